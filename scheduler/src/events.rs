@@ -1,4 +1,5 @@
-//! What the scheduler says of pods and nodes: [`events`] sends it, the sentences are here. Never waits.
+//! The scheduler's messages about pods and nodes: the sentences are here, and [`events`] sends them. Callers never
+//! wait.
 
 mod words;
 

@@ -1,8 +1,9 @@
-//! Why a pod is not placed, and the smallest change after which it would be; where it is, where. `GET /explain` answers
-//! with it, and `vgpu explain` prints it. Asks `placement` and never computes a fit itself; never changes anything.
+//! Why a pod is not placed, and the smallest change with which it would be; for a placed pod, its devices. `GET
+//! /explain` answers with this, and `vgpu explain` prints it. `placement` computes all fits; nothing is changed.
 //!
-//! The engine's advice is about its own terms. Here it becomes edits of the objects that people write (a resource, an
-//! annotation, a quota), and an edit is only shown when the pod so edited reads back as what the engine advised, or fits.
+//! The placement engine's advice uses its own terms. Here it becomes edits of the objects that people write (a
+//! resource, an annotation, a quota). An edit is only shown if the edited pod reads back as the advised request, or
+//! fits.
 
 mod answer;
 mod edits;
@@ -29,32 +30,32 @@ use crate::ledger::{Ledger, QuotaView, identity};
 
 const MIB: u64 = 1 << 20;
 
-/// What a question is answered from: the engine's view of the cluster, and what it does not look at.
+/// The data for an answer: the placement engine's view of the cluster, and facts that the engine does not use.
 #[derive(Debug, Clone)]
 pub struct View {
-    /// All nodes with devices and what is taken of them.
+    /// All nodes with devices, and what is held of them.
     pub cluster: Cluster,
-    /// All nodes as the API server has them, by name; those that report nothing, too.
+    /// All nodes from the API server, by name, including those that report nothing.
     pub nodes: Arc<BTreeMap<String, Node>>,
-    /// All quotas; may be empty where they are not kept, then advice names no object.
+    /// All quotas. May be empty where they are not kept; advice then names no quota object.
     pub quotas: Vec<ResourceQuota>,
     /// ComputeQuotas, without what the pod in question holds already.
     pub compute_quotas: QuotaView,
     /// The vendors that are looked at.
     pub vendors: Arc<Vendors>,
-    /// What holds where the pod says nothing.
+    /// The policies of pods that name none.
     pub defaults: Defaults,
-    /// The name that a pod has to have under `schedulerName`; empty for any.
+    /// The `schedulerName` that a pod must have; empty for any.
     pub scheduler_name: String,
-    /// Labels that a node has to have (`gpu=on`); empty for none.
+    /// The labels that a node must have (`gpu=on`); empty for none.
     pub node_selector: String,
-    /// What the answer should not be read without.
+    /// Remarks that belong to every answer.
     pub notes: Vec<String>,
 }
 
 impl View {
-    /// The view that a scheduler has which starts from these objects. Reservations of pods that have no node yet live in
-    /// a running scheduler only, and are not in it.
+    /// The view of a scheduler that starts with these objects. Reservations of pods without a node exist only in a
+    /// running scheduler, and are not in it.
     pub fn of(
         nodes: Vec<Node>,
         pods: &[Pod],
@@ -88,12 +89,12 @@ impl View {
     }
 }
 
-/// How much is said.
+/// The amount of detail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Detail {
     /// How many nodes are shown with all their devices and with advice of their own.
     pub nodes: usize,
-    /// How long advice is looked for: a pod of sixty containers has more combinations than anybody waits for.
+    /// The time limit for finding advice, because a pod of sixty containers has too many combinations to try.
     pub patience: Duration,
 }
 
@@ -119,7 +120,7 @@ impl Detail {
 /// How many names of nodes stand beside a reason.
 const FIRST_NAMES: usize = 5;
 
-/// Answers for the pod. Costs a look at every node, and is meant for a person who asks.
+/// Answers for the pod. Examines every node, so it is meant for a person's question.
 pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
     let identity = identity(pod);
     let mut answer = Explained::of(&identity);
@@ -140,11 +141,11 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
     answer.asks = asked(&request);
     if !request.asks_for_devices() {
         return match nobody_has {
-            outside::NowhereFound::Resource(name) if pod.spec.node_name.is_empty() => answer.with(
+            outside::Missing::Resource(name) if pod.spec.node_name.is_empty() => answer.with(
                 Verdict::DoesNotFit,
                 format!("does not fit: no node has {name}"),
             ),
-            outside::NowhereFound::Count(name) => answer.with(
+            outside::Missing::Count(name) => answer.with(
                 Verdict::Missed,
                 format!("says how much of a device it wants, and not how many ({name})"),
             ),
@@ -160,7 +161,7 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
         let node = &pod.spec.node_name;
         let Some(held) = held else {
             answer.notes.push(format!(
-                "nothing says which devices it has: whoever bound it was not this scheduler (schedulerName is {:?})",
+                "nothing says which devices it has: it was bound by another program than this scheduler (schedulerName is {:?})",
                 pod.spec.scheduler_name
             ));
             return answer.with(Verdict::Missed, format!("runs on {node} without devices"));
@@ -182,11 +183,11 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
         && view.vendors.any_vendor_scheduler() != Some(&pod.spec.scheduler_name);
     if missed {
         answer.notes.push(format!(
-            "its schedulerName is {:?}, not {:?}: the webhook did not see it (it was away, the namespace is exempt, or the label {} is \"ignore\"), so nobody who knows shares of devices places it; create it anew",
+            "its schedulerName is {:?}, not {:?}: the webhook did not see it (it was away, the namespace is exempt, or the label {} is \"ignore\"), so no scheduler that knows shares of devices places it; create it again",
             pod.spec.scheduler_name, view.scheduler_name, kube_api::keys::WEBHOOK
         ));
     }
-    // Where kube-scheduler puts no new pods, no advice leads to.
+    // No advice leads to nodes that kube-scheduler does not use for new pods.
     let (open, closed): (Vec<&str>, Vec<&str>) = view
         .cluster
         .nodes()
@@ -257,7 +258,7 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
 
 fn unreadable(mut answer: Explained, error: &RequestError) -> Explained {
     answer.notes.push(
-        "it fits on no node until that is written anew: a pod's spec cannot be changed, so delete it and create it again"
+        "it fits on no node until that is corrected: a pod's spec cannot be changed, so delete it and create it again"
             .to_owned(),
     );
     answer.with(
@@ -296,7 +297,7 @@ fn fits(
     answer.with(Verdict::Fits, format!("fits: {node} would take it"))
 }
 
-/// Until when advice is looked for.
+/// The time limit for advice.
 struct Clock {
     began: Instant,
     patience: Duration,
@@ -311,12 +312,13 @@ impl Clock {
 /// A node that does not take the pod.
 struct Refusal {
     node: Arc<str>,
-    /// None: it would take it, and kube-scheduler leaves it out because it is closed.
+    /// None: the pod would fit, but kube-scheduler leaves the node out because it is closed.
     misfit: Option<Misfit>,
 }
 
 impl Refusal {
-    /// Those that come nearest first: open it, let others leave, look for other devices.
+    /// The order of the nodes, nearest to a fit first: a closed node, then nodes that others' leaving would help, then
+    /// other devices.
     fn rank(&self) -> u32 {
         match &self.misfit {
             None => 0,
@@ -335,7 +337,7 @@ impl Refusal {
     }
 }
 
-/// One question: what it is about, how much is said, and until when.
+/// One question: its subject, its detail, and its time limit.
 struct Inquiry<'a> {
     door: edits::Door<'a>,
     detail: Detail,
@@ -385,7 +387,7 @@ fn nowhere(
         .collect();
     if !clock.goes_on() {
         answer.notes.push(format!(
-            "advice was looked for for {:?}: there may be more than stands here",
+            "the search for advice ended after {:?}: there may be more advice than is shown",
             clock.patience
         ));
     }
@@ -397,7 +399,7 @@ fn nowhere(
     };
     if answer.advice.is_empty() && registered > 0 && clock.goes_on() {
         answer.notes.push(
-            "no change of up to three things that was looked at would make it fit: compare what it asks for with what the nodes have"
+            "no combination of up to three changes that was tried would make it fit: compare its requests with what the nodes have"
                 .to_owned(),
         );
     }
@@ -450,7 +452,7 @@ fn of_node(inquiry: &Inquiry<'_>, refusal: &Refusal, nodes: usize) -> OfNode {
         }
         notes.extend(outside::keeps_away(object));
     }
-    // Of a single node the advice stands at the top already.
+    // For a single node the advice is already shown at the top.
     let mut advice = Vec::new();
     if refusal.misfit.is_none() {
         advice.push(edits::opened(name));
@@ -475,7 +477,7 @@ fn of_node(inquiry: &Inquiry<'_>, refusal: &Refusal, nodes: usize) -> OfNode {
     }
 }
 
-/// Each reason, on how many nodes it stands, the most frequent first.
+/// Each reason with its number of nodes, the most frequent first.
 fn counted(refusals: &[Refusal]) -> Vec<Counted> {
     let mut by_reason: BTreeMap<&str, (usize, Vec<String>)> = BTreeMap::new();
     for refusal in refusals {

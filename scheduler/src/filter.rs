@@ -1,5 +1,5 @@
-//! `/filter` and `/prioritize` without HTTP: from a pod and the nodes in question to an answer. Never computes a fit
-//! itself, and writes nothing but through `bind`.
+//! `/filter` and `/prioritize` without HTTP: from a pod and the candidate nodes to an answer. `placement` computes the
+//! fit, and only `bind` writes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -19,30 +19,30 @@ use crate::hcs;
 use crate::ledger::{Filtered, Ledger};
 use crate::metrics::Outcome;
 
-/// Answer to `POST /filter`, as kube-scheduler reads it. Every key is always there.
+/// The answer to `POST /filter`, as kube-scheduler reads it. All keys are always present.
 #[derive(Debug, Default)]
 pub struct Answer {
-    /// Whole nodes that fit, each as it came; where whole nodes were asked about.
+    /// The whole nodes that fit, as they came; only where the question has whole nodes.
     nodes: Option<Vec<Box<RawValue>>>,
-    /// Names of nodes that fit.
+    /// The names of nodes that fit.
     names: Option<Vec<String>>,
     refused: Option<Refused>,
-    /// Empty, or why there is no answer.
+    /// Why there is no answer; empty if there is one.
     error: String,
-    /// Whether the pod asks for devices.
+    /// Whether the pod asks for our devices.
     ours: bool,
 }
 
-/// The nodes that do not fit. Thousands share a few texts.
+/// The nodes that do not fit. Thousands of nodes share a few texts.
 #[derive(Debug, Default)]
 struct Refused {
     texts: Vec<String>,
-    /// Node, position of its text, and whether other pods' leaving may help.
+    /// The node, the index of its text, and whether evicting pods may help.
     nodes: Vec<(Arc<str>, u32, bool)>,
 }
 
 impl Answer {
-    /// No answer, and why.
+    /// An answer that is only an error.
     pub fn error(why: impl Into<String>) -> Self {
         Self {
             error: why.into(),
@@ -50,19 +50,19 @@ impl Answer {
         }
     }
 
-    /// Empty, or why there is no answer.
+    /// Why there is no answer; empty if there is one.
     pub fn why(&self) -> &str {
         &self.error
     }
 
-    /// Names of the nodes that fit, where names were asked about.
+    /// The names of the nodes that fit, where the question has names.
     pub fn names(&self) -> &[String] {
         self.names.as_deref().unwrap_or_default()
     }
 }
 
 impl Answer {
-    /// About as many bytes as it takes to write, so that a long one is written into one piece of memory.
+    /// Its approximate length in bytes, so that a long answer is written into one allocation.
     pub(crate) fn length(&self) -> usize {
         let names = self.names.iter().flatten().map(|name| name.len() + 3);
         let nodes = self.nodes.iter().flatten().map(|node| node.get().len() + 1);
@@ -76,7 +76,7 @@ impl Answer {
         256 + self.error.len() + names.chain(nodes).chain(refused).sum::<usize>()
     }
 
-    /// The node that was chosen, where one was asked for by name.
+    /// The chosen node, where the question has names.
     pub(crate) fn chosen(&self) -> Option<&str> {
         self.names
             .as_deref()
@@ -85,7 +85,7 @@ impl Answer {
             .map(String::as_str)
     }
 
-    /// Why nodes do not fit: each text with how many nodes it is said of.
+    /// Why nodes do not fit: each text with its number of nodes.
     pub(crate) fn reasons(&self) -> String {
         let mut counts: HashMap<u32, usize> = HashMap::new();
         let refused = self.refused.as_ref();
@@ -145,7 +145,7 @@ impl Serialize for List<'_> {
     }
 }
 
-/// The nodes for which leaving helps, or those for which it does not.
+/// The nodes that an eviction may help, or those that it cannot help.
 struct Texts<'a> {
     refused: &'a Refused,
     helps: bool,
@@ -172,7 +172,7 @@ impl Serialize for Texts<'_> {
 }
 
 impl Refused {
-    /// Every node with the same text, past help.
+    /// Every node with the same text; evictions cannot help.
     fn all(nodes: impl Iterator<Item = Arc<str>>, text: String) -> Self {
         Self {
             texts: vec![text],
@@ -192,7 +192,7 @@ impl Refused {
         };
         let mut key = Vec::new();
         for NodeMisfit { node, misfit } in misfits {
-            // They come by name: one that was asked about twice stands beside itself.
+            // They are sorted by name, so a node that was named twice stands beside itself.
             if refused
                 .nodes
                 .last()
@@ -218,13 +218,13 @@ impl Refused {
     }
 }
 
-/// What the text of a misfit is made of: how often each word, in order of their addresses. Two misfits with the same
-/// key have the same text; the same word at two addresses only makes a text twice.
+/// A key for the text of a misfit: how often each word occurs, ordered by the words' addresses. Misfits with the same
+/// key have the same text. If the same word exists at two addresses, a text is only built twice.
 fn count_codes(misfit: &Misfit, key: &mut Vec<(*const u8, u32)>) {
     key.clear();
     match misfit {
         Misfit::UnknownNode => key.push((std::ptr::null(), 0)),
-        // Words of hcs.io tell a vendor that is not there from too few devices of one that is.
+        // hcs.io has different words for a vendor that is absent and for too few devices of one that is present.
         Misfit::NoVendor | Misfit::TooFewDevices { present: 0, .. } => {
             key.push((std::ptr::null(), 1));
         }
@@ -242,10 +242,10 @@ fn count_codes(misfit: &Misfit, key: &mut Vec<(*const u8, u32)>) {
     }
 }
 
-/// The nodes in question.
+/// The candidate nodes.
 enum Asked {
     Names(Vec<String>),
-    /// Whole nodes, with the name of each.
+    /// Whole nodes, each with its name.
     Nodes(Vec<(String, Box<RawValue>)>),
 }
 
@@ -277,7 +277,7 @@ impl Asked {
         }
     }
 
-    /// The answer in which all of them fit.
+    /// The answer that all of them fit.
     fn all(self) -> Answer {
         match self {
             Self::Names(names) => Answer {
@@ -291,7 +291,7 @@ impl Asked {
         }
     }
 
-    /// The answer in which this one fits.
+    /// The answer that only this node fits.
     fn only(self, chosen: &str) -> Answer {
         match self {
             Self::Names(_) => Answer {
@@ -335,10 +335,11 @@ fn name_of(node: &RawValue) -> String {
 }
 
 impl Scheduler {
-    /// Chooses a node for the pod, and lets the pod hold what it gets there. `body` is the question as it came.
+    /// Chooses a node for the pod, and reserves the devices there. `body` is the question as it came.
     ///
-    /// Where whole nodes come with the question, those that the ledger knows count as it knows them, with all that is
-    /// held of them, and before the others, which count as they come; nothing is held then, and nothing written.
+    /// If the question contains whole nodes, nodes that the ledger knows are judged by the ledger, with everything that
+    /// is held of them, and are preferred; the others are judged as they came. In that case nothing is reserved and
+    /// nothing written.
     pub async fn filter(&self, mut args: ExtenderArgs, body: &[u8]) -> Answer {
         let Some(pod) = args.pod.take() else {
             return Answer::error("extender args missing pod");
@@ -414,7 +415,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether the pod has passed the webhook, where that has to be asked.
+    /// Checks that the pod has passed the webhook, where the API server may skip it.
     fn check_admitted(&self, request: &Request, body: &[u8]) -> Result<(), String> {
         let Some(admission) = self.0.admission.get() else {
             return Ok(());
@@ -426,9 +427,9 @@ impl Scheduler {
         admission.passed(&pod).map_err(|denied| denied.to_string())
     }
 
-    /// The node for the pod. Where names are asked about, it holds what it gets there. Whole nodes are the question of
-    /// a caller that keeps no cache with us, or that only wants to know: nothing is held for it, and a binding that
-    /// follows fits anew.
+    /// The node for the pod. If the question has names, the devices are reserved. A question with whole nodes comes
+    /// from a caller without a node cache, or one that only wants to know: nothing is reserved, and a binding that
+    /// follows fits the pod again.
     fn choose(&self, request: &Request, pod: &Arc<Pod>, asked: &Asked) -> Filtered {
         let names = asked.names();
         let among = Among::Names(&names);
@@ -436,7 +437,7 @@ impl Scheduler {
             return self.change(|ledger, now| ledger.filter(request, pod, among, now));
         };
         let strange: Vec<&RawValue> = self.with_ledger(|ledger| {
-            // Nodes that the selector leaves out are not known, and stay so.
+            // Nodes outside the selector are unknown to the ledger, and stay so.
             let all = self.0.settings.node_selector.is_empty();
             nodes
                 .iter()
@@ -502,7 +503,8 @@ impl Scheduler {
         asked.only(&node)
     }
 
-    /// How good each node is for the pod, 0 to 10, in the order asked. Without devices all are as good.
+    /// The score of each node for the pod, 0 to 10, in the order of the question. For a pod without devices all nodes
+    /// score the same.
     ///
     /// # Errors
     ///
@@ -544,7 +546,7 @@ fn with_scores(names: &[&str], scores: &HashMap<Arc<str>, i64>) -> Vec<HostPrior
         .collect()
 }
 
-/// From 0 (empty) to 30 (full) to what kube-scheduler takes: 0 to 10, more is better.
+/// Converts 0 (empty) to 30 (full) to kube-scheduler's scale: 0 to 10, more is better.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "it is between 0 and 10, and the float to integer cast saturates"
@@ -557,7 +559,7 @@ fn score(fullness: f64, policy: NodePolicy) -> i64 {
     }
 }
 
-/// Places the request on nodes that came with the question, with what pods hold there.
+/// Places the request on nodes from the question, together with the pods' devices there.
 fn place_beside(
     cluster: &Cluster,
     request: &Request,
@@ -573,7 +575,7 @@ fn place_beside(
             .filter(|held| held.pod.uid != request.pod.uid)
             .map(|held| (held.pod.clone(), held.placement.clone()))
             .collect();
-        // One that names a device twice stays out, and with it "not registered".
+        // A node that names a device twice stays out, and is reported as "not registered".
         if beside.set_node(node).is_ok() {
             for (pod, placement) in held {
                 beside.reserve(pod, placement);
@@ -583,7 +585,7 @@ fn place_beside(
     beside.place(request, Among::All)
 }
 
-/// The pod of a question, with every field that it came with.
+/// The pod of a question as JSON, with every field that it came with.
 pub(crate) fn whole_pod(body: &[u8]) -> Option<Value> {
     let Ok(Value::Object(args)) = serde_json::from_slice(body) else {
         return None;

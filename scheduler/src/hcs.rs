@@ -1,4 +1,4 @@
-//! The scheduler's answers in the words of hcs.io. Never decides anything but the words.
+//! The scheduler's answers in hcs.io's words. Only the words differ.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use kube_api::hcs::error;
 use placement::exchange::spread_out;
 use placement::{Misfit, NodeMisfit, Reason, Request};
 
-/// The documented error for a misfit; none where no such word is about it.
+/// The documented error for a misfit; none where hcs.io has no word for it.
 fn word(misfit: &Misfit) -> Option<&'static str> {
     match misfit {
         Misfit::UnknownNode => Some(error::AGENT_NOT_CONNECTED),
@@ -32,7 +32,7 @@ fn word(misfit: &Misfit) -> Option<&'static str> {
     }
 }
 
-/// Why a node does not fit: the documented word, if the request is of hcs.io and there is one, and the reference's.
+/// Why a node does not fit: hcs.io's word, if the request uses hcs.io's names and there is one, and HAMi's.
 pub(crate) fn text(misfit: &Misfit, request: &Request) -> String {
     match word(misfit).filter(|_| request.any.is_some()) {
         Some(word) => format!("{word}: {}", misfit.summary()),
@@ -40,7 +40,7 @@ pub(crate) fn text(misfit: &Misfit, request: &Request) -> String {
     }
 }
 
-/// The text of an event about a pod that fits nowhere: the word that most nodes have comes first.
+/// The text of an event about a pod that fits nowhere: the most frequent word comes first.
 pub(crate) fn event(misfits: &[NodeMisfit], request: &Request, text: String) -> String {
     if request.any.is_none() {
         return text;
@@ -58,7 +58,7 @@ pub(crate) fn event(misfits: &[NodeMisfit], request: &Request, text: String) -> 
     }
 }
 
-/// Scores of 0 to 100 as kube-scheduler takes them, spread over 0 to 10. A node without a score fits not.
+/// Converts scores of 0 to 100 to kube-scheduler's 0 to 10. A node without a score does not fit.
 pub(crate) fn priorities(ranked: &[(Arc<str>, Result<f64, Misfit>)]) -> HashMap<Arc<str>, i64> {
     let fitting: Vec<(&Arc<str>, i64)> = ranked
         .iter()

@@ -1,11 +1,11 @@
-//! Who holds what, and until when: the truth that every answer is made of. Values in, values out: the time comes
-//! with each call, what has to be told to others comes back as [`Notice`]s. Never talks to a cluster and never
-//! decides which cards fit: the first is `view`'s and `bind`'s, the second the engine's.
+//! The scheduler's account of which pod holds which part of which device, and until when. All answers are derived from
+//! it. Values in, values out: the time is an argument of each call, and changes that other parts must hear of are
+//! returned as [`Notice`]s. `view` and `bind` talk to the cluster, and the placement engine decides which devices fit.
 //!
-//! A pod is *reserved* from its filter to its binding, *bound* from then until it ends. What a bound pod holds is
-//! never taken back by anything but its end; what a reserved pod holds goes back when the reservation is replaced,
-//! the pod turns out to be unschedulable after all, its binding is refused, it is deleted, or nobody asks for so long
-//! that the reservation expires. While it is not known what became of a binding, the reservation stands as if bound.
+//! A pod is *reserved* from its filter to its binding, and *bound* from then until it ends. A bound pod keeps its
+//! devices until it ends. A reserved pod loses them when the reservation is replaced, the pod turns out to be
+//! unschedulable, its binding is refused, it is deleted, or the reservation expires because there is no further call
+//! for it. While the outcome of a binding is unknown, the reservation stays as if the pod were bound.
 
 mod claims;
 mod compute;
@@ -32,11 +32,11 @@ pub use self::read::{identity, named, uid_of};
 use self::read::{main_reason, still_fits, unscheduled, version_of};
 use self::unplaced::Unplaced;
 
-/// How long a pod that fits nowhere is shown as waiting when nobody asks for it again. kube-scheduler asks for every
-/// pending pod at least each five minutes.
+/// How long a pod that fits nowhere is shown as waiting without another call for it. kube-scheduler calls for every
+/// pending pod at least every five minutes.
 const WAITING_IS_SHOWN: Duration = Duration::from_secs(900);
 
-/// How far our watch of the API server may be behind kube-scheduler's.
+/// How far our watch of the API server may lag behind kube-scheduler's.
 const WATCH_IS_BEHIND: Duration = Duration::from_secs(5);
 
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
@@ -44,64 +44,64 @@ const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// How long after the last answer about a binding it may still happen: an API server gives up a request after 60 s.
 const BINDING_MAY_LAND: Duration = Duration::from_secs(90);
 
-/// How much longer than its last try the next try of a pod may take whose failing nobody would tell.
+/// How much longer than its last try a pod's next try may take, where a second failure would produce no event.
 const TRY_MAY_VARY: Duration = Duration::from_secs(1);
 
-/// All that is held and by whom. Times are durations since any fixed moment, the same for all calls.
+/// All reservations and bound pods. Times are durations since any fixed moment, the same for all calls.
 #[derive(Debug)]
 pub struct Ledger {
     cluster: Cluster,
-    /// What the pods that wait have been told already.
+    /// What the pending pods have been told already.
     remembered: Remembered,
     holders: HashMap<Arc<str>, LedgerEntry>,
     waiting: HashMap<Arc<str>, Waiting>,
-    /// Pods for which room was made by preemption.
+    /// Pods for which other pods were evicted.
     nominated: BTreeMap<Arc<str>, Nominated>,
-    /// Pods that kube-scheduler has found no node for.
+    /// Pods for which kube-scheduler has found no node.
     unplaced: HashMap<Arc<str>, Unplaced>,
-    /// When a node last had more slots than before, and which.
+    /// When a node last got more slots, and which node.
     more_slots: Option<(Duration, Arc<str>)>,
-    /// Nodes as they were last told, as far as reports are read of them.
+    /// The nodes as last reported, reduced to what is read of them.
     nodes: HashMap<Arc<str>, Arc<Node>>,
-    /// Pods whose annotations cannot be read or do not count, so that each is told of once.
+    /// Pods whose annotations cannot be read or do not count, so that each is reported once.
     broken_pods: HashSet<Arc<str>>,
-    /// Nodes of which something cannot be read.
+    /// Nodes with a report that cannot be read.
     broken_nodes: HashSet<Arc<str>>,
     quotas: BTreeMap<(String, String), ResourceQuota>,
-    /// Reservations by label.
+    /// Claims: reservations by label.
     claims: Claims,
     compute: ComputeQuotas,
-    /// What pods are counted with, each once.
+    /// The amounts that pods are counted with. Equal amounts are stored once.
     counted: HashSet<Counted>,
     /// Pods whose last try failed after a filter had chosen a node.
     tried: HashMap<Arc<str>, Tried>,
     deadlines: BTreeSet<(Duration, Arc<str>)>,
-    /// The latest time that anybody told.
+    /// The latest time that a caller passed in.
     latest: Duration,
-    /// When a pod was refused last.
+    /// When a pod was last refused.
     refused: Option<Duration>,
-    /// When waiting pods were last looked at for whether anybody still asks for them.
+    /// When the waiting pods were last checked for calls.
     swept: Duration,
     notices: Vec<Notice>,
     vendors: Arc<Vendors>,
     reservation_timeout: Duration,
 }
 
-/// Something that somebody outside should hear of.
+/// A change that other parts of the scheduler must hear of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    /// What a pod's annotations say cannot be read, or does not count.
+    /// A pod's annotations cannot be read, or do not count.
     PodBroken {
         /// Namespace, name and uid.
         pod: placement::Pod,
-        /// What is wrong, and what that means.
+        /// What is wrong, and the consequence.
         problem: String,
     },
-    /// What a node reports cannot be read.
+    /// A node's report cannot be read.
     NodeBroken {
-        /// Name of the node.
+        /// The name of the node.
         node: String,
-        /// What is wrong, and what that means.
+        /// What is wrong, and the consequence.
         problem: String,
     },
     /// A quota has a line that cannot be read.
@@ -113,16 +113,16 @@ pub enum Notice {
         /// What is wrong.
         problem: String,
     },
-    /// A reservation was given up because nobody bound it in time.
+    /// A reservation expired without a binding.
     Expired {
-        /// Whose it was.
+        /// The pod that held it.
         pod: placement::Pod,
-        /// Where it lay.
+        /// The node of the reservation.
         node: Arc<str>,
     },
     /// A reservation was given up because its pod could not be scheduled, or is gone.
     GivenBack,
-    /// Capacity came back without an event that kube-scheduler acts on, and pods wait for some.
+    /// Capacity was freed without an event that kube-scheduler acts on, and pods are waiting.
     Freed {
         /// Name of the node.
         node: Arc<str>,
@@ -138,11 +138,11 @@ pub enum Notice {
 enum LedgerEntry {
     Reserved(Box<Reserved>),
     Bound {
-        /// When that was said last.
+        /// When the API server last reported it.
         since: Duration,
-        /// Who may evict it.
+        /// The pod's priority: pods of a higher one may preempt it.
         priority: i32,
-        /// What kube-scheduler counts of it. Pods of one kind share it.
+        /// The amounts that kube-scheduler counts for it. Equal pods share them.
         counted: Counted,
         /// Whether it is being deleted.
         leaving: bool,
@@ -157,20 +157,20 @@ struct Reserved {
     pod: Arc<Pod>,
     since: Duration,
     deadline: Duration,
-    /// The version of the pod as it was asked for.
+    /// The resource version of the pod at the filter.
     version: Option<u64>,
-    /// Its `PodScheduled` condition as it was asked for.
+    /// Its `PodScheduled` condition at the filter.
     condition: Option<u64>,
     binding: Binding,
     /// Until when an earlier binding may still happen.
     doubted_until: Option<Duration>,
 }
 
-/// A try that failed before bind, most often because a volume was not bound in time.
+/// A try that failed before the binding, most often because a volume was not bound in time.
 #[derive(Debug, Clone, Copy)]
 struct Tried {
     lasted: Duration,
-    /// The `PodScheduled` condition that told of it.
+    /// The `PodScheduled` condition that reported it.
     condition: Option<u64>,
 }
 
@@ -178,59 +178,59 @@ struct Tried {
 enum Binding {
     NotAsked,
     UnderWay,
-    /// Nobody knows what became of it. After `until` it cannot happen any more, but it may have happened: a list that
-    /// began later says which.
+    /// The outcome is unknown. After `until` the binding cannot happen any more, but it may have happened; a list that
+    /// began later shows whether it did.
     InDoubt {
         until: Duration,
     },
 }
 
-/// A pod that was asked for and fits nowhere.
+/// A pod that was filtered and fits nowhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
     /// Namespace and name.
     pub pod: placement::Pod,
-    /// The reason that most nodes have, in the reference's words.
+    /// The reason that most nodes have, in HAMi's words.
     pub reason: &'static str,
-    /// When it was asked for last.
+    /// When it was last filtered.
     pub since: Duration,
 }
 
-/// What became of a question for a node.
+/// The answer of a filter.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Filtered {
-    /// The pod goes here, and holds it.
+    /// The pod is placed on this node, and holds these devices.
     Placed(Placement),
-    /// Why it fits nowhere, by name of node.
+    /// The pod fits nowhere: the reason for each node.
     Nowhere(Vec<NodeMisfit>),
-    /// The namespace's ComputeQuota does not allow what the pod would hold: why.
+    /// The namespace's ComputeQuota does not allow the pod's devices: why.
     OverQuota(String),
-    /// The pod is bound to that node, or may be: nothing else can be answered yet.
+    /// The pod is bound to that node, or may be. No other answer is possible until that is known.
     Elsewhere {
         /// Name of the node.
         node: Arc<str>,
-        /// Whether it is certain.
+        /// Whether it is certainly bound.
         certain: bool,
     },
 }
 
-/// Where a binding begins.
+/// The state in which a binding begins.
 #[derive(Debug, Clone)]
 pub enum Begun {
-    /// This is what the pod holds: write it.
+    /// The pod holds these devices: write them.
     Go {
-        /// The pod as it was asked for.
+        /// The pod as it was at the filter.
         pod: Arc<Pod>,
-        /// What it holds.
+        /// Its devices.
         placement: Placement,
     },
-    /// It holds nothing on that node: it has to be fitted there first, with [`Ledger::begin_bind_anew`].
+    /// The pod holds nothing on that node; it must be fitted there first, with [`Ledger::begin_bind_anew`].
     NotReserved,
-    /// Somebody binds it already.
+    /// An earlier call is binding it.
     UnderWay,
-    /// It is bound there already.
+    /// It is already bound to this node.
     Done,
-    /// The namespace's ComputeQuota does not allow what the pod would hold: why.
+    /// The namespace's ComputeQuota does not allow the pod's devices: why.
     OverQuota(String),
     /// It is bound to another node.
     Elsewhere {
@@ -240,7 +240,7 @@ pub enum Begun {
 }
 
 impl Ledger {
-    /// Nothing is there, nobody holds anything. A reservation that nobody binds expires after `reservation_timeout`.
+    /// An empty ledger. A reservation expires after `reservation_timeout` without a binding.
     pub fn new(vendors: Arc<Vendors>, reservation_timeout: Duration) -> Self {
         Self {
             cluster: Cluster::new(),
@@ -268,22 +268,22 @@ impl Ledger {
         }
     }
 
-    /// What there is and what is held of it.
+    /// All devices, and what is held of them.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
 
-    /// The pods that were asked for and fit nowhere, in no order.
+    /// The pods that were filtered and fit nowhere, in no order.
     pub fn waiting(&self) -> impl ExactSizeIterator<Item = &Waiting> {
         self.waiting.values()
     }
 
-    /// How many pods hold something without being bound.
+    /// The number of pods that hold devices without being bound.
     pub fn reserved(&self) -> usize {
         self.deadlines.len()
     }
 
-    /// The pod as it was asked for, while it is reserved and not bound.
+    /// The pod as it was at the filter, while it is reserved and not bound.
     pub fn reserved_pod(&self, uid: &str) -> Option<Arc<Pod>> {
         match self.holders.get(uid)? {
             LedgerEntry::Reserved(reserved) => Some(Arc::clone(&reserved.pod)),
@@ -291,7 +291,7 @@ impl Ledger {
         }
     }
 
-    /// The priority of a pod that is bound, and what kube-scheduler counts of it.
+    /// The priority of a bound pod, and the amounts that kube-scheduler counts for it.
     pub fn bound_pod(&self, uid: &str) -> Option<(i32, &Counted)> {
         match self.holders.get(uid)? {
             LedgerEntry::Bound {
@@ -301,7 +301,7 @@ impl Ledger {
         }
     }
 
-    /// The vendors whose devices it counts.
+    /// The vendors whose devices the ledger counts.
     pub fn vendors(&self) -> &Arc<Vendors> {
         &self.vendors
     }
@@ -311,7 +311,7 @@ impl Ledger {
         self.nodes.contains_key(name)
     }
 
-    /// All nodes as they were last told, without what no report is read of.
+    /// All nodes as last reported, reduced to what is read of them.
     pub fn nodes(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<Node>)> {
         self.nodes.iter()
     }
@@ -321,18 +321,18 @@ impl Ledger {
         self.quotas.values()
     }
 
-    /// How many nodes, and how many pods, have something that cannot be read or does not count.
+    /// The numbers of nodes and of pods with data that cannot be read or does not count.
     pub fn broken(&self) -> (usize, usize) {
         (self.broken_nodes.len(), self.broken_pods.len())
     }
 
-    /// What others should hear of since the last call.
+    /// The notices since the last call.
     pub fn take_notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
     }
 
-    /// Chooses a node for the pod and lets it hold what it gets there, in place of what it held. Where it fits
-    /// nowhere, it holds nothing any more.
+    /// Chooses a node for the pod and reserves devices there, in place of what the pod held. If the pod fits nowhere,
+    /// it then holds nothing.
     pub fn filter(
         &mut self,
         request: &Request,
@@ -370,7 +370,7 @@ impl Ledger {
         }
     }
 
-    /// The same answer, and nothing is held.
+    /// The answer that [`Ledger::filter`] would give, without a reservation.
     pub fn consider(&self, request: &Request, among: Among<'_>) -> Filtered {
         if let Some(answer) = self.settled(&request.pod.uid, among) {
             return answer;
@@ -381,7 +381,7 @@ impl Ledger {
         }
     }
 
-    /// The answer for a pod whose node is settled: it is bound, or its binding may still happen.
+    /// The answer for a pod whose node is fixed: it is bound, or its binding may still happen.
     fn settled(&self, uid: &str, among: Among<'_>) -> Option<Filtered> {
         let certain = match self.holders.get(uid)? {
             LedgerEntry::Bound { .. } => true,
@@ -422,8 +422,9 @@ impl Ledger {
             self.freed(before.placement.node);
         }
         let condition = unscheduled(pod);
-        // kube-scheduler writes the condition when it changes: of a try that fails as the one before did, nobody hears.
-        // What takes longer than that one finds out at bind whether its place is still free.
+        // kube-scheduler writes the condition only when it changes, so a try that fails for the same reason as the one
+        // before produces no event. Such a reservation ends early. A try that takes longer than that finds out at its
+        // binding whether the devices are still free.
         let lasts = match self.tried.get(&uid) {
             Some(tried) if condition.is_some() && tried.condition == condition => {
                 let lasts = tried.lasted.saturating_add(TRY_MAY_VARY);
@@ -460,7 +461,7 @@ impl Ledger {
         self.waiting.insert(uid, waiting);
     }
 
-    /// Begins to bind the pod to the node by what it holds there.
+    /// Starts to bind the pod to the node with the devices that it holds there.
     pub fn begin_bind(&mut self, uid: &str, node: &str, now: Duration) -> Begun {
         self.expire(now);
         let held = self.cluster.reservation(uid).map(|held| &held.placement);
@@ -474,7 +475,7 @@ impl Ledger {
             },
             Some(LedgerEntry::Reserved(reserved)) => match (reserved.binding, held) {
                 (Binding::UnderWay, _) => Begun::UnderWay,
-                // Somebody else took what was promised, or a card is no more what it was.
+                // Another pod took the reserved devices, or a device has changed.
                 (Binding::NotAsked, Some(held)) if !still_fits(&self.cluster, held) => {
                     Begun::NotReserved
                 }
@@ -493,11 +494,11 @@ impl Ledger {
         }
     }
 
-    /// Fits the pod on the node, lets it hold that, and begins to bind it.
+    /// Fits the pod on the node, reserves the devices there, and starts to bind it.
     ///
     /// # Errors
     ///
-    /// Why it does not fit there; what it held elsewhere it holds no more.
+    /// Why it does not fit there. It loses what it held elsewhere.
     pub fn begin_bind_anew(
         &mut self,
         request: &Request,
@@ -505,7 +506,7 @@ impl Ledger {
         node: &str,
         now: Duration,
     ) -> Result<Begun, Misfit> {
-        // Somebody may have been faster while the pod was read.
+        // Another call may have started the binding while the pod was read.
         match self.begin_bind(&request.pod.uid, node, now) {
             Begun::NotReserved => {}
             other => return Ok(other),
@@ -545,7 +546,7 @@ impl Ledger {
         }
     }
 
-    /// The binding was refused, or never sent: what the pod held is free, unless an earlier binding may still happen.
+    /// The binding was refused, or never sent: the pod's devices are free, unless an earlier binding may still happen.
     pub fn bind_refused(&mut self, uid: &str) {
         if let Some(LedgerEntry::Reserved(reserved)) = self.holders.get_mut(uid)
             && let Some(until) = reserved.doubted_until.filter(|until| *until > self.latest)
@@ -559,8 +560,8 @@ impl Ledger {
         }
     }
 
-    /// The binding was refused because the pod is bound already, as `pod` shows it: it has what is written there, not
-    /// what was reserved.
+    /// The binding was refused because the pod is already bound, as `pod` shows. It holds the devices in its
+    /// annotations, not the reserved ones.
     pub fn bound_otherwise(&mut self, pod: &Pod, now: Duration) {
         let uid = uid_of(pod);
         if let Some(LedgerEntry::Reserved(reserved)) = self.holders.get_mut(&uid) {
@@ -569,9 +570,9 @@ impl Ledger {
         self.set_pod(pod, now);
     }
 
-    /// Nobody knows what became of the binding: the pod holds what it holds until the cluster tells. Time alone ends no
-    /// doubt, since the watch may be silent about what has long happened; kube-scheduler asks again for a pod that it
-    /// could not bind, and is answered with the same node.
+    /// The outcome of the binding is unknown: the pod keeps its devices until the cluster shows the outcome. Time alone
+    /// does not decide it, because the watch may report an old change late. kube-scheduler calls again for a pod that
+    /// it could not bind, and gets the same node as the answer.
     pub fn bind_in_doubt(&mut self, uid: &str, now: Duration) {
         if let Some(LedgerEntry::Reserved(reserved)) = self.holders.get_mut(uid) {
             let until = now.saturating_add(BINDING_MAY_LAND);
@@ -580,7 +581,7 @@ impl Ledger {
         }
     }
 
-    /// Takes back what a filter gave, because it could not be written down.
+    /// Takes back a reservation of the filter, because it could not be written.
     pub fn undo(&mut self, uid: &str) {
         let unbound = matches!(self.holders.get(uid), Some(LedgerEntry::Reserved(reserved)) if reserved.binding == Binding::NotAsked);
         if unbound && let Some(node) = self.release(uid) {
@@ -588,7 +589,7 @@ impl Ledger {
         }
     }
 
-    /// Lets go of every reservation that is not being bound: another replica answers from here on.
+    /// Drops every reservation that is not being bound, because another replica answers from now on.
     pub fn forget_unbound(&mut self) {
         let unbound: Vec<Arc<str>> = self
             .holders
@@ -602,7 +603,7 @@ impl Ledger {
         self.waiting.clear();
     }
 
-    /// Lets go of what is held for too long.
+    /// Drops what has been held for too long.
     pub fn expire(&mut self, now: Duration) {
         self.latest = self.latest.max(now);
         self.lapse(now);
@@ -616,8 +617,8 @@ impl Ledger {
             };
             let again = match reserved.binding {
                 Binding::NotAsked => None,
-                // Whoever sent it comes back with an answer or with a doubt, and a doubt ends by what the cluster
-                // tells.
+                // The caller of the binding will report an outcome or a doubt; a doubt ends when the cluster shows the
+                // outcome.
                 Binding::UnderWay | Binding::InDoubt { .. } => {
                     Some(now.saturating_add(BINDING_MAY_LAND))
                 }
@@ -646,8 +647,8 @@ impl Ledger {
         }
     }
 
-    /// kube-scheduler has the event, too, and asks again by itself; but it may have asked before our watch had the event,
-    /// and then it has been refused and does not ask a second time.
+    /// kube-scheduler sees this event, too, and calls again by itself. But if it called before our watch had the event,
+    /// it was refused and does not call a second time.
     fn freed_by_event(&mut self, node: Arc<str>) {
         let refused = self.refused.map(|at| at.saturating_add(WATCH_IS_BEHIND));
         if refused.is_some_and(|until| until >= self.latest) {
@@ -661,7 +662,7 @@ impl Ledger {
         }
     }
 
-    /// Takes from the pod all that it holds, and says where that was.
+    /// Takes everything from the pod, and returns its node.
     fn release(&mut self, uid: &str) -> Option<Arc<str>> {
         self.drop_deadline(uid);
         self.holders.remove(uid);

@@ -1,16 +1,16 @@
-//! A client of the API server with a limit on its calls, where an operator wants one. Never on by itself: a limit on
-//! calls is a limit on pods a second.
+//! A client of the API server with a rate limit, for operators who want one. Off by default, because a limit on calls
+//! also limits how many pods are bound a second.
 
 use std::time::Duration;
 
 use kube::client::ClientBuilder;
 use tower::limit::RateLimitLayer;
 
-/// A client that makes at most `burst` calls at once and `per_second` in the long run; 0 is no limit.
+/// A client that makes at most `burst` calls at once and `per_second` in the long run; 0 means no limit.
 ///
 /// # Errors
 ///
-/// Why the configuration makes no client.
+/// The configuration is not good for a client.
 pub fn client(config: kube::Config, per_second: f64, burst: u32) -> kube::Result<kube::Client> {
     let builder = ClientBuilder::try_from(config)?;
     let burst = burst.max(1);

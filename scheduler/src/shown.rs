@@ -1,14 +1,14 @@
-//! What the engine says of a pod, in the words of a web page.
+//! Turns the explanation of a pod into the words of a web page.
 
 use pages::{Reason, Way, Why};
 
 use crate::explain::{Advised, Explained, OfNode, Verdict};
 
-/// The engine's answer about a pod as a page shows it; none where the engine has no part in it.
+/// The explanation as a page shows it; none where GPUs are not the reason.
 pub(crate) fn why(explained: Explained) -> Option<Why> {
     let summary = match explained.verdict {
         Verdict::NotOurs | Verdict::Placed | Verdict::Reserved | Verdict::Finished => return None,
-        // The page stands beside kube-scheduler's own reasons, which are what keeps such a pod away.
+        // The page shows kube-scheduler's own reasons beside it; those keep such a pod pending.
         Verdict::Fits => {
             let node = explained
                 .placed

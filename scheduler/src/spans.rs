@@ -1,5 +1,5 @@
-//! What a pod's trace says of its way through the scheduler: a span for each time that it was filtered, and one for its
-//! binding. Never changes an answer; where traces are off, a span is nothing.
+//! A pod's trace through the scheduler: a span for each filter and one for the binding. Answers do not depend on it;
+//! where traces are off, spans are empty.
 
 use kube_api::extender::{ExtenderArgs, ExtenderBindingArgs};
 use kube_api::keys;
@@ -11,7 +11,7 @@ use crate::filter::Answer;
 use crate::metrics::Outcome;
 
 impl Scheduler {
-    /// A pod looks for a node.
+    /// The span of a filter.
     pub(crate) fn filter_span(&self, args: &ExtenderArgs) -> Span {
         let traces = &self.0.settings.traces;
         let Some(pod) = args.pod.as_ref().filter(|_| traces.is_on()) else {
@@ -35,7 +35,8 @@ impl Scheduler {
         span
     }
 
-    /// A pod is bound. What is asked names only the pod: its annotations are known where it holds devices.
+    /// The span of a binding. The question names only the pod; the pod's annotations are known only if it holds
+    /// devices.
     pub(crate) fn bind_span(&self, args: &ExtenderBindingArgs) -> Span {
         let traces = &self.0.settings.traces;
         if !traces.is_on() {
@@ -57,7 +58,7 @@ impl Scheduler {
     }
 }
 
-/// Ends a filter's span; its trace, where the pod is one of ours.
+/// Ends a filter's span. Returns its trace if the pod is one of ours.
 pub(crate) fn filtered(mut span: Span, answer: &Answer) -> Option<TraceContext> {
     let outcome = answer.outcome();
     if outcome == Outcome::NotOurs {
@@ -77,7 +78,7 @@ pub(crate) fn filtered(mut span: Span, answer: &Answer) -> Option<TraceContext> 
     Some(trace)
 }
 
-/// Ends a binding's span; `why` it failed, or nothing.
+/// Ends a binding's span; `why` is the error, or empty.
 pub(crate) fn bound(mut span: Span, why: &str) -> Option<TraceContext> {
     if !why.is_empty() {
         span.fail(why);

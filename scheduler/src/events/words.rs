@@ -3,9 +3,9 @@
 use events::MOST_MESSAGE_BYTES;
 use placement::{Misfit, NodeMisfit};
 
-/// What `FilteringFailed` says: how many nodes do not meet the request, and the reasons in the words that users of the
-/// reference know, those of most nodes first. The reference writes one event for each reason; here they share one, so
-/// that a pod that waits has one event.
+/// The text of `FilteringFailed`: how many nodes do not meet the request, and the reasons in HAMi's words, the most
+/// frequent first. HAMi writes one event for each reason; here one event has them all, so that a pending pod has one
+/// event.
 pub fn no_node(misfits: &[NodeMisfit]) -> String {
     let mut by_reason: Vec<(&'static str, Vec<&str>)> = Vec::new();
     for node in misfits {
@@ -18,7 +18,7 @@ pub fn no_node(misfits: &[NodeMisfit]) -> String {
     }
     by_reason.sort_by(|a, b| b.1.len().cmp(&a.1.len()).then_with(|| a.0.cmp(b.0)));
     let mut text = format!("no available node, {} nodes do not meet", misfits.len());
-    // Each reason gets its part of the room that is left, so the last ones are seen too.
+    // Each reason gets a part of the room that is left, so that the last ones are visible, too.
     for (position, (code, nodes)) in by_reason.iter().enumerate() {
         let separator = if position == 0 { ": " } else { ", " };
         text.push_str(&format!("{separator}{} nodes {code}(", nodes.len()));

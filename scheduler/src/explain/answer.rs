@@ -1,10 +1,11 @@
-//! The answer as it is sent and printed. Its JSON is a promise to programs (`docs/command.md`), its text is for people.
+//! The answer as it is sent and printed. Its JSON is an interface for programs (`docs/command.md`), its text is for
+//! people.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What became of a pod, or could.
+/// The state of a pod, or the state that it could reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -12,22 +13,22 @@ pub enum Verdict {
     Placed,
     /// It has its devices and waits to be bound.
     Reserved,
-    /// It is pending, and some node would take it.
+    /// It is pending, and at least one node would take it.
     Fits,
     /// No node would take it.
     DoesNotFit,
-    /// What it asks for cannot be understood.
+    /// Its request cannot be understood.
     Unreadable,
     /// It asks for no device.
     NotOurs,
-    /// It asks for devices, and another scheduler is to place it, or has.
+    /// It asks for devices, but another scheduler is named in it, or has placed it.
     Missed,
-    /// It is over.
+    /// It has ended.
     Finished,
 }
 
 impl Verdict {
-    /// Whether the pod does not get what it asks for as things stand.
+    /// Whether the pod cannot get what it asks for at present.
     pub fn is_no(self) -> bool {
         matches!(self, Self::DoesNotFit | Self::Unreadable | Self::Missed)
     }
@@ -39,30 +40,30 @@ impl Verdict {
 pub struct Explained {
     /// Namespace and name, with a slash between.
     pub pod: String,
-    /// In one word.
+    /// The verdict, one word.
     pub verdict: Verdict,
-    /// In one sentence, of which the pod is the subject.
+    /// A sentence whose subject is the pod.
     pub summary: String,
-    /// What its containers ask for.
+    /// The requests of its containers.
     pub asks: Vec<Asked>,
-    /// Where it is, or would be.
+    /// Its node and devices, or those that it would get.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placed: Option<Placed>,
-    /// Changes each of which is enough by itself.
+    /// Alternative changes; each is enough by itself.
     pub advice: Vec<Advised>,
     /// Reasons by how many nodes have them.
     pub reasons: Vec<Counted>,
-    /// How many nodes there are.
+    /// The number of nodes.
     pub nodes_in_question: usize,
-    /// How many of them are not under `nodes`.
+    /// How many of them are not listed under `nodes`.
     pub nodes_left_out: usize,
-    /// The nodes that come nearest, with each device.
+    /// The nodes that come nearest to a fit, with each device.
     pub nodes: Vec<OfNode>,
-    /// What else matters.
+    /// Further remarks.
     pub notes: Vec<String>,
 }
 
-/// What a container asks of one vendor.
+/// A container's request for one vendor's devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Asked {
@@ -76,21 +77,21 @@ pub struct Asked {
     pub memory: String,
     /// Compute on each, in the vendor's unit.
     pub compute: String,
-    /// Which devices come into question.
+    /// The rules that restrict the choice of devices.
     pub rules: Vec<String>,
 }
 
-/// Where a pod is.
+/// The devices of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Placed {
     /// The node.
     pub node: String,
-    /// What each container with devices has.
+    /// The devices of each container that has any.
     pub containers: Vec<PlacedContainer>,
 }
 
-/// What a container has.
+/// The devices of a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlacedContainer {
@@ -106,11 +107,11 @@ pub struct PlacedContainer {
 pub struct PlacedDevice {
     /// Identifier of the device.
     pub device: String,
-    /// Memory in MiB.
+    /// The memory in MiB.
     pub memory_mib: u64,
-    /// Compute in the vendor's unit.
+    /// The compute in the vendor's unit.
     pub cores: u32,
-    /// The MIG instance, and where it lies.
+    /// The MIG instance, with its position.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
 }
@@ -119,31 +120,31 @@ pub struct PlacedDevice {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Counted {
-    /// The word that users of the reference know.
+    /// The reason's name, as HAMi's users know it.
     pub reason: String,
-    /// How many nodes.
+    /// The number of nodes.
     pub nodes: usize,
     /// The first of them by name.
     pub first: Vec<String>,
 }
 
-/// Why one node does not do.
+/// Why one node does not take the pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OfNode {
     /// Its name.
     pub node: String,
-    /// As `/filter` says it.
+    /// The text that `/filter` gives.
     pub reason: String,
-    /// Each device that came into question.
+    /// Each device that was considered.
     pub devices: Vec<OfDevice>,
-    /// What keeps it from having devices, or pods from it.
+    /// What keeps the node from having devices, or pods from the node.
     pub notes: Vec<String>,
-    /// Changes each of which would be enough here.
+    /// Alternative changes; each would be enough on this node.
     pub advice: Vec<Advised>,
 }
 
-/// Why one device does not do.
+/// Why one device does not take the pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OfDevice {
@@ -151,21 +152,21 @@ pub struct OfDevice {
     pub device: String,
     /// Its model.
     pub model: String,
-    /// The word that users of the reference know.
+    /// The reason's name, as HAMi's users know it.
     pub reason: String,
-    /// With the numbers.
+    /// The reason with its numbers.
     pub text: String,
 }
 
-/// Changes that are enough together.
+/// Changes that are enough when made together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Advised {
-    /// Where the pod would fit then.
+    /// The node on which the pod would then fit.
     pub node: String,
     /// In one sentence.
     pub text: String,
-    /// One, wherever one is enough.
+    /// A single change wherever one is enough.
     pub changes: Vec<Changed>,
 }
 
@@ -175,12 +176,12 @@ pub struct Advised {
 pub struct Changed {
     /// In a few words.
     pub text: String,
-    /// What to write where; empty where nothing that can be written does it (a sick card).
+    /// The edits that make the change; empty where no edit can (a broken device).
     pub edits: Vec<Edit>,
 }
 
-/// Something to write. Edits of the pod mean its manifest: a pod that exists is deleted and created anew, or its owner's
-/// template is changed.
+/// An edit of an object. Edits of a pod apply to its manifest: a pod that exists must be deleted and created again, or
+/// its owner's template changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     tag = "edit",
@@ -188,45 +189,45 @@ pub struct Changed {
     rename_all_fields = "camelCase"
 )]
 pub enum Edit {
-    /// A resource of one of the pod's containers, under `limits`, and under `requests` where it stands there.
+    /// A resource of one of the pod's containers, under `limits`, and under `requests` where it is set there.
     SetResource {
         /// Name of the container.
         container: String,
         /// Name of the resource.
         resource: String,
-        /// What it says; nothing where it is not there.
+        /// The current value; none where it is not set.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         from: Option<String>,
-        /// What it should say.
+        /// The new value.
         to: String,
     },
     /// An annotation of the pod.
     SetAnnotation {
         /// Its key.
         key: String,
-        /// What it should say.
+        /// The new value.
         to: String,
     },
-    /// An annotation of the pod that should go.
+    /// An annotation of the pod to remove.
     RemoveAnnotation {
         /// Its key.
         key: String,
     },
-    /// Pods that should go.
+    /// Pods to delete.
     DeletePods {
         /// Namespaces and names.
         pods: Vec<String>,
     },
-    /// An annotation of a node; empty: it should go.
+    /// An annotation of a node; an empty value removes it.
     SetNodeAnnotation {
         /// The node.
         node: String,
         /// Its key.
         key: String,
-        /// What it should say.
+        /// The new value.
         to: String,
     },
-    /// A node that takes new pods again (`spec.unschedulable`).
+    /// A node to open for new pods (`spec.unschedulable`).
     OpenNode {
         /// The node.
         node: String,
@@ -239,9 +240,9 @@ pub enum Edit {
         quota: String,
         /// The line.
         key: String,
-        /// What it says.
+        /// The current value.
         from: String,
-        /// What it should say.
+        /// The new value.
         to: String,
     },
 }

@@ -1,5 +1,5 @@
-//! From the engine's advice to what a person writes: resources, annotations, quotas. Never shows an edit after which the
-//! pod would not fit: what cannot be said in the objects' own terms is left out.
+//! Turns the placement engine's advice into edits that a person can make: resources, annotations, quotas. Advice that
+//! cannot be expressed in the objects' own terms, or after which the pod would not fit, is left out.
 
 use kube_api::keys;
 use kube_api::object::{Container, Pod};
@@ -13,7 +13,7 @@ use crate::ledger::CLAIM_UID;
 
 const MIB: u64 = 1 << 20;
 
-/// The pod, as the objects say it and as the engine was asked.
+/// The pod, as its object says and as the placement engine was asked.
 pub(super) struct Door<'a> {
     pub(super) view: &'a View,
     pub(super) pod: &'a Pod,
@@ -34,7 +34,7 @@ fn without_claims(change: &Change) -> Option<Change> {
 }
 
 impl Door<'_> {
-    /// The advice with what to write; none where that cannot be said, or would not be enough.
+    /// The advice with its edits; none where there are no such edits, or they would not be enough.
     pub(super) fn advised(&self, advice: &Advice) -> Option<Advised> {
         let mut pod = self.pod.clone();
         let mut changes: Vec<Changed> = Vec::new();
@@ -44,7 +44,7 @@ impl Door<'_> {
             for edit in &edits {
                 apply(edit, &mut pod);
             }
-            // An annotation holds for all containers: what the engine says of each is written once.
+            // An annotation applies to all containers, so it is written once although the engine gives advice for each.
             let written = edits.is_empty() && !matches!(change, Change::Recover { .. });
             if !written {
                 changes.push(Changed {
@@ -71,7 +71,7 @@ impl Door<'_> {
         }
     }
 
-    /// Whether the edited pod reads back as what was advised, or fits as it reads.
+    /// Whether the edited pod reads back as the advised request, or fits as it reads.
     fn is_enough(&self, advice: &Advice, pod: &Pod) -> bool {
         let Some(read) = self.read(pod) else {
             return false;
@@ -98,7 +98,7 @@ impl Door<'_> {
         Some(read)
     }
 
-    /// Vendors that round what a pod asks for (templates, units): the most that can be written and fits.
+    /// For vendors that round requests (templates, units): the largest amount that can be written and fits.
     fn less_memory_by_trial(&self, advice: &Advice) -> Option<Advised> {
         let [
             change @ Change::LessMemory {
@@ -129,7 +129,7 @@ impl Door<'_> {
         Some(Self::sentence(advice, changes))
     }
 
-    /// What the container's memory resource says, in its own units.
+    /// The value of the container's memory resource, in its own units.
     fn units(&self, container: usize, vendor: &Vendor) -> Option<u64> {
         let ask = self
             .request
@@ -161,7 +161,7 @@ impl Door<'_> {
         self.view.vendors.get(vendor.as_str())
     }
 
-    /// The container at this place of the request.
+    /// The container at this position of the request.
     fn spec<'p>(&self, pod: &'p Pod, container: usize) -> Option<&'p Container> {
         let name = &self.request.containers.get(container)?.name;
         let mut all = pod.spec.init_containers.iter().chain(&pod.spec.containers);
@@ -175,7 +175,7 @@ impl Door<'_> {
             .map_or("", |container| &container.name)
     }
 
-    /// What to write. None: it cannot be written. Empty: there is nothing to write.
+    /// The edits for a change. None: the change cannot be written. Empty: there is nothing to write.
     fn edits(&self, pod: &Pod, change: &Change, node: &str) -> Option<Vec<Edit>> {
         let edits = match change {
             Change::LessMemory {
@@ -191,7 +191,7 @@ impl Door<'_> {
                     }
                     Memory::Percent(percent) => (Role::MemoryPercent, u64::from(*percent)),
                 };
-                // 0 would be the whole card.
+                // 0 would mean the whole device.
                 if to == 0 {
                     return None;
                 }
@@ -249,7 +249,7 @@ impl Door<'_> {
         Some(edits)
     }
 
-    /// Each quota of the namespace that allows less than what is needed. `more` is memory in bytes, compute, shares.
+    /// The edit of each quota of the namespace that allows too little. `more` is memory in bytes, compute, shares.
     fn quotas(&self, vendor: &Vendor, more: [u64; 3]) -> Option<Vec<Edit>> {
         let row = self.row(vendor)?;
         let namespace = &self.request.pod.namespace;
@@ -372,7 +372,7 @@ impl Door<'_> {
     }
 }
 
-/// The node would do, were it not closed for new pods.
+/// The advice to open a node on which the pod would fit.
 pub(super) fn opened(node: &str) -> Advised {
     Advised {
         node: node.to_owned(),
@@ -395,7 +395,7 @@ fn set(container: &Container, resource: &str, to: String) -> Edit {
     }
 }
 
-/// The parts of a list that are not empty.
+/// The non-empty parts of a list.
 fn list(text: &str) -> impl Iterator<Item = &str> {
     text.split(',')
         .map(str::trim)
@@ -466,7 +466,7 @@ fn drop_rule(pod: &Pod, row: &Row, rule: &Rule) -> Vec<Edit> {
             .collect(),
         Rule::Mode => remove(keys::VGPU_MODE).into_iter().collect(),
         Rule::NumaBind => remove(keys::NUMA_BIND).into_iter().collect(),
-        // By the pod's word, or by the scheduler's flag.
+        // Set by the pod's annotation, or by the scheduler's flag.
         Rule::Unused => vec![Edit::SetAnnotation {
             key: keys::DEVICE_POLICY.to_owned(),
             to: "spread".to_owned(),
@@ -475,7 +475,7 @@ fn drop_rule(pod: &Pod, row: &Row, rule: &Rule) -> Vec<Edit> {
     }
 }
 
-/// Edits of the pod; others change nothing here.
+/// Applies an edit of the pod; other edits change nothing here.
 fn apply(edit: &Edit, pod: &mut Pod) {
     match edit {
         Edit::SetResource {

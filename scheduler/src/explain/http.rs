@@ -1,4 +1,4 @@
-//! `GET /explain?pod=namespace/name`: JSON, or text for those who ask for `text/plain`.
+//! `GET /explain?pod=namespace/name`: JSON, or text for clients that accept `text/plain`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,10 +21,10 @@ use super::{Detail, View, explain};
 /// How long a question waits for its turn.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where pods and the view of the cluster come from.
+/// The source of pods and of the view of the cluster.
 pub trait Source: Send + Sync + 'static {
-    /// The pod of this namespace and name; none where there is none. The error is a sentence for the caller: the API
-    /// server is away, the view is not complete yet.
+    /// The pod of this namespace and name; none if it does not exist. The error is a sentence for the caller: the API
+    /// server is away, or the cluster has not been read yet.
     fn pod<'a>(
         &'a self,
         namespace: &'a str,
@@ -45,7 +45,8 @@ struct Asked {
 
 struct Explainer {
     source: Arc<dyn Source>,
-    /// An answer costs a look at every node: one at a time, so that nobody who asks often slows placing down.
+    /// An answer examines every node, so only one question is answered at a time. Otherwise frequent questions would
+    /// slow down placing.
     turn: Arc<Semaphore>,
 }
 
@@ -80,7 +81,7 @@ async fn answer(
     let Ok(Ok(permit)) = timeout(PATIENCE, turn.acquire_owned()).await else {
         return refused(
             StatusCode::SERVICE_UNAVAILABLE,
-            "others ask, too; try again",
+            "other questions are being answered; try again",
         );
     };
     let pod = match explainer.source.pod(namespace, name).await {

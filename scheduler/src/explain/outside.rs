@@ -1,5 +1,5 @@
-//! Reasons that the engine does not know: nodes that have not registered, nodes that kube-scheduler leaves out,
-//! resources that nobody has.
+//! Reasons that the placement engine does not know: nodes that have not registered, nodes that kube-scheduler leaves
+//! out, resources that no node has.
 
 use std::collections::BTreeSet;
 
@@ -9,22 +9,22 @@ use placement::Request;
 
 use super::View;
 
-/// The label that the agent's DaemonSet selects by, where no other was set.
+/// The agent DaemonSet's default node label.
 const AGENT_LABEL: (&str, &str) = ("gpu", "on");
 
-/// What a pod lacks that seems to ask for nothing.
-pub(super) enum NowhereFound {
-    /// All there is.
+/// What is missing for a pod that seems to ask for nothing.
+pub(super) enum Missing {
+    /// Nothing is missing.
     Nothing,
-    /// It asks for this resource, which is nobody's.
+    /// It asks for this resource, which no node has.
     Resource(String),
-    /// It lacks this resource, which says how many devices.
+    /// It lacks this resource, which gives the number of devices.
     Count(String),
 }
 
-/// Adds a line for each resource that no vendor and no node has. The answer is about the first.
-pub(super) fn resources(view: &View, pod: &Pod, notes: &mut Vec<String>) -> NowhereFound {
-    let mut first = NowhereFound::Nothing;
+/// Adds a note for each resource that no vendor and no node has. Returns the first.
+pub(super) fn resources(view: &View, pod: &Pod, notes: &mut Vec<String>) -> Missing {
+    let mut first = Missing::Nothing;
     let mut told = BTreeSet::new();
     let spec = &pod.spec;
     for container in spec.init_containers.iter().chain(&spec.containers) {
@@ -32,8 +32,8 @@ pub(super) fn resources(view: &View, pod: &Pod, notes: &mut Vec<String>) -> Nowh
             if !told.insert(resource) {
                 continue;
             }
-            if matches!(first, NowhereFound::Nothing) {
-                first = NowhereFound::Resource(resource.to_owned());
+            if matches!(first, Missing::Nothing) {
+                first = Missing::Resource(resource.to_owned());
             }
             let nearest = view
                 .vendors
@@ -49,7 +49,7 @@ pub(super) fn resources(view: &View, pod: &Pod, notes: &mut Vec<String>) -> Nowh
             ));
         }
     }
-    // A share without its count asks for nothing until admission has put the count there.
+    // A share without a count asks for nothing until admission has added the count.
     for container in spec.init_containers.iter().chain(&spec.containers) {
         for row in view.vendors.iter() {
             let has = |role| {
@@ -62,8 +62,8 @@ pub(super) fn resources(view: &View, pod: &Pod, notes: &mut Vec<String>) -> Nowh
             if let (Some(share), Some(count), false) =
                 (share, row.resource(Role::Count), has(Role::Count))
             {
-                if matches!(first, NowhereFound::Nothing) {
-                    first = NowhereFound::Count(count.to_owned());
+                if matches!(first, Missing::Nothing) {
+                    first = Missing::Count(count.to_owned());
                 }
                 notes.push(format!(
                     "container {} has {} and no {count}: the webhook puts the count there, and has not seen this pod",
@@ -76,7 +76,7 @@ pub(super) fn resources(view: &View, pod: &Pod, notes: &mut Vec<String>) -> Nowh
     first
 }
 
-/// Resources of a vendor's form that neither a vendor nor a node has.
+/// Resources whose names look like a vendor's, but that neither a vendor nor a node has.
 fn unknown<'a>(view: &View, container: &'a Container) -> Vec<&'a str> {
     let needs = &container.resources;
     let names: BTreeSet<&str> = needs
@@ -98,7 +98,7 @@ fn unknown<'a>(view: &View, container: &'a Container) -> Vec<&'a str> {
         .collect()
 }
 
-/// How many letters differ (Levenshtein).
+/// The number of different letters (Levenshtein distance).
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -120,7 +120,7 @@ fn distance(a: &str, b: &str) -> usize {
     row.last().copied().unwrap_or_default()
 }
 
-/// Why a node reports no devices, as far as its object tells.
+/// Why a node reports no devices, as far as its object shows.
 pub(super) fn not_registered(view: &View, node: &Node, request: &Request) -> Vec<String> {
     let mut notes = broken(view, node);
     if !notes.is_empty() {
@@ -182,7 +182,7 @@ pub(super) fn not_registered(view: &View, node: &Node, request: &Request) -> Vec
     notes
 }
 
-/// What of a node's report cannot be read.
+/// The parts of a node's report that cannot be read.
 pub(super) fn broken(view: &View, node: &Node) -> Vec<String> {
     kube_api::node::report(node, &view.vendors)
         .problems
@@ -191,7 +191,7 @@ pub(super) fn broken(view: &View, node: &Node) -> Vec<String> {
         .collect()
 }
 
-/// What kube-scheduler sees and the engine does not.
+/// Facts that kube-scheduler uses and the placement engine does not.
 pub(super) fn keeps_away(node: &Node) -> Vec<String> {
     let mut notes = Vec::new();
     if node.spec.unschedulable {

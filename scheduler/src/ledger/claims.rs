@@ -1,11 +1,11 @@
-//! Reservations of whole GPUs by label, as Leases show them: what they take of each GPU beside what their pod holds
-//! itself, until when they stand, and what happened to each GPU. Never writes a Lease.
+//! Claims: reservations of whole GPUs by label, as Leases show them. Keeps what each claim takes of its GPU besides
+//! what the pod itself holds, when it ends, and the history of each GPU. No Lease is written here.
 //!
-//! A reservation takes what its pod does not: the whole GPU before the pod is placed, nothing once the pod holds all
-//! of it. So a GPU is never counted twice, and never free in between.
+//! A claim takes what its pod does not hold: the whole GPU before the pod is placed, nothing once the pod holds all of
+//! it. So a GPU is never counted twice, and never free in between.
 //!
-//! How old a reservation is counts from when this process saw it change, by its own clock. Only the age of a Lease that
-//! was there before this process is told by the Lease's time, and the caller takes the clocks' difference off it.
+//! The age of a claim counts from when this process saw it change, by its own clock. Only for a Lease that is older
+//! than this process does the Lease's own time count, and the caller subtracts the possible difference of the clocks.
 
 mod ask;
 mod guards;
@@ -26,45 +26,45 @@ use guards::Guards;
 pub use past::Past;
 use past::Pasts;
 
-/// What the uid of a reservation begins with in the engine's books. A pod's uid never does.
+/// The prefix of a claim's uid in the placement engine's accounts. No pod's uid has it.
 pub const CLAIM_UID: &str = "claim:";
 
-/// How often reservations are looked at for whether they have run out.
+/// How often claims are checked for expiry.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Reservations by label, and the pods that carry one.
+/// The claims, and the pods that carry one.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     on: bool,
     by_gpu: BTreeMap<Arc<str>, Held>,
     guards: Guards,
-    /// Pods that carry a reservation and have not ended, by uid.
+    /// The pods that carry a claim and have not ended, by uid.
     pods: HashMap<Arc<str>, PodClaim>,
     /// How quotas count these pods.
     counted: HashMap<Arc<str>, Counted>,
     /// Of these pods, those that only a question has shown. They are forgotten with what they hold.
     only_asked: HashSet<Arc<str>>,
-    /// Uids by reservation.
+    /// The uids of pods, by claim.
     carriers: HashMap<String, BTreeSet<Arc<str>>>,
-    /// Which node a GPU is on.
+    /// The node of each GPU.
     nodes: HashMap<Arc<str>, Arc<str>>,
-    /// The latest version of a Lease of the GPU that is known to be gone.
+    /// For each GPU, the latest version of a Lease that is known to be gone.
     gone: HashMap<Arc<str>, u64>,
-    /// What cannot be read of nodes' labels.
+    /// The parts of nodes' labels that cannot be read.
     problems: BTreeMap<Arc<str>, Vec<String>>,
     pasts: Pasts,
     looked: Duration,
     version: u64,
 }
 
-/// The reservation of one GPU.
+/// The claim of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
-    /// As its Lease says it, or will.
+    /// The claim that its Lease has, or will have.
     pub claim: Claim,
-    /// From when its age counts.
+    /// The time from which its age counts.
     pub since: Duration,
-    /// It ran out, and takes nothing any more.
+    /// It expired, and takes nothing any more.
     pub lapsed: bool,
     /// Its pod was seen.
     pub carried: bool,
@@ -80,43 +80,43 @@ impl Held {
         self.claim.version.is_empty()
     }
 
-    /// How old it is.
+    /// Its age.
     pub fn age(&self, now: Duration) -> Duration {
         now.saturating_sub(self.since)
     }
 }
 
 impl Ledger {
-    /// From here on nodes' labels of devices are read, and reservations by label count.
+    /// Turns claims on: the labels of devices on nodes are read, and claims count.
     #[must_use]
     pub fn with_claims(mut self) -> Self {
         self.claims.on = true;
         self
     }
 
-    /// Whether reservations by label count.
+    /// Whether claims count.
     pub fn counts_claims(&self) -> bool {
         self.claims.on
     }
 
-    /// Every reservation by label, by GPU.
+    /// All claims, by GPU.
     pub fn claims(&self) -> impl Iterator<Item = (&Arc<str>, &Held)> {
         self.claims.by_gpu.iter()
     }
 
-    /// The reservation of a GPU.
+    /// The claim of a GPU.
     pub fn claim(&self, gpu: &str) -> Option<&Held> {
         self.claims.by_gpu.get(gpu)
     }
 
-    /// The GPUs of a reservation.
+    /// The GPUs with this claim.
     pub fn claimed_by(&self, reservation: &str) -> Vec<&Held> {
         let held = self.claims.by_gpu.values();
         held.filter(|held| held.claim.reservation == reservation)
             .collect()
     }
 
-    /// The pod that a reservation is for, where it has been seen and has not ended.
+    /// The pod that carries a claim, if it was seen and has not ended.
     pub fn claimant(&self, claim: &Claim) -> Option<&PodClaim> {
         let belongs = |pod: &&PodClaim| {
             pod.namespace == claim.namespace
@@ -129,34 +129,35 @@ impl Ledger {
         }
         let uids = self.claims.carriers.get(&claim.reservation)?;
         let pods = uids.iter().filter_map(|uid| self.claims.pods.get(uid));
-        // Of several that say so, the one that already holds it.
+        // Of several pods with the claim, the one that already holds the GPU.
         pods.filter(belongs)
             .min_by_key(|pod| self.load_of(&pod.uid, &claim.gpu) == Load::default())
     }
 
-    /// What of nodes' labels cannot be read.
+    /// The parts of nodes' labels that cannot be read.
     pub fn label_problems(&self) -> impl Iterator<Item = (&str, &str)> {
         let problems = self.claims.problems.iter();
         problems.flat_map(|(node, texts)| texts.iter().map(move |text| (&**node, text.as_str())))
     }
 
-    /// What happened to a GPU, the oldest first.
+    /// The history of a GPU, the oldest entry first.
     pub fn past(&self, gpu: &str) -> impl DoubleEndedIterator<Item = &Past> {
         self.claims.pasts.of(gpu)
     }
 
-    /// Grows with everything that [`Ledger::claims`], [`Ledger::past`] or the devices' use may show.
+    /// Grows with every change of [`Ledger::claims`], [`Ledger::past`] or the devices' use.
     pub fn claims_version(&self) -> u64 {
         self.claims.version
     }
 
-    /// The node of a GPU, and the GPU as the engine has it.
+    /// The node of a GPU, and the placement engine's view of it.
     pub fn gpu(&self, gpu: &str) -> Option<(&Arc<str>, DeviceView<'_>)> {
         let node = self.claims.nodes.get(gpu)?;
         Some((node, self.cluster.node(node)?.device(gpu)?))
     }
 
-    /// A Lease as the API server has it. `age` is how old it was when it was seen: none where it has just been written.
+    /// Takes in a Lease from the API server. `age` is the Lease's age when it was seen; none for one that was just
+    /// written.
     pub fn set_claim(&mut self, claim: Claim, age: Duration, now: Duration) {
         let gpu: Arc<str> = claim.gpu.as_str().into();
         let version = number(&claim.version);
@@ -207,7 +208,7 @@ impl Ledger {
         self.lapse_one(&gpu, now);
     }
 
-    /// The extender binds a pod to the GPU: a reservation whose Lease stood there before is gone.
+    /// The extender binds a pod to the GPU: a claim with an older Lease is gone.
     fn set_guard(&mut self, claim: Claim, since: Duration) {
         let is_older = |held: &Held| {
             !held.is_unwritten() && number(&held.claim.version) < number(&claim.version)
@@ -219,7 +220,7 @@ impl Ledger {
         self.claims.guards.set(claim, since);
     }
 
-    /// The Lease of a GPU is gone. `version` is that of its end, or the last that it had.
+    /// The Lease of a GPU is gone. `version` is the version of its deletion, or its last one.
     pub fn remove_claim(&mut self, gpu: &str, lease_uid: &str, version: &str) {
         if let Some(version) = number(version) {
             let gone = self.claims.gone.entry(gpu.into()).or_default();
@@ -237,7 +238,7 @@ impl Ledger {
         }
     }
 
-    /// A reservation that was not written after all: another pod has the GPU, or the API server refused.
+    /// Removes a claim that was not written: another pod has the GPU, or the API server refused.
     pub fn withdraw_claim(&mut self, gpu: &str, reservation: &str) {
         let is_it = |held: &Held| held.is_unwritten() && held.claim.reservation == reservation;
         if self.claims.by_gpu.get(gpu).is_some_and(is_it) {
@@ -245,7 +246,7 @@ impl Ledger {
         }
     }
 
-    /// A list of all Leases is complete that began at `began`: a GPU whose Lease is not in it is not reserved.
+    /// A list of all Leases that began at `began` is complete: a GPU whose Lease is not in it has no claim.
     pub fn keep_claims(&mut self, listed: &HashSet<Arc<str>>, began: Duration) {
         self.claims.guards.keep(listed, began);
         let gone: Vec<Arc<str>> = self
@@ -280,7 +281,7 @@ impl Ledger {
         }
     }
 
-    /// Lets go of the reservations that ran out.
+    /// Drops the claims that have expired.
     pub(super) fn lapse(&mut self, now: Duration) {
         if now.saturating_sub(self.claims.looked) < LOOK_EVERY {
             return;
@@ -292,7 +293,7 @@ impl Ledger {
         }
     }
 
-    /// A reservation runs out when it was not renewed for as long as its state lasts, and no pod carries it.
+    /// A claim expires when it was not renewed within the time of its state, and no pod carries it.
     fn lapse_one(&mut self, gpu: &str, now: Duration) {
         let Some(held) = self.claims.by_gpu.get(gpu) else {
             return;
@@ -316,8 +317,8 @@ impl Ledger {
         }
     }
 
-    /// Notes which reservation the pod carries, as a question says it. The pod may be gone by now: what the API server
-    /// says of it counts more.
+    /// Notes the claim that the pod of a question carries. The pod may be gone by now: what the API server reports
+    /// about it takes precedence.
     pub(super) fn note_asking(&mut self, pod: &Pod) {
         let uid = uid_of(pod);
         if self.claims.on && !self.claims.pods.contains_key(&uid) {
@@ -328,14 +329,14 @@ impl Ledger {
         }
     }
 
-    /// The pod holds nothing any more: where only a question has shown it, it is forgotten.
+    /// The pod holds nothing any more: if it is known only from a question, it is forgotten.
     pub(super) fn forget_asking(&mut self, uid: &str) {
         if self.claims.only_asked.contains(uid) {
             self.forget_claimant(uid);
         }
     }
 
-    /// Notes which reservation the pod carries, as the API server says it.
+    /// Notes the claim that the pod carries, as the API server reports it.
     pub(super) fn note_claimant(&mut self, pod: &Pod) {
         if !self.claims.on {
             return;
@@ -373,7 +374,7 @@ impl Ledger {
         self.settle_reservation(&said.reservation);
     }
 
-    /// Who carries a reservation and is not in this list has ended.
+    /// A list of pods is complete: a pod with a claim that is not in it has ended.
     pub(super) fn keep_claimants(&mut self, listed: &HashSet<Arc<str>>) {
         let gone: Vec<Arc<str>> = self.claims.pods.keys().cloned().collect();
         for uid in gone.iter().filter(|uid| !listed.contains(*uid)) {
@@ -404,7 +405,7 @@ impl Ledger {
         }
     }
 
-    /// What the pod holds has changed: its reservation takes the rest.
+    /// The pod's devices have changed: its claims take the rest.
     pub(super) fn settle_claims_of(&mut self, uid: &str) {
         self.claims.version += u64::from(self.claims.on);
         if let Some(said) = self.claims.pods.get(uid) {
@@ -413,15 +414,15 @@ impl Ledger {
         }
     }
 
-    /// Lets the pod's own reservations take nothing, so that the pod can be placed on their GPUs. They take the rest
-    /// again with [`Ledger::settle_claims_of`].
+    /// Lets the pod's own claims take nothing, so that the pod can be placed on their GPUs.
+    /// [`Ledger::settle_claims_of`] reverses this.
     pub(super) fn lift_claims_of(&mut self, uid: &str) {
         for gpu in self.own_claims(uid) {
             self.cluster.release(&claim_uid(&gpu));
         }
     }
 
-    /// The books as the pod is placed by: without its own reservations.
+    /// The accounts for placing this pod: without its own claims.
     pub fn cluster_for(&self, uid: &str) -> std::borrow::Cow<'_, Cluster> {
         let own = self.own_claims(uid);
         if own.is_empty() {
@@ -448,7 +449,7 @@ impl Ledger {
             .collect()
     }
 
-    /// A node's devices are as they are told.
+    /// A node's devices were reported again.
     pub(super) fn settle_claims_on(&mut self, node: &Arc<str>, problems: Vec<String>) {
         if !self.claims.on {
             return;
@@ -471,7 +472,7 @@ impl Ledger {
         }
     }
 
-    /// Lets the reservation of the GPU take what its pod does not hold of it.
+    /// Makes the claim of the GPU take what its pod does not hold of it.
     fn hold_claim(&mut self, gpu: &str) {
         self.claims.version += 1;
         let uid = claim_uid(gpu);
@@ -491,7 +492,7 @@ impl Ledger {
         self.cluster.reserve(pod, rest);
     }
 
-    /// What of the GPU its reservation takes; none where that is nothing.
+    /// The part of the GPU that its claim takes; none where that is nothing.
     fn rest_of(&self, gpu: &str) -> Option<Placement> {
         let held = self.claims.by_gpu.get(gpu).filter(|held| !held.lapsed)?;
         let (node, view) = self.gpu(gpu)?;
@@ -533,7 +534,7 @@ impl Ledger {
             .map_or_else(Load::default, |(_, load)| load)
     }
 
-    /// Whether pods hold something of the GPU that its reservation is not for: another door gave it.
+    /// Whether other pods than the claim's hold a part of the GPU, because another way in gave it to them.
     pub fn is_taken_by_others(&self, gpu: &str) -> bool {
         let Some((_, view)) = self.gpu(gpu) else {
             return false;
@@ -558,7 +559,7 @@ pub(super) fn claim_uid(gpu: &str) -> String {
     format!("{CLAIM_UID}{gpu}")
 }
 
-/// Versions of one API server count up. What is no number is taken for newer than anything.
+/// The versions of one API server are ascending numbers. Anything else counts as newer than all numbers.
 fn number(version: &str) -> Option<u64> {
     version.parse().ok()
 }

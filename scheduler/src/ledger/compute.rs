@@ -1,5 +1,5 @@
-//! ComputeQuotas in the ledger: what pods count for, and whether one more is allowed. It is asked and changed in the
-//! same step as the reservations, so pods that race cannot exceed a quota together.
+//! ComputeQuotas in the ledger: what pods count for, and whether another pod is allowed. The check and the change
+//! happen in one step with the reservation, so pods that race cannot exceed a quota together.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -108,7 +108,7 @@ fn counted(pod: &Pod, placement: &Placement, cluster: &Cluster, vendors: &Vendor
 }
 
 impl Ledger {
-    /// Takes a ComputeQuota in, or its new state.
+    /// Adds or updates a ComputeQuota.
     pub fn set_compute_quota(&mut self, quota: &ComputeQuota) {
         let limit = Limit::read(quota);
         let key = (limit.namespace.clone(), limit.name.clone());
@@ -118,7 +118,7 @@ impl Ledger {
         }
     }
 
-    /// Takes a ComputeQuota out.
+    /// Removes a ComputeQuota.
     pub fn remove_compute_quota(&mut self, namespace: &str, name: &str) {
         let key = (namespace.to_owned(), name.to_owned());
         if self.compute.limits.remove(&key).is_some() {
@@ -126,7 +126,7 @@ impl Ledger {
         }
     }
 
-    /// These are all ComputeQuotas that there are.
+    /// Replaces all ComputeQuotas by these.
     pub fn keep_compute_quotas(&mut self, quotas: &[ComputeQuota]) {
         let before = std::mem::take(&mut self.compute.limits);
         for quota in quotas {
@@ -140,7 +140,7 @@ impl Ledger {
         }
     }
 
-    /// Whether all ComputeQuotas have been read, or are not looked at.
+    /// Whether all ComputeQuotas have been read, or are not used.
     pub fn knows_compute_quotas(&self) -> bool {
         self.compute.read || self.vendors.hcs().is_none()
     }
@@ -280,7 +280,7 @@ impl Ledger {
         }
     }
 
-    /// The pod counts for this placement from here on.
+    /// Counts the pod with this placement.
     pub(super) fn count_compute(
         &mut self,
         namespace: &str,
@@ -295,7 +295,7 @@ impl Ledger {
         self.compute.count(namespace, uid, counted);
     }
 
-    /// Pods that wait may fit after a change of a quota; kube-scheduler looks again at what a node's change could help.
+    /// Pods that wait may fit after a change of a quota. A change of a node makes kube-scheduler try them again.
     fn wake_for_quota(&mut self) {
         let node = self.nodes.keys().min().cloned();
         if let Some(node) = node {

@@ -1,4 +1,4 @@
-//! What the API server says of nodes and quotas. Never what is held of them.
+//! Takes in what the API server reports about nodes and quotas.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::unplaced::has_more_slots;
 use super::{Ledger, Notice, named};
 
 impl Ledger {
-    /// A node as the API server has it. One whose devices are as before costs a comparison.
+    /// Takes in a node. If its devices are unchanged this costs one comparison.
     pub fn set_node(&mut self, node: Node) {
         let name: Arc<str> = node.metadata.name.as_deref().unwrap_or_default().into();
         let node = Arc::new(slim(node));
@@ -71,7 +71,7 @@ impl Ledger {
         }
     }
 
-    /// The node is gone. What pods hold there is held for when it returns.
+    /// The node is gone. Pods keep their devices there, in case it returns.
     pub fn remove_node(&mut self, name: &str) {
         self.nodes.remove(name);
         self.broken_nodes.remove(name);
@@ -79,7 +79,7 @@ impl Ledger {
         self.settle_claims_on(&name.into(), Vec::new());
     }
 
-    /// A list of all nodes is complete: which is not in it, is not there.
+    /// A list of all nodes is complete: a node that is not in it does not exist.
     pub fn keep_nodes(&mut self, listed: &HashSet<Arc<str>>) {
         let gone: Vec<Arc<str>> = self
             .nodes
@@ -92,7 +92,7 @@ impl Ledger {
         }
     }
 
-    /// A quota as the API server has it.
+    /// Takes in a quota.
     pub fn set_quota(&mut self, quota: &ResourceQuota) {
         let (namespace, name) = named(quota);
         let (limits, problems) = quota::limits(quota, &self.vendors);
@@ -122,7 +122,7 @@ impl Ledger {
         self.quota_changed(namespace);
     }
 
-    /// kube-scheduler does not look at quotas: any node's annotation makes it ask again.
+    /// kube-scheduler does not watch quotas; an annotation of any node makes it try again.
     fn quota_changed(&mut self, namespace: &str) {
         let waits = self
             .waiting

@@ -1,6 +1,6 @@
-//! Room that was made by preemption is kept for the pod that it was made for: kube-scheduler does so for its own
-//! resources only, and a small pod that comes first would have others evicted for nothing, again and again. Never keeps
-//! it from a pod of higher priority.
+//! Keeps the room that preemption made for the pod that it was made for. kube-scheduler does so only for its own
+//! resources. Without this, a small pod that comes first would take the room, and pods would be evicted for nothing
+//! again and again. A pod of higher priority may still take it.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use placement::Request;
 
 use super::{Ledger, LedgerEntry};
 
-/// A pod for which others were evicted.
+/// A pod for which other pods were evicted.
 #[derive(Debug)]
 pub(super) struct Nominated {
     /// `status.nominatedNodeName`.
@@ -20,7 +20,7 @@ pub(super) struct Nominated {
 }
 
 impl Ledger {
-    /// Notes for which node the pod is nominated, as the API server says it.
+    /// Notes the node for which the pod is nominated, as the API server reports it.
     pub(super) fn set_nominated(&mut self, pod: &Pod, uid: &str) {
         let node = pod.status.nominated_node_name.as_str();
         if node.is_empty() || pod.metadata.deletion_timestamp.is_some() {
@@ -34,7 +34,7 @@ impl Ledger {
         {
             return;
         }
-        // Which of several cards it would get is by the standard policies: that is good enough to keep room.
+        // The device is chosen by the default policies, which is good enough to keep room.
         let Ok(request) = request(pod, &self.vendors, &Defaults::default()) else {
             return;
         };
@@ -49,8 +49,8 @@ impl Ledger {
         self.nominated.insert(uid.into(), nominated);
     }
 
-    /// Lets the pods that are nominated, and at least as important as this one, hold what they will get, also on cards
-    /// that their victims are still leaving. Says who holds something now.
+    /// Gives the nominated pods of at least this pod's priority the devices that they will get, also devices that their
+    /// victims are still leaving. Returns the pods that hold something because of this.
     pub(super) fn keep_room(&mut self, asking: &Request, pod: &Pod) -> Vec<Arc<str>> {
         let priority = pod.spec.priority.unwrap_or_default();
         let mut kept = Vec::new();
@@ -80,7 +80,7 @@ impl Ledger {
         kept
     }
 
-    /// Ends what [`Ledger::keep_room`] began.
+    /// Reverses [`Ledger::keep_room`].
     pub(super) fn give_room_back(&mut self, kept: Vec<Arc<str>>) {
         for uid in kept {
             self.cluster.release(&uid);

@@ -1,4 +1,4 @@
-//! What the API server says of pods, and what it means for what they hold. Never a filter's or a binding's business.
+//! Takes in what the API server reports about pods, and updates what they hold.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use placement::{Placement, Reservation};
 use super::read::{counted, initialised, shares, unscheduled, version_of};
 use super::{Binding, Counted, Ledger, LedgerEntry, Notice, Tried, identity, uid_of};
 
-/// How many kinds of pods share what they are counted with; above, it is forgotten what was shared.
+/// How many different amounts are kept for sharing; above this number they are forgotten.
 const MOST_COUNTED: usize = 1024;
 
 impl Ledger {
-    /// A pod as the API server has it.
+    /// Takes in a pod.
     pub fn set_pod(&mut self, pod: &Pod, now: Duration) {
         let uid = uid_of(pod);
         if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
@@ -30,7 +30,7 @@ impl Ledger {
         }
     }
 
-    /// A pod without a node holds only what a filter gave it, whatever its annotations say.
+    /// A pod without a node holds only what a filter reserved, regardless of its annotations.
     fn set_unbound(&mut self, pod: &Pod, uid: &str, now: Duration) {
         self.set_nominated(pod, uid);
         self.set_unplaced(pod, uid, now);
@@ -43,7 +43,7 @@ impl Ledger {
         if reserved.binding != Binding::NotAsked {
             return;
         }
-        // The API server does not bind what is being deleted.
+        // The API server does not bind a pod that is being deleted.
         let leaves = pod.metadata.deletion_timestamp.is_some();
         let later = match (version_of(pod), reserved.version) {
             (Some(told), Some(asked)) => told > asked,
@@ -63,8 +63,8 @@ impl Ledger {
         }
     }
 
-    /// What a pod with a node holds is read of it once: when it is first seen there. What its annotations say later
-    /// counts no more, or whoever may write them could shrink or move what the pod holds.
+    /// The devices of a pod with a node are read once, when it is first seen there. Later changes of its annotations
+    /// are ignored; otherwise a user who may write them could shrink or move what the pod holds.
     fn set_bound(&mut self, pod: &Pod, uid: &str, now: Duration) {
         self.waiting.remove(uid);
         self.nominated.remove(uid);
@@ -78,7 +78,7 @@ impl Ledger {
         } else {
             match said {
                 Ok(Some(mut placement)) => {
-                    // Its annotations may name another node than the one that it runs on.
+                    // The annotations may name another node than the one that the pod runs on.
                     placement.node = node.into();
                     self.drop_deadline(uid);
                     let of = identity(pod);
@@ -104,7 +104,8 @@ impl Ledger {
         self.set_initialised(pod, uid);
     }
 
-    /// Whether it is known what the pod holds on that node: it was seen there before, or bound there from here.
+    /// Whether the pod's devices on that node are known: it was seen there before, or was bound there by this
+    /// scheduler.
     fn is_settled(&self, uid: &str, node: &str) -> bool {
         let asked = match self.holders.get(uid) {
             Some(LedgerEntry::Bound { .. }) => true,
@@ -225,7 +226,7 @@ impl Ledger {
         }
     }
 
-    /// A list of all pods is complete that began at `began`: who is not in it, is not there.
+    /// A list of all pods that began at `began` is complete: a pod that is not in it does not exist.
     pub fn keep_pods(&mut self, listed: &HashSet<Arc<str>>, began: Duration) {
         let gone: Vec<Arc<str>> = self
             .holders
@@ -251,8 +252,8 @@ impl Ledger {
         self.unplaced.retain(|uid, _| listed.contains(uid));
     }
 
-    /// The list began when no binding in doubt could happen any more, and shows these pods without a node: they were
-    /// not bound, and are to be let go of like any other reservation that is too old.
+    /// The list began after the last moment at which the bindings in doubt could happen, and shows these pods without a
+    /// node. So they were not bound, and expire like any other old reservation.
     fn end_doubts(&mut self, began: Duration) {
         let over = |holder: &LedgerEntry| match holder {
             LedgerEntry::Reserved(reserved) => match reserved.binding {

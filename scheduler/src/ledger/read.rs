@@ -1,4 +1,4 @@
-//! What the ledger reads of pods, nodes, quotas and misfits. Values in, values out.
+//! Reads the facts that the ledger needs from pods, nodes, quotas and misfits. Values in, values out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use kube_api::object::{Container, Node, Pod, ResourceQuota};
 pub use kube_api::request::identity;
 use placement::{Cluster, Misfit, NodeMisfit, Placement};
 
-/// The uid under which a pod is known; one without gets its namespace and name.
+/// The uid of a pod in the ledger; a pod without a uid gets its namespace and name.
 pub fn uid_of(pod: &Pod) -> Arc<str> {
     identity(pod).uid.into()
 }
@@ -20,7 +20,7 @@ pub fn named(quota: &ResourceQuota) -> (&str, &str) {
     )
 }
 
-/// Whether the init containers that end are over, all well.
+/// Whether all init containers that end have succeeded.
 pub(super) fn initialised(pod: &Pod) -> bool {
     let mut ending = pod
         .spec
@@ -39,7 +39,7 @@ pub(super) fn initialised(pod: &Pod) -> bool {
         })
 }
 
-/// A placement as annotations can say it: container, device, whole MiB, compute.
+/// A placement in the precision of annotations: container, device, whole MiB, compute.
 pub(super) fn shares(placement: &Placement) -> Vec<(usize, &str, u64, u32)> {
     let containers = placement.containers.iter().enumerate();
     containers
@@ -52,8 +52,8 @@ pub(super) fn shares(placement: &Placement) -> Vec<(usize, &str, u64, u32)> {
         .collect()
 }
 
-/// Whether every card of the placement is there, takes pods, and has no more promised than it has. Another replica that
-/// answered a moment ago, another scheduler, or a pod that was restored may have bound what was reserved here.
+/// Whether every device of the placement exists, takes pods, and is not overcommitted. Another replica that answered a
+/// moment ago, another scheduler, or a restored pod may have bound what was reserved here.
 pub(super) fn still_fits(cluster: &Cluster, placement: &Placement) -> bool {
     let Some(node) = cluster.node(&placement.node) else {
         return false;
@@ -79,8 +79,8 @@ pub(super) fn still_fits(cluster: &Cluster, placement: &Placement) -> bool {
     })
 }
 
-/// What kube-scheduler counts of a pod: containers that run beside each other together, of those that run before the
-/// largest.
+/// The amounts that kube-scheduler counts for a pod: the sum of containers that run side by side, or the largest of
+/// those that run before, whichever is more.
 pub(super) fn counted(pod: &Pod) -> Vec<(Box<str>, i128)> {
     let of = |container: &Container| -> Vec<(String, i128)> {
         let needs = &container.resources;
@@ -128,7 +128,7 @@ pub(super) fn version_of(pod: &Pod) -> Option<u64> {
     pod.metadata.resource_version.as_deref()?.parse().ok()
 }
 
-/// What tells one "it could not be scheduled" from the next; nothing where that is not said.
+/// Distinguishes one "it could not be scheduled" from the next; none without such a condition.
 pub(super) fn unscheduled(pod: &Pod) -> Option<u64> {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let condition = pod
@@ -143,7 +143,7 @@ pub(super) fn unscheduled(pod: &Pod) -> Option<u64> {
     Some(hasher.finish())
 }
 
-/// The node without what no report is read of: thousands are kept.
+/// The node, reduced to what is read of it, because thousands are kept.
 pub(super) fn slim(mut node: Node) -> Node {
     node.metadata.managed_fields = None;
     node.metadata.owner_references = None;

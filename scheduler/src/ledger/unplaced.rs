@@ -1,7 +1,7 @@
-//! Pods that kube-scheduler has found no node for, whether or not it asked us. Never says why.
+//! Pods for which kube-scheduler has found no node, whether or not it called the extender. The reasons are not kept.
 //!
-//! kube-scheduler asks an extender only about nodes that its own plugins let through. A pod that all nodes refuse for
-//! their count of slots never reaches `/filter`, so [`Ledger::waiting`] does not know it.
+//! kube-scheduler calls an extender only about nodes that its own plugins accept. A pod that all nodes refuse for their
+//! count of slots never reaches `/filter`, so [`Ledger::waiting`] does not have it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub(super) struct Unplaced {
 }
 
 impl Ledger {
-    /// Notes whether the pod, which has no node, was refused. Pods that ask for no devices are left out.
+    /// Notes whether the pod, which has no node, was refused. Pods that ask for no devices are ignored.
     pub(super) fn set_unplaced(&mut self, pod: &Pod, uid: &str, now: Duration) {
         if pod.metadata.deletion_timestamp.is_some() || unscheduled(pod).is_none() {
             self.unplaced.remove(uid);
@@ -47,7 +47,7 @@ impl Ledger {
             nominated,
         };
         self.unplaced.insert(uid.into(), unplaced);
-        // kube-scheduler may have judged the pod by the node as it was before, and told of it afterwards.
+        // kube-scheduler may have judged the pod by the node's old state and reported it afterwards.
         if let Some((at, node)) = self.more_slots.clone()
             && now.saturating_sub(at) <= WATCH_IS_BEHIND
         {
@@ -55,7 +55,7 @@ impl Ledger {
         }
     }
 
-    /// The node has more slots of a vendor than it had.
+    /// The node has more slots of a vendor than before.
     pub(super) fn note_more_slots(&mut self, node: Arc<str>) {
         self.more_slots = Some((self.latest, Arc::clone(&node)));
         if !self.unplaced.is_empty() {
@@ -63,7 +63,7 @@ impl Ledger {
         }
     }
 
-    /// Of the pods of that scheduler that have no node and are nominated for none, the one that matters most.
+    /// The pod of the highest priority among that scheduler's pods that have no node and are nominated for none.
     pub fn first_unplaced(&self, scheduler: &str) -> Option<&placement::Pod> {
         let any_vendor = self.vendors.any_vendor_scheduler();
         let is_ours = |name: &str| name == scheduler || any_vendor == Some(name);
@@ -79,7 +79,7 @@ impl Ledger {
     }
 }
 
-/// Whether pods can take more of a vendor's resource than before. A node that was not there had nothing.
+/// Whether pods can take more of a vendor's resource than before. A new node had nothing before.
 pub(super) fn has_more_slots(before: Option<&Node>, node: &Node, vendors: &Vendors) -> bool {
     let amount = |node: &Node, name: &str| -> i128 {
         let written = node.status.allocatable.get(name);

@@ -189,7 +189,7 @@ fn a_placed_pod_hears_where_it_is() {
         expect![[r#"
         ml/foreign runs on n1 without devices
           asks for 1 NVIDIA in container main: memory whole card, cores none promised
-          note: nothing says which devices it has: whoever bound it was not this scheduler (schedulerName is "default-scheduler")
+          note: nothing says which devices it has: it was bound by another program than this scheduler (schedulerName is "default-scheduler")
     "#]],
     );
 }
@@ -230,7 +230,7 @@ fn a_pod_that_is_no_question_hears_why() {
         Verdict::Unreadable,
         expect![[r#"
             ml/p cannot be understood: container main: nvidia.com/gpumem: "1.5Gi " is no amount; write a number such as 3000, 3k, 16Gi or 500m
-              note: it fits on no node until that is written anew: a pod's spec cannot be changed, so delete it and create it again
+              note: it fits on no node until that is corrected: a pod's spec cannot be changed, so delete it and create it again
         "#]],
     );
     let mut missed = limits(json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000" }));
@@ -243,7 +243,7 @@ fn a_pod_that_is_no_question_hears_why() {
         ml/p is not the scheduler's; it would fit on n1
           asks for 1 NVIDIA in container main: memory 1000 MiB, cores none promised
           main: GPU-2 on n1: 1000 MiB, cores 0
-          note: its schedulerName is "default-scheduler", not "hami-scheduler": the webhook did not see it (it was away, the namespace is exempt, or the label hami.io/webhook is "ignore"), so nobody who knows shares of devices places it; create it anew
+          note: its schedulerName is "default-scheduler", not "hami-scheduler": the webhook did not see it (it was away, the namespace is exempt, or the label hami.io/webhook is "ignore"), so no scheduler that knows shares of devices places it; create it again
     "#]],
     );
 }

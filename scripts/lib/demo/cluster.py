@@ -38,7 +38,7 @@ KINDS: tuple[tuple[str, int, int, Any, Any, dict[str, str]], ...] = (
     ("training on one whole card", 10, 1, None, None, {}),
     ("training on four whole cards", 7, 4, None, None, {}),
     ("training on eight whole cards", 5, 8, None, None, {}),
-    ("spread over cards that nobody uses", 2, 2, (8000,), (25,), {"hami.io/gpu-scheduler-policy": "mutex"}),
+    ("spread over cards that no pod uses", 2, 2, (8000,), (25,), {"hami.io/gpu-scheduler-policy": "mutex"}),
     ("asks for 150 % of a card", 1, 1, "150%", None, {}),
     ("privileged", 1, 1, (2000,), (10,), {}),
 )

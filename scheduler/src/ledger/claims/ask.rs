@@ -1,4 +1,5 @@
-//! A question for whole GPUs by label: which are given, or in words why none are. The engine chooses.
+//! A request for whole GPUs by label: the GPUs that are given, or a text that says why none are. The placement engine
+//! chooses.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -13,28 +14,28 @@ use placement::{Among, Ask, Container, DeviceView, Memory, Placement, Request};
 use super::{CLAIM_UID, Held, Past};
 use crate::ledger::Ledger;
 
-/// The vendor whose GPUs are given by label.
+/// The vendor whose GPUs can be requested by label.
 const NVIDIA: &str = "NVIDIA";
 
 /// How many labels a refusal names.
 const MOST_NAMED: usize = 12;
 
-/// Who asks for which GPUs.
+/// A request for GPUs by label.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClaimAsk {
-    /// The reservation to be.
+    /// The reservation to make.
     pub reservation: String,
     /// Namespace of the pod.
     pub namespace: String,
-    /// Labels that each GPU needs to have.
+    /// The labels that each GPU must have.
     pub labels: BTreeSet<String>,
-    /// How many GPUs, all on one node.
+    /// The number of GPUs, all on one node.
     pub count: u32,
-    /// Only these nodes; none for all.
+    /// The allowed nodes; none for all.
     pub nodes: Option<Vec<Arc<str>>>,
-    /// Only these GPUs; empty for all.
+    /// The allowed GPUs; empty for all.
     pub only: BTreeSet<String>,
-    /// None of these GPUs.
+    /// The excluded GPUs.
     pub not: BTreeSet<String>,
     /// An earlier choice for it came to nothing: what the ledger has of the reservation is being given back.
     pub anew: bool,
@@ -42,10 +43,10 @@ pub struct ClaimAsk {
     pub counted: Counted,
 }
 
-/// Why no GPU is given: what follows `no GPUs with requested labels free for pod NS/NAME: `.
+/// Why no GPU is given: the text after `no GPUs with requested labels free for pod NS/NAME: `.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotClaimed {
-    /// The reservation is another namespace's.
+    /// The reservation belongs to another namespace.
     #[error("reservation {0} is another pod's")]
     Another(String),
     /// A label that no device has.
@@ -59,7 +60,7 @@ pub enum NotClaimed {
     /// No device has all of the labels.
     #[error("no device has all of the labels {}", listed(.0))]
     NoDevice(Vec<String>),
-    /// None of the devices' nodes is open to the pod.
+    /// No node with such devices is open to the pod.
     #[error(
         "{devices} devices match, but none is on a node that the pod's own rules, the node's taints and its state let the pod run on"
     )]
@@ -120,8 +121,8 @@ fn busy(asked: u32, matching: usize, reserved: usize, used: usize, out: usize) -
 }
 
 impl Ledger {
-    /// Chooses GPUs for the pod and reserves them here, as proposals that are not written yet. A reservation that is
-    /// there already is given again.
+    /// Chooses GPUs for the pod and reserves them here, as claims that are not written yet. An existing claim of the
+    /// pod is returned again.
     ///
     /// # Errors
     ///
@@ -187,7 +188,7 @@ impl Ledger {
         let bound_now = self.claims.guards.standing(self.latest);
         let bound_now = bound_now.map(|gpu| gpu.to_string());
         asks.select.nouse_ids = ask.not.iter().cloned().chain(bound_now).collect();
-        // A card in MIG mode is no one pod's.
+        // A GPU in MIG mode cannot be given to one pod as a whole.
         asks.select.mode = Some("hami-core,mps".to_owned());
         let request = Request {
             pod: placement::Pod {
@@ -210,7 +211,7 @@ impl Ledger {
         placed.ok()
     }
 
-    /// Why the pod gets none, from all devices: a refusal is rare, and its reader wants the reason.
+    /// Why the pod gets none, from a look at all devices: a refusal is rare, and its reader wants the reason.
     fn why_not(&self, ask: &ClaimAsk) -> NotClaimed {
         let mut devices: Vec<(&str, DeviceView<'_>)> = Vec::new();
         for node in self.cluster.nodes() {

@@ -1,4 +1,4 @@
-//! What happened to each GPU, as far back as it is remembered. Never a part of a decision.
+//! The history of each GPU, as far back as it is remembered. No decision depends on it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use std::time::Duration;
 use kube_api::assigner::Claim;
 use pages::assigner::{Happened, MOST_HISTORY};
 
-/// One thing that happened to a GPU.
+/// An entry of a GPU's history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Past {
-    /// When, as the ledger counts time.
+    /// The time, as the ledger counts it.
     pub at: Duration,
-    /// What.
+    /// The event.
     pub what: Happened,
     /// Namespace of the pod.
     pub namespace: String,
@@ -50,7 +50,7 @@ impl Past {
     }
 }
 
-/// The last things that happened to each GPU.
+/// The last entries of each GPU.
 #[derive(Debug, Default)]
 pub(super) struct Pasts(HashMap<Arc<str>, VecDeque<Past>>);
 
