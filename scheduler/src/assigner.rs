@@ -1,10 +1,10 @@
-//! The device assigner: whole GPUs for pods that ask by label. It reserves them in the ledger, writes the reservations
-//! as Leases, makes them active when their pods are there, renews them, and lets go of them. Never decides which GPU
-//! fits (the engine does), and never binds a pod.
+//! The device assigner: whole GPUs for pods that ask by label. It reserves GPUs in the ledger, writes the claims as
+//! Leases, makes them active when their pods exist, renews them, and releases them. The placement engine decides which
+//! GPU fits, and the scheduler binds the pods.
 //!
-//! When the answer of the API server is lost, the assigner reads what the call has done and never guesses: a Lease that
-//! carries our reservation is ours, also after an error. Every write names the version that it is based
-//! on, so of two replicas one succeeds.
+//! If an answer of the API server is lost, the assigner reads the outcome of the call and does not guess: a Lease that
+//! carries our reservation is ours, also after an error. Every write names the version that it is based on, so of two
+//! replicas only one succeeds.
 
 pub mod judge;
 pub mod meters;
@@ -30,45 +30,45 @@ use meters::Meters;
 /// How often GPUs are chosen anew because another replica was faster.
 const MOST_CHOICES: usize = 16;
 
-/// How often a call is made again whose answer is not known, or that came between two others.
+/// How often a call is repeated whose outcome is unknown, or that conflicted with another.
 const MOST_TRIES: usize = 4;
 
-/// How long a call waits before it is made again.
+/// The wait before a call is repeated.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The ledger that the assigner shares, and the clocks.
+/// Access to the shared ledger, and the clocks.
 pub trait Books: Send + Sync + 'static {
-    /// Changes the ledger, at this time by its own count.
+    /// Changes the ledger; the second argument of `change` is the ledger's current time.
     fn change(&self, change: &mut dyn FnMut(&mut Ledger, Duration));
-    /// The machine's clock, for the times that Leases show.
+    /// The machine's clock, for the times in Leases.
     fn wall(&self) -> Timestamp;
-    /// Why the cluster is not known yet, where it is not.
+    /// Why the cluster is not known yet; none where it is.
     fn unready(&self) -> Option<String>;
-    /// Waits until what was changed in an embedded cluster is known.
+    /// Waits until earlier changes in an embedded cluster are known.
     fn catch_up(&self) -> BoxFuture<'_, ()>;
     /// Carries [`Ledger::claims_version`].
     fn changes(&self) -> watch::Receiver<u64>;
 }
 
-/// How the node of a pod is settled.
+/// How a pod is tied to its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Pin {
-    /// By a required node affinity, so that the scheduler confirms it.
+    /// By a required node affinity, so that the scheduler confirms the node.
     #[default]
     Affinity,
-    /// By `spec.nodeName`: no scheduler sees the pod.
+    /// By `spec.nodeName`: no scheduler handles the pod.
     #[value(name = "nodeName")]
     NodeName,
 }
 
-/// How an assigner behaves.
+/// The settings of an assigner.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// How the node of a pod is settled.
+    /// How a pod is tied to its node.
     pub pin: Pin,
 }
 
-/// One replica of the assigner. A clone is the same one.
+/// One replica of the assigner. Clones share it.
 #[derive(Clone)]
 pub struct Assigner(Arc<Inner>);
 
@@ -88,13 +88,13 @@ impl std::fmt::Debug for Assigner {
 /// Why GPUs are not reserved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotReserved {
-    /// There are none.
+    /// There are no such GPUs.
     #[error(transparent)]
     None(#[from] NotClaimed),
-    /// Other pods were faster, again and again.
+    /// Other pods were faster every time.
     #[error("other pods took the GPUs that were free; try again")]
     Overrun,
-    /// The API server does not do what it is asked.
+    /// The API server refuses the write.
     #[error("the reservation cannot be written: {0}")]
     NotWritten(String),
 }
@@ -108,7 +108,7 @@ pub enum NotFinalized {
     /// Another reservation, namespace or pod holds the GPU.
     #[error("{0}")]
     Another(String),
-    /// It is not known whether it is: the API server does not answer.
+    /// The outcome is unknown: the API server does not answer.
     #[error("the API server does not answer: {0}; try again")]
     Unanswered(String),
 }
@@ -124,12 +124,12 @@ impl NotFinalized {
     }
 }
 
-/// What became of the write of one Lease.
+/// The outcome of writing one Lease.
 enum Wrote {
     Won(Box<Claim>),
-    /// Another reservation has it.
+    /// Another reservation has the GPU.
     Lost(Option<Box<Claim>>),
-    /// It cannot be written; `certain` where it surely was not.
+    /// The write failed. `certain`: it surely did not happen.
     Failed {
         why: String,
         certain: bool,
@@ -137,7 +137,7 @@ enum Wrote {
 }
 
 impl Assigner {
-    /// An assigner over this ledger and this API server.
+    /// An assigner with this ledger and this API server.
     pub fn new(books: Arc<dyn Books>, store: Arc<dyn Store>, settings: Settings) -> Self {
         Self(Arc::new(Inner {
             books,
@@ -147,17 +147,17 @@ impl Assigner {
         }))
     }
 
-    /// How it behaves.
+    /// Its settings.
     pub fn settings(&self) -> &Settings {
         &self.0.settings
     }
 
-    /// What it counts.
+    /// Its counters.
     pub fn meters(&self) -> &Meters {
         &self.0.meters
     }
 
-    /// Why it cannot answer yet, where it cannot.
+    /// Why it cannot answer yet; none where it can.
     pub fn unready(&self) -> Option<String> {
         self.0.books.unready()
     }
@@ -172,12 +172,12 @@ impl Assigner {
         result.expect("the books call what they are given once")
     }
 
-    /// Reserves GPUs for a pod: in the ledger, then as Leases; all of them or none. Goes on to its end when the caller
-    /// does not wait for it.
+    /// Reserves GPUs for a pod: in the ledger, then as Leases; all of them or none. Continues to its end even if the
+    /// caller stops waiting.
     ///
     /// # Errors
     ///
-    /// Why there are none.
+    /// Why no GPUs are reserved.
     pub async fn reserve(&self, ask: ClaimAsk) -> Result<Vec<Claim>, NotReserved> {
         let assigner = self.clone();
         let task = tokio::spawn(async move { assigner.reserve_to_its_end(ask).await });
@@ -196,7 +196,7 @@ impl Assigner {
             for claim in &proposed {
                 let wrote = match claim.version.is_empty() {
                     true => self.write_new(claim).await,
-                    // Of a reservation that was asked for twice: our watch may not know yet that it is gone.
+                    // Requested twice: the Lease may be gone, and our watch may not have seen that yet.
                     false => self.written_before(claim).await,
                 };
                 match wrote {
@@ -218,7 +218,7 @@ impl Assigner {
                     }
                 }
             }
-            // What another door gave while the Leases were written is not ours.
+            // A GPU that the scheduler gave away while the Leases were written is not ours.
             if failed.is_none() && self.are_ours(&won) {
                 match self.used_by_others(&won).await {
                     Ok(used) if used.is_empty() => return Ok(won),
@@ -235,7 +235,7 @@ impl Assigner {
         Err(NotReserved::Overrun)
     }
 
-    /// Whether the ledger still has these reservations, and no other door has given their GPUs.
+    /// Whether the ledger still has these claims, and their GPUs were not given to other pods.
     fn are_ours(&self, won: &[Claim]) -> bool {
         self.change(|ledger, _| {
             won.iter().all(|claim| {
@@ -272,7 +272,7 @@ impl Assigner {
         self.change(|ledger, _| ledger.withdraw_claim(&claim.gpu, &claim.reservation));
     }
 
-    /// Another one has the GPU: the ledger learns of it at once, so that the next choice is another.
+    /// Another reservation has the GPU: the ledger is told at once, so that the next choice is different.
     fn lost(&self, claim: &Claim, other: Option<Claim>) {
         self.withdraw(claim);
         if let Some(other) = other {
@@ -280,8 +280,8 @@ impl Assigner {
         }
     }
 
-    /// Takes back what was written of a reservation that did not come about. What cannot be deleted runs out; so does a
-    /// Lease of which it is not known whether it was written, and its GPU stays reserved here until then.
+    /// Takes back the written part of a reservation that failed. A Lease that cannot be deleted expires. So does a
+    /// Lease whose write has an unknown outcome; its GPU stays reserved here until then.
     async fn give_back(&self, proposed: &[Claim], won: &[Claim], in_doubt: Option<&str>) {
         for claim in won {
             for _ in 0..MOST_TRIES {
@@ -316,7 +316,7 @@ impl Assigner {
             match self.0.store.create(claim.clone()).await {
                 Sent::Done(written) => return Wrote::Won(Box::new(written)),
                 Sent::Refused(why) => return Wrote::Failed { why, certain: true },
-                // It may be there by now; making it again finds out.
+                // The Lease may exist by now; another try to create it shows that.
                 Sent::Unknown(text) => {
                     why = text;
                     tokio::time::sleep(PAUSE).await;
@@ -359,7 +359,7 @@ impl Assigner {
         }
     }
 
-    /// A Lease of the reservation that the ledger has, as the API server has it.
+    /// Reads from the API server the Lease of a claim that the ledger shows as written.
     async fn written_before(&self, claim: &Claim) -> Wrote {
         match self.0.store.find(&claim.gpu).await {
             Ok(Found::Claim(there)) if there.reservation == claim.reservation => Wrote::Won(there),
@@ -376,7 +376,7 @@ impl Assigner {
         }
     }
 
-    /// Whether the reservation that stands there is the one that the ledger has seen running out, and has no pod.
+    /// Whether the claim in the API server is the one that the ledger has seen expire, and has no pod.
     async fn has_run_out(&self, claim: &Claim, there: &Claim) -> bool {
         if there.state == State::Binding {
             return self.change(|ledger, now| ledger.guard_has_run_out(there, now));
@@ -394,12 +394,12 @@ impl Assigner {
         }
     }
 
-    /// Makes the reservation of a pod active. Asked again, it answers the same. Goes on to its end when the caller does
-    /// not wait for it.
+    /// Makes the reservation of a pod active. A repeated call gets the same answer. Continues to its end even if the
+    /// caller stops waiting.
     ///
     /// # Errors
     ///
-    /// Why it is not active.
+    /// Why the reservation is not active.
     pub async fn finalize(&self, asked: Finalize) -> Result<(), NotFinalized> {
         let assigner = self.clone();
         let task = tokio::spawn(async move { assigner.finalize_to_its_end(&asked).await });
@@ -410,7 +410,7 @@ impl Assigner {
     }
 
     async fn finalize_to_its_end(&self, asked: &Finalize) -> Result<(), NotFinalized> {
-        // The whole reservation, also where one GPU of it is named.
+        // All GPUs of the reservation, even if the caller names only one of them.
         let mut gpus: BTreeSet<String> = asked.gpus.iter().cloned().collect();
         let reserved = self.change(|ledger, _| {
             let held = ledger.claimed_by(&asked.reservation);
@@ -484,7 +484,7 @@ impl Assigner {
         match verdict {
             Verdict::Done => Ok(verdict),
             Verdict::Promote => {
-                // A proposal that ran out counts only until another pod gets the GPU.
+                // An expired proposal still counts, until another pod gets the GPU.
                 let taken = self.change(|ledger, _| {
                     let held = ledger.claim(gpu);
                     held.is_some_and(|held| held.lapsed) && ledger.is_taken_by_others(gpu)
@@ -499,7 +499,7 @@ impl Assigner {
         }
     }
 
-    /// Whether the pod is there and carries the reservation: a caller cannot finalize for another pod.
+    /// Checks that the pod exists and carries the reservation, because a caller must not finalize for another pod.
     async fn check_pod(&self, asked: &Finalize) -> Result<(), NotFinalized> {
         let (namespace, name) = (asked.namespace.as_str(), asked.name.as_str());
         let pod = self.0.store.pod(namespace, name).await;
@@ -557,8 +557,8 @@ impl Assigner {
         }
     }
 
-    /// Looks after every reservation once: makes those active whose pods are there, renews those that are active, lets
-    /// go of those whose pods are gone. What does not succeed is done at the next look.
+    /// Checks every claim once: makes a claim active whose pod exists, renews active claims, and releases claims whose
+    /// pods are gone. A write that fails is repeated at the next check.
     pub async fn tend(&self) {
         let due: Vec<(Held, Option<PodClaim>, Tend)> = self.change(|ledger, now| {
             ledger.expire(now);
@@ -573,7 +573,7 @@ impl Assigner {
                 self.forget(&guard);
             }
         }
-        // Of each namespace the pods, asked for once.
+        // The pods of each namespace, read once.
         let mut carriers: HashMap<String, Result<Vec<PodClaim>, String>> = HashMap::new();
         for (held, pod, tend) in due {
             let claim = held.claim;
@@ -597,7 +597,7 @@ impl Assigner {
                     }
                     let is_carried = match carriers.get(&namespace) {
                         Some(Ok(pods)) => pods.iter().any(|pod| carries(pod, &claim)),
-                        // Not known: nothing is let go of.
+                        // If the pods cannot be read, no claim is released.
                         _ => true,
                     };
                     if !is_carried {
@@ -634,7 +634,7 @@ impl Assigner {
         }
     }
 
-    /// Looks after the reservations every `interval`, more or less `jitter` of it, until the future is dropped.
+    /// Checks the claims every `interval`, varied by up to `jitter` of it, until the future is dropped.
     pub async fn keep(&self, interval: Duration, jitter: f64) {
         let mut turn = 0_u32;
         loop {
@@ -647,13 +647,13 @@ impl Assigner {
     }
 }
 
-/// Whether the pod is the one that the reservation is for.
+/// Whether the claim is for this pod.
 fn carries(pod: &PodClaim, claim: &Claim) -> bool {
     let is_holder = claim.state == State::Proposed || pod.uid == claim.holder;
     is_holder && pod.reservation == claim.reservation
 }
 
-/// The interval, more or less up to `jitter` of it, so that replicas do not write at the same moment.
+/// The interval, varied by up to `jitter` of it, so that replicas do not write at the same moment.
 fn jittered(interval: Duration, jitter: f64, turn: u32) -> Duration {
     use std::hash::{BuildHasher, RandomState};
 

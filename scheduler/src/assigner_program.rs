@@ -1,4 +1,4 @@
-//! `vgpu-scheduler assigner`: its flags, its credentials, its two listeners. Never decides.
+//! `vgpu-scheduler assigner`: its flags, its credentials and its two listeners.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use crate::assigner::{Assigner, Pin, Settings};
 use crate::{ClaimSettings, Company, Scheduler, api};
 
-/// Hands whole GPUs to pods that ask by label, at admission, with reservations that are finalized later.
+/// Hands out whole GPUs to pods that ask by label, at admission, with reservations that are finalized later.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "assigner", version, max_term_width = 100)]
 pub struct Args {
@@ -37,8 +37,8 @@ pub struct Args {
     #[arg(short = 'k', long, value_name = "URL")]
     pub kubernetes_url: Option<String>,
 
-    /// The cluster, as kubectl knows it, in place of the three flags above; by default $KUBECONFIG, ~/.kube/config, or
-    /// the pod's own service account.
+    /// A kubeconfig, instead of the three flags above; by default $KUBECONFIG, ~/.kube/config, or the pod's own service
+    /// account.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["access_token", "ca_certificate", "kubernetes_url"])]
     pub kubeconfig: Option<PathBuf>,
 
@@ -96,11 +96,11 @@ pub struct Args {
     )]
     pub claims_namespace: String,
 
-    /// How often reservations are looked after: 20s; a bare number is milliseconds.
+    /// How often reservations are checked: 20s; a bare number is milliseconds.
     #[arg(short = 'i', long, value_name = "TIME", default_value = "20s", value_parser = interval)]
     pub renew_interval: Duration,
 
-    /// By how much of it the interval varies, 0 to 1.
+    /// The part of the interval by which it varies, 0 to 1.
     #[arg(short = 'j', long, value_name = "SHARE", default_value_t = 0.2)]
     pub renew_jitter: f64,
 
@@ -108,12 +108,13 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = crate::parse::duration)]
     pub clock_skew: Duration,
 
-    /// How the node of a pod is settled: by a required node affinity, so that the scheduler confirms it, or by
-    /// spec.nodeName, which no scheduler sees.
+    /// How a pod is tied to its node: by a required node affinity, so that the scheduler confirms it, or by
+    /// spec.nodeName, with which no scheduler handles the pod.
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Pin::Affinity)]
     pub pin: Pin,
 
-    /// Names and units of resources, as HAMi's device-config.yaml; by default HAMi's own.
+    /// A file with the names and units of resources, in the format of HAMi's device-config.yaml; by default HAMi's own
+    /// values.
     #[arg(
         long = "device-config-file",
         alias = "device-config",
@@ -121,7 +122,7 @@ pub struct Args {
     )]
     pub device_config_file: Option<PathBuf>,
 
-    /// Only GPUs of nodes with these labels are given: gpu=on, several separated by commas.
+    /// Give only GPUs of nodes with these labels: gpu=on, several separated by commas.
     #[arg(long, value_name = "LABELS", default_value = "")]
     pub node_label_selector: String,
 
@@ -133,27 +134,27 @@ pub struct Args {
     #[arg(short = 'l', long, env = "VGPU_ASSIGNER_LOG_LEVEL", value_enum, value_name = "LEVEL", default_value_t = Level::Warn)]
     pub log_level: Level,
 
-    /// How a log line looks.
+    /// The format of log lines.
     #[arg(long, env = "VGPU_ASSIGNER_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 }
 
-/// The levels of the log. `fatal` and `report` are the reference's, and log errors here.
+/// The log levels. `fatal` and `report` are the reference's, and mean `error` here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Level {
     /// Everything.
     Trace,
-    /// The inputs of decisions, too.
+    /// Also the inputs of decisions.
     Debug,
     /// One line for each decision.
     Info,
-    /// What an operator should look at.
+    /// Conditions that an operator should check.
     Warn,
-    /// What failed.
+    /// Failures.
     Error,
-    /// As error.
+    /// The same as error.
     Fatal,
-    /// As error.
+    /// The same as error.
     Report,
 }
 
@@ -175,7 +176,7 @@ fn interval(text: &str) -> Result<Duration, String> {
         Ok(milliseconds) => Duration::from_millis(milliseconds.into()),
         Err(_) => crate::parse::duration(text)?,
     };
-    // A proposal lasts a minute, and its pod has to be seen within it.
+    // A proposal lasts a minute, and its pod must be seen within that time.
     let allowed = Duration::from_millis(100)..=Duration::from_secs(100);
     if allowed.contains(&interval) {
         Ok(interval)
@@ -184,22 +185,22 @@ fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// How the API server is reached.
+/// The way to reach the API server.
 #[derive(Debug, PartialEq, Eq)]
 enum Credentials {
-    /// By the three flags.
+    /// Given by the three flags.
     Given {
         token: PathBuf,
         ca: PathBuf,
         url: String,
     },
-    /// By a file of kubectl's.
+    /// A kubeconfig.
     Kubeconfig(PathBuf),
-    /// As kubectl and pods find it.
+    /// Found as kubectl and pods find it.
     Inferred,
 }
 
-/// By the flags; `inferable` says whether there is a cluster without them.
+/// The credentials from the flags; `inferable` says whether there is a cluster without them.
 fn credentials(args: &Args, inferable: bool) -> Result<Credentials, Vec<String>> {
     if let Some(path) = &args.kubeconfig {
         return Ok(Credentials::Kubeconfig(path.clone()));
@@ -242,7 +243,7 @@ fn credentials(args: &Args, inferable: bool) -> Result<Credentials, Vec<String>>
     }
 }
 
-/// Whether there is a cluster that kubectl or a pod would find.
+/// Whether kubectl or a pod would find a cluster.
 fn inferable() -> bool {
     let home = std::env::var_os("HOME").map(PathBuf::from);
     let config = home.map(|home| home.join(".kube/config"));
@@ -251,10 +252,10 @@ fn inferable() -> bool {
         || config.is_some_and(|config| config.exists())
 }
 
-/// The whole program: its log, its runtime, its exit code. `name` stands before an error.
+/// The whole program: its log, its runtime, its exit code. Errors start with `name`.
 #[expect(
     clippy::print_stderr,
-    reason = "what is wrong with the flags, for whoever started us"
+    reason = "what is wrong with the flags, for the caller of the program"
 )]
 pub fn program(name: &str, args: Args) -> ExitCode {
     let credentials = match credentials(&args, inferable()) {
@@ -340,7 +341,7 @@ async fn run(args: Args, credentials: Credentials) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The assigner's listeners and its upkeep, while they run.
+/// The assigner's listeners and its periodic check, while they run.
 #[derive(Debug)]
 pub struct Serving {
     stopping: watch::Sender<bool>,
@@ -349,7 +350,7 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Serves the API and the routes for people, and looks after the reservations.
+    /// Serves the API and the routes for people, and checks the reservations periodically.
     pub fn start(
         assigner: &Assigner,
         api: Option<(Listener, Option<Tls>)>,
@@ -362,7 +363,7 @@ impl Serving {
             let mut stopped = stopped.clone();
             async move { drop(stopped.wait_for(|stopped| *stopped).await) }
         };
-        // API servers come over HTTP/1.1, one connection for each review, and keep idle ones for 90 s.
+        // API servers use HTTP/1.1 with one connection for each review, and keep idle ones for 90 s.
         let manners = Manners {
             connections: 4096,
             connections_per_address: 1024,
@@ -396,7 +397,7 @@ impl Serving {
         }
     }
 
-    /// Ends what is being served, and waits for it.
+    /// Stops serving, and waits for the end.
     pub async fn stop(self) {
         self.stopping.send_replace(true);
         self.keeping.abort();
@@ -444,7 +445,7 @@ async fn config(credentials: Credentials) -> anyhow::Result<kube::Config> {
         }
         Credentials::Inferred => kube::Config::infer().await.context("no cluster")?,
     };
-    // A call that is repeated in the dark is found to have happened already.
+    // A call whose outcome is unknown must not be repeated blindly: it may have happened already.
     config.default_retry = false;
     Ok(config)
 }

@@ -1,16 +1,16 @@
-//! The leader's part in the ComputeNodes of the cluster. An agent keeps its own node's; the leader says of an agent that
-//! is silent that it is not connected, and describes the devices that no agent of ours describes: those that another
-//! vendor's device plugin has registered on the Node. Never changes what an agent has said of its devices.
-//!
+//! The leader's work on the cluster's ComputeNodes. An agent maintains its own node's. The leader marks a silent agent
+//! as not connected, and describes devices that no agent of ours describes: those that another vendor's device plugin
+//! has registered on the Node. An agent's description of its devices is never changed.
 //! | ComputeNode | what the leader does |
 //! |---|---|
 //! | written by an agent, its heartbeat moves | nothing |
 //! | written by an agent, no new heartbeat for [`SILENCE`] | phase `NotReady`; `Ready`, `AgentConnected` and `Schedulable` are false for `AgentNotConnected` |
-//! | of devices that are registered on the Node, and that no agent describes | writes it when it changes |
-//! | written here, and its devices are registered no more | deletes it |
+//! | for devices that are registered on the Node, and that no agent describes | writes it when it changes |
+//! | written here, but its devices are not registered any more | deletes it |
 //!
-//! How long an agent has been silent is counted by this machine's clock from the moment at which the heartbeat was seen to
-//! change, so a node whose clock is wrong is not taken for dead. It is counted anew after the watch was interrupted.
+//! The silence of an agent is measured by this machine's clock, from the moment at which the heartbeat was seen to
+//! change, so a node with a wrong clock does not count as dead. The measurement restarts after the watch was
+//! interrupted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -31,23 +31,23 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use crate::Scheduler;
 use crate::ledger::Ledger;
 
-/// An agent that has not reported for so long is not connected: three of its heartbeats.
+/// An agent without a new heartbeat for this long is not connected. It is three times the heartbeat's interval.
 pub const SILENCE: Duration = Duration::from_secs(120);
-/// How often the leader looks.
+/// The interval of the leader's checks.
 const EVERY: Duration = Duration::from_secs(10);
-/// Most ComputeNodes that are written at one look; the rest wait for the next.
+/// The most ComputeNodes that are written in one check; the rest wait for the next.
 const MOST_WRITES: usize = 100;
-/// How long one call may take.
+/// The time limit of one call.
 const CALL: Duration = Duration::from_secs(5);
-/// Whose fields these are.
+/// The field manager of our writes.
 const MANAGER: &str = "vgpu-scheduler";
 
-/// How the leader looks.
+/// The timing of the checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
     /// See [`SILENCE`].
     pub silence: Duration,
-    /// Between two looks.
+    /// The time between two checks.
     pub every: Duration,
 }
 
@@ -60,7 +60,7 @@ impl Default for Pace {
     }
 }
 
-/// A ComputeNode as the watch tells it.
+/// A ComputeNode from the watch.
 #[derive(Debug, Clone)]
 struct Stands {
     object: ComputeNode,
@@ -87,7 +87,7 @@ fn writer(object: &ComputeNode) -> Option<&str> {
 #[derive(Debug, Default)]
 struct Known {
     nodes: HashMap<String, Stands>,
-    /// Those that a list in progress has named.
+    /// The names in a list that is in progress.
     listing: Option<BTreeSet<String>>,
     listed: bool,
 }
@@ -108,7 +108,8 @@ impl Known {
             Event::InitDone => {
                 let named = self.listing.take().unwrap_or_default();
                 self.nodes.retain(|name, _| named.contains(name));
-                // While nothing was watched, agents may have reported, or not have reached the API server either.
+                // While the watch was interrupted, agents may have reported, or may have been unable to reach the API
+                // server.
                 for stands in self.nodes.values_mut() {
                     stands.beat = now;
                 }
@@ -133,7 +134,7 @@ impl Known {
         self.nodes.insert(name, Stands { beat, ..fresh });
     }
 
-    /// Agents that are silent and of whom that is not said yet, by name of their ComputeNode.
+    /// Silent agents that are not marked as such yet, by name of their ComputeNode.
     fn silent(&self, silence: Duration, now: Instant) -> Vec<(&String, &Stands)> {
         let all = self.nodes.iter().filter(|(_, stands)| {
             let said = stands.object.status.as_ref();
@@ -147,7 +148,7 @@ impl Known {
     }
 }
 
-/// Keeps them, for ever.
+/// Checks them periodically. Never returns.
 pub async fn keep(client: kube::Client, scheduler: Scheduler, pace: Pace) {
     let api: Api<ComputeNode> = Api::all(client.clone());
     let topologies: Api<ComputeTopology> = Api::all(client);
@@ -196,7 +197,7 @@ async fn say_silent(api: &Api<ComputeNode>, known: &Known, pace: Pace) {
         };
         let silent = now.saturating_duration_since(stands.beat);
         let status = observed::disconnected(before, silent.as_secs(), &written_now());
-        // Of this version only: an agent that reports meanwhile is right.
+        // Tied to this version, so that an agent's report in the meantime wins.
         let version = stands.object.metadata.resource_version.clone();
         let patch = Patch::Merge(json!({
             "metadata": { "resourceVersion": version },
@@ -304,7 +305,7 @@ fn written_now() -> String {
     Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// What no agent describes: by name of the ComputeNode, the node's uid and its devices.
+/// The devices that no agent describes: by name of the ComputeNode, the node's uid and its devices.
 fn mirrored(ledger: &Ledger, known: &Known) -> BTreeMap<String, (String, Observed)> {
     let mut wanted = BTreeMap::new();
     for (name, node) in ledger.nodes() {
@@ -327,7 +328,7 @@ fn mirrored(ledger: &Ledger, known: &Known) -> BTreeMap<String, (String, Observe
     wanted
 }
 
-/// The vendor of a device in the words of hcs.io; nothing for vendors that it does not name.
+/// The vendor of a device in hcs.io's words; none for a vendor that hcs.io does not name.
 fn vendor(device: &DeviceView<'_>) -> Option<Vendor> {
     match device.device().vendor.as_str() {
         "NVIDIA" => Some(Vendor::Nvidia),
@@ -338,10 +339,10 @@ fn vendor(device: &DeviceView<'_>) -> Option<Vendor> {
     }
 }
 
-/// What the Node's annotations say of its devices of one vendor.
+/// The devices of one vendor, from the Node's annotations.
 fn of_node(node: &Node, view: NodeView<'_>, of: Vendor) -> Observed {
     let devices: Vec<DeviceView<'_>> = view.devices().filter(|it| vendor(it) == Some(of)).collect();
-    // A vendor may count each model from 0: then the place among all of them is the index.
+    // A vendor may number the devices of each model from 0; then the position among all of them is the index.
     let own: BTreeSet<u32> = devices.iter().map(|it| it.device().index).collect();
     let are_own = own.len() == devices.len();
     let indexed: Vec<(u32, &DeviceView<'_>)> = (0..)
@@ -363,7 +364,7 @@ fn of_node(node: &Node, view: NodeView<'_>, of: Vendor) -> Observed {
             allocated_bytes: view.used().memory_bytes,
             gflops: device.gflops,
             numa: device.numa,
-            // Chips of one network plane reach each other by HCCS.
+            // Chips in one network plane are connected by HCCS.
             links: joined
                 .map(|(peer, _)| ObservedLink {
                     kind: LinkType::Hccs,

@@ -1,5 +1,4 @@
-//! ComputeQuotas: reads them into the ledger, and keeps their status while this replica answers. Never decides: the
-//! ledger does.
+//! ComputeQuotas: reads them into the ledger, and keeps their status while this replica answers. The ledger decides.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,9 +13,9 @@ use serde_json::json;
 use crate::Scheduler;
 use crate::ledger::Ledger;
 
-/// How often what is used is compared with what the statuses say.
+/// How often the use is compared with the statuses.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long to wait before a watch that failed begins again. Without the definition in the cluster each one fails.
+/// The wait before a failed watch restarts. In a cluster without the definition every watch fails.
 const PAUSE: Duration = Duration::from_secs(5);
 
 type Name = (String, String);
@@ -40,7 +39,7 @@ fn is_unknown(error: &watcher::Error) -> bool {
 }
 
 impl Scheduler {
-    /// Takes every ComputeQuota into the ledger, until the future is dropped.
+    /// Reads every ComputeQuota into the ledger, until the future is dropped.
     pub(crate) async fn watch_compute_quotas(self) {
         let quotas: Api<ComputeQuota> = Api::all(self.0.client.clone());
         let mut events = std::pin::pin!(watcher(quotas, watcher::Config::default()));
@@ -64,7 +63,7 @@ impl Scheduler {
                 }
                 Err(error) => {
                     if is_unknown(&error) {
-                        // There are none then.
+                        // Without the kind there are no quotas.
                         self.change(|ledger, _| ledger.keep_compute_quotas(&[]));
                     }
                     if !told {
@@ -77,14 +76,14 @@ impl Scheduler {
         }
     }
 
-    /// Writes what is used to the quotas' statuses when it changes, while this replica answers.
+    /// Writes changed use into the quotas' statuses, while this replica answers.
     pub(crate) async fn keep_compute_quotas(self) {
         let mut written: HashMap<Name, ComputeQuotaStatus> = HashMap::new();
         let mut tick = tokio::time::interval(LOOK_EVERY);
         loop {
             tick.tick().await;
             if self.answers().is_err() {
-                // Another replica writes, so what was written here says nothing later.
+                // Another replica writes now, so what was written here may be outdated later.
                 written.clear();
                 continue;
             }

@@ -1,6 +1,6 @@
-//! ComputeTasks: makes a pod for each, makes it again as often as the task allows, and reports what became of it. What
-//! to do next is a function of the task and its pod ([`next`]); the rest of this file does it, while this replica
-//! answers. Never touches a pod that is not the task's.
+//! ComputeTasks: creates a pod for each, creates it again as often as the task allows, and reports the outcome.
+//! [`next`] derives the next action from the task and its pod; the rest of this file carries it out, while this replica
+//! answers. Pods of other owners are never changed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -26,18 +26,18 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// Longest name of a pod that its containers' host names still hold.
 const MOST_NAME_LETTERS: usize = 63;
 
-/// What to do for a task.
+/// The next action for a task.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Next {
-    /// Make this pod, and then write this status.
+    /// Create this pod, and then write this status.
     Make(Box<Value>, Box<ComputeTaskStatus>),
     /// Write this status.
     Report(Box<ComputeTaskStatus>),
-    /// Nothing.
+    /// Do nothing.
     Wait,
 }
 
-/// The pod of a task's attempt: there, not there, or a pod of the same name that is not the task's.
+/// The pod of a task's attempt: present, absent, or a pod of the same name that is not the task's.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Found {
     /// There is no pod of that name.
@@ -48,7 +48,7 @@ pub enum Found {
     Foreign,
 }
 
-/// Name of the pod of an attempt, which begins at 1.
+/// The name of an attempt's pod; attempts count from 1.
 pub fn pod_name(task: &str, attempt: i32) -> String {
     let end = format!("-{attempt}");
     let room = MOST_NAME_LETTERS - end.len();
@@ -56,7 +56,7 @@ pub fn pod_name(task: &str, attempt: i32) -> String {
     format!("{}{end}", cut.trim_end_matches(['-', '.']))
 }
 
-/// Which attempt is under way, or comes next.
+/// The attempt that is running or comes next.
 pub fn attempt(task: &ComputeTask) -> i32 {
     let status = task.status.as_ref();
     status
@@ -71,7 +71,7 @@ pub fn is_over(task: &ComputeTask) -> bool {
     matches!(phase, Some(TaskPhase::Succeeded | TaskPhase::Failed))
 }
 
-/// What to do, given the pod of the attempt that is under way. `now` is in RFC 3339.
+/// The next action, given the pod of the current attempt. `now` is in RFC 3339.
 pub fn next(task: &ComputeTask, found: &Found, now: &str) -> Next {
     if is_over(task) || task.metadata.deletion_timestamp.is_some() {
         return Next::Wait;
@@ -157,7 +157,7 @@ fn failed(
     }
 }
 
-/// Another pod where the task has retries left, else the end.
+/// Another attempt if the task has retries left, else the end.
 fn after_failure(
     task: &ComputeTask,
     before: &ComputeTaskStatus,
@@ -198,7 +198,7 @@ fn make(task: &ComputeTask, before: &ComputeTaskStatus, attempt: i32, now: &str)
     Next::Make(Box::new(pod), Box::new(status))
 }
 
-/// What the pod says of where the task runs.
+/// The status that follows from the pod.
 fn of_pod(before: &ComputeTaskStatus, pod: &Pod, attempt: i32) -> ComputeTaskStatus {
     let annotation = |key: &str| {
         let annotations = pod.metadata.annotations.as_ref()?;
@@ -283,7 +283,7 @@ fn pod_of(task: &ComputeTask, attempt: i32) -> Result<Value, String> {
         }
     }
     let mut labels = template.labels;
-    // A label may be shorter than a name.
+    // A label value may be shorter than a name.
     if name.len() <= MOST_NAME_LETTERS {
         labels.insert(keys::TASK.to_owned(), name.to_owned());
     }
@@ -396,7 +396,7 @@ fn name_of(task: &ComputeTask) -> Name {
 }
 
 impl Scheduler {
-    /// Looks at each ComputeTask when it or its pod changes, while this replica answers, until the future is dropped.
+    /// Checks all ComputeTasks periodically, while this replica answers, until the future is dropped.
     pub(crate) async fn run_compute_tasks(self) {
         let client = || self.0.client.clone();
         let mut tasks = std::pin::pin!(watcher(
@@ -521,7 +521,7 @@ impl Scheduler {
                 let made = self.make_task_pod(namespace, &pod).await;
                 match made {
                     Ok(()) => status,
-                    // Our own pod of an earlier look, whose status was not written: the next look sees it.
+                    // Our own pod of an earlier check, whose status was not written: the next check sees it.
                     Err(kube::Error::Api(refusal)) if refusal.code == 409 => status,
                     Err(kube::Error::Api(refusal)) if (400..500).contains(&refusal.code) => {
                         let before = task.status.clone().unwrap_or_default();
@@ -536,8 +536,8 @@ impl Scheduler {
         Ok(Some(*status))
     }
 
-    /// Takes out of a pod what admission would believe of the scheduler's account and of no tenant: what pods hold, and
-    /// the label that keeps the webhook away.
+    /// Removes from a pod what admission accepts from the scheduler's account but not from a tenant: annotations that
+    /// say what the pod holds, and the label that exempts it from the webhook.
     fn without_reserved(&self, pod: &mut Value) {
         let reserved: HashSet<&str> = self.0.vendors.allocation_keys().collect();
         let is_reserved = |key: &str| {
@@ -568,7 +568,7 @@ impl Scheduler {
         status: &ComputeTaskStatus,
     ) -> Result<(), String> {
         let tasks: Api<ComputeTask> = Api::namespaced(self.0.client.clone(), namespace);
-        // What the new status leaves out goes.
+        // A merge patch removes only fields that are null, so missing fields of the status are set to null.
         let mut value: Map<String, Value> = [
             "pod",
             "node",

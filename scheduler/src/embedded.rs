@@ -1,5 +1,5 @@
-//! The scheduler on a cluster in this process: `--embedded STATE.json`. It reads the state once and never writes the
-//! file. A change made over `/api/v1` before a question is seen by that question.
+//! The scheduler on a cluster in this process: `--embedded STATE.json`. The file is read once and never written. A
+//! change made over `/api/v1` before a question is visible to that question.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,23 +23,23 @@ use crate::filter::whole_pod;
 use crate::view::{KINDS, NOT_ENDED};
 use crate::{Company, Scheduler, Settings};
 
-/// As whom the scheduler writes to its own cluster.
+/// The user name with which the scheduler writes to its own cluster.
 const OURSELVES: &str = "system:vgpu-scheduler";
 
-/// How long a question waits for the changes that were made before it.
+/// How long a question waits for earlier changes.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The cluster, and what happened in it that the ledger has to know.
+/// The cluster, and the changes in it that the ledger must know.
 #[derive(Debug)]
 pub(crate) struct Embedded {
     cluster: Cluster,
     fences: Mutex<[Option<Fence>; 4]>,
     selector: String,
-    /// Namespace of the Leases that count; none where they do not.
+    /// The namespace of the Leases that count; none where claims do not count.
     claims: Option<String>,
 }
 
-/// Sees the changes of one kind, to know which is the last.
+/// Watches the changes of one kind, to know the last one.
 #[derive(Debug)]
 struct Fence {
     watch: Watch,
@@ -57,7 +57,7 @@ impl Embedded {
                 .as_ref()
                 .map(|claims| claims.namespace.clone()),
         };
-        // Before anything is listed, so that no change falls between the two.
+        // Opened before anything is listed, so that no change is missed between the two.
         let _versions = embedded.needed();
         embedded
     }
@@ -66,7 +66,7 @@ impl Embedded {
         self.cluster.resource_version()
     }
 
-    /// For each kind, the version of its last change that a watch that is open by now will tell.
+    /// For each kind, the version of its last change that an open watch will deliver.
     fn needed(&self) -> [u64; 4] {
         let mut fences = self.fences.lock();
         let mut needed = [0; 4];
@@ -85,7 +85,7 @@ impl Embedded {
                         *needed = open.last;
                         break;
                     }
-                    // It fell behind what is remembered.
+                    // The watch fell behind the changes that are kept.
                     Err(_) => {
                         *fence = None;
                         break;
@@ -118,7 +118,7 @@ impl Embedded {
 }
 
 impl Scheduler {
-    /// A scheduler on this cluster. What a pod gets is written at its filter, as well as with its binding.
+    /// A scheduler on this cluster. A pod's devices are written at its filter, as well as with its binding.
     pub fn embedded(
         cluster: &Cluster,
         vendors: Arc<Vendors>,
@@ -145,8 +145,8 @@ impl Scheduler {
         Self::build(client, vendors, settings, company, Some(embedded))
     }
 
-    /// Waits until the ledger has what was changed in the embedded cluster by now. Elsewhere there is nothing to wait
-    /// for: what the API server has is known when its watch tells.
+    /// Waits until the ledger has all changes of the embedded cluster up to now. Does nothing for a real cluster, where
+    /// changes are known when the watch delivers them.
     pub(crate) async fn catch_up(&self) {
         let Some(embedded) = &self.0.embedded else {
             return;
@@ -165,12 +165,11 @@ impl Scheduler {
         }
     }
 
-    /// In the embedded cluster, a pod that a question brings and nobody has made yet is made. Says which uid the pod
-    /// has there.
+    /// In the embedded cluster, creates the pod of a question if it does not exist. Returns the pod's uid there.
     ///
     /// # Errors
     ///
-    /// Why it cannot be made.
+    /// Why it cannot be created.
     pub(crate) fn make_pod(&self, pod: &Pod, body: &[u8]) -> Result<Option<String>, String> {
         let Some(embedded) = &self.0.embedded else {
             return Ok(None);
@@ -193,12 +192,12 @@ impl Scheduler {
         if cluster.get(&target).is_err()
             && let Some(whole) = whole_pod(body)
         {
-            // Somebody may have made it at the same time: then it is there, and that is all that is asked.
+            // Another request may have created it at the same time, which is just as good.
             let made = cluster.import(&serde_json::json!({ "pods": [whole] }));
             if let Err(error) = made
                 && cluster.get(&target).is_err()
             {
-                return Err(format!("the pod cannot be made: {error}"));
+                return Err(format!("the pod cannot be created: {error}"));
             }
         }
         let there = cluster.get(&target).map_err(|error| error.to_string())?;
@@ -208,10 +207,10 @@ impl Scheduler {
     }
 }
 
-/// Admission in this process, on what is written to the embedded cluster: what the webhook does elsewhere.
+/// Admission in this process, for writes to the embedded cluster: the webhook's part in a real cluster.
 pub struct Admit {
     admission: Arc<admission::Admission>,
-    /// Asked before: what it changes of a pod is admitted like what its maker wrote.
+    /// Called first: its changes of a pod are admitted like the author's own text.
     assigner: Option<Assigner>,
 }
 
@@ -224,13 +223,13 @@ impl Admit {
         }
     }
 
-    /// With this assigner before the webhook's rules.
+    /// Adds this assigner before the webhook's rules.
     #[must_use]
     pub fn after(self, assigner: Option<Assigner>) -> Self {
         Self { assigner, ..self }
     }
 
-    /// What the assigner makes of the pod.
+    /// The pod after the assigner's changes.
     async fn assigned(&self, review: &Review, object: &Value) -> Result<Value, Status> {
         let Some(assigner) = &self.assigner else {
             return Ok(object.clone());
@@ -286,7 +285,8 @@ impl embedded_cluster::Admission for Admit {
     }
 }
 
-/// The pod of a review and what is done to it; nothing where it is about something else, or from ourselves.
+/// The pod of a review and the operation on it; none where the review is about another object, or is the scheduler's
+/// own.
 fn of_pod(review: &Review) -> Option<(&Value, Context<'_>)> {
     let operation = match review.operation {
         Operation::Create => admission::Operation::Create,

@@ -1,7 +1,8 @@
-//! The cluster's GPU page: joins what the ledger gave with what the node monitors tell, and remembers two hours of it.
-//! Never what a page looks like, and never in the way of an answer to kube-scheduler: it takes copies.
+//! The data of the cluster's GPU page: joins the ledger with the reports of the node agents, and remembers two hours of
+//! them. It works on copies, so that answers to kube-scheduler are not delayed. The page's look is in `pages`.
 //!
-//! One loop asks the monitors and adds a step to the history. The picture is made when a page asks for it; while a page
+//! One loop asks the agents and adds a step to the history. The picture is made when a page asks for it; while a page
+//! listens, it is made once a second, and its version grows when it differs from the one before.
 //! listens, once a second, and a version that grows says that it differs from the one before.
 
 mod history;
@@ -26,16 +27,16 @@ use crate::Scheduler;
 use crate::explain::{Detail, Source as _, explain};
 use crate::shown::why;
 
-/// How often a picture is made while a page listens.
+/// How often the picture is made while a page listens.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// How old a picture may be that a page is given: while one listens, no page waits for the next.
+/// The greatest age of a picture that a page is given, so that no page waits for the next one while another listens.
 const OLD: Duration = Duration::from_secs(3);
 
-/// How long the first step waits until the cluster has been read.
+/// How often the first step checks whether the cluster has been read.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// The source of the GPU page. A clone is the same one.
+/// The source of the GPU page. Clones share it.
 #[derive(Clone)]
 pub struct Gpus(Arc<Inner>);
 
@@ -44,12 +45,12 @@ struct Inner {
     scraper: Scraper,
     interval: Duration,
     remembered: Mutex<Remembered>,
-    /// The last picture and when it was made.
+    /// The last picture and the time at which it was made.
     kept: Mutex<(Option<Instant>, Arc<Picture>)>,
-    /// One new picture at a time.
+    /// Lets one new picture be made at a time.
     turn: Turn<()>,
     changes: watch::Sender<u64>,
-    /// An answer costs a look at every node: one at a time.
+    /// An answer examines every node, so only one is made at a time.
     explaining: Semaphore,
 }
 
@@ -67,7 +68,8 @@ impl fmt::Debug for Gpus {
 }
 
 impl Gpus {
-    /// The GPU page of this scheduler, with monitors at these places (`HOST:PORT`), which are asked once in an interval.
+    /// The GPU page of this scheduler, with node agents at these addresses (`HOST:PORT`), each asked once in an
+    /// interval.
     pub fn new(scheduler: &Scheduler, monitors: Vec<String>, interval: Duration) -> Self {
         let remembered = Remembered {
             monitors: Monitors {
@@ -88,7 +90,7 @@ impl Gpus {
         }))
     }
 
-    /// Asks the monitors in each interval, and looks for changes while a page listens. Never ends.
+    /// Asks the node agents in each interval, and makes new pictures while a page listens. Never returns.
     pub async fn run(&self) {
         tokio::join!(self.remember(), self.look_for_listeners());
     }
@@ -230,7 +232,7 @@ impl GpuSource for Gpus {
     }
 
     fn history(&self, namespace: &str, pod: &str) -> Vec<OfGpu> {
-        // The GPUs of a pod that is there are known; those of one that has ended are looked for.
+        // The GPUs of an existing pod are known; those of a pod that has ended are looked up in the history.
         let picture = self.0.kept.lock().1.clone();
         let order = |holder: &GpuPod| (&*holder.namespace, &*holder.pod).cmp(&(namespace, pod));
         let held = picture.holders.binary_search_by(order).ok();

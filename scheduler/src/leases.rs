@@ -1,6 +1,6 @@
-//! Leases and pods as the API server has them: the few calls that the assigner and the extender make, behind a trait,
-//! so that a test can answer late, twice or not at all. Never decides what a call's failure means for a reservation.
-//! [`guards`] keeps GPUs from assigners while the extender binds pods to them.
+//! Leases and pods in the API server: the few calls that the assigner and the extender make, behind a trait, so that a
+//! test can answer late, twice or not at all. The callers decide what a failed call means for a reservation. [`guards`]
+//! keeps GPUs from assigners while the extender binds pods to them.
 
 pub mod guards;
 
@@ -14,55 +14,55 @@ use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube_api::assigner::{Claim, PodClaim, lease_name, pod_claim};
 use kube_api::object::Pod;
 
-/// What became of a call that writes.
+/// The outcome of a call that writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sent<T> {
     /// It happened.
     Done(T),
-    /// Something is there already, or has changed since it was read.
+    /// The object exists already, or has changed since it was read.
     Conflict,
-    /// There is nothing to change.
+    /// The object does not exist.
     Gone,
     /// It did not happen, for this reason.
     Refused(String),
-    /// It may have happened, or may yet.
+    /// It may have happened, or may yet happen.
     Unknown(String),
 }
 
-/// The Lease of a GPU as it is.
+/// The current Lease of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
-    /// There is none.
+    /// There is no Lease.
     Nothing,
     /// It reserves the GPU.
     Claim(Box<Claim>),
-    /// It is there under that name and is no reservation of the GPU.
+    /// A Lease of that name exists and is not a claim of the GPU.
     Foreign(String),
 }
 
-/// What the two doors ask of an API server. A call that cannot be answered says so after a while.
+/// The calls of an API server that the assigner and the extender make. Each has a time limit.
 pub trait Store: Send + Sync + 'static {
-    /// Makes a Lease.
+    /// Creates a Lease.
     fn create(&self, claim: Claim) -> BoxFuture<'_, Sent<Claim>>;
     /// Replaces a Lease that has not changed since it was read.
     fn replace(&self, claim: Claim) -> BoxFuture<'_, Sent<Claim>>;
     /// Deletes a Lease that has not changed since it was read.
     fn delete(&self, claim: Claim) -> BoxFuture<'_, Sent<()>>;
-    /// The Lease of a GPU, as it is now.
+    /// Reads the current Lease of a GPU.
     fn find<'a>(&'a self, gpu: &'a str) -> BoxFuture<'a, Result<Found, String>>;
-    /// A pod, as it is now.
+    /// Reads a pod.
     fn pod<'a>(
         &'a self,
         namespace: &'a str,
         name: &'a str,
     ) -> BoxFuture<'a, Result<Option<Pod>, String>>;
-    /// The pods of a namespace that have not ended and carry a reservation, as they are now.
+    /// Reads the pods of a namespace that have not ended and carry a reservation.
     fn carriers<'a>(&'a self, namespace: &'a str) -> BoxFuture<'a, Result<Vec<PodClaim>, String>>;
     /// The pods that are bound to a node and have not ended, as they are now.
     fn bound<'a>(&'a self, node: &'a str) -> BoxFuture<'a, Result<Vec<Pod>, String>>;
 }
 
-/// Whether the pod holds what it was given no more.
+/// Whether the pod has ended, and so holds nothing any more.
 pub fn has_ended(pod: &Pod) -> bool {
     matches!(pod.status.phase.as_str(), "Succeeded" | "Failed")
 }
@@ -83,7 +83,7 @@ impl std::fmt::Debug for ApiServer {
 }
 
 impl ApiServer {
-    /// Leases are in this namespace. A call is given up after `patience`.
+    /// Uses Leases in this namespace. A call fails after `patience`.
     pub fn new(client: kube::Client, namespace: &str, patience: Duration) -> Self {
         Self {
             leases: Api::namespaced(client.clone(), namespace),
@@ -128,7 +128,7 @@ impl ApiServer {
     }
 }
 
-/// As the API server has written it, which is what was sent with a version and a UID.
+/// The Lease as the API server stored it: the one that was sent, with a version and a UID.
 fn written(sent: &Claim, lease: &Lease) -> Claim {
     Claim::read(lease).unwrap_or_else(|_| sent.clone())
 }
@@ -220,10 +220,10 @@ impl Store for ApiServer {
     }
 }
 
-/// The same, of a call whose answer has another type.
+/// The same outcome of a call with another result type.
 fn other<T, U>(sent: Sent<T>) -> Sent<U> {
     match sent {
-        // A call that was done is no failure.
+        // Cannot be: a finished call is not a failure.
         Sent::Done(_) => Sent::Unknown("the answer was lost".to_owned()),
         Sent::Conflict => Sent::Conflict,
         Sent::Gone => Sent::Gone,

@@ -1,4 +1,4 @@
-//! What a finalize request and the passing of time mean for one reservation. Values in, values out.
+//! Decides what a finalize request, and the passing of time, mean for one claim. Values in, values out.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,15 +12,15 @@ use kube_api::vendor::Vendors;
 
 use crate::ledger::Held;
 
-/// After this time an active reservation is renewed, so that two renewals may fail before it runs out.
+/// An active claim is renewed after this time, so that two renewals may fail before it expires.
 pub const RENEW_AFTER: Duration = Duration::from_secs(ACTIVE_LASTS.as_secs() / 3);
 
-/// What a finalize request means for the Lease of one GPU.
+/// The effect of a finalize request on the Lease of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The Lease becomes active, held by the pod.
     Promote,
-    /// It is so already.
+    /// The Lease is already active for the pod.
     Done,
     /// There is no such reservation.
     Unknown,
@@ -28,7 +28,7 @@ pub enum Verdict {
     Another,
 }
 
-/// Judges a finalize request by the GPU's Lease as the API server has it.
+/// Judges a finalize request by the GPU's Lease in the API server.
 pub fn finalize(asked: &Finalize, lease: Option<&Claim>) -> Verdict {
     let Some(lease) = lease else {
         return Verdict::Unknown;
@@ -43,20 +43,20 @@ pub fn finalize(asked: &Finalize, lease: Option<&Claim>) -> Verdict {
     }
 }
 
-/// What is to be done with a reservation as time passes.
+/// The next action for a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tend {
     /// Nothing yet.
     Keep,
     /// The Lease is renewed.
     Renew,
-    /// Its pod was seen, and no call finalized it: it becomes active.
+    /// Its pod was seen, but no call finalized it: it becomes active.
     Promote,
-    /// Its pod was never made, or is gone: the Lease is deleted, once the API server has confirmed that.
+    /// Its pod was never created, or is gone: the Lease is deleted, once the API server has confirmed that.
     Release,
 }
 
-/// Judges a reservation by the pod that was seen for it.
+/// Judges a claim by the pod that was seen for it.
 pub fn tend(held: &Held, pod: Option<&PodClaim>, now: Duration) -> Tend {
     if held.is_unwritten() {
         return Tend::Keep;
@@ -66,7 +66,7 @@ pub fn tend(held: &Held, pod: Option<&PodClaim>, now: Duration) -> Tend {
         (State::Proposed, Some(_)) => Tend::Promote,
         (State::Active, Some(_)) if age >= RENEW_AFTER => Tend::Renew,
         (State::Active | State::Binding, Some(_)) => Tend::Keep,
-        // A pod that was seen and is not there any more is gone. One that was not seen may be late.
+        // A pod that was seen and does not exist any more is gone. A pod that was not seen yet may be late.
         (_, None) if held.carried || age >= PROPOSAL_LASTS => Tend::Release,
         (_, None) => Tend::Keep,
     }

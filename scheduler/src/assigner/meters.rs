@@ -1,4 +1,4 @@
-//! What the assigner counts, for `/metrics`. Never decides by a number in here.
+//! The assigner's counters for `/metrics`. No decision depends on them.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -29,7 +29,7 @@ struct OfState {
     state: &'static str,
 }
 
-/// Counts and times. Clones share them.
+/// Counters and durations. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Meters {
     reviews: Family<Outcome, Counter<u64, AtomicU64>>,
@@ -54,33 +54,33 @@ impl Default for Meters {
 }
 
 impl Meters {
-    /// A review was answered: `reserved`, `passed`, `refused`, `failed`.
+    /// Counts an answered review: `reserved`, `passed`, `refused`, `failed`.
     pub fn reviewed(&self, outcome: &'static str) {
         self.reviews.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// A pod was refused for this reason.
+    /// Counts a refused pod, by reason.
     pub fn refused(&self, reason: &'static str) {
         self.refusals.get_or_create(&Reason { reason }).inc();
     }
 
-    /// A reservation became active so long after it was proposed.
+    /// Counts a claim that became active, with the time since its proposal.
     pub fn finalized(&self, after: Duration) {
         self.to_finalize.observe(after, None);
     }
 
-    /// A finalize request was answered with this code.
+    /// Counts a finalize request that was answered with this code.
     pub fn asked_to_finalize(&self, outcome: &'static str) {
         self.finalizes.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// A reservation was let go of.
+    /// Counts a released claim.
     pub fn released(&self, state: State) {
         let state = state.word();
         self.released.get_or_create(&OfState { state }).inc();
     }
 
-    /// All of it, and how many devices are in which state, to be shown.
+    /// All metrics in one registry, with the number of devices in each state.
     pub fn registry(&self, devices: Arc<dyn DeviceSource>) -> Registry {
         let mut all = Registry::default();
         let registry = all.sub_registry_with_prefix("vgpu_assigner");
@@ -110,7 +110,7 @@ impl Meters {
     }
 }
 
-/// Counts the devices at the moment of the question.
+/// Counts the devices at each scrape.
 struct Devices(Arc<dyn DeviceSource>);
 
 impl std::fmt::Debug for Devices {

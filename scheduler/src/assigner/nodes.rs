@@ -1,13 +1,13 @@
-//! Which nodes a pod may run on at all, by its own rules and the nodes' state: a GPU elsewhere would be of no use to
-//! it. Looks at what admission can know: `spec.nodeName`, the node selector, required node affinity, taints that keep
-//! pods away, and cordons. Never looks at devices, CPU or memory: the engine and kube-scheduler do.
+//! The nodes that a pod may run on, by its own rules and the nodes' state: a GPU on another node would be useless to
+//! it. Checks what admission can know: `spec.nodeName`, the node selector, required node affinity, taints, and cordons.
+//! Devices, CPU and memory are checked by the placement engine and kube-scheduler.
 
 use std::sync::Arc;
 
 use kube_api::object::{Node, Taint};
 use serde_json::Value;
 
-/// The nodes that the pod may run on; none where that is all of them.
+/// The nodes that the pod may run on; none where it may run on all.
 pub(super) fn open<'a>(
     pod: &Value,
     nodes: impl Iterator<Item = (&'a Arc<str>, &'a Arc<Node>)>,
@@ -73,7 +73,7 @@ fn may_run(pod: &Value, name: &str, node: &Node) -> bool {
             .all(tolerated)
 }
 
-/// Whether a term of a required affinity lets the node be. A term without a rule lets none be.
+/// Whether a term of a required affinity matches the node. A term without rules matches none.
 fn matches<'a>(term: &Value, name: &'a str, label: &impl Fn(&str) -> Option<&'a str>) -> bool {
     let rules = |field: &str| {
         let rules = term.get(field).and_then(Value::as_array);

@@ -1,4 +1,4 @@
-//! The assigner's devices for those who look at them: the page, `GET /devices`, the metrics. Never changes anything.
+//! The assigner's devices for readers: the page, `GET /devices`, the metrics. Nothing is changed here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use super::Assigner;
 use crate::ledger::{Held, Ledger};
 
-/// The vendor whose GPUs are given by label.
+/// The vendor whose GPUs can be requested by label.
 const NVIDIA: &str = "NVIDIA";
 
 impl DeviceSource for Assigner {
@@ -87,7 +87,7 @@ fn row(ledger: &Ledger, node: &str, device: DeviceView<'_>) -> DeviceRow {
     labels.sort_unstable();
     let held = ledger.claim(device.id());
     let sharers = match held {
-        // A reservation that stands takes what its pod does not.
+        // A claim in force takes what its pod does not.
         Some(held) if !held.lapsed => 0,
         _ => device.used().slots,
     };
@@ -131,7 +131,7 @@ fn assignment(ledger: &Ledger, held: &Held) -> Assignment {
     }
 }
 
-/// The body of `GET /devices`: by UUID, in the reference's words.
+/// The body of `GET /devices`: by UUID, with the reference's field names.
 #[derive(Debug)]
 pub struct Devices(pub Arc<Inventory>);
 

@@ -1,5 +1,5 @@
-//! `AdmissionReview`s of the assigner: what a pod asks for by label, and what is changed of a pod that gets GPUs. The
-//! answer is always a review; a refusal is in it. Writes nothing itself.
+//! The assigner's `AdmissionReview`s: what a pod asks for by label, and the changes to a pod that gets GPUs. The answer
+//! is always a review; a refusal is inside it. No write to the API server happens here.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,20 +21,20 @@ use serde_json::{Map, Value, json};
 use super::{Assigner, NotReserved, Pin, nodes};
 use crate::ledger::{ClaimAsk, Ledger, NotClaimed};
 
-/// The vendor whose GPUs are given by label.
+/// The vendor whose GPUs can be requested by label.
 const NVIDIA: &str = "NVIDIA";
 
-/// A question as it came.
+/// A review as it came.
 struct Review {
     uid: String,
     dry_run: bool,
-    /// It is about a pod that is made.
+    /// Whether it is about the creation of a pod.
     makes_pod: bool,
     namespace: String,
     object: Value,
 }
 
-/// What is answered.
+/// The answer.
 #[derive(Debug, Clone, PartialEq)]
 struct Reply {
     allowed: bool,
@@ -89,7 +89,7 @@ impl Reply {
     }
 }
 
-/// A name that cannot be guessed, in place of the uid that an API server gives a review.
+/// A name that cannot be guessed, for a review without the uid that an API server gives it.
 fn unique() -> String {
     use std::hash::{BuildHasher, RandomState};
 
@@ -100,7 +100,7 @@ fn unique() -> String {
     format!("{high:016x}{low:016x}")
 }
 
-/// As Kubernetes names the code.
+/// Kubernetes' name for the code.
 fn reason(code: u16) -> Option<&'static str> {
     Some(match code {
         400 => "BadRequest",
@@ -176,11 +176,11 @@ impl Assigner {
         reply.review(&uid)
     }
 
-    /// What an embedded cluster makes of a pod that is being made: the pod as it is to be.
+    /// The admission of a pod that is created in an embedded cluster: returns the changed pod.
     ///
     /// # Errors
     ///
-    /// Code and text of a refusal.
+    /// The code and text of a refusal.
     pub async fn admit(
         &self,
         object: &Value,
@@ -283,7 +283,7 @@ impl Assigner {
         }
     }
 
-    /// Whether an earlier call has given the pod its GPUs: the API server asks again when another webhook has changed
+    /// Whether an earlier call has given the pod its GPUs: the API server calls again when another webhook has changed
     /// the pod.
     fn is_assigned(&self, pod: &Pod, namespace: &str) -> bool {
         let Some(said) = pod_claim(pod) else {
@@ -314,7 +314,7 @@ impl Assigner {
                     .collect()
             };
             ClaimAsk {
-                // Not the pod's own uid: the maker of a pod may write one.
+                // The review's uid, and not the pod's own, because the author of a pod may set that.
                 reservation: review.uid.clone(),
                 namespace: review.namespace.clone(),
                 labels,
@@ -328,7 +328,7 @@ impl Assigner {
         })
     }
 
-    /// What is changed of the pod.
+    /// The changes to the pod.
     fn changed(&self, object: &Value, pod: &Pod, claims: &[Claim]) -> Vec<PatchOperation> {
         let (node, registered, words) = self.change(|ledger, _| {
             let first = claims.first().and_then(|claim| ledger.gpu(&claim.gpu));
@@ -360,7 +360,7 @@ impl Assigner {
                     container.amount(&words.resource).is_some()
                 };
                 let mut all = pod.spec.containers.iter().chain(&pod.spec.init_containers);
-                // The scheduler confirms only what a container asks for.
+                // The scheduler confirms only devices that a container asks for.
                 if registered && !all.any(asks) {
                     let path = [
                         "spec",
@@ -398,7 +398,7 @@ impl Assigner {
                 return Reply::refused(400, format!("request.object is no pod: {problem}"));
             }
         };
-        // A pod that asks for nothing by label has nothing to finalize, and is not in the way.
+        // A pod that asks for nothing by label has nothing to finalize.
         if wanted(&pod).is_none() && pod_claim(&pod).is_none() {
             return Reply::passed("the pod carries no reservation");
         }
@@ -415,7 +415,7 @@ impl Assigner {
     }
 }
 
-/// What the outcome of a finalize request is counted as.
+/// The outcome of a finalize request, as a metric label.
 pub(crate) fn word(code: u16) -> &'static str {
     match code {
         200 => "ok",
@@ -444,7 +444,7 @@ fn name_of(pod: &Pod) -> &str {
         .unwrap_or_default()
 }
 
-/// The names that the cluster's configuration has for NVIDIA's resource and annotations.
+/// The configured names of NVIDIA's resource and annotations.
 struct Words {
     resource: String,
     use_ids: Vec<String>,
@@ -465,8 +465,7 @@ impl Words {
     }
 }
 
-/// Lets the pod run on this node only, beside what it requires itself: terms are alternatives, so the node is added to
-/// each.
+/// Restricts the pod to this node, besides its own requirements: terms are alternatives, so the node is added to each.
 fn pin(object: &Value, node: &str, patch: &mut Patch<'_>) {
     const REQUIRED: [&str; 4] = [
         "spec",

@@ -1,5 +1,5 @@
-//! What pods used of their GPUs over time, in memory that is bounded: [`STEPS`] samples of eight bytes for each pod on
-//! each GPU, for at most [`SERIES`] of those. Values in, values out: a step is a number, never a clock.
+//! What pods used of their GPUs over time, in bounded memory: [`STEPS`] samples of eight bytes for each pod on each
+//! GPU, for at most [`SERIES`] such pairs. Values in, values out: a step is a number, not a time.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use pages::gpus::{OfGpu, Point, Total, Usage};
 
 use super::told::Container;
 
-/// How many samples are kept: two hours at one each 30 s.
+/// How many samples are kept: two hours at one sample each 30 s.
 pub(crate) const STEPS: usize = 240;
 
-/// How many pods on GPUs are followed; each takes about 2 KiB, so all of them 40 MiB.
+/// How many pairs of pod and GPU are followed; each takes about 2 KiB, so all of them 40 MiB.
 pub(crate) const SERIES: usize = 20_000;
 
 const MIB: u64 = 1 << 20;
@@ -24,7 +24,7 @@ pub(crate) struct Key {
     pub(crate) gpu: Arc<str>,
 }
 
-/// One sample. Its largest values stand for "not known".
+/// One sample. The largest values of its fields mean "not known".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Sample {
     memory_mib: u32,
@@ -40,7 +40,7 @@ const NONE: Sample = Sample {
 
 #[derive(Debug)]
 struct Series {
-    /// Which pod of this name it is.
+    /// The uid of the pod, because names are used again.
     uid: Arc<str>,
     /// By step, modulo [`STEPS`].
     samples: Box<[Sample]>,
@@ -50,27 +50,27 @@ struct Series {
     ooms: u32,
 }
 
-/// What a pod used of a GPU in this step.
+/// A pod's use of a GPU in this step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Now {
     pub(crate) memory_bytes: u64,
     pub(crate) compute: Option<u32>,
 }
 
-/// What is remembered.
+/// The samples of all pods, and the sums.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    /// The number of the present step; 0 before the first.
+    /// The number of the current step; 0 before the first.
     step: u64,
     series: HashMap<Key, Series>,
-    /// How often containers were refused memory when they last told, and in which step.
+    /// How often each container was refused memory at its last report, and the step of that report.
     counters: HashMap<Container, (u64, u64)>,
     totals: VecDeque<Total>,
     left_out: usize,
 }
 
 impl History {
-    /// A step begins.
+    /// Starts a step.
     pub(crate) fn begin(&mut self) {
         self.step += 1;
         let oldest = self.oldest();
@@ -83,13 +83,13 @@ impl History {
         (self.step + 1).saturating_sub(STEPS as u64)
     }
 
-    /// How many pods on GPUs were not followed in this step because there are too many.
+    /// How many pairs of pod and GPU were not followed in this step because there are too many.
     pub(crate) fn left_out(&self) -> usize {
         self.left_out
     }
 
-    /// Refusals since the container told last. A count that has shrunk belongs to a new container. The first count of a
-    /// container is taken as new where `fresh`, because its pod began when it was followed already.
+    /// The refusals since the container's last report. A count that has shrunk belongs to a new container. A
+    /// container's first count is all new where `fresh` is set, because its pod began after the history did.
     pub(crate) fn refused(&mut self, of: &Container, count: u64, fresh: bool) -> u64 {
         let before = self.counters.insert(of.clone(), (count, self.step));
         match before {
@@ -100,14 +100,14 @@ impl History {
         }
     }
 
-    /// Whether the pod was not followed before the step that is now, or the one before that.
+    /// Whether the pod is followed only since the current step or the one before.
     pub(crate) fn is_fresh(&self, key: &Key, uid: &str) -> bool {
         let known = self.series.get(key).filter(|series| *series.uid == *uid);
-        // All pods look fresh in the first step.
+        // In the first step all pods look new.
         self.step > 1 && known.is_none_or(|series| series.first + 1 >= self.step)
     }
 
-    /// What a pod used of a GPU in this step; none where nothing was told.
+    /// Records a pod's use of a GPU in this step; none where no agent reported any.
     pub(crate) fn record(&mut self, key: &Key, uid: &Arc<str>, now: Option<Now>, ooms: u64) {
         let (step, oldest) = (self.step, self.oldest());
         let same = self.series.get(key).is_some_and(|had| *had.uid == **uid);
@@ -144,7 +144,7 @@ impl History {
         series.sum_up(oldest, now);
     }
 
-    /// Makes room by forgetting a pod that has ended; false where none has.
+    /// Makes room by forgetting a pod that has ended; false where there is none.
     fn forget_one(&mut self) -> bool {
         let ended = self
             .series
@@ -157,7 +157,7 @@ impl History {
         }
     }
 
-    /// The sums over all GPUs in this step.
+    /// Records the sums over all GPUs in this step.
     pub(crate) fn total(&mut self, total: Total) {
         if self.totals.len() >= STEPS {
             self.totals.pop_front();
@@ -165,13 +165,13 @@ impl History {
         self.totals.push_back(total);
     }
 
-    /// The sums of all steps that are remembered.
+    /// The sums of all remembered steps.
     pub(crate) fn totals(&self) -> Vec<Total> {
         self.totals.iter().copied().collect()
     }
 
-    /// What a pod uses of a GPU, and how often it was refused memory. Nothing is used where nothing was told in the
-    /// present step or the one before.
+    /// A pod's use of a GPU, and how often it was refused memory. The use is none if no agent reported it in the
+    /// current step or the one before.
     pub(crate) fn usage(&self, key: &Key, uid: &str) -> (Option<Usage>, u32) {
         match self.series.get(key) {
             Some(series) if *series.uid == *uid => {
@@ -182,7 +182,7 @@ impl History {
         }
     }
 
-    /// What a pod used of each of its GPUs.
+    /// The history of a pod on each of its GPUs.
     pub(crate) fn of_pod(&self, namespace: &str, pod: &str) -> Vec<OfGpu> {
         let of = |key: &&Key| *key.namespace == *namespace && *key.pod == *pod;
         let mut keys: Vec<&Key> = self.series.keys().filter(of).collect();
@@ -190,7 +190,7 @@ impl History {
         keys.into_iter().map(|key| self.of_key(key)).collect()
     }
 
-    /// What a pod used of these GPUs, of which it holds something.
+    /// The history of a pod on these GPUs, which it holds.
     pub(crate) fn of_gpus(&self, keys: &[Key]) -> Vec<OfGpu> {
         let known = keys.iter().filter(|key| self.series.contains_key(*key));
         known.map(|key| self.of_key(key)).collect()
@@ -229,7 +229,7 @@ impl Series {
         self.samples.get(slot(step)).copied()
     }
 
-    /// Adds the samples up, once for each step, so that a page does not.
+    /// Sums the samples up once for each step, so that pages need not.
     fn sum_up(&mut self, oldest: u64, now: Option<Now>) {
         let (mut most, mut busy, mut measured, mut ooms) = (0, 0_u64, 0_u64, 0_u32);
         for step in self.first.max(oldest)..=self.last {

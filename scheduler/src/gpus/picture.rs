@@ -1,5 +1,4 @@
-//! How things stand, as the GPU page takes it: the ledger's reservations beside what is remembered of their use. Values
-//! in, values out.
+//! The picture for the GPU page: the ledger's reservations with the remembered use. Values in, values out.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,23 +9,23 @@ use placement::{Cluster, Reservation};
 use super::history::{History, Key, Now, STEPS};
 use super::told::{Told, Use};
 
-/// What the ledger says.
+/// The ledger's part of the picture.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LedgerView {
     pub(crate) cluster: Cluster,
-    /// Uids of pods that hold something and are not bound yet.
+    /// The uids of pods that hold devices and are not bound yet.
     pub(crate) unbound: Vec<Arc<str>>,
-    /// Namespace, name and reason of each pod that waits.
+    /// The namespace, name and reason of each pending pod.
     pub(crate) waiting: Vec<(String, String, &'static str)>,
     pub(crate) synced: bool,
     /// Why another replica answers kube-scheduler; empty where this one does.
     pub(crate) standby: String,
 }
 
-/// What the monitors told in the last round.
+/// The node agents' reports in the last round.
 #[derive(Debug, Default)]
 pub(crate) struct Latest {
-    /// By identifier: memory in use, thousandths that were busy.
+    /// By identifier: memory in use, and busy thousandths.
     gpus: HashMap<String, (Option<u64>, Option<u32>)>,
     /// By namespace and pod.
     uses: HashMap<(String, String), Vec<Use>>,
@@ -34,7 +33,7 @@ pub(crate) struct Latest {
 }
 
 impl Latest {
-    /// All that was told in a round. What two monitors say of the same container is what the later one says.
+    /// All reports of a round. If two agents report the same container, the later report counts.
     pub(crate) fn of(told: impl IntoIterator<Item = Told>) -> Self {
         let mut latest = Self::default();
         for told in told {
@@ -66,8 +65,8 @@ fn key(reservation: &Reservation, gpu: &str) -> Key {
     }
 }
 
-/// What a pod uses of each of the GPUs that it holds. A device that has another name in the container than in the ledger
-/// (an instance of a GPU) is one of those that are left, in their order.
+/// A pod's use of each GPU that it holds. A device with different names in the container and in the ledger (a MIG
+/// instance) is matched with the remaining GPUs, in order.
 fn by_gpu(held: &[&str], uses: &[Use]) -> Vec<Option<Now>> {
     let mut now: Vec<Option<Now>> = vec![None; held.len()];
     let mut named: Vec<(&str, usize)> = Vec::new();
@@ -95,7 +94,7 @@ fn by_gpu(held: &[&str], uses: &[Use]) -> Vec<Option<Now>> {
     now
 }
 
-/// A step: what every pod that holds GPUs used of them.
+/// Records a step: the use of every pod that holds GPUs.
 pub(crate) fn record(history: &mut History, seen: &LedgerView, latest: &Latest) {
     history.begin();
     let mut used_bytes = None;
@@ -122,7 +121,7 @@ pub(crate) fn record(history: &mut History, seen: &LedgerView, latest: &Latest) 
                     *used_compute.get_or_insert(0) += u64::from(compute);
                 }
             }
-            // A refusal is of the container, not of one GPU: the first GPU has them.
+            // A refusal belongs to the container and not to one GPU, so it is recorded with the first GPU.
             history.record(&key(reservation, gpu), &uid, now, std::mem::take(&mut ooms));
         }
     }
@@ -162,7 +161,7 @@ fn compute(cores: u32, of: u32) -> Option<u32> {
     Some(u32::try_from(thousandths).unwrap_or(u32::MAX))
 }
 
-/// How things stand, without its version.
+/// The picture, without its version.
 pub(crate) fn picture(
     seen: &LedgerView,
     history: &History,

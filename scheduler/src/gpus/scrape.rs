@@ -1,5 +1,5 @@
-//! Asks node monitors for their `/metrics`, all of them once in a round: at most [`AT_ONCE`] at the same time, each for
-//! at most [`PATIENCE`] and [`MOST`] bytes.
+//! Reads the `/metrics` of the node agents, once in a round: at most [`AT_ONCE`] at the same time, each for at most
+//! [`PATIENCE`] and [`MOST`] bytes.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -18,19 +18,19 @@ use tokio::time::timeout;
 
 use super::told::{self, Told};
 
-/// How many monitors are asked at once.
+/// How many agents are asked at the same time.
 const AT_ONCE: usize = 16;
 
-/// How long a monitor, or a name server, may take to answer.
+/// How long an agent, or a name server, may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How much of an answer is read, in bytes: 500 containers take about 2 MB.
+/// The part of an answer that is read, in bytes: 500 containers take about 2 MB.
 const MOST: usize = 8 << 20;
 
-/// How many monitors are asked at most.
+/// The most agents that are asked.
 const MOST_MONITORS: usize = 10_000;
 
-/// Where monitors are, and how to speak to them.
+/// The addresses of the agents, and the client to reach them.
 #[derive(Debug)]
 pub(super) struct Scraper {
     places: Vec<String>,
@@ -38,19 +38,19 @@ pub(super) struct Scraper {
 }
 
 impl Scraper {
-    /// Monitors at these places, each `HOST:PORT`. A name that has several addresses, as a headless Service has, is a
-    /// monitor at each of them.
+    /// Agents at these addresses, each `HOST:PORT`. For a name with several addresses, such as a headless Service,
+    /// there is an agent at each of them.
     pub(super) fn new(places: Vec<String>) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(PATIENCE));
-        // A connection that idles from round to round would only be in the way of a monitor that restarts.
+        // No connection is kept between rounds, because a stale one would fail after an agent's restart.
         let client = Client::builder(TokioExecutor::new())
             .pool_max_idle_per_host(0)
             .build(connector);
         Self { places, client }
     }
 
-    /// Asks every monitor once.
+    /// Asks every agent once.
     pub(super) async fn round(&self) -> (Vec<Told>, Monitors) {
         let mut monitors = Monitors {
             configured: !self.places.is_empty(),
@@ -107,7 +107,7 @@ impl Scraper {
     }
 }
 
-/// The first trouble is shown, each is logged.
+/// The first problem is shown; all are logged.
 fn complain(monitors: &mut Monitors, why: String) {
     tracing::debug!(why, "a node monitor is not read");
     if monitors.problem.is_empty() {
@@ -115,7 +115,8 @@ fn complain(monitors: &mut Monitors, why: String) {
     }
 }
 
-/// The addresses of a place: those of version 4 where there are some, since both would be of the same monitors.
+/// The addresses of a name: only those of IPv4 where there are any, because the IPv6 addresses would belong to the same
+/// agents.
 async fn resolve(place: &str) -> Result<Vec<SocketAddr>, String> {
     let found = timeout(PATIENCE, tokio::net::lookup_host(place)).await;
     let found: Vec<SocketAddr> = match found {

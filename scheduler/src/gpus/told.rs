@@ -1,24 +1,24 @@
-//! What a node monitor tells: the few series of its `/metrics` that the GPU page shows. Text in, values out.
+//! A node agent's report: the few series of its `/metrics` that the GPU page shows. Text in, values out.
 //!
-//! A monitor passes on what containers say of themselves, so nothing here is trusted to be small or sensible: names are
-//! cut, lines are counted, numbers are clamped.
+//! An agent passes on what containers report about themselves, so no size or value is trusted: names are cut, lines are
+//! counted, numbers are clamped.
 
 use std::str::Chars;
 
-/// At most so many samples of each kind are read from one monitor.
+/// The most samples of each kind that are read from one agent.
 const MOST: usize = 4096;
 
-/// The longest name that is kept, in bytes: Kubernetes allows no longer one.
+/// The longest name that is kept, in bytes; Kubernetes allows no longer ones.
 const NAME: usize = 253;
 
-/// What one monitor told.
+/// The report of one agent.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Told {
-    /// What containers use, in the order in which each numbers its devices.
+    /// The use of each container, in the order in which the container numbers its devices.
     pub(crate) uses: Vec<Use>,
-    /// How often containers were refused memory since they began.
+    /// How often each container was refused memory since it started.
     pub(crate) ooms: Vec<(Container, u64)>,
-    /// Whole GPUs: identifier, memory in use, thousandths that were busy.
+    /// Whole GPUs: the identifier, memory in use, and busy thousandths.
     pub(crate) gpus: Vec<(String, Option<u64>, Option<u32>)>,
 }
 
@@ -30,21 +30,21 @@ pub(crate) struct Container {
     pub(crate) container: String,
 }
 
-/// What a container uses of a GPU.
+/// A container's use of a GPU.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Use {
     pub(crate) of: Container,
-    /// Identifier of the GPU, or of a MIG instance.
+    /// The identifier of the GPU, or of a MIG instance.
     pub(crate) device: String,
-    /// Its number as the container counts.
+    /// Its number inside the container.
     pub(crate) index: u32,
     /// Memory in bytes.
     pub(crate) memory_bytes: u64,
-    /// Thousandths of the GPU; none where nothing measures it.
+    /// Thousandths of the GPU; none where it is not measured.
     pub(crate) compute: Option<u32>,
 }
 
-/// Reads the text that `/metrics` of a node monitor answers. Lines that are not understood are skipped.
+/// Reads the text of a node agent's `/metrics`. Lines that cannot be parsed are skipped.
 pub(crate) fn read(text: &str) -> Told {
     let mut told = Told::default();
     let mut fallback: Vec<(Container, String, f64)> = Vec::new();
@@ -85,7 +85,7 @@ pub(crate) fn read(text: &str) -> Told {
             _ => {}
         }
     }
-    // What the arbiter measured counts; where it measured nothing, what the driver says does.
+    // The arbiter's measurement counts; where there is none, the driver's does.
     for (of, device, value) in fallback.into_iter().chain(compute) {
         let same = |used: &&mut Use| used.of == of && used.device == device;
         if let Some(used) = told.uses.iter_mut().find(same) {
@@ -108,7 +108,7 @@ pub(crate) fn read(text: &str) -> Told {
 /// Names and values of labels.
 type Labels<'a> = Vec<(&'a str, String)>;
 
-/// The name, the labels and the value of a sample; none for a comment and for what cannot be read.
+/// The name, labels and value of a sample; none for a comment and for a line that cannot be parsed.
 fn sample(line: &str) -> Option<(&str, Labels<'_>, f64)> {
     if line.starts_with('#') {
         return None;
@@ -124,7 +124,7 @@ fn sample(line: &str) -> Option<(&str, Labels<'_>, f64)> {
     value.is_finite().then_some((name, labels, value))
 }
 
-/// The labels up to the closing brace, and what follows it.
+/// The labels up to the closing brace, and the text after it.
 fn labels(mut rest: &str) -> Option<(Labels<'_>, &str)> {
     let mut labels = Vec::new();
     loop {
@@ -140,7 +140,7 @@ fn labels(mut rest: &str) -> Option<(Labels<'_>, &str)> {
     }
 }
 
-/// The text up to the closing quotation mark, which is taken, too.
+/// The text up to the closing quotation mark; the mark is consumed.
 fn unquoted(characters: &mut Chars<'_>) -> Option<String> {
     let mut text = String::new();
     loop {

@@ -1,4 +1,4 @@
-//! Text that leaves in pieces: families, samples, labels. Never knows what a series means.
+//! Writes the text of a scrape in pieces: families, samples, labels. Knows no series' meaning.
 
 use std::fmt::{self, Write};
 
@@ -8,14 +8,14 @@ use server::Format;
 /// How much text is collected before it is sent.
 const PIECE: usize = 64 << 10;
 
-/// What goes to the client.
+/// A piece for the client.
 #[derive(Debug)]
 pub(super) enum Piece {
     More(Bytes),
     End,
 }
 
-/// Text that leaves in pieces.
+/// Text that is sent in pieces.
 pub(super) struct Page<S> {
     text: String,
     send: S,
@@ -38,7 +38,7 @@ impl<S: FnMut(Piece) -> fmt::Result> Page<S> {
         writeln!(self.text, "# HELP {name} {help}.\n# TYPE {name} gauge")
     }
 
-    /// One sample; `labels` writes what stands between the braces.
+    /// Writes one sample; `labels` writes the text between the braces.
     pub(super) fn sample(
         &mut self,
         name: &str,
@@ -58,7 +58,7 @@ impl<S: FnMut(Piece) -> fmt::Result> Page<S> {
         self.flush(PIECE)
     }
 
-    /// OpenMetrics declares a counter without its ending.
+    /// OpenMetrics declares a counter without the suffix of its samples.
     pub(super) fn counter(&mut self, name: &str, help: &str, format: Format) -> fmt::Result {
         let total = match format {
             Format::OpenMetrics => "",
@@ -123,7 +123,7 @@ impl Labels<'_> {
 
     pub(super) fn number(&mut self, name: &str, value: impl Into<u64>) -> &mut Self {
         self.name(name);
-        // Writing to a String does not fail.
+        // Writing to a String cannot fail.
         write!(self.text, "{}\"", value.into()).ok();
         self
     }

@@ -1,5 +1,4 @@
-//! The series that a snapshot is: every device, share and quota under the reference's names, and the scheduler's own
-//! gauges. Never takes the snapshot.
+//! The series of a snapshot: every device, share and quota under HAMi's names, and the scheduler's own gauges.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +11,7 @@ use super::page::{Labels, Page, Piece};
 use super::{InstanceAt, Snapshot};
 use crate::ledger::CLAIM_UID;
 
-/// The labels of a device's series beside its node, UUID and index.
+/// The labels of a device's series besides its node, UUID and index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum More {
     Nothing,
@@ -100,7 +99,7 @@ fn part(used: u64, total: u64) -> f64 {
     used as f64 / total as f64
 }
 
-/// The names of labels: the present ones, then the older ones.
+/// The names of labels: the current ones, or the older ones.
 struct Words {
     node: &'static str,
     device: &'static str,
@@ -216,7 +215,7 @@ fn instances<S: FnMut(Piece) -> fmt::Result>(
                             .text(words.device, view.id())
                             .number(words.index, view.device().index);
                         if older {
-                            // Without the agent's number the place keeps two of one profile apart.
+                            // Without the agent's number, the position distinguishes two instances of one profile.
                             let migname = if names.gpu_instance.is_empty() {
                                 format!("{}@{}", instance.profile, instance.span.start)
                             } else {
@@ -240,8 +239,8 @@ fn instances<S: FnMut(Piece) -> fmt::Result>(
     Ok(())
 }
 
-/// What each container holds of each device. A container's number is its place in the pod's spec, init containers
-/// first, as in the pod's annotations.
+/// The devices of each container. A container's number is its position in the pod's spec, init containers first, as in
+/// the pod's annotations.
 fn shares<S: FnMut(Piece) -> fmt::Result>(
     snapshot: &Snapshot,
     legacy: bool,
@@ -281,7 +280,7 @@ fn shares<S: FnMut(Piece) -> fmt::Result>(
         } else {
             ["namespace", "node", "pod", "container_index", "device_uuid"]
         };
-        // A pod that ends and its successor of the same name may stand on one node: one series for both.
+        // A pod that ends and its successor of the same name may be on the same node; they share one series.
         for of_pod in held.chunk_by(|a, b| key(a) == key(b)) {
             let Some(first) = of_pod.first() else {
                 continue;
