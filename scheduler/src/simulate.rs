@@ -1,5 +1,5 @@
-//! The simulator as a process: flags, the state at its start, listeners, a signal to stop. `vgpu-scheduler simulator`
-//! and `vgpu simulate` both run it.
+//! The simulator as a process: flags, the initial state, listeners, and the signal to stop. Both `vgpu-scheduler
+//! simulator` and `vgpu simulate` run it.
 
 mod compare;
 
@@ -31,7 +31,7 @@ use crate::simulator::recording::Pace;
 use crate::simulator::scenario::Scenario;
 use crate::simulator::{Import, Merge, Prefix, Scheduling, Setup, Simulator, outside, recording};
 
-/// How many changes of each kind a stream can be behind: a large import is many changes at once.
+/// How many changes of each kind a stream may lag behind: a large import is many changes at once.
 const REMEMBERED: usize = 100_000;
 
 /// How long a real cluster may take to list its objects.
@@ -46,11 +46,11 @@ const PATIENCE: Duration = Duration::from_secs(120);
     disable_help_subcommand = true
 )]
 pub struct Args {
-    /// What to do instead of serving.
+    /// Do this instead of serving.
     #[command(subcommand)]
     pub command: Option<Command>,
 
-    /// Where the simulator's API and its cluster's are served: ADDRESS:PORT, or :PORT for every address.
+    /// The address of the simulator's API and its cluster's: ADDRESS:PORT, or :PORT for every address.
     #[arg(
         long,
         env = "VGPU_SIMULATOR_BIND",
@@ -60,11 +60,11 @@ pub struct Args {
     )]
     pub bind: SocketAddr,
 
-    /// Another port for the simulator's API; what --bind says of the address stays.
+    /// Another port for the simulator's API, on the address of --bind.
     #[arg(long, env = "PORT", value_name = "PORT")]
     pub port: Option<u16>,
 
-    /// Where the cluster's API is served for kubectl besides: ADDRESS:PORT, or "off".
+    /// A second address for the cluster's API, for kubectl: ADDRESS:PORT, or "off".
     #[arg(
         long,
         env = "VGPU_SIMULATOR_KUBERNETES_BIND",
@@ -73,7 +73,7 @@ pub struct Args {
     )]
     pub kubernetes_bind: String,
 
-    /// Ask for this bearer token. Needed where an address is not a loopback address.
+    /// Require this bearer token. Needed where an address is not a loopback address.
     #[arg(long, env = "VGPU_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     pub token: Option<String>,
 
@@ -87,40 +87,40 @@ pub struct Args {
     )]
     pub origins: Vec<String>,
 
-    /// The scheduler's configuration at the start: a KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1, YAML
-    /// or JSON. By default kube-scheduler's own defaults.
+    /// The initial scheduler configuration: a KubeSchedulerConfiguration of kubescheduler.config.k8s.io/v1, YAML or
+    /// JSON. By default kube-scheduler's own defaults.
     #[arg(long, env = "KUBE_SCHEDULER_CONFIG_PATH", value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Take the objects of a real cluster over at the start. Nothing is written there.
+    /// Copy the objects of a real cluster at the start. Nothing is written there.
     #[arg(long, env = "EXTERNAL_IMPORT_ENABLED", value_parser = BoolishValueParser::new(), value_name = "BOOL",
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true,
           conflicts_with = "import")]
     pub import_from_cluster: bool,
 
-    /// Do here what happens in a real cluster, for as long as the simulator runs. Nothing is written there.
+    /// Repeat every change of a real cluster here, for as long as the simulator runs. Nothing is written there.
     #[arg(long, env = "RESOURCE_SYNC_ENABLED", value_parser = BoolishValueParser::new(), value_name = "BOOL",
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub sync_from_cluster: bool,
 
-    /// Write what happens in a real cluster to this file, as JSON lines that --replay reads.
+    /// Record the changes of a real cluster in this file, as JSON lines that --replay reads.
     #[arg(long, value_name = "FILE")]
     pub record_cluster: Option<PathBuf>,
 
-    /// Do what this recording says: JSON lines of --record-cluster, or of the reference's recorder.
+    /// Replay this recording: JSON lines of --record-cluster, or of the reference's recorder.
     #[arg(long, env = "RECORD_FILE_PATH", value_name = "FILE")]
     pub replay: Option<PathBuf>,
 
-    /// How fast: none (as fast as it goes), original, or how many times as fast as it happened.
+    /// The pace of the replay: none (as fast as possible), original, or a factor of the original pace.
     #[arg(long, value_name = "PACE", default_value = "none", requires = "replay")]
     pub replay_pace: Pace,
 
-    /// Play this scenario without serving anything, print how each step ended as JSON, and end: with exit code 0 where it
-    /// succeeded and every pod has a node, else 1.
+    /// Play this scenario without serving anything, print the state after each step as JSON, and exit: with code 0 if
+    /// it succeeded and every pod has a node, else 1.
     #[arg(long, value_name = "FILE")]
     pub scenario: Option<PathBuf>,
 
-    /// With --scenario: pods may be left without a node.
+    /// With --scenario: pods may remain without a node.
     #[arg(long, requires = "scenario")]
     pub allow_pending: bool,
 
@@ -128,17 +128,17 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "60", value_parser = crate::parse::duration, requires = "scenario")]
     pub step_timeout: Duration,
 
-    /// The real cluster, as kubectl knows it; by default $KUBECONFIG, ~/.kube/config, or the pod's own service account.
+    /// A kubeconfig for the real cluster; by default $KUBECONFIG, ~/.kube/config, or the pod's own service account.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Of the real cluster, only objects with these labels: app=web, several separated by commas.
+    /// Copy only objects with these labels from the real cluster: app=web, several separated by commas.
     #[arg(long, value_name = "LABELS", default_value = "")]
     pub cluster_labels: String,
 
-    /// Whether the plugins GpuFit and GpuScore, which share GPUs out, are added to the configuration of the start: auto
-    /// (where a node of --import, the real cluster, the recording or the scenario has GPUs to share), on, or
-    /// off. By default auto for vgpu simulate, and off for vgpu-scheduler simulator.
+    /// Whether to add the plugins GpuFit and GpuScore, which place shares of GPUs, to the initial configuration: auto
+    /// (if a node of --import, the real cluster, the recording or the scenario has GPUs to share), on, or off. By
+    /// default auto for vgpu simulate, and off for vgpu-scheduler simulator.
     #[arg(
         long,
         env = "VGPU_SIMULATOR_GPU_PLUGINS",
@@ -147,11 +147,11 @@ pub struct Args {
     )]
     pub gpu_plugins: Option<GpuPlugins>,
 
-    /// Under which prefix results are written to pods. Both are read.
+    /// The prefix of the result annotations that are written to pods. Both prefixes are read.
     #[arg(long, value_enum, default_value_t = Prefix::New)]
     pub annotation_prefix: Prefix,
 
-    /// What to log: error, warn, info, debug, or directives such as warn,scheduler=debug.
+    /// What to log: error, warn, info or debug, or directives such as warn,scheduler=debug.
     #[arg(
         long,
         env = "VGPU_SCHEDULER_LOG",
@@ -160,7 +160,7 @@ pub struct Args {
     )]
     pub log: String,
 
-    /// How a log line looks.
+    /// The format of log lines.
     #[arg(
         long,
         env = "VGPU_SCHEDULER_LOG_FORMAT",
@@ -169,19 +169,19 @@ pub struct Args {
     )]
     pub log_format: LogFormat,
 
-    /// Objects and configuration to start with: what GET /api/v1/export printed, JSON or YAML.
+    /// The initial objects and configuration: the output of GET /api/v1/export, JSON or YAML.
     #[arg(long, value_name = "FILE")]
     pub import: Option<PathBuf>,
 }
 
-/// What the simulator does besides serving.
+/// What the simulator can do besides serving.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// Compare configurations, more nodes and drained nodes over one export or recording
     Compare(CompareArgs),
 }
 
-/// The whole program: its log, its runtime, its exit code. `name` stands before an error.
+/// The whole program: its log, its runtime, its exit code. Errors start with `name`.
 pub fn program(name: &str, args: Args) -> ExitCode {
     if let Some(Command::Compare(args)) = args.command {
         return compare::program(&format!("{name} compare"), args);
@@ -191,11 +191,11 @@ pub fn program(name: &str, args: Args) -> ExitCode {
     server::program(name, format, &filter, runtime, run(args))
 }
 
-/// Serves until a signal asks to stop.
+/// Serves until a signal asks it to stop.
 ///
 /// # Errors
 ///
-/// What of the flags, the files or the addresses cannot be used.
+/// A flag, a file or an address cannot be used.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let stop = server::asked_to_stop().context("cannot handle signals")?;
     if let Some(path) = args.scenario.clone() {
@@ -289,7 +289,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Plays a scenario and says how it ended.
+/// Plays a scenario and prints the result.
 async fn play(args: &Args, path: &Path) -> anyhow::Result<()> {
     let said = || format!("--scenario {}", path.display());
     let scenario = Scenario::read(&read(path).with_context(said)?);
@@ -319,7 +319,7 @@ async fn play(args: &Args, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every vendor's devices, as HAMi names them.
+/// Every vendor's devices, with HAMi's names.
 fn vendors() -> anyhow::Result<Vendors> {
     let switches = Switches {
         ascend: true,
@@ -329,7 +329,7 @@ fn vendors() -> anyhow::Result<Vendors> {
         .context("the device configuration cannot be used")
 }
 
-/// A simulator with what the files hold.
+/// A simulator with the contents of the files.
 async fn prepare(args: &Args) -> anyhow::Result<Simulator> {
     let setup = match &args.config {
         Some(path) => {
@@ -362,7 +362,7 @@ async fn prepare(args: &Args) -> anyhow::Result<Simulator> {
     let later = || -> anyhow::Result<bool> {
         let has = |node: &Value| has_devices(node, &vendors);
         let in_scenario = match &args.scenario {
-            // What cannot be read is told of where it is played.
+            // A file that cannot be read is reported when it is replayed.
             Some(path) => {
                 Scenario::read(&read(path)?).is_ok_and(|scenario| scenario.created("Node").any(has))
             }
@@ -388,7 +388,7 @@ async fn prepare(args: &Args) -> anyhow::Result<Simulator> {
     Ok(simulator)
 }
 
-/// The objects of a real cluster as it is now.
+/// The current objects of a real cluster.
 async fn of_cluster(kubeconfig: Option<&Path>, labels: &str) -> anyhow::Result<Import> {
     let client = client(kubeconfig).await?;
     let read = tokio::time::timeout(PATIENCE, outside::read(&client, labels)).await;
@@ -443,7 +443,7 @@ async fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<Listener> {
         .map_err(|error| anyhow!("{error}; {flag} takes another address"))
 }
 
-/// Only with the token, or from this machine.
+/// Restricts the routes to clients with the token, or to this machine.
 fn guarded(router: Router, listener: &Listener, args: &Args, flag: &str) -> anyhow::Result<Router> {
     let address = listener.address();
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, address.port()));

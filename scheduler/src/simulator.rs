@@ -1,5 +1,5 @@
-//! The simulator's state: a cluster in memory, a scheduler configuration, and what both were at the start. It owns what
-//! import, export, reset and a new configuration do. Never speaks HTTP: `api::simulator` does.
+//! The simulator's state: a cluster in memory, a scheduler configuration, and the initial state of both. Owns import,
+//! export, reset and the change of the configuration. HTTP is in `api::simulator`.
 
 pub mod compare;
 mod export;
@@ -48,24 +48,24 @@ struct Inner {
     cluster: Cluster,
     setup: RwLock<Arc<Setup>>,
     start: RwLock<Start>,
-    /// Held shared by the scheduling loop while it writes, alone by what changes the whole state.
+    /// Held shared by the scheduling loop while it writes, and exclusively by changes of the whole state.
     gate: tokio::sync::RwLock<()>,
-    /// How far the loop has come.
+    /// The loop's progress.
     rest: watch::Sender<Rest>,
-    /// Lets an idle loop look again.
+    /// Wakes an idle loop.
     look: tokio::sync::Notify,
-    /// Counts changes of the whole state: what the loop worked out before one of them is void.
+    /// Counts changes of the whole state: results that the loop computed before such a change are discarded.
     epoch: watch::Sender<u64>,
 }
 
-/// Up to which version the loop has seen the cluster, and whether pods are still on their way.
+/// The version up to which the loop has seen the cluster, and whether pods are still being scheduled.
 #[derive(Debug, Clone, Copy, Default)]
 struct Rest {
     version: u64,
     busy: bool,
 }
 
-/// What a reset goes back to.
+/// The state that a reset restores.
 #[derive(Debug)]
 struct Start {
     objects: Snapshot,
@@ -75,28 +75,28 @@ struct Start {
 /// A configuration that can run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Setup {
-    /// As it was written.
+    /// The configuration as it was written.
     pub shown: Shown,
-    /// With every default filled in.
+    /// The configuration with every default filled in.
     pub running: Configuration,
 }
 
-/// Why a request was not done. Nothing of it is done then.
+/// Why a request was refused. Nothing of it is done then.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Refusal {
-    /// The request is not what it should be.
+    /// The request cannot be parsed.
     #[error("{0}")]
     Unreadable(String),
-    /// It is understood and cannot be done.
+    /// The request is understood, but cannot be done.
     #[error("{0}")]
     Impossible(String),
-    /// The version that a watch shall begin with is forgotten.
+    /// The version at which a watch is to start is no longer kept.
     #[error("{0}")]
     Expired(String),
 }
 
 impl Setup {
-    /// What kube-scheduler runs by where nothing is written.
+    /// The configuration that kube-scheduler uses by default.
     pub fn defaults() -> Self {
         let running = Configuration::default();
         let value = serde_json::to_value(&running).unwrap_or_default();
@@ -106,11 +106,11 @@ impl Setup {
         }
     }
 
-    /// A whole configuration, read and judged.
+    /// Reads and checks a whole configuration.
     ///
     /// # Errors
     ///
-    /// What in it cannot be read or cannot run.
+    /// The part that cannot be read or cannot run.
     pub fn read(written: &Value) -> Result<Self, Refusal> {
         let shown = Shown::read(written).map_err(|error| {
             Refusal::Impossible(format!(
@@ -129,11 +129,11 @@ impl Setup {
         Ok(Self { shown, running })
     }
 
-    /// This configuration with the profiles and extenders of another one: all that a `POST` takes.
+    /// This configuration with the profiles and extenders of another one, the only parts that a `POST` changes.
     ///
     /// # Errors
     ///
-    /// What in them cannot be read or cannot run.
+    /// The part that cannot be read or cannot run.
     pub fn with_profiles_of(&self, posted: &Value) -> Result<Self, Refusal> {
         let Value::Object(posted) = posted else {
             let why = "the scheduler configuration is not an object such as {\"profiles\":[]}";
@@ -151,7 +151,7 @@ impl Setup {
 }
 
 impl Simulator {
-    /// A simulator of this cluster. What the cluster and the configuration are by now is what a reset goes back to.
+    /// A simulator of this cluster. A reset restores the current state of the cluster and the configuration.
     pub fn new(cluster: Cluster, setup: Setup) -> Self {
         let setup = Arc::new(setup);
         let start = Start {
@@ -174,16 +174,16 @@ impl Simulator {
         &self.0.cluster
     }
 
-    /// The configuration that runs.
+    /// The current configuration.
     pub fn setup(&self) -> Arc<Setup> {
         self.0.setup.read().clone()
     }
 
-    /// Replaces the profiles and extenders; the rest of a configuration stays as it is.
+    /// Replaces the profiles and extenders; the rest of the configuration stays.
     ///
     /// # Errors
     ///
-    /// What in it cannot be read or cannot run; the present one goes on then.
+    /// The part that cannot be read or cannot run; the current configuration then stays in force.
     pub async fn configure(&self, posted: &Value) -> Result<(), Refusal> {
         let _alone = self.0.gate.write().await;
         let setup = self.setup().with_profiles_of(posted)?;
@@ -191,7 +191,7 @@ impl Simulator {
         Ok(())
     }
 
-    /// Goes back to the objects and the configuration of the start, in one step.
+    /// Restores the initial objects and configuration, in one step.
     pub async fn reset(&self) {
         let _alone = self.0.gate.write().await;
         let start = self.0.start.read();
@@ -202,11 +202,11 @@ impl Simulator {
         self.adopt(Some(Setup::clone(&setup)));
     }
 
-    /// Takes over the objects and the configuration of an import: all of it or nothing.
+    /// Takes the objects and the configuration of an import over: all of it or nothing.
     ///
     /// # Errors
     ///
-    /// Which object or which part of the configuration cannot be taken over, and why.
+    /// The object or the part of the configuration that cannot be taken over, and why.
     pub async fn import(&self, import: &Import, merge: Merge) -> Result<usize, Refusal> {
         let setup = match &import.configuration {
             Some(configuration) => Some(Setup::read(configuration)?),
@@ -219,7 +219,7 @@ impl Simulator {
         Ok(changes)
     }
 
-    /// Lets a later reset go back to what is there by now.
+    /// Makes the current state the one that a reset restores.
     pub async fn start_from_here(&self) {
         let _alone = self.0.gate.write().await;
         *self.0.start.write() = Start {
@@ -228,8 +228,8 @@ impl Simulator {
         };
     }
 
-    /// Passes a question on to an extender of the configuration; nothing where there is none of that number with that
-    /// verb.
+    /// Passes a question on to an extender of the configuration; none where there is no extender of that number with
+    /// that verb.
     pub async fn ask_extender(
         &self,
         number: usize,
@@ -241,22 +241,22 @@ impl Simulator {
         Some(answer.map_err(Refusal::Impossible))
     }
 
-    /// Everything that an import takes, at one version.
+    /// Everything that an import accepts, at one version.
     pub fn export(&self) -> Export {
         Export::of(&self.0.cluster, self.setup().shown.clone())
     }
 
-    /// What happens to the objects of the seven kinds.
+    /// The changes of objects of the seven kinds.
     ///
     /// # Errors
     ///
-    /// Which version a watch cannot begin with.
+    /// The version at which a watch cannot start.
     pub fn frames(&self, starts: &Starts) -> Result<Frames, Refusal> {
         Frames::open(&self.0.cluster, starts)
     }
 
-    /// Waits until the loop has seen everything that was written by now, and no pod waits for its turn. Pods that wait
-    /// for an event may be left.
+    /// Waits until the loop has processed everything that has been written, and no pod waits for its turn. Pods that
+    /// wait for an event may remain.
     pub async fn at_rest(&self) {
         let version = self.0.cluster.resource_version();
         let mut rest = self.0.rest.subscribe();

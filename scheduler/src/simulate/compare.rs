@@ -1,5 +1,5 @@
-//! `simulate compare`: flags and files to a question, its answer to a table, JSON and a chart. Everything is read and
-//! judged before anything runs, and nothing is printed or written unless all of it ran.
+//! `simulate compare`: turns flags and files into a question, and its answer into a table, JSON and a chart. Everything
+//! is read and checked before the first run, and nothing is printed or written unless all runs succeed.
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -25,20 +25,20 @@ Examples:
   vgpu simulate compare today.jsonl --with policy-b.yaml --svg compare.svg
   vgpu simulate compare --from-cluster --drain n7 --output json")]
 pub struct CompareArgs {
-    /// What every run begins with: what GET /api/v1/export prints (YAML or JSON), or a recording (JSON lines); - for
-    /// the standard input.
+    /// The initial state of every run: the output of GET /api/v1/export (YAML or JSON), or a recording (JSON lines); -
+    /// for the standard input.
     #[arg(value_name = "BASE", required_unless_present = "from_cluster")]
     pub base: Option<PathBuf>,
 
-    /// Begin with the objects of a real cluster as it is now. Nothing is written there.
+    /// Start with the current objects of a real cluster. Nothing is written there.
     #[arg(long, conflicts_with = "base")]
     pub from_cluster: bool,
 
-    /// The real cluster, as kubectl knows it; by default $KUBECONFIG, ~/.kube/config, or the pod's own service account.
+    /// A kubeconfig for the real cluster; by default $KUBECONFIG, ~/.kube/config, or the pod's own service account.
     #[arg(long, value_name = "FILE", requires = "from_cluster")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Of the real cluster, only objects with these labels: app=web, several separated by commas.
+    /// Copy only objects with these labels from the real cluster: app=web, several separated by commas.
     #[arg(
         long,
         value_name = "LABELS",
@@ -47,25 +47,25 @@ pub struct CompareArgs {
     )]
     pub cluster_labels: String,
 
-    /// The scheduler configuration of the base, in place of the one that an export has or of kube-scheduler's defaults.
+    /// The scheduler configuration of the base run, instead of the one in the export or kube-scheduler's defaults.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// A run by this scheduler configuration, YAML or JSON. May be given several times.
+    /// Add a run with this scheduler configuration, YAML or JSON. May be given several times.
     #[arg(long, value_name = "FILE")]
     pub with: Vec<PathBuf>,
 
-    /// A run with so many more nodes of the most common kind, or copies of a named one: 2, 2:gpu-1. May be given several
-    /// times.
+    /// Add a run with this many more nodes: copies of the most common node, or of a named one: 2, 2:gpu-1. May be given
+    /// several times.
     #[arg(long, value_name = "COUNT[:NODE]")]
     pub add_nodes: Vec<Added>,
 
-    /// A run without these nodes, separated by commas: they are cordoned, and their pods are placed elsewhere. May be
-    /// given several times.
+    /// Add a run without these nodes, separated by commas: they are cordoned, and their pods are placed elsewhere. May
+    /// be given several times.
     #[arg(long, value_name = "NODES")]
     pub drain: Vec<String>,
 
-    /// One more run, with all changes at once.
+    /// Add a run with all changes at once.
     #[arg(long)]
     pub together: bool,
 
@@ -73,7 +73,7 @@ pub struct CompareArgs {
     #[arg(long)]
     pub anew: bool,
 
-    /// What to print.
+    /// The format of the output.
     #[arg(long, value_enum, default_value_t = Output::Table)]
     pub output: Output,
 
@@ -81,11 +81,11 @@ pub struct CompareArgs {
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 
-    /// How many runs may go on at the same time; by default as many as there are processors. The figures are the same.
+    /// How many runs may execute at the same time; by default the number of processors. It does not change the figures.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
 
-    /// What to log: error, warn, info, debug, or directives such as warn,scheduler=debug.
+    /// What to log: error, warn, info or debug, or directives such as warn,scheduler=debug.
     #[arg(
         long,
         env = "VGPU_SCHEDULER_LOG",
@@ -95,7 +95,7 @@ pub struct CompareArgs {
     pub log: String,
 }
 
-/// How figures are printed.
+/// The format of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// For people.
@@ -129,13 +129,13 @@ async fn run(args: CompareArgs) -> anyhow::Result<()> {
     }
     let mut out = std::io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        // The reader has seen enough.
+        // The reader has closed the pipe.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("the standard output cannot be written"),
     }
 }
 
-/// Reads all files and judges the flags.
+/// Reads all files and checks the flags.
 async fn question(args: &CompareArgs) -> anyhow::Result<Question> {
     let mut variants: Vec<Variant> = Vec::new();
     for path in &args.with {
@@ -223,7 +223,7 @@ fn together(variants: &[Variant]) -> anyhow::Result<Variant> {
     Ok(all)
 }
 
-/// What a person calls a file: its name without folder and ending.
+/// A file's display name: its name without folder and extension.
 fn title(path: &Path) -> String {
     let name = path.file_stem().unwrap_or(path.as_os_str());
     name.to_string_lossy().into_owned()

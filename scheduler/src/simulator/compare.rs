@@ -1,9 +1,9 @@
-//! What-if: several runs over the same objects, each with one change, and their figures beside each other. Each run has
-//! a cluster and a scheduling loop of its own, and a clock that stands still while nothing happens: the same question
-//! gets the same answer, whatever the machine and however many threads it has.
+//! What-if comparisons: several runs over the same objects, each with one change, and their figures side by side. Each
+//! run has its own cluster, its own scheduling loop, and a clock that stands still while nothing happens. So the same
+//! question gets the same answer on every machine, with any number of threads.
 //!
-//! `base` says what the runs begin with, `variant` what each of them changes, `tally` what is measured; `table` and
-//! `chart` show it. All of these are values; `run` alone acts.
+//! `base` is the initial state of the runs, `variant` the change in each, `tally` the measurement; `table` and `chart`
+//! format the figures. All of these are values; only `run` acts.
 
 mod base;
 mod chart;
@@ -30,17 +30,17 @@ pub use self::base::Base;
 pub use self::tally::{Evicted, Figures, Utilisation, Waiting};
 pub use self::variant::{Added, MOST_ADDED, Variant};
 
-/// How many variants one comparison has at most: more columns than a person can read.
+/// The most variants in one comparison: more columns would be unreadable.
 pub const MOST_VARIANTS: usize = 20;
 
-/// What is compared.
+/// A question: the base and its variants.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Question {
-    /// What every run begins with.
+    /// The initial state of every run.
     pub base: Base,
-    /// The scheduler configuration of the base, in place of the one that came with it.
+    /// The scheduler configuration of the base run, instead of the one that came with the base.
     pub configuration: Option<Value>,
-    /// The runs beside the one of the base as it is.
+    /// The runs besides the unchanged base.
     pub variants: Vec<Variant>,
     /// Whether pods that have a node lose it and are placed again, in every run.
     pub anew: bool,
@@ -50,41 +50,41 @@ pub struct Question {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Comparison {
-    /// What was compared.
+    /// The name of the base.
     pub base: String,
-    /// Whether all pods were placed anew.
+    /// Whether all pods were placed again.
     pub anew: bool,
-    /// The share of a card by which fragmentation is judged; none where no pod asks for cards.
+    /// The request by which fragmentation is judged; none where no pod asks for GPUs.
     pub typical_request: Option<TypicalRequest>,
     /// The base, then each variant.
     pub runs: Vec<Column>,
-    /// What a reader has to know besides.
+    /// Remarks for the reader.
     pub notes: Vec<String>,
 }
 
-/// The share of one card that pods typically ask for.
+/// The share of one GPU that pods typically ask for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TypicalRequest {
-    /// Of which vendor's cards.
+    /// The GPUs' vendor.
     pub vendor: String,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// Compute in the card's own unit.
+    /// Compute in the GPU's own unit.
     pub cores: u32,
 }
 
-/// How one run did.
+/// The figures of one run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Column {
-    /// What was run.
+    /// The name of the run.
     pub name: String,
-    /// What it came to.
+    /// Its figures.
     #[serde(flatten)]
     pub figures: Figures,
 }
 
-/// A run that can begin.
+/// A run that is ready to start.
 struct Prepared {
     name: String,
     setup: Setup,
@@ -92,11 +92,11 @@ struct Prepared {
 }
 
 impl Question {
-    /// Runs the base and every variant, so many of them at the same time.
+    /// Runs the base and every variant, at most `threads` at the same time.
     ///
     /// # Errors
     ///
-    /// What of the question cannot be run. Everything is judged before anything runs.
+    /// The part of the question that cannot be run. Everything is checked before the first run.
     pub fn answer(&self, vendors: &Arc<Vendors>, threads: usize) -> Result<Comparison, Refusal> {
         let prepared = self.prepare(vendors)?;
         let facts = Facts::of(&self.base, vendors);
@@ -106,7 +106,7 @@ impl Question {
         std::thread::scope(|scope| {
             for _ in 0..threads.clamp(1, prepared.len()) {
                 scope.spawn(|| {
-                    // Relaxed: the counter guards no other memory.
+                    // Relaxed: the counter orders no other memory.
                     while let at = next.fetch_add(1, Ordering::Relaxed)
                         && let Some(one) = prepared.get(at)
                     {
@@ -192,7 +192,7 @@ impl Question {
     }
 
     fn run(&self, one: &Prepared, facts: &Facts, vendors: &Arc<Vendors>) -> Result<Ran, Refusal> {
-        // Extenders are called over the network; nothing else waits.
+        // Only extenders are called over the network; nothing else waits.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -244,7 +244,7 @@ impl Question {
     }
 }
 
-/// The refusal with the name of what it is about.
+/// The refusal with the name of its subject.
 fn within(name: &str, why: &Refusal) -> Refusal {
     Refusal::Impossible(format!("{name}: {why}"))
 }

@@ -1,4 +1,4 @@
-//! Everything of a cluster that an import takes, as `GET /api/v1/export` prints it.
+//! Everything in a cluster that an import accepts, in the format of `GET /api/v1/export`.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ const CONFIGURATION: &str = "schedulerConfig";
 
 /// The objects of the seven kinds and the configuration. An empty list is `[]`.
 ///
-/// With their results, ten thousand pods are gigabytes of text, so an object is written out when its turn comes.
+/// The results of ten thousand pods are gigabytes of text, so each object is encoded only when it is sent.
 #[derive(Debug)]
 pub struct Export {
     lists: Vec<(&'static str, Objects)>,

@@ -1,6 +1,5 @@
-//! Extenders of a configuration, called over HTTP as kube-scheduler calls them: the same arguments, the same time limit,
-//! the same rule about which pods are an extender's business. What an answer means for the pod is the loop's to carry
-//! out.
+//! The extenders of a configuration, called over HTTP as kube-scheduler calls them: the same arguments, the same time
+//! limit, the same rule for the pods that concern an extender. The loop acts on the answers.
 
 mod connect;
 
@@ -17,7 +16,7 @@ use serde_json::{Map, Value, json};
 
 pub(super) use self::connect::check;
 
-/// Of an answer, bytes that are read.
+/// The most bytes of an answer that are read.
 const LONGEST: usize = 64 << 20;
 
 /// One extender.
@@ -28,7 +27,7 @@ pub(super) struct Extender {
     timeout: Duration,
 }
 
-/// Pods that an extender lets be evicted from one node.
+/// The pods on one node that an extender allows to be evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Agreed {
     pub(super) uids: Vec<String>,
@@ -67,7 +66,7 @@ impl Extender {
         &self.settings.url_prefix
     }
 
-    /// Whether a pod is placed also when the extender does not answer.
+    /// Whether a pod is placed even if the extender does not answer.
     pub(super) fn is_ignorable(&self) -> bool {
         self.settings.ignorable
     }
@@ -88,7 +87,8 @@ impl Extender {
         !self.settings.preempt_verb.is_empty()
     }
 
-    /// Whether the pod is its business: it manages all pods, or a resource that one of the pod's containers names.
+    /// Whether the pod concerns the extender: it manages all pods, or a resource that one of the pod's containers
+    /// names.
     pub(super) fn is_interested(&self, pod: &Value) -> bool {
         let managed = &self.settings.managed_resources;
         let names = |resources: Option<&Value>| {
@@ -109,7 +109,7 @@ impl Extender {
             })
     }
 
-    /// Which of these nodes it takes the pod on, and its answer as it came.
+    /// The nodes that it accepts for the pod, and its answer as it came.
     pub(super) async fn filter(
         &self,
         pod: &Value,
@@ -156,7 +156,7 @@ impl Extender {
         Ok((extended, shown))
     }
 
-    /// What these nodes are worth to it: its scores, times its weight, times ten.
+    /// Its scores of these nodes, times its weight, times ten.
     pub(super) async fn prioritize(
         &self,
         pod: &Value,
@@ -176,7 +176,7 @@ impl Extender {
         Ok(scores)
     }
 
-    /// Whose eviction of these candidates it agrees to, by the uids of pods, and its answer as it came. `objects` are the
+    /// The candidates whose evictions it allows, by the uids of pods, and its answer as it came. `objects` are the
     /// victims of each candidate.
     pub(super) async fn preempt(
         &self,
@@ -219,7 +219,7 @@ impl Extender {
         Ok((agreed, answer))
     }
 
-    /// Lets it bind the pod.
+    /// Has it bind the pod.
     pub(super) async fn bind(&self, pod: &Value, node: &str) -> Result<Value, String> {
         let text = |path| {
             pod.pointer(path)
@@ -241,7 +241,7 @@ impl Extender {
         }
     }
 
-    /// Passes any question on: `filter`, `prioritize`, `preempt` or `bind`.
+    /// Passes a question of any verb on: `filter`, `prioritize`, `preempt` or `bind`.
     pub(super) async fn pass_on(&self, verb: &str, body: &Value) -> Option<Result<Value, String>> {
         let path = match verb {
             "filter" => &self.settings.filter_verb,
@@ -284,7 +284,7 @@ impl Extender {
             }
             let body = axum::body::to_bytes(axum::body::Body::new(response.into_body()), LONGEST);
             let body = body.await.map_err(|error| error.to_string())?;
-            // As kube-scheduler, one value is read, and what comes behind it is not.
+            // As in kube-scheduler, only the first JSON value is read.
             let mut values = serde_json::Deserializer::from_slice(&body).into_iter();
             match values.next() {
                 Some(Ok(answer)) => Ok(answer),
@@ -303,7 +303,7 @@ impl Extender {
         ))
     }
 
-    /// A field of an answer in any case of its letters, as Go reads it; the type's default where it is absent or null.
+    /// A field of an answer in any case of its letters, as Go reads it; the type's default where it is missing or null.
     fn part<T: DeserializeOwned + Default>(&self, answer: &Value, name: &str) -> Result<T, String> {
         let wrong =
             |why: String| format!("extender {}: its answer cannot be read: {why}", self.url());

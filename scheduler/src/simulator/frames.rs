@@ -1,4 +1,4 @@
-//! What happens to the seven kinds, one event at a time: the contents of `GET /api/v1/listwatchresources`.
+//! Changes of the seven kinds, one event at a time: the contents of `GET /api/v1/listwatchresources`.
 
 use std::collections::HashMap;
 
@@ -14,31 +14,31 @@ use super::kinds::{KINDS, Kind, without_type};
 pub struct Frame {
     /// `{"Kind":…,"EventType":…,"Obj":…}`, without a line end.
     pub json: String,
-    /// The version up to which the kind has been told.
+    /// The version up to which the kind has been reported.
     pub version: u64,
 }
 
-/// Where the watch of a kind begins.
+/// Where the watch of a kind starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Since {
-    /// With what there is.
+    /// With the existing objects.
     #[default]
     Now,
-    /// With what happened after this version.
+    /// With the changes after this version.
     Version(u64),
 }
 
-/// Where the watch of each kind begins.
+/// Where the watch of each kind starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Starts(HashMap<&'static str, Since>);
 
 impl Starts {
-    /// Reads the parameters: `podsLastResourceVersion` and its like, in any spelling of case, and `namespace` or
-    /// `namespaces`. Empty ones and other parameters are not looked at.
+    /// Reads the parameters: `podsLastResourceVersion` and the like, in any case of their letters, and `namespace` or
+    /// `namespaces`. Empty ones and other parameters are ignored.
     ///
     /// # Errors
     ///
-    /// Which parameter is not a version.
+    /// The parameter that is not a version.
     pub fn read<'a>(
         parameters: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, Refusal> {
@@ -73,7 +73,7 @@ impl Starts {
     }
 }
 
-/// The stream of events. It ends when a watch falls behind what the cluster remembers.
+/// The stream of events. It ends when a watch falls behind the changes that the cluster keeps.
 pub struct Frames {
     each: SelectAll<BoxStream<'static, Option<Frame>>>,
 }
@@ -102,7 +102,7 @@ impl Frames {
             };
             let target = Target::collection(&kind.resource(cluster)?, "");
             let mut watch = cluster.watch(&target, Selector::default(), start)?;
-            // What is forgotten is found out now, while there is a status code to say it with.
+            // A version that is too old is detected here, where a status code can still report it.
             let first = watch.try_next()?;
             each.push(of_kind(kind, watch, first).boxed());
         }
@@ -111,7 +111,7 @@ impl Frames {
         })
     }
 
-    /// The events as a stream, which ends at the first watch that ends.
+    /// The events as a stream, which ends when the first watch ends.
     pub fn into_stream(self) -> impl Stream<Item = Frame> + Send + 'static {
         self.each
             .take_while(|frame| std::future::ready(frame.is_some()))
@@ -119,7 +119,7 @@ impl Frames {
     }
 }
 
-/// The events of one kind; nothing once its watch has fallen behind.
+/// The events of one kind; none after its watch has fallen behind.
 fn of_kind(
     kind: Kind,
     watch: Watch,

@@ -1,4 +1,4 @@
-//! The plugins for shared GPUs in a configuration: where they are added, and when.
+//! Adds the plugins for shared GPUs to a configuration.
 
 #![allow(
     clippy::indexing_slicing,
@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 
 use super::{Refusal, Setup, Simulator};
 
-/// When the plugins GpuFit and GpuScore are added to the configuration of the start.
+/// When the plugins GpuFit and GpuScore are added to the initial configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum GpuPlugins {
-    /// Where a node of the start has GPUs to share.
+    /// If an initial node has GPUs to share.
     Auto,
     /// Always.
     On,
@@ -45,8 +45,8 @@ impl Simulator {
         nodes.is_some_and(|nodes| nodes.iter().any(|node| has_devices(node, vendors)))
     }
 
-    /// Adds the plugins for shared GPUs to the configuration, also to the one that a reset goes back to, unless it
-    /// names them. Says whether it has.
+    /// Adds the plugins for shared GPUs to the configuration, and to the one that a reset restores, unless it names
+    /// them. Returns whether it did.
     ///
     /// # Errors
     ///
@@ -99,7 +99,7 @@ pub(super) fn with_gpus(mut configuration: Value) -> Value {
                 });
             }
         }
-        // Points where nothing is said are left out: they would hide what is.
+        // Extension points without an entry are left out, because an empty entry would hide the defaults.
         let mut plugins = profile["plugins"].as_object().cloned().unwrap_or_default();
         plugins.retain(|_, set| set.as_object().is_some_and(|set| !set.is_empty()));
         let mut every = plugins.remove("multiPoint").unwrap_or_else(|| json!({}));

@@ -1,4 +1,4 @@
-//! What `POST /api/v1/import` takes, and how it gets into the cluster: in a fork, so that either all of it is there or
+//! The contents of `POST /api/v1/import`, and the way into the cluster: through a fork, so that all of it is applied or
 //! nothing.
 
 use embedded_cluster::{Cluster, Part, Patch, Resource, Status, Target, Write};
@@ -11,23 +11,23 @@ use super::kinds::{KINDS, Kind};
 /// How often an import is tried while other clients change the same objects.
 const TRIES: usize = 5;
 
-/// The objects and the configuration that shall be taken over.
+/// The objects and the configuration to take over.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Import {
-    /// Nothing where the present one shall stay.
+    /// None where the current one stays.
     pub configuration: Option<Value>,
-    /// Whether objects that cannot be taken over are left out, with a line in the log, instead of ending the import.
+    /// Whether objects that cannot be taken over are skipped, with a line in the log, instead of ending the import.
     pub lenient: bool,
     objects: Vec<(Kind, Value)>,
 }
 
-/// What becomes of objects that are there and that the import does not name.
+/// What happens to existing objects that the import does not name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Merge {
     /// They stay.
     #[default]
     Keep,
-    /// They go, but for what every cluster has.
+    /// They are deleted, except for those that every cluster has.
     Replace,
 }
 
@@ -46,11 +46,11 @@ impl Import {
         self.objects
     }
 
-    /// Reads what an export prints. Lists may be missing or null; other keys are not looked at.
+    /// Reads an export. Lists may be missing or null; other keys are ignored.
     ///
     /// # Errors
     ///
-    /// Which part has the wrong type.
+    /// The part that has the wrong type.
     pub fn read(value: Value) -> Result<Self, Refusal> {
         let wrong =
             |what: String| Refusal::Unreadable(format!("the import cannot be read: {what}"));
@@ -124,7 +124,7 @@ fn type_of(value: &Value) -> &'static str {
     }
 }
 
-/// Takes the objects over, and says how many changes that were.
+/// Takes the objects over, and returns the number of changes.
 pub(super) async fn apply(
     cluster: &Cluster,
     import: &Import,
@@ -164,7 +164,7 @@ fn text<'a>(object: &'a Value, name: &str) -> &'a str {
         .unwrap_or_default()
 }
 
-/// The refusal with the name of the object that it is about.
+/// The refusal with the name of its object.
 fn named(kind: &Kind, object: &Value, mut status: Status) -> Refusal {
     let (namespace, name) = (text(object, "namespace"), text(object, "name"));
     let slash = if namespace.is_empty() { "" } else { "/" };
@@ -175,7 +175,7 @@ fn named(kind: &Kind, object: &Value, mut status: Status) -> Refusal {
     status.into()
 }
 
-/// Makes or changes one object, with its status.
+/// Creates or changes one object, with its status.
 pub(super) async fn put(cluster: &Cluster, kind: &Kind, object: &Value) -> Result<(), Status> {
     let resource = kind.resource(cluster)?;
     let mut object = object.clone();
@@ -212,7 +212,7 @@ pub(super) async fn put(cluster: &Cluster, kind: &Kind, object: &Value) -> Resul
         }
     });
     if target.name.is_empty() {
-        // Only a generated name is made from nothing.
+        // The creation of an object must not name a version.
         drop_field(&mut object, "resourceVersion");
         let made = cluster.create(&target, object, &write).await?;
         return put_status(cluster, &resource, &made.value(), status, &write).await;
@@ -261,7 +261,7 @@ async fn put_status(
     Ok(())
 }
 
-/// A bound volume names its claim by the uid that the claim has here.
+/// A bound volume names its claim by uid; the uid is replaced by the claim's uid in this cluster.
 fn follow_claim(cluster: &Cluster, volume: &mut Value) -> Result<(), Status> {
     let phase = volume.pointer("/status/phase");
     let bound = phase.is_some_and(|phase| phase == "Bound");
@@ -283,7 +283,7 @@ fn follow_claim(cluster: &Cluster, volume: &mut Value) -> Result<(), Status> {
             let there = there.value();
             claim.insert("uid".into(), text(&there, "uid").into());
         }
-        // The uid of another cluster's claim would keep this one's from being bound.
+        // The uid of another cluster's claim would keep this cluster's claim from being bound.
         _ => drop(claim.remove("uid")),
     }
     Ok(())

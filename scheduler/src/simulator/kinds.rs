@@ -1,4 +1,4 @@
-//! The seven kinds that the simulator's own API knows, and what is left out of exports and imports.
+//! The seven kinds of the simulator's own API, and the objects that exports and imports leave out.
 
 use embedded_cluster::{Cluster, Resource, Status};
 use serde_json::Value;
@@ -13,11 +13,11 @@ pub struct Kind {
     pub plural: &'static str,
     /// Its key in an export.
     pub key: &'static str,
-    /// Before `LastResourceVersion` in the stream's parameters.
+    /// The part before `LastResourceVersion` in the stream's parameters.
     pub short: &'static str,
 }
 
-/// In the order in which an import takes them: each may need what stands before it.
+/// In the order of an import: each may need those before it.
 pub const KINDS: [Kind; 7] = [
     kind("", "namespaces", "namespaces", "namespace"),
     kind(
@@ -52,12 +52,12 @@ impl Kind {
     ///
     /// # Errors
     ///
-    /// When the cluster does not serve it.
+    /// The cluster does not serve it.
     pub fn resource(&self, cluster: &Cluster) -> Result<Arc<Resource>, Status> {
         cluster.resource(self.group, self.plural)
     }
 
-    /// Whether every cluster has an object of this name by itself: it is in no export and no import.
+    /// Whether every cluster has an object of this name by itself; such objects are in no export or import.
     pub fn is_given(&self, name: &str) -> bool {
         match self.plural {
             "namespaces" => name == "default" || name.starts_with("kube-"),

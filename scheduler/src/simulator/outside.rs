@@ -1,7 +1,8 @@
-//! Objects of a real cluster: taken over once, or followed for as long as the simulator runs. Only reads there.
+//! Objects of a real cluster: copied once, or followed for as long as the simulator runs. The real cluster is only
+//! read.
 //!
-//! As in the reference, pods come without their service account and owners, which do not exist here, and where a pod
-//! runs is taken over with it; a pod that is changed there later keeps the node that it has here.
+//! As in the reference, pods are copied without their service account and owners, which do not exist here. A pod's node
+//! is copied with the pod; if the pod changes there later, it keeps its node here.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -23,14 +24,14 @@ use super::kinds::{KINDS, Kind};
 use super::recording::{Happening, Line, Pace, Recorder};
 use super::{Refusal, Simulator};
 
-/// How many objects are asked for at once.
+/// How many objects one request lists.
 const PAGE: u32 = 500;
 
-/// Everything of the seven kinds with these labels, as an import.
+/// Reads all objects of the seven kinds with these labels, as an import.
 ///
 /// # Errors
 ///
-/// What the cluster answered where a list failed.
+/// The cluster's answer to a list that failed.
 pub async fn read(client: &Client, labels: &str) -> Result<Import, Refusal> {
     let mut state = Map::new();
     for kind in KINDS {
@@ -64,7 +65,7 @@ pub async fn read(client: &Client, labels: &str) -> Result<Import, Refusal> {
     Import::read(Value::Object(state))
 }
 
-/// Where the API serves a kind.
+/// The API path of a kind.
 fn path(kind: &Kind) -> String {
     if kind.group.is_empty() {
         format!("/api/v1/{}", kind.plural)
@@ -73,7 +74,7 @@ fn path(kind: &Kind) -> String {
     }
 }
 
-/// An object of another cluster as it can be in this one.
+/// An object of another cluster, adapted to this one.
 pub(super) fn adapted(kind: &Kind, mut object: Value) -> Value {
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         for name in ["uid", "resourceVersion", "generation", "managedFields"] {
@@ -93,8 +94,8 @@ pub(super) fn adapted(kind: &Kind, mut object: Value) -> Value {
 }
 
 impl Simulator {
-    /// Does here what happens there to objects with these labels, until the future is dropped. An object that this
-    /// cluster refuses is left out, with a line in the log; a connection that breaks is made again.
+    /// Repeats here what happens there to objects with these labels, until the future is dropped. An object that this
+    /// cluster refuses is skipped, with a line in the log; a broken connection is restored.
     pub async fn follow(&self, client: &Client, labels: &str) {
         let mut seen = watch(client, labels);
         while let Some((kind, object, gone)) = seen.next().await {
@@ -102,8 +103,8 @@ impl Simulator {
         }
     }
 
-    /// Does here what a recording says, at this pace, and says how many lines could not be done. Of pods, what
-    /// happened to them once they had a node is left out: here this scheduler decides.
+    /// Replays a recording at this pace, and returns the number of lines that failed. Changes of a pod after it had a
+    /// node are left out: here this scheduler decides.
     pub async fn replay(&self, lines: Vec<Line>, pace: Pace) -> usize {
         let begun = tokio::time::Instant::now();
         let Some(first) = lines.first().map(|line| line.time) else {
@@ -122,7 +123,7 @@ impl Simulator {
         refused
     }
 
-    /// Whether the object is here what it is there, as far as that is to be.
+    /// Brings the object here to its state there, as far as it is mirrored. Returns whether that succeeded.
     async fn mirror(&self, kind: &Kind, object: Value, gone: bool) -> bool {
         let text = |path: &str| {
             object
@@ -161,7 +162,7 @@ impl Simulator {
     }
 }
 
-/// Writes what happens there to objects with these labels to a file, until it cannot be written.
+/// Writes to a file what happens there to objects with these labels, until the file cannot be written.
 ///
 /// # Errors
 ///
@@ -175,8 +176,8 @@ pub async fn record(client: &Client, labels: &str, path: &Path) -> std::io::Resu
     Ok(())
 }
 
-/// Tells of every object with these labels, then of every change, and whether the object is gone. What went while the
-/// connection was broken is told once there is a new list.
+/// Yields every object with these labels, then every change, each with whether the object is gone. Deletions during a
+/// broken connection are reported after the next list.
 fn watch(client: &Client, labels: &str) -> SelectAll<BoxStream<'static, (Kind, Value, bool)>> {
     let config = watcher::Config::default().labels(labels);
     // The names of the seven kinds are the same in every cluster.
@@ -207,17 +208,17 @@ fn watch(client: &Client, labels: &str) -> SelectAll<BoxStream<'static, (Kind, V
     select_all(each)
 }
 
-/// The objects of one kind that are there, by namespace and name.
+/// The existing objects of one kind, by namespace and name.
 struct Known {
     kind: Kind,
     described: ApiResource,
     present: BTreeSet<(String, String)>,
-    /// What of the list that is being read has come so far.
+    /// The objects of the current list so far.
     listed: BTreeSet<(String, String)>,
 }
 
 impl Known {
-    /// What an event tells: objects, and whether each is gone.
+    /// The objects of an event, and whether each is gone.
     fn take(
         &mut self,
         event: Result<Event<DynamicObject>, watcher::Error>,
@@ -252,7 +253,7 @@ impl Known {
             }
             Err(error) => {
                 let kind = self.kind.plural;
-                tracing::warn!(kind, %error, "the real cluster is not seen for a moment");
+                tracing::warn!(kind, %error, "the watch of the real cluster broke; it is restored");
                 return Vec::new();
             }
         };
@@ -268,7 +269,7 @@ impl Known {
             .collect()
     }
 
-    /// All that is known of an object that went unseen.
+    /// The known fields of an object whose deletion went unseen.
     fn tombstone(&self, (namespace, name): &(String, String)) -> (Kind, Value, bool) {
         let mut metadata = Map::new();
         metadata.insert("name".to_owned(), name.as_str().into());

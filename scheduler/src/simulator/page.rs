@@ -1,5 +1,5 @@
-//! The simulator as the web pages ask it: its objects, the writes that a person makes, and why a pod waits. Never what
-//! a page looks like.
+//! The simulator's data for the web pages: its objects, a person's changes, and why a pod waits. The pages' look is in
+//! `pages`.
 
 #![allow(
     clippy::indexing_slicing,
@@ -29,19 +29,19 @@ use super::{Import, Merge, Refusal, Simulator};
 use crate::explain::{Detail, View, explain};
 use crate::shown::why;
 
-/// As whom a person's writes stand in `managedFields`; the reference's page has the same name.
+/// The field manager of a person's changes; the reference's page has the same name.
 const MANAGER: &str = "simulator";
 
-/// How many times a person's edit is tried again while others change the same object's status.
+/// How many times a person's change is tried again while other programs change the same object's status.
 const TRIES: usize = 5;
 
 /// The source of the pages.
 pub struct Pages {
     simulator: Simulator,
     vendors: Arc<Vendors>,
-    /// What pods are explained from, and of which version of the cluster it is.
+    /// The data for explaining pods, with the version of the cluster that it is from.
     view: Mutex<Option<(u64, Arc<View>)>>,
-    /// Comparisons are worked out one after the other.
+    /// Comparisons run one after the other.
     comparing: tokio::sync::Mutex<()>,
 }
 
@@ -71,7 +71,7 @@ impl Pages {
         self.simulator.cluster()
     }
 
-    /// What pods are explained from, as the cluster is by now.
+    /// The data for explaining pods, from the current cluster.
     fn view(&self) -> Arc<View> {
         let version = self.cluster().resource_version();
         let mut kept = self.view.lock();
@@ -101,7 +101,7 @@ impl Pages {
             dry_run: true,
             ..write()
         };
-        // Both halves are tried first, so that a refusal of the second leaves the first undone.
+        // Both halves are tried first, so that nothing is done if the second is refused.
         let mut next = self
             .cluster()
             .update(&target, object.clone(), &tried)
@@ -141,7 +141,7 @@ fn set_status(object: &mut Value, status: &Value) {
     }
 }
 
-/// The version that a trial made is none that the cluster has.
+/// A trial's version does not exist in the cluster.
 fn unversioned(mut object: Value) -> Value {
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("resourceVersion");
@@ -149,7 +149,7 @@ fn unversioned(mut object: Value) -> Value {
     object
 }
 
-/// The objects of a core kind that can be read.
+/// The objects of a core kind that can be parsed.
 fn all<T: DeserializeOwned>(cluster: &Cluster, plural: &str) -> Vec<T> {
     let listed = cluster.resource("", plural).and_then(|resource| {
         cluster.list(&Target::collection(&resource, ""), &ListOptions::default())
@@ -193,7 +193,7 @@ impl From<Refusal> for Refused {
     }
 }
 
-/// What the watch of one kind tells.
+/// An item from the watch of one kind.
 enum Told {
     Change(Change),
     Started,
@@ -366,7 +366,7 @@ impl Source for Pages {
     }
 }
 
-/// What a page asks, over these objects: one variant for each change.
+/// The question of a page over these objects: one variant for each change.
 fn question(asked: Compare, export: Value) -> Result<Question, Refused> {
     let import = Import::read(export)?;
     let mut question = Question {
@@ -406,7 +406,7 @@ fn question(asked: Compare, export: Value) -> Result<Question, Refused> {
     Ok(question)
 }
 
-/// What the run of the objects as they are is called on a page.
+/// A page's name for the run without changes.
 const AS_IT_IS: &str = "as it is";
 
 /// A note as a page shows it.

@@ -1,7 +1,7 @@
-//! Recordings: what happened to a cluster, as JSON lines that the reference's recorder writes and its replayer reads.
-//! A line is `{"time":"2026-11-21T12:07:49.263572864Z","event":"Add","resource":{…}}`; the event is `Add`, `Update` or
-//! `Delete`, and the resource has `apiVersion` and `kind`. Values in, values out, but for [`Recorder`], which writes to
-//! a file.
+//! Recordings of a cluster's changes, as JSON lines in the format of the reference's recorder and replayer. A line is
+//! `{"time":"2026-11-21T12:07:49.263572864Z","event":"Add","resource":{…}}`; the event is `Add`, `Update` or `Delete`,
+//! and the resource has `apiVersion` and `kind`. Values in, values out, except for [`Recorder`], which writes to a
+//! file.
 
 use std::collections::HashSet;
 use std::io::{self, BufWriter, Write as _};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::kinds::{KINDS, Kind};
 
-/// What happened to an object.
+/// The kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Happening {
     /// It is new.
@@ -28,22 +28,22 @@ pub enum Happening {
 /// One line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Line {
-    /// When.
+    /// The time.
     pub time: Timestamp,
-    /// What.
+    /// The change.
     pub happening: Happening,
-    /// Of which kind the object is.
+    /// The object's kind.
     pub kind: Kind,
     /// The object.
     pub object: Value,
 }
 
-/// How fast a recording is replayed.
+/// The pace of a replay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Pace {
-    /// As fast as it goes.
+    /// As fast as possible.
     None,
-    /// So many times as fast as it happened; 1 is the original pace.
+    /// This many times as fast as the original; 1 is the original pace.
     Times(f64),
 }
 
@@ -63,7 +63,7 @@ impl FromStr for Pace {
 }
 
 impl Pace {
-    /// How long after the beginning of a replay a line is due.
+    /// When a line is due, after the start of the replay.
     pub fn due(self, first: Timestamp, line: Timestamp) -> Duration {
         match self {
             Self::None => Duration::ZERO,
@@ -75,7 +75,7 @@ impl Pace {
     }
 }
 
-/// Reads a recording. Kinds that the simulator does not know are left out; empty lines are skipped.
+/// Reads a recording. Kinds that the simulator does not know and empty lines are skipped.
 ///
 /// # Errors
 ///
@@ -125,7 +125,7 @@ fn parse(line: &str) -> Result<Option<Line>, String> {
     }))
 }
 
-/// A line as it is written. Of an object that is gone, only what names it is kept.
+/// Formats a line. For an object that is gone, only its identifying fields are kept.
 pub fn print(time: Timestamp, happening: Happening, object: &Value) -> String {
     let event = match happening {
         Happening::Add => "Add",
@@ -156,11 +156,11 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins a new file, in place of one that is there.
+    /// Starts a new file, replacing an existing one.
     ///
     /// # Errors
     ///
-    /// When it cannot be written.
+    /// It cannot be written.
     pub fn create(path: &Path) -> io::Result<Self> {
         Ok(Self {
             file: BufWriter::new(std::fs::File::create(path)?),
@@ -168,11 +168,11 @@ impl Recorder {
         })
     }
 
-    /// An object is there, or gone.
+    /// Records the state of an object, or that it is gone.
     ///
     /// # Errors
     ///
-    /// When the file cannot be written.
+    /// The file cannot be written.
     pub fn write(&mut self, object: &Value, gone: bool) -> io::Result<()> {
         let text = |path: &str| {
             object

@@ -1,10 +1,10 @@
-//! Result annotations on a pod: which prefix, how much of them fits, what was there before. Values in, values out.
+//! The result annotations of a pod: their prefix, how much of them fits, and earlier ones. Values in, values out.
 //!
-//! A real API server takes at most 256 KiB of annotations on one object. The results of a try get what other
-//! annotations leave, and its history gets what the results leave. A value that is too long loses whole entries, and one
-//! entry more says how many; it stays JSON.
+//! A real API server accepts at most 256 KiB of annotations on one object. The results of a try get what other
+//! annotations leave, and the history gets what the results leave. A value that is too long loses whole entries, and an
+//! extra entry gives their number; it stays valid JSON.
 //!
-//! Results stand beside the pod in a compact form (`scheduling::compact`), and are written out when the pod is read.
+//! Results are stored beside the pod in a compact form (`scheduling::compact`), and are expanded when the pod is read.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -16,16 +16,16 @@ use scheduling::annotations::{history_entry, history_entry_len};
 use scheduling::compact::{Draft, Kept, Pool};
 use serde_json::{Map, Value};
 
-/// What a real API server takes: keys and values of all annotations together.
+/// A real API server's limit on the keys and values of all annotations together.
 const LIMIT: usize = 256 << 10;
-/// Of that, what is left to annotations that others add later.
+/// The part of it that is left to annotations that other programs add later.
 const SPARE: usize = 8 << 10;
-/// The largest part of the rest that the results of one cycle take; the history has what is left.
+/// The largest part of the rest that the results of one cycle take; the history gets what is left.
 const RESULTS: usize = 128 << 10;
 
 const HISTORY: &str = "result-history";
 
-/// Under which prefix results are written. Both are read.
+/// The prefix of written results. Both prefixes are read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Prefix {
     /// `kube-scheduler-simulator.sigs.k8s.io/`
@@ -45,10 +45,10 @@ impl Prefix {
     }
 }
 
-/// What a try wrote, by the part of the annotation's name behind the prefix.
+/// The results of a try, by the part of the annotation's name after the prefix.
 pub(super) type Drafts<'r> = BTreeMap<&'static str, Draft<'r>>;
 
-/// The results of one try, cut to what fits.
+/// The results of one try, cut to fit.
 #[derive(Debug, PartialEq)]
 struct Try {
     prefix: Prefix,
@@ -61,7 +61,7 @@ impl Try {
         self.values.iter().map(|(name, value)| (*name, value))
     }
 
-    /// How many bytes its entry in the history has.
+    /// The length in bytes of its entry in the history.
     fn entry_len(&self) -> usize {
         history_entry_len(self.prefix.text(), self.values())
     }
@@ -70,7 +70,7 @@ impl Try {
 /// An entry of the history.
 #[derive(Debug, Clone, PartialEq)]
 enum Entry {
-    /// One that came with the pod.
+    /// An entry that came with the pod.
     Text(Arc<str>),
     Try(Arc<Try>),
 }
@@ -84,7 +84,7 @@ impl Entry {
     }
 }
 
-/// All result annotations of a pod: of its latest try, and the history.
+/// All result annotations of a pod: those of its latest try, and the history.
 #[derive(Debug)]
 pub(super) struct Results {
     latest: Arc<Try>,
@@ -94,7 +94,7 @@ pub(super) struct Results {
 }
 
 impl Results {
-    /// The results of a try for a pod that has the annotations `present` and, beside these, `before`.
+    /// The results of a try for a pod that has the annotations `present` and, in addition, the results `before`.
     pub(super) fn of(
         prefix: Prefix,
         present: &Map<String, Value>,
@@ -135,7 +135,7 @@ impl Results {
         }
     }
 
-    /// The results beside an object.
+    /// The results stored beside an object.
     pub(super) fn beside(compact: &dyn Compact) -> Option<&Self> {
         let any: &dyn Any = compact;
         any.downcast_ref()
@@ -193,7 +193,7 @@ impl Compact for Results {
     }
 }
 
-/// The entries that fit into a list of so many bytes: the oldest go, and the newest one last. None where not even an
+/// The newest entries that fit into a list of this many bytes: the oldest are dropped first. None where not even an
 /// empty list fits.
 fn bounded(mut entries: Vec<Entry>, most: usize) -> Option<Box<[Entry]>> {
     let mut length = list_len(&entries);
@@ -209,12 +209,12 @@ fn bounded(mut entries: Vec<Entry>, most: usize) -> Option<Box<[Entry]>> {
     (length <= most).then(|| entries.into())
 }
 
-/// How many bytes a JSON list of these entries has.
+/// The length in bytes of a JSON list of these entries.
 fn list_len(entries: &[Entry]) -> usize {
     2 + entries.iter().map(Entry::len).sum::<usize>() + entries.len().saturating_sub(1)
 }
 
-/// The entries of the history under either prefix; none where it cannot be read.
+/// The entries of the history under either prefix; none where it cannot be parsed.
 fn entries(present: &Map<String, Value>, before: Option<&Results>) -> Vec<Entry> {
     for prefix in [Prefix::New, Prefix::Old] {
         if let Some(before) = before.filter(|before| before.latest.prefix == prefix)
@@ -234,7 +234,7 @@ fn entries(present: &Map<String, Value>, before: Option<&Results>) -> Vec<Entry>
     Vec::new()
 }
 
-/// The longest that each value may be, so that together they have at most so many bytes. Short values stay whole.
+/// The greatest length of each value so that all together have at most `most` bytes. Shorter values stay whole.
 fn share(values: &Drafts<'_>, most: usize) -> usize {
     let all: usize = values.values().map(Draft::len).sum();
     if all <= most {
@@ -242,7 +242,7 @@ fn share(values: &Drafts<'_>, most: usize) -> usize {
     }
     let mut lengths: Vec<usize> = values.values().map(Draft::len).collect();
     lengths.sort_unstable();
-    // The share of the long ones is what the short ones leave.
+    // The long values share what the short ones leave.
     let (mut left, mut share) = (most, 0);
     let count = lengths.len();
     for (at, length) in lengths.into_iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Scenarios: operations in steps, as the reference's proposal KEP-140 writes them. Each step waits until the scheduler
-//! has nothing left to do, and then says how many pods have a node.
+//! Scenarios: operations in steps, in the format of the reference's proposal KEP-140. Each step waits until the
+//! scheduler has nothing left to do, and then counts the pods with a node.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -38,7 +38,7 @@ struct Create {
 struct Change {
     type_meta: TypeMeta,
     object_meta: ObjectMeta,
-    /// JSON as a text, or as it is.
+    /// JSON as a string, or as a value.
     patch: Value,
     #[serde(default)]
     patch_type: String,
@@ -65,12 +65,12 @@ struct ObjectMeta {
     namespace: String,
 }
 
-/// How a scenario ended.
+/// The result of a scenario.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     /// `Succeeded`, or `Failed`.
     pub phase: &'static str,
-    /// Why it failed; empty where it did not.
+    /// Why it failed; empty where it succeeded.
     pub message: String,
     /// The state after each step.
     pub steps: Vec<Step>,
@@ -81,11 +81,11 @@ pub struct Report {
 pub struct Step {
     /// Its number.
     pub step: u32,
-    /// How many pods have a node.
+    /// The number of pods with a node.
     pub placed: usize,
-    /// How many have none.
+    /// The number of pods without one.
     pub pending: usize,
-    /// Of these, how many for each reason that their condition names.
+    /// The number of those, by the reason in their condition.
     pub reasons: BTreeMap<String, usize>,
 }
 
@@ -94,7 +94,7 @@ impl Scenario {
     ///
     /// # Errors
     ///
-    /// What in it cannot be read or done.
+    /// The part that cannot be read or done.
     pub fn read(written: &Value) -> Result<Self, String> {
         let operations = written
             .pointer("/spec/operations")
@@ -141,8 +141,8 @@ impl Scenario {
 }
 
 impl Simulator {
-    /// Plays a scenario. A step that does not come to rest within `patience` fails, as does an operation that the
-    /// cluster refuses; what was done before stays.
+    /// Plays a scenario. A step fails if it does not come to rest within `patience`, or if the cluster refuses an
+    /// operation; earlier operations stay.
     pub async fn play(&self, scenario: &Scenario, patience: Duration) -> Report {
         let mut report = Report {
             phase: "Failed",

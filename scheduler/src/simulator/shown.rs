@@ -1,12 +1,12 @@
-//! A `KubeSchedulerConfiguration` as it is shown: as it was written, in the order and with the zero values with which Go
-//! prints the decoded `v1` type, and without the defaults that kube-scheduler fills in when it runs it.
+//! The displayed form of a `KubeSchedulerConfiguration`: as it was written, in the order and with the zero values of
+//! Go's encoding of the decoded `v1` type, and without the defaults that kube-scheduler fills in.
 //!
-//! Never judges a configuration: `scheduling::config` does.
+//! `scheduling::config` checks configurations.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// What `GET /api/v1/schedulerconfiguration` answers, and what an export holds as `schedulerConfig`.
+/// The answer of `GET /api/v1/schedulerconfiguration`, and `schedulerConfig` in an export.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Shown {
@@ -37,16 +37,16 @@ pub struct Shown {
 }
 
 impl Shown {
-    /// Reads a configuration; fields that the type does not have are dropped, as Go's JSON decoder drops them.
+    /// Reads a configuration; unknown fields are dropped, as in Go's JSON decoder.
     ///
     /// # Errors
     ///
-    /// Which field has a value of the wrong type.
+    /// The field that has a value of the wrong type.
     pub fn read(value: &Value) -> Result<Self, serde_json::Error> {
         Self::deserialize(value)
     }
 
-    /// As a value, to be judged and filled with defaults.
+    /// As a JSON value, to be checked and filled with defaults.
     pub fn to_value(&self) -> Value {
         serde_json::to_value(self).unwrap_or_default()
     }
@@ -208,7 +208,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// A list, where Go also reads `null`.
+/// A list; like Go, accepts `null` for an empty one.
 fn list<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {

@@ -1,8 +1,8 @@
-//! The scheduling loop: takes pods from the queue one after the other, runs the framework, asks extenders, and carries
-//! out what was decided. It decides nothing itself.
+//! The scheduling loop: takes pods from the queue one after the other, runs the framework, calls extenders, and carries
+//! out the decision. The framework and the extenders decide.
 //!
-//! A turn sees everything that was written before it. What it worked out is void when the whole state was changed
-//! meanwhile (an import, a reset, another configuration): then it writes nothing, and the pod is tried again.
+//! A turn sees everything that was written before it. If the whole state changes during a turn (an import, a reset,
+//! another configuration), its result is discarded: nothing is written, and the pod is tried again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,15 +27,15 @@ use super::view::View;
 use super::writes::{Scheduling, Writer};
 use super::{Rest, Setup, Simulator};
 
-/// How long the loop waits before it looks again where nothing announces itself.
+/// How long the loop waits for a change before it looks again.
 const IDLE: Duration = Duration::from_secs(60);
 
 /// Which time it is for the loop.
 #[derive(Debug, Clone)]
 pub(super) enum Clock {
-    /// The machine's, since this moment.
+    /// The machine's clock, counted from this moment.
     Machine(Instant),
-    /// Milliseconds that the caller sets.
+    /// Milliseconds set by the caller.
     Given(Arc<AtomicU64>),
 }
 
@@ -43,20 +43,20 @@ impl Clock {
     fn now_ms(&self) -> u64 {
         match self {
             Self::Machine(begun) => u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
-            // Relaxed: one thread sets it and reads it.
+            // Relaxed: one thread sets and reads it.
             Self::Given(now) => now.load(Ordering::Relaxed),
         }
     }
 }
 
-/// A pod that had its turn: it has a node now, or this is why not.
+/// A pod after its turn: it has a node, or this is why not.
 #[derive(Debug)]
 pub(super) struct Tried {
     pub(super) pod: Arc<Pod>,
     pub(super) result: Result<(), Failed>,
 }
 
-/// One run of the loop by one configuration.
+/// A run of the loop with one configuration.
 pub(super) struct Turns<'a> {
     simulator: &'a Simulator,
     setup: Arc<Setup>,
@@ -67,11 +67,11 @@ pub(super) struct Turns<'a> {
     writer: Writer,
     clock: Clock,
     record: bool,
-    /// Where the next search begins.
+    /// Where the next search for nodes starts.
     start: usize,
 }
 
-/// What extenders said, by their URL.
+/// The answers of extenders, by their URL.
 #[derive(Debug, Default)]
 struct Said {
     filter: BTreeMap<String, Value>,
@@ -91,7 +91,7 @@ impl Simulator {
             };
             match ended {
                 Ok(()) => tracing::info!("scheduling goes on by another configuration"),
-                // A watch fell behind: everything is read again.
+                // A watch fell behind, so everything is read again.
                 Err(status) => tracing::warn!(%status, "scheduling begins again"),
             }
             tokio::task::yield_now().await;
@@ -121,7 +121,7 @@ impl<'a> Turns<'a> {
         );
         let extenders = setup.running.extenders.iter().cloned().map(Extender::new);
         let mut extenders: Vec<Extender> = extenders.collect();
-        // As in kube-scheduler, the ignorable ones are asked last.
+        // As in kube-scheduler, ignorable extenders are called last.
         extenders.sort_by_key(Extender::is_ignorable);
         Ok(Self {
             simulator,
@@ -137,7 +137,7 @@ impl<'a> Turns<'a> {
         })
     }
 
-    /// Ends when there is another configuration, or with the error of a watch.
+    /// Returns when the configuration changes, or with the error of a watch.
     async fn run(&mut self) -> Result<(), Status> {
         let mut epoch = self.simulator.0.epoch.subscribe();
         loop {
@@ -176,7 +176,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// Takes in what has happened and gives the next pod its turn; none where no pod is ready.
+    /// Processes what has happened and gives the next pod its turn; none where no pod is ready.
     pub(super) async fn step(&mut self) -> Result<Option<Tried>, Status> {
         self.catch_up()?;
         let Some(popped) = self.queue.pop(self.clock.now_ms()) else {
@@ -191,27 +191,27 @@ impl<'a> Turns<'a> {
         Ok(Some(Tried { pod, result }))
     }
 
-    /// Takes in what has happened.
+    /// Processes what has happened.
     pub(super) fn catch_up(&mut self) -> Result<(), Status> {
         self.view.catch_up(&mut self.queue, self.clock.now_ms())
     }
 
-    /// The configuration that the loop runs by.
+    /// The configuration in use.
     pub(super) fn setup(&self) -> &Setup {
         &self.setup
     }
 
-    /// The cluster as the loop has seen it.
+    /// The cluster as the loop last saw it.
     pub(super) fn snapshot(&self) -> &Snapshot {
         &self.view.snapshot
     }
 
-    /// Pods that wait.
+    /// The pods that wait.
     pub(super) fn queue(&self) -> &Queue {
         &self.queue
     }
 
-    /// One pod. Where it found no node, or what was found could not be written, says why.
+    /// Schedules one pod. The error says why it found no node, or why the result could not be written.
     async fn turn(&mut self, popped: &Popped) -> Result<(), Failed> {
         let epoch = *self.simulator.0.epoch.borrow();
         let there = self.writer.pending(&popped.pod);
@@ -265,7 +265,7 @@ impl<'a> Turns<'a> {
                     .await;
                 failed.preemption = victims;
                 if failed.nodes == 0 && failed.reason == "Unschedulable" {
-                    // kube-scheduler repeats such a try at intervals; only a node can change its answer.
+                    // kube-scheduler repeats such a try at intervals; only a change of a node can give another answer.
                     failed.plugins.insert(Plugin::NodeUnschedulable);
                 }
                 Err(failed)
@@ -273,7 +273,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// While this is held, nothing changes the whole state. What was worked out before such a change is void.
+    /// While the guard is held, the whole state cannot change. Fails if it has changed since `epoch`.
     async fn writing(&self, epoch: u64) -> Result<tokio::sync::RwLockReadGuard<'a, ()>, Failed> {
         let simulator: &'a Simulator = self.simulator;
         let writing = simulator.0.gate.read().await;
@@ -284,7 +284,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// Runs the framework and asks the extenders that have a say.
+    /// Runs the framework and calls the interested extenders.
     async fn decide(&self, popped: &Popped, object: &Value) -> Result<(Outcome, Said), Failed> {
         let pod = &popped.pod;
         let framework = self
@@ -321,7 +321,7 @@ impl<'a> Turns<'a> {
             .iter()
             .filter(|extender| extender.prioritizes())
             .collect();
-        // Only an extender reads nodes as the API has them. Reading them costs more than all plugins together.
+        // Only an extender reads nodes in the API's form. Reading them costs more than all plugins together.
         if !scoring.is_empty() && cycle.feasible().nth(1).is_some() {
             let nodes = self
                 .writer
@@ -338,7 +338,7 @@ impl<'a> Turns<'a> {
                             *further.entry(node).or_insert(0) += score;
                         }
                     }
-                    // kube-scheduler places the pod without these scores, too.
+                    // kube-scheduler also places the pod without these scores.
                     Err(why) => tracing::warn!(extender = extender.url(), why, "no scores"),
                 }
             }
@@ -346,7 +346,7 @@ impl<'a> Turns<'a> {
         Ok((cycle.finish(&further), said))
     }
 
-    /// Asks extenders, one after the other, on which of the nodes that fit they take the pod.
+    /// Asks extenders, one after the other, which of the fitting nodes they accept for the pod.
     async fn narrow(
         &self,
         interested: &[&Extender],
@@ -367,7 +367,11 @@ impl<'a> Turns<'a> {
                     cycle.extend(&extended);
                 }
                 Err(why) if extender.is_ignorable() => {
-                    tracing::warn!(extender = extender.url(), why, "an extender is passed over");
+                    tracing::warn!(
+                        extender = extender.url(),
+                        why,
+                        "an extender failed and is ignored"
+                    );
                 }
                 Err(why) => return Err(why),
             }
@@ -375,7 +379,7 @@ impl<'a> Turns<'a> {
         Ok(())
     }
 
-    /// Lets an extender bind the pod, where one does; whether one has.
+    /// Has an extender bind the pod, if one does so. Returns whether one has.
     async fn bind(&self, object: &Value, node: &str, said: &mut Said) -> Result<bool, String> {
         let binders = self
             .extenders
@@ -400,7 +404,7 @@ impl<'a> Turns<'a> {
         Ok(false)
     }
 
-    /// The best of all that was found to make room and that every extender agrees to.
+    /// The best set of victims that every extender agrees to.
     async fn agreed(&self, object: &Value, failed: &Failed, said: &mut Said) -> Option<Victims> {
         let mut candidates = failed.candidates.clone();
         let asked = self
@@ -430,7 +434,7 @@ impl<'a> Turns<'a> {
         choose_victims(&candidates).cloned()
     }
 
-    /// The candidates that an extender has left, with its choice of victims.
+    /// The candidates that an extender leaves, with its choice of victims.
     fn left(
         &self,
         extender: &Extender,
@@ -485,7 +489,7 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// A try that an error ended. It is repeated without an event.
+/// A try that ended in an error. It is repeated without an event.
 fn broken(why: &str, nodes: usize) -> Failed {
     Failed {
         reason: "SchedulerError",
@@ -499,7 +503,7 @@ fn broken(why: &str, nodes: usize) -> Failed {
     }
 }
 
-/// A try that what happened meanwhile made void.
+/// A try whose result a change of the state made invalid.
 fn overtaken(why: &str) -> Failed {
     broken(why, 0)
 }

@@ -1,5 +1,5 @@
-//! The scheduler's view of the cluster: watches of every kind that a plugin looks at, the snapshot that they keep up to
-//! date, and what the queue has to hear of.
+//! The scheduler's view of the cluster: watches of every kind that a plugin uses, the snapshot that they keep up to
+//! date, and the events for the queue.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use scheduling::model::{Node, Pod};
 use scheduling::queue::{Event, Queue};
 use scheduling::snapshot::{Kind, Snapshot};
 
-/// What a watch is of.
+/// The kind of object that a watch delivers.
 #[derive(Debug, Clone, Copy)]
 enum Watched {
     Nodes,
@@ -19,7 +19,7 @@ enum Watched {
     Others(Kind, Option<Event>),
 }
 
-/// Group, plural, what it is. Pods come last: what they name is known by then.
+/// Group, plural, kind of object. Pods come last, so that the objects that they name are known before.
 const WATCHED: [(&str, &str, Watched); 13] = {
     use Event::{Claim, CsiNode, Namespace, StorageClass, Volume};
     use Watched::{Nodes, Others, Pods};
@@ -68,12 +68,12 @@ const WATCHED: [(&str, &str, Watched); 13] = {
     ]
 };
 
-/// Watches and what they told.
+/// The watches and the snapshot.
 #[derive(Debug)]
 pub(super) struct View {
     watches: Vec<(Watched, Watch)>,
     pub(super) snapshot: Snapshot,
-    /// Pods of these schedulers enter the queue.
+    /// Only pods of these schedulers enter the queue.
     schedulers: Vec<Arc<str>>,
 }
 
@@ -96,7 +96,7 @@ impl View {
         })
     }
 
-    /// Takes in everything that has happened by now. An error when a watch fell behind what the cluster remembers.
+    /// Processes everything that has happened. Fails if a watch fell behind the changes that the cluster keeps.
     pub(super) fn catch_up(&mut self, queue: &mut Queue, now: u64) -> Result<(), Status> {
         for at in 0..self.watches.len() {
             while let Some((watched, watch)) = self.watches.get_mut(at)
@@ -109,7 +109,7 @@ impl View {
         Ok(())
     }
 
-    /// Waits until something happens, and takes it in. Dropping the future loses nothing.
+    /// Waits until something happens. Dropping the future loses nothing.
     pub(super) async fn next(&mut self) -> Result<(usize, Told), Status> {
         let each = self
             .watches
@@ -119,7 +119,7 @@ impl View {
         Ok((at, event?))
     }
 
-    /// Takes in an event that [`View::next`] gave.
+    /// Processes an event from [`View::next`].
     pub(super) fn take_next(&mut self, at: usize, event: &Told, queue: &mut Queue, now: u64) {
         if let Some((watched, _)) = self.watches.get(at) {
             self.take(*watched, event, queue, now);
@@ -139,7 +139,7 @@ impl View {
                     self.snapshot
                         .remove_object(kind, object.namespace(), object.name());
                 } else if let Err(error) = self.snapshot.set_object(kind, &object.value()) {
-                    tracing::warn!(%error, "an object that cannot be read is not looked at");
+                    tracing::warn!(%error, "an object cannot be parsed and is ignored");
                 }
                 if let Some(happening) = happening {
                     queue.event(happening, now);
@@ -222,7 +222,7 @@ impl View {
         queue.update(pod, now);
     }
 
-    /// A pod that is gone, or has ended, or cannot be read.
+    /// A pod is gone, has ended, or cannot be parsed.
     fn forget(&mut self, key: &str, queue: &mut Queue, now: u64) {
         queue.remove(key);
         self.snapshot.clear_nomination(key);
@@ -233,7 +233,7 @@ impl View {
     }
 }
 
-/// What of a node is new, as far as a pod may be placed for it.
+/// The changes of a node for which a pod may be placed.
 fn node_events(before: Option<&Node>, node: &Node) -> Vec<Event> {
     let Some(before) = before else {
         return vec![Event::NodeAdded];
@@ -251,7 +251,7 @@ fn node_events(before: Option<&Node>, node: &Node) -> Vec<Event> {
     .collect()
 }
 
-/// What of a pod that has a node is new.
+/// The changes of a pod that has a node.
 fn pod_events(before: Option<&Arc<Pod>>, pod: &Pod) -> Vec<Event> {
     let Some(before) = before else {
         return vec![Event::PodAssigned];

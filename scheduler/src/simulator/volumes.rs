@@ -1,12 +1,13 @@
-//! What a cluster's volume controller and its provisioners do for a pod that is bound: claims get the volumes that the
-//! scheduler chose, and a volume is made for a claim whose class makes them on demand. No storage is behind it.
+//! Does what a cluster's volume controller and provisioners do for a bound pod: claims get the volumes that the
+//! scheduler chose, and a volume is created for a claim whose class creates them on demand. There is no storage behind
+//! it.
 
 use embedded_cluster::{Cluster, Part, Status, Stored, Target, Write};
 use scheduling::cycle::VolumeWork;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Binds the claims of a pod, and makes what has to be made on its node.
+/// Binds the claims of a pod, and creates the missing volumes on its node.
 pub(super) async fn bind(
     cluster: &Cluster,
     namespace: &str,
@@ -27,7 +28,7 @@ pub(super) async fn bind(
         let target = Target::object(&volumes, "", &name);
         let volume = match cluster.create(&target, made, write).await {
             Ok(volume) => volume,
-            // An earlier try came this far.
+            // An earlier try created it.
             Err(status) if status.reason == "AlreadyExists" => cluster.get(&target)?,
             Err(status) => return Err(status),
         };
@@ -56,7 +57,7 @@ fn text<'a>(object: &'a Value, path: &str) -> &'a str {
         .unwrap_or_default()
 }
 
-/// A volume as a provisioner makes it.
+/// A volume as a provisioner creates it.
 fn made_for(claim: &Value, node: &str) -> Value {
     let spec = |name: &str| {
         claim
@@ -78,7 +79,7 @@ fn made_for(claim: &Value, node: &str) -> Value {
     })
 }
 
-/// The volume names its claim, and the claim its volume.
+/// Makes the volume name its claim, and the claim its volume.
 async fn join(
     cluster: &Cluster,
     claim: &Stored,

@@ -1,5 +1,5 @@
-//! What the scheduling loop writes to the cluster: bindings, conditions, nominations, evictions, events and result
-//! annotations. It writes what it is told, and never decides.
+//! The scheduling loop's writes to the cluster: bindings, conditions, nominations, evictions, events and result
+//! annotations. The loop decides what is written.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 use super::results::{Drafts, Prefix, Results};
 use super::volumes;
 
-/// As whom the loop writes.
+/// The loop's user name.
 const OURSELVES: &str = "system:kube-scheduler";
 
 /// How the loop writes its results.
@@ -47,7 +47,7 @@ pub(super) struct Writer {
     prefix: Prefix,
     terse: bool,
     vendors: Option<Arc<Vendors>>,
-    /// What results have in common.
+    /// Texts that results share.
     pool: Mutex<Pool>,
 }
 
@@ -75,7 +75,7 @@ impl Writer {
         Target::object(&self.pods, namespace, name)
     }
 
-    /// The pod as it is, where it is still the same one and waits for a node.
+    /// The pod's current object, if it is still the same pod and waits for a node.
     pub(super) fn pending(&self, pod: &Pod) -> Option<Arc<Stored>> {
         let there = self.cluster.get(&self.target(&pod.key)).ok()?;
         is_pending(&there.bare(), &pod.uid).then_some(there)
@@ -98,7 +98,7 @@ impl Writer {
             .collect()
     }
 
-    /// Gives the pod its node, with its results; `by_us` unless an extender has bound it already.
+    /// Gives the pod its node, with its results; `by_us` unless an extender has already bound it.
     pub(super) async fn bound(
         &self,
         there: &Stored,
@@ -157,7 +157,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Says that the pod found no node, and why; `node` is being freed for it.
+    /// Writes that the pod found no node, and why; `node` is being freed for it.
     pub(super) async fn refused(
         &self,
         there: &Stored,
@@ -192,7 +192,7 @@ impl Writer {
         }
     }
 
-    /// Deletes the victims, so that there is room for the pod.
+    /// Deletes the victims, to make room for the pod.
     pub(super) async fn evict(&self, pod: &Pod, victims: &Victims) {
         for victim in &victims.pods {
             let target = self.target(&victim.key);
@@ -229,8 +229,8 @@ impl Writer {
         changed.map(drop)
     }
 
-    /// Puts the results of a try beside the pod, instead of those of earlier tries. What the new ones do not name stays,
-    /// as text.
+    /// Stores the results of a try beside the pod, replacing those of earlier tries. Values that the new results do not
+    /// contain stay, as text.
     fn put_results(
         &self,
         pod: &mut Value,
@@ -255,7 +255,7 @@ impl Writer {
         *beside = Some(Arc::new(made));
     }
 
-    /// Tells of the pod. The same words again count up the event that is there.
+    /// Writes an event about the pod. If an event with the same text exists, its count grows.
     async fn event(&self, pod: &Value, kind: &str, reason: &str, message: &str) {
         if self.terse {
             return;
@@ -326,7 +326,7 @@ fn annotations(pod: &Value) -> Map<String, Value> {
         .unwrap_or_default()
 }
 
-/// A part of an object, made where it is not there.
+/// A field of an object, created if it is missing.
 fn fields_mut<'a>(object: &'a mut Value, name: &str) -> Option<&'a mut Map<String, Value>> {
     let part = object
         .as_object_mut()?
@@ -347,7 +347,7 @@ fn put_annotations(pod: &mut Value, written: &BTreeMap<String, String>) {
     }
 }
 
-/// `PodScheduled` is false, and why. The time of the transition stays while it is false.
+/// Sets `PodScheduled` to false, with the reason. The transition time stays if it was false before.
 fn put_condition(pod: &mut Value, failed: &Failed) {
     let now = jiff::Timestamp::now()
         .strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -392,7 +392,7 @@ fn nanoseconds() -> u64 {
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A number for these texts (FNV-1a).
+/// A hash of these texts (FNV-1a).
 fn digest(texts: &[&str]) -> u64 {
     let bytes = texts.iter().flat_map(|text| text.bytes().chain([0]));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {

@@ -1,4 +1,4 @@
-//! Answers as the reference's HTTP library prints them: JSON with a line end, errors as `{"message":…}`.
+//! Answers in the format of the reference's HTTP library: JSON with a line end, errors as `{"message":…}`.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::simulator::{Frame, Refusal};
 
-/// A chunk of a long body has at least so many bytes.
+/// The least size of a chunk of a long body.
 const CHUNK: usize = 64 << 10;
 
 const JSON: &str = "application/json; charset=UTF-8";
@@ -25,7 +25,7 @@ pub(super) fn json<T: Serialize>(value: &T) -> Response {
     }
 }
 
-/// A JSON text that may be long, with a line end. It is sent as it is made, but for a short one.
+/// A JSON text that may be long, with a line end. A long one is sent while it is generated.
 pub(super) fn pieces(pieces: impl Iterator<Item = String> + Send + 'static) -> Response {
     let mut pieces = pieces.chain(["\n".to_owned()]);
     let mut chunks = std::iter::from_fn(move || {
@@ -48,7 +48,7 @@ pub(super) fn pieces(pieces: impl Iterator<Item = String> + Send + 'static) -> R
     }
 }
 
-/// No body, and so no type of one.
+/// An answer without a body, and so without a content type.
 pub(super) fn empty(code: StatusCode) -> Response {
     code.into_response()
 }
@@ -58,7 +58,8 @@ pub(super) fn error(code: StatusCode, message: &str) -> Response {
     (code, [(CONTENT_TYPE, JSON)], body).into_response()
 }
 
-/// Server-Sent Events, each with the version of its object as its id, and a comment where nothing happens.
+/// Server-Sent Events, each with the version of its object as its id, and a comment from time to time while nothing
+/// happens.
 pub(super) fn events(
     frames: impl Stream<Item = Frame> + Send + 'static,
     heartbeat: Duration,
@@ -73,7 +74,7 @@ pub(super) fn events(
     Sse::new(events).keep_alive(alive).into_response()
 }
 
-/// A refusal on its way out.
+/// A refusal as an HTTP answer.
 #[derive(Debug)]
 pub(super) struct Failed(Refusal);
 

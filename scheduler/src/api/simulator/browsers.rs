@@ -1,12 +1,13 @@
-//! Which requests of browsers are served. A page of another site must neither change anything here, nor read it under a
-//! name that its owner has pointed at this machine (DNS rebinding). Clients that are no browsers are not looked at.
+//! Decides which requests of browsers are served. A page of another site must neither change anything here, nor read it
+//! under a host name that its owner has pointed at this machine (DNS rebinding). Clients other than browsers are not
+//! restricted.
 
 use axum::http::header::{HOST, ORIGIN};
 use axum::http::{HeaderMap, HeaderName, Method};
 
 use super::origins::{Origins, without_port};
 
-/// Whether the request may be served, else why not.
+/// Whether the request may be served; the error says why not.
 pub(super) fn judge(origins: &Origins, method: &Method, headers: &HeaderMap) -> Result<(), String> {
     if !origins.behind_token {
         for host in texts(headers, HOST) {

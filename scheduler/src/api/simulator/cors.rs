@@ -1,4 +1,4 @@
-//! Which web pages may call this API: CORS, with the headers of the reference.
+//! Which web pages may call this API: CORS, with the reference's headers.
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -16,8 +16,8 @@ use super::origins::Origins;
 
 const METHODS: HeaderValue = HeaderValue::from_static("GET,HEAD,PUT,PATCH,POST,DELETE");
 
-/// Every answer says how it depends on the origin; a preflight is answered here. Reads of other origins are served, and
-/// their pages do not get to see the answer; their writes, and what comes under a foreign name, are refused.
+/// Every answer says how it depends on the origin; a preflight is answered here. Reads of other origins are served, but
+/// the browser hides the answer from their pages. Their writes, and requests under a foreign host name, are refused.
 pub(super) fn allow(origins: Origins, router: Router) -> Router {
     router.layer(from_fn_with_state(origins, answer))
 }

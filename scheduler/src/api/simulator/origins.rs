@@ -1,10 +1,10 @@
-//! The origins whose pages may call this API, and the hosts that they name.
+//! The origins whose pages may call this API, and their hosts.
 
 use std::sync::Arc;
 
 use axum::http::HeaderValue;
 
-/// Origins whose pages may call: `http://localhost:3000`, or `*` for all.
+/// The origins whose pages may call: `http://localhost:3000`, or `*` for all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origins {
     origins: Arc<[String]>,
@@ -13,7 +13,7 @@ pub struct Origins {
 }
 
 impl Origins {
-    /// These, and no other.
+    /// Only these origins.
     pub fn new(origins: impl IntoIterator<Item = String>) -> Self {
         Self {
             origins: origins.into_iter().collect(),
@@ -21,7 +21,7 @@ impl Origins {
         }
     }
 
-    /// The same where every client has a token: then any `Host` will do.
+    /// Allows any `Host`, because every client has a token.
     #[must_use]
     pub fn behind_token(self) -> Self {
         Self {
@@ -30,7 +30,7 @@ impl Origins {
         }
     }
 
-    /// Whether a host is that of one of the origins.
+    /// Whether the host belongs to one of the origins.
     pub(super) fn names_host(&self, host: &str) -> bool {
         self.origins.iter().any(|origin| {
             let of = origin.split_once("://").map(|(_, host)| host);

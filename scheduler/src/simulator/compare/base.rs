@@ -1,4 +1,4 @@
-//! What every run of a comparison begins with: the objects of an export, or what a recording says happened and when.
+//! The initial state of every run of a comparison: the objects of an export, or a recording's changes with their times.
 //! Values in, values out.
 
 use std::collections::{BTreeMap, HashMap};
@@ -18,29 +18,29 @@ use super::super::outside::adapted;
 use super::super::recording::{Happening as Recorded, Line};
 use super::tally::Asked;
 
-/// Objects, and when they are there.
+/// Objects, and the times at which they appear.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Base {
-    /// What a person knows it by: the name of a file.
+    /// The name for people: a file's name.
     pub name: String,
     /// The scheduler configuration that came with it.
     pub configuration: Option<Value>,
-    /// Whether objects that the cluster refuses are left out.
+    /// Whether objects that the cluster refuses are skipped.
     pub(super) lenient: bool,
-    /// Whether what happens has its times. Everything of an export is there at the beginning.
+    /// Whether changes have times. The objects of an export all exist from the start.
     pub(super) recorded: bool,
     pub(super) happenings: Vec<Happening>,
 }
 
-/// An object is there, is changed, or goes.
+/// An object appears, changes or disappears.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Happening {
-    /// When, in milliseconds since the beginning.
+    /// The time, in milliseconds since the start.
     pub(super) at_ms: u64,
     pub(super) kind: Kind,
     pub(super) object: Value,
     pub(super) gone: bool,
-    /// How long a pod runs once it has a node; none for one that does not end.
+    /// How long a pod runs after it got a node; none for a pod that does not end.
     pub(super) lasts_ms: Option<u64>,
 }
 
@@ -80,7 +80,7 @@ fn has_ended(pod: &Value) -> bool {
 }
 
 impl Base {
-    /// The objects and the configuration of an export. Pods that have ended are left out.
+    /// The objects and the configuration of an export, without pods that have ended.
     pub fn of_export(name: &str, mut import: Import) -> Self {
         let (configuration, lenient) = (import.configuration.take(), import.lenient);
         let objects = import.into_objects().into_iter();
@@ -108,12 +108,12 @@ impl Base {
         }
     }
 
-    /// What a recording says. A pod that got a node there and ended there runs as long here, from when it has its node
-    /// here; of what else happened to a pod with a node, nothing is taken over.
+    /// The changes of a recording. A pod that got a node and ended in the recording runs for the same time here,
+    /// counted from when it gets a node here; its other changes after it got a node are dropped.
     pub fn of_recording(name: &str, lines: Vec<Line>) -> Self {
         let first = lines.iter().map(|line| line.time).min();
         let mut happenings: Vec<Happening> = Vec::new();
-        // Of each pod that is there: where it came, and when it got its node there.
+        // For each existing pod: its position in the list, and when it got its node in the recording.
         let mut there: HashMap<String, (usize, Option<u64>)> = HashMap::new();
         for line in lines {
             let since = first.map_or(0, |first| line.time.duration_since(first).as_millis());
@@ -169,7 +169,7 @@ impl Base {
                 }
             }
         }
-        // Clocks of several writers may differ by a little.
+        // The clocks of several writers may differ slightly.
         happenings.sort_by_key(|happening| happening.at_ms);
         Self {
             name: name.to_owned(),
@@ -180,7 +180,7 @@ impl Base {
         }
     }
 
-    /// The nodes that are there at some time, by name, as they came.
+    /// All nodes that exist at any time, by name, as they first appeared.
     pub(super) fn nodes(&self) -> BTreeMap<&str, &Value> {
         let mut nodes = BTreeMap::new();
         for happening in &self.happenings {
@@ -191,19 +191,19 @@ impl Base {
         nodes
     }
 
-    /// How many pods come.
+    /// The number of pods.
     pub(super) fn pods(&self) -> usize {
         let comes = |happening: &&Happening| happening.is("pods") && !happening.gone;
         self.happenings.iter().filter(comes).count()
     }
 
-    /// When the last thing happens.
+    /// The time of the last change.
     pub(super) fn end_ms(&self) -> u64 {
         self.happenings.last().map_or(0, |last| last.at_ms)
     }
 }
 
-/// A pod without what a scheduler and a simulator wrote on it while it waited.
+/// Removes what a scheduler and a simulator wrote on a pod while it waited.
 fn clean(pod: &mut Value) {
     let waits = text(pod, "/spec/nodeName").is_empty();
     if let (Some(fields), true) = (pod.as_object_mut(), waits) {
@@ -224,28 +224,27 @@ pub(super) fn fields_mut<'a>(
     object.pointer_mut(path)?.as_object_mut()
 }
 
-/// What pods ask for, worked out once for all runs.
+/// The requests of all pods, computed once for all runs.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
     /// By `namespace/name`.
     pub(super) asked: BTreeMap<String, Asked>,
-    /// The share of a card that pods typically ask for.
+    /// The share of a GPU that pods typically ask for.
     pub(super) typical: Option<Typical>,
-    /// Names of schedulers that pods ask for.
+    /// The names of the schedulers of all pods.
     pub(super) schedulers: std::collections::BTreeSet<Arc<str>>,
-    /// Whether nodes have cards that are shared.
+    /// Whether nodes have GPUs that can be shared.
     pub(super) has_cards: bool,
 }
 
-/// A share of a card that is in the middle of what is asked for: half of the memory that is asked for is asked for in
-/// shares of this size or smaller ones.
+/// The typical share of a GPU, a median: half of all requested memory is requested in shares of at most this size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Typical {
-    /// Of which vendor's cards: the one that is asked for most.
+    /// The GPUs' vendor: the one that is requested most.
     pub vendor: Vendor,
-    /// Memory of a card.
+    /// Memory of a GPU.
     pub memory_bytes: u64,
-    /// Compute of a card, in its own unit.
+    /// Compute of a GPU, in its own unit.
     pub cores: u32,
 }
 
@@ -294,7 +293,7 @@ impl Facts {
             }
             facts.asked.entry(happening.key()).or_insert(asked);
         }
-        // Of vendors that are asked for as often, the first by name.
+        // Of vendors that are requested equally often, the first by name.
         let most = shares
             .into_iter()
             .rev()
@@ -315,14 +314,14 @@ fn amount(number: i64) -> u64 {
     u64::try_from(number).unwrap_or_default()
 }
 
-/// The value that is there most often; of several the smallest.
+/// The most frequent value; of several the smallest.
 fn most_common<T: Ord + Copy>(mut values: Vec<T>) -> Option<T> {
     values.sort_unstable();
     let runs = values.chunk_by(|a, b| a == b).rev();
     runs.max_by_key(|run| run.len())?.first().copied()
 }
 
-/// The share at which half of the memory is reached when shares are lined up by size; none where none has memory.
+/// The share at which half of the memory is reached when shares are sorted by size; none where none has memory.
 fn middle(mut shares: Vec<(u64, u32)>) -> Option<(u64, u32)> {
     shares.sort_unstable();
     let all: u128 = shares.iter().map(|(memory, _)| u128::from(*memory)).sum();
@@ -333,8 +332,8 @@ fn middle(mut shares: Vec<(u64, u32)>) -> Option<(u64, u32)> {
     })
 }
 
-/// The cards that a pod asks for, one entry each, as its containers hold them at the same time: init containers count
-/// where no other container asks for any.
+/// The GPUs that a pod asks for, one entry each, as its containers hold them at the same time. Init containers count
+/// only where no other container asks for any.
 fn shares_of(request: &Request, cards: &BTreeMap<Vendor, (u64, u32)>) -> Vec<(Vendor, u64, u32)> {
     let of = |init: bool| {
         let containers = request.containers.iter();
@@ -363,7 +362,7 @@ fn share(ask: &Ask, cards: &BTreeMap<Vendor, (u64, u32)>) -> Vec<(Vendor, u64, u
         Compute::Percent(percent) => card_cores.saturating_mul(percent.min(100)) / 100,
         Compute::Lanes(_) | Compute::Unchecked | Compute::Gflops { .. } => 0,
     };
-    // A node has at most 1024 cards; a pod that asks for more fits nowhere.
+    // A node has at most 1024 GPUs; a pod that asks for more fits nowhere.
     vec![(ask.vendor.clone(), memory, cores); ask.count.min(1024) as usize]
 }
 

@@ -1,5 +1,5 @@
-//! A comparison as an SVG document: one panel for each group of measures, one bar for each run. Values in, text out. No
-//! script and nothing from elsewhere; colours follow the reader's light or dark scheme.
+//! A comparison as an SVG document: one panel for each group of measures, one bar for each run. Values in, text out.
+//! The document has no script and loads nothing; colours follow the reader's light or dark scheme.
 
 use std::fmt::Write as _;
 
@@ -8,9 +8,9 @@ use super::{Column, Comparison};
 
 const WIDTH: usize = 760;
 const MARGIN: usize = 24;
-/// Where the bars begin; names stand before them.
+/// The x of the bars; the names stand to their left.
 const LEFT: usize = 200;
-/// How long the longest bar is; the value stands behind it.
+/// The length of the longest bar; the value stands to its right.
 const LENGTH: usize = 430;
 const ROW: usize = 24;
 const BAR: usize = 16;
@@ -25,7 +25,7 @@ const STYLE: &str = "\
 
 pub(super) fn chart(comparison: &Comparison) -> String {
     let runs = &comparison.runs;
-    // What no run knows, such as GPU memory where there are no GPUs, has no panel.
+    // A measure without a value in any run, such as GPU memory where there are no GPUs, has no panel.
     let is_known = |measure: &&Measure| {
         let mut values = runs.iter().map(|run| (measure.value)(&run.figures));
         values.any(|value| value.is_some())
@@ -108,7 +108,7 @@ fn length(value: f64, end: f64) -> f64 {
     }
 }
 
-/// Text within XML: what has a meaning there is written otherwise, and what may not be there is left out.
+/// Text escaped for XML; characters that XML does not allow are dropped.
 fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,5 +1,6 @@
-//! One run of a comparison: an embedded cluster of its own and the simulator's loop, by a clock that this module sets.
-//! What becomes of the pods goes into a tally. No real time, no chance: the same world gives the same figures.
+//! One run of a comparison: its own embedded cluster and the simulator's loop, with a clock that this module sets. The
+//! pods' fates are counted in a tally. Neither real time nor randomness is used, so the same world gives the same
+//! figures.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -23,18 +24,18 @@ use super::variant::{World, unbind};
 
 /// How long one try of a pod takes on the simulated clock, in milliseconds.
 pub(super) const TRY_MS: u64 = 10;
-/// At how many moments of a recording the cluster is looked at.
+/// The number of times at which the cluster is sampled during a recording.
 const SAMPLES: u64 = 100;
-/// How many changes are taken in at once.
+/// The most changes that are processed at once.
 const BATCH: usize = 10_000;
-/// How many changes of a kind the loop may be behind.
+/// How many changes of a kind the loop may lag behind.
 const REMEMBERED: usize = 100_000;
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Debug)]
 pub(super) struct Ran {
     pub(super) figures: Figures,
-    /// Objects that the cluster did not take, by the first one.
+    /// The number of objects that the cluster refused, and the first of them.
     pub(super) refused: Option<(u64, String)>,
 }
 
@@ -48,14 +49,14 @@ struct Run<'a> {
     clock: Arc<AtomicU64>,
     now_ms: u64,
     tally: Tally,
-    /// The pods as they came, by `namespace/name`, for those that are evicted.
+    /// The pods as they first appeared, by `namespace/name`, to recreate those that are evicted.
     came: HashMap<String, &'a Happening>,
-    /// Pods that have their node until then.
+    /// The pods that will end, by time.
     ends: BTreeSet<(u64, String)>,
     end_of: HashMap<String, u64>,
-    /// Counts what may change the mind of a plugin.
+    /// Counts the changes after which a plugin may decide differently.
     changes: u64,
-    /// At which change each pod was tried last.
+    /// The count of changes at each pod's last try.
     tried: HashMap<Arc<str>, u64>,
     tries: u64,
     next_sample: u64,
@@ -130,12 +131,12 @@ pub(super) async fn run(
 }
 
 impl<'a> Run<'a> {
-    /// Does what was recorded, at its time, until the last of it is done and no pod is on its way.
+    /// Replays the recorded changes, each at its time, until all are done and no pod is being scheduled.
     async fn follow(&mut self, end_ms: u64) -> Result<(), Refusal> {
         let mut next = 0;
         while let Some(at) = self.next_ms(next, end_ms) {
             self.rest(Some((at, end_ms))).await?;
-            // A pod that got its node meanwhile may end before that.
+            // A pod that got its node in the meantime may end before that.
             self.pass(self.next_ms(next, end_ms).unwrap_or(at), end_ms);
             while let Some((over, key)) = self.ends.first().cloned()
                 && over <= self.now_ms
@@ -165,15 +166,15 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// When the next thing happens: the next one that was recorded, or the end of a pod.
+    /// The time of the next event: a recorded change, or the end of a pod.
     fn next_ms(&self, next: usize, end_ms: u64) -> Option<u64> {
         let due = self.world.happenings.get(next).map(|due| due.at_ms);
         let over = self.ends.first().map(|(at, _)| *at);
         due.into_iter().chain(over.filter(|at| *at <= end_ms)).min()
     }
 
-    /// Gives pods their turns until none is ready and none that waits for its time is worth a try; or until the given
-    /// time, of a recording with this end.
+    /// Gives pods their turns until no pod is ready and no pod in backoff is worth waiting for, or until the given time
+    /// of a recording with this end.
     async fn rest(&mut self, until: Option<(u64, u64)>) -> Result<(), Refusal> {
         loop {
             let until = until.map(|(until, end_ms)| {
@@ -213,8 +214,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Whether a pod waits for its time that was not tried since something changed. At the end of a run, pods that
-    /// wait for an event are not counted: nothing will happen any more.
+    /// Whether a pod in backoff has not been tried since the last change. At the end of a run, pods that wait for an
+    /// event do not count, because nothing more will happen.
     fn is_worth_waiting(&self, goes_on: bool) -> bool {
         let queue = self.turns.queue();
         queue.pods().any(|pod| {
@@ -227,7 +228,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Lets time pass. What the cluster is like at the moments between is kept, where a recording says how long it is.
+    /// Advances the clock. In a recording, the cluster is sampled at the moments in between.
     fn pass(&mut self, to_ms: u64, end_ms: u64) {
         if end_ms < u64::MAX {
             while self.next_sample <= SAMPLES && end_ms * self.next_sample / SAMPLES < to_ms {
@@ -236,11 +237,11 @@ impl<'a> Run<'a> {
             }
         }
         self.now_ms = self.now_ms.max(to_ms);
-        // Relaxed: one thread sets it and reads it.
+        // Relaxed: one thread sets and reads it.
         self.clock.store(self.now_ms, Ordering::Relaxed);
     }
 
-    /// Takes in what became of a pod that had its turn.
+    /// Processes the outcome of a pod's turn.
     async fn took(&mut self, tried: &Tried) -> Result<(), Refusal> {
         let key = &*tried.pod.key;
         let changes = self.changes;
@@ -260,7 +261,7 @@ impl<'a> Run<'a> {
                         self.evicted(&victim.key).await?;
                     }
                 }
-                // An eviction is worth another try.
+                // An eviction makes another try worthwhile.
                 self.tried.insert(Arc::clone(&tried.pod.key), changes);
             }
         }
@@ -274,7 +275,7 @@ impl<'a> Run<'a> {
         self.ends.insert((at, key.to_owned()));
     }
 
-    /// A pod that was preempted is made anew, as its controller would do.
+    /// Recreates a preempted pod, as its controller would do.
     async fn evicted(&mut self, key: &str) -> Result<(), Refusal> {
         self.changes += 1;
         if let Some(at) = self.end_of.remove(key) {
@@ -289,7 +290,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// A pod is there.
+    /// A pod appears.
     fn enter(&mut self, happening: &'a Happening) {
         let key = happening.key();
         let Ok(there) = self.cluster.get(&self.target(&key)) else {
@@ -306,7 +307,7 @@ impl<'a> Run<'a> {
         self.came.insert(key, happening);
     }
 
-    /// Does one thing that was recorded.
+    /// Replays one recorded change.
     async fn happen(&mut self, happening: &'a Happening) {
         let is_pod = happening.is("pods");
         let key = if is_pod {
@@ -340,7 +341,7 @@ impl<'a> Run<'a> {
             return;
         }
         if is_pod && !new && !self.tally.is_waiting(&key) {
-            // From when it has its node, this run decides what becomes of it.
+            // After the pod has its node, this run decides its fate.
             return;
         }
         match import::put(&self.cluster, &happening.kind, &happening.object).await {
@@ -368,7 +369,7 @@ impl<'a> Run<'a> {
         *count += 1;
     }
 
-    /// Counts the objects that a lenient import left out.
+    /// Counts the objects that a lenient import skipped.
     fn look_for_missing(&mut self) {
         let world = self.world;
         for happening in &world.happenings {
@@ -394,7 +395,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Namespaces of the recorded objects are there from the beginning: a recording may tell of them late.
+    /// Creates the namespaces of the recorded objects at the start, because a recording may mention them late.
     async fn make_namespaces(&mut self) -> Result<(), Refusal> {
         let namespaces = self.cluster.resource("", "namespaces")?;
         let all = self.world.happenings.iter();
@@ -447,8 +448,8 @@ fn untried(pod: &Value, setup: &Setup) -> String {
     }
 }
 
-/// Why a pod found no node, without what differs from node to node and from try to try, so that pods can be counted by
-/// it: every reason of a node once, without the number of nodes and of cards.
+/// Why a pod found no node, without details that differ between nodes and tries, so that pods can be grouped by it:
+/// every reason of a node once, without the numbers of nodes and GPUs.
 fn reason(failed: &Failed) -> String {
     let reasons: BTreeSet<String> = failed.reasons.keys().map(|text| uncounted(text)).collect();
     if reasons.is_empty() {
@@ -457,14 +458,14 @@ fn reason(failed: &Failed) -> String {
     reasons.into_iter().collect::<Vec<_>>().join("; ")
 }
 
-/// The words of a reason of the placement engine without their counts, each once: `3/4 CardInsufficientMemory (too
+/// The reasons in a text of the placement engine without their counts, each once: `3/4 CardInsufficientMemory (too
 /// little memory is free)` loses the `3/4`.
 fn uncounted(text: &str) -> String {
     let mut words: Vec<String> = Vec::new();
     for part in text.split(", ") {
         match (part.split_once(' '), words.last_mut()) {
             (Some((count, rest)), _) if is_count(count) => words.push(rest.to_owned()),
-            // What stands in brackets may have commas, too.
+            // The text in brackets may contain commas, too.
             (_, Some(before)) => {
                 before.push_str(", ");
                 before.push_str(part);
@@ -483,7 +484,7 @@ fn is_count(text: &str) -> bool {
         .is_some_and(|(part, all)| digits(part) && digits(all))
 }
 
-/// What is taken of the nodes that are not drained, and where the typical request still fits.
+/// The use of the nodes that are not drained, and the room where the typical request still fits.
 fn sample(snapshot: &Snapshot, typical: Option<&Typical>, drained: &BTreeSet<String>) -> Sample {
     let mut sample = Sample {
         stranded: typical.map(|_| Part::default()),
@@ -529,7 +530,7 @@ fn sample(snapshot: &Snapshot, typical: Option<&Typical>, drained: &BTreeSet<Str
     sample
 }
 
-/// Asks the placement engine whether the typical request fits on this card.
+/// Whether the typical request fits on this GPU, as a question to the placement engine.
 fn question(typical: &Typical, card: &str) -> Request {
     let memory = Memory::Bytes(typical.memory_bytes);
     let mut ask = placement::Ask::new(typical.vendor.as_str(), 1, memory);

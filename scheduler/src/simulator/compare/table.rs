@@ -1,11 +1,11 @@
-//! A comparison as lines of text: what is measured, then one value for each run. Values in, text out.
+//! A comparison as lines of text: the measure, then one value for each run. Values in, text out.
 
 use std::collections::BTreeSet;
 
 use super::tally::Figures;
 use super::{Column, Comparison};
 
-/// What the values of a row are.
+/// The unit of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     /// Whole numbers of pods.
@@ -18,7 +18,7 @@ pub(super) enum Unit {
     Seconds,
 }
 
-/// What is measured.
+/// A measured quantity.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Measure {
     pub(super) label: &'static str,
@@ -30,7 +30,7 @@ pub(super) const PLACED: Measure = measure("pods placed", Unit::Pods, |of| Some(
 pub(super) const PENDING: Measure =
     measure("pods pending", Unit::Pods, |of| Some(count(of.pending)));
 
-/// Everything but the pods that are placed and pending.
+/// All measures except the numbers of placed and pending pods.
 pub(super) const MEASURES: [Measure; 11] = [
     measure("GPU memory promised", Unit::Percent, |of| {
         of.utilisation.gpu_memory
@@ -73,7 +73,7 @@ fn count(pods: u64) -> f64 {
 }
 
 impl Measure {
-    /// A value with its unit; `–` where there is nothing to measure.
+    /// A value with its unit; `–` where there is none.
     pub(super) fn text(&self, figures: &Figures) -> String {
         match ((self.value)(figures), self.unit) {
             (None, _) => "–".to_owned(),
@@ -85,9 +85,9 @@ impl Measure {
     }
 }
 
-/// How wide the first column may be, in characters.
+/// The greatest width of the first column, in characters.
 const LABEL: usize = 46;
-/// How wide the name of a run may be.
+/// The greatest width of a run's name.
 const NAME: usize = 24;
 
 pub(super) fn table(comparison: &Comparison) -> String {
@@ -167,7 +167,7 @@ fn padded(text: &str, to: usize, right: bool) -> String {
     }
 }
 
-/// The beginning of a text, with `…` where something is left out. Control characters are left out.
+/// The start of a text, ending in `…` if it was cut. Control characters are dropped.
 pub(super) fn shortened(text: &str, most: usize) -> String {
     let plain: String = text.chars().filter(|c| !c.is_control()).collect();
     if width(&plain) <= most {
@@ -178,7 +178,7 @@ pub(super) fn shortened(text: &str, most: usize) -> String {
     short
 }
 
-/// Lines of at most so many characters, broken between words; a longer word is broken within.
+/// Lines of at most `most` characters, broken between words; a longer word is broken inside.
 fn wrapped(text: &str, most: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {

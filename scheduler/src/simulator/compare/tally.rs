@@ -1,17 +1,17 @@
-//! What became of every pod in one run, and the figures that a comparison shows. Values in, values out; the caller says
-//! what time it is.
+//! The fate of every pod in one run, and the figures of a comparison. Values in, values out; the caller passes the
+//! time.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// What a pod asks for.
+/// The request of a pod.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) cpu_milli: u64,
     pub(super) memory_bytes: u64,
     pub(super) gpu_memory_bytes: u64,
-    /// In the cards' own unit.
+    /// In the GPUs' own unit.
     pub(super) gpu_cores: u64,
 }
 
@@ -26,19 +26,19 @@ impl Asked {
     }
 }
 
-/// How a run ended. A figure that is not known, since there is nothing to measure, is none.
+/// The figures of a run. A figure without anything to measure is none.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Figures {
-    /// Pods that got a node, those that have ended since included.
+    /// Pods that got a node, including those that have ended since.
     pub placed: u64,
-    /// Pods that have none.
+    /// Pods that have no node.
     pub pending: u64,
-    /// How many of these for each reason.
+    /// The number of these for each reason.
     pub reasons: BTreeMap<String, u64>,
-    /// How much of what nodes offer is taken, in percent.
+    /// The used part of the nodes' resources, in percent.
     pub utilisation: Utilisation,
-    /// How much of the free GPU memory stands on cards that do not take the typical request, in percent.
+    /// The part of the free GPU memory that is on GPUs on which the typical request does not fit, in percent.
     pub fragmentation: Option<f64>,
     /// How evenly namespaces got what they asked for: Jain's index, 0 to 1.
     pub fairness: Option<f64>,
@@ -48,7 +48,7 @@ pub struct Figures {
     pub evicted: Evicted,
 }
 
-/// Parts that are taken, in percent.
+/// Used parts, in percent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Utilisation {
@@ -66,9 +66,9 @@ pub struct Utilisation {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Waiting {
-    /// Half of the pods waited at most so long.
+    /// Half of the pods waited at most this long.
     pub p50_seconds: Option<f64>,
-    /// 95 of 100 pods waited at most so long.
+    /// 95 % of the pods waited at most this long.
     pub p95_seconds: Option<f64>,
     /// The longest wait.
     pub max_seconds: Option<f64>,
@@ -83,7 +83,7 @@ pub struct Evicted {
     pub preempted: u64,
 }
 
-/// What is taken of something, and how much there is.
+/// An amount in use, and the total.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) used: u64,
@@ -108,21 +108,21 @@ pub(super) struct Sample {
     pub(super) gpu_cores: Part,
     pub(super) cpu: Part,
     pub(super) memory: Part,
-    /// Of the free memory of cards that the typical request could be for, what stands where it does not fit; none
-    /// where no request is typical.
+    /// Of the free memory of GPUs of the typical request's vendor, the part on GPUs where the request does not fit;
+    /// none where there is no typical request.
     pub(super) stranded: Option<Part>,
 }
 
-/// Where a pod is in its life.
+/// The stage of a pod's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Waits {
         since_ms: u64,
     },
     Runs,
-    /// It is gone, and had its node.
+    /// It had a node, and is gone.
     Ended,
-    /// It went without having had a node.
+    /// It is gone, and never had a node.
     Left,
 }
 
@@ -133,11 +133,11 @@ struct Track {
     reason: String,
 }
 
-/// What became of the pods by now.
+/// The fates of the pods so far.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Tally {
     pods: BTreeMap<String, Track>,
-    /// Pods that are gone, and whose name another one has taken since; with their namespaces.
+    /// Pods that are gone, and whose names have been used again; with their namespaces.
     past: Vec<(String, Track)>,
     waits_ms: Vec<u64>,
     evicted: Evicted,
@@ -147,12 +147,12 @@ pub(super) struct Tally {
 const LEFT: &str = "gone before it found a node";
 
 impl Tally {
-    /// A pod is new and waits.
+    /// A new pod waits.
     pub(super) fn waits(&mut self, key: &str, asked: Asked, now_ms: u64, reason: &str) {
         self.enter(key, asked, Stage::Waits { since_ms: now_ms }, reason);
     }
 
-    /// A pod is new and has a node already.
+    /// A new pod already has a node.
     pub(super) fn runs(&mut self, key: &str, asked: Asked) {
         self.enter(key, asked, Stage::Runs, "");
     }
@@ -173,14 +173,14 @@ impl Tally {
         track.is_some_and(|track| matches!(track.stage, Stage::Waits { .. }))
     }
 
-    /// Why a pod that waits has no node.
+    /// Records why a waiting pod has no node.
     pub(super) fn refused(&mut self, key: &str, reason: String) {
         if let Some(track) = self.pods.get_mut(key) {
             track.reason = reason;
         }
     }
 
-    /// A pod that waits has its node.
+    /// A waiting pod got its node.
     pub(super) fn placed(&mut self, key: &str, now_ms: u64) {
         if let Some(track) = self.pods.get_mut(key)
             && let Stage::Waits { since_ms } = track.stage
@@ -190,7 +190,7 @@ impl Tally {
         }
     }
 
-    /// A pod lost its node to another one, and waits again.
+    /// A pod lost its node to another pod, and waits again.
     pub(super) fn preempted(&mut self, key: &str, now_ms: u64) {
         self.evicted.preempted += 1;
         if let Some(track) = self.pods.get_mut(key) {
@@ -199,7 +199,7 @@ impl Tally {
         }
     }
 
-    /// So many pods lost their node since it is drained.
+    /// This many pods lost their nodes because the nodes are drained.
     pub(super) fn drained(&mut self, pods: u64) {
         self.evicted.drained += pods;
     }
@@ -214,7 +214,7 @@ impl Tally {
         }
     }
 
-    /// What the cluster is like at this moment; figures of several moments are averaged.
+    /// Adds the cluster's state at this moment; the samples are averaged.
     pub(super) fn sample(&mut self, sample: Sample) {
         self.samples.push(sample);
     }
@@ -256,7 +256,7 @@ impl Tally {
             memory: mean(|sample| sample.memory.percent()),
         };
         figures.fragmentation = mean(|sample| {
-            // Without cards there is nothing to measure; where all of them are full, nothing is in pieces.
+            // Without GPUs there is nothing to measure; if all GPUs are full, no memory is fragmented.
             sample.gpu_memory.percent()?;
             Some(sample.stranded?.percent().unwrap_or_default())
         });
@@ -278,7 +278,7 @@ fn namespace(key: &str) -> &str {
         .map_or("default", |(namespace, _)| namespace)
 }
 
-/// What the pods of a namespace asked for, and what those of them asked for that got a node.
+/// The requests of a namespace's pods, and the part requested by pods that got a node.
 #[derive(Debug, Clone, Copy, Default)]
 struct Got {
     asked: [u64; 4],
@@ -299,8 +299,8 @@ impl Got {
         }
     }
 
-    /// The mean, over the resources that the namespace asked for, of the part of it that it got; for a namespace that
-    /// asked for none, the part of its pods that got a node.
+    /// The mean, over the resources that the namespace requested, of the part that it got. For a namespace that
+    /// requested none, the part of its pods that got a node.
     fn share(self) -> f64 {
         let parts: Vec<f64> = self
             .asked
@@ -317,8 +317,8 @@ impl Got {
     }
 }
 
-/// Jain's index: the square of the sum over n times the sum of squares. 1 where all are equal, also where all are 0;
-/// 1/n where one has everything.
+/// Jain's index: the square of the sum, divided by n times the sum of squares. 1 where all values are equal, also where
+/// all are 0; 1/n where one value is everything.
 fn jain(shares: &[f64]) -> Option<f64> {
     let count = u32::try_from(shares.len())
         .ok()
@@ -331,7 +331,7 @@ fn jain(shares: &[f64]) -> Option<f64> {
     Some(sum * sum / (f64::from(count) * squares))
 }
 
-/// The smallest value such that so many of a hundred are not above it. `sorted` is in rising order.
+/// The smallest value that is not exceeded by `percent` % of the values. `sorted` is in ascending order.
 fn percentile(sorted: &[u64], percent: usize) -> Option<u64> {
     let rank = (sorted.len() * percent).div_ceil(100).checked_sub(1)?;
     sorted.get(rank).copied()

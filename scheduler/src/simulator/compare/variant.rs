@@ -1,4 +1,4 @@
-//! What one run changes of the base: another configuration, more nodes, drained nodes. Values in, values out.
+//! The change that one run makes to the base: another configuration, more nodes, drained nodes. Values in, values out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -12,15 +12,15 @@ use serde_json::{Value, json};
 use super::super::Refusal;
 use super::base::{Base, Happening, fields_mut, text};
 
-/// How many nodes one comparison adds at most, so that a slip of the finger does not fill the memory.
+/// The most nodes that one comparison adds, so that a typing error does not fill the memory.
 pub const MOST_ADDED: u32 = 10_000;
 
 /// Nodes to add.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Added {
-    /// How many.
+    /// The number of copies.
     pub count: u32,
-    /// Of which node they are copies; none for the most common kind of node.
+    /// The node to copy; none for the most common kind of node.
     pub like: Option<String>,
 }
 
@@ -51,17 +51,17 @@ impl std::str::FromStr for Added {
 /// One column of a comparison.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Variant {
-    /// What it is called.
+    /// The name of the run.
     pub name: String,
-    /// The scheduler configuration, where it is another one than the base's.
+    /// The scheduler configuration, where it differs from the base's.
     pub configuration: Option<Value>,
-    /// Nodes that are there besides.
+    /// Nodes to add.
     pub add: Vec<Added>,
-    /// Nodes that take no pods and have lost those that they had.
+    /// Nodes to drain: they take no pods and lose those that they have.
     pub drain: Vec<String>,
 }
 
-/// The base with the changes of a variant.
+/// The base with a variant's changes applied.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct World {
     pub(super) happenings: Vec<Happening>,
@@ -71,7 +71,8 @@ pub(super) struct World {
 }
 
 impl World {
-    /// With `anew`, every pod loses its node and is placed again, but for those that are made for one node.
+    /// Applies a variant. With `anew`, every pod loses its node and is placed again, except for pods that were created
+    /// for one node.
     pub(super) fn of(
         base: &Base,
         variant: &Variant,
@@ -168,7 +169,7 @@ fn known<'a>(
     )))
 }
 
-/// Whether the pod goes with its node, since it was made for it: by a daemon set, or by the kubelet from a file.
+/// Whether the pod was created for its node, and so disappears with it: by a daemon set, or by the kubelet from a file.
 fn is_made_for_its_node(pod: &Value) -> bool {
     let owners = pod.pointer("/metadata/ownerReferences");
     let owners = owners.and_then(Value::as_array).into_iter().flatten();
@@ -178,8 +179,8 @@ fn is_made_for_its_node(pod: &Value) -> bool {
     let mirror = pod
         .pointer("/metadata/annotations/kubernetes.io~1config.mirror")
         .is_some();
-    // This is how the controller of daemon sets says for which node it made a pod. Owners may be missing: an import
-    // from a real cluster leaves them out.
+    // The controller of daemon sets names a pod's node in this way. Owners may be missing, because an import from a
+    // real cluster leaves them out.
     let terms = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
     let terms = pod.pointer(terms).and_then(Value::as_array);
     let named = terms.into_iter().flatten().any(|term| {
@@ -190,7 +191,7 @@ fn is_made_for_its_node(pod: &Value) -> bool {
     daemon || mirror || named
 }
 
-/// The pod as its controller would make it anew.
+/// The pod as its controller would create it again.
 pub(super) fn unbind(pod: &mut Value, vendors: &Vendors) {
     if let Some(fields) = pod.as_object_mut() {
         fields.remove("status");
@@ -206,9 +207,9 @@ pub(super) fn unbind(pod: &mut Value, vendors: &Vendors) {
     }
 }
 
-/// A node of the kind that there are most of: with the same amounts, cards and taints. Of nodes of a kind the first by
-/// name, of kinds that there are as many of the one whose first node comes first. Cordoned nodes are not looked at where
-/// there are others.
+/// A node of the most common kind: nodes of a kind have the same amounts, GPUs and taints. Of a kind's nodes the first
+/// by name; of equally common kinds the one whose first node comes first. Cordoned nodes are ignored if there are
+/// others.
 fn most_common<'a>(nodes: &BTreeMap<&str, &'a Value>, vendors: &Vendors) -> Option<&'a Value> {
     let cordoned = |node: &Value| node.pointer("/spec/unschedulable") == Some(&Value::Bool(true));
     let all_cordoned = nodes.values().all(|node| cordoned(node));
@@ -225,7 +226,7 @@ fn most_common<'a>(nodes: &BTreeMap<&str, &'a Value>, vendors: &Vendors) -> Opti
     most.map(|(_, _, node)| node)
 }
 
-/// What two nodes of a kind have in common.
+/// The properties that two nodes of a kind have in common.
 fn shape(node: &Value, vendors: &Vendors) -> String {
     let cards: Vec<_> = match Node::deserialize(node) {
         Ok(node) => kube_api::node::report(&node, vendors)
@@ -244,7 +245,7 @@ fn shape(node: &Value, vendors: &Vendors) -> String {
     )
 }
 
-/// Taints that say what a node is for, not how it is.
+/// The taints that express a node's purpose, not its condition.
 fn taints(node: &Value) -> Vec<Value> {
     let taints = node.pointer("/spec/taints").and_then(Value::as_array);
     let taints = taints.into_iter().flatten();

@@ -1,5 +1,5 @@
-//! How an extender is reached: its address, its time limit and its TLS settings, with the rules of kube-scheduler
-//! (`makeTransport` in `pkg/scheduler/extender.go`). Never sends anything.
+//! The connection to an extender: its address, time limit and TLS settings, by kube-scheduler's rules (`makeTransport`
+//! in `pkg/scheduler/extender.go`). Nothing is sent here.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use rustls::pki_types::pem::PemObject as _;
 use scheduling::config;
 use serde::Deserialize;
 
-/// How long an extender may take where its configuration says nothing (`DefaultExtenderTimeout`).
+/// An extender's time limit if its configuration names none (`DefaultExtenderTimeout`).
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// `tlsConfig` of an extender. Data is base64 of PEM.
@@ -29,7 +29,7 @@ struct Tls {
     ca_data: Option<String>,
 }
 
-/// Why an extender cannot be called, with the field that says so.
+/// Why an extender cannot be called, with the field at fault.
 pub(crate) fn check(settings: &config::Extender) -> Result<(), String> {
     timeout(settings)?;
     let config = config(settings)?;
@@ -39,7 +39,7 @@ pub(crate) fn check(settings: &config::Extender) -> Result<(), String> {
         .map_err(|error| format!("tlsConfig: {error}"))
 }
 
-/// How long it may take for one answer.
+/// The time limit for one answer.
 pub(super) fn timeout(settings: &config::Extender) -> Result<Duration, String> {
     if settings.http_timeout.is_empty() {
         return Ok(TIMEOUT);
@@ -49,7 +49,7 @@ pub(super) fn timeout(settings: &config::Extender) -> Result<Duration, String> {
     Ok(if asked.is_zero() { TIMEOUT } else { asked })
 }
 
-/// What a client of the extender needs.
+/// The configuration of the extender's client.
 pub(super) fn config(settings: &config::Extender) -> Result<kube::Config, String> {
     let prefix = &settings.url_prefix;
     let wrong = |why: &str| {
@@ -82,11 +82,11 @@ pub(super) fn config(settings: &config::Extender) -> Result<kube::Config, String
         return Err(why.to_owned());
     }
     if settings.enable_https && config.root_cert.is_none() {
-        // kube-scheduler does not verify then, either.
+        // kube-scheduler does not verify the certificate in this case, either.
         config.accept_invalid_certs = true;
     }
     if config.accept_invalid_certs {
-        // The system's authorities are not needed, and need not exist.
+        // The system's CAs are not needed, and need not exist.
         config.root_cert = Some(Vec::new());
     }
     config.tls_server_name = Some(tls.server_name).filter(|name| !name.is_empty());
@@ -98,7 +98,7 @@ pub(super) fn config(settings: &config::Extender) -> Result<kube::Config, String
     Ok(config)
 }
 
-/// The certificates that `caData`, or else `caFile`, holds; nothing where there is neither.
+/// The certificates in `caData`, or else `caFile`; none where neither is set.
 fn authorities(tls: &Tls) -> Result<Option<Vec<Vec<u8>>>, String> {
     let (field, pem) = match &tls.ca_data {
         Some(data) if !data.is_empty() => {
