@@ -214,7 +214,7 @@ topologySpreadConstraints:
 {{/* What cannot work together is said before anything is installed. */}}
 {{- define "vgpu.checks" -}}
 {{- if and (not .Values.scheduler.kubeScheduler.enabled) (gt (int .Values.scheduler.replicas) 1) -}}
-{{- fail "scheduler.replicas above 1 needs scheduler.kubeScheduler.enabled: replicas agree on who answers by the Lease of the kube-scheduler beside them" -}}
+{{- fail "scheduler.replicas above 1 needs scheduler.kubeScheduler.enabled: the replica that answers is chosen by the Lease of the kube-scheduler beside it" -}}
 {{- end -}}
 {{- if and (gt (int .Values.scheduler.replicas) 1) (not .Values.scheduler.leaderElect) -}}
 {{- fail "scheduler.replicas above 1 needs scheduler.leaderElect: without it each replica gives away the same GPUs" -}}

@@ -1,4 +1,4 @@
-{{/* Which of HAMi's values were given that nobody reads: one a line. */}}
+{{/* The given values of HAMi's chart that this chart does not use: one a line. */}}
 {{- define "vgpu.ignored" -}}
 {{- $known := dict
   "global" (list "gpuHookPath")
