@@ -1,5 +1,5 @@
-//! The device assigner's page. This file has the trait [`DeviceSource`] and the values that it gives; [`view`] makes from
-//! them what a page says, and [`router`] serves it. Decides nothing.
+//! The device assigner's page. This file has the trait [`DeviceSource`] and its values; [`view`] turns them into the
+//! content of a page, and [`router`] serves it. The page decides nothing.
 
 pub mod view;
 mod web;
@@ -10,17 +10,17 @@ use tokio::sync::watch;
 
 pub use web::router;
 
-/// Gives the assigner's devices and tells when something about them changed. Cheap to ask, from any thread.
+/// Provides the assigner's devices, and reports changes. Cheap to call, from any thread.
 pub trait DeviceSource: Send + Sync + 'static {
-    /// Every device as it is now, ordered by node and then by UUID.
+    /// All devices at present, ordered by node and then by UUID.
     fn inventory(&self) -> Arc<Inventory>;
 
-    /// What happened to one device, the newest first; none for a device that the source does not know. The source
-    /// keeps at most [`MOST_HISTORY`] entries of a device, and forgets all of them when its process ends.
+    /// The history of one device, the newest entry first; none for an unknown device. The source keeps at most
+    /// [`MOST_HISTORY`] entries of a device, and forgets them when its process ends.
     fn history(&self, uuid: &str) -> Option<Vec<Happening>>;
 
     /// Carries [`Inventory::version`]. The value changes whenever the next call of [`DeviceSource::inventory`] or
-    /// [`DeviceSource::history`] may give something else.
+    /// [`DeviceSource::history`] may give another result.
     fn changes(&self) -> watch::Receiver<u64>;
 }
 
@@ -32,20 +32,20 @@ pub const MOST_HISTORY: usize = 64;
 pub struct Inventory {
     /// Grows with every change.
     pub version: u64,
-    /// Whether the source has read all nodes, pods and Leases from the API server. Before, devices may be missing.
+    /// Whether the source has read all nodes, pods and Leases from the API server. Before that, devices may be missing.
     pub synced: bool,
     /// By node, then by UUID.
     pub devices: Vec<DeviceRow>,
-    /// What cannot be read, each with the node that it is about.
+    /// The reports that cannot be read, each with its node.
     pub problems: Vec<NodeProblem>,
 }
 
-/// Something on a node that cannot be read.
+/// A part of a node's report that cannot be read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeProblem {
     /// Name of the node.
     pub node: String,
-    /// What was read, what is accepted, what it means for the node's devices.
+    /// The value that was read, the accepted values, and the consequence for the node's devices.
     pub problem: String,
 }
 
@@ -62,15 +62,15 @@ pub struct DeviceRow {
     pub model: String,
     /// Memory in bytes; 0 where no agent of ours registered the device.
     pub memory_bytes: u64,
-    /// Containers that share it by other doors (the scheduler extender), without a reservation by label.
+    /// The number of containers that share it without a reservation by label (through the scheduler extender).
     pub sharers: u32,
-    /// What can be done with it.
+    /// Its state.
     pub state: DeviceState,
-    /// Who has it by label.
+    /// The reservation by label, if any.
     pub assignment: Option<Assignment>,
 }
 
-/// What can be done with a device.
+/// The state of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceState {
     /// A pod that asks by label may get it.
@@ -79,11 +79,11 @@ pub enum DeviceState {
     Pending,
     /// A pod has it.
     Assigned,
-    /// Its reservation ran out and is about to be taken away.
+    /// Its reservation expired and is about to be removed.
     Expired,
-    /// Pods of other doors share it; a pod that asks by label cannot get it.
+    /// Pods that were placed by the scheduler extender share it; a pod that asks by label cannot get it.
     Shared,
-    /// Its agent says that it is sick, or an operator has cordoned it.
+    /// Its agent reports it as unhealthy, or an operator has cordoned it.
     Out,
 }
 
@@ -101,7 +101,7 @@ impl DeviceState {
     }
 }
 
-/// Who has a device by label.
+/// The pod that has a device by label.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assignment {
     /// Namespace of the pod.
@@ -123,28 +123,28 @@ pub struct Assignment {
 /// One entry of a device's history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Happening {
-    /// When, in milliseconds since 1970.
+    /// The time, in milliseconds since 1970.
     pub at_unix_ms: i64,
-    /// What.
+    /// The event.
     pub what: Happened,
-    /// Namespace of the pod that it was about.
+    /// Namespace of the pod concerned.
     pub namespace: String,
     /// Name of that pod; empty where it was not known.
     pub pod: String,
-    /// The reservation; empty where another door gave the device.
+    /// The reservation; empty where the scheduler extender gave the device.
     pub reservation_id: String,
 }
 
-/// What can happen to a device.
+/// An event of a device's history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Happened {
     /// It was proposed to a pod.
     Proposed,
     /// The reservation became active: by `/finalize`, or because the pod was seen.
     Finalized,
-    /// The proposal ran out before anybody finalized it.
+    /// The proposal expired before it was finalized.
     Expired,
-    /// The pod ended, or was deleted, and the reservation with it.
+    /// The pod ended or was deleted, and its reservation with it.
     Released,
 }
 

@@ -1,5 +1,5 @@
-//! The cluster's GPU page: which pods hold and use which GPUs, over time. This file has the trait [`GpuSource`] and the
-//! values that it gives; [`view`] makes from them what a page says, and [`router`] serves it. Decides nothing.
+//! The cluster's GPU page: which pods hold and use which GPUs, over time. This file has the trait [`GpuSource`] and its
+//! values; [`view`] turns them into the content of a page, and [`router`] serves it. The pages decide nothing.
 //!
 //! Units: memory in bytes; compute in thousandths of a GPU, so that GPUs of different vendors add up.
 
@@ -16,28 +16,28 @@ use crate::source::{Future, Why};
 pub use view::Index;
 pub use web::router;
 
-/// Gives what the page shows, and tells when it changed.
+/// Provides the data of the page, and reports changes.
 pub trait GpuSource: Send + Sync + 'static {
-    /// How things stand now, or stood a few seconds ago.
+    /// The current state, or that of a few seconds ago.
     fn picture(&self) -> Future<'_, Arc<Picture>>;
 
-    /// What a pod used of each of its GPUs, for as long as the source remembers; empty for a pod that it does not know.
+    /// A pod's use of each of its GPUs, for as long as the source remembers it; empty for an unknown pod.
     fn history(&self, namespace: &str, pod: &str) -> Vec<OfGpu>;
 
     /// Carries [`Picture::version`]. The value changes whenever the next call of [`GpuSource::picture`] may give
-    /// something else.
+    /// another result.
     fn changes(&self) -> watch::Receiver<u64>;
 
-    /// Why a pending pod is not placed, and what would help; none where there is nothing to say.
+    /// Why a pending pod is not placed, and what would help; none where there is no answer.
     fn why<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Future<'a, Option<Why>>;
 }
 
-/// All GPUs at one moment, who holds them, and what was used lately.
+/// All GPUs at one moment, the pods that hold them, and their recent use.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Picture {
     /// Grows with every change.
     pub version: u64,
-    /// Whether all nodes and pods have been read. Before, some may be missing.
+    /// Whether all nodes and pods have been read. Before that, some may be missing.
     pub synced: bool,
     /// By node, then by index.
     pub gpus: Vec<Gpu>,
@@ -51,9 +51,9 @@ pub struct Picture {
     pub step_seconds: u32,
     /// How many values a history has at most.
     pub steps: u32,
-    /// How the node monitors answered.
+    /// How the node agents answered.
     pub monitors: Monitors,
-    /// What a reader should know, such as that another replica answers kube-scheduler.
+    /// Notes for the reader, such as that another replica answers kube-scheduler.
     pub notes: Vec<String>,
     /// What lists look up; nothing to fill in.
     pub index: Index,
@@ -70,23 +70,23 @@ pub struct Gpu {
     pub index: u32,
     /// Its model as its driver names it.
     pub model: Arc<str>,
-    /// Its memory.
+    /// Its memory in bytes.
     pub memory_bytes: u64,
-    /// Its memory that pods hold.
+    /// The part of its memory that pods hold.
     pub given_bytes: u64,
-    /// Its memory that is in use, as the driver says; none where no monitor says it.
+    /// The part of its memory in use, as the driver reports it; none where no agent reports it.
     pub used_bytes: Option<u64>,
-    /// Its compute that pods hold; none where the vendor counts no compute.
+    /// The part of its compute that pods hold; none where the vendor counts no compute.
     pub given_compute: Option<u32>,
-    /// How busy it was in the last sample; none where no monitor says it.
+    /// How busy it was in the last sample; none where no agent reports it.
     pub busy_compute: Option<u32>,
-    /// How many containers may share it.
+    /// The most containers that may share it.
     pub slots: u32,
-    /// How many do.
+    /// The number of containers that share it.
     pub slots_taken: u32,
-    /// False for a sick GPU.
+    /// False for an unhealthy GPU.
     pub healthy: bool,
-    /// True for a GPU that gets nothing new.
+    /// True for a GPU that gets no new pods.
     pub cordoned: bool,
 }
 
@@ -101,35 +101,35 @@ pub struct GpuPod {
     pub node: Arc<str>,
     /// Whether it is bound to its node; else its GPUs are reserved for it.
     pub bound: bool,
-    /// What it holds of each GPU, in the order of their positions.
+    /// Its share of each GPU, in the order of their positions.
     pub shares: Vec<Share>,
     /// How often its containers were refused memory in the time that the histories cover.
     pub ooms: u32,
 }
 
-/// What a pod holds of a GPU.
+/// A pod's share of a GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Share {
     /// Identifier of the GPU.
     pub gpu: Arc<str>,
     /// Memory that the pod holds.
     pub memory_bytes: u64,
-    /// Compute that the pod holds; none for no share of its own.
+    /// The compute that the pod holds; none for a pod without a compute share.
     pub compute: Option<u32>,
-    /// What the pod uses of it; none where no monitor says it.
+    /// The pod's use of it; none where no agent reports it.
     pub usage: Option<Usage>,
 }
 
-/// What a pod uses of a GPU.
+/// A pod's use of a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Memory now.
+    /// Memory in use now.
     pub memory_bytes: u64,
     /// The most memory in the time that the history covers.
     pub most_bytes: u64,
-    /// Compute now; none where nothing measures it.
+    /// Compute in use now; none where it is not measured.
     pub compute: Option<u32>,
-    /// Compute on average over the time that the history covers.
+    /// Average compute over the time that the history covers.
     pub mean_compute: Option<u32>,
 }
 
@@ -140,7 +140,7 @@ pub struct Pending {
     pub namespace: Arc<str>,
     /// Its name.
     pub pod: Arc<str>,
-    /// The reason that most nodes have, as the engine calls it (`CardInsufficientMemory`).
+    /// The reason that most nodes have, by the placement engine's name (`CardInsufficientMemory`).
     pub reason: String,
 }
 
@@ -151,46 +151,46 @@ pub struct Total {
     pub memory_bytes: u64,
     /// Memory that pods hold.
     pub given_bytes: u64,
-    /// Memory that pods use; none where no monitor answered.
+    /// Memory that pods use; none where no agent answered.
     pub used_bytes: Option<u64>,
     /// Compute of all GPUs.
     pub compute: u64,
     /// Compute that pods hold.
     pub given_compute: u64,
-    /// Compute that pods use; none where no monitor answered.
+    /// Compute that pods use; none where no agent answered.
     pub used_compute: Option<u64>,
 }
 
-/// How the node monitors answered last.
+/// The node agents' answers in the last round.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Monitors {
-    /// Whether any is to be asked.
+    /// Whether any agents are configured.
     pub configured: bool,
     /// Whether the first round is over.
     pub asked: bool,
-    /// How many there are.
+    /// The number of agents.
     pub known: usize,
     /// How many answered in the last round.
     pub answered: usize,
-    /// Why the first of the others did not; empty where all did.
+    /// Why the first of the others did not answer; empty where all did.
     pub problem: String,
 }
 
-/// What a pod used of one GPU over time.
+/// A pod's use of one GPU over time.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct OfGpu {
     /// Identifier of the GPU.
     pub gpu: String,
-    /// One value for each step, the oldest first, the last one the newest; none where nothing was told.
+    /// One value for each step, the oldest first; none for a step without a report.
     pub points: Vec<Option<Point>>,
 }
 
-/// What a pod used of one GPU at one step.
+/// A pod's use of one GPU at one step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Point {
     /// Memory.
     pub memory_bytes: u64,
-    /// Compute; none where nothing measures it.
+    /// Compute; none where it is not measured.
     pub compute: Option<u32>,
     /// Refusals for want of memory since the step before.
     pub ooms: u32,

@@ -1,9 +1,9 @@
-//! The web pages: what they show as values, how it is printed, and the routes that serve them.
+//! The web pages: their contents as values, the templates that print them, and the routes that serve them.
 //!
-//! The way through it: a [`Board`] keeps a small row for each object of a cluster, [`view`] turns rows and single
-//! objects into the values of a page, `pages` prints those with templates, [`web::router`] serves them. The data come
-//! from a [`Source`], which is handed in. This crate never knows what is behind it, and never decides: why a pod does
-//! not fit and what would help is an input.
+//! The data flow: a [`Board`] keeps a small row for each object of a cluster, [`view`] turns rows and single objects
+//! into the values of a page, `pages` prints those with templates, and [`web::router`] serves them. The data come from
+//! a [`Source`], which the caller provides. This crate knows nothing about the source's origin and makes no decisions:
+//! why a pod does not fit, and what would help, are inputs.
 
 #![forbid(unsafe_code)]
 

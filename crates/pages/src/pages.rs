@@ -1,4 +1,4 @@
-//! The templates and the values that each prints. No template decides anything.
+//! The page templates and their values. No template decides anything.
 
 use askama::Template;
 
@@ -23,7 +23,7 @@ pub(crate) enum NavSection {
 }
 
 impl NavSection {
-    /// The navigation, as a page of this place has it.
+    /// The navigation of a page in this section.
     pub(crate) fn entries(self, compare: bool) -> Vec<Entry> {
         let entry = |title: &str, href: &str, place| Entry::new(title, href, self == place);
         let mut entries = vec![
@@ -51,7 +51,7 @@ pub(crate) fn menu() -> Vec<Entry> {
     Kind::ALL.into_iter().map(entry).collect()
 }
 
-/// Where the pages of a kind are.
+/// The address of a kind's pages.
 #[derive(Debug, Clone)]
 pub(crate) struct KindLink {
     pub(crate) title: &'static str,
@@ -122,11 +122,11 @@ pub(crate) struct PodPart {
     pub(crate) pod: PodPage,
 }
 
-/// In place of what was deleted while it was shown.
+/// Shown instead of an object that was deleted while the page was open.
 #[derive(Debug, Template)]
 #[template(path = "part/gone.html")]
 pub(crate) struct GonePart {
-    /// The identifier of the part.
+    /// The identifier of the live part.
     pub(crate) id: &'static str,
     pub(crate) what: String,
 }
@@ -136,7 +136,7 @@ pub(crate) struct GonePart {
 #[template(path = "node.html")]
 pub(crate) struct NodeDetail {
     pub(crate) shell: Shell,
-    /// Where the live part of the page is.
+    /// The address of the live part.
     pub(crate) part: String,
     pub(crate) node: NodeCard,
     pub(crate) labels: Vec<String>,
@@ -224,31 +224,31 @@ pub(crate) struct EditPage {
 /// A text that is edited.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Editor {
-    /// What is edited.
+    /// The name of the edited object.
     pub(crate) heading: String,
-    /// What a reader should know before.
+    /// Instructions for the reader.
     pub(crate) help: String,
     /// The text.
     pub(crate) text: String,
-    /// Why the last attempt was refused; empty where there was none.
+    /// Why the last attempt was refused; empty before the first.
     pub(crate) error: String,
-    /// What the button says.
+    /// The button's label.
     pub(crate) button: String,
-    /// Where the text goes.
+    /// The address that the text is sent to.
     pub(crate) action: String,
-    /// Where a reader goes who changes nothing.
+    /// The address to return to without a change.
     pub(crate) back: String,
-    /// Whether the text is the present configuration, which lacks the plugins for shared GPUs.
+    /// Whether the text is the current configuration, which lacks the plugins for shared GPUs.
     pub(crate) lacks_gpus: bool,
-    /// Other texts to begin with.
+    /// Other texts to start with.
     pub(crate) templates: Vec<TemplateLink>,
-    /// Where the object is deleted; empty where it cannot be.
+    /// The address for deleting the object; empty where it cannot be deleted.
     pub(crate) delete: String,
     /// How many lines are shown.
     pub(crate) lines: usize,
 }
 
-/// Another text to begin with.
+/// Another text to start with.
 #[derive(Debug, Clone)]
 pub(crate) struct TemplateLink {
     pub(crate) title: &'static str,
@@ -256,22 +256,22 @@ pub(crate) struct TemplateLink {
     pub(crate) current: &'static str,
 }
 
-/// A question before something cannot be undone.
+/// A confirmation before an action that cannot be undone.
 #[derive(Debug, Template)]
 #[template(path = "confirm.html")]
 pub(crate) struct ConfirmPage {
     pub(crate) shell: Shell,
     /// The question.
     pub(crate) question: String,
-    /// What happens.
+    /// The consequences.
     pub(crate) what: String,
-    /// What the button says.
+    /// The button's label.
     pub(crate) button: String,
-    /// Where the answer goes.
+    /// The address that the confirmation is sent to.
     pub(crate) action: String,
-    /// Where a reader goes who says no.
+    /// The address to return to without a change.
     pub(crate) back: String,
-    /// Why the last attempt was refused; empty where there was none.
+    /// Why the last attempt was refused; empty before the first.
     pub(crate) error: String,
 }
 
@@ -280,11 +280,11 @@ pub(crate) struct ConfirmPage {
 #[template(path = "data.html")]
 pub(crate) struct DataPage {
     pub(crate) shell: Shell,
-    /// Why the last import was refused; empty where there was none.
+    /// Why the last import was refused; empty before the first.
     pub(crate) error: String,
     /// The text that was refused, so that it can be corrected.
     pub(crate) text: String,
-    /// Whether what is there is deleted first.
+    /// Whether existing objects are deleted first.
     pub(crate) replace: bool,
 }
 
@@ -301,7 +301,7 @@ pub(crate) struct ComparePage {
     pub(crate) compared: Option<Compared>,
 }
 
-/// Something that is not there, or went wrong.
+/// An error page: something does not exist or failed.
 #[derive(Debug, Template)]
 #[template(path = "problem.html")]
 pub(crate) struct ProblemPage {

@@ -1,4 +1,4 @@
-//! The routes of the pages, over a [`Source`]. Never decides anything: a handler asks, and prints what it is told.
+//! The routes of the pages, over a [`Source`]. A handler asks the source and prints the answer.
 
 mod live;
 mod read;
@@ -32,11 +32,11 @@ const MOST_TEXT: usize = 4 << 20;
 /// The largest export that is read, in bytes.
 const MOST_IMPORT: usize = 64 << 20;
 
-/// How long a page waits for the board to have what a write has changed.
+/// How long a page waits for the board to show a change that was written.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// All routes of the pages: `/`, and everything else below `/page/`. Must be called in a Tokio runtime: a task follows
-/// the source's changes for as long as the router, or a clone of it, lives.
+/// All routes of the pages: `/`, and everything else below `/page/`. Must be called in a Tokio runtime, because a task
+/// follows the source's changes for as long as the router, or a clone of it, lives.
 pub fn router(source: Arc<dyn Source>) -> Router {
     let site = Site::new(source);
     let routes = Router::new()
@@ -90,9 +90,9 @@ struct Site(Arc<Inner>);
 struct Inner {
     source: Arc<dyn Source>,
     board: Arc<RwLock<Board>>,
-    /// How many changes the board has taken in.
+    /// The number of changes that the board has processed.
     changed: watch::Receiver<u64>,
-    /// Ends the task that follows the source when the last clone goes.
+    /// Ends the task that follows the source when the last clone is dropped.
     _alive: oneshot::Sender<()>,
 }
 
@@ -114,21 +114,21 @@ impl Site {
         &*self.0.source
     }
 
-    /// Reads the board, once it has everything that there was at the beginning.
+    /// Reads the board, once it has everything that existed at the start.
     async fn read<T>(&self, read: impl FnOnce(&Board) -> T) -> T {
         self.wait(Board::is_listed).await;
         read(&self.0.board.read())
     }
 
-    /// Waits until the board is as `ready` says, or for as long as a page waits.
+    /// Waits until `ready` holds for the board, or the time limit of a page passes.
     async fn wait(&self, ready: impl Fn(&Board) -> bool) {
         let mut changed = self.0.changed.clone();
         let waited = changed.wait_for(|_| ready(&self.0.board.read()));
-        // Late or not, the page then shows what there is, and is refreshed when more is known.
+        // After the time limit the page shows the current state, and is refreshed when more is known.
         drop(tokio::time::timeout(PATIENCE, waited).await);
     }
 
-    /// Waits until the board has this object as it was written, or a later version of it.
+    /// Waits until the board has this version of the object, or a later one.
     async fn wait_for(&self, kind: Kind, object: &Value) {
         let (namespace, name) = identity(object);
         let version = text(object, "/metadata/resourceVersion").parse::<u64>();
@@ -136,14 +136,14 @@ impl Site {
             let has = board.version_of(kind, &namespace, &name);
             match (has.map(str::parse::<u64>), &version) {
                 (Some(Ok(has)), Ok(version)) => has >= *version,
-                // Versions are numbers here; those that are none are not compared.
+                // Versions are numbers here; others are not compared.
                 (has, _) => has.is_some(),
             }
         })
         .await;
     }
 
-    /// What stands around a page. Made before the page's values are read, so that no change falls between the two.
+    /// The frame of a page. Made before the page's values are read, so that no change is missed between the two.
     fn shell(&self, title: &str, section: NavSection) -> Shell {
         Shell {
             title: format!("{title} – {BRAND}"),
@@ -156,7 +156,7 @@ impl Site {
         }
     }
 
-    /// A page that says what is not there or went wrong.
+    /// A page for an error.
     fn problem(&self, refused: &Refused) -> Response {
         let heading = match refused.code {
             404 => "Not found",

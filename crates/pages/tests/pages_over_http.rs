@@ -326,7 +326,7 @@ async fn an_edit_of_what_was_changed_meanwhile_is_refused() {
     let (status, _, page) = form(&site, "/page/edit/nodes/-/node-1", &[("text", text)]).await;
 
     assert_eq!(status, StatusCode::CONFLICT);
-    assert!(page.contains("Somebody changed it since this page was opened"));
+    assert!(page.contains("Another client changed it since this page was opened"));
     assert!(
         page.contains("resourceVersion: &#39;1&#39;"),
         "the text is lost"

@@ -135,7 +135,7 @@ async fn an_edit_takes_the_status_too_and_an_old_one_changes_nothing() {
     let (code, said) = write(&served, "/page/edit/nodes/-/gpu-1", &object.to_string()).await;
 
     assert_eq!(code, 409, "{said}");
-    assert!(said.contains("Somebody changed it since"));
+    assert!(said.contains("Another client changed it since"));
     let node = served.get("/api/v1/nodes/gpu-1").await.json();
     assert!(node["metadata"]["labels"]["team"].is_null(), "{node}");
     object["metadata"]["resourceVersion"] = Value::Null;

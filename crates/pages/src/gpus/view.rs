@@ -1,4 +1,4 @@
-//! What each GPU page shows, as values that a template only has to print. Values in, values out: no clock, no I/O.
+//! The contents of each GPU page, as values that a template only has to print. Values in, values out: no clock, no I/O.
 
 pub mod detail;
 pub mod gpus;
@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use super::{GpuPod, Picture, Share};
 use crate::view::address::segment;
 
-/// Where pages and parts are.
+/// The addresses of pages and parts.
 pub mod at {
     use super::segment;
 
@@ -156,7 +156,7 @@ impl Picture {
     }
 }
 
-/// What pods hold and use together.
+/// The sums of several shares.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sum {
     /// Memory that they hold.
@@ -167,19 +167,19 @@ pub struct Sum {
     pub used: u64,
     /// The most that each used, added up.
     pub most: u64,
-    /// Memory that they hold and have not used at any moment that is remembered.
+    /// Memory that they hold and have not used at any remembered moment.
     pub unused: u64,
     /// Compute that they hold.
     pub compute: u64,
     /// Compute that they hold and whose use is known.
     pub compute_measured: u64,
-    /// Compute that they use now, also what they use without a share of their own.
+    /// Compute that they use now, including use without a compute share.
     pub compute_used: u64,
     /// Compute that they hold and do not use on average.
     pub compute_unused: u64,
-    /// How many shares there are.
+    /// The number of shares.
     pub shares: usize,
-    /// How many of them are measured.
+    /// The number of measured shares.
     pub known: usize,
 }
 
@@ -212,7 +212,7 @@ impl Sum {
         }
     }
 
-    /// Whether the use of anything is known.
+    /// Whether the use of any share is known.
     pub fn is_measured(&self) -> bool {
         self.known > 0
     }
@@ -268,7 +268,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Two nodes of two GPUs; a measured pod, one that nothing measures, and one that waits.
+    /// Two nodes of two GPUs; a measured pod, a pod that is not measured, and a pending pod.
     pub(crate) fn picture() -> Picture {
         let mut gpus = vec![gpu("n1", 0), gpu("n1", 1), gpu("n2", 0), gpu("n2", 1)];
         gpus[0].given_bytes = 30 * GIB;

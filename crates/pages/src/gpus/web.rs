@@ -1,4 +1,5 @@
-//! The routes of the GPU page, over a [`GpuSource`]. A handler asks, and prints what it is told. It writes nothing.
+//! The routes of the GPU page, over a [`GpuSource`]. A handler asks the source and prints the answer. Nothing is
+//! written.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ use crate::serve::{dressed, print, shown};
 /// The name of the site.
 const BRAND: &str = "vgpu GPUs";
 
-/// What the stream tells of.
+/// The topics of the stream.
 const TOPICS: [&str; 1] = ["gpus"];
 
 type Site = Arc<dyn GpuSource>;

@@ -1,4 +1,4 @@
-//! What keeps pages up to date: a task that follows the source, and the stream that tells a page which kinds changed.
+//! Keeps open pages up to date: a task that follows the source, and the stream that tells a page which kinds changed.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::kind::Kind;
 use crate::serve::stream::stream;
 use crate::source::Source;
 
-/// How long to wait before a source is followed again that stopped.
+/// The wait before a source that stopped is followed again.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Puts every change of the source on the board, until `gone`.
+/// Applies every change of the source to the board, until `gone`.
 pub(super) async fn follow(
     source: Arc<dyn Source>,
     board: Arc<RwLock<Board>>,
@@ -44,7 +44,7 @@ pub(super) async fn follow(
     }
 }
 
-/// Which kinds changed, for as long as a page listens, by their plural names.
+/// A stream of the kinds that changed, by their plural names, for as long as a page listens.
 pub(super) async fn events(
     State(site): State<Site>,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {

@@ -1,4 +1,4 @@
-//! The pages that show, and the parts of them that are refreshed.
+//! The pages that only show, and their live parts.
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
@@ -26,7 +26,7 @@ use crate::view::{Slice, address, decision};
 /// Objects of the smaller kinds on a page.
 const OBJECTS: usize = 50;
 
-/// What an address may ask for.
+/// The query parameters of an address.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Asked {
@@ -64,7 +64,7 @@ impl Asked {
         }
     }
 
-    /// Says what was done before this page was shown.
+    /// Adds a note about the action that led to this page.
     pub(super) fn tell(&self, mut shell: Shell) -> Shell {
         let name = &self.name;
         shell.done = match self.done.as_str() {
@@ -83,7 +83,7 @@ impl Asked {
 /// The query of an address, if it can be read.
 pub(super) type Asking<T> = Result<Query<T>, QueryRejection>;
 
-/// What the query asks for. What cannot be read asks for nothing.
+/// The query, or an empty one if it cannot be parsed.
 pub(super) fn plain<T: Default>(query: Asking<T>) -> T {
     query.map(|Query(asked)| asked).unwrap_or_default()
 }
@@ -113,7 +113,7 @@ pub(super) async fn overview(State(site): State<Site>, query: Asking<Asked>) -> 
     })
 }
 
-/// Says of each pod in the list why it is where it is.
+/// Adds to each pod in the list why it is in its state.
 async fn explain(site: &Site, pods: &mut PodList) {
     let sentences = pods.pods.iter().map(|line| async {
         let object = site
@@ -254,7 +254,7 @@ pub(super) async fn node_part(State(site): State<Site>, Path(name): Path<String>
     }
 }
 
-/// The kind that an address names.
+/// The kind in an address.
 pub(super) fn kind(plural: &str) -> Result<Kind, Refused> {
     Kind::of_plural(plural).ok_or_else(|| {
         let known: Vec<&str> = Kind::ALL.into_iter().map(Kind::plural).collect();

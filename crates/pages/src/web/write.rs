@@ -1,5 +1,4 @@
-//! The pages that change something. What was written is never lost: a refusal shows the same text again, with the
-//! reason beside it.
+//! The pages that change objects. A text that a person wrote is never lost: a refusal shows it again, with the reason.
 
 use axum::Form;
 use axum::extract::multipart::MultipartRejection;
@@ -23,20 +22,20 @@ use crate::view::address;
 use crate::view::compare::compared;
 use crate::yaml;
 
-/// A text that was sent.
+/// A text from a form.
 #[derive(Debug, Deserialize)]
 pub(super) struct Written {
     text: String,
 }
 
-/// Which template a new object begins with.
+/// The template that a new object starts with.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Begun {
     template: String,
 }
 
-/// Where an object is: `-` stands for no namespace.
+/// The address of an object: `-` stands for no namespace.
 type Where = Path<(String, String, String)>;
 
 fn place(plural: &str, namespace: &str) -> Result<(Kind, String), Refused> {
@@ -45,12 +44,12 @@ fn place(plural: &str, namespace: &str) -> Result<(Kind, String), Refused> {
     Ok((kind, namespace.to_owned()))
 }
 
-/// How many lines of a text to show at once.
+/// The height of the editor for a text, in lines.
 fn lines(text: &str) -> usize {
     (text.lines().count() + 2).clamp(12, 40)
 }
 
-/// Where an object is shown after it was written.
+/// The page that shows an object after a change.
 fn home(kind: Kind, namespace: &str, name: &str, done: &str) -> String {
     let (path, asked) = match kind {
         Kind::Pods => (address::pod(namespace, name), ""),
@@ -84,7 +83,7 @@ fn sent(form: Result<Form<Written>, FormRejection>) -> Result<String, Refused> {
     }
 }
 
-/// An editor with a text that was refused.
+/// The editor again, with a text that was refused.
 fn again(mut page: EditPage, text: String, refused: &Refused) -> Response {
     tracing::debug!(code = refused.code, why = %refused.message, "a text was refused");
     page.editor.lines = lines(&text);
@@ -186,7 +185,7 @@ async fn create_text(site: &Site, kind: Kind, text: &str) -> Result<Value, Refus
     site.source().create(kind, object).await
 }
 
-/// Refuses a text of another kind, which would else be stored under a wrong name.
+/// Refuses a text of another kind, which would otherwise be stored under a wrong name.
 fn is_of(kind: Kind, object: &Value) -> Result<(), Refused> {
     let said = text(object, "/kind");
     if said.is_empty() || said == kind.name() {
@@ -242,7 +241,7 @@ fn editable(mut object: Value) -> Value {
     object
 }
 
-/// Puts the results that [`editable`] took out back, but for those that the text has itself.
+/// Puts back the results that [`editable`] took out, except those that the text contains itself.
 fn with_results(object: &mut Value, current: &Value) {
     let kept: Vec<(String, Value)> = current
         .pointer("/metadata/annotations")
@@ -347,7 +346,7 @@ async fn save_text(
         409 => Refused::new(
             409,
             format!(
-                "{}. Somebody changed it since this page was opened: copy your change, open the page again, and repeat it there",
+                "{}. Another client changed it since this page was opened: copy your change, open the page again, and repeat it there",
                 refused.message
             ),
         ),
@@ -512,7 +511,7 @@ async fn import_form(form: Result<Multipart, MultipartRejection>) -> Result<Impo
     }
 }
 
-/// Reads an export. JSON is read by the faster reader.
+/// Parses an export. JSON is read by the faster parser.
 fn state(text: &str) -> Result<Value, String> {
     if text.trim_start().starts_with('{')
         && let Ok(value) = serde_json::from_str::<Value>(text)
@@ -526,7 +525,7 @@ pub(super) async fn import(
     State(site): State<Site>,
     form: Result<Multipart, MultipartRejection>,
 ) -> Response {
-    /// A text that is longer is not shown again: a browser would choke on it, and it is in the reader's file.
+    /// A longer text is not shown again: a browser would choke on it, and the reader has it as a file.
     const MOST_SHOWN: usize = 1 << 20;
     let (done, mut text, replace) = match import_form(form).await {
         Ok(import) => {
@@ -566,7 +565,7 @@ pub(super) async fn import(
     }
 }
 
-/// In which form an export is wanted.
+/// The requested format of an export.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Wanted {
@@ -628,14 +627,14 @@ pub(super) async fn reset(State(site): State<Site>) -> Response {
 
 // ---- Comparison.
 
-/// What the form of a comparison sends.
+/// The form of a comparison.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Question {
     configuration: String,
     add_nodes: String,
     drain: String,
-    /// Anything where the box is ticked.
+    /// Not empty if the box is ticked.
     anew: String,
 }
 

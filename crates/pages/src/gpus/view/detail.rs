@@ -1,4 +1,4 @@
-//! One pod, and one GPU: who holds what of it and uses how much, over time.
+//! The page of one pod, and the page of one GPU: the shares that pods hold, and their use over time.
 
 use super::super::{Holder, OfGpu, Picture, Share};
 use super::gpus::{state, title};
@@ -15,34 +15,34 @@ pub struct PodDetail {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Its node; empty for a pod that holds nothing any more.
+    /// Its node; empty for a pod that holds no GPU any more.
     pub node: String,
-    /// Whether its GPUs are only reserved for it so far.
+    /// Whether its GPUs are only reserved so far.
     pub reserved: bool,
     /// How often it was refused memory.
     pub ooms: u32,
-    /// What it holds of each GPU.
+    /// Its share of each GPU.
     pub gpus: Vec<OfOne>,
-    /// Where the live part is.
+    /// The address of the live part.
     pub part: String,
 }
 
-/// What one pod holds of one GPU.
+/// One pod's share of one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OfOne {
     /// The GPU on a pod's page, the pod on a GPU's.
     pub title: String,
-    /// Where its page is; empty where it has none.
+    /// The address of its page; empty where it has none.
     pub href: String,
     /// Its identifier on a pod's page.
     pub id: String,
     /// Memory that the pod holds and uses.
     pub memory: Meter,
-    /// The most memory that it used; empty where nothing measures it.
+    /// The most memory that it used; empty where it is not measured.
     pub most: String,
     /// Compute that the pod holds and uses.
     pub compute: Option<Meter>,
-    /// Its compute on average; empty where nothing measures it.
+    /// Its average compute; empty where it is not measured.
     pub mean: String,
     /// Memory and compute over time.
     pub charts: Vec<Lines>,
@@ -57,7 +57,7 @@ pub struct GpuDetail {
     pub id: String,
     /// Its node.
     pub node: String,
-    /// What is unusual about it; empty for nothing.
+    /// An unusual state; empty for none.
     pub state: &'static str,
     /// Its memory.
     pub memory: Meter,
@@ -67,11 +67,11 @@ pub struct GpuDetail {
     pub facts: Vec<(&'static str, String)>,
     /// The pods on it.
     pub pods: Vec<OfOne>,
-    /// Where the live part is.
+    /// The address of the live part.
     pub part: String,
 }
 
-/// A pod's page; none for a pod that holds nothing and of which nothing is remembered.
+/// A pod's page; none for a pod that holds nothing and has no history.
 pub fn pod_detail(
     picture: &Picture,
     namespace: &str,
@@ -97,7 +97,7 @@ pub fn pod_detail(
         })
         .collect();
     if holder.is_none() {
-        // The pod has ended: what it used is still remembered.
+        // The pod has ended, but its history is still remembered.
         gpus.extend(history.iter().map(|past| OfOne {
             title: past.gpu.clone(),
             id: past.gpu.clone(),
@@ -122,7 +122,7 @@ fn holder<'a>(picture: &'a Picture, namespace: &str, name: &str) -> Option<&'a G
     picture.holders.get(at)
 }
 
-/// A GPU's page; none for one that is not there. `history` gives what a pod used of each of its GPUs.
+/// A GPU's page; none for a GPU that does not exist. `history` gives a pod's use of each of its GPUs.
 pub fn gpu_detail(
     picture: &Picture,
     node: &str,

@@ -13,7 +13,7 @@ const ROWS: usize = 25;
 /// How many pods of a GPU a list names.
 const PODS: usize = 3;
 
-/// The GPUs that are asked for.
+/// The GPUs that match a query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuList {
     /// The form above them.
@@ -22,7 +22,7 @@ pub struct GpuList {
     pub rows: Vec<GpuRow>,
     /// Which page it is.
     pub slice: Slice,
-    /// Where the list is, as it was asked for.
+    /// The address of this list.
     pub part: String,
     /// How many GPUs there are.
     pub all: usize,
@@ -35,7 +35,7 @@ pub struct GpuRow {
     pub title: String,
     /// Its identifier.
     pub id: String,
-    /// Where its page is.
+    /// The address of its page.
     pub href: String,
     /// Its node.
     pub node: String,
@@ -49,16 +49,16 @@ pub struct GpuRow {
     pub pods: Vec<Link>,
     /// How many more there are.
     pub more: usize,
-    /// What is unusual about it; empty for nothing.
+    /// An unusual state; empty for none.
     pub state: &'static str,
 }
 
 /// A link.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Link {
-    /// What it says.
+    /// Its text.
     pub text: String,
-    /// Where it leads.
+    /// Its address.
     pub href: String,
 }
 
@@ -67,7 +67,7 @@ pub fn title(gpu: &Gpu) -> String {
     format!("GPU {} · {}", gpu.index, text::model(&gpu.model))
 }
 
-/// What is unusual about a GPU; empty for nothing.
+/// A GPU's unusual state; empty for none.
 pub fn state(gpu: &Gpu) -> &'static str {
     match (gpu.healthy, gpu.cordoned) {
         (false, _) => "sick",
@@ -76,8 +76,8 @@ pub fn state(gpu: &Gpu) -> &'static str {
     }
 }
 
-/// The GPUs that are asked for. `show`: `held`, `free`, `unused` (held, and no pod on it uses memory), `out` (sick or
-/// cordoned). `sort`: `full` (most memory held first), `used`, `unused`; else by node.
+/// The GPUs that match the query. `show`: `held`, `free`, `unused` (held, and no pod on it uses memory), `out`
+/// (unhealthy or cordoned). `sort`: `full` (most memory held first), `used`, `unused`; else by node.
 pub fn gpu_list(picture: &Picture, query: &Query) -> GpuList {
     let words = query.words();
     let mut rows: Vec<(&Gpu, &Indexed)> = picture

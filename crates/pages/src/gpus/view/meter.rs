@@ -1,4 +1,4 @@
-//! A bar of what is held of something: what of it is used, what is not, and what nothing measures.
+//! A bar of the held part of a whole: used, not used, and not measured.
 
 use super::{Sum, compute};
 use crate::text;
@@ -7,17 +7,17 @@ use crate::view::bar::share;
 /// A bar and its words.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Meter {
-    /// How much is held of how much.
+    /// The held amount and the whole.
     pub held: String,
-    /// How much of that is used, or that nothing measures it; empty where nothing is held.
+    /// The used part, or that it is not measured; empty where nothing is held.
     pub used: String,
-    /// Whether the use of what is held is known.
+    /// Whether the use of the held part is known.
     pub measured: bool,
-    /// Whether more is held than there is.
+    /// Whether more is held than exists.
     pub over: bool,
     /// The parts, from the left.
     pub parts: Vec<Part>,
-    /// All of it in words, for a reader who does not see the bar.
+    /// The bar in words, for screen readers.
     pub spoken: String,
 }
 
@@ -26,21 +26,21 @@ pub struct Meter {
 pub struct Part {
     /// Its class in the style sheet.
     pub class: &'static str,
-    /// Where it begins, in percent of the bar with two decimals.
+    /// Its start, in percent of the bar with two decimals.
     pub from: String,
-    /// How wide it is, in the same unit.
+    /// Its width, in the same unit.
     pub width: String,
 }
 
-/// What is used of it.
+/// The used part.
 const USED: &str = "meter-used";
-/// What is held and not used.
+/// The part that is held and not used.
 const IDLE: &str = "meter-idle";
-/// What is held, and nothing measures its use.
+/// The part that is held and not measured.
 const UNKNOWN: &str = "meter-unknown";
 
-/// A bar of so much that is held of a whole. Of what is held, `measured` is what is measured, and `used` what of that is
-/// used.
+/// A bar of the held part of a whole. `measured` is the part of `held` that is measured, and `used` the used part of
+/// that.
 pub fn meter(
     label: &str,
     whole: u64,
@@ -96,7 +96,7 @@ pub fn meter(
     }
 }
 
-/// The memory that these shares hold of a whole.
+/// The memory of a whole that these shares hold.
 pub fn memory(whole: u64, sum: &Sum) -> Meter {
     let used = sum.is_measured().then_some(sum.used);
     meter("Memory", whole, sum.memory, sum.measured, used, text::bytes)
@@ -125,7 +125,7 @@ fn compute_meter(whole: u64, sum: &Sum, words: impl Fn(u64) -> String) -> Meter 
     meter("Compute", whole, sum.compute, measured, used, words)
 }
 
-/// The compute that these shares hold of a whole, in thousandths of a GPU.
+/// The compute of a whole that these shares hold, in thousandths of a GPU.
 pub fn compute_of(whole: u64, sum: &Sum) -> Meter {
     compute_meter(whole, sum, compute)
 }

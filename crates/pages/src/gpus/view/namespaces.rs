@@ -1,4 +1,4 @@
-//! What namespaces hold and do not use.
+//! The list of namespaces, with the GPU shares that they hold and do not use.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::view::query::{Filter, Query, Select, has_all};
 /// Namespaces on a page.
 const ROWS: usize = 25;
 
-/// The namespaces that are asked for.
+/// The namespaces that match a query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NamespaceList {
     /// The form above them.
@@ -21,7 +21,7 @@ pub struct NamespaceList {
     pub rows: Vec<NamespaceRow>,
     /// Which page it is.
     pub slice: Slice,
-    /// Where the list is, as it was asked for.
+    /// The address of this list.
     pub part: String,
     /// How many namespaces hold GPUs.
     pub all: usize,
@@ -32,13 +32,13 @@ pub struct NamespaceList {
 pub struct NamespaceRow {
     /// Its name.
     pub name: String,
-    /// Where its pods are.
+    /// The address of its pods.
     pub href: String,
     /// How many of its pods hold GPUs.
     pub pods: usize,
     /// Memory that it holds and uses.
     pub memory: Meter,
-    /// Memory that it holds and never used, with the part of all that it holds; empty where nothing is measured.
+    /// Memory that it holds and never used, with its part of all that it holds; empty where nothing is measured.
     pub memory_unused: String,
     /// Compute that it holds and uses.
     pub compute: Meter,
@@ -48,8 +48,8 @@ pub struct NamespaceRow {
     pub unmeasured: String,
 }
 
-/// The namespaces that are asked for. `sort`: `compute` (most unused compute first), `held`, `name`; else those with the
-/// most memory that was never used first.
+/// The namespaces that match the query. `sort`: `compute` (most unused compute first), `held`, `name`; else those with
+/// the most memory that was never used first.
 pub fn namespace_list(picture: &Picture, query: &Query) -> NamespaceList {
     let mut sums: BTreeMap<&str, (usize, Sum)> = BTreeMap::new();
     for holder in &picture.holders {

@@ -1,5 +1,5 @@
-//! The first page: how much of the GPUs is held and used, over time; who was refused memory; which pods wait; what is
-//! held and not used.
+//! The first page: how much of the GPUs is held and used, over time; pods that were refused memory; pending pods; and
+//! what is held without being used.
 
 use super::super::{GpuPod, Monitors, Pending, Picture, Total};
 use super::gpus::Link;
@@ -30,9 +30,9 @@ pub struct Overview {
     pub waiting: usize,
     /// How many refusals of memory there were.
     pub refusals: u64,
-    /// Memory and compute of all GPUs, now and over time; the time is missing before there is some.
+    /// Memory and compute of all GPUs, now and over time; without charts until there is a history.
     pub meters: Vec<(&'static str, Meter, Vec<Lines>)>,
-    /// Over which time refusals and the most that was used are counted, in words.
+    /// The time over which refusals and the highest use are counted, in words.
     pub window: String,
     /// Pods that were refused memory, the most often refused first.
     pub ooms: Vec<(Link, u32)>,
@@ -44,11 +44,11 @@ pub struct Overview {
     pub namespaces: Vec<NamespaceRow>,
     /// How many namespaces are not shown.
     pub more_namespaces: usize,
-    /// What a reader should know.
+    /// Notes for the reader.
     pub notes: Vec<String>,
-    /// Why use is not known, or not everywhere; empty where it is.
+    /// Why some use is not known; empty where all is known.
     pub trouble: String,
-    /// Whether there is no GPU at all.
+    /// Whether there are no GPUs.
     pub empty: bool,
 }
 
@@ -61,7 +61,7 @@ pub struct PendingList {
     pub rows: Vec<PendingRow>,
     /// Which page it is.
     pub slice: Slice,
-    /// Where the list is, as it was asked for.
+    /// The address of this list.
     pub part: String,
     /// How many pods wait.
     pub all: usize,
@@ -76,7 +76,7 @@ pub struct PendingRow {
     pub name: String,
     /// The reason that most nodes have.
     pub reason: String,
-    /// Where it is said what would help.
+    /// The address of the advice for this pod.
     pub why: String,
 }
 
@@ -143,7 +143,7 @@ fn notes(picture: &Picture) -> Vec<String> {
     notes
 }
 
-/// Why use is not known, or not everywhere; empty where it is.
+/// Why some use is not known; empty where all is known.
 pub fn trouble(monitors: &Monitors) -> String {
     if !monitors.configured {
         return "Only what pods hold is shown: the flag --gpu-page-monitors names no node monitor \
@@ -201,7 +201,7 @@ fn charts(picture: &Picture) -> (Vec<Lines>, Vec<Lines>) {
     )
 }
 
-/// The pods that wait and are asked for, on a page of their own.
+/// The pending pods that match the query, on a page of their own.
 pub fn pending(picture: &Picture, query: &Query) -> PendingList {
     pending_list(picture, query, PENDING_ROWS)
 }

@@ -11,7 +11,7 @@ use crate::view::query::{Filter, Query, Select, has_all};
 /// Pods on a page.
 const ROWS: usize = 25;
 
-/// The pods that are asked for.
+/// The pods that match a query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodList {
     /// The form above them.
@@ -20,7 +20,7 @@ pub struct PodList {
     pub rows: Vec<PodRow>,
     /// Which page it is.
     pub slice: Slice,
-    /// Where the list is, as it was asked for.
+    /// The address of this list.
     pub part: String,
     /// How many pods hold GPUs.
     pub all: usize,
@@ -33,28 +33,28 @@ pub struct PodRow {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Where its page is.
+    /// The address of its page.
     pub href: String,
     /// Its node.
     pub node: String,
-    /// Which GPUs it has.
+    /// Its GPUs.
     pub gpus: String,
-    /// Whether its GPUs are only reserved for it so far.
+    /// Whether its GPUs are only reserved so far.
     pub reserved: bool,
     /// Memory that it holds and uses.
     pub memory: Meter,
-    /// The most that it used; empty where nothing measures it.
+    /// The most memory that it used; empty where it is not measured.
     pub most: String,
     /// Compute that it holds and uses.
     pub compute: String,
-    /// What it used over time; none where nothing was measured.
+    /// Its memory use over time; none where nothing was measured.
     pub chart: Option<Lines>,
     /// How often it was refused memory.
     pub ooms: u32,
 }
 
-/// The pods that are asked for. `show`: `unused` (uses less than half of what it holds), `oom`, `unmeasured`. `sort`:
-/// `held`, `used`, `unused`, `oom`; else by name. `history` gives what a pod used of each of its GPUs.
+/// The pods that match the query. `show`: `unused` (uses less than half of what it holds), `oom`, `unmeasured`. `sort`:
+/// `held`, `used`, `unused`, `oom`; else by name. `history` gives a pod's use of each of its GPUs.
 pub fn pod_list(
     picture: &Picture,
     query: &Query,
