@@ -62,8 +62,8 @@ pub struct Args {
     #[arg(long, env = "VGPU_METRICS_ADDR", value_name = "ADDRESS", value_parser = parse::address)]
     pub metrics_bind_address: Option<SocketAddr>,
 
-    /// Serve the cluster's GPU page here: who holds and uses which GPUs, over time. ADDRESS:PORT, or :PORT for every
-    /// address, which needs --gpu-page-token. Off by default.
+    /// Serve the cluster's GPU page here: which pods hold and use which GPUs, over time. ADDRESS:PORT, or :PORT for
+    /// every address, which needs --gpu-page-token. Off by default.
     #[arg(long, env = "VGPU_GPU_PAGE", value_name = "ADDRESS", value_parser = parse::address)]
     pub gpu_page: Option<SocketAddr>,
 
@@ -76,12 +76,13 @@ pub struct Args {
     )]
     pub gpu_page_token: Option<String>,
 
-    /// Node monitors that say what pods use, as HOST:PORT, separated by commas. A name with several addresses, as a
-    /// headless Service has, is a monitor at each of them. Without it the page shows only what pods hold.
+    /// The node agents that report what pods use, as HOST:PORT, separated by commas. For a name with several addresses,
+    /// such as a headless Service, the agent at each address is asked. Without this flag the page shows only what pods
+    /// hold.
     #[arg(long, env = "VGPU_GPU_PAGE_MONITORS", value_name = "PLACES", value_delimiter = ',', value_parser = parse::host_port)]
     pub gpu_page_monitors: Vec<String>,
 
-    /// How often node monitors are asked: 30s, 1m; at least 1s. The page remembers 240 answers.
+    /// How often node agents are asked: 30s, 1m; at least 1s. The page remembers 240 answers.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse::interval)]
     pub gpu_page_interval: Duration,
 
@@ -188,8 +189,8 @@ pub struct Args {
     #[arg(long)]
     pub write_at_filter: bool,
 
-    /// How long what a filter gave stands that nobody binds: 15m, 900s. kube-scheduler may bind volumes for ten
-    /// minutes.
+    /// How long a reservation made at the filter lasts without a binding: 15m, 900s. kube-scheduler may bind volumes
+    /// for ten minutes.
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = parse::duration)]
     pub reservation_timeout: Duration,
 
@@ -222,16 +223,17 @@ pub struct Args {
     #[arg(long, value_name = "NAMESPACE")]
     pub claims_namespace: Option<String>,
 
-    /// How far the clocks of those who write Leases may differ. Counts only for Leases that are older than this process.
+    /// How far the clocks of programs that write Leases may differ. Counts only for Leases that are older than this
+    /// process.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse::duration)]
     pub claims_clock_skew: Duration,
 
-    /// With --assigner: where /mutate is served for the API server, over HTTPS if --cert_file names a certificate. By default
-    /// :443, and nowhere with --embedded, where --admit needs no webhook.
+    /// With --assigner: the address of /mutate for the API server, over HTTPS if --cert_file names a certificate. By
+    /// default :443; not served by default with --embedded, where --admit needs no webhook.
     #[arg(long, value_name = "ADDRESS", value_parser = parse::address, requires = "assigner")]
     pub assigner_bind: Option<SocketAddr>,
 
-    /// With --assigner: where its routes for people are served.
+    /// With --assigner: the address of its routes for people.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081", value_parser = parse::address)]
     pub assigner_ui_bind: SocketAddr,
 
@@ -274,11 +276,11 @@ pub struct Args {
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub profiling: bool,
 
-    /// Accepted for HAMi's charts; no node is ever locked.
+    /// Accepted for HAMi's charts; does nothing, because no node is ever locked.
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub node_lock_timeout: Option<Duration>,
 
-    /// Accepted for HAMi's charts; no node is ever locked.
+    /// Accepted for HAMi's charts; does nothing, because no node is ever locked.
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub node_lock_retry_timeout: Option<Duration>,
 }
@@ -288,7 +290,7 @@ pub struct Args {
 pub enum Command {
     /// Try, replay and explain scheduling without a cluster.
     Simulator(Box<crate::simulate::Args>),
-    /// Hand whole GPUs to pods that ask by label.
+    /// Hand out whole GPUs to pods that ask by label.
     Assigner(Box<crate::assigner_program::Args>),
 }
 

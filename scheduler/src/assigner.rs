@@ -27,7 +27,7 @@ use crate::ledger::{ClaimAsk, Held, Ledger, NotClaimed};
 use judge::{Tend, Verdict};
 use meters::Meters;
 
-/// How often GPUs are chosen anew because another replica was faster.
+/// How often GPUs are chosen again because another replica was faster.
 const MOST_CHOICES: usize = 16;
 
 /// How often a call is repeated whose outcome is unknown, or that conflicted with another.

@@ -126,7 +126,7 @@ pub struct Args {
     #[arg(long, value_name = "LABELS", default_value = "")]
     pub node_label_selector: String,
 
-    /// How long a call of the API server may take, in seconds, or as 5s. Less than the webhook's own timeout.
+    /// How long a call of the API server may take, in seconds, or as 5s. Must be less than the webhook's own timeout.
     #[arg(long, value_name = "TIME", default_value = "3", value_parser = crate::parse::duration)]
     pub kube_timeout: Duration,
 

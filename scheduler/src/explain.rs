@@ -125,7 +125,7 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
     let identity = identity(pod);
     let mut answer = Explained::of(&identity);
     answer.notes = view.notes.clone();
-    let nobody_has = outside::resources(view, pod, &mut answer.notes);
+    let missing = outside::resources(view, pod, &mut answer.notes);
     let request = kube_api::request::request(pod, &view.vendors, &view.defaults);
     if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
         return answer.with(
@@ -140,7 +140,7 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
     request.pod = identity;
     answer.asks = asked(&request);
     if !request.asks_for_devices() {
-        return match nobody_has {
+        return match missing {
             outside::Missing::Resource(name) if pod.spec.node_name.is_empty() => answer.with(
                 Verdict::DoesNotFit,
                 format!("does not fit: no node has {name}"),

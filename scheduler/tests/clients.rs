@@ -150,7 +150,7 @@ fn checked(state: &str) -> (Option<i32>, String) {
 }
 
 #[test]
-fn the_demos_check_finds_a_card_over_its_capacity_and_a_pod_without_devices() {
+fn the_demos_check_finds_overcommit_and_missing_devices() {
     if !is_here("python3") {
         return;
     }
@@ -182,7 +182,7 @@ fn the_demos_check_finds_a_card_over_its_capacity_and_a_pod_without_devices() {
 }
 
 #[test]
-fn the_clients_say_what_is_wrong_when_nobody_answers() {
+fn the_clients_report_a_scheduler_that_does_not_answer() {
     let nobody = {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.local_addr().unwrap()

@@ -285,7 +285,7 @@ fn idle_entries(register: &Register, found: &[(String, Found)]) -> Vec<String> {
 }
 
 #[test]
-fn damaged_recordings_are_answered_and_no_card_is_promised_twice() {
+fn damaged_recordings_promise_no_gpu_twice() {
     let cases = cases();
     let (asked, figures) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let found = of_each(&cases, |case| {
@@ -315,7 +315,7 @@ fn damaged_recordings_are_answered_and_no_card_is_promised_twice() {
 }
 
 #[test]
-fn every_suspected_defect_of_the_reference_is_on_the_register_and_nothing_is_without_a_reason() {
+fn the_register_has_every_suspected_defect_with_a_reason() {
     let register = register();
     let mut wrong = Vec::new();
     let listed: BTreeSet<&String> = register

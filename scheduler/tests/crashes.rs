@@ -51,9 +51,9 @@ enum Step {
 enum Becomes {
     Done,
     Refused,
-    /// It happens, and nobody is told.
+    /// It happens, but the answer is lost.
     Lost,
-    /// It does not happen, and nobody is told.
+    /// It does not happen, and no error is returned.
     Nothing,
     /// It is under way until `Answer`; then it happens.
     Slow,

@@ -105,7 +105,7 @@ async fn a_pod_without_devices_may_go_anywhere() {
 }
 
 #[tokio::test]
-async fn whole_nodes_are_looked_at_with_what_is_held_and_nothing_is_held_for_them() {
+async fn whole_nodes_are_judged_by_the_ledger_without_a_reservation() {
     let known = node("n1", 1, 10, 10_000);
     let served = Served::start(state(std::slice::from_ref(&known))).await;
     served.filter(&pod("a", 6000), &["n1"]).await.unwrap();
@@ -184,7 +184,7 @@ async fn what_cannot_be_read_is_answered_in_the_shape_of_the_verb() {
 }
 
 #[tokio::test]
-async fn a_request_that_cannot_be_understood_fits_nowhere_and_says_why() {
+async fn an_unreadable_request_fits_nowhere_with_a_reason() {
     let served = Served::start(state(&[node("n1", 1, 1, 1000)])).await;
     let mut wrong = pod("p", 1);
     wrong["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = "-5".into();
@@ -199,7 +199,7 @@ async fn a_request_that_cannot_be_understood_fits_nowhere_and_says_why() {
 }
 
 #[tokio::test]
-async fn what_was_changed_over_the_api_before_a_question_is_seen_by_it() {
+async fn a_question_sees_earlier_changes_of_the_api() {
     let served = Served::start(state(&[])).await;
     for round in 0..20 {
         let name = format!("n{round}");
@@ -253,7 +253,7 @@ async fn nodes_are_ranked_by_their_policy_and_the_strange_ones_last() {
 }
 
 #[tokio::test]
-async fn those_are_evicted_who_make_room_and_nobody_else() {
+async fn only_pods_that_make_room_are_evicted() {
     let bound = |name: &str, gpu: usize, mib: u32, priority: i32| {
         let allocated = format!("n1-gpu-{gpu},NVIDIA,{mib},0:;");
         let annotations = json!({
@@ -297,7 +297,7 @@ async fn those_are_evicted_who_make_room_and_nobody_else() {
         })
     };
 
-    // Whoever is named and enough stays named; also for reasons that are not ours.
+    // A named victim that is enough stays named, also if it was named for reasons that are not ours.
     assert_eq!(preempt(5000, &["low-1a"]).await.unwrap(), ["uid-low-1a"]);
     assert_eq!(preempt(1000, &["low-0"]).await.unwrap(), ["uid-low-0"]);
     // A named one that frees nothing is let be for those that do.
@@ -361,7 +361,7 @@ async fn of_forty_pods_at_once_eight_get_the_eight_free_slots() {
 }
 
 #[tokio::test]
-async fn before_the_cluster_has_been_read_nobody_is_answered() {
+async fn before_the_cluster_is_read_no_question_is_answered() {
     let service = tower::service_fn(async |_: http::Request<kube::client::Body>| {
         std::future::pending::<()>().await;
         Ok::<_, std::convert::Infallible>(http::Response::new(axum::body::Body::empty()))
@@ -440,7 +440,7 @@ async fn a_quota_that_comes_and_goes_counts_from_then_on() {
 }
 
 #[tokio::test]
-async fn where_a_webhook_may_be_passed_by_a_pod_that_did_not_pass_it_fits_nowhere() {
+async fn an_unadmitted_pod_fits_nowhere_where_webhooks_are_skipped() {
     let served = Served::start(state(&[node("n1", 1, 10, 10_000)])).await;
     let admission = Arc::new(admission::Admission::new(
         vendors(),
@@ -468,7 +468,7 @@ async fn where_a_webhook_may_be_passed_by_a_pod_that_did_not_pass_it_fits_nowher
 }
 
 #[tokio::test]
-async fn pods_over_the_api_go_through_admission_where_that_is_asked_for() {
+async fn with_admit_pods_over_the_api_go_through_admission() {
     let served = Served::start(state(&[node("n1", 1, 10, 10_000)])).await;
     let admission = Arc::new(admission::Admission::new(
         vendors(),

@@ -1,4 +1,4 @@
-//! Who holds what, through everything that can happen to a pod.
+//! The ledger's account of a pod's devices, through everything that can happen to the pod.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -67,7 +67,7 @@ impl Kept {
         self.ledger.set_pod(&as_pod(pod.clone()), self.now);
     }
 
-    /// What everybody holds, as `uid@node`.
+    /// All pods that hold devices, as `uid@node`.
     fn held(&self) -> Vec<String> {
         let mut held: Vec<String> = self
             .ledger
@@ -115,7 +115,7 @@ fn unscheduled(mut pod: Value, version: u64, message: &str) -> Value {
 }
 
 #[test]
-fn a_filter_reserves_and_the_next_filter_of_the_pod_replaces_that() {
+fn the_next_filter_of_a_pod_replaces_its_reservation() {
     let mut kept = Kept::two_nodes();
 
     assert_eq!(node_of(&kept.filter(&pod("a", 6000), &["n1", "n2"])), "n1");
@@ -177,12 +177,12 @@ fn a_reservation_goes_back_by_everything_that_ends_it() {
 }
 
 #[test]
-fn what_was_said_before_the_filter_does_not_take_the_reservation_back() {
+fn news_from_before_the_filter_keeps_the_reservation() {
     let mut kept = Kept::two_nodes();
     let asked = unscheduled(pod("a", 6000), 10, "0/2 nodes");
     kept.filter(&asked, &["n1"]);
 
-    // Late, as old as the question, and the same words again after somebody labelled the pod.
+    // Late news; as old as the question; and the same condition again after the pod was labelled.
     for version in [9, 10, 11] {
         kept.tell(&unscheduled(pod("a", 6000), version, "0/2 nodes"));
         assert_eq!(kept.held(), ["uid-a@n1"]);
@@ -192,7 +192,7 @@ fn what_was_said_before_the_filter_does_not_take_the_reservation_back() {
 }
 
 #[test]
-fn a_try_that_fails_as_the_one_before_gives_its_place_back_though_nobody_tells() {
+fn a_repeated_failure_without_an_event_frees_the_reservation() {
     let mut kept = Kept::two_nodes();
     kept.filter(&unscheduled(pod("a", 6000), 10, "0/2 nodes"), &["n1"]);
     kept.now += 20 * SECOND;
@@ -224,7 +224,7 @@ fn a_binding_in_doubt_stands_until_the_cluster_tells() {
     doubt(&mut kept);
     let annotations = kept.annotations(&pod("a", 6000));
 
-    // Nobody else gets its place, and it gets no other.
+    // No other pod gets its devices, and it gets no others.
     assert!(matches!(
         kept.filter(&pod("b", 6000), &["n1"]),
         Filtered::Nowhere(_)
@@ -264,7 +264,7 @@ fn a_binding_in_doubt_stands_until_the_cluster_tells() {
 }
 
 #[test]
-fn what_a_bound_pod_holds_is_read_once_whatever_is_written_later() {
+fn a_bound_pods_devices_are_read_once() {
     let mut kept = Kept::two_nodes();
     let shown = kept.bound(&pod("a", 6000), "n1");
     kept.tell(&shown);
@@ -317,7 +317,7 @@ fn what_another_has_bound_in_the_meantime_is_not_bound_again() {
 }
 
 #[test]
-fn room_that_was_made_by_eviction_is_kept_for_whom_it_was_made() {
+fn room_made_by_eviction_is_kept_for_its_pod() {
     let with = |name: &str, mib: u32, priority: i32| {
         let mut pod = pod(name, mib);
         pod["spec"]["priority"] = priority.into();
@@ -352,7 +352,7 @@ fn room_that_was_made_by_eviction_is_kept_for_whom_it_was_made() {
     assert_eq!(kept.held(), ["uid-small@n2", "uid-tiny@n1"]);
     assert_eq!(node_of(&kept.filter(&high, &["n1"])), "n1");
 
-    // Who is nominated no more keeps nothing.
+    // A pod that is not nominated any more keeps nothing.
     kept.ledger.undo("uid-high");
     assert!(matches!(
         kept.filter(&with("other", 3000, 100), &["n1"]),
@@ -372,7 +372,7 @@ fn room_that_was_made_by_eviction_is_kept_for_whom_it_was_made() {
 }
 
 #[test]
-fn a_pod_without_a_node_holds_nothing_whatever_its_annotations_say() {
+fn annotations_of_a_pod_without_a_node_hold_nothing() {
     let mut kept = Kept::two_nodes();
     let shown = kept.bound(&pod("a", 6000), "n1");
     let annotations = &shown["metadata"]["annotations"];
@@ -386,7 +386,7 @@ fn a_pod_without_a_node_holds_nothing_whatever_its_annotations_say() {
 }
 
 #[test]
-fn a_pod_that_somebody_else_bound_holds_what_is_written_there() {
+fn a_pod_bound_elsewhere_holds_what_its_annotations_say() {
     let mut other = Kept::two_nodes();
     let elsewhere = other.bound(&pod("a", 3000), "n2");
 
@@ -409,7 +409,7 @@ fn a_pod_that_somebody_else_bound_holds_what_is_written_there() {
 }
 
 #[test]
-fn an_earlier_list_does_not_drop_what_was_reserved_or_bound_since() {
+fn an_earlier_list_keeps_later_reservations_and_bindings() {
     let mut kept = Kept::two_nodes();
     let old = kept.bound(&pod("old", 1000), "n1");
     kept.tell(&old);
@@ -465,7 +465,7 @@ fn a_node_that_goes_and_comes_back_has_its_pods_still() {
 }
 
 #[test]
-fn those_who_wait_are_told_of_room_that_no_event_shows() {
+fn waiting_pods_are_told_of_room_that_no_event_shows() {
     let freed = |kept: &mut Kept| {
         let notices = kept.ledger.take_notices();
         notices
@@ -476,7 +476,7 @@ fn those_who_wait_are_told_of_room_that_no_event_shows() {
     let mut kept = Kept::two_nodes();
     kept.filter(&pod("a", 6000), &["n1"]);
     kept.ledger.undo("uid-a");
-    // Nobody waits.
+    // No pod waits.
     assert_eq!(freed(&mut kept), 0);
 
     kept.filter(&pod("a", 6000), &["n1"]);
@@ -498,7 +498,7 @@ fn those_who_wait_are_told_of_room_that_no_event_shows() {
         assert_eq!(freed(&mut kept), told, "after {seconds} s");
     }
 
-    // Who is placed, or gone, does not wait.
+    // A pod that is placed, or gone, does not wait.
     kept.filter(&pod("b", 6000), &["n1"]);
     assert_eq!(kept.ledger.waiting().count(), 0);
 }

@@ -96,7 +96,7 @@ async fn a_restart_between_filter_and_bind_fits_the_pod_anew() {
 
     let second = alone(&cluster).await;
     assert_eq!(second.held(), ["bound@n1"]);
-    // Who binds first has it.
+    // The first binding gets the device.
     assert_eq!(second.bind(&pod("late", 4000), "n1").await, "");
     let refused = second.bind(&pod("reserved", 4000), "n1").await;
 
@@ -117,7 +117,7 @@ async fn a_restart_between_filter_and_bind_fits_the_pod_anew() {
 }
 
 #[tokio::test]
-async fn a_binding_whose_answer_is_lost_is_neither_lost_nor_given_twice() {
+async fn a_binding_with_a_lost_answer_is_counted_once() {
     for (trouble, happens) in [
         (Trouble::AnswerLost, true),
         (Trouble::Slow, true),
@@ -167,7 +167,7 @@ async fn a_refused_binding_gives_back_what_was_reserved() {
     assert_eq!(served.bind(&pod("p", 1000), "n1").await, "trouble");
     assert!(served.held().is_empty());
 
-    // A pod that nobody has made, a node that nobody knows, another pod of that name.
+    // A pod that does not exist, an unknown node, another pod of that name.
     now.store(Trouble::None as u8, Ordering::Relaxed);
     served.filter(&pod("ghost", 1000), &["n1"]).await.unwrap();
     let said = served.bind(&pod("ghost", 1000), "n1").await;
@@ -234,7 +234,7 @@ async fn hold(client: &kube::Client, host: &str) {
 }
 
 #[tokio::test]
-async fn of_two_replicas_one_answers_and_the_other_takes_over_with_all_that_is_held() {
+async fn a_second_replica_takes_over_with_everything_held() {
     let cluster = cluster(&[node("n1", 1, 3, 10_000)]);
     let client = embedded::client(&cluster);
     hold(&client, "host-a").await;

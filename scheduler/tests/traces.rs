@@ -138,7 +138,7 @@ async fn metrics(served: &Served, accept: &str) -> String {
 }
 
 #[tokio::test]
-async fn one_pod_is_one_trace_from_its_admission_over_each_filter_to_its_binding() {
+async fn a_pod_has_one_trace_from_admission_to_binding() {
     let collector = Collector::default();
     let traces = collector.start().await;
     let served = served(&traces).await;
@@ -198,7 +198,7 @@ async fn one_pod_is_one_trace_from_its_admission_over_each_filter_to_its_binding
 }
 
 #[tokio::test]
-async fn a_tenants_own_trace_is_gone_on_with_and_what_is_none_is_replaced() {
+async fn a_tenants_trace_is_continued_and_an_invalid_one_replaced() {
     let collector = Collector::default();
     let traces = collector.start().await;
     let served = served(&traces).await;
@@ -271,7 +271,7 @@ async fn a_pod_that_passed_no_webhook_of_ours_has_its_uids_trace() {
     assert_eq!(
         spans.len(),
         2,
-        "a pod without devices is nobody's: {spans:?}"
+        "a pod without devices has no span: {spans:?}"
     );
     for span in &spans {
         assert_eq!(span.trace, "0f1e2d3c000040008000000000000001");
@@ -279,7 +279,7 @@ async fn a_pod_that_passed_no_webhook_of_ours_has_its_uids_trace() {
 }
 
 #[tokio::test]
-async fn a_collector_that_hangs_holds_up_no_pod_and_without_one_nothing_is_written() {
+async fn a_hanging_collector_delays_no_pod() {
     let hangs = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", hangs.local_addr().unwrap());
     for traces in [

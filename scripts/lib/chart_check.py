@@ -174,7 +174,7 @@ def every_port_that_is_named_is_there(rendered):
         numbers = {str(port["containerPort"]) for port in container.get("ports", [])}
         for probe in ("livenessProbe", "readinessProbe"):
             if probe in container:
-                need(container[probe]["httpGet"]["port"] in names, f"{rendered}: {container['name']}: {probe} asks nobody")
+                need(container[probe]["httpGet"]["port"] in names, f"{rendered}: {container['name']}: {probe} names no port of the container")
         for argument in container.get("args", []):
             listens = re.fullmatch(r"--(metrics-bind-address|metrics-addr|http_bind|gpu-page)=(.*):(\d+)", argument)
             if listens and not listens[2].startswith("127."):
@@ -189,7 +189,7 @@ def the_verbs_listen_on_loopback_beside_kube_scheduler(rendered):
         if "kube-scheduler" in containers:
             need(bind == ["--http_bind=127.0.0.1:8080"], f"{rendered}: the verbs listen on {bind}")
         else:
-            need(any(s["metadata"]["name"].endswith("-extender") for s in rendered.of("Service")), f"{rendered}: nobody can ask")
+            need(any(s["metadata"]["name"].endswith("-extender") for s in rendered.of("Service")), f"{rendered}: no Service leads to the extender")
 
 
 def rights_are_only_those_that_are_listed(rendered):

@@ -1,4 +1,4 @@
-"""What the chart may do, listed: whoever adds a right or a path adds it here, and says why in the template."""
+"""The rights and paths that the chart may use. A change that adds one adds it here, and says why in the template."""
 
 
 def rights(*rows):

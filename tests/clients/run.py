@@ -1,6 +1,6 @@
 """Runs every CUDA client under `vgpu run` on the simulated GPUs and checks what it sees and gets.
 
-Runs inside `vgpu sim` with one GPU of 16 GiB, or on a real GPU that nobody else uses. A client of program.py must see its limit as the card's size, fill up to
+Runs inside `vgpu sim` with one GPU of 16 GiB, or on a real GPU without other users. A client of program.py must see its limit as the card's size, fill up to
 it, be refused past it, free and go on; two at once must not pass a limit that they share. A client of watch.py must
 see the container's share, use and processes. Prints a line for each, and "N passed" at the end.
 """

@@ -1,5 +1,5 @@
-//! A board whose clock stands still while programs compute, containers on it, and somebody who looks
-//! at every moment that matters: what programs got is known to the nanosecond, on any machine.
+//! A board whose clock stands still while programs compute, containers on it, and an observer that looks
+//! at every moment that matters: the time that programs got is known to the nanosecond, on any machine.
 //! Never asserts, and never reads real time.
 
 use std::ffi::OsString;
@@ -137,7 +137,7 @@ impl Lab {
         ];
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("compute/launch.c");
         compile(&source, &world.path("launch"), &options);
-        // Time stands still until somebody watches.
+        // Time stands still until a watch begins.
         exec.clock().expect_threads(u32::MAX);
         Self { world, exec }
     }
@@ -244,13 +244,13 @@ impl Lab {
         curves
     }
 
-    /// Whether nobody was waited for too long, so that times are the board's and not the machine's.
+    /// Whether no wait took too long, so that times are the board's and not the machine's.
     pub(crate) fn is_exact(&self) -> bool {
         let counts = self.exec.clock().counts();
         (counts.stalls, counts.sleepers) == (0, 0)
     }
 
-    /// Says so when somebody was waited for too long: then the machine was too busy for times to be
+    /// Reports a wait that took too long: then the machine was too busy for times to be
     /// exact, and they are only nearly so.
     pub(crate) fn say_if_inexact(&self) {
         let counts = self.exec.clock().counts();
@@ -259,7 +259,7 @@ impl Lab {
         }
     }
 
-    /// Who grants shares here: to be ticked at every look.
+    /// The arbiters here, to be ticked at every look.
     pub(crate) fn arbiter(&self) -> Arbiter<'_> {
         Arbiter {
             lab: self,
@@ -304,7 +304,7 @@ pub(crate) struct Container<'a> {
 }
 
 impl<'a> Container<'a> {
-    /// Starts a program in it; it stands still until somebody watches.
+    /// Starts a program in it; it stands still until a watch begins.
     pub(crate) fn start(&self, words: &str) -> Program<'a> {
         self.lab.start(words, Some(&self.dir), &[])
     }
@@ -385,7 +385,7 @@ impl Drop for Program<'_> {
     }
 }
 
-/// GPU time that somebody has used up to each look, nanoseconds.
+/// GPU time used up to each look, in nanoseconds.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Curve(Vec<(u64, u64)>);
 
@@ -424,7 +424,7 @@ impl Curve {
         (low, high)
     }
 
-    /// Shares of windows so long, one after another: for whoever reads a failed test.
+    /// Shares of windows so long, one after another, for the message of a failed test.
     pub(crate) fn shape(&self, to_ms: u64, length_ms: u64) -> String {
         (0..to_ms / length_ms)
             .map(|n| format!("{:.0} ", self.share(n * length_ms, (n + 1) * length_ms)))

@@ -264,7 +264,7 @@ fn asks() {
     match about.as_str() {
         "processes" => ask_processes(&nvml, device),
         "utilization" => ask_utilization(&nvml, device),
-        other => panic!("nobody asks about {other}"),
+        other => panic!("unknown question {other}"),
     }
 }
 
@@ -587,7 +587,7 @@ fn looks_how_busy() {
 }
 
 #[test]
-fn the_host_sees_who_is_busy_where_nvml_cannot_look_a_uuid_up() {
+fn the_host_sees_busy_processes_without_a_uuid_lookup() {
     let world = World::new();
     let neighbour = Neighbour::start(&world);
     world.work.clock().advance(500_000_000);

@@ -1,5 +1,5 @@
 /* Forks while another thread is in the program's first call to the driver. The child calls, too, and
- * must get an answer: whatever was half-way in the parent is nobody's to finish in the child. */
+ * must get an answer, although the child cannot finish what another thread was doing in the parent. */
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -222,7 +222,7 @@ fn a_thread_may_be_cancelled_inside_the_driver_and_the_limit_holds_after_it() {
 }
 
 #[test]
-fn a_fork_while_another_thread_is_in_the_first_call_hangs_nobody() {
+fn a_fork_during_another_threads_first_call_hangs_no_process() {
     let world = odd_world();
     let program = on_odd_driver(&world, "fork_in_first_call");
     assert_eq!(

@@ -68,7 +68,7 @@ fn after_many_kills_the_books_say_what_the_driver_holds() {
     }
     assert_eq!(board.used_bytes(0), 0);
 
-    // Whoever comes next finds all of it free: what the dead had is reaped at its first call.
+    // The next process finds all of it free: its first call reaps the charges of the dead.
     let next = world.program("memory").linked();
     let mut next = next.env(PATIENCE.0, PATIENCE.1).start();
     assert_eq!(next.step("ready"), "ready 0");

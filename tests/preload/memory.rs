@@ -218,7 +218,7 @@ fn memory_that_two_processes_share_is_charged_once_and_until_the_last_one_lets_g
 }
 
 #[test]
-fn a_refusal_leaves_a_record_of_who_held_what() {
+fn a_refusal_leaves_a_record_of_what_each_process_held() {
     let world = World::with_room(100 * MIB);
     world.set_limit(0, 100 * MIB + 2 * CONTEXT);
     let mut big = world.program("memory").linked().start();

@@ -75,7 +75,7 @@ fn other_ways_to_a_context_are_refused_as_well() {
 }
 
 #[test]
-fn without_mps_or_without_a_cap_nobody_asks_for_a_share() {
+fn without_mps_or_a_cap_no_share_is_requested() {
     for (mps, cap, policy) in [
         (false, 30, Policy::Force),
         (true, 0, Policy::Force),

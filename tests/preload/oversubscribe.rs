@@ -164,7 +164,7 @@ fn managed_memory_that_the_program_asks_for_counts_past_the_share_too() {
 }
 
 #[test]
-fn a_pointer_past_the_share_is_memory_of_the_device_to_who_asks_but_cannot_be_shared() {
+fn a_pointer_past_the_share_is_device_memory_but_not_shareable() {
     let world = world(100, 40);
     let mut program = the_books_agree(&world, "ready; alloc 40");
     let plain = program.step("what");

@@ -1,6 +1,6 @@
-/* One of several processes that ask at the same moment, round after round, for more than half of what
- * is free. They meet at a barrier in a file that all map; after each round the first of them counts
- * who got memory: one did, never two, and never none.
+/* One of several processes that allocate at the same moment, round after round, more than half of the
+ * free memory. They meet at a barrier in a file that all map; after each round the first of them counts
+ * which of them got memory: exactly one, never two, and never none.
  *
  *   races FILE NUMBER OF-HOW-MANY ROUNDS CALL MIB        prints "rounds R over O nobody N" */
 #include <fcntl.h>

@@ -32,7 +32,7 @@ static CUresult find_table(void) {
     return cuGetExportTable((const void **)&runtime, &id);
 }
 
-/* A fat binary whose one entry says that it unpacks to that many bytes; nobody looks into it. */
+/* A fat binary whose one entry says that it unpacks to that many bytes; its contents are never read. */
 static CUresult load(size_t bytes) {
     struct {
         uint32_t magic; uint16_t version, header; uint64_t size;

@@ -770,7 +770,7 @@ TRY(unmap) { gives(take_mapped, by_unmap, unmap_garbage, PIECES); }
 BY(unbind) { return AS((u64, CUdevice, size_t, size_t))((u64)handles[i], 0, 0, PIECE); }
 TRY(unbind) { gives(take_bound, by_unbind, NULL, PIECES); }
 BY(close) { return AS((CUdeviceptr))(pointers[i]); }
-/* Opened while the maker lives, who is outside; then it dies, and what is open is the container's. */
+/* Opened while the maker lives, which is outside; after its death, the open memory is charged to the container. */
 TRY(ipc_close) {
     ask_outside("i");
     int taken = 0;

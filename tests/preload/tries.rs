@@ -343,7 +343,7 @@ fn every_recipe(config: &Config) {
     program.build();
     let file = tools.path("tries");
     let next = Mutex::new(RECIPES.iter());
-    // One name, with all its steps, for a person who looks into it.
+    // One name, with all its steps, for debugging.
     let only = std::env::var("VGPU_TEST_TRY").ok();
     let wrong = Mutex::new(BTreeMap::new());
     let hidden = Mutex::new(BTreeSet::new());

@@ -14,7 +14,7 @@ pub(crate) const CALLS: [(char, &str); 6] = [
     ('y', "cuArrayCreate"),
 ];
 
-/// How a race ended: rounds in which more memory was given than there was, and in which nobody got any.
+/// The result of a race: rounds in which more memory was given than existed, and rounds in which no process got any.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Race {
     pub(crate) over: u32,

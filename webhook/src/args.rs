@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn accounts_are_named_short_or_in_full_and_our_namespace_is_exempt() {
+    fn accounts_have_short_or_full_names() {
         let args = parse(&[
             "--own-service-accounts=one,other/two,system:node:n1,",
             "--exempt-namespaces=kube-system,vgpu,monitoring",

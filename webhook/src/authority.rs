@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_around_a_certificate_does_not_get_into_the_bundle() {
+    fn text_around_a_certificate_stays_out_of_the_bundle() {
         let made = make();
         let pem = format!(
             "a note\n{}another",

@@ -337,10 +337,10 @@ async fn what_is_edited_or_deleted_comes_back_while_it_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_lives_and_says_why_it_is_not_ready_while_there_is_no_api_server() {
+async fn without_an_api_server_it_is_alive_and_not_ready() {
     let served = Served::start().await;
     let config = std::fs::read_to_string(served.kubeconfig()).unwrap();
-    // A port on which nobody listens.
+    // A port without a listener.
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let nobody_at = nobody.local_addr().unwrap();
     drop(nobody);
@@ -396,7 +396,7 @@ async fn a_given_certificate_needs_no_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_serves_on_for_a_while_after_the_signal_and_leaves_the_lease() {
+async fn after_the_signal_it_serves_on_and_releases_the_lease() {
     let served = Served::start().await;
     let config = served.kubeconfig();
     let last = ["--kubeconfig", &config, "--shutdown-delay", "4"];

@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn make(library: &Path, driver: &Path, out: &Path) -> anyhow::Result<PathBuf> {
-    // As it was given, links and all: whoever names the link wants to follow the driver's updates.
+    // The path as it was given, with its links: a user that names the link wants to follow the driver's updates.
     let driver = std::path::absolute(driver)
         .with_context(|| format!("{} has no absolute path", driver.display()))?;
     let (soname, link) = stands_for(&driver)?;

@@ -255,7 +255,7 @@ fn the_library_comes_first_where_the_pod_preloads_another() {
 }
 
 #[test]
-fn the_library_is_preloaded_where_a_switch_asks_and_where_there_is_no_agent() {
+fn the_library_is_preloaded_by_switch_and_without_an_agent() {
     let preload = json!([{
         "op": "add",
         "path": "/spec/containers/0/env",
@@ -279,7 +279,7 @@ fn the_library_is_preloaded_where_a_switch_asks_and_where_there_is_no_agent() {
 }
 
 #[test]
-fn nodes_without_cdi_are_told_the_devices_by_the_pods_annotation() {
+fn nodes_without_cdi_get_devices_from_the_pods_annotation() {
     let by_annotation = admission(Settings {
         devices_by_annotation: true,
         ..Settings::default()
@@ -305,7 +305,7 @@ fn nodes_without_cdi_are_told_the_devices_by_the_pods_annotation() {
 }
 
 #[test]
-fn what_comes_from_a_config_map_is_beaten_by_what_stands_in_the_pod() {
+fn the_pods_own_variable_overrides_one_from_a_config_map() {
     let unseen = one(gpu(
         json!({ "envFrom": [{ "configMapRef": { "name": "m" } }] }),
     ));
@@ -324,7 +324,7 @@ fn what_comes_from_a_config_map_is_beaten_by_what_stands_in_the_pod() {
 }
 
 #[test]
-fn an_attached_container_sees_no_device_and_those_before_it_stay() {
+fn an_ephemeral_container_sees_no_device_and_others_are_unchanged() {
     let admission = admission(Settings::default());
     let attached = |names: &[&str]| {
         let containers: Vec<Value> = names.iter().map(|name| json!({ "name": name })).collect();
@@ -353,7 +353,7 @@ fn an_attached_container_sees_no_device_and_those_before_it_stay() {
 }
 
 #[test]
-fn what_a_vendor_runs_at_the_start_is_put_in_where_the_pod_runs_nothing_itself() {
+fn a_vendors_start_hook_is_added_unless_the_pod_has_its_own() {
     let admission = admission(Settings::default());
     let share = |lifecycle: Value| {
         let mut pod = one(json!({
@@ -395,7 +395,7 @@ fn fields_of_newer_api_servers_stay() {
 }
 
 #[test]
-fn pods_of_exempt_namespaces_and_of_those_who_may_say_so_are_left_alone() {
+fn exempt_namespaces_and_accounts_bypass_admission() {
     let settings = Settings {
         exempt_namespaces: vec!["vgpu-system".into()],
         ignore_label_accounts: vec!["carol".into()],

@@ -267,7 +267,7 @@ fn corpus() -> Vec<(&'static str, bool, Value)> {
 }
 
 #[test]
-fn pods_that_have_nothing_to_do_with_us_are_not_sent_and_all_others_are() {
+fn only_pods_that_concern_us_are_sent_for_review() {
     let (mutating, validating) =
         webhook_configurations(&vendors("default"), &settings(), &client());
     let doors = [
@@ -338,7 +338,7 @@ fn a_change_of_what_is_reserved_is_sent_and_no_other() {
 }
 
 #[test]
-fn containers_of_other_pods_are_sent_only_where_they_are_to_be_changed_and_never_stopped() {
+fn other_pods_are_sent_only_if_changed_and_never_stopped() {
     let (mutating, _) = webhook_configurations(&vendors("overwriteenv"), &settings(), &client());
     let name = "hide-devices.pods.vgpu.io";
     let rest = Conditions::of(&mutating, name);

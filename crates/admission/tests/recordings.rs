@@ -274,7 +274,7 @@ fn deviations() -> Vec<Deviation> {
 }
 
 #[test]
-fn recordings_of_webhooks_are_answered_alike_but_for_the_listed_ones() {
+fn recorded_reviews_get_the_same_answers_except_listed_ones() {
     let listed: BTreeMap<&str, (Ours, &str)> = deviations()
         .into_iter()
         .map(|(number, ours, why)| (number, (ours, why)))

@@ -239,7 +239,7 @@ async fn all_routes_answer_and_the_validating_one_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_response_says_what_came_of_the_review_for_those_who_count() {
+async fn each_response_carries_the_outcome_of_its_review() {
     let router = routes(Arc::new(admission(Settings::default())));
     let mut refused = pod();
     refused["spec"]["hostPID"] = json!(true);

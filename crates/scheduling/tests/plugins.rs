@@ -238,7 +238,7 @@ fn resources_have_to_suffice() {
 }
 
 #[test]
-fn init_containers_sidecars_and_overhead_count_as_in_the_kubelet() {
+fn init_containers_sidecars_and_overhead_count_as_in_kubelet() {
     let container = |cpu: u64, sidecar: bool| {
         let mut container = json!({"name": "c", "image": "i",
             "resources": {"requests": {"cpu": format!("{cpu}m")}}});
@@ -323,7 +323,7 @@ fn strategies_score_by_how_full_a_node_gets() {
 }
 
 #[test]
-fn containers_without_requests_count_with_kube_schedulers_figures() {
+fn containers_without_requests_get_kube_schedulers_defaults() {
     let mib = 1 << 20;
     let mut world = World::of(&[
         node("a", "", 1000, 1000 * mib),

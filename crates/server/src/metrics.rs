@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_collector_that_hangs_is_answered_for_and_not_joined_by_a_second() {
+    async fn a_hanging_collector_gets_an_answer_and_blocks_a_second_run() {
         let (release, hang) = std::sync::mpsc::channel();
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Hangs(std::sync::Mutex::new(hang))));

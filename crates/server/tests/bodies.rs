@@ -114,7 +114,7 @@ async fn chunked(address: SocketAddr, length: usize) -> Answer {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_up_to_the_limit_pass_and_longer_ones_are_413_however_they_are_sent() {
+async fn bodies_over_the_limit_get_413_in_every_encoding() {
     let address = serve(Bodies::default(), counting()).await;
 
     for length in [0, 1, 5 * MIB, 64 * MIB] {
@@ -210,7 +210,7 @@ async fn unfinished(address: SocketAddr, length: usize) -> TcpStream {
 }
 
 #[tokio::test]
-async fn long_bodies_wait_for_each_other_and_short_ones_for_nobody() {
+async fn long_bodies_wait_for_each_other_and_short_ones_never() {
     let bodies = Bodies {
         bytes: 64 * MIB,
         together: 63 * MIB,
@@ -231,7 +231,7 @@ async fn long_bodies_wait_for_each_other_and_short_ones_for_nobody() {
 }
 
 #[tokio::test]
-async fn who_waits_too_long_for_room_is_told_to_try_again() {
+async fn a_body_that_waits_too_long_for_room_gets_503() {
     let bodies = Bodies {
         bytes: 64 * MIB,
         together: 63 * MIB,

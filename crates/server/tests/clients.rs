@@ -249,7 +249,7 @@ async fn a_client_that_does_not_read_is_dropped() {
 
     timeout(SOON, room_again)
         .await
-        .expect("the connection that nobody reads is given up");
+        .expect("a connection that the client does not read is closed");
     drop(stream);
 }
 

@@ -82,7 +82,7 @@ struct Served {
     task: JoinHandle<()>,
 }
 
-/// As they are, but for an end that nobody waits for.
+/// The defaults, with a shorter stop timeout.
 fn manners() -> Manners {
     Manners {
         stop_timeout: Duration::from_millis(500),
@@ -146,7 +146,7 @@ async fn read_all(stream: &mut TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn a_client_that_trusts_the_ca_is_served_and_others_are_not_fooled() {
+async fn only_clients_that_trust_the_ca_are_served() {
     let (ca, other) = (Ca::new("one"), Ca::new("other"));
     let pair = ca.signs("localhost");
     let tls = Tls::from_pem(pair.certificate.as_bytes(), pair.key.as_bytes()).unwrap();
@@ -383,7 +383,7 @@ async fn clients_are_asked_with_a_certificate_from_memory_too() {
     assert!(served.says_hello_to(ca.client(Some(&other))).await);
     assert!(!served.says_hello_to(ca.client(Some(&known))).await);
 
-    // A certificate is not shown to just anybody because a file has gone.
+    // A missing file of client CAs does not open the port to every client.
     std::fs::remove_file(directory.join("ca.crt")).unwrap();
     let pair = ca.signs("localhost");
     let replaced = tls.replace(pair.certificate.as_bytes(), pair.key.as_bytes());

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_finalizes_the_lease_of_a_binding() {
+    fn the_lease_of_a_binding_cannot_be_finalized() {
         let binding = claim(State::Binding);
 
         assert_eq!(

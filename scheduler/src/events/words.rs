@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_frequent_reason_comes_first_and_the_rarest_is_still_seen() {
+    fn the_most_frequent_reason_is_first_and_the_rarest_visible() {
         let unknown = |name: String| NodeMisfit {
             node: name.as_str().into(),
             misfit: Misfit::UnknownNode,

@@ -254,7 +254,7 @@ impl Guards {
                 }
                 Ok(Found::Claim(there)) if there.state == State::Binding => {
                     // Another process's, or one of ours whose binding may still happen: it lasts at least as long as
-                    // ours, so nobody deletes it.
+                    // ours, so no process deletes it.
                     slot.in_doubt = true;
                     over = Some(*there);
                 }

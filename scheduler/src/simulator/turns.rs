@@ -30,7 +30,7 @@ use super::{Rest, Setup, Simulator};
 /// How long the loop waits for a change before it looks again.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// Which time it is for the loop.
+/// The loop's clock.
 #[derive(Debug, Clone)]
 pub(super) enum Clock {
     /// The machine's clock, counted from this moment.

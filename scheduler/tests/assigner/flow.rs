@@ -121,7 +121,7 @@ async fn a_pod_that_ends_gives_its_gpu_back() {
 }
 
 #[tokio::test]
-async fn a_pod_that_nobody_finalizes_keeps_its_gpu() {
+async fn an_unfinalized_pod_keeps_its_gpu() {
     let combined = Combined::start(&[labelled("a", &[&["x"]])]).await;
     let pod = combined.make(&wants("first", &["x"], 1)).await.1;
     let uid = pod["metadata"]["uid"].as_str().unwrap();
@@ -152,7 +152,7 @@ async fn node_name_pins_a_pod_as_the_reference_does() {
 }
 
 #[tokio::test]
-async fn a_pod_without_a_count_gets_one_gpu_that_the_scheduler_confirms() {
+async fn a_pod_without_a_count_gets_one_confirmed_gpu() {
     let combined = Combined::start(&[labelled("a", &[&["x"]])]).await;
     let mut pod = wants("first", &["assign"], 1);
     pod["spec"]["containers"][0]
@@ -189,7 +189,7 @@ async fn a_gpu_that_the_extender_gave_is_not_given_by_label() {
 }
 
 #[tokio::test]
-async fn devices_that_only_the_annotation_names_are_given_and_not_shared() {
+async fn devices_named_only_by_the_annotation_are_not_shared() {
     let mut node = json!({"metadata": {"name": "plain", "annotations": {}}});
     node["metadata"]["annotations"]["fudo.org/gpu.device.labels"] =
         super::support::labels(&json!({"GPU-1": ["fudo.org/gpu.x"]})).into();

@@ -31,7 +31,7 @@ fn all(counts: Counts) -> u64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_says_of_whom_by_whom_and_how_often() {
+async fn an_event_names_its_object_source_and_count() {
     let api = api();
     let events = Events::start(api.client(), "hami-scheduler");
 
@@ -83,7 +83,7 @@ async fn an_event_that_the_server_forgot_is_written_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_says_much_is_limited_and_heard_again_later() {
+async fn an_object_with_many_events_is_limited_for_a_while() {
     let api = api();
     let events = Events::start(api.client(), "s");
     for number in 0..30 {
@@ -103,7 +103,7 @@ async fn who_says_much_is_limited_and_heard_again_later() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_the_server_is_away_a_bounded_number_waits_and_warnings_stay_longest() {
+async fn while_the_server_is_away_the_queue_is_bounded() {
     for server in [Server::Away, Server::Hangs] {
         let api = api();
         let limits = Limits {

@@ -94,7 +94,7 @@ fn two_nodes() -> View {
 }
 
 #[test]
-fn a_pod_that_fits_nowhere_hears_of_each_node_and_of_every_way_out() {
+fn a_pod_that_fits_nowhere_gets_all_reasons_and_advice() {
     let asks = pod(
         "train",
         json!({ "nvidia.com/gpu": "2", "nvidia.com/gpumem": "9000", "nvidia.com/gpucores": "30" }),
@@ -326,7 +326,7 @@ fn rules_quotas_and_cordons_are_named_with_what_to_write() {
 }
 
 #[test]
-fn of_thousands_of_nodes_the_reasons_are_counted_and_the_nearest_are_shown() {
+fn thousands_of_nodes_are_summarised_by_reason() {
     let nodes: Vec<Value> = (0..2000)
         .map(|number| {
             let id = format!("GPU-{number}");
@@ -364,7 +364,7 @@ fn of_thousands_of_nodes_the_reasons_are_counted_and_the_nearest_are_shown() {
 }
 
 #[test]
-fn a_pod_of_sixty_containers_is_answered_and_says_that_there_may_be_more() {
+fn a_pod_of_sixty_containers_gets_partial_advice() {
     let nodes: Vec<Value> = (0..50)
         .map(|number| {
             let cards: Vec<Value> = (0..8)
@@ -417,7 +417,7 @@ impl Source for Fixed {
 }
 
 #[tokio::test]
-async fn the_route_answers_in_json_or_in_text_and_says_what_it_could_not_do() {
+async fn the_route_answers_in_json_or_text_and_reports_errors() {
     let router = routes(Arc::new(Fixed(two_nodes())));
     let get = async |uri: &str, accept: &str| {
         let request = Request::get(uri).header("accept", accept);

@@ -127,7 +127,7 @@ async fn a_lease_that_is_not_renewed_is_no_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_old_lease_counts_when_it_is_renewed_whatever_the_clocks_say() {
+async fn an_old_lease_counts_once_renewed_regardless_of_clocks() {
     let api = api();
     // Left behind by a kube-scheduler that is dead, or written by one whose clock is wrong.
     create(&api, OURS, long_ago()).await;
@@ -145,7 +145,7 @@ async fn an_old_lease_counts_when_it_is_renewed_whatever_the_clocks_say() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_the_server_the_last_answer_holds_for_the_leases_duration() {
+async fn without_the_server_the_last_answer_lasts_for_the_lease() {
     for server in [Server::Away, Server::Hangs] {
         let api = api();
         create(&api, OURS, Timestamp::now()).await;
@@ -172,7 +172,7 @@ async fn without_the_server_the_last_answer_holds_for_the_leases_duration() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_sees_a_takeover_at_once() {
+async fn a_waiting_caller_sees_a_takeover_at_once() {
     let api = api();
     create(&api, "host-2_77", Timestamp::now()).await;
     let leadership = follow(&api);
@@ -203,7 +203,7 @@ async fn who_waits_sees_a_takeover_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_who_wait_do_not_flood_the_server() {
+async fn many_waiting_callers_do_not_flood_the_server() {
     let api = api();
     let leadership = follow(&api);
     let waiting: Vec<_> = (0..100)

@@ -126,7 +126,7 @@ fn stable(text: &str) -> String {
 }
 
 #[tokio::test]
-async fn every_device_share_and_quota_is_shown_under_the_references_names() {
+async fn devices_shares_and_quotas_have_the_references_names() {
     let mut snapshot = snapshot(small());
     let at = InstanceAt {
         node: "n\"1".to_owned(),
@@ -255,7 +255,7 @@ async fn every_device_share_and_quota_is_shown_under_the_references_names() {
 }
 
 #[tokio::test]
-async fn both_formats_say_the_same_and_older_names_only_come_when_asked_for() {
+async fn both_formats_agree_and_older_names_are_optional() {
     let of = |legacy| routes(Arc::new(Fixed(snapshot(small()))), Meters::new(), legacy);
     let samples = |text: &str| -> BTreeSet<String> {
         let samples = text.lines().filter(|line| !line.starts_with('#'));
@@ -352,7 +352,7 @@ impl Source for Panics {
 }
 
 #[tokio::test]
-async fn a_scrape_that_breaks_off_does_not_look_whole_and_costs_no_other() {
+async fn a_broken_scrape_looks_incomplete_and_disturbs_no_other() {
     let router = routes(Arc::new(Panics), Meters::new(), false);
     for _ in 0..3 {
         let request = Request::get("/metrics").body(Body::empty()).unwrap();
@@ -402,7 +402,7 @@ async fn a_large_cluster_is_sent_in_small_pieces() {
     assert!(largest <= 128 << 10, "{largest}");
 }
 
-/// A scraper that stops to read keeps nobody from scraping for long.
+/// A scraper that stops reading blocks other scrapers only for a short time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_scraper_that_goes_away_leaves_its_turn_to_the_next() {
     let router = routes(Arc::new(Fixed(snapshot(large(500)))), Meters::new(), false);

@@ -391,8 +391,8 @@ fn nothing_smaller(state: &State, node: &str, edit: &Edit) -> Result<(), TestCas
         }
         Edit::DeletePods { pods } => {
             let mut on_node = state.clone();
-            // Who leaves another node may free quota; nobody is asked to for that, nor to leave this node so that the
-            // pod fits on another.
+            // A pod that leaves another node may free quota. Advice never asks for that, nor that a pod leaves this
+            // node so that the pod fits on another.
             if !state.quotas.is_empty() {
                 on_node.pods.retain(|pod| pod["spec"]["nodeName"] == node);
             }
@@ -487,10 +487,10 @@ fn nothing_overlooked(state: &State, advice: &[Advised]) -> Result<(), TestCaseE
         }
     }
     let said = |kind: fn(&Edit) -> bool| single.iter().any(|edit| kind(edit));
-    // Whoever leaves may free quota, too, which advice does not count on.
+    // A pod that leaves may free quota, too, which the advice does not count on.
     if state.quotas.is_empty() && !said(|edit| matches!(edit, Edit::DeletePods { .. })) {
         let gone = state.with(|state| state.pods.clear());
-        prop_assert!(!gone.fits(), "nobody was advised to leave");
+        prop_assert!(!gone.fits(), "no pod was advised to leave");
     }
     if !said(|edit| matches!(edit, Edit::SetNodeAnnotation { .. })) {
         let opened = state.with(|state| {

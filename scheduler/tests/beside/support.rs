@@ -23,7 +23,7 @@ pub(crate) static VENDORS: LazyLock<Arc<Vendors>> = LazyLock::new(|| {
 pub(crate) enum Server {
     /// As it should.
     Up,
-    /// Nobody answers: an error at once.
+    /// No server answers: an error at once.
     Away,
     /// Requests get no answer at all.
     Hangs,

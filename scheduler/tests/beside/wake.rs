@@ -48,7 +48,7 @@ async fn a_node_with_room_again_is_told_once_a_second_at_most() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_woken_where_nobody_waits() {
+async fn no_pod_is_woken_when_none_waits() {
     let api = api();
     let waker = Waker::start(api.client());
     waker.freed("n1");
@@ -102,7 +102,7 @@ async fn a_node_that_is_gone_is_forgotten() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_whole_cluster_that_is_freed_is_told_at_a_bounded_rate() {
+async fn a_freed_cluster_is_announced_at_a_bounded_rate() {
     let api = api();
     let waker = Waker::start(api.client());
     waker.waiting(1);

@@ -170,7 +170,7 @@ impl<'a> Driven<'a> {
         let patch = json!({ "status": pod["status"] });
         self.ask("PATCH", &format!("{path}/status"), MERGE, &patch);
         if pod["metadata"]["deletionTimestamp"].is_string() {
-            // Somebody has to hold it, or it is gone: no kubelet runs here.
+            // The test holds it in the place of a kubelet, which does not run here; otherwise it would be gone.
             let patch = json!({ "metadata": { "finalizers": ["example.com/held"] } });
             self.ask("PATCH", &path, MERGE, &patch);
             self.ask("DELETE", &path, JSON, &Value::Null);

@@ -37,7 +37,7 @@ impl Program {
             // Whichever port is free: it says which.
             .arg("--http_bind=127.0.0.1:0")
             .args(flags);
-        // Nothing of whoever runs the test.
+        // No environment of the user that runs the test.
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("VGPU_") {
                 command.env_remove(name);

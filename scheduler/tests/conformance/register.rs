@@ -119,7 +119,7 @@ impl Difference {
         self.reference.is_empty() && self.ours.is_empty()
     }
 
-    /// As an entry of the register, for whoever decides that it belongs there.
+    /// As an entry of the register, for the person that decides to add it.
     pub(crate) fn entry(&self, id: &str, step: usize) -> String {
         let number = id.split('-').next().unwrap_or(id);
         format!(

@@ -468,7 +468,7 @@ async fn an_extender_over_tls_is_verified_by_the_ca_that_is_named() {
 }
 
 #[tokio::test]
-async fn an_extender_that_cannot_be_called_is_refused_with_the_configuration() {
+async fn a_configuration_with_an_unusable_extender_is_refused() {
     let served = Served::start(None).await;
     for (extender, said) in [
         (json!({ "urlPrefix": "nowhere" }), "extenders[0].urlPrefix"),

@@ -271,7 +271,7 @@ fn fifty_clients_that_go_away_half_way_leave_nothing() {
 }
 
 #[test]
-fn with_a_token_nothing_is_served_without_it_and_a_browser_is_asked() {
+fn with_a_token_every_request_needs_it() {
     let program = Program::start(&["--token=secret"]);
     let html = "\r\nAccept: text/html";
     for path in [
@@ -338,7 +338,7 @@ fn with_gpus() -> Value {
 }
 
 #[test]
-fn gpus_are_shared_out_where_the_start_has_some_and_auto_is_asked_for() {
+fn auto_adds_the_gpu_plugins_if_the_start_has_gpus() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("gpus.json");
     std::fs::write(&file, with_gpus().to_string()).unwrap();

@@ -409,7 +409,7 @@ async fn an_extender_refuses_and_prefers_nodes() {
 }
 
 #[tokio::test]
-async fn an_extender_that_is_too_slow_ends_the_try_unless_it_is_ignorable() {
+async fn a_slow_extender_ends_the_try_unless_ignorable() {
     let (url, calls) = extender(Duration::from_secs(30)).await;
     let slow = json!({ "httpTimeout": "100ms", "prioritizeVerb": "" });
     let served = Served::scheduling(Some(&extended(&url, &slow))).await;
@@ -442,7 +442,7 @@ async fn an_extender_that_is_too_slow_ends_the_try_unless_it_is_ignorable() {
 }
 
 #[tokio::test]
-async fn an_extender_is_not_asked_about_pods_that_name_none_of_its_resources() {
+async fn an_extender_is_called_only_for_its_resources() {
     let (url, calls) = extender(Duration::ZERO).await;
     let managed =
         json!({ "managedResources": [{ "name": "example.com/x", "ignoredByScheduler": true }] });

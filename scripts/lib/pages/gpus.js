@@ -1,4 +1,4 @@
-// The cluster's GPU page, as an operator uses it: who holds and uses what, over time, while pods come and go, a monitor
+// The cluster's GPU page, as an operator uses it: which pods hold and use what, over time, while pods come and go, a monitor
 // falls silent and the connection is lost. vgpu-scheduler runs on its embedded cluster; the node monitor is made here.
 "use strict";
 const http = require("node:http");
@@ -199,7 +199,7 @@ const story = async (browser, running) => {
   await context.close();
 };
 
-/** Who may read it. */
+/** Which clients may read it. */
 const doors = async () => {
   const state = path.join(tools, "gpus.json");
   const open = spawnSync(program, ["--embedded", state, "--http_bind", `127.0.0.1:${FIRST_PORT + 4}`, "--gpu-page", "0.0.0.0:0", "--log", "error"], { timeout: 20000 });

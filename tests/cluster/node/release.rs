@@ -43,7 +43,7 @@ fn next_image(folder: &Path) -> u64 {
     let installed = installed
         .map(|version| version.unwrap().path().join("libvgpu.so"))
         .find(|file| file.is_file());
-    // What follows an ELF file's sections is read by nobody.
+    // Bytes after an ELF file's sections are never read.
     let mut bytes = std::fs::read(installed.expect("the agent has installed its library")).unwrap();
     bytes.extend_from_slice(b"next");
     let next = folder.join("libvgpu.so");

@@ -134,7 +134,7 @@ fn a_process_that_holds_a_gpu_past_its_limits_is_reported() {
         let refused = world.try_pod(asks.clone()).await.unwrap_err();
         assert!(refused.contains("NVIDIA_VISIBLE_DEVICES"), "{refused}");
 
-        // What its image says, nobody sees before it runs.
+        // The image's environment is unknown before the container runs.
         let container = &mut asks["spec"]["containers"][0];
         container.as_object_mut().unwrap().remove("env");
         container["image"] = json!("localhost/cuda-baked:1");

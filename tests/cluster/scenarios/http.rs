@@ -4,7 +4,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// The status and the body; `None` where nobody listens or the connection breaks.
+/// The status and the body; `None` where no server listens or the connection breaks.
 pub(crate) async fn ask(
     port: u16,
     method: &str,

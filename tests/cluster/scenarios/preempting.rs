@@ -113,7 +113,7 @@ fn the_card_whose_pods_may_be_evicted_is_the_one_that_is_freed() {
 }
 
 #[test]
-fn nobody_is_evicted_in_vain() {
+fn no_pod_is_evicted_in_vain() {
     within(async |world| {
         world.make_priorities().await;
         world.make_nodes(["a"], &two_cards()).await;

@@ -163,7 +163,7 @@ pub(crate) fn start_extender(world: &World, place: Place, more: &[&str]) -> Prog
 /// What a test changes in a kube-scheduler's configuration.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tuning {
-    /// After how many seconds a volume that nobody binds is given up.
+    /// After how many seconds a volume that is not bound is given up.
     pub(crate) volume_seconds: Option<u32>,
     /// Whether the Lease changes hands in seconds rather than in a quarter of a minute.
     pub(crate) quick_lease: bool,

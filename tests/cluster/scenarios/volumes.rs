@@ -9,7 +9,7 @@ use crate::objects::{Gpus, devices, from, pod, whole};
 use crate::programs::{ONE, Pair, Tuning, start_extender};
 use crate::world::{World, within};
 
-/// A claim for whose volume nobody cares.
+/// A claim without a volume: no provisioner handles it.
 async fn make_claim(world: &World) {
     let classes: Api<StorageClass> = Api::all(world.client.clone());
     let class = json!({"metadata": {"name": "slow"}, "provisioner": "example.com/never", "volumeBindingMode": "WaitForFirstConsumer"});
@@ -168,7 +168,7 @@ fn a_pod_that_waits_for_its_volume_keeps_its_place_while_the_scheduler_is_starte
         pair.extender = start_extender(world, ONE, &[]);
         pair.answers(world).await;
         world.make_pod(pod("quick", whole(1))).await;
-        // The reservation is lost with its process; kube-scheduler's `status.nominatedNodeName` still says who comes.
+        // The reservation is lost with its process; kube-scheduler's `status.nominatedNodeName` still names the pod that comes.
         world.until_refused("quick").await;
         provide_volume(world).await;
 

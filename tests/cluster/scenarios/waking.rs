@@ -1,5 +1,5 @@
 //! Pods that wait, and what ends their waiting. kube-scheduler looks at a refused pod again when something changes that
-//! it knows of, else after five minutes: each of these tests would wait in vain if nobody told it.
+//! it knows of, else after five minutes: each of these tests would wait in vain if it were not told.
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::ResourceQuota;
@@ -130,7 +130,7 @@ fn pods_refused_while_the_plugin_was_exchanged_are_placed_afterwards() {
         let nodes = world.nodes();
         let params = PatchParams::default();
         let _pair = Pair::start(world).await;
-        // Each round as an upgrade of the agent: kube-scheduler itself refuses the pods, and asks nobody.
+        // Each round as an upgrade of the agent: kube-scheduler itself refuses the pods, and does not call the extender.
         for round in 0..4 {
             nodes.patch_status("a", &params, &slots(0)).await.unwrap();
             let names = [format!("p{round}"), format!("q{round}")];
@@ -172,7 +172,7 @@ fn a_pod_that_no_node_could_take_is_placed_on_one_that_comes() {
 }
 
 #[test]
-fn a_reservation_that_nobody_uses_ends_and_the_waiting_pod_is_told() {
+fn an_unused_reservation_ends_and_the_waiting_pod_is_told() {
     within(async |world| {
         world.make_nodes(["a"], &one_card()).await;
         let _pair = Pair::start_with(world, &["--reservation-timeout=8s"], Tuning::default()).await;

@@ -211,7 +211,7 @@ fn a_pod_with_a_gpu_comes_out_complete_and_is_placed() {
                 .contains(&silent),
             "{spec}"
         );
-        // The webhook lets our scheduler write what it lets nobody else write.
+        // Our scheduler may write fields that the webhook refuses from all others.
         assert!(
             annotation(&placed, ALLOCATED)
                 .unwrap()
@@ -293,7 +293,7 @@ fn a_tenant_cannot_change_what_a_placed_pod_was_given() {
             .unwrap_err()
             .to_string();
         assert!(refused.contains(ALLOCATED), "{refused}");
-        // Those who run nodes may write a pod's status; with it come annotations.
+        // Kubelets may write a pod's status; annotations come with it.
         let refused = world
             .pods()
             .patch_status("p", &params, &merge)
@@ -329,7 +329,7 @@ fn a_tenant_cannot_change_what_a_placed_pod_was_given() {
 }
 
 #[test]
-fn nobody_is_refused_while_two_replicas_rotate_their_authority_and_one_leaves() {
+fn no_pod_is_refused_while_replicas_rotate_and_one_leaves() {
     within(async |world| {
         serve(world, &[1, 2]).await;
         // The authority is replaced after 10 s.
@@ -379,7 +379,7 @@ fn nobody_is_refused_while_two_replicas_rotate_their_authority_and_one_leaves() 
 }
 
 #[test]
-fn what_somebody_deletes_or_breaks_is_put_right() {
+fn deleted_or_broken_objects_are_restored() {
     within(async |world| {
         let _webhook = one(world).await;
         let mutating: Api<MutatingWebhookConfiguration> = Api::all(world.client.clone());

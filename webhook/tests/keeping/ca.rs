@@ -48,7 +48,7 @@ async fn replicas_that_start_at_once_on_an_empty_cluster_agree() {
 }
 
 #[tokio::test]
-async fn a_serving_certificate_is_renewed_in_time_by_each_replica_for_itself() {
+async fn each_replica_renews_its_own_serving_certificate_in_time() {
     let world = World::new();
     let (mut a, mut b) = (world.replica("a").await, world.replica("b").await);
     a.settles().await;
@@ -66,14 +66,14 @@ async fn a_serving_certificate_is_renewed_in_time_by_each_replica_for_itself() {
 
     assert_ne!(a.tls.certificate(), before.0);
     assert_ne!(b.tls.certificate(), before.1);
-    assert_eq!(world.writes(), writes, "it concerns nobody else");
+    assert_eq!(world.writes(), writes, "it concerns no other replica");
     world.pass(days(15));
     assert!(world.is_served(&a, &bundle).await);
     assert!(world.is_served(&b, &bundle).await);
 }
 
 #[tokio::test]
-async fn a_ca_is_rotated_before_its_end_and_clients_trust_old_and_new_meanwhile() {
+async fn a_ca_is_rotated_in_time_with_both_trusted_meanwhile() {
     let world = World::new();
     let (mut holder, mut other) = (world.replica("a").await, world.replica("b").await);
     holder.settles().await;
@@ -104,7 +104,7 @@ async fn a_ca_is_rotated_before_its_end_and_clients_trust_old_and_new_meanwhile(
         assert!(!world.is_served(replica, &new).await);
     }
 
-    // All API servers have seen it: the new CA signs, and whoever has both is still served.
+    // All API servers have seen it: the new CA signs, and clients that trust both are still served.
     world.pass(SignedDuration::from_mins(1));
     holder.settles().await;
     assert!(world.is_served(&holder, &new).await);
@@ -132,7 +132,7 @@ async fn a_ca_is_rotated_before_its_end_and_clients_trust_old_and_new_meanwhile(
 }
 
 #[tokio::test]
-async fn a_deleted_secret_comes_back_with_a_new_ca_and_nobody_is_cut_off() {
+async fn a_deleted_secret_gets_a_new_ca_without_downtime() {
     let world = World::new();
     let (mut a, mut b) = (world.replica("a").await, world.replica("b").await);
     a.settles().await;
@@ -144,11 +144,11 @@ async fn a_deleted_secret_comes_back_with_a_new_ca_and_nobody_is_cut_off() {
         .await
         .unwrap();
 
-    // Whoever sees it first.
+    // The first replica that sees it.
     b.settles().await;
     assert!(
         world.is_served(&b, &old).await,
-        "nobody trusts the new one yet"
+        "no configuration trusts the new one yet"
     );
     a.settles().await;
     b.settles().await;
@@ -177,7 +177,7 @@ async fn a_deleted_secret_comes_back_with_a_new_ca_and_nobody_is_cut_off() {
 }
 
 #[tokio::test]
-async fn another_ca_in_the_secret_is_taken_and_nobody_is_cut_off() {
+async fn another_ca_in_the_secret_is_adopted_without_downtime() {
     let backup = {
         let world = World::new();
         let mut replica = world.replica("x").await;
@@ -200,7 +200,10 @@ async fn another_ca_in_the_secret_is_taken_and_nobody_is_cut_off() {
             .await;
     }
     b.settles().await;
-    assert!(world.is_served(&b, &old).await, "nobody trusts another");
+    assert!(
+        world.is_served(&b, &old).await,
+        "no configuration trusts another"
+    );
     a.settles().await;
     b.settles().await;
     let both = world.bundle().await;
@@ -261,7 +264,7 @@ async fn a_broken_secret_is_replaced_whatever_is_wrong_with_it() {
         let old = world.bundle().await;
         world.set_secret(key, value).await;
 
-        // Who does not hold the Lease touches nothing and serves on.
+        // A replica without the Lease changes nothing and serves on.
         assert!(!b.keeper.look().await.unwrap());
         assert_eq!(world.bundle().await, old);
         a.settles().await;
@@ -319,7 +322,7 @@ async fn an_expired_ca_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_given_certificate_leaves_the_ca_bundle_to_whoever_keeps_it_or_writes_its_own() {
+async fn a_given_certificate_comes_with_or_without_a_ca_bundle() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let key = rcgen::KeyPair::generate().unwrap();

@@ -195,7 +195,7 @@ async fn an_old_api_server_gets_the_form_without_match_conditions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_holder_is_followed_by_another_and_two_releases_do_not_fight() {
+async fn a_silent_holder_is_replaced_and_two_releases_do_not_fight() {
     let world = World::new();
     let patience = Duration::from_secs(15);
     let next_release = {
@@ -257,7 +257,7 @@ async fn the_configurations_go_with_their_owner() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn somebody_who_undoes_every_write_is_not_answered_ever_faster() {
+async fn a_program_that_undoes_every_write_slows_the_keeper() {
     let world = World::new();
     let replica = world
         .replica_of("a", wanted(), Duration::from_secs(30))
@@ -299,7 +299,7 @@ async fn somebody_who_undoes_every_write_is_not_answered_ever_faster() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_nobody_renews_is_taken_whatever_it_says() {
+async fn an_unrenewed_lease_is_taken_despite_its_duration() {
     for (spec, waits) in [
         (json!(null), false),
         (json!({}), false),
@@ -328,7 +328,7 @@ async fn a_lease_that_nobody_renews_is_taken_whatever_it_says() {
 
         replica.settles().await;
         assert_eq!(holder().await != "a", waits, "{spec}");
-        // Nobody waits for a year.
+        // No replica waits for a year.
         world.wait(150).await;
         replica.settles().await;
 

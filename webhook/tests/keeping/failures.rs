@@ -5,7 +5,7 @@ use axum::http::Method;
 use crate::keeping::support::{VALIDATING, World, days};
 
 #[tokio::test]
-async fn without_an_api_server_a_new_replica_waits_and_an_old_one_serves_and_renews() {
+async fn without_an_api_server_only_a_new_replica_waits() {
     let world = World::new();
     let mut old = world.replica("old").await;
     old.settles().await;
@@ -68,12 +68,12 @@ async fn what_is_forbidden_is_said_and_the_rest_is_done() {
     let reason = replica.readiness.reason().unwrap_or_default();
     assert!(
         reason.contains("the MutatingWebhookConfiguration vgpu-webhook is not there yet"),
-        "whoever waits for it would make pods that nobody is asked about: {reason}"
+        "an installer that waits for it would create pods without a review: {reason}"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_hangs_is_given_up_and_certificates_are_renewed_all_the_same() {
+async fn certificates_are_renewed_while_the_api_server_hangs() {
     let world = World::new();
     let mut replica = world.replica("a").await;
     replica.settles().await;

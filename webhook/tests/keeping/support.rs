@@ -331,7 +331,7 @@ impl World {
             .collect()
     }
 
-    /// Somebody edits a configuration by hand.
+    /// Edits a configuration, as a person would by hand.
     pub(crate) async fn edit(&self, kind: &str, edit: impl FnOnce(&mut Value)) {
         let mut live = self.configuration(kind).await;
         edit(&mut live);

@@ -160,7 +160,7 @@ async fn a_trace_that_its_owner_does_not_want_kept_is_not_sent() {
 }
 
 #[tokio::test]
-async fn a_collector_that_refuses_or_is_away_costs_the_spans_and_they_are_counted() {
+async fn spans_lost_at_the_collector_are_counted() {
     let refuses = Router::new().route("/v1/traces", post(StatusCode::SERVICE_UNAVAILABLE));
     let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let away = format!("http://{}", free.local_addr().unwrap());
