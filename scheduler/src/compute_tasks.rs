@@ -19,11 +19,11 @@ use serde_json::{Map, Value, json};
 
 use crate::Scheduler;
 
-/// How long after a look that did not succeed the next one comes.
+/// The wait after a check that failed.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// How long to wait before a watch that failed begins again. Without the definition in the cluster each one fails.
+/// The wait before a failed watch restarts. In a cluster without the definition every watch fails.
 const PAUSE: Duration = Duration::from_secs(5);
-/// Longest name of a pod that its containers' host names still hold.
+/// The longest name of a pod that fits into its containers' host names.
 const MOST_NAME_LETTERS: usize = 63;
 
 /// The next action for a task.
@@ -396,7 +396,7 @@ fn name_of(task: &ComputeTask) -> Name {
 }
 
 impl Scheduler {
-    /// Checks all ComputeTasks periodically, while this replica answers, until the future is dropped.
+    /// Checks each ComputeTask when it or its pod changes, while this replica answers, until the future is dropped.
     pub(crate) async fn run_compute_tasks(self) {
         let client = || self.0.client.clone();
         let mut tasks = std::pin::pin!(watcher(

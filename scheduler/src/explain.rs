@@ -39,9 +39,9 @@ pub struct View {
     pub nodes: Arc<BTreeMap<String, Node>>,
     /// All quotas. May be empty where they are not kept; advice then names no quota object.
     pub quotas: Vec<ResourceQuota>,
-    /// ComputeQuotas, without what the pod in question holds already.
+    /// The ComputeQuotas, without the devices that the pod in question already holds.
     pub compute_quotas: QuotaView,
-    /// The vendors that are looked at.
+    /// The vendors whose devices are placed.
     pub vendors: Arc<Vendors>,
     /// The policies of pods that name none.
     pub defaults: Defaults,

@@ -187,9 +187,9 @@ struct Inner {
     guards: Option<Guards>,
     /// Carries [`Ledger::claims_version`].
     claims: watch::Sender<u64>,
-    /// How many ComputeTasks are in which phase, where this process knows them.
+    /// The number of ComputeTasks in each phase, where this process knows them.
     compute_tasks: Mutex<Option<BTreeMap<&'static str, u64>>>,
-    /// Rings when the ledger has to be made anew.
+    /// Signals that the ledger must be rebuilt.
     broke: Notify,
     began: Instant,
     embedded: Option<embedded::Embedded>,

@@ -230,7 +230,8 @@ pub struct Args {
           default_missing_value = "true", require_equals = true)]
     pub allow_host_pid: bool,
 
-    /// Whether to refuse a pod at creation when it alone exceeds a ResourceQuota of its namespace.
+    /// Whether to refuse a pod at creation when it alone exceeds a ResourceQuota of its namespace, or a
+    /// ComputeQuota together with the use in the quota's status.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = true,
           default_missing_value = "true", require_equals = true)]
     pub check_quotas: bool,

@@ -1,8 +1,8 @@
 //! What the quotas of a namespace allow a pod that is being made.
 //!
-//! What the namespace uses already is not counted here: the scheduler's ledger knows that, and the
-//! scheduler refuses by it. A pod that alone exceeds its quota is refused here, where its author
-//! sees the error at once.
+//! A pod that alone exceeds a ResourceQuota is refused here, where its author sees the error at once. So is a pod that
+//! exceeds a ComputeQuota together with the use in the quota's status, which the scheduler writes within a second or
+//! two. This process keeps no ledger: the scheduler's filter and bind decide.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -24,14 +24,14 @@ use placement::{Quota, Vendor};
 /// By namespace, then by the quota's name.
 type Known = HashMap<String, HashMap<String, Vec<(Vendor, Quota)>>>;
 
-/// ComputeQuotas by namespace, then by name, each with what its status says is used.
+/// ComputeQuotas by namespace, then by name, each with the use in its status.
 type KnownCompute = HashMap<String, HashMap<String, (Limit, Charge)>>;
 
-/// How long after an error before quotas are read again: an error that lasts, such as a kind that the cluster does not
-/// have, is met this often.
+/// The wait after an error before quotas are read again. A lasting error, such as a kind that the cluster does not
+/// have, occurs at this interval.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// The quotas of all namespaces, as far as they are known: none, until the first list has come.
+/// The quotas of all namespaces; none until the first list has arrived.
 pub struct Limits {
     known: RwLock<Known>,
     compute: RwLock<KnownCompute>,
@@ -39,7 +39,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Quotas of a cluster whose pods ask for devices of these vendors.
+    /// The quotas of a cluster with devices of these vendors.
     pub fn new(vendors: Arc<Vendors>) -> Self {
         Self {
             known: RwLock::default(),
@@ -48,7 +48,7 @@ impl Limits {
         }
     }
 
-    /// Follows the cluster's quotas. Never ends.
+    /// Follows the quotas in the cluster. Never returns.
     pub async fn follow(self: Arc<Self>, client: kube::Client) {
         if self.vendors.hcs().is_some() {
             tokio::join!(
@@ -77,7 +77,7 @@ impl Limits {
                 Ok(Event::Delete(quota)) => take_compute(&mut self.write_compute(), &quota),
                 Err(error) => {
                     if !is_told {
-                        tracing::warn!(%error, "ComputeQuotas are as they were known last");
+                        tracing::warn!(%error, "ComputeQuotas could not be read; the last known ones stay in force");
                         is_told = true;
                     }
                     tokio::time::sleep(PAUSE).await;

@@ -1,15 +1,15 @@
-//! A record as the simulator's result annotations: each value a JSON text with sorted keys, byte for byte as the
-//! recorded simulator writes it. Never names an annotation in full: the prefix is the caller's.
+//! Renders a record as the simulator's result annotations: each value is JSON text with sorted keys, byte for byte as
+//! the recorded simulator writes it. The caller adds the prefix of the names.
 
 use std::collections::BTreeMap;
 
 use crate::compact::{Kept, Pool, drafts, push_quoted};
 use crate::record::Record;
 
-/// Values of the annotations, by the part of their name behind the prefix.
+/// Values of the annotations, by the part of their name after the prefix.
 pub type Annotations = BTreeMap<&'static str, String>;
 
-/// Every annotation of a cycle but `result-history` and those of extenders. All keys are always there.
+/// Every annotation of a cycle except `result-history` and those of extenders. All keys are always present.
 pub fn render(record: &Record) -> Annotations {
     let mut pool = Pool::default();
     drafts(record)
@@ -18,7 +18,7 @@ pub fn render(record: &Record) -> Annotations {
         .collect()
 }
 
-/// One entry of `result-history`: annotations as an object with the whole names of their keys. The values are sorted by
+/// One entry of `result-history`: the annotations as an object with their full names as keys. The values are sorted by
 /// name.
 pub fn history_entry<'a>(
     prefix: &str,
@@ -37,7 +37,7 @@ pub fn history_entry<'a>(
     out
 }
 
-/// How many bytes [`history_entry`] gives, for a prefix and names of letters that JSON does not escape.
+/// The length in bytes of [`history_entry`], for a prefix and names of characters that JSON does not escape.
 pub fn history_entry_len<'a>(
     prefix: &str,
     values: impl IntoIterator<Item = (&'a str, &'a Kept)>,
@@ -45,6 +45,6 @@ pub fn history_entry_len<'a>(
     let sizes = values
         .into_iter()
         .map(|(name, value)| prefix.len() + name.len() + value.quoted_len() + 4);
-    // Each but the last has a comma, and around all are the braces.
+    // Each entry but the last is followed by a comma, and braces enclose all.
     sizes.sum::<usize>().max(1) + 1
 }

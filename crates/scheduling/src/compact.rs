@@ -1,8 +1,8 @@
-//! Values of result annotations in a compact form, which becomes text when it is read.
+//! Values of result annotations in a compact form, which is expanded to text when it is read.
 //!
-//! What the filters said of a node is a place in a list of a few rows, a score is one or two bytes, and the names of the
-//! nodes are the snapshot's own. How long the text of a value is, and how long it is as a text inside another one, is
-//! known without writing it: so a value can be cut to a length, and a history bounded, before anything is rendered.
+//! The filters' answer about a node is an index into a list of a few rows, a score takes one or two bytes, and the
+//! nodes' names are the snapshot's own. The length of a value's text, and its length inside another JSON text, are
+//! known without writing it. So a value can be cut to a length, and a history bounded, before anything is rendered.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::names::Numbered;
 use crate::plugin::Plugin;
 use crate::record::{Record, Said, Scored, Verdict};
 
-/// How many bytes a text has, and how many it has inside a JSON text.
+/// The length of a text in bytes, by itself and inside a JSON text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Size {
     plain: usize,
@@ -53,20 +53,20 @@ struct Rows {
     /// Names of nodes, sorted. There may be more of them than entries: lists are shared.
     nodes: Arc<[Arc<str>]>,
     count: usize,
-    /// Of all entries, where not all are here.
+    /// The number of all entries, where some were cut off.
     of: Option<usize>,
     cells: Cells,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 enum Cells {
-    /// Each entry is one of a few texts; which, is left out where there is but one.
+    /// Each entry is one of a few texts. The indices are left out where there is only one text.
     Texts(Box<[Arc<str>]>, Box<[u32]>),
     /// Each entry is a number for each of these plugins, as variable-length integers one after another.
     Numbers(Arc<[&'static str]>, Box<[u8]>),
 }
 
-/// A value of which nothing is cut yet.
+/// A value before it is cut.
 #[derive(Debug)]
 pub struct Draft<'r> {
     form: Drafted<'r>,
@@ -78,15 +78,15 @@ enum Drafted<'r> {
     Text(String),
     /// Sorted by node.
     Texts(Vec<(&'r Arc<str>, u32, Size)>, Vec<String>),
-    /// Sorted by node; the number is the place of the entry's row of scores.
+    /// Sorted by node; the number is the index of the entry's row of scores.
     Numbers(Vec<(&'r Arc<str>, usize, Size)>, Vec<Column>, &'r [i64]),
 }
 
-/// A plugin that scored, and its place in a row.
+/// A plugin that scored, and its index in a row.
 type Column = (&'static str, usize);
 
-/// Texts and lists of names that many values have in common. It keeps none of them alive for long: what only it still
-/// holds goes when it has doubled.
+/// Texts and lists of names that many values share. Entries that only the pool still holds are dropped when the pool
+/// has doubled in size.
 #[derive(Debug, Default)]
 pub struct Pool {
     texts: HashSet<Arc<str>>,
@@ -95,7 +95,7 @@ pub struct Pool {
     plugins: Vec<Arc<[&'static str]>>,
 }
 
-/// How many lists of names, and of plugins, are looked through for one that is there already.
+/// How many of the latest lists of names, and of plugins, are searched for an equal one.
 const RECENT: usize = 4;
 /// With fewer texts than this the pool is not swept.
 const FEW: usize = 1024;
@@ -154,8 +154,8 @@ fn keep_recent<T: ?Sized>(lists: &mut Vec<Arc<T>>, list: &Arc<T>) {
     lists.push(Arc::clone(list));
 }
 
-/// Every annotation of a cycle but `result-history` and those of extenders, by the part of its name behind the prefix.
-/// All keys are always there.
+/// Every annotation of a cycle except `result-history` and those of extenders, by the part of its name after the
+/// prefix. All keys are always present.
 pub fn drafts(record: &Record) -> BTreeMap<&'static str, Draft<'_>> {
     let mut narrowed = BTreeMap::new();
     for (plugin, nodes) in &record.only {
@@ -187,7 +187,7 @@ pub fn drafts(record: &Record) -> BTreeMap<&'static str, Draft<'_>> {
     ])
 }
 
-/// The size of an entry but for its row: `"node":`.
+/// The size of an entry without its row: `"node":`.
 fn name_size(node: &str) -> Size {
     let (mut plain, mut quoted) = (0, 0);
     for letter in node.chars() {
@@ -200,7 +200,7 @@ fn name_size(node: &str) -> Size {
     }
 }
 
-/// The size of an object of such entries.
+/// The size of an object with such entries.
 fn object_size(entries: impl Iterator<Item = Size>) -> Size {
     let (mut count, mut size) = (0, Size::default());
     for entry in entries {
@@ -215,7 +215,7 @@ fn object_size(entries: impl Iterator<Item = Size>) -> Size {
 }
 
 impl<'r> Draft<'r> {
-    /// A value that is text already.
+    /// A value that is already text.
     pub fn text(text: String) -> Self {
         Self {
             size: Size::of(&text),
@@ -225,7 +225,7 @@ impl<'r> Draft<'r> {
 
     fn filter(record: &'r Record) -> Self {
         let mut nodes: Vec<&(Arc<str>, Verdict)> = record.nodes.iter().collect();
-        // A search begins in the middle of the names in order, so they are nearly sorted.
+        // The search starts in the middle of the sorted names, so they are nearly sorted.
         nodes.sort_by(|a, b| a.0.cmp(&b.0));
         let mut texts = Vec::new();
         let mut known: Numbered<(u32, Option<u32>), (u32, Size)> = Numbered::default();
@@ -325,18 +325,18 @@ impl<'r> Draft<'r> {
         }
     }
 
-    /// How many bytes the text has.
+    /// The length of the text in bytes.
     pub fn len(&self) -> usize {
         self.size.plain
     }
 
-    /// Whether the text has no bytes.
+    /// Whether the text is empty.
     pub fn is_empty(&self) -> bool {
         self.size.plain == 0
     }
 
-    /// The value, cut to at most so many bytes: an object loses its last entries, and one entry more says how many;
-    /// another text is cut at a letter.
+    /// The value, cut to at most `most_bytes`: an object loses its last entries, and an extra entry gives their number;
+    /// another text is cut between characters.
     pub fn keep(&self, most_bytes: usize, pool: &mut Pool) -> Kept {
         match &self.form {
             Drafted::Text(text) => {
@@ -445,17 +445,17 @@ fn rows<'r, T>(
 }
 
 impl Kept {
-    /// How many bytes the text has.
+    /// The length of the text in bytes.
     pub fn len(&self) -> usize {
         self.size.plain
     }
 
-    /// Whether the text has no bytes.
+    /// Whether the text is empty.
     pub fn is_empty(&self) -> bool {
         self.size.plain == 0
     }
 
-    /// How many bytes it has as a JSON text, with its quotation marks.
+    /// Its length in bytes as a JSON string, with the quotation marks.
     pub fn quoted_len(&self) -> usize {
         self.size.quoted + 2
     }
@@ -513,7 +513,7 @@ impl Rows {
     }
 }
 
-/// Appends an integer: small ones are one byte, whatever their sign.
+/// Appends an integer; a small one of either sign takes one byte.
 fn push_number(bytes: &mut Vec<u8>, number: i64) {
     let mut rest = ((number << 1) ^ (number >> 63)).cast_unsigned();
     while rest >= 0x80 {
@@ -523,7 +523,7 @@ fn push_number(bytes: &mut Vec<u8>, number: i64) {
     bytes.push(rest.to_le_bytes()[0]);
 }
 
-/// What [`push_number`] has written.
+/// Reads the integers that [`push_number`] wrote.
 struct Numbers<'a>(&'a [u8]);
 
 impl Iterator for Numbers<'_> {
@@ -546,7 +546,7 @@ impl Iterator for Numbers<'_> {
     }
 }
 
-/// How many letters an integer has.
+/// The number of characters of an integer.
 fn digits(number: i64) -> usize {
     let magnitude = number.unsigned_abs();
     let digits = magnitude.checked_ilog10().unwrap_or(0) + 1;
@@ -589,13 +589,13 @@ fn said(list: &[(Plugin, Said)]) -> String {
     object(texts)
 }
 
-/// What stands for entries that are left out, with the end of the object.
+/// The marker for entries that are left out, with the end of the object.
 fn marker(missing: usize, of: usize) -> String {
     format!("\"…\":\"cut: {missing} of {of} entries are left out\"}}")
 }
 
-/// A JSON object with as many of its first entries as fit into so many bytes, and one that says how many are missing.
-/// Other texts are cut at a letter.
+/// A JSON object with as many of its first entries as fit into `most_bytes`, and an extra entry with the number of
+/// missing ones. Other texts are cut between characters.
 pub fn cut(value: &str, most_bytes: usize) -> String {
     if value.len() <= most_bytes {
         return value.to_owned();
@@ -627,7 +627,7 @@ pub fn cut(value: &str, most_bytes: usize) -> String {
     format!("{}…", value.get(..end).unwrap_or_default())
 }
 
-/// Where the entries of an object end: the place of the comma, or of the brace, behind each.
+/// The ends of an object's entries: the position of the comma, or of the brace, after each.
 fn entry_ends(object: &str) -> Vec<usize> {
     let (mut depth, mut inside, mut escaped) = (0_u32, false, false);
     let mut ends = Vec::new();
@@ -651,7 +651,7 @@ fn entry_ends(object: &str) -> Vec<usize> {
     ends
 }
 
-/// A JSON object of values that are JSON already.
+/// A JSON object of values that are already JSON.
 fn object<'a>(fields: impl IntoIterator<Item = (&'a str, String)>) -> String {
     let mut text = String::from("{");
     for (name, value) in fields {
@@ -673,11 +673,11 @@ pub fn quoted(text: &str) -> String {
     out
 }
 
-/// Appends what [`quoted`] gives.
+/// Appends the output of [`quoted`].
 pub fn push_quoted(out: &mut String, text: &str) {
     out.push('"');
     let mut rest = text;
-    // Most letters stand for themselves.
+    // Most characters need no escape.
     while let Some(at) = rest.find(|letter| escaped_len(letter) != letter.len_utf8()) {
         let (plain, from) = rest.split_at(at);
         out.push_str(plain);
@@ -701,7 +701,7 @@ pub fn push_quoted(out: &mut String, text: &str) {
     out.push('"');
 }
 
-/// How many bytes a letter has in a JSON text.
+/// The length in bytes of a character inside a JSON string.
 fn escaped_len(letter: char) -> usize {
     match letter {
         '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
@@ -710,7 +710,7 @@ fn escaped_len(letter: char) -> usize {
     }
 }
 
-/// How many bytes a letter of a JSON text has inside another JSON text.
+/// The length in bytes of a JSON text's character inside another JSON string.
 fn twice_escaped_len(letter: char) -> usize {
     match letter {
         '"' | '\\' => 4,

@@ -1,5 +1,5 @@
-//! Shared devices of the cluster, for the two plugins that ask the placement engine. Never computes a fit itself, and
-//! knows no annotation: `kube-api` reads them.
+//! The cluster's shared devices, for the two plugins that use the placement engine. `placement` computes fits, and
+//! `kube-api` reads the annotations.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::model::{Node, Pod};
 
-/// What nodes have of shared devices and what pods hold of them. Without a table of vendors nothing is read.
+/// The nodes' shared devices and the pods' shares of them. Without a table of vendors nothing is read.
 #[derive(Debug, Clone, Default)]
 pub struct Devices {
     vendors: Option<Arc<Vendors>>,
@@ -21,7 +21,7 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// No device yet; annotations are read by this table, and `defaults` hold where a pod says nothing.
+    /// No devices yet. `vendors` reads the annotations; `defaults` apply to pods that name no policy.
     pub fn new(vendors: Arc<Vendors>, defaults: Defaults) -> Self {
         Self {
             vendors: Some(vendors),
@@ -30,12 +30,12 @@ impl Devices {
         }
     }
 
-    /// The engine's view of the cluster.
+    /// The placement engine's view of the cluster.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
 
-    /// Resources by which pods ask for shared devices.
+    /// The resources with which pods ask for shared devices.
     pub(crate) fn resources(&self) -> impl Iterator<Item = &str> {
         let vendors = self.vendors.as_deref().into_iter();
         vendors.flat_map(|vendors| {
@@ -44,8 +44,8 @@ impl Devices {
         })
     }
 
-    /// The devices that a node reports; none where it reports none. What cannot be read counts as absent, as in the
-    /// scheduler's ledger.
+    /// The devices that a node reports; none where it reports none. A report that cannot be read counts as absent, as
+    /// in the scheduler's ledger.
     pub(crate) fn read_node(&self, object: &Value) -> Option<Arc<placement::Node>> {
         let vendors = self.vendors.as_deref()?;
         let node = object::Node::deserialize(object).ok()?;
@@ -53,7 +53,7 @@ impl Devices {
         (!report.node.devices.is_empty()).then(|| Arc::new(report.node))
     }
 
-    /// What a pod asks for, or why that cannot be read; none where it asks for no device.
+    /// A pod's request, or why it cannot be read; none where the pod asks for no device.
     pub(crate) fn read_pod(&self, object: &Value) -> Option<Arc<Result<Request, String>>> {
         let vendors = self.vendors.as_deref()?;
         let pod = match object::Pod::deserialize(object) {
@@ -66,11 +66,11 @@ impl Devices {
         }
     }
 
-    /// What a pod that has a node holds there by its annotations; none where it holds nothing.
+    /// The devices in the annotations of a pod with a node; none where it holds none.
     ///
     /// # Errors
     ///
-    /// What of the annotations cannot be read.
+    /// The part of the annotations that cannot be read.
     pub fn held(&self, object: &Value) -> Result<Option<Placement>, String> {
         let Some(vendors) = self.vendors.as_deref() else {
             return Ok(None);
@@ -84,7 +84,7 @@ impl Devices {
             Some(devices) => {
                 let mut devices = placement::Node::clone(devices);
                 node.name.as_ref().clone_into(&mut devices.name);
-                // A node that the engine refuses (a device twice) has no devices.
+                // A node that the placement engine refuses (it names a device twice) has no devices.
                 if self.cluster.set_node(devices).is_err() {
                     self.cluster.remove_node(&node.name);
                 }
@@ -99,18 +99,18 @@ impl Devices {
         self.cluster.remove_node(name);
     }
 
-    /// Lets the pod hold this placement, in place of what it held before.
+    /// Gives the pod this placement, in place of its earlier one.
     pub fn reserve(&mut self, pod: &Pod, placement: Placement) {
         self.cluster.reserve(holder(pod), placement);
     }
 
-    /// Takes from the pod all that it holds. Returns whether it held anything.
+    /// Takes everything from the pod. Returns whether it held anything.
     pub fn release(&mut self, pod: &Pod) -> bool {
         self.cluster.release(&pod.uid).is_some()
     }
 }
 
-/// The pod as the engine knows one that holds something.
+/// The pod in the form of the placement engine.
 pub(crate) fn holder(pod: &Pod) -> placement::Pod {
     let (namespace, name) = pod.key.split_once('/').unwrap_or(("", &pod.key));
     placement::Pod {

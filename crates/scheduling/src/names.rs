@@ -1,11 +1,11 @@
-//! Texts as numbers, so that the inner loops compare four bytes instead of strings. Never forgets a text: a table
-//! lives as long as the snapshot that owns it.
+//! Numbers texts, so that the inner loops compare four bytes instead of strings. Texts are never removed: a table lives
+//! as long as its snapshot.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-/// A text that a [`Names`] table has seen. Two symbols of one table are equal exactly when their texts are.
+/// A text of a [`Names`] table. Two symbols of one table are equal exactly when their texts are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Symbol(u32);
 
@@ -60,7 +60,7 @@ impl Default for Names {
 }
 
 impl Names {
-    /// The number of this text, which is new or was given earlier.
+    /// The number of this text, newly assigned if needed.
     pub fn intern(&mut self, text: &str) -> Symbol {
         if let Some(symbol) = self.numbers.get(text) {
             return *symbol;
@@ -72,7 +72,7 @@ impl Names {
         symbol
     }
 
-    /// The number of this text, where the table has seen it.
+    /// The number of this text; none if the table does not have it.
     pub fn known(&self, text: &str) -> Option<Symbol> {
         self.numbers.get(text).copied()
     }
@@ -86,8 +86,8 @@ impl Names {
     }
 }
 
-/// Hashes a few small integers, in one multiplication each. The keys are numbers that this crate gives out, so there
-/// is nothing that an attacker could choose.
+/// Hashes a few small integers, with one multiplication each. The keys are numbers that this crate assigns, so an
+/// attacker cannot choose them.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Mixer(u64);
 

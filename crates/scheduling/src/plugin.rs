@@ -1,38 +1,38 @@
-//! The plugins that there are, and at which extension points each of them works. Never what a plugin does.
+//! The plugins, and the extension points at which each of them works.
 
 use std::fmt;
 
-/// A step of the way of a pod at which plugins are asked.
+/// An extension point: a step of a pod's scheduling at which plugins run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Point {
     /// Whether the pod may enter the queue.
     PreEnqueue,
     /// Which of two pods comes first.
     QueueSort,
-    /// What can be said of the pod before any node is looked at.
+    /// Checks and preparations before any node is examined.
     PreFilter,
     /// Whether a node can take the pod.
     Filter,
-    /// What can be done when no node can.
+    /// Actions when no node can.
     PostFilter,
-    /// What is worked out once for all scores.
+    /// Preparations for all scores.
     PreScore,
-    /// What a node is worth.
+    /// The score of a node.
     Score,
-    /// What is taken on the chosen node before the pod is bound.
+    /// Reservations on the chosen node before the pod is bound.
     Reserve,
     /// Whether the binding has to wait.
     Permit,
-    /// What is done before the binding.
+    /// Actions before the binding.
     PreBind,
     /// The binding.
     Bind,
-    /// What is done after the binding.
+    /// Actions after the binding.
     PostBind,
 }
 
 impl Point {
-    /// All of them, in the order in which `KubeSchedulerConfiguration` names them.
+    /// All extension points, in the order of `KubeSchedulerConfiguration`.
     pub const ALL: [Self; 12] = [
         Self::PreEnqueue,
         Self::QueueSort,
@@ -79,7 +79,7 @@ macro_rules! plugins {
             /// All of them.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// Its name, as configurations and result annotations have it.
+            /// Its name in configurations and result annotations.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$name => stringify!($name),)* }
             }
@@ -99,19 +99,19 @@ plugins! {
     PrioritySort => [QueueSort],
     /// Refuses cordoned nodes.
     NodeUnschedulable => [Filter],
-    /// Refuses all nodes but the one that the pod names.
+    /// Refuses all nodes except the one that the pod names.
     NodeName => [Filter],
     /// Refuses nodes with taints that the pod does not tolerate, and prefers those without.
     TaintToleration => [Filter, PreScore, Score],
     /// The pod's node selector and node affinity.
     NodeAffinity => [PreFilter, Filter, PreScore, Score],
-    /// Ports of the node that the pod wants for itself.
+    /// Host ports that the pod needs.
     NodePorts => [PreFilter, Filter],
     /// Whether CPU, memory and other resources suffice, and how full the node gets.
     NodeResourcesFit => [PreFilter, Filter, PreScore, Score],
     /// Volumes that only one pod or one node may mount.
     VolumeRestrictions => [PreFilter, Filter],
-    /// How many volumes of a driver a node takes.
+    /// The number of volumes of a driver that a node supports.
     NodeVolumeLimits => [PreFilter, Filter],
     /// Whether the pod's claims have, or can get, volumes that the node reaches.
     VolumeBinding => [PreFilter, Filter, PreScore, Score, Reserve, PreBind],
@@ -119,7 +119,7 @@ plugins! {
     VolumeZone => [PreFilter, Filter],
     /// How evenly pods are spread over zones or nodes.
     PodTopologySpread => [PreFilter, Filter, PreScore, Score],
-    /// What pods the pod wants near it or far from it.
+    /// The pods that the pod wants near it or far from it.
     InterPodAffinity => [PreFilter, Filter, PreScore, Score],
     /// Makes room by evicting pods of a lower priority.
     DefaultPreemption => [PostFilter],
@@ -129,9 +129,9 @@ plugins! {
     ImageLocality => [Score],
     /// Binds the pod.
     DefaultBinder => [Bind],
-    /// Whether the shared devices of the node can take the pod, by the placement engine.
+    /// Whether the node's shared devices can take the pod, by the placement engine.
     GpuFit => [PreFilter, Filter, Reserve],
-    /// What the placement engine makes of the node's shared devices.
+    /// The placement engine's score of the node's shared devices.
     GpuScore => [PreScore, Score],
 }
 
@@ -155,7 +155,7 @@ impl fmt::Display for Plugin {
     }
 }
 
-/// Some of the plugins.
+/// A set of plugins.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct PluginSet(u32);
 
@@ -165,17 +165,17 @@ impl PluginSet {
         self.0 |= plugin.bit();
     }
 
-    /// Whether the plugin is one of them.
+    /// Whether the plugin is in the set.
     pub fn contains(self, plugin: Plugin) -> bool {
         self.0 & plugin.bit() != 0
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// All of them, in the order of [`Plugin::ALL`].
+    /// The plugins in the set, in the order of [`Plugin::ALL`].
     pub fn iter(self) -> impl Iterator<Item = Plugin> {
         Plugin::ALL
             .iter()

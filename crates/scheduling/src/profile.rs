@@ -1,5 +1,5 @@
-//! A profile made ready to run: plugins by extension point, weights, and arguments with numbered texts. Never judges a
-//! configuration: that has happened when it was read.
+//! A profile that is ready to run: plugins by extension point, weights, and arguments with numbered texts. The
+//! configuration was checked when it was read.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::names::{Names, Symbol};
 use crate::plugin::{Plugin, Point};
 use crate::status::Wording;
 
-/// A resource that a score counts.
+/// A resource that a score uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Counted {
     Cpu,
@@ -32,12 +32,12 @@ impl Counted {
     }
 }
 
-/// How `NodeResourcesFit` scores.
+/// The scoring method of `NodeResourcesFit`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Strategy {
     Least,
     Most,
-    /// By a curve: utilisation in percent, score of 100.
+    /// By a curve: points of utilisation in percent and score up to 100.
     Ratio(Box<[(i64, i64)]>),
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Settings {
     pub(crate) system_spread: bool,
     pub(crate) least_candidates_percentage: i64,
     pub(crate) least_candidates: i64,
-    /// Whether the placement engine is asked.
+    /// Whether the placement engine is used.
     pub(crate) engine_fits: bool,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Settings {
 #[derive(Debug, Clone)]
 pub struct Framework {
     pub(crate) name: Arc<str>,
-    /// How many percent of the nodes have to fit before the search ends; 0 lets the number of nodes decide.
+    /// The search ends when this percentage of the nodes fits; 0 derives it from the number of nodes.
     pub(crate) percentage: i32,
     pub(crate) wording: Wording,
     pub(crate) settings: Settings,
@@ -76,8 +76,8 @@ pub struct Framework {
 }
 
 impl Framework {
-    /// Makes every profile of a configuration ready. `names` is the table of the snapshot that the profiles will be
-    /// used with.
+    /// Prepares every profile of a configuration. `names` is the table of the snapshot that the profiles will be used
+    /// with.
     pub fn all(configuration: &Configuration, names: &mut Names) -> Vec<Self> {
         configuration
             .profiles
@@ -93,7 +93,7 @@ impl Framework {
             .iter()
             .flat_map(|extender| &extender.managed_resources)
             .filter(|resource| resource.ignored_by_scheduler);
-        // What an extender manages and asks to be left to it, NodeResourcesFit does not look at.
+        // NodeResourcesFit ignores resources that an extender manages and marks as ignored by the scheduler.
         let mut ignored = settings.ignored.into_vec();
         ignored.extend(managed.map(|resource| names.intern(&resource.name)));
         settings.ignored = ignored.into();
@@ -118,24 +118,24 @@ impl Framework {
         }
     }
 
-    /// The same profile with reasons in these words.
+    /// The same profile with the reasons of this version.
     #[must_use]
     pub fn with_wording(mut self, wording: Wording) -> Self {
         self.wording = wording;
         self
     }
 
-    /// Its name, which pods have in `spec.schedulerName`.
+    /// The name that pods have in `spec.schedulerName`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whose words its reasons are in.
+    /// The version whose reasons it uses.
     pub fn wording(&self) -> Wording {
         self.wording
     }
 
-    /// The plugins that work at the point, in their order.
+    /// The plugins at the extension point, in their order.
     pub fn plugins(&self, point: Point) -> &[Plugin] {
         Point::ALL
             .iter()
@@ -157,7 +157,7 @@ impl Framework {
         ))
     }
 
-    /// The plugins that score, with what their scores are multiplied with.
+    /// The plugins that score, with the weights of their scores.
     pub fn weights(&self) -> &[(Plugin, i64)] {
         &self.scores
     }
@@ -221,7 +221,7 @@ fn settings(profile: &config::Profile, names: &mut Names) -> Settings {
             Args::Spread(args) => {
                 if args.args.defaulting_type != "System" {
                     settings.system_spread = false;
-                    // Constraints that validation has passed can be read.
+                    // Constraints that were validated can be read.
                     settings.default_spread = args
                         .args
                         .default_constraints
@@ -232,14 +232,14 @@ fn settings(profile: &config::Profile, names: &mut Names) -> Settings {
                         .collect();
                 }
             }
-            // Binding takes no time here.
+            // Binding takes no time here, so its arguments are not needed.
             Args::VolumeBinding(_) => {}
         }
     }
     settings
 }
 
-/// Constraints of kube-scheduler for pods that say nothing: by host with a skew of 3, by zone with one of 5.
+/// kube-scheduler's default constraints for pods that have none: by host with a skew of 3, by zone with a skew of 5.
 fn system_spread() -> Box<[Spread]> {
     [(Symbol::HOSTNAME, 3), (Symbol::ZONE, 5)]
         .map(|(topology_key, max_skew)| Spread {
@@ -276,7 +276,7 @@ fn fit(settings: &mut Settings, args: &config::FitArgs, names: &mut Names) {
             ratio
                 .shape
                 .iter()
-                // Written scores go up to 10, scores of plugins up to 100.
+                // Scores in the configuration go up to 10, scores of plugins up to 100.
                 .map(|point| (i64::from(point.utilization), i64::from(point.score) * 10))
                 .collect(),
         ),

@@ -1,8 +1,8 @@
-//! Pods that wait to be placed: those that are ready by priority and time, those that wait after a failure, those that
-//! wait for something to change, and those with gates. The caller says what time it is. Never places a pod.
+//! The queue of pods to place: ready pods by priority and time, pods in backoff after a failure, unschedulable pods
+//! that wait for a change, and pods with gates. The caller passes the time.
 //!
-//! Differs from kube-scheduler in one thing: a pod that waits after a failure waits its whole time, also when no other
-//! pod is ready (kube-scheduler 1.35 takes it early then).
+//! One difference from kube-scheduler: a pod in backoff waits its whole time, even when no other pod is ready
+//! (kube-scheduler 1.35 takes it early then).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -12,31 +12,31 @@ use crate::cycle::Failed;
 use crate::model::Pod;
 use crate::plugin::{Plugin, PluginSet};
 
-/// After so long a pod is tried again although nothing that concerns it has changed.
+/// An unschedulable pod is tried again after this time, even if nothing that concerns it has changed.
 pub const MOST_UNSCHEDULABLE_MS: u64 = 5 * 60 * 1000;
 
-/// Something that changed in the cluster.
+/// A kind of change in the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
     /// A node is new.
     NodeAdded,
     /// A node is gone.
     NodeRemoved,
-    /// Labels of a node.
+    /// The labels of a node changed.
     NodeLabels,
-    /// Taints of a node, or whether it is cordoned.
+    /// The taints of a node changed, or its cordon.
     NodeTaints,
-    /// What a node offers.
+    /// The allocatable amounts of a node changed.
     NodeAllocatable,
-    /// Shared devices of a node.
+    /// The shared devices of a node changed.
     NodeDevices,
-    /// A pod has got a node, or came with one.
+    /// A pod got a node, or was created with one.
     PodAssigned,
-    /// Labels of a pod that has a node.
+    /// The labels of a pod with a node changed.
     PodLabels,
-    /// A pod that had a node is gone or has ended.
+    /// A pod with a node is gone or has ended.
     PodRemoved,
-    /// A pod that has a node asks for less.
+    /// A pod with a node lowered its requests.
     PodScaledDown,
     /// A claim is new or has changed.
     Claim,
@@ -44,16 +44,16 @@ pub enum Event {
     Volume,
     /// A storage class is new or has changed.
     StorageClass,
-    /// The CSI drivers of a node.
+    /// The CSI drivers of a node changed.
     CsiNode,
-    /// Labels of a namespace.
+    /// The labels of a namespace changed.
     Namespace,
-    /// Anything: every pod is tried again.
+    /// Any change: every pod is tried again.
     Anything,
 }
 
-/// Whether the event may change the plugin's mind. The kinds are those that kube-scheduler's plugins register; an
-/// event of such a kind counts, whatever it was in particular.
+/// Whether the event may change the plugin's decision. The kinds are those that kube-scheduler's plugins register;
+/// every event of such a kind counts, whatever its details.
 pub fn concerns(plugin: Plugin, event: Event) -> bool {
     use Event as E;
     matches!(
@@ -112,21 +112,21 @@ pub fn concerns(plugin: Plugin, event: Event) -> bool {
     )
 }
 
-/// Where a pod waits.
+/// The part of the queue that a pod is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodStage {
-    /// It is next when it is the first.
+    /// Ready: it is handed out when it is the first.
     Active,
-    /// It waits until its time is over.
+    /// It waits until its backoff is over.
     Backoff {
-        /// When that is, in milliseconds of the caller's clock.
+        /// The end of the backoff, in milliseconds of the caller's clock.
         until_ms: u64,
     },
-    /// It waits for something to change.
+    /// It waits for a change.
     Unschedulable,
     /// It has scheduling gates.
     Gated,
-    /// It was handed out and its outcome is not known yet.
+    /// It was handed out, and its outcome is not known yet.
     InFlight,
 }
 
@@ -135,11 +135,11 @@ pub enum PodStage {
 pub struct Popped {
     /// The pod.
     pub pod: Arc<Pod>,
-    /// How often it was handed out, this time included.
+    /// How often it was handed out, including this time.
     pub attempts: u32,
 }
 
-/// The order in which pods are handed out: by priority, then by how long they wait, then by name.
+/// The order of ready pods: by priority, then by waiting time, then by name.
 type Rank = (Reverse<i32>, u64, Arc<str>);
 
 #[derive(Debug, Clone)]
@@ -147,14 +147,14 @@ struct Entry {
     pod: Arc<Pod>,
     place: PodStage,
     attempts: u32,
-    /// How often it failed in a row.
+    /// The number of consecutive failures.
     failures: u32,
-    /// When it was added or failed last.
+    /// When it was added or last failed.
     since_ms: u64,
-    /// What refused it last.
+    /// The plugins that refused it last.
     plugins: PluginSet,
     by_extender: bool,
-    /// What changed while it was handed out.
+    /// The changes since it was handed out.
     missed: Vec<Event>,
 }
 
@@ -186,8 +186,8 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// An empty queue. A pod that fails waits `first_backoff_ms`, twice as long after each further failure, and at
-    /// most `most_backoff_ms`.
+    /// An empty queue. A pod that fails waits `first_backoff_ms`, twice as long after each further failure, and at most
+    /// `most_backoff_ms`.
     pub fn new(first_backoff_ms: u64, most_backoff_ms: u64) -> Self {
         Self {
             first_backoff_ms,
@@ -199,7 +199,7 @@ impl Queue {
         }
     }
 
-    /// Takes a pod in. One with gates waits until an update takes them away.
+    /// Adds a pod. A pod with gates waits until an update removes them.
     pub fn add(&mut self, pod: Arc<Pod>, now_ms: u64) {
         self.remove(&pod.key);
         let gated = !pod.gates.is_empty();
@@ -220,8 +220,7 @@ impl Queue {
         }
     }
 
-    /// Takes in what a pod says of itself now. Where that differs from before, it is tried again when its time is
-    /// over; a pod that is not known is added.
+    /// Updates a pod. If it differs from before, it is tried again when its backoff is over. An unknown pod is added.
     pub fn update(&mut self, pod: Arc<Pod>, now_ms: u64) {
         let key = Arc::clone(&pod.key);
         let Some(entry) = self.entries.get(&key) else {
@@ -251,13 +250,13 @@ impl Queue {
         self.put(&key, place);
     }
 
-    /// Takes a pod out: it is gone, or has its node. Returns whether it was known.
+    /// Removes a pod that is gone or has its node. Returns whether it was known.
     pub fn remove(&mut self, key: &str) -> bool {
         self.take_out(key);
         self.entries.remove(key).is_some()
     }
 
-    /// Hands out the next pod. It stays known until [`Queue::remove`] or [`Queue::failed`] says what became of it.
+    /// Hands out the next pod. The pod stays known until [`Queue::remove`] or [`Queue::failed`] reports its outcome.
     pub fn pop(&mut self, now_ms: u64) -> Option<Popped> {
         self.flush(now_ms);
         let (_, _, key) = self.active.pop_first()?;
@@ -271,8 +270,8 @@ impl Queue {
         })
     }
 
-    /// Takes a pod back that found no node. It waits for something to change that concerns what refused it; where
-    /// that has happened meanwhile, or where an error was the reason, it waits its time only.
+    /// Takes back a pod that found no node. It waits for a change that concerns the plugins that refused it. If such a
+    /// change has happened since it was handed out, or if an error was the reason, it only waits for its backoff.
     pub fn failed(&mut self, key: &str, failed: &Failed, now_ms: u64) {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
@@ -294,8 +293,8 @@ impl Queue {
         self.put(key, place);
     }
 
-    /// Says that something changed. Pods that it may concern are tried again when their time is over. Returns how
-    /// many.
+    /// Reports a change. Pods that it may concern are tried again when their backoff is over. Returns the number of
+    /// those pods.
     pub fn event(&mut self, event: Event, now_ms: u64) -> usize {
         for entry in self.entries.values_mut() {
             if entry.place == PodStage::InFlight && !entry.missed.contains(&event) {
@@ -322,7 +321,7 @@ impl Queue {
     }
 
     /// When the next pod becomes ready by itself, in milliseconds of the caller's clock; none where a pod is ready or
-    /// no pod waits for time.
+    /// no pod is in backoff.
     pub fn next_ms(&self) -> Option<u64> {
         if !self.active.is_empty() {
             return None;
@@ -333,12 +332,12 @@ impl Queue {
         backoff.into_iter().chain(unschedulable).min()
     }
 
-    /// Where a pod waits. `key` is `namespace/name`.
+    /// The part of the queue that a pod is in. `key` is `namespace/name`.
     pub fn place(&self, key: &str) -> Option<PodStage> {
         self.entries.get(key).map(|entry| entry.place)
     }
 
-    /// How many pods wait at which kind of place: active, backoff, unschedulable, gated, in flight.
+    /// The number of pods in each part of the queue: active, backoff, unschedulable, gated, in flight.
     pub fn counts(&self) -> BTreeMap<&'static str, usize> {
         let mut counts = BTreeMap::new();
         for entry in self.entries.values() {
@@ -354,12 +353,12 @@ impl Queue {
         counts
     }
 
-    /// Pods that wait, in no order.
+    /// All pods in the queue, in no order.
     pub fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
         self.entries.values().map(|entry| &entry.pod)
     }
 
-    /// Pods whose time is over become ready.
+    /// Makes the pods ready whose backoff is over.
     fn flush(&mut self, now_ms: u64) {
         while let Some((until, key)) = self.backoff.first().cloned()
             && until <= now_ms

@@ -1,37 +1,37 @@
-//! What every plugin said at every extension point, kept small: texts that many nodes share are kept once, and a node
-//! is a few bytes. Never rendered before it is read: that is `annotations`'.
+//! The answers of all plugins at every extension point, in a compact form: texts that many nodes share are stored once,
+//! and a node takes a few bytes. `annotations` renders a record when it is read.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::plugin::Plugin;
 
-/// What a plugin said where it answers once for a pod.
+/// The answer of a plugin that is called once for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Said {
     /// Yes.
     Success,
-    /// That it has nothing to say of this pod.
+    /// The plugin does not apply to this pod.
     Skipped,
-    /// No, and why.
+    /// Refused, with the reason.
     No(Arc<str>),
 }
 
-/// What the filters said of one node.
+/// The filters' answers about one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verdict {
     /// How many of [`Record::filters`] the node passed.
     pub passed: u32,
-    /// The text of the filter that refused it, as a place in [`Record::texts`]; none where all passed.
+    /// The text of the filter that refused it, as an index into [`Record::texts`]; none where all passed.
     pub refused: Option<u32>,
 }
 
-/// What was found when no node fits.
+/// The result of the search for pods to evict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PostFilter {
-    /// Which plugin looked for a way.
+    /// The plugin that searched.
     pub plugin: Plugin,
-    /// The node from which pods are evicted; none where that does not help.
+    /// The node from which pods are evicted; none where an eviction does not help.
     pub nominated: Option<Arc<str>>,
 }
 
@@ -42,36 +42,36 @@ pub struct Scored {
     pub plugins: Vec<(Plugin, i64)>,
     /// Names of the nodes.
     pub nodes: Vec<Arc<str>>,
-    /// For each node one number for each plugin, as the plugin gave it.
+    /// For each node one number for each plugin: the plugin's own score.
     pub raw: Vec<i64>,
-    /// For each node one number for each plugin: normalised, and multiplied with the weight.
+    /// For each node one number for each plugin: the normalised score times the weight.
     pub weighted: Vec<i64>,
 }
 
-/// What every plugin said of one pod in one cycle.
+/// The answers of all plugins about one pod in one cycle.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Before any node was looked at.
+    /// The answers before any node was examined.
     pub pre_filter: Vec<(Plugin, Said)>,
-    /// Nodes to which a plugin narrowed the search.
+    /// The nodes to which a plugin restricted the search.
     pub only: Vec<(Plugin, Vec<Arc<str>>)>,
-    /// The filters that were asked, in their order.
+    /// The filters that ran, in their order.
     pub filters: Vec<Plugin>,
-    /// The nodes that were looked at.
+    /// The nodes that were examined.
     pub nodes: Vec<(Arc<str>, Verdict)>,
     /// Texts of refusals.
     pub texts: Vec<Arc<str>>,
     /// The search for pods to evict.
     pub post_filter: Option<PostFilter>,
-    /// All nodes of the cluster, where a search for pods to evict took place.
+    /// All nodes of the cluster, if a search for pods to evict took place.
     pub all_nodes: Vec<Arc<str>>,
-    /// Before scores.
+    /// The answers before scoring.
     pub pre_score: Vec<(Plugin, Said)>,
     /// Scores, where at least two nodes fit.
     pub scored: Option<Scored>,
     /// Plugins that reserved something.
     pub reserve: Vec<(Plugin, Said)>,
-    /// Plugins that did something before the binding.
+    /// Plugins that acted before the binding.
     pub pre_bind: Vec<(Plugin, Said)>,
     /// The plugin that binds.
     pub bind: Vec<(Plugin, Said)>,
@@ -79,7 +79,7 @@ pub struct Record {
     pub selected: Option<Arc<str>>,
 }
 
-/// Numbers texts while a record is made.
+/// Numbers the texts while a record is built.
 #[derive(Debug, Default)]
 pub(crate) struct Texts(HashMap<String, u32>);
 

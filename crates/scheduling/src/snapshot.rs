@@ -1,5 +1,5 @@
-//! The cluster as the scheduler sees it. Every change touches one object, and a question borrows it all: nothing is
-//! copied for a cycle. Never decides.
+//! The scheduler's view of the cluster. Every change affects one object, and a scheduling cycle borrows the snapshot:
+//! nothing is copied for a cycle.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::model::{
 };
 use crate::names::{Names, Numbered, Symbol};
 
-/// The place of a node in a snapshot. It stays the same until the node is removed.
+/// The index of a node in a snapshot. It stays the same until the node is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeIndex(u32);
 
@@ -23,7 +23,7 @@ impl NodeIndex {
     }
 }
 
-/// A node and what is on it.
+/// A node with its pods.
 #[derive(Debug, Clone)]
 pub struct NodeState {
     pub(crate) node: Arc<Node>,
@@ -53,7 +53,7 @@ impl NodeState {
         &self.node
     }
 
-    /// Its place in the snapshot.
+    /// Its index in the snapshot.
     pub fn index(&self) -> NodeIndex {
         self.index
     }
@@ -63,7 +63,7 @@ impl NodeState {
         &self.pods
     }
 
-    /// What its pods ask for together.
+    /// The sum of its pods' requests.
     pub fn requested(&self) -> &Resources {
         &self.requested
     }
@@ -102,7 +102,7 @@ impl NodeState {
     }
 }
 
-/// A kind of object that a snapshot keeps beside nodes and pods.
+/// A kind of object that a snapshot keeps besides nodes and pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// `Namespace`: its labels.
@@ -148,14 +148,14 @@ struct PriorityClass {
     never_preempts: bool,
 }
 
-/// The cluster. Texts of all its objects are numbered in one table, so values of one snapshot mean nothing in another;
-/// a clone is independent and shares what does not change.
+/// The cluster. The texts of all its objects are numbered in one table, so a number of one snapshot has no meaning in
+/// another. A clone is independent and shares unchanged objects.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     pub(crate) names: Names,
     nodes: Vec<Option<NodeState>>,
     by_name: Numbered<Symbol, NodeIndex>,
-    /// By name, so that the order in which nodes were added does not matter.
+    /// Sorted by name, so that the order in which nodes were added does not matter.
     order: Vec<NodeIndex>,
     vacant: Vec<NodeIndex>,
     pods: HashMap<Arc<str>, Arc<Pod>>,
@@ -178,12 +178,12 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// A cluster without nodes, in which nothing is known of shared devices.
+    /// A cluster without nodes and without shared devices.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A cluster without nodes. Annotations of nodes and pods are read by this table of vendors.
+    /// A cluster without nodes. `devices` reads the annotations of nodes and pods.
     pub fn with_devices(devices: Devices) -> Self {
         let mut snapshot = Self {
             devices,
@@ -205,17 +205,17 @@ impl Snapshot {
         &mut self.names
     }
 
-    /// What is known of shared devices.
+    /// The shared devices.
     pub fn devices(&self) -> &Devices {
         &self.devices
     }
 
-    /// What is known of shared devices, to reserve and release.
+    /// The shared devices, to reserve and release.
     pub fn devices_mut(&mut self) -> &mut Devices {
         &mut self.devices
     }
 
-    /// Reads a node with its shared devices. Takes nothing in.
+    /// Reads a node with its shared devices, without adding it.
     ///
     /// # Errors
     ///
@@ -226,8 +226,8 @@ impl Snapshot {
         Ok(node)
     }
 
-    /// Reads a pod with what it asks of shared devices, and with the priority of its class where it has no number.
-    /// Takes nothing in.
+    /// Reads a pod with its request for shared devices, and with its class's priority if it has no number, without
+    /// adding it.
     ///
     /// # Errors
     ///
@@ -256,7 +256,7 @@ impl Snapshot {
         Ok(pod)
     }
 
-    /// Takes a node in, or what it says in place of what it said before. Pods on it stay.
+    /// Adds a node, or replaces its earlier state. Pods on it stay.
     pub fn set_node(&mut self, node: Node) -> NodeIndex {
         self.devices.set_node(&node);
         let symbol = node.symbol;
@@ -290,7 +290,8 @@ impl Snapshot {
         index
     }
 
-    /// Takes a node out. Pods on it stay known and are on it again when it returns. Returns whether it was known.
+    /// Removes a node. Its pods stay known and are on the node again when it returns. Returns whether the node was
+    /// known.
     pub fn remove_node(&mut self, name: &str) -> bool {
         let Some(symbol) = self.names.known(name) else {
             return false;
@@ -327,7 +328,7 @@ impl Snapshot {
             .map_or_else(|| "".into(), |state| Arc::clone(&state.node.name))
     }
 
-    /// The node at this place.
+    /// The node at this index.
     pub fn node(&self, index: NodeIndex) -> Option<&NodeState> {
         self.nodes.get(index.at()).and_then(Option::as_ref)
     }
@@ -346,12 +347,12 @@ impl Snapshot {
         self.order.iter().filter_map(|index| self.node(*index))
     }
 
-    /// Places of all nodes, by name.
+    /// The indices of all nodes, by name.
     pub fn order(&self) -> &[NodeIndex] {
         &self.order
     }
 
-    /// How many nodes there are.
+    /// The number of nodes.
     pub fn node_count(&self) -> usize {
         self.order.len()
     }
@@ -363,12 +364,12 @@ impl Snapshot {
             .filter_map(|index| self.node(*index))
     }
 
-    /// On how many nodes the image is.
+    /// The number of nodes that have the image.
     pub(crate) fn nodes_with_image(&self, image: Symbol) -> u32 {
         self.image_nodes.get(&image).copied().unwrap_or_default()
     }
 
-    /// Puts a pod on a node, or moves it there. A pod that was nominated for a node no longer is.
+    /// Puts a pod on a node, or moves it there. This ends the pod's nomination.
     pub fn assign(&mut self, pod: Arc<Pod>, node: &str) {
         self.take_off(&pod.key);
         self.clear_nomination(&pod.key);
@@ -396,13 +397,13 @@ impl Snapshot {
         }
     }
 
-    /// Takes in a pod as the API server tells it: one that has a node is on it, with the shared devices that its
-    /// annotations say it holds, and one that has ended or has no node holds nothing. A pod without a node is only
-    /// read: placing it is the caller's.
+    /// Updates a pod from the API server's object. A pod with a node is put on the node, with the shared devices in its
+    /// annotations. A pod that has ended or has no node holds nothing. A pod without a node is only read: the caller
+    /// places it.
     ///
     /// # Errors
     ///
-    /// As [`Pod::read`], and when what it holds cannot be read. Nothing has changed then.
+    /// As [`Pod::read`], and when its devices cannot be read. Nothing has changed then.
     pub fn observe(&mut self, object: &Value) -> Result<Arc<Pod>, ReadError> {
         let pod = Arc::new(self.read_pod(object)?);
         if pod.node == Symbol::EMPTY || pod.ended {
@@ -424,8 +425,8 @@ impl Snapshot {
         Ok(pod)
     }
 
-    /// Takes an assigned pod off its node, with the shared devices that it holds. `key` is `namespace/name`. Returns
-    /// the pod where it was known.
+    /// Removes an assigned pod from its node, with its shared devices. `key` is `namespace/name`. Returns the pod if it
+    /// was known.
     pub fn remove_pod(&mut self, key: &str) -> Option<Arc<Pod>> {
         let pod = self.take_off(key)?;
         self.devices.release(&pod);
@@ -452,7 +453,7 @@ impl Snapshot {
         Some(pod)
     }
 
-    /// The assigned pod of this key (`namespace/name`).
+    /// The assigned pod with this key (`namespace/name`).
     pub fn pod(&self, key: &str) -> Option<&Arc<Pod>> {
         self.pods.get(key)
     }
@@ -462,14 +463,14 @@ impl Snapshot {
         self.pods.values()
     }
 
-    /// Keeps room on a node for a pod that is still to be placed, after others were evicted for it.
+    /// Keeps room on a node for a pod that is not placed yet, after other pods were evicted for it.
     pub fn nominate(&mut self, pod: Arc<Pod>, node: &str) {
         self.clear_nomination(&pod.key);
         let node = self.names.intern(node);
         self.nominated.entry(node).or_default().push(pod);
     }
 
-    /// Takes a nomination back. `key` is `namespace/name`.
+    /// Removes a nomination. `key` is `namespace/name`.
     pub fn clear_nomination(&mut self, key: &str) {
         self.nominated.retain(|_, pods| {
             pods.retain(|pod| *pod.key != *key);
@@ -485,16 +486,16 @@ impl Snapshot {
         self.nominated.get(&node).map_or(&[], Vec::as_slice)
     }
 
-    /// The labels of a namespace; none where it is not known.
+    /// The labels of a namespace; none if it is unknown.
     pub fn namespace(&self, name: Symbol) -> Option<&Labels> {
         self.namespaces.get(&name)
     }
 
-    /// Takes an object in, or what it says in place of what it said before.
+    /// Adds an object, or replaces its earlier state.
     ///
     /// # Errors
     ///
-    /// When it cannot be read. Nothing has changed then.
+    /// It cannot be read. Nothing has changed then.
     pub fn set_object(&mut self, kind: Kind, object: &Value) -> Result<(), ReadError> {
         let names = &mut self.names;
         match kind {
@@ -553,7 +554,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Takes an object out. Kinds without a namespace do not look at it. Returns whether the object was known.
+    /// Removes an object. Kinds without a namespace ignore `namespace`. Returns whether the object was known.
     pub fn remove_object(&mut self, kind: Kind, namespace: &str, name: &str) -> bool {
         let (Some(name), namespace) = (self.names.known(name), self.names.known(namespace)) else {
             return false;

@@ -1,4 +1,5 @@
-//! What a plugin answers. A reason is a few bytes until a person wants to read it: thousands of nodes share a few.
+//! The answer of a plugin. A reason takes a few bytes until a person reads it, because thousands of nodes share a few
+//! reasons.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -6,17 +7,17 @@ use std::sync::Arc;
 use crate::names::{Names, Symbol};
 use crate::plugin::Plugin;
 
-/// Whose words reasons are in: kube-scheduler changed some of them.
+/// The version of kube-scheduler whose texts are used; some of them changed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Wording {
-    /// Those of kube-scheduler 1.32, which the recorded simulator has: an untolerated taint is named.
+    /// kube-scheduler 1.32, as in the recorded simulator: an untolerated taint is named.
     V1_32,
-    /// Those of kube-scheduler 1.35.
+    /// kube-scheduler 1.35.
     #[default]
     V1_35,
 }
 
-/// Why a node, or the pod altogether, is refused.
+/// Why a node, or the pod as a whole, is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reason {
     /// A fixed text.
@@ -30,7 +31,7 @@ pub enum Reason {
         /// Its value.
         value: Symbol,
     },
-    /// A text that was made for this pod and node.
+    /// A text for this pod and node.
     Text(Arc<str>),
 }
 
@@ -53,7 +54,7 @@ impl Reason {
     }
 }
 
-/// Whether the eviction of other pods can help.
+/// Whether evicting other pods can help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Code {
     /// It may (`Unschedulable`).
@@ -67,11 +68,11 @@ pub enum Code {
 /// A refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
-    /// Which plugin refuses; none for an extender or the framework itself.
+    /// The plugin that refuses; none for an extender or the framework itself.
     pub plugin: Option<Plugin>,
-    /// Whether eviction can help.
+    /// Whether evicting pods can help.
     pub code: Code,
-    /// Why.
+    /// The reasons.
     pub reasons: Reasons,
 }
 

@@ -31,7 +31,7 @@ pub trait Source: Send + Sync + 'static {
         name: &'a str,
     ) -> BoxFuture<'a, Result<Option<Pod>, String>>;
 
-    /// How things stand now for the pod: without what is reserved for it by label. Runs off the threads that serve.
+    /// The current view for the pod, without its own reservations by label. Called on a blocking thread.
     fn view(&self, pod: &Pod) -> View;
 }
 

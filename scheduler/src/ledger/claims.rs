@@ -42,7 +42,7 @@ pub(super) struct Claims {
     pods: HashMap<Arc<str>, PodClaim>,
     /// How quotas count these pods.
     counted: HashMap<Arc<str>, Counted>,
-    /// Of these pods, those that only a question has shown. They are forgotten with what they hold.
+    /// Those of them known only from a question. They are forgotten together with what they hold.
     only_asked: HashSet<Arc<str>>,
     /// The uids of pods, by claim.
     carriers: HashMap<String, BTreeSet<Arc<str>>>,
@@ -70,7 +70,7 @@ pub struct Held {
     pub carried: bool,
     /// How quotas count its pod, until the pod is seen.
     pub counted: Counted,
-    /// While it is not written: the reservation that ran out before, and the version of its Lease.
+    /// While it is not written: the expired claim before it, and the version of that claim's Lease.
     pub over: Option<(String, String)>,
 }
 
@@ -435,7 +435,7 @@ impl Ledger {
         std::borrow::Cow::Owned(cluster)
     }
 
-    /// The GPUs that are reserved for the pod.
+    /// The GPUs that are claimed for the pod.
     pub(super) fn own_claims(&self, uid: &str) -> Vec<Arc<str>> {
         let Some(said) = self.claims.pods.get(uid) else {
             return Vec::new();
@@ -527,7 +527,7 @@ impl Ledger {
         counted.unwrap_or(&held.counted).clone()
     }
 
-    /// What the pod itself holds of the GPU.
+    /// The part of the GPU that the pod itself holds.
     fn load_of(&self, uid: &str, gpu: &str) -> Load {
         let held = self.cluster.reservation(uid);
         held.and_then(|held| held.devices().find(|(device, _)| *device == gpu))

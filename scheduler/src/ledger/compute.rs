@@ -14,15 +14,15 @@ use placement::{Cluster, Grant, Placement};
 use super::Ledger;
 use super::claims::{ClaimAsk, claim_uid};
 
-/// The quotas and what counts in each namespace.
+/// The quotas, and the pods and claims that count in each namespace.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ComputeQuotas {
     limits: BTreeMap<(String, String), Limit>,
     /// By namespace, then by uid. A reservation by label counts beside its pod, under a uid of its own.
     counted: HashMap<String, HashMap<Arc<str>, Counted>>,
-    /// The namespace of each reservation by label that counts.
+    /// The namespace of each claim that counts.
     claims: HashMap<Arc<str>, String>,
-    /// Whether all quotas have been read, so that what is not there does not exist.
+    /// Whether all quotas have been read, so that a quota that is not here does not exist.
     read: bool,
 }
 
@@ -83,7 +83,7 @@ impl ComputeQuotas {
         }
     }
 
-    /// What the pods that the quota counts hold, but for these uids.
+    /// The devices of the pods that the quota counts, without these uids.
     fn used(&self, limit: &Limit, without: &[&str]) -> Charge {
         let counted = self.counted.get(&limit.namespace).into_iter().flatten();
         counted
@@ -157,7 +157,7 @@ impl Ledger {
             .collect()
     }
 
-    /// What the first `most` ComputeQuotas, by namespace and name, allow and how much of it is used.
+    /// The limits and the use of the first `most` ComputeQuotas, by namespace and name.
     pub fn compute_quota_use(&self, most: usize) -> Vec<QuotaUse> {
         let limits = self.compute.limits.values().take(most);
         limits
@@ -174,8 +174,8 @@ impl Ledger {
             .collect()
     }
 
-    /// Why the pod, as it is written, would exceed a quota wherever it goes; none where it would not. What the device
-    /// assigner has reserved for the pod is not counted twice.
+    /// Why the pod's request alone would exceed a quota on any node; none where it would not. Devices that the assigner
+    /// has reserved for the pod are not counted twice.
     pub fn exceeds_compute_quota(&self, namespace: &str, pod: &Pod) -> Option<String> {
         self.vendors.hcs()?;
         let said = pod_claim(pod);

@@ -103,7 +103,7 @@ fn labelled(name: &str, labels: &[&str]) -> Value {
     pod
 }
 
-/// Makes the pod as somebody who may run pods and nothing else, with kubectl: other clients ask again by themselves
+/// Creates the pod as a user that may run pods and nothing else, with kubectl: other clients ask again by themselves
 /// after a 429.
 fn create(world: &World, pod: &Value) -> Result<(), String> {
     let mut whole = pod.clone();

@@ -71,7 +71,7 @@ pub enum NotClaimed {
     /// A ComputeQuota of the namespace does not allow it: why.
     #[error("{0}")]
     OverQuota(String),
-    /// Some match, but not enough are free on one node.
+    /// Some match, but too few on one node are free.
     #[error("{}", busy(*.asked, *.matching, *.reserved, *.used, *.out))]
     Busy {
         /// How many are asked for.
