@@ -36,7 +36,7 @@ pub enum Reason {
         /// How many it has.
         slots: u32,
     },
-    /// The request wants a card that no pod uses.
+    /// The request wants an unused card.
     #[error("in use by {containers}, asked for unused")]
     InUse {
         /// How many slots are taken.

@@ -85,7 +85,7 @@ pub struct Ask {
     pub memory: Memory,
     /// Compute on each.
     pub compute: Compute,
-    /// Only cards that no pod uses, taken with all their slots.
+    /// Only unused cards, taken with all their slots.
     pub exclusive: bool,
     /// All of them on one NUMA node.
     pub numa_bind: bool,
@@ -168,8 +168,8 @@ pub enum Arrange {
     /// first to one of the second: one, two, four or all eight, so that no wing is broken up without
     /// need. A node is worth more the less of its wings is broken up afterwards.
     Wings,
-    /// Several: cards that no pod uses and that follow each other by index. They begin anywhere in a
-    /// ring (tag [`crate::Device::RING`]); elsewhere they are 4, 8 or 16 from a multiple of that on.
+    /// Several unused cards with consecutive indices. They begin anywhere in a ring (tag
+    /// [`crate::Device::RING`]); elsewhere they are 4, 8 or 16 cards starting at a multiple of that number.
     Row,
     /// As the device policy has it; a node is worth what it says itself
     /// ([`crate::Device::appraisal`]).
@@ -239,7 +239,7 @@ pub enum DevicePolicy {
     Spread,
     /// The fullest first.
     Binpack,
-    /// Only cards that no pod uses.
+    /// Only unused cards.
     Mutex,
     /// By the first key, then the second, and so on; last by the higher index.
     Chain(Vec<Key>),
