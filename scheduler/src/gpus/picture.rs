@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use pages::gpus::{Gpu, Holder, Index, Monitors, Pending, Picture, Share, Total};
+use pages::gpus::{Gpu, GpuPod, Index, Monitors, Pending, Picture, Share, Total};
 use placement::{Cluster, Reservation};
 
 use super::history::{History, Key, Now, STEPS};

@@ -140,15 +140,15 @@ impl Picture {
     pub(crate) fn pods_on<'a>(
         &'a self,
         gpu: &'a Indexed,
-    ) -> impl ExactSizeIterator<Item = (&'a Holder, &'a Share)> {
-        let pods: Vec<(&Holder, &Share)> = self.at(&gpu.pods).collect();
+    ) -> impl ExactSizeIterator<Item = (&'a GpuPod, &'a Share)> {
+        let pods: Vec<(&GpuPod, &Share)> = self.at(&gpu.pods).collect();
         pods.into_iter()
     }
 
     fn at<'a>(
         &'a self,
         pods: &'a [(usize, usize)],
-    ) -> impl Iterator<Item = (&'a Holder, &'a Share)> {
+    ) -> impl Iterator<Item = (&'a GpuPod, &'a Share)> {
         pods.iter().filter_map(|(holder, share)| {
             let holder = self.holders.get(*holder)?;
             Some((holder, holder.shares.get(*share)?))

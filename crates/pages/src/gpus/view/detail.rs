@@ -1,6 +1,6 @@
 //! The page of one pod, and the page of one GPU: the shares that pods hold, and their use over time.
 
-use super::super::{Holder, OfGpu, Picture, Share};
+use super::super::{GpuPod, OfGpu, Picture, Share};
 use super::gpus::{state, title};
 use super::meter::{self, Meter};
 use super::pods::gpu_of;
