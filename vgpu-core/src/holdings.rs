@@ -1,10 +1,10 @@
 //! What this process holds, kept in step with what the driver says, and asking for more of it.
 
+pub(crate) mod deferred_frees;
 pub(crate) mod descriptors;
 pub(crate) mod export_books;
 pub(crate) mod graph_books;
 pub(crate) mod known_contexts;
-pub(crate) mod leaving;
 pub(crate) mod locate;
 pub(crate) mod location;
 pub(crate) mod measure;

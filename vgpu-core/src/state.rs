@@ -3,10 +3,10 @@
 
 pub(crate) mod books;
 pub(crate) mod container;
+pub(crate) mod deferred_frees;
 pub(crate) mod entries;
 pub(crate) mod launches;
 pub(crate) mod leases;
-pub(crate) mod leaves;
 pub(crate) mod ledger;
 pub(crate) mod process;
 pub(crate) mod standing;

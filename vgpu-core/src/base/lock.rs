@@ -1,21 +1,31 @@
-//! A lock for a guest: bounded waits, no allocation, all zeros is unlocked (so that memory which a
-//! fork wipes holds no lock), no poison. Never held across a driver call.
+//! Locks for a guest: bounded waits, no allocation, no poison. All zeros is unlocked, so memory that a fork
+//! wipes holds no lock.
+//!
+//! [`Guarded`] owns what it protects. [`Lock`] and [`ProcessLock`] own nothing: they order a change of words
+//! that other threads read without a lock, or work that happens once.
+//!
+//! The program's own call of the driver is never made while one of these locks is held: an exception or a
+//! jump may leave that call, and the lock would stay held. A call that we make for ourselves
+//! (`driver::query`) cannot be left that way, and a lock whose doc says so is held across such calls. Other
+//! threads may then wait as long as the driver takes; a wait gives up after ten seconds at most.
 
+use core::cell::UnsafeCell;
+use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 
-/// Another thread of this process, which is about to let go as soon as it runs: giving up on it would
-/// lose what the books were to be told. Ends all the same, should the thread be gone.
+/// How long a caller waits that would lose a charge or a refund by giving up. The holder is another thread
+/// of this process and releases the lock as soon as it runs; the wait ends even if that thread is gone.
 const LONGEST_WAIT_MS: i64 = 10_000;
 
-/// Where nothing is lost by not waiting.
+/// How long a caller waits that loses nothing by giving up.
 const BRIEF_WAIT_MS: i64 = 100;
 
-/// For sections of some tens of nanoseconds: whoever waits spins, yields, then sleeps in short steps,
-/// so that letting it go costs one store and wakes nobody. Lives in memory that a forked child sees
-/// as zeros.
+/// A lock without data, mostly for sections of some tens of nanoseconds: a waiting thread spins, yields, then
+/// sleeps in short steps, so a release costs one store and no system call. Lives in memory that a forked
+/// child sees as zeros.
 #[repr(transparent)]
 pub(crate) struct Lock(AtomicU32);
 
@@ -47,7 +57,7 @@ impl Lock {
         }
     }
 
-    /// Does not wait; `None` when somebody has it.
+    /// Does not wait; `None` when another thread holds it.
     #[inline]
     pub(crate) fn try_hold(&self) -> Option<Held<'_>> {
         self.take().then(|| Held(self))
@@ -92,6 +102,77 @@ impl Drop for Held<'_> {
     }
 }
 
+/// A value and the lock that protects it. The value is reached only through a [`Guard`]. All zeros is
+/// unlocked; whether it is also a value of `T` is for `T` to say.
+#[repr(C)]
+pub(crate) struct Guarded<T> {
+    lock: Lock,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: `value` is reached only through a guard, of which the lock gives out one at a time.
+unsafe impl<T: Send> Sync for Guarded<T> {}
+
+/// The value of a [`Guarded`], whose lock is held until this is dropped.
+pub(crate) struct Guard<'a, T> {
+    value: &'a UnsafeCell<T>,
+    _held: Held<'a>,
+}
+
+impl<T> Guarded<T> {
+    #[cfg(test)]
+    pub(crate) const fn new(value: T) -> Self {
+        Self {
+            lock: Lock::new(),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Waits up to ten seconds; `None` when that was not enough.
+    #[inline]
+    pub(crate) fn hold(&self) -> Option<Guard<'_, T>> {
+        self.guard(self.lock.hold())
+    }
+
+    /// Waits up to 100 ms; `None` when that was not enough.
+    #[inline]
+    pub(crate) fn hold_briefly(&self) -> Option<Guard<'_, T>> {
+        self.guard(self.lock.hold_briefly())
+    }
+
+    /// Does not wait; `None` when another thread holds it.
+    #[inline]
+    pub(crate) fn try_hold(&self) -> Option<Guard<'_, T>> {
+        self.guard(self.lock.try_hold())
+    }
+
+    #[inline]
+    fn guard<'a>(&'a self, held: Option<Held<'a>>) -> Option<Guard<'a, T>> {
+        held.map(|held| Guard {
+            value: &self.value,
+            _held: held,
+        })
+    }
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the guard holds the lock of this cell, and only a guard reaches into it.
+        unsafe { &*self.value.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above, and the guard is borrowed exclusively.
+        unsafe { &mut *self.value.get() }
+    }
+}
+
 /// Lets the holder run: first the rest of a time slice, then 50 µs.
 fn pause(looks: u32) {
     // Bare system calls: the C library's functions are points of cancellation.
@@ -114,7 +195,7 @@ fn pause(looks: u32) {
     };
 }
 
-/// Half a millisecond, in which others run.
+/// Sleeps half a millisecond.
 pub(crate) fn nap() {
     let nap = libc::timespec {
         tv_sec: 0,
@@ -130,8 +211,8 @@ pub(crate) fn nap() {
     };
 }
 
-/// A lock whose holder may have been left behind by a fork: it names the process that holds it. For
-/// memory that no fork wipes, and for what happens once.
+/// A lock for memory that no fork wipes, and for work that happens once. It names the process that holds it,
+/// so a forked child recognises a lock that a thread of its parent held at the fork, and takes it over.
 pub(crate) struct ProcessLock(AtomicU32);
 
 /// The lock is held until this is dropped.
@@ -193,7 +274,7 @@ pub(crate) fn milliseconds() -> i64 {
     now.tv_sec * 1000 + now.tv_nsec / 1_000_000
 }
 
-/// Lets others go on for so long, milliseconds. No cancellation point.
+/// Sleeps for so many milliseconds. No cancellation point.
 pub(crate) fn sleep_ms(ms: u64) {
     futex_wait(&AtomicU32::new(0), 0, i64::try_from(ms).unwrap_or(0));
 }
@@ -216,7 +297,7 @@ fn futex_wait(word: &AtomicU32, expected: u32, longest_ms: i64) {
 }
 
 fn futex_wake_one(word: &AtomicU32) {
-    // SAFETY: as above; waking is harmless when nobody waits.
+    // SAFETY: as above; waking is harmless when no thread waits.
     unsafe {
         libc::syscall(
             libc::SYS_futex,
@@ -230,29 +311,33 @@ fn futex_wake_one(word: &AtomicU32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::UnsafeCell;
 
     #[test]
-    fn one_at_a_time() {
-        struct Shared(Lock, UnsafeCell<u64>);
-        // SAFETY: the cell is only touched under the lock.
-        unsafe impl Sync for Shared {}
-        let shared = Shared(Lock::new(), UnsafeCell::new(0));
+    fn guarded_value_changes_one_thread_at_a_time() {
+        let sum = Guarded::new(0_u64);
 
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..10_000 {
-                        let shared = &shared;
-                        let _held = shared.0.hold().unwrap();
-                        // SAFETY: under the lock.
-                        unsafe { *shared.1.get() += 1 };
+                        *sum.hold().unwrap() += 1;
                     }
                 });
             }
         });
 
-        assert_eq!(shared.1.into_inner(), 40_000);
+        assert_eq!(*sum.hold().unwrap(), 40_000);
+    }
+
+    #[test]
+    fn guard_releases_its_lock() {
+        let value = Guarded::new(1);
+        let held = value.try_hold();
+        assert!(held.is_some() && value.try_hold().is_none());
+
+        drop(held);
+
+        assert!(value.try_hold().is_some());
     }
 
     #[test]

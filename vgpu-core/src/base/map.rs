@@ -3,10 +3,9 @@
 //! empty map, so a forked child, for whom the kernel wipes it, begins with none: its frees of
 //! inherited pointers find nothing and refund nothing. Waits for no other process.
 
-use core::cell::UnsafeCell;
 use core::ffi::c_void;
 
-use crate::base::lock::Lock;
+use crate::base::lock::Guarded;
 
 const SHARDS: usize = 64;
 const FIRST_CAPACITY: usize = 128;
@@ -106,11 +105,9 @@ struct Cell {
     entry: Entry,
 }
 
+/// No call of the driver is made while a shard is held.
 #[repr(C, align(64))]
-struct Shard {
-    lock: Lock,
-    table: UnsafeCell<Table>,
-}
+struct Shard(Guarded<Table>);
 
 #[repr(C)]
 struct Table {
@@ -119,14 +116,14 @@ struct Table {
     live: usize,
 }
 
+// SAFETY: the cells are a mapping of the table's own, which any thread may use.
+unsafe impl Send for Table {}
+
 /// See the module's text. Lives in memory that begins as zeros.
 #[repr(C)]
 pub(crate) struct Map {
     shards: [Shard; SHARDS],
 }
-
-// SAFETY: a shard's table is only touched under its lock.
-unsafe impl Sync for Map {}
 
 /// What to do with an entry that was looked at.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -156,10 +153,8 @@ impl Map {
     fn with<T>(&self, key: u64, work: impl FnOnce(&mut Table, usize) -> T) -> Option<T> {
         let hash = hash(key);
         let shard = self.shard(hash)?;
-        let _held = shard.lock.hold()?;
-        // SAFETY: under the shard's lock.
-        let table = unsafe { &mut *shard.table.get() };
-        Some(work(table, usize::try_from(hash).unwrap_or(0)))
+        let mut table = shard.0.hold()?;
+        Some(work(&mut table, usize::try_from(hash).unwrap_or(0)))
     }
 
     /// Remembers an entry; one that stands under this number already is replaced and comes back.
@@ -217,11 +212,9 @@ impl Map {
     /// As [`Map::sweep`], with the number of each entry (exact below 2^56).
     pub(crate) fn sweep_numbers(&self, mut goes: impl FnMut(Space, u64, &mut Entry) -> bool) {
         for shard in &self.shards {
-            let Some(_held) = shard.lock.hold() else {
+            let Some(mut table) = shard.0.hold() else {
                 continue;
             };
-            // SAFETY: under the shard's lock.
-            let table = unsafe { &mut *shard.table.get() };
             let mut at = 0;
             while at < table.capacity {
                 let found = table
@@ -285,7 +278,7 @@ impl Table {
         if at >= self.capacity {
             return None;
         }
-        // SAFETY: below the capacity that the cells were mapped with; the lock is held.
+        // SAFETY: below the capacity that the cells were mapped with, and borrowed exclusively.
         Some(unsafe { &mut *self.cells.wrapping_add(at) })
     }
 
@@ -366,14 +359,14 @@ impl Table {
         self.cells = memory.cast();
         self.capacity = capacity;
         for at in 0..old.capacity {
-            // SAFETY: below the capacity that the old cells were mapped with; the lock is held.
+            // SAFETY: below the capacity that the old cells were mapped with, and borrowed exclusively.
             let cell = unsafe { old.cells.wrapping_add(at).read() };
             if cell.key != 0 {
                 self.place(cell, usize::try_from(hash(cell.key)).unwrap_or(0));
             }
         }
         if !old.cells.is_null() {
-            // SAFETY: our own mapping of that size, which nobody refers to any more.
+            // SAFETY: our own mapping of that size, and no reference to it is left.
             unsafe { libc::munmap(old.cells.cast(), old.capacity * size_of::<Cell>()) };
         }
         true

@@ -18,10 +18,10 @@ use crate::base::map::{Entry, Space};
 use crate::driver::query;
 use crate::figures::sizes;
 use crate::guest::manners;
-use crate::holdings::{graph_books, leaving, pool_books};
+use crate::holdings::{deferred_frees, graph_books, pool_books};
 use crate::state::books::Books;
 use crate::state::entries::{self, object, what};
-use crate::state::ledger::{CHORE_LEAVING, Learn, Part};
+use crate::state::ledger::{CHORE_DEFERRED_FREES, Learn, Part};
 
 const MIB: u64 = 1 << 20;
 
@@ -108,8 +108,8 @@ fn look(books: &Books, device: usize, from: From, when: When) -> Option<Look> {
         From::Nvml(ordinal) => manners::uncancelled(|| query::used_bytes(ordinal))?,
     };
     // What a stream has freed until then is in neither figure.
-    if books.ledger().has_chore(CHORE_LEAVING) {
-        leaving::settle(books);
+    if books.ledger().has_chore(CHORE_DEFERRED_FREES) {
+        deferred_frees::settle(books);
     }
     Some(Look {
         in_use,
@@ -263,7 +263,7 @@ fn own_buffers(books: &Books, device: usize) -> u64 {
 fn buffers(books: &Books, device: usize) -> Buffers {
     let mut sum = Buffers {
         bytes: own_buffers(books, device),
-        doubtful: leaving::bytes(books, device),
+        doubtful: deferred_frees::bytes(books, device),
     };
     books.ledger().map.sweep(|space, entry| {
         if usize::from(entry.device) == device {

@@ -9,10 +9,10 @@ use crate::driver::device::Fact;
 use crate::driver::query;
 use crate::guest::manners;
 use crate::holdings::{
-    descriptors, known_contexts, leaving, measure, patience, pool_books, sparse_books,
+    deferred_frees, descriptors, known_contexts, measure, patience, pool_books, sparse_books,
 };
 use crate::state::books::Books;
-use crate::state::ledger::{CHORE_LEAVING, CHORE_POOLS};
+use crate::state::ledger::{CHORE_DEFERRED_FREES, CHORE_POOLS};
 
 /// Reserves room, or says what the caller is told instead.
 #[inline(always)]
@@ -60,17 +60,17 @@ pub(crate) fn try_reserve(books: &Books, device: usize, bytes: u64) -> Result<Ch
 fn try_reserve_after_chores(books: &Books, device: usize, bytes: u64) -> Result<Charge, Refusal> {
     do_chores(books);
     let reserved = try_reserve_now(books, device, bytes);
-    if reserved.is_ok() || !books.ledger().has_chore(CHORE_LEAVING) {
+    if reserved.is_ok() || !books.ledger().has_chore(CHORE_DEFERRED_FREES) {
         return reserved;
     }
-    leaving::wait(books);
+    deferred_frees::wait(books);
     try_reserve_now(books, device, bytes)
 }
 
 fn do_chores(books: &Books) {
     let ledger = books.ledger();
-    if ledger.has_chore(CHORE_LEAVING) {
-        leaving::settle(books);
+    if ledger.has_chore(CHORE_DEFERRED_FREES) {
+        deferred_frees::settle(books);
     }
     if ledger.has_chore(CHORE_POOLS) {
         pool_books::finish(books);

@@ -10,7 +10,7 @@ use crate::figures::sizes::taken;
 use crate::guest::border::{self, Address};
 use crate::guest::manners::Verdict;
 use crate::holdings::sparse_books;
-use crate::rules::memory::{Leaving, Reserved, after_leaving, given_with, leaving, reserve_here};
+use crate::rules::memory::{Freeing, Reserved, after_freeing, freeing, given_with, reserve_here};
 use crate::state::standing::{self, books};
 
 pub(crate) fn before_array<D: Described>(
@@ -79,16 +79,16 @@ fn after<A: Address, D: Described>(
 #[derive(Clone, Copy)]
 pub(crate) struct Going {
     array: u64,
-    charged: Option<Leaving>,
+    charged: Option<Freeing>,
 }
 
 pub(crate) fn before_array_free(array: impl Address) -> Verdict<Going> {
     let books = books!(Memory);
     let array = array.number();
-    match leaving(&books, Space::Array, array) {
-        Verdict::Call(leaving) => Verdict::Call(Going {
+    match freeing(&books, Space::Array, array) {
+        Verdict::Call(freeing) => Verdict::Call(Going {
             array,
-            charged: Some(leaving),
+            charged: Some(freeing),
         }),
         _ if sparse_books::has_parts(&books) => Verdict::Call(Going {
             array,
@@ -100,8 +100,8 @@ pub(crate) fn before_array_free(array: impl Address) -> Verdict<Going> {
 }
 
 pub(crate) fn after_array_free(going: Going, result: CuResult) {
-    if let Some(leaving) = going.charged {
-        after_leaving(leaving, result, Space::Array);
+    if let Some(freeing) = going.charged {
+        after_freeing(freeing, result, Space::Array);
     }
     if let Some(books) = standing::opened().filter(|_| result == CuResult::SUCCESS) {
         sparse_books::array_gone(&books, going.array);

@@ -22,7 +22,7 @@ use crate::driver::query;
 use crate::guest::border;
 use crate::guest::manners::{self, Verdict};
 use crate::guest::thread::thread;
-use crate::holdings::leaving;
+use crate::holdings::deferred_frees;
 use crate::holdings::locate;
 use crate::holdings::requests;
 use crate::rules::first_use::{self, FirstUse};
@@ -451,7 +451,7 @@ pub(crate) fn before_stream_destroy(stream: CuStream) -> Verdict<()> {
     }
     let stream = stream as u64;
     if stream > 2 {
-        leaving::stream_goes(&books, stream);
+        deferred_frees::stream_goes(&books, stream);
         tell(&books);
         state.forget_gates();
         let target = Target {
@@ -475,7 +475,7 @@ pub(crate) fn before_stream_destroy(stream: CuStream) -> Verdict<()> {
 
 /// A context is about to go, with all its streams and our events in it.
 pub(crate) fn context_goes(books: &Books, context: u64) {
-    leaving::context_goes(books, context);
+    deferred_frees::context_goes(books, context);
     let state = &books.process.compute;
     tell(books);
     state.forget_gates();

@@ -398,7 +398,7 @@ fn gone(books: &Books, entry: &Entry) {
     }
     crate::holdings::pool_books::settle_device(books, device);
     crate::holdings::graph_books::settle(books, device);
-    crate::holdings::leaving::context_gone(books, entry.owner);
+    crate::holdings::deferred_frees::context_gone(books, entry.owner);
 }
 
 /// `cuCtxAttach`: one more reference to the current context.

@@ -17,7 +17,7 @@ use crate::guest::manners::Verdict;
 use crate::holdings::descriptors::{KEEPS_OBJECT, KEEPS_POINTER, put};
 use crate::holdings::objects::Objects;
 use crate::holdings::{locate, requests};
-use crate::rules::memory::{self, Leaving, Reserved};
+use crate::rules::memory::{self, Freeing, Reserved};
 use crate::state::books::{self, Place};
 use crate::state::entries::what;
 use crate::state::standing::{self, books};
@@ -47,13 +47,13 @@ pub(crate) fn after_import(reserved: Reserved, result: CuResult, out: *mut CuExt
     }
 }
 
-pub(crate) fn before_destroy(memory: CuExternalMemory) -> Verdict<Leaving> {
+pub(crate) fn before_destroy(memory: CuExternalMemory) -> Verdict<Freeing> {
     let books = books!(Memory);
-    memory::leaving(&books, Space::External, memory as u64)
+    memory::freeing(&books, Space::External, memory as u64)
 }
 
-pub(crate) fn after_destroy(leaving: Leaving, result: CuResult) {
-    memory::after_leaving(leaving, result, Space::External);
+pub(crate) fn after_destroy(freeing: Freeing, result: CuResult) {
+    memory::after_freeing(freeing, result, Space::External);
 }
 
 /// A resource is charged when it is first mapped, and until it is unregistered. Where there is no room
@@ -103,13 +103,13 @@ pub(crate) fn after_map_resources(
     None
 }
 
-pub(crate) fn before_unregister(resource: CuGraphicsResource) -> Verdict<Leaving> {
+pub(crate) fn before_unregister(resource: CuGraphicsResource) -> Verdict<Freeing> {
     let books = books!(Memory);
-    memory::leaving(&books, Space::Graphics, resource as u64)
+    memory::freeing(&books, Space::Graphics, resource as u64)
 }
 
-pub(crate) fn after_unregister(leaving: Leaving, result: CuResult) {
-    memory::after_leaving(leaving, result, Space::Graphics);
+pub(crate) fn after_unregister(freeing: Freeing, result: CuResult) {
+    memory::after_freeing(freeing, result, Space::Graphics);
 }
 
 /// `cuMemGetHandleForAddressRange`: a DMA-BUF keeps its memory until it is closed.

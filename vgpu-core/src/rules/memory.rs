@@ -41,7 +41,7 @@ impl Reserved {
 
 /// Something that the driver is about to take back.
 #[derive(Clone, Copy)]
-pub(crate) struct Leaving {
+pub(crate) struct Freeing {
     number: u64,
     entry: Entry,
 }
@@ -261,15 +261,15 @@ pub(crate) fn after_pitch<A: Address>(
 /// A pointer that we have not seen goes to the driver unchanged. One that we have is taken out before
 /// the call: after it another thread may be given the same number.
 #[inline(always)]
-pub(crate) fn before_free(pointer: impl Address) -> Verdict<Leaving> {
+pub(crate) fn before_free(pointer: impl Address) -> Verdict<Freeing> {
     let books = books!(Memory);
-    leaving(&books, Space::Pointer, pointer.number())
+    freeing(&books, Space::Pointer, pointer.number())
 }
 
 /// The driver takes plain memory back in stream order, too, but not managed memory: that is freed
 /// plainly ([`is_freed_plainly`]), which waits for what still uses it. Never within a capture, which
 /// records such a free.
-pub(crate) fn before_free_async(pointer: CuDevicePtr, stream: CuStream) -> Verdict<Leaving> {
+pub(crate) fn before_free_async(pointer: CuDevicePtr, stream: CuStream) -> Verdict<Freeing> {
     let books = books!(Memory);
     if any_paged()
         && let Some(entry) = books.ledger().map.get(Space::Pointer, pointer.0)
@@ -278,18 +278,18 @@ pub(crate) fn before_free_async(pointer: CuDevicePtr, stream: CuStream) -> Verdi
     {
         return Verdict::Pass;
     }
-    leaving(&books, Space::Pointer, pointer.0)
+    freeing(&books, Space::Pointer, pointer.0)
 }
 
 /// See [`before_free_async`].
-pub(crate) fn is_freed_plainly(leaving: Leaving) -> bool {
-    leaving.entry.what == what::PAGED
+pub(crate) fn is_freed_plainly(freeing: Freeing) -> bool {
+    freeing.entry.what == what::PAGED
 }
 
 #[inline(always)]
-pub(crate) fn leaving(books: &Books, space: Space, number: u64) -> Verdict<Leaving> {
+pub(crate) fn freeing(books: &Books, space: Space, number: u64) -> Verdict<Freeing> {
     match books.ledger().map.take(space, number) {
-        Some(entry) => Verdict::Call(Leaving { number, entry }),
+        Some(entry) => Verdict::Call(Freeing { number, entry }),
         None => {
             graph_books::freed_outside(books, number);
             Verdict::Pass
@@ -298,17 +298,17 @@ pub(crate) fn leaving(books: &Books, space: Space, number: u64) -> Verdict<Leavi
 }
 
 #[inline(always)]
-pub(crate) fn after_free(leaving: Leaving, result: CuResult) {
-    after_leaving(leaving, result, Space::Pointer);
+pub(crate) fn after_free(freeing: Freeing, result: CuResult) {
+    after_freeing(freeing, result, Space::Pointer);
 }
 
 /// As [`after_free`], of what is known by a number of another kind.
 #[inline(always)]
-pub(crate) fn after_leaving(leaving: Leaving, result: CuResult, space: Space) {
+pub(crate) fn after_freeing(freeing: Freeing, result: CuResult, space: Space) {
     let Some(books) = standing::opened() else {
         return;
     };
-    let Leaving { number, entry } = leaving;
+    let Freeing { number, entry } = freeing;
     if result == CuResult::SUCCESS {
         forget(&books, number, &entry);
     } else {
@@ -318,11 +318,11 @@ pub(crate) fn after_leaving(leaving: Leaving, result: CuResult, space: Space) {
 
 /// The driver takes it back when the stream gets there: until then it stays charged. A capture only
 /// records the free, so nothing is freed there.
-pub(crate) fn after_free_async(leaving: Leaving, result: CuResult, stream: CuStream) {
+pub(crate) fn after_free_async(freeing: Freeing, result: CuResult, stream: CuStream) {
     let Some(books) = standing::opened() else {
         return;
     };
-    let Leaving { number, entry } = leaving;
+    let Freeing { number, entry } = freeing;
     if result != CuResult::SUCCESS || query::relaxed(|| query::is_capturing(stream)) {
         books.ledger().map.put(Space::Pointer, number, entry);
         return;

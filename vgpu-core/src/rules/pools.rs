@@ -24,10 +24,10 @@ use crate::holdings::pool_books::{
     DEAD, DENIED, HERE, IMPORTED, NO_DEVICE, enter, find, finish, has_books, is_empty, leave,
     region_index, settle, settle_held,
 };
-use crate::holdings::{graph_books, leaving, locate, requests};
+use crate::holdings::{deferred_frees, graph_books, locate, requests};
 use crate::state::books::{self, Books, Place};
 use crate::state::entries::what;
-use crate::state::ledger::{CHORE_LEAVING, CHORE_POOLS, Pool};
+use crate::state::ledger::{CHORE_DEFERRED_FREES, CHORE_POOLS, Pool};
 use crate::state::standing::{self, books};
 
 /// The stream of a call whose default stream is the thread's own.
@@ -367,8 +367,8 @@ pub(crate) fn after_sync(_result: CuResult) {
     };
     books.count(books::Group::Sync);
     let ledger = books.ledger();
-    if ledger.has_chore(CHORE_LEAVING) {
-        leaving::settle(&books);
+    if ledger.has_chore(CHORE_DEFERRED_FREES) {
+        deferred_frees::settle(&books);
     }
     // Relaxed: only says that a look is worth while.
     if ledger.pools_in_use.load(Ordering::Relaxed) == 0 {

@@ -1,5 +1,5 @@
 //! Rules: memory is freed in the order of a stream. Its charge stays until an event of ours behind the free
-//! has come to pass (`leaving.rs`). Puts nothing into a stream that captures.
+//! has come to pass (`deferred_frees.rs`). Puts nothing into a stream that captures.
 
 use cuda_api::{CuResult, CuStream};
 use vgpu_abi::region::SharedKey;
@@ -7,10 +7,10 @@ use vgpu_abi::region::SharedKey;
 use crate::base::map::Entry;
 use crate::driver::query;
 use crate::guest::manners;
-use crate::holdings::leaving::{self, OfStream};
+use crate::holdings::deferred_frees::{self, OfStream};
 use crate::holdings::locate;
 use crate::state::books::{Books, Place};
-use crate::state::ledger::CHORE_LEAVING;
+use crate::state::ledger::CHORE_DEFERRED_FREES;
 use crate::state::standing;
 
 /// The driver has been told to free an allocation when the stream gets there. `stream` is 2 for the
@@ -23,7 +23,7 @@ pub(crate) fn leave(books: &Books, entry: &Entry, key: Option<SharedKey>, stream
                 Place::Device { owner, .. } => owner,
                 Place::Elsewhere | Place::Denied => 0,
             };
-            leaving::enter(
+            deferred_frees::enter(
                 books,
                 entry,
                 key,
@@ -43,9 +43,9 @@ pub(crate) fn after_context_sync(result: CuResult) {
         return;
     };
     if result == CuResult::SUCCESS
-        && books.ledger().has_chore(CHORE_LEAVING)
+        && books.ledger().has_chore(CHORE_DEFERRED_FREES)
         && let Some(context) = query::current_context()
     {
-        leaving::context_is_idle(&books, context);
+        deferred_frees::context_is_idle(&books, context);
     }
 }

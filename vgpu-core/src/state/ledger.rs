@@ -12,10 +12,10 @@ use crate::base::lock::{self, Lock};
 use crate::base::map::Map;
 use crate::driver::device::MAX_ORDINALS;
 use crate::figures::room::Promised;
-use crate::state::leaves::Leaving;
+use crate::state::deferred_frees::DeferredFrees;
 
 /// A chore that waits (`Ledger::chores`): memory that was freed in the order of a stream.
-pub(crate) const CHORE_LEAVING: u32 = 1;
+pub(crate) const CHORE_DEFERRED_FREES: u32 = 1;
 /// A chore that waits: pools that their owner has destroyed while they held memory.
 pub(crate) const CHORE_POOLS: u32 = 2;
 /// A chore that waits: what a call took that was left by a jump is to be measured. From this bit on
@@ -33,7 +33,7 @@ pub(crate) struct Ledger {
     pub(crate) contexts_numbered: AtomicU32,
     /// Numbers given to libraries so far.
     pub(crate) libraries_numbered: AtomicU32,
-    /// Held while `objects.rs` changes what this process holds.
+    /// Held while `objects.rs` changes what this process holds. No call of the driver is made meanwhile.
     pub(crate) objects_lock: Lock,
     /// Numbers given to objects so far.
     pub(crate) objects_numbered: AtomicU64,
@@ -50,20 +50,22 @@ pub(crate) struct Ledger {
     primaries: [AtomicU64; MAX_ORDINALS],
     /// Memory pools.
     pub(crate) pools: Growing<Pool>,
-    /// Held while a pool is entered into `pools`.
+    /// Held while a pool is entered into `pools`. No call of the driver is made meanwhile.
     pub(crate) pools_lock: Lock,
     /// Pools that have something charged; 0 means that no synchronisation needs a look.
     pub(crate) pools_in_use: AtomicU32,
     /// Memory of graphs, by device.
     pub(crate) graphs: [GraphMemory; MAX_DEVICES],
-    /// What streams free.
-    pub(crate) leaving: Leaving,
+    /// Memory freed in the order of a stream.
+    pub(crate) deferred_frees: DeferredFrees,
     /// What is to be looked at before room is given next; 0: nothing.
     chores: AtomicU32,
 }
 
 #[repr(C)]
 struct Overhead {
+    /// Held while the charges of contexts and modules are changed together; they are read, and added to,
+    /// without it. No call of the driver is made meanwhile.
     lock: Lock,
     context_bytes: AtomicU64,
     module_bytes: AtomicU64,
@@ -111,7 +113,8 @@ const HOST_LOOKS_MS: u64 = 500;
 pub(crate) struct Pool {
     /// The driver's handle; 0 is nobody's.
     pub(crate) handle: AtomicU64,
-    /// Held while it is settled.
+    /// Held while it is settled, which asks the driver for the pool's figures, and while it is destroyed:
+    /// these calls of the driver are ours.
     pub(crate) lock: Lock,
     /// Region index of its device, or what else it is (`pools.rs`).
     pub(crate) device: AtomicU32,
@@ -131,7 +134,7 @@ unsafe impl growing::Place for Pool {}
 /// What the graphs of a device hold.
 #[repr(C)]
 pub(crate) struct GraphMemory {
-    /// Held while it is settled.
+    /// Held while it is settled, which asks the driver for its figures: these calls are ours.
     pub(crate) lock: Lock,
     /// The driver's ordinal of the device, plus one.
     pub(crate) ordinal: AtomicU32,

@@ -47,8 +47,9 @@ pub(crate) struct Process {
     /// A bit for each device into whose context a runtime is loading past the hooks, and another one for
     /// each of which a measurement is wanted.
     loading: AtomicU32,
-    /// Held while what was loaded is measured.
+    /// Held while what was loaded is measured, by calls of the driver and of NVML that are ours.
     pub(crate) loaded_lock: Lock,
+    /// Held while the limits are read from their file. No call of the driver is made meanwhile.
     limits_lock: Lock,
     limits_generation: AtomicU64,
     pub(crate) limits_known: AtomicU32,

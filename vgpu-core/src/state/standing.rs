@@ -41,6 +41,7 @@ static CONTAINER: AtomicPtr<Container> = AtomicPtr::new(core::ptr::null_mut());
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
 
+/// Held while the process is set up, which opens files. No call of the driver is made meanwhile.
 static SET_UP: ProcessLock = ProcessLock::new();
 
 static EPOCH: AtomicU32 = AtomicU32::new(0);

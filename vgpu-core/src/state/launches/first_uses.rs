@@ -33,7 +33,7 @@ pub(crate) struct FirstUses {
     waiting: AtomicU32,
     /// How the driver loads modules: 0 is not known, else a `Loading` plus one.
     mode: AtomicU32,
-    /// Held while a place is given to a number, or taken from it.
+    /// Held while a place is given to a number, or taken from it. No call of the driver is made meanwhile.
     lock: Lock,
     places: [Place; PLACES],
 }

@@ -7,12 +7,11 @@
 //! them is measured. Else only the marked launch is, and what the stream idled between its event and its
 //! launch is taken off. No lock of ours is waited for: who finds one held measures nothing this time.
 
-use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::costs::Work;
 use crate::base::clock;
-use crate::base::lock::Lock;
+use crate::base::lock::{Guarded, Lock};
 use crate::driver::query;
 use crate::guest::thread::thread;
 
@@ -48,8 +47,8 @@ struct Mark {
     is_unknown: bool,
 }
 
-struct Inner {
-    marks: [Mark; MARKS],
+struct Marks {
+    ring: [Mark; MARKS],
     first: usize,
     count: usize,
     /// The end of the mark that was collected last; 0: none.
@@ -71,14 +70,11 @@ pub(crate) struct Stream {
     key: AtomicU64,
     /// Something else than launches was put into the stream since the last mark.
     is_broken: AtomicU32,
-    lock: Lock,
-    inner: UnsafeCell<Inner>,
+    /// Held while events are recorded, asked and compared: these calls of the driver are ours.
+    marks: Guarded<Marks>,
 }
 
-// SAFETY: `inner` is only touched under the lock.
-unsafe impl Sync for Stream {}
-
-struct PoolInner {
+struct Events {
     spare: [u64; SPARE],
     count: usize,
     /// An event that times are counted from, and what its own time is called.
@@ -91,12 +87,9 @@ struct PoolInner {
 #[repr(C)]
 struct Pool {
     context: AtomicU64,
-    lock: Lock,
-    inner: UnsafeCell<PoolInner>,
+    /// Held while events are compared and destroyed: these calls of the driver are ours.
+    events: Guarded<Events>,
 }
-
-// SAFETY: `inner` is only touched under the lock.
-unsafe impl Sync for Pool {}
 
 /// See the module's text. All zeros is an empty one.
 #[repr(C)]
@@ -105,7 +98,9 @@ pub(crate) struct Spans {
     /// One bit for each stream that has marks, or work that is not known to be done.
     busy: [AtomicU64; STREAMS / 64],
     pools: [Pool; CONTEXTS],
-    lock: Lock,
+    /// Held while a stream or a context is entered. The events of a stream whose place is taken over may
+    /// be destroyed meanwhile, which is a call of the driver of ours.
+    entering: Lock,
 }
 
 /// Which stream a launch goes to.
@@ -173,25 +168,24 @@ impl Spans {
 
     #[cold]
     fn enter(&self, key: u64, target: &Target) -> Option<usize> {
-        let _held = self.lock.try_hold()?;
+        let _held = self.entering.try_hold()?;
         if let Some(at) = places(key).find(|at| self.key_at(*at) == key) {
             return Some(at);
         }
         let is_free = |at: &usize| self.key_at(*at) == 0 || self.is_idle(*at);
         let at = places(key).find(is_free)?;
         let stream = self.streams.get(at)?;
-        let _inner_held = stream.lock.try_hold()?;
-        // SAFETY: under the lock.
-        let inner = unsafe { &mut *stream.inner.get() };
-        self.give_back(inner.context, core::mem::take(&mut inner.last));
-        inner.first = 0;
-        inner.count = 0;
-        inner.last_submitted_ns = 0;
-        inner.submitted_ns = 0;
-        inner.done_ns = 0;
-        inner.context = target.context;
-        inner.device = target.device;
-        inner.handle = target.handle;
+        let mut marks = stream.marks.try_hold()?;
+        let marks = &mut *marks;
+        self.give_back(marks.context, core::mem::take(&mut marks.last));
+        marks.first = 0;
+        marks.count = 0;
+        marks.last_submitted_ns = 0;
+        marks.submitted_ns = 0;
+        marks.done_ns = 0;
+        marks.context = target.context;
+        marks.device = target.device;
+        marks.handle = target.handle;
         // Relaxed: see `stream`.
         stream.is_broken.store(0, Ordering::Relaxed);
         stream.key.store(key, Ordering::Relaxed);
@@ -236,13 +230,12 @@ impl Spans {
         let Some(stream) = self.streams.get(at) else {
             return false;
         };
-        let Some(_held) = stream.lock.hold_briefly() else {
+        let Some(mut marks) = stream.marks.hold_briefly() else {
             return false;
         };
-        // SAFETY: under the lock.
-        let inner = unsafe { &mut *stream.inner.get() };
-        inner.submitted_ns += ns;
-        inner.at_ns = now_ns;
+        let marks = &mut *marks;
+        marks.submitted_ns += ns;
+        marks.at_ns = now_ns;
         self.set_busy(at, true);
         true
     }
@@ -252,15 +245,13 @@ impl Spans {
         let Some(stream) = self.streams.get(at) else {
             return 0;
         };
-        let Some(_held) = stream.lock.try_hold() else {
+        let Some(marks) = stream.marks.try_hold() else {
             return 0;
         };
-        // SAFETY: under the lock.
-        let inner = unsafe { &*stream.inner.get() };
-        let marked = inner
+        let marked = marks
             .newest()
-            .map_or(inner.last_submitted_ns, |mark| mark.submitted_ns);
-        inner.submitted_ns.saturating_sub(marked)
+            .map_or(marks.last_submitted_ns, |mark| mark.submitted_ns);
+        marks.submitted_ns.saturating_sub(marked)
     }
 
     /// Something that takes time of its own was put into the stream: what lies between two marks around
@@ -278,21 +269,19 @@ impl Spans {
     /// Puts an event before the launch that comes. `None`: it cannot be measured now.
     pub(crate) fn begin(&self, at: usize) -> Option<Begun> {
         let stream = self.streams.get(at)?;
-        let _held = stream.lock.hold_briefly()?;
-        // SAFETY: under the lock.
-        let inner = unsafe { &mut *stream.inner.get() };
-        if inner.count >= MARKS {
+        let marks = stream.marks.hold_briefly()?;
+        if marks.count >= MARKS {
             return None;
         }
         // Relaxed: the stream's order is the caller's own.
         let is_broken = stream.is_broken.swap(0, Ordering::Relaxed) != 0;
         let is_chained = !is_broken
-            && inner
+            && marks
                 .newest()
                 .is_some_and(|mark| query::event_is_done(mark.end) == Some(false));
-        let start = self.event(inner.context)?;
-        if !query::record_event(start, inner.handle) {
-            self.give_back(inner.context, start);
+        let start = self.event(marks.context)?;
+        if !query::record_event(start, marks.handle) {
+            self.give_back(marks.context, start);
             return None;
         }
         Some(Begun {
@@ -301,7 +290,7 @@ impl Spans {
             key: stream.key.load(Ordering::Relaxed),
             start,
             at_ns: clock::now_ns(),
-            submitted_ns: inner.submitted_ns,
+            submitted_ns: marks.submitted_ns,
             is_chained,
         })
     }
@@ -312,27 +301,26 @@ impl Spans {
         let Some(stream) = self.streams.get(begun.stream) else {
             return false;
         };
-        let Some(_held) = stream.lock.hold_briefly() else {
+        let Some(mut marks) = stream.marks.hold_briefly() else {
             return false;
         };
-        // SAFETY: under the lock.
-        let inner = unsafe { &mut *stream.inner.get() };
+        let marks = &mut *marks;
         // Relaxed: see `stream`.
         if stream.key.load(Ordering::Relaxed) != begun.key {
             // Its context is gone, and our event with it.
             return false;
         }
-        inner.submitted_ns += charged_ns;
-        inner.at_ns = now_ns;
+        marks.submitted_ns += charged_ns;
+        marks.at_ns = now_ns;
         self.set_busy(begun.stream, true);
-        let end = self.event(inner.context).filter(|_| inner.count < MARKS);
+        let end = self.event(marks.context).filter(|_| marks.count < MARKS);
         let Some(end) = end else {
-            self.give_back(inner.context, begun.start);
+            self.give_back(marks.context, begun.start);
             return false;
         };
-        if !query::record_event(end, inner.handle) {
-            self.give_back(inner.context, begun.start);
-            self.give_back(inner.context, end);
+        if !query::record_event(end, marks.handle) {
+            self.give_back(marks.context, begun.start);
+            self.give_back(marks.context, end);
             return false;
         }
         let had_started = query::event_is_done(begun.start) != Some(false);
@@ -344,17 +332,17 @@ impl Spans {
             } else {
                 0
             },
-            submitted_ns: inner.submitted_ns,
+            submitted_ns: marks.submitted_ns,
             charged_ns,
             work,
-            is_alone: inner.submitted_ns == begun.submitted_ns + charged_ns,
+            is_alone: marks.submitted_ns == begun.submitted_ns + charged_ns,
             is_chained: begun.is_chained,
             is_unknown,
         };
-        let place = (inner.first + inner.count) % MARKS;
-        if let Some(to) = inner.marks.get_mut(place) {
+        let place = (marks.first + marks.count) % MARKS;
+        if let Some(to) = marks.ring.get_mut(place) {
             *to = mark;
-            inner.count += 1;
+            marks.count += 1;
         }
         true
     }
@@ -362,13 +350,11 @@ impl Spans {
     /// The launch that `begun` stands before was not made.
     pub(crate) fn cancel(&self, begun: &Begun) {
         if let Some(stream) = self.streams.get(begun.stream)
-            && let Some(_held) = stream.lock.try_hold()
+            && let Some(marks) = stream.marks.try_hold()
             // Relaxed: see `stream`.
             && stream.key.load(Ordering::Relaxed) == begun.key
         {
-            // SAFETY: under the lock.
-            let context = unsafe { (*stream.inner.get()).context };
-            self.give_back(context, begun.start);
+            self.give_back(marks.context, begun.start);
         }
     }
 
@@ -390,14 +376,13 @@ impl Spans {
                 let Some(stream) = self.streams.get(at) else {
                     continue;
                 };
-                let Some(_held) = stream.lock.try_hold() else {
+                let Some(mut marks) = stream.marks.try_hold() else {
                     continue;
                 };
-                // SAFETY: under the lock.
-                let inner = unsafe { &mut *stream.inner.get() };
-                let device = inner.device;
-                let sum = self.collect_one(inner, now_ns, &mut learn);
-                if inner.count == 0 && inner.done_ns >= inner.submitted_ns {
+                let marks = &mut *marks;
+                let device = marks.device;
+                let sum = self.collect_one(marks, now_ns, &mut learn);
+                if marks.count == 0 && marks.done_ns >= marks.submitted_ns {
                     self.set_busy(at, false);
                 }
                 if sum != Found::default() {
@@ -409,35 +394,35 @@ impl Spans {
 
     fn collect_one(
         &self,
-        inner: &mut Inner,
+        marks: &mut Marks,
         now_ns: u64,
         learn: &mut impl FnMut(&Work, u64) -> u64,
     ) -> Found {
         let mut sum = Found::default();
-        while let Some(mark) = inner.oldest() {
+        while let Some(mark) = marks.oldest() {
             match query::event_is_done(mark.end) {
                 Some(false) => break,
                 Some(true) => {
-                    let more = self.measure(inner, &mark, learn);
+                    let more = self.measure(marks, &mark, learn);
                     sum.more_ns = sum.more_ns.saturating_add(more);
                 }
                 // The driver knows the event no more: what was charged stands.
                 None => {}
             }
             sum.ended_unknown |= mark.is_unknown;
-            sum.done_ns += inner.done_up_to(mark.submitted_ns);
-            self.give_back(inner.context, mark.start);
-            let last = core::mem::replace(&mut inner.last, mark.end);
-            self.give_back(inner.context, last);
-            inner.last_submitted_ns = mark.submitted_ns;
-            inner.first = (inner.first + 1) % MARKS;
-            inner.count -= 1;
+            sum.done_ns += marks.done_up_to(mark.submitted_ns);
+            self.give_back(marks.context, mark.start);
+            let last = core::mem::replace(&mut marks.last, mark.end);
+            self.give_back(marks.context, last);
+            marks.last_submitted_ns = mark.submitted_ns;
+            marks.first = (marks.first + 1) % MARKS;
+            marks.count -= 1;
         }
         // What was launched after the last mark is over some time, although no event says so.
-        let rest = inner.submitted_ns.saturating_sub(inner.done_ns);
-        if inner.count == 0 && rest > 0 && now_ns.saturating_sub(inner.at_ns) > rest * 4 + 2_000_000
+        let rest = marks.submitted_ns.saturating_sub(marks.done_ns);
+        if marks.count == 0 && rest > 0 && now_ns.saturating_sub(marks.at_ns) > rest * 4 + 2_000_000
         {
-            sum.done_ns += inner.done_up_to(inner.submitted_ns);
+            sum.done_ns += marks.done_up_to(marks.submitted_ns);
         }
         sum
     }
@@ -445,7 +430,7 @@ impl Spans {
     /// How much more than was charged the mark says was used.
     fn measure(
         &self,
-        inner: &Inner,
+        marks: &Marks,
         mark: &Mark,
         learn: &mut impl FnMut(&Work, u64) -> u64,
     ) -> i64 {
@@ -466,18 +451,18 @@ impl Spans {
         } else {
             alone_ns
         };
-        let chain = (mark.is_chained && inner.last != 0)
-            .then(|| query::elapsed_ns(inner.last, mark.end))
+        let chain = (mark.is_chained && marks.last != 0)
+            .then(|| query::elapsed_ns(marks.last, mark.end))
             .flatten();
         let (charged, used) = match chain {
             Some(ns) if !is_doubtful => (
-                mark.submitted_ns.saturating_sub(inner.last_submitted_ns),
+                mark.submitted_ns.saturating_sub(marks.last_submitted_ns),
                 ns.saturating_sub(mark.gap_ns + (alone_ns - counts_ns)),
             ),
             _ if is_sample => (mark.charged_ns, counts_ns),
             _ => return 0,
         };
-        let used = self.uncounted(inner.context, mark, used);
+        let used = self.uncounted(marks.context, mark, used);
         i64::try_from(used).unwrap_or(i64::MAX) - i64::try_from(charged).unwrap_or(i64::MAX)
     }
 
@@ -487,30 +472,28 @@ impl Spans {
         let Some(pool) = self.pool(context) else {
             return ns;
         };
-        let Some(_held) = pool.lock.try_hold() else {
+        let Some(mut events) = pool.events.try_hold() else {
             return ns;
         };
-        // SAFETY: under the lock.
-        let inner = unsafe { &mut *pool.inner.get() };
-        let end_ns = if inner.base == 0 {
-            inner.covered_ns + ns
+        let end_ns = if events.base == 0 {
+            events.covered_ns + ns
         } else {
-            match query::elapsed_ns(inner.base, mark.end) {
-                Some(since) => inner.base_ns + since,
+            match query::elapsed_ns(events.base, mark.end) {
+                Some(since) => events.base_ns + since,
                 // The mark ended before the base did.
                 None => return ns,
             }
         };
         let start_ns = end_ns.saturating_sub(ns);
-        let counted = end_ns.saturating_sub(start_ns.max(inner.covered_ns));
-        inner.covered_ns = inner.covered_ns.max(end_ns);
-        if (inner.base == 0 || end_ns.saturating_sub(inner.base_ns) > BASE_NS)
+        let counted = end_ns.saturating_sub(start_ns.max(events.covered_ns));
+        events.covered_ns = events.covered_ns.max(end_ns);
+        if (events.base == 0 || end_ns.saturating_sub(events.base_ns) > BASE_NS)
             && let Some(whole) = query::elapsed_ns(mark.start, mark.end)
         {
             // Who collects the mark hands this event back, and finds that it is the base now.
-            let old = core::mem::replace(&mut inner.base, mark.start);
-            inner.base_ns = end_ns.saturating_sub(whole);
-            if old != 0 && !inner.put_spare(old) {
+            let old = core::mem::replace(&mut events.base, mark.start);
+            events.base_ns = end_ns.saturating_sub(whole);
+            if old != 0 && !events.put_spare(old) {
                 query::destroy_event(old);
             }
         }
@@ -526,16 +509,16 @@ impl Spans {
 
     fn event(&self, context: u64) -> Option<u64> {
         let pool = self.pool(context).or_else(|| self.enter_pool(context))?;
-        let spare = pool.lock.try_hold().and_then(|_held| {
-            // SAFETY: under the lock.
-            unsafe { &mut *pool.inner.get() }.take_spare()
-        });
+        let spare = pool
+            .events
+            .try_hold()
+            .and_then(|mut events| events.take_spare());
         spare.or_else(query::create_event)
     }
 
     #[cold]
     fn enter_pool(&self, context: u64) -> Option<&Pool> {
-        let _held = self.lock.try_hold()?;
+        let _held = self.entering.try_hold()?;
         if let Some(pool) = self.pool(context) {
             return Some(pool);
         }
@@ -550,11 +533,9 @@ impl Spans {
             return;
         }
         let kept = self.pool(context).and_then(|pool| {
-            let _held = pool.lock.try_hold()?;
-            // SAFETY: under the lock.
-            let inner = unsafe { &mut *pool.inner.get() };
+            let mut events = pool.events.try_hold()?;
             // It is the base now, and no more to be given away.
-            (inner.base == event || inner.put_spare(event)).then_some(())
+            (events.base == event || events.put_spare(event)).then_some(())
         });
         if kept.is_none() {
             query::destroy_event(event);
@@ -569,60 +550,57 @@ impl Spans {
 
     /// A context is about to go, with all its streams and events.
     pub(crate) fn forget_context(&self, context: u64, found: impl FnMut(usize, Found)) {
-        self.forget(|_, inner| inner.context == context, found);
+        self.forget(|_, marks| marks.context == context, found);
         let Some(pool) = self.pool(context).filter(|_| context != 0) else {
             return;
         };
-        let Some(_held) = pool.lock.hold_briefly() else {
+        let Some(mut events) = pool.events.hold_briefly() else {
             return;
         };
-        // SAFETY: under the lock.
-        let inner = unsafe { &mut *pool.inner.get() };
-        while let Some(event) = inner.take_spare() {
+        while let Some(event) = events.take_spare() {
             query::destroy_event(event);
         }
-        let base = core::mem::take(&mut inner.base);
+        let base = core::mem::take(&mut events.base);
         if base != 0 {
             query::destroy_event(base);
         }
-        inner.base_ns = 0;
-        inner.covered_ns = 0;
+        events.base_ns = 0;
+        events.covered_ns = 0;
         // Relaxed: see `pool`.
         pool.context.store(0, Ordering::Relaxed);
     }
 
-    fn forget(&self, goes: impl Fn(&Stream, &Inner) -> bool, mut found: impl FnMut(usize, Found)) {
+    fn forget(&self, goes: impl Fn(&Stream, &Marks) -> bool, mut found: impl FnMut(usize, Found)) {
         for (at, stream) in self.streams.iter().enumerate() {
             // Relaxed: see `stream`.
             if stream.key.load(Ordering::Relaxed) == 0 {
                 continue;
             }
-            let Some(_held) = stream.lock.hold_briefly() else {
+            let Some(mut marks) = stream.marks.hold_briefly() else {
                 continue;
             };
-            // SAFETY: under the lock.
-            let inner = unsafe { &mut *stream.inner.get() };
-            if !goes(stream, inner) {
+            let marks = &mut *marks;
+            if !goes(stream, marks) {
                 continue;
             }
             let mut sum = Found {
-                done_ns: inner.submitted_ns.saturating_sub(inner.done_ns),
+                done_ns: marks.submitted_ns.saturating_sub(marks.done_ns),
                 ..Found::default()
             };
-            while let Some(mark) = inner.oldest() {
-                self.give_back(inner.context, mark.start);
-                self.give_back(inner.context, mark.end);
+            while let Some(mark) = marks.oldest() {
+                self.give_back(marks.context, mark.start);
+                self.give_back(marks.context, mark.end);
                 sum.ended_unknown |= mark.is_unknown;
-                inner.first = (inner.first + 1) % MARKS;
-                inner.count -= 1;
+                marks.first = (marks.first + 1) % MARKS;
+                marks.count -= 1;
             }
-            self.give_back(inner.context, core::mem::take(&mut inner.last));
-            inner.done_ns = inner.submitted_ns;
+            self.give_back(marks.context, core::mem::take(&mut marks.last));
+            marks.done_ns = marks.submitted_ns;
             self.set_busy(at, false);
             // Relaxed: see `stream`.
             stream.key.store(0, Ordering::Relaxed);
             if sum != Found::default() {
-                found(inner.device, sum);
+                found(marks.device, sum);
             }
         }
     }
@@ -633,14 +611,14 @@ fn places(key: u64) -> impl Iterator<Item = usize> {
     (0..PROBES).map(move |step| (home + step) % STREAMS)
 }
 
-impl Inner {
+impl Marks {
     fn oldest(&self) -> Option<Mark> {
-        (self.count > 0).then(|| self.marks.get(self.first).copied())?
+        (self.count > 0).then(|| self.ring.get(self.first).copied())?
     }
 
     fn newest(&self) -> Option<&Mark> {
         let last = self.count.checked_sub(1)?;
-        self.marks.get((self.first + last) % MARKS)
+        self.ring.get((self.first + last) % MARKS)
     }
 
     fn done_up_to(&mut self, submitted_ns: u64) -> u64 {
@@ -650,7 +628,7 @@ impl Inner {
     }
 }
 
-impl PoolInner {
+impl Events {
     fn take_spare(&mut self) -> Option<u64> {
         let last = self.count.checked_sub(1)?;
         self.count = last;

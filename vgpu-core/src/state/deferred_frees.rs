@@ -1,24 +1,22 @@
-//! The table of what streams free: a value in the ledger. `leaving.rs` fills it and empties it.
+//! The table of deferred frees: memory that the program freed in the order of a stream, and that the driver
+//! takes back when the stream gets there. `holdings/deferred_frees.rs` fills and empties it.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::base::growing::{self, Growing};
-use crate::base::lock::Lock;
+use crate::base::lock::Guarded;
 
-/// What was freed and may not be gone yet.
-#[repr(C)]
-pub(crate) struct Leaving {
-    pub(crate) lock: Lock,
-    pub(crate) places: Growing<Leaf>,
-}
+/// Every deferred free of this process. Held while events are recorded, asked and destroyed: these calls of
+/// the driver are ours.
+pub(crate) type DeferredFrees = Guarded<Growing<DeferredFree>>;
 
-/// What one stream frees, in two parts: an event stands behind each, and the second begins while the
-/// first is still on its way. So a stream that never rests gives back all the same.
+/// What one stream frees, in two parts: an event stands behind each, and the second part begins before the
+/// stream has reached the first event. So the charge of a stream that never idles goes down, too.
 #[repr(C)]
-pub(crate) struct Leaf {
+pub(crate) struct DeferredFree {
     pub(crate) state: AtomicU32,
     pub(crate) device: AtomicU32,
-    /// 0: frees of other streams' memory are not added, since the stream is not known any more.
+    /// 0: the stream is not known any more, so no further free is added.
     pub(crate) stream: AtomicU64,
     /// Our number of the stream's context.
     pub(crate) stream_owner: AtomicU64,
@@ -32,10 +30,10 @@ pub(crate) struct Leaf {
 }
 
 // SAFETY: atomics only, of which zeros are values; state 0 is an unused place.
-unsafe impl growing::Place for Leaf {}
+unsafe impl growing::Place for DeferredFree {}
 
-/// `Leaf::state`: nothing; memory of the device; managed memory past the share; a shared object; a hold
-/// of an object of this process (`objects.rs`).
+/// `DeferredFree::state`: unused; memory of the device; managed memory past the share; a shared object; a
+/// hold of an object of this process (`objects.rs`).
 pub(crate) const UNUSED: u32 = 0;
 
 pub(crate) const PLAIN: u32 = 1;
@@ -56,7 +54,7 @@ pub(crate) fn set(word: &AtomicU64, value: u64) {
     word.store(value, Ordering::Relaxed);
 }
 
-impl Leaf {
+impl DeferredFree {
     pub(crate) fn state(&self) -> u32 {
         // Relaxed: under the lock of the table.
         self.state.load(Ordering::Relaxed)

@@ -7,18 +7,19 @@ use core::sync::atomic::Ordering;
 use cuda_api::CuStream;
 use vgpu_abi::region::{Kind, SharedKey};
 
-use crate::base::lock::{self, Held};
+use crate::base::growing::Growing;
+use crate::base::lock::{self, Guard};
 use crate::base::log::line;
 use crate::base::map::Entry;
 use crate::driver::query::{self, Mark};
 use crate::guest::manners;
 use crate::holdings::objects::{self, Objects};
 use crate::state::books::Books;
+use crate::state::deferred_frees::{DeferredFree, HOLD, PAST, PLAIN, SHARED, UNUSED, get, set};
 use crate::state::entries;
-use crate::state::leaves::{HOLD, Leaf, Leaving, PAST, PLAIN, SHARED, UNUSED, get, set};
-use crate::state::ledger::CHORE_LEAVING;
+use crate::state::ledger::CHORE_DEFERRED_FREES;
 
-impl Leaf {
+impl DeferredFree {
     /// The first part has been done: what it held is released, and the second takes its place.
     fn release_first(&self, books: &Books) {
         self.release(books, 0);
@@ -82,8 +83,7 @@ pub(crate) fn enter(books: &Books, entry: &Entry, key: Option<SharedKey>, of: Of
         None if entries::is_past_the_share(entry) => PAST,
         None => PLAIN,
     };
-    let table = &books.ledger().leaving;
-    let Some(_held) = table.lock.hold() else {
+    let Some(table) = books.ledger().deferred_frees.hold() else {
         // Charged until the end: nothing is known of it.
         return;
     };
@@ -96,38 +96,38 @@ pub(crate) fn enter(books: &Books, entry: &Entry, key: Option<SharedKey>, of: Of
         number
     };
     let mark = || may_mark.then(|| query::mark(context, stream, 0)).flatten();
-    let found = table.places.iter().find(|leaf| {
-        leaf.state() == state
+    let found = table.iter().find(|one| {
+        one.state() == state
             && matches!(state, PLAIN | PAST)
             && name != 0
-            && get(&leaf.stream) == name
-            && get(&leaf.context) == context
-            && get(&leaf.owner) == owner
+            && get(&one.stream) == name
+            && get(&one.context) == context
+            && get(&one.owner) == owner
             // Relaxed: under the lock.
-            && leaf.device.load(Ordering::Relaxed) == u32::from(entry.device)
-            && get(&leaf.events[0]) != 0
+            && one.device.load(Ordering::Relaxed) == u32::from(entry.device)
+            && get(&one.events[0]) != 0
     });
-    if let Some(leaf) = found {
-        let event = get(&leaf.events[1]);
+    if let Some(one) = found {
+        let event = get(&one.events[1]);
         let event = match (may_mark, event) {
             (false, _) => None,
             (true, 0) => query::mark(context, stream, 0),
             (true, event) => query::mark(context, stream, event),
         };
         if let Some(event) = event {
-            set(&leaf.events[1], event);
+            set(&one.events[1], event);
             set(
-                &leaf.bytes[1],
-                get(&leaf.bytes[1]).saturating_add(entry.bytes),
+                &one.bytes[1],
+                get(&one.bytes[1]).saturating_add(entry.bytes),
             );
             return;
         }
     }
-    let mut free = table.places.iter().find(|leaf| leaf.state() == UNUSED);
-    if free.is_none() && table.places.grow() {
-        free = table.places.iter().find(|leaf| leaf.state() == UNUSED);
+    let mut free = table.iter().find(|one| one.state() == UNUSED);
+    if free.is_none() && table.grow() {
+        free = table.iter().find(|one| one.state() == UNUSED);
     }
-    let Some(leaf) = free else {
+    let Some(one) = free else {
         line!(
             Error,
             "{} bytes stay charged until the end: no memory to remember them in",
@@ -136,29 +136,28 @@ pub(crate) fn enter(books: &Books, entry: &Entry, key: Option<SharedKey>, of: Of
         return;
     };
     // Relaxed: under the lock.
-    leaf.device
-        .store(u32::from(entry.device), Ordering::Relaxed);
-    set(&leaf.stream, name);
-    set(&leaf.stream_owner, stream_owner);
-    set(&leaf.context, context);
-    set(&leaf.owner, owner);
-    set(&leaf.bytes[0], entry.bytes.max(1));
-    set(&leaf.bytes[1], 0);
-    set(&leaf.events[0], mark().unwrap_or(0));
-    set(&leaf.events[1], 0);
+    one.device.store(u32::from(entry.device), Ordering::Relaxed);
+    set(&one.stream, name);
+    set(&one.stream_owner, stream_owner);
+    set(&one.context, context);
+    set(&one.owner, owner);
+    set(&one.bytes[0], entry.bytes.max(1));
+    set(&one.bytes[1], 0);
+    set(&one.events[0], mark().unwrap_or(0));
+    set(&one.events[1], 0);
     let key = key.map_or([hold.unwrap_or(0), 0], |key| key.0);
-    for (word, value) in leaf.key.iter().zip(key) {
+    for (word, value) in one.key.iter().zip(key) {
         set(word, value);
     }
-    leaf.set_state(state);
-    settle_leaf(books, leaf);
-    books.ledger().set_chore(CHORE_LEAVING);
+    one.set_state(state);
+    settle_one(books, one);
+    books.ledger().set_chore(CHORE_DEFERRED_FREES);
 }
 
-fn settle_leaf(books: &Books, leaf: &Leaf) {
-    while leaf.state() != UNUSED && get(&leaf.events[0]) != 0 {
-        match query::passed(get(&leaf.events[0])) {
-            Mark::Passed | Mark::Gone => leaf.release_first(books),
+fn settle_one(books: &Books, one: &DeferredFree) {
+    while one.state() != UNUSED && get(&one.events[0]) != 0 {
+        match query::passed(get(&one.events[0])) {
+            Mark::Passed | Mark::Gone => one.release_first(books),
             Mark::Ahead | Mark::Unknown => return,
         }
     }
@@ -166,45 +165,39 @@ fn settle_leaf(books: &Books, leaf: &Leaf) {
 
 /// Releases what the streams have passed.
 pub(crate) fn settle(books: &Books) {
-    let table = &books.ledger().leaving;
-    let Some(_held) = table.lock.hold_briefly() else {
+    let Some(table) = books.ledger().deferred_frees.hold_briefly() else {
         return;
     };
     manners::uncancelled(|| {
         query::relaxed(|| {
-            for leaf in table.places.iter() {
-                settle_leaf(books, leaf);
+            for one in table.iter() {
+                settle_one(books, one);
             }
         });
     });
-    tidy(books, table);
+    tidy(books, &table);
 }
 
 /// What is charged on a device of this process for memory that may be gone, bytes.
 pub(crate) fn bytes(books: &Books, device: usize) -> u64 {
-    if !books.ledger().has_chore(CHORE_LEAVING) {
+    if !books.ledger().has_chore(CHORE_DEFERRED_FREES) {
         return 0;
     }
-    let table = &books.ledger().leaving;
-    let Some(_held) = table.lock.hold() else {
+    let Some(table) = books.ledger().deferred_frees.hold() else {
         return 0;
     };
-    let of_it = |leaf: &&Leaf| {
+    let of_it = |one: &&DeferredFree| {
         // Relaxed: under the lock.
-        leaf.state() == PLAIN && leaf.device.load(Ordering::Relaxed) as usize == device
+        one.state() == PLAIN && one.device.load(Ordering::Relaxed) as usize == device
     };
-    let words = table
-        .places
-        .iter()
-        .filter(of_it)
-        .flat_map(|leaf| &leaf.bytes);
+    let words = table.iter().filter(of_it).flat_map(|one| &one.bytes);
     words.fold(0, |sum: u64, word| sum.saturating_add(get(word)))
 }
 
-/// Clears the mark when no charge is leaving any more. The caller holds the lock.
-fn tidy(books: &Books, table: &Leaving) {
-    if table.places.iter().all(|leaf| leaf.state() == UNUSED) {
-        books.ledger().clear_chore(CHORE_LEAVING);
+/// Clears the chore when no free is deferred any more.
+fn tidy(books: &Books, table: &Growing<DeferredFree>) {
+    if table.iter().all(|one| one.state() == UNUSED) {
+        books.ledger().clear_chore(CHORE_DEFERRED_FREES);
     }
 }
 
@@ -214,7 +207,7 @@ fn tidy(books: &Books, table: &Leaving) {
 pub(crate) fn wait(books: &Books) {
     const LONGEST_MS: i64 = 50;
     let deadline = lock::milliseconds() + LONGEST_MS;
-    while books.ledger().has_chore(CHORE_LEAVING) && lock::milliseconds() < deadline {
+    while books.ledger().has_chore(CHORE_DEFERRED_FREES) && lock::milliseconds() < deadline {
         lock::nap();
         settle(books);
     }
@@ -222,74 +215,71 @@ pub(crate) fn wait(books: &Books) {
 
 /// The current context has been waited for: what could not be marked in it is gone.
 pub(crate) fn context_is_idle(books: &Books, context: u64) {
-    let table = &books.ledger().leaving;
-    let Some(_held) = table.lock.hold_briefly() else {
+    let Some(table) = books.ledger().deferred_frees.hold_briefly() else {
         return;
     };
-    for leaf in table.places.iter() {
-        if get(&leaf.events[0]) == 0 && get(&leaf.context) == context {
-            leaf.release_all(books);
+    for one in table.iter() {
+        if get(&one.events[0]) == 0 && get(&one.context) == context {
+            one.release_all(books);
         }
     }
-    tidy(books, table);
+    tidy(books, &table);
 }
 
-/// The table under its lock, where anything is leaving.
-fn leaving(books: &Books) -> Option<(&'static Leaving, Held<'static>)> {
+/// The table, where any free is deferred.
+fn table(books: &Books) -> Option<Guard<'static, Growing<DeferredFree>>> {
     let ledger = books.ledger();
-    let table = &ledger.leaving;
     ledger
-        .has_chore(CHORE_LEAVING)
-        .then(|| table.lock.hold())
+        .has_chore(CHORE_DEFERRED_FREES)
+        .then(|| ledger.deferred_frees.hold())
         .flatten()
-        .map(|held| (table, held))
 }
 
 /// A stream is about to go: another one may get its number.
 pub(crate) fn stream_goes(books: &Books, stream: u64) {
-    let Some((table, _held)) = leaving(books) else {
+    let Some(table) = table(books) else {
         return;
     };
-    for leaf in table.places.iter() {
-        if get(&leaf.stream) == stream {
-            set(&leaf.stream, 0);
+    for one in table.iter() {
+        if get(&one.stream) == stream {
+            set(&one.stream, 0);
         }
     }
 }
 
 /// A context is about to go, with our events in it.
 pub(crate) fn context_goes(books: &Books, context: u64) {
-    let Some((table, _held)) = leaving(books) else {
+    let Some(table) = table(books) else {
         return;
     };
-    for leaf in table.places.iter() {
-        if leaf.state() == UNUSED || get(&leaf.context) != context {
+    for one in table.iter() {
+        if one.state() == UNUSED || get(&one.context) != context {
             continue;
         }
-        for event in &leaf.events {
+        for event in &one.events {
             if get(event) != 0 {
                 query::destroy_event(get(event));
                 set(event, 0);
             }
         }
         set(
-            &leaf.bytes[0],
-            get(&leaf.bytes[0]).saturating_add(get(&leaf.bytes[1])),
+            &one.bytes[0],
+            get(&one.bytes[0]).saturating_add(get(&one.bytes[1])),
         );
-        set(&leaf.bytes[1], 0);
-        set(&leaf.stream, 0);
+        set(&one.bytes[1], 0);
+        set(&one.stream, 0);
     }
 }
 
 /// A context is gone, with its memory and its streams.
 pub(crate) fn context_gone(books: &Books, owner: u64) {
-    let Some((table, _held)) = leaving(books) else {
+    let Some(table) = table(books) else {
         return;
     };
-    for leaf in table.places.iter() {
-        if get(&leaf.owner) == owner || get(&leaf.stream_owner) == owner {
-            leaf.release_all(books);
+    for one in table.iter() {
+        if get(&one.owner) == owner || get(&one.stream_owner) == owner {
+            one.release_all(books);
         }
     }
-    tidy(books, table);
+    tidy(books, &table);
 }
