@@ -3,6 +3,6 @@
 
 pub(crate) mod border;
 pub(crate) mod manners;
-pub(crate) mod places;
+pub(crate) mod peer_region;
 pub(crate) mod settings;
 pub(crate) mod thread;

@@ -2,18 +2,18 @@
 
 pub(crate) mod deferred_frees;
 pub(crate) mod descriptors;
-pub(crate) mod export_books;
-pub(crate) mod graph_books;
+pub(crate) mod exports;
+pub(crate) mod graph_charges;
 pub(crate) mod known_contexts;
 pub(crate) mod locate;
 pub(crate) mod location;
 pub(crate) mod measure;
-pub(crate) mod module_books;
+pub(crate) mod module_charges;
 pub(crate) mod mps;
 pub(crate) mod objects;
-pub(crate) mod offer_books;
+pub(crate) mod offer_charges;
 pub(crate) mod patience;
 pub(crate) mod pointers;
-pub(crate) mod pool_books;
+pub(crate) mod pool_charges;
 pub(crate) mod requests;
-pub(crate) mod sparse_books;
+pub(crate) mod sparse_charges;

@@ -15,11 +15,11 @@ const MORE: usize = 128;
 ///
 /// # Safety
 /// Zeroed memory must be a value of the type, and all changes must go through atomics.
-pub(crate) unsafe trait Place: Sync + 'static {}
+pub(crate) unsafe trait Element: Sync + 'static {}
 
 /// See the module's text.
 #[repr(C)]
-pub(crate) struct Growing<T: Place> {
+pub(crate) struct Growing<T: Element> {
     first: [T; FIRST],
     more: AtomicPtr<Piece<T>>,
 }
@@ -30,7 +30,7 @@ struct Piece<T> {
     more: AtomicPtr<Piece<T>>,
 }
 
-impl<T: Place> Growing<T> {
+impl<T: Element> Growing<T> {
     /// Every place, used or not, in an order that stays.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         let pieces = core::iter::successors(next(&self.more), |piece| next(&piece.more));
@@ -54,7 +54,7 @@ impl<T: Place> Growing<T> {
     }
 }
 
-fn next<T: Place>(link: &AtomicPtr<Piece<T>>) -> Option<&Piece<T>> {
+fn next<T: Element>(link: &AtomicPtr<Piece<T>>) -> Option<&Piece<T>> {
     // Acquire: see `grow`.
     let piece = link.load(Ordering::Acquire);
     // SAFETY: null, or mapped as zeros by `grow` with the size of a piece, and never unmapped.
@@ -67,7 +67,7 @@ mod tests {
     use core::sync::atomic::AtomicU64;
 
     // SAFETY: an atomic word of which zero is a value.
-    unsafe impl Place for AtomicU64 {}
+    unsafe impl Element for AtomicU64 {}
 
     #[test]
     fn a_table_grows_and_keeps_its_places() {

@@ -14,15 +14,15 @@ use crate::base::map::Entry;
 use crate::driver::query::{self, Mark};
 use crate::guest::manners;
 use crate::holdings::objects::{self, Objects};
-use crate::state::books::Books;
+use crate::state::accounts::Accounts;
 use crate::state::deferred_frees::{DeferredFree, HOLD, PAST, PLAIN, SHARED, UNUSED, get, set};
 use crate::state::entries;
-use crate::state::ledger::CHORE_DEFERRED_FREES;
+use crate::state::holdings::CHORE_DEFERRED_FREES;
 
 impl DeferredFree {
     /// The first part has been done: what it held is released, and the second takes its place.
-    fn release_first(&self, books: &Books) {
-        self.release(books, 0);
+    fn release_first(&self, accounts: &Accounts) {
+        self.release(accounts, 0);
         if get(&self.events[0]) != 0 {
             query::destroy_event(get(&self.events[0]));
         }
@@ -35,22 +35,22 @@ impl DeferredFree {
         }
     }
 
-    fn release_all(&self, books: &Books) {
+    fn release_all(&self, accounts: &Accounts) {
         while self.state() != UNUSED {
-            self.release_first(books);
+            self.release_first(accounts);
         }
     }
 
-    fn release(&self, books: &Books, part: usize) {
+    fn release(&self, accounts: &Accounts, part: usize) {
         // Relaxed: under the lock of the table.
         let device = self.device.load(Ordering::Relaxed) as usize;
         let bytes = self.bytes.get(part).map_or(0, get);
-        let region = &books.container.region;
+        let region = &accounts.container.region;
         match self.state() {
             PLAIN => region.release(device, bytes, Kind::Buffer),
             PAST => region.release_beyond(device, bytes, Kind::Buffer),
-            SHARED => objects::unhold(books, SharedKey([get(&self.key[0]), get(&self.key[1])])),
-            HOLD => Objects::lock(books).drop_hold(get(&self.key[0])),
+            SHARED => objects::unhold(accounts, SharedKey([get(&self.key[0]), get(&self.key[1])])),
+            HOLD => Objects::lock(accounts).drop_hold(get(&self.key[0])),
             _ => {}
         }
     }
@@ -68,7 +68,7 @@ pub(crate) struct OfStream {
 }
 
 /// The driver has been told to free an allocation when the stream gets there.
-pub(crate) fn enter(books: &Books, entry: &Entry, key: Option<SharedKey>, of: OfStream) {
+pub(crate) fn enter(accounts: &Accounts, entry: &Entry, key: Option<SharedKey>, of: OfStream) {
     let OfStream {
         stream,
         context,
@@ -83,7 +83,7 @@ pub(crate) fn enter(books: &Books, entry: &Entry, key: Option<SharedKey>, of: Of
         None if entries::is_past_the_share(entry) => PAST,
         None => PLAIN,
     };
-    let Some(table) = books.ledger().deferred_frees.hold() else {
+    let Some(table) = accounts.holdings().deferred_frees.hold() else {
         // Charged until the end: nothing is known of it.
         return;
     };
@@ -150,40 +150,40 @@ pub(crate) fn enter(books: &Books, entry: &Entry, key: Option<SharedKey>, of: Of
         set(word, value);
     }
     one.set_state(state);
-    settle_one(books, one);
-    books.ledger().set_chore(CHORE_DEFERRED_FREES);
+    settle_one(accounts, one);
+    accounts.holdings().set_chore(CHORE_DEFERRED_FREES);
 }
 
-fn settle_one(books: &Books, one: &DeferredFree) {
+fn settle_one(accounts: &Accounts, one: &DeferredFree) {
     while one.state() != UNUSED && get(&one.events[0]) != 0 {
         match query::passed(get(&one.events[0])) {
-            Mark::Passed | Mark::Gone => one.release_first(books),
+            Mark::Passed | Mark::Gone => one.release_first(accounts),
             Mark::Ahead | Mark::Unknown => return,
         }
     }
 }
 
 /// Releases what the streams have passed.
-pub(crate) fn settle(books: &Books) {
-    let Some(table) = books.ledger().deferred_frees.hold_briefly() else {
+pub(crate) fn settle(accounts: &Accounts) {
+    let Some(table) = accounts.holdings().deferred_frees.hold_briefly() else {
         return;
     };
     manners::uncancelled(|| {
         query::relaxed(|| {
             for one in table.iter() {
-                settle_one(books, one);
+                settle_one(accounts, one);
             }
         });
     });
-    tidy(books, &table);
+    tidy(accounts, &table);
 }
 
 /// What is charged on a device of this process for memory that may be gone, bytes.
-pub(crate) fn bytes(books: &Books, device: usize) -> u64 {
-    if !books.ledger().has_chore(CHORE_DEFERRED_FREES) {
+pub(crate) fn bytes(accounts: &Accounts, device: usize) -> u64 {
+    if !accounts.holdings().has_chore(CHORE_DEFERRED_FREES) {
         return 0;
     }
-    let Some(table) = books.ledger().deferred_frees.hold() else {
+    let Some(table) = accounts.holdings().deferred_frees.hold() else {
         return 0;
     };
     let of_it = |one: &&DeferredFree| {
@@ -195,49 +195,49 @@ pub(crate) fn bytes(books: &Books, device: usize) -> u64 {
 }
 
 /// Clears the chore when no free is deferred any more.
-fn tidy(books: &Books, table: &Growing<DeferredFree>) {
+fn tidy(accounts: &Accounts, table: &Growing<DeferredFree>) {
     if table.iter().all(|one| one.state() == UNUSED) {
-        books.ledger().clear_chore(CHORE_DEFERRED_FREES);
+        accounts.holdings().clear_chore(CHORE_DEFERRED_FREES);
     }
 }
 
 /// Waits a little for streams to pass what was freed in them. A request that the container has no room
 /// for may have it then, as it would have had on a card of its own.
 #[cold]
-pub(crate) fn wait(books: &Books) {
+pub(crate) fn wait(accounts: &Accounts) {
     const LONGEST_MS: i64 = 50;
     let deadline = lock::milliseconds() + LONGEST_MS;
-    while books.ledger().has_chore(CHORE_DEFERRED_FREES) && lock::milliseconds() < deadline {
+    while accounts.holdings().has_chore(CHORE_DEFERRED_FREES) && lock::milliseconds() < deadline {
         lock::nap();
-        settle(books);
+        settle(accounts);
     }
 }
 
 /// The current context has been waited for: what could not be marked in it is gone.
-pub(crate) fn context_is_idle(books: &Books, context: u64) {
-    let Some(table) = books.ledger().deferred_frees.hold_briefly() else {
+pub(crate) fn context_is_idle(accounts: &Accounts, context: u64) {
+    let Some(table) = accounts.holdings().deferred_frees.hold_briefly() else {
         return;
     };
     for one in table.iter() {
         if get(&one.events[0]) == 0 && get(&one.context) == context {
-            one.release_all(books);
+            one.release_all(accounts);
         }
     }
-    tidy(books, &table);
+    tidy(accounts, &table);
 }
 
 /// The table, where any free is deferred.
-fn table(books: &Books) -> Option<Guard<'static, Growing<DeferredFree>>> {
-    let ledger = books.ledger();
-    ledger
+fn table(accounts: &Accounts) -> Option<Guard<'static, Growing<DeferredFree>>> {
+    let holdings = accounts.holdings();
+    holdings
         .has_chore(CHORE_DEFERRED_FREES)
-        .then(|| ledger.deferred_frees.hold())
+        .then(|| holdings.deferred_frees.hold())
         .flatten()
 }
 
 /// A stream is about to go: another one may get its number.
-pub(crate) fn stream_goes(books: &Books, stream: u64) {
-    let Some(table) = table(books) else {
+pub(crate) fn stream_goes(accounts: &Accounts, stream: u64) {
+    let Some(table) = table(accounts) else {
         return;
     };
     for one in table.iter() {
@@ -248,8 +248,8 @@ pub(crate) fn stream_goes(books: &Books, stream: u64) {
 }
 
 /// A context is about to go, with our events in it.
-pub(crate) fn context_goes(books: &Books, context: u64) {
-    let Some(table) = table(books) else {
+pub(crate) fn context_goes(accounts: &Accounts, context: u64) {
+    let Some(table) = table(accounts) else {
         return;
     };
     for one in table.iter() {
@@ -272,14 +272,14 @@ pub(crate) fn context_goes(books: &Books, context: u64) {
 }
 
 /// A context is gone, with its memory and its streams.
-pub(crate) fn context_gone(books: &Books, owner: u64) {
-    let Some(table) = table(books) else {
+pub(crate) fn context_gone(accounts: &Accounts, owner: u64) {
+    let Some(table) = table(accounts) else {
         return;
     };
     for one in table.iter() {
         if get(&one.owner) == owner || get(&one.stream_owner) == owner {
-            one.release_all(books);
+            one.release_all(accounts);
         }
     }
-    tidy(books, &table);
+    tidy(accounts, &table);
 }

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 
 use crate::base::map::{Entry, Space, Then};
 use crate::holdings::objects::Objects;
-use crate::state::books::Books;
+use crate::state::accounts::Accounts;
 use crate::state::entries::what;
 
 /// `Space::Descriptor`: `bytes` tells the file, `owner` what it keeps, `maps` is the descriptor.
@@ -26,7 +26,13 @@ pub(crate) fn file_of(descriptor: c_int) -> Option<u64> {
     Some(file.st_ino ^ file.st_dev.rotate_left(40) ^ file.st_rdev.rotate_left(20))
 }
 
-pub(crate) fn put(books: &Books, objects: &Objects<'_>, descriptor: c_int, owner: u64, what: u8) {
+pub(crate) fn put(
+    accounts: &Accounts,
+    objects: &Objects<'_>,
+    descriptor: c_int,
+    owner: u64,
+    what: u8,
+) {
     let (Some(file), Ok(number)) = (file_of(descriptor), u32::try_from(descriptor)) else {
         return;
     };
@@ -37,20 +43,25 @@ pub(crate) fn put(books: &Books, objects: &Objects<'_>, descriptor: c_int, owner
         maps: number,
         ..Entry::default()
     };
-    let ledger = books.ledger();
+    let holdings = accounts.holdings();
     // Relaxed: only says that a look is worth while.
-    ledger.descriptors.fetch_add(1, Ordering::Relaxed);
-    let (before, _) = ledger.map.put(Space::Descriptor, u64::from(number), entry);
+    holdings.descriptors.fetch_add(1, Ordering::Relaxed);
+    let (before, _) = holdings
+        .map
+        .put(Space::Descriptor, u64::from(number), entry);
     if let Some(before) = before {
         // The number was closed and is another file's now.
-        ended(books, objects, &before);
+        ended(accounts, objects, &before);
     }
 }
 
 /// A descriptor is gone, and what it kept. Under the lock of the objects.
-pub(crate) fn ended(books: &Books, objects: &Objects<'_>, entry: &Entry) {
+pub(crate) fn ended(accounts: &Accounts, objects: &Objects<'_>, entry: &Entry) {
     // Relaxed: as above.
-    books.ledger().descriptors.fetch_sub(1, Ordering::Relaxed);
+    accounts
+        .holdings()
+        .descriptors
+        .fetch_sub(1, Ordering::Relaxed);
     if entry.what == KEEPS_OBJECT {
         objects.drop_hold(entry.owner);
     } else {
@@ -58,25 +69,25 @@ pub(crate) fn ended(books: &Books, objects: &Objects<'_>, entry: &Entry) {
             entry.maps = entry.maps.saturating_sub(1);
             (Then::Keep, ())
         };
-        let map = &books.ledger().map;
+        let map = &accounts.holdings().map;
         map.change(Space::Pointer, entry.owner, less);
     }
 }
 
 /// A descriptor keeps an object, from which the objects' lock was let go.
-pub(crate) fn keeps_object(books: &Books, descriptor: c_int, number: u64) {
-    let objects = Objects::lock(books);
+pub(crate) fn keeps_object(accounts: &Accounts, descriptor: c_int, number: u64) {
+    let objects = Objects::lock(accounts);
     if objects.hold(number) {
-        put(books, &objects, descriptor, number, KEEPS_OBJECT);
+        put(accounts, &objects, descriptor, number, KEEPS_OBJECT);
     }
 }
 
 /// Plain memory is freed that a descriptor may keep: it is charged until that is closed.
-pub(crate) fn freed(books: &Books, pointer: u64, entry: &Entry) {
-    poll(books);
-    let objects = Objects::lock(books);
+pub(crate) fn freed(accounts: &Accounts, pointer: u64, entry: &Entry) {
+    poll(accounts);
+    let objects = Objects::lock(accounts);
     let number = objects.make_unnamed(usize::from(entry.device), entry.bytes, what::OWN);
-    books.ledger().map.sweep(|space, kept| {
+    accounts.holdings().map.sweep(|space, kept| {
         if space == Space::Descriptor && kept.what == KEEPS_POINTER && kept.owner == pointer {
             kept.what = KEEPS_OBJECT;
             kept.owner = number;
@@ -88,7 +99,7 @@ pub(crate) fn freed(books: &Books, pointer: u64, entry: &Entry) {
         space == Space::Descriptor && kept.what == KEEPS_OBJECT && kept.owner == number
     };
     let mut count = 0u32;
-    books.ledger().map.sweep(|space, entry| {
+    accounts.holdings().map.sweep(|space, entry| {
         count += u32::from(kept(space, entry));
         false
     });
@@ -99,19 +110,19 @@ pub(crate) fn freed(books: &Books, pointer: u64, entry: &Entry) {
 }
 
 /// Looks which descriptors were closed. True: something is charged no more.
-pub(crate) fn poll(books: &Books) -> bool {
+pub(crate) fn poll(accounts: &Accounts) -> bool {
     const AT_ONCE: usize = 64;
-    let ledger = books.ledger();
+    let holdings = accounts.holdings();
     // Relaxed: only says that a look is worth while.
-    if ledger.descriptors.load(Ordering::Relaxed) == 0 {
+    if holdings.descriptors.load(Ordering::Relaxed) == 0 {
         return false;
     }
-    let objects = Objects::lock(books);
+    let objects = Objects::lock(accounts);
     let mut any = false;
     loop {
         let mut closed = [Entry::default(); AT_ONCE];
         let mut count = 0;
-        ledger.map.sweep(|space, entry| {
+        holdings.map.sweep(|space, entry| {
             if space != Space::Descriptor {
                 return false;
             }
@@ -126,7 +137,7 @@ pub(crate) fn poll(books: &Books) -> bool {
             }
         });
         for entry in closed.iter().take(count) {
-            ended(books, &objects, entry);
+            ended(accounts, &objects, entry);
             any |= entry.what == KEEPS_OBJECT;
         }
         if count < AT_ONCE {

@@ -7,62 +7,62 @@ use crate::driver::device::Device;
 use crate::driver::query;
 use crate::guest::thread::thread;
 use crate::holdings::known_contexts;
-use crate::state::books::{Books, Place};
+use crate::state::accounts::{Accounts, Destination};
 
 /// The current context's device.
 #[inline]
-pub(crate) fn here(books: &Books) -> Place {
+pub(crate) fn here(accounts: &Accounts) -> Destination {
     let Some(context) = query::current_context() else {
-        return Place::Elsewhere;
+        return Destination::Elsewhere;
     };
-    of_context(books, context)
+    of_context(accounts, context)
 }
 
 /// A context's device.
 #[inline]
-pub(crate) fn of_context(books: &Books, context: u64) -> Place {
-    let epoch = context_epoch(books);
+pub(crate) fn of_context(accounts: &Accounts, context: u64) -> Destination {
+    let epoch = context_epoch(accounts);
     let known = thread(|thread| {
         (thread.context.get() == context && thread.context_epoch.get() == epoch)
             .then(|| (thread.device.get(), thread.context_number.get()))
     });
     match known {
-        Some((device, owner)) => Place::Device {
+        Some((device, owner)) => Destination::Device {
             device: device as usize,
             owner,
         },
-        None => find_context(books, context, epoch),
+        None => find_context(accounts, context, epoch),
     }
 }
 
 #[cold]
-fn find_context(books: &Books, context: u64, epoch: u32) -> Place {
+fn find_context(accounts: &Accounts, context: u64, epoch: u32) -> Destination {
     let Some(ordinal) = query::context_ordinal(context) else {
-        return Place::Elsewhere;
+        return Destination::Elsewhere;
     };
-    match books.process.device(books.container, ordinal) {
-        Device::Unlimited => Place::Elsewhere,
-        Device::Denied => Place::Denied,
-        Device::Limited(device) if !known_contexts::is_allowed(books, context, device) => {
-            Place::Denied
+    match accounts.process.device(accounts.container, ordinal) {
+        Device::Unlimited => Destination::Elsewhere,
+        Device::Denied => Destination::Denied,
+        Device::Limited(device) if !known_contexts::is_allowed(accounts, context, device) => {
+            Destination::Denied
         }
         Device::Limited(device) => {
-            let owner = known_contexts::adopt(books, context, device);
+            let owner = known_contexts::adopt(accounts, context, device);
             thread(|thread| {
                 thread.context.set(context);
                 thread.context_epoch.set(epoch);
                 thread.device.set(u32::try_from(device).unwrap_or(0));
                 thread.context_number.set(owner);
             });
-            Place::Device { device, owner }
+            Destination::Device { device, owner }
         }
     }
 }
 
 /// Differs when an address may stand for another context than before.
 #[inline]
-fn context_epoch(books: &Books) -> u32 {
+fn context_epoch(accounts: &Accounts) -> u32 {
     // Relaxed: a context that is destroyed while it is used is the host's own race.
-    let gone = books.ledger().contexts_gone.load(Ordering::Relaxed);
-    books.process.epoch.load(Ordering::Relaxed) << 20 | gone & 0xf_ffff
+    let gone = accounts.holdings().contexts_gone.load(Ordering::Relaxed);
+    accounts.process.epoch.load(Ordering::Relaxed) << 20 | gone & 0xf_ffff
 }

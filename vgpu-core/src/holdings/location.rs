@@ -8,7 +8,7 @@ use cuda_api::CuMemLocation;
 use crate::base::log::line;
 use crate::driver::query;
 use crate::holdings::locate;
-use crate::state::books::{Books, Place};
+use crate::state::accounts::{Accounts, Destination};
 
 /// Whose memory a location is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,21 +69,21 @@ pub(crate) fn tell_if_unknown(kind: u32) {
 
 /// The device that memory of this location and allocation type is charged to. Where the location does
 /// not tell, it is the current context's; without a context it is the first device that has a limit.
-pub(crate) fn place(books: &Books, at: CuMemLocation, allocation: u32) -> Place {
+pub(crate) fn place(accounts: &Accounts, at: CuMemLocation, allocation: u32) -> Destination {
     tell_if_unknown(at.kind);
     match lies(at, allocation) {
-        Lies::OnHost => Place::Elsewhere,
-        Lies::On(ordinal) => books.of_ordinal(ordinal),
-        Lies::Here if query::current_context().is_some() => locate::here(books),
-        Lies::Here => first_limited(books),
+        Lies::OnHost => Destination::Elsewhere,
+        Lies::On(ordinal) => accounts.of_ordinal(ordinal),
+        Lies::Here if query::current_context().is_some() => locate::here(accounts),
+        Lies::Here => first_limited(accounts),
     }
 }
 
-fn first_limited(books: &Books) -> Place {
+fn first_limited(accounts: &Accounts) -> Destination {
     let all = 0..query::device_count().unwrap_or(0);
-    all.map(|ordinal| books.of_ordinal(ordinal))
-        .find(|place| matches!(place, Place::Device { .. }))
-        .unwrap_or(Place::Elsewhere)
+    all.map(|ordinal| accounts.of_ordinal(ordinal))
+        .find(|place| matches!(place, Destination::Device { .. }))
+        .unwrap_or(Destination::Elsewhere)
 }
 
 /// The ordinal that a location names and that no device has: the driver refuses it itself.

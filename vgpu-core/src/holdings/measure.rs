@@ -18,10 +18,10 @@ use crate::base::map::{Entry, Space};
 use crate::driver::query;
 use crate::figures::sizes;
 use crate::guest::manners;
-use crate::holdings::{deferred_frees, graph_books, pool_books};
-use crate::state::books::Books;
+use crate::holdings::{deferred_frees, graph_charges, pool_charges};
+use crate::state::accounts::Accounts;
 use crate::state::entries::{self, object, what};
-use crate::state::ledger::{CHORE_DEFERRED_FREES, Learn, Part};
+use crate::state::holdings::{CHORE_DEFERRED_FREES, Learn, Part};
 
 const MIB: u64 = 1 << 20;
 
@@ -90,8 +90,8 @@ enum When {
     After,
 }
 
-fn booked(books: &Books, device: usize, when: When) -> u64 {
-    let region = &books.container.region;
+fn booked(accounts: &Accounts, device: usize, when: When) -> u64 {
+    let region = &accounts.container.region;
     // What another process of the container asks for meanwhile counts as ours rather than not at all.
     match when {
         When::Before => region.used(device).saturating_add(region.pending(device)),
@@ -99,7 +99,7 @@ fn booked(books: &Books, device: usize, when: When) -> u64 {
     }
 }
 
-fn look(books: &Books, device: usize, from: From, when: When) -> Option<Look> {
+fn look(accounts: &Accounts, device: usize, from: From, when: When) -> Option<Look> {
     let in_use = match from {
         From::Context(context) => {
             let (free, total) = query::relaxed(|| query::memory_info(context))?;
@@ -108,29 +108,29 @@ fn look(books: &Books, device: usize, from: From, when: When) -> Option<Look> {
         From::Nvml(ordinal) => manners::uncancelled(|| query::used_bytes(ordinal))?,
     };
     // What a stream has freed until then is in neither figure.
-    if books.ledger().has_chore(CHORE_DEFERRED_FREES) {
-        deferred_frees::settle(books);
+    if accounts.holdings().has_chore(CHORE_DEFERRED_FREES) {
+        deferred_frees::settle(accounts);
     }
     Some(Look {
         in_use,
-        booked: booked(books, device, when),
-        buffers: own_buffers(books, device),
+        booked: booked(accounts, device, when),
+        buffers: own_buffers(accounts, device),
         from,
     })
 }
 
 /// A look before a call that takes memory of the current context's device.
-pub(crate) fn before(books: &Books, device: usize) -> Option<Look> {
+pub(crate) fn before(accounts: &Accounts, device: usize) -> Option<Look> {
     let context = query::current_context()?;
-    look(books, device, From::Context(context), When::Before)
+    look(accounts, device, From::Context(context), When::Before)
 }
 
 /// The same for a call that makes a context: the current one may be of another device, or none.
-pub(crate) fn before_context(books: &Books, device: usize, ordinal: i32) -> Option<Look> {
+pub(crate) fn before_context(accounts: &Accounts, device: usize, ordinal: i32) -> Option<Look> {
     if query::current_ordinal() == Some(ordinal) {
-        return before(books, device);
+        return before(accounts, device);
     }
-    look(books, device, From::Nvml(ordinal), When::Before)
+    look(accounts, device, From::Nvml(ordinal), When::Before)
 }
 
 /// More is in use after a call than before it, by this much more than the books say. `charged` is what
@@ -164,13 +164,18 @@ pub(crate) struct Taken {
 
 /// What a call took: the smallest of several looks, and what NVML says where it knows this process.
 /// Nothing of the call stands in the books but `charged`, as pending.
-pub(crate) fn taken(books: &Books, device: usize, before: Option<Look>, charged: u64) -> Taken {
+pub(crate) fn taken(
+    accounts: &Accounts,
+    device: usize,
+    before: Option<Look>,
+    charged: u64,
+) -> Taken {
     let Some(before) = before else {
         return Taken::default();
     };
     let mut least = u64::MAX;
     for _look in 0..LOOKS {
-        let Some(after) = look(books, device, before.from, When::After) else {
+        let Some(after) = look(accounts, device, before.from, When::After) else {
             break;
         };
         least = least.min(beyond(&before, &after, 0));
@@ -185,19 +190,19 @@ pub(crate) fn taken(books: &Books, device: usize, before: Option<Look>, charged:
         return Taken::default();
     }
     let least = least.saturating_sub(charged);
-    let by_nvml = own_overhead(books, device).map(|own| {
-        let ledger = books.ledger();
+    let by_nvml = own_overhead(accounts, device).map(|own| {
+        let holdings = accounts.holdings();
         // What was charged in advance may be what was taken now.
-        let known = ledger
+        let known = holdings
             .overhead_bytes(device)
-            .saturating_sub(ledger.in_advance(device))
+            .saturating_sub(holdings.in_advance(device))
             .saturating_add(charged);
         own.most().saturating_sub(known)
     });
     let beyond = match by_nvml {
         Some(own) if own < least => {
             // A neighbour's, or NVML is late: it is asked again.
-            soon(books, device);
+            soon(accounts, device);
             own
         }
         _ => least,
@@ -223,16 +228,16 @@ impl Own {
 }
 
 /// `None` where NVML does not know the process, or where its figure says nothing.
-fn own_overhead(books: &Books, device: usize) -> Option<Own> {
-    let region = &books.container.region;
+fn own_overhead(accounts: &Accounts, device: usize) -> Option<Own> {
+    let region = &accounts.container.region;
     if region.oversubscribed_by_me(device) > 0 {
         // How much of the managed memory NVML counts as this process's cannot be known.
         return None;
     }
-    let ordinal = books.ordinal_of(device)?;
-    let before = buffers(books, device);
+    let ordinal = accounts.ordinal_of(device)?;
+    let before = buffers(accounts, device);
     let held = manners::uncancelled(|| query::own_bytes(ordinal))?;
-    let after = buffers(books, device);
+    let after = buffers(accounts, device);
     let bytes = before.bytes.max(after.bytes);
     // What came or went meanwhile may be in the figure or not.
     let moved = bytes - before.bytes.min(after.bytes);
@@ -253,19 +258,19 @@ struct Buffers {
 }
 
 /// What stands in this process's slot for buffers, bytes.
-fn own_buffers(books: &Books, device: usize) -> u64 {
-    let overhead = books.ledger().overhead_bytes(device);
-    let used = books.container.region.used_by_me(device);
+fn own_buffers(accounts: &Accounts, device: usize) -> u64 {
+    let overhead = accounts.holdings().overhead_bytes(device);
+    let used = accounts.container.region.used_by_me(device);
     used.saturating_sub(overhead)
 }
 
 /// Linear in the number of buffers.
-fn buffers(books: &Books, device: usize) -> Buffers {
+fn buffers(accounts: &Accounts, device: usize) -> Buffers {
     let mut sum = Buffers {
-        bytes: own_buffers(books, device),
-        doubtful: deferred_frees::bytes(books, device),
+        bytes: own_buffers(accounts, device),
+        doubtful: deferred_frees::bytes(accounts, device),
     };
-    books.ledger().map.sweep(|space, entry| {
+    accounts.holdings().map.sweep(|space, entry| {
         if usize::from(entry.device) == device {
             let one = buffer_of(space, entry, sizes::granularity());
             sum.bytes = sum.bytes.saturating_add(one.bytes);
@@ -321,8 +326,8 @@ fn settled(charged: u64, own: Own) -> u64 {
 /// NVML says what this process's contexts and modules take: the books follow. (A host process that
 /// measures comes later, and again.) False where NVML does not know this process, or does not know of
 /// its context yet.
-pub(crate) fn settle(books: &Books, device: usize, learn: Learn) -> bool {
-    let Some(own) = own_overhead(books, device).filter(|own| own.most() >= LEAST_CONTEXT) else {
+pub(crate) fn settle(accounts: &Accounts, device: usize, learn: Learn) -> bool {
+    let Some(own) = own_overhead(accounts, device).filter(|own| own.most() >= LEAST_CONTEXT) else {
         return false;
     };
     // Beside buffers the figure may be off by one that is on its way.
@@ -331,10 +336,10 @@ pub(crate) fn settle(books: &Books, device: usize, learn: Learn) -> bool {
     } else {
         learn
     };
-    let bytes = settled(books.ledger().overhead_bytes(device), own);
-    books
-        .ledger()
-        .measured_here(&books.container.region, device, bytes, learn);
+    let bytes = settled(accounts.holdings().overhead_bytes(device), own);
+    accounts
+        .holdings()
+        .measured_here(&accounts.container.region, device, bytes, learn);
     true
 }
 
@@ -362,12 +367,12 @@ pub(crate) struct NewContext {
 
 /// What a context of unknown size counts for that was made just now, bytes. Its charge is pending, and
 /// what is found out is learned.
-pub(crate) fn new_context(books: &Books, new: NewContext) -> u64 {
+pub(crate) fn new_context(accounts: &Accounts, new: NewContext) -> u64 {
     let device = new.device;
-    let region = &books.container.region;
-    let was = books.ledger().overhead_bytes(device);
-    let own =
-        own_overhead(books, device).filter(|own| own.most().saturating_sub(was) >= LEAST_CONTEXT);
+    let region = &accounts.container.region;
+    let was = accounts.holdings().overhead_bytes(device);
+    let own = own_overhead(accounts, device)
+        .filter(|own| own.most().saturating_sub(was) >= LEAST_CONTEXT);
     let by_nvml = own.map(|own| {
         let (least, most) = (
             own.least.saturating_sub(was),
@@ -377,15 +382,15 @@ pub(crate) fn new_context(books: &Books, new: NewContext) -> u64 {
             return least;
         }
         // It may be more, as far as more is in use.
-        let beyond = beyond_the_books(books, &new).unwrap_or(most);
+        let beyond = beyond_the_books(accounts, &new).unwrap_or(most);
         beyond.clamp(least, most)
     });
     let is = by_nvml.unwrap_or_else(|| {
         // NVML may be late.
-        soon(books, device);
-        context_figure(beyond_the_books(books, &new), guess_for(new.ordinal))
+        soon(accounts, device);
+        context_figure(beyond_the_books(accounts, &new), guess_for(new.ordinal))
     });
-    books.ledger().measured_now(device);
+    accounts.holdings().measured_now(device);
     // Beside buffers the figure may be off by one that is on its way; an estimate is learned only by a
     // container that knows nothing yet.
     let is_exact = own.is_some_and(|own| !own.has_buffers);
@@ -396,32 +401,32 @@ pub(crate) fn new_context(books: &Books, new: NewContext) -> u64 {
 }
 
 /// What a context of unknown size counts for that was found, bytes: settles its charge to that.
-pub(crate) fn settle_found_context(books: &Books, new: NewContext, learn: Learn) -> u64 {
+pub(crate) fn settle_found_context(accounts: &Accounts, new: NewContext, learn: Learn) -> u64 {
     let NewContext {
         device, charged, ..
     } = new;
-    let ledger = books.ledger();
-    let was = ledger.overhead_bytes(device);
-    if settle(books, device, learn) {
-        let is = ledger.overhead_bytes(device);
+    let holdings = accounts.holdings();
+    let was = holdings.overhead_bytes(device);
+    if settle(accounts, device, learn) {
+        let is = holdings.overhead_bytes(device);
         return charged.saturating_add(is).saturating_sub(was);
     }
-    let is = context_figure(beyond_the_books(books, &new), guess_for(new.ordinal));
+    let is = context_figure(beyond_the_books(accounts, &new), guess_for(new.ordinal));
     let sum = was.saturating_sub(charged).saturating_add(is);
-    ledger.measured_here(&books.container.region, device, sum, Learn::Nothing);
-    soon(books, device);
+    holdings.measured_here(&accounts.container.region, device, sum, Learn::Nothing);
+    soon(accounts, device);
     is
 }
 
 /// What is in use beyond the books: since before the context was made, else in all. The smallest of
 /// several looks.
-fn beyond_the_books(books: &Books, new: &NewContext) -> Option<u64> {
+fn beyond_the_books(accounts: &Accounts, new: &NewContext) -> Option<u64> {
     let from = new
         .before
         .map_or(From::Context(new.context), |before| before.from);
     let mut least: Option<u64> = None;
     for _look in 0..LOOKS {
-        let after = look(books, new.device, from, When::After)?;
+        let after = look(accounts, new.device, from, When::After)?;
         let known = after.booked.saturating_sub(new.charged);
         let found = match &new.before {
             Some(before) => {
@@ -440,9 +445,9 @@ fn beyond_the_books(books: &Books, new: &NewContext) -> Option<u64> {
 
 /// A measurement is wanted before this process gets memory of the device again: something may have been
 /// taken of which the books do not know. Cheap; any rule may ask.
-pub(crate) fn soon(books: &Books, device: usize) {
-    books.ledger().want_measurement(device);
-    books.process.want_measurement(device);
+pub(crate) fn soon(accounts: &Accounts, device: usize) {
+    accounts.holdings().want_measurement(device);
+    accounts.process.want_measurement(device);
 }
 
 /// How long after it was asked for a measurement is repeated, milliseconds: NVML may be late.
@@ -452,33 +457,33 @@ const REPEATED_EACH_MS: u64 = 50;
 
 /// Measures what was asked for by [`soon`], before memory is given.
 #[cold]
-pub(crate) fn wanted(books: &Books, device: usize) {
+pub(crate) fn wanted(accounts: &Accounts, device: usize) {
     let now = lock::milliseconds().unsigned_abs();
-    let (asked, last) = books.ledger().measurement_wanted(device);
+    let (asked, last) = accounts.holdings().measurement_wanted(device);
     let is_over = now.saturating_sub(asked) > REPEATED_FOR_MS;
     if !is_over && now.saturating_sub(last) < REPEATED_EACH_MS {
         return;
     }
-    books.ledger().measured_at(device, now);
+    accounts.holdings().measured_at(device, now);
     if is_over {
-        books.process.forget_wanted(device);
+        accounts.process.forget_wanted(device);
     }
-    if !settle(books, device, Learn::Nothing) {
-        books.ledger().await_host(device);
+    if !settle(accounts, device, Learn::Nothing) {
+        accounts.holdings().await_host(device);
     }
 }
 
 /// Since a runtime's context was made, this much more is in use than the books know of, where NVML does
 /// not know the process: what was loaded past the hooks. It counts in full up to four times what a
 /// context is taken for: neighbours may be the cause of more.
-pub(crate) fn settle_loaded(books: &Books, device: usize, ordinal: i32) -> bool {
+pub(crate) fn settle_loaded(accounts: &Accounts, device: usize, ordinal: i32) -> bool {
     if query::current_ordinal() != Some(ordinal) {
         return false;
     }
-    let Some(now) = before(books, device) else {
+    let Some(now) = before(accounts, device) else {
         return false;
     };
-    let Some(baseline) = books.ledger().take_baseline(device) else {
+    let Some(baseline) = accounts.holdings().take_baseline(device) else {
         return false;
     };
     let loaded = now
@@ -486,36 +491,44 @@ pub(crate) fn settle_loaded(books: &Books, device: usize, ordinal: i32) -> bool 
         .saturating_sub(now.booked)
         .saturating_sub(baseline);
     let loaded = loaded.min(guess_for(ordinal).saturating_mul(4));
-    let sum = books.ledger().overhead_bytes(device).saturating_add(loaded);
-    books
-        .ledger()
-        .measured_here(&books.container.region, device, sum, Learn::Runtime);
+    let sum = accounts
+        .holdings()
+        .overhead_bytes(device)
+        .saturating_add(loaded);
+    accounts
+        .holdings()
+        .measured_here(&accounts.container.region, device, sum, Learn::Runtime);
     true
 }
 
 /// Remembers how the device stands, for [`settle_loaded`].
-pub(crate) fn keep_baseline(books: &Books, device: usize, context: u64) {
-    if let Some(now) = look(books, device, From::Context(context), When::After) {
+pub(crate) fn keep_baseline(accounts: &Accounts, device: usize, context: u64) {
+    if let Some(now) = look(accounts, device, From::Context(context), When::After) {
         let baseline = now.in_use.saturating_sub(now.booked);
-        books.ledger().set_baseline(device, baseline);
+        accounts.holdings().set_baseline(device, baseline);
     }
 }
 
 /// Something was loaded at its first use: it is charged, since the driver has given it. Where the limit
 /// is passed by it, a record says so, and nothing is given until it fits again.
-pub(crate) fn charge_loaded(books: &Books, call: &str, device: usize, bytes: u64) {
+pub(crate) fn charge_loaded(accounts: &Accounts, call: &str, device: usize, bytes: u64) {
     if bytes == 0 {
         return;
     }
-    books.container.region.charge(device, bytes, Kind::Module);
-    books.ledger().add_overhead(device, Part::Module, bytes);
-    record_excess(books, call, device, bytes);
+    accounts
+        .container
+        .region
+        .charge(device, bytes, Kind::Module);
+    accounts
+        .holdings()
+        .add_overhead(device, Part::Module, bytes);
+    record_excess(accounts, call, device, bytes);
 }
 
 /// A record of what went past the limit all the same; true where it did.
-pub(crate) fn record_excess(books: &Books, call: &str, device: usize, asked: u64) -> bool {
-    let limit = books.process.memory_limit(books.container, device);
-    let used = books.container.region.used(device);
+pub(crate) fn record_excess(accounts: &Accounts, call: &str, device: usize, asked: u64) -> bool {
+    let limit = accounts.process.memory_limit(accounts.container, device);
+    let used = accounts.container.region.used(device);
     if limit == 0 || used <= limit {
         return false;
     }
@@ -527,25 +540,25 @@ pub(crate) fn record_excess(books: &Books, call: &str, device: usize, asked: u64
         unaccounted: 0,
     };
     // The call itself has succeeded.
-    let _answer = books.refuse(call, device, &refusal);
-    bring_down(books, device);
+    let _answer = accounts.refuse(call, device, &refusal);
+    bring_down(accounts, device);
     true
 }
 
 /// The container is above its limit on this device: what this process keeps without using it (in pools,
 /// of graphs) goes back to the driver.
 #[cold]
-pub(crate) fn bring_down(books: &Books, device: usize) {
-    let Some(ordinal) = books.ordinal_of(device) else {
+pub(crate) fn bring_down(accounts: &Accounts, device: usize) {
+    let Some(ordinal) = accounts.ordinal_of(device) else {
         return;
     };
     manners::uncancelled(|| {
         query::relaxed(|| {
-            pool_books::trim_device(books, device);
+            pool_charges::trim_device(accounts, device);
             query::trim_graphs(ordinal);
         });
     });
-    graph_books::trimmed(books, device);
+    graph_charges::trimmed(accounts, device);
     line!(
         Info,
         "device {device}: above its limit, caches are given back"
@@ -553,14 +566,14 @@ pub(crate) fn bring_down(books: &Books, device: usize) {
 }
 
 /// Looks, now and then, whether the container is above its limit on a device of this process.
-pub(crate) fn look_for_excess(books: &Books) {
-    for device in 0..books.container.region.device_count() {
-        if !books.ledger().has_context(device) {
+pub(crate) fn look_for_excess(accounts: &Accounts) {
+    for device in 0..accounts.container.region.device_count() {
+        if !accounts.holdings().has_context(device) {
             continue;
         }
-        let limit = books.process.memory_limit(books.container, device);
-        if limit != 0 && books.container.region.used(device) > limit {
-            bring_down(books, device);
+        let limit = accounts.process.memory_limit(accounts.container, device);
+        if limit != 0 && accounts.container.region.used(device) > limit {
+            bring_down(accounts, device);
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::base::log::line;
 use crate::driver::device::Fact;
 use crate::driver::query;
 use crate::guest::manners;
-use crate::state::books::Books;
+use crate::state::accounts::Accounts;
 
 /// The share of the multiprocessors that MPS gives a program, percent.
 const SHARE: &CStr = c"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
@@ -31,9 +31,9 @@ const MULTIPROCESSORS: u32 = 16;
 
 /// Do contexts share this device (of the region) through MPS? Asked once; the compute rules do without
 /// credit there.
-pub(crate) fn under_mps(books: &Books, device: usize) -> bool {
-    books.process.is(device, Fact::Mps, || {
-        let ordinal = books.ordinal_of(device)?;
+pub(crate) fn under_mps(accounts: &Accounts, device: usize) -> bool {
+    accounts.process.is(device, Fact::Mps, || {
+        let ordinal = accounts.ordinal_of(device)?;
         query::device_attribute(ordinal, MULTIPROCESSORS)?;
         let answer = query::device_attribute(ordinal, MPS_ENABLED);
         // A driver that cannot say makes its contexts through MPS where the daemon is.
@@ -59,9 +59,9 @@ fn variable(name: &CStr) -> Option<OsString> {
 }
 
 /// Why a context on this device would run without its cap; `None`: it would not, or there is no cap.
-pub(crate) fn refuses(books: &Books, call: &str, device: usize) -> Option<CuResult> {
-    let (policy, percent) = books.process.compute_limit(books.container, device);
-    if policy == Policy::Disable || !(1..100).contains(&percent) || !under_mps(books, device) {
+pub(crate) fn refuses(accounts: &Accounts, call: &str, device: usize) -> Option<CuResult> {
+    let (policy, percent) = accounts.process.compute_limit(accounts.container, device);
+    if policy == Policy::Disable || !(1..100).contains(&percent) || !under_mps(accounts, device) {
         return None;
     }
     manners::uncancelled(|| {

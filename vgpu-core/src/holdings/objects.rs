@@ -10,7 +10,7 @@ use vgpu_abi::region::{Import, Kind, Shared, SharedKey};
 use crate::base::lock::Held;
 use crate::base::log::line;
 use crate::base::map::{Entry, Space, Then};
-use crate::state::books::Books;
+use crate::state::accounts::Accounts;
 use crate::state::entries::{object, what};
 
 /// What of an object is told to a rule.
@@ -28,17 +28,17 @@ pub(crate) struct Object {
 
 /// The objects of this process, under their lock.
 pub(crate) struct Objects<'a> {
-    books: &'a Books,
+    accounts: &'a Accounts,
     _held: Option<Held<'a>>,
 }
 
 /// `Space::Object`: `owner` counts the holds, `maps` those whose release is with the driver.
 /// `Space::Handle`: `owner` is the object, `bytes` counts the references that the handle has.
 impl<'a> Objects<'a> {
-    pub(crate) fn lock(books: &'a Books) -> Self {
+    pub(crate) fn lock(accounts: &'a Accounts) -> Self {
         Self {
-            books,
-            _held: books.ledger().objects_lock.hold(),
+            accounts,
+            _held: accounts.holdings().objects_lock.hold(),
         }
     }
 
@@ -51,9 +51,9 @@ impl<'a> Objects<'a> {
 
     /// A new object without a handle, held once.
     pub(crate) fn make_unnamed(&self, device: usize, bytes: u64, what: u8) -> u64 {
-        let ledger = self.books.ledger();
+        let holdings = self.accounts.holdings();
         // Relaxed: only has to differ from all others.
-        let number = ledger.objects_numbered.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = holdings.objects_numbered.fetch_add(1, Ordering::Relaxed) + 1;
         let entry = Entry {
             bytes,
             owner: 1,
@@ -61,7 +61,7 @@ impl<'a> Objects<'a> {
             what,
             ..Entry::default()
         };
-        let (_, kept) = ledger.map.put(Space::Object, number, entry);
+        let (_, kept) = holdings.map.put(Space::Object, number, entry);
         if !kept {
             line!(
                 Error,
@@ -78,7 +78,7 @@ impl<'a> Objects<'a> {
             owner: number,
             ..Entry::default()
         };
-        let map = &self.books.ledger().map;
+        let map = &self.accounts.holdings().map;
         let (before, _) = map.put(Space::Handle, handle, link);
         let back = Entry {
             owner: handle,
@@ -94,7 +94,7 @@ impl<'a> Objects<'a> {
     /// their way back say so; other holds (a mapping made just then) may be of the new object, which
     /// then stays charged until the end.
     fn renamed(&self, before: Entry, number: u64) {
-        let map = &self.books.ledger().map;
+        let map = &self.accounts.holdings().map;
         let Some(old) = map.get(Space::Object, before.owner) else {
             return;
         };
@@ -119,12 +119,12 @@ impl<'a> Objects<'a> {
 
     /// The object that a handle stands for.
     pub(crate) fn of(&self, handle: u64) -> Option<Object> {
-        let link = self.books.ledger().map.get(Space::Handle, handle)?;
+        let link = self.accounts.holdings().map.get(Space::Handle, handle)?;
         self.get(link.owner)
     }
 
     pub(crate) fn get(&self, number: u64) -> Option<Object> {
-        let entry = self.books.ledger().map.get(Space::Object, number)?;
+        let entry = self.accounts.holdings().map.get(Space::Object, number)?;
         Some(Object {
             number,
             bytes: entry.bytes,
@@ -134,7 +134,7 @@ impl<'a> Objects<'a> {
     }
 
     fn change<T>(&self, number: u64, change: impl FnOnce(&mut Entry) -> T) -> Option<T> {
-        let map = &self.books.ledger().map;
+        let map = &self.accounts.holdings().map;
         map.change(Space::Object, number, |entry| (Then::Keep, change(entry)))
     }
 
@@ -158,7 +158,7 @@ impl<'a> Objects<'a> {
 
     /// One hold less; with the last one the charge ends.
     pub(crate) fn drop_hold(&self, number: u64) {
-        let map = &self.books.ledger().map;
+        let map = &self.accounts.holdings().map;
         let last = map.change(Space::Object, number, |entry| {
             entry.owner = entry.owner.saturating_sub(1);
             if entry.owner == 0 {
@@ -181,7 +181,10 @@ impl<'a> Objects<'a> {
             link.bytes = link.bytes.saturating_add(1);
             (Then::Keep, ())
         };
-        self.books.ledger().map.change(Space::Handle, handle, more);
+        self.accounts
+            .holdings()
+            .map
+            .change(Space::Handle, handle, more);
         self.hold(object.number)
     }
 
@@ -194,7 +197,11 @@ impl<'a> Objects<'a> {
                 owner: number,
                 ..Entry::default()
             };
-            let (before, _) = self.books.ledger().map.put(Space::Handle, handle, link);
+            let (before, _) = self
+                .accounts
+                .holdings()
+                .map
+                .put(Space::Handle, handle, link);
             if let Some(before) = before {
                 self.renamed(before, number);
             }
@@ -209,7 +216,7 @@ impl<'a> Objects<'a> {
             link.bytes = link.bytes.saturating_sub(1);
             (Then::Keep, held.then_some(link.owner))
         };
-        let map = &self.books.ledger().map;
+        let map = &self.accounts.holdings().map;
         let number = map.change(Space::Handle, handle, less).flatten()?;
         self.change(number, |entry| {
             entry.maps = entry.maps.saturating_add(1);
@@ -224,7 +231,7 @@ impl<'a> Objects<'a> {
             // The driver gave the handle to another object meanwhile.
             return;
         }
-        let map = &self.books.ledger().map;
+        let map = &self.accounts.holdings().map;
         let again = !released
             && map
                 .change(Space::Handle, handle, |link| {
@@ -240,8 +247,8 @@ impl<'a> Objects<'a> {
 
     /// Nothing holds it any more: the driver has freed it.
     fn let_go(&self, number: u64, entry: &Entry) {
-        let map = &self.books.ledger().map;
-        let region = &self.books.container.region;
+        let map = &self.accounts.holdings().map;
+        let region = &self.accounts.container.region;
         if let Some(handle) = map.take(Space::HandleOf, number) {
             let is_its = |link: &mut Entry| {
                 let its = link.owner == number;
@@ -258,8 +265,8 @@ impl<'a> Objects<'a> {
                 }
             }
             object::IMPORTED => {
-                if let Some(import) = take_import(self.books, BY_HANDLE, number) {
-                    end_import(self.books, &import);
+                if let Some(import) = take_import(self.accounts, BY_HANDLE, number) {
+                    end_import(self.accounts, &import);
                 }
             }
             object::MULTICAST => self.unbind_all(number),
@@ -274,7 +281,7 @@ impl<'a> Objects<'a> {
         loop {
             let mut bound = [0u64; AT_ONCE];
             let mut count = 0;
-            self.books.ledger().map.sweep(|space, entry| {
+            self.accounts.holdings().map.sweep(|space, entry| {
                 let of_it = space == Space::Multicast
                     && multicast != 0
                     && u64::from(entry.maps) == multicast & u64::from(u32::MAX);
@@ -308,14 +315,14 @@ const NAMED: u8 = 1;
 
 /// Remembers what an import holds; `context` is that which it dies with.
 pub(crate) fn keep_import(
-    books: &Books,
+    accounts: &Accounts,
     [key_space, until_space]: [Space; 2],
     number: u64,
     import: &Import,
     context: u64,
 ) {
     let SharedKey([first, second]) = import.name.unwrap_or(SharedKey([0; 2]));
-    let map = &books.ledger().map;
+    let map = &accounts.holdings().map;
     let key = Entry {
         bytes: first,
         owner: second,
@@ -356,35 +363,35 @@ fn import_of(key: &Entry, until: &Entry) -> Import {
 
 /// What is remembered of an import.
 pub(crate) fn known_import(
-    books: &Books,
+    accounts: &Accounts,
     [key_space, until_space]: [Space; 2],
     number: u64,
 ) -> Option<Import> {
-    let map = &books.ledger().map;
+    let map = &accounts.holdings().map;
     let key = map.get(key_space, number)?;
     Some(import_of(&key, &map.get(until_space, number)?))
 }
 
 /// As [`known_import`], which forgets it.
 pub(crate) fn take_import(
-    books: &Books,
+    accounts: &Accounts,
     [key_space, until_space]: [Space; 2],
     number: u64,
 ) -> Option<Import> {
-    let map = &books.ledger().map;
+    let map = &accounts.holdings().map;
     let key = map.take(key_space, number)?;
     Some(import_of(&key, &map.take(until_space, number)?))
 }
 
 /// It is held no more.
-pub(crate) fn end_import(books: &Books, import: &Import) {
-    if let Err(error) = books.container.region.end_import(import) {
+pub(crate) fn end_import(accounts: &Accounts, import: &Import) {
+    if let Err(error) = accounts.container.region.end_import(import) {
         line!(Warn, "a shared object stays charged: {error}");
     }
 }
 
-pub(crate) fn unhold(books: &Books, key: SharedKey) {
-    if let Err(error) = books.container.region.unhold(key) {
+pub(crate) fn unhold(accounts: &Accounts, key: SharedKey) {
+    if let Err(error) = accounts.container.region.unhold(key) {
         line!(Warn, "a shared object stays charged: {error}");
     }
 }

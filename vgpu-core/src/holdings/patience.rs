@@ -9,7 +9,7 @@ use vgpu_abi::region::{Charge, Dead, Refusal, Why};
 use crate::base::clock;
 use crate::driver::query;
 use crate::guest::manners;
-use crate::state::books::Books;
+use crate::state::accounts::Accounts;
 use crate::state::container::DEAD_NS;
 
 /// The host looks at books that have moved within this time.
@@ -42,17 +42,17 @@ fn fits_without(refusal: &Refusal, bytes: u64) -> bool {
 #[cold]
 #[inline(never)]
 pub(crate) fn ask_again(
-    books: &Books,
+    accounts: &Accounts,
     device: usize,
     refusal: Refusal,
     ask: impl Fn() -> Result<Charge, Refusal>,
 ) -> Result<Charge, Refusal> {
-    manners::uncancelled(|| wait_and_ask(books, device, refusal, ask))
-        .map_err(|refusal| with_unaccounted(books, device, refusal))
+    manners::uncancelled(|| wait_and_ask(accounts, device, refusal, ask))
+        .map_err(|refusal| with_unaccounted(accounts, device, refusal))
 }
 
 fn wait_and_ask(
-    books: &Books,
+    accounts: &Accounts,
     device: usize,
     mut refusal: Refusal,
     ask: impl Fn() -> Result<Charge, Refusal>,
@@ -61,19 +61,19 @@ fn wait_and_ask(
     let mut nap_ns = NAP_NS;
     let mut dead_before = 0;
     while refusal.why != Why::Closed {
-        let dead_bytes = books.container.region.dead_bytes(device);
+        let dead_bytes = accounts.container.region.dead_bytes(device);
         // This process or another one has cleared a slot.
         let has_less_dead = dead_bytes < dead_before;
         dead_before = dead_bytes;
         let is_dead_in_the_way = fits_without(&refusal, dead_bytes);
         let remains = if is_dead_in_the_way {
-            bury(books)
+            bury(accounts)
         } else {
             Remains::default()
         };
-        let has_other_room = books.process.take_over_room(books.container);
+        let has_other_room = accounts.process.take_over_room(accounts.container);
         if remains.freed || has_less_dead || has_other_room {
-            books.container.region.ask_once_more();
+            accounts.container.region.ask_once_more();
             match ask() {
                 Ok(charge) => return Ok(charge),
                 Err(next) => refusal = next,
@@ -83,39 +83,39 @@ fn wait_and_ask(
         let waited_ns = clock::now_ns().saturating_sub(begun_ns);
         // A little more than the dead are kept, so that the last look finds them gone.
         let for_the_dead = remains.waits && waited_ns < DEAD_NS + DEAD_NS / 8;
-        let for_the_host = waited_ns < HOST_NS && is_outdated(books, device, &refusal);
+        let for_the_host = waited_ns < HOST_NS && is_outdated(accounts, device, &refusal);
         if !for_the_dead && !for_the_host {
             break;
         }
         clock::sleep_ns(nap_ns);
         nap_ns = (nap_ns * 2).min(LONGEST_NAP_NS);
-        books.container.region.reap();
+        accounts.container.region.reap();
     }
     Err(refusal)
 }
 
 /// Whether the request fails only for what the host has found beyond other books than these are
 /// by now: what it found may have been charged since, and it looks again soon.
-fn is_outdated(books: &Books, device: usize, refusal: &Refusal) -> bool {
-    let said = books.container.unaccounted(device);
+fn is_outdated(accounts: &Accounts, device: usize, refusal: &Refusal) -> bool {
+    let said = accounts.container.unaccounted(device);
     let limit = Refusal {
         limit: refusal.limit.saturating_add(said.bytes),
         ..*refusal
     };
     said.bytes != 0
-        && said.beside != books.container.region.used(device)
+        && said.beside != accounts.container.region.used(device)
         && limit.used.saturating_add(limit.asked) <= limit.limit
 }
 
 /// Clears the slots of the dead that the driver has let go of.
-fn bury(books: &Books) -> Remains {
-    let region = &books.container.region;
+fn bury(accounts: &Accounts) -> Remains {
+    let region = &accounts.container.region;
     let mut remains = Remains::default();
     let mut left = 0;
     for dead in region.dead().filter(|dead| !dead.has_family) {
         left += 1;
         let is_released =
-            books.container.is_released(&dead) || is_listed(books, &dead) == Some(false);
+            accounts.container.is_released(&dead) || is_listed(accounts, &dead) == Some(false);
         if is_released && region.let_go(&dead) {
             remains.freed = true;
             left -= 1;
@@ -127,12 +127,12 @@ fn bury(books: &Books) -> Remains {
 
 /// Whether the driver still knows the process on any device that it used. Nothing where that
 /// cannot be told: NVML counts processes as the machine does, and not as a pid namespace.
-fn is_listed(books: &Books, dead: &Dead) -> Option<bool> {
+fn is_listed(accounts: &Accounts, dead: &Dead) -> Option<bool> {
     if dead.pid_namespace != HOST_PID_NAMESPACE {
         return None;
     }
     for device in (0..u32::BITS as usize).filter(|device| dead.devices >> device & 1 != 0) {
-        if query::lists_process(books.ordinal_of(device)?, dead.pid)? {
+        if query::lists_process(accounts.ordinal_of(device)?, dead.pid)? {
             return Some(true);
         }
     }
@@ -140,11 +140,11 @@ fn is_listed(books: &Books, dead: &Dead) -> Option<bool> {
 }
 
 /// The refusal as it is told: of the whole limit, with what could not be given of it.
-pub(crate) fn with_unaccounted(books: &Books, device: usize, refusal: Refusal) -> Refusal {
-    let bytes = books.process.unaccounted(device);
+pub(crate) fn with_unaccounted(accounts: &Accounts, device: usize, refusal: Refusal) -> Refusal {
+    let bytes = accounts.process.unaccounted(device);
     let limit = match refusal.why {
-        Why::NotPageable => books.process.resident_limit(device),
-        _ => books.process.memory_limit(books.container, device),
+        Why::NotPageable => accounts.process.resident_limit(device),
+        _ => accounts.process.memory_limit(accounts.container, device),
     };
     match bytes {
         0 => refusal,

@@ -7,8 +7,8 @@ use vgpu_abi::region::Kind;
 
 use crate::base::map::{Entry, Space};
 use crate::driver::query;
-use crate::holdings::{descriptors, export_books, offer_books};
-use crate::state::books::Books;
+use crate::holdings::{descriptors, exports, offer_charges};
+use crate::state::accounts::Accounts;
 use crate::state::entries::what;
 
 /// Has this process (or one that it was forked from) memory that is managed in place of the device's
@@ -21,19 +21,19 @@ pub(crate) fn any_paged() -> bool {
 }
 
 /// The driver has taken it back.
-pub(crate) fn forget(books: &Books, number: u64, entry: &Entry) {
+pub(crate) fn forget(accounts: &Accounts, number: u64, entry: &Entry) {
     let device = usize::from(entry.device);
     match entry.what {
-        what::SHARED => export_books::freed(books, number),
-        what::OPENED => export_books::closed(books, number),
-        what::OFFERED => offer_books::freed(books, number, entry),
-        what::TAKEN => offer_books::ended(books, number, entry),
-        what::OWN if entry.maps > 0 => descriptors::freed(books, number, entry),
+        what::SHARED => exports::freed(accounts, number),
+        what::OPENED => exports::closed(accounts, number),
+        what::OFFERED => offer_charges::freed(accounts, number, entry),
+        what::TAKEN => offer_charges::ended(accounts, number, entry),
+        what::OWN if entry.maps > 0 => descriptors::freed(accounts, number, entry),
         what::PAGED | what::MANAGED => {
-            let region = &books.container.region;
+            let region = &accounts.container.region;
             region.release_beyond(device, entry.bytes, Kind::Buffer);
         }
-        _ => books
+        _ => accounts
             .container
             .region
             .release(device, entry.bytes, Kind::Buffer),
@@ -42,11 +42,11 @@ pub(crate) fn forget(books: &Books, number: u64, entry: &Entry) {
 
 /// The entry of an allocation that is managed in place of the device's own memory, by any address in
 /// it.
-pub(crate) fn paged(books: &Books, address: CuDevicePtr) -> Option<Entry> {
+pub(crate) fn paged(accounts: &Accounts, address: CuDevicePtr) -> Option<Entry> {
     if !any_paged() {
         return None;
     }
     let base = query::relaxed(|| query::allocation_of(address))?;
-    let entry = books.ledger().map.get(Space::Pointer, base)?;
+    let entry = accounts.holdings().map.get(Space::Pointer, base)?;
     (entry.what == what::PAGED).then_some(entry)
 }

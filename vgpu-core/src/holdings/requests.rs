@@ -9,35 +9,35 @@ use crate::driver::device::Fact;
 use crate::driver::query;
 use crate::guest::manners;
 use crate::holdings::{
-    deferred_frees, descriptors, known_contexts, measure, patience, pool_books, sparse_books,
+    deferred_frees, descriptors, known_contexts, measure, patience, pool_charges, sparse_charges,
 };
-use crate::state::books::Books;
-use crate::state::ledger::{CHORE_DEFERRED_FREES, CHORE_POOLS};
+use crate::state::accounts::Accounts;
+use crate::state::holdings::{CHORE_DEFERRED_FREES, CHORE_POOLS};
 
 /// Reserves room, or says what the caller is told instead.
 #[inline(always)]
 pub(crate) fn reserve(
-    books: &Books,
+    accounts: &Accounts,
     call: &str,
     device: usize,
     bytes: u64,
 ) -> Result<Charge, CuResult> {
-    try_reserve(books, device, bytes)
-        .or_else(|refusal| try_once_more(books, device, bytes, refusal))
-        .map_err(|refusal| books.refuse(call, device, &refusal))
+    try_reserve(accounts, device, bytes)
+        .or_else(|refusal| try_once_more(accounts, device, bytes, refusal))
+        .map_err(|refusal| accounts.refuse(call, device, &refusal))
 }
 
 /// What waits for the driver, or for a descriptor to be closed, may have ended meanwhile.
 #[cold]
 fn try_once_more(
-    books: &Books,
+    accounts: &Accounts,
     device: usize,
     bytes: u64,
     refusal: Refusal,
 ) -> Result<Charge, Refusal> {
-    let ended = sparse_books::poll(books) | descriptors::poll(books);
+    let ended = sparse_charges::poll(accounts) | descriptors::poll(accounts);
     if ended {
-        try_reserve(books, device, bytes)
+        try_reserve(accounts, device, bytes)
     } else {
         Err(refusal)
     }
@@ -45,46 +45,54 @@ fn try_once_more(
 
 /// Reserves room, without a record of a refusal.
 #[inline(always)]
-pub(crate) fn try_reserve(books: &Books, device: usize, bytes: u64) -> Result<Charge, Refusal> {
-    if books.process.is_any_awaited() {
-        known_contexts::loaded(books, device);
+pub(crate) fn try_reserve(
+    accounts: &Accounts,
+    device: usize,
+    bytes: u64,
+) -> Result<Charge, Refusal> {
+    if accounts.process.is_any_awaited() {
+        known_contexts::loaded(accounts, device);
     }
-    if books.ledger().has_chores() {
-        return try_reserve_after_chores(books, device, bytes);
+    if accounts.holdings().has_chores() {
+        return try_reserve_after_chores(accounts, device, bytes);
     }
-    try_reserve_now(books, device, bytes)
+    try_reserve_now(accounts, device, bytes)
 }
 
 /// Looks at what may have become free, and at what is to be measured, before room is given.
 #[cold]
-fn try_reserve_after_chores(books: &Books, device: usize, bytes: u64) -> Result<Charge, Refusal> {
-    do_chores(books);
-    let reserved = try_reserve_now(books, device, bytes);
-    if reserved.is_ok() || !books.ledger().has_chore(CHORE_DEFERRED_FREES) {
+fn try_reserve_after_chores(
+    accounts: &Accounts,
+    device: usize,
+    bytes: u64,
+) -> Result<Charge, Refusal> {
+    do_chores(accounts);
+    let reserved = try_reserve_now(accounts, device, bytes);
+    if reserved.is_ok() || !accounts.holdings().has_chore(CHORE_DEFERRED_FREES) {
         return reserved;
     }
-    deferred_frees::wait(books);
-    try_reserve_now(books, device, bytes)
+    deferred_frees::wait(accounts);
+    try_reserve_now(accounts, device, bytes)
 }
 
-fn do_chores(books: &Books) {
-    let ledger = books.ledger();
-    if ledger.has_chore(CHORE_DEFERRED_FREES) {
-        deferred_frees::settle(books);
+fn do_chores(accounts: &Accounts) {
+    let holdings = accounts.holdings();
+    if holdings.has_chore(CHORE_DEFERRED_FREES) {
+        deferred_frees::settle(accounts);
     }
-    if ledger.has_chore(CHORE_POOLS) {
-        pool_books::finish(books);
+    if holdings.has_chore(CHORE_POOLS) {
+        pool_charges::finish(accounts);
     }
-    while let Some(device) = ledger.take_unmeasured() {
-        known_contexts::measure_again(books, device);
+    while let Some(device) = holdings.take_unmeasured() {
+        known_contexts::measure_again(accounts, device);
     }
 }
 
 /// Are the device's books above its limit? Then the answer says by what.
-pub(crate) fn above_limit(books: &Books, device: usize) -> Option<Refusal> {
-    let region = &books.container.region;
+pub(crate) fn above_limit(accounts: &Accounts, device: usize) -> Option<Refusal> {
+    let region = &accounts.container.region;
     let used = region.used(device);
-    let limit = books.process.room(books.container, device);
+    let limit = accounts.process.room(accounts.container, device);
     let refusal = |limit, used, why| {
         let refusal = Refusal {
             limit,
@@ -93,69 +101,74 @@ pub(crate) fn above_limit(books: &Books, device: usize) -> Option<Refusal> {
             unaccounted: 0,
             why,
         };
-        patience::with_unaccounted(books, device, refusal)
+        patience::with_unaccounted(accounts, device, refusal)
     };
     if limit != 0 && used > limit {
         return Some(refusal(limit, used, Why::Full));
     }
-    let resident = books.process.resident_room(device);
+    let resident = accounts.process.resident_room(device);
     let here = used.saturating_sub(region.oversubscribed(device));
     (resident != 0 && here > resident).then(|| refusal(resident, here, Why::NotPageable))
 }
 
-/// As [`Books::reserve`], for what a context or a module takes: a program that asks for it may not
+/// As [`Accounts::reserve`], for what a context or a module takes: a program that asks for it may not
 /// have loaded all that it brought.
 pub(crate) fn reserve_overhead(
-    books: &Books,
+    accounts: &Accounts,
     call: &str,
     device: usize,
     bytes: u64,
 ) -> Result<Charge, CuResult> {
-    try_reserve_now(books, device, bytes).map_err(|refusal| books.refuse(call, device, &refusal))
+    try_reserve_now(accounts, device, bytes)
+        .map_err(|refusal| accounts.refuse(call, device, &refusal))
 }
 
 /// Reserves room for the context of a process whose runtime loads past the hooks: `least`, or
 /// what such processes were seen to take. Without a record of a refusal.
 pub(crate) fn try_reserve_loading(
-    books: &Books,
+    accounts: &Accounts,
     device: usize,
     least: u64,
 ) -> Result<Charge, Refusal> {
-    tick(books);
+    tick(accounts);
     let ask = || {
-        let bounds = books.bounds(device);
-        books
+        let bounds = accounts.bounds(device);
+        accounts
             .container
             .region
             .reserve_loading(device, least, bounds)
     };
-    let charge = ask().or_else(|refusal| patience::ask_again(books, device, refusal, ask))?;
+    let charge = ask().or_else(|refusal| patience::ask_again(accounts, device, refusal, ask))?;
     manners::note_pending(charge);
     Ok(charge)
 }
 
 /// Now and then: looks after our slot, and whether the container is above its limit.
 #[inline(always)]
-pub(crate) fn tick(books: &Books) {
-    if books.process.tick(books.container) {
-        measure::look_for_excess(books);
+pub(crate) fn tick(accounts: &Accounts) {
+    if accounts.process.tick(accounts.container) {
+        measure::look_for_excess(accounts);
     }
 }
 
 #[inline(always)]
-pub(crate) fn try_reserve_now(books: &Books, device: usize, bytes: u64) -> Result<Charge, Refusal> {
-    tick(books);
+pub(crate) fn try_reserve_now(
+    accounts: &Accounts,
+    device: usize,
+    bytes: u64,
+) -> Result<Charge, Refusal> {
+    tick(accounts);
     let ask = || {
-        let limit = books.process.room(books.container, device);
-        let region = &books.container.region;
-        match books.process.resident_room(device) {
+        let limit = accounts.process.room(accounts.container, device);
+        let region = &accounts.container.region;
+        match accounts.process.resident_room(device) {
             0 => region.reserve(device, bytes, limit),
             resident => region.reserve_within(device, bytes, Bounds { limit, resident }, false),
         }
     };
     let charge = match ask() {
         Ok(charge) => charge,
-        Err(refusal) => patience::ask_again(books, device, refusal, ask)?,
+        Err(refusal) => patience::ask_again(accounts, device, refusal, ask)?,
     };
     manners::note_pending(charge);
     Ok(charge)
@@ -166,48 +179,48 @@ pub(crate) fn try_reserve_now(books: &Books, device: usize, bytes: u64) -> Resul
 /// charge says which it is.
 #[inline(always)]
 pub(crate) fn reserve_pageable(
-    books: &Books,
+    accounts: &Accounts,
     call: &str,
     device: usize,
     bytes: u64,
 ) -> Result<Charge, CuResult> {
-    if books.process.is_any_awaited() {
-        known_contexts::loaded(books, device);
+    if accounts.process.is_any_awaited() {
+        known_contexts::loaded(accounts, device);
     }
-    if books.ledger().has_chores() {
-        do_chores(books);
+    if accounts.holdings().has_chores() {
+        do_chores(accounts);
     }
-    tick(books);
+    tick(accounts);
     let ask = || {
-        let limit = books.process.room(books.container, device);
-        match books.process.resident_room(device) {
-            0 => books.container.region.reserve(device, bytes, limit),
-            resident => reserve_past(books, device, bytes, Bounds { limit, resident }),
+        let limit = accounts.process.room(accounts.container, device);
+        match accounts.process.resident_room(device) {
+            0 => accounts.container.region.reserve(device, bytes, limit),
+            resident => reserve_past(accounts, device, bytes, Bounds { limit, resident }),
         }
     };
     let reserved = match ask() {
         Ok(charge) => Ok(charge),
-        Err(refusal) => patience::ask_again(books, device, refusal, ask),
+        Err(refusal) => patience::ask_again(accounts, device, refusal, ask),
     };
     match reserved {
         Ok(charge) => {
             manners::note_pending(charge);
             Ok(charge)
         }
-        Err(refusal) => try_once_more(books, device, bytes, refusal)
-            .map_err(|refusal| books.refuse(call, device, &refusal)),
+        Err(refusal) => try_once_more(accounts, device, bytes, refusal)
+            .map_err(|refusal| accounts.refuse(call, device, &refusal)),
     }
 }
 
 #[inline(never)]
 fn reserve_past(
-    books: &Books,
+    accounts: &Accounts,
     device: usize,
     bytes: u64,
     bounds: Bounds,
 ) -> Result<Charge, Refusal> {
-    let pages = books.process.is(device, Fact::Pages, || {
-        let ordinal = books.ordinal_of(device)?;
+    let pages = accounts.process.is(device, Fact::Pages, || {
+        let ordinal = accounts.ordinal_of(device)?;
         let pages = query::device_attribute(ordinal, query::CONCURRENT_MANAGED_ACCESS)?;
         if pages == 0 {
             line!(
@@ -218,6 +231,6 @@ fn reserve_past(
         }
         Some(pages != 0)
     });
-    let region = &books.container.region;
+    let region = &accounts.container.region;
     region.reserve_within(device, bytes, bounds, pages)
 }

@@ -9,22 +9,22 @@ use crate::figures::shapes::Described;
 use crate::figures::sizes::taken;
 use crate::guest::border::{self, Address};
 use crate::guest::manners::Verdict;
-use crate::holdings::sparse_books;
+use crate::holdings::sparse_charges;
 use crate::rules::memory::{Freeing, Reserved, after_freeing, freeing, given_with, reserve_here};
-use crate::state::standing::{self, books};
+use crate::state::standing::{self, accounts};
 
 pub(crate) fn before_array<D: Described>(
     call: &str,
     description: *const D,
     levels: u32,
 ) -> Verdict<Reserved> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     let Some(shape) = border::read(description).map(D::shape) else {
         return Verdict::Pass;
     };
     match shape.bytes(levels) {
         0 => Verdict::Pass,
-        bytes => reserve_here(&books, call, bytes),
+        bytes => reserve_here(&accounts, call, bytes),
     }
 }
 
@@ -57,11 +57,11 @@ fn after<A: Address, D: Described>(
     description: *const D,
     own: impl FnOnce(A) -> Option<u64>,
 ) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     let Some(array) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
-        return books.refund(reserved.charge());
+        return accounts.refund(reserved.charge());
     };
     let shape = border::read(description).map(D::shape);
     let estimated = shape.is_some_and(|it| !it.is_exact());
@@ -72,7 +72,7 @@ fn after<A: Address, D: Described>(
     let least = shape.map_or(0, |it| it.least_bytes());
     let maps = Entry::as_maps(bytes.saturating_sub(least));
     let number = array.number();
-    given_with(&books, reserved, Space::Array, number, (bytes, maps));
+    given_with(&accounts, reserved, Space::Array, number, (bytes, maps));
 }
 
 /// An array about to go, with its charge; a sparse one has none of its own.
@@ -83,14 +83,14 @@ pub(crate) struct Going {
 }
 
 pub(crate) fn before_array_free(array: impl Address) -> Verdict<Going> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     let array = array.number();
-    match freeing(&books, Space::Array, array) {
+    match freeing(&accounts, Space::Array, array) {
         Verdict::Call(freeing) => Verdict::Call(Going {
             array,
             charged: Some(freeing),
         }),
-        _ if sparse_books::has_parts(&books) => Verdict::Call(Going {
+        _ if sparse_charges::has_parts(&accounts) => Verdict::Call(Going {
             array,
             charged: None,
         }),
@@ -103,7 +103,7 @@ pub(crate) fn after_array_free(going: Going, result: CuResult) {
     if let Some(freeing) = going.charged {
         after_freeing(freeing, result, Space::Array);
     }
-    if let Some(books) = standing::opened().filter(|_| result == CuResult::SUCCESS) {
-        sparse_books::array_gone(&books, going.array);
+    if let Some(accounts) = standing::opened().filter(|_| result == CuResult::SUCCESS) {
+        sparse_charges::array_gone(&accounts, going.array);
     }
 }

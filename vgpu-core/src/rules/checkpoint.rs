@@ -12,15 +12,15 @@ use crate::driver::query;
 use crate::guest::border;
 use crate::guest::manners::Verdict;
 use crate::holdings::requests;
-use crate::state::books::{self, Books, Place};
-use crate::state::standing::{self, books};
+use crate::state::accounts::{self, Accounts, Destination};
+use crate::state::standing::{self, accounts};
 
 /// `CU_PROCESS_STATE_CHECKPOINTED`.
 const CHECKPOINTED: u32 = 2;
 
 /// The process of the container that the caller names by its number.
-fn process(books: &Books, pid: i32) -> Option<ProcessUse> {
-    books.container.region.process(u32::try_from(pid).ok()?)
+fn process(accounts: &Accounts, pid: i32) -> Option<ProcessUse> {
+    accounts.container.region.process(u32::try_from(pid).ok()?)
 }
 
 /// What arguments have eight words; one that says something is a later driver's, whose checkpoint ends
@@ -30,30 +30,30 @@ fn is_plain(arguments: *mut c_void) -> bool {
 }
 
 pub(crate) fn after_checkpoint(result: CuResult, pid: i32, arguments: *mut c_void) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
-    books.count(books::Group::Memory);
+    accounts.count(accounts::Group::Memory);
     if result == CuResult::SUCCESS
         && is_plain(arguments)
-        && let Some(process) = process(&books, pid)
+        && let Some(process) = process(&accounts, pid)
     {
-        books.container.region.put_away(&process);
+        accounts.container.region.put_away(&process);
     }
 }
 
 /// A checkpoint is complete, of whichever process: the driver says of each where it stands.
 pub(crate) fn after_complete(result: CuResult) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     if result != CuResult::SUCCESS {
         return;
     }
-    let region = &books.container.region;
+    let region = &accounts.container.region;
     for each in region.processes() {
         if let Ok(pid) = i32::try_from(each.pid)
-            && let Some(process) = process(&books, pid)
+            && let Some(process) = process(&accounts, pid)
             && query::process_state(pid) == Some(CHECKPOINTED)
         {
             region.put_away(&process);
@@ -74,31 +74,31 @@ pub(crate) struct Restoring {
 type Pair = [CuUuid; 2];
 
 /// The device that a restore moves a device's memory to.
-fn moved(books: &Books, device: usize, arguments: *mut c_void) -> usize {
+fn moved(accounts: &Accounts, device: usize, arguments: *mut c_void) -> usize {
     let read = || {
         let [pairs, count] = border::read(arguments.cast::<[u64; 2]>())?;
         let pairs: *const Pair = core::ptr::with_exposed_provenance(usize::try_from(pairs).ok()?);
-        let from = query::device_uuids(books.ordinal_of(device)?)?;
+        let from = query::device_uuids(accounts.ordinal_of(device)?)?;
         let pair = (0..usize::try_from(count & 0xffff_ffff).ok()?.min(MAX_DEVICES))
             .filter_map(|at| border::read(pairs.wrapping_add(at)))
             .find(|[old, _]| from.contains(&old.bytes))?;
         let [_, new] = pair;
         let to = (0..query::device_count()?)
             .find(|&it| query::device_uuids(it).is_some_and(|it| it.contains(&new.bytes)))?;
-        match books.of_ordinal(to) {
-            Place::Device { device, .. } => Some(device),
-            Place::Elsewhere | Place::Denied => None,
+        match accounts.of_ordinal(to) {
+            Destination::Device { device, .. } => Some(device),
+            Destination::Elsewhere | Destination::Denied => None,
         }
     };
     read().unwrap_or(device)
 }
 
 pub(crate) fn before_restore(call: &str, pid: i32, arguments: *mut c_void) -> Verdict<Restoring> {
-    let books = books!(Memory);
-    let Some(process) = process(&books, pid) else {
+    let accounts = accounts!(Memory);
+    let Some(process) = process(&accounts, pid) else {
         return Verdict::Pass;
     };
-    let region = &books.container.region;
+    let region = &accounts.container.region;
     let mut restoring = Restoring {
         process,
         to: [0; MAX_DEVICES],
@@ -114,11 +114,11 @@ pub(crate) fn before_restore(call: &str, pid: i32, arguments: *mut c_void) -> Ve
         if bytes == 0 {
             continue;
         }
-        *to = moved(&books, device, arguments);
-        match requests::reserve(&books, call, *to, bytes) {
+        *to = moved(&accounts, device, arguments);
+        match requests::reserve(&accounts, call, *to, bytes) {
             Ok(reserved) => *charge = Some(reserved),
             Err(refused) => {
-                give_back(&books, &restoring.charges);
+                give_back(&accounts, &restoring.charges);
                 return Verdict::Refuse(refused);
             }
         }
@@ -126,21 +126,21 @@ pub(crate) fn before_restore(call: &str, pid: i32, arguments: *mut c_void) -> Ve
     Verdict::Call(restoring)
 }
 
-fn give_back(books: &Books, charges: &[Option<Charge>; MAX_DEVICES]) {
+fn give_back(accounts: &Accounts, charges: &[Option<Charge>; MAX_DEVICES]) {
     for charge in charges.iter().flatten() {
-        books.refund(*charge);
+        accounts.refund(*charge);
     }
 }
 
 pub(crate) fn after_restore(restoring: Restoring, result: CuResult) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     if result == CuResult::SUCCESS {
-        let region = &books.container.region;
+        let region = &accounts.container.region;
         for (from, to) in restoring.to.iter().enumerate() {
             region.bring_back(&restoring.process, from, *to);
         }
     }
-    give_back(&books, &restoring.charges);
+    give_back(&accounts, &restoring.charges);
 }

@@ -28,12 +28,12 @@ use crate::holdings::requests;
 use crate::rules::first_use::{self, FirstUse};
 use crate::rules::pools;
 use crate::rules::stream_frees;
-use crate::state::books::{Books, Place};
+use crate::state::accounts::{Accounts, Destination};
 use crate::state::launches::costs::Work;
 use crate::state::launches::spans::{Begun, Found, Target};
 use crate::state::launches::{DUE_NS, State};
 use crate::state::leases::{add_in_flight, tell};
-use crate::state::standing::{self, Standing, books};
+use crate::state::standing::{self, Standing, accounts};
 
 pub(crate) mod copies;
 
@@ -78,8 +78,8 @@ pub(crate) fn context_changed(_result: CuResult) {
 
 /// Before a kernel is launched.
 pub(crate) fn before(work: Work, stream: u64) -> Verdict<Launched> {
-    let books = books!(Launch);
-    launch(&books, work, stream)
+    let accounts = accounts!(Launch);
+    launch(&accounts, work, stream)
 }
 
 /// Before `cuLaunchKernelEx`.
@@ -88,20 +88,20 @@ pub(crate) fn before_config(
     function: usize,
     own: bool,
 ) -> Verdict<Launched> {
-    let books = books!(Launch);
+    let accounts = accounts!(Launch);
     match of_config(config, function, own) {
-        Some((work, stream)) => launch(&books, work, stream),
+        Some((work, stream)) => launch(&accounts, work, stream),
         None => Verdict::Pass,
     }
 }
 
 /// The way of a launch that [`passes`] did not let through.
-pub(crate) fn launch(books: &Books, work: Work, stream: u64) -> Verdict<Launched> {
-    let verdict = in_its_turn(books, work, stream);
+pub(crate) fn launch(accounts: &Accounts, work: Work, stream: u64) -> Verdict<Launched> {
+    let verdict = in_its_turn(accounts, work, stream);
     if matches!(verdict, Verdict::Refuse(_)) {
         return verdict;
     }
-    let first = first_use::before_launch(books, work, stream);
+    let first = first_use::before_launch(accounts, work, stream);
     match (first, verdict) {
         (None, verdict) => verdict,
         (first, Verdict::Call(launched)) => Verdict::Call(Launched { first, ..launched }),
@@ -110,13 +110,13 @@ pub(crate) fn launch(books: &Books, work: Work, stream: u64) -> Verdict<Launched
 }
 
 /// Waits for its turn, and charges it.
-fn in_its_turn(books: &Books, work: Work, stream: u64) -> Verdict<Launched> {
-    requests::tick(books);
-    tell(books);
-    let Some(target) = target(books, stream) else {
+fn in_its_turn(accounts: &Accounts, work: Work, stream: u64) -> Verdict<Launched> {
+    requests::tick(accounts);
+    tell(accounts);
+    let Some(target) = target(accounts, stream) else {
         return Verdict::Pass;
     };
-    let Some(compute) = books.container.region.compute(target.device) else {
+    let Some(compute) = accounts.container.region.compute(target.device) else {
         return Verdict::Pass;
     };
     let counter = if work.function == 0 {
@@ -127,18 +127,18 @@ fn in_its_turn(books: &Books, work: Work, stream: u64) -> Verdict<Launched> {
     // Relaxed: a counter.
     counter.fetch_add(1, Ordering::Relaxed);
     let now_ns = clock::now_ns();
-    let rate = rate(books, target.device, now_ns);
+    let rate = rate(accounts, target.device, now_ns);
     if rate.is_free() {
-        remember_free(books, &target, stream, now_ns);
+        remember_free(accounts, &target, stream, now_ns);
         return Verdict::Pass;
     }
-    manners::uncancelled(|| query::relaxed(|| metered(books, &compute, work, &target, stream)))
+    manners::uncancelled(|| query::relaxed(|| metered(accounts, &compute, work, &target, stream)))
 }
 
 /// The stream's context and device; `None`: it is none of our business (no device of the container,
 /// or it captures).
-fn target(books: &Books, stream: u64) -> Option<Target> {
-    let state = &books.process.compute;
+fn target(accounts: &Accounts, stream: u64) -> Option<Target> {
+    let state = &accounts.process.compute;
     // Relaxed: a capture is begun by whoever launches into it, or tells him.
     if state.captures.load(Ordering::Relaxed) > 0 && !query::is_out_of_captures(stream) {
         return None;
@@ -146,26 +146,26 @@ fn target(books: &Books, stream: u64) -> Option<Target> {
     let handle = core::ptr::with_exposed_provenance_mut(usize::try_from(stream).ok()?);
     // A stream of a green context may belong to none that the driver names.
     let context = query::stream_context(handle).or_else(query::current_context)?;
-    match locate::of_context(books, context) {
-        Place::Device { device, .. } => Some(Target {
+    match locate::of_context(accounts, context) {
+        Destination::Device { device, .. } => Some(Target {
             handle: stream,
             context,
             device,
         }),
-        Place::Elsewhere | Place::Denied => None,
+        Destination::Elsewhere | Destination::Denied => None,
     }
 }
 
 /// A launch on a device where time is counted.
 fn metered(
-    books: &Books,
+    accounts: &Accounts,
     compute: &Compute<'_>,
     work: Work,
     target: &Target,
     stream: u64,
 ) -> Verdict<Launched> {
-    let state = &books.process.compute;
-    let mut wait = Wait::new(books, compute, target.device);
+    let state = &accounts.process.compute;
+    let mut wait = Wait::new(accounts, compute, target.device);
     let admitted = wait.admit(&work);
     let Some(admitted) = admitted else {
         // The limit went away while it waited.
@@ -187,7 +187,7 @@ fn metered(
     compute.count_busy(i64::try_from(charged_ns).unwrap_or(i64::MAX));
     let least_ns = state.costs.least(work.key);
     let in_flight_ns = add_in_flight(
-        books,
+        accounts,
         compute,
         target.device,
         i64::try_from(charged_ns).unwrap_or(0),
@@ -213,7 +213,7 @@ fn metered(
         let noted = at.is_some_and(|at| state.spans.launched(at, charged_ns, now_ns));
         if !noted {
             add_in_flight(
-                books,
+                accounts,
                 compute,
                 target.device,
                 -i64::try_from(charged_ns).unwrap_or(0),
@@ -229,7 +229,7 @@ fn metered(
     if more_ns > 0 {
         manners::watch_thread();
     }
-    open_gate(books, |gate| {
+    open_gate(accounts, |gate| {
         gate.stream.set(stream);
         gate.left_ns.set(left_ns);
         gate.more_ns.set(more_ns);
@@ -259,22 +259,22 @@ pub(crate) fn after(launched: Launched, result: CuResult) {
     if let Some(first) = launched.first {
         first_use::after(first, result);
     }
-    let (Some(books), Some(begun)) = (standing::opened(), launched.begun) else {
+    let (Some(accounts), Some(begun)) = (standing::opened(), launched.begun) else {
         return;
     };
     manners::uncancelled(|| {
         query::relaxed(|| {
             if result == CuResult::SUCCESS {
-                close(&books, &launched, &begun);
+                close(&accounts, &launched, &begun);
             } else {
-                undo(&books, &launched, &begun);
+                undo(&accounts, &launched, &begun);
             }
         });
     });
 }
 
-fn close(books: &Books, launched: &Launched, begun: &Begun) {
-    let state = &books.process.compute;
+fn close(accounts: &Accounts, launched: &Launched, begun: &Begun) {
+    let state = &accounts.process.compute;
     let is_marked = state.spans.end(
         begun,
         launched.work,
@@ -283,21 +283,21 @@ fn close(books: &Books, launched: &Launched, begun: &Begun) {
     );
     if !is_marked
         && launched.is_unknown
-        && let Some(compute) = books.container.region.compute(launched.device)
+        && let Some(compute) = accounts.container.region.compute(launched.device)
     {
         compute.end_unknown();
     }
 }
 
 /// The driver refused it: nothing was used.
-fn undo(books: &Books, launched: &Launched, begun: &Begun) {
-    books.process.compute.spans.cancel(begun);
-    let Some(compute) = books.container.region.compute(launched.device) else {
+fn undo(accounts: &Accounts, launched: &Launched, begun: &Begun) {
+    accounts.process.compute.spans.cancel(begun);
+    let Some(compute) = accounts.container.region.compute(launched.device) else {
         return;
     };
     let ns = i64::try_from(launched.charged_ns).unwrap_or(i64::MAX);
     compute.count_busy(-ns);
-    add_in_flight(books, &compute, launched.device, -ns);
+    add_in_flight(accounts, &compute, launched.device, -ns);
     compute.settle(-counted(ns, launched.scale));
     if launched.is_unknown {
         compute.end_unknown();
@@ -309,8 +309,8 @@ fn counted(ns: i64, scale: u32) -> i64 {
 }
 
 /// Settles what has ended since, on all devices.
-fn collect(books: &Books, now_ns: u64) {
-    let state = &books.process.compute;
+fn collect(accounts: &Accounts, now_ns: u64) {
+    let state = &accounts.process.compute;
     if !state.spans.is_anything_busy() {
         return;
     }
@@ -318,14 +318,14 @@ fn collect(books: &Books, now_ns: u64) {
         now_ns,
         |work, ns| state.costs.learn(work, ns),
         |device, found| {
-            let scale = rate(books, device, now_ns).scale;
-            settle(books, device, found, scale, now_ns);
+            let scale = rate(accounts, device, now_ns).scale;
+            settle(accounts, device, found, scale, now_ns);
         },
     );
 }
 
-fn settle(books: &Books, device: usize, found: Found, scale: u32, now_ns: u64) {
-    let Some(compute) = books.container.region.compute(device) else {
+fn settle(accounts: &Accounts, device: usize, found: Found, scale: u32, now_ns: u64) {
+    let Some(compute) = accounts.container.region.compute(device) else {
         return;
     };
     if found.more_ns != 0 {
@@ -334,14 +334,14 @@ fn settle(books: &Books, device: usize, found: Found, scale: u32, now_ns: u64) {
     }
     if found.done_ns > 0 {
         add_in_flight(
-            books,
+            accounts,
             &compute,
             device,
             -i64::try_from(found.done_ns).unwrap_or(0),
         );
         // Relaxed: a time.
         compute.own().progress_ns.store(now_ns, Ordering::Relaxed);
-        if let Some(state) = books.process.compute.device(device) {
+        if let Some(state) = accounts.process.compute.device(device) {
             state.progress_ns.store(now_ns, Ordering::Relaxed);
             state.stalls.store(0, Ordering::Relaxed);
         }
@@ -360,7 +360,7 @@ pub(crate) struct ManyLaunched([Option<Launched>; MOST_AT_ONCE]);
 
 /// Before `cuLaunchCooperativeKernelMultiDevice`.
 pub(crate) fn before_many(params: *const CuLaunchParams, count: u32) -> Verdict<ManyLaunched> {
-    let books = books!(Launch);
+    let accounts = accounts!(Launch);
     let mut all = [None; MOST_AT_ONCE];
     for (index, place) in all.iter_mut().enumerate().take(count as usize) {
         let Some(one) = border::read(params.wrapping_add(index)).filter(|_| !params.is_null())
@@ -372,7 +372,7 @@ pub(crate) fn before_many(params: *const CuLaunchParams, count: u32) -> Verdict<
             [one.grid_x, one.grid_y, one.grid_z],
             [one.block_x, one.block_y, one.block_z],
         );
-        if let Verdict::Call(launched) = launch(&books, work, border::legacy(one.stream)) {
+        if let Verdict::Call(launched) = launch(&accounts, work, border::legacy(one.stream)) {
             *place = Some(launched);
         }
     }
@@ -395,11 +395,11 @@ pub(crate) fn after_context_sync(result: CuResult) {
 /// Somebody waited for the device: pools give back, and what has ended is settled.
 pub(crate) fn after_sync(result: CuResult) {
     pools::after_sync(result);
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
-    if books.process.compute.spans.is_anything_busy() {
-        manners::uncancelled(|| query::relaxed(|| collect(&books, clock::now_ns())));
+    if accounts.process.compute.spans.is_anything_busy() {
+        manners::uncancelled(|| query::relaxed(|| collect(&accounts, clock::now_ns())));
     }
 }
 
@@ -440,19 +440,19 @@ fn capture_is_over(state: &State) {
 
 /// A stream is about to go.
 pub(crate) fn before_stream_destroy(stream: CuStream) -> Verdict<()> {
-    let books = match standing::opened() {
-        Some(books) => books,
+    let accounts = match standing::opened() {
+        Some(accounts) => accounts,
         None => return Verdict::Pass,
     };
-    let state = &books.process.compute;
+    let state = &accounts.process.compute;
     // Relaxed: see `target`.
     if state.captures.load(Ordering::Relaxed) > 0 && query::is_capturing(stream) {
         capture_is_over(state);
     }
     let stream = stream as u64;
     if stream > 2 {
-        deferred_frees::stream_goes(&books, stream);
-        tell(&books);
+        deferred_frees::stream_goes(&accounts, stream);
+        tell(&accounts);
         state.forget_gates();
         let target = Target {
             handle: stream,
@@ -462,9 +462,9 @@ pub(crate) fn before_stream_destroy(stream: CuStream) -> Verdict<()> {
         manners::uncancelled(|| {
             query::relaxed(|| {
                 let now_ns = clock::now_ns();
-                collect(&books, now_ns);
+                collect(&accounts, now_ns);
                 let found = |device, found| {
-                    settle(&books, device, found, u32::from(Grant::ONE), now_ns);
+                    settle(&accounts, device, found, u32::from(Grant::ONE), now_ns);
                 };
                 state.spans.forget_stream(&target, found);
             });
@@ -474,15 +474,16 @@ pub(crate) fn before_stream_destroy(stream: CuStream) -> Verdict<()> {
 }
 
 /// A context is about to go, with all its streams and our events in it.
-pub(crate) fn context_goes(books: &Books, context: u64) {
-    deferred_frees::context_goes(books, context);
-    let state = &books.process.compute;
-    tell(books);
+pub(crate) fn context_goes(accounts: &Accounts, context: u64) {
+    deferred_frees::context_goes(accounts, context);
+    let state = &accounts.process.compute;
+    tell(accounts);
     state.forget_gates();
     manners::uncancelled(|| {
         query::relaxed(|| {
             let now_ns = clock::now_ns();
-            let found = |device, found| settle(books, device, found, u32::from(Grant::ONE), now_ns);
+            let found =
+                |device, found| settle(accounts, device, found, u32::from(Grant::ONE), now_ns);
             state.spans.forget_context(context, found);
         });
     });
@@ -490,8 +491,8 @@ pub(crate) fn context_goes(books: &Books, context: u64) {
 
 /// Something that takes time of its own was put into a stream: what lies between two marks around it
 /// is not only launches.
-fn interrupted(books: &Books, stream: u64) {
-    if !books.process.compute.spans.is_anything_busy() {
+fn interrupted(accounts: &Accounts, stream: u64) {
+    if !accounts.process.compute.spans.is_anything_busy() {
         return;
     }
     let handle = core::ptr::with_exposed_provenance_mut(usize::try_from(stream).unwrap_or(0));
@@ -501,7 +502,7 @@ fn interrupted(books: &Books, stream: u64) {
         } else {
             query::current_context().unwrap_or(0)
         };
-        books.process.compute.spans.interrupted(&Target {
+        accounts.process.compute.spans.interrupted(&Target {
             handle: stream,
             context,
             device: 0,

@@ -15,9 +15,9 @@ use crate::holdings::known_contexts::{
 use crate::holdings::measure::{self, Look, NewContext};
 use crate::holdings::mps;
 use crate::rules::{compute, modules};
-use crate::state::books::{Books, Place};
-use crate::state::ledger::{Learn, Part};
-use crate::state::standing::{self, books};
+use crate::state::accounts::{Accounts, Destination};
+use crate::state::holdings::{Learn, Part};
+use crate::state::standing::{self, accounts};
 use crate::state::{entries, process};
 pub(crate) use admission::{after_export_table, before_export_table};
 pub(crate) use green::{
@@ -73,32 +73,32 @@ pub(crate) struct Going {
 }
 
 pub(crate) fn before_create(call: &'static str, device: CuDevice) -> Verdict<Making> {
-    let books = books!(Context);
-    make(&books, call, device.0)
+    let accounts = accounts!(Context);
+    make(&accounts, call, device.0)
 }
 
-fn make(books: &Books, call: &'static str, ordinal: i32) -> Verdict<Making> {
-    let device = match books.of_ordinal(ordinal) {
-        Place::Device { device, .. } => device,
-        Place::Elsewhere => return Verdict::Pass,
-        Place::Denied => return refuse_device(ordinal),
+fn make(accounts: &Accounts, call: &'static str, ordinal: i32) -> Verdict<Making> {
+    let device = match accounts.of_ordinal(ordinal) {
+        Destination::Device { device, .. } => device,
+        Destination::Elsewhere => return Verdict::Pass,
+        Destination::Denied => return refuse_device(ordinal),
     };
-    if let Some(refused) = mps::refuses(books, call, device) {
+    if let Some(refused) = mps::refuses(accounts, call, device) {
         return Verdict::Refuse(refused);
     }
-    let loads = process::loads_past_us() && !books.ledger().has_context(device);
+    let loads = process::loads_past_us() && !accounts.holdings().has_context(device);
     if loads {
         // What was kept since it fetched its table is reserved from here on.
-        books.container.region.loaded(device);
+        accounts.container.region.loaded(device);
     }
     // A context of a size that is not known is compared with what the device had before it; so is one
     // beside another one, which takes a look only.
-    let is_known = known_contexts::known_bytes(books, device) != 0;
+    let is_known = known_contexts::known_bytes(accounts, device) != 0;
     let is_beside = query::current_ordinal() == Some(ordinal);
     let before = (is_beside || !is_known)
-        .then(|| measure::before_context(books, device, ordinal))
+        .then(|| measure::before_context(accounts, device, ordinal))
         .flatten();
-    match admission::reserve(books, call, device, ordinal, loads) {
+    match admission::reserve(accounts, call, device, ordinal, loads) {
         Ok(admitted) => Verdict::Call(Making {
             call,
             charge: Some(admitted.charge),
@@ -130,13 +130,13 @@ pub(crate) fn after_create(
 ) -> Option<CuResult> {
     // It is the thread's current one now.
     compute::context_changed(result);
-    let books = standing::opened()?;
+    let accounts = standing::opened()?;
     let Some(context) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
-        failed(&books, making);
+        failed(&accounts, making);
         return None;
     };
-    let refused = made(&books, making, context as u64, 0)?;
-    undo(&books, making, context as u64, refused, || {
+    let refused = made(&accounts, making, context as u64, 0)?;
+    undo(&accounts, making, context as u64, refused, || {
         query::destroy_context(context as u64)
     })
     .inspect(|_| {
@@ -146,47 +146,47 @@ pub(crate) fn after_create(
 }
 
 /// There is no context: nothing is loaded into it either.
-fn failed(books: &Books, making: Making) {
-    refund(books, making);
+fn failed(accounts: &Accounts, making: Making) {
+    refund(accounts, making);
     if making.loads {
-        books.container.region.loaded(making.device);
+        accounts.container.region.loaded(making.device);
     }
 }
 
-fn refund(books: &Books, making: Making) {
+fn refund(accounts: &Accounts, making: Making) {
     if let Some(charge) = making.charge {
-        books.refund(charge);
+        accounts.refund(charge);
     }
 }
 
 /// What the context itself takes is confirmed. The rest is kept by the mark that stands since it was
 /// reserved, less what the books have.
-fn confirm(books: &Books, making: Making) {
+fn confirm(accounts: &Accounts, making: Making) {
     let Some(charge) = making.charge else { return };
     let (own, rest) = charge.split(making.bytes);
     // First: what the context does not take was never in use.
-    books.refund(rest);
-    books.confirm(own, Kind::Context);
+    accounts.refund(rest);
+    accounts.confirm(own, Kind::Context);
     if making.loads {
-        books.process.begin_loading(making.device);
+        accounts.process.begin_loading(making.device);
     }
 }
 
 /// The driver has made a context. What it answers where the container has no room for what it turned out
 /// to take.
-fn made(books: &Books, making: Making, context: u64, what: u8) -> Option<CuResult> {
+fn made(accounts: &Accounts, making: Making, context: u64, what: u8) -> Option<CuResult> {
     let Making { device, bytes, .. } = making;
     let entry = Entry {
         bytes,
         what,
         handles: 1,
-        ..named(books, device)
+        ..named(accounts, device)
     };
-    let (before, kept) = books.ledger().map.put(Space::Context, context, entry);
+    let (before, kept) = accounts.holdings().map.put(Space::Context, context, entry);
     if let Some(before) = before {
         // Another thread was first (or adopted it): its entry counts.
-        books.ledger().map.put(Space::Context, context, before);
-        refund(books, making);
+        accounts.holdings().map.put(Space::Context, context, before);
+        refund(accounts, making);
         return None;
     }
     if !kept {
@@ -194,10 +194,10 @@ fn made(books: &Books, making: Making, context: u64, what: u8) -> Option<CuResul
     }
     let is_new = making.charge.is_some();
     if !is_new && process::loads_past_us() {
-        mark_loading(books, device);
+        mark_loading(accounts, device);
     }
     let is = if is_new {
-        settle_new(books, making, context)
+        settle_new(accounts, making, context)
     } else {
         // It was there already, and is seen for the first time. What a runtime made past the hooks may
         // hold its modules already.
@@ -206,20 +206,23 @@ fn made(books: &Books, making: Making, context: u64, what: u8) -> Option<CuResul
         } else {
             Learn::Context
         };
-        books.ledger().add_overhead(device, Part::Context, 0);
-        settle_found(books, device, making.ordinal, context, learn)
+        accounts.holdings().add_overhead(device, Part::Context, 0);
+        settle_found(accounts, device, making.ordinal, context, learn)
     };
     let resized = |entry: &mut Entry| {
         entry.bytes = is;
         (Then::Keep, ())
     };
-    books.ledger().map.change(Space::Context, context, resized);
+    accounts
+        .holdings()
+        .map
+        .change(Space::Context, context, resized);
     if making.loads {
-        measure::keep_baseline(books, device, context);
+        measure::keep_baseline(accounts, device, context);
     }
     // Where it is larger than what there was room for.
-    let limit = books.process.memory_limit(books.container, device);
-    let used = books.container.region.used(device);
+    let limit = accounts.process.memory_limit(accounts.container, device);
+    let used = accounts.container.region.used(device);
     let is_over = is_new && is > bytes && limit != 0 && used > limit;
     is_over.then(|| {
         let refusal = Refusal {
@@ -229,13 +232,13 @@ fn made(books: &Books, making: Making, context: u64, what: u8) -> Option<CuResul
             why: Why::Full,
             unaccounted: 0,
         };
-        books.refuse(making.call, device, &refusal)
+        accounts.refuse(making.call, device, &refusal)
     })
 }
 
 /// Charges a new context as what it turned out to take, which is given back. That is known before its
 /// reservation ends, since others may wait for it.
-fn settle_new(books: &Books, making: Making, context: u64) -> u64 {
+fn settle_new(accounts: &Accounts, making: Making, context: u64) -> u64 {
     let Making {
         device,
         ordinal,
@@ -250,64 +253,64 @@ fn settle_new(books: &Books, making: Making, context: u64) -> u64 {
             charged: 0,
             before: making.before,
         };
-        measure::new_context(books, new)
+        measure::new_context(accounts, new)
     } else {
         // It may be larger than those that were seen before.
-        let more = measure::taken(books, device, making.before, bytes).beyond;
+        let more = measure::taken(accounts, device, making.before, bytes).beyond;
         bytes.saturating_add(more)
     };
     let reserved = making.charge.map_or(0, |charge| charge.bytes());
     let own = is.min(reserved);
     confirm(
-        books,
+        accounts,
         Making {
             bytes: own,
             ..making
         },
     );
-    books.ledger().add_overhead(device, Part::Context, own);
+    accounts.holdings().add_overhead(device, Part::Context, own);
     if is > own {
-        books
+        accounts
             .container
             .region
             .charge(device, is - own, Kind::Context);
-        books
-            .ledger()
-            .resize_context(&books.container.region, device, is - own, 0);
+        accounts
+            .holdings()
+            .resize_context(&accounts.container.region, device, is - own, 0);
     }
     is
 }
 
 /// Takes a context back that there is no room for. Where the driver keeps it, it stays charged.
 fn undo(
-    books: &Books,
+    accounts: &Accounts,
     making: Making,
     context: u64,
     refused: CuResult,
     destroy: impl FnOnce() -> bool,
 ) -> Option<CuResult> {
-    compute::context_goes(books, context);
+    compute::context_goes(accounts, context);
     if !manners::uncancelled(destroy) {
         line!(Error, "{}: a context past the limit stays", making.call);
         return None;
     }
-    if let Some(entry) = books.ledger().map.take(Space::Context, context) {
-        gone(books, &entry);
+    if let Some(entry) = accounts.holdings().map.take(Space::Context, context) {
+        gone(accounts, &entry);
     }
     Some(refused)
 }
 
 pub(crate) fn before_destroy(context: CuContext) -> Verdict<Going> {
-    let books = books!(Context);
+    let accounts = accounts!(Context);
     let context = context as u64;
-    let known = books.ledger().map.get(Space::Context, context);
+    let known = accounts.holdings().map.get(Space::Context, context);
     if known.is_some_and(|entry| entry.what == GREEN) {
         // It goes with its green context, and takes nothing with it.
         return Verdict::Pass;
     }
-    match books.ledger().map.take(Space::Context, context) {
+    match accounts.holdings().map.take(Space::Context, context) {
         Some(entry) => {
-            compute::context_goes(&books, context);
+            compute::context_goes(&accounts, context);
             Verdict::Call(Going { context, entry })
         }
         None => Verdict::Pass,
@@ -315,23 +318,23 @@ pub(crate) fn before_destroy(context: CuContext) -> Verdict<Going> {
 }
 
 pub(crate) fn after_destroy(going: Going, result: CuResult) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     if result == CuResult::SUCCESS {
-        gone(&books, &going.entry);
+        gone(&accounts, &going.entry);
     } else {
-        books
-            .ledger()
+        accounts
+            .holdings()
             .map
             .put(Space::Context, going.context, going.entry);
     }
 }
 
 /// The driver has freed the context and everything in it.
-fn gone(books: &Books, entry: &Entry) {
-    let ledger = books.ledger();
-    forget_addresses(books);
+fn gone(accounts: &Accounts, entry: &Entry) {
+    let holdings = accounts.holdings();
+    forget_addresses(accounts);
     let device = usize::from(entry.device);
     let mut buffers = 0;
     let mut past_the_share = 0;
@@ -340,8 +343,8 @@ fn gone(books: &Books, entry: &Entry) {
     let mut green = 0;
     let mut had_green = false;
     let mut others: u64 = 0;
-    crate::rules::ipc::context_gone(books, entry.owner);
-    ledger.map.sweep(|space, held| {
+    crate::rules::ipc::context_gone(accounts, entry.owner);
+    holdings.map.sweep(|space, held| {
         let of_it = held.owner == entry.owner;
         match space {
             Space::Pointer | Space::Array | Space::External | Space::Graphics
@@ -373,37 +376,37 @@ fn gone(books: &Books, entry: &Entry) {
             _ => false,
         }
     });
-    books
+    accounts
         .container
         .region
         .release(device, buffers, Kind::Buffer);
     if past_the_share > 0 {
-        let region = &books.container.region;
+        let region = &accounts.container.region;
         region.release_beyond(device, past_the_share, Kind::Buffer);
     }
     if modules > 0 {
-        ledger.take_in_advance(device, in_advance);
-        ledger.drop_module(&books.container.region, device, modules);
+        holdings.take_in_advance(device, in_advance);
+        holdings.drop_module(&accounts.container.region, device, modules);
     }
     if had_green {
-        ledger.resize_context(&books.container.region, device, 0, green);
+        holdings.resize_context(&accounts.container.region, device, 0, green);
         // A driver that keeps them until they are destroyed holds more than is charged.
-        measure::soon(books, device);
+        measure::soon(accounts, device);
     }
-    ledger.drop_context(&books.container.region, device, entry.bytes, others);
-    if !ledger.has_context(device) {
-        books.process.forget_loading(device);
-        books.container.region.loaded(device);
-        crate::rules::offers::device_gone(books, device);
+    holdings.drop_context(&accounts.container.region, device, entry.bytes, others);
+    if !holdings.has_context(device) {
+        accounts.process.forget_loading(device);
+        accounts.container.region.loaded(device);
+        crate::rules::offers::device_gone(accounts, device);
     }
-    crate::holdings::pool_books::settle_device(books, device);
-    crate::holdings::graph_books::settle(books, device);
-    crate::holdings::deferred_frees::context_gone(books, entry.owner);
+    crate::holdings::pool_charges::settle_device(accounts, device);
+    crate::holdings::graph_charges::settle(accounts, device);
+    crate::holdings::deferred_frees::context_gone(accounts, entry.owner);
 }
 
 /// `cuCtxAttach`: one more reference to the current context.
 pub(crate) fn after_attach(result: CuResult, out: *mut CuContext) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     if result != CuResult::SUCCESS {
@@ -414,8 +417,8 @@ pub(crate) fn after_attach(result: CuResult, out: *mut CuContext) {
             entry.handles = entry.handles.saturating_add(1);
             (Then::Keep, ())
         };
-        books
-            .ledger()
+        accounts
+            .holdings()
             .map
             .change(Space::Context, context as u64, more);
     }
@@ -423,26 +426,29 @@ pub(crate) fn after_attach(result: CuResult, out: *mut CuContext) {
 
 /// `cuCtxDetach`: one reference less; with the last one the context goes.
 pub(crate) fn before_detach(context: CuContext) -> Verdict<Going> {
-    let books = books!(Context);
+    let accounts = accounts!(Context);
     let number = context as u64;
-    let less = books.ledger().map.change(Space::Context, number, |entry| {
-        if entry.what == GREEN {
-            // It goes with its green context.
-            return (Then::Keep, None);
-        }
-        if entry.handles == u16::MAX {
-            // More references than are counted: it stays charged until it is destroyed.
-            return (Then::Keep, None);
-        }
-        let is_last = entry.handles <= 1;
-        entry.handles = entry.handles.saturating_sub(1);
-        (
-            if is_last { Then::Remove } else { Then::Keep },
-            is_last.then_some(*entry),
-        )
-    });
+    let less = accounts
+        .holdings()
+        .map
+        .change(Space::Context, number, |entry| {
+            if entry.what == GREEN {
+                // It goes with its green context.
+                return (Then::Keep, None);
+            }
+            if entry.handles == u16::MAX {
+                // More references than are counted: it stays charged until it is destroyed.
+                return (Then::Keep, None);
+            }
+            let is_last = entry.handles <= 1;
+            entry.handles = entry.handles.saturating_sub(1);
+            (
+                if is_last { Then::Remove } else { Then::Keep },
+                is_last.then_some(*entry),
+            )
+        });
     if less.flatten().is_some() {
-        compute::context_goes(&books, number);
+        compute::context_goes(&accounts, number);
     }
     match less.flatten() {
         Some(entry) => Verdict::Call(Going {
@@ -457,17 +463,17 @@ pub(crate) fn before_detach(context: CuContext) -> Verdict<Going> {
 }
 
 pub(crate) fn before_retain(call: &'static str, device: CuDevice) -> Verdict<Making> {
-    let books = books!(Context);
+    let accounts = accounts!(Context);
     if query::primary_is_active(device.0) == Some(true) {
-        return match books.of_ordinal(device.0) {
-            Place::Device { device: index, .. } => {
+        return match accounts.of_ordinal(device.0) {
+            Destination::Device { device: index, .. } => {
                 Verdict::Call(Making::nothing(call, index, device.0))
             }
-            Place::Elsewhere => Verdict::Pass,
-            Place::Denied => refuse_device(device.0),
+            Destination::Elsewhere => Verdict::Pass,
+            Destination::Denied => refuse_device(device.0),
         };
     }
-    make(&books, call, device.0)
+    make(&accounts, call, device.0)
 }
 
 pub(crate) fn after_retain(
@@ -475,49 +481,54 @@ pub(crate) fn after_retain(
     result: CuResult,
     out: *mut CuContext,
 ) -> Option<CuResult> {
-    let books = standing::opened()?;
+    let accounts = standing::opened()?;
     let Some(context) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
-        failed(&books, making);
+        failed(&accounts, making);
         return None;
     };
     let context = context as u64;
-    let refused = primary_is(&books, making, context)?;
-    undo(&books, making, context, refused, || {
+    let refused = primary_is(&accounts, making, context)?;
+    undo(&accounts, making, context, refused, || {
         query::release_primary(making.ordinal)
     })
     .inspect(|_| {
-        books.ledger().swap_primary(making.ordinal, 0);
+        accounts.holdings().swap_primary(making.ordinal, 0);
         border::write(out, core::ptr::null_mut());
     })
 }
 
 /// This is the device's primary context, from now on or since long.
-fn primary_is(books: &Books, making: Making, context: u64) -> Option<CuResult> {
-    let before = books.ledger().swap_primary(making.ordinal, context);
+fn primary_is(accounts: &Accounts, making: Making, context: u64) -> Option<CuResult> {
+    let before = accounts.holdings().swap_primary(making.ordinal, context);
     if before != 0
         && before != context
-        && let Some(entry) = books.ledger().map.take(Space::Context, before)
+        && let Some(entry) = accounts.holdings().map.take(Space::Context, before)
     {
         // It was destroyed and made anew while we did not look.
-        gone(books, &entry);
+        gone(accounts, &entry);
     }
-    if books.ledger().map.get(Space::Context, context).is_some() {
-        refund(books, making);
+    if accounts
+        .holdings()
+        .map
+        .get(Space::Context, context)
+        .is_some()
+    {
+        refund(accounts, making);
         return None;
     }
-    made(books, making, context, PRIMARY)
+    made(accounts, making, context, PRIMARY)
 }
 
 /// The primary context of a device of the driver, also where a runtime has made it past the hooks; 0:
 /// none that is in the books.
-fn known_primary(books: &Books, ordinal: i32) -> u64 {
-    let known = books.ledger().primary(ordinal);
+fn known_primary(accounts: &Accounts, ordinal: i32) -> u64 {
+    let known = accounts.holdings().primary(ordinal);
     if known != 0 {
         return known;
     }
     match query::primary_context(ordinal) {
-        Some(found) if books.ledger().map.get(Space::Context, found).is_some() => {
-            books.ledger().swap_primary(ordinal, found);
+        Some(found) if accounts.holdings().map.get(Space::Context, found).is_some() => {
+            accounts.holdings().swap_primary(ordinal, found);
             found
         }
         _ => 0,
@@ -526,10 +537,10 @@ fn known_primary(books: &Books, ordinal: i32) -> u64 {
 
 /// The primary context may be about to go, with our events in it.
 pub(crate) fn before_release(device: CuDevice) -> Verdict<()> {
-    if let Some(books) = standing::opened() {
-        let context = known_primary(&books, device.0);
+    if let Some(accounts) = standing::opened() {
+        let context = known_primary(&accounts, device.0);
         if context != 0 {
-            compute::context_goes(&books, context);
+            compute::context_goes(&accounts, context);
         }
     }
     Verdict::Call(())
@@ -538,21 +549,21 @@ pub(crate) fn before_release(device: CuDevice) -> Verdict<()> {
 /// `cuDevicePrimaryCtxRelease`: the last release frees it. `cuDevicePrimaryCtxReset`: frees it at
 /// once.
 pub(crate) fn after_release(_known: (), result: CuResult, device: CuDevice) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     if result != CuResult::SUCCESS || query::primary_is_active(device.0) != Some(false) {
         return;
     }
-    primary_gone(&books, device.0);
+    primary_gone(&accounts, device.0);
 }
 
-fn primary_gone(books: &Books, ordinal: i32) {
-    let context = books.ledger().swap_primary(ordinal, 0);
+fn primary_gone(accounts: &Accounts, ordinal: i32) {
+    let context = accounts.holdings().swap_primary(ordinal, 0);
     if context == 0 {
         return;
     }
-    if let Some(entry) = books.ledger().map.take(Space::Context, context) {
-        gone(books, &entry);
+    if let Some(entry) = accounts.holdings().map.take(Space::Context, context) {
+        gone(accounts, &entry);
     }
 }

@@ -11,21 +11,21 @@ use crate::driver::device::Device;
 use crate::driver::query;
 use crate::guest::border;
 use crate::guest::manners::Verdict;
-use crate::state::books::{self, Group};
-use crate::state::standing::{self, Standing, books};
+use crate::state::accounts::{self, Group};
+use crate::state::standing::{self, Standing, accounts};
 
 /// Nothing begins with limits that were not understood.
 pub(crate) fn before_init() -> Verdict<()> {
-    let books = books!(Dispatch);
-    books.process.driver_starts();
+    let accounts = accounts!(Dispatch);
+    accounts.process.driver_starts();
     Verdict::Call(())
 }
 
 pub(crate) fn after_init(_: (), result: CuResult) {
     if result == CuResult::SUCCESS
-        && let Some(books) = standing::opened()
+        && let Some(accounts) = standing::opened()
     {
-        books.process.driver_started();
+        accounts.process.driver_started();
     }
 }
 
@@ -52,27 +52,27 @@ pub(crate) fn after_proc_address(
 }
 
 /// Are there devices that the container may not see? Then it counts without them.
-fn hidden() -> Option<books::Books> {
+fn hidden() -> Option<accounts::Accounts> {
     let Standing::Ready(container, process) = standing::standing() else {
         return None;
     };
-    let books = books::Books { container, process };
-    books.count(Group::Report);
-    Some(books)
+    let accounts = accounts::Accounts { container, process };
+    accounts.count(Group::Report);
+    Some(accounts)
 }
 
 /// The driver's ordinals of the devices that the container may use.
-fn allowed(books: &books::Books) -> impl Iterator<Item = i32> {
+fn allowed(accounts: &accounts::Accounts) -> impl Iterator<Item = i32> {
     let count = query::device_count().unwrap_or(0);
-    (0..count).filter(|&it| books.process.device(books.container, it) != Device::Denied)
+    (0..count).filter(|&it| accounts.process.device(accounts.container, it) != Device::Denied)
 }
 
 pub(crate) fn after_device_count(result: CuResult, count: *mut i32) {
     if result != CuResult::SUCCESS {
         return;
     }
-    let Some(books) = hidden() else { return };
-    border::write(count, allowed(&books).fold(0, |count, _| count + 1));
+    let Some(accounts) = hidden() else { return };
+    border::write(count, allowed(&accounts).fold(0, |count, _| count + 1));
 }
 
 /// By the container's numbering, which leaves out what it may not use.
@@ -84,8 +84,8 @@ pub(crate) fn after_device_get(
     if result != CuResult::SUCCESS {
         return None;
     }
-    let books = hidden()?;
-    match allowed(&books).nth(usize::try_from(ordinal).ok()?) {
+    let accounts = hidden()?;
+    match allowed(&accounts).nth(usize::try_from(ordinal).ok()?) {
         Some(real) => border::write(device, CuDevice(real)),
         None => return Some(CuResult::INVALID_DEVICE),
     }
@@ -97,8 +97,8 @@ pub(crate) fn after_device_named(result: CuResult, device: *mut CuDevice) -> Opt
     if result != CuResult::SUCCESS {
         return None;
     }
-    let books = hidden()?;
+    let accounts = hidden()?;
     let found = border::read(device)?;
-    let denied = books.process.device(books.container, found.0) == Device::Denied;
+    let denied = accounts.process.device(accounts.container, found.0) == Device::Denied;
     denied.then_some(CuResult::INVALID_DEVICE)
 }

@@ -18,38 +18,38 @@ use crate::holdings::descriptors::{KEEPS_OBJECT, KEEPS_POINTER, put};
 use crate::holdings::objects::Objects;
 use crate::holdings::{locate, requests};
 use crate::rules::memory::{self, Freeing, Reserved};
-use crate::state::books::{self, Place};
+use crate::state::accounts::{self, Destination};
 use crate::state::entries::what;
-use crate::state::standing::{self, books};
+use crate::state::standing::{self, accounts};
 
 /// The program says how large it is.
 pub(crate) fn before_import(
     call: &str,
     description: *const CuExternalMemoryHandleDesc,
 ) -> Verdict<Reserved> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     match border::read(description).map(|it| it.size) {
         None | Some(0) => Verdict::Pass,
-        Some(bytes) => memory::reserve_here(&books, call, taken(bytes)),
+        Some(bytes) => memory::reserve_here(&accounts, call, taken(bytes)),
     }
 }
 
 pub(crate) fn after_import(reserved: Reserved, result: CuResult, out: *mut CuExternalMemory) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     match border::read(out) {
         Some(memory) if result == CuResult::SUCCESS => {
             let bytes = reserved.charge().bytes();
-            memory::given(&books, reserved, Space::External, memory as u64, bytes);
+            memory::given(&accounts, reserved, Space::External, memory as u64, bytes);
         }
-        _ => books.refund(reserved.charge()),
+        _ => accounts.refund(reserved.charge()),
     }
 }
 
 pub(crate) fn before_destroy(memory: CuExternalMemory) -> Verdict<Freeing> {
-    let books = books!(Memory);
-    memory::freeing(&books, Space::External, memory as u64)
+    let accounts = accounts!(Memory);
+    memory::freeing(&accounts, Space::External, memory as u64)
 }
 
 pub(crate) fn after_destroy(freeing: Freeing, result: CuResult) {
@@ -68,23 +68,23 @@ pub(crate) fn after_map_resources(
     if result != CuResult::SUCCESS || resources.is_null() {
         return None;
     }
-    let books = standing::opened()?;
-    books.count(books::Group::Memory);
-    let Place::Device { device, owner } = locate::here(&books) else {
+    let accounts = standing::opened()?;
+    accounts.count(accounts::Group::Memory);
+    let Destination::Device { device, owner } = locate::here(&accounts) else {
         return None;
     };
     for at in 0..count as usize {
         let resource = border::read(resources.wrapping_add(at))?;
-        let map = &books.ledger().map;
+        let map = &accounts.holdings().map;
         if map.get(Space::Graphics, resource as u64).is_some() {
             continue;
         }
         let Some(bytes) = query::relaxed(|| query::resource_bytes(resource)) else {
             continue;
         };
-        match requests::reserve(&books, "cuGraphicsMapResources", device, taken(bytes)) {
+        match requests::reserve(&accounts, "cuGraphicsMapResources", device, taken(bytes)) {
             Ok(charge) => {
-                books.confirm(charge, Kind::Buffer);
+                accounts.confirm(charge, Kind::Buffer);
                 let entry = Entry {
                     bytes: charge.bytes(),
                     owner,
@@ -104,8 +104,8 @@ pub(crate) fn after_map_resources(
 }
 
 pub(crate) fn before_unregister(resource: CuGraphicsResource) -> Verdict<Freeing> {
-    let books = books!(Memory);
-    memory::freeing(&books, Space::Graphics, resource as u64)
+    let accounts = accounts!(Memory);
+    memory::freeing(&accounts, Space::Graphics, resource as u64)
 }
 
 pub(crate) fn after_unregister(freeing: Freeing, result: CuResult) {
@@ -114,7 +114,7 @@ pub(crate) fn after_unregister(freeing: Freeing, result: CuResult) {
 
 /// `cuMemGetHandleForAddressRange`: a DMA-BUF keeps its memory until it is closed.
 pub(crate) fn after_range(result: CuResult, out: *mut c_void, pointer: CuDevicePtr) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     let Some(descriptor) =
@@ -123,11 +123,11 @@ pub(crate) fn after_range(result: CuResult, out: *mut c_void, pointer: CuDeviceP
         return;
     };
     let base = query::relaxed(|| query::allocation_of(pointer)).unwrap_or(pointer.0);
-    let objects = Objects::lock(&books);
-    let map = &books.ledger().map;
+    let objects = Objects::lock(&accounts);
+    let map = &accounts.holdings().map;
     if let Some(mapping) = map.get(Space::Mapping, base) {
         if objects.hold(mapping.owner) {
-            put(&books, &objects, descriptor, mapping.owner, KEEPS_OBJECT);
+            put(&accounts, &objects, descriptor, mapping.owner, KEEPS_OBJECT);
         }
         return;
     }
@@ -137,6 +137,6 @@ pub(crate) fn after_range(result: CuResult, out: *mut c_void, pointer: CuDeviceP
         (Then::Keep, is_own)
     };
     if map.change(Space::Pointer, base, more) == Some(true) {
-        put(&books, &objects, descriptor, base, KEEPS_POINTER);
+        put(&accounts, &objects, descriptor, base, KEEPS_POINTER);
     }
 }

@@ -11,8 +11,8 @@ use cuda_api::{CuFunction, CuGraphExec, CuResult};
 
 use crate::driver::query;
 use crate::holdings::measure::{self, Look};
-use crate::holdings::{locate, module_books};
-use crate::state::books::{Books, Place as Where};
+use crate::holdings::{locate, module_charges};
+use crate::state::accounts::{Accounts, Destination as Where};
 use crate::state::launches::costs::Work;
 use crate::state::launches::first_uses::{number_in, number_of};
 use crate::state::standing::{self, Standing};
@@ -27,15 +27,20 @@ pub(crate) struct FirstUse {
 }
 
 /// May a function that was handed out be one whose code is not loaded yet?
-fn may_wait<F>(books: &Books, function: *mut F) -> bool {
-    !function.is_null() && books.process.compute.first_uses.is_lazy()
+fn may_wait<F>(accounts: &Accounts, function: *mut F) -> bool {
+    !function.is_null() && accounts.process.compute.first_uses.is_lazy()
 }
 
 /// A function of a module or a library was handed out. `kernel` is the library's kernel that it stands
 /// for, or null.
-pub(crate) fn function_given<F, K>(books: &Books, function: *mut F, kernel: *mut K, owner: u64) {
-    let uses = &books.process.compute.first_uses;
-    if !may_wait(books, function) {
+pub(crate) fn function_given<F, K>(
+    accounts: &Accounts,
+    function: *mut F,
+    kernel: *mut K,
+    owner: u64,
+) {
+    let uses = &accounts.process.compute.first_uses;
+    if !may_wait(accounts, function) {
         return;
     }
     let twin = if kernel.is_null() {
@@ -45,9 +50,9 @@ pub(crate) fn function_given<F, K>(books: &Books, function: *mut F, kernel: *mut
     };
     let number = number_of(function);
     if !uses.insert(number, owner, twin)
-        && let Where::Device { device, .. } = locate::here(books)
+        && let Where::Device { device, .. } = locate::here(accounts)
     {
-        measure::soon(books, device);
+        measure::soon(accounts, device);
     }
     if twin != 0 && uses.knows(twin) {
         // The kernel is used when its function is.
@@ -56,20 +61,33 @@ pub(crate) fn function_given<F, K>(books: &Books, function: *mut F, kernel: *mut
 }
 
 /// The same, unless the driver says that it is loaded.
-pub(crate) fn function_found<K>(books: &Books, function: CuFunction, kernel: *mut K, owner: u64) {
-    if may_wait(books, function) && query::relaxed(|| query::is_loaded(function)) != Some(true) {
-        function_given(books, function, kernel, owner);
+pub(crate) fn function_found<K>(
+    accounts: &Accounts,
+    function: CuFunction,
+    kernel: *mut K,
+    owner: u64,
+) {
+    if may_wait(accounts, function) && query::relaxed(|| query::is_loaded(function)) != Some(true) {
+        function_given(accounts, function, kernel, owner);
     }
 }
 
 /// The module or library that a function or kernel was handed out of, if it is remembered.
-pub(crate) fn owner_of<F>(books: &Books, function: *mut F) -> Option<u64> {
-    books.process.compute.first_uses.owner(number_of(function))
+pub(crate) fn owner_of<F>(accounts: &Accounts, function: *mut F) -> Option<u64> {
+    accounts
+        .process
+        .compute
+        .first_uses
+        .owner(number_of(function))
 }
 
 /// The code of a function was loaded by a call of its own.
-pub(crate) fn function_loaded(books: &Books, function: CuFunction) {
-    books.process.compute.first_uses.take(number_of(function));
+pub(crate) fn function_loaded(accounts: &Accounts, function: CuFunction) {
+    accounts
+        .process
+        .compute
+        .first_uses
+        .take(number_of(function));
 }
 
 /// A graph was made executable, or changed: functions that wait may be in it.
@@ -89,28 +107,28 @@ pub(crate) fn graph_made(exec: CuGraphExec) {
 
 /// Before something is launched into this stream: `None` unless it is used for the first time.
 #[inline]
-pub(crate) fn before_launch(books: &Books, work: Work, stream: u64) -> Option<FirstUse> {
+pub(crate) fn before_launch(accounts: &Accounts, work: Work, stream: u64) -> Option<FirstUse> {
     let number = number_in(work);
-    if !books.process.compute.first_uses.waits(number) {
+    if !accounts.process.compute.first_uses.waits(number) {
         return None;
     }
-    before_first(books, number, stream)
+    before_first(accounts, number, stream)
 }
 
 #[cold]
-fn before_first(books: &Books, number: u64, stream: u64) -> Option<FirstUse> {
+fn before_first(accounts: &Accounts, number: u64, stream: u64) -> Option<FirstUse> {
     if !query::relaxed(|| query::is_out_of_captures(stream)) {
         return None;
     }
-    let Where::Device { device, .. } = locate::here(books) else {
+    let Where::Device { device, .. } = locate::here(accounts) else {
         return None;
     };
-    let owner = books.process.compute.first_uses.take(number)?;
+    let owner = accounts.process.compute.first_uses.take(number)?;
     Some(FirstUse {
         number,
         owner,
         device,
-        before: measure::before(books, device),
+        before: measure::before(accounts, device),
     })
 }
 
@@ -122,15 +140,15 @@ pub(crate) fn before_instantiate() -> Option<FirstUse> {
     if !process.compute.first_uses.is_any_waiting() {
         return None;
     }
-    let books = Books { container, process };
-    let Where::Device { device, .. } = locate::here(&books) else {
+    let accounts = Accounts { container, process };
+    let Where::Device { device, .. } = locate::here(&accounts) else {
         return None;
     };
     Some(FirstUse {
         number: 0,
         owner: 0,
         device,
-        before: measure::before(&books, device),
+        before: measure::before(&accounts, device),
     })
 }
 
@@ -138,7 +156,7 @@ pub(crate) fn before_instantiate() -> Option<FirstUse> {
 /// by it, a record says so, and nothing is given until it fits again.
 #[cold]
 pub(crate) fn after(first: FirstUse, result: CuResult) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     let FirstUse {
@@ -148,9 +166,9 @@ pub(crate) fn after(first: FirstUse, result: CuResult) {
         before,
     } = first;
     if result != CuResult::SUCCESS {
-        books.process.compute.first_uses.wait_again(number);
+        accounts.process.compute.first_uses.wait_again(number);
     }
-    module_books::charge_first_use(&books, "first launch", device, before, owner);
+    module_charges::charge_first_use(&accounts, "first launch", device, before, owner);
 }
 
 /// An executable graph is gone, or made: its name stands for something else.

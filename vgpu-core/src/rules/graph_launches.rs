@@ -7,7 +7,7 @@ use crate::guest::manners::Verdict;
 use crate::rules::compute::{Launched, after, launch};
 use crate::rules::{first_use, graphs};
 use crate::state::launches::costs::Work;
-use crate::state::standing::books;
+use crate::state::standing::accounts;
 
 /// A graph's launch: its turn, then the memory that its nodes want.
 #[derive(Clone, Copy)]
@@ -18,8 +18,8 @@ pub(crate) struct GraphLaunched {
 
 /// Before `cuGraphLaunch`.
 pub(crate) fn before_graph(call: &str, exec: CuGraphExec, stream: u64) -> Verdict<GraphLaunched> {
-    let books = books!(Launch);
-    let time = match launch(&books, Work::graph(exec as usize), stream) {
+    let accounts = accounts!(Launch);
+    let time = match launch(&accounts, Work::graph(exec as usize), stream) {
         Verdict::Call(launched) => Some(launched),
         Verdict::Pass => None,
         Verdict::Refuse(result) => return Verdict::Refuse(result),
@@ -41,14 +41,14 @@ pub(crate) fn before_graph(call: &str, exec: CuGraphExec, stream: u64) -> Verdic
 
 /// Before `cuGraphUpload`, which takes no time of the multiprocessors.
 pub(crate) fn before_upload(call: &str, exec: CuGraphExec, stream: u64) -> Verdict<GraphLaunched> {
-    let books = books!(Launch);
+    let accounts = accounts!(Launch);
     let memory = match graphs::before_launch(call, exec, stream) {
         Verdict::Call(memory) => Some(memory),
         Verdict::Pass => None,
         Verdict::Refuse(result) => return Verdict::Refuse(result),
     };
     let work = Work::graph(exec as usize);
-    let first = first_use::before_launch(&books, work, stream);
+    let first = first_use::before_launch(&accounts, work, stream);
     let time = first.map(|first| Launched::uncharged(Some(first), work));
     Verdict::Call(GraphLaunched { time, memory })
 }

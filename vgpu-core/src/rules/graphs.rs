@@ -18,21 +18,21 @@ use crate::driver::query::{self, MemoryNode};
 use crate::figures::room::{self, Launched, Moves, Want};
 use crate::guest::border;
 use crate::guest::manners::Verdict;
-use crate::holdings::graph_books::{
+use crate::holdings::graph_charges::{
     self, any, figures, learn_figures, note_memory_node, relieve, settle,
 };
 use crate::holdings::{locate, location, requests};
 use crate::rules::first_use::{self, FirstUse};
-use crate::state::books::{Books, Place};
-use crate::state::ledger::GraphMemory;
-use crate::state::standing::{self, books};
+use crate::state::accounts::{Accounts, Destination};
+use crate::state::holdings::GraphMemory;
+use crate::state::standing::{self, accounts};
 
 /// `cuGraphAddMemAllocNode`.
 pub(crate) fn after_add_alloc(result: CuResult) {
     if result == CuResult::SUCCESS
-        && let Some(books) = standing::opened()
+        && let Some(accounts) = standing::opened()
     {
-        note_memory_node(&books);
+        note_memory_node(&accounts);
     }
 }
 
@@ -61,7 +61,7 @@ const KEEPS: u8 = 1;
 const IS_OWN: u8 = 1;
 
 /// What the graph's memory nodes want. `None`: the driver does not say.
-fn wants(books: &Books, graph: CuGraph) -> Option<Wants> {
+fn wants(accounts: &Accounts, graph: CuGraph) -> Option<Wants> {
     let mut wants = Wants {
         devices: [Want::default(); MAX_DEVICES],
         is_denied: false,
@@ -76,7 +76,7 @@ fn wants(books: &Books, graph: CuGraph) -> Option<Wants> {
             bytes,
             address,
         } => {
-            wants.is_denied |= !add(books, &mut wants.devices, location, kind, bytes);
+            wants.is_denied |= !add(accounts, &mut wants.devices, location, kind, bytes);
             if made.try_reserve(1).is_ok() {
                 made.push(address);
             }
@@ -92,7 +92,7 @@ fn wants(books: &Books, graph: CuGraph) -> Option<Wants> {
     for address in made {
         if freed.binary_search(&address).is_err() {
             wants.keeps = true;
-            let map = &books.ledger().map;
+            let map = &accounts.holdings().map;
             map.put(Space::GraphMemory, address, Entry::default());
         }
     }
@@ -101,16 +101,16 @@ fn wants(books: &Books, graph: CuGraph) -> Option<Wants> {
 
 /// Counts one allocation node. False: it is on a device that the container may not use.
 fn add(
-    books: &Books,
+    accounts: &Accounts,
     devices: &mut [Want; MAX_DEVICES],
     location: cuda_api::CuMemLocation,
     kind: u32,
     bytes: u64,
 ) -> bool {
-    let device = match location::place(books, location, kind) {
-        Place::Device { device, .. } => device,
-        Place::Elsewhere => return true,
-        Place::Denied => return false,
+    let device = match location::place(accounts, location, kind) {
+        Destination::Device { device, .. } => device,
+        Destination::Elsewhere => return true,
+        Destination::Denied => return false,
     };
     if let Some(want) = devices.get_mut(device) {
         want.add(bytes);
@@ -141,28 +141,28 @@ enum Room {
 /// for that, a graph whose memory is there since its last launch (`is_mapped`) may pass if the driver's
 /// figures say so. For any other, what graphs hold and do not use is given back first.
 fn reserve(
-    books: &Books,
+    accounts: &Accounts,
     call: &str,
     device: usize,
     (bytes, growth): (u64, u64),
     is_mapped: bool,
 ) -> Result<Room, CuResult> {
-    let refusal = match requests::try_reserve(books, device, growth) {
+    let refusal = match requests::try_reserve(accounts, device, growth) {
         Ok(charge) => return Ok(Room::Reserved(charge)),
         Err(refusal) => refusal,
     };
     let may_pass = is_mapped && room::may_pass_without_growth(&refusal);
-    match is_there(books, device, bytes, may_pass) {
+    match is_there(accounts, device, bytes, may_pass) {
         There::Yes => return Ok(Room::Promised),
         There::Unused => {
-            relieve(books, device);
-            if let Ok(charge) = requests::try_reserve(books, device, growth) {
+            relieve(accounts, device);
+            if let Ok(charge) = requests::try_reserve(accounts, device, growth) {
                 return Ok(Room::Reserved(charge));
             }
         }
         There::No => {}
     }
-    Err(books.refuse(call, device, &refusal))
+    Err(accounts.refuse(call, device, &refusal))
 }
 
 /// Is the memory there that a graph wants?
@@ -176,14 +176,14 @@ enum There {
     No,
 }
 
-fn is_there(books: &Books, device: usize, bytes: u64, may_pass: bool) -> There {
-    let Some(memory) = books.ledger().graphs.get(device) else {
+fn is_there(accounts: &Accounts, device: usize, bytes: u64, may_pass: bool) -> There {
+    let Some(memory) = accounts.holdings().graphs.get(device) else {
         return There::No;
     };
     let Some(_held) = memory.lock.hold_briefly() else {
         return There::No;
     };
-    let Some(figures) = figures(books, memory, device) else {
+    let Some(figures) = figures(accounts, memory, device) else {
         return There::No;
     };
     let now = lock::milliseconds().unsigned_abs();
@@ -213,32 +213,32 @@ struct Taken {
 impl Taken {
     fn take(
         &mut self,
-        books: &Books,
+        accounts: &Accounts,
         call: &str,
         device: usize,
         wanted: (u64, u64),
         is_mapped: bool,
     ) -> Result<(), CuResult> {
-        match reserve(books, call, device, wanted, is_mapped)? {
+        match reserve(accounts, call, device, wanted, is_mapped)? {
             Room::Promised => self.promised |= 1 << device,
             Room::Reserved(charge) => {
                 if let Some(before) = self.charge.replace(charge) {
-                    self.advance(books, before);
+                    self.advance(accounts, before);
                 }
             }
         }
         Ok(())
     }
 
-    fn advance(&mut self, books: &Books, charge: Charge) {
+    fn advance(&mut self, accounts: &Accounts, charge: Charge) {
         let device = charge.device();
-        let Some(memory) = books.ledger().graphs.get(device) else {
-            return books.container.region.refund(charge);
+        let Some(memory) = accounts.holdings().graphs.get(device) else {
+            return accounts.container.region.refund(charge);
         };
         let Some(_held) = memory.lock.hold() else {
-            return books.container.region.refund(charge);
+            return accounts.container.region.refund(charge);
         };
-        books.container.region.confirm(charge, Kind::Buffer);
+        accounts.container.region.confirm(charge, Kind::Buffer);
         // Relaxed: under the lock.
         memory.charged.fetch_add(charge.bytes(), Ordering::Relaxed);
         let now = lock::milliseconds().unsigned_abs();
@@ -248,11 +248,11 @@ impl Taken {
 
     /// The call has come back, or is not made. Answers the devices whose graph memory has grown by more
     /// than was reserved.
-    fn give_back(self, books: &Books, set: u32, wanted: impl Fn(usize) -> (u64, u64)) -> u32 {
+    fn give_back(self, accounts: &Accounts, set: u32, wanted: impl Fn(usize) -> (u64, u64)) -> u32 {
         let mut grown = 0;
         for device in devices(set) {
             let (bytes, growth) = wanted(device);
-            let Some(memory) = books.ledger().graphs.get(device) else {
+            let Some(memory) = accounts.holdings().graphs.get(device) else {
                 continue;
             };
             if let Some(_held) = memory.lock.hold() {
@@ -263,17 +263,17 @@ impl Taken {
                     memory.advanced.take_back(growth);
                 }
             }
-            let before = settle(books, device);
+            let before = settle(accounts, device);
             let reserved = match self.charge.filter(|charge| charge.device() == device) {
                 Some(charge) if before.is_none() => {
                     // The driver does not say what it holds: it holds what was reserved.
-                    books.confirm(charge, Kind::Buffer);
+                    accounts.confirm(charge, Kind::Buffer);
                     // Relaxed: a sum that guards no other memory.
                     memory.charged.fetch_add(charge.bytes(), Ordering::Relaxed);
                     continue;
                 }
                 Some(charge) => {
-                    books.refund(charge);
+                    accounts.refund(charge);
                     charge.bytes()
                 }
                 None => 0,
@@ -281,7 +281,7 @@ impl Taken {
             // Relaxed: a figure of the moment.
             let is = memory.charged.load(Ordering::Relaxed);
             let more = before.map_or(0, |was| is.saturating_sub(was));
-            learn_figures(books, device, more);
+            learn_figures(accounts, device, more);
             if more > reserved {
                 grown |= 1 << device;
             }
@@ -344,9 +344,9 @@ fn reserve_executable(
     if !any() || graph.is_null() {
         return Verdict::Call(None);
     }
-    let books = books!(Launch);
-    let Some(wants) = wants(&books, graph) else {
-        return Verdict::Refuse(refuse_unknown(&books, call));
+    let accounts = accounts!(Launch);
+    let Some(wants) = wants(&accounts, graph) else {
+        return Verdict::Refuse(refuse_unknown(&accounts, call));
     };
     if wants.is_denied {
         line!(
@@ -358,9 +358,9 @@ fn reserve_executable(
     let mut taken = Taken::default();
     if flags & UPLOAD != 0 {
         for device in devices(wants.set()) {
-            let result = taken.take(&books, call, device, wants.of(device), false);
+            let result = taken.take(&accounts, call, device, wants.of(device), false);
             if let Err(result) = result {
-                taken.give_back(&books, wants.set(), |device| wants.of(device));
+                taken.give_back(&accounts, wants.set(), |device| wants.of(device));
                 return Verdict::Refuse(result);
             }
         }
@@ -390,8 +390,8 @@ impl Wants {
 }
 
 /// The driver does not say what a graph allocates.
-fn refuse_unknown(books: &Books, call: &str) -> CuResult {
-    let Place::Device { device, .. } = locate::here(books) else {
+fn refuse_unknown(accounts: &Accounts, call: &str) -> CuResult {
+    let Destination::Device { device, .. } = locate::here(accounts) else {
         return CuResult::OUT_OF_MEMORY;
     };
     line!(
@@ -399,13 +399,13 @@ fn refuse_unknown(books: &Books, call: &str) -> CuResult {
         "{call}: the driver does not say what the graph allocates"
     );
     let refusal = Refusal {
-        limit: books.process.memory_limit(books.container, device),
-        used: books.container.region.used(device),
+        limit: accounts.process.memory_limit(accounts.container, device),
+        used: accounts.container.region.used(device),
         asked: 0,
         unaccounted: 0,
         why: Why::Closed,
     };
-    books.refuse(call, device, &refusal)
+    accounts.refuse(call, device, &refusal)
 }
 
 pub(crate) fn after_instantiate(
@@ -427,23 +427,23 @@ pub(crate) fn after_instantiate(
         taken,
         stream,
     } = making.memory?;
-    let books = standing::opened()?;
+    let accounts = standing::opened()?;
     // Some drivers take the memory now.
-    let grown = taken.give_back(&books, wants.set(), |device| wants.of(device));
+    let grown = taken.give_back(&accounts, wants.set(), |device| wants.of(device));
     let exec = exec?;
     let over =
-        devices(grown).find_map(|device| Some((device, requests::above_limit(&books, device)?)));
+        devices(grown).find_map(|device| Some((device, requests::above_limit(&accounts, device)?)));
     if let Some((device, over)) = over {
         query::relaxed(|| query::destroy_graph_exec(exec));
         border::write(out, core::ptr::null_mut());
-        relieve(&books, device);
+        relieve(&accounts, device);
         let refusal = Refusal {
             asked: wants.of(device).1,
             ..over
         };
-        return Some(books.refuse(call, device, &refusal));
+        return Some(accounts.refuse(call, device, &refusal));
     }
-    remember(&books, exec as u64, &wants);
+    remember(&accounts, exec as u64, &wants);
     if let Some(stream) = stream {
         let run = Run {
             exec: exec as u64,
@@ -451,7 +451,7 @@ pub(crate) fn after_instantiate(
             keeps: wants.keeps,
             stream,
         };
-        mark_mapped(&books, run, 0);
+        mark_mapped(&accounts, run, 0);
     }
     None
 }
@@ -471,10 +471,10 @@ const IN_STREAMS: u32 = u32::MAX;
 
 /// The graph has its memory from here on. `own`: the devices on which it got memory that no other graph
 /// had. What that takes from other graphs, their next launches have to find anew.
-fn mark_mapped(books: &Books, run: Run, own: u32) {
-    let map = &books.ledger().map;
+fn mark_mapped(accounts: &Accounts, run: Run, own: u32) {
+    let map = &accounts.holdings().map;
     for device in devices(run.set) {
-        let Some(memory) = books.ledger().graphs.get(device) else {
+        let Some(memory) = accounts.holdings().graphs.get(device) else {
             continue;
         };
         let number = key(run.exec, device);
@@ -527,8 +527,8 @@ fn is_mapped(memory: &GraphMemory, entry: &Entry, run: Run) -> bool {
     entry.maps == mark(memory, run.keeps, entry.what == IS_OWN) && entry.handles == run.stream
 }
 
-fn remember(books: &Books, exec: u64, wants: &Wants) {
-    let map = &books.ledger().map;
+fn remember(accounts: &Accounts, exec: u64, wants: &Wants) {
+    let map = &accounts.holdings().map;
     let set = wants.set();
     if set == 0 {
         return;
@@ -587,10 +587,10 @@ fn grow(result: CuResult, exec: CuGraphExec, graph: CuGraph, sum: fn(u64, u64) -
     if !any() || result != CuResult::SUCCESS {
         return;
     }
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
-    let Some(mut wants) = wants(&books, graph) else {
+    let Some(mut wants) = wants(&accounts, graph) else {
         line!(Warn, "the driver does not say what a graph allocates");
         return;
     };
@@ -598,12 +598,12 @@ fn grow(result: CuResult, exec: CuGraphExec, graph: CuGraph, sum: fn(u64, u64) -
         return;
     }
     let exec = exec as u64;
-    let map = &books.ledger().map;
+    let map = &accounts.holdings().map;
     let head = map.get(Space::GraphExec, exec).unwrap_or_default();
     wants.keeps |= head.what == KEEPS;
     let before = |device| map.get(Space::GraphExec, key(exec, device));
     let known: [Option<Entry>; MAX_DEVICES] = core::array::from_fn(before);
-    remember(&books, exec, &wants);
+    remember(&accounts, exec, &wants);
     let all = |entry: &mut Entry| {
         entry.maps |= head.maps;
         (Then::Keep, ())
@@ -644,11 +644,11 @@ struct Anew {
 }
 
 impl Anew {
-    fn begin(books: &Books, memory: &GraphMemory, device: usize, bytes: u64) -> Self {
+    fn begin(accounts: &Accounts, memory: &GraphMemory, device: usize, bytes: u64) -> Self {
         Self {
             device,
             bytes,
-            used: figures(books, memory, device).map_or(u64::MAX, |figures| figures.used),
+            used: figures(accounts, memory, device).map_or(u64::MAX, |figures| figures.used),
             // Relaxed: threads that launch at the same time see that they are not alone.
             launches: memory.launches.fetch_add(1, Ordering::Relaxed),
         }
@@ -656,8 +656,8 @@ impl Anew {
 
     /// The launch has come back: has the graph got memory that no other graph had? The driver then says
     /// that graphs use so much more than before. Where other launches ran meanwhile, that is not known.
-    fn is_own(&self, books: &Books) -> bool {
-        let Some(memory) = books.ledger().graphs.get(self.device) else {
+    fn is_own(&self, accounts: &Accounts) -> bool {
+        let Some(memory) = accounts.holdings().graphs.get(self.device) else {
             return false;
         };
         // Relaxed: as above.
@@ -665,7 +665,7 @@ impl Anew {
         let is_alone = self.launches & 1 == 0 && launches == self.launches.wrapping_add(1);
         is_alone
             && self.bytes > 0
-            && figures(books, memory, self.device)
+            && figures(accounts, memory, self.device)
                 .is_some_and(|now| now.used.saturating_sub(self.used) >= self.bytes)
     }
 }
@@ -695,9 +695,9 @@ pub(crate) fn before_launch(call: &str, exec: CuGraphExec, stream: u64) -> Verdi
     if !any() {
         return Verdict::Pass;
     }
-    let books = books!(Launch);
+    let accounts = accounts!(Launch);
     let exec = exec as u64;
-    let map = &books.ledger().map;
+    let map = &accounts.holdings().map;
     let Some(head) = map.get(Space::GraphExec, exec) else {
         return Verdict::Pass;
     };
@@ -719,20 +719,20 @@ pub(crate) fn before_launch(call: &str, exec: CuGraphExec, stream: u64) -> Verdi
         let Some(entry) = map.get(Space::GraphExec, key(exec, device)) else {
             continue;
         };
-        let Some(memory) = books.ledger().graphs.get(device) else {
+        let Some(memory) = accounts.holdings().graphs.get(device) else {
             continue;
         };
         let is_mapped = is_mapped(memory, &entry, run);
         let wanted = (entry.bytes, entry.owner);
         if let Err(result) = launching
             .taken
-            .take(&books, call, device, wanted, is_mapped)
+            .take(&accounts, call, device, wanted, is_mapped)
         {
-            launching.give_back(&books);
+            launching.give_back(&accounts);
             return Verdict::Refuse(result);
         }
         if !is_mapped && launching.anew.is_none() {
-            launching.anew = Some(Anew::begin(&books, memory, device, entry.bytes));
+            launching.anew = Some(Anew::begin(&accounts, memory, device, entry.bytes));
         }
     }
     Verdict::Call(launching)
@@ -741,10 +741,10 @@ pub(crate) fn before_launch(call: &str, exec: CuGraphExec, stream: u64) -> Verdi
 impl Launching {
     /// The devices whose graph memory has grown by more than was reserved, and those on which the graph
     /// has got memory that no other graph had.
-    fn give_back(&self, books: &Books) -> (u32, u32) {
-        let map = &books.ledger().map;
-        let own = self.anew.filter(|anew| anew.is_own(books));
-        let grown = self.taken.give_back(books, self.run.set, |device| {
+    fn give_back(&self, accounts: &Accounts) -> (u32, u32) {
+        let map = &accounts.holdings().map;
+        let own = self.anew.filter(|anew| anew.is_own(accounts));
+        let grown = self.taken.give_back(accounts, self.run.set, |device| {
             map.get(Space::GraphExec, key(self.run.exec, device))
                 .map_or((0, 0), |entry| (entry.bytes, entry.owner))
         });
@@ -753,20 +753,20 @@ impl Launching {
 }
 
 pub(crate) fn after_launch(launching: Launching, result: CuResult) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
-    let (grown, own) = launching.give_back(&books);
+    let (grown, own) = launching.give_back(&accounts);
     if result != CuResult::SUCCESS {
         return;
     }
-    mark_mapped(&books, launching.run, own);
+    mark_mapped(&accounts, launching.run, own);
     for device in devices(grown) {
-        if let Some(over) = requests::above_limit(&books, device) {
+        if let Some(over) = requests::above_limit(&accounts, device) {
             // It cannot be undone: what graphs do not use goes back, and nothing else is given until
             // the books are within the limit.
-            relieve(&books, device);
-            let _recorded = books.refuse("a graph's launch", device, &over);
+            relieve(&accounts, device);
+            let _recorded = accounts.refuse("a graph's launch", device, &over);
         }
     }
 }
@@ -776,11 +776,11 @@ pub(crate) fn after_trim(result: CuResult, device: CuDevice) {
     if !any() || result != CuResult::SUCCESS {
         return;
     }
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
-    if let Device::Limited(device) = books.process.device(books.container, device.0) {
-        graph_books::trimmed(&books, device);
+    if let Device::Limited(device) = accounts.process.device(accounts.container, device.0) {
+        graph_charges::trimmed(&accounts, device);
     }
 }
 
@@ -790,17 +790,17 @@ pub(crate) fn after_destroy(result: CuResult, exec: CuGraphExec) {
     if !any() || result != CuResult::SUCCESS {
         return;
     }
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     let exec = exec as u64;
-    let map = &books.ledger().map;
+    let map = &accounts.holdings().map;
     let Some(head) = map.take(Space::GraphExec, exec) else {
         return;
     };
     for device in devices(head.maps) {
         map.take(Space::GraphExec, key(exec, device));
-        settle(&books, device);
+        settle(&accounts, device);
     }
 }
 
@@ -809,13 +809,13 @@ pub(crate) fn after_change(result: CuResult) {
     if !any() || result != CuResult::SUCCESS {
         return;
     }
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
-    for (device, memory) in books.ledger().graphs.iter().enumerate() {
+    for (device, memory) in accounts.holdings().graphs.iter().enumerate() {
         // Relaxed: an estimate.
         if memory.charged.load(Ordering::Relaxed) > 0 {
-            settle(&books, device);
+            settle(&accounts, device);
         }
     }
 }

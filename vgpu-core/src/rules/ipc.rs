@@ -11,13 +11,13 @@ use crate::driver::query;
 use crate::figures::sizes::{STEP, taken};
 use crate::guest::border::{self, Address};
 use crate::guest::manners::Verdict;
-use crate::holdings::export_books::{closed, ended, keep_handle, known_handle};
+use crate::holdings::exports::{closed, ended, keep_handle, known_handle};
 use crate::holdings::objects::{self, Objects, context_mark};
 use crate::holdings::pointers::{forget, paged};
 use crate::holdings::{locate, requests};
-use crate::state::books::{Books, Place};
+use crate::state::accounts::{Accounts, Destination};
 use crate::state::entries::{key_of, what};
-use crate::state::standing::{self, books};
+use crate::state::standing::{self, accounts};
 
 /// Does the charge move to the shared table when it is exported?
 fn is_own(entry: &Entry) -> bool {
@@ -31,16 +31,19 @@ fn base_of(pointer: CuDevicePtr) -> u64 {
 /// Managed memory has no name for other processes; and what finds no place in the table of what
 /// processes share gets none.
 pub(crate) fn before_get(call: &str, pointer: CuDevicePtr) -> Verdict<()> {
-    let books = books!(Memory);
-    if let Some(entry) = paged(&books, pointer) {
+    let accounts = accounts!(Memory);
+    if let Some(entry) = paged(&accounts, pointer) {
         let device = usize::from(entry.device);
-        return Verdict::Refuse(books.refuse_not_pageable(call, device, entry.bytes));
+        return Verdict::Refuse(accounts.refuse_not_pageable(call, device, entry.bytes));
     }
-    let known = books.ledger().map.get(Space::Pointer, base_of(pointer));
+    let known = accounts
+        .holdings()
+        .map
+        .get(Space::Pointer, base_of(pointer));
     match known {
-        Some(entry) if is_own(&entry) && !books.container.region.can_share() => {
+        Some(entry) if is_own(&entry) && !accounts.container.region.can_share() => {
             let device = usize::from(entry.device);
-            Verdict::Refuse(books.refuse_export(call, device, entry.bytes))
+            Verdict::Refuse(accounts.refuse_export(call, device, entry.bytes))
         }
         _ => Verdict::Call(()),
     }
@@ -54,15 +57,15 @@ pub(crate) fn after_get(
     out: *mut CuIpcMemHandle,
     pointer: CuDevicePtr,
 ) -> Option<CuResult> {
-    let books = standing::opened()?;
+    let accounts = standing::opened()?;
     let handle = border::read(out).filter(|_| result == CuResult::SUCCESS)?;
     let base = base_of(pointer);
-    let _objects = Objects::lock(&books);
-    let map = &books.ledger().map;
+    let _objects = Objects::lock(&accounts);
+    let map = &accounts.holdings().map;
     let entry = map.get(Space::Pointer, base)?;
     if entry.what == what::SHARED {
         // The driver need not write the same bytes again, and the others know the first ones.
-        if let Some(first) = known_handle(&books, base).filter(|_| base == pointer.0) {
+        if let Some(first) = known_handle(&accounts, base).filter(|_| base == pointer.0) {
             border::write(out, CuIpcMemHandle { reserved: first });
         }
         return None;
@@ -72,7 +75,7 @@ pub(crate) fn after_get(
     }
     let key = key_of(&handle.reserved);
     let device = usize::from(entry.device);
-    let region = &books.container.region;
+    let region = &accounts.container.region;
     match region.share_as(Family::IPC, Some(key), device, entry.bytes, Kind::Buffer) {
         Ok(SharedKey([first, second])) => {
             let named = Entry {
@@ -88,23 +91,27 @@ pub(crate) fn after_get(
                 (Then::Keep, ())
             });
             if base == pointer.0 {
-                keep_handle(&books, base, &handle.reserved);
+                keep_handle(&accounts, base, &handle.reserved);
             }
             None
         }
         Err(error) => {
             line!(Warn, "cuIpcGetMemHandle: refused: {error}");
             border::write(out, CuIpcMemHandle { reserved: [0; 64] });
-            Some(books.refuse_export("cuIpcGetMemHandle", device, entry.bytes))
+            Some(accounts.refuse_export("cuIpcGetMemHandle", device, entry.bytes))
         }
     }
 }
 
 /// Holds the memory before the driver opens it: the process that made it may die during the call.
 pub(crate) fn before_open(handle: CuIpcMemHandle) -> Verdict<Import> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     let key = key_of(&handle.reserved);
-    match books.container.region.begin_import(Family::IPC, Some(key)) {
+    match accounts
+        .container
+        .region
+        .begin_import(Family::IPC, Some(key))
+    {
         Ok(import) => Verdict::Call(import),
         Err(error) => {
             line!(Warn, "cuIpcOpenMemHandle: refused: {error}");
@@ -121,35 +128,35 @@ pub(crate) fn after_open<A: Address>(
     call: &str,
     out: *mut A,
 ) -> Option<CuResult> {
-    let books = standing::opened()?;
+    let accounts = standing::opened()?;
     let Some(pointer) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
-        objects::end_import(&books, &import);
+        objects::end_import(&accounts, &import);
         return None;
     };
     let pointer = pointer.number();
-    let import = narrowed(&books, import, pointer);
+    let import = narrowed(&accounts, import, pointer);
     if import.objects > 0 {
-        opened(&books, import, pointer);
+        opened(&accounts, import, pointer);
         return None;
     }
-    let known = books.ledger().map.get(Space::Pointer, pointer);
+    let known = accounts.holdings().map.get(Space::Pointer, pointer);
     if known.is_some_and(|entry| entry.what == what::OPENED) {
         // Opened before, and charged then.
-        opened(&books, import, pointer);
+        opened(&accounts, import, pointer);
         return None;
     }
     let bytes = query::relaxed(|| query::allocation_bytes(CuDevicePtr(pointer)))?;
-    let Place::Device { device, .. } = locate::here(&books) else {
+    let Destination::Device { device, .. } = locate::here(&accounts) else {
         return None;
     };
-    match requests::reserve(&books, call, device, taken(bytes)) {
+    match requests::reserve(&accounts, call, device, taken(bytes)) {
         Ok(charge) => {
-            books.confirm(charge, Kind::Buffer);
+            accounts.confirm(charge, Kind::Buffer);
             let mut import = import;
             // Of an import that holds no object, this is what is charged.
             import.least = charge.bytes();
             import.first.device = device;
-            opened(&books, import, pointer);
+            opened(&accounts, import, pointer);
             None
         }
         Err(refused) => {
@@ -160,13 +167,13 @@ pub(crate) fn after_open<A: Address>(
 }
 
 /// It stands in the books from here on.
-fn opened(books: &Books, import: Import, pointer: u64) {
-    let context = match locate::here(books) {
-        Place::Device { owner, .. } => owner,
-        Place::Elsewhere | Place::Denied => 0,
+fn opened(accounts: &Accounts, import: Import, pointer: u64) {
+    let context = match locate::here(accounts) {
+        Destination::Device { owner, .. } => owner,
+        Destination::Elsewhere | Destination::Denied => 0,
     };
-    let _objects = Objects::lock(books);
-    let map = &books.ledger().map;
+    let _objects = Objects::lock(accounts);
+    let map = &accounts.holdings().map;
     let again = map.change(Space::Pointer, pointer, |entry| {
         let again = entry.what == what::OPENED;
         entry.bytes = entry.bytes.saturating_add(u64::from(again));
@@ -175,18 +182,18 @@ fn opened(books: &Books, import: Import, pointer: u64) {
     if again == Some(true) {
         // At the same address: opened once more, and the driver counts. What has no name may be
         // something else than before, so the later import stays.
-        let before = objects::known_import(books, objects::BY_POINTER, pointer);
+        let before = objects::known_import(accounts, objects::BY_POINTER, pointer);
         match before {
             Some(before) if before.name.is_some() && before.name == import.name => {
-                objects::end_import(books, &import);
+                objects::end_import(accounts, &import);
             }
             // Charged in full when it was opened first.
             Some(before) if before.objects == 0 && import.objects == 0 => {}
             before => {
                 if let Some(before) = before {
-                    ended(books, &before);
+                    ended(accounts, &before);
                 }
-                objects::keep_import(books, objects::BY_POINTER, pointer, &import, context);
+                objects::keep_import(accounts, objects::BY_POINTER, pointer, &import, context);
             }
         }
         return;
@@ -205,18 +212,18 @@ fn opened(books: &Books, import: Import, pointer: u64) {
         ..Entry::default()
     };
     map.put(Space::Pointer, pointer, entry);
-    objects::keep_import(books, objects::BY_POINTER, pointer, &import, context);
+    objects::keep_import(accounts, objects::BY_POINTER, pointer, &import, context);
 }
 
 /// Where the handle did not tell, the size does: nothing smaller was opened.
-fn narrowed(books: &Books, import: Import, pointer: u64) -> Import {
+fn narrowed(accounts: &Accounts, import: Import, pointer: u64) -> Import {
     if import.name.is_some() || import.objects == 0 {
         return import;
     }
     let bytes = query::relaxed(|| query::allocation_bytes(CuDevicePtr(pointer))).unwrap_or(0);
     // A small allocation lies in a block of the driver's, which is what is opened.
     let least = if bytes <= STEP { 0 } else { bytes };
-    books.container.region.narrow_import(import, least)
+    accounts.container.region.narrow_import(import, least)
 }
 
 /// Something opened that is about to be closed.
@@ -227,9 +234,9 @@ pub(crate) struct Closing {
 
 /// Closing what was opened as often takes our hold away, once the driver has done so.
 pub(crate) fn before_close(pointer: CuDevicePtr) -> Verdict<Closing> {
-    let books = books!(Memory);
-    let _objects = Objects::lock(&books);
-    match objects::known_import(&books, objects::BY_POINTER, pointer.0) {
+    let accounts = accounts!(Memory);
+    let _objects = Objects::lock(&accounts);
+    match objects::known_import(&accounts, objects::BY_POINTER, pointer.0) {
         Some(import) => Verdict::Call(Closing {
             until: import.until,
         }),
@@ -238,14 +245,14 @@ pub(crate) fn before_close(pointer: CuDevicePtr) -> Verdict<Closing> {
 }
 
 pub(crate) fn after_close(closing: Closing, result: CuResult, pointer: CuDevicePtr) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     if result != CuResult::SUCCESS {
         return;
     }
-    let _objects = Objects::lock(&books);
-    let known = objects::known_import(&books, objects::BY_POINTER, pointer.0);
+    let _objects = Objects::lock(&accounts);
+    let known = objects::known_import(&accounts, objects::BY_POINTER, pointer.0);
     if known.is_none_or(|import| import.until != closing.until) {
         // Another thread has opened something else at this address meanwhile.
         return;
@@ -260,17 +267,17 @@ pub(crate) fn after_close(closing: Closing, result: CuResult, pointer: CuDeviceP
             _ => (Then::Keep, false),
         }
     };
-    let map = &books.ledger().map;
+    let map = &accounts.holdings().map;
     if map.change(Space::Pointer, pointer.0, less) == Some(true) {
-        closed(&books, pointer.0);
+        closed(&accounts, pointer.0);
     }
 }
 
 /// A context is gone: what it had exported is freed, what it had opened is closed. Others hold on, and
 /// so do descriptors.
-pub(crate) fn context_gone(books: &Books, context: u64) {
+pub(crate) fn context_gone(accounts: &Accounts, context: u64) {
     const AT_ONCE: usize = 32;
-    let map = &books.ledger().map;
+    let map = &accounts.holdings().map;
     loop {
         let mut pointers = [(0u64, Entry::default()); AT_ONCE];
         let mut count = 0;
@@ -291,7 +298,7 @@ pub(crate) fn context_gone(books: &Books, context: u64) {
             }
         });
         for (pointer, entry) in pointers.iter().take(count) {
-            forget(books, *pointer, entry);
+            forget(accounts, *pointer, entry);
         }
         if count < AT_ONCE {
             return;

@@ -12,12 +12,12 @@ use crate::driver::query;
 use crate::figures::image::Declared;
 use crate::guest::border::{self, Address};
 use crate::guest::manners::{self, Verdict};
-use crate::holdings::module_books::copy_number;
+use crate::holdings::module_charges::copy_number;
 use crate::holdings::{locate, measure};
 use crate::rules::first_use;
 use crate::rules::modules::{self, LookingUp, WHOLE};
-use crate::state::books::{Books, Place};
-use crate::state::standing::{self, books};
+use crate::state::accounts::{Accounts, Destination};
+use crate::state::standing::{self, accounts};
 
 /// A library about to be loaded.
 #[derive(Clone, Copy)]
@@ -50,32 +50,32 @@ enum How {
 }
 
 pub(crate) fn before_load_data(call: &'static str, image: *const c_void) -> Verdict<Loading> {
-    let books = books!(Context);
+    let accounts = accounts!(Context);
     if image.is_null() {
         return Verdict::Pass;
     }
-    reserve(&books, call, || border::image(image))
+    reserve(&accounts, call, || border::image(image))
 }
 
 pub(crate) fn before_load_file(call: &'static str, path: *const c_char) -> Verdict<Loading> {
-    let books = books!(Context);
+    let accounts = accounts!(Context);
     let Some(path) = border::text(path) else {
         return Verdict::Pass;
     };
-    reserve(&books, call, || border::image_file(path))
+    reserve(&accounts, call, || border::image_file(path))
 }
 
 /// The current context is the one that most likely uses it, or gets its copy at once; so that one is
 /// reserved.
 fn reserve(
-    books: &Books,
+    accounts: &Accounts,
     call: &'static str,
     declared: impl FnOnce() -> Declared,
 ) -> Verdict<Loading> {
     let declared = manners::uncancelled(declared);
-    let copy = match locate::here(books) {
-        Place::Elsewhere => None,
-        place => match modules::reserve_at(books, call, place, declared) {
+    let copy = match locate::here(accounts) {
+        Destination::Elsewhere => None,
+        place => match modules::reserve_at(accounts, call, place, declared) {
             Ok(copy) => Some(copy),
             Err(result) => return Verdict::Refuse(result),
         },
@@ -88,17 +88,17 @@ pub(crate) fn after_load(
     result: CuResult,
     out: *mut CuLibrary,
 ) -> Option<CuResult> {
-    let books = standing::opened()?;
+    let accounts = standing::opened()?;
     let Some(library) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
         if let Some(copy) = loading.copy {
-            modules::refund(&books, copy);
+            modules::refund(&accounts, copy);
         }
         return None;
     };
     let library = library.number();
-    let ledger = books.ledger();
+    let holdings = accounts.holdings();
     // Relaxed: only has to differ from all others.
-    let number = ledger.libraries_numbered.fetch_add(1, Ordering::Relaxed);
+    let number = holdings.libraries_numbered.fetch_add(1, Ordering::Relaxed);
     let entry = Entry {
         bytes: loading.declared.bytes,
         owner: u64::from(number) + 1,
@@ -108,74 +108,77 @@ pub(crate) fn after_load(
     let mut answer = None;
     if let Some(copy) = loading.copy {
         let unload = || query::unload_library(library);
-        let (loaded, told) = modules::loaded(&books, copy, unload);
+        let (loaded, told) = modules::loaded(&accounts, copy, unload);
         answer = told;
         let Some(loaded) = loaded else {
             border::write(out, core::ptr::null_mut());
             return answer;
         };
         let number = copy_number(&entry, copy.owner);
-        ledger.map.put(Space::Copy, number, loaded);
+        holdings.map.put(Space::Copy, number, loaded);
     }
-    let (before, _) = ledger.map.put(Space::Library, library, entry);
+    let (before, _) = holdings.map.put(Space::Library, library, entry);
     if let Some(before) = before {
         // One that was unloaded past the hooks.
-        copies_gone(&books, &before);
+        copies_gone(&accounts, &before);
     }
     answer
 }
 
 pub(crate) fn before_unload(library: CuLibrary) -> Verdict<Unloading> {
-    let books = books!(Context);
+    let accounts = accounts!(Context);
     let library = library.number();
-    match books.ledger().map.take(Space::Library, library) {
+    match accounts.holdings().map.take(Space::Library, library) {
         Some(entry) => Verdict::Call(Unloading { library, entry }),
         None => Verdict::Pass,
     }
 }
 
 pub(crate) fn after_unload(unloading: Unloading, result: CuResult) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     let Unloading { library, entry } = unloading;
     if result == CuResult::SUCCESS {
-        books.process.compute.first_uses.forget_owner(library);
-        copies_gone(&books, &entry);
+        accounts.process.compute.first_uses.forget_owner(library);
+        copies_gone(&accounts, &entry);
     } else {
-        books.ledger().map.put(Space::Library, library, entry);
+        accounts.holdings().map.put(Space::Library, library, entry);
     }
 }
 
 /// A library is gone, in all contexts.
-fn copies_gone(books: &Books, library: &Entry) {
+fn copies_gone(accounts: &Accounts, library: &Entry) {
     // Relaxed: a context that is made while a library goes has no copy of it.
-    let contexts = books.ledger().contexts_numbered.load(Ordering::Relaxed);
+    let contexts = accounts
+        .holdings()
+        .contexts_numbered
+        .load(Ordering::Relaxed);
     for context in 1..=u64::from(contexts) {
         let number = copy_number(library, context);
-        if let Some(copy) = books.ledger().map.take(Space::Copy, number) {
-            modules::gone(books, &copy);
+        if let Some(copy) = accounts.holdings().map.take(Space::Copy, number) {
+            modules::gone(accounts, &copy);
         }
     }
 }
 
 /// A call that gives the current context its copy, unless it has one.
 pub(crate) fn before_use(call: &'static str, library: CuLibrary) -> Verdict<Using> {
-    let books = books!(Context);
-    use_it(&books, call, library.number())
+    let accounts = accounts!(Context);
+    use_it(&accounts, call, library.number())
 }
 
 /// The same for a kernel, which is a library's.
 pub(crate) fn before_use_kernel(call: &'static str, kernel: CuKernel) -> Verdict<Using> {
-    let books = books!(Context);
-    let library = first_use::owner_of(&books, kernel).or_else(|| query::library_of(kernel));
-    use_it(&books, call, library.unwrap_or(0))
+    let accounts = accounts!(Context);
+    let library = first_use::owner_of(&accounts, kernel).or_else(|| query::library_of(kernel));
+    use_it(&accounts, call, library.unwrap_or(0))
 }
 
-fn use_it(books: &Books, call: &'static str, library: u64) -> Verdict<Using> {
-    let place = locate::here(books);
-    let map = &books.ledger().map;
-    if let Place::Device { owner, .. } = place
+fn use_it(accounts: &Accounts, call: &'static str, library: u64) -> Verdict<Using> {
+    let place = locate::here(accounts);
+    let map = &accounts.holdings().map;
+    if let Destination::Device { owner, .. } = place
         && let Some(known) = map.get(Space::Library, library)
     {
         let number = copy_number(&known, owner);
@@ -184,7 +187,7 @@ fn use_it(books: &Books, call: &'static str, library: u64) -> Verdict<Using> {
                 bytes: known.bytes,
                 is_whole: known.what == WHOLE,
             };
-            return match modules::reserve_at(books, call, place, declared) {
+            return match modules::reserve_at(accounts, call, place, declared) {
                 Ok(copy) => Verdict::Call(Using {
                     library,
                     how: How::First(copy, number),
@@ -193,7 +196,7 @@ fn use_it(books: &Books, call: &'static str, library: u64) -> Verdict<Using> {
             };
         }
     }
-    match modules::look_up(books, call, library) {
+    match modules::look_up(accounts, call, library) {
         Verdict::Call(looking_up) => Verdict::Call(Using {
             library,
             how: How::Known(looking_up),
@@ -212,10 +215,10 @@ pub(crate) fn after_use_kernel(
     kernel: CuKernel,
 ) {
     after_use(using, result);
-    if let (Some(books), CuResult::SUCCESS) = (standing::opened(), result)
+    if let (Some(accounts), CuResult::SUCCESS) = (standing::opened(), result)
         && let Some(function) = border::read(out)
     {
-        first_use::function_found(&books, function, kernel, using.library);
+        first_use::function_found(&accounts, function, kernel, using.library);
     }
 }
 
@@ -224,21 +227,21 @@ pub(crate) fn after_use(using: Using, result: CuResult) {
         How::Known(looking_up) => return modules::after_look_up(looking_up, result),
         How::First(copy, number) => (copy, number),
     };
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
-    if result != CuResult::SUCCESS || books.ledger().map.get(Space::Copy, number).is_some() {
+    if result != CuResult::SUCCESS || accounts.holdings().map.get(Space::Copy, number).is_some() {
         // There is none, or another thread was first.
-        return modules::refund(&books, copy);
+        return modules::refund(&accounts, copy);
     }
-    let (mut entry, more) = modules::confirm(&books, copy);
+    let (mut entry, more) = modules::confirm(&accounts, copy);
     if more > 0 {
         // A copy cannot be taken back by itself, so it counts, and nothing more is given.
-        measure::charge_loaded(&books, copy.call, usize::from(entry.device), more);
+        measure::charge_loaded(&accounts, copy.call, usize::from(entry.device), more);
         entry.bytes = entry.bytes.saturating_add(more);
     }
-    let (before, _) = books.ledger().map.put(Space::Copy, number, entry);
+    let (before, _) = accounts.holdings().map.put(Space::Copy, number, entry);
     if let Some(before) = before {
-        modules::gone(&books, &before);
+        modules::gone(&accounts, &before);
     }
 }

@@ -14,11 +14,11 @@ use crate::figures::sizes::{row, size, taken};
 use crate::guest::border::{self, Address, figure};
 use crate::guest::manners::Verdict;
 use crate::holdings::pointers::{ANY_PAGED, any_paged, forget, paged};
-use crate::holdings::{export_books, graph_books, locate, offer_books, requests};
+use crate::holdings::{exports, graph_charges, locate, offer_charges, requests};
 use crate::rules::stream_frees;
-use crate::state::books::{Books, Place};
+use crate::state::accounts::{Accounts, Destination};
 use crate::state::entries::what;
-use crate::state::standing::{self, books};
+use crate::state::standing::{self, accounts};
 
 /// Room for something that the driver is about to give.
 #[derive(Clone, Copy)]
@@ -48,18 +48,20 @@ pub(crate) struct Freeing {
 
 /// Room on the current context's device.
 #[inline(always)]
-pub(crate) fn reserve_here(books: &Books, call: &str, bytes: u64) -> Verdict<Reserved> {
-    match locate::here(books) {
-        Place::Device { device, owner } => match requests::reserve(books, call, device, bytes) {
-            Ok(charge) => Verdict::Call(Reserved {
-                charge,
-                owner,
-                what: what::OWN,
-            }),
-            Err(result) => Verdict::Refuse(result),
-        },
-        Place::Elsewhere => Verdict::Pass,
-        Place::Denied => Verdict::Refuse(CuResult::NOT_PERMITTED),
+pub(crate) fn reserve_here(accounts: &Accounts, call: &str, bytes: u64) -> Verdict<Reserved> {
+    match locate::here(accounts) {
+        Destination::Device { device, owner } => {
+            match requests::reserve(accounts, call, device, bytes) {
+                Ok(charge) => Verdict::Call(Reserved {
+                    charge,
+                    owner,
+                    what: what::OWN,
+                }),
+                Err(result) => Verdict::Refuse(result),
+            }
+        }
+        Destination::Elsewhere => Verdict::Pass,
+        Destination::Denied => Verdict::Refuse(CuResult::NOT_PERMITTED),
     }
 }
 
@@ -73,14 +75,14 @@ const MANAGED: (u8, u8) = (what::MANAGED_HERE, what::MANAGED);
 /// it is `here`, past it `past`.
 #[inline(always)]
 fn reserve_pageable_here(
-    books: &Books,
+    accounts: &Accounts,
     call: &str,
     bytes: u64,
     (here, past): (u8, u8),
 ) -> Verdict<Reserved> {
-    match locate::here(books) {
-        Place::Device { device, owner } => {
-            match requests::reserve_pageable(books, call, device, bytes) {
+    match locate::here(accounts) {
+        Destination::Device { device, owner } => {
+            match requests::reserve_pageable(accounts, call, device, bytes) {
                 Ok(charge) => Verdict::Call(Reserved {
                     charge,
                     owner,
@@ -89,28 +91,34 @@ fn reserve_pageable_here(
                 Err(result) => Verdict::Refuse(result),
             }
         }
-        Place::Elsewhere => Verdict::Pass,
-        Place::Denied => Verdict::Refuse(CuResult::NOT_PERMITTED),
+        Destination::Elsewhere => Verdict::Pass,
+        Destination::Denied => Verdict::Refuse(CuResult::NOT_PERMITTED),
     }
 }
 
 /// The driver has given it, under this number and as this many bytes.
 #[inline(always)]
-pub(crate) fn given(books: &Books, reserved: Reserved, space: Space, number: u64, bytes: u64) {
-    given_with(books, reserved, space, number, (bytes, 0));
+pub(crate) fn given(
+    accounts: &Accounts,
+    reserved: Reserved,
+    space: Space,
+    number: u64,
+    bytes: u64,
+) {
+    given_with(accounts, reserved, space, number, (bytes, 0));
 }
 
 /// The same, with a mark of the space's own (`Entry::maps`).
 #[inline(always)]
 pub(crate) fn given_with(
-    books: &Books,
+    accounts: &Accounts,
     reserved: Reserved,
     space: Space,
     number: u64,
     (bytes, maps): (u64, u32),
 ) {
     let charge = reserved.charge;
-    books.confirm_as(charge, Kind::Buffer, bytes);
+    accounts.confirm_as(charge, Kind::Buffer, bytes);
     let entry = Entry {
         bytes,
         owner: reserved.owner,
@@ -124,10 +132,10 @@ pub(crate) fn given_with(
         ANY_PAGED.store(1, Ordering::Relaxed);
         query::relaxed(|| query::prefer_device(CuDevicePtr(number), bytes));
     }
-    let (before, kept) = books.ledger().map.put(space, number, entry);
+    let (before, kept) = accounts.holdings().map.put(space, number, entry);
     if let Some(before) = before {
         // The driver has given the same number again: what stood there went past us.
-        forget(books, number, &before);
+        forget(accounts, number, &before);
     }
     if !kept {
         line!(
@@ -139,58 +147,58 @@ pub(crate) fn given_with(
 
 #[inline(always)]
 pub(crate) fn before_alloc(call: &str, bytes: usize) -> Verdict<Reserved> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     if bytes == 0 {
         return Verdict::Pass;
     }
-    reserve_here(&books, call, taken(size(bytes)))
+    reserve_here(&accounts, call, taken(size(bytes)))
 }
 
 /// What fits the container's share of the device is memory of the device; past it, it is managed.
 #[inline(always)]
 pub(crate) fn before_pageable(call: &str, bytes: usize) -> Verdict<Reserved> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     if bytes == 0 {
         return Verdict::Pass;
     }
-    reserve_pageable_here(&books, call, taken(size(bytes)), PAGEABLE)
+    reserve_pageable_here(&accounts, call, taken(size(bytes)), PAGEABLE)
 }
 
 /// Managed memory that the program asks for. Its pages lie where they are used, so it is charged as
 /// memory of the device as long as it fits the share.
 pub(crate) fn before_managed(call: &str, bytes: usize) -> Verdict<Reserved> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     if bytes == 0 {
         return Verdict::Pass;
     }
-    reserve_pageable_here(&books, call, taken(size(bytes)), MANAGED)
+    reserve_pageable_here(&accounts, call, taken(size(bytes)), MANAGED)
 }
 
 #[inline(always)]
 pub(crate) fn after_alloc<A: Address>(reserved: Reserved, result: CuResult, out: *mut A) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     match border::read(out) {
         Some(pointer) if result == CuResult::SUCCESS => {
             given(
-                &books,
+                &accounts,
                 reserved,
                 Space::Pointer,
                 pointer.number(),
                 reserved.charge.bytes(),
             );
         }
-        _ => books.refund(reserved.charge),
+        _ => accounts.refund(reserved.charge),
     }
 }
 
 pub(crate) fn before_pitch(call: &str, width: u64, height: u64) -> Verdict<Reserved> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     if width == 0 || height == 0 {
         return Verdict::Pass;
     }
-    reserve_here(&books, call, taken(row(width).saturating_mul(height)))
+    reserve_here(&accounts, call, taken(row(width).saturating_mul(height)))
 }
 
 /// As [`before_pitch`], where the driver can be asked for managed memory instead. It refuses other
@@ -205,12 +213,12 @@ pub(crate) fn before_pageable_pitch(
     if pitch.is_null() || !matches!(element, 4 | 8 | 16) {
         return before_pitch(call, size(width), size(height));
     }
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     if width == 0 || height == 0 {
         return Verdict::Pass;
     }
     let bytes = taken(size(pitched(width, height)));
-    reserve_pageable_here(&books, call, bytes, PAGEABLE)
+    reserve_pageable_here(&accounts, call, bytes, PAGEABLE)
 }
 
 /// What pitched memory takes when we set the pitch.
@@ -244,7 +252,7 @@ pub(crate) fn after_pitch<A: Address>(
     pitch: Option<u64>,
     height: u64,
 ) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     match border::read(out) {
@@ -252,9 +260,9 @@ pub(crate) fn after_pitch<A: Address>(
             let bytes = pitch.map_or(reserved.charge.bytes(), |it| {
                 taken(it.saturating_mul(height))
             });
-            given(&books, reserved, Space::Pointer, pointer.number(), bytes);
+            given(&accounts, reserved, Space::Pointer, pointer.number(), bytes);
         }
-        _ => books.refund(reserved.charge),
+        _ => accounts.refund(reserved.charge),
     }
 }
 
@@ -262,23 +270,23 @@ pub(crate) fn after_pitch<A: Address>(
 /// the call: after it another thread may be given the same number.
 #[inline(always)]
 pub(crate) fn before_free(pointer: impl Address) -> Verdict<Freeing> {
-    let books = books!(Memory);
-    freeing(&books, Space::Pointer, pointer.number())
+    let accounts = accounts!(Memory);
+    freeing(&accounts, Space::Pointer, pointer.number())
 }
 
 /// The driver takes plain memory back in stream order, too, but not managed memory: that is freed
 /// plainly ([`is_freed_plainly`]), which waits for what still uses it. Never within a capture, which
 /// records such a free.
 pub(crate) fn before_free_async(pointer: CuDevicePtr, stream: CuStream) -> Verdict<Freeing> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     if any_paged()
-        && let Some(entry) = books.ledger().map.get(Space::Pointer, pointer.0)
+        && let Some(entry) = accounts.holdings().map.get(Space::Pointer, pointer.0)
         && entry.what == what::PAGED
         && query::relaxed(|| query::is_capturing(stream))
     {
         return Verdict::Pass;
     }
-    freeing(&books, Space::Pointer, pointer.0)
+    freeing(&accounts, Space::Pointer, pointer.0)
 }
 
 /// See [`before_free_async`].
@@ -287,11 +295,11 @@ pub(crate) fn is_freed_plainly(freeing: Freeing) -> bool {
 }
 
 #[inline(always)]
-pub(crate) fn freeing(books: &Books, space: Space, number: u64) -> Verdict<Freeing> {
-    match books.ledger().map.take(space, number) {
+pub(crate) fn freeing(accounts: &Accounts, space: Space, number: u64) -> Verdict<Freeing> {
+    match accounts.holdings().map.take(space, number) {
         Some(entry) => Verdict::Call(Freeing { number, entry }),
         None => {
-            graph_books::freed_outside(books, number);
+            graph_charges::freed_outside(accounts, number);
             Verdict::Pass
         }
     }
@@ -305,46 +313,46 @@ pub(crate) fn after_free(freeing: Freeing, result: CuResult) {
 /// As [`after_free`], of what is known by a number of another kind.
 #[inline(always)]
 pub(crate) fn after_freeing(freeing: Freeing, result: CuResult, space: Space) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     let Freeing { number, entry } = freeing;
     if result == CuResult::SUCCESS {
-        forget(&books, number, &entry);
+        forget(&accounts, number, &entry);
     } else {
-        books.ledger().map.put(space, number, entry);
+        accounts.holdings().map.put(space, number, entry);
     }
 }
 
 /// The driver takes it back when the stream gets there: until then it stays charged. A capture only
 /// records the free, so nothing is freed there.
 pub(crate) fn after_free_async(freeing: Freeing, result: CuResult, stream: CuStream) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     let Freeing { number, entry } = freeing;
     if result != CuResult::SUCCESS || query::relaxed(|| query::is_capturing(stream)) {
-        books.ledger().map.put(Space::Pointer, number, entry);
+        accounts.holdings().map.put(Space::Pointer, number, entry);
         return;
     }
     match entry.what {
         // What has no books went to its pool, and `PAGED` was freed at once.
-        what::PAGED => forget(&books, number, &entry),
+        what::PAGED => forget(&accounts, number, &entry),
         what::SHARED => {
-            export_books::forget_handle(&books, number);
-            if let Some(key) = books.ledger().map.take(Space::SharedKey, number) {
+            exports::forget_handle(&accounts, number);
+            if let Some(key) = accounts.holdings().map.take(Space::SharedKey, number) {
                 let key = SharedKey([key.bytes, key.owner]);
-                stream_frees::leave(&books, &entry, Some(key), stream);
+                stream_frees::leave(&accounts, &entry, Some(key), stream);
             }
         }
-        what::OPENED | what::OFFERED => forget(&books, number, &entry),
+        what::OPENED | what::OFFERED => forget(&accounts, number, &entry),
         what::TAKEN => {
-            if offer_books::is_last(&books, number, &entry) {
-                stream_frees::leave(&books, &entry, None, stream);
+            if offer_charges::is_last(&accounts, number, &entry) {
+                stream_frees::leave(&accounts, &entry, None, stream);
             }
         }
-        what::OWN if entry.maps > 0 => forget(&books, number, &entry),
-        _ => stream_frees::leave(&books, &entry, None, stream),
+        what::OWN if entry.maps > 0 => forget(&accounts, number, &entry),
+        _ => stream_frees::leave(&accounts, &entry, None, stream),
     }
 }
 
@@ -394,10 +402,10 @@ pub(crate) fn after_attributes(
     if result != CuResult::SUCCESS || !any_paged() {
         return;
     }
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
-    if paged(&books, address).is_none() {
+    if paged(&accounts, address).is_none() {
         return;
     }
     for at in 0..count as usize {

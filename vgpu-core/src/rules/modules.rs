@@ -16,12 +16,12 @@ use crate::figures::sizes::{self, mapped};
 use crate::guest::border::{self, Address};
 use crate::guest::manners::{self, Verdict};
 use crate::holdings::measure::{self, Look};
-use crate::holdings::module_books::{self, charge_first_use};
+use crate::holdings::module_charges::{self, charge_first_use};
 use crate::holdings::{locate, requests};
 use crate::rules::first_use;
-use crate::state::books::{Books, Place};
-use crate::state::ledger::Part;
-use crate::state::standing::{self, books};
+use crate::state::accounts::{Accounts, Destination};
+use crate::state::holdings::Part;
+use crate::state::standing::{self, accounts};
 
 /// All of the module's image was read, and the driver has loaded it: its charge covers it.
 pub(crate) const WHOLE: u8 = 1;
@@ -55,31 +55,31 @@ pub(crate) struct LookingUp {
 }
 
 pub(crate) fn before_load_data(call: &'static str, image: *const c_void) -> Verdict<Loading> {
-    let books = books!(Context);
+    let accounts = accounts!(Context);
     if image.is_null() {
         return Verdict::Pass;
     }
-    reserve(&books, call, || border::image(image))
+    reserve(&accounts, call, || border::image(image))
 }
 
 pub(crate) fn before_load_file(call: &'static str, path: *const c_char) -> Verdict<Loading> {
-    let books = books!(Context);
+    let accounts = accounts!(Context);
     let Some(path) = border::text(path) else {
         return Verdict::Pass;
     };
-    reserve(&books, call, || border::image_file(path))
+    reserve(&accounts, call, || border::image_file(path))
 }
 
 fn reserve(
-    books: &Books,
+    accounts: &Accounts,
     call: &'static str,
     declared: impl FnOnce() -> Declared,
 ) -> Verdict<Loading> {
-    let place = match locate::here(books) {
-        Place::Elsewhere => return Verdict::Pass,
+    let place = match locate::here(accounts) {
+        Destination::Elsewhere => return Verdict::Pass,
         place => place,
     };
-    match reserve_at(books, call, place, manners::uncancelled(declared)) {
+    match reserve_at(accounts, call, place, manners::uncancelled(declared)) {
         Ok(loading) => Verdict::Call(loading),
         Err(result) => Verdict::Refuse(result),
     }
@@ -87,17 +87,17 @@ fn reserve(
 
 /// Room for what an image declares, in the current context.
 pub(crate) fn reserve_at(
-    books: &Books,
+    accounts: &Accounts,
     call: &'static str,
-    place: Place,
+    destination: Destination,
     declared: Declared,
 ) -> Result<Loading, CuResult> {
-    let Place::Device { device, owner } = place else {
+    let Destination::Device { device, owner } = destination else {
         return Err(CuResult::NOT_PERMITTED);
     };
-    let before = measure::before(books, device);
+    let before = measure::before(accounts, device);
     let bytes = mapped(declared.bytes.max(1));
-    let charge = requests::reserve_overhead(books, call, device, bytes)?;
+    let charge = requests::reserve_overhead(accounts, call, device, bytes)?;
     Ok(Loading {
         call,
         charge,
@@ -112,70 +112,70 @@ pub(crate) fn after_load<A>(
     result: CuResult,
     out: *mut *mut A,
 ) -> Option<CuResult> {
-    let books = standing::opened()?;
+    let accounts = standing::opened()?;
     let Some(module) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
-        refund(&books, loading);
+        refund(&accounts, loading);
         return None;
     };
     let unload = || query::unload_module(module.number());
-    let (entry, answer) = loaded(&books, loading, unload);
+    let (entry, answer) = loaded(&accounts, loading, unload);
     let Some(entry) = entry else {
         border::write(out, core::ptr::null_mut());
         return answer;
     };
-    books
-        .ledger()
+    accounts
+        .holdings()
         .map
         .put(Space::Module, module.number(), entry);
     answer
 }
 
 /// The driver has not loaded it.
-pub(crate) fn refund(books: &Books, loading: Loading) {
-    books.refund(loading.charge);
+pub(crate) fn refund(accounts: &Accounts, loading: Loading) {
+    accounts.refund(loading.charge);
 }
 
 /// The driver has loaded it: it is charged as what it took. `None`: that went past the limit, so it was
 /// unloaded again. What the caller is told stands beside it.
 pub(crate) fn loaded(
-    books: &Books,
+    accounts: &Accounts,
     loading: Loading,
     unload: impl FnOnce() -> bool,
 ) -> (Option<Entry>, Option<CuResult>) {
-    let (mut entry, more) = confirm(books, loading);
+    let (mut entry, more) = confirm(accounts, loading);
     let device = usize::from(entry.device);
     let mut answer = None;
     if more > 0 {
-        match requests::reserve_overhead(books, loading.call, device, more) {
-            Ok(charge) => books.confirm(charge, Kind::Module),
+        match requests::reserve_overhead(accounts, loading.call, device, more) {
+            Ok(charge) => accounts.confirm(charge, Kind::Module),
             Err(refused) if manners::uncancelled(unload) => {
-                gone(books, &entry);
+                gone(accounts, &entry);
                 return (None, Some(refused));
             }
             Err(refused) => {
                 // The driver keeps it, so it counts, and nothing more is given.
-                books.container.region.charge(device, more, Kind::Module);
+                accounts.container.region.charge(device, more, Kind::Module);
                 line!(Error, "a module past the limit cannot be unloaded");
                 answer = Some(refused);
             }
         }
-        books.ledger().add_overhead(device, Part::Module, more);
+        accounts.holdings().add_overhead(device, Part::Module, more);
         entry.bytes = entry.bytes.saturating_add(more);
     }
     (Some(entry), answer)
 }
 
 /// The charge of what the driver has loaded stands; what it took beyond that is told beside it.
-pub(crate) fn confirm(books: &Books, loading: Loading) -> (Entry, u64) {
+pub(crate) fn confirm(accounts: &Accounts, loading: Loading) -> (Entry, u64) {
     let charge = loading.charge;
     let device = charge.device();
-    let taken = measure::taken(books, device, loading.before, charge.bytes());
-    books.confirm(charge, Kind::Module);
-    let ledger = books.ledger();
-    ledger.add_overhead(device, Part::Module, charge.bytes());
-    let is_whole = loading.is_whole && !books.process.compute.first_uses.is_lazy();
+    let taken = measure::taken(accounts, device, loading.before, charge.bytes());
+    accounts.confirm(charge, Kind::Module);
+    let holdings = accounts.holdings();
+    holdings.add_overhead(device, Part::Module, charge.bytes());
+    let is_whole = loading.is_whole && !accounts.process.compute.first_uses.is_lazy();
     let short = if is_whole { 0 } else { taken.short };
-    ledger.charged_in_advance(device, short);
+    holdings.charged_in_advance(device, short);
     let entry = Entry {
         bytes: charge.bytes(),
         owner: loading.owner,
@@ -194,72 +194,72 @@ pub(crate) fn in_advance(entry: &Entry) -> u64 {
 }
 
 /// A module is gone, or the copy of a library.
-pub(crate) fn gone(books: &Books, entry: &Entry) {
+pub(crate) fn gone(accounts: &Accounts, entry: &Entry) {
     let device = usize::from(entry.device);
-    let ledger = books.ledger();
-    ledger.take_in_advance(device, in_advance(entry));
-    ledger.drop_module(&books.container.region, device, entry.bytes);
+    let holdings = accounts.holdings();
+    holdings.take_in_advance(device, in_advance(entry));
+    holdings.drop_module(&accounts.container.region, device, entry.bytes);
 }
 
 pub(crate) fn before_unload(module: impl Address) -> Verdict<Unloading> {
-    let books = books!(Context);
+    let accounts = accounts!(Context);
     let number = module.number();
-    match books.ledger().map.take(Space::Module, number) {
+    match accounts.holdings().map.take(Space::Module, number) {
         Some(entry) => Verdict::Call(Unloading { number, entry }),
         None => Verdict::Pass,
     }
 }
 
 pub(crate) fn after_unload(unloading: Unloading, result: CuResult) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     let Unloading { number, entry } = unloading;
     if result == CuResult::SUCCESS {
-        books.process.compute.first_uses.forget_owner(number);
-        gone(&books, &entry);
+        accounts.process.compute.first_uses.forget_owner(number);
+        gone(&accounts, &entry);
     } else {
-        books.ledger().map.put(Space::Module, number, entry);
+        accounts.holdings().map.put(Space::Module, number, entry);
     }
 }
 
 /// A call that may load what it looks up in a module or a library: that counts, unless the whole module
 /// was charged when it was loaded.
 pub(crate) fn before_look_up(call: &'static str, module: impl Address) -> Verdict<LookingUp> {
-    let books = books!(Context);
-    look_up(&books, call, module.number())
+    let accounts = accounts!(Context);
+    look_up(&accounts, call, module.number())
 }
 
 /// The same for a function, which is a module's.
 pub(crate) fn before_load_function(call: &'static str, function: CuFunction) -> Verdict<LookingUp> {
-    let books = books!(Context);
-    let module = first_use::owner_of(&books, function).or_else(|| query::module_of(function));
-    look_up(&books, call, module.unwrap_or(0))
+    let accounts = accounts!(Context);
+    let module = first_use::owner_of(&accounts, function).or_else(|| query::module_of(function));
+    look_up(&accounts, call, module.unwrap_or(0))
 }
 
 /// The same for a module or a library, by its handle.
-pub(crate) fn look_up(books: &Books, call: &'static str, module: u64) -> Verdict<LookingUp> {
-    let Place::Device { device, owner } = locate::here(books) else {
+pub(crate) fn look_up(accounts: &Accounts, call: &'static str, module: u64) -> Verdict<LookingUp> {
+    let Destination::Device { device, owner } = locate::here(accounts) else {
         return Verdict::Pass;
     };
-    let (space, number) = module_books::charged_to(books, module, owner);
-    let known = books.ledger().map.get(space, number);
+    let (space, number) = module_charges::charged_to(accounts, module, owner);
+    let known = accounts.holdings().map.get(space, number);
     let is_covered =
-        known.is_some_and(|it| it.what == WHOLE) && books.ledger().covers_first_use(device);
+        known.is_some_and(|it| it.what == WHOLE) && accounts.holdings().covers_first_use(device);
     Verdict::Call(LookingUp {
         call,
         device,
         before: if is_covered {
             None
         } else {
-            measure::before(books, device)
+            measure::before(accounts, device)
         },
         module,
     })
 }
 
 pub(crate) fn after_look_up(looking_up: LookingUp, _result: CuResult) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     let LookingUp {
@@ -268,7 +268,7 @@ pub(crate) fn after_look_up(looking_up: LookingUp, _result: CuResult) {
         before,
         module,
     } = looking_up;
-    charge_first_use(&books, call, device, before, module);
+    charge_first_use(&accounts, call, device, before, module);
 }
 
 /// A function was looked up: its code may be loaded at its first launch only.
@@ -278,22 +278,22 @@ pub(crate) fn after_get_module_function(
     out: *mut CuFunction,
 ) {
     after_look_up(looking_up, result);
-    if let (Some(books), CuResult::SUCCESS) = (standing::opened(), result)
+    if let (Some(accounts), CuResult::SUCCESS) = (standing::opened(), result)
         && let Some(function) = border::read(out)
     {
         let none = core::ptr::null_mut::<()>();
-        first_use::function_found(&books, function, none, looking_up.module);
+        first_use::function_found(&accounts, function, none, looking_up.module);
     }
 }
 
 /// The same of a library's kernel.
 pub(crate) fn after_get_kernel(looking_up: LookingUp, result: CuResult, out: *mut CuKernel) {
     after_look_up(looking_up, result);
-    if let (Some(books), CuResult::SUCCESS) = (standing::opened(), result)
+    if let (Some(accounts), CuResult::SUCCESS) = (standing::opened(), result)
         && let Some(kernel) = border::read(out)
     {
         let none = core::ptr::null_mut::<()>();
-        first_use::function_given(&books, kernel, none, looking_up.module);
+        first_use::function_given(&accounts, kernel, none, looking_up.module);
     }
 }
 
@@ -305,11 +305,11 @@ pub(crate) fn after_functions(
     count: u32,
 ) {
     after_look_up(looking_up, result);
-    if let (Some(books), CuResult::SUCCESS) = (standing::opened(), result) {
+    if let (Some(accounts), CuResult::SUCCESS) = (standing::opened(), result) {
         let written = query::function_count(looking_up.module).unwrap_or(0);
         let none = core::ptr::null_mut::<()>();
         for function in listed(out, count.min(written)) {
-            first_use::function_found(&books, function, none, looking_up.module);
+            first_use::function_found(&accounts, function, none, looking_up.module);
         }
     }
 }
@@ -322,11 +322,11 @@ pub(crate) fn after_kernels(
     count: u32,
 ) {
     after_look_up(looking_up, result);
-    if let (Some(books), CuResult::SUCCESS) = (standing::opened(), result) {
+    if let (Some(accounts), CuResult::SUCCESS) = (standing::opened(), result) {
         let none = core::ptr::null_mut::<()>();
         let written = query::kernel_count(looking_up.module).unwrap_or(0);
         for kernel in listed(out, count.min(written)) {
-            first_use::function_given(&books, kernel, none, looking_up.module);
+            first_use::function_given(&accounts, kernel, none, looking_up.module);
         }
     }
 }
@@ -339,8 +339,8 @@ fn listed<A>(out: *const *mut A, count: u32) -> impl Iterator<Item = *mut A> {
 
 /// A function's code was loaded by `cuFuncLoad`.
 pub(crate) fn after_load_function(looking_up: LookingUp, result: CuResult, function: CuFunction) {
-    if let (Some(books), CuResult::SUCCESS) = (standing::opened(), result) {
-        first_use::function_loaded(&books, function);
+    if let (Some(accounts), CuResult::SUCCESS) = (standing::opened(), result) {
+        first_use::function_loaded(&accounts, function);
     }
     after_look_up(looking_up, result);
 }

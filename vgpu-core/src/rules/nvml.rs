@@ -19,7 +19,7 @@ use crate::driver::hook::hooks;
 use crate::driver::query;
 use crate::guest::border::{read, write};
 use crate::guest::manners::Verdict;
-use crate::state::books::{Books, Group};
+use crate::state::accounts::{Accounts, Group};
 use crate::state::standing;
 
 hooks! {
@@ -197,25 +197,25 @@ hooks! {
 /// A device that has books, and the books.
 #[derive(Clone, Copy)]
 struct Limited {
-    books: Books,
+    accounts: Accounts,
     /// Index in limits and region.
     index: usize,
 }
 
 /// The container's books, if there is a container; the call is counted.
-fn here() -> Option<Books> {
-    let books = standing::opened()?;
-    books.count(Group::Nvml);
-    Some(books)
+fn here() -> Option<Accounts> {
+    let accounts = standing::opened()?;
+    accounts.count(Group::Nvml);
+    Some(accounts)
 }
 
 /// The container's device behind a handle; `None` when the driver's answer is to stand.
 fn limited(device: NvmlDevice) -> Option<Limited> {
-    let books = here()?;
-    match devices::of(books.container, device)? {
+    let accounts = here()?;
+    match devices::of(accounts.container, device)? {
         Device::Limited(index) => {
-            books.process.tick(books.container);
-            Some(Limited { books, index })
+            accounts.process.tick(accounts.container);
+            Some(Limited { accounts, index })
         }
         Device::Unlimited | Device::Denied => None,
     }
@@ -273,7 +273,7 @@ fn window(limit: u64, held: u64, driver: &NvmlBar1Memory) -> NvmlBar1Memory {
 
 impl Limited {
     fn share(&self, physical: u64, physical_free: u64) -> NvmlMemory {
-        let Books { container, process } = self.books;
+        let Accounts { container, process } = self.accounts;
         let limit = process.memory_limit(container, self.index);
         let beyond = process.unaccounted(self.index);
         let used = container.region.used(self.index).saturating_add(beyond);
@@ -326,7 +326,7 @@ fn after_bar1(result: NvmlReturn, device: NvmlDevice, memory: *mut NvmlBar1Memor
         return;
     }
     if let (Some(limited), Some(driver)) = (limited(device), read(memory)) {
-        let Books { container, process } = limited.books;
+        let Accounts { container, process } = limited.accounts;
         let limit = process.memory_limit(container, limited.index);
         let held = container.region.used(limited.index);
         write(memory, window(limit, held, &driver));
@@ -337,7 +337,7 @@ fn after_count(result: NvmlReturn, count: *mut u32) {
     if !result.is_success() {
         return;
     }
-    if let Some(Books { container, .. }) = here()
+    if let Some(Accounts { container, .. }) = here()
         && devices::hides(container)
     {
         write(count, devices::count(container));
@@ -349,7 +349,7 @@ fn after_handle_by_index(
     index: u32,
     device: *mut NvmlDevice,
 ) -> Option<NvmlReturn> {
-    let Books { container, .. } = here()?;
+    let Accounts { container, .. } = here()?;
     if result == NvmlReturn::UNINITIALIZED || device.is_null() || !devices::hides(container) {
         return None;
     }
@@ -368,7 +368,7 @@ fn after_index(result: NvmlReturn, device: NvmlDevice, index: *mut u32) {
     if !result.is_success() {
         return;
     }
-    let Some(Books { container, .. }) = here() else {
+    let Some(Accounts { container, .. }) = here() else {
         return;
     };
     if !devices::hides(container) || query::card_of(device).is_some() {
@@ -383,7 +383,7 @@ fn after_handle(result: NvmlReturn, device: *mut NvmlDevice) -> Option<NvmlRetur
     if !result.is_success() {
         return None;
     }
-    let Books { container, .. } = here()?;
+    let Accounts { container, .. } = here()?;
     let handle = read(device)?;
     if !devices::hides(container) || devices::is_visible(container, handle) {
         return None;

@@ -16,11 +16,11 @@ use crate::guest::border;
 use crate::guest::manners::Verdict;
 use crate::holdings::objects::{self, Objects};
 use crate::holdings::pointers::forget;
-use crate::holdings::{export_books, locate, pool_books, requests};
-use crate::state::books::{Books, Place};
+use crate::holdings::{exports, locate, pool_charges, requests};
+use crate::state::accounts::{Accounts, Destination};
 use crate::state::entries::{key_of, object, what};
-use crate::state::ledger::Pool;
-use crate::state::standing::{self, books};
+use crate::state::holdings::Pool;
+use crate::state::standing::{self, accounts};
 
 /// Pools give memory in steps of this many bytes. An import keeps no less than the allocation itself.
 const PIECE: u64 = 512;
@@ -33,9 +33,9 @@ struct Piece {
     bytes: u64,
 }
 
-fn piece(books: &Books, pointer: CuDevicePtr) -> Option<Piece> {
+fn piece(accounts: &Accounts, pointer: CuDevicePtr) -> Option<Piece> {
     let handle = query::relaxed(|| query::pool_of_pointer(pointer))?;
-    let pool = pool_books::find(books, handle)?;
+    let pool = pool_charges::find(accounts, handle)?;
     // Relaxed: entered before the handle.
     let device = pool.device.load(Ordering::Relaxed);
     let (base, bytes) =
@@ -43,20 +43,24 @@ fn piece(books: &Books, pointer: CuDevicePtr) -> Option<Piece> {
     Some(Piece {
         base,
         pool,
-        device: pool_books::has_books(device).then_some(device as usize)?,
+        device: pool_charges::is_accounted(device).then_some(device as usize)?,
         bytes: bytes.checked_next_multiple_of(PIECE).unwrap_or(u64::MAX),
     })
 }
 
 /// What finds no place in the table of what processes share gets no name.
 pub(crate) fn before_export(call: &str, pointer: CuDevicePtr) -> Verdict<()> {
-    let books = books!(Memory);
-    let is_known = books.ledger().map.get(Space::Pointer, pointer.0).is_some();
+    let accounts = accounts!(Memory);
+    let is_known = accounts
+        .holdings()
+        .map
+        .get(Space::Pointer, pointer.0)
+        .is_some();
     if !is_known
-        && !books.container.region.can_share()
-        && let Some(piece) = piece(&books, pointer)
+        && !accounts.container.region.can_share()
+        && let Some(piece) = piece(&accounts, pointer)
     {
-        return Verdict::Refuse(books.refuse_export(call, piece.device, piece.bytes));
+        return Verdict::Refuse(accounts.refuse_export(call, piece.device, piece.bytes));
     }
     Verdict::Call(())
 }
@@ -70,29 +74,29 @@ pub(crate) fn after_export(
     out: *mut CuMemPoolPtrExportData,
     pointer: CuDevicePtr,
 ) -> Option<CuResult> {
-    let books = standing::opened()?;
+    let accounts = standing::opened()?;
     let name = border::read(out).filter(|_| result == CuResult::SUCCESS)?;
     // What has no books of a pool is charged by itself, and its imports are charged in full.
-    let piece = piece(&books, pointer)?;
+    let piece = piece(&accounts, pointer)?;
     let refuse = || {
         border::write(out, CuMemPoolPtrExportData { reserved: [0; 64] });
-        Some(books.refuse_export(call, piece.device, piece.bytes))
+        Some(accounts.refuse_export(call, piece.device, piece.bytes))
     };
     let Some(held) = piece.pool.lock.hold() else {
         return refuse();
     };
-    match books.ledger().map.get(Space::Pointer, piece.base) {
+    match accounts.holdings().map.get(Space::Pointer, piece.base) {
         Some(entry) if entry.what == what::OFFERED => {
             // The driver need not write the same bytes again, and the others know the first ones.
             if let Some(first) =
-                export_books::known_handle(&books, piece.base).filter(|_| piece.base == pointer.0)
+                exports::known_handle(&accounts, piece.base).filter(|_| piece.base == pointer.0)
             {
                 border::write(out, CuMemPoolPtrExportData { reserved: first });
             }
             None
         }
         Some(_) => None,
-        None => match offer(&books, &piece, &held, &name) {
+        None => match offer(&accounts, &piece, &held, &name) {
             Ok(()) => None,
             Err(error) => {
                 line!(Warn, "{call}: refused: {error}");
@@ -104,7 +108,7 @@ pub(crate) fn after_export(
 
 /// Moves the charge of an allocation from its pool, which the caller holds, to the shared table.
 fn offer(
-    books: &Books,
+    accounts: &Accounts,
     piece: &Piece,
     held: &Held<'_>,
     name: &CuMemPoolPtrExportData,
@@ -112,18 +116,18 @@ fn offer(
     let Piece {
         base, pool, device, ..
     } = *piece;
-    let _was = pool_books::settle_held(books, pool, held);
+    let _was = pool_charges::settle_held(accounts, pool, held);
     // Relaxed: under the pool's lock, as all below.
     let bytes = piece.bytes.min(pool.charged.load(Ordering::Relaxed));
     let key = Some(key_of(&name.reserved));
-    let region = &books.container.region;
+    let region = &accounts.container.region;
     let SharedKey([first, second]) =
         region.share_as(Family::POOL, key, device, bytes, Kind::Buffer)?;
     pool.charged.fetch_sub(bytes, Ordering::Relaxed);
     pool.offered.fetch_add(bytes, Ordering::Relaxed);
-    let map = &books.ledger().map;
+    let map = &accounts.holdings().map;
     let number = {
-        let objects = Objects::lock(books);
+        let objects = Objects::lock(accounts);
         let number = objects.make_unnamed(device, bytes, what::SHARED);
         let named = Entry {
             bytes: first,
@@ -138,11 +142,11 @@ fn offer(
         owner: number,
         device: u8::try_from(device).unwrap_or(u8::MAX),
         what: what::OFFERED,
-        maps: pool_books::place_of(books, pool),
+        maps: pool_charges::place_of(accounts, pool),
         ..Entry::default()
     };
     map.put(Space::Pointer, base, entry);
-    export_books::keep_handle(books, base, &name.reserved);
+    exports::keep_handle(accounts, base, &name.reserved);
     Ok(())
 }
 
@@ -152,15 +156,19 @@ pub(crate) fn before_import(
     call: &str,
     data: *mut CuMemPoolPtrExportData,
 ) -> Verdict<Option<Import>> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     let Some(data) = border::read(data) else {
         return Verdict::Pass;
     };
     let key = key_of(&data.reserved);
-    match books.container.region.begin_import(Family::POOL, Some(key)) {
+    match accounts
+        .container
+        .region
+        .begin_import(Family::POOL, Some(key))
+    {
         Ok(import) if import.name.is_some() => Verdict::Call(Some(import)),
         Ok(import) => {
-            objects::end_import(&books, &import);
+            objects::end_import(&accounts, &import);
             Verdict::Call(None)
         }
         Err(error) => {
@@ -176,22 +184,22 @@ pub(crate) fn after_import(
     call: &str,
     out: *mut CuDevicePtr,
 ) -> Option<CuResult> {
-    let books = standing::opened()?;
+    let accounts = standing::opened()?;
     let Some(pointer) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
         if let Some(import) = import {
-            objects::end_import(&books, &import);
+            objects::end_import(&accounts, &import);
         }
         return None;
     };
     let (device, number) = match import {
         Some(import) => {
-            let objects = Objects::lock(&books);
+            let objects = Objects::lock(&accounts);
             let device = import.first.device;
             let number = objects.make_unnamed(device, import.first.bytes, object::IMPORTED);
-            objects::keep_import(&books, objects::BY_HANDLE, number, &import, 0);
+            objects::keep_import(&accounts, objects::BY_HANDLE, number, &import, 0);
             (device, number)
         }
-        None => match charged_in_full(&books, call, pointer) {
+        None => match charged_in_full(&accounts, call, pointer) {
             Ok(charged) => charged?,
             Err(refused) => {
                 query::relaxed(|| query::free_import(pointer.0));
@@ -200,13 +208,13 @@ pub(crate) fn after_import(
             }
         },
     };
-    keep(&books, pointer.0, device, number);
+    keep(&accounts, pointer.0, device, number);
     None
 }
 
 /// Memory that is in no books of the container. `Ok(None)`: memory of a device without a limit.
 fn charged_in_full(
-    books: &Books,
+    accounts: &Accounts,
     call: &str,
     pointer: CuDevicePtr,
 ) -> Result<Option<(usize, u64)>, CuResult> {
@@ -216,21 +224,24 @@ fn charged_in_full(
             query::allocation_bytes(pointer),
         )
     });
-    let place = ordinal.map_or_else(|| locate::here(books), |ordinal| books.of_ordinal(ordinal));
+    let place = ordinal.map_or_else(
+        || locate::here(accounts),
+        |ordinal| accounts.of_ordinal(ordinal),
+    );
     let device = match place {
-        Place::Device { device, .. } => device,
-        Place::Elsewhere => return Ok(None),
-        Place::Denied => return Err(CuResult::INVALID_DEVICE),
+        Destination::Device { device, .. } => device,
+        Destination::Elsewhere => return Ok(None),
+        Destination::Denied => return Err(CuResult::INVALID_DEVICE),
     };
-    let charge = requests::reserve(books, call, device, taken(bytes.unwrap_or(u64::MAX)))?;
-    books.confirm(charge, Kind::Buffer);
-    let number = Objects::lock(books).make_unnamed(device, charge.bytes(), object::ADOPTED);
+    let charge = requests::reserve(accounts, call, device, taken(bytes.unwrap_or(u64::MAX)))?;
+    accounts.confirm(charge, Kind::Buffer);
+    let number = Objects::lock(accounts).make_unnamed(device, charge.bytes(), object::ADOPTED);
     Ok(Some((device, number)))
 }
 
 /// The object is held by the pointer from here on.
-fn keep(books: &Books, pointer: u64, device: usize, number: u64) {
-    let map = &books.ledger().map;
+fn keep(accounts: &Accounts, pointer: u64, device: usize, number: u64) {
+    let map = &accounts.holdings().map;
     let entry = Entry {
         bytes: 1,
         owner: number,
@@ -247,9 +258,9 @@ fn keep(books: &Books, pointer: u64, device: usize, number: u64) {
                 ..before
             };
             map.put(Space::Pointer, pointer, again);
-            Objects::lock(books).drop_hold(number);
+            Objects::lock(accounts).drop_hold(number);
         }
-        Some(before) => forget(books, pointer, &before),
+        Some(before) => forget(accounts, pointer, &before),
         None if !kept => line!(
             Error,
             "an import stays charged until the end: no memory to remember it in"
@@ -259,9 +270,9 @@ fn keep(books: &Books, pointer: u64, device: usize, number: u64) {
 }
 
 /// The last context of a device is gone: so is what pools gave there, own ones and imported ones.
-pub(crate) fn device_gone(books: &Books, device: usize) {
+pub(crate) fn device_gone(accounts: &Accounts, device: usize) {
     const AT_ONCE: usize = 32;
-    let map = &books.ledger().map;
+    let map = &accounts.holdings().map;
     loop {
         let mut pointers = [(0u64, Entry::default()); AT_ONCE];
         let mut count = 0;
@@ -287,7 +298,7 @@ pub(crate) fn device_gone(books: &Books, device: usize) {
                 },
                 ..*entry
             };
-            forget(books, *pointer, &once);
+            forget(accounts, *pointer, &once);
         }
         if count < AT_ONCE {
             return;

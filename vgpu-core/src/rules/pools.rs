@@ -20,15 +20,15 @@ use crate::figures::sizes::{self, size};
 use crate::guest::border;
 use crate::guest::manners::Verdict;
 use crate::holdings::location::{self, Lies};
-use crate::holdings::pool_books::{
-    DEAD, DENIED, HERE, IMPORTED, NO_DEVICE, enter, find, finish, has_books, is_empty, leave,
+use crate::holdings::pool_charges::{
+    DEAD, DENIED, HERE, IMPORTED, NO_DEVICE, enter, find, finish, is_accounted, is_empty, leave,
     region_index, settle, settle_held,
 };
-use crate::holdings::{deferred_frees, graph_books, locate, requests};
-use crate::state::books::{self, Books, Place};
+use crate::holdings::{deferred_frees, graph_charges, locate, requests};
+use crate::state::accounts::{self, Accounts, Destination};
 use crate::state::entries::what;
-use crate::state::ledger::{CHORE_DEFERRED_FREES, CHORE_POOLS, Pool};
-use crate::state::standing::{self, books};
+use crate::state::holdings::{CHORE_DEFERRED_FREES, CHORE_POOLS, Pool};
+use crate::state::standing::{self, accounts};
 
 /// The stream of a call whose default stream is the thread's own.
 pub(crate) fn per_thread(stream: CuStream) -> CuStream {
@@ -55,7 +55,7 @@ pub(crate) fn before_alloc(
     pool: Option<CuMemoryPool>,
     stream: CuStream,
 ) -> Verdict<Drawing> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     if bytes == 0 {
         return Verdict::Pass;
     }
@@ -66,12 +66,12 @@ pub(crate) fn before_alloc(
             if captured {
                 Source::Nobody
             } else {
-                source_of(&books, pool, stream)
+                source_of(&accounts, pool, stream)
             },
         )
     });
     if captured {
-        graph_books::note_memory_node(&books);
+        graph_charges::note_memory_node(&accounts);
         return Verdict::Pass;
     }
     let bytes = size(bytes);
@@ -79,18 +79,18 @@ pub(crate) fn before_alloc(
         Source::Nobody => Verdict::Pass,
         Source::Denied => Verdict::Refuse(CuResult::NOT_PERMITTED),
         Source::Gone => Verdict::Refuse(CuResult::INVALID_VALUE),
-        Source::Pool { device, pool } => draw(&books, call, device, pool, bytes),
-        Source::Apart(device) => draw_apart(&books, call, device, bytes),
+        Source::Pool { device, pool } => draw(&accounts, call, device, pool, bytes),
+        Source::Apart(device) => draw_apart(&accounts, call, device, bytes),
         Source::NoBooks(device) => {
-            line!(Error, "{call}: no memory for the books of a pool");
+            line!(Error, "{call}: no memory for the charges of a pool");
             let refusal = Refusal {
-                limit: books.process.memory_limit(books.container, device),
-                used: books.container.region.used(device),
+                limit: accounts.process.memory_limit(accounts.container, device),
+                used: accounts.container.region.used(device),
                 asked: bytes,
                 unaccounted: 0,
                 why: Why::Closed,
             };
-            Verdict::Refuse(books.refuse(call, device, &refusal))
+            Verdict::Refuse(accounts.refuse(call, device, &refusal))
         }
     }
 }
@@ -110,9 +110,9 @@ enum Source {
     NoBooks(usize),
 }
 
-fn source_of(books: &Books, pool: Option<CuMemoryPool>, stream: CuStream) -> Source {
+fn source_of(accounts: &Accounts, pool: Option<CuMemoryPool>, stream: CuStream) -> Source {
     if let Some(handle) = pool
-        && let Some(known) = find(books, handle as u64)
+        && let Some(known) = find(accounts, handle as u64)
         && let Some(source) = source(known)
     {
         return source;
@@ -120,21 +120,21 @@ fn source_of(books: &Books, pool: Option<CuMemoryPool>, stream: CuStream) -> Sou
     let Some(context) = query::stream_context(stream) else {
         return Source::Nobody;
     };
-    let device = match locate::of_context(books, context) {
-        Place::Device { device, .. } => device,
-        Place::Elsewhere => return Source::Nobody,
-        Place::Denied => return Source::Denied,
+    let device = match locate::of_context(accounts, context) {
+        Destination::Device { device, .. } => device,
+        Destination::Elsewhere => return Source::Nobody,
+        Destination::Denied => return Source::Denied,
     };
     let known = match pool {
         Some(handle) => {
             let handle = handle as u64;
-            match find(books, handle) {
+            match find(accounts, handle) {
                 Some(known) => Some(known),
                 // What is no pool the driver refuses itself.
                 None if query::pool_reserved(handle).is_none() => return Source::Nobody,
                 None => {
-                    let whose = whose(books, handle, device);
-                    enter(books, handle, whose)
+                    let whose = whose(accounts, handle, device);
+                    enter(accounts, handle, whose)
                 }
             }
         }
@@ -143,14 +143,14 @@ fn source_of(books: &Books, pool: Option<CuMemoryPool>, stream: CuStream) -> Sou
             let Some(handle) = handle else {
                 return Source::Apart(device);
             };
-            find(books, handle).or_else(|| enter(books, handle, region_index(device)))
+            find(accounts, handle).or_else(|| enter(accounts, handle, region_index(device)))
         }
     };
     let Some(known) = known else {
         return Source::NoBooks(device);
     };
     source(known).unwrap_or_else(|| {
-        settle_down(books, known, device);
+        settle_down(accounts, known, device);
         Source::Pool {
             device,
             pool: known,
@@ -176,7 +176,7 @@ fn source(known: &'static Pool) -> Option<Source> {
 }
 
 /// A pool whose device was not known lies on this one from here on.
-fn settle_down(books: &Books, known: &Pool, device: usize) {
+fn settle_down(accounts: &Accounts, known: &Pool, device: usize) {
     // Relaxed: the word says all.
     let found = known.device.compare_exchange(
         HERE,
@@ -186,15 +186,18 @@ fn settle_down(books: &Books, known: &Pool, device: usize) {
     );
     if found.is_ok() {
         // Relaxed: only says that a look is worth while.
-        books.ledger().pools_in_use.fetch_add(1, Ordering::Relaxed);
+        accounts
+            .holdings()
+            .pools_in_use
+            .fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// The device of a pool that the library did not see being made: what the driver says of it, else the device whose own it
 /// is, else that of the stream.
-fn whose(books: &Books, handle: u64, device: usize) -> u32 {
+fn whose(accounts: &Accounts, handle: u64, device: usize) -> u32 {
     if let Some((location, kind)) = query::pool_location(handle) {
-        return at(books, location, kind);
+        return at(accounts, location, kind);
     }
     if query::is_host_pool(handle) {
         return NO_DEVICE;
@@ -203,25 +206,25 @@ fn whose(books: &Books, handle: u64, device: usize) -> u32 {
     let own = (0..count).find(|&ordinal| {
         query::default_pool(ordinal) == Some(handle) || query::device_pool(ordinal) == Some(handle)
     });
-    own.map_or(region_index(device), |ordinal| on(books, ordinal))
+    own.map_or(region_index(device), |ordinal| on(accounts, ordinal))
 }
 
 /// What stands in `Pool::device` for a location.
-fn at(books: &Books, location: CuMemLocation, kind: u32) -> u32 {
+fn at(accounts: &Accounts, location: CuMemLocation, kind: u32) -> u32 {
     location::tell_if_unknown(location.kind);
     match location::lies(location, kind) {
-        Lies::On(ordinal) => on(books, ordinal),
+        Lies::On(ordinal) => on(accounts, ordinal),
         Lies::OnHost => NO_DEVICE,
-        Lies::Here => match locate::here(books) {
-            Place::Device { device, .. } => region_index(device),
-            Place::Elsewhere => HERE,
-            Place::Denied => DENIED,
+        Lies::Here => match locate::here(accounts) {
+            Destination::Device { device, .. } => region_index(device),
+            Destination::Elsewhere => HERE,
+            Destination::Denied => DENIED,
         },
     }
 }
 
-fn on(books: &Books, ordinal: i32) -> u32 {
-    match books.process.device(books.container, ordinal) {
+fn on(accounts: &Accounts, ordinal: i32) -> u32 {
+    match accounts.process.device(accounts.container, ordinal) {
         Device::Limited(device) => region_index(device),
         Device::Unlimited => NO_DEVICE,
         Device::Denied => DENIED,
@@ -229,7 +232,7 @@ fn on(books: &Books, ordinal: i32) -> u32 {
 }
 
 fn draw(
-    books: &Books,
+    accounts: &Accounts,
     call: &str,
     device: usize,
     pool: &'static Pool,
@@ -243,12 +246,12 @@ fn draw(
             bytes,
         })
     };
-    match requests::try_reserve(books, device, room::grown_by(bytes)) {
+    match requests::try_reserve(accounts, device, room::grown_by(bytes)) {
         Ok(charge) => drawing(Some(charge)),
         Err(refusal) if room::may_pass_without_growth(&refusal) && promise(pool, bytes) => {
             drawing(None)
         }
-        Err(refusal) => Verdict::Refuse(books.refuse(call, device, &refusal)),
+        Err(refusal) => Verdict::Refuse(accounts.refuse(call, device, &refusal)),
     }
 }
 
@@ -273,8 +276,8 @@ fn promise(pool: &Pool, bytes: u64) -> bool {
 }
 
 /// An allocation with a charge of its own.
-fn draw_apart(books: &Books, call: &str, device: usize, bytes: u64) -> Verdict<Drawing> {
-    match requests::reserve(books, call, device, sizes::taken(bytes)) {
+fn draw_apart(accounts: &Accounts, call: &str, device: usize, bytes: u64) -> Verdict<Drawing> {
+    match requests::reserve(accounts, call, device, sizes::taken(bytes)) {
         Ok(charge) => Verdict::Call(Drawing {
             charge: Some(charge),
             device,
@@ -292,10 +295,10 @@ pub(crate) fn after_alloc(
     out: *mut CuDevicePtr,
     stream: CuStream,
 ) -> Option<CuResult> {
-    let books = standing::opened()?;
+    let accounts = standing::opened()?;
     let given = border::read(out).filter(|_| result == CuResult::SUCCESS);
     let Some(pool) = drawing.pool else {
-        after_alloc_apart(&books, &drawing, given);
+        after_alloc_apart(&accounts, &drawing, given);
         return None;
     };
     if drawing.charge.is_none()
@@ -305,18 +308,18 @@ pub(crate) fn after_alloc(
     }
     let Some(pointer) = given else {
         if let Some(charge) = drawing.charge {
-            books.refund(charge);
+            accounts.refund(charge);
         }
         return None;
     };
     // What the pool grew by is charged before what was reserved for it is given back.
-    let before = settle(&books, pool);
+    let before = settle(&accounts, pool);
     let reserved = drawing.charge.map_or(0, |charge| charge.bytes());
     match (before, drawing.charge) {
-        (Some(_), Some(charge)) => books.refund(charge),
+        (Some(_), Some(charge)) => accounts.refund(charge),
         (None, Some(charge)) => {
             // The driver does not say what the pool holds: it holds what was reserved.
-            books.confirm(charge, Kind::Buffer);
+            accounts.confirm(charge, Kind::Buffer);
             // Relaxed: a sum that guards no other memory.
             pool.charged.fetch_add(reserved, Ordering::Relaxed);
         }
@@ -330,76 +333,79 @@ pub(crate) fn after_alloc(
     }
     // The pool has grown by more than was reserved. Where that passes the limit, the allocation goes
     // back. Behind work that does not end it stays, and so does its charge.
-    let over = requests::above_limit(&books, drawing.device)?;
+    let over = requests::above_limit(&accounts, drawing.device)?;
     // Acquire: as in `find`.
     let handle = pool.handle.load(Ordering::Acquire);
     query::relaxed(|| {
         query::free_async(pointer, stream);
         query::trim_pool(handle, was);
     });
-    settle(&books, pool);
+    settle(&accounts, pool);
     let refusal = Refusal {
         asked: drawing.bytes,
         ..over
     };
-    Some(books.refuse(call, drawing.device, &refusal))
+    Some(accounts.refuse(call, drawing.device, &refusal))
 }
 
-fn after_alloc_apart(books: &Books, drawing: &Drawing, given: Option<CuDevicePtr>) {
+fn after_alloc_apart(accounts: &Accounts, drawing: &Drawing, given: Option<CuDevicePtr>) {
     let Some(charge) = drawing.charge else { return };
     let Some(pointer) = given else {
-        return books.refund(charge);
+        return accounts.refund(charge);
     };
-    books.confirm(charge, Kind::Buffer);
+    accounts.confirm(charge, Kind::Buffer);
     let entry = Entry {
         bytes: charge.bytes(),
         device: u8::try_from(drawing.device).unwrap_or(u8::MAX),
         what: what::LOOSE,
         ..Entry::default()
     };
-    books.ledger().map.put(Space::Pointer, pointer.0, entry);
+    accounts
+        .holdings()
+        .map
+        .put(Space::Pointer, pointer.0, entry);
 }
 
 /// After a synchronisation: pools have given back what they do not keep.
 pub(crate) fn after_sync(_result: CuResult) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
-    books.count(books::Group::Sync);
-    let ledger = books.ledger();
-    if ledger.has_chore(CHORE_DEFERRED_FREES) {
-        deferred_frees::settle(&books);
+    accounts.count(accounts::Group::Sync);
+    let holdings = accounts.holdings();
+    if holdings.has_chore(CHORE_DEFERRED_FREES) {
+        deferred_frees::settle(&accounts);
     }
     // Relaxed: only says that a look is worth while.
-    if ledger.pools_in_use.load(Ordering::Relaxed) == 0 {
+    if holdings.pools_in_use.load(Ordering::Relaxed) == 0 {
         return;
     }
-    for pool in ledger.pools.iter() {
+    for pool in holdings.pools.iter() {
         // Acquire: as in `find`. Relaxed: an estimate.
         match pool.handle.load(Ordering::Acquire) {
             0 | DEAD => {}
             _ if pool.charged.load(Ordering::Relaxed) > 0 => {
                 // Whoever holds it settles it just now.
                 if let Some(held) = pool.lock.hold_briefly() {
-                    settle_held(&books, pool, &held);
+                    settle_held(&accounts, pool, &held);
                 }
             }
             _ => {}
         }
     }
-    if ledger.has_chore(CHORE_POOLS) {
-        finish(&books);
+    if holdings.has_chore(CHORE_POOLS) {
+        finish(&accounts);
     }
 }
 
 /// A pool on a device that the container may not use is not made.
 pub(crate) fn before_create(properties: *const CuMemPoolProps) -> Verdict<()> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     let Some(properties) = border::read(properties) else {
         return Verdict::Pass;
     };
     if let Lies::On(ordinal) = location::lies(properties.location, properties.kind)
-        && on(&books, ordinal) == DENIED
+        && on(&accounts, ordinal) == DENIED
         && query::device_uuids(ordinal).is_some()
     {
         return Verdict::Refuse(CuResult::INVALID_DEVICE);
@@ -413,16 +419,16 @@ pub(crate) fn after_create(
     out: *mut CuMemoryPool,
     properties: *const CuMemPoolProps,
 ) -> Option<CuResult> {
-    let books = standing::opened()?;
+    let accounts = standing::opened()?;
     let (pool, properties) = (border::read(out)?, border::read(properties)?);
     if result != CuResult::SUCCESS {
         return None;
     }
-    let device = at(&books, properties.location, properties.kind);
-    if enter(&books, pool as u64, device).is_some() {
+    let device = at(&accounts, properties.location, properties.kind);
+    if enter(&accounts, pool as u64, device).is_some() {
         return None;
     }
-    line!(Error, "a pool is not made: no memory for its books");
+    line!(Error, "a pool is not made: no memory for its charges");
     query::destroy_pool(pool as u64);
     Some(CuResult::OUT_OF_MEMORY)
 }
@@ -434,20 +440,20 @@ pub(crate) fn after_get(
     location: *mut CuMemLocation,
     kind: u32,
 ) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     if result == CuResult::SUCCESS
         && let (Some(pool), Some(location)) = (border::read(out), border::read(location))
     {
-        enter_unless_known(&books, pool as u64, location, kind);
+        enter_unless_known(&accounts, pool as u64, location, kind);
     }
 }
 
 /// The same, of a device.
 pub(crate) fn after_get_device(result: CuResult, out: *mut CuMemoryPool, device: CuDevice) {
     const PINNED: u32 = 1;
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     if result == CuResult::SUCCESS
@@ -457,25 +463,25 @@ pub(crate) fn after_get_device(result: CuResult, out: *mut CuMemoryPool, device:
             kind: location::DEVICE,
             id: device.0,
         };
-        enter_unless_known(&books, pool as u64, location, PINNED);
+        enter_unless_known(&accounts, pool as u64, location, PINNED);
     }
 }
 
-fn enter_unless_known(books: &Books, handle: u64, location: CuMemLocation, kind: u32) {
-    if handle > DEAD && find(books, handle).is_none() {
+fn enter_unless_known(accounts: &Accounts, handle: u64, location: CuMemLocation, kind: u32) {
+    if handle > DEAD && find(accounts, handle).is_none() {
         // Where there is no memory for it, an allocation tries again, and is refused.
-        enter(books, handle, at(books, location, kind));
+        enter(accounts, handle, at(accounts, location, kind));
     }
 }
 
 /// An imported pool is memory of the process that made it: what is imported out of it has books of its
 /// own (`offers.rs`).
 pub(crate) fn after_import(result: CuResult, out: *mut CuMemoryPool) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     if let Some(pool) = border::read(out).filter(|_| result == CuResult::SUCCESS) {
-        enter(&books, pool as u64, IMPORTED);
+        enter(&accounts, pool as u64, IMPORTED);
     }
 }
 
@@ -483,24 +489,24 @@ pub(crate) fn after_import(result: CuResult, out: *mut CuMemoryPool) {
 /// memory cannot be asked for it once it is destroyed, so the driver's pool stays until it is empty; to
 /// the program it is gone.
 pub(crate) fn before_destroy(pool: CuMemoryPool) -> Verdict<&'static Pool> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     let handle = pool as u64;
-    let Some(known) = find(&books, handle) else {
+    let Some(known) = find(&accounts, handle) else {
         return Verdict::Pass;
     };
     // Relaxed: the word says all.
     let device = known.device.load(Ordering::Relaxed);
-    if has_books(device) {
+    if is_accounted(device) {
         // Relaxed: as above.
         if known.is_going.load(Ordering::Relaxed) != 0 {
             return Verdict::Refuse(CuResult::INVALID_VALUE);
         }
-        let ordinal = books.ordinal_of(device as usize);
+        let ordinal = accounts.ordinal_of(device as usize);
         if ordinal.is_some_and(|ordinal| query::default_pool(ordinal) == Some(handle)) {
             // The driver refuses that.
             return Verdict::Pass;
         }
-        if !is_empty(&books, known) {
+        if !is_empty(&accounts, known) {
             query::relaxed(|| {
                 query::keep_nothing(handle);
                 if let Some(ordinal) = ordinal
@@ -511,7 +517,7 @@ pub(crate) fn before_destroy(pool: CuMemoryPool) -> Verdict<&'static Pool> {
             });
             // Relaxed: the word says all.
             known.is_going.store(1, Ordering::Relaxed);
-            books.ledger().set_chore(CHORE_POOLS);
+            accounts.holdings().set_chore(CHORE_POOLS);
             return Verdict::Refuse(CuResult::SUCCESS);
         }
     }
@@ -524,11 +530,11 @@ pub(crate) fn before_destroy(pool: CuMemoryPool) -> Verdict<&'static Pool> {
 }
 
 pub(crate) fn after_destroy(known: &'static Pool, result: CuResult, pool: CuMemoryPool) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     if result == CuResult::SUCCESS {
-        leave(&books, known);
+        leave(&accounts, known);
     } else {
         // Release: as in `enter`.
         known.handle.store(pool as u64, Ordering::Release);
@@ -537,12 +543,12 @@ pub(crate) fn after_destroy(known: &'static Pool, result: CuResult, pool: CuMemo
 
 /// Trimmed, or told to keep less.
 pub(crate) fn after_change(result: CuResult, pool: CuMemoryPool) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     if result == CuResult::SUCCESS
-        && let Some(known) = find(&books, pool as u64)
+        && let Some(known) = find(&accounts, pool as u64)
     {
-        settle(&books, known);
+        settle(&accounts, known);
     }
 }

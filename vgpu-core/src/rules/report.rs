@@ -6,12 +6,12 @@ use cuda_api::{CuDevice, CuResult};
 use crate::driver::device::Device;
 use crate::guest::border;
 use crate::holdings::locate;
-use crate::state::books::{Books, Group, Place};
+use crate::state::accounts::{Accounts, Destination, Group};
 use crate::state::standing::{self, Standing};
 
-fn shown() -> Option<Books> {
+fn shown() -> Option<Accounts> {
     match standing::standing() {
-        Standing::Ready(container, process) => Some(Books { container, process }),
+        Standing::Ready(container, process) => Some(Accounts { container, process }),
         Standing::Transparent | Standing::Closed => None,
     }
 }
@@ -47,19 +47,19 @@ pub(crate) fn after_memory_info<F: Figure>(result: CuResult, free: *mut F, total
     if result != CuResult::SUCCESS {
         return;
     }
-    let Some(books) = shown() else { return };
-    books.count(Group::Report);
-    books.process.tick(books.container);
-    let Place::Device { device, .. } = locate::here(&books) else {
+    let Some(accounts) = shown() else { return };
+    accounts.count(Group::Report);
+    accounts.process.tick(accounts.container);
+    let Destination::Device { device, .. } = locate::here(&accounts) else {
         return;
     };
-    let limit = books.process.memory_limit(books.container, device);
+    let limit = accounts.process.memory_limit(accounts.container, device);
     if limit == 0 {
         return;
     }
-    let room = books.process.room(books.container, device);
-    let left = room.saturating_sub(books.container.region.used(device));
-    let oversubscribes = books.process.resident_limit(device) != 0;
+    let room = accounts.process.room(accounts.container, device);
+    let left = room.saturating_sub(accounts.container.region.used(device));
+    let oversubscribes = accounts.process.resident_limit(device) != 0;
     if let Some(physical) = border::read(free) {
         let card = if oversubscribes {
             u64::MAX
@@ -83,16 +83,16 @@ pub(crate) fn after_total<F: Figure>(result: CuResult, bytes: *mut F, device: Cu
     if result != CuResult::SUCCESS {
         return;
     }
-    let Some(books) = shown() else { return };
-    books.count(Group::Report);
-    let Device::Limited(index) = books.process.device(books.container, device.0) else {
+    let Some(accounts) = shown() else { return };
+    accounts.count(Group::Report);
+    let Device::Limited(index) = accounts.process.device(accounts.container, device.0) else {
         return;
     };
-    let limit = books.process.memory_limit(books.container, index);
+    let limit = accounts.process.memory_limit(accounts.container, index);
     if limit > 0
         && let Some(physical) = border::read(bytes)
     {
-        let oversubscribes = books.process.resident_limit(index) != 0;
+        let oversubscribes = accounts.process.resident_limit(index) != 0;
         let card = if oversubscribes {
             u64::MAX
         } else {

@@ -14,11 +14,11 @@ use crate::driver::query;
 use crate::guest::border;
 use crate::guest::manners::Verdict;
 use crate::holdings::objects::Objects;
-use crate::holdings::sparse_books::{poll, put};
+use crate::holdings::sparse_charges::{poll, put};
 use crate::rules::virtual_memory;
-use crate::state::books::Books;
+use crate::state::accounts::Accounts;
 use crate::state::entries::key_of;
-use crate::state::standing::{self, books};
+use crate::state::standing::{self, accounts};
 
 /// `CUarrayMapInfo`: a part of a sparse array.
 #[derive(Clone, Copy)]
@@ -146,13 +146,13 @@ impl Part {
 /// Everything that is mapped is held before the driver is called. Memory that no hook saw made has no books, and is
 /// not mapped.
 pub(crate) fn before_map(parts: *mut c_void, count: u32) -> Verdict<()> {
-    let books = books!(Memory);
-    poll(&books);
+    let accounts = accounts!(Memory);
+    poll(&accounts);
     for at in 0..count {
         let Some(part) = part(parts, at) else { break };
         if part.operation == MAP
-            && Objects::lock(&books).of(part.handle).is_none()
-            && virtual_memory::is_of_a_device(&books, part.handle)
+            && Objects::lock(&accounts).of(part.handle).is_none()
+            && virtual_memory::is_of_a_device(&accounts, part.handle)
         {
             line!(
                 Error,
@@ -162,7 +162,7 @@ pub(crate) fn before_map(parts: *mut c_void, count: u32) -> Verdict<()> {
             return Verdict::Refuse(CuResult::INVALID_VALUE);
         }
     }
-    let objects = Objects::lock(&books);
+    let objects = Objects::lock(&accounts);
     for at in 0..count {
         let Some(part) = part(parts, at) else { break };
         if part.operation == MAP
@@ -181,45 +181,51 @@ pub(crate) fn after_map(
     count: u32,
     stream: CuStream,
 ) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
-    let map = &books.ledger().map;
+    let map = &accounts.holdings().map;
     let mut endings = Endings::default();
     for at in 0..count {
         let Some(part) = part(parts, at) else { break };
         let memory = (part.operation == MAP)
-            .then(|| Objects::lock(&books).of(part.handle))
+            .then(|| Objects::lock(&accounts).of(part.handle))
             .flatten();
         if result == CuResult::SUCCESS && matches!(part.operation, MAP | UNMAP) {
             part.each_name(|name| {
                 let before = match memory {
                     Some(memory) => {
-                        Objects::lock(&books).hold(memory.number);
+                        Objects::lock(&accounts).hold(memory.number);
                         let entry = Entry {
                             bytes: part.resource,
                             owner: memory.number,
                             ..Entry::default()
                         };
                         // Relaxed: only says that a look is worth while.
-                        books.ledger().sparse_parts.fetch_add(1, Ordering::Relaxed);
+                        accounts
+                            .holdings()
+                            .sparse_parts
+                            .fetch_add(1, Ordering::Relaxed);
                         map.put(Space::Sparse, name, entry).0
                     }
                     None => map.take(Space::Sparse, name),
                 };
                 if let Some(before) = before {
                     // Relaxed: as above.
-                    books.ledger().sparse_parts.fetch_sub(1, Ordering::Relaxed);
-                    endings.add(&books, before.owner, stream);
+                    accounts
+                        .holdings()
+                        .sparse_parts
+                        .fetch_sub(1, Ordering::Relaxed);
+                    endings.add(&accounts, before.owner, stream);
                 }
             });
         }
         // Its pieces hold it now, or it was not mapped.
         if let Some(memory) = memory {
-            Objects::lock(&books).drop_hold(memory.number);
+            Objects::lock(&accounts).drop_hold(memory.number);
         }
     }
-    endings.flush(&books, stream);
+    endings.flush(&accounts, stream);
 }
 
 /// Holds that end when the stream gets there: by object, how many.
@@ -230,14 +236,14 @@ struct Endings {
 }
 
 impl Endings {
-    fn add(&mut self, books: &Books, number: u64, stream: CuStream) {
+    fn add(&mut self, accounts: &Accounts, number: u64, stream: CuStream) {
         let known = self.of.iter_mut().take(self.count);
         if let Some((_, holds)) = known.into_iter().find(|(known, _)| *known == number) {
             *holds = holds.saturating_add(1);
             return;
         }
         if self.count == self.of.len() {
-            self.flush(books, stream);
+            self.flush(accounts, stream);
         }
         if let Some(place) = self.of.get_mut(self.count) {
             *place = (number, 1);
@@ -245,9 +251,9 @@ impl Endings {
         }
     }
 
-    fn flush(&mut self, books: &Books, stream: CuStream) {
+    fn flush(&mut self, accounts: &Accounts, stream: CuStream) {
         for &(number, holds) in self.of.iter().take(self.count) {
-            end_behind(books, number, holds, stream);
+            end_behind(accounts, number, holds, stream);
         }
         self.count = 0;
     }
@@ -271,7 +277,7 @@ fn behind(stream: CuStream) -> u64 {
 }
 
 /// Holds end when the driver has done what the stream has been given.
-fn end_behind(books: &Books, number: u64, holds: u32, stream: CuStream) {
+fn end_behind(accounts: &Accounts, number: u64, holds: u32, stream: CuStream) {
     let event = behind(stream);
     if event == 0 {
         line!(
@@ -280,7 +286,7 @@ fn end_behind(books: &Books, number: u64, holds: u32, stream: CuStream) {
         );
         return;
     }
-    put(books, number, holds, event);
+    put(accounts, number, holds, event);
 }
 
 #[cfg(test)]

@@ -9,22 +9,22 @@ use crate::driver::query;
 use crate::guest::manners;
 use crate::holdings::deferred_frees::{self, OfStream};
 use crate::holdings::locate;
-use crate::state::books::{Books, Place};
-use crate::state::ledger::CHORE_DEFERRED_FREES;
+use crate::state::accounts::{Accounts, Destination};
+use crate::state::holdings::CHORE_DEFERRED_FREES;
 use crate::state::standing;
 
 /// The driver has been told to free an allocation when the stream gets there. `stream` is 2 for the
 /// thread's own.
-pub(crate) fn leave(books: &Books, entry: &Entry, key: Option<SharedKey>, stream: CuStream) {
+pub(crate) fn leave(accounts: &Accounts, entry: &Entry, key: Option<SharedKey>, stream: CuStream) {
     manners::uncancelled(|| {
         query::relaxed(|| {
             let context = query::stream_context(stream).unwrap_or(0);
-            let owner = match locate::of_context(books, context) {
-                Place::Device { owner, .. } => owner,
-                Place::Elsewhere | Place::Denied => 0,
+            let owner = match locate::of_context(accounts, context) {
+                Destination::Device { owner, .. } => owner,
+                Destination::Elsewhere | Destination::Denied => 0,
             };
             deferred_frees::enter(
-                books,
+                accounts,
                 entry,
                 key,
                 OfStream {
@@ -39,13 +39,13 @@ pub(crate) fn leave(books: &Books, entry: &Entry, key: Option<SharedKey>, stream
 
 /// After `cuCtxSynchronize`.
 pub(crate) fn after_context_sync(result: CuResult) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     if result == CuResult::SUCCESS
-        && books.ledger().has_chore(CHORE_DEFERRED_FREES)
+        && accounts.holdings().has_chore(CHORE_DEFERRED_FREES)
         && let Some(context) = query::current_context()
     {
-        deferred_frees::context_is_idle(&books, context);
+        deferred_frees::context_is_idle(&accounts, context);
     }
 }

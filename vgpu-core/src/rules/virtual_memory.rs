@@ -16,17 +16,17 @@ use crate::guest::border;
 use crate::guest::manners::Verdict;
 use crate::holdings::objects::{self, Objects};
 use crate::holdings::{descriptors, location, requests};
-use crate::state::books::{Books, Place};
+use crate::state::accounts::{Accounts, Destination};
 use crate::state::entries::{key_of, object, what};
-use crate::state::standing::{self, books};
+use crate::state::standing::{self, accounts};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR` and `CU_MEM_HANDLE_TYPE_FABRIC`.
 const FILE_DESCRIPTOR: u32 = 1;
 const FABRIC: u32 = 8;
 
 /// The device that memory of these properties takes. Managed memory is charged wherever its pages are.
-fn place_of(books: &Books, properties: &CuMemAllocationProp) -> Place {
-    location::place(books, properties.location, properties.kind)
+fn place_of(accounts: &Accounts, properties: &CuMemAllocationProp) -> Destination {
+    location::place(accounts, properties.location, properties.kind)
 }
 
 pub(crate) fn before_create(
@@ -34,38 +34,38 @@ pub(crate) fn before_create(
     bytes: usize,
     properties: *const CuMemAllocationProp,
 ) -> Verdict<Charge> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     let Some(properties) = border::read(properties) else {
         return Verdict::Pass;
     };
     if bytes == 0 {
         return Verdict::Pass;
     }
-    match place_of(&books, &properties) {
-        Place::Device { device, .. } => {
-            match requests::reserve(&books, call, device, mapped(size(bytes))) {
+    match place_of(&accounts, &properties) {
+        Destination::Device { device, .. } => {
+            match requests::reserve(&accounts, call, device, mapped(size(bytes))) {
                 Ok(charge) => Verdict::Call(charge),
                 Err(result) => Verdict::Refuse(result),
             }
         }
-        Place::Elsewhere => Verdict::Pass,
+        Destination::Elsewhere => Verdict::Pass,
         // A device that is not there is the driver's to answer for.
-        Place::Denied if location::names_no_device(properties.location, properties.kind) => {
+        Destination::Denied if location::names_no_device(properties.location, properties.kind) => {
             Verdict::Pass
         }
-        Place::Denied => Verdict::Refuse(CuResult::INVALID_DEVICE),
+        Destination::Denied => Verdict::Refuse(CuResult::INVALID_DEVICE),
     }
 }
 
 pub(crate) fn after_create(charge: Charge, result: CuResult, out: *mut CuMemAllocationHandle) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     let Some(handle) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
-        return books.refund(charge);
+        return accounts.refund(charge);
     };
-    books.confirm(charge, Kind::Buffer);
-    Objects::lock(&books).make(handle.0, charge.device(), charge.bytes(), what::OWN);
+    accounts.confirm(charge, Kind::Buffer);
+    Objects::lock(&accounts).make(handle.0, charge.device(), charge.bytes(), what::OWN);
 }
 
 /// A reference about to go.
@@ -78,8 +78,8 @@ pub(crate) struct Releasing {
 /// The object stays held until the driver has released the reference: what maps the memory meanwhile
 /// finds it.
 pub(crate) fn before_release(handle: CuMemAllocationHandle) -> Verdict<Releasing> {
-    let books = books!(Memory);
-    match Objects::lock(&books).begin_release(handle.0) {
+    let accounts = accounts!(Memory);
+    match Objects::lock(&accounts).begin_release(handle.0) {
         Some(number) => Verdict::Call(Releasing {
             handle: handle.0,
             number,
@@ -89,17 +89,17 @@ pub(crate) fn before_release(handle: CuMemAllocationHandle) -> Verdict<Releasing
 }
 
 pub(crate) fn after_release(releasing: Releasing, result: CuResult) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     let Releasing { handle, number } = releasing;
-    Objects::lock(&books).end_release(number, handle, result == CuResult::SUCCESS);
+    Objects::lock(&accounts).end_release(number, handle, result == CuResult::SUCCESS);
 }
 
 /// Whether the driver says that a handle stands for memory of a device that the container has limits for.
-pub(crate) fn is_of_a_device(books: &Books, handle: u64) -> bool {
+pub(crate) fn is_of_a_device(accounts: &Accounts, handle: u64) -> bool {
     let properties = query::relaxed(|| query::allocation_properties(handle));
-    properties.is_some_and(|it| !matches!(place_of(books, &it), Place::Elsewhere))
+    properties.is_some_and(|it| !matches!(place_of(accounts, &it), Destination::Elsewhere))
 }
 
 /// Something that is about to hold memory.
@@ -113,8 +113,8 @@ pub(crate) struct Holding {
 
 /// Holds the object of a handle before the driver is called, so that a release meanwhile does not
 /// refund what is held. Memory that this process did not see made is charged as far as it is used.
-fn hold(books: &Books, call: &str, handle: u64, bytes: u64) -> Verdict<Holding> {
-    let objects = Objects::lock(books);
+fn hold(accounts: &Accounts, call: &str, handle: u64, bytes: u64) -> Verdict<Holding> {
+    let objects = Objects::lock(accounts);
     let known = objects.of(handle);
     let (device, more) = match known {
         Some(known) => {
@@ -135,10 +135,10 @@ fn hold(books: &Books, call: &str, handle: u64, bytes: u64) -> Verdict<Holding> 
                 // The driver does not know it either, and says so.
                 return Verdict::Call(holding);
             };
-            match place_of(books, &properties) {
-                Place::Device { device, .. } => (device, mapped(bytes)),
-                Place::Elsewhere => return Verdict::Call(holding),
-                Place::Denied => return Verdict::Refuse(CuResult::INVALID_DEVICE),
+            match place_of(accounts, &properties) {
+                Destination::Device { device, .. } => (device, mapped(bytes)),
+                Destination::Elsewhere => return Verdict::Call(holding),
+                Destination::Denied => return Verdict::Refuse(CuResult::INVALID_DEVICE),
             }
         }
     };
@@ -149,14 +149,14 @@ fn hold(books: &Books, call: &str, handle: u64, bytes: u64) -> Verdict<Holding> 
             charge: None,
         });
     }
-    match requests::reserve(books, call, device, more) {
+    match requests::reserve(accounts, call, device, more) {
         Ok(charge) => Verdict::Call(Holding {
             number,
             charge: Some(charge),
         }),
         Err(result) => {
             if number != 0 {
-                Objects::lock(books).drop_hold(number);
+                Objects::lock(accounts).drop_hold(number);
             }
             Verdict::Refuse(result)
         }
@@ -164,23 +164,23 @@ fn hold(books: &Books, call: &str, handle: u64, bytes: u64) -> Verdict<Holding> 
 }
 
 /// The driver did not do what would have held it.
-fn not_held(books: &Books, holding: Holding) {
+fn not_held(accounts: &Accounts, holding: Holding) {
     if let Some(charge) = holding.charge {
-        books.refund(charge);
+        accounts.refund(charge);
     }
     if holding.number != 0 {
-        Objects::lock(books).drop_hold(holding.number);
+        Objects::lock(accounts).drop_hold(holding.number);
     }
 }
 
 /// The object that the driver holds now; 0: memory that the books do not charge.
-fn held(books: &Books, holding: Holding, handle: u64, bytes: u64) -> u64 {
+fn held(accounts: &Accounts, holding: Holding, handle: u64, bytes: u64) -> u64 {
     let Holding { number, charge } = holding;
     if let Some(charge) = charge {
-        books.confirm(charge, Kind::Buffer);
+        accounts.confirm(charge, Kind::Buffer);
     }
     let grown = charge.map_or(0, |charge| charge.bytes());
-    let objects = Objects::lock(books);
+    let objects = Objects::lock(accounts);
     match objects.of(handle) {
         Some(now) if now.number == number => {
             objects.grow(number, grown);
@@ -192,7 +192,7 @@ fn held(books: &Books, holding: Holding, handle: u64, bytes: u64) -> u64 {
             if number != 0 {
                 objects.drop_hold(number);
             } else if let Some(charge) = charge {
-                let region = &books.container.region;
+                let region = &accounts.container.region;
                 region.release(charge.device(), grown, Kind::Buffer);
             }
             return now.number;
@@ -211,15 +211,15 @@ fn held(books: &Books, holding: Holding, handle: u64, bytes: u64) -> u64 {
     }
     // It was freed and made anew meanwhile, and that one released: the driver holds it by this alone.
     drop(objects);
-    let place = query::allocation_properties(handle).map(|it| place_of(books, &it));
-    let Some(Place::Device { device, .. }) = place else {
+    let place = query::allocation_properties(handle).map(|it| place_of(accounts, &it));
+    let Some(Destination::Device { device, .. }) = place else {
         return 0;
     };
-    books
+    accounts
         .container
         .region
         .charge(device, mapped(bytes), Kind::Buffer);
-    Objects::lock(books).make(handle, device, mapped(bytes), object::ADOPTED)
+    Objects::lock(accounts).make(handle, device, mapped(bytes), object::ADOPTED)
 }
 
 pub(crate) fn before_map(
@@ -228,9 +228,9 @@ pub(crate) fn before_map(
     offset: usize,
     bytes: usize,
 ) -> Verdict<Holding> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     let end = size(offset).saturating_add(size(bytes));
-    hold(&books, call, handle.0, end)
+    hold(&accounts, call, handle.0, end)
 }
 
 pub(crate) fn after_map(
@@ -240,20 +240,24 @@ pub(crate) fn after_map(
     bytes: usize,
     handle: CuMemAllocationHandle,
 ) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     if result != CuResult::SUCCESS {
-        return not_held(&books, holding);
+        return not_held(&accounts, holding);
     }
-    let number = held(&books, holding, handle.0, size(bytes));
+    let number = held(&accounts, holding, handle.0, size(bytes));
     let entry = Entry {
         bytes: size(bytes),
         owner: number,
         ..Entry::default()
     };
-    let objects = Objects::lock(&books);
-    if let (Some(before), _) = books.ledger().map.put(Space::Mapping, pointer.0, entry) {
+    let objects = Objects::lock(&accounts);
+    if let (Some(before), _) = accounts
+        .holdings()
+        .map
+        .put(Space::Mapping, pointer.0, entry)
+    {
         objects.drop_hold(before.owner);
     }
 }
@@ -287,33 +291,39 @@ fn walk(from: u64, bytes: u64, mut each: impl FnMut(u64) -> Option<u64>) {
 
 /// Marks what is taken off: after the call another thread may have mapped something there.
 pub(crate) fn before_unmap(pointer: CuDevicePtr, bytes: usize) -> Verdict<u32> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     // Relaxed: only has to differ from other calls in flight.
     let mark = UNMAPPINGS.fetch_add(1, Ordering::Relaxed) | 1 << 31;
-    let _objects = Objects::lock(&books);
+    let _objects = Objects::lock(&accounts);
     walk(pointer.0, size(bytes), |at| {
-        books.ledger().map.change(Space::Mapping, at, |mapping| {
-            mapping.maps = mark;
-            (Then::Keep, mapping.bytes)
-        })
+        accounts
+            .holdings()
+            .map
+            .change(Space::Mapping, at, |mapping| {
+                mapping.maps = mark;
+                (Then::Keep, mapping.bytes)
+            })
     });
     Verdict::Call(mark)
 }
 
 pub(crate) fn after_unmap(mark: u32, result: CuResult, pointer: CuDevicePtr, bytes: usize) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     if result != CuResult::SUCCESS {
         return;
     }
-    let objects = Objects::lock(&books);
+    let objects = Objects::lock(&accounts);
     walk(pointer.0, size(bytes), |at| {
-        let found = books.ledger().map.change(Space::Mapping, at, |mapping| {
-            let goes = mapping.maps == mark;
-            let found = (goes.then_some(mapping.owner), mapping.bytes);
-            (if goes { Then::Remove } else { Then::Keep }, found)
-        });
+        let found = accounts
+            .holdings()
+            .map
+            .change(Space::Mapping, at, |mapping| {
+                let goes = mapping.maps == mark;
+                let found = (goes.then_some(mapping.owner), mapping.bytes);
+                (if goes { Then::Remove } else { Then::Keep }, found)
+            });
         let (number, length) = found?;
         if let Some(number) = number {
             objects.drop_hold(number);
@@ -328,21 +338,21 @@ pub(crate) fn after_retain(
     out: *mut CuMemAllocationHandle,
     address: *mut c_void,
 ) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     let Some(handle) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
         return;
     };
-    if Objects::lock(&books).refer(handle.0) {
+    if Objects::lock(&accounts).refer(handle.0) {
         return;
     }
     // A driver that gives another handle than before: what is mapped there is what it stands for.
     let Some(base) = query::relaxed(|| query::allocation_of(CuDevicePtr(address as u64))) else {
         return;
     };
-    let objects = Objects::lock(&books);
-    if let Some(mapping) = books.ledger().map.get(Space::Mapping, base) {
+    let objects = Objects::lock(&accounts);
+    if let Some(mapping) = accounts.holdings().map.get(Space::Mapping, base) {
         objects.refer_as(mapping.owner, handle.0);
     }
 }
@@ -373,12 +383,12 @@ fn family_of(kind: u32) -> Family {
 
 /// What others could not be told apart from is not exported: the table of shared objects is full.
 pub(crate) fn before_export(call: &str, handle: CuMemAllocationHandle) -> Verdict<()> {
-    let books = books!(Memory);
-    let known = Objects::lock(&books).of(handle.0);
+    let accounts = accounts!(Memory);
+    let known = Objects::lock(&accounts).of(handle.0);
     match known {
-        Some(known) if is_own(known.what) && !books.container.region.can_share() => {
+        Some(known) if is_own(known.what) && !accounts.container.region.can_share() => {
             let device = usize::from(known.device);
-            Verdict::Refuse(books.refuse_export(call, device, known.bytes))
+            Verdict::Refuse(accounts.refuse_export(call, device, known.bytes))
         }
         _ => Verdict::Call(()),
     }
@@ -396,7 +406,7 @@ pub(crate) fn after_export(
     handle: CuMemAllocationHandle,
     kind: u32,
 ) -> Option<CuResult> {
-    let books = standing::opened()?;
+    let accounts = standing::opened()?;
     if result != CuResult::SUCCESS {
         return None;
     }
@@ -405,18 +415,18 @@ pub(crate) fn after_export(
         FABRIC => border::read(out.cast::<[u8; 64]>()).map(|name| key_of(&name)),
         _ => None,
     };
-    let objects = Objects::lock(&books);
+    let objects = Objects::lock(&accounts);
     let known = objects.of(handle.0)?;
     if known.what == object::MULTICAST {
         objects.set_what(known.number, object::MULTICAST_SHARED);
     }
     if !is_own(known.what) {
         drop(objects);
-        keep_by_descriptor(&books, out, kind, known.number);
+        keep_by_descriptor(&accounts, out, kind, known.number);
         return None;
     }
     let device = usize::from(known.device);
-    let region = &books.container.region;
+    let region = &accounts.container.region;
     match region.share_as(family_of(kind), key, device, known.bytes, Kind::Buffer) {
         Ok(SharedKey([first, second])) => {
             let named = Entry {
@@ -424,29 +434,29 @@ pub(crate) fn after_export(
                 owner: second,
                 ..Entry::default()
             };
-            let map = &books.ledger().map;
+            let map = &accounts.holdings().map;
             map.put(Space::HandleKey, known.number, named);
             objects.set_what(known.number, what::SHARED);
             drop(objects);
-            keep_by_descriptor(&books, out, kind, known.number);
+            keep_by_descriptor(&accounts, out, kind, known.number);
             None
         }
         Err(error) => {
             line!(Warn, "cuMemExportToShareableHandle: refused: {error}");
             take_back(out, kind);
-            Some(books.refuse_export("cuMemExportToShareableHandle", device, known.bytes))
+            Some(accounts.refuse_export("cuMemExportToShareableHandle", device, known.bytes))
         }
     }
 }
 
 /// The real driver's descriptors keep memory as long as they are open. (A regular file is a simulated
 /// driver's, where only an import does.)
-fn keep_by_descriptor(books: &Books, out: *mut c_void, kind: u32, number: u64) {
+fn keep_by_descriptor(accounts: &Accounts, out: *mut c_void, kind: u32, number: u64) {
     if kind == FILE_DESCRIPTOR
         && let Some(descriptor) = border::read(out.cast::<c_int>())
         && key_of_descriptor(descriptor).is_none()
     {
-        descriptors::keeps_object(books, descriptor, number);
+        descriptors::keeps_object(accounts, descriptor, number);
     }
 }
 
@@ -467,7 +477,7 @@ fn take_back(out: *mut c_void, kind: u32) {
 
 /// Holds the memory before the driver imports it: the process that made it may die during the call.
 pub(crate) fn before_import(name: *mut c_void, kind: u32) -> Verdict<Import> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     let key = match kind {
         // The descriptor itself is passed in the pointer's place.
         FILE_DESCRIPTOR => c_int::try_from(name as isize)
@@ -476,7 +486,7 @@ pub(crate) fn before_import(name: *mut c_void, kind: u32) -> Verdict<Import> {
         FABRIC => border::read(name.cast::<[u8; 64]>()).map(|name| key_of(&name)),
         _ => None,
     };
-    match books.container.region.begin_import(family_of(kind), key) {
+    match accounts.container.region.begin_import(family_of(kind), key) {
         Ok(import) => Verdict::Call(import),
         Err(error) => {
             line!(Warn, "cuMemImportFromShareableHandle: refused: {error}");
@@ -492,32 +502,32 @@ pub(crate) fn after_import(
     result: CuResult,
     out: *mut CuMemAllocationHandle,
 ) -> Option<CuResult> {
-    let books = standing::opened()?;
-    let objects = Objects::lock(&books);
+    let accounts = standing::opened()?;
+    let objects = Objects::lock(&accounts);
     let Some(handle) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
-        objects::end_import(&books, &import);
+        objects::end_import(&accounts, &import);
         return None;
     };
     if objects.refer(handle.0) {
         // The driver gave a handle that this process has already: one more reference.
-        objects::end_import(&books, &import);
+        objects::end_import(&accounts, &import);
         return None;
     }
     if import.objects > 0 {
         let shared = import.first;
         let number = objects.make(handle.0, shared.device, shared.bytes, object::IMPORTED);
-        objects::keep_import(&books, objects::BY_HANDLE, number, &import, 0);
+        objects::keep_import(&accounts, objects::BY_HANDLE, number, &import, 0);
         return None;
     }
     drop(objects);
-    let Some((device, bytes)) = foreign(&books, handle.0) else {
-        Objects::lock(&books).make(handle.0, 0, 0, object::FOREIGN);
+    let Some((device, bytes)) = foreign(&accounts, handle.0) else {
+        Objects::lock(&accounts).make(handle.0, 0, 0, object::FOREIGN);
         return None;
     };
-    match requests::reserve(&books, "cuMemImportFromShareableHandle", device, bytes) {
+    match requests::reserve(&accounts, "cuMemImportFromShareableHandle", device, bytes) {
         Ok(charge) => {
-            books.confirm(charge, Kind::Buffer);
-            Objects::lock(&books).make(handle.0, device, bytes, object::ADOPTED);
+            accounts.confirm(charge, Kind::Buffer);
+            Objects::lock(&accounts).make(handle.0, device, bytes, object::ADOPTED);
             None
         }
         Err(refused) => {
@@ -529,9 +539,9 @@ pub(crate) fn after_import(
 
 /// The device and the size of imported memory that no process of the container made. What cannot be known now
 /// is charged when it is mapped.
-fn foreign(books: &Books, handle: u64) -> Option<(usize, u64)> {
+fn foreign(accounts: &Accounts, handle: u64) -> Option<(usize, u64)> {
     let properties = query::allocation_properties(handle)?;
-    let Place::Device { device, .. } = place_of(books, &properties) else {
+    let Destination::Device { device, .. } = place_of(accounts, &properties) else {
         return None;
     };
     let bytes = query::relaxed(|| query::imported_bytes(handle, &properties));
@@ -540,11 +550,11 @@ fn foreign(books: &Books, handle: u64) -> Option<(usize, u64)> {
 
 /// A multicast object: addresses without memory of their own.
 pub(crate) fn after_multicast(result: CuResult, out: *mut CuMemAllocationHandle) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     if let Some(handle) = border::read(out).filter(|_| result == CuResult::SUCCESS) {
-        Objects::lock(&books).make(handle.0, 0, 0, object::MULTICAST);
+        Objects::lock(&accounts).make(handle.0, 0, 0, object::MULTICAST);
     }
 }
 
@@ -566,9 +576,9 @@ pub(crate) fn before_bind(
     offset: usize,
     bytes: usize,
 ) -> Verdict<Binding> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     let end = size(offset).saturating_add(size(bytes));
-    match hold(&books, call, memory.0, end) {
+    match hold(&accounts, call, memory.0, end) {
         Verdict::Call(holding) => Verdict::Call(Binding {
             holding,
             handle: memory.0,
@@ -587,10 +597,10 @@ pub(crate) struct Binding {
 
 /// Bound by address: it is the mapping's memory that is held.
 pub(crate) fn before_bind_address(pointer: CuDevicePtr) -> Verdict<Binding> {
-    let books = books!(Memory);
+    let accounts = accounts!(Memory);
     let base = query::relaxed(|| query::allocation_of(pointer)).unwrap_or(pointer.0);
-    let objects = Objects::lock(&books);
-    let mapping = books.ledger().map.get(Space::Mapping, base);
+    let objects = Objects::lock(&accounts);
+    let mapping = accounts.holdings().map.get(Space::Mapping, base);
     match mapping {
         Some(mapping) if objects.hold(mapping.owner) => Verdict::Call(Binding {
             holding: Holding {
@@ -610,19 +620,19 @@ pub(crate) fn after_bind(
     offset: usize,
     bytes: usize,
 ) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     let Binding { holding, handle } = bound;
     if result != CuResult::SUCCESS {
-        return not_held(&books, holding);
+        return not_held(&accounts, holding);
     }
     let number = if handle == 0 {
         holding.number
     } else {
-        held(&books, holding, handle, size(bytes))
+        held(&accounts, holding, handle, size(bytes))
     };
-    let objects = Objects::lock(&books);
+    let objects = Objects::lock(&accounts);
     let Some(memory) = objects.get(number) else {
         return;
     };
@@ -634,7 +644,7 @@ pub(crate) fn after_bind(
         ..Entry::default()
     };
     let name = binding(multicast.0, memory.device, size(offset));
-    if let (Some(before), _) = books.ledger().map.put(Space::Multicast, name, entry) {
+    if let (Some(before), _) = accounts.holdings().map.put(Space::Multicast, name, entry) {
         objects.drop_hold(before.owner);
     }
 }
@@ -647,20 +657,20 @@ pub(crate) fn after_unbind(
     offset: usize,
     bytes: usize,
 ) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     if result != CuResult::SUCCESS {
         return;
     }
-    let Place::Device { device, .. } = books.of_ordinal(device.0) else {
+    let Destination::Device { device, .. } = accounts.of_ordinal(device.0) else {
         return;
     };
     let device = u8::try_from(device).unwrap_or(u8::MAX);
-    let objects = Objects::lock(&books);
+    let objects = Objects::lock(&accounts);
     walk(size(offset), size(bytes), |at| {
         let name = binding(multicast.0, device, at);
-        let bound = books.ledger().map.take(Space::Multicast, name)?;
+        let bound = accounts.holdings().map.take(Space::Multicast, name)?;
         objects.drop_hold(bound.owner);
         Some(bound.bytes)
     });

@@ -10,7 +10,7 @@ use vgpu_abi::targets::{Target, TargetsMap, Unaccounted};
 
 use crate::base::clock;
 use crate::base::log::line;
-use crate::guest::places;
+use crate::guest::peer_region;
 use crate::guest::settings::{PeerLimits, Process as Here, Settings, Source};
 
 /// The shared files. Survives a fork: the mappings are shared.
@@ -71,7 +71,8 @@ impl Container {
                         "CUDA_OVERSUBSCRIBE names no share of the card: the limits are of the card's own memory"
                     );
                 }
-                let region = places::open(&peers).map_err(|(path, error)| closed(&path, &error))?;
+                let region =
+                    peer_region::open(&peers).map_err(|(path, error)| closed(&path, &error))?;
                 Self {
                     region,
                     limits: LimitsFrom::Peers(peers),

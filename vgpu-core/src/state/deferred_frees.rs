@@ -30,7 +30,7 @@ pub(crate) struct DeferredFree {
 }
 
 // SAFETY: atomics only, of which zeros are values; state 0 is an unused place.
-unsafe impl growing::Place for DeferredFree {}
+unsafe impl growing::Element for DeferredFree {}
 
 /// `DeferredFree::state`: unused; memory of the device; managed memory past the share; a shared object; a
 /// hold of an object of this process (`objects.rs`).

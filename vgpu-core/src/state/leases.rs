@@ -8,14 +8,19 @@ use vgpu_abi::targets::Grant;
 
 use crate::base::clock;
 use crate::guest::thread::thread;
-use crate::state::books::{Books, Group};
+use crate::state::accounts::{Accounts, Group};
 
 /// `Gate::left_ns`: whatever comes may be launched.
 pub(crate) const FREE: u64 = u64::MAX;
 
 /// Counts work that is in flight on a device, nanoseconds; less where it is negative. Answers the sum.
-pub(crate) fn add_in_flight(books: &Books, compute: &Compute<'_>, device: usize, ns: i64) -> u64 {
-    let Some(state) = books.process.compute.device(device) else {
+pub(crate) fn add_in_flight(
+    accounts: &Accounts,
+    compute: &Compute<'_>,
+    device: usize,
+    ns: i64,
+) -> u64 {
+    let Some(state) = accounts.process.compute.device(device) else {
         return 0;
     };
     // Relaxed: a number; launches that race for it pass the bound by one each.
@@ -26,7 +31,7 @@ pub(crate) fn add_in_flight(books: &Books, compute: &Compute<'_>, device: usize,
 }
 
 /// Tells the region and the stream what this thread has launched since, and gives its lease back.
-pub(crate) fn tell(books: &Books) {
+pub(crate) fn tell(accounts: &Accounts) {
     thread(|thread| {
         let gate = &thread.gate;
         gate.key.set(0);
@@ -34,11 +39,11 @@ pub(crate) fn tell(books: &Books) {
         let work_ns = gate.work_ns.replace(0);
         let more_ns = gate.more_ns.replace(0);
         let left_ns = gate.left_ns.replace(0);
-        if launches == 0 && more_ns == 0 || gate.owner.get() != books.process.number() {
+        if launches == 0 && more_ns == 0 || gate.owner.get() != accounts.process.number() {
             return;
         }
         let device = gate.device.get() as usize;
-        let Some(compute) = books.container.region.compute(device) else {
+        let Some(compute) = accounts.container.region.compute(device) else {
             return;
         };
         // Relaxed: a counter.
@@ -46,7 +51,7 @@ pub(crate) fn tell(books: &Books) {
             .own()
             .launches
             .fetch_add(u64::from(launches), Ordering::Relaxed);
-        let region = &books.container.region;
+        let region = &accounts.container.region;
         region.count_hooks(Group::Launch as usize, u64::from(launches));
         if left_ns == FREE {
             return;
@@ -59,7 +64,7 @@ pub(crate) fn tell(books: &Books) {
             let at = gate.place.get().checked_sub(1);
             let now_ns = clock::now_ns();
             let noted = at.is_some_and(|at| {
-                books
+                accounts
                     .process
                     .compute
                     .spans
@@ -67,7 +72,7 @@ pub(crate) fn tell(books: &Books) {
             });
             if noted {
                 let more = i64::try_from(work_ns).unwrap_or(0);
-                let in_flight_ns = add_in_flight(books, &compute, device, more);
+                let in_flight_ns = add_in_flight(accounts, &compute, device, more);
                 // Relaxed: a time.
                 compute
                     .own()

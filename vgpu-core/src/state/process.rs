@@ -13,8 +13,8 @@ use crate::driver::{cards, query};
 use crate::figures::sizes;
 use crate::guest::manners;
 use crate::state::container::{Container, LimitsFrom};
+use crate::state::holdings::{Holdings, Learn};
 use crate::state::launches;
-use crate::state::ledger::{Learn, Ledger};
 
 /// What of a limit may be memory of the device itself, bytes; 0 is all of it.
 fn share_of_the_device(limit: &DeviceLimit) -> u64 {
@@ -73,7 +73,7 @@ pub(crate) struct Process {
     /// Host-measured overhead that was last taken over, by device.
     targets_generation: AtomicU64,
     /// What this process holds.
-    pub(crate) ledger: Ledger,
+    pub(crate) holdings: Holdings,
     /// What it launches.
     pub(crate) compute: launches::State,
 }
@@ -426,7 +426,7 @@ impl Process {
                 Learn::Context
             };
             let is_loading = |device| self.is_loading(device);
-            self.ledger.settle_overhead(
+            self.holdings.settle_overhead(
                 &container.region,
                 &target.overhead_bytes,
                 learn,

@@ -13,7 +13,7 @@ use crate::driver::genuine;
 use crate::guest::manners::{self, Verdict};
 use crate::guest::settings::{Process as Here, Settings};
 use crate::guest::thread::thread;
-use crate::state::books::{Books, Group};
+use crate::state::accounts::{Accounts, Group};
 use crate::state::container::Container;
 use crate::state::leases;
 use crate::state::process::Process;
@@ -196,9 +196,9 @@ unsafe extern "C" fn at_thread_end(_value: *mut c_void) {
             return;
         };
         if let Some(charge) = left_behind {
-            process.ledger.keep_left_behind(&container.region, charge);
+            process.holdings.keep_left_behind(&container.region, charge);
         }
-        leases::tell(&Books { container, process });
+        leases::tell(&Accounts { container, process });
         thread(|thread| thread.gate.epoch.set(0));
     });
 }
@@ -206,7 +206,7 @@ unsafe extern "C" fn at_thread_end(_value: *mut c_void) {
 fn map_process() -> Option<&'static Process> {
     let size = size_of::<Process>();
     let Some(memory) = map::zeroed(size) else {
-        line!(Error, "no memory for the ledger");
+        line!(Error, "no memory for the holdings");
         return None;
     };
     // An older kernel refuses; the handler at fork does it then.
@@ -226,7 +226,7 @@ fn open() -> Result<Option<&'static Container>, ()> {
         return Ok(Some(container));
     }
     if genuine::elder().is_some() {
-        line!(Info, "another copy of the library keeps the books");
+        line!(Info, "another copy of the library keeps the accounts");
         return Ok(None);
     }
     let Some(container) = Container::open()? else {
@@ -240,15 +240,15 @@ fn open() -> Result<Option<&'static Container>, ()> {
 
 /// Opens the books, or says what a rule answers without them.
 #[inline(always)]
-pub(crate) fn open_books<T>(group: Group) -> Result<Books, Verdict<T>> {
+pub(crate) fn open_accounts<T>(group: Group) -> Result<Accounts, Verdict<T>> {
     match standing() {
         Standing::Ready(container, process) => {
-            let books = Books { container, process };
+            let accounts = Accounts { container, process };
             manners::take_left_behind(|charge| {
-                process.ledger.keep_left_behind(&container.region, charge);
+                process.holdings.keep_left_behind(&container.region, charge);
             });
-            books.count(group);
-            Ok(books)
+            accounts.count(group);
+            Ok(accounts)
         }
         Standing::Transparent => Err(Verdict::Pass),
         Standing::Closed => Err(Verdict::Refuse(CuResult::NOT_PERMITTED)),
@@ -256,20 +256,20 @@ pub(crate) fn open_books<T>(group: Group) -> Result<Books, Verdict<T>> {
 }
 
 /// Opens the books for a rule that stands after the call.
-pub(crate) fn opened() -> Option<Books> {
+pub(crate) fn opened() -> Option<Accounts> {
     match standing() {
-        Standing::Ready(container, process) => Some(Books { container, process }),
+        Standing::Ready(container, process) => Some(Accounts { container, process }),
         Standing::Transparent | Standing::Closed => None,
     }
 }
 
 /// Opens the books or leaves the rule with the answer that stands for it.
-macro_rules! books {
+macro_rules! accounts {
     ($group:ident) => {
-        match $crate::state::standing::open_books($crate::state::books::Group::$group) {
-            Ok(books) => books,
+        match $crate::state::standing::open_accounts($crate::state::accounts::Group::$group) {
+            Ok(accounts) => accounts,
             Err(verdict) => return verdict,
         }
     };
 }
-pub(crate) use books;
+pub(crate) use accounts;

@@ -9,7 +9,7 @@ use super::interrupted;
 use crate::figures::sizes;
 use crate::guest::border;
 use crate::holdings::locate;
-use crate::state::books::{Books, Group, Place};
+use crate::state::accounts::{Accounts, Destination, Group};
 use crate::state::standing;
 
 /// What was copied or filled, bytes: a number, or where the caller's structure says so.
@@ -60,21 +60,23 @@ pub(crate) fn batch(sizes: *const usize, count: usize) -> usize {
     (0..count).fold(0_usize, |sum, at| sum.saturating_add(size(at)))
 }
 
-fn opened(result: CuResult) -> Option<Books> {
+fn opened(result: CuResult) -> Option<Accounts> {
     if result != CuResult::SUCCESS {
         return None;
     }
-    let books = standing::opened()?;
-    books.count(Group::Launch);
-    Some(books)
+    let accounts = standing::opened()?;
+    accounts.count(Group::Launch);
+    Some(accounts)
 }
 
 /// A copy or a fill went into the stream. Of some (`count` of them) the bytes are not known.
 pub(crate) fn after(result: CuResult, extent: impl Extent, count: usize, stream: u64) {
-    let Some(books) = opened(result) else { return };
-    interrupted(&books, stream);
-    if let Place::Device { device, .. } = locate::here(&books)
-        && let Some(compute) = books.container.region.compute(device)
+    let Some(accounts) = opened(result) else {
+        return;
+    };
+    interrupted(&accounts, stream);
+    if let Destination::Device { device, .. } = locate::here(&accounts)
+        && let Some(compute) = accounts.container.region.compute(device)
     {
         let own = compute.own();
         // Relaxed: counters.
@@ -85,10 +87,12 @@ pub(crate) fn after(result: CuResult, extent: impl Extent, count: usize, stream:
 
 /// A host function went into the stream.
 pub(crate) fn after_host_function(result: CuResult, stream: u64) {
-    let Some(books) = opened(result) else { return };
-    interrupted(&books, stream);
-    if let Place::Device { device, .. } = locate::here(&books)
-        && let Some(compute) = books.container.region.compute(device)
+    let Some(accounts) = opened(result) else {
+        return;
+    };
+    interrupted(&accounts, stream);
+    if let Destination::Device { device, .. } = locate::here(&accounts)
+        && let Some(compute) = accounts.container.region.compute(device)
     {
         // Relaxed: a counter.
         compute.own().host_functions.fetch_add(1, Ordering::Relaxed);
@@ -97,8 +101,8 @@ pub(crate) fn after_host_function(result: CuResult, stream: u64) {
 
 /// A wait for an event or a value went into the stream, or a batch with some.
 pub(crate) fn after_wait(result: CuResult, stream: u64) {
-    if let Some(books) = opened(result) {
-        interrupted(&books, stream);
+    if let Some(accounts) = opened(result) {
+        interrupted(&accounts, stream);
     }
 }
 

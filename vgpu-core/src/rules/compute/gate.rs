@@ -9,7 +9,7 @@ use cuda_api::CuLaunchConfig;
 use super::rate::rate;
 use crate::guest::border::{self, legacy, per_thread};
 use crate::guest::thread::{Gate, thread};
-use crate::state::books::Books;
+use crate::state::accounts::Accounts;
 use crate::state::launches::DUE_NS;
 use crate::state::launches::costs::Work;
 use crate::state::launches::spans::Target;
@@ -120,15 +120,15 @@ pub(super) fn of_config(
 }
 
 /// Nothing stands in the way of launches to this stream, or to any.
-pub(super) fn remember_free(books: &Books, target: &Target, stream: u64, now_ns: u64) {
-    let devices = books.container.region.device_count();
+pub(super) fn remember_free(accounts: &Accounts, target: &Target, stream: u64, now_ns: u64) {
+    let devices = accounts.container.region.device_count();
     let all = (0..devices).all(|device| {
         device == target.device || {
-            let (_, percent) = books.process.compute_limit(books.container, device);
-            matches!(percent, 0 | 100..) && rate(books, device, now_ns).is_free()
+            let (_, percent) = accounts.process.compute_limit(accounts.container, device);
+            matches!(percent, 0 | 100..) && rate(accounts, device, now_ns).is_free()
         }
     });
-    open_gate(books, |gate| {
+    open_gate(accounts, |gate| {
         gate.stream.set(if all { ANY } else { stream });
         gate.left_ns.set(FREE);
         gate.device.set(u32::try_from(target.device).unwrap_or(0));
@@ -137,18 +137,18 @@ pub(super) fn remember_free(books: &Books, target: &Target, stream: u64, now_ns:
 }
 
 /// Remembers that nothing has changed up to here. Not while somebody captures.
-pub(super) fn open_gate(books: &Books, set: impl FnOnce(&Gate)) {
-    let state = &books.process.compute;
+pub(super) fn open_gate(accounts: &Accounts, set: impl FnOnce(&Gate)) {
+    let state = &accounts.process.compute;
     thread(|thread| {
         let gate = &thread.gate;
         set(gate);
-        gate.limits.set(books.container.limits_generation());
-        gate.targets.set(books.container.targets_generation());
+        gate.limits.set(accounts.container.limits_generation());
+        gate.targets.set(accounts.container.targets_generation());
         // Relaxed: see `passes`.
         let captures = state.captures.load(Ordering::Relaxed) > 0;
         let epoch = state.epoch.load(Ordering::Relaxed) + 1;
         gate.epoch.set(if captures { 0 } else { epoch });
-        gate.owner.set(books.process.number());
+        gate.owner.set(accounts.process.number());
         gate.untold.set((gate.untold.get() * 2).clamp(1, UNTOLD));
     });
 }

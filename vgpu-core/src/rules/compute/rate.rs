@@ -5,7 +5,7 @@ use vgpu_abi::limits::Policy;
 use vgpu_abi::targets::Grant;
 
 use crate::holdings::mps;
-use crate::state::books::Books;
+use crate::state::accounts::Accounts;
 
 /// An arbiter that has not written for so long does not count.
 const FRESH_NS: u64 = 300_000_000;
@@ -69,16 +69,16 @@ fn rate_of(policy: Policy, core_percent: u32, grant: Option<Grant>) -> Rate {
     }
 }
 
-pub(super) fn rate(books: &Books, device: usize, now_ns: u64) -> Rate {
-    let (policy, percent) = books.process.compute_limit(books.container, device);
-    if policy == Policy::Disable || mps::under_mps(books, device) {
+pub(super) fn rate(accounts: &Accounts, device: usize, now_ns: u64) -> Rate {
+    let (policy, percent) = accounts.process.compute_limit(accounts.container, device);
+    if policy == Policy::Disable || mps::under_mps(accounts, device) {
         // Kernels of several processes run at the same time under MPS: its server shares.
         return Rate::FREE;
     }
     let is_fresh = |at: u64| now_ns.saturating_sub(at) < FRESH_NS;
-    let heartbeat_ns = books.container.arbiter_heartbeat_ns();
+    let heartbeat_ns = accounts.container.arbiter_heartbeat_ns();
     let arbiter_lives = heartbeat_ns.is_some_and(is_fresh);
-    let target = books.container.target().filter(|_| arbiter_lives);
+    let target = accounts.container.target().filter(|_| arbiter_lives);
     let grant = target.and_then(|target| target.grants.get(device).copied().flatten());
     let rate = rate_of(policy, percent, grant);
     Rate {

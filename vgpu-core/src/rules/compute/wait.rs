@@ -8,7 +8,7 @@ use vgpu_abi::credit::Compute;
 use super::collect;
 use super::rate::{Rate, rate};
 use crate::base::clock;
-use crate::state::books::Books;
+use crate::state::accounts::Accounts;
 use crate::state::launches::costs::{Expected, MOST_WAITING_NS, Work};
 
 /// Work in flight on a device, of one process, beyond which launches wait: what was lent comes back as
@@ -30,7 +30,7 @@ const WATCH_NS: u64 = 500_000;
 
 /// A launch that waits until it may go.
 pub(super) struct Wait<'a> {
-    books: &'a Books,
+    accounts: &'a Accounts,
     compute: &'a Compute<'a>,
     device: usize,
     /// Since when it waits; 0: it does not.
@@ -49,9 +49,9 @@ pub(super) struct Admitted {
 }
 
 impl<'a> Wait<'a> {
-    pub(super) fn new(books: &'a Books, compute: &'a Compute<'a>, device: usize) -> Self {
+    pub(super) fn new(accounts: &'a Accounts, compute: &'a Compute<'a>, device: usize) -> Self {
         Self {
-            books,
+            accounts,
             compute,
             device,
             since_ns: 0,
@@ -65,7 +65,7 @@ impl<'a> Wait<'a> {
         let mut overdue_ns = 0;
         loop {
             let now_ns = clock::now_ns();
-            let rate = rate(self.books, self.device, now_ns);
+            let rate = rate(self.accounts, self.device, now_ns);
             if rate.is_free() {
                 self.end(now_ns);
                 if self.has_mark {
@@ -73,8 +73,8 @@ impl<'a> Wait<'a> {
                 }
                 return None;
             }
-            collect(self.books, now_ns);
-            let expected = self.books.process.compute.costs.expected(work);
+            collect(self.accounts, now_ns);
+            let expected = self.accounts.process.compute.costs.expected(work);
             if expected != Expected::Unknown && self.has_mark {
                 self.has_mark = false;
                 self.compute.end_unknown();
@@ -151,14 +151,14 @@ impl<'a> Wait<'a> {
         wait_ns: u64,
         now_ns: u64,
     ) -> Result<u64, u64> {
-        let Some(state) = self.books.process.compute.device(self.device) else {
+        let Some(state) = self.accounts.process.compute.device(self.device) else {
             return Err(wait_ns);
         };
         let has_waited = now_ns.saturating_sub(self.since_ns) >= self.patience_ns();
         if rate.permille == 0 || self.since_ns == 0 || !has_waited {
             return Err(wait_ns);
         }
-        let overdue = self.books.container.region.overdue(now_ns, PROGRESS_NS);
+        let overdue = self.accounts.container.region.overdue(now_ns, PROGRESS_NS);
         if overdue == 0 {
             return Err(wait_ns);
         }
@@ -176,14 +176,14 @@ impl<'a> Wait<'a> {
     }
 
     fn progress_ns(&self) -> u64 {
-        let state = self.books.process.compute.device(self.device);
+        let state = self.accounts.process.compute.device(self.device);
         // Relaxed: a time.
         state.map_or(0, |state| state.progress_ns.load(Ordering::Relaxed))
     }
 
     /// How long nothing must have ended.
     fn patience_ns(&self) -> u64 {
-        let state = self.books.process.compute.device(self.device);
+        let state = self.accounts.process.compute.device(self.device);
         // Relaxed: a number.
         let stalls = state.map_or(0, |state| state.stalls.load(Ordering::Relaxed));
         PROGRESS_NS << stalls.min(4)
@@ -191,7 +191,7 @@ impl<'a> Wait<'a> {
 
     /// A launch is let in although nothing has ended.
     fn made_progress(&self, now_ns: u64) {
-        if let Some(state) = self.books.process.compute.device(self.device) {
+        if let Some(state) = self.accounts.process.compute.device(self.device) {
             // Relaxed: a time and a number.
             state.progress_ns.store(now_ns, Ordering::Relaxed);
             state.stalls.fetch_add(1, Ordering::Relaxed);
@@ -200,7 +200,7 @@ impl<'a> Wait<'a> {
 
     /// Is there room for it in flight?
     fn room(&self, cost_ns: u64, now_ns: u64) -> Result<(), u64> {
-        let Some(state) = self.books.process.compute.device(self.device) else {
+        let Some(state) = self.accounts.process.compute.device(self.device) else {
             return Ok(());
         };
         // Relaxed: a number.
@@ -223,7 +223,7 @@ impl<'a> Wait<'a> {
     fn sleep(&mut self, wait_ns: u64, now_ns: u64) {
         self.begin(now_ns);
         self.rounds += 1;
-        let state = &self.books.process.compute;
+        let state = &self.accounts.process.compute;
         let longest_ns = if state.spans.is_anything_busy() || wait_ns == u64::MAX {
             // What has ended may have cost less than was charged; a grant may come.
             WATCH_NS * 2
@@ -235,7 +235,7 @@ impl<'a> Wait<'a> {
             clock::sleep_ns(ns);
         }
         // A fork's child, or a slot that was taken away, is looked after here too.
-        self.books.process.tick(self.books.container);
+        self.accounts.process.tick(self.accounts.container);
     }
 
     fn begin(&mut self, now_ns: u64) {
@@ -246,7 +246,7 @@ impl<'a> Wait<'a> {
         let own = self.compute.own();
         // Relaxed throughout: numbers for the arbiter and for reports.
         own.waits.fetch_add(1, Ordering::Relaxed);
-        if let Some(state) = self.books.process.compute.device(self.device)
+        if let Some(state) = self.accounts.process.compute.device(self.device)
             && state.waiting.fetch_add(1, Ordering::Relaxed) == 0
         {
             own.waiting_since_ns.store(now_ns.max(1), Ordering::Relaxed);
@@ -262,7 +262,7 @@ impl<'a> Wait<'a> {
         self.since_ns = 0;
         // Relaxed throughout: as in `begin`.
         own.throttled_ns.fetch_add(waited_ns, Ordering::Relaxed);
-        if let Some(state) = self.books.process.compute.device(self.device)
+        if let Some(state) = self.accounts.process.compute.device(self.device)
             && state.waiting.fetch_sub(1, Ordering::Relaxed) <= 1
         {
             own.waiting_since_ns.store(0, Ordering::Relaxed);

@@ -10,9 +10,9 @@ use crate::guest::border;
 use crate::guest::manners::Verdict;
 use crate::holdings::known_contexts::known_bytes;
 use crate::holdings::{measure, patience, requests};
-use crate::state::books::{Books, Place};
+use crate::state::accounts::{Accounts, Destination};
 use crate::state::process;
-use crate::state::standing::books;
+use crate::state::standing::accounts;
 
 /// The table through which a CUDA runtime makes contexts and loads modules.
 const RUNTIME_TABLE: [u8; 16] = [
@@ -84,7 +84,7 @@ fn step(room: Room) -> Step {
 
 /// Reserves room for a context; with `loads`, for what its runtime will load into it, too.
 pub(super) fn reserve(
-    books: &Books,
+    accounts: &Accounts,
     call: &str,
     device: usize,
     ordinal: i32,
@@ -92,9 +92,9 @@ pub(super) fn reserve(
 ) -> Result<Admitted, CuResult> {
     let ask = |bytes, is_guess| {
         let charge = if loads {
-            requests::try_reserve_loading(books, device, bytes)?
+            requests::try_reserve_loading(accounts, device, bytes)?
         } else {
-            requests::try_reserve_now(books, device, bytes)?
+            requests::try_reserve_now(accounts, device, bytes)?
         };
         Ok(Admitted {
             charge,
@@ -102,12 +102,13 @@ pub(super) fn reserve(
             is_guess,
         })
     };
-    reserve_by(books, device, ordinal, ask).map_err(|refusal| books.refuse(call, device, &refusal))
+    reserve_by(accounts, device, ordinal, ask)
+        .map_err(|refusal| accounts.refuse(call, device, &refusal))
 }
 
 /// Asks for what a context takes, as soon as that is known or there is room for the guess.
 fn reserve_by<T>(
-    books: &Books,
+    accounts: &Accounts,
     device: usize,
     ordinal: i32,
     ask: impl Fn(u64, bool) -> Result<T, Refusal>,
@@ -116,20 +117,20 @@ fn reserve_by<T>(
     let mut guess = 0;
     let mut tries = 0;
     loop {
-        let known = known_bytes(books, device);
+        let known = known_bytes(accounts, device);
         if known != 0 {
             return ask(known, false);
         }
         if guess == 0 {
             guess = measure::guess_for(ordinal);
         }
-        requests::tick(books);
-        let bounds = books.bounds(device);
+        requests::tick(accounts);
+        let bounds = accounts.bounds(device);
         let limit = match bounds.limit {
             0 => bounds.resident,
             limit => limit.min(bounds.resident),
         };
-        let region = &books.container.region;
+        let region = &accounts.container.region;
         let pending = region.pending(device);
         let used = region.used(device);
         let room = Room {
@@ -170,51 +171,52 @@ fn is_runtime_table(table: *const CuUuid) -> bool {
 /// A runtime that has this table makes its context and loads modules through it, which no hook sees:
 /// room for that is kept from here on. Where there is none on any device, the runtime does not begin.
 pub(crate) fn before_export_table(table: *const CuUuid) -> Verdict<bool> {
-    let books = books!(Context);
+    let accounts = accounts!(Context);
     if !is_runtime_table(table) {
         return Verdict::Pass;
     }
     let mut refused = None;
     let mut has_room = false;
     for ordinal in 0..query::device_count().unwrap_or(0) {
-        let device = match books.of_ordinal(ordinal) {
-            Place::Device { device, .. } => device,
-            Place::Elsewhere => {
+        let device = match accounts.of_ordinal(ordinal) {
+            Destination::Device { device, .. } => device,
+            Destination::Elsewhere => {
                 has_room = true;
                 continue;
             }
-            Place::Denied => continue,
+            Destination::Denied => continue,
         };
-        match keep_for_runtime(&books, device, ordinal) {
+        match keep_for_runtime(&accounts, device, ordinal) {
             Ok(()) => has_room = true,
             Err(refusal) => refused = refused.or(Some((device, refusal))),
         }
     }
     match refused {
         Some((device, refusal)) if !has_room => {
-            Verdict::Refuse(books.refuse("cuGetExportTable", device, &refusal))
+            Verdict::Refuse(accounts.refuse("cuGetExportTable", device, &refusal))
         }
         _ => Verdict::Call(true),
     }
 }
 
-fn keep_for_runtime(books: &Books, device: usize, ordinal: i32) -> Result<(), Refusal> {
-    let region = &books.container.region;
-    if books.ledger().has_context(device) || query::primary_is_active(ordinal) == Some(true) {
+fn keep_for_runtime(accounts: &Accounts, device: usize, ordinal: i32) -> Result<(), Refusal> {
+    let region = &accounts.container.region;
+    if accounts.holdings().has_context(device) || query::primary_is_active(ordinal) == Some(true) {
         return Ok(());
     }
     // What this process kept for an earlier one is asked for again.
     region.loaded(device);
     // A dead process's charge may end meanwhile.
     let keep = |bytes| {
-        let ask = || region.keep_for_loading(device, bytes, books.bounds(device), TABLE_NS);
-        let charge = ask().or_else(|refusal| patience::ask_again(books, device, refusal, ask))?;
+        let ask = || region.keep_for_loading(device, bytes, accounts.bounds(device), TABLE_NS);
+        let charge =
+            ask().or_else(|refusal| patience::ask_again(accounts, device, refusal, ask))?;
         // The mark keeps the room from here on.
         region.refund(charge);
         Ok(())
     };
     match region.learned_runtime_bytes(device) {
-        0 => reserve_by(books, device, ordinal, |bytes, _is_guess| keep(bytes)),
+        0 => reserve_by(accounts, device, ordinal, |bytes, _is_guess| keep(bytes)),
         learned => keep(learned),
     }
 }

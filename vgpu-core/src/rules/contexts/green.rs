@@ -18,18 +18,18 @@ use crate::guest::border;
 use crate::guest::manners::Verdict;
 use crate::holdings::objects::context_mark;
 use crate::holdings::{measure, requests};
-use crate::state::books::Books;
-use crate::state::standing::{self, books};
+use crate::state::accounts::Accounts;
+use crate::state::standing::{self, accounts};
 
 /// The primary context is made for it if it is not there yet. How the device stood before says what the
 /// green one takes beside it.
 pub(crate) fn before_green_create(call: &'static str, device: CuDevice) -> Verdict<Making> {
     match before_retain(call, device) {
         Verdict::Call(making) if making.before.is_none() => {
-            let Some(books) = standing::opened() else {
+            let Some(accounts) = standing::opened() else {
                 return Verdict::Call(making);
             };
-            let before = measure::before_context(&books, making.device, making.ordinal);
+            let before = measure::before_context(&accounts, making.device, making.ordinal);
             Verdict::Call(Making { before, ..making })
         }
         verdict => verdict,
@@ -43,9 +43,9 @@ pub(crate) fn after_green_create(
     result: CuResult,
     out: *mut CuGreenCtx,
 ) -> Option<CuResult> {
-    let books = standing::opened()?;
+    let accounts = standing::opened()?;
     let Some(green) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
-        failed(&books, making);
+        failed(&accounts, making);
         return None;
     };
     let device = making.device;
@@ -54,32 +54,35 @@ pub(crate) fn after_green_create(
     // A context of unknown size is measured together with the green one over it.
     if making.charge.is_none() || !making.is_guess {
         let charged = making.charge.map_or(0, |charge| charge.bytes());
-        more = measure::taken(&books, device, making.before.take(), charged).beyond;
+        more = measure::taken(&accounts, device, making.before.take(), charged).beyond;
     }
     let mut over = 0;
     match query::primary_context(making.ordinal) {
         // Where it turns out to be too large there is no way back: it counts, and nothing is given.
         Some(primary) => {
-            let _counts = primary_is(&books, making, primary);
-            let known = books.ledger().map.get(Space::Context, primary);
+            let _counts = primary_is(&accounts, making, primary);
+            let known = accounts.holdings().map.get(Space::Context, primary);
             over = known.map_or(0, |primary| context_mark(primary.owner));
         }
-        None => refund(&books, making),
+        None => refund(&accounts, making),
     }
     if more > 0 {
-        match requests::reserve_overhead(&books, making.call, device, more) {
-            Ok(charge) => books.confirm(charge, Kind::Context),
+        match requests::reserve_overhead(&accounts, making.call, device, more) {
+            Ok(charge) => accounts.confirm(charge, Kind::Context),
             Err(refused) if query::destroy_green(green as u64) => {
                 border::write(out, core::ptr::null_mut());
-                released(&books, making.ordinal);
+                released(&accounts, making.ordinal);
                 return Some(refused);
             }
             // The driver keeps it, so it counts, and nothing more is given.
-            Err(_) => books.container.region.charge(device, more, Kind::Context),
+            Err(_) => accounts
+                .container
+                .region
+                .charge(device, more, Kind::Context),
         }
-        books
-            .ledger()
-            .resize_context(&books.container.region, device, more, 0);
+        accounts
+            .holdings()
+            .resize_context(&accounts.container.region, device, more, 0);
     }
     let entry = Entry {
         bytes: more,
@@ -88,7 +91,10 @@ pub(crate) fn after_green_create(
         handles: u16::try_from(making.ordinal).unwrap_or(u16::MAX),
         ..Entry::default()
     };
-    books.ledger().map.put(Space::Green, green as u64, entry);
+    accounts
+        .holdings()
+        .map
+        .put(Space::Green, green as u64, entry);
     None
 }
 
@@ -100,7 +106,7 @@ pub(super) fn is_over(green: &Entry, primary: &Entry) -> bool {
 
 /// The context of a green one: what is allocated in it is the primary context's.
 pub(crate) fn after_from_green(result: CuResult, out: *mut CuContext, green: CuGreenCtx) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     if result != CuResult::SUCCESS {
@@ -109,7 +115,7 @@ pub(crate) fn after_from_green(result: CuResult, out: *mut CuContext, green: CuG
     let Some(context) = border::read(out) else {
         return;
     };
-    let map = &books.ledger().map;
+    let map = &accounts.holdings().map;
     let named = |entry: &mut Entry| {
         // It goes with the green one.
         entry.owner = context as u64;
@@ -131,8 +137,8 @@ pub(crate) fn after_from_green(result: CuResult, out: *mut CuContext, green: CuG
 }
 
 pub(crate) fn before_green_destroy(green: CuGreenCtx) -> Verdict<Going> {
-    let books = books!(Context);
-    match books.ledger().map.take(Space::Green, green as u64) {
+    let accounts = accounts!(Context);
+    match accounts.holdings().map.take(Space::Green, green as u64) {
         Some(entry) => Verdict::Call(Going {
             context: green as u64,
             entry,
@@ -144,15 +150,15 @@ pub(crate) fn before_green_destroy(green: CuGreenCtx) -> Verdict<Going> {
 /// What it took for itself is free; the primary context and all memory stay, unless nothing else holds
 /// them.
 pub(crate) fn after_green_destroy(going: Going, result: CuResult) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     let Going { context, entry } = going;
     if result != CuResult::SUCCESS {
-        books.ledger().map.put(Space::Green, context, entry);
+        accounts.holdings().map.put(Space::Green, context, entry);
         return;
     }
-    let map = &books.ledger().map;
+    let map = &accounts.holdings().map;
     if map
         .get(Space::Context, entry.owner)
         .is_some_and(|it| it.what == GREEN)
@@ -160,16 +166,16 @@ pub(crate) fn after_green_destroy(going: Going, result: CuResult) {
         map.take(Space::Context, entry.owner);
     }
     let device = usize::from(entry.device);
-    books
-        .ledger()
-        .resize_context(&books.container.region, device, 0, entry.bytes);
-    super::forget_addresses(&books);
-    released(&books, i32::from(entry.handles));
+    accounts
+        .holdings()
+        .resize_context(&accounts.container.region, device, 0, entry.bytes);
+    super::forget_addresses(&accounts);
+    released(&accounts, i32::from(entry.handles));
 }
 
 /// A green context that is gone has released its primary one, which may be gone, too.
-fn released(books: &Books, ordinal: i32) {
+fn released(accounts: &Accounts, ordinal: i32) {
     if query::primary_is_active(ordinal) == Some(false) {
-        super::primary_gone(books, ordinal);
+        super::primary_gone(accounts, ordinal);
     }
 }

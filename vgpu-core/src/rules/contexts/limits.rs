@@ -11,8 +11,8 @@ use crate::figures::sizes;
 use crate::guest::manners::Verdict;
 use crate::holdings::measure::{self, Look};
 use crate::holdings::{locate, requests};
-use crate::state::books::Place;
-use crate::state::standing::{self, books};
+use crate::state::accounts::Destination;
+use crate::state::standing::{self, accounts};
 
 /// Numbers of the limits that are memory (`CU_LIMIT_*`).
 const STACK: u32 = 0;
@@ -117,8 +117,8 @@ pub(crate) struct Setting {
 
 /// What a larger value takes is reserved, what a smaller one leaves refunded.
 pub(crate) fn before_set_limit(call: &'static str, limit: u32, value: usize) -> Verdict<Setting> {
-    let books = books!(Context);
-    let Place::Device { device, .. } = locate::here(&books) else {
+    let accounts = accounts!(Context);
+    let Destination::Device { device, .. } = locate::here(&accounts) else {
         return Verdict::Pass;
     };
     let (Some(context), Some(ordinal)) = (query::current_context(), query::current_ordinal())
@@ -141,8 +141,8 @@ pub(crate) fn before_set_limit(call: &'static str, limit: u32, value: usize) -> 
     if then <= before {
         return Verdict::Call(setting);
     }
-    let look = measure::before(&books, device);
-    match requests::reserve_overhead(&books, call, device, then - before) {
+    let look = measure::before(&accounts, device);
+    match requests::reserve_overhead(&accounts, call, device, then - before) {
         Ok(charge) => Verdict::Call(Setting {
             charge: Some(charge),
             before: look,
@@ -153,7 +153,7 @@ pub(crate) fn before_set_limit(call: &'static str, limit: u32, value: usize) -> 
 }
 
 pub(crate) fn after_set_limit(setting: Setting, result: CuResult) {
-    let Some(books) = standing::opened() else {
+    let Some(accounts) = standing::opened() else {
         return;
     };
     let Setting {
@@ -166,30 +166,36 @@ pub(crate) fn after_set_limit(setting: Setting, result: CuResult) {
     } = setting;
     if result != CuResult::SUCCESS {
         if let Some(charge) = charge {
-            books.refund(charge);
+            accounts.refund(charge);
         }
         return;
     }
     let mut more = charge.map_or(0, |charge| charge.bytes());
     if let Some(charge) = charge {
-        let beyond = measure::taken(&books, device, before, more).beyond;
-        books.confirm(charge, Kind::Context);
+        let beyond = measure::taken(&accounts, device, before, more).beyond;
+        accounts.confirm(charge, Kind::Context);
         if beyond > 0 {
             // The driver has given it.
-            books.container.region.charge(device, beyond, Kind::Context);
+            accounts
+                .container
+                .region
+                .charge(device, beyond, Kind::Context);
             more = more.saturating_add(beyond);
         }
     }
-    books
-        .ledger()
-        .resize_context(&books.container.region, device, more, less);
+    accounts
+        .holdings()
+        .resize_context(&accounts.container.region, device, more, less);
     let resized = |entry: &mut Entry| {
         entry.bytes = entry.bytes.saturating_add(more).saturating_sub(less);
         (Then::Keep, ())
     };
-    books.ledger().map.change(Space::Context, context, resized);
+    accounts
+        .holdings()
+        .map
+        .change(Space::Context, context, resized);
     if more > 0 {
-        measure::record_excess(&books, call, device, more);
+        measure::record_excess(&accounts, call, device, more);
     }
 }
 

@@ -50,7 +50,8 @@ fn driver_pid(container: &Container, process: &ProcessUse) -> u32 {
 
 /// The container's process behind a pid of the driver's.
 fn member(limited: &Limited, driver_pid: u32) -> Option<Member> {
-    members(limited.books.container, limited.index).find(|member| member.driver_pid == driver_pid)
+    members(limited.accounts.container, limited.index)
+        .find(|member| member.driver_pid == driver_pid)
 }
 
 /// Who computes is known from our own books, so the driver's list is not looked at: it may be too
@@ -79,7 +80,9 @@ fn write_members<T: ProcessEntry>(
     let (gpu_instance, compute_instance) = instance_of(device);
     let room = if infos.is_null() { 0 } else { room as usize };
     let mut found = 0;
-    for member in members(limited.books.container, limited.index).filter(|member| member.used > 0) {
+    for member in
+        members(limited.accounts.container, limited.index).filter(|member| member.used > 0)
+    {
         if found < room {
             let entry = T::new(member.pid, member.used);
             // `found` is below the room that the caller has.
@@ -385,7 +388,8 @@ pub(super) fn after_accounting_stats(
         return None;
     }
     let limited = limited(device)?;
-    let member = members(limited.books.container, limited.index).find(|member| member.pid == pid);
+    let member =
+        members(limited.accounts.container, limited.index).find(|member| member.pid == pid);
     let Some(Member { driver_pid, .. }) = member else {
         if result.is_success() && !stats.is_null() {
             // SAFETY: the caller's structure, of which all zeros is a value.

@@ -7,7 +7,7 @@ use cuda_api::nvml::NvmlReturn;
 
 use super::here;
 use crate::guest::border::write;
-use crate::state::books::Books;
+use crate::state::accounts::Accounts;
 
 /// A member of the container is named by what its own `/proc` says, and so is a process that the
 /// driver does not find.
@@ -20,7 +20,7 @@ pub(super) fn after_process_name(
     if name.is_null() || length == 0 || result == NvmlReturn::UNINITIALIZED {
         return None;
     }
-    let Books { container, .. } = here()?;
+    let Accounts { container, .. } = here()?;
     let is_member = container
         .region
         .processes()

@@ -16,12 +16,12 @@ const PLACES: usize = 4096;
 /// Places that a number may stand at, from its home on.
 const PROBES: usize = 32;
 
-/// Place::number: nothing, ever; nothing any more.
+/// FirstUse::number: nothing, ever; nothing any more.
 const EMPTY: u64 = 0;
 
 const GONE: u64 = 2;
 
-/// Place::state.
+/// FirstUse::state.
 const WAITS: u32 = 0;
 
 const USED: u32 = 1;
@@ -35,11 +35,11 @@ pub(crate) struct FirstUses {
     mode: AtomicU32,
     /// Held while a place is given to a number, or taken from it. No call of the driver is made meanwhile.
     lock: Lock,
-    places: [Place; PLACES],
+    places: [FirstUse; PLACES],
 }
 
 #[repr(C)]
-struct Place {
+struct FirstUse {
     /// The function or graph as launches name it (`Work`); odd.
     number: AtomicU64,
     /// The module or library that it is of; 0 is none.
@@ -77,12 +77,12 @@ impl FirstUses {
         })
     }
 
-    fn probes(&self, number: u64) -> impl Iterator<Item = &Place> {
+    fn probes(&self, number: u64) -> impl Iterator<Item = &FirstUse> {
         let places = self.places.iter().cycle().skip(home(number));
         places.take(PROBES)
     }
 
-    fn find(&self, number: u64) -> Option<&Place> {
+    fn find(&self, number: u64) -> Option<&FirstUse> {
         for place in self.probes(number) {
             // Acquire: what stands beside the number was written before it.
             match place.number.load(Ordering::Acquire) {
@@ -151,7 +151,7 @@ impl FirstUses {
         Some(place.owner.load(Ordering::Relaxed))
     }
 
-    fn use_up(&self, place: &Place) -> bool {
+    fn use_up(&self, place: &FirstUse) -> bool {
         // Relaxed: one of the threads that launch it wins.
         let won = place
             .state
@@ -179,7 +179,7 @@ impl FirstUses {
     }
 
     /// Those that this says are gone: their numbers may come again.
-    fn forget(&self, places: &[Place], is_gone: impl Fn(u64, u64) -> bool) {
+    fn forget(&self, places: &[FirstUse], is_gone: impl Fn(u64, u64) -> bool) {
         let Some(_held) = self.lock.hold() else {
             return;
         };

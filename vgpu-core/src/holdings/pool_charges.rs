@@ -7,8 +7,8 @@ use vgpu_abi::region::Kind;
 use crate::base::lock::Held;
 use crate::base::log::line;
 use crate::driver::query;
-use crate::state::books::Books;
-use crate::state::ledger::{CHORE_POOLS, Pool};
+use crate::state::accounts::Accounts;
+use crate::state::holdings::{CHORE_POOLS, Pool};
 
 /// A handle that no pool has: its place is being given back.
 pub(crate) const DEAD: u64 = 1;
@@ -29,9 +29,9 @@ pub(crate) fn region_index(device: usize) -> u32 {
     u32::try_from(device).unwrap_or(NO_DEVICE)
 }
 
-pub(crate) fn find(books: &Books, handle: u64) -> Option<&'static Pool> {
-    books
-        .ledger()
+pub(crate) fn find(accounts: &Accounts, handle: u64) -> Option<&'static Pool> {
+    accounts
+        .holdings()
         .pools
         .iter()
         // Acquire: the other words were written before the handle.
@@ -39,8 +39,8 @@ pub(crate) fn find(books: &Books, handle: u64) -> Option<&'static Pool> {
 }
 
 /// The place of a pool's books, which stays its own while something of it is named to others.
-pub(crate) fn place_of(books: &Books, pool: &Pool) -> u32 {
-    let mut pools = books.ledger().pools.iter();
+pub(crate) fn place_of(accounts: &Accounts, pool: &Pool) -> u32 {
+    let mut pools = accounts.holdings().pools.iter();
     let place = pools.position(|other| core::ptr::eq(other, pool));
     place
         .and_then(|place| u32::try_from(place).ok())
@@ -48,21 +48,21 @@ pub(crate) fn place_of(books: &Books, pool: &Pool) -> u32 {
 }
 
 /// See [`place_of`].
-pub(crate) fn at_place(books: &Books, place: u32) -> Option<&'static Pool> {
+pub(crate) fn at_place(accounts: &Accounts, place: u32) -> Option<&'static Pool> {
     let place = usize::try_from(place).ok()?;
-    books.ledger().pools.iter().nth(place)
+    accounts.holdings().pools.iter().nth(place)
 }
 
 /// Begins books of a pool. `None`: there is no memory for them.
-pub(crate) fn enter(books: &Books, handle: u64, device: u32) -> Option<&'static Pool> {
-    let ledger = books.ledger();
-    let _held = ledger.pools_lock.hold()?;
-    if let Some(known) = find(books, handle) {
+pub(crate) fn enter(accounts: &Accounts, handle: u64, device: u32) -> Option<&'static Pool> {
+    let holdings = accounts.holdings();
+    let _held = holdings.pools_lock.hold()?;
+    if let Some(known) = find(accounts, handle) {
         return Some(known);
     }
-    let pool = match find(books, 0) {
+    let pool = match find(accounts, 0) {
         Some(free) => free,
-        None if ledger.pools.grow() => find(books, 0)?,
+        None if holdings.pools.grow() => find(accounts, 0)?,
         None => return None,
     };
     // Relaxed: the handle publishes them.
@@ -72,39 +72,39 @@ pub(crate) fn enter(books: &Books, handle: u64, device: u32) -> Option<&'static 
     pool.is_going.store(0, Ordering::Relaxed);
     // Release: whoever sees the handle sees the rest.
     pool.handle.store(handle, Ordering::Release);
-    if has_books(device) {
+    if is_accounted(device) {
         // Relaxed: only says that a look is worth while.
-        ledger.pools_in_use.fetch_add(1, Ordering::Relaxed);
+        holdings.pools_in_use.fetch_add(1, Ordering::Relaxed);
     }
     Some(pool)
 }
 
 /// Is it the region's index of a device?
-pub(crate) fn has_books(device: u32) -> bool {
+pub(crate) fn is_accounted(device: u32) -> bool {
     device < IMPORTED
 }
 
 /// What the pool holds now is what it is charged, but for what stands in the table of shared objects. Answers what it was charged before; `None`: the driver
 /// does not say what it holds.
-pub(crate) fn settle(books: &Books, pool: &Pool) -> Option<u64> {
+pub(crate) fn settle(accounts: &Accounts, pool: &Pool) -> Option<u64> {
     let held = pool.lock.hold()?;
-    settle_held(books, pool, &held)
+    settle_held(accounts, pool, &held)
 }
 
 /// As [`settle`], of a pool that the caller holds.
-pub(crate) fn settle_held(books: &Books, pool: &Pool, _held: &Held<'_>) -> Option<u64> {
+pub(crate) fn settle_held(accounts: &Accounts, pool: &Pool, _held: &Held<'_>) -> Option<u64> {
     // Acquire: as in `find`.
     let handle = pool.handle.load(Ordering::Acquire);
     // Relaxed: under the lock, as all below.
     let device = pool.device.load(Ordering::Relaxed);
-    if handle <= DEAD || !has_books(device) {
+    if handle <= DEAD || !is_accounted(device) {
         return None;
     }
     let reserved = query::relaxed(|| query::pool_reserved(handle))?;
     let holds = reserved.saturating_sub(pool.offered.load(Ordering::Relaxed));
     let was = pool.charged.swap(holds, Ordering::Relaxed);
     if was != holds {
-        books
+        accounts
             .container
             .region
             .adjust(device as usize, Kind::Buffer, was, holds);
@@ -113,55 +113,58 @@ pub(crate) fn settle_held(books: &Books, pool: &Pool, _held: &Held<'_>) -> Optio
 }
 
 /// Settles the pools of a device.
-pub(crate) fn settle_device(books: &Books, device: usize) {
+pub(crate) fn settle_device(accounts: &Accounts, device: usize) {
     // Relaxed: only says that a look is worth while.
-    if books.ledger().pools_in_use.load(Ordering::Relaxed) == 0 {
+    if accounts.holdings().pools_in_use.load(Ordering::Relaxed) == 0 {
         return;
     }
-    for pool in books.ledger().pools.iter() {
+    for pool in accounts.holdings().pools.iter() {
         // Acquire: as in `find`.
         if pool.handle.load(Ordering::Acquire) > DEAD
             && pool.device.load(Ordering::Relaxed) as usize == device
         {
-            settle(books, pool);
+            settle(accounts, pool);
         }
     }
 }
 
 /// Pools of a device give back what they do not use. A pool that is held just now settles itself.
-pub(crate) fn trim_device(books: &Books, device: usize) {
-    for pool in books.ledger().pools.iter() {
+pub(crate) fn trim_device(accounts: &Accounts, device: usize) {
+    for pool in accounts.holdings().pools.iter() {
         // Acquire: as in `find`. Relaxed: the device is entered before the handle.
         let handle = pool.handle.load(Ordering::Acquire);
         if handle > DEAD && pool.device.load(Ordering::Relaxed) as usize == device {
             query::trim_pool(handle, 0);
             if let Some(held) = pool.lock.try_hold() {
-                let _holds = settle_held(books, pool, &held);
+                let _holds = settle_held(accounts, pool, &held);
             }
         }
     }
 }
 
 /// Does the pool hold nothing, once it has given back what is not in use?
-pub(crate) fn is_empty(books: &Books, pool: &Pool) -> bool {
+pub(crate) fn is_empty(accounts: &Accounts, pool: &Pool) -> bool {
     // Acquire: as in `find`.
     let handle = pool.handle.load(Ordering::Acquire);
     query::relaxed(|| query::trim_pool(handle, 0));
-    settle(books, pool);
+    settle(accounts, pool);
     // Relaxed: figures of the moment.
     pool.charged.load(Ordering::Relaxed) == 0 && pool.offered.load(Ordering::Relaxed) == 0
 }
 
 /// The driver's pool is gone, and its place is free again.
-pub(crate) fn leave(books: &Books, pool: &Pool) {
+pub(crate) fn leave(accounts: &Accounts, pool: &Pool) {
     // Relaxed: the handle publishes it.
     let device = pool.device.load(Ordering::Relaxed);
     let charged = pool.charged.swap(0, Ordering::Relaxed);
-    if has_books(device) {
-        let region = &books.container.region;
+    if is_accounted(device) {
+        let region = &accounts.container.region;
         region.release(device as usize, charged, Kind::Buffer);
         // Relaxed: only says that a look is worth while.
-        books.ledger().pools_in_use.fetch_sub(1, Ordering::Relaxed);
+        accounts
+            .holdings()
+            .pools_in_use
+            .fetch_sub(1, Ordering::Relaxed);
     }
     // Relaxed: as above.
     pool.is_going.store(0, Ordering::Relaxed);
@@ -170,14 +173,14 @@ pub(crate) fn leave(books: &Books, pool: &Pool) {
 }
 
 /// Destroys the pools that their owner has destroyed and that are empty by now.
-pub(crate) fn finish(books: &Books) {
+pub(crate) fn finish(accounts: &Accounts) {
     let mut left = false;
-    for pool in books.ledger().pools.iter() {
+    for pool in accounts.holdings().pools.iter() {
         // Relaxed: the word says all.
         if pool.is_going.load(Ordering::Relaxed) == 0 {
             continue;
         }
-        if !is_empty(books, pool) {
+        if !is_empty(accounts, pool) {
             left = true;
             continue;
         }
@@ -191,10 +194,10 @@ pub(crate) fn finish(books: &Books) {
             if !query::relaxed(|| query::destroy_pool(handle)) {
                 line!(Warn, "an empty pool is not destroyed by the driver");
             }
-            leave(books, pool);
+            leave(accounts, pool);
         }
     }
     if !left {
-        books.ledger().clear_chore(CHORE_POOLS);
+        accounts.holdings().clear_chore(CHORE_POOLS);
     }
 }

@@ -14,7 +14,7 @@ use crate::driver::device::MAX_ORDINALS;
 use crate::figures::room::Promised;
 use crate::state::deferred_frees::DeferredFrees;
 
-/// A chore that waits (`Ledger::chores`): memory that was freed in the order of a stream.
+/// A chore that waits (`Holdings::chores`): memory that was freed in the order of a stream.
 pub(crate) const CHORE_DEFERRED_FREES: u32 = 1;
 /// A chore that waits: pools that their owner has destroyed while they held memory.
 pub(crate) const CHORE_POOLS: u32 = 2;
@@ -24,7 +24,7 @@ const CHORE_MEASURE: u32 = 1 << 16;
 
 /// See the module's text. All zeros is an empty one.
 #[repr(C)]
-pub(crate) struct Ledger {
+pub(crate) struct Holdings {
     /// Everything that the driver gave a name.
     pub(crate) map: Map,
     /// Contexts that are gone: what was remembered of a context by its address is void.
@@ -129,7 +129,7 @@ pub(crate) struct Pool {
 }
 
 // SAFETY: atomics only, of which zeros are values; handle 0 is an unused place.
-unsafe impl growing::Place for Pool {}
+unsafe impl growing::Element for Pool {}
 
 /// What the graphs of a device hold.
 #[repr(C)]
@@ -180,7 +180,7 @@ impl Overhead {
     }
 }
 
-impl Ledger {
+impl Holdings {
     /// Is there anything to be looked at before room is given?
     #[inline(always)]
     pub(crate) fn has_chores(&self) -> bool {

@@ -12,12 +12,12 @@ use crate::driver::query;
 use crate::guest::manners;
 use crate::guest::thread::thread;
 use crate::state::container::Container;
-use crate::state::ledger::Ledger;
+use crate::state::holdings::Holdings;
 use crate::state::process::Process;
 
 /// The container's books, open for a call.
 #[derive(Clone, Copy)]
-pub(crate) struct Books {
+pub(crate) struct Accounts {
     /// The shared files.
     pub(crate) container: &'static Container,
     /// What this process knows.
@@ -26,7 +26,7 @@ pub(crate) struct Books {
 
 /// Where a call's memory goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Destination {
     /// To a device with books, in this context.
     Device {
         /// Its index in the region.
@@ -60,10 +60,10 @@ pub(crate) enum Group {
     Nvml = 6,
 }
 
-impl Books {
+impl Accounts {
     /// What this process holds.
-    pub(crate) fn ledger(&self) -> &'static Ledger {
-        &self.process.ledger
+    pub(crate) fn holdings(&self) -> &'static Holdings {
+        &self.process.holdings
     }
 
     /// Counts a call: in this thread, and from time to time in the region (at 1, 2, 4, … 64 calls,
@@ -88,11 +88,11 @@ impl Books {
     }
 
     /// The place of a device that the caller names by the driver's ordinal.
-    pub(crate) fn of_ordinal(&self, ordinal: i32) -> Place {
+    pub(crate) fn of_ordinal(&self, ordinal: i32) -> Destination {
         match self.process.device(self.container, ordinal) {
-            Device::Limited(device) => Place::Device { device, owner: 0 },
-            Device::Unlimited => Place::Elsewhere,
-            Device::Denied => Place::Denied,
+            Device::Limited(device) => Destination::Device { device, owner: 0 },
+            Device::Unlimited => Destination::Elsewhere,
+            Device::Denied => Destination::Denied,
         }
     }
 

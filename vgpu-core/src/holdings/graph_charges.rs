@@ -8,8 +8,8 @@ use crate::base::lock;
 use crate::base::map::Space;
 use crate::driver::query;
 use crate::figures::room::Figures;
-use crate::state::books::Books;
-use crate::state::ledger::GraphMemory;
+use crate::state::accounts::Accounts;
+use crate::state::holdings::GraphMemory;
 
 /// Has anybody in this process (or one that it was forked from) made a memory node? Stands outside
 /// the wiped memory, so that a launch looks at nothing else.
@@ -21,20 +21,20 @@ pub(crate) fn any() -> bool {
 }
 
 /// A memory node has been made, or captured.
-pub(crate) fn note_memory_node(_books: &Books) {
+pub(crate) fn note_memory_node(_books: &Accounts) {
     // Relaxed: see `any`.
     ANY.store(1, Ordering::Relaxed);
 }
 
 /// A graph with memory nodes has just been launched, which made the device's graph memory grow by so
 /// much: what does the driver count as in use?
-pub(crate) fn learn_figures(books: &Books, device: usize, grown: u64) {
-    let Some(memory) = books.ledger().graphs.get(device) else {
+pub(crate) fn learn_figures(accounts: &Accounts, device: usize, grown: u64) {
+    let Some(memory) = accounts.holdings().graphs.get(device) else {
         return;
     };
     // Relaxed: learned once, and stays so.
     if memory.counts_live.load(Ordering::Relaxed) == 0
-        && let Some(figures) = figures(books, memory, device)
+        && let Some(figures) = figures(accounts, memory, device)
         && figures.count_live(grown)
     {
         // Relaxed: as above.
@@ -42,18 +42,18 @@ pub(crate) fn learn_figures(books: &Books, device: usize, grown: u64) {
     }
 }
 
-pub(crate) fn figures(books: &Books, memory: &GraphMemory, device: usize) -> Option<Figures> {
-    let ordinal = ordinal(books, memory, device)?;
+pub(crate) fn figures(accounts: &Accounts, memory: &GraphMemory, device: usize) -> Option<Figures> {
+    let ordinal = ordinal(accounts, memory, device)?;
     query::relaxed(|| query::graph_figures(ordinal))
 }
 
 /// The driver's ordinal of the device.
-pub(crate) fn ordinal(books: &Books, memory: &GraphMemory, device: usize) -> Option<i32> {
+pub(crate) fn ordinal(accounts: &Accounts, memory: &GraphMemory, device: usize) -> Option<i32> {
     // Relaxed: the same value in whichever thread.
     if let Some(known) = memory.ordinal.load(Ordering::Relaxed).checked_sub(1) {
         return i32::try_from(known).ok();
     }
-    let found = books.ordinal_of(device)?;
+    let found = accounts.ordinal_of(device)?;
     // Relaxed: as above.
     memory
         .ordinal
@@ -62,63 +62,66 @@ pub(crate) fn ordinal(books: &Books, memory: &GraphMemory, device: usize) -> Opt
 }
 
 /// What the device's graphs do not use goes back.
-pub(crate) fn relieve(books: &Books, device: usize) {
-    if let Some(memory) = books.ledger().graphs.get(device)
-        && let Some(ordinal) = ordinal(books, memory, device)
+pub(crate) fn relieve(accounts: &Accounts, device: usize) {
+    if let Some(memory) = accounts.holdings().graphs.get(device)
+        && let Some(ordinal) = ordinal(accounts, memory, device)
     {
         query::relaxed(|| query::trim_graphs(ordinal));
         // Relaxed: only has to differ.
         memory.trims.fetch_add(1, Ordering::Relaxed);
     }
-    settle(books, device);
+    settle(accounts, device);
 }
 
 /// What the device's graphs hold now is what they are charged. Answers what they were charged before;
 /// `None`: the driver does not say what they hold.
-pub(crate) fn settle(books: &Books, device: usize) -> Option<u64> {
+pub(crate) fn settle(accounts: &Accounts, device: usize) -> Option<u64> {
     if !any() {
         return None;
     }
-    let memory = books.ledger().graphs.get(device)?;
+    let memory = accounts.holdings().graphs.get(device)?;
     let _held = memory.lock.hold()?;
-    let ordinal = ordinal(books, memory, device)?;
+    let ordinal = ordinal(accounts, memory, device)?;
     let holds = query::relaxed(|| query::graph_reserved(ordinal))?;
     let now = lock::milliseconds().unsigned_abs();
     let is = holds.saturating_add(memory.advanced.bytes(now));
     // Relaxed: under the lock.
     let was = memory.charged.swap(is, Ordering::Relaxed);
     if was != is {
-        books.container.region.adjust(device, Kind::Buffer, was, is);
+        accounts
+            .container
+            .region
+            .adjust(device, Kind::Buffer, was, is);
     }
     Some(was)
 }
 
 /// A pointer that is in no books of ours is freed: is it a graph's? Then the graph's next launch takes
 /// memory again.
-pub(crate) fn freed_outside(books: &Books, address: u64) {
+pub(crate) fn freed_outside(accounts: &Accounts, address: u64) {
     if !any()
-        || books
-            .ledger()
+        || accounts
+            .holdings()
             .map
             .take(Space::GraphMemory, address)
             .is_none()
     {
         return;
     }
-    for memory in &books.ledger().graphs {
+    for memory in &accounts.holdings().graphs {
         // Relaxed: only has to differ.
         memory.frees.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// What no graph uses has gone back.
-pub(crate) fn trimmed(books: &Books, device: usize) {
+pub(crate) fn trimmed(accounts: &Accounts, device: usize) {
     if !any() {
         return;
     }
-    if let Some(memory) = books.ledger().graphs.get(device) {
+    if let Some(memory) = accounts.holdings().graphs.get(device) {
         // Relaxed: only has to differ.
         memory.trims.fetch_add(1, Ordering::Relaxed);
     }
-    settle(books, device);
+    settle(accounts, device);
 }

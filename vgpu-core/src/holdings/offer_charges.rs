@@ -6,36 +6,41 @@ use vgpu_abi::region::Kind;
 
 use crate::base::map::{Entry, Space};
 use crate::holdings::objects::Objects;
-use crate::holdings::{export_books, pool_books};
-use crate::state::books::Books;
+use crate::holdings::{exports, pool_charges};
+use crate::state::accounts::Accounts;
 
 /// What was named to others is freed here: it is its pool's again, and others may hold it on.
-pub(crate) fn freed(books: &Books, pointer: u64, entry: &Entry) {
-    if books.ledger().map.get(Space::Pointer, pointer).is_none() {
+pub(crate) fn freed(accounts: &Accounts, pointer: u64, entry: &Entry) {
+    if accounts
+        .holdings()
+        .map
+        .get(Space::Pointer, pointer)
+        .is_none()
+    {
         // Else another thread was given the address meanwhile, and has named what is there now.
-        export_books::forget_handle(books, pointer);
+        exports::forget_handle(accounts, pointer);
     }
-    if let Some(pool) = pool_books::at_place(books, entry.maps)
+    if let Some(pool) = pool_charges::at_place(accounts, entry.maps)
         && let Some(held) = pool.lock.hold()
     {
         // Relaxed: under the pool's lock, as all below.
         let offered = pool.offered.load(Ordering::Relaxed);
         let left = offered.saturating_sub(entry.bytes);
         pool.offered.store(left, Ordering::Relaxed);
-        if pool_books::settle_held(books, pool, &held).is_none() {
+        if pool_charges::settle_held(accounts, pool, &held).is_none() {
             // The driver does not say what the pool holds: it keeps what was freed.
-            let region = &books.container.region;
+            let region = &accounts.container.region;
             region.charge(usize::from(entry.device), entry.bytes, Kind::Buffer);
             pool.charged.fetch_add(entry.bytes, Ordering::Relaxed);
         }
     }
     // Last: until here the memory may be charged twice, and is never charged to nothing.
-    Objects::lock(books).drop_hold(entry.owner);
+    Objects::lock(accounts).drop_hold(entry.owner);
 }
 
 /// The program has freed an import once. True: that was the last time, and the object is held no more
 /// once the driver has let go of it.
-pub(crate) fn is_last(books: &Books, pointer: u64, entry: &Entry) -> bool {
+pub(crate) fn is_last(accounts: &Accounts, pointer: u64, entry: &Entry) -> bool {
     if entry.bytes <= 1 {
         return true;
     }
@@ -43,13 +48,13 @@ pub(crate) fn is_last(books: &Books, pointer: u64, entry: &Entry) -> bool {
         bytes: entry.bytes - 1,
         ..*entry
     };
-    books.ledger().map.put(Space::Pointer, pointer, less);
+    accounts.holdings().map.put(Space::Pointer, pointer, less);
     false
 }
 
 /// The driver has let go of an import.
-pub(crate) fn ended(books: &Books, pointer: u64, entry: &Entry) {
-    if is_last(books, pointer, entry) {
-        Objects::lock(books).drop_hold(entry.owner);
+pub(crate) fn ended(accounts: &Accounts, pointer: u64, entry: &Entry) {
+    if is_last(accounts, pointer, entry) {
+        Objects::lock(accounts).drop_hold(entry.owner);
     }
 }

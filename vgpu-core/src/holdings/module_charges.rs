@@ -3,12 +3,12 @@
 use crate::base::map::{Entry, Space, Then};
 use crate::holdings::locate;
 use crate::holdings::measure::{self, Look};
-use crate::state::books::{Books, Place};
+use crate::state::accounts::{Accounts, Destination};
 
 /// Where it stands what a context was charged for a module or a library. What it loads of those that are in
 /// no books goes with the context, too.
-pub(crate) fn charged_to(books: &Books, number: u64, context: u64) -> (Space, u64) {
-    let map = &books.ledger().map;
+pub(crate) fn charged_to(accounts: &Accounts, number: u64, context: u64) -> (Space, u64) {
+    let map = &accounts.holdings().map;
     if map.get(Space::Module, number).is_some() {
         return (Space::Module, number);
     }
@@ -19,7 +19,7 @@ pub(crate) fn charged_to(books: &Books, number: u64, context: u64) -> (Space, u6
 /// What was taken since `before` is charged, and goes with its module, or with the copy of its library; 0
 /// is none that is known.
 pub(crate) fn charge_first_use(
-    books: &Books,
+    accounts: &Accounts,
     call: &str,
     device: usize,
     before: Option<Look>,
@@ -28,22 +28,22 @@ pub(crate) fn charge_first_use(
     if before.is_none() {
         return;
     }
-    let taken = measure::taken(books, device, before, 0);
-    let more = books.ledger().take_in_advance(device, taken.beyond);
+    let taken = measure::taken(accounts, device, before, 0);
+    let more = accounts.holdings().take_in_advance(device, taken.beyond);
     if more == 0 {
         return;
     }
-    measure::charge_loaded(books, call, device, more);
-    let owner = match locate::here(books) {
-        Place::Device { owner, .. } => owner,
-        Place::Elsewhere | Place::Denied => 0,
+    measure::charge_loaded(accounts, call, device, more);
+    let owner = match locate::here(accounts) {
+        Destination::Device { owner, .. } => owner,
+        Destination::Elsewhere | Destination::Denied => 0,
     };
-    let (space, number) = charged_to(books, module, owner);
+    let (space, number) = charged_to(accounts, module, owner);
     let grown = |entry: &mut Entry| {
         entry.bytes = entry.bytes.saturating_add(more);
         (Then::Keep, ())
     };
-    let map = &books.ledger().map;
+    let map = &accounts.holdings().map;
     if map.change(space, number, grown).is_none() {
         let copy = Entry {
             bytes: more,

@@ -5,25 +5,25 @@ use core::sync::atomic::Ordering;
 use crate::base::map::{Entry, Space};
 use crate::driver::query;
 use crate::holdings::objects::Objects;
-use crate::state::books::Books;
+use crate::state::accounts::Accounts;
 
 /// Whether any sparse array of this process has memory under it.
-pub(crate) fn has_parts(books: &Books) -> bool {
+pub(crate) fn has_parts(accounts: &Accounts) -> bool {
     // Relaxed: only says that a look is worth while.
-    books.ledger().sparse_parts.load(Ordering::Relaxed) != 0
+    accounts.holdings().sparse_parts.load(Ordering::Relaxed) != 0
 }
 
 /// An array is gone, and nothing lies under it any more.
-pub(crate) fn array_gone(books: &Books, array: u64) {
+pub(crate) fn array_gone(accounts: &Accounts, array: u64) {
     const AT_ONCE: usize = 128;
-    if !has_parts(books) {
+    if !has_parts(accounts) {
         return;
     }
     loop {
         let mut gone = [0u64; AT_ONCE];
         let mut count = 0;
-        books
-            .ledger()
+        accounts
+            .holdings()
             .map
             .sweep(|space, entry| match gone.get_mut(count) {
                 Some(place) if space == Space::Sparse && entry.bytes == array => {
@@ -33,10 +33,13 @@ pub(crate) fn array_gone(books: &Books, array: u64) {
                 }
                 _ => false,
             });
-        let objects = Objects::lock(books);
+        let objects = Objects::lock(accounts);
         for number in gone.iter().take(count) {
             // Relaxed: only says that a look is worth while.
-            books.ledger().sparse_parts.fetch_sub(1, Ordering::Relaxed);
+            accounts
+                .holdings()
+                .sparse_parts
+                .fetch_sub(1, Ordering::Relaxed);
             objects.drop_hold(*number);
         }
         if count < AT_ONCE {
@@ -45,17 +48,17 @@ pub(crate) fn array_gone(books: &Books, array: u64) {
     }
 }
 
-pub(crate) fn put(books: &Books, number: u64, holds: u32, event: u64) {
-    let ledger = books.ledger();
+pub(crate) fn put(accounts: &Accounts, number: u64, holds: u32, event: u64) {
+    let holdings = accounts.holdings();
     let entry = Entry {
         bytes: number,
         maps: holds,
         ..Entry::default()
     };
     // Relaxed: only says that a look is worth while.
-    ledger.endings.fetch_add(1, Ordering::Relaxed);
+    holdings.endings.fetch_add(1, Ordering::Relaxed);
     // An event's own number: no other hold waits for it.
-    ledger.map.put(
+    holdings.map.put(
         Space::Ending,
         event,
         Entry {
@@ -66,16 +69,16 @@ pub(crate) fn put(books: &Books, number: u64, holds: u32, event: u64) {
 }
 
 /// Ends the holds whose time has come. True: there were any.
-pub(crate) fn poll(books: &Books) -> bool {
+pub(crate) fn poll(accounts: &Accounts) -> bool {
     const AT_ONCE: usize = 128;
-    let ledger = books.ledger();
+    let holdings = accounts.holdings();
     // Relaxed: only says that a look is worth while.
-    if ledger.endings.load(Ordering::Relaxed) == 0 {
+    if holdings.endings.load(Ordering::Relaxed) == 0 {
         return false;
     }
     let mut waiting = [(0u64, 0u64, 0u32); AT_ONCE];
     let mut count = 0;
-    ledger
+    holdings
         .map
         .sweep(|space, entry| match waiting.get_mut(count) {
             Some(place) if space == Space::Ending => {
@@ -88,13 +91,13 @@ pub(crate) fn poll(books: &Books) -> bool {
     let mut ended = false;
     for &(event, number, holds) in waiting.iter().take(count) {
         // Relaxed: as above.
-        ledger.endings.fetch_sub(1, Ordering::Relaxed);
+        holdings.endings.fetch_sub(1, Ordering::Relaxed);
         if query::relaxed(|| query::event_is_done(event)) == Some(false) {
-            put(books, number, holds, event);
+            put(accounts, number, holds, event);
             continue;
         }
         query::destroy_event(event);
-        let objects = Objects::lock(books);
+        let objects = Objects::lock(accounts);
         for _ in 0..holds {
             objects.drop_hold(number);
         }

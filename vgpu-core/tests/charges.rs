@@ -109,7 +109,7 @@ const FAILURES: [&str; 2] = ["free again 1", "too much 2"];
 
 #[test]
 fn after_every_call_the_books_are_what_the_driver_holds() {
-    let steps = steps_of("books");
+    let steps = steps_of("charges");
 
     assert!(steps.len() > 80, "{} steps", steps.len());
     let failed: Vec<_> = steps

@@ -14,18 +14,18 @@ use crate::guest::settings::{PeerLimits, Process, Surroundings};
 
 /// A file that the library may keep its books in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
+struct Candidate {
     path: PathBuf,
     /// In a directory that all users share: it must belong to this user.
     is_own: bool,
 }
 
-/// The places for a file of this name, the best first.
-fn places(named: &Path, is_own: bool, last: &Path) -> [Place; 4] {
+/// The candidates for a file of this name, the best first.
+fn candidates(named: &Path, is_own: bool, last: &Path) -> [Candidate; 4] {
     let beside = |end: String| {
         let mut path = OsString::from(named);
         path.push(end);
-        Place {
+        Candidate {
             path: path.into(),
             is_own,
         }
@@ -34,7 +34,7 @@ fn places(named: &Path, is_own: bool, last: &Path) -> [Place; 4] {
         beside(String::new()),
         beside(".vgpu".into()),
         beside(format!(".vgpu.{REGION_VERSION}")),
-        Place {
+        Candidate {
             path: last.into(),
             is_own: true,
         },
@@ -44,33 +44,35 @@ fn places(named: &Path, is_own: bool, last: &Path) -> [Place; 4] {
 /// Opens the region that the peers' variables name, or the one that stands in for it.
 ///
 /// # Errors
-/// The place that was tried first, and what is wrong with it.
+/// The candidate that was tried first, and what is wrong with it.
 pub(crate) fn open(peers: &PeerLimits) -> Result<Region, (PathBuf, RegionError)> {
-    let places = places(&peers.region, peers.is_own_region, &peers.own_region);
+    let candidates = candidates(&peers.region, peers.is_own_region, &peers.own_region);
     // Programs that found the named file occupied keep their books beside it: all that start later join
     // them there, also when the named file is gone by then.
-    let [_, beside @ ..] = &places;
-    for place in beside.iter().take(2).rev() {
-        if let Ok(region) = opened(place, Region::open) {
+    let [_, beside @ ..] = &candidates;
+    for candidate in beside.iter().take(2).rev() {
+        if let Ok(region) = opened(candidate, Region::open) {
             return Ok(region);
         }
     }
     let mut first = None;
-    for place in &places {
+    for candidate in &candidates {
         let devices = [RegionDevice::default(); MAX_DEVICES];
         // A file that was named is for all users of the container, others are for this user.
-        let mode = if place.is_own { 0o600 } else { 0o666 };
-        let error = match opened(place, |path| Region::open_or_create(path, &devices, mode)) {
+        let mode = if candidate.is_own { 0o600 } else { 0o666 };
+        let error = match opened(candidate, |path| {
+            Region::open_or_create(path, &devices, mode)
+        }) {
             Ok(region) => {
                 if first.is_some() {
-                    line!(Warn, "the books are kept in {}", place.path.display());
+                    line!(Warn, "the usage region is {}", candidate.path.display());
                 }
                 return Ok(region);
             }
             Err(error) => error,
         };
-        line!(Warn, "{}: {error}", place.path.display());
-        let (path, error) = first.get_or_insert((place.path.clone(), error));
+        line!(Warn, "{}: {error}", candidate.path.display());
+        let (path, error) = first.get_or_insert((candidate.path.clone(), error));
         if matches!(error, RegionError::BadPath) {
             return Err((path.clone(), *error));
         }
@@ -79,12 +81,12 @@ pub(crate) fn open(peers: &PeerLimits) -> Result<Region, (PathBuf, RegionError)>
 }
 
 fn opened(
-    place: &Place,
+    candidate: &Candidate,
     open: impl FnOnce(&Path) -> Result<Region, RegionError>,
 ) -> Result<Region, RegionError> {
-    let region = open(&place.path)?;
+    let region = open(&candidate.path)?;
     // Somebody else may have been first in a shared directory.
-    if place.is_own && !is_own(&place.path) {
+    if candidate.is_own && !is_own(&candidate.path) {
         return Err(RegionError::System {
             call: "open another user's file",
             errno: libc::EPERM,
@@ -104,9 +106,14 @@ mod tests {
 
     #[test]
     fn places_stand_beside_the_named_file_and_last_in_the_users_own() {
-        let found = places(Path::new("/a/b.cache"), false, Path::new("/tmp/own"));
+        let found = candidates(Path::new("/a/b.cache"), false, Path::new("/tmp/own"));
 
-        let paths = found.map(|place| (place.path.to_str().unwrap().to_owned(), place.is_own));
+        let paths = found.map(|candidate| {
+            (
+                candidate.path.to_str().unwrap().to_owned(),
+                candidate.is_own,
+            )
+        });
         assert_eq!(
             paths,
             [
