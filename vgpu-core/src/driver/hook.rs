@@ -62,12 +62,12 @@ macro_rules! way {
         $($before:ident)::+ ($($b:expr),* $(,)?), $($after:ident)::+ ($($a:expr),* $(,)?)
     ) => {{
         let mut verdict = crate::guest::manners::Verdict::Pass;
-        crate::guest::manners::before(&mut verdict, move || $($before)::+($($b),*));
+        crate::guest::manners::before(&mut verdict, move || $($before)::+($(crate::guest::border::given!($b)),*));
         match verdict {
             crate::guest::manners::Verdict::Call(carried) => {
                 // SAFETY: the caller's own arguments.
                 let result = unsafe { crate::driver::genuine::$library::$name($($arg),*) };
-                crate::guest::manners::after(result, || $($after)::+(carried, result $(, $a)*))
+                crate::guest::manners::after(result, || $($after)::+(carried, result $(, crate::guest::border::given!($a))*))
             }
             // SAFETY: the caller's own arguments.
             crate::guest::manners::Verdict::Pass => unsafe { crate::driver::genuine::$library::$name($($arg),*) },
@@ -79,7 +79,7 @@ macro_rules! way {
         if $($pass:ident)::+ ($($p:expr),* $(,)?);
         $($before:ident)::+ ($($b:expr),* $(,)?), $($after:ident)::+ ($($a:expr),* $(,)?)
     ) => {{
-        if $($pass)::+($($p),*) {
+        if $($pass)::+($(crate::guest::border::given!($p)),*) {
             // SAFETY: the caller's own arguments.
             return unsafe { crate::driver::genuine::$library::$name($($arg),*) };
         }
@@ -93,7 +93,7 @@ macro_rules! way {
         $($instead:ident)::+ => $other:ident ($($o:expr),* $(,)?)
     ) => {{
         let mut verdict = crate::guest::manners::Verdict::Pass;
-        crate::guest::manners::before(&mut verdict, move || $($before)::+($($b),*));
+        crate::guest::manners::before(&mut verdict, move || $($before)::+($(crate::guest::border::given!($b)),*));
         match verdict {
             crate::guest::manners::Verdict::Call(carried) => {
                 let result = if $($instead)::+(carried) {
@@ -103,7 +103,7 @@ macro_rules! way {
                     // SAFETY: the caller's own arguments.
                     unsafe { crate::driver::genuine::$library::$name($($arg),*) }
                 };
-                crate::guest::manners::after(result, || $($after)::+(carried, result $(, $a)*))
+                crate::guest::manners::after(result, || $($after)::+(carried, result $(, crate::guest::border::given!($a))*))
             }
             // SAFETY: the caller's own arguments.
             crate::guest::manners::Verdict::Pass => unsafe { crate::driver::genuine::$library::$name($($arg),*) },
@@ -114,7 +114,7 @@ macro_rules! way {
         $($before:ident)::+ ($($b:expr),* $(,)?), _
     ) => {{
         let mut verdict = crate::guest::manners::Verdict::<(), _>::Pass;
-        crate::guest::manners::before(&mut verdict, move || $($before)::+($($b),*));
+        crate::guest::manners::before(&mut verdict, move || $($before)::+($(crate::guest::border::given!($b)),*));
         match verdict {
             crate::guest::manners::Verdict::Call(()) | crate::guest::manners::Verdict::Pass => {
                 // SAFETY: the caller's own arguments.
@@ -128,7 +128,7 @@ macro_rules! way {
     ) => {{
         // SAFETY: the caller's own arguments.
         let result = unsafe { crate::driver::genuine::$library::$name($($arg),*) };
-        crate::guest::manners::after(result, move || $($after)::+(result $(, $a)*))
+        crate::guest::manners::after(result, move || $($after)::+(result $(, crate::guest::border::given!($a))*))
     }};
 }
 pub(crate) use way;

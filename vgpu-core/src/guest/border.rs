@@ -1,5 +1,6 @@
-//! What the caller's pointers point at, read and written the way the driver would: null is left alone.
-//! The caller of a hook vouches for its arguments as it does to the driver.
+//! The border between pointers from C and our code. A pointer that the program passes to a hook comes to the
+//! rules as an [`InPtr`] or an [`OutPtr`], which only the macro of the hooks makes ([`given!`]): that it may be
+//! read, or written, is a fact of that one place. Both are used the way the driver would: null is left alone.
 
 use core::cell::{Cell, RefCell};
 use core::ffi::{CStr, c_char, c_int, c_void};
@@ -8,37 +9,257 @@ use cuda_api::{CuDevicePtr, CuStream};
 
 use crate::figures::image::{self, Declared, Source, WRAPPER};
 
-/// What stands there; `None` for null.
-#[inline]
-pub(crate) fn read<T: Copy>(from: *const T) -> Option<T> {
-    if from.is_null() {
-        return None;
-    }
-    // SAFETY: the caller of a hook passes what the driver may read (or has just written).
-    Some(unsafe { from.read_unaligned() })
+/// A pointer that the program passed to a hook, to something that the function reads: null, or valid for reads
+/// as long as the call lasts.
+pub(crate) struct InPtr<T>(*const T);
+
+/// A pointer that the program passed to a hook, to something that the function writes: null, or valid for
+/// reads and writes as long as the call lasts. What it points at may be uninitialised until the driver has
+/// written it, so it is read after the call only, or where the function takes a value there.
+pub(crate) struct OutPtr<T>(*mut T);
+
+/// How an argument of a hook comes to a rule: a pointer as [`InPtr`] or [`OutPtr`], everything else (numbers,
+/// and handles, which are never dereferenced) as it is. The rule's signature says which.
+pub(crate) trait Given<As> {
+    /// # Safety
+    /// `self` is an argument of a hook, or was made of nothing but its arguments, and the call lasts until
+    /// the value is used no more.
+    unsafe fn given(self) -> As;
 }
 
-/// Writes there, unless it is null.
-#[inline]
-pub(crate) fn write<T: Copy>(to: *mut T, value: T) {
-    if !to.is_null() {
-        // SAFETY: the caller of a hook passes what the driver may write (or has just written).
-        unsafe { to.write_unaligned(value) };
+impl<T> Given<T> for T {
+    #[inline(always)]
+    unsafe fn given(self) -> T {
+        self
     }
 }
 
-/// A C string that the caller passed.
-pub(crate) fn text<'a>(from: *const c_char) -> Option<&'a CStr> {
-    if from.is_null() {
-        return None;
+impl<T> Given<InPtr<T>> for *const T {
+    #[inline(always)]
+    unsafe fn given(self) -> InPtr<T> {
+        InPtr(self)
     }
-    // SAFETY: the caller of a hook passes a string that ends in a zero, as to the driver.
-    Some(unsafe { CStr::from_ptr(from) })
+}
+
+impl<T> Given<InPtr<T>> for *mut T {
+    #[inline(always)]
+    unsafe fn given(self) -> InPtr<T> {
+        InPtr(self)
+    }
+}
+
+impl<T> Given<OutPtr<T>> for *mut T {
+    #[inline(always)]
+    unsafe fn given(self) -> OutPtr<T> {
+        OutPtr(self)
+    }
+}
+
+/// Hands an argument of a hook to a rule. For the macros of `driver/hook.rs` alone.
+macro_rules! given {
+    ($argument:expr) => {{
+        let argument = $argument;
+        // SAFETY: an argument of this hook. The program promises of it what it promises to the driver's
+        // function of this name, and the rules run within the call.
+        unsafe { $crate::guest::border::Given::given(argument) }
+    }};
+}
+pub(crate) use given;
+
+impl<T> Clone for InPtr<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for InPtr<T> {}
+
+impl<T> Clone for OutPtr<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for OutPtr<T> {}
+
+impl<T> InPtr<T> {
+    /// Does it point nowhere?
+    #[inline]
+    pub(crate) fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The value there; `None` for null.
+    #[inline]
+    pub(crate) fn read(self) -> Option<T>
+    where
+        T: Copy,
+    {
+        if self.0.is_null() {
+            return None;
+        }
+        // SAFETY: not null, so valid for reads (see the type). The program may have aligned it badly.
+        Some(unsafe { self.0.read_unaligned() })
+    }
+
+    /// The element at this index of the array that begins here. The program says elsewhere in its call how
+    /// long the array is; null stays null.
+    #[inline]
+    pub(crate) fn at(self, index: usize) -> Self {
+        if self.0.is_null() {
+            return self;
+        }
+        Self(self.0.wrapping_add(index))
+    }
+
+    /// The same place as another type, where the signature has `void *`.
+    #[inline]
+    pub(crate) fn cast<U>(self) -> InPtr<U> {
+        InPtr(self.0.cast())
+    }
+
+    /// The pointer as a number, where the signature has a pointer and the program passes a number.
+    #[inline]
+    pub(crate) fn number(self) -> usize {
+        self.0.addr()
+    }
+}
+
+impl<T> OutPtr<T> {
+    /// Does it point nowhere?
+    #[inline]
+    pub(crate) fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The value there; `None` for null.
+    #[inline]
+    pub(crate) fn read(self) -> Option<T>
+    where
+        T: Copy,
+    {
+        self.as_in().read()
+    }
+
+    /// Writes there, unless it is null.
+    #[inline]
+    pub(crate) fn write(self, value: T) {
+        if !self.0.is_null() {
+            // SAFETY: not null, so valid for writes (see the type).
+            unsafe { self.0.write_unaligned(value) };
+        }
+    }
+
+    /// As [`InPtr::at`].
+    #[inline]
+    pub(crate) fn at(self, index: usize) -> Self {
+        if self.0.is_null() {
+            return self;
+        }
+        Self(self.0.wrapping_add(index))
+    }
+
+    /// As [`InPtr::cast`].
+    #[inline]
+    pub(crate) fn cast<U>(self) -> OutPtr<U> {
+        OutPtr(self.0.cast())
+    }
+
+    /// A pointer in what the program passed is one that it passed, too.
+    #[inline]
+    pub(crate) fn follow<U>(self, pointer: impl FnOnce(&T) -> *mut U) -> Option<OutPtr<U>>
+    where
+        T: Copy,
+    {
+        self.read().map(|value| OutPtr(pointer(&value)))
+    }
+
+    /// To be read only.
+    #[inline]
+    pub(crate) fn as_in(self) -> InPtr<T> {
+        InPtr(self.0)
+    }
+
+    /// For a function of the driver that is called in place of the program's own call.
+    #[inline]
+    pub(crate) fn raw(self) -> *mut T {
+        self.0
+    }
+}
+
+impl<T: Copy + TryInto<u64>> OutPtr<T> {
+    /// A figure of either width there.
+    #[inline]
+    pub(crate) fn figure(self) -> Option<u64> {
+        self.read()?.try_into().ok()
+    }
+}
+
+impl InPtr<c_char> {
+    /// The C string there; `None` for null.
+    pub(crate) fn text<'a>(self) -> Option<&'a CStr> {
+        if self.0.is_null() {
+            return None;
+        }
+        // SAFETY: not null, and the functions that take such a pointer read a string that ends in a zero.
+        Some(unsafe { CStr::from_ptr(self.0) })
+    }
+}
+
+/// What a rule tests with: pointers to values of its own.
+#[cfg(test)]
+pub(crate) mod test {
+    use super::{InPtr, OutPtr};
+
+    pub(crate) fn input<T>(value: &[T]) -> InPtr<T> {
+        InPtr(value.as_ptr())
+    }
+
+    pub(crate) fn output<T>(value: &mut [T]) -> OutPtr<T> {
+        OutPtr(value.as_mut_ptr())
+    }
+
+    pub(crate) fn null<T>() -> OutPtr<T> {
+        OutPtr(core::ptr::null_mut())
+    }
+}
+
+/// An image of code that the program loads.
+#[derive(Clone, Copy)]
+pub(crate) enum Image {
+    /// In memory: a fat binary (wrapped or not), a cubin, or text that ends in a zero.
+    Memory(InPtr<c_void>),
+    /// In a file of this name.
+    File(InPtr<c_char>),
+}
+
+impl Given<Image> for *const c_void {
+    #[inline(always)]
+    unsafe fn given(self) -> Image {
+        Image::Memory(InPtr(self))
+    }
+}
+
+impl Given<Image> for *const c_char {
+    #[inline(always)]
+    unsafe fn given(self) -> Image {
+        Image::File(InPtr(self))
+    }
+}
+
+impl Image {
+    /// What it declares; `None` where nothing was named.
+    pub(crate) fn declared(self) -> Option<Declared> {
+        match self {
+            Self::Memory(at) => (!at.is_null()).then(|| image(at.0)),
+            Self::File(path) => path.text().map(image_file),
+        }
+    }
 }
 
 /// What a module's image declares: a fat binary (wrapped or not), a cubin, or text that ends in a zero.
 /// What does not lie in memory is not read.
-pub(crate) fn image(image: *const c_void) -> Declared {
+fn image(image: *const c_void) -> Declared {
     let start = image as u64;
     let memory = Memory::at(start);
     let mut head = [0; 16];
@@ -103,7 +324,7 @@ fn magic(image: *const u8) -> u32 {
 }
 
 /// What a file declares that is loaded as a module.
-pub(crate) fn image_file(path: &CStr) -> Declared {
+fn image_file(path: &CStr) -> Declared {
     let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: a C string.
     let file = unsafe { libc::open(path.as_ptr(), flags) };
@@ -334,11 +555,6 @@ impl<T> Address for *mut T {
     fn number(self) -> u64 {
         self as u64
     }
-}
-
-/// A C pointer to a figure of either width.
-pub(crate) fn figure<T: Copy + TryInto<u64>>(from: *const T) -> Option<u64> {
-    read(from)?.try_into().ok()
 }
 
 /// The number by which the rules know a stream: the legacy and the thread's own one are 1 and 2.

@@ -86,7 +86,7 @@ hooks! {
         ptr: *mut u32, pitch: *mut u32, width_bytes: u32, height: u32, element_bytes: u32,
     ) => {
         memory::before_pitch("cuMemAllocPitch", u64::from(width_bytes), u64::from(height)),
-        memory::after_pitch(ptr, border::figure(pitch), u64::from(height))
+        memory::after_pitch(ptr, pitch, u64::from(height))
     }
     /// Charged as the driver's pitch makes it.
     fn cuMemAllocPitch_v2(
@@ -315,19 +315,19 @@ hooks! {
     // Modules and libraries.
 
     /// Reserves what its file takes.
-    fn cuModuleLoad(out: *mut CuModule, path: *const c_char) => { modules::before_load_file("cuModuleLoad", path), modules::after_load(out) }
+    fn cuModuleLoad(out: *mut CuModule, path: *const c_char) => { modules::before_load("cuModuleLoad", path), modules::after_load(out) }
     /// Reserves what its image takes.
-    fn cuModuleLoadData(out: *mut CuModule, image: *const c_void) => { modules::before_load_data("cuModuleLoadData", image), modules::after_load(out) }
+    fn cuModuleLoadData(out: *mut CuModule, image: *const c_void) => { modules::before_load("cuModuleLoadData", image), modules::after_load(out) }
     /// Reserves what its image takes.
-    fn cuModuleLoadDataEx(out: *mut CuModule, image: *const c_void, count: u32, options: *mut CuJitOption, values: *mut *mut c_void) => { modules::before_load_data("cuModuleLoadDataEx", image), modules::after_load(out) }
+    fn cuModuleLoadDataEx(out: *mut CuModule, image: *const c_void, count: u32, options: *mut CuJitOption, values: *mut *mut c_void) => { modules::before_load("cuModuleLoadDataEx", image), modules::after_load(out) }
     /// Reserves what its image takes.
-    fn cuModuleLoadFatBinary(out: *mut CuModule, image: *const c_void) => { modules::before_load_data("cuModuleLoadFatBinary", image), modules::after_load(out) }
+    fn cuModuleLoadFatBinary(out: *mut CuModule, image: *const c_void) => { modules::before_load("cuModuleLoadFatBinary", image), modules::after_load(out) }
     /// Refunds it.
     fn cuModuleUnload(module: CuModule) => { modules::before_unload(module), modules::after_unload() }
     /// Reserves what its image takes.
-    fn cuLibraryLoadData(out: *mut CuLibrary, image: *const c_void, jit_options: *mut CuJitOption, jit_values: *mut *mut c_void, jit_count: u32, options: *mut CuLibraryOption, values: *mut *mut c_void, count: u32) => { libraries::before_load_data("cuLibraryLoadData", image), libraries::after_load(out) }
+    fn cuLibraryLoadData(out: *mut CuLibrary, image: *const c_void, jit_options: *mut CuJitOption, jit_values: *mut *mut c_void, jit_count: u32, options: *mut CuLibraryOption, values: *mut *mut c_void, count: u32) => { libraries::before_load("cuLibraryLoadData", image), libraries::after_load(out) }
     /// Reserves what its file takes.
-    fn cuLibraryLoadFromFile(out: *mut CuLibrary, path: *const c_char, jit_options: *mut CuJitOption, jit_values: *mut *mut c_void, jit_count: u32, options: *mut CuLibraryOption, values: *mut *mut c_void, count: u32) => { libraries::before_load_file("cuLibraryLoadFromFile", path), libraries::after_load(out) }
+    fn cuLibraryLoadFromFile(out: *mut CuLibrary, path: *const c_char, jit_options: *mut CuJitOption, jit_values: *mut *mut c_void, jit_count: u32, options: *mut CuLibraryOption, values: *mut *mut c_void, count: u32) => { libraries::before_load("cuLibraryLoadFromFile", path), libraries::after_load(out) }
     /// Refunds it.
     fn cuLibraryUnload(library: CuLibrary) => { libraries::before_unload(library), libraries::after_unload() }
     /// Counts what it loads.
@@ -465,17 +465,17 @@ hooks! {
     /// Counted, not charged.
     fn cuMemBatchDecompressAsync_ptsz(params_array: *mut c_void, count: usize, flags: u32, error_index: *mut usize, stream: CuStream) => { _, copies::after(0_usize, count, border::per_thread(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy2DAsync(copy: *const CuMemcpy2DV1, stream: CuStream) => { _, copies::after(copy, 1, border::legacy(stream)) }
+    fn cuMemcpy2DAsync(copy: *const CuMemcpy2DV1, stream: CuStream) => { _, copies::after_shape(copy, 1, border::legacy(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy2DAsync_v2(copy: *const CuMemcpy2D, stream: CuStream) => { _, copies::after(copy, 1, border::legacy(stream)) }
+    fn cuMemcpy2DAsync_v2(copy: *const CuMemcpy2D, stream: CuStream) => { _, copies::after_shape(copy, 1, border::legacy(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy2DAsync_v2_ptsz(copy: *const CuMemcpy2D, stream: CuStream) => { _, copies::after(copy, 1, border::per_thread(stream)) }
+    fn cuMemcpy2DAsync_v2_ptsz(copy: *const CuMemcpy2D, stream: CuStream) => { _, copies::after_shape(copy, 1, border::per_thread(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy3DAsync(copy: *const CuMemcpy3DV1, stream: CuStream) => { _, copies::after(copy, 1, border::legacy(stream)) }
+    fn cuMemcpy3DAsync(copy: *const CuMemcpy3DV1, stream: CuStream) => { _, copies::after_shape(copy, 1, border::legacy(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy3DAsync_v2(copy: *const CuMemcpy3D, stream: CuStream) => { _, copies::after(copy, 1, border::legacy(stream)) }
+    fn cuMemcpy3DAsync_v2(copy: *const CuMemcpy3D, stream: CuStream) => { _, copies::after_shape(copy, 1, border::legacy(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy3DAsync_v2_ptsz(copy: *const CuMemcpy3D, stream: CuStream) => { _, copies::after(copy, 1, border::per_thread(stream)) }
+    fn cuMemcpy3DAsync_v2_ptsz(copy: *const CuMemcpy3D, stream: CuStream) => { _, copies::after_shape(copy, 1, border::per_thread(stream)) }
     /// Counted, not charged.
     fn cuMemcpy3DBatchAsync(count_ops: usize, op_list: *mut c_void, fail_idx: *mut usize, flags: u64, stream: CuStream) => { _, copies::after(0_usize, count_ops, border::legacy(stream)) }
     /// Counted, not charged.
@@ -485,9 +485,9 @@ hooks! {
     /// Counted, not charged.
     fn cuMemcpy3DBatchAsync_v2_ptsz(count_ops: usize, op_list: *mut c_void, flags: u64, stream: CuStream) => { _, copies::after(0_usize, count_ops, border::per_thread(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy3DPeerAsync(copy: *const CuMemcpy3DPeer, stream: CuStream) => { _, copies::after(copy, 1, border::legacy(stream)) }
+    fn cuMemcpy3DPeerAsync(copy: *const CuMemcpy3DPeer, stream: CuStream) => { _, copies::after_shape(copy, 1, border::legacy(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy3DPeerAsync_ptsz(copy: *const CuMemcpy3DPeer, stream: CuStream) => { _, copies::after(copy, 1, border::per_thread(stream)) }
+    fn cuMemcpy3DPeerAsync_ptsz(copy: *const CuMemcpy3DPeer, stream: CuStream) => { _, copies::after_shape(copy, 1, border::per_thread(stream)) }
     /// Counted, not charged.
     fn cuMemcpy3DWithAttributesAsync(op: *mut c_void, flags: u64, stream: CuStream) => { _, copies::after(0_usize, 1, border::legacy(stream)) }
     /// Counted, not charged.
@@ -503,13 +503,13 @@ hooks! {
     /// Counted, not charged.
     fn cuMemcpyAtoHAsync_v2_ptsz(dst: *mut c_void, src: CuArray, src_offset: usize, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, border::per_thread(stream)) }
     /// Counted, not charged.
-    fn cuMemcpyBatchAsync(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, fail_idx: *mut usize, stream: CuStream) => { _, copies::after(copies::batch(sizes, count), count, border::legacy(stream)) }
+    fn cuMemcpyBatchAsync(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, fail_idx: *mut usize, stream: CuStream) => { _, copies::after_batch(sizes, count, border::legacy(stream)) }
     /// Counted, not charged.
-    fn cuMemcpyBatchAsync_ptsz(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, fail_idx: *mut usize, stream: CuStream) => { _, copies::after(copies::batch(sizes, count), count, border::per_thread(stream)) }
+    fn cuMemcpyBatchAsync_ptsz(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, fail_idx: *mut usize, stream: CuStream) => { _, copies::after_batch(sizes, count, border::per_thread(stream)) }
     /// Counted, not charged.
-    fn cuMemcpyBatchAsync_v2(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, stream: CuStream) => { _, copies::after(copies::batch(sizes, count), count, border::legacy(stream)) }
+    fn cuMemcpyBatchAsync_v2(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, stream: CuStream) => { _, copies::after_batch(sizes, count, border::legacy(stream)) }
     /// Counted, not charged.
-    fn cuMemcpyBatchAsync_v2_ptsz(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, stream: CuStream) => { _, copies::after(copies::batch(sizes, count), count, border::per_thread(stream)) }
+    fn cuMemcpyBatchAsync_v2_ptsz(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, stream: CuStream) => { _, copies::after_batch(sizes, count, border::per_thread(stream)) }
     /// Counted, not charged.
     fn cuMemcpyDtoDAsync(dst: u32, src: u32, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, border::legacy(stream)) }
     /// Counted, not charged.

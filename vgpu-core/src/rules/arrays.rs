@@ -7,7 +7,7 @@ use crate::base::map::{Entry, Space};
 use crate::driver::query;
 use crate::figures::shapes::Described;
 use crate::figures::sizes::taken;
-use crate::guest::border::{self, Address};
+use crate::guest::border::{Address, InPtr, OutPtr};
 use crate::guest::manners::Verdict;
 use crate::holdings::sparse_charges;
 use crate::rules::memory::{Freeing, Reserved, after_freeing, freeing, given_with, reserve_here};
@@ -15,11 +15,11 @@ use crate::state::standing::{self, accounts};
 
 pub(crate) fn before_array<D: Described>(
     call: &str,
-    description: *const D,
+    description: InPtr<D>,
     levels: u32,
 ) -> Verdict<Reserved> {
     let accounts = accounts!(Memory);
-    let Some(shape) = border::read(description).map(D::shape) else {
+    let Some(shape) = description.read().map(D::shape) else {
         return Verdict::Pass;
     };
     match shape.bytes(levels) {
@@ -32,8 +32,8 @@ pub(crate) fn before_array<D: Described>(
 pub(crate) fn after_array<D: Described>(
     reserved: Reserved,
     result: CuResult,
-    out: *mut CuArray,
-    description: *const D,
+    out: OutPtr<CuArray>,
+    description: InPtr<D>,
 ) {
     let own = |array| query::array_bytes(array);
     after(reserved, result, out, description, own);
@@ -43,8 +43,8 @@ pub(crate) fn after_array<D: Described>(
 pub(crate) fn after_mipmapped<D: Described>(
     reserved: Reserved,
     result: CuResult,
-    out: *mut CuMipmappedArray,
-    description: *const D,
+    out: OutPtr<CuMipmappedArray>,
+    description: InPtr<D>,
 ) {
     let own = |array| query::mipmapped_bytes(array);
     after(reserved, result, out, description, own);
@@ -53,17 +53,17 @@ pub(crate) fn after_mipmapped<D: Described>(
 fn after<A: Address, D: Described>(
     reserved: Reserved,
     result: CuResult,
-    out: *mut A,
-    description: *const D,
+    out: OutPtr<A>,
+    description: InPtr<D>,
     own: impl FnOnce(A) -> Option<u64>,
 ) {
     let Some(accounts) = standing::opened() else {
         return;
     };
-    let Some(array) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+    let Some(array) = out.read().filter(|_| result == CuResult::SUCCESS) else {
         return accounts.refund(reserved.charge());
     };
-    let shape = border::read(description).map(D::shape);
+    let shape = description.read().map(D::shape);
     let estimated = shape.is_some_and(|it| !it.is_exact());
     let bytes = estimated
         .then(|| query::relaxed(|| own(array)))
@@ -82,7 +82,7 @@ pub(crate) struct Going {
     charged: Option<Freeing>,
 }
 
-pub(crate) fn before_array_free(array: impl Address) -> Verdict<Going> {
+pub(crate) fn before_array_free<A>(array: *mut A) -> Verdict<Going> {
     let accounts = accounts!(Memory);
     let array = array.number();
     match freeing(&accounts, Space::Array, array) {

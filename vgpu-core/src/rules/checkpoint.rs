@@ -9,7 +9,7 @@ use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::region::{Charge, ProcessUse};
 
 use crate::driver::query;
-use crate::guest::border;
+use crate::guest::border::OutPtr;
 use crate::guest::manners::Verdict;
 use crate::holdings::requests;
 use crate::state::accounts::{self, Accounts, Destination};
@@ -25,11 +25,14 @@ fn process(accounts: &Accounts, pid: i32) -> Option<ProcessUse> {
 
 /// What arguments have eight words; one that says something is a later driver's, whose checkpoint ends
 /// with `cuCheckpointOperationComplete`.
-fn is_plain(arguments: *mut c_void) -> bool {
-    border::read(arguments.cast::<[u64; 8]>()).is_none_or(|words| words == [0; 8])
+fn is_plain(arguments: OutPtr<c_void>) -> bool {
+    arguments
+        .cast::<[u64; 8]>()
+        .read()
+        .is_none_or(|words| words == [0; 8])
 }
 
-pub(crate) fn after_checkpoint(result: CuResult, pid: i32, arguments: *mut c_void) {
+pub(crate) fn after_checkpoint(result: CuResult, pid: i32, arguments: OutPtr<c_void>) {
     let Some(accounts) = standing::opened() else {
         return;
     };
@@ -73,14 +76,24 @@ pub(crate) struct Restoring {
 /// A pair of `CUcheckpointGpuPair`: which device's memory goes to which.
 type Pair = [CuUuid; 2];
 
+/// How the arguments of a restore begin.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Pairs {
+    pairs: *mut Pair,
+    count: u32,
+    _reserved: u32,
+}
+
 /// The device that a restore moves a device's memory to.
-fn moved(accounts: &Accounts, device: usize, arguments: *mut c_void) -> usize {
+fn moved(accounts: &Accounts, device: usize, arguments: OutPtr<c_void>) -> usize {
     let read = || {
-        let [pairs, count] = border::read(arguments.cast::<[u64; 2]>())?;
-        let pairs: *const Pair = core::ptr::with_exposed_provenance(usize::try_from(pairs).ok()?);
+        let arguments = arguments.cast::<Pairs>();
+        let count = arguments.read()?.count;
+        let pairs = arguments.follow(|it| it.pairs)?;
         let from = query::device_uuids(accounts.ordinal_of(device)?)?;
-        let pair = (0..usize::try_from(count & 0xffff_ffff).ok()?.min(MAX_DEVICES))
-            .filter_map(|at| border::read(pairs.wrapping_add(at)))
+        let pair = (0..usize::try_from(count).ok()?.min(MAX_DEVICES))
+            .filter_map(|at| pairs.at(at).read())
             .find(|[old, _]| from.contains(&old.bytes))?;
         let [_, new] = pair;
         let to = (0..query::device_count()?)
@@ -93,7 +106,11 @@ fn moved(accounts: &Accounts, device: usize, arguments: *mut c_void) -> usize {
     read().unwrap_or(device)
 }
 
-pub(crate) fn before_restore(call: &str, pid: i32, arguments: *mut c_void) -> Verdict<Restoring> {
+pub(crate) fn before_restore(
+    call: &str,
+    pid: i32,
+    arguments: OutPtr<c_void>,
+) -> Verdict<Restoring> {
     let accounts = accounts!(Memory);
     let Some(process) = process(&accounts, pid) else {
         return Verdict::Pass;

@@ -19,7 +19,7 @@ use wait::{Admitted, Wait};
 
 use crate::base::clock;
 use crate::driver::query;
-use crate::guest::border;
+use crate::guest::border::{self, InPtr};
 use crate::guest::manners::{self, Verdict};
 use crate::guest::thread::thread;
 use crate::holdings::deferred_frees;
@@ -84,7 +84,7 @@ pub(crate) fn before(work: Work, stream: u64) -> Verdict<Launched> {
 
 /// Before `cuLaunchKernelEx`.
 pub(crate) fn before_config(
-    config: *const CuLaunchConfig,
+    config: InPtr<CuLaunchConfig>,
     function: usize,
     own: bool,
 ) -> Verdict<Launched> {
@@ -359,12 +359,11 @@ const MOST_AT_ONCE: usize = 16;
 pub(crate) struct ManyLaunched([Option<Launched>; MOST_AT_ONCE]);
 
 /// Before `cuLaunchCooperativeKernelMultiDevice`.
-pub(crate) fn before_many(params: *const CuLaunchParams, count: u32) -> Verdict<ManyLaunched> {
+pub(crate) fn before_many(params: InPtr<CuLaunchParams>, count: u32) -> Verdict<ManyLaunched> {
     let accounts = accounts!(Launch);
     let mut all = [None; MOST_AT_ONCE];
     for (index, place) in all.iter_mut().enumerate().take(count as usize) {
-        let Some(one) = border::read(params.wrapping_add(index)).filter(|_| !params.is_null())
-        else {
+        let Some(one) = params.at(index).read() else {
             break;
         };
         let work = Work::kernel(

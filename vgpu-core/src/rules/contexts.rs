@@ -7,7 +7,7 @@ use vgpu_abi::region::{Charge, Kind, Refusal, Why};
 use crate::base::log::line;
 use crate::base::map::{Entry, Space, Then};
 use crate::driver::query;
-use crate::guest::border;
+use crate::guest::border::OutPtr;
 use crate::guest::manners::{self, Verdict};
 use crate::holdings::known_contexts::{
     self, GREEN, PRIMARY, forget_addresses, mark_loading, named, settle_found,
@@ -126,12 +126,12 @@ fn refuse_device<T>(ordinal: i32) -> Verdict<T> {
 pub(crate) fn after_create(
     making: Making,
     result: CuResult,
-    out: *mut CuContext,
+    out: OutPtr<CuContext>,
 ) -> Option<CuResult> {
     // It is the thread's current one now.
     compute::context_changed(result);
     let accounts = standing::opened()?;
-    let Some(context) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+    let Some(context) = out.read().filter(|_| result == CuResult::SUCCESS) else {
         failed(&accounts, making);
         return None;
     };
@@ -140,7 +140,7 @@ pub(crate) fn after_create(
         query::destroy_context(context as u64)
     })
     .inspect(|_| {
-        border::write(out, core::ptr::null_mut());
+        out.write(core::ptr::null_mut());
         compute::context_changed(result);
     })
 }
@@ -405,14 +405,14 @@ fn gone(accounts: &Accounts, entry: &Entry) {
 }
 
 /// `cuCtxAttach`: one more reference to the current context.
-pub(crate) fn after_attach(result: CuResult, out: *mut CuContext) {
+pub(crate) fn after_attach(result: CuResult, out: OutPtr<CuContext>) {
     let Some(accounts) = standing::opened() else {
         return;
     };
     if result != CuResult::SUCCESS {
         return;
     }
-    if let Some(context) = border::read(out) {
+    if let Some(context) = out.read() {
         let more = |entry: &mut Entry| {
             entry.handles = entry.handles.saturating_add(1);
             (Then::Keep, ())
@@ -479,10 +479,10 @@ pub(crate) fn before_retain(call: &'static str, device: CuDevice) -> Verdict<Mak
 pub(crate) fn after_retain(
     making: Making,
     result: CuResult,
-    out: *mut CuContext,
+    out: OutPtr<CuContext>,
 ) -> Option<CuResult> {
     let accounts = standing::opened()?;
-    let Some(context) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+    let Some(context) = out.read().filter(|_| result == CuResult::SUCCESS) else {
         failed(&accounts, making);
         return None;
     };
@@ -493,7 +493,7 @@ pub(crate) fn after_retain(
     })
     .inspect(|_| {
         accounts.holdings().swap_primary(making.ordinal, 0);
-        border::write(out, core::ptr::null_mut());
+        out.write(core::ptr::null_mut());
     })
 }
 

@@ -9,7 +9,7 @@ use cuda_api::{CuDevice, CuResult};
 use crate::driver::addresses::Lookup;
 use crate::driver::device::Device;
 use crate::driver::query;
-use crate::guest::border;
+use crate::guest::border::{InPtr, OutPtr};
 use crate::guest::manners::Verdict;
 use crate::state::accounts::{self, Group};
 use crate::state::standing::{self, Standing, accounts};
@@ -32,22 +32,22 @@ pub(crate) fn after_init(_: (), result: CuResult) {
 pub(crate) fn after_proc_address(
     result: CuResult,
     lookup: &Lookup,
-    symbol: *const c_char,
-    out: *mut *mut c_void,
+    symbol: InPtr<c_char>,
+    out: OutPtr<*mut c_void>,
     version: i32,
     flags: u64,
 ) {
     if result != CuResult::SUCCESS {
         return;
     }
-    let (Some(found), Some(symbol)) = (border::read(out), border::text(symbol)) else {
+    let (Some(found), Some(symbol)) = (out.read(), symbol.text()) else {
         return;
     };
     if found.is_null() {
         return;
     }
     if let Some(hook) = lookup.hook_of(found, symbol, version, flags) {
-        border::write(out, hook.cast_mut());
+        out.write(hook.cast_mut());
     }
 }
 
@@ -67,18 +67,18 @@ fn allowed(accounts: &accounts::Accounts) -> impl Iterator<Item = i32> {
     (0..count).filter(|&it| accounts.process.device(accounts.container, it) != Device::Denied)
 }
 
-pub(crate) fn after_device_count(result: CuResult, count: *mut i32) {
+pub(crate) fn after_device_count(result: CuResult, count: OutPtr<i32>) {
     if result != CuResult::SUCCESS {
         return;
     }
     let Some(accounts) = hidden() else { return };
-    border::write(count, allowed(&accounts).fold(0, |count, _| count + 1));
+    count.write(allowed(&accounts).fold(0, |count, _| count + 1));
 }
 
 /// By the container's numbering, which leaves out what it may not use.
 pub(crate) fn after_device_get(
     result: CuResult,
-    device: *mut CuDevice,
+    device: OutPtr<CuDevice>,
     ordinal: i32,
 ) -> Option<CuResult> {
     if result != CuResult::SUCCESS {
@@ -86,19 +86,19 @@ pub(crate) fn after_device_get(
     }
     let accounts = hidden()?;
     match allowed(&accounts).nth(usize::try_from(ordinal).ok()?) {
-        Some(real) => border::write(device, CuDevice(real)),
+        Some(real) => device.write(CuDevice(real)),
         None => return Some(CuResult::INVALID_DEVICE),
     }
     None
 }
 
 /// A device by another name: not found when the container may not use it.
-pub(crate) fn after_device_named(result: CuResult, device: *mut CuDevice) -> Option<CuResult> {
+pub(crate) fn after_device_named(result: CuResult, device: OutPtr<CuDevice>) -> Option<CuResult> {
     if result != CuResult::SUCCESS {
         return None;
     }
     let accounts = hidden()?;
-    let found = border::read(device)?;
+    let found = device.read()?;
     let denied = accounts.process.device(accounts.container, found.0) == Device::Denied;
     denied.then_some(CuResult::INVALID_DEVICE)
 }

@@ -12,7 +12,7 @@ use vgpu_abi::region::Kind;
 use crate::base::map::{Entry, Space, Then};
 use crate::driver::query;
 use crate::figures::sizes::taken;
-use crate::guest::border;
+use crate::guest::border::{InPtr, OutPtr};
 use crate::guest::manners::Verdict;
 use crate::holdings::descriptors::{KEEPS_OBJECT, KEEPS_POINTER, put};
 use crate::holdings::objects::Objects;
@@ -25,20 +25,20 @@ use crate::state::standing::{self, accounts};
 /// The program says how large it is.
 pub(crate) fn before_import(
     call: &str,
-    description: *const CuExternalMemoryHandleDesc,
+    description: InPtr<CuExternalMemoryHandleDesc>,
 ) -> Verdict<Reserved> {
     let accounts = accounts!(Memory);
-    match border::read(description).map(|it| it.size) {
+    match description.read().map(|it| it.size) {
         None | Some(0) => Verdict::Pass,
         Some(bytes) => memory::reserve_here(&accounts, call, taken(bytes)),
     }
 }
 
-pub(crate) fn after_import(reserved: Reserved, result: CuResult, out: *mut CuExternalMemory) {
+pub(crate) fn after_import(reserved: Reserved, result: CuResult, out: OutPtr<CuExternalMemory>) {
     let Some(accounts) = standing::opened() else {
         return;
     };
-    match border::read(out) {
+    match out.read() {
         Some(memory) if result == CuResult::SUCCESS => {
             let bytes = reserved.charge().bytes();
             memory::given(&accounts, reserved, Space::External, memory as u64, bytes);
@@ -61,7 +61,7 @@ pub(crate) fn after_destroy(freeing: Freeing, result: CuResult) {
 pub(crate) fn after_map_resources(
     result: CuResult,
     count: u32,
-    resources: *mut CuGraphicsResource,
+    resources: OutPtr<CuGraphicsResource>,
     stream: CuStream,
     per_thread: bool,
 ) -> Option<CuResult> {
@@ -74,7 +74,7 @@ pub(crate) fn after_map_resources(
         return None;
     };
     for at in 0..count as usize {
-        let resource = border::read(resources.wrapping_add(at))?;
+        let resource = resources.at(at).read()?;
         let map = &accounts.holdings().map;
         if map.get(Space::Graphics, resource as u64).is_some() {
             continue;
@@ -95,7 +95,7 @@ pub(crate) fn after_map_resources(
                 map.put(Space::Graphics, resource as u64, entry);
             }
             Err(refused) => {
-                query::unmap_resources(count, resources, stream, per_thread);
+                query::unmap_resources(count, resources.raw(), stream, per_thread);
                 return Some(refused);
             }
         }
@@ -113,12 +113,14 @@ pub(crate) fn after_unregister(freeing: Freeing, result: CuResult) {
 }
 
 /// `cuMemGetHandleForAddressRange`: a DMA-BUF keeps its memory until it is closed.
-pub(crate) fn after_range(result: CuResult, out: *mut c_void, pointer: CuDevicePtr) {
+pub(crate) fn after_range(result: CuResult, out: OutPtr<c_void>, pointer: CuDevicePtr) {
     let Some(accounts) = standing::opened() else {
         return;
     };
-    let Some(descriptor) =
-        border::read(out.cast::<c_int>()).filter(|_| result == CuResult::SUCCESS)
+    let Some(descriptor) = out
+        .cast::<c_int>()
+        .read()
+        .filter(|_| result == CuResult::SUCCESS)
     else {
         return;
     };

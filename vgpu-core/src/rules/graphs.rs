@@ -16,7 +16,7 @@ use crate::base::map::{Entry, Space, Then};
 use crate::driver::device::Device;
 use crate::driver::query::{self, MemoryNode};
 use crate::figures::room::{self, Launched, Moves, Want};
-use crate::guest::border;
+use crate::guest::border::{self, InPtr, OutPtr};
 use crate::guest::manners::Verdict;
 use crate::holdings::graph_charges::{
     self, any, figures, learn_figures, note_memory_node, relieve, settle,
@@ -37,8 +37,11 @@ pub(crate) fn after_add_alloc(result: CuResult) {
 }
 
 /// `cuGraphAddNode`: of any kind.
-pub(crate) fn after_add(result: CuResult, params: *mut CuGraphNodeParams) {
-    if border::read(params).is_some_and(|params| params.kind == query::NODE_ALLOC) {
+pub(crate) fn after_add(result: CuResult, params: OutPtr<CuGraphNodeParams>) {
+    if params
+        .read()
+        .is_some_and(|params| params.kind == query::NODE_ALLOC)
+    {
         after_add_alloc(result);
     }
 }
@@ -312,9 +315,9 @@ const UPLOAD: u64 = 2;
 pub(crate) fn before_instantiate_with(
     call: &str,
     graph: CuGraph,
-    params: *const CuGraphInstantiateParams,
+    params: InPtr<CuGraphInstantiateParams>,
 ) -> Verdict<Making> {
-    let params = border::read(params).unwrap_or(CuGraphInstantiateParams::zeroed());
+    let params = params.read().unwrap_or(CuGraphInstantiateParams::zeroed());
     let stream = border::legacy(params.upload_stream);
     make_executable(call, graph, params.flags, stream)
 }
@@ -412,9 +415,11 @@ pub(crate) fn after_instantiate(
     making: Making,
     result: CuResult,
     call: &str,
-    out: *mut CuGraphExec,
+    out: OutPtr<CuGraphExec>,
 ) -> Option<CuResult> {
-    let exec = border::read(out).filter(|exec| result == CuResult::SUCCESS && !exec.is_null());
+    let exec = out
+        .read()
+        .filter(|exec| result == CuResult::SUCCESS && !exec.is_null());
     if let Some(first) = making.first {
         first_use::after(first, result);
     }
@@ -435,7 +440,7 @@ pub(crate) fn after_instantiate(
         devices(grown).find_map(|device| Some((device, requests::above_limit(&accounts, device)?)));
     if let Some((device, over)) = over {
         query::relaxed(|| query::destroy_graph_exec(exec));
-        border::write(out, core::ptr::null_mut());
+        out.write(core::ptr::null_mut());
         relieve(&accounts, device);
         let refusal = Refusal {
             asked: wants.of(device).1,
@@ -568,14 +573,14 @@ pub(crate) fn after_child(result: CuResult, exec: CuGraphExec, child: CuGraph) {
 }
 
 /// The same, of a node of any kind.
-pub(crate) fn after_node(result: CuResult, exec: CuGraphExec, params: *mut CuGraphNodeParams) {
+pub(crate) fn after_node(result: CuResult, exec: CuGraphExec, params: OutPtr<CuGraphNodeParams>) {
     if result == CuResult::SUCCESS {
         first_use::graph_made(exec);
     }
     if !any() {
         return;
     }
-    let Some(params) = border::read(params) else {
+    let Some(params) = params.read() else {
         return;
     };
     if let Some(child) = query::child_of(&params) {

@@ -9,7 +9,7 @@ use crate::base::log::line;
 use crate::base::map::{Entry, Space, Then};
 use crate::driver::query;
 use crate::figures::sizes::{STEP, taken};
-use crate::guest::border::{self, Address};
+use crate::guest::border::{Address, OutPtr};
 use crate::guest::manners::Verdict;
 use crate::holdings::exports::{closed, ended, keep_handle, known_handle};
 use crate::holdings::objects::{self, Objects, context_mark};
@@ -54,11 +54,11 @@ pub(crate) fn before_get(call: &str, pointer: CuDevicePtr) -> Verdict<()> {
 pub(crate) fn after_get(
     (): (),
     result: CuResult,
-    out: *mut CuIpcMemHandle,
+    out: OutPtr<CuIpcMemHandle>,
     pointer: CuDevicePtr,
 ) -> Option<CuResult> {
     let accounts = standing::opened()?;
-    let handle = border::read(out).filter(|_| result == CuResult::SUCCESS)?;
+    let handle = out.read().filter(|_| result == CuResult::SUCCESS)?;
     let base = base_of(pointer);
     let _objects = Objects::lock(&accounts);
     let map = &accounts.holdings().map;
@@ -66,7 +66,7 @@ pub(crate) fn after_get(
     if entry.what == what::SHARED {
         // The driver need not write the same bytes again, and the others know the first ones.
         if let Some(first) = known_handle(&accounts, base).filter(|_| base == pointer.0) {
-            border::write(out, CuIpcMemHandle { reserved: first });
+            out.write(CuIpcMemHandle { reserved: first });
         }
         return None;
     }
@@ -97,7 +97,7 @@ pub(crate) fn after_get(
         }
         Err(error) => {
             line!(Warn, "cuIpcGetMemHandle: refused: {error}");
-            border::write(out, CuIpcMemHandle { reserved: [0; 64] });
+            out.write(CuIpcMemHandle { reserved: [0; 64] });
             Some(accounts.refuse_export("cuIpcGetMemHandle", device, entry.bytes))
         }
     }
@@ -126,10 +126,10 @@ pub(crate) fn after_open<A: Address>(
     import: Import,
     result: CuResult,
     call: &str,
-    out: *mut A,
+    out: OutPtr<A>,
 ) -> Option<CuResult> {
     let accounts = standing::opened()?;
-    let Some(pointer) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+    let Some(pointer) = out.read().filter(|_| result == CuResult::SUCCESS) else {
         objects::end_import(&accounts, &import);
         return None;
     };

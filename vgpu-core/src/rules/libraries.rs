@@ -2,7 +2,6 @@
 //! library is first used there, and the copy goes with the context. What a copy takes is reserved before
 //! it is loaded, and compared with what the driver took, as for a module.
 
-use core::ffi::{c_char, c_void};
 use core::sync::atomic::Ordering;
 
 use cuda_api::{CuFunction, CuKernel, CuLibrary, CuResult};
@@ -10,7 +9,7 @@ use cuda_api::{CuFunction, CuKernel, CuLibrary, CuResult};
 use crate::base::map::{Entry, Space};
 use crate::driver::query;
 use crate::figures::image::Declared;
-use crate::guest::border::{self, Address};
+use crate::guest::border::{Address, Image, OutPtr};
 use crate::guest::manners::{self, Verdict};
 use crate::holdings::module_charges::copy_number;
 use crate::holdings::{locate, measure};
@@ -49,33 +48,16 @@ enum How {
     First(modules::Loading, u64),
 }
 
-pub(crate) fn before_load_data(call: &'static str, image: *const c_void) -> Verdict<Loading> {
+pub(crate) fn before_load(call: &'static str, image: Image) -> Verdict<Loading> {
     let accounts = accounts!(Context);
-    if image.is_null() {
-        return Verdict::Pass;
-    }
-    reserve(&accounts, call, || border::image(image))
-}
-
-pub(crate) fn before_load_file(call: &'static str, path: *const c_char) -> Verdict<Loading> {
-    let accounts = accounts!(Context);
-    let Some(path) = border::text(path) else {
+    let Some(declared) = manners::uncancelled(|| image.declared()) else {
         return Verdict::Pass;
     };
-    reserve(&accounts, call, || border::image_file(path))
-}
-
-/// The current context is the one that most likely uses it, or gets its copy at once; so that one is
-/// reserved.
-fn reserve(
-    accounts: &Accounts,
-    call: &'static str,
-    declared: impl FnOnce() -> Declared,
-) -> Verdict<Loading> {
-    let declared = manners::uncancelled(declared);
-    let copy = match locate::here(accounts) {
+    // The current context is the one that most likely uses the library, or gets its copy at once; so its
+    // copy is reserved.
+    let copy = match locate::here(&accounts) {
         Destination::Elsewhere => None,
-        place => match modules::reserve_at(accounts, call, place, declared) {
+        destination => match modules::reserve_at(&accounts, call, destination, declared) {
             Ok(copy) => Some(copy),
             Err(result) => return Verdict::Refuse(result),
         },
@@ -86,10 +68,10 @@ fn reserve(
 pub(crate) fn after_load(
     loading: Loading,
     result: CuResult,
-    out: *mut CuLibrary,
+    out: OutPtr<CuLibrary>,
 ) -> Option<CuResult> {
     let accounts = standing::opened()?;
-    let Some(library) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+    let Some(library) = out.read().filter(|_| result == CuResult::SUCCESS) else {
         if let Some(copy) = loading.copy {
             modules::refund(&accounts, copy);
         }
@@ -111,7 +93,7 @@ pub(crate) fn after_load(
         let (loaded, told) = modules::loaded(&accounts, copy, unload);
         answer = told;
         let Some(loaded) = loaded else {
-            border::write(out, core::ptr::null_mut());
+            out.write(core::ptr::null_mut());
             return answer;
         };
         let number = copy_number(&entry, copy.owner);
@@ -211,12 +193,12 @@ fn use_it(accounts: &Accounts, call: &'static str, library: u64) -> Verdict<Usin
 pub(crate) fn after_use_kernel(
     using: Using,
     result: CuResult,
-    out: *mut CuFunction,
+    out: OutPtr<CuFunction>,
     kernel: CuKernel,
 ) {
     after_use(using, result);
     if let (Some(accounts), CuResult::SUCCESS) = (standing::opened(), result)
-        && let Some(function) = border::read(out)
+        && let Some(function) = out.read()
     {
         first_use::function_found(&accounts, function, kernel, using.library);
     }

@@ -11,7 +11,7 @@ use crate::base::log::line;
 use crate::base::map::{Entry, Space};
 use crate::driver::query;
 use crate::figures::sizes::{row, size, taken};
-use crate::guest::border::{self, Address, figure};
+use crate::guest::border::{Address, InPtr, OutPtr};
 use crate::guest::manners::Verdict;
 use crate::holdings::pointers::{ANY_PAGED, any_paged, forget, paged};
 use crate::holdings::{exports, graph_charges, locate, offer_charges, requests};
@@ -175,11 +175,11 @@ pub(crate) fn before_managed(call: &str, bytes: usize) -> Verdict<Reserved> {
 }
 
 #[inline(always)]
-pub(crate) fn after_alloc<A: Address>(reserved: Reserved, result: CuResult, out: *mut A) {
+pub(crate) fn after_alloc<A: Address>(reserved: Reserved, result: CuResult, out: OutPtr<A>) {
     let Some(accounts) = standing::opened() else {
         return;
     };
-    match border::read(out) {
+    match out.read() {
         Some(pointer) if result == CuResult::SUCCESS => {
             given(
                 &accounts,
@@ -205,7 +205,7 @@ pub(crate) fn before_pitch(call: &str, width: u64, height: u64) -> Verdict<Reser
 /// element sizes and a null `pitch` itself.
 pub(crate) fn before_pageable_pitch(
     call: &str,
-    pitch: *mut usize,
+    pitch: OutPtr<usize>,
     width: usize,
     height: usize,
     element: u32,
@@ -230,34 +230,31 @@ pub(crate) fn pitched(width: usize, height: usize) -> usize {
 pub(crate) fn after_pageable_pitch(
     reserved: Reserved,
     result: CuResult,
-    out: *mut CuDevicePtr,
-    pitch: *mut usize,
+    out: OutPtr<CuDevicePtr>,
+    pitch: OutPtr<usize>,
     width: usize,
     height: usize,
 ) {
     if is_paged(reserved) && result == CuResult::SUCCESS {
-        border::write(
-            pitch,
-            usize::try_from(row(size(width))).unwrap_or(usize::MAX),
-        );
+        pitch.write(usize::try_from(row(size(width))).unwrap_or(usize::MAX));
     }
-    after_pitch(reserved, result, out, figure(pitch), size(height));
+    after_pitch(reserved, result, out, pitch, size(height));
 }
 
 /// Charged is what the driver's own pitch makes of it.
-pub(crate) fn after_pitch<A: Address>(
+pub(crate) fn after_pitch<A: Address, P: Copy + TryInto<u64>>(
     reserved: Reserved,
     result: CuResult,
-    out: *mut A,
-    pitch: Option<u64>,
+    out: OutPtr<A>,
+    pitch: OutPtr<P>,
     height: u64,
 ) {
     let Some(accounts) = standing::opened() else {
         return;
     };
-    match border::read(out) {
+    match out.read() {
         Some(pointer) if result == CuResult::SUCCESS => {
-            let bytes = pitch.map_or(reserved.charge.bytes(), |it| {
+            let bytes = pitch.figure().map_or(reserved.charge.bytes(), |it| {
                 taken(it.saturating_mul(height))
             });
             given(&accounts, reserved, Space::Pointer, pointer.number(), bytes);
@@ -371,7 +368,7 @@ const DEVICE_MEMORY: u32 = 2;
 /// says where the page is.) That it cannot be shared by IPC the driver says when it is asked that.
 pub(crate) fn after_attribute(
     result: CuResult,
-    data: *mut c_void,
+    data: OutPtr<c_void>,
     attribute: u32,
     address: CuDevicePtr,
 ) -> Option<CuResult> {
@@ -384,9 +381,9 @@ pub(crate) fn after_attribute(
     paged(&standing::opened()?, address)?;
     match attribute {
         HOST_POINTER => return Some(CuResult::INVALID_VALUE),
-        MEMORY_TYPE => border::write(data.cast::<u32>(), DEVICE_MEMORY),
+        MEMORY_TYPE => data.cast::<u32>().write(DEVICE_MEMORY),
         // A truth value of whatever width, as the driver has just written it.
-        _ => border::write(data.cast::<u8>(), 0),
+        _ => data.cast::<u8>().write(0),
     }
     None
 }
@@ -395,8 +392,8 @@ pub(crate) fn after_attribute(
 pub(crate) fn after_attributes(
     result: CuResult,
     count: u32,
-    attributes: *const u32,
-    data: *mut *mut c_void,
+    attributes: InPtr<u32>,
+    data: OutPtr<*mut c_void>,
     address: CuDevicePtr,
 ) {
     if result != CuResult::SUCCESS || !any_paged() {
@@ -409,14 +406,14 @@ pub(crate) fn after_attributes(
         return;
     }
     for at in 0..count as usize {
-        let attribute = border::read(attributes.wrapping_add(at));
-        let Some(to) = border::read(data.wrapping_add(at)) else {
+        let attribute = attributes.at(at).read();
+        let Some(to) = data.at(at).follow(|&to| to) else {
             return;
         };
         match attribute {
-            Some(MEMORY_TYPE) => border::write(to.cast::<u32>(), DEVICE_MEMORY),
-            Some(HOST_POINTER) => border::write(to.cast::<u64>(), 0),
-            Some(IS_MANAGED) => border::write(to.cast::<u8>(), 0),
+            Some(MEMORY_TYPE) => to.cast::<u32>().write(DEVICE_MEMORY),
+            Some(HOST_POINTER) => to.cast::<u64>().write(0),
+            Some(IS_MANAGED) => to.cast::<u8>().write(0),
             _ => {}
         }
     }

@@ -3,8 +3,6 @@
 //! first use only is charged then; contexts and modules together are settled to what NVML or the host
 //! measures. Libraries have rules of their own.
 
-use core::ffi::{c_char, c_void};
-
 use cuda_api::{CuFunction, CuKernel, CuResult};
 use vgpu_abi::region::{Charge, Kind};
 
@@ -13,7 +11,7 @@ use crate::base::map::{Entry, Space};
 use crate::driver::query;
 use crate::figures::image::Declared;
 use crate::figures::sizes::{self, mapped};
-use crate::guest::border::{self, Address};
+use crate::guest::border::{Address, Image, OutPtr};
 use crate::guest::manners::{self, Verdict};
 use crate::holdings::measure::{self, Look};
 use crate::holdings::module_charges::{self, charge_first_use};
@@ -54,32 +52,16 @@ pub(crate) struct LookingUp {
     module: u64,
 }
 
-pub(crate) fn before_load_data(call: &'static str, image: *const c_void) -> Verdict<Loading> {
+pub(crate) fn before_load(call: &'static str, image: Image) -> Verdict<Loading> {
     let accounts = accounts!(Context);
-    if image.is_null() {
-        return Verdict::Pass;
-    }
-    reserve(&accounts, call, || border::image(image))
-}
-
-pub(crate) fn before_load_file(call: &'static str, path: *const c_char) -> Verdict<Loading> {
-    let accounts = accounts!(Context);
-    let Some(path) = border::text(path) else {
-        return Verdict::Pass;
-    };
-    reserve(&accounts, call, || border::image_file(path))
-}
-
-fn reserve(
-    accounts: &Accounts,
-    call: &'static str,
-    declared: impl FnOnce() -> Declared,
-) -> Verdict<Loading> {
-    let place = match locate::here(accounts) {
+    let destination = match locate::here(&accounts) {
         Destination::Elsewhere => return Verdict::Pass,
-        place => place,
+        destination => destination,
     };
-    match reserve_at(accounts, call, place, manners::uncancelled(declared)) {
+    let Some(declared) = manners::uncancelled(|| image.declared()) else {
+        return Verdict::Pass;
+    };
+    match reserve_at(&accounts, call, destination, declared) {
         Ok(loading) => Verdict::Call(loading),
         Err(result) => Verdict::Refuse(result),
     }
@@ -110,17 +92,17 @@ pub(crate) fn reserve_at(
 pub(crate) fn after_load<A>(
     loading: Loading,
     result: CuResult,
-    out: *mut *mut A,
+    out: OutPtr<*mut A>,
 ) -> Option<CuResult> {
     let accounts = standing::opened()?;
-    let Some(module) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+    let Some(module) = out.read().filter(|_| result == CuResult::SUCCESS) else {
         refund(&accounts, loading);
         return None;
     };
     let unload = || query::unload_module(module.number());
     let (entry, answer) = loaded(&accounts, loading, unload);
     let Some(entry) = entry else {
-        border::write(out, core::ptr::null_mut());
+        out.write(core::ptr::null_mut());
         return answer;
     };
     accounts
@@ -201,7 +183,7 @@ pub(crate) fn gone(accounts: &Accounts, entry: &Entry) {
     holdings.drop_module(&accounts.container.region, device, entry.bytes);
 }
 
-pub(crate) fn before_unload(module: impl Address) -> Verdict<Unloading> {
+pub(crate) fn before_unload<M>(module: *mut M) -> Verdict<Unloading> {
     let accounts = accounts!(Context);
     let number = module.number();
     match accounts.holdings().map.take(Space::Module, number) {
@@ -225,7 +207,7 @@ pub(crate) fn after_unload(unloading: Unloading, result: CuResult) {
 
 /// A call that may load what it looks up in a module or a library: that counts, unless the whole module
 /// was charged when it was loaded.
-pub(crate) fn before_look_up(call: &'static str, module: impl Address) -> Verdict<LookingUp> {
+pub(crate) fn before_look_up<M>(call: &'static str, module: *mut M) -> Verdict<LookingUp> {
     let accounts = accounts!(Context);
     look_up(&accounts, call, module.number())
 }
@@ -275,11 +257,11 @@ pub(crate) fn after_look_up(looking_up: LookingUp, _result: CuResult) {
 pub(crate) fn after_get_module_function(
     looking_up: LookingUp,
     result: CuResult,
-    out: *mut CuFunction,
+    out: OutPtr<CuFunction>,
 ) {
     after_look_up(looking_up, result);
     if let (Some(accounts), CuResult::SUCCESS) = (standing::opened(), result)
-        && let Some(function) = border::read(out)
+        && let Some(function) = out.read()
     {
         let none = core::ptr::null_mut::<()>();
         first_use::function_found(&accounts, function, none, looking_up.module);
@@ -287,10 +269,10 @@ pub(crate) fn after_get_module_function(
 }
 
 /// The same of a library's kernel.
-pub(crate) fn after_get_kernel(looking_up: LookingUp, result: CuResult, out: *mut CuKernel) {
+pub(crate) fn after_get_kernel(looking_up: LookingUp, result: CuResult, out: OutPtr<CuKernel>) {
     after_look_up(looking_up, result);
     if let (Some(accounts), CuResult::SUCCESS) = (standing::opened(), result)
-        && let Some(kernel) = border::read(out)
+        && let Some(kernel) = out.read()
     {
         let none = core::ptr::null_mut::<()>();
         first_use::function_given(&accounts, kernel, none, looking_up.module);
@@ -301,7 +283,7 @@ pub(crate) fn after_get_kernel(looking_up: LookingUp, result: CuResult, out: *mu
 pub(crate) fn after_functions(
     looking_up: LookingUp,
     result: CuResult,
-    out: *const CuFunction,
+    out: OutPtr<CuFunction>,
     count: u32,
 ) {
     after_look_up(looking_up, result);
@@ -318,7 +300,7 @@ pub(crate) fn after_functions(
 pub(crate) fn after_kernels(
     looking_up: LookingUp,
     result: CuResult,
-    out: *const CuKernel,
+    out: OutPtr<CuKernel>,
     count: u32,
 ) {
     after_look_up(looking_up, result);
@@ -332,9 +314,8 @@ pub(crate) fn after_kernels(
 }
 
 /// The handles that the driver has written to an array.
-fn listed<A>(out: *const *mut A, count: u32) -> impl Iterator<Item = *mut A> {
-    let places = (0..count as usize).map(move |at| out.wrapping_add(at));
-    places.filter_map(border::read)
+fn listed<A>(out: OutPtr<*mut A>, count: u32) -> impl Iterator<Item = *mut A> {
+    (0..count as usize).filter_map(move |at| out.at(at).read())
 }
 
 /// A function's code was loaded by `cuFuncLoad`.

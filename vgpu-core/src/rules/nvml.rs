@@ -17,7 +17,7 @@ use crate::driver::device::Device;
 use crate::driver::genuine::nvml as driver;
 use crate::driver::hook::hooks;
 use crate::driver::query;
-use crate::guest::border::{read, write};
+use crate::guest::border::OutPtr;
 use crate::guest::manners::Verdict;
 use crate::state::accounts::{Accounts, Group};
 use crate::state::standing;
@@ -222,8 +222,8 @@ fn limited(device: NvmlDevice) -> Option<Limited> {
 }
 
 /// How much room the caller has for a list, before the driver overwrites it.
-fn room(count: *mut u32) -> Verdict<u32, NvmlReturn> {
-    match read(count) {
+fn room(count: OutPtr<u32>) -> Verdict<u32, NvmlReturn> {
+    match count.read() {
         Some(room) if standing::opened().is_some() => Verdict::Call(room),
         _ => Verdict::Pass,
     }
@@ -286,20 +286,20 @@ impl Limited {
     }
 }
 
-fn after_memory(result: NvmlReturn, device: NvmlDevice, memory: *mut NvmlMemory) {
+fn after_memory(result: NvmlReturn, device: NvmlDevice, memory: OutPtr<NvmlMemory>) {
     if !result.is_success() {
         return;
     }
-    if let (Some(limited), Some(driver)) = (limited(device), read(memory)) {
-        write(memory, limited.share(driver.total, driver.free));
+    if let (Some(limited), Some(driver)) = (limited(device), memory.read()) {
+        memory.write(limited.share(driver.total, driver.free));
     }
 }
 
-fn after_memory_v2(result: NvmlReturn, device: NvmlDevice, memory: *mut NvmlMemoryV2) {
+fn after_memory_v2(result: NvmlReturn, device: NvmlDevice, memory: OutPtr<NvmlMemoryV2>) {
     if !result.is_success() {
         return;
     }
-    if let (Some(limited), Some(driver)) = (limited(device), read(memory)) {
+    if let (Some(limited), Some(driver)) = (limited(device), memory.read()) {
         let NvmlMemory { total, used, free } = limited.share(driver.total, driver.free);
         // What the driver keeps for itself is no part of a share that is smaller than the card.
         let reserved = if total < driver.total {
@@ -308,63 +308,60 @@ fn after_memory_v2(result: NvmlReturn, device: NvmlDevice, memory: *mut NvmlMemo
             driver.reserved
         };
         let free = free.min(total.saturating_sub(reserved));
-        write(
-            memory,
-            NvmlMemoryV2 {
-                version: driver.version,
-                total,
-                reserved,
-                free,
-                used,
-            },
-        );
+        memory.write(NvmlMemoryV2 {
+            version: driver.version,
+            total,
+            reserved,
+            free,
+            used,
+        });
     }
 }
 
-fn after_bar1(result: NvmlReturn, device: NvmlDevice, memory: *mut NvmlBar1Memory) {
+fn after_bar1(result: NvmlReturn, device: NvmlDevice, memory: OutPtr<NvmlBar1Memory>) {
     if !result.is_success() {
         return;
     }
-    if let (Some(limited), Some(driver)) = (limited(device), read(memory)) {
+    if let (Some(limited), Some(driver)) = (limited(device), memory.read()) {
         let Accounts { container, process } = limited.accounts;
         let limit = process.memory_limit(container, limited.index);
         let held = container.region.used(limited.index);
-        write(memory, window(limit, held, &driver));
+        memory.write(window(limit, held, &driver));
     }
 }
 
-fn after_count(result: NvmlReturn, count: *mut u32) {
+fn after_count(result: NvmlReturn, count: OutPtr<u32>) {
     if !result.is_success() {
         return;
     }
     if let Some(Accounts { container, .. }) = here()
         && devices::hides(container)
     {
-        write(count, devices::count(container));
+        count.write(devices::count(container));
     }
 }
 
 fn after_handle_by_index(
     result: NvmlReturn,
     index: u32,
-    device: *mut NvmlDevice,
+    device: OutPtr<NvmlDevice>,
 ) -> Option<NvmlReturn> {
     let Accounts { container, .. } = here()?;
     if result == NvmlReturn::UNINITIALIZED || device.is_null() || !devices::hides(container) {
         return None;
     }
     let Some(real) = devices::real_index(container, index) else {
-        write(device, NvmlDevice::NULL);
+        device.write(NvmlDevice::NULL);
         return Some(NvmlReturn::INVALID_ARGUMENT);
     };
     if real == index && result.is_success() {
         return None;
     }
-    // SAFETY: the caller's pointer, which is not NULL.
-    Some(unsafe { driver::nvmlDeviceGetHandleByIndex_v2(real, device) })
+    // SAFETY: `device` is the program's, for a call that writes a handle there.
+    Some(unsafe { driver::nvmlDeviceGetHandleByIndex_v2(real, device.raw()) })
 }
 
-fn after_index(result: NvmlReturn, device: NvmlDevice, index: *mut u32) {
+fn after_index(result: NvmlReturn, device: NvmlDevice, index: OutPtr<u32>) {
     if !result.is_success() {
         return;
     }
@@ -374,21 +371,24 @@ fn after_index(result: NvmlReturn, device: NvmlDevice, index: *mut u32) {
     if !devices::hides(container) || query::card_of(device).is_some() {
         return;
     }
-    if let Some(shown) = read(index).and_then(|real| devices::shown_index(container, real)) {
-        write(index, shown);
+    if let Some(shown) = index
+        .read()
+        .and_then(|real| devices::shown_index(container, real))
+    {
+        index.write(shown);
     }
 }
 
-fn after_handle(result: NvmlReturn, device: *mut NvmlDevice) -> Option<NvmlReturn> {
+fn after_handle(result: NvmlReturn, device: OutPtr<NvmlDevice>) -> Option<NvmlReturn> {
     if !result.is_success() {
         return None;
     }
     let Accounts { container, .. } = here()?;
-    let handle = read(device)?;
+    let handle = device.read()?;
     if !devices::hides(container) || devices::is_visible(container, handle) {
         return None;
     }
-    write(device, NvmlDevice::NULL);
+    device.write(NvmlDevice::NULL);
     Some(NvmlReturn::NOT_FOUND)
 }
 

@@ -12,7 +12,7 @@ use crate::base::log::line;
 use crate::base::map::{Entry, Space};
 use crate::driver::query;
 use crate::figures::sizes::taken;
-use crate::guest::border;
+use crate::guest::border::OutPtr;
 use crate::guest::manners::Verdict;
 use crate::holdings::objects::{self, Objects};
 use crate::holdings::pointers::forget;
@@ -71,15 +71,15 @@ pub(crate) fn after_export(
     (): (),
     result: CuResult,
     call: &str,
-    out: *mut CuMemPoolPtrExportData,
+    out: OutPtr<CuMemPoolPtrExportData>,
     pointer: CuDevicePtr,
 ) -> Option<CuResult> {
     let accounts = standing::opened()?;
-    let name = border::read(out).filter(|_| result == CuResult::SUCCESS)?;
+    let name = out.read().filter(|_| result == CuResult::SUCCESS)?;
     // What has no books of a pool is charged by itself, and its imports are charged in full.
     let piece = piece(&accounts, pointer)?;
     let refuse = || {
-        border::write(out, CuMemPoolPtrExportData { reserved: [0; 64] });
+        out.write(CuMemPoolPtrExportData { reserved: [0; 64] });
         Some(accounts.refuse_export(call, piece.device, piece.bytes))
     };
     let Some(held) = piece.pool.lock.hold() else {
@@ -91,7 +91,7 @@ pub(crate) fn after_export(
             if let Some(first) =
                 exports::known_handle(&accounts, piece.base).filter(|_| piece.base == pointer.0)
             {
-                border::write(out, CuMemPoolPtrExportData { reserved: first });
+                out.write(CuMemPoolPtrExportData { reserved: first });
             }
             None
         }
@@ -154,10 +154,10 @@ fn offer(
 /// name that is not in the table is that of memory which no process of the container has charged.
 pub(crate) fn before_import(
     call: &str,
-    data: *mut CuMemPoolPtrExportData,
+    data: OutPtr<CuMemPoolPtrExportData>,
 ) -> Verdict<Option<Import>> {
     let accounts = accounts!(Memory);
-    let Some(data) = border::read(data) else {
+    let Some(data) = data.read() else {
         return Verdict::Pass;
     };
     let key = key_of(&data.reserved);
@@ -182,10 +182,10 @@ pub(crate) fn after_import(
     import: Option<Import>,
     result: CuResult,
     call: &str,
-    out: *mut CuDevicePtr,
+    out: OutPtr<CuDevicePtr>,
 ) -> Option<CuResult> {
     let accounts = standing::opened()?;
-    let Some(pointer) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+    let Some(pointer) = out.read().filter(|_| result == CuResult::SUCCESS) else {
         if let Some(import) = import {
             objects::end_import(&accounts, &import);
         }
@@ -203,7 +203,7 @@ pub(crate) fn after_import(
             Ok(charged) => charged?,
             Err(refused) => {
                 query::relaxed(|| query::free_import(pointer.0));
-                border::write(out, CuDevicePtr(0));
+                out.write(CuDevicePtr(0));
                 return Some(refused);
             }
         },

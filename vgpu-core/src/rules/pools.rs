@@ -17,7 +17,7 @@ use crate::driver::device::Device;
 use crate::driver::query;
 use crate::figures::room;
 use crate::figures::sizes::{self, size};
-use crate::guest::border;
+use crate::guest::border::{InPtr, OutPtr};
 use crate::guest::manners::Verdict;
 use crate::holdings::location::{self, Lies};
 use crate::holdings::pool_charges::{
@@ -292,11 +292,11 @@ pub(crate) fn after_alloc(
     drawing: Drawing,
     result: CuResult,
     call: &str,
-    out: *mut CuDevicePtr,
+    out: OutPtr<CuDevicePtr>,
     stream: CuStream,
 ) -> Option<CuResult> {
     let accounts = standing::opened()?;
-    let given = border::read(out).filter(|_| result == CuResult::SUCCESS);
+    let given = out.read().filter(|_| result == CuResult::SUCCESS);
     let Some(pool) = drawing.pool else {
         after_alloc_apart(&accounts, &drawing, given);
         return None;
@@ -399,9 +399,9 @@ pub(crate) fn after_sync(_result: CuResult) {
 }
 
 /// A pool on a device that the container may not use is not made.
-pub(crate) fn before_create(properties: *const CuMemPoolProps) -> Verdict<()> {
+pub(crate) fn before_create(properties: InPtr<CuMemPoolProps>) -> Verdict<()> {
     let accounts = accounts!(Memory);
-    let Some(properties) = border::read(properties) else {
+    let Some(properties) = properties.read() else {
         return Verdict::Pass;
     };
     if let Lies::On(ordinal) = location::lies(properties.location, properties.kind)
@@ -416,11 +416,11 @@ pub(crate) fn before_create(properties: *const CuMemPoolProps) -> Verdict<()> {
 pub(crate) fn after_create(
     (): (),
     result: CuResult,
-    out: *mut CuMemoryPool,
-    properties: *const CuMemPoolProps,
+    out: OutPtr<CuMemoryPool>,
+    properties: InPtr<CuMemPoolProps>,
 ) -> Option<CuResult> {
     let accounts = standing::opened()?;
-    let (pool, properties) = (border::read(out)?, border::read(properties)?);
+    let (pool, properties) = (out.read()?, properties.read()?);
     if result != CuResult::SUCCESS {
         return None;
     }
@@ -436,28 +436,28 @@ pub(crate) fn after_create(
 /// A pool of the driver's own was asked for.
 pub(crate) fn after_get(
     result: CuResult,
-    out: *mut CuMemoryPool,
-    location: *mut CuMemLocation,
+    out: OutPtr<CuMemoryPool>,
+    location: OutPtr<CuMemLocation>,
     kind: u32,
 ) {
     let Some(accounts) = standing::opened() else {
         return;
     };
     if result == CuResult::SUCCESS
-        && let (Some(pool), Some(location)) = (border::read(out), border::read(location))
+        && let (Some(pool), Some(location)) = (out.read(), location.read())
     {
         enter_unless_known(&accounts, pool as u64, location, kind);
     }
 }
 
 /// The same, of a device.
-pub(crate) fn after_get_device(result: CuResult, out: *mut CuMemoryPool, device: CuDevice) {
+pub(crate) fn after_get_device(result: CuResult, out: OutPtr<CuMemoryPool>, device: CuDevice) {
     const PINNED: u32 = 1;
     let Some(accounts) = standing::opened() else {
         return;
     };
     if result == CuResult::SUCCESS
-        && let Some(pool) = border::read(out)
+        && let Some(pool) = out.read()
     {
         let location = CuMemLocation {
             kind: location::DEVICE,
@@ -476,11 +476,11 @@ fn enter_unless_known(accounts: &Accounts, handle: u64, location: CuMemLocation,
 
 /// An imported pool is memory of the process that made it: what is imported out of it has books of its
 /// own (`offers.rs`).
-pub(crate) fn after_import(result: CuResult, out: *mut CuMemoryPool) {
+pub(crate) fn after_import(result: CuResult, out: OutPtr<CuMemoryPool>) {
     let Some(accounts) = standing::opened() else {
         return;
     };
-    if let Some(pool) = border::read(out).filter(|_| result == CuResult::SUCCESS) {
+    if let Some(pool) = out.read().filter(|_| result == CuResult::SUCCESS) {
         enter(&accounts, pool as u64, IMPORTED);
     }
 }

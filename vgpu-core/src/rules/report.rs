@@ -4,7 +4,7 @@
 use cuda_api::{CuDevice, CuResult};
 
 use crate::driver::device::Device;
-use crate::guest::border;
+use crate::guest::border::OutPtr;
 use crate::holdings::locate;
 use crate::state::accounts::{Accounts, Destination, Group};
 use crate::state::standing::{self, Standing};
@@ -43,7 +43,7 @@ impl Figure for u32 {
 
 /// The share and what is left of it, but never more than the card itself has left; where a part of the
 /// share is managed memory, the card is no bound.
-pub(crate) fn after_memory_info<F: Figure>(result: CuResult, free: *mut F, total: *mut F) {
+pub(crate) fn after_memory_info<F: Figure>(result: CuResult, free: OutPtr<F>, total: OutPtr<F>) {
     if result != CuResult::SUCCESS {
         return;
     }
@@ -60,26 +60,26 @@ pub(crate) fn after_memory_info<F: Figure>(result: CuResult, free: *mut F, total
     let room = accounts.process.room(accounts.container, device);
     let left = room.saturating_sub(accounts.container.region.used(device));
     let oversubscribes = accounts.process.resident_limit(device) != 0;
-    if let Some(physical) = border::read(free) {
+    if let Some(physical) = free.read() {
         let card = if oversubscribes {
             u64::MAX
         } else {
             physical.get()
         };
-        border::write(free, F::of(left.min(card)));
+        free.write(F::of(left.min(card)));
     }
-    if let Some(physical) = border::read(total) {
+    if let Some(physical) = total.read() {
         let card = if oversubscribes {
             u64::MAX
         } else {
             physical.get()
         };
-        border::write(total, F::of(limit.min(card)));
+        total.write(F::of(limit.min(card)));
     }
 }
 
 /// The share as the card's size.
-pub(crate) fn after_total<F: Figure>(result: CuResult, bytes: *mut F, device: CuDevice) {
+pub(crate) fn after_total<F: Figure>(result: CuResult, bytes: OutPtr<F>, device: CuDevice) {
     if result != CuResult::SUCCESS {
         return;
     }
@@ -90,7 +90,7 @@ pub(crate) fn after_total<F: Figure>(result: CuResult, bytes: *mut F, device: Cu
     };
     let limit = accounts.process.memory_limit(accounts.container, index);
     if limit > 0
-        && let Some(physical) = border::read(bytes)
+        && let Some(physical) = bytes.read()
     {
         let oversubscribes = accounts.process.resident_limit(index) != 0;
         let card = if oversubscribes {
@@ -98,6 +98,6 @@ pub(crate) fn after_total<F: Figure>(result: CuResult, bytes: *mut F, device: Cu
         } else {
             physical.get()
         };
-        border::write(bytes, F::of(limit.min(card)));
+        bytes.write(F::of(limit.min(card)));
     }
 }

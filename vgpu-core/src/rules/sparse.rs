@@ -11,7 +11,7 @@ use vgpu_abi::region::SharedKey;
 use crate::base::log::line;
 use crate::base::map::{Entry, Space};
 use crate::driver::query;
-use crate::guest::border;
+use crate::guest::border::OutPtr;
 use crate::guest::manners::Verdict;
 use crate::holdings::objects::Objects;
 use crate::holdings::sparse_charges::{poll, put};
@@ -58,11 +58,8 @@ const MIPMAPPED: u32 = 1;
 /// A part of more tiles is remembered as a whole: it stays charged until it is taken off as a whole.
 const MOST_TILES: u64 = 1 << 20;
 
-fn part(parts: *mut c_void, at: u32) -> Option<Part> {
-    if parts.is_null() {
-        return None;
-    }
-    border::read(parts.cast::<Part>().wrapping_add(at as usize))
+fn part(parts: OutPtr<c_void>, at: u32) -> Option<Part> {
+    parts.cast::<Part>().at(at as usize).read()
 }
 
 /// What is remembered by one name.
@@ -145,7 +142,7 @@ impl Part {
 
 /// Everything that is mapped is held before the driver is called. Memory that no hook saw made has no books, and is
 /// not mapped.
-pub(crate) fn before_map(parts: *mut c_void, count: u32) -> Verdict<()> {
+pub(crate) fn before_map(parts: OutPtr<c_void>, count: u32) -> Verdict<()> {
     let accounts = accounts!(Memory);
     poll(&accounts);
     for at in 0..count {
@@ -177,7 +174,7 @@ pub(crate) fn before_map(parts: *mut c_void, count: u32) -> Verdict<()> {
 pub(crate) fn after_map(
     (): (),
     result: CuResult,
-    parts: *mut c_void,
+    parts: OutPtr<c_void>,
     count: u32,
     stream: CuStream,
 ) {

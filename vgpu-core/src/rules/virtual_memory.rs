@@ -12,7 +12,7 @@ use crate::base::log::line;
 use crate::base::map::{Entry, Space, Then};
 use crate::driver::query;
 use crate::figures::sizes::{mapped, size};
-use crate::guest::border;
+use crate::guest::border::{InPtr, OutPtr};
 use crate::guest::manners::Verdict;
 use crate::holdings::objects::{self, Objects};
 use crate::holdings::{descriptors, location, requests};
@@ -32,10 +32,10 @@ fn place_of(accounts: &Accounts, properties: &CuMemAllocationProp) -> Destinatio
 pub(crate) fn before_create(
     call: &str,
     bytes: usize,
-    properties: *const CuMemAllocationProp,
+    properties: InPtr<CuMemAllocationProp>,
 ) -> Verdict<Charge> {
     let accounts = accounts!(Memory);
-    let Some(properties) = border::read(properties) else {
+    let Some(properties) = properties.read() else {
         return Verdict::Pass;
     };
     if bytes == 0 {
@@ -57,11 +57,11 @@ pub(crate) fn before_create(
     }
 }
 
-pub(crate) fn after_create(charge: Charge, result: CuResult, out: *mut CuMemAllocationHandle) {
+pub(crate) fn after_create(charge: Charge, result: CuResult, out: OutPtr<CuMemAllocationHandle>) {
     let Some(accounts) = standing::opened() else {
         return;
     };
-    let Some(handle) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+    let Some(handle) = out.read().filter(|_| result == CuResult::SUCCESS) else {
         return accounts.refund(charge);
     };
     accounts.confirm(charge, Kind::Buffer);
@@ -335,13 +335,13 @@ pub(crate) fn after_unmap(mark: u32, result: CuResult, pointer: CuDevicePtr, byt
 /// The driver gives the handle that the memory was mapped with, as one more reference.
 pub(crate) fn after_retain(
     result: CuResult,
-    out: *mut CuMemAllocationHandle,
+    out: OutPtr<CuMemAllocationHandle>,
     address: *mut c_void,
 ) {
     let Some(accounts) = standing::opened() else {
         return;
     };
-    let Some(handle) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+    let Some(handle) = out.read().filter(|_| result == CuResult::SUCCESS) else {
         return;
     };
     if Objects::lock(&accounts).refer(handle.0) {
@@ -402,7 +402,7 @@ fn is_own(what: u8) -> bool {
 pub(crate) fn after_export(
     (): (),
     result: CuResult,
-    out: *mut c_void,
+    out: OutPtr<c_void>,
     handle: CuMemAllocationHandle,
     kind: u32,
 ) -> Option<CuResult> {
@@ -411,8 +411,8 @@ pub(crate) fn after_export(
         return None;
     }
     let key = match kind {
-        FILE_DESCRIPTOR => border::read(out.cast::<c_int>()).and_then(key_of_descriptor),
-        FABRIC => border::read(out.cast::<[u8; 64]>()).map(|name| key_of(&name)),
+        FILE_DESCRIPTOR => out.cast::<c_int>().read().and_then(key_of_descriptor),
+        FABRIC => out.cast::<[u8; 64]>().read().map(|name| key_of(&name)),
         _ => None,
     };
     let objects = Objects::lock(&accounts);
@@ -451,9 +451,9 @@ pub(crate) fn after_export(
 
 /// The real driver's descriptors keep memory as long as they are open. (A regular file is a simulated
 /// driver's, where only an import does.)
-fn keep_by_descriptor(accounts: &Accounts, out: *mut c_void, kind: u32, number: u64) {
+fn keep_by_descriptor(accounts: &Accounts, out: OutPtr<c_void>, kind: u32, number: u64) {
     if kind == FILE_DESCRIPTOR
-        && let Some(descriptor) = border::read(out.cast::<c_int>())
+        && let Some(descriptor) = out.cast::<c_int>().read()
         && key_of_descriptor(descriptor).is_none()
     {
         descriptors::keeps_object(accounts, descriptor, number);
@@ -461,29 +461,29 @@ fn keep_by_descriptor(accounts: &Accounts, out: *mut c_void, kind: u32, number: 
 }
 
 /// Closes an export that the program has not seen yet.
-fn take_back(out: *mut c_void, kind: u32) {
+fn take_back(out: OutPtr<c_void>, kind: u32) {
     match kind {
         FILE_DESCRIPTOR => {
-            if let Some(descriptor) = border::read(out.cast::<c_int>()) {
+            if let Some(descriptor) = out.cast::<c_int>().read() {
                 // SAFETY: a descriptor that the driver made for the caller, who is told of none.
                 unsafe { libc::syscall(libc::SYS_close, descriptor) };
             }
-            border::write(out.cast::<c_int>(), -1);
+            out.cast::<c_int>().write(-1);
         }
-        FABRIC => border::write(out.cast::<[u8; 64]>(), [0; 64]),
+        FABRIC => out.cast::<[u8; 64]>().write([0; 64]),
         _ => {}
     }
 }
 
 /// Holds the memory before the driver imports it: the process that made it may die during the call.
-pub(crate) fn before_import(name: *mut c_void, kind: u32) -> Verdict<Import> {
+pub(crate) fn before_import(name: InPtr<c_void>, kind: u32) -> Verdict<Import> {
     let accounts = accounts!(Memory);
     let key = match kind {
         // The descriptor itself is passed in the pointer's place.
-        FILE_DESCRIPTOR => c_int::try_from(name as isize)
+        FILE_DESCRIPTOR => c_int::try_from(name.number().cast_signed())
             .ok()
             .and_then(key_of_descriptor),
-        FABRIC => border::read(name.cast::<[u8; 64]>()).map(|name| key_of(&name)),
+        FABRIC => name.cast::<[u8; 64]>().read().map(|name| key_of(&name)),
         _ => None,
     };
     match accounts.container.region.begin_import(family_of(kind), key) {
@@ -500,11 +500,11 @@ pub(crate) fn before_import(name: *mut c_void, kind: u32) -> Verdict<Import> {
 pub(crate) fn after_import(
     import: Import,
     result: CuResult,
-    out: *mut CuMemAllocationHandle,
+    out: OutPtr<CuMemAllocationHandle>,
 ) -> Option<CuResult> {
     let accounts = standing::opened()?;
     let objects = Objects::lock(&accounts);
-    let Some(handle) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+    let Some(handle) = out.read().filter(|_| result == CuResult::SUCCESS) else {
         objects::end_import(&accounts, &import);
         return None;
     };
@@ -549,11 +549,11 @@ fn foreign(accounts: &Accounts, handle: u64) -> Option<(usize, u64)> {
 }
 
 /// A multicast object: addresses without memory of their own.
-pub(crate) fn after_multicast(result: CuResult, out: *mut CuMemAllocationHandle) {
+pub(crate) fn after_multicast(result: CuResult, out: OutPtr<CuMemAllocationHandle>) {
     let Some(accounts) = standing::opened() else {
         return;
     };
-    if let Some(handle) = border::read(out).filter(|_| result == CuResult::SUCCESS) {
+    if let Some(handle) = out.read().filter(|_| result == CuResult::SUCCESS) {
         Objects::lock(&accounts).make(handle.0, 0, 0, object::MULTICAST);
     }
 }

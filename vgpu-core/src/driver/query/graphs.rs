@@ -10,7 +10,6 @@ use cuda_api::{
 use super::ok;
 use crate::driver::genuine::cuda;
 use crate::figures::room::Figures;
-use crate::guest::border;
 
 /// A device's graph memory, bytes (`CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT`, `…_RESERVED_MEM_CURRENT`).
 const GRAPH_USED: u32 = 0;
@@ -138,7 +137,11 @@ fn bodies_of(node: CuGraphNode, graphs: &mut Vec<CuGraph>) -> Option<()> {
     let count = usize::try_from(conditional.size).ok()?;
     graphs.try_reserve(count).ok()?;
     for at in 0..count {
-        graphs.push(border::read(conditional.graphs_out.wrapping_add(at))?);
+        if conditional.graphs_out.is_null() {
+            return None;
+        }
+        // SAFETY: not null, and the driver has just written there as many graphs as it counts.
+        graphs.push(unsafe { conditional.graphs_out.wrapping_add(at).read_unaligned() });
     }
     Some(())
 }

@@ -7,12 +7,12 @@ use cuda_api::{CuMemcpy2D, CuMemcpy2DV1, CuMemcpy3D, CuMemcpy3DPeer, CuMemcpy3DV
 
 use super::interrupted;
 use crate::figures::sizes;
-use crate::guest::border;
+use crate::guest::border::InPtr;
 use crate::holdings::locate;
 use crate::state::accounts::{Accounts, Destination, Group};
 use crate::state::standing;
 
-/// What was copied or filled, bytes: a number, or where the caller's structure says so.
+/// What was copied or filled, bytes: a number, or what a structure of the program says.
 pub(crate) trait Extent {
     fn bytes(self) -> u64;
 }
@@ -31,9 +31,9 @@ impl Extent for u32 {
 
 macro_rules! extents {
     ($($structure:ty: $($field:ident)*;)*) => {$(
-        impl Extent for *const $structure {
+        impl Extent for $structure {
             fn bytes(self) -> u64 {
-                border::read(self).map_or(0, |copy| 1_u64 $(.saturating_mul(copy.$field as u64))*)
+                1_u64 $(.saturating_mul(self.$field as u64))*
             }
         }
     )*};
@@ -52,12 +52,33 @@ pub(crate) fn elements(count: usize, width: usize) -> usize {
 }
 
 /// The sizes of a batch, bytes.
-pub(crate) fn batch(sizes: *const usize, count: usize) -> usize {
+fn batch(sizes: InPtr<usize>, count: usize) -> usize {
     if sizes.is_null() {
         return 0;
     }
-    let size = |at: usize| border::read(sizes.wrapping_add(at)).unwrap_or(0);
+    let size = |at: usize| sizes.at(at).read().unwrap_or(0);
     (0..count).fold(0_usize, |sum, at| sum.saturating_add(size(at)))
+}
+
+/// As [`after`]; a structure of the program says the bytes.
+pub(crate) fn after_shape<E: Extent + Copy>(
+    result: CuResult,
+    shape: InPtr<E>,
+    count: usize,
+    stream: u64,
+) {
+    let bytes = shape.read().map_or(0, Extent::bytes);
+    after(
+        result,
+        usize::try_from(bytes).unwrap_or(usize::MAX),
+        count,
+        stream,
+    );
+}
+
+/// As [`after`], of a batch of `count` copies.
+pub(crate) fn after_batch(result: CuResult, sizes: InPtr<usize>, count: usize, stream: u64) {
+    after(result, batch(sizes, count), count, stream);
 }
 
 fn opened(result: CuResult) -> Option<Accounts> {
@@ -109,6 +130,7 @@ pub(crate) fn after_wait(result: CuResult, stream: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guest::border::test;
 
     #[test]
     fn an_extent_is_what_its_structure_says() {
@@ -118,10 +140,9 @@ mod tests {
         copy.height = 20;
         copy.depth = 3;
 
-        assert_eq!((&raw const copy).bytes(), 6_000);
-        assert_eq!(core::ptr::null::<CuMemcpy2D>().bytes(), 0);
+        assert_eq!(copy.bytes(), 6_000);
         assert_eq!(elements(10, 4).bytes(), 40);
-        assert_eq!(batch([1_usize, 2, 3].as_ptr(), 3), 6);
-        assert_eq!(batch(core::ptr::null(), 3), 0);
+        assert_eq!(batch(test::input(&[1_usize, 2, 3]), 3), 6);
+        assert_eq!(batch(test::null().as_in(), 3), 0);
     }
 }

@@ -6,7 +6,7 @@ use vgpu_abi::region::{Charge, Refusal, Why};
 
 use crate::base::lock;
 use crate::driver::query;
-use crate::guest::border;
+use crate::guest::border::InPtr;
 use crate::guest::manners::Verdict;
 use crate::holdings::known_contexts::known_bytes;
 use crate::holdings::{measure, patience, requests};
@@ -164,13 +164,15 @@ fn reserve_by<T>(
     }
 }
 
-fn is_runtime_table(table: *const CuUuid) -> bool {
-    border::read(table).is_some_and(|table| table.bytes == RUNTIME_TABLE)
+fn is_runtime_table(table: InPtr<CuUuid>) -> bool {
+    table
+        .read()
+        .is_some_and(|table| table.bytes == RUNTIME_TABLE)
 }
 
 /// A runtime that has this table makes its context and loads modules through it, which no hook sees:
 /// room for that is kept from here on. Where there is none on any device, the runtime does not begin.
-pub(crate) fn before_export_table(table: *const CuUuid) -> Verdict<bool> {
+pub(crate) fn before_export_table(table: InPtr<CuUuid>) -> Verdict<bool> {
     let accounts = accounts!(Context);
     if !is_runtime_table(table) {
         return Verdict::Pass;

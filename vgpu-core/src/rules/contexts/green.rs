@@ -14,7 +14,7 @@ use super::primary_is;
 use super::refund;
 use crate::base::map::{Entry, Space, Then};
 use crate::driver::query;
-use crate::guest::border;
+use crate::guest::border::OutPtr;
 use crate::guest::manners::Verdict;
 use crate::holdings::objects::context_mark;
 use crate::holdings::{measure, requests};
@@ -41,10 +41,10 @@ pub(crate) fn before_green_create(call: &'static str, device: CuDevice) -> Verdi
 pub(crate) fn after_green_create(
     making: Making,
     result: CuResult,
-    out: *mut CuGreenCtx,
+    out: OutPtr<CuGreenCtx>,
 ) -> Option<CuResult> {
     let accounts = standing::opened()?;
-    let Some(green) = border::read(out).filter(|_| result == CuResult::SUCCESS) else {
+    let Some(green) = out.read().filter(|_| result == CuResult::SUCCESS) else {
         failed(&accounts, making);
         return None;
     };
@@ -70,7 +70,7 @@ pub(crate) fn after_green_create(
         match requests::reserve_overhead(&accounts, making.call, device, more) {
             Ok(charge) => accounts.confirm(charge, Kind::Context),
             Err(refused) if query::destroy_green(green as u64) => {
-                border::write(out, core::ptr::null_mut());
+                out.write(core::ptr::null_mut());
                 released(&accounts, making.ordinal);
                 return Some(refused);
             }
@@ -105,14 +105,14 @@ pub(super) fn is_over(green: &Entry, primary: &Entry) -> bool {
 }
 
 /// The context of a green one: what is allocated in it is the primary context's.
-pub(crate) fn after_from_green(result: CuResult, out: *mut CuContext, green: CuGreenCtx) {
+pub(crate) fn after_from_green(result: CuResult, out: OutPtr<CuContext>, green: CuGreenCtx) {
     let Some(accounts) = standing::opened() else {
         return;
     };
     if result != CuResult::SUCCESS {
         return;
     }
-    let Some(context) = border::read(out) else {
+    let Some(context) = out.read() else {
         return;
     };
     let map = &accounts.holdings().map;

@@ -10,7 +10,7 @@ use super::Limited;
 use super::driver;
 use super::limited;
 use crate::driver::query;
-use crate::guest::border::{read, write};
+use crate::guest::border::OutPtr;
 use crate::guest::manners::Verdict;
 use crate::state::container::Container;
 use crate::state::standing;
@@ -60,22 +60,25 @@ pub(super) fn after_compute<T: ProcessEntry>(
     room: u32,
     result: NvmlReturn,
     device: NvmlDevice,
-    count: *mut u32,
-    infos: *mut T,
+    count: OutPtr<u32>,
+    infos: OutPtr<T>,
 ) -> Option<NvmlReturn> {
     if !matches!(result, NvmlReturn::SUCCESS | NvmlReturn::INSUFFICIENT_SIZE) {
         return None;
     }
     let limited = limited(device)?;
-    Some(write_members(&limited, device, room, count, infos))
+    let mut number = 0;
+    let answer = write_members(&limited, device, room, &mut number, infos);
+    count.write(number);
+    Some(answer)
 }
 
 fn write_members<T: ProcessEntry>(
     limited: &Limited,
     device: NvmlDevice,
     room: u32,
-    count: *mut u32,
-    infos: *mut T,
+    number: &mut u32,
+    infos: OutPtr<T>,
 ) -> NvmlReturn {
     let (gpu_instance, compute_instance) = instance_of(device);
     let room = if infos.is_null() { 0 } else { room as usize };
@@ -86,14 +89,13 @@ fn write_members<T: ProcessEntry>(
         if found < room {
             let entry = T::new(member.pid, member.used);
             // `found` is below the room that the caller has.
-            write(
-                infos.wrapping_add(found),
-                entry.on_instance(gpu_instance, compute_instance),
-            );
+            infos
+                .at(found)
+                .write(entry.on_instance(gpu_instance, compute_instance));
         }
         found += 1;
     }
-    write(count, u32::try_from(found).unwrap_or(u32::MAX));
+    *number = u32::try_from(found).unwrap_or(u32::MAX);
     if found > room {
         NvmlReturn::INSUFFICIENT_SIZE
     } else {
@@ -127,21 +129,21 @@ pub(super) fn after_others<T: ProcessEntry>(
     room: u32,
     result: NvmlReturn,
     device: NvmlDevice,
-    count: *mut u32,
-    infos: *mut T,
+    count: OutPtr<u32>,
+    infos: OutPtr<T>,
     ask: ProcessList<T>,
 ) -> Option<NvmlReturn> {
     let limited = limited(device)?;
     let list = List {
         room,
-        count,
         array: infos,
         when_empty: NvmlReturn::SUCCESS,
     };
-    list.settle(
+    list.settle_at(
+        count,
         result,
         |entry| own_entry(&limited, entry),
-        // SAFETY: the handle is one that the driver has accepted; there is as much room as stated.
+        // SAFETY: `infos` has room for `count` entries (see `List::settle`).
         |count, infos| unsafe { ask(device, count, infos) },
     )
 }
@@ -157,8 +159,8 @@ fn own_entry<T: ProcessEntry>(limited: &Limited, entry: T) -> Option<T> {
 }
 
 /// How much room the caller has, before the driver overwrites it.
-pub(super) fn room_of_details(list: *mut NvmlProcessDetailList) -> Verdict<u32, NvmlReturn> {
-    match read(list) {
+pub(super) fn room_of_details(list: OutPtr<NvmlProcessDetailList>) -> Verdict<u32, NvmlReturn> {
+    match list.read() {
         Some(list) if standing::opened().is_some() => Verdict::Call(list.count),
         _ => Verdict::Pass,
     }
@@ -168,44 +170,50 @@ pub(super) fn after_details(
     room: u32,
     result: NvmlReturn,
     device: NvmlDevice,
-    list: *mut NvmlProcessDetailList,
+    list: OutPtr<NvmlProcessDetailList>,
 ) -> Option<NvmlReturn> {
     const COMPUTE: u32 = 0;
     if !matches!(result, NvmlReturn::SUCCESS | NvmlReturn::INSUFFICIENT_SIZE) {
         return None;
     }
     let limited = limited(device)?;
-    let mut request = read(list)?;
+    let mut request = list.read()?;
+    let array = list.follow(|it| it.array)?;
     let answer = if request.mode == COMPUTE {
-        let count = &raw mut request.count;
-        Some(write_members(&limited, device, room, count, request.array))
+        Some(write_members(
+            &limited,
+            device,
+            room,
+            &mut request.count,
+            array,
+        ))
     } else {
         let (version, mode) = (request.version, request.mode);
         let own = List {
             room,
-            count: &raw mut request.count,
-            array: request.array,
+            array,
             when_empty: NvmlReturn::SUCCESS,
         };
         own.settle(
+            &mut request.count,
             result,
             |entry| own_entry(&limited, entry),
             |count, array| {
                 let mut own = NvmlProcessDetailList {
                     version,
                     mode,
-                    count: read(count).unwrap_or(0),
+                    count: *count,
                     array,
                 };
-                // SAFETY: as the caller's own call, with as much room as stated.
+                // SAFETY: `array` has room for `count` entries (see `List::settle`).
                 let result =
                     unsafe { driver::nvmlDeviceGetRunningProcessDetailList(device, &raw mut own) };
-                write(count, own.count);
+                *count = own.count;
                 result
             },
         )
     };
-    write(list, request);
+    list.write(request);
     answer
 }
 
@@ -213,24 +221,24 @@ pub(super) fn after_samples(
     room: u32,
     result: NvmlReturn,
     device: NvmlDevice,
-    samples: *mut NvmlProcessUtilizationSample,
-    count: *mut u32,
+    samples: OutPtr<NvmlProcessUtilizationSample>,
+    count: OutPtr<u32>,
     last_seen: u64,
 ) -> Option<NvmlReturn> {
     let limited = limited(device)?;
     let list = List {
         room,
-        count,
         array: samples,
         when_empty: NvmlReturn::NOT_FOUND,
     };
-    list.settle(
+    list.settle_at(
+        count,
         result,
         |sample| {
             let pid = member(&limited, sample.pid)?.pid;
             Some(NvmlProcessUtilizationSample { pid, ..sample })
         },
-        // SAFETY: as the caller's own call, with as much room as stated.
+        // SAFETY: `samples` has room for `count` entries (see `List::settle`).
         |count, samples| unsafe {
             driver::nvmlDeviceGetProcessUtilization(device, samples, count, last_seen)
         },
@@ -238,8 +246,10 @@ pub(super) fn after_samples(
 }
 
 /// How much room the caller has, before the driver overwrites it.
-pub(super) fn room_of_samples(info: *mut NvmlProcessesUtilizationInfo) -> Verdict<u32, NvmlReturn> {
-    match read(info) {
+pub(super) fn room_of_samples(
+    info: OutPtr<NvmlProcessesUtilizationInfo>,
+) -> Verdict<u32, NvmlReturn> {
+    match info.read() {
         Some(info) if standing::opened().is_some() => Verdict::Call(info.count),
         _ => Verdict::Pass,
     }
@@ -249,18 +259,19 @@ pub(super) fn after_samples_info(
     room: u32,
     result: NvmlReturn,
     device: NvmlDevice,
-    info: *mut NvmlProcessesUtilizationInfo,
+    info: OutPtr<NvmlProcessesUtilizationInfo>,
 ) -> Option<NvmlReturn> {
     let limited = limited(device)?;
-    let mut request = read(info)?;
+    let mut request = info.read()?;
+    let array = info.follow(|it| it.array)?;
     let (version, last_seen) = (request.version, request.last_seen);
     let list = List {
         room,
-        count: &raw mut request.count,
-        array: request.array,
+        array,
         when_empty: NvmlReturn::NOT_FOUND,
     };
     let answer = list.settle(
+        &mut request.count,
         result,
         |sample| {
             let pid = member(&limited, sample.pid)?.pid;
@@ -269,18 +280,18 @@ pub(super) fn after_samples_info(
         |count, array| {
             let mut own = NvmlProcessesUtilizationInfo {
                 version,
-                count: read(count).unwrap_or(0),
+                count: *count,
                 last_seen,
                 array,
             };
-            // SAFETY: as the caller's own call, with as much room as stated.
+            // SAFETY: `array` has room for `count` entries (see `List::settle`).
             let result =
                 unsafe { driver::nvmlDeviceGetProcessesUtilizationInfo(device, &raw mut own) };
-            write(count, own.count);
+            *count = own.count;
             result
         },
     );
-    write(info, request);
+    info.write(request);
     answer
 }
 
@@ -289,7 +300,7 @@ pub(super) fn after_samples_info(
 pub(super) fn after_rates(
     result: NvmlReturn,
     device: NvmlDevice,
-    utilization: *mut NvmlUtilization,
+    utilization: OutPtr<NvmlUtilization>,
 ) {
     const WINDOW_US: u64 = 1_000_000;
     if !result.is_success() {
@@ -317,10 +328,7 @@ pub(super) fn after_rates(
         NvmlReturn::NOT_FOUND => &[],
         _ => return,
     };
-    write(
-        utilization,
-        busy(samples, |pid| member(&limited, pid).is_some()),
-    );
+    utilization.write(busy(samples, |pid| member(&limited, pid).is_some()));
 }
 
 /// Sums the newest sample of each process that is ours.
@@ -359,20 +367,20 @@ pub(super) fn after_accounting_pids(
     room: u32,
     result: NvmlReturn,
     device: NvmlDevice,
-    count: *mut u32,
-    pids: *mut u32,
+    count: OutPtr<u32>,
+    pids: OutPtr<u32>,
 ) -> Option<NvmlReturn> {
     let limited = limited(device)?;
     let list = List {
         room,
-        count,
         array: pids,
         when_empty: NvmlReturn::SUCCESS,
     };
-    list.settle(
+    list.settle_at(
+        count,
         result,
         |pid| Some(member(&limited, pid)?.pid),
-        // SAFETY: as the caller's own call, with as much room as stated.
+        // SAFETY: `pids` has room for `count` entries (see `List::settle`).
         |count, pids| unsafe { driver::nvmlDeviceGetAccountingPids(device, count, pids) },
     )
 }
@@ -382,7 +390,7 @@ pub(super) fn after_accounting_stats(
     result: NvmlReturn,
     device: NvmlDevice,
     pid: u32,
-    stats: *mut NvmlAccountingStats,
+    stats: OutPtr<NvmlAccountingStats>,
 ) -> Option<NvmlReturn> {
     if !matches!(result, NvmlReturn::SUCCESS | NvmlReturn::NOT_FOUND) {
         return None;
@@ -392,58 +400,72 @@ pub(super) fn after_accounting_stats(
         members(limited.accounts.container, limited.index).find(|member| member.pid == pid);
     let Some(Member { driver_pid, .. }) = member else {
         if result.is_success() && !stats.is_null() {
-            // SAFETY: the caller's structure, of which all zeros is a value.
-            unsafe { stats.write_bytes(0, 1) };
+            // SAFETY: a structure of numbers, of which all zeros is a value.
+            stats.write(unsafe { core::mem::zeroed() });
         }
         return Some(NvmlReturn::NOT_FOUND);
     };
     if driver_pid == pid {
         return None;
     }
-    // SAFETY: as the caller's own call, for another pid.
-    Some(unsafe { driver::nvmlDeviceGetAccountingStats(device, driver_pid, stats) })
+    // SAFETY: `stats` is the program's, for a call that writes such a structure there.
+    Some(unsafe { driver::nvmlDeviceGetAccountingStats(device, driver_pid, stats.raw()) })
 }
 
-/// A list of the caller's, by NVML's protocol: `count` is the room before and the number after; with
-/// too little room nothing but the number is told.
+/// A list of the program's, by NVML's protocol: its number is the room before the call and the number of
+/// entries after it; with too little room only the number is written.
 struct List<T> {
     /// The room that the caller had.
     room: u32,
-    count: *mut u32,
-    array: *mut T,
+    array: OutPtr<T>,
     /// What NVML answers when there is nothing to tell.
     when_empty: NvmlReturn,
 }
 
 impl<T: Copy> List<T> {
-    /// Leaves what `keep` keeps. When the driver found too little room, or gave only the number, it is
-    /// asked again (`ask`) with room of our own, since the caller's may be enough for what is kept.
-    /// `None`: the driver's answer stands.
-    fn settle(
+    /// As [`List::settle`], of a number that the program has a pointer to.
+    fn settle_at(
         &self,
+        count: OutPtr<u32>,
         result: NvmlReturn,
         keep: impl Fn(T) -> Option<T>,
-        ask: impl FnOnce(*mut u32, *mut T) -> NvmlReturn,
+        ask: impl FnOnce(&mut u32, *mut T) -> NvmlReturn,
+    ) -> Option<NvmlReturn> {
+        let mut number = count.read()?;
+        let answer = self.settle(&mut number, result, keep, ask);
+        count.write(number);
+        answer
+    }
+
+    /// Leaves what `keep` keeps. When the driver found too little room, or gave only the number, it is
+    /// asked again with room of our own, since the program's may be enough for what is kept: `ask` gets the
+    /// number of entries that there is room for and the room. `None`: the driver's answer stands.
+    fn settle(
+        &self,
+        number: &mut u32,
+        result: NvmlReturn,
+        keep: impl Fn(T) -> Option<T>,
+        ask: impl FnOnce(&mut u32, *mut T) -> NvmlReturn,
     ) -> Option<NvmlReturn> {
         match result {
             NvmlReturn::SUCCESS if !self.array.is_null() => {
-                let found = read(self.count)?.min(self.room);
+                let found = (*number).min(self.room);
                 let mut kept = 0;
                 for at in 0..found {
                     // `at` is below the number of entries that the driver wrote.
-                    let entry = read(self.array.wrapping_add(at as usize))?;
+                    let entry = self.array.at(at as usize).read()?;
                     if let Some(entry) = keep(entry) {
-                        write(self.array.wrapping_add(kept as usize), entry);
+                        self.array.at(kept as usize).write(entry);
                         kept += 1;
                     }
                 }
-                write(self.count, kept);
+                *number = kept;
                 (kept == 0).then_some(self.when_empty)
             }
             NvmlReturn::SUCCESS | NvmlReturn::INSUFFICIENT_SIZE => {
                 let mut own = [const { MaybeUninit::<T>::uninit() }; OWN_ROOM as usize];
                 let mut count = OWN_ROOM;
-                if !ask(&raw mut count, own.as_mut_ptr().cast()).is_success() {
+                if !ask(&mut count, own.as_mut_ptr().cast()).is_success() {
                     return None;
                 }
                 let entries = filled(&own, count);
@@ -451,7 +473,7 @@ impl<T: Copy> List<T> {
                     .iter()
                     .filter(|&&entry| keep(entry).is_some())
                     .count();
-                write(self.count, u32::try_from(kept).unwrap_or(u32::MAX));
+                *number = u32::try_from(kept).unwrap_or(u32::MAX);
                 if kept == 0 {
                     return Some(self.when_empty);
                 }
@@ -461,7 +483,7 @@ impl<T: Copy> List<T> {
                 for (at, entry) in entries.iter().filter_map(|&entry| keep(entry)).enumerate() {
                     if at < kept {
                         // `at` is below the room that the caller has.
-                        write(self.array.wrapping_add(at), entry);
+                        self.array.at(at).write(entry);
                     }
                 }
                 Some(NvmlReturn::SUCCESS)
@@ -481,6 +503,7 @@ fn filled<T>(room: &[MaybeUninit<T>], count: u32) -> &[T] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guest::border::test;
 
     fn even(number: u32) -> Option<u32> {
         number.is_multiple_of(2).then_some(number * 10)
@@ -488,27 +511,29 @@ mod tests {
 
     /// Settles a list of a driver that holds `entries`, for a caller with room for `room`.
     fn settle(entries: &[u32], room: u32, array: Option<&mut [u32]>) -> (NvmlReturn, u32) {
-        let driver = |count: *mut u32, array: *mut u32| {
-            let room = read(count).unwrap() as usize;
-            write(count, u32::try_from(entries.len()).unwrap());
+        let driver = |count: &mut u32, array: *mut u32| {
+            let room = *count as usize;
+            *count = u32::try_from(entries.len()).unwrap();
             if !entries.is_empty() && (room < entries.len() || array.is_null()) {
                 return NvmlReturn::INSUFFICIENT_SIZE;
             }
             for (at, &entry) in entries.iter().enumerate() {
-                write(array.wrapping_add(at), entry);
+                // SAFETY: there is room for as many as were counted.
+                unsafe { array.wrapping_add(at).write(entry) };
             }
             NvmlReturn::SUCCESS
         };
         let mut count = room;
-        let array = array.map_or(core::ptr::null_mut(), <[u32]>::as_mut_ptr);
-        let result = driver(&raw mut count, array);
+        let array = array.map_or(test::null(), test::output);
+        let result = driver(&mut count, array.raw());
         let list = List {
             room,
-            count: &raw mut count,
             array,
             when_empty: NvmlReturn::NOT_FOUND,
         };
-        let answer = list.settle(result, even, driver).unwrap_or(result);
+        let answer = list
+            .settle(&mut count, result, even, driver)
+            .unwrap_or(result);
         (answer, count)
     }
 

@@ -6,7 +6,7 @@ use core::ffi::c_char;
 use cuda_api::nvml::NvmlReturn;
 
 use super::here;
-use crate::guest::border::write;
+use crate::guest::border::OutPtr;
 use crate::state::accounts::Accounts;
 
 /// A member of the container is named by what its own `/proc` says, and so is a process that the
@@ -14,7 +14,7 @@ use crate::state::accounts::Accounts;
 pub(super) fn after_process_name(
     result: NvmlReturn,
     pid: u32,
-    name: *mut c_char,
+    name: OutPtr<c_char>,
     length: u32,
 ) -> Option<NvmlReturn> {
     if name.is_null() || length == 0 || result == NvmlReturn::UNINITIALIZED {
@@ -32,9 +32,9 @@ pub(super) fn after_process_name(
     let program = command(pid, &mut program)?;
     let kept = program.len().min(length as usize - 1);
     for (at, &byte) in program.iter().take(kept).enumerate() {
-        write(name.wrapping_add(at), byte.cast_signed());
+        name.at(at).write(byte.cast_signed());
     }
-    write(name.wrapping_add(kept), 0);
+    name.at(kept).write(0);
     Some(NvmlReturn::SUCCESS)
 }
 
