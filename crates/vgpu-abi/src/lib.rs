@@ -17,6 +17,8 @@ pub mod layout;
 #[cfg(not(loom))]
 pub mod limits;
 #[cfg(not(loom))]
+pub mod peers;
+#[cfg(not(loom))]
 pub mod targets;
 
 pub mod budget;

@@ -10,7 +10,7 @@ use vgpu_abi::layout::{MAX_DEVICES, REGION_VERSION};
 use vgpu_abi::region::{Region, RegionDevice, RegionError};
 
 use crate::base::log::line;
-use crate::guest::settings::{PeerLimits, Process, Surroundings};
+use crate::guest::settings::{PeerSettings, Process, Surroundings};
 
 /// A file that the library may keep its books in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +45,7 @@ fn candidates(named: &Path, is_own: bool, last: &Path) -> [Candidate; 4] {
 ///
 /// # Errors
 /// The candidate that was tried first, and what is wrong with it.
-pub(crate) fn open(peers: &PeerLimits) -> Result<Region, (PathBuf, RegionError)> {
+pub(crate) fn open(peers: &PeerSettings) -> Result<Region, (PathBuf, RegionError)> {
     let candidates = candidates(&peers.region, peers.is_own_region, &peers.own_region);
     // Programs that found the named file occupied keep their books beside it: all that start later join
     // them there, also when the named file is gone by then.
@@ -103,6 +103,8 @@ fn is_own(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vgpu_abi::limits::Policy;
+    use vgpu_abi::peers::PeerLimits;
 
     #[test]
     fn places_stand_beside_the_named_file_and_last_in_the_users_own() {
@@ -125,12 +127,14 @@ mod tests {
         );
     }
 
-    fn peers(folder: &Path, named: &Path) -> PeerLimits {
-        PeerLimits {
-            memory_bytes: [0; MAX_DEVICES],
-            core_percent: [0; MAX_DEVICES],
-            priority: 0,
-            policy: vgpu_abi::limits::Policy::Default,
+    fn peers(folder: &Path, named: &Path) -> PeerSettings {
+        PeerSettings {
+            limits: PeerLimits {
+                memory_bytes: [0; MAX_DEVICES],
+                core_percent: [0; MAX_DEVICES],
+                priority: 0,
+                policy: Policy::Default,
+            },
             is_oversubscribed: false,
             region: named.into(),
             is_own_region: false,

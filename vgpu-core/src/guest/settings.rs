@@ -8,9 +8,7 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use vgpu_abi::layout::MAX_DEVICES;
-use vgpu_abi::limits::Policy;
-use vgpu_abi::size::{self, SizeError};
+use vgpu_abi::peers::{self, PeerError, PeerLimits};
 
 use crate::base::log::Level;
 
@@ -43,24 +41,18 @@ pub(crate) enum Source {
         region: PathBuf,
     },
     /// From the peers' variables.
-    Peers(Box<PeerLimits>),
+    Peers(Box<PeerSettings>),
 }
 
-/// What the peers' variables say.
+/// What the peers' variables say, and where the usage region is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PeerLimits {
-    /// Memory by device, bytes; 0 is no cap.
-    pub(crate) memory_bytes: [u64; MAX_DEVICES],
-    /// Compute time by device, percent; 0 and 100 are no cap.
-    pub(crate) core_percent: [u32; MAX_DEVICES],
-    /// Priority, 0 is the highest.
-    pub(crate) priority: u32,
-    /// When the compute limit counts.
-    pub(crate) policy: Policy,
+pub(crate) struct PeerSettings {
+    /// The limits.
+    pub(crate) limits: PeerLimits,
     /// `CUDA_OVERSUBSCRIBE`: a device plugin gave out more memory than the cards have. It names no
     /// share of the card, and changes nothing.
     pub(crate) is_oversubscribed: bool,
-    /// The usage region, made by whoever comes first.
+    /// The usage region, made by the first process that needs it.
     pub(crate) region: PathBuf,
     /// It was not named: it is this user's own, in a directory that all users share.
     pub(crate) is_own_region: bool,
@@ -71,22 +63,8 @@ pub(crate) struct PeerLimits {
 /// A setting that was not understood. Nothing runs with a limit that was not understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SettingError {
-    /// A variable that wants a size.
-    Size {
-        /// The variable.
-        name: String,
-        /// What is wrong with it.
-        error: SizeError,
-    },
-    /// A variable that wants something else.
-    Value {
-        /// The variable.
-        name: String,
-        /// What was read.
-        read: String,
-        /// What is accepted.
-        accepted: &'static str,
-    },
+    /// One of the peers' variables.
+    Peer(PeerError),
     /// `VGPU_LIMITS` without `VGPU_REGION`.
     NoRegion,
 }
@@ -94,14 +72,7 @@ pub(crate) enum SettingError {
 impl fmt::Display for SettingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Size { name, error } => write!(f, "{name}: {error}"),
-            Self::Value {
-                name,
-                read,
-                accepted,
-            } => {
-                write!(f, "{name} is {read:?}; accepted: {accepted}")
-            }
+            Self::Peer(error) => write!(f, "{error}"),
             Self::NoRegion => {
                 write!(
                     f,
@@ -203,53 +174,28 @@ impl Source {
                 region,
             });
         }
-        PeerLimits::read(from).map(|peers| peers.map_or(Self::None, |it| Self::Peers(Box::new(it))))
+        PeerSettings::read(from)
+            .map(|peers| peers.map_or(Self::None, |it| Self::Peers(Box::new(it))))
     }
 }
 
-impl PeerLimits {
+impl PeerSettings {
     fn read(from: &impl Surroundings) -> Result<Option<Self>, SettingError> {
-        let quota = bytes(from, c"HCS_VRAM_QUOTA")?;
-        let memory = bytes(from, c"CUDA_DEVICE_MEMORY_LIMIT")?;
-        let cores = percent(from, c"CUDA_DEVICE_SM_LIMIT")?;
+        let variable = |name: &str| from.variable(&CString::new(name).ok()?);
+        let Some(limits) = peers::read(variable).map_err(SettingError::Peer)? else {
+            return Ok(None);
+        };
         let region = named_region(from);
         let is_own_region = region.is_none();
-        let mut limits = Self {
-            memory_bytes: [0; MAX_DEVICES],
-            core_percent: [0; MAX_DEVICES],
-            priority: priority(from)?,
-            policy: policy(from)?,
+        Ok(Some(Self {
+            limits,
             is_oversubscribed: text(from, c"CUDA_OVERSUBSCRIBE")
                 .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "true" | "1")),
             region: region.unwrap_or_else(|| own_region(from)),
             is_own_region,
             own_region: own_region(from),
-        };
-        let mut any = quota.is_some() || memory.is_some() || cores.is_some();
-        for (device, (own_memory, own_cores)) in limits
-            .memory_bytes
-            .iter_mut()
-            .zip(&mut limits.core_percent)
-            .enumerate()
-        {
-            let named = bytes(from, &numbered("CUDA_DEVICE_MEMORY_LIMIT", device))?;
-            let shared = percent(from, &numbered("CUDA_DEVICE_SM_LIMIT", device))?;
-            any |= named.is_some() || shared.is_some();
-            // 0 is "no limit", so the smaller of the two families is taken among what is above 0.
-            *own_memory = [named.or(memory), quota]
-                .into_iter()
-                .flatten()
-                .filter(|&bytes| bytes > 0)
-                .min()
-                .unwrap_or(0);
-            *own_cores = shared.or(cores).unwrap_or(0);
-        }
-        Ok(any.then_some(limits))
+        }))
     }
-}
-
-fn numbered(name: &str, device: usize) -> CString {
-    CString::new(format!("{name}_{device}")).unwrap_or_default()
 }
 
 fn path(from: &impl Surroundings, name: &CStr) -> Option<PathBuf> {
@@ -263,72 +209,6 @@ fn text(from: &impl Surroundings, name: &CStr) -> Option<String> {
             .trim()
             .to_owned(),
     )
-}
-
-fn called(name: &CStr) -> String {
-    name.to_string_lossy().into_owned()
-}
-
-fn bytes(from: &impl Surroundings, name: &CStr) -> Result<Option<u64>, SettingError> {
-    let Some(value) = text(from, name) else {
-        return Ok(None);
-    };
-    size::parse_peer(&value)
-        .map(Some)
-        .map_err(|error| SettingError::Size {
-            name: called(name),
-            error,
-        })
-}
-
-fn number(
-    from: &impl Surroundings,
-    name: &CStr,
-    highest: u32,
-    accepted: &'static str,
-) -> Result<Option<u32>, SettingError> {
-    let Some(read) = text(from, name) else {
-        return Ok(None);
-    };
-    match read.parse() {
-        Ok(number) if number <= highest => Ok(Some(number)),
-        _ => Err(SettingError::Value {
-            name: called(name),
-            read,
-            accepted,
-        }),
-    }
-}
-
-fn percent(from: &impl Surroundings, name: &CStr) -> Result<Option<u32>, SettingError> {
-    number(from, name, 100, "a whole number from 0 to 100")
-}
-
-fn priority(from: &impl Surroundings) -> Result<u32, SettingError> {
-    let read = number(
-        from,
-        c"CUDA_TASK_PRIORITY",
-        u32::MAX,
-        "a whole number, 0 is the highest",
-    )?;
-    Ok(read.unwrap_or(1))
-}
-
-fn policy(from: &impl Surroundings) -> Result<Policy, SettingError> {
-    let name = c"GPU_CORE_UTILIZATION_POLICY";
-    let Some(read) = text(from, name) else {
-        return Ok(Policy::Default);
-    };
-    match read.to_ascii_lowercase().as_str() {
-        "default" | "" => Ok(Policy::Default),
-        "force" => Ok(Policy::Force),
-        "disable" => Ok(Policy::Disable),
-        _ => Err(SettingError::Value {
-            name: called(name),
-            read,
-            accepted: "default, force, disable",
-        }),
-    }
 }
 
 fn named_region(from: &impl Surroundings) -> Option<PathBuf> {
@@ -371,7 +251,7 @@ mod tests {
         }
     }
 
-    fn peers(variables: &'static [(&'static str, &'static str)]) -> PeerLimits {
+    fn peers(variables: &'static [(&'static str, &'static str)]) -> PeerSettings {
         match Source::read(&Fake(variables, false)).unwrap() {
             Source::Peers(limits) => *limits,
             other => panic!("{other:?}"),
@@ -430,16 +310,18 @@ mod tests {
     }
 
     #[test]
-    fn a_devices_own_limit_stands_before_the_common_one() {
-        let limits = peers(&[
-            ("CUDA_DEVICE_MEMORY_LIMIT", "4Gi"),
-            ("CUDA_DEVICE_MEMORY_LIMIT_1", "100m"),
-            ("CUDA_DEVICE_SM_LIMIT", "30"),
-        ]);
+    fn peers_limits_come_with_a_region_of_this_user() {
+        let peers = peers(&[("CUDA_DEVICE_MEMORY_LIMIT", "4Gi")]);
 
-        assert_eq!(limits.memory_bytes[..3], [4 << 30, 100 << 20, 4 << 30]);
-        assert_eq!(limits.core_percent[0], 30);
-        assert_eq!(limits.region, Path::new("/tmp/vgpu-1000.region"));
+        assert_eq!(peers.limits.memory_bytes[0], 4 << 30);
+        assert_eq!(peers.region, Path::new("/tmp/vgpu-1000.region"));
+    }
+
+    #[test]
+    fn peers_limit_that_is_not_understood_is_an_error() {
+        let read = Source::read(&Fake(&[("CUDA_DEVICE_MEMORY_LIMIT", "4x")], false));
+
+        assert!(matches!(read, Err(SettingError::Peer(_))), "{read:?}");
     }
 
     #[test]
@@ -450,34 +332,5 @@ mod tests {
         assert!(!peers(&[("HCS_VRAM_QUOTA", "5g")]).is_oversubscribed);
         let alone = Fake(&[("CUDA_OVERSUBSCRIBE", "true")], false);
         assert_eq!(Source::read(&alone), Ok(Source::None));
-    }
-
-    #[test]
-    fn of_two_families_the_smaller_counts_and_zero_is_no_limit() {
-        let limits = peers(&[
-            ("CUDA_DEVICE_MEMORY_LIMIT", "4g"),
-            ("CUDA_DEVICE_MEMORY_LIMIT_1", "0"),
-            ("HCS_VRAM_QUOTA", "5g"),
-        ]);
-
-        assert_eq!(limits.memory_bytes[..2], [4 << 30, 5 << 30]);
-    }
-
-    #[test]
-    fn what_is_not_understood_is_an_error_that_names_it() {
-        for (name, value) in [
-            ("CUDA_DEVICE_MEMORY_LIMIT", "4x"),
-            ("CUDA_DEVICE_MEMORY_LIMIT_3", "-1"),
-            ("HCS_VRAM_QUOTA", ""),
-            ("CUDA_DEVICE_SM_LIMIT", "101"),
-            ("CUDA_TASK_PRIORITY", "high"),
-            ("GPU_CORE_UTILIZATION_POLICY", "sometimes"),
-        ] {
-            let set = Box::leak(Box::new([(name, value)]));
-
-            let error = Source::read(&Fake(set, false)).unwrap_err().to_string();
-
-            assert!(error.contains(name), "{error}");
-        }
     }
 }

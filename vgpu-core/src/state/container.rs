@@ -11,7 +11,7 @@ use vgpu_abi::targets::{Target, TargetsMap, Unaccounted};
 use crate::base::clock;
 use crate::base::log::line;
 use crate::guest::peer_region;
-use crate::guest::settings::{PeerLimits, Process as Here, Settings, Source};
+use crate::guest::settings::{PeerSettings, Process as Here, Settings, Source};
 
 /// The shared files. Survives a fork: the mappings are shared.
 pub(crate) struct Container {
@@ -26,7 +26,7 @@ pub(crate) enum LimitsFrom {
     /// The file that the host wrote.
     File(LimitsMap),
     /// The peers' variables.
-    Peers(Box<PeerLimits>),
+    Peers(Box<PeerSettings>),
 }
 
 /// The charges of a dead process stay at most this long after it was seen to be dead. A driver lets

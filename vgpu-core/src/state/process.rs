@@ -261,16 +261,17 @@ impl Process {
                 }
             },
             LimitsFrom::Peers(peers) => {
-                for (word, &bytes) in self.memory_bytes.iter().zip(&peers.memory_bytes) {
+                for (word, &bytes) in self.memory_bytes.iter().zip(&peers.limits.memory_bytes) {
                     // Relaxed: as above.
                     word.store(bytes, Ordering::Relaxed);
                 }
-                for (word, &percent) in self.core_percent.iter().zip(&peers.core_percent) {
+                for (word, &percent) in self.core_percent.iter().zip(&peers.limits.core_percent) {
                     // Relaxed: as above.
                     word.store(percent, Ordering::Relaxed);
                 }
                 // Relaxed: as above.
-                self.policy.store(peers.policy.number(), Ordering::Relaxed);
+                self.policy
+                    .store(peers.limits.policy.number(), Ordering::Relaxed);
             }
         }
         self.take_over_room(container);

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use supervisor::gpu::Gpu;
 use supervisor::instance::INSIDE_LIMITS;
-use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::limits::{DeviceLimit, Limits, LimitsFile, Policy, Unlisted};
-use vgpu_abi::size::{self, Size};
+use vgpu_abi::peers::PeerError;
+use vgpu_abi::size::Size;
 
 use super::device::{cap_of, resident_of};
 use crate::values::policy_word;
@@ -180,66 +180,33 @@ pub(crate) fn read_outer(path: &Path, source: &str) -> anyhow::Result<Outer> {
 /// The limits in HAMi's and hcs.io's variables. Under `vgpu run` the library ignores these variables, so
 /// `vgpu run` has to honour them itself; otherwise it would lift them.
 fn peers(variables: &[(String, String)]) -> Result<Option<Outer>, String> {
-    let value_of = |name: &str| {
+    let variable = |name: &str| {
         let found = variables.iter().find(|(known, _)| known == name);
-        found.map(|(_, value)| value.trim())
+        found.map(|(_, value)| value.clone().into_bytes())
     };
-    let bytes = |name: &str| -> Result<Option<u64>, String> {
-        let Some(value) = value_of(name) else {
-            return Ok(None);
-        };
-        let bytes = size::parse_peer(value).map_err(|error| {
+    let read = vgpu_abi::peers::read(variable).map_err(|error| match error {
+        PeerError::Size { name, error } => {
             format!("{name} in the environment: {error}. Correct it, or unset it")
-        })?;
-        Ok((bytes != 0).then_some(bytes))
-    };
-    let number = |name: &str, most: u32, accepted: &str| -> Result<Option<u32>, String> {
-        let Some(value) = value_of(name) else {
-            return Ok(None);
-        };
-        match value.parse() {
-            Ok(number) if number <= most => Ok(Some(number)),
-            _ => Err(format!(
-                "{name} in the environment is {value:?}; accepted: {accepted}. Correct it, or \
-                 unset it"
-            )),
         }
+        PeerError::Value {
+            name,
+            read,
+            accepted,
+        } => format!(
+            "{name} in the environment is {read:?}; accepted: {accepted}. Correct it, or unset it"
+        ),
+    })?;
+    let Some(read) = read else {
+        return Ok(None);
     };
-    let percent = |name: &str| number(name, 100, "a whole number from 0 to 100");
-    let every = bytes("CUDA_DEVICE_MEMORY_LIMIT")?;
-    let quota = bytes("HCS_VRAM_QUOTA")?;
-    let every_cap = percent("CUDA_DEVICE_SM_LIMIT")?;
-    let priority = number(
-        "CUDA_TASK_PRIORITY",
-        u32::MAX,
-        "a whole number, 0 is the highest",
-    )?;
-    let smaller = |one: Option<u64>, other: Option<u64>| match (one, other) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    };
-    let mut devices = Vec::new();
-    for index in 0..MAX_DEVICES {
-        let own = bytes(&format!("CUDA_DEVICE_MEMORY_LIMIT_{index}"))?;
-        let cap = percent(&format!("CUDA_DEVICE_SM_LIMIT_{index}"))?.or(every_cap);
-        devices.push(DeviceLimit {
-            memory_bytes: smaller(own.or(every), quota).unwrap_or(0),
-            core_percent: cap_of(cap.unwrap_or(0)),
+    let each = read.memory_bytes.into_iter().zip(read.core_percent);
+    let devices: Vec<_> = each
+        .map(|(memory_bytes, percent)| DeviceLimit {
+            memory_bytes,
+            core_percent: cap_of(percent),
             ..DeviceLimit::default()
-        });
-    }
-    let policy = value_of("GPU_CORE_UTILIZATION_POLICY").unwrap_or_default();
-    let policy = match policy.to_ascii_lowercase().as_str() {
-        "" | "default" => Policy::Default,
-        "force" => Policy::Force,
-        "disable" => Policy::Disable,
-        _ => {
-            return Err(format!(
-                "GPU_CORE_UTILIZATION_POLICY in the environment is {policy:?}; accepted: default, \
-                 force, disable. Correct it, or unset it"
-            ));
-        }
-    };
+        })
+        .collect();
     let is_free = |device: &DeviceLimit| device.memory_bytes == 0 && device.core_percent == 0;
     if devices.iter().all(is_free) {
         return Ok(None);
@@ -251,8 +218,8 @@ fn peers(variables: &[(String, String)]) -> Result<Option<Outer>, String> {
         file: None,
         limits: Limits {
             unlisted: Unlisted::Allow,
-            policy,
-            priority: priority.unwrap_or(USUAL_PRIORITY),
+            policy: read.policy,
+            priority: read.priority,
             devices,
             ..Limits::default()
         },
@@ -333,6 +300,13 @@ mod tests {
                 ("HCS_VRAM_QUOTA", "3Gi")
             ]),
             "3Gi 3Gi"
+        );
+        assert_eq!(
+            read(&[
+                ("CUDA_DEVICE_MEMORY_LIMIT", "4g"),
+                ("CUDA_DEVICE_MEMORY_LIMIT_0", "0")
+            ]),
+            "4Gi 4Gi"
         );
         assert_eq!(read(&[("CUDA_DEVICE_MEMORY_LIMIT", "0")]), "none");
         expect![[r#"CUDA_DEVICE_MEMORY_LIMIT in the environment: size "lots" is not a number with a unit; accepted: whole bytes, or a whole number and one of k m g in any case, with or without i, B or iB (all 1024-based), such as 4g, 4Gi or 4096MiB. Correct it, or unset it"#]].assert_eq(&read(&[("CUDA_DEVICE_MEMORY_LIMIT", "lots")]));
