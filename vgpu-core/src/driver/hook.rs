@@ -23,38 +23,74 @@ unsafe impl Sync for Hook {}
 /// [`crate::guest::manners::Verdict`]; the rule after gets what that carried, the driver's result and its
 /// arguments, and answers nothing or `Some(result)`. A row whose signature differs from
 /// `cuda_api`'s does not compile.
+///
+/// A row with two names exports two functions: the second is the one whose default stream is the thread's own
+/// (`_ptsz`). In the braces the word after the type of the results stands for the default stream of the
+/// function that is called ([`crate::guest::border::DefaultStream`]).
 macro_rules! hooks {
     (
-        $library:ident -> $ret:ty;
-        $($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) => { $($rule:tt)* })*
+        $library:ident -> $ret:ty, $default:ident;
+        $($(#[$doc:meta])* fn $name:ident $args:tt $(and $twin:ident)? => $rule:tt)*
     ) => {
         $(
-            $(#[$doc])*
-            ///
-            /// # Safety
-            /// As the vendor's function of this name.
-            #[cfg_attr(not(test), unsafe(no_mangle))]
-            #[allow(non_snake_case, reason = "named as in C")]
-            #[allow(clippy::too_many_arguments, reason = "the C signature")]
-            pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
-                crate::driver::hook::way!($library $name ($($arg),*) $($rule)*)
+            crate::driver::hook::exported! {
+                $(#[$doc])*
+                $library -> $ret, $default = Legacy; $name $args $rule
             }
-
-            const _: crate::driver::genuine::$library::signature::$name = $name;
+            $(crate::driver::hook::exported! {
+                #[doc = concat!("As [`", stringify!($name), "`]; its default stream is the thread's own.")]
+                $library -> $ret, $default = PerThread; $twin $args $rule
+            })?
         )*
 
         /// The functions of this table.
-        pub(crate) static HOOKS: &[crate::driver::hook::Hook] = &[$(crate::driver::hook::Hook {
-            name: crate::driver::genuine::c_name(concat!(stringify!($name), "\0")),
-            address: $name as *const core::ffi::c_void,
-            row: crate::driver::genuine::$library::Row::$name as usize,
-        },)*];
+        pub(crate) static HOOKS: &[crate::driver::hook::Hook] = &[$(
+            crate::driver::hook::listed!($library $name),
+            $(crate::driver::hook::listed!($library $twin),)?
+        )*];
 
         /// Their names, in the same order.
-        pub(crate) const NAMES: &[&str] = &[$(stringify!($name),)*];
+        pub(crate) const NAMES: &[&str] = &[$(stringify!($name), $(stringify!($twin),)?)*];
     };
 }
 pub(crate) use hooks;
+
+/// One exported function.
+macro_rules! exported {
+    (
+        $(#[$doc:meta])*
+        $library:ident -> $ret:ty, $default:ident = $kind:ident;
+        $name:ident ($($arg:ident: $ty:ty),* $(,)?) { $($rule:tt)* }
+    ) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As the vendor's function of this name.
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[allow(non_snake_case, reason = "named as in C")]
+        #[allow(clippy::too_many_arguments, reason = "the C signature")]
+        pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
+            #[allow(unused_variables, reason = "few functions take a stream")]
+            let $default = crate::guest::border::$kind;
+            crate::driver::hook::way!($library $name ($($arg),*) $($rule)*)
+        }
+
+        const _: crate::driver::genuine::$library::signature::$name = $name;
+    };
+}
+pub(crate) use exported;
+
+/// Its entry in the table.
+macro_rules! listed {
+    ($library:ident $name:ident) => {
+        crate::driver::hook::Hook {
+            name: crate::driver::genuine::c_name(concat!(stringify!($name), "\0")),
+            address: $name as *const core::ffi::c_void,
+            row: crate::driver::genuine::$library::Row::$name as usize,
+        }
+    };
+}
+pub(crate) use listed;
 
 /// The way of one call: before, the driver, after.
 macro_rules! way {

@@ -557,21 +557,56 @@ impl<T> Address for *mut T {
     }
 }
 
-/// The number by which the rules know a stream: the legacy and the thread's own one are 1 and 2.
-#[inline(always)]
-pub(crate) fn legacy(stream: CuStream) -> u64 {
-    match stream as u64 {
-        0 => 1,
-        handle => handle,
+/// The default stream of a function, which the program names by 0.
+pub(crate) trait DefaultStream: Copy {
+    /// The number of the default stream.
+    const NUMBER: u64;
+
+    /// The number by which the rules know a stream.
+    #[inline(always)]
+    fn number(self, stream: CuStream) -> u64 {
+        match stream as u64 {
+            0 => Self::NUMBER,
+            handle => handle,
+        }
+    }
+
+    /// The stream under a name that says which one it is in every function.
+    fn handle(self, stream: CuStream) -> CuStream;
+
+    /// Is it the thread's own?
+    #[inline(always)]
+    fn is_per_thread(self) -> bool {
+        Self::NUMBER == PerThread::NUMBER
     }
 }
 
-/// The same for functions of per-thread default streams.
-#[inline(always)]
-pub(crate) fn per_thread(stream: CuStream) -> u64 {
-    match stream as u64 {
-        0 => 2,
-        handle => handle,
+/// The one of all threads: functions without `_ptsz`.
+#[derive(Clone, Copy)]
+pub(crate) struct Legacy;
+
+/// The thread's own: functions with `_ptsz`.
+#[derive(Clone, Copy)]
+pub(crate) struct PerThread;
+
+impl DefaultStream for Legacy {
+    const NUMBER: u64 = 1;
+
+    #[inline(always)]
+    fn handle(self, stream: CuStream) -> CuStream {
+        stream
+    }
+}
+
+impl DefaultStream for PerThread {
+    const NUMBER: u64 = 2;
+
+    #[inline(always)]
+    fn handle(self, stream: CuStream) -> CuStream {
+        if stream.is_null() {
+            return core::ptr::without_provenance_mut(2);
+        }
+        stream
     }
 }
 

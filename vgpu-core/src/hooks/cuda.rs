@@ -8,9 +8,9 @@ use cuda_api::*;
 
 use crate::driver::addresses::{Lookup, first_rows};
 use crate::driver::hook::{hooks, index};
-use crate::guest::border;
+use crate::guest::border::DefaultStream as _;
 use crate::rules::compute::{self, copies};
-use crate::rules::pools::{self, per_thread};
+use crate::rules::pools;
 use crate::rules::{
     arrays, checkpoint, contexts, dispatch, external, graph_launches, graphs, ipc, libraries,
     memory, modules, offers, report, sparse, virtual_memory,
@@ -25,8 +25,10 @@ pub(crate) static LOOKUP: Lookup = Lookup::new(HOOKS, &FIRST_ROWS);
 const FIRST_ROWS: [u16; 1024] = first_rows(&INDEX, NAMES);
 pub(super) const INDEX: [u16; 1024] = index(NAMES);
 
+// The name after `and` is that of the function whose default stream is the thread's own; `default` says in a row
+// which of the two is called.
 hooks! {
-    cuda -> CuResult;
+    cuda -> CuResult, default;
 
     // Looking up.
 
@@ -215,21 +217,12 @@ hooks! {
     // Stream-ordered memory.
 
     /// Reserves what its pool may grow by.
-    fn cuMemAllocAsync(out: *mut CuDevicePtr, bytes: usize, stream: CuStream) => { pools::before_alloc("cuMemAllocAsync", bytes, None, stream), pools::after_alloc("cuMemAllocAsync", out, stream) }
+    fn cuMemAllocAsync(out: *mut CuDevicePtr, bytes: usize, stream: CuStream) and cuMemAllocAsync_ptsz => { pools::before_alloc("cuMemAllocAsync", bytes, None, default.handle(stream)), pools::after_alloc("cuMemAllocAsync", out, default.handle(stream)) }
     /// Reserves what its pool may grow by.
-    fn cuMemAllocFromPoolAsync(out: *mut CuDevicePtr, bytes: usize, pool: CuMemoryPool, stream: CuStream) => { pools::before_alloc("cuMemAllocFromPoolAsync", bytes, Some(pool), stream), pools::after_alloc("cuMemAllocFromPoolAsync", out, stream) }
+    fn cuMemAllocFromPoolAsync(out: *mut CuDevicePtr, bytes: usize, pool: CuMemoryPool, stream: CuStream) and cuMemAllocFromPoolAsync_ptsz => { pools::before_alloc("cuMemAllocFromPoolAsync", bytes, Some(pool), default.handle(stream)), pools::after_alloc("cuMemAllocFromPoolAsync", out, default.handle(stream)) }
     /// Goes back to its pool.
-    fn cuMemFreeAsync(ptr: CuDevicePtr, stream: CuStream) => {
-        memory::before_free_async(ptr, stream), memory::after_free_async(stream),
-        memory::is_freed_plainly => cuMemFree_v2(ptr)
-    }
-    /// Reserves what its pool may grow by.
-    fn cuMemAllocAsync_ptsz(out: *mut CuDevicePtr, bytes: usize, stream: CuStream) => { pools::before_alloc("cuMemAllocAsync", bytes, None, per_thread(stream)), pools::after_alloc("cuMemAllocAsync", out, per_thread(stream)) }
-    /// Reserves what its pool may grow by.
-    fn cuMemAllocFromPoolAsync_ptsz(out: *mut CuDevicePtr, bytes: usize, pool: CuMemoryPool, stream: CuStream) => { pools::before_alloc("cuMemAllocFromPoolAsync", bytes, Some(pool), per_thread(stream)), pools::after_alloc("cuMemAllocFromPoolAsync", out, per_thread(stream)) }
-    /// Goes back to its pool.
-    fn cuMemFreeAsync_ptsz(ptr: CuDevicePtr, stream: CuStream) => {
-        memory::before_free_async(ptr, per_thread(stream)), memory::after_free_async(per_thread(stream)),
+    fn cuMemFreeAsync(ptr: CuDevicePtr, stream: CuStream) and cuMemFreeAsync_ptsz => {
+        memory::before_free_async(ptr, default.handle(stream)), memory::after_free_async(default.handle(stream)),
         memory::is_freed_plainly => cuMemFree_v2(ptr)
     }
     /// Its books begin.
@@ -275,9 +268,7 @@ hooks! {
     /// Not charged a second time.
     fn cuMemImportFromShareableHandle(out: *mut CuMemAllocationHandle, name: *mut c_void, kind: CuMemAllocationHandleType) => { virtual_memory::before_import(name, kind), virtual_memory::after_import(out) }
     /// A sparse array holds what is mapped to it.
-    fn cuMemMapArrayAsync(tiles: *mut c_void, count: u32, stream: CuStream) => { sparse::before_map(tiles, count), sparse::after_map(tiles, count, stream) }
-    /// A sparse array holds what is mapped to it.
-    fn cuMemMapArrayAsync_ptsz(tiles: *mut c_void, count: u32, stream: CuStream) => { sparse::before_map(tiles, count), sparse::after_map(tiles, count, stream) }
+    fn cuMemMapArrayAsync(tiles: *mut c_void, count: u32, stream: CuStream) and cuMemMapArrayAsync_ptsz => { sparse::before_map(tiles, count), sparse::after_map(tiles, count, stream) }
     /// Known from here on: it has no memory of its own.
     fn cuMulticastCreate(object: *mut CuMemAllocationHandle, properties: *const CuMulticastObjectProp) => { _, virtual_memory::after_multicast(object) }
     /// A multicast object holds what is bound to it.
@@ -299,9 +290,7 @@ hooks! {
     /// Refunds it.
     fn cuDestroyExternalMemory(memory: CuExternalMemory) => { external::before_destroy(memory), external::after_destroy() }
     /// Charged when it is first mapped.
-    fn cuGraphicsMapResources(count: u32, resources: *mut CuGraphicsResource, stream: CuStream) => { _, external::after_map_resources(count, resources, stream, false) }
-    /// Charged when it is first mapped.
-    fn cuGraphicsMapResources_ptsz(count: u32, resources: *mut CuGraphicsResource, stream: CuStream) => { _, external::after_map_resources(count, resources, stream, true) }
+    fn cuGraphicsMapResources(count: u32, resources: *mut CuGraphicsResource, stream: CuStream) and cuGraphicsMapResources_ptsz => { _, external::after_map_resources(count, resources, stream, default.is_per_thread()) }
     /// Refunds it.
     fn cuGraphicsUnregisterResource(resource: CuGraphicsResource) => { external::before_unregister(resource), external::after_unregister() }
     // Checkpoints.
@@ -371,17 +360,11 @@ hooks! {
     /// Counts what it will want.
     fn cuGraphInstantiateWithFlags(out: *mut CuGraphExec, graph: CuGraph, flags: u64) => { graphs::before_instantiate("cuGraphInstantiateWithFlags", graph, flags), graphs::after_instantiate("cuGraphInstantiateWithFlags", out) }
     /// Counts what it will want.
-    fn cuGraphInstantiateWithParams(out: *mut CuGraphExec, graph: CuGraph, params: *mut CuGraphInstantiateParams) => { graphs::before_instantiate_with("cuGraphInstantiateWithParams", graph, params), graphs::after_instantiate("cuGraphInstantiateWithParams", out) }
-    /// Counts what it will want.
-    fn cuGraphInstantiateWithParams_ptsz(out: *mut CuGraphExec, graph: CuGraph, params: *mut CuGraphInstantiateParams) => { graphs::before_instantiate_with("cuGraphInstantiateWithParams", graph, params), graphs::after_instantiate("cuGraphInstantiateWithParams", out) }
+    fn cuGraphInstantiateWithParams(out: *mut CuGraphExec, graph: CuGraph, params: *mut CuGraphInstantiateParams) and cuGraphInstantiateWithParams_ptsz => { graphs::before_instantiate_with("cuGraphInstantiateWithParams", graph, params), graphs::after_instantiate("cuGraphInstantiateWithParams", out) }
     /// Reserves what the graph's memory nodes want.
-    fn cuGraphUpload(exec: CuGraphExec, stream: CuStream) => { graph_launches::before_upload("cuGraphUpload", exec, border::legacy(stream)), graph_launches::after_graph() }
+    fn cuGraphUpload(exec: CuGraphExec, stream: CuStream) and cuGraphUpload_ptsz => { graph_launches::before_upload("cuGraphUpload", exec, default.number(stream)), graph_launches::after_graph() }
     /// Waits for its share of the device, and reserves what its memory nodes want.
-    fn cuGraphLaunch(exec: CuGraphExec, stream: CuStream) => { graph_launches::before_graph("cuGraphLaunch", exec, border::legacy(stream)), graph_launches::after_graph() }
-    /// Reserves what the graph's memory nodes want.
-    fn cuGraphUpload_ptsz(exec: CuGraphExec, stream: CuStream) => { graph_launches::before_upload("cuGraphUpload", exec, border::per_thread(stream)), graph_launches::after_graph() }
-    /// Waits for its share of the device, and reserves what its memory nodes want.
-    fn cuGraphLaunch_ptsz(exec: CuGraphExec, stream: CuStream) => { graph_launches::before_graph("cuGraphLaunch", exec, border::per_thread(stream)), graph_launches::after_graph() }
+    fn cuGraphLaunch(exec: CuGraphExec, stream: CuStream) and cuGraphLaunch_ptsz => { graph_launches::before_graph("cuGraphLaunch", exec, default.number(stream)), graph_launches::after_graph() }
     /// Counts what it will want as well.
     fn cuGraphExecUpdate(exec: CuGraphExec, graph: CuGraph, error_node_out: *mut CuGraphNode, update_result_out: *mut CuGraphExecUpdateResult) => { _, graphs::after_update(exec, graph) }
     /// Counts what it will want as well.
@@ -399,17 +382,11 @@ hooks! {
     // Launches.
 
     /// Waits for its share of the device.
-    fn cuLaunchKernel(function: CuFunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: CuStream, params: *mut *mut c_void, extra: *mut *mut c_void) => { if compute::passes(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), border::legacy(stream)); compute::before(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), border::legacy(stream)), compute::after() }
+    fn cuLaunchKernel(function: CuFunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: CuStream, params: *mut *mut c_void, extra: *mut *mut c_void) and cuLaunchKernel_ptsz => { if compute::passes(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), default.number(stream)); compute::before(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), default.number(stream)), compute::after() }
     /// Waits for its share of the device.
-    fn cuLaunchKernel_ptsz(function: CuFunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: CuStream, params: *mut *mut c_void, extra: *mut *mut c_void) => { if compute::passes(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), border::per_thread(stream)); compute::before(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), border::per_thread(stream)), compute::after() }
+    fn cuLaunchCooperativeKernel(function: CuFunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: CuStream, params: *mut *mut c_void) and cuLaunchCooperativeKernel_ptsz => { if compute::passes(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), default.number(stream)); compute::before(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), default.number(stream)), compute::after() }
     /// Waits for its share of the device.
-    fn cuLaunchCooperativeKernel(function: CuFunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: CuStream, params: *mut *mut c_void) => { if compute::passes(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), border::legacy(stream)); compute::before(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), border::legacy(stream)), compute::after() }
-    /// Waits for its share of the device.
-    fn cuLaunchCooperativeKernel_ptsz(function: CuFunction, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: CuStream, params: *mut *mut c_void) => { if compute::passes(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), border::per_thread(stream)); compute::before(Work::kernel(function as usize, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]), border::per_thread(stream)), compute::after() }
-    /// Waits for its share of the device.
-    fn cuLaunchKernelEx(config: *const CuLaunchConfig, function: CuFunction, params: *mut *mut c_void, extra: *mut *mut c_void) => { if compute::passes_config(config, function as usize, false); compute::before_config(config, function as usize, false), compute::after() }
-    /// Waits for its share of the device.
-    fn cuLaunchKernelEx_ptsz(config: *const CuLaunchConfig, function: CuFunction, params: *mut *mut c_void, extra: *mut *mut c_void) => { if compute::passes_config(config, function as usize, true); compute::before_config(config, function as usize, true), compute::after() }
+    fn cuLaunchKernelEx(config: *const CuLaunchConfig, function: CuFunction, params: *mut *mut c_void, extra: *mut *mut c_void) and cuLaunchKernelEx_ptsz => { if compute::passes_config(config, function as usize, default); compute::before_config(config, function as usize, default), compute::after() }
     /// Waits for its share of each device.
     fn cuLaunchCooperativeKernelMultiDevice(launch_params_list: *mut CuLaunchParams, count_devices: u32, flags: u32) => { compute::before_many(launch_params_list, count_devices), compute::after_many() }
     /// Waits for its share of the device.
@@ -417,159 +394,91 @@ hooks! {
     /// Waits for its share of the device.
     fn cuLaunchGrid(function: CuFunction, grid_width: i32, grid_height: i32) => { compute::before(Work::kernel(function as usize, [grid_width.unsigned_abs(), grid_height.unsigned_abs(), 1], [1; 3]), 1), compute::after() }
     /// Waits for its share of the device.
-    fn cuLaunchGridAsync(function: CuFunction, grid_width: i32, grid_height: i32, stream: CuStream) => { compute::before(Work::kernel(function as usize, [grid_width.unsigned_abs(), grid_height.unsigned_abs(), 1], [1; 3]), border::legacy(stream)), compute::after() }
+    fn cuLaunchGridAsync(function: CuFunction, grid_width: i32, grid_height: i32, stream: CuStream) => { compute::before(Work::kernel(function as usize, [grid_width.unsigned_abs(), grid_height.unsigned_abs(), 1], [1; 3]), default.number(stream)), compute::after() }
     // What else goes into streams.
 
     /// Counted, not charged.
-    fn cuLaunchHostFunc(stream: CuStream, callback: CuHostFn, data: *mut c_void) => { _, copies::after_host_function(border::legacy(stream)) }
+    fn cuLaunchHostFunc(stream: CuStream, callback: CuHostFn, data: *mut c_void) and cuLaunchHostFunc_ptsz => { _, copies::after_host_function(default.number(stream)) }
     /// Counted, not charged.
-    fn cuLaunchHostFunc_ptsz(stream: CuStream, callback: CuHostFn, data: *mut c_void) => { _, copies::after_host_function(border::per_thread(stream)) }
+    fn cuLaunchHostFunc_v2(stream: CuStream, callback: CuHostFn, data: *mut c_void, sync_mode: u32) and cuLaunchHostFunc_v2_ptsz => { _, copies::after_host_function(default.number(stream)) }
     /// Counted, not charged.
-    fn cuLaunchHostFunc_v2(stream: CuStream, callback: CuHostFn, data: *mut c_void, sync_mode: u32) => { _, copies::after_host_function(border::legacy(stream)) }
-    /// Counted, not charged.
-    fn cuLaunchHostFunc_v2_ptsz(stream: CuStream, callback: CuHostFn, data: *mut c_void, sync_mode: u32) => { _, copies::after_host_function(border::per_thread(stream)) }
-    /// Counted, not charged.
-    fn cuStreamAddCallback(stream: CuStream, callback: CuStreamCallback, data: *mut c_void, flags: u32) => { _, copies::after_host_function(border::legacy(stream)) }
-    /// Counted, not charged.
-    fn cuStreamAddCallback_ptsz(stream: CuStream, callback: CuStreamCallback, data: *mut c_void, flags: u32) => { _, copies::after_host_function(border::per_thread(stream)) }
+    fn cuStreamAddCallback(stream: CuStream, callback: CuStreamCallback, data: *mut c_void, flags: u32) and cuStreamAddCallback_ptsz => { _, copies::after_host_function(default.number(stream)) }
     /// Not counted as work of the stream.
-    fn cuStreamWaitEvent(stream: CuStream, event: CuEvent, flags: u32) => { _, copies::after_wait(border::legacy(stream)) }
+    fn cuStreamWaitEvent(stream: CuStream, event: CuEvent, flags: u32) and cuStreamWaitEvent_ptsz => { _, copies::after_wait(default.number(stream)) }
     /// Not counted as work of the stream.
-    fn cuStreamWaitEvent_ptsz(stream: CuStream, event: CuEvent, flags: u32) => { _, copies::after_wait(border::per_thread(stream)) }
+    fn cuStreamBatchMemOp(stream: CuStream, count: u32, param_array: *mut CuStreamBatchMemOpParams, flags: u32) and cuStreamBatchMemOp_ptsz => { _, copies::after_wait(default.number(stream)) }
     /// Not counted as work of the stream.
-    fn cuStreamBatchMemOp(stream: CuStream, count: u32, param_array: *mut CuStreamBatchMemOpParams, flags: u32) => { _, copies::after_wait(border::legacy(stream)) }
+    fn cuStreamBatchMemOp_v2(stream: CuStream, count: u32, param_array: *mut CuStreamBatchMemOpParams, flags: u32) and cuStreamBatchMemOp_v2_ptsz => { _, copies::after_wait(default.number(stream)) }
     /// Not counted as work of the stream.
-    fn cuStreamBatchMemOp_ptsz(stream: CuStream, count: u32, param_array: *mut CuStreamBatchMemOpParams, flags: u32) => { _, copies::after_wait(border::per_thread(stream)) }
+    fn cuStreamWaitValue32(stream: CuStream, addr: CuDevicePtr, value: u32, flags: u32) and cuStreamWaitValue32_ptsz => { _, copies::after_wait(default.number(stream)) }
     /// Not counted as work of the stream.
-    fn cuStreamBatchMemOp_v2(stream: CuStream, count: u32, param_array: *mut CuStreamBatchMemOpParams, flags: u32) => { _, copies::after_wait(border::legacy(stream)) }
+    fn cuStreamWaitValue32_v2(stream: CuStream, addr: CuDevicePtr, value: u32, flags: u32) and cuStreamWaitValue32_v2_ptsz => { _, copies::after_wait(default.number(stream)) }
     /// Not counted as work of the stream.
-    fn cuStreamBatchMemOp_v2_ptsz(stream: CuStream, count: u32, param_array: *mut CuStreamBatchMemOpParams, flags: u32) => { _, copies::after_wait(border::per_thread(stream)) }
+    fn cuStreamWaitValue64(stream: CuStream, addr: CuDevicePtr, value: u64, flags: u32) and cuStreamWaitValue64_ptsz => { _, copies::after_wait(default.number(stream)) }
     /// Not counted as work of the stream.
-    fn cuStreamWaitValue32(stream: CuStream, addr: CuDevicePtr, value: u32, flags: u32) => { _, copies::after_wait(border::legacy(stream)) }
-    /// Not counted as work of the stream.
-    fn cuStreamWaitValue32_ptsz(stream: CuStream, addr: CuDevicePtr, value: u32, flags: u32) => { _, copies::after_wait(border::per_thread(stream)) }
-    /// Not counted as work of the stream.
-    fn cuStreamWaitValue32_v2(stream: CuStream, addr: CuDevicePtr, value: u32, flags: u32) => { _, copies::after_wait(border::legacy(stream)) }
-    /// Not counted as work of the stream.
-    fn cuStreamWaitValue32_v2_ptsz(stream: CuStream, addr: CuDevicePtr, value: u32, flags: u32) => { _, copies::after_wait(border::per_thread(stream)) }
-    /// Not counted as work of the stream.
-    fn cuStreamWaitValue64(stream: CuStream, addr: CuDevicePtr, value: u64, flags: u32) => { _, copies::after_wait(border::legacy(stream)) }
-    /// Not counted as work of the stream.
-    fn cuStreamWaitValue64_ptsz(stream: CuStream, addr: CuDevicePtr, value: u64, flags: u32) => { _, copies::after_wait(border::per_thread(stream)) }
-    /// Not counted as work of the stream.
-    fn cuStreamWaitValue64_v2(stream: CuStream, addr: CuDevicePtr, value: u64, flags: u32) => { _, copies::after_wait(border::legacy(stream)) }
-    /// Not counted as work of the stream.
-    fn cuStreamWaitValue64_v2_ptsz(stream: CuStream, addr: CuDevicePtr, value: u64, flags: u32) => { _, copies::after_wait(border::per_thread(stream)) }
+    fn cuStreamWaitValue64_v2(stream: CuStream, addr: CuDevicePtr, value: u64, flags: u32) and cuStreamWaitValue64_v2_ptsz => { _, copies::after_wait(default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemBatchDecompressAsync(params_array: *mut c_void, count: usize, flags: u32, error_index: *mut usize, stream: CuStream) => { _, copies::after(0_usize, count, border::legacy(stream)) }
+    fn cuMemBatchDecompressAsync(params_array: *mut c_void, count: usize, flags: u32, error_index: *mut usize, stream: CuStream) and cuMemBatchDecompressAsync_ptsz => { _, copies::after(0_usize, count, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemBatchDecompressAsync_ptsz(params_array: *mut c_void, count: usize, flags: u32, error_index: *mut usize, stream: CuStream) => { _, copies::after(0_usize, count, border::per_thread(stream)) }
+    fn cuMemcpy2DAsync(copy: *const CuMemcpy2DV1, stream: CuStream) => { _, copies::after_shape(copy, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy2DAsync(copy: *const CuMemcpy2DV1, stream: CuStream) => { _, copies::after_shape(copy, 1, border::legacy(stream)) }
+    fn cuMemcpy2DAsync_v2(copy: *const CuMemcpy2D, stream: CuStream) and cuMemcpy2DAsync_v2_ptsz => { _, copies::after_shape(copy, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy2DAsync_v2(copy: *const CuMemcpy2D, stream: CuStream) => { _, copies::after_shape(copy, 1, border::legacy(stream)) }
+    fn cuMemcpy3DAsync(copy: *const CuMemcpy3DV1, stream: CuStream) => { _, copies::after_shape(copy, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy2DAsync_v2_ptsz(copy: *const CuMemcpy2D, stream: CuStream) => { _, copies::after_shape(copy, 1, border::per_thread(stream)) }
+    fn cuMemcpy3DAsync_v2(copy: *const CuMemcpy3D, stream: CuStream) and cuMemcpy3DAsync_v2_ptsz => { _, copies::after_shape(copy, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy3DAsync(copy: *const CuMemcpy3DV1, stream: CuStream) => { _, copies::after_shape(copy, 1, border::legacy(stream)) }
+    fn cuMemcpy3DBatchAsync(count_ops: usize, op_list: *mut c_void, fail_idx: *mut usize, flags: u64, stream: CuStream) and cuMemcpy3DBatchAsync_ptsz => { _, copies::after(0_usize, count_ops, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy3DAsync_v2(copy: *const CuMemcpy3D, stream: CuStream) => { _, copies::after_shape(copy, 1, border::legacy(stream)) }
+    fn cuMemcpy3DBatchAsync_v2(count_ops: usize, op_list: *mut c_void, flags: u64, stream: CuStream) and cuMemcpy3DBatchAsync_v2_ptsz => { _, copies::after(0_usize, count_ops, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy3DAsync_v2_ptsz(copy: *const CuMemcpy3D, stream: CuStream) => { _, copies::after_shape(copy, 1, border::per_thread(stream)) }
+    fn cuMemcpy3DPeerAsync(copy: *const CuMemcpy3DPeer, stream: CuStream) and cuMemcpy3DPeerAsync_ptsz => { _, copies::after_shape(copy, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy3DBatchAsync(count_ops: usize, op_list: *mut c_void, fail_idx: *mut usize, flags: u64, stream: CuStream) => { _, copies::after(0_usize, count_ops, border::legacy(stream)) }
+    fn cuMemcpy3DWithAttributesAsync(op: *mut c_void, flags: u64, stream: CuStream) and cuMemcpy3DWithAttributesAsync_ptsz => { _, copies::after(0_usize, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy3DBatchAsync_ptsz(count_ops: usize, op_list: *mut c_void, fail_idx: *mut usize, flags: u64, stream: CuStream) => { _, copies::after(0_usize, count_ops, border::per_thread(stream)) }
+    fn cuMemcpyAsync(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize, stream: CuStream) and cuMemcpyAsync_ptsz => { _, copies::after(bytes, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy3DBatchAsync_v2(count_ops: usize, op_list: *mut c_void, flags: u64, stream: CuStream) => { _, copies::after(0_usize, count_ops, border::legacy(stream)) }
+    fn cuMemcpyAtoHAsync(dst: *mut c_void, src: CuArray, src_offset: u32, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy3DBatchAsync_v2_ptsz(count_ops: usize, op_list: *mut c_void, flags: u64, stream: CuStream) => { _, copies::after(0_usize, count_ops, border::per_thread(stream)) }
+    fn cuMemcpyAtoHAsync_v2(dst: *mut c_void, src: CuArray, src_offset: usize, bytes: usize, stream: CuStream) and cuMemcpyAtoHAsync_v2_ptsz => { _, copies::after(bytes, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy3DPeerAsync(copy: *const CuMemcpy3DPeer, stream: CuStream) => { _, copies::after_shape(copy, 1, border::legacy(stream)) }
+    fn cuMemcpyBatchAsync(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, fail_idx: *mut usize, stream: CuStream) and cuMemcpyBatchAsync_ptsz => { _, copies::after_batch(sizes, count, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy3DPeerAsync_ptsz(copy: *const CuMemcpy3DPeer, stream: CuStream) => { _, copies::after_shape(copy, 1, border::per_thread(stream)) }
+    fn cuMemcpyBatchAsync_v2(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, stream: CuStream) and cuMemcpyBatchAsync_v2_ptsz => { _, copies::after_batch(sizes, count, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy3DWithAttributesAsync(op: *mut c_void, flags: u64, stream: CuStream) => { _, copies::after(0_usize, 1, border::legacy(stream)) }
+    fn cuMemcpyDtoDAsync(dst: u32, src: u32, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpy3DWithAttributesAsync_ptsz(op: *mut c_void, flags: u64, stream: CuStream) => { _, copies::after(0_usize, 1, border::per_thread(stream)) }
+    fn cuMemcpyDtoDAsync_v2(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize, stream: CuStream) and cuMemcpyDtoDAsync_v2_ptsz => { _, copies::after(bytes, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpyAsync(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, border::legacy(stream)) }
+    fn cuMemcpyDtoHAsync(dst: *mut c_void, src: u32, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpyAsync_ptsz(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, border::per_thread(stream)) }
-    /// Counted, not charged.
-    fn cuMemcpyAtoHAsync(dst: *mut c_void, src: CuArray, src_offset: u32, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, border::legacy(stream)) }
-    /// Counted, not charged.
-    fn cuMemcpyAtoHAsync_v2(dst: *mut c_void, src: CuArray, src_offset: usize, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, border::legacy(stream)) }
-    /// Counted, not charged.
-    fn cuMemcpyAtoHAsync_v2_ptsz(dst: *mut c_void, src: CuArray, src_offset: usize, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, border::per_thread(stream)) }
-    /// Counted, not charged.
-    fn cuMemcpyBatchAsync(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, fail_idx: *mut usize, stream: CuStream) => { _, copies::after_batch(sizes, count, border::legacy(stream)) }
-    /// Counted, not charged.
-    fn cuMemcpyBatchAsync_ptsz(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, fail_idx: *mut usize, stream: CuStream) => { _, copies::after_batch(sizes, count, border::per_thread(stream)) }
-    /// Counted, not charged.
-    fn cuMemcpyBatchAsync_v2(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, stream: CuStream) => { _, copies::after_batch(sizes, count, border::legacy(stream)) }
-    /// Counted, not charged.
-    fn cuMemcpyBatchAsync_v2_ptsz(dsts: *mut CuDevicePtr, srcs: *mut CuDevicePtr, sizes: *mut usize, count: usize, attrs: *mut CuMemcpyAttributes, attrs_idxs: *mut usize, count_attrs: usize, stream: CuStream) => { _, copies::after_batch(sizes, count, border::per_thread(stream)) }
-    /// Counted, not charged.
-    fn cuMemcpyDtoDAsync(dst: u32, src: u32, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, border::legacy(stream)) }
-    /// Counted, not charged.
-    fn cuMemcpyDtoDAsync_v2(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, border::legacy(stream)) }
-    /// Counted, not charged.
-    fn cuMemcpyDtoDAsync_v2_ptsz(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, border::per_thread(stream)) }
-    /// Counted, not charged.
-    fn cuMemcpyDtoHAsync(dst: *mut c_void, src: u32, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, border::legacy(stream)) }
-    /// Counted, not charged.
-    fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CuDevicePtr, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, border::legacy(stream)) }
-    /// Counted, not charged.
-    fn cuMemcpyDtoHAsync_v2_ptsz(dst: *mut c_void, src: CuDevicePtr, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, border::per_thread(stream)) }
+    fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CuDevicePtr, bytes: usize, stream: CuStream) and cuMemcpyDtoHAsync_v2_ptsz => { _, copies::after(bytes, 1, default.number(stream)) }
     /// Counted, not charged; its bytes stand in a list whose form is not published.
-    fn cuFabricCpyBatchAsync(count_ops: usize, op_list: *mut c_void, flags: u64, stream: CuStream) => { _, copies::after(0_usize, count_ops, border::legacy(stream)) }
-    /// Counted, not charged; its bytes stand in a list whose form is not published.
-    fn cuFabricCpyBatchAsync_ptsz(count_ops: usize, op_list: *mut c_void, flags: u64, stream: CuStream) => { _, copies::after(0_usize, count_ops, border::per_thread(stream)) }
+    fn cuFabricCpyBatchAsync(count_ops: usize, op_list: *mut c_void, flags: u64, stream: CuStream) and cuFabricCpyBatchAsync_ptsz => { _, copies::after(0_usize, count_ops, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpyHtoAAsync(dst: CuArray, dst_offset: u32, src: *const c_void, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, border::legacy(stream)) }
+    fn cuMemcpyHtoAAsync(dst: CuArray, dst_offset: u32, src: *const c_void, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpyHtoAAsync_v2(dst: CuArray, dst_offset: usize, src: *const c_void, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, border::legacy(stream)) }
+    fn cuMemcpyHtoAAsync_v2(dst: CuArray, dst_offset: usize, src: *const c_void, bytes: usize, stream: CuStream) and cuMemcpyHtoAAsync_v2_ptsz => { _, copies::after(bytes, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpyHtoAAsync_v2_ptsz(dst: CuArray, dst_offset: usize, src: *const c_void, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, border::per_thread(stream)) }
+    fn cuMemcpyHtoDAsync(dst: u32, src: *const c_void, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpyHtoDAsync(dst: u32, src: *const c_void, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, border::legacy(stream)) }
+    fn cuMemcpyHtoDAsync_v2(dst: CuDevicePtr, src: *const c_void, bytes: usize, stream: CuStream) and cuMemcpyHtoDAsync_v2_ptsz => { _, copies::after(bytes, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpyHtoDAsync_v2(dst: CuDevicePtr, src: *const c_void, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, border::legacy(stream)) }
+    fn cuMemcpyPeerAsync(dst: CuDevicePtr, dst_context: CuContext, src: CuDevicePtr, src_context: CuContext, bytes: usize, stream: CuStream) and cuMemcpyPeerAsync_ptsz => { _, copies::after(bytes, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpyHtoDAsync_v2_ptsz(dst: CuDevicePtr, src: *const c_void, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, border::per_thread(stream)) }
+    fn cuMemcpyWithAttributesAsync(dst: CuDevicePtr, src: CuDevicePtr, size: usize, attribute: *mut CuMemcpyAttributes, stream: CuStream) and cuMemcpyWithAttributesAsync_ptsz => { _, copies::after(size, 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpyPeerAsync(dst: CuDevicePtr, dst_context: CuContext, src: CuDevicePtr, src_context: CuContext, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, border::legacy(stream)) }
+    fn cuMemsetD16Async(dst: CuDevicePtr, value: u16, count: usize, stream: CuStream) and cuMemsetD16Async_ptsz => { _, copies::after(copies::elements(count, 2), 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpyPeerAsync_ptsz(dst: CuDevicePtr, dst_context: CuContext, src: CuDevicePtr, src_context: CuContext, bytes: usize, stream: CuStream) => { _, copies::after(bytes, 1, border::per_thread(stream)) }
+    fn cuMemsetD2D16Async(dst: CuDevicePtr, dst_pitch: usize, value: u16, width: usize, height: usize, stream: CuStream) and cuMemsetD2D16Async_ptsz => { _, copies::after(copies::elements(width.saturating_mul(height), 2), 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpyWithAttributesAsync(dst: CuDevicePtr, src: CuDevicePtr, size: usize, attribute: *mut CuMemcpyAttributes, stream: CuStream) => { _, copies::after(size, 1, border::legacy(stream)) }
+    fn cuMemsetD2D32Async(dst: CuDevicePtr, dst_pitch: usize, value: u32, width: usize, height: usize, stream: CuStream) and cuMemsetD2D32Async_ptsz => { _, copies::after(copies::elements(width.saturating_mul(height), 4), 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemcpyWithAttributesAsync_ptsz(dst: CuDevicePtr, src: CuDevicePtr, size: usize, attribute: *mut CuMemcpyAttributes, stream: CuStream) => { _, copies::after(size, 1, border::per_thread(stream)) }
+    fn cuMemsetD2D8Async(dst: CuDevicePtr, dst_pitch: usize, value: u8, width: usize, height: usize, stream: CuStream) and cuMemsetD2D8Async_ptsz => { _, copies::after(copies::elements(width.saturating_mul(height), 1), 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemsetD16Async(dst: CuDevicePtr, value: u16, count: usize, stream: CuStream) => { _, copies::after(copies::elements(count, 2), 1, border::legacy(stream)) }
+    fn cuMemsetD32Async(dst: CuDevicePtr, value: u32, count: usize, stream: CuStream) and cuMemsetD32Async_ptsz => { _, copies::after(copies::elements(count, 4), 1, default.number(stream)) }
     /// Counted, not charged.
-    fn cuMemsetD16Async_ptsz(dst: CuDevicePtr, value: u16, count: usize, stream: CuStream) => { _, copies::after(copies::elements(count, 2), 1, border::per_thread(stream)) }
-    /// Counted, not charged.
-    fn cuMemsetD2D16Async(dst: CuDevicePtr, dst_pitch: usize, value: u16, width: usize, height: usize, stream: CuStream) => { _, copies::after(copies::elements(width.saturating_mul(height), 2), 1, border::legacy(stream)) }
-    /// Counted, not charged.
-    fn cuMemsetD2D16Async_ptsz(dst: CuDevicePtr, dst_pitch: usize, value: u16, width: usize, height: usize, stream: CuStream) => { _, copies::after(copies::elements(width.saturating_mul(height), 2), 1, border::per_thread(stream)) }
-    /// Counted, not charged.
-    fn cuMemsetD2D32Async(dst: CuDevicePtr, dst_pitch: usize, value: u32, width: usize, height: usize, stream: CuStream) => { _, copies::after(copies::elements(width.saturating_mul(height), 4), 1, border::legacy(stream)) }
-    /// Counted, not charged.
-    fn cuMemsetD2D32Async_ptsz(dst: CuDevicePtr, dst_pitch: usize, value: u32, width: usize, height: usize, stream: CuStream) => { _, copies::after(copies::elements(width.saturating_mul(height), 4), 1, border::per_thread(stream)) }
-    /// Counted, not charged.
-    fn cuMemsetD2D8Async(dst: CuDevicePtr, dst_pitch: usize, value: u8, width: usize, height: usize, stream: CuStream) => { _, copies::after(copies::elements(width.saturating_mul(height), 1), 1, border::legacy(stream)) }
-    /// Counted, not charged.
-    fn cuMemsetD2D8Async_ptsz(dst: CuDevicePtr, dst_pitch: usize, value: u8, width: usize, height: usize, stream: CuStream) => { _, copies::after(copies::elements(width.saturating_mul(height), 1), 1, border::per_thread(stream)) }
-    /// Counted, not charged.
-    fn cuMemsetD32Async(dst: CuDevicePtr, value: u32, count: usize, stream: CuStream) => { _, copies::after(copies::elements(count, 4), 1, border::legacy(stream)) }
-    /// Counted, not charged.
-    fn cuMemsetD32Async_ptsz(dst: CuDevicePtr, value: u32, count: usize, stream: CuStream) => { _, copies::after(copies::elements(count, 4), 1, border::per_thread(stream)) }
-    /// Counted, not charged.
-    fn cuMemsetD8Async(dst: CuDevicePtr, value: u8, count: usize, stream: CuStream) => { _, copies::after(copies::elements(count, 1), 1, border::legacy(stream)) }
-    /// Counted, not charged.
-    fn cuMemsetD8Async_ptsz(dst: CuDevicePtr, value: u8, count: usize, stream: CuStream) => { _, copies::after(copies::elements(count, 1), 1, border::per_thread(stream)) }
+    fn cuMemsetD8Async(dst: CuDevicePtr, value: u8, count: usize, stream: CuStream) and cuMemsetD8Async_ptsz => { _, copies::after(copies::elements(count, 1), 1, default.number(stream)) }
     // Streams, contexts and captures.
 
     /// Settles what it was given.
@@ -587,33 +496,19 @@ hooks! {
     /// What the thread remembers of streams is void.
     fn cuCtxPopCurrent_v2(out: *mut CuContext) => { _, compute::context_changed() }
     /// Launches into it are not launched, and not charged.
-    fn cuStreamBeginCapture(stream: CuStream) => { _, compute::after_capture_begin() }
+    fn cuStreamBeginCapture(stream: CuStream) and cuStreamBeginCapture_ptsz => { _, compute::after_capture_begin() }
     /// Launches into it are not launched, and not charged.
-    fn cuStreamBeginCapture_ptsz(stream: CuStream) => { _, compute::after_capture_begin() }
+    fn cuStreamBeginCapture_v2(stream: CuStream, mode: CuStreamCaptureMode) and cuStreamBeginCapture_v2_ptsz => { _, compute::after_capture_begin() }
     /// Launches into it are not launched, and not charged.
-    fn cuStreamBeginCapture_v2(stream: CuStream, mode: CuStreamCaptureMode) => { _, compute::after_capture_begin() }
+    fn cuStreamBeginCaptureToGraph(stream: CuStream, graph: CuGraph, dependencies: *const CuGraphNode, dependency_data: *const CuGraphEdgeData, count: usize, mode: CuStreamCaptureMode) and cuStreamBeginCaptureToGraph_ptsz => { _, compute::after_capture_begin() }
     /// Launches into it are not launched, and not charged.
-    fn cuStreamBeginCapture_v2_ptsz(stream: CuStream, mode: CuStreamCaptureMode) => { _, compute::after_capture_begin() }
+    fn cuStreamBeginRecaptureToGraph(stream: CuStream, mode: CuStreamCaptureMode, graph: CuGraph, callback_func: CuGraphRecaptureCallback, data: *mut c_void) and cuStreamBeginRecaptureToGraph_ptsz => { _, compute::after_capture_begin() }
     /// Launches into it are not launched, and not charged.
-    fn cuStreamBeginCaptureToGraph(stream: CuStream, graph: CuGraph, dependencies: *const CuGraphNode, dependency_data: *const CuGraphEdgeData, count: usize, mode: CuStreamCaptureMode) => { _, compute::after_capture_begin() }
-    /// Launches into it are not launched, and not charged.
-    fn cuStreamBeginCaptureToGraph_ptsz(stream: CuStream, graph: CuGraph, dependencies: *const CuGraphNode, dependency_data: *const CuGraphEdgeData, count: usize, mode: CuStreamCaptureMode) => { _, compute::after_capture_begin() }
-    /// Launches into it are not launched, and not charged.
-    fn cuStreamBeginRecaptureToGraph(stream: CuStream, mode: CuStreamCaptureMode, graph: CuGraph, callback_func: CuGraphRecaptureCallback, data: *mut c_void) => { _, compute::after_capture_begin() }
-    /// Launches into it are not launched, and not charged.
-    fn cuStreamBeginRecaptureToGraph_ptsz(stream: CuStream, mode: CuStreamCaptureMode, graph: CuGraph, callback_func: CuGraphRecaptureCallback, data: *mut c_void) => { _, compute::after_capture_begin() }
-    /// Launches into it are not launched, and not charged.
-    fn cuStreamBeginCaptureToCig(stream: CuStream, stream_cig_capture_params: *mut c_void) => { _, compute::after_capture_begin() }
-    /// Launches into it are not launched, and not charged.
-    fn cuStreamBeginCaptureToCig_ptsz(stream: CuStream, stream_cig_capture_params: *mut c_void) => { _, compute::after_capture_begin() }
+    fn cuStreamBeginCaptureToCig(stream: CuStream, stream_cig_capture_params: *mut c_void) and cuStreamBeginCaptureToCig_ptsz => { _, compute::after_capture_begin() }
     /// Launches count again.
-    fn cuStreamEndCapture(stream: CuStream, out: *mut CuGraph) => { _, compute::after_capture_end() }
+    fn cuStreamEndCapture(stream: CuStream, out: *mut CuGraph) and cuStreamEndCapture_ptsz => { _, compute::after_capture_end() }
     /// Launches count again.
-    fn cuStreamEndCapture_ptsz(stream: CuStream, out: *mut CuGraph) => { _, compute::after_capture_end() }
-    /// Launches count again.
-    fn cuStreamEndCaptureToCig(stream: CuStream) => { _, compute::after_capture_end() }
-    /// Launches count again.
-    fn cuStreamEndCaptureToCig_ptsz(stream: CuStream) => { _, compute::after_capture_end() }
+    fn cuStreamEndCaptureToCig(stream: CuStream) and cuStreamEndCaptureToCig_ptsz => { _, compute::after_capture_end() }
     // Waiting: pools give back then, and what has ended is settled.
 
     /// Settles pools to what they keep.
@@ -621,9 +516,7 @@ hooks! {
     /// Settles pools to what they keep.
     fn cuCtxSynchronize_v2(context: CuContext) => { _, compute::after_sync() }
     /// Settles pools to what they keep.
-    fn cuStreamSynchronize(stream: CuStream) => { _, compute::after_sync() }
-    /// Settles pools to what they keep.
-    fn cuStreamSynchronize_ptsz(stream: CuStream) => { _, compute::after_sync() }
+    fn cuStreamSynchronize(stream: CuStream) and cuStreamSynchronize_ptsz => { _, compute::after_sync() }
     /// Settles pools to what they keep.
     fn cuEventSynchronize(event: CuEvent) => { _, compute::after_sync() }
 }

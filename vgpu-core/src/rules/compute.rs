@@ -19,7 +19,7 @@ use wait::{Admitted, Wait};
 
 use crate::base::clock;
 use crate::driver::query;
-use crate::guest::border::{self, InPtr};
+use crate::guest::border::{DefaultStream, InPtr, Legacy};
 use crate::guest::manners::{self, Verdict};
 use crate::guest::thread::thread;
 use crate::holdings::deferred_frees;
@@ -86,10 +86,10 @@ pub(crate) fn before(work: Work, stream: u64) -> Verdict<Launched> {
 pub(crate) fn before_config(
     config: InPtr<CuLaunchConfig>,
     function: usize,
-    own: bool,
+    default: impl DefaultStream,
 ) -> Verdict<Launched> {
     let accounts = accounts!(Launch);
-    match of_config(config, function, own) {
+    match of_config(config, function, default) {
         Some((work, stream)) => launch(&accounts, work, stream),
         None => Verdict::Pass,
     }
@@ -371,7 +371,7 @@ pub(crate) fn before_many(params: InPtr<CuLaunchParams>, count: u32) -> Verdict<
             [one.grid_x, one.grid_y, one.grid_z],
             [one.block_x, one.block_y, one.block_z],
         );
-        if let Verdict::Call(launched) = launch(&accounts, work, border::legacy(one.stream)) {
+        if let Verdict::Call(launched) = launch(&accounts, work, Legacy.number(one.stream)) {
             *place = Some(launched);
         }
     }

@@ -16,7 +16,7 @@ use crate::base::map::{Entry, Space, Then};
 use crate::driver::device::Device;
 use crate::driver::query::{self, MemoryNode};
 use crate::figures::room::{self, Launched, Moves, Want};
-use crate::guest::border::{self, InPtr, OutPtr};
+use crate::guest::border::{DefaultStream as _, InPtr, Legacy, OutPtr};
 use crate::guest::manners::Verdict;
 use crate::holdings::graph_charges::{
     self, any, figures, learn_figures, note_memory_node, relieve, settle,
@@ -318,13 +318,13 @@ pub(crate) fn before_instantiate_with(
     params: InPtr<CuGraphInstantiateParams>,
 ) -> Verdict<Making> {
     let params = params.read().unwrap_or(CuGraphInstantiateParams::zeroed());
-    let stream = border::legacy(params.upload_stream);
+    let stream = Legacy.number(params.upload_stream);
     make_executable(call, graph, params.flags, stream)
 }
 
 /// What the graph will want is counted; where it is uploaded at once, it is reserved.
 pub(crate) fn before_instantiate(call: &str, graph: CuGraph, flags: u64) -> Verdict<Making> {
-    make_executable(call, graph, flags, border::legacy(core::ptr::null_mut()))
+    make_executable(call, graph, flags, Legacy::NUMBER)
 }
 
 fn make_executable(call: &str, graph: CuGraph, flags: u64, stream: u64) -> Verdict<Making> {

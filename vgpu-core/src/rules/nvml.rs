@@ -23,7 +23,7 @@ use crate::state::accounts::{Accounts, Group};
 use crate::state::standing;
 
 hooks! {
-    nvml -> NvmlReturn;
+    nvml -> NvmlReturn, default;
 
     /// Handles are looked at again afterwards.
     fn nvmlInit() => { _, after_init() }

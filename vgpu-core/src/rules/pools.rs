@@ -30,14 +30,6 @@ use crate::state::entries::what;
 use crate::state::holdings::{CHORE_DEFERRED_FREES, CHORE_POOLS, Pool};
 use crate::state::standing::{self, accounts};
 
-/// The stream of a call whose default stream is the thread's own.
-pub(crate) fn per_thread(stream: CuStream) -> CuStream {
-    if stream.is_null() {
-        return core::ptr::without_provenance_mut(2);
-    }
-    stream
-}
-
 /// An allocation out of a pool.
 #[derive(Clone, Copy)]
 pub(crate) struct Drawing {

@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 use cuda_api::CuLaunchConfig;
 
 use super::rate::rate;
-use crate::guest::border::{InPtr, legacy, per_thread};
+use crate::guest::border::{DefaultStream, InPtr};
 use crate::guest::thread::{Gate, thread};
 use crate::state::accounts::Accounts;
 use crate::state::launches::DUE_NS;
@@ -93,22 +93,22 @@ fn has_credit(gate: &Gate, process: &Process, work: Work, stream: u64) -> bool {
 
 /// The same for the structure of `cuLaunchKernelEx`.
 #[inline(always)]
-pub(crate) fn passes_config(config: InPtr<CuLaunchConfig>, function: usize, own: bool) -> bool {
-    of_config(config, function, own).is_some_and(|(work, stream)| passes(work, stream))
+pub(crate) fn passes_config(
+    config: InPtr<CuLaunchConfig>,
+    function: usize,
+    default: impl DefaultStream,
+) -> bool {
+    of_config(config, function, default).is_some_and(|(work, stream)| passes(work, stream))
 }
 
 #[inline(always)]
 pub(super) fn of_config(
     config: InPtr<CuLaunchConfig>,
     function: usize,
-    own: bool,
+    default: impl DefaultStream,
 ) -> Option<(Work, u64)> {
     let config = config.read()?;
-    let stream = if own {
-        per_thread(config.stream)
-    } else {
-        legacy(config.stream)
-    };
+    let stream = default.number(config.stream);
     Some((
         Work::kernel(
             function,
