@@ -75,8 +75,18 @@ impl Charge {
 pub struct Bounds {
     /// In all, bytes; 0 is no cap.
     pub limit: u64,
-    /// Of that as memory of the device itself, bytes.
+    /// Of that as memory of the device itself, bytes; `u64::MAX` is all of it.
     pub resident: u64,
+}
+
+/// A limit, all of which may be memory of the device itself; 0 is no cap.
+impl From<u64> for Bounds {
+    fn from(limit: u64) -> Self {
+        Self {
+            limit,
+            resident: Self::NO_CAP,
+        }
+    }
 }
 
 /// A request that was not let in.
@@ -184,7 +194,7 @@ pub(crate) fn take(word: &AtomicU64, tag: u64, bytes: u64) -> Result<(), Stale> 
 /// Adds to a word that only its own process writes; what does not fit is left out.
 #[inline]
 fn add_plain(word: &AtomicU64, bytes: u64) {
-    // Release: whoever sees the breakdown (and keeps less room for what loads) sees the charge.
+    // Release: a process that sees the breakdown (and keeps less room for what loads) sees the charge.
     word.fetch_add(bytes, Ordering::Release);
 }
 
@@ -309,7 +319,7 @@ fn charged<L: Ledger + ?Sized>(ledger: &L, device: usize) -> u64 {
 /// Of what is charged: managed memory past the container's share of the device.
 ///
 /// Only added to under the device's lock, after it was added to pending, and taken off before
-/// confirmed or pending is. So whoever holds the lock and has read all those words *before* this
+/// confirmed or pending is. So a process that holds the lock and has read all those words *before* this
 /// one never takes more off them than they had in them.
 fn beyond<L: Ledger + ?Sized>(ledger: &L, device: usize) -> u64 {
     let mut sum = 0_u64;
@@ -335,7 +345,7 @@ pub(crate) fn confirmed<L: Ledger + ?Sized>(ledger: &L, device: usize) -> u64 {
 }
 
 /// The sum of confirmed charges and of what is kept for runtimes that are loading (which may take
-/// longer than anybody can wait), and a fingerprint of how often each word was added to.
+/// longer than any wait here), and a fingerprint of how often each word was added to.
 fn look_at_confirmed<L: Ledger + ?Sized>(ledger: &L, device: usize) -> (u64, u64) {
     let mut sum = 0_u64;
     let mut print = 0_u64;
@@ -402,41 +412,6 @@ pub(crate) struct Place {
     pub(crate) tag: u64,
 }
 
-/// Reserves room; `limit` 0 is no cap.
-#[inline]
-pub(crate) fn reserve<O: Outside + ?Sized>(
-    outside: &O,
-    place: Place,
-    device: usize,
-    bytes: u64,
-    limit: u64,
-) -> Result<(), Refused> {
-    let Some(own) = outside.cells(place.slot, device) else {
-        return Err(Refused::NoSuchDevice);
-    };
-    match add(&own.pending, place.tag, bytes) {
-        Ok(()) => {}
-        Err(NotAdded::Stale) => return Err(Refused::Stale),
-        Err(NotAdded::Overflow) => {
-            return Err(Refused::Full {
-                used: confirmed(outside, device),
-            });
-        }
-    }
-    crash_point!("reserve:pending");
-    if limit == 0 {
-        return Ok(());
-    }
-    seq_cst_point();
-    if charged(outside, device) <= limit {
-        crash_point!("reserve:done");
-        return Ok(());
-    }
-    take(&own.pending, place.tag, bytes).map_err(|Stale| Refused::Stale)?;
-    crash_point!("reserve:taken-back");
-    reserve_slowly(outside, place, device, bytes, limit)
-}
-
 /// How often more may be learned while a context is admitted.
 const LEARNED: usize = 8;
 
@@ -473,10 +448,10 @@ pub(crate) fn reserve_loading<O: Outside + ?Sized>(
     };
     for _look in 0..LEARNED {
         let bytes = need.least.max(outside.expected(device, now_ns, 0));
-        reserve_within(outside, place, device, bytes, bounds, false)?;
+        reserve(outside, place, device, bytes, bounds, false)?;
         crash_point!("loading:reserved");
-        // SeqCst: whoever learns more before this store is seen by the look below; whoever does so
-        // after it sees this slot when he adds up.
+        // SeqCst: what a process learns before this store is seen by the look below; a process that learns
+        // more after it sees this slot when it adds up.
         own.loading_bytes.store(need.guess, Ordering::SeqCst);
         own.loading_since_ns.store(now_ns, Ordering::SeqCst);
         crash_point!("loading:said");
@@ -495,81 +470,6 @@ pub(crate) fn reserve_loading<O: Outside + ?Sized>(
     })
 }
 
-/// The way of a request that did not fit at first sight: one at a time for each device.
-#[cold]
-fn reserve_slowly<O: Outside + ?Sized>(
-    outside: &O,
-    place: Place,
-    device: usize,
-    bytes: u64,
-    limit: u64,
-) -> Result<(), Refused> {
-    let mut wait = outside.begin_wait();
-    loop {
-        if !outside.enter(device, &mut wait) {
-            return Err(Refused::TimedOut {
-                used: confirmed(outside, device),
-            });
-        }
-        crash_point!("slow:locked");
-        let decision = decide(outside, place, device, bytes, limit, &mut wait);
-        outside.leave(device);
-        crash_point!("slow:unlocked");
-        if let Some(decision) = decision {
-            return decision;
-        }
-        if !outside.pause(&mut wait) {
-            return Err(Refused::TimedOut {
-                used: confirmed(outside, device),
-            });
-        }
-    }
-}
-
-/// Yes, no, or (nothing) "not as long as others wait for their driver".
-fn decide<O: Outside + ?Sized>(
-    outside: &O,
-    place: Place,
-    device: usize,
-    bytes: u64,
-    limit: u64,
-    wait: &mut O::Wait,
-) -> Option<Result<(), Refused>> {
-    let own = outside.cells(place.slot, device)?;
-    match add(&own.pending, place.tag, bytes) {
-        Ok(()) => {}
-        Err(NotAdded::Stale) => return Some(Err(Refused::Stale)),
-        Err(NotAdded::Overflow) => {
-            return Some(Err(Refused::Full {
-                used: confirmed(outside, device),
-            }));
-        }
-    }
-    crash_point!("slow:pending");
-    seq_cst_point();
-    if charged(outside, device) <= limit {
-        return Some(Ok(()));
-    }
-    if outside.reap(wait) > 0 && charged(outside, device) <= limit {
-        return Some(Ok(()));
-    }
-    // A charge that is on its way from a slot into the shared-object table stands in both.
-    let used = if outside.enter_shared(wait) {
-        let used = confirmed_at_one_moment(outside, device);
-        outside.leave_shared();
-        used
-    } else {
-        None
-    };
-    crash_point!("slow:decided");
-    if take(&own.pending, place.tag, bytes).is_err() {
-        return Some(Err(Refused::Stale));
-    }
-    crash_point!("slow:taken-back");
-    let used = used?;
-    (used.saturating_add(bytes) > limit).then_some(Err(Refused::Full { used }))
-}
-
 /// Where there was room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
@@ -579,14 +479,14 @@ pub(crate) enum Room {
     Beyond,
 }
 
-/// Reserves room where only a part of the limit may be memory of the device itself; `pageable` is
-/// what the driver can also give as managed memory.
+/// Reserves room. What is `pageable` the driver can also give as managed memory, so it gets room past the
+/// container's share of the device, too.
 ///
-/// As long as all that is charged fits the share there is no difference to [`reserve`], and none in
-/// cost. From there on one request at a time is decided, under the device's lock: two sums are
-/// bounded by one set of words, and only under the lock does nobody add to what is subtracted.
+/// As long as all that is charged fits the smaller bound, a look at the sum decides. From there on one request
+/// at a time is decided, under the device's lock: two sums are bounded by one set of words, and only under
+/// the lock is nothing added to the word that is subtracted.
 #[inline]
-pub(crate) fn reserve_within<O: Outside + ?Sized>(
+pub(crate) fn reserve<O: Outside + ?Sized>(
     outside: &O,
     place: Place,
     device: usize,
@@ -607,8 +507,12 @@ pub(crate) fn reserve_within<O: Outside + ?Sized>(
         }
     }
     crash_point!("reserve:pending");
+    let least = bounds.least();
+    if least == Bounds::NO_CAP {
+        return Ok(Room::Device);
+    }
     seq_cst_point();
-    if charged(outside, device) <= bounds.least() {
+    if charged(outside, device) <= least {
         crash_point!("reserve:done");
         return Ok(Room::Device);
     }
@@ -631,7 +535,7 @@ pub(crate) fn reserve_within<O: Outside + ?Sized>(
             pageable,
             at_once,
         };
-        let decision = decide_within(outside, own, request, &mut wait);
+        let decision = decide(outside, own, request, &mut wait);
         outside.leave(device);
         crash_point!("slow:unlocked");
         if let Some(decision) = decision {
@@ -650,7 +554,10 @@ pub(crate) fn reserve_within<O: Outside + ?Sized>(
 }
 
 impl Bounds {
-    /// The smaller one of the two.
+    /// `resident`, where all of the limit may be memory of the device itself.
+    pub(crate) const NO_CAP: u64 = u64::MAX;
+
+    /// The smaller one of the two; [`Bounds::NO_CAP`] is none.
     #[inline]
     fn least(&self) -> u64 {
         match self.limit {
@@ -671,7 +578,7 @@ impl Bounds {
     }
 }
 
-/// A request of [`reserve_within`].
+/// A request of [`reserve`].
 #[derive(Clone, Copy)]
 struct Request {
     place: Place,
@@ -683,8 +590,8 @@ struct Request {
     at_once: bool,
 }
 
-/// As [`decide`]. The caller holds the device's lock.
-fn decide_within<O: Outside + ?Sized>(
+/// Yes, no, or (nothing) "not as long as others wait for their driver". The caller holds the device's lock.
+fn decide<O: Outside + ?Sized>(
     outside: &O,
     own: &DeviceUse,
     request: Request,
@@ -709,10 +616,15 @@ fn decide_within<O: Outside + ?Sized>(
     }
     crash_point!("slow:pending");
     seq_cst_point();
+    // Where the whole limit may be memory of the device, nothing is past it.
+    let past_share = || match bounds.resident {
+        Bounds::NO_CAP => 0,
+        _ => beyond(outside, device),
+    };
     let look = || {
         // In this order: see `beyond`.
         let charged = charged(outside, device);
-        bounds.room(charged, beyond(outside, device), pageable)
+        bounds.room(charged, past_share(), pageable)
     };
     let mut room = look();
     if room != Some(Room::Device) && outside.reap(wait) > 0 {
@@ -723,7 +635,7 @@ fn decide_within<O: Outside + ?Sized>(
     }
     // Read first, it may hold what is not confirmed yet or no longer: the share looks emptier than
     // it is, and the request is tried again rather than refused, or paged, for nothing.
-    let past = beyond(outside, device);
+    let past = past_share();
     let used = if outside.enter_shared(wait) {
         let used = confirmed_at_one_moment(outside, device);
         outside.leave_shared();
@@ -766,7 +678,7 @@ pub(crate) fn not_beyond(cells: &DeviceUse, tag: u64, bytes: u64) -> Result<(), 
 }
 
 /// The driver has given what was reserved: added to confirmed before it leaves pending, so that
-/// nobody misses it.
+/// every sum has it.
 #[inline]
 pub(crate) fn confirm(cells: &DeviceUse, tag: u64, bytes: u64, kind: Kind) -> Result<(), Stale> {
     charge(cells, tag, bytes, kind)?;
@@ -832,7 +744,7 @@ pub(crate) fn release(cells: &DeviceUse, tag: u64, bytes: u64, kind: Kind) -> Re
     Ok(())
 }
 
-/// Who owns a slot, as it stands there.
+/// The owner of a slot, as it stands there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Identity {
     pub(crate) pid: u32,
@@ -844,7 +756,7 @@ pub(crate) struct Identity {
 
 impl Identity {
     fn of(head: &SlotHead) -> Self {
-        // Relaxed: whoever judges an identity holds the slot's lock, or only looks.
+        // Relaxed: a process that decides by an identity holds the slot's lock; others only look.
         Self {
             pid: head.pid.load(Ordering::Relaxed),
             start_time: head.start_time.load(Ordering::Relaxed),
@@ -928,7 +840,7 @@ fn clear<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead) -> bool {
     head.state.store(SLOT_FREE, Ordering::SeqCst);
     crash_point!("clear:free");
     if let Some(word) = slots.in_use_word(slot) {
-        // SeqCst: nobody may stop looking at the slot before it is empty.
+        // SeqCst: the slot must be empty before sums leave it out.
         word.fetch_and(!(1 << (slot % 64)), Ordering::SeqCst);
     }
     true
@@ -1014,7 +926,7 @@ fn take_seat<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead, me: &Id
     // SeqCst: raised before anything is written to the slot.
     slots.high_water().fetch_max(above, Ordering::SeqCst);
     crash_point!("join:high-water");
-    // SeqCst: from here on, whoever finds the lock free clears the slot.
+    // SeqCst: from here on, a process that finds the lock free clears the slot.
     head.state.store(SLOT_JOINING, Ordering::SeqCst);
     crash_point!("join:joining");
     let generation = head.generation.load(Ordering::SeqCst).wrapping_add(1);

@@ -42,7 +42,7 @@ pub(crate) fn refill(cells: &RegionDevice, now_ns: u64, permille: u32) {
     loop {
         let is_first = at == 0 || at > now_ns.saturating_add(ANOTHER_CLOCK_NS);
         let earned = if is_first {
-            // A quarter of it to begin with: nobody has saved anything yet, and launches whose cost
+            // A quarter of it to begin with: nothing was saved yet, and launches whose cost
             // is not known come on top.
             most_saved_ns(permille) / 4
         } else {
@@ -140,7 +140,7 @@ impl Compute<'_> {
             if have <= 0 {
                 return Err(time_to_earn_ns(have.unsigned_abs() + 1, permille));
             }
-            // An eighth, so that who comes next finds some too.
+            // An eighth, so that the next thread finds some too.
             let more = (have.unsigned_abs() / 8).min(LEASE_NS);
             // Relaxed: a bound that may be passed by a few threads' leases at once.
             let leased = self.device.leased_ns.load(Ordering::Relaxed);
@@ -192,7 +192,7 @@ impl Compute<'_> {
         }
     }
 
-    /// Becomes the one who has a launch of unknown cost in flight. False while another process has:
+    /// Makes this process the one that has a launch of unknown cost in flight. False while another process has:
     /// see [`Compute::unknown_since_ns`].
     #[must_use]
     pub fn begin_unknown(&self, now_ns: u64) -> bool {
@@ -209,7 +209,7 @@ impl Compute<'_> {
         }
     }
 
-    /// The launch of unknown cost is over. Only who began it ends it.
+    /// The launch of unknown cost is over. Only the process that began it ends it.
     pub fn end_unknown(&self) {
         // Relaxed: a mark; nothing else is guarded.
         let _whose = self.device.unknown.compare_exchange(
@@ -220,17 +220,17 @@ impl Compute<'_> {
         );
     }
 
-    /// Since when somebody has had a launch of unknown cost in flight, and whether it is this
-    /// process; nothing when nobody has.
+    /// Since when a process has had a launch of unknown cost in flight, and whether it is this process;
+    /// `None` when there is no such launch.
     #[must_use]
     pub fn unknown_since_ns(&self) -> Option<(u64, bool)> {
         // Relaxed: a mark and a number.
-        let whose = self.device.unknown.load(Ordering::Relaxed);
+        let owner = self.device.unknown.load(Ordering::Relaxed);
         let at_ns = self.device.unknown_at_ns.load(Ordering::Relaxed);
-        (whose != 0).then_some((at_ns, whose == self.seat))
+        (owner != 0).then_some((at_ns, owner == self.seat))
     }
 
-    /// Takes the mark away from whoever has it: it has shown no life for too long.
+    /// Takes the mark away from the process that has it, which has shown no progress for too long.
     pub fn forget_unknown(&self) {
         // Relaxed: a mark; nothing else is guarded.
         self.device.unknown.store(0, Ordering::Relaxed);
@@ -252,7 +252,7 @@ impl core::fmt::Debug for Compute<'_> {
 }
 
 /// Whether work of this process is overdue by more than `patience_ns`: it runs far longer than it ever
-/// did, so it may be waiting for somebody's launch. Answers what tells this state from another one; 0 is
+/// did, so it may be waiting for another launch. The answer differs from one such state to the next; 0 is
 /// no.
 pub(crate) fn overdue(of: &ComputeUse, now_ns: u64, patience_ns: u64) -> u64 {
     // Relaxed: numbers.

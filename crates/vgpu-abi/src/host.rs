@@ -159,7 +159,7 @@ pub struct SlotSnapshot {
     pub joined_unix_ns: u64,
     /// Whether its record lock is held: the kernel says so.
     pub alive: bool,
-    /// Who holds the lock, as the kernel says; nothing where the holder is not visible from here.
+    /// The process that holds the lock, as the kernel says; `None` where it is not visible from here.
     pub host_pid: Option<u32>,
     /// When another process of the container found it dead, nanoseconds of the monotonic clock; 0: none has.
     pub gone_since_ns: u64,
@@ -294,7 +294,7 @@ pub struct OomSnapshot {
     pub number: u64,
     /// Nanoseconds since 1970.
     pub time_unix_ns: u64,
-    /// Who asked: process id in its own namespace.
+    /// The process that asked: its id in its own namespace.
     pub pid: u32,
     /// The refused call.
     pub call: String,
@@ -560,7 +560,7 @@ fn read_slot(file: &File, index: usize) -> Result<Option<SlotSnapshot>, Snapshot
         }
     })?;
     // Only a dead process's family counts, and most processes are alive.
-    let has_family = owner == LockOwner::Nobody && family_lives(file, index);
+    let has_family = owner == LockOwner::None && family_lives(file, index);
     let device = |device: usize| {
         let at = offset_of!(Slot, devices) + device * size_of::<DeviceUse>();
         let confirmed = bytes_in(slot.u64(at + offset_of!(DeviceUse, confirmed)));
@@ -590,7 +590,7 @@ fn read_slot(file: &File, index: usize) -> Result<Option<SlotSnapshot>, Snapshot
         pid_namespace: slot.u64(offset_of!(SlotHead, pid_namespace)),
         name: slot.text::<16>(offset_of!(SlotHead, name)),
         joined_unix_ns: slot.u64(offset_of!(SlotHead, joined_unix_ns)),
-        alive: owner != LockOwner::Nobody,
+        alive: owner != LockOwner::None,
         gone_since_ns: slot.u64(offset_of!(SlotHead, gone_since_ns)),
         has_family,
         host_pid: match owner {
@@ -606,7 +606,7 @@ fn read_slot(file: &File, index: usize) -> Result<Option<SlotSnapshot>, Snapshot
 fn family_lives(file: &File, slot: usize) -> bool {
     matches!(
         sys::lock_owner(file.as_raw_fd(), LOCK_FAMILY + slot as u64),
-        Ok(owner) if owner != LockOwner::Nobody
+        Ok(owner) if owner != LockOwner::None
     )
 }
 

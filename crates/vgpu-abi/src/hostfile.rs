@@ -180,7 +180,7 @@ impl HostFile {
         let file = options.open(path).map_err(system("open"))?;
         let made = Self::fill_new(file, make, fill);
         if made.is_err() {
-            // Half a file serves nobody; that it cannot be removed is not the error to tell.
+            // Half a file is of no use. If it cannot be removed, the first error is still the one to tell.
             let _gone = std::fs::remove_file(path);
         }
         made
@@ -318,8 +318,8 @@ impl Source for Words {
     }
 }
 
-/// A copy of the whole file, for whoever does not trust its owner not to make it shorter: that
-/// ends every process which has it mapped.
+/// A copy of the whole file, for a reader that does not trust its owner: an owner that makes the file
+/// shorter ends every process that has it mapped.
 pub(crate) struct Copied(Vec<u64>);
 
 impl Copied {
@@ -346,8 +346,8 @@ impl Source for Copied {
     }
 }
 
-/// A file of a known make that is never mapped: its owner may be somebody else, and whoever has a
-/// file mapped ends when its owner makes it shorter.
+/// A file of a known make that is never mapped: its owner may be another user, and an owner that makes a file
+/// shorter ends every process that has it mapped.
 #[derive(Debug)]
 pub(crate) struct Unmapped {
     pub(crate) file: File,

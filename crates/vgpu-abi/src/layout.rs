@@ -48,14 +48,14 @@ pub const CHARGE_COUNT_SHIFT: u32 = 44;
 /// was meant for the slot's former owner fails.
 pub const CHARGE_TAG_SHIFT: u32 = 54;
 
-/// A slot that nobody uses.
+/// A slot that no process uses.
 pub const SLOT_FREE: u32 = 0;
-/// A slot that somebody is about to use.
+/// A slot that a process is about to use.
 pub const SLOT_JOINING: u32 = 1;
 /// A slot in use.
 pub const SLOT_USED: u32 = 2;
 
-/// A place in the shared-object table that nobody uses.
+/// An unused place in the shared-object table.
 pub const SHARED_FREE: u32 = 0;
 /// A place in the shared-object table that is being filled or cleared.
 pub const SHARED_CHANGING: u32 = 1;
@@ -65,9 +65,9 @@ pub const SHARED_LIVE: u32 = 2;
 /// Record locks of a region lie beyond every byte of it: the one on this byte plus the slot says
 /// that the slot's owner lives.
 pub const LOCK_SLOTS: u64 = 0x0000_0100_0000_0000;
-/// On this byte plus the device: who decides about a device that is full.
+/// On this byte plus the device: held by the process that decides about a device that is full.
 pub const LOCK_DEVICES: u64 = 0x0000_0100_0010_0000;
-/// On this byte: who changes the shared-object table.
+/// On this byte: held by the process that changes the shared-object table.
 pub const LOCK_SHARED: u64 = 0x0000_0100_0020_0000;
 /// On this byte plus the slot: read locks of living processes that were forked from the slot's
 /// owner. They keep its device memory, also after its death.
@@ -104,7 +104,8 @@ pub struct RegionHeader {
     pub slots_high_water: AtomicU32,
     /// The same for the shared-object table.
     pub shared_high_water: AtomicU32,
-    /// Who waits for the table's lock, and who had it last: as in a [`RegionDevice`].
+    /// When a process last found the table's lock held, and the process that had it last: as in a
+    /// [`RegionDevice`].
     pub shared_wanted_ns: AtomicU64,
     /// See `shared_wanted_ns`.
     pub shared_last: AtomicU64,
@@ -144,19 +145,19 @@ pub struct RegionDevice {
     pub reserved_0: [AtomicU64; 4],
     /// Bytes of all shared objects on this device: a charge word without a tag.
     pub shared: AtomicU64,
-    /// What a context was seen to take, bytes; 0 where nobody has looked yet.
+    /// What a context was seen to take, bytes; 0 where it was not measured yet.
     pub context_bytes: AtomicU64,
-    /// What a module was seen to take, bytes; 0 where nobody has looked yet.
+    /// What a module was seen to take, bytes; 0 where it was not measured yet.
     pub module_bytes: AtomicU64,
     /// Size of the device, bytes; 0 where it is not known.
     pub physical_bytes: AtomicU64,
-    /// When somebody last found the device's lock held, nanoseconds of the monotonic clock; 0 when
-    /// he has it. Who had the lock last lets him go first.
+    /// When a process last found the device's lock held, nanoseconds of the monotonic clock; 0 once it has
+    /// the lock. The process that had the lock last lets it go first.
     pub wanted_ns: AtomicU64,
-    /// Who had the device's lock last: slot and generation, packed.
+    /// The process that had the device's lock last: slot and generation, packed.
     pub last: AtomicU64,
     /// The most that contexts and modules were seen to take, bytes, of a process whose runtime loads
-    /// past the driver's public interface; 0 where nobody has seen one.
+    /// past the driver's public interface; 0 where none was measured.
     pub runtime_bytes: AtomicU64,
     /// Room for the rest of the line.
     pub reserved_1: [AtomicU64; 1],
@@ -169,7 +170,7 @@ pub struct RegionDevice {
     pub busy_ns: AtomicU64,
     /// Credit that threads hold beyond what they have asked for, nanoseconds.
     pub leased_ns: AtomicU64,
-    /// Who has a launch of unknown cost in flight: slot and generation, packed; 0 is nobody.
+    /// The process that has a launch of unknown cost in flight: slot and generation, packed; 0 is none.
     pub unknown: AtomicU64,
     /// When that launch was made, nanoseconds of the monotonic clock.
     pub unknown_at_ns: AtomicU64,
@@ -179,7 +180,7 @@ pub struct RegionDevice {
     pub past: ComputeUse,
 }
 
-/// Who owns a slot.
+/// The owner of a slot.
 #[repr(C, align(64))]
 pub struct SlotHead {
     /// [`SLOT_FREE`], [`SLOT_JOINING`] or [`SLOT_USED`].
@@ -282,10 +283,10 @@ pub struct DeviceUse {
     pub compute: ComputeUse,
 }
 
-/// A process: who it is, and what it uses of each device.
+/// A process: its identity, and what it uses of each device.
 #[repr(C, align(64))]
 pub struct Slot {
-    /// Who it is.
+    /// Its identity.
     pub head: SlotHead,
     /// What it uses.
     pub devices: [DeviceUse; MAX_DEVICES],
@@ -313,7 +314,7 @@ pub struct SharedObject {
     pub holders: [AtomicU64; SLOT_WORDS],
 }
 
-/// Somebody who held memory when a request was refused.
+/// A process that held memory when a request was refused, or all shared objects together.
 #[repr(C)]
 pub struct OomHolder {
     /// Process id in its own namespace; 0 ends the list; `UINT32_MAX` stands for shared objects.
@@ -331,7 +332,7 @@ pub struct OomEntry {
     pub sequence: AtomicU64,
     /// Nanoseconds since 1970.
     pub time_unix_ns: AtomicU64,
-    /// Who asked: process id in its own namespace.
+    /// The process that asked: its id in its own namespace.
     pub pid: AtomicU32,
     /// Index of the device.
     pub device: AtomicU32,
@@ -387,7 +388,7 @@ pub struct HostFileHeader {
     pub current: AtomicU64,
     /// When the owner last looked after the file, nanoseconds of the monotonic clock.
     pub heartbeat_ns: AtomicU64,
-    /// Of the targets: what the compute arbiter saw of the container, by device, for whoever shows
+    /// Of the targets: what the compute arbiter saw of the container, by device, for programs that show
     /// it. Thousandths plus one, 0 is no word: bits 0-15 the share that it grants, bits 16-31 the
     /// share that was used in the last second; bits 32-47: thousandths of the last second that
     /// launches have waited; bit 48: others work on the device too; bit 49: it waits for its turn.

@@ -1,7 +1,7 @@
 //! The files that the host and a container share: limits and targets (the host writes), usage
 //! region (the container writes). Owns their layout, the reserve algorithm, slots and liveness.
 //!
-//! Never logs, never allocates on a hot path, never waits longer than 100 ms for somebody else,
+//! Never logs, never allocates on a hot path, never waits longer than 100 ms for another process,
 //! and knows nothing of CUDA or Kubernetes: a device is an index and a text, a charge is bytes.
 
 #![deny(unsafe_code)]

@@ -264,9 +264,9 @@ fn copy_out(words: &impl Source, offset: usize) -> [u64; COPY_WORDS] {
     std::array::from_fn(|word| words.load(offset + word * 8))
 }
 
-/// The limits that count. A writer that is busy with the copy under our eyes has flipped twice
-/// since; then there is a newer one to read. A copy that stays wrong while nobody flips is damaged;
-/// then the other one counts, the newer one of two.
+/// The limits that count. A writer that overwrites the copy while it is read has flipped twice since the
+/// read began, so there is a newer copy to read. A copy that stays wrong while the writer does not flip is
+/// damaged; then the other copy counts.
 fn settled<S: Source>(
     mut source: impl FnMut() -> Result<S, FileError>,
 ) -> Result<LimitsValue, FileError> {
@@ -312,8 +312,8 @@ fn salvage(words: &impl Source) -> Result<LimitsValue, FileError> {
     }
 }
 
-/// Reads the limits out of an open file without mapping it: for a file that belongs to somebody
-/// else, who may make it shorter at any moment.
+/// Reads the limits out of an open file without mapping it: for a file that belongs to another
+/// user, who may make it shorter at any moment.
 ///
 /// # Errors
 /// See [`FileError`].

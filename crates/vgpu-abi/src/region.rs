@@ -202,7 +202,7 @@ pub struct Shared {
     pub bytes: u64,
 }
 
-/// Somebody who holds memory of a device.
+/// A process that holds memory of a device, or all shared objects together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Holder {
     /// Process id in its own namespace; 0 ends the list; `u32::MAX` stands for shared objects.
@@ -437,7 +437,7 @@ impl Region {
         new.push(format!(".{}.{}.new", sys::process_id(), sys::unix_ns()));
         let new = path.with_file_name(new);
         let made = Self::create_at(&new, devices, mode).and_then(|()| {
-            // A link, not a rename: it never replaces what somebody else made meanwhile.
+            // A link, not a rename: it never replaces a file that another process made meanwhile.
             match std::fs::hard_link(&new, path) {
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP)) => {
                     std::fs::rename(&new, path).map_err(refused_by_io("rename"))
@@ -592,7 +592,7 @@ impl Region {
     /// # Errors
     /// See [`JoinError`].
     pub fn join(&self) -> Result<Seat, JoinError> {
-        // Acquire: whoever stored the seat had filled the slot.
+        // Acquire: the slot was filled before the word was stored.
         let seat = match self.private().seat.load(Ordering::Acquire) {
             0 => self.sit_down(0)?,
             seat => seat,
@@ -660,35 +660,7 @@ impl Region {
         })
     }
 
-    /// Reserves room before the driver is asked. `limit` is bytes; 0 is no cap.
-    ///
-    /// # Errors
-    /// [`Refusal`]; it is counted, and nothing is charged.
-    #[inline]
-    pub fn reserve(&self, device: usize, bytes: u64, limit: u64) -> Result<Charge, Refusal> {
-        let seat = self.seated();
-        let reserved = budget::reserve(self, place_of(seat), device, bytes, limit);
-        match (reserved, u32::try_from(device)) {
-            (Ok(()), Ok(device)) => Ok(Charge {
-                device,
-                beyond: false,
-                bytes,
-                seat,
-            }),
-            (Err(refused), _) => self.reserve_again(device, bytes, limit, seat, refused),
-            (Ok(()), Err(_)) => Err(Refusal {
-                limit,
-                used: 0,
-                asked: bytes,
-                unaccounted: 0,
-                why: Why::Closed,
-            }),
-        }
-    }
-
-    /// As [`Region::reserve`], where only a part of the limit may be memory of the device itself.
-    /// What is `pageable` gets room past that part, too, and its charge says so
-    /// ([`Charge::is_beyond`]).
+    /// Reserves room before the driver is asked. `bounds` may be a limit alone, in bytes; 0 is no cap.
     ///
     /// At no moment does what is charged of the device's own memory exceed `bounds.resident`, nor
     /// all that is charged `bounds.limit`, however many processes race; what is charged without
@@ -697,23 +669,44 @@ impl Region {
     /// # Errors
     /// [`Refusal`]; it is counted, and nothing is charged.
     #[inline]
-    pub fn reserve_within(
+    pub fn reserve(
+        &self,
+        device: usize,
+        bytes: u64,
+        bounds: impl Into<Bounds>,
+    ) -> Result<Charge, Refusal> {
+        self.reserve_as(device, bytes, bounds.into(), false)
+    }
+
+    /// As [`Region::reserve`], for memory that the driver can also give as managed memory: it gets room past
+    /// `bounds.resident`, too, and its charge says so ([`Charge::is_beyond`]).
+    ///
+    /// # Errors
+    /// As [`Region::reserve`].
+    #[inline]
+    pub fn reserve_pageable(
+        &self,
+        device: usize,
+        bytes: u64,
+        bounds: Bounds,
+    ) -> Result<Charge, Refusal> {
+        self.reserve_as(device, bytes, bounds, true)
+    }
+
+    #[inline]
+    fn reserve_as(
         &self,
         device: usize,
         bytes: u64,
         bounds: Bounds,
         pageable: bool,
     ) -> Result<Charge, Refusal> {
-        let ask = |seat| {
-            let room =
-                budget::reserve_within(self, place_of(seat), device, bytes, bounds, pageable)?;
-            Ok(room == Room::Beyond)
-        };
+        let ask = |seat| budget::reserve(self, place_of(seat), device, bytes, bounds, pageable);
         let seat = self.seated();
         match (ask(seat), u32::try_from(device)) {
-            (Ok(beyond), Ok(device)) => Ok(Charge {
+            (Ok(room), Ok(device)) => Ok(Charge {
                 device,
-                beyond,
+                beyond: room == Room::Beyond,
                 bytes,
                 seat,
             }),
@@ -839,23 +832,6 @@ impl Region {
 
     /// The rare ends of `reserve`: a slot that was taken away, a refusal.
     #[cold]
-    fn reserve_again(
-        &self,
-        device: usize,
-        bytes: u64,
-        limit: u64,
-        seat: u64,
-        refused: Refused,
-    ) -> Result<Charge, Refusal> {
-        let ask = |seat| {
-            budget::reserve(self, place_of(seat), device, bytes, limit)?;
-            Ok(false)
-        };
-        let bounds = Bounds { limit, resident: 0 };
-        self.ask_again(device, bytes, bounds, seat, refused, ask)
-    }
-
-    #[cold]
     fn ask_again(
         &self,
         device: usize,
@@ -863,7 +839,7 @@ impl Region {
         bounds: Bounds,
         mut seat: u64,
         mut refused: Refused,
-        ask: impl Fn(u64) -> Result<bool, Refused>,
+        ask: impl Fn(u64) -> Result<Room, Refused>,
     ) -> Result<Charge, Refusal> {
         for _try in 0..TRIES {
             if refused != Refused::Stale {
@@ -874,11 +850,11 @@ impl Region {
                 Err(_) => break,
             };
             match ask(seat) {
-                Ok(beyond) => {
+                Ok(room) => {
                     let device = u32::try_from(device).unwrap_or(u32::MAX);
                     return Ok(Charge {
                         device,
-                        beyond,
+                        beyond: room == Room::Beyond,
                         bytes,
                         seat,
                     });
@@ -1236,7 +1212,7 @@ impl Region {
         }
     }
 
-    /// What a context was seen to take on this device, bytes; 0 where nobody has looked yet.
+    /// What a context was seen to take on this device, bytes; 0 where it was not measured yet.
     #[must_use]
     pub fn learned_context_bytes(&self, device: usize) -> u64 {
         self.learned(device, |d| &d.context_bytes)
@@ -1248,7 +1224,7 @@ impl Region {
     }
 
     /// The most that contexts and modules were seen to take on this device, bytes, of a process whose
-    /// runtime loads past the driver's public interface; 0 where nobody has looked yet.
+    /// runtime loads past the driver's public interface; 0 where it was not measured yet.
     #[must_use]
     pub fn learned_runtime_bytes(&self, device: usize) -> u64 {
         self.layout().devices.get(device).map_or(0, |device| {
@@ -1267,7 +1243,7 @@ impl Region {
         }
     }
 
-    /// What a module was seen to take on this device, bytes; 0 where nobody has looked yet.
+    /// What a module was seen to take on this device, bytes; 0 where it was not measured yet.
     #[must_use]
     pub fn learned_module_bytes(&self, device: usize) -> u64 {
         self.learned(device, |d| &d.module_bytes)

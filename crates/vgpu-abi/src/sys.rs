@@ -1,6 +1,6 @@
 //! The system calls of this crate, each with its one `unsafe` block. They allocate nothing and go
 //! through `syscall(2)`, which is no cancellation point (a cancelled thread must not vanish while
-//! it holds a lock of ours) and which nobody interposes.
+//! it holds a lock of ours) and which no preloaded library interposes.
 //!
 //! Never retries, never decides: an answer or an `errno`.
 
@@ -120,7 +120,7 @@ pub(crate) fn allocate(fd: c_int, bytes: u64) -> Result<(), Errno> {
 }
 
 /// `posix_fallocate`: as [`allocate`], by writing where the file system cannot otherwise. Only for
-/// a file that nobody else has open yet.
+/// a file that no other process has open yet.
 pub(crate) fn allocate_or_write(fd: c_int, bytes: u64) -> Result<(), Errno> {
     let bytes = i64::try_from(bytes).map_err(|_| libc::EFBIG)?;
     // SAFETY: the call takes integers and touches no memory.
@@ -178,10 +178,10 @@ pub(crate) fn unlock(fd: c_int, at: u64) {
     let _done = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_SETLK, &raw const lock) };
 }
 
-/// Who holds the record lock on one byte.
+/// The owner of the record lock on one byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LockOwner {
-    Nobody,
+    None,
     /// The pid is 0 where the owner is not visible from this namespace.
     Process(u32),
 }
@@ -192,7 +192,7 @@ fn lock_owner_by(fd: c_int, at: u64, command: c_int) -> Result<LockOwner, Errno>
     let result = unsafe { libc::syscall(libc::SYS_fcntl, fd, command, &raw mut lock) };
     answer(result)?;
     if c_int::from(lock.l_type) == libc::F_UNLCK {
-        return Ok(LockOwner::Nobody);
+        return Ok(LockOwner::None);
     }
     Ok(LockOwner::Process(u32::try_from(lock.l_pid).unwrap_or(0)))
 }
@@ -203,7 +203,7 @@ pub(crate) fn lock_owner(fd: c_int, at: u64) -> Result<LockOwner, Errno> {
 }
 
 /// Which process holds the record lock, this one included: asked as an open file, for which the
-/// locks of its own process are somebody else's.
+/// locks of its own process are another owner's.
 pub(crate) fn lock_owner_or_me(fd: c_int, at: u64) -> Result<LockOwner, Errno> {
     lock_owner_by(fd, at, libc::F_OFD_GETLK)
 }
@@ -222,14 +222,14 @@ pub(crate) fn read_small<'a>(path: &CPath, buffer: &'a mut [u8]) -> Result<&'a [
 
 /// Whether a process of this id exists, as far as a signal of number 0 can tell.
 pub(crate) fn process_exists(pid: u32) -> bool {
-    // SAFETY: signal 0 is delivered to nobody; the call takes integers.
+    // SAFETY: signal 0 is not delivered; the call takes integers.
     let result = unsafe { libc::syscall(libc::SYS_kill, pid, 0) };
     answer(result) != Err(libc::ESRCH)
 }
 
 /// Whether this process has a thread of this id.
 pub(crate) fn thread_exists(tid: u32) -> bool {
-    // SAFETY: signal 0 is delivered to nobody; the call takes integers.
+    // SAFETY: signal 0 is not delivered; the call takes integers.
     let result = unsafe { libc::syscall(libc::SYS_tgkill, process_id(), tid, 0) };
     answer(result) != Err(libc::ESRCH)
 }

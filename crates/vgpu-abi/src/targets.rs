@@ -42,7 +42,7 @@ pub struct Grant {
     /// What a nanosecond that the container has measured counts for, in parts of [`Grant::ONE`]: more
     /// than one where it measures too little, less where it takes others' time for its own.
     pub scale: u16,
-    /// Others work on the device too: what events measure may be somebody else's time.
+    /// Other containers work on the device too: what events measure may be their time.
     pub contended: bool,
     /// The container's work is to be measured and bounded although nothing caps it, because others
     /// depend on knowing it.
@@ -71,7 +71,7 @@ impl Grant {
     }
 }
 
-/// What the compute arbiter saw of a container on one device, for whoever shows it.
+/// What the compute arbiter saw of a container on one device, for programs that show it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Seen {
     /// The share that it grants, thousandths; nothing where it has no word.
@@ -187,7 +187,7 @@ fn decode(words: &[u64; ENTRY_WORDS], generation: u64) -> Option<Target> {
     })
 }
 
-/// Reads one entry. Each has a checksum of its own, so that nobody reads more than its own. A
+/// Reads one entry. Each has a checksum of its own, so that a process reads no more than its own. A
 /// writer busy with the copy under our eyes has flipped twice since; then we look again.
 fn load(words: &Words, slot: usize) -> Option<Target> {
     if slot >= MAX_SLOTS {
@@ -228,7 +228,7 @@ impl TargetsFile {
     }
 
     /// Replaces all targets: pairs of slot and target. `heartbeat_ns` is the monotonic clock. Gives
-    /// back the generation. A slot beyond the last is left out. Waits for nobody: there is one writer,
+    /// back the generation. A slot beyond the last is left out. Does not wait: there is one writer,
     /// and a container that keeps a lock on its file must not stop what is done for all.
     ///
     /// # Errors
@@ -276,7 +276,7 @@ impl TargetsFile {
     }
 }
 
-/// The host's side for whoever serves containers of other users: reads and writes, and never maps
+/// The host's side for a process that serves containers of other users: reads and writes, and never maps
 /// what its owner could make shorter.
 #[derive(Debug)]
 pub struct TargetsWriter(Unmapped);
@@ -380,7 +380,7 @@ pub fn read_targets(
     Ok(found)
 }
 
-/// Reads the head of a targets file without mapping it: for a file that belongs to somebody else,
+/// Reads the head of a targets file without mapping it: for a file that belongs to another user,
 /// who may make it shorter at any moment.
 ///
 /// # Errors

@@ -85,7 +85,8 @@ fn work(region: &Region, dice: &mut Dice, books: &mut Books) {
             };
             let reserved = match device {
                 0 => region.reserve(device, bytes, LIMIT),
-                _ => region.reserve_within(device, bytes, bounds, dice.below(2) == 0),
+                _ if dice.below(2) == 0 => region.reserve_pageable(device, bytes, bounds),
+                _ => region.reserve(device, bytes, bounds),
             };
             match reserved {
                 Ok(charge) if dice.below(4) == 0 => region.refund(charge),

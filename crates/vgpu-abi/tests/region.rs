@@ -100,8 +100,12 @@ fn past_the_share_of_the_device_only_what_can_be_paged_gets_room() {
         resident: 4 * GIB,
     };
     let take = |bytes, pageable| {
-        region
-            .reserve_within(0, bytes, bounds, pageable)
+        let reserved = if pageable {
+            region.reserve_pageable(0, bytes, bounds)
+        } else {
+            region.reserve(0, bytes, bounds)
+        };
+        reserved
             .inspect(|charge| region.confirm(*charge, Kind::Buffer))
             .map(|charge| charge.is_beyond())
     };
@@ -141,7 +145,7 @@ fn past_the_share_of_the_device_only_what_can_be_paged_gets_room() {
         (3 * GIB, 2 * GIB)
     );
     assert_eq!(take(3 * GIB, true), Ok(false));
-    let undone = region.reserve_within(0, GIB, bounds, true).unwrap();
+    let undone = region.reserve_pageable(0, GIB, bounds).unwrap();
     assert!(undone.is_beyond());
     region.refund(undone);
     assert_eq!(

@@ -63,8 +63,8 @@ pub(crate) fn stack_pointer() -> usize {
 pub(crate) const THREAD_BYTES: usize = 320;
 
 // Rust's own thread-local variables cost a call of the loader at each look, several times on every
-// hooked call. This one is at a fixed distance from the thread's own pointer, which a library that
-// is there from the start can have.
+// hooked call. This room is at a distance from the thread's pointer that the loader fixes when it loads the
+// library, which it does for libraries that are there when the program starts (decision 0003).
 core::arch::global_asm!(
     ".section .tbss.vgpu_thread_block,\"awT\",@nobits",
     ".p2align 6",

@@ -69,7 +69,7 @@ mod simulated {
         // Relaxed: the state publishes them.
         NOW.store(now, Ordering::Relaxed);
         SLEEP_UNTIL.store(sleep, Ordering::Relaxed);
-        // Release: whoever sees the state sees the addresses.
+        // Release: a thread that sees the state sees the addresses.
         STATE.store(1, Ordering::Release);
         true
     }

@@ -349,7 +349,7 @@ pub(crate) fn first<T, F: FnMut(&Object) -> Option<T>>(choose: F) -> Option<T> {
         _size: usize,
         data: *mut c_void,
     ) -> c_int {
-        // SAFETY: the pointer that we hand to dl_iterate_phdr below, used by nobody else meanwhile.
+        // SAFETY: the pointer that we hand to dl_iterate_phdr below, used by nothing else meanwhile.
         let search = unsafe { &mut *data.cast::<Search<T, F>>() };
         // SAFETY: the loader's own description of an object, valid during the visit.
         let info = unsafe { &*info };

@@ -27,7 +27,7 @@ impl Genuine {
 
     /// Its address; null where the C library lacks it.
     pub(crate) fn get(&self) -> *mut c_void {
-        // Relaxed: an address is all there is to see, and all who look find the same one.
+        // Relaxed: the address publishes nothing else, and every thread finds the same one.
         let known = self.address.load(Ordering::Relaxed);
         if !known.is_null() {
             return known;

@@ -57,12 +57,12 @@ pub(crate) fn write_to(path: &CStr, level: Level) -> bool {
     if bytes.len() > LONGEST_PATH || LEVEL.load(Ordering::Relaxed) != 0 {
         return false;
     }
-    // SAFETY: nobody reads while LEVEL is 0, and the set-up's lock keeps other writers out.
+    // SAFETY: no thread reads it while LEVEL is 0, and the lock of the set-up keeps other writers out.
     let target = unsafe { &mut *PATH.0.get() };
     for (to, from) in target.iter_mut().zip(bytes) {
         *to = *from;
     }
-    // Release: whoever sees the level sees the path.
+    // Release: a thread that sees the level sees the path.
     LEVEL.store(level as u32, Ordering::Release);
     true
 }

@@ -109,7 +109,7 @@ impl Lookup {
         for (number, hook) in self.hooks.iter().enumerate() {
             put(LIBRARY.address(hook.row) as usize, number as u64);
         }
-        // Release: whoever sees the mark sees the table. Two threads may fill it: they store the same.
+        // Release: a thread that sees the mark sees the table. Two threads may fill it: they store the same.
         FILLED.store(1, Ordering::Release);
     }
 }

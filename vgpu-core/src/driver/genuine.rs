@@ -27,8 +27,8 @@ pub(crate) struct Library {
     state: AtomicU32,
 }
 
-/// Our own libraries define it and nobody else does, whatever file name they are given. Its value is the version of the
-/// region that this one reads, for whoever looks at the file.
+/// Only our own libraries define it, whatever their file is called. Its value is the version of the region
+/// that this library reads, for tools that look at the file.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[cfg_attr(
     test,
@@ -103,7 +103,7 @@ impl Library {
             // Relaxed: the state below publishes it.
             slot.store(address, Ordering::Relaxed);
         }
-        // Release: whoever sees the state sees the addresses.
+        // Release: a thread that sees the state sees the addresses.
         self.state.store(1, Ordering::Release);
         // It must not be unloaded while we hold its addresses.
         if let Some(name) = object.soname() {
@@ -197,7 +197,7 @@ macro_rules! real_functions {
             /// The genuine function.
             ///
             /// # Safety
-            /// As the C function: whoever calls a hook vouches for its arguments.
+            /// As the C function. The caller of a hook vouches for its arguments.
             #[allow(non_snake_case, dead_code, reason = "named as in C; not every row is called")]
             #[allow(clippy::too_many_arguments, reason = "the C signature")]
             #[inline]

@@ -1,4 +1,4 @@
-//! Manners of a guest in somebody else's thread: what surrounds every rule of ours. Keeps `errno`,
+//! Manners of a guest in another program's thread: what surrounds every rule of ours. Keeps `errno`,
 //! contains panics, puts off cancellation, and knows a call from within our own code by where the
 //! stack stands. Never surrounds the driver's call itself.
 
@@ -164,7 +164,7 @@ pub(crate) fn surround(rule: impl FnOnce()) {
         unsafe { errno.write(kept) };
         thread.inside.set(0);
         if let Err(payload) = outcome {
-            // Dropping it would run code of whoever panicked.
+            // Dropping the payload would run code of the rule that panicked.
             core::mem::forget(payload);
         }
     });

@@ -1,6 +1,6 @@
-//! Where the books are kept when the peers' variables give the limits. The file that they name may be
-//! another program's: HAMi-core keeps its own books there, and an older release of ours another layout.
-//! Such a file is left as it is, and ours stands beside it.
+//! Where the usage region is when the peers' variables give the limits. The file that they name may be another
+//! program's: HAMi-core keeps a region of its own there, and an older release of ours has another layout.
+//! Such a file is left as it is, and our region stands beside it.
 
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
@@ -12,7 +12,7 @@ use vgpu_abi::region::{Region, RegionDevice, RegionError};
 use crate::base::log::line;
 use crate::guest::settings::{PeerSettings, Process, Surroundings};
 
-/// A file that the library may keep its books in.
+/// A file that may become the usage region.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Candidate {
     path: PathBuf,
@@ -47,8 +47,8 @@ fn candidates(named: &Path, is_own: bool, last: &Path) -> [Candidate; 4] {
 /// The candidate that was tried first, and what is wrong with it.
 pub(crate) fn open(peers: &PeerSettings) -> Result<Region, (PathBuf, RegionError)> {
     let candidates = candidates(&peers.region, peers.is_own_region, &peers.own_region);
-    // Programs that found the named file occupied keep their books beside it: all that start later join
-    // them there, also when the named file is gone by then.
+    // Programs that found the named file occupied have their region beside it. Programs that start later join
+    // them there, even if the named file is gone by then.
     let [_, beside @ ..] = &candidates;
     for candidate in beside.iter().take(2).rev() {
         if let Ok(region) = opened(candidate, Region::open) {
@@ -85,7 +85,7 @@ fn opened(
     open: impl FnOnce(&Path) -> Result<Region, RegionError>,
 ) -> Result<Region, RegionError> {
     let region = open(&candidate.path)?;
-    // Somebody else may have been first in a shared directory.
+    // Another user may have been first in a shared directory.
     if candidate.is_own && !is_own(&candidate.path) {
         return Err(RegionError::System {
             call: "open another user's file",
@@ -95,7 +95,7 @@ fn opened(
     Ok(region)
 }
 
-/// Does the file belong to this user (and not to somebody who was first in a shared directory)?
+/// Does the file belong to this user (and not to another user who was first in a shared directory)?
 fn is_own(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|file| file.uid() == Process.user())
 }

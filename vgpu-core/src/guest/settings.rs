@@ -29,7 +29,7 @@ pub(crate) struct Settings {
 /// Where the limits come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// Nobody set any: the library changes nothing.
+    /// No limits are set: the library changes nothing.
     None,
     /// From files that the host wrote.
     Files {
@@ -91,7 +91,7 @@ pub(crate) trait Surroundings {
     fn exists(&self, path: &Path) -> bool;
     /// The user that this process acts for.
     fn user(&self) -> u32;
-    /// Did the kernel give this program more rights than whoever started it has?
+    /// Did the kernel give this program more rights than the process that started it has?
     fn is_privileged(&self) -> bool;
 }
 

@@ -44,7 +44,7 @@ const _: () = assert!(size_of::<Thread>() <= THREAD_BYTES);
 #[inline(always)]
 pub(crate) fn thread<T>(f: impl FnOnce(&Thread) -> T) -> T {
     // SAFETY: this thread's own room, large enough and of which all zeros is a value; it lives as
-    // long as the thread, and nobody keeps the reference.
+    // long as the thread, and `f` cannot keep the reference.
     f(unsafe { &*thread_block().cast::<Thread>() })
 }
 

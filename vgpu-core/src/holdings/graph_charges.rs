@@ -11,12 +11,12 @@ use crate::figures::room::Figures;
 use crate::state::accounts::Accounts;
 use crate::state::holdings::GraphMemory;
 
-/// Has anybody in this process (or one that it was forked from) made a memory node? Stands outside
+/// Has this process (or one that it was forked from) made a memory node? Stands outside
 /// the wiped memory, so that a launch looks at nothing else.
 pub(crate) static ANY: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn any() -> bool {
-    // Relaxed: set by whoever made the node, before a graph with it can be launched.
+    // Relaxed: the thread that makes the node sets it, before a graph with it can be launched.
     ANY.load(Ordering::Relaxed) != 0
 }
 

@@ -138,7 +138,7 @@ pub(crate) fn adopt(accounts: &Accounts, context: u64, device: usize) -> u64 {
         map.put(Space::Context, context, before);
         return before.owner;
     }
-    // Whoever makes contexts past the hooks loads modules past them too, and may be at it.
+    // A runtime that makes contexts past the hooks loads modules past them too, and may be loading now.
     process::load_past_us();
     mark_loading(accounts, device);
     accounts.holdings().add_overhead(device, Part::Context, 0);

@@ -1,5 +1,5 @@
 //! Rules: a device that programs share through NVIDIA's MPS. Kernels of several programs run side by
-//! side there, so nobody gets a share of its time by waiting: a cap counts as a share of the
+//! side there, so waiting gives no program a share of its time: a cap counts as a share of the
 //! multiprocessors, which MPS gives a program for good when it starts. Says whether a device is shared
 //! so, and refuses contexts that would run without the cap.
 //!

@@ -12,11 +12,11 @@ use crate::state::accounts::Accounts;
 use crate::state::entries::what;
 
 /// Has this process (or one that it was forked from) memory that is managed in place of the device's
-/// own? Stands outside the wiped memory, so that whoever asks what a pointer is looks at nothing else.
+/// own? Stands outside the wiped memory, so that a question about a pointer looks at nothing else.
 pub(crate) static ANY_PAGED: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn any_paged() -> bool {
-    // Relaxed: set before the pointer was given to anybody.
+    // Relaxed: set before the program was given the pointer.
     ANY_PAGED.load(Ordering::Relaxed) != 0
 }
 

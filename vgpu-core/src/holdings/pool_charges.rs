@@ -70,7 +70,7 @@ pub(crate) fn enter(accounts: &Accounts, handle: u64, device: u32) -> Option<&'s
     pool.charged.store(0, Ordering::Relaxed);
     pool.offered.store(0, Ordering::Relaxed);
     pool.is_going.store(0, Ordering::Relaxed);
-    // Release: whoever sees the handle sees the rest.
+    // Release: a thread that sees the handle sees the rest.
     pool.handle.store(handle, Ordering::Release);
     if is_accounted(device) {
         // Relaxed: only says that a look is worth while.

@@ -159,12 +159,8 @@ pub(crate) fn try_reserve_now(
 ) -> Result<Charge, Refusal> {
     tick(accounts);
     let ask = || {
-        let limit = accounts.process.room(accounts.container, device);
-        let region = &accounts.container.region;
-        match accounts.process.resident_room(device) {
-            0 => region.reserve(device, bytes, limit),
-            resident => region.reserve_within(device, bytes, Bounds { limit, resident }, false),
-        }
+        let bounds = accounts.bounds(device);
+        accounts.container.region.reserve(device, bytes, bounds)
     };
     let charge = match ask() {
         Ok(charge) => charge,
@@ -192,10 +188,10 @@ pub(crate) fn reserve_pageable(
     }
     tick(accounts);
     let ask = || {
-        let limit = accounts.process.room(accounts.container, device);
-        match accounts.process.resident_room(device) {
-            0 => accounts.container.region.reserve(device, bytes, limit),
-            resident => reserve_past(accounts, device, bytes, Bounds { limit, resident }),
+        let bounds = accounts.bounds(device);
+        match bounds.resident {
+            u64::MAX => accounts.container.region.reserve(device, bytes, bounds),
+            _ => reserve_past(accounts, device, bytes, bounds),
         }
     };
     let reserved = match ask() {
@@ -232,5 +228,9 @@ fn reserve_past(
         Some(pages != 0)
     });
     let region = &accounts.container.region;
-    region.reserve_within(device, bytes, bounds, pages)
+    if pages {
+        region.reserve_pageable(device, bytes, bounds)
+    } else {
+        region.reserve(device, bytes, bounds)
+    }
 }

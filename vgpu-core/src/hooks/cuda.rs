@@ -233,7 +233,7 @@ hooks! {
     fn cuMemPoolTrimTo(pool: CuMemoryPool, keep: usize) => { _, pools::after_change(pool) }
     /// Settled to what it then holds.
     fn cuMemPoolSetAttribute(pool: CuMemoryPool, attribute: CuMemPoolAttribute, value: *mut c_void) => { _, pools::after_change(pool) }
-    /// Memory of whoever made it.
+    /// The memory is charged to the process that made the pool.
     fn cuMemPoolImportFromShareableHandle(out: *mut CuMemoryPool, handle: *mut c_void, kind: CuMemAllocationHandleType, flags: u64) => { _, pools::after_import(out) }
     /// Its charge moves to the table of what processes share.
     fn cuMemPoolExportPointer(out: *mut CuMemPoolPtrExportData, ptr: CuDevicePtr) => {

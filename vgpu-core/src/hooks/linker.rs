@@ -86,7 +86,7 @@ fn decide_symbol(
         return jump(genuine);
     }
     if handle != RTLD_DEFAULT && handle != RTLD_NEXT {
-        // An explicit handle: what the real one finds does not depend on who asks.
+        // An explicit handle: what the real one finds does not depend on the object that asks.
         let found = look_up(real, call.args);
         let is_ours = elf::holding(found).is_some_and(|object| is_ours(&object));
         if found.is_null() || (!is_ours && !wanted.is_genuine(found)) {

@@ -23,7 +23,7 @@ fn process(accounts: &Accounts, pid: i32) -> Option<ProcessUse> {
     accounts.container.region.process(u32::try_from(pid).ok()?)
 }
 
-/// What arguments have eight words; one that says something is a later driver's, whose checkpoint ends
+/// Are the eight words of the arguments all 0? A word that is not is a later driver's, whose checkpoint ends
 /// with `cuCheckpointOperationComplete`.
 fn is_plain(arguments: OutPtr<c_void>) -> bool {
     arguments

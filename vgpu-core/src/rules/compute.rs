@@ -1,8 +1,8 @@
 //! Rules: launches. A program gets its share of a device's time: each launch is charged in advance what
 //! it has cost before, from an account that the clock fills (`vgpu_abi::credit`), and waits when the
 //! account is in debt; what it really took is settled afterwards. Owns the way of a launch and of whatever
-//! ends one: graphs, captures, streams and contexts that go. Which rate counts is `rate`'s, who waits and how
-//! long `wait`'s, what things cost `costs`', what they took `spans`'.
+//! ends one: graphs, captures, streams and contexts that go. `rate` says which rate counts, `wait` how
+//! long a launch waits, `costs` what work costs, `spans` what it took.
 //!
 //! A launch that neither has to wait nor is to be measured goes through [`passes`] (`gate`): no clock, no
 //! shared word, no call of the driver.
@@ -139,7 +139,7 @@ fn in_its_turn(accounts: &Accounts, work: Work, stream: u64) -> Verdict<Launched
 /// or it captures).
 fn target(accounts: &Accounts, stream: u64) -> Option<Target> {
     let state = &accounts.process.compute;
-    // Relaxed: a capture is begun by whoever launches into it, or tells him.
+    // Relaxed: the thread that launches into a capture has begun it, or was told of it by the one that has.
     if state.captures.load(Ordering::Relaxed) > 0 && !query::is_out_of_captures(stream) {
         return None;
     }
@@ -207,7 +207,7 @@ fn metered(
         .and_then(|at| state.spans.begin(at));
     if begun.is_none() {
         if is_unknown {
-            // It cannot be measured: nobody is to wait for it.
+            // It cannot be measured: no launch is to wait for its end.
             compute.end_unknown();
         }
         let noted = at.is_some_and(|at| state.spans.launched(at, charged_ns, now_ns));
@@ -391,7 +391,7 @@ pub(crate) fn after_context_sync(result: CuResult) {
     after_sync(result);
 }
 
-/// Somebody waited for the device: pools give back, and what has ended is settled.
+/// The program has waited for the device: pools give memory back, and work that has ended is settled.
 pub(crate) fn after_sync(result: CuResult) {
     pools::after_sync(result);
     let Some(accounts) = standing::opened() else {

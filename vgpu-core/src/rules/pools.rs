@@ -56,7 +56,7 @@ pub(crate) fn before_alloc(
         (
             captured,
             if captured {
-                Source::Nobody
+                Source::Uncharged
             } else {
                 source_of(&accounts, pool, stream)
             },
@@ -68,12 +68,12 @@ pub(crate) fn before_alloc(
     }
     let bytes = size(bytes);
     match source {
-        Source::Nobody => Verdict::Pass,
+        Source::Uncharged => Verdict::Pass,
         Source::Denied => Verdict::Refuse(CuResult::NOT_PERMITTED),
         Source::Gone => Verdict::Refuse(CuResult::INVALID_VALUE),
         Source::Pool { device, pool } => draw(&accounts, call, device, pool, bytes),
         Source::Apart(device) => draw_apart(&accounts, call, device, bytes),
-        Source::NoBooks(device) => {
+        Source::NoMemory(device) => {
             line!(Error, "{call}: no memory for the charges of a pool");
             let refusal = Refusal {
                 limit: accounts.process.memory_limit(accounts.container, device),
@@ -92,14 +92,14 @@ enum Source {
     Pool { device: usize, pool: &'static Pool },
     /// Memory of a pool that cannot: each allocation is charged by itself.
     Apart(usize),
-    /// Memory that the books do not charge.
-    Nobody,
+    /// Memory that is not charged.
+    Uncharged,
     /// A device that the container may not use.
     Denied,
     /// A pool that its owner has destroyed.
     Gone,
-    /// Its books cannot begin.
-    NoBooks(usize),
+    /// There is no memory to account for the pool.
+    NoMemory(usize),
 }
 
 fn source_of(accounts: &Accounts, pool: Option<CuMemoryPool>, stream: CuStream) -> Source {
@@ -110,11 +110,11 @@ fn source_of(accounts: &Accounts, pool: Option<CuMemoryPool>, stream: CuStream) 
         return source;
     }
     let Some(context) = query::stream_context(stream) else {
-        return Source::Nobody;
+        return Source::Uncharged;
     };
     let device = match locate::of_context(accounts, context) {
         Destination::Device { device, .. } => device,
-        Destination::Elsewhere => return Source::Nobody,
+        Destination::Elsewhere => return Source::Uncharged,
         Destination::Denied => return Source::Denied,
     };
     let known = match pool {
@@ -123,7 +123,7 @@ fn source_of(accounts: &Accounts, pool: Option<CuMemoryPool>, stream: CuStream) 
             match find(accounts, handle) {
                 Some(known) => Some(known),
                 // What is no pool the driver refuses itself.
-                None if query::pool_reserved(handle).is_none() => return Source::Nobody,
+                None if query::pool_reserved(handle).is_none() => return Source::Uncharged,
                 None => {
                     let whose = whose(accounts, handle, device);
                     enter(accounts, handle, whose)
@@ -139,7 +139,7 @@ fn source_of(accounts: &Accounts, pool: Option<CuMemoryPool>, stream: CuStream) 
         }
     };
     let Some(known) = known else {
-        return Source::NoBooks(device);
+        return Source::NoMemory(device);
     };
     source(known).unwrap_or_else(|| {
         settle_down(accounts, known, device);
@@ -157,7 +157,7 @@ fn source(known: &'static Pool) -> Option<Source> {
         return Some(Source::Gone);
     }
     match known.device.load(Ordering::Relaxed) {
-        NO_DEVICE => Some(Source::Nobody),
+        NO_DEVICE => Some(Source::Uncharged),
         DENIED => Some(Source::Denied),
         HERE | IMPORTED => None,
         device => Some(Source::Pool {
@@ -377,7 +377,7 @@ pub(crate) fn after_sync(_result: CuResult) {
         match pool.handle.load(Ordering::Acquire) {
             0 | DEAD => {}
             _ if pool.charged.load(Ordering::Relaxed) > 0 => {
-                // Whoever holds it settles it just now.
+                // Where another thread holds it, that one settles it.
                 if let Some(held) = pool.lock.hold_briefly() {
                     settle_held(&accounts, pool, &held);
                 }

@@ -465,7 +465,7 @@ fn take_back(out: OutPtr<c_void>, kind: u32) {
     match kind {
         FILE_DESCRIPTOR => {
             if let Some(descriptor) = out.cast::<c_int>().read() {
-                // SAFETY: a descriptor that the driver made for the caller, who is told of none.
+                // SAFETY: a descriptor that the driver made just now; the program is not told of it.
                 unsafe { libc::syscall(libc::SYS_close, descriptor) };
             }
             out.cast::<c_int>().write(-1);

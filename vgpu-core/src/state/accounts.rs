@@ -34,7 +34,7 @@ pub(crate) enum Destination {
         /// Our number of the context that it dies with; 0 for none.
         owner: u64,
     },
-    /// Where nobody counts (no context, an unlimited device): the driver answers.
+    /// Where nothing is charged (no context, an unlimited device): the driver answers.
     Elsewhere,
     /// To a device that the container may not use.
     Denied,
@@ -114,8 +114,8 @@ impl Accounts {
         }
     }
 
-    /// Refuses to name memory to other processes: the table of what they share is full, or cannot be
-    /// had, and what has no place in it would be charged to nobody once its maker is dead.
+    /// Refuses to name memory to other processes: the table of shared objects is full, or its lock cannot be
+    /// had. Memory without an entry there would be charged to no process once its maker is dead.
     #[cold]
     pub(crate) fn refuse_export(&self, call: &str, device: usize, bytes: u64) -> CuResult {
         let refusal = Refusal {

@@ -15,7 +15,7 @@ use crate::guest::settings::{PeerSettings, Process as Here, Settings, Source};
 
 /// The shared files. Survives a fork: the mappings are shared.
 pub(crate) struct Container {
-    /// Who uses what.
+    /// The usage region.
     pub(crate) region: Region,
     pub(crate) limits: LimitsFrom,
     pub(crate) targets: Option<TargetsMap>,

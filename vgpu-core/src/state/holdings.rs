@@ -76,7 +76,7 @@ struct Overhead {
     measured_bytes: AtomicU64,
     /// When this process measured by itself, milliseconds; 0: it has not.
     measured_here_ms: AtomicU64,
-    /// Since when the host is to say what a runtime has loaded, milliseconds; 0: nobody waits.
+    /// Since when the host is to say what a runtime has loaded, milliseconds; 0: nothing is awaited.
     awaited_ms: AtomicU64,
     /// When a measurement was last asked for, milliseconds.
     wanted_ms: AtomicU64,
@@ -111,7 +111,7 @@ const HOST_LOOKS_MS: u64 = 500;
 /// One memory pool of the driver.
 #[repr(C)]
 pub(crate) struct Pool {
-    /// The driver's handle; 0 is nobody's.
+    /// The driver's handle; 0 is an unused place.
     pub(crate) handle: AtomicU64,
     /// Held while it is settled, which asks the driver for the pool's figures, and while it is destroyed:
     /// these calls of the driver are ours.

@@ -276,7 +276,7 @@ impl Process {
         }
         self.take_over_room(container);
         self.limits_known.store(1, Ordering::Relaxed);
-        // Release: whoever sees the generation sees the limits.
+        // Release: a thread that sees the generation sees the limits.
         self.limits_generation.store(generation, Ordering::Release);
     }
 
@@ -416,7 +416,7 @@ impl Process {
             return;
         };
         let generation = targets.generation();
-        // Relaxed: a repetition harms nobody.
+        // Relaxed: to do it twice is harmless.
         if self.targets_generation.swap(generation, Ordering::Relaxed) == generation {
             return;
         }

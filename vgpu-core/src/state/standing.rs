@@ -23,7 +23,7 @@ use crate::state::process::Process;
 pub(crate) enum Standing {
     /// There are limits, and they are understood.
     Ready(&'static Container, &'static Process),
-    /// Nobody set a limit: every call goes to the driver unchanged.
+    /// No limit is set: every call goes to the driver unchanged.
     Transparent,
     /// There are limits that were not understood: nothing may be had.
     Closed,
@@ -76,7 +76,7 @@ pub(crate) fn known_now() -> Option<(&'static Container, &'static Process)> {
     Some((unsafe { container.as_ref() }?, process))
 }
 
-/// Has this process been set up, and found that nobody set a limit?
+/// Has this process been set up, and found that no limit is set?
 #[inline]
 pub(crate) fn is_transparent_now() -> bool {
     // Acquire: what the phase speaks of was made before.
@@ -140,7 +140,7 @@ fn set_up_once() -> Standing {
         Ok(None) => TRANSPARENT,
         Err(()) => CLOSED,
     };
-    // Release: whoever sees the phase sees what was made before.
+    // Release: a thread that sees the phase sees what was made before.
     process.phase.store(phase, Ordering::Release);
     match phase {
         READY => ready(process),
@@ -212,12 +212,12 @@ fn map_process() -> Option<&'static Process> {
     // An older kernel refuses; the handler at fork does it then.
     // SAFETY: our own mapping.
     unsafe { libc::madvise(memory, size, libc::MADV_WIPEONFORK) };
-    // Release: whoever sees the pointer sees the zeros.
+    // Release: a thread that sees the pointer sees the zeros.
     PROCESS.store(memory.cast(), Ordering::Release);
     process()
 }
 
-/// The container's files: `None` when nobody set a limit.
+/// The container's files: `None` when no limit is set.
 fn open() -> Result<Option<&'static Container>, ()> {
     // Relaxed: under the lock of the set-up.
     let known = CONTAINER.load(Ordering::Relaxed);

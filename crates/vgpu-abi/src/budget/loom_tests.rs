@@ -105,7 +105,7 @@ impl Model {
     }
 
     fn reserve(&self, slot: usize, bytes: u64, limit: u64) -> Result<(), Refused> {
-        reserve(self, Place { slot, tag: 0 }, 0, bytes, limit)
+        reserve(self, Place { slot, tag: 0 }, 0, bytes, limit.into(), false).map(|_| ())
     }
 }
 
@@ -710,7 +710,7 @@ impl Model {
             limit: 20,
             resident: 10,
         };
-        reserve_within(self, Place { slot, tag: 0 }, 0, bytes, bounds, pageable)
+        reserve(self, Place { slot, tag: 0 }, 0, bytes, bounds, pageable)
     }
 
     fn release_beyond(&self, slot: usize, bytes: u64) {

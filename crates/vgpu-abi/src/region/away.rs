@@ -37,7 +37,7 @@ impl Region {
             if bytes == 0 || self.away(process, device) != 0 {
                 continue;
             }
-            // Remembered before it is taken off: who dies between the two leaves too much charged.
+            // Remembered before it is taken off: a process that dies between the two leaves too much charged.
             // SeqCst: before the charge is taken off.
             cells.away.store(tag | bytes, Ordering::SeqCst);
             crash_point!("away:stored");
@@ -62,8 +62,8 @@ impl Region {
         })
     }
 
-    /// The driver has brought the process's memory back, to the device `to`. Whoever asked for that had
-    /// reserved it, and gives the reservation back after this.
+    /// The driver has brought the process's memory back, to the device `to`. The process that asked for it
+    /// had reserved the room, and gives the reservation back after this.
     pub fn bring_back(&self, process: &ProcessUse, from: usize, to: usize) {
         let bytes = self.away(process, from);
         let (Some((cells, tag)), Some((target, _))) =

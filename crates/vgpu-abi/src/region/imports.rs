@@ -76,7 +76,7 @@ pub struct Import {
 impl Import {
     /// May it be this object?
     fn may_be(&self, object: &SharedObject) -> bool {
-        // Relaxed: none of these changes while somebody holds the object.
+        // Relaxed: none of these changes while the object is held.
         let family = Family(object.family.load(Ordering::Relaxed));
         if self.name == Some(object.key()) {
             return true;

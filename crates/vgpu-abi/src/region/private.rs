@@ -112,7 +112,7 @@ impl ThreadLock {
                 .0
                 .compare_exchange(seen, marked, Ordering::Relaxed, Ordering::Relaxed);
             if mark.is_ok() || seen == marked {
-                // Not all of it: an owner that dies asleep wakes nobody.
+                // Not all of it: an owner that dies asleep wakes no thread.
                 sys::futex_wait(&self.0, marked, left.min(5_000_000));
             }
         }

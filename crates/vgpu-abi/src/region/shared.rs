@@ -165,7 +165,7 @@ impl Region {
         let free = |index: &usize| {
             let place = self.layout().shared.get(*index);
             // Relaxed: the table's lock orders its changes. A place that is changing although we
-            // hold the lock was left by the dead; its bytes are in no sum as long as nobody's bit
+            // hold the lock was left by the dead; its bytes are in no sum as long as no slot's bit
             // stands there for a reaper to find.
             let usable = place.is_some_and(|object| {
                 let state = object.state.load(Ordering::Relaxed);
@@ -219,12 +219,12 @@ impl Region {
     pub(super) fn drop_holder(&self, object: &SharedObject, slot: usize) -> bool {
         let last = !object.is_held_by_others_than(slot);
         if last {
-            // First out of the sum, then the bit: whoever finds the bit does it again.
+            // First out of the sum, then the bit: a reaper that finds the bit does it again.
             // Relaxed: the table's lock orders its changes.
             object.state.store(SHARED_CHANGING, Ordering::Relaxed);
             crash_point!("unshare:changing");
         }
-        // Also where others hold it: who put it here may have died before it was in the sum.
+        // Also where others hold it: the process that put it here may have died before it was in the sum.
         self.sum_up(object.device_index());
         crash_point!("unshare:summed");
         object.drop_by(slot);

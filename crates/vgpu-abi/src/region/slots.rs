@@ -24,9 +24,9 @@ const REAP_WAIT_NS: u64 = 5_000_000;
 /// Room is kept for a runtime that loads for this long: PyTorch's takes ten seconds on a slow machine.
 pub(super) const LOADING_NS: u64 = 60_000_000_000;
 
-/// Somebody who asked for a lock within this time is still asking.
+/// A process that asked for a lock within this time is still asking.
 const ASKED_NS: u64 = 2_000_000;
-/// How long who had it last lets others go first, and how often.
+/// How long the process that had it last lets others go first, and how often.
 const NAP_NS: u64 = 100_000;
 const NAPS: u32 = 5;
 
@@ -74,7 +74,7 @@ impl Region {
         Some(fd)
     }
 
-    /// Who we are. What `/proc` says is read once in a process's life.
+    /// The identity of this process. `/proc` is read once in its life.
     pub(super) fn identity(&self) -> Identity {
         let private = self.private();
         // Acquire: the words were stored before.
@@ -128,7 +128,7 @@ impl Region {
             return Err(JoinError::System { errno: libc::EBADF });
         };
         if seat != 0 {
-            // We may have taken its lock again before we saw that it was somebody else's.
+            // We may have taken its lock again before we saw that it was another process's.
             sys::unlock(fd, slot_byte(place_of(seat).slot));
             bump(&self.layout().header.rejoined);
         }
@@ -152,7 +152,7 @@ impl Region {
         self.bring_charges(slot, generation);
         crash_point!("join:charged");
         self.bring_holds(slot);
-        // Release: whoever sees the seat sees the slot filled.
+        // Release: a thread that sees the word sees the slot filled.
         private
             .seat
             .store(pack(slot, generation), Ordering::Release);
@@ -213,7 +213,7 @@ impl Region {
         crash_point!("leave:begin");
         if let (true, true, Some(fd)) = (seat != 0, self.is_mine(seat), fd) {
             let slot = place_of(seat).slot;
-            // Taken again in case it was lost. When somebody else has it, it is a reaper's.
+            // Taken again in case it was lost. When another process has it, it is a reaper's.
             if sys::try_lock(fd, slot_byte(slot)) == Ok(true) {
                 // At leisure, so that clearing the slot need not wait for it.
                 let mut wait = Wait::new();
@@ -308,7 +308,7 @@ impl Region {
     fn retake(&self, seat: u64) {
         let Some(fd) = self.descriptor() else { return };
         let byte = slot_byte(place_of(seat).slot);
-        if sys::lock_owner_or_me(fd, byte) == Ok(LockOwner::Nobody)
+        if sys::lock_owner_or_me(fd, byte) == Ok(LockOwner::None)
             && sys::try_lock(fd, byte) == Ok(true)
         {
             bump(&self.layout().header.locks_retaken);
@@ -319,7 +319,7 @@ impl Region {
         }
     }
 
-    /// Waits for a record lock that somebody holds for a short time.
+    /// Waits for a record lock that another process holds for a short time.
     pub(super) fn lock_record(&self, byte: u64, wait: &mut Wait) -> bool {
         let (wanted, last) = self.queue_of(byte);
         // Relaxed in all of these: hints for politeness; the kernel's lock is what counts.
@@ -346,8 +346,8 @@ impl Region {
         }
     }
 
-    /// A record lock has no queue: who gives it back and takes it again at once would be faster
-    /// than everyone who asks from time to time. So he naps, as long as somebody has just asked.
+    /// A record lock has no queue: a process that releases it and takes it again at once would be faster than
+    /// all that ask from time to time. So that process naps, as long as another one has just asked.
     fn let_others_go_first(&self, wanted: &AtomicU64) {
         for _nap in 0..NAPS {
             // Relaxed: as in `lock_record`.

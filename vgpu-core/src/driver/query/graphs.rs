@@ -156,9 +156,9 @@ pub(crate) fn child_of(params: &CuGraphNodeParams) -> Option<CuGraph> {
     (!child.is_null()).then_some(child)
 }
 
-/// An executable graph that nobody has seen goes back.
+/// Destroys an executable graph that the program was not told of.
 pub(crate) fn destroy_graph_exec(exec: CuGraphExec) {
-    // SAFETY: the driver gave it just now, and nobody else knows it.
+    // SAFETY: the driver made it just now, and the program was not told of it.
     let destroyed = unsafe { cuda::cuGraphExecDestroy(exec) };
     debug_assert_eq!(destroyed, CuResult::SUCCESS);
 }

@@ -54,7 +54,7 @@ pub(crate) fn imported_bytes(handle: u64, properties: &CuMemAllocationProp) -> O
     let step = granularity(properties)?;
     let step = step.clamp(1 << 12, 1 << 30).next_power_of_two();
     let mut base = CuDevicePtr(0);
-    // SAFETY: one word to write to; a range of addresses that nobody else has.
+    // SAFETY: one word to write to; the driver chooses a free range of addresses.
     ok(unsafe { cuda::cuMemAddressReserve(&raw mut base, MOST, 0, CuDevicePtr(0), 0) })?;
     let fits = |bytes: usize| {
         let handle = CuMemAllocationHandle(handle);
@@ -85,16 +85,16 @@ pub(crate) fn imported_bytes(handle: u64, properties: &CuMemAllocationProp) -> O
     u64::try_from(bytes).ok().filter(|&bytes| bytes > 0)
 }
 
-/// Takes imported memory back from the caller, who is not told of it.
+/// Releases imported memory that the caller is not told of.
 pub(crate) fn release_memory(handle: u64) {
-    // SAFETY: a reference that the driver gave just now and that nobody has seen.
+    // SAFETY: a reference that the driver gave just now; the program was not told of it.
     let released = unsafe { cuda::cuMemRelease(CuMemAllocationHandle(handle)) };
     debug_assert_eq!(released, CuResult::SUCCESS);
 }
 
 /// As [`release_memory`], of what was opened by IPC.
 pub(crate) fn close_ipc(pointer: u64) {
-    // SAFETY: opened just now, and nobody has seen it.
+    // SAFETY: opened just now; the program was not told of it.
     let closed = unsafe { cuda::cuIpcCloseMemHandle(CuDevicePtr(pointer)) };
     debug_assert_eq!(closed, CuResult::SUCCESS);
 }
@@ -151,7 +151,7 @@ pub(crate) fn resource_bytes(resource: CuGraphicsResource) -> Option<u64> {
     Some(shapes::bytes_of(description))
 }
 
-/// Takes resources back from the caller, who is not told of them.
+/// Unmaps resources that the caller is not told of.
 pub(crate) fn unmap_resources(
     count: u32,
     resources: *mut CuGraphicsResource,
@@ -210,7 +210,7 @@ pub(crate) fn free_import(pointer: u64) {
 
 /// Gives back what was allocated in stream order a moment ago.
 pub(crate) fn free_async(pointer: CuDevicePtr, stream: CuStream) {
-    // SAFETY: memory that the driver gave us just now and that nobody has seen.
+    // SAFETY: memory that the driver gave just now; the program was not told of it.
     let freed = unsafe { cuda::cuMemFreeAsync(pointer, stream) };
     let _stays_in_the_pool = freed;
 }

@@ -156,7 +156,7 @@ fn with_nvml<T>(work: impl FnOnce() -> Option<T>) -> Option<T> {
     if !nvml::LIBRARY.ensure() {
         return None;
     }
-    // SAFETY: takes nothing; the library counts who initialised it.
+    // SAFETY: takes nothing; NVML counts its initialisations.
     if !unsafe { nvml::nvmlInit_v2() }.is_success() {
         return None;
     }

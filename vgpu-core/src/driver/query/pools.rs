@@ -108,7 +108,7 @@ pub(crate) fn use_default_pool(ordinal: i32) {
     }
 }
 
-/// Destroys a pool whose owner has destroyed it.
+/// Destroys a pool that the program has destroyed.
 pub(crate) fn destroy_pool(pool: u64) -> bool {
     // SAFETY: a pool of the driver, which its owner does not use any more.
     ok(unsafe { cuda::cuMemPoolDestroy(handle(pool)) }).is_some()

@@ -16,7 +16,7 @@ const RELAXED: u32 = 2;
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`.
 const CAPTURING: u32 = 1;
 
-/// Runs queries so that they break nobody's capture.
+/// Runs queries in the relaxed capture mode, in which they invalidate no capture.
 pub(crate) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     let mut mode = RELAXED;
     // SAFETY: one word to read and write; it exchanges this thread's mode.
@@ -118,7 +118,7 @@ pub(crate) fn launches_block() -> bool {
 
 /// An event of ours is not needed any more.
 pub(crate) fn destroy_event(event: u64) {
-    // SAFETY: our own event, which nobody else knows.
+    // SAFETY: an event that we made and have not handed out.
     let destroyed = unsafe { cuda::cuEventDestroy_v2(handle(event)) };
     // Its context may be gone already.
     let _gone = destroyed;

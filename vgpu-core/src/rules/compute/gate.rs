@@ -34,7 +34,7 @@ pub(crate) fn passes(work: Work, stream: u64) -> bool {
         let Some((container, process)) = standing::known_now() else {
             return standing::is_transparent_now();
         };
-        // Relaxed: whoever changes the word has nothing to tell beside it.
+        // Relaxed: the word publishes nothing else.
         let is_open = gate.epoch.get() == process.compute.epoch.load(Ordering::Relaxed) + 1
             && gate.limits.get() == container.limits_generation()
             && gate.targets.get() == container.targets_generation();
@@ -136,7 +136,7 @@ pub(super) fn remember_free(accounts: &Accounts, target: &Target, stream: u64, n
     });
 }
 
-/// Remembers that nothing has changed up to here. Not while somebody captures.
+/// Remembers that nothing has changed up to here. Not while any thread captures.
 pub(super) fn open_gate(accounts: &Accounts, set: impl FnOnce(&Gate)) {
     let state = &accounts.process.compute;
     thread(|thread| {

@@ -1,4 +1,4 @@
-//! How a launch waits for its turn: for the end of another one whose cost nobody knows, for room in
+//! How a launch waits for its turn: for the end of another one of unknown cost, for room in
 //! flight, for credit. Every wait ends by itself, or shows in the region that it goes on. Holds no lock.
 
 use core::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ const PROGRESS_NS: u64 = 100_000_000;
 const EXCUSES: u32 = 8;
 /// A wait looks again at least this often.
 const LOOK_NS: u64 = 50_000_000;
-/// The same while somebody else decides: the end of other work, a grant.
+/// The same while the wait ends by another's doing: other work that ends, or a grant.
 const WATCH_NS: u64 = 500_000;
 
 /// A launch that waits until it may go.
@@ -108,7 +108,7 @@ impl<'a> Wait<'a> {
                     });
                 }
                 Err(wait_ns) => {
-                    // Who waits has nothing in flight.
+                    // A launch that waits is not in flight.
                     if core::mem::take(&mut self.has_mark) {
                         self.compute.end_unknown();
                     }
@@ -118,7 +118,7 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Of launches whose cost nobody knows one is in flight at a time.
+    /// Of launches of unknown cost, one is in flight at a time.
     fn turn(&mut self, expected: Expected, overdue_ns: &mut u64, now_ns: u64) -> Result<(), u64> {
         if expected != Expected::Unknown || self.has_mark {
             return Ok(());
@@ -135,7 +135,7 @@ impl<'a> Wait<'a> {
             // Often at first, for short launches, then at leisure.
             return Err((WATCH_NS / 10) << (self.rounds / 4).min(4));
         }
-        // Whoever has it shows no life, or its launch waits for this one.
+        // The process that has the mark shows no progress, or its launch waits for this one.
         *overdue_ns = quiet_ns.min(MOST_WAITING_NS);
         self.compute.forget_unknown();
         self.made_progress(now_ns);

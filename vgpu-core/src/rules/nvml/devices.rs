@@ -14,7 +14,7 @@ use crate::state::container::Container;
 
 /// Handles that are remembered: 16 cards of 8 MIG devices, and some that came and went.
 const REMEMBERED: usize = 256;
-/// Being written by somebody: no handle has this value.
+/// Being written by another thread: no handle has this value.
 const TAKEN: usize = 1;
 
 /// A handle and what it stands for. Written once: value first, handle last. A writer that a fork left
@@ -36,7 +36,7 @@ static ROUND: AtomicU32 = AtomicU32::new(1);
 
 /// NVML was initialised: what was remembered is to be looked at again.
 pub(crate) fn forget() {
-    // Relaxed: whoever asks with the old round gets the old answer, which was right then.
+    // Relaxed: a thread that asks with the old round gets the old answer, which was right then.
     ROUND.fetch_add(1, Ordering::Relaxed);
 }
 
@@ -74,8 +74,8 @@ pub(crate) fn of(container: &Container, handle: NvmlDevice) -> Option<Device> {
 }
 
 fn remember(row: &Row, key: usize, value: u32) {
-    // Relaxed: nobody reads the value before the handle is there. Whoever loses has a row the next
-    // time.
+    // Relaxed: no thread reads the value before the handle is there. A thread that loses the exchange gets a
+    // row the next time.
     if row
         .handle
         .compare_exchange(0, TAKEN, Ordering::Relaxed, Ordering::Relaxed)
@@ -83,7 +83,7 @@ fn remember(row: &Row, key: usize, value: u32) {
     {
         // Relaxed: the handle publishes it.
         row.value.store(value, Ordering::Relaxed);
-        // Release: whoever sees the handle sees the value.
+        // Release: a thread that sees the handle sees the value.
         row.handle.store(key, Ordering::Release);
     }
 }

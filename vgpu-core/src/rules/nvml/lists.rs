@@ -1,5 +1,5 @@
-//! Lists of processes, made the container's own: who computes on a device, who keeps it busy, who is
-//! accounted for. The driver counts by the host's pids; what the container gets are its own.
+//! Lists of processes, made the container's own: those that compute on a device, those that keep it busy,
+//! those that NVML accounts for. The driver counts by the host's pids; what the container gets are its own.
 
 use core::mem::MaybeUninit;
 
@@ -39,7 +39,7 @@ fn members(container: &Container, index: usize) -> impl Iterator<Item = Member> 
 }
 
 /// The host's pid where the host has told it, else the one that the process knows itself by: they are
-/// the same where nobody made a pid namespace.
+/// the same where the container has no pid namespace of its own.
 fn driver_pid(container: &Container, process: &ProcessUse) -> u32 {
     container
         .target_of(process.slot, process.generation)
@@ -54,8 +54,8 @@ fn member(limited: &Limited, driver_pid: u32) -> Option<Member> {
         .find(|member| member.driver_pid == driver_pid)
 }
 
-/// Who computes is known from our own books, so the driver's list is not looked at: it may be too
-/// long for the caller only because of neighbours.
+/// The processes that compute are known from the region, so the driver's list is not looked at: other
+/// containers alone may make it too long for the caller.
 pub(super) fn after_compute<T: ProcessEntry>(
     room: u32,
     result: NvmlReturn,
@@ -124,7 +124,8 @@ fn instance_of(device: NvmlDevice) -> (u32, u32) {
 /// A function of the driver that fills a process list.
 type ProcessList<T> = unsafe fn(NvmlDevice, *mut u32, *mut T) -> NvmlReturn;
 
-/// Who draws, or computes under MPS, only the driver knows: its list less the neighbours.
+/// Only the driver knows the processes that draw, or compute under MPS: its list without those of other
+/// containers.
 pub(super) fn after_others<T: ProcessEntry>(
     room: u32,
     result: NvmlReturn,
@@ -324,7 +325,7 @@ pub(super) fn after_rates(
     };
     let samples = match result {
         NvmlReturn::SUCCESS => filled(&samples, count),
-        // Nobody has computed lately.
+        // No process has computed lately.
         NvmlReturn::NOT_FOUND => &[],
         _ => return,
     };
@@ -385,7 +386,8 @@ pub(super) fn after_accounting_pids(
     )
 }
 
-/// The driver was asked about the container's pid, which on the host may be nobody or a stranger.
+/// The driver was asked about a pid of the container, which on the host may belong to no process or to another
+/// one.
 pub(super) fn after_accounting_stats(
     result: NvmlReturn,
     device: NvmlDevice,

@@ -123,8 +123,8 @@ impl Costs {
             .map_or(0, |cell| cell.least.load(Ordering::Relaxed))
     }
 
-    /// The most that this launch is charged, whatever was measured, nanoseconds: what runs so much
-    /// longer than it ever did waits for somebody.
+    /// The most that this launch is charged, whatever was measured, nanoseconds: a kernel that runs so much
+    /// longer than its fastest run is waiting for other work.
     fn most(&self, key: u64) -> u64 {
         match self.least(key) {
             0 => MOST_UNKNOWN_NS,

@@ -5,7 +5,7 @@
 //! A *mark* is a launch with an event before and one after it. Two marks follow each other without a gap
 //! when the first had not ended before the launches up to the second were made: then everything between
 //! them is measured. Else only the marked launch is, and what the stream idled between its event and its
-//! launch is taken off. No lock of ours is waited for: who finds one held measures nothing this time.
+//! launch is taken off. A launch waits at most 100 ms for a lock of ours, most only try it; one that does not get it is not measured.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -19,7 +19,7 @@ use crate::guest::thread::thread;
 const STREAMS: usize = 256;
 /// Places that a stream may stand at.
 const PROBES: usize = 8;
-/// Marks of a stream whose end nobody has seen yet.
+/// Marks of a stream that are not known to have ended.
 const MARKS: usize = 8;
 /// Contexts with events of ours.
 const CONTEXTS: usize = 32;
@@ -153,7 +153,7 @@ impl Spans {
     /// The stream's number, where it is looked after. Makes room for a new one.
     pub(crate) fn stream(&self, target: &Target) -> Option<usize> {
         let key = target.key();
-        // Relaxed: a stream is entered by whoever launches to it, and taken out before its handle can
+        // Relaxed: the thread that launches to a stream enters it, and it is taken out before its handle can
         // stand for another.
         let is_it = |at: &usize| self.key_at(*at) == key;
         places(key).find(is_it).or_else(|| self.enter(key, target))
@@ -193,7 +193,7 @@ impl Spans {
     }
 
     fn is_idle(&self, at: usize) -> bool {
-        // Relaxed: a look; who is found idle and is not loses a measurement.
+        // Relaxed: a look; a stream that is wrongly found idle loses a measurement.
         let word = self
             .busy
             .get(at / 64)
@@ -216,7 +216,7 @@ impl Spans {
         }
     }
 
-    /// Is there work whose end nobody has seen?
+    /// Is there work that is not known to have ended?
     pub(crate) fn is_anything_busy(&self) -> bool {
         // Relaxed: a hint.
         self.busy
@@ -224,8 +224,8 @@ impl Spans {
             .any(|word| word.load(Ordering::Relaxed) != 0)
     }
 
-    /// Work was launched to the stream, charged nanoseconds. False: somebody else has the stream just
-    /// now, and it was not noted.
+    /// Work was launched to the stream, charged nanoseconds. False: another thread has the stream just
+    /// now, and the work was not noted.
     pub(crate) fn launched(&self, at: usize, ns: u64, now_ns: u64) -> bool {
         let Some(stream) = self.streams.get(at) else {
             return false;
@@ -358,9 +358,9 @@ impl Spans {
         }
     }
 
-    /// Looks at all streams: what each device's finished work really took. `learn` is told what a
-    /// launch was measured at and says how much of it counts. What is measured holds the time of other processes whose turn came in between: the arbiter
-    /// knows how much of it that is.
+    /// Looks at all streams: what each device's finished work really took. `learn` is told what a launch was
+    /// measured at, and says how much of it counts. A measurement includes the time of other processes that
+    /// had their turn in between; the arbiter knows how much that is.
     pub(crate) fn collect(
         &self,
         now_ns: u64,
@@ -490,7 +490,7 @@ impl Spans {
         if (events.base == 0 || end_ns.saturating_sub(events.base_ns) > BASE_NS)
             && let Some(whole) = query::elapsed_ns(mark.start, mark.end)
         {
-            // Who collects the mark hands this event back, and finds that it is the base now.
+            // The caller, which collects the mark, hands this event back and finds that it is the base now.
             let old = core::mem::replace(&mut events.base, mark.start);
             events.base_ns = end_ns.saturating_sub(whole);
             if old != 0 && !events.put_spare(old) {
