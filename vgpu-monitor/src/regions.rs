@@ -402,7 +402,7 @@ mod tests {
             credit_ns: 0,
             busy_ns: 0,
             compute: ComputeSnapshot::default(),
-            seen: vgpu_abi::targets::Seen::default(),
+            seen: vgpu_abi::targets::ComputeStatus::default(),
             unaccounted_bytes: 0,
         }
     }

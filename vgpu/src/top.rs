@@ -14,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use supervisor::gpu::{GpuProcess, Gpus, Inventory, NvmlGpus};
 use supervisor::view::{ContainerView, DeviceView, Views};
 use vgpu_abi::host::ComputeSnapshot;
-use vgpu_abi::targets::Seen;
+use vgpu_abi::targets::ComputeStatus;
 
 use crate::args::TopArgs;
 use crate::clock::monotonic_ns;
@@ -120,10 +120,10 @@ impl Picture {
     }
 
     /// The arbiter's grant and measurements, unless they are stale.
-    fn seen(&self, container: &ContainerView, device: &DeviceView) -> Seen {
+    fn seen(&self, container: &ContainerView, device: &DeviceView) -> ComputeStatus {
         let age = self.now_ns.saturating_sub(container.arbiter_at_ns);
         if container.arbiter_at_ns == 0 || age > STALE_NS {
-            return Seen::default();
+            return ComputeStatus::default();
         }
         device.seen
     }

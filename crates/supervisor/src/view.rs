@@ -12,7 +12,7 @@ use vgpu_abi::host::{
 };
 use vgpu_abi::limits::{self, Limits, Policy};
 use vgpu_abi::region::Why;
-use vgpu_abi::targets::{self, Head, Seen};
+use vgpu_abi::targets::{self, Head, ComputeStatus};
 
 use crate::ContainerError;
 use crate::instance::{self, Broken, Instance, InstanceError, LIMITS, Labels, REGION, TARGETS};
@@ -118,7 +118,7 @@ pub struct DeviceView {
     /// What it has launched, living and dead processes together.
     pub compute: ComputeSnapshot,
     /// What the arbiter saw when it last looked.
-    pub seen: Seen,
+    pub seen: ComputeStatus,
     /// Bytes that NVML sees and the region does not.
     pub unaccounted_bytes: u64,
 }

@@ -117,7 +117,7 @@ pub struct Compute<'a> {
     pub(crate) device: &'a RegionDevice,
     pub(crate) own: &'a ComputeUse,
     /// Slot and generation, packed.
-    pub(crate) seat: u64,
+    pub(crate) packed: u64,
 }
 
 impl Compute<'_> {
@@ -198,7 +198,7 @@ impl Compute<'_> {
     pub fn begin_unknown(&self, now_ns: u64) -> bool {
         let unknown = &self.device.unknown;
         // Relaxed: a mark; nothing else is guarded.
-        match unknown.compare_exchange(0, self.seat, Ordering::Relaxed, Ordering::Relaxed) {
+        match unknown.compare_exchange(0, self.packed, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => {
                 // Relaxed: a number.
                 self.device.unknown_at_ns.store(now_ns, Ordering::Relaxed);
@@ -213,7 +213,7 @@ impl Compute<'_> {
     pub fn end_unknown(&self) {
         // Relaxed: a mark; nothing else is guarded.
         let _whose = self.device.unknown.compare_exchange(
-            self.seat,
+            self.packed,
             0,
             Ordering::Relaxed,
             Ordering::Relaxed,
@@ -227,7 +227,7 @@ impl Compute<'_> {
         // Relaxed: a mark and a number.
         let owner = self.device.unknown.load(Ordering::Relaxed);
         let at_ns = self.device.unknown_at_ns.load(Ordering::Relaxed);
-        (owner != 0).then_some((at_ns, owner == self.seat))
+        (owner != 0).then_some((at_ns, owner == self.packed))
     }
 
     /// Takes the mark away from the process that has it, which has shown no progress for too long.

@@ -19,7 +19,7 @@ use crate::layout::{
     REGION_VERSION, RegionDevice, RegionHeader, RegionLayout, SHARED_LIVE, SLOT_USED, SLOT_WORDS,
     SharedObject, Slot, SlotHead,
 };
-use crate::region::{Holder, SharedKey, Why};
+use crate::region::{MemoryHolder, SharedKey, Why};
 use crate::sys::{self, LockOwner};
 use crate::uuid::DeviceUuid;
 
@@ -311,7 +311,7 @@ pub struct OomSnapshot {
     /// Why.
     pub why: Why,
     /// The largest holders, largest first.
-    pub holders: Vec<Holder>,
+    pub holders: Vec<MemoryHolder>,
 }
 
 /// What a region counts.
@@ -661,7 +661,7 @@ fn ooms(head: &Part) -> Vec<OomSnapshot> {
         }
         let holder = |index: usize| {
             let at = at + offset_of!(OomEntry, holders) + index * size_of::<OomHolder>();
-            Holder {
+            MemoryHolder {
                 pid: head.u32(at + offset_of!(OomHolder, pid)),
                 slot: head.u32(at + offset_of!(OomHolder, slot)),
                 bytes: bytes_at(head, at + offset_of!(OomHolder, bytes)),

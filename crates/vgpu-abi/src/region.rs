@@ -22,7 +22,9 @@ use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU64, Ordering};
 
 use self::private::{OwnUse, Private};
 use self::slots::LOADING_NS;
-use crate::budget::{self, Ledger, Need, NotAdded, Place, Refused, Room, Stale, bytes_in, tag_of};
+use crate::budget::{
+    self, Charges, Need, NotAdded, Refused, Room, SlotTag, Stale, bytes_in, tag_of,
+};
 use crate::crash::crash_point;
 use crate::credit::{self, Compute};
 use crate::layout::{
@@ -153,7 +155,7 @@ impl std::error::Error for JoinError {}
 
 /// This process's slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seat {
+pub struct OwnSlot {
     /// Index of the slot.
     pub slot: usize,
     /// Its generation.
@@ -195,7 +197,7 @@ impl std::error::Error for ShareError {}
 
 /// An object in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Shared {
+pub struct ObjectCharge {
     /// The device's index.
     pub device: usize,
     /// Its charge, bytes.
@@ -204,7 +206,7 @@ pub struct Shared {
 
 /// A process that holds memory of a device, or all shared objects together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Holder {
+pub struct MemoryHolder {
     /// Process id in its own namespace; 0 ends the list; `u32::MAX` stands for shared objects.
     pub pid: u32,
     /// Its slot.
@@ -241,7 +243,7 @@ pub struct Region {
     on_overlay: bool,
     /// How long the charges of a dead process stay at most, nanoseconds.
     keep_dead_ns: AtomicU64,
-    /// The packed seat of this process, and behind it those of the processes that it was forked
+    /// The packed slot of this process, and behind it those of the processes that it was forked
     /// from. A forked child finds it as it was.
     family: [AtomicU64; FAMILY_MOST],
 }
@@ -269,7 +271,7 @@ const FAMILY_MOST: usize = 8;
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Region")
-            .field("seat", &self.seat())
+            .field("slot", &self.own_slot())
             .finish_non_exhaustive()
     }
 }
@@ -281,20 +283,20 @@ const TRIES: usize = 4;
 /// `tick` looks at most this often.
 const TICK_NS: u64 = 50_000_000;
 
-const SEAT_SLOT_BITS: u32 = 11;
-const SEAT_SLOT_MASK: u64 = (1 << SEAT_SLOT_BITS) - 1;
+const PACKED_SLOT_BITS: u32 = 11;
+const PACKED_SLOT_MASK: u64 = (1 << PACKED_SLOT_BITS) - 1;
 
 fn pack(slot: usize, generation: u64) -> u64 {
-    generation << SEAT_SLOT_BITS | (slot as u64 + 1)
+    generation << PACKED_SLOT_BITS | (slot as u64 + 1)
 }
 
-/// The place of a packed seat; of no seat, one that is in no table.
+/// The place of a packed slot; of no slot, one that is in no table.
 #[inline]
-fn place_of(seat: u64) -> Place {
-    let slot = (seat & SEAT_SLOT_MASK).wrapping_sub(1);
-    Place {
+fn slot_tag_of(packed: u64) -> SlotTag {
+    let slot = (packed & PACKED_SLOT_MASK).wrapping_sub(1);
+    SlotTag {
         slot: usize::try_from(slot).unwrap_or(usize::MAX),
-        tag: tag_of(seat >> SEAT_SLOT_BITS),
+        tag: tag_of(packed >> PACKED_SLOT_BITS),
     }
 }
 
@@ -581,8 +583,8 @@ impl Region {
     }
 
     #[inline]
-    fn slot_device(&self, seat: u64, device: usize) -> Option<(&DeviceUse, u64)> {
-        let place = place_of(seat);
+    fn slot_device(&self, packed: u64, device: usize) -> Option<(&DeviceUse, u64)> {
+        let place = slot_tag_of(packed);
         Some((self.cells(place.slot, device)?, place.tag))
     }
 
@@ -591,38 +593,38 @@ impl Region {
     ///
     /// # Errors
     /// See [`JoinError`].
-    pub fn join(&self) -> Result<Seat, JoinError> {
+    pub fn join(&self) -> Result<OwnSlot, JoinError> {
         // Acquire: the slot was filled before the word was stored.
-        let seat = match self.private().seat.load(Ordering::Acquire) {
-            0 => self.sit_down(0)?,
-            seat => seat,
+        let packed = match self.private().packed.load(Ordering::Acquire) {
+            0 => self.take_slot(0)?,
+            packed => packed,
         };
-        Ok(Seat {
-            slot: place_of(seat).slot,
-            generation: seat >> SEAT_SLOT_BITS,
+        Ok(OwnSlot {
+            slot: slot_tag_of(packed).slot,
+            generation: packed >> PACKED_SLOT_BITS,
         })
     }
 
     /// This process's slot, if it has one.
     #[must_use]
-    pub fn seat(&self) -> Option<Seat> {
+    pub fn own_slot(&self) -> Option<OwnSlot> {
         // Acquire: as in `join`.
-        match self.private().seat.load(Ordering::Acquire) {
+        match self.private().packed.load(Ordering::Acquire) {
             0 => None,
-            seat => Some(Seat {
-                slot: place_of(seat).slot,
-                generation: seat >> SEAT_SLOT_BITS,
+            packed => Some(OwnSlot {
+                slot: slot_tag_of(packed).slot,
+                generation: packed >> PACKED_SLOT_BITS,
             }),
         }
     }
 
-    /// The packed seat; joins where there is none. 0 when that fails.
+    /// The packed slot; joins where there is none. 0 when that fails.
     #[inline]
-    fn seated(&self) -> u64 {
+    fn packed_slot(&self) -> u64 {
         // Acquire: as in `join`.
-        match self.private().seat.load(Ordering::Acquire) {
-            0 => self.sit_down(0).unwrap_or(0),
-            seat => seat,
+        match self.private().packed.load(Ordering::Acquire) {
+            0 => self.take_slot(0).unwrap_or(0),
+            packed => packed,
         }
     }
 
@@ -701,16 +703,17 @@ impl Region {
         bounds: Bounds,
         pageable: bool,
     ) -> Result<Charge, Refusal> {
-        let ask = |seat| budget::reserve(self, place_of(seat), device, bytes, bounds, pageable);
-        let seat = self.seated();
-        match (ask(seat), u32::try_from(device)) {
+        let ask =
+            |packed| budget::reserve(self, slot_tag_of(packed), device, bytes, bounds, pageable);
+        let packed = self.packed_slot();
+        match (ask(packed), u32::try_from(device)) {
             (Ok(room), Ok(device)) => Ok(Charge {
                 device,
                 beyond: room == Room::Beyond,
                 bytes,
-                seat,
+                packed,
             }),
-            (Err(refused), _) => self.ask_again(device, bytes, bounds, seat, refused, ask),
+            (Err(refused), _) => self.ask_again(device, bytes, bounds, packed, refused, ask),
             (Ok(_), Err(_)) => Err(Refusal {
                 limit: bounds.limit,
                 used: 0,
@@ -745,20 +748,21 @@ impl Region {
         bounds: Bounds,
         since_ns: u64,
     ) -> Result<Charge, Refusal> {
-        let mut seat = self.seated();
+        let mut packed = self.packed_slot();
         let mut refused = Refused::Stale;
         for _try in 0..TRIES {
-            match budget::reserve_loading(self, place_of(seat), device, need, bounds, since_ns) {
+            match budget::reserve_loading(self, slot_tag_of(packed), device, need, bounds, since_ns)
+            {
                 Ok(bytes) => {
                     return Ok(Charge {
                         device: u32::try_from(device).unwrap_or(u32::MAX),
                         beyond: false,
                         bytes,
-                        seat,
+                        packed,
                     });
                 }
-                Err(Refused::Stale) => match self.sit_down(seat) {
-                    Ok(next) => seat = next,
+                Err(Refused::Stale) => match self.take_slot(packed) {
+                    Ok(next) => packed = next,
                     Err(_) => break,
                 },
                 Err(other) => {
@@ -812,7 +816,7 @@ impl Region {
     /// A context of this process was made past the driver's public interface, and its runtime loads
     /// there, too: as after `reserve_loading`.
     pub fn loading(&self, device: usize) {
-        if let Some((cells, _)) = self.slot_device(self.seated(), device) {
+        if let Some((cells, _)) = self.slot_device(self.packed_slot(), device) {
             // SeqCst: as in `budget::reserve_loading`.
             cells
                 .loading_since_ns
@@ -823,8 +827,8 @@ impl Region {
     /// What this process's runtime has loaded stands in the books, or its context is gone.
     pub fn loaded(&self, device: usize) {
         // Acquire: as in `join`.
-        let seat = self.private().seat.load(Ordering::Acquire);
-        if let Some((cells, _)) = self.slot_device(seat, device) {
+        let packed = self.private().packed.load(Ordering::Acquire);
+        if let Some((cells, _)) = self.slot_device(packed, device) {
             // SeqCst: after the charges that it stood for.
             cells.loading_since_ns.store(0, Ordering::SeqCst);
         }
@@ -837,7 +841,7 @@ impl Region {
         device: usize,
         bytes: u64,
         bounds: Bounds,
-        mut seat: u64,
+        mut packed: u64,
         mut refused: Refused,
         ask: impl Fn(u64) -> Result<Room, Refused>,
     ) -> Result<Charge, Refusal> {
@@ -845,18 +849,18 @@ impl Region {
             if refused != Refused::Stale {
                 break;
             }
-            seat = match self.sit_down(seat) {
-                Ok(seat) => seat,
+            packed = match self.take_slot(packed) {
+                Ok(packed) => packed,
                 Err(_) => break,
             };
-            match ask(seat) {
+            match ask(packed) {
                 Ok(room) => {
                     let device = u32::try_from(device).unwrap_or(u32::MAX);
                     return Ok(Charge {
                         device,
                         beyond: room == Room::Beyond,
                         bytes,
-                        seat,
+                        packed,
                     });
                 }
                 Err(again) => refused = again,
@@ -911,9 +915,9 @@ impl Region {
     #[inline]
     pub fn confirm(&self, charge: Charge, kind: Kind) {
         // Acquire: as in `join`.
-        let seat = self.private().seat.load(Ordering::Acquire);
-        if seat == charge.seat
-            && let Some((cells, tag)) = self.slot_device(seat, charge.device())
+        let packed = self.private().packed.load(Ordering::Acquire);
+        if packed == charge.packed
+            && let Some((cells, tag)) = self.slot_device(packed, charge.device())
             && budget::confirm(cells, tag, charge.bytes, kind).is_ok()
             && let Some(own) = self.private().own.get(charge.device())
             && note(own, tag, charge.bytes, kind).is_ok()
@@ -929,9 +933,9 @@ impl Region {
     #[inline]
     pub fn refund(&self, charge: Charge) {
         // Acquire: as in `join`.
-        let seat = self.private().seat.load(Ordering::Acquire);
-        if seat == charge.seat
-            && let Some((cells, tag)) = self.slot_device(seat, charge.device())
+        let packed = self.private().packed.load(Ordering::Acquire);
+        if packed == charge.packed
+            && let Some((cells, tag)) = self.slot_device(packed, charge.device())
         {
             // A slot that was taken away took the pending charge with it.
             if charge.beyond {
@@ -956,8 +960,8 @@ impl Region {
     pub fn release_beyond(&self, device: usize, bytes: u64, kind: Kind) {
         // Acquire: as in `join`. A process that had to join again has nothing there: what it had is
         // counted as memory of the device from then on, which errs on the safe side.
-        let seat = self.private().seat.load(Ordering::Acquire);
-        if let Some((cells, tag)) = self.slot_device(seat, device) {
+        let packed = self.private().packed.load(Ordering::Acquire);
+        if let Some((cells, tag)) = self.slot_device(packed, device) {
             let _stale = budget::not_beyond(cells, tag, bytes);
         }
         self.release(device, bytes, kind);
@@ -988,9 +992,9 @@ impl Region {
         device: usize,
         change: impl Fn(&DeviceUse, &OwnUse, u64) -> Result<(), Stale>,
     ) {
-        let mut seat = self.seated();
+        let mut packed = self.packed_slot();
         for _try in 0..TRIES {
-            let Some((cells, tag)) = self.slot_device(seat, device) else {
+            let Some((cells, tag)) = self.slot_device(packed, device) else {
                 return;
             };
             let Some(own) = self.private().own.get(device) else {
@@ -999,7 +1003,7 @@ impl Region {
             if change(cells, own, tag).is_ok() {
                 return;
             }
-            seat = self.sit_down(seat).unwrap_or(0);
+            packed = self.take_slot(packed).unwrap_or(0);
         }
     }
 
@@ -1037,12 +1041,12 @@ impl Region {
     #[must_use]
     pub fn compute(&self, device: usize) -> Option<Compute<'_>> {
         // Relaxed: numbers; what is counted in a slot that was just given away is counted.
-        let seat = self.private().seat.load(Ordering::Relaxed);
-        let slot = self.layout().slots.get(place_of(seat).slot)?;
+        let packed = self.private().packed.load(Ordering::Relaxed);
+        let slot = self.layout().slots.get(slot_tag_of(packed).slot)?;
         Some(Compute {
             device: self.layout().devices.get(device)?,
             own: &slot.devices.get(device)?.compute,
-            seat,
+            packed,
         })
     }
 
@@ -1057,8 +1061,8 @@ impl Region {
     #[must_use]
     pub fn oversubscribed_by_me(&self, device: usize) -> u64 {
         // Relaxed: a number for a report.
-        let seat = self.private().seat.load(Ordering::Relaxed);
-        self.slot_device(seat, device).map_or(0, |(cells, _)| {
+        let packed = self.private().packed.load(Ordering::Relaxed);
+        self.slot_device(packed, device).map_or(0, |(cells, _)| {
             bytes_in(cells.oversubscribed.load(Ordering::Relaxed))
         })
     }
@@ -1083,9 +1087,9 @@ impl Region {
     /// Counts hooked calls; `group` is below [`HOOK_GROUPS`](crate::layout::HOOK_GROUPS).
     #[inline]
     pub fn count_hooks(&self, group: usize, calls: u64) {
-        // Relaxed: the counter guards no other memory, nor does the seat here: a call counted in
+        // Relaxed: the counter guards no other memory, nor does the packed slot here: a call counted in
         // a slot that was just given away is a call counted.
-        let place = place_of(self.private().seat.load(Ordering::Relaxed));
+        let place = slot_tag_of(self.private().packed.load(Ordering::Relaxed));
         let slot = self
             .layout()
             .slots
@@ -1130,9 +1134,9 @@ impl Region {
 
     /// The largest holders of this device, largest first.
     #[must_use]
-    pub fn holders(&self, device: usize) -> [Holder; MAX_HOLDERS] {
-        let mut largest = [Holder::default(); MAX_HOLDERS];
-        let mut rank = |mut next: Holder| {
+    pub fn holders(&self, device: usize) -> [MemoryHolder; MAX_HOLDERS] {
+        let mut largest = [MemoryHolder::default(); MAX_HOLDERS];
+        let mut rank = |mut next: MemoryHolder| {
             for place in &mut largest {
                 if next.bytes > place.bytes {
                     std::mem::swap(&mut next, place);
@@ -1142,7 +1146,7 @@ impl Region {
         for process in self.processes() {
             let bytes = process.used_bytes.get(device).copied().unwrap_or(0);
             let slot = u32::try_from(process.slot).unwrap_or(u32::MAX);
-            rank(Holder {
+            rank(MemoryHolder {
                 pid: process.pid,
                 slot,
                 bytes,
@@ -1152,7 +1156,7 @@ impl Region {
         let shared = self
             .shared_word(device)
             .map_or(0, |word| word.load(Ordering::Relaxed));
-        rank(Holder {
+        rank(MemoryHolder {
             pid: u32::MAX,
             slot: u32::MAX,
             bytes: bytes_in(shared),

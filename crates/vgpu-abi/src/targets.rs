@@ -73,7 +73,7 @@ impl Grant {
 
 /// What the compute arbiter saw of a container on one device, for programs that show it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Seen {
+pub struct ComputeStatus {
     /// The share that it grants, thousandths; nothing where it has no word.
     pub granted_permille: Option<u16>,
     /// The share that was used in the last second, thousandths; nothing where it is not known.
@@ -86,7 +86,7 @@ pub struct Seen {
     pub waits_for_turn: bool,
 }
 
-impl Seen {
+impl ComputeStatus {
     fn word(self) -> u64 {
         let part = |share: Option<u16>| share.map_or(0, |share| u64::from(share.min(1000)) + 1);
         part(self.granted_permille)
@@ -123,7 +123,7 @@ pub struct Head {
     /// When the host last wrote, nanoseconds of the monotonic clock; 0 is never.
     pub heartbeat_ns: u64,
     /// What the arbiter saw, by device.
-    pub seen: [Seen; MAX_DEVICES],
+    pub seen: [ComputeStatus; MAX_DEVICES],
     /// What the driver holds beyond the container's books, by device.
     pub unaccounted: [Unaccounted; MAX_DEVICES],
 }
@@ -392,7 +392,7 @@ pub fn read_head(file: File) -> Result<Head, FileError> {
     Ok(Head {
         heartbeat_ns: from.u64(offset_of!(HostFileHeader, heartbeat_ns)),
         seen: std::array::from_fn(|device| {
-            Seen::of(from.u64(offset_of!(HostFileHeader, seen) + device * 8))
+            ComputeStatus::of(from.u64(offset_of!(HostFileHeader, seen) + device * 8))
         }),
         unaccounted: std::array::from_fn(|device| Unaccounted {
             bytes: from.u64(offset_of!(HostFileHeader, unaccounted) + device * 8),
@@ -519,8 +519,8 @@ mod tests {
         let open = || File::options().read(true).write(true).open(&path).unwrap();
         let writer = TargetsWriter::new(open()).unwrap();
         assert_eq!(writer.target(3).unwrap(), Some(target(1)));
-        let mut seen = [Seen::default(); MAX_DEVICES];
-        seen[15] = Seen {
+        let mut seen = [ComputeStatus::default(); MAX_DEVICES];
+        seen[15] = ComputeStatus {
             granted_permille: Some(0),
             used_permille: Some(1000),
             throttled_permille: 7,

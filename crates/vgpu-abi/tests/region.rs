@@ -19,7 +19,8 @@ use std::path::PathBuf;
 use vgpu_abi::host::{self, SnapshotError};
 use vgpu_abi::limits::DeviceUuid;
 use vgpu_abi::region::{
-    Bounds, Holder, Kind, Refusal, Region, RegionDevice, RegionError, ShareError, SharedKey, Why,
+    Bounds, Kind, MemoryHolder, Refusal, Region, RegionDevice, RegionError, ShareError, SharedKey,
+    Why,
 };
 
 const GIB: u64 = 1 << 30;
@@ -280,7 +281,7 @@ fn a_refusal_is_remembered_with_who_held_what() {
         (2 * GIB, 4 * GIB, 3 * GIB, GIB)
     );
     assert_eq!(oom.pid, std::process::id());
-    let me = Holder {
+    let me = MemoryHolder {
         pid: std::process::id(),
         slot: 0,
         bytes: 3 * GIB,
@@ -403,7 +404,7 @@ fn two_copies_of_the_library_in_one_process_take_two_slots() {
     one.charge(0, 1, Kind::Buffer);
     two.charge(0, 2, Kind::Buffer);
 
-    assert_ne!(one.seat(), two.seat());
+    assert_ne!(one.own_slot(), two.own_slot());
     assert_eq!(one.reap() + two.reap(), 0);
     assert_eq!(one.used(0), 3);
 }
@@ -594,7 +595,7 @@ fn room_is_kept_for_a_runtime_until_it_is_loaded_and_for_a_minute_at_most() {
     region.loading(0);
     assert_eq!(region.used(0), 60);
     let since = offset_of!(RegionLayout, slots)
-        + region.seat().unwrap().slot * size_of::<Slot>()
+        + region.own_slot().unwrap().slot * size_of::<Slot>()
         + offset_of!(Slot, devices)
         + offset_of!(DeviceUse, loading_since_ns);
     let file = std::fs::File::options()

@@ -5,7 +5,7 @@
 
 use core::sync::atomic::Ordering;
 
-use vgpu_abi::region::{Import, Kind, Shared, SharedKey};
+use vgpu_abi::region::{Import, Kind, ObjectCharge, SharedKey};
 
 use crate::base::lock::Held;
 use crate::base::log::line;
@@ -354,7 +354,7 @@ fn import_of(key: &Entry, until: &Entry) -> Import {
         until: until.bytes,
         least: until.owner,
         objects: until.maps,
-        first: Shared {
+        first: ObjectCharge {
             device: usize::from(until.device),
             bytes: 0,
         },

@@ -86,8 +86,8 @@ impl Container {
 
     /// What the host measured of this process, once it has.
     pub(crate) fn target(&self) -> Option<Target> {
-        let seat = self.region.seat()?;
-        self.targets.as_ref()?.target(seat.slot, seat.generation)
+        let own = self.region.own_slot()?;
+        self.targets.as_ref()?.target(own.slot, own.generation)
     }
 
     /// What the host knows of the process that has this slot in this generation.

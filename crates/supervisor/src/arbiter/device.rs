@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use vgpu_abi::limits::Policy;
-use vgpu_abi::targets::{Grant, Seen};
+use vgpu_abi::targets::{Grant, ComputeStatus};
 
 use super::scale::{Meter, ProcessKey, Sample, Work};
 use super::shares::{self, Claim, Share, WHOLE};
@@ -74,7 +74,7 @@ pub struct Verdict {
     /// By process, in the order in which they were found.
     pub grants: Vec<Grant>,
     /// The figures for display.
-    pub seen: Seen,
+    pub seen: ComputeStatus,
     /// It works, or waits to.
     pub active: bool,
     /// A container of a lower priority waits until this one rests, so its processes have to report their work
@@ -254,7 +254,7 @@ impl Device {
         Verdict {
             id: tenant.id,
             grants: tenant.processes.iter().map(grant).collect(),
-            seen: Seen {
+            seen: ComputeStatus {
                 granted_permille: Some(short(permille)),
                 used_permille: used.map(short),
                 throttled_permille: known.map_or(0, |known| known.throttled_permille(now_ns)),

@@ -85,7 +85,7 @@ impl Model {
     }
 
     /// Every slot used already, as after a join that nobody raced with.
-    fn seated(slots: usize) -> Self {
+    fn with_slots(slots: usize) -> Self {
         let model = Self::new(slots);
         model.in_use.store((1 << slots) - 1, Ordering::SeqCst);
         model.high_water.store(slots as u32, Ordering::SeqCst);
@@ -105,7 +105,15 @@ impl Model {
     }
 
     fn reserve(&self, slot: usize, bytes: u64, limit: u64) -> Result<(), Refused> {
-        reserve(self, Place { slot, tag: 0 }, 0, bytes, limit.into(), false).map(|_| ())
+        reserve(
+            self,
+            SlotTag { slot, tag: 0 },
+            0,
+            bytes,
+            limit.into(),
+            false,
+        )
+        .map(|_| ())
     }
 }
 
@@ -118,7 +126,7 @@ fn take_lock(lock: &AtomicBool) {
     }
 }
 
-impl Ledger for Model {
+impl Charges for Model {
     fn in_use(&self, word: usize) -> Option<u64> {
         (word == 0).then(|| self.in_use.load(Ordering::SeqCst))
     }
@@ -249,7 +257,7 @@ fn check(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
     eprintln!("{rounds} orders in {:.1?}", begin.elapsed());
 }
 
-/// Truth beside the ledger: what the driver holds. A plain count under loom's own lock would order
+/// Truth beside the charges: what the driver holds. A plain count under loom's own lock would order
 /// the threads; this one is read only after all have ended, or added to in one step.
 #[derive(Clone)]
 struct Driver(std::sync::Arc<std::sync::Mutex<(u64, u64)>>);
@@ -277,7 +285,7 @@ impl Driver {
 #[test]
 fn two_that_race_for_the_last_room_never_exceed_the_limit_and_one_gets_it() {
     check(3, || {
-        let model = Arc::new(Model::seated(2));
+        let model = Arc::new(Model::with_slots(2));
         let driver = Driver::new();
         let ask = |slot: usize, bytes: u64| {
             let (model, driver) = (model.clone(), driver.clone());
@@ -306,7 +314,7 @@ fn two_that_race_for_the_last_room_never_exceed_the_limit_and_one_gets_it() {
 #[test]
 fn two_that_both_fit_are_both_let_in() {
     check(3, || {
-        let model = Arc::new(Model::seated(2));
+        let model = Arc::new(Model::with_slots(2));
         let ask = |slot: usize, bytes: u64| {
             let model = model.clone();
             thread::spawn(move || {
@@ -325,7 +333,7 @@ fn two_that_both_fit_are_both_let_in() {
 #[test]
 fn nobody_is_refused_for_a_request_that_the_driver_refuses_in_the_end() {
     check(3, || {
-        let model = Arc::new(Model::seated(2));
+        let model = Arc::new(Model::with_slots(2));
         let refunder = {
             let model = model.clone();
             thread::spawn(move || {
@@ -350,7 +358,7 @@ fn nobody_is_refused_for_a_request_that_the_driver_refuses_in_the_end() {
 #[test]
 fn three_that_race_never_exceed_the_limit() {
     check(1, || {
-        let model = Arc::new(Model::seated(3));
+        let model = Arc::new(Model::with_slots(3));
         let driver = Driver::new();
         let ask = |slot: usize| {
             let (model, driver) = (model.clone(), driver.clone());
@@ -386,7 +394,7 @@ fn three_that_race_never_exceed_the_limit() {
 #[test]
 fn a_charge_that_moves_from_one_process_to_another_is_not_counted_twice() {
     check(3, || {
-        let model = Arc::new(Model::seated(3));
+        let model = Arc::new(Model::with_slots(3));
         model.reserve(0, 5, 10).unwrap();
         model.confirm(0, 5);
         let frees = {
@@ -412,7 +420,7 @@ fn a_charge_that_moves_from_one_process_to_another_is_not_counted_twice() {
 #[test]
 fn a_sum_that_a_refusal_stands_on_is_of_one_moment() {
     check(4, || {
-        let model = Arc::new(Model::seated(2));
+        let model = Arc::new(Model::with_slots(2));
         model.reserve(0, 5, 10).unwrap();
         model.confirm(0, 5);
         let moves = {
@@ -435,7 +443,7 @@ fn a_sum_that_a_refusal_stands_on_is_of_one_moment() {
 #[test]
 fn a_wait_that_runs_out_is_closed_and_takes_back_what_it_asked_for() {
     check(3, || {
-        let mut model = Model::seated(2);
+        let mut model = Model::with_slots(2);
         model.waits_end = true;
         let model = Arc::new(model);
         model.reserve(0, 6, 10).unwrap();
@@ -456,9 +464,9 @@ fn me(pid: u32) -> Identity {
 }
 
 /// Joins as `pid`, charges, and tells its place.
-fn join_and_charge(model: &Model, pid: u32, bytes: u64) -> Option<Place> {
+fn join_and_charge(model: &Model, pid: u32, bytes: u64) -> Option<SlotTag> {
     let (slot, generation) = claim(model, &me(pid))?;
-    let place = Place {
+    let place = SlotTag {
         slot,
         tag: tag_of(generation),
     };
@@ -483,7 +491,7 @@ fn a_reaper_that_looked_before_the_slot_changed_hands_takes_no_live_charge() {
                 die(&model, 1, first.slot);
                 // Takes the slot of the dead or another one; the reaper may be in the midst of it.
                 claim(&*model, &me(2)).map(|(slot, generation)| {
-                    let place = Place {
+                    let place = SlotTag {
                         slot,
                         tag: tag_of(generation),
                     };
@@ -597,7 +605,7 @@ fn what_a_dead_process_holds_is_given_to_nobody_before_the_driver_lets_go() {
 #[test]
 fn what_was_pending_at_death_is_seen_at_every_moment() {
     check(3, || {
-        let model = Arc::new(Model::seated(2));
+        let model = Arc::new(Model::with_slots(2));
         model.reserve(0, 6, 10).unwrap();
         let marks = {
             let model = model.clone();
@@ -642,10 +650,10 @@ fn an_owner_whose_slot_was_taken_away_changes_nothing_in_it() {
 #[test]
 fn what_is_learned_while_a_runtime_begins_to_load_is_kept_for_it_or_refused() {
     check(3, || {
-        let model = Arc::new(Model::seated(2));
+        let model = Arc::new(Model::with_slots(2));
         let one = Arc::clone(&model);
         let loads = thread::spawn(move || {
-            let place = Place { slot: 0, tag: 0 };
+            let place = SlotTag { slot: 0, tag: 0 };
             let whole = Bounds {
                 limit: 10,
                 resident: u64::MAX,
@@ -678,7 +686,7 @@ fn what_is_learned_while_a_runtime_begins_to_load_is_kept_for_it_or_refused() {
 #[test]
 fn a_charge_on_its_way_into_the_shared_table_is_never_unseen() {
     check(3, || {
-        let model = Arc::new(Model::seated(2));
+        let model = Arc::new(Model::with_slots(2));
         model.reserve(0, 6, 10).unwrap();
         model.confirm(0, 6);
         let shares = {
@@ -710,7 +718,7 @@ impl Model {
             limit: 20,
             resident: 10,
         };
-        reserve(self, Place { slot, tag: 0 }, 0, bytes, bounds, pageable)
+        reserve(self, SlotTag { slot, tag: 0 }, 0, bytes, bounds, pageable)
     }
 
     fn release_beyond(&self, slot: usize, bytes: u64) {
@@ -722,7 +730,7 @@ impl Model {
 #[test]
 fn two_that_race_for_the_share_of_the_device_get_it_once_and_the_other_is_paged() {
     check(3, || {
-        let model = Arc::new(Model::seated(2));
+        let model = Arc::new(Model::with_slots(2));
         let ask = |slot: usize, bytes: u64| {
             let model = model.clone();
             thread::spawn(move || {
@@ -752,7 +760,7 @@ fn two_that_race_for_the_share_of_the_device_get_it_once_and_the_other_is_paged(
 #[test]
 fn what_is_no_longer_paged_makes_no_room_on_the_device() {
     check(3, || {
-        let model = Arc::new(Model::seated(3));
+        let model = Arc::new(Model::with_slots(3));
         let device = Driver::new();
         assert_eq!(model.within(2, 8, true), Ok(Room::Device));
         model.confirm(2, 8);
@@ -784,7 +792,7 @@ fn what_is_no_longer_paged_makes_no_room_on_the_device() {
 #[test]
 fn who_is_paged_and_who_is_not_never_exceed_the_limit_together() {
     check(2, || {
-        let model = Arc::new(Model::seated(3));
+        let model = Arc::new(Model::with_slots(3));
         assert_eq!(model.within(2, 10, false), Ok(Room::Device));
         model.confirm(2, 10);
         let ask = |slot: usize| {

@@ -19,11 +19,11 @@ impl Two {
         })
     }
 
-    fn seat(&self, index: usize) -> Compute<'_> {
+    fn packed(&self, index: usize) -> Compute<'_> {
         Compute {
             device: &self.device,
             own: &self.own[index],
-            seat: index as u64 + 1,
+            packed: index as u64 + 1,
         }
     }
 }
@@ -41,7 +41,7 @@ fn two_processes_never_earn_the_same_time_twice() {
         other.join().unwrap();
         refill(&two.device, START_NS + 2_000_000, 500);
 
-        assert_eq!(two.seat(0).credit_ns(), 1_000_000);
+        assert_eq!(two.packed(0).credit_ns(), 1_000_000);
     });
 }
 
@@ -53,13 +53,13 @@ fn two_processes_together_go_into_debt_once() {
         two.device.credit_ns.store(1, Ordering::Relaxed);
         let other = {
             let two = Arc::clone(&two);
-            thread::spawn(move || two.seat(1).lease(1_000_000, START_NS, 500).is_ok())
+            thread::spawn(move || two.packed(1).lease(1_000_000, START_NS, 500).is_ok())
         };
-        let mine = two.seat(0).lease(1_000_000, START_NS, 500).is_ok();
+        let mine = two.packed(0).lease(1_000_000, START_NS, 500).is_ok();
         let others = other.join().unwrap();
 
         assert!(mine != others, "one of the two is let in");
-        assert_eq!(two.seat(0).credit_ns(), 1 - 1_000_000);
+        assert_eq!(two.packed(0).credit_ns(), 1 - 1_000_000);
     });
 }
 
@@ -69,9 +69,9 @@ fn one_of_two_has_the_unknown_launch() {
         let two = Two::new();
         let other = {
             let two = Arc::clone(&two);
-            thread::spawn(move || two.seat(1).begin_unknown(START_NS))
+            thread::spawn(move || two.packed(1).begin_unknown(START_NS))
         };
-        let mine = two.seat(0).begin_unknown(START_NS);
+        let mine = two.packed(0).begin_unknown(START_NS);
         let others = other.join().unwrap();
 
         assert!(mine != others);

@@ -5,14 +5,18 @@ use super::*;
 
 const START_NS: u64 = 1_000_000_000;
 
-fn seat<'a>(device: &'a RegionDevice, own: &'a ComputeUse, seat: u64) -> Compute<'a> {
-    Compute { device, own, seat }
+fn packed<'a>(device: &'a RegionDevice, own: &'a ComputeUse, packed: u64) -> Compute<'a> {
+    Compute {
+        device,
+        own,
+        packed,
+    }
 }
 
 #[test]
 fn a_new_account_holds_a_quarter_of_the_most_and_an_old_one_no_more_than_that() {
     let (device, own) = (region_device(), compute_use());
-    let compute = seat(&device, &own, 1);
+    let compute = packed(&device, &own, 1);
 
     refill(&device, START_NS, 250);
     assert_eq!(compute.credit_ns(), 1_250_000);
@@ -32,7 +36,7 @@ fn the_most_follows_the_rate() {
 #[test]
 fn a_launch_longer_than_the_most_is_let_in_and_paid_off_afterwards() {
     let (device, own) = (region_device(), compute_use());
-    let compute = seat(&device, &own, 1);
+    let compute = packed(&device, &own, 1);
 
     assert_eq!(compute.lease(50_000_000, START_NS, 100), Ok(0));
     // 0.5 ms was there, 49.5 ms are owed: at a tenth, 495 ms.
@@ -44,7 +48,7 @@ fn a_launch_longer_than_the_most_is_let_in_and_paid_off_afterwards() {
 #[test]
 fn no_rate_lets_nothing_in_and_saves_nothing() {
     let (device, own) = (region_device(), compute_use());
-    let compute = seat(&device, &own, 1);
+    let compute = packed(&device, &own, 1);
     compute.lease(5_000_000, START_NS, 500).unwrap();
 
     let later = START_NS + 10_000_000_000;
@@ -56,7 +60,7 @@ fn no_rate_lets_nothing_in_and_saves_nothing() {
 #[test]
 fn what_is_leased_in_advance_is_bounded_for_all_threads_together() {
     let (device, own) = (region_device(), compute_use());
-    let compute = seat(&device, &own, 1);
+    let compute = packed(&device, &own, 1);
 
     let mut sum = 0;
     for round in 0..100 {
@@ -71,7 +75,7 @@ fn what_is_leased_in_advance_is_bounded_for_all_threads_together() {
 #[test]
 fn what_a_thread_did_not_use_goes_back() {
     let (device, own) = (region_device(), compute_use());
-    let compute = seat(&device, &own, 1);
+    let compute = packed(&device, &own, 1);
     refill(&device, START_NS, 1000);
     let more = compute.lease(1000, 2 * START_NS, 1000).unwrap();
     assert_eq!(more, LEASE_NS - 1000);
@@ -87,7 +91,7 @@ fn what_a_thread_did_not_use_goes_back() {
 #[test]
 fn what_a_dead_process_held_is_counted_and_leased_no_more() {
     let (device, own) = (region_device(), compute_use());
-    let compute = seat(&device, &own, 1);
+    let compute = packed(&device, &own, 1);
     compute.lease(1000, START_NS, 1000).unwrap();
     compute.count_busy(7_000);
     // Relaxed: one thread.
@@ -105,7 +109,7 @@ fn what_a_dead_process_held_is_counted_and_leased_no_more() {
 #[test]
 fn one_process_at_a_time_has_a_launch_of_unknown_cost() {
     let (device, one, other) = (region_device(), compute_use(), compute_use());
-    let (one, other) = (seat(&device, &one, 1), seat(&device, &other, 2));
+    let (one, other) = (packed(&device, &one, 1), packed(&device, &other, 2));
 
     assert!(one.begin_unknown(START_NS));
     assert!(!other.begin_unknown(START_NS + 5));
@@ -119,7 +123,7 @@ fn one_process_at_a_time_has_a_launch_of_unknown_cost() {
 #[test]
 fn a_time_from_another_clock_is_not_waited_for() {
     let (device, own) = (region_device(), compute_use());
-    let compute = seat(&device, &own, 1);
+    let compute = packed(&device, &own, 1);
     compute.lease(5_000_000, 500 * START_NS, 1000).unwrap();
 
     assert!(compute.lease(1, START_NS, 1000).is_ok());
@@ -134,7 +138,7 @@ proptest! {
         steps in proptest::collection::vec((0_u64..3_000_000, 1_u64..400_000), 1..200),
     ) {
         let (device, own) = (region_device(), compute_use());
-        let compute = seat(&device, &own, 1);
+        let compute = packed(&device, &own, 1);
         let (mut now_ns, mut given, mut largest) = (START_NS, 0_u64, 0);
         for (pause, want) in steps {
             now_ns += pause;
@@ -151,7 +155,7 @@ proptest! {
     #[test]
     fn who_waits_as_told_gets_all_of_the_rate(permille in 1_u32..=1000, want in 1_000_u64..5_000_000) {
         let (device, own) = (region_device(), compute_use());
-        let compute = seat(&device, &own, 1);
+        let compute = packed(&device, &own, 1);
         let (mut now_ns, mut given) = (START_NS, 0_u64);
         for _ in 0..2000 {
             match compute.lease(want, now_ns, permille) {

@@ -6,8 +6,8 @@
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
-use super::{Dead, LOCK_FAMILY, Region, place_of};
-use crate::budget::{self, Ledger, Slots, bytes_in};
+use super::{Dead, LOCK_FAMILY, Region, slot_tag_of};
+use crate::budget::{self, Charges, Slots, bytes_in};
 use crate::crash::crash_point;
 use crate::layout::{MAX_DEVICES, SlotHead};
 use crate::sys::{self, LockOwner};
@@ -21,10 +21,10 @@ fn family_byte(slot: usize) -> u64 {
 
 impl Region {
     /// Says whose device memory a child of this process would hold.
-    pub(super) fn name_in_family(&self, seat: u64) {
+    pub(super) fn name_in_family(&self, packed: u64) {
         if let Some(own) = self.family.first() {
             // Relaxed: read by a forked child, which has all of its parent's stores.
-            own.store(seat, Ordering::Relaxed);
+            own.store(packed, Ordering::Relaxed);
         }
     }
 
@@ -56,10 +56,10 @@ impl Region {
     fn forebears(&self) -> impl Iterator<Item = usize> + '_ {
         let older = self.family.iter().skip(1);
         // Relaxed: only changed before this process has threads.
-        let seats = older.map(|seat| seat.load(Ordering::Relaxed));
+        let seats = older.map(|packed| packed.load(Ordering::Relaxed));
         seats
-            .filter(|seat| *seat != 0)
-            .map(|seat| place_of(seat).slot)
+            .filter(|packed| *packed != 0)
+            .map(|packed| slot_tag_of(packed).slot)
     }
 
     /// Dead processes whose charges stand until the driver has let go of their memory.

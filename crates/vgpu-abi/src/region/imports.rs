@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Kind, Region, ShareError, Shared, SharedKey, bump, place_of};
+use super::{Kind, ObjectCharge, Region, ShareError, SharedKey, bump, slot_tag_of};
 use crate::crash::crash_point;
 use crate::layout::{MAX_SHARED, SHARED_CHANGING, SHARED_FREE, SharedObject};
 use crate::sys;
@@ -70,7 +70,7 @@ pub struct Import {
     /// How many objects it holds.
     pub objects: u32,
     /// The object of its name; of several, the last of them.
-    pub first: Shared,
+    pub first: ObjectCharge,
 }
 
 impl Import {
@@ -156,7 +156,7 @@ impl Region {
         family: Family,
         name: Option<SharedKey>,
     ) -> Result<Import, ShareError> {
-        let slot = place_of(self.begin_change()?).slot;
+        let slot = slot_tag_of(self.begin_change()?).slot;
         let mut import = Import {
             family,
             name: name.filter(|name| self.find(*name).is_some()),
@@ -164,7 +164,7 @@ impl Region {
             until: self.next_sequence(),
             least: 0,
             objects: 0,
-            first: Shared::default(),
+            first: ObjectCharge::default(),
         };
         let mut edge = false;
         for (index, object) in self.layout().shared.iter().enumerate() {
@@ -239,8 +239,8 @@ impl Region {
             dropped += 1;
             // Relaxed: the in-process lock of the table orders them; without it, the sweep does.
             let left = hold.count.fetch_sub(1, Ordering::Relaxed).saturating_sub(1);
-            if let (Ok(seat), 0) = (locked, left) {
-                self.drop_holder(object, place_of(seat).slot);
+            if let (Ok(packed), 0) = (locked, left) {
+                self.drop_holder(object, slot_tag_of(packed).slot);
             }
         }
         match locked {

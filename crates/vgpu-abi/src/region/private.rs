@@ -1,4 +1,4 @@
-//! What a process knows about itself: its seat, its own sum of charges, its in-process locks. All
+//! What a process knows about itself: its slot, its own sum of charges, its in-process locks. All
 //! of it lies in memory that a forked child finds zeroed, so a child starts with nothing of its
 //! parent's and no lock that a lost thread holds.
 //!
@@ -150,7 +150,7 @@ pub(super) struct OwnHold {
 #[repr(C, align(64))]
 pub(super) struct Private {
     /// The slot plus one, and from bit 11 on its generation; 0 is no slot.
-    pub(super) seat: AtomicU64,
+    pub(super) packed: AtomicU64,
     /// When `tick` last looked.
     pub(super) ticked_ns: AtomicU64,
     /// Whether a shared object waits to be let go of.
@@ -161,7 +161,7 @@ pub(super) struct Private {
     pub(super) start_stack: AtomicU64,
     pub(super) pid_namespace: AtomicU64,
     /// Joining, reaping, ticking.
-    pub(super) seat_lock: ThreadLock,
+    pub(super) slot_lock: ThreadLock,
     /// The shared-object table.
     pub(super) shared_lock: ThreadLock,
     /// The descriptor.
@@ -182,7 +182,7 @@ impl Private {
     pub(super) fn reset(&self) {
         // Relaxed: a child has one thread.
         let order = Ordering::Relaxed;
-        for lock in [&self.seat_lock, &self.shared_lock, &self.descriptor_lock] {
+        for lock in [&self.slot_lock, &self.shared_lock, &self.descriptor_lock] {
             lock.0.store(0, order);
         }
         for lock in &self.device_locks {
@@ -199,6 +199,6 @@ impl Private {
         self.known.store(0, order);
         self.sweep.store(0, order);
         self.ticked_ns.store(0, order);
-        self.seat.store(0, order);
+        self.packed.store(0, order);
     }
 }

@@ -8,7 +8,9 @@ use std::sync::atomic::Ordering;
 
 use super::imports::Family;
 use super::private::{OwnHold, Wait};
-use super::{Kind, LOCK_SHARED, MAX_SHARED, Region, ShareError, Shared, SharedKey, bump, place_of};
+use super::{
+    Kind, LOCK_SHARED, MAX_SHARED, ObjectCharge, Region, ShareError, SharedKey, bump, slot_tag_of,
+};
 use crate::budget::{self, MOST_BYTES};
 use crate::crash::crash_point;
 use crate::layout::{
@@ -295,11 +297,11 @@ impl Region {
         self.unlock_shared();
     }
 
-    /// Joins if need be, and takes the table's lock. The seat that holds for us, or why not.
+    /// Joins if need be, and takes the table's lock. The packed slot of this process, or why there is none.
     pub(super) fn begin_change(&self) -> Result<u64, ShareError> {
         // Before the lock: joining takes it too.
-        let seat = self.seated();
-        if seat == 0 {
+        let packed = self.packed_slot();
+        if packed == 0 {
             return Err(ShareError::NoSlot);
         }
         let mut wait = Wait::new();
@@ -308,7 +310,7 @@ impl Region {
             return Err(ShareError::TimedOut);
         }
         crash_point!("shared:locked");
-        Ok(seat)
+        Ok(packed)
     }
 
     /// Moves a confirmed charge of this process into the shared-object table, held by this
@@ -341,11 +343,11 @@ impl Region {
         if device >= crate::layout::MAX_DEVICES {
             return Err(ShareError::Unknown);
         }
-        let seat = self.begin_change()?;
+        let packed = self.begin_change()?;
         let named = name();
         let key = named.map_or(SharedKey([0; 2]), |(key, _)| key);
         let placed = named.and_then(|(key, family)| {
-            self.place_object(key, family, device, bytes, place_of(seat).slot)
+            self.place_object(key, family, device, bytes, slot_tag_of(packed).slot)
                 .ok_or(ShareError::TableFull)
         });
         let mut moved = true;
@@ -355,7 +357,7 @@ impl Region {
                     hold.set(key, device, bytes, 1);
                 }
                 // Out of the slot after it is in the table: a sum may see it twice, never not.
-                moved = self.take_out(seat, device, bytes, kind).is_ok();
+                moved = self.take_out(packed, device, bytes, kind).is_ok();
                 crash_point!("share:moved");
             }
             Err(ShareError::TableFull) => bump(&self.layout().header.shared_full),
@@ -372,12 +374,12 @@ impl Region {
 
     fn take_out(
         &self,
-        seat: u64,
+        packed: u64,
         device: usize,
         bytes: u64,
         kind: Kind,
     ) -> Result<(), budget::Stale> {
-        let (cells, tag) = self.slot_device(seat, device).ok_or(budget::Stale)?;
+        let (cells, tag) = self.slot_device(packed, device).ok_or(budget::Stale)?;
         let own = self.private().own.get(device).ok_or(budget::Stale)?;
         budget::release(cells, tag, bytes, kind)?;
         super::forget(own, tag, bytes, kind)
@@ -387,8 +389,8 @@ impl Region {
     ///
     /// # Errors
     /// See [`ShareError`].
-    pub fn hold(&self, key: SharedKey) -> Result<Shared, ShareError> {
-        let slot = place_of(self.begin_change()?).slot;
+    pub fn hold(&self, key: SharedKey) -> Result<ObjectCharge, ShareError> {
+        let slot = slot_tag_of(self.begin_change()?).slot;
         let found = self.find(key).and_then(|(index, object)| {
             object.hold_by(slot);
             crash_point!("hold:held");
@@ -401,7 +403,7 @@ impl Region {
 
     /// One more hold of this process, whose bit stands in the object. `None` where no more can be
     /// counted.
-    pub(super) fn count_hold(&self, index: usize, object: &SharedObject) -> Option<Shared> {
+    pub(super) fn count_hold(&self, index: usize, object: &SharedObject) -> Option<ObjectCharge> {
         let hold = self.private().holds.get(index)?;
         // Relaxed: the table's lock orders its changes.
         let bytes = object.bytes.load(Ordering::Relaxed);
@@ -409,7 +411,7 @@ impl Region {
         let key = object.key();
         let count = if hold.key() == key { hold.count() } else { 0 };
         hold.set(key, device, bytes, count.checked_add(1)?);
-        Some(Shared { device, bytes })
+        Some(ObjectCharge { device, bytes })
     }
 
     /// This process holds the object once less. With the last holder of all the charge goes; then
@@ -423,7 +425,7 @@ impl Region {
         let holds = &self.private().holds;
         let held = |hold: &&OwnHold| hold.count() > 0 && hold.key() == key;
         let slot = match self.begin_change() {
-            Ok(seat) => place_of(seat).slot,
+            Ok(packed) => slot_tag_of(packed).slot,
             Err(ShareError::TimedOut) => {
                 let Some(hold) = holds.iter().find(held) else {
                     return Err(ShareError::Unknown);
@@ -455,11 +457,11 @@ impl Region {
         if self.private().sweep.swap(0, Ordering::Relaxed) == 0 {
             return;
         }
-        let Ok(seat) = self.begin_change() else {
+        let Ok(packed) = self.begin_change() else {
             self.private().sweep.store(1, Ordering::Relaxed);
             return;
         };
-        let slot = place_of(seat).slot;
+        let slot = slot_tag_of(packed).slot;
         let table = self.layout().shared.iter().zip(&self.private().holds);
         for (object, hold) in table.take(self.high_water_shared()) {
             if hold.count() == 0 && object.is_held_by(slot) {
@@ -471,11 +473,11 @@ impl Region {
 
     /// The object of this name.
     #[must_use]
-    pub fn shared(&self, key: SharedKey) -> Option<Shared> {
+    pub fn shared(&self, key: SharedKey) -> Option<ObjectCharge> {
         let (_, object) = self.find(key)?;
         // Relaxed: a number for a report.
         let bytes = object.bytes.load(Ordering::Relaxed);
-        Some(Shared {
+        Some(ObjectCharge {
             device: object.device_index(),
             bytes,
         })

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::private::Wait;
 use super::{
-    JoinError, LOCK_DEVICES, LOCK_SLOTS, Region, SEAT_SLOT_BITS, TICK_NS, bump, open_high, pack,
-    place_of, store_text,
+    JoinError, LOCK_DEVICES, LOCK_SLOTS, PACKED_SLOT_BITS, Region, TICK_NS, bump, open_high, pack,
+    slot_tag_of, store_text,
 };
-use crate::budget::{self, Identity, Ledger, Outside, Slots, bytes_in, tag_of};
+use crate::budget::{self, Charges, Identity, Outside, Slots, bytes_in, tag_of};
 use crate::crash::crash_point;
 use crate::credit;
 use crate::layout::{ComputeUse, DeviceUse, MAX_DEVICES, MAX_SLOTS, SlotHead};
@@ -66,8 +66,8 @@ impl Region {
         // Relaxed: a number; what it stands for is asked of the kernel.
         self.fd.store(fd, Ordering::Relaxed);
         // Relaxed: our own slot; its generation is looked at by the next tick.
-        let seat = self.private().seat.load(Ordering::Relaxed);
-        if seat != 0 && sys::try_lock(fd, slot_byte(place_of(seat).slot)) == Ok(true) {
+        let packed = self.private().packed.load(Ordering::Relaxed);
+        if packed != 0 && sys::try_lock(fd, slot_byte(slot_tag_of(packed).slot)) == Ok(true) {
             bump(&self.layout().header.locks_retaken);
         }
         self.lock_family(fd);
@@ -106,30 +106,30 @@ impl Region {
     /// Takes a slot, unless another thread has done so since `stale` was seen. What this process
     /// has charged so far goes into the new slot.
     #[cold]
-    pub(super) fn sit_down(&self, stale: u64) -> Result<u64, JoinError> {
+    pub(super) fn take_slot(&self, stale: u64) -> Result<u64, JoinError> {
         let mut wait = Wait::new();
-        if !self.private().seat_lock.lock(&mut wait) {
+        if !self.private().slot_lock.lock(&mut wait) {
             bump(&self.layout().header.waits_ran_out);
             return Err(JoinError::TimedOut);
         }
-        let seat = self.sit_down_alone(stale);
-        self.private().seat_lock.unlock();
-        seat
+        let packed = self.take_slot_alone(stale);
+        self.private().slot_lock.unlock();
+        packed
     }
 
-    fn sit_down_alone(&self, stale: u64) -> Result<u64, JoinError> {
+    fn take_slot_alone(&self, stale: u64) -> Result<u64, JoinError> {
         let private = self.private();
-        // Relaxed: only changed under the seat lock, which we hold.
-        let seat = private.seat.load(Ordering::Relaxed);
-        if seat != 0 && (seat != stale || self.is_mine(seat)) {
-            return Ok(seat);
+        // Relaxed: only changed under its lock, which we hold.
+        let packed = private.packed.load(Ordering::Relaxed);
+        if packed != 0 && (packed != stale || self.is_mine(packed)) {
+            return Ok(packed);
         }
         let Some(fd) = self.descriptor() else {
             return Err(JoinError::System { errno: libc::EBADF });
         };
-        if seat != 0 {
+        if packed != 0 {
             // We may have taken its lock again before we saw that it was another process's.
-            sys::unlock(fd, slot_byte(place_of(seat).slot));
+            sys::unlock(fd, slot_byte(slot_tag_of(packed).slot));
             bump(&self.layout().header.rejoined);
         }
         let me = self.identity();
@@ -154,7 +154,7 @@ impl Region {
         self.bring_holds(slot);
         // Release: a thread that sees the word sees the slot filled.
         private
-            .seat
+            .packed
             .store(pack(slot, generation), Ordering::Release);
         self.name_in_family(pack(slot, generation));
         crash_point!("join:seated");
@@ -190,12 +190,12 @@ impl Region {
     }
 
     /// Whether the slot is in the generation in which we took it.
-    fn is_mine(&self, seat: u64) -> bool {
-        let head = self.head(place_of(seat).slot);
+    fn is_mine(&self, packed: u64) -> bool {
+        let head = self.head(slot_tag_of(packed).slot);
         // SeqCst: a reaper raises it before it clears anything.
         let generation = head.map(|head| head.generation.load(Ordering::SeqCst));
         generation.is_some_and(|generation| {
-            pack(0, generation) >> SEAT_SLOT_BITS == seat >> SEAT_SLOT_BITS
+            pack(0, generation) >> PACKED_SLOT_BITS == packed >> PACKED_SLOT_BITS
         })
     }
 
@@ -204,15 +204,15 @@ impl Region {
         let mut wait = Wait::new();
         let private = self.private();
         // Relaxed: a look; the one that counts comes under the lock.
-        if private.seat.load(Ordering::Relaxed) == 0 || !private.seat_lock.lock(&mut wait) {
+        if private.packed.load(Ordering::Relaxed) == 0 || !private.slot_lock.lock(&mut wait) {
             return;
         }
-        // AcqRel: changed under the seat lock; other threads join anew.
-        let seat = private.seat.swap(0, Ordering::AcqRel);
+        // AcqRel: changed under its lock; other threads join anew.
+        let packed = private.packed.swap(0, Ordering::AcqRel);
         let fd = self.descriptor();
         crash_point!("leave:begin");
-        if let (true, true, Some(fd)) = (seat != 0, self.is_mine(seat), fd) {
-            let slot = place_of(seat).slot;
+        if let (true, true, Some(fd)) = (packed != 0, self.is_mine(packed), fd) {
+            let slot = slot_tag_of(packed).slot;
             // Taken again in case it was lost. When another process has it, it is a reaper's.
             if sys::try_lock(fd, slot_byte(slot)) == Ok(true) {
                 // At leisure, so that clearing the slot need not wait for it.
@@ -226,7 +226,7 @@ impl Region {
                 sys::unlock(fd, slot_byte(slot));
             }
         }
-        private.seat_lock.unlock();
+        private.slot_lock.unlock();
         for own in &private.own {
             // Relaxed: what was charged went with the slot.
             own.confirmed.store(0, Ordering::Relaxed);
@@ -246,12 +246,12 @@ impl Region {
 
     fn reap_within(&self, wait: &mut Wait) -> usize {
         let private = self.private();
-        if self.descriptor().is_none() || !private.seat_lock.lock(wait) {
+        if self.descriptor().is_none() || !private.slot_lock.lock(wait) {
             return 0;
         }
         let me = self.identity();
-        // Relaxed: only changed under the seat lock, which we hold.
-        let mine = place_of(private.seat.load(Ordering::Relaxed)).slot;
+        // Relaxed: only changed under its lock, which we hold.
+        let mine = slot_tag_of(private.packed.load(Ordering::Relaxed)).slot;
         let mut cleared = 0;
         for slot in 0..self.high_water_slots() {
             if slot != mine && budget::reap_slot(self, slot, &me) {
@@ -259,7 +259,7 @@ impl Region {
                 cleared += 1;
             }
         }
-        private.seat_lock.unlock();
+        private.slot_lock.unlock();
         cleared
     }
 
@@ -283,36 +283,36 @@ impl Region {
     #[cold]
     fn look_after(&self) {
         // Acquire: as in `join`.
-        let seat = self.private().seat.load(Ordering::Acquire);
-        if seat == 0 {
+        let packed = self.private().packed.load(Ordering::Acquire);
+        if packed == 0 {
             return;
         }
-        let mine = self.is_mine(seat) && {
+        let mine = self.is_mine(packed) && {
             let mut wait = Wait::new();
-            if !self.private().seat_lock.lock(&mut wait) {
+            if !self.private().slot_lock.lock(&mut wait) {
                 return;
             }
-            self.retake(seat);
-            self.private().seat_lock.unlock();
+            self.retake(packed);
+            self.private().slot_lock.unlock();
             // Looked at again: a reaper may have been there until the lock was ours.
-            self.is_mine(seat)
+            self.is_mine(packed)
         };
         if !mine {
             // When that fails, the next charge says so.
-            let _seat = self.sit_down(seat);
+            let _packed = self.take_slot(packed);
         }
         self.sweep();
     }
 
     /// Takes the slot's lock again where it was lost.
-    fn retake(&self, seat: u64) {
+    fn retake(&self, packed: u64) {
         let Some(fd) = self.descriptor() else { return };
-        let byte = slot_byte(place_of(seat).slot);
+        let byte = slot_byte(slot_tag_of(packed).slot);
         if sys::lock_owner_or_me(fd, byte) == Ok(LockOwner::None)
             && sys::try_lock(fd, byte) == Ok(true)
         {
             bump(&self.layout().header.locks_retaken);
-            if let Some(head) = self.head(place_of(seat).slot) {
+            if let Some(head) = self.head(slot_tag_of(packed).slot) {
                 // Relaxed: only changed under the slot's lock, which is ours again.
                 head.gone_since_ns.store(0, Ordering::Relaxed);
             }
@@ -323,7 +323,7 @@ impl Region {
     pub(super) fn lock_record(&self, byte: u64, wait: &mut Wait) -> bool {
         let (wanted, last) = self.queue_of(byte);
         // Relaxed in all of these: hints for politeness; the kernel's lock is what counts.
-        let me = self.private().seat.load(Ordering::Relaxed);
+        let me = self.private().packed.load(Ordering::Relaxed);
         if wanted.load(Ordering::Relaxed) != 0 && last.load(Ordering::Relaxed) == me {
             self.let_others_go_first(wanted);
         }
@@ -388,7 +388,7 @@ fn slot_byte(slot: usize) -> u64 {
     LOCK_SLOTS + slot as u64
 }
 
-impl Ledger for Region {
+impl Charges for Region {
     #[inline]
     fn in_use(&self, word: usize) -> Option<u64> {
         let header = &self.layout().header;
