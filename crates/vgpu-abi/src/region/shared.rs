@@ -382,7 +382,7 @@ impl Region {
         let (cells, tag) = self.slot_device(packed, device).ok_or(budget::Stale)?;
         let own = self.private().own.get(device).ok_or(budget::Stale)?;
         budget::release(cells, tag, bytes, kind)?;
-        super::forget(own, tag, bytes, kind)
+        super::charges::forget(own, tag, bytes, kind)
     }
 
     /// This process holds the object too. Each hold wants an `unhold`.

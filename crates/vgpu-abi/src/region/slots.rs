@@ -7,9 +7,10 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::files::open_high;
 use super::private::Wait;
 use super::{
-    JoinError, LOCK_DEVICES, LOCK_SLOTS, PACKED_SLOT_BITS, Region, TICK_NS, bump, open_high, pack,
+    JoinError, LOCK_DEVICES, LOCK_SLOTS, PACKED_SLOT_BITS, Region, TICK_NS, bump, pack,
     slot_tag_of, store_text,
 };
 use crate::budget::{self, Charges, Identity, Outside, Slots, bytes_in, tag_of};
