@@ -1,0 +1,224 @@
+//! Launches of graphs with memory nodes: what a launch reserves, and which graphs may have lost their memory to
+//! it.
+
+use super::taking::*;
+use super::*;
+
+/// A launch of a graph with memory nodes.
+#[derive(Clone, Copy)]
+pub(crate) struct Launching {
+    run: Run,
+    taken: Taken,
+    /// The first of the devices on which it gets memory anew.
+    anew: Option<Anew>,
+}
+
+/// A device on which a graph gets memory.
+#[derive(Clone, Copy)]
+struct Anew {
+    device: usize,
+    bytes: u64,
+    /// What graphs used before.
+    used: u64,
+    /// Launches on the device that had begun and ended.
+    launches: u32,
+}
+
+impl Anew {
+    fn begin(accounts: &Accounts, memory: &GraphMemory, device: usize, bytes: u64) -> Self {
+        Self {
+            device,
+            bytes,
+            used: figures(accounts, memory, device).map_or(u64::MAX, |figures| figures.used),
+            // Relaxed: threads that launch at the same time see that they are not alone.
+            launches: memory.launches.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+
+    /// The launch has come back: has the graph got memory that no other graph had? The driver then says
+    /// that graphs use so much more than before. Where other launches ran meanwhile, that is not known.
+    fn is_own(&self, accounts: &Accounts) -> bool {
+        let Some(memory) = accounts.holdings().graphs.get(self.device) else {
+            return false;
+        };
+        // Relaxed: as above.
+        let launches = memory.launches.fetch_add(1, Ordering::Relaxed);
+        let is_alone = self.launches & 1 == 0 && launches == self.launches.wrapping_add(1);
+        is_alone
+            && self.bytes > 0
+            && figures(accounts, memory, self.device)
+                .is_some_and(|now| now.used.saturating_sub(self.used) >= self.bytes)
+    }
+}
+
+/// What a graph was launched in, short enough to be kept beside it.
+pub(super) fn fold(stream: u64) -> u16 {
+    let folded = stream ^ stream >> 16 ^ stream >> 32 ^ stream >> 48;
+    u16::try_from(folded & 0xffff).unwrap_or(0)
+}
+
+/// Differs when a graph that was launched before may have lost its memory to others.
+pub(super) fn mark(memory: &GraphMemory, keeps: bool, is_own: bool) -> u32 {
+    // Relaxed here and below: a trim or a launch at the same time is the host's own race, and is settled.
+    let all = memory.trims.load(Ordering::Relaxed);
+    let moves = memory.moves.load(Ordering::Relaxed);
+    let frees = memory.frees.load(Ordering::Relaxed);
+    let shared = memory.shared_moves.load(Ordering::Relaxed);
+    all.wrapping_add(moves)
+        .wrapping_add(if keeps { frees } else { 0 })
+        .wrapping_add(if is_own { 0 } else { shared })
+        .wrapping_add(1)
+        .max(1)
+}
+
+/// Before a launch or an upload. A stream that captures only records it.
+pub(crate) fn before_launch(call: &str, exec: CuGraphExec, stream: u64) -> Verdict<Launching> {
+    if !any() {
+        return Verdict::Pass;
+    }
+    let accounts = accounts!(Launch);
+    let exec = exec as u64;
+    let map = &accounts.holdings().map;
+    let Some(head) = map.get(Space::GraphExec, exec) else {
+        return Verdict::Pass;
+    };
+    if query::relaxed(|| query::is_capturing(query::stream(stream))) {
+        return Verdict::Pass;
+    }
+    let run = Run {
+        exec,
+        set: head.maps,
+        keeps: head.what == KEEPS,
+        stream: fold(stream),
+    };
+    let mut launching = Launching {
+        run,
+        taken: Taken::default(),
+        anew: None,
+    };
+    for device in devices(head.maps) {
+        let Some(entry) = map.get(Space::GraphExec, key(exec, device)) else {
+            continue;
+        };
+        let Some(memory) = accounts.holdings().graphs.get(device) else {
+            continue;
+        };
+        let is_mapped = is_mapped(memory, &entry, run);
+        let wanted = (entry.bytes, entry.owner);
+        if let Err(result) = launching
+            .taken
+            .take(&accounts, call, device, wanted, is_mapped)
+        {
+            launching.give_back(&accounts);
+            return Verdict::Refuse(result);
+        }
+        if !is_mapped && launching.anew.is_none() {
+            launching.anew = Some(Anew::begin(&accounts, memory, device, entry.bytes));
+        }
+    }
+    Verdict::Call(launching)
+}
+
+impl Launching {
+    /// The devices whose graph memory has grown by more than was reserved, and those on which the graph
+    /// has got memory that no other graph had.
+    fn give_back(&self, accounts: &Accounts) -> (u32, u32) {
+        let map = &accounts.holdings().map;
+        let own = self.anew.filter(|anew| anew.is_own(accounts));
+        let grown = self.taken.give_back(accounts, self.run.set, |device| {
+            map.get(Space::GraphExec, key(self.run.exec, device))
+                .map_or((0, 0), |entry| (entry.bytes, entry.owner))
+        });
+        (grown, own.map_or(0, |anew| 1 << anew.device))
+    }
+}
+
+pub(crate) fn after_launch(launching: Launching, result: CuResult) {
+    let Some(accounts) = standing::opened() else {
+        return;
+    };
+    let (grown, own) = launching.give_back(&accounts);
+    if result != CuResult::SUCCESS {
+        return;
+    }
+    mark_mapped(&accounts, launching.run, own);
+    for device in devices(grown) {
+        if let Some(over) = requests::above_limit(&accounts, device) {
+            // It cannot be undone: what graphs do not use goes back, and nothing else is given until
+            // the books are within the limit.
+            relieve(&accounts, device);
+            let _recorded = accounts.refuse("a graph's launch", device, &over);
+        }
+    }
+}
+
+/// A graph that was launched or uploaded, or is about to be.
+#[derive(Clone, Copy)]
+pub(super) struct Run {
+    pub(super) exec: u64,
+    /// The devices that it uses.
+    pub(super) set: u32,
+    pub(super) keeps: bool,
+    pub(super) stream: u16,
+}
+
+/// `GraphMemory::stream`: launches came in several streams.
+const IN_STREAMS: u32 = u32::MAX;
+
+/// The graph has its memory from here on. `own`: the devices on which it got memory that no other graph
+/// had. What that takes from other graphs, their next launches have to find anew.
+pub(super) fn mark_mapped(accounts: &Accounts, run: Run, own: u32) {
+    let map = &accounts.holdings().map;
+    for device in devices(run.set) {
+        let Some(memory) = accounts.holdings().graphs.get(device) else {
+            continue;
+        };
+        let number = key(run.exec, device);
+        let Some(entry) = map.get(Space::GraphExec, number) else {
+            continue;
+        };
+        let was_mapped = is_mapped(memory, &entry, run);
+        let is_own = if was_mapped {
+            entry.what == IS_OWN
+        } else {
+            own >> device & 1 != 0
+        };
+        let stream = u32::from(run.stream) + 1;
+        // Relaxed: threads that launch at the same time find several streams, or are the host's own race.
+        let streams = match memory.stream.load(Ordering::Relaxed) {
+            0 => stream,
+            known if known == stream => stream,
+            _ => IN_STREAMS,
+        };
+        let launched = Launched {
+            was_mapped,
+            is_own,
+            keeps: run.keeps,
+            in_streams: streams == IN_STREAMS,
+        };
+        // Relaxed: both only have to differ.
+        match launched.moves() {
+            Moves::Nothing => memory.stream.store(streams, Ordering::Relaxed),
+            Moves::Shared => {
+                memory.shared_moves.fetch_add(1, Ordering::Relaxed);
+                memory.stream.store(streams, Ordering::Relaxed);
+            }
+            Moves::All => {
+                memory.moves.fetch_add(1, Ordering::Relaxed);
+                memory.stream.store(stream, Ordering::Relaxed);
+            }
+        }
+        let there = |entry: &mut Entry| {
+            entry.maps = mark(memory, run.keeps, is_own);
+            entry.handles = run.stream;
+            entry.what = if is_own { IS_OWN } else { 0 };
+            (Then::Keep, ())
+        };
+        map.change(Space::GraphExec, number, there);
+    }
+}
+
+/// Has it its memory since its last launch? In the same stream the driver leaves it where it was.
+pub(super) fn is_mapped(memory: &GraphMemory, entry: &Entry, run: Run) -> bool {
+    entry.maps == mark(memory, run.keeps, entry.what == IS_OWN) && entry.handles == run.stream
+}
