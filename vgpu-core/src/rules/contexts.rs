@@ -223,7 +223,7 @@ fn made(accounts: &Accounts, making: Making, context: u64, what: u8) -> Option<C
     // Where it is larger than what there was room for.
     let limit = accounts.process.memory_limit(accounts.container, device);
     let used = accounts.container.region.used(device);
-    let is_over = is_new && is > bytes && limit != 0 && used > limit;
+    let is_over = is_new && outgrew(bytes, is, used, limit);
     is_over.then(|| {
         let refusal = Refusal {
             limit,
@@ -234,6 +234,22 @@ fn made(accounts: &Accounts, making: Making, context: u64, what: u8) -> Option<C
         };
         accounts.refuse(making.call, device, &refusal)
     })
+}
+
+/// Does a context that was reserved `reserved` and takes `is` put the container past its limit? 0 is no limit.
+fn outgrew(reserved: u64, is: u64, used: u64, limit: u64) -> bool {
+    is > reserved && limit != 0 && used > limit
+}
+
+/// Takes one reference off a context. True: that was the last one, and the context goes. One of a green
+/// context goes with that, and one with more references than are counted stays until it is destroyed.
+fn drop_reference(entry: &mut Entry) -> bool {
+    if entry.what == GREEN || entry.handles == u16::MAX {
+        return false;
+    }
+    let is_last = entry.handles <= 1;
+    entry.handles = entry.handles.saturating_sub(1);
+    is_last
 }
 
 /// Charges a new context as what it turned out to take, which is given back. That is known before its
@@ -432,20 +448,11 @@ pub(crate) fn before_detach(context: CuContext) -> Verdict<Going> {
         .holdings()
         .map
         .change(Space::Context, number, |entry| {
-            if entry.what == GREEN {
-                // It goes with its green context.
-                return (Then::Keep, None);
+            if drop_reference(entry) {
+                (Then::Remove, Some(*entry))
+            } else {
+                (Then::Keep, None)
             }
-            if entry.handles == u16::MAX {
-                // More references than are counted: it stays charged until it is destroyed.
-                return (Then::Keep, None);
-            }
-            let is_last = entry.handles <= 1;
-            entry.handles = entry.handles.saturating_sub(1);
-            (
-                if is_last { Then::Remove } else { Then::Keep },
-                is_last.then_some(*entry),
-            )
         });
     if less.flatten().is_some() {
         compute::context_goes(&accounts, number);
@@ -565,5 +572,48 @@ fn primary_gone(accounts: &Accounts, ordinal: i32) {
     }
     if let Some(entry) = accounts.holdings().map.take(Space::Context, context) {
         gone(accounts, &entry);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn context_within_its_reservation_is_never_too_large() {
+        for (reserved, is, used, limit, too_large) in [
+            (10, 10, 200, 100, false),
+            (10, 9, 200, 100, false),
+            (10, 11, 100, 100, false),
+            (10, 11, 101, 100, true),
+            (10, 11, u64::MAX, 0, false),
+        ] {
+            assert_eq!(
+                outgrew(reserved, is, used, limit),
+                too_large,
+                "{reserved} {is} {used}"
+            );
+        }
+    }
+
+    #[test]
+    fn last_reference_takes_the_context_along() {
+        let of = |handles, what| Entry {
+            handles,
+            what,
+            ..Entry::default()
+        };
+        for (before, what, is_last, after) in [
+            (3, 0, false, 2),
+            (1, 0, true, 0),
+            (0, 0, true, 0),
+            (u16::MAX, 0, false, u16::MAX),
+            (1, GREEN, false, 1),
+        ] {
+            let mut entry = of(before, what);
+
+            assert_eq!(drop_reference(&mut entry), is_last, "{before}");
+            assert_eq!(entry, of(after, what));
+        }
     }
 }

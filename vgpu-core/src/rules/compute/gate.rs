@@ -76,6 +76,13 @@ fn has_credit(gate: &Gate, process: &Process, work: Work, stream: u64) -> bool {
         gate.cost.set(cost);
         cost
     };
+    spend(gate, cost)
+}
+
+/// Takes a launch's cost off what the thread may launch. False: it has not so much, or its work is due to be
+/// measured; then nothing is taken.
+#[inline(always)]
+fn spend(gate: &Gate, cost: u64) -> bool {
     let (Some(left), work_ns) = (
         gate.left_ns.get().checked_sub(cost),
         gate.work_ns.get() + cost,
@@ -151,4 +158,48 @@ pub(super) fn open_gate(accounts: &Accounts, set: impl FnOnce(&Gate)) {
         gate.owner.set(accounts.process.number());
         gate.untold.set((gate.untold.get() * 2).clamp(1, UNTOLD));
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gate(left_ns: u64, work_ns: u64) -> Gate {
+        // SAFETY: numbers in cells, for which all zeros is a value.
+        let gate: Gate = unsafe { core::mem::zeroed() };
+        gate.left_ns.set(left_ns);
+        gate.work_ns.set(work_ns);
+        gate
+    }
+
+    fn state(gate: &Gate) -> (u64, u64, u32) {
+        (gate.left_ns.get(), gate.work_ns.get(), gate.launches.get())
+    }
+
+    #[test]
+    fn launch_takes_its_cost_off_the_credit() {
+        let gate = gate(100, 0);
+
+        assert!(spend(&gate, 60));
+        assert_eq!(state(&gate), (40, 60, 1));
+        assert!(spend(&gate, 40));
+        assert_eq!(state(&gate), (0, 100, 2));
+    }
+
+    #[test]
+    fn launch_without_credit_takes_nothing() {
+        let gate = gate(100, 0);
+
+        assert!(!spend(&gate, 101));
+        assert_eq!(state(&gate), (100, 0, 0));
+    }
+
+    #[test]
+    fn work_that_is_due_to_be_measured_does_not_pass() {
+        let gate = gate(u64::MAX, DUE_NS - 10);
+
+        assert!(!spend(&gate, 10));
+        assert!(spend(&gate, 9));
+        assert_eq!(state(&gate), (u64::MAX - 9, DUE_NS - 1, 1));
+    }
 }

@@ -132,8 +132,7 @@ impl<'a> Wait<'a> {
         };
         let quiet_ns = now_ns.saturating_sub(since_ns.max(self.progress_ns()));
         if quiet_ns < self.patience_ns() {
-            // Often at first, for short launches, then at leisure.
-            return Err((WATCH_NS / 10) << (self.rounds / 4).min(4));
+            return Err(watch_ns(self.rounds));
         }
         // The process that has the mark shows no progress, or its launch waits for this one.
         *overdue_ns = quiet_ns.min(MOST_WAITING_NS);
@@ -186,7 +185,7 @@ impl<'a> Wait<'a> {
         let state = self.accounts.process.compute.device(self.device);
         // Relaxed: a number.
         let stalls = state.map_or(0, |state| state.stalls.load(Ordering::Relaxed));
-        PROGRESS_NS << stalls.min(4)
+        patience_ns(stalls)
     }
 
     /// A launch is let in although nothing has ended.
@@ -205,10 +204,9 @@ impl<'a> Wait<'a> {
         };
         // Relaxed: a number.
         let in_flight = u64::try_from(state.in_flight_ns.load(Ordering::Relaxed)).unwrap_or(0);
-        let bound = IN_FLIGHT_NS.max(cost_ns + cost_ns.min(AHEAD_NS));
-        if in_flight == 0 || in_flight + cost_ns <= bound {
+        let Some(wait_ns) = too_much_in_flight(in_flight, cost_ns) else {
             return Ok(());
-        }
+        };
         let quiet_ns = now_ns.saturating_sub(self.progress_ns());
         if self.since_ns != 0
             && now_ns.saturating_sub(self.since_ns) >= PROGRESS_NS
@@ -217,20 +215,14 @@ impl<'a> Wait<'a> {
             self.made_progress(now_ns);
             return Ok(());
         }
-        Err(((in_flight + cost_ns - bound) / 2).clamp(WATCH_NS / 10, WATCH_NS))
+        Err(wait_ns)
     }
 
     fn sleep(&mut self, wait_ns: u64, now_ns: u64) {
         self.begin(now_ns);
         self.rounds += 1;
         let state = &self.accounts.process.compute;
-        let longest_ns = if state.spans.is_anything_busy() || wait_ns == u64::MAX {
-            // What has ended may have cost less than was charged; a grant may come.
-            WATCH_NS * 2
-        } else {
-            LOOK_NS
-        };
-        let ns = wait_ns.min(longest_ns);
+        let ns = nap_ns(wait_ns, state.spans.is_anything_busy());
         if ns > 0 {
             clock::sleep_ns(ns);
         }
@@ -267,5 +259,98 @@ impl<'a> Wait<'a> {
         {
             own.waiting_since_ns.store(0, Ordering::Relaxed);
         }
+    }
+}
+
+/// How long nothing must have ended before a launch is let in all the same, after so many that were.
+fn patience_ns(stalls: u32) -> u64 {
+    PROGRESS_NS << stalls.min(4)
+}
+
+/// How long a launch sleeps that waits for the end of another one: briefly at first, for short launches, then
+/// up to 16 times as long.
+fn watch_ns(rounds: u32) -> u64 {
+    (WATCH_NS / 10) << (rounds / 4).min(4)
+}
+
+/// How long to wait before another look, where a launch would be too much beside the work in flight; `None`:
+/// there is room. Beside nothing, every launch has room.
+fn too_much_in_flight(in_flight_ns: u64, cost_ns: u64) -> Option<u64> {
+    let bound_ns = IN_FLIGHT_NS.max(cost_ns.saturating_add(cost_ns.min(AHEAD_NS)));
+    let sum_ns = in_flight_ns.saturating_add(cost_ns);
+    if in_flight_ns == 0 || sum_ns <= bound_ns {
+        return None;
+    }
+    Some(((sum_ns - bound_ns) / 2).clamp(WATCH_NS / 10, WATCH_NS))
+}
+
+/// How long to sleep of a wait. Where work is in flight, or only a grant ends the wait, no longer than a
+/// millisecond: what has ended may have cost less than was charged, and a grant may come.
+fn nap_ns(wait_ns: u64, is_anything_busy: bool) -> u64 {
+    let longest_ns = if is_anything_busy || wait_ns == u64::MAX {
+        WATCH_NS * 2
+    } else {
+        LOOK_NS
+    };
+    wait_ns.min(longest_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn patience_doubles_four_times() {
+        assert_eq!(
+            [0, 1, 3, 4, 5, u32::MAX].map(patience_ns),
+            [
+                100 * MS,
+                200 * MS,
+                800 * MS,
+                1600 * MS,
+                1600 * MS,
+                1600 * MS
+            ]
+        );
+    }
+
+    #[test]
+    fn looks_become_rarer() {
+        assert_eq!(
+            [0, 3, 4, 8, 16, 20, u32::MAX].map(watch_ns),
+            [50_000, 50_000, 100_000, 200_000, 800_000, 800_000, 800_000]
+        );
+    }
+
+    #[test]
+    fn launch_waits_for_room_in_flight() {
+        for (in_flight, cost, wait) in [
+            // Beside nothing, and up to 10 ms together.
+            (0, 1000 * MS, None),
+            (9 * MS, MS, None),
+            (10 * MS, MS / 100, Some(50_000)),
+            (20 * MS, MS, Some(500_000)),
+            // A long launch goes beside as much again, up to 50 ms.
+            (30 * MS, 30 * MS, None),
+            (50 * MS, 200 * MS, None),
+            (51 * MS, 200 * MS, Some(500_000)),
+            (u64::MAX, u64::MAX, None),
+        ] {
+            assert_eq!(
+                too_much_in_flight(in_flight, cost),
+                wait,
+                "{in_flight} {cost}"
+            );
+        }
+    }
+
+    #[test]
+    fn nap_is_short_while_something_may_end_it() {
+        assert_eq!(nap_ns(MS / 2, false), MS / 2);
+        assert_eq!(nap_ns(80 * MS, false), 50 * MS);
+        assert_eq!(nap_ns(80 * MS, true), MS);
+        assert_eq!(nap_ns(u64::MAX, false), MS);
     }
 }

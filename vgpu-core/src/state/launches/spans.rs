@@ -339,11 +339,7 @@ impl Spans {
             is_chained: begun.is_chained,
             is_unknown,
         };
-        let place = (marks.first + marks.count) % MARKS;
-        if let Some(to) = marks.ring.get_mut(place) {
-            *to = mark;
-            marks.count += 1;
-        }
+        marks.push(mark);
         true
     }
 
@@ -415,8 +411,7 @@ impl Spans {
             let last = core::mem::replace(&mut marks.last, mark.end);
             self.give_back(marks.context, last);
             marks.last_submitted_ns = mark.submitted_ns;
-            marks.first = (marks.first + 1) % MARKS;
-            marks.count -= 1;
+            marks.drop_oldest();
         }
         // What was launched after the last mark is over some time, although no event says so.
         let rest = marks.submitted_ns.saturating_sub(marks.done_ns);
@@ -591,8 +586,7 @@ impl Spans {
                 self.give_back(marks.context, mark.start);
                 self.give_back(marks.context, mark.end);
                 sum.ended_unknown |= mark.is_unknown;
-                marks.first = (marks.first + 1) % MARKS;
-                marks.count -= 1;
+                marks.drop_oldest();
             }
             self.give_back(marks.context, core::mem::take(&mut marks.last));
             marks.done_ns = marks.submitted_ns;
@@ -621,6 +615,23 @@ impl Marks {
         self.ring.get((self.first + last) % MARKS)
     }
 
+    /// False: there is no room for it.
+    fn push(&mut self, mark: Mark) -> bool {
+        if self.count >= MARKS {
+            return false;
+        }
+        if let Some(to) = self.ring.get_mut((self.first + self.count) % MARKS) {
+            *to = mark;
+            self.count += 1;
+        }
+        true
+    }
+
+    fn drop_oldest(&mut self) {
+        self.first = (self.first + 1) % MARKS;
+        self.count = self.count.saturating_sub(1);
+    }
+
     fn done_up_to(&mut self, submitted_ns: u64) -> u64 {
         let more = submitted_ns.saturating_sub(self.done_ns);
         self.done_ns += more;
@@ -642,5 +653,93 @@ impl Events {
         *place = event;
         self.count += 1;
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn marks() -> Box<Marks> {
+        // SAFETY: numbers and truth values, for which all zeros is a value.
+        unsafe { Box::<Marks>::new_zeroed().assume_init() }
+    }
+
+    fn mark(end: u64) -> Mark {
+        Mark {
+            start: end - 1,
+            end,
+            gap_ns: 0,
+            submitted_ns: end,
+            charged_ns: 1,
+            work: Work::kernel(1, [1; 3], [1; 3]),
+            is_alone: true,
+            is_chained: false,
+            is_unknown: false,
+        }
+    }
+
+    #[test]
+    fn marks_come_out_in_the_order_of_the_stream() {
+        let mut marks = marks();
+        assert!(marks.oldest().is_none() && marks.newest().is_none());
+        // Twice as many as there is room for: the ring goes round.
+        for end in 1..=2 * MARKS as u64 {
+            marks.push(mark(end));
+            if end > 2 {
+                assert_eq!(marks.oldest().map(|it| it.end), Some(end - 2));
+                marks.drop_oldest();
+            }
+            assert_eq!(marks.newest().map(|it| it.end), Some(end));
+        }
+        assert_eq!(marks.count, 2);
+    }
+
+    #[test]
+    fn full_ring_takes_no_mark() {
+        let mut marks = marks();
+        for end in 1..=MARKS as u64 {
+            assert!(marks.push(mark(end)));
+        }
+
+        assert!(!marks.push(mark(100)));
+        assert_eq!(marks.newest().map(|it| it.end), Some(MARKS as u64));
+    }
+
+    #[test]
+    fn work_is_done_once() {
+        let mut marks = marks();
+        marks.submitted_ns = 100;
+
+        assert_eq!(marks.done_up_to(60), 60);
+        assert_eq!(marks.done_up_to(40), 0);
+        assert_eq!(marks.done_up_to(100), 40);
+        assert_eq!(marks.done_ns, 100);
+    }
+
+    #[test]
+    fn spare_events_are_kept_up_to_their_room() {
+        // SAFETY: numbers, for which all zeros is a value.
+        let mut events = unsafe { Box::<Events>::new_zeroed().assume_init() };
+        assert_eq!(events.take_spare(), None);
+        for event in 1..=SPARE as u64 {
+            assert!(events.put_spare(event));
+        }
+
+        assert!(!events.put_spare(1000));
+        assert_eq!(events.take_spare(), Some(SPARE as u64));
+        assert!(events.put_spare(1000));
+        assert_eq!(events.take_spare(), Some(1000));
+    }
+
+    #[test]
+    fn stream_has_eight_places_that_wrap_around() {
+        let last = (STREAMS as u64 - 1) << 48;
+
+        let found: Vec<_> = places(last).collect();
+
+        assert_eq!(found.len(), PROBES);
+        assert_eq!(found.first(), Some(&(STREAMS - 1)));
+        assert_eq!(found.get(1..3), Some(&[0, 1][..]));
     }
 }
