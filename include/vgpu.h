@@ -66,16 +66,16 @@
 // was meant for the slot's former owner fails.
 #define VGPU_CHARGE_TAG_SHIFT 54
 
-// A slot that nobody uses.
+// A slot that no process uses.
 #define VGPU_SLOT_FREE 0
 
-// A slot that somebody is about to use.
+// A slot that a process is about to use.
 #define VGPU_SLOT_JOINING 1
 
 // A slot in use.
 #define VGPU_SLOT_USED 2
 
-// A place in the shared-object table that nobody uses.
+// An unused place in the shared-object table.
 #define VGPU_SHARED_FREE 0
 
 // A place in the shared-object table that is being filled or cleared.
@@ -88,10 +88,10 @@
 // that the slot's owner lives.
 #define VGPU_LOCK_SLOTS 1099511627776
 
-// On this byte plus the device: who decides about a device that is full.
+// On this byte plus the device: held by the process that decides about a device that is full.
 #define VGPU_LOCK_DEVICES 1099512676352
 
-// On this byte: who changes the shared-object table.
+// On this byte: held by the process that changes the shared-object table.
 #define VGPU_LOCK_SHARED 1099513724928
 
 // On this byte plus the slot: read locks of living processes that were forked from the slot's
@@ -128,7 +128,8 @@ typedef struct VGPU_ALIGNED(64) VgpuRegionHeader {
   uint32_t slots_high_water;
   // The same for the shared-object table.
   uint32_t shared_high_water;
-  // Who waits for the table's lock, and who had it last: as in a RegionDevice.
+  // When a process last found the table's lock held, and the process that had it last: as in a
+  // RegionDevice.
   uint64_t shared_wanted_ns;
   // See `shared_wanted_ns`.
   uint64_t shared_last;
@@ -207,19 +208,19 @@ typedef struct VGPU_ALIGNED(64) VgpuRegionDevice {
   uint64_t reserved_0[4];
   // Bytes of all shared objects on this device: a charge word without a tag.
   uint64_t shared;
-  // What a context was seen to take, bytes; 0 where nobody has looked yet.
+  // What a context was seen to take, bytes; 0 where it was not measured yet.
   uint64_t context_bytes;
-  // What a module was seen to take, bytes; 0 where nobody has looked yet.
+  // What a module was seen to take, bytes; 0 where it was not measured yet.
   uint64_t module_bytes;
   // Size of the device, bytes; 0 where it is not known.
   uint64_t physical_bytes;
-  // When somebody last found the device's lock held, nanoseconds of the monotonic clock; 0 when
-  // he has it. Who had the lock last lets him go first.
+  // When a process last found the device's lock held, nanoseconds of the monotonic clock; 0 once it has
+  // the lock. The process that had the lock last lets it go first.
   uint64_t wanted_ns;
-  // Who had the device's lock last: slot and generation, packed.
+  // The process that had the device's lock last: slot and generation, packed.
   uint64_t last;
   // The most that contexts and modules were seen to take, bytes, of a process whose runtime loads
-  // past the driver's public interface; 0 where nobody has seen one.
+  // past the driver's public interface; 0 where none was measured.
   uint64_t runtime_bytes;
   // Room for the rest of the line.
   uint64_t reserved_1[1];
@@ -232,7 +233,7 @@ typedef struct VGPU_ALIGNED(64) VgpuRegionDevice {
   uint64_t busy_ns;
   // Credit that threads hold beyond what they have asked for, nanoseconds.
   uint64_t leased_ns;
-  // Who has a launch of unknown cost in flight: slot and generation, packed; 0 is nobody.
+  // The process that has a launch of unknown cost in flight: slot and generation, packed; 0 is none.
   uint64_t unknown;
   // When that launch was made, nanoseconds of the monotonic clock.
   uint64_t unknown_at_ns;
@@ -242,7 +243,7 @@ typedef struct VGPU_ALIGNED(64) VgpuRegionDevice {
   struct VgpuComputeUse past;
 } VgpuRegionDevice;
 
-// Somebody who held memory when a request was refused.
+// A process that held memory when a request was refused, or all shared objects together.
 typedef struct VgpuOomHolder {
   // Process id in its own namespace; 0 ends the list; `UINT32_MAX` stands for shared objects.
   uint32_t pid;
@@ -258,7 +259,7 @@ typedef struct VGPU_ALIGNED(64) VgpuOomEntry {
   uint64_t sequence;
   // Nanoseconds since 1970.
   uint64_t time_unix_ns;
-  // Who asked: process id in its own namespace.
+  // The process that asked: its id in its own namespace.
   uint32_t pid;
   // Index of the device.
   uint32_t device;
@@ -305,7 +306,7 @@ typedef struct VGPU_ALIGNED(64) VgpuSharedObject {
   uint64_t holders[VGPU_SLOT_WORDS];
 } VgpuSharedObject;
 
-// Who owns a slot.
+// The owner of a slot.
 typedef struct VGPU_ALIGNED(64) VgpuSlotHead {
   // SLOT_FREE, SLOT_JOINING or SLOT_USED.
   uint32_t state;
@@ -365,9 +366,9 @@ typedef struct VGPU_ALIGNED(64) VgpuDeviceUse {
   struct VgpuComputeUse compute;
 } VgpuDeviceUse;
 
-// A process: who it is, and what it uses of each device.
+// A process: its identity, and what it uses of each device.
 typedef struct VGPU_ALIGNED(64) VgpuSlot {
-  // Who it is.
+  // Its identity.
   struct VgpuSlotHead head;
   // What it uses.
   struct VgpuDeviceUse devices[VGPU_MAX_DEVICES];
@@ -401,7 +402,7 @@ typedef struct VGPU_ALIGNED(64) VgpuHostFileHeader {
   uint64_t current;
   // When the owner last looked after the file, nanoseconds of the monotonic clock.
   uint64_t heartbeat_ns;
-  // Of the targets: what the compute arbiter saw of the container, by device, for whoever shows
+  // Of the targets: what the compute arbiter saw of the container, by device, for programs that show
   // it. Thousandths plus one, 0 is no word: bits 0-15 the share that it grants, bits 16-31 the
   // share that was used in the last second; bits 32-47: thousandths of the last second that
   // launches have waited; bit 48: others work on the device too; bit 49: it waits for its turn.

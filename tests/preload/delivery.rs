@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use vgpu_abi::limits::Policy;
 use vgpu_monitor::card::{Card, Inventory};
-use vgpu_monitor::collect::{Collector, LivingPod, Sources};
+use vgpu_monitor::collect::{Collector, LivingPod, SourceError, Sources};
 use vgpu_monitor::delivery::{Delivery, Given, GivenDevice, Manner, Name, Settings};
 
 use crate::support::{CARD, CONTEXT, MIB, Running, World, built};
@@ -113,11 +113,11 @@ fn start(world: &World, name: &Name) -> Running {
 struct Gone;
 
 impl Sources for Gone {
-    async fn in_use(&self) -> Result<BTreeSet<Name>, String> {
+    async fn in_use(&self) -> Result<BTreeSet<Name>, SourceError> {
         Ok(BTreeSet::new())
     }
 
-    async fn pods(&self) -> Result<Vec<LivingPod>, String> {
+    async fn pods(&self) -> Result<Vec<LivingPod>, SourceError> {
         Ok(Vec::new())
     }
 
