@@ -278,7 +278,7 @@ typedef struct VGPU_ALIGNED(64) VgpuOomEntry {
   uint8_t call[VGPU_CALL_BYTES];
   // The largest holders, largest first.
   struct VgpuOomHolder holders[VGPU_MAX_HOLDERS];
-  // Bytes that the driver held for the container and its books did not have: so much of `limit`
+  // Bytes that the driver held for the container and its charges did not have: so much of `limit`
   // could not be given.
   uint64_t unaccounted;
   // Room.
@@ -408,9 +408,9 @@ typedef struct VGPU_ALIGNED(64) VgpuHostFileHeader {
   // launches have waited; bit 48: others work on the device too; bit 49: it waits for its turn.
   uint64_t seen[VGPU_MAX_DEVICES];
   // Of the targets, by device: bytes that the driver holds for the container's processes and the
-  // region's books do not have. So much of the limit is not given.
+  // region's charges do not have. So much of the limit is not given.
   uint64_t unaccounted[VGPU_MAX_DEVICES];
-  // Of the targets, by device: the sum of the books that `unaccounted` was measured against.
+  // Of the targets, by device: the sum of the charges that `unaccounted` was measured against.
   uint64_t unaccounted_beside[VGPU_MAX_DEVICES];
   // Room.
   uint64_t reserved[459];

@@ -4,6 +4,7 @@
 pub(crate) mod arch;
 pub(crate) mod clock;
 pub(crate) mod elf;
+pub(crate) mod environment;
 pub(crate) mod growing;
 pub(crate) mod loader;
 pub(crate) mod lock;

@@ -106,7 +106,7 @@ pub struct Refusal {
     /// What was asked for, bytes.
     pub asked: u64,
     /// Of the limit, what could not be given because the driver holds it for the container beyond
-    /// the books, bytes.
+    /// the charges, bytes.
     pub unaccounted: u64,
     /// Why.
     pub why: Why,

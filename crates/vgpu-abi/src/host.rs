@@ -306,7 +306,7 @@ pub struct OomSnapshot {
     pub limit: u64,
     /// What was used then, bytes.
     pub used: u64,
-    /// Bytes that the driver held for the container and its books did not have.
+    /// Bytes that the driver held for the container and its charges did not have.
     pub unaccounted: u64,
     /// Why.
     pub why: Why,

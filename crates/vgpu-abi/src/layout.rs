@@ -351,7 +351,7 @@ pub struct OomEntry {
     pub call: [AtomicU8; CALL_BYTES],
     /// The largest holders, largest first.
     pub holders: [OomHolder; MAX_HOLDERS],
-    /// Bytes that the driver held for the container and its books did not have: so much of `limit`
+    /// Bytes that the driver held for the container and its charges did not have: so much of `limit`
     /// could not be given.
     pub unaccounted: AtomicU64,
     /// Room.
@@ -394,9 +394,9 @@ pub struct HostFileHeader {
     /// launches have waited; bit 48: others work on the device too; bit 49: it waits for its turn.
     pub seen: [AtomicU64; MAX_DEVICES],
     /// Of the targets, by device: bytes that the driver holds for the container's processes and the
-    /// region's books do not have. So much of the limit is not given.
+    /// region's charges do not have. So much of the limit is not given.
     pub unaccounted: [AtomicU64; MAX_DEVICES],
-    /// Of the targets, by device: the sum of the books that `unaccounted` was measured against.
+    /// Of the targets, by device: the sum of the charges that `unaccounted` was measured against.
     pub unaccounted_beside: [AtomicU64; MAX_DEVICES],
     /// Room.
     pub reserved: [AtomicU64; 459],

@@ -108,12 +108,12 @@ impl ComputeStatus {
     }
 }
 
-/// Memory of a container that its books do not have.
+/// Memory of a container that its charges do not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Unaccounted {
-    /// Bytes that the driver holds beyond the books.
+    /// Bytes that the driver holds beyond the charges.
     pub bytes: u64,
-    /// What the books said when that was measured, bytes.
+    /// What the charges said when that was measured, bytes.
     pub beside: u64,
 }
 
@@ -124,7 +124,7 @@ pub struct Head {
     pub heartbeat_ns: u64,
     /// What the arbiter saw, by device.
     pub seen: [ComputeStatus; MAX_DEVICES],
-    /// What the driver holds beyond the container's books, by device.
+    /// What the driver holds beyond the container's charges, by device.
     pub unaccounted: [Unaccounted; MAX_DEVICES],
 }
 
@@ -427,7 +427,7 @@ impl TargetsMap {
         heartbeat(&self.0)
     }
 
-    /// What the driver holds beyond the container's books on a device, as the host last said: a host
+    /// What the driver holds beyond the container's charges on a device, as the host last said: a host
     /// of an earlier release says nothing, which reads as 0.
     #[must_use]
     pub fn unaccounted(&self, device: usize) -> Unaccounted {

@@ -36,13 +36,29 @@ pub(crate) fn sleep_ns(ns: u64) {
 
 #[inline]
 fn monotonic_ns() -> u64 {
+    nanoseconds(read(libc::CLOCK_MONOTONIC))
+}
+
+/// Nanoseconds since 1970, by the machine's wall clock.
+pub(crate) fn unix_ns() -> u64 {
+    nanoseconds(read(libc::CLOCK_REALTIME))
+}
+
+#[inline]
+fn nanoseconds(time: libc::timespec) -> u64 {
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+}
+
+/// What a clock of the system says.
+#[inline]
+pub(crate) fn read(clock: libc::clockid_t) -> libc::timespec {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: writes one timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+    // SAFETY: the call writes one `struct timespec` to `now`, which is one.
+    unsafe { libc::clock_gettime(clock, &raw mut now) };
+    now
 }
 
 #[cfg(feature = "virtual-clock")]

@@ -13,6 +13,8 @@ use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use crate::base::clock;
+
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 
@@ -265,12 +267,7 @@ impl Drop for HeldByProcess<'_> {
 
 /// Milliseconds of a clock that only goes forward.
 pub(crate) fn milliseconds() -> i64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: writes one timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    let now = clock::read(libc::CLOCK_MONOTONIC_COARSE);
     now.tv_sec * 1000 + now.tv_nsec / 1_000_000
 }
 

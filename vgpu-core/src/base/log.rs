@@ -7,6 +7,8 @@ use core::ffi::{CStr, c_char, c_int};
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use crate::base::clock;
+
 /// What a line is about; the settings say from which on lines are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
@@ -83,12 +85,7 @@ pub(crate) fn write(level: Level, text: fmt::Arguments<'_>) {
         bytes: [0; 512],
         length: 0,
     };
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: writes one timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
+    let now = clock::read(libc::CLOCK_REALTIME);
     let millis = now.tv_nsec / 1_000_000;
     // A line that does not fit is cut: the buffer takes what it can and never fails.
     let head = write!(

@@ -1,4 +1,4 @@
-//! From what the driver handed out (pointers, handles) to what it was charged as. O(1), in shards with
+//! A map from what the driver handed out (pointers, handles) to its charge. O(1), in shards with
 //! a lock each, in memory of its own from `mmap` (the caller may be an allocator). All zeros is an
 //! empty map, so a forked child, for whom the kernel wipes it, begins with none: its frees of
 //! inherited pointers find nothing and refund nothing. Waits for no other process.

@@ -114,7 +114,7 @@ impl Lookup {
     }
 }
 
-/// What is known of an address: how it was asked for, and of which driver.
+/// An address that the driver gave: how it was asked for, and of which driver.
 #[derive(Clone, Copy)]
 struct Wanted {
     /// The version that the program asked for.

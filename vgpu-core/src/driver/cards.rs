@@ -11,7 +11,7 @@ use vgpu_abi::limits::{DeviceUuid, LimitsValue, Unlisted};
 use crate::driver::device::{Device, MAX_ORDINALS};
 use crate::driver::query;
 
-/// What `CUDA_VISIBLE_DEVICES` said when the driver read it.
+/// `CUDA_VISIBLE_DEVICES` as the driver read it.
 struct Visible {
     state: AtomicU32,
     /// By ordinal, the index that the entry names, plus one; 0 for an entry that is no number.
@@ -30,14 +30,19 @@ static VISIBLE: Visible = Visible {
 
 /// The driver is about to read `CUDA_VISIBLE_DEVICES`: what it says from now on counts for nothing.
 pub(crate) fn note_visible() {
-    let list = query::visible_devices();
-    let mut entries = list.unwrap_or_default().split(|&byte| byte == b',');
-    for word in &VISIBLE.entries {
-        let index = entries.next().and_then(index_in);
-        // Relaxed: the state publishes it.
-        word.store(index.map_or(0, |index| index + 1), Ordering::Relaxed);
+    let note = |list: &[u8]| {
+        let mut entries = list.split(|&byte| byte == b',');
+        for word in &VISIBLE.entries {
+            let index = entries.next().and_then(index_in);
+            // Relaxed: the state publishes it.
+            word.store(index.map_or(0, |index| index + 1), Ordering::Relaxed);
+        }
+    };
+    let is_set = query::visible_devices(note).is_some();
+    if !is_set {
+        note(&[]);
     }
-    let state = if list.is_some() { SET } else { UNSET };
+    let state = if is_set { SET } else { UNSET };
     // Release: code that sees the state sees the entries.
     VISIBLE.state.store(state, Ordering::Release);
 }
@@ -61,9 +66,11 @@ impl Visible {
     fn index_of(&self, ordinal: usize) -> Option<usize> {
         // Acquire: see `note_visible`.
         if self.state.load(Ordering::Acquire) == UNKNOWN {
-            let list = query::visible_devices()?;
-            let entry = list.split(|&byte| byte == b',').nth(ordinal)?;
-            return usize::try_from(index_in(entry)?).ok();
+            let index = query::visible_devices(|list| {
+                let entry = list.split(|&byte| byte == b',').nth(ordinal)?;
+                index_in(entry)
+            });
+            return usize::try_from(index??).ok();
         }
         // Relaxed: published by the state.
         let entry = self.entries.get(ordinal)?.load(Ordering::Relaxed);
@@ -84,7 +91,7 @@ fn index_of_card(ordinal: i32) -> Option<usize> {
         .or(Some(ordinal_index))
 }
 
-/// What a device is to limits that stand in a file. `None`: it cannot be asked for its name (yet).
+/// The device's place in limits that come from a file. `None`: the driver does not tell its UUID (yet).
 pub(crate) fn in_file(limits: &LimitsValue, ordinal: i32) -> Option<Device> {
     let names = query::device_uuids(ordinal)?;
     let found = names
@@ -123,7 +130,7 @@ fn unnamed(limits: &LimitsValue, ordinal: i32) -> Option<usize> {
         .then_some(index)
 }
 
-/// What a device is to limits that the peers' variables give by index.
+/// The device's place in limits that the peers' variables give by index.
 pub(crate) fn by_index(ordinal: i32) -> Device {
     let index = index_of_card(ordinal).filter(|&index| index < MAX_DEVICES);
     index.map_or(Device::Unlimited, Device::Limited)

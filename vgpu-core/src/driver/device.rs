@@ -14,7 +14,7 @@ pub(crate) enum Device {
     Denied,
 }
 
-/// What a device can be asked once.
+/// A question that a device is asked once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fact {
     /// Managed memory that moves while kernels run, so that there may be more of it than memory.

@@ -10,9 +10,9 @@ use crate::base::loader;
 
 /// A library of the vendor: how to know it, and where its functions are kept.
 pub(crate) struct Library {
-    /// What its file or soname begins with.
+    /// The beginning of its file name or soname.
     stem: &'static [u8],
-    /// What to load when a hook is called and it is not there yet.
+    /// The name to load it by, when a hook is called before the program has loaded it.
     soname: &'static CStr,
     /// A function that only the library itself has (an interposer may define others).
     proof: &'static CStr,
@@ -39,7 +39,7 @@ pub(crate) static VGPU_LIBRARY_MARKER: u32 = vgpu_abi::layout::REGION_VERSION;
 const MARKER: &CStr = c"VGPU_LIBRARY_MARKER";
 
 /// Another copy of ours that was loaded before this one, into the same namespace: a preload, where we
-/// are the overlay under the driver's name. It keeps the books, and we hand every call on to it.
+/// are the overlay under the driver's name. It charges, and we hand every call on to it.
 pub(crate) fn elder() -> Option<Object> {
     let first = elf::first(|object| object.find(MARKER).is_some().then_some(*object))?;
     (!loader::is_ours(&first)).then_some(first)

@@ -14,7 +14,7 @@ pub(crate) trait Source {
     fn read(&self, at: u64, into: &mut [u8]) -> usize;
 }
 
-/// What an image takes, as far as it says so.
+/// The memory that an image takes, as far as the image says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Declared {
     /// The image itself, and the variables that stand in it without a content, bytes.
@@ -63,7 +63,7 @@ pub(crate) fn size_in(header: &[u8; 64]) -> Option<u64> {
     }
 }
 
-/// What the image takes.
+/// The memory that the image takes.
 pub(crate) fn declared(image: &impl Source) -> Declared {
     declared_in(&Window {
         of: image,
@@ -240,7 +240,7 @@ fn cubin(image: &Window<'_, impl Source>) -> Declared {
         } else if it.flags & TAKES_MEMORY != 0 && !is_on_chip(image, names, it.name) {
             beyond = placed(beyond, it.align).saturating_add(it.bytes);
         }
-        // What is to be linked yet has variables that no section has.
+        // A file that is not linked yet has variables that are in no section.
         if it.kind == SYMBOLS && it.entry >= 24 && !is_linked {
             let symbols = it.bytes / it.entry;
             is_whole &= symbols <= symbols_left;

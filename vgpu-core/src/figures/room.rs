@@ -11,7 +11,7 @@ use crate::figures::sizes;
 /// Pools and graph memory grow by this much, or by a bigger request.
 const CHUNK: u64 = 32 << 20;
 
-/// What a pool takes for a request that it has no room for.
+/// The chunk by which a pool grows for a request that it has no room for.
 pub(crate) fn grown_by(bytes: u64) -> u64 {
     if bytes <= CHUNK {
         CHUNK
@@ -20,12 +20,12 @@ pub(crate) fn grown_by(bytes: u64) -> u64 {
     }
 }
 
-/// What the memory nodes of a graph want of one device.
+/// The memory that a graph's nodes want of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Want {
     /// The nodes' bytes, as the driver steps them.
     pub(crate) bytes: u64,
-    /// What the nodes take when each of them makes the memory grow.
+    /// The memory that the nodes take when each of them makes the memory grow.
     each_grown: u64,
 }
 
@@ -47,12 +47,12 @@ impl Want {
     }
 }
 
-/// What the driver says of a pool or of a device's graph memory, bytes.
+/// The driver's figures of a pool or of a device's graph memory, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Figures {
     /// Taken from the device.
     pub(crate) reserved: u64,
-    /// Of that, in use.
+    /// The part of that in use.
     pub(crate) used: u64,
 }
 
@@ -77,7 +77,7 @@ impl Figures {
     }
 }
 
-/// May a request pass that the container has no room to grow for? Only while the books are within the
+/// May a request pass that the container has no room to grow for? Only while the charges are within the
 /// limit: otherwise nothing is given, also not out of memory that the driver has reserved already.
 pub(crate) fn may_pass_without_growth(refusal: &Refusal) -> bool {
     matches!(refusal.why, Why::Full | Why::NotPageable) && refusal.used <= refusal.limit
@@ -95,7 +95,7 @@ pub(crate) struct Promised {
 const LONGEST_MS: u64 = 10_000;
 
 impl Promised {
-    /// What is promised.
+    /// The bytes that are promised.
     pub(crate) fn bytes(&self, now_ms: u64) -> u64 {
         // Relaxed: under the lock of the figures that it is compared with, as all below.
         let since = self.since_ms.load(Ordering::Relaxed);
@@ -126,7 +126,7 @@ impl Promised {
     }
 }
 
-/// What a launch does to memory that other graphs of the device have.
+/// The effect of a launch on memory that other graphs of the device have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moves {
     /// The driver leaves it where it is.

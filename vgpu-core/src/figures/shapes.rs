@@ -26,10 +26,10 @@ const LAYERS: u32 = 0x01 | 0x04;
 /// A plane of a format: bytes for each texel, and how often its width and height are halved.
 type Plane = (u64, u32, u32);
 
-/// What the formats of images take (`CU_AD_FORMAT_*`).
+/// The sizes of the formats of images (`CU_AD_FORMAT_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
-    /// So many bytes for each channel.
+    /// This many bytes for each channel.
     Channels(u64),
     /// Planes, however many channels are named.
     Planes(&'static [Plane]),
@@ -151,7 +151,7 @@ impl Shape {
         taken(sum)
     }
 
-    /// What it takes at least: its texels, where their size is known.
+    /// The least that it takes: its texels, where their size is known.
     pub(crate) fn least_bytes(&self) -> u64 {
         if !is_exact(self.format) || self.flags & COMES_LATER != 0 {
             return 0;
@@ -188,7 +188,7 @@ impl Shape {
     }
 }
 
-/// What an array of this description takes.
+/// The bytes that an array of this description takes.
 pub(crate) fn bytes_of(description: CuArray3DDescriptor) -> u64 {
     description.shape().bytes(1)
 }

@@ -23,7 +23,7 @@ pub(crate) fn granularity() -> u64 {
     GRANULARITY.load(Ordering::Relaxed)
 }
 
-/// What the driver takes for a plain allocation.
+/// The bytes that the driver takes for a plain allocation.
 #[inline]
 pub(crate) fn taken(bytes: u64) -> u64 {
     // Relaxed: as above.
@@ -44,7 +44,7 @@ fn taken_of(bytes: u64, granularity: u64) -> u64 {
     bytes.checked_next_multiple_of(step).unwrap_or(u64::MAX)
 }
 
-/// What the driver takes for mapped memory: steps of 2 MiB.
+/// The bytes that the driver takes for mapped memory: steps of 2 MiB.
 #[inline]
 pub(crate) fn mapped(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(STEP).unwrap_or(u64::MAX)

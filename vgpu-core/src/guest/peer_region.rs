@@ -142,7 +142,7 @@ mod tests {
         }
     }
 
-    /// In which file of the folder the books are, when `occupy` has put something at the named path.
+    /// In which file of the folder the region is, when `occupy` has put something at the named path.
     fn kept_in(named: &str, occupy: impl FnOnce(&Path)) -> String {
         let folder = tempfile::tempdir().unwrap();
         let named = folder.path().join(named);

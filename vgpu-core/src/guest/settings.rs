@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use vgpu_abi::peers::{self, PeerError, PeerLimits};
 
+use crate::base::environment;
 use crate::base::log::Level;
 
 /// The file that counts above all: the node agent mounts it.
@@ -100,13 +101,7 @@ pub(crate) struct Process;
 
 impl Surroundings for Process {
     fn variable(&self, name: &CStr) -> Option<Vec<u8>> {
-        // SAFETY: a C string; nobody but the host changes its own environment.
-        let value = unsafe { libc::getenv(name.as_ptr()) };
-        if value.is_null() {
-            return None;
-        }
-        // SAFETY: an environment string ends in a zero.
-        Some(unsafe { CStr::from_ptr(value) }.to_bytes().to_vec())
+        environment::read(name, <[u8]>::to_vec)
     }
 
     fn exists(&self, path: &Path) -> bool {

@@ -178,7 +178,7 @@ pub(crate) fn settle(accounts: &Accounts) {
     tidy(accounts, &table);
 }
 
-/// What is charged on a device of this process for memory that may be gone, bytes.
+/// The charges of this process on a device for memory that may be gone, bytes.
 pub(crate) fn bytes(accounts: &Accounts, device: usize) -> u64 {
     if !accounts.holdings().has_chore(CHORE_DEFERRED_FREES) {
         return 0;

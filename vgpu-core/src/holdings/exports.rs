@@ -1,4 +1,5 @@
-//! By which bytes memory was named to other processes, and what ends when it is freed or closed here.
+//! The handles by which memory was named to other processes, and the holds that end when it is freed or closed
+//! here.
 
 use vgpu_abi::region::{Import, Kind, SharedKey};
 
@@ -44,7 +45,7 @@ pub(crate) fn forget_handle(accounts: &Accounts, base: u64) {
     }
 }
 
-/// What was exported is freed here; others may hold it on.
+/// Memory that was exported is freed here; other processes may still hold it.
 pub(crate) fn freed(accounts: &Accounts, base: u64) {
     forget_handle(accounts, base);
     if let Some(key) = accounts.holdings().map.take(Space::SharedKey, base) {
@@ -52,7 +53,7 @@ pub(crate) fn freed(accounts: &Accounts, base: u64) {
     }
 }
 
-/// What was opened is opened no more.
+/// Memory that another process exported is closed here.
 pub(crate) fn closed(accounts: &Accounts, pointer: u64) {
     if let Some(import) = objects::take_import(accounts, objects::BY_POINTER, pointer) {
         ended(accounts, &import);

@@ -1,4 +1,4 @@
-//! What graphs hold of each device, settled to what the driver says.
+//! The memory that graphs hold of each device, and how its charge is settled to the driver's figure.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -61,7 +61,7 @@ pub(crate) fn ordinal(accounts: &Accounts, memory: &GraphMemory, device: usize) 
     Some(found)
 }
 
-/// What the device's graphs do not use goes back.
+/// Gives memory that the device's graphs do not use back.
 pub(crate) fn relieve(accounts: &Accounts, device: usize) {
     if let Some(memory) = accounts.holdings().graphs.get(device)
         && let Some(ordinal) = ordinal(accounts, memory, device)
@@ -73,8 +73,8 @@ pub(crate) fn relieve(accounts: &Accounts, device: usize) {
     settle(accounts, device);
 }
 
-/// What the device's graphs hold now is what they are charged. Answers what they were charged before;
-/// `None`: the driver does not say what they hold.
+/// Charges the device's graphs what they hold now. Gives the charge before this; `None`: the driver does not say
+/// what they hold.
 pub(crate) fn settle(accounts: &Accounts, device: usize) -> Option<u64> {
     if !any() {
         return None;
@@ -96,8 +96,8 @@ pub(crate) fn settle(accounts: &Accounts, device: usize) -> Option<u64> {
     Some(was)
 }
 
-/// A pointer that is in no books of ours is freed: is it a graph's? Then the graph's next launch takes
-/// memory again.
+/// A pointer that we have not charged is freed. If it is a graph's, the graph's next launch takes memory
+/// again.
 pub(crate) fn freed_outside(accounts: &Accounts, address: u64) {
     if !any()
         || accounts
@@ -114,7 +114,7 @@ pub(crate) fn freed_outside(accounts: &Accounts, address: u64) {
     }
 }
 
-/// What no graph uses has gone back.
+/// The program has trimmed graph memory: what no graph used has gone back.
 pub(crate) fn trimmed(accounts: &Accounts, device: usize) {
     if !any() {
         return;

@@ -28,7 +28,7 @@ pub(crate) fn settle_found(
 ) -> u64 {
     let bytes = known_bytes(accounts, device);
     if bytes == 0 {
-        // Measured first, then charged. A guess in the books for the meantime would refuse what others ask for, and
+        // Measured first, then charged. A guess that is charged meanwhile would refuse what others ask for, and
         // the context is there already.
         let found = NewContext {
             device,
@@ -50,7 +50,7 @@ pub(crate) fn settle_found(
     bytes
 }
 
-/// A context that was made past the hooks, or is about to stand in the books as the first one of its
+/// A context that was made past the hooks, or is about to be charged as the first one of its
 /// device: its runtime loads until memory is asked for.
 pub(crate) fn mark_loading(accounts: &Accounts, device: usize) {
     if !accounts.holdings().has_context(device) {
@@ -83,7 +83,7 @@ pub(crate) fn measure_again(accounts: &Accounts, device: usize) {
 }
 
 /// Memory is asked for while something is awaited. For the first time since its context was made, a
-/// runtime has loaded what the program brought: that is measured and stands in the books, before
+/// runtime has loaded what the program brought: that is measured and charged, before
 /// anything is given. And what a rule wants measured is.
 #[cold]
 pub(crate) fn loaded(accounts: &Accounts, device: usize) {
@@ -94,7 +94,7 @@ pub(crate) fn loaded(accounts: &Accounts, device: usize) {
         return;
     }
     let Some(_alone) = accounts.process.loaded_lock.hold_briefly() else {
-        // What is kept stays so for its minute.
+        // The room that is kept stays kept for its minute.
         return accounts.process.forget_loading(device);
     };
     if !accounts.process.is_loading(device) {
@@ -166,7 +166,7 @@ pub(crate) fn forget_addresses(accounts: &Accounts) {
         .fetch_add(1, Ordering::Relaxed);
 }
 
-/// What a context takes: as seen before, else as the limits say; 0 where it is unknown.
+/// The size of a context: as seen before, else as the limits say; 0 where it is unknown.
 pub(crate) fn known_bytes(accounts: &Accounts, device: usize) -> u64 {
     match accounts.container.region.learned_context_bytes(device) {
         0 => accounts

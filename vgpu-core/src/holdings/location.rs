@@ -1,5 +1,5 @@
 //! Where memory that a program asks for by location will be: one table for memory that is made apart,
-//! for pools and for nodes of graphs. Values in, values out, but for the questions to the books.
+//! for pools and for nodes of graphs. Values in, values out, except for what it asks the accounts.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 

@@ -50,7 +50,7 @@ pub(crate) fn guess(multiprocessors: u64, total_bytes: u64) -> u64 {
 
 /// The guess for a device of the driver.
 pub(crate) fn guess_for(ordinal: i32) -> u64 {
-    /// Of a card that does not say.
+    /// For a card that does not say.
     const MANY: u64 = 160;
     let count = query::device_attribute(ordinal, query::MULTIPROCESSORS);
     let count = count
@@ -67,7 +67,7 @@ pub(crate) fn guess_for(ordinal: i32) -> u64 {
 pub(crate) struct Look {
     /// In use by all processes of the machine, bytes.
     in_use: u64,
-    /// In the container's books, bytes: before the call with what is asked for, after it without.
+    /// In the container's charges, bytes: before the call with what is asked for, after it without.
     booked: u64,
     /// Buffers of this process in it, bytes.
     buffers: u64,
@@ -92,7 +92,7 @@ enum When {
 
 fn booked(accounts: &Accounts, device: usize, when: When) -> u64 {
     let region = &accounts.container.region;
-    // What another process of the container asks for meanwhile counts as ours rather than not at all.
+    // Memory that another process of the container asks for meanwhile counts as ours rather than not at all.
     match when {
         When::Before => region.used(device).saturating_add(region.pending(device)),
         When::After => region.used(device),
@@ -107,7 +107,7 @@ fn look(accounts: &Accounts, device: usize, from: From, when: When) -> Option<Lo
         }
         From::Nvml(ordinal) => manners::uncancelled(|| query::used_bytes(ordinal))?,
     };
-    // What a stream has freed until then is in neither figure.
+    // Memory that a stream has freed until then is in neither figure.
     if accounts.holdings().has_chore(CHORE_DEFERRED_FREES) {
         deferred_frees::settle(accounts);
     }
@@ -133,8 +133,8 @@ pub(crate) fn before_context(accounts: &Accounts, device: usize, ordinal: i32) -
     look(accounts, device, From::Nvml(ordinal), When::Before)
 }
 
-/// More is in use after a call than before it, by this much more than the books say. `charged` is what
-/// the call itself was charged, which neither look has in its books. What this process has freed
+/// More is in use after a call than before it, by this much more than the charges say. `charged` is what
+/// the call itself was charged, which neither look counts as charged. What this process has freed
 /// meanwhile is in use no more. (What others of the container free cannot be told from the charges of the
 /// dead that they clear.)
 ///
@@ -153,7 +153,7 @@ fn beyond(before: &Look, after: &Look, charged: u64) -> u64 {
 /// How often it is looked after a call.
 const LOOKS: usize = 3;
 
-/// What a call took, held against what it was charged; of the two, at least one is 0.
+/// The difference between what a call took and what it was charged; of the two, at least one is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Taken {
     /// Taken beyond the charge, bytes.
@@ -162,8 +162,8 @@ pub(crate) struct Taken {
     pub(crate) short: u64,
 }
 
-/// What a call took: the smallest of several looks, and what NVML says where it knows this process.
-/// Nothing of the call stands in the books but `charged`, as pending.
+/// Measures what a call took: the smallest of several looks, and NVML's figure where it knows this process.
+/// Of the call, only `charged` is counted, as pending.
 pub(crate) fn taken(
     accounts: &Accounts,
     device: usize,
@@ -192,7 +192,7 @@ pub(crate) fn taken(
     let least = least.saturating_sub(charged);
     let by_nvml = own_overhead(accounts, device).map(|own| {
         let holdings = accounts.holdings();
-        // What was charged in advance may be what was taken now.
+        // The driver may have taken now what was charged in advance.
         let known = holdings
             .overhead_bytes(device)
             .saturating_sub(holdings.in_advance(device))
@@ -210,7 +210,7 @@ pub(crate) fn taken(
     Taken { beyond, short: 0 }
 }
 
-/// What NVML says of this process's contexts and modules: all but its buffers.
+/// NVML's figure of this process's contexts and modules: all but its buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Own {
     /// With all buffers as large as they are charged, bytes.
@@ -239,7 +239,7 @@ fn own_overhead(accounts: &Accounts, device: usize) -> Option<Own> {
     let held = manners::uncancelled(|| query::own_bytes(ordinal))?;
     let after = buffers(accounts, device);
     let bytes = before.bytes.max(after.bytes);
-    // What came or went meanwhile may be in the figure or not.
+    // Memory that came or went meanwhile may be in the figure or not.
     let moved = bytes - before.bytes.min(after.bytes);
     Some(Own {
         least: held.saturating_sub(bytes),
@@ -248,16 +248,16 @@ fn own_overhead(accounts: &Accounts, device: usize) -> Option<Own> {
     })
 }
 
-/// What this process's buffers are charged on a device.
+/// The charges of this process's buffers on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 struct Buffers {
     /// In the process's slot and in the container's table.
     bytes: u64,
-    /// Of it, what NVML may not count for the process.
+    /// The part of it that NVML may not count for the process.
     doubtful: u64,
 }
 
-/// What stands in this process's slot for buffers, bytes.
+/// The charge for buffers in this process's slot, bytes.
 fn own_buffers(accounts: &Accounts, device: usize) -> u64 {
     let overhead = accounts.holdings().overhead_bytes(device);
     let used = accounts.container.region.used_by_me(device);
@@ -323,7 +323,7 @@ fn settled(charged: u64, own: Own) -> u64 {
     }
 }
 
-/// NVML says what this process's contexts and modules take: the books follow. (A host process that
+/// NVML says what this process's contexts and modules take: the charges follow. (A host process that
 /// measures comes later, and again.) False where NVML does not know this process, or does not know of
 /// its context yet.
 pub(crate) fn settle(accounts: &Accounts, device: usize, learn: Learn) -> bool {
@@ -343,7 +343,7 @@ pub(crate) fn settle(accounts: &Accounts, device: usize, learn: Learn) -> bool {
     true
 }
 
-/// What a context counts for that NVML has no figure of: what is in use beyond the books since before it
+/// What a context counts for that NVML has no figure of: what is in use beyond the charges since before it
 /// was made, or in all; but no more than the guess, since neighbours count too, and no less than any
 /// context takes.
 fn context_figure(beyond_the_books: Option<u64>, guess: u64) -> u64 {
@@ -359,7 +359,7 @@ pub(crate) struct NewContext {
     pub(crate) device: usize,
     pub(crate) ordinal: i32,
     pub(crate) context: u64,
-    /// What it was charged so far, which is in the books, bytes.
+    /// What it was charged so far, which is in the charges, bytes.
     pub(crate) charged: u64,
     /// How the device stood before it.
     pub(crate) before: Option<Look>,
@@ -418,7 +418,7 @@ pub(crate) fn settle_found_context(accounts: &Accounts, new: NewContext, learn: 
     is
 }
 
-/// What is in use beyond the books: since before the context was made, else in all. The smallest of
+/// What is in use beyond the charges: since before the context was made, else in all. The smallest of
 /// several looks.
 fn beyond_the_books(accounts: &Accounts, new: &NewContext) -> Option<u64> {
     let from = new
@@ -444,7 +444,7 @@ fn beyond_the_books(accounts: &Accounts, new: &NewContext) -> Option<u64> {
 }
 
 /// A measurement is wanted before this process gets memory of the device again: something may have been
-/// taken of which the books do not know. Cheap; any rule may ask.
+/// taken of which the charges do not know. Cheap; any rule may ask.
 pub(crate) fn soon(accounts: &Accounts, device: usize) {
     accounts.holdings().want_measurement(device);
     accounts.process.want_measurement(device);
@@ -473,7 +473,7 @@ pub(crate) fn wanted(accounts: &Accounts, device: usize) {
     }
 }
 
-/// Since a runtime's context was made, this much more is in use than the books know of, where NVML does
+/// Since a runtime's context was made, this much more is in use than the charges know of, where NVML does
 /// not know the process: what was loaded past the hooks. It counts in full up to four times what a
 /// context is taken for: neighbours may be the cause of more.
 pub(crate) fn settle_loaded(accounts: &Accounts, device: usize, ordinal: i32) -> bool {

@@ -1,4 +1,4 @@
-//! What modules and libraries are charged, by context: what a first use adds to it.
+//! The charges of modules and libraries, by context, and what a first use adds to them.
 
 use crate::base::map::{Entry, Space, Then};
 use crate::holdings::locate;
@@ -6,7 +6,7 @@ use crate::holdings::measure::{self, Look};
 use crate::state::accounts::{Accounts, Destination};
 
 /// Where it stands what a context was charged for a module or a library. What it loads of those that are in
-/// no books goes with the context, too.
+/// no charge goes with the context, too.
 pub(crate) fn charged_to(accounts: &Accounts, number: u64, context: u64) -> (Space, u64) {
     let map = &accounts.holdings().map;
     if map.get(Space::Module, number).is_some() {

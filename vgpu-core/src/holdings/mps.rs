@@ -15,6 +15,7 @@ use std::path::Path;
 use cuda_api::CuResult;
 use vgpu_abi::limits::Policy;
 
+use crate::base::environment;
 use crate::base::lock;
 use crate::base::log::line;
 use crate::driver::device::Fact;
@@ -48,14 +49,7 @@ fn daemon_is_there() -> bool {
 }
 
 fn variable(name: &CStr) -> Option<OsString> {
-    // SAFETY: a C string; nobody but the host changes its own environment.
-    let value = unsafe { libc::getenv(name.as_ptr()) };
-    if value.is_null() {
-        return None;
-    }
-    // SAFETY: an environment string ends in a zero.
-    let value = unsafe { CStr::from_ptr(value) };
-    Some(OsStr::from_bytes(value.to_bytes()).to_owned())
+    environment::read(name, |value| OsStr::from_bytes(value).to_owned())
 }
 
 /// Why a context on this device would run without its cap; `None`: it would not, or there is no cap.

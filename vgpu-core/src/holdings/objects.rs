@@ -13,7 +13,7 @@ use crate::base::map::{Entry, Space, Then};
 use crate::state::accounts::Accounts;
 use crate::state::entries::{object, what};
 
-/// What of an object is told to a rule.
+/// An object as a rule sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Object {
     /// Our number of it.
@@ -22,7 +22,7 @@ pub(crate) struct Object {
     pub(crate) bytes: u64,
     /// Region index of its device.
     pub(crate) device: u8,
-    /// What it is charged as.
+    /// The kind that it is charged as.
     pub(crate) what: u8,
 }
 
@@ -172,7 +172,7 @@ impl<'a> Objects<'a> {
         }
     }
 
-    /// One more reference of a handle, which holds its object. False: the handle is not in the books.
+    /// One more reference of a handle, which holds its object. False: the handle is not charged.
     pub(crate) fn refer(&self, handle: u64) -> bool {
         let Some(object) = self.of(handle) else {
             return false;
@@ -361,7 +361,7 @@ fn import_of(key: &Entry, until: &Entry) -> Import {
     }
 }
 
-/// What is remembered of an import.
+/// An import as it is remembered.
 pub(crate) fn known_import(
     accounts: &Accounts,
     [key_space, until_space]: [Space; 2],

@@ -1,4 +1,4 @@
-//! What ends when memory of a pool that processes named to each other is freed here.
+//! The holds that end when memory of a pool that processes named to each other is freed here.
 
 use core::sync::atomic::Ordering;
 
@@ -9,7 +9,7 @@ use crate::holdings::objects::Objects;
 use crate::holdings::{exports, pool_charges};
 use crate::state::accounts::Accounts;
 
-/// What was named to others is freed here: it is its pool's again, and others may hold it on.
+/// Memory that was named to others is freed here. It is charged to its pool again, and others may still hold it.
 pub(crate) fn freed(accounts: &Accounts, pointer: u64, entry: &Entry) {
     if accounts
         .holdings()

@@ -1,5 +1,5 @@
 //! What a request that did not fit waits for, and for how long: memory of a dead process that the
-//! driver has not let go of yet, and what the host is about to say of the books. Reserves nothing
+//! driver has not let go of yet, and what the host is about to say of the charges. Reserves nothing
 //! itself: the caller asks again.
 //!
 //! Never holds a lock while it asks the driver or sleeps.
@@ -12,7 +12,7 @@ use crate::guest::manners;
 use crate::state::accounts::Accounts;
 use crate::state::container::DEAD_NS;
 
-/// The host looks at books that have moved within this time.
+/// The host looks at charges that have moved within this time.
 const HOST_NS: u64 = 250_000_000;
 /// Between two looks: short at first, since most drivers let go within milliseconds.
 const NAP_NS: u64 = 2_000_000;
@@ -21,7 +21,7 @@ const LONGEST_NAP_NS: u64 = 20_000_000;
 /// Inode of the pid namespace of the machine, in which NVML counts.
 const HOST_PID_NAMESPACE: u64 = 0xefff_fffc;
 
-/// What became of the dead.
+/// What became of the dead processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Remains {
     /// A slot was cleared.
@@ -38,7 +38,7 @@ fn fits_without(refusal: &Refusal, bytes: u64) -> bool {
 
 /// A request did not fit: waits for what stands in its way without need, as long as that takes
 /// and no longer than is stated, and asks again. The refusal in the end names what the driver
-/// holds beyond the books.
+/// holds beyond the charges.
 #[cold]
 #[inline(never)]
 pub(crate) fn ask_again(
@@ -94,7 +94,7 @@ fn wait_and_ask(
     Err(refusal)
 }
 
-/// Whether the request fails only for what the host has found beyond other books than these are
+/// Whether the request fails only for what the host has found beyond other charges than these are
 /// by now: what it found may have been charged since, and it looks again soon.
 fn is_outdated(accounts: &Accounts, device: usize, refusal: &Refusal) -> bool {
     let said = accounts.container.unaccounted(device);

@@ -1,4 +1,4 @@
-//! What is known of each pool, and settling its charge to what the driver says that it holds.
+//! The pools of this process, and how the charge of each is settled to the driver's figure.
 
 use core::sync::atomic::Ordering;
 
@@ -13,16 +13,16 @@ use crate::state::holdings::{CHORE_POOLS, Pool};
 /// A handle that no pool has: its place is being given back.
 pub(crate) const DEAD: u64 = 1;
 
-/// `Pool::device` of a pool without books: memory of the host, or of a device without a limit.
+/// `Pool::device` of a pool that is not charged: memory of the host, or of a device without a limit.
 pub(crate) const NO_DEVICE: u32 = u32::MAX;
 
-/// Of a pool on a device that is found out at the first allocation: that of the stream.
+/// `Pool::device` of a pool whose device is known at its first allocation only: that of the stream.
 pub(crate) const HERE: u32 = u32::MAX - 1;
 
-/// Of a pool on a device that the container may not use.
+/// `Pool::device` of a pool on a device that the container may not use.
 pub(crate) const DENIED: u32 = u32::MAX - 2;
 
-/// Of another process's pool, which is that one's to account for.
+/// `Pool::device` of a pool that another process made, and that is charged there.
 pub(crate) const IMPORTED: u32 = u32::MAX - 3;
 
 pub(crate) fn region_index(device: usize) -> u32 {
@@ -38,7 +38,7 @@ pub(crate) fn find(accounts: &Accounts, handle: u64) -> Option<&'static Pool> {
         .find(|pool| pool.handle.load(Ordering::Acquire) == handle)
 }
 
-/// The place of a pool's books, which stays its own while something of it is named to others.
+/// The pool's place in the table, which stays its own while memory of it is named to others.
 pub(crate) fn place_of(accounts: &Accounts, pool: &Pool) -> u32 {
     let mut pools = accounts.holdings().pools.iter();
     let place = pools.position(|other| core::ptr::eq(other, pool));
@@ -53,7 +53,7 @@ pub(crate) fn at_place(accounts: &Accounts, place: u32) -> Option<&'static Pool>
     accounts.holdings().pools.iter().nth(place)
 }
 
-/// Begins books of a pool. `None`: there is no memory for them.
+/// Enters a pool. `None`: there is no memory for its entry.
 pub(crate) fn enter(accounts: &Accounts, handle: u64, device: u32) -> Option<&'static Pool> {
     let holdings = accounts.holdings();
     let _held = holdings.pools_lock.hold()?;
@@ -84,8 +84,8 @@ pub(crate) fn is_accounted(device: u32) -> bool {
     device < IMPORTED
 }
 
-/// What the pool holds now is what it is charged, but for what stands in the table of shared objects. Answers what it was charged before; `None`: the driver
-/// does not say what it holds.
+/// Charges the pool what it holds now, less the part that is charged in the table of shared objects. Gives the
+/// charge before this; `None`: the driver does not say what the pool holds.
 pub(crate) fn settle(accounts: &Accounts, pool: &Pool) -> Option<u64> {
     let held = pool.lock.hold()?;
     settle_held(accounts, pool, &held)

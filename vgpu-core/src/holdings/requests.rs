@@ -27,7 +27,7 @@ pub(crate) fn reserve(
         .map_err(|refusal| accounts.refuse(call, device, &refusal))
 }
 
-/// What waits for the driver, or for a descriptor to be closed, may have ended meanwhile.
+/// Settles holds that wait for the driver, or for a descriptor to be closed, and that may have ended meanwhile.
 #[cold]
 fn try_once_more(
     accounts: &Accounts,
@@ -88,7 +88,7 @@ fn do_chores(accounts: &Accounts) {
     }
 }
 
-/// Are the device's books above its limit? Then the answer says by what.
+/// Are the device's charges above its limit? Then the answer says by what.
 pub(crate) fn above_limit(accounts: &Accounts, device: usize) -> Option<Refusal> {
     let region = &accounts.container.region;
     let used = region.used(device);

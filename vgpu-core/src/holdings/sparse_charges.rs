@@ -1,4 +1,4 @@
-//! What lies under sparse arrays, and holds that end when a stream gets there.
+//! The memory that is mapped to sparse arrays, and holds that end when a stream gets there.
 
 use core::sync::atomic::Ordering;
 

@@ -133,10 +133,10 @@ hooks! {
     fn cuMipmappedArrayDestroy(array: CuMipmappedArray)
         => { arrays::before_array_free(array), arrays::after_array_free() }
 
-    /// What was asked for as memory of the device is that, whatever stands behind it.
+    /// Memory that was asked for as memory of the device is reported as that, even if it is managed.
     fn cuPointerGetAttribute(data: *mut c_void, attribute: CuPointerAttribute, ptr: CuDevicePtr)
         => { _, memory::after_attribute(data, attribute, ptr) }
-    /// What was asked for as memory of the device is that, whatever stands behind it.
+    /// Memory that was asked for as memory of the device is reported as that, even if it is managed.
     fn cuPointerGetAttributes(
         count_attributes: u32, attributes: *mut CuPointerAttribute, data: *mut *mut c_void,
         ptr: CuDevicePtr,
@@ -225,9 +225,9 @@ hooks! {
         memory::before_free_async(ptr, default.handle(stream)), memory::after_free_async(default.handle(stream)),
         memory::is_freed_plainly => cuMemFree_v2(ptr)
     }
-    /// Its books begin.
+    /// It is accounted for from here on.
     fn cuMemPoolCreate(out: *mut CuMemoryPool, properties: *const CuMemPoolProps) => { pools::before_create(properties), pools::after_create(out, properties) }
-    /// What it holds goes with its last allocation.
+    /// Its memory stays charged until its last allocation is freed.
     fn cuMemPoolDestroy(pool: CuMemoryPool) => { pools::before_destroy(pool), pools::after_destroy(pool) }
     /// Settled to what it then holds.
     fn cuMemPoolTrimTo(pool: CuMemoryPool, keep: usize) => { _, pools::after_change(pool) }
@@ -243,13 +243,13 @@ hooks! {
     fn cuMemPoolImportPointer(out: *mut CuDevicePtr, pool: CuMemoryPool, data: *mut CuMemPoolPtrExportData) => {
         offers::before_import("cuMemPoolImportPointer", data), offers::after_import("cuMemPoolImportPointer", out)
     }
-    /// Its books begin.
+    /// It is accounted for from here on.
     fn cuDeviceGetDefaultMemPool(out: *mut CuMemoryPool, device: CuDevice) => { _, pools::after_get_device(out, device) }
-    /// Its books begin.
+    /// It is accounted for from here on.
     fn cuDeviceGetMemPool(out: *mut CuMemoryPool, device: CuDevice) => { _, pools::after_get_device(out, device) }
-    /// Its books begin, unless it is the host's.
+    /// It is accounted for from here on, unless it is the host's.
     fn cuMemGetDefaultMemPool(out: *mut CuMemoryPool, location: *mut CuMemLocation, kind: CuMemAllocationType) => { _, pools::after_get(out, location, kind) }
-    /// Its books begin, unless it is the host's.
+    /// It is accounted for from here on, unless it is the host's.
     fn cuMemGetMemPool(out: *mut CuMemoryPool, location: *mut CuMemLocation, kind: CuMemAllocationType) => { _, pools::after_get(out, location, kind) }
     // Memory that is made and mapped apart.
 
@@ -345,13 +345,13 @@ hooks! {
     fn cuKernelGetFunction(func: *mut CuFunction, kernel: CuKernel) => { libraries::before_use_kernel("cuKernelGetFunction", kernel), libraries::after_use_kernel(func, kernel) }
     // Memory of graphs.
 
-    /// From here on graphs are looked at.
+    /// The process has a memory node: launches of graphs look for their memory from here on.
     fn cuGraphAddMemAllocNode(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, count: usize, params: *mut CuMemAllocNodeParams) => { _, graphs::after_add_alloc() }
-    /// From here on graphs are looked at, if it is a memory node.
+    /// As `cuGraphAddMemAllocNode`, if the node is a memory node.
     fn cuGraphAddNode(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, count: usize, params: *mut CuGraphNodeParams) => { _, graphs::after_add(params) }
-    /// From here on graphs are looked at, if it is a memory node.
+    /// As `cuGraphAddMemAllocNode`, if the node is a memory node.
     fn cuGraphAddNode_v2(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, data: *const CuGraphEdgeData, count: usize, params: *mut CuGraphNodeParams) => { _, graphs::after_add(params) }
-    /// From here on graphs are looked at, if it is a memory node.
+    /// As `cuGraphAddMemAllocNode`, if the node is a memory node.
     fn cuGraphAddNode_v3(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, data: *const CuGraphEdgeData, count: usize, params: *mut CuGraphNodeParams) => { _, graphs::after_add(params) }
     /// Counts what it will want.
     fn cuGraphInstantiate(out: *mut CuGraphExec, graph: CuGraph, error_node: *mut CuGraphNode, text: *mut c_char, length: usize) => { graphs::before_instantiate("cuGraphInstantiate", graph, 0), graphs::after_instantiate("cuGraphInstantiate", out) }
@@ -395,7 +395,7 @@ hooks! {
     fn cuLaunchGrid(function: CuFunction, grid_width: i32, grid_height: i32) => { compute::before(Work::kernel(function as usize, [grid_width.unsigned_abs(), grid_height.unsigned_abs(), 1], [1; 3]), 1), compute::after() }
     /// Waits for its share of the device.
     fn cuLaunchGridAsync(function: CuFunction, grid_width: i32, grid_height: i32, stream: CuStream) => { compute::before(Work::kernel(function as usize, [grid_width.unsigned_abs(), grid_height.unsigned_abs(), 1], [1; 3]), default.number(stream)), compute::after() }
-    // What else goes into streams.
+    // Other work that goes into streams.
 
     /// Counted, not charged.
     fn cuLaunchHostFunc(stream: CuStream, callback: CuHostFn, data: *mut c_void) and cuLaunchHostFunc_ptsz => { _, copies::after_host_function(default.number(stream)) }
@@ -485,15 +485,15 @@ hooks! {
     fn cuStreamDestroy(stream: CuStream) => { compute::before_stream_destroy(stream), _ }
     /// Settles what it was given.
     fn cuStreamDestroy_v2(stream: CuStream) => { compute::before_stream_destroy(stream), _ }
-    /// What the thread remembers of streams is void.
+    /// The thread forgets the streams that it remembered.
     fn cuCtxSetCurrent(context: CuContext) => { _, compute::context_changed() }
-    /// What the thread remembers of streams is void.
+    /// The thread forgets the streams that it remembered.
     fn cuCtxPushCurrent(context: CuContext) => { _, compute::context_changed() }
-    /// What the thread remembers of streams is void.
+    /// The thread forgets the streams that it remembered.
     fn cuCtxPushCurrent_v2(context: CuContext) => { _, compute::context_changed() }
-    /// What the thread remembers of streams is void.
+    /// The thread forgets the streams that it remembered.
     fn cuCtxPopCurrent(out: *mut CuContext) => { _, compute::context_changed() }
-    /// What the thread remembers of streams is void.
+    /// The thread forgets the streams that it remembered.
     fn cuCtxPopCurrent_v2(out: *mut CuContext) => { _, compute::context_changed() }
     /// Launches into it are not launched, and not charged.
     fn cuStreamBeginCapture(stream: CuStream) and cuStreamBeginCapture_ptsz => { _, compute::after_capture_begin() }

@@ -8,6 +8,7 @@ use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use super::names;
 use crate::base::arch::{Arguments, stand_ins};
 use crate::base::elf;
+use crate::base::environment;
 use crate::base::loader::{
     DLMOPEN, DLOPEN, DLSYM, DLVSYM, Dlopen, Dlsym, Dlvsym, Genuine, is_libc, is_ours, load, look_up,
 };
@@ -237,14 +238,9 @@ fn without_deepbind(file: usize, flags: usize) -> usize {
     }
     // SAFETY: the caller of dlopen passes a string that ends in a zero, or null (seen above).
     let file = unsafe { CStr::from_ptr(pointer(file)) }.to_bytes();
-    // SAFETY: the name is a C string; nobody but the host changes its own environment.
-    let keep = unsafe { libc::getenv(c"VGPU_DEEPBIND_KEEP".as_ptr()) };
-    if !keep.is_null() {
-        // SAFETY: an environment string ends in a zero.
-        let keep = unsafe { CStr::from_ptr(keep) }.to_bytes();
-        if is_listed(file, keep) {
-            return flags;
-        }
+    let is_kept = environment::read(c"VGPU_DEEPBIND_KEEP", |keep| is_listed(file, keep));
+    if is_kept == Some(true) {
+        return flags;
     }
     flags & !RTLD_DEEPBIND
 }

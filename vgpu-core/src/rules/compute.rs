@@ -192,7 +192,7 @@ fn metered(
         target.device,
         i64::try_from(charged_ns).unwrap_or(0),
     );
-    // What was in flight before, and what this one takes at least.
+    // The work that was in flight before, and the least that this launch takes.
     let ahead_ns = in_flight_ns.saturating_sub(charged_ns) + least_ns;
     // Relaxed: a time.
     compute

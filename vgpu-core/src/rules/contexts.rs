@@ -160,7 +160,7 @@ fn refund(accounts: &Accounts, making: Making) {
 }
 
 /// What the context itself takes is confirmed. The rest is kept by the mark that stands since it was
-/// reserved, less what the books have.
+/// reserved, less what the charges have.
 fn confirm(accounts: &Accounts, making: Making) {
     let Some(charge) = making.charge else { return };
     let (own, rest) = charge.split(making.bytes);
@@ -527,7 +527,7 @@ fn primary_is(accounts: &Accounts, making: Making, context: u64) -> Option<CuRes
 }
 
 /// The primary context of a device of the driver, also where a runtime has made it past the hooks; 0:
-/// none that is in the books.
+/// none that is charged.
 fn known_primary(accounts: &Accounts, ordinal: i32) -> u64 {
     let known = accounts.holdings().primary(ordinal);
     if known != 0 {

@@ -53,7 +53,7 @@ pub(crate) fn after_add(result: CuResult, params: OutPtr<CuGraphNodeParams>) {
     }
 }
 
-/// What a graph's memory nodes want of each device.
+/// The memory that a graph's nodes want of each device.
 #[derive(Clone, Copy)]
 struct Wants {
     devices: [Want; MAX_DEVICES],
@@ -70,7 +70,7 @@ const KEEPS: u8 = 1;
 /// graph had any of it.
 const IS_OWN: u8 = 1;
 
-/// What the graph's memory nodes want. `None`: the driver does not say.
+/// The memory that the graph's nodes want. `None`: the driver does not say.
 fn wants(accounts: &Accounts, graph: CuGraph) -> Option<Wants> {
     let mut wants = Wants {
         devices: [Want::default(); MAX_DEVICES],
@@ -162,7 +162,7 @@ pub(crate) fn before_instantiate_with(
     make_executable(call, graph, params.flags, stream)
 }
 
-/// What the graph will want is counted; where it is uploaded at once, it is reserved.
+/// Counts what the graph will want, and reserves it where the graph is uploaded at once.
 pub(crate) fn before_instantiate(call: &str, graph: CuGraph, flags: u64) -> Verdict<Making> {
     make_executable(call, graph, flags, Legacy::NUMBER)
 }

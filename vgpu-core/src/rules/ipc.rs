@@ -121,7 +121,7 @@ pub(crate) fn before_open(handle: CuIpcMemHandle) -> Verdict<Import> {
 }
 
 /// Memory of another process. If that one is of this container, we hold its charge with it; what is in
-/// no books of the container is charged here, in full.
+/// no charge of the container is charged here, in full.
 pub(crate) fn after_open<A: Address>(
     import: Import,
     result: CuResult,
@@ -166,7 +166,7 @@ pub(crate) fn after_open<A: Address>(
     }
 }
 
-/// It stands in the books from here on.
+/// It is charged from here on.
 fn opened(accounts: &Accounts, import: Import, pointer: u64) {
     let context = match locate::here(accounts) {
         Destination::Device { owner, .. } => owner,

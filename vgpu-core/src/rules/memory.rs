@@ -333,7 +333,7 @@ pub(crate) fn after_free_async(freeing: Freeing, result: CuResult, stream: CuStr
         return;
     }
     match entry.what {
-        // What has no books went to its pool, and `PAGED` was freed at once.
+        // Memory without a charge of its own went to its pool, and `PAGED` was freed at once.
         what::PAGED => forget(&accounts, number, &entry),
         what::SHARED => {
             exports::forget_handle(&accounts, number);

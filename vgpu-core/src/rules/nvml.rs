@@ -178,7 +178,8 @@ hooks! {
         device: NvmlDevice,
         info: *mut NvmlProcessesUtilizationInfo,
     ) => { lists::room_of_samples(info), lists::after_samples_info(device, info) }
-    /// What the container's own processes keep busy, as far as the driver tells it apart.
+    /// The share of the device that the container's own processes keep busy, where the driver tells processes
+    /// apart.
     fn nvmlDeviceGetUtilizationRates(device: NvmlDevice, utilization: *mut NvmlUtilization)
         => { _, lists::after_rates(device, utilization) }
 
@@ -194,7 +195,7 @@ hooks! {
         => { _, names::after_process_name(pid, name, length) }
 }
 
-/// A device that has books, and the books.
+/// A device that is charged, and the container's accounts.
 #[derive(Clone, Copy)]
 struct Limited {
     accounts: Accounts,
@@ -202,7 +203,7 @@ struct Limited {
     index: usize,
 }
 
-/// The container's books, if there is a container; the call is counted.
+/// The container's accounts, if there is a container; the call is counted.
 fn here() -> Option<Accounts> {
     let accounts = standing::opened()?;
     accounts.count(Group::Nvml);
@@ -301,7 +302,7 @@ fn after_memory_v2(result: NvmlReturn, device: NvmlDevice, memory: OutPtr<NvmlMe
     }
     if let (Some(limited), Some(driver)) = (limited(device), memory.read()) {
         let NvmlMemory { total, used, free } = limited.share(driver.total, driver.free);
-        // What the driver keeps for itself is no part of a share that is smaller than the card.
+        // The driver's reserved memory is no part of a share that is smaller than the card.
         let reserved = if total < driver.total {
             0
         } else {

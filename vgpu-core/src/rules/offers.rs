@@ -48,7 +48,7 @@ fn piece(accounts: &Accounts, pointer: CuDevicePtr) -> Option<Piece> {
     })
 }
 
-/// What finds no place in the table of what processes share gets no name.
+/// Memory that finds no place in the table of shared objects gets no name.
 pub(crate) fn before_export(call: &str, pointer: CuDevicePtr) -> Verdict<()> {
     let accounts = accounts!(Memory);
     let is_known = accounts
@@ -76,7 +76,7 @@ pub(crate) fn after_export(
 ) -> Option<CuResult> {
     let accounts = standing::opened()?;
     let name = out.read().filter(|_| result == CuResult::SUCCESS)?;
-    // What has no books of a pool is charged by itself, and its imports are charged in full.
+    // Memory of a pool that is not accounted for is charged by itself, and its imports are charged in full.
     let piece = piece(&accounts, pointer)?;
     let refuse = || {
         out.write(CuMemPoolPtrExportData { reserved: [0; 64] });
@@ -212,7 +212,7 @@ pub(crate) fn after_import(
     None
 }
 
-/// Memory that is in no books of the container. `Ok(None)`: memory of a device without a limit.
+/// Memory that is not charged in the container. `Ok(None)`: memory of a device without a limit.
 fn charged_in_full(
     accounts: &Accounts,
     call: &str,

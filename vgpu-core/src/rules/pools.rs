@@ -122,7 +122,7 @@ fn source_of(accounts: &Accounts, pool: Option<CuMemoryPool>, stream: CuStream) 
             let handle = handle as u64;
             match find(accounts, handle) {
                 Some(known) => Some(known),
-                // What is no pool the driver refuses itself.
+                // The driver itself refuses a handle that is no pool.
                 None if query::pool_reserved(handle).is_none() => return Source::Uncharged,
                 None => {
                     let whose = whose(accounts, handle, device);
@@ -304,7 +304,7 @@ pub(crate) fn after_alloc(
         }
         return None;
     };
-    // What the pool grew by is charged before what was reserved for it is given back.
+    // The pool's growth is charged before its reservation is given back.
     let before = settle(&accounts, pool);
     let reserved = drawing.charge.map_or(0, |charge| charge.bytes());
     match (before, drawing.charge) {
@@ -466,7 +466,7 @@ fn enter_unless_known(accounts: &Accounts, handle: u64, location: CuMemLocation,
     }
 }
 
-/// An imported pool is memory of the process that made it: what is imported out of it has books of its
+/// An imported pool is memory of the process that made it: what is imported out of it is charged on its
 /// own (`offers.rs`).
 pub(crate) fn after_import(result: CuResult, out: OutPtr<CuMemoryPool>) {
     let Some(accounts) = standing::opened() else {

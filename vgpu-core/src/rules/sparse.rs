@@ -27,7 +27,7 @@ struct Part {
     resource_kind: u32,
     resource: u64,
     part_kind: u32,
-    /// What stands here means nothing.
+    /// Padding.
     _between: u32,
     /// Of a level: level, layer, offsets and extents. Of a mipmap's tail: layer, nothing, offset and size in two each.
     place: [u32; 8],
@@ -62,7 +62,7 @@ fn part(parts: OutPtr<c_void>, at: u32) -> Option<Part> {
     parts.cast::<Part>().at(at as usize).read()
 }
 
-/// What is remembered by one name.
+/// The part of an array that is remembered under one name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Piece {
     /// Level, layer, and the tile's place.
@@ -140,7 +140,7 @@ impl Part {
     }
 }
 
-/// Everything that is mapped is held before the driver is called. Memory that no hook saw made has no books, and is
+/// Everything that is mapped is held before the driver is called. Memory that no hook saw made is not charged yet, and is
 /// not mapped.
 pub(crate) fn before_map(parts: OutPtr<c_void>, count: u32) -> Verdict<()> {
     let accounts = accounts!(Memory);

@@ -105,9 +105,9 @@ pub(crate) fn is_of_a_device(accounts: &Accounts, handle: u64) -> bool {
 /// Something that is about to hold memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Holding {
-    /// The object, or 0 for memory that the books do not charge.
+    /// The object, or 0 for memory that is not charged.
     number: u64,
-    /// Room for memory that was not in the books.
+    /// Room for memory that was not charged.
     charge: Option<Charge>,
 }
 
@@ -173,7 +173,7 @@ fn not_held(accounts: &Accounts, holding: Holding) {
     }
 }
 
-/// The object that the driver holds now; 0: memory that the books do not charge.
+/// The object that the driver holds now; 0: memory that is not charged.
 fn held(accounts: &Accounts, holding: Holding, handle: u64, bytes: u64) -> u64 {
     let Holding { number, charge } = holding;
     if let Some(charge) = charge {
@@ -496,7 +496,7 @@ pub(crate) fn before_import(name: InPtr<c_void>, kind: u32) -> Verdict<Import> {
 }
 
 /// Memory that another process made. If that one is of this container, its charge is held together;
-/// what is in no books of the container is charged here, in full.
+/// what is not charged in the container is charged here, in full.
 pub(crate) fn after_import(
     import: Import,
     result: CuResult,

@@ -1,11 +1,12 @@
-//! The books of the container, open for a call: which device an ordinal is, confirming a charge, refunding
-//! it, and refusing with a record. Calls no hook and no driver function that changes anything.
+//! The container's accounts, open for a call: which device an ordinal is, confirming a charge, refunding it, and
+//! refusing with a record. Calls no hook and no driver function that changes anything.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_api::CuResult;
 use vgpu_abi::region::{Bounds, Charge, Kind, Refusal, Why};
 
+use crate::base::clock;
 use crate::base::log::line;
 use crate::driver::device::Device;
 use crate::driver::query;
@@ -15,7 +16,7 @@ use crate::state::container::Container;
 use crate::state::holdings::Holdings;
 use crate::state::process::Process;
 
-/// The container's books, open for a call.
+/// The container's accounts, open for a call.
 #[derive(Clone, Copy)]
 pub(crate) struct Accounts {
     /// The shared files.
@@ -27,7 +28,7 @@ pub(crate) struct Accounts {
 /// Where a call's memory goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Destination {
-    /// To a device with books, in this context.
+    /// To a device that is charged, in this context.
     Device {
         /// Its index in the region.
         device: usize,
@@ -156,19 +157,13 @@ impl Accounts {
     /// Records a refusal, and says what the caller is told.
     #[cold]
     pub(crate) fn refuse(&self, call: &str, device: usize, refusal: &Refusal) -> CuResult {
-        let mut now = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        // SAFETY: writes one timespec.
-        unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
-        let unix_ns = now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs();
+        let unix_ns = clock::unix_ns();
         self.container
             .region
             .record_oom(call, device, refusal, unix_ns);
         // A program that tries again and again fills no log: one line a second, the rest is in the
         // region's counters.
-        let second = now.tv_sec.unsigned_abs();
+        let second = unix_ns / 1_000_000_000;
         // Relaxed: guards no other memory.
         if LAST_SAID.swap(second, Ordering::Relaxed) != second {
             line!(

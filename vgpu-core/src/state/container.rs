@@ -118,7 +118,7 @@ impl Container {
         }
     }
 
-    /// What the host says that the driver holds for this container beyond its books: nothing where it
+    /// What the host says that the driver holds for this container beyond its charges: nothing where it
     /// has not looked for a while.
     pub(crate) fn unaccounted(&self, device: usize) -> Unaccounted {
         let none = Unaccounted::default();

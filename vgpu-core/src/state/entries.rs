@@ -65,7 +65,7 @@ pub(crate) mod what {
     /// Managed memory because the program asked for it, charged past the share.
     pub(crate) const MANAGED: u8 = 6;
     /// Of a pool, named to other processes: `owner` is the object that stands in the shared table, `maps`
-    /// the place of the pool's books.
+    /// the pool's place in its table.
     pub(crate) const OFFERED: u8 = 7;
     /// Of another process's pool: `bytes` is how often it was imported, `owner` is the object that holds
     /// it.

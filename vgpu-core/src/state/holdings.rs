@@ -1,6 +1,6 @@
 //! What this process holds: of which allocation, in which context, from which pool; and what contexts
 //! and modules were charged. Lives in memory that a fork wipes, so a child begins with nothing and its
-//! frees refund nothing. Keeps the region's books right; decides no call.
+//! frees refund nothing. Keeps the region's charges right; decides no call.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -88,7 +88,7 @@ struct Overhead {
     is_lowered: AtomicU32,
     /// Charged for modules of which the driver has not taken all yet, bytes.
     not_taken: AtomicU64,
-    /// What was in use beyond the books when a context was made, bytes, plus one; 0: not known.
+    /// What was in use beyond the charges when a context was made, bytes, plus one; 0: not known.
     baseline: AtomicU64,
 }
 
@@ -328,7 +328,7 @@ impl Holdings {
         }
     }
 
-    /// The host measured what contexts and modules take of each device: the books follow when the
+    /// The host measured what contexts and modules take of each device: the charges follow when the
     /// figure has changed. (Between two looks, estimates stand on top of it.)
     pub(crate) fn settle_overhead(
         &self,
@@ -436,14 +436,14 @@ impl Holdings {
         bytes.saturating_sub(charged)
     }
 
-    /// What was in use beyond the books when a context was made, bytes; gone after this.
+    /// What was in use beyond the charges when a context was made, bytes; gone after this.
     pub(crate) fn take_baseline(&self, device: usize) -> Option<u64> {
         // Relaxed: as above.
         let overhead = self.overhead.get(device)?;
         overhead.baseline.swap(0, Ordering::Relaxed).checked_sub(1)
     }
 
-    /// So much is in use beyond the books.
+    /// So much is in use beyond the charges.
     pub(crate) fn set_baseline(&self, device: usize, bytes: u64) {
         if let Some(overhead) = self.overhead.get(device) {
             // Relaxed: as above.

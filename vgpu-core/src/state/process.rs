@@ -25,7 +25,7 @@ fn share_of_the_device(limit: &DeviceLimit) -> u64 {
     }
 }
 
-/// What is left of a limit when the driver holds so much beyond the books; 0 is no limit, and no
+/// What is left of a limit when the driver holds so much beyond the charges; 0 is no limit, and no
 /// limit becomes none.
 fn room_of(limit: u64, unaccounted: u64) -> u64 {
     match limit {
@@ -62,10 +62,10 @@ pub(crate) struct Process {
     resident_bytes: [AtomicU64; MAX_DEVICES],
     /// Not 0: `cuInit` has succeeded in this process.
     started: AtomicU32,
-    /// The same two, less what the driver holds for the container beyond its books.
+    /// The same two, less what the driver holds for the container beyond its charges.
     room_bytes: [AtomicU64; MAX_DEVICES],
     resident_room: [AtomicU64; MAX_DEVICES],
-    /// What the driver holds for the container beyond its books, bytes.
+    /// What the driver holds for the container beyond its charges, bytes.
     unaccounted_bytes: [AtomicU64; MAX_DEVICES],
     /// What was found out about a device once and stays so.
     facts: [AtomicU32; MAX_DEVICES],
@@ -110,7 +110,7 @@ impl Process {
     }
 
     /// What may be charged of a device as of now, bytes: the limit less what the driver holds for the
-    /// container beyond its books; 0 is no cap.
+    /// container beyond its charges; 0 is no cap.
     #[inline]
     pub(crate) fn room(&self, container: &Container, device: usize) -> u64 {
         // Acquire: the limits were stored before their generation.
@@ -135,7 +135,7 @@ impl Process {
             .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
     }
 
-    /// What the driver holds for the container beyond its books, as the host said last, bytes.
+    /// What the driver holds for the container beyond its charges, as the host said last, bytes.
     pub(crate) fn unaccounted(&self, device: usize) -> u64 {
         // Relaxed: as above.
         self.unaccounted_bytes
@@ -143,7 +143,7 @@ impl Process {
             .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
     }
 
-    /// Takes over what the host says of memory beyond the books. Tells whether any room changed.
+    /// Takes over what the host says of memory beyond the charges. Tells whether any room changed.
     pub(crate) fn take_over_room(&self, container: &Container) -> bool {
         let mut changed = false;
         for device in 0..MAX_DEVICES {

@@ -25,7 +25,7 @@ pub(crate) enum Standing {
     Ready(&'static Container, &'static Process),
     /// No limit is set: every call goes to the driver unchanged.
     Transparent,
-    /// There are limits that were not understood: nothing may be had.
+    /// There are limits that were not understood: every request is refused.
     Closed,
 }
 
@@ -38,6 +38,15 @@ const TRANSPARENT: u32 = 2;
 const CLOSED: u32 = 3;
 
 static CONTAINER: AtomicPtr<Container> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The container, once it is made (by this process, or by the one that it was forked from).
+#[inline(always)]
+fn container() -> Option<&'static Container> {
+    // Acquire: the container was made before its pointer was stored.
+    let container = CONTAINER.load(Ordering::Acquire);
+    // SAFETY: null, or what `open` leaked: `CONTAINER` is stored there alone, and once.
+    unsafe { container.as_ref() }
+}
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
 
@@ -70,10 +79,7 @@ pub(crate) fn standing() -> Standing {
 #[inline(always)]
 pub(crate) fn known_now() -> Option<(&'static Container, &'static Process)> {
     let process = process()?;
-    // Acquire: made before (or before the fork).
-    let container = CONTAINER.load(Ordering::Acquire);
-    // SAFETY: made once and never dropped.
-    Some((unsafe { container.as_ref() }?, process))
+    Some((container()?, process))
 }
 
 /// Has this process been set up, and found that no limit is set?
@@ -93,10 +99,7 @@ fn process() -> Option<&'static Process> {
 
 #[inline]
 fn ready(process: &'static Process) -> Standing {
-    // Acquire: made before the phase was set (or before the fork).
-    let container = CONTAINER.load(Ordering::Acquire);
-    // SAFETY: made once and never dropped.
-    unsafe { container.as_ref() }.map_or(Standing::Closed, |it| Standing::Ready(it, process))
+    container().map_or(Standing::Closed, |it| Standing::Ready(it, process))
 }
 
 #[cold]
@@ -180,10 +183,7 @@ unsafe extern "C" fn in_forked_child() {
         // SAFETY: our own mapping of that size, for which all zeros is a value.
         unsafe { process.write_bytes(0, 1) };
     }
-    // Relaxed: as above.
-    let container = CONTAINER.load(Ordering::Relaxed);
-    // SAFETY: made once and never dropped.
-    if let Some(container) = unsafe { container.as_ref() } {
+    if let Some(container) = container() {
         container.region.after_fork_in_child();
     }
 }
@@ -219,10 +219,7 @@ fn map_process() -> Option<&'static Process> {
 
 /// The container's files: `None` when no limit is set.
 fn open() -> Result<Option<&'static Container>, ()> {
-    // Relaxed: under the lock of the set-up.
-    let known = CONTAINER.load(Ordering::Relaxed);
-    // SAFETY: made once and never dropped.
-    if let Some(container) = unsafe { known.as_ref() } {
+    if let Some(container) = container() {
         return Ok(Some(container));
     }
     if genuine::elder().is_some() {
@@ -238,7 +235,7 @@ fn open() -> Result<Option<&'static Container>, ()> {
     Ok(Some(container))
 }
 
-/// Opens the books, or says what a rule answers without them.
+/// Opens the accounts, or says what a rule answers without them.
 #[inline(always)]
 pub(crate) fn open_accounts<T>(group: Group) -> Result<Accounts, Verdict<T>> {
     match standing() {
@@ -255,7 +252,7 @@ pub(crate) fn open_accounts<T>(group: Group) -> Result<Accounts, Verdict<T>> {
     }
 }
 
-/// Opens the books for a rule that stands after the call.
+/// Opens the accounts for a rule that runs after the call.
 pub(crate) fn opened() -> Option<Accounts> {
     match standing() {
         Standing::Ready(container, process) => Some(Accounts { container, process }),
@@ -263,7 +260,7 @@ pub(crate) fn opened() -> Option<Accounts> {
     }
 }
 
-/// Opens the books or leaves the rule with the answer that stands for it.
+/// Opens the accounts, or returns from the rule with the answer that takes their place.
 macro_rules! accounts {
     ($group:ident) => {
         match $crate::state::standing::open_accounts($crate::state::accounts::Group::$group) {

@@ -152,7 +152,7 @@ impl Region {
         self.reserve_need(device, need, bounds, since_ns.max(1))
     }
 
-    /// Room that is kept for runtimes that are loading, bytes, beyond what their books have.
+    /// Room that is kept for runtimes that are loading, bytes, beyond what their charges have.
     #[must_use]
     pub fn kept(&self, device: usize) -> u64 {
         let mut sum = 0_u64;
@@ -175,7 +175,7 @@ impl Region {
         }
     }
 
-    /// What this process's runtime has loaded stands in the books, or its context is gone.
+    /// What this process's runtime has loaded is charged, or its context is gone.
     pub fn loaded(&self, device: usize) {
         // Acquire: as in `join`.
         let packed = self.private().packed.load(Ordering::Acquire);

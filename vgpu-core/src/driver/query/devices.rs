@@ -5,6 +5,7 @@ use core::ffi::{CStr, c_void};
 use cuda_api::{CuDevice, CuMemAllocationProp, CuResult, CuUuid};
 
 use super::ok;
+use crate::base::environment;
 use crate::driver::genuine::cuda;
 
 /// The version of the driver.
@@ -110,13 +111,7 @@ pub(crate) const MULTIPROCESSORS: u32 = 16;
 /// `CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR`.
 pub(crate) const THREADS_PER_MULTIPROCESSOR: u32 = 39;
 
-/// `CUDA_VISIBLE_DEVICES` as it is now, if it is set. To be read at once: the program may change it.
-pub(crate) fn visible_devices() -> Option<&'static [u8]> {
-    // SAFETY: a C string; nobody but the host changes its own environment.
-    let list = unsafe { libc::getenv(c"CUDA_VISIBLE_DEVICES".as_ptr()) };
-    if list.is_null() {
-        return None;
-    }
-    // SAFETY: an environment string ends in a zero.
-    Some(unsafe { CStr::from_ptr(list) }.to_bytes())
+/// `CUDA_VISIBLE_DEVICES` as it is now, if it is set.
+pub(crate) fn visible_devices<T>(read: impl FnOnce(&[u8]) -> T) -> Option<T> {
+    environment::read(c"CUDA_VISIBLE_DEVICES", read)
 }

@@ -36,12 +36,12 @@ fn graph_bytes(ordinal: i32, attribute: u32) -> Option<u64> {
     Some(bytes)
 }
 
-/// What the device's graphs hold, bytes.
+/// The memory that the device's graphs hold, bytes.
 pub(crate) fn graph_reserved(ordinal: i32) -> Option<u64> {
     graph_bytes(ordinal, GRAPH_RESERVED)
 }
 
-/// What the device's graphs hold, and what of that is in use.
+/// The memory that the device's graphs hold, and the part of it that is in use.
 pub(crate) fn graph_figures(ordinal: i32) -> Option<Figures> {
     Some(Figures {
         used: graph_bytes(ordinal, GRAPH_USED)?,
@@ -163,7 +163,7 @@ pub(crate) fn destroy_graph_exec(exec: CuGraphExec) {
     debug_assert_eq!(destroyed, CuResult::SUCCESS);
 }
 
-/// What no graph of the device uses goes back to it.
+/// Gives memory that no graph of the device uses back to the device.
 pub(crate) fn trim_graphs(ordinal: i32) {
     // SAFETY: takes a number.
     let trimmed = unsafe { cuda::cuDeviceGraphMemTrim(CuDevice(ordinal)) };

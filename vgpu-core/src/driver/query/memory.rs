@@ -99,7 +99,7 @@ pub(crate) fn close_ipc(pointer: u64) {
     debug_assert_eq!(closed, CuResult::SUCCESS);
 }
 
-/// What an array takes of the current context's device, by the driver's word.
+/// The memory that an array takes of the current context's device, as the driver says.
 pub(crate) fn array_bytes(array: CuArray) -> Option<u64> {
     let mut needs = CuArrayMemoryRequirements::zeroed();
     let device = CuDevice(current_ordinal()?);
@@ -131,7 +131,7 @@ pub(crate) fn sparse_tile(array: u64, is_mipmapped: bool) -> Option<[u32; 3]> {
     Some([told.tile_width, told.tile_height, told.tile_depth])
 }
 
-/// What a mapped resource of a graphics API takes: a buffer, or an image's array.
+/// The memory that a mapped resource of a graphics API takes: a buffer, or an image's array.
 pub(crate) fn resource_bytes(resource: CuGraphicsResource) -> Option<u64> {
     let mut pointer = CuDevicePtr(0);
     let mut bytes = 0usize;

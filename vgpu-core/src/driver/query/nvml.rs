@@ -39,7 +39,7 @@ pub(crate) fn card_uuid(ordinal: i32) -> Option<[u8; 16]> {
 /// Processes that NVML lists at most.
 const MOST_PROCESSES: usize = 256;
 
-/// What NVML says that this process holds of the device in all, bytes. `None` where there is no NVML,
+/// All memory of the device that this process holds, as NVML says, bytes. `None` where there is no NVML,
 /// or where it does not know this process by the number that it has here (in a pid namespace).
 pub(crate) fn own_bytes(ordinal: i32) -> Option<u64> {
     with_nvml(|| {
@@ -69,7 +69,7 @@ pub(crate) fn used_bytes(ordinal: i32) -> Option<u64> {
     })
 }
 
-/// What a list says of this process.
+/// The entry of this process in a list.
 enum List {
     Known(u64),
     Unknown,

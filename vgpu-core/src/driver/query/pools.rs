@@ -9,7 +9,7 @@ use super::ok;
 use crate::driver::genuine::cuda;
 use crate::figures::room::Figures;
 
-/// What a pool keeps at a synchronisation, bytes (`CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`).
+/// The bytes that a pool keeps at a synchronisation (`CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`).
 const POOL_THRESHOLD: u32 = 4;
 
 /// A pool's memory, bytes (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`, `…_USED_MEM_CURRENT`).
@@ -52,7 +52,7 @@ pub(crate) fn is_host_pool(handle: u64) -> bool {
     ok(asked).is_some() && pool as u64 == handle
 }
 
-/// What an attribute of a pool says that is a word of 32 bits.
+/// The value of a pool's attribute of 32 bits.
 fn pool_word(pool: u64, attribute: u32) -> Option<u32> {
     // Room for a word of either width, whatever the driver takes it for.
     let mut value = [0u32; 2];
@@ -77,12 +77,12 @@ fn pool_bytes(pool: u64, attribute: u32) -> Option<u64> {
     Some(bytes)
 }
 
-/// What a pool holds of its device, bytes.
+/// The memory that a pool holds of its device, bytes.
 pub(crate) fn pool_reserved(pool: u64) -> Option<u64> {
     pool_bytes(pool, POOL_RESERVED)
 }
 
-/// What a pool holds, and what of that is in use.
+/// The memory that a pool holds, and the part of it that is in use.
 pub(crate) fn pool_figures(pool: u64) -> Option<Figures> {
     Some(Figures {
         used: pool_bytes(pool, POOL_USED)?,

@@ -1,6 +1,5 @@
 //! Streams, captures and events.
 
-use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use cuda_api::{CuEvent, CuResult, CuStream};
@@ -8,6 +7,7 @@ use cuda_api::{CuEvent, CuResult, CuStream};
 use super::contexts::within;
 use super::handle;
 use super::ok;
+use crate::base::environment;
 use crate::driver::genuine::cuda;
 
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
@@ -106,10 +106,8 @@ pub(crate) fn launches_block() -> bool {
         NO => false,
         YES => true,
         _ => {
-            // SAFETY: a C string; nobody but the host changes its own environment.
-            let value = unsafe { libc::getenv(c"CUDA_LAUNCH_BLOCKING".as_ptr()) };
-            // SAFETY: an environment string ends in a zero.
-            let is_one = !value.is_null() && unsafe { CStr::from_ptr(value) } == c"1";
+            let is_one = environment::read(c"CUDA_LAUNCH_BLOCKING", |value| value == b"1");
+            let is_one = is_one == Some(true);
             KNOWN.store(if is_one { YES } else { NO }, Ordering::Relaxed);
             is_one
         }

@@ -16,7 +16,7 @@ pub(super) fn text(image: &Window<'_, impl Source>) -> Declared {
 struct Reader<'a, 'w, S> {
     image: &'a Window<'w, S>,
     buffer: [u8; 4096],
-    /// What of the buffer is filled, and what of that is read.
+    /// How much of the buffer is filled, and how much of that was read.
     filled: usize,
     next: usize,
     /// Bytes read so far.
@@ -153,7 +153,7 @@ impl Word {
     }
 }
 
-/// What was declared so far.
+/// The variables that were declared so far.
 struct Sum {
     bytes: u64,
     is_understood: bool,
@@ -234,7 +234,7 @@ impl Sum {
                     align = number(reader.word().text()).unwrap_or(1);
                 }
                 b".attribute" => {
-                    // What stands in brackets says where else it can be reached from.
+                    // The words in brackets say where else the variable can be reached from.
                     while reader.take().is_some_and(|byte| byte != b')') {}
                 }
                 b".v2" => lanes = 2,
@@ -331,7 +331,7 @@ fn dimension<S: Source>(reader: &mut Reader<'_, '_, S>, end: u8) -> Dimension {
     Dimension::Unknown
 }
 
-/// What a type of PTX takes, bytes.
+/// The size of a PTX type, bytes.
 fn width(name: &[u8]) -> Option<u64> {
     let bytes = match name {
         b".b8" | b".u8" | b".s8" => 1,

@@ -1,4 +1,4 @@
-//! What a thread remembers of its launches, so that most of them look at nothing that is shared: one
+//! The state that a thread keeps of its launches, so that most of them look at nothing that is shared: one
 //! lease, one stream, and the words that say whether both still count. Owns that memory, the look at it
 //! ([`passes`]) and how it is told and given back ([`tell`]). Never waits, decides no rate.
 

@@ -16,7 +16,7 @@ use crate::state::launches::costs::{Expected, MOST_WAITING_NS, Work};
 const IN_FLIGHT_NS: u64 = 10_000_000;
 /// The most of a long launch that may be in flight before another one.
 const AHEAD_NS: u64 = 50_000_000;
-/// What a launch is charged of which nothing is known.
+/// The charge of a launch of which nothing is known.
 const UNKNOWN_NS: u64 = 100_000;
 /// When nothing has ended for so long, a launch is let in all the same: what runs may wait for it. Twice
 /// as long for the next, up to sixteen times, until something ends: it may just be a long kernel.

@@ -147,7 +147,7 @@ pub(crate) fn before_green_destroy(green: CuGreenCtx) -> Verdict<Going> {
     }
 }
 
-/// What it took for itself is free; the primary context and all memory stay, unless nothing else holds
+/// Its own memory is free; the primary context and all memory stay, unless nothing else holds
 /// them.
 pub(crate) fn after_green_destroy(going: Going, result: CuResult) {
     let Some(accounts) = standing::opened() else {

@@ -84,7 +84,7 @@ impl Values {
         Some(self)
     }
 
-    /// What they take beyond a context with the defaults, bytes.
+    /// The memory that they take beyond a context with the defaults, bytes.
     fn beyond_the_defaults(&self) -> u64 {
         let stacks = self.stack.saturating_sub(DEFAULTS.stack);
         let levels = self.sync_depth.saturating_sub(DEFAULTS.sync_depth);
@@ -115,7 +115,7 @@ pub(crate) struct Setting {
     before: Option<Look>,
 }
 
-/// What a larger value takes is reserved, what a smaller one leaves refunded.
+/// Reserves what a larger value takes, and refunds what a smaller one leaves.
 pub(crate) fn before_set_limit(call: &'static str, limit: u32, value: usize) -> Verdict<Setting> {
     let accounts = accounts!(Context);
     let Destination::Device { device, .. } = locate::here(&accounts) else {

@@ -18,7 +18,7 @@ pub(crate) struct Launching {
 struct Anew {
     device: usize,
     bytes: u64,
-    /// What graphs used before.
+    /// The memory that graphs used before.
     used: u64,
     /// Launches on the device that had begun and ended.
     launches: u32,
@@ -51,7 +51,7 @@ impl Anew {
     }
 }
 
-/// What a graph was launched in, short enough to be kept beside it.
+/// The stream of a graph's launch, short enough to be kept beside the graph.
 pub(super) fn fold(stream: u64) -> u16 {
     let folded = stream ^ stream >> 16 ^ stream >> 32 ^ stream >> 48;
     u16::try_from(folded & 0xffff).unwrap_or(0)
@@ -145,7 +145,7 @@ pub(crate) fn after_launch(launching: Launching, result: CuResult) {
     for device in devices(grown) {
         if let Some(over) = requests::above_limit(&accounts, device) {
             // It cannot be undone: what graphs do not use goes back, and nothing else is given until
-            // the books are within the limit.
+            // the charges are within the limit.
             relieve(&accounts, device);
             let _recorded = accounts.refuse("a graph's launch", device, &over);
         }

@@ -173,7 +173,7 @@ pub(crate) fn index_of(handle: NvmlDevice) -> Option<u32> {
 /// Does the container see this card or MIG device? A card whose MIG devices are listed is seen,
 /// since one gets to those through it.
 pub(crate) fn is_visible(container: &Container, handle: NvmlDevice) -> bool {
-    // What cannot be named is the driver's to answer for.
+    // A device that cannot be named is left to the driver's own answer.
     of(container, handle) != Some(Device::Denied) || has_listed_part(container, handle)
 }
 

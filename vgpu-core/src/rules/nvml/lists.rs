@@ -9,6 +9,7 @@ use vgpu_abi::region::ProcessUse;
 use super::Limited;
 use super::driver;
 use super::limited;
+use crate::base::clock;
 use crate::driver::query;
 use crate::guest::border::OutPtr;
 use crate::guest::manners::Verdict;
@@ -25,7 +26,7 @@ struct Member {
     pid: u32,
     /// As the driver knows it.
     driver_pid: u32,
-    /// What it holds of the device, bytes.
+    /// The memory that it holds of the device, bytes.
     used: u64,
 }
 
@@ -296,7 +297,7 @@ pub(super) fn after_samples_info(
     answer
 }
 
-/// What the container keeps busy: the newest sample of each of its processes, of the last second. The
+/// How busy the container keeps the device: the newest sample of each of its processes, of the last second. The
 /// driver's answer stands where it does not tell processes apart.
 pub(super) fn after_rates(
     result: NvmlReturn,
@@ -355,13 +356,7 @@ fn busy(
 
 /// The wall clock, which is what NVML stamps samples with; microseconds since 1970.
 fn now_us() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: writes one timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
-    now.tv_sec.unsigned_abs().saturating_mul(1_000_000) + now.tv_nsec.unsigned_abs() / 1_000
+    clock::unix_ns() / 1_000
 }
 
 pub(super) fn after_accounting_pids(
@@ -420,7 +415,7 @@ struct List<T> {
     /// The room that the caller had.
     room: u32,
     array: OutPtr<T>,
-    /// What NVML answers when there is nothing to tell.
+    /// NVML's answer when the list is empty.
     when_empty: NvmlReturn,
 }
 
