@@ -122,7 +122,12 @@ mod tests {
     fn the_list_names_exactly_the_places_in_the_source() {
         let sources = [
             include_str!("budget.rs"),
+            include_str!("budget/reserve.rs"),
+            include_str!("budget/slots.rs"),
+            include_str!("budget/words.rs"),
             include_str!("region.rs"),
+            include_str!("region/charges.rs"),
+            include_str!("region/report.rs"),
             include_str!("region/dead.rs"),
             include_str!("region/shared.rs"),
             include_str!("region/slots.rs"),

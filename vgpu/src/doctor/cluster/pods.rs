@@ -127,9 +127,8 @@ pub(super) fn allocations(facts: &ClusterFacts) -> Judged {
 pub(super) fn pending(facts: &ClusterFacts) -> Judged {
     let vendors = facts.vendors();
     let asking = facts.asking(&vendors)?;
-    let is_ours = |name: &str| {
-        name == facts.scheduler_name || vendors.any_vendor_scheduler() == Some(name)
-    };
+    let is_ours =
+        |name: &str| name == facts.scheduler_name || vendors.any_vendor_scheduler() == Some(name);
     let waiting: Vec<String> = asking
         .iter()
         .filter(|asking| {
