@@ -98,25 +98,37 @@ pub fn assign(
         .chain(evidence.called)
         .map(String::as_str)
         .collect();
-    // The kubelet goes by the order of the spec, so the allotments found for the containers around one bound
-    // its own. It got its allotment from the pod's slots, which no other pod has while it lives: the newest
-    // of those is the right one.
+    // The kubelet allocates one pod at a time, in the order of the spec, so a pod's allotments follow each other
+    // without another pod's between them. One that is found fixes the place of its neighbour. Where none is found,
+    // the newest one of the pod's slots is the last: no other pod has these slots while this one lives.
+    let mut lots: Vec<&Lot<'_>> = lots.iter().collect();
+    lots.sort_unstable_by_key(|lot| lot.order);
+    let place = |order: u64| lots.iter().position(|lot| lot.order == order);
     for (at, container) in asking.iter().enumerate().rev() {
         if found.get(at).is_none_or(Option::is_some) {
             continue;
         }
-        let after = found.iter().skip(at).flatten().next().copied();
-        let before = found.iter().take(at).rev().flatten().next().copied();
-        let (before, after) = (before.unwrap_or(0), after.unwrap_or(u64::MAX));
-        let newest = lots
-            .iter()
-            .filter(|lot| before < lot.order && lot.order < after)
-            .filter(|lot| is_for(lot, container, evidence.uid))
-            .filter(|lot| {
-                lot.owner.is_some() || lot.ids.iter().any(|id| slots.contains(id.as_str()))
-            })
-            .max_by_key(|lot| lot.order);
-        let Some(lot) = newest else {
+        let fits = |lot: &&&Lot<'_>| {
+            is_for(lot, container, evidence.uid)
+                && (lot.owner.is_some() || lot.ids.iter().any(|id| slots.contains(id.as_str())))
+        };
+        let next = found.get(at + 1).copied().flatten();
+        let before = found.iter().take(at).rposition(Option::is_some);
+        let lot = match (next, before) {
+            (Some(next), _) => place(next)
+                .and_then(|place| place.checked_sub(1))
+                .and_then(|place| lots.get(place))
+                .filter(fits),
+            (None, Some(before)) => found
+                .get(before)
+                .copied()
+                .flatten()
+                .and_then(place)
+                .and_then(|place| lots.get(place + at - before))
+                .filter(fits),
+            (None, None) => lots.iter().rev().find(fits),
+        };
+        let Some(lot) = lot else {
             return Err(unknown(container));
         };
         slots.extend(lot.ids.iter().map(String::as_str));

@@ -197,6 +197,28 @@ proptest! {
     }
 }
 
+#[test]
+fn unclaimed_allotment_of_another_pod_is_not_taken() {
+    // Found by the test above: three pods of init containers, one that the kubelet gave up, then the pod that starts.
+    let mut kubelet = Kubelet::default();
+    let admitted: [(&[(u8, usize)], usize); 5] = [
+        (&[(0, 1)], 0),
+        (&[(0, 1)], 0),
+        (&[(0, 2)], 0),
+        (&[(2, 3), (2, 2), (1, 1)], 5),
+        (&[(0, 1), (2, 1), (0, 3), (0, 1)], 1),
+    ];
+    for (containers, pick) in admitted {
+        kubelet.admit(containers, pick, None);
+    }
+    let pod = kubelet.pods[3].clone();
+
+    let found = kubelet.find(&pod, 0, false);
+
+    let truth: Vec<u64> = pod.got.iter().map(|(order, _)| *order).collect();
+    assert!(found.is_err() || found == Ok(truth), "{found:?}");
+}
+
 fn holder(name: &str, slots: &[(&str, &[&str])]) -> PodSlots {
     PodSlots {
         namespace: "default".to_owned(),
