@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn without_nvml_utilization_is_the_librarys_measurement() {
+    fn without_nvml_utilization_is_measured_by_the_library() {
         let second = 1_000_000_000;
         let seen = looks(&[
             (0, found(1, 0, 4 * second)),

@@ -226,7 +226,7 @@ impl Source for Fixed {
         Box::pin(async move { Ok(pod) })
     }
 
-    fn view(&self) -> View {
+    fn view(&self, _pod: &Pod) -> View {
         let switches = Switches {
             ascend: false,
             iluvatar: false,

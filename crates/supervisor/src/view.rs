@@ -12,7 +12,7 @@ use vgpu_abi::host::{
 };
 use vgpu_abi::limits::{self, Limits, Policy};
 use vgpu_abi::region::Why;
-use vgpu_abi::targets::{self, Head, ComputeStatus};
+use vgpu_abi::targets::{self, ComputeStatus, Head};
 
 use crate::ContainerError;
 use crate::instance::{self, Broken, Instance, InstanceError, LIMITS, Labels, REGION, TARGETS};

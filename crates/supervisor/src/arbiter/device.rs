@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use vgpu_abi::limits::Policy;
-use vgpu_abi::targets::{Grant, ComputeStatus};
+use vgpu_abi::targets::{ComputeStatus, Grant};
 
 use super::scale::{Meter, ProcessKey, Sample, Work};
 use super::shares::{self, Claim, Share, WHOLE};

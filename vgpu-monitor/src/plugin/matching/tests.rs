@@ -165,7 +165,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn no_container_gets_anothers_allotment(steps in steps()) {
+    fn no_container_gets_the_allotment_of_another(steps in steps()) {
         let mut kubelet = Kubelet::default();
         for step in steps {
             match step {
