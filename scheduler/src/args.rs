@@ -219,7 +219,7 @@ pub struct Args {
 
     /// The namespace of the Leases that hold claims, which are reservations of GPUs by label. GPUs that another
     /// process, the assigner, has claimed are not given to other pods, and the scheduler holds the Lease of a GPU while
-    /// it binds a pod to it. By default gpu-claims with --assigner; without it, claims do not count.
+    /// it binds a pod to it. With --assigner, the default is gpu-claims. Without a namespace, claims do not count.
     #[arg(long, value_name = "NAMESPACE")]
     pub claims_namespace: Option<String>,
 

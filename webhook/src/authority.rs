@@ -351,7 +351,7 @@ impl Agreed {
         Ok(agreed)
     }
 
-    /// Also trusts those of these CAs that are valid, up to [`OLD`] of them.
+    /// Also trusts those of these CAs that are valid, up to `OLD` of them.
     pub fn trust(&mut self, more: Vec<CaCertificate>, now: Timestamp) {
         let before = std::mem::take(&mut self.old);
         for certificate in more.into_iter().chain(before) {

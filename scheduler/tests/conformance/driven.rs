@@ -315,6 +315,9 @@ impl<'a> Driven<'a> {
 
     /// What is used, by the series of `/metrics`.
     fn usage(&self) -> Facts {
+        // `/metrics` shows what the watches have delivered; a question for a pod waits for all that was written.
+        self.send("GET", "/explain?pod=default/none", "", b"")
+            .unwrap();
         let scraped = self.send("GET", "/metrics", "", b"").unwrap().text();
         let mut devices: BTreeMap<(String, String), [String; 3]> = BTreeMap::new();
         let mut facts = Facts::new();

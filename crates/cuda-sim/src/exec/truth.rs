@@ -32,7 +32,7 @@ impl Exec {
 
     /// Which processes held a device between two moments of the board's clock, cut at both, in the order in which
     /// each began; what is in the future is not there. `None` when the board has forgotten a part of
-    /// it: it keeps the last [`STRETCHES`] unbroken holds of each device.
+    /// it: it keeps the last `STRETCHES` unbroken holds of each device.
     pub fn stretches(&self, device: usize, from_ns: u64, to_ns: u64) -> Option<Vec<BusyStretch>> {
         if device >= MAX_DEVICES {
             return Some(Vec::new());
