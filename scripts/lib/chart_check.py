@@ -271,9 +271,17 @@ def kube_scheduler_asks_for_every_resource(rendered):
         need(extender["preemptVerb"] == "preempt" and not extender["ignorable"] and extender["nodeCacheCapable"], f"{rendered}: extender")
         managed = {entry["name"]: entry["ignoredByScheduler"] for entry in extender["managedResources"]}
         counted = [name for name, ignored in managed.items() if not ignored]
-        # A pod of hcs.io names the GPUs of every vendor that would do, so kube-scheduler may count none of them.
-        expected = [] if "hcs" in device else [device["nvidia"]["resourceCountName"]]
+        # A pod of hcs.io names the count of every vendor that would do. kube-scheduler may count none of them, unless such
+        # pods have a profile of their own, whose NodeResourcesFit ignores them; else it would never preempt for a GPU.
+        count = device["nvidia"]["resourceCountName"]
+        own = (device.get("hcs") or {}).get("anyVendorScheduler") if "hcs" in device else None
+        expected = [] if "hcs" in device and not own else [count]
         need(counted == expected, f"{rendered}: kube-scheduler counts {counted} and not {expected}")
+        profiles = {profile["schedulerName"]: profile for profile in config["profiles"]}
+        need((own in profiles) == bool(own), f"{rendered}: profiles {sorted(profiles)} and anyVendorScheduler {own}")
+        if own:
+            fit = next(one["args"] for one in profiles[own]["pluginConfig"] if one["name"] == "NodeResourcesFit")
+            need(count.split("/")[0] in fit["ignoredResourceGroups"], f"{rendered}: {own} counts {count}: {fit}")
         if rendered.values == "all-on":
             theirs = yaml.load(pathlib.Path("tests/cluster/kube-scheduler.yaml").read_text(), Loader)
             theirs = {e["name"]: e["ignoredByScheduler"] for e in theirs["extenders"][0]["managedResources"]}
