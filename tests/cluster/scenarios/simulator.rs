@@ -96,6 +96,13 @@ fn a_real_cluster_is_imported_followed_and_recorded() {
             .create(&made, &plain_node("sim-b"))
             .await
             .unwrap();
+        // The recorder has a watch of its own, which may begin later than the import's.
+        world
+            .eventually("the pod is in the recording", async || {
+                let text = std::fs::read_to_string(file).ok()?;
+                text.contains(r#""name":"waits""#).then_some(())
+            })
+            .await;
         let at_once = DeleteParams::default().grace_period(0);
         drop(world.pods().delete("waits", &at_once).await.unwrap());
         world
