@@ -8,6 +8,7 @@ use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use loom::thread;
 
 use super::*;
+use crate::layout::{ComputeUse, SlotHead};
 
 /// A region with one device.
 struct Model {
@@ -250,7 +251,7 @@ fn check(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
     let counted = rounds.clone();
     let begin = std::time::Instant::now();
     builder.check(move || {
-        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        counted.fetch_add(1, Ordering::Relaxed);
         test();
     });
     let rounds = rounds.load(std::sync::atomic::Ordering::Relaxed);
@@ -470,7 +471,7 @@ fn join_and_charge(model: &Model, pid: u32, bytes: u64) -> Option<SlotTag> {
         slot,
         tag: tag_of(generation),
     };
-    reserve(model, place, 0, bytes, 10).ok()?;
+    reserve(model, place, 0, bytes, 10.into(), false).ok()?;
     confirm(&model.cells[slot], place.tag, bytes, Kind::Buffer).ok()?;
     Some(place)
 }
