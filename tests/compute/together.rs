@@ -61,17 +61,25 @@ fn pair(a: u32, b: u32, words: [&str; 2]) {
 
 #[track_caller]
 fn pair_within(points: f64, a: u32, b: u32, words: [&str; 2]) {
+    pair_from(&[(0, points)], a, b, words);
+}
+
+/// Two containers under caps: each within so many points of its own, from each of these milliseconds to the end.
+#[track_caller]
+fn pair_from(bounds: &[(u64, f64)], a: u32, b: u32, words: [&str; 2]) {
     const LONG: u64 = 10_000;
     let curves = side_by_side(&[(Asks::cap(a), words[0]), (Asks::cap(b), words[1])], LONG);
 
     for (curve, asked) in curves.iter().zip([a, b]) {
-        let mean = curve.share(0, LONG);
-        println!("{a}/{b}: {asked} got {mean:.2}");
-        assert!(
-            (mean - f64::from(asked)).abs() <= points,
-            "{a}/{b}, {words:?}: {asked} got {mean:.2}: {}",
-            curve.shape(LONG, 200)
-        );
+        for (from, points) in bounds {
+            let mean = curve.share(*from, LONG);
+            println!("{a}/{b}: {asked} got {mean:.2} from {from} ms on");
+            assert!(
+                (mean - f64::from(asked)).abs() <= *points,
+                "{a}/{b}, {words:?}: {asked} got {mean:.2} from {from} ms on: {}",
+                curve.shape(LONG, 200)
+            );
+        }
     }
 }
 
@@ -103,8 +111,10 @@ fn caps_are_kept_between_programs_that_launch_differently() {
         50,
         ["steady way=8 ns=500000 nodes=20", "steady ns=1000000"],
     );
-    pair_within(
-        3.0,
+    // In its first second a program of several streams is charged for its neighbour's time, until the driver's figures
+    // correct that. The second is lost: up to two points of ten seconds.
+    pair_from(
+        &[(1_000, 2.0), (0, 4.0)],
         30,
         70,
         ["steady ns=1000000 sync=1", "steady ns=250000 streams=4"],
