@@ -1,5 +1,5 @@
-//! What a guest needs that neither the driver nor the container has a part in: the machine, memory that
-//! begins as zeros, locks, the log, the objects that the loader has loaded.
+//! Foundations that depend on neither the driver nor the container: processor and clock, zeroed memory, locks,
+//! the log, and the libraries that the loader has loaded.
 
 pub(crate) mod arch;
 pub(crate) mod clock;

@@ -1,5 +1,5 @@
-//! The genuine driver and NVML: where their functions are, what we ask them ourselves, what a hook of one of
-//! them is, and which card a device is.
+//! The real driver and NVML: the addresses of their functions, the queries that the library makes itself, the
+//! definition of a hook, and which GPU a device is.
 
 pub(crate) mod addresses;
 pub(crate) mod cards;

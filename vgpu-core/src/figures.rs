@@ -1,5 +1,5 @@
-//! Numbers and bytes: what the driver takes for what was asked, how memory that grows in chunks grows, what
-//! an image of code declares. Values in, values out.
+//! Sizes as pure functions: how the driver rounds a request, how pools and graphs grow, and what a code image
+//! declares.
 
 pub(crate) mod image;
 pub(crate) mod room;

@@ -1,5 +1,5 @@
-//! Being a guest in a thread of another program: what we keep for each thread, the manners around each rule,
-//! the pointers that a caller passes, the settings that the environment gives.
+//! The library's place inside another program: per-thread state, the checks around each rule, the pointers that
+//! a caller passes, and the settings from the environment.
 
 pub(crate) mod border;
 pub(crate) mod manners;

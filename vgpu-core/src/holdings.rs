@@ -1,4 +1,4 @@
-//! What this process holds, kept in step with what the driver says, and asking for more of it.
+//! The memory that this process holds, kept in step with the driver's figures, and requests for more.
 
 pub(crate) mod deferred_frees;
 pub(crate) mod descriptors;

@@ -1,5 +1,5 @@
-//! The exported C symbols. A row of the table is a function of the driver with the rule that stands before
-//! its call and the one that stands after it (`driver/hook.rs`). Decides nothing: the rules do.
+//! The exported C symbols. Each row of the table names a function of the driver, the rule that runs before it and
+//! the rule that runs after it (`driver/hook.rs`). Makes no decisions: the rules do.
 
 pub(crate) mod cuda;
 mod linker;

@@ -1,4 +1,4 @@
-//! What stands before and after each call of the driver. Rules share nothing but what the layers below know.
+//! The rules that run before and after each call of the driver. They share only what the layers below provide.
 
 pub(crate) mod arrays;
 pub(crate) mod checkpoint;

@@ -1,5 +1,4 @@
-//! What is known: the shared files of the container, and what this process remembers in memory that a fork
-//! wipes. Decides nothing.
+//! State: the container's shared files, and this process's own tables, which a fork clears. Makes no decisions.
 
 pub(crate) mod accounts;
 pub(crate) mod container;

@@ -1,5 +1,5 @@
-//! What knows neither the board nor the process: the border to C, tables of handles, addresses, what
-//! stands in a module's image, the figures of the simulated GPU.
+//! Foundations that depend on neither the board nor the process: the border to C, handle tables, addresses,
+//! the contents of a module's image, and the figures of the simulated GPU.
 
 pub(crate) mod border;
 pub(crate) mod declared;

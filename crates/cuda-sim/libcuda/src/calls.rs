@@ -1,5 +1,5 @@
-//! The driver's functions, a file for each topic: they check what the program passes and call the
-//! layers below. `entry` stands around each of them.
+//! The driver's functions, one file for each topic. They check the program's arguments and call the layers
+//! below. `entry` wraps each of them.
 
 /// Driver functions, a row for each: its names, its arguments, and what it does. The types of the
 /// arguments are those of its row in `cuda_api::driver_functions!`, so functions that differ in types

@@ -1,5 +1,5 @@
-//! Memory, and the contexts that it belongs to: the table of all blocks, pools, physical memory,
-//! arrays, the memory of graphs and modules. Knows no stream.
+//! Memory and its contexts: the table of all blocks, pools, physical memory, arrays, and the memory of graphs
+//! and modules. Knows nothing about streams.
 
 pub(crate) mod array;
 pub(crate) mod blocks;

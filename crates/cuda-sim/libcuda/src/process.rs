@@ -1,5 +1,5 @@
-//! What this process has of the simulated board: the driver that `cuInit` makes, the devices it sees,
-//! the choices of its driver, files that it shares with others, the thread that does host work.
+//! This process's view of the simulated board: the driver that `cuInit` creates, the visible devices, the
+//! choices of the driver, files shared with other processes, and the thread for host work.
 
 pub(crate) mod choices;
 pub(crate) mod driver;

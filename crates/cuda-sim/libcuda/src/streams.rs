@@ -1,5 +1,4 @@
-//! Work: modules and their kernels, launches, events, graphs, captures and the streams that all of it
-//! goes to.
+//! Work for the device: modules and kernels, launches, events, graphs, captures, and streams.
 
 pub(crate) mod capture;
 pub(crate) mod capturing;
