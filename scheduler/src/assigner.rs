@@ -37,7 +37,7 @@ const MOST_TRIES: usize = 4;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Access to the shared ledger, and the clocks.
-pub trait Books: Send + Sync + 'static {
+pub trait ClaimLedger: Send + Sync + 'static {
     /// Changes the ledger; the second argument of `change` is the ledger's current time.
     fn change(&self, change: &mut dyn FnMut(&mut Ledger, Duration));
     /// The machine's clock, for the times in Leases.
@@ -73,7 +73,7 @@ pub struct Settings {
 pub struct Assigner(Arc<Inner>);
 
 struct Inner {
-    books: Arc<dyn Books>,
+    claim_ledger: Arc<dyn ClaimLedger>,
     store: Arc<dyn Store>,
     settings: Settings,
     meters: Meters,
@@ -138,9 +138,13 @@ enum Wrote {
 
 impl Assigner {
     /// An assigner with this ledger and this API server.
-    pub fn new(books: Arc<dyn Books>, store: Arc<dyn Store>, settings: Settings) -> Self {
+    pub fn new(
+        claim_ledger: Arc<dyn ClaimLedger>,
+        store: Arc<dyn Store>,
+        settings: Settings,
+    ) -> Self {
         Self(Arc::new(Inner {
-            books,
+            claim_ledger,
             store,
             settings,
             meters: Meters::default(),
@@ -159,17 +163,17 @@ impl Assigner {
 
     /// Why it cannot answer yet; none where it can.
     pub fn unready(&self) -> Option<String> {
-        self.0.books.unready()
+        self.0.claim_ledger.unready()
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Ledger, Duration) -> T) -> T {
         let (mut change, mut result) = (Some(change), None);
-        self.0.books.change(&mut |ledger, now| {
+        self.0.claim_ledger.change(&mut |ledger, now| {
             if let Some(change) = change.take() {
                 result = Some(change(ledger, now));
             }
         });
-        result.expect("the books call what they are given once")
+        result.expect("the ledger calls what it is given once")
     }
 
     /// Reserves GPUs for a pod: in the ledger, then as Leases; all of them or none. Continues to its end even if the
@@ -189,7 +193,7 @@ impl Assigner {
 
     async fn reserve_to_its_end(&self, mut ask: ClaimAsk) -> Result<Vec<Claim>, NotReserved> {
         for _ in 0..MOST_CHOICES {
-            let wall = self.0.books.wall();
+            let wall = self.0.claim_ledger.wall();
             let proposed = self.change(|ledger, now| ledger.propose(&ask, wall, now))?;
             let mut won = Vec::new();
             let (mut failed, mut in_doubt) = (None, None);
@@ -536,7 +540,7 @@ impl Assigner {
 
     /// Writes that the pod holds the GPU.
     async fn promote(&self, there: &Claim, pod: &str, uid: &str) -> Sent<()> {
-        let now = self.0.books.wall();
+        let now = self.0.claim_ledger.wall();
         let active = there.activated(pod, uid, now);
         match self.0.store.replace(active).await {
             Sent::Done(written) => {
@@ -582,7 +586,7 @@ impl Assigner {
                     self.promote(&claim, &pod.name, &pod.uid).await;
                 }
                 (Tend::Renew, _) => {
-                    let renewed = claim.renewed(self.0.books.wall());
+                    let renewed = claim.renewed(self.0.claim_ledger.wall());
                     if let Sent::Done(written) = self.0.store.replace(renewed).await {
                         self.change(|ledger, now| {
                             ledger.set_claim(written, Duration::ZERO, now);

@@ -131,7 +131,7 @@ impl Scheduler {
     }
 }
 
-impl assigner::Books for Scheduler {
+impl assigner::ClaimLedger for Scheduler {
     fn change(&self, change: &mut dyn FnMut(&mut Ledger, Duration)) {
         Self::change(self, |ledger, now| change(ledger, now));
     }
@@ -163,8 +163,12 @@ impl Scheduler {
     pub fn assigner(&self, settings: assigner::Settings) -> Option<assigner::Assigner> {
         let claims = self.0.settings.claims.as_ref()?;
         let store = claims.store(&self.0.client, self.0.settings.kube_timeout);
-        let books = Arc::new(self.clone());
-        Some(assigner::Assigner::new(books, Arc::new(store), settings))
+        let claim_ledger = Arc::new(self.clone());
+        Some(assigner::Assigner::new(
+            claim_ledger,
+            Arc::new(store),
+            settings,
+        ))
     }
 }
 

@@ -31,7 +31,7 @@ impl DeviceSource for Assigner {
     }
 
     fn history(&self, uuid: &str) -> Option<Vec<Happening>> {
-        let wall = self.0.books.wall();
+        let wall = self.0.claim_ledger.wall();
         self.change(|ledger, now| {
             let known = ledger.gpu(uuid).is_some() || ledger.past(uuid).next().is_some();
             known.then(|| {
@@ -49,7 +49,7 @@ impl DeviceSource for Assigner {
     }
 
     fn changes(&self) -> watch::Receiver<u64> {
-        self.0.books.changes()
+        self.0.claim_ledger.changes()
     }
 }
 

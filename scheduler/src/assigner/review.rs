@@ -241,7 +241,7 @@ impl Assigner {
                 format!("the device assigner does not know the cluster yet: {why}; try again");
             return refused(503, "not_ready", text);
         }
-        self.0.books.catch_up().await;
+        self.0.claim_ledger.catch_up().await;
         if self.is_assigned(&pod, &review.namespace) {
             return Reply::passed("");
         }

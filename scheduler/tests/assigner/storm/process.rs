@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use jiff::{SignedDuration, Timestamp};
 use kube_api::assigner::Claim;
 use kube_api::vendor::Vendors;
-use scheduler::assigner::Books;
+use scheduler::assigner::ClaimLedger;
 use scheduler::leases::guards::Known;
 use scheduler::ledger::Ledger;
 use serde_json::Value;
@@ -122,7 +122,7 @@ impl Process {
         }
         for lease in truth.leases.values() {
             let claim = Claim::read(lease).unwrap();
-            let age = claim.least_age(Books::wall(self), SKEW);
+            let age = claim.least_age(ClaimLedger::wall(self), SKEW);
             self.with(|ledger, now| ledger.set_claim(claim, age, now));
         }
     }
@@ -138,11 +138,11 @@ impl Known for Process {
     }
 
     fn wall(&self) -> Timestamp {
-        Books::wall(self)
+        ClaimLedger::wall(self)
     }
 }
 
-impl Books for Process {
+impl ClaimLedger for Process {
     fn change(&self, change: &mut dyn FnMut(&mut Ledger, Duration)) {
         self.with(|ledger, now| change(ledger, now));
     }

@@ -12,7 +12,7 @@ use kube_api::object::Pod;
 use kube_api::quantity::Quantity;
 use kube_api::request::{Defaults, identity, request};
 use placement::{Among, Placement};
-use scheduler::assigner::{Assigner, Books, Settings};
+use scheduler::assigner::{Assigner, ClaimLedger, Settings};
 use scheduler::compute_tasks::{self, Found as FoundPod, Next};
 use scheduler::leases::Sent;
 use scheduler::leases::guards::{GIVE_UP_AFTER, Guard, Guarded, Guards};
@@ -93,9 +93,10 @@ impl World {
             faults: Arc::clone(&faults),
             planted,
         };
-        let assigner = |books: &Arc<Process>| {
-            let books: Arc<dyn Books> = Arc::clone(books) as Arc<dyn Books>;
-            let assigner = Assigner::new(books, Arc::new(api.clone()), Settings::default());
+        let assigner = |claim_ledger: &Arc<Process>| {
+            let claim_ledger: Arc<dyn ClaimLedger> =
+                Arc::clone(claim_ledger) as Arc<dyn ClaimLedger>;
+            let assigner = Assigner::new(claim_ledger, Arc::new(api.clone()), Settings::default());
             let keeping = assigner.clone();
             tokio::spawn(async move { keeping.keep(LOOK, 0.0).await });
             assigner
@@ -506,7 +507,8 @@ impl World {
                 taking.extend(ledger.guarded().map(|gpu| {
                     let lease = truth.leases.get(&lease_name(gpu));
                     let claim = lease.map(|lease| Claim::read(lease).unwrap());
-                    let unknown = || Claim::binding(gpu, "binding", "", Books::wall(&**process));
+                    let unknown =
+                        || Claim::binding(gpu, "binding", "", ClaimLedger::wall(&**process));
                     claim.unwrap_or_else(unknown)
                 }));
                 taking

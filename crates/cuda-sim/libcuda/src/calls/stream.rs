@@ -21,6 +21,22 @@ calls! {
     cuStreamCreate(out, flags) => make(out, flags, 0);
     cuStreamCreateWithPriority(out, flags, priority) => make(out, flags, priority);
     cuStreamDestroy, cuStreamDestroy_v2(stream) => destroy(stream);
+    cuStreamWaitValue32, cuStreamWaitValue32_v2(stream, addr, value, flags) => value_op(
+        stream,
+        ValueOp::Wait { address: addr.0, value: value.into(), bits: 32, how: flags },
+    );
+    cuStreamWaitValue64, cuStreamWaitValue64_v2(stream, addr, value, flags) => value_op(
+        stream,
+        ValueOp::Wait { address: addr.0, value, bits: 64, how: flags },
+    );
+    cuStreamWriteValue32, cuStreamWriteValue32_v2(stream, addr, value, flags) => {
+        let _default_or_no_barrier = flags;
+        value_op(stream, ValueOp::Write { address: addr.0, value: value.into(), bits: 32 })
+    };
+    cuStreamWriteValue64, cuStreamWriteValue64_v2(stream, addr, value, flags) => {
+        let _default_or_no_barrier = flags;
+        value_op(stream, ValueOp::Write { address: addr.0, value, bits: 64 })
+    };
     cuStreamQuery(stream) => {
         let stream = find(stream)?;
         capturing::query_of_stream(&stream)?;
@@ -177,142 +193,6 @@ fn launch_host(stream: CuStream, function: CuHostFn, data: *mut c_void) -> Done 
         return Ok(());
     }
     submit_call(&stream, move || call_host(function, data))
-}
-
-pub(crate) fn cuStreamWaitValue32(
-    stream: CuStream,
-    addr: CuDevicePtr,
-    value: u32,
-    flags: u32,
-) -> Done {
-    value_op(
-        stream,
-        ValueOp::Wait {
-            address: addr.0,
-            value: value.into(),
-            bits: 32,
-            how: flags,
-        },
-    )
-}
-
-pub(crate) fn cuStreamWaitValue32_v2(
-    stream: CuStream,
-    addr: CuDevicePtr,
-    value: u32,
-    flags: u32,
-) -> Done {
-    value_op(
-        stream,
-        ValueOp::Wait {
-            address: addr.0,
-            value: value.into(),
-            bits: 32,
-            how: flags,
-        },
-    )
-}
-
-pub(crate) fn cuStreamWaitValue64(
-    stream: CuStream,
-    addr: CuDevicePtr,
-    value: u64,
-    flags: u32,
-) -> Done {
-    value_op(
-        stream,
-        ValueOp::Wait {
-            address: addr.0,
-            value,
-            bits: 64,
-            how: flags,
-        },
-    )
-}
-
-pub(crate) fn cuStreamWaitValue64_v2(
-    stream: CuStream,
-    addr: CuDevicePtr,
-    value: u64,
-    flags: u32,
-) -> Done {
-    value_op(
-        stream,
-        ValueOp::Wait {
-            address: addr.0,
-            value,
-            bits: 64,
-            how: flags,
-        },
-    )
-}
-
-pub(crate) fn cuStreamWriteValue32(
-    stream: CuStream,
-    addr: CuDevicePtr,
-    value: u32,
-    flags: u32,
-) -> Done {
-    let _default_or_no_barrier = flags;
-    value_op(
-        stream,
-        ValueOp::Write {
-            address: addr.0,
-            value: value.into(),
-            bits: 32,
-        },
-    )
-}
-
-pub(crate) fn cuStreamWriteValue32_v2(
-    stream: CuStream,
-    addr: CuDevicePtr,
-    value: u32,
-    flags: u32,
-) -> Done {
-    let _default_or_no_barrier = flags;
-    value_op(
-        stream,
-        ValueOp::Write {
-            address: addr.0,
-            value: value.into(),
-            bits: 32,
-        },
-    )
-}
-
-pub(crate) fn cuStreamWriteValue64(
-    stream: CuStream,
-    addr: CuDevicePtr,
-    value: u64,
-    flags: u32,
-) -> Done {
-    let _default_or_no_barrier = flags;
-    value_op(
-        stream,
-        ValueOp::Write {
-            address: addr.0,
-            value,
-            bits: 64,
-        },
-    )
-}
-
-pub(crate) fn cuStreamWriteValue64_v2(
-    stream: CuStream,
-    addr: CuDevicePtr,
-    value: u64,
-    flags: u32,
-) -> Done {
-    let _default_or_no_barrier = flags;
-    value_op(
-        stream,
-        ValueOp::Write {
-            address: addr.0,
-            value,
-            bits: 64,
-        },
-    )
 }
 
 #[allow(non_snake_case, reason = "the part that two exported functions share")]
