@@ -160,7 +160,7 @@ typedef struct VGPU_ALIGNED(64) VgpuRegionHeader {
   uint64_t reserved_2[448];
 } VgpuRegionHeader;
 
-// What one process has launched on one device.
+// The launches of one process on one device.
 typedef struct VGPU_ALIGNED(64) VgpuComputeUse {
   // Kernels launched.
   uint64_t launches;
@@ -183,16 +183,15 @@ typedef struct VGPU_ALIGNED(64) VgpuComputeUse {
   uint64_t waits;
   // Copies and fills put into streams.
   uint64_t copies;
-  // What they copied and filled, bytes.
+  // Bytes that they copied or filled.
   uint64_t copy_bytes;
   // Host functions put into streams.
   uint64_t host_functions;
   // Launches whose cost was not known.
   uint64_t unknown_launches;
-  // Share of the device in the last window, thousandths.
-  uint32_t busy_permille;
-  // The process's priority on this device, 0 is the highest.
-  uint32_t priority;
+  // Time in which the process had work on the device, as its events saw it: includes the turns that
+  // other processes had meanwhile. Nanoseconds; 0 where an older library wrote the region.
+  uint64_t occupied_ns;
   // When the work in flight ought to be done, though others had their turns, nanoseconds of the
   // monotonic clock.
   uint64_t expected_by_ns;
@@ -208,9 +207,9 @@ typedef struct VGPU_ALIGNED(64) VgpuRegionDevice {
   uint64_t reserved_0[4];
   // Bytes of all shared objects on this device: a charge word without a tag.
   uint64_t shared;
-  // What a context was seen to take, bytes; 0 where it was not measured yet.
+  // Size of a context as measured, bytes; 0 where it was not measured yet.
   uint64_t context_bytes;
-  // What a module was seen to take, bytes; 0 where it was not measured yet.
+  // Size of a module as measured, bytes; 0 where it was not measured yet.
   uint64_t module_bytes;
   // Size of the device, bytes; 0 where it is not known.
   uint64_t physical_bytes;
@@ -237,9 +236,11 @@ typedef struct VGPU_ALIGNED(64) VgpuRegionDevice {
   uint64_t unknown;
   // When that launch was made, nanoseconds of the monotonic clock.
   uint64_t unknown_at_ns;
+  // GPU time that was used and is paid for later, out of an eighth of what is earned, nanoseconds.
+  uint64_t owed_ns;
   // Room for compute.
-  uint64_t reserved_2[2];
-  // What processes that are gone have launched.
+  uint64_t reserved_2[1];
+  // Launches of processes that are gone.
   struct VgpuComputeUse past;
 } VgpuRegionDevice;
 
@@ -249,7 +250,7 @@ typedef struct VgpuOomHolder {
   uint32_t pid;
   // Its slot.
   uint32_t slot;
-  // What it held, bytes.
+  // The memory it held, bytes.
   uint64_t bytes;
 } VgpuOomHolder;
 
@@ -267,7 +268,7 @@ typedef struct VGPU_ALIGNED(64) VgpuOomEntry {
   uint64_t asked;
   // The limit then.
   uint64_t limit;
-  // What was used then.
+  // Memory used then.
   uint64_t used;
   // Why: 0 full, 1 a wait ran out, 2 closed, 3 only memory of the device itself would have done
   // (then `limit` and `used` are of the container's share of that).
@@ -291,7 +292,7 @@ typedef struct VGPU_ALIGNED(64) VgpuSharedObject {
   uint32_t state;
   // Index of the device.
   uint32_t device;
-  // What names it, the same in every process.
+  // Its name, the same in every process.
   uint64_t key[2];
   // Its charge, bytes.
   uint64_t bytes;
@@ -336,7 +337,7 @@ typedef struct VGPU_ALIGNED(64) VgpuSlotHead {
   uint64_t reserved[6];
 } VgpuSlotHead;
 
-// What one process uses of one device. Only its own process and, once that is dead, a reaper
+// The use of one device by one process. Only its own process and, once that is dead, a reaper
 // write it.
 typedef struct VGPU_ALIGNED(64) VgpuDeviceUse {
   // Charge word: what the driver has given.
@@ -351,10 +352,10 @@ typedef struct VGPU_ALIGNED(64) VgpuDeviceUse {
   // Since when the process's runtime has been loading what no call of the driver's public
   // interface names, nanoseconds of the monotonic clock; 0: it is not.
   uint64_t loading_since_ns;
-  // What a checkpoint has taken off `confirmed`, with the tag of its charge words; 0: nothing.
+  // The bytes that a checkpoint has taken off `confirmed`, with the tag of its charge words; 0: nothing.
   uint64_t away;
-  // What it is taken to load in all as long as no such process of the container was measured,
-  // bytes; counts only while `loading_since_ns` does.
+  // The bytes that its runtime is assumed to load as long as no such process of the container was measured;
+  // counts only while `loading_since_ns` does.
   uint64_t loading_bytes;
   // Room for more kinds.
   uint64_t reserved_0[1];
@@ -362,7 +363,7 @@ typedef struct VGPU_ALIGNED(64) VgpuDeviceUse {
   uint64_t pending;
   // Room that keeps the next field on a line of its own.
   uint64_t reserved_1[7];
-  // What it has launched.
+  // Its launches.
   struct VgpuComputeUse compute;
 } VgpuDeviceUse;
 
@@ -370,13 +371,13 @@ typedef struct VGPU_ALIGNED(64) VgpuDeviceUse {
 typedef struct VGPU_ALIGNED(64) VgpuSlot {
   // Its identity.
   struct VgpuSlotHead head;
-  // What it uses.
+  // Its use of each device.
   struct VgpuDeviceUse devices[VGPU_MAX_DEVICES];
 } VgpuSlot;
 
 // The usage region: one file, written by the container, `pread` by the host.
 typedef struct VGPU_ALIGNED(64) VgpuRegionLayout {
-  // What it is.
+  // Magic number, version and sizes.
   struct VgpuRegionHeader header;
   // Its devices.
   struct VgpuRegionDevice devices[VGPU_MAX_DEVICES];
@@ -416,7 +417,7 @@ typedef struct VGPU_ALIGNED(64) VgpuHostFileHeader {
   uint64_t reserved[459];
 } VgpuHostFileHeader;
 
-// What a container may use of one device.
+// The limits of a container on one device.
 typedef struct VgpuLimitsDevice {
   // UUID text, zero-padded; empty stands for "the device at this index".
   uint8_t uuid[VGPU_UUID_BYTES];
@@ -424,9 +425,9 @@ typedef struct VgpuLimitsDevice {
   uint64_t memory_bytes;
   // Size of the device, bytes; 0 where it is not known.
   uint64_t physical_bytes;
-  // What a context is expected to take, bytes; 0 where it is not known.
+  // Expected size of a context, bytes; 0 where it is not known.
   uint64_t context_bytes;
-  // What a module is expected to take, bytes; 0 where it is not known.
+  // Expected size of a module, bytes; 0 where it is not known.
   uint64_t module_bytes;
   // Share of compute time, percent; 0 and 100 are no cap.
   uint32_t core_percent;
@@ -455,7 +456,7 @@ typedef struct VGPU_ALIGNED(64) VgpuLimitsCopy {
   uint32_t unlisted;
   // Room.
   uint32_t reserved_0[9];
-  // What the container may use.
+  // The container's limits, by device.
   struct VgpuLimitsDevice devices[VGPU_MAX_DEVICES];
   // Room.
   uint64_t reserved_1[119];
@@ -465,13 +466,13 @@ typedef struct VGPU_ALIGNED(64) VgpuLimitsCopy {
 
 // The limits: one file, written by the host, mapped read-only by the container.
 typedef struct VGPU_ALIGNED(64) VgpuLimitsLayout {
-  // What it is, and which copy counts.
+  // Kind and version, and which copy counts.
   struct VgpuHostFileHeader header;
   // The copies.
   struct VgpuLimitsCopy copies[2];
 } VgpuLimitsLayout;
 
-// What the host knows of one process.
+// The host's knowledge of one process.
 typedef struct VGPU_ALIGNED(64) VgpuTargetsEntry {
   // Generation of the file's content that this entry belongs to.
   uint64_t generation;
@@ -481,16 +482,17 @@ typedef struct VGPU_ALIGNED(64) VgpuTargetsEntry {
   uint32_t host_pid;
   // 1: the slot's owner is dead, and the driver holds nothing for it any more.
   uint32_t released;
-  // What the driver takes for contexts and modules beyond the process's own allocations, by
+  // Memory that the driver takes for contexts and modules beyond the process's own allocations, by
   // device, bytes.
   uint64_t overhead_bytes[VGPU_MAX_DEVICES];
-  // What the compute arbiter grants, by device; 0 is no word of it. Bits 0-9: thousandths of
+  // The compute arbiter's grants, by device; 0 means that it has granted nothing. Bits 0-9: thousandths of
   // the device plus one; bit 10: others work on the device too; bit 11: the work is to be
   // measured although nothing caps it; bits 16-31: what a nanosecond that the process has
   // measured counts for, in parts of 4096.
   uint32_t grants[VGPU_MAX_DEVICES];
-  // Room.
-  uint64_t reserved_1[4];
+  // Of a measured interval that other processes' turns may lie in: the part that is the process's own, by
+  // device, in parts of 4096; 0 is no word of it. `grants` has this factor in it.
+  uint16_t own_parts[VGPU_MAX_DEVICES];
   // Over everything before it.
   uint64_t checksum;
 } VgpuTargetsEntry;
@@ -503,7 +505,7 @@ typedef struct VGPU_ALIGNED(64) VgpuTargetsCopy {
 
 // The targets: one file, written by the host, mapped read-only by the container.
 typedef struct VGPU_ALIGNED(64) VgpuTargetsLayout {
-  // What it is, and which copy counts.
+  // Kind and version, and which copy counts.
   struct VgpuHostFileHeader header;
   // The copies.
   struct VgpuTargetsCopy copies[2];

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
 use clap::{Parser, Subcommand};
-use server::{LogFormat, TraceArgs};
+use server::TraceArgs;
 
 use crate::assigner::Pin;
+use crate::flags::{CertificateArgs, LogArgs};
 use crate::{ClaimSettings, parse};
 
 /// Chooses the GPU and the node of every pod that asks for devices, next to a stock kube-scheduler that calls it.
@@ -40,23 +41,9 @@ pub struct Args {
     )]
     pub http_bind: SocketAddr,
 
-    /// Certificate for HTTPS, PEM; with --key_file. Read again when it changes.
-    #[arg(
-        long = "cert_file",
-        alias = "cert-file",
-        value_name = "FILE",
-        requires = "key_file"
-    )]
-    pub cert_file: Option<PathBuf>,
-
-    /// Private key of the certificate, PEM.
-    #[arg(
-        long = "key_file",
-        alias = "key-file",
-        value_name = "FILE",
-        requires = "cert_file"
-    )]
-    pub key_file: Option<PathBuf>,
+    /// The certificate of --http_bind.
+    #[command(flatten)]
+    pub certificate: CertificateArgs,
 
     /// Serve /metrics and /explain here, too: ADDRESS:PORT, or :PORT for every address.
     #[arg(long, env = "VGPU_METRICS_ADDR", value_name = "ADDRESS", value_parser = parse::address)]
@@ -245,23 +232,9 @@ pub struct Args {
     #[command(flatten)]
     pub traces: TraceArgs,
 
-    /// What to log: error, warn, info or debug, or directives such as warn,scheduler=debug.
-    #[arg(
-        long,
-        env = "VGPU_SCHEDULER_LOG",
-        value_name = "FILTER",
-        default_value = "info"
-    )]
-    pub log: String,
-
-    /// The format of log lines.
-    #[arg(
-        long,
-        env = "VGPU_SCHEDULER_LOG_FORMAT",
-        value_enum,
-        default_value_t = LogFormat::Text
-    )]
-    pub log_format: LogFormat,
+    /// The log.
+    #[command(flatten)]
+    pub log: LogArgs,
 
     /// Log more, as --log=debug.
     #[arg(long)]
@@ -300,7 +273,7 @@ impl Args {
         if self.debug || self.verbosity >= 5 {
             "debug,hyper=info,hyper_util=info,tower=info,rustls=info,kube=info,kube_client=info,h2=info"
         } else {
-            &self.log
+            &self.log.log
         }
     }
 

@@ -22,6 +22,7 @@ use jiff::Timestamp;
 use kube_api::assigner::{Claim, Finalize, PodClaim, State, pod_claim};
 use tokio::sync::watch;
 
+use crate::calls::CallError;
 use crate::leases::{self, Found, Sent, Store};
 use crate::ledger::{ClaimAsk, Held, Ledger, NotClaimed};
 use judge::{Tend, Verdict};
@@ -227,7 +228,7 @@ impl Assigner {
                 match self.used_by_others(&won).await {
                     Ok(used) if used.is_empty() => return Ok(won),
                     Ok(used) => ask.not.extend(used),
-                    Err(why) => failed = Some(Some(why)),
+                    Err(why) => failed = Some(Some(why.to_string())),
                 }
             }
             self.give_back(&proposed, &won, in_doubt).await;
@@ -252,7 +253,7 @@ impl Assigner {
 
     /// Which of these GPUs, whose Leases are written, other pods hold that are bound by now, as the API server says it.
     /// Our own watch may be late; and from the Lease on, the extender binds no pod to them (see [`leases::guards`]).
-    async fn used_by_others(&self, won: &[Claim]) -> Result<BTreeSet<String>, String> {
+    async fn used_by_others(&self, won: &[Claim]) -> Result<BTreeSet<String>, CallError> {
         let mut nodes: BTreeMap<Arc<str>, Vec<&Claim>> = BTreeMap::new();
         let mut used = BTreeSet::new();
         for claim in won {
@@ -353,7 +354,7 @@ impl Assigner {
                         Sent::Conflict | Sent::Gone => {}
                     }
                 }
-                Err(text) => why = text,
+                Err(error) => why = error.to_string(),
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -374,7 +375,7 @@ impl Assigner {
             }
             Ok(Found::Foreign(_)) => Wrote::Lost(None),
             Err(why) => Wrote::Failed {
-                why,
+                why: why.to_string(),
                 certain: false,
             },
         }
@@ -468,7 +469,7 @@ impl Assigner {
         match self.0.store.find(gpu).await {
             Ok(Found::Claim(claim)) => Ok(Some(*claim)),
             Ok(Found::Nothing | Found::Foreign(_)) => Ok(None),
-            Err(why) => Err(NotFinalized::Unanswered(why)),
+            Err(why) => Err(NotFinalized::Unanswered(why.to_string())),
         }
     }
 
@@ -507,7 +508,7 @@ impl Assigner {
     async fn check_pod(&self, asked: &Finalize) -> Result<(), NotFinalized> {
         let (namespace, name) = (asked.namespace.as_str(), asked.name.as_str());
         let pod = self.0.store.pod(namespace, name).await;
-        let pod = pod.map_err(NotFinalized::Unanswered)?;
+        let pod = pod.map_err(|why| NotFinalized::Unanswered(why.to_string()))?;
         let Some(pod) = pod.filter(|pod| !leases::has_ended(pod)) else {
             return Err(NotFinalized::Unknown(format!(
                 "there is no pod {namespace}/{name} that runs or waits"
@@ -577,8 +578,8 @@ impl Assigner {
                 self.forget(&guard);
             }
         }
-        // The pods of each namespace, read once.
-        let mut carriers: HashMap<String, Result<Vec<PodClaim>, String>> = HashMap::new();
+        // The pods of each namespace, read once; none where they cannot be read.
+        let mut carriers: HashMap<String, Option<Vec<PodClaim>>> = HashMap::new();
         for (held, pod, tend) in due {
             let claim = held.claim;
             match (tend, pod) {
@@ -597,10 +598,10 @@ impl Assigner {
                     let namespace = claim.namespace.clone();
                     if !carriers.contains_key(&namespace) {
                         let read = self.0.store.carriers(&namespace).await;
-                        carriers.insert(namespace.clone(), read);
+                        carriers.insert(namespace.clone(), read.ok());
                     }
                     let is_carried = match carriers.get(&namespace) {
-                        Some(Ok(pods)) => pods.iter().any(|pod| carries(pod, &claim)),
+                        Some(Some(pods)) => pods.iter().any(|pod| carries(pod, &claim)),
                         // If the pods cannot be read, no claim is released.
                         _ => true,
                     };

@@ -15,15 +15,23 @@ use kube_api::config::DeviceConfig;
 use kube_api::vendor::{Switches, Vendors};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use server::{Listener, LogFormat, Manners, Tls, TlsFiles};
+use server::{Listener, LogFormat, Manners, Tls};
 use tokio::sync::watch;
 
 use crate::assigner::{Assigner, Pin, Settings};
+use crate::flags::CertificateArgs;
 use crate::{ClaimSettings, Company, Scheduler, api};
 
 /// Hands out whole GPUs to pods that ask by label, at admission, with reservations that are finalized later.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "assigner", version, max_term_width = 100)]
+#[command(
+    name = "assigner",
+    version,
+    max_term_width = 100,
+    mut_arg("cert_file", |flag| flag.help(
+        "Certificate for HTTPS on --port, PEM; with --key_file. Read again when it changes"
+    ))
+)]
 pub struct Args {
     /// File with the token for the API server. Read again when it changes.
     #[arg(short = 't', long, value_name = "FILE")]
@@ -69,23 +77,9 @@ pub struct Args {
     )]
     pub address: IpAddr,
 
-    /// Certificate for HTTPS on --port, PEM; with --key_file. Read again when it changes.
-    #[arg(
-        long = "cert_file",
-        alias = "cert-file",
-        value_name = "FILE",
-        requires = "key_file"
-    )]
-    pub cert_file: Option<PathBuf>,
-
-    /// Private key of the certificate, PEM.
-    #[arg(
-        long = "key_file",
-        alias = "key-file",
-        value_name = "FILE",
-        requires = "cert_file"
-    )]
-    pub key_file: Option<PathBuf>,
+    /// The certificate of --port.
+    #[command(flatten)]
+    pub certificate: CertificateArgs,
 
     /// Namespace of the Leases, one for each reserved GPU.
     #[arg(
@@ -97,7 +91,7 @@ pub struct Args {
     pub claims_namespace: String,
 
     /// How often reservations are checked: 20s; a bare number is milliseconds.
-    #[arg(short = 'i', long, value_name = "TIME", default_value = "20s", value_parser = interval)]
+    #[arg(short = 'i', long, value_name = "TIME", default_value = "20s", value_parser = crate::parse::renew_interval)]
     pub renew_interval: Duration,
 
     /// The part of the interval by which it varies, 0 to 1.
@@ -167,21 +161,6 @@ impl Level {
             Self::Warn => "warn",
             Self::Error | Self::Fatal | Self::Report => "error",
         }
-    }
-}
-
-/// `20s`, `1m30s`; a bare number is milliseconds, as in the reference.
-fn interval(text: &str) -> Result<Duration, String> {
-    let interval = match text.parse::<u32>() {
-        Ok(milliseconds) => Duration::from_millis(milliseconds.into()),
-        Err(_) => crate::parse::duration(text)?,
-    };
-    // A proposal lasts a minute, and its pod must be seen within that time.
-    let allowed = Duration::from_millis(100)..=Duration::from_secs(100);
-    if allowed.contains(&interval) {
-        Ok(interval)
-    } else {
-        Err("expected 100ms to 100s, so that a reservation of 300 s is renewed in time".into())
     }
 }
 
@@ -308,20 +287,10 @@ async fn run(args: Args, credentials: Credentials) -> anyhow::Result<()> {
     let assigner = scheduler
         .assigner(Settings { pin: args.pin })
         .context("reservations do not count")?;
-    let tls = match (&args.cert_file, &args.key_file) {
-        (Some(certificate), Some(key)) => {
-            let files = TlsFiles {
-                certificate: certificate.clone(),
-                key: key.clone(),
-                client_ca: None,
-            };
-            Some(Tls::from_files(files).context("--cert_file, --key_file")?)
-        }
-        _ => {
-            tracing::warn!("no --cert_file: an API server calls a webhook over HTTPS only");
-            None
-        }
-    };
+    let tls = args.certificate.tls()?;
+    if tls.is_none() {
+        tracing::warn!("no --cert_file: an API server calls a webhook over HTTPS only");
+    }
     tracing::info!(api = %api.address(), ui = %ui.address(), "serving");
     let following = {
         let scheduler = scheduler.clone();

@@ -1,6 +1,6 @@
 //! `/bind`: a pod's devices are written together with its binding, in one call, so that there is no half-written state.
-//! Also writes them at filter time where a program reads them then. The node and devices were chosen by the filter;
-//! only a pod without a reservation is fitted here.
+//! Also writes them at filter time if another program reads them then. The node and devices were chosen by the filter;
+//! only a pod without a reservation is placed here.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,14 +9,18 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use jiff::Timestamp;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
+use kube::core::Status;
 use kube_api::allocation::{self, Written};
 use kube_api::assigner::{Claim, pod_claim};
 use kube_api::extender::ExtenderBindingArgs;
 use kube_api::keys;
 use kube_api::object::{Node, Pod};
+use kube_api::request::RequestError;
 use placement::{Misfit, Placement};
 use serde_json::{Value, json};
+use tokio::task::JoinError;
 
+use crate::calls::{CallError, within};
 use crate::events::Kind;
 use crate::leases::guards::{GIVE_UP_AFTER, Guard, Guarded, Known, NotGuarded};
 use crate::ledger::{Begun, identity, uid_of};
@@ -28,23 +32,100 @@ const FIELD_MANAGER: &str = "vgpu-scheduler";
 /// The vendor whose GPUs can also be requested by label.
 const NVIDIA: &str = "NVIDIA";
 
-/// Whether the outcome of a binding is known.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Outcome {
-    /// It happened, or never will.
-    Settled,
-    /// It may have happened, or may yet happen.
-    InDoubt,
+/// Why a pod is not bound.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// There is no pod of that name.
+    #[error("pod \"{0}\" not found")]
+    NoPod(String),
+    /// The pod of that name is another one.
+    #[error("pod \"{name}\" not found: the pod of that name has uid {there}, not {asked}")]
+    OtherPod {
+        /// The name.
+        name: String,
+        /// The uid of the pod that has the name.
+        there: Arc<str>,
+        /// The uid in the question.
+        asked: String,
+    },
+    /// There is no node of that name.
+    #[error("node \"{0}\" not found")]
+    NoNode(String),
+    /// An earlier call still binds the pod.
+    #[error("the pod is being bound by an earlier call; try again")]
+    UnderWay,
+    /// The pod has another node.
+    #[error("the pod is bound to node {node}, or its binding to there may still happen")]
+    Elsewhere {
+        /// That node.
+        node: Arc<str>,
+    },
+    /// The namespace's ComputeQuota leaves too little.
+    #[error("{0}")]
+    OverQuota(String),
+    /// The pod's request cannot be read.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The node's devices cannot take the pod.
+    #[error("node {node} does not fit any more: {}", misfit.summary())]
+    NoFit {
+        /// The node.
+        node: String,
+        /// What is missing there.
+        misfit: Misfit,
+    },
+    /// An assigner has one of the GPUs, or may get it.
+    #[error(transparent)]
+    NotGuarded(#[from] NotGuarded),
+    /// The Leases of the pod's GPUs may run out before the binding is written.
+    #[error("the API server took too long to write the Leases of the pod's GPUs")]
+    GuardTooOld,
+    /// The pod cannot be read.
+    #[error("the pod cannot be read: {0}")]
+    PodUnread(CallError),
+    /// The API server refused the binding.
+    #[error("{0}")]
+    Refused(String),
+    /// The API server refused the binding because the pod has changed. An earlier call, whose answer was lost, may have
+    /// bound it.
+    #[error("{refusal}; the pod cannot be read: {unread}")]
+    Conflict {
+        /// What the API server said.
+        refusal: String,
+        /// Why it is not known whether the pod is bound.
+        unread: CallError,
+    },
+    /// The binding may have happened, or may yet happen.
+    #[error("it is not known whether the binding happened: {0}")]
+    Unanswered(String),
+    /// A defect in our code.
+    #[error("the binding broke off: {0}")]
+    BrokeOff(#[from] JoinError),
+}
+
+impl BindError {
+    /// Whether the binding may have happened, or may yet happen.
+    fn leaves_doubt(&self) -> bool {
+        matches!(self, Self::Unanswered(_) | Self::Conflict { .. })
+    }
+}
+
+/// Why a pod's devices are not written before its binding.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WriteError {
+    /// What the API server said, or why it said nothing.
+    #[error("{0}")]
+    Failed(String),
+    /// A defect in our code.
+    #[error("the annotations could not be written: {0}")]
+    BrokeOff(#[from] JoinError),
 }
 
 /// The outcome of a call that writes.
 enum Sent {
     Done,
     /// It did not happen, and will not.
-    Refused {
-        code: u16,
-        text: String,
-    },
+    Refused(Box<Status>),
     /// It may have happened, or may yet happen.
     Unknown(String),
 }
@@ -56,7 +137,7 @@ impl Scheduler {
     /// # Errors
     ///
     /// Why the pod is not bound, in a sentence for its events.
-    pub async fn bind(&self, mut args: ExtenderBindingArgs) -> Result<(), String> {
+    pub async fn bind(&self, mut args: ExtenderBindingArgs) -> Result<(), BindError> {
         if args.pod_namespace.is_empty() {
             args.pod_namespace = DEFAULT_NAMESPACE.to_owned();
         }
@@ -66,7 +147,7 @@ impl Scheduler {
         let task = tokio::spawn(async move { scheduler.bind_to_its_end(&args).await });
         let result = match task.await {
             Ok(result) => result,
-            Err(error) => Err(format!("the binding broke off: {error}")),
+            Err(error) => Err(error.into()),
         };
         let (namespace, name, node) = (&about.pod_namespace, &about.pod_name, &about.node);
         let pod = (namespace.as_str(), name.as_str(), about.pod_uid.as_str());
@@ -81,16 +162,16 @@ impl Scheduler {
                 );
             }
             Err(problem) => {
-                tracing::warn!(%namespace, pod = %name, %node, problem, "not bound");
+                tracing::warn!(%namespace, pod = %name, %node, %problem, "not bound");
                 self.0
                     .events
-                    .pod(pod, Kind::Warning, "BindingFailed", problem.clone());
+                    .pod(pod, Kind::Warning, "BindingFailed", problem.to_string());
             }
         }
         result
     }
 
-    async fn bind_to_its_end(&self, args: &ExtenderBindingArgs) -> Result<(), String> {
+    async fn bind_to_its_end(&self, args: &ExtenderBindingArgs) -> Result<(), BindError> {
         let uid = self.known_uid(args);
         let begun = self.change(|ledger, now| ledger.begin_bind(&uid, &args.node, now));
         let begun = match begun {
@@ -105,11 +186,9 @@ impl Scheduler {
             // The pod asks for no devices.
             Begun::NotReserved => self.bind_plainly(args).await,
             Begun::Done => Ok(()),
-            Begun::OverQuota(why) => Err(why),
-            Begun::UnderWay => Err("the pod is being bound by an earlier call; try again".into()),
-            Begun::Elsewhere { node } => Err(format!(
-                "the pod is bound to node {node}, or its binding to there may still happen"
-            )),
+            Begun::OverQuota(why) => Err(BindError::OverQuota(why)),
+            Begun::UnderWay => Err(BindError::UnderWay),
+            Begun::Elsewhere { node } => Err(BindError::Elsewhere { node }),
         }
     }
 
@@ -128,21 +207,22 @@ impl Scheduler {
     }
 
     /// Reads the pod from the API server and fits it on the node.
-    async fn begin_anew(&self, args: &ExtenderBindingArgs, uid: &str) -> Result<Begun, String> {
-        let pod = match self.read_pod(args).await? {
+    async fn begin_anew(&self, args: &ExtenderBindingArgs, uid: &str) -> Result<Begun, BindError> {
+        let pod = match self.read_pod(args).await.map_err(BindError::PodUnread)? {
             Some(pod) => pod,
             None => {
                 self.change(|ledger, _| ledger.undo(uid));
-                return Err(format!("pod \"{}\" not found", args.pod_name));
+                return Err(BindError::NoPod(args.pod_name.clone()));
             }
         };
         let there = uid_of(&pod);
         if !args.pod_uid.is_empty() && *args.pod_uid != *there {
             self.change(|ledger, _| ledger.undo(&args.pod_uid));
-            return Err(format!(
-                "pod \"{}\" not found: the pod of that name has uid {there}, not {}",
-                args.pod_name, args.pod_uid
-            ));
+            return Err(BindError::OtherPod {
+                name: args.pod_name.clone(),
+                there,
+                asked: args.pod_uid.clone(),
+            });
         }
         if !pod.spec.node_name.is_empty() {
             let node = &pod.spec.node_name;
@@ -155,35 +235,36 @@ impl Scheduler {
                 })
             };
         }
-        let request = self.request(&pod).map_err(|problem| problem.to_string())?;
+        let request = self.request(&pod)?;
         if !request.asks_for_devices() {
             return Ok(Begun::NotReserved);
         }
         if !self.with_ledger(|ledger| ledger.knows_node(&args.node)) {
             self.change(|ledger, _| ledger.undo(uid));
-            return Err(format!("node \"{}\" not found", args.node));
+            return Err(BindError::NoNode(args.node.clone()));
         }
         let pod = Arc::new(pod);
         self.change(|ledger, now| ledger.begin_bind_anew(&request, &pod, &args.node, now))
-            .map_err(|misfit: Misfit| {
-                let node = &args.node;
-                format!("node {node} does not fit any more: {}", misfit.summary())
+            .map_err(|misfit| BindError::NoFit {
+                node: args.node.clone(),
+                misfit,
             })
     }
 
-    async fn bind_plainly(&self, args: &ExtenderBindingArgs) -> Result<(), String> {
+    async fn bind_plainly(&self, args: &ExtenderBindingArgs) -> Result<(), BindError> {
         // The API server binds a pod to a node that does not exist. A node outside the selector does exist.
         if !self.with_ledger(|ledger| ledger.knows_node(&args.node)) {
             let nodes: Api<Node> = Api::all(self.0.client.clone());
             let call = nodes.get_opt(&args.node);
             if let Ok(Ok(None)) = tokio::time::timeout(self.0.settings.kube_timeout, call).await {
-                return Err(format!("node \"{}\" not found", args.node));
+                return Err(BindError::NoNode(args.node.clone()));
             }
         }
         let binding = binding(args, &args.pod_uid, &Written::default());
         match self.send_binding(args, &binding).await {
             Sent::Done => Ok(()),
-            Sent::Refused { text, .. } | Sent::Unknown(text) => Err(text),
+            Sent::Refused(status) => Err(BindError::Refused(status.message)),
+            Sent::Unknown(why) => Err(BindError::Unanswered(why)),
         }
     }
 
@@ -194,7 +275,7 @@ impl Scheduler {
         uid: &str,
         pod: &Pod,
         placement: &Placement,
-    ) -> Result<(), String> {
+    ) -> Result<(), BindError> {
         let guard = match self.guard(pod, placement).await {
             Ok(guard) => guard,
             Err(why) => {
@@ -204,21 +285,21 @@ impl Scheduler {
                     }
                     ledger.bind_refused(uid);
                 });
-                return Err(why.to_string());
+                return Err(why.into());
             }
         };
-        let (result, outcome) = if guard.as_ref().is_none_or(Guard::holds) {
+        let result = if guard.as_ref().is_none_or(Guard::holds) {
             self.write_binding(args, uid, pod, placement).await
         } else {
             self.change(|ledger, _| ledger.bind_refused(uid));
-            let text = "the API server took too long to write the Leases of the pod's GPUs";
-            (Err(text.to_owned()), Outcome::Settled)
+            Err(BindError::GuardTooOld)
         };
         if let Some(guard) = guard {
             let scheduler = self.clone();
+            let settled = !result.as_ref().is_err_and(BindError::leaves_doubt);
             tokio::spawn(async move {
                 if let Some(guards) = &scheduler.0.guards {
-                    guards.give_back(guard, outcome == Outcome::Settled).await;
+                    guards.give_back(guard, settled).await;
                 }
             });
         }
@@ -257,7 +338,7 @@ impl Scheduler {
         uid: &str,
         pod: &Pod,
         placement: &Placement,
-    ) -> (Result<(), String>, Outcome) {
+    ) -> Result<(), BindError> {
         let written = self.written_at_bind(pod, placement);
         let given = pod.metadata.uid.as_deref().unwrap_or(&args.pod_uid);
         let sent = self
@@ -266,28 +347,23 @@ impl Scheduler {
         match sent {
             Sent::Done => {
                 self.change(|ledger, now| ledger.bound(uid, now));
-                (Ok(()), Outcome::Settled)
+                Ok(())
             }
-            Sent::Refused { code: 409, text } => {
-                self.after_conflict(args, uid, &written, text).await
+            Sent::Refused(status) if status.code == 409 => {
+                self.after_conflict(args, uid, &written, status.message)
+                    .await
             }
-            Sent::Refused { code: 404, text } => {
+            Sent::Refused(status) => {
                 self.change(|ledger, _| ledger.bind_refused(uid));
-                let why = if text.contains("not found") {
-                    text
+                Err(if status.code == 404 && !status.is_not_found() {
+                    BindError::NoPod(args.pod_name.clone())
                 } else {
-                    format!("pod \"{}\" not found", args.pod_name)
-                };
-                (Err(why), Outcome::Settled)
+                    BindError::Refused(status.message)
+                })
             }
-            Sent::Refused { text, .. } => {
-                self.change(|ledger, _| ledger.bind_refused(uid));
-                (Err(text), Outcome::Settled)
-            }
-            Sent::Unknown(text) => {
+            Sent::Unknown(why) => {
                 self.change(|ledger, now| ledger.bind_in_doubt(uid, now));
-                let why = format!("it is not known whether the binding happened: {text}");
-                (Err(why), Outcome::InDoubt)
+                Err(BindError::Unanswered(why))
             }
         }
     }
@@ -298,43 +374,35 @@ impl Scheduler {
         args: &ExtenderBindingArgs,
         uid: &str,
         written: &Written,
-        text: String,
-    ) -> (Result<(), String>, Outcome) {
+        refusal: String,
+    ) -> Result<(), BindError> {
         let pod = match self.read_pod(args).await {
             Ok(Some(pod)) if *uid_of(&pod) == *uid => pod,
             // Another pod has the name, or none: this pod is gone.
             Ok(_) => {
                 self.change(|ledger, _| ledger.bind_refused(uid));
-                return (Err(text), Outcome::Settled);
+                return Err(BindError::Refused(refusal));
             }
-            Err(problem) => {
+            Err(unread) => {
                 self.change(|ledger, now| ledger.bind_in_doubt(uid, now));
-                return (Err(format!("{text}; {problem}")), Outcome::InDoubt);
+                return Err(BindError::Conflict { refusal, unread });
             }
         };
         if pod.spec.node_name.is_empty() {
             self.change(|ledger, _| ledger.bind_refused(uid));
-            return (Err(text), Outcome::Settled);
+            return Err(BindError::Refused(refusal));
         }
         if pod.spec.node_name == args.node && carries(&pod, written) {
             self.change(|ledger, now| ledger.bound(uid, now));
-            return (Ok(()), Outcome::Settled);
+            return Ok(());
         }
         self.change(|ledger, now| ledger.bound_otherwise(&pod, now));
-        (Err(text), Outcome::Settled)
+        Err(BindError::Refused(refusal))
     }
 
-    async fn read_pod(&self, args: &ExtenderBindingArgs) -> Result<Option<Pod>, String> {
+    async fn read_pod(&self, args: &ExtenderBindingArgs) -> Result<Option<Pod>, CallError> {
         let pods: Api<Pod> = Api::namespaced(self.0.client.clone(), &args.pod_namespace);
-        match tokio::time::timeout(self.0.settings.kube_timeout, pods.get_opt(&args.pod_name)).await
-        {
-            Ok(Ok(pod)) => Ok(pod),
-            Ok(Err(error)) => Err(format!("the pod cannot be read: {error}")),
-            Err(_) => Err(format!(
-                "the pod cannot be read: no answer from the API server within {} s",
-                self.0.settings.kube_timeout.as_secs()
-            )),
-        }
+        within(self.0.settings.kube_timeout, pods.get_opt(&args.pod_name)).await
     }
 
     fn written(&self, pod: &Pod, placement: &Placement) -> Written {
@@ -379,7 +447,7 @@ impl Scheduler {
             Some(_) => self.0.settings.kube_timeout.min(GIVE_UP_AFTER),
             None => self.0.settings.kube_timeout,
         };
-        judge(tokio::time::timeout(patience, call).await)
+        judge(within(patience, call).await)
     }
 
     /// Writes a pod's devices to its annotations and labels before it is bound.
@@ -391,7 +459,7 @@ impl Scheduler {
         &self,
         pod: &Arc<Pod>,
         placement: &Placement,
-    ) -> Result<(), String> {
+    ) -> Result<(), WriteError> {
         let written = self.written(pod, placement);
         let namespace = match pod.metadata.namespace.as_deref() {
             Some(namespace) if !namespace.is_empty() => namespace,
@@ -417,12 +485,12 @@ impl Scheduler {
         let call = tokio::spawn(async move {
             let patch = Patch::Merge(patch);
             let call = pods.patch(&name, &params, &patch);
-            judge(tokio::time::timeout(patience, call).await)
+            judge(within(patience, call).await)
         });
-        match call.await {
-            Ok(Sent::Done) => Ok(()),
-            Ok(Sent::Refused { text, .. } | Sent::Unknown(text)) => Err(text),
-            Err(error) => Err(format!("the annotations could not be written: {error}")),
+        match call.await? {
+            Sent::Done => Ok(()),
+            Sent::Refused(status) => Err(WriteError::Failed(status.message)),
+            Sent::Unknown(why) => Err(WriteError::Failed(why)),
         }
     }
 }
@@ -441,22 +509,18 @@ impl Known for Scheduler {
     }
 }
 
-fn judge<T>(result: Result<kube::Result<T>, tokio::time::error::Elapsed>) -> Sent {
+fn judge<T>(result: Result<T, CallError>) -> Sent {
     match result {
-        Ok(Ok(_)) => Sent::Done,
+        Ok(_) => Sent::Done,
         // A write that the server refuses has not happened. After an internal error of the server it may have.
-        Ok(Err(kube::Error::Api(status)))
+        Err(CallError::Failed(kube::Error::Api(status)))
             if (400..500).contains(&status.code) && status.code != 408 =>
         {
-            Sent::Refused {
-                code: status.code,
-                text: status.message.clone(),
-            }
+            Sent::Refused(status)
         }
         // The write happened, and the server's answer has a form that is not needed here.
-        Ok(Err(kube::Error::SerdeError(_))) => Sent::Done,
-        Ok(Err(error)) => Sent::Unknown(error.to_string()),
-        Err(elapsed) => Sent::Unknown(format!("no answer from the API server: {elapsed}")),
+        Err(CallError::Failed(kube::Error::SerdeError(_))) => Sent::Done,
+        Err(error) => Sent::Unknown(error.to_string()),
     }
 }
 

@@ -26,9 +26,10 @@ use kube_api::hcs::{API_VERSION, ComputeNode, ComputeTopology, LinkType, Vendor}
 use kube_api::object::Node;
 use placement::{DeviceView, NodeView};
 use serde_json::json;
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::Scheduler;
+use crate::calls::{CallError, within};
 use crate::ledger::Ledger;
 
 /// An agent without a new heartbeat for this long is not connected. It is three times the heartbeat's interval.
@@ -213,7 +214,7 @@ async fn say_silent(api: &Api<ComputeNode>, known: &Known, pace: Pace) {
                 silent_s = silent.as_secs(),
                 "the node's agent does not report"
             ),
-            Err(error) => tracing::warn!(node = name, error, "cannot write the ComputeNode"),
+            Err(error) => tracing::warn!(node = name, %error, "cannot write the ComputeNode"),
         }
     }
 }
@@ -268,7 +269,7 @@ async fn mirror(
         if let Err(error) = written.await {
             tracing::warn!(
                 node = name,
-                error,
+                %error,
                 "cannot write the ComputeNode; tried again"
             );
         }
@@ -286,19 +287,15 @@ async fn mirror(
         if let Err(error) = deleted.await {
             tracing::warn!(
                 node = name,
-                error,
+                %error,
                 "cannot delete the ComputeNode; tried again"
             );
         }
     }
 }
 
-async fn done<T>(call: impl Future<Output = kube::Result<T>>) -> Result<(), String> {
-    match timeout(CALL, call).await {
-        Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err(format!("no answer within {} s", CALL.as_secs())),
-    }
+async fn done<T>(call: impl Future<Output = kube::Result<T>>) -> Result<(), CallError> {
+    within(CALL, call).await.map(drop)
 }
 
 fn written_now() -> String {

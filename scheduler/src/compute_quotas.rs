@@ -11,6 +11,7 @@ use kube_api::hcs::{ComputeQuota, ComputeQuotaStatus};
 use serde_json::json;
 
 use crate::Scheduler;
+use crate::calls::{CallError, within};
 use crate::ledger::Ledger;
 
 /// How often the use is compared with the statuses.
@@ -113,7 +114,7 @@ impl Scheduler {
         &self,
         (namespace, name): &Name,
         status: &ComputeQuotaStatus,
-    ) -> Result<(), String> {
+    ) -> Result<(), CallError> {
         let quotas: Api<ComputeQuota> = Api::namespaced(self.0.client.clone(), namespace);
         let mut value = json!({ "errors": null });
         if let (Some(into), Ok(serde_json::Value::Object(from))) =
@@ -124,10 +125,6 @@ impl Scheduler {
         let patch = Patch::Merge(json!({ "status": value }));
         let params = PatchParams::default();
         let call = quotas.patch_status(name, &params, &patch);
-        match tokio::time::timeout(self.0.settings.kube_timeout, call).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err("no answer from the API server".to_owned()),
-        }
+        within(self.0.settings.kube_timeout, call).await.map(drop)
     }
 }

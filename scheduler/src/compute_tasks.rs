@@ -18,6 +18,7 @@ use kube_api::object::Pod;
 use serde_json::{Map, Value, json};
 
 use crate::Scheduler;
+use crate::calls::within;
 
 /// The wait after a check that failed.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -40,7 +41,7 @@ pub enum Next {
 /// The pod of a task's attempt: present, absent, or a pod of the same name that is not the task's.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Found {
-    /// There is no pod of that name.
+    /// There is no pod with that name.
     None,
     /// The task's.
     Own(Box<Pod>),
@@ -180,7 +181,12 @@ fn make(task: &ComputeTask, before: &ComputeTaskStatus, attempt: i32, now: &str)
     let pod = match pod_of(task, attempt) {
         Ok(pod) => pod,
         Err(problem) => {
-            return Next::Report(Box::new(failed(before, now, "TemplateInvalid", problem)));
+            return Next::Report(Box::new(failed(
+                before,
+                now,
+                "TemplateInvalid",
+                problem.to_string(),
+            )));
         }
     };
     let status = ComputeTaskStatus {
@@ -233,15 +239,25 @@ fn why_unscheduled(pod: &Pod) -> (String, Option<String>) {
     }
 }
 
+/// Why a task's template is no pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+enum TemplateError {
+    #[error("template.spec.containers is empty; name at least one container")]
+    NoContainer,
+    /// A field of the first container.
+    #[error("template.spec.containers[0].{0} is no object")]
+    NoObject(&'static str),
+}
+
 /// The pod of an attempt: the template with the task's request on its first container.
-fn pod_of(task: &ComputeTask, attempt: i32) -> Result<Value, String> {
+fn pod_of(task: &ComputeTask, attempt: i32) -> Result<Value, TemplateError> {
     let name = task.metadata.name.as_deref().unwrap_or_default();
     let spec = &task.spec;
     let mut pod_spec = spec.template.spec.clone();
     let container = pod_spec
         .pointer_mut("/containers/0")
         .and_then(Value::as_object_mut)
-        .ok_or("template.spec.containers is empty; name at least one container")?;
+        .ok_or(TemplateError::NoContainer)?;
     let amounts = [
         (keys::VRAM, &spec.resources.vram),
         (keys::TFLOPS_FP16, &spec.resources.tflops_fp16),
@@ -252,12 +268,12 @@ fn pod_of(task: &ComputeTask, attempt: i32) -> Result<Value, String> {
         .entry("resources")
         .or_insert_with(|| json!({}))
         .as_object_mut()
-        .ok_or("template.spec.containers[0].resources is no object")?;
+        .ok_or(TemplateError::NoObject("resources"))?;
     let limits = resources
         .entry("limits")
         .or_insert_with(|| json!({}))
         .as_object_mut()
-        .ok_or("template.spec.containers[0].resources.limits is no object")?;
+        .ok_or(TemplateError::NoObject("resources.limits"))?;
     for (name, amount) in amounts {
         if let Some(amount) = amount {
             limits.insert(name.to_owned(), json!(amount.0));
@@ -337,7 +353,7 @@ impl Tasks {
         self.known.remove(&name_of(task));
     }
 
-    /// The pod of a task is there, has changed, or is gone.
+    /// Processes a change of a task's pod: created, changed or deleted.
     fn note_pod(&mut self, pod: &Pod) {
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
         let owners = pod.metadata.owner_references.iter().flatten();
@@ -435,7 +451,7 @@ impl Scheduler {
                         all.note_pod(&pod);
                         None
                     }
-                    // A pod that went meanwhile is in no list.
+                    // A pod that was deleted meanwhile is in no list.
                     Some(Ok(Event::InitDone)) => {
                         all.look_at_all();
                         None
@@ -444,7 +460,7 @@ impl Scheduler {
                     Some(Err(error)) => Some(error),
                     None => return,
                 },
-                // What did not succeed is tried again, and another replica may have stopped answering.
+                // Failed writes are tried again, and another replica may have stopped answering.
                 () = tokio::time::sleep(LOOK_EVERY) => None,
             };
             if let Some(error) = error {
@@ -462,7 +478,7 @@ impl Scheduler {
             if answers {
                 self.look_at_compute_tasks(&mut all).await;
             } else {
-                // All are looked at when this replica answers again.
+                // All tasks are checked when this replica answers again.
                 all.due.clear();
             }
         }
@@ -472,9 +488,7 @@ impl Scheduler {
         let patience = self.0.settings.kube_timeout;
         for task in all.take_due() {
             let name = name_of(&task);
-            let looked = tokio::time::timeout(patience, self.run_compute_task(&task)).await;
-            let looked = looked.unwrap_or_else(|_| Err("no answer from the API server".to_owned()));
-            match looked {
+            match within(patience, self.run_compute_task(&task)).await {
                 Ok(None) => {}
                 // The watch may tell of the pod before it tells of this.
                 Ok(Some(status)) => {
@@ -487,7 +501,7 @@ impl Scheduler {
                     tracing::warn!(
                         namespace,
                         task,
-                        error,
+                        %error,
                         "a ComputeTask waits for the next look"
                     );
                     all.due.insert(name);
@@ -496,11 +510,11 @@ impl Scheduler {
         }
     }
 
-    /// Does what is to be done for the task. The status that it has written.
+    /// Does the work that is due for the task. Returns the status that it has written.
     async fn run_compute_task(
         &self,
         task: &ComputeTask,
-    ) -> Result<Option<ComputeTaskStatus>, String> {
+    ) -> Result<Option<ComputeTaskStatus>, kube::Error> {
         let namespace = task.metadata.namespace.as_deref().unwrap_or_default();
         let name = task.metadata.name.as_deref().unwrap_or_default();
         let pods: Api<Pod> = Api::namespaced(self.0.client.clone(), namespace);
@@ -511,7 +525,7 @@ impl Scheduler {
             Ok(None) => Found::None,
             Ok(Some(pod)) if is_own(&pod, task) => Found::Own(Box::new(pod)),
             Ok(Some(_)) => Found::Foreign,
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(error),
         };
         let status = match next(task, &found, &now) {
             Next::Wait => return Ok(None),
@@ -528,7 +542,7 @@ impl Scheduler {
                         let why = refusal.message.clone();
                         Box::new(failed(&before, &now, "PodRefused", why))
                     }
-                    Err(error) => return Err(error.to_string()),
+                    Err(error) => return Err(error),
                 }
             }
         };
@@ -566,7 +580,7 @@ impl Scheduler {
         namespace: &str,
         name: &str,
         status: &ComputeTaskStatus,
-    ) -> Result<(), String> {
+    ) -> Result<(), kube::Error> {
         let tasks: Api<ComputeTask> = Api::namespaced(self.0.client.clone(), namespace);
         // A merge patch removes only fields that are null, so missing fields of the status are set to null.
         let mut value: Map<String, Value> = [
@@ -587,7 +601,7 @@ impl Scheduler {
         let patch = Patch::Merge(json!({ "status": value }));
         let params = PatchParams::default();
         let call = tasks.patch_status(name, &params, &patch);
-        call.await.map(drop).map_err(|error| error.to_string())
+        call.await.map(drop)
     }
 }
 

@@ -170,14 +170,12 @@ impl Scheduler {
     /// # Errors
     ///
     /// Why it cannot be created.
-    pub(crate) fn make_pod(&self, pod: &Pod, body: &[u8]) -> Result<Option<String>, String> {
+    pub(crate) fn make_pod(&self, pod: &Pod, body: &[u8]) -> Result<Option<String>, NotCreated> {
         let Some(embedded) = &self.0.embedded else {
             return Ok(None);
         };
         let cluster = &embedded.cluster;
-        let pods = cluster
-            .resource("", "pods")
-            .map_err(|error| error.to_string())?;
+        let pods = cluster.resource("", "pods").map_err(NotCreated::Unread)?;
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         if name.is_empty() {
             return Ok(None);
@@ -197,14 +195,25 @@ impl Scheduler {
             if let Err(error) = made
                 && cluster.get(&target).is_err()
             {
-                return Err(format!("the pod cannot be created: {error}"));
+                return Err(NotCreated::Refused(error));
             }
         }
-        let there = cluster.get(&target).map_err(|error| error.to_string())?;
+        let there = cluster.get(&target).map_err(NotCreated::Unread)?;
         let uid = there.value();
         let uid = uid.pointer("/metadata/uid").and_then(Value::as_str);
         Ok(uid.map(str::to_owned))
     }
+}
+
+/// Why the embedded cluster does not have the pod of a question.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub(crate) enum NotCreated {
+    /// The cluster refuses to create it.
+    #[error("the pod cannot be created: {0}")]
+    Refused(Status),
+    /// The cluster refuses to read it.
+    #[error(transparent)]
+    Unread(Status),
 }
 
 /// Admission in this process, for writes to the embedded cluster: the webhook's part in a real cluster.

@@ -24,7 +24,7 @@ pub use answer::{
     Advised, Asked, Changed, Counted, Edit, Explained, OfDevice, OfNode, Placed, PlacedContainer,
     PlacedDevice, Verdict,
 };
-pub use http::{Source, routes};
+pub use http::{PodUnread, Source, routes};
 
 use crate::ledger::{Ledger, QuotaView, identity};
 
@@ -33,11 +33,11 @@ const MIB: u64 = 1 << 20;
 /// The data for an answer: the placement engine's view of the cluster, and facts that the engine does not use.
 #[derive(Debug, Clone)]
 pub struct View {
-    /// All nodes with devices, and what is held of them.
+    /// All nodes with devices, and the reservations on them.
     pub cluster: Cluster,
     /// All nodes from the API server, by name, including those that report nothing.
     pub nodes: Arc<BTreeMap<String, Node>>,
-    /// All quotas. May be empty where they are not kept; advice then names no quota object.
+    /// All quotas. Empty if quotas are not kept; advice then names no quota object.
     pub quotas: Vec<ResourceQuota>,
     /// The ComputeQuotas, without the devices that the pod in question already holds.
     pub compute_quotas: QuotaView,
@@ -117,7 +117,7 @@ impl Detail {
     }
 }
 
-/// How many names of nodes stand beside a reason.
+/// The most names of nodes after a reason.
 const FIRST_NAMES: usize = 5;
 
 /// Answers for the pod. Examines every node, so it is meant for a person's question.
@@ -234,7 +234,7 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
                 });
             }
             let inquiry = Inquiry {
-                door: edits::Door {
+                subject: edits::Subject {
                     view,
                     pod,
                     request: &request,
@@ -339,7 +339,7 @@ impl Refusal {
 
 /// One question: its subject, its detail, and its time limit.
 struct Inquiry<'a> {
-    door: edits::Door<'a>,
+    subject: edits::Subject<'a>,
     detail: Detail,
     clock: Clock,
 }
@@ -351,11 +351,11 @@ fn nowhere(
     advice: &[Advice],
 ) -> Explained {
     let Inquiry {
-        door,
+        subject,
         detail,
         clock,
     } = inquiry;
-    let view = door.view;
+    let view = subject.view;
     let registered = refusals.len();
     for name in view.nodes.keys() {
         if view.cluster.node(name).is_none() {
@@ -374,7 +374,7 @@ fn nowhere(
     answer.reasons = counted(&refusals);
     answer.advice = advice
         .iter()
-        .filter_map(|advice| door.advised(advice))
+        .filter_map(|advice| subject.advised(advice))
         .collect();
     if let Some(refusal) = refusals.first().filter(|first| first.misfit.is_none()) {
         answer.advice.push(edits::opened(&refusal.node));
@@ -407,8 +407,8 @@ fn nowhere(
 }
 
 fn of_node(inquiry: &Inquiry<'_>, refusal: &Refusal, nodes: usize) -> OfNode {
-    let Inquiry { door, clock, .. } = inquiry;
-    let (view, request) = (door.view, door.request);
+    let Inquiry { subject, clock, .. } = inquiry;
+    let (view, request) = (subject.view, subject.request);
     let name = &refusal.node;
     let devices = match &refusal.misfit {
         Some(Misfit::Devices { reasons, .. }) => reasons
@@ -463,7 +463,7 @@ fn of_node(inquiry: &Inquiry<'_>, refusal: &Refusal, nodes: usize) -> OfNode {
             .explain_while(request, Among::Names(&[name]), &|| clock.goes_on())
     {
         let said = explanation.advice.iter();
-        advice.extend(said.filter_map(|advice| door.advised(advice)));
+        advice.extend(said.filter_map(|advice| subject.advised(advice)));
     }
     OfNode {
         node: name.to_string(),
@@ -570,7 +570,7 @@ fn rules(ask: &Ask) -> Vec<String> {
         rules.push("one NUMA node".to_owned());
     }
     if ask.exclusive || ask.policy == placement::DevicePolicy::Mutex {
-        rules.push("unused cards".to_owned());
+        rules.push("unused devices".to_owned());
     }
     rules
 }

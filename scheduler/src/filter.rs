@@ -13,16 +13,18 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::QuestionError;
 use crate::Scheduler;
 use crate::events::{Kind, no_node};
 use crate::hcs;
 use crate::ledger::{Filtered, Ledger};
 use crate::metrics::Outcome;
+use admission::Denied;
 
 /// The answer to `POST /filter`, as kube-scheduler reads it. All keys are always present.
 #[derive(Debug, Default)]
 pub struct Answer {
-    /// The whole nodes that fit, as they came; only where the question has whole nodes.
+    /// The whole nodes that fit, as they were sent; only if the question has whole nodes.
     nodes: Option<Vec<Box<RawValue>>>,
     /// The names of nodes that fit.
     names: Option<Vec<String>>,
@@ -55,7 +57,7 @@ impl Answer {
         &self.error
     }
 
-    /// The names of the nodes that fit, where the question has names.
+    /// The names of the nodes that fit, if the question has names.
     pub fn names(&self) -> &[String] {
         self.names.as_deref().unwrap_or_default()
     }
@@ -76,7 +78,7 @@ impl Answer {
         256 + self.error.len() + names.chain(nodes).chain(refused).sum::<usize>()
     }
 
-    /// The chosen node, where the question has names.
+    /// The chosen node, if the question has names.
     pub(crate) fn chosen(&self) -> Option<&str> {
         self.names
             .as_deref()
@@ -192,7 +194,7 @@ impl Refused {
         };
         let mut key = Vec::new();
         for NodeMisfit { node, misfit } in misfits {
-            // They are sorted by name, so a node that was named twice stands beside itself.
+            // They are sorted by name, so a node that was named twice is next to its copy.
             if refused
                 .nodes
                 .last()
@@ -342,17 +344,19 @@ impl Scheduler {
     /// nothing written.
     pub async fn filter(&self, mut args: ExtenderArgs, body: &[u8]) -> Answer {
         let Some(pod) = args.pod.take() else {
-            return Answer::error("extender args missing pod");
+            return Answer::error(QuestionError::NoPod.to_string());
         };
         let asked = Asked::of(&mut args);
-        let request = self.request(&pod).map_err(|problem| problem.to_string());
+        let request = self.request(&pod).map_err(QuestionError::Request);
         let request = request.and_then(|request| {
-            self.check_admitted(&request, body)?;
+            self.check_admitted(&request, body)
+                .map_err(QuestionError::NotAdmitted)?;
             Ok(request)
         });
         let request = match request {
             Ok(request) => request,
             Err(problem) => {
+                let problem = problem.to_string();
                 self.0
                     .events
                     .pod(&pod, Kind::Warning, "FilteringFailed", problem.clone());
@@ -415,8 +419,8 @@ impl Scheduler {
         }
     }
 
-    /// Checks that the pod has passed the webhook, where the API server may skip it.
-    fn check_admitted(&self, request: &Request, body: &[u8]) -> Result<(), String> {
+    /// Checks that the pod has passed the webhook, on API servers that may skip it.
+    fn check_admitted(&self, request: &Request, body: &[u8]) -> Result<(), Denied> {
         let Some(admission) = self.0.admission.get() else {
             return Ok(());
         };
@@ -424,7 +428,7 @@ impl Scheduler {
             return Ok(());
         }
         let pod = whole_pod(body).unwrap_or_default();
-        admission.passed(&pod).map_err(|denied| denied.to_string())
+        admission.passed(&pod)
     }
 
     /// The node for the pod. If the question has names, the devices are reserved. A question with whole nodes comes
@@ -488,7 +492,7 @@ impl Scheduler {
             && let Err(problem) = self.write_at_filter(pod, &placement).await
         {
             self.change(|ledger, _| ledger.undo(&about.uid));
-            return Answer::error(problem);
+            return Answer::error(problem.to_string());
         }
         if !holds {
             return asked.only(&node);
@@ -509,14 +513,14 @@ impl Scheduler {
     /// # Errors
     ///
     /// Why the question cannot be answered.
-    pub fn prioritize(&self, mut args: ExtenderArgs) -> Result<Vec<HostPriority>, String> {
+    pub fn prioritize(&self, mut args: ExtenderArgs) -> Result<Vec<HostPriority>, QuestionError> {
         let Some(pod) = args.pod.take() else {
-            return Err("extender args missing pod".into());
+            return Err(QuestionError::NoPod);
         };
         let Some(asked) = Asked::of(&mut args) else {
             return Ok(Vec::new());
         };
-        let request = self.request(&pod).map_err(|problem| problem.to_string())?;
+        let request = self.request(&pod)?;
         let names = asked.names();
         let mut scores: HashMap<Arc<str>, i64> = HashMap::new();
         if request.asks_for_devices() {

@@ -3,7 +3,6 @@
 //!
 //! One loop asks the agents and adds a step to the history. The picture is made when a page asks for it; while a page
 //! listens, it is made once a second, and its version grows when it differs from the one before.
-//! listens, once a second, and a version that grows says that it differs from the one before.
 
 mod history;
 mod picture;
@@ -211,9 +210,9 @@ impl Gpus {
         let _turn = self.0.explaining.acquire().await.ok()?;
         let pod: Pod = match self.0.scheduler.pod(namespace, name).await {
             Ok(pod) => pod?,
-            Err(summary) => {
+            Err(unread) => {
                 return Some(Why {
-                    summary,
+                    summary: unread.to_string(),
                     ..Why::default()
                 });
             }

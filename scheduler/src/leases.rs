@@ -14,6 +14,8 @@ use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube_api::assigner::{Claim, PodClaim, lease_name, pod_claim};
 use kube_api::object::Pod;
 
+use crate::calls::{CallError, within};
+
 /// The outcome of a call that writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sent<T> {
@@ -49,17 +51,20 @@ pub trait Store: Send + Sync + 'static {
     /// Deletes a Lease that has not changed since it was read.
     fn delete(&self, claim: Claim) -> BoxFuture<'_, Sent<()>>;
     /// Reads the current Lease of a GPU.
-    fn find<'a>(&'a self, gpu: &'a str) -> BoxFuture<'a, Result<Found, String>>;
+    fn find<'a>(&'a self, gpu: &'a str) -> BoxFuture<'a, Result<Found, CallError>>;
     /// Reads a pod.
     fn pod<'a>(
         &'a self,
         namespace: &'a str,
         name: &'a str,
-    ) -> BoxFuture<'a, Result<Option<Pod>, String>>;
+    ) -> BoxFuture<'a, Result<Option<Pod>, CallError>>;
     /// Reads the pods of a namespace that have not ended and carry a reservation.
-    fn carriers<'a>(&'a self, namespace: &'a str) -> BoxFuture<'a, Result<Vec<PodClaim>, String>>;
+    fn carriers<'a>(
+        &'a self,
+        namespace: &'a str,
+    ) -> BoxFuture<'a, Result<Vec<PodClaim>, CallError>>;
     /// The pods that are bound to a node and have not ended, as they are now.
-    fn bound<'a>(&'a self, node: &'a str) -> BoxFuture<'a, Result<Vec<Pod>, String>>;
+    fn bound<'a>(&'a self, node: &'a str) -> BoxFuture<'a, Result<Vec<Pod>, CallError>>;
 }
 
 /// Whether the pod has ended, and so holds nothing any more.
@@ -94,20 +99,15 @@ impl ApiServer {
     }
 
     async fn sent<T>(&self, call: impl Future<Output = kube::Result<T>>) -> Result<T, Sent<T>> {
-        let refused = match tokio::time::timeout(self.patience, call).await {
-            Ok(Ok(value)) => return Ok(value),
-            Ok(Err(kube::Error::Api(status))) => status,
-            Ok(Err(error)) => return Err(Sent::Unknown(error.to_string())),
-            Err(_) => {
-                let seconds = self.patience.as_secs();
-                let text = format!("no answer from the API server within {seconds} s");
-                return Err(Sent::Unknown(text));
-            }
+        let refused = match within(self.patience, call).await {
+            Ok(value) => return Ok(value),
+            Err(CallError::Failed(kube::Error::Api(status))) => status,
+            Err(error) => return Err(Sent::Unknown(error.to_string())),
         };
-        let namespace = format!("namespaces \"{}\"", self.namespace);
+        let missing = refused.details.as_ref().map(|of| of.kind.as_str());
         Err(match refused.code {
             409 => Sent::Conflict,
-            404 if refused.message.contains(&namespace) => Sent::Refused(format!(
+            404 if missing == Some("namespaces") => Sent::Refused(format!(
                 "{}: make the namespace of the Leases, or name another one (--claims-namespace)",
                 refused.message
             )),
@@ -117,14 +117,8 @@ impl ApiServer {
         })
     }
 
-    async fn read<T>(&self, call: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
-        match tokio::time::timeout(self.patience, call).await {
-            Ok(read) => read.map_err(|error| error.to_string()),
-            Err(_) => Err(format!(
-                "no answer from the API server within {} s",
-                self.patience.as_secs()
-            )),
-        }
+    async fn read<T>(&self, call: impl Future<Output = kube::Result<T>>) -> Result<T, CallError> {
+        within(self.patience, call).await
     }
 }
 
@@ -174,7 +168,7 @@ impl Store for ApiServer {
         })
     }
 
-    fn find<'a>(&'a self, gpu: &'a str) -> BoxFuture<'a, Result<Found, String>> {
+    fn find<'a>(&'a self, gpu: &'a str) -> BoxFuture<'a, Result<Found, CallError>> {
         Box::pin(async move {
             let name = lease_name(gpu);
             let Some(lease) = self.read(self.leases.get_opt(&name)).await? else {
@@ -192,14 +186,17 @@ impl Store for ApiServer {
         &'a self,
         namespace: &'a str,
         name: &'a str,
-    ) -> BoxFuture<'a, Result<Option<Pod>, String>> {
+    ) -> BoxFuture<'a, Result<Option<Pod>, CallError>> {
         Box::pin(async move {
             let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
             self.read(pods.get_opt(name)).await
         })
     }
 
-    fn carriers<'a>(&'a self, namespace: &'a str) -> BoxFuture<'a, Result<Vec<PodClaim>, String>> {
+    fn carriers<'a>(
+        &'a self,
+        namespace: &'a str,
+    ) -> BoxFuture<'a, Result<Vec<PodClaim>, CallError>> {
         Box::pin(async move {
             let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
             let all = self.read(pods.list(&ListParams::default())).await?;
@@ -208,7 +205,7 @@ impl Store for ApiServer {
         })
     }
 
-    fn bound<'a>(&'a self, node: &'a str) -> BoxFuture<'a, Result<Vec<Pod>, String>> {
+    fn bound<'a>(&'a self, node: &'a str) -> BoxFuture<'a, Result<Vec<Pod>, CallError>> {
         Box::pin(async move {
             let pods: Api<Pod> = Api::all(self.client.clone());
             // Without a version to start from, the answer is no older than the question.

@@ -51,7 +51,7 @@ const TRY_MAY_VARY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Ledger {
     cluster: Cluster,
-    /// What the pending pods have been told already.
+    /// Earlier answers to pending pods.
     remembered: Remembered,
     holders: HashMap<Arc<str>, LedgerEntry>,
     waiting: HashMap<Arc<str>, Waiting>,
@@ -61,7 +61,7 @@ pub struct Ledger {
     unplaced: HashMap<Arc<str>, Unplaced>,
     /// When a node last got more slots, and which node.
     more_slots: Option<(Duration, Arc<str>)>,
-    /// The nodes as last reported, reduced to what is read of them.
+    /// The nodes as last reported, reduced to the fields that are read.
     nodes: HashMap<Arc<str>, Arc<Node>>,
     /// Pods whose annotations cannot be read or do not count, so that each is reported once.
     broken_pods: HashSet<Arc<str>>,
@@ -94,14 +94,14 @@ pub enum Notice {
     PodBroken {
         /// Namespace, name and uid.
         pod: placement::Pod,
-        /// What is wrong, and the consequence.
+        /// The error, and its consequence.
         problem: String,
     },
     /// A node's report cannot be read.
     NodeBroken {
         /// The name of the node.
         node: String,
-        /// What is wrong, and the consequence.
+        /// The error, and its consequence.
         problem: String,
     },
     /// A quota has a line that cannot be read.
@@ -110,7 +110,7 @@ pub enum Notice {
         namespace: String,
         /// Name of the quota.
         name: String,
-        /// What is wrong.
+        /// The error.
         problem: String,
     },
     /// A reservation expired without a binding.
@@ -268,7 +268,7 @@ impl Ledger {
         }
     }
 
-    /// All devices, and what is held of them.
+    /// All devices, with the reservations on them.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
@@ -311,7 +311,7 @@ impl Ledger {
         self.nodes.contains_key(name)
     }
 
-    /// All nodes as last reported, reduced to what is read of them.
+    /// All nodes as last reported, reduced to the fields that are read.
     pub fn nodes(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<Node>)> {
         self.nodes.iter()
     }
@@ -603,7 +603,7 @@ impl Ledger {
         self.waiting.clear();
     }
 
-    /// Drops what has been held for too long.
+    /// Drops reservations that have expired.
     pub fn expire(&mut self, now: Duration) {
         self.latest = self.latest.max(now);
         self.lapse(now);
@@ -647,7 +647,7 @@ impl Ledger {
         }
     }
 
-    /// kube-scheduler sees this event, too, and calls again by itself. But if it called before our watch had the event,
+    /// kube-scheduler sees this event too, and calls again by itself. But if it called before our watch had the event,
     /// it was refused and does not call a second time.
     fn freed_by_event(&mut self, node: Arc<str>) {
         let refused = self.refused.map(|at| at.saturating_add(WATCH_IS_BEHIND));

@@ -12,6 +12,7 @@ pub mod args;
 pub mod assigner;
 pub mod assigner_program;
 pub mod bind;
+pub mod calls;
 pub mod compute_nodes;
 mod compute_quotas;
 pub mod compute_tasks;
@@ -19,6 +20,7 @@ pub mod embedded;
 pub mod events;
 pub mod explain;
 pub mod filter;
+pub mod flags;
 pub mod gpus;
 mod hcs;
 pub mod leader;
@@ -41,7 +43,8 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use admission::Admission;
+use admission::{Admission, Denied};
+use embedded::NotCreated;
 use events::{Events, Kind};
 use kube_api::extender::ExtenderArgs;
 use kube_api::object::Pod;
@@ -80,9 +83,9 @@ pub struct Settings {
     pub reservation_timeout: Duration,
     /// How long a question waits until the cluster has been read.
     pub patience: Duration,
-    /// Where claims are kept; none where they do not count.
+    /// Where claims are kept; none if they do not count.
     pub claims: Option<ClaimSettings>,
-    /// Whether this process writes the statuses of ComputeQuotas and runs ComputeTasks, where it reads hcs.io at all.
+    /// Whether this process writes the statuses of ComputeQuotas and runs ComputeTasks, if it reads hcs.io at all.
     pub keeps_hcs: bool,
 }
 
@@ -208,6 +211,20 @@ pub enum NoAnswer {
     NotSynced(String),
 }
 
+/// Why kube-scheduler's question about a pod cannot be answered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum QuestionError {
+    /// It names no pod.
+    #[error("extender args missing pod")]
+    NoPod,
+    /// The pod's request cannot be read.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The pod has not passed the webhook, where the API server may skip it.
+    #[error("{0}")]
+    NotAdmitted(Denied),
+}
+
 impl Scheduler {
     /// A scheduler that calls the API server through `client`. It knows nothing of the cluster until
     /// [`Scheduler::follow`] runs.
@@ -288,7 +305,7 @@ impl Scheduler {
     ///
     /// # Errors
     ///
-    /// The reason why it does not.
+    /// The reason why this replica does not answer.
     pub fn answers(&self) -> Result<(), NoAnswer> {
         self.0.leadership.answers()?;
         if self.is_fresh() {
@@ -322,7 +339,7 @@ impl Scheduler {
 
     /// Brings the view up to date for the question: in the embedded cluster it waits for earlier changes, and creates
     /// the pod of the question if it does not exist.
-    async fn meet(&self, mut args: ExtenderArgs, body: &[u8]) -> Result<ExtenderArgs, String> {
+    async fn meet(&self, mut args: ExtenderArgs, body: &[u8]) -> Result<ExtenderArgs, NotCreated> {
         self.catch_up().await;
         if let Some(pod) = &mut args.pod
             && pod
@@ -422,7 +439,7 @@ impl Scheduler {
         kube_api::request::request(pod, &self.0.vendors, &self.0.settings.defaults)
     }
 
-    /// Periodically drops what has been held for too long.
+    /// Periodically drops expired reservations.
     async fn expire(self) {
         let mut tick = tokio::time::interval(Duration::from_secs(1));
         loop {

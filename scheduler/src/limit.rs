@@ -1,4 +1,4 @@
-//! A client of the API server with a rate limit, for operators who want one. Off by default, because a limit on calls
+//! A client of the API server with a rate limit, for operators that want one. Off by default, because a limit on calls
 //! also limits how many pods are bound a second.
 
 use std::time::Duration;

@@ -25,7 +25,7 @@ use scheduler::gpus::Gpus;
 use scheduler::leader::{self, Leadership};
 use scheduler::wake::Waker;
 use scheduler::{Company, Scheduler, Settings, api, compute_nodes, limit, simulate};
-use server::{Bodies, Listener, Manners, Tls, TlsFiles, Traces};
+use server::{Bodies, Listener, Manners, Traces};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         }
         None => {}
     }
-    let (format, filter) = (args.log_format, args.log_filter().to_owned());
+    let (format, filter) = (args.log.log_format, args.log_filter().to_owned());
     let runtime = &mut tokio::runtime::Builder::new_multi_thread();
     server::program("vgpu-scheduler", format, &filter, runtime, run(args))
 }
@@ -198,7 +198,10 @@ async fn serve_assigner(args: &Args, assigner: &Assigner) -> anyhow::Result<Serv
     let standard = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 443));
     let here = args.embedded.is_none().then_some(standard);
     let api = match args.assigner_bind.or(here) {
-        Some(address) => Some((bind(address, "--assigner-bind").await?, tls(args)?)),
+        Some(address) => Some((
+            bind(address, "--assigner-bind").await?,
+            args.certificate.tls()?,
+        )),
         None => None,
     };
     let ui = bind(args.assigner_ui_bind, "--assigner-ui-bind").await?;
@@ -227,25 +230,11 @@ async fn serve(
         head_timeout: Duration::from_secs(120),
         ..Manners::default()
     };
-    match tls(args)? {
+    match args.certificate.tls()? {
         Some(tls) => listener.serve_tls(router, manners, tls, stop).await,
         None => listener.serve(router, manners, stop).await,
     }
     Ok(())
-}
-
-/// The certificate in the flags.
-fn tls(args: &Args) -> anyhow::Result<Option<Tls>> {
-    let (Some(certificate), Some(key)) = (&args.cert_file, &args.key_file) else {
-        return Ok(None);
-    };
-    let files = TlsFiles {
-        certificate: certificate.clone(),
-        key: key.clone(),
-        client_ca: None,
-    };
-    let tls = Tls::from_files(files).context("--cert_file, --key_file")?;
-    Ok(Some(tls))
 }
 
 fn vendors(args: &Args) -> anyhow::Result<Vendors> {

@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(9);
 /// The state of the scheduler at one moment.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// All nodes, and what is taken of them.
+    /// All nodes, with the reservations on them.
     pub cluster: Cluster,
     /// The names of resources.
     pub vendors: Arc<Vendors>,
@@ -63,7 +63,7 @@ pub struct Snapshot {
     pub events: events::Counts,
     /// Nodes annotated to wake pending pods, since the start.
     pub woken: u64,
-    /// What ComputeQuotas allow and how much of it is used; none where hcs.io is not served.
+    /// The limits of ComputeQuotas and their use; none if hcs.io is not served.
     pub compute_quotas: Option<Vec<QuotaUse>>,
     /// ComputeTasks by phase; none where this process does not know them.
     pub compute_tasks: Option<BTreeMap<&'static str, u64>>,

@@ -3,56 +3,84 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+/// Why a flag's value cannot be read: what is expected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum FlagError {
+    #[error("expected ADDRESS:PORT, such as 127.0.0.1:8080, or :8080")]
+    Address,
+    #[error("expected HOST:PORT, such as vgpu-monitor.kube-system.svc:31993")]
+    HostPort,
+    #[error("expected a time such as 15m, 1h30m, 900s or 500ms")]
+    Duration,
+    #[error("expected at least 1s")]
+    Interval,
+    #[error("expected 100ms to 100s, so that a reservation of 300 s is renewed in time")]
+    RenewInterval,
+}
+
 /// `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`, or `:8080` for every address.
-pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
-    let wrong = || "expected ADDRESS:PORT, such as 127.0.0.1:8080, or :8080".to_owned();
+pub(crate) fn address(text: &str) -> Result<SocketAddr, FlagError> {
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
-    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
-    let port: u16 = port.parse().map_err(|_| wrong())?;
+    let (host, port) = text.rsplit_once(':').ok_or(FlagError::Address)?;
+    let port: u16 = port.parse().map_err(|_| FlagError::Address)?;
     let host: IpAddr = match host {
         "" => Ipv4Addr::UNSPECIFIED.into(),
         "localhost" => Ipv4Addr::LOCALHOST.into(),
-        _ => return Err(wrong()),
+        _ => return Err(FlagError::Address),
     };
     Ok(SocketAddr::new(host, port))
 }
 
 /// `HOST:PORT`.
-pub(crate) fn host_port(text: &str) -> Result<String, String> {
+pub(crate) fn host_port(text: &str) -> Result<String, FlagError> {
     let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
     match port.map(|(_, port)| port.parse::<u16>()) {
         Some(Ok(1..)) => Ok(text.to_owned()),
-        _ => Err("expected HOST:PORT, such as vgpu-monitor.kube-system.svc:31993".to_owned()),
+        _ => Err(FlagError::HostPort),
     }
 }
 
 /// A time of at least a second.
-pub(crate) fn interval(text: &str) -> Result<Duration, String> {
+pub(crate) fn interval(text: &str) -> Result<Duration, FlagError> {
     match duration(text)? {
-        time if time < Duration::from_secs(1) => Err("expected at least 1s".to_owned()),
+        time if time < Duration::from_secs(1) => Err(FlagError::Interval),
         time => Ok(time),
     }
 }
 
+/// How often the assigner checks its reservations: `20s`, `1m30s`; a bare number is milliseconds, as in the reference.
+pub(crate) fn renew_interval(text: &str) -> Result<Duration, FlagError> {
+    let interval = match text.parse::<u32>() {
+        Ok(milliseconds) => Duration::from_millis(milliseconds.into()),
+        Err(_) => duration(text)?,
+    };
+    // A proposal lasts a minute, and its pod must be seen within that time.
+    let allowed = Duration::from_millis(100)..=Duration::from_secs(100);
+    if allowed.contains(&interval) {
+        Ok(interval)
+    } else {
+        Err(FlagError::RenewInterval)
+    }
+}
+
 /// `15m`, `1h30m`, `900s`, `500ms`, as Go writes them; a bare number is seconds.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || "expected a time such as 15m, 1h30m, 900s or 500ms".to_owned();
+pub(crate) fn duration(text: &str) -> Result<Duration, FlagError> {
     if let Ok(seconds) = text.parse::<u32>() {
         return Ok(Duration::from_secs(seconds.into()));
     }
     let mut sum = 0.0;
     let mut rest = text.trim();
     if rest.is_empty() {
-        return Err(wrong());
+        return Err(FlagError::Duration);
     }
     while !rest.is_empty() {
         let digits = rest
             .find(|letter: char| !letter.is_ascii_digit() && letter != '.')
-            .ok_or_else(wrong)?;
+            .ok_or(FlagError::Duration)?;
         let (number, unit) = rest.split_at(digits);
-        let number: f64 = number.parse().map_err(|_| wrong())?;
+        let number: f64 = number.parse().map_err(|_| FlagError::Duration)?;
         let end = unit
             .find(|letter: char| letter.is_ascii_digit() || letter == '.')
             .unwrap_or(unit.len());
@@ -65,11 +93,11 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
                 "ms" => 1e-3,
                 "us" | "µs" => 1e-6,
                 "ns" => 1e-9,
-                _ => return Err(wrong()),
+                _ => return Err(FlagError::Duration),
             };
         rest = after;
     }
-    Duration::try_from_secs_f64(sum).map_err(|_| wrong())
+    Duration::try_from_secs_f64(sum).map_err(|_| FlagError::Duration)
 }
 
 #[cfg(test)]

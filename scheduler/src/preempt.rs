@@ -1,14 +1,14 @@
 //! `/preempt`: whether evicting the pods that kube-scheduler names makes room, and which other pods have to go.
-//! kube-scheduler does not know what a GPU holds, so it may name too few pods, or evict in vain. Nothing is evicted
-//! here.
+//! kube-scheduler does not know what a GPU holds, so it may name too few pods, or evict without effect. Nothing is
+//! evicted here.
 
 use std::collections::BTreeMap;
 
 use kube_api::extender::{ExtenderPreemptionArgs, Victims};
 use placement::{Cluster, Misfit, Request};
 
-use crate::Scheduler;
 use crate::ledger::Ledger;
+use crate::{QuestionError, Scheduler};
 
 impl Scheduler {
     /// The nodes on which an eviction makes room, with the victims: the pods that kube-scheduler named, and as few
@@ -22,11 +22,11 @@ impl Scheduler {
     pub fn preempt(
         &self,
         args: ExtenderPreemptionArgs,
-    ) -> Result<BTreeMap<String, Victims>, String> {
+    ) -> Result<BTreeMap<String, Victims>, QuestionError> {
         let Some(pod) = args.pod else {
-            return Err("extender args missing pod".into());
+            return Err(QuestionError::NoPod);
         };
-        let request = self.request(&pod).map_err(|problem| problem.to_string())?;
+        let request = self.request(&pod)?;
         if !request.asks_for_devices() {
             return Ok(args.victims);
         }
@@ -49,7 +49,7 @@ impl Scheduler {
     }
 }
 
-/// The victims on the node; none where an eviction would be in vain.
+/// The victims on the node; none if an eviction cannot help.
 fn make_room(
     ledger: &Ledger,
     request: &Request,
@@ -123,7 +123,7 @@ fn spared<'a>(
     }
     let mut staying: Vec<&str> = Vec::new();
     for uid in named {
-        // It is not known what a pod without devices frees.
+        // The ledger does not know what a pod without devices frees.
         let Some((_, counted)) = ledger.bound_pod(uid) else {
             continue;
         };

@@ -8,7 +8,7 @@ use crate::explain::{Advised, Explained, OfNode, Verdict};
 pub(crate) fn why(explained: Explained) -> Option<Why> {
     let summary = match explained.verdict {
         Verdict::NotOurs | Verdict::Placed | Verdict::Reserved | Verdict::Finished => return None,
-        // The page shows kube-scheduler's own reasons beside it; those keep such a pod pending.
+        // The page also shows kube-scheduler's own reasons, which keep such a pod pending.
         Verdict::Fits => {
             let node = explained
                 .placed

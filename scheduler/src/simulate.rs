@@ -19,13 +19,14 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube_api::config::DeviceConfig;
 use kube_api::vendor::{Switches, Vendors};
 use serde_json::Value;
-use server::{Bodies, Listener, LogFormat, Manners};
+use server::{Bodies, Listener, Manners};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 pub use self::compare::CompareArgs;
 
 use crate::api::simulator::{Origins, kubernetes as kubernetes_routes, routes};
+use crate::flags::LogArgs;
 use crate::simulator::gpus::{GpuPlugins, has_devices};
 use crate::simulator::recording::Pace;
 use crate::simulator::scenario::Scenario;
@@ -151,30 +152,16 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Prefix::New)]
     pub annotation_prefix: Prefix,
 
-    /// What to log: error, warn, info or debug, or directives such as warn,scheduler=debug.
-    #[arg(
-        long,
-        env = "VGPU_SCHEDULER_LOG",
-        value_name = "FILTER",
-        default_value = "info"
-    )]
-    pub log: String,
-
-    /// The format of log lines.
-    #[arg(
-        long,
-        env = "VGPU_SCHEDULER_LOG_FORMAT",
-        value_enum,
-        default_value_t = LogFormat::Text
-    )]
-    pub log_format: LogFormat,
+    /// The log.
+    #[command(flatten)]
+    pub log: LogArgs,
 
     /// The initial objects and configuration: the output of GET /api/v1/export, JSON or YAML.
     #[arg(long, value_name = "FILE")]
     pub import: Option<PathBuf>,
 }
 
-/// What the simulator can do besides serving.
+/// The simulator's subcommands, besides serving.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// Compare configurations, more nodes and drained nodes over one export or recording
@@ -186,7 +173,7 @@ pub fn program(name: &str, args: Args) -> ExitCode {
     if let Some(Command::Compare(args)) = args.command {
         return compare::program(&format!("{name} compare"), args);
     }
-    let (format, filter) = (args.log_format, args.log.clone());
+    let (format, filter) = (args.log.log_format, args.log.log.clone());
     let runtime = &mut tokio::runtime::Builder::new_multi_thread();
     server::program(name, format, &filter, runtime, run(args))
 }
@@ -246,7 +233,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     if let Some(path) = &args.replay {
         let said = || format!("--replay {}", path.display());
         let text = std::fs::read_to_string(path).with_context(said)?;
-        let lines = recording::read(&text).map_err(|why| anyhow!("{}: {why}", said()))?;
+        let lines = recording::read(&text).with_context(said)?;
         let (simulator, pace) = (simulator.clone(), args.replay_pace);
         beside.spawn(async move {
             let count = lines.len();
@@ -293,7 +280,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 async fn play(args: &Args, path: &Path) -> anyhow::Result<()> {
     let said = || format!("--scenario {}", path.display());
     let scenario = Scenario::read(&read(path).with_context(said)?);
-    let scenario = scenario.map_err(|why| anyhow!("{}: {why}", said()))?;
+    let scenario = scenario.with_context(said)?;
     let simulator = prepare(args).await?;
     let scheduling = Scheduling {
         prefix: args.annotation_prefix,

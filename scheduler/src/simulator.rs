@@ -228,8 +228,8 @@ impl Simulator {
         };
     }
 
-    /// Passes a question on to an extender of the configuration; none where there is no extender of that number with
-    /// that verb.
+    /// Passes a question on to an extender of the configuration; none if there is no extender with that number and
+    /// verb.
     pub async fn ask_extender(
         &self,
         number: usize,
@@ -238,7 +238,7 @@ impl Simulator {
     ) -> Option<Result<Value, Refusal>> {
         let settings = self.setup().running.extenders.get(number)?.clone();
         let answer = Extender::new(settings).pass_on(verb, body).await?;
-        Some(answer.map_err(Refusal::Impossible))
+        Some(answer.map_err(|why| Refusal::Impossible(why.to_string())))
     }
 
     /// Everything that an import accepts, at one version.

@@ -12,10 +12,12 @@ use kube_api::object::{Node, Pod};
 use placement::{Quota, Vendor};
 use tokio::sync::watch;
 
+use crate::calls::within;
 use crate::ledger::{Ledger, identity};
 use crate::{Scheduler, assigner, explain, metrics};
 
-/// How many ComputeQuotas the metrics show, so that tenants who may make quotas cannot make series without end.
+/// The number of ComputeQuotas in the metrics. It is limited because tenants that may create quotas could otherwise
+/// create any number of series.
 const MOST_QUOTAS: usize = 1000;
 
 impl metrics::Source for Scheduler {
@@ -60,20 +62,14 @@ impl explain::Source for Scheduler {
         &'a self,
         namespace: &'a str,
         name: &'a str,
-    ) -> BoxFuture<'a, Result<Option<Pod>, String>> {
+    ) -> BoxFuture<'a, Result<Option<Pod>, explain::PodUnread>> {
         Box::pin(async move {
             if !self.is_synced() {
-                let missing = self.missing();
-                return Err(format!("{missing} not read from the API server yet"));
+                return Err(explain::PodUnread::NotSynced(self.missing()));
             }
             self.catch_up().await;
             let pods: Api<Pod> = Api::namespaced(self.0.client.clone(), namespace);
-            let call = pods.get_opt(name);
-            match tokio::time::timeout(self.0.settings.kube_timeout, call).await {
-                Ok(Ok(pod)) => Ok(pod),
-                Ok(Err(error)) => Err(format!("the pod cannot be read: {error}")),
-                Err(_) => Err("the pod cannot be read: the API server does not answer".into()),
-            }
+            Ok(within(self.0.settings.kube_timeout, pods.get_opt(name)).await?)
         })
     }
 
@@ -101,7 +97,7 @@ impl explain::Source for Scheduler {
             compute_quotas,
             vendors: Arc::clone(&self.0.vendors),
             defaults: settings.defaults.clone(),
-            // A question to the embedded cluster's scheduler about a pod always means this scheduler, whichever name
+            // A question to the embedded cluster's scheduler about a pod always means this scheduler, whatever name
             // the pod has.
             scheduler_name: match self.0.embedded {
                 Some(_) => String::new(),

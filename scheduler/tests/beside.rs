@@ -1,4 +1,4 @@
-//! What stands beside placing, each by itself over the embedded cluster and on a clock that only these tests move:
+//! The parts besides placing, each by itself over the embedded cluster and on a clock that only these tests advance:
 //! events, leadership, waking, metrics, explanations.
 #![allow(
     clippy::unwrap_used,

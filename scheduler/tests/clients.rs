@@ -1,4 +1,4 @@
-//! The client examples against a real scheduler, with nothing between: what they print is what their READMEs show.
+//! The client examples with a real scheduler and nothing in between: they must print what their READMEs show.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,7 +23,7 @@ fn scheduler() -> Program {
     Program::start(&serde_json::from_slice(&state).unwrap(), None, &[]).unwrap()
 }
 
-/// What the command prints; it has to succeed.
+/// The command's output; the command must succeed.
 fn printed(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -37,7 +37,7 @@ fn printed(command: &mut Command) -> String {
     text(&output.stdout)
 }
 
-/// Whether there is such a program; says so where there is none.
+/// Whether the program exists; prints a note if it does not.
 fn is_here(program: &str) -> bool {
     let here = Command::new(program).arg("--version").output().is_ok();
     if !here {
@@ -46,7 +46,7 @@ fn is_here(program: &str) -> bool {
     here
 }
 
-/// The example's pod really stands where it says, with its devices.
+/// Checks that the example's pod is bound to the printed node, with the printed devices.
 fn is_bound(scheduler: &Program, printed: &str) {
     let path = "/api/v1/namespaces/default/pods/example";
     let answer = http::send(scheduler.address, "GET", path, "", b"").unwrap();
@@ -59,7 +59,7 @@ fn is_bound(scheduler: &Program, printed: &str) {
     assert!(printed.contains(&format!(" of {device}\n")), "{printed}");
 }
 
-/// The block of a README that shows what the example prints.
+/// The block of a README with the example's output.
 fn shown(language: &str) -> String {
     let readme = std::fs::read_to_string(examples().join(language).join("README.md")).unwrap();
     let (_, block) = readme.split_once("```text\n").unwrap();
@@ -135,7 +135,7 @@ fn the_cluster_demo_places_pods_and_finds_nothing_wrong() {
     }
 }
 
-/// What the demo's check says of a state that was made by hand.
+/// The result of the demo's check for a hand-made state.
 fn checked(state: &str) -> (Option<i32>, String) {
     let state = serde_json::from_str(state).unwrap();
     let scheduler = Program::start(&state, None, &[]).unwrap();
@@ -183,7 +183,7 @@ fn the_demos_check_finds_overcommit_and_missing_devices() {
 
 #[test]
 fn the_clients_report_a_scheduler_that_does_not_answer() {
-    let nobody = {
+    let closed = {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.local_addr().unwrap()
     };
@@ -193,13 +193,13 @@ fn the_clients_report_a_scheduler_that_does_not_answer() {
     let output = Command::new("python3")
         .arg("-B")
         .arg(examples().join("python/example.py"))
-        .arg(format!("--url=http://{nobody}"))
+        .arg(format!("--url=http://{closed}"))
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        said.contains(&format!("no scheduler at http://{nobody}")),
+        said.contains(&format!("no scheduler at http://{closed}")),
         "{said}"
     );
 }

@@ -70,7 +70,7 @@ impl World {
         }
     }
 
-    /// What an agent of ours writes at this time of its own clock.
+    /// The report of one of our agents at this time of the agent's clock.
     async fn report(&self, name: &str, time: &str) {
         let observed = Observed {
             node: name.to_owned(),
@@ -147,7 +147,7 @@ async fn silent_agents_are_not_connected() {
     ] {
         assert_eq!(said(&dead, kind), pair("False", "AgentNotConnected"));
     }
-    // What the agent said of the hardware stays, and so does its last heartbeat.
+    // The agent's report of the hardware stays, and so does its last heartbeat.
     assert_eq!(
         said(&dead, condition::HARDWARE_HEALTHY),
         pair("True", "AllDevicesHealthy")

@@ -1,5 +1,5 @@
-//! The whole program against every recording of the reference: started as it was, driven by HTTP alone, compared as
-//! `tests/vectors/hami/README.md` says. `tests/deviations.toml` is the only way to differ.
+//! The whole program, compared with every recording of the reference: started as it was, driven only by HTTP,
+//! compared as `tests/vectors/hami/README.md` says. `tests/deviations.toml` lists the only allowed differences.
 
 #![allow(
     clippy::unwrap_used,
@@ -43,7 +43,7 @@ fn register() -> Register {
     Register::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/deviations.toml"))
 }
 
-/// Those recordings that this run is about: all, or with `VGPU_CASE=131` those whose name begins so.
+/// The recordings of this run: all, or with `VGPU_CASE=131` those whose name begins with it.
 fn cases() -> Vec<Value> {
     let only = std::env::var("VGPU_CASE").unwrap_or_default();
     let mut cases = all_cases();
@@ -69,7 +69,7 @@ fn id(case: &Value) -> &str {
     case["id"].as_str().unwrap()
 }
 
-/// What was found out about one recording.
+/// The result for one recording.
 #[derive(Default)]
 struct Found {
     wrong: Vec<String>,
@@ -162,7 +162,7 @@ fn compare(case: &Value, register: &Register) -> Found {
     found
 }
 
-/// What is left of a step's difference when every rule has been applied.
+/// The rest of a step's difference after every rule has been applied.
 fn judged(
     case: &Value,
     register: &Register,
@@ -219,8 +219,8 @@ fn report(
     }
 }
 
-/// Where the reference has several answers: ours is one of them from the first step to the last, and when everything
-/// is done anew it is the same one.
+/// If the reference has several answers, ours must be one of them from the first step to the last, and the same one
+/// when the run is repeated.
 fn one_of(
     case: &Value,
     register: &Register,

@@ -26,7 +26,7 @@ const SLOTS: u32 = 3;
 const MIB: u32 = 10_000;
 const TIMEOUT: Duration = Duration::from_secs(900);
 
-/// What can happen, to the pod of this number.
+/// The possible events, for the pod with this number.
 #[derive(Debug, Clone)]
 enum Step {
     Filter(usize, u32),
@@ -36,7 +36,7 @@ enum Step {
     Answer(usize),
     Delete(usize),
     Unschedulable(usize),
-    /// The watch tells so many of the events that wait.
+    /// The watch delivers this many of the waiting events.
     Watch(usize),
     Wait(u64),
     /// The process ends, and another begins with a list.
@@ -90,7 +90,7 @@ struct World {
     version: u64,
     /// Pods as the API server has them.
     pods: BTreeMap<String, Value>,
-    /// What the watch has not told yet: a pod, or the uid of one that is gone.
+    /// The events that the watch has not delivered yet: a pod, or the uid of a deleted one.
     events: VecDeque<Result<Value, String>>,
     /// How often a pod of each name was deleted: the next has another uid.
     lives: BTreeMap<usize, u32>,
@@ -145,7 +145,7 @@ impl World {
         self.events.push_back(Ok(pod.clone()));
     }
 
-    /// What the API server does with a binding: as there, a pod is bound once.
+    /// Processes a binding as the API server does: a pod is bound once.
     fn land(&mut self, name: &str, node: &str, annotations: &Value) -> bool {
         let there = self
             .pods
@@ -267,7 +267,7 @@ impl World {
                 self.ledger.expire(self.now);
             }
             Step::Restart => {
-                // What was under way arrives before the next process has read its list, or never.
+                // Calls under way arrive before the next process has read its list, or never.
                 for (at, (node, annotations)) in std::mem::take(&mut self.slow) {
                     if at % 2 == 0 {
                         self.land(&name(at), &node, &annotations);
@@ -283,7 +283,7 @@ impl World {
         }
     }
 
-    /// A binding was refused because the pod is gone or has a node: what `bind` does then.
+    /// A binding was refused because the pod is gone or has a node: does what `bind` does then.
     fn conflict(&mut self, at: usize, uid: &str) {
         match self.pods.get(&format!("p{at}")) {
             Some(pod) if !pod["spec"]["nodeName"].is_null() => {
@@ -294,7 +294,7 @@ impl World {
         }
     }
 
-    /// No device has more promised, by what is written to bound pods, than it has.
+    /// Checks that no device is promised beyond its capacity, by the annotations of bound pods.
     fn check(&self, after: &Step) {
         let mut used: BTreeMap<String, (u32, u64)> = BTreeMap::new();
         for shown in self
@@ -340,8 +340,8 @@ proptest! {
             world.check(&step);
         }
 
-        // All calls end, all events arrive, a list ends the doubts, all that nobody binds expires: what is left is what
-        // is written.
+        // All calls end, all events arrive, a list resolves the doubts, and all unbound reservations expire. What
+        // remains must equal what is written.
         world.step(Step::Wait(5000));
         world.step(Step::Watch(usize::MAX));
         world.step(Step::Relist);

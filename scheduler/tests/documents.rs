@@ -1,5 +1,5 @@
-//! What the documents promise to name: every flag, every key of the device configuration, every annotation, label and
-//! resource. Never whether a sentence is true.
+//! The names that the documents promise: every flag, every key of the device configuration, every annotation, label
+//! and resource. Does not check whether a sentence is true.
 
 #![allow(
     clippy::unwrap_used,
@@ -21,7 +21,7 @@ fn document(name: &str) -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
-/// Whether the word stands in the text as code: between backquotes, by itself or with what follows it.
+/// Whether the text contains the word as code: between backquotes, by itself or with a suffix.
 fn names(text: &str, word: &str) -> bool {
     text.match_indices(&format!("`{word}")).any(|(at, found)| {
         match text[at + found.len()..].chars().next() {
@@ -59,7 +59,7 @@ fn the_configuration_names_every_flag() {
     // Each with the default that it has.
     let mut flag = "";
     for line in help.lines() {
-        // Descriptions stand further to the right, and may begin with the name of another flag.
+        // Descriptions are indented further, and may begin with the name of another flag.
         let (indent, line) = (line.len() - line.trim_start().len(), line.trim_start());
         let mut words = line.split([' ', '=', ',', '[']);
         if let Some(word) = words.find(|word| word.starts_with("--"))
@@ -89,7 +89,7 @@ fn the_configuration_names_every_flag() {
         );
     }
 
-    // And it names no flag that there is not.
+    // The table names no flag that does not exist.
     let table = text.split("## Flags of `vgpu-scheduler`").nth(1).unwrap();
     let rows = table.lines().filter(|line| line.starts_with("| `--"));
     let invented: Vec<&str> = rows

@@ -25,7 +25,7 @@ pub(crate) fn vendors(change: impl FnOnce(&mut Hcs)) -> Arc<Vendors> {
     Arc::new(Vendors::new(config, switches).unwrap())
 }
 
-/// A node with so many devices of a vendor.
+/// A node with `count` devices of a vendor.
 pub(crate) fn node(
     name: &str,
     key: &str,
@@ -367,7 +367,7 @@ async fn racing_pods_cannot_exceed_a_quota() {
     )
     .await;
     let wants = json!({ "limits": { "ai.compute/vram": "16Gi" } });
-    // Made while nothing is used yet, so the door lets all of them in.
+    // Made while nothing is used yet, so admission lets all of them in.
     let mut pods = Vec::new();
     for at in 0..10 {
         let one = pod(&format!("p{at}"), json!({}), wants.clone());
@@ -384,10 +384,10 @@ async fn racing_pods_cannot_exceed_a_quota() {
         .map(Value::to_string)
         .collect();
     assert!(refusals[0].contains("exceeded quota: ComputeQuota q allows 65536 MiB of vram"));
-    // And at the door from here on.
+    // And at admission from here on.
     let late = create(&served, &pod("late", json!({}), wants)).await;
     assert!(late.unwrap_err().contains("exceeded quota: ComputeQuota q"));
-    // The status says so.
+    // The status reports it.
     let path = "/apis/hcs.io/v1alpha1/namespaces/default/computequotas/q";
     for _ in 0..500 {
         if served.get(path).await["status"]["used"]["vram"] == "64Gi" {

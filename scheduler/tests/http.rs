@@ -44,7 +44,7 @@ async fn a_pod_is_filtered_bound_and_shows_what_it_got() {
     assert_eq!(annotations["hami.io/vgpu-node"], "n1");
     assert_eq!(annotations["hami.io/bind-phase"], "allocating");
     assert_eq!(after["metadata"]["labels"]["hami.io/vgpu-node"], "n1");
-    // Asked again, it is where it is.
+    // Asked again, it stays on its node.
     assert_eq!(served.bind(&pod("p", 3000), "n1").await, "");
     assert_eq!(served.filter(&pod("p", 3000), &["n1"]).await.unwrap(), "n1");
 }
@@ -61,7 +61,7 @@ async fn a_no_names_each_node_and_where_leaving_would_not_help() {
     let served = Served::start(cluster).await;
 
     let answer = served
-        .filter(&pod("p", 5000), &["full", "small", "nobody"])
+        .filter(&pod("p", 5000), &["full", "small", "unknown"])
         .await
         .unwrap_err();
 
@@ -71,7 +71,7 @@ async fn a_no_names_each_node_and_where_leaving_would_not_help() {
             "Nodes": null, "NodeNames": null, "Error": "",
             "FailedNodes": { "full": "1/1 CardInsufficientMemory" },
             "FailedAndUnresolvableNodes": {
-                "small": "1/1 CardInsufficientMemory", "nobody": "node unregistered",
+                "small": "1/1 CardInsufficientMemory", "unknown": "node unregistered",
             },
         })
     );
@@ -226,7 +226,7 @@ async fn nodes_are_ranked_by_their_policy_and_the_strange_ones_last() {
     ]))
     .await;
     served.filter(&pod("a", 6000), &["used"]).await.unwrap();
-    let names = ["empty", "used", "nobody"];
+    let names = ["empty", "used", "unknown"];
     let rank = async |policy: &str| {
         let mut asked = pod("b", 1000);
         asked["metadata"]["annotations"] = json!({ "hami.io/node-scheduler-policy": policy });
@@ -493,7 +493,7 @@ async fn with_admit_pods_over_the_api_go_through_admission() {
             .contains("hami.io/vgpu-node"),
         "{why}"
     );
-    // What the scheduler itself writes is not refused.
+    // The scheduler's own writes are not refused.
     assert_eq!(served.filter(&shown, &["n1"]).await.unwrap(), "n1");
     assert_eq!(served.bind(&shown, "n1").await, "");
     let forged = json!({"metadata": {"annotations": {"hami.io/vgpu-devices-allocated": ";"}}});
@@ -501,7 +501,7 @@ async fn with_admit_pods_over_the_api_go_through_admission() {
     assert_eq!(refused, 403);
 }
 
-/// JSON of any shape, often near to what is expected.
+/// JSON of any shape, often close to the expected one.
 fn anything() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),

@@ -31,7 +31,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// Of one node `n1` with one GPU of two slots and 10,000 MiB, and one node `n2` like it.
+    /// One node `n1` with one GPU of two slots and 10,000 MiB, and one node `n2` like it.
     fn two_nodes() -> Self {
         let vendors = vendors();
         let mut ledger = Ledger::new(Arc::clone(&vendors), TIMEOUT);
@@ -124,7 +124,7 @@ fn the_next_filter_of_a_pod_replaces_its_reservation() {
         kept.filter(&pod("c", 6000), &["n1", "n2"]),
         Filtered::Nowhere(_)
     ));
-    // Its own reservation does not stand in its way, and goes when nothing fits.
+    // Its own reservation does not count against it, and goes if it fits nowhere.
     assert_eq!(node_of(&kept.filter(&pod("a", 9000), &["n1"])), "n1");
     assert!(matches!(
         kept.filter(&pod("a", 9000), &["n2"]),
@@ -206,7 +206,7 @@ fn a_repeated_failure_without_an_event_frees_the_reservation() {
     kept.ledger.expire(kept.now + 22 * SECOND);
     assert!(kept.held().is_empty());
 
-    // Another failure than the last would be told.
+    // A failure that differs from the last one would emit an event.
     kept.filter(&unscheduled(pod("a", 6000), 12, "0/2 nodes"), &["n1"]);
     kept.ledger.expire(kept.now + 22 * SECOND);
     assert_eq!(kept.held(), ["uid-a@n1"]);
@@ -235,14 +235,14 @@ fn a_binding_in_doubt_stands_until_the_cluster_tells() {
     ));
     kept.tell(&unscheduled(pod("a", 6000), 99, "binding failed"));
     assert_eq!(node_of(&kept.filter(&pod("a", 6000), &["n1", "n2"])), "n1");
-    // It is tried again where it may have happened.
+    // A binding that may have happened is tried again.
     assert!(matches!(kept.bind(&pod("a", 6000), "n1"), Begun::Go { .. }));
     kept.ledger.bind_in_doubt("uid-a", kept.now);
     kept.tell(&placed(pod("a", 6000), "n1", &annotations));
     assert!(matches!(kept.bind(&pod("a", 6000), "n1"), Begun::Done));
     assert_eq!(kept.ledger.reserved(), 0);
 
-    // A watch that is silent says nothing, however long.
+    // A silent watch proves nothing, however long it is silent.
     let mut kept = Kept::two_nodes();
     doubt(&mut kept);
     let listed = HashSet::from([Arc::from("uid-a")]);
@@ -307,7 +307,7 @@ fn what_another_has_bound_in_the_meantime_is_not_bound_again() {
     assert!(anew.is_err(), "{anew:?}");
     assert_eq!(kept.held(), ["uid-theirs@n1"]);
 
-    // The same where the card has become sick, or the node is gone.
+    // The same if the GPU has become unhealthy, or the node is gone.
     kept.filter(&pod("ours", 6000), &["n2"]);
     kept.ledger.remove_node("n2");
     assert!(matches!(
@@ -347,7 +347,7 @@ fn room_made_by_eviction_is_kept_for_its_pod() {
         node_of(&kept.filter(&with("small", 3000, 0), &["n1", "n2"])),
         "n2"
     );
-    // What is left beside it may be had, and by the more important all.
+    // The rest beside it is available to any pod, and the whole to a more important one.
     assert_eq!(node_of(&kept.filter(&with("tiny", 2000, 0), &["n1"])), "n1");
     assert_eq!(kept.held(), ["uid-small@n2", "uid-tiny@n1"]);
     assert_eq!(node_of(&kept.filter(&high, &["n1"])), "n1");
@@ -400,7 +400,7 @@ fn a_pod_bound_elsewhere_holds_what_its_annotations_say() {
     kept.tell(&placed(pod("b", 3000), "n1", &json!({})));
     assert_eq!(kept.held(), ["uid-a@n2"]);
 
-    // A terminating pod counts, also where it is first seen so.
+    // A terminating pod counts, even if it is first seen terminating.
     let mut terminating = elsewhere.clone();
     terminating["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
     let mut anew = Kept::two_nodes();
@@ -503,7 +503,7 @@ fn waiting_pods_are_told_of_room_that_no_event_shows() {
     assert_eq!(kept.ledger.waiting().count(), 0);
 }
 
-/// The same node with so many slots by the kubelet's count.
+/// The same node with this many slots by the kubelet's count.
 fn with_slots(slots: u32) -> kube_api::object::Node {
     let mut node = node("n1", 1, 2, 10_000);
     node["status"]["allocatable"]["nvidia.com/gpu"] = slots.to_string().into();
@@ -638,7 +638,7 @@ fn init_containers_that_are_over_give_back_what_only_they_took() {
     ));
 }
 
-/// Texts that annotations may hold, some near to what they should.
+/// Texts that annotations may contain, some close to valid ones.
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![
         any::<String>(),

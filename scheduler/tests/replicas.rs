@@ -1,4 +1,4 @@
-//! Several replicas, one after the other and beside each other, on one API server that is not always well.
+//! Several replicas, one after another and at the same time, on one API server that sometimes fails.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -30,14 +30,14 @@ async fn alone(cluster: &Cluster) -> Served {
     Served::replica(cluster, embedded::client(cluster), Company::none()).await
 }
 
-/// What becomes of calls that bind.
+/// The fault of calls that bind.
 #[derive(Debug, Clone, Copy)]
 #[repr(u8)]
 enum Trouble {
     None,
     /// It happens, and the connection breaks before the answer.
     AnswerLost,
-    /// It happens after an answer was waited for in vain.
+    /// The binding happens after the caller has stopped waiting for the answer.
     Slow,
     /// The server has trouble of its own, and nothing happens.
     Broken,
@@ -45,7 +45,7 @@ enum Trouble {
     Forbidden,
 }
 
-/// A client of the cluster in which bindings go wrong as the number says.
+/// A client of the cluster whose bindings fail as the number says.
 fn troubled(cluster: &Cluster, trouble: &Arc<AtomicU8>) -> kube::Client {
     async fn meddle(
         State(trouble): State<Arc<AtomicU8>>,
@@ -133,7 +133,7 @@ async fn a_binding_with_a_lost_answer_is_counted_once() {
         let said = served.bind(&pod("p", 1000), "n1").await;
 
         assert!(said.contains("it is not known"), "{trouble:?}: {said}");
-        // Its place is not given to another, whatever becomes of it.
+        // Its devices are not given to another pod, whatever the outcome.
         assert!(
             served.filter(&pod("q", 1000), &["n1"]).await.is_err(),
             "{trouble:?}"
@@ -182,7 +182,8 @@ async fn a_refused_binding_gives_back_what_was_reserved() {
     let mut other = pod("p", 1000);
     other["metadata"]["uid"] = "another".into();
     served.filter(&other, &["n1"]).await.unwrap();
-    assert_ne!(served.bind(&other, "n1").await, "");
+    let said = served.bind(&other, "n1").await;
+    assert!(said.contains("UID in precondition: another"), "{said}");
     assert!(served.held().is_empty());
 }
 
@@ -268,7 +269,7 @@ async fn a_second_replica_takes_over_with_everything_held() {
     assert_eq!(b.send("GET", "/readyz?answers", "").await.0, 503);
 
     hold(&client, "host-b").await;
-    // The first question after the takeover is answered, and knows what is bound.
+    // The first question after the takeover is answered, and knows the bound pods.
     for (name, fits) in [("two", true), ("three", true), ("four", false)] {
         let node = b.filter(&pod(name, 1000), &["n1"]).await;
         assert_eq!(node.is_ok(), fits, "{name}: {node:?}");

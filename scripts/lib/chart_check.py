@@ -411,8 +411,8 @@ def values_reach_what_they_are_for(all_rendered):
         written = [o for o in written if o["metadata"]["name"] != f"{RELEASE}-assigner"]
         need(not written, f"{rendered}: the webhook writes its configuration itself, and here is {[o['kind'] for o in written]}")
     operator = {thing["metadata"]["name"] for thing in by["all-on"].of("ServiceMonitor")}
-    doors = {"vgpu-assigner"} if "kind: MutatingWebhookConfiguration" in by["all-on"].text else set()
-    need(operator == {"vgpu-scheduler", "vgpu-webhook", "vgpu-monitor", *doors}, f"all-on: ServiceMonitors {operator}")
+    assigner = {"vgpu-assigner"} if "kind: MutatingWebhookConfiguration" in by["all-on"].text else set()
+    need(operator == {"vgpu-scheduler", "vgpu-webhook", "vgpu-monitor", *assigner}, f"all-on: ServiceMonitors {operator}")
     for monitor in by["all-on"].of("ServiceMonitor"):
         services = [s for s in by["all-on"].of("Service") if monitor["spec"]["selector"]["matchLabels"].items() <= s["metadata"]["labels"].items()]
         for end in monitor["spec"]["endpoints"]:
@@ -436,7 +436,7 @@ def args_of(rendered, container, beginning):
     return [a for _, c in rendered.containers() if c["name"] == container for a in c["args"] if a.startswith(beginning)]
 
 
-def the_doors_are_closed_until_they_are_opened(all_rendered):
+def the_assigner_and_hcs_are_off_by_default(all_rendered):
     """hcs.io: its definitions, its flags and its rights come together, and none of them by default."""
     by = {r.values: r for r in all_rendered if r.version == LATEST}
     kinds = ["computenodes", "computequotas", "computetasks", "computetopologies"]
@@ -450,7 +450,7 @@ def the_doors_are_closed_until_they_are_opened(all_rendered):
         groups = {g for role in rendered.of("ClusterRole") for rule in role["rules"] for g in rule["apiGroups"]}
         need(("hcs.io" in groups) == opened, f"{rendered}: rights in {groups}")
         made = sorted(d["metadata"]["name"].removesuffix(".hcs.io") for d in rendered.of("CustomResourceDefinition"))
-        # doors-values.yaml says that they are applied by hand.
+        # assigner-and-hcs-values.yaml says that they are applied by hand.
         need(made == (kinds if rendered.values == "all-on" else []), f"{rendered}: definitions {made}")
         hooks = rendered.of("MutatingWebhookConfiguration")
         assigners = [w for w in rendered.workloads() if w["metadata"]["name"] == f"{RELEASE}-assigner"]
@@ -464,15 +464,15 @@ def the_doors_are_closed_until_they_are_opened(all_rendered):
         for service in rendered.of("Service"):
             if service["metadata"]["name"] == f"{RELEASE}-assigner":
                 need([p["port"] for p in service["spec"]["ports"]] == [443, 8080], f"{rendered}: the documented ports are 443 and 8080")
-    page = args_of(by["doors"], "vgpu-scheduler", "--gpu-page")
-    need(page == ["--gpu-page=0.0.0.0:8081", "--gpu-page-interval=30s", "--gpu-page-monitors=vgpu-monitor.gpu-system.svc:31993"], f"doors: {page}")
+    page = args_of(by["assigner-and-hcs"], "vgpu-scheduler", "--gpu-page")
+    need(page == ["--gpu-page=0.0.0.0:8081", "--gpu-page-interval=30s", "--gpu-page-monitors=vgpu-monitor.gpu-system.svc:31993"], f"assigner-and-hcs: {page}")
     page = args_of(by["all-on"], "vgpu-scheduler", "--gpu-page")
     need(page[0] == "--gpu-page=[::]:9000" and page[2].endswith("=vgpu-monitor.gpu-system.svc:31993,node-a.example.com:31993"), f"all-on: {page}")
     for rendered in by.values():
         [scheduler] = [c for _, c in rendered.containers() if c["name"] == "vgpu-scheduler"]
         tokens = [e["valueFrom"]["secretKeyRef"]["name"] for e in scheduler["env"] if e["name"] == "VGPU_GPU_PAGE_TOKEN"]
         served = [p for s in rendered.of("Service") for p in s["spec"]["ports"] if p["name"] == "gpu-page"]
-        need(len(tokens) == len(served) == int(rendered.values in ("all-on", "doors")), f"{rendered}: the GPU page has tokens {tokens}, ports {served}")
+        need(len(tokens) == len(served) == int(rendered.values in ("all-on", "assigner-and-hcs")), f"{rendered}: the GPU page has tokens {tokens}, ports {served}")
     for rendered in all_rendered:
         for hook in [w for o in rendered.of("MutatingWebhookConfiguration") for w in o["webhooks"]]:
             closed = hook["failurePolicy"] == "Fail"
@@ -659,7 +659,7 @@ def an_upgrade_changes_objects_and_makes_none_anew(_):
 def programs_have_the_rights_they_use(all_rendered):
     """As their own accounts, by the API server's word."""
     make_namespaces(all_rendered)
-    rendered = next(r for r in all_rendered if r.values == "doors" and r.version == LATEST)
+    rendered = next(r for r in all_rendered if r.values == "assigner-and-hcs" and r.version == LATEST)
     roles = [o for o in rendered.objects if o["kind"] in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")]
     file = WORK / "roles.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": roles}))
@@ -697,7 +697,7 @@ STATIC = [
     our_scheduler_reads_the_device_configuration,
     the_standard_device_configuration_is_the_products,
     values_reach_what_they_are_for,
-    the_doors_are_closed_until_they_are_opened,
+    the_assigner_and_hcs_are_off_by_default,
     versions_with_a_vendors_suffix_are_taken,
     values_that_cannot_work_are_refused_with_what_is_wrong,
     the_notes_name_the_traps,

@@ -385,7 +385,7 @@ def workload():
     ]
 
 
-def doors():
+def assigner_and_hcs():
     return [
         row("The device assigner"),
         lines("How many GPUs are in which state", "Devices that can be asked for by label. Proposed: reserved for a minute, until a pod or a finalize request confirms it.",
@@ -424,7 +424,7 @@ DASHBOARDS = {
     "cluster": ("vGPU: the cluster", "How the cluster's GPUs are promised and used, which pods hold them, and which problems there are.",
                 cluster, ["node", "namespace"]),
     "node": ("vGPU: a node", "The GPUs of a node, the containers on them, their health, and the node's agent.", node, ["node"]),
-    "doors": ("vGPU: the other doors", "The device assigner, and the ComputeNodes of hcs.io.", doors, ["node"]),
+    "assigner-and-hcs": ("vGPU: the assigner and hcs.io", "The device assigner, and the ComputeNodes of hcs.io.", assigner_and_hcs, ["node"]),
     "workload": ("vGPU: a workload", "The shares that containers were given, their use of them, and the reasons for their delays.",
                  workload, ["namespace", "pod"]),
 }

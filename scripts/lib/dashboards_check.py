@@ -272,7 +272,7 @@ class Asks:
                 self.place(name, {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 100})
                 self.client.delete("research", name)
                 # A binding of a pod that is not there fails.
-                self.client.bind({"metadata": {"name": "nobody", "namespace": "research", "uid": "x"}}, "check")
+                self.client.bind({"metadata": {"name": "unknown", "namespace": "research", "uid": "x"}}, "check")
 
     def stop(self):
         self.ended.set()

@@ -1,6 +1,6 @@
-/* Times one kind of call from within the process that makes it: prints the median over batches, the 99.9th
- * percentile of single calls, and the mean over all batches of the processor's time, which a busy machine changes
- * least; in nanoseconds, the clock's own cost taken off. */
+/* Times one kind of call from within the process that makes it. Prints, in nanoseconds and without the clock's own
+ * cost: the median over batches, the 99.9th percentile of single calls, and the mean processor time over all batches,
+ * which a busy machine changes least. */
 #include <time.h>
 #include <unistd.h>
 #include "../preload/driver.h"

@@ -1,12 +1,12 @@
-//! What the library adds to a program's calls: every row is measured without it and with it in the same
-//! run, on the simulated driver. Prints the table of docs/performance.md; never fails by the clock. With a
-//! word of `calls.c` as its argument (`launch`, `alloc`, `module`, …) it prints those rows only.
+//! The cost that the library adds to a program's calls: every row is measured without it and with it in the same run,
+//! on the simulated driver. Prints the table of docs/performance.md; never fails because of a time. With a word of
+//! `calls.c` as its argument (`launch`, `alloc`, `module`, …) it prints only those rows.
 //!
 //!   cargo xtask dist --library
 //!   VGPU_TEST_LIBRARY=target/dist/lib/vgpu/libvgpu.so cargo bench -p tests --bench calls
 //!
-//! Without the variable it measures cargo's own release build for tests, which asks the simulated
-//! board what time it is: not what ships, and slower.
+//! Without the variable it measures cargo's own release build for tests. That build reads the simulated board's
+//! clock, so it is slower than the shipped one.
 #![allow(clippy::print_stdout, reason = "its table is what it is for")]
 #![allow(
     clippy::unwrap_used,
@@ -121,7 +121,7 @@ fn main() {
     for (call, _) in CALLS {
         let ended = race(call, 4, ROUNDS);
         over += ended.over;
-        unserved += ended.nobody;
+        unserved += ended.none;
     }
     let rounds = ROUNDS * 6;
     println!("| rounds over the limit, 4 racing processes, 6 calls | – | {over} of {rounds} | |");
@@ -153,13 +153,13 @@ fn launches() {
     }
 }
 
-/// The same measurement without and with the library: the better of three runs of each, in turn, since
-/// whatever else the machine does only ever adds.
+/// The same measurement without and with the library: the better of three runs of each, in turn, because other work
+/// on the machine only adds time.
 fn both(words: &str, processes: usize) -> [Figures; 2] {
     both_under(words, processes, 0)
 }
 
-/// The same under a cap of compute time, percent; 0 is none.
+/// As `both`, under a cap of compute time in percent; 0 is none.
 fn both_under(words: &str, processes: usize, cap: u32) -> [Figures; 2] {
     let world = World::with_limits(&[CARD]);
     let file = LimitsFile::open(&world.path("limits")).unwrap();
@@ -210,7 +210,7 @@ fn compile_bench(world: &World) {
     );
 }
 
-/// Starts so many at once: the median of their medians, and the worst of their worst calls.
+/// Starts `processes` of them at once: the median of their medians, and the worst of their worst calls.
 fn at_once(program: &Program<'_>, processes: usize) -> Figures {
     let start = || program.command().stdout(Stdio::piped()).spawn().unwrap();
     let children: Vec<_> = (0..processes).map(|_| start()).collect();

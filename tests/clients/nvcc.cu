@@ -1,4 +1,4 @@
-// The client of tests/clients/program.py as an nvcc program: told what to do line by line.
+// The client of tests/clients/program.py as an nvcc program. It reads one command on each line.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -1,4 +1,4 @@
-/* What holds a pod's namespaces: takes up orphans, and ends when it is told to. */
+/* Holds a pod's namespaces: adopts orphaned processes, and ends at SIGTERM or SIGINT. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

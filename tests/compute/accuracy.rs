@@ -1,4 +1,4 @@
-//! One container under a cap: how near its share is to what it asked for, whatever it launches.
+//! One container under a cap: how close its share is to the cap, for any pattern of launches.
 
 use crate::lab::{Asks, Curve, Lab, MS, US};
 
@@ -17,7 +17,7 @@ fn under(cap: u32, words: &str, ms: u64) -> Curve {
     curve
 }
 
-/// What is asserted of a share: points of the mean, points of each window, and how long these are.
+/// The asserted bounds of a share: points of the mean, points of each window, and the windows' length.
 #[derive(Clone, Copy)]
 struct Within {
     mean: f64,
@@ -105,7 +105,7 @@ fn streams_of_one_program_share_its_cap() {
 fn a_mixture_of_all_gets_its_cap() {
     for cap in [10, 25, 50, 75] {
         let curve = under(cap, "mixed", 6_000);
-        // Kernels whose cost is not known yet come on top of what was saved up, at first.
+        // At first, kernels of unknown cost come on top of the saved credit.
         let within = Within {
             window: 6.0,
             ..Within::longest(5 * MS)
@@ -135,14 +135,14 @@ fn beyond_the_first(words: &str, one_ms: f64) -> f64 {
 }
 
 #[test]
-fn a_first_kernel_of_50_ms_is_not_followed_by_others_before_its_cost_is_known() {
+fn first_kernel_of_50_ms_is_measured_before_others_follow() {
     let beyond = beyond_the_first("steady ns=50000000", 50.0);
 
     assert!(beyond <= 150.0, "{beyond} ms");
 }
 
 #[test]
-fn a_first_graph_of_10_ms_is_not_followed_by_others_before_its_cost_is_known() {
+fn first_graph_of_10_ms_is_measured_before_others_follow() {
     let beyond = beyond_the_first("steady way=8 ns=500000 nodes=20", 10.0);
 
     assert!(beyond <= 150.0, "{beyond} ms");
@@ -207,7 +207,7 @@ fn a_program_that_asks_for_less_than_its_cap_is_not_slowed() {
 }
 
 #[test]
-fn a_program_of_two_rhythms_that_asks_for_less_than_its_cap_is_not_slowed() {
+fn program_with_two_rhythms_below_its_cap_is_not_slowed() {
     for (cap, words) in [
         (
             25,

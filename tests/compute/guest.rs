@@ -1,12 +1,11 @@
-//! What must not hang: kernels that wait for each other, processes that are killed, programs that come
-//! and go.
+//! Programs that must not hang: kernels that wait for each other, killed processes, and programs that come and go.
 
 use crate::lab::{Asks, Lab, MS};
 
 const MEET: &str = "kernel meet peers 2 50us";
 
 #[test]
-fn two_ranks_whose_kernels_wait_for_each_other_go_on_under_one_cap() {
+fn two_ranks_with_mutually_waiting_kernels_run_under_one_cap() {
     for cap in [10, 25, 75] {
         let lab = Lab::with_script(MEET);
         let container = lab.container("ranks", Asks::cap(cap));
@@ -45,7 +44,7 @@ fn two_ranks_in_two_containers_go_on() {
 }
 
 #[test]
-fn two_streams_of_one_program_whose_kernels_wait_for_each_other_go_on() {
+fn two_streams_with_mutually_waiting_kernels_run() {
     let lab = Lab::with_script(MEET);
     let container = lab.container("streams", Asks::cap(25));
 
@@ -55,7 +54,7 @@ fn two_streams_of_one_program_whose_kernels_wait_for_each_other_go_on() {
     assert!(end < 20_000, "{end}");
 }
 
-/// What a second program of the container gets after the first one was killed.
+/// The share of a second program of the container after the first one was killed.
 #[track_caller]
 fn after_a_kill(words: &str, killed_after_ms: u64) {
     let lab = Lab::new();
@@ -67,7 +66,7 @@ fn after_a_kill(words: &str, killed_after_ms: u64) {
 
     let curve = lab.watch(2_500, &[&[&next]], |_| {}).remove(0);
 
-    // What a dead process owed is paid off first: at most what it had in flight.
+    // A dead process's debt is paid first: at most the work that it had in flight.
     let share = curve.share(500, 2_500);
     println!("after {words}: {share:.2}: {}", curve.shape(2_500, 100));
     assert!(
@@ -87,7 +86,7 @@ fn a_killed_process_leaves_nothing_stuck() {
 }
 
 #[test]
-fn a_process_killed_with_its_first_launch_in_flight_leaves_nothing_stuck() {
+fn process_killed_during_its_first_launch_blocks_nothing() {
     after_a_kill("steady ns=50000000 for=60000", 5);
     after_a_kill("steady ns=50000000 streams=4 for=60000", 20);
 }

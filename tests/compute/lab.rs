@@ -1,6 +1,6 @@
-//! A board whose clock stands still while programs compute, containers on it, and an observer that looks
-//! at every moment that matters: the time that programs got is known to the nanosecond, on any machine.
-//! Never asserts, and never reads real time.
+//! A board whose clock stops while programs compute, containers on it, and an observer that looks at every relevant
+//! moment. So the GPU time of programs is known to the nanosecond, on any machine. Asserts nothing, and reads no real
+//! time.
 
 use std::ffi::OsString;
 use std::os::unix::fs::DirBuilderExt;
@@ -9,8 +9,9 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use cuda_sim::clock::ClockKind;
-use cuda_sim::exec::Exec;
-use cuda_sim::{Board, Config};
+use cuda_sim::exec::{BusyStretch, Exec, UtilizationSample};
+use cuda_sim::lacks::{self, Lacks};
+use cuda_sim::{Board as SimulatedBoard, Config};
 use supervisor::arbiter;
 use supervisor::gpu::{Busy, Gpu, GpuError, GpuProcess, Gpus, Inventory, ProcessSample};
 use vgpu_abi::host::Snapshot;
@@ -18,6 +19,7 @@ use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile, Policy};
 use vgpu_abi::region::{Region, RegionDevice};
 use vgpu_abi::targets::TargetsFile;
 
+use crate::boards::Board;
 use crate::support::{CARD, CONTEXT, World, compile};
 
 /// A millisecond of the board.
@@ -29,7 +31,7 @@ const LOOK_NS: u64 = 5 * MS;
 /// How far apart the beginnings of windows are.
 const STEP_NS: u64 = 10 * MS;
 
-/// What a container may use of the GPU.
+/// A container's compute settings.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Asks {
     pub(crate) cap: u32,
@@ -91,6 +93,8 @@ impl Asks {
 pub(crate) struct Lab {
     world: World,
     exec: Exec,
+    /// Whether an MPS server runs the kernels.
+    mps: bool,
 }
 
 impl Lab {
@@ -105,6 +109,11 @@ impl Lab {
             script: script.to_owned(),
             ..Config::default()
         })
+    }
+
+    /// One GPU of a board, with more lines for its script.
+    pub(crate) fn on(board: &Board, script: &str) -> Self {
+        Self::with(board.config(script))
     }
 
     /// One GPU that is cut into MIG devices; a program sees the first.
@@ -137,9 +146,13 @@ impl Lab {
         ];
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("compute/launch.c");
         compile(&source, &world.path("launch"), &options);
-        // Time stands still until a watch begins.
+        // Time is stopped until a watch begins.
         exec.clock().expect_threads(u32::MAX);
-        Self { world, exec }
+        Self {
+            world,
+            exec,
+            mps: config.mps,
+        }
     }
 
     /// A container's directory, as a runner makes it.
@@ -158,15 +171,24 @@ impl Lab {
             lab: self,
             dir,
             uuid,
+            // As `vgpu run` and the node agent do under MPS.
+            part_percent: if asks.cap == 0 { 100 } else { asks.cap },
         }
     }
 
     /// A program without the library.
     pub(crate) fn native(&self, words: &str) -> Program<'_> {
-        self.start(words, None, &[])
+        self.start(words, None, &[], 100)
     }
 
-    fn start(&self, words: &str, dir: Option<&Path>, env: &[(&str, &str)]) -> Program<'_> {
+    /// Starts a program that an MPS server, if there is one, gives so much of the GPU's multiprocessors.
+    fn start(
+        &self,
+        words: &str,
+        dir: Option<&Path>,
+        env: &[(&str, &str)],
+        part_percent: u32,
+    ) -> Program<'_> {
         let mut program = self.world.command(self.world.path("launch"));
         for word in words.split(' ') {
             program = program.arg(word);
@@ -182,6 +204,13 @@ impl Lab {
         };
         for (name, value) in env {
             program = program.env(name, value);
+        }
+        let part_percent = if self.mps { part_percent } else { 100 };
+        if part_percent < 100 {
+            program = program.env(
+                "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+                part_percent.to_string(),
+            );
         }
         // Programs take part in the order in which they are started.
         let clock = self.exec.clock();
@@ -203,11 +232,11 @@ impl Lab {
         Program {
             lab: self,
             child: Some(child),
+            part_percent,
         }
     }
 
-    /// Lets time go on for so long, and looks at what processes use; `at` is called at every look,
-    /// before it.
+    /// Advances time by this duration, and looks at the processes' use; `at` is called before every look.
     pub(crate) fn watch(
         &self,
         ms: u64,
@@ -220,7 +249,7 @@ impl Lab {
         let start_ns = clock.now();
         let mut curves = vec![Curve::default(); groups.len()];
         let looks = ms * MS / LOOK_NS;
-        // A long time is looked at less often.
+        // A long time is sampled less often.
         let every = (looks / 20_000).max(1);
         for look in 0..=looks {
             let at_ns = look * LOOK_NS;
@@ -231,17 +260,25 @@ impl Lab {
             }
             let truth = self.exec.truth(0);
             for (curve, group) in curves.iter_mut().zip(groups) {
-                let busy_ns = truth
-                    .iter()
-                    .filter(|one| group.iter().any(|program| program.pid() == one.pid))
-                    .map(|one| one.busy_ns)
-                    .sum();
+                let busy_ns = truth.iter().map(|one| {
+                    let program = group.iter().find(|program| program.pid() == one.pid);
+                    let part_percent = program.map_or(0, |program| program.part_percent);
+                    one.busy_ns * u64::from(part_percent) / 100
+                });
+                let busy_ns = busy_ns.sum();
                 curve.0.push((at_ns, busy_ns));
             }
         }
         clock.expect_threads(u32::MAX);
         drop(part);
         curves
+    }
+
+    /// Which process held the GPU from when to when, in the last so many milliseconds.
+    pub(crate) fn held(&self, ms: u64) -> Vec<BusyStretch> {
+        let now_ns = self.exec.clock().now();
+        let held = self.exec.stretches(0, now_ns - ms * MS, now_ns);
+        held.expect("the board keeps 65,536 of them")
     }
 
     /// Whether no wait took too long, so that times are the board's and not the machine's.
@@ -288,7 +325,7 @@ impl Arbiter<'_> {
     }
 }
 
-/// The library beside this test, which reads the board's clock; never one that ships.
+/// The library that cargo built next to this test, which reads the board's clock; never a shipped one.
 fn library() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let file = own.parent().unwrap().join("libvgpu.so");
@@ -301,17 +338,19 @@ pub(crate) struct Container<'a> {
     lab: &'a Lab,
     dir: PathBuf,
     uuid: DeviceUuid,
+    part_percent: u32,
 }
 
 impl<'a> Container<'a> {
-    /// Starts a program in it; it stands still until a watch begins.
+    /// Starts a program in it; it is stopped until a watch begins.
     pub(crate) fn start(&self, words: &str) -> Program<'a> {
-        self.lab.start(words, Some(&self.dir), &[])
+        self.start_with(words, &[])
     }
 
     /// The same with a variable.
     pub(crate) fn start_with(&self, words: &str, env: &[(&str, &str)]) -> Program<'a> {
-        self.lab.start(words, Some(&self.dir), env)
+        self.lab
+            .start(words, Some(&self.dir), env, self.part_percent)
     }
 
     /// Gives it other limits, as `vgpu set` does.
@@ -325,7 +364,7 @@ impl<'a> Container<'a> {
         vgpu_abi::host::snapshot(&self.dir.join("region")).unwrap()
     }
 
-    /// What the library wrote to its log.
+    /// The library's log.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.dir.join("log")).unwrap_or_default()
     }
@@ -335,6 +374,8 @@ impl<'a> Container<'a> {
 pub(crate) struct Program<'a> {
     lab: &'a Lab,
     child: Option<Child>,
+    /// How much of the GPU its kernels have while they run: what its time counts for.
+    part_percent: u32,
 }
 
 impl Program<'_> {
@@ -342,7 +383,7 @@ impl Program<'_> {
         self.child.as_ref().map_or(0, Child::id)
     }
 
-    /// Lets time go on until it ends, and says what it printed.
+    /// Advances time until the program ends; returns its output.
     #[track_caller]
     pub(crate) fn end(mut self) -> String {
         self.lab.exec.clock().expect_threads(0);
@@ -435,9 +476,22 @@ impl Curve {
 /// The board as NVML tells of it: integer percents of whole sampling periods, late.
 struct BoardGpus<'a>(&'a Lab);
 
+impl BoardGpus<'_> {
+    /// None where NVML answers `NOT_SUPPORTED` or never has one: the supervisor takes both for no sample.
+    fn samples(&self, since_ns: u64) -> Vec<UtilizationSample> {
+        let Lacks {
+            figures, samples, ..
+        } = lacks::of(None, &self.0.world.board().nvml(), false);
+        if figures || samples {
+            return Vec::new();
+        }
+        self.0.exec.process_utilization(0, since_ns)
+    }
+}
+
 impl Gpus for BoardGpus<'_> {
     fn inventory(&self) -> Result<Inventory, GpuError> {
-        let board: Board = self.0.world.board();
+        let board: SimulatedBoard = self.0.world.board();
         Ok(Inventory {
             gpus: vec![Gpu {
                 index: 0,
@@ -454,8 +508,8 @@ impl Gpus for BoardGpus<'_> {
     }
 
     fn processes(&self) -> Result<Vec<GpuProcess>, GpuError> {
-        let board: Board = self.0.world.board();
-        let samples = self.0.exec.process_utilization(0, 0);
+        let board: SimulatedBoard = self.0.world.board();
+        let samples = self.samples(0);
         let each = board.processes(0).into_iter().map(|process| {
             let newest = samples
                 .iter()
@@ -473,7 +527,7 @@ impl Gpus for BoardGpus<'_> {
 
     fn busy(&self, _uuid: &str, since_us: u64) -> Busy {
         let exec = &self.0.exec;
-        let samples = exec.process_utilization(0, exec.board_ns(since_us));
+        let samples = self.samples(exec.board_ns(since_us));
         let told = samples.into_iter().map(|sample| ProcessSample {
             pid: sample.pid,
             at_us: exec.unix_us(sample.time_ns),

@@ -1,6 +1,6 @@
 /* Programs that launch, on a board whose clock all of them share: `launch PATTERN [NAME=NUMBER]...`. Times are
- * the board's: a number that ends a run or a pause is as exact as the clock. What it prints is for the test. With
- * idle=MS it does nothing for so long at first. */
+ * the board's: a number that ends a run or a pause is as exact as the clock. Its output is for the test. With
+ * idle=MS it first does nothing for that long. */
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -52,6 +52,7 @@ extern CUresult cuModuleGetFunction(handle *, handle, const char *);
 extern CUresult cuStreamCreate(CUstream *, unsigned);
 extern CUresult cuStreamCreateWithPriority(CUstream *, unsigned, int);
 extern CUresult cuStreamSynchronize(CUstream);
+extern CUresult cuStreamDestroy_v2(CUstream);
 extern CUresult cuEventCreate(handle *, unsigned);
 extern CUresult cuEventRecord(handle, CUstream);
 extern CUresult cuEventSynchronize(handle);
@@ -312,6 +313,31 @@ static void late(void) {
     say("late\n");
 }
 
+/* fresh ns=N for=MS: each launch goes to a stream of its own, which is destroyed at once. */
+static void fresh(void) {
+    handle function = kernel(option("ns", MS));
+    while (vgpuSimNow() < end()) {
+        CUstream own = stream();
+        run(function, own);
+        OK(cuStreamDestroy_v2(own));
+    }
+    say("fresh\n");
+}
+
+/* taught short=NS ns=N for=MS: one function that took little time at its first launch, and much ever since. */
+static void taught(void) {
+    handle function = kernel(option("ns", MS));
+    CUstream own = stream();
+    attribute time = {.id = 0x56475055};
+    launch_config config = {{1, 1, 1}, {32, 1, 1}, 0, own, &time, 1};
+    time.value[0] = option("short", 10000);
+    OK(cuLaunchKernelEx(&config, function, NULL, NULL));
+    OK(cuStreamSynchronize(own));
+    time.value[0] = option("ns", MS);
+    while (vgpuSimNow() < end()) OK(cuLaunchKernelEx(&config, function, NULL, NULL));
+    say("taught\n");
+}
+
 /* ranks rounds=N: this process's half of kernels that wait for each other; the other half is another process's,
  * or with streams=2 another stream's. Says when the last was done. */
 static void ranks(void) {
@@ -471,7 +497,7 @@ static void beside(void) {
 
 int main(int count, char **given) {
     static const struct { const char *name; void (*run)(void); } patterns[] = {
-        {"steady", steady}, {"mixed", mixed},     {"sparse", sparse}, {"bursts", bursts},   {"late", late},
+        {"steady", steady}, {"mixed", mixed},     {"sparse", sparse}, {"bursts", bursts},   {"late", late},     {"fresh", fresh},  {"taught", taught},
         {"ranks", ranks},   {"capture", capture}, {"update", update}, {"threads", threads}, {"beside", beside},
     };
     words_count = count, words = given;

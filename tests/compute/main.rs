@@ -1,5 +1,5 @@
-//! What a cap of compute time means, in whole programs on the simulated GPU: each asserts what the board
-//! knows, on a clock that all of them share, so a slow machine changes nothing but how long it takes.
+//! The effect of a cap of compute time on whole programs on the simulated GPU. Each test asserts the board's own
+//! figures, on a clock that all programs share, so a slow machine changes only the duration of the test.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -11,9 +11,13 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[macro_use]
+mod boards;
 mod lab;
 
 mod accuracy;
+mod division;
 mod guest;
+mod hostile;
 mod together;
 mod ways;

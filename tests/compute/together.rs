@@ -1,7 +1,8 @@
-//! Several containers on one GPU, with an arbiter: caps, floors, what is lent, and priorities.
+//! Several containers on one GPU, with an arbiter: caps, floors, lent time, and priorities.
 
 use vgpu_abi::limits::Policy;
 
+use crate::boards::{self, Board, PLAIN};
 use crate::lab::{Asks, Curve, Lab};
 
 /// Kernels that take another time at each launch, and launches that take some: no two programs of real
@@ -16,12 +17,23 @@ call cuLaunchKernel 3us
 call cuGraphLaunch 5us
 ";
 
-/// Programs are there for so long before their first launch.
+/// Programs exist for this long before their first launch.
 const KNOWN_MS: u64 = 300;
 
-/// Runs a program in each of several containers for so long, under an arbiter.
-fn side_by_side(programs: &[(Asks, &str)], ms: u64) -> Vec<Curve> {
-    let lab = Lab::with_script(LIFE);
+/// Runs a program in each of several containers for so long, under an arbiter. A run in which the machine held a program
+/// up, so that time went on without it, says nothing and is made again.
+fn side_by_side(board: &Board, programs: &[(Asks, &str)], ms: u64) -> Vec<Curve> {
+    for _ in 0..4 {
+        let (curves, is_exact) = run_side_by_side(board, programs, ms);
+        if is_exact {
+            return curves;
+        }
+    }
+    run_side_by_side(board, programs, ms).0
+}
+
+fn run_side_by_side(board: &Board, programs: &[(Asks, &str)], ms: u64) -> (Vec<Curve>, bool) {
+    let lab = Lab::on(board, LIFE);
     let mut arbiter = lab.arbiter();
     let containers: Vec<_> = programs
         .iter()
@@ -50,126 +62,161 @@ fn side_by_side(programs: &[(Asks, &str)], ms: u64) -> Vec<Curve> {
     for (curve, (asks, words)) in curves.iter().zip(programs) {
         println!("{asks:?}, {words}: {}", curve.shape(ms, 200));
     }
-    curves
+    (curves, lab.is_exact())
 }
 
-/// Two containers under caps: each within one and a half points of its own.
+/// What the same programs get of a board together, without limits.
+fn offered(board: &Board, words: &[&str]) -> f64 {
+    let lab = Lab::on(board, LIFE);
+    let programs: Vec<_> = words
+        .iter()
+        .map(|words| lab.native(&format!("{words} for=1100")))
+        .collect();
+    let all: Vec<_> = programs.iter().collect();
+    lab.watch(1_000, &[&all], |_| {})[0].share(200, 1_000)
+}
+
+/// Containers under caps: each gets its own, or its part of what the board gives.
 #[track_caller]
-fn pair(a: u32, b: u32, words: [&str; 2]) {
-    pair_within(1.5, a, b, words);
-}
+fn caps_are_kept(test: &str, board: &Board, caps: &[u32], words: &[&str], ms: u64) {
+    let owed = boards::owed(caps, offered(board, words));
+    let programs: Vec<_> = caps
+        .iter()
+        .zip(words)
+        .map(|(cap, words)| (Asks::cap(*cap), *words))
+        .collect();
+    let curves = side_by_side(board, &programs, ms);
 
-#[track_caller]
-fn pair_within(points: f64, a: u32, b: u32, words: [&str; 2]) {
-    pair_from(&[(0, points)], a, b, words);
-}
-
-/// Two containers under caps: each within so many points of its own, from each of these milliseconds to the end.
-#[track_caller]
-fn pair_from(bounds: &[(u64, f64)], a: u32, b: u32, words: [&str; 2]) {
-    const LONG: u64 = 10_000;
-    let curves = side_by_side(&[(Asks::cap(a), words[0]), (Asks::cap(b), words[1])], LONG);
-
-    for (curve, asked) in curves.iter().zip([a, b]) {
-        for (from, points) in bounds {
-            let mean = curve.share(*from, LONG);
-            println!("{a}/{b}: {asked} got {mean:.2} from {from} ms on");
-            assert!(
-                (mean - f64::from(asked)).abs() <= *points,
-                "{a}/{b}, {words:?}: {asked} got {mean:.2} from {from} ms on: {}",
-                curve.shape(LONG, 200)
-            );
-        }
-    }
-}
-
-const KERNELS: [&str; 2] = ["steady ns=1000000", "steady ns=1000000"];
-
-#[test]
-fn caps_of_10_and_90_are_kept_side_by_side() {
-    pair(10, 90, KERNELS);
-    pair(90, 10, KERNELS);
-}
-
-#[test]
-fn caps_of_30_and_70_are_kept_side_by_side() {
-    pair(30, 70, KERNELS);
-}
-
-#[test]
-fn caps_of_50_and_50_are_kept_side_by_side() {
-    pair(50, 50, KERNELS);
-}
-
-#[test]
-fn caps_are_kept_between_programs_that_launch_differently() {
-    // Far apart in length, or busy now and then beside always: events tell whose time it was least
-    // well, and the driver tells it late.
-    pair_within(3.0, 30, 70, ["steady ns=20000", "steady ns=5000000"]);
-    pair(
-        50,
-        50,
-        ["steady way=8 ns=500000 nodes=20", "steady ns=1000000"],
+    let points = boards::points(test, board);
+    let got: Vec<f64> = curves.iter().map(|curve| curve.share(0, ms)).collect();
+    let each = got.iter().zip(&owed).zip(caps);
+    let off = each
+        .map(|((got, owed), cap)| boards::off(*got, *owed, *cap))
+        .fold(0.0, f64::max);
+    // To starve a container is the worst error, however small its cap.
+    let least = got.iter().zip(&owed).map(|(got, owed)| got / owed);
+    let least = least.fold(f64::MAX, f64::min);
+    let told = format!(
+        "{}, {caps:?}, {words:?}: got {got:.2?}, owed {owed:.2?}, off by {off:.2}, least {least:.2}",
+        board.name
     );
-    // In its first second a program of several streams is charged for its neighbour's time, until the driver's figures
-    // correct that. The second is lost: up to two points of ten seconds.
-    pair_from(
-        &[(1_000, 2.0), (0, 4.0)],
-        30,
-        70,
-        ["steady ns=1000000 sync=1", "steady ns=250000 streams=4"],
+    println!("{test} on {told}");
+    assert!(off <= points, "{told}; allowed {points}");
+    assert!(least >= 0.9 || points > boards::POINTS, "{told}");
+}
+
+/// A container with a floor beside one without limits: it gets what it is owed in each second.
+#[track_caller]
+fn floor_is_kept(test: &str, board: &Board, floor: u32, words: [&str; 2]) {
+    let owed = boards::owed(&[floor, 100 - floor], offered(board, &words))[0];
+    let curves = side_by_side(
+        board,
+        &[(Asks::floor(floor), words[0]), (Asks::nothing(), words[1])],
+        LONG,
+    );
+
+    let points = boards::points(test, board);
+    let (low, _) = curves[0].windows(0, LONG, 1_000);
+    let told = format!(
+        "{}, floor {floor}, {words:?}: {low:.2} at least, owed {owed:.2}, off by {:.2}",
+        board.name,
+        owed - low
+    );
+    println!("{test} on {told}");
+    assert!(
+        owed - low <= points,
+        "{told}; allowed {points}: {}",
+        curves[0].shape(LONG, 200)
     );
 }
 
-#[test]
-fn caps_that_leave_room_are_kept_side_by_side() {
-    pair(25, 25, KERNELS);
-    pair(10, 50, KERNELS);
-}
+/// How long containers run side by side, milliseconds of the board; with small kernels a run costs more.
+const LONG: u64 = 5_000;
+const SMALL_LONG: u64 = 4_000;
+const KERNELS: [&str; 2] = ["steady ns=1000000"; 2];
+const SMALL: [&str; 2] = ["steady ns=20000"; 2];
 
-#[test]
-fn three_containers_get_their_caps() {
-    const LONG: u64 = 10_000;
-    let kernels = "steady ns=1000000";
-    let caps = [20, 30, 50];
+on_every_board! {
+    fn caps_of_10_and_90_are_kept_side_by_side(board) {
+        caps_are_kept(TEST, board, &[10, 90], &KERNELS, LONG);
+    }
 
-    let curves = side_by_side(&caps.map(|cap| (Asks::cap(cap), kernels)), LONG);
+    fn caps_of_30_and_70_are_kept_side_by_side(board) {
+        caps_are_kept(TEST, board, &[30, 70], &KERNELS, LONG);
+    }
 
-    for (curve, asked) in curves.iter().zip(caps) {
-        let mean = curve.share(0, LONG);
-        println!("three: {asked} got {mean:.2}");
-        assert!((mean - f64::from(asked)).abs() <= 2.5, "{asked}: {mean}");
+    fn caps_of_50_and_50_are_kept_side_by_side(board) {
+        caps_are_kept(TEST, board, &[50, 50], &KERNELS, LONG);
+    }
+
+    fn caps_of_10_and_90_are_kept_by_small_kernels(board) {
+        caps_are_kept(TEST, board, &[10, 90], &SMALL, SMALL_LONG);
+    }
+
+    fn caps_of_30_and_70_are_kept_by_small_kernels(board) {
+        caps_are_kept(TEST, board, &[30, 70], &SMALL, SMALL_LONG);
+    }
+
+    fn caps_of_50_and_50_are_kept_by_small_kernels(board) {
+        caps_are_kept(TEST, board, &[50, 50], &SMALL, SMALL_LONG);
+    }
+
+    fn caps_that_leave_room_are_kept_side_by_side(board) {
+        caps_are_kept(TEST, board, &[25, 25], &KERNELS, LONG);
+        caps_are_kept(TEST, board, &[10, 50], &KERNELS, LONG);
+    }
+
+    fn three_containers_get_their_caps(board) {
+        caps_are_kept(TEST, board, &[20, 30, 50], &["steady ns=1000000"; 3], LONG);
+    }
+
+    fn caps_are_kept_between_long_and_short_kernels(board) {
+        caps_are_kept(TEST, board, &[30, 70], &["steady ns=20000", "steady ns=5000000"], LONG);
+    }
+
+    fn caps_are_kept_between_graphs_and_kernels(board) {
+        let words = ["steady way=8 ns=500000 nodes=20", "steady ns=1000000"];
+        caps_are_kept(TEST, board, &[50, 50], &words, LONG);
+    }
+
+    fn caps_are_kept_beside_launches_that_are_waited_for(board) {
+        let words = ["steady ns=1000000 sync=1", "steady ns=250000 streams=4"];
+        caps_are_kept(TEST, board, &[30, 70], &words, LONG);
+    }
+
+    fn floor_of_30_is_kept_beside_a_greedy_neighbour(board) {
+        floor_is_kept(TEST, board, 30, KERNELS);
+    }
+
+    fn floor_of_20_is_kept_by_launches_that_are_waited_for(board) {
+        floor_is_kept(TEST, board, 20, ["steady ns=1000000 sync=1", "steady ns=1000000"]);
+    }
+
+    fn floor_of_50_is_kept_by_small_kernels(board) {
+        floor_is_kept(TEST, board, 50, ["steady ns=20000", "steady ns=5000000 streams=4"]);
+    }
+
+    fn floor_of_70_is_kept_by_graphs(board) {
+        floor_is_kept(TEST, board, 70, ["steady way=8 ns=500000 nodes=20", "steady ns=250000"]);
+    }
+
+    fn idle_time_is_lent_in_proportion_to_floors(board) {
+        let owed = boards::owed(&[25, 75], offered(board, &KERNELS));
+        let floors = [(Asks::floor(20), KERNELS[0]), (Asks::floor(60), KERNELS[1])];
+        let curves = side_by_side(board, &floors, LONG);
+
+        let got = [&curves[0], &curves[1]].map(|curve| curve.share(1_000, LONG));
+        let off = (owed[0] - got[0]).max(owed[1] - got[1]);
+        println!("{TEST} on {}: got {got:.2?}, owed {owed:.2?}, off by {off:.2}", board.name);
+        assert!(off <= boards::points(TEST, board), "{got:?}, owed {owed:?}");
     }
 }
 
 #[test]
-fn a_floor_is_not_missed_beside_a_greedy_neighbour() {
-    for (floor, words, greedy) in [
-        (30, "steady ns=1000000", "steady ns=1000000"),
-        (50, "steady ns=20000", "steady ns=5000000 streams=4"),
-        (20, "steady ns=1000000 sync=1", "steady ns=1000000"),
-        (70, "steady way=8 ns=500000 nodes=20", "steady ns=250000"),
-    ] {
-        const LONG: u64 = 8_000;
-        let curves = side_by_side(
-            &[(Asks::floor(floor), words), (Asks::nothing(), greedy)],
-            LONG,
-        );
-
-        let (low, _) = curves[0].windows(0, LONG, 1_000);
-        println!("floor {floor}: {low:.2} at least");
-        assert!(
-            low >= f64::from(floor) - 2.0,
-            "floor {floor}, {words} beside {greedy}: {low:.2}: {}",
-            curves[0].shape(LONG, 200)
-        );
-    }
-}
-
-#[test]
-fn what_is_idle_is_lent_and_taken_back_within_200_ms_and_the_longest_kernel() {
+fn idle_time_is_lent_and_returns_within_200_ms_plus_a_kernel() {
     for (greedy, longest_ms) in [("steady ns=1000000", 1), ("steady ns=50000000", 50)] {
         let curves = side_by_side(
+            &PLAIN,
             &[
                 (Asks::floor(60), "late ns=1000000 after=2000"),
                 (Asks::nothing(), greedy),
@@ -191,29 +238,12 @@ fn what_is_idle_is_lent_and_taken_back_within_200_ms_and_the_longest_kernel() {
 }
 
 #[test]
-fn what_is_idle_is_lent_in_proportion_to_floors() {
-    let kernels = "steady ns=1000000";
-    let curves = side_by_side(
-        &[(Asks::floor(20), kernels), (Asks::floor(60), kernels)],
-        10_000,
-    );
-
-    let shares = [
-        curves[0].share(1_000, 10_000),
-        curves[1].share(1_000, 10_000),
-    ];
-    println!("{shares:.2?}");
-    assert!((shares[0] - 25.0).abs() <= 2.0, "{shares:?}");
-    assert!((shares[1] - 75.0).abs() <= 2.0, "{shares:?}");
-}
-
-#[test]
 fn a_floor_with_a_cap_is_lent_no_more_than_the_cap() {
     let asks = Asks {
         cap: 40,
         ..Asks::floor(20)
     };
-    let curves = side_by_side(&[(asks, "steady ns=1000000")], 3_000);
+    let curves = side_by_side(&PLAIN, &[(asks, "steady ns=1000000")], 3_000);
 
     let mean = curves[0].share(0, 3_000);
     assert!((mean - 40.0).abs() <= 1.0, "{mean}");
@@ -222,6 +252,7 @@ fn a_floor_with_a_cap_is_lent_no_more_than_the_cap() {
 #[test]
 fn a_default_cap_holds_only_while_another_container_works() {
     let curves = side_by_side(
+        &PLAIN,
         &[
             (Asks::cap(30).policy(Policy::Default), "steady ns=1000000"),
             (Asks::nothing(), "late ns=1000000 after=2000"),
@@ -243,6 +274,7 @@ fn a_default_cap_holds_only_while_another_container_works() {
 #[test]
 fn a_cap_that_is_disabled_is_none() {
     let curves = side_by_side(
+        &PLAIN,
         &[(Asks::cap(30).policy(Policy::Disable), "steady ns=1000000")],
         1_000,
     );
@@ -251,8 +283,9 @@ fn a_cap_that_is_disabled_is_none() {
 }
 
 #[test]
-fn a_lower_priority_waits_while_a_higher_one_works_and_has_the_gpu_when_it_rests() {
+fn lower_priority_runs_only_while_the_higher_one_is_idle() {
     let curves = side_by_side(
+        &PLAIN,
         &[
             (
                 Asks::nothing().priority(0),
@@ -277,6 +310,7 @@ fn a_lower_priority_waits_while_a_higher_one_works_and_has_the_gpu_when_it_rests
 #[test]
 fn a_lower_priority_keeps_its_own_floor() {
     let curves = side_by_side(
+        &PLAIN,
         &[
             (Asks::nothing().priority(0), "steady ns=1000000"),
             (Asks::floor(20).priority(1), "steady ns=1000000"),

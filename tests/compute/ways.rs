@@ -1,9 +1,9 @@
-//! Every way to launch is charged alike, and what is not work on the GPU is not.
+//! Every way to launch is charged in the same way, and other calls are not charged.
 
 use crate::lab::{Asks, Lab, MS};
 
-/// A pattern under a cap of 25 for three seconds: within a point of it. A run in which the machine held a
-/// program up, so that time went on without it, says nothing and is made again.
+/// A pattern under a cap of 25 for three seconds stays within a point of it. A run in which the machine delayed a
+/// program while time advanced proves nothing, and is repeated.
 #[track_caller]
 fn gets_a_quarter(words: &str, env: &[(&str, &str)]) {
     for _ in 0..4 {
@@ -77,7 +77,7 @@ fn a_mig_device_is_shared_by_its_own_time() {
 }
 
 #[test]
-fn a_graph_that_was_updated_to_a_longer_one_is_charged_for_the_longer_one() {
+fn updated_graph_is_charged_its_new_duration() {
     gets_a_quarter("update ns=1000000 ns2=5000000", &[]);
     gets_a_quarter("update ns=5000000 ns2=1000000", &[]);
 }
@@ -152,7 +152,7 @@ fn a_capture_of_any_mode_survives_launches_in_other_threads() {
 }
 
 #[test]
-fn a_capture_to_a_graph_of_any_mode_survives_launches_in_other_threads() {
+fn capture_of_any_mode_survives_launches_in_other_threads() {
     for mode in 0..3 {
         captures(&format!("capture mode={mode} to=1"));
     }

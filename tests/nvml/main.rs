@@ -1,5 +1,5 @@
-//! NVML in a container: a program under the library asks, and is told its share, its own processes
-//! and its own devices. The board knows the truth, and a neighbour on it is never told of.
+//! NVML in a container: a program under the library sees its share, its own processes and its own devices. The board
+//! knows the truth; the program never sees a neighbour on it.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -48,7 +48,7 @@ impl World {
         })
     }
 
-    /// A container with these devices and caps, on a board that is cut as `mig` says.
+    /// A container with these devices and caps, on a board divided as `mig` says.
     fn with(mig: &str, devices: impl Fn(&Board) -> Vec<(String, u64)>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let config = Config {
@@ -121,7 +121,7 @@ impl World {
         command
     }
 
-    /// What a program in the container is told.
+    /// The answers that a program in the container gets.
     fn told(&self, about: &str) -> String {
         let output = self
             .start("asks")
@@ -185,7 +185,7 @@ fn neighbour() {
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
-/// A library that cargo built beside this test program.
+/// A library that cargo built next to this test program.
 fn library(name: &str) -> PathBuf {
     let library = std::env::current_exe().unwrap().with_file_name(name);
     assert!(
@@ -327,7 +327,7 @@ fn ask_devices(nvml: &Nvml, count: u32) {
     }
 }
 
-/// All that NVML says of a device's memory.
+/// Prints all NVML figures of a device's memory.
 fn say_memory(nvml: &Nvml, name: &str, device: NvmlDevice) {
     let mut window = NvmlBar1Memory {
         total: 0,
@@ -359,7 +359,7 @@ fn say_memory(nvml: &Nvml, name: &str, device: NvmlDevice) {
     );
 }
 
-/// Of every device, and of every part of the first one.
+/// For every device, and for every MIG instance of the first one.
 fn ask_memory(nvml: &Nvml, count: u32) {
     for index in 0..count {
         let mut device = NvmlDevice::NULL;
@@ -490,7 +490,7 @@ fn ask_utilization(nvml: &Nvml, device: NvmlDevice) {
 }
 
 #[test]
-fn a_container_sees_its_devices_by_its_own_numbers_and_each_as_its_share() {
+fn container_sees_its_devices_renumbered_and_as_its_shares() {
     let world = World::new();
     let _member = world.take(GIB);
     let _neighbour = Neighbour::start(&world);
@@ -514,7 +514,7 @@ fn a_container_sees_its_devices_by_its_own_numbers_and_each_as_its_share() {
 }
 
 #[test]
-fn a_container_sees_its_own_processes_and_needs_room_for_those_alone() {
+fn container_sees_only_its_own_processes() {
     let world = World::new();
     let _member = world.take(GIB);
     let _neighbour = Neighbour::start(&world);
@@ -545,7 +545,7 @@ fn a_neighbours_work_keeps_no_device_of_the_container_busy() {
 }
 
 #[test]
-fn the_window_onto_a_card_and_what_it_reserves_are_the_containers() {
+fn bar1_memory_is_the_containers() {
     let world = World::new();
     let _member = world.take(GIB);
     let _neighbour = Neighbour::start(&world);
@@ -570,7 +570,7 @@ fn the_window_onto_a_mig_device_is_the_containers() {
     "#]].assert_eq(&world.told("memory"));
 }
 
-/// A program beside the containers, as the arbiter is.
+/// A program outside the containers, like the arbiter.
 #[test]
 #[ignore = "a program that other tests start"]
 fn looks_how_busy() {
@@ -623,7 +623,7 @@ fn the_host_sees_busy_processes_without_a_uuid_lookup() {
 }
 
 #[test]
-fn a_process_that_the_host_knows_by_another_pid_is_shown_by_its_own() {
+fn process_is_shown_by_its_own_pid_and_not_the_hosts() {
     let world = World::new();
     let seat = world.region.join().unwrap();
     let neighbour = Neighbour::start(&world);
@@ -647,7 +647,7 @@ fn a_process_that_the_host_knows_by_another_pid_is_shown_by_its_own() {
 }
 
 #[test]
-fn a_mig_device_of_a_container_is_shown_by_its_own_entry_and_its_siblings_are_not() {
+fn mig_device_of_a_container_is_shown_without_its_siblings() {
     let world = World::with("1=1g,3g,1g", |board| {
         vec![(board.instance_uuid(1, 1), 2 * GIB)]
     });

@@ -5,7 +5,7 @@ use cuda_sim::Config;
 use crate::support::{CONTEXT, MIB, Running, World};
 use crate::vmm::{agree, take};
 
-/// Two processes of one container, of which the first holds 60 MiB of the first GPU.
+/// Two processes of one container; the first holds 60 MiB of the first GPU.
 fn two(rooms: &[u64]) -> (World, Running, Running) {
     let config = Config {
         driver_version: 13_000,
@@ -21,7 +21,7 @@ fn two(rooms: &[u64]) -> (World, Running, Running) {
 }
 
 #[test]
-fn memory_of_a_checkpointed_process_is_the_containers_until_it_is_restored() {
+fn memory_of_a_checkpointed_process_is_free_until_restore() {
     let (world, mut one, mut other) = two(&[100]);
     let pid = one.pid();
 
@@ -77,7 +77,7 @@ fn a_checkpoint_out_of_turn_changes_no_charge() {
 }
 
 #[test]
-fn a_process_that_dies_while_it_is_checkpointed_leaves_no_charge() {
+fn process_killed_while_checkpointed_leaves_no_charge() {
     let (world, one, mut other) = two(&[100]);
     let pid = one.pid();
     take(&mut other, &format!("lock 0 {pid}; checkpoint 0 {pid}"));
@@ -95,7 +95,7 @@ fn charges_go_where_a_restore_puts_the_memory() {
     let pid = one.pid();
     take(&mut other, &format!("lock 0 {pid}; checkpoint 0 {pid}"));
 
-    // The simulated driver brings the memory back where it was: only the books are looked at.
+    // The simulated driver restores the memory where it was, so only the charges are checked.
     take(&mut other, &format!("restore_elsewhere 0 {pid}"));
 
     assert_eq!(world.booked(0), CONTEXT, "{}", world.log());

@@ -1,5 +1,5 @@
-/* Closes every descriptor from 3 on, as daemons and shells' children do, ours too. Waits for a line
- * before it goes on. */
+/* Closes every descriptor from 3 on, ours included, as daemons and shells' children do. Waits for a line
+ * before it continues. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <unistd.h>

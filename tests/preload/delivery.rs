@@ -1,5 +1,5 @@
-//! A program in what the node agent made for its container: the files that its CDI description mounts, by the paths
-//! that they have on the host.
+//! A program in the directory that the node agent made for its container: it sees the files that its CDI description
+//! mounts, under their paths on the host.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use vgpu_monitor::delivery::{Delivery, Given, GivenDevice, Manner, Name, Setting
 
 use crate::support::{CARD, CONTEXT, MIB, Running, World, built};
 
-/// A node with the world's one card, of which `scale` times as much is promised as it has.
+/// A node with the world's one GPU, promised `scale` times over.
 fn node(world: &World, scale: u64) -> Delivery {
     let uuid = world.board().uuid(0);
     let device = placement::Device {
@@ -125,7 +125,7 @@ impl Sources for Gone {
 }
 
 #[test]
-fn a_program_sees_what_was_delivered_and_its_directory_goes_after_it() {
+fn program_sees_its_share_and_its_directory_is_removed_after() {
     let world = World::without_limits(1);
     let delivery = Arc::new(node(&world, 1));
     let (name, _) = delivery.allot().unwrap();
@@ -136,7 +136,7 @@ fn a_program_sees_what_was_delivered_and_its_directory_goes_after_it() {
     let mut program = start(&world, &name);
     assert_eq!(program.step("alloc 40"), "alloc 0", "{}", world.log());
     assert_eq!(program.step("alloc 40"), "alloc 2");
-    // More is given while it runs, by an agent that was started anew.
+    // A restarted agent gives more while it runs.
     node(&world, 1)
         .give(&name, &given(&world, 100 * MIB + CONTEXT))
         .unwrap();
@@ -159,7 +159,7 @@ fn a_program_sees_what_was_delivered_and_its_directory_goes_after_it() {
 }
 
 #[test]
-fn where_twice_a_card_is_promised_half_of_a_share_is_memory_of_the_card() {
+fn on_a_twice_promised_gpu_half_a_share_is_device_memory() {
     let world = World::without_limits(1);
     let delivery = node(&world, 2);
     let (name, _) = delivery.allot().unwrap();

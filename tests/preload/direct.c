@@ -1,4 +1,4 @@
-/* Linked to libcuda.so.1: the way of pycuda. */
+/* Linked to libcuda.so.1, as pycuda is. */
 #include "driver.h"
 
 int main(void) {

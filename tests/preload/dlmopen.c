@@ -1,4 +1,4 @@
-/* Opens the driver in a link-map namespace of its own. */
+/* Opens the driver in a separate link-map namespace. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include "driver.h"

@@ -1,5 +1,5 @@
-/* The few declarations of the CUDA driver that the programs here need, and the trial that each of
- * them makes once it has found the driver in its own way. Vendor headers are not ours to copy. */
+/* The few declarations of the CUDA driver that these programs need, and the trial that each of them
+ * runs once it has found the driver in its own way. The vendor's headers may not be copied. */
 #ifndef DRIVER_H
 #define DRIVER_H
 

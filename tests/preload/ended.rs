@@ -1,4 +1,5 @@
-//! What ended processes held: the library, `vgpu top` and the metrics say the same figure, until the driver has let go.
+//! The memory of ended processes: the library, `vgpu top` and the metrics report the same figure, until the driver has
+//! freed it.
 
 use std::time::Duration;
 
@@ -26,14 +27,14 @@ fn two(release_delay_ms: u64) -> (World, Running, Running) {
     (world, one, other)
 }
 
-/// What people and metrics see of the device.
+/// The device as `vgpu top` and the metrics show it.
 fn shown(world: &World) -> DeviceView {
     let instance = Instance::open(&world.path("")).unwrap();
     let container = view::read(&instance).unwrap();
     container.devices.into_iter().next().unwrap()
 }
 
-/// What the library tells a program that is used, at a moment at which it looks at the other processes.
+/// The used memory that the library reports to a program, at a moment when it checks the other processes.
 fn told(program: &mut Running) -> u64 {
     // It looks at most every 50 ms.
     std::thread::sleep(Duration::from_millis(60));
@@ -129,12 +130,12 @@ fn the_arbiter_says_when_an_ended_process_no_longer_counts() {
 }
 
 #[test]
-fn memory_that_the_driver_has_back_is_shown_free_without_a_request() {
+fn memory_that_the_driver_freed_is_shown_free_without_a_request() {
     let (world, mut living, victim) = two(0);
 
     victim.kill();
 
-    // Without an arbiter only the clock says it, after two seconds; the tries are no bound for that.
+    // Without an arbiter only the clock decides, after two seconds; the number of tries does not bound that.
     let mut tries = (0..500).map(|_| told(&mut living));
     assert!(tries.any(|used| used == CONTEXT), "{}", world.log());
     assert_eq!(shown(&world).used_bytes, CONTEXT);

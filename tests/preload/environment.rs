@@ -1,5 +1,4 @@
-//! What the environment says about limits: the peers' variables work, and what is not understood
-//! starts nothing.
+//! Limits from the environment: the peers' variables work, and an invalid value starts nothing.
 
 use cuda_sim::Config;
 
@@ -8,7 +7,7 @@ use crate::support::{CONTEXT, MIB, World};
 const REFUSED: &str =
     "ready 800\ntotal 0\nfirst 800\nfree 0 of 0\nsecond 800\nfreed 800\nagain 800\nfreed 800\n";
 
-/// What `ready` and the total are under these variables, on one card of 1024 MiB.
+/// `ready` and the total memory with these variables, on one GPU of 1024 MiB.
 #[track_caller]
 fn check(variables: &[(&str, &str)], expected: &str) {
     let world = World::without_limits(2);
@@ -195,8 +194,8 @@ fn each_visible_device_has_the_limit_of_its_own_card() {
     }
 }
 
-/// Three cards with limits of 100, 200 and 300 MiB that the peers' variables give by index: what a
-/// program of `visible.c` sees after these steps. On a machine without NVML, too, unless a UUID is named.
+/// Three GPUs with limits of 100, 200 and 300 MiB that the peers' variables give by index: the output of a program of
+/// `visible.c` after these steps. It also runs on a machine without NVML, unless a UUID is named.
 #[track_caller]
 fn sees(variable: Option<&str>, steps: &[&str], expected: &str) {
     for without_nvml in [false, true] {
@@ -313,7 +312,7 @@ fn limits_by_index_in_a_file_stay_with_their_cards() {
     }
 }
 
-/// As under MPS, where a locality domain is a device of the driver and none of NVML's.
+/// As under MPS, where a locality domain is a device of the driver and not one of NVML's.
 #[test]
 fn a_part_of_a_card_has_the_limit_of_its_card() {
     let world = World::with_limits(&[100 * MIB, 200 * MIB]);
@@ -326,10 +325,10 @@ fn a_part_of_a_card_has_the_limit_of_its_card() {
     }
 }
 
-/// As under MPS, where a program sees both locality domains of a card.
+/// As under MPS, where a program sees both locality domains of a GPU.
 #[test]
 fn parts_of_a_card_have_primary_contexts_of_their_own() {
-    // What NVML says of processes is of whole cards, and these parts are two.
+    // NVML's figures of processes are for whole GPUs, and these devices are two parts of one.
     let config = Config {
         nvml: "no-processes".to_owned(),
         ..Config::default()
@@ -361,7 +360,7 @@ fn parts_of_a_card_have_primary_contexts_of_their_own() {
     }
 }
 
-/// From 13.0 on, both calls that name a device name the MIG instance, and none its card.
+/// From 13.0 on, both calls that name a device name the MIG instance, and none its GPU.
 #[test]
 fn a_mig_instance_has_the_limit_of_its_card_by_either_version() {
     for driver_version in [12_040, 13_000] {
@@ -380,10 +379,10 @@ fn a_mig_instance_has_the_limit_of_its_card_by_either_version() {
 }
 
 #[test]
-fn a_device_without_a_limit_in_the_file_is_not_there_for_the_container() {
+fn device_without_a_limit_in_the_file_is_hidden() {
     let world = World::with_limits(&[100 * MIB]);
     let other = World::without_limits(2);
-    // The limits of one world's card, on a board that has other cards.
+    // The limits of one world's GPU, on a board that has other GPUs.
     let printed = world
         .program("direct")
         .linked()

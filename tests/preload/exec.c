@@ -1,5 +1,5 @@
-/* Takes memory and replaces itself by a new program with the same pid and start time: what the old
- * one held is gone with it, and the new one has a limit of its own. */
+/* Takes memory and replaces itself by a new program with the same pid and start time: the old program's
+ * charges go with it, and the new program starts with none. */
 #include <unistd.h>
 #include "driver.h"
 

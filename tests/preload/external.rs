@@ -86,7 +86,7 @@ fn freed_memory_stays_charged_until_its_dma_buf_is_closed() {
         "alloc 2 60",
     ] {
         take(&mut program, step);
-        // That a descriptor was closed is seen when room is asked for.
+        // A closed descriptor is noticed when room is asked for.
         if !step.starts_with("close_file") {
             agree(&world, step);
         }

@@ -1,6 +1,5 @@
-//! Usage regions that are written to from beside, under the arbiter that ships: what the driver really
-//! holds for the container bounds what its processes still get. And what the driver holds for
-//! processes that are dead.
+//! Usage regions that another process writes to, under the shipped arbiter: the memory that the driver really holds
+//! for the container bounds what its processes still get. And the memory that the driver holds for dead processes.
 
 use std::fs::File;
 use std::mem::offset_of;
@@ -53,7 +52,7 @@ impl Gpus for BoardGpus<'_> {
 }
 
 impl Hosted {
-    /// Room for so many bytes and so many contexts.
+    /// Room for `bytes` and `contexts`.
     fn with_room(bytes: u64, contexts: u64) -> Self {
         let world = World::with_room(bytes);
         let dir = world.path("hosted/0/c");
@@ -98,8 +97,8 @@ impl Hosted {
         running
     }
 
-    /// The arbiter looks so often, a tenth of a second of its time apart; then the library is due to
-    /// look at what it says.
+    /// The arbiter looks `times` times, a tenth of a second of its time apart; then the library is due to read the
+    /// result.
     fn looks(&mut self, times: u32) {
         for _ in 0..times {
             self.now_ns = monotonic_ns().max(self.now_ns + 100_000_000);
@@ -126,7 +125,7 @@ impl Hosted {
         File::options().read(true).write(true).open(path).unwrap()
     }
 
-    /// Writes over the charges of all processes, from beside.
+    /// Overwrites the charges of all processes, from outside.
     fn forge_charges(&self, bytes: u64) {
         let file = self.region();
         for slot in 0..MAX_SLOTS {
@@ -299,7 +298,7 @@ fn a_dead_process_keeps_its_charge_until_the_driver_lets_go() {
 }
 
 #[test]
-fn a_driver_that_never_lets_go_keeps_the_room_for_a_bounded_time() {
+fn driver_that_never_frees_keeps_the_room_for_a_bounded_time() {
     let config = Config {
         release_delay_ms: 3_600_000,
         ..Config::default()
@@ -313,7 +312,7 @@ fn a_driver_that_never_lets_go_keeps_the_room_for_a_bounded_time() {
 
     victim.kill();
 
-    // What would not fit without the dead process either is refused at once, and is no wait.
+    // A request that would not fit even without the dead process is refused at once, without a wait.
     assert_eq!(next.step("alloc 200"), "alloc 2");
     assert_eq!(next.step("alloc 90"), "alloc 0");
 }

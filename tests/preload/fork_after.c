@@ -1,5 +1,5 @@
-/* Forks after it has taken memory. The child has no GPU (CUDA does not survive a fork), and whatever
- * it tries with its parent's pointer, the parent's memory stays charged. */
+/* Forks after it has taken memory. The child has no GPU (CUDA does not survive a fork), and the parent's
+ * memory stays charged whatever the child tries with its parent's pointer. */
 #include <sys/wait.h>
 #include <unistd.h>
 #include "driver.h"

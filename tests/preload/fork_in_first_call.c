@@ -1,5 +1,5 @@
-/* Forks while another thread is in the program's first call to the driver. The child calls, too, and
- * must get an answer, although the child cannot finish what another thread was doing in the parent. */
+/* Forks while another thread is in the program's first call to the driver. The child also calls, and
+ * must get an answer, although it cannot finish the work of the parent's other thread. */
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,9 +1,9 @@
-/* One of several processes that a random sequence of calls is told to, line by line:
+/* One of several processes that receive a random sequence of calls, line by line:
  *
  *   OP SLOT BYTES TEXT        "@OP ..." makes the call in a thread of its own
  *
- * answers "OP code" and what another process needs to open what was exported. Slots 0 to 7 hold what was
- * taken; slot 8 is a null pointer, slot 9 a handle that no driver has given. An unknown line answers 999. */
+ * answers "OP code", and for an export the data that another process needs to open it. Slots 0 to 7 hold
+ * allocations; slot 8 is a null pointer, slot 9 an invalid handle. An unknown line answers 999. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,15 +1,14 @@
-//! Random sequences of every call that takes or gives memory, made by three processes under one limit:
-//! with kills, forks, threads, resets, memory that passes between them, streams that are blocked, sizes at
-//! the edges of integers, null pointers and handles that no call gave.
+//! Random sequences of every call that takes or frees memory, made by three processes under one limit: with kills,
+//! forks, threads, resets, memory that passes between them, blocked streams, sizes at the edges of integers, null
+//! pointers and invalid handles.
 //!
-//! After each step nothing moves, and the simulated board says what is held: never above the limit, and
-//! never more than the books say. At the end everything is given back. A sequence that fails is made as
-//! short as it can be, and printed with its seed.
+//! After each step nothing changes any more, and the simulated board reports the held memory: it must never exceed
+//! the limit, nor the charges. At the end everything must be free. A failing sequence is shortened as far as
+//! possible, and printed with its seed.
 //!
-//! `VGPU_FUZZ_SECONDS` and `VGPU_FUZZ_SEED` make it longer and another one (`scripts/fuzz` sets both);
-//! `VGPU_FUZZ_REPLAY` names a file with one sequence, as it was printed; `VGPU_FUZZ_WITHOUT` names calls, with
-//! commas between them, that are left out; `VGPU_FUZZ_VERBOSE` prints every answer,
-//! and what is held and booked after it.
+//! `VGPU_FUZZ_SECONDS` and `VGPU_FUZZ_SEED` set the duration and the seed (`scripts/fuzz` sets both);
+//! `VGPU_FUZZ_REPLAY` names a file with one sequence, as it was printed; `VGPU_FUZZ_WITHOUT` lists calls to leave
+//! out, separated by commas; `VGPU_FUZZ_VERBOSE` prints every answer, and the held and charged memory after it.
 
 use std::fmt;
 use std::path::Path;
@@ -23,7 +22,7 @@ use crate::support::{MIB, Running, World, all_contrary};
 const LIMIT: u64 = 208 * MIB;
 const PROCESSES: u64 = 3;
 
-/// One step: a process, and what it is told (or "kill", or "quit").
+/// One step: a process, and its command (or "kill", or "quit").
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Step {
     process: usize,
@@ -36,7 +35,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// What can be wrong after a step. A shorter sequence is another one unless it fails in the same way.
+/// The kinds of failures after a step. A shorter sequence only counts if it fails in the same way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wrong {
     AboveTheLimit,
@@ -77,16 +76,16 @@ impl Chance {
     }
 }
 
-/// What can be asked.
+/// A command.
 struct Op {
     name: &'static str,
     /// How often, compared with the others.
     often: u64,
-    /// What a slot has to hold for it ("next:": the slot after its own; "letter:": what a process handed out).
+    /// The content that its slot needs ("next:": the slot after its own; "letter:": an export of a process).
     needs: &'static str,
     /// The slot holds that no more.
     ends: bool,
-    /// What the slot holds then.
+    /// The content of the slot afterwards.
     makes: &'static str,
 }
 
@@ -180,8 +179,7 @@ const OPS: &[Op] = &[
 ];
 
 #[rustfmt::skip]
-/// Calls that the library does not hold yet, with what is missing: `VGPU_FUZZ_ALL=1` makes them all the
-/// same.
+/// Calls that the library does not limit yet, with the missing part; `VGPU_FUZZ_ALL=1` includes them.
 const NOT_YET: &[(&str, &str)] = &[
 ];
 
@@ -218,11 +216,11 @@ const SIZES: &[u64] = &[
     u64::MAX,
 ];
 
-/// What a sequence expects its processes to hold: a process (or none, for what was handed out), a kind, a
-/// slot, and bytes.
+/// The memory that a sequence expects its processes to hold: a process (or none, for an export), a kind, a slot, and
+/// bytes.
 type Held = (Option<usize>, &'static str, u64, u64);
 
-/// Makes a sequence, mostly of calls that find what they need if those before them did.
+/// Makes a sequence, mostly of calls that find what they need if the earlier ones succeeded.
 fn sequence(seed: u64) -> Vec<Step> {
     let chance = &mut Chance(seed);
     let all = std::env::var_os("VGPU_FUZZ_ALL").is_some();
@@ -317,12 +315,12 @@ fn next_step(chance: &mut Chance, ops: &[&Op], held: &mut Vec<Held>) -> Step {
 
 // --- runs ---------------------------------------------------------------------------------------------
 
-/// What processes have handed out, by what it opens.
+/// The exports of processes, by the command that opens them.
 #[derive(Default)]
 struct Letters(Vec<(&'static str, String)>);
 
 impl Letters {
-    /// What opens a letter of this kind.
+    /// The kind of export that this command opens.
     fn opens(op: &str) -> Option<&'static str> {
         Some(match op.trim_start_matches('@') {
             "export" | "export_inside" => "open",
@@ -360,7 +358,7 @@ impl Letters {
 fn run(program: &Path, config: &Config, steps: &[Step], native: bool) -> Result<(), Failure> {
     let world = World::with_limits_on(config, &[LIMIT]);
     let board = world.board();
-    // On the contrary driver a second context is smaller than what is expected of it.
+    // On the contrary driver a second context is smaller than expected.
     let slack = if config.contrary { LIMIT / 2 } else { 0 };
     let start = || {
         let mut command = world.command(program);
@@ -433,14 +431,14 @@ fn run(program: &Path, config: &Config, steps: &[Step], native: bool) -> Result<
         }
         alive = true;
     }
-    // And each process measures what a jump has left in it.
+    // And each process measures the memory that a jump has left in it.
     for running in processes.iter_mut().flatten().filter(|_| !native) {
         running.step(&format!("alloc 0 {LIMIT}"));
     }
-    // What the books keep of the dead, the host clears: the driver has let go of it.
+    // The host clears the charges of dead processes, because the driver has freed their memory.
     world.bury_the_dead();
     let (held, booked) = (board.used_bytes(0), world.booked(0));
-    // A name with other bytes than were given holds whatever it may be (docs/decisions/0009).
+    // An export opened with a changed size holds an unknown amount (docs/decisions/0009).
     let is_vague = steps.iter().any(|step| step.line.contains("open_changed"));
     if alive && !native && !is_vague && booked > held + slack {
         return Err(Failure {
@@ -542,7 +540,7 @@ fn fuzz(config: &Config) {
         return;
     }
     let seed = number("VGPU_FUZZ_SEED", 1);
-    // By itself the same sequences each time, as many as there is time for.
+    // Without a seed, the same sequences each time, as many as there is time for.
     let seconds = number("VGPU_FUZZ_SECONDS", 0);
     let (time, most) = match seconds {
         0 => (Duration::from_secs(30), 300),
@@ -625,7 +623,7 @@ const FAILED_ONCE: &[&str] = &[
     "0 alloc 0 2097152
      0 export 0 0
      0 reset 0 0",
-    // A measurement took freed memory that was still charged from what modules are charged.
+    // Regression: a measurement subtracted freed memory, which was still charged, from the charge of modules.
     "0 pitch 2 8388608
      0 block 2 0
      0 async_free 2 8388609
@@ -635,7 +633,7 @@ const FAILED_ONCE: &[&str] = &[
     "0 alloc 3 6291456
      0 @library 3 14680065
      0 export 3 2097153",
-    // A measurement took what arrays are charged too much from what a jump left.
+    // Regression: a measurement subtracted the overcharge of arrays from the memory that a jump left.
     "0 array 3 8388608
      0 array 4 12388608
      0 jump 3 8388608
@@ -649,11 +647,11 @@ const FAILED_ONCE: &[&str] = &[
      2 library 7 10485760
      1 free 3 8388608
      2 alloc 1 29884932",
-    // What a jump left stayed charged when its context was gone.
+    // Regression: the memory that a jump left stayed charged after its context was gone.
     "2 jump 0 4194304
      2 context 2 6291456
      2 reset 3 3144936",
-    // A context took the charge of another one along, or of what a jump left.
+    // Regression: a context took over the charge of another one, or of what a jump left.
     "1 context 6 14680064
      1 @jump 3 14680064
      1 context_destroy 6 0",
@@ -695,7 +693,7 @@ const FAILED_ONCE: &[&str] = &[
      0 open 8 2097152 #35
      1 alloc 5 14680064 #36
      2 alloc 1 6291456 #35",
-    // Memory of a killed process that two others had open, one of which ends.
+    // Memory of a killed process that two others had open, of which one ends.
     "1 alloc 0 16777216
      1 export 0 0
      0 open 5 0
@@ -708,7 +706,7 @@ const FAILED_ONCE: &[&str] = &[
      0 alloc 9 16777216
      0 async 5 14680064
      2 close 4 0",
-    // What was measured stands in for what a library was charged.
+    // A measurement replaces the charge of a library.
     "2 @library 2 16777216
      2 managed 4 8388608
      2 reset 4 10485760",

@@ -1,4 +1,4 @@
-/* One dlsym, for cuGetProcAddress_v2, and everything else through that: the way of cuda-python. With
+/* One dlsym, for cuGetProcAddress_v2, and everything else through that, as cuda-python does. With
  * "itself", cuGetProcAddress_v2 is asked for cuGetProcAddress first; with "v1", the older entry. */
 #include <dlfcn.h>
 #include "driver.h"

@@ -1,5 +1,5 @@
-//! What programs do around their calls: fork, exec, threads that are still busy at exit, jumps that
-//! leave the driver through us, descriptors closed under us, another C library, another user.
+//! Programs that fork, exec, have busy threads at exit, jump out of the driver through our hooks, close descriptors,
+//! use another C library, or switch users.
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ fn world() -> World {
     World::with_room(100 * MIB)
 }
 
-/// What the odd driver does itself.
+/// The odd driver's own lines.
 const OWN_OF_ODD_DRIVER: [&str; 12] = [
     "cuMemAlloc_v2",
     "cuInit",
@@ -80,7 +80,7 @@ pub(crate) fn on_odd_driver<'a>(world: &'a World, name: &str) -> Program<'a> {
 }
 
 #[test]
-fn a_child_that_was_forked_before_the_first_call_has_a_charge_of_its_own() {
+fn child_forked_before_the_first_call_has_its_own_charge() {
     assert_eq!(
         world().program("fork_before").linked().prints(),
         "ready 0\nbeside the child 2\nchild 0\nafter the child 0\n"
@@ -141,7 +141,7 @@ fn the_driver_may_be_closed_and_opened_again() {
 }
 
 #[test]
-fn a_program_that_closes_every_descriptor_keeps_its_limit_and_its_slot() {
+fn program_that_closes_every_descriptor_keeps_limit_and_slot() {
     let world = world();
     let mut program = world.program("close_everything").linked().start();
     assert_eq!(program.line(), "ready 0");
@@ -169,7 +169,7 @@ fn a_program_that_closes_every_descriptor_keeps_its_limit_and_its_slot() {
 }
 
 #[test]
-fn a_cpp_exception_passes_through_us_and_the_limit_holds_after_it() {
+fn cpp_exception_passes_through_and_the_limit_still_holds() {
     let world = odd_world();
     let printed = on_odd_driver(&world, "exception").prints();
     assert_eq!(
@@ -201,7 +201,7 @@ fn memory_from_calls_that_were_left_by_a_jump_stays_charged() {
 }
 
 #[test]
-fn calls_that_gave_nothing_and_were_left_by_a_jump_cost_nothing_once_measured() {
+fn failed_calls_left_by_a_jump_cost_nothing_once_measured() {
     let world = odd_world();
     let program = on_odd_driver(&world, "jump_again");
     let mut program = program.arg("12").arg("50").start();
@@ -212,7 +212,7 @@ fn calls_that_gave_nothing_and_were_left_by_a_jump_cost_nothing_once_measured() 
 }
 
 #[test]
-fn a_thread_may_be_cancelled_inside_the_driver_and_the_limit_holds_after_it() {
+fn thread_cancelled_inside_the_driver_keeps_the_limit() {
     let world = odd_world();
     let printed = on_odd_driver(&world, "cancel").prints();
     assert_eq!(
@@ -273,7 +273,7 @@ fn a_setuid_program_is_caught_by_the_preload_file() {
     open(&world.path(""), 0o755);
     open(&world.path("dlopen_dlsym"), 0o4755);
 
-    // What the agent mounts into a container, in a mount namespace of its own.
+    // The files that the agent mounts into a container, in a separate mount namespace.
     let output = inside(
         "set -e
         cp -a /etc $W/etc; mkdir -p $W/etc/vgpu; cp $W/limits $W/etc/vgpu/limits

@@ -1,4 +1,4 @@
-/* A second preloaded library, as profilers and allocators are: wraps malloc and cuMemAlloc_v2 and
+/* A second preloaded library, such as a profiler or an allocator: wraps malloc and cuMemAlloc_v2 and
  * finds the next definition of each with dlsym(RTLD_NEXT), again at every call. */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
-/* Leaves the driver's call by a jump again and again: argument 1 says how many MiB each call asks for,
- * and argument 2 how often at most. */
+/* Leaves the driver's call by a jump, repeatedly: argument 1 is the MiB of each call, argument 2 the
+ * maximum number of calls. */
 #include <setjmp.h>
 #include "driver.h"
 

@@ -1,5 +1,5 @@
-/* Takes and gives memory in every way that a program may be killed in, for ever. The argument seeds its
- * choices, so that no two do the same at the same time. */
+/* Takes and frees memory in every way during which a program may be killed, for ever. The argument seeds
+ * its choices, so that no two processes do the same at the same time. */
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-//! Death at any moment: processes that share a limit are killed while they allocate, and afterwards the
-//! books say what the simulated driver holds.
+//! Death at any moment: processes that share a limit are killed while they allocate, and afterwards the charges equal
+//! the simulated driver's memory.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
@@ -13,12 +13,12 @@ const PROCESSES: u32 = 4;
 const KILLS: u32 = 210;
 /// The processes wait so long for each other: a living one gives a lock back in that time on any machine, a dead one
 /// never.
-const PATIENCE: (&str, &str) = ("VGPU_CRASH_WAIT_MS", "30000");
+pub(crate) const PATIENCE: (&str, &str) = ("VGPU_CRASH_WAIT_MS", "30000");
 
 #[test]
 fn after_many_kills_the_books_say_what_the_driver_holds() {
     let world = World::with_room(0);
-    // Room for most of what they ask, so that refusals happen and are not all that happens.
+    // Room for most of their requests, so that some but not all are refused.
     let limit = 200 * MIB + u64::from(PROCESSES) * CONTEXT;
     world.set_limit(0, limit);
     let program = world.program("kills").linked().env(PATIENCE.0, PATIENCE.1);
@@ -40,12 +40,12 @@ fn after_many_kills_the_books_say_what_the_driver_holds() {
     let mut children: Vec<Child> = (0..PROCESSES).map(start).collect();
     let board = world.board();
 
-    // Contrary boards do not say which process has let go of its memory, so each charge of a dead one stays for two
+    // Contrary boards do not report which process has freed its memory, so each charge of a dead one stays for two
     // seconds (docs/decisions/0010), and the next process waits for its room.
     let kills = if all_contrary() { KILLS / 7 } else { KILLS };
     let mut most = 0;
     for kill in 0..kills {
-        // Not a clock of the test: only spreads the kills over whatever they are doing.
+        // Not a timing of the test: it only spreads the kills over the calls.
         std::thread::sleep(Duration::from_micros(u64::from(kill * 7919 % 5000)));
         most = most.max(board.used_bytes(0));
         let victim = (kill * 31 % PROCESSES) as usize;
@@ -126,7 +126,7 @@ fn killed_at_a_labelled_step_a_process_leaves_nothing_behind() {
                 );
                 reached.push(*point);
             } else {
-                // It did not come there; it dies wherever it is.
+                // It did not reach the point, and dies wherever it is.
                 child.kill().unwrap();
                 child.wait().unwrap();
             }
@@ -171,8 +171,8 @@ fn a_killed_process_gives_its_memory_to_one_that_waits_for_it() {
 }
 
 #[test]
-fn of_processes_that_race_for_the_same_room_one_gets_it_and_never_two() {
+fn of_processes_racing_for_the_same_room_exactly_one_gets_it() {
     for (call, name) in CALLS {
-        assert_eq!(race(call, 4, 500), Race { over: 0, nobody: 0 }, "{name}");
+        assert_eq!(race(call, 4, 500), Race { over: 0, none: 0 }, "{name}");
     }
 }

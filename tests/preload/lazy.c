@@ -1,5 +1,5 @@
-/* Loads images whose code is larger than their text says, in every way that there is, and uses their
- * functions for the first time in every way. One line in, one line out; sizes are in MiB. */
+/* Loads images whose code is larger than their text says, in every possible way, and uses their
+ * functions for the first time in every possible way. One line in, one line out; sizes are in MiB. */
 #include <stdint.h>
 #include "driver.h"
 
@@ -11,6 +11,7 @@ typedef struct {
     void **params, **extra;
     handle kernel, context;
 } kernel_node;
+typedef struct { int kind, reserved[3]; kernel_node kernel; long long more[21]; } any_node;
 
 extern CUresult cuModuleLoad(handle *, const char *);
 extern CUresult cuModuleLoadData(handle *, const void *);
@@ -40,6 +41,9 @@ extern CUresult cuStreamEndCapture(CUstream, handle *);
 extern CUresult cuGraphCreate(handle *, unsigned);
 extern CUresult cuGraphAddKernelNode_v2(handle *, handle, const handle *, size_t, const kernel_node *);
 extern CUresult cuGraphInstantiateWithFlags(handle *, handle, unsigned long long);
+extern CUresult cuGraphExecKernelNodeSetParams(handle, handle, const kernel_node *);
+extern CUresult cuGraphExecKernelNodeSetParams_v2(handle, handle, const kernel_node *);
+extern CUresult cuGraphExecNodeSetParams(handle, handle, any_node *);
 extern CUresult cuGraphLaunch(handle, CUstream);
 extern CUresult cuGraphUpload(handle, CUstream);
 
@@ -49,7 +53,7 @@ static const struct driver driver = LINKED_DRIVER;
 static CUcontext primary;
 static CUdeviceptr piece;
 static CUstream stream;
-static handle module, library, kernel, function, graph, executable;
+static handle module, library, kernel, function, graph, node, executable;
 
 /* A text whose code takes that many bytes, of which it does not tell. */
 static char *text_of(size_t bytes) {
@@ -77,8 +81,8 @@ static CUresult step(const char *name, double number) {
     size_t bytes = (size_t)(number * MIB), found;
     config one = {{1, 1, 1}, {1, 1, 1}, 0, NULL, NULL, 0};
     kernel_node node_in = {.function = function, .grid = {1, 1, 1}, .block = {1, 1, 1}};
+    any_node any_in = {.kernel = node_in};
     CUdeviceptr address;
-    handle node;
     CUresult result;
 #define IS(what) (strcmp(name, what) == 0)
     if (IS("ready"))
@@ -122,6 +126,9 @@ static CUresult step(const char *name, double number) {
     }
     if (IS("graph")) return FIRST(cuGraphCreate(&graph, 0), cuGraphAddKernelNode_v2(&node, graph, NULL, 0, &node_in));
     if (IS("instantiate")) return cuGraphInstantiateWithFlags(&executable, graph, 0);
+    if (IS("exchange")) return cuGraphExecKernelNodeSetParams_v2(executable, node, &node_in);
+    if (IS("exchange_any")) return cuGraphExecNodeSetParams(executable, node, &any_in);
+    if (IS("exchange_old")) return cuGraphExecKernelNodeSetParams(executable, node, &node_in);
     if (IS("graph_launch")) return cuGraphLaunch(executable, stream);
     if (IS("upload")) return cuGraphUpload(executable, stream);
     return 999;

@@ -1,5 +1,5 @@
-//! Code that is larger than its image says: where it takes memory as it is loaded, the load is undone when
-//! there is no room for it; where it takes it at its first use, that use counts.
+//! Code that is larger than its image says. If it takes memory when it is loaded, the load is undone if there is no
+//! room for it; if it takes memory at its first use, that use is charged.
 
 use cuda_sim::Config;
 
@@ -81,6 +81,18 @@ fn a_graphs_first_launch_counts_when_it_takes_memory() {
     }
 }
 
+/// A kernel node of an executable graph gets another function, which was never launched. The usual driver loads it when
+/// the graph is launched, the contrary one at once.
+#[test]
+fn the_new_function_of_a_graphs_node_counts_when_it_takes_memory() {
+    let graph = "data 0; function; graph; instantiate; graph_launch";
+    for exchange in ["exchange", "exchange_old", "exchange_any"] {
+        let first_use = format!("{exchange}; graph_launch");
+        check(&format!("{graph}; data"), "function", &first_use);
+        check(&format!("{graph}; library"), "kernel", &first_use);
+    }
+}
+
 #[test]
 fn a_captured_launch_is_not_the_first_one() {
     let world = world(false);
@@ -92,7 +104,7 @@ fn a_captured_launch_is_not_the_first_one() {
     );
 }
 
-/// What is charged for a first use goes with its module.
+/// The charge of a first use goes with its module.
 #[test]
 fn an_unloaded_module_gives_its_first_use_back() {
     for contrary in [false, true] {
@@ -106,7 +118,7 @@ fn an_unloaded_module_gives_its_first_use_back() {
     }
 }
 
-/// The library unloads what passed the limit: neither memory nor a charge stays, and the program has no
+/// The library unloads a module that exceeded the limit: neither memory nor a charge stays, and the program has no
 /// module.
 #[test]
 fn a_load_that_passes_the_limit_is_undone() {

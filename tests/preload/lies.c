@@ -1,5 +1,5 @@
-/* Loads images that end early, and images of which one number is another one: a text, a cubin, and a fat binary of
- * both. What an image has lost is not there: the page behind it cannot be read, or is full of noise.
+/* Loads images that end early, and images with one wrong number: a text, a cubin, and a fat binary of both. The
+ * missing part of an image does not exist: the page after the image cannot be read, or is full of noise.
  *
  *   lies HOW     "early", "early noise", "numbers"; prints "ready", "loads N good M", and "after" with what is free */
 #define _GNU_SOURCE

@@ -1,4 +1,4 @@
-//! Images that end early or lie about their numbers: no crash, no charge that stays, and no way past the limit.
+//! Images that end early or have false sizes: no crash, no charge that stays, and no way past the limit.
 
 use crate::support::{CONTEXT, MIB, World};
 
@@ -24,7 +24,7 @@ fn all_pass(how: &[&str]) {
 }
 
 #[test]
-fn images_that_end_before_unreadable_memory_are_charged_for_nothing() {
+fn images_that_end_before_unreadable_memory_cost_nothing() {
     all_pass(&["early"]);
 }
 
@@ -39,7 +39,7 @@ fn images_with_numbers_at_every_edge_are_charged_for_nothing() {
 }
 
 #[test]
-fn a_program_ends_its_context_with_nothing_charged_after_such_images() {
+fn images_with_false_sizes_leave_no_charge() {
     let world = World::with_room(100 * MIB);
     let mut program = world.program("memory").linked().start();
     assert_eq!(program.step("ready"), "ready 0");

@@ -1,9 +1,9 @@
-//! Every way in which programs find the driver ends at our hooks. What a preload cannot catch is
-//! here too, with what catches it.
+//! Every way in which programs find the driver leads to our hooks. Ways that a preload cannot intercept are here too,
+//! with the mechanism that can.
 
 use crate::support::{MIB, Program, World};
 
-/// What a program prints whose limit leaves room for 100 MiB beside its context.
+/// The output of a program whose limit leaves room for 100 MiB beside its context.
 pub(crate) const LIMITED: &str = "\
 ready 0
 total 116
@@ -15,7 +15,7 @@ again 0
 freed 0
 ";
 
-/// What it prints where nothing of ours reaches it.
+/// Its output when nothing of ours reaches it.
 pub(crate) const UNLIMITED: &str = "\
 ready 0
 total 1024
@@ -146,7 +146,7 @@ fn per_thread_streams_by_name_and_by_flag() {
 }
 
 #[test]
-fn a_second_interposer_in_front_calls_the_next_one_which_is_ours() {
+fn interposer_in_front_of_us_calls_us_next() {
     let world = world();
     let second = world.library("interposer", false);
     let printed = world
@@ -159,7 +159,7 @@ fn a_second_interposer_in_front_calls_the_next_one_which_is_ours() {
 }
 
 #[test]
-fn a_second_interposer_behind_us_is_not_called_by_us_and_nothing_recurses() {
+fn interposer_behind_us_is_not_called_and_nothing_recurses() {
     let world = world();
     let second = world.library("interposer", false);
     let printed = world

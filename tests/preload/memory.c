@@ -1,5 +1,5 @@
-/* An interpreter of allocation calls: one line in, one line out, and between two lines the test compares
- * our books with what the simulated driver holds. "NAME result" is the answer to every line. */
+/* An interpreter of allocation calls: one line in, one line out. Between two lines the test compares
+ * our charges with the simulated driver's memory. "NAME result" is the answer to every line. */
 #include <fcntl.h>
 #include <unistd.h>
 #include "descriptor.h"

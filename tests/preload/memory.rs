@@ -1,9 +1,9 @@
-//! Every call that takes or gives device memory: after each, our books say what the driver holds.
+//! Every call that takes or frees device memory: after each, our charges equal the driver's memory.
 
 use crate::support::{CONTEXT, MIB, Running, World, agrees, all_contrary};
 
-/// Tells the program one step after another and compares the books with the board after each. A step is
-/// `name`, or `name MIB`; it must succeed unless it ends in `!`, where it must be refused for memory.
+/// Runs the program's steps one after another and compares the charges with the board after each. A step is `name`,
+/// or `name MIB`; it must succeed, or be refused for memory if it ends in `!`.
 #[track_caller]
 fn the_books_agree(room: u64, steps: &str) {
     let world = World::with_room(room * MIB);
@@ -70,7 +70,7 @@ fn host_memory_is_not_charged() {
 
 #[test]
 fn stream_ordered_memory_of_the_default_pool() {
-    // A contrary pool keeps what is empty, and 70 MiB do not fit beside 60.
+    // A contrary pool keeps empty blocks, and 70 MiB do not fit beside 60.
     let larger = if all_contrary() {
         "async 70!"
     } else {
@@ -85,7 +85,7 @@ fn stream_ordered_memory_of_the_default_pool() {
 }
 
 #[test]
-fn a_pool_that_keeps_what_was_freed_stays_charged_until_it_is_trimmed() {
+fn pool_that_keeps_freed_memory_is_charged_until_trimmed() {
     the_books_agree(
         128,
         "ready; pool; keep 100; pool_alloc 60; pool_free; sync; alloc 90!; trim; alloc 90; free; pool_alloc 10; pool_free; sync; pool_destroy",
@@ -109,7 +109,7 @@ fn created_memory_stays_charged_while_it_is_mapped() {
 }
 
 #[test]
-fn created_memory_that_was_retained_stays_charged_after_the_first_release() {
+fn retained_memory_stays_charged_after_the_first_release() {
     the_books_agree(
         100,
         "ready; create 60; map 60; retain; release; unmap 60; create 60!; release_retained; create 60; release",
@@ -157,7 +157,7 @@ fn modules() {
 }
 
 #[test]
-fn everything_is_given_back_when_the_program_ends_without_a_free() {
+fn program_that_ends_without_a_free_leaves_no_charge() {
     the_books_agree(
         200,
         "ready; alloc 10; pitch 10; managed 10; async 10; create 10; map 10; array 10; volume 10; mipmap 10; module",
@@ -179,7 +179,7 @@ fn a_change_of_the_limit_counts_at_the_next_call() {
         format!("info 0 {} {}", 200 * MIB - CONTEXT - 120 * MIB, 200 * MIB)
     );
 
-    // Below what is in use: nothing is taken away, and nothing is given.
+    // Below the present use: nothing is taken away, and nothing is given.
     world.set_limit(0, 50 * MIB);
     assert_eq!(program.step("info"), format!("info 0 0 {}", 50 * MIB));
     take_step(&mut program, "managed 1!");
@@ -190,7 +190,7 @@ fn a_change_of_the_limit_counts_at_the_next_call() {
 }
 
 #[test]
-fn memory_that_two_processes_share_is_charged_once_and_until_the_last_one_lets_go() {
+fn memory_of_two_processes_is_charged_once_until_both_release() {
     let world = World::with_room(100 * MIB);
     world.set_limit(0, 100 * MIB + 2 * CONTEXT);
     let mut one = world.program("memory").linked().start();
@@ -267,7 +267,7 @@ fn what_a_killed_process_held_is_free_for_the_next_call() {
 }
 
 #[test]
-fn created_memory_that_went_to_another_process_outlives_the_one_that_made_it() {
+fn memory_passed_to_another_process_outlives_its_creator() {
     let world = World::with_room(100 * MIB);
     world.set_limit(0, 100 * MIB + 2 * CONTEXT);
     let mut one = world.program("memory").linked().start();

@@ -30,7 +30,7 @@ fn world(mps: bool, core_percent: u32, policy: Policy) -> World {
     world
 }
 
-/// What a program gets for its first context, with this share in its environment.
+/// The result of a program's first context, with this share in its environment.
 fn first_context(world: &World, share: Option<&str>) -> String {
     let mut program = world.program("oversubscribe").linked();
     if let Some(share) = share {
@@ -66,7 +66,7 @@ fn other_ways_to_a_context_are_refused_as_well() {
     assert_eq!(program.step("context"), "context 800");
     drop(program);
 
-    // Made past the hooks: it is there, and nothing may be had in it.
+    // The context was made past the hooks: it exists, and no memory may be taken in it.
     let mut runtime = world.program("runtime").linked().start();
     assert_eq!(runtime.step("table"), "table 0");
     assert_eq!(runtime.step("context"), "context 800");

@@ -1,4 +1,4 @@
-/* Asks whether CUDA and its relatives are here. They are not: only our library is. */
+/* Looks for CUDA and related libraries. Only our library is present. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

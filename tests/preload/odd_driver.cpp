@@ -1,8 +1,8 @@
 /* A libcuda.so.1 that hands everything on to the simulated one, except that a request of 11 MiB throws
  * a C++ exception, one of 12 MiB jumps to odd_place, one of 13 MiB waits to be cancelled, one of 14 MiB
  * gives the memory and then jumps to odd_place, cuInit takes as long as ODD_INIT_MS says, and with
- * ODD_UUID each device is a part of its card with a UUID of its own; with ODD_BUS all devices are of the
- * card that is the first one, by its place on the bus. It has a graphics API, whose buffers are as many
+ * ODD_UUID each device is a part of its GPU with a UUID of its own; with ODD_BUS all devices are of the
+ * GPU that is the first one, by its place on the bus. It has a graphics API, whose buffers are as many
  * MiB large as their numbers say. odd_names.inc has the driver's names, made by the test. */
 #include <dlfcn.h>
 #include <setjmp.h>

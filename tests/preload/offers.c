@@ -1,5 +1,5 @@
-/* Memory of pools that processes name to each other. One line in, one line out: "NAME code", and what
- * another process is to be told. */
+/* Memory of pools that processes export to each other. One line in, one line out: "NAME code", and the data
+ * for another process. */
 #include <pthread.h>
 #include <unistd.h>
 #include "takers.h"

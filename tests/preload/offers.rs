@@ -49,7 +49,7 @@ impl Pair {
         answer.to_owned()
     }
 
-    /// The maker takes a step, which succeeds; what it has told.
+    /// The maker runs a step, which succeeds; returns its output.
     #[track_caller]
     fn makes(&mut self, step: &str) -> String {
         let answer = self.step(true, step);
@@ -76,7 +76,7 @@ impl Pair {
         self.world.bury_the_dead();
     }
 
-    /// What is booked, beside contexts, in MiB.
+    /// The charges other than contexts, in MiB.
     fn booked(&self, contexts: u64) -> u64 {
         (self.world.booked(0) - contexts * CONTEXT) / MIB
     }
@@ -160,7 +160,7 @@ fn a_pool_is_destroyed_while_its_memory_is_named_to_others() {
 }
 
 #[test]
-fn a_piece_that_is_named_and_imported_twice_is_held_until_its_last_free() {
+fn memory_imported_twice_is_held_until_its_last_free() {
     let mut pair = Pair::begin();
     pair.makes("draw 0 200");
     let name = pair.makes("offer 0");
@@ -221,7 +221,7 @@ fn a_piece_without_a_place_in_the_shared_table_gets_no_name() {
 }
 
 #[test]
-fn threads_that_name_and_free_at_the_same_time_leave_nothing_behind() {
+fn threads_that_export_and_free_at_once_leave_no_charge() {
     let mut pair = Pair::begin();
     pair.makes("race 100");
     pair.makes("draw 0 8");

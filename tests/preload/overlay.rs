@@ -1,5 +1,5 @@
-//! The library under the driver's own name, before the driver: what it catches where a preload cannot
-//! reach, what it misses, and that it and a preload keep one account between them.
+//! The library under the driver's own name, in front of the driver: the programs that it reaches where a preload
+//! cannot, those that it misses, and that it shares one account with a preload.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::linkage::{LIMITED, UNLIMITED, is_limited, static_program, world};
 use crate::support::{CONTEXT, MIB, Program, World, built, skip};
 
-/// As [`LIMITED`], under a peer's variable, which says nothing of what a context takes.
+/// As [`LIMITED`], with a peer's variable, which does not contain the size of a context.
 const LIMITED_BY_PEERS: &str = "\
 ready 0
 total 116
@@ -67,8 +67,8 @@ fn a_static_program_is_caught_by_the_overlay() {
 }
 
 #[test]
-fn a_static_programs_threads_and_children_are_caught_by_the_overlay() {
-    let name = "a_static_programs_threads_and_children_are_caught_by_the_overlay";
+fn overlay_limits_threads_and_children_of_a_static_program() {
+    let name = "overlay_limits_threads_and_children_of_a_static_program";
     let world = world();
     let program = static_program(&world, "static_family");
     let Some(folder) = overlay(name, &world) else {
@@ -142,8 +142,8 @@ fn code_in_a_namespace_of_its_own_is_caught_by_the_overlay() {
 }
 
 #[test]
-fn what_opens_the_real_file_by_its_path_is_out_of_the_overlays_reach() {
-    let name = "what_opens_the_real_file_by_its_path_is_out_of_the_overlays_reach";
+fn overlay_does_not_reach_a_program_that_opens_the_real_file() {
+    let name = "overlay_does_not_reach_a_program_that_opens_the_real_file";
     let world = world();
     let Some(folder) = overlay(name, &world) else {
         return;

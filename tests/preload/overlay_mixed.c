@@ -1,5 +1,5 @@
-/* Takes memory by the names that it is linked to and gives it back by those that dlsym finds, and the
- * other way round: whatever stands in for the driver, and however often, keeps one account. */
+/* Takes memory through linked names and frees it through names that dlsym finds, and the other way
+ * round: however many libraries stand in for the driver, there is one account. */
 #include <dlfcn.h>
 #include "driver.h"
 

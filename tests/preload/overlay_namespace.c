@@ -1,5 +1,5 @@
-/* Loads the library that the first argument names into a namespace of its own, and calls its trial:
- * what it finds there, it finds by that namespace's own dlopen and dlsym. */
+/* Loads the library that the first argument names into a separate namespace, and calls its trial,
+ * which uses that namespace's own dlopen and dlsym. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

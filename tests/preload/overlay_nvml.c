@@ -1,5 +1,5 @@
-/* What NVML tells of a process's container, with both libraries opened by name, in the order of the
- * arguments. */
+/* Prints NVML's figures of the process's container, with both libraries opened by name, in the order of
+ * the arguments. */
 #include <dlfcn.h>
 #include "driver.h"
 

@@ -1,4 +1,4 @@
-/* Tells for each name in which folder the library lies that dlsym finds it in. */
+/* Prints for each name the folder of the library in which dlsym finds it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include "driver.h"

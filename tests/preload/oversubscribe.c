@@ -1,10 +1,10 @@
-/* A program whose memory may be more than its share of the card. Line by line as memory.c does it:
- * "NAME result" is the answer, and what was allocated lies on a stack that "free" takes from.
+/* A program whose memory may exceed its share of the GPU. Line by line like memory.c: "NAME result" is the
+ * answer, and allocations are on a stack from which "free" takes the last.
  *
  *   oversubscribe race FILE NUMBER OF-HOW-MANY ROUNDS SHARE-MIB LIMIT-MIB
  *
- * lets several of them take and give at once, and counts in the file what the driver gave to all:
- * prints "device D total T over O": the most of each, and how often one was past its bound. */
+ * lets several of them take and free memory at once, and counts in the file what the driver gave to all:
+ * prints "device D total T over O": the maximum of each, and how often one exceeded its bound. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

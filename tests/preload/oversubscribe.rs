@@ -1,5 +1,5 @@
-//! Containers whose limit is more than their share of the card: past the share the driver is asked for
-//! managed memory, and what it cannot manage is refused with a record that says so.
+//! Containers whose limit exceeds their share of the GPU: past the share the driver is asked for managed memory, and
+//! memory that it cannot manage is refused with a record.
 
 use std::process::Stdio;
 
@@ -7,10 +7,10 @@ use cuda_sim::Config;
 use vgpu_abi::limits::LimitsFile;
 use vgpu_abi::region::Why;
 
+use crate::kills::PATIENCE;
 use crate::support::{CARD, CONTEXT, MIB, Running, World, agrees};
 
-/// A container of one program that sees `limit` MiB, `share` MiB of them memory of the device, beside
-/// its context.
+/// A container of one program that sees `limit` MiB, of which `share` MiB are device memory, beside its context.
 fn world(limit: u64, share: u64) -> World {
     let world = World::with_room(limit * MIB);
     set_share(&world, share * MIB + CONTEXT);
@@ -24,7 +24,7 @@ fn set_share(world: &World, bytes: u64) {
     file.write(&limits).unwrap();
 }
 
-/// What the books say is managed memory past the share, MiB.
+/// The charges of managed memory past the share, in MiB.
 fn past(world: &World) -> u64 {
     let slots = world.snapshot().slots;
     let bytes = slots
@@ -46,8 +46,8 @@ fn take_step(program: &mut Running, step: &str) {
     assert_eq!(program.step(step), format!("{name} {code}"), "{step}");
 }
 
-/// Steps with what the books then say is past the share (`step @MIB`); after each of them they agree
-/// with the board.
+/// Steps with the resulting charges past the share (`step @MIB`); after each of them the charges agree with the
+/// board.
 #[track_caller]
 fn the_books_agree(world: &World, steps: &str) -> Running {
     let mut program = world.program("oversubscribe").linked().start();
@@ -73,7 +73,7 @@ fn go_through(world: &World, program: &mut Running, steps: &str) {
 }
 
 #[test]
-fn what_fits_the_share_is_memory_of_the_device_and_the_rest_is_managed() {
+fn memory_past_the_share_is_managed_memory() {
     let world = world(100, 40);
 
     let program = the_books_agree(
@@ -89,7 +89,7 @@ fn what_fits_the_share_is_memory_of_the_device_and_the_rest_is_managed() {
 }
 
 #[test]
-fn the_program_sees_the_whole_limit_also_where_it_is_more_than_the_card() {
+fn program_sees_its_whole_limit_even_above_the_gpus_memory() {
     let limit = CARD / MIB * 3;
     let world = world(limit, 100);
     let mut program = the_books_agree(&world, "ready; alloc 60; alloc 60 @60");
@@ -150,11 +150,11 @@ fn pitched_memory_past_the_share_has_the_drivers_pitch() {
 }
 
 #[test]
-fn managed_memory_that_the_program_asks_for_counts_past_the_share_too() {
+fn managed_memory_of_the_program_counts_past_the_share_too() {
     let world = world(100, 40);
     let mut program = the_books_agree(&world, "ready; managed 30 @0; managed 30 @30");
 
-    // It knows what it asked for.
+    // The program still sees the kind that it asked for.
     assert_eq!(program.step("what"), "what 2 same 1 0 0 all 0 2 same 1 0 0");
     go_through(
         &world,
@@ -176,7 +176,7 @@ fn a_pointer_past_the_share_is_device_memory_but_not_shareable() {
 }
 
 #[test]
-fn what_the_driver_cannot_manage_is_refused_past_the_share_with_a_record_of_it() {
+fn unmanageable_memory_past_the_share_is_refused_with_a_record() {
     for (step, call, asked) in [
         ("create 20", "cuMemCreate", 20),
         ("array 20", "cuArrayCreate_v2", 20),
@@ -241,7 +241,7 @@ fn what_is_gone_with_its_context_makes_room_again() {
 }
 
 #[test]
-fn stream_ordered_frees_of_plain_memory_work_past_the_share_as_well() {
+fn stream_ordered_frees_of_plain_memory_work_past_the_share() {
     let world = world(100, 40);
 
     the_books_agree(
@@ -272,11 +272,11 @@ fn the_drivers_own_refusals_charge_nothing() {
 }
 
 #[test]
-fn where_the_driver_pages_nothing_everything_past_the_share_is_refused() {
+fn without_paging_everything_past_the_share_is_refused() {
     for (faults, refused) in [
-        // A driver that cannot say whether it does.
+        // A driver that cannot say whether it pages.
         ("fail:cuDeviceGetAttribute=801", "alloc 20!"),
-        // One that says so and does not: its own refusal.
+        // A driver that says it pages and does not: its own refusal.
         ("fail:cuMemAllocManaged=801", "alloc 20=801"),
     ] {
         let config = Config {
@@ -347,7 +347,7 @@ fn a_change_of_the_share_counts_at_the_next_call() {
 }
 
 #[test]
-fn what_a_killed_process_held_past_the_share_is_free_for_the_next_one() {
+fn memory_past_the_share_of_a_killed_process_is_free_again() {
     let world = world(100, 40);
     let victim = the_books_agree(&world, "ready; alloc 30; alloc 60 @60");
     victim.kill();
@@ -362,7 +362,7 @@ fn what_a_killed_process_held_past_the_share_is_free_for_the_next_one() {
 }
 
 #[test]
-fn eight_processes_that_race_exceed_neither_the_share_nor_the_limit() {
+fn eight_racing_processes_stay_within_share_and_limit() {
     const PROCESSES: u64 = 8;
     const ROUNDS: u32 = 400;
     let world = World::with_room(0);
@@ -374,6 +374,7 @@ fn eight_processes_that_race_exceed_neither_the_share_nor_the_limit() {
         let mut command = program.command();
         command.arg("race").arg(world.path("truth"));
         command.args([number, PROCESSES, u64::from(ROUNDS), 80, 200].map(|it| it.to_string()));
+        command.env(PATIENCE.0, PATIENCE.1);
         command.stdout(Stdio::piped()).spawn().unwrap()
     };
     let children: Vec<_> = (0..PROCESSES).map(start).collect();
@@ -397,7 +398,10 @@ fn eight_processes_that_race_exceed_neither_the_share_nor_the_limit() {
 
     assert!(most.0 <= 80 && most.1 <= 200, "{most:?}");
     assert!(most.0 > 40 && most.1 > 100, "both were had: {most:?}");
-    assert_eq!(world.snapshot().counters.waits_ran_out, 0);
+    // The library that ships waits for a tenth of a second, which a busy machine may take from a living process.
+    if std::env::var_os("VGPU_TEST_LIBRARY").is_none() {
+        assert_eq!(world.snapshot().counters.waits_ran_out, 0);
+    }
     assert_eq!((world.booked(0), past(&world)), (0, 0));
     assert_eq!(world.board().used_bytes(0), 0);
 }

@@ -2,7 +2,7 @@
  * free memory. They meet at a barrier in a file that all map; after each round the first of them counts
  * which of them got memory: exactly one, never two, and never none.
  *
- *   races FILE NUMBER OF-HOW-MANY ROUNDS CALL MIB        prints "rounds R over O nobody N" */
+ *   races FILE NUMBER OF-HOW-MANY ROUNDS CALL MIB        prints "rounds R over O none N" */
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -74,7 +74,7 @@ int main(int count, char **words) {
     int number = atoi(words[2]), parties = atoi(words[3]), rounds = atoi(words[4]);
     char call = words[5][0];
     size_t bytes = (size_t)atoi(words[6]) * MIB;
-    int file = open(words[1], O_RDWR | O_CREAT, 0600), over = 0, nobody = 0;
+    int file = open(words[1], O_RDWR | O_CREAT, 0600), over = 0, none = 0;
     if (file < 0 || ftruncate(file, 4096) != 0) return 1;
     struct meeting *meeting = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (meeting == MAP_FAILED || ready(&driver) != 0) return 1;
@@ -88,12 +88,12 @@ int main(int count, char **words) {
         if (number == 0) {
             int winners = __atomic_load_n(&meeting->winners, __ATOMIC_ACQUIRE);
             over += winners > 1;
-            nobody += winners == 0;
+            none += winners == 0;
             __atomic_store_n(&meeting->winners, 0, __ATOMIC_RELEASE);
         }
         if (result == 0 && give(call) != 0) return 4;
         meet(meeting, parties);
     }
-    if (number == 0) printf("rounds %d over %d nobody %d\n", rounds, over, nobody);
+    if (number == 0) printf("rounds %d over %d none %d\n", rounds, over, none);
     return 0;
 }

@@ -1,5 +1,5 @@
-/* A CUDA runtime older than 11.2, as the driver sees one: the context through the public interface, the
- * modules through a private table, which no hook sees. One line in, one line out, as in memory.c. */
+/* A CUDA runtime older than 11.2, as the driver sees it: the context through the public interface, the
+ * modules through a private table, past all hooks. One line in, one line out, as in memory.c. */
 #include <stdint.h>
 #include "driver.h"
 

@@ -1,5 +1,5 @@
-//! Programs whose CUDA runtime loads modules past the hooks: what they take is kept free for them from
-//! the moment on at which one such program was seen.
+//! Programs whose CUDA runtime loads modules past the hooks: once one such program has been seen, the necessary
+//! memory is kept free for the next.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use cuda_sim::Config;
 
 use crate::support::{CONTEXT, MIB, Running, World};
 
-/// What the runtime of these programs loads.
+/// The memory that the runtime of these programs loads.
 const LOADED: u64 = 40;
 
 fn start(world: &World) -> Running {
     world.program("runtime").linked().start()
 }
 
-/// Each step succeeds, unless it ends in `!`, where it is refused for memory.
+/// Each step succeeds, or is refused for memory if it ends in `!`.
 #[track_caller]
 fn steps(program: &mut Running, steps: &str) {
     for step in steps.split(';').map(str::trim) {
@@ -56,7 +56,7 @@ fn agree(world: &World) {
 }
 
 #[test]
-fn what_a_runtime_loads_past_the_hooks_stands_in_the_books_before_its_program_gets_memory() {
+fn memory_that_a_runtime_loads_past_the_hooks_is_charged_first() {
     let world = World::with_room(100 * MIB);
     let mut program = start(&world);
 
@@ -67,7 +67,7 @@ fn what_a_runtime_loads_past_the_hooks_stands_in_the_books_before_its_program_ge
 }
 
 #[test]
-fn a_context_made_past_the_hooks_too_is_measured_before_its_program_gets_memory() {
+fn context_made_past_the_hooks_is_charged_first() {
     let world = World::with_room(100 * MIB);
     let mut program = start(&world);
 
@@ -76,12 +76,12 @@ fn a_context_made_past_the_hooks_too_is_measured_before_its_program_gets_memory(
 }
 
 #[test]
-fn the_room_that_one_runtime_needed_is_kept_for_the_next_while_it_loads() {
+fn room_that_one_runtime_needed_is_kept_for_the_next() {
     let world = World::with_room(100 * MIB);
     teach(&world);
     let (mut loads, mut other) = (start(&world), start(&world));
 
-    // A context of its own takes 16 MiB of what is left: 100 - 40 - 16.
+    // Its own context takes 16 MiB of the rest: 100 - 40 - 16.
     steps(&mut loads, "table; context");
     steps(&mut other, "init; context; alloc 45!; alloc 44");
     steps(&mut loads, "load 40");
@@ -93,7 +93,7 @@ fn the_room_that_one_runtime_needed_is_kept_for_the_next_while_it_loads() {
 }
 
 #[test]
-fn what_one_runtime_was_seen_to_load_is_kept_for_another_that_loads_already() {
+fn room_that_one_runtime_needed_is_kept_for_one_that_is_loading() {
     let world = World::with_room(200 * MIB);
     let (mut slow, mut quick) = (start(&world), start(&world));
     steps(&mut slow, "table; context; load 8");
@@ -110,7 +110,7 @@ fn what_one_runtime_was_seen_to_load_is_kept_for_another_that_loads_already() {
 }
 
 #[test]
-fn a_context_whose_runtime_would_not_fit_is_refused_with_a_record() {
+fn context_without_room_for_its_runtime_is_refused() {
     let world = World::with_room(100 * MIB);
     teach(&world);
     let (mut holder, mut next) = (start(&world), start(&world));
@@ -136,7 +136,7 @@ fn a_private_context_that_would_not_fit_is_refused_at_its_table() {
     let (mut holder, mut next, mut other) = (start(&world), start(&world), start(&world));
     steps(&mut holder, "init; context; alloc 20");
 
-    // Of 116, 16 and 20 are taken, and 56 kept for the one that has its table.
+    // Of 116 MiB, 16 and 20 are taken, and 56 are kept for the process that has its table.
     steps(&mut next, "table");
     steps(&mut other, "table!");
     steps(&mut holder, "alloc 25!");
@@ -148,7 +148,7 @@ fn a_private_context_that_would_not_fit_is_refused_at_its_table() {
 }
 
 #[test]
-fn runtimes_that_begin_together_in_a_fresh_container_stay_below_the_limit() {
+fn runtimes_that_start_together_stay_below_the_limit() {
     let config = Config::default();
     let world = World::without_a_context_size(&config, &[100 * MIB]);
     let mut programs: Vec<_> = (0..8).map(|_| start(&world)).collect();
@@ -156,7 +156,7 @@ fn runtimes_that_begin_together_in_a_fresh_container_stay_below_the_limit() {
     for program in &mut programs {
         program.tell("table");
     }
-    // Each goes on as soon as it has its table, and others may wait for what it shows.
+    // Each continues as soon as it has its table, and others may wait for its measurement.
     std::thread::scope(|scope| {
         let runs = programs.iter_mut().map(|program| {
             scope.spawn(move || match program.line().as_str() {
@@ -184,7 +184,7 @@ fn runtimes_that_begin_together_in_a_fresh_container_stay_below_the_limit() {
 }
 
 #[test]
-fn a_program_without_such_a_runtime_needs_room_for_its_context_only() {
+fn program_without_a_runtime_needs_room_only_for_its_context() {
     let world = World::with_room(100 * MIB);
     teach(&world);
     let (mut holder, mut next) = (start(&world), start(&world));
@@ -196,7 +196,7 @@ fn a_program_without_such_a_runtime_needs_room_for_its_context_only() {
 }
 
 #[test]
-fn a_runtime_that_loads_less_than_others_gives_the_rest_back_with_its_first_memory() {
+fn smaller_runtime_returns_its_spare_room_with_its_first_memory() {
     let world = World::with_room(100 * MIB);
     teach(&world);
     let (mut small, mut other) = (start(&world), start(&world));
@@ -209,7 +209,7 @@ fn a_runtime_that_loads_less_than_others_gives_the_rest_back_with_its_first_memo
 }
 
 #[test]
-fn what_was_kept_for_a_runtime_is_free_when_its_process_is_killed_or_its_context_gone() {
+fn room_kept_for_a_runtime_is_free_after_its_process_or_context() {
     let world = World::with_room(100 * MIB);
     teach(&world);
     let (mut killed, mut reset, mut other) = (start(&world), start(&world), start(&world));
@@ -227,8 +227,7 @@ fn what_was_kept_for_a_runtime_is_free_when_its_process_is_killed_or_its_context
 }
 
 #[test]
-fn a_figure_of_the_host_from_the_midst_of_the_loading_does_not_replace_what_was_measured_after_it()
-{
+fn hosts_figure_from_during_a_load_does_not_replace_a_later_one() {
     let world = World::with_room(100 * MIB);
     let mut targets = TargetsFile::create(&world.path("targets")).unwrap();
     let mut program = start(&world);
@@ -249,7 +248,7 @@ fn a_figure_of_the_host_from_the_midst_of_the_loading_does_not_replace_what_was_
 }
 
 #[test]
-fn reset_of_a_context_that_a_runtime_made_gives_its_charges_back() {
+fn reset_of_a_runtimes_context_refunds_its_charges() {
     let world = World::with_room(100 * MIB);
     let mut program = start(&world);
     steps(&mut program, "table; private_context; alloc 60");

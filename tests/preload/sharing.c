@@ -1,5 +1,5 @@
 /* An interpreter of calls that make, map, share and free memory: one line in ("NAME NUMBER..."), one line
- * out ("NAME result"). Handles and pointers stand in places with numbers. */
+ * out ("NAME result"). Handles and pointers are kept in numbered slots. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <link.h>

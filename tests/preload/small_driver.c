@@ -1,6 +1,6 @@
 /* A libcuda.so.1 of a dozen functions in plain C, with one GPU of 1024 MiB. Static programs cannot give
- * thread-local storage to what they open (glibc keeps two books of it), so the simulated driver is not
- * for them. */
+ * thread-local storage to the libraries that they open (glibc then has two accounts of it), so they
+ * cannot load the simulated driver. */
 #include "driver.h"
 
 static size_t used;

@@ -5,7 +5,7 @@ use cuda_sim::Config;
 use crate::support::{CONTEXT, MIB, Running, World};
 use crate::vmm::{agree, take};
 
-/// One program with room for 100 MiB beside what `block` takes.
+/// One program with room for 100 MiB beside the memory of `block`.
 fn begin(steps: &str) -> (World, Running) {
     let world = World::with_limits_on(&Config::default(), &[102 * MIB + CONTEXT]);
     let mut program = world.program("sharing").linked().start();
@@ -14,8 +14,8 @@ fn begin(steps: &str) -> (World, Running) {
     (world, program)
 }
 
-/// After each step the books have at least what the driver holds. A request without room looks what has ended, and
-/// after that they say the same.
+/// After each step the charges are at least the driver's memory. A request without room checks for ended work, and
+/// after that both are equal.
 #[track_caller]
 fn each(world: &World, program: &mut Running, steps: &str) {
     for step in steps.split(';').map(str::trim) {

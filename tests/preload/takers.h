@@ -1,5 +1,5 @@
-/* The calls of the driver that take and give memory, and their structures as NVIDIA lays them out: for the
- * programs that try them all. */
+/* The driver's calls that take and free memory, with their structures in NVIDIA's layout, for the programs
+ * that try them all. */
 #ifndef TAKERS_H
 #define TAKERS_H
 #include "descriptor.h"

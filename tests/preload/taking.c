@@ -1,5 +1,5 @@
-/* Ways to take memory of pools and graphs past a limit. One line in, one line out: "NAME how many of
- * the tries were answered with 0, and the last result"; between two lines the test looks at the board. */
+/* Ways to take memory of pools and graphs past a limit. One line in, one line out: "NAME", the
+ * number of tries that returned 0, and the last result. Between two lines the test checks the board. */
 #include <pthread.h>
 #include <unistd.h>
 #include "driver.h"

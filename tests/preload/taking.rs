@@ -1,5 +1,5 @@
-//! Ways to take memory of pools and graphs past a limit: after each step the board holds no more than
-//! the limit, and the books at least what the board holds.
+//! Ways to take memory of pools and graphs past a limit: after each step the board holds at most the limit, and the
+//! charges are at least the board's memory.
 
 use crate::support::{CONTEXT, MIB, Running, World, all_contrary};
 
@@ -17,7 +17,7 @@ impl Trial {
         Self::beside(0, rooms)
     }
 
-    /// As `begin`, on a board with so many GPUs more.
+    /// As `begin`, on a board with `others` more GPUs.
     fn beside(others: usize, rooms: &[u64]) -> Self {
         let limits: Vec<u64> = rooms.iter().map(|room| room * MIB + CONTEXT).collect();
         let world = World::with_others(others, &limits);
@@ -31,7 +31,7 @@ impl Trial {
         trial
     }
 
-    /// Takes a step, which is to be answered so (`*` for whatever), and compares.
+    /// Runs a step, checks its answer (`*` for any), and compares.
     #[track_caller]
     fn step(&mut self, step: &str, expected: &str) {
         let answer = self.program.step(step);
@@ -110,7 +110,7 @@ fn an_upload_ends_at_the_limit() {
 }
 
 #[test]
-fn nodes_that_make_the_memory_grow_one_after_the_other_end_at_the_limit() {
+fn nodes_that_grow_the_memory_in_turn_stop_at_the_limit() {
     steps(&[
         ("1 alloc 100", "1 0"),
         ("1 many_nodes 31 5", "1 0"),
@@ -238,7 +238,7 @@ fn memory_of_a_destroyed_graph_stays_charged_until_it_is_freed() {
 }
 
 #[test]
-fn memory_that_another_graph_has_freed_is_not_the_graphs_any_more() {
+fn memory_that_another_graph_freed_no_longer_counts_for_a_graph() {
     steps(&[
         ("1 kept_graph 128", "1 0"),
         ("1 freeing 0", "1 0"),
@@ -270,7 +270,7 @@ fn graphs_of_two_streams_do_not_pass_on_memory_of_each_other() {
 }
 
 #[test]
-fn graphs_with_memory_of_their_own_run_in_turn_in_a_full_container() {
+fn graphs_with_their_own_memory_take_turns_in_a_full_container() {
     steps(&[
         ("1 kept_graph 64", "1 0"),
         ("1 freed_graph 64", "1 0"),
@@ -344,7 +344,7 @@ fn what_a_blocked_stream_frees_gives_plain_memory_no_room() {
 }
 
 #[test]
-fn plain_memory_that_a_stream_frees_gives_room_when_the_stream_gets_there() {
+fn stream_ordered_free_of_plain_memory_gives_room_when_it_runs() {
     steps(&[("30 plain_in_order 200", "30 0"), ("1 alloc 256", "1 0")]);
 }
 
@@ -369,7 +369,7 @@ fn more_pools_than_a_table_holds_end_at_the_limit() {
 }
 
 #[test]
-fn a_destroyed_pool_stays_charged_until_its_streams_have_freed_its_memory() {
+fn destroyed_pool_is_charged_until_its_streams_free_its_memory() {
     steps(&[
         ("1 pool", "1 0"),
         ("1 use_pool", "1 0"),

@@ -2,11 +2,11 @@
  *
  *   tries NAME BASE VERSION FLAGS RECIPE       calls NAME, found by dlsym or else by cuGetProcAddress(BASE)
  *
- * It prints a line "LABEL CODE" after each step and waits for a line before the next, so that the test
- * compares the books with the simulated driver's truth in between. "retake" is what a step is called
- * that takes memory after some was given back. The last line is "done 0".
+ * It prints a line "LABEL CODE" after each step and waits for a line before the next, so that the test can
+ * compare the charges with the simulated driver's memory in between. A step that takes memory after some was
+ * freed has the label "retake". The last line is "done 0".
  *
- *   tries serve KIND                           a process outside the container that hands its memory out
+ *   tries serve KIND                           a process outside the container that exports its memory
  *   tries hold NAME                            a process of the container with one primary context */
 #define _GNU_SOURCE
 #include <dlfcn.h>

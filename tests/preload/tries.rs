@@ -1,9 +1,8 @@
-//! For each name that takes, frees or lends device memory: a program that tries to take twice its limit by
-//! that name alone. A name that the table of classes gains, and that has no recipe here, does not compile.
+//! For each name that takes, frees or lends device memory: a program that tries to take twice its limit by that name
+//! alone. A new name in the table of classes without a recipe here does not compile.
 //!
-//! After each step the simulated board says what is held, which is never above the limit, and the books
-//! say at least that. The same program runs without the library too, so that a recipe that takes nothing
-//! is not taken for a limit that holds.
+//! After each step the held memory on the simulated board is at most the limit, and at most the charges. The same
+//! program also runs without the library, so that a recipe that takes nothing does not pass for a limit that holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,7 +16,7 @@ use crate::support::{MIB, World, all_contrary};
 /// The container's limit; the program tries to take 20 pieces of 16 MiB, which is more than twice that.
 const LIMIT: u64 = 144 * MIB;
 
-/// What a name does with device memory.
+/// The effect of a name on device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Does {
     /// Takes it: refused, with a record, and without the library not refused.
@@ -30,7 +29,7 @@ enum Does {
 
 use Does::{Gives, Nothing, Takes};
 
-/// A name, the recipe of `tries.c` that uses it, and what it does.
+/// A name, the recipe of `tries.c` that uses it, and its effect.
 type Recipe = (&'static str, &'static str, Does);
 
 #[rustfmt::skip]
@@ -137,7 +136,7 @@ const RECIPES: &[Recipe] = &[
     ("cuModuleLoadDataEx", "module_ex", Takes),
     ("cuModuleLoadFatBinary", "module", Takes),
     ("cuModuleUnload", "module_unload", Gives),
-    // Of other classes: what makes a graph or an image take its memory, and which pool is used.
+    // Names of other classes: those that make a graph or an image take its memory, and those that choose a pool.
     ("cuDeviceGetDefaultMemPool", "default_pool", Takes),
     ("cuDeviceGetMemPool", "default_pool", Takes),
     ("cuDeviceSetMemPool", "device_set_pool", Takes),
@@ -205,7 +204,7 @@ const fn all_have_recipes(names: &[&str]) {
 const _: () = all_have_recipes(symbols_of(Class::Alloc));
 const _: () = all_have_recipes(symbols_of(Class::Context));
 
-/// Where a row counts.
+/// The configurations in which a row counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum On {
     Both,
@@ -281,7 +280,7 @@ fn run(program: &Path, recipe: &Recipe, config: &Config, native: bool) -> Run {
             ("ended early", _) => run.trouble.push("it ended early".to_owned()),
             _ => {}
         }
-        // Memory of a process outside the container stands on the board too while that lives.
+        // Memory of a process outside the container is also on the board while that process lives.
         if !label.starts_with('+') {
             let held = board.used_bytes(0);
             run.most = run.most.max(held);
@@ -316,7 +315,7 @@ fn run(program: &Path, recipe: &Recipe, config: &Config, native: bool) -> Run {
     run
 }
 
-/// What is wrong with a recipe: nothing, or a sentence; and whether the simulated driver shows it.
+/// The failure of a recipe, if any; and whether the simulated driver shows it.
 fn judge(program: &Path, recipe: &Recipe, config: &Config) -> (Option<String>, bool) {
     let limited = run(program, recipe, config, false);
     let free = run(program, recipe, config, true);

@@ -1,18 +1,18 @@
-//! Memory that no call names: contexts and modules of unknown size, with and without NVML, what images
-//! declare, green contexts, limits of a context. None of it is free, and the limit holds.
+//! Memory that no call names: contexts and modules of unknown size, with and without NVML, memory that images
+//! declare, green contexts, limits of a context. All of it is charged, and the limit holds.
 
 use cuda_sim::Config;
 
 use crate::support::{CONTEXT, MIB, Running, World, all_contrary};
 
-/// What the library takes for a context of a card of a test's size of which nothing is known.
+/// The library's estimate for a context on a GPU of a test's size, of which nothing is known.
 const GUESS: u64 = 128;
 
 fn start(world: &World) -> Running {
     world.program("unasked").linked().start()
 }
 
-/// Each step succeeds, unless it ends in `!`, where it is refused for memory.
+/// Each step succeeds, or is refused for memory if it ends in `!`.
 #[track_caller]
 pub(crate) fn steps(world: &World, program: &mut Running, steps: &str) {
     for step in steps.split(';').map(str::trim) {
@@ -35,8 +35,7 @@ pub(crate) fn steps(world: &World, program: &mut Running, steps: &str) {
     }
 }
 
-/// A fresh container under so many MiB that knows nothing of a context's size, on a board whose NVML
-/// lacks this.
+/// A fresh container with this many MiB that does not know a context's size, on a board whose NVML lacks this.
 fn fresh(mib: u64, nvml: &str) -> World {
     let config = Config {
         nvml: nvml.to_owned(),
@@ -45,7 +44,7 @@ fn fresh(mib: u64, nvml: &str) -> World {
     World::without_a_context_size(&config, &[mib * MIB])
 }
 
-/// So many programs make a context at the same time; how many get one.
+/// `count` programs make a context at the same time; returns how many get one.
 fn at_once(world: &World, count: usize, before: &str, step: &str) -> usize {
     let mut programs: Vec<_> = (0..count)
         .map(|_| {
@@ -93,8 +92,8 @@ fn contexts_count(nvml: &str) {
     let snapshot = world.snapshot();
     let record = snapshot.ooms.last().expect("a refusal is recorded");
     assert_eq!(record.call, "cuCtxCreate_v2");
-    // A contrary driver's later contexts take half of what the first one takes; without a figure of the
-    // driver the library counts them in full.
+    // A contrary driver's later contexts take half as much as the first one; without the driver's figure the library
+    // charges them in full.
     let later = if all_contrary() { CONTEXT / 2 } else { CONTEXT };
     assert_eq!(world.board().used_bytes(0), CONTEXT + 5 * later);
 }
@@ -208,7 +207,7 @@ fn each_context_has_room_for_its_copy_of_a_library() {
     assert!(held > 2 * 60 * MIB || all_contrary(), "{held}");
     assert!(booked > 2 * 60 * MIB, "{booked}");
 
-    // A third context has no room for a copy, and its program is told before the driver is called.
+    // A third context has no room for a copy, and its program is refused before the driver is called.
     world.set_limit(0, booked + CONTEXT + 10 * MIB);
     steps(&world, &mut program, "create; library_module!");
     let snapshot = world.snapshot();
@@ -224,7 +223,7 @@ fn each_context_has_room_for_its_copy_of_a_library() {
 }
 
 #[test]
-fn library_that_is_loaded_without_a_context_is_charged_at_its_use() {
+fn library_loaded_without_a_context_is_charged_at_its_use() {
     let world = World::with_room(100 * MIB);
     let mut program = start(&world);
 

@@ -1,6 +1,6 @@
 /* A program of CUDA 13: it takes every function from cuGetProcAddress at version 13000, so it gets forms
  * that an older driver does not have. A context, memory up to the limit of 100 MiB beside the context,
- * a copy of a batch, a wait, and the way back. With "12", the forms of version 12000. */
+ * a batched copy, a wait, and the frees. With "12", the forms of version 12000. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include "driver.h"

@@ -6,7 +6,7 @@ use cuda_sim::Config;
 use crate::guest::with_odd_driver;
 use crate::support::{CONTEXT, MIB, World};
 
-/// What `versions.c` prints at version 13000 under a limit.
+/// The output of `versions.c` at version 13000 under a limit.
 const LIMITED: &str =
     "ready 0 0\ncontext 0\none 0\nother 2\nbatch 0\nwait 0\nfree 0\nagain 0\nend 0\n";
 /// The same at version 12000.

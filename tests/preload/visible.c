@@ -1,9 +1,9 @@
 /* Prints the total of each device that the driver shows. The steps, one for each word:
  *   set=LIST    sets CUDA_VISIBLE_DEVICES (unset without a list)
  *   init        cuInit
- *   ask         makes the library look at functions, as a runtime does before cuInit
- *   fork        goes on in a child, for which the parent waits
- *   totals      prints what each device's size is, in MiB */
+ *   ask         makes the library resolve functions, as a runtime does before cuInit
+ *   fork        continues in a child, for which the parent waits
+ *   totals      prints each device's size, in MiB */
 #include <sys/wait.h>
 #include <unistd.h>
 #include "driver.h"

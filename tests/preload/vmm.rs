@@ -1,5 +1,5 @@
-//! Memory that is made, mapped, exported and bound apart: after each call our books say what the driver
-//! holds.
+//! Memory that is created, mapped, exported and bound separately: after each call our charges equal the driver's
+//! memory.
 
 use cuda_sim::Config;
 
@@ -16,8 +16,7 @@ pub(crate) fn two(config: &Config) -> (World, Running, Running) {
     (world, one, other)
 }
 
-/// Tells the program one step after another; each must succeed unless it ends in `!`, where it must be
-/// refused for memory.
+/// Runs the program's steps one after another; each must succeed, or be refused for memory if it ends in `!`.
 #[track_caller]
 pub(crate) fn take(program: &mut Running, steps: &str) {
     for step in steps.split(';').map(str::trim) {
@@ -42,7 +41,7 @@ pub(crate) fn agree(world: &World, step: &str) {
     }
 }
 
-/// One program; after each step the books say what the driver holds.
+/// One program; after each step the charges equal the driver's memory.
 #[track_caller]
 fn the_books_agree(config: &Config, limits: &[u64], steps: &str) {
     let world = World::with_limits_on(config, limits);
@@ -68,7 +67,7 @@ fn seventy_thousand_references_of_a_handle_are_all_counted() {
 }
 
 #[test]
-fn memory_that_is_mapped_while_its_handle_is_released_stays_charged() {
+fn mapped_memory_stays_charged_after_its_handle_is_released() {
     let config = Config {
         faults: "slow:cuMemRelease=300ms".to_owned(),
         ..Config::default()
@@ -123,7 +122,7 @@ fn memory_of_the_host_is_not_charged() {
 }
 
 #[test]
-fn imported_memory_stays_charged_when_the_process_that_made_it_lets_go() {
+fn imported_memory_stays_charged_after_its_creators_release() {
     let (world, mut one, mut other) = two(&Config::default());
     take(&mut one, "create 1 60; export 1 1");
     let offered = one.step("offer 1");
@@ -140,7 +139,7 @@ fn imported_memory_stays_charged_when_the_process_that_made_it_lets_go() {
 }
 
 #[test]
-fn memory_that_a_process_imports_from_itself_is_charged_until_both_handles_are_gone() {
+fn memory_imported_from_itself_is_charged_until_both_releases() {
     the_books_agree(
         &Config::default(),
         &[ROOM],

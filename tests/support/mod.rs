@@ -20,7 +20,7 @@ use vgpu_abi::region::{Kind, Region, RegionDevice, ShareError, SharedKey};
 
 /// One mebibyte.
 pub(crate) const MIB: u64 = 1 << 20;
-/// What a context takes on a test's board.
+/// The size of a context on a test's board.
 pub(crate) const CONTEXT: u64 = 16 * MIB;
 /// Memory of each GPU on a test's board.
 pub(crate) const CARD: u64 = 1024 * MIB;
@@ -47,12 +47,12 @@ impl World {
         Self::with_limits_and(config, limits, CONTEXT)
     }
 
-    /// As `with_limits_on`, with limits that do not say what a context takes.
+    /// As `with_limits_on`, with limits that do not contain the size of a context.
     pub(crate) fn without_a_context_size(config: &Config, limits: &[u64]) -> Self {
         Self::with_limits_and(config, limits, 0)
     }
 
-    /// As `with_limits`, on a board that has so many more GPUs, which are not the container's.
+    /// As `with_limits`, on a board with `others` more GPUs, which do not belong to the container.
     pub(crate) fn with_others(others: usize, limits: &[u64]) -> Self {
         let world = Self::with_board(limits.len() + others, &Config::default());
         world.limited(limits, CARD, CONTEXT)
@@ -62,8 +62,8 @@ impl World {
         Self::with_board(limits.len(), config).limited(limits, CARD, context_bytes)
     }
 
-    /// A container on GPUs of 8 GiB, on which a context takes 300 MiB: as programs of a real GPU have it. Its limits do
-    /// not say what a context takes.
+    /// A container on GPUs of 8 GiB with contexts of 300 MiB, as on a real GPU. Its limits do not contain the size of a
+    /// context.
     pub(crate) fn with_large_contexts(config: &Config, limit: u64) -> Self {
         let config = Config {
             memory_bytes: vec![8 * CARD],
@@ -103,7 +103,7 @@ impl World {
         world
     }
 
-    /// A board only: what runs here has no limits file.
+    /// Only a board: programs here have no limits file.
     pub(crate) fn without_limits(gpus: usize) -> Self {
         Self::with_board(gpus, &Config::default())
     }
@@ -117,7 +117,7 @@ impl World {
         })
     }
 
-    /// A board whose GPUs and contexts are as large as `config` says.
+    /// A board whose GPUs and contexts have the sizes in `config`.
     fn with_cards(config: &Config) -> Self {
         let folder = tempfile::Builder::new()
             .prefix("vgpu-test-")
@@ -148,7 +148,7 @@ impl World {
         self.folder.path().join(name)
     }
 
-    /// The truth: what the simulated driver holds, for whom.
+    /// The simulated driver's own account: who holds how much.
     pub(crate) fn board(&self) -> Board {
         Board::open(&self.path("board")).expect("the board was created with the world")
     }
@@ -158,13 +158,13 @@ impl World {
         vgpu_abi::host::snapshot(&self.path("region")).expect("the region is whole")
     }
 
-    /// What the books say that this GPU's container uses.
+    /// The container's charges on this GPU.
     pub(crate) fn booked(&self, gpu: usize) -> u64 {
         self.snapshot().used_bytes(gpu)
     }
 
-    /// Clears what the books keep of processes that have ended, as a host does once the driver has let go
-    /// of their memory. Without a host and without NVML it stays for two seconds.
+    /// Clears the charges of ended processes, as a host does once the driver has freed their memory. Without a host
+    /// and without NVML they stay for two seconds.
     pub(crate) fn bury_the_dead(&self) {
         let region = Region::open(&self.path("region")).expect("the region is whole");
         region.reap();
@@ -252,7 +252,7 @@ impl World {
         std::mem::forget(region);
     }
 
-    /// What the library wrote to its log, for a failed assertion.
+    /// The library's log, for a failed assertion.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.path("log")).unwrap_or_default()
     }
@@ -263,12 +263,12 @@ pub(crate) fn all_contrary() -> bool {
     std::env::var_os("VGPU_TEST_CONTRARY").is_some_and(|value| value == "1")
 }
 
-/// How much more than the driver holds the books may say on a contrary board, whose steps are finer than those that
-/// the library counts in: what it rounds up for a few allocations, and half a context.
+/// How much the charges may exceed the driver's memory on a contrary board, whose steps are finer than the library's:
+/// the rounding of a few allocations, and half a context.
 pub(crate) const CONTRARY_SLACK: u64 = 8 * MIB + CONTEXT / 2;
 
-/// Whether the books say what the driver holds: exactly, or on contrary boards at least that and at most
-/// [`CONTRARY_SLACK`] more.
+/// Whether the charges equal the driver's memory: exactly, or on contrary boards with at most [`CONTRARY_SLACK`]
+/// more.
 pub(crate) fn agrees(booked: u64, held: u64) -> bool {
     let slack = if all_contrary() { CONTRARY_SLACK } else { 0 };
     (held..=held.saturating_add(slack)).contains(&booked)
@@ -341,7 +341,7 @@ impl Program<'_> {
         self
     }
 
-    /// Compiles what is not compiled yet.
+    /// Compiles the program unless it is compiled already.
     pub(crate) fn build(&self) {
         let Some(name) = &self.source else { return };
         if self.file.exists() {
@@ -358,7 +358,7 @@ impl Program<'_> {
         compile(&source(name), &self.file, &options);
     }
 
-    /// The command, for what `run` cannot do.
+    /// The command, for tests that need more than `run`.
     pub(crate) fn command(&self) -> Command {
         self.build();
         let mut command = Command::new(&self.file);
@@ -386,7 +386,7 @@ impl Program<'_> {
         }
     }
 
-    /// What it prints; fails the test when it does not end with 0 or writes to stderr.
+    /// Its output; fails the test if it does not end with 0 or writes to stderr.
     #[track_caller]
     pub(crate) fn prints(&self) -> String {
         let outcome = self.run();
@@ -493,11 +493,11 @@ impl Drop for Running {
     }
 }
 
-/// A product of the build, which lies beside the test program. `VGPU_TEST_LIBRARY` names another
-/// libvgpu.so to try, such as the one that `cargo xtask dist` made.
+/// A product of the build, next to the test program. `VGPU_TEST_LIBRARY` names another libvgpu.so to test, such as
+/// the one that `cargo xtask dist` made.
 pub(crate) fn built(file: &str) -> PathBuf {
     if let (Some(other), "libvgpu.so") = (std::env::var_os("VGPU_TEST_LIBRARY"), file) {
-        // Relative to the repository, wherever the test runs; an absolute path stays as it is.
+        // Relative to the repository, wherever the test runs; an absolute path stays unchanged.
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(other);
         assert!(file.exists(), "{} is not there", file.display());
         return file;
@@ -548,7 +548,7 @@ pub(crate) fn compile_with(compiler: &str, source: &Path, to: &Path, options: &[
     );
 }
 
-/// Says that a test cannot run here, and why; scripts/test lists what was said.
+/// Prints that a test cannot run here, and why; scripts/test lists these.
 pub(crate) fn skip(test: &str, reason: &str) {
     println!("skipped {test}: {reason}");
 }

@@ -18,7 +18,7 @@ pub(crate) const CALLS: [(char, &str); 6] = [
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Race {
     pub(crate) over: u32,
-    pub(crate) nobody: u32,
+    pub(crate) none: u32,
 }
 
 /// Lets `processes` ask `rounds` times for 60 MiB of 100.
@@ -60,6 +60,6 @@ pub(crate) fn race(call: char, processes: u32, rounds: u32) -> Race {
     assert_eq!(number(1), rounds);
     Race {
         over: number(3),
-        nobody: number(5),
+        none: number(5),
     }
 }

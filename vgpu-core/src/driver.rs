@@ -2,8 +2,8 @@
 //! definition of a hook, and which GPU a device is.
 
 pub(crate) mod addresses;
-pub(crate) mod cards;
 pub(crate) mod device;
 pub(crate) mod genuine;
+pub(crate) mod gpus;
 pub(crate) mod hook;
 pub(crate) mod query;

@@ -1,6 +1,6 @@
 //! The memory that this process holds, kept in step with the driver's figures, and requests for more.
 
-pub(crate) mod deferred_frees;
+pub(crate) mod deferred_free_charges;
 pub(crate) mod descriptors;
 pub(crate) mod exports;
 pub(crate) mod graph_charges;

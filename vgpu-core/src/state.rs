@@ -2,7 +2,7 @@
 
 pub(crate) mod accounts;
 pub(crate) mod container;
-pub(crate) mod deferred_frees;
+pub(crate) mod deferred_free_table;
 pub(crate) mod entries;
 pub(crate) mod holdings;
 pub(crate) mod launches;

@@ -1,5 +1,5 @@
-// One step after the other, each through another part of the driver's interface; after each step it
-// prints the step's name and waits for a line, so that somebody can compare the books.
+// One step after another, each through a different part of the driver's interface. After each step it
+// prints the step's name and waits for a line, so that the test can compare the charges.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>

@@ -120,7 +120,7 @@ fn after_every_call_the_books_are_what_the_driver_holds() {
 }
 
 #[test]
-fn what_two_processes_hold_together_is_charged_once_and_until_the_last_lets_go() {
+fn object_of_two_processes_is_charged_once_until_both_release() {
     let steps = steps_of("pair");
 
     let failed: Vec<_> = steps

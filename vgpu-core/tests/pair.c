@@ -1,4 +1,4 @@
-// Two processes that hold memory together. As books.c: a step, its result, and a line to go on.
+// Two processes that hold memory together. Like charges.c: a step, its result, and a line to continue.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -15,8 +15,7 @@
 #[path = "../tests/common/mod.rs"]
 mod common;
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -24,6 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use common::Board;
+use common::agent::Agent;
 use criterion::Criterion;
 use prometheus_client::registry::Registry;
 use server::Readiness;
@@ -130,37 +130,10 @@ fn be_the_tenants(root: &Path) {
 }
 
 fn the_process(root: &Path, tenants: &mut Child) {
-    let mut agent = Command::new(env!("CARGO_BIN_EXE_vgpu-monitor"))
-        .args([
-            "--metrics-addr",
-            "127.0.0.1:0",
-            "--log-format",
-            "json",
-            "--root",
-        ])
-        .arg(root)
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut log = BufReader::new(agent.stderr.take().unwrap());
-    let address = loop {
-        let mut line = String::new();
-        assert_ne!(log.read_line(&mut line).unwrap(), 0);
-        let event: serde_json::Value = serde_json::from_str(&line).unwrap();
-        if let Some(address) = event["fields"]["address"].as_str() {
-            break address.to_owned();
-        }
-    };
+    let agent = Agent::start(root, &[]);
     let scrape = |accept: &str| {
-        let mut stream = TcpStream::connect(&address).unwrap();
-        write!(
-            stream,
-            "GET /metrics HTTP/1.1\r\nhost: x\r\naccept: {accept}\r\nconnection: close\r\n\r\n"
-        )
-        .unwrap();
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).unwrap();
-        assert!(answer.starts_with(b"HTTP/1.1 200 "));
+        let answer = agent.get_as("/metrics", accept);
+        assert!(answer.starts_with("HTTP/1.1 200 "));
         answer.len()
     };
     scrape("*/*");
@@ -168,15 +141,15 @@ fn the_process(root: &Path, tenants: &mut Child) {
     for (order, what) in [("rest", "idle"), ("work", "working")] {
         writeln!(orders, "{order}").unwrap();
         std::thread::sleep(Duration::from_secs(1));
-        let before = cpu_ticks(&agent);
+        let before = cpu_ticks(&agent.child);
         std::thread::sleep(Duration::from_secs(10));
         println!(
             "arbiter, {CONTAINERS} containers {what}: {:.2} % of a core",
-            f64::from(cpu_ticks(&agent) - before) / 10.0
+            f64::from(cpu_ticks(&agent.child) - before) / 10.0
         );
     }
     for accept in ["application/openmetrics-text", "text/plain"] {
-        let cpu_before = cpu_ticks(&agent);
+        let cpu_before = cpu_ticks(&agent.child);
         let mut times = Vec::new();
         let mut bytes = 0;
         for _ in 0..200 {
@@ -185,7 +158,7 @@ fn the_process(root: &Path, tenants: &mut Child) {
             times.push(begun.elapsed());
         }
         times.sort();
-        let ticks = cpu_ticks(&agent) - cpu_before;
+        let ticks = cpu_ticks(&agent.child) - cpu_before;
         println!(
             "scrape over HTTP, {CONTAINERS} containers, {accept}: p50 {:?}, p99 {:?}, {bytes} bytes, \
              {:.2} ms of CPU",
@@ -196,10 +169,9 @@ fn the_process(root: &Path, tenants: &mut Child) {
     }
     println!(
         "memory of the agent: {} kB resident, {} kB at most",
-        status(&agent, "VmRSS"),
-        status(&agent, "VmHWM")
+        status(&agent.child, "VmRSS"),
+        status(&agent.child, "VmHWM")
     );
-    stop(agent);
 }
 
 fn status(process: &Child, field: &str) -> u64 {

@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Parser;
-use server::{LogFormat, TraceArgs};
+use server::TraceArgs;
 
 use crate::address::address;
+use crate::logging::LogArgs;
 use crate::plugin::args::{InstallArgs, PluginArgs};
 
 /// Exports what every container on this node uses of its GPUs to Prometheus, and divides the GPUs' compute
@@ -70,18 +71,9 @@ pub struct Args {
     #[command(flatten)]
     pub traces: TraceArgs,
 
-    /// What to log: error, warn, info, debug, or directives such as warn,vgpu_monitor=debug.
-    #[arg(
-        long,
-        env = "VGPU_MONITOR_LOG",
-        value_name = "FILTER",
-        default_value = "info"
-    )]
-    pub log: String,
-
-    /// Format of log lines.
-    #[arg(long, env = "VGPU_MONITOR_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
-    pub log_format: LogFormat,
+    /// The log.
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
 /// The agent's other process, and one-time commands.

@@ -76,7 +76,7 @@ impl Asker {
     fn question(&self) -> Result<Option<Answer>, RecvTimeoutError> {
         let (reply, answer) = channel();
         let begun = Instant::now();
-        // The thread may still be on its way back to the door: that takes no time worth counting,
+        // The thread may still be on its way back to its channel, which takes a moment: it is asked again for a while,
         // while a hanging driver is noticed without waiting for it again and again.
         while self.questions.try_send(reply.clone()).is_err() {
             if begun.elapsed() > Duration::from_millis(100).min(self.patience) {
@@ -149,7 +149,7 @@ mod tests {
     impl Gpus for Driver {
         fn inventory(&self) -> Result<Inventory, GpuError> {
             if let Some(hang) = &self.hang {
-                assert!(hang.recv().is_err(), "nobody sends");
+                assert!(hang.recv().is_err(), "the sender stays silent");
             }
             Ok(Inventory {
                 gpus: Vec::new(),

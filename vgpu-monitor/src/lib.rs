@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+pub mod logging;
 
 pub mod args;
 

@@ -28,11 +28,17 @@ fn main() -> ExitCode {
                 anyhow::Ok(())
             };
             let runtime = &mut tokio::runtime::Builder::new_current_thread();
-            return server::program("vgpu-monitor", args.log_format, &args.log, runtime, copied);
+            return server::program(
+                "vgpu-monitor",
+                args.log.log_format,
+                &args.log.log,
+                runtime,
+                copied,
+            );
         }
         None => {}
     }
-    let (format, filter) = (args.log_format, args.log.clone());
+    let (format, filter) = (args.log.log_format, args.log.log.clone());
     // One thread serves; a scrape reads files on a second.
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime.max_blocking_threads(2);
@@ -40,7 +46,7 @@ fn main() -> ExitCode {
 }
 
 fn plugin(args: PluginArgs) -> ExitCode {
-    let (format, filter) = (args.log_format, args.log.clone());
+    let (format, filter) = (args.log.log_format, args.log.log.clone());
     // Calls of the kubelet, of which some wait for the disk or the driver.
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.worker_threads(2).max_blocking_threads(16);

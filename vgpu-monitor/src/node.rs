@@ -102,8 +102,10 @@ impl Node {
         let answer = answer.flatten();
 
         let attested = self.attested();
-        let nobody = Owners::new();
-        let owners = attested.as_ref().map_or(&nobody, |picture| &picture.owners);
+        let no_owners = Owners::new();
+        let owners = attested
+            .as_ref()
+            .map_or(&no_owners, |picture| &picture.owners);
         let census = regions::read(
             &self.root,
             answer.as_ref().map(|answer| (answer, owners)),

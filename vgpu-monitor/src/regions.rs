@@ -442,8 +442,8 @@ mod tests {
     }
 
     fn census(views: Vec<ContainerView>, answer: Option<&Answer>, our_uid: u32) -> Census {
-        let nobody = Owners::new();
-        let answer = answer.map(|answer| (answer, &nobody));
+        let no_owners = Owners::new();
+        let answer = answer.map(|answer| (answer, &no_owners));
         let found = views
             .into_iter()
             .filter_map(|v| found(v, answer, our_uid, 0));

@@ -34,7 +34,7 @@ use vgpu_monitor::attest::{Attestation, Settings};
 use vgpu_monitor::gpu::Asker;
 use vgpu_monitor::reconcile;
 
-use crate::harness::built;
+use crate::harness::{built, only};
 
 const GIB: u64 = 1 << 30;
 const POD: &str = "0a1b2c3d-1111-2222-3333-444455556666";
@@ -607,12 +607,7 @@ fn uncharged_memory_is_found_after_charges_are_cleared() {
         // whether a folder is there.)
         let folder = folder();
         std::fs::create_dir(folder.path().join("sim")).unwrap();
-        let status = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "attest::uncharged_memory_is_found_after_charges_are_cleared",
-                "--nocapture",
-            ])
+        let status = only("attest::uncharged_memory_is_found_after_charges_are_cleared")
             .env("VGPU_ESCAPE_HOME", folder.path())
             .env("VGPU_SIM_BOARD", folder.path().join("board"))
             .env("LD_LIBRARY_PATH", folder.path().join("sim"))

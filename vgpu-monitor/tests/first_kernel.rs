@@ -1,16 +1,14 @@
 //! The last span of a pod's trace: what the agent sends of containers that launch while it looks, that have
-//! launched before, that never do, and that belong to a user who is not trusted.
+//! launched before, that never do, and that belong to an untrusted user.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
     reason = "a test's helpers, too"
 )]
 
-use crate::common;
-
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -19,7 +17,6 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::routing::post;
-use common::Board;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
@@ -29,6 +26,9 @@ use vgpu_abi::budget::Kind;
 use vgpu_abi::region::Region;
 use vgpu_monitor::arbiter::monotonic_ns;
 use vgpu_monitor::first_kernel::FirstKernels;
+
+use crate::common::Board;
+use crate::harness::only;
 
 #[derive(Clone, Default)]
 struct Collector(Arc<Mutex<Vec<Span>>>);
@@ -96,8 +96,7 @@ struct Tenant {
 
 impl Tenant {
     fn start() -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "first_kernel::tenant", "--nocapture"])
+        let mut child = only("first_kernel::tenant")
             .env(TENANT, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

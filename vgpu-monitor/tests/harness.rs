@@ -15,6 +15,13 @@ use embedded_cluster::Cluster;
 /// Set in the process that [`alone`] starts: the test's folder.
 const HOME: &str = "VGPU_TEST_HOME";
 
+/// This program, running only the test of this path: what a test does in a process of its own.
+pub(crate) fn only(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]);
+    command
+}
+
 /// Runs the test of this path (`health::NAME`) in a process of its own, because a simulated board is chosen by the
 /// environment. Returns the test's folder in that process, and nothing in the one that waited for it.
 pub(crate) fn alone(test: &str) -> Option<PathBuf> {
@@ -22,8 +29,7 @@ pub(crate) fn alone(test: &str) -> Option<PathBuf> {
         return Some(PathBuf::from(home));
     }
     let directory = tempfile::tempdir().unwrap();
-    let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
+    let status = only(test)
         .env(HOME, directory.path())
         .env("VGPU_SIM_BOARD", directory.path().join("board"))
         .status()
@@ -39,7 +45,7 @@ pub(crate) fn built(file: &str) -> PathBuf {
     file
 }
 
-/// An API server behind a door.
+/// An API server that a test can switch off.
 pub(crate) struct Server {
     pub(crate) client: kube::Client,
     /// The server answers 503.
@@ -53,7 +59,7 @@ impl Server {
     pub(crate) fn start(cluster: &Cluster, is_counted: fn(&Request) -> bool) -> Self {
         let (away, writes) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let (is_away, counted) = (Arc::clone(&away), Arc::clone(&writes));
-        let door = move |request: Request, next: Next| {
+        let switch = move |request: Request, next: Next| {
             if is_counted(&request) {
                 counted.fetch_add(1, Ordering::Relaxed);
             }
@@ -66,7 +72,7 @@ impl Server {
             }
         };
         Self {
-            client: kube::Client::new(cluster.router().layer(from_fn(door)), "default"),
+            client: kube::Client::new(cluster.router().layer(from_fn(switch)), "default"),
             away,
             writes,
         }

@@ -256,12 +256,12 @@ fn only_pods_of_the_gpu_get_events() {
     wait("the pod is told that it is over", || {
         world.events("GPUHealthy").len() == 2
     });
-    let who = |reason: &str| -> Vec<String> {
+    let objects = |reason: &str| -> Vec<String> {
         let said = world.events(reason);
         said.into_iter().map(|(of, _)| of).collect()
     };
-    assert_eq!(who("GPUUnhealthy"), ["Node/n1", "Pod/train"]);
-    assert_eq!(who("GPUHealthy"), ["Node/n1", "Pod/train"]);
+    assert_eq!(objects("GPUUnhealthy"), ["Node/n1", "Pod/train"]);
+    assert_eq!(objects("GPUHealthy"), ["Node/n1", "Pod/train"]);
     assert!(world.root.is_dir());
 }
 

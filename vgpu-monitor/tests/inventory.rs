@@ -343,7 +343,7 @@ fn instances_are_created_in_place_and_removed_when_idle() {
     assert!(text(&card, "5g.20gb", span(0, 4)).contains("it has 1g.5gb, 2g.10gb"));
     assert!(text(&card, "2g.10gb", span(1, 2)).contains("it can at 0, 2, 4"));
     assert!(text(&board.uuid(1), "1g.5gb", span(0, 1)).contains("nvidia-smi -mig 1"));
-    assert!(text("GPU-nobody", "1g.5gb", span(0, 1)).contains("finding the card"));
+    assert!(text("GPU-unknown", "1g.5gb", span(0, 1)).contains("finding the card"));
     assert_eq!(board.gpu_instances(0).len(), 1);
 
     // A process keeps its instance.

@@ -6,123 +6,15 @@
     reason = "a test: a panic is its answer"
 )]
 
-use crate::common;
+use std::net::TcpListener;
+use std::time::Instant;
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
-
-use common::Board;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use vgpu_abi::budget::Kind;
 use vgpu_abi::region::Region;
 
-/// Far more than anything here takes.
-const HANGS: Duration = Duration::from_secs(60);
-
-fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_vgpu-monitor"));
-    command
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    // What the caller's shell sets must not choose what is tested.
-    for variable in [
-        "VGPU_ROOT",
-        "VGPU_METRICS_ADDR",
-        "VGPU_LEGACY_METRICS",
-        "NODE_NAME",
-    ] {
-        command.env_remove(variable);
-    }
-    command
-}
-
-struct Agent {
-    child: Child,
-    address: SocketAddr,
-}
-
-impl Agent {
-    fn start(root: &Path, more: &[&str]) -> Self {
-        let root = root.to_str().unwrap();
-        let args = [
-            "--root",
-            root,
-            "--metrics-addr",
-            "127.0.0.1:0",
-            "--log-format",
-            "json",
-        ];
-        let mut command = command(&[&args, more].concat());
-        let mut child = command.env("NODE_NAME", "here").spawn().unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap());
-        let address = loop {
-            let mut line = String::new();
-            assert_ne!(
-                log.read_line(&mut line).unwrap(),
-                0,
-                "it serves before it ends"
-            );
-            let event: serde_json::Value = serde_json::from_str(&line).unwrap();
-            if let Some(address) = event["fields"]["address"].as_str() {
-                break address.parse().unwrap();
-            }
-        };
-        // A reader that is slow must not stop the writer of the log.
-        std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
-        Self { child, address }
-    }
-
-    fn get(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(HANGS)).unwrap();
-        write!(
-            stream,
-            "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    }
-
-    /// The samples of a series.
-    fn series(&self, name: &str) -> Vec<String> {
-        let answer = self.get("/metrics");
-        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-        let of_it = |line: &&str| {
-            line.strip_prefix(name)
-                .is_some_and(|rest| rest.starts_with(['{', ' ']))
-        };
-        answer.lines().filter(of_it).map(str::to_owned).collect()
-    }
-
-    fn stop(mut self, signal: Signal) -> ExitStatus {
-        kill(Pid::from_raw(self.child.id().try_into().unwrap()), signal).unwrap();
-        let begun = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(begun.elapsed() < HANGS, "it stops");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
-            drop(self.child.kill());
-            drop(self.child.wait());
-        }
-    }
-}
+use crate::common::Board;
+use crate::common::agent::{Agent, HANGS, command};
 
 fn refused(args: &[&str]) -> String {
     let output = command(args).output().unwrap();

@@ -373,7 +373,10 @@ async fn inventory_problems_become_node_events_and_keep_gpus() {
         if let Some(event) = list.items.into_iter().next() {
             break event;
         }
-        assert!(begun.elapsed() < Duration::from_secs(60), "nobody was told");
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "no process was notified"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     };
     assert_eq!(said.involved_object.kind.as_deref(), Some("Node"));

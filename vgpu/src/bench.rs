@@ -1,8 +1,9 @@
 //! `vgpu bench accuracy`: which cases there are, and what is told of them. The programs that keep the
-//! GPU busy are `workload`'s, run by `vgpu run` like any other.
+//! GPU busy are `workload`'s, run by `vgpu run` like any other. `vgpu bench latency` is in `latency`.
 //!
 //! Never judges: it prints what was asked and what was got.
 
+mod latency;
 mod measure;
 mod picture;
 mod shares;
@@ -14,11 +15,15 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde::Serialize;
-use workload::{Job, Kind, Simulated};
+use supervisor::gpu::{Gpus, NvmlGpus};
+use workload::{Job, Kind, Service, Simulated};
 
-use crate::Failure;
-use crate::args::bench::{AccuracyArgs, Bench, BenchArgs, WorkerArgs, WorkerKind, WorkloadName};
-use measure::{Container, Outcome, Setup};
+use crate::args::bench::{
+    AccuracyArgs, Bench, BenchArgs, BenchGpu, WorkerArgs, WorkerKind, WorkloadName,
+};
+use crate::values::GpuRef;
+use crate::{Failure, library, limits};
+use measure::{Container, Outcome, Setup, Under};
 use shares::{Curve, Figures, figures};
 
 const US: u64 = 1_000;
@@ -28,6 +33,7 @@ const CAPS: [u32; 6] = [5, 10, 25, 50, 75, 90];
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
     match &args.what {
         Bench::Accuracy(args) => accuracy(args),
+        Bench::Latency(args) => latency::run(args, setup(&args.on, "latency")?),
         Bench::Worker(args) => worker(args),
     }
 }
@@ -63,7 +69,7 @@ pub(crate) struct Results {
 }
 
 fn accuracy(args: &AccuracyArgs) -> Result<ExitCode, Failure> {
-    let setup = setup(args)?;
+    let setup = setup(&args.on, "accuracy")?;
     let mut results = Results {
         version: 1,
         simulated: setup.simulated.is_some(),
@@ -102,15 +108,23 @@ fn accuracy(args: &AccuracyArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn setup(args: &AccuracyArgs) -> Result<Setup, Failure> {
+fn setup(on: &BenchGpu, bench: &str) -> Result<Setup, Failure> {
     let simulated = Simulated::open().map_err(|error| {
-        anyhow::anyhow!("{error}. On a machine without an NVIDIA driver: vgpu sim -- vgpu bench …")
+        anyhow::anyhow!(
+            "{error}. On a machine without an NVIDIA driver: vgpu sim -- vgpu bench {bench}"
+        )
     })?;
+    // Before the first case: the GPU and the library may be needed minutes later. Without NVML's answer, the first
+    // program on the GPU says what is wrong.
+    if let Ok(inventory) = NvmlGpus::open().and_then(|gpus| gpus.inventory()) {
+        limits::find(&inventory.gpus, &GpuRef::Index(on.gpu))?;
+    }
+    let library = library::find(on.library.as_deref())?;
     Ok(Setup {
         exe: std::env::current_exe().context("this program has no path")?,
-        gpu: args.gpu,
-        library: args.library.clone(),
-        board: args.board.board.clone(),
+        gpu: on.gpu,
+        library: Some(library),
+        board: on.board.board.clone(),
         simulated,
     })
 }
@@ -163,7 +177,7 @@ impl Accuracy {
             name: name.to_owned(),
             containers: vec![Container {
                 job,
-                cap: Some(*cap),
+                under: Some(Under::Cap(*cap)),
             }],
             longest_ns,
             what: What::Shares,
@@ -199,7 +213,7 @@ impl Accuracy {
                     containers: [a, b]
                         .map(|cap| Container {
                             job: kernels(MS),
-                            cap: Some(cap),
+                            under: Some(Under::Cap(cap)),
                         })
                         .into(),
                     longest_ns: MS,
@@ -212,7 +226,10 @@ impl Accuracy {
             ]
             .map(|(name, job, longest_ns)| Case {
                 name: name.to_owned(),
-                containers: vec![Container { job, cap: Some(25) }],
+                containers: vec![Container {
+                    job,
+                    under: Some(Under::Cap(25)),
+                }],
                 longest_ns,
                 what: What::Change(vec![(self.time / 3, 75), (self.time * 2 / 3, 10)]),
             })
@@ -233,7 +250,7 @@ impl Accuracy {
                     name: format!("{} and {} of pause", time(ns), time(pause_ns)),
                     containers: vec![Container {
                         job: self.job(Kind::Sparse { ns, pause_ns }),
-                        cap: Some(*cap),
+                        under: Some(Under::Cap(*cap)),
                     }],
                     longest_ns: ns,
                     what: What::Slower,
@@ -263,7 +280,7 @@ impl Accuracy {
                         .containers
                         .iter()
                         .map(|container| Container {
-                            cap: container.cap.filter(|_| capped),
+                            under: container.under.filter(|_| capped),
                             ..*container
                         })
                         .collect();
@@ -281,7 +298,7 @@ impl Accuracy {
                     .iter()
                     .map(|container| Row {
                         workload: case.name.clone(),
-                        asked: container.cap.unwrap_or(100),
+                        asked: container.cap().unwrap_or(100),
                         figures: None,
                         reach_ms: None,
                         slower_percent: Some((capped / native - 1.0) * 100.0),
@@ -296,7 +313,7 @@ impl Accuracy {
         let end_ns = self.end_ns();
         let each = case.containers.iter().zip(&outcome.seen);
         each.map(|(container, seen)| {
-            let asked = container.cap.unwrap_or(100);
+            let asked = container.cap().unwrap_or(100);
             Row {
                 workload: case.name.clone(),
                 asked,
@@ -318,7 +335,7 @@ impl Accuracy {
     fn changes(&self, case: &Case, changes: &[(Duration, u32)], outcome: &Outcome) -> Vec<Row> {
         let nothing = Curve::default();
         let curve = outcome.seen.first().map_or(&nothing, |seen| &seen.curve);
-        let first = case.containers.first().and_then(|container| container.cap);
+        let first = case.containers.first().and_then(Container::cap);
         let caps = first.into_iter().chain(changes.iter().map(|(_, cap)| *cap));
         let begins = std::iter::once(0).chain(outcome.changed_ns.iter().copied());
         let mut ends: Vec<u64> = outcome.changed_ns.clone();
@@ -377,6 +394,12 @@ fn worker(args: &WorkerArgs) -> Result<ExitCode, Failure> {
             ns: args.kernel_ns,
             pause_ns: args.pause_ns,
         },
+        WorkerKind::Service => Kind::Service(Service {
+            arrivals: args.arrivals.into(),
+            request: args.request.into(),
+            load_percent: args.load,
+            seed: args.seed,
+        }),
     };
     let job = Job {
         kind,

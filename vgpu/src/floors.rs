@@ -21,6 +21,7 @@ use supervisor::instance::Instance;
 use supervisor::view::{ContainerView, Views};
 
 use crate::board::{self, BoardLock};
+use crate::failure::Misuse;
 
 /// A larger file was not written by vgpu.
 const MOST_BYTES: u64 = 1 << 20;
@@ -133,7 +134,7 @@ impl<'a> Floors<'a> {
     }
 
     /// Refuses a floor that could not be guaranteed.
-    pub(crate) fn check(&self, asked: &AskedFloor<'_>) -> Result<(), String> {
+    pub(crate) fn check(&self, asked: &AskedFloor<'_>) -> Result<(), Misuse> {
         let left = self.left(asked);
         if asked.percent <= left {
             return Ok(());
@@ -152,13 +153,13 @@ impl<'a> Floors<'a> {
             0 => String::from("Nothing is left to guarantee"),
             left => format!("At most --floor {left} fits"),
         };
-        Err(format!(
+        Err(Misuse::new(format!(
             "--floor {} of GPU {} cannot be kept: of {of}, {}. {what_fits}; to release some: vgpu \
              set {example} --floor N",
             asked.percent,
             asked.number,
             list.join(", "),
-        ))
+        )))
     }
 
     /// Publishes the floors of this user's containers, as their limits files state them.

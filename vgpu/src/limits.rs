@@ -12,7 +12,7 @@ mod wish;
 
 pub(crate) use device::{cap_of, check_floor, check_memory, percent_of, resident_of, set_memory};
 pub(crate) use outer::{Outer, outer, read_outer};
-pub(crate) use share::{Share, Shares, limits_of, share};
+pub(crate) use share::{Share, Shares, find, limits_of, share};
 pub(crate) use wish::{Given, Wish};
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ mod top;
 mod board;
 mod child;
 mod clock;
+mod failure;
 mod floors;
 mod library;
 mod limits;
@@ -33,34 +34,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 
 use args::{Args, Command};
-
-/// Why the command failed.
-#[derive(Debug)]
-enum Failure {
-    /// Invalid arguments: exit code 2.
-    Usage(String),
-    /// Valid arguments, but the command failed: exit code 1.
-    Failed(anyhow::Error),
-    /// The program could not be started: the exit code that a shell would give.
-    NotStarted {
-        /// 126 or 127.
-        code: u8,
-        /// The attempt and the system's error.
-        text: String,
-    },
-}
-
-impl Failure {
-    fn usage(text: impl Into<String>) -> Self {
-        Self::Usage(text.into())
-    }
-}
-
-impl<E: Into<anyhow::Error>> From<E> for Failure {
-    fn from(error: E) -> Self {
-        Self::Failed(error.into())
-    }
-}
+use failure::Failure;
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -89,7 +63,7 @@ fn main() -> ExitCode {
 
 fn fail(name: &str, failure: &Failure) -> ExitCode {
     let (code, text) = match failure {
-        Failure::Usage(text) => (2, text.clone()),
+        Failure::Usage(misuse) => (2, misuse.to_string()),
         Failure::Failed(error) if is_broken_pipe(error) => return ExitCode::SUCCESS,
         Failure::Failed(error) => (1, format!("{error:#}")),
         Failure::NotStarted { code, text } => (*code, text.clone()),

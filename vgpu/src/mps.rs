@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use vgpu_abi::limits::Policy;
 
+use crate::failure::Misuse;
 use crate::limits::{Shares, cap_of};
 
 /// The variable that MPS reads when a program starts.
@@ -23,21 +24,21 @@ pub(crate) fn is_there() -> bool {
 }
 
 /// The value of [`VARIABLE`] for the command, if it has to be set.
-pub(crate) fn variable(shares: &Shares) -> Result<Option<OsString>, String> {
+pub(crate) fn variable(shares: &Shares) -> Result<Option<OsString>, Misuse> {
     if !is_there() {
         return Ok(None);
     }
     decide(shares, std::env::var_os(VARIABLE).as_deref()).map(|it| it.map(OsString::from))
 }
 
-fn decide(shares: &Shares, already: Option<&OsStr>) -> Result<Option<String>, String> {
+fn decide(shares: &Shares, already: Option<&OsStr>) -> Result<Option<String>, Misuse> {
     let stop = "or stop MPS (echo quit | nvidia-cuda-mps-control)";
     if let Some(share) = shares.gpus.iter().find(|share| share.floor_percent > 0) {
-        return Err(format!(
+        return Err(Misuse::new(format!(
             "--floor {} of GPU {} cannot be kept under MPS, which is running here: the kernels of \
              several programs run side by side, and none waits for another. Leave --floor out, {stop}",
             share.floor_percent, share.index
-        ));
+        )));
     }
     let capped: Vec<_> = shares
         .gpus
@@ -51,11 +52,11 @@ fn decide(shares: &Shares, already: Option<&OsStr>) -> Result<Option<String>, St
         return Ok(None);
     }
     if shares.policy == Policy::Default {
-        return Err(format!(
+        return Err(Misuse::new(format!(
             "--policy default cannot hold under MPS, which is running here: a program's share of \
              the GPU is fixed when it starts ({VARIABLE}), whatever other programs run. Give \
              --policy force, {stop}"
-        ));
+        )));
     }
     if capped.iter().any(|(_, other)| *other != cap) {
         let list: Vec<_> = capped
@@ -65,12 +66,12 @@ fn decide(shares: &Shares, already: Option<&OsStr>) -> Result<Option<String>, St
                 cap => format!("GPU {index} {cap} %"),
             })
             .collect();
-        return Err(format!(
+        return Err(Misuse::new(format!(
             "the compute limits differ by GPU ({}), and MPS, which is running here, has one share \
              for all GPUs of a program ({VARIABLE}). Give every GPU the same --gpucores, choose \
              one with --gpu, {stop}",
             list.join(", ")
-        ));
+        )));
     }
     let Some(already) = already.filter(|text| !text.is_empty()) else {
         return Ok(Some(cap.to_string()));
@@ -79,10 +80,10 @@ fn decide(shares: &Shares, already: Option<&OsStr>) -> Result<Option<String>, St
     match text.trim().parse::<f64>() {
         Ok(percent) if percent > 0.0 && percent <= f64::from(cap) => Ok(None),
         Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Some(cap.to_string())),
-        _ => Err(format!(
+        _ => Err(Misuse::new(format!(
             "{VARIABLE} in the environment is {text:?}; accepted: a number above 0, at most 100. \
              Correct it, or unset it"
-        )),
+        ))),
     }
 }
 
@@ -121,13 +122,13 @@ mod tests {
         };
         let found = match decide(&shares, already.map(OsStr::new)) {
             Ok(value) => value.unwrap_or_else(|| String::from("-")),
-            Err(error) => error,
+            Err(error) => error.to_string(),
         };
         expected.assert_eq(&found);
     }
 
     #[test]
-    fn a_cap_becomes_a_share_of_the_multiprocessors_and_the_lower_one_stays() {
+    fn cap_becomes_a_share_of_the_multiprocessors_if_it_is_lower() {
         check(&[30], Policy::Force, None, expect!["30"]);
         check(&[30, 30], Policy::Floor, Some(""), expect!["30"]);
         check(&[30], Policy::Force, Some("50"), expect!["30"]);

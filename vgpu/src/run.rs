@@ -21,15 +21,16 @@ use vgpu_abi::size::Size;
 use crate::args::RunArgs;
 use crate::board::{self, BoardLock, UserDir, UserLock};
 use crate::clock::monotonic_ns;
+use crate::failure::{Failure, Misuse};
 use crate::floors::{AskedFloor, Floors};
 use crate::limits::{self, Outer, Share, Shares, Wish};
 use crate::values::name_of_command;
-use crate::{Failure, child, library, mps};
+use crate::{child, library, mps};
 
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Failure> {
     // Checked before anything is searched for, so that a new user sees this error first.
-    let wish = Wish::of(&args.gpumem, &args.compute).map_err(Failure::Usage)?;
-    wish.check_new().map_err(Failure::Usage)?;
+    let wish = Wish::of(&args.gpumem, &args.compute)?;
+    wish.check_new()?;
     let library = library::find(args.library.as_deref())?;
     let outer = outer()?;
     let gpus = NvmlGpus::open().map_err(no_gpu)?;
@@ -41,9 +42,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Failure> {
             if faults.is_empty() { "" } else { ": " }
         )));
     }
-    let mut shares =
-        limits::share(&inventory.gpus, &args.gpu, &wish, outer.as_ref()).map_err(Failure::Usage)?;
-    let of_mps = mps::variable(&shares).map_err(Failure::Usage)?;
+    let mut shares = limits::share(&inventory.gpus, &args.gpu, &wish, outer.as_ref())?;
+    let of_mps = mps::variable(&shares)?;
 
     let user = UserDir::open(args.board.board.as_deref())?;
     let signals = child::Signals::hold()?;
@@ -141,7 +141,7 @@ impl Container {
         only_one.clear_ended()?;
         let floors = board.as_ref().map(Floors::read).transpose()?;
         if let Some(floors) = &floors {
-            guarantee(floors, shares, outer).map_err(Failure::Usage)?;
+            guarantee(floors, shares, outer)?;
         }
         let (name, instance, lock) = claim(&only_one, args, outer)?;
         let made = fill(&instance, shares).and_then(|()| match floors {
@@ -206,7 +206,7 @@ fn guarantee(
     floors: &Floors<'_>,
     shares: &mut Shares,
     outer: Option<&Outer>,
-) -> Result<(), String> {
+) -> Result<(), Misuse> {
     let inherited = shares.floors_are_inherited;
     for (index, share) in shares.gpus.iter_mut().enumerate() {
         if share.floor_percent == 0 {

@@ -13,14 +13,15 @@ use vgpu_abi::size::Size;
 
 use crate::args::SetArgs;
 use crate::board::{self, BoardLock, Found};
+use crate::failure::{Failure, Misuse};
 use crate::floors::{AskedFloor, Floors};
 use crate::limits::{self, Given, Outer, Wish};
+use crate::mps;
 use crate::text::asked_text;
 use crate::values::{GpuRef, policy_word};
-use crate::{Failure, mps};
 
 pub(crate) fn run(args: &SetArgs) -> Result<ExitCode, Failure> {
-    let wish = Wish::of(&args.gpumem, &args.compute).map_err(Failure::Usage)?;
+    let wish = Wish::of(&args.gpumem, &args.compute)?;
     let found = board::find(args.board.board.as_deref(), &args.name)?;
     let ceilings = ceilings(&found)?;
     let gpu_numbers = gpu_numbers(&found);
@@ -33,7 +34,7 @@ pub(crate) fn run(args: &SetArgs) -> Result<ExitCode, Failure> {
             .with_context(|| format!("cannot read the limits of {}", args.name))
     };
     let mut old = read()?;
-    let mut new = change(&old, &wish, &gpu_numbers, &ceilings).map_err(Failure::Usage)?;
+    let mut new = change(&old, &wish, &gpu_numbers, &ceilings)?;
     // Floors change under the lock of the whole board.
     let has_floor = |limits: &Limits| limits.devices.iter().any(|d| d.floor_percent > 0);
     let board = match found.instance.path().ancestors().nth(2) {
@@ -44,8 +45,8 @@ pub(crate) fn run(args: &SetArgs) -> Result<ExitCode, Failure> {
     if let Some(floors) = &floors {
         // Another command may have changed the limits while this one waited for the lock.
         old = read()?;
-        new = change(&old, &wish, &gpu_numbers, &ceilings).map_err(Failure::Usage)?;
-        guarantee(floors, &found, &old, &new, &gpu_numbers, &ceilings).map_err(Failure::Usage)?;
+        new = change(&old, &wish, &gpu_numbers, &ceilings)?;
+        guarantee(floors, &found, &old, &new, &gpu_numbers, &ceilings)?;
     }
     // Under the file's lock: a change that another command made meanwhile is kept, and checked together
     // with this one.
@@ -62,7 +63,7 @@ pub(crate) fn run(args: &SetArgs) -> Result<ExitCode, Failure> {
         new.clone()
     })
     .with_context(|| format!("cannot write the limits of {}", args.name))?;
-    judged.map_err(Failure::Usage)?;
+    judged?;
     if let Some(floors) = floors {
         floors.publish(found.instance.owner())?;
     }
@@ -78,7 +79,7 @@ fn guarantee(
     new: &Limits,
     gpu_numbers: &[Option<u64>],
     ceilings: &[Outer],
-) -> Result<(), String> {
+) -> Result<(), Misuse> {
     let outer = found.view.outer_limits.as_deref().filter(|it| it.exists());
     let around = ceilings
         .iter()
@@ -208,7 +209,7 @@ fn by_device(
     given: &Given,
     old: &Limits,
     gpu_numbers: &[Option<u64>],
-) -> Result<Vec<Option<u64>>, String> {
+) -> Result<Vec<Option<u64>>, Misuse> {
     let mut wanted = vec![given.each; old.devices.len()];
     for (gpu, amount) in &given.by_gpu {
         let position = old
@@ -226,10 +227,10 @@ fn by_device(
                 .enumerate()
                 .map(|(index, device)| format!("{} ({})", number(gpu_numbers, index), device.uuid))
                 .collect();
-            return Err(format!(
+            return Err(Misuse::new(format!(
                 "the container has no GPU {gpu}; it has: {}. GPUs can only be chosen at the start",
                 list.join(", ")
-            ));
+            )));
         };
         *place = Some(*amount);
     }
@@ -238,7 +239,7 @@ fn by_device(
 
 /// The policy after the change. A policy that guarantees nothing removes the floors. The first cap of a
 /// container implies the same policy as at the start.
-fn new_policy(old: &Limits, wish: &Wish) -> Result<Policy, String> {
+fn new_policy(old: &Limits, wish: &Wish) -> Result<Policy, Misuse> {
     let had_cap = old
         .devices
         .iter()
@@ -251,7 +252,7 @@ fn new_policy(old: &Limits, wish: &Wish) -> Result<Policy, String> {
         None => old.policy,
     };
     if wish.policy.is_some() && policy == Policy::Floor && !wish.floor.is_given() && !had_floor {
-        return Err(String::from(
+        return Err(Misuse::new(
             "--policy floor guarantees the share that --floor names, and there is none; add \
              --floor, such as --floor 20",
         ));
@@ -259,11 +260,11 @@ fn new_policy(old: &Limits, wish: &Wish) -> Result<Policy, String> {
     let is_about_nothing =
         !had_cap && !had_floor && !wish.cores.is_given() && !wish.floor.is_given();
     if wish.policy.is_some() && is_about_nothing {
-        return Err(format!(
+        return Err(Misuse::new(format!(
             "--policy {} says when the cap of --gpucores holds, and the container has none; add \
              --gpucores, such as --gpucores 30",
             policy_word(policy)
-        ));
+        )));
     }
     Ok(policy)
 }
@@ -274,7 +275,7 @@ fn change(
     wish: &Wish,
     gpu_numbers: &[Option<u64>],
     ceilings: &[Outer],
-) -> Result<Limits, String> {
+) -> Result<Limits, Misuse> {
     let memory = by_device(&wish.memory, old, gpu_numbers)?;
     let more = by_device(&wish.more, old, gpu_numbers)?;
     let cores = by_device(&wish.cores, old, gpu_numbers)?;
@@ -290,10 +291,10 @@ fn change(
             let bytes = of(&memory, index).unwrap_or(resident);
             let extra = of(&more, index).unwrap_or(extra);
             if bytes == 0 {
-                return Err(format!(
+                return Err(Misuse::new(format!(
                     "--oversubscribe says how much more than --gpumem the program may have, and \
                      GPU {number} has no memory limit; add --gpumem, such as --gpumem 4Gi"
-                ));
+                )));
             }
             limits::set_memory(device, bytes, extra);
             limits::check_memory(device, number, None)?;

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use supervisor::gpu::{GpuProcess, Gpus, Inventory, NvmlGpus};
+use supervisor::gpu::{GpuError, GpuProcess, Gpus, Inventory, NvmlGpus};
 use supervisor::view::{ContainerView, DeviceView, Views};
 use vgpu_abi::host::ComputeSnapshot;
 use vgpu_abi::targets::ComputeStatus;
@@ -40,10 +40,7 @@ struct Picture {
 pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
     let named = args.board.board.as_deref();
     let gpus = NvmlGpus::open();
-    let gpus: Result<&dyn Gpus, String> = match &gpus {
-        Ok(gpus) => Ok(gpus),
-        Err(error) => Err(error.to_string()),
-    };
+    let gpus = gpus.as_ref().map(|gpus| gpus as &dyn Gpus);
     let mut out = std::io::stdout();
     let is_terminal = out.is_terminal();
     let paint = Paint(is_terminal && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()));
@@ -71,7 +68,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn look(named: Option<&Path>, gpus: &Result<&dyn Gpus, String>) -> anyhow::Result<Picture> {
+fn look(named: Option<&Path>, gpus: &Result<&dyn Gpus, &GpuError>) -> anyhow::Result<Picture> {
     board::clear_own(named);
     let mut picture = Picture {
         time_unix: SystemTime::now()
@@ -89,7 +86,7 @@ fn look(named: Option<&Path>, gpus: &Result<&dyn Gpus, String>) -> anyhow::Resul
             }
             picture.held = gpus.processes().unwrap_or_default();
         }
-        Err(error) => picture.gpu_error = Some(error.clone()),
+        Err(error) => picture.gpu_error = Some(error.to_string()),
     }
     for container in &mut picture.views.containers {
         container.account(&picture.held);

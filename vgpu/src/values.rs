@@ -8,7 +8,39 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use vgpu_abi::limits::Policy;
-use vgpu_abi::size::{self, Size};
+use vgpu_abi::size::{self, Size, SizeError};
+
+/// A flag's value that is not accepted: what was read, and what is accepted. clap prints it behind the flag's name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum BadValue {
+    /// A size.
+    Size(SizeError),
+    /// Any other value.
+    Other(String),
+}
+
+impl BadValue {
+    fn new(text: impl Into<String>) -> Self {
+        Self::Other(text.into())
+    }
+}
+
+impl From<SizeError> for BadValue {
+    fn from(error: SizeError) -> Self {
+        Self::Size(error)
+    }
+}
+
+impl fmt::Display for BadValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Size(error) => error.fmt(f),
+            Self::Other(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for BadValue {}
 
 /// A GPU as the command line names it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -95,16 +127,18 @@ pub(crate) struct SimMemory(pub(crate) String);
 /// The longest container name.
 pub(crate) const NAME_MOST: usize = 63;
 
-pub(crate) fn gpu_ref(text: &str) -> Result<GpuRef, String> {
+pub(crate) fn gpu_ref(text: &str) -> Result<GpuRef, BadValue> {
     let accepted = "accepted: a number as nvidia-smi shows it (0), or a UUID (GPU-…, MIG-…)";
     let text = text.trim();
     if text.is_empty() {
-        return Err(format!("a GPU is missing; {accepted}"));
+        return Err(BadValue::new(format!("a GPU is missing; {accepted}")));
     }
     if text.bytes().all(|byte| byte.is_ascii_digit()) {
         return match text.parse::<u32>() {
             Ok(index) if index < 4096 => Ok(GpuRef::Index(index)),
-            _ => Err(format!("GPU {text:?} is too large a number; {accepted}")),
+            _ => Err(BadValue::new(format!(
+                "GPU {text:?} is too large a number; {accepted}"
+            ))),
         };
     }
     let is_uuid = (text.starts_with("GPU-") || text.starts_with("MIG-"))
@@ -116,15 +150,17 @@ pub(crate) fn gpu_ref(text: &str) -> Result<GpuRef, String> {
     if is_uuid {
         return Ok(GpuRef::Uuid(text.to_owned()));
     }
-    Err(format!("GPU {text:?} is not known; {accepted}"))
+    Err(BadValue::new(format!(
+        "GPU {text:?} is not known; {accepted}"
+    )))
 }
 
-fn limit(text: &str) -> Result<u64, String> {
-    let bytes = size::parse(text).map_err(|error| error.to_string())?;
+fn limit(text: &str) -> Result<u64, BadValue> {
+    let bytes = size::parse(text)?;
     if bytes == 0 {
-        return Err(format!(
+        return Err(BadValue::new(format!(
             "a limit of {text:?} leaves no memory at all; to exclude the GPU, use --gpu"
-        ));
+        )));
     }
     Ok(bytes)
 }
@@ -135,19 +171,21 @@ const PERCENTS: &str = "one PERCENT for every GPU (30), or a list of GPU=PERCENT
 
 fn by_gpu(
     text: &str,
-    value: fn(&str) -> Result<u64, String>,
+    value: fn(&str) -> Result<u64, BadValue>,
     accepted: &str,
-) -> Result<Vec<(GpuRef, u64)>, String> {
+) -> Result<Vec<(GpuRef, u64)>, BadValue> {
     let mut list: Vec<(GpuRef, u64)> = Vec::new();
     for part in text.split(',') {
         let Some((gpu, amount)) = part.split_once('=') else {
-            return Err(format!("{part:?} names no GPU; accepted: {accepted}"));
+            return Err(BadValue::new(format!(
+                "{part:?} names no GPU; accepted: {accepted}"
+            )));
         };
         let gpu = gpu_ref(gpu)?;
         if list.iter().any(|(known, _)| *known == gpu) {
-            return Err(format!(
+            return Err(BadValue::new(format!(
                 "GPU {gpu} is named twice in {text:?}; name it once"
-            ));
+            )));
         }
         list.push((gpu, value(amount)?));
     }
@@ -156,31 +194,31 @@ fn by_gpu(
 
 fn per_gpu(
     text: &str,
-    value: fn(&str) -> Result<u64, String>,
+    value: fn(&str) -> Result<u64, BadValue>,
     accepted: &str,
-) -> Result<PerGpu, String> {
+) -> Result<PerGpu, BadValue> {
     if text.contains('=') || text.contains(',') {
         return by_gpu(text, value, accepted).map(PerGpu::By);
     }
     value(text).map(PerGpu::Each)
 }
 
-pub(crate) fn gpu_mem(text: &str) -> Result<PerGpu, String> {
+pub(crate) fn gpu_mem(text: &str) -> Result<PerGpu, BadValue> {
     per_gpu(text, limit, SIZES)
 }
 
 /// Managed memory beyond the limit; `none` removes it.
-pub(crate) fn oversubscribe(text: &str) -> Result<PerGpu, String> {
-    fn more(text: &str) -> Result<u64, String> {
+pub(crate) fn oversubscribe(text: &str) -> Result<PerGpu, BadValue> {
+    fn more(text: &str) -> Result<u64, BadValue> {
         if text.trim() == "none" {
             return Ok(0);
         }
-        let bytes = size::parse(text).map_err(|error| error.to_string())?;
+        let bytes = size::parse(text)?;
         if bytes == 0 {
-            return Err(format!(
+            return Err(BadValue::new(format!(
                 "{text:?} adds nothing; give the size beyond --gpumem, leave --oversubscribe out, or \
                  remove it with: vgpu set NAME --oversubscribe none"
-            ));
+            )));
         }
         Ok(bytes)
     }
@@ -188,52 +226,60 @@ pub(crate) fn oversubscribe(text: &str) -> Result<PerGpu, String> {
 }
 
 /// A whole percentage of a GPU's time. `instead` is the hint for a user who types 0.
-fn percent(text: &str, instead: &str) -> Result<u64, String> {
+fn percent(text: &str, instead: &str) -> Result<u64, BadValue> {
     let accepted = "accepted: a whole number of percent, 1 to 100, such as 30";
     let number = text.trim();
     let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     if number.is_empty() {
-        return Err(format!("a percentage is missing; {accepted}"));
+        return Err(BadValue::new(format!(
+            "a percentage is missing; {accepted}"
+        )));
     }
     if let Some(bare) = number.strip_suffix('%').filter(|bare| is_digits(bare)) {
-        return Err(format!(
+        return Err(BadValue::new(format!(
             "{text:?} has a percent sign; leave it out: {bare} ({accepted})"
-        ));
+        )));
     }
     if !is_digits(number) {
-        return Err(format!("{text:?} is not a percentage; {accepted}"));
+        return Err(BadValue::new(format!(
+            "{text:?} is not a percentage; {accepted}"
+        )));
     }
     match number.parse::<u64>() {
         Ok(percent @ 1..=100) => Ok(percent),
-        Ok(0) => Err(format!("{text:?} is not a share; {accepted}. {instead}")),
-        _ => Err(format!("{text:?} is more than the whole GPU; {accepted}")),
+        Ok(0) => Err(BadValue::new(format!(
+            "{text:?} is not a share; {accepted}. {instead}"
+        ))),
+        _ => Err(BadValue::new(format!(
+            "{text:?} is more than the whole GPU; {accepted}"
+        ))),
     }
 }
 
-pub(crate) fn gpu_cores(text: &str) -> Result<PerGpu, String> {
+pub(crate) fn gpu_cores(text: &str) -> Result<PerGpu, BadValue> {
     let cap = |text: &str| percent(text, "To keep a program off a GPU use --gpu; 100 is no cap");
     per_gpu(text, cap, PERCENTS)
 }
 
-pub(crate) fn floor(text: &str) -> Result<PerGpu, String> {
+pub(crate) fn floor(text: &str) -> Result<PerGpu, BadValue> {
     let floor = |text: &str| percent(text, "For no guarantee leave --floor out");
     per_gpu(text, floor, PERCENTS)
 }
 
-pub(crate) fn priority(text: &str) -> Result<u32, String> {
+pub(crate) fn priority(text: &str) -> Result<u32, BadValue> {
     let number = text.trim();
     let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
     let known = if is_number { number.parse().ok() } else { None };
     match known {
         Some(priority @ 0..=PRIORITY_MOST) => Ok(priority),
-        _ => Err(format!(
+        _ => Err(BadValue::new(format!(
             "{text:?} is no priority; accepted: a whole number from 0 (the highest) to \
              {PRIORITY_MOST}"
-        )),
+        ))),
     }
 }
 
-pub(crate) fn container_name(text: &str) -> Result<ContainerName, String> {
+pub(crate) fn container_name(text: &str) -> Result<ContainerName, BadValue> {
     let fits = !text.is_empty()
         && text.len() <= NAME_MOST
         && text
@@ -246,10 +292,10 @@ pub(crate) fn container_name(text: &str) -> Result<ContainerName, String> {
     if fits {
         return Ok(ContainerName(text.to_owned()));
     }
-    Err(format!(
+    Err(BadValue::new(format!(
         "{text:?} is not a name; accepted: 1 to {NAME_MOST} of a-z A-Z 0-9 . _ -, the first a \
          letter or a digit"
-    ))
+    )))
 }
 
 /// A container name made from a command's name.
@@ -275,16 +321,16 @@ pub(crate) fn name_of_command(command: &str) -> String {
     }
 }
 
-pub(crate) fn path(text: &str) -> Result<PathBuf, String> {
+pub(crate) fn path(text: &str) -> Result<PathBuf, BadValue> {
     if text.is_empty() {
-        return Err(String::from(
+        return Err(BadValue::new(
             "the path is empty; give one, or leave the setting out",
         ));
     }
     Ok(PathBuf::from(text))
 }
 
-pub(crate) fn interval(text: &str) -> Result<Duration, String> {
+pub(crate) fn interval(text: &str) -> Result<Duration, BadValue> {
     let accepted = "accepted: 100ms to 3600s, as 500ms, 2s or 1.5 (seconds)";
     let text = text.trim();
     let (number, unit_ms) = if let Some(number) = text.strip_suffix("ms") {
@@ -306,30 +352,34 @@ pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     .map(|n| n * unit_ms);
     match ms {
         Some(ms) if (100.0..=3_600_000.0).contains(&ms) => Ok(Duration::from_secs_f64(ms / 1000.0)),
-        Some(_) => Err(format!("interval {text:?} is out of range; {accepted}")),
-        None => Err(format!("interval {text:?} is not a time; {accepted}")),
+        Some(_) => Err(BadValue::new(format!(
+            "interval {text:?} is out of range; {accepted}"
+        ))),
+        None => Err(BadValue::new(format!(
+            "interval {text:?} is not a time; {accepted}"
+        ))),
     }
 }
 
-pub(crate) fn sim_gpus(text: &str) -> Result<u32, String> {
+pub(crate) fn sim_gpus(text: &str) -> Result<u32, BadValue> {
     match text.trim().parse::<u32>() {
         Ok(count @ 1..=16) if !text.starts_with('+') => Ok(count),
-        _ => Err(format!(
+        _ => Err(BadValue::new(format!(
             "{text:?} is not a number of GPUs; accepted: 1 to 16"
-        )),
+        ))),
     }
 }
 
-pub(crate) fn sim_memory(text: &str) -> Result<SimMemory, String> {
-    fn card(text: &str) -> Result<u64, String> {
-        let bytes = size::parse(text).map_err(|error| error.to_string())?;
+pub(crate) fn sim_memory(text: &str) -> Result<SimMemory, BadValue> {
+    fn card(text: &str) -> Result<u64, BadValue> {
+        let bytes = size::parse(text)?;
         let (least, most) = (64 << 20, 4 << 40);
         if !(least..=most).contains(&bytes) {
-            return Err(format!(
+            return Err(BadValue::new(format!(
                 "{text:?} is no size for a GPU; accepted: {} to {}",
                 Size(least),
                 Size(most)
-            ));
+            )));
         }
         Ok(bytes)
     }
@@ -343,17 +393,17 @@ pub(crate) fn sim_memory(text: &str) -> Result<SimMemory, String> {
         match gpu {
             GpuRef::Index(index) if index < 16 => parts.push(format!("{index}={}", mib(bytes))),
             gpu => {
-                return Err(format!(
+                return Err(BadValue::new(format!(
                     "{gpu:?} is no number of a simulated GPU; accepted: 0 to 15",
                     gpu = gpu.to_string()
-                ));
+                )));
             }
         }
     }
     Ok(SimMemory(parts.join(",")))
 }
 
-pub(crate) fn driver_version(text: &str) -> Result<DriverVersion, String> {
+pub(crate) fn driver_version(text: &str) -> Result<DriverVersion, BadValue> {
     let parsed = text.split_once('.').and_then(|(major, minor)| {
         let digits =
             |t: &str| !t.is_empty() && t.len() < 3 && t.bytes().all(|b| b.is_ascii_digit());
@@ -364,9 +414,9 @@ pub(crate) fn driver_version(text: &str) -> Result<DriverVersion, String> {
     });
     match parsed {
         Some((major @ 11..=13, minor @ 0..=9)) => Ok(DriverVersion(major * 1000 + minor * 10)),
-        _ => Err(format!(
+        _ => Err(BadValue::new(format!(
             "{text:?} is no CUDA version; accepted: 11.0 to 13.9, such as 12.4"
-        )),
+        ))),
     }
 }
 
@@ -375,7 +425,11 @@ mod tests {
     use super::*;
     use expect_test::{Expect, expect};
 
-    fn check<T: fmt::Debug>(read: fn(&str) -> Result<T, String>, texts: &[&str], expected: Expect) {
+    fn check<T: fmt::Debug>(
+        read: fn(&str) -> Result<T, BadValue>,
+        texts: &[&str],
+        expected: Expect,
+    ) {
         let mut found = String::new();
         for text in texts {
             match read(text) {

@@ -1,5 +1,5 @@
-//! What cannot be meant: every flag with values that are none. The command is never started, the
-//! exit code is 2, and the error says what was read and what is accepted or what to do.
+//! Invalid input: every flag with invalid values. The command is never started, the exit code is 2, and the error
+//! names the value and what is accepted or what to do.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -200,7 +200,7 @@ fn a_name_that_is_none_starts_nothing() {
     );
 }
 
-/// What is no whole number of percent.
+/// Texts that are not a whole percentage.
 const NO_PERCENT: [&str; 34] = [
     "101",
     "1000",
@@ -239,7 +239,7 @@ const NO_PERCENT: [&str; 34] = [
 ];
 
 #[test]
-fn a_share_of_compute_time_that_was_not_understood_starts_nothing() {
+fn invalid_compute_share_starts_nothing() {
     let values: Vec<_> = NONSENSE.into_iter().chain(NO_PERCENT).collect();
     for flag in ["--gpucores", "--floor"] {
         let machine = Machine::new();
@@ -343,7 +343,7 @@ fn a_priority_that_is_none_starts_nothing() {
 }
 
 #[test]
-fn more_memory_than_there_is_that_was_not_understood_starts_nothing() {
+fn invalid_oversubscription_starts_nothing() {
     let own = [
         "4",
         "4096",
@@ -659,7 +659,7 @@ fn a_flag_that_does_not_exist_is_not_taken_for_the_command() {
 }
 
 #[test]
-fn without_a_limit_the_first_thing_that_is_said_is_how_to_give_one() {
+fn without_a_limit_the_first_line_says_how_to_give_one() {
     let machine = Machine::new();
 
     let mut command = machine.vgpu(["run", "--", "true"]);
@@ -675,7 +675,7 @@ fn without_a_limit_the_first_thing_that_is_said_is_how_to_give_one() {
 }
 
 #[test]
-fn words_that_are_not_text_are_refused_where_text_is_meant_and_passed_to_the_command() {
+fn non_utf8_arguments_are_refused_except_for_the_command() {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
     let machine = Machine::new();

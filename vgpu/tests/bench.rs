@@ -1,5 +1,5 @@
-//! `vgpu bench accuracy`: that it measures and says what it should. What it finds is the machine's
-//! affair here; `tests/compute` asserts shares, on a clock that no machine disturbs.
+//! `vgpu bench`: it measures and prints what it should. Its figures depend on the machine here;
+//! `tests/compute` asserts shares, on a clock that no machine disturbs.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -73,7 +73,7 @@ fn each_case_has_a_row_with_its_figures_and_its_share_over_time() {
 }
 
 #[test]
-fn a_change_says_when_it_was_reached_and_a_sparse_program_how_much_slower_it_was() {
+fn bench_reports_when_a_change_took_effect_and_the_slowdown() {
     let machine = Machine::new();
     let lines = |workload: &str, time: &str| {
         let words = ["bench", "accuracy", "--caps", "90", "--workload", workload];
@@ -111,4 +111,138 @@ fn bad_input_is_refused_before_anything_runs() {
         assert_eq!(ended.code, Some(2));
         assert!(ended.err.contains(says), "{}", ended.err);
     }
+}
+
+#[test]
+fn latency_is_measured_alone_beside_training_and_with_priorities() {
+    let machine = Machine::new();
+    let [picture, file] = ["latency.svg", "latency.json"].map(|name| machine.path(name));
+    let words = [
+        "bench",
+        "latency",
+        "--quick",
+        "--time",
+        "1s",
+        "--training",
+        "graphs",
+        "--load",
+        "60",
+        "--json",
+        file.to_str().unwrap(),
+        "--svg",
+        picture.to_str().unwrap(),
+    ];
+
+    let ended = machine.run(&words);
+
+    assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""));
+    assert!(ended.out.starts_with("setting "), "{}", ended.out);
+    assert_eq!(ended.out.lines().count(), 5, "{}", ended.out);
+    let results: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    for (field, value) in [
+        ("version", serde_json::json!(1)),
+        ("simulated", serde_json::json!(true)),
+        ("seconds", serde_json::json!(1.0)),
+        ("load_percent", serde_json::json!(60)),
+        ("seed", serde_json::json!(1)),
+    ] {
+        assert_eq!(results[field], value, "{field}");
+    }
+    let [training, alone, beside, vgpu] = &results["rows"].as_array().unwrap()[..] else {
+        panic!("{results}");
+    };
+    for (row, setting, has_service, has_training) in [
+        (training, "alone", false, true),
+        (alone, "alone", true, false),
+        (beside, "beside", true, true),
+        (vgpu, "vgpu", true, true),
+    ] {
+        assert_eq!(row["setting"], setting);
+        assert_eq!(row["service"].is_object(), has_service, "{row}");
+        assert_eq!(row["training"].is_object(), has_training, "{row}");
+    }
+    for row in [alone, beside, vgpu] {
+        let service = &row["service"];
+        assert_eq!(service["request"], "kernels");
+        assert_eq!(service["arrivals"], "poisson");
+        assert_eq!(service["requests"], alone["service"]["requests"], "{row}");
+        let at = |field: &str| service[field].as_f64().unwrap();
+        assert!(0.0 < at("p50_ms") && at("p50_ms") <= at("p90_ms"), "{row}");
+        assert!(at("p90_ms") <= at("p99_ms"), "{row}");
+        assert!(at("per_second") > 0.0 && at("share_percent") > 0.0, "{row}");
+    }
+    for row in [training, beside, vgpu] {
+        assert_eq!(row["training"]["name"], "graphs");
+        assert!(
+            row["training"]["per_second"].as_f64().unwrap() > 0.0,
+            "{row}"
+        );
+    }
+    // Beside training, the driver gives the service half of the GPU. It needs more, so its requests queue up.
+    let p50_ms = |row: &serde_json::Value| row["service"]["p50_ms"].as_f64().unwrap();
+    assert!(p50_ms(alone) <= p50_ms(beside), "{results}");
+    let picture = std::fs::read_to_string(picture).unwrap();
+    assert!(
+        picture.starts_with("<svg") && picture.contains("requests: kernels; arrivals: poisson")
+    );
+    assert_eq!(machine.names(), Vec::<String>::new());
+}
+
+#[test]
+fn latency_prints_json_instead_of_the_table() {
+    let machine = Machine::new();
+    let words = ["bench", "latency", "--quick", "--time", "100ms", "--json"];
+
+    let ended = machine.run(&words);
+
+    assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""));
+    let results: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!(results["rows"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn latency_refuses_bad_input_before_anything_runs() {
+    let machine = Machine::new();
+    for (flag, value, says) in [
+        ("--load", "0", "0 is not in 1..=90"),
+        ("--load", "91", "91 is not in 1..=90"),
+        ("--seed", "-1", "invalid"),
+        ("--time", "soon", "\"soon\" is not a time; accepted: 100ms"),
+        ("--arrivals", "steady", "possible values: poisson, bursts"),
+        (
+            "--request",
+            "huge",
+            "possible values: kernels, small-model, generation",
+        ),
+        (
+            "--training",
+            "2ms",
+            "possible values: 100us, 1ms, 5ms, graphs",
+        ),
+        ("--svg", "", "the path is empty"),
+    ] {
+        let ended = machine.run(&["bench", "latency", &format!("{flag}={value}")]);
+
+        assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""));
+        assert!(ended.err.contains(says), "{flag} {value}: {}", ended.err);
+    }
+
+    let ended = machine.run(&["bench", "latency", "--gpu", "9"]);
+
+    assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""));
+    assert!(
+        ended.err.contains("there is no GPU 9; there are: 0 "),
+        "{}",
+        ended.err
+    );
+
+    let ended = machine.run(&["bench", "latency", "--json", "/nonexistent/latency.json"]);
+
+    assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
+    assert!(
+        ended.err.contains("cannot write /nonexistent/latency.json"),
+        "{}",
+        ended.err
+    );
 }

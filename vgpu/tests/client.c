@@ -1,11 +1,11 @@
-/* A CUDA program that does as it is told: one command a line, one answer a line.
+/* A CUDA program driven by commands: one command on each line, one answer on each line.
  *
  *   total           the GPU's size, MiB
  *   alloc MIB       "ok" or the driver's code
- *   free            what was allocated last
+ *   free            frees the last allocation
  *   launch N        N kernels of 1 ms each, to their end: "ok" or the driver's code
- *   busy            from here on one such kernel after another, in a thread of its own
- *   idle            no more
+ *   busy            starts a thread that runs one such kernel after another
+ *   idle            ends that thread
  *
  * Knows nothing of vgpu. */
 #include <dlfcn.h>

@@ -15,7 +15,7 @@ use kube_api::config::DeviceConfig;
 use kube_api::object::Pod;
 use kube_api::request::Defaults;
 use kube_api::vendor::{Switches, Vendors};
-use scheduler::explain::{Source, View, routes};
+use scheduler::explain::{PodUnread, Source, View, routes};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -88,7 +88,7 @@ fn serve(router: Router) -> String {
 }
 
 #[test]
-fn a_file_is_judged_as_the_scheduler_would_and_the_exit_code_says_how() {
+fn file_is_judged_like_the_scheduler_and_sets_the_exit_code() {
     let dir = TempDir::with_prefix("vgpu-test-").unwrap();
     let file = dir.path().join("state.json");
     std::fs::write(&file, state().to_string()).unwrap();
@@ -121,7 +121,7 @@ fn a_file_is_judged_as_the_scheduler_would_and_the_exit_code_says_how() {
 }
 
 #[test]
-fn a_list_of_kubectls_is_a_state_too_and_what_is_none_is_refused() {
+fn kubectl_list_is_a_valid_state_and_other_files_are_refused() {
     let dir = TempDir::with_prefix("vgpu-test-").unwrap();
     let file = dir.path().join("list.json");
     let list =
@@ -221,7 +221,7 @@ impl Source for Fixed {
         &'a self,
         _namespace: &'a str,
         name: &'a str,
-    ) -> BoxFuture<'a, Result<Option<Pod>, String>> {
+    ) -> BoxFuture<'a, Result<Option<Pod>, PodUnread>> {
         let pod = (name == "large").then(|| serde_json::from_value(pod(name, "90000")).unwrap());
         Box::pin(async move { Ok(pod) })
     }

@@ -32,7 +32,7 @@ fn charge(region: &Region, device: usize, mib: u64, kind: Kind) {
     region.confirm(charge, kind);
 }
 
-/// Asks for more than there is, as the library does where a program does so.
+/// Asks for more than there is, as the library does for a program.
 fn be_refused(region: &Region, device: usize, mib: u64, limit_mib: u64) {
     let refusal = region
         .reserve(device, mib << 20, limit_mib << 20)
@@ -40,7 +40,7 @@ fn be_refused(region: &Region, device: usize, mib: u64, limit_mib: u64) {
     region.record_oom("cuMemAlloc_v2", device, &refusal, 1_795_271_523_000_000_000);
 }
 
-/// Waits until the arbiter has looked at every container, so that what it saw is always there.
+/// Waits until the arbiter has examined every container, so that its observations are always there.
 fn be_seen(machine: &Machine) {
     common::until("the arbiter has looked", || {
         let top = machine.top();
@@ -55,7 +55,7 @@ fn be_seen(machine: &Machine) {
     });
 }
 
-/// The text with what differs from run to run taken out; with it goes the width of the columns.
+/// The text without the parts that differ in each run, and so without the width of the columns.
 fn steady(text: &str) -> String {
     let me = std::process::id().to_string();
     let name = fs::read_to_string("/proc/self/comm").unwrap();
@@ -115,7 +115,7 @@ fn set_changes_the_limit_while_the_program_runs() {
 }
 
 #[test]
-fn a_limit_below_what_is_used_shows_as_pending_shrink_until_it_has_shrunk() {
+fn limit_below_the_use_shows_as_pending_shrink() {
     let machine = Machine::new();
     let (running, region) = container(&machine, "train");
     charge(&region, 0, 3 << 10, Kind::Buffer);
@@ -189,7 +189,7 @@ fn set_says_no_to_what_cannot_be() {
 }
 
 #[test]
-fn set_inside_a_container_can_only_lower_and_so_can_set_on_a_nested_one() {
+fn set_in_a_container_or_on_a_nested_one_can_only_lower() {
     let machine = Machine::new();
     let outer = machine.start(&["--gpumem", "4Gi", "--name", "outer"], LOOP);
     let limits = machine.containers().join("outer/limits");
@@ -450,7 +450,7 @@ fn oom_says_what_was_refused_who_held_it_and_what_would_fit() {
     assert_eq!(nothing.out, "Nothing was refused in: train\n");
     charge(&region, 1, 7 << 10, Kind::Buffer);
     be_refused(&region, 1, 2 << 10, 8 << 10);
-    // The same again is told of once.
+    // The same refusal again is shown once.
     be_refused(&region, 1, 2 << 10, 8 << 10);
     be_refused(&region, 1, 2 << 10, 8 << 10);
     be_refused(&region, 1, 20 << 10, 8 << 10);
@@ -575,11 +575,11 @@ fn a_broken_container_is_told_of_and_hides_no_other() {
         })
         .collect();
     expect![[r#"
-        b-empty-region: region: file of 0 bytes, expected REGION
-        b-fifo: region: not a regular file
+        b-empty-region: region: file of 0 bytes, but a usage region has REGION; stop its container and remove the file
+        b-fifo: region: not a regular file, but a directory, link, pipe, socket or device; stop its container and remove the file
         b-label: DIR/b-label/container.json is not a label file: invalid type: integer `7`, expected a string at line 1 column 10
-        b-limits: limits: a file that was never finished
-        b-link: region: not a regular file
+        b-limits: limits: limits file that was never finished; stop its container and remove the file
+        b-link: region: not a regular file, but a directory, link, pipe, socket or device; stop its container and remove the file
         b-writable: DIR/b-writable/limits belongs to uid ME with mode 666; it must belong to uid ME or root, and no other user may write it
     "#]].assert_eq(&steady(&told.join("\n")));
     assert!(
@@ -868,7 +868,7 @@ fn changes_that_are_made_at_once_all_count() {
 }
 
 #[test]
-fn the_advice_for_a_container_that_is_paged_asks_for_no_more_of_the_gpu() {
+fn advice_for_a_paged_container_asks_for_no_more_device_memory() {
     let machine = Machine::new();
     let flags = [
         "--gpumem",
@@ -899,7 +899,7 @@ fn the_advice_for_a_container_that_is_paged_asks_for_no_more_of_the_gpu() {
         machine.top()["containers"][0]["devices"][0]["limit_bytes"],
         19_u64 << 30
     );
-    // What can be on the host is no part of what the GPU has promised.
+    // Memory that can be on the host is not part of the GPU's promises.
     assert_eq!(machine.top()["gpus"][0]["limits_bytes"], 4_u64 << 30);
     running.stop();
 }

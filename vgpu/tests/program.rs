@@ -20,7 +20,7 @@ use nix::unistd::Pid;
 /// The driver's word for a refusal: `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: &str = "2";
 
-/// The program, compiled. Nothing where there is no C compiler.
+/// The compiled program; none if there is no C compiler.
 fn compiled(machine: &Machine) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/client.c");
     let program = machine.path("client");
@@ -101,7 +101,7 @@ fn used_mib(top: &serde_json::Value, container: usize) -> u64 {
 }
 
 #[test]
-fn a_program_is_refused_at_its_limit_and_goes_on_when_set_raises_it() {
+fn program_refused_at_its_limit_continues_when_set_raises_it() {
     let machine = Machine::new();
     let Some(program) = compiled(&machine) else {
         return;
@@ -148,7 +148,7 @@ fn a_program_is_refused_at_its_limit_and_goes_on_when_set_raises_it() {
 }
 
 #[test]
-fn a_program_that_was_killed_holds_nothing_and_its_neighbour_goes_on() {
+fn killed_program_holds_nothing_and_its_neighbour_continues() {
     let machine = Machine::new();
     let Some(program) = compiled(&machine) else {
         return;
@@ -248,7 +248,7 @@ fn a_nested_run_has_the_smaller_limit() {
 }
 
 #[test]
-fn a_program_sees_only_the_gpu_that_was_chosen_and_two_have_a_limit_each() {
+fn program_sees_only_the_chosen_gpus_each_with_its_limit() {
     let machine = Machine::new();
     let Some(program) = compiled(&machine) else {
         return;
@@ -317,7 +317,7 @@ fn top_shows_what_a_program_launched_and_how_long_it_waited() {
 }
 
 #[test]
-fn a_cap_and_a_priority_that_are_set_count_for_the_program_that_runs() {
+fn set_changes_cap_and_priority_of_a_running_program() {
     let machine = Machine::new();
     let Some(program) = compiled(&machine) else {
         return;
@@ -369,7 +369,7 @@ fn a_cap_and_a_priority_that_are_set_count_for_the_program_that_runs() {
 }
 
 #[test]
-fn a_program_that_may_be_paged_sees_the_sum_and_top_says_what_is_on_the_host() {
+fn pageable_program_sees_the_sum_and_top_shows_its_host_memory() {
     let machine = Machine::new();
     let Some(program) = compiled(&machine) else {
         return;

@@ -32,7 +32,7 @@ fn the_exit_code_is_the_commands() {
 }
 
 #[test]
-fn a_command_that_a_signal_killed_ends_vgpu_alike_and_a_shell_sees_128_and_the_signal() {
+fn run_ends_with_the_signal_that_killed_its_command() {
     let machine = Machine::new();
 
     for signal in [
@@ -48,7 +48,7 @@ fn a_command_that_a_signal_killed_ends_vgpu_alike_and_a_shell_sees_128_and_the_s
     let script = format!("{VGPU} run --gpumem 4Gi -- sh -c 'kill -TERM $$'; echo $?");
     let seen = ended(machine.command("sh").args(["-c", &script]));
     assert_eq!(seen.out, "143\n");
-    // SIGPIPE is ignored in us, so it is told by the code.
+    // SIGPIPE is ignored in our process, so the exit code reports it.
     let ended = machine.run(&["run", "--gpumem", "4Gi", "--", "sh", "-c", "kill -PIPE $$"]);
     assert_eq!(ended.code, Some(141));
 }
@@ -92,8 +92,8 @@ fn signals_sent_to_vgpu_reach_the_command() {
         "HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM", "WINCH",
     ] {
         let script = format!("trap 'echo got {name}; exit 7' {name}; {LOOP}");
-        // A shell ignores INT and QUIT in what it starts in the background; a test harness may be
-        // such a shell's child, and a shell cannot trap what was ignored when it started.
+        // A shell ignores INT and QUIT in background commands. A test harness may be the child of such a shell, and a
+        // shell cannot trap a signal that was ignored when it started.
         let running = machine.start(&["--gpumem", "4Gi"], &script);
         running.signal(format!("SIG{name}").parse().unwrap());
         let ended = running.end();
@@ -103,7 +103,7 @@ fn signals_sent_to_vgpu_reach_the_command() {
 }
 
 #[test]
-fn a_signal_that_the_command_sends_to_its_parent_does_not_come_back() {
+fn signal_from_the_command_to_its_parent_does_not_come_back() {
     let machine = Machine::new();
     let script = "trap 'echo came back; exit 9' USR1; kill -USR1 $PPID; sleep 0.3; echo ready";
 
@@ -138,7 +138,7 @@ fn the_command_gets_the_signal_state_that_a_shell_would_give_it() {
 }
 
 #[test]
-fn the_environment_names_the_library_first_and_the_files_and_keeps_the_rest() {
+fn run_puts_the_library_first_and_keeps_other_variables() {
     let machine = Machine::new();
     let mut command = machine.vgpu(["run", "--gpumem", "4Gi", "--name", "env", "--"]);
     command.args(["sh", "-c", "echo $LD_PRELOAD; echo $VGPU_LIMITS; echo $VGPU_REGION; echo $KEPT; echo $CUDA_VISIBLE_DEVICES"]);
@@ -184,7 +184,7 @@ fn a_choice_of_gpus_is_what_the_command_sees() {
 }
 
 #[test]
-fn the_directory_is_there_while_the_command_runs_and_gone_afterwards() {
+fn directory_exists_only_while_the_command_runs() {
     let machine = Machine::new();
 
     let running = machine.start(&["--gpumem", "4Gi", "--name", "here"], LOOP);
@@ -253,7 +253,7 @@ fn twenty_runs_at_once_get_a_name_each_and_leave_nothing() {
 }
 
 #[test]
-fn a_killed_runner_leaves_its_command_under_the_limit_and_the_next_run_clears_up() {
+fn killed_runner_leaves_the_limit_and_the_next_run_cleans_up() {
     let machine = Machine::new();
     let running = machine.start(
         &["--gpumem", "4Gi", "--name", "left"],
@@ -292,7 +292,7 @@ fn a_killed_runner_leaves_its_command_under_the_limit_and_the_next_run_clears_up
 }
 
 #[test]
-fn top_clears_up_after_a_runner_and_a_command_that_were_both_killed() {
+fn top_cleans_up_after_a_killed_runner_and_command() {
     let machine = Machine::new();
     let running = machine.start(&["--gpumem", "4Gi"], &format!("echo $$; {LOOP}"));
     let pid = running.said().lines().next().unwrap().to_owned();
@@ -501,7 +501,7 @@ fn limits_that_add_up_to_more_than_the_gpu_are_worth_a_word() {
         "{}",
         second.err
     );
-    // What is started inside another one has its part of that one's.
+    // A nested run gets its part of the outer run's share.
     let script = format!("{VGPU} run --gpumem 0=3Gi -- true");
     let nested = machine.run(&["run", "--gpumem", "0=3Gi", "--", "sh", "-c", &script]);
     assert_eq!((nested.code, nested.err.as_str()), (Some(0), ""));
@@ -515,7 +515,7 @@ fn a_run_in_a_new_session_still_ends_with_its_command() {
     command.args(["--wait", VGPU, "run", "--gpumem", "1Gi", "--", "sh", "-c"]);
     command.arg(format!("trap 'exit 3' TSTP; {LOOP}"));
     let running = Running::start(&mut command);
-    // Where no shell could continue it, a stop must not stop it for good: the command hears of it.
+    // If no shell could continue it, a stop must not stop it for good: the command gets the signal.
     let runner =
         fs::read_to_string(format!("/proc/{0}/task/{0}/children", running.child.id())).unwrap();
     let runner = runner
@@ -585,7 +585,7 @@ fn compute_limits_stand_in_the_limits_file_as_they_were_typed() {
 }
 
 #[test]
-fn a_compute_limit_is_forced_unless_a_policy_says_otherwise_and_leaves_memory_alone() {
+fn compute_limit_is_forced_by_default_and_leaves_memory_alone() {
     let machine = Machine::new();
     for (flags, policy, percent) in [
         (&["--gpucores", "30"][..], Policy::Force, 30),
@@ -635,7 +635,7 @@ fn floors_of_a_gpu_are_never_more_than_the_whole_of_it() {
     assert_eq!(machine.names(), ["first", "second"]);
     assert_eq!(tried("0=10").1, "started\n");
 
-    // A container may change its own floor within what is left.
+    // A container may change its own floor within the remaining share.
     let set = |name: &str, floor: &str| machine.run(&["set", name, "--floor", floor]);
     let refused = set("second", "0=41");
     assert_eq!((refused.code, refused.out.as_str()), (Some(2), ""));
@@ -659,7 +659,7 @@ fn floors_of_a_gpu_are_never_more_than_the_whole_of_it() {
 }
 
 #[test]
-fn of_twenty_runs_that_want_a_floor_at_once_as_many_get_one_as_there_is_room_for() {
+fn of_twenty_runs_with_a_floor_only_those_with_room_start() {
     let machine = Machine::new();
     let go = machine.path("go");
     let script = format!("while [ ! -e {} ]; do sleep 0.02; done", go.display());
@@ -800,7 +800,7 @@ fn floors_inside_a_container_are_together_no_more_than_its_own() {
         vgpu run: --floor 21 of GPU 0 cannot be kept: of the outer container's 50 %, first has 30 %. At most --floor 20 fits; to release some: vgpu set first --floor N
     "#]]
     .assert_eq(&refused.err);
-    // A run that names no floor gets what is left.
+    // A run without a floor gets the remaining share.
     let second = Running::start(&mut inside(&[
         "run", "--gpumem", "1Gi", "--name", "second", "--", "sh", "-c", LOOP,
     ]));

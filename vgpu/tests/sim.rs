@@ -1,4 +1,4 @@
-//! `vgpu sim`: what the command finds, what is left behind, and `vgpu run` inside and around it.
+//! `vgpu sim`: the files that the command finds, those that it leaves, and `vgpu run` inside and around it.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -27,7 +27,7 @@ fn sim(machine: &Machine, words: &[&str]) -> Command {
 const PRINT: &str = "echo $LD_LIBRARY_PATH; echo $VGPU_SIM_BOARD; echo $VGPU_SIM_GPUS $VGPU_SIM_MEMORY $VGPU_SIM_DRIVER $VGPU_SIM_CLOCK; ls $(dirname $VGPU_SIM_BOARD)/lib";
 
 #[test]
-fn the_command_finds_the_simulated_driver_and_nothing_is_left_behind() {
+fn command_finds_the_simulated_driver_and_leaves_nothing() {
     let machine = Machine::new();
 
     let ended = ended(&mut sim(&machine, &["--", "sh", "-c", PRINT]));
@@ -184,7 +184,7 @@ fn a_board_with_a_name_is_kept_and_joined() {
 }
 
 #[test]
-fn what_a_killed_simulation_left_is_taken_away_once_nothing_runs_on_it() {
+fn files_of_a_killed_simulation_are_removed_once_unused() {
     let machine = Machine::new();
     let script = "echo $$; dirname $VGPU_SIM_BOARD; echo ready; while :; do sleep 0.02; done";
     let mut running = Running::start(&mut sim(&machine, &["--", "sh", "-c", script]));

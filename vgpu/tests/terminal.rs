@@ -72,7 +72,7 @@ impl Terminal {
         self.master.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Reads until the text appears; what came up to its end is forgotten and given back.
+    /// Reads until the text appears; returns everything up to its end, and forgets it.
     fn expect(&mut self, text: &str) -> String {
         let until = Instant::now() + Duration::from_secs(30);
         loop {
@@ -121,13 +121,13 @@ fn the_stop_key_stops_the_command_and_fg_continues_it() {
     terminal.expect("-- cat\r\n");
     terminal.send("again\n");
     terminal.expect("again\r\nagain\r\n");
-    // Twice, since the second time is what a wrapper gets wrong.
+    // Twice, because the second time is what a wrapper gets wrong.
     terminal.send("\x1a");
     terminal.expect("Stopped");
     terminal.send("bg; sleep 0.1; fg\n");
     terminal.expect("cat &\r\n");
     terminal.send("more\n");
-    // Its echo, and what `cat` makes of it.
+    // Its echo, and the output of `cat`.
     terminal.expect("more\r\n");
     terminal.expect("more\r\n");
     terminal.send("\x04");
@@ -165,7 +165,7 @@ fn the_interrupt_key_reaches_the_command_once() {
     terminal.send("echo code $?\n");
     terminal.expect("code 6\r\n");
 
-    // One that does not trap it dies of it, and the shell's list of commands ends there.
+    // A program that does not trap it dies from it, and the shell's list of commands ends there.
     terminal.send(&format!(
         "{VGPU} run --gpumem 1Gi -- sh -c 'echo rea\"\"dy; exec sleep 30'; echo next\n"
     ));
@@ -195,7 +195,7 @@ fn top_draws_until_q_and_gives_the_screen_back() {
     terminal.send("stty -a | grep -o '.icanon'; stty -a | grep -o '.echo '\n");
     assert_eq!(terminal.expect("$ "), before);
 
-    // Also where it is interrupted, or stopped and continued.
+    // Even if it is interrupted, or stopped and continued.
     terminal.send(&format!("{VGPU} top\n"));
     terminal.expect("No containers.");
     terminal.send("\x1a");
@@ -250,7 +250,7 @@ fn a_narrow_terminal_shows_what_matters_most() {
     }
     assert!(!heads.contains(&"LAUNCHES"), "{heads:?}");
 
-    // What a program reads has no width.
+    // Output for a program has no width.
     let wide = machine.run(&["top", "--once"]);
     assert!(wide.out.contains("LAUNCHES"), "{}", wide.out);
     running.stop();

@@ -1,4 +1,4 @@
-//! The board shared by several users: what each may see, and which prepared boards are refused.
+//! The board shared by several users: which containers each may see, and which prepared boards are refused.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -41,7 +41,7 @@ fn as_nobody(command: &Command) -> Command {
     other
 }
 
-/// A machine whose files another user can reach, too. Nothing where there is no other user.
+/// A machine whose files another user can reach too. None if there is no other user.
 fn shared() -> Option<Machine> {
     if !is_root() {
         println!("skipped: only root can be several users");
@@ -57,7 +57,7 @@ fn shared() -> Option<Machine> {
     Some(machine)
 }
 
-/// The simulated board is each user's own: the driver's file is not what this is about.
+/// The simulated board is each user's own, because this test is not about the driver's file.
 fn nobody(machine: &Machine, words: &[&str]) -> Command {
     let mut command = machine.vgpu(words);
     let home = machine.path("nobody");
@@ -70,7 +70,7 @@ fn nobody(machine: &Machine, words: &[&str]) -> Command {
 }
 
 #[test]
-fn several_users_share_a_board_and_see_only_their_own_except_for_root() {
+fn users_on_a_shared_board_see_only_their_own_except_root() {
     let Some(machine) = shared() else { return };
     let mine = machine.start(&["--gpumem", "4Gi", "--name", "train"], LOOP);
     let theirs = Running::start(&mut nobody(
@@ -84,7 +84,7 @@ fn several_users_share_a_board_and_see_only_their_own_except_for_root() {
         0o1777
     );
 
-    // Root sees both, and has to say which it means only where its own is not meant.
+    // Root sees both, and must name the user only for a container that is not its own.
     let top = machine.top();
     let owners: Vec<_> = top["containers"]
         .as_array()
@@ -110,7 +110,7 @@ fn several_users_share_a_board_and_see_only_their_own_except_for_root() {
         ((3_u64 << 30).into(), (1_u64 << 30).into())
     );
 
-    // The other one sees its own, and is told that there is more.
+    // The other user sees its own containers, and that there are more.
     let seen = ended(&mut nobody(&machine, &["top", "--once"]));
     assert!(seen.out.contains("1 container,"), "{}", seen.out);
     assert!(
@@ -223,7 +223,7 @@ fn a_place_that_a_stranger_took_is_refused() {
         ended.err
     );
 
-    // A container in another user's name is told of, and not believed.
+    // A container in another user's name is reported, and not trusted.
     let forged = machine.board.join("4242/forged");
     fs::create_dir_all(&forged).unwrap();
     fs::write(forged.join("limits"), "").unwrap();
@@ -351,7 +351,7 @@ fn floors_of_other_users_count_as_long_as_their_runner_lives() {
         "{}",
         refused.err
     );
-    // What is set later counts, too, and root may set it.
+    // A floor that is set later counts too, and root may set it.
     let set = machine.run(&["set", "65534/theirs", "--floor", "0=40"]);
     assert_eq!(set.code, Some(0), "{}", set.err);
     assert_eq!(
@@ -367,7 +367,7 @@ fn floors_of_other_users_count_as_long_as_their_runner_lives() {
     let fits = |floor: &str| ended(&mut nobody(&["run", "--floor", floor, "--", "true"])).code;
     assert_eq!((fits("0=11"), fits("0=10")), (Some(2), Some(0)));
 
-    // A runner that was killed keeps no promise to others, whatever it left behind.
+    // A killed runner keeps no promise against others, whatever files it left.
     mine.signal(nix::sys::signal::Signal::SIGKILL);
     assert!(!mine.child.wait().unwrap().success());
     let fitted = (fits("0=61"), fits("0=60"));

@@ -10,7 +10,7 @@ use jiff::SignedDuration;
 use kube_api::request::Defaults;
 use server::{LogFormat, TraceArgs};
 
-use crate::authority::Lifetimes;
+use crate::authority::{Lifetimes, LifetimesError};
 
 /// Answers the API server's admission reviews over TLS, with a certificate authority of its own,
 /// and keeps its own webhook configurations.
@@ -335,7 +335,7 @@ impl Args {
     /// # Errors
     ///
     /// They contradict each other.
-    pub fn lifetimes(&self) -> Result<Lifetimes, String> {
+    pub fn lifetimes(&self) -> Result<Lifetimes, LifetimesError> {
         let lifetimes = Lifetimes {
             ca: self.ca_lifetime,
             serving: self.certificate_lifetime,
@@ -407,19 +407,32 @@ fn host(url: &str) -> Option<String> {
     (!host.is_empty()).then(|| host.to_owned())
 }
 
-fn url(text: &str) -> Result<String, String> {
-    let accepted = "accepted: https://HOST, https://HOST:PORT or one with a path before ours";
+/// Why a flag's value cannot be read: what it may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+enum FlagError {
+    #[error("accepted: https://HOST, https://HOST:PORT or one with a path before ours")]
+    Url,
+    #[error(
+        "accepted: a whole number of days, hours, minutes or seconds above 0, such as 365d, 24h, 10m, 30s; at most 3650d"
+    )]
+    Duration,
+    #[error("accepted: an address with a port, such as 0.0.0.0:9443, [::]:9443 or :9443")]
+    Address,
+    #[error(
+        "accepted: an address with a port, such as 0.0.0.0:9443, [::]:9443 or :9443, or 0 for nowhere"
+    )]
+    AddressOrNone,
+}
+
+fn url(text: &str) -> Result<String, FlagError> {
     if text.contains(['?', '#', '@']) || host(text).is_none() {
-        return Err(accepted.to_owned());
+        return Err(FlagError::Url);
     }
     Ok(text.trim_end_matches('/').to_owned())
 }
 
 /// `365d`, `24h`, `10m`, `30s`: one number and its unit.
-fn duration(text: &str) -> Result<SignedDuration, String> {
-    let accepted = || {
-        "accepted: a whole number of days, hours, minutes or seconds above 0, such as 365d, 24h, 10m, 30s; at most 3650d".to_owned()
-    };
+fn duration(text: &str) -> Result<SignedDuration, FlagError> {
     let longest = SignedDuration::from_hours(3650 * 24);
     let read = || {
         let number = text.get(..text.len().checked_sub(1)?)?;
@@ -437,10 +450,10 @@ fn duration(text: &str) -> Result<SignedDuration, String> {
         let read = SignedDuration::from_secs(number.checked_mul(unit)?);
         (read.is_positive() && read <= longest).then_some(read)
     };
-    read().ok_or_else(accepted)
+    read().ok_or(FlagError::Duration)
 }
 
-fn address(text: &str) -> Result<SocketAddr, String> {
+fn address(text: &str) -> Result<SocketAddr, FlagError> {
     // HAMi accepts ":443", as all Go programs do.
     let port = text
         .strip_prefix(':')
@@ -448,16 +461,14 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     if let Some(port) = port {
         return Ok(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)));
     }
-    text.parse().map_err(|_| {
-        "accepted: an address with a port, such as 0.0.0.0:9443, [::]:9443 or :9443".to_owned()
-    })
+    text.parse().map_err(|_| FlagError::Address)
 }
 
-fn address_or_none(text: &str) -> Result<Address, String> {
+fn address_or_none(text: &str) -> Result<Address, FlagError> {
     if text == "0" {
         return Ok(Address(None));
     }
-    let found = address(text).map_err(|accepted| format!("{accepted}, or 0 for nowhere"))?;
+    let found = address(text).map_err(|_| FlagError::AddressOrNone)?;
     Ok(Address(Some(found)))
 }
 
@@ -526,7 +537,10 @@ mod tests {
             assert!(error.to_string().contains("such as 365d, 24h"), "{error}");
         }
         let error = parse(&["--ca-settle=1d"]).unwrap().lifetimes().unwrap_err();
-        assert!(error.contains("settles"), "{error}");
+        assert!(
+            matches!(error, LifetimesError::OverlapTooShort(_)),
+            "{error}"
+        );
     }
 
     #[test]

@@ -42,27 +42,36 @@ impl Default for Lifetimes {
     }
 }
 
+/// Why lifetimes contradict each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum LifetimesError {
+    /// A CA or a certificate ends too soon after it has settled.
+    #[error(
+        "a new CA settles for {:#}; CA ({:#}) and certificate ({:#}) must live more than three times as long",
+        .0.settle, .0.ca, .0.serving
+    )]
+    SettleTooLong(Lifetimes),
+    /// The old CA is not trusted any more when certificates of the new one are first shown.
+    #[error(
+        "a replaced CA is trusted for {:#}, which is not longer than the {:#} for which a new one settles",
+        .0.overlap, .0.settle
+    )]
+    OverlapTooShort(Lifetimes),
+}
+
 impl Lifetimes {
     /// Returns these lifetimes if they are consistent.
     ///
     /// # Errors
     ///
     /// One of them is too short for another; the text names both.
-    pub fn checked(self) -> Result<Self, String> {
+    pub fn checked(self) -> Result<Self, LifetimesError> {
         let longest = (self.ca / 3).min(self.serving / 3);
         if self.settle >= longest {
-            return Err(format!(
-                "a new CA settles for {:#}; CA ({:#}) and certificate ({:#}) must live more than \
-                 three times as long",
-                self.settle, self.ca, self.serving
-            ));
+            return Err(LifetimesError::SettleTooLong(self));
         }
         if self.overlap <= self.settle {
-            return Err(format!(
-                "a replaced CA is trusted for {:#}, which is not longer than the {:#} for which \
-                 a new one settles",
-                self.overlap, self.settle
-            ));
+            return Err(LifetimesError::OverlapTooShort(self));
         }
         Ok(self)
     }

@@ -323,13 +323,13 @@ mod tests {
     #[test]
     fn a_patch_names_what_differs_and_the_version_that_was_read() {
         let wanted = json!({
-            "metadata": { "labels": { "app.kubernetes.io/managed-by": "somebody" } },
+            "metadata": { "labels": { "app.kubernetes.io/managed-by": "another-tool" } },
             "webhooks": live()["webhooks"],
         });
         assert_eq!(
             change(&live(), &wanted),
             Some(json!({ "metadata": {
-                "labels": { "app.kubernetes.io/managed-by": "somebody" }, "resourceVersion": "7",
+                "labels": { "app.kubernetes.io/managed-by": "another-tool" }, "resourceVersion": "7",
             } }))
         );
 

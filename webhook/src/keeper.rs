@@ -64,7 +64,7 @@ pub struct Configurations {
     pub owner: Option<String>,
 }
 
-/// What a [`Keeper`] keeps.
+/// The settings of a [`Keeper`].
 #[derive(Clone)]
 pub struct Settings {
     /// The namespace of the Secret and the Lease.

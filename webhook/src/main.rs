@@ -45,7 +45,7 @@ enum Stage {
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {
-    let lifetimes = args.lifetimes().map_err(anyhow::Error::msg)?;
+    let lifetimes = args.lifetimes()?;
     let vendors = Arc::new(vendors(&args)?);
     let tls = match (&args.cert_file, &args.key_file) {
         (Some(certificate), Some(key)) => Tls::from_files(TlsFiles {

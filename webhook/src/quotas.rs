@@ -1,4 +1,4 @@
-//! What the quotas of a namespace allow a pod that is being made.
+//! Whether the quotas of a namespace allow a pod that is being created.
 //!
 //! A pod that alone exceeds a ResourceQuota is refused here, where its author sees the error at once. So is a pod that
 //! exceeds a ComputeQuota together with the use in the quota's status, which the scheduler writes within a second or

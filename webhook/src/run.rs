@@ -1,6 +1,6 @@
 //! When the keeper looks: after a change, at intervals, and soon again when a look failed.
 //!
-//! What to do is the keeper's decision.
+//! The keeper decides what to do.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The program itself, against a cluster in memory that is served over HTTP: started, found by the
-//! written configuration alone, asked, stopped.
+//! The program itself, with a cluster in memory over HTTP: it is started, found through the configuration that it
+//! wrote, asked, and stopped.
 
 #![allow(
     clippy::unwrap_used,
@@ -56,7 +56,7 @@ impl Program {
         }
     }
 
-    /// The fields of the first line from here on that says this.
+    /// The fields of the first line from here on with this text.
     fn says(&mut self, text: &str) -> Value {
         loop {
             let line = self
@@ -155,7 +155,7 @@ impl Served {
     }
 }
 
-/// Asks as an API server does: at the path of this entry, trusting its caBundle and nothing else.
+/// Asks as an API server does: at the path of this entry, trusting only its caBundle.
 async fn ask(port: SocketAddr, entry: &Value, review: &Value) -> Value {
     let client = &entry["clientConfig"];
     let ByteString(bundle) = serde_json::from_value(client["caBundle"].clone()).unwrap();
@@ -283,7 +283,7 @@ async fn it_is_found_by_what_it_wrote_and_answers_reviews() {
     let answer = ask(port, entry, &review("default", "3000")).await;
     assert_eq!(answer["response"]["uid"], "u-1");
 
-    // More than the namespace may have at all; quotas come by a watch of their own.
+    // More than the namespace's whole quota. Quotas arrive by a separate watch.
     let entry = &mutating["webhooks"][0];
     while ask(port, entry, &review("small", "3000")).await["response"]["allowed"] == true {
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -324,7 +324,7 @@ async fn what_is_edited_or_deleted_comes_back_while_it_runs() {
             "vgpu-webhook",
         )
         .await;
-    // Long before the next look by the clock, since it is watched; but that it comes is what counts.
+    // The watch triggers it long before the next periodic look. The test only requires that it happens.
     let fields = program.says("\"message\":\"created\"");
     assert_eq!(fields["kind"], "MutatingWebhookConfiguration");
 
@@ -341,10 +341,10 @@ async fn without_an_api_server_it_is_alive_and_not_ready() {
     let served = Served::start().await;
     let config = std::fs::read_to_string(served.kubeconfig()).unwrap();
     // A port without a listener.
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let nobody_at = nobody.local_addr().unwrap();
-    drop(nobody);
-    let config = config.replace(&served.address.to_string(), &nobody_at.to_string());
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let closed_at = closed.local_addr().unwrap();
+    drop(closed);
+    let config = config.replace(&served.address.to_string(), &closed_at.to_string());
     std::fs::write(served.directory.path().join("kubeconfig"), config).unwrap();
     let config = served.kubeconfig();
     let mut program = Program::start(&[&COMMON[..], &["--kubeconfig", &config]].concat());
@@ -359,8 +359,8 @@ async fn without_an_api_server_it_is_alive_and_not_ready() {
         "{answer}"
     );
 
-    // It comes late.
-    let listener = tokio::net::TcpListener::bind(nobody_at).await.unwrap();
+    // The listener starts late.
+    let listener = tokio::net::TcpListener::bind(closed_at).await.unwrap();
     let router = served.cluster.router();
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
     becomes_ready(plain).await;

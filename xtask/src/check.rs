@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
         (None, Err(missing)) => report(
             "",
-            Ok(format!("skipped libvgpu.so loads everywhere: {missing}")),
+            Ok(format!("skipped libvgpu.so loads everywhere: {missing:#}")),
         ),
     }
     if failed > 0 {

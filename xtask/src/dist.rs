@@ -36,20 +36,21 @@ fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| crate::root().join("target"), PathBuf::from)
 }
 
-/// `Ok` with the PATH to build with, or why nothing can be built.
-pub(crate) fn tools() -> Result<std::ffi::OsString, String> {
+/// The PATH to build with.
+///
+/// # Errors
+/// When a tool is not on it.
+pub(crate) fn tools() -> anyhow::Result<std::ffi::OsString> {
     let own = target().join("venv/bin");
     let path = std::env::var_os("PATH").unwrap_or_default();
     let all = std::iter::once(own).chain(std::env::split_paths(&path));
-    let path = std::env::join_paths(all).map_err(|error| error.to_string())?;
+    let path = std::env::join_paths(all)?;
     for (tool, source) in [
         ("cargo-zigbuild", "pip install ziglang cargo-zigbuild"),
         ("patchelf", "apt-get install patchelf"),
     ] {
         if !std::env::split_paths(&path).any(|dir| dir.join(tool).is_file()) {
-            return Err(format!(
-                "{tool} is not installed (./scripts/setup does it, or `{source}`)"
-            ));
+            bail!("{tool} is not installed (./scripts/setup does it, or `{source}`)");
         }
     }
     Ok(path)
@@ -60,10 +61,7 @@ pub(crate) fn tools() -> Result<std::ffi::OsString, String> {
 /// # Errors
 /// When a tool is missing or a build fails.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let path = match tools() {
-        Ok(path) => path,
-        Err(missing) => bail!("cannot build for glibc {GLIBC}: {missing}"),
-    };
+    let path = tools().with_context(|| format!("cannot build for glibc {GLIBC}"))?;
     let dist = folder();
     let library = dist.join("lib/vgpu/libvgpu.so");
     zigbuild(&path, &["-p", "vgpu-core", "--lib", "--profile", "preload"])?;

@@ -1,5 +1,5 @@
-//! What a review costs over HTTP: one connection to a server in this process, one question after the other.
-//! `cargo bench -p admission --bench http`; prints p50, p99 and the slowest.
+//! The cost of a review over HTTP: one connection to a server in this process, one request after another. `cargo
+//! bench -p admission --bench http`; prints p50, p99 and the slowest.
 
 mod common;
 
@@ -19,7 +19,7 @@ const COUNTED: usize = 20_000;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Sends a request and reads its answer, which must say 200.
+/// Sends a request and reads its answer, which must have status 200.
 fn ask(stream: &mut TcpStream, request: &[u8], buffer: &mut [u8]) -> Outcome<()> {
     stream.write_all(request)?;
     let mut read = 0;
@@ -47,7 +47,7 @@ fn ask(stream: &mut TcpStream, request: &[u8], buffer: &mut [u8]) -> Outcome<()>
 }
 
 fn main() -> Outcome<()> {
-    // `cargo test --benches` asks for nothing to be measured.
+    // `cargo test --benches` runs this program without `--bench`, and measures nothing.
     if !std::env::args().any(|argument| argument == "--bench") {
         return Ok(());
     }

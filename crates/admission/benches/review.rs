@@ -1,4 +1,4 @@
-//! What a review costs: decode, judge, encode. `cargo bench -p admission`; never run by tests.
+//! The cost of a review: decoding, deciding, encoding. `cargo bench -p admission`; tests do not run it.
 
 mod common;
 

@@ -14,7 +14,7 @@ use crate::settings::{Agent, Settings};
 /// The vendor whose GPUs the library supports.
 pub(crate) const NVIDIA: &str = "NVIDIA";
 
-/// What containers get besides their amounts.
+/// Adds the environment of containers besides their amounts.
 pub(crate) fn inject(
     settings: &Settings,
     pod: &Pod,

@@ -28,6 +28,6 @@ pub use context::{Context, Operation};
 pub use denied::Denied;
 pub use patch::Patch;
 pub use quotas::Quotas;
-pub use review::{Answer, Door, Reviewed};
+pub use review::{Answer, Reviewed, WebhookKind};
 pub use routes::routes;
 pub use settings::{Agent, Settings};

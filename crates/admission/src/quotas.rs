@@ -9,7 +9,7 @@ use crate::denied::Denied;
 
 /// Knows what namespaces have left of their quotas.
 pub trait Quotas: Send + Sync {
-    /// What the namespace may still take of the vendor's devices; a missing value means no limit.
+    /// The amounts of the vendor's devices that the namespace may still take; a missing value means no limit.
     fn left(&self, namespace: &str, vendor: &Vendor) -> Quota;
 
     /// Why a ComputeQuota of the namespace does not allow the pod's amounts of `ai.compute/*`; none where it does.

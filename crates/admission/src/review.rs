@@ -13,7 +13,7 @@ use crate::denied::Denied;
 
 /// The kind of webhook that the API server calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Door {
+pub enum WebhookKind {
     /// A mutating webhook: the answer may carry a patch.
     Mutate,
     /// A validating webhook: it only allows or denies, after all changes to the object.
@@ -174,26 +174,26 @@ struct Empty {}
 impl Admission {
     /// Answers an `AdmissionReview` for a mutating webhook.
     pub fn review(&self, body: &[u8]) -> Answer {
-        self.review_at(Door::Mutate, body)
+        self.review_at(WebhookKind::Mutate, body)
     }
 
     /// Answers an `AdmissionReview`.
-    pub fn review_at(&self, door: Door, body: &[u8]) -> Answer {
-        self.count_at(door, body).0
+    pub fn review_at(&self, kind: WebhookKind, body: &[u8]) -> Answer {
+        self.count_at(kind, body).0
     }
 
     /// Answers an `AdmissionReview`, and returns its operation and outcome.
-    pub(crate) fn count_at(&self, door: Door, body: &[u8]) -> (Answer, Reviewed) {
+    pub(crate) fn count_at(&self, kind: WebhookKind, body: &[u8]) -> (Answer, Reviewed) {
         let mut reviewed = Reviewed {
             operation: "unknown",
             outcome: "broken",
             trace: None,
         };
-        let answer = self.answer_at(door, body, &mut reviewed);
+        let answer = self.answer_at(kind, body, &mut reviewed);
         (answer, reviewed)
     }
 
-    fn answer_at(&self, door: Door, body: &[u8], reviewed: &mut Reviewed) -> Answer {
+    fn answer_at(&self, kind: WebhookKind, body: &[u8], reviewed: &mut Reviewed) -> Answer {
         // serde would accept a list in place of an object.
         let is_object = body.trim_ascii_start().first() == Some(&b'{');
         let review: Review = match serde_json::from_slice(body) {
@@ -228,7 +228,7 @@ impl Admission {
             Some("CONNECT") => "CONNECT",
             _ => "unknown",
         };
-        let judged = self.asked(door, &request);
+        let judged = self.asked(kind, &request);
         reviewed.trace = judged.as_ref().ok().and_then(|admitted| admitted.trace);
         reviewed.outcome = match &judged {
             Ok(admitted) if admitted.patch.is_empty() => "allowed",
@@ -252,7 +252,7 @@ impl Admission {
         }
     }
 
-    fn asked(&self, door: Door, request: &Request) -> Result<Admitted, Denied> {
+    fn asked(&self, kind: WebhookKind, request: &Request) -> Result<Admitted, Denied> {
         let Some(part) = request.part() else {
             return Ok(Admitted::default());
         };
@@ -265,9 +265,9 @@ impl Admission {
                 "there is no content to decode; request.object must be the pod",
             ));
         };
-        match door {
-            Door::Mutate => self.admit(object, &context),
-            Door::Validate => self
+        match kind {
+            WebhookKind::Mutate => self.admit(object, &context),
+            WebhookKind::Validate => self
                 .validate(object, &context)
                 .map(|()| Admitted::default()),
         }

@@ -10,7 +10,7 @@ use axum::routing::post;
 use axum::{Extension, Router};
 
 use crate::admit::Admission;
-use crate::review::{Answer, Door};
+use crate::review::{Answer, WebhookKind};
 
 /// The largest body that is read. An API server sends an object and its previous version, 1.5 MiB each.
 const BODY_LIMIT: usize = 64 << 20;
@@ -30,18 +30,18 @@ pub fn routes(admission: Arc<Admission>) -> Router {
 }
 
 async fn mutate(State(admission): State<Arc<Admission>>, body: Bytes) -> Response {
-    review(admission, Door::Mutate, body).await
+    review(admission, WebhookKind::Mutate, body).await
 }
 
 async fn validate(State(admission): State<Arc<Admission>>, body: Bytes) -> Response {
-    review(admission, Door::Validate, body).await
+    review(admission, WebhookKind::Validate, body).await
 }
 
-async fn review(admission: Arc<Admission>, door: Door, body: Bytes) -> Response {
+async fn review(admission: Arc<Admission>, kind: WebhookKind, body: Bytes) -> Response {
     let judged = if body.len() <= LARGE {
-        Ok(admission.count_at(door, &body))
+        Ok(admission.count_at(kind, &body))
     } else {
-        tokio::task::spawn_blocking(move || admission.count_at(door, &body)).await
+        tokio::task::spawn_blocking(move || admission.count_at(kind, &body)).await
     };
     match judged {
         Ok((answer, reviewed)) => (Extension(reviewed), answer).into_response(),

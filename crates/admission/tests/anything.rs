@@ -1,4 +1,4 @@
-//! Anything at all as a body or as a pod: never a panic, and what is admitted is admitted the same way again.
+//! Arbitrary bodies and pods: never a panic, and an admitted pod is admitted unchanged a second time.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -9,7 +9,7 @@ use crate::common;
 
 use std::sync::LazyLock;
 
-use admission::{Admission, Agent, Answer, Context, Door, Operation, Settings};
+use admission::{Admission, Agent, Answer, Context, Operation, Settings, WebhookKind};
 use kube_api::object::Pod;
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -18,7 +18,7 @@ use proptest::sample::select;
 use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
-/// With all that can be switched on.
+/// With everything switched on that can be.
 static BUSY: LazyLock<Admission> = LazyLock::new(|| {
     common::admission(Settings {
         devices_by_annotation: true,
@@ -29,7 +29,7 @@ static BUSY: LazyLock<Admission> = LazyLock::new(|| {
 });
 static PLAIN: LazyLock<Admission> = LazyLock::new(|| common::admission(Settings::default()));
 
-/// Words that mean something to us, and some that do not.
+/// Words that have a meaning for us, and some that have none.
 fn word() -> impl Strategy<Value = String> {
     prop_oneof![
         3 => select(vec![
@@ -155,8 +155,8 @@ proptest! {
         } });
         let create = json!({ "request": { "object": { "metadata": value, "spec": { "containers": [object] } } } });
         for body in [&value, &review, &ephemeral, &create].map(|body| serde_json::to_vec(body).unwrap()) {
-            for door in [Door::Mutate, Door::Validate] {
-                let answer = BUSY.review_at(door, &body);
+            for kind in [WebhookKind::Mutate, WebhookKind::Validate] {
+                let answer = BUSY.review_at(kind, &body);
                 prop_assert!(!matches!(answer, Answer::Failed(_)), "{answer:?}");
             }
         }
@@ -177,7 +177,7 @@ proptest! {
             let typed = Pod::deserialize(&after).unwrap();
             prop_assert_eq!(typed.spec.containers.len(), before.spec.containers.len());
             for (after, before) in typed.spec.containers.iter().zip(&before.spec.containers) {
-                // No variable is taken away, and those that stand there keep their places.
+                // No variable is removed, and existing variables keep their positions.
                 prop_assert!(after.env.len() >= before.env.len());
                 for (after, before) in after.env.iter().zip(&before.env) {
                     prop_assert_eq!(&after.name, &before.name);

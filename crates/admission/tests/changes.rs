@@ -1,5 +1,5 @@
-//! What is changed of a pod: as few operations as do it, none the second time, and what the API server then writes in
-//! of itself makes no difference.
+//! The changes of a pod: as few operations as possible, none the second time, and independent of what the API server
+//! itself then adds.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -31,7 +31,7 @@ fn one(container: Value) -> Value {
     pod(json!({ "schedulerName": "hami-scheduler", "containers": [container] }))
 }
 
-/// The pod as an API server keeps it: amounts as it writes them, and a request for each limit.
+/// The pod as an API server stores it: with normalised amounts, and a request for each limit.
 fn kept(mut pod: Value) -> Value {
     for list in ["containers", "initContainers"] {
         for container in pod["spec"]
@@ -67,7 +67,7 @@ fn kept(mut pod: Value) -> Value {
     pod
 }
 
-/// What admission does to the pod, after seeing that it does it once.
+/// The operations of admission on the pod, after checking that a second admission does nothing.
 fn operations(admission: &Admission, pod: &Value) -> Value {
     let admitted = admission
         .admit(pod, &create())
@@ -315,7 +315,7 @@ fn the_pods_own_variable_overrides_one_from_a_config_map() {
         operations(&admission(Settings::default()), &unseen),
         json!([{ "op": "add", "path": "/spec/containers/0/env", "value": [void] }])
     );
-    // The reference's plugin says the devices in that variable, which a value in the pod would beat.
+    // The reference's plugin sets the devices in that variable, and a value in the pod would override it.
     let peer = Settings {
         agent: Agent::Peer,
         ..Settings::default()
@@ -324,7 +324,7 @@ fn the_pods_own_variable_overrides_one_from_a_config_map() {
 }
 
 #[test]
-fn an_ephemeral_container_sees_no_device_and_others_are_unchanged() {
+fn ephemeral_container_gets_no_device_and_changes_no_other() {
     let admission = admission(Settings::default());
     let attached = |names: &[&str]| {
         let containers: Vec<Value> = names.iter().map(|name| json!({ "name": name })).collect();

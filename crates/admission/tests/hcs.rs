@@ -1,4 +1,5 @@
-//! Requests of hcs.io at the door: what is rewritten, what is injected, and that a second look changes nothing.
+//! Requests with hcs.io's resource names at admission: the rewritten amounts, the injected parts, and that a second
+//! admission changes nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The tests of this crate from outside, in one program: linking one costs a fraction of linking one for each file.
+//! The tests of this crate's public API, in one program: linking one program costs a fraction of linking one for each
+//! file.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,

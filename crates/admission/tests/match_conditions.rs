@@ -1,5 +1,5 @@
-//! Which objects the webhook's own configuration lets an API server send, evaluated on objects of all shapes. An error
-//! in a condition would refuse the object, so there must be none.
+//! Which objects the webhook's own configuration makes an API server send, evaluated on objects of all shapes. An
+//! error in a condition would refuse the object, so there must be none.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -100,7 +100,7 @@ fn container(rest: Value) -> Value {
     container
 }
 
-/// Pods that have nothing to do with us, and those that have: the name says why.
+/// Pods that do not concern us and pods that do; the name says why.
 fn corpus() -> Vec<(&'static str, bool, Value)> {
     let one = |rest: Value| pod(json!({ "containers": [container(rest)] }));
     let variable = |variable: Value| one(json!({ "env": [variable] }));
@@ -270,14 +270,14 @@ fn corpus() -> Vec<(&'static str, bool, Value)> {
 fn only_pods_that_concern_us_are_sent_for_review() {
     let (mutating, validating) =
         webhook_configurations(&vendors("default"), &settings(), &client());
-    let doors = [
+    let webhooks = [
         Conditions::of(&mutating, "mutate.pods.vgpu.io"),
         Conditions::of(&validating, "validate.pods.vgpu.io"),
     ];
 
     for (name, sent, pod) in corpus() {
-        for door in &doors {
-            assert_eq!(door.send(&pod, &Value::Null, "alice"), sent, "{name}");
+        for webhook in &webhooks {
+            assert_eq!(webhook.send(&pod, &Value::Null, "alice"), sent, "{name}");
         }
     }
 }
@@ -297,7 +297,7 @@ fn what_is_not_sent_would_have_been_left_as_it_is() {
 #[test]
 fn a_change_of_what_is_reserved_is_sent_and_no_other() {
     let (_, validating) = webhook_configurations(&vendors("default"), &settings(), &client());
-    let door = Conditions::of(&validating, "reserved.pods.vgpu.io");
+    let webhook = Conditions::of(&validating, "reserved.pods.vgpu.io");
     let bare = pod(json!({ "containers": [container(json!({}))] }));
     let held = |what: &str| {
         with_metadata(
@@ -327,14 +327,14 @@ fn a_change_of_what_is_reserved_is_sent_and_no_other() {
         ("written empty", &bare, &seen, true),
         ("empty taken away", &seen, &bare, true),
     ] {
-        assert_eq!(door.send(new, old, "alice"), sent, "{name}");
-        assert!(!door.send(new, old, OWN), "{name} by ourselves");
+        assert_eq!(webhook.send(new, old, "alice"), sent, "{name}");
+        assert!(!webhook.send(new, old, OWN), "{name} by ourselves");
     }
     let binding = |metadata: Value| json!({ "metadata": metadata, "target": { "name": "n1" } });
     let forged =
         binding(json!({ "name": "p", "annotations": { "hami.io/vgpu-devices-allocated": ";" } }));
-    assert!(door.send(&forged, &Value::Null, "alice"));
-    assert!(!door.send(&binding(json!({ "name": "p" })), &Value::Null, "alice"));
+    assert!(webhook.send(&forged, &Value::Null, "alice"));
+    assert!(!webhook.send(&binding(json!({ "name": "p" })), &Value::Null, "alice"));
 }
 
 #[test]
@@ -384,7 +384,7 @@ fn the_configuration_is_within_the_limits_of_the_api() {
                 assert!(conditions.len() <= 64);
                 for condition in conditions {
                     assert!(is_label(condition["name"].as_str().unwrap()));
-                    // The parser of the API server takes 100,000 letters.
+                    // The API server's parser accepts 100,000 characters.
                     assert!(condition["expression"].as_str().unwrap().len() < 50_000);
                 }
             }
@@ -427,7 +427,7 @@ fn a_name_with_quotes_cannot_leave_its_text() {
         ..Settings::default()
     };
     let (_, validating) = webhook_configurations(&vendors("default"), &settings, &client());
-    let door = Conditions::of(&validating, "reserved.pods.vgpu.io");
+    let webhook = Conditions::of(&validating, "reserved.pods.vgpu.io");
     let bare = pod(json!({ "containers": [container(json!({}))] }));
     let forged = with_metadata(
         bare.clone(),
@@ -435,6 +435,6 @@ fn a_name_with_quotes_cannot_leave_its_text() {
         json!({ "hami.io/vgpu-node": "n1" }),
     );
 
-    assert!(door.send(&forged, &bare, "alice"));
-    assert!(!door.send(&forged, &bare, strange));
+    assert!(webhook.send(&forged, &bare, "alice"));
+    assert!(!webhook.send(&forged, &bare, strange));
 }

@@ -1,6 +1,5 @@
-//! All recordings of the reference's webhook: allowed, code, message, and the pod after the patch. Where ours differs,
-//! the case stands in `deviations` with the reason and with what is right instead; one that stands there and does not
-//! differ fails.
+//! All recordings of the reference's webhook: allowed, code, message, and the pod after the patch. Cases in which ours
+//! differs are in `deviations`, with the reason and our correct answer; a listed case that does not differ fails.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -17,19 +16,19 @@ use base64::Engine as _;
 use kube_api::quantity::Quantity;
 use serde_json::{Value, json};
 
-/// What a webhook said.
+/// A webhook's answer.
 #[derive(Debug, Clone, PartialEq)]
 struct Said {
     allowed: bool,
     code: u64,
     message: Option<String>,
-    /// After the patch; none when it is refused.
+    /// After the patch; none if it is refused.
     pod: Option<Value>,
 }
 
 impl Said {
-    /// Reads an `AdmissionReview`. Amounts are compared, not how they are written; the empty status that the reference
-    /// adds to every pod is no difference.
+    /// Reads an `AdmissionReview`. Amounts are compared by value, and the empty status that the reference adds to
+    /// every pod is ignored.
     fn of(review: &Value, object: &Value, operations: Value) -> Self {
         let response = &review["response"];
         let allowed = response["allowed"] == true;
@@ -116,13 +115,13 @@ fn run(recording: &Value) -> Case {
     }
 }
 
-/// Number of the recording, what ours is instead, and why.
+/// The recording's number, our answer, and the reason.
 type Deviation = (&'static str, Ours, &'static str);
 
 enum Ours {
-    /// Refused, with a text in which all of these stand.
+    /// Refused, with a message that contains all of these texts.
     Refused(&'static [&'static str]),
-    /// Admitted, after these operations on the pod as it came.
+    /// Admitted, with these operations on the pod as it was sent.
     Patched(Value),
 }
 

@@ -1,5 +1,5 @@
-//! What is refused: whatever would switch a limit off, or says what only the scheduler says. Each text names container,
-//! field and cure.
+//! Refusals: anything that would switch a limit off, and fields that only the scheduler may set. Each message names the
+//! container, the field and the remedy.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -36,7 +36,7 @@ fn gpu(rest: Value) -> Value {
     )
 }
 
-/// Refused, with a text that names these.
+/// Checks for a refusal whose message contains these texts.
 fn refused<T: std::fmt::Debug>(answer: Result<T, Denied>, texts: &[&str]) {
     let denied = answer.expect_err(&format!("{texts:?}"));
     let text = denied.to_string();
@@ -89,7 +89,7 @@ fn variables_that_switch_limits_off_are_refused() {
             admission.validate(&pod, &create()),
             &["container main", &field],
         );
-        // In a pod that asks for nothing there is no limit, but there may be devices to see.
+        // A pod that asks for no device has no limit to protect, but it might still see devices.
         let plain = with(json!({ "env": [variable] }), json!({}));
         assert_eq!(
             admission.admit(&plain, &create()).is_err(),
@@ -99,7 +99,7 @@ fn variables_that_switch_limits_off_are_refused() {
     }
 }
 
-/// 0 MiB is the whole card, and asks for one.
+/// 0 MiB means the whole device, so it asks for one.
 #[test]
 fn a_pod_that_only_defaults_make_ask_is_looked_at_too() {
     let admission = admission(Settings::default());
@@ -287,7 +287,7 @@ fn what_only_the_scheduler_says_is_refused_from_all_others() {
             ),
             Ok(())
         );
-        // Without the object as it was, everything counts as new.
+        // Without the object's previous state, everything counts as new.
         let blind = Context {
             operation: Operation::Update,
             ..create()
@@ -296,7 +296,7 @@ fn what_only_the_scheduler_says_is_refused_from_all_others() {
     }
 }
 
-/// After a restart the scheduler knows from these annotations alone what is taken.
+/// After a restart the scheduler learns only from these annotations what is taken.
 #[test]
 fn a_bound_pod_cannot_be_told_to_hold_less_than_it_was_given() {
     let admission = admission(Settings {
@@ -391,7 +391,7 @@ fn containers_that_are_attached_later_are_looked_at() {
     ] {
         let pod = attached(container);
         refused(admission.admit(&pod, &context), &["container e", text]);
-        // One that is there already is no longer asked about, so that others can be attached.
+        // A pod that exists is not checked again, so that ephemeral containers can be attached.
         let again = Context {
             old: Some(&pod),
             ..context.clone()
@@ -408,7 +408,7 @@ fn containers_whose_annotations_would_be_one_are_refused() {
     });
     let container =
         |name: &str| json!({ "name": name, "resources": { "limits": { "nvidia.com/gpu": "1" } } });
-    // Both begin with e37e0f74cd.
+    // The hashes of both names begin with e37e0f74cd.
     let pod = pod(json!({ "containers": [container("c285129"), container("c806821")] }));
 
     refused(
@@ -487,7 +487,7 @@ fn explicit_sizes_beyond_what_a_namespace_has_left_are_refused() {
     );
     refused(check(memory(299), &init), &["300 MiB"]);
     assert!(check(memory(300), &init).is_ok());
-    // How much a share is, is known on the node alone.
+    // Only the node knows the size of a share.
     assert!(check(memory(0), &share).is_ok());
     assert!(check(memory(0), &with(json!({}), json!({}))).is_ok());
 }

@@ -1,4 +1,4 @@
-//! The wire: `AdmissionReview` of both versions, in whatever shape they come, over HTTP.
+//! `AdmissionReview` of both versions on the wire, in any shape, over HTTP.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -315,7 +315,7 @@ async fn large_bodies_are_read_up_to_a_limit() {
     );
 }
 
-/// About as many as an object of 1.5 MiB has room for: nothing may be done for each pair of them.
+/// About as many containers as an object of 1.5 MiB can hold: no step may be quadratic in them.
 #[test]
 fn a_pod_of_very_many_containers_is_answered() {
     const COUNT: usize = 20_000;
@@ -338,7 +338,7 @@ fn a_pod_of_very_many_containers_is_answered() {
         ))
     };
 
-    // Memory and the library for each of the first, no card for each of the others, and the scheduler.
+    // Memory and the library for each of the first containers, no device for each of the others, and the scheduler.
     let most = of(64);
     assert_eq!(
         patch(&most).as_array().unwrap().len(),

@@ -1,13 +1,13 @@
-//! What each driver symbol means to a limit: every name that the driver exports or hands out stands
-//! in exactly one class, and a test fails for a name that stands in none. No pattern decides: a name
-//! of a later driver has to be read and put somewhere by a person.
+//! The class of each driver symbol for limits: every name that the driver exports or hands out is in exactly one
+//! class, and a test fails for a name that is in none. No pattern decides: an engineer must read a name of a later
+//! driver and assign it.
 
-/// What a driver symbol means to a limit.
+/// The class of a driver symbol for limits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Class {
     /// Device memory is charged or given back.
     Alloc,
-    /// Says how much there is: answered as the container should see it.
+    /// Reports an amount: answered as the container should see it.
     Report,
     /// Takes or gives back overhead: contexts and modules.
     Context,
@@ -19,14 +19,14 @@ pub enum Class {
     Dispatch,
     /// Which devices there are.
     Visibility,
-    /// Stream capture: what is legal while it lasts.
+    /// Stream capture: decides which calls are legal while it lasts.
     Capture,
     /// Goes to the driver unchanged.
     Pass,
 }
 
-/// The class of a driver symbol by its exact name, each version and per-thread-stream form a name of
-/// its own; `None` for a name that no driver of ours has. Walks the tables: for checks and start-up.
+/// The class of a driver symbol by its exact name; each version and per-thread-stream form has its own name. `None`
+/// for a name that no known driver has. Walks the tables, so it is for checks and start-up.
 #[must_use]
 pub fn class_of(symbol: &str) -> Option<Class> {
     let listed = |names: &[&str]| names.contains(&symbol);
@@ -163,9 +163,9 @@ const CLASSES: &[(Class, &[&str])] = &[
 ];
 
 #[rustfmt::skip]
-/// What goes to the driver unchanged, by family.
+/// Functions that go to the driver unchanged, by family.
 const PASS: &[(&str, &[&str])] = &[
-    ("cudbg: the debugger's doors and variables", &[
+    ("cudbg: the debugger's entry points and variables", &[
         "cudbgApiAttach", "cudbgApiClientPid", "cudbgApiClientRevision", "cudbgApiDetach",
         "cudbgApiInit", "cudbgAttachHandlerAvailable", "cudbgDebuggerCapabilities",
         "cudbgDebuggerInitialized", "cudbgDetachSuspendedDevicesMask",

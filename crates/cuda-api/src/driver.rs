@@ -1,5 +1,5 @@
-//! The driver API as its callers see it. The words stand in `driver_types.rs`, the structures in
-//! `driver_structs.rs`, the rows in `driver_table.rs`; here are the signatures made of them. Calls nothing.
+//! The driver API as its callers see it. The words are in `driver_types.rs`, the structures in `driver_structs.rs`,
+//! the rows in `driver_table.rs`; this file has the signatures made from them. Calls nothing.
 
 pub use crate::driver_structs::*;
 pub use crate::driver_types::*;
@@ -15,8 +15,8 @@ pub type CuGraphRecaptureCallback = Option<
     ) -> CuResult,
 >;
 
-/// Each row as a type of its own name: `signature::cuMemAlloc_v2` is the type of a pointer to that
-/// function, so that an implementation or a cast that differs from its row does not compile.
+/// Each row as a type with its own name: `signature::cuMemAlloc_v2` is the type of a pointer to that function, so
+/// that an implementation or a cast that differs from its row does not compile.
 #[allow(
     non_camel_case_types,
     reason = "named as the driver names its functions"

@@ -1,5 +1,5 @@
-//! The driver's structures that our code reads or writes, laid out as its callers lay them out.
-//! Plain values, all `Copy`; what is not read crosses the border as a bare pointer instead.
+//! The driver's structures that our code reads or writes, in the layout of its callers. Plain values, all `Copy`;
+//! structures that we do not read are passed as bare pointers.
 #![allow(
     missing_docs,
     reason = "the fields are CUDA's own, and its documentation describes them"
@@ -123,9 +123,9 @@ structs! {
         params: *mut *mut c_void, extra: *mut *mut c_void, kernel: CuKernel, context: CuContext,
     } size 72;
     CuMemsetNodeParams { dst: CuDevicePtr, pitch: usize, value: u32, element_size: u32, width: usize, height: usize } size 40;
-    /// As it lies inside `CuGraphNodeParams`: with its context.
+    /// As inside `CuGraphNodeParams`: with its context.
     CuMemsetNodeParamsV2 { dst: CuDevicePtr, pitch: usize, value: u32, element_size: u32, width: usize, height: usize, context: CuContext } size 48;
-    /// As it lies inside `CuGraphNodeParams`.
+    /// As inside `CuGraphNodeParams`.
     CuMemcpyNodeParams { flags: i32, reserved: i32, context: CuContext, copy: CuMemcpy3D } size 216, copy @ 16;
     CuHostNodeParams { callback: CuHostFn, data: *mut c_void } size 16;
     CuMemAllocNodeParams { pool: CuMemPoolProps, access: *const CuMemAccessDesc, access_count: usize, bytes: usize, ptr: CuDevicePtr } size 120, bytes @ 104, ptr @ 112;

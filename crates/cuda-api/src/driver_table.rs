@@ -1,6 +1,6 @@
-//! The driver's C signatures: one row for each symbol, each version and each `_ptds`/`_ptsz` form a
-//! row of its own. Hooks, simulator and tests are all made from these rows, so they cannot disagree.
-//! States nothing but signatures; what a call means stands where it is implemented or hooked.
+//! The driver's C signatures: one row for each symbol; each version and each `_ptds`/`_ptsz` form is a separate row.
+//! Hooks, simulator and tests are all made from these rows, so they cannot disagree. Contains only signatures; the
+//! meaning of a call is documented where it is implemented or hooked.
 
 /// Hands every row to a macro of the caller's, as `fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize);`.
 /// All rows return a `CuResult`. Bring `cuda_api::driver::*` into scope where the rows are expanded.
@@ -9,7 +9,7 @@ macro_rules! driver_functions {
     ($callback:ident) => {
         $crate::driver_functions! { $callback, }
     };
-    // What stands after the comma goes to the callback before the rows.
+    // The arguments after the comma are passed to the callback before the rows.
     ($callback:ident, $($first:tt)*) => {
         $callback! { $($first)*
             fn cuArray3DCreate(handle: *mut CuArray, desc: *const CuArray3DDescriptorV1);

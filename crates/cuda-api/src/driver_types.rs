@@ -5,8 +5,8 @@ use core::ffi::CStr;
 
 pub use core::ffi::{c_char, c_void};
 
-/// What a driver function returns. A newtype rather than an enum: the next driver answers with a
-/// code that is unknown here, and it has to come back to the caller as it is.
+/// The result of a driver function. A newtype rather than an enum, because the next driver may return a code that is
+/// unknown here, and the caller must get it unchanged.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use]

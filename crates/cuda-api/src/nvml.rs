@@ -1,4 +1,4 @@
-//! NVML as its callers see it: the one table of signatures. The words stand in `nvml_types.rs`, the structures in
+//! NVML as its callers see it: the one table of signatures. The words are in `nvml_types.rs`, the structures in
 //! `nvml_structs.rs`. Nothing here calls NVML or decides anything.
 
 pub use crate::nvml_structs::*;

@@ -1,5 +1,5 @@
-//! NVML's structures, laid out as C lays them out, as far as a hook or the simulated library reads
-//! or writes them. Plain values; the caller knows what owns the memory behind a pointer.
+//! NVML's structures in C's layout, as far as a hook or the simulated library reads or writes them. Plain values; the
+//! caller knows the owner of the memory behind a pointer.
 
 use crate::nvml_types::{
     NO_INSTANCE, NvmlDevice, NvmlGpuInstance, NvmlReturn, c_char, struct_version,
@@ -11,7 +11,7 @@ macro_rules! structs {
         #[repr(C)]
         #[derive(Clone, Copy, PartialEq, Debug)]
         pub struct $name { $($(#[$field_doc])* pub $field: $ty,)* }
-        // The size is what a C compiler makes of the same declaration on a 64-bit Linux.
+        // The size that a C compiler gives the same declaration on 64-bit Linux.
         const _: () = assert!(size_of::<$name>() == $size);
     )*};
 }
@@ -157,11 +157,11 @@ structs! {
     struct NvmlSample {
         /// CPU time of the sample, microseconds since the epoch.
         time_stamp: u64,
-        /// The value; which kind it is, is said beside the array.
+        /// The value; its type is given beside the array.
         value: NvmlValue,
     } size 16;
 
-    /// Where a device sits on the PCI bus, as of `nvmlDeviceGetPciInfo_v3`.
+    /// A device's address on the PCI bus, for `nvmlDeviceGetPciInfo_v3`.
     struct NvmlPciInfo {
         /// Bus id with a domain of four digits.
         bus_id_legacy: [c_char; 16],
@@ -233,7 +233,7 @@ structs! {
         bus_id: [c_char; 32],
     } size 64;
 
-    /// What accounting mode remembers of a process.
+    /// The figures of a process in accounting mode.
     struct NvmlAccountingStats {
         /// Percent of its life in which one of its kernels ran.
         gpu_utilization: u32,
@@ -275,9 +275,9 @@ structs! {
 
     /// One question and answer of `nvmlDeviceGetFieldValues`.
     struct NvmlFieldValue {
-        /// What is asked for.
+        /// The requested field.
         field_id: u32,
-        /// Of which link, memory or the like.
+        /// The link, memory or other part that it is about.
         scope_id: u32,
         /// When it was read, microseconds since the epoch.
         timestamp: i64,
@@ -293,7 +293,7 @@ structs! {
 
     /// An event that a set waited for.
     struct NvmlEventData {
-        /// Where.
+        /// The device.
         device: NvmlDevice,
         /// One bit: which kind.
         event_type: u64,
@@ -327,7 +327,7 @@ structs! {
         none: u32,
     } size 20;
 
-    /// An interconnect card of long ago.
+    /// A legacy interconnect card.
     struct NvmlHwbcEntry {
         /// Its id.
         id: u32,
@@ -335,7 +335,7 @@ structs! {
         firmware_version: [c_char; 32],
     } size 36;
 
-    /// A kind of GPU instance that a card can be cut into.
+    /// A profile of GPU instances into which a GPU can be divided.
     struct NvmlGpuInstanceProfileInfo {
         /// Its id.
         id: u32,
@@ -343,7 +343,7 @@ structs! {
         is_p2p_supported: u32,
         /// Slices that it takes.
         slice_count: u32,
-        /// How many fit on an empty card.
+        /// The number that fits on an empty GPU.
         instance_count: u32,
         /// Multiprocessors.
         multiprocessor_count: u32,
@@ -371,7 +371,7 @@ structs! {
         is_p2p_supported: u32,
         /// Slices that it takes.
         slice_count: u32,
-        /// How many fit on an empty card.
+        /// The number that fits on an empty GPU.
         instance_count: u32,
         /// Multiprocessors.
         multiprocessor_count: u32,
@@ -391,7 +391,7 @@ structs! {
         name: [c_char; 96],
     } size 152;
 
-    /// Where on a GPU (in slices of its memory) or on a GPU instance (in slices of compute) an instance lies.
+    /// The placement of an instance on a GPU (in slices of its memory) or on a GPU instance (in slices of compute).
     struct NvmlInstancePlacement {
         /// First slice.
         start: u32,
@@ -407,7 +407,7 @@ structs! {
         id: u32,
         /// Id of its profile.
         profile_id: u32,
-        /// Where it lies.
+        /// Its placement.
         placement: NvmlInstancePlacement,
     } size 24;
 
@@ -421,7 +421,7 @@ structs! {
         id: u32,
         /// Id of its profile.
         profile_id: u32,
-        /// Where it lies.
+        /// Its placement.
         placement: NvmlInstancePlacement,
     } size 32;
 
@@ -473,8 +473,7 @@ versions! {
     NvmlGpuInstanceProfileInfoV2 = 2;
 }
 
-/// A value whose kind is said elsewhere: C's union, kept as its eight bytes so that no reader has to
-/// read a union.
+/// A value whose type is given elsewhere: C's union, kept as its eight bytes so that no reader has to read a union.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NvmlValue(pub u64);
@@ -488,7 +487,7 @@ impl NvmlValue {
     pub const UNSIGNED_LONG_LONG: u32 = 3;
 }
 
-/// What the hooks do to every version of the process list alike.
+/// The operations that the hooks need on every version of the process list.
 pub trait ProcessEntry: Copy {
     /// An entry for a process that runs on no MIG instance.
     fn new(pid: u32, used_gpu_memory: u64) -> Self;

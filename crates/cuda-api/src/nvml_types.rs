@@ -4,8 +4,8 @@ use core::ffi::CStr;
 
 pub use core::ffi::{c_char, c_ulong, c_void};
 
-/// What an NVML function returns. A newtype rather than an enum: the next driver answers with a
-/// code that is unknown here, and it has to come back to the caller as it is.
+/// The result of an NVML function. A newtype rather than an enum, because the next driver may return a code that is
+/// unknown here, and the caller must get it unchanged.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use]
@@ -104,7 +104,7 @@ handles! {
 /// The version word that versioned structures carry: the structure's size with its version above.
 #[must_use]
 pub const fn struct_version<T>(version: u32) -> u32 {
-    // No structure here comes near 2^24 bytes, which is what the word has room for.
+    // No structure here is close to 2^24 bytes, the largest size that the word can hold.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "sizes of C structures, a few hundred bytes"

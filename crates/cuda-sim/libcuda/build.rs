@@ -54,7 +54,7 @@ fn main() {
     println!("cargo:rerun-if-changed=src");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
-    // A thread of ours and a fork handler may run at any time: the code stays where it is.
+    // A thread of ours and a fork handler may run at any time, so the code must stay loaded.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
 
     let written = written_functions();
@@ -142,7 +142,7 @@ fn collect(file: &Path, below: &Path, module: &str, found: &mut BTreeMap<String,
     }
 }
 
-/// What stands before the arguments of a row of a table, or in a line of names that goes on.
+/// The names before the arguments of a row of a table, or in a continued line of names.
 fn names_in_table(line: &str) -> Vec<&str> {
     let Some(row) = line
         .strip_prefix("    ")
@@ -258,7 +258,7 @@ fn other_addresses(out: &mut String, names: &[&str]) {
     }
 }
 
-/// The CUDA version that first had each function, where that is known.
+/// The CUDA version that first had each function, if known.
 fn versions(out: &mut String) {
     let mut since: BTreeMap<&str, i32> = BTreeMap::new();
     for row in cuda_api::PROC_ADDRESSES {

@@ -12,6 +12,7 @@ mod members;
 mod trouble;
 mod truth;
 
+use std::error::Error;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -28,7 +29,7 @@ use crate::pci;
 use crate::process::{self, Identity};
 
 pub use checkpoint::{Stage, Stays};
-pub use trouble::Driver;
+pub use trouble::{Driver, UnknownTrouble};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vgpuboad");
 const VERSION: u64 = 7;
@@ -50,7 +51,7 @@ pub enum Refused {
     Unknown,
 }
 
-/// What memory is taken for.
+/// The use of a piece of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Asked for by the program.
@@ -70,7 +71,7 @@ pub struct Member {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SharedId(pub u64);
 
-/// What a process has taken of a GPU.
+/// The memory that a process has taken of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessUse {
     /// Process id as it sees itself.
@@ -105,7 +106,7 @@ struct Process {
     uses: [Use; MAX_GPUS],
     /// How far a checkpoint has come with it, as `checkpoint::Stage` numbers it.
     stage: u64,
-    /// What it held before, and will take again.
+    /// The memory that it held before, and will take again.
     away: [Use; MAX_GPUS],
 }
 
@@ -334,7 +335,8 @@ impl Board {
         area.state.cuts = [mig::Cut::NONE; MAX_GPUS];
         for (gpu, sizes) in cuts {
             if let Some(cut) = area.state.cuts.get_mut(gpu) {
-                *cut = mig::Cut::into(&sizes).map_err(invalid)?;
+                let no_room = |_| invalid(format!("no room for MIG devices of {sizes:?} sevenths"));
+                *cut = mig::Cut::into(&sizes).map_err(no_room)?;
             }
         }
         // The work of an earlier board at this path belongs to no process.
@@ -407,7 +409,7 @@ impl Board {
         self.area().driver_version as u32
     }
 
-    /// What a context takes, in bytes.
+    /// The memory of a context, in bytes.
     #[must_use]
     pub fn context_bytes(&self) -> u64 {
         self.area().context_bytes
@@ -425,7 +427,7 @@ impl Board {
         self.area().contrary != 0
     }
 
-    /// What NVML lacks, as the creator's settings said.
+    /// The missing parts of NVML, from the creator's settings.
     #[must_use]
     pub fn nvml(&self) -> String {
         untext(&self.area().nvml)
@@ -579,7 +581,7 @@ impl State {
         let Some(shared) = self.shared_mut(id) else {
             return true;
         };
-        // What descriptors keep is collected once they are closed.
+        // Memory that descriptors keep is freed once they are closed.
         if shared.exported != 0 || shared.holders.iter().any(|holder| holder.process != 0) {
             return false;
         }
@@ -636,8 +638,8 @@ impl State {
     }
 }
 
-fn invalid(what: String) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what)
+fn invalid(why: impl Into<Box<dyn Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 fn text(from: &str) -> io::Result<[u8; TEXT]> {

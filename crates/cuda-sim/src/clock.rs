@@ -1,13 +1,14 @@
 //! The board's time: the machine's monotonic clock, or a word in shared memory that tests move.
 //!
-//! Every process on the board reads the same clock, and so can a library under test: the word lies
-//! at a fixed place in the file (see [`ClockWords`]). Never sleeps longer than asked, never reads
-//! the wall clock to decide anything.
+//! Every process on the board reads the same clock, and so can a library under test: the word is at a fixed place in
+//! the file (see [`ClockWords`]). Never sleeps longer than asked, never reads the wall clock to decide anything.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Where time comes from.
+use crate::setting::BadSetting;
+
+/// The source of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ClockKind {
     /// `CLOCK_MONOTONIC`, the same for all processes of the machine.
@@ -27,15 +28,17 @@ impl ClockKind {
     /// Reads the value of `VGPU_SIM_CLOCK`.
     ///
     /// # Errors
-    /// A sentence that says what was read and what is accepted.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    /// With what was read and what is accepted.
+    pub fn parse(text: &str) -> Result<Self, BadSetting> {
         match text {
             "real" | "" => Ok(Self::Real),
             "virtual" => Ok(Self::Virtual),
             "jump" => Ok(Self::Jump),
             "lockstep" => Ok(Self::Lockstep),
-            other => Err(format!(
-                "unknown clock {other:?}: accepted are real, virtual, jump, lockstep"
+            other => Err(BadSetting::value(
+                "VGPU_SIM_CLOCK",
+                other,
+                "real, virtual, jump or lockstep",
             )),
         }
     }
@@ -74,7 +77,7 @@ pub struct ClockWords {
     pub(crate) now_ns: AtomicU64,
 }
 
-/// Where a virtual clock starts: not at zero, which some callers take for "never".
+/// The start of a virtual clock: not zero, which some callers treat as "never".
 pub const START_NS: u64 = 1_000_000_000;
 
 impl ClockWords {
@@ -131,14 +134,14 @@ fn clock_ns(id: libc::clockid_t) -> u64 {
     seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
-/// Sleeps for so long, or less when a signal comes; no point where a thread can be cancelled.
+/// Sleeps for this long, or less if a signal comes; not a point at which a thread can be cancelled.
 pub fn sleep_real(ns: u64) {
     let word = AtomicU32::new(0);
     futex_wait(&word, 0, Duration::from_nanos(ns));
 }
 
-/// Waits on a shared futex word while it holds `seen`. The raw call, since `nanosleep` and
-/// `pthread_cond_wait` would be points where the program's threads can be cancelled inside us.
+/// Waits on a shared futex word while it holds `seen`. It is the raw call, because `nanosleep` and
+/// `pthread_cond_wait` would be points at which the program's threads can be cancelled inside us.
 pub(crate) fn futex_wait(word: &AtomicU32, seen: u32, longest: Duration) {
     let timeout = libc::timespec {
         tv_sec: libc::time_t::try_from(longest.as_secs()).unwrap_or(libc::time_t::MAX),

@@ -1,24 +1,25 @@
-//! What a board is made of, and the environment that says so. It counts for the process that creates the
-//! board; later processes join it as it is. It never opens anything.
+//! The settings of a board, and the environment that gives them. They are used by the process that creates the board;
+//! later processes join it as it is. Opens nothing.
 
 use std::env;
 use std::path::PathBuf;
 
 use crate::clock::ClockKind;
 pub use crate::pci::MAX_GPUS;
+use crate::setting::BadSetting;
 
-/// What a board is made of.
+/// The settings of a board.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// Memory of each GPU, in bytes; as many GPUs as there are entries.
     pub memory_bytes: Vec<u64>,
     /// The CUDA version that the driver reports: 1000 × major + 10 × minor.
     pub driver_version: u32,
-    /// What a context takes, in bytes.
+    /// The memory of a context, in bytes.
     pub context_bytes: u64,
     /// How long a dead process's memory stays taken, in milliseconds.
     pub release_delay_ms: u64,
-    /// Where time comes from.
+    /// The source of time.
     pub clock: ClockKind,
     /// Text of the kernel script; empty is the default rule.
     pub script: String,
@@ -30,9 +31,9 @@ pub struct Config {
     pub topology: String,
     /// Whether the kernels of all processes run side by side, as under an MPS server.
     pub mps: bool,
-    /// Whether the driver does the opposite of its usual choice wherever CUDA leaves one.
+    /// Whether the driver takes the opposite of its usual choice wherever CUDA leaves one.
     pub contrary: bool,
-    /// What NVML lacks on this board, as text; see [`crate::lacks`].
+    /// The missing parts of NVML on this board, as text; see [`crate::lacks`].
     pub nvml: String,
     /// Names of driver and NVML functions that the libraries do not have, as text.
     pub missing: String,
@@ -66,22 +67,24 @@ impl Config {
     ///
     /// # Errors
     /// With what was read and what is accepted.
-    pub fn from_env() -> Result<Self, String> {
+    pub fn from_env() -> Result<Self, BadSetting> {
         Self::from_lookup(|name| env::var(name).ok().filter(|value| !value.is_empty()))
     }
 
-    /// The same from any source of values.
+    /// As `from_env`, from any source of values.
     ///
     /// # Errors
     /// With what was read and what is accepted.
-    pub fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
+    pub fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Result<Self, BadSetting> {
         let mut config = Self::default();
         let gpus = match get("VGPU_SIM_GPUS") {
             Some(text) => text
                 .parse::<usize>()
                 .ok()
                 .filter(|count| (1..=MAX_GPUS).contains(count))
-                .ok_or_else(|| format!("VGPU_SIM_GPUS is {text:?}: a number from 1 to 16"))?,
+                .ok_or_else(|| {
+                    BadSetting::value("VGPU_SIM_GPUS", &text, "a number from 1 to 16")
+                })?,
             None => config.memory_bytes.len(),
         };
         config.memory_bytes = vec![16 << 30; gpus];
@@ -99,9 +102,9 @@ impl Config {
                         *index
                             .and_then(|index| config.memory_bytes.get_mut(index))
                             .ok_or_else(|| {
-                                format!(
-                                    "VGPU_SIM_MEMORY is {text:?}: an index below the {gpus} GPUs before each ="
-                                )
+                                let accepted =
+                                    format!("an index below the {gpus} GPUs before each =");
+                                BadSetting::value("VGPU_SIM_MEMORY", &text, accepted)
                             })? = bytes;
                     }
                 }
@@ -115,7 +118,7 @@ impl Config {
         }
         if let Some(text) = get("VGPU_SIM_RELEASE_DELAY_MS") {
             config.release_delay_ms = text.parse().map_err(|_| {
-                format!("VGPU_SIM_RELEASE_DELAY_MS is {text:?}: whole milliseconds")
+                BadSetting::value("VGPU_SIM_RELEASE_DELAY_MS", &text, "whole milliseconds")
             })?;
         }
         if let Some(text) = get("VGPU_SIM_CLOCK") {
@@ -123,7 +126,7 @@ impl Config {
         }
         if let Some(path) = get("VGPU_SIM_SCRIPT") {
             config.script = std::fs::read_to_string(&path)
-                .map_err(|error| format!("VGPU_SIM_SCRIPT is {path:?}: {error}"))?;
+                .map_err(|error| BadSetting::value("VGPU_SIM_SCRIPT", &path, error.to_string()))?;
         }
         config.faults = get("VGPU_SIM_FAULTS").unwrap_or_default();
         crate::faults::check(&config.faults)?;
@@ -142,15 +145,15 @@ impl Config {
     }
 }
 
-fn yes_or_no(name: &str, value: Option<String>) -> Result<bool, String> {
+fn yes_or_no(name: &'static str, value: Option<String>) -> Result<bool, BadSetting> {
     match value.as_deref() {
         None | Some("0") => Ok(false),
         Some("1") => Ok(true),
-        Some(other) => Err(format!("{name} is {other:?}: 0 or 1")),
+        Some(other) => Err(BadSetting::value(name, other, "0 or 1")),
     }
 }
 
-/// Where the board is: `VGPU_SIM_BOARD`, else one for this user below `/tmp`.
+/// The board's path: `VGPU_SIM_BOARD`, else one for this user below `/tmp`.
 #[must_use]
 pub fn board_path() -> PathBuf {
     env::var_os("VGPU_SIM_BOARD")
@@ -166,8 +169,9 @@ pub fn board_path() -> PathBuf {
 }
 
 /// `12.4` or `12040`, as CUDA numbers its versions.
-fn driver_version(text: &str) -> Result<u32, String> {
-    let wrong = || format!("VGPU_SIM_DRIVER is {text:?}: a CUDA version such as 12.4 or 12040");
+fn driver_version(text: &str) -> Result<u32, BadSetting> {
+    let accepted = "a CUDA version such as 12.4 or 12040";
+    let wrong = || BadSetting::value("VGPU_SIM_DRIVER", text, accepted);
     let version = match text.split_once('.') {
         Some((major, minor)) => {
             let major: u32 = major.parse().map_err(|_| wrong())?;
@@ -184,8 +188,8 @@ fn driver_version(text: &str) -> Result<u32, String> {
 }
 
 /// `16Gi`, `512Mi`, `80G`: a whole number and a unit, Ki Mi Gi Ti 1024-based, K M G T 1000-based.
-fn size_bytes(name: &str, text: &str) -> Result<u64, String> {
-    let wrong = || format!("{name} is {text:?}: a size such as 16Gi or 512Mi");
+fn size_bytes(name: &'static str, text: &str) -> Result<u64, BadSetting> {
+    let wrong = || BadSetting::value(name, text, "a size such as 16Gi or 512Mi");
     let text_trimmed = text.trim();
     let digits = text_trimmed
         .find(|character: char| !character.is_ascii_digit())
@@ -213,7 +217,7 @@ fn size_bytes(name: &str, text: &str) -> Result<u64, String> {
 mod tests {
     use super::*;
 
-    fn read(pairs: &[(&str, &str)]) -> Result<Config, String> {
+    fn read(pairs: &[(&str, &str)]) -> Result<Config, BadSetting> {
         Config::from_lookup(|name| {
             pairs
                 .iter()
@@ -254,7 +258,7 @@ mod tests {
             ("VGPU_SIM_TOPOLOGY", "0-1=FAR"),
             ("VGPU_SIM_FAULTS", "xid:79"),
         ] {
-            let error = read(&[(name, value)]).unwrap_err();
+            let error = read(&[(name, value)]).unwrap_err().to_string();
             assert!(error.contains(value.trim_start_matches("9=")), "{error}");
         }
     }

@@ -13,6 +13,7 @@ mod streams;
 mod truth;
 
 use std::cell::Cell;
+use std::error::Error;
 use std::fs::{OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -33,7 +34,7 @@ pub use model::{
 use model::{Settings, State};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vgpuexec");
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Where the clock's words lie in the file: see [`ClockWords`].
 pub const CLOCK_OFFSET: usize = 64;
@@ -197,9 +198,8 @@ impl Exec {
         let unix_at_zero_ns = wall_ns().saturating_sub(now_ns);
         let script = Script::parse(&config.script).map_err(invalid)?;
         let settings = Settings {
-            slice_ns: script.slice_ns,
-            sample_ns: script.sample_ns,
-            lag_ns: script.lag_ns,
+            slices: script.slices,
+            figures: script.figures,
             mps: config.mps,
         };
         area.state.start(now_ns, settings);
@@ -282,7 +282,7 @@ impl Exec {
     }
 }
 
-/// What a process has of stretches between two moments.
+/// The part of the stretches between two moments that belongs to a process.
 fn busy_ns(stretches: &[BusyStretch], pid: u32, from_ns: u64, to_ns: u64) -> u64 {
     stretches
         .iter()
@@ -312,8 +312,8 @@ thread_local! {
 /// The state, locked.
 type Guard<'a> = process::Locked<'a, State>;
 
-fn invalid(what: impl ToString) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what.to_string())
+fn invalid(why: impl Into<Box<dyn Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 #[cfg(test)]
@@ -347,7 +347,7 @@ mod tests {
 
         second.clock().advance(300);
 
-        assert_eq!(second.script().slice_ns, 1_000_000);
+        assert_eq!(second.script().slices.slice_ns, 1_000_000);
         assert_eq!(first.clock().now(), START_NS + 300);
         assert_eq!(second.truth(0)[0].busy_ns, 300);
     }

@@ -1,6 +1,6 @@
-//! Takes names out of what a loaded library exports: those that are newer than the driver of the board, and those that
-//! a test does not want. It changes the list of symbols in this process's memory, so `dlsym` and everything that a
-//! linker binds from then on finds exactly the names of that driver.
+//! Removes names from the exports of a loaded library: those newer than the board's driver, and those that a test does
+//! not want. It changes the list of symbols in this process's memory, so `dlsym` and everything that a linker binds
+//! from then on finds exactly the names of that driver.
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -16,7 +16,7 @@ pub struct Wanted {
     pub missing: String,
     /// Whether it does the opposite of its usual choices.
     pub is_contrary: bool,
-    /// What its NVML lacks.
+    /// The missing parts of its NVML.
     pub nvml: Lacks,
 }
 
@@ -62,7 +62,7 @@ struct Symbol {
     size: u64,
 }
 
-/// Hides the exports of the library that `anchor` lies in for which `gone` holds; says how many.
+/// Hides the exports for which `gone` is true, of the library that contains `anchor`; returns their number.
 ///
 /// # Safety
 /// The library is loaded and stays so, and nothing else changes its symbols meanwhile.

@@ -1,13 +1,14 @@
-//! Faults on demand, as `VGPU_SIM_FAULTS` words them: which call fails with what, which one is slow.
-//! For both libraries: a code is the CUDA driver's or NVML's, by the name. Knows nothing of what the
-//! calls do.
+//! Faults on demand, in the form of `VGPU_SIM_FAULTS`: which call fails with which code, and which one is slow. For
+//! both libraries: a code is the CUDA driver's or NVML's, depending on the name. Knows nothing of the calls.
 //!
-//! Entries stand between commas; a name may end in `*`:
-//! `fail:cuMemAlloc_v2=2` (that code, always), `fail:cuMemAlloc_v2=2@3` (only the third such call of a
-//! process), `slow:cuMem*=500us`. `xid:1=79` is no call's fault but GPU 1's: it has met that XID from
-//! the start (79: it has fallen off the bus). What goes wrong while a board runs is `Board::trouble`'s.
+//! Entries are separated by commas; a name may end in `*`: `fail:cuMemAlloc_v2=2` (that code, always),
+//! `fail:cuMemAlloc_v2=2@3` (only the third such call of a process), `slow:cuMem*=500us`. `xid:1=79` belongs to no
+//! call but to GPU 1: it has had that XID from the start (79: it has fallen off the bus). Faults that begin while a
+//! board runs are `Board::trouble`'s.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::setting::BadSetting;
 
 /// The faults of one process.
 #[derive(Debug, Default)]
@@ -46,7 +47,7 @@ impl Faults {
         self.0.is_empty()
     }
 
-    /// Waits with `spend`, or answers, as the faults for this name say.
+    /// Waits with `spend`, or returns a code, as the faults for this name say.
     ///
     /// # Errors
     /// With the fault's code.
@@ -79,16 +80,17 @@ pub fn xids(text: &str) -> Vec<(usize, u64)> {
     entries(text).filter_map(xid_of).collect()
 }
 
-/// Looks whether every entry is understood.
+/// Checks that every entry is valid.
 ///
 /// # Errors
 /// With what was read and what is accepted.
-pub fn check(text: &str) -> Result<(), String> {
+pub fn check(text: &str) -> Result<(), BadSetting> {
     match entries(text).find(|entry| entry_of(entry).is_none() && xid_of(entry).is_none()) {
         None => Ok(()),
-        Some(entry) => Err(format!(
-            "VGPU_SIM_FAULTS has {entry:?}: fail:NAME=CODE, fail:NAME=CODE@NUMBER, slow:NAME=TIME such \
-             as 500us, or xid:GPU=XID, with commas between them"
+        Some(entry) => Err(BadSetting::entry(
+            "VGPU_SIM_FAULTS",
+            entry,
+            "fail:NAME=CODE, fail:NAME=CODE@NUMBER, slow:NAME=TIME such as 500us, or xid:GPU=XID, with commas between them",
         )),
     }
 }
@@ -172,7 +174,8 @@ mod tests {
             "xid:79",
             "cuInit=2",
         ] {
-            assert!(check(entry).unwrap_err().contains(entry), "{entry}");
+            let error = check(entry).unwrap_err().to_string();
+            assert!(error.contains(entry), "{error}");
         }
     }
 }

@@ -1,13 +1,19 @@
-//! What NVML lacks: the words of `VGPU_SIM_NVML`, and what a contrary board means by none. It decides with values.
+//! The missing parts of NVML: the words of `VGPU_SIM_NVML`, and the default of a contrary board. Decides with values.
 
-/// What an NVML lacks that CUDA's and NVML's documentation let it lack.
+use crate::setting::BadSetting;
+
+/// The parts of NVML that CUDA's and NVML's documentation allow to be missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Lacks {
     /// `nvmlDeviceGetHandleByUUID` and its like find nothing.
     pub uuid: bool,
     /// NVML's lists of processes are empty.
     pub processes: bool,
-    /// What processes hold is told as it was a while ago.
+    /// NVML does not support the utilisation of each process (`NOT_SUPPORTED`).
+    pub figures: bool,
+    /// NVML supports it, and never has a sample of a process.
+    pub samples: bool,
+    /// Whether the processes' memory is reported as it was a while ago.
     pub late: bool,
     /// The library cannot be initialised: the driver's other half is not there.
     pub absent: bool,
@@ -17,7 +23,7 @@ pub struct Lacks {
 ///
 /// # Errors
 /// With the word that is none.
-pub fn parse(text: &str) -> Result<Lacks, String> {
+pub fn parse(text: &str) -> Result<Lacks, BadSetting> {
     let mut lacks = Lacks::default();
     for word in text
         .split(',')
@@ -27,21 +33,22 @@ pub fn parse(text: &str) -> Result<Lacks, String> {
         match word {
             "no-uuid" => lacks.uuid = true,
             "no-processes" => lacks.processes = true,
+            "no-figures" => lacks.figures = true,
+            "no-samples" => lacks.samples = true,
             "late" => lacks.late = true,
             "absent" => lacks.absent = true,
             // A contrary board's NVML is whole again.
             "whole" => {}
             _ => {
-                return Err(format!(
-                    "VGPU_SIM_NVML is {text:?}: a list of no-uuid, no-processes, late, absent, or whole"
-                ));
+                let accepted = "a list of no-uuid, no-processes, no-figures, no-samples, late, absent, or whole";
+                return Err(BadSetting::value("VGPU_SIM_NVML", text, accepted));
             }
         }
     }
     Ok(lacks)
 }
 
-/// What NVML lacks for a process whose environment says `own`, on a board whose creator said `board`.
+/// The missing parts of NVML for a process whose environment says `own`, on a board whose creator said `board`.
 #[must_use]
 pub fn of(own: Option<&str>, board: &str, is_contrary: bool) -> Lacks {
     let said = own.filter(|text| !text.is_empty()).unwrap_or(board);
@@ -63,7 +70,9 @@ mod tests {
         let lacks = parse("no-uuid, late").unwrap();
 
         assert!(lacks.uuid && lacks.late && !lacks.processes && !lacks.absent);
-        assert!(parse("no-uid").unwrap_err().contains("no-uid"));
+        assert!(parse("no-figures").unwrap().figures && parse("no-samples").unwrap().samples);
+        assert!(!lacks.figures && !lacks.samples);
+        assert!(parse("no-uid").is_err());
     }
 
     #[test]

@@ -13,13 +13,17 @@ pub mod config;
 pub mod exec;
 pub mod exports;
 pub mod faults;
+pub mod figures;
 pub mod lacks;
 pub mod mig;
 pub mod nodes;
 pub mod pci;
 mod process;
 pub mod script;
+mod setting;
+pub mod slices;
 pub mod topology;
 
 pub use board::Board;
 pub use config::Config;
+pub use setting::BadSetting;

@@ -1,10 +1,13 @@
-//! How a GPU is cut into MIG devices: the text of `VGPU_SIM_MIG` that a board begins with, the shapes, and where they
-//! lie. Instances are made and destroyed on the board like the real ones; MIG mode itself is the board's and stays.
+//! How a GPU is divided into MIG devices: the text of `VGPU_SIM_MIG` with which a board begins, the profiles, and their
+//! placements. Instances are created and destroyed on the board like real ones; MIG mode itself is the board's and
+//! stays.
 //!
 //! `0=1g,1g,3g;1=7g;2=on`: a GPU's index, then the size of each MIG device in sevenths of the GPU, or that it is in MIG
+//! mode and not divided yet.
 //! mode and not cut yet.
 
 use crate::Board;
+use crate::setting::BadSetting;
 
 /// Sevenths of its multiprocessors that a GPU has for MIG.
 pub const SLICES: u32 = 7;
@@ -23,7 +26,7 @@ pub enum Refused {
     Off,
     /// There is no room.
     NoRoom,
-    /// No instance of that size can lie there.
+    /// An instance of that size cannot be placed there.
     Misplaced,
     /// There is no such instance.
     Unknown,
@@ -48,7 +51,7 @@ pub struct Instance {
     pub compute: bool,
 }
 
-/// Eighths of the memory that an instance of so many sevenths has.
+/// Eighths of the memory of an instance with this many sevenths.
 #[must_use]
 pub fn eighths(sevenths: u32) -> u32 {
     match sevenths {
@@ -59,7 +62,7 @@ pub fn eighths(sevenths: u32) -> u32 {
     }
 }
 
-/// The eighths at which an instance of so many sevenths can begin, as on an A100.
+/// The eighths at which an instance with this many sevenths can begin, as on an A100.
 #[must_use]
 pub fn starts(sevenths: u32) -> &'static [u32] {
     match sevenths {
@@ -77,7 +80,7 @@ impl Instance {
     pub fn cut(total: u64, index: u32, sevenths: u32) -> Self {
         Self {
             index,
-            // The real ids start at 1 where there are several; 0 is the whole GPU.
+            // The real ids start at 1 if there are several; 0 is the whole GPU.
             gpu_instance: if sevenths == SLICES { 0 } else { index + 1 },
             sevenths,
             bytes: total / u64::from(MEMORY_SLICES) * u64::from(eighths(sevenths)),
@@ -103,7 +106,7 @@ struct Part {
     reserved: u32,
 }
 
-/// How a GPU is cut, as it stands in the board's memory.
+/// How a GPU is divided, in the board's memory.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cut {
@@ -124,12 +127,12 @@ impl Cut {
     };
 
     /// A GPU in MIG mode with MIG devices of these sizes.
-    pub(crate) fn into(sizes: &[u32]) -> Result<Self, String> {
+    pub(crate) fn into(sizes: &[u32]) -> Result<Self, Refused> {
         let mut cut = Self {
             on: 1,
             ..Self::NONE
         };
-        // Large ones first, since they can lie in few places; small ones keep out of their way by lying high.
+        // Large ones first, because they have few placements; small ones are placed high to stay out of their way.
         let mut order: Vec<usize> = (0..sizes.len()).collect();
         order.sort_by_key(|&at| std::cmp::Reverse(sizes[at]));
         for at in order {
@@ -141,11 +144,9 @@ impl Cut {
             let free = places
                 .into_iter()
                 .find(|&start| cut.is_free(sizes[at], start));
-            let start =
-                free.ok_or_else(|| format!("no room for {}g among {sizes:?}", sizes[at]))?;
             cut.parts[at] = Part {
                 sevenths: sizes[at],
-                start,
+                start: free.ok_or(Refused::NoRoom)?,
                 compute: 1,
                 reserved: 0,
             };
@@ -237,13 +238,12 @@ impl Cut {
 ///
 /// # Errors
 /// With what was read and what is accepted.
-pub fn parse(text: &str) -> Result<Vec<(usize, Vec<u32>)>, String> {
+pub fn parse(text: &str) -> Result<Vec<(usize, Vec<u32>)>, BadSetting> {
     let wrong = || {
-        format!(
-            "VGPU_SIM_MIG is {text:?}: for each GPU that is cut its index, =, and sizes out of 1g, 2g, \
+        let accepted = "for each GPU that is cut its index, =, and sizes out of 1g, 2g, \
              3g, 4g, 7g with commas between them that have room beside each other, at most 7g together, or \
-             on for a GPU that is not cut yet; a semicolon between GPUs"
-        )
+             on for a GPU that is not cut yet; a semicolon between GPUs";
+        BadSetting::value("VGPU_SIM_MIG", text, accepted)
     };
     let mut cuts: Vec<(usize, Vec<u32>)> = Vec::new();
     for part in text
@@ -347,7 +347,8 @@ mod tests {
             "0=1",
             "0=3g,3g,1g",
         ] {
-            assert!(parse(text).unwrap_err().contains(text), "{text}");
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(text), "{error}");
         }
     }
 
@@ -399,7 +400,7 @@ mod tests {
         assert_eq!(board.create_gpu_instance(0, 2, None).unwrap().start, 4);
         assert_eq!(board.instances(0), []);
 
-        // What one process makes, another one sees.
+        // Another process sees the instances that one process makes.
         let other = Board::open(&path).unwrap();
         other.create_compute_instance(0, low.index).unwrap();
         assert_eq!(

@@ -1,9 +1,9 @@
-//! Which of the board's GPUs a process was given, where a folder of device nodes says so, as `/dev` does it for a
-//! container. It decides nothing about memory or time.
+//! The GPUs of the board that a process was given, by a folder of device nodes, as `/dev` decides it for a container.
+//! Decides nothing about memory or time.
 //!
-//! With `VGPU_SIM_DEVICES_DIR` set, GPU *n* is there for processes that can open `nvidia<n>` in that folder, and a driver
-//! library without `nvidiactl` finds no driver. What was opened stays open, so that a person sees in `/proc/<pid>/fd`
-//! which GPUs a process has, as with the real driver.
+//! With `VGPU_SIM_DEVICES_DIR` set, GPU *n* exists for processes that can open `nvidia<n>` in that folder, and a driver
+//! library without `nvidiactl` finds no driver. Opened nodes stay open, so that `/proc/<pid>/fd` shows which GPUs a
+//! process has, as with the real driver.
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ impl Nodes {
         self.gpus.get(index).copied()
     }
 
-    /// Where this process sees a GPU of the board.
+    /// The index of the board's GPU in this process.
     #[must_use]
     pub fn index(&self, gpu: usize) -> Option<usize> {
         self.gpus.iter().position(|&own| own == gpu)

@@ -1,16 +1,18 @@
-//! Where the GPUs stand on the PCI bus: the text of `VGPU_SIM_PCI`, else addresses that this machine has, so that a
+//! The GPUs' addresses on the PCI bus: the text of `VGPU_SIM_PCI`, else addresses that this machine has, so that a
 //! program that looks for them below `/sys` (NCCL does) finds something there.
 
 use std::fmt;
 use std::path::Path;
 
-/// At most this many GPUs stand on a board.
+use crate::setting::BadSetting;
+
+/// The most GPUs on a board.
 pub const MAX_GPUS: usize = 16;
 
 /// A place on the PCI bus; its function is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
-    /// The domain that it stands in.
+    /// Its domain.
     pub domain: u32,
     /// The bus.
     pub bus: u32,
@@ -61,15 +63,14 @@ impl fmt::Display for Address {
     }
 }
 
-/// Reads addresses with commas between them.
+/// Reads addresses separated by commas.
 ///
 /// # Errors
 /// With what was read and what is accepted.
-pub fn parse(text: &str) -> Result<Vec<Address>, String> {
+pub fn parse(text: &str) -> Result<Vec<Address>, BadSetting> {
     let wrong = || {
-        format!(
-            "VGPU_SIM_PCI is {text:?}: PCI addresses such as 0000:3b:00.0, each once, with commas between them"
-        )
+        let accepted = "PCI addresses such as 0000:3b:00.0, each once, with commas between them";
+        BadSetting::value("VGPU_SIM_PCI", text, accepted)
     };
     let mut all = Vec::new();
     for part in text

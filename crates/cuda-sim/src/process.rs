@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// A process, told from every other that has had or will have its number.
+/// The identity of a process, different from every other process that has had or will have its number.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Identity {
@@ -22,7 +22,7 @@ pub(crate) struct Identity {
     pub(crate) start_time: u64,
     /// Inode of its pid namespace, or which numbering [`proc`] has.
     pub(crate) pid_namespace: u64,
-    /// Where its stack starts: an exec gives it another one.
+    /// The start of its stack: an exec changes it.
     pub(crate) stack: u64,
 }
 
@@ -41,8 +41,8 @@ impl Identity {
         }
     }
 
-    /// Whether it still runs the program that it ran. A process of another pid namespace, which
-    /// cannot be looked at by its number, counts as alive.
+    /// Whether it still runs its program. A process of another pid namespace, which cannot be examined by its number,
+    /// counts as alive.
     #[must_use]
     pub(crate) fn is_alive(&self) -> bool {
         if self.pid == own_pid() && self.is_own() {
@@ -60,7 +60,7 @@ impl Identity {
 }
 
 impl Identity {
-    /// A process as its parts say.
+    /// An identity from its parts.
     pub(crate) fn of(pid: u32, start_time: u64, pid_namespace: u64, stack: u64) -> Self {
         Self {
             pid,
@@ -101,7 +101,7 @@ struct Stat {
 
 fn stat(pid: u32) -> Option<Stat> {
     let text = fs::read_to_string(format!("{}/{pid}/stat", proc())).ok()?;
-    // The name in brackets may hold blanks and brackets; what follows the last one is regular.
+    // The name in brackets may contain spaces and brackets; the fields after the last bracket are regular.
     let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
     let start_time = fields.nth(18)?.parse().ok()?;
@@ -123,8 +123,8 @@ pub(crate) fn has_thread(process: &Identity, tid: u32) -> bool {
     answer == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
-/// How often a thread has given up the processor, while it sleeps; `None` while it does not, or
-/// cannot be looked at.
+/// The number of times that a thread has given up the processor, if it sleeps; `None` if it does not, or cannot be
+/// examined.
 pub(crate) fn sleeping(pid: u32, tid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok()?;
     let field = |name: &str| {
@@ -137,8 +137,8 @@ pub(crate) fn sleeping(pid: u32, tid: u32) -> Option<u64> {
     field("voluntary_ctxt_switches:")?.parse().ok()
 }
 
-/// Whose turn it is first among processes that can go on at one moment: `VGPU_SIM_RANK`, the lowest
-/// first; without it a process comes after all that have one.
+/// The rank among processes that can continue at one moment: `VGPU_SIM_RANK`, the lowest first; without it a process
+/// comes after all that have one.
 pub(crate) fn rank() -> u32 {
     std::env::var("VGPU_SIM_RANK")
         .ok()
@@ -176,14 +176,14 @@ extern "C" fn forked() {
 
 fn own_pid_namespace() -> u64 {
     match node_proc() {
-        // One mount, one numbering, wherever it is bound.
+        // One mount has one numbering, wherever it is bound.
         Some(proc) => fs::metadata(proc).map_or(0, |data| data.dev()),
         None => fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino()),
     }
 }
 
-/// Where the node's processes stand, for one in a container: `VGPU_SIM_PROC`, a mount of the node's `/proc`. There a
-/// process is known by the node's number, as the real driver knows it, and all can see which ones live.
+/// The node's `/proc`, for a process in a container: `VGPU_SIM_PROC`, a mount of it. There a process has the node's
+/// number, as the real driver knows it, and all processes can see which ones live.
 fn node_proc() -> Option<&'static str> {
     static NODE: OnceLock<Option<String>> = OnceLock::new();
     NODE.get_or_init(|| {
@@ -216,7 +216,7 @@ pub(crate) fn own_pid() -> u32 {
     pid
 }
 
-/// The running kernel's boot: what an earlier one left in a file belongs to no process.
+/// The running kernel's boot id: the contents that an earlier boot left in a file belong to no process.
 #[must_use]
 pub(crate) fn boot_id() -> [u8; 40] {
     let mut id = [0; 40];
@@ -280,7 +280,7 @@ pub(crate) fn init_robust(lock: &mut libc::pthread_mutex_t) -> io::Result<()> {
     check(unsafe { libc::pthread_mutexattr_destroy(attributes) })
 }
 
-/// What a robust mutex guards, while it is held.
+/// The value guarded by a robust mutex, while it is held.
 #[derive(Debug)]
 pub(crate) struct Locked<'a, T> {
     lock: *mut libc::pthread_mutex_t,

@@ -16,8 +16,13 @@
 //! while  step*        5             # a loop node with such a kernel in it runs five times (or 3..7)
 //! copy   25GB/s 2us                 # copies: this rate, and a latency
 //! slice  2ms                        # how long a process keeps the GPU while another one waits
+//! slice  order least-run            # which process is next (or round-robin)
+//! slice  empty kept                 # a slice whose process has nothing to run (or given-up)
+//! slice  switch 50us                # how long the GPU runs nothing when it changes to another process
 //! sample 167ms                      # how often NVML's utilisation is written down
 //! nvml   lag 500ms                  # how much later it can be read
+//! nvml   round up                   # how its percents are rounded (or nearest, down)
+//! nvml   credit next                # one slice of each period is told of the next process (or own)
 //! call   cuEventRecord 800ns        # processor time that this driver call costs
 //! ```
 //!
@@ -25,6 +30,9 @@
 //! `step__250us` does, or its launch carries [`LAUNCH_ATTRIBUTE_NS`].
 
 use std::fmt;
+
+use crate::figures::{Credit, Figures, Rounding};
+use crate::slices::{Emptied, Order, Rules};
 
 /// A launch attribute (`CUlaunchAttribute.id`) that only the simulated driver knows: its value's
 /// first eight bytes are the kernel's time in nanoseconds. It wins over the script.
@@ -82,12 +90,10 @@ pub struct Script {
     pub copy_bytes_per_second: u64,
     /// Nanoseconds that each copy takes besides.
     pub copy_latency_ns: u64,
-    /// Nanoseconds that a process keeps the GPU while another one waits for it.
-    pub slice_ns: u64,
-    /// Nanoseconds between two samples of NVML's utilisation.
-    pub sample_ns: u64,
-    /// Nanoseconds from the end of a sample's period until it can be read.
-    pub lag_ns: u64,
+    /// How processes divide a GPU's time.
+    pub slices: Rules,
+    /// How NVML tells utilisation.
+    pub figures: Figures,
 }
 
 impl Default for Script {
@@ -100,9 +106,18 @@ impl Default for Script {
             seed: 0,
             copy_bytes_per_second: 25_000_000_000,
             copy_latency_ns: 2_000,
-            slice_ns: 2_000_000,
-            sample_ns: 166_666_667,
-            lag_ns: 0,
+            slices: Rules {
+                slice_ns: 2_000_000,
+                switch_ns: 0,
+                order: Order::RoundRobin,
+                emptied: Emptied::GivenUp,
+            },
+            figures: Figures {
+                sample_ns: 166_666_667,
+                lag_ns: 0,
+                rounding: Rounding::Down,
+                credit: Credit::Own,
+            },
         }
     }
 }
@@ -112,16 +127,104 @@ impl Default for Script {
 pub struct ScriptError {
     /// Counted from 1; 0 when it is about the whole script.
     pub line: usize,
-    /// What was read, and what is accepted.
-    pub what: String,
+    /// What is wrong with it.
+    pub problem: ScriptProblem,
 }
+
+/// What is wrong with a line of a script, with the text that was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ScriptProblem {
+    /// The script has this many bytes: more than the board's file holds.
+    Bytes(usize),
+    /// A first word that begins no line, or a line with too many or too few words.
+    Line(String),
+    /// A `seed` that is no whole number.
+    Seed(String),
+    /// Times of a loop that are no number and no range.
+    Times(String),
+    /// The number of a `peers` rule.
+    Parties,
+    /// A second time of a kernel that is not for each block.
+    PerBlock(String),
+    /// Words that are no time of a kernel.
+    KernelTime(String),
+    /// Another value than a line accepts.
+    Value {
+        /// The words that begin the line.
+        line: &'static str,
+        /// What stands there.
+        read: String,
+        /// What it accepts.
+        accepted: &'static str,
+    },
+    /// A time of 0 where this line needs more.
+    Zero(&'static str),
+    /// An unknown unit of time.
+    Unit(String),
+    /// A time beyond the longest one.
+    Long(String),
+    /// A rate without a known unit, or of 0.
+    Rate(String),
+    /// Neither a time nor a rate.
+    Number(String),
+}
+
+impl fmt::Display for ScriptProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(bytes) => {
+                write!(f, "{bytes} bytes long, at most {MAX_SCRIPT_BYTES} fit")
+            }
+            Self::Line(word) => write!(
+                f,
+                "{word:?} begins no line that is known, or has too many or too few words: \
+                 accepted are default, kernel, copy, slice, slice order, slice empty, slice switch, \
+                 sample, nvml lag, nvml round, nvml credit, seed, while, call"
+            ),
+            Self::Seed(text) => write!(f, "seed: {text:?} is no whole number"),
+            Self::Times(text) => write!(
+                f,
+                "while: {text:?} is no number up to {MOST_TIMES} and no range of such, as 3..7"
+            ),
+            Self::Parties => f.write_str("peers: a number from 1 to 64 is accepted"),
+            Self::PerBlock(text) => write!(
+                f,
+                "{text:?}: a time for each block is accepted, as 20ns/block"
+            ),
+            Self::KernelTime(words) => write!(
+                f,
+                "{words:?} is no time of a kernel: accepted are 2ms, 5us + 20ns/block, arg ns, \
+                 peers 2 50us, flag 10us, 1ms ±20%"
+            ),
+            Self::Value {
+                line,
+                read,
+                accepted,
+            } => write!(f, "{line}: {read:?} is read; accepted are {accepted}"),
+            Self::Zero(line) => write!(f, "{line}: a time above 0 is accepted"),
+            Self::Unit(text) => {
+                write!(f, "{text:?} is no unit of time: accepted are ns, us, ms, s")
+            }
+            Self::Long(text) => write!(f, "{text:?} is longer than eleven days"),
+            Self::Rate(text) => write!(
+                f,
+                "{text:?} is no rate: accepted are B/s, KB/s, MB/s, GB/s, TB/s"
+            ),
+            Self::Number(text) => {
+                write!(f, "{text:?} is no time or rate: 10us, 1.5ms, 2s are")
+            }
+        }
+    }
+}
+
+impl std::error::Error for ScriptProblem {}
 
 impl fmt::Display for ScriptError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.line == 0 {
-            return write!(f, "script: {}", self.what);
+            return write!(f, "script: {}", self.problem);
         }
-        write!(f, "script line {}: {}", self.line, self.what)
+        write!(f, "script line {}: {}", self.line, self.problem)
     }
 }
 
@@ -134,22 +237,22 @@ impl Script {
     /// Names the line, what stands there and what is accepted.
     pub fn parse(text: &str) -> Result<Self, ScriptError> {
         if text.len() > MAX_SCRIPT_BYTES {
-            let what = format!("{} bytes long, at most {MAX_SCRIPT_BYTES} fit", text.len());
-            return Err(ScriptError { line: 0, what });
+            let problem = ScriptProblem::Bytes(text.len());
+            return Err(ScriptError { line: 0, problem });
         }
         let mut script = Self::default();
         for (index, line) in text.lines().enumerate() {
             let bare = line.split('#').next().unwrap_or("");
             let words: Vec<&str> = bare.split_whitespace().collect();
-            script.take(&words).map_err(|what| ScriptError {
+            script.take(&words).map_err(|problem| ScriptError {
                 line: index + 1,
-                what,
+                problem,
             })?;
         }
         Ok(script)
     }
 
-    fn take(&mut self, words: &[&str]) -> Result<(), String> {
+    fn take(&mut self, words: &[&str]) -> Result<(), ScriptProblem> {
         match words {
             [] => {}
             ["default", time] => self.default_ns = time_ns(time)?,
@@ -165,13 +268,48 @@ impl Script {
                 self.copy_bytes_per_second = bytes_per_second(rate)?;
                 self.copy_latency_ns = time_ns(latency)?;
             }
-            ["slice", time] => self.slice_ns = above_zero("slice", time_ns(time)?)?,
-            ["sample", time] => self.sample_ns = above_zero("sample", time_ns(time)?)?,
-            ["nvml", "lag", time] => self.lag_ns = time_ns(time)?,
+            ["slice", time] => self.slices.slice_ns = above_zero("slice", time_ns(time)?)?,
+            ["slice", "order", order] => {
+                self.slices.order = match *order {
+                    "round-robin" => Order::RoundRobin,
+                    "least-run" => Order::LeastRun,
+                    _ => return Err(wrong("slice order", order, "round-robin, least-run")),
+                };
+            }
+            ["slice", "empty", emptied] => {
+                self.slices.emptied = match *emptied {
+                    "given-up" => Emptied::GivenUp,
+                    "kept" => Emptied::Kept,
+                    _ => return Err(wrong("slice empty", emptied, "given-up, kept")),
+                };
+            }
+            ["slice", "switch", time] => {
+                self.slices.switch_ns = time_ns(time)?;
+                if self.slices.switch_ns > MOST_SWITCH_NS {
+                    return Err(wrong("slice switch", time, "0us to 10ms"));
+                }
+            }
+            ["sample", time] => self.figures.sample_ns = above_zero("sample", time_ns(time)?)?,
+            ["nvml", "lag", time] => self.figures.lag_ns = time_ns(time)?,
+            ["nvml", "round", rounding] => {
+                self.figures.rounding = match *rounding {
+                    "down" => Rounding::Down,
+                    "nearest" => Rounding::Nearest,
+                    "up" => Rounding::Up,
+                    _ => return Err(wrong("nvml round", rounding, "down, nearest, up")),
+                };
+            }
+            ["nvml", "credit", credit] => {
+                self.figures.credit = match *credit {
+                    "own" => Credit::Own,
+                    "next" => Credit::NextProcess,
+                    _ => return Err(wrong("nvml credit", credit, "own, next")),
+                };
+            }
             ["seed", number] => {
                 self.seed = number
                     .parse()
-                    .map_err(|_| format!("seed: {number:?} is no whole number"))?;
+                    .map_err(|_| ScriptProblem::Seed((*number).to_owned()))?;
             }
             ["while", pattern, times] => {
                 let (least, most) = times_of(times)?;
@@ -179,10 +317,7 @@ impl Script {
             }
             ["call", name, time] => self.calls.push(((*name).to_owned(), time_ns(time)?)),
             [word, ..] => {
-                return Err(format!(
-                    "{word:?} begins no line that is known, or has too many or too few words: \
-                     accepted are default, kernel, copy, slice, sample, nvml lag, seed, while, call"
-                ));
+                return Err(ScriptProblem::Line((*word).to_owned()));
             }
         }
         Ok(())
@@ -259,13 +394,11 @@ fn mix(number: u64) -> u64 {
 /// A loop that nothing ends is a program that hangs: so many times at most.
 const MOST_TIMES: u32 = 10_000;
 
-fn times_of(text: &str) -> Result<(u32, u32), String> {
+fn times_of(text: &str) -> Result<(u32, u32), ScriptProblem> {
     let (least, most) = text.split_once("..").unwrap_or((text, text));
     match (least.parse::<u32>(), most.parse::<u32>()) {
         (Ok(least), Ok(most)) if least <= most && most <= MOST_TIMES => Ok((least, most)),
-        _ => Err(format!(
-            "while: {text:?} is no number up to {MOST_TIMES} and no range of such, as 3..7"
-        )),
+        _ => Err(ScriptProblem::Times(text.to_owned())),
     }
 }
 
@@ -275,7 +408,7 @@ fn jitter_percent(word: &str) -> Option<u32> {
     percent.filter(|percent| (0..=100).contains(percent))
 }
 
-fn duration(words: &[&str]) -> Result<Duration, String> {
+fn duration(words: &[&str]) -> Result<Duration, ScriptProblem> {
     if let [rule @ .., last] = words
         && let Some(percent) = jitter_percent(last)
         && let Duration::Fixed {
@@ -294,10 +427,8 @@ fn duration(words: &[&str]) -> Result<Duration, String> {
         }),
         ["peers", parties, time] => {
             let parties = parties.parse().ok().filter(|n| (1..=64).contains(n));
-            let parties =
-                parties.ok_or_else(|| "peers: a number from 1 to 64 is accepted".to_owned())?;
             Ok(Duration::Peers {
-                parties,
+                parties: parties.ok_or(ScriptProblem::Parties)?,
                 ns: time_ns(time)?,
             })
         }
@@ -320,35 +451,38 @@ fn duration(words: &[&str]) -> Result<Duration, String> {
                 ns_per_block: time_ns(each)?,
                 jitter_percent: 0,
             }),
-            None => Err(format!(
-                "{each:?}: a time for each block is accepted, as 20ns/block"
-            )),
+            None => Err(ScriptProblem::PerBlock((*each).to_owned())),
         },
-        other => Err(format!(
-            "{:?} is no time of a kernel: accepted are 2ms, 5us + 20ns/block, arg ns, \
-             peers 2 50us, flag 10us, 1ms ±20%",
-            other.join(" ")
-        )),
+        other => Err(ScriptProblem::KernelTime(other.join(" "))),
     }
 }
 
-fn above_zero(what: &str, ns: u64) -> Result<u64, String> {
+/// A GPU that takes longer to change to another process is none.
+const MOST_SWITCH_NS: u64 = 10_000_000;
+
+fn wrong(line: &'static str, read: &str, accepted: &'static str) -> ScriptProblem {
+    ScriptProblem::Value {
+        line,
+        read: read.to_owned(),
+        accepted,
+    }
+}
+
+fn above_zero(line: &'static str, ns: u64) -> Result<u64, ScriptProblem> {
     if ns == 0 {
-        Err(format!("{what}: a time above 0 is accepted"))
+        Err(ScriptProblem::Zero(line))
     } else {
         Ok(ns)
     }
 }
 
-fn unit_ns(unit: &str) -> Result<u64, String> {
+fn unit_ns(unit: &str) -> Result<u64, ScriptProblem> {
     match unit {
         "ns" => Ok(1),
         "us" => Ok(1_000),
         "ms" => Ok(1_000_000),
         "s" => Ok(1_000_000_000),
-        other => Err(format!(
-            "{other:?} is no unit of time: accepted are ns, us, ms, s"
-        )),
+        other => Err(ScriptProblem::Unit(other.to_owned())),
     }
 }
 
@@ -356,17 +490,17 @@ fn unit_ns(unit: &str) -> Result<u64, String> {
 ///
 /// # Errors
 /// Says what was read and what is accepted.
-pub fn time_ns(text: &str) -> Result<u64, String> {
+pub fn time_ns(text: &str) -> Result<u64, ScriptProblem> {
     let (number, unit) = number_and_unit(text)?;
     let ns = number * unit_ns(unit)? as f64;
     if ns > 1e15 {
-        return Err(format!("{text:?} is longer than eleven days"));
+        return Err(ScriptProblem::Long(text.to_owned()));
     }
     Ok(ns.round() as u64)
 }
 
-fn bytes_per_second(text: &str) -> Result<u64, String> {
-    let refused = || format!("{text:?} is no rate: accepted are B/s, KB/s, MB/s, GB/s, TB/s");
+fn bytes_per_second(text: &str) -> Result<u64, ScriptProblem> {
+    let refused = || ScriptProblem::Rate(text.to_owned());
     let (number, unit) = number_and_unit(text)?;
     let factor = match unit {
         "B/s" => 1.0,
@@ -380,14 +514,14 @@ fn bytes_per_second(text: &str) -> Result<u64, String> {
     if rate == 0 { Err(refused()) } else { Ok(rate) }
 }
 
-fn number_and_unit(text: &str) -> Result<(f64, &str), String> {
+fn number_and_unit(text: &str) -> Result<(f64, &str), ScriptProblem> {
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let value: f64 = number
         .parse()
-        .map_err(|_| format!("{text:?} is no time or rate: 10us, 1.5ms, 2s are"))?;
+        .map_err(|_| ScriptProblem::Number(text.to_owned()))?;
     Ok((value, unit))
 }
 
@@ -456,7 +590,9 @@ mod tests {
         let script = Script::parse(
             "default 1ms\nkernel axpy 5us + 20ns/block\nkernel sleep_ns arg us\n\
              kernel allreduce* peers 2 50us\nkernel wait_flag flag 10us\ncopy 10GB/s 1us\n\
-             slice 1ms\nsample 1s\ncall cuEventRecord 800ns",
+             slice 1ms\nslice order least-run\nslice empty kept\nslice switch 50us\n\
+             sample 1s\nnvml lag 170ms\nnvml round nearest\nnvml credit next\n\
+             call cuEventRecord 800ns",
         )
         .unwrap();
 
@@ -482,8 +618,22 @@ mod tests {
         assert_eq!(script.kernel("wait_flag").0, Duration::Flag { ns: 10_000 });
         assert_eq!(script.copy_ns(10_000_000_000), 1_000_001_000);
         assert_eq!(
-            (script.slice_ns, script.sample_ns),
-            (1_000_000, 1_000_000_000)
+            script.slices,
+            Rules {
+                slice_ns: 1_000_000,
+                switch_ns: 50_000,
+                order: Order::LeastRun,
+                emptied: Emptied::Kept,
+            }
+        );
+        assert_eq!(
+            script.figures,
+            Figures {
+                sample_ns: 1_000_000_000,
+                lag_ns: 170_000_000,
+                rounding: Rounding::Nearest,
+                credit: Credit::NextProcess,
+            }
         );
         assert_eq!(
             (script.call_ns("cuEventRecord"), script.call_ns("cuInit")),
@@ -495,6 +645,32 @@ mod tests {
     fn a_bad_line_is_named_with_what_is_accepted() {
         for (text, line, says) in [
             ("slice 0ms", 1, "above 0"),
+            (
+                "slice order fair",
+                1,
+                "\"fair\" is read; accepted are round-robin, least-run",
+            ),
+            (
+                "slice empty lost",
+                1,
+                "\"lost\" is read; accepted are given-up, kept",
+            ),
+            (
+                "slice switch 1s",
+                1,
+                "\"1s\" is read; accepted are 0us to 10ms",
+            ),
+            ("slice switch soon", 1, "no time or rate"),
+            (
+                "nvml round 5",
+                1,
+                "\"5\" is read; accepted are down, nearest, up",
+            ),
+            (
+                "nvml credit all",
+                1,
+                "\"all\" is read; accepted are own, next",
+            ),
             ("\nkernel a 10", 2, "no unit of time"),
             ("kernel a peers many 1us", 1, "1 to 64"),
             ("kernel a", 1, "accepted are 2ms"),

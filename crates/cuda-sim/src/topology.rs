@@ -1,9 +1,10 @@
-//! How the GPUs of a board reach each other: the text of `VGPU_SIM_TOPOLOGY`. Pairs between commas, in the words of
-//! `nvidia-smi topo -m`: `0-1=PIX+NV4,0-2=SYS`. A pair that is not named is `PHB`. It knows nothing of what a link
-//! carries.
+//! How the GPUs of a board are connected: the text of `VGPU_SIM_TOPOLOGY`. Pairs separated by commas, in the words of
+//! `nvidia-smi topo -m`: `0-1=PIX+NV4,0-2=SYS`. A pair that is not listed is `PHB`. Knows nothing of the traffic on a
+//! link.
 
 use crate::Board;
 use crate::pci::MAX_GPUS;
+use crate::setting::BadSetting;
 
 /// NVLinks that a GPU has, used or not.
 pub const MAX_LINKS: usize = 18;
@@ -26,12 +27,11 @@ const HOST_BRIDGE: u32 = 30;
 ///
 /// # Errors
 /// With what was read and what is accepted.
-pub fn parse(text: &str) -> Result<Vec<(Ends, Path)>, String> {
+pub fn parse(text: &str) -> Result<Vec<(Ends, Path)>, BadSetting> {
     let wrong = || {
-        format!(
-            "VGPU_SIM_TOPOLOGY is {text:?}: pairs of GPUs with commas between them, such as \
-             0-1=PIX+NV4,0-2=SYS; words out of PIX, PXB, PHB, NODE, SYS and NV1 to NV18, at most 18 NVLinks of a GPU"
-        )
+        let accepted = "pairs of GPUs with commas between them, such as \
+             0-1=PIX+NV4,0-2=SYS; words out of PIX, PXB, PHB, NODE, SYS and NV1 to NV18, at most 18 NVLinks of a GPU";
+        BadSetting::value("VGPU_SIM_TOPOLOGY", text, accepted)
     };
     let mut pairs: Vec<(Ends, Path)> = Vec::new();
     let mut links = [0; MAX_GPUS];
@@ -163,7 +163,8 @@ mod tests {
             "0-1=NV9,0-2=NV10",
             "0-1=PIX,1-0=SYS",
         ] {
-            assert!(parse(text).unwrap_err().contains(text), "{text}");
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(text), "{error}");
         }
     }
 }

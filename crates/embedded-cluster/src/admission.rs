@@ -12,14 +12,14 @@ use crate::target::{Target, Write};
 /// A future in a box, so that a hook can be kept as a `dyn`.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// What is done to an object.
+/// The operation on an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// It is made.
+    /// The object is created.
     Create,
-    /// It is changed.
+    /// The object is changed.
     Update,
-    /// It is deleted.
+    /// The object is deleted.
     Delete,
 }
 
@@ -37,9 +37,9 @@ impl Operation {
 /// A write that waits for the hooks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Review {
-    /// Names this review.
+    /// Identifies this review.
     pub uid: String,
-    /// What is done.
+    /// The operation.
     pub operation: Operation,
     /// The API group; empty for the core one.
     pub group: String,
@@ -51,17 +51,17 @@ pub struct Review {
     pub resource: String,
     /// `status`, `binding` or another; empty for the object itself.
     pub subresource: String,
-    /// Empty for an object without one.
+    /// Empty for an object without a namespace.
     pub namespace: String,
     /// The object's name.
     pub name: String,
-    /// The object as it shall be; none when it is deleted.
+    /// The object after the write; none for a deletion.
     pub object: Option<Value>,
-    /// The object as it is; none when it is made.
+    /// The object before the write; none for a creation.
     pub old_object: Option<Value>,
-    /// Whether nothing will be written.
+    /// Whether the write is only tried and not stored.
     pub dry_run: bool,
-    /// The user who writes.
+    /// The user that writes.
     pub user: String,
     /// The user's groups.
     pub groups: Vec<String>,
@@ -69,13 +69,13 @@ pub struct Review {
 
 /// A hook in this process.
 pub trait Admission: Send + Sync {
-    /// The object as it shall be instead, or none to leave it.
+    /// The changed object, or none to leave it as it is.
     fn mutate<'a>(&'a self, review: &'a Review) -> BoxFuture<'a, Result<Option<Value>, Status>> {
         let _ = review;
         Box::pin(async { Ok(None) })
     }
 
-    /// Whether it may be.
+    /// Whether the write is allowed.
     fn validate<'a>(&'a self, review: &'a Review) -> BoxFuture<'a, Result<(), Status>> {
         let _ = review;
         Box::pin(async { Ok(()) })
@@ -84,14 +84,25 @@ pub trait Admission: Send + Sync {
 
 /// Carries a review to a webhook of a stored configuration.
 pub trait WebhookClient: Send + Sync {
-    /// Sends an `AdmissionReview` where `webhook` (an entry of `webhooks`) says, within its `timeoutSeconds`, and gives
-    /// back the `AdmissionReview` that answers it. None when the webhook's `matchConditions` leave this review out. An error is a
-    /// failed call, which the entry's `failurePolicy` judges.
+    /// Sends an `AdmissionReview` to the address in `webhook` (an entry of `webhooks`), within its `timeoutSeconds`,
+    /// and returns the `AdmissionReview` that answers it. None if the webhook's `matchConditions` exclude this review.
+    /// An error is a failed call; the entry's `failurePolicy` decides its effect.
     fn call<'a>(
         &'a self,
         webhook: &'a Value,
         review: Value,
-    ) -> BoxFuture<'a, Result<Option<Value>, String>>;
+    ) -> BoxFuture<'a, Result<Option<Value>, WebhookError>>;
+}
+
+/// Why a call of a webhook failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WebhookError {
+    /// The webhook was not reached, or sent no `AdmissionReview`.
+    #[error("{0}")]
+    NoAnswer(String),
+    /// The answer has the uid of another review.
+    #[error("its answer is not to this review")]
+    OtherReview,
 }
 
 impl Review {
@@ -159,7 +170,7 @@ impl Review {
         json!({ "kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": request })
     }
 
-    /// What an `AdmissionReview` that answers this one makes of it: a refusal, the object as it shall be, or none.
+    /// The effect of an `AdmissionReview` that answers this one: a refusal, the changed object, or none.
     pub fn answered(&self, name: &str, answer: &Value) -> Result<Option<Value>, Status> {
         let response = &answer["response"];
         if response["uid"] != self.uid {
@@ -200,7 +211,7 @@ impl Review {
         Ok(Some(changed))
     }
 
-    /// Whether a rule of a webhook configuration speaks of this write.
+    /// Whether a rule of a webhook configuration applies to this write.
     pub(crate) fn is_ruled_by(&self, rule: &Value) -> bool {
         let among = |name: &str, value: &str| {
             rule[name]
@@ -234,7 +245,7 @@ impl Review {
                 .any(resource)
     }
 
-    /// The labels that an `objectSelector` looks at: the new object's, and the old one's.
+    /// The objects whose labels an `objectSelector` matches: the new object and the old one.
     pub(crate) fn objects(&self) -> impl Iterator<Item = &Value> {
         self.object.iter().chain(&self.old_object)
     }

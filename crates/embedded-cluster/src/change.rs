@@ -1,4 +1,4 @@
-//! Changes of an object by the cluster's own programs, which see its compact annotations as such.
+//! Changes of an object by the cluster's own programs, which see its compact annotations in their compact form.
 
 use std::sync::Arc;
 
@@ -14,12 +14,13 @@ use crate::target::{Target, Write};
 use crate::{check, kinds};
 
 impl Cluster {
-    /// Changes an object as a program of the cluster's own does, without admission hooks, until no other writer was
-    /// faster. `change` sees the object without its compact annotations, and beside it these.
+    /// Changes an object on behalf of one of the cluster's own programs, without admission hooks, and retries until
+    /// no other writer interferes. `change` receives the object without its compact annotations, and the compact
+    /// annotations separately.
     ///
     /// # Errors
     ///
-    /// 404 without such an object; what `change` refuses; 422 where the result is not a valid object.
+    /// 404 if the object does not exist; the refusal of `change`; 422 if the result is not a valid object.
     pub fn change(
         &self,
         target: &Target,
@@ -35,7 +36,7 @@ impl Cluster {
             if let Some(there) = &beside
                 && annotations(&new).is_some_and(|new| new.keys().any(|key| there.has(key)))
             {
-                // The text that was written counts.
+                // An annotation that is written as text wins.
                 let text = annotations(&new).cloned().unwrap_or_default();
                 render_into(&mut new, &**there);
                 if let Some(annotations) = annotations_mut(&mut new) {
@@ -62,8 +63,8 @@ impl Cluster {
     }
 }
 
-/// Records the owners of the fields that a write changed, including compact annotations. These are rendered only if some
-/// existed before; of new ones only their presence matters.
+/// Records the owners of the fields that a write changed, including compact annotations. These are rendered only if
+/// some existed before; otherwise only their presence matters.
 fn follow_owners(
     target: &Target,
     current: &Stored,

@@ -1,4 +1,4 @@
-//! What every object must be, whatever its kind.
+//! Checks for every object, whatever its kind.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use crate::selector::Selector;
 use crate::status::Status;
 use crate::target::{DeleteOptions, Target};
 
-/// `metadata` has the types that Kubernetes gives it.
+/// Checks that `metadata` has the types that Kubernetes gives it.
 pub(crate) fn check_metadata(target: &Target, object: &Value) -> Result<(), Status> {
     let metadata = &object["metadata"];
     for name in [
@@ -42,7 +42,7 @@ pub(crate) fn check_metadata(target: &Target, object: &Value) -> Result<(), Stat
     check_size(target, object, &None)
 }
 
-/// All annotations of an object, also those beside it, take at most 256 KiB.
+/// Checks that all annotations of an object, including the compact ones, take at most 256 KiB.
 pub(crate) fn check_size(target: &Target, object: &Value, beside: &Beside) -> Result<(), Status> {
     let text: usize = object["metadata"]["annotations"]
         .as_object()
@@ -96,7 +96,7 @@ pub(crate) fn check_preconditions(
     Ok(())
 }
 
-/// An update is of the object that is there, and of the version that the client read.
+/// Checks that an update is for the existing object, and for the version that the client read.
 pub(crate) fn check_same_object(
     target: &Target,
     current: &Stored,

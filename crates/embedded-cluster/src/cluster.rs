@@ -34,7 +34,7 @@ impl Default for Cluster {
 }
 
 impl Cluster {
-    /// With the namespaces and priority classes that every cluster has.
+    /// A cluster with the namespaces and priority classes that every cluster has.
     pub fn new(options: Options) -> Self {
         let store = RwLock::new(Store::new(options.remembered_changes));
         let cluster = Self(Arc::new(Inner {
@@ -48,18 +48,18 @@ impl Cluster {
         cluster
     }
 
-    /// Asks this hook about every write from now on, after those that were there before.
+    /// Adds a hook that is asked about every write from now on, after the hooks that were added before.
     pub fn admit_with(&self, hook: Arc<dyn Admission>) {
         self.0.admission.write().push(hook);
     }
 
     /// Calls the webhooks of stored `MutatingWebhookConfiguration`s and `ValidatingWebhookConfiguration`s through this
-    /// client. Without one they are stored and not called.
+    /// client. Without a client they are stored and not called.
     pub fn call_webhooks_with(&self, client: Arc<dyn WebhookClient>) {
         *self.0.webhooks.write() = Some(client);
     }
 
-    /// The resource of that group (empty for the core one) and plural name.
+    /// The resource with this group (empty for the core one) and plural name.
     pub fn resource(&self, group: &str, plural: &str) -> Result<Arc<Resource>, Status> {
         self.0
             .registry
@@ -154,7 +154,7 @@ impl Cluster {
         })
     }
 
-    /// Fills what only the server may say.
+    /// Fills in the fields that only the server may set.
     pub(crate) fn stamp(target: &Target, object: &mut Value) {
         set(object, &["metadata", "uid"], new_uid().into());
         set(object, &["metadata", "creationTimestamp"], now().into());

@@ -1,8 +1,8 @@
-//! Annotations that are kept beside an object in a form of their writer's, and become text when the object is read.
-//! Never knows what they say.
+//! Annotations that are stored beside an object in a compact form of their writer, and are rendered when the object is
+//! read. This file does not know what they mean.
 //!
-//! For clients they are annotations like others. A write that leaves all of them as they were keeps the compact form; a
-//! write that changes one of them makes text of all.
+//! For clients they are ordinary annotations. A write that leaves all of them unchanged keeps the compact form; a write
+//! that changes one of them turns all of them into text.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -18,10 +18,10 @@ pub trait Compact: Any + Debug + Send + Sync {
     /// The keys alone.
     fn keys(&self) -> Vec<String>;
 
-    /// Whether [`Compact::render`] gives this key.
+    /// Whether [`Compact::render`] returns this key.
     fn has(&self, key: &str) -> bool;
 
-    /// How many bytes the rendered keys and values have.
+    /// The number of bytes of the rendered keys and values.
     fn size(&self) -> usize;
 
     /// Whether both render to the same.
@@ -30,7 +30,7 @@ pub trait Compact: Any + Debug + Send + Sync {
     }
 }
 
-/// What stands beside an object, if anything.
+/// The compact annotations of an object, if it has any.
 pub(crate) type Beside = Option<Arc<dyn Compact>>;
 
 pub(crate) fn same(one: &Beside, other: &Beside) -> bool {
@@ -49,7 +49,7 @@ fn metadata_mut(object: &mut Value) -> Option<&mut Map<String, Value>> {
     object.get_mut("metadata")?.as_object_mut()
 }
 
-/// The annotations of an object, made where they are not there.
+/// The annotations of an object, created if they are missing.
 pub(crate) fn annotations_mut(object: &mut Value) -> Option<&mut Map<String, Value>> {
     let annotations = metadata_mut(object)?
         .entry("annotations")
@@ -70,8 +70,8 @@ pub(crate) fn render_into(object: &mut Value, compact: &dyn Compact) {
     }
 }
 
-/// Takes the compact annotations out of `new` where it has all of them as `old` has them, and says whether it does.
-/// Both are objects with their annotations as text.
+/// Removes the compact annotations from `new` if all of them are as in `old`, and returns whether they are. Both
+/// objects have their annotations as text.
 pub(crate) fn strip(compact: &dyn Compact, old: &Value, new: &mut Value) -> bool {
     let kept = annotations(old)
         .into_iter()

@@ -1,4 +1,4 @@
-//! Custom resources: what a definition makes of itself, and what it asks of its objects.
+//! Custom resources: what their definitions say about themselves and about their objects.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ pub(crate) fn validate_definition(target: &Target, definition: &Value) -> Result
     Ok(())
 }
 
-/// A definition is at once what a controller would make of it: established, under the names that it asks for.
+/// Sets the status that a controller would give a definition: established, under the names that it asks for.
 pub(crate) fn establish(definition: &mut Value) -> Result<(), Status> {
     let names = definition["spec"]["names"].clone();
     set(definition, &["status", "acceptedNames"], names);
@@ -178,7 +178,7 @@ pub(crate) fn resource(definition: &Value) -> Result<Resource, Status> {
     })
 }
 
-/// Leaves out what the schema does not know, fills in its defaults.
+/// Removes fields that the schema does not have, and fills in its defaults.
 pub(crate) fn prepare(target: &Target, object: &mut Value) -> Result<(), Status> {
     let served = target.served()?;
     if let Some(schema) = &served.schema {

@@ -1,9 +1,9 @@
-//! Events are one table that two groups show: the core one names things one way, `events.k8s.io` another. They are
-//! stored in the core's words.
+//! Events are one table that two groups show under different field names: the core group and `events.k8s.io`. They
+//! are stored with the core group's names.
 
 use serde_json::Value;
 
-/// The fields, in the core's words and in those of `events.k8s.io`.
+/// The fields, with the core group's names and those of `events.k8s.io`.
 const NAMES: [(&str, &str); 8] = [
     ("message", "note"),
     ("involvedObject", "regarding"),
@@ -15,7 +15,7 @@ const NAMES: [(&str, &str); 8] = [
     ("count", "deprecatedCount"),
 ];
 
-/// In the core's words, whichever it was in.
+/// Renames the fields to the core group's names.
 pub(crate) fn to_core(event: &mut Value) {
     if event["apiVersion"] == "v1" {
         return;
@@ -24,7 +24,7 @@ pub(crate) fn to_core(event: &mut Value) {
     crate::object::set(event, &["apiVersion"], "v1".into());
 }
 
-/// In the words of `events.k8s.io`.
+/// Renames the fields to the names of `events.k8s.io`.
 pub(crate) fn to_new(event: &mut Value) {
     rename(event, |(core, new)| (core, new));
     crate::object::set(event, &["apiVersion"], "events.k8s.io/v1".into());

@@ -1,5 +1,5 @@
-//! Several writes as one, and whole states to go back to. A fork is a cluster of its own with the same objects: verbs
-//! try there what shall be done here, and nothing of it is seen here before all of it has worked.
+//! Several writes as one, and snapshots to return to. A fork is a separate cluster with the same objects: writes are
+//! tried in the fork, and this cluster sees none of them until all have succeeded.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::status::Status;
 use crate::store::{Change, Clash, Happened, Objects, Store};
 use crate::target::Options;
 
-/// A cluster to try writes on, and the one that it was made of.
+/// A cluster to try writes on, and the cluster that it was made from.
 #[derive(Debug)]
 pub struct Fork {
     of: Cluster,
@@ -53,7 +53,7 @@ impl Cluster {
         }
     }
 
-    /// All objects at one version: no write falls between two of them.
+    /// All objects at one version, with no write in between.
     pub fn snapshot(&self) -> Snapshot {
         let store = self.0.store.read();
         let (version, tables) = (store.version(), store.objects());
@@ -65,8 +65,9 @@ impl Cluster {
         }
     }
 
-    /// Goes back to a snapshot in one step, and says how many changes that took. Watches see what differs go and come
-    /// back with the uid that it had and with a new version; an object without a change since then stays untouched.
+    /// Returns to a snapshot in one step, and returns the number of changes. Watches see changed objects deleted and
+    /// added again, with their uid in the snapshot and a new version. An object without a change since then stays
+    /// untouched.
     pub fn restore(&self, snapshot: &Snapshot) -> usize {
         let mut store = self.0.store.write();
         let changed = store.restore(&snapshot.tables);
@@ -76,17 +77,17 @@ impl Cluster {
 }
 
 impl Fork {
-    /// Where the writes are tried.
+    /// The cluster on which the writes are tried.
     pub fn cluster(&self) -> &Cluster {
         &self.scratch
     }
 
-    /// Makes happen at once what happened in the fork, and says how many changes that were. Watches see one change of
-    /// an object where the fork made several.
+    /// Applies the changes of the fork at once, and returns their number. If the fork changed an object several
+    /// times, watches see one change.
     ///
     /// # Errors
     ///
-    /// 409 when an object that the fork changed was changed here since; nothing is done then.
+    /// 409 if an object that the fork changed has changed here since; nothing is applied then.
     pub fn commit(self) -> Result<usize, Status> {
         let scratch = self.scratch.0.store.read();
         let (end, changes) = (scratch.version(), scratch.net_changes());
@@ -101,7 +102,7 @@ impl Fork {
 }
 
 impl Cluster {
-    /// What custom resource definitions came or went by these changes is served, or no longer.
+    /// Starts or stops serving the custom resources whose definitions came or went with these changes.
     fn follow_definitions(&self, changes: &[(Arc<str>, Change)]) -> Result<(), Status> {
         let Ok(definitions) = self.resource("apiextensions.k8s.io", "customresourcedefinitions")
         else {
@@ -123,7 +124,7 @@ impl Cluster {
 }
 
 impl Snapshot {
-    /// The version of which this is the state.
+    /// The version of this state.
     pub fn resource_version(&self) -> u64 {
         self.version
     }
@@ -136,7 +137,7 @@ impl Snapshot {
             .flat_map(|objects| objects.values())
     }
 
-    /// Of all objects only the namespaces and priority classes that every cluster has.
+    /// Keeps only the namespaces and priority classes that every cluster has.
     #[must_use]
     pub fn only_given(mut self) -> Self {
         let kept: Vec<_> = [("", "namespaces"), ("scheduling.k8s.io", "priorityclasses")]

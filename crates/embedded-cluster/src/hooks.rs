@@ -13,7 +13,7 @@ use crate::target::{Target, Write};
 use crate::webhooks::Registered;
 
 impl Cluster {
-    /// Asks the hooks: those that change, in order, then those that only look.
+    /// Asks the mutating hooks in order, then the validating hooks.
     pub(crate) async fn admit(
         &self,
         operation: Operation,
@@ -64,7 +64,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Also for what is not an object of its own, such as a binding.
+    /// As [`Cluster::admit`], for requests that are not objects of their own, such as a binding.
     pub(crate) async fn admit_connect(
         &self,
         target: &Target,
@@ -88,7 +88,7 @@ impl Cluster {
 
     pub(crate) fn hooks(&self, target: &Target) -> Vec<Arc<dyn Admission>> {
         let mut hooks = self.0.admission.read().clone();
-        // Their own configurations are never sent to webhooks: a broken one could not be mended.
+        // Webhook configurations themselves are never sent to webhooks: a broken webhook could then not be repaired.
         if let (Some(client), false) = (
             &*self.0.webhooks.read(),
             target.resource.group == "admissionregistration.k8s.io",

@@ -35,7 +35,7 @@ use crate::target::{Deleted, ListOptions, Part, Target, Write};
 use crate::watch::Start;
 
 impl Cluster {
-    /// All routes: the API's and the three of health.
+    /// All routes: the API's and the three health routes.
     pub fn router(&self) -> Router {
         self.api_routes()
             .route("/healthz", get("ok"))
@@ -43,7 +43,8 @@ impl Cluster {
             .route("/readyz", get("ok"))
     }
 
-    /// The API's routes alone, to stand beside others on one listener. Routes with a fixed path below `/api` go before.
+    /// The API's routes alone, for a listener that has other routes too. Routes with a fixed path below `/api` take
+    /// precedence.
     pub fn api_routes(&self) -> Router {
         Router::new()
             .route(
@@ -61,7 +62,7 @@ impl Cluster {
     }
 }
 
-/// A refusal on its way out.
+/// A refusal as an HTTP response.
 pub(crate) struct Refused(pub(crate) Status);
 
 impl IntoResponse for Refused {
@@ -137,7 +138,7 @@ async fn answer(cluster: &Cluster, request: Request) -> Result<Response, Status>
     }
 }
 
-/// What a request says besides its path.
+/// The parts of a request besides its path.
 struct Asked {
     query: HashMap<String, String>,
     headers: HeaderMap,
@@ -250,7 +251,7 @@ impl Asked {
         Ok(write)
     }
 
-    /// The body as an object; JSON or YAML.
+    /// The body as an object, from JSON or YAML.
     fn object(&self) -> Result<Value, Status> {
         match self.content_type.as_str() {
             ""
@@ -314,7 +315,7 @@ impl Asked {
         Patch::parse(&self.content_type, body)
     }
 
-    /// The options that a deletion has in its body, its query, or both.
+    /// The options of a deletion, from its body, its query, or both.
     fn deletion(&self) -> Result<Value, Status> {
         let mut options = if self.body.is_empty() {
             json!({})
@@ -366,7 +367,7 @@ async fn objects(cluster: &Cluster, place: ApiPath, request: Request) -> Result<
     if !resource.namespaced && !place.namespace.is_empty() {
         return Err(Status::no_such_path());
     }
-    // An object of a namespace is named with it; only collections are of all of them.
+    // An object in a namespace needs the namespace in its path; only collections can span all namespaces.
     if resource.namespaced
         && place.namespace.is_empty()
         && !(place.name.is_empty() && method == Method::GET)
@@ -639,7 +640,7 @@ fn review(kind: &str, asked: &Asked) -> Result<Response, Status> {
     Ok(json_answer(StatusCode::CREATED, &object))
 }
 
-/// Percent-decoded; nothing when that is not UTF-8.
+/// The percent-decoded path; none if it is not UTF-8.
 fn decode(path: &str) -> Option<String> {
     if !path.contains('%') {
         return Some(path.to_owned());

@@ -1,8 +1,8 @@
 //! A Kubernetes API server in memory: objects, versions, watches and the verbs, in this process and over HTTP.
 //!
-//! It owns what an API server owns, and behaves as one: optimistic concurrency, watches that can be resumed, patches
-//! of all four kinds, subresources, refusals as `Status`. It never decides anything: no scheduler, no controller, no
-//! kubelet runs in it, and it knows nothing of GPUs. It opens no listener.
+//! It does what an API server does, in the same way: optimistic concurrency, watches that can be resumed, patches of
+//! all four kinds, subresources, refusals as `Status`. It decides nothing: no scheduler, no controller and no kubelet
+//! runs in it, and it knows nothing of GPUs. It opens no listener.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -53,7 +53,7 @@ mod watch;
 mod webhooks;
 mod writes;
 
-pub use admission::{Admission, BoxFuture, Operation, Review, WebhookClient};
+pub use admission::{Admission, BoxFuture, Operation, Review, WebhookClient, WebhookError};
 pub use cluster::Cluster;
 pub use compact::Compact;
 pub use fork::{Fork, Snapshot};
@@ -62,7 +62,7 @@ pub use object::Stored;
 pub use patch::Patch;
 pub use resource::{Resource, Version};
 pub use selector::Selector;
-pub use status::Status;
+pub use status::{Reason, Status};
 pub use store::Happened;
 pub use target::{DeleteOptions, Deleted, ListOptions, Listed, Options, Part, Target, Write};
 pub use watch::{Event, Start, Watch};

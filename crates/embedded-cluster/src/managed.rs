@@ -19,9 +19,9 @@ use fields::{Fields, Types, at, difference, fields_of, merge, print_path, remove
 /// The kind of a write, for tracking owners.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum How<'a> {
-    /// What it changes becomes the writer's.
+    /// The writer owns the fields that it changes.
     Update,
-    /// All that it names is the writer's.
+    /// The writer owns all fields that it names.
     Apply(&'a Value),
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn track(
         unset(new, &["metadata", "managedFields"]);
         return;
     }
-    // An update may hand owners in, as `kubectl` does to give fields over.
+    // An update may contain the owners, as `kubectl` does to pass fields on.
     let mut managers = if given.is_some() {
         read(new)
     } else {
@@ -143,7 +143,7 @@ pub(crate) fn apply(
         let mut shared = Vec::new();
         wanted.shared(&manager.fields, &mut Vec::new(), &mut shared);
         shared.retain(|path| match (at(&config, path), at(old, path)) {
-            // An empty map changes nothing in one that is there.
+            // An empty map does not change an existing one.
             (Some(Value::Object(none)), Some(Value::Object(_))) if none.is_empty() => false,
             (wanted, there) => wanted != there,
         });
@@ -172,13 +172,13 @@ pub(crate) fn apply(
         gone.retain(|path| {
             !wanted.touches(path) && !others.iter().any(|other| other.fields.touches(path))
         });
-        // Whole elements before the fields in them.
+        // Whole elements are removed before the fields in them.
         gone.sort_by_key(Vec::len);
         gone.iter().for_each(|path| remove_at(&mut new, path));
     }
     others.retain(|manager| !manager.fields.is_empty());
     others.push(Manager::new(target, write, APPLY, wanted));
-    // An apply that changes nothing is no new version, whatever the time.
+    // An apply that changes nothing makes no new version, even at a later time.
     if let (Some(before), Some(after)) = (&own, others.last_mut()) {
         after.time.clone_from(&before.time);
         let mut same = new.clone();
@@ -190,7 +190,7 @@ pub(crate) fn apply(
         }
     }
     store(&mut new, &others);
-    // What the client says of the object's version and uid is checked with every other write.
+    // The resource version and uid that the client sends are checked as for every other write.
     for name in ["resourceVersion", "uid"] {
         if let Some(text) = applied["metadata"][name]
             .as_str()

@@ -1,4 +1,4 @@
-//! What goes with something else: the objects of a namespace, those of a custom resource.
+//! Deletions that follow from others: the objects of a namespace, and those of a custom resource.
 
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ impl Cluster {
         self.clear(&resource, "");
     }
 
-    /// Takes away all objects of a resource whose keys begin with `prefix`, but those that a finalizer holds.
+    /// Deletes all objects of a resource whose keys begin with `prefix`, except those that a finalizer holds.
     pub(crate) fn clear(&self, resource: &Resource, prefix: &str) {
         let mut store = self.0.store.write();
         let objects: Vec<_> = store.scan(&resource.table, prefix, "").cloned().collect();
@@ -60,7 +60,7 @@ impl Cluster {
             return;
         };
         let target = Target::object(&namespaces, "", namespace);
-        // Nothing may be made in it from here on.
+        // From here on, no object can be created in it.
         let open = self
             .find(&target)
             .filter(|namespace| !namespace.fields_say_terminating());
@@ -98,7 +98,7 @@ impl Cluster {
             .any(|resource| store.scan(&resource.table, &prefix, "").next().is_some())
     }
 
-    /// A namespace that only waited for its last object goes with it.
+    /// Deletes a namespace that only waited for its last object.
     pub(crate) fn finish_namespace(&self, namespace: &str) {
         let Ok(namespaces) = self.resource("", "namespaces") else {
             return;
@@ -107,7 +107,7 @@ impl Cluster {
         let Some(current) = self.find(&target) else {
             return;
         };
-        // Most objects go from a namespace that stays.
+        // Most objects are deleted from a namespace that stays.
         let mut object = current.value();
         if meta(&object, "deletionTimestamp").is_empty()
             || kinds::is_held(&object)

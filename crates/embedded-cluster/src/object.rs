@@ -1,7 +1,7 @@
 //! A stored object: its JSON text, and the few values that lists and watches need.
 //!
-//! Text instead of a tree of values lets fifty thousand pods take a tenth of the memory, and a list is the concatenated
-//! texts. A write parses only the object that it changes.
+//! Text needs a tenth of the memory of a tree of values for fifty thousand pods, and a list is the concatenated texts.
+//! A write parses only the object that it changes.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub struct Stored {
     /// `namespace/name`, or the name of an object without a namespace.
     pub(crate) key: Arc<str>,
     version: u64,
-    /// Without what stands beside it.
+    /// Without the compact annotations.
     json: Bytes,
     pub(crate) beside: Beside,
     labels: Box<[(Box<str>, Box<str>)]>,
@@ -27,7 +27,7 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// Writes `version` into the object and keeps its text; 0 leaves it without one.
+    /// Writes `version` into the object and keeps its text; 0 writes no version.
     pub(crate) fn new(
         resource: &Resource,
         key: Arc<str>,
@@ -109,7 +109,7 @@ impl Stored {
         serde_json::from_slice(&self.json)
     }
 
-    /// Whether both are the same but for their versions.
+    /// Whether both are the same except for their versions.
     pub(crate) fn same(&self, other: &Self) -> bool {
         let other = other.at_version(self.version);
         if self.beside.is_some() == other.beside.is_some() {
@@ -157,10 +157,10 @@ impl Stored {
     }
 }
 
-/// What a field selector sees at a path.
+/// The value of a field selector's path.
 fn field(object: &Value, path: &str) -> String {
     match path {
-        // The field that names an event's reporter depends on the writer.
+        // The field that names an event's reporter depends on its writer.
         "source" => field(object, "source.component"),
         _ => match path.split('.').fold(object, |value, name| &value[name]) {
             Value::String(text) => text.clone(),
@@ -178,7 +178,7 @@ pub(crate) fn to_json(value: &Value) -> Vec<u8> {
     serde_json::to_vec(value).expect("a value without maps of odd keys can be printed")
 }
 
-/// `metadata`, made when it is not there; nothing for what is not an object.
+/// `metadata`, created if it is missing; none if the value is not an object.
 pub(crate) fn metadata_mut(object: &mut Value) -> Option<&mut Map<String, Value>> {
     object
         .as_object_mut()?
@@ -187,12 +187,12 @@ pub(crate) fn metadata_mut(object: &mut Value) -> Option<&mut Map<String, Value>
         .as_object_mut()
 }
 
-/// A text of `metadata`; empty when it is not there.
+/// A text of `metadata`; empty if it is missing.
 pub(crate) fn meta<'a>(object: &'a Value, name: &str) -> &'a str {
     object["metadata"][name].as_str().unwrap_or_default()
 }
 
-/// Puts a value at a path of objects, which are made where they are not there.
+/// Sets the value at a path of objects. Missing objects are created.
 pub(crate) fn set(object: &mut Value, path: &[&str], value: Value) {
     let Some((last, parents)) = path.split_last() else {
         return;
@@ -213,7 +213,7 @@ pub(crate) fn set(object: &mut Value, path: &[&str], value: Value) {
     }
 }
 
-/// Takes away what stands at a path.
+/// Removes the value at a path.
 pub(crate) fn unset(object: &mut Value, path: &[&str]) {
     let Some((last, parents)) = path.split_last() else {
         return;
@@ -226,7 +226,7 @@ pub(crate) fn unset(object: &mut Value, path: &[&str]) {
     }
 }
 
-/// Sets a value where none is.
+/// Sets a value if there is none.
 pub(crate) fn default_to(object: &mut Value, path: &[&str], value: impl FnOnce() -> Value) {
     let present = path.iter().fold(&*object, |at, name| &at[*name]);
     if present.is_null() {
@@ -246,7 +246,7 @@ pub(crate) fn new_uid() -> String {
     uuid::Uuid::new_v4().to_string()
 }
 
-/// The five letters that Kubernetes puts behind a `generateName`.
+/// The five characters that Kubernetes appends to a `generateName`.
 pub(crate) fn name_suffix() -> String {
     const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     let random = uuid::Uuid::new_v4();
@@ -259,10 +259,10 @@ pub(crate) fn name_suffix() -> String {
     random.as_bytes().iter().take(5).map(letter).collect()
 }
 
-/// Whether `name` can stand in a path: an RFC 1123 subdomain, or what the few looser kinds allow.
+/// Checks that `name` can be part of a path: an RFC 1123 subdomain, or what the few looser kinds allow.
 pub(crate) fn check_name(resource: &Resource, name: &str) -> Result<(), Status> {
     let strict = |character: char| character.is_ascii_lowercase() || character.is_ascii_digit();
-    // Roles and events have names of path segments.
+    // Names of roles and events are path segments.
     let loose = resource.group == "rbac.authorization.k8s.io" || resource.plural == "events";
     let fits = if loose {
         !matches!(name, "" | "." | "..") && !name.contains(['/', '%'])

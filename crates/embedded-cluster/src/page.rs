@@ -1,8 +1,8 @@
-//! Where a page of a list ended, as the text that asks for the next.
+//! The position at which a page of a list ended, as the token that asks for the next page.
 
 use crate::status::Status;
 
-/// Where a page ended, and of which version it was.
+/// The position at which a page ended, and the version of the list.
 pub(crate) struct Continue {
     pub(crate) version: u64,
     pub(crate) after: String,

@@ -6,16 +6,16 @@ use crate::resource::Resource;
 use crate::status::Status;
 use crate::strategic;
 
-/// A change of an object, as a client words it.
+/// A patch in one of the four formats.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Patch {
     /// `application/json-patch+json`: operations on paths.
     Json(json_patch::Patch),
-    /// `application/merge-patch+json`: values to set, and nulls for what goes.
+    /// `application/merge-patch+json`: values to set, and nulls for fields to remove.
     Merge(Value),
     /// `application/strategic-merge-patch+json`: the same, where lists of the built-in kinds merge by key.
     Strategic(Value),
-    /// `application/apply-patch+yaml`: all that one manager wants of the object.
+    /// `application/apply-patch+yaml`: all fields that one manager wants to set.
     Apply(Value),
 }
 
@@ -28,7 +28,7 @@ pub(crate) const CONTENT_TYPES: [&str; 4] = [
 ];
 
 impl Patch {
-    /// From a body and what it says it is.
+    /// A patch from a body and its content type.
     pub fn parse(content_type: &str, body: Value) -> Result<Self, Status> {
         let object = |body: Value, patch: fn(Value) -> Self| match body {
             Value::Object(_) => Ok(patch(body)),
@@ -53,7 +53,7 @@ impl Patch {
         }
     }
 
-    /// The object after it. An apply is more than this: see `managed`.
+    /// The patched object. An apply does more than this: see `managed`.
     pub(crate) fn to(&self, resource: &Resource, old: &Value) -> Result<Value, Status> {
         let mut new = old.clone();
         match self {

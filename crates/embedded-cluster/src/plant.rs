@@ -1,4 +1,4 @@
-//! Objects that are there before the cluster starts: past the hooks, all of them or none.
+//! Objects that exist before the cluster starts. They pass no hooks; all of them are added or none.
 
 use std::sync::Arc;
 
@@ -35,7 +35,8 @@ impl Cluster {
         }
     }
 
-    /// Puts objects in as they are, past the hooks: what was there before the cluster started. All of them or none.
+    /// Adds objects unchanged, without hooks, as if they had existed before the cluster. All of them are added or
+    /// none.
     pub(crate) fn plant_all(&self, objects: &[(Arc<Resource>, &Value)]) -> Result<usize, Status> {
         let mut planned = Vec::with_capacity(objects.len());
         let mut namespaces = Vec::new();
@@ -69,7 +70,7 @@ impl Cluster {
         let mut store = self.0.store.write();
         let mut keys = std::collections::HashSet::new();
         planned.retain(|(target, _)| {
-            // What every cluster has may be named again.
+            // Objects that every cluster has may be in the state too.
             !(matches!(
                 target.resource.plural.as_str(),
                 "namespaces" | "priorityclasses"

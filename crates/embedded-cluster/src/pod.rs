@@ -1,4 +1,4 @@
-//! Pods: their defaults, and the verbs that only they have: binding, eviction, ephemeral containers, resize.
+//! Pods: their defaults, and the verbs that only pods have: binding, eviction, ephemeral containers, resize.
 
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ pub(crate) fn prepare_create(
     Ok(())
 }
 
-/// A pod that was there before the cluster may name a priority class that was not.
+/// A pod that existed before the cluster may name a priority class that does not exist.
 pub(crate) fn default_planted(
     cluster: &Cluster,
     target: &Target,
@@ -46,7 +46,7 @@ pub(crate) fn default_planted(
     Ok(())
 }
 
-/// The defaults of Kubernetes, as far as schedulers, webhooks and people look at them.
+/// The defaults of Kubernetes, as far as schedulers, webhooks and users need them.
 pub(crate) fn default_spec(
     cluster: &Cluster,
     target: &Target,
@@ -96,7 +96,7 @@ fn default_containers(pod: &mut Value) {
                 if moving { "Always" } else { "IfNotPresent" }.into()
             });
             default_to(container, &["resources"], || json!({}));
-            // What is limited and not requested is requested.
+            // A limit without a request is the request.
             if let Value::Object(limits) = container["resources"]["limits"].clone() {
                 for (name, quantity) in limits {
                     default_to(container, &["resources", "requests", &name], || quantity);
@@ -265,7 +265,7 @@ pub(crate) fn validate_update(target: &Target, old: &Value, new: &Value) -> Resu
             .is_some_and(|gates| !gates.is_empty())
     };
     if gated(&before) {
-        // A pod that is not yet to be scheduled may lose gates, and its node selection may be narrowed.
+        // A pod with scheduling gates may lose gates, and its node selection may be narrowed.
         for spec in [&mut before, &mut after] {
             for field in ["schedulingGates", "nodeSelector", "affinity"] {
                 unset(spec, &[field]);
@@ -281,7 +281,7 @@ pub(crate) fn validate_update(target: &Target, old: &Value, new: &Value) -> Resu
     Err(target.invalid("spec", why))
 }
 
-/// Takes the resources of the containers that are named alike, and nothing else.
+/// Copies the resources of containers with the same name, and nothing else.
 pub(crate) fn resize(pod: &mut Value, wanted: &Value, list: &str) {
     for container in pod["spec"]
         .get_mut(list)
@@ -300,7 +300,7 @@ pub(crate) fn resize(pod: &mut Value, wanted: &Value, list: &str) {
     }
 }
 
-/// How long a deletion waits for the node: only a pod that runs somewhere waits at all.
+/// How long a deletion waits for the node. Only a pod that runs on a node waits at all.
 pub(crate) fn grace_seconds(
     cluster: &Cluster,
     target: &Target,
@@ -329,8 +329,8 @@ pub(crate) fn grace_seconds(
 }
 
 impl Cluster {
-    /// Gives a pod to a node, and merges the binding's annotations and labels into it, in one step. 409 when the pod has a node, is
-    /// another one than the binding names, or is not to be scheduled.
+    /// Binds a pod to a node, and merges the binding's annotations and labels into the pod, in one step. 409 if the pod
+    /// has a node, has another uid than the binding names, or has scheduling gates.
     pub async fn bind(
         &self,
         target: &Target,
@@ -476,7 +476,7 @@ impl Cluster {
             )
         };
         let Some(allowed) = budget["status"]["disruptionsAllowed"].as_i64() else {
-            // No controller keeps the status: count.
+            // No controller keeps the status up to date, so the pods are counted here.
             let pods = self.list(
                 &Target::collection(&target.resource, &target.namespace),
                 &ListOptions {

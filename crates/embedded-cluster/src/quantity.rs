@@ -1,5 +1,6 @@
-//! Amounts of resources in objects: written as Kubernetes writes them, not negative, and whole where they count things.
-//! What is no quantity is refused as the decoder of an API server refuses it, what is none here as its validation does.
+//! Checks amounts of resources in objects: they are quantities as Kubernetes writes them, not negative, and whole
+//! numbers if they count things. Texts that are not quantities are refused in the words of an API server's decoder,
+//! other amounts in the words of its validation.
 
 use serde_json::Value;
 
@@ -8,7 +9,7 @@ use crate::pod::CONTAINER_LISTS;
 use crate::status::Status;
 use crate::target::Target;
 
-/// Counted in whole numbers, besides extended resources.
+/// Resources that are counted in whole numbers, besides extended resources.
 const COUNTED: [&str; 9] = [
     "pods",
     "resourcequotas",
@@ -22,7 +23,7 @@ const COUNTED: [&str; 9] = [
 ];
 
 impl Cluster {
-    /// Refuses amounts that an API server refuses, where this cluster does.
+    /// Refuses amounts that an API server refuses, unless this cluster accepts any.
     pub(crate) fn check_amounts(&self, target: &Target, object: &Value) -> Result<(), Status> {
         if self.0.options.any_amount {
             return Ok(());
@@ -31,7 +32,7 @@ impl Cluster {
     }
 }
 
-/// Every amount in an object of the kinds that have some.
+/// Checks every amount in an object of the kinds that have amounts.
 fn validate(target: &Target, object: &Value) -> Result<(), Status> {
     if !target.resource.group.is_empty() {
         return Ok(());
@@ -89,7 +90,7 @@ fn check(target: &Target, amounts: Option<&Value>, path: &str) -> Result<(), Sta
     for (name, value) in amounts {
         let field = format!("{path}[{name}]");
         let text = match value {
-            // Go reads it as nothing.
+            // Go reads null as absent.
             Value::Null => continue,
             Value::String(text) => text.clone(),
             Value::Number(number) => number.to_string(),
@@ -128,11 +129,11 @@ fn is_counted(name: &str) -> bool {
     COUNTED.contains(&name) || extended && !name.starts_with("requests.")
 }
 
-/// What of an amount is judged.
+/// The checked properties of an amount.
 #[derive(Debug, PartialEq, Eq)]
 struct Amount {
     negative: bool,
-    /// Whether it is not a whole number.
+    /// Whether it has a fraction.
     fraction: bool,
 }
 
@@ -162,15 +163,15 @@ impl Amount {
         };
         let digits = format!("{whole}{part}");
         let zero = digits.bytes().all(|digit| digit == b'0');
-        // How many of the last digits stand behind the point, once the power has moved it.
+        // The number of digits after the point, once the exponent has moved it.
         let behind = i64::try_from(part.len()).ok()?.saturating_sub(power);
         let behind = usize::try_from(behind).unwrap_or(0).min(digits.len());
         let rest = digits.get(digits.len() - behind..).unwrap_or_default();
         let binary = suffix.ends_with('i');
         Some(Self {
             negative: text.starts_with('-') && !zero,
-            // A part of a binary unit, such as 1.5Ki, is whole where the unit is large enough; its own arithmetic is
-            // not repeated here, since counted resources are not written so.
+            // A fraction of a binary unit, such as 1.5Ki, is whole if the unit is large enough. This is not checked,
+            // because counted resources are not written that way.
             fraction: !binary && rest.bytes().any(|digit| digit != b'0'),
         })
     }

@@ -1,12 +1,12 @@
-//! Which resources there are, and what sets one apart from another: a table for the built-in ones, and what custom
-//! resource definitions add. It never holds an object.
+//! The resources and their properties: a table of the built-in ones, plus those of custom resource definitions. Holds
+//! no objects.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value;
 
-/// One resource: `pods`, or what a custom resource definition brought.
+/// One resource: `pods`, or one of a custom resource definition.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Resource {
     /// The API group; empty for the core one.
@@ -27,13 +27,13 @@ pub struct Resource {
     pub categories: Vec<String>,
     /// Whether its objects live in namespaces.
     pub namespaced: bool,
-    /// Whether it came with a custom resource definition.
+    /// Whether it comes from a custom resource definition.
     pub custom: bool,
-    /// Whether `metadata.generation` counts changes of what is not status.
+    /// Whether `metadata.generation` counts changes outside the status.
     pub generation: bool,
-    /// What a field selector may ask about, besides name and namespace.
+    /// The paths that a field selector may use, besides name and namespace.
     pub(crate) fields: Vec<Arc<str>>,
-    /// The table that holds its objects: one for two groups that show the same objects.
+    /// The table that holds its objects. Two groups that show the same objects share one.
     pub(crate) table: Arc<str>,
 }
 
@@ -44,7 +44,7 @@ pub struct Version {
     pub name: String,
     /// Whether it has a `status` subresource.
     pub status: bool,
-    /// Where `scale` finds its values, as the custom resource definition says it.
+    /// The paths of the values of `scale`, from the custom resource definition.
     pub scale: Option<Value>,
     /// The structural schema of a custom resource.
     pub schema: Option<Value>,
@@ -71,17 +71,17 @@ impl Resource {
         }
     }
 
-    /// The served version of that name.
+    /// The served version with this name.
     pub fn version(&self, name: &str) -> Option<&Version> {
         self.versions.iter().find(|version| version.name == name)
     }
 
-    /// Whether it is the core resource of that name.
+    /// Whether it is the core resource with this name.
     pub(crate) fn is_core(&self, plural: &str) -> bool {
         self.group.is_empty() && self.plural == plural
     }
 
-    /// Where the object of that name stands in its table.
+    /// The key in its table of the object with this name.
     pub(crate) fn key(&self, namespace: &str, name: &str) -> String {
         if self.namespaced {
             format!("{namespace}/{name}")
@@ -142,7 +142,7 @@ struct Row {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mark {
-    /// Its objects live in no namespace.
+    /// Its objects have no namespace.
     Cluster,
     /// It has a `status` subresource.
     Status,
@@ -150,7 +150,7 @@ enum Mark {
     Generation,
     /// It has a `scale` subresource.
     Scale,
-    /// It is shown by `kubectl get all`.
+    /// `kubectl get all` shows it.
     All,
 }
 use Mark::{All, Cluster, Generation, Scale, Status};

@@ -1,4 +1,4 @@
-//! The `scale` subresource: how many replicas an object wants, in words that are the same for every kind.
+//! The `scale` subresource: the number of replicas that an object wants, in the same form for every kind.
 
 use serde_json::{Value, json};
 

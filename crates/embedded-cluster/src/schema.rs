@@ -1,5 +1,5 @@
-//! Structural schemas of custom resources: what is pruned, what is filled in, what is refused. Expressions (CEL) and
-//! the rarer words of JSON Schema are not read.
+//! Structural schemas of custom resources: pruning, defaults and validation. Expressions (CEL) and the rarer keywords
+//! of JSON Schema are ignored.
 
 use serde_json::Value;
 
@@ -56,7 +56,7 @@ fn walk(schema: &Value, value: &mut Value, root: bool) {
     }
 }
 
-/// The first field that breaks the schema, and how.
+/// The first field that violates the schema, and how.
 pub(crate) fn first_fault(schema: &Value, object: &Value) -> Option<(String, String)> {
     fault(schema, object, &mut Vec::new())
 }

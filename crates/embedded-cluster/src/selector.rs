@@ -1,8 +1,8 @@
-//! Label and field selectors: text in, yes or no out.
+//! Label and field selectors. Text in, yes or no out.
 
 use crate::status::Status;
 
-/// What an object must be to be listed or watched.
+/// The conditions on an object to be listed or watched.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selector {
     labels: Vec<LabelTerm>,
@@ -33,7 +33,7 @@ struct FieldTerm {
 }
 
 impl Selector {
-    /// From the query parameters `labelSelector` and `fieldSelector`; empty text selects all.
+    /// Parses the query parameters `labelSelector` and `fieldSelector`; empty text selects all objects.
     pub fn parse(labels: &str, fields: &str) -> Result<Self, Status> {
         let labels = split(labels)
             .into_iter()
@@ -46,7 +46,7 @@ impl Selector {
         Ok(Self { labels, fields })
     }
 
-    /// From an object such as `{"matchLabels":{…},"matchExpressions":[…]}`; what it does not say selects all.
+    /// Reads an object such as `{"matchLabels":{…},"matchExpressions":[…]}`; missing parts select all objects.
     pub fn from_object(object: &serde_json::Value) -> Self {
         let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
         let mut labels = Vec::new();
@@ -87,12 +87,12 @@ impl Selector {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// The field paths that it asks about.
+    /// The field paths that it uses.
     pub(crate) fn field_paths(&self) -> impl Iterator<Item = &str> {
         self.fields.iter().map(|term| term.path.as_str())
     }
 
-    /// The same, and only the object of that name.
+    /// The same selector, restricted to the object with this name.
     pub(crate) fn and_name(mut self, name: &str) -> Self {
         self.fields.push(FieldTerm {
             path: "metadata.name".into(),
@@ -102,7 +102,7 @@ impl Selector {
         self
     }
 
-    /// `label` and `field` give an object's values; a field that it lacks is the empty text.
+    /// `label` and `field` return an object's values; a missing field is the empty text.
     pub fn matches<'a>(
         &self,
         label: impl Fn(&str) -> Option<&'a str>,
@@ -132,7 +132,7 @@ impl Selector {
     }
 }
 
-/// At commas that are not between brackets.
+/// Splits at commas that are not inside brackets.
 fn split(text: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     let (mut depth, mut start) = (0_u32, 0);

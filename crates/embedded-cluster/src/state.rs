@@ -1,4 +1,4 @@
-//! Whole states in and out: `{"nodes":[…],"pods":[…],"resourceQuotas":[…]}` and the other kinds by their names.
+//! Import and export of whole states: `{"nodes":[…],"pods":[…],"resourceQuotas":[…]}` and other kinds by their names.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +7,7 @@ use crate::object::{meta, metadata_mut};
 use crate::status::Status;
 use crate::target::{ListOptions, Target};
 
-/// Kinds that a state may hold besides those whose key is their plural.
+/// Kinds that a state may contain under a key other than their plural.
 const SPELLINGS: [(&str, &str); 10] = [
     ("resourceQuotas", "resourcequotas"),
     ("priorityClasses", "priorityclasses"),
@@ -22,9 +22,9 @@ const SPELLINGS: [(&str, &str); 10] = [
 ];
 
 impl Cluster {
-    /// Adds every object of a state, with its status, past the admission hooks, and says how many. All or nothing, but
-    /// for custom resource definitions, which come first: an object that cannot be read, or is there, leaves the cluster
-    /// as it was. Namespaces that objects name are made.
+    /// Adds every object of a state, with its status, without admission hooks, and returns their number. Either all are
+    /// added or none: an object that cannot be read, or that exists already, leaves the cluster as it was. Only custom
+    /// resource definitions, which come first, may stay. Missing namespaces of the objects are created.
     pub fn import(&self, state: &Value) -> Result<usize, Status> {
         let Value::Object(state) = state else {
             return Err(Status::bad_request(
@@ -32,7 +32,7 @@ impl Cluster {
             ));
         };
         let mut count = 0;
-        // Definitions first: other keys may name what they define.
+        // Definitions come first, because other keys may use the kinds that they define.
         for definitions in [true, false] {
             let mut planned = Vec::new();
             for (key, objects) in state {
@@ -41,7 +41,7 @@ impl Cluster {
                 }
                 let objects = match objects {
                     Value::Array(objects) => objects,
-                    // Go prints an empty list like this.
+                    // Go prints an empty list as null.
                     Value::Null => continue,
                     _ => return Err(Status::bad_request(format!("{key} is not a list"))),
                 };
@@ -65,8 +65,8 @@ impl Cluster {
         found.ok_or_else(|| Status::bad_request(format!("{key}: no kind of that name is known")))
     }
 
-    /// Every object of the kinds that hold any, under the keys that [`Cluster::import`] reads; nodes, pods and quotas
-    /// always. What every cluster has is left out.
+    /// Every object, under the keys that [`Cluster::import`] reads. Kinds without objects are left out, except nodes,
+    /// pods and quotas. Objects that every cluster has are left out.
     pub fn export(&self) -> Value {
         let mut state = Map::new();
         for key in ["nodes", "pods", "resourceQuotas"] {
@@ -95,7 +95,7 @@ impl Cluster {
                     object
                 })
                 .collect();
-            // One table can be shown by two groups.
+            // Two groups can show one table.
             if !objects.is_empty() && resource.group != "events.k8s.io" {
                 state.insert(key.to_owned(), objects.into());
             }

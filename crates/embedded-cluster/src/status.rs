@@ -1,24 +1,46 @@
-//! A refusal, as Kubernetes words it: code, reason, message, details. Every verb answers with one; the HTTP side
-//! only prints it.
+//! A refusal in the form of Kubernetes: code, reason, message, details. Every verb returns it; the HTTP side only
+//! prints it.
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// Why a verb did not do what it was asked, printed as a `Status` object.
+/// Why a verb refused the request, printed as a `Status` object.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub struct Status {
     /// The HTTP status.
     pub code: u16,
-    /// The machine's word, such as `NotFound`; client libraries decide on it.
-    pub reason: &'static str,
-    /// What a person reads.
+    /// The word for machines.
+    pub reason: Reason,
+    /// The message for people.
     pub message: String,
     /// `name`, `group`, `kind`, `causes`, `retryAfterSeconds`.
     pub details: Map<String, Value>,
 }
 
+/// The machine's word for a refusal. Client libraries decide on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[expect(missing_docs, reason = "Kubernetes' own words")]
+pub enum Reason {
+    BadRequest,
+    Unauthorized,
+    Forbidden,
+    NotFound,
+    MethodNotAllowed,
+    NotAcceptable,
+    Conflict,
+    AlreadyExists,
+    Expired,
+    RequestEntityTooLarge,
+    UnsupportedMediaType,
+    Invalid,
+    TooManyRequests,
+    InternalError,
+    Timeout,
+}
+
 impl Status {
-    fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+    fn new(code: u16, reason: Reason, message: impl Into<String>) -> Self {
         let message = message.into();
         Self {
             code,
@@ -48,22 +70,22 @@ impl Status {
         self
     }
 
-    /// 400: the request cannot be understood.
+    /// 400: the request is malformed.
     pub fn bad_request(message: impl Into<String>) -> Self {
-        Self::new(400, "BadRequest", message)
+        Self::new(400, Reason::BadRequest, message)
     }
 
     /// 401: no token, or a wrong one.
     pub fn unauthorized() -> Self {
-        Self::new(401, "Unauthorized", "Unauthorized")
+        Self::new(401, Reason::Unauthorized, "Unauthorized")
     }
 
-    /// 403: understood, and refused.
+    /// 403: the request is valid and refused.
     pub fn forbidden(group: &str, plural: &str, name: &str, why: impl std::fmt::Display) -> Self {
         let what = qualified(group, plural);
         Self::new(
             403,
-            "Forbidden",
+            Reason::Forbidden,
             format!("{what} \"{name}\" is forbidden: {why}"),
         )
         .about(group, plural, name)
@@ -72,15 +94,19 @@ impl Status {
     /// 404: no such object.
     pub fn not_found(group: &str, plural: &str, name: &str) -> Self {
         let what = qualified(group, plural);
-        Self::new(404, "NotFound", format!("{what} \"{name}\" not found"))
-            .about(group, plural, name)
+        Self::new(
+            404,
+            Reason::NotFound,
+            format!("{what} \"{name}\" not found"),
+        )
+        .about(group, plural, name)
     }
 
     /// 404: no such resource at all.
     pub fn no_such_path() -> Self {
         Self::new(
             404,
-            "NotFound",
+            Reason::NotFound,
             "the server could not find the requested resource",
         )
     }
@@ -89,7 +115,7 @@ impl Status {
     pub fn method_not_allowed() -> Self {
         Self::new(
             405,
-            "MethodNotAllowed",
+            Reason::MethodNotAllowed,
             "the server does not allow this method on the requested resource",
         )
     }
@@ -98,58 +124,58 @@ impl Status {
     pub fn not_acceptable() -> Self {
         Self::new(
             406,
-            "NotAcceptable",
+            Reason::NotAcceptable,
             "only the following media types are accepted: application/json",
         )
     }
 
-    /// 409: the object changed since the client read it.
+    /// 409: the object has changed since the client read it.
     pub fn conflict(group: &str, plural: &str, name: &str, why: impl std::fmt::Display) -> Self {
         let what = qualified(group, plural);
         let message = format!("Operation cannot be fulfilled on {what} \"{name}\": {why}");
-        Self::new(409, "Conflict", message).about(group, plural, name)
+        Self::new(409, Reason::Conflict, message).about(group, plural, name)
     }
 
-    /// 409: other field managers own what an apply would change.
+    /// 409: other field managers own fields that an apply would change.
     pub fn apply_conflict(message: impl Into<String>) -> Self {
-        Self::new(409, "Conflict", message)
+        Self::new(409, Reason::Conflict, message)
     }
 
-    /// 409: an object of that name is there.
+    /// 409: an object with this name exists.
     pub fn already_exists(group: &str, plural: &str, name: &str) -> Self {
         let what = qualified(group, plural);
         Self::new(
             409,
-            "AlreadyExists",
+            Reason::AlreadyExists,
             format!("{what} \"{name}\" already exists"),
         )
         .about(group, plural, name)
     }
 
-    /// 410: the version that the client names is forgotten.
+    /// 410: the version that the client names is too old.
     pub fn expired(message: impl Into<String>) -> Self {
-        Self::new(410, "Expired", message)
+        Self::new(410, Reason::Expired, message)
     }
 
-    /// 413: the body is larger than the server reads.
+    /// 413: the body is larger than the server accepts.
     pub fn too_large(limit: usize) -> Self {
         Self::new(
             413,
-            "RequestEntityTooLarge",
+            Reason::RequestEntityTooLarge,
             format!("Request entity too large: limit is {limit}"),
         )
     }
 
-    /// 415: the body is in a format that the server does not read.
+    /// 415: the server does not read the format of the body.
     pub fn unsupported_media_type(given: &str, accepted: &[&str]) -> Self {
         let accepted = accepted.join(", ");
         let message = format!(
             "the body of the request was in an unknown format ({given}) - accepted media types include: {accepted}"
         );
-        Self::new(415, "UnsupportedMediaType", message)
+        Self::new(415, Reason::UnsupportedMediaType, message)
     }
 
-    /// 422: understood, and one field is wrong.
+    /// 422: the request is valid except for one field.
     pub fn invalid(
         group: &str,
         kind: &str,
@@ -159,44 +185,44 @@ impl Status {
     ) -> Self {
         let what = qualified(group, kind);
         let message = format!("{what} \"{name}\" is invalid: {field}: {why}");
-        Self::new(422, "Invalid", message)
+        Self::new(422, Reason::Invalid, message)
             .about(group, kind, name)
             .with_cause("FieldValueInvalid", &why.to_string(), field)
     }
 
-    /// 429: not now.
+    /// 429: the request is refused for the moment.
     pub fn too_many_requests(message: impl Into<String>) -> Self {
-        Self::new(429, "TooManyRequests", message)
+        Self::new(429, Reason::TooManyRequests, message)
     }
 
-    /// 500: what stands beside us failed.
+    /// 500: something that the server depends on failed.
     pub fn internal(message: impl std::fmt::Display) -> Self {
         Self::new(
             500,
-            "InternalError",
+            Reason::InternalError,
             format!("Internal error occurred: {message}"),
         )
     }
 
-    /// 504: the version that the client asks for is not there yet.
+    /// 504: the version that the client asks for does not exist yet.
     pub fn version_too_large(asked: u64, current: u64) -> Self {
         let message = format!("Too large resource version: {asked}, current: {current}");
-        let mut status = Self::new(504, "Timeout", message);
+        let mut status = Self::new(504, Reason::Timeout, message);
         status.details.insert("retryAfterSeconds".into(), 1.into());
         status.with_cause("ResourceVersionTooLarge", "Too large resource version", "")
     }
 
-    /// A refusal of an admission hook, with the code that it chose.
+    /// A refusal by an admission hook, with the hook's code.
     pub fn denied(code: u16, message: impl Into<String>) -> Self {
         let reason = match code {
-            400 => "BadRequest",
-            401 => "Unauthorized",
-            404 => "NotFound",
-            409 => "Conflict",
-            422 => "Invalid",
-            429 => "TooManyRequests",
-            500 => "InternalError",
-            _ => "Forbidden",
+            400 => Reason::BadRequest,
+            401 => Reason::Unauthorized,
+            404 => Reason::NotFound,
+            409 => Reason::Conflict,
+            422 => Reason::Invalid,
+            429 => Reason::TooManyRequests,
+            500 => Reason::InternalError,
+            _ => Reason::Forbidden,
         };
         Self::new(
             if (400..600).contains(&code) {
@@ -209,7 +235,7 @@ impl Status {
         )
     }
 
-    /// The object that goes over the wire.
+    /// The `Status` object.
     pub fn to_value(&self) -> Value {
         let mut object = json!({
             "kind": "Status",

@@ -14,14 +14,14 @@ use crate::compact::Beside;
 use crate::object::Stored;
 use crate::resource::Resource;
 
-/// What happened to an object.
+/// The kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Happened {
     /// It was created.
     Added,
     /// It was changed.
     Modified,
-    /// It went.
+    /// It was deleted.
     Deleted,
 }
 
@@ -30,12 +30,12 @@ pub enum Happened {
 pub(crate) struct Change {
     pub(crate) version: u64,
     pub(crate) happened: Happened,
-    /// The object; for one that went, as it was last, with the version of its going.
+    /// The object; for a deletion its last state, with the version of the deletion.
     pub(crate) object: Arc<Stored>,
     pub(crate) before: Option<Arc<Stored>>,
 }
 
-/// What a write expects to find.
+/// The state that a write expects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expect {
     Absent,
@@ -46,7 +46,7 @@ pub(crate) enum Expect {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Clash;
 
-/// The version that was asked for is forgotten.
+/// The requested version is too old.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TooOld {
     pub(crate) oldest: u64,
@@ -66,7 +66,7 @@ pub(crate) struct Store {
 struct Table {
     objects: Objects,
     changes: VecDeque<Change>,
-    /// The version of the last change that was forgotten.
+    /// The version of the last forgotten change.
     forgotten: u64,
     bell: watch::Sender<u64>,
 }
@@ -95,7 +95,7 @@ impl Table {
 }
 
 impl Store {
-    /// Each table remembers that many changes.
+    /// A store whose tables each remember this many changes.
     pub(crate) fn new(remembered: usize) -> Self {
         Self {
             version: 1,
@@ -133,7 +133,7 @@ impl Store {
             .map(|(_, object)| object)
     }
 
-    /// The same, as it was at a version.
+    /// As [`Store::scan`], in the state at a version.
     pub(crate) fn scan_at(
         &self,
         table: &str,
@@ -196,7 +196,7 @@ impl Store {
         Ok(stored)
     }
 
-    /// Takes an object out. `last` is how it was last, without its compact annotations, which stay beside it.
+    /// Deletes an object. `last` is its last state, without its compact annotations, which stay beside it.
     pub(crate) fn delete(
         &mut self,
         resource: &Resource,
@@ -227,7 +227,7 @@ impl Store {
         Ok(stored)
     }
 
-    /// What happened in a table after `version`, at most `most` of it, and the version up to which that is all.
+    /// The changes of a table after `version`, at most `most` of them, and the version up to which they are complete.
     pub(crate) fn changes(
         &self,
         table: &str,
@@ -245,7 +245,7 @@ impl Store {
         Ok((changes, seen))
     }
 
-    /// The same objects in a store of its own, which forgets nothing that happens in it.
+    /// A separate store with the same objects, which forgets no change.
     pub(crate) fn fork(&self) -> Self {
         let tables = self.tables.iter().map(|(name, table)| {
             let mut copy = Table::new(self.version);
@@ -267,8 +267,8 @@ impl Store {
             .collect()
     }
 
-    /// What happened to each object since the fork, oldest first. Several changes of one object are one, unless it went
-    /// and came back.
+    /// The changes since the fork, oldest first. Several changes of one object are merged into one, unless it was
+    /// deleted and created again.
     pub(crate) fn net_changes(&self) -> Vec<(Arc<str>, Change)> {
         let mut all: Vec<(Arc<str>, Change)> = Vec::new();
         for (name, table) in &self.tables {
@@ -294,7 +294,7 @@ impl Store {
         all
     }
 
-    /// Takes over what happened in a fork that was made at `base`, all of it or nothing.
+    /// Applies the changes of a fork that was made at `base`, all of them or none.
     pub(crate) fn take_over(
         &mut self,
         base: u64,
@@ -334,8 +334,8 @@ impl Store {
         Ok(())
     }
 
-    /// Makes the objects of every table those that `wanted` has. What differs goes and comes back as it was; what is
-    /// the same but for its version stays untouched. Says how many objects changed.
+    /// Makes the objects of every table equal to those in `wanted`. Objects that differ are deleted and added again;
+    /// objects that differ only in their version stay untouched. Returns the number of changed objects.
     pub(crate) fn restore(&mut self, wanted: &HashMap<Arc<str>, Objects>) -> usize {
         let none = Objects::new();
         let mut changed = 0;
@@ -369,7 +369,7 @@ impl Store {
         changed
     }
 
-    /// Stores one change of one object. `version` is the change's own, and `object` already names it as its
+    /// Stores one change of one object. `version` is the change's number, and `object` already has it as its
     /// `resourceVersion`.
     fn change(&mut self, table: &Arc<str>, happened: Happened, object: Arc<Stored>, version: u64) {
         self.version = version;
@@ -382,7 +382,7 @@ impl Store {
         self.log(table, happened, object, before);
     }
 
-    /// Rings whenever something happens in a table.
+    /// A receiver that is notified of every change of a table.
     pub(crate) fn bell(&mut self, resource: &Resource) -> watch::Receiver<u64> {
         self.table(resource).bell.subscribe()
     }

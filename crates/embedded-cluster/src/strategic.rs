@@ -4,18 +4,18 @@ use serde_json::{Map, Value};
 
 use crate::status::Status;
 
-/// How a list of the built-in kinds is one.
+/// How a list of the built-in kinds merges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ListKind {
     /// One value; a new list replaces the old one.
     Atomic,
-    /// Objects told apart by the values under these keys, of which a strategic merge uses the first.
+    /// Objects identified by the values of these keys, of which a strategic merge uses the first.
     Keyed(&'static [&'static str]),
     /// Plain values, each at most once.
     Set,
 }
 
-/// What the list `field` is, in an object that itself stands under `parent` (for a list's element, the list's name).
+/// The kind of the list `field`, in an object that is under `parent` (for an element of a list, the list's name).
 pub(crate) fn list_kind(parent: &str, field: &str) -> ListKind {
     const NAME: ListKind = ListKind::Keyed(&["name"]);
     let in_container = matches!(
@@ -107,7 +107,7 @@ fn merge_object(object: &mut Value, patch: &Value, parent: &str) -> Result<(), S
             plain => drop(target.insert(key.clone(), plain.clone())),
         }
     }
-    // After the lists have merged: their order.
+    // The order of the lists is set after they have merged.
     for (key, order) in patch {
         let Some(list) = key.strip_prefix("$setElementOrder/") else {
             continue;
@@ -184,7 +184,7 @@ fn merge_list(
     Ok(())
 }
 
-/// The listed ones in the order of the list; the others stay behind the one that they stood behind.
+/// Sorts the listed values in the order of the list; each other value stays after the value that it followed.
 fn reorder(values: &mut Vec<Value>, order: &[Value], kind: ListKind) {
     let place = |value: &Value| {
         order.iter().position(|wanted| match kind {

@@ -1,4 +1,4 @@
-//! What a verb is about and how it is asked for. Never does anything.
+//! The subject and the options of a verb. Does nothing itself.
 
 use std::sync::Arc;
 
@@ -7,17 +7,17 @@ use crate::resource::{Resource, Version};
 use crate::selector::Selector;
 use crate::status::Status;
 
-/// What a cluster is like.
+/// The properties of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// How many changes of each resource a watch can be behind before it is told 410.
+    /// A watch that is this many changes of its resource behind gets 410.
     pub remembered_changes: usize,
-    /// The largest body that is read, in bytes.
+    /// The largest body that is accepted, in bytes.
     pub body_limit: usize,
-    /// Whether a deleted pod that has a node waits for its node to let it go, as where a kubelet runs. Without, it is
-    /// gone at once.
+    /// Whether a deleted pod with a node waits for the node to release it, as with a kubelet. If false, it is removed
+    /// at once.
     pub graceful_deletion: bool,
-    /// Whether amounts of resources are taken as they are written, also where an API server refuses them.
+    /// Whether any amount of a resource is accepted, even if an API server would refuse it.
     pub any_amount: bool,
     /// How often a watch that asked for bookmarks gets one.
     pub bookmark_every: std::time::Duration,
@@ -35,25 +35,25 @@ impl Default for Options {
     }
 }
 
-/// Which object, or which objects, a verb is about.
+/// The object, or the objects, that a verb is about.
 #[derive(Debug, Clone)]
 pub struct Target {
     /// The resource.
     pub resource: Arc<Resource>,
-    /// The version in whose words the caller speaks.
+    /// The version in which the caller reads and writes.
     pub version: String,
     /// Empty for all namespaces, or for a resource without them.
     pub namespace: String,
     /// Empty for a collection.
     pub name: String,
-    /// Which part of the object.
+    /// The part of the object.
     pub part: Part,
 }
 
 /// The part of an object that a write may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Part {
-    /// All but the status, where the status is a subresource.
+    /// All but the status, if the status is a subresource.
     #[default]
     Whole,
     /// The `status` subresource.
@@ -64,7 +64,7 @@ pub enum Part {
     Resize,
     /// A namespace's `finalize` subresource.
     Finalize,
-    /// The product of our own verbs, such as a binding: every field may change.
+    /// Written by our own verbs, such as a binding: every field may change.
     Internal,
 }
 
@@ -100,12 +100,12 @@ impl Target {
         }
     }
 
-    /// All objects of a namespace, or of all when it is empty.
+    /// All objects of a namespace, or of all namespaces if it is empty.
     pub fn collection(resource: &Arc<Resource>, namespace: &str) -> Self {
         Self::object(resource, namespace, "")
     }
 
-    /// The same object, and that part of it.
+    /// The same target with this part.
     #[must_use]
     pub fn part(mut self, part: Part) -> Self {
         self.part = part;
@@ -156,15 +156,15 @@ impl Target {
 /// The author and the options of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Write {
-    /// Everything happens but the write.
+    /// Whether everything is done except the write.
     pub dry_run: bool,
-    /// The name under which changed fields are owned.
+    /// The name that owns the changed fields.
     pub field_manager: String,
-    /// Whether an apply takes fields from their owners.
+    /// Whether an apply takes fields from other owners.
     pub force: bool,
-    /// `userInfo.username` that admission hooks see.
+    /// `userInfo.username` for admission hooks.
     pub user: String,
-    /// `userInfo.groups` that admission hooks see.
+    /// `userInfo.groups` for admission hooks.
     pub groups: Vec<String>,
 }
 
@@ -180,42 +180,42 @@ impl Default for Write {
     }
 }
 
-/// Which objects a list gives.
+/// The options of a list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListOptions {
-    /// What they must be.
+    /// Selects the objects.
     pub selector: Selector,
-    /// How many at most; 0 is all.
+    /// The maximum number of objects; 0 means all.
     pub limit: usize,
-    /// Where the last page ended.
+    /// The position at which the last page ended.
     pub continue_token: String,
-    /// The version, and whether exactly that one is meant.
+    /// The version, and whether it must be exactly that one.
     pub version: Option<(u64, bool)>,
 }
 
-/// A list, and where the next page begins.
+/// A list, and the position of the next page.
 #[derive(Debug, Clone, Default)]
 pub struct Listed {
     /// The objects, by namespace and name.
     pub items: Vec<Arc<Stored>>,
-    /// The version of which this is the state.
+    /// The version of this state.
     pub resource_version: u64,
     /// Empty on the last page.
     pub continue_token: String,
-    /// How many come after this page; known only where nothing is selected.
+    /// The number of objects after this page; known only without a selector.
     pub remaining: Option<usize>,
 }
 
-/// What became of an object that was deleted.
+/// The result of a deletion.
 #[derive(Debug, Clone)]
 pub enum Deleted {
-    /// It is gone; this is how it was last.
+    /// The object is gone; this was its last state.
     Gone(Arc<Stored>),
-    /// It goes when its finalizers, or its node, let it go.
+    /// The object will be gone when its finalizers, or its node, release it.
     Marked(Arc<Stored>),
 }
 
-/// What must hold for a deletion, and how it goes.
+/// The preconditions and options of a deletion.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeleteOptions {
     /// `preconditions.uid`.

@@ -15,24 +15,24 @@ use crate::status::Status;
 use crate::store::{Change, Happened, TooOld};
 use crate::target::Target;
 
-/// How many changes are taken from the store at once.
+/// The number of changes that are read from the store at once.
 const BATCH: usize = 256;
 
-/// Where a watch begins.
+/// The start of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// With what there is, as if each object was just made; then what happens.
+    /// With all existing objects, as if each was just created, followed by the changes.
     Now,
-    /// With what happened after this version.
+    /// With the changes after this version.
     After(u64),
 }
 
-/// What a watch tells.
+/// An event of a watch.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// Something happened to an object.
+    /// An object changed.
     Object(Happened, Arc<Stored>),
-    /// All that there was at the start has been told; the version of that.
+    /// All objects that existed at the start have been sent; this is their version.
     Started(u64),
 }
 
@@ -91,12 +91,12 @@ impl Watch {
         }
     }
 
-    /// The version up to which everything has been told.
+    /// The version up to which all changes have been sent.
     pub fn resource_version(&self) -> u64 {
         self.seen
     }
 
-    /// The next event; 410 when the watch fell behind what is remembered. Dropping the future loses nothing.
+    /// The next event; 410 if the watch is too far behind. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Result<Event, Status> {
         loop {
             if let Some(event) = self.queue.pop_front() {
@@ -112,13 +112,13 @@ impl Watch {
         }
     }
 
-    /// The next event, if there is one already.
+    /// The next event, if one is ready.
     pub fn try_next(&mut self) -> Result<Option<Event>, Status> {
         while self.queue.is_empty() && self.read()? {}
         Ok(self.queue.pop_front())
     }
 
-    /// Takes what happened from the store; says whether anything did.
+    /// Reads changes from the store; returns whether there were any.
     fn read(&mut self) -> Result<bool, Status> {
         let read = self
             .cluster
@@ -155,7 +155,8 @@ impl Watch {
             (true, false) if change.happened == Happened::Deleted => {
                 Some(Event::Object(Happened::Deleted, change.object))
             }
-            // It is still there, and out of sight: as it was last seen, with the version of its going.
+            // The object still exists but is no longer selected: the event has its last selected state, with the
+            // version of the change.
             (true, false) => change.before.map(|before| {
                 let last = Stored::new(
                     &self.resource,

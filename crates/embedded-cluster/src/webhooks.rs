@@ -1,11 +1,11 @@
-//! The webhooks that stored configurations name: which of them a write concerns, in which order, and what a failed
-//! call means. How a call is made is the client's.
+//! The webhooks of stored configurations: which of them a write concerns, in which order, and the effect of a failed
+//! call. The client makes the calls.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::admission::{Admission, BoxFuture, Review, WebhookClient};
+use crate::admission::{Admission, BoxFuture, Review, WebhookClient, WebhookError};
 use crate::cluster::Cluster;
 use crate::object::meta;
 use crate::selector::Selector;
@@ -22,7 +22,7 @@ impl Registered {
         Self { cluster, client }
     }
 
-    /// The entries that concern a write, by the configurations' names and in their order.
+    /// The entries that concern a write, in the order of the configurations' names and then of the entries.
     fn concerned(&self, plural: &str, review: &Review) -> Vec<Value> {
         let listed = self
             .cluster
@@ -70,32 +70,32 @@ impl Registered {
             });
         match namespace {
             Ok(namespace) => namespace.matches(&selector),
-            // A namespace that is being made.
+            // A namespace that is being created.
             Err(_) => review.objects().any(|object| has_labels(object, &selector)),
         }
     }
 
     async fn ask(&self, webhook: &Value, review: &Review) -> Result<Option<Value>, Status> {
         let name = webhook["name"].as_str().unwrap_or("unnamed");
-        let answered = match self.client.call(webhook, review.to_value()).await {
+        let failed = match self.client.call(webhook, review.to_value()).await {
             Ok(None) => return Ok(None),
             Ok(Some(answer)) if answer["response"]["uid"] == review.uid => {
                 return review.answered(name, &answer);
             }
-            Ok(Some(_)) => "its answer is not to this review".to_owned(),
-            Err(why) => why,
+            Ok(Some(_)) => WebhookError::OtherReview,
+            Err(failed) => failed,
         };
         if webhook["failurePolicy"] == "Ignore" {
             tracing::warn!(
                 webhook = name,
-                why = answered,
+                why = %failed,
                 review = review.describe(),
                 "webhook failed and is ignored"
             );
             return Ok(None);
         }
         Err(Status::internal(format!(
-            "failed calling webhook \"{name}\": {answered}"
+            "failed calling webhook \"{name}\": {failed}"
         )))
     }
 }

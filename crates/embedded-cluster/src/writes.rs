@@ -16,13 +16,13 @@ use crate::object::{
     Stored, check_name, default_to, meta, metadata_mut, name_suffix, now, set, unset,
 };
 use crate::patch::Patch;
-use crate::status::Status;
+use crate::status::{Reason, Status};
 use crate::store::{Clash, Expect};
 use crate::target::{DeleteOptions, Deleted, ListOptions, Listed, Part, Target, Write};
 use crate::{crd, kinds, managed, pod};
 
 impl Cluster {
-    /// A new object. Its name is the target's, its own, or made from its `generateName`.
+    /// Creates an object. Its name is the target's, its own, or made from its `generateName`.
     pub async fn create(
         &self,
         target: &Target,
@@ -42,7 +42,8 @@ impl Cluster {
                 .create_named(&target, object.clone(), write, How::Update)
                 .await;
             match made {
-                Err(status) if generated && status.reason == "AlreadyExists" && attempt < 8 => {}
+                Err(status)
+                    if generated && status.reason == Reason::AlreadyExists && attempt < 8 => {}
                 made => return made,
             }
         }
@@ -104,7 +105,7 @@ impl Cluster {
             .await
     }
 
-    /// Changes an object by a patch. An apply makes the object when it is not there.
+    /// Changes an object by a patch. An apply creates the object if it does not exist.
     pub async fn patch(
         &self,
         target: &Target,
@@ -116,7 +117,7 @@ impl Cluster {
             let how = How::Apply(&applied);
             if self.find(target).is_none() && target.part == Part::Whole {
                 match self.create_named(target, applied.clone(), write, how).await {
-                    Err(status) if status.reason == "AlreadyExists" => {}
+                    Err(status) if status.reason == Reason::AlreadyExists => {}
                     made => return made,
                 }
             }
@@ -251,7 +252,7 @@ impl Cluster {
             };
             match self.delete(&one, options, write).await {
                 Ok(_) => {}
-                // Another request deleted it meanwhile.
+                // Another request has deleted it meanwhile.
                 Err(status) if status.code == 404 => {}
                 Err(status) => return Err(status),
             }
@@ -398,7 +399,7 @@ impl Cluster {
                 target.name.as_str().into(),
             );
         }
-        // What is stored speaks one version.
+        // Objects are stored in one version.
         if resource.table.as_ref() == "/events" {
             crate::events::to_core(&mut object);
         } else {

@@ -1,4 +1,4 @@
-//! Annotations in a compact form: readers cannot tell them from others, whatever is written in between.
+//! Annotations in a compact form: readers cannot distinguish them from others, whatever is written in between.
 
 use std::sync::Arc;
 
@@ -164,7 +164,7 @@ async fn an_annotation_that_is_changed_counts_as_it_was_written() {
 
     assert_eq!(annotations(&changed), json!({ "result/0": "mine" }));
     assert!(changed.compact().is_none());
-    // A binding names annotations, too.
+    // A binding has annotations too.
     give(&cluster, 1, "yes");
     let binding = json!({
         "metadata": { "name": "p", "annotations": { "result/0": "bound" } },
@@ -245,7 +245,7 @@ async fn going_back_takes_results_away_and_brings_them_again() {
     assert_eq!(cluster.restore(&after), 2);
     let again = cluster.get(&target(&cluster)).unwrap();
     assert_eq!(annotations(&again), annotations(&given));
-    // The same as text is the same.
+    // Equal annotations as text count as unchanged.
     let text = merge(
         &cluster,
         json!({ "metadata": { "annotations": { "result/0": "x" } } }),

@@ -1,4 +1,4 @@
-//! Whatever is sent, the answer is an answer: never a panic, never a 500, and the server lives on.
+//! Any request gets a valid answer: never a panic, never a 500, and the server keeps running.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use tower::ServiceExt;
 
-/// Words that mean something somewhere, so that what is made up comes far.
+/// Words that have a meaning somewhere, so that random input gets far.
 fn word() -> impl Strategy<Value = String> {
     let known = prop::sample::select(vec![
         "metadata",
@@ -97,7 +97,7 @@ fn value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A made-up value over an object that would be taken.
+/// A random value merged over a valid object.
 fn object() -> impl Strategy<Value = Value> {
     let good = prop::sample::select(vec![
         json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}),

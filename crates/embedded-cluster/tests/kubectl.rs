@@ -1,4 +1,4 @@
-//! A real `kubectl`, where there is one (`KUBECTL`, else on the path), against the embedded cluster.
+//! A real `kubectl` against the embedded cluster, if there is one (`KUBECTL`, else on the path).
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -46,7 +46,7 @@ struct Kubectl {
 }
 
 impl Kubectl {
-    /// Nothing where no kubectl is found.
+    /// None if no kubectl is found.
     async fn start() -> Option<Self> {
         let program = std::env::var("KUBECTL").unwrap_or_else(|_| "kubectl".into());
         let home = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The verbs over HTTP, request by request: codes, reasons and what is there afterwards.
+//! The verbs over HTTP, request by request: codes, reasons and the stored result.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -11,7 +11,8 @@ use std::sync::Arc;
 use axum::body::{Body, to_bytes};
 use axum::http::Request;
 use embedded_cluster::{
-    Admission, BoxFuture, Cluster, Options, Review, Status, TokenNeeded, WebhookClient, guard,
+    Admission, BoxFuture, Cluster, Options, Review, Status, TokenNeeded, WebhookClient,
+    WebhookError, guard,
 };
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -316,7 +317,7 @@ async fn a_dry_run_changes_nothing() {
 }
 
 #[tokio::test]
-async fn an_update_of_an_old_version_is_a_conflict_and_leaves_the_status() {
+async fn update_of_an_old_version_is_a_conflict() {
     let cluster = Cluster::default();
     let (_, mut read) = post(&cluster, PODS, pod("p")).await;
     patch(
@@ -362,7 +363,7 @@ async fn a_patch_that_changes_nothing_is_no_new_version() {
 }
 
 #[tokio::test]
-async fn a_binding_merges_its_annotations_in_one_step_and_happens_once() {
+async fn binding_merges_its_annotations_and_succeeds_once() {
     let cluster = Cluster::default();
     let (_, made) = post(&cluster, PODS, pod("p")).await;
     let binding = |uid: &Value| {
@@ -464,7 +465,7 @@ async fn pages_of_a_list_are_of_one_version() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_tells_what_happened_since_a_version_and_what_left_its_sight() {
+async fn watch_reports_changes_since_a_version_and_lost_matches() {
     let cluster = Cluster::default();
     let version = cluster.resource_version();
     post(&cluster, PODS, pod("a")).await;
@@ -550,7 +551,7 @@ async fn a_watch_that_fell_behind_is_told_that_its_version_is_gone() {
         (1, Some("ERROR"), Some(410))
     );
     assert_eq!(told[0]["object"]["reason"], "Expired");
-    // What happens to other kinds does not push pods out.
+    // Changes of other kinds do not push pods out of the memory.
     let version = cluster.resource_version();
     for name in ["a", "b", "c", "d", "e"] {
         post(
@@ -727,7 +728,7 @@ async fn ephemeral_containers_are_added_by_their_own_subresource() {
 }
 
 #[tokio::test]
-async fn appliers_own_what_they_name_and_quarrel_over_what_they_would_change() {
+async fn server_side_apply_owns_fields_and_reports_conflicts() {
     let cluster = Cluster::default();
     let path = |manager: &str| {
         format!("/apis/apps/v1/namespaces/default/deployments/d?fieldManager={manager}")
@@ -756,14 +757,14 @@ async fn appliers_own_what_they_name_and_quarrel_over_what_they_would_change() {
     let refused = apply("two", json!({"replicas": 2})).await;
     assert_eq!(refused.1["details"]["causes"][0]["field"], ".spec.replicas");
     assert_eq!(refusal(refused), (409, "Conflict".into()));
-    // What another manager names alike is shared, and stays when one lets it go.
+    // A field that two managers set to the same value is shared, and stays when one of them gives it up.
     apply("two", json!({"replicas": 1})).await;
     let (_, left) = apply("one", json!({})).await;
     assert_eq!(
         (&left["spec"]["replicas"], &left["spec"]["paused"]),
         (&json!(1), &Value::Null)
     );
-    // A patch takes fields over; then the applier must force.
+    // A patch takes fields over; after that the applier must force.
     patch(
         &cluster,
         &path("kubectl"),
@@ -981,7 +982,7 @@ async fn a_hook_in_this_process_changes_and_refuses() {
     );
 }
 
-/// Answers as a webhook would, and fails where the path says so.
+/// Answers like a webhook, and fails if the path says so.
 struct Webhook;
 
 impl WebhookClient for Webhook {
@@ -989,7 +990,7 @@ impl WebhookClient for Webhook {
         &'a self,
         webhook: &'a Value,
         review: Value,
-    ) -> BoxFuture<'a, Result<Option<Value>, String>> {
+    ) -> BoxFuture<'a, Result<Option<Value>, WebhookError>> {
         Box::pin(async move {
             let uid = &review["request"]["uid"];
             // [{"op":"add","path":"/spec/schedulerName","value":"hami-scheduler"}]
@@ -1001,14 +1002,14 @@ impl WebhookClient for Webhook {
                 Some("https://denies") => Ok(Some(
                     json!({"response": {"uid": uid, "allowed": false, "status": {"code": 403, "message": "container c is privileged"}}}),
                 )),
-                _ => Err("connection refused".into()),
+                _ => Err(WebhookError::NoAnswer("connection refused".into())),
             }
         })
     }
 }
 
 #[tokio::test]
-async fn registered_webhooks_are_called_by_their_rules_and_failure_policies() {
+async fn webhooks_are_called_by_their_rules_and_failure_policies() {
     let cluster = Cluster::default();
     cluster.call_webhooks_with(Arc::new(Webhook));
     let register = |kind: &'static str,
@@ -1039,9 +1040,9 @@ async fn registered_webhooks_are_called_by_their_rules_and_failure_policies() {
         .await;
     }
     register("mutating", "https://patches", "Fail", "a").await;
-    register("mutating", "https://nobody", "Ignore", "a").await;
+    register("mutating", "https://nowhere", "Ignore", "a").await;
     register("validating", "https://denies", "Fail", "b").await;
-    register("validating", "https://nobody", "Fail", "c").await;
+    register("validating", "https://nowhere", "Fail", "c").await;
 
     let (_, patched) = post(&cluster, "/api/v1/namespaces/a/pods", pod("p")).await;
     assert_eq!(patched["spec"]["schedulerName"], "hami-scheduler");
@@ -1144,7 +1145,7 @@ async fn other_addresses_than_loopback_need_a_token() {
     assert_eq!(ask("Bearer secret").await, 200);
     assert_eq!(ask("Bearer other!").await, 401);
     assert_eq!(ask("").await, 401);
-    // A browser's prompt: any user, and the token as password.
+    // A browser's prompt: any user, with the token as password.
     assert_eq!(ask("Basic YW55OnNlY3JldA==").await, 200);
     assert_eq!(ask("Basic YW55Om90aGVy").await, 401);
     assert_eq!(ask("Basic c2VjcmV0").await, 401);

@@ -1,5 +1,5 @@
-//! How long it takes to read what a cluster tells: nodes at the start and at each heartbeat, a pod at each question, and
-//! the body of a question with whole nodes.
+//! The time to read a cluster's objects: nodes at the start and at each heartbeat, a pod for each request, and the body
+//! of a request with whole nodes.
 #![allow(missing_docs, reason = "criterion's macros make items without docs")]
 #![allow(clippy::unwrap_used, reason = "a bench")]
 

@@ -1,4 +1,5 @@
-//! A pod's allocation, read from and written to its annotations, for every vendor. Never decides whether the pod may hold it.
+//! A pod's allocation, read from and written to its annotations, for every vendor. Does not decide whether the pod may
+//! hold it.
 
 use std::collections::BTreeMap;
 
@@ -22,8 +23,8 @@ pub struct Written {
     pub labels: BTreeMap<String, String>,
 }
 
-/// What the pod holds on its node (`spec.nodeName`, or if that is empty the node in its annotations); `None` without
-/// allocation annotations.
+/// The devices that the pod holds on its node (`spec.nodeName`, or if that is empty the node in its annotations);
+/// `None` without allocation annotations.
 ///
 /// # Errors
 ///
@@ -60,7 +61,7 @@ fn node_of(pod: &Pod) -> Option<&str> {
     }
 }
 
-/// The annotations and labels for this placement. `node` is the pod's node (some vendors write a card's index or
+/// The annotations and labels for this placement. `node` is the pod's node (some vendors write a device's index or
 /// model), `unix_nanoseconds` is the present time.
 pub fn write(
     pod: &Pod,
@@ -102,5 +103,5 @@ pub fn write(
     written
 }
 
-/// Longest value of a label.
+/// The longest value of a label.
 const MOST_LABEL_LETTERS: usize = 63;

@@ -1,5 +1,5 @@
 //! The wire formats of the device assigner: labels and annotations of `fudo.org`, the Lease of a GPU, the body of
-//! `POST /finalize`. Never decides which pod gets a GPU.
+//! `POST /finalize`. Does not decide which pod gets a GPU.
 
 mod lease;
 mod tags;
@@ -18,7 +18,7 @@ pub use tags::{DeviceLabels, LabelProblem, device_labels, tag};
 
 /// On a node: base64 of a JSON object from GPU UUID to the list of the GPU's labels.
 pub const DEVICE_LABELS: &str = "fudo.org/gpu.device.labels";
-/// Label of a pod that wants a GPU and does not care which.
+/// Label of a pod that asks for any GPU.
 pub const ASSIGN: &str = "fudo.org/gpu.assign";
 /// On a pod: its GPUs, separated by commas. On a Lease, as a label: its GPU.
 pub const GPU_UUID: &str = "fudo.org/gpu.uuid";
@@ -38,7 +38,7 @@ pub const POD_NAME: &str = "fudo.org/pod.name";
 /// Vendor of devices that only [`DEVICE_LABELS`] names: no request for shares of devices matches it.
 pub const LABELLED: &str = "fudo.org";
 
-/// What every name of a CDI device of an NVIDIA GPU begins with.
+/// The prefix of every name of a CDI device of an NVIDIA GPU.
 const CDI_PREFIX: &str = "nvidia.com/gpu=UUID=";
 
 /// Whether a label's key asks for a GPU: its namespace is `fudo.org`, and the first part of its name is `gpu`.
@@ -47,8 +47,8 @@ pub fn is_request(key: &str) -> bool {
         .is_some_and(|name| name == "gpu" || name.starts_with("gpu."))
 }
 
-/// The labels that a GPU needs to have for this pod; none where the pod asks for no GPU by label. Only keys count:
-/// a label with the value `false` asks as well. [`ASSIGN`] alone asks for any GPU, and is never part of the answer.
+/// The labels that a GPU must have for this pod; none if the pod asks for no GPU by label. Only keys count: a label
+/// with the value `false` counts too. [`ASSIGN`] alone asks for any GPU, and is never part of the answer.
 pub fn wanted(pod: &Pod) -> Option<BTreeSet<String>> {
     let labels = pod.metadata.labels.as_ref()?;
     let mut keys = labels.keys().filter(|key| is_request(key)).peekable();
@@ -65,7 +65,7 @@ pub fn cdi_assignment<'a>(gpus: impl IntoIterator<Item = &'a str>) -> String {
     names.join(",")
 }
 
-/// The GPUs of a list with commas, each once, in order.
+/// The GPUs of a comma-separated list, each once, in order.
 pub fn gpus(text: &str) -> Vec<String> {
     let mut gpus: Vec<String> = Vec::new();
     for gpu in list(text) {
@@ -76,7 +76,7 @@ pub fn gpus(text: &str) -> Vec<String> {
     gpus
 }
 
-/// What a pod says of its reservation.
+/// A pod's reservation, by its labels and annotations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodClaim {
     /// Its UID.
@@ -91,7 +91,7 @@ pub struct PodClaim {
     pub gpus: Vec<String>,
 }
 
-/// What the pod says of its reservation; none where it carries none.
+/// The pod's reservation, by its labels and annotations; none if it has none.
 pub fn pod_claim(pod: &Pod) -> Option<PodClaim> {
     let text = |key: &str| {
         let text = pod.metadata.annotations.as_ref()?.get(key)?.trim();
@@ -117,13 +117,13 @@ pub struct Finalize {
     pub name: String,
     /// UID of the pod.
     pub uid: String,
-    /// The reservation, as the pod carries it.
+    /// The reservation in the pod's annotation.
     pub reservation: String,
-    /// The GPUs, as the pod carries them; at least one.
+    /// The GPUs in the pod's annotation; at least one.
     pub gpus: Vec<String>,
 }
 
-/// Fields of the body of `POST /finalize` that are absent, empty or no text.
+/// Fields of the body of `POST /finalize` that are missing, empty or not text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("missing required fields: {}", .0.join(", "))]
 pub struct MissingFields(pub Vec<&'static str>);
@@ -167,7 +167,7 @@ impl Finalize {
     ///
     /// # Errors
     ///
-    /// What the pod lacks, or that it uses another GPU than it was assigned.
+    /// A part of the reservation is missing, or the pod uses a GPU other than its assigned one.
     pub fn of_pod(pod: &Pod) -> Result<Self, NotUsing> {
         let annotations = pod.metadata.annotations.as_ref();
         let annotation = |key: &str| {
@@ -211,21 +211,21 @@ impl Finalize {
 /// Why the pod of an `AdmissionReview` cannot finalize its reservation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotUsing {
-    /// The pod carries no whole reservation.
+    /// The pod's reservation is incomplete.
     #[error(transparent)]
     Missing(#[from] MissingFields),
     /// [`CDI_ASSIGNMENT`] names another device than [`GPU_UUID`].
     #[error("pod is not using assigned GPU {gpu} (annotation value: {used})")]
     Another {
-        /// What the pod was assigned.
+        /// The GPU assigned to the pod.
         gpu: String,
-        /// What it uses.
+        /// The device that it uses.
         used: String,
     },
 }
 
-/// How many GPUs of `resource` the pod requests in total: containers and init containers, requests before limits. At
-/// least 1; amounts that are no whole number count as nothing here, and are refused when the pod is admitted.
+/// The number of GPUs of `resource` that the pod requests in total: containers and init containers, requests before
+/// limits. At least 1. Amounts that are not whole numbers count as 0 here, and are refused when the pod is admitted.
 pub fn count(pod: &Pod, resource: &str) -> u32 {
     let containers = pod.spec.containers.iter().chain(&pod.spec.init_containers);
     let sum = containers.fold(0_u32, |sum, container| {

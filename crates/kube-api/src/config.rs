@@ -1,5 +1,5 @@
-//! `device-config.yaml`, as the reference reads it: which resources there are and what is taken where a pod says
-//! nothing. Unknown keys are refused with their line. Never judges what a pod asks for.
+//! `device-config.yaml`, as the reference reads it: the resources and the defaults of pods. Unknown keys are refused
+//! with their line. Does not judge a pod's request.
 //!
 //! The names of the sections and keys are those of HAMi v2.10's `device-config.yaml`.
 
@@ -19,7 +19,7 @@ pub use sections::{
     Iluvatar, Kunlun, Metax, MigAllowed, Mthreads, Nvidia, Vnpus,
 };
 
-/// The configuration of devices. A section that is absent or null takes its vendor out.
+/// The configuration of devices. A section that is absent or null disables its vendor.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DeviceConfig {
@@ -50,21 +50,21 @@ pub struct DeviceConfig {
     pub biren: Option<Counted>,
     /// Huawei Ascend, one entry for each chip.
     pub vnpus: Option<Vnpus>,
-    /// Requests of hcs.io, over the vendors above.
+    /// The rules for requests of hcs.io, over the vendors above.
     pub hcs: Option<Hcs>,
 }
 
 /// Why a configuration cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// No YAML, or a value of another kind than the key takes.
+    /// The text is not YAML, or a value has the wrong type for its key.
     #[error("line {line}, column {column}: {problem}")]
     Unreadable {
         /// Line, from 1.
         line: u64,
         /// Column, from 1.
         column: u64,
-        /// What is wrong there.
+        /// The error there.
         problem: String,
     },
     /// An unknown key.
@@ -80,20 +80,20 @@ pub enum ConfigError {
         column: u64,
         /// The key as it was written.
         key: String,
-        /// The accepted key that is most like it, where one is.
+        /// The accepted key that is most similar, if there is one.
         nearest: Option<String>,
-        /// All keys that are accepted in its place.
+        /// All keys that are accepted there.
         known: Vec<&'static str>,
     },
-    /// No section says anything.
+    /// All sections are empty.
     #[error("no vendor is configured; write at least one section, such as nvidia")]
     Empty,
-    /// It says something that cannot be.
+    /// A value is out of range.
     #[error("{key}: {problem}")]
     Wrong {
-        /// Which key.
+        /// The key.
         key: String,
-        /// What was read, what is accepted.
+        /// The value that was read and the values that are accepted.
         problem: String,
     },
 }
@@ -108,7 +108,7 @@ fn accepted(known: &[&str]) -> String {
     format!(" (accepted: {})", known.join(", "))
 }
 
-/// What holds where no file is given.
+/// The defaults without a file.
 const STANDARD: &str = include_str!("config/standard.yaml");
 
 impl DeviceConfig {
@@ -116,8 +116,8 @@ impl DeviceConfig {
     ///
     /// # Errors
     ///
-    /// With line and column when it is no YAML, has an unknown key or a value of another kind; when it is empty, and
-    /// when a value cannot be (a factor of 0, a share above 100).
+    /// With line and column if the text is not YAML, has an unknown key or a value of the wrong type; if it is empty;
+    /// and if a value is out of range (a factor of 0, a share above 100).
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let config: Option<Self> = from_yaml(text)?;
         let config = config.ok_or(ConfigError::Empty)?;
@@ -128,13 +128,13 @@ impl DeviceConfig {
         Ok(config)
     }
 
-    /// What holds where no file is given: the reference's own defaults, all vendors.
+    /// The configuration without a file: the reference's own defaults, all vendors.
     pub fn standard() -> Self {
         Self::parse(STANDARD).expect("a test reads it")
     }
 }
 
-/// Reads YAML of any of our types.
+/// Reads YAML as any of our types.
 fn from_yaml<T: DeserializeOwned>(text: &str) -> Result<T, ConfigError> {
     let options = serde_saphyr::options! { with_snippet: false };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| explain(&error))
@@ -163,7 +163,7 @@ fn explain(error: &serde_saphyr::Error) -> ConfigError {
     }
 }
 
-/// The first line of the error's text, without the place that we name ourselves.
+/// The first line of the error's text, without the position, which we add ourselves.
 fn plain(error: &dyn fmt::Display) -> String {
     let text = error.to_string();
     let first = text.lines().next().unwrap_or_default();
@@ -171,7 +171,7 @@ fn plain(error: &dyn fmt::Display) -> String {
     first.get(..cut).unwrap_or(first).to_owned()
 }
 
-/// The accepted key with the fewest letters to change, if it takes at most a third of them.
+/// The accepted key with the fewest changed letters, if at most a third of them change.
 fn nearest(written: &str, accepted: &[&str]) -> Option<String> {
     let lower = written.to_lowercase();
     accepted
@@ -182,7 +182,7 @@ fn nearest(written: &str, accepted: &[&str]) -> Option<String> {
         .map(|(_, key)| (*key).to_owned())
 }
 
-/// How many letters have to be put in, taken out or changed to make one word of the other (Levenshtein).
+/// The number of letters to insert, remove or change to turn one word into the other (Levenshtein).
 fn distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
@@ -202,7 +202,7 @@ fn distance(from: &str, to: &str) -> usize {
 }
 
 impl DeviceConfig {
-    /// What no pod could ever use.
+    /// Checks for values that no pod could ever use.
     fn judge(&self) -> Result<(), ConfigError> {
         let wrong = |key: &str, problem: String| {
             Err(ConfigError::Wrong {

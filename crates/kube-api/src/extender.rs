@@ -1,5 +1,5 @@
 //! The request and response bodies of a kube-scheduler extender. Keys are read in any case and written in upper case.
-//! Never decides an answer.
+//! Does not decide any answer.
 //!
 //! The types follow `k8s.io/kube-scheduler/extender/v1`. As in Go's decoder, null means absent and unknown keys are
 //! ignored.
@@ -17,11 +17,11 @@ use crate::object::Pod;
 /// `POST /filter` and `POST /prioritize`.
 #[derive(Debug, Default)]
 pub struct ExtenderArgs {
-    /// The pod that looks for a node.
+    /// The pod that needs a node.
     pub pod: Option<Pod>,
-    /// Whole nodes, each as it came; none where names are given.
+    /// Whole nodes as they were sent; none if names are given.
     pub nodes: Option<Vec<Box<RawValue>>>,
-    /// Names of nodes that the caller knows that we know.
+    /// Names of nodes, from a caller that relies on our own cache of nodes.
     pub node_names: Option<Vec<String>>,
 }
 
@@ -29,19 +29,19 @@ pub struct ExtenderArgs {
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderFilterResult {
-    /// `{"items": [...]}` where whole nodes were asked about.
+    /// `{"items": [...]}` if the request had whole nodes.
     pub nodes: Option<NodeList>,
-    /// Names where names were asked about.
+    /// Names if the request had names.
     pub node_names: Option<Vec<String>>,
-    /// Why not, by node; other pods leaving may cure it.
+    /// Reasons by node, for nodes on which evicting pods may help.
     pub failed_nodes: Option<BTreeMap<String, String>>,
-    /// Why not, by node; no pod's leaving cures it.
+    /// Reasons by node, for nodes on which evicting pods cannot help.
     pub failed_and_unresolvable_nodes: Option<BTreeMap<String, String>>,
-    /// Empty, or why the question could not be answered.
+    /// Empty, or why the request could not be answered.
     pub error: String,
 }
 
-/// Whole nodes, each as it came.
+/// Whole nodes as they were sent.
 #[derive(Debug, Default, Serialize)]
 pub struct NodeList {
     /// The nodes.
@@ -65,11 +65,11 @@ pub struct ExtenderBindingArgs {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderBindingResult {
-    /// Empty, or why not.
+    /// Empty, or why the pod was not bound.
     pub error: String,
 }
 
-/// One line of the answer to `POST /prioritize`: 0 to 10, more is better.
+/// One entry of the answer to `POST /prioritize`: 0 to 10, more is better.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct HostPriority {
@@ -82,10 +82,11 @@ pub struct HostPriority {
 /// `POST /preempt`.
 #[derive(Debug, Default)]
 pub struct ExtenderPreemptionArgs {
-    /// The pod that looks for a node.
+    /// The pod that needs a node.
     pub pod: Option<Pod>,
-    /// By node, the uids of the pods that would be evicted, and how many disruption budgets that breaks. Whole pods
-    /// (`NodeNameToVictims`) are read as their uids; where a node stands in both, `NodeNameToMetaVictims` holds.
+    /// By node, the uids of the pods that would be evicted, and the number of disruption budgets that this breaks.
+    /// Whole pods (`NodeNameToVictims`) are read as their uids; if a node is in both, `NodeNameToMetaVictims` is
+    /// used.
     pub victims: BTreeMap<String, Victims>,
 }
 
@@ -94,11 +95,11 @@ pub struct ExtenderPreemptionArgs {
 pub struct Victims {
     /// Uids, in the order given.
     pub uids: Vec<String>,
-    /// How many disruption budgets it breaks.
+    /// The number of disruption budgets that this breaks.
     pub num_pdb_violations: i64,
 }
 
-/// Answer to `POST /preempt`: the nodes on which evicting these makes room.
+/// Answer to `POST /preempt`: the nodes on which evicting these pods makes room.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderPreemptionResult {
@@ -112,7 +113,7 @@ pub struct MetaVictims {
     /// The pods.
     #[serde(rename = "Pods")]
     pub pods: Vec<MetaPod>,
-    /// How many disruption budgets it breaks.
+    /// The number of disruption budgets that this breaks.
     #[serde(rename = "NumPDBViolations")]
     pub num_pdb_violations: i64,
 }
@@ -138,12 +139,13 @@ impl From<&Victims> for MetaVictims {
     }
 }
 
-/// An object whose keys are known in any case.
+/// An object whose keys are read in any case.
 trait AnyCase: Default {
-    /// What an error says that was expected.
+    /// The expected value, for error messages.
     const EXPECTED: &'static str;
 
-    /// Takes the value of this key, in lower case, and says so; leaves it when it does not know the key.
+    /// Reads the value of this key (in lower case) and returns true; returns false for an unknown key, without
+    /// reading.
     fn take<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error>;
 }
 
@@ -196,7 +198,7 @@ any_case!(
     VictimMetadata
 );
 
-/// Null is nothing.
+/// Reads null as the default.
 fn value<'de, A: MapAccess<'de>, T: Deserialize<'de> + Default>(
     map: &mut A,
 ) -> Result<T, A::Error> {
@@ -223,7 +225,7 @@ impl AnyCase for ExtenderArgs {
     }
 }
 
-/// Nodes as they come.
+/// Nodes as they were sent.
 #[derive(Default)]
 struct Items {
     items: Vec<Box<RawValue>>,
@@ -299,7 +301,7 @@ impl AnyCase for Victims {
     }
 }
 
-/// A pod of which only the uid is read, whether it is a whole one or one that has nothing else.
+/// A pod of which only the uid is read, whether it is a whole pod or only a uid.
 #[derive(Default)]
 struct Victim {
     uid: String,

@@ -1,5 +1,5 @@
-//! Reads single fields of a pod: its identity, its containers, annotations and amounts. Never decides what they mean for a
-//! vendor.
+//! Reads single fields of a pod: its identity, its containers, annotations and amounts. Does not know what they mean
+//! for a vendor.
 
 use placement::{DevicePolicy, Kind, Weights};
 
@@ -16,7 +16,7 @@ pub enum RequestError {
         container: String,
         /// Name of the resource.
         resource: String,
-        /// What was read, what is accepted.
+        /// The value that was read and the values that are accepted.
         problem: String,
     },
     /// An annotation with an unknown value.
@@ -26,17 +26,17 @@ pub enum RequestError {
         key: String,
         /// Its value.
         value: String,
-        /// What is accepted.
+        /// The values that are accepted.
         problem: String,
     },
 }
 
-/// The pod's rules that hold for every vendor, from its annotations.
+/// The pod's rules for every vendor, from its annotations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PodRules {
-    /// The order of cards.
+    /// The order of devices.
     pub(crate) policy: DevicePolicy,
-    /// The weights in a card's score.
+    /// The weights in a device's score.
     pub(crate) weights: Weights,
 }
 

@@ -1,4 +1,4 @@
-//! A ComputeQuota as limits, which pods it counts, and what a pod counts for. Never what is used.
+//! A ComputeQuota as limits, the pods that it counts, and a pod's charge. Does not know the present use.
 
 use std::collections::BTreeMap;
 
@@ -26,13 +26,13 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         self.each(other, u64::saturating_add)
     }
 
-    /// Of each amount the larger one.
+    /// The larger one of each amount.
     #[must_use]
     pub fn at_least(self, other: Self) -> Self {
         self.each(other, u64::max)
@@ -52,11 +52,11 @@ impl Charge {
     }
 }
 
-/// What the pod counts for. A container that names `ai.compute/*` counts for what it asks; another one for the shares
-/// of devices that it got. Without a placement only the former count, with as many devices as they name, at least one.
-/// `device` finds a device by its identifier.
+/// The pod's charge. A container with `ai.compute/*` amounts is charged for them; another container for the shares of
+/// devices that it got. Without a placement only the former are charged, with the number of devices that they ask for,
+/// at least one. `device` finds a device by its identifier.
 ///
-/// Containers that run beside each other add up; of init containers the largest counts.
+/// The charges of containers that run at the same time add up; of init containers the largest counts.
 pub fn charge<'d>(
     pod: &Pod,
     placement: Option<&Placement>,
@@ -92,7 +92,7 @@ pub fn charge<'d>(
     beside.each(before, u64::max)
 }
 
-/// What a share of a device counts for; without the device its TFLOPS are not known.
+/// The charge of a share of a device; without the device its TFLOPS are unknown.
 pub fn share(grant: &Grant, device: Option<&Device>) -> Charge {
     let part = |gflops: u64| match device {
         Some(device) if device.cores > 0 => {
@@ -109,10 +109,10 @@ pub fn share(grant: &Grant, device: Option<&Device>) -> Charge {
     }
 }
 
-/// What a pod is counted by, kept for as long as it holds something.
+/// The properties by which a quota counts a pod, kept for as long as the pod holds something.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counted {
-    /// What it counts for.
+    /// Its charge.
     pub charge: Charge,
     labels: BTreeMap<String, String>,
     priority_class: String,
@@ -120,7 +120,7 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// The pod, counting for this much.
+    /// The pod with this charge.
     pub fn new(pod: &Pod, charge: Charge) -> Self {
         Self {
             charge,
@@ -132,7 +132,7 @@ impl Counted {
 }
 
 impl Counted {
-    /// The same pod, counting for this much.
+    /// The same pod with this charge.
     #[must_use]
     pub fn with(&self, charge: Charge) -> Self {
         Self {
@@ -142,7 +142,7 @@ impl Counted {
     }
 }
 
-/// What the pods of a quota hold, as its status says it. An amount that is not there, or cannot be read, counts nothing.
+/// The use of a quota, by its status. A missing or unreadable amount counts as 0.
 pub fn used(quota: &ComputeQuota) -> Charge {
     let used = quota
         .status
@@ -161,7 +161,7 @@ pub fn used(quota: &ComputeQuota) -> Charge {
     })
 }
 
-/// A ComputeQuota, read.
+/// A parsed ComputeQuota.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Limit {
     /// Its namespace.
@@ -172,7 +172,7 @@ pub struct Limit {
     written: Amounts,
     scopes: Vec<Scope>,
     selector: Option<LabelSelector>,
-    /// What of its spec cannot be read, by field.
+    /// The errors in its spec, by field.
     pub errors: BTreeMap<String, String>,
 }
 
@@ -185,8 +185,8 @@ struct Hard {
 }
 
 impl Limit {
-    /// Reads the quota. An amount that cannot be read allows nothing, and a scope that cannot be read counts every pod:
-    /// a mistake in a quota must not lift it.
+    /// Reads the quota. An unreadable amount allows nothing, and an unreadable scope counts every pod, so that a
+    /// mistake in a quota does not lift it.
     pub fn read(quota: &ComputeQuota) -> Self {
         let mut errors = BTreeMap::new();
         let spec = &quota.spec;
@@ -255,9 +255,9 @@ impl Limit {
                 .is_none_or(|selector| selects(selector, &pod.labels))
     }
 
-    /// What would exceed the quota if `more` came to `used`, in a sentence; none where nothing does.
+    /// The amount that would exceed the quota if `more` were added to `used`, in a sentence; none if nothing would.
     pub fn exceeded(&self, used: Charge, more: Charge) -> Option<String> {
-        /// An amount as a person writes it.
+        /// Formats an amount for people.
         type Say<'a> = &'a dyn Fn(u64) -> String;
         if more.is_zero() {
             return None;
@@ -288,7 +288,7 @@ impl Limit {
         })
     }
 
-    /// Each amount that the quota limits, with what is allowed and what is used of it: bytes, GFLOPS, devices.
+    /// Each amount that the quota limits, with its limit and its use: bytes, GFLOPS, devices.
     pub fn amounts(&self, used: Charge) -> impl Iterator<Item = (&'static str, u64, u64)> {
         let hard = self.hard;
         [
@@ -301,7 +301,7 @@ impl Limit {
         .filter_map(|(name, hard, used)| Some((name, hard?, used)))
     }
 
-    /// What the quota's status says when so much is used.
+    /// The quota's status with this use.
     pub fn status(&self, used: Charge) -> ComputeQuotaStatus {
         let hard = &self.written;
         ComputeQuotaStatus {
@@ -327,7 +327,7 @@ fn gibibytes(bytes: u64) -> Quantity {
     Quantity(bytes.to_string())
 }
 
-/// TFLOPS, in thousandths where they are no whole number.
+/// TFLOPS, in thousandths if they are not a whole number.
 fn tflops(gflops: u64) -> Quantity {
     if gflops.is_multiple_of(1000) {
         Quantity::from(gflops / 1000)
@@ -336,7 +336,7 @@ fn tflops(gflops: u64) -> Quantity {
     }
 }
 
-/// Whether the selector takes these labels. An operator that Kubernetes does not know takes none.
+/// Whether the selector matches these labels. An operator that Kubernetes does not know matches none.
 fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
     let exactly = selector.match_labels.iter().flatten();
     let by_rule = selector.match_expressions.iter().flatten();

@@ -1,5 +1,5 @@
-//! A pod's `ai.compute/*` amounts as a question to the engine: what it asks for over all its devices, of which vendors,
-//! and what each vendor is asked for then. Never which device it gets.
+//! A pod's `ai.compute/*` amounts as a request to the engine: the demand over all its devices, the accepted vendors,
+//! and the resulting ask for each vendor. Does not decide which device it gets.
 
 use std::sync::Arc;
 
@@ -16,30 +16,30 @@ use crate::object::{Container, Pod, ResourceNeeds};
 use crate::quantity::{MIB, Quantity, shortened};
 use crate::vendor::{Role, Row, Vendors};
 
-/// Most devices of one container.
+/// The most devices of one container.
 pub const MOST_DEVICES: u32 = 64;
-/// Most devices that a demand is split over where the container does not name a number.
+/// The most devices over which a demand is split if the container names no number.
 const MOST_CHOSEN: u32 = 16;
-/// Most memory of one container, in bytes.
+/// The most memory of one container, in bytes.
 const MOST_BYTES: i128 = 1 << 46;
-/// Most compute of one container, in GFLOPS.
+/// The most compute of one container, in GFLOPS.
 const MOST_GFLOPS: i128 = 1_000_000_000;
 
-/// What a pod's annotations say of vendors and connections.
+/// The pod's preferences about vendors and connections, from its annotations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preferences {
-    /// The vendor that comes first; none where each is as good.
+    /// The preferred vendor; none if all are equal.
     pub vendor: Option<Maker>,
-    /// Whether others will do.
+    /// Whether other vendors are accepted.
     pub downgrade: bool,
-    /// How several devices should lie to each other.
+    /// How several devices should be connected.
     pub topology: Topology,
 }
 
-/// How several devices of a container should lie to each other.
+/// How several devices of a container should be connected.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Topology {
-    /// Anyhow.
+    /// In any way.
     #[default]
     Any,
     /// Connected by the fastest links.
@@ -49,7 +49,7 @@ pub enum Topology {
 }
 
 impl Preferences {
-    /// Whether this vendor will do, and in which order: 0 comes first.
+    /// Whether this vendor is accepted, and its order: 0 comes first.
     pub fn tier(&self, maker: Maker) -> Option<u32> {
         match self.vendor {
             None => Some(0),
@@ -59,11 +59,11 @@ impl Preferences {
     }
 }
 
-/// What the pod's annotations say.
+/// The preferences in the pod's annotations.
 ///
 /// # Errors
 ///
-/// When one says nothing that the API knows.
+/// An annotation has a value that the API does not know.
 pub fn preferences(pod: &Pod, config: &Hcs) -> Result<Preferences, RequestError> {
     let wrong = |key: &str, value: &str, problem: String| RequestError::Annotation {
         key: key.to_owned(),
@@ -108,7 +108,7 @@ pub fn preferences(pod: &Pod, config: &Hcs) -> Result<Preferences, RequestError>
 ///
 /// # Errors
 ///
-/// When it is neither.
+/// It has another value.
 pub fn switch(pod: &Pod, key: &str) -> Result<Option<bool>, RequestError> {
     match annotation(pod, key) {
         None => Ok(None),
@@ -129,13 +129,13 @@ pub fn is_abstract(container: &Container) -> bool {
         .any(|name| amount_of(container, name).is_some())
 }
 
-/// The request, else the limit: the limit may be a burst above it.
+/// The request, else the limit, because the limit may be a burst above the request.
 fn amount_of<'a>(container: &'a Container, name: &str) -> Option<&'a Quantity> {
     let needs = &container.resources;
     needs.requests.get(name).or_else(|| needs.limits.get(name))
 }
 
-/// Names of whole cards that the device configuration does not have, each with its vendor.
+/// Names of whole devices that are not in the device configuration, each with its vendor.
 const ALIASES: [(&str, Maker); 4] = [
     (keys::HUAWEI_ASCEND, Maker::Huawei),
     (keys::HUAWEI_NPU, Maker::Huawei),
@@ -143,8 +143,8 @@ const ALIASES: [(&str, Maker); 4] = [
     (keys::CAMBRICON_MLU, Maker::Cambricon),
 ];
 
-/// Whether requests of hcs.io give this resource a meaning: the abstract names, and vendors' names that the device
-/// configuration does not have.
+/// Whether requests of hcs.io use this resource: the abstract names, and vendors' names that are not in the device
+/// configuration.
 pub fn is_resource(name: &str, vendors: &Vendors) -> bool {
     vendors.hcs().is_some()
         && (keys::RESOURCES.contains(&name)
@@ -152,27 +152,27 @@ pub fn is_resource(name: &str, vendors: &Vendors) -> bool {
                 && vendors.of_resource(name).is_none()))
 }
 
-/// All names to which requests of hcs.io give a meaning; none where they are not read.
+/// All names that requests of hcs.io use; none if such requests are not read.
 pub fn names(vendors: &Vendors) -> impl Iterator<Item = &str> {
     let aliases = ALIASES.iter().map(|(name, _): &(&str, _)| *name);
     let names = keys::RESOURCES.into_iter().chain(aliases);
     names.filter(|name| is_resource(name, vendors))
 }
 
-/// What one container asks for; none where it names nothing of the API.
+/// The request of one container; none if it uses no name of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
-    /// Over all its devices.
+    /// The demand over all its devices.
     pub demand: Demand,
-    /// The only vendor that will do, where a vendor's own name was used.
+    /// The only accepted vendor, if the container uses a vendor's own name.
     pub only: Option<Maker>,
 }
 
-/// What the container asks for.
+/// The container's request.
 ///
 /// # Errors
 ///
-/// When an amount is none, or is out of range, or vendors contradict each other.
+/// An amount cannot be read or is out of range, or vendors contradict each other.
 pub fn asked(container: &Container, vendors: &Vendors) -> Result<Option<Asked>, RequestError> {
     let read = |name: &str| -> Result<Option<i128>, RequestError> {
         let Some(quantity) = amount_of(container, name) else {
@@ -250,7 +250,7 @@ pub fn asked(container: &Container, vendors: &Vendors) -> Result<Option<Asked>, 
     Ok((demand != Demand::default()).then_some(Asked { demand, only }))
 }
 
-/// The resources by which the container counts cards of the API's vendors, as the device configuration names them.
+/// The resources by which the container counts devices of the API's vendors, as the device configuration names them.
 fn vendor_names<'a>(
     container: &'a Container,
     vendors: &'a Vendors,
@@ -267,11 +267,11 @@ fn vendor_names<'a>(
         })
 }
 
-/// Refuses a container that counts cards of several of the API's vendors by their own names.
+/// Refuses a container that counts devices of several of the API's vendors by their own names.
 ///
 /// # Errors
 ///
-/// When it does.
+/// The container does.
 pub fn refuse_conflict(container: &Container, vendors: &Vendors) -> Result<(), RequestError> {
     if is_abstract(container) {
         return Ok(());
@@ -291,7 +291,7 @@ pub fn refuse_conflict(container: &Container, vendors: &Vendors) -> Result<(), R
     }
 }
 
-/// What the containers at these positions take together, of whichever vendor.
+/// The combined request for any vendor of the containers at these positions.
 pub(crate) fn any_vendor(
     pod: &Pod,
     asked: &[(usize, &Container, Asked)],
@@ -353,7 +353,7 @@ pub(crate) fn any_vendor(
     })
 }
 
-/// What the family is asked for with 1, 2, 3, ... devices, with the vendor's own rules in it.
+/// The asks to the family with 1, 2, 3, ... devices, including the vendor's own rules.
 fn asks(
     row: &Row,
     container: &Container,
@@ -403,7 +403,7 @@ fn asks(
         .collect()
 }
 
-/// The container as if it had asked in the vendor's own words.
+/// The container as if it had used the vendor's own names.
 fn in_vendor_words(row: &Row, container: &Container, count: u32, mib: u64) -> Container {
     let mut needs = ResourceNeeds::default();
     if let Some(name) = row.resource(Role::Count) {

@@ -1,8 +1,9 @@
-//! All annotations, labels, resource names and wire formats of Kubernetes that vgpu reads or writes; no other crate contains
-//! one. The crate decides nothing: `placement` decides which devices a pod gets, `admission` what a pod may not do.
+//! All annotations, labels, resource names and wire formats of Kubernetes that vgpu reads or writes; no other crate
+//! contains one. The crate decides nothing: `placement` decides which devices a pod gets, `admission` what a pod may
+//! not do.
 //!
 //! Reading: [`config::DeviceConfig`] names the resources, and [`vendor::Vendors`] is the table made from it. With it a
-//! node is read as an inventory ([`node::report`]), a pod as a request ([`request::request`]) or as what it holds
+//! node is read as an inventory ([`node::report`]), a pod as a request ([`request::request`]) or as an allocation
 //! ([`allocation::read`]), a quota as limits ([`quota::limits`]). Writing: [`allocation::write`].
 
 #![forbid(unsafe_code)]

@@ -9,22 +9,22 @@ use crate::quantity::shortened;
 pub struct NodeLock {
     /// When it was taken.
     pub time: Timestamp,
-    /// Namespace and name of the pod; none in the form of older releases, which is a time alone.
+    /// Namespace and name of the pod; none in the form of older releases, which is only a time.
     pub owner: Option<(String, String)>,
 }
 
-/// Why the value of a lock cannot be read. The reference then refuses to bind anything there; ours does not look.
+/// Why the value of a lock cannot be read. The reference then refuses to bind to the node; ours ignores the lock.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LockError {
-    /// The first part is no time.
+    /// The first part is not a time.
     #[error("{0:?} is no time such as 2026-06-14T15:05:03Z")]
     Time(String),
-    /// Neither a time alone nor time, namespace and pod.
+    /// It is neither a time nor a time with namespace and pod.
     #[error("{value:?} has {parts} parts; a lock is a time, or time,namespace,pod")]
     Parts {
-        /// What was read.
+        /// The value.
         value: String,
-        /// How many parts it has.
+        /// The number of its parts.
         parts: usize,
     },
 }
@@ -33,7 +33,7 @@ pub enum LockError {
 ///
 /// # Errors
 ///
-/// When it is neither a time (RFC 3339) nor `time,namespace,pod`.
+/// It is neither a time (RFC 3339) nor `time,namespace,pod`.
 pub fn parse(value: &str) -> Result<NodeLock, LockError> {
     let parts: Vec<&str> = value.split(',').collect();
     let (time, owner) = match parts.as_slice() {
@@ -46,7 +46,7 @@ pub fn parse(value: &str) -> Result<NodeLock, LockError> {
             });
         }
     };
-    // jiff is more lenient than RFC 3339: it also takes a blank for the T, and further fields in brackets.
+    // jiff is more lenient than RFC 3339: it also accepts a space in place of the T, and further fields in brackets.
     let strict = time.contains('T') && !time.contains(['[', ' ']);
     match time.parse() {
         Ok(time) if strict => Ok(NodeLock { time, owner }),

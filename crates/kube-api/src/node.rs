@@ -1,4 +1,4 @@
-//! Reads a node's inventory from its annotations. Never decides whether a node may be used.
+//! Reads a node's inventory from its annotations. Does not decide whether a node may be used.
 
 use std::collections::BTreeSet;
 
@@ -21,14 +21,14 @@ pub use crate::register::{
 pub struct Report {
     /// Its devices, of all vendors that could be read; none when it reports none.
     pub node: placement::Node,
-    /// What is broken: that vendor has no devices on the node until it is written anew.
+    /// The errors. A vendor with an error has no devices on the node until its annotation is written again.
     pub problems: Vec<Problem>,
 }
 
-/// The most devices that are read of one node; `placement` accepts no more.
+/// The most devices that are read from one node; `placement` accepts no more.
 const MOST_DEVICES: usize = 1024;
 
-/// What the node reports.
+/// The node's inventory.
 pub fn report(node: &Node, vendors: &Vendors) -> Report {
     let mut devices: Vec<Device> = Vec::new();
     let mut pairs = Vec::new();
@@ -42,7 +42,10 @@ pub fn report(node: &Node, vendors: &Vendors) -> Report {
                 let read = keys.find(|key| annotation(node, key).is_some());
                 let key = read.map(String::as_str).or(row.resource(Role::Count));
                 let key = key.unwrap_or_default().to_owned();
-                judge(found, &known, devices.len()).map_err(|problem| Problem { key, problem })
+                judge(found, &known, devices.len()).map_err(|unfit| Problem {
+                    key,
+                    problem: unfit.to_string(),
+                })
             })
             .and_then(|found| Ok((row.pairs(node)?, found)));
         match read {
@@ -77,39 +80,43 @@ fn rate(devices: &mut [Device], word: &str, vendors: &Vendors) {
     }
 }
 
+/// Why a vendor's devices of a node do not count.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum Unfit {
+    #[error("reports {0} devices, at most {MOST_DEVICES} are read of one node")]
+    TooMany(usize),
+    #[error(
+        "{0:?} is no identifier of a device; it needs letters, none of , : ; and no control characters"
+    )]
+    Identifier(String),
+    #[error("reports device {0} twice; each needs an identifier of its own")]
+    Twice(String),
+}
+
 /// Refuses values for which `placement` would refuse the whole node.
 fn judge(
     found: Vec<Device>,
     known: &BTreeSet<String>,
     present: usize,
-) -> Result<Vec<Device>, String> {
+) -> Result<Vec<Device>, Unfit> {
     if present + found.len() > MOST_DEVICES {
-        return Err(format!(
-            "reports {} devices, at most {MOST_DEVICES} are read of one node",
-            found.len()
-        ));
+        return Err(Unfit::TooMany(found.len()));
     }
     let mut seen = BTreeSet::new();
     for device in &found {
         // Identifiers are written into annotations and NVIDIA_VISIBLE_DEVICES.
         let unfit = |c: char| matches!(c, ',' | ':' | ';') || c.is_control();
         if device.id.is_empty() || device.id.contains(unfit) {
-            return Err(format!(
-                "{:?} is no identifier of a device; it needs letters, none of , : ; and no control characters",
-                shortened(&device.id)
-            ));
+            return Err(Unfit::Identifier(shortened(&device.id)));
         }
         if known.contains(&device.id) || !seen.insert(device.id.as_str()) {
-            return Err(format!(
-                "reports device {} twice; each needs an identifier of its own",
-                shortened(&device.id)
-            ));
+            return Err(Unfit::Twice(shortened(&device.id)));
         }
     }
     Ok(found)
 }
 
-/// Whether [`report`] reads the same from both, so that a node's heartbeat costs nothing.
+/// Whether [`report`] reads the same from both, so that a node's heartbeat needs no work.
 pub fn same_report(one: &Node, other: &Node, vendors: &Vendors) -> bool {
     let kind = |node: &Node| {
         node.metadata

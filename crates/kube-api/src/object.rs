@@ -1,6 +1,6 @@
 //! Pods, nodes and quotas, with the fields that vgpu reads. Decoding is as lenient as Go's: null or absent fields are
-//! empty, quantities may be numbers, unknown fields are skipped. These types never hold the whole object, so a change is
-//! a patch of the original.
+//! empty, quantities may be numbers, unknown fields are skipped. These types never hold the whole object, so a change
+//! is a patch of the original.
 
 mod metadata;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::quantity::Quantity;
 
-/// Null is the default, as in Go.
+/// Reads null as the default, as Go does.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -30,7 +30,7 @@ pub struct Pod {
     /// Name, namespace, uid, annotations, labels.
     #[serde(deserialize_with = "metadata::slim")]
     pub metadata: ObjectMeta,
-    /// What it asks for.
+    /// Its containers and scheduling fields.
     #[serde(deserialize_with = "or_default")]
     pub spec: PodSpec,
     /// Its status.
@@ -38,11 +38,11 @@ pub struct Pod {
     pub status: PodStatus,
 }
 
-/// What a pod asks for.
+/// A pod's containers and scheduling fields.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PodSpec {
-    /// The node that it runs on; empty while it has none.
+    /// The node that it runs on; empty if it has none.
     #[serde(deserialize_with = "or_default")]
     pub node_name: String,
     /// The scheduler that places it.
@@ -51,23 +51,23 @@ pub struct PodSpec {
     /// Its service account; empty for the namespace's own.
     #[serde(deserialize_with = "or_default")]
     pub service_account_name: String,
-    /// The containers that run beside each other.
+    /// The app containers, which run at the same time.
     #[serde(deserialize_with = "or_default")]
     pub containers: Vec<Container>,
-    /// Init containers, which run before in order, and sidecars.
+    /// Init containers, which run one after another before them, and sidecars.
     #[serde(deserialize_with = "or_default")]
     pub init_containers: Vec<Container>,
     /// Ephemeral containers, attached for debugging.
     #[serde(deserialize_with = "or_default")]
     pub ephemeral_containers: Vec<Container>,
-    /// How its containers are started.
+    /// The runtime that starts its containers.
     pub runtime_class_name: Option<String>,
     /// Its priority for eviction.
     pub priority: Option<i32>,
     /// Name of its priority class; empty for none.
     #[serde(deserialize_with = "or_default")]
     pub priority_class_name: String,
-    /// After how many seconds it is ended.
+    /// The number of seconds after which it is ended.
     pub active_deadline_seconds: Option<i64>,
     /// Whether it may evict (`PreemptLowerPriority`, `Never`).
     pub preemption_policy: Option<String>,
@@ -80,7 +80,7 @@ pub struct Container {
     /// Its name in the pod.
     #[serde(deserialize_with = "or_default")]
     pub name: String,
-    /// What it may take, and what it needs.
+    /// Its limits and requests.
     #[serde(deserialize_with = "or_default")]
     pub resources: ResourceNeeds,
     /// Its environment.
@@ -89,7 +89,7 @@ pub struct Container {
     /// `Always` makes an init container a sidecar.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart_policy: Option<String>,
-    /// Its rights.
+    /// Its privileges.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub security_context: Option<SecurityContext>,
 }
@@ -109,14 +109,14 @@ impl Container {
     }
 }
 
-/// What a container may take, and what it needs.
+/// The limits and requests of a container.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ResourceNeeds {
-    /// At most.
+    /// The most that it may use.
     #[serde(deserialize_with = "or_default")]
     pub limits: Resources,
-    /// At least.
+    /// The least that it needs.
     #[serde(deserialize_with = "or_default")]
     pub requests: Resources,
 }
@@ -131,21 +131,21 @@ pub struct EnvVar {
     /// Its value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
-    /// Where its value comes from instead.
+    /// The source of its value, if it has no value of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value_from: Option<serde_json::Value>,
 }
 
-/// The rights of a container.
+/// The privileges of a container.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct SecurityContext {
-    /// All rights of the host.
+    /// Whether it has all privileges of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub privileged: Option<bool>,
 }
 
-/// What became of a pod.
+/// The status of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PodStatus {
@@ -163,7 +163,7 @@ pub struct PodStatus {
     pub init_container_statuses: Vec<ContainerStatus>,
 }
 
-/// Something that holds, or does not.
+/// A condition of a pod or node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Condition {
@@ -173,10 +173,10 @@ pub struct Condition {
     /// `True`, `False`, `Unknown`.
     #[serde(deserialize_with = "or_default")]
     pub status: String,
-    /// One word for why.
+    /// The reason in one word.
     #[serde(deserialize_with = "or_default")]
     pub reason: String,
-    /// Why, in a sentence.
+    /// The reason in a sentence.
     #[serde(deserialize_with = "or_default")]
     pub message: String,
     /// When it last changed, as RFC 3339 text.
@@ -184,23 +184,23 @@ pub struct Condition {
     pub last_transition_time: String,
 }
 
-/// What became of a container.
+/// The status of a container.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ContainerStatus {
     /// Its name in the pod.
     #[serde(deserialize_with = "or_default")]
     pub name: String,
-    /// Where it is in its life.
+    /// The state of its life.
     #[serde(deserialize_with = "or_default")]
     pub state: ContainerState,
 }
 
-/// Where a container is in its life.
+/// The state of a container's life.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ContainerState {
-    /// It is over.
+    /// Present if it has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub terminated: Option<Terminated>,
 }
@@ -209,7 +209,7 @@ pub struct ContainerState {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Terminated {
-    /// 0 is well.
+    /// 0 means success.
     #[serde(deserialize_with = "or_default")]
     pub exit_code: i32,
 }
@@ -221,27 +221,27 @@ pub struct Node {
     /// Name, annotations, labels.
     #[serde(deserialize_with = "metadata::slim")]
     pub metadata: ObjectMeta,
-    /// What keeps pods away from it.
+    /// Whether and how it keeps pods away.
     #[serde(deserialize_with = "or_default")]
     pub spec: NodeSpec,
-    /// What it has.
+    /// Its resources.
     #[serde(deserialize_with = "or_default")]
     pub status: NodeStatus,
 }
 
-/// What keeps pods away from a node. kube-scheduler judges it; here it is only shown.
+/// Whether and how a node keeps pods away. kube-scheduler enforces this; here it is only shown.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct NodeSpec {
-    /// Closed for new pods (`kubectl cordon`).
+    /// Whether it is closed to new pods (`kubectl cordon`).
     #[serde(deserialize_with = "or_default")]
     pub unschedulable: bool,
-    /// What a pod has to tolerate.
+    /// The taints that a pod must tolerate.
     #[serde(deserialize_with = "or_default")]
     pub taints: Vec<Taint>,
 }
 
-/// What a pod has to tolerate.
+/// A taint that a pod must tolerate.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Taint {
@@ -256,14 +256,14 @@ pub struct Taint {
     pub effect: String,
 }
 
-/// What a node has.
+/// The resources of a node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct NodeStatus {
-    /// What pods can take.
+    /// The amounts that pods can use.
     #[serde(deserialize_with = "or_default")]
     pub allocatable: Resources,
-    /// All there is.
+    /// The amounts that the node has in all.
     #[serde(deserialize_with = "or_default")]
     pub capacity: Resources,
 }
@@ -275,12 +275,12 @@ pub struct ResourceQuota {
     /// Name, namespace.
     #[serde(deserialize_with = "metadata::slim")]
     pub metadata: ObjectMeta,
-    /// What it allows.
+    /// Its limits.
     #[serde(deserialize_with = "or_default")]
     pub spec: ResourceQuotaSpec,
 }
 
-/// What a quota allows.
+/// The limits of a quota.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ResourceQuotaSpec {
@@ -289,7 +289,7 @@ pub struct ResourceQuotaSpec {
     pub hard: Resources,
 }
 
-/// Lets kube's clients and watchers carry these types.
+/// Makes these types usable with kube's clients and watchers.
 macro_rules! resource {
     ($kind:ident, $name:literal, $plural:literal, $scope:ty) => {
         impl k8s_openapi::Resource for $kind {

@@ -1,4 +1,5 @@
-//! Amounts as Kubernetes writes them: `3000`, `3k`, `16Gi`, `500m`, `1e3`. Never rounds: what is no whole number says so.
+//! Amounts as Kubernetes writes them: `3000`, `3k`, `16Gi`, `500m`, `1e3`. Never rounds: a fraction is an error or
+//! none.
 //!
 //! The grammar is that of `k8s.io/apimachinery`'s `resource.Quantity`.
 
@@ -6,7 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-/// Bytes of a MiB.
+/// The number of bytes in a MiB.
 pub(crate) const MIB: u64 = 1 << 20;
 
 /// An amount as it was written. JSON may have it as a text or as a number; null is 0, as in Go.
@@ -77,13 +78,13 @@ impl Quantity {
     ///
     /// # Errors
     ///
-    /// When it is not written as Kubernetes writes amounts, or is out of range.
+    /// The text is not a Kubernetes quantity, or is out of range.
     pub fn parse(&self) -> Result<Amount, QuantityError> {
         Amount::parse(&self.0)
     }
 }
 
-/// How an amount was written, which decides what a memory resource takes it for.
+/// How an amount was written, which decides its unit for a memory resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Form {
     /// `3000`, `3k`, `500m`, `1e3`.
@@ -95,22 +96,22 @@ pub enum Form {
 /// An exact amount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Amount {
-    /// In thousand millionths.
+    /// In billionths.
     nano: i128,
     /// How it was written.
     pub form: Form,
 }
 
-/// Why a text is no amount.
+/// Why a text is not an amount.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
-    /// Other letters than an amount has.
+    /// It contains characters that an amount cannot have.
     #[error("{0:?} is no amount; write a number such as 3000, 3k, 16Gi or 500m")]
     Malformed(String),
-    /// Beyond 2^63 - 1.
+    /// It is larger than 2^63 - 1.
     #[error("{0:?} is larger than 9223372036854775807, the most that Kubernetes counts")]
     TooLarge(String),
-    /// Parts of a thousand millionth.
+    /// It is finer than a billionth.
     #[error("{0:?} is finer than a thousand millionth, the least that Kubernetes counts")]
     TooFine(String),
 }
@@ -119,7 +120,7 @@ const NANO: i128 = 1_000_000_000;
 const NANO_DIGITS: i32 = 9;
 const MOST: i128 = i64::MAX as i128;
 
-/// What the digits are multiplied with: a power of ten, or of two.
+/// The factor of the digits: a power of ten, or of two.
 enum Scale {
     Ten(i32),
     Two(u32),
@@ -130,7 +131,7 @@ impl Amount {
     ///
     /// # Errors
     ///
-    /// When it is not written as Kubernetes writes amounts, or is out of range.
+    /// The text is not a Kubernetes quantity, or is out of range.
     pub fn parse(text: &str) -> Result<Self, QuantityError> {
         let malformed = || QuantityError::Malformed(shortened(text));
         let too_large = || QuantityError::TooLarge(shortened(text));
@@ -188,7 +189,7 @@ impl Amount {
         })
     }
 
-    /// The whole number that it is; none when it has a fraction.
+    /// The amount as a whole number; none if it has a fraction.
     pub fn whole(self) -> Option<i128> {
         (self.nano % NANO == 0).then_some(self.nano / NANO)
     }
@@ -199,7 +200,7 @@ impl Amount {
         (self.nano % milli == 0).then_some(self.nano / milli)
     }
 
-    /// In thousand millionths.
+    /// In billionths.
     pub fn nano(self) -> i128 {
         self.nano
     }
@@ -248,7 +249,7 @@ fn scale(suffix: &str) -> Option<Scale> {
     })
 }
 
-/// As much of a text as an error can show.
+/// The part of a text that fits into an error.
 pub(crate) fn shortened(text: &str) -> String {
     const MOST_LETTERS: usize = 64;
     match text.char_indices().nth(MOST_LETTERS) {

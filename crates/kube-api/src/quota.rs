@@ -1,13 +1,13 @@
-//! A `ResourceQuota` as limits on a namespace's use of devices. Never what is used.
+//! A `ResourceQuota` as limits on a namespace's use of devices. Does not know the present use.
 //!
 //! As in the reference, `limits.<memory resource>` and `limits.<core resource>` count, and `requests.<resource>` does
-//! not: Kubernetes itself keeps those.
+//! not, because Kubernetes itself enforces that one.
 
 use placement::{Quota, Vendor};
 
 use crate::object::ResourceQuota;
 use crate::quantity::MIB;
-use crate::quantity::{Amount, Form, Quantity};
+use crate::quantity::{Amount, Form, Quantity, QuantityError};
 use crate::vendor::{Role, Row, Vendors};
 
 /// Why a quota's line cannot be read.
@@ -16,11 +16,22 @@ use crate::vendor::{Role, Row, Vendors};
 pub struct QuotaError {
     /// The line.
     pub key: String,
-    /// What was read, what is accepted.
-    pub problem: String,
+    /// The value that was read and the values that are accepted.
+    pub problem: LimitError,
 }
 
-/// What the quota allows of each vendor, and the lines that cannot be read (they limit nothing).
+/// Why an amount is no limit.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LimitError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Quantity(#[from] QuantityError),
+    /// It is negative, or has a part behind the point.
+    #[error("{0} is no whole number of 0 or more")]
+    NotWhole(Quantity),
+}
+
+/// The quota's limits for each vendor, and the lines that cannot be read (they limit nothing).
 pub fn limits(quota: &ResourceQuota, vendors: &Vendors) -> (Vec<(Vendor, Quota)>, Vec<QuotaError>) {
     let mut limits: Vec<(Vendor, Quota)> = Vec::new();
     let mut errors = Vec::new();
@@ -55,13 +66,13 @@ pub fn limits(quota: &ResourceQuota, vendors: &Vendors) -> (Vec<(Vendor, Quota)>
     (limits, errors)
 }
 
-fn limit(row: &Row, role: Role, quantity: &Quantity) -> Result<Option<Quota>, String> {
-    let amount = quantity.parse().map_err(|error| error.to_string())?;
+fn limit(row: &Row, role: Role, quantity: &Quantity) -> Result<Option<Quota>, LimitError> {
+    let amount = quantity.parse()?;
     let whole = |amount: Amount| {
         amount
             .whole()
             .filter(|whole| *whole >= 0)
-            .ok_or_else(|| format!("{quantity} is no whole number of 0 or more"))
+            .ok_or_else(|| LimitError::NotWhole(quantity.clone()))
     };
     Ok(Some(match role {
         Role::Memory => {

@@ -18,7 +18,7 @@ use crate::quantity::{MIB, shortened};
 pub struct Problem {
     /// The annotation.
     pub key: String,
-    /// What was read, what is accepted.
+    /// The value that was read and the values that are accepted.
     pub problem: String,
 }
 
@@ -28,17 +28,17 @@ pub(crate) fn annotation<'a>(node: &'a Node, key: &str) -> Option<&'a str> {
     (!text.is_empty()).then_some(text)
 }
 
-/// A device as a register annotation has it. In the JSON form, zero values are left out, as Go does.
+/// A device in a register annotation. The JSON form leaves zero values out, as Go does.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Registered {
     /// Identifier (UUID).
     #[serde(skip_serializing_if = "String::is_empty")]
     pub id: String,
-    /// Position on the node; a list that names none counts from 0.
+    /// Position on the node; devices without one are numbered from 0.
     #[serde(skip_serializing_if = "is_none_or_zero")]
     pub index: Option<u32>,
-    /// How many containers may share it.
+    /// The number of containers that may share it.
     #[serde(skip_serializing_if = "is_zero")]
     pub count: u32,
     /// Memory in MiB that may be promised.
@@ -56,13 +56,13 @@ pub struct Registered {
     /// How it is shared; empty is `hami-core`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub mode: String,
-    /// What a card in mode `mig` can be cut into.
+    /// The profiles into which a device in mode `mig` can be divided.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "or_empty")]
     pub mig_profiles: Vec<RegisteredProfile>,
-    /// Whether it works; absent is no, as in the reference.
+    /// Whether it is healthy; absent means no, as in the reference.
     #[serde(skip_serializing_if = "is_false")]
     pub health: bool,
-    /// What only some vendors say (`NetworkID`).
+    /// Fields that only some vendors have (`NetworkID`).
     #[serde(rename = "custominfo", skip_serializing_if = "Option::is_none")]
     pub custom_info: Option<serde_json::Map<String, serde_json::Value>>,
 }
@@ -80,12 +80,12 @@ pub struct RegisteredProfile {
     pub core: u32,
     /// Slices of compute.
     pub slice_count: u32,
-    /// Where an instance may lie.
+    /// The placements that an instance may have.
     #[serde(deserialize_with = "or_empty")]
     pub placements: Vec<RegisteredSpan>,
 }
 
-/// A stretch of a card's memory slices.
+/// A range of a device's memory slices.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RegisteredSpan {
@@ -120,11 +120,11 @@ fn is_false(truth: &bool) -> bool {
     !truth
 }
 
-/// The mode of a card that names none.
+/// The mode of a device that names none.
 const SHARED: &str = "hami-core";
 
 impl Registered {
-    /// As the inventory has it.
+    /// The device in the form of the inventory.
     pub fn device(&self, vendor: &str) -> Device {
         let mut device = Device::new(vendor, &self.id, &self.kind, u64::from(self.devmem) * MIB);
         device.index = self.index.unwrap_or_default();
@@ -156,7 +156,7 @@ impl Registered {
         device
     }
 
-    /// Whether fields between commas can say it all.
+    /// Whether the comma-separated form can express all of it.
     fn fits_between_commas(&self) -> bool {
         let plain = |text: &str| !text.contains([',', ':']);
         self.mig_profiles.is_empty()
@@ -167,7 +167,7 @@ impl Registered {
     }
 }
 
-/// As an agent registers it. Memory is cut to whole MiB.
+/// A device as an agent registers it. Memory is cut to whole MiB.
 impl From<&Device> for Registered {
     fn from(device: &Device) -> Self {
         let mib = |bytes: u64| u32::try_from(bytes / MIB).unwrap_or(u32::MAX);
@@ -207,32 +207,32 @@ impl From<&Device> for Registered {
 /// Why a register annotation cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
-    /// Fields between commas, and no colon after them.
+    /// The fields are separated by commas, and no colon follows them.
     #[error("no device ends with a colon; write id,count,memory,cores,type,numa,health: for each")]
     NoSeparator,
-    /// Neither 7 nor 9 fields.
+    /// A device has neither 7 nor 9 fields.
     #[error(
         "device {device:?} has {fields} fields; write 7 (id,count,memory,cores,type,numa,health) or 9 (and index,mode)"
     )]
     FieldCount {
         /// The device as it was written.
         device: String,
-        /// How many fields it has.
+        /// The number of its fields.
         fields: usize,
     },
-    /// A field that says nothing.
+    /// A field has an invalid value.
     #[error("device {device:?}: {field} is {text:?}; write {accepted}")]
     Field {
         /// Its identifier.
         device: String,
-        /// Which field.
+        /// The name of the field.
         field: &'static str,
-        /// What it says.
+        /// Its value.
         text: String,
-        /// What it can say.
+        /// The values that it may have.
         accepted: &'static str,
     },
-    /// No JSON, or other JSON.
+    /// The text is not JSON, or is other JSON.
     #[error("no list of devices: {0}")]
     Json(String),
 }
@@ -241,13 +241,13 @@ pub enum RegisterError {
 ///
 /// # Errors
 ///
-/// When a device cannot be read: then none counts, since what is left out may be what runs.
+/// If one device cannot be read, none counts, because the missing one may be in use.
 pub fn decode(text: &str) -> Result<Vec<Registered>, RegisterError> {
     let text = text.trim();
     let mut devices = match text.chars().next() {
         None => return Ok(Vec::new()),
         Some('[' | '{' | '"') => decode_json(text)?,
-        // What Go writes for a list that was never made.
+        // Go writes null for a list that was never created.
         Some('n') if text == "null" => return Ok(Vec::new()),
         Some(_) => decode_colon(text)?,
     };
@@ -259,11 +259,11 @@ pub fn decode(text: &str) -> Result<Vec<Registered>, RegisterError> {
     Ok(devices)
 }
 
-/// The JSON form alone.
+/// Only the JSON form.
 ///
 /// # Errors
 ///
-/// When it is no list of devices, or a number is beyond 32 bits.
+/// The text is not a list of devices, or a number exceeds 32 bits.
 pub fn decode_json(text: &str) -> Result<Vec<Registered>, RegisterError> {
     let devices: Option<Vec<Registered>> =
         serde_json::from_str(text).map_err(|error| RegisterError::Json(error.to_string()))?;
@@ -290,12 +290,12 @@ pub fn decode_json(text: &str) -> Result<Vec<Registered>, RegisterError> {
 
 const NUMBER: &str = "a whole number from 0 to 2147483647";
 
-/// The form with commas and colons alone, as the reference's decoder reads it: parts without a comma are passed over.
-/// The index of 7 fields is not said.
+/// Only the form with commas and colons, as the reference's decoder reads it: parts without a comma are skipped. A
+/// device of 7 fields has no index.
 ///
 /// # Errors
 ///
-/// When no device ends with a colon, or one cannot be read.
+/// No device ends with a colon, or a device cannot be read.
 pub fn decode_colon(text: &str) -> Result<Vec<Registered>, RegisterError> {
     if !text.contains(':') {
         return Err(RegisterError::NoSeparator);
@@ -363,13 +363,13 @@ fn decode_fields(text: &str) -> Result<Registered, RegisterError> {
     })
 }
 
-/// In which form register annotations are written.
+/// The form in which register annotations are written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum RegisterFormat {
-    /// Commas and colons, unless a device has what they cannot say: then JSON.
+    /// Commas and colons, or JSON if that form cannot express a device.
     #[default]
     Auto,
-    /// Commas and colons. What they cannot say is left out.
+    /// Commas and colons. Values that the form cannot express are left out.
     Colon,
     /// JSON.
     Json,
@@ -385,12 +385,12 @@ pub fn encode(devices: &[Registered], format: RegisterFormat) -> String {
     if colon {
         encode_colon(devices)
     } else {
-        // Strings, numbers and truth values under texts as keys: nothing that JSON has no form for.
+        // Serialisation cannot fail: the value has only strings, numbers and booleans, with texts as keys.
         serde_json::to_string(devices).unwrap_or_else(|_| "[]".to_owned())
     }
 }
 
-/// Seven fields, and nine where some card's mode or index would be read otherwise.
+/// Seven fields, or nine if the mode or index of a device would otherwise be lost.
 fn encode_colon(devices: &[Registered]) -> String {
     let long = devices.iter().enumerate().any(|(at, device)| {
         let index = device.index.map(usize::try_from);
@@ -427,7 +427,7 @@ fn encode_colon(devices: &[Registered]) -> String {
     text
 }
 
-/// A line of the score annotation.
+/// An entry of the score annotation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 struct Scores {
@@ -439,7 +439,7 @@ struct Scores {
 ///
 /// # Errors
 ///
-/// When it is no such list.
+/// The text is not such a list.
 pub fn decode_scores(text: &str) -> Result<Vec<PairScore>, RegisterError> {
     let lines: Option<Vec<Scores>> =
         serde_json::from_str(text).map_err(|error| RegisterError::Json(error.to_string()))?;

@@ -1,4 +1,4 @@
-//! Reads a pod as a [`Request`]. Never decides where it goes, nor whether it may ask.
+//! Reads a pod as a [`Request`]. Decides neither where it goes nor whether it may ask.
 
 use std::sync::Arc;
 
@@ -33,15 +33,15 @@ impl Default for Defaults {
     }
 }
 
-/// How many asks for devices a pod may have. The cost of a request grows with them, and all pods of the cluster wait
-/// while one is answered.
+/// The most asks for devices that a pod may have. The cost of a request grows with them, and all pods of the cluster
+/// wait while one is answered.
 const MOST_ASKING: usize = 64;
 
 /// The pod's request, which may ask for no devices ([`Request::asks_for_devices`]).
 ///
 /// # Errors
 ///
-/// When an amount or an annotation cannot be read. Annotations are only judged where the pod asks for a device.
+/// An amount or an annotation cannot be read. Annotations are only checked if the pod asks for a device.
 pub fn request(pod: &Pod, vendors: &Vendors, defaults: &Defaults) -> Result<Request, RequestError> {
     let mut rules = PodRules {
         policy: device_policy(

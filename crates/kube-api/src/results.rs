@@ -1,26 +1,26 @@
-//! The annotations in which a simulated scheduler writes what every plugin said of a pod, as kube-scheduler-simulator
-//! names them. Never what they mean to a reader: that is for the pages.
+//! The annotations in which a simulated scheduler writes the answers of all plugins about a pod, with the names of
+//! kube-scheduler-simulator. The pages give them their meaning.
 
 use std::collections::BTreeMap;
 
 pub use crate::keys::{OLD_SIMULATOR_RESULTS as OLD_PREFIX, SIMULATOR_RESULTS as PREFIX};
 
-/// By plugin: `success`, or what it said.
+/// By plugin: `success`, or the plugin's message.
 pub const PREFILTER_STATUS: &str = "prefilter-result-status";
-/// By node and plugin: `passed`, or why not. Plugins after the first refusal are absent.
+/// By node and plugin: `passed`, or the reason of the refusal. Plugins after the first refusal are absent.
 pub const FILTER: &str = "filter-result";
-/// By node and plugin: the number before it is normalised.
+/// By node and plugin: the score before it is normalised.
 pub const SCORE: &str = "score-result";
-/// By node and plugin: the number that counts, normalised and weighted.
+/// By node and plugin: the final score, normalised and weighted.
 pub const FINAL_SCORE: &str = "finalscore-result";
-/// By node: which plugin would take pods away there.
+/// By node: the plugin that would evict pods there.
 pub const POSTFILTER: &str = "postfilter-result";
 /// The node that was chosen; empty for none.
 pub const SELECTED_NODE: &str = "selected-node";
 /// The results of earlier attempts, as a JSON list.
 pub const HISTORY: &str = "result-history";
 
-/// The value under this name, with the new prefix or else with the old one.
+/// The value under this name, with the new prefix or else the old one.
 pub fn read<'a>(annotations: &'a BTreeMap<String, String>, name: &str) -> Option<&'a str> {
     let under = |prefix: &str| annotations.get(&format!("{prefix}{name}"));
     under(PREFIX)

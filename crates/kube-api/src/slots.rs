@@ -1,7 +1,8 @@
-//! The texts of allocation annotations: shares of cards, and MIG instances. Never decides whether a pod may hold them.
+//! The texts of allocation annotations: shares of devices, and MIG instances. Does not decide whether a pod may hold
+//! them.
 //!
-//! An allocation is `UUID,TYPE,MiB,cores:` for each card and `;` after each container, init containers first. A
-//! container without cards is an empty slot. It is always written: HAMi v2.10 omits it, which shifts all later ones.
+//! An allocation is `UUID,TYPE,MiB,cores:` for each device and `;` after each container, init containers first. A
+//! container without devices is an empty slot. It is always written: HAMi v2.10 omits it, which shifts all later ones.
 
 use std::sync::Arc;
 
@@ -16,24 +17,24 @@ use crate::quantity::shortened;
 pub struct AllocationError {
     /// The annotation.
     pub key: String,
-    /// The value, and what is accepted.
+    /// The value that was read and the values that are accepted.
     pub problem: String,
 }
 
-/// The most shares of cards that are read of one pod. A node has at most 1,024 cards, and every share is compared with
-/// each card.
+/// The most shares of devices that are read from one pod. A node has at most 1,024 devices, and every share is
+/// compared with each device.
 const MOST_SLOTS: usize = 4096;
 
-/// A share of a card as an allocation has it.
+/// A share of a device in an allocation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Slot {
-    /// Identifier of the card.
+    /// Identifier of the device.
     pub device: String,
-    /// Word of the vendor, or what the vendor writes in its place.
+    /// The vendor's word, or the text that the vendor writes in its place.
     pub kind: String,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// Compute, in the card's unit.
+    /// Compute, in the device's unit.
     pub cores: u32,
 }
 
@@ -43,32 +44,32 @@ pub enum DecodeError {
     /// Fewer than four fields.
     #[error("{0:?} has fewer than the four fields uuid,type,memory,cores")]
     MissingFields(String),
-    /// A field that is no number of 32 bits.
+    /// A field is not a number of 32 bits.
     #[error("{field} of {device} is {text:?}, and no whole number up to 2147483647")]
     Number {
-        /// Which field.
+        /// The name of the field.
         field: &'static str,
-        /// Of which card.
+        /// The device.
         device: String,
-        /// What it says.
+        /// Its value.
         text: String,
     },
-    /// More than any pod holds.
+    /// There are more shares than any pod holds.
     #[error("names more than {MOST_SLOTS} shares of cards, the most of one pod")]
     TooMany,
     /// A text that is not a list of MIG instances.
     #[error("no list of MIG instances: {0}")]
     Json(String),
-    /// An instance of a card that the container does not hold.
+    /// An instance is on a device that the container does not hold.
     #[error(
         "names an instance of {uuid} for device {device} of container {container}, which holds no such card"
     )]
     NoSuchCard {
         /// Position of the container.
         container: usize,
-        /// Position among the container's cards.
+        /// Position among the container's devices.
         device: usize,
-        /// The card.
+        /// The device.
         uuid: String,
     },
     /// Two instances for one share.
@@ -76,7 +77,7 @@ pub enum DecodeError {
     Twice {
         /// Position of the container.
         container: usize,
-        /// Position among the container's cards.
+        /// Position among the container's devices.
         device: usize,
     },
     /// Only some of the fields that the agent fills in.
@@ -86,14 +87,14 @@ pub enum DecodeError {
     HalfMade {
         /// Position of the container.
         container: usize,
-        /// Position among the container's cards.
+        /// Position among the container's devices.
         device: usize,
-        /// The card.
+        /// The device.
         uuid: String,
     },
 }
 
-/// The text of an allocation. Letters that have a meaning in it become `-`.
+/// The text of an allocation. Characters that have a meaning in it become `-`.
 pub fn encode(containers: &[Vec<Slot>]) -> String {
     let plain = |text: &str| text.replace([',', ':', ';'], "-");
     let mut text = String::new();
@@ -112,12 +113,12 @@ pub fn encode(containers: &[Vec<Slot>]) -> String {
     text
 }
 
-/// What each container holds. Parts without a comma and further fields are skipped, and numbers below 0 count as 0: HAMi's
-/// decoder does so, and HAMi writes negative cores.
+/// The shares of each container. Parts without a comma and further fields are skipped, and numbers below 0 count as 0:
+/// HAMi's decoder does so, and HAMi writes negative cores.
 ///
 /// # Errors
 ///
-/// When a part has too few fields, a field is no number, or there are more parts or containers than any pod has.
+/// A part has too few fields, a field is not a number, or there are more parts or containers than any pod has.
 pub fn decode(text: &str) -> Result<Vec<Vec<Slot>>, DecodeError> {
     let containers = text
         .split_terminator(';')
@@ -160,33 +161,33 @@ fn decode_slot(text: &str) -> Result<Slot, DecodeError> {
     })
 }
 
-/// A MIG instance as its annotation has it.
+/// A MIG instance in its annotation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct MigAllocation {
     /// Position of the container, init containers first.
     pub container_index: usize,
-    /// Position among the container's cards.
+    /// Position among the container's devices.
     pub device_index: usize,
-    /// The card.
+    /// The device.
     #[serde(rename = "gpuUUID")]
     pub gpu_uuid: String,
     /// Name of the profile.
     pub profile: String,
-    /// Where on the card.
+    /// Its placement on the device.
     pub placement: MigSpan,
-    /// Identifier of the instance, once the agent has made it.
+    /// Identifier of the instance, once the agent has created it.
     #[serde(rename = "migUUID", skip_serializing_if = "Option::is_none")]
     pub mig_uuid: Option<String>,
-    /// Number of the GPU instance, once the agent has made it.
+    /// Number of the GPU instance, once the agent has created it.
     #[serde(rename = "gpuInstanceID", skip_serializing_if = "Option::is_none")]
     pub gpu_instance_id: Option<u32>,
-    /// Number of the compute instance, once the agent has made it.
+    /// Number of the compute instance, once the agent has created it.
     #[serde(rename = "computeInstanceID", skip_serializing_if = "Option::is_none")]
     pub compute_instance_id: Option<u32>,
 }
 
-/// Where an instance lies on its card.
+/// The placement of an instance on its device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MigSpan {
@@ -196,11 +197,11 @@ pub struct MigSpan {
     pub size: u32,
 }
 
-/// The MIG instances that an annotation names.
+/// The MIG instances in an annotation.
 ///
 /// # Errors
 ///
-/// When it is no such list, names two instances for one share, or an instance that is half made.
+/// The text is not such a list, names two instances for one share, or names an instance with only some of its ids.
 pub fn decode_instances(text: &str) -> Result<Vec<MigAllocation>, DecodeError> {
     let instances: Option<Vec<MigAllocation>> =
         serde_json::from_str(text).map_err(|error| DecodeError::Json(error.to_string()))?;
@@ -232,7 +233,7 @@ pub fn decode_instances(text: &str) -> Result<Vec<MigAllocation>, DecodeError> {
     Ok(instances)
 }
 
-/// The instances of a placement on this vendor's cards; none where it has none.
+/// The instances of a placement on this vendor's devices; none if it has none.
 pub(crate) fn encode_instances(vendor: &str, placement: &Placement) -> Option<String> {
     let mut instances = Vec::new();
     for (container_index, granted) in placement.containers.iter().enumerate() {
@@ -260,8 +261,8 @@ pub(crate) fn encode_instances(vendor: &str, placement: &Placement) -> Option<St
     serde_json::to_string(&instances).ok()
 }
 
-/// Adds the MIG instances to what the containers hold. HAMi omits empty slots and then also counts containers without
-/// them, so an instance whose container does not hold its card is assigned to the container that does.
+/// Adds the MIG instances to the containers' shares. HAMi omits empty slots and then also counts containers without
+/// them, so an instance whose container does not hold its device is assigned to the container that does.
 pub(crate) fn cut(granted: &mut [Granted], instances: &[MigAllocation]) -> Result<(), DecodeError> {
     for named in instances {
         let instance = Instance {

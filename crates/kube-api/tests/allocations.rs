@@ -1,4 +1,4 @@
-//! What is written to a pod, and what is read of one that runs: ours, HAMi's with its lost slots, and garbage.
+//! Allocations written to a pod, and read from a running one: ours, HAMi's with its lost slots, and garbage.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
@@ -30,8 +30,8 @@ fn placed(containers: Vec<Granted>) -> Placement {
     }
 }
 
-/// A pod with these containers: an init container is written `i`, a sidecar `s`, any other an app container; a `+`
-/// behind it asks for a card.
+/// A pod with these containers: an init container is written `i`, a sidecar `s`, any other letter is an app
+/// container; a `+` after it asks for a device.
 fn of_containers(shape: &str, annotations: Value) -> Pod {
     let (mut before, mut beside) = (Vec::new(), Vec::new());
     for word in shape.split_whitespace() {
@@ -79,7 +79,7 @@ fn text_of(pod: &Pod) -> String {
 }
 
 #[test]
-fn an_allocation_stands_under_the_seeds_key_and_the_references_two() {
+fn allocation_is_under_the_seeds_key_and_the_references_two() {
     let pod = of_containers("i a+ b", json!({}));
     let placement = placed(vec![
         granted(Kind::Init, vec![]),
@@ -124,7 +124,7 @@ fn memory_is_rounded_up_to_a_mib() {
 }
 
 #[test]
-fn each_vendor_is_written_under_its_own_keys_with_all_empty_slots() {
+fn each_vendor_has_its_own_keys_with_all_empty_slots() {
     let placement = placed(vec![
         granted(Kind::App, vec![grant("NVIDIA", "GPU-0", 100, 0)]),
         granted(Kind::App, vec![grant("DCU", "DCU-0", 100, 100)]),
@@ -151,7 +151,7 @@ fn each_vendor_is_written_under_its_own_keys_with_all_empty_slots() {
 }
 
 #[test]
-fn an_instance_is_written_with_its_place_and_a_stale_one_is_emptied() {
+fn instance_is_written_with_its_placement_and_stale_one_emptied() {
     let mut cut = grant("NVIDIA", "GPU-1", 9728, 14);
     cut.instance = Some(Instance {
         profile: "1g.10gb".into(),
@@ -179,7 +179,7 @@ fn an_instance_is_written_with_its_place_and_a_stale_one_is_emptied() {
 }
 
 #[test]
-fn a_container_that_looks_for_its_cards_is_told_them_and_no_other() {
+fn container_gets_its_own_devices_and_no_others() {
     let key = kube_api::keys::visible_devices("a");
     let pod = pod(json!({"spec": {"containers": [
         {"name": "a", "env": [{"name": "NVIDIA_VISIBLE_DEVICES",
@@ -219,7 +219,7 @@ fn what_runs_is_read_by_container_whoever_wrote_it() {
     check("s+ a", &format!("{one};;"), "Sidecar G1=100,5 | App");
     check("a+", &format!("{one}{two};"), "App G1=100,5 G2=200,0");
     check("a+", "G1,NVIDIA,100,5", "App G1=100,5");
-    // HAMi v2.10 loses empty slots.
+    // HAMi v2.10 omits empty slots.
     check("i a+", &format!("{one};"), "Init | App G1=100,5");
     check("a b+ c", &format!("{one};"), "App | App G1=100,5 | App");
     check(
@@ -234,7 +234,7 @@ fn what_runs_is_read_by_container_whoever_wrote_it() {
         &format!(";{one};{two};"),
         "App | App G1=100,5 | App G2=200,0",
     );
-    // Records of negative cores, and what a decoder passes over.
+    // Recordings with negative cores, and parts that a decoder skips.
     check("a+", "G1,NVIDIA,-4,-50:;", "App G1=0,0");
     check("a+", "noise:G1,NVIDIA,100,5,more:;", "App G1=100,5");
     check("a+", ";;", "nothing");
@@ -253,7 +253,7 @@ fn what_runs_is_read_by_container_whoever_wrote_it() {
 }
 
 #[test]
-fn what_is_allocated_goes_before_what_is_to_be_and_the_seeds_key_comes_last() {
+fn allocated_key_wins_over_pending_and_seeds_key_comes_last() {
     let text = |name: &str| format!("{name},NVIDIA,1,0:;");
     let (to_allocate, seed) = (
         "hami.io/vgpu-devices-to-allocate",
@@ -262,7 +262,7 @@ fn what_is_allocated_goes_before_what_is_to_be_and_the_seeds_key_comes_last() {
     let check = |annotations: Value, expected: &str| {
         assert_eq!(text_of(&of_containers("a+", annotations)), expected);
     };
-    // The agent empties what it has handed out.
+    // The agent removes the part that it has given to containers.
     check(
         json!({ALLOCATED: text("A"), to_allocate: ";", seed: ";"}),
         "App A=1,0",
@@ -275,7 +275,7 @@ fn what_is_allocated_goes_before_what_is_to_be_and_the_seeds_key_comes_last() {
 }
 
 #[test]
-fn instances_find_their_cards_even_when_the_containers_were_counted_wrongly() {
+fn instances_find_their_devices_despite_a_wrong_count() {
     let text = "G1,NVIDIA,9728,14:;";
     let instance = |container: usize, device: usize, uuid: &str| {
         json!([{"containerIndex": container, "deviceIndex": device, "gpuUUID": uuid, "profile": "1g", "placement": {"start": 6, "size": 1}}]).to_string()
@@ -295,7 +295,7 @@ fn instances_find_their_cards_even_when_the_containers_were_counted_wrongly() {
 }
 
 #[test]
-fn the_node_is_where_the_pod_runs_else_where_the_annotation_says() {
+fn node_is_the_pods_node_or_else_the_annotations() {
     let node_of = |spec: Value, annotations: Value| {
         let pod = pod(json!({"metadata": {"annotations": annotations}, "spec": spec}));
         read(&pod, vendors())
@@ -313,7 +313,7 @@ fn the_node_is_where_the_pod_runs_else_where_the_annotation_says() {
     assert_eq!(node_of(json!({}), json!({ALLOCATED: text})), None);
 }
 
-/// Placements as the engine makes them: cards of one or two vendors, some in instances.
+/// Placements as the engine makes them: devices of one or two vendors, some as instances.
 fn placement() -> impl Strategy<Value = Placement> {
     let instance = proptest::option::of(("[1-7]g[.][0-9]{1,2}gb", 0..8_u32, 1..8_u32));
     let card = ("GPU-[0-9a-f]{1,8}", 0..100_000_u64, 0..=100_u32, instance).prop_map(

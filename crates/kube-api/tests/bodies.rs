@@ -1,4 +1,4 @@
-//! Bodies of the extender, quotas and amounts: what Go would read, and nothing that panics.
+//! Bodies of the extender, quotas and amounts: read as Go would read them, and without panics.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
@@ -52,7 +52,7 @@ fn keys_are_read_in_any_case_and_null_is_nothing() {
 }
 
 #[test]
-fn an_object_keeps_what_its_metadata_says_but_not_who_wrote_which_field() {
+fn object_keeps_its_metadata_without_managed_fields() {
     let text = r#"{"metadata": {"name": "p", "namespace": "n", "uid": "u", "resourceVersion": "7", "generation": 2,
         "generateName": null, "labels": {"a": "b", "c": null}, "annotations": null,
         "creationTimestamp": "2026-01-02T03:04:05Z", "deletionTimestamp": "2026-01-02T03:04:06Z",

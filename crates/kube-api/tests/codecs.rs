@@ -1,4 +1,4 @@
-//! The codecs against the reference's own, as recorded, and against themselves.
+//! The codecs, compared with recordings of the reference's codecs and with themselves.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
@@ -11,7 +11,7 @@ use placement::PairScore;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// Input of a step, and what the reference made of it.
+/// The input of a step, and the reference's output.
 fn steps(recording: &Value) -> Vec<(&str, &Value)> {
     let inputs = recording["steps"].as_array().unwrap().iter();
     let results = recording["expect"]["steps"].as_array().unwrap().iter();
@@ -83,7 +83,7 @@ fn an_allocation_is_read_as_the_reference_reads_it() {
                     .collect()
             })
             .collect();
-        // The reference takes what follows the last separator for one more container.
+        // The reference counts the text after the last separator as one more container.
         if ours.len() + 1 == theirs.len() && theirs.last() == Some(&json!([])) {
             ours.push(json!([]));
         }
@@ -125,7 +125,7 @@ fn a_lock_that_is_nearly_a_time_is_none() {
 }
 
 #[test]
-fn the_register_is_written_in_the_seeds_form_until_a_device_has_what_that_cannot_say() {
+fn register_uses_the_seeds_form_if_it_can_express_the_devices() {
     let plain = Registered {
         id: "GPU-0".to_owned(),
         index: Some(0),
@@ -248,7 +248,7 @@ proptest! {
     fn a_register_is_read_as_it_was_written(
         mut devices in proptest::collection::vec(registered(), 0..6), json: bool,
     ) {
-        // What no field says counts from 0.
+        // Devices without an index are numbered from 0.
         for (at, device) in devices.iter_mut().enumerate() {
             device.index = device.index.or(u32::try_from(at).ok());
         }
@@ -262,7 +262,7 @@ proptest! {
             let again: Vec<Registered> = as_inventory(&devices).iter().map(Registered::from).collect();
             prop_assert_eq!(again, devices);
         } else {
-            // JSON leaves out zeros: where all are 0, they are counted.
+            // JSON leaves zeros out: if all are 0, they are numbered.
             prop_assert_eq!(read.len(), devices.len());
         }
     }
@@ -318,7 +318,7 @@ proptest! {
     }
 
     #[test]
-    fn a_written_text_with_a_few_letters_changed_makes_no_codec_panic(
+    fn codecs_do_not_panic_on_changed_letters(
         devices in proptest::collection::vec(registered(), 1..4), json: bool,
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {

@@ -1,4 +1,4 @@
-//! `device-config.yaml` and the per-node file: what is read, and how a mistake is told.
+//! `device-config.yaml` and the per-node file: the values read, and the errors for mistakes.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 

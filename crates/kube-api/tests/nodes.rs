@@ -1,4 +1,4 @@
-//! Nodes as inventory: forms, cordons, signs of life, and what is broken.
+//! Nodes as inventory: forms, cordons, heartbeats, and broken annotations.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
@@ -20,7 +20,7 @@ fn two_cards() -> Value {
     ])
 }
 
-/// `vendor id#index slots×MiB cores numa [mode] [sick] [cordoned]` for each card, then the problems.
+/// `vendor id#index slots×MiB cores numa [mode] [sick] [cordoned]` for each device, then the problems.
 fn text_of(node: &Node) -> String {
     let report = report(node, vendors());
     let mut text = String::new();
@@ -122,7 +122,7 @@ fn a_cordon_takes_cards_out_by_their_whole_identifier() {
 }
 
 #[test]
-fn a_node_whose_kubelet_offers_nothing_has_nothing_whatever_it_once_registered() {
+fn node_has_no_devices_if_its_kubelet_offers_none() {
     let register = two_cards().to_string();
     let empty = || expect![""];
     check(
@@ -274,7 +274,7 @@ fn mig_profiles_come_with_their_places() {
 }
 
 #[test]
-fn a_heartbeat_is_the_same_report_and_a_change_that_matters_is_not() {
+fn heartbeat_is_the_same_report_and_a_real_change_is_not() {
     let vendors = vendors();
     let before = reporting(
         json!({REGISTER: two_cards().to_string()}),
@@ -303,7 +303,7 @@ fn a_heartbeat_is_the_same_report_and_a_change_that_matters_is_not() {
     ));
 }
 
-/// Values that annotations of nodes have, whole, cut and garbled.
+/// Values of node annotations: valid, truncated and garbled.
 fn annotation() -> impl Strategy<Value = String> {
     prop_oneof![
         Just(two_cards().to_string()),

@@ -1,4 +1,4 @@
-//! Pods as questions: amounts, defaults, annotations, and what is refused with which words.
+//! Pods as requests: amounts, defaults, annotations, and the errors of refused ones.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test")]
 
@@ -98,7 +98,7 @@ fn amounts_are_read_as_the_documents_say() {
 }
 
 #[test]
-fn the_configuration_says_what_is_taken_where_the_pod_says_nothing() {
+fn configuration_sets_the_defaults_of_a_request() {
     let gpu = || json!({"nvidia.com/gpu": "1"});
     let check = |vendors: &Vendors, limits: Value, expected: &str| {
         assert_eq!(text_of(ask_of(limits, vendors)), expected);
@@ -145,7 +145,7 @@ fn with(annotations: Value, defaults: &Defaults) -> Result<Request, RequestError
 }
 
 #[test]
-fn a_pods_annotation_goes_before_the_flag_and_unknown_words_are_the_default() {
+fn annotation_wins_over_flag_and_unknown_words_mean_default() {
     let flags = Defaults {
         node_policy: "spread".to_owned(),
         device_policy: "binpack".to_owned(),
@@ -233,7 +233,7 @@ fn weights_are_all_three_or_an_error_in_the_references_words() {
 }
 
 #[test]
-fn broken_weights_do_not_keep_a_pod_without_devices_from_running() {
+fn invalid_weights_do_not_stop_a_pod_without_devices() {
     let pod = asking(
         json!({"cpu": "1"}),
         json!({"hami.io/device-scoring-weights": "x"}),
@@ -245,7 +245,7 @@ fn broken_weights_do_not_keep_a_pod_without_devices_from_running() {
 }
 
 #[test]
-fn selections_are_lists_without_blanks_and_empty_ones_are_no_rule() {
+fn selections_are_trimmed_lists_and_empty_ones_are_no_rule() {
     let request = with(
         json!({
             "nvidia.com/use-gputype": "A100, H100,",
@@ -270,7 +270,7 @@ fn selections_are_lists_without_blanks_and_empty_ones_are_no_rule() {
 }
 
 #[test]
-fn init_containers_and_sidecars_come_first_and_each_vendor_is_asked_by_itself() {
+fn init_containers_come_first_and_each_vendor_has_its_own_ask() {
     let gpu = json!({"limits": {"nvidia.com/gpu": "1"}});
     let pod = pod(json!({
         "metadata": {"name": "p", "namespace": "n"},

@@ -1,5 +1,5 @@
-//! What the reference did for vendors other than NVIDIA, as it was recorded: which cards, every annotation that is
-//! written, and what the webhook changes or refuses.
+//! Recordings of the reference for vendors other than NVIDIA: the chosen devices, every written annotation, and the
+//! webhook's changes and refusals.
 
 #![allow(
     clippy::unwrap_used,
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 const NOW: u64 = 1_700_000_000_123_456_789;
 
-/// The table of the configuration that the recordings were made with.
+/// The table of the recordings' configuration.
 fn recorded_vendors(recording: &Value) -> Vendors {
     let file = recording["deviceConfigFile"].as_str().unwrap();
     let text = std::fs::read_to_string(common::recordings().join(file)).unwrap();
@@ -42,7 +42,7 @@ fn files() -> Vec<(String, Value)> {
     files
 }
 
-/// Words in place of what is another at each run.
+/// Replaces the parts that differ in each run by words.
 fn settled(text: &str) -> String {
     text.replace(&NOW.to_string(), "<unix-nanoseconds>")
         .replace(&(NOW / 1_000_000_000).to_string(), "<unix-seconds>")
@@ -81,7 +81,7 @@ fn every_annotation_of_every_vendor_is_written_as_recorded() {
             let ours = written.annotations.get(key).map(|text| settled(text));
             let mut recorded = recorded.as_str().unwrap().to_owned();
             if key.ends_with("-allocate") || key.ends_with("-allocated") {
-                // Empty slots, which the reference loses where a pod has cards of two vendors.
+                // Empty slots, which the reference omits if a pod has devices of two vendors.
                 let text = ours.clone().unwrap_or_default();
                 if recorded.matches(';').count() < text.matches(';').count() {
                     let slots = text.split_terminator(';').filter(|slot| !slot.is_empty());
@@ -105,7 +105,7 @@ fn every_annotation_of_every_vendor_is_written_as_recorded() {
     assert!(compared >= 60, "compared {compared} annotations only");
 }
 
-/// The pod after the edits of all vendors, as far as vendors change it.
+/// The pod after the edits of all vendors, with only the parts that vendors change.
 fn edited(pod: &Value, edits: &[(usize, Edits)]) -> Value {
     let mut pod = pod.clone();
     for (at, edits) in edits {
@@ -138,7 +138,7 @@ fn edited(pod: &Value, edits: &[(usize, Edits)]) -> Value {
     pod
 }
 
-/// The pod after the recorded patch, without what is not the vendors' to change.
+/// The pod after the recorded patch, with only the parts that vendors change.
 fn patched(pod: &Value, patch: &Value) -> Value {
     let mut pod = pod.clone();
     for operation in patch.as_array().unwrap() {

@@ -1,4 +1,4 @@
-//! What a node reports, in each vendor's form.
+//! A node's report in each vendor's form.
 
 #![allow(
     clippy::unwrap_used,
@@ -28,7 +28,7 @@ fn devices(vendors: &Vendors, node: &Node) -> Vec<String> {
     lines
 }
 
-/// A device in a line: identifier, slots, memory, compute, and what else is not as usual.
+/// A device in a line: identifier, slots, memory, compute, and anything unusual.
 fn line(device: &Device) -> String {
     let mut text = format!(
         "{} {} {} {}",
@@ -169,7 +169,7 @@ fn what_a_node_reports_is_read_in_each_vendors_form() {
             none.clone(),
             &["a 1 65536 100"],
         ),
-        // A figure out of all proportion takes the vendor out, and says so.
+        // An absurd number removes the vendor's devices, and the report says so.
         (
             none.clone(),
             json!({"metax-tech.com/gpu": "9E"}),

@@ -1,5 +1,5 @@
-//! What a pod got of any vendor is read back from what was written: a scheduler that starts anew decides as the one
-//! before it would have.
+//! The written allocation of every vendor is read back correctly: a restarted scheduler decides as the one before it
+//! would have.
 
 #![allow(
     clippy::unwrap_used,
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 const NOW: u64 = 1_700_000_000_000_000_000;
 
-/// A node that has eight or so cards of every vendor.
+/// A node that has about eight devices of every vendor.
 fn everything() -> Node {
     let list = |word: &str, each: &dyn Fn(u32) -> Value| -> Value {
         let cards: Vec<Value> = (0..8)
@@ -78,7 +78,7 @@ fn everything() -> Node {
     }))
 }
 
-/// A pod with an init container, a container without cards, and two with.
+/// A pod with an init container, a container without devices, and two with devices.
 fn pod(name: &str, limits: &Value, annotations: &Value) -> Value {
     let container =
         |name: &str, limits: &Value| json!({"name": name, "resources": {"limits": limits}});
@@ -115,7 +115,7 @@ impl World {
         self.cluster.place(&request, Among::All).ok()
     }
 
-    /// Places the pod, lets it hold that, and gives the pod as it stands in the cluster then.
+    /// Places the pod, reserves the placement, and returns the pod as it then is in the cluster.
     fn run(&mut self, pod: &Value) -> Option<(Pod, Placement)> {
         let asking: Pod = serde_json::from_value(pod.clone()).unwrap();
         let placement = self.place(&asking)?;
@@ -143,7 +143,7 @@ impl World {
 }
 
 #[test]
-fn what_was_written_for_any_vendor_is_read_back_and_decides_alike() {
+fn annotations_of_every_vendor_read_back_and_decide_the_same() {
     let none = json!({});
     let soft = |policy: &str| json!({"metax-tech.com/sgpu-qos-policy": policy});
     let class = |class: &str| json!({"metax-tech.com/sgpu-app-class": class});
@@ -228,7 +228,7 @@ fn what_was_written_for_any_vendor_is_read_back_and_decides_alike() {
         for round in 0..6 {
             let asking = pod(&format!("p{round}"), &limits, &annotations);
             let as_pod: Pod = serde_json::from_value(asking.clone()).unwrap();
-            // Both decide alike, though the second knows what is taken by annotations only.
+            // Both decide the same, although the second knows the reservations only from annotations.
             assert_eq!(after.place(&as_pod), before.place(&as_pod), "{limits}");
             let Some((running, placement)) = before.run(&asking) else {
                 assert!(round > 0, "{limits} {annotations}: fits nowhere");

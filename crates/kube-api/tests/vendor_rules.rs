@@ -1,4 +1,4 @@
-//! What each vendor makes of a container's amounts and annotations, in the scheduler and in the webhook: one line for
+//! How each vendor reads a container's amounts and annotations, in the scheduler and in the webhook: one line for
 //! each rule.
 
 #![allow(
@@ -22,7 +22,7 @@ fn pod(limits: Value, annotations: Value) -> Pod {
     common::asking(limits, annotations)
 }
 
-/// One ask in a line: vendor, number of cards, memory in MiB or percent, compute, and what else is not as usual.
+/// One ask in a line: vendor, number of devices, memory in MiB or percent, compute, and anything unusual.
 fn shown(ask: &Ask) -> String {
     let memory = match ask.memory {
         Memory::Bytes(bytes) => format!("{} MiB", bytes / MIB),
@@ -288,7 +288,7 @@ fn annotations_change_what_some_vendors_are_asked() {
 }
 
 #[test]
-fn each_vendor_has_its_own_annotations_for_identifiers_and_models() {
+fn each_vendor_has_its_own_annotations_for_ids_and_models() {
     let vendors = common::vendors();
     let cases = [
         (
@@ -403,7 +403,7 @@ fn each_vendor_has_its_own_annotations_for_identifiers_and_models() {
     }
 }
 
-/// What the webhook makes of a container: limits, requests, environment, annotations, or the refusal.
+/// The webhook's result for a container: limits, requests, environment, annotations, or the refusal.
 fn admitted(vendors: &Vendors, container: &Container, pod: &Pod) -> String {
     let mut parts = Vec::new();
     for row in vendors.iter() {
@@ -433,7 +433,7 @@ fn admitted(vendors: &Vendors, container: &Container, pod: &Pod) -> String {
 }
 
 #[test]
-fn the_webhook_fills_in_rounds_and_refuses_by_each_vendors_rules() {
+fn webhook_completes_and_refuses_by_each_vendors_rules() {
     let vendors = common::vendors();
     let soft = || json!({"huawei.com/vnpu-mode": "hami-core"});
     let cases = [
@@ -551,7 +551,7 @@ fn the_webhook_fills_in_rounds_and_refuses_by_each_vendors_rules() {
 }
 
 #[test]
-fn a_chip_can_name_a_runtime_class_and_hide_cards_from_containers_without_one() {
+fn chip_can_set_a_runtime_class_and_hide_devices_without_it() {
     let mut config = DeviceConfig::standard();
     let chips = &mut config.vnpus.as_mut().unwrap().configs;
     chips.retain(|chip| chip.common_word == "Ascend310P");

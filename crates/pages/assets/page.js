@@ -1,9 +1,9 @@
-// Keeps a page up to date: listens to what changed, tells the fragments of the page (htmx fetches them), and says
-// when the connection is lost and when it is back. Every form and link works without it.
+// Keeps a page up to date: listens for changes, notifies the parts of the page that depend on them (htmx fetches those
+// again), and shows when the connection is lost and when it is back. Every form and link works without this script.
 "use strict";
 (() => {
   const topics = document.body.dataset.topics.split(" ");
-  const SILENCE_MS = 25000; // The server shows that it lives every ten seconds.
+  const SILENCE_MS = 25000; // The server sends a beat every ten seconds.
   const FIRST_WAIT_MS = 500;
   const LONGEST_WAIT_MS = 5000;
 
@@ -45,10 +45,10 @@
       if (lost) {
         lost = false;
         say("back", "Connection is back");
-        refresh(topics); // What happened meanwhile was not told.
+        refresh(topics); // Changes in between were missed.
       } else {
         say("live", "Live");
-        if (event.data !== document.body.dataset.seen) refresh(topics); // It changed since the page was made.
+        if (event.data !== document.body.dataset.seen) refresh(topics); // Something changed after the page was rendered.
       }
     });
     stream.addEventListener("beat", () => {
@@ -62,7 +62,7 @@
     stream.onerror = lose;
   };
 
-  // A text that was changed and not sent is not thrown away without a question.
+  // Asks before a changed text that was not sent is thrown away.
   const guardText = (text) => {
     let sent = false;
     const form = text.form;
@@ -78,7 +78,7 @@
     });
   };
 
-  // A menu closes with Escape and when the reader goes elsewhere.
+  // A menu closes with Escape, and with a click elsewhere.
   const menu = document.querySelector("details.menu");
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && menu?.open) {

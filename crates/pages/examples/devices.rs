@@ -1,6 +1,5 @@
-//! The assigner's page over devices in memory, to look at and to try: `devices [ADDRESS] [NODES]`. There are eight devices
-//! on each node (2), half of them assigned. `POST /try/UUID/STATE` makes a device available, pending, assigned or
-//! expired.
+//! The assigner's page over devices in memory, to try out: `devices [ADDRESS] [NODES]`. Each node (2 by default) has
+//! eight devices, half of them assigned. `POST /try/UUID/STATE` makes a device available, pending, assigned or expired.
 
 use std::collections::HashMap;
 use std::sync::Arc;

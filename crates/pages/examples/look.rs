@@ -1,5 +1,5 @@
-//! The pages over a cluster in memory, to look at: `look [ADDRESS] [EXPORT.json | NODES PODS]`. No scheduler runs in it.
-//! Without a file there are NODES nodes of eight GPUs (3) and PODS pods on them (12).
+//! The pages over a cluster in memory, to try out: `look [ADDRESS] [EXPORT.json | NODES PODS]`. No scheduler runs in
+//! it. Without a file there are NODES nodes of eight GPUs (3 by default) and PODS pods on them (12 by default).
 
 #[path = "../tests/support.rs"]
 mod support;

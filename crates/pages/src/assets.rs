@@ -1,5 +1,5 @@
-//! The files that pages link to, compiled in: content, type and a hash that goes into their address, so that a browser
-//! keeps each for as long as it does not change.
+//! The files that pages link to, compiled in: content, type and a hash that is part of their address, so that a
+//! browser keeps each file until it changes.
 
 use std::sync::LazyLock;
 
@@ -8,11 +8,11 @@ use sha2::Digest as _;
 /// One file.
 #[derive(Debug, Clone)]
 pub(crate) struct Asset {
-    /// Its name in an address.
+    /// Its name, as part of its address.
     pub(crate) name: &'static str,
     /// `Content-Type`.
     pub(crate) content_type: &'static str,
-    /// What it says.
+    /// Its content.
     pub(crate) bytes: &'static [u8],
     /// The first sixteen hex digits of the SHA-256 of the content.
     pub(crate) hash: String,
@@ -60,7 +60,7 @@ pub(crate) fn find(name: &str) -> Option<&'static Asset> {
     ASSETS.iter().find(|asset| asset.name == name)
 }
 
-/// Where the file of this name is served.
+/// The address of the file of this name.
 pub(crate) fn address(name: &str) -> String {
     let hash = find(name).map_or("", |asset| &asset.hash);
     format!("/page/assets/{name}?v={hash}")

@@ -58,9 +58,9 @@ pub struct DeviceRow {
     pub node: String,
     /// Labels that a pod may ask for, as whole keys (`fudo.org/gpu.a100`), sorted.
     pub labels: Vec<String>,
-    /// Model as the driver names it; empty where no agent of ours registered the device.
+    /// Model as the driver names it; empty if no agent of ours registered the device.
     pub model: String,
-    /// Memory in bytes; 0 where no agent of ours registered the device.
+    /// Memory in bytes; 0 if no agent of ours registered the device.
     pub memory_bytes: u64,
     /// The number of containers that share it without a reservation by label (through the scheduler extender).
     pub sharers: u32,
@@ -88,7 +88,7 @@ pub enum DeviceState {
 }
 
 impl DeviceState {
-    /// The word that people read.
+    /// The word that the page shows.
     pub fn word(self) -> &'static str {
         match self {
             Self::Available => "available",
@@ -129,9 +129,9 @@ pub struct Happening {
     pub what: Happened,
     /// Namespace of the pod concerned.
     pub namespace: String,
-    /// Name of that pod; empty where it was not known.
+    /// Name of that pod; empty if it was not known.
     pub pod: String,
-    /// The reservation; empty where the scheduler extender gave the device.
+    /// The reservation; empty if the scheduler extender gave the device.
     pub reservation_id: String,
 }
 
@@ -149,7 +149,7 @@ pub enum Happened {
 }
 
 impl Happened {
-    /// The word that people read.
+    /// The word that the page shows.
     pub fn word(self) -> &'static str {
         match self {
             Self::Proposed => "proposed",

@@ -1,5 +1,6 @@
-//! A small row for each object of a cluster, kept up to date by the changes that it is told: what lists and cards need,
-//! so that a page costs what it shows, not what the cluster holds. Never the whole object, never a decision.
+//! A small row for each object of a cluster, updated by the changes that it is told. Rows hold what lists and node
+//! cards need, so that a page costs as much as it shows, not as much as the cluster holds. Rows are not whole objects,
+//! and the board decides nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,7 +26,7 @@ pub struct Board {
     vendors: Arc<Vendors>,
     nodes: BTreeMap<String, NodeRow>,
     pods: BTreeMap<PodKey, PodRow>,
-    /// Pods that hold room on a node, by the node's name; nodes that do not exist, too.
+    /// Pods that hold room on a node, by the node's name. The node need not exist.
     on: BTreeMap<String, BTreeSet<PodKey>>,
     others: BTreeMap<Kind, BTreeMap<PodKey, OtherRow>>,
     versions: BTreeMap<Kind, u64>,
@@ -39,17 +40,17 @@ pub struct NodeRow {
     pub name: String,
     /// Its `resourceVersion`.
     pub version: String,
-    /// What pods can take.
+    /// The amounts that pods can use.
     pub allocatable: Amounts,
     /// Its GPUs, by index.
-    pub cards: Vec<Card>,
-    /// Whether it is closed for new pods.
+    pub gpus: Vec<NodeGpu>,
+    /// Whether it is closed to new pods.
     pub unschedulable: bool,
-    /// What its condition `Ready` says; none where it has no such condition.
+    /// Whether its condition `Ready` is true; none if it has no such condition.
     pub ready: Option<bool>,
     /// Its taints as `key=value:Effect`.
     pub taints: Vec<String>,
-    /// What of its annotations cannot be read.
+    /// The errors in its annotations.
     pub problems: Vec<String>,
     /// Its labels as `key=value`.
     pub labels: Vec<String>,
@@ -57,7 +58,7 @@ pub struct NodeRow {
 
 /// A GPU, or another device that pods share.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Card {
+pub struct NodeGpu {
     /// Its identifier.
     pub id: String,
     /// Its position on the node.
@@ -66,13 +67,13 @@ pub struct Card {
     pub model: String,
     /// Its memory in bytes.
     pub memory_bytes: u64,
-    /// Its compute in the vendor's unit, percent for NVIDIA; 0 where the vendor counts none.
+    /// Its compute in the vendor's unit, percent for NVIDIA; 0 if the vendor counts none.
     pub cores: u32,
     /// How many containers may share it.
     pub slots: u32,
-    /// False for a card that is sick.
+    /// False for an unhealthy GPU.
     pub healthy: bool,
-    /// True for a card that gets nothing new.
+    /// True for a GPU that gets no new pods.
     pub cordoned: bool,
     /// How it is shared, such as `hami-core` or `mig`.
     pub mode: String,
@@ -87,25 +88,25 @@ pub struct PodRow {
     pub name: String,
     /// Its `resourceVersion`.
     pub version: String,
-    /// Its node; empty while it has none.
+    /// Its node; empty if it has none.
     pub node: String,
-    /// Where it stands.
+    /// The state of its scheduling.
     pub state: State,
-    /// What it asks for.
+    /// The amounts that it asks for.
     pub requests: Amounts,
     /// Its shares of GPUs.
     pub shares: Vec<Share>,
     /// Its priority.
     pub priority: i32,
-    /// The node where room is being made for it; empty for none.
+    /// The node on which room is being made for it; empty for none.
     pub nominated: String,
-    /// What the scheduler wrote when it found no node; empty where it wrote nothing.
+    /// The scheduler's message when it found no node; empty if it wrote none.
     pub message: String,
-    /// Why its allocation cannot be read; empty where it can.
+    /// Why its allocation cannot be read; empty if it can.
     pub problem: String,
 }
 
-/// Where a pod stands.
+/// The state of a pod's scheduling.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
     /// It has no node, and no attempt is recorded.
@@ -117,7 +118,7 @@ pub enum State {
     Gated,
     /// It has a node.
     Placed,
-    /// It is over and holds nothing.
+    /// It has ended and holds nothing.
     Finished,
 }
 
@@ -128,11 +129,11 @@ impl State {
     }
 }
 
-/// What a pod holds of a GPU.
+/// A pod's share of a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Share {
     /// Identifier of the GPU.
-    pub card: String,
+    pub gpu: String,
     /// Memory in bytes.
     pub memory_bytes: u64,
     /// Compute in the vendor's unit.
@@ -148,11 +149,11 @@ pub struct OtherRow {
     pub name: String,
     /// Its `resourceVersion`.
     pub version: String,
-    /// What matters most about it, in a few words.
+    /// The most important facts about it, in a few words.
     pub facts: String,
 }
 
-/// Conditions of a node and gates of a pod, which nothing but the pages reads.
+/// The fields that only the pages read: conditions of a node and gates of a pod.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct More {
@@ -188,7 +189,7 @@ impl Default for Board {
 }
 
 impl Board {
-    /// An empty board that reads the devices of these vendors.
+    /// An empty board for the devices of these vendors.
     pub fn new(vendors: Arc<Vendors>) -> Self {
         Self {
             vendors,
@@ -201,7 +202,7 @@ impl Board {
         }
     }
 
-    /// Takes in what happened.
+    /// Applies a change.
     pub fn apply(&mut self, change: &Change) {
         match change {
             Change::Began => {
@@ -230,17 +231,17 @@ impl Board {
         *self.versions.entry(kind).or_default() += 1;
     }
 
-    /// How many changes of objects of this kind there were.
+    /// The number of changes to objects of this kind.
     pub fn version(&self, kind: Kind) -> u64 {
         self.versions.get(&kind).copied().unwrap_or_default()
     }
 
-    /// How many changes there were in all.
+    /// The number of changes in all.
     pub fn changes(&self) -> u64 {
         self.versions.values().sum()
     }
 
-    /// Whether everything that there was at the beginning is in it.
+    /// Whether the board has everything that existed when the source was first read.
     pub fn is_listed(&self) -> bool {
         self.listed
     }
@@ -279,7 +280,7 @@ impl Board {
             .flat_map(BTreeMap::values)
     }
 
-    /// How many objects of this kind there are.
+    /// The number of objects of this kind.
     pub fn count(&self, kind: Kind) -> usize {
         match kind {
             Kind::Nodes => self.nodes.len(),
@@ -288,12 +289,12 @@ impl Board {
         }
     }
 
-    /// Whether the board has this version of the object; false where it has another one or none.
+    /// Whether the board has this version of the object; false if it has another version or no such object.
     pub fn has(&self, kind: Kind, namespace: &str, name: &str, version: &str) -> bool {
         self.version_of(kind, namespace, name) == Some(version)
     }
 
-    /// The `resourceVersion` of an object; none where the board has no such object.
+    /// The `resourceVersion` of an object; none if the board has no such object.
     pub fn version_of(&self, kind: Kind, namespace: &str, name: &str) -> Option<&str> {
         match kind {
             Kind::Nodes => self.node(name).map(|row| row.version.as_str()),
@@ -347,7 +348,7 @@ impl Board {
         }
     }
 
-    /// Takes a pod off the node that it holds room on.
+    /// Removes a pod from the node that it holds room on.
     fn leave(&mut self, key: &PodKey) {
         let Some(before) = self.pods.get(key) else {
             return;
@@ -370,7 +371,7 @@ pub(crate) fn identity(object: &Value) -> PodKey {
     )
 }
 
-/// The text at this place; empty where there is none.
+/// The text at this path; empty if there is none.
 pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object
         .pointer(pointer)
@@ -402,8 +403,8 @@ fn node_row(object: &Value, vendors: &Vendors) -> NodeRow {
     };
     let more = More::deserialize(object).unwrap_or_default();
     let report = kube_api::node::report(&node, vendors);
-    let mut cards: Vec<Card> = report.node.devices.into_iter().map(card).collect();
-    cards.sort_by(|a, b| (a.index, &a.id).cmp(&(b.index, &b.id)));
+    let mut gpus: Vec<NodeGpu> = report.node.devices.into_iter().map(node_gpu).collect();
+    gpus.sort_by(|a, b| (a.index, &a.id).cmp(&(b.index, &b.id)));
     let taints = node.spec.taints.iter().map(|taint| {
         if taint.value.is_empty() {
             format!("{}:{}", taint.key, taint.effect)
@@ -417,7 +418,7 @@ fn node_row(object: &Value, vendors: &Vendors) -> NodeRow {
         name,
         version,
         allocatable: amounts(&node.status.allocatable),
-        cards,
+        gpus,
         unschedulable: node.spec.unschedulable,
         ready: conditions
             .iter()
@@ -431,8 +432,8 @@ fn node_row(object: &Value, vendors: &Vendors) -> NodeRow {
     }
 }
 
-fn card(device: placement::Device) -> Card {
-    Card {
+fn node_gpu(device: placement::Device) -> NodeGpu {
+    NodeGpu {
         id: device.id,
         index: device.index,
         model: device.model,
@@ -477,7 +478,7 @@ fn pod_row(object: &Value, vendors: &Vendors) -> PodRow {
         (_, "") => State::Waiting,
         _ => State::Placed,
     };
-    // A pod without a node holds nothing, whatever stands on it.
+    // A pod without a node holds nothing, whatever its annotations say.
     let held = if state == State::Placed {
         kube_api::allocation::read(&pod, vendors)
     } else {
@@ -506,25 +507,25 @@ fn pod_row(object: &Value, vendors: &Vendors) -> PodRow {
     }
 }
 
-/// One for each card: what all containers hold of it together.
+/// One share for each GPU: the sum over all containers.
 fn shares(placement: Option<placement::Placement>) -> Vec<Share> {
-    let mut by_card: BTreeMap<String, Share> = BTreeMap::new();
+    let mut by_gpu: BTreeMap<String, Share> = BTreeMap::new();
     let granted = placement.into_iter().flat_map(|held| held.containers);
     for grant in granted.flat_map(|granted| granted.grants) {
-        let share = by_card.entry(grant.device.to_string()).or_default();
+        let share = by_gpu.entry(grant.device.to_string()).or_default();
         share.memory_bytes = share.memory_bytes.saturating_add(grant.memory_bytes);
         share.cores = share.cores.saturating_add(grant.cores);
     }
-    let named = by_card
+    let named = by_gpu
         .into_iter()
-        .map(|(card, share)| Share { card, ..share });
+        .map(|(gpu, share)| Share { gpu, ..share });
     named.collect()
 }
 
-/// What Kubernetes counts for a pod: all containers and sidecars together, or the largest init container.
+/// The amounts that Kubernetes counts for a pod: all containers and sidecars together, or the largest init container.
 fn requests(init: &[Container], containers: &[Container]) -> Amounts {
     let asked = |container: &Container| {
-        // A limit without a request is the request, as the API server writes it.
+        // A limit without a request is the request, as in the API server.
         let mut asked = amounts(&container.resources.limits);
         asked.extend(amounts(&container.resources.requests));
         asked
@@ -630,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_all_containers_of_a_card_are_added_up() {
+    fn shares_of_all_containers_of_a_gpu_are_added_up() {
         let pod = json!({
             "metadata": { "name": "a", "namespace": "default", "annotations": {
                 "hami.io/vgpu-node": "n1",
@@ -647,7 +648,7 @@ mod tests {
         let shares = &board.pod("default", "a").unwrap().shares;
         let told: Vec<_> = shares
             .iter()
-            .map(|share| (&*share.card, share.memory_bytes >> 20, share.cores))
+            .map(|share| (&*share.gpu, share.memory_bytes >> 20, share.cores))
             .collect();
         assert_eq!(told, [("GPU-0", 1024, 15), ("GPU-1", 500, 0)]);
     }

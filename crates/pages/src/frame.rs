@@ -1,39 +1,40 @@
-//! What stands around every page: the title, the navigation, the state of the connection. Never what is in a page.
+//! The frame of every page: the title, the navigation, the state of the connection. Does not know what is in a page.
 
 use crate::assets;
 
-/// What stands around a page.
+/// The frame of a page.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Shell {
     /// The title of the page, as the browser shows it.
     pub(crate) title: String,
-    /// The name of the whole site, which leads to its first page.
+    /// The name of the site, which links to its first page.
     pub(crate) brand: &'static str,
     /// The navigation.
     pub(crate) entries: Vec<Entry>,
-    /// The menu of what can be made; empty for none.
+    /// The menu of objects that can be created; empty for none.
     pub(crate) menu: Vec<Entry>,
-    /// Something that was done; empty for nothing.
+    /// A message about the action that led to this page; empty for none.
     pub(crate) done: String,
-    /// How many changes the page has seen, or fewer: what came later is fetched when its stream begins.
+    /// The number of changes that the page has seen, or a smaller one. The page fetches later changes when its stream
+    /// begins.
     pub(crate) seen: u64,
-    /// What can change on this site, with a blank between: the names that its stream tells.
+    /// The topics of the site's stream, separated by spaces.
     pub(crate) topics: String,
 }
 
 /// A link of the navigation or of the menu.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
-    /// What it says.
+    /// Its text.
     pub(crate) title: String,
-    /// Where it leads.
+    /// Its address.
     pub(crate) href: String,
-    /// Whether the page belongs to it.
+    /// Whether the page belongs to this entry.
     here: bool,
 }
 
 impl Entry {
-    /// A link with this text. `here` says whether the page that has the link belongs to it.
+    /// A link with this text. `here` says whether the page with the link belongs to this entry.
     pub(crate) fn new(title: impl Into<String>, href: impl Into<String>, here: bool) -> Self {
         Self {
             title: title.into(),

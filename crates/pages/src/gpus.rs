@@ -28,7 +28,7 @@ pub trait GpuSource: Send + Sync + 'static {
     /// another result.
     fn changes(&self) -> watch::Receiver<u64>;
 
-    /// Why a pending pod is not placed, and what would help; none where there is no answer.
+    /// Why a pending pod is not placed, and what would help; none if there is no answer.
     fn why<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Future<'a, Option<Why>>;
 }
 
@@ -49,13 +49,13 @@ pub struct Picture {
     pub totals: Vec<Total>,
     /// Seconds between two values of a history.
     pub step_seconds: u32,
-    /// How many values a history has at most.
+    /// The maximum number of values in a history.
     pub steps: u32,
-    /// How the node agents answered.
+    /// The node agents' answers.
     pub monitors: Monitors,
     /// Notes for the reader, such as that another replica answers kube-scheduler.
     pub notes: Vec<String>,
-    /// What lists look up; nothing to fill in.
+    /// What lists look up. The source leaves it empty.
     pub index: Index,
 }
 
@@ -74,11 +74,11 @@ pub struct Gpu {
     pub memory_bytes: u64,
     /// The part of its memory that pods hold.
     pub given_bytes: u64,
-    /// The part of its memory in use, as the driver reports it; none where no agent reports it.
+    /// The part of its memory in use, as the driver reports it; none if no agent reports it.
     pub used_bytes: Option<u64>,
-    /// The part of its compute that pods hold; none where the vendor counts no compute.
+    /// The part of its compute that pods hold; none if the vendor counts no compute.
     pub given_compute: Option<u32>,
-    /// How busy it was in the last sample; none where no agent reports it.
+    /// How busy it was in the last sample; none if no agent reports it.
     pub busy_compute: Option<u32>,
     /// The most containers that may share it.
     pub slots: u32,
@@ -116,7 +116,7 @@ pub struct Share {
     pub memory_bytes: u64,
     /// The compute that the pod holds; none for a pod without a compute share.
     pub compute: Option<u32>,
-    /// The pod's use of it; none where no agent reports it.
+    /// The pod's use of it; none if no agent reports it.
     pub usage: Option<Usage>,
 }
 
@@ -127,7 +127,7 @@ pub struct Usage {
     pub memory_bytes: u64,
     /// The most memory in the time that the history covers.
     pub most_bytes: u64,
-    /// Compute in use now; none where it is not measured.
+    /// Compute in use now; none if it is not measured.
     pub compute: Option<u32>,
     /// Average compute over the time that the history covers.
     pub mean_compute: Option<u32>,
@@ -170,9 +170,9 @@ pub struct Monitors {
     pub asked: bool,
     /// The number of agents.
     pub known: usize,
-    /// How many answered in the last round.
+    /// The number of agents that answered in the last round.
     pub answered: usize,
-    /// Why the first of the others did not answer; empty where all did.
+    /// The reason of the first agent that did not answer; empty if all did.
     pub problem: String,
 }
 
@@ -190,8 +190,8 @@ pub struct OfGpu {
 pub struct Point {
     /// Memory.
     pub memory_bytes: u64,
-    /// Compute; none where it is not measured.
+    /// Compute; none if it is not measured.
     pub compute: Option<u32>,
-    /// Refusals for want of memory since the step before.
+    /// Memory refusals since the step before.
     pub ooms: u32,
 }

@@ -1,4 +1,4 @@
-//! The seven kinds of objects that the simulator keeps: their names, and a template of each.
+//! The seven kinds of objects that the simulator keeps: their names, and templates for new objects.
 
 /// A kind of object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,7 +20,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them, in the order in which the pages name them.
+    /// All kinds, in the order in which the pages list them.
     pub const ALL: [Self; 7] = [
         Self::Nodes,
         Self::Pods,
@@ -42,7 +42,7 @@ impl Kind {
         Self::Namespaces.plural(),
     ];
 
-    /// The kind of this plural name, as it stands in an address or in an event of the watch stream.
+    /// The kind with this plural name, as it appears in an address or in an event of the watch stream.
     pub fn of_plural(plural: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.plural() == plural)
     }
@@ -69,7 +69,7 @@ impl Kind {
         }
     }
 
-    /// As `kind` says it in an object, such as `PersistentVolume`.
+    /// The value of `kind` in an object, such as `PersistentVolume`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Nodes => "Node",
@@ -82,7 +82,7 @@ impl Kind {
         }
     }
 
-    /// As `apiVersion` says it in an object.
+    /// The value of `apiVersion` in an object.
     pub fn api_version(self) -> &'static str {
         match self {
             Self::StorageClasses => "storage.k8s.io/v1",
@@ -91,7 +91,7 @@ impl Kind {
         }
     }
 
-    /// As a person reads it, for one object.
+    /// The name that the pages show, for one object.
     pub fn singular(self) -> &'static str {
         match self {
             Self::Nodes => "node",
@@ -104,7 +104,7 @@ impl Kind {
         }
     }
 
-    /// As a person reads it, for several objects; with a capital letter.
+    /// The name that the pages show, for several objects; with a capital letter.
     pub fn title(self) -> &'static str {
         match self {
             Self::Nodes => "Nodes",
@@ -117,12 +117,12 @@ impl Kind {
         }
     }
 
-    /// Whether objects of it lie in a namespace.
+    /// Whether its objects are in a namespace.
     pub fn is_namespaced(self) -> bool {
         matches!(self, Self::Pods | Self::PersistentVolumeClaims)
     }
 
-    /// The templates of new objects: the first is offered unless another is asked for.
+    /// The templates of new objects. The first is used unless the page is asked for another one.
     pub fn templates(self) -> &'static [Template] {
         match self {
             Self::Nodes => NODES,
@@ -136,12 +136,12 @@ impl Kind {
     }
 }
 
-/// What a new object begins as.
+/// The initial text of a new object.
 #[derive(Debug, Clone, Copy)]
 pub struct Template {
     /// Its name in an address.
     pub id: &'static str,
-    /// What it is, as a person reads it.
+    /// What the template is for, in the words that the page shows.
     pub title: &'static str,
     /// YAML, with `generateName`.
     pub text: &'static str,

@@ -39,7 +39,7 @@ impl NavSection {
     }
 }
 
-/// The menu of objects that can be made.
+/// The menu of objects that can be created.
 pub(crate) fn menu() -> Vec<Entry> {
     let entry = |kind: Kind| {
         Entry::new(
@@ -79,7 +79,7 @@ pub(crate) struct SummaryPart {
     pub(crate) summary: Summary,
 }
 
-/// The pods that wait.
+/// The pods that wait for a node.
 #[derive(Debug, Template)]
 #[template(path = "part/pending.html")]
 pub(crate) struct PendingPart {
@@ -100,7 +100,7 @@ pub(crate) struct PodsPart {
     pub(crate) pods: PodList,
 }
 
-/// What would help a pod.
+/// The changes that would help a pod.
 #[derive(Debug, Template)]
 #[template(path = "part/why.html")]
 pub(crate) struct WhyPart {
@@ -172,7 +172,7 @@ pub(crate) struct PodsPage {
     pub(crate) pods: PodList,
 }
 
-/// A kind above a list, and how many objects of it there are.
+/// A kind above a list, and the number of its objects.
 #[derive(Debug, Clone)]
 pub(crate) struct Tab {
     pub(crate) title: &'static str,
@@ -213,7 +213,7 @@ pub(crate) struct ObjectsPart {
     pub(crate) list: ObjectList,
 }
 
-/// A text that is edited: a new object, an object, or the configuration.
+/// A page to edit a text: a new object, an object, or the configuration.
 #[derive(Debug, Template)]
 #[template(path = "edit.html")]
 pub(crate) struct EditPage {
@@ -221,7 +221,7 @@ pub(crate) struct EditPage {
     pub(crate) editor: Editor,
 }
 
-/// A text that is edited.
+/// An editor with its text.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Editor {
     /// The name of the edited object.
@@ -242,9 +242,9 @@ pub(crate) struct Editor {
     pub(crate) lacks_gpus: bool,
     /// Other texts to start with.
     pub(crate) templates: Vec<TemplateLink>,
-    /// The address for deleting the object; empty where it cannot be deleted.
+    /// The address for deleting the object; empty if it cannot be deleted.
     pub(crate) delete: String,
-    /// How many lines are shown.
+    /// The number of lines of the editor.
     pub(crate) lines: usize,
 }
 
@@ -288,7 +288,7 @@ pub(crate) struct DataPage {
     pub(crate) replace: bool,
 }
 
-/// Several configurations beside each other.
+/// The comparison of several configurations.
 #[derive(Debug, Template)]
 #[template(path = "compare.html")]
 pub(crate) struct ComparePage {

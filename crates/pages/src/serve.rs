@@ -1,4 +1,4 @@
-//! What every site of this crate shares when it answers: printing a page, its assets, the headers, the live stream.
+//! What all sites of this crate share when they answer: printing a page, the assets, the headers, the live stream.
 //! Knows no page.
 
 pub(crate) mod guard;
@@ -16,7 +16,7 @@ use axum::routing::get;
 use crate::assets;
 use crate::source::Refused;
 
-/// The status of a refusal.
+/// The HTTP status of a refusal.
 pub(crate) fn code(refused: &Refused) -> StatusCode {
     StatusCode::from_u16(refused.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
@@ -35,12 +35,12 @@ pub(crate) fn print(status: StatusCode, page: &impl Template) -> Response {
     }
 }
 
-/// A page, with 200.
+/// A page with status 200.
 pub(crate) fn shown(page: &impl Template) -> Response {
     print(StatusCode::OK, page)
 }
 
-/// The routes of a site with the assets, and with what holds for every answer and every write.
+/// The routes of a site, plus the assets and the rules for every answer and every write.
 pub(crate) fn dressed(routes: Router) -> Router {
     routes
         .route("/page/assets/{name}", get(asset))
@@ -53,7 +53,7 @@ async fn asset(Path(name): Path<String>) -> Response {
         Some(asset) => {
             let headers = [
                 (header::CONTENT_TYPE, asset.content_type),
-                // Its address has a hash of its content in it.
+                // The address contains a hash of the content.
                 (header::CACHE_CONTROL, "public, max-age=31536000, immutable"),
             ];
             (headers, asset.bytes).into_response()

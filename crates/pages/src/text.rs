@@ -1,4 +1,4 @@
-//! Numbers as a person reads them. Values in, text out.
+//! Numbers in the form that people read. Values in, text out.
 
 /// Bytes in GiB or MiB: `80 GiB`, `19.5 GiB`, `512 MiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
@@ -36,7 +36,7 @@ pub(crate) fn milli(milli: i128) -> String {
     }
 }
 
-/// An amount of this resource, in thousandths, in the unit that a person expects.
+/// An amount of this resource, in thousandths, in its usual unit.
 pub(crate) fn amount(resource: &str, thousandths: i128) -> String {
     if matches!(resource, "memory" | "ephemeral-storage") || resource.starts_with("hugepages-") {
         let whole = thousandths.max(0) / 1000;
@@ -46,7 +46,7 @@ pub(crate) fn amount(resource: &str, thousandths: i128) -> String {
     }
 }
 
-/// How many hundredths `part` is of `whole`; at most 999, and 0 where the whole is 0.
+/// `part` as a percentage of `whole`; at most 999, and 0 if the whole is 0.
 pub(crate) fn percent(part: u128, whole: u128) -> u16 {
     if whole == 0 {
         return 0;
@@ -61,7 +61,7 @@ pub(crate) fn count(number: usize, one: &str) -> String {
     format!("{number} {one}{end}")
 }
 
-/// A model as it is said, without the vendor's name, which a driver and HAMi's registration each put in front.
+/// A model without the vendor's name, which a driver and HAMi's registration each put in front.
 pub(crate) fn model(name: &str) -> &str {
     let name = name.strip_prefix("NVIDIA-").unwrap_or(name);
     name.strip_prefix("NVIDIA ").unwrap_or(name)

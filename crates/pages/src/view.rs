@@ -1,4 +1,4 @@
-//! What each page shows, as values that a template only has to print. Values in, values out: no clock, no I/O.
+//! The contents of each page, as values that a template only has to print. Values in, values out: no clock, no I/O.
 
 pub mod bar;
 pub mod compare;
@@ -10,11 +10,11 @@ pub mod overview;
 pub mod pod;
 pub mod query;
 
-/// Where a page, or a part of one, is served: one place for every address, so that templates spell none.
+/// The addresses of pages and their parts. Templates contain no address of their own.
 pub mod address {
     use crate::kind::Kind;
 
-    /// Letters that stand for themselves in a path; all others are written as their bytes.
+    /// Characters that stay as they are in a path; all others are percent-encoded.
     pub(crate) fn segment(text: &str) -> String {
         let mut written = String::with_capacity(text.len());
         for byte in text.bytes() {
@@ -47,7 +47,7 @@ pub mod address {
         format!("/page/part/pod/{}/{}", segment(namespace), segment(name))
     }
 
-    /// Why a pending pod is not placed, as a part of a page.
+    /// The explanation why a pending pod is not placed, as a part of a page.
     pub fn why(namespace: &str, name: &str) -> String {
         format!("/page/part/why/{}/{}", segment(namespace), segment(name))
     }
@@ -62,17 +62,17 @@ pub mod address {
         format!("/page/part/objects/{}", kind.plural())
     }
 
-    /// The page on which a new object is written.
+    /// The page to create an object.
     pub fn new(kind: Kind) -> String {
         format!("/page/new/{}", kind.plural())
     }
 
-    /// The page on which an object is edited. A kind without namespaces has `-` in its place.
+    /// The page to edit an object. A kind without namespaces has `-` in place of the namespace.
     pub fn edit(kind: Kind, namespace: &str, name: &str) -> String {
         object("edit", kind, namespace, name)
     }
 
-    /// The page that asks before an object is deleted.
+    /// The page to confirm a deletion.
     pub fn delete(kind: Kind, namespace: &str, name: &str) -> String {
         object("delete", kind, namespace, name)
     }
@@ -119,19 +119,19 @@ pub struct Slice {
     pub pages: usize,
     /// How many entries all pages have together.
     pub total: usize,
-    /// The number of the first entry on this page, from 1; 0 where there is none.
+    /// The number of the first entry on this page, from 1; 0 if there is none.
     pub first: usize,
     /// The number of the last entry on this page.
     pub last: usize,
-    /// Where the previous page is; empty on the first.
+    /// The address of the previous page; empty on the first.
     pub previous: String,
-    /// Where the next page is; empty on the last.
+    /// The address of the next page; empty on the last.
     pub next: String,
 }
 
 impl Slice {
-    /// Page `page` of `total` entries in pages of `size`; `link` says where another page is. A page that does not exist
-    /// is the nearest one that does.
+    /// Page `page` of `total` entries in pages of `size`; `link` returns the address of a page. If the page does not
+    /// exist, it is the nearest one that does.
     pub fn of(total: usize, page: usize, size: usize, link: impl Fn(usize) -> String) -> Self {
         let size = size.max(1);
         let pages = total.div_ceil(size).max(1);
@@ -155,22 +155,22 @@ impl Slice {
         self.pages > 1
     }
 
-    /// The query in the address of the previous page, with its question mark; empty where there is none.
+    /// The query in the address of the previous page, with its question mark; empty if there is none.
     pub fn previous_query(&self) -> &str {
         query_of(&self.previous)
     }
 
-    /// The query in the address of the next page, with its question mark; empty where there is none.
+    /// The query in the address of the next page, with its question mark; empty if there is none.
     pub fn next_query(&self) -> &str {
         query_of(&self.next)
     }
 
-    /// How many entries come before this page.
+    /// The number of entries before this page.
     pub(crate) fn skipped(&self) -> usize {
         self.first.saturating_sub(1)
     }
 
-    /// How many entries this page has.
+    /// The number of entries on this page.
     pub(crate) fn len(&self) -> usize {
         if self.first == 0 {
             0

@@ -26,13 +26,13 @@ use crate::source::{Refused, Source};
 /// The name of the site.
 const BRAND: &str = "vgpu simulator";
 
-/// The largest text of one object or configuration that is read, in bytes.
+/// The largest text of one object or configuration that is accepted, in bytes.
 const MOST_TEXT: usize = 4 << 20;
 
-/// The largest export that is read, in bytes.
+/// The largest export that is accepted, in bytes.
 const MOST_IMPORT: usize = 64 << 20;
 
-/// How long a page waits for the board to show a change that was written.
+/// How long a page waits until the board shows a change that was just written.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// All routes of the pages: `/`, and everything else below `/page/`. Must be called in a Tokio runtime, because a task
@@ -83,7 +83,7 @@ pub fn router(source: Arc<dyn Source>) -> Router {
     dressed(routes)
 }
 
-/// What the handlers share.
+/// The state that the handlers share.
 #[derive(Clone)]
 struct Site(Arc<Inner>);
 

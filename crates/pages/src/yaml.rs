@@ -1,39 +1,47 @@
-//! YAML text to a JSON value and back, as the editors show it. Never what the object means.
+//! Converts YAML text to a JSON value and back, as the editors show it. Does not know what the object means.
 
 use serde_json::Value;
+
+/// Why a text is no object.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum YamlError {
+    #[error("the text is empty; write one object as YAML or JSON")]
+    Empty,
+    /// The first line of the parser's message.
+    #[error("this is not YAML: {0}")]
+    Syntax(String),
+    #[error("read {0}; write one object, with keys such as metadata and spec")]
+    NoObject(&'static str),
+}
 
 /// Reads one object.
 ///
 /// # Errors
 ///
-/// What is wrong and in which line; what is accepted.
-pub(crate) fn read(text: &str) -> Result<Value, String> {
+/// The error with its line, and the accepted input.
+pub(crate) fn read(text: &str) -> Result<Value, YamlError> {
     if text.trim().is_empty() {
-        return Err("the text is empty; write one object as YAML or JSON".to_owned());
+        return Err(YamlError::Empty);
     }
     let options = serde_saphyr::options! { with_snippet: false };
     let value: Value = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
         let error = error.without_snippet().to_string();
-        let line = error.lines().next().unwrap_or_default().to_owned();
-        format!("this is not YAML: {line}")
+        YamlError::Syntax(error.lines().next().unwrap_or_default().to_owned())
     })?;
     if value.is_object() {
         return Ok(value);
     }
-    let what = match value {
+    Err(YamlError::NoObject(match value {
         Value::Array(_) => "a list",
         Value::Null => "nothing",
         _ => "a single value",
-    };
-    Err(format!(
-        "read {what}; write one object, with keys such as metadata and spec"
-    ))
+    }))
 }
 
 /// Writes a value as YAML that reads back as the same value.
 pub(crate) fn write(value: &Value) -> String {
     let written = serde_saphyr::to_string(value).unwrap_or_default();
-    // JSON is YAML, too: what the writer gets wrong is shown in a form that is right.
+    // JSON is valid YAML, so if the writer's output does not read back, the value is shown as JSON.
     if read(&written).is_ok_and(|back| back == *value) {
         return written;
     }
@@ -62,13 +70,16 @@ mod tests {
     fn an_error_names_the_line() {
         let error = read("a: 1\nb: [1, 2\nc: 3\n").unwrap_err();
 
-        assert!(error.contains("line"), "{error}");
+        assert!(error.to_string().contains("line"), "{error}");
     }
 
     #[test]
     fn a_list_or_nothing_is_no_object() {
-        assert!(read("- a\n").unwrap_err().contains("read a list"));
-        assert!(read("  \n").unwrap_err().contains("empty"));
-        assert!(read("# only a comment\n").unwrap_err().contains("nothing"));
+        assert_eq!(read("- a\n"), Err(YamlError::NoObject("a list")));
+        assert_eq!(read("  \n"), Err(YamlError::Empty));
+        assert_eq!(
+            read("# only a comment\n"),
+            Err(YamlError::NoObject("nothing"))
+        );
     }
 }

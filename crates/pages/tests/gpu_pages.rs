@@ -50,7 +50,7 @@ impl GpuSource for Fixed {
     }
 }
 
-/// `nodes` nodes of eight GPUs, on each of which one pod is.
+/// `nodes` nodes of eight GPUs, with one pod on each GPU.
 fn large(nodes: usize) -> Picture {
     let mut picture = Picture {
         synced: true,
@@ -223,7 +223,7 @@ async fn a_cluster_without_gpus_says_so() {
     let first = page(&site, "/").await;
 
     assert!(first.contains("No GPU is registered yet"));
-    assert!(first.contains("have been read from the API server yet"));
+    assert!(first.contains("have not been read from the API server yet"));
     assert!(first.contains("No pod waits for a GPU."));
 }
 

@@ -1,4 +1,4 @@
-//! The pages as a browser gets them, over an embedded cluster.
+//! The pages as a browser receives them, over an embedded cluster.
 
 #![allow(
     clippy::indexing_slicing,

@@ -30,14 +30,14 @@ async fn body(response: Response<Body>) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// The body of a page that is there.
+/// The body of an existing page.
 async fn page(router: &Router, path: &str) -> String {
     let response = send(router, Request::get(path).body(Body::empty()).unwrap()).await;
     assert_eq!(response.status(), StatusCode::OK, "{path}");
     body(response).await
 }
 
-/// Sends a form, and returns the status, where it leads, and the body.
+/// Sends a form, and returns the status, the address that it redirects to, and the body.
 async fn form(router: &Router, path: &str, pairs: &[(&str, &str)]) -> (StatusCode, String, String) {
     let encode =
         |text: &str| -> String { text.bytes().map(|byte| format!("%{byte:02X}")).collect() };

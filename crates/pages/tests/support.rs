@@ -1,4 +1,4 @@
-//! A source over an embedded cluster, and clusters to show. No scheduler runs in it: pods stay where they are put.
+//! A source over an embedded cluster, and clusters to show. No scheduler runs in it, so pods stay on their nodes.
 
 #![allow(
     clippy::indexing_slicing,
@@ -28,7 +28,7 @@ const KEYS: [(&str, Kind); 7] = [
     ("namespaces", Kind::Namespaces),
 ];
 
-/// A cluster in memory, and what a scheduler would say.
+/// A cluster in memory, with prepared answers to why a pod waits.
 pub(crate) struct Memory {
     cluster: Cluster,
     start: Value,
@@ -53,7 +53,7 @@ impl Memory {
         }
     }
 
-    /// What is said of a pending pod.
+    /// Sets the answer about a pending pod.
     pub(crate) fn why(mut self, namespace: &str, name: &str, why: Why) -> Self {
         self.whys.insert((namespace.into(), name.into()), why);
         self
@@ -158,7 +158,7 @@ fn refused(status: Status) -> Refused {
     Refused::new(status.code, status.message)
 }
 
-/// What a watch of one kind tells.
+/// A message of the watch of one kind.
 enum Told {
     Change(Change),
     Started,
@@ -286,7 +286,7 @@ impl Source for Memory {
 
     fn import(&self, state: Value, replace: bool) -> Future<'_, Result<(), Refused>> {
         Box::pin(async move {
-            // Tried in a cluster of its own first, so that a refusal changes nothing.
+            // Tried in a separate cluster first, so that a refusal changes nothing.
             let tried = Cluster::default();
             tried.import(&objects(&state)).map_err(refused)?;
             if replace {
@@ -319,7 +319,7 @@ impl Source for Memory {
         true
     }
 
-    /// Says how many pods there are for each question, so that a test can see which questions came.
+    /// Returns the number of pods for each question, so that a test can see which questions came.
     fn compare(&self, question: Compare) -> Future<'_, Result<Comparison, Refused>> {
         Box::pin(async move {
             let pods = self.all(Kind::Pods);
@@ -359,10 +359,10 @@ impl Source for Memory {
     }
 }
 
-/// Nodes with eight GPUs each and pods that share them, so many of each; the last pod waits.
+/// `nodes` nodes with eight GPUs each, and `pods` pods that share them; the last pod waits.
 pub(crate) fn shared_gpus(nodes: usize, pods: usize) -> Value {
     let node = |number: usize| {
-        let cards: Vec<Value> = (0..8)
+        let gpus: Vec<Value> = (0..8)
             .map(|card| {
                 json!({
                     "id": format!("GPU-{number}-{card}"), "index": card, "count": 10, "devmem": 81_920, "devcore": 100,
@@ -376,7 +376,7 @@ pub(crate) fn shared_gpus(nodes: usize, pods: usize) -> Value {
             "metadata": {
                 "name": format!("gpu-{number:04}"),
                 "labels": { "topology.kubernetes.io/zone": format!("zone-{}", number % 3) },
-                "annotations": { "hami.io/node-nvidia-register": Value::from(cards).to_string() },
+                "annotations": { "hami.io/node-nvidia-register": Value::from(gpus).to_string() },
             },
             "spec": if number % 7 == 3 { json!({ "unschedulable": true }) } else { json!({}) },
             "status": { "capacity": amounts, "allocatable": amounts, "conditions": [{ "type": "Ready", "status": "True" }] },

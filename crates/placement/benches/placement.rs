@@ -1,5 +1,5 @@
-//! How long a question takes, by nodes, by pods placed, and by what is asked. One question at a time;
-//! the time is the thread's own on its core, so what else the machine does is not in it.
+//! How long a question takes, by the number of nodes, the number of pods placed, and the kind of request. One
+//! question at a time; the measured time is the thread's own CPU time, so other load on the machine does not count.
 #![allow(missing_docs, reason = "criterion's macros make items without docs")]
 
 use std::hint::black_box;
@@ -16,7 +16,7 @@ use placement::{
 const GIB: u64 = 1 << 30;
 const CARDS: u32 = 8;
 
-/// The time that this thread has had on a core.
+/// The CPU time of this thread.
 struct CoreTime;
 
 fn core_time() -> Duration {
@@ -157,7 +157,7 @@ fn filter(criterion: &mut Criterion<CoreTime>) {
             ..share(4, 10, 20)
         }];
         ask(
-            "four cards by topology",
+            "four devices by topology",
             &request("new", &four, NodePolicy::Binpack),
             true,
         );

@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 /// Changes that together would make the pod fit. It is a single change if one is enough.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Advice {
-    /// Where the pod would fit then.
+    /// The node on which the pod would then fit.
     pub node: Arc<str>,
     /// The changes; no smaller change of the same kind is enough.
     pub changes: Vec<Change>,
@@ -20,44 +20,44 @@ pub struct Advice {
 /// One change of the request or of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Less memory on each card: the most that fits, to a whole MiB or a whole hundredth.
+    /// Less memory on each device: the most that fits, rounded down to a whole MiB or a whole percent.
     LessMemory {
         /// Position of the container in the request.
         container: usize,
-        /// Of which vendor's cards.
+        /// The vendor of the devices.
         vendor: Vendor,
-        /// What is asked for.
+        /// The amount in the request.
         from: Memory,
-        /// What would fit.
+        /// The amount that would fit.
         to: Memory,
     },
-    /// Less compute on each card, in its unit: the most that fits.
+    /// Less compute on each device, in its unit: the most that fits.
     LessCores {
         /// Position of the container in the request.
         container: usize,
-        /// Of which vendor's cards.
+        /// The vendor of the devices.
         vendor: Vendor,
-        /// What is asked for.
+        /// The amount in the request.
         from: u32,
-        /// What would fit.
+        /// The amount that would fit.
         to: u32,
     },
-    /// Fewer cards: as many as fit.
+    /// Fewer devices: as many as fit.
     FewerDevices {
         /// Position of the container in the request.
         container: usize,
-        /// Of which vendor's cards.
+        /// The vendor of the devices.
         vendor: Vendor,
-        /// What is asked for.
+        /// The number in the request.
         from: u32,
-        /// What would fit.
+        /// The number that would fit.
         to: u32,
     },
     /// Type rules that also allow this model.
     AllowModel {
         /// Position of the container in the request.
         container: usize,
-        /// Of which vendor's cards.
+        /// The vendor of the devices.
         vendor: Vendor,
         /// The model.
         model: String,
@@ -66,52 +66,52 @@ pub enum Change {
     DropRule {
         /// Position of the container in the request.
         container: usize,
-        /// Of which vendor's cards.
+        /// The vendor of the devices.
         vendor: Vendor,
         /// The rule.
         rule: Rule,
     },
-    /// These pods leave the node: the smallest number, and of several such sets the one that holds the
+    /// These pods leave the node. It is the smallest number of pods, and of several such sets the one that holds the
     /// least.
     PodsLeave {
         /// The pods, by namespace and name.
         pods: Vec<Pod>,
     },
-    /// The operator opens these cards again.
+    /// The operator uncordons these devices.
     Uncordon {
         /// Their identifiers.
         devices: Vec<Arc<str>>,
     },
-    /// These cards are healthy again.
+    /// These devices become healthy again.
     Recover {
         /// Their identifiers.
         devices: Vec<Arc<str>>,
     },
-    /// The namespace may take this much more.
+    /// The namespace's quota grows by this much.
     MoreQuota {
-        /// Of which vendor's cards.
+        /// The vendor of the devices.
         vendor: Vendor,
         /// More memory in bytes.
         memory_bytes: u64,
         /// More compute, in the vendor's unit.
         cores: u32,
-        /// More shares of cards.
+        /// More shares of devices.
         devices: u32,
     },
 }
 
-/// A rule of a request that excludes cards.
+/// A rule of a request that excludes devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rule {
-    /// Which identifiers.
+    /// The identifiers.
     Ids,
-    /// Which sharing mode.
+    /// The sharing mode.
     Mode,
-    /// A label that the card must have.
+    /// A tag that the device must have.
     Tag(String),
-    /// All cards on one NUMA node.
+    /// All devices on one NUMA node.
     NumaBind,
-    /// Only unused cards.
+    /// Only unused devices.
     Unused,
 }
 
@@ -296,8 +296,8 @@ impl fmt::Display for Rule {
             Self::Ids => f.write_str("the UUID rules"),
             Self::Mode => f.write_str("the sharing mode"),
             Self::Tag(tag) => write!(f, "the label {tag}"),
-            Self::NumaBind => f.write_str("one NUMA node for all cards"),
-            Self::Unused => f.write_str("unused cards"),
+            Self::NumaBind => f.write_str("one NUMA node for all devices"),
+            Self::Unused => f.write_str("unused devices"),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Devices of whichever vendor fits: from one demand to a question for each vendor, and to the best of the answers. Each
-//! question is an ordinary request, so nothing here decides whether a card fits.
+//! Requests that accept devices of any vendor: turns one demand into a question for each vendor, and chooses the best
+//! of the answers. Each question is an ordinary request, so this file does not decide whether a device fits.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::request::{AnyVendor, Demand, Family, NodePolicy, Request};
 use crate::reservation::{Granted, Placement};
 
 impl Demand {
-    /// How many devices like this one hold the demand if no pod uses them; none where no number does.
+    /// The number of devices like this one that satisfy the demand if no pod uses them; none if no number does.
     fn count_on(&self, device: &Device) -> Option<u32> {
         let parts = |asked: u64, each: u64| match (asked, each) {
             (0, _) => Some(1),
@@ -29,7 +29,7 @@ impl Demand {
 }
 
 impl AnyVendor {
-    /// What the score looks at.
+    /// The part of the demand that the score uses.
     fn wanted(&self) -> Wanted {
         let sum = |of: fn(&Demand) -> u64| -> u64 {
             self.wishes
@@ -61,7 +61,7 @@ struct Choice {
     request: Request,
 }
 
-/// Where a choice fits, and how good that is.
+/// The result of a choice: where it fits, and its score.
 struct Found {
     score: i64,
     fullness: f64,
@@ -83,7 +83,7 @@ impl Found {
 }
 
 impl Request {
-    /// Whether the container at this position takes devices of this vendor, or may.
+    /// Whether the container at this position asks for devices of this vendor, or accepts them.
     pub fn may_take(&self, container: usize, vendor: &str) -> bool {
         let asks = self.containers.get(container).map(|one| &one.asks);
         let wishes = |any: &AnyVendor| {
@@ -99,8 +99,8 @@ impl Request {
             || self.any.as_deref().is_some_and(wishes)
     }
 
-    /// The ordinary request that was answered with these grants: what was asked of any vendor is asked of the one that
-    /// gave it.
+    /// The ordinary request that these grants answer: its asks for any vendor become asks for the vendor of the
+    /// grants.
     #[must_use]
     pub fn given(mut self, granted: &[Granted]) -> Self {
         let Some(any) = self.any.take() else {
@@ -123,7 +123,8 @@ impl Request {
 }
 
 impl Cluster {
-    /// As [`Cluster::place`], for a request that takes any vendor's devices, as if the pods of these uids held nothing.
+    /// As [`Cluster::place`], for a request that accepts any vendor's devices, as if the pods with these uids held
+    /// nothing.
     pub(crate) fn place_any(
         &self,
         request: &Request,
@@ -170,7 +171,7 @@ impl Cluster {
         Err(self.misfits_of_any(&choices, among, leaving))
     }
 
-    /// For each node in question the misfit that says most.
+    /// The most informative misfit of each node in question.
     fn misfits_of_any(
         &self,
         choices: &[Choice],
@@ -206,7 +207,7 @@ impl Cluster {
         misfits
     }
 
-    /// As [`Cluster::rank`], with 0 to 100 points for each node where the request fits.
+    /// As [`Cluster::rank`], with 0 to 100 points for each node on which the request fits.
     pub(crate) fn rank_any(
         &self,
         request: &Request,
@@ -232,7 +233,7 @@ impl Cluster {
             .collect()
     }
 
-    /// How good a placement of such a request is, 0 to 100, by the node's devices of its vendor.
+    /// The score of a placement of such a request, 0 to 100, by the node's devices of the vendor.
     pub fn score_of_any(&self, any: &AnyVendor, placement: &Placement) -> i32 {
         let Some(NodeView { node, vendor }) = self.granted_any(any, placement) else {
             return 0;
@@ -258,7 +259,7 @@ impl Cluster {
         })
     }
 
-    /// The ordinary requests that would satisfy it, those that are taken first at the front.
+    /// The ordinary requests that would satisfy the request, the preferred ones first.
     pub(crate) fn requests_of_any(&self, request: &Request) -> Vec<Request> {
         let Some(any) = &request.any else {
             return Vec::new();
@@ -268,7 +269,7 @@ impl Cluster {
         choices.into_iter().map(|choice| choice.request).collect()
     }
 
-    /// A request for each family and for each number of devices that its models need.
+    /// A request for each family and for each number of devices that the family's models need.
     fn choices(&self, request: &Request, any: &AnyVendor) -> Vec<Choice> {
         let mut choices = Vec::new();
         for family in &any.families {
@@ -320,8 +321,8 @@ impl Cluster {
         choices
     }
 
-    /// How many devices each wish takes of this family, with the models of which it takes so many. Models of which no
-    /// number would do are with those of the fewest, so that they are told why.
+    /// The numbers of devices that each wish takes of this family, with the models that need these numbers. Models
+    /// for which no number is enough are listed with the smallest numbers, so that the answer explains why.
     fn counts(&self, family: &Family, any: &AnyVendor) -> Vec<(Vec<u32>, Vec<String>)> {
         let fixed = any.wishes.iter().all(|wish| wish.demand.devices > 0);
         let least = || -> Vec<u32> {
@@ -357,7 +358,7 @@ impl Cluster {
                 None => groups.push((counts, vec![device.model.clone()])),
             }
         }
-        // Where all need as many, a model that joins later needs no question of its own.
+        // If all models need the same numbers, a model that joins later needs no question of its own.
         if let [(_, models)] = groups.as_mut_slice() {
             models.clear();
         }
@@ -371,7 +372,7 @@ struct NodeView<'a> {
     vendor: &'a Vendor,
 }
 
-/// How much a misfit says about what stands in the way.
+/// How informative a misfit is.
 fn says(misfit: &Misfit) -> u32 {
     match misfit {
         Misfit::UnknownNode | Misfit::NoVendor => 0,
@@ -415,5 +416,6 @@ fn score(any: &AnyVendor, maker: Maker, vendor: &Vendor, node: &NodeState) -> i6
     exchange::raw(&any.table, any.wanted(), &figures)
 }
 
-/// From this pair score on, two devices have a link of their vendor: one NVLink counts 100, the best way over PCIe less.
+/// Two devices with at least this pair score have a link of their vendor: one NVLink scores 100, the best way over PCIe
+/// less.
 const FAST_PAIR: i64 = 100;

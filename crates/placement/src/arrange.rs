@@ -1,15 +1,15 @@
-//! Arrangements: which of the suitable cards a request for several takes, and the bonus that they give a node. Never
-//! decides whether a card is suitable.
+//! Arrangements: which of the suitable devices a request for several takes, and the bonus that they give a node. Does
+//! not decide whether a device is suitable.
 
 use crate::request::Arrange;
 
-/// The properties of a card that arrangements use.
+/// The properties of a device that arrangements use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct CardTraits {
+pub(crate) struct DeviceTraits {
     pub(crate) index: u32,
     pub(crate) group: Option<u32>,
     pub(crate) module: Option<u32>,
-    /// Number of the node's cards in its module.
+    /// The number of the node's devices in its module.
     pub(crate) module_size: usize,
     /// Part of a ring.
     pub(crate) ring: bool,
@@ -17,25 +17,25 @@ pub(crate) struct CardTraits {
     pub(crate) used: u32,
     /// Of these, containers of the ask's class.
     pub(crate) own: u32,
-    /// Of these, containers of other classes.
+    /// Of these, containers of other classes than the ask's.
     pub(crate) others: u32,
 }
 
-/// The cards that an arrangement chooses.
+/// The devices that an arrangement chooses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Pick {
-    /// The first cards in the policy's order.
+    /// The first devices in the policy's order.
     AsOrdered,
-    /// The cards at these positions, in this order.
+    /// The devices at these positions, in this order.
     These(Vec<usize>),
-    /// No choice of these cards satisfies the rule.
+    /// No choice of these devices satisfies the rule.
     None,
 }
 
-/// The wings of eight cards: the first by index and the others.
+/// The wings of eight devices: the first by index and the others.
 const WING: u32 = 4;
 
-/// Squares of four cards over both wings, in the order in which they are tried.
+/// Squares of four devices over both wings, in the order in which they are tried.
 const SQUARES: [[u32; 4]; 6] = [
     [0, 1, 4, 5],
     [2, 3, 6, 7],
@@ -46,7 +46,7 @@ const SQUARES: [[u32; 4]; 6] = [
 ];
 
 impl Arrange {
-    /// Whether other choices of cards are invalid.
+    /// Whether other choices of devices are invalid.
     pub(crate) fn is_strict(self) -> bool {
         matches!(self, Self::Modules { .. } | Self::Wings | Self::Row)
     }
@@ -62,35 +62,40 @@ impl Arrange {
     }
 }
 
-/// Chooses `count` of the cards, which are in the policy's order.
-pub(crate) fn pick(arrange: Arrange, count: usize, cards: &[CardTraits]) -> Pick {
-    if cards.len() < count {
+/// Chooses `count` of the devices, which are in the policy's order.
+pub(crate) fn pick(arrange: Arrange, count: usize, devices: &[DeviceTraits]) -> Pick {
+    if devices.len() < count {
         return Pick::None;
     }
     match arrange {
         Arrange::Anyhow | Arrange::Appraised => Pick::AsOrdered,
-        Arrange::LargestGroups { .. } => largest_groups(count, cards),
-        Arrange::Modules { .. } => modules(count, cards),
-        Arrange::TightestGroup { .. } => tightest_group(count, cards),
-        Arrange::Wings => wings(count, cards),
-        Arrange::Row => row(count, cards),
+        Arrange::LargestGroups { .. } => largest_groups(count, devices),
+        Arrange::Modules { .. } => modules(count, devices),
+        Arrange::TightestGroup { .. } => tightest_group(count, devices),
+        Arrange::Wings => wings(count, devices),
+        Arrange::Row => row(count, devices),
         Arrange::Apart => {
-            let mut order: Vec<(usize, &CardTraits)> = cards.iter().enumerate().collect();
-            order
-                .sort_by_key(|(_, card)| (card.own == 0 && card.others > 0, card.own, card.others));
+            let mut order: Vec<(usize, &DeviceTraits)> = devices.iter().enumerate().collect();
+            order.sort_by_key(|(_, device)| {
+                (
+                    device.own == 0 && device.others > 0,
+                    device.own,
+                    device.others,
+                )
+            });
             Pick::These(order.into_iter().map(|(at, _)| at).take(count).collect())
         }
     }
 }
 
-/// The positions of each group's cards, in the order in which the groups are first met.
+/// The positions of each group's devices, in the order in which the groups are first met.
 fn by<K: PartialEq>(
-    cards: &[CardTraits],
-    key: impl Fn(&CardTraits) -> Option<K>,
+    devices: &[DeviceTraits],
+    key: impl Fn(&DeviceTraits) -> Option<K>,
 ) -> Vec<(K, Vec<usize>)> {
     let mut groups: Vec<(K, Vec<usize>)> = Vec::new();
-    for (at, card) in cards.iter().enumerate() {
-        let Some(key) = key(card) else {
+    for (at, device) in devices.iter().enumerate() {
+        let Some(key) = key(device) else {
             continue;
         };
         match groups.iter_mut().find(|(known, _)| *known == key) {
@@ -101,11 +106,11 @@ fn by<K: PartialEq>(
     groups
 }
 
-fn largest_groups(count: usize, cards: &[CardTraits]) -> Pick {
-    if count < 2 || cards.iter().any(|card| card.group.is_none()) {
+fn largest_groups(count: usize, devices: &[DeviceTraits]) -> Pick {
+    if count < 2 || devices.iter().any(|device| device.group.is_none()) {
         return Pick::AsOrdered;
     }
-    let mut groups = by(cards, |card| card.group);
+    let mut groups = by(devices, |device| device.group);
     groups.sort_by_key(|(_, positions)| std::cmp::Reverse(positions.len()));
     Pick::These(
         groups
@@ -116,13 +121,13 @@ fn largest_groups(count: usize, cards: &[CardTraits]) -> Pick {
     )
 }
 
-fn modules(count: usize, cards: &[CardTraits]) -> Pick {
+fn modules(count: usize, devices: &[DeviceTraits]) -> Pick {
     let mut chosen = Vec::with_capacity(count);
-    for (_, positions) in by(cards, |card| card.module) {
+    for (_, positions) in by(devices, |device| device.module) {
         let size = positions
             .first()
-            .and_then(|&at| cards.get(at))
-            .map_or(0, |card| card.module_size);
+            .and_then(|&at| devices.get(at))
+            .map_or(0, |device| device.module_size);
         if positions.len() == size && chosen.len() + size <= count {
             chosen.extend(positions);
         }
@@ -134,8 +139,8 @@ fn modules(count: usize, cards: &[CardTraits]) -> Pick {
     }
 }
 
-fn tightest_group(count: usize, cards: &[CardTraits]) -> Pick {
-    let mut groups = by(cards, |card| card.group);
+fn tightest_group(count: usize, devices: &[DeviceTraits]) -> Pick {
+    let mut groups = by(devices, |device| device.group);
     groups.sort_by_key(|(_, positions)| positions.len());
     if let Some((_, positions)) = groups
         .iter()
@@ -143,7 +148,7 @@ fn tightest_group(count: usize, cards: &[CardTraits]) -> Pick {
     {
         return Pick::These(positions.iter().copied().take(count).collect());
     }
-    let alone = (0..cards.len()).filter(|&at| cards.get(at).is_some_and(|s| s.group.is_none()));
+    let alone = (0..devices.len()).filter(|&at| devices.get(at).is_some_and(|s| s.group.is_none()));
     Pick::These(
         groups
             .into_iter()
@@ -154,8 +159,8 @@ fn tightest_group(count: usize, cards: &[CardTraits]) -> Pick {
     )
 }
 
-fn wings(count: usize, cards: &[CardTraits]) -> Pick {
-    let mut order: Vec<(u32, usize)> = (0..).zip(cards).map(|(at, s)| (s.index, at)).collect();
+fn wings(count: usize, devices: &[DeviceTraits]) -> Pick {
+    let mut order: Vec<(u32, usize)> = (0..).zip(devices).map(|(at, s)| (s.index, at)).collect();
     order.sort_unstable();
     let position = |index: u32| {
         order
@@ -169,7 +174,7 @@ fn wings(count: usize, cards: &[CardTraits]) -> Pick {
     let take = |wing: &[(u32, usize)]| wing.iter().take(count).map(|(_, at)| *at).collect();
     let split = order.partition_point(|(index, _)| *index < WING);
     let (left, right) = order.split_at(split);
-    // A wing with exactly this many free cards is already partly used, or is used up completely.
+    // A wing with exactly this many free devices is already partly used, or is then fully used.
     let fitting: &[usize] = match count {
         1 => &[1, 3, 2, 4],
         2 => &[2, 3, 4],
@@ -219,17 +224,17 @@ fn are_linked(one: u32, other: u32) -> bool {
     one / WING == other / WING || one.abs_diff(other) == WING
 }
 
-fn row(count: usize, cards: &[CardTraits]) -> Pick {
+fn row(count: usize, devices: &[DeviceTraits]) -> Pick {
     if count < 2 {
         return Pick::AsOrdered;
     }
     let mut order: Vec<(u32, usize)> = (0..)
-        .zip(cards)
-        .filter(|(_, card)| card.used == 0)
-        .map(|(at, card)| (card.index, at))
+        .zip(devices)
+        .filter(|(_, device)| device.used == 0)
+        .map(|(at, device)| (device.index, at))
         .collect();
     order.sort_unstable();
-    let ring = cards.iter().all(|card| card.ring);
+    let ring = devices.iter().all(|device| device.ring);
     let Ok(length) = u32::try_from(count) else {
         return Pick::None;
     };
@@ -238,26 +243,26 @@ fn row(count: usize, cards: &[CardTraits]) -> Pick {
     }
     order
         .windows(count)
-        .find(|cards| {
-            let (Some((first, _)), Some((last, _))) = (cards.first(), cards.last()) else {
+        .find(|devices| {
+            let (Some((first, _)), Some((last, _))) = (devices.first(), devices.last()) else {
                 return false;
             };
             last - first == length - 1 && (ring || first % length == 0)
         })
-        .map_or(Pick::None, |cards| {
-            Pick::These(cards.iter().map(|(_, at)| *at).collect())
+        .map_or(Pick::None, |devices| {
+            Pick::These(devices.iter().map(|(_, at)| *at).collect())
         })
 }
 
-/// The node's bonus for the choice; more is better. `taken` are the container's cards, `cards` all of the vendor's
-/// cards on the node, both in their state before the choice.
-pub(crate) fn worth(arrange: Arrange, taken: &[CardTraits], cards: &[CardTraits]) -> f64 {
+/// The node's bonus for the choice; more is better. `taken` are the container's devices, `devices` all of the vendor's
+/// devices on the node, both in their state before the choice.
+pub(crate) fn worth(arrange: Arrange, taken: &[DeviceTraits], devices: &[DeviceTraits]) -> f64 {
     match arrange {
         Arrange::LargestGroups { worth } | Arrange::Modules { worth } => {
-            if taken.is_empty() || cards.iter().any(|card| card.group.is_none()) {
+            if taken.is_empty() || devices.iter().any(|device| device.group.is_none()) {
                 return 0.0;
             }
-            let largest = by(taken, |card| card.group)
+            let largest = by(taken, |device| device.group)
                 .into_iter()
                 .map(|(_, positions)| positions.len())
                 .max()
@@ -265,23 +270,22 @@ pub(crate) fn worth(arrange: Arrange, taken: &[CardTraits], cards: &[CardTraits]
             f64::from(worth) * ratio(largest, taken.len())
         }
         Arrange::TightestGroup { weigh: true } => {
-            let idle: Vec<CardTraits> = cards.iter().copied().filter(|s| s.used == 0).collect();
-            let rest: Vec<CardTraits> = idle
+            let idle: Vec<DeviceTraits> = devices.iter().copied().filter(|s| s.used == 0).collect();
+            let rest: Vec<DeviceTraits> = idle
                 .iter()
                 .copied()
-                .filter(|card| !taken.iter().any(|taken| taken.index == card.index))
+                .filter(|device| !taken.iter().any(|taken| taken.index == device.index))
                 .collect();
             let (before, kept, left) = (pairs(&idle), pairs(taken), pairs(&rest));
             // A pair that is taken counts ten times as much as a pair that is split.
             10_000.0 * (100.0 * kept - 10.0 * (before - kept - left))
         }
         Arrange::Wings => {
-            let used = |card: &CardTraits| card.used > 0;
-            let before = broken(cards.iter().filter(|card| used(card)));
-            let after =
-                broken(cards.iter().filter(|card| {
-                    used(card) || taken.iter().any(|taken| taken.index == card.index)
-                }));
+            let used = |device: &DeviceTraits| device.used > 0;
+            let before = broken(devices.iter().filter(|device| used(device)));
+            let after = broken(devices.iter().filter(|device| {
+                used(device) || taken.iter().any(|taken| taken.index == device.index)
+            }));
             match after - before {
                 ..=-1 => 3000.0,
                 0 => 2000.0,
@@ -291,16 +295,16 @@ pub(crate) fn worth(arrange: Arrange, taken: &[CardTraits], cards: &[CardTraits]
         }
         Arrange::Apart => taken
             .iter()
-            .map(|card| {
-                let (own, others) = (f64::from(card.own), f64::from(card.others));
-                if card.own == 0 {
+            .map(|device| {
+                let (own, others) = (f64::from(device.own), f64::from(device.others));
+                if device.own == 0 {
                     -1_000_000.0 * others
                 } else {
                     -200_000.0 * own - 20_000.0 * others
                 }
             })
             .sum(),
-        // The node's own appraisal is added once for the whole pod.
+        // The node's own appraisal is added once, for the whole pod.
         Arrange::Appraised
         | Arrange::Anyhow
         | Arrange::Row
@@ -308,21 +312,21 @@ pub(crate) fn worth(arrange: Arrange, taken: &[CardTraits], cards: &[CardTraits]
     }
 }
 
-/// Pairs of cards of one group.
-fn pairs(cards: &[CardTraits]) -> f64 {
-    by(cards, |card| card.group)
+/// Pairs of devices of one group.
+fn pairs(devices: &[DeviceTraits]) -> f64 {
+    by(devices, |device| device.group)
         .into_iter()
         .map(|(_, positions)| positions.len())
         .map(|count| ratio(count * count.saturating_sub(1), 2))
         .sum()
 }
 
-/// How fragmented the wings are: 0 for a wing in full use, 2 for one with a single used card, else 1; and 1 for an
-/// idle node.
-fn broken<'a>(used: impl Iterator<Item = &'a CardTraits>) -> i32 {
+/// How fragmented the wings are: 0 for a fully used wing, 2 for one with a single used device, otherwise 1; and 1 for
+/// an idle node.
+fn broken<'a>(used: impl Iterator<Item = &'a DeviceTraits>) -> i32 {
     let (mut left, mut right) = (0, 0);
-    for card in used {
-        if card.index < WING {
+    for device in used {
+        if device.index < WING {
             left += 1;
         } else {
             right += 1;
@@ -342,7 +346,7 @@ fn broken<'a>(used: impl Iterator<Item = &'a CardTraits>) -> i32 {
 
 #[allow(
     clippy::cast_precision_loss,
-    reason = "counts of a node's cards, at most 1024"
+    reason = "counts of a node's devices, at most 1024"
 )]
 fn ratio(part: usize, whole: usize) -> f64 {
     part as f64 / whole as f64

@@ -1,5 +1,5 @@
-//! The cluster: all nodes and all reservations, and how requests are answered from them. A change touches one node. The
-//! cost of an answer grows with the nodes in question, not with the pods placed.
+//! The cluster: all nodes and all reservations, and the answers to requests. A change affects one node. The cost of an
+//! answer grows with the nodes in question, not with the pods placed.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
@@ -18,8 +18,8 @@ use crate::score;
 
 const MOST_DEVICES: usize = 1024;
 
-/// How many choices one request tries if a container's first choice leaves no room for another container
-/// of the pod. After that the pod counts as not fitting.
+/// The most choices that one request tries when a container's first choice leaves no room for another container of
+/// the pod. After that the pod counts as not fitting.
 pub(crate) const MOST_CHOICES: u32 = 20_000;
 
 /// The nodes in question.
@@ -31,7 +31,7 @@ pub enum Among<'a> {
     Names(&'a [&'a str]),
 }
 
-/// Where a pod goes, or why it fits nowhere: one entry for each node in question, by name.
+/// The placement of a pod, or why it fits nowhere: one entry for each node in question, by name.
 pub type Outcome = Result<Placement, Vec<NodeMisfit>>;
 
 /// All nodes, reservations and quotas. A clone is independent; nodes that do not change afterwards are
@@ -42,17 +42,17 @@ pub struct Cluster {
     by_name: HashMap<Arc<str>, usize>,
     vacant: Vec<usize>,
     reservations: HashMap<Arc<str>, Arc<Reservation>>,
-    /// Pods by the node on which they hold something, also where the node is not (yet) known.
+    /// Pods by the node on which they hold something. The node need not be known yet.
     on_node: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
     quotas: Quotas,
-    /// How many changes of nodes there were; the last is that one's version.
+    /// The number of changes to nodes, and the version of the last one.
     changes: u64,
     symbols: Numbers,
     vendors: Numbers,
     models: Numbers,
 }
 
-/// Texts and their numbers, in the order in which they were first seen.
+/// Texts with their numbers, in the order in which they were first seen.
 #[derive(Debug, Clone, Default)]
 struct Numbers {
     by_text: HashMap<Arc<str>, u32>,
@@ -82,13 +82,12 @@ impl Cluster {
         Self::default()
     }
 
-    /// Takes the node into the inventory, or what it reports in place of what it reported before.
-    /// What pods hold on it stays held.
+    /// Adds the node to the inventory, or replaces its earlier report. Pods keep their reservations on it.
     ///
     /// # Errors
     ///
-    /// When two of its devices have one identifier, or when there are more than 1,024. Nothing has
-    /// changed then.
+    /// If two of its devices have the same identifier, or if it has more than 1,024 devices. Nothing has changed
+    /// then.
     pub fn set_node(&mut self, node: Node) -> Result<(), InvalidNode> {
         if node.devices.len() > MOST_DEVICES {
             return Err(InvalidNode::TooManyDevices {
@@ -137,8 +136,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Takes the node out of the inventory. What pods hold on it stays held for when it returns.
-    /// Returns whether it was known.
+    /// Removes the node from the inventory. The reservations on it stay, for when it returns. Returns whether the
+    /// node was known.
     pub fn remove_node(&mut self, name: &str) -> bool {
         let Some(at) = self.by_name.remove(name) else {
             return false;
@@ -162,17 +161,17 @@ impl Cluster {
         nodes.into_iter().map(NodeView)
     }
 
-    /// What the pod of this uid holds.
+    /// The reservation of the pod with this uid.
     pub fn reservation(&self, uid: &str) -> Option<&Reservation> {
         self.reservations.get(uid).map(|reservation| &**reservation)
     }
 
-    /// Everything that is held, in no order.
+    /// All reservations, in no order.
     pub fn reservations(&self) -> impl Iterator<Item = &Reservation> {
         self.reservations.values().map(|reservation| &**reservation)
     }
 
-    /// What is held on the node, by uid.
+    /// The reservations on the node, by uid.
     pub fn reservations_on(&self, node: &str) -> impl Iterator<Item = &Reservation> {
         self.on_node
             .get(node)
@@ -181,18 +180,18 @@ impl Cluster {
             .filter_map(|uid| self.reservation(uid))
     }
 
-    /// Sets the limits that the quota of this name puts on the namespace. Of several quotas each
-    /// holds.
+    /// Sets the limits of the quota of this name in the namespace. If a namespace has several quotas, all of them
+    /// hold.
     pub fn set_quota(&mut self, namespace: &str, name: &str, limits: &[(Vendor, Quota)]) {
         self.quotas.set(namespace, name, limits);
     }
 
-    /// Takes the quota away.
+    /// Removes the quota.
     pub fn remove_quota(&mut self, namespace: &str, name: &str) {
         self.quotas.remove(namespace, name);
     }
 
-    /// The narrowest limit on the namespace's use of the vendor, and what it uses.
+    /// The narrowest limit on the namespace's use of the vendor, and its present use.
     pub fn quota(&self, namespace: &str, vendor: &Vendor) -> (Option<Quota>, Load) {
         (
             self.quotas.limit(namespace, vendor),
@@ -200,27 +199,27 @@ impl Cluster {
         )
     }
 
-    /// Every limit: the namespace, the vendor, the narrowest that holds there, and what is used of it.
+    /// Every limit: the namespace, the vendor, the narrowest limit, and the present use.
     pub fn quotas(&self) -> impl Iterator<Item = (&str, &Vendor, Quota, Load)> {
         self.quotas.all()
     }
 
-    /// Chooses node and cards. Takes nothing. Of the nodes on which the pod fits, the best by the
-    /// request's node policy is chosen; of several, the one whose name comes first.
+    /// Chooses a node and devices. Reserves nothing. Of the nodes on which the pod fits, it chooses the best one by
+    /// the request's node policy; of several best ones, the first by name.
     ///
     /// # Errors
     ///
-    /// Why it fits nowhere: an entry for each node in question, by name.
+    /// Why the pod fits nowhere: an entry for each node in question, by name.
     pub fn place(&self, request: &Request, among: Among<'_>) -> Outcome {
         self.place_by(request, among, None)
     }
 
-    /// As [`Cluster::place`], with what is remembered of the question: nodes that did not fit and have not changed
-    /// since are not looked at again.
+    /// As [`Cluster::place`], with remembered answers: nodes that did not fit and have not changed since are not
+    /// checked again.
     ///
     /// # Errors
     ///
-    /// The same.
+    /// As [`Cluster::place`].
     pub fn place_again(
         &self,
         request: &Request,
@@ -240,7 +239,7 @@ impl Cluster {
             return self.place_any(request, any, among, &[]);
         }
         let question = Question::new(self, request);
-        // What a quota leaves is no node's state.
+        // The remaining quota is not part of any node's state.
         let limited = question.plan.steps.iter().any(|step| step.quota.is_some());
         let mut known = known.filter(|_| !limited);
         let mut budget = MOST_CHOICES;
@@ -270,7 +269,7 @@ impl Cluster {
                 return Ok(placement);
             }
             if !sifted {
-                // Where the best hope fails, many may: leave only those worth putting in order.
+                // If the most promising node fails, many may fail: keep only the nodes worth sorting.
                 sifted = true;
                 hopeful = hopeful
                     .into_vec()
@@ -280,7 +279,7 @@ impl Cluster {
                     .into();
             }
         }
-        // What was given up is not known to fit nowhere.
+        // A search that was given up does not prove that the pod fits nowhere.
         if budget == 0 {
             known = None;
         }
@@ -312,7 +311,7 @@ impl Cluster {
         Err(misfits)
     }
 
-    /// Chooses cards on this node. Takes nothing.
+    /// Chooses devices on this node. Reserves nothing.
     ///
     /// # Errors
     ///
@@ -321,7 +320,7 @@ impl Cluster {
         self.place_without(request, node, &[])
     }
 
-    /// Chooses cards on this node as if the pods of these uids held nothing. Takes nothing.
+    /// Chooses devices on this node as if the pods with these uids held nothing. Reserves nothing.
     ///
     /// # Errors
     ///
@@ -348,9 +347,9 @@ impl Cluster {
         }
     }
 
-    /// How each node in question does, by name: its score where the pod fits, else why not. The score
-    /// of a request that takes any vendor's devices is from 0 to 100, more is better. That of others is from 0 (empty) to 30 (full), with the pod on the node; which end is better is the node
-    /// policy's.
+    /// The answer for each node in question, by name: its score if the pod fits, otherwise why not. The score of a
+    /// request that accepts any vendor's devices is from 0 to 100, and more is better. The score of other requests is
+    /// from 0 (empty) to 30 (full), with the pod on the node; the node policy says which end is better.
     pub fn rank(
         &self,
         request: &Request,
@@ -381,13 +380,13 @@ impl Cluster {
         ranked
     }
 
-    /// Lets the pod hold this placement, in place of what it held before, which is returned. Nothing
-    /// is checked: what a pod has, it has.
+    /// Reserves this placement for the pod, replacing its earlier reservation, which is returned. Nothing is checked,
+    /// because the pod may already have the devices.
     pub fn reserve(&mut self, pod: Pod, placement: Placement) -> Option<Reservation> {
         self.hold(Reservation::new(pod, placement, false))
     }
 
-    /// Takes from the pod all that it holds, which is returned.
+    /// Removes the pod's reservation and returns it.
     pub fn release(&mut self, uid: &str) -> Option<Reservation> {
         let reservation = self.reservations.remove(uid)?;
         let node = &reservation.placement.node;
@@ -405,8 +404,8 @@ impl Cluster {
         Some(Arc::unwrap_or_clone(reservation))
     }
 
-    /// Says that the pod's init containers are over: from here on only what its sidecars and its
-    /// other containers take counts. Returns whether the pod holds anything.
+    /// Records that the pod's init containers have ended: only its sidecars and other containers count from now on.
+    /// Returns whether the pod holds anything.
     pub fn initialised(&mut self, uid: &str) -> bool {
         let Some(before) = self.reservation(uid) else {
             return false;
@@ -449,7 +448,7 @@ impl Cluster {
         Some(state)
     }
 
-    /// The nodes in question, with the name by which each was asked for.
+    /// The nodes in question, each with the name that the caller used.
     pub(crate) fn in_question<'a>(
         &'a self,
         among: Among<'a>,
@@ -530,7 +529,7 @@ impl Cluster {
         ids.iter().filter_map(|id| self.symbols.known(id)).collect()
     }
 
-    /// For each model's number, whether the type rules allow it; empty where there are none.
+    /// For each model's number, whether the type rules allow it; empty if there are none.
     fn models_allowed(&self, ask: &Ask) -> Vec<bool> {
         let lower = |texts: &[String]| -> Vec<String> {
             texts
@@ -558,7 +557,7 @@ impl Cluster {
             .collect()
     }
 
-    /// The namespace's limit, and what it uses but for the pods that leave.
+    /// The namespace's limit, and its use without the pods that leave.
     fn quota_of_others(
         &self,
         namespace: &str,
@@ -580,10 +579,10 @@ impl Cluster {
     }
 }
 
-/// A request and the cluster as it is without the request's own reservation.
+/// A request, and the cluster without the request's own reservation.
 pub(crate) struct Question<'a> {
     pub(crate) plan: Plan<'a>,
-    /// Nodes on which something is left out.
+    /// Nodes whose state differs from the cluster's, because a reservation is left out.
     changed: Vec<NodeState>,
 }
 
@@ -636,8 +635,8 @@ impl<'a> Question<'a> {
             .or(Some(node))
     }
 
-    /// Places on the node that is best by its key and by what the placement makes it worth, which is
-    /// at most `most_worth`. Of equals, the one whose name comes first.
+    /// Chooses the node with the best sum of its key and the bonus for the placement, which is at most `most_worth`.
+    /// Of equal nodes it is the first by name.
     fn place_weighed(
         &self,
         hopeful: &mut BinaryHeap<Hopeful<'_>>,
@@ -646,7 +645,7 @@ impl<'a> Question<'a> {
     ) -> Option<Placement> {
         let mut best: Option<(Hopeful<'_>, Placement)> = None;
         while let Some(Hopeful { key, node }) = hopeful.pop() {
-            // Those after this one have a lower key, or the same and a later name.
+            // The remaining nodes have a lower key, or the same key and a later name.
             if let Some((found, _)) = &best
                 && *found >= Hopeful::new(key + most_worth, node)
             {
@@ -678,7 +677,7 @@ impl<'a> Question<'a> {
     }
 }
 
-/// A node that may fit; the greatest is tried first.
+/// A node that may fit. The one with the greatest key is tried first.
 struct Hopeful<'a> {
     key: f64,
     node: &'a NodeState,
@@ -712,7 +711,7 @@ impl PartialEq for Hopeful<'_> {
 
 impl Eq for Hopeful<'_> {}
 
-/// A node, to look at.
+/// A read-only view of a node.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeView<'a>(&'a NodeState);
 
@@ -733,7 +732,7 @@ impl<'a> NodeView<'a> {
     }
 }
 
-/// A device, to look at.
+/// A read-only view of a device.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceView<'a>(&'a DeviceState);
 
@@ -748,18 +747,18 @@ impl<'a> DeviceView<'a> {
         &self.0.device
     }
 
-    /// What pods hold of it.
+    /// The part that pods hold.
     pub fn used(&self) -> Load {
         self.0.used
     }
 
-    /// MIG instances that pods hold on it.
+    /// MIG instances on it that pods hold.
     pub fn instances(&self) -> &'a [crate::Instance] {
         &self.0.instances
     }
 
-    /// Whether pods hold what contradicts its mode: a share of a card in MIG mode, or an instance of
-    /// one that is not. Such a card takes no new pods.
+    /// Whether a reservation contradicts the device's mode: a share without an instance on a device in MIG mode, or
+    /// an instance on another device. Such a device takes no new pods.
     pub fn is_in_conflict(&self) -> bool {
         self.0.conflicts > 0
     }

@@ -1,4 +1,4 @@
-//! Finds the smallest change after which a pod fits. Never makes the change.
+//! Finds the smallest change that makes a pod fit. Does not make the change.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -20,23 +20,24 @@ use trial::{
     MIB, Relax, Trial, ask_mut, greatest, least, narrow, relax, wants_unused, widened, without,
 };
 
-/// How many sets of pods are tried before a small set is accepted that may not be the smallest.
+/// The number of sets of pods that are tried for the smallest one. After that a small set is accepted that may not be
+/// the smallest.
 const MOST_SETS: u32 = 5_000;
 
 /// The cost limit of one search, about a second of work: checking a node costs 1, changing or trying a node costs
-/// [`TRIED`]. A pod of hundreds of containers gets the advice that was found by then.
+/// [`TRIED`]. A pod of hundreds of containers gets the advice found until then.
 const MOST_COST: u64 = 20_000_000;
 
-/// See [`MOST_COST`]: for each container.
+/// The cost of changing or trying a node, for each container. See [`MOST_COST`].
 const TRIED: u64 = 20;
 
-/// The cost of a choice that led nowhere. See [`MOST_COST`].
+/// The cost of a choice that fails. See [`MOST_COST`].
 const CHOSEN: u64 = 10;
 
 /// The cost after which the caller is asked whether to continue.
 const ASKED_EVERY: u64 = 10_000;
 
-/// How many changes are tried together.
+/// The most kinds of changes that are tried together.
 const MOST_TOGETHER: usize = 3;
 
 /// Why a pod fits nowhere, and what would help.
@@ -44,27 +45,27 @@ const MOST_TOGETHER: usize = 3;
 pub struct Explanation {
     /// For each node in question, by name, why the pod does not fit there.
     pub misfits: Vec<NodeMisfit>,
-    /// Advice, each enough by itself. Empty if no change helps.
+    /// Pieces of advice, each enough by itself. Empty if no change helps.
     pub advice: Vec<Advice>,
 }
 
 impl Cluster {
-    /// Why the pod fits nowhere and the smallest changes that would let it fit: one piece of advice
-    /// for each kind of change that is enough by itself; where none is, the fewest kinds that are
-    /// together.
+    /// Why the pod fits nowhere, and the smallest changes that would make it fit. There is one piece of advice for
+    /// each kind of change that is enough by itself; if there is none, the advice combines the fewest kinds that are
+    /// enough together.
     ///
     /// # Errors
     ///
-    /// When the pod fits: where.
+    /// The placement, if the pod fits.
     pub fn explain(&self, request: &Request, among: Among<'_>) -> Result<Explanation, Placement> {
         self.explain_while(request, among, &|| true)
     }
 
-    /// The same, while `go_on` returns true. Advice that was not found by then is missing.
+    /// As [`Cluster::explain`], for as long as `go_on` returns true. Advice that was not found until then is missing.
     ///
     /// # Errors
     ///
-    /// When the pod fits: where.
+    /// The placement, if the pod fits.
     pub fn explain_while(
         &self,
         request: &Request,
@@ -76,7 +77,7 @@ impl Cluster {
             Err(misfits) => misfits,
         };
         if request.any.is_some() {
-            // Advice for one vendor's request is as good as for any vendor's.
+            // Advice for one vendor's request is valid for the request for any vendor.
             let advice = self
                 .requests_of_any(request)
                 .into_iter()
@@ -112,7 +113,7 @@ struct Search<'a> {
     request: &'a Request,
     /// Without the request's own reservation, by name.
     nodes: Vec<Cow<'a, NodeState>>,
-    /// The remaining cost. At 0 nothing fits any more, so an unfinished search yields no advice.
+    /// The remaining cost. At 0 every check fails, so an unfinished search yields no advice.
     left: Cell<u64>,
     go_on: &'a dyn Fn() -> bool,
 }
@@ -207,13 +208,16 @@ impl<'a> Search<'a> {
                 kinds.push(kind);
             }
         }
-        let any_card = |is: fn(&DeviceState) -> bool| {
+        let any_device = |is: fn(&DeviceState) -> bool| {
             self.nodes.iter().any(|node| node.devices.iter().any(is))
         };
         for (matters, kind) in [
-            (any_card(|card| card.used != Load::default()), Relax::Pods),
-            (any_card(|card| card.cordoned), Relax::Cordons),
-            (any_card(|card| !card.healthy), Relax::Health),
+            (
+                any_device(|device| device.used != Load::default()),
+                Relax::Pods,
+            ),
+            (any_device(|device| device.cordoned), Relax::Cordons),
+            (any_device(|device| !device.healthy), Relax::Health),
         ] {
             if matters {
                 kinds.push(kind);
@@ -222,7 +226,7 @@ impl<'a> Search<'a> {
         kinds
     }
 
-    /// Positions of the vendor's asks that have the same rule.
+    /// Positions of the vendor's asks with the same rule.
     fn alike<'s, T: PartialEq>(
         &'s self,
         ask: &'s Ask,
@@ -241,7 +245,7 @@ impl<'a> Search<'a> {
         found
     }
 
-    /// The smallest changes of just these kinds, if they are enough.
+    /// The smallest changes of exactly these kinds, if they are enough.
     fn smallest(&self, kinds: &[&Relax]) -> Option<Advice> {
         let containers = u64::try_from(self.request.containers.len()).unwrap_or(u64::MAX);
         self.pay(TRIED.saturating_mul(containers))?;
@@ -252,7 +256,7 @@ impl<'a> Search<'a> {
         }
         let mut nodes = Cow::Borrowed(self.nodes.as_slice());
         self.fits(&request, &trial, &nodes)?;
-        // Each is taken back as far as the others, as far as they are taken back, allow.
+        // Each change is reduced as far as the others, which may already be reduced, allow.
         let mut changes = Vec::new();
         for kind in kinds {
             let (change, node) = match kind {
@@ -294,7 +298,7 @@ impl<'a> Search<'a> {
                 }
                 _ => (self.take_back(kind, &mut request, &trial, &nodes)?, None),
             };
-            // From here on only the node on which something was changed counts, as it is then.
+            // From here on, only the node on which something was changed counts, in its changed state.
             if let Some(node) = node {
                 nodes = Cow::Owned(vec![Cow::Owned(node)]);
             }
@@ -307,7 +311,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// None when nothing is left.
+    /// None if no cost is left.
     fn pay(&self, cost: u64) -> Option<()> {
         let before = self.left.get();
         let mut left = before.checked_sub(cost);
@@ -318,7 +322,7 @@ impl<'a> Search<'a> {
         left.map(|_| ())
     }
 
-    /// Where the request fits in the trial: on the first of the nodes on which it does.
+    /// The first node on which the request fits in the trial.
     fn fits(
         &self,
         request: &Request,
@@ -358,7 +362,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// The question as the trial has it, when these leave as well.
+    /// The request's plan in the trial, when these pods leave as well.
     fn plan<'r>(
         &self,
         request: &'r Request,
@@ -386,7 +390,7 @@ impl<'a> Search<'a> {
         Some(plan)
     }
 
-    /// What others hold on the node.
+    /// The reservations of other pods on the node.
     fn others_on(&self, node: &str, request: &Request) -> impl Iterator<Item = &'a Reservation> {
         let uid = request.pod.uid.clone();
         self.cluster
@@ -394,7 +398,7 @@ impl<'a> Search<'a> {
             .filter(move |held| held.pod.uid != uid)
     }
 
-    /// The least change of this kind of request that is enough.
+    /// The smallest sufficient change of this kind of request.
     fn take_back(
         &self,
         kind: &Relax,
@@ -464,8 +468,8 @@ impl<'a> Search<'a> {
                 let below = u64::from(original.count.saturating_sub(1));
                 let count = |count: u64| fits(&|ask| ask.count = narrow(count));
                 let to = if original.arrange.is_strict() {
-                    // Four may lie to each other as they must where three cannot.
-                    (1..=below).rev().find(|cards| count(*cards))?
+                    // An arrangement may allow four devices and not three.
+                    (1..=below).rev().find(|number| count(*number))?
                 } else {
                     greatest(1, below, count)?
                 };
@@ -482,7 +486,7 @@ impl<'a> Search<'a> {
         Some(change)
     }
 
-    /// The first model by name with which the type rules of all these allow enough.
+    /// The first model by name that, once allowed by the type rules of all these asks, is enough.
     fn one_model(
         &self,
         alike: &[(usize, usize)],
@@ -521,7 +525,7 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// The fewest pods of one node whose leaving is enough, and the node without them.
+    /// The smallest set of pods on one node whose leaving is enough, and the node without them.
     fn fewest_pods(
         &self,
         request: &Request,
@@ -590,7 +594,7 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// Whether it fits on this node, which these have left.
+    /// Whether the request fits on this node without these pods.
     fn fits_without(
         &self,
         request: &Request,
@@ -606,7 +610,7 @@ impl<'a> Search<'a> {
             .is_some()
     }
 
-    /// Some pods whose leaving is enough, and of which none can stay.
+    /// A set of pods whose leaving is enough, and of which none can stay.
     fn few_pods(
         &self,
         request: &Request,
@@ -631,7 +635,7 @@ impl<'a> Search<'a> {
             .then_some((after, leaving))
     }
 
-    /// The fewest cards of one node that have to be opened (or healthy) again, and the node then.
+    /// The fewest devices of one node that must be uncordoned (or become healthy), and the node then.
     fn fewest_repairs(
         &self,
         request: &Request,
@@ -665,16 +669,16 @@ impl<'a> Search<'a> {
                 let mut chosen: Vec<usize> = (0..count).collect();
                 loop {
                     sets = sets.checked_sub(1)?;
-                    let cards: Vec<usize> = chosen
+                    let repaired: Vec<usize> = chosen
                         .iter()
                         .filter_map(|&at| broken.get(at).copied())
                         .collect();
-                    let after = node.repaired(|at| cards.contains(&at), health, !health);
+                    let after = node.repaired(|at| repaired.contains(&at), health, !health);
                     if self
                         .fits(request, trial, &[Cow::Borrowed(&after)])
                         .is_some()
                     {
-                        let ids = cards
+                        let ids = repaired
                             .iter()
                             .filter_map(|&at| node.devices.get(at))
                             .map(|device| Arc::clone(&device.id))
@@ -690,8 +694,8 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// How much more of the vendor the namespace has to be allowed: least memory, then least compute,
-    /// then fewest cards. Leaves the trial with that.
+    /// The additional quota that the namespace needs for the vendor: least memory first, then least compute, then
+    /// fewest devices. Leaves the trial with this quota.
     fn least_quota(
         &self,
         request: &Request,

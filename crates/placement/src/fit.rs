@@ -1,10 +1,10 @@
-//! Whether a request fits on one node, and which cards it gets there. Never reads other nodes.
+//! Whether a request fits on one node, and which devices it gets there. Reads no other nodes.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use crate::arrange::{self, CardTraits, Pick};
-use crate::card::{Cost, Pending, check, score_of};
+use crate::arrange::{self, DeviceTraits, Pick};
+use crate::device::{Cost, Pending, check, score_of};
 use crate::misfit::Reason;
 use crate::node::{DeviceState, NodeState};
 use crate::plan::{Plan, Step};
@@ -16,24 +16,24 @@ mod why;
 
 pub(crate) use why::misfit;
 
-/// What the pod uses so far in one branch of the search.
+/// The pod's use so far, in one branch of the search.
 #[derive(Debug, Clone)]
 struct State {
-    cards: Vec<Pending>,
-    /// For each vendor with a quota.
+    pending: Vec<Pending>,
+    /// One entry for each vendor with a quota.
     quotas: Vec<(u32, Phases)>,
-    /// The only cards that the current step can get.
+    /// The only devices that the current step can get.
     only: Option<Vec<usize>>,
 }
 
-/// A card that satisfies the step.
+/// A device that satisfies the step.
 struct Candidate {
-    card: usize,
+    position: usize,
     score: f64,
 }
 
 struct Picked {
-    card: usize,
+    position: usize,
     cost: Cost,
 }
 
@@ -41,13 +41,13 @@ struct Fit<'a> {
     node: &'a NodeState,
     plan: &'a Plan<'a>,
     picks: Vec<Vec<Picked>>,
-    /// The step at which the first choice failed, and what had been taken by then.
+    /// The step at which the first choice failed, and the state before it.
     failed: Option<(usize, State)>,
     budget: &'a mut u32,
 }
 
 /// Places the request on the node. If a container's first choice leaves no room for another container, other choices
-/// are tried; `budget` bounds how many, and is what remains for all nodes of one request.
+/// are tried. `budget` limits their number, and is shared by all nodes of one request.
 pub(crate) fn place(node: &NodeState, plan: &Plan<'_>, budget: &mut u32) -> Option<Placement> {
     if !may_serve(node, plan) {
         return None;
@@ -71,7 +71,7 @@ pub(crate) fn place(node: &NodeState, plan: &Plan<'_>, budget: &mut u32) -> Opti
             continue;
         };
         for picked in picks {
-            let Some(device) = node.devices.get(picked.card) else {
+            let Some(device) = node.devices.get(picked.position) else {
                 continue;
             };
             granted.grants.push(Grant {
@@ -91,12 +91,12 @@ pub(crate) fn place(node: &NodeState, plan: &Plan<'_>, budget: &mut u32) -> Opti
     })
 }
 
-/// False only if the request cannot fit on the node. Checks each card once.
+/// False only if the request cannot fit on the node. Checks each device once.
 pub(crate) fn may_serve(node: &NodeState, plan: &Plan<'_>) -> bool {
     plan.may_hold(node) && plan.steps.iter().all(|step| serves_alone(node, step))
 }
 
-/// Whether enough cards satisfy the step if it were the pod's only one.
+/// Whether enough devices satisfy the step if it were the pod's only one.
 fn serves_alone(node: &NodeState, step: &Step<'_>) -> bool {
     let idle = Pending::default();
     let mut shares: u32 = 0;
@@ -111,12 +111,12 @@ fn serves_alone(node: &NodeState, step: &Step<'_>) -> bool {
     shares >= step.ask.count
 }
 
-/// How many shares of a card one ask can take: one, or on a card in MIG mode all slots.
+/// How many shares of a device one ask can take: one, or on a device in MIG mode all slots.
 fn shares_of(device: &DeviceState, slots: u32) -> u32 {
     if device.mig { slots } else { 1 }
 }
 
-/// The node's bonus for this placement, besides its score; more is better.
+/// The node's bonus for this placement, in addition to its score; more is better.
 pub(crate) fn worth(node: &NodeState, plan: &Plan<'_>, placement: &Placement) -> f64 {
     let mut sum = 0.0;
     let mut appraised: Option<(&Step<'_>, u32)> = None;
@@ -125,7 +125,7 @@ pub(crate) fn worth(node: &NodeState, plan: &Plan<'_>, placement: &Placement) ->
         if arrange == Arrange::Anyhow {
             continue;
         }
-        let traits = |taken: bool| -> Vec<CardTraits> {
+        let traits = |taken: bool| -> Vec<DeviceTraits> {
             let grants = placement.containers.get(step.container);
             let is_taken = |device: &DeviceState| {
                 grants.is_some_and(|granted| {
@@ -133,13 +133,13 @@ pub(crate) fn worth(node: &NodeState, plan: &Plan<'_>, placement: &Placement) ->
                 })
             };
             (0..node.devices.len())
-                .filter(|&card| {
-                    let device = node.devices.get(card);
+                .filter(|&position| {
+                    let device = node.devices.get(position);
                     device.is_some_and(|device| {
                         Some(device.vendor) == step.vendor && (!taken || is_taken(device))
                     })
                 })
-                .filter_map(|card| node.traits(card, step.class()))
+                .filter_map(|position| node.traits(position, step.class()))
                 .collect()
         };
         if arrange == Arrange::Appraised {
@@ -189,26 +189,26 @@ impl<'a> Fit<'a> {
             }
         }
         State {
-            cards: vec![Pending::default(); self.node.devices.len()],
+            pending: vec![Pending::default(); self.node.devices.len()],
             quotas,
             only: None,
         }
     }
 
-    /// Places the steps from `at` on. Tries the choice that the policy makes, and others only where
-    /// that one leaves no room for a later step.
+    /// Places the steps from `at` on. Tries the policy's choice first, and other choices only if it leaves no room
+    /// for a later step.
     fn search(&mut self, at: usize, before: &State) -> bool {
         let plan = self.plan;
         let Some(step) = plan.steps.get(at) else {
             return true;
         };
         if self.failed.is_some() {
-            // The first way through all containers is free, each step of another is paid.
+            // The first pass through all containers is free; each step of another pass counts.
             *self.budget = self.budget.saturating_sub(1);
         }
         let mut state = before.clone();
         if step.first {
-            for pending in &mut state.cards {
+            for pending in &mut state.pending {
                 pending.phases.init = Load::default();
             }
             for (_, phases) in &mut state.quotas {
@@ -224,7 +224,7 @@ impl<'a> Fit<'a> {
             }
             return false;
         };
-        let first: Vec<usize> = picks.iter().map(|picked| picked.card).collect();
+        let first: Vec<usize> = picks.iter().map(|picked| picked.position).collect();
         self.picks.push(picks);
         if self.search(at + 1, &chosen) {
             return true;
@@ -236,23 +236,23 @@ impl<'a> Fit<'a> {
         self.search_others(at, &state, &candidates, &first)
     }
 
-    /// The cards of the pod's earlier containers, where the step may have no others.
+    /// The devices of the pod's earlier containers, if the step may have no others.
     fn only(&self, step: &Step<'_>, state: &State) -> Option<Vec<usize>> {
         if !step.ask.together {
             return None;
         }
-        let cards: Vec<usize> = (state.cards.iter().enumerate())
-            .filter(|(card, pending)| {
-                let device = self.node.devices.get(*card);
+        let taken: Vec<usize> = (state.pending.iter().enumerate())
+            .filter(|(position, pending)| {
+                let device = self.node.devices.get(*position);
                 pending.container.is_some_and(|it| it != step.container)
                     && device.is_some_and(|device| Some(device.vendor) == step.vendor)
             })
-            .map(|(card, _)| card)
+            .map(|(position, _)| position)
             .collect();
-        (!cards.is_empty()).then_some(cards)
+        (!taken.is_empty()).then_some(taken)
     }
 
-    /// Tries every set of cards for the step at `at`, in the order of its policy.
+    /// Tries every set of devices for the step at `at`, in the order of its policy.
     fn search_others(
         &mut self,
         at: usize,
@@ -275,10 +275,9 @@ impl<'a> Fit<'a> {
             }
             *self.budget -= 1;
             if self.is_worth(step, state, candidates, &chosen)
-                && !chosen
-                    .iter()
-                    .zip(first)
-                    .all(|(&at, &card)| candidates.get(at).is_some_and(|c| c.card == card))
+                && !chosen.iter().zip(first).all(|(&at, &position)| {
+                    candidates.get(at).is_some_and(|c| c.position == position)
+                })
             {
                 let mut after = state.clone();
                 if let Some(picks) = self.take_all(step, candidates, &chosen, &mut after) {
@@ -295,8 +294,8 @@ impl<'a> Fit<'a> {
         }
     }
 
-    /// Whether a set of candidates keeps the step's rules and differs from those before it in more
-    /// than which of several like cards it takes.
+    /// Whether a set of candidates satisfies the step's rules and is more than a swap of interchangeable devices in
+    /// an earlier set.
     fn is_worth(
         &self,
         step: &Step<'_>,
@@ -304,15 +303,18 @@ impl<'a> Fit<'a> {
         candidates: &[Candidate],
         chosen: &[usize],
     ) -> bool {
-        let card = |at: usize| {
+        let device_of = |at: usize| {
             candidates.get(at).and_then(|candidate| {
-                Some((candidate.card, self.node.devices.get(candidate.card)?))
+                Some((
+                    candidate.position,
+                    self.node.devices.get(candidate.position)?,
+                ))
             })
         };
         if step.ask.numa_bind {
             let mut numas = chosen
                 .iter()
-                .filter_map(|&at| card(at).map(|(_, device)| device.numa));
+                .filter_map(|&at| device_of(at).map(|(_, device)| device.numa));
             let first = numas.next();
             if numas.any(|numa| Some(numa) != first) {
                 return false;
@@ -322,16 +324,16 @@ impl<'a> Fit<'a> {
             let Some(before) = at.checked_sub(1).filter(|before| !chosen.contains(before)) else {
                 return true;
             };
-            match (card(before), card(at)) {
+            match (device_of(before), device_of(at)) {
                 (Some((a, one)), Some((b, other))) => {
-                    !self.are_alike(one, state.cards.get(a), other, state.cards.get(b))
+                    !self.are_alike(one, state.pending.get(a), other, state.pending.get(b))
                 }
                 _ => true,
             }
         })
     }
 
-    /// Whether two cards are interchangeable for every step of the plan.
+    /// Whether two devices are interchangeable for every step of the plan.
     fn are_alike(
         &self,
         one: &DeviceState,
@@ -374,25 +376,25 @@ impl<'a> Fit<'a> {
     ) -> Option<Vec<Picked>> {
         let mut picks = Vec::with_capacity(chosen.len());
         for &at in chosen {
-            let card = candidates.get(at)?.card;
-            picks.push(self.take(step, card, state).ok()?);
+            let position = candidates.get(at)?.position;
+            picks.push(self.take(step, position, state).ok()?);
         }
         Some(picks)
     }
 
-    /// Checks the card again and takes the share.
-    fn take(&self, step: &Step<'_>, card: usize, state: &mut State) -> Result<Picked, Reason> {
-        let device = self.node.devices.get(card).ok_or(Reason::TooFew)?;
-        let pending = state.cards.get(card).ok_or(Reason::TooFew)?;
+    /// Checks the device again and takes the share.
+    fn take(&self, step: &Step<'_>, position: usize, state: &mut State) -> Result<Picked, Reason> {
+        let device = self.node.devices.get(position).ok_or(Reason::TooFew)?;
+        let pending = state.pending.get(position).ok_or(Reason::TooFew)?;
         let cost = check(device, pending, step, &state.quotas)?;
         if state
             .only
             .as_ref()
-            .is_some_and(|only| !only.contains(&card))
+            .is_some_and(|only| !only.contains(&position))
         {
             return Err(Reason::Apart);
         }
-        if let Some(pending) = state.cards.get_mut(card) {
+        if let Some(pending) = state.pending.get_mut(position) {
             pending.phases.add(step.kind, cost.load);
             pending.container.get_or_insert(step.container);
             if let Some(company) = &step.ask.company {
@@ -411,27 +413,30 @@ impl<'a> Fit<'a> {
         {
             phases.add(step.kind, cost.load);
         }
-        Ok(Picked { card, cost })
+        Ok(Picked { position, cost })
     }
 
-    /// The cards that satisfy the step, in the order of the policy.
+    /// The devices that satisfy the step, in the order of the policy.
     fn candidates(&self, step: &Step<'_>, state: &State) -> Vec<Candidate> {
         let mut candidates = Vec::new();
-        for (card, (device, pending)) in self.node.devices.iter().zip(&state.cards).enumerate() {
+        for (position, (device, pending)) in
+            self.node.devices.iter().zip(&state.pending).enumerate()
+        {
             if Some(device.vendor) != step.vendor
                 || state
                     .only
                     .as_ref()
-                    .is_some_and(|only| !only.contains(&card))
+                    .is_some_and(|only| !only.contains(&position))
             {
                 continue;
             }
             if let Ok(cost) = check(device, pending, step, &state.quotas) {
                 let score = score_of(device, pending, step, cost.load);
-                candidates.push(Candidate { card, score });
+                candidates.push(Candidate { position, score });
             }
         }
-        candidates.sort_by(|a, b| self.order(step, state, (a.card, a.score), (b.card, b.score)));
+        candidates
+            .sort_by(|a, b| self.order(step, state, (a.position, a.score), (b.position, b.score)));
         candidates
     }
 
@@ -445,10 +450,10 @@ impl<'a> Fit<'a> {
         let (Some(one), Some(other)) = (self.node.devices.get(a), self.node.devices.get(b)) else {
             return Ordering::Equal;
         };
-        let containers = |card: usize, device: &DeviceState| {
+        let containers = |position: usize, device: &DeviceState| {
             let beside = state
-                .cards
-                .get(card)
+                .pending
+                .get(position)
                 .map_or(0, |pending| pending.phases.beside(step.kind).slots);
             device.used.slots.wrapping_add(beside)
         };
@@ -482,10 +487,10 @@ impl<'a> Fit<'a> {
             return None;
         }
         if step.ask.numa_bind {
-            for numa in distinct(candidates.iter().map(|c| self.numa(c.card))) {
+            for numa in distinct(candidates.iter().map(|c| self.numa(c.position))) {
                 let group: Vec<&Candidate> = candidates
                     .iter()
-                    .filter(|c| self.numa(c.card) == numa)
+                    .filter(|c| self.numa(c.position) == numa)
                     .collect();
                 let mut attempt = state.clone();
                 if let Some(picks) = self.choose_among(step, &group, &mut attempt) {
@@ -500,7 +505,7 @@ impl<'a> Fit<'a> {
             let group_of = |c: &Candidate| {
                 self.node
                     .devices
-                    .get(c.card)
+                    .get(c.position)
                     .and_then(|device| device.device.group)
             };
             let mut groups: Vec<Vec<&Candidate>> = distinct(candidates.iter().map(group_of))
@@ -513,7 +518,7 @@ impl<'a> Fit<'a> {
                         .collect()
                 })
                 .collect();
-            // The smallest group first; the sort is stable, so equals stay in the policy's order.
+            // The smallest group first. The sort is stable, so groups of equal size stay in the policy's order.
             groups.sort_by_key(Vec::len);
             for group in groups.iter().filter(|group| group.len() >= count) {
                 let mut attempt = state.clone();
@@ -526,8 +531,8 @@ impl<'a> Fit<'a> {
         self.choose_among(step, &all, state)
     }
 
-    fn numa(&self, card: usize) -> Option<u32> {
-        self.node.devices.get(card).map(|device| device.numa)
+    fn numa(&self, position: usize) -> Option<u32> {
+        self.node.devices.get(position).map(|device| device.numa)
     }
 
     fn choose_among(
@@ -537,18 +542,18 @@ impl<'a> Fit<'a> {
         state: &mut State,
     ) -> Option<Vec<Picked>> {
         let count = step.count();
-        let mut cards: Vec<usize> = candidates.iter().map(|c| c.card).collect();
+        let mut order: Vec<usize> = candidates.iter().map(|c| c.position).collect();
         if step.ask.arrange != Arrange::Anyhow {
-            let traits: Vec<CardTraits> = cards
+            let traits: Vec<DeviceTraits> = order
                 .iter()
-                .filter_map(|&card| self.node.traits(card, step.class()))
+                .filter_map(|&position| self.node.traits(position, step.class()))
                 .collect();
             match arrange::pick(step.ask.arrange, count, &traits) {
                 Pick::AsOrdered => {}
                 Pick::These(positions) => {
-                    cards = positions
+                    order = positions
                         .into_iter()
-                        .filter_map(|at| cards.get(at).copied())
+                        .filter_map(|at| order.get(at).copied())
                         .collect();
                 }
                 Pick::None => return None,
@@ -556,21 +561,21 @@ impl<'a> Fit<'a> {
         }
         if step.ask.policy == DevicePolicy::TopologyAware
             && self.node.has_pairs()
-            && cards.len() >= count
+            && order.len() >= count
         {
-            let pair = |a: usize, b: usize| match (cards.get(a), cards.get(b)) {
+            let pair = |a: usize, b: usize| match (order.get(a), order.get(b)) {
                 (Some(&a), Some(&b)) => self.node.pair(a, b),
                 _ => 0,
             };
             let best = if count == 1 {
-                vec![topology::least_missed(cards.len(), pair)]
+                vec![topology::least_missed(order.len(), pair)]
             } else {
-                topology::best_subset(cards.len(), count, pair)
+                topology::best_subset(order.len(), count, pair)
             };
             let mut attempt = state.clone();
             let picks: Option<Vec<Picked>> = best
                 .into_iter()
-                .map(|at| self.take(step, *cards.get(at)?, &mut attempt).ok())
+                .map(|at| self.take(step, *order.get(at)?, &mut attempt).ok())
                 .collect();
             if let Some(picks) = picks {
                 *state = attempt;
@@ -578,14 +583,19 @@ impl<'a> Fit<'a> {
             }
         }
         let mut picks = Vec::with_capacity(count.min(64));
-        for card in cards {
-            // A card in MIG mode can give several instances.
+        for position in order {
+            // A device in MIG mode can give several instances.
             while picks.len() < count {
-                match self.take(step, card, state) {
+                match self.take(step, position, state) {
                     Ok(picked) => picks.push(picked),
                     Err(_) => break,
                 }
-                if self.node.devices.get(card).is_none_or(|device| !device.mig) {
+                if self
+                    .node
+                    .devices
+                    .get(position)
+                    .is_none_or(|device| !device.mig)
+                {
                     break;
                 }
             }

@@ -1,16 +1,16 @@
-//! What there is: nodes, their devices, and how well two devices reach each other. Never what is used.
+//! The inventory: nodes, their devices, and how well two devices are connected. Does not contain their use.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// A family of devices that one kind of request can take, as the vendor word of the allocation
-/// annotations says it (`NVIDIA`, `DCU`, `Ascend910B3`).
+/// A family of devices that one kind of request can take, named by its word in the allocation annotations (`NVIDIA`,
+/// `DCU`, `Ascend910B3`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Vendor(Arc<str>);
 
 impl Vendor {
-    /// The vendor of this word; words are compared as they are, in upper and lower case.
+    /// The vendor with this word. Words are compared with their case.
     pub fn new(word: &str) -> Self {
         Self(word.into())
     }
@@ -40,12 +40,12 @@ pub struct Node {
     pub name: String,
     /// Its devices, in any order; identifiers are unique within the node.
     pub devices: Vec<Device>,
-    /// How well pairs of them reach each other; pairs that are not named count as 0.
+    /// How well pairs of them are connected; missing pairs count as 0.
     pub pairs: Vec<PairScore>,
 }
 
-/// How well two devices of a node reach each other: more is better. Where both directions are given,
-/// the greater counts.
+/// How well two devices of a node are connected: more is better. If both directions are given, the greater one
+/// counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PairScore {
     /// Identifier of one device.
@@ -56,65 +56,64 @@ pub struct PairScore {
     pub score: i32,
 }
 
-/// A card, as its node reports it.
+/// A device, as its node reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
     /// Identifier (UUID), unique within the node.
     pub id: String,
     /// Position on the node.
     pub index: u32,
-    /// Which requests can take it.
+    /// The requests that can take it.
     pub vendor: Vendor,
-    /// Model as the driver names it; what type rules look at.
+    /// Model as the driver names it; the type rules look at it.
     pub model: String,
-    /// How many containers may share it; 0 is none.
+    /// The number of containers that may share it. Devices with 0 take none.
     pub slots: u32,
-    /// Memory in bytes that may be promised (above the physical where memory is overcommitted).
+    /// Memory in bytes that may be promised. It exceeds the physical memory if memory is overcommitted.
     pub memory_bytes: u64,
-    /// Compute that may be promised, in the vendor's unit (100 = one card in percent); 0 where the
-    /// vendor counts none.
+    /// Compute that may be promised, in the vendor's unit (100 = one whole device, in percent); 0 if the vendor
+    /// counts none.
     pub cores: u32,
     /// NUMA node that it is attached to.
     pub numa: u32,
-    /// Cards that reach each other directly (network plane, link zone, board); `None` where unknown.
+    /// The group of devices with direct connections (network plane, link zone, board); `None` if unknown.
     pub group: Option<u32>,
-    /// False takes the card out until it is well again.
+    /// False for a device that takes no pods until it is healthy again.
     pub healthy: bool,
-    /// True takes the card out of new placements; what runs on it stays.
+    /// True for a device that takes no new pods; running pods stay on it.
     pub cordoned: bool,
-    /// How the card is shared (`hami-core`, `mig`, `mps`).
+    /// How the device is shared (`hami-core`, `mig`, `mps`).
     pub mode: String,
-    /// Profiles that the card can be cut into. In mode `mig` each has its places; in other modes it
-    /// takes as many slots as it has slices, wherever they are.
+    /// The profiles into which the device can be divided. In mode `mig` each profile has fixed placements; in other
+    /// modes it takes as many slots as it has slices, anywhere.
     pub mig_profiles: Vec<MigProfile>,
-    /// Words that a request may require of a card.
+    /// Words that a request may require of a device.
     pub tags: Vec<String>,
-    /// Speed in GFLOPS of 16 and of 32 bits, for requests in GFLOPS; 0 where unknown.
+    /// Speed in GFLOPS for 16 and for 32 bits, for requests in GFLOPS; 0 if unknown.
     pub gflops: [u64; 2],
-    /// Piece of hardware that the card is a part of, for requests that take whole pieces only.
+    /// The hardware module that the device is a part of, for requests that only take whole modules.
     pub module: Option<u32>,
-    /// Compute is handed out in steps of so many units; 0 and 1 are single units.
+    /// Compute is given in multiples of this many units; 0 and 1 mean single units.
     pub core_step: u32,
-    /// What the node says of taking several of its cards; the same on all cards of a kind.
+    /// The node's appraisal of taking several of its devices; the same on all devices of a kind.
     pub appraisal: Option<Arc<Appraisal>>,
 }
 
-/// What a node says of taking so many of its cards, for requests that ask for it
-/// ([`crate::Arrange::Appraised`]). Both by the number of cards.
+/// A node's appraisal of taking several of its devices, for requests that ask for it ([`crate::Arrange::Appraised`]).
+/// Both fields are by the number of devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Appraisal {
-    /// How well the best so many cards reach each other: more is better.
+    /// How well the best set of this many devices is connected: more is better.
     pub scores: BTreeMap<u32, i32>,
-    /// How much worse the cards reach each other that would be left: less is better.
+    /// How much worse the remaining devices are then connected: less is better.
     pub losses: BTreeMap<u32, i32>,
 }
 
 impl Device {
-    /// The tag of cards that form a ring, so that a row of them may begin anywhere
-    /// ([`crate::Arrange::Row`]).
+    /// The tag of devices that form a ring, so that a row of them may begin anywhere ([`crate::Arrange::Row`]).
     pub const RING: &str = "ring";
 
-    /// A healthy card of ten slots and 100 % compute, shared by `hami-core`, on NUMA node 0.
+    /// A healthy device with ten slots and 100 % compute, shared by `hami-core`, on NUMA node 0.
     pub fn new(vendor: &str, id: &str, model: &str, memory_bytes: u64) -> Self {
         Self {
             id: id.to_owned(),
@@ -138,16 +137,16 @@ impl Device {
         }
     }
 
-    /// Whether the card is cut into instances.
+    /// Whether the device is divided into MIG instances.
     pub fn is_mig(&self) -> bool {
         self.mode == "mig"
     }
 }
 
-/// A shape that a card in MIG mode can be cut into.
+/// A profile of a MIG instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MigProfile {
-    /// Name as the driver has it (`3g.40gb`).
+    /// Name as the driver gives it (`3g.40gb`).
     pub name: String,
     /// Memory of an instance, in bytes.
     pub memory_bytes: u64,
@@ -155,11 +154,11 @@ pub struct MigProfile {
     pub cores: u32,
     /// Slices of compute that it takes.
     pub slices: u32,
-    /// Where on the card an instance may lie.
+    /// The placements that an instance may have on the device.
     pub placements: Vec<Span>,
 }
 
-/// A stretch of a card's memory slices: `[start, start + size)`.
+/// A range of a device's memory slices: `[start, start + size)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Span {
     /// First slice.
@@ -169,17 +168,17 @@ pub struct Span {
 }
 
 impl Span {
-    /// Whether two instances there would share a slice.
+    /// Whether two instances in these ranges would share a slice.
     pub fn overlaps(self, other: Self) -> bool {
         self.start < other.start.saturating_add(other.size)
             && other.start < self.start.saturating_add(self.size)
     }
 }
 
-/// Why a node cannot be taken into the inventory. What was known of it before stays.
+/// Why a node cannot be added to the inventory. Its earlier report stays.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidNode {
-    /// Two of its devices have one identifier.
+    /// Two of its devices have the same identifier.
     #[error("node {node} reports device {device} twice")]
     DeviceTwice {
         /// The node.
@@ -187,12 +186,12 @@ pub enum InvalidNode {
         /// The identifier.
         device: String,
     },
-    /// More devices than one node can have.
+    /// The node has more devices than one node can have.
     #[error("node {node} reports {present} devices, at most 1024 are read")]
     TooManyDevices {
         /// The node.
         node: String,
-        /// How many it reports.
+        /// The number that it reports.
         present: usize,
     },
 }

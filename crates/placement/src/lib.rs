@@ -1,15 +1,15 @@
-//! Which devices of which node a pod gets. The crate takes values and returns values, without a clock, a cluster or I/O,
-//! so the scheduler, the webhook, the simulator and the tests get the same answer to the same question.
+//! Decides which devices of which node a pod gets. The crate takes values and returns values, without a clock, a
+//! cluster or I/O, so the scheduler, the webhook, the simulator and the tests get the same answer to the same question.
 //!
-//! A [`Cluster`] holds nodes and devices ([`Node`], [`Device`]), what pods hold of them ([`Reservation`]) and what a
-//! namespace may hold ([`Quota`]). A [`Request`] is what a pod asks for. [`Cluster::place`] returns one [`Placement`], or
-//! a [`Misfit`] for each node; [`Cluster::reserve`] and [`Cluster::release`] are each other's inverse;
-//! [`Cluster::explain`] names the smallest change that would make a pod fit.
+//! A [`Cluster`] holds nodes and devices ([`Node`], [`Device`]), the parts of them that pods hold ([`Reservation`]) and
+//! the limits of namespaces ([`Quota`]). A [`Request`] is what a pod asks for. [`Cluster::place`] returns one
+//! [`Placement`], or a [`Misfit`] for each node. [`Cluster::release`] undoes [`Cluster::reserve`]. [`Cluster::explain`]
+//! names the smallest change that would make a pod fit.
 //!
 //! # Units
 //!
-//! Memory is in bytes. Cores are in the device's own unit: percent of a card for NVIDIA, the vendor's unit for
-//! others. A slot is the right of one container to share a card.
+//! Memory is in bytes. Compute is in the device's own unit: percent of a device for NVIDIA, the vendor's unit for
+//! others. A slot is the right of one container to share a device.
 //!
 //! # Ties
 //!
@@ -22,8 +22,8 @@
 mod advice;
 mod anywhere;
 mod arrange;
-mod card;
 mod cluster;
+mod device;
 pub mod exchange;
 mod explain;
 mod fit;

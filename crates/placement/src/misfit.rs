@@ -1,30 +1,30 @@
-//! Why a pod does not fit, with the numbers. Never what to do about it: that is `explain`'s.
+//! Why a pod does not fit, with the numbers. `explain` says what to do about it.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::inventory::Vendor;
 
-/// Why one card cannot serve a container. Memory is in bytes, compute in the card's unit.
+/// Why one device cannot serve a container. Memory is in bytes, compute in the device's unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reason {
-    /// The card is reported sick.
+    /// The device is reported as unhealthy.
     #[error("not healthy")]
     Unhealthy,
-    /// What runs on the card contradicts its mode: whole shares on a card in MIG mode, or an instance
-    /// on a card that is not.
+    /// A pod on the device contradicts its mode: it holds a share without an instance on a device in MIG mode, or an
+    /// instance on another device.
     #[error("what runs on it does not match its mode")]
     ModeConflict,
-    /// The operator has closed the card for new pods.
+    /// The operator has cordoned the device.
     #[error("cordoned")]
     Cordoned,
     /// The type rules of the request exclude its model.
     #[error("model excluded by the type rules")]
     Type,
-    /// The request wants another mode.
+    /// The request asks for another mode.
     #[error("other sharing mode than asked for")]
     Mode,
-    /// The card lacks a tag that the request requires.
+    /// The device lacks a tag that the request requires.
     #[error("lacks a required label")]
     Tag,
     /// The identifier rules of the request exclude it.
@@ -33,99 +33,100 @@ pub enum Reason {
     /// All its slots are taken.
     #[error("all {slots} slots are taken")]
     Slots {
-        /// How many it has.
+        /// The number of its slots.
         slots: u32,
     },
-    /// The request wants an unused card.
+    /// The request asks for an unused device.
     #[error("in use by {containers}, asked for unused")]
     InUse {
-        /// How many slots are taken.
+        /// The number of slots that are taken.
         containers: u32,
     },
     /// The namespace's quota leaves too little memory.
     #[error("quota leaves {left} bytes of memory, asked {asked}")]
     QuotaMemory {
-        /// Asked of this card.
+        /// The amount asked of this device.
         asked: u64,
-        /// Left of the quota.
+        /// The amount left of the quota.
         left: u64,
     },
     /// The namespace's quota leaves too little compute.
     #[error("quota leaves {left} cores, asked {asked}")]
     QuotaCores {
-        /// Asked of this card.
+        /// The amount asked of this device.
         asked: u32,
-        /// Left of the quota.
+        /// The amount left of the quota.
         left: u32,
     },
-    /// The namespace's quota leaves no share of a card.
+    /// The namespace's quota leaves no share of a device.
     #[error("quota leaves {left} devices, asked {asked}")]
     QuotaDevices {
-        /// Asked of this card.
+        /// The number asked for on this device.
         asked: u32,
-        /// Left of the quota.
+        /// The number left of the quota.
         left: u32,
     },
     /// Too little memory is left.
     #[error("{free} of {total} bytes of memory free, asked {asked}")]
     Memory {
-        /// Asked of this card.
+        /// The amount asked of this device.
         asked: u64,
-        /// Left on it.
+        /// The amount left on it.
         free: u64,
-        /// What it has.
+        /// The amount that it has in all.
         total: u64,
     },
     /// Too little compute is left.
     #[error("{free} of {total} cores free, asked {asked}")]
     Cores {
-        /// Asked of this card.
+        /// The amount asked of this device.
         asked: u32,
-        /// Left on it.
+        /// The amount left on it.
         free: u32,
-        /// What it has.
+        /// The amount that it has in all.
         total: u32,
     },
-    /// A request in GFLOPS, and the card's speed is not known.
+    /// The request is in GFLOPS, and the device's speed is unknown.
     #[error("speed unknown, asked in FLOPS")]
     UnknownSpeed,
-    /// The request wants a whole card, and the card is in use.
-    #[error("whole card asked for, in use by {containers}")]
+    /// The request asks for a whole device, and the device is in use.
+    #[error("whole device asked for, in use by {containers}")]
     Exclusive {
-        /// How many slots are taken.
+        /// The number of slots that are taken.
         containers: u32,
     },
-    /// Its compute is promised to the last unit, so a share without a promise gets nothing.
+    /// All its compute is promised, so a share without a promise would get none.
     #[error("all compute is promised")]
     CoresExhausted,
-    /// No profile that is large enough has a free placement.
+    /// No sufficient profile has a free placement.
     #[error("no MIG profile with {asked} bytes has a free placement")]
     NoInstance {
-        /// Memory asked for.
+        /// The memory asked for.
         asked: u64,
     },
-    /// None of the profiles that it can be cut into is what is asked for.
-    #[error("none of its profiles is what is asked for")]
+    /// The request asks for a profile that the device does not have.
+    #[error("none of its profiles matches the request")]
     NoProfile,
-    /// Containers run there that this one may not share a card with: of another class, or with shares of another size.
-    #[error("in use by containers that it cannot be shared with")]
+    /// The container may not share the device with the containers on it: they have another class, or shares of another
+    /// size.
+    #[error("in use by containers that may not share it with this one")]
     Company,
-    /// An earlier container of the pod got another card, and the pod may have only that one.
-    #[error("not the card of the pod's earlier container")]
+    /// An earlier container of the pod got another device, and the pod may only have that one.
+    #[error("not the device of the pod's earlier container")]
     Apart,
-    /// It would do, but not together with others that lie to it as they must.
-    #[error("suitable, but not together with others in the arrangement that is asked for")]
+    /// The device fits by itself, but not in the required arrangement with others.
+    #[error("suitable, but not with others in the required arrangement")]
     Arrangement,
-    /// It would do, but the others that are needed beside it are on another NUMA node.
-    #[error("too few suitable cards on its NUMA node")]
+    /// The device fits by itself, but the other devices that are needed with it are on another NUMA node.
+    #[error("too few suitable devices on its NUMA node")]
     Numa,
-    /// It would do, but there are too few like it on the node.
+    /// The device fits by itself, but the node has too few like it.
     #[error("suitable, but too few of them")]
     TooFew,
 }
 
 impl Reason {
-    /// The word for it that users of the reference know.
+    /// The reason's code, which users of the reference know.
     pub fn code(self) -> &'static str {
         match self {
             Self::Unhealthy | Self::ModeConflict => "CardNotHealth",
@@ -149,7 +150,7 @@ impl Reason {
         }
     }
 
-    /// Whether the card could serve the container if all pods left it.
+    /// Whether the device could serve the container if all pods left it.
     pub fn is_cured_by_leaving(self) -> bool {
         match self {
             Self::Unhealthy
@@ -169,12 +170,12 @@ impl Reason {
     }
 }
 
-/// The devices of one node and why each does not serve.
+/// The devices of one node, each with the reason why it does not fit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reasons {
     /// Identifiers of all the node's devices, shared with the inventory.
     ids: Arc<[Arc<str>]>,
-    /// Position in `ids`, and why.
+    /// Position in `ids`, and the reason.
     reasons: Vec<(u16, Reason)>,
 }
 
@@ -186,10 +187,10 @@ impl Reasons {
         }
     }
 
-    pub(crate) fn push(&mut self, card: usize, reason: Reason) {
+    pub(crate) fn push(&mut self, position: usize, reason: Reason) {
         // A node has at most 1,024 devices.
         self.reasons
-            .push((u16::try_from(card).unwrap_or(u16::MAX), reason));
+            .push((u16::try_from(position).unwrap_or(u16::MAX), reason));
     }
 
     pub(crate) fn count(&self, reason: Reason) -> usize {
@@ -206,14 +207,14 @@ impl Reasons {
         }
     }
 
-    /// Why the card at this position does not serve.
-    pub(crate) fn of(&self, card: usize) -> Option<Reason> {
+    /// Why the device at this position does not fit.
+    pub(crate) fn of(&self, position: usize) -> Option<Reason> {
         (self.reasons.iter())
-            .find(|(at, _)| usize::from(*at) == card)
+            .find(|(at, _)| usize::from(*at) == position)
             .map(|(_, reason)| *reason)
     }
 
-    /// How many devices there are.
+    /// The number of devices.
     pub fn len(&self) -> usize {
         self.reasons.len()
     }
@@ -223,10 +224,10 @@ impl Reasons {
         self.reasons.is_empty()
     }
 
-    /// Each device's identifier, and why it does not serve.
+    /// Each device's identifier, and why it does not fit.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Reason)> {
-        self.reasons.iter().map(|(card, reason)| {
-            let id = self.ids.get(usize::from(*card));
+        self.reasons.iter().map(|(position, reason)| {
+            let id = self.ids.get(usize::from(*position));
             (id.map_or("", |id| &**id), *reason)
         })
     }
@@ -237,37 +238,36 @@ impl Reasons {
 pub enum Misfit {
     /// No such node reports devices.
     UnknownNode,
-    /// The request takes devices of several vendors, and none of them is in the cluster.
+    /// The request accepts devices of several vendors, and the cluster has none of them.
     NoVendor,
     /// The node has fewer devices of the vendor than one container asks for.
     TooFewDevices {
         /// Position of the container in the request.
         container: usize,
-        /// Of which vendor.
+        /// The vendor.
         vendor: Vendor,
         /// Devices that the node has.
         present: usize,
         /// Devices that the container asks for.
         asked: u32,
     },
-    /// Each device of the vendor and why not.
+    /// No set of the node's devices fits.
     Devices {
         /// Position of the container in the request.
         container: usize,
-        /// Of which vendor.
+        /// The vendor.
         vendor: Vendor,
         /// Devices that the container asks for.
         asked: u32,
         /// Shares that the node could give to this container if all pods left it.
         if_all_left: u32,
-        /// Each device's identifier and reason.
+        /// Each device's identifier, with the reason why it does not fit.
         reasons: Reasons,
     },
 }
 
 impl Misfit {
-    /// Whether the pod could fit if other pods left the node. Where it could not, evicting pods from
-    /// there is in vain.
+    /// Whether the pod could fit if other pods left the node. If not, evicting pods from it is useless.
     pub fn is_cured_by_leaving(&self) -> bool {
         match self {
             Self::UnknownNode | Self::NoVendor | Self::TooFewDevices { .. } => false,
@@ -283,7 +283,7 @@ impl Misfit {
             Self::UnknownNode => "node unregistered".to_owned(),
             Self::NoVendor => "NodeInsufficientDevice".to_owned(),
             Self::TooFewDevices { .. } => "NodeInsufficientDevice".to_owned(),
-            // The reference asks for an arrangement as a whole, and names nothing else.
+            // The reference checks an arrangement as a whole, and gives no other reason.
             Self::Devices { reasons, .. } if reasons.count(Reason::Arrangement) > 0 => {
                 "1/1 NumaNotFit".to_owned()
             }
@@ -307,8 +307,8 @@ impl Misfit {
 }
 
 impl Misfit {
-    /// The reference's words with a plain one beside each code:
-    /// `1/2 CardInsufficientMemory (too little memory is free), 1/2 CardNotHealth (sick, or used in another mode)`.
+    /// The reference's codes, each with an explanation: `1/2 CardInsufficientMemory (too little memory is free), 1/2
+    /// CardNotHealth (sick, or used in another mode)`.
     pub fn told(&self) -> String {
         let summary = self.summary();
         let parts = summary.split(", ").map(|part| {
@@ -322,27 +322,27 @@ impl Misfit {
     }
 }
 
-/// What a code of [`Reason::code`], or of a whole node, says; empty for another word.
+/// The meaning of a code of [`Reason::code`], or of a code for a whole node; empty for another word.
 pub fn meaning(code: &str) -> &'static str {
     match code {
         "CardNotHealth" => "sick, or used in another mode",
         "CardCordoned" => "an operator has closed them for new pods",
         "CardTypeMismatch" => "another model or mode than the pod asks for",
         "CardNotFoundCustomFilterRule" => "left out by the pod's rules",
-        "ModeNotFit" => "no profile is what the pod asks for",
+        "ModeNotFit" => "no profile matches the pod's request",
         "CardQosPolicyMismatch" => "used by pods of another class of service",
-        "CardUuidMismatch" => "other cards than the pod names",
-        "CardTimeSlicingExhausted" => "as many pods share them as may",
+        "CardUuidMismatch" => "other devices than the pod names",
+        "CardTimeSlicingExhausted" => "already shared by the most pods that they allow",
         "ExclusiveDeviceAllocateConflict" => "in use, and the pod asks for whole ones",
         "ResourceQuotaNotFit" => "the namespace's quota is used up",
         "CardInsufficientMemory" => "too little memory is free",
         "CardInsufficientCore" => "too little compute is free",
         "CardComputeUnitsExhausted" => "all compute is promised",
         "CardMigTopologyInfeasible" => "no large enough MIG profile has a free place",
-        "NumaNotFit" => "too few that lie together as the pod asks",
-        "AllocatedCardsInsufficientRequest" => "too few of them do",
-        "NodeInsufficientDevice" => "the node has fewer cards than the pod asks for",
-        "unregistered" => "it reports no cards to share",
+        "NumaNotFit" => "too few of them are arranged as the pod asks",
+        "AllocatedCardsInsufficientRequest" => "too few of them fit",
+        "NodeInsufficientDevice" => "the node has fewer devices than the pod asks for",
+        "unregistered" => "it reports no devices to share",
         _ => "",
     }
 }
@@ -384,6 +384,6 @@ impl fmt::Display for Misfit {
 pub struct NodeMisfit {
     /// Name of the node.
     pub node: Arc<str>,
-    /// Why.
+    /// The reason.
     pub misfit: Misfit,
 }

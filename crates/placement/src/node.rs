@@ -1,24 +1,24 @@
-//! A node as the engine holds it: what it has, what is taken of each card, and a few figures that say
-//! quickly what cannot fit. Never decides.
+//! A node as the engine holds it: its devices, the part of each that is taken, and a summary that quickly rules out
+//! requests that cannot fit. Decides nothing.
 
 use std::sync::Arc;
 
-use crate::arrange::CardTraits;
+use crate::arrange::DeviceTraits;
 use crate::inventory::{Device, Node};
 use crate::reservation::{Footprint, Instance, Load, Reservation};
 use crate::score::Sum;
 
-/// A card and what is taken of it.
+/// A device and the part of it that is taken.
 #[derive(Debug, Clone)]
 pub(crate) struct DeviceState {
     pub(crate) device: Arc<Device>,
     pub(crate) id: Arc<str>,
-    /// Numbers for the identifier, the vendor and the model, given by the cluster.
+    /// Numbers for the identifier, the vendor and the model, assigned by the cluster.
     pub(crate) symbol: u32,
     pub(crate) vendor: u32,
     pub(crate) model: u32,
     pub(crate) mig: bool,
-    // Beside the card's figures, since every question looks at them.
+    // Stored next to the device's numbers, because every question reads them.
     pub(crate) healthy: bool,
     pub(crate) cordoned: bool,
     pub(crate) numa: u32,
@@ -27,9 +27,9 @@ pub(crate) struct DeviceState {
     pub(crate) used: Load,
     /// MIG instances that pods hold.
     pub(crate) instances: Vec<Instance>,
-    /// Pods that hold something which contradicts the card's mode.
+    /// The number of pods that hold something which contradicts the device's mode.
     pub(crate) conflicts: u32,
-    /// Cut into profiles without places.
+    /// Whether it is divided into profiles without placements.
     pub(crate) cut: bool,
     /// Classes of the containers on it.
     pub(crate) classes: Vec<Arc<str>>,
@@ -85,37 +85,37 @@ impl DeviceState {
     }
 }
 
-/// A node, its cards by index and identifier.
+/// A node, with its devices by index and identifier.
 #[derive(Debug, Clone)]
 pub(crate) struct NodeState {
     pub(crate) name: Arc<str>,
     pub(crate) devices: Vec<DeviceState>,
-    /// The cards' identifiers, in the same order.
+    /// The devices' identifiers, in the same order.
     pub(crate) ids: Arc<[Arc<str>]>,
-    /// Pair scores, row by row; empty where none are known.
+    /// Pair scores, row by row; empty if none are known.
     pairs: Vec<i32>,
-    /// Where it stands in its cluster.
+    /// Its index in the cluster.
     pub(crate) place: usize,
-    /// Another one after each change of it; 0 for a state that is only supposed.
+    /// Changes with every change of the node; 0 for a hypothetical state.
     pub(crate) version: u64,
     pub(crate) summary: Summary,
 }
 
-/// What a node can offer at most. A request that asks for more does not fit; one that asks for less
-/// may still not.
+/// The most that a node can offer. A request that asks for more does not fit; a request that asks for less may still
+/// not fit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Summary {
-    /// A bit for each vendor of its open cards (the 64th for all from there on).
+    /// A bit for each vendor of its open devices (the 64th bit stands for all further vendors).
     pub(crate) vendors: u64,
-    /// The same for the models of its open cards.
+    /// The same for the models of its open devices.
     pub(crate) models: u64,
-    /// Shares that it can give: one for each open card, as many as slots on a card in MIG mode.
+    /// The shares that it can give: one for each open device, and as many as slots on a device in MIG mode.
     pub(crate) places: u32,
-    /// The most memory that is free on one open card.
+    /// The most memory that is free on one open device.
     pub(crate) free_memory_bytes: u64,
-    /// The most of a card's memory that is free, in hundredths, up.
+    /// The largest free part of a device's memory, in percent, rounded up.
     pub(crate) free_percent: u32,
-    /// The most compute that is free on one open card.
+    /// The most compute that is free on one open device.
     pub(crate) free_cores: u32,
     pub(crate) used: Sum,
     pub(crate) total: Sum,
@@ -126,7 +126,7 @@ pub(crate) fn bit(number: u32) -> u64 {
 }
 
 impl NodeState {
-    /// The node, with nothing taken. `number` gives the numbers of identifier, vendor and model.
+    /// The node, with nothing taken. `number` returns the numbers of identifier, vendor and model.
     pub(crate) fn new(node: Node, mut number: impl FnMut(&Device) -> (u32, u32, u32)) -> Self {
         let mut devices: Vec<DeviceState> = node
             .devices
@@ -192,7 +192,7 @@ impl NodeState {
         state
     }
 
-    /// How well two cards reach each other.
+    /// How well two devices are connected.
     pub(crate) fn pair(&self, one: usize, other: usize) -> i64 {
         self.pairs
             .get(one * self.devices.len() + other)
@@ -200,9 +200,9 @@ impl NodeState {
             .map_or(0, i64::from)
     }
 
-    /// The properties of a card that arrangements use; `class` is the ask's class.
-    pub(crate) fn traits(&self, card: usize, class: Option<&str>) -> Option<CardTraits> {
-        let state = self.devices.get(card)?;
+    /// The properties of a device that arrangements use; `class` is the ask's class.
+    pub(crate) fn traits(&self, position: usize, class: Option<&str>) -> Option<DeviceTraits> {
+        let state = self.devices.get(position)?;
         let own = (state.classes.iter())
             .filter(|held| Some(&***held) == class)
             .count();
@@ -213,7 +213,7 @@ impl NodeState {
                 .count()
         });
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        Some(CardTraits {
+        Some(DeviceTraits {
             index: state.index,
             group: state.device.group,
             module,
@@ -250,7 +250,7 @@ impl NodeState {
         self.summarise();
     }
 
-    /// The node without anything taken.
+    /// Resets the node to nothing taken.
     pub(crate) fn clear(&mut self) {
         for device in &mut self.devices {
             device.used = Load::default();
@@ -261,16 +261,16 @@ impl NodeState {
         self.summarise();
     }
 
-    /// The node with these cards healthy again, or uncordoned.
+    /// The node with these devices healthy, or uncordoned.
     pub(crate) fn repaired(
         &self,
-        cards: impl Fn(usize) -> bool,
+        is_repaired: impl Fn(usize) -> bool,
         healthy: bool,
         uncordoned: bool,
     ) -> Self {
         let mut node = self.clone();
         for (at, state) in node.devices.iter_mut().enumerate() {
-            if cards(at) {
+            if is_repaired(at) {
                 state.healthy |= healthy;
                 state.cordoned &= !uncordoned;
             }
@@ -301,7 +301,7 @@ impl NodeState {
             let percent = if device.mig || device.total.memory_bytes == 0 {
                 100
             } else {
-                // Down to a whole MiB is what a percentage asks for: one hundredth is no less.
+                // A request for a percentage is rounded down to a whole MiB, so one percent more may still fit.
                 device.free_memory_bytes().saturating_mul(100) / device.total.memory_bytes + 2
             };
             summary.free_percent = summary

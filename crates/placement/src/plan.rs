@@ -10,8 +10,8 @@ use crate::score::Sum;
 pub(crate) struct Plan<'a> {
     pub(crate) request: &'a Request,
     pub(crate) steps: Vec<Step<'a>>,
-    /// The least that the concurrently running containers use, for each vendor; empty if checking each step
-    /// alone is as strict.
+    /// The least that the concurrently running containers use, for each vendor; empty if checking each step by itself
+    /// is as strict.
     beside: Vec<(Option<u32>, Sum)>,
 }
 
@@ -19,7 +19,7 @@ pub(crate) struct Plan<'a> {
 pub(crate) struct Step<'a> {
     pub(crate) container: usize,
     pub(crate) kind: Kind,
-    /// The container's first ask.
+    /// Whether it is the container's first ask.
     pub(crate) first: bool,
     pub(crate) ask: &'a Ask,
     /// `None` if no node has such devices.
@@ -31,7 +31,7 @@ pub(crate) struct Step<'a> {
     /// Numbers of identifiers.
     pub(crate) use_ids: Option<Vec<u32>>,
     pub(crate) nouse_ids: Vec<u32>,
-    /// The namespace's limit and what other pods use of it.
+    /// The namespace's limit and the use of other pods.
     pub(crate) quota: Option<(Quota, Load)>,
 }
 
@@ -45,7 +45,7 @@ impl Step<'_> {
         }
     }
 
-    /// The least that it uses, whichever cards it gets.
+    /// The least that it uses, on any device.
     pub(crate) fn least(&self) -> Load {
         let count = self.ask.count;
         Load {
@@ -93,24 +93,24 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// False only if all cards of the node together have less left than the pod needs at least. This reads each
-    /// card once instead of trying each container.
+    /// False only if all devices of the node together have less left than the pod needs at least. This reads each
+    /// device once instead of trying each container.
     pub(crate) fn may_hold(&self, node: &NodeState) -> bool {
         self.beside.iter().all(|(vendor, least)| {
             let mut left = Sum::default();
-            let cards = node
+            let devices = node
                 .devices
                 .iter()
-                .filter(|card| Some(card.vendor) == *vendor);
-            for card in cards {
-                // An instance has its profile's figures, not the card's.
-                if card.mig || card.cut {
+                .filter(|device| Some(device.vendor) == *vendor);
+            for device in devices {
+                // An instance has its profile's amounts, not the device's.
+                if device.mig || device.cut {
                     return true;
                 }
                 left.add(Load {
-                    slots: card.free_slots(),
-                    cores: card.free_cores(),
-                    memory_bytes: card.free_memory_bytes(),
+                    slots: device.free_slots(),
+                    cores: device.free_cores(),
+                    memory_bytes: device.free_memory_bytes(),
                 });
             }
             least.slots <= left.slots
@@ -147,10 +147,10 @@ impl Plan<'_> {
             .sum()
     }
 
-    /// The request's addition to a node's use, estimated before cards are chosen: a percentage counts as one
-    /// of the node's average card.
+    /// The request's addition to a node's use, estimated before devices are chosen: a percentage is taken of the
+    /// node's average device.
     pub(crate) fn adds(&self, node: &NodeState) -> Sum {
-        let cards = u64::try_from(node.devices.len()).unwrap_or(1).max(1);
+        let devices = u64::try_from(node.devices.len()).unwrap_or(1).max(1);
         let mut sum = Sum::default();
         for step in &self.steps {
             if step.kind == Kind::Init {
@@ -160,7 +160,7 @@ impl Plan<'_> {
             let memory_bytes = match step.ask.memory {
                 Memory::Bytes(bytes) => bytes,
                 Memory::Percent(percent) => {
-                    node.summary.total.memory_bytes / cards / 100 * u64::from(percent.min(100))
+                    node.summary.total.memory_bytes / devices / 100 * u64::from(percent.min(100))
                 }
             };
             let cores = match step.ask.compute {

@@ -1,24 +1,23 @@
-//! Quotas: what a namespace may hold of a vendor's devices.
+//! Quotas: limits on what a namespace may hold of a vendor's devices.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::inventory::Vendor;
 use crate::reservation::Load;
 
-/// A limit on what the pods of a namespace hold together. What is `None` is not limited; 0 allows
-/// nothing.
+/// A limit on what the pods of a namespace hold together. `None` means no limit; 0 allows nothing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Quota {
     /// Memory in bytes.
     pub memory_bytes: Option<u64>,
     /// Compute in the vendor's unit.
     pub cores: Option<u32>,
-    /// Shares of cards.
+    /// Shares of devices.
     pub devices: Option<u32>,
 }
 
 impl Quota {
-    /// The narrower of both in each respect.
+    /// The narrower limit of both, for each amount.
     fn and(self, other: Self) -> Self {
         fn least<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
             match (one, other) {
@@ -34,7 +33,7 @@ impl Quota {
     }
 }
 
-/// The quotas of all namespaces and what is used of them.
+/// The quotas of all namespaces and their present use.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Quotas {
     /// By namespace, then by (name of the quota, vendor).
@@ -63,7 +62,7 @@ impl Quotas {
         }
     }
 
-    /// The narrowest that holds for the vendor in the namespace.
+    /// The narrowest limit for the vendor in the namespace.
     pub(crate) fn limit(&self, namespace: &str, vendor: &Vendor) -> Option<Quota> {
         self.limits
             .get(namespace)?

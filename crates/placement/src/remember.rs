@@ -8,7 +8,7 @@ use crate::misfit::Misfit;
 use crate::node::NodeState;
 use crate::request::{Container, Request};
 
-/// How many requests are remembered. Each takes about 400 bytes for a node of eight cards.
+/// The number of requests that are remembered. Each takes about 400 bytes for a node of eight devices.
 const MOST_QUESTIONS: usize = 8;
 
 /// Why nodes did not fit, for the last requests. It belongs to one [`crate::Cluster`]: with another one, or with a
@@ -19,7 +19,7 @@ pub struct Remembered {
 }
 
 impl Remembered {
-    /// The entry of this request, which becomes the latest. The pod's identity does not matter.
+    /// The entry of this request, which becomes the latest. The pod's identity is ignored.
     pub(crate) fn of(&mut self, request: &Request) -> Option<&mut Refusals> {
         let at = self
             .questions

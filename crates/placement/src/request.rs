@@ -1,4 +1,4 @@
-//! Requests: what a pod asks for, in the form that all callers use. Never decides where the pod goes.
+//! Requests: what a pod asks for, in the form that all callers use. Does not decide where the pod goes.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::inventory::Vendor;
 /// The identity of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pod {
-    /// Unique for the life of the cluster; reservations are kept under it.
+    /// Unique for the life of the cluster; the key of the pod's reservation.
     pub uid: String,
     /// The namespace, whose quota it uses.
     pub namespace: String,
@@ -27,16 +27,16 @@ impl Pod {
     }
 }
 
-/// What a pod asks for.
+/// A pod's request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Request {
     /// The pod. An earlier reservation of the same uid does not compete with it.
     pub pod: Pod,
     /// Its containers, in the order of the pod's spec: init containers and sidecars, then the others.
     pub containers: Vec<Container>,
-    /// Which of several nodes it prefers.
+    /// Which of several nodes is preferred.
     pub node_policy: NodePolicy,
-    /// Containers that take any vendor's devices; they have no asks of their own.
+    /// Containers that accept any vendor's devices; they have no asks of their own.
     pub any: Option<Arc<AnyVendor>>,
 }
 
@@ -58,17 +58,17 @@ pub struct Container {
     pub name: String,
     /// When it runs.
     pub kind: Kind,
-    /// What it asks for: at most one for each vendor. None for a container without devices.
+    /// Its asks: at most one for each vendor. Empty for a container without devices.
     pub asks: Vec<Ask>,
 }
 
-/// When a container runs, which decides whom it shares a card with.
+/// The phase in which a container runs. It decides which other containers share a device with it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Beside all others of its kind.
+    /// At the same time as all others of its kind.
     #[default]
     App,
-    /// Alone, but for sidecars started earlier; over before the next one starts.
+    /// Alone, except for sidecars started earlier; it ends before the next one starts.
     Init,
     /// From its turn among the init containers to the end of the pod.
     Sidecar,
@@ -77,7 +77,7 @@ pub enum Kind {
 /// A number of devices of one vendor, each with the same share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
-    /// Of which vendor.
+    /// The vendor.
     pub vendor: Vendor,
     /// How many devices; 0 asks for nothing.
     pub count: u32,
@@ -85,38 +85,38 @@ pub struct Ask {
     pub memory: Memory,
     /// Compute on each.
     pub compute: Compute,
-    /// Only unused cards, taken with all their slots.
+    /// Only unused devices, with all their slots.
     pub exclusive: bool,
     /// All of them on one NUMA node.
     pub numa_bind: bool,
-    /// All of them in one group of cards where some group has room, else anywhere.
+    /// All of them in one group of devices if a group has room, else anywhere.
     pub prefer_group: bool,
-    /// Slots of each card.
+    /// Slots of each device.
     pub slots: u32,
-    /// On a card that is cut into profiles without places: the profile of so many slices. `None`:
-    /// the smallest that is large enough.
+    /// On a device that is divided into profiles without placements: the profile with this many slices. `None`: the
+    /// smallest sufficient one.
     pub slices: Option<u32>,
-    /// How several of them have to lie to each other.
+    /// How several of them must be arranged.
     pub arrange: Arrange,
-    /// Only cards that earlier containers of the pod got, where they got any of this vendor.
+    /// Only devices that earlier containers of the pod got, if they got any of this vendor.
     pub together: bool,
-    /// The containers that may share a card with this one.
+    /// The containers that may share a device with this one.
     pub company: Option<Company>,
-    /// Only cards on which all shares have the same memory.
+    /// Only devices on which all shares have the same memory.
     pub even: bool,
-    /// The only amounts of memory below a whole card that the vendor hands out, in bytes; empty for any. The engine
-    /// takes what is asked for as it is, and advises nothing else.
+    /// The only amounts of memory below a whole device that the vendor gives, in bytes; empty for any. The engine
+    /// places any amount that is asked for, but advises only these.
     pub sizes: Vec<u64>,
-    /// Which cards come first.
+    /// Which devices are preferred.
     pub policy: DevicePolicy,
-    /// What counts how much in a card's score.
+    /// The weights in a device's score.
     pub weights: Weights,
-    /// Which cards come into question.
+    /// Which devices are candidates.
     pub select: Selection,
 }
 
 impl Ask {
-    /// So many cards of this vendor with so much memory on each, and no compute promised.
+    /// An ask for `count` devices of this vendor with this memory on each, and no compute promised.
     pub fn new(vendor: &str, count: u32, memory: Memory) -> Self {
         Self {
             vendor: Vendor::new(vendor),
@@ -140,98 +140,97 @@ impl Ask {
     }
 }
 
-/// How several cards of one ask must be arranged, and the bonus that this gives a node.
+/// How several devices of one ask must be arranged, and the bonus that this gives a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Arrange {
-    /// As the device policy has it; every node is worth the same.
+    /// In the order of the device policy; all nodes get the same bonus.
     #[default]
     Anyhow,
-    /// From the group that has most free cards, then from the next. A node is worth `worth` times the
-    /// largest share of a container's cards that is of one group. Only where all cards have a group.
+    /// From the group with the most free devices, then from the next one. A node's bonus is `worth` times the largest
+    /// share of a container's devices in one group. Only if all devices have a group.
     LargestGroups {
-        /// What all cards in one group are worth, as 10 is one resource of the node full.
+        /// The bonus if all devices are in one group, where 10 is one resource of the node full.
         worth: u32,
     },
-    /// The same share of each card of whole modules; a node's worth is that of `LargestGroups`.
+    /// The same share of each device of whole modules; a node's bonus is that of `LargestGroups`.
     Modules {
-        /// What all cards in one group are worth.
+        /// The bonus if all devices are in one group.
         worth: u32,
     },
-    /// From the group that has enough and least to spare, else from the smallest groups first; cards
-    /// of no group last. With `weigh`, a node is worth more the more pairs of a group are taken and
-    /// the fewer are torn apart.
+    /// From the group that has enough devices and the fewest to spare, else from the smallest groups first; devices
+    /// without a group last. With `weigh`, a node's bonus is greater the more pairs of a group are taken and the
+    /// fewer are split.
     TightestGroup {
-        /// Whether nodes are compared by it.
+        /// Whether nodes get a bonus by it.
         weigh: bool,
     },
-    /// Two wings of four cards, the first by index and the others, with a link from each card of the
-    /// first to one of the second: one, two, four or all eight, so that no wing is broken up without
-    /// need. A node is worth more the less of its wings is broken up afterwards.
+    /// Two wings of four devices, the first four by index and the others, with a link from each device of the first
+    /// wing to one of the second. A request takes one, two, four or all eight, so that no wing is split without need.
+    /// A node's bonus is greater the less its wings are split afterwards.
     Wings,
-    /// Several unused cards with consecutive indices. They begin anywhere in a ring (tag
-    /// [`crate::Device::RING`]); elsewhere they are 4, 8 or 16 cards starting at a multiple of that number.
+    /// Several unused devices with consecutive indices. In a ring (tag [`crate::Device::RING`]) they begin anywhere;
+    /// elsewhere they are 4, 8 or 16 devices starting at a multiple of that number.
     Row,
-    /// As the device policy has it; a node is worth what it says itself
-    /// ([`crate::Device::appraisal`]).
+    /// In the order of the device policy; a node's bonus is its own appraisal ([`crate::Device::appraisal`]).
     Appraised,
-    /// Cards with the fewest containers of the same class ([`Company`]) first, those where only other
-    /// classes run last; a node is worth more the quieter its cards are.
+    /// Devices with the fewest containers of the same class ([`Company`]) first, and devices with only other classes
+    /// last; a node's bonus is greater the fewer containers its devices have.
     Apart,
 }
 
-/// The containers that may share a card with this one.
+/// The containers that may share a device with this one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Company {
     /// The container's own class, which its grants carry.
     pub class: Arc<str>,
-    /// Classes that may be there. A container without a class may always be there.
+    /// Classes that may be on the device. A container without a class may always be there.
     pub accepts: Vec<Arc<str>>,
 }
 
-/// How much memory of a card.
+/// An amount of a device's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
-    /// So many bytes.
+    /// This number of bytes.
     Bytes(u64),
-    /// So many hundredths of what the card has, down to a whole MiB; more than 100 counts as 100. Of a
-    /// card in MIG mode: of its largest profile.
+    /// A percentage of the device's memory, rounded down to a whole MiB; more than 100 counts as 100. On a device in
+    /// MIG mode it is a percentage of the largest profile's memory.
     Percent(u32),
 }
 
-/// How much compute of a card.
+/// An amount of a device's compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compute {
-    /// So much in the card's own unit; 0 promises none.
+    /// This amount in the device's own unit; 0 promises none.
     Units(u32),
-    /// So many hundredths of what the card has, down to a whole unit but at least one, up to a whole
-    /// step of the card.
+    /// A percentage of the device's compute, rounded down to a whole unit but at least one, and then up to a whole
+    /// step of the device.
     Percent(u32),
-    /// So many lanes of the card, which more than it has means all. `cores` of such a card, and of
-    /// what is granted of it, is a set of bits, one for each lane; the lowest free ones are taken.
+    /// This number of the device's lanes; more than it has means all. `cores` of such a device, and of a grant on it,
+    /// is a set of bits, one for each lane; the lowest free lanes are taken.
     Lanes(u32),
-    /// Promises none, and does not mind if all is promised to others.
+    /// Promises none, and accepts a device whose compute is all promised to others.
     Unchecked,
-    /// So many GFLOPS of 16 and of 32 bits: as many units as give both, up. A card whose speed is not
-    /// known cannot give any.
+    /// GFLOPS for 16 and for 32 bits: the number of units that gives both, rounded up. A device of unknown speed
+    /// cannot give any.
     Gflops {
-        /// Of 16 bits.
+        /// For 16 bits.
         fp16: u64,
-        /// Of 32 bits.
+        /// For 32 bits.
         fp32: u64,
     },
 }
 
-/// Which of several nodes is taken.
+/// Which of several nodes is chosen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum NodePolicy {
-    /// The one that is fullest with the pod on it.
+    /// The fullest one, with the pod on it.
     #[default]
     Binpack,
-    /// The one that is emptiest with the pod on it.
+    /// The emptiest one, with the pod on it.
     Spread,
 }
 
-/// Which of several cards are taken.
+/// Which of several devices are chosen.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DevicePolicy {
     /// The emptiest first.
@@ -239,15 +238,15 @@ pub enum DevicePolicy {
     Spread,
     /// The fullest first.
     Binpack,
-    /// Only unused cards.
+    /// Only unused devices.
     Mutex,
-    /// By the first key, then the second, and so on; last by the higher index.
+    /// By the first key, then the second, and so on; finally by the higher index.
     Chain(Vec<Key>),
-    /// Several cards: those that reach each other best. One card: the one that the others miss least.
+    /// For several devices: the ones that are connected best. For one device: the one that the others miss least.
     TopologyAware,
 }
 
-/// One comparison of cards.
+/// One comparison of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Key {
     /// Higher score first.
@@ -262,7 +261,7 @@ pub enum Key {
     LowestIndex,
 }
 
-/// How much slots, compute and memory count in the score of a card.
+/// The weights of slots, compute and memory in the score of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Weights {
     /// Share of slots in use.
@@ -283,72 +282,72 @@ impl Default for Weights {
     }
 }
 
-/// Which cards come into question. An empty list is no rule.
+/// The rules that select candidate devices. An empty list is no rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// The model contains one of these, in any case.
+    /// The model contains one of these, ignoring case.
     pub use_types: Vec<String>,
-    /// The model contains none of these, in any case.
+    /// The model contains none of these, ignoring case.
     pub nouse_types: Vec<String>,
-    /// The model is one of these, to the letter.
+    /// The model is exactly one of these.
     pub models: Vec<String>,
     /// The identifier is one of these.
     pub use_ids: Vec<String>,
     /// The identifier is none of these.
     pub nouse_ids: Vec<String>,
-    /// The card's mode is part of this text.
+    /// The device's mode is a part of this text.
     pub mode: Option<String>,
-    /// The card has all of these tags.
+    /// The device has all of these tags.
     pub tags: Vec<String>,
 }
 
-/// What is asked for over all devices of one container. The amounts are split evenly.
+/// The amounts for all devices of one container together. They are split evenly.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// Memory in bytes; 0 leaves it to the vendor's default, a whole card in most cases.
+    /// Memory in bytes; 0 means the vendor's default, in most cases a whole device.
     pub memory_bytes: u64,
     /// GFLOPS of 16-bit floats.
     pub fp16: u64,
     /// GFLOPS of 32-bit floats.
     pub fp32: u64,
-    /// How many devices; 0 for as few as hold the demand.
+    /// The number of devices; 0 means the fewest that satisfy the demand.
     pub devices: u32,
 }
 
-/// One container of the request that takes any vendor's devices.
+/// A container of the request that accepts any vendor's devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wish {
     /// Position of the container in the request.
     pub container: usize,
-    /// What it asks for.
+    /// The demand.
     pub demand: Demand,
 }
 
-/// A family of devices that would do.
+/// A family of devices that the request accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Family {
     /// The maker.
     pub maker: Maker,
-    /// The word under which the engine knows them.
+    /// The engine's word for them.
     pub vendor: Vendor,
-    /// Families of a lower tier are taken first, whatever the score.
+    /// Families of a lower tier are taken first, whatever their score.
     pub tier: u32,
-    /// For each wish, what is asked of this family with 1, 2, 3, ... devices, and its own rules in it.
+    /// For each wish, the ask to this family with 1, 2, 3, ... devices, including the family's own rules.
     pub asks: Vec<Vec<Ask>>,
 }
 
-/// Devices of whichever vendor fits. All containers that take any vendor's devices get those of one vendor.
+/// A request for any vendor's devices. All containers that accept any vendor get devices of the same vendor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AnyVendor {
     /// The containers.
     pub wishes: Vec<Wish>,
-    /// What would do.
+    /// The families that are accepted.
     pub families: Vec<Family>,
-    /// Prefer devices of one NUMA node where a container gets several.
+    /// Whether devices of one NUMA node are preferred if a container gets several.
     pub near: bool,
     /// Figures of models, for the score.
     pub table: Arc<Table>,
 }
 
-// The figures of a table are finite.
+// The figures of a table are finite, so equality is reflexive.
 impl Eq for AnyVendor {}

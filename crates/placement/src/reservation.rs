@@ -1,27 +1,28 @@
-//! What was given to whom, and what that takes of each card. Never whether it was right to give it.
+//! Reservations: the devices that each pod was given, and the part of each device that this takes. Does not judge
+//! whether it was right to give them.
 
 use std::sync::Arc;
 
 use crate::inventory::{Span, Vendor};
 use crate::request::{Kind, Pod};
 
-/// Bounds on what one grant is read as, so that sums never leave their range.
+/// Upper bounds on the amounts of one grant, so that sums cannot overflow.
 const MOST_MEMORY_BYTES: u64 = 1 << 46;
 const MOST_UNITS: u32 = 1 << 16;
 
-/// What is taken of a card, or of several.
+/// The part of a device, or of several, that is taken.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Slots: how many containers share it.
+    /// Slots: the number of containers that share it.
     pub slots: u32,
-    /// Compute, in the card's unit.
+    /// Compute, in the device's unit.
     pub cores: u32,
     /// Memory in bytes.
     pub memory_bytes: u64,
 }
 
 impl Load {
-    /// Both together. Wraps, so that `minus` always undoes it.
+    /// The sum of both. Wraps, so that `minus` always undoes it.
     #[must_use]
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
@@ -31,7 +32,7 @@ impl Load {
         }
     }
 
-    /// What `plus` added, taken away.
+    /// Undoes `plus`.
     #[must_use]
     pub(crate) fn minus(self, other: Self) -> Self {
         Self {
@@ -41,7 +42,7 @@ impl Load {
         }
     }
 
-    /// The greater of both in each respect.
+    /// The greater of both, for each amount.
     #[must_use]
     pub(crate) fn peak(self, other: Self) -> Self {
         Self {
@@ -52,54 +53,54 @@ impl Load {
     }
 }
 
-/// Where a pod goes, and what each of its containers gets there.
+/// The node of a pod, and the devices of each of its containers there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
     /// Name of the node.
     pub node: Arc<str>,
-    /// One for each container of the request, in its order; empty for a container without devices.
+    /// One entry for each container of the request, in its order; empty for a container without devices.
     pub containers: Vec<Granted>,
 }
 
-/// What one container gets.
+/// The devices of one container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Granted {
-    /// When the container runs.
+    /// The phase in which the container runs.
     pub kind: Kind,
-    /// Its cards, in the order in which they were chosen.
+    /// Its devices, in the order in which they were chosen.
     pub grants: Vec<Grant>,
 }
 
-/// A share of one card.
+/// A share of one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
-    /// Identifier of the card.
+    /// Identifier of the device.
     pub device: Arc<str>,
-    /// Vendor of the card.
+    /// Vendor of the device.
     pub vendor: Vendor,
-    /// Slots taken: 1, or all of an exclusive card.
+    /// Slots taken: 1, or all of an exclusive device.
     pub slots: u32,
-    /// Memory in bytes; of an instance: all that it has.
+    /// Memory in bytes; for a MIG instance, all of its memory.
     pub memory_bytes: u64,
-    /// Compute in the card's unit; of an instance: all that it has.
+    /// Compute in the device's unit; for a MIG instance, all of its compute.
     pub cores: u32,
-    /// The instance, on a card in MIG mode.
+    /// The instance, on a device in MIG mode.
     pub instance: Option<Instance>,
-    /// Of which class the container is beside others on the card; see [`crate::Company`].
+    /// The container's class, for other containers on the device; see [`crate::Company`].
     pub class: Option<Arc<str>>,
 }
 
-/// A MIG instance: what it is and where it lies.
+/// A MIG instance: its profile and its placement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Instance {
     /// Name of the profile.
     pub profile: Arc<str>,
-    /// Where on the card.
+    /// Its placement on the device.
     pub span: Span,
 }
 
 impl Grant {
-    /// A share of one slot, with so much memory in bytes and compute in the card's unit.
+    /// A share of one slot, with this memory in bytes and this compute in the device's unit.
     pub fn new(vendor: Vendor, device: &str, memory_bytes: u64, cores: u32) -> Self {
         Self {
             device: device.into(),
@@ -121,30 +122,30 @@ impl Grant {
     }
 }
 
-/// What a pod holds.
+/// The devices that a pod holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reservation {
     /// The pod that holds it.
     pub pod: Pod,
-    /// What it holds.
+    /// The placement.
     pub placement: Placement,
-    /// Whether its init containers are over, so that only what runs beside each other counts.
+    /// Whether its init containers have ended, so that only containers that run at the same time count.
     pub initialised: bool,
-    /// What it takes of each card: the peak over the pod's life.
+    /// The part of each device that it takes: the peak over the pod's life.
     pub(crate) footprint: Vec<Footprint>,
-    /// What it takes of its namespace's quota, for each vendor.
+    /// The part of its namespace's quota that it takes, for each vendor.
     pub(crate) charge: Vec<(Vendor, Load)>,
 }
 
-/// What a pod takes of one card.
+/// The part of one device that a pod takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Footprint {
     pub(crate) device: Arc<str>,
     pub(crate) load: Load,
     pub(crate) instances: Vec<Instance>,
-    /// Some container has a share of the card without an instance.
+    /// Whether a container has a share of the device without an instance.
     pub(crate) shared: bool,
-    /// Of which classes its containers there are; one entry for each that has one.
+    /// The classes of its containers; one entry for each container that has one.
     pub(crate) classes: Vec<Arc<str>>,
 }
 
@@ -186,7 +187,7 @@ impl Reservation {
                     phases.add(granted.kind, grant.load());
                     footprint.classes.extend(grant.class.clone());
                     match &grant.instance {
-                        // An instance of an init container can be used again by a later one.
+                        // A later init container can reuse the instance of an earlier one.
                         Some(instance) if footprint.instances.contains(instance) => {}
                         Some(instance) => footprint.instances.push(instance.clone()),
                         None => footprint.shared = true,
@@ -223,14 +224,14 @@ impl Reservation {
         }
     }
 
-    /// What it takes of its cards altogether: the peak over the pod's life, summed over the cards.
+    /// The sum over its devices of the parts that it takes: the peak over the pod's life.
     pub fn load(&self) -> Load {
         self.footprint
             .iter()
             .fold(Load::default(), |sum, footprint| sum.plus(footprint.load))
     }
 
-    /// The cards of which it takes something, and how much.
+    /// The devices of which it takes a part, each with that part.
     pub fn devices(&self) -> impl Iterator<Item = (&str, Load)> {
         self.footprint
             .iter()
@@ -246,12 +247,12 @@ fn in_start_order(containers: &[Granted]) -> impl Iterator<Item = &Granted> {
     before.into_iter().chain(beside)
 }
 
-/// What a pod takes of one card in the phases of its life.
+/// The part of one device that a pod takes in each phase of its life.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Phases {
-    /// What the init container of the moment takes.
+    /// The part of the present init container.
     pub(crate) init: Load,
-    /// The greatest that an init container took together with the sidecars before it.
+    /// The greatest part that an init container took together with the sidecars before it.
     init_peak: Load,
     sidecars: Load,
     apps: Load,
@@ -272,7 +273,7 @@ impl Phases {
         }
     }
 
-    /// What is taken in the phase in which a container of this kind starts.
+    /// The part that is taken in the phase in which a container of this kind starts.
     pub(crate) fn beside(&self, kind: Kind) -> Load {
         match kind {
             Kind::Init => self.init.plus(self.sidecars),

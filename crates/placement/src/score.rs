@@ -1,13 +1,13 @@
-//! How full a card or a node is, as one number from integers, so that it is the same however it came
-//! about. Never compares with what does not fit.
+//! How full a device or a node is, as one number computed from integers, so that it does not depend on the order of
+//! events. Does not compare with devices that do not fit.
 
 use crate::request::Weights;
 use crate::reservation::Load;
 
-/// What of how much, times ten; nothing of nothing is 0.
+/// Ten times `part / whole`; 0 if the whole is 0.
 #[allow(
     clippy::cast_precision_loss,
-    reason = "a score is a ratio: what is lost above 2^53 bytes is no card's size"
+    reason = "a score is a ratio: what is lost above 2^53 bytes is no device's size"
 )]
 fn tenths(used: u64, total: u64) -> f64 {
     if total == 0 {
@@ -17,14 +17,14 @@ fn tenths(used: u64, total: u64) -> f64 {
     }
 }
 
-/// How full a card is with `used` of `total`: 0 to 10 for each unit of weight.
+/// How full a device is with `used` of `total`: 0 to 10 for each unit of weight.
 pub(crate) fn device(used: Load, total: Load, weights: Weights) -> f64 {
     f64::from(weights.slots) * tenths(u64::from(used.slots), u64::from(total.slots))
         + f64::from(weights.cores) * tenths(u64::from(used.cores), u64::from(total.cores))
         + f64::from(weights.memory) * tenths(used.memory_bytes, total.memory_bytes)
 }
 
-/// What a node has or uses over all its cards.
+/// The sum over all devices of a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Sum {
     pub(crate) slots: u64,

@@ -1,13 +1,13 @@
-//! What the engine promises, in examples.
+//! The engine's guarantees, by example.
 
 use crate::*;
 
 const GIB: u64 = 1 << 30;
 
-pub(crate) fn node(name: &str, cards: &[u64]) -> Node {
+pub(crate) fn node(name: &str, memories: &[u64]) -> Node {
     Node {
         name: name.to_owned(),
-        devices: cards
+        devices: memories
             .iter()
             .enumerate()
             .map(|(index, gib)| Device {
@@ -44,18 +44,18 @@ pub(crate) fn gib(count: u32, gib: u64) -> Ask {
     Ask::new("NVIDIA", count, Memory::Bytes(gib * GIB))
 }
 
-/// `node:card,card;card` for each container's cards.
+/// `node:device,device;device` for each container's devices.
 fn text(placement: &Placement) -> String {
     let containers: Vec<String> = placement
         .containers
         .iter()
         .map(|granted| {
-            let cards: Vec<&str> = granted
+            let devices: Vec<&str> = granted
                 .grants
                 .iter()
                 .map(|grant| grant.device.strip_prefix("GPU-").unwrap_or(&grant.device))
                 .collect();
-            cards.join(",")
+            devices.join(",")
         })
         .collect();
     format!("{}:{}", placement.node, containers.join(";"))
@@ -77,7 +77,7 @@ fn place(cluster: &mut Cluster, request: &Request) -> String {
 }
 
 #[test]
-fn a_pod_gets_a_card_with_room_and_a_reservation_takes_it() {
+fn pod_gets_a_device_with_room_and_reserve_takes_it() {
     let mut cluster = cluster(&[node("n1", &[80, 80])]);
 
     assert_eq!(place(&mut cluster, &asking("a", &[gib(1, 50)])), "n1:1");
@@ -109,15 +109,15 @@ fn a_pods_own_reservation_does_not_stand_in_its_way() {
     assert_eq!(used.memory_bytes, 60 * GIB);
 }
 
-/// A cluster of one node with these cards.
-fn one(cards: Vec<Device>) -> Cluster {
-    let devices = cards
+/// A cluster of one node with these devices.
+fn one(devices: Vec<Device>) -> Cluster {
+    let devices = devices
         .into_iter()
         .enumerate()
-        .map(|(index, card)| Device {
+        .map(|(index, device)| Device {
             index: u32::try_from(index).unwrap(),
             id: format!("GPU-{index}"),
-            ..card
+            ..device
         })
         .collect();
     cluster(&[Node {
@@ -127,11 +127,11 @@ fn one(cards: Vec<Device>) -> Cluster {
     }])
 }
 
-fn card(gib: u64) -> Device {
+fn device(gib: u64) -> Device {
     Device::new("NVIDIA", "", "NVIDIA A100", gib * GIB)
 }
 
-fn mig_card() -> Device {
+fn mig_device() -> Device {
     let profile = |name: &str, gib: u64, cores: u32, slices: u32, starts: &[u32], size: u32| {
         let placements = starts.iter().map(|&start| Span { start, size }).collect();
         MigProfile {
@@ -151,7 +151,7 @@ fn mig_card() -> Device {
             profile("3g.40gb", 40, 43, 3, &[0, 4], 4),
             profile("7g.80gb", 80, 100, 7, &[0], 8),
         ],
-        ..card(80)
+        ..device(80)
     }
 }
 
@@ -190,8 +190,8 @@ fn advice(cluster: &Cluster, request: &Request) -> Vec<String> {
 }
 
 #[test]
-fn init_containers_take_their_peak_and_give_it_back_when_they_are_over() {
-    let mut cluster = one(vec![card(80)]);
+fn init_containers_hold_their_peak_until_they_end() {
+    let mut cluster = one(vec![device(80)]);
     let request = pod(
         "a",
         &[
@@ -209,7 +209,7 @@ fn init_containers_take_their_peak_and_give_it_back_when_they_are_over() {
 }
 
 #[test]
-fn a_sidecar_counts_beside_later_init_containers_and_beside_the_others() {
+fn sidecar_counts_with_later_init_and_app_containers() {
     let containers = |init: u64, app: u64| {
         pod(
             "a",
@@ -223,19 +223,19 @@ fn a_sidecar_counts_beside_later_init_containers_and_beside_the_others() {
     };
 
     assert_eq!(
-        place(&mut one(vec![card(80)]), &containers(60, 60)),
+        place(&mut one(vec![device(80)]), &containers(60, 60)),
         "n:0;0;0;0"
     );
     for (init, app) in [(61, 60), (60, 61)] {
-        let mut cluster = one(vec![card(80)]);
+        let mut cluster = one(vec![device(80)]);
         let answer = place(&mut cluster, &containers(init, app));
         assert_eq!(answer, "n: 1/1 CardInsufficientMemory");
     }
 }
 
 #[test]
-fn a_container_that_leaves_no_room_for_the_next_goes_elsewhere() {
-    let mut cluster = one(vec![card(80), card(40)]);
+fn container_that_leaves_no_room_for_the_next_is_moved() {
+    let mut cluster = one(vec![device(80), device(40)]);
     let request = pod(
         "a",
         &[
@@ -254,8 +254,8 @@ fn a_container_that_leaves_no_room_for_the_next_goes_elsewhere() {
 }
 
 #[test]
-fn an_exclusive_card_takes_nobody_else_and_only_when_unused() {
-    let mut cluster = one(vec![card(80), card(80)]);
+fn exclusive_request_gets_only_an_unused_device() {
+    let mut cluster = one(vec![device(80), device(80)]);
     place(&mut cluster, &asking("a", &[gib(1, 1)]));
     let exclusive = Ask {
         exclusive: true,
@@ -275,7 +275,7 @@ fn an_exclusive_card_takes_nobody_else_and_only_when_unused() {
 
 #[test]
 fn an_instance_is_as_large_as_memory_and_compute_ask() {
-    let mut cluster = one(vec![mig_card()]);
+    let mut cluster = one(vec![mig_device()]);
     let half = Ask {
         compute: Compute::Units(30),
         ..gib(1, 8)
@@ -299,8 +299,8 @@ fn an_instance_is_as_large_as_memory_and_compute_ask() {
 }
 
 #[test]
-fn an_app_uses_the_instance_that_its_init_container_leaves() {
-    let cluster = one(vec![mig_card()]);
+fn app_container_reuses_its_init_containers_instance() {
+    let cluster = one(vec![mig_device()]);
     let request = pod("a", &[(Kind::Init, gib(1, 70)), (Kind::App, gib(1, 70))]);
 
     let placement = cluster.place(&request, Among::All).unwrap();
@@ -314,8 +314,8 @@ fn an_app_uses_the_instance_that_its_init_container_leaves() {
 }
 
 #[test]
-fn a_card_with_what_contradicts_its_mode_takes_no_new_pods_until_it_is_gone() {
-    let mut cluster = one(vec![card(80)]);
+fn device_with_a_mode_conflict_takes_no_new_pods() {
+    let mut cluster = one(vec![device(80)]);
     let mut placement = cluster
         .place(&asking("a", &[gib(1, 10)]), Among::All)
         .unwrap();
@@ -332,8 +332,8 @@ fn a_card_with_what_contradicts_its_mode_takes_no_new_pods_until_it_is_gone() {
 }
 
 #[test]
-fn cards_of_several_vendors_go_to_one_container() {
-    let mut cluster = one(vec![card(80), Device::new("DCU", "", "Z100", 32 * GIB)]);
+fn one_container_gets_devices_of_several_vendors() {
+    let mut cluster = one(vec![device(80), Device::new("DCU", "", "Z100", 32 * GIB)]);
     let dcu = Ask::new("DCU", 1, Memory::Bytes(GIB));
 
     assert_eq!(
@@ -350,12 +350,12 @@ fn cards_of_several_vendors_go_to_one_container() {
 }
 
 #[test]
-fn flops_become_as_much_compute_as_the_card_needs_for_them() {
+fn flops_become_the_compute_that_the_device_needs_for_them() {
     let fast = Device {
         gflops: [300_000, 20_000],
-        ..card(80)
+        ..device(80)
     };
-    let mut cluster = one(vec![fast, card(80)]);
+    let mut cluster = one(vec![fast, device(80)]);
     let compute = Compute::Gflops {
         fp16: 100_000,
         fp32: 5_000,
@@ -391,10 +391,10 @@ fn flops_become_as_much_compute_as_the_card_needs_for_them() {
 }
 
 #[test]
-fn several_cards_come_from_the_group_that_has_least_to_spare() {
+fn several_devices_come_from_the_group_with_least_to_spare() {
     let of = |group| Device {
         group: Some(group),
-        ..card(80)
+        ..device(80)
     };
     let mut cluster = one(vec![of(0), of(0), of(1), of(1), of(1)]);
     let pair = Ask {
@@ -409,7 +409,7 @@ fn several_cards_come_from_the_group_that_has_least_to_spare() {
 fn tags_are_all_required() {
     let of = |tags: &[&str]| Device {
         tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
-        ..card(80)
+        ..device(80)
     };
     let mut cluster = one(vec![of(&["big"]), of(&["big", "fast"])]);
     let mut ask = gib(1, 1);
@@ -425,8 +425,8 @@ fn tags_are_all_required() {
 }
 
 #[test]
-fn of_several_quotas_each_holds_and_what_is_released_is_refunded() {
-    let mut cluster = one(vec![card(80), card(80)]);
+fn all_quotas_of_a_namespace_hold_and_release_refunds_them() {
+    let mut cluster = one(vec![device(80), device(80)]);
     let nvidia = Vendor::new("NVIDIA");
     let limit = |gib: u64| {
         let quota = Quota {
@@ -457,9 +457,9 @@ fn of_several_quotas_each_holds_and_what_is_released_is_refunded() {
 }
 
 #[test]
-fn what_pods_hold_on_a_node_that_is_not_known_yet_counts_when_it_comes() {
+fn reservations_on_an_unknown_node_count_when_it_appears() {
     let mut cluster = Cluster::new();
-    let known = one(vec![card(80)]);
+    let known = one(vec![device(80)]);
     let placement = known
         .place(&asking("a", &[gib(1, 50)]), Among::All)
         .unwrap();
@@ -470,7 +470,7 @@ fn what_pods_hold_on_a_node_that_is_not_known_yet_counts_when_it_comes() {
             name: "n".to_owned(),
             devices: vec![Device {
                 id: "GPU-0".to_owned(),
-                ..card(80)
+                ..device(80)
             }],
             pairs: Vec::new(),
         })
@@ -480,7 +480,7 @@ fn what_pods_hold_on_a_node_that_is_not_known_yet_counts_when_it_comes() {
 }
 
 #[test]
-fn a_node_that_reports_a_card_twice_is_refused_and_stays_as_it_was() {
+fn node_that_reports_a_device_twice_is_refused() {
     let mut cluster = cluster(&[node("n1", &[80])]);
     let mut twice = node("n1", &[40, 40]);
     twice.devices[1].id = "GPU-0".to_owned();
@@ -515,12 +515,12 @@ fn names_that_nobody_knows_are_answered_one_by_one() {
 }
 
 #[test]
-fn leaving_cures_what_pods_take_and_not_what_the_request_excludes() {
+fn leaving_pods_cure_lack_of_room_but_not_exclusion_by_a_rule() {
     let mut cluster = one(vec![
-        card(80),
+        device(80),
         Device {
             healthy: false,
-            ..card(80)
+            ..device(80)
         },
     ]);
     place(&mut cluster, &asking("a", &[gib(1, 50)]));
@@ -542,17 +542,17 @@ fn leaving_cures_what_pods_take_and_not_what_the_request_excludes() {
 }
 
 #[test]
-fn advice_names_amounts_models_pods_and_cards() {
+fn advice_names_amounts_models_pods_and_devices() {
     let h100 = Device {
         model: "NVIDIA H100".to_owned(),
         cordoned: true,
-        ..card(80)
+        ..device(80)
     };
     let mut cluster = one(vec![
-        card(40),
+        device(40),
         Device {
             model: "NVIDIA L40S".to_owned(),
-            ..card(80)
+            ..device(80)
         },
         h100,
     ]);
@@ -574,8 +574,8 @@ fn advice_names_amounts_models_pods_and_cards() {
 }
 
 #[test]
-fn where_no_single_change_is_enough_those_that_are_together_are_named() {
-    let mut cluster = one(vec![card(80)]);
+fn advice_combines_changes_if_no_single_one_is_enough() {
+    let mut cluster = one(vec![device(80)]);
     let filler = Ask {
         compute: Compute::Units(80),
         ..gib(1, 70)

@@ -1,14 +1,14 @@
-//! Which cards reach each other best: the best subset of a given size. Never asks whether they fit.
+//! Which devices are connected best: the best subset of a given size. Does not ask whether they fit.
 
-/// Looks at no more partial choices than this. Reached only by dozens of cards with odd scores; the
-/// best that was found by then is taken.
+/// The search examines at most this many partial choices. Only dozens of devices with unusual scores reach the limit;
+/// then the best choice found so far is taken.
 const MOST_STEPS: u32 = 400_000;
 
-/// Of `count` cards, the `take` with the greatest sum of pair scores: positions in ascending order.
-/// Of several such choices, the first in lexicographic order. `pair` is symmetric.
+/// Of `count` devices, the `take` with the greatest sum of pair scores, as positions in ascending order. Of several
+/// such choices, it is the first in lexicographic order. `pair` is symmetric.
 ///
-/// Branch and bound over the choices in lexicographic order. A partial choice is given up when even
-/// the most that each remaining card could add does not beat what was found.
+/// Branch and bound over the choices in lexicographic order. A partial choice is dropped when even the most that each
+/// remaining device could add would not beat the best choice found.
 pub(crate) fn best_subset(
     count: usize,
     take: usize,
@@ -30,14 +30,14 @@ pub(crate) fn best_subset(
     }
 }
 
-/// The one card that the others miss least: the position with the smallest sum of pair scores, the
-/// first of several.
+/// The one device that the others miss least: the position with the smallest sum of pair scores, the first of
+/// several.
 pub(crate) fn least_missed(count: usize, pair: impl Fn(usize, usize) -> i64) -> usize {
     (0..count)
-        .min_by_key(|&card| {
+        .min_by_key(|&device| {
             (0..count)
-                .filter(|&other| other != card)
-                .map(|other| pair(card, other))
+                .filter(|&other| other != device)
+                .map(|other| pair(device, other))
                 .sum::<i64>()
         })
         .unwrap_or(0)
@@ -47,10 +47,10 @@ struct Search<F> {
     count: usize,
     take: usize,
     pair: F,
-    /// For each card: the sum of its greatest 0, 1, … pair scores, over all other cards.
+    /// For each device: the sum of its greatest 0, 1, … pair scores, over all other devices.
     greatest: Vec<Vec<i64>>,
     chosen: Vec<usize>,
-    /// For each card: the sum of pair scores with those chosen.
+    /// For each device: the sum of its pair scores with the chosen ones.
     gain: Vec<i64>,
     best: Vec<usize>,
     best_sum: i64,
@@ -65,10 +65,10 @@ struct Search<F> {
 impl<F: Fn(usize, usize) -> i64> Search<F> {
     fn new(count: usize, take: usize, pair: F) -> Self {
         let greatest = (0..count)
-            .map(|card| {
+            .map(|device| {
                 let mut scores: Vec<i64> = (0..count)
-                    .filter(|&other| other != card)
-                    .map(|other| pair(card, other))
+                    .filter(|&other| other != device)
+                    .map(|other| pair(device, other))
                     .collect();
                 scores.sort_unstable_by(|a, b| b.cmp(a));
                 let mut sums = vec![0];
@@ -94,7 +94,7 @@ impl<F: Fn(usize, usize) -> i64> Search<F> {
         }
     }
 
-    /// Extends the choice with cards from `from` on; `sum` is what the choice is worth.
+    /// Extends the choice with devices from `from` on; `sum` is the choice's present sum.
     fn extend(&mut self, from: usize, sum: i64) {
         let missing = self.take - self.chosen.len();
         if missing == 0 {
@@ -108,20 +108,21 @@ impl<F: Fn(usize, usize) -> i64> Search<F> {
         if self.steps > MOST_STEPS || sum + self.most_to_add(from, missing) <= self.best_sum {
             return;
         }
-        for card in from..=self.count - missing {
-            let added = self.gain[card];
-            self.choose(card, 1);
-            self.extend(card + 1, sum + added);
-            self.choose(card, -1);
+        for device in from..=self.count - missing {
+            let added = self.gain[device];
+            self.choose(device, 1);
+            self.extend(device + 1, sum + added);
+            self.choose(device, -1);
         }
     }
 
-    /// At least as much as any `missing` of the cards from `from` on could add.
+    /// An upper bound on what any `missing` of the devices from `from` on could add.
     fn most_to_add(&mut self, from: usize, missing: usize) -> i64 {
-        // Twice what a card adds: each pair among the missing is counted at both its ends.
+        // Twice the value that a device adds, because each pair among the missing ones is counted at both its ends.
         self.scratch.clear();
         self.scratch.extend(
-            (from..self.count).map(|card| 2 * self.gain[card] + self.greatest[card][missing - 1]),
+            (from..self.count)
+                .map(|device| 2 * self.gain[device] + self.greatest[device][missing - 1]),
         );
         if self.scratch.len() > missing {
             self.scratch
@@ -131,35 +132,35 @@ impl<F: Fn(usize, usize) -> i64> Search<F> {
         twice.div_euclid(2) + i64::from(twice.rem_euclid(2) != 0)
     }
 
-    fn choose(&mut self, card: usize, sign: i64) {
+    fn choose(&mut self, device: usize, sign: i64) {
         if sign > 0 {
-            self.chosen.push(card);
+            self.chosen.push(device);
         } else {
             self.chosen.pop();
         }
         for other in 0..self.count {
-            if other != card {
-                self.gain[other] += sign * (self.pair)(card, other);
+            if other != device {
+                self.gain[other] += sign * (self.pair)(device, other);
             }
         }
     }
 
-    /// The best pair, then always the card that adds most.
+    /// The best pair, then always the device that adds most.
     fn greedy(&self) -> Vec<usize> {
         let mut chosen: Vec<usize> = Vec::with_capacity(self.take);
         while chosen.len() < self.take {
-            let worth = |card: usize| -> i64 {
+            let worth = |device: usize| -> i64 {
                 if chosen.is_empty() {
-                    self.greatest[card][1.min(self.greatest[card].len() - 1)]
+                    self.greatest[device][1.min(self.greatest[device].len() - 1)]
                 } else {
-                    chosen.iter().map(|&other| (self.pair)(card, other)).sum()
+                    chosen.iter().map(|&other| (self.pair)(device, other)).sum()
                 }
             };
             let next = (0..self.count)
-                .filter(|card| !chosen.contains(card))
+                .filter(|device| !chosen.contains(device))
                 .max_by(|&a, &b| worth(a).cmp(&worth(b)).then(b.cmp(&a)));
             match next {
-                Some(card) => chosen.push(card),
+                Some(device) => chosen.push(device),
                 None => break,
             }
         }
@@ -197,9 +198,9 @@ mod tests {
                 all.push(chosen.clone());
                 return;
             }
-            for card in from..count {
-                chosen.push(card);
-                go(card + 1, count, take, chosen, all);
+            for device in from..count {
+                chosen.push(device);
+                go(device + 1, count, take, chosen, all);
                 chosen.pop();
             }
         }
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_sixty_four_cards_in_boards_of_eight_are_four_whole_boards() {
+    fn thirty_two_of_64_devices_are_four_whole_boards_of_eight() {
         let pair = |a: usize, b: usize| if a / 8 == b / 8 { 300 } else { 20 };
 
         let found = best_subset(64, 32, pair);
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_card_that_the_others_miss_least_is_the_one_without_fast_links() {
+    fn least_missed_device_is_the_one_without_fast_links() {
         let pair = |a: usize, b: usize| if a == 2 || b == 2 { 10 } else { 100 };
 
         assert_eq!(least_missed(4, pair), 2);

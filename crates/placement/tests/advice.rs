@@ -1,4 +1,4 @@
-//! Advice where several things stand in the way, and where there is more to try than a question may cost.
+//! Advice if several things are in the way, and if there are more possibilities than one search may try.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -12,12 +12,12 @@ use placement::{
 
 const GIB: u64 = 1 << 30;
 
-fn cluster(nodes: usize, cards: impl Fn(usize) -> Vec<Device>) -> Cluster {
+fn cluster(nodes: usize, devices: impl Fn(usize) -> Vec<Device>) -> Cluster {
     let mut cluster = Cluster::new();
     for number in 0..nodes {
         let node = Node {
             name: format!("n{number:04}"),
-            devices: cards(number),
+            devices: devices(number),
             pairs: Vec::new(),
         };
         cluster.set_node(node).unwrap();
@@ -85,11 +85,11 @@ fn of_two_vendors_the_one_whose_quota_is_in_the_way_is_named() {
 fn a_pod_of_hundreds_of_containers_is_answered_for() {
     let cluster = cluster(200, |number| {
         (0..8)
-            .map(|card| {
-                let id = format!("GPU-{number}-{card}");
+            .map(|index| {
+                let id = format!("GPU-{number}-{index}");
                 let mut device = Device::new("NVIDIA", &id, "A100", 80 * GIB);
-                device.index = card;
-                device.healthy = card % 2 == 0;
+                device.index = index;
+                device.healthy = index % 2 == 0;
                 device
             })
             .collect()

@@ -1,4 +1,4 @@
-//! Devices of whichever vendor fits: which vendor, how many devices, how much of each.
+//! Requests for any vendor's devices: which vendor, how many devices, how much of each.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use placement::{
 
 const GIB: u64 = 1 << 30;
 
-/// A node with so many devices of a model that the table knows.
+/// A node with `count` devices of a model that the table knows.
 fn node(name: &str, maker: Maker, model: &str, count: u32) -> Node {
     let table = Table::default();
     let profile = table.find(maker, model, 0).unwrap();
@@ -50,7 +50,7 @@ fn cluster(nodes: Vec<Node>) -> Cluster {
     cluster
 }
 
-/// A pod of one container that takes these vendors' devices, each with its tier.
+/// A pod of one container that accepts these vendors' devices, each with its tier.
 fn request(name: &str, demand: Demand, makers: &[(Maker, u32)]) -> Request {
     let families = makers
         .iter()

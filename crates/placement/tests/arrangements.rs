@@ -1,5 +1,5 @@
-//! What vendors other than NVIDIA ask of the engine: cards that have to lie to each other in some way, shares that only
-//! some others may lie beside, lanes, slices, and nodes that are worth more for it.
+//! Requests that only vendors other than NVIDIA have: required arrangements of devices, shares that may only share a
+//! device with certain others, lanes, slices, and the bonus of a node for them.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,7 +16,7 @@ use placement::{
 
 const MIB: u64 = 1 << 20;
 
-/// Cards `0..count` of 1000 MiB, changed as their index says.
+/// Devices `0..count` of 1000 MiB, each changed by its index.
 fn node(name: &str, count: u32, change: impl Fn(&mut Device)) -> Node {
     Node {
         name: name.to_owned(),
@@ -63,24 +63,24 @@ fn request(name: &str, asks: Vec<Ask>) -> Request {
     }
 }
 
-/// Indices of the cards of each container, and the node's name before them.
+/// The node's name, and the indices of the devices of each container.
 fn shown(placement: &Placement) -> String {
     let containers: Vec<String> = placement
         .containers
         .iter()
         .map(|granted| {
-            let cards: Vec<&str> = granted
+            let devices: Vec<&str> = granted
                 .grants
                 .iter()
                 .map(|grant| grant.device.rsplit_once('-').unwrap().1)
                 .collect();
-            cards.join(" ")
+            devices.join(" ")
         })
         .collect();
     format!("{}: {}", placement.node, containers.join("; "))
 }
 
-/// Places the pod and lets it hold that.
+/// Places the pod and reserves the placement.
 fn take(cluster: &mut Cluster, name: &str, ask: Ask) -> String {
     let request = request(name, vec![ask]);
     let placement = match cluster.place(&request, Among::All) {
@@ -92,19 +92,19 @@ fn take(cluster: &mut Cluster, name: &str, ask: Ask) -> String {
     text
 }
 
-/// Lets a pod hold these whole cards of the node.
-fn occupy(cluster: &mut Cluster, node: &str, cards: &[u32]) {
-    for card in cards {
+/// Reserves these whole devices of the node for a pod.
+fn occupy(cluster: &mut Cluster, node: &str, devices: &[u32]) {
+    for index in devices {
         let mut ask = Ask::new("V", 1, Memory::Percent(100));
-        ask.select.use_ids = vec![format!("{node}-{card}")];
-        let request = request(&format!("{node}/{card}"), vec![ask]);
+        ask.select.use_ids = vec![format!("{node}-{index}")];
+        let request = request(&format!("{node}/{index}"), vec![ask]);
         let placement = cluster.place_on(&request, node).unwrap();
         cluster.reserve(request.pod, placement);
     }
 }
 
 #[test]
-fn cards_come_from_the_group_with_most_free_cards_then_from_the_next() {
+fn devices_come_from_the_group_with_most_free_ones_first() {
     let groups = [0, 0, 0, 1, 1, 1, 1, 2];
     let arrange = Arrange::LargestGroups { worth: 10 };
     let nodes = || {
@@ -127,7 +127,7 @@ fn cards_come_from_the_group_with_most_free_cards_then_from_the_next() {
 }
 
 #[test]
-fn a_card_of_no_group_leaves_the_order_to_the_policy() {
+fn device_without_a_group_leaves_the_order_to_the_policy() {
     let mut cluster = cluster(vec![node("n", 4, |device| {
         device.group = (device.index > 0).then_some(1);
     })]);
@@ -138,12 +138,12 @@ fn a_card_of_no_group_leaves_the_order_to_the_policy() {
 }
 
 #[test]
-fn of_two_nodes_the_one_whose_cards_are_of_one_group_is_taken_though_it_is_emptier() {
+fn node_with_all_devices_in_one_group_wins_over_a_fuller_one() {
     let grouped = |device: &mut Device| device.group = Some(device.index / 2);
     let arrange = Arrange::LargestGroups { worth: 20 };
     for policy in [NodePolicy::Binpack, NodePolicy::Spread] {
         let mut cluster = cluster(vec![node("a", 4, grouped), node("b", 4, grouped)]);
-        // On a, one card of each group is left.
+        // On a, one device of each group is left.
         occupy(&mut cluster, "a", &[0, 2]);
         let mut request = request("p", vec![ask(2, arrange)]);
         request.node_policy = policy;
@@ -174,7 +174,7 @@ fn modules_go_whole_or_not_at_all() {
 }
 
 #[test]
-fn halves_of_both_cards_of_a_module_are_shared_by_two_pods() {
+fn two_pods_share_halves_of_both_devices_of_a_module() {
     let mut cluster = cluster(vec![node("n", 4, |device| {
         device.module = Some(device.index / 2);
     })]);
@@ -191,7 +191,7 @@ fn halves_of_both_cards_of_a_module_are_shared_by_two_pods() {
 }
 
 #[test]
-fn whole_cards_come_from_the_tightest_group_and_cards_of_no_group_last() {
+fn whole_devices_come_from_the_tightest_group_first() {
     let groups = [Some(1), Some(1), Some(1), Some(2), Some(2), None];
     let arrange = Arrange::TightestGroup { weigh: false };
     for (count, busy, expected) in [
@@ -211,7 +211,7 @@ fn whole_cards_come_from_the_tightest_group_and_cards_of_no_group_last() {
 }
 
 #[test]
-fn where_nodes_are_weighed_the_one_that_tears_no_group_apart_is_taken() {
+fn weighed_nodes_prefer_the_one_that_splits_no_group() {
     let zones = |of_four: bool| {
         move |device: &mut Device| {
             device.group = Some(if of_four { 1 } else { 1 + device.index / 2 });
@@ -266,7 +266,7 @@ fn the_node_whose_wing_is_filled_up_is_worth_most() {
 }
 
 #[test]
-fn evicting_pods_is_in_vain_where_no_arrangement_has_so_many_cards() {
+fn eviction_cannot_help_if_no_arrangement_is_large_enough() {
     let mut cluster = cluster(vec![node("n", 8, |_| {})]);
     occupy(&mut cluster, "n", &[0, 1, 2, 5, 6, 7]);
     let misfit = |count: u32| -> Misfit {
@@ -303,7 +303,7 @@ fn rows_begin_anywhere_in_a_ring_and_at_multiples_elsewhere() {
 }
 
 #[test]
-fn a_node_is_worth_what_it_says_of_so_many_cards() {
+fn node_is_worth_its_own_appraisal() {
     let says = |score: i32, loss: i32| {
         move |device: &mut Device| {
             device.appraisal = Some(Arc::new(Appraisal {
@@ -342,7 +342,7 @@ fn company(class: &str, accepts: &[&str]) -> Ask {
 }
 
 #[test]
-fn a_card_is_shared_only_with_classes_that_are_accepted() {
+fn device_is_shared_only_with_accepted_classes() {
     let mut cluster = cluster(vec![node("n", 2, |_| {})]);
 
     assert_eq!(take(&mut cluster, "a", company("x", &["x"])), "n: 1");
@@ -358,7 +358,7 @@ fn a_card_is_shared_only_with_classes_that_are_accepted() {
     assert_eq!(
         take(&mut cluster, "e", company("y", &["y", "z"])),
         "n: 0",
-        "x is still on the other card"
+        "x is still on the other device"
     );
 }
 
@@ -379,7 +379,7 @@ fn containers_of_one_pod_keep_their_classes_apart_too() {
 }
 
 #[test]
-fn pods_that_go_first_keep_apart_and_away_from_those_that_would_stop() {
+fn online_pods_avoid_each_other_and_then_offline_pods() {
     let mut cluster = cluster(vec![node("n", 3, |_| {})]);
     let first = || {
         let mut ask = company("first", &["first", "last"]);
@@ -401,7 +401,7 @@ fn pods_that_go_first_keep_apart_and_away_from_those_that_would_stop() {
     cluster.release("default/b");
     cluster.release("default/c");
     cluster.release("default/d");
-    // All of the card's compute is promised to one that gives way.
+    // All of the device's compute is promised to a container that yields.
     let mut only = first();
     only.select.use_ids = vec!["n-2".to_owned()];
     assert_eq!(take(&mut cluster, "e", only), "n: 2");
@@ -473,7 +473,7 @@ fn hundredths_of_compute_are_whole_steps_and_at_least_one() {
 }
 
 #[test]
-fn shares_of_a_card_are_of_one_size_where_they_must_be() {
+fn even_shares_of_a_device_have_one_size() {
     let mut cluster = cluster(vec![node("n", 2, |_| {})]);
     let even = |mib: u64| {
         let mut ask = Ask::new("V", 1, Memory::Bytes(mib * MIB));
@@ -520,7 +520,7 @@ fn advice_keeps_to_what_can_be_asked_for() {
     );
 }
 
-/// A card of six slices.
+/// A device of six slices.
 fn sliced(device: &mut Device) {
     let profile = |name: &str, slices: u32, memory: u64, cores: u32| MigProfile {
         name: name.to_owned(),
@@ -584,7 +584,7 @@ fn the_smallest_profile_that_is_large_enough_is_cut() {
 }
 
 #[test]
-fn containers_that_belong_together_get_the_same_card() {
+fn containers_that_belong_together_get_the_same_device() {
     let together = |mib: u64| {
         let mut ask = Ask::new("V", 1, Memory::Bytes(mib * MIB));
         ask.together = true;
@@ -597,7 +597,7 @@ fn containers_that_belong_together_get_the_same_card() {
 
     assert_eq!(shown(&placement), "n: 1; 1");
     cluster.reserve(two.pod, placement);
-    // 200 MiB are left on one card and all on the other: the first choice of the first container is not in the way.
+    // 200 MiB are left on one device and all on the other: the first container's first choice is not in the way.
     let pair = request("pair", vec![together(100), together(600)]);
     assert_eq!(shown(&cluster.place(&pair, Among::All).unwrap()), "n: 0; 0");
     let too_much = request("too-much", vec![together(900), together(150)]);
@@ -609,7 +609,7 @@ fn containers_that_belong_together_get_the_same_card() {
 }
 
 #[test]
-fn what_is_weighed_does_not_depend_on_the_order_in_which_nodes_are_told() {
+fn weighed_choice_does_not_depend_on_the_order_of_nodes() {
     let nodes: Vec<Node> = ["a", "b", "c", "d"]
         .iter()
         .zip([1, 2, 4, 2])

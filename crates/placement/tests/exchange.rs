@@ -12,7 +12,7 @@ fn recorded(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
 }
 
-/// The reader of JSON that the tests have is off by the last bit of a float.
+/// The tests' JSON reader may be off by the last bit of a float.
 #[track_caller]
 fn check_close(is: f64, recorded: &Value) {
     let recorded = recorded.as_f64().unwrap();
@@ -52,7 +52,7 @@ fn rates_are_the_recorded_ones() {
     let mut compared = 0;
     for case in recorded["rates"].as_array().unwrap() {
         let (from, to) = (case["from"].as_str().unwrap(), case["to"].as_str().unwrap());
-        // The recorded table gives a model that it does not know a rate to itself.
+        // The recorded table returns a rate for a model that it does not know, to itself.
         if (from, to) == ("nope", "nope") {
             assert!(table.rate(from, to).is_err());
             continue;
@@ -79,7 +79,7 @@ fn amounts_are_normalised_as_recorded() {
             continue;
         }
         let model = case["model"].as_str().unwrap();
-        // The recorded table has no Hygon. Ours finds it by name, and not under this one to the letter.
+        // The recorded table has no Hygon. Ours finds it by the driver's name, and not by this exact name.
         if model == "Z100" {
             assert!(table.profile(model).is_err());
             continue;
@@ -105,7 +105,7 @@ fn scores_are_the_recorded_ones() {
             continue;
         };
         let fp16 = requests["ai.compute/tflops-fp16"].as_str();
-        // The recorded scheduler reads whole numbers, up.
+        // The recorded scheduler reads whole numbers, rounded up.
         let fp16 = fp16.map_or(0.0, |text| text.parse::<f64>().unwrap().ceil());
         let wanted = Wanted {
             anything: requests["ai.compute/vram"].is_string() || fp16 > 0.0,
@@ -200,7 +200,7 @@ fn the_names_that_drivers_give_are_found() {
     check(Maker::Hygon, "Z100L", 0, Some("Z100L-32GB"));
     check(Maker::Cambricon, "MLU370-X8", 0, Some("MLU370-X8-48GB"));
     check(Maker::Cambricon, "MLU590", 0, Some("MLU590-80GB"));
-    // Others of the family, and other makers' models, are not taken for them.
+    // Other models of the family and of other makers are not confused with them.
     check(nvidia, "NVIDIA GeForce RTX 3090 Ti", 0, None);
     check(nvidia, "NVIDIA GeForce RTX 4090 Laptop GPU", 0, None);
     check(nvidia, "NVIDIA A100-SXM4-80GB MIG 1g.10gb", 0, None);

@@ -1,4 +1,4 @@
-//! What holds for every cluster and every request, on small random ones, against plain enumeration.
+//! Properties of every cluster and every request, on small random ones, compared with plain enumeration.
 
 #![allow(
     clippy::unwrap_used,
@@ -188,7 +188,7 @@ fn cluster(nodes: &[Node]) -> Cluster {
     cluster
 }
 
-/// What is used of every card, and which instances there are.
+/// The use of every device, and its instances.
 fn used(cluster: &Cluster) -> Vec<(String, Load, Vec<Span>)> {
     cluster
         .nodes()
@@ -201,7 +201,7 @@ fn used(cluster: &Cluster) -> Vec<(String, Load, Vec<Span>)> {
         .collect()
 }
 
-/// Adds up what is in the placements, moment by moment of each pod's life, without the engine's help.
+/// Adds up the placements for each moment of each pod's life, without the engine's help.
 fn assert_within_capacity(cluster: &Cluster) {
     for node in cluster.nodes() {
         for device in node.devices() {
@@ -347,7 +347,7 @@ proptest! {
         for (at, step) in steps.iter().enumerate() {
             take_step(&mut cluster, &nodes, at, step);
             for (number, question) in questions.iter().enumerate() {
-                // Some of them hold something already.
+                // Some of them already hold something.
                 let question = named(question, number);
                 let names = ["b", "x", "a", "c"];
                 for among in [Among::All, Among::Names(&names)] {
@@ -373,7 +373,7 @@ proptest! {
             prop_assert_eq!(&held.placement, &placement);
             prop_assert_eq!(used(&cluster), before.clone());
 
-            // In place of itself it changes nothing, and what it replaces is given back.
+            // Replacing a reservation by itself changes nothing, and returns the replaced one.
             cluster.reserve(request.pod.clone(), placement.clone());
             cluster.reserve(request.pod.clone(), placement);
             prop_assert_eq!(used(&cluster), taken);
@@ -389,7 +389,7 @@ proptest! {
     }
 
     #[test]
-    fn the_answer_does_not_depend_on_the_order_in_which_things_were_told(
+    fn answer_does_not_depend_on_the_order_of_changes(
         nodes in nodes(),
         steps in steps(),
         request in any_request(),
@@ -471,19 +471,19 @@ proptest! {
     }
 }
 
-/// Whether the pod fits on the node, by trying every way to give cards to its containers. All of them
-/// run beside each other, and no card is in MIG mode.
+/// Whether the pod fits on the node, by trying every assignment of devices to its containers. All of them run at the
+/// same time, and no device is in MIG mode.
 fn fits_somehow(cluster: &Cluster, node: &str, request: &Request) -> bool {
     let view = cluster.node(node).unwrap();
-    let cards: Vec<(Device, Load)> = view
+    let devices: Vec<(Device, Load)> = view
         .devices()
         .map(|device| (device.device().clone(), device.used()))
         .collect();
-    let mut loads: Vec<Load> = cards.iter().map(|(_, used)| *used).collect();
-    return go(&cards, &mut loads, &request.containers, 0);
+    let mut loads: Vec<Load> = devices.iter().map(|(_, used)| *used).collect();
+    return go(&devices, &mut loads, &request.containers, 0);
 
     fn go(
-        cards: &[(Device, Load)],
+        devices: &[(Device, Load)],
         loads: &mut Vec<Load>,
         containers: &[Container],
         at: usize,
@@ -493,33 +493,33 @@ fn fits_somehow(cluster: &Cluster, node: &str, request: &Request) -> bool {
         };
         let ask = &container.asks[0];
         let wanted = usize::try_from(ask.count).unwrap();
-        (0_u32..1 << cards.len())
+        (0_u32..1 << devices.len())
             .filter(|set| usize::try_from(set.count_ones()) == Ok(wanted))
             .any(|set| {
-                let chosen: Vec<usize> = (0..cards.len())
-                    .filter(|card| set & (1 << card) != 0)
+                let chosen: Vec<usize> = (0..devices.len())
+                    .filter(|index| set & (1 << index) != 0)
                     .collect();
                 let one_numa = chosen
                     .iter()
-                    .all(|&card| cards[card].0.numa == cards[chosen[0]].0.numa);
+                    .all(|&index| devices[index].0.numa == devices[chosen[0]].0.numa);
                 if ask.numa_bind && !one_numa {
                     return false;
                 }
                 let before = loads.clone();
                 let fits = chosen
                     .iter()
-                    .all(|&card| take(&cards[card].0, &mut loads[card], ask))
-                    && go(cards, loads, containers, at + 1);
+                    .all(|&index| take(&devices[index].0, &mut loads[index], ask))
+                    && go(devices, loads, containers, at + 1);
                 *loads = before;
                 fits
             })
     }
 
-    fn take(card: &Device, load: &mut Load, ask: &Ask) -> bool {
+    fn take(device: &Device, load: &mut Load, ask: &Ask) -> bool {
         let memory = match ask.memory {
             Memory::Bytes(bytes) => bytes,
             Memory::Percent(percent) => {
-                let part = card.memory_bytes * u64::from(percent) / 100;
+                let part = device.memory_bytes * u64::from(percent) / 100;
                 if part >= MIB { part / MIB * MIB } else { part }
             }
         };
@@ -528,19 +528,19 @@ fn fits_somehow(cluster: &Cluster, node: &str, request: &Request) -> bool {
         };
         let wanted = &ask.select.use_types;
         let alone = ask.exclusive || ask.policy == DevicePolicy::Mutex;
-        let slots = if ask.exclusive { card.slots } else { 1 };
-        let fits = card.healthy
-            && !card.cordoned
+        let slots = if ask.exclusive { device.slots } else { 1 };
+        let fits = device.healthy
+            && !device.cordoned
             && (wanted.concat().is_empty()
                 || wanted
                     .iter()
-                    .any(|model| card.model.to_lowercase().contains(&model.to_lowercase())))
-            && load.slots + slots <= card.slots
+                    .any(|model| device.model.to_lowercase().contains(&model.to_lowercase())))
+            && load.slots + slots <= device.slots
             && !(alone && load.slots > 0)
-            && load.memory_bytes + memory <= card.memory_bytes
-            && load.cores + cores <= card.cores
-            && !(card.cores == 100 && cores == 100 && load.slots > 0)
-            && !(card.cores > 0 && load.cores == card.cores && cores == 0);
+            && load.memory_bytes + memory <= device.memory_bytes
+            && load.cores + cores <= device.cores
+            && !(device.cores == 100 && cores == 100 && load.slots > 0)
+            && !(device.cores > 0 && load.cores == device.cores && cores == 0);
         load.slots += slots;
         load.memory_bytes += memory;
         load.cores += cores;
@@ -603,7 +603,7 @@ proptest! {
         };
         let fits_now = |request: &Request| fits(&cluster, &nodes, request);
         for advice in &explanation.advice {
-            // It works.
+            // The advice works.
             let mut changed = cluster.clone();
             for change in &advice.changes {
                 match change {
@@ -634,11 +634,11 @@ proptest! {
             let asked = advice.applied_to(&request);
             prop_assert!(place(&changed, &asked).is_some(), "{advice}");
             prop_assert!(fits_somehow(&changed, &advice.node, &asked), "{advice}");
-            // Of several changes none is enough alone, as far as it may go.
+            // If there are several changes, none is enough alone, at any amount.
             let [change] = advice.changes.as_slice() else {
                 continue;
             };
-            // Nothing smaller of the kind does.
+            // No smaller change of the kind is enough.
             match change {
                 Change::LessMemory { container, from: Memory::Bytes(from), to: Memory::Bytes(to), .. } => {
                     for mib in to / MIB + 1..from / MIB {
@@ -661,7 +661,7 @@ proptest! {
                 Change::FewerDevices { container, from, to, .. } => {
                     for count in to + 1..*from {
                         let less = with(&request, *container, |ask| ask.count = count);
-                        prop_assert!(!fits_now(&less), "{advice}, but {count} cards fit");
+                        prop_assert!(!fits_now(&less), "{advice}, but {count} devices fit");
                     }
                 }
                 Change::PodsLeave { pods } => {
@@ -679,7 +679,7 @@ proptest! {
                 _ => {}
             }
         }
-        // What would be enough is in the advice.
+        // Every sufficient change is in the advice.
         let single = |is: &dyn Fn(&Change) -> bool| {
             explanation
                 .advice

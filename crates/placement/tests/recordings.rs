@@ -1,5 +1,5 @@
-//! The engine's answers against recordings of the reference. Each difference is listed here with its
-//! reason, and a listed case that does not differ fails.
+//! The engine's answers, compared with recordings of the reference. Each difference is listed here with its reason,
+//! and a listed case that does not differ fails.
 
 #![allow(
     clippy::unwrap_used,
@@ -18,7 +18,7 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
-/// Case, what ours answers in its place (one line for each question), and why.
+/// The case, our answer (one line for each question), and the reason.
 const DIFFERENT: &[(&str, &[&str], &str)] = &[
     (
         "010",
@@ -38,12 +38,12 @@ const DIFFERENT: &[(&str, &[&str], &str)] = &[
     (
         "068",
         &["n1 GPU-00000000-0000-0000-0000-000000000000=10000,0"],
-        "a card's score has the request in it, so binpack takes the card that it fills more",
+        "a device's score includes the request, so binpack takes the device that the request fills more",
     ),
     (
         "107",
         &["n1 GPU-00000000-0000-0000-0000-000000000000=80384,100 7g.80gb@0+8"],
-        "the whole of a card in MIG mode is its largest profile",
+        "the whole of a device in MIG mode is its largest profile",
     ),
     (
         "244",
@@ -119,8 +119,8 @@ fn the_engine_answers_as_the_reference_but_for_the_listed_cases() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Whether the case is about nothing but the fit, of a vendor that this test reads. The whole program is asked all of
-/// them: `scheduler/tests/conformance.rs`.
+/// Whether the case is only about the fit, of a vendor that this test reads. `scheduler/tests/conformance.rs` asks
+/// the whole program all of them.
 fn asks_the_engine_alone(id: &str, case: &Value) -> bool {
     match case["tags"][0].as_str().unwrap() {
         "reg" | "wire" | "bind" | "webhook" | "codec" => false,
@@ -131,7 +131,7 @@ fn asks_the_engine_alone(id: &str, case: &Value) -> bool {
     }
 }
 
-/// What ours answers to each question of the case.
+/// Our answer to each question of the case.
 fn answers(case: &Value) -> Vec<String> {
     let config = case["deviceConfigFile"].as_str().unwrap();
     let mut cluster = Cluster::new();
@@ -226,7 +226,7 @@ fn answers(case: &Value) -> Vec<String> {
     lines
 }
 
-/// What the reference answered, in the same words.
+/// The reference's answers, in the same words.
 fn recorded(case: &Value, steps: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     let mut before: BTreeMap<&str, String> = BTreeMap::new();
@@ -247,7 +247,7 @@ fn recorded(case: &Value, steps: &Value) -> Vec<String> {
                             .join(" | "),
                     );
                 } else if result["podAnnotationsPatched"].is_null() {
-                    // Not patched because nothing changed, or because it is no pod of ours.
+                    // Not patched because nothing changed, or because it is not our pod.
                     lines.push(before.get(pod).cloned().unwrap_or("no devices".to_owned()));
                 } else {
                     let written = &result["podAnnotationsPatched"];
@@ -351,7 +351,7 @@ fn node_of(node: &Value) -> Option<Node> {
         for device in array(&listed) {
             let id = device["id"].as_str().unwrap();
             let model = device["type"].as_str().unwrap();
-            // The reference takes a vendor's card by a part of its model's name.
+            // The reference finds a vendor's device by a part of its model's name.
             let matches = model.to_lowercase().contains(&vendor.to_lowercase());
             devices.push(Device {
                 vendor: Vendor::new(if matches { vendor } else { "unknown" }),
@@ -428,7 +428,7 @@ fn pod_of(pod: &Value) -> Pod {
     }
 }
 
-/// What a running pod's annotations say that it holds; `None` where they cannot be read.
+/// The devices that a running pod holds by its annotations; `None` if they cannot be read.
 fn placement_of(pod: &Value) -> Option<Placement> {
     let annotations = &pod["metadata"]["annotations"];
     let text = annotations["hami.io/vgpu-devices-allocated"].as_str()?;
@@ -462,7 +462,7 @@ fn placement_of(pod: &Value) -> Option<Placement> {
     })
 }
 
-/// What the pod asks for, as the reference reads it under this configuration.
+/// The pod's request, as the reference reads it under this configuration.
 fn request_of(pod: &Value, config: &str, args: &Value) -> Result<Request, &'static str> {
     let annotations = &pod["metadata"]["annotations"];
     let text = |key: &str| annotations[key].as_str();

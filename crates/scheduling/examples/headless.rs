@@ -1,6 +1,6 @@
-//! Places many pods on many nodes as fast as it can, and says how long that took and how much memory it needed:
-//! `cargo run --release -p scheduling --example headless -- 5000 10000 0`. The numbers are those of the nodes, of the
-//! pods, and `percentageOfNodesToScore` (0 lets the number of nodes decide, as kube-scheduler does by default).
+//! Places many pods on many nodes as fast as it can, and prints the time and the memory that it took: `cargo run
+//! --release -p scheduling --example headless -- 5000 10000 0`. The arguments are the number of nodes, the number of
+//! pods, and `percentageOfNodesToScore` (0 derives it from the number of nodes, as kube-scheduler does by default).
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -23,7 +23,7 @@ use scheduling::profile::Framework;
 use scheduling::snapshot::Snapshot;
 use serde_json::{Value, json};
 
-/// One node in five has eight cards.
+/// One node in five has eight GPUs.
 fn node(at: usize) -> Value {
     let mut node = json!({
         "metadata": {
@@ -52,7 +52,7 @@ fn node(at: usize) -> Value {
     node
 }
 
-/// One pod in ten has affinity, one in five asks for a share of a card.
+/// One pod in ten has affinity, one in five asks for a share of a GPU.
 fn pod(at: usize) -> Value {
     let app = format!("app-{}", at % 200);
     let mut requests = json!({"cpu": format!("{}m", 100 + at % 7 * 100), "memory": "512Mi"});

@@ -10,7 +10,7 @@ use placement::{Cluster, Placement, Request};
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use crate::model::{Node, Pod};
+use crate::model::{DevicesError, Node, Pod};
 
 /// The nodes' shared devices and the pods' shares of them. Without a table of vendors nothing is read.
 #[derive(Debug, Clone, Default)]
@@ -54,15 +54,13 @@ impl Devices {
     }
 
     /// A pod's request, or why it cannot be read; none where the pod asks for no device.
-    pub(crate) fn read_pod(&self, object: &Value) -> Option<Arc<Result<Request, String>>> {
+    pub(crate) fn read_pod(&self, object: &Value) -> Option<Arc<Result<Request, DevicesError>>> {
         let vendors = self.vendors.as_deref()?;
-        let pod = match object::Pod::deserialize(object) {
-            Ok(pod) => pod,
-            Err(error) => return Some(Arc::new(Err(error.to_string()))),
-        };
-        match request::request(&pod, vendors, &self.defaults) {
-            Ok(request) => request.asks_for_devices().then(|| Arc::new(Ok(request))),
-            Err(error) => Some(Arc::new(Err(error.to_string()))),
+        let read =
+            pod_of(object).and_then(|pod| Ok(request::request(&pod, vendors, &self.defaults)?));
+        match read {
+            Ok(request) if !request.asks_for_devices() => None,
+            read => Some(Arc::new(read)),
         }
     }
 
@@ -71,12 +69,11 @@ impl Devices {
     /// # Errors
     ///
     /// The part of the annotations that cannot be read.
-    pub fn held(&self, object: &Value) -> Result<Option<Placement>, String> {
+    pub fn held(&self, object: &Value) -> Result<Option<Placement>, DevicesError> {
         let Some(vendors) = self.vendors.as_deref() else {
             return Ok(None);
         };
-        let pod = object::Pod::deserialize(object).map_err(|error| error.to_string())?;
-        allocation::read(&pod, vendors).map_err(|error| error.to_string())
+        Ok(allocation::read(&pod_of(object)?, vendors)?)
     }
 
     pub(crate) fn set_node(&mut self, node: &Node) {
@@ -108,6 +105,10 @@ impl Devices {
     pub fn release(&mut self, pod: &Pod) -> bool {
         self.cluster.release(&pod.uid).is_some()
     }
+}
+
+fn pod_of(object: &Value) -> Result<object::Pod, DevicesError> {
+    object::Pod::deserialize(object).map_err(|error| DevicesError::Malformed(error.to_string()))
 }
 
 /// The pod in the form of the placement engine.

@@ -5,11 +5,10 @@
 //!   nodes can be tried in seconds.
 //! * [`config::Configuration`] is `KubeSchedulerConfiguration`, and [`profile::Framework`] one of its profiles, ready
 //!   to run.
-//! * [`profile::Framework::schedule`] runs one pod through it. What every plugin said is kept where that is asked for
-//!   ([`record::Record`]) and rendered by [`annotations::render`].
+//! * [`profile::Framework::schedule`] runs one pod through it. On request it keeps every plugin's answer
+//!   ([`record::Record`]), which [`annotations::render`] renders.
 //!
-//! Which rule, which formula and which text holds is kube-scheduler's (version 1.35); where this crate differs, the
-//! module that does says so.
+//! The rules, formulas and texts are those of kube-scheduler 1.35. A module that differs says so.
 
 #![forbid(unsafe_code)]
 

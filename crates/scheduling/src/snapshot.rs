@@ -415,7 +415,7 @@ impl Snapshot {
             .held(object)
             .map_err(|problem| ReadError::Malformed {
                 object: format!("pod {}", pod.key),
-                problem,
+                problem: problem.to_string(),
             })?;
         if let Some(held) = held {
             self.devices.reserve(&pod, held);

@@ -1,4 +1,4 @@
-//! Configurations: what is merged, what is filled in, what is refused.
+//! Configurations: merging, defaults and refusals.
 
 use scheduling::config::Configuration;
 use scheduling::names::Names;
@@ -76,14 +76,14 @@ fn sets_of_a_profile_change_the_default_ones() {
             Point::Score,
             "NodeAffinity",
         ),
-        // What stands at the point and at multiPoint comes first.
+        // A plugin listed at the point and at multiPoint comes first.
         (
             json!({"plugins": {"score": {"enabled": [{"name": "ImageLocality", "weight": 9}]}}}),
             Point::Score,
             "ImageLocality TaintToleration NodeAffinity NodeResourcesFit VolumeBinding \
              PodTopologySpread InterPodAffinity NodeResourcesBalancedAllocation",
         ),
-        // What is enabled again stands where the default stood; what is new comes last.
+        // A plugin that is enabled again takes the default's position; a new one comes last.
         (
             json!({"plugins": {"multiPoint": {"enabled":
                 [{"name": "NodeResourcesFit", "weight": 10}, {"name": "GpuScore"}]}}}),

@@ -1,4 +1,4 @@
-//! The way of a pod as a whole: order of filters, choice, ties, preemption, nominated pods, extenders, messages.
+//! A whole cycle: order of filters, choice, ties, preemption, nominated pods, extenders, messages.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::world::{World, roomy, set, spec};
 
-/// A node with so many cards of 80 GiB.
+/// A node with `count` GPUs of 80 GiB.
 fn cards(name: &str, count: usize) -> Value {
     let cards: String = (0..count)
         .map(|card| format!("GPU-{name}-{card},10,81920,100,NVIDIA-A100,0,true:"))
@@ -48,7 +48,7 @@ fn world(nodes: &[Value]) -> World {
     World::with(Snapshot::with_devices(devices), nodes, &profile)
 }
 
-/// Places the pod and lets it hold what it got. The answer is the node.
+/// Places the pod and lets it hold its devices. Returns the node.
 fn place(world: &mut World, pod: &Value) -> String {
     let placed = world.run(pod).0.result.unwrap();
     let read = world.snapshot.read_pod(pod).unwrap();
@@ -68,11 +68,11 @@ fn engine_says_which_nodes_have_room_and_why_others_have_not() {
     assert_eq!(two.fit(), "b");
     assert_eq!(
         two.filtered()["a"],
-        "GpuFit: NodeInsufficientDevice (the node has fewer cards than the pod asks for)"
+        "GpuFit: NodeInsufficientDevice (the node has fewer devices than the pod asks for)"
     );
     assert_eq!(
         two.filtered()["c"],
-        "GpuFit: node unregistered (it reports no cards to share)"
+        "GpuFit: node unregistered (it reports no devices to share)"
     );
     let devices = two.0.result.unwrap().devices.unwrap();
     assert_eq!(devices.containers[0].grants.len(), 2);
@@ -106,7 +106,7 @@ fn fuller_cards_score_higher_when_packing() {
 
     let answers = world.run(&asking("p2", 1, 8_192, 0));
 
-    // With the pod, memory of a is 60 percent full and 2 of 10 slots are taken: 8 of 30. Of b: 2 of 30.
+    // With the pod, a has 60 percent of its memory and 2 of 10 slots in use: 8 of 30. For b: 2 of 30.
     assert_eq!(answers.scores(Plugin::GpuScore), "a:27/135 b:7/35");
 }
 

@@ -1,10 +1,11 @@
-//! Random cases that a real kube-scheduler 1.35 has decided, from the recording `kube-scheduler.jsonl`: the same
-//! message where it found no node, the same scores of every plugin where it scored, and a node that is among our best.
+//! Random cases that a real kube-scheduler 1.35 has decided, from the recording `kube-scheduler.jsonl`. We must
+//! produce the same message if it found no node, the same scores of every plugin if it scored, and its node must be
+//! among our best.
 //!
-//! `scripts/lib/scheduler_cases.py` records more of them, and the variable `KUBE_SCHEDULER_CASES` names a recording that
-//! is compared instead. Two differences are known and not in the cases: kube-scheduler's plugin DynamicResources, which
-//! was disabled, begins its part of a message with "no new claims to deallocate"; and where nodes tell different sizes
-//! of one image, kube-scheduler takes the size that the first of them told, this crate that of each node.
+//! `scripts/lib/scheduler_cases.py` records more cases, and the variable `KUBE_SCHEDULER_CASES` names a recording to
+//! compare instead. Two known differences are not in the cases. kube-scheduler's plugin DynamicResources, which was
+//! disabled, begins its part of a message with "no new claims to deallocate". And if nodes report different sizes of
+//! one image, kube-scheduler uses the size that the first of them reported, while this crate uses each node's own.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::world::World;
 
-/// What stands in every case: namespaces with their label `team`, and storage classes with their mode.
+/// The namespaces of every case, with their label `team`.
 const NAMESPACES: [(&str, &str); 2] = [("other", "t"), ("default", "")];
 
 /// Name, provisioner, mode, and the zones where volumes can be made.
@@ -31,7 +32,7 @@ const CLASSES: [(&str, &str, &str, &[&str]); 4] = [
     ("zonal", "csi.made", "WaitForFirstConsumer", &["z1", "z2"]),
 ];
 
-/// What differs in one case; empty where nothing does.
+/// The differences in one case; empty if there are none.
 fn differences(case: &Value, configuration: &Value) -> Vec<String> {
     let mut objects: Vec<Value> = NAMESPACES
         .iter()
@@ -70,7 +71,7 @@ fn differences(case: &Value, configuration: &Value) -> Vec<String> {
                 case["message"], placed.node
             ));
         }
-        // It was bound after others had been evicted for it.
+        // It was bound after other pods had been evicted for it.
         (Err(failed), Some(node)) => {
             let makes_room = |victims: &Victims| &*victims.node == node;
             if !failed.candidates.iter().any(makes_room) {
@@ -95,7 +96,7 @@ fn differences(case: &Value, configuration: &Value) -> Vec<String> {
             }
         }
     }
-    // A plugin of kube-scheduler's that this crate does not have.
+    // A kube-scheduler plugin that this crate does not have.
     let known = |name: &&String| Plugin::named(name).is_some();
     for plugin in theirs.keys().chain(ours.keys()).filter(known) {
         if theirs.get(plugin) != ours.get(plugin) {
@@ -122,7 +123,7 @@ fn volumes_are_chosen_as_by_the_real_kube_scheduler() {
     compare("kube-scheduler-volumes.jsonl", 60);
 }
 
-/// Compares every case of a recording, of which there are at least so many.
+/// Compares every case of a recording, which must have at least `least` cases.
 fn compare(file: &str, least: usize) {
     let root = concat!(
         env!("CARGO_MANIFEST_DIR"),

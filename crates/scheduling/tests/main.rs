@@ -1,4 +1,4 @@
-//! The framework from outside: recorded results, and what holds of every cluster.
+//! Tests of the framework's public API: recorded results, and properties of every cluster.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,

@@ -1,5 +1,5 @@
-//! Each plugin by itself: a small cluster, a pod, and what the plugin says of the nodes. Figures are worked out by hand
-//! or stand in kube-scheduler's own tests.
+//! Each plugin by itself: a small cluster, a pod, and the plugin's answers about the nodes. The expected numbers were
+//! worked out by hand or come from kube-scheduler's own tests.
 
 use scheduling::plugin::Plugin;
 use serde_json::{Value, json};
@@ -75,7 +75,7 @@ fn taints_keep_pods_away_or_make_nodes_worse() {
             "c d e",
             "c:1/0 d:0/300 e:0/300",
         ),
-        // Comparison operators need a feature that is off.
+        // Comparison operators need a feature gate that is off.
         (
             json!([{"key": "k", "operator": "Gt", "value": "1"}]),
             "c d e",
@@ -330,7 +330,7 @@ fn containers_without_requests_get_kube_schedulers_defaults() {
         node("b", "", 1000, 1000 * mib),
         pod("p", "", "b", 0, 0),
     ]);
-    // 100m and 200 MiB each: 90 and 80 percent free, or with one such pod 80 and 60. A request of 0 is a request.
+    // 100m and 200 MiB each: 90 and 80 percent are free, or 80 and 60 beside such a pod. A request of 0 is a request.
     let answers = world.run(&spec(json!({})));
     assert_eq!(answers.scores(Plugin::NodeResourcesFit), "a:85/85 b:85/85");
     let silent = set(
@@ -401,7 +401,7 @@ fn images_on_a_node_make_it_better() {
 
     let answers = world.run(&pod);
 
-    // Half of 40 MiB is below what counts at all; half of 250 MiB is 102 of 1977 MiB above it.
+    // Half of 40 MiB is below the least size that counts; half of 250 MiB is 102 of 1977 MiB above it.
     assert_eq!(answers.scores(Plugin::ImageLocality), "a:0/0 b:5/5");
 }
 
@@ -438,7 +438,7 @@ fn hard_spread_refuses_full_domains() {
         (json!({"maxSkew": 2}), "ok".to_owned()),
         // Without the tainted node, zone 1 is the only domain.
         (json!({"nodeTaintsPolicy": "Honor"}), "ok".to_owned()),
-        // A third domain that is not there counts as empty.
+        // A missing third domain counts as empty.
         (json!({"minDomains": 3, "maxSkew": 2}), no.to_owned()),
         (json!({"matchLabelKeys": ["app"]}), no.to_owned()),
     ] {
@@ -481,7 +481,7 @@ fn soft_spread_prefers_empty_domains() {
 
     let answers = world.run(&spec(constraint("zone", 1, "ScheduleAnyway", json!({}))));
 
-    // Two domains weigh ln(4); two pods are worth 2.77, rounded 3. A node without the label gets nothing.
+    // Two domains have a weight of ln(4); two pods give 2.77, rounded to 3. A node without the label scores 0.
     assert_eq!(
         answers.scores(Plugin::PodTopologySpread),
         "a:3/0 b:0/200 c:0/0"
@@ -507,7 +507,7 @@ fn system_defaults_spread_pods_of_a_service() {
     let served = World::of(&[&objects[..], &[service]].concat()).run(&spec(json!({})));
 
     assert_eq!(alone.scores(Plugin::PodTopologySpread), "");
-    // ln(4) + 2 by host and ln(4) + 4 by zone make 8.77, against 6 where there is no pod.
+    // ln(4) + 2 by host and ln(4) + 4 by zone give 8.77, against 6 without any pod.
     assert_eq!(served.scores(Plugin::PodTopologySpread), "a:9/132 b:6/200");
 }
 

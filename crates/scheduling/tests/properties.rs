@@ -1,4 +1,4 @@
-//! What holds of every cluster: how it came about does not matter, and what is taken back leaves no trace.
+//! Properties of every cluster: the order of changes does not matter, and an undone change leaves no trace.
 
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ fn any_pod(name: String) -> impl Strategy<Value = Value> {
     )
 }
 
-/// Nodes, pods with the number of their node, and a pod that waits.
+/// Nodes, pods with the number of their node, and a waiting pod.
 fn any_cluster() -> impl Strategy<Value = (Vec<Value>, Vec<(Value, usize)>, Value)> {
     let nodes: Vec<_> = (0..6).map(any_node).collect();
     let pods: Vec<_> = (0..8)
@@ -103,7 +103,7 @@ fn run(snapshot: &mut Snapshot, pod: &Value) -> Outcome {
     framework.schedule(snapshot, &pod, options)
 }
 
-/// What can be seen of an outcome, without numbers of texts, which differ with the order in which they were seen.
+/// The visible part of an outcome. Symbols are left out, because they depend on the order in which texts were seen.
 fn seen(outcome: &Outcome) -> (String, Vec<String>, String) {
     let rendered = scheduling::annotations::render(outcome.record.as_ref().unwrap());
     let said = match &outcome.result {
@@ -137,7 +137,7 @@ proptest! {
         nodes.iter().for_each(|node| add_node(&mut one, node));
         pods.iter().for_each(|pod| add_pod(&mut one, pod));
 
-        // Pods first, then nodes, each in another order.
+        // Pods first, then nodes, each in a different order.
         let mut other = Snapshot::new();
         let mixed = |at: usize| (at as u64).wrapping_mul(seed | 1).rotate_left(17);
         let mut by_chance: Vec<usize> = (0..pods.len()).collect();
@@ -173,7 +173,7 @@ proptest! {
 
     #[test]
     fn other_names_in_another_order_fit_alike((nodes, pods, new) in any_cluster()) {
-        // The same cluster with its nodes named the other way round.
+        // The same cluster with its nodes named in reverse.
         let renamed = |name: &str| {
             let at: usize = name.trim_start_matches('n').parse().unwrap();
             format!("n{}", nodes.len() - 1 - at)

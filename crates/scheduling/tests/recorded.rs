@@ -1,5 +1,5 @@
-//! Results that the recorded simulator wrote, with kube-scheduler 1.32 inside: the same values, byte for byte, of the
-//! cluster that is in the same recording.
+//! Results written by the recorded simulator, which has kube-scheduler 1.32 inside. For the cluster in the same
+//! recording we must write the same values, byte for byte.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn vector(name: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(format!("{root}{name}")).unwrap()).unwrap()
 }
 
-/// The first value of this key as it stands in the file, without white space, of which its texts have none.
+/// The first value of this key as the file has it, without white space. The file's texts have none.
 fn compact_text(name: &str, key: &str) -> String {
     let root = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -55,7 +55,7 @@ fn cluster(export: &Value) -> Snapshot {
 
 fn schedule(snapshot: &mut Snapshot, pod: &Value) -> Outcome {
     let mut pod = pod.clone();
-    // As it was before it was placed.
+    // The pod as it was before it was placed.
     pod["spec"].as_object_mut().unwrap().remove("nodeName");
     let pod = Arc::new(snapshot.read_pod(&pod).unwrap());
     let framework = Framework::all(&Configuration::default(), snapshot.names_mut())
@@ -73,7 +73,7 @@ fn recorded<'a>(recording: &'a Value, pod: &str) -> &'a Value {
     pods.iter().find(|entry| entry["name"] == pod).unwrap()
 }
 
-/// The recorded annotations of one cycle, by the part of their name behind the prefix.
+/// The recorded annotations of one cycle, by the part of their name after the prefix.
 fn annotations_of(entry: &Value) -> BTreeMap<String, String> {
     let annotations = entry["annotations"].as_object().unwrap();
     annotations
@@ -120,7 +120,7 @@ fn placed_pods_have_the_recorded_annotations() {
 
         let outcome = schedule(&mut snapshot, &pod);
 
-        // kube-scheduler chose among equals by chance.
+        // kube-scheduler chose at random among equal nodes.
         let placed = outcome.result.unwrap();
         assert!(placed.ties.iter().any(|tie| &**tie == node), "{placed:?}");
         let mut record = outcome.record.unwrap();

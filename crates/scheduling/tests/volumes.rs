@@ -1,4 +1,4 @@
-//! Claims and volumes: which nodes they leave, and what is to be done when the pod is bound.
+//! Claims and volumes: which nodes they allow, and the work to be done when the pod is bound.
 
 use scheduling::cycle::VolumeWork;
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ fn claim(name: &str, class: &str, volume: &str, gib: u64) -> Value {
     claim
 }
 
-/// A volume that is reached from nodes with `disk` as the value of the label `at`; from everywhere without one.
+/// A volume that nodes with the label `at` equal to `disk` reach; all nodes if `disk` is empty.
 fn volume(name: &str, class: &str, at: &str, gib: u64) -> Value {
     let mut volume = json!({"kind": "PersistentVolume", "metadata": {"name": name},
         "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": class,

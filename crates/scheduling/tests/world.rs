@@ -1,4 +1,4 @@
-//! Small clusters in a few lines, and what plugins say of a pod in them.
+//! Small clusters in a few lines, and the plugins' answers about a pod in them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl World {
         Self::with(Snapshot::new(), objects, &json!({}))
     }
 
-    /// With a profile of its own.
+    /// With this profile.
     pub(crate) fn configured(objects: &[Value], profile: &Value) -> Self {
         Self::with(Snapshot::new(), objects, profile)
     }
@@ -48,7 +48,7 @@ impl World {
         Self::under(snapshot, objects, &configuration, "default-scheduler")
     }
 
-    /// Under the profile of this name in a whole configuration.
+    /// With the profile of this name in a whole configuration.
     pub(crate) fn under(
         mut snapshot: Snapshot,
         objects: &[Value],
@@ -78,7 +78,7 @@ impl World {
         }
     }
 
-    /// Runs a pod through, with a record.
+    /// Runs a cycle for a pod, with a record.
     pub(crate) fn run(&mut self, pod: &Value) -> Answers {
         let pod = Arc::new(self.snapshot.read_pod(pod).unwrap());
         let options = Options {
@@ -89,7 +89,7 @@ impl World {
     }
 }
 
-/// What came of a pod.
+/// The result of a cycle.
 pub(crate) struct Answers(pub(crate) Outcome);
 
 impl Answers {
@@ -97,7 +97,7 @@ impl Answers {
         self.0.record.as_ref().unwrap()
     }
 
-    /// For each node `ok`, or the plugin that refused it and its words.
+    /// For each node `ok`, or the plugin that refused it and its message.
     pub(crate) fn filtered(&self) -> BTreeMap<String, String> {
         let record = self.record();
         let said = |(node, verdict): &(Arc<str>, scheduling::record::Verdict)| {
@@ -113,7 +113,7 @@ impl Answers {
         record.nodes.iter().map(said).collect()
     }
 
-    /// Nodes that fit, with a space between them.
+    /// The nodes that fit, separated by spaces.
     pub(crate) fn fit(&self) -> String {
         let fit: Vec<String> = self
             .filtered()
@@ -124,7 +124,7 @@ impl Answers {
         fit.join(" ")
     }
 
-    /// What the plugin gives each node, `raw/weighted`, by node name; empty where it says nothing.
+    /// The plugin's score of each node, `raw/weighted`, by node name; empty if the plugin does not apply.
     pub(crate) fn scores(&self, plugin: Plugin) -> String {
         let Some(scored) = &self.record().scored else {
             return String::new();
@@ -168,12 +168,12 @@ pub(crate) fn node(name: &str, labels: &str, cpu_milli: u64, memory: u64) -> Val
     })
 }
 
-/// A node that is large enough for everything.
+/// A node with room for every pod.
 pub(crate) fn roomy(name: &str, labels: &str) -> Value {
     node(name, labels, 64_000, 1 << 40)
 }
 
-/// A pod on a node; with an empty name of the node, one that waits.
+/// A pod on a node; a waiting pod if the node's name is empty.
 pub(crate) fn pod(name: &str, labels: &str, node: &str, cpu_milli: u64, memory: u64) -> Value {
     let mut pod = json!({
         "kind": "Pod",
@@ -188,7 +188,7 @@ pub(crate) fn pod(name: &str, labels: &str, node: &str, cpu_milli: u64, memory: 
     pod
 }
 
-/// A pod that asks for nothing and has these further fields in its `spec`.
+/// A pod that asks for nothing and has these additional fields in its `spec`.
 pub(crate) fn spec(more: Value) -> Value {
     let mut pod = json!({
         "kind": "Pod",
@@ -202,7 +202,7 @@ pub(crate) fn spec(more: Value) -> Value {
     pod
 }
 
-/// The object with a further value at this place.
+/// The object with this value at this path.
 pub(crate) fn set(mut object: Value, pointer: &str, value: Value) -> Value {
     let (parent, key) = pointer.rsplit_once('/').unwrap();
     let parent = match parent {

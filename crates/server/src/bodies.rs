@@ -58,18 +58,18 @@ impl Bodies {
         router: Router,
         answer: fn(StatusCode, &str) -> Response,
     ) -> Router {
-        let door = Arc::new(Door {
+        let intake = Arc::new(Intake {
             limits: self,
             answer,
             room: Arc::new(Semaphore::new(self.together.min(Semaphore::MAX_PERMITS))),
         });
         router
             .layer(DefaultBodyLimit::disable())
-            .layer(from_fn_with_state(door, pass))
+            .layer(from_fn_with_state(intake, pass))
     }
 }
 
-struct Door {
+struct Intake {
     limits: Bodies,
     /// Encodes a refusal.
     answer: fn(StatusCode, &str) -> Response,
@@ -83,12 +83,12 @@ struct Arrived {
     room: Option<OwnedSemaphorePermit>,
 }
 
-async fn pass(State(door): State<Arc<Door>>, request: Request, next: Next) -> Response {
+async fn pass(State(intake): State<Arc<Intake>>, request: Request, next: Next) -> Response {
     let (parts, mut body) = request.into_parts();
     if body.is_end_stream() {
         return next.run(Request::from_parts(parts, body)).await;
     }
-    match door.take_in(&parts.headers, &mut body).await {
+    match intake.take_in(&parts.headers, &mut body).await {
         Ok(arrived) => {
             let request = Request::from_parts(parts, Body::from(arrived.bytes));
             let response = next.run(request).await;
@@ -99,9 +99,9 @@ async fn pass(State(door): State<Arc<Door>>, request: Request, next: Next) -> Re
             // A client that sent `Expect` waits for the answer before it sends, and reads it. A
             // client that is already sending reads the answer only if the connection stays open.
             if refusal == Refusal::TooLong && !parts.headers.contains_key(EXPECT) {
-                tokio::spawn(swallow(body, door.limits));
+                tokio::spawn(swallow(body, intake.limits));
             }
-            refusal.answer(door.limits, door.answer)
+            refusal.answer(intake.limits, intake.answer)
         }
     }
 }
@@ -166,7 +166,7 @@ pub fn error(status: StatusCode, text: &str) -> Response {
     (status, [(CONTENT_TYPE, "application/json")], json).into_response()
 }
 
-impl Door {
+impl Intake {
     async fn take_in(&self, headers: &HeaderMap, body: &mut Body) -> Result<Arrived, Refusal> {
         let limits = self.limits;
         // hyper has checked that it is a number, and ends the body there.

@@ -1,4 +1,4 @@
-//! What every daemon needs besides its own work: listening, serving, health, metrics, logging,
+//! The parts that every daemon needs besides its own work: listening, serving, health, metrics, logging,
 //! traces, and stopping on request.
 //!
 //! Knows no route or setting of a single daemon. Every wait for the other end of a connection has a

@@ -49,7 +49,7 @@ pub enum LogError {
     Filter {
         /// The filter as given.
         filter: String,
-        /// What is wrong with it.
+        /// The error in it.
         reason: String,
     },
     /// The process logs already.

@@ -13,7 +13,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::registry::Registry;
-use tokio::sync::Semaphore;
+use tokio::sync::{AcquireError, Semaphore};
 use tokio::time::timeout;
 
 use crate::exposition::{Format, prometheus_text};
@@ -69,26 +69,34 @@ async fn scrape(State(exposition): State<Arc<Exposition>>, headers: HeaderMap) -
     }
 }
 
-async fn encode(exposition: Arc<Exposition>, format: Format) -> Result<String, String> {
+/// Why there are no metrics.
+#[derive(Debug, thiserror::Error)]
+enum EncodeError {
+    #[error("a collector failed")]
+    Failed,
+    #[error("a collector panicked")]
+    Panicked,
+    /// Cannot happen: the semaphore is never closed.
+    #[error(transparent)]
+    Turn(#[from] AcquireError),
+}
+
+async fn encode(exposition: Arc<Exposition>, format: Format) -> Result<String, EncodeError> {
     let turn = Arc::clone(&exposition.turn);
     // The permit moves into the task, so that a scraper that gives up does not let a second
     // encoding start beside a first one that hangs.
-    let permit = turn
-        .acquire_owned()
-        .await
-        .map_err(|error| error.to_string())?;
+    let permit = turn.acquire_owned().await?;
     let task = tokio::task::spawn_blocking(move || {
         let _permit = permit;
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &exposition.registry)
-            .map_err(|_| "a collector failed".to_owned())?;
+            .map_err(|_| EncodeError::Failed)?;
         Ok(match format {
             Format::OpenMetrics => text,
             Format::PrometheusText => prometheus_text(&text),
         })
     });
-    task.await
-        .unwrap_or_else(|_| Err("a collector panicked".into()))
+    task.await.unwrap_or(Err(EncodeError::Panicked))
 }
 
 #[cfg(test)]
@@ -171,7 +179,10 @@ mod tests {
     impl Collector for Hangs {
         fn encode(&self, _: DescriptorEncoder) -> Result<(), std::fmt::Error> {
             // Ends when the test drops the other end.
-            assert!(self.0.lock().unwrap().recv().is_err(), "nobody sends");
+            assert!(
+                self.0.lock().unwrap().recv().is_err(),
+                "the sender stays silent"
+            );
             Ok(())
         }
     }

@@ -84,7 +84,7 @@ pub enum TlsError {
     Certificate {
         /// Where it was read.
         place: String,
-        /// What is wrong.
+        /// The error.
         reason: String,
     },
     /// The PEM has no private key, or one that cannot be used.
@@ -95,7 +95,7 @@ pub enum TlsError {
     Key {
         /// Where it was read.
         place: String,
-        /// What is wrong.
+        /// The error.
         reason: String,
     },
     /// The key does not belong to the certificate.
@@ -116,7 +116,7 @@ pub enum TlsError {
     ClientCa {
         /// Where it was read.
         place: String,
-        /// What is wrong.
+        /// The error.
         reason: String,
     },
 }
@@ -339,7 +339,8 @@ impl Pems {
             place: from.key.display().to_string(),
             reason,
         };
-        let chain = certificates(&self.certificate).map_err(certificate_error)?;
+        let chain =
+            certificates(&self.certificate).map_err(|error| certificate_error(told(&error)))?;
         let first = chain.first().cloned();
         let first = first.ok_or_else(|| certificate_error(NONE.to_owned()))?;
         let key =
@@ -379,7 +380,7 @@ fn client_verifier(
         reason,
     };
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(pem).map_err(broken)? {
+    for certificate in certificates(pem).map_err(|error| broken(told(&error)))? {
         let added = roots.add(certificate);
         added.map_err(|error| broken(error.to_string()))?;
     }
@@ -389,11 +390,11 @@ fn client_verifier(
 }
 
 /// All certificates of a PEM; at least one.
-fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, pem::Error> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let found = found.map_err(|error| told(&error))?;
+    let found = found?;
     if found.is_empty() {
-        return Err(NONE.to_owned());
+        return Err(pem::Error::NoItemsFound);
     }
     Ok(found)
 }

@@ -28,7 +28,7 @@ use tokio::sync::{mpsc, oneshot};
 pub use context::TraceContext;
 pub use exemplar::Seconds;
 
-use client::Client;
+use client::{Client, ClientError};
 use deliver::{Counts, Item};
 
 /// Spans that wait for the collector; further ones are dropped. A few megabytes at most.
@@ -79,7 +79,7 @@ pub enum TraceError {
         /// The endpoint as given.
         given: String,
         /// The file or the certificates, and what is wrong with them.
-        why: String,
+        why: ClientError,
     },
     /// The exporter refuses its settings, which come from `OTEL_…` variables.
     #[error("traces cannot be sent: {0}")]

@@ -693,6 +693,7 @@ impl Served {
                 host_pid: process.host_pid,
                 launches: used.launches,
                 busy_ns: used.busy_ns,
+                occupied_ns: used.occupied_ns,
                 in_flight_ns: used.in_flight_ns,
                 last_launch_ns: used.last_launch_ns,
                 waiting: used.waiting_since_ns != 0,

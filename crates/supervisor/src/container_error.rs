@@ -1,7 +1,6 @@
 //! Why a container cannot be read or served, with the file that is the reason.
 
-use vgpu_abi::host::SnapshotError;
-use vgpu_abi::limits::FileError;
+use vgpu_abi::file::FileError;
 
 use crate::instance::InstanceError;
 
@@ -17,10 +16,7 @@ pub enum ContainerError {
     /// Its targets are invalid, or cannot be written.
     #[error("targets: {0}")]
     Targets(FileError),
-    /// Its region is invalid.
+    /// Its region is invalid, or cannot be read.
     #[error("region: {0}")]
-    Region(SnapshotError),
-    /// Its region cannot be read.
-    #[error("region: {0}")]
-    RegionUnreadable(String),
+    Region(FileError),
 }

@@ -17,7 +17,7 @@ const LOOKS: usize = 16;
 /// One comparison of the driver's figures with the charges, of one container and one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Comparison {
-    /// What the driver holds for the container's processes, bytes.
+    /// Memory that the driver holds for the container's processes, bytes.
     pub held: u64,
     /// The charges before the driver was asked, bytes: confirmed, pending, shared once.
     pub before: u64,
@@ -38,9 +38,9 @@ impl Comparison {
 /// The last looks at one device of a container.
 #[derive(Debug, Clone, Default)]
 pub struct Excess {
-    /// What each look found beyond the charges, and whether it was quiet; newest last.
+    /// The excess over the charges that each look found, and whether it was quiet; newest last.
     looks: VecDeque<(u64, bool)>,
-    /// What the newest look found past the limit: no charge explains that.
+    /// The excess past the limit that the newest look found: no charge explains it.
     past_limit: u64,
     /// The charges are accepted up to this: nothing was admitted beyond it. The limit, or the one before it
     /// as long as the container has not shrunk.
@@ -124,7 +124,7 @@ mod tests {
         }
     }
 
-    /// What is believed after each of these looks.
+    /// The excess that is believed after each of these looks.
     fn believed(looks: &[Comparison]) -> Vec<u64> {
         let mut excess = Excess::default();
         looks.iter().map(|look| excess.look(look)).collect()

@@ -46,7 +46,7 @@ pub struct MigInstance {
     pub ids: Option<(u32, u32)>,
 }
 
-/// What one process has on one GPU.
+/// The memory and activity of one process on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuProcess {
     /// UUID of the GPU.
@@ -98,9 +98,9 @@ pub enum GpuError {
     /// A driver that does not answer.
     #[error("{call}: {reason}")]
     Call {
-        /// What was asked.
+        /// The question.
         call: &'static str,
-        /// What NVML said.
+        /// NVML's answer.
         reason: String,
     },
 }
@@ -113,7 +113,7 @@ pub trait Gpus: Send {
     /// Nothing can be asked at all.
     fn inventory(&self) -> Result<Inventory, GpuError>;
 
-    /// What every process has on every GPU, as far as NVML says. Process ids are the host's.
+    /// The memory of every process on every GPU, as far as NVML says. Process ids are the host's.
     ///
     /// # Errors
     /// Nothing can be asked at all.

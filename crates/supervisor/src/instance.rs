@@ -21,9 +21,9 @@ use vgpu_abi::limits::{Limits, LimitsFile};
 use vgpu_abi::region::{Region, RegionDevice};
 use vgpu_abi::targets::TargetsFile;
 
-/// What the container may use; host-owned.
+/// The container's limits; host-owned.
 pub const LIMITS: &str = "limits";
-/// What the host has measured; host-owned.
+/// The host's measurements and grants; host-owned.
 pub const TARGETS: &str = "targets";
 /// Memory and compute use of the processes; the container writes it.
 pub const REGION: &str = "region";
@@ -58,7 +58,7 @@ pub enum InstanceError {
     /// The system said no.
     #[error("cannot {action} {path}: {errno}", path = path.display(), errno = errno.desc())]
     System {
-        /// What was tried.
+        /// The action that was tried.
         action: &'static str,
         /// On what.
         path: PathBuf,
@@ -68,15 +68,15 @@ pub enum InstanceError {
     /// Not the kind of file that it must be.
     #[error("{path} is not a {expected}", path = path.display())]
     Kind {
-        /// What was looked at.
+        /// The path that was looked at.
         path: PathBuf,
-        /// What it must be.
+        /// The kind that it must be.
         expected: &'static str,
     },
     /// Another user could have written it.
     #[error("{path} belongs to uid {owner} with mode {mode:03o}; it must belong to uid {expected} or root, and no other user may write it", path = path.display())]
     Ownership {
-        /// What was looked at.
+        /// The path that was looked at.
         path: PathBuf,
         /// Whose it is.
         owner: u32,
@@ -90,7 +90,7 @@ pub enum InstanceError {
     Labels {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
     /// One of the files cannot be made.
@@ -98,7 +98,7 @@ pub enum InstanceError {
     File {
         /// The file.
         path: PathBuf,
-        /// What is in the way.
+        /// The obstacle.
         reason: String,
     },
     /// Another runner has the directory.
@@ -119,7 +119,7 @@ impl InstanceError {
         }
     }
 
-    /// What the system answered, where that is the reason.
+    /// The system's answer, where that is the reason.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
@@ -134,7 +134,7 @@ impl InstanceError {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Labels {
-    /// What people call it; the directory's name under `vgpu run`.
+    /// The name that people see; the directory's name under `vgpu run`.
     pub name: String,
     /// Kubernetes namespace; empty under `vgpu run`.
     pub namespace: String,
@@ -544,11 +544,11 @@ fn dir_error(path: &Path, errno: Errno) -> InstanceError {
 pub struct Broken {
     /// Where it is.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The fault.
     pub reason: String,
 }
 
-/// What a scan met besides instances; the first 1,000 of each kind.
+/// Things that a scan met besides instances; the first 1,000 of each kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scan {
     /// Directories that this process may not read: other users' ones.

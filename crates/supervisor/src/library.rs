@@ -32,7 +32,7 @@ pub enum LibraryError {
     Machine {
         /// The file.
         path: PathBuf,
-        /// What it is for.
+        /// Its purpose.
         found: String,
     },
     /// It is not all there.

@@ -1,5 +1,5 @@
-//! What only the host can measure of a container's processes: what their contexts and modules
-//! really take, and what the region does not know of. Owns the comparison of NVML with the region;
+//! Figures of a container's processes that only the host can measure: what their contexts and modules
+//! really take, and memory that the region does not know of. Owns the comparison of NVML with the region;
 //! the arbiter publishes it.
 //!
 //! Never reads or writes a file, never judges a number that moved while it was looked at.
@@ -14,7 +14,7 @@ use vgpu_abi::targets::Target;
 use crate::gpu::GpuProcess;
 use crate::view::ContainerView;
 
-/// What the driver takes for each living process beyond the process's own buffers.
+/// Memory that the driver takes for each living process beyond the process's own buffers.
 ///
 /// NVML and the region are read at different moments. So a figure counts only if the process's charges were
 /// the same before and after NVML was asked, nothing was pending, the process holds no object together with

@@ -24,7 +24,7 @@ pub struct ContainerView {
     pub path: PathBuf,
     /// Uid that owns the directory.
     pub owner: u32,
-    /// What people call it.
+    /// The name that people see.
     pub name: String,
     /// Kubernetes namespace; empty under `vgpu run`.
     pub namespace: String,
@@ -115,9 +115,9 @@ pub struct DeviceView {
     /// GPU time that the container was charged for, living and dead processes together,
     /// nanoseconds.
     pub busy_ns: u64,
-    /// What it has launched, living and dead processes together.
+    /// Its launches, of living and dead processes together.
     pub compute: ComputeSnapshot,
-    /// What the arbiter saw when it last looked.
+    /// The arbiter's view when it last looked.
     pub seen: ComputeStatus,
     /// Bytes that NVML sees and the region does not.
     pub unaccounted_bytes: u64,
@@ -136,7 +136,7 @@ pub struct ProcessView {
     pub name: String,
     /// When it joined, seconds since 1970, as it says.
     pub joined_unix: u64,
-    /// What it uses, by the container's device number.
+    /// Its use, by the container's device number.
     pub devices: Vec<DeviceUseSnapshot>,
     /// Hooked calls.
     pub hook_calls: u64,
@@ -185,7 +185,7 @@ impl OomView {
 pub struct HolderView {
     /// Process id in its own namespace; nothing for objects that several processes hold.
     pub pid: Option<u32>,
-    /// What it held, bytes.
+    /// The memory it held, bytes.
     pub bytes: u64,
 }
 
@@ -194,14 +194,14 @@ pub struct HolderView {
 pub struct Views {
     /// Containers, in order of path.
     pub containers: Vec<ContainerView>,
-    /// What looked like a container and could not be read.
+    /// Directories that looked like a container and could not be read.
     pub broken: Vec<Broken>,
     /// Directories that this process may not read: other users' ones.
     pub unreadable: Vec<PathBuf>,
 }
 
 impl Views {
-    /// What all containers together may have of a GPU's own memory, bytes. One that was started
+    /// The memory of a GPU that all containers together may have, bytes. One that was started
     /// inside another has its part of that one's.
     #[must_use]
     pub fn limits_bytes(&self, uuid: &str) -> u64 {
@@ -271,7 +271,7 @@ pub fn read(instance: &Instance) -> Result<ContainerView, ContainerError> {
 /// As [`read`].
 pub fn read_limits(instance: &Instance) -> Result<Limits, ContainerError> {
     let file = instance.host_file(LIMITS, false)?;
-    // Never mapped: on a shared board the owner is another user, who could shorten the file.
+    // Never mapped: on a shared board the owner is another user that could shorten the file.
     limits::read_file(&file).map_err(ContainerError::Limits)
 }
 

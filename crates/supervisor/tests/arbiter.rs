@@ -314,7 +314,7 @@ fn floor_is_kept_from_a_greedy_neighbour_and_lent_when_idle() {
     assert_eq!(place.grant("greedy").permille, 1000);
     assert!(
         place.grant("greedy").measured,
-        "somebody may want his floor back"
+        "a container may want its floor back"
     );
     assert!(place.grant("owner").permille >= 700, "it may start at once");
 

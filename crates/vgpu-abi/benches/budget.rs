@@ -1,4 +1,4 @@
-//! What the accounting adds to one allocation and its free.
+//! The time that accounting adds to one allocation and its free.
 #![allow(missing_docs, reason = "criterion's macros make items without docs")]
 
 use criterion::{Criterion, criterion_group, criterion_main};

@@ -1,6 +1,6 @@
 //! One allocation and its free while 1, 2, 4 and 8 processes do the same: how long each took, at the
 //! median and in the tail. Prints a table; fails at nothing.
-#![allow(clippy::print_stdout, reason = "a bench talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "a bench prints its results")]
 
 use std::os::unix::fs::FileExt;
 use std::time::Instant;

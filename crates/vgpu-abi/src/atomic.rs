@@ -17,7 +17,7 @@ pub(crate) fn seq_cst_point() {
     loom::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// What stands in a word that is about to be exchanged; a wrong answer costs a round.
+/// The value of a word that is about to be exchanged; a wrong answer costs a round.
 ///
 /// loom remembers one last access to a word, and a plain look by the same thread would make it
 /// forget the reader that the exchange races with: orders that matter would not be tried. Under loom

@@ -19,10 +19,10 @@ pub(crate) use self::sums::*;
 pub use self::words::MOST_BYTES;
 pub(crate) use self::words::*;
 
-/// What memory was taken for.
+/// The purpose of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// What the program asked for.
+    /// Memory that the program asked for.
     Buffer,
     /// Contexts.
     Context,
@@ -77,7 +77,7 @@ impl Charge {
     }
 }
 
-/// What a container may have of a device.
+/// The bounds of a container on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     /// In all, bytes; 0 is no cap.
@@ -101,9 +101,9 @@ impl From<u64> for Bounds {
 pub struct Refusal {
     /// The limit, bytes.
     pub limit: u64,
-    /// What was used, bytes.
+    /// Memory used, bytes.
     pub used: u64,
-    /// What was asked for, bytes.
+    /// Memory asked for, bytes.
     pub asked: u64,
     /// Of the limit, what could not be given because the driver holds it for the container beyond
     /// the charges, bytes.
@@ -115,32 +115,32 @@ pub struct Refusal {
 /// Why a request was not let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
-    /// What is confirmed and what was asked for exceed the limit.
+    /// The confirmed memory and the request together exceed the limit.
     Full,
     /// A bounded wait for another process ran out.
     TimedOut,
     /// There is no slot for this process, or no such device.
     Closed,
-    /// What is confirmed and what was asked for exceed the container's share of the device itself,
+    /// The confirmed memory and the request together exceed the container's share of the device itself,
     /// and only memory of the device would do. `limit` and `used` are of that share.
     NotPageable,
 }
 
-/// What the algorithm reads of the region.
+/// The words of the region that the algorithm reads.
 pub(crate) trait Charges {
     /// Slots of this word of the bitmap that may hold charges; nothing beyond the last word.
     fn in_use(&self, word: usize) -> Option<u64>;
-    /// What a slot uses of a device.
+    /// The words of a slot's use of a device.
     fn cells(&self, slot: usize, device: usize) -> Option<&DeviceUse>;
     /// The charge word of all shared objects of a device.
     fn shared(&self, device: usize) -> Option<&AtomicU64>;
-    /// What contexts and modules of a process will take of a device whose runtime has been loading
+    /// The memory that contexts and modules of a process will take of a device whose runtime has been loading
     /// since then: what such processes were seen to take, or `guess` before one was seen; 0 when it
     /// has had time enough.
     fn expected(&self, device: usize, since_ns: u64, guess: u64) -> u64;
 }
 
-/// What the slow way needs of the outside. All waits end.
+/// The locks and waits of the slow way. All waits end.
 pub(crate) trait Outside: Charges {
     /// How long one request has waited already.
     type Wait;

@@ -14,7 +14,11 @@ pub const LEASE_NS: u64 = 200_000;
 /// All threads of a container together hold at most this much on a device, nanoseconds: what a
 /// thread that sleeps holds may be spent long after.
 pub const MOST_LEASED_NS: u64 = 1_000_000;
-/// A refill that stands this far in the future was made with another clock.
+/// Of what is earned, one part in so many pays what is owed: slowly, since two processes that wait for each other's
+/// launches hold each other up for as long as either waits for credit.
+const OWED_PART: u64 = 8;
+/// A refill that stands this far in the future was made with another clock. From here on this clock counts; what
+/// was used is owed all the same.
 const ANOTHER_CLOCK_NS: u64 = 1_000_000_000;
 
 /// The most that is saved up at this rate (thousandths of the device), nanoseconds: enough that a
@@ -40,7 +44,8 @@ pub(crate) fn refill(cells: &RegionDevice, now_ns: u64, permille: u32) {
     // Relaxed: the exchange decides; nothing but numbers is guarded.
     let mut at = cells.credit_at_ns.load(Ordering::Relaxed);
     loop {
-        let is_first = at == 0 || at > now_ns.saturating_add(ANOTHER_CLOCK_NS);
+        let is_first = at == 0;
+        let is_other_clock = at > now_ns.saturating_add(ANOTHER_CLOCK_NS);
         let earned = if is_first {
             // A quarter of it to begin with: nothing was saved yet, and launches whose cost
             // is not known come on top.
@@ -51,12 +56,12 @@ pub(crate) fn refill(cells: &RegionDevice, now_ns: u64, permille: u32) {
             u64::try_from(earned).unwrap_or(u64::MAX)
         };
         // A rate of nothing still moves the time on, else the next rate would earn it all.
-        if earned == 0 && permille != 0 || at == now_ns {
+        if earned == 0 && permille != 0 && !is_other_clock || at == now_ns {
             return;
         }
         // Whole nanoseconds were earned in a little less time than has passed. Rounded up, so that
         // no number of refills earns more than the time is worth.
-        let paid_to = if is_first || permille == 0 {
+        let paid_to = if is_first || is_other_clock || permille == 0 {
             now_ns
         } else {
             at.saturating_add(time_to_earn_ns(earned, permille))
@@ -70,7 +75,11 @@ pub(crate) fn refill(cells: &RegionDevice, now_ns: u64, permille: u32) {
         );
         match next {
             Ok(_) if is_first => return begin(&cells.credit_ns, earned),
-            Ok(_) => return earn(&cells.credit_ns, earned, most_saved_ns(permille)),
+            Ok(_) if is_other_clock => return,
+            Ok(_) => {
+                let rest = earned - pay(&cells.owed_ns, earned / OWED_PART);
+                return earn(&cells.credit_ns, rest, most_saved_ns(permille));
+            }
             Err(seen) => at = seen,
         }
         if at >= now_ns && at <= now_ns.saturating_add(ANOTHER_CLOCK_NS) {
@@ -91,7 +100,19 @@ fn earn(credit: &AtomicU64, ns: u64, most: u64) {
     let _old = credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
 }
 
-/// A new account, or one whose debts are of another clock's time.
+/// Pays what is owed out of so much at most; says how much was paid.
+fn pay(owed: &AtomicU64, most_ns: u64) -> u64 {
+    // Relaxed: numbers; nothing else is guarded.
+    if owed.load(Ordering::Relaxed) == 0 {
+        return 0;
+    }
+    let less = |old: u64| Some(old.saturating_sub(most_ns));
+    // Relaxed: as above.
+    let old = owed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    old.unwrap_or(0).min(most_ns)
+}
+
+/// A new account.
 fn begin(credit: &AtomicU64, ns: u64) {
     let ns = i64::try_from(ns).unwrap_or(i64::MAX);
     let next = |old: u64| Some(old.cast_signed().max(ns).cast_unsigned());
@@ -103,6 +124,13 @@ fn begin(credit: &AtomicU64, ns: u64) {
 fn change(credit: &AtomicU64, ns: i64) {
     // Relaxed: a number; nothing else is guarded.
     credit.fetch_add(ns.cast_unsigned(), Ordering::Relaxed);
+}
+
+/// Adds to a sum that stays at zero where more is taken off than it holds.
+fn add_signed(word: &AtomicU64, ns: i64) {
+    let next = |old: u64| Some(old.saturating_add_signed(ns));
+    // Relaxed: a number; nothing else is guarded.
+    let _old = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
 }
 
 fn take_away(word: &AtomicU64, ns: u64) {
@@ -176,6 +204,15 @@ impl Compute<'_> {
         change(&self.device.credit_ns, ns.saturating_neg());
     }
 
+    /// So much GPU time was used beyond what is settled at once: an eighth of what is earned from now on goes
+    /// there until it is paid.
+    pub fn owe(&self, ns: u64) {
+        let more = |old: u64| Some(old.saturating_add(ns));
+        let owed = &self.device.owed_ns;
+        // Relaxed: a number; nothing else is guarded.
+        let _old = owed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+    }
+
     /// What the account holds, nanoseconds; below zero is debt.
     #[must_use]
     pub fn credit_ns(&self) -> i64 {
@@ -185,11 +222,14 @@ impl Compute<'_> {
 
     /// GPU time that this process used (or, below zero, did not use after all), nanoseconds.
     pub fn count_busy(&self, ns: i64) {
-        for word in [&self.own.busy_ns, &self.device.busy_ns] {
-            let next = |old: u64| Some(old.saturating_add_signed(ns));
-            // Relaxed: a number.
-            let _old = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
-        }
+        add_signed(&self.own.busy_ns, ns);
+        add_signed(&self.device.busy_ns, ns);
+    }
+
+    /// Time in which this process had work on the device (or, below zero, had none after all), whether it had the
+    /// device then or another process did, nanoseconds.
+    pub fn count_occupied(&self, ns: i64) {
+        add_signed(&self.own.occupied_ns, ns);
     }
 
     /// Makes this process the one that has a launch of unknown cost in flight. False while another process has:
@@ -280,6 +320,7 @@ pub(crate) fn keep(cells: &RegionDevice, of: &ComputeUse) {
         (&past.copy_bytes, &of.copy_bytes),
         (&past.host_functions, &of.host_functions),
         (&past.unknown_launches, &of.unknown_launches),
+        (&past.occupied_ns, &of.occupied_ns),
     ] {
         to.fetch_add(take(from), Ordering::Relaxed);
     }
@@ -293,15 +334,12 @@ pub(crate) fn keep(cells: &RegionDevice, of: &ComputeUse) {
     ] {
         word.store(0, Ordering::Relaxed);
     }
-    for word in [&of.busy_permille, &of.priority] {
-        word.store(0, Ordering::Relaxed);
-    }
 }
 
 #[cfg(test)]
 pub(crate) mod model {
     use super::*;
-    use crate::atomic::{AtomicU8, AtomicU32};
+    use crate::atomic::AtomicU8;
 
     fn word() -> AtomicU64 {
         AtomicU64::new(0)
@@ -322,8 +360,7 @@ pub(crate) mod model {
             copy_bytes: word(),
             host_functions: word(),
             unknown_launches: word(),
-            busy_permille: AtomicU32::new(0),
-            priority: AtomicU32::new(0),
+            occupied_ns: word(),
             expected_by_ns: word(),
             progress_ns: word(),
         }
@@ -347,6 +384,7 @@ pub(crate) mod model {
             leased_ns: word(),
             unknown: word(),
             unknown_at_ns: word(),
+            owed_ns: word(),
             reserved_2: std::array::from_fn(|_| word()),
             past: compute_use(),
         }

@@ -4,20 +4,18 @@
 //! Never maps the file, never follows a link, never blocks on a pipe, never takes a lock, and
 //! never lets a number in it decide how much is read or allocated.
 
-use std::fmt;
-use std::fs::{File, OpenOptions};
-use std::io;
+use std::fs::File;
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::budget::{MOST_BYTES, bytes_in};
+use crate::file::{self, Access, FileError, FileKind};
 use crate::layout::{
     CALL_BYTES, ComputeUse, DeviceUse, HOOK_GROUPS, LOCK_FAMILY, LOCK_SLOTS, MAX_DEVICES,
-    MAX_HOLDERS, MAX_OOMS, MAX_SHARED, MAX_SLOTS, OomEntry, OomHolder, REGION_MAGIC,
-    REGION_VERSION, RegionDevice, RegionHeader, RegionLayout, SHARED_LIVE, SLOT_USED, SLOT_WORDS,
-    SharedObject, Slot, SlotHead,
+    MAX_HOLDERS, MAX_OOMS, MAX_SHARED, MAX_SLOTS, OomEntry, OomHolder, RegionDevice, RegionHeader,
+    RegionLayout, SHARED_LIVE, SLOT_USED, SLOT_WORDS, SharedObject, Slot, SlotHead,
 };
 use crate::region::{MemoryHolder, SharedKey, Why};
 use crate::sys::{self, LockOwner};
@@ -39,65 +37,6 @@ pub const HOOK_GROUP_NAMES: [&str; 9] = [
     "capture",
     "pass",
 ];
-
-/// Why there is no snapshot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SnapshotError {
-    /// There is no such file.
-    Missing,
-    /// It is a directory, a link, a pipe or a device.
-    NotRegular,
-    /// It is too short or too long.
-    WrongSize {
-        /// Bytes found.
-        found: u64,
-        /// Bytes expected.
-        expected: u64,
-    },
-    /// It is another kind of file.
-    WrongMagic,
-    /// It was never finished.
-    Unfinished,
-    /// Another release wrote it.
-    WrongVersion {
-        /// Its version.
-        found: u32,
-        /// The version that is known here.
-        known: u32,
-    },
-    /// It became shorter while it was read.
-    Truncated,
-    /// The system refused; an `errno` value.
-    System {
-        /// What was refused.
-        call: &'static str,
-        /// `errno`.
-        errno: i32,
-    },
-}
-
-impl fmt::Display for SnapshotError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Missing => write!(f, "no such file"),
-            Self::NotRegular => write!(f, "not a regular file"),
-            Self::WrongSize { found, expected } => {
-                write!(f, "file of {found} bytes, expected {expected}")
-            }
-            Self::WrongMagic => write!(f, "not a usage region"),
-            Self::Unfinished => write!(f, "a usage region that was never finished"),
-            Self::WrongVersion { found, known } => {
-                write!(f, "usage region of version {found}, known here is {known}")
-            }
-            Self::Truncated => write!(f, "became shorter while it was read"),
-            Self::System { call, errno } => {
-                write!(f, "{call}: {}", io::Error::from_raw_os_error(errno))
-            }
-        }
-    }
-}
-
-impl std::error::Error for SnapshotError {}
 
 /// A region at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,16 +66,16 @@ pub struct DeviceSnapshot {
     pub physical_bytes: u64,
     /// Bytes of all shared objects on it.
     pub shared_bytes: u64,
-    /// What a context was seen to take, bytes.
+    /// Size of a context as measured, bytes.
     pub context_bytes: u64,
-    /// What a module was seen to take, bytes.
+    /// Size of a module as measured, bytes.
     pub module_bytes: u64,
     /// Compute credit, nanoseconds; below zero is debt.
     pub credit_ns: i64,
     /// GPU time that the container was charged for, living and dead processes together,
     /// nanoseconds.
     pub busy_ns: u64,
-    /// What processes that are gone have launched.
+    /// Launches of processes that are gone.
     pub past: ComputeSnapshot,
 }
 
@@ -165,18 +104,18 @@ pub struct SlotSnapshot {
     pub gone_since_ns: u64,
     /// A process lives that was forked from it, and holds its device memory too: the kernel says so.
     pub has_family: bool,
-    /// What it uses, by device.
+    /// Its use of each device.
     pub devices: [DeviceUseSnapshot; MAX_DEVICES],
     /// Hooked calls by group.
     pub hook_calls: [u64; HOOK_GROUPS],
 }
 
-/// What a process uses of a device.
+/// The use of a device by a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DeviceUseSnapshot {
-    /// What the driver has given, bytes: buffers, contexts and modules.
+    /// Memory that the driver has given, bytes: buffers, contexts and modules.
     pub confirmed_bytes: u64,
-    /// What has been asked for, bytes.
+    /// Memory that has been asked for, bytes.
     pub pending_bytes: u64,
     /// Of the confirmed: buffers, bytes.
     pub buffer_bytes: u64,
@@ -186,11 +125,11 @@ pub struct DeviceUseSnapshot {
     pub module_bytes: u64,
     /// Of the confirmed: managed memory past the container's share of the device, bytes.
     pub oversubscribed_bytes: u64,
-    /// What it has launched.
+    /// Its launches.
     pub compute: ComputeSnapshot,
 }
 
-/// What was launched on a device.
+/// Launches on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ComputeSnapshot {
     /// Kernels launched.
@@ -213,20 +152,18 @@ pub struct ComputeSnapshot {
     pub waits: u64,
     /// Copies and fills put into streams.
     pub copies: u64,
-    /// What they copied and filled, bytes.
+    /// Bytes that they copied or filled.
     pub copy_bytes: u64,
     /// Host functions put into streams.
     pub host_functions: u64,
     /// Launches whose cost was not known.
     pub unknown_launches: u64,
-    /// Share of the device in the last window, thousandths.
-    pub busy_permille: u32,
-    /// Priority, 0 is the highest.
-    pub priority: u32,
+    /// Time in which processes had work on the device, the turns of other processes included, nanoseconds.
+    pub occupied_ns: u64,
 }
 
 impl ComputeSnapshot {
-    /// The sum of two; times are the latest, shares and priorities those of `self`.
+    /// The sum of two; times are the latest.
     #[must_use]
     pub fn and(self, other: &Self) -> Self {
         let waiting = [self.waiting_since_ns, other.waiting_since_ns];
@@ -245,8 +182,7 @@ impl ComputeSnapshot {
             copy_bytes: self.copy_bytes.saturating_add(other.copy_bytes),
             host_functions: self.host_functions.saturating_add(other.host_functions),
             unknown_launches: self.unknown_launches.saturating_add(other.unknown_launches),
-            busy_permille: self.busy_permille,
-            priority: self.priority,
+            occupied_ns: self.occupied_ns.saturating_add(other.occupied_ns),
         }
     }
 
@@ -266,10 +202,7 @@ impl ComputeSnapshot {
             copy_bytes: word(offset_of!(ComputeUse, copy_bytes)),
             host_functions: word(offset_of!(ComputeUse, host_functions)),
             unknown_launches: word(offset_of!(ComputeUse, unknown_launches)),
-            busy_permille: part
-                .u32(at + offset_of!(ComputeUse, busy_permille))
-                .min(1000),
-            priority: part.u32(at + offset_of!(ComputeUse, priority)),
+            occupied_ns: word(offset_of!(ComputeUse, occupied_ns)),
         }
     }
 }
@@ -304,7 +237,7 @@ pub struct OomSnapshot {
     pub asked: u64,
     /// The limit then, bytes.
     pub limit: u64,
-    /// What was used then, bytes.
+    /// Memory used then, bytes.
     pub used: u64,
     /// Bytes that the driver held for the container and its charges did not have.
     pub unaccounted: u64,
@@ -314,7 +247,7 @@ pub struct OomSnapshot {
     pub holders: Vec<MemoryHolder>,
 }
 
-/// What a region counts.
+/// The counters of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counters {
     /// Requests refused for want of room.
@@ -369,52 +302,27 @@ impl Snapshot {
 /// Reads a region.
 ///
 /// # Errors
-/// See [`SnapshotError`].
-pub fn snapshot(path: &Path) -> Result<Snapshot, SnapshotError> {
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
-    read(&file.map_err(system("open"))?)
+/// See [`FileError`].
+pub fn snapshot(path: &Path) -> Result<Snapshot, FileError> {
+    read(&file::open(path, FileKind::Region, Access::Read)?)
 }
 
 /// Reads a region below an open directory, so that nothing between can be swapped. `name` is one
 /// name, not a path.
 ///
 /// # Errors
-/// See [`SnapshotError`].
-pub fn snapshot_at(directory: BorrowedFd<'_>, name: &str) -> Result<Snapshot, SnapshotError> {
+/// See [`FileError`].
+pub fn snapshot_at(directory: BorrowedFd<'_>, name: &str) -> Result<Snapshot, FileError> {
     if name.contains('/') || name == ".." {
-        return Err(SnapshotError::Missing);
+        return Err(FileError::Missing);
     }
     // What `openat` does, without a call of our own: the descriptor's directory as a path.
     let directory = format!("/proc/self/fd/{}", directory.as_raw_fd());
     snapshot(&Path::new(&directory).join(name))
 }
 
-fn system(call: &'static str) -> impl Fn(io::Error) -> SnapshotError {
-    move |error| match error.raw_os_error().unwrap_or(libc::EIO) {
-        libc::ENOENT | libc::ENOTDIR => SnapshotError::Missing,
-        libc::ELOOP | libc::EISDIR | libc::ENXIO | libc::ENODEV => SnapshotError::NotRegular,
-        errno => SnapshotError::System { call, errno },
-    }
-}
-
-fn read(file: &File) -> Result<Snapshot, SnapshotError> {
-    let stat = sys::fstat(file.as_raw_fd()).map_err(|errno| SnapshotError::System {
-        call: "fstat",
-        errno,
-    })?;
-    if !stat.regular {
-        return Err(SnapshotError::NotRegular);
-    }
-    let expected = size_of::<RegionLayout>() as u64;
-    if stat.bytes != expected {
-        return Err(SnapshotError::WrongSize {
-            found: stat.bytes,
-            expected,
-        });
-    }
+fn read(file: &File) -> Result<Snapshot, FileError> {
     let head = Part::read(file, 0, HEAD_BYTES)?;
-    check(&head)?;
     let slots = in_use(&head)
         .map(|slot| read_slot(file, slot))
         .filter_map(Result::transpose);
@@ -443,13 +351,10 @@ const HEAD_BYTES: usize = offset_of!(RegionLayout, shared);
 struct Part(Vec<u8>);
 
 impl Part {
-    fn read(file: &File, offset: usize, bytes: usize) -> Result<Self, SnapshotError> {
+    fn read(file: &File, offset: usize, bytes: usize) -> Result<Self, FileError> {
         let mut buffer = vec![0; bytes];
-        match file.read_exact_at(&mut buffer, offset as u64) {
-            Ok(()) => Ok(Self(buffer)),
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(SnapshotError::Truncated),
-            Err(e) => Err(system("pread")(e)),
-        }
+        file.read_exact_at(&mut buffer, offset as u64)?;
+        Ok(Self(buffer))
     }
 
     fn bytes<const N: usize>(&self, offset: usize) -> [u8; N] {
@@ -477,28 +382,7 @@ impl Part {
     }
 }
 
-fn check(head: &Part) -> Result<(), SnapshotError> {
-    let magic = head.u64(offset_of!(RegionHeader, magic));
-    let version = head.u32(offset_of!(RegionHeader, version));
-    if magic != REGION_MAGIC {
-        let blank = magic == 0;
-        return Err(if blank {
-            SnapshotError::Unfinished
-        } else {
-            SnapshotError::WrongMagic
-        });
-    }
-    match version {
-        REGION_VERSION => Ok(()),
-        0 => Err(SnapshotError::Unfinished),
-        found => Err(SnapshotError::WrongVersion {
-            found,
-            known: REGION_VERSION,
-        }),
-    }
-}
-
-/// No card and no counter is as large; a larger number is noise. Sums of 1,024 such fit 64 bits.
+/// No GPU and no counter is as large; a larger number is noise. Sums of 1,024 such fit 64 bits.
 fn bytes_at(part: &Part, offset: usize) -> u64 {
     part.u64(offset).min(MOST_BYTES)
 }
@@ -547,14 +431,14 @@ fn in_use(head: &Part) -> impl Iterator<Item = usize> + '_ {
     })
 }
 
-fn read_slot(file: &File, index: usize) -> Result<Option<SlotSnapshot>, SnapshotError> {
+fn read_slot(file: &File, index: usize) -> Result<Option<SlotSnapshot>, FileError> {
     let offset = offset_of!(RegionLayout, slots) + index * size_of::<Slot>();
     let slot = Part::read(file, offset, size_of::<Slot>())?;
     if slot.u32(offset_of!(SlotHead, state)) != SLOT_USED {
         return Ok(None);
     }
     let owner = sys::lock_owner(file.as_raw_fd(), LOCK_SLOTS + index as u64).map_err(|errno| {
-        SnapshotError::System {
+        FileError::System {
             call: "F_GETLK",
             errno,
         }
@@ -610,7 +494,7 @@ fn family_lives(file: &File, slot: usize) -> bool {
     )
 }
 
-fn shared(file: &File, head: &Part) -> Result<Vec<SharedSnapshot>, SnapshotError> {
+fn shared(file: &File, head: &Part) -> Result<Vec<SharedSnapshot>, FileError> {
     const OBJECT: usize = size_of::<SharedObject>();
     let above = head.u32(offset_of!(RegionHeader, shared_high_water)) as usize;
     let above = above.min(MAX_SHARED);
@@ -715,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_process_counts_for_a_bounded_time_from_when_it_was_found() {
+    fn dead_process_counts_for_a_bounded_time_after_it_is_found() {
         assert!(dead(NOW_NS).is_kept(None, NOW_NS));
         assert!(dead(NOW_NS - KEEP_DEAD_NS + 1).is_kept(None, NOW_NS));
         assert!(!dead(NOW_NS - KEEP_DEAD_NS).is_kept(None, NOW_NS));

@@ -1,5 +1,5 @@
 //! A file that the host owns and the container maps: header, two copies, one word that says which
-//! copy counts. Owns how such a file is made, opened, checked and flipped.
+//! copy counts. Owns how such a file is made and flipped.
 //!
 //! Never makes it longer or shorter, never replaces it, and never knows what is in the copies.
 
@@ -9,91 +9,22 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use std::{fmt, io};
 
-use crate::layout::{HostFileHeader, MAX_DEVICES};
+use crate::file::{self, Access, FileError, FileKind, refused, refused_io};
+use crate::layout::HostFileHeader;
 use crate::map::Words;
 use crate::sys;
 
-/// Why a file that the host owns cannot be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FileError {
-    /// There is no such file.
-    Missing,
-    /// There is one already.
-    Exists,
-    /// It is a directory, a link, a pipe or a device.
-    NotRegular,
-    /// It is too short or too long.
-    WrongSize {
-        /// Bytes found.
-        found: u64,
-        /// Bytes expected.
-        expected: u64,
-    },
-    /// It is another kind of file.
-    WrongMagic,
-    /// It was never finished.
-    Unfinished,
-    /// A newer release wrote it.
-    NewerVersion {
-        /// Its version.
-        found: u32,
-        /// The newest version that is known here.
-        known: u32,
-    },
-    /// Neither copy is valid.
-    Corrupt,
-    /// More devices than [`MAX_DEVICES`].
-    TooManyDevices {
-        /// Devices asked for.
-        asked: usize,
-    },
-    /// No room on the disk.
-    NoSpace,
-    /// The system refused; an `errno` value.
-    System {
-        /// What was refused.
-        call: &'static str,
-        /// `errno`.
-        errno: i32,
-    },
-}
-
-impl fmt::Display for FileError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Missing => write!(f, "no such file"),
-            Self::Exists => write!(f, "exists already"),
-            Self::NotRegular => write!(f, "not a regular file"),
-            Self::WrongSize { found, expected } => {
-                write!(f, "file of {found} bytes, expected {expected}")
-            }
-            Self::WrongMagic => write!(f, "another kind of file"),
-            Self::Unfinished => write!(f, "a file that was never finished"),
-            Self::NewerVersion { found, known } => {
-                write!(f, "version {found}, newest known here is {known}")
-            }
-            Self::Corrupt => write!(f, "neither copy in the file is valid"),
-            Self::TooManyDevices { asked } => {
-                write!(f, "{asked} devices, at most {MAX_DEVICES} are possible")
-            }
-            Self::NoSpace => write!(f, "no space left on the disk"),
-            Self::System { call, errno } => {
-                write!(f, "{call}: {}", io::Error::from_raw_os_error(errno))
-            }
-        }
-    }
-}
-
-impl std::error::Error for FileError {}
-
-/// What kind of file.
+/// The make of such a file.
 pub(crate) struct Make {
-    pub(crate) magic: u64,
-    pub(crate) version: u32,
+    pub(crate) kind: FileKind,
     pub(crate) copy_bytes: usize,
-    pub(crate) file_bytes: usize,
+}
+
+impl Make {
+    fn file_bytes(&self) -> usize {
+        usize::try_from(self.kind.bytes()).unwrap_or(usize::MAX)
+    }
 }
 
 const CURRENT: usize = offset_of!(HostFileHeader, current);
@@ -101,63 +32,10 @@ const HEARTBEAT: usize = offset_of!(HostFileHeader, heartbeat_ns);
 const VERSION: usize = offset_of!(HostFileHeader, version);
 pub(crate) const HEADER_BYTES: usize = size_of::<HostFileHeader>();
 
-fn system(call: &'static str) -> impl Fn(io::Error) -> FileError {
-    move |error| match error.raw_os_error().unwrap_or(libc::EIO) {
-        libc::ENOENT | libc::ENOTDIR => FileError::Missing,
-        libc::EEXIST => FileError::Exists,
-        libc::ELOOP | libc::EISDIR | libc::ENXIO => FileError::NotRegular,
-        libc::ENOSPC | libc::EDQUOT => FileError::NoSpace,
-        errno => FileError::System { call, errno },
-    }
-}
-
-fn errno(call: &'static str) -> impl Fn(i32) -> FileError {
-    move |errno| system(call)(io::Error::from_raw_os_error(errno))
-}
-
 /// One half of a header or a copy, for `pwrite`.
 fn write_at(file: &File, bytes: &[u8], offset: usize) -> Result<(), FileError> {
     file.write_all_at(bytes, offset as u64)
-        .map_err(system("write"))
-}
-
-/// Whether it is a file of this make, as far as its head and its size say.
-fn check(file: &File, make: &Make) -> Result<(), FileError> {
-    let stat = sys::fstat(file.as_raw_fd()).map_err(errno("fstat"))?;
-    if !stat.regular {
-        return Err(FileError::NotRegular);
-    }
-    let expected = make.file_bytes as u64;
-    let mut head = [0; 16];
-    let known = file.read_exact_at(&mut head, 0).is_ok();
-    let (magic, rest) = head.split_at(8);
-    let version = u32::from_ne_bytes(rest.first_chunk().copied().unwrap_or_default());
-    if known {
-        if magic != make.magic.to_ne_bytes() {
-            let blank = magic == [0; 8];
-            return Err(if blank {
-                FileError::Unfinished
-            } else {
-                FileError::WrongMagic
-            });
-        }
-        if version == 0 {
-            return Err(FileError::Unfinished);
-        }
-        if version > make.version {
-            return Err(FileError::NewerVersion {
-                found: version,
-                known: make.version,
-            });
-        }
-    }
-    if stat.bytes != expected {
-        return Err(FileError::WrongSize {
-            found: stat.bytes,
-            expected,
-        });
-    }
-    Ok(())
+        .map_err(refused_io("write"))
 }
 
 /// An open file of a known make.
@@ -177,7 +55,7 @@ impl HostFile {
     ) -> Result<Self, FileError> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o644);
-        let file = options.open(path).map_err(system("open"))?;
+        let file = options.open(path).map_err(refused_io("open"))?;
         let made = Self::fill_new(file, make, fill);
         if made.is_err() {
             // Half a file is of no use. If it cannot be removed, the first error is still the one to tell.
@@ -191,9 +69,9 @@ impl HostFile {
         make: &Make,
         fill: impl FnOnce(&Self) -> Result<(), FileError>,
     ) -> Result<Self, FileError> {
-        sys::allocate_or_write(file.as_raw_fd(), make.file_bytes as u64)
-            .map_err(errno("fallocate"))?;
-        let words = Words::map(&file, make.file_bytes, true).map_err(errno("mmap"))?;
+        sys::allocate_or_write(file.as_raw_fd(), make.kind.bytes())
+            .map_err(refused("fallocate"))?;
+        let words = Words::map(&file, make.file_bytes(), true).map_err(refused("mmap"))?;
         let made = Self {
             file,
             words,
@@ -201,7 +79,7 @@ impl HostFile {
         };
         write_at(
             &made.file,
-            &make.magic.to_ne_bytes(),
+            &make.kind.magic().to_ne_bytes(),
             offset_of!(HostFileHeader, magic),
         )?;
         let copy_bytes = u32::try_from(make.copy_bytes).unwrap_or(0);
@@ -210,7 +88,7 @@ impl HostFile {
             &copy_bytes.to_ne_bytes(),
             offset_of!(HostFileHeader, copy_bytes),
         )?;
-        let file_bytes = make.file_bytes as u64;
+        let file_bytes = make.kind.bytes();
         write_at(
             &made.file,
             &file_bytes.to_ne_bytes(),
@@ -218,27 +96,29 @@ impl HostFile {
         )?;
         fill(&made)?;
         // Last: a file without a version was never finished.
-        write_at(&made.file, &make.version.to_ne_bytes(), VERSION)?;
+        write_at(
+            &made.file,
+            &make.kind.versions().end().to_ne_bytes(),
+            VERSION,
+        )?;
         Ok(made)
     }
 
     /// Opens the file for reading and, where its mode lets us and `write` asks, writing.
     pub(crate) fn open(path: &Path, make: &Make, write: bool) -> Result<Self, FileError> {
-        let attempt = |write: bool| {
-            let mut options = OpenOptions::new();
-            let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
-            options.read(true).write(write).custom_flags(flags);
-            options.open(path)
+        let wanted = if write {
+            Access::ReadWrite
+        } else {
+            Access::Read
         };
-        let (file, writable) = match attempt(write) {
-            Ok(file) => (file, write),
-            Err(e) if write && matches!(e.raw_os_error(), Some(libc::EACCES | libc::EROFS)) => {
-                (attempt(false).map_err(system("open"))?, false)
-            }
-            Err(e) => return Err(system("open")(e)),
+        let (file, writable) = match file::open(path, make.kind, wanted) {
+            Err(FileError::System {
+                errno: libc::EACCES | libc::EROFS,
+                ..
+            }) if write => (file::open(path, make.kind, Access::Read)?, false),
+            opened => (opened?, write),
         };
-        check(&file, make)?;
-        let words = Words::map(&file, make.file_bytes, writable).map_err(errno("mmap"))?;
+        let words = Words::map(&file, make.file_bytes(), writable).map_err(refused("mmap"))?;
         Ok(Self {
             file,
             words,
@@ -263,7 +143,7 @@ impl HostFile {
                     std::thread::sleep(Duration::from_millis(1).min(patience));
                 }
                 Err(TryLockError::WouldBlock) => return Ok(Turn(None)),
-                Err(TryLockError::Error(error)) => return Err(system("flock")(error)),
+                Err(TryLockError::Error(error)) => return Err(refused_io("flock")(error)),
             }
         }
     }
@@ -324,16 +204,9 @@ pub(crate) struct Copied(Vec<u64>);
 
 impl Copied {
     pub(crate) fn read(file: &File, make: &Make) -> Result<Self, FileError> {
-        check(file, make)?;
-        let mut bytes = vec![0; make.file_bytes];
-        file.read_exact_at(&mut bytes, 0).map_err(|error| {
-            if error.kind() == io::ErrorKind::UnexpectedEof {
-                // It has become shorter since it was checked.
-                let expected = make.file_bytes as u64;
-                return FileError::WrongSize { found: 0, expected };
-            }
-            system("read")(error)
-        })?;
+        file::check(file, make.kind)?;
+        let mut bytes = vec![0; make.file_bytes()];
+        file.read_exact_at(&mut bytes, 0)?;
         let words = bytes.chunks_exact(8);
         let word = |bytes: &[u8]| bytes.first_chunk().copied().map_or(0, u64::from_ne_bytes);
         Ok(Self(words.map(word).collect()))
@@ -355,7 +228,7 @@ pub(crate) struct Unmapped {
 
 impl Unmapped {
     pub(crate) fn new(file: File, make: &Make) -> Result<Self, FileError> {
-        check(&file, make)?;
+        file::check(&file, make.kind)?;
         Ok(Self { file })
     }
 
@@ -379,13 +252,7 @@ impl Unmapped {
 fn read_words<const N: usize>(file: &File, offset: usize) -> Result<[u64; N], FileError> {
     let mut bytes = [[0; 8]; N];
     let flat = bytes.as_flattened_mut();
-    file.read_exact_at(flat, offset as u64).map_err(|error| {
-        if error.kind() == io::ErrorKind::UnexpectedEof {
-            let expected = (offset + N * 8) as u64;
-            return FileError::WrongSize { found: 0, expected };
-        }
-        system("read")(error)
-    })?;
+    file.read_exact_at(flat, offset as u64)?;
     Ok(bytes.map(u64::from_ne_bytes))
 }
 

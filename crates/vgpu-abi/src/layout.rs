@@ -1,4 +1,4 @@
-//! What the shared files look like, byte for byte: a wire format between two releases. Owns every
+//! The layout of the shared files, byte for byte: a wire format between two releases. Owns every
 //! offset, size and magic number, and states them beside the types, so that a moved field does not
 //! compile.
 //!
@@ -145,9 +145,9 @@ pub struct RegionDevice {
     pub reserved_0: [AtomicU64; 4],
     /// Bytes of all shared objects on this device: a charge word without a tag.
     pub shared: AtomicU64,
-    /// What a context was seen to take, bytes; 0 where it was not measured yet.
+    /// Size of a context as measured, bytes; 0 where it was not measured yet.
     pub context_bytes: AtomicU64,
-    /// What a module was seen to take, bytes; 0 where it was not measured yet.
+    /// Size of a module as measured, bytes; 0 where it was not measured yet.
     pub module_bytes: AtomicU64,
     /// Size of the device, bytes; 0 where it is not known.
     pub physical_bytes: AtomicU64,
@@ -174,9 +174,11 @@ pub struct RegionDevice {
     pub unknown: AtomicU64,
     /// When that launch was made, nanoseconds of the monotonic clock.
     pub unknown_at_ns: AtomicU64,
+    /// GPU time that was used and is paid for later, out of an eighth of what is earned, nanoseconds.
+    pub owed_ns: AtomicU64,
     /// Room for compute.
-    pub reserved_2: [AtomicU64; 2],
-    /// What processes that are gone have launched.
+    pub reserved_2: [AtomicU64; 1],
+    /// Launches of processes that are gone.
     pub past: ComputeUse,
 }
 
@@ -211,7 +213,7 @@ pub struct SlotHead {
     pub reserved: [AtomicU64; 6],
 }
 
-/// What one process has launched on one device.
+/// The launches of one process on one device.
 #[repr(C, align(64))]
 pub struct ComputeUse {
     /// Kernels launched.
@@ -235,16 +237,15 @@ pub struct ComputeUse {
     pub waits: AtomicU64,
     /// Copies and fills put into streams.
     pub copies: AtomicU64,
-    /// What they copied and filled, bytes.
+    /// Bytes that they copied or filled.
     pub copy_bytes: AtomicU64,
     /// Host functions put into streams.
     pub host_functions: AtomicU64,
     /// Launches whose cost was not known.
     pub unknown_launches: AtomicU64,
-    /// Share of the device in the last window, thousandths.
-    pub busy_permille: AtomicU32,
-    /// The process's priority on this device, 0 is the highest.
-    pub priority: AtomicU32,
+    /// Time in which the process had work on the device, as its events saw it: includes the turns that
+    /// other processes had meanwhile. Nanoseconds; 0 where an older library wrote the region.
+    pub occupied_ns: AtomicU64,
     /// When the work in flight ought to be done, though others had their turns, nanoseconds of the
     /// monotonic clock.
     pub expected_by_ns: AtomicU64,
@@ -252,7 +253,7 @@ pub struct ComputeUse {
     pub progress_ns: AtomicU64,
 }
 
-/// What one process uses of one device. Only its own process and, once that is dead, a reaper
+/// The use of one device by one process. Only its own process and, once that is dead, a reaper
 /// write it.
 #[repr(C, align(64))]
 pub struct DeviceUse {
@@ -268,10 +269,10 @@ pub struct DeviceUse {
     /// Since when the process's runtime has been loading what no call of the driver's public
     /// interface names, nanoseconds of the monotonic clock; 0: it is not.
     pub loading_since_ns: AtomicU64,
-    /// What a checkpoint has taken off `confirmed`, with the tag of its charge words; 0: nothing.
+    /// The bytes that a checkpoint has taken off `confirmed`, with the tag of its charge words; 0: nothing.
     pub away: AtomicU64,
-    /// What it is taken to load in all as long as no such process of the container was measured,
-    /// bytes; counts only while `loading_since_ns` does.
+    /// The bytes that its runtime is assumed to load as long as no such process of the container was measured;
+    /// counts only while `loading_since_ns` does.
     pub loading_bytes: AtomicU64,
     /// Room for more kinds.
     pub reserved_0: [AtomicU64; 1],
@@ -279,7 +280,7 @@ pub struct DeviceUse {
     pub pending: AtomicU64,
     /// Room that keeps the next field on a line of its own.
     pub reserved_1: [AtomicU64; 7],
-    /// What it has launched.
+    /// Its launches.
     pub compute: ComputeUse,
 }
 
@@ -288,7 +289,7 @@ pub struct DeviceUse {
 pub struct Slot {
     /// Its identity.
     pub head: SlotHead,
-    /// What it uses.
+    /// Its use of each device.
     pub devices: [DeviceUse; MAX_DEVICES],
 }
 
@@ -299,7 +300,7 @@ pub struct SharedObject {
     pub state: AtomicU32,
     /// Index of the device.
     pub device: AtomicU32,
-    /// What names it, the same in every process.
+    /// Its name, the same in every process.
     pub key: [AtomicU64; 2],
     /// Its charge, bytes.
     pub bytes: AtomicU64,
@@ -321,7 +322,7 @@ pub struct OomHolder {
     pub pid: AtomicU32,
     /// Its slot.
     pub slot: AtomicU32,
-    /// What it held, bytes.
+    /// The memory it held, bytes.
     pub bytes: AtomicU64,
 }
 
@@ -340,7 +341,7 @@ pub struct OomEntry {
     pub asked: AtomicU64,
     /// The limit then.
     pub limit: AtomicU64,
-    /// What was used then.
+    /// Memory used then.
     pub used: AtomicU64,
     /// Why: 0 full, 1 a wait ran out, 2 closed, 3 only memory of the device itself would have done
     /// (then `limit` and `used` are of the container's share of that).
@@ -361,7 +362,7 @@ pub struct OomEntry {
 /// The usage region: one file, written by the container, `pread` by the host.
 #[repr(C, align(64))]
 pub struct RegionLayout {
-    /// What it is.
+    /// Magic number, version and sizes.
     pub header: RegionHeader,
     /// Its devices.
     pub devices: [RegionDevice; MAX_DEVICES],
@@ -402,7 +403,7 @@ pub struct HostFileHeader {
     pub reserved: [AtomicU64; 459],
 }
 
-/// What a container may use of one device.
+/// The limits of a container on one device.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LimitsDevice {
@@ -412,9 +413,9 @@ pub struct LimitsDevice {
     pub memory_bytes: u64,
     /// Size of the device, bytes; 0 where it is not known.
     pub physical_bytes: u64,
-    /// What a context is expected to take, bytes; 0 where it is not known.
+    /// Expected size of a context, bytes; 0 where it is not known.
     pub context_bytes: u64,
-    /// What a module is expected to take, bytes; 0 where it is not known.
+    /// Expected size of a module, bytes; 0 where it is not known.
     pub module_bytes: u64,
     /// Share of compute time, percent; 0 and 100 are no cap.
     pub core_percent: u32,
@@ -445,7 +446,7 @@ pub struct LimitsCopy {
     pub unlisted: u32,
     /// Room.
     pub reserved_0: [u32; 9],
-    /// What the container may use.
+    /// The container's limits, by device.
     pub devices: [LimitsDevice; MAX_DEVICES],
     /// Room.
     pub reserved_1: [u64; 119],
@@ -456,13 +457,13 @@ pub struct LimitsCopy {
 /// The limits: one file, written by the host, mapped read-only by the container.
 #[repr(C, align(64))]
 pub struct LimitsLayout {
-    /// What it is, and which copy counts.
+    /// Kind and version, and which copy counts.
     pub header: HostFileHeader,
     /// The copies.
     pub copies: [LimitsCopy; 2],
 }
 
-/// What the host knows of one process.
+/// The host's knowledge of one process.
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TargetsEntry {
@@ -474,16 +475,17 @@ pub struct TargetsEntry {
     pub host_pid: u32,
     /// 1: the slot's owner is dead, and the driver holds nothing for it any more.
     pub released: u32,
-    /// What the driver takes for contexts and modules beyond the process's own allocations, by
+    /// Memory that the driver takes for contexts and modules beyond the process's own allocations, by
     /// device, bytes.
     pub overhead_bytes: [u64; MAX_DEVICES],
-    /// What the compute arbiter grants, by device; 0 is no word of it. Bits 0-9: thousandths of
+    /// The compute arbiter's grants, by device; 0 means that it has granted nothing. Bits 0-9: thousandths of
     /// the device plus one; bit 10: others work on the device too; bit 11: the work is to be
     /// measured although nothing caps it; bits 16-31: what a nanosecond that the process has
     /// measured counts for, in parts of 4096.
     pub grants: [u32; MAX_DEVICES],
-    /// Room.
-    pub reserved_1: [u64; 4],
+    /// Of a measured interval that other processes' turns may lie in: the part that is the process's own, by
+    /// device, in parts of 4096; 0 is no word of it. `grants` has this factor in it.
+    pub own_parts: [u16; MAX_DEVICES],
     /// Over everything before it.
     pub checksum: u64,
 }
@@ -498,7 +500,7 @@ pub struct TargetsCopy {
 /// The targets: one file, written by the host, mapped read-only by the container.
 #[repr(C, align(64))]
 pub struct TargetsLayout {
-    /// What it is, and which copy counts.
+    /// Kind and version, and which copy counts.
     pub header: HostFileHeader,
     /// The copies.
     pub copies: [TargetsCopy; 2],
@@ -529,14 +531,14 @@ assert_layout!(RegionHeader: size 4096, align 64, magic @ 0, version @ 8, header
     ooms @ 368, slots_full @ 376, past_hook_calls @ 384, reserved_2 @ 512);
 assert_layout!(RegionDevice: size 384, align 64, uuid @ 0, shared @ 128, context_bytes @ 136,
     module_bytes @ 144, physical_bytes @ 152, wanted_ns @ 160, last @ 168, runtime_bytes @ 176, credit_ns @ 192, credit_at_ns @ 200, busy_ns @ 208,
-    leased_ns @ 216, unknown @ 224, unknown_at_ns @ 232, past @ 256);
+    leased_ns @ 216, unknown @ 224, unknown_at_ns @ 232, owed_ns @ 240, past @ 256);
 assert_layout!(SlotHead: size 256, align 64, state @ 0, pid @ 4, generation @ 8, start_time @ 16,
     pid_namespace @ 24, start_stack @ 32, joined_unix_ns @ 40, name @ 48, hook_calls @ 64,
     image @ 192, gone_since_ns @ 200);
 assert_layout!(ComputeUse: size 128, align 64, launches @ 0, graph_launches @ 8, busy_ns @ 16,
     in_flight_ns @ 24, last_launch_ns @ 32, throttled_ns @ 40, waiting_since_ns @ 48,
     leased_ns @ 56, waits @ 64, copies @ 72, copy_bytes @ 80, host_functions @ 88,
-    unknown_launches @ 96, busy_permille @ 104, priority @ 108, expected_by_ns @ 112,
+    unknown_launches @ 96, occupied_ns @ 104, expected_by_ns @ 112,
     progress_ns @ 120);
 assert_layout!(DeviceUse: size 256, align 64, confirmed @ 0, contexts @ 8, modules @ 16,
     oversubscribed @ 24, loading_since_ns @ 32, away @ 40, loading_bytes @ 48, pending @ 64, compute @ 128);
@@ -558,6 +560,6 @@ assert_layout!(LimitsCopy: size 4096, align 64, version @ 0, device_count @ 4, g
     priority @ 16, policy @ 20, unlisted @ 24, devices @ 64, checksum @ 4088);
 assert_layout!(LimitsLayout: size 12_288, align 64, header @ 0, copies @ 4096);
 assert_layout!(TargetsEntry: size 256, align 64, generation @ 0, slot_generation @ 8,
-    host_pid @ 16, released @ 20, overhead_bytes @ 24, grants @ 152, checksum @ 248);
+    host_pid @ 16, released @ 20, overhead_bytes @ 24, grants @ 152, own_parts @ 216, checksum @ 248);
 assert_layout!(TargetsCopy: size 262_144, align 64, entries @ 0);
 assert_layout!(TargetsLayout: size 528_384, align 64, header @ 0, copies @ 4096);

@@ -8,15 +8,13 @@ use std::mem::offset_of;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::file::{FileError, FileKind};
 use crate::hostfile::{
     Copied, Current, Fields, FieldsMut, HostFile, Make, Source, bytes_of, checksum, current_word,
 };
-use crate::layout::{
-    LIMITS_MAGIC, LIMITS_VERSION, LimitsCopy, LimitsDevice, LimitsLayout, MAX_DEVICES, UUID_BYTES,
-};
+use crate::layout::{LIMITS_VERSION, LimitsCopy, LimitsDevice, MAX_DEVICES, UUID_BYTES};
 use crate::map::Words;
 
-pub use crate::hostfile::FileError;
 pub use crate::uuid::{DeviceUuid, UuidError};
 
 /// When the compute limit counts.
@@ -33,7 +31,7 @@ pub enum Policy {
     Disable,
 }
 
-/// What becomes of a device that the limits do not name.
+/// The treatment of a device that the limits do not name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Unlisted {
     /// The container may not use it.
@@ -43,7 +41,7 @@ pub enum Unlisted {
     Allow,
 }
 
-/// What a container may use of one device.
+/// The limits of a container on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DeviceLimit {
     /// Which device; empty: the one at this index.
@@ -59,9 +57,9 @@ pub struct DeviceLimit {
     pub resident_bytes: u64,
     /// Size of the device, bytes; 0 where it is not known.
     pub physical_bytes: u64,
-    /// What a context is expected to take, bytes; 0 where it is not known.
+    /// Expected size of a context, bytes; 0 where it is not known.
     pub context_bytes: u64,
-    /// What a module is expected to take, bytes; 0 where it is not known.
+    /// Expected size of a module, bytes; 0 where it is not known.
     pub module_bytes: u64,
 }
 
@@ -74,7 +72,7 @@ pub struct Limits {
     pub priority: u32,
     /// When the compute limit counts.
     pub policy: Policy,
-    /// What becomes of devices that are not named.
+    /// The treatment of devices that are not named.
     pub unlisted: Unlisted,
     /// By container-visible index; at most [`MAX_DEVICES`].
     pub devices: Vec<DeviceLimit>,
@@ -89,7 +87,7 @@ pub struct LimitsValue {
     pub priority: u32,
     /// When the compute limit counts.
     pub policy: Policy,
-    /// What becomes of devices that are not named.
+    /// The treatment of devices that are not named.
     pub unlisted: Unlisted,
     pub(crate) device_count: usize,
     pub(crate) devices: [DeviceLimit; MAX_DEVICES],
@@ -127,10 +125,8 @@ const MOST_LOOKS: usize = 1_000;
 const COPY_BYTES: usize = size_of::<LimitsCopy>();
 const COPY_WORDS: usize = COPY_BYTES / 8;
 const MAKE: Make = Make {
-    magic: LIMITS_MAGIC,
-    version: LIMITS_VERSION,
+    kind: FileKind::Limits,
     copy_bytes: COPY_BYTES,
-    file_bytes: size_of::<LimitsLayout>(),
 };
 
 impl Policy {
@@ -145,7 +141,7 @@ impl Policy {
         }
     }
 
-    /// What a number of the files stands for.
+    /// The meaning of a number of the files.
     #[must_use]
     pub fn of(number: u32) -> Option<Self> {
         [Self::Default, Self::Force, Self::Floor, Self::Disable]
@@ -219,7 +215,7 @@ fn encode(limits: &Limits, generation: u64) -> Result<[u64; COPY_WORDS], FileErr
     Ok(words)
 }
 
-/// What a copy says, if it is whole and says nothing that no writer of this version writes.
+/// The content of a copy, if it is whole and contains only what a writer of this version writes.
 fn decode(words: &[u64; COPY_WORDS]) -> Option<LimitsValue> {
     let from = Fields(words);
     let sum = checksum(words.get(..COPY_WORDS - 1)?);
@@ -308,12 +304,14 @@ fn salvage(words: &impl Source) -> Result<LimitsValue, FileError> {
         (Some(one), Some(other)) if one.generation >= other.generation => Ok(one),
         (_, Some(other)) => Ok(other),
         (Some(one), None) => Ok(one),
-        (None, None) => Err(FileError::Corrupt),
+        (None, None) => Err(FileError::Corrupt {
+            kind: FileKind::Limits,
+        }),
     }
 }
 
 /// Reads the limits out of an open file without mapping it: for a file that belongs to another
-/// user, who may make it shorter at any moment.
+/// user that may make it shorter at any moment.
 ///
 /// # Errors
 /// See [`FileError`].
@@ -489,8 +487,18 @@ mod tests {
         assert_eq!(map.load().unwrap().devices()[0].memory_bytes, 1 << 30);
 
         bytes.write_all_at(&[0xff; 7], 8192 + 64 + 96).unwrap();
-        assert_eq!(map.load(), Err(FileError::Corrupt));
-        assert_eq!(file.read(), Err(FileError::Corrupt));
+        assert_eq!(
+            map.load(),
+            Err(FileError::Corrupt {
+                kind: FileKind::Limits,
+            })
+        );
+        assert_eq!(
+            file.read(),
+            Err(FileError::Corrupt {
+                kind: FileKind::Limits,
+            })
+        );
 
         assert_eq!(file.write(&limits(3 << 30)), Ok(3));
         assert_eq!(map.load().unwrap().devices()[0].memory_bytes, 3 << 30);
@@ -543,7 +551,12 @@ mod tests {
         drop(file);
 
         raw.write_all_at(&[0xff; 7], 4096 + 64 + 96).unwrap();
-        assert_eq!(read_file(&raw), Err(FileError::Corrupt));
+        assert_eq!(
+            read_file(&raw),
+            Err(FileError::Corrupt {
+                kind: FileKind::Limits,
+            })
+        );
         raw.set_len(100).unwrap();
         assert!(matches!(
             read_file(&raw),
@@ -615,6 +628,7 @@ mod tests {
             .status()
             .unwrap();
 
+        let kind = FileKind::Limits;
         let open = |name: &str| LimitsMap::open(&at(name)).unwrap_err();
         assert_eq!(open("nothing"), FileError::Missing);
         assert_eq!(open("link"), FileError::NotRegular);
@@ -627,26 +641,20 @@ mod tests {
             LimitsFile::open(&at("pipe")).unwrap_err(),
             FileError::NotRegular
         );
-        assert_eq!(
-            open("empty"),
-            FileError::WrongSize {
-                found: 0,
-                expected: 12_288
-            }
-        );
-        assert_eq!(open("text"), FileError::WrongMagic);
+        assert_eq!(open("empty"), FileError::WrongSize { kind, found: 0 });
+        assert_eq!(open("text"), FileError::WrongMagic { kind });
         assert_eq!(
             changed("long", 12_288, &[0]),
             FileError::WrongSize {
+                kind,
                 found: 12_289,
-                expected: 12_288
             }
         );
-        assert_eq!(changed("other", 0, b"x"), FileError::WrongMagic);
-        assert_eq!(changed("half", 8, &[0; 4]), FileError::Unfinished);
+        assert_eq!(changed("other", 0, b"x"), FileError::WrongMagic { kind });
+        assert_eq!(changed("half", 8, &[0; 4]), FileError::Unfinished { kind });
         assert_eq!(
             changed("new", 8, &2_u32.to_ne_bytes()),
-            FileError::NewerVersion { found: 2, known: 1 }
+            FileError::WrongVersion { kind, found: 2 }
         );
         assert_eq!(
             LimitsFile::create(&good, &limits(1)).unwrap_err(),

@@ -93,7 +93,7 @@ pub(crate) struct PrivateMap<T> {
     of: std::marker::PhantomData<T>,
 }
 
-/// What may stand in a [`PrivateMap`].
+/// A type that may stand in a [`PrivateMap`].
 ///
 /// # Safety
 /// All zeros is a value of the type, it is made of atomics only, and its alignment is at most that

@@ -13,7 +13,7 @@ use crate::size::{self, SizeError};
 /// The priority of a container whose variables name none.
 const USUAL_PRIORITY: u32 = 1;
 
-/// What the variables say.
+/// The values of the variables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerLimits {
     /// Memory by device, bytes; 0 is no limit.
@@ -33,16 +33,16 @@ pub enum PeerError {
     Size {
         /// The variable.
         name: String,
-        /// What is wrong with it.
+        /// The fault.
         error: SizeError,
     },
     /// It wants something else.
     Value {
         /// The variable.
         name: String,
-        /// What was read.
+        /// The text that was read.
         read: String,
-        /// What is accepted.
+        /// The texts that are accepted.
         accepted: &'static str,
     },
 }
@@ -72,7 +72,7 @@ impl fmt::Display for PeerError {
 
 impl std::error::Error for PeerError {}
 
-/// What the variables say, of which `variable` gives the values; `None` where none of them sets a limit.
+/// The values of the variables, each asked of `variable`; `None` where none of them sets a limit.
 ///
 /// A device's own variable counts before the one for all devices, and a memory limit of 0 is as if it was not
 /// set, as HAMi reads it. Of two families of variables the smaller memory limit counts.

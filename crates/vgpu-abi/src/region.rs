@@ -29,7 +29,7 @@ use crate::map::{PrivateMap, RegionMap};
 use crate::sys::{self, CPath};
 use crate::uuid::DeviceUuid;
 
-pub use self::errors::{JoinError, RegionError, ShareError};
+pub use self::errors::{JoinError, ShareError};
 pub use self::imports::{Family, Import};
 pub use crate::budget::{Bounds, Charge, Kind, Refusal, Why};
 
@@ -51,7 +51,7 @@ pub struct OwnSlot {
     pub generation: u64,
 }
 
-/// What names a shared object, the same in every process.
+/// The name of a shared object, the same in every process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SharedKey(pub [u64; 2]);
 
@@ -71,7 +71,7 @@ pub struct MemoryHolder {
     pub pid: u32,
     /// Its slot.
     pub slot: u32,
-    /// What it holds, bytes.
+    /// The memory it holds, bytes.
     pub bytes: u64,
 }
 
@@ -95,7 +95,7 @@ pub struct ProcessUse {
 pub struct Region {
     map: RegionMap,
     private: PrivateMap<Private>,
-    /// What the record locks are taken through; checked before use, opened again when lost.
+    /// The descriptor by which the record locks are taken; checked before use, opened again when lost.
     fd: AtomicI32,
     path: Box<CPath>,
     device: u64,

@@ -13,7 +13,7 @@ pub struct SizeError {
     accepted: &'static str,
 }
 
-/// What is wrong with the text.
+/// The fault of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Problem {
     /// Nothing but white space.
@@ -33,7 +33,7 @@ pub enum Problem {
 }
 
 impl SizeError {
-    /// What is wrong with the text.
+    /// The fault of the text.
     #[must_use]
     pub fn problem(&self) -> Problem {
         self.problem
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peers_suffixes_are_all_1024_based_and_a_bare_number_is_bytes() {
+    fn peers_suffixes_are_powers_of_1024_and_bare_numbers_bytes() {
         check(
             parse_peer,
             &[
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_would_take_for_four_bytes_or_no_limit_is_an_error() {
+    fn size_that_a_peer_misreads_is_an_error() {
         check(
             parse_peer,
             &[

@@ -5,6 +5,8 @@
 //! Never retries, never decides: an answer or an `errno`.
 
 use std::ffi::{c_int, c_long};
+use std::fs::File;
+use std::os::fd::FromRawFd;
 
 /// An `errno` value.
 pub(crate) type Errno = i32;
@@ -61,6 +63,47 @@ pub(crate) fn close(fd: c_int) {
     let _done = unsafe { libc::syscall(libc::SYS_close, fd) };
 }
 
+/// A descriptor that is closed unless it is kept.
+pub(crate) struct Descriptor(c_int);
+
+impl Descriptor {
+    /// Of one that [`open`] or [`duplicate`] gave, and that nothing else closes.
+    pub(crate) fn own(fd: c_int) -> Self {
+        Self(fd)
+    }
+
+    pub(crate) fn number(&self) -> c_int {
+        self.0
+    }
+
+    /// It stays open.
+    pub(crate) fn keep(self) -> c_int {
+        let fd = self.0;
+        std::mem::forget(self);
+        fd
+    }
+
+    pub(crate) fn into_file(self) -> File {
+        // SAFETY: open, since `own` was given it and only `drop` closes it; `keep` hands it over.
+        unsafe { File::from_raw_fd(self.keep()) }
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        close(self.0);
+    }
+}
+
+/// `pread`: the number of bytes read, fewer than asked for only at the end of the file.
+pub(crate) fn read_at(fd: c_int, buffer: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    let offset = i64::try_from(offset).map_err(|_| libc::EINVAL)?;
+    let at = buffer.as_mut_ptr();
+    // SAFETY: the kernel writes at most as many bytes as the buffer has.
+    let result = unsafe { libc::syscall(libc::SYS_pread64, fd, at, buffer.len(), offset) };
+    answer(result).map(|read| usize::try_from(read).unwrap_or(0))
+}
+
 /// A copy of `fd` at `lowest` or above that `exec` closes.
 pub(crate) fn duplicate(fd: c_int, lowest: c_int) -> Result<c_int, Errno> {
     // SAFETY: this command of fcntl takes two integers and touches no memory.
@@ -68,7 +111,7 @@ pub(crate) fn duplicate(fd: c_int, lowest: c_int) -> Result<c_int, Errno> {
     answer(result).map(fd_of)
 }
 
-/// What `fstat` says of a descriptor.
+/// The answer of `fstat` about a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stat {
     pub(crate) device: u64,

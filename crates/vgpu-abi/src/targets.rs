@@ -1,4 +1,4 @@
-//! What only the host knows of a container's processes: host pids, measured overhead, the compute
+//! The host's knowledge of a container's processes: host pids, measured overhead, the compute
 //! arbiter's targets. A second file that the host owns, of the same make as the limits.
 //!
 //! Never speaks of a process without naming the generation of its slot.
@@ -8,18 +8,15 @@ use std::mem::offset_of;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::file::{FileError, FileKind};
 use crate::hostfile::{
     Current, Fields, FieldsMut, HEADER_BYTES, HostFile, Make, Unmapped, bytes_of, checksum,
     heartbeat,
 };
-use crate::layout::{
-    HostFileHeader, MAX_DEVICES, MAX_SLOTS, TARGETS_MAGIC, TARGETS_VERSION, TargetsCopy,
-    TargetsEntry, TargetsLayout,
-};
-use crate::limits::FileError;
+use crate::layout::{HostFileHeader, MAX_DEVICES, MAX_SLOTS, TargetsCopy, TargetsEntry};
 use crate::map::Words;
 
-/// What the host knows of one process.
+/// The host's knowledge of one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Target {
     /// Generation of the slot that is meant.
@@ -28,20 +25,23 @@ pub struct Target {
     pub host_pid: u32,
     /// The process is dead, and the driver holds nothing for it any more.
     pub released: bool,
-    /// What the driver takes for the process beyond its own allocations, by device, bytes.
+    /// Memory that the driver takes for the process beyond its own allocations, by device, bytes.
     pub overhead_bytes: [u64; MAX_DEVICES],
-    /// What the compute arbiter grants, by device; nothing where it has no word.
+    /// The compute arbiter's grants, by device; nothing where it has granted nothing.
     pub grants: [Option<Grant>; MAX_DEVICES],
 }
 
-/// What the compute arbiter grants a container on one device.
+/// The compute arbiter's grant to a container on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
     /// Thousandths of the device's time, at most 1000; 0: its launches wait.
     pub permille: u16,
-    /// What a nanosecond that the container has measured counts for, in parts of [`Grant::ONE`]: more
-    /// than one where it measures too little, less where it takes others' time for its own.
+    /// The weight of a nanosecond that the container has measured, in parts of [`Grant::ONE`]: more
+    /// than one where it measures too little, less where it takes others' time for its own. `own` is a factor of it.
     pub scale: u16,
+    /// Of a measured interval that other containers' turns may lie in: the part that is the container's own, in
+    /// parts of [`Grant::ONE`]. [`Grant::ONE`] where no other container works, or an older arbiter wrote the file.
+    pub own: u16,
     /// Other containers work on the device too: what events measure may be their time.
     pub contended: bool,
     /// The container's work is to be measured and bounded although nothing caps it, because others
@@ -60,18 +60,23 @@ impl Grant {
             | u32::from(self.scale) << 16
     }
 
-    fn of(word: u32) -> Option<Self> {
+    /// What the two words of a file say; an older arbiter leaves the second at 0.
+    fn of(word: u32, own: u16) -> Option<Self> {
         let permille = u16::try_from(word & 0x3ff).ok()?.checked_sub(1)?;
         Some(Self {
             permille: permille.min(1000),
             scale: u16::try_from(word >> 16).unwrap_or(Self::ONE),
+            own: match own {
+                0 => Self::ONE,
+                own => own.min(Self::ONE),
+            },
             contended: word & 1 << 10 != 0,
             measured: word & 1 << 11 != 0,
         })
     }
 }
 
-/// What the compute arbiter saw of a container on one device, for programs that show it.
+/// The compute arbiter's view of a container on one device, for programs that show it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ComputeStatus {
     /// The share that it grants, thousandths; nothing where it has no word.
@@ -113,18 +118,18 @@ impl ComputeStatus {
 pub struct Unaccounted {
     /// Bytes that the driver holds beyond the charges.
     pub bytes: u64,
-    /// What the charges said when that was measured, bytes.
+    /// The charges when that was measured, bytes.
     pub beside: u64,
 }
 
-/// What a targets file says besides its entries.
+/// The head of a targets file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Head {
     /// When the host last wrote, nanoseconds of the monotonic clock; 0 is never.
     pub heartbeat_ns: u64,
-    /// What the arbiter saw, by device.
+    /// The arbiter's view, by device.
     pub seen: [ComputeStatus; MAX_DEVICES],
-    /// What the driver holds beyond the container's charges, by device.
+    /// Memory that the driver holds beyond the container's charges, by device.
     pub unaccounted: [Unaccounted; MAX_DEVICES],
 }
 
@@ -132,10 +137,8 @@ const ENTRY_BYTES: usize = size_of::<TargetsEntry>();
 const ENTRY_WORDS: usize = ENTRY_BYTES / 8;
 const COPY_BYTES: usize = size_of::<TargetsCopy>();
 const MAKE: Make = Make {
-    magic: TARGETS_MAGIC,
-    version: TARGETS_VERSION,
+    kind: FileKind::Targets,
     copy_bytes: COPY_BYTES,
-    file_bytes: size_of::<TargetsLayout>(),
 };
 
 fn encode(target: &Target, generation: u64) -> [u64; ENTRY_WORDS] {
@@ -160,12 +163,18 @@ fn encode(target: &Target, generation: u64) -> [u64; ENTRY_WORDS] {
             grant.map_or(0, Grant::word),
         );
     }
+    for (index, parts) in target.grants.chunks(4).enumerate() {
+        let word = parts.iter().rev().fold(0_u64, |word, grant| {
+            word << 16 | grant.map_or(0, |grant| u64::from(grant.own))
+        });
+        FieldsMut(&mut words).u64(offset_of!(TargetsEntry, own_parts) + index * 8, word);
+    }
     let sum = checksum(words.get(..ENTRY_WORDS - 1).unwrap_or_default());
     FieldsMut(&mut words).u64(offset_of!(TargetsEntry, checksum), sum);
     words
 }
 
-/// What an entry says, if it is whole and of this generation of the file.
+/// The content of an entry, if it is whole and of this generation of the file.
 fn decode(words: &[u64; ENTRY_WORDS], generation: u64) -> Option<Target> {
     let from = Fields(words);
     let sum = checksum(words.get(..ENTRY_WORDS - 1)?);
@@ -182,7 +191,9 @@ fn decode(words: &[u64; ENTRY_WORDS], generation: u64) -> Option<Target> {
             from.u64(offset_of!(TargetsEntry, overhead_bytes) + i * 8)
         }),
         grants: std::array::from_fn(|i| {
-            Grant::of(from.u32(offset_of!(TargetsEntry, grants) + i * 4))
+            let four = from.u64(offset_of!(TargetsEntry, own_parts) + i / 4 * 8);
+            let own = u16::try_from(four >> (i % 4 * 16) & 0xffff).unwrap_or(0);
+            Grant::of(from.u32(offset_of!(TargetsEntry, grants) + i * 4), own)
         }),
     })
 }
@@ -290,7 +301,7 @@ impl TargetsWriter {
         Unmapped::new(file, &MAKE).map(Self)
     }
 
-    /// Replaces all targets, as [`TargetsFile::write`], but waits for no other writer: who owns the
+    /// Replaces all targets, as [`TargetsFile::write`], but waits for no other writer: the owner of the
     /// file could keep its lock for ever. Where two write at once, a reader may find no target until
     /// one of them writes again.
     ///
@@ -381,7 +392,7 @@ pub fn read_targets(
 }
 
 /// Reads the head of a targets file without mapping it: for a file that belongs to another user,
-/// who may make it shorter at any moment.
+/// that may make it shorter at any moment.
 ///
 /// # Errors
 /// See [`FileError`].
@@ -427,7 +438,7 @@ impl TargetsMap {
         heartbeat(&self.0)
     }
 
-    /// What the driver holds beyond the container's charges on a device, as the host last said: a host
+    /// Memory that the driver holds beyond the container's charges on a device, as the host last said: a host
     /// of an earlier release says nothing, which reads as 0.
     #[must_use]
     pub fn unaccounted(&self, device: usize) -> Unaccounted {
@@ -441,7 +452,7 @@ impl TargetsMap {
         }
     }
 
-    /// What the host knows of the process that has this slot in this generation; allocates
+    /// The host's knowledge of the process that has this slot in this generation; allocates
     /// nothing and makes no system call.
     #[must_use]
     pub fn target(&self, slot: usize, slot_generation: u64) -> Option<Target> {
@@ -464,6 +475,7 @@ mod tests {
                 (device != 3).then_some(Grant {
                     permille: 1000 - device * 66,
                     scale: Grant::ONE + device,
+                    own: Grant::ONE - device,
                     contended: device % 2 == 0,
                     measured: device % 3 == 0,
                 })
@@ -558,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_that_maps_nothing_survives_a_file_made_shorter_and_waits_for_nobody() {
+    fn unmapped_writer_survives_a_shortened_file_without_waiting() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("targets");
         TargetsFile::create(&path).unwrap();

@@ -1,9 +1,4 @@
 //! The manners of a guest: once the region is open, nothing allocates.
-#![allow(missing_docs, reason = "tests are sentences, and nobody links them")]
-#![allow(
-    clippy::unwrap_used,
-    reason = "what goes wrong here is a test that fails"
-)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -1,19 +1,5 @@
 //! include/vgpu.h says in C what `layout` says in Rust: asked of a C compiler, and read back by
 //! bindgen. That the committed header is fresh is a test of xtask, which makes it.
-#![allow(
-    missing_docs,
-    unreachable_pub,
-    reason = "tests are sentences, and nobody links them"
-)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::cast_possible_truncation,
-    clippy::print_stderr,
-    clippy::let_underscore_must_use,
-    clippy::exit,
-    reason = "what goes wrong here is a test that fails, and it may say so"
-)]
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -54,12 +40,12 @@ fn in_rust() -> BTreeMap<String, Layout> {
             reserved_2 }
         RegionDevice { uuid, reserved_0, shared, context_bytes, module_bytes, physical_bytes, wanted_ns,
             last, runtime_bytes, reserved_1, credit_ns, credit_at_ns, busy_ns, leased_ns, unknown, unknown_at_ns,
-            reserved_2, past }
+            owed_ns, reserved_2, past }
         SlotHead { state, pid, generation, start_time, pid_namespace, start_stack, joined_unix_ns,
             name, hook_calls, image, gone_since_ns, reserved }
         ComputeUse { launches, graph_launches, busy_ns, in_flight_ns, last_launch_ns, throttled_ns,
             waiting_since_ns, leased_ns, waits, copies, copy_bytes, host_functions,
-            unknown_launches, busy_permille, priority, expected_by_ns, progress_ns }
+            unknown_launches, occupied_ns, expected_by_ns, progress_ns }
         DeviceUse { confirmed, contexts, modules, oversubscribed, loading_since_ns, away, loading_bytes, reserved_0, pending, reserved_1,
             compute }
         Slot { head, devices }
@@ -76,7 +62,7 @@ fn in_rust() -> BTreeMap<String, Layout> {
             devices, reserved_1, checksum }
         LimitsLayout { header, copies }
         TargetsEntry { generation, slot_generation, host_pid, released, overhead_bytes,
-            grants, reserved_1, checksum }
+            grants, own_parts, checksum }
         TargetsCopy { entries }
         TargetsLayout { header, copies }
     }

@@ -1,17 +1,13 @@
 //! A region that its tenant has written nonsense into, cut, or exchanged: the host reads on, with an
 //! error or with numbers that a device can have; and so does the library itself.
-#![allow(missing_docs, reason = "tests are sentences, and nobody links them")]
-#![allow(
-    clippy::unwrap_used,
-    reason = "what goes wrong here is a test that fails"
-)]
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use proptest::prelude::*;
 use vgpu_abi::budget::MOST_BYTES;
-use vgpu_abi::host::{self, Snapshot, SnapshotError};
+use vgpu_abi::file::{FileError, FileKind};
+use vgpu_abi::host::{self, Snapshot};
 use vgpu_abi::layout::{MAX_DEVICES, MAX_HOLDERS, MAX_OOMS, MAX_SHARED, MAX_SLOTS, RegionLayout};
 use vgpu_abi::limits::DeviceUuid;
 use vgpu_abi::region::{Kind, Region, RegionDevice, SharedKey};
@@ -104,7 +100,7 @@ proptest! {
         let path = region(dir.path());
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(length).unwrap();
 
-        let expected = SnapshotError::WrongSize { found: length, expected: BYTES as u64 };
+        let expected = FileError::WrongSize { kind: FileKind::Region, found: length };
         prop_assert_eq!(host::snapshot(&path), Err(expected));
     }
 }
@@ -140,7 +136,7 @@ proptest! {
 }
 
 #[test]
-fn a_region_that_becomes_shorter_under_the_hosts_eyes_is_an_error_or_a_snapshot() {
+fn region_shortened_while_it_is_read_is_an_error_or_a_snapshot() {
     let dir = tempfile::tempdir().unwrap();
     let path = region(dir.path());
     let owner = Region::open(&path).unwrap();
@@ -161,7 +157,7 @@ fn a_region_that_becomes_shorter_under_the_hosts_eyes_is_an_error_or_a_snapshot(
         while !done.load(std::sync::atomic::Ordering::Relaxed) {
             match host::snapshot(&path) {
                 Ok(snapshot) => believable(&snapshot),
-                Err(SnapshotError::WrongSize { .. } | SnapshotError::Truncated) => {}
+                Err(FileError::WrongSize { .. } | FileError::Truncated) => {}
                 Err(other) => panic!("{other}"),
             }
         }
@@ -169,21 +165,21 @@ fn a_region_that_becomes_shorter_under_the_hosts_eyes_is_an_error_or_a_snapshot(
 }
 
 #[test]
-fn a_region_that_is_exchanged_for_a_link_or_a_pipe_holds_nobody_up() {
+fn region_replaced_by_a_link_or_pipe_blocks_no_reader() {
     let dir = tempfile::tempdir().unwrap();
     let path = region(dir.path());
     let aside = dir.path().join("aside");
     std::fs::rename(&path, &aside).unwrap();
 
     std::os::unix::fs::symlink(&aside, &path).unwrap();
-    assert_eq!(host::snapshot(&path), Err(SnapshotError::NotRegular));
+    assert_eq!(host::snapshot(&path), Err(FileError::NotRegular));
     std::fs::remove_file(&path).unwrap();
     std::process::Command::new("mkfifo")
         .arg(&path)
         .status()
         .unwrap();
-    assert_eq!(host::snapshot(&path), Err(SnapshotError::NotRegular));
+    assert_eq!(host::snapshot(&path), Err(FileError::NotRegular));
     std::fs::remove_file(&path).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
-    assert_eq!(host::snapshot(&path), Err(SnapshotError::NotRegular));
+    assert_eq!(host::snapshot(&path), Err(FileError::NotRegular));
 }

@@ -1,22 +1,6 @@
 //! Imports of shared objects that their names tell apart or not, and processes that are checkpointed.
-#![allow(
-    missing_docs,
-    unreachable_pub,
-    reason = "tests are sentences, and nobody links them"
-)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::cast_possible_truncation,
-    clippy::print_stderr,
-    clippy::let_underscore_must_use,
-    clippy::exit,
-    reason = "what goes wrong here is a test that fails, and it may say so"
-)]
 
-mod common;
-
-use common::Place;
+use crate::common::RegionDir;
 use vgpu_abi::layout::MAX_SHARED;
 use vgpu_abi::region::{Family, Kind, Region, ShareError, SharedKey};
 
@@ -35,7 +19,7 @@ fn unnamed(region: &Region, bytes: u64) -> SharedKey {
 
 #[test]
 fn an_import_without_a_name_holds_all_that_it_may_be() {
-    let place = Place::new();
+    let place = RegionDir::new();
     let region = Region::open(&place.path()).unwrap();
     let first = unnamed(&region, 60);
     let second = unnamed(&region, 30);
@@ -53,8 +37,8 @@ fn an_import_without_a_name_holds_all_that_it_may_be() {
 }
 
 #[test]
-fn an_import_holds_nothing_that_came_by_another_way_or_is_too_small() {
-    let place = Place::new();
+fn import_skips_memory_of_other_kinds_and_too_small_pieces() {
+    let place = RegionDir::new();
     let region = Region::open(&place.path()).unwrap();
     let large = unnamed(&region, 60);
     let small = unnamed(&region, 30);
@@ -74,7 +58,7 @@ fn an_import_holds_nothing_that_came_by_another_way_or_is_too_small() {
 
 #[test]
 fn an_import_with_a_name_holds_that_and_what_has_none() {
-    let place = Place::new();
+    let place = RegionDir::new();
     let region = Region::open(&place.path()).unwrap();
     let name = SharedKey([7, 7]);
     charged(&region, 10);
@@ -96,7 +80,7 @@ fn an_import_with_a_name_holds_that_and_what_has_none() {
 
 #[test]
 fn a_name_that_is_in_no_books_holds_all_of_its_family() {
-    let place = Place::new();
+    let place = RegionDir::new();
     let region = Region::open(&place.path()).unwrap();
     charged(&region, 10);
     let name = SharedKey([7, 7]);
@@ -116,7 +100,7 @@ fn a_name_that_is_in_no_books_holds_all_of_its_family() {
 
 #[test]
 fn a_full_table_says_so_before_anything_is_shared() {
-    let place = Place::new();
+    let place = RegionDir::new();
     let region = Region::open(&place.path()).unwrap();
     assert!(region.can_share());
     for _ in 0..MAX_SHARED {
@@ -132,7 +116,7 @@ fn a_full_table_says_so_before_anything_is_shared() {
 
 #[test]
 fn what_a_checkpoint_puts_away_comes_back() {
-    let place = Place::new();
+    let place = RegionDir::new();
     let region = Region::open(&place.path()).unwrap();
     charged(&region, 60);
     let me = region.process(std::process::id()).unwrap();
@@ -151,7 +135,7 @@ fn what_a_checkpoint_puts_away_comes_back() {
 
 #[test]
 fn another_owner_of_the_slot_brings_nothing_back() {
-    let place = Place::new();
+    let place = RegionDir::new();
     let region = Region::open(&place.path()).unwrap();
     charged(&region, 60);
     let me = region.process(std::process::id()).unwrap();

@@ -1,59 +1,17 @@
 //! One process and a usage region: what it charges, what it is refused, what the host reads.
-#![allow(
-    missing_docs,
-    unreachable_pub,
-    reason = "tests are sentences, and nobody links them"
-)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::cast_possible_truncation,
-    clippy::print_stderr,
-    clippy::let_underscore_must_use,
-    clippy::exit,
-    reason = "what goes wrong here is a test that fails, and it may say so"
-)]
 
-use std::path::PathBuf;
-
-use vgpu_abi::host::{self, SnapshotError};
-use vgpu_abi::limits::DeviceUuid;
+use crate::common::RegionDir;
+use vgpu_abi::file::{FileError, FileKind};
+use vgpu_abi::host;
 use vgpu_abi::region::{
-    Bounds, Kind, MemoryHolder, Refusal, Region, RegionDevice, RegionError, ShareError, SharedKey,
-    Why,
+    Bounds, Kind, MemoryHolder, Refusal, Region, RegionDevice, ShareError, SharedKey, Why,
 };
 
 const GIB: u64 = 1 << 30;
 
-struct Place {
-    dir: tempfile::TempDir,
-}
-
-impl Place {
-    fn new() -> Self {
-        let place = Self {
-            dir: tempfile::tempdir().unwrap(),
-        };
-        let device = |n: u32| RegionDevice {
-            uuid: DeviceUuid::new(&format!("GPU-{n}")).unwrap(),
-            physical_bytes: 16 * GIB,
-        };
-        Region::create(&place.path(), &[device(0), device(1)], 0o600).unwrap();
-        place
-    }
-
-    fn path(&self) -> PathBuf {
-        self.dir.path().join("region")
-    }
-
-    fn open(&self) -> Region {
-        Region::open(&self.path()).unwrap()
-    }
-}
-
 #[test]
 fn what_is_reserved_is_confirmed_or_refunded() {
-    let place = Place::new();
+    let place = RegionDir::new();
     let region = place.open();
 
     let first = region.reserve(0, 3 * GIB, 4 * GIB).unwrap();
@@ -71,7 +29,7 @@ fn what_is_reserved_is_confirmed_or_refunded() {
 
 #[test]
 fn a_charge_past_the_limit_charges_nothing() {
-    let place = Place::new();
+    let place = RegionDir::new();
     let region = place.open();
     let first = region.reserve(0, 3 * GIB, 4 * GIB).unwrap();
     region.confirm(first, Kind::Buffer);
@@ -93,8 +51,8 @@ fn a_charge_past_the_limit_charges_nothing() {
 }
 
 #[test]
-fn past_the_share_of_the_device_only_what_can_be_paged_gets_room() {
-    let place = Place::new();
+fn past_the_device_share_only_pageable_memory_gets_room() {
+    let place = RegionDir::new();
     let region = place.open();
     let bounds = Bounds {
         limit: 8 * GIB,
@@ -160,8 +118,8 @@ fn past_the_share_of_the_device_only_what_can_be_paged_gets_room() {
 }
 
 #[test]
-fn no_limit_is_no_cap_and_a_request_larger_than_any_card_is_refused() {
-    let place = Place::new();
+fn without_a_limit_only_impossible_sizes_are_refused() {
+    let place = RegionDir::new();
     let region = place.open();
 
     let large = region.reserve(0, 1 << 43, 0).unwrap();
@@ -176,7 +134,7 @@ fn no_limit_is_no_cap_and_a_request_larger_than_any_card_is_refused() {
 
 #[test]
 fn releasing_more_than_is_charged_stops_at_zero() {
-    let place = Place::new();
+    let place = RegionDir::new();
     let region = place.open();
     region.charge(0, 5, Kind::Context);
 
@@ -188,7 +146,7 @@ fn releasing_more_than_is_charged_stops_at_zero() {
 
 #[test]
 fn an_estimate_is_settled_in_both_directions() {
-    let place = Place::new();
+    let place = RegionDir::new();
     let region = place.open();
     let context = region.reserve(1, 300, 1000).unwrap();
     region.confirm(context, Kind::Context);
@@ -205,7 +163,7 @@ fn an_estimate_is_settled_in_both_directions() {
 
 #[test]
 fn the_host_reads_what_the_container_wrote() {
-    let place = Place::new();
+    let place = RegionDir::new();
     let region = place.open();
     let seat = region.join().unwrap();
     region.charge(0, 10, Kind::Buffer);
@@ -257,7 +215,7 @@ fn the_host_reads_what_the_container_wrote() {
 
 #[test]
 fn a_refusal_is_remembered_with_who_held_what() {
-    let place = Place::new();
+    let place = RegionDir::new();
     let region = place.open();
     region.charge(0, 3 * GIB, Kind::Buffer);
     let mut refusal = region.reserve(0, 2 * GIB, 4 * GIB).unwrap_err();
@@ -291,8 +249,8 @@ fn a_refusal_is_remembered_with_who_held_what() {
 }
 
 #[test]
-fn a_shared_object_is_charged_once_until_its_last_holder_lets_go() {
-    let place = Place::new();
+fn shared_object_is_charged_once_until_its_last_release() {
+    let place = RegionDir::new();
     let region = place.open();
     let key = SharedKey([1, 2]);
     region.charge(0, 100, Kind::Buffer);
@@ -320,7 +278,7 @@ fn a_shared_object_is_charged_once_until_its_last_holder_lets_go() {
 
 #[test]
 fn a_full_table_leaves_the_charge_where_it_is() {
-    let place = Place::new();
+    let place = RegionDir::new();
     let region = place.open();
     region.charge(1, 3000, Kind::Buffer);
     for n in 0..2048 {
@@ -343,7 +301,7 @@ fn a_full_table_leaves_the_charge_where_it_is() {
 
 #[test]
 fn leaving_gives_everything_back() {
-    let place = Place::new();
+    let place = RegionDir::new();
     let region = place.open();
     region.charge(0, 100, Kind::Buffer);
     region
@@ -362,43 +320,8 @@ fn leaving_gives_everything_back() {
 }
 
 #[test]
-fn threads_of_one_process_never_exceed_the_limit() {
-    let place = Place::new();
-    let region = place.open();
-    let most = std::sync::atomic::AtomicU64::new(0);
-
-    std::thread::scope(|scope| {
-        for _thread in 0..4 {
-            scope.spawn(|| {
-                for _ in 0..2_000 {
-                    if let Ok(charge) = region.reserve(0, 30, 100) {
-                        region.confirm(charge, Kind::Buffer);
-                        let used = region.used_by_me(0);
-                        most.fetch_max(used, std::sync::atomic::Ordering::Relaxed);
-                        region.release(0, 30, Kind::Buffer);
-                    }
-                }
-            });
-        }
-    });
-
-    assert!(most.into_inner() <= 90);
-    assert_eq!(
-        (region.used(0), region.pending(0), region.used_by_me(0)),
-        (0, 0, 0)
-    );
-    assert_eq!(
-        host::snapshot(&place.path())
-            .unwrap()
-            .counters
-            .waits_ran_out,
-        0
-    );
-}
-
-#[test]
 fn two_copies_of_the_library_in_one_process_take_two_slots() {
-    let place = Place::new();
+    let place = RegionDir::new();
     let one = place.open();
     let two = place.open();
     one.charge(0, 1, Kind::Buffer);
@@ -411,7 +334,7 @@ fn two_copies_of_the_library_in_one_process_take_two_slots() {
 
 #[test]
 fn what_is_no_region_says_why() {
-    let place = Place::new();
+    let place = RegionDir::new();
     let at = |name: &str| place.dir.path().join(name);
     std::os::unix::fs::symlink(place.path(), at("link")).unwrap();
     std::fs::write(at("short"), b"vgpuREGN").unwrap();
@@ -423,78 +346,69 @@ fn what_is_no_region_says_why() {
     };
     let whole = std::fs::metadata(place.path()).unwrap().len();
     sized("sparse", whole);
-    sized("long", whole + 1);
+    std::fs::copy(place.path(), at("long")).unwrap();
+    let long = std::fs::OpenOptions::new().write(true).open(at("long"));
+    long.unwrap().set_len(whole + 1).unwrap();
     std::process::Command::new("mkfifo")
         .arg(at("pipe"))
         .status()
         .unwrap();
 
+    let kind = FileKind::Region;
     let open = |name: &str| Region::open(&at(name)).unwrap_err();
-    assert_eq!(open("nothing"), RegionError::Missing);
-    assert_eq!(open("link"), RegionError::NotRegular);
-    assert_eq!(open("pipe"), RegionError::NotRegular);
+    assert_eq!(open("nothing"), FileError::Missing);
+    assert_eq!(open("link"), FileError::NotRegular);
+    assert_eq!(open("pipe"), FileError::NotRegular);
     assert_eq!(
         Region::open(place.dir.path()).unwrap_err(),
-        RegionError::NotRegular
+        FileError::NotRegular
     );
-    assert_eq!(
-        open("short"),
-        RegionError::WrongSize {
-            found: 8,
-            expected: whole
-        }
-    );
+    assert_eq!(open("short"), FileError::WrongSize { kind, found: 8 });
     assert_eq!(
         open("long"),
-        RegionError::WrongSize {
-            found: whole + 1,
-            expected: whole
+        FileError::WrongSize {
+            kind,
+            found: whole + 1
         }
     );
-    assert_eq!(open("sparse"), RegionError::Unfinished);
+    assert_eq!(open("sparse"), FileError::Unfinished { kind });
     assert_eq!(
         Region::create(&place.path(), &[], 0o600),
-        Err(RegionError::Exists)
+        Err(FileError::Exists)
     );
     let many = [RegionDevice::default(); 17];
     assert_eq!(
         Region::create(&at("many"), &many, 0o600),
-        Err(RegionError::TooManyDevices { asked: 17 })
+        Err(FileError::TooManyDevices { asked: 17 })
     );
     let long = at(&"x".repeat(300));
-    assert_eq!(Region::create(&long, &[], 0o600), Err(RegionError::BadPath));
+    assert_eq!(Region::create(&long, &[], 0o600), Err(FileError::BadPath));
 
     let read = |name: &str| host::snapshot(&at(name)).unwrap_err();
-    assert_eq!(read("nothing"), SnapshotError::Missing);
-    assert_eq!(read("link"), SnapshotError::NotRegular);
-    assert_eq!(read("pipe"), SnapshotError::NotRegular);
+    assert_eq!(read("nothing"), FileError::Missing);
+    assert_eq!(read("link"), FileError::NotRegular);
+    assert_eq!(read("pipe"), FileError::NotRegular);
     assert_eq!(
         host::snapshot(place.dir.path()).unwrap_err(),
-        SnapshotError::NotRegular
+        FileError::NotRegular
     );
-    assert_eq!(
-        read("short"),
-        SnapshotError::WrongSize {
-            found: 8,
-            expected: whole
-        }
-    );
-    assert_eq!(read("sparse"), SnapshotError::Unfinished);
+    assert_eq!(read("short"), FileError::WrongSize { kind, found: 8 });
+    assert_eq!(read("sparse"), FileError::Unfinished { kind });
     assert_eq!(
         host::snapshot("/dev/null".as_ref()),
-        Err(SnapshotError::NotRegular)
+        Err(FileError::NotRegular)
     );
 }
 
 #[test]
 fn a_region_below_an_open_directory_is_found_by_name_only() {
     use std::os::fd::AsFd;
-    let place = Place::new();
+    let place = RegionDir::new();
     let directory = std::fs::File::open(place.dir.path()).unwrap();
 
     assert!(host::snapshot_at(directory.as_fd(), "region").is_ok());
     let outside = host::snapshot_at(directory.as_fd(), "../region");
-    assert_eq!(outside, Err(SnapshotError::Missing));
+    assert_eq!(outside, Err(FileError::Missing));
 }
 
 #[test]
@@ -550,9 +464,9 @@ fn a_disk_without_room_is_an_error_and_no_signal() {
         );
         return;
     };
-    let path = PathBuf::from(path);
+    let path = std::path::PathBuf::from(path);
 
-    assert_eq!(Region::create(&path, &[], 0o600), Err(RegionError::NoSpace));
+    assert_eq!(Region::create(&path, &[], 0o600), Err(FileError::NoSpace));
     assert_eq!(
         std::fs::read_dir(path.parent().unwrap()).unwrap().count(),
         0
@@ -561,16 +475,16 @@ fn a_disk_without_room_is_an_error_and_no_signal() {
         .unwrap()
         .set_len(size_of::<vgpu_abi::layout::RegionLayout>() as u64)
         .unwrap();
-    assert_eq!(Region::open(&path).unwrap_err(), RegionError::NoSpace);
+    assert_eq!(Region::open(&path).unwrap_err(), FileError::NoSpace);
 }
 
 #[test]
-fn room_is_kept_for_a_runtime_until_it_is_loaded_and_for_a_minute_at_most() {
+fn room_is_kept_for_a_loading_runtime_for_at_most_a_minute() {
     use std::mem::offset_of;
     use std::os::unix::fs::FileExt;
     use vgpu_abi::layout::{DeviceUse, RegionLayout, Slot};
 
-    let place = Place::new();
+    let place = RegionDir::new();
     let region = place.open();
     let whole = Bounds {
         limit: 100,

@@ -1,7 +1,7 @@
-//! The driver, loaded by its name as a program does, and the few calls of it that a workload makes.
-//! Every call that C could get wrong stands here. Decides nothing about what to launch.
+//! The driver, loaded by its name as a program does, and the few calls of it that a workload makes. All unsafe calls
+//! are in this file. Does not decide what to launch.
 //!
-//! Never frees what it makes: a workload ends with its process.
+//! Frees nothing: a workload ends with its process.
 
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
@@ -17,25 +17,25 @@ use crate::kernels;
 /// Why the driver cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {
-    /// No driver here.
+    /// There is no driver.
     #[error("cannot load libcuda.so.1, the NVIDIA driver's library: {0}")]
     NoLibrary(String),
-    /// A driver that lacks something.
+    /// The driver lacks a function.
     #[error("the driver has no {0}")]
     NoFunction(&'static str),
-    /// A call that failed.
+    /// A call failed.
     #[error("{call}: {}", result.name().map_or_else(|| result.0.to_string(), |name| name.to_string_lossy().into_owned()))]
     Call {
-        /// What was called.
+        /// The name of the call.
         call: &'static str,
-        /// What it answered.
+        /// Its result.
         result: CuResult,
     },
 }
 
 pub(crate) type Done<T = ()> = Result<T, DriverError>;
 
-/// Flags that a workload passes.
+/// Flags of the driver's calls.
 const NON_BLOCKING: u32 = 1;
 const NO_TIMING: u32 = 2;
 const THREAD_LOCAL: u32 = 1;
@@ -67,7 +67,7 @@ functions! {
     cuGraphInstantiateWithFlags, cuGraphLaunch,
 }
 
-/// Calls a function of the driver with arguments that live longer than the call.
+/// Calls a function of the driver. The arguments must outlive the call.
 macro_rules! call {
     ($driver:expr, $name:ident ( $($arg:expr),* )) => {{
         // SAFETY: the driver's own signature; handles come from it, pointers are good for the call.
@@ -86,10 +86,10 @@ fn load() -> Done<Library> {
         .map_err(|error| DriverError::NoLibrary(error.to_string()))
 }
 
-/// Whether the driver here is the simulated one.
+/// Whether the driver is the simulated one.
 ///
 /// # Errors
-/// There is no driver at all.
+/// There is no driver.
 pub fn is_simulated() -> Result<bool, DriverError> {
     Ok(has_marker(&load()?))
 }
@@ -99,7 +99,7 @@ fn has_marker(library: &Library) -> bool {
     unsafe { library.get::<*const u32>(b"vgpu_simulated_driver\0") }.is_ok()
 }
 
-/// What a simulated driver tells of a process: nanoseconds in which its kernels held a GPU.
+/// A simulated driver's own measurements of a process: nanoseconds in which its kernels held a GPU.
 pub(crate) struct Told {
     _library: Library,
     busy: unsafe extern "C" fn(device: u32, pid: u32) -> u64,
@@ -107,7 +107,7 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// Nothing on a real driver.
+    /// None for a real driver.
     pub(crate) fn open() -> Done<Option<Self>> {
         let library = load()?;
         // SAFETY: the simulated driver's signature for this name, which no other driver has.
@@ -135,7 +135,7 @@ impl Told {
     }
 }
 
-/// The driver, with a context on one device and the kernels that a workload asked for.
+/// The driver, with a context on one device and the workload's kernels.
 pub(crate) struct Driver {
     functions: Functions,
     _library: Library,
@@ -145,31 +145,31 @@ pub(crate) struct Driver {
     records: Option<Records>,
 }
 
-/// A kernel as it wrote itself down.
+/// The record that a kernel wrote about itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Record {
-    /// When it began, nanoseconds of the GPU's own clock.
+    /// Its start, in nanoseconds of the GPU's own clock.
     pub(crate) begin_ns: u64,
-    /// When it ended.
+    /// Its end, in the same unit.
     pub(crate) end_ns: u64,
-    /// For how many rounds it worked.
+    /// The number of rounds that it worked.
     pub(crate) rounds: u64,
 }
 
-/// Memory that kernels write their beginnings and ends to.
+/// Memory to which kernels write their starts and ends.
 struct Records {
     host: *const u64,
     device: CuDevicePtr,
     count: usize,
 }
 
-/// A kernel, and for how many rounds it works.
+/// A kernel, and the number of rounds that it works.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kernel {
     pub(crate) function: CuFunction,
-    /// What it is meant to take alone, nanoseconds.
+    /// The intended duration without other work on the GPU, in nanoseconds.
     pub(crate) ns: u64,
-    /// Rounds that take so long on this device.
+    /// The number of rounds that take this long on this device.
     pub(crate) rounds: u64,
 }
 
@@ -186,7 +186,7 @@ pub(crate) struct Event(CuEvent);
 pub(crate) struct Graph(CuGraphExec);
 
 impl Driver {
-    /// Loads the driver and makes a context on this device, with a kernel for each duration.
+    /// Loads the driver and creates a context on this device, with a kernel for each duration.
     pub(crate) fn open(device: u32, durations_ns: &[u64]) -> Done<Self> {
         let library = load()?;
         let mut driver = Self {
@@ -213,7 +213,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Has kernels write down when they begin and end, the last `count` (a power of two) of them.
+    /// Makes kernels record their starts and ends. The last `count` records (a power of two) are kept.
     pub(crate) fn keep_records(&mut self, count: usize) -> Done {
         let bytes = kernels::HEAD_BYTES + count * kernels::RECORD_BYTES;
         let mut host = null_mut();
@@ -233,7 +233,7 @@ impl Driver {
         Ok(())
     }
 
-    /// What kernels have written down.
+    /// The records of the kernels.
     pub(crate) fn records(&self) -> Vec<Record> {
         let Some(records) = &self.records else {
             return Vec::new();
@@ -337,7 +337,7 @@ impl Driver {
         Ok(f64::from(milliseconds) * 1e6)
     }
 
-    /// A graph of these kernels, one after another, as a capture makes it.
+    /// A graph of these kernels, one after another, made by a capture.
     pub(crate) fn graph(&self, kernels: &[Kernel], stream: Stream) -> Done<Graph> {
         call!(self, cuStreamBeginCapture_v2(stream.0, THREAD_LOCAL))?;
         for kernel in kernels {

@@ -1,25 +1,24 @@
-//! The kernels, as text for the driver's compiler. Each works for a number of rounds, so that it
-//! takes the same time alone however often it is interrupted, and writes down when it began and
-//! ended. A simulated GPU reads how long it takes from its name.
+//! The kernels, as PTX text. Each kernel works for a number of rounds, so that its own work takes the same time
+//! however often it is interrupted, and records its start and end. A simulated GPU takes the duration from the
+//! kernel's name.
 
 use std::fmt::Write;
 
-/// Multiplications in a round: each waits for the one before.
+/// The multiplications in a round; each depends on the previous one.
 const ROUND: usize = 32;
 
-/// A record as a kernel writes it: begin, end, rounds, and a number that keeps its work from being left
-/// out.
+/// The size of a record: start, end, rounds, and a number that keeps the compiler from removing the work.
 pub(crate) const RECORD_BYTES: usize = 32;
-/// What stands before the records: how many have been written.
+/// The size of the header before the records, which counts the written ones.
 pub(crate) const HEAD_BYTES: usize = 32;
 
-/// The name of a kernel of so many nanoseconds.
+/// The name of a kernel with this duration in nanoseconds.
 pub(crate) fn name(ns: u64) -> String {
     format!("vgpu_bench__{ns}ns")
 }
 
-/// A module with one kernel for each duration. Its parameters: rounds (u64), records (u64, the
-/// address of the head), the number of records there is room for less one (u64, ones only).
+/// A module with one kernel for each duration. Its parameters: rounds (u64), records (u64, the address of the
+/// header), and the number of record slots minus one (u64, a mask of ones).
 pub(crate) fn module(durations_ns: &[u64]) -> String {
     let mut text = String::from(".version 6.0\n.target sm_50\n.address_size 64\n");
     for ns in durations_ns {

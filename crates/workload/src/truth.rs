@@ -1,39 +1,40 @@
-//! What programs really used: on a simulated GPU as the board says, on a real one as the kernels
-//! themselves wrote it down. Values out; never a verdict.
+//! The GPU time that programs really used: by the board on a simulated GPU, by the kernels' own records on a real
+//! one. Returns values and judges nothing.
 
 use crate::driver::{DriverError, Record, Told};
+use crate::numbers::{float, whole};
 
-/// How long a bin of [`Bins`] is, nanoseconds.
+/// The length of a bin of [`Bins`], in nanoseconds.
 pub const BIN_NS: u64 = 1_000_000;
 
-/// GPU time used in each millisecond, one after another.
+/// The GPU time used in each millisecond, in order.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Bins {
-    /// When the first begins, nanoseconds of the GPU's own clock.
+    /// The start of the first bin, in nanoseconds of the GPU's own clock.
     pub begin_ns: u64,
-    /// GPU time used in each, nanoseconds.
+    /// The GPU time used in each bin, in nanoseconds.
     pub busy_ns: Vec<u64>,
 }
 
-/// The simulated GPU's word on what processes use.
+/// The simulated GPU's measurements of processes.
 pub struct Simulated(Told);
 
 impl Simulated {
-    /// Nothing where the driver is a real one.
+    /// None if the driver is a real one.
     ///
     /// # Errors
-    /// There is no driver at all.
+    /// There is no driver.
     pub fn open() -> Result<Option<Self>, DriverError> {
         Ok(Told::open()?.map(Self))
     }
 
-    /// Nanoseconds in which a kernel of this process has held the device, ever.
+    /// The total time in which a kernel of this process has held the device, in nanoseconds.
     #[must_use]
     pub fn busy_ns(&self, device: u32, pid: u32) -> u64 {
         self.0.busy_ns(device, pid)
     }
 
-    /// The board's clock, nanoseconds.
+    /// The board's clock, in nanoseconds.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         self.0.now_ns()
@@ -46,8 +47,8 @@ impl std::fmt::Debug for Simulated {
     }
 }
 
-/// What kernels of one process wrote down: those that overlapped count once, and one that took longer
-/// than its rounds take alone has shared the GPU meanwhile.
+/// The GPU time from the records of one process's kernels. Kernels that overlapped count once, and a kernel that took
+/// longer than its rounds need shared the GPU meanwhile.
 pub(crate) fn bins(mut records: Vec<Record>, round_ns: f64) -> Bins {
     records.sort_unstable();
     let Some(first) = records.first() else {
@@ -69,16 +70,16 @@ pub(crate) fn bins(mut records: Vec<Record>, round_ns: f64) -> Bins {
     }
     Bins {
         begin_ns,
-        busy_ns: busy.into_iter().map(whole_ns).collect(),
+        busy_ns: busy.into_iter().map(whole).collect(),
     }
 }
 
-/// Adds `density` of each nanosecond from a moment on to the bins.
+/// Adds `density` for each nanosecond from `from_ns` on to the bins.
 fn spread(bins: &mut Vec<f64>, from_ns: u64, took_ns: f64, density: f64) {
     let mut at = float(from_ns);
     let end = at + took_ns;
     while at < end {
-        let index = whole_ns(at) / BIN_NS;
+        let index = whole(at) / BIN_NS;
         let until = float((index + 1) * BIN_NS).min(end);
         let index = usize::try_from(index).unwrap_or(usize::MAX);
         if index >= MOST_BINS {
@@ -94,25 +95,8 @@ fn spread(bins: &mut Vec<f64>, from_ns: u64, took_ns: f64, density: f64) {
     }
 }
 
-/// An hour: what is later is a clock's mistake.
+/// One hour. Later times are errors of a clock.
 const MOST_BINS: usize = 3_600_000;
-
-#[allow(
-    clippy::cast_precision_loss,
-    reason = "times of a run are far below 2^53 ns"
-)]
-fn float(ns: u64) -> f64 {
-    ns as f64
-}
-
-#[allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "not negative, and far below 2^53"
-)]
-fn whole_ns(ns: f64) -> u64 {
-    ns as u64
-}
 
 #[cfg(test)]
 mod tests {

@@ -1,90 +1,121 @@
-//! What a workload launches, and how it talks with the program that started it: a line `ready PID`, then it reads one
-//! byte, works, and tells what it did. Owns the protocol and the patterns.
+//! The launches of a workload, and its protocol with the program that started it: it writes a line `ready PID`, reads
+//! one byte, works, and reports. Owns the protocol and the patterns.
 //!
-//! Never measures a share itself on a simulated GPU: the board knows better.
+//! Does not measure a share itself on a simulated GPU, because the board measures it better.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::chance::Chance;
 use crate::driver::{Done, Driver, DriverError, Event, Graph, Kernel, Stream};
+use crate::service::Service;
 use crate::truth::{self, Bins};
 
 const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;
-/// So much work is queued at most, as programs do that look after their memory.
+/// The most work that is queued, as in programs that bound their memory.
 const QUEUED_NS: u64 = 100 * MILLISECOND;
-/// Records kept on a real GPU: 20 seconds of the smallest kernels.
+/// How much longer than its time a service works on the requests that arrived within it, at most.
+const LATE: Duration = Duration::from_secs(30);
+/// The number of records on a real GPU: 20 seconds of the smallest kernels.
 const RECORDS: usize = 1 << 20;
 
-/// What a workload launches.
+/// The pattern of a workload's launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Kernels of this length, one after another in one stream.
     Kernels {
-        /// Nanoseconds of each.
+        /// The duration of each, in nanoseconds.
         ns: u64,
     },
-    /// The same, each waited for.
+    /// As `Kernels`, but waits for each one.
     Synchronising {
-        /// Nanoseconds of each.
+        /// The duration of each, in nanoseconds.
         ns: u64,
     },
-    /// Graphs of 20 kernels, 10 ms together.
+    /// Graphs of 20 kernels, 10 ms in all.
     Graphs,
     /// Kernels of 250 µs in four streams.
     Streams,
-    /// Kernels of 20 µs to 5 ms in two streams, graphs, waits and pauses, by chance.
+    /// A random mix of kernels of 20 µs to 5 ms in two streams, graphs, waits and pauses.
     Mixed,
-    /// One kernel and a pause, so many times.
+    /// One kernel and a pause, repeated.
     Sparse {
-        /// Nanoseconds of each kernel.
+        /// The duration of each kernel, in nanoseconds.
         ns: u64,
-        /// Nanoseconds of each pause.
+        /// The duration of each pause, in nanoseconds.
         pause_ns: u64,
     },
+    /// A service that answers requests, one after another in the order of their arrival.
+    Service(Service),
 }
 
-/// What one process does.
+/// The work of one process.
 #[derive(Debug, Clone, Copy)]
 pub struct Job {
-    /// What it launches.
+    /// The pattern of its launches.
     pub kind: Kind,
-    /// For how long.
+    /// The duration. A job of `Kernels` or `Graphs` in one process ends earlier if its input is closed.
     pub time: Duration,
-    /// Processes that do so, this one and others that it starts.
+    /// The number of processes with this job, including this one; it starts the others.
     pub processes: u32,
-    /// On which device, as the driver counts.
+    /// The device's CUDA ordinal.
     pub device: u32,
 }
 
-/// What one process did.
+/// The requests of a service.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Served {
+    /// From the arrival of each finished request to its end, in nanoseconds.
+    pub finished_ns: Vec<u64>,
+    /// From the arrival of each other request to the moment in which the service gave up, in nanoseconds.
+    pub unfinished_ns: Vec<u64>,
+}
+
+/// The report of one process.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Report {
-    /// Process id, as it sees itself.
+    /// Its process id in its own namespace.
     pub pid: u32,
-    /// Kernels and graphs launched.
+    /// The number of kernels and graphs launched.
     pub launches: u64,
-    /// From the first launch to the end of the last, nanoseconds.
+    /// The time from the first launch to the end of the last, in nanoseconds.
     pub wall_ns: u64,
-    /// What its kernels wrote down; nothing on a simulated GPU.
+    /// The requests that it answered, if it is a service.
+    pub served: Served,
+    /// Its kernels' records; empty on a simulated GPU.
     pub bins: Bins,
 }
 
 impl Report {
-    /// Reads the line that a worker ends with.
+    /// Parses the last line of a worker.
     #[must_use]
     pub fn parse(line: &str) -> Option<Self> {
-        let mut words = line.strip_prefix("done ")?.split(' ');
-        let mut next = || words.next()?.parse::<u64>().ok();
+        let numbers = line.strip_prefix("done ")?.split(' ');
+        let numbers: Option<Vec<u64>> = numbers.map(|word| word.parse().ok()).collect();
+        let mut numbers = numbers?.into_iter();
+        let (pid, launches, wall_ns) = (numbers.next()?, numbers.next()?, numbers.next()?);
+        let mut list = || {
+            let count = usize::try_from(numbers.next()?).ok()?;
+            let list: Vec<u64> = numbers.by_ref().take(count).collect();
+            (list.len() == count).then_some(list)
+        };
+        let served = Served {
+            finished_ns: list()?,
+            unfinished_ns: list()?,
+        };
         Some(Self {
-            pid: u32::try_from(next()?).ok()?,
-            launches: next()?,
-            wall_ns: next()?,
+            pid: u32::try_from(pid).ok()?,
+            launches,
+            wall_ns,
+            served,
             bins: Bins {
-                begin_ns: next()?,
-                busy_ns: std::iter::from_fn(next).collect(),
+                begin_ns: numbers.next()?,
+                busy_ns: numbers.collect(),
             },
         })
     }
@@ -94,32 +125,40 @@ impl Report {
             pid,
             launches,
             wall_ns,
+            served,
             bins,
         } = self;
-        let mut line = format!("done {pid} {launches} {wall_ns} {}", bins.begin_ns);
-        for busy_ns in &bins.busy_ns {
-            line.push(' ');
-            line.push_str(&busy_ns.to_string());
+        let mut line = format!("done {pid} {launches} {wall_ns}");
+        for list in [&served.finished_ns, &served.unfinished_ns] {
+            put(&mut line, list.len() as u64);
+            list.iter().for_each(|ns| put(&mut line, *ns));
         }
+        put(&mut line, bins.begin_ns);
+        bins.busy_ns.iter().for_each(|ns| put(&mut line, *ns));
         line
     }
+}
+
+fn put(line: &mut String, number: u64) {
+    line.push(' ');
+    line.push_str(&number.to_string());
 }
 
 /// Why a workload ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkError {
-    /// The driver refused.
+    /// The driver refused a call.
     #[error("{0}")]
     Driver(#[from] DriverError),
-    /// The other end is closed.
+    /// The other end of the pipe is closed.
     #[error("cannot talk with the program that started it: {0}")]
     Talk(#[from] std::io::Error),
 }
 
-/// Does a job in this process. `again` starts another process for the job that it is given.
+/// Does a job in this process. `again` returns the command for another process with the given job.
 ///
 /// # Errors
-/// The driver refused something, or the other end is closed.
+/// The driver refused a call, or the other end of the pipe is closed.
 pub fn run(job: &Job, again: impl FnOnce(&Job) -> Command) -> Result<(), WorkError> {
     let mut worker = Worker::start(job)?;
     say(&format!("ready {}", std::process::id()))?;
@@ -131,10 +170,21 @@ pub fn run(job: &Job, again: impl FnOnce(&Job) -> Command) -> Result<(), WorkErr
         };
         other = Some(Other(again(&rest).stdin(Stdio::inherit()).spawn()?));
     }
-    // One byte for each process that shares the pipe: Rust's own stdin would take those of others.
-    std::fs::File::from(std::io::stdin().as_fd().try_clone_to_owned()?).read_exact(&mut [0])?;
+    // Reads one byte for each process that shares the pipe. Rust's own stdin would buffer the bytes of the others.
+    let mut input = std::fs::File::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+    input.read_exact(&mut [0])?;
+    if job.processes == 1
+        && other.is_none()
+        && matches!(job.kind, Kind::Kernels { .. } | Kind::Graphs)
+    {
+        let told_to_end = Arc::clone(&worker.told_to_end);
+        std::thread::spawn(move || {
+            while matches!(input.read(&mut [0]), Ok(1)) {}
+            told_to_end.store(true, Ordering::Relaxed);
+        });
+    }
     let launches = worker.work(job)?;
-    let report = worker.report(launches)?;
+    let report = worker.report(launches);
     say(&report.line())?;
     if let Some(other) = &mut other {
         other.0.wait()?;
@@ -142,18 +192,18 @@ pub fn run(job: &Job, again: impl FnOnce(&Job) -> Command) -> Result<(), WorkErr
     Ok(())
 }
 
-/// A process that ends with this one.
+/// A process that is killed when this value is dropped.
 struct Other(Child);
 
 impl Drop for Other {
     fn drop(&mut self) {
-        // Ended already where all is well.
+        // It has normally ended already.
         self.0.kill().ok();
         self.0.wait().ok();
     }
 }
 
-/// Whole lines, since several processes write into one pipe.
+/// Writes whole lines, because several processes write into one pipe.
 fn say(line: &str) -> std::io::Result<()> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(format!("{line}\n").as_bytes())?;
@@ -167,6 +217,9 @@ struct Worker {
     graph: Option<Graph>,
     round_ns: f64,
     started: Instant,
+    served: Served,
+    /// Set when the program that started this process closes its input.
+    told_to_end: Arc<AtomicBool>,
 }
 
 impl Worker {
@@ -204,14 +257,23 @@ impl Worker {
             }
             _ => None,
         };
-        Ok(Self {
+        let worker = Self {
             driver,
             streams,
             kernels,
             graph,
             round_ns,
             started: Instant::now(),
-        })
+            served: Served::default(),
+            told_to_end: Arc::default(),
+        };
+        if let (Kind::Service(service), Some(stream), Some(kernel)) =
+            (job.kind, worker.streams.first(), worker.kernels.first())
+        {
+            // The first launches load the module, which no request should wait for.
+            worker.answer(&service.request.steps(), *stream, *kernel)?;
+        }
+        Ok(worker)
     }
 
     fn work(&mut self, job: &Job) -> Done<u64> {
@@ -224,6 +286,10 @@ impl Worker {
                 self.sparse(job, *stream, *kernel, pause_ns)?
             }
             (Kind::Mixed, ..) => self.mixed(job)?,
+            (Kind::Service(service), Some(stream), Some(kernel)) => {
+                let (stream, kernel) = (*stream, *kernel);
+                self.serve(job, &service, stream, kernel)?
+            }
             (_, _, Some(kernel)) => self.one_after_another(job, *kernel)?,
             _ => 0,
         };
@@ -231,13 +297,13 @@ impl Worker {
         Ok(launches)
     }
 
-    /// Batches, so that what is queued stays bounded.
+    /// Launches in batches, so that the queued work stays bounded.
     fn one_after_another(&self, job: &Job, kernel: Kernel) -> Done<u64> {
         let each_ns = self.graph.map_or(kernel.ns, |_| 20 * kernel.ns);
         let batch = (QUEUED_NS / each_ns / 2).clamp(1, 250);
         let mut queue = Queue::new(self)?;
         let mut launches = 0;
-        while self.started.elapsed() < job.time {
+        while self.started.elapsed() < job.time && !self.told_to_end.load(Ordering::Relaxed) {
             for _ in 0..batch {
                 for stream in &self.streams {
                     match self.graph {
@@ -262,7 +328,7 @@ impl Worker {
         Ok(launches)
     }
 
-    /// A number of steps that does not depend on how long they take.
+    /// A number of steps that does not depend on their duration.
     fn sparse(&self, job: &Job, stream: Stream, kernel: Kernel, pause_ns: u64) -> Done<u64> {
         let steps = job.time.as_nanos() / u128::from(kernel.ns + pause_ns);
         let steps = u64::try_from(steps).unwrap_or(u64::MAX).max(1);
@@ -275,7 +341,7 @@ impl Worker {
     }
 
     fn mixed(&self, job: &Job) -> Done<u64> {
-        let mut chance = Chance(0x9e37_79b9_7f4a_7c15);
+        let mut chance = Chance::seeded(0);
         let mut queue = Queue::new(self)?;
         let (mut launches, mut queued_ns) = (0, 0);
         while self.started.elapsed() < job.time {
@@ -309,20 +375,59 @@ impl Worker {
         Ok(launches)
     }
 
-    fn report(&self, launches: u64) -> Done<Report> {
+    /// Answers each request in the order of arrival. Gives up on the requests that are still waiting a while after the
+    /// end.
+    fn serve(&mut self, job: &Job, service: &Service, stream: Stream, kernel: Kernel) -> Done<u64> {
+        let steps = service.request.steps();
+        let gives_up = job.time + job.time.min(LATE);
+        let mut launches = 0;
+        for at_ns in service.moments(job.time) {
+            let at = Duration::from_nanos(at_ns);
+            if let Some(early) = at.checked_sub(self.started.elapsed()) {
+                std::thread::sleep(early);
+            }
+            let answered = self.started.elapsed() < gives_up;
+            if answered {
+                launches += self.answer(&steps, stream, kernel)?;
+            }
+            let took = self.started.elapsed().saturating_sub(at);
+            let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+            if answered {
+                self.served.finished_ns.push(took_ns);
+            } else {
+                self.served.unfinished_ns.push(took_ns);
+            }
+        }
+        Ok(launches)
+    }
+
+    /// Launches the kernels of one request and waits after each step.
+    fn answer(&self, steps: &[u64], stream: Stream, kernel: Kernel) -> Done<u64> {
+        for count in steps {
+            for _ in 0..*count {
+                self.driver.launch(kernel, stream)?;
+            }
+            self.driver.synchronise(stream)?;
+        }
+        Ok(steps.iter().sum())
+    }
+
+    fn report(&self, launches: u64) -> Report {
         let wall_ns = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        Ok(Report {
+        Report {
             pid: std::process::id(),
             launches,
             wall_ns,
+            served: self.served.clone(),
             bins: truth::bins(self.driver.records(), self.round_ns),
-        })
+        }
     }
 }
 
 fn durations(kind: Kind) -> Vec<u64> {
     match kind {
         Kind::Kernels { ns } | Kind::Synchronising { ns } | Kind::Sparse { ns, .. } => vec![ns],
+        Kind::Service(service) => vec![service.request.kernel_ns()],
         Kind::Graphs => vec![500 * MICROSECOND],
         Kind::Streams => vec![250 * MICROSECOND],
         Kind::Mixed => vec![
@@ -335,8 +440,8 @@ fn durations(kind: Kind) -> Vec<u64> {
     }
 }
 
-/// How long a round takes on a real GPU: the difference of two lengths, so that what a launch costs
-/// is not in it; the best of a few, since others only add.
+/// The duration of a round on a real GPU: the difference between two lengths, so that the cost of a launch is
+/// excluded. It is the shortest of a few tries, because other work can only add time.
 fn calibrate(driver: &Driver, stream: Stream, kernel: Kernel) -> Done<f64> {
     let (begin, end) = (driver.event(true)?, driver.event(true)?);
     let took = |rounds: u64| -> Done<f64> {
@@ -371,7 +476,7 @@ fn rounds(ns: u64, round_ns: f64) -> u64 {
     }
 }
 
-/// Two batches are in the streams at most.
+/// Keeps at most two batches in the streams.
 struct Queue {
     ends: Vec<(Event, Event)>,
     recorded: bool,
@@ -386,7 +491,7 @@ impl Queue {
         })
     }
 
-    /// A batch is launched: waits for the one before.
+    /// Called after a batch is launched: waits for the batch before it.
     fn bound(&mut self, worker: &Worker) -> Done {
         for ((now, _), stream) in self.ends.iter().zip(&worker.streams) {
             worker.driver.record(*now, *stream)?;
@@ -402,24 +507,6 @@ impl Queue {
     }
 }
 
-/// The same numbers in each run.
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit.max(1)
-    }
-
-    fn one_of<T: Copy>(&mut self, list: &[T]) -> Option<T> {
-        let count = u64::try_from(list.len()).unwrap_or(1);
-        let index = usize::try_from(self.below(count)).unwrap_or(0);
-        list.get(index).copied()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -430,6 +517,10 @@ mod tests {
             pid: 7,
             launches: 12,
             wall_ns: 5_000,
+            served: Served {
+                finished_ns: vec![5, 6],
+                unfinished_ns: vec![70],
+            },
             bins: Bins {
                 begin_ns: 99,
                 busy_ns: vec![1, 0, 3],
@@ -439,5 +530,6 @@ mod tests {
         assert_eq!(Report::parse(&report.line()), Some(report));
         assert_eq!(Report::parse("ready 7"), None);
         assert_eq!(Report::parse("done 7 x"), None);
+        assert_eq!(Report::parse("done 7 1 5000 2 9"), None);
     }
 }

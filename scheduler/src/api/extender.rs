@@ -43,7 +43,7 @@ async fn filtered(scheduler: &Scheduler, body: &[u8]) -> Response {
         Ok(args) => args,
         Err(why) => {
             count.ended(Outcome::BadRequest);
-            return json(StatusCode::BAD_REQUEST, &Answer::error(why));
+            return json(StatusCode::BAD_REQUEST, &Answer::error(why.to_string()));
         }
     };
     if let Err(why) = scheduler.may_answer().await {
@@ -54,7 +54,7 @@ async fn filtered(scheduler: &Scheduler, body: &[u8]) -> Response {
     let span = scheduler.filter_span(&args);
     let answer = match scheduler.meet(args, body).await {
         Ok(args) => scheduler.filter(args, body).await,
-        Err(why) => Answer::error(why),
+        Err(why) => Answer::error(why.to_string()),
     };
     let response = written(StatusCode::OK, &answer, answer.length());
     count.ended_in(answer.outcome(), spans::filtered(span, &answer));
@@ -74,7 +74,7 @@ pub(super) async fn prioritize(State(scheduler): State<Scheduler>, body: Bytes) 
         }
         Err(why) => {
             count.ended(Outcome::BadRequest);
-            error(StatusCode::BAD_REQUEST, why)
+            error(StatusCode::BAD_REQUEST, why.to_string())
         }
     }
 }
@@ -103,7 +103,7 @@ pub(super) async fn preempt(State(scheduler): State<Scheduler>, body: Bytes) -> 
         }
         Err(why) => {
             count.ended(Outcome::BadRequest);
-            error(StatusCode::BAD_REQUEST, why)
+            error(StatusCode::BAD_REQUEST, why.to_string())
         }
     }
 }
@@ -115,11 +115,10 @@ pub(super) async fn bind(State(scheduler): State<Scheduler>, body: Bytes) -> Res
     };
     let count = Count::of(&scheduler, Verb::Bind);
     let span = scheduler.bind_span(&args);
-    let why = scheduler.bind(args).await.err().unwrap_or_default();
-    let outcome = if why.is_empty() {
-        Outcome::Ok
-    } else {
-        Outcome::Failed
+    // An empty error says that the pod is bound.
+    let (outcome, why) = match scheduler.bind(args).await {
+        Ok(()) => (Outcome::Ok, String::new()),
+        Err(why) => (Outcome::Failed, why.to_string()),
     };
     count.ended_in(outcome, spans::bound(span, &why));
     error(StatusCode::OK, why)
@@ -136,7 +135,7 @@ async fn ready<T: DeserializeOwned>(
         Ok(args) => args,
         Err(why) => {
             count.ended(Outcome::BadRequest);
-            return Err(error(StatusCode::BAD_REQUEST, why));
+            return Err(error(StatusCode::BAD_REQUEST, why.to_string()));
         }
     };
     if let Err(why) = scheduler.may_answer().await {
@@ -147,9 +146,13 @@ async fn ready<T: DeserializeOwned>(
     Ok(args)
 }
 
-fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
-    serde_json::from_slice(body)
-        .map_err(|error| format!("the request's body cannot be read: {error}"))
+/// The body of a request is not the JSON that the route takes.
+#[derive(Debug, thiserror::Error)]
+#[error("the request's body cannot be read: {0}")]
+struct Unreadable(#[from] serde_json::Error);
+
+fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, Unreadable> {
+    Ok(serde_json::from_slice(body)?)
 }
 
 /// Counts a request when its outcome is known.

@@ -45,7 +45,7 @@ pub(crate) fn codes(misfit: &Misfit) -> Vec<&'static str> {
     }
 }
 
-/// As many names as there is room for, and how many more there are.
+/// As many names as fit, and the number of the others.
 fn names(nodes: &[&str], room: usize) -> String {
     let mut text = String::new();
     for (position, node) in nodes.iter().enumerate() {

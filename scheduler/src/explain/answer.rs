@@ -28,7 +28,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Whether the pod cannot get what it asks for at present.
+    /// Whether the pod cannot be placed at present.
     pub fn is_no(self) -> bool {
         matches!(self, Self::DoesNotFit | Self::Unreadable | Self::Missed)
     }
@@ -138,7 +138,7 @@ pub struct OfNode {
     pub reason: String,
     /// Each device that was considered.
     pub devices: Vec<OfDevice>,
-    /// What keeps the node from having devices, or pods from the node.
+    /// Why the node has no devices, or takes no pods.
     pub notes: Vec<String>,
     /// Alternative changes; each would be enough on this node.
     pub advice: Vec<Advised>,
@@ -166,7 +166,7 @@ pub struct Advised {
     pub node: String,
     /// In one sentence.
     pub text: String,
-    /// A single change wherever one is enough.
+    /// One change, or several if no single one is enough.
     pub changes: Vec<Changed>,
 }
 
@@ -176,7 +176,7 @@ pub struct Advised {
 pub struct Changed {
     /// In a few words.
     pub text: String,
-    /// The edits that make the change; empty where no edit can (a broken device).
+    /// The edits that make the change; empty if no edit can (an unhealthy device).
     pub edits: Vec<Edit>,
 }
 

@@ -13,14 +13,14 @@ use crate::ledger::CLAIM_UID;
 
 const MIB: u64 = 1 << 20;
 
-/// The pod, as its object says and as the placement engine was asked.
-pub(super) struct Door<'a> {
+/// The pod's object, and the request that the placement engine was given.
+pub(super) struct Subject<'a> {
     pub(super) view: &'a View,
     pub(super) pod: &'a Pod,
     pub(super) request: &'a Request,
 }
 
-/// The change without reservations by label, which end with their pods; none where nothing is left of it.
+/// The change without reservations by label, which end with their pods; none if nothing is left of it.
 fn without_claims(change: &Change) -> Option<Change> {
     let Change::PodsLeave { pods } = change else {
         return Some(change.clone());
@@ -33,8 +33,8 @@ fn without_claims(change: &Change) -> Option<Change> {
     (!pods.is_empty()).then_some(Change::PodsLeave { pods })
 }
 
-impl Door<'_> {
-    /// The advice with its edits; none where there are no such edits, or they would not be enough.
+impl Subject<'_> {
+    /// The advice with its edits; none if there are no such edits, or they would not be enough.
     pub(super) fn advised(&self, advice: &Advice) -> Option<Advised> {
         let mut pod = self.pod.clone();
         let mut changes: Vec<Changed> = Vec::new();

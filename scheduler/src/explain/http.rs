@@ -17,19 +17,30 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::{Detail, View, explain};
+use crate::calls::CallError;
 
 /// How long a question waits for its turn.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Why it is not known whether a pod exists.
+#[derive(Debug, thiserror::Error)]
+pub enum PodUnread {
+    /// These kinds of objects have not been read yet.
+    #[error("{0} not read from the API server yet")]
+    NotSynced(String),
+    /// The API server did not give the pod.
+    #[error("the pod cannot be read: {0}")]
+    Call(#[from] CallError),
+}
+
 /// The source of pods and of the view of the cluster.
 pub trait Source: Send + Sync + 'static {
-    /// The pod of this namespace and name; none if it does not exist. The error is a sentence for the caller: the API
-    /// server is away, or the cluster has not been read yet.
+    /// The pod of this namespace and name; none if it does not exist.
     fn pod<'a>(
         &'a self,
         namespace: &'a str,
         name: &'a str,
-    ) -> BoxFuture<'a, Result<Option<Pod>, String>>;
+    ) -> BoxFuture<'a, Result<Option<Pod>, PodUnread>>;
 
     /// The current view for the pod, without its own reservations by label. Called on a blocking thread.
     fn view(&self, pod: &Pod) -> View;
@@ -90,7 +101,7 @@ async fn answer(
             let text = format!("there is no pod {name} in namespace {namespace}");
             return refused(StatusCode::NOT_FOUND, &text);
         }
-        Err(reason) => return refused(StatusCode::SERVICE_UNAVAILABLE, &reason),
+        Err(reason) => return refused(StatusCode::SERVICE_UNAVAILABLE, &reason.to_string()),
     };
     let source = Arc::clone(&explainer.source);
     let explained = tokio::task::spawn_blocking(move || {

@@ -12,7 +12,7 @@ use super::View;
 /// The agent DaemonSet's default node label.
 const AGENT_LABEL: (&str, &str) = ("gpu", "on");
 
-/// What is missing for a pod that seems to ask for nothing.
+/// The mistake in a pod that seems to ask for no device.
 pub(super) enum Missing {
     /// Nothing is missing.
     Nothing,

@@ -1,4 +1,4 @@
-//! What pods used of their GPUs over time, in bounded memory: [`STEPS`] samples of eight bytes for each pod on each
+//! The pods' use of their GPUs over time, in bounded memory: [`STEPS`] samples of eight bytes for each pod on each
 //! GPU, for at most [`SERIES`] such pairs. Values in, values out: a step is a number, not a time.
 
 use std::collections::{HashMap, VecDeque};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::header::ACCEPT;
-use axum::http::{Request, StatusCode};
+use axum::http::{self, Request, StatusCode};
 use futures_util::{StreamExt as _, stream};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper_util::client::legacy::Client;
@@ -29,6 +29,30 @@ const MOST: usize = 8 << 20;
 
 /// The most agents that are asked.
 const MOST_MONITORS: usize = 10_000;
+
+/// Why an agent is not read, as a sentence that begins with its address.
+#[derive(Debug, thiserror::Error)]
+enum AgentError {
+    #[error("is no address: {0}")]
+    Address(http::Error),
+    #[error("cannot be reached: {0}")]
+    Unreachable(String),
+    #[error("answered {0}")]
+    Refused(StatusCode),
+    #[error("broke off: {0}")]
+    BrokeOff(Box<dyn std::error::Error + Send + Sync>),
+    #[error("did not answer within {} s", PATIENCE.as_secs())]
+    NoAnswer,
+}
+
+/// Why a name has no addresses.
+#[derive(Debug, thiserror::Error)]
+enum LookupError {
+    #[error(transparent)]
+    Failed(#[from] std::io::Error),
+    #[error("no answer")]
+    NoAnswer,
+}
 
 /// The addresses of the agents, and the client to reach them.
 #[derive(Debug)]
@@ -61,7 +85,7 @@ impl Scraper {
         for place in &self.places {
             match resolve(place).await {
                 Ok(found) => addresses.extend(found),
-                Err(why) => complain(&mut monitors, why),
+                Err(why) => complain(&mut monitors, format!("{place} cannot be looked up: {why}")),
             }
         }
         monitors.known = addresses.len().min(MOST_MONITORS);
@@ -80,29 +104,29 @@ impl Scraper {
         (all, monitors)
     }
 
-    async fn ask(&self, address: SocketAddr) -> Result<Told, String> {
+    async fn ask(&self, address: SocketAddr) -> Result<Told, AgentError> {
         match timeout(PATIENCE, self.fetch(address)).await {
             Ok(Ok(text)) => Ok(told::read(&text)),
             Ok(Err(why)) => Err(why),
-            Err(_) => Err(format!("did not answer within {} s", PATIENCE.as_secs())),
+            Err(_elapsed) => Err(AgentError::NoAnswer),
         }
     }
 
-    async fn fetch(&self, address: SocketAddr) -> Result<String, String> {
+    async fn fetch(&self, address: SocketAddr) -> Result<String, AgentError> {
         let request = Request::get(format!("http://{address}/metrics"))
             .header(ACCEPT, "text/plain")
             .body(Empty::new())
-            .map_err(|error| error.to_string())?;
+            .map_err(AgentError::Address)?;
         let response = self.client.request(request).await;
         let response = response.map_err(|error| match std::error::Error::source(&error) {
-            Some(source) => format!("cannot be reached: {source}"),
-            None => format!("cannot be reached: {error}"),
+            Some(source) => AgentError::Unreachable(source.to_string()),
+            None => AgentError::Unreachable(error.to_string()),
         })?;
         if response.status() != StatusCode::OK {
-            return Err(format!("answered {}", response.status()));
+            return Err(AgentError::Refused(response.status()));
         }
         let body = Limited::new(response.into_body(), MOST).collect().await;
-        let body = body.map_err(|error| format!("broke off: {error}"))?;
+        let body = body.map_err(AgentError::BrokeOff)?;
         Ok(String::from_utf8_lossy(&body.to_bytes()).into_owned())
     }
 }
@@ -117,12 +141,12 @@ fn complain(monitors: &mut Monitors, why: String) {
 
 /// The addresses of a name: only those of IPv4 where there are any, because the IPv6 addresses would belong to the same
 /// agents.
-async fn resolve(place: &str) -> Result<Vec<SocketAddr>, String> {
+async fn resolve(place: &str) -> Result<Vec<SocketAddr>, LookupError> {
     let found = timeout(PATIENCE, tokio::net::lookup_host(place)).await;
     let found: Vec<SocketAddr> = match found {
         Ok(Ok(found)) => found.collect(),
-        Ok(Err(error)) => return Err(format!("{place} cannot be looked up: {error}")),
-        Err(_) => return Err(format!("{place} cannot be looked up: no answer")),
+        Ok(Err(error)) => return Err(error.into()),
+        Err(_elapsed) => return Err(LookupError::NoAnswer),
     };
     let old: Vec<SocketAddr> = found.iter().copied().filter(SocketAddr::is_ipv4).collect();
     Ok(if old.is_empty() { found } else { old })

@@ -85,7 +85,7 @@ pub(crate) fn read(text: &str) -> Told {
             _ => {}
         }
     }
-    // The arbiter's measurement counts; where there is none, the driver's does.
+    // The arbiter's measurement is used if there is one, otherwise the driver's.
     for (of, device, value) in fallback.into_iter().chain(compute) {
         let same = |used: &&mut Use| used.of == of && used.device == device;
         if let Some(used) = told.uses.iter_mut().find(same) {

@@ -1,17 +1,20 @@
-//! Keeps GPUs from assigners while the extender binds a pod to them, also where both run in processes whose watches are
-//! late. Never decides which GPU a pod gets.
+//! Keeps GPUs from assigners while the extender binds a pod to them, even if both run in processes whose watches are
+//! late. Does not decide which GPU a pod gets.
 //!
-//! Both doors write the one Lease that a GPU has before they give the GPU, and the API server lets one of them make it:
+//! The extender and the assigner both write the GPU's single Lease before they give the GPU to a pod, and the API
+//! server lets only one of them create it:
 //!
-//! 1. The extender makes the Lease, sends the binding, and deletes the Lease when it knows what became of the binding.
-//! 2. An assigner makes the Lease, and then reads the pods that are bound to the node.
+//! 1. The extender creates the Lease, sends the binding, and deletes the Lease when it knows the outcome of the
+//!    binding.
+//! 2. An assigner creates the Lease, and then reads the pods that are bound to the node.
 //!
-//! A Lease that the assigner makes before the extender does stops the binding. One that it makes afterwards is made
-//! after the binding has happened, and so the pods that it reads show the GPU in use. How late a watch is does not matter.
+//! If the assigner creates its Lease first, the extender does not send the binding. If it creates its Lease later, the
+//! binding has already happened, and the pods that it reads show the GPU in use. So it does not matter how late a watch
+//! is.
 //!
-//! Where it is not known what became of a binding, the Lease stays, and the assigners take it to be over once it has
-//! stood for [`BINDING_LASTS`]. By then the binding has happened or never will: it is sent within [`SEND_WITHIN`], given
-//! up after [`GIVE_UP_AFTER`], and an API server gives up a call after 34 s.
+//! If the outcome of a binding is unknown, the Lease stays, and the assigners treat it as over once it has existed for
+//! [`BINDING_LASTS`]. By then the binding has happened or never will: it is sent within [`SEND_WITHIN`], given up after
+//! [`GIVE_UP_AFTER`], and an API server gives up a call after 34 s.
 //!
 //! [`BINDING_LASTS`]: kube_api::assigner::BINDING_LASTS
 
@@ -52,12 +55,12 @@ pub enum NotGuarded {
     /// A Lease that is no reservation has the name of the GPU's.
     #[error("{0}; delete the Lease")]
     InTheWay(String),
-    /// The API server does not do what it is asked.
+    /// The API server refuses or fails the write.
     #[error("the Lease of GPU {gpu} cannot be written: {why}")]
     NotWritten {
         /// The GPU.
         gpu: String,
-        /// What the API server says.
+        /// The API server's message.
         why: String,
     },
 }
@@ -73,7 +76,7 @@ pub struct Guarded {
     pub claim: Option<PodClaim>,
 }
 
-/// What the ledger and the machine's clock say, where a Lease is there already.
+/// The ledger's and the clock's knowledge about an existing Lease.
 pub trait Known: Send + Sync {
     /// Whether the ledger has seen this version of the reservation run out.
     fn has_run_out(&self, claim: &Claim) -> bool;
@@ -116,11 +119,11 @@ struct Slot {
     in_doubt: bool,
 }
 
-/// What stands for a GPU.
+/// The object that guards a GPU.
 enum Taken {
     /// A Lease of this process, asked for at that time.
     Lease(Instant),
-    /// The pod's own reservation; with the Lease where it was renewed just now.
+    /// The pod's own reservation, with the Lease if it was just renewed.
     Own(Option<Box<Claim>>),
 }
 
@@ -180,8 +183,8 @@ impl Guards {
         }
     }
 
-    /// Lets assigners have the GPUs. `settled` says that the binding has happened or never will; otherwise the Leases
-    /// run out by themselves.
+    /// Releases the GPUs to the assigners. `settled` says that the binding has happened or never will; otherwise the
+    /// Leases expire by themselves.
     pub async fn give_back(&self, guard: Guard, settled: bool) {
         for gpu in &guard.gpus {
             let slot = self.slot(gpu);
@@ -192,7 +195,7 @@ impl Guards {
                 && let Some((lease, _)) = slot.lease.take()
                 && !std::mem::take(&mut slot.in_doubt)
             {
-                // One that cannot be deleted runs out.
+                // A Lease that cannot be deleted expires.
                 drop(self.store.delete(lease).await);
             }
         }
@@ -223,7 +226,7 @@ impl Guards {
         let count = self.count.fetch_add(1, Ordering::Relaxed);
         let id = format!("binding-{}-{count}", self.process);
         let wanted = Claim::binding(gpu, &id, &pod.namespace, known.wall());
-        // Of a further binding to the same GPU: the Lease that is there lasts anew.
+        // For another binding to the same GPU, the existing Lease is renewed.
         let mut over = slot.lease.take().map(|(lease, _)| lease);
         let mut why = "the Lease changes all the time".to_owned();
         for _ in 0..MOST_TRIES {
@@ -269,8 +272,8 @@ impl Guards {
                         tokio::time::sleep(PAUSE).await;
                     }
                 },
-                Err(text) => {
-                    why = text;
+                Err(error) => {
+                    why = error.to_string();
                     tokio::time::sleep(PAUSE).await;
                 }
             }
@@ -314,7 +317,7 @@ impl Guards {
                 Err(NotGuarded::Reserved(Box::new(there)))
             }
             Ok(_) => Ok(Judged::Over(Box::new(there))),
-            Err(text) => Ok(Judged::Again(Some(text))),
+            Err(error) => Ok(Judged::Again(Some(error.to_string()))),
         }
     }
 }

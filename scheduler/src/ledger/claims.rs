@@ -42,7 +42,7 @@ pub(super) struct Claims {
     pods: HashMap<Arc<str>, PodClaim>,
     /// How quotas count these pods.
     counted: HashMap<Arc<str>, Counted>,
-    /// Those of them known only from a question. They are forgotten together with what they hold.
+    /// The claims that are known only from a question. They are forgotten together with their reservations.
     only_asked: HashSet<Arc<str>>,
     /// The uids of pods, by claim.
     carriers: HashMap<String, BTreeSet<Arc<str>>>,
@@ -317,8 +317,8 @@ impl Ledger {
         }
     }
 
-    /// Notes the claim that the pod of a question carries. The pod may be gone by now: what the API server reports
-    /// about it takes precedence.
+    /// Notes the claim of a question's pod. The pod may be gone by now: the API server's reports about it take
+    /// precedence.
     pub(super) fn note_asking(&mut self, pod: &Pod) {
         let uid = uid_of(pod);
         if self.claims.on && !self.claims.pods.contains_key(&uid) {
@@ -472,7 +472,7 @@ impl Ledger {
         }
     }
 
-    /// Makes the claim of the GPU take what its pod does not hold of it.
+    /// Makes the claim take the part of the GPU that its pod does not hold.
     fn hold_claim(&mut self, gpu: &str) {
         self.claims.version += 1;
         let uid = claim_uid(gpu);
@@ -492,7 +492,7 @@ impl Ledger {
         self.cluster.reserve(pod, rest);
     }
 
-    /// The part of the GPU that its claim takes; none where that is nothing.
+    /// The part of the GPU that its claim takes; none if it takes nothing.
     fn rest_of(&self, gpu: &str) -> Option<Placement> {
         let held = self.claims.by_gpu.get(gpu).filter(|held| !held.lapsed)?;
         let (node, view) = self.gpu(gpu)?;

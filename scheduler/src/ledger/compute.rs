@@ -1,4 +1,4 @@
-//! ComputeQuotas in the ledger: what pods count for, and whether another pod is allowed. The check and the change
+//! ComputeQuotas in the ledger: the charges of pods, and whether another pod is allowed. The check and the change
 //! happen in one step with the reservation, so pods that race cannot exceed a quota together.
 
 use std::collections::{BTreeMap, HashMap};
@@ -18,7 +18,7 @@ use super::claims::{ClaimAsk, claim_uid};
 #[derive(Debug, Clone, Default)]
 pub(super) struct ComputeQuotas {
     limits: BTreeMap<(String, String), Limit>,
-    /// By namespace, then by uid. A reservation by label counts beside its pod, under a uid of its own.
+    /// By namespace, then by uid. A reservation by label is counted in addition to its pod, under its own uid.
     counted: HashMap<String, HashMap<Arc<str>, Counted>>,
     /// The namespace of each claim that counts.
     claims: HashMap<Arc<str>, String>,
@@ -35,17 +35,17 @@ pub struct QuotaUse {
     pub quota: String,
     /// `vram` in bytes, `tflops-fp16` and `tflops-fp32` in GFLOPS, or `devices`.
     pub resource: &'static str,
-    /// What is allowed.
+    /// The limit.
     pub hard: u64,
-    /// What its pods hold.
+    /// The use of its pods.
     pub used: u64,
 }
 
-/// The quotas as one pod meets them: without what the pod itself, or a reservation for it, holds already.
+/// The quotas for one pod: without the charges of the pod itself, or of a reservation for it.
 #[derive(Debug, Clone, Default)]
 pub struct QuotaView {
     quotas: ComputeQuotas,
-    /// What the reservations for the pod count for.
+    /// The charges of the reservations for the pod.
     reserved: Charge,
 }
 
@@ -188,8 +188,8 @@ impl Ledger {
         self.compute.exceeded(namespace, &without, &counted)
     }
 
-    /// Why a reservation of these GPUs, whole, would exceed a quota; none where it would not. What an earlier choice for
-    /// the same reservation has left is being given back, and does not count.
+    /// Why a reservation of these whole GPUs would exceed a quota; none if it would not. The remains of an earlier
+    /// choice for the same reservation are being released, and do not count.
     pub(super) fn claim_exceeds_compute_quota(
         &self,
         ask: &ClaimAsk,
@@ -237,7 +237,7 @@ impl Ledger {
         }
     }
 
-    /// What these GPUs count for as a whole.
+    /// The charge of these whole GPUs.
     fn whole(&self, gpus: &[Arc<str>]) -> Charge {
         gpus.iter().fold(Charge::default(), |sum, gpu| {
             let Some((_, view)) = self.gpu(gpu) else {
@@ -254,7 +254,7 @@ impl Ledger {
         })
     }
 
-    /// A reservation by label counts for what its pod does not hold of the GPU: this grant.
+    /// A reservation by label is charged for the part of the GPU that its pod does not hold: this grant.
     pub(super) fn count_claim(&mut self, gpu: &str, rest: Option<&Grant>) {
         if self.vendors.hcs().is_none() {
             return;
@@ -264,7 +264,7 @@ impl Ledger {
             let held = self.claim(gpu)?;
             let device = self.gpu(gpu)?.1.device();
             let charge = Charge {
-                // Where the pod holds a part of the GPU, the pod counts for the device.
+                // If the pod holds a part of the GPU, the pod is charged for the device.
                 devices: u64::from(rest.slots >= device.slots),
                 ..share(rest, Some(device))
             };

@@ -1,4 +1,4 @@
-//! Takes in what the API server reports about nodes and quotas.
+//! Processes the API server's reports about nodes and quotas.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Takes in what the API server reports about pods, and updates what they hold.
+//! Processes the API server's reports about pods, and updates their reservations.
 
 use std::collections::HashSet;
 use std::sync::Arc;

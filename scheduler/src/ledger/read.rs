@@ -79,8 +79,8 @@ pub(super) fn still_fits(cluster: &Cluster, placement: &Placement) -> bool {
     })
 }
 
-/// The amounts that kube-scheduler counts for a pod: the sum of containers that run side by side, or the largest of
-/// those that run before, whichever is more.
+/// The amounts that kube-scheduler counts for a pod: the sum of the containers that run at the same time, or the
+/// largest init container, whichever is more.
 pub(super) fn counted(pod: &Pod) -> Vec<(Box<str>, i128)> {
     let of = |container: &Container| -> Vec<(String, i128)> {
         let needs = &container.resources;
@@ -143,7 +143,7 @@ pub(super) fn unscheduled(pod: &Pod) -> Option<u64> {
     Some(hasher.finish())
 }
 
-/// The node, reduced to what is read of it, because thousands are kept.
+/// The node, reduced to the fields that are read, because thousands are kept.
 pub(super) fn slim(mut node: Node) -> Node {
     node.metadata.managed_fields = None;
     node.metadata.owner_references = None;

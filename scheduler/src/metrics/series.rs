@@ -379,7 +379,7 @@ fn quotas<S: FnMut(Piece) -> fmt::Result>(
     Ok(())
 }
 
-/// What ComputeQuotas allow, and what becomes of ComputeTasks.
+/// The limits of ComputeQuotas, and the outcomes of ComputeTasks.
 fn compute<S: FnMut(Piece) -> fmt::Result>(snapshot: &Snapshot, page: &mut Page<S>) -> fmt::Result {
     if let Some(quotas) = &snapshot.compute_quotas {
         let families = [

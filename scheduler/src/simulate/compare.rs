@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use server::LogFormat;
 
@@ -242,7 +242,7 @@ fn base(path: &Path) -> anyhow::Result<Base> {
         (name, text)
     };
     if is_recording(&text) {
-        let lines = recording::read(&text).map_err(|why| anyhow!("{name}: {why}"))?;
+        let lines = recording::read(&text).with_context(|| name.clone())?;
         return Ok(Base::of_recording(&name, lines));
     }
     let value = parse(&text).with_context(|| {

@@ -4,9 +4,10 @@
 mod connect;
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::time::Duration;
 
-use axum::http::{Request, StatusCode};
+use axum::http::{self, Request, StatusCode};
 use kube::client::Body;
 use scheduling::config;
 use scheduling::cycle::{Extended, Victims};
@@ -14,6 +15,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
+use self::connect::SettingsError;
 pub(super) use self::connect::check;
 
 /// The most bytes of an answer that are read.
@@ -23,7 +25,7 @@ const LONGEST: usize = 64 << 20;
 #[derive(Clone)]
 pub(super) struct Extender {
     settings: config::Extender,
-    client: Result<kube::Client, String>,
+    client: Result<kube::Client, SettingsError>,
     timeout: Duration,
 }
 
@@ -32,6 +34,55 @@ pub(super) struct Extender {
 pub(super) struct Agreed {
     pub(super) uids: Vec<String>,
     pub(super) violations: usize,
+}
+
+/// Why an extender's answer does not count.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ExtenderError {
+    /// Its configuration. A configuration that does not pass [`check`] is not accepted.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// It cannot be called.
+    #[error("failed {verb} with extender at URL {url}/{verb}, {why}")]
+    Call {
+        url: String,
+        verb: String,
+        why: CallFailure,
+    },
+    /// It answers with an error.
+    #[error("{0}")]
+    Said(String),
+    #[error("extender {url}: its answer cannot be read: {why}")]
+    Unreadable { url: String, why: String },
+    #[error(
+        "extender {url:?} claims a filtered node {node:?} which is not found in the input node list"
+    )]
+    OtherNode { url: String, node: String },
+    #[error("it names the node {0:?}, which does not exist")]
+    NoNode(String),
+    #[error("it claims to preempt the pod of uid {uid:?}, which is not on node {node:?}")]
+    NoVictim { uid: String, node: String },
+    #[error("expected at least one victim pod on node {0:?}")]
+    NoVictims(String),
+}
+
+/// Why a call of an extender gives no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CallFailure {
+    #[error(transparent)]
+    Request(#[from] http::Error),
+    #[error(transparent)]
+    Unreachable(#[from] kube::Error),
+    #[error("code {}", .0.as_u16())]
+    Refused(StatusCode),
+    #[error(transparent)]
+    BrokeOff(#[from] axum::Error),
+    #[error("the answer is not JSON: {0}")]
+    NotJson(#[from] serde_json::Error),
+    #[error("the answer is empty; expected JSON")]
+    Empty,
+    #[error("no answer within {} s", .0.as_secs_f64())]
+    NoAnswer(Duration),
 }
 
 /// A list of nodes in an answer.
@@ -52,8 +103,7 @@ impl std::fmt::Debug for Extender {
 
 impl Extender {
     pub(super) fn new(settings: config::Extender) -> Self {
-        let client = connect::config(&settings)
-            .and_then(|config| kube::Client::try_from(config).map_err(|error| error.to_string()));
+        let client = connect::client(&settings);
         Self {
             client,
             timeout: connect::timeout(&settings).unwrap_or_default(),
@@ -114,13 +164,13 @@ impl Extender {
         &self,
         pod: &Value,
         nodes: &[Value],
-    ) -> Result<(Extended, Value), String> {
+    ) -> Result<(Extended, Value), ExtenderError> {
         let answer = self
             .ask(&self.settings.filter_verb, &self.args(pod, nodes))
             .await?;
         let said: String = self.part(&answer, "Error")?;
         if !said.is_empty() {
-            return Err(said);
+            return Err(ExtenderError::Said(said));
         }
         let names: Option<Vec<String>> = self.part(&answer, "NodeNames")?;
         let list: Option<Nodes> = self.part(&answer, "Nodes")?;
@@ -128,10 +178,10 @@ impl Extender {
             Some(names) if self.settings.node_cache_capable => {
                 let asked = |named: &&String| !nodes.iter().any(|node| name(node) == **named);
                 if let Some(other) = names.iter().find(asked) {
-                    return Err(format!(
-                        "extender {:?} claims a filtered node {other:?} which is not found in the input node list",
-                        self.url()
-                    ));
+                    return Err(ExtenderError::OtherNode {
+                        url: self.url().to_owned(),
+                        node: other.clone(),
+                    });
                 }
                 names
             }
@@ -161,7 +211,7 @@ impl Extender {
         &self,
         pod: &Value,
         nodes: &[Value],
-    ) -> Result<BTreeMap<String, i64>, String> {
+    ) -> Result<BTreeMap<String, i64>, ExtenderError> {
         let answer = self
             .ask(&self.settings.prioritize_verb, &self.args(pod, nodes))
             .await?;
@@ -183,7 +233,7 @@ impl Extender {
         pod: &Value,
         candidates: &[Victims],
         objects: impl Fn(&Victims) -> Vec<Value>,
-    ) -> Result<(BTreeMap<String, Agreed>, Value), String> {
+    ) -> Result<(BTreeMap<String, Agreed>, Value), ExtenderError> {
         let cached = self.settings.node_cache_capable;
         let by_node: Map<String, Value> = candidates
             .iter()
@@ -220,7 +270,7 @@ impl Extender {
     }
 
     /// Has it bind the pod.
-    pub(super) async fn bind(&self, pod: &Value, node: &str) -> Result<Value, String> {
+    pub(super) async fn bind(&self, pod: &Value, node: &str) -> Result<Value, ExtenderError> {
         let text = |path| {
             pod.pointer(path)
                 .and_then(Value::as_str)
@@ -237,12 +287,16 @@ impl Extender {
         if said.is_empty() {
             Ok(answer)
         } else {
-            Err(said)
+            Err(ExtenderError::Said(said))
         }
     }
 
     /// Passes a question of any verb on: `filter`, `prioritize`, `preempt` or `bind`.
-    pub(super) async fn pass_on(&self, verb: &str, body: &Value) -> Option<Result<Value, String>> {
+    pub(super) async fn pass_on(
+        &self,
+        verb: &str,
+        body: &Value,
+    ) -> Option<Result<Value, ExtenderError>> {
         let path = match verb {
             "filter" => &self.settings.filter_verb,
             "prioritize" => &self.settings.prioritize_verb,
@@ -267,61 +321,67 @@ impl Extender {
         }
     }
 
-    async fn ask(&self, verb: &str, args: &Value) -> Result<Value, String> {
+    async fn ask(&self, verb: &str, args: &Value) -> Result<Value, ExtenderError> {
         let client = self.client.as_ref().map_err(Clone::clone)?;
-        let request = Request::post(format!("/{}", verb.trim_start_matches('/')))
-            .header("Content-Type", "application/json")
-            .body(Body::from(args.to_string().into_bytes()))
-            .map_err(|error| format!("{verb}: {error}"))?;
         let call = async {
-            let response = client
-                .send(request)
-                .await
-                .map_err(|error| error.to_string())?;
+            let request = Request::post(format!("/{}", verb.trim_start_matches('/')))
+                .header("Content-Type", "application/json")
+                .body(Body::from(args.to_string().into_bytes()))?;
+            let response = client.send(request).await?;
             let status = response.status();
             if status != StatusCode::OK {
-                return Err(format!("code {}", status.as_u16()));
+                return Err(CallFailure::Refused(status));
             }
             let body = axum::body::to_bytes(axum::body::Body::new(response.into_body()), LONGEST);
-            let body = body.await.map_err(|error| error.to_string())?;
+            let body = body.await?;
             // As in kube-scheduler, only the first JSON value is read.
             let mut values = serde_json::Deserializer::from_slice(&body).into_iter();
             match values.next() {
-                Some(Ok(answer)) => Ok(answer),
-                Some(Err(error)) => Err(format!("the answer is not JSON: {error}")),
-                None => Err("the answer is empty; expected JSON".to_owned()),
+                Some(answer) => Ok(answer?),
+                None => Err(CallFailure::Empty),
             }
         };
         let why = match tokio::time::timeout(self.timeout, call).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(why)) => why,
-            Err(_) => format!("no answer within {} s", self.timeout.as_secs_f64()),
+            Err(_elapsed) => CallFailure::NoAnswer(self.timeout),
         };
-        let url = self.url().trim_end_matches('/');
-        Err(format!(
-            "failed {verb} with extender at URL {url}/{verb}, {why}"
-        ))
+        Err(ExtenderError::Call {
+            url: self.url().trim_end_matches('/').to_owned(),
+            verb: verb.to_owned(),
+            why,
+        })
     }
 
-    /// A field of an answer in any case of its letters, as Go reads it; the type's default where it is missing or null.
-    fn part<T: DeserializeOwned + Default>(&self, answer: &Value, name: &str) -> Result<T, String> {
-        let wrong =
-            |why: String| format!("extender {}: its answer cannot be read: {why}", self.url());
+    fn unreadable(&self, why: impl Display) -> ExtenderError {
+        ExtenderError::Unreadable {
+            url: self.url().to_owned(),
+            why: why.to_string(),
+        }
+    }
+
+    /// A field of an answer, ignoring case as Go does; the type's default if it is missing or null.
+    fn part<T: DeserializeOwned + Default>(
+        &self,
+        answer: &Value,
+        name: &str,
+    ) -> Result<T, ExtenderError> {
         if !(answer.is_object() || answer.is_null()) {
-            return Err(wrong(format!(
+            return Err(self.unreadable(format_args!(
                 "expected an object with {name}, read {}",
                 short(answer)
             )));
         }
         match field(answer, name) {
             None | Some(Value::Null) => Ok(T::default()),
-            Some(value) => T::deserialize(value).map_err(|why| wrong(format!("{name}: {why}"))),
+            Some(value) => {
+                T::deserialize(value).map_err(|why| self.unreadable(format_args!("{name}: {why}")))
+            }
         }
     }
 
-    fn read<T: DeserializeOwned>(&self, answer: &Value) -> Result<T, String> {
-        T::deserialize(answer)
-            .map_err(|why| format!("extender {}: its answer cannot be read: {why}", self.url()))
+    fn read<T: DeserializeOwned>(&self, answer: &Value) -> Result<T, ExtenderError> {
+        T::deserialize(answer).map_err(|why| self.unreadable(why))
     }
 }
 

@@ -14,14 +14,14 @@ const TRIES: usize = 5;
 /// The objects and the configuration to take over.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Import {
-    /// None where the current one stays.
+    /// None if the current one stays.
     pub configuration: Option<Value>,
     /// Whether objects that cannot be taken over are skipped, with a line in the log, instead of ending the import.
     pub lenient: bool,
     objects: Vec<(Kind, Value)>,
 }
 
-/// What happens to existing objects that the import does not name.
+/// The treatment of existing objects that the import does not name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Merge {
     /// They stay.

@@ -57,7 +57,7 @@ impl Kind {
         cluster.resource(self.group, self.plural)
     }
 
-    /// Whether every cluster has an object of this name by itself; such objects are in no export or import.
+    /// Whether every cluster has an object with this name; such objects are in no export or import.
     pub fn is_given(&self, name: &str) -> bool {
         match self.plural {
             "namespaces" => name == "default" || name.starts_with("kube-"),

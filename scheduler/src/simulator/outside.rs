@@ -94,8 +94,8 @@ pub(super) fn adapted(kind: &Kind, mut object: Value) -> Value {
 }
 
 impl Simulator {
-    /// Repeats here what happens there to objects with these labels, until the future is dropped. An object that this
-    /// cluster refuses is skipped, with a line in the log; a broken connection is restored.
+    /// Repeats in this cluster the changes there of objects with these labels, until the future is dropped. An object
+    /// that this cluster refuses is skipped, with a line in the log; a broken connection is restored.
     pub async fn follow(&self, client: &Client, labels: &str) {
         let mut seen = watch(client, labels);
         while let Some((kind, object, gone)) = seen.next().await {
@@ -162,11 +162,11 @@ impl Simulator {
     }
 }
 
-/// Writes to a file what happens there to objects with these labels, until the file cannot be written.
+/// Writes the changes there of objects with these labels to a file, until the file cannot be written.
 ///
 /// # Errors
 ///
-/// Why it cannot be written.
+/// The file cannot be written.
 pub async fn record(client: &Client, labels: &str, path: &Path) -> std::io::Result<()> {
     let mut recorder = Recorder::create(path)?;
     let mut seen = watch(client, labels);

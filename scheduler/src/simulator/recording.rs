@@ -47,16 +47,21 @@ pub enum Pace {
     Times(f64),
 }
 
-impl FromStr for Pace {
-    type Err = String;
+/// The text is no pace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("expected none, original, or how many times as fast: 10, 0.5")]
+pub struct PaceError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for Pace {
+    type Err = PaceError;
+
+    fn from_str(text: &str) -> Result<Self, PaceError> {
         match text {
             "none" => Ok(Self::None),
             "original" => Ok(Self::Times(1.0)),
             number => match number.parse::<f64>() {
                 Ok(times) if times.is_finite() && times > 0.0 => Ok(Self::Times(times)),
-                _ => Err("expected none, original, or how many times as fast: 10, 0.5".to_owned()),
+                _ => Err(PaceError),
             },
         }
     }
@@ -75,20 +80,52 @@ impl Pace {
     }
 }
 
+/// A line of a recording that cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("line {number}: {problem}")]
+pub struct LineError {
+    /// Its number, from 1.
+    pub number: usize,
+    /// What is wrong with it.
+    pub problem: LineProblem,
+}
+
+/// Why a line of a recording cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LineProblem {
+    /// It is not JSON.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// Its time.
+    #[error("time: \"{0}\" is not a time such as 2026-11-21T12:07:49Z")]
+    Time(String),
+    /// Its event.
+    #[error("event: \"{0}\" is not Add, Update or Delete")]
+    Event(String),
+    /// The object has no name.
+    #[error("resource.metadata.name is missing")]
+    NoName,
+}
+
 /// Reads a recording. Kinds that the simulator does not know and empty lines are skipped.
 ///
 /// # Errors
 ///
 /// The number of the first line that cannot be read, and why.
-pub fn read(text: &str) -> Result<Vec<Line>, String> {
+pub fn read(text: &str) -> Result<Vec<Line>, LineError> {
     let lines = text.lines().enumerate();
     let lines = lines.filter(|(_, line)| !line.trim().is_empty());
-    let read = lines.map(|(at, line)| parse(line).map_err(|why| format!("line {}: {why}", at + 1)));
+    let read = lines.map(|(at, line)| {
+        parse(line).map_err(|problem| LineError {
+            number: at + 1,
+            problem,
+        })
+    });
     read.filter_map(Result::transpose).collect()
 }
 
-fn parse(line: &str) -> Result<Option<Line>, String> {
-    let value: Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
+fn parse(line: &str) -> Result<Option<Line>, LineProblem> {
+    let value: Value = serde_json::from_str(line)?;
     let text = |path: &str| {
         value
             .pointer(path)
@@ -98,17 +135,15 @@ fn parse(line: &str) -> Result<Option<Line>, String> {
     let time = text("/time");
     let time = time
         .parse()
-        .map_err(|_| format!("time: \"{time}\" is not a time such as 2026-11-21T12:07:49Z"))?;
+        .map_err(|_| LineProblem::Time(time.to_owned()))?;
     let happening = match text("/event") {
         "Add" => Happening::Add,
         "Update" => Happening::Update,
         "Delete" => Happening::Delete,
-        other => {
-            return Err(format!("event: \"{other}\" is not Add, Update or Delete"));
-        }
+        other => return Err(LineProblem::Event(other.to_owned())),
     };
     if text("/resource/metadata/name").is_empty() {
-        return Err("resource.metadata.name is missing".to_owned());
+        return Err(LineProblem::NoName);
     }
     let (version, named) = (text("/resource/apiVersion"), text("/resource/kind"));
     let group = version.split_once('/').map_or("", |(group, _)| group);
@@ -242,7 +277,7 @@ mod tests {
                 "line 2: resource.metadata.name",
             ),
         ] {
-            let said = read(&format!("{good}\n{bad}")).unwrap_err();
+            let said = read(&format!("{good}\n{bad}")).unwrap_err().to_string();
             assert!(said.starts_with(why), "{said}");
         }
         let unknown = good.replace("Node", "Widget");

@@ -1,8 +1,8 @@
 //! The result annotations of a pod: their prefix, how much of them fits, and earlier ones. Values in, values out.
 //!
-//! A real API server accepts at most 256 KiB of annotations on one object. The results of a try get what other
-//! annotations leave, and the history gets what the results leave. A value that is too long loses whole entries, and an
-//! extra entry gives their number; it stays valid JSON.
+//! A real API server accepts at most 256 KiB of annotations on one object. The results of a try get the room that other
+//! annotations leave, and the history gets the room that the results leave. A value that is too long loses whole
+//! entries, and an extra entry gives their number; it stays valid JSON.
 //!
 //! Results are stored beside the pod in a compact form (`scheduling::compact`), and are expanded when the pod is read.
 
@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 const LIMIT: usize = 256 << 10;
 /// The part of it that is left to annotations that other programs add later.
 const SPARE: usize = 8 << 10;
-/// The largest part of the rest that the results of one cycle take; the history gets what is left.
+/// The largest part of the rest that the results of one cycle take; the history gets the remainder.
 const RESULTS: usize = 128 << 10;
 
 const HISTORY: &str = "result-history";
@@ -88,7 +88,7 @@ impl Entry {
 #[derive(Debug)]
 pub(super) struct Results {
     latest: Arc<Try>,
-    /// The oldest first; none where there is no room for the annotation.
+    /// The oldest first; none if there is no room for the annotation.
     history: Option<Box<[Entry]>>,
     size: usize,
 }
@@ -214,7 +214,7 @@ fn list_len(entries: &[Entry]) -> usize {
     2 + entries.iter().map(Entry::len).sum::<usize>() + entries.len().saturating_sub(1)
 }
 
-/// The entries of the history under either prefix; none where it cannot be parsed.
+/// The entries of the history under either prefix; none if it cannot be parsed.
 fn entries(present: &Map<String, Value>, before: Option<&Results>) -> Vec<Entry> {
     for prefix in [Prefix::New, Prefix::Old] {
         if let Some(before) = before.filter(|before| before.latest.prefix == prefix)
@@ -242,7 +242,7 @@ fn share(values: &Drafts<'_>, most: usize) -> usize {
     }
     let mut lengths: Vec<usize> = values.values().map(Draft::len).collect();
     lengths.sort_unstable();
-    // The long values share what the short ones leave.
+    // The long values share the room that the short ones leave.
     let (mut left, mut share) = (most, 0);
     let count = lengths.len();
     for (at, length) in lengths.into_iter().enumerate() {

@@ -70,7 +70,7 @@ struct ObjectMeta {
 pub struct Report {
     /// `Succeeded`, or `Failed`.
     pub phase: &'static str,
-    /// Why it failed; empty where it succeeded.
+    /// Why it failed; empty if it succeeded.
     pub message: String,
     /// The state after each step.
     pub steps: Vec<Step>,
@@ -89,22 +89,48 @@ pub struct Step {
     pub reasons: BTreeMap<String, usize>,
 }
 
+/// Why a scenario cannot be played.
+#[derive(Debug, thiserror::Error)]
+pub enum ScenarioError {
+    /// There is no list of operations.
+    #[error("spec.operations is missing, or not a list")]
+    NoOperations,
+    /// An operation cannot be read.
+    #[error("spec.operations[{at}]: {error}")]
+    Operation {
+        /// Its index.
+        at: usize,
+        /// What is wrong with it.
+        error: serde_json::Error,
+    },
+    /// An operation does nothing, or several things.
+    #[error(
+        "spec.operations[{at}]: expected exactly one of createOperation, patchOperation, deleteOperation and doneOperation"
+    )]
+    NotOne {
+        /// Its index.
+        at: usize,
+    },
+    /// No operation ends the scenario.
+    #[error("no doneOperation says when the scenario has succeeded; add one to the last step")]
+    NeverDone,
+}
+
 impl Scenario {
     /// Reads a scenario: an object with `spec.operations`.
     ///
     /// # Errors
     ///
     /// The part that cannot be read or done.
-    pub fn read(written: &Value) -> Result<Self, String> {
+    pub fn read(written: &Value) -> Result<Self, ScenarioError> {
         let operations = written
             .pointer("/spec/operations")
             .and_then(Value::as_array)
-            .ok_or("spec.operations is missing, or not a list")?;
+            .ok_or(ScenarioError::NoOperations)?;
         let mut read = Vec::new();
         for (at, operation) in operations.iter().enumerate() {
-            let place = format!("spec.operations[{at}]");
-            let operation =
-                Operation::deserialize(operation).map_err(|error| format!("{place}: {error}"))?;
+            let operation = Operation::deserialize(operation)
+                .map_err(|error| ScenarioError::Operation { at, error })?;
             let kinds = [
                 operation.create_operation.is_some(),
                 operation.patch_operation.is_some(),
@@ -112,9 +138,7 @@ impl Scenario {
                 operation.done_operation.is_some(),
             ];
             if kinds.iter().filter(|there| **there).count() != 1 {
-                return Err(format!(
-                    "{place}: expected exactly one of createOperation, patchOperation, deleteOperation and doneOperation"
-                ));
+                return Err(ScenarioError::NotOne { at });
             }
             read.push(operation);
         }
@@ -123,10 +147,7 @@ impl Scenario {
             .iter()
             .any(|operation| operation.done_operation.is_some())
         {
-            return Err(
-                "no doneOperation says when the scenario has succeeded; add one to the last step"
-                    .to_owned(),
-            );
+            return Err(ScenarioError::NeverDone);
         }
         Ok(Self { operations: read })
     }
@@ -316,7 +337,7 @@ mod tests {
                 "unknown field `doOperation`",
             ),
         ] {
-            let said = read(operations).unwrap_err();
+            let said = read(operations).unwrap_err().to_string();
             assert!(said.contains(why), "{said}");
         }
     }

@@ -5,6 +5,7 @@
 //! another configuration), its result is discarded: nothing is written, and the pod is tried again.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -21,7 +22,7 @@ use scheduling::snapshot::Snapshot;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::extender::{Agreed, Extender};
+use super::extender::{Agreed, Extender, ExtenderError};
 use super::results::Drafts;
 use super::view::View;
 use super::writes::{Scheduling, Writer};
@@ -176,7 +177,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// Processes what has happened and gives the next pod its turn; none where no pod is ready.
+    /// Processes all changes and gives the next pod its turn; none if no pod is ready.
     pub(super) async fn step(&mut self) -> Result<Option<Tried>, Status> {
         self.catch_up()?;
         let Some(popped) = self.queue.pop(self.clock.now_ms()) else {
@@ -191,7 +192,7 @@ impl<'a> Turns<'a> {
         Ok(Some(Tried { pod, result }))
     }
 
-    /// Processes what has happened.
+    /// Processes all changes.
     pub(super) fn catch_up(&mut self) -> Result<(), Status> {
         self.view.catch_up(&mut self.queue, self.clock.now_ms())
     }
@@ -211,7 +212,7 @@ impl<'a> Turns<'a> {
         &self.queue
     }
 
-    /// Schedules one pod. The error says why it found no node, or why the result could not be written.
+    /// Schedules one pod. The error says why no node was found, or why the result could not be written.
     async fn turn(&mut self, popped: &Popped) -> Result<(), Failed> {
         let epoch = *self.simulator.0.epoch.borrow();
         let there = self.writer.pending(&popped.pod);
@@ -230,7 +231,7 @@ impl<'a> Turns<'a> {
                 let _writing = self.writing(epoch).await?;
                 let results = self.results(&outcome, &said);
                 let written = match bound {
-                    Err(why) => Err(why),
+                    Err(why) => Err(why.to_string()),
                     Ok(by_extender) => {
                         let devices = self.view.snapshot.devices();
                         let by_us = !by_extender;
@@ -339,7 +340,7 @@ impl<'a> Turns<'a> {
                         }
                     }
                     // kube-scheduler also places the pod without these scores.
-                    Err(why) => tracing::warn!(extender = extender.url(), why, "no scores"),
+                    Err(why) => tracing::warn!(extender = extender.url(), %why, "no scores"),
                 }
             }
         }
@@ -353,7 +354,7 @@ impl<'a> Turns<'a> {
         object: &Value,
         cycle: &mut Cycle<'_>,
         said: &mut Said,
-    ) -> Result<(), String> {
+    ) -> Result<(), ExtenderError> {
         for extender in interested.iter().filter(|extender| extender.filters()) {
             let nodes = self
                 .writer
@@ -369,7 +370,7 @@ impl<'a> Turns<'a> {
                 Err(why) if extender.is_ignorable() => {
                     tracing::warn!(
                         extender = extender.url(),
-                        why,
+                        %why,
                         "an extender failed and is ignored"
                     );
                 }
@@ -380,7 +381,12 @@ impl<'a> Turns<'a> {
     }
 
     /// Has an extender bind the pod, if one does so. Returns whether one has.
-    async fn bind(&self, object: &Value, node: &str, said: &mut Said) -> Result<bool, String> {
+    async fn bind(
+        &self,
+        object: &Value,
+        node: &str,
+        said: &mut Said,
+    ) -> Result<bool, ExtenderError> {
         let binders = self
             .extenders
             .iter()
@@ -394,7 +400,7 @@ impl<'a> Turns<'a> {
                 Err(why) if extender.is_ignorable() => {
                     tracing::warn!(
                         extender = extender.url(),
-                        why,
+                        %why,
                         "it binds nothing; this scheduler does"
                     );
                 }
@@ -424,7 +430,7 @@ impl<'a> Turns<'a> {
             match judged {
                 Ok(left) => candidates = left,
                 Err(why) => {
-                    tracing::warn!(extender = extender.url(), why, "no answer about preemption");
+                    tracing::warn!(extender = extender.url(), %why, "no answer about preemption");
                     if !extender.is_ignorable() {
                         return None;
                     }
@@ -439,26 +445,25 @@ impl<'a> Turns<'a> {
         &self,
         extender: &Extender,
         agreed: BTreeMap<String, Agreed>,
-    ) -> Result<Vec<Victims>, String> {
+    ) -> Result<Vec<Victims>, ExtenderError> {
         let mut left = Vec::new();
         for (name, agreed) in agreed {
             let node = self.view.snapshot.node_named(&name);
-            let node =
-                node.ok_or_else(|| format!("it names the node {name:?}, which does not exist"))?;
+            let node = node.ok_or_else(|| ExtenderError::NoNode(name.clone()))?;
             let mut pods = Vec::new();
             for uid in &agreed.uids {
                 let pod = node.pods().iter().find(|pod| *pod.uid == **uid);
-                pods.push(Arc::clone(pod.ok_or_else(|| {
-                    format!(
-                        "it claims to preempt the pod of uid {uid:?}, which is not on node {name:?}"
-                    )
-                })?));
+                let pod = pod.ok_or_else(|| ExtenderError::NoVictim {
+                    uid: uid.clone(),
+                    node: name.clone(),
+                })?;
+                pods.push(Arc::clone(pod));
             }
             if pods.is_empty() {
                 if extender.is_ignorable() {
                     continue;
                 }
-                return Err(format!("expected at least one victim pod on node {name:?}"));
+                return Err(ExtenderError::NoVictims(name));
             }
             left.push(Victims {
                 node: Arc::clone(&node.node().name),
@@ -490,10 +495,10 @@ impl<'a> Turns<'a> {
 }
 
 /// A try that ended in an error. It is repeated without an event.
-fn broken(why: &str, nodes: usize) -> Failed {
+fn broken(why: &impl Display, nodes: usize) -> Failed {
     Failed {
         reason: "SchedulerError",
-        message: why.to_owned(),
+        message: why.to_string(),
         plugins: PluginSet::default(),
         by_extender: false,
         preemption: None,
@@ -505,5 +510,5 @@ fn broken(why: &str, nodes: usize) -> Failed {
 
 /// A try whose result a change of the state made invalid.
 fn overtaken(why: &str) -> Failed {
-    broken(why, 0)
+    broken(&why, 0)
 }

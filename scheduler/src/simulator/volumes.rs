@@ -2,7 +2,7 @@
 //! scheduler chose, and a volume is created for a claim whose class creates them on demand. There is no storage behind
 //! it.
 
-use embedded_cluster::{Cluster, Part, Status, Stored, Target, Write};
+use embedded_cluster::{Cluster, Part, Reason, Status, Stored, Target, Write};
 use scheduling::cycle::VolumeWork;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(super) async fn bind(
         let volume = match cluster.create(&target, made, write).await {
             Ok(volume) => volume,
             // An earlier try created it.
-            Err(status) if status.reason == "AlreadyExists" => cluster.get(&target)?,
+            Err(status) if status.reason == Reason::AlreadyExists => cluster.get(&target)?,
             Err(status) => return Err(status),
         };
         join(cluster, &claim, &volume, write).await?;

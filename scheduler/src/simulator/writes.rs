@@ -1,5 +1,5 @@
 //! The scheduling loop's writes to the cluster: bindings, conditions, nominations, evictions, events and result
-//! annotations. The loop decides what is written.
+//! annotations. The loop decides what to write.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

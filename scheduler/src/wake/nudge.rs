@@ -40,7 +40,7 @@ struct Nudge {
     done: usize,
 }
 
-/// What the ledger and the task share.
+/// The state shared by the ledger and the task.
 #[derive(Debug, Default)]
 pub(super) struct Nudges {
     next: Mutex<Option<Nudge>>,
@@ -163,7 +163,7 @@ async fn nudge_pod(client: &kube::Client, nudge: &Nudge) -> Outcome {
     if named == Outcome::Needless {
         return named;
     }
-    // The nomination keeps room for the pod, so it is withdrawn even where the outcome of the first call is unknown.
+    // The nomination reserves room for the pod, so it is withdrawn even if the outcome of the first call is unknown.
     let mut pause = EVERY;
     loop {
         match nominate(&api, &nudge.pod, Value::Null, None).await {

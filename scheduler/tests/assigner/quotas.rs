@@ -41,7 +41,7 @@ async fn with_quota(spec: Value) -> Combined {
     combined
 }
 
-/// What the quota's status is to say.
+/// The expected status of the quota.
 fn used(combined: &Combined) -> Value {
     let quotas = combined
         .scheduler
@@ -64,7 +64,7 @@ async fn a_gpu_reserved_by_label_counts_as_a_whole_and_once() {
     let why = "no GPUs with requested labels free for pod default/second: exceeded quota: ComputeQuota q allows 40000 MiB \
                of vram in namespace default, its pods hold 40000 MiB, and this pod asks for 40000 MiB";
     assert!(said.contains(why), "{said}");
-    // The pod is placed on what is reserved for it, and counts no more than before.
+    // The pod is placed on its reserved GPU, and its charge does not grow.
     assert_eq!(combined.filter(&first, &["a"]).await, Ok("a".to_owned()));
     assert_eq!(used(&combined), all);
     assert_eq!(combined.bind(&first, "a").await, "");

@@ -1,5 +1,5 @@
-//! What the reference answered to the same questions, where it did as documented. Its defects are left out: they stand
-//! in docs/assigner.md.
+//! The reference's answers to the same questions, if it did as documented. Its defects are left out: docs/assigner.md
+//! lists them.
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ async fn cluster() -> Combined {
     .await
 }
 
-/// Asks what the recording asked; the recorded response and ours.
+/// Sends the recording's request; returns the recorded response and ours.
 async fn ask(combined: &Combined, title: &str) -> (Value, Value) {
     let case = recorded(title);
     let request = &case["request"];

@@ -1,4 +1,4 @@
-//! Bad input: what is refused, in which words, and that it changes nothing.
+//! Bad input: the refusals with their texts, and that they change nothing.
 
 use serde_json::{Value, json};
 
@@ -75,7 +75,7 @@ async fn a_forged_finalize_changes_nothing() {
     check(json!({"namespace": "theirs", "uid": "t"}), 409).await;
     check(json!({"uid": "forged"}), 409).await;
     check(json!({"name": "bare", "uid": "b"}), 409).await;
-    check(json!({"name": "nobody"}), 404).await;
+    check(json!({"name": "unknown"}), 404).await;
     assert_eq!(combined.finalize(&finalize_body(&pod)).await.0, 200);
 }
 

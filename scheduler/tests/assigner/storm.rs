@@ -1,10 +1,10 @@
-//! Ten thousand random steps: two assigners and an extender, in one process or in three, over an API server that answers
-//! late, twice or not at all, with clocks that differ and watches that stand still for minutes. Pods ask by label, by
-//! `nvidia.com/gpu` and by hcs.io, as pods and as ComputeTasks. An oracle that sees everything says whether a GPU was
-//! handed out twice, and whether one was lost.
+//! Ten thousand random steps: two assigners and an extender, in one process or in three, over an API server that
+//! answers late, twice or not at all, with clocks that differ and watches that pause for minutes. Pods ask by label, by
+//! `nvidia.com/gpu` and by hcs.io, as pods and as ComputeTasks. An oracle that sees everything checks whether a GPU was
+//! given twice, and whether one was lost.
 //!
-//! Time is simulated, so a run of hours takes seconds. A failure prints its seed. Defects are planted, too: the oracle
-//! has to report each.
+//! Time is simulated, so a run of hours takes seconds. A failure prints its seed. Defects are also planted, and the
+//! oracle must report each of them.
 
 mod api;
 mod oracle;
@@ -19,15 +19,15 @@ use world::World;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Planted {
     Nothing,
-    /// The API server lets a second writer make a Lease that is there.
+    /// The API server lets a second writer create an existing Lease.
     LeaseIsMadeTwice,
     /// The extender binds without the GPUs' Leases.
     BindsUnguarded,
-    /// The extender forgets what it gave to pods of hcs.io.
+    /// The extender forgets what it gave to pods that ask by hcs.io.
     HcsIsNotCounted,
-    /// The API server says that it deletes Leases, and does not.
+    /// The API server reports that it deletes Leases, and does not.
     DeletesAreLost,
-    /// Nothing runs out.
+    /// No reservation expires.
     ClocksStand,
 }
 
@@ -63,22 +63,22 @@ fn holds(seeds: std::ops::RangeInclusive<u64>, combined: bool) {
             Err(wrong) => panic!("{wrong}"),
         }
     }
-    // What never happens is not tried.
+    // Every event must have happened at least once, or it was not tested.
     assert!(figures.values().all(|count| *count > 0), "{figures:?}");
 }
 
 #[test]
-fn no_gpu_is_handed_out_twice_where_the_doors_share_a_process() {
+fn no_gpu_is_given_twice_where_extender_and_assigner_share_a_process() {
     holds(1..=5, true);
 }
 
 #[test]
-fn no_gpu_is_handed_out_twice_where_each_door_is_a_process() {
+fn no_gpu_is_given_twice_where_each_is_a_process() {
     holds(101..=105, false);
 }
 
 #[test]
-#[ignore = "takes minutes; for changes to what keeps the doors apart"]
+#[ignore = "takes minutes; for changes to what keeps the extender and the assigner apart"]
 fn no_gpu_is_handed_out_twice_in_many_more_runs() {
     holds(1001..=1100, true);
     holds(2001..=2100, false);

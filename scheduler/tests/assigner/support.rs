@@ -20,7 +20,8 @@ pub(crate) fn labels(devices: &Value) -> String {
     STANDARD.encode(devices.to_string())
 }
 
-/// A node whose devices, named `NODE-gpu-N`, have labels `fudo.org/gpu.LABEL` beside those that follow from the model.
+/// A node whose devices, named `NODE-gpu-N`, have labels `fudo.org/gpu.LABEL` besides those that follow from the
+/// model.
 pub(crate) fn labelled(name: &str, devices: &[&[&str]]) -> Value {
     let mut node = node(name, devices.len(), 10, 40_000);
     let by_uuid: serde_json::Map<String, Value> = devices
@@ -39,7 +40,7 @@ pub(crate) fn labelled(name: &str, devices: &[&[&str]]) -> Value {
     node
 }
 
-/// A pod with labels `fudo.org/gpu.LABEL` that asks for so many GPUs.
+/// A pod with labels `fudo.org/gpu.LABEL` that asks for `gpus` GPUs.
 pub(crate) fn wants(name: &str, names: &[&str], gpus: u32) -> Value {
     let of = |name: &&str| (format!("fudo.org/gpu.{name}"), json!("true"));
     let labels: serde_json::Map<String, Value> = names.iter().map(of).collect();
@@ -70,7 +71,7 @@ pub(crate) fn review(uid: &str, pod: &Value) -> Value {
     })
 }
 
-/// One process with both doors.
+/// One process with the extender and the assigner.
 pub(crate) struct Combined {
     pub(crate) cluster: embedded_cluster::Cluster,
     pub(crate) scheduler: Scheduler,
@@ -161,7 +162,7 @@ impl Combined {
         Self::ask(&self.router, "POST", path, pod.to_string()).await
     }
 
-    /// Asks the webhook's door about a pod.
+    /// Asks the assigner's webhook about a pod.
     pub(crate) async fn mutate(&self, uid: &str, pod: &Value) -> Value {
         let body = review(uid, pod).to_string();
         let (status, answer) = Self::ask(&self.api, "POST", "/mutate", body).await;

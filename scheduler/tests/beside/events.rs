@@ -25,7 +25,7 @@ async fn written(api: &support::Api) -> Vec<Event> {
     events
 }
 
-/// Everything that was said is somewhere.
+/// The sum of all outcomes.
 fn all(counts: Counts) -> u64 {
     counts.waiting + counts.sent + counts.merged + counts.dropped + counts.limited + counts.refused
 }

@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use http::{Request, StatusCode};
 use kube_api::object::{Node, Pod, ResourceQuota};
 use kube_api::request::Defaults;
-use scheduler::explain::{Detail, Source, Verdict, View, explain, routes};
+use scheduler::explain::{Detail, PodUnread, Source, Verdict, View, explain, routes};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -67,7 +67,7 @@ fn check(view: &View, pod: &Value, verdict: Verdict, expected: Expect) {
     let explained = explain(view, &pod, Detail::default());
     expected.assert_eq(&explained.to_string());
     assert_eq!(explained.verdict, verdict);
-    // What goes over the wire comes back as it was.
+    // The answer survives a round trip through JSON.
     let json = serde_json::to_string(&explained).unwrap();
     let back: scheduler::explain::Explained = serde_json::from_str(&json).unwrap();
     assert_eq!(back, explained);
@@ -398,14 +398,14 @@ impl Source for Fixed {
         &'a self,
         namespace: &'a str,
         name: &'a str,
-    ) -> BoxFuture<'a, Result<Option<Pod>, String>> {
+    ) -> BoxFuture<'a, Result<Option<Pod>, PodUnread>> {
         Box::pin(async move {
             match (namespace, name) {
                 ("ml", "p") => {
                     let asks = pod("p", json!({ "nvidia.com/gpu": "9" }));
                     Ok(Some(serde_json::from_value(asks).unwrap()))
                 }
-                (_, "away") => Err("the API server is away".to_owned()),
+                (_, "away") => Err(PodUnread::NotSynced("pods".to_owned())),
                 _ => Ok(None),
             }
         })
@@ -455,7 +455,11 @@ async fn the_route_answers_in_json_or_text_and_reports_errors() {
             404,
             "there is no pod p in namespace default",
         ),
-        ("/explain?pod=ml/away", 503, "the API server is away"),
+        (
+            "/explain?pod=ml/away",
+            503,
+            "pods not read from the API server yet",
+        ),
     ] {
         let (status, body) = get(uri, "*/*").await;
         assert_eq!(status.as_u16(), expected, "{uri}");

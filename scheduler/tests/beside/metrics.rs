@@ -115,7 +115,7 @@ async fn scrape(router: &Router, accept: &str) -> String {
     String::from_utf8(body.to_vec()).unwrap()
 }
 
-/// Without what differs from build to build and what nothing was counted for.
+/// The text without values that differ between builds, and without counters at zero.
 fn stable(text: &str) -> String {
     let keep = |line: &&str| {
         !line.starts_with("hami_build_info")
@@ -380,7 +380,7 @@ fn large(nodes: usize) -> Cluster {
     cluster
 }
 
-/// 5,000 nodes of 8 cards; prints what it took, for docs/performance.md.
+/// 5,000 nodes of 8 GPUs; prints time and size, for docs/performance.md.
 #[tokio::test]
 async fn a_large_cluster_is_sent_in_small_pieces() {
     let router = routes(Arc::new(Fixed(snapshot(large(5000)))), Meters::new(), false);

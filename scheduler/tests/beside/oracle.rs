@@ -1,6 +1,6 @@
-//! Advice against a brute-force oracle, through the whole door: objects as JSON, `explain`, the advice's edits made to
-//! the JSON, the ledger that `/filter` asks. The advice works, nothing smaller of its kind does, and no kind that would
-//! be enough by itself is overlooked.
+//! Advice compared with a brute-force oracle, through the public interface: objects as JSON, `explain`, the advice's
+//! edits made to the JSON, and the ledger that `/filter` asks. The advice works, no smaller change of its kind does,
+//! and every kind that is enough by itself is found.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl State {
         ledger
     }
 
-    /// Where the pod is placed: kube-scheduler asks about the nodes that are open.
+    /// The node on which the pod is placed, asking about the open nodes as kube-scheduler does.
     fn place(&self, pod: &Value) -> Option<(Pod, placement::Placement)> {
         self.place_in(&mut self.ledger(), pod)
     }
@@ -77,7 +77,7 @@ impl State {
         self.place(&self.asks).is_some()
     }
 
-    /// Of these amounts of a resource, one with which the pod is placed.
+    /// One of these amounts of a resource with which the pod is placed.
     fn fitting(
         &self,
         container: &str,
@@ -156,7 +156,7 @@ impl State {
         }
     }
 
-    /// A sick card is nothing that one writes: the sentence names it.
+    /// No edit heals an unhealthy device: the sentence names it.
     fn heal(&mut self, text: &str) {
         for node in &mut self.nodes {
             let register = node["metadata"]["annotations"][REGISTER].as_str().unwrap();
@@ -189,7 +189,7 @@ impl State {
     }
 }
 
-/// A card: memory in MiB, model, sick, cordoned, mode.
+/// A device: memory in MiB, model, unhealthy, cordoned, mode.
 fn card() -> impl Strategy<Value = (u64, &'static str, bool, bool, &'static str)> {
     (
         8_u64..25,
@@ -200,7 +200,7 @@ fn card() -> impl Strategy<Value = (u64, &'static str, bool, bool, &'static str)
     )
 }
 
-/// Two slices of half the card each, or the whole.
+/// Two slices of half the device each, or the whole.
 fn profiles(memory: u64) -> Value {
     let placement = |start: u64, size: u64| json!({ "start": start, "size": size });
     json!([
@@ -209,7 +209,7 @@ fn profiles(memory: u64) -> Value {
     ])
 }
 
-/// What a container asks for: cards, memory in MiB or hundredths, cores.
+/// A container's request: devices, memory in MiB or percent, cores.
 fn limits() -> impl Strategy<Value = Value> {
     let memory = prop_oneof![
         4 => (1_u64..26).prop_map(|mib| Some(("nvidia.com/gpumem", mib))),
@@ -356,7 +356,7 @@ fn states() -> impl Strategy<Value = State> {
     )
 }
 
-/// All sets of so many of them.
+/// All sets of `count` of them.
 fn sets(of: &[String], count: usize) -> Vec<BTreeSet<String>> {
     (0_u32..1 << of.len())
         .filter(|bits| bits.count_ones() as usize == count)
@@ -375,7 +375,7 @@ fn names(state: &State) -> Vec<String> {
     state.pods.iter().map(name).collect()
 }
 
-/// Nothing smaller than this one edit does.
+/// No smaller edit of the same kind is enough.
 fn nothing_smaller(state: &State, node: &str, edit: &Edit) -> Result<(), TestCaseError> {
     match edit {
         Edit::SetResource {
@@ -457,7 +457,7 @@ fn nothing_smaller(state: &State, node: &str, edit: &Edit) -> Result<(), TestCas
     Ok(())
 }
 
-/// No kind of change that would be enough by itself is missing among the advice.
+/// Every kind of change that is enough by itself is in the advice.
 fn nothing_overlooked(state: &State, advice: &[Advised]) -> Result<(), TestCaseError> {
     let single: Vec<&Edit> = advice
         .iter()
@@ -546,7 +546,7 @@ proptest! {
         for advice in explained.advice.iter().chain(of_nodes) {
             let mut after = state.clone();
             after.advised(advice);
-            // Advice about a closed node is about what the node lacks beside being open.
+            // Advice about a closed node names what the node lacks besides being open.
             after.node_mut(&advice.node)["spec"]["unschedulable"] = json!(false);
             prop_assert!(after.fits(), "{} does not help", advice.text);
         }

@@ -62,7 +62,7 @@ impl Api {
         kube::Client::new(self.cluster.router(), "default")
     }
 
-    /// The client of what is tested.
+    /// The client of the tested program.
     pub(crate) fn client(&self) -> kube::Client {
         let this = self.clone();
         let service = tower::service_fn(move |request: http::Request<Body>| {

@@ -55,7 +55,7 @@ async fn no_pod_is_woken_when_none_waits() {
     sleep(Duration::from_secs(5)).await;
     assert_eq!(api.calls(), 0);
 
-    // What was freed just before the pod was refused is told all the same.
+    // Room freed just before the pod was refused is still announced.
     waker.freed("n1");
     sleep(Duration::from_millis(50)).await;
     waker.waiting(1);
@@ -131,7 +131,7 @@ fn with_refused_pod() -> (support::Api, placement::Pod) {
     (api, known)
 }
 
-/// What the pod's nominated node was, change by change.
+/// The pod's nominated node after each change.
 async fn nominations(api: &support::Api) -> Vec<Option<String>> {
     use futures_util::TryStreamExt;
     let pods: Api<Pod> = Api::default_namespaced(api.direct());

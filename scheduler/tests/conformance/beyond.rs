@@ -1,4 +1,4 @@
-//! Checks that go on where a recording ends: what would go wrong if ours had the defect too.
+//! Checks that continue after the end of a recording: they would fail if ours had the recorded defect too.
 
 use serde_json::{Value, json};
 
@@ -38,7 +38,7 @@ fn second_pod(driven: &mut Driven<'_>, case: &Value) -> Result<(), String> {
     has(&bound, "annotation hami.io/vgpu-devices-allocated[0] = ")
 }
 
-/// A pod whose bind fails holds nothing any more, and what it was given can be given to the next.
+/// A pod whose binding fails holds nothing any more, and its devices can be given to the next pod.
 fn failed_bind(driven: &mut Driven<'_>, case: &Value) -> Result<(), String> {
     let usage = json!({ "op": "usage" });
     let before = driven.step(&usage);

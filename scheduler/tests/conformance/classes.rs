@@ -1,22 +1,22 @@
-//! Differences that hold for a whole class of recordings, each as narrow as it can be said: a rule takes out of a
-//! difference only lines that say nothing but what the rule is about.
+//! Differences that hold for a whole class of recordings, each as narrow as possible: a rule removes from a
+//! difference only lines that are entirely about the rule's subject.
 
 use super::facts::Facts;
 use super::register::Difference;
 
-/// What a rule may look at.
+/// The input of a rule.
 pub(crate) struct Step<'a> {
     /// The step as it was recorded.
     pub(crate) step: &'a serde_json::Value,
-    /// All that the reference said.
+    /// All facts of the reference.
     pub(crate) theirs: &'a Facts,
-    /// All that ours said.
+    /// All facts of ours.
     pub(crate) ours: &'a Facts,
-    /// How many containers the step's pod has, init containers too; 0 where no pod is meant.
+    /// The number of containers of the step's pod, including init containers; 0 if the step has no pod.
     pub(crate) containers: usize,
 }
 
-/// Takes what it is about out of a difference.
+/// Removes the lines that the rule is about from a difference.
 pub(crate) type Rule = fn(&Step<'_>, &mut Difference);
 
 /// Every rule by its name on the register.
@@ -66,7 +66,7 @@ fn fewer_handshakes(_: &Step<'_>, difference: &mut Difference) {
     });
 }
 
-/// The same node for the same reason, where ours says that no pod's leaving would cure it.
+/// The same node for the same reason, but ours also says that no eviction would help.
 fn unresolvable(_: &Step<'_>, difference: &mut Difference) {
     let moved: Vec<(String, String)> = difference
         .ours
@@ -88,7 +88,7 @@ fn no_status_patch(_: &Step<'_>, difference: &mut Difference) {
     difference.reference.remove("pod /status = {}");
 }
 
-/// The reference spells amounts anew (`3000` becomes `3k`); ours leaves them as the user wrote them.
+/// The reference rewrites amounts (`3000` becomes `3k`); ours leaves them as the user wrote them.
 fn quantities_as_written(step: &Step<'_>, difference: &mut Difference) {
     let mut before = Facts::new();
     super::facts::leaves(
@@ -127,7 +127,7 @@ fn milli(json: &str) -> Option<i64> {
     digits.parse::<i64>().ok()?.checked_mul(factor)
 }
 
-/// The reference counts what a namespace uses of a quota that does not exist.
+/// The reference counts a namespace's use of a quota that does not exist.
 fn quota_without_a_limit(_: &Step<'_>, difference: &mut Difference) {
     difference
         .reference
@@ -168,7 +168,7 @@ fn empty_slots(step: &Step<'_>, difference: &mut Difference) {
     }
 }
 
-/// What stands under an allocation's key, by container.
+/// The allocation under a key, by container.
 fn slots(facts: &Facts, key: &str) -> Vec<String> {
     (0..)
         .map_while(|index| {
@@ -191,7 +191,7 @@ fn a_rule_takes_out_what_it_is_about_and_nothing_else() {
             .map(|line| (*line).to_owned())
             .collect::<Facts>()
     };
-    // Rule, lines of the reference, lines of ours, and what stays of both.
+    // The rule, lines of the reference, lines of ours, and the rest of both.
     type Row<'a> = (
         &'a str,
         &'a [&'a str],

@@ -1,4 +1,4 @@
-//! Recorded calls of a codec, made of `kube_api`'s functions directly: what no HTTP answer shows.
+//! Recorded calls of a codec, made directly with `kube_api`'s functions, because no HTTP answer shows them.
 
 use kube_api::{allocation, lock, node};
 use serde_json::Value;
@@ -13,7 +13,7 @@ pub(crate) fn is_codec(step: &Value) -> bool {
     )
 }
 
-/// What the codec answers: a value, or that it is an error.
+/// The codec's answer: a value, or the fact that it is an error.
 pub(crate) fn decode(step: &Value) -> Facts {
     let input = step["input"].as_str().unwrap();
     let facts = match step["op"].as_str().unwrap() {

@@ -1,5 +1,5 @@
-//! Recorded requests and annotations, damaged: whatever arrives is answered in the shape of its verb, the program goes
-//! on, and no card is promised twice. Never compares with the reference.
+//! Recorded requests and annotations, damaged: every input is answered in the form of its verb, the program keeps
+//! running, and no device is promised twice. Does not compare with the reference.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::program::Program;
 
 const JSON: &str = "application/json";
 
-/// What a leaf is replaced by, one after the other.
+/// The values that replace a leaf, one after another.
 fn wrong_values() -> [Value; 10] {
     [
         json!(null),
@@ -28,19 +28,19 @@ fn wrong_values() -> [Value; 10] {
     ]
 }
 
-/// What came of it.
+/// The result.
 #[derive(Default)]
 pub(crate) struct Damage {
     /// How many damaged requests were sent.
     pub(crate) asked: usize,
-    /// How many figures of cards were looked at.
+    /// How many numbers of devices were checked.
     pub(crate) figures: usize,
-    /// What went wrong.
+    /// The failures.
     pub(crate) wrong: Vec<String>,
 }
 
-/// Sends each request of the recording with each of its leaves damaged, and cut short; then damages what stands on the
-/// nodes.
+/// Sends each request of the recording with each of its leaves damaged, and truncated; then damages the nodes'
+/// annotations.
 pub(crate) fn check(case: &Value, program: &Program) -> Damage {
     let mut asked = 0;
     let mut wrong = Vec::new();
@@ -139,13 +139,13 @@ fn damaged_nodes(case: &Value, program: &Program) -> Vec<String> {
     wrong
 }
 
-/// Where the leaves of a value stand.
+/// The paths of a value's leaves.
 fn pointers(value: &Value) -> Vec<String> {
     let mut leaves = super::facts::Facts::new();
     super::facts::leaves(value, "", &mut leaves);
     let places = leaves.iter().map(|leaf| leaf.split(" = ").next().unwrap());
     let mut places: Vec<String> = places.map(str::to_owned).collect();
-    // Whole branches, too.
+    // Whole branches too.
     for place in places.clone() {
         let mut place = place.as_str();
         while let Some((parent, _)) = place.rsplit_once('/') {
@@ -158,7 +158,7 @@ fn pointers(value: &Value) -> Vec<String> {
     places
 }
 
-/// What is promised of each card, and what it has: memory in bytes, cores.
+/// The promised part and the capacity of each device: memory in bytes, cores.
 fn promised(program: &Program) -> BTreeMap<String, (f64, f64)> {
     let answer = http::send(program.address, "GET", "/metrics", "", b"").unwrap();
     let text = answer.text();

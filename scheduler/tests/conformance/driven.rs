@@ -1,4 +1,4 @@
-//! What ours does at each step of a recording, as facts: the real program, by HTTP alone, as a stranger would.
+//! The results of ours at each step of a recording, as facts: the real program, driven only by HTTP.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,13 +14,13 @@ use super::{codec, steps};
 const JSON: &str = "application/json";
 const MERGE: &str = "application/merge-patch+json";
 
-/// One recording's program, and what was seen of its objects.
+/// One recording's program, and the last observed state of its objects.
 pub(crate) struct Driven<'a> {
     case: &'a Value,
     program: Option<Program>,
     /// Annotations and labels of each pod when it was first seen.
     at_first: BTreeMap<String, [Texts; 2]>,
-    /// Annotations of each node as last looked at.
+    /// Annotations of each node when they were last read.
     nodes: BTreeMap<String, Texts>,
 }
 
@@ -50,7 +50,7 @@ impl<'a> Driven<'a> {
         driven
     }
 
-    /// Takes every step, and says what came of each.
+    /// Runs every step, and returns the facts of each.
     pub(crate) fn run(&mut self) -> Vec<Facts> {
         let case = self.case;
         array(&case["steps"])
@@ -97,7 +97,7 @@ impl<'a> Driven<'a> {
         }
     }
 
-    /// The program; none where the recording calls codecs only.
+    /// The program; none if the recording only calls codecs.
     pub(crate) fn program(&self) -> Option<&Program> {
         self.program.as_ref()
     }
@@ -159,7 +159,7 @@ impl<'a> Driven<'a> {
         self.ask("POST", &format!("{path}/pods"), JSON, &object)
     }
 
-    /// A recorded update is the whole object, of which only this is new: what it carries, its status, that it is going.
+    /// A recorded update is the whole object. Only its annotations, its status and its deletion are new.
     fn update_pod(&mut self, pod: &Value) {
         let path = pod_path(steps::namespace(pod), &steps::name(pod));
         let annotations = &pod["metadata"]["annotations"];
@@ -247,7 +247,7 @@ impl<'a> Driven<'a> {
         facts
     }
 
-    /// What the pod carries since it was made.
+    /// Adds the pod's annotations since its creation.
     fn tell_pod(&self, namespace: &str, name: &str, facts: &mut Facts) -> Option<Value> {
         let pod = self.pod(namespace, name)?;
         let [annotations, labels] = self.at_first.get(name).cloned().unwrap_or_default();
@@ -284,7 +284,7 @@ impl<'a> Driven<'a> {
             .collect()
     }
 
-    /// What nodes carry that they did not when they were last looked at.
+    /// The nodes' new annotations since they were last read.
     fn node_changes(&mut self) -> Facts {
         let mut facts = Facts::new();
         for (node, now) in self.nodes_now() {
@@ -313,9 +313,9 @@ impl<'a> Driven<'a> {
         facts
     }
 
-    /// What is used, by the series of `/metrics`.
+    /// The use, by the series of `/metrics`.
     fn usage(&self) -> Facts {
-        // `/metrics` shows what the watches have delivered; a question for a pod waits for all that was written.
+        // `/metrics` shows only what the watches have delivered; a question about a pod waits for all earlier writes.
         self.send("GET", "/explain?pod=default/none", "", b"")
             .unwrap();
         let scraped = self.send("GET", "/metrics", "", b"").unwrap().text();

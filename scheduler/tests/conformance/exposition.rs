@@ -10,7 +10,7 @@ pub(crate) struct Sample<'a> {
 }
 
 impl<'a> Sample<'a> {
-    /// Reads `name{key="value",…} number`; none where the line is a comment. No label here has a quote in it.
+    /// Parses `name{key="value",…} number`; none for a comment. No label here contains a quote.
     pub(crate) fn read(line: &'a str) -> Option<Self> {
         let (series, value) = line.rsplit_once(' ')?;
         let (name, labels) = series.split_once('{').unwrap_or((series, "}"));

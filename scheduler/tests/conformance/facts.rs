@@ -1,11 +1,11 @@
-//! What a step of a recording comes to, as lines of text: the same words for the reference's answer and for ours, so
-//! that they can be compared as sets. Never says which of two is right.
+//! The facts of a step of a recording, as lines of text: the same words for the reference's answer and for ours, so
+//! that they can be compared as sets. Does not say which of two is right.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-/// Lines, each of which holds or does not.
+/// Lines, each of which is true or not.
 pub(crate) type Facts = BTreeSet<String>;
 
 /// Text by key.
@@ -16,7 +16,7 @@ pub(crate) fn array(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// The texts of an object; what is no text is left out.
+/// The text fields of an object; other fields are left out.
 pub(crate) fn texts(value: &Value) -> Texts {
     let entries = value.as_object().into_iter().flatten();
     entries
@@ -64,7 +64,7 @@ pub(crate) fn filter(status: u16, answer: &Value) -> Facts {
     facts
 }
 
-/// Whether there is an error; its text is each product's own.
+/// Whether there is an error; its text differs between the products.
 pub(crate) fn error_of(answer: &Value, facts: &mut Facts) {
     let error = answer["Error"].as_str().unwrap_or_default();
     facts.insert(
@@ -77,7 +77,7 @@ pub(crate) fn error_of(answer: &Value, facts: &mut Facts) {
     );
 }
 
-/// What a pod or node carries that it did not when it was made.
+/// The annotations that a pod or node has now and did not have at its creation.
 pub(crate) fn carried(kind: &str, now: &Texts, at_first: &Texts, facts: &mut Facts) {
     for (key, value) in now {
         if at_first.get(key) == Some(value) {
@@ -125,7 +125,7 @@ fn devices(container: &str) -> String {
     }
 }
 
-/// A value without what is different each time, and JSON without its spelling.
+/// A value without the parts that differ each time, and with JSON normalised.
 fn meaning(value: &str) -> String {
     if let Ok(json @ (Value::Array(_) | Value::Object(_))) = serde_json::from_str(value) {
         return canonical(&json);

@@ -1,10 +1,10 @@
-//! HTTP/1.1 as a stranger speaks it: one request, one answer, one connection. Knows nothing of what it carries.
+//! Minimal HTTP/1.1: one request, one answer, one connection. Knows nothing of the contents.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// What came back.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     /// The status code.
@@ -14,7 +14,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The body as JSON; null when it is none.
+    /// The body as JSON; null if it is not JSON.
     pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }

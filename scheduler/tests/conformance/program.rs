@@ -10,7 +10,7 @@ use super::http;
 
 /// A scheduler on an embedded cluster.
 pub(crate) struct Program {
-    /// Where it listens.
+    /// The address at which it listens.
     pub(crate) address: SocketAddr,
     child: Child,
     folder: tempfile::TempDir,
@@ -21,7 +21,7 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// With what it printed, when it ends or is not ready after a minute.
+    /// With its output, if it ends or is not ready after a minute.
     pub(crate) fn start(
         state: &serde_json::Value,
         device_config: Option<&Path>,
@@ -34,7 +34,7 @@ impl Program {
         command
             .arg("--embedded")
             .arg(&file)
-            // Whichever port is free: it says which.
+            // Any free port; the program prints which.
             .arg("--http_bind=127.0.0.1:0")
             .args(flags);
         // No environment of the user that runs the test.
@@ -75,7 +75,7 @@ impl Program {
         }
     }
 
-    /// Where it says that it serves.
+    /// The address at which it serves, from its output.
     fn served(&self) -> Option<SocketAddr> {
         let printed = self.printed();
         let line = printed.lines().find(|line| line.contains(": serving "))?;
@@ -87,7 +87,7 @@ impl Program {
             .ok()
     }
 
-    /// What it printed so far.
+    /// Its output so far.
     pub(crate) fn printed(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("printed")).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! What the reference did at each step of a recording, as facts.
+//! The reference's behaviour at each step of a recording, as facts.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::facts::{self, Facts, Texts, array, texts};
 use super::steps;
 
-/// Facts of each step; several answers where the reference leaves one to chance.
+/// Facts of each step; several answers if the reference leaves one to chance.
 pub(crate) fn answers(case: &Value) -> Vec<Vec<Facts>> {
     match case["expect"]["alternatives"].as_array() {
         Some(alternatives) => alternatives
@@ -18,7 +18,7 @@ pub(crate) fn answers(case: &Value) -> Vec<Vec<Facts>> {
     }
 }
 
-/// What an object carries, and what it carried at first.
+/// An object's annotations, now and at its creation.
 #[derive(Default)]
 struct Carries {
     at_first: [Texts; 2],
@@ -140,7 +140,7 @@ fn nodes_patched(patches: &Value, facts: &mut Facts) {
                 facts.insert(format!("node {node} {key} removed"));
             }
         }
-        // Whose lock it is and when it was taken is in its text; that there is one is the fact.
+        // The owner and the time of a lock are in its text; only its existence is a fact.
         let mut patch = texts(patch);
         if let Some(lock) = patch.get_mut("hami.io/mutex.lock") {
             "held".clone_into(lock);

@@ -1,5 +1,5 @@
-//! `tests/deviations.toml`: the only way to differ from a recording. What is on it is asserted line by line, so that an
-//! entry that no longer says the truth fails. Decides nothing about what is right: people do, and give their reason.
+//! `tests/deviations.toml`: the only allowed differences from a recording. Every entry is asserted line by line, so
+//! that an outdated entry fails. Engineers decide what is right, and give their reason in it.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,13 +12,13 @@ use super::facts::Facts;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Register {
-    /// Differences that hold wherever a rule of `classes.rs` applies.
+    /// Differences wherever a rule of `classes.rs` applies.
     #[serde(rename = "class", default)]
     pub(crate) classes: Vec<ClassEntry>,
     /// Differences of one step of one recording.
     #[serde(rename = "case", default)]
     pub(crate) cases: Vec<CaseEntry>,
-    /// What is asserted in the place of a defect that the recorded steps alone do not show.
+    /// The assertions for a defect that the recorded steps alone do not show.
     #[serde(rename = "beyond", default)]
     pub(crate) beyond: Vec<BeyondEntry>,
 }
@@ -29,9 +29,9 @@ pub(crate) struct Register {
 pub(crate) struct ClassEntry {
     /// Name of the rule in `classes.rs`.
     pub(crate) rule: String,
-    /// What the reference does.
+    /// The reference's behaviour.
     pub(crate) reference: String,
-    /// What ours does.
+    /// Our behaviour.
     pub(crate) ours: String,
     /// Why.
     pub(crate) reason: String,
@@ -48,7 +48,7 @@ pub(crate) struct CaseEntry {
     pub(crate) case: String,
     /// Which step, from 0.
     pub(crate) step: usize,
-    /// Facts of the reference that are none of ours. Where it leaves the answer to chance: of any of its answers.
+    /// Facts that only the reference has. If it leaves the answer to chance: facts of any of its answers.
     pub(crate) reference: BTreeSet<String>,
     /// Facts of ours that the reference lacks. Where it leaves the answer to chance: in any of its answers.
     pub(crate) ours: BTreeSet<String>,
@@ -56,7 +56,7 @@ pub(crate) struct CaseEntry {
     pub(crate) reason: String,
 }
 
-/// A check that goes on where the recording ends.
+/// A check that continues after the end of the recording.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BeyondEntry {
@@ -64,9 +64,9 @@ pub(crate) struct BeyondEntry {
     pub(crate) case: String,
     /// Name of the check in `beyond.rs`.
     pub(crate) check: String,
-    /// What the reference does.
+    /// The reference's behaviour.
     pub(crate) reference: String,
-    /// What the check asserts of ours.
+    /// The check's assertion about ours.
     pub(crate) ours: String,
 }
 
@@ -93,15 +93,16 @@ pub(crate) fn is(id: &str, number: &str) -> bool {
 /// How one step's answers differ.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Difference {
-    /// What only the reference says.
+    /// Facts that only the reference has.
     pub(crate) reference: Facts,
-    /// What only ours says.
+    /// Facts that only ours has.
     pub(crate) ours: Facts,
 }
 
 impl Difference {
-    /// Between ours and all answers that the reference may give. Where it has one answer, that is what each lacks of
-    /// the other; where it has several, whatever they do not share is chance, and counts as a difference.
+    /// The difference between ours and all possible answers of the reference. If it has one answer, the difference is
+    /// what each lacks of the other. If it has several, the facts that they do not share are chance, and count as a
+    /// difference.
     pub(crate) fn between(theirs: &[&Facts], ours: &Facts) -> Self {
         let some: Facts = theirs
             .iter()
@@ -114,7 +115,7 @@ impl Difference {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there is no difference.
     pub(crate) fn is_none(&self) -> bool {
         self.reference.is_empty() && self.ours.is_empty()
     }

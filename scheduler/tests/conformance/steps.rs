@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::facts::{Texts, array, texts};
 
-/// Name of an object. All pods of the recordings stand in namespaces where names do not repeat.
+/// Name of an object. All pods of the recordings are in namespaces where names do not repeat.
 pub(crate) fn name(object: &Value) -> String {
     object["metadata"]["name"].as_str().unwrap().to_owned()
 }
@@ -16,7 +16,7 @@ pub(crate) fn namespace(object: &Value) -> &str {
         .unwrap_or("default")
 }
 
-/// The pod of ExtenderArgs, whose keys may be of any case, and the key that it stands under.
+/// The pod of ExtenderArgs, whose keys may be in any case, and its key.
 pub(crate) fn pod_of(request: &Value) -> Option<(&str, &Value)> {
     request
         .as_object()?
@@ -25,7 +25,7 @@ pub(crate) fn pod_of(request: &Value) -> Option<(&str, &Value)> {
         .map(|(key, pod)| (key.as_str(), pod))
 }
 
-/// What a node carried when the cluster was made.
+/// A node's annotations when the cluster was created.
 pub(crate) fn node_annotations(case: &Value, node: &str) -> Texts {
     array(&case["cluster"]["nodes"])
         .iter()
@@ -34,7 +34,7 @@ pub(crate) fn node_annotations(case: &Value, node: &str) -> Texts {
         .unwrap_or_default()
 }
 
-/// How many containers the pod of this step has, init containers too; 0 where the step has no pod.
+/// The number of containers of this step's pod, including init containers; 0 if the step has no pod.
 pub(crate) fn containers(case: &Value, step: &Value) -> usize {
     let request = &step["request"];
     let wanted = match pod_of(request) {

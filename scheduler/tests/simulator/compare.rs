@@ -1,4 +1,4 @@
-//! What-if, played by the program as a person types it: what it prints, what it refuses, and that the same question gets
+//! What-if comparisons, run by the program as a user would: its output, its refusals, and that the same question gets
 //! the same bytes.
 
 use std::fmt::Write as _;
@@ -7,9 +7,9 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use scheduler::simulator::Import;
 use scheduler::simulator::compare::{Added, Base, Comparison, Question, Variant};
 use scheduler::simulator::recording;
+use scheduler::simulator::{Import, Refusal};
 use serde_json::{Value, json};
 
 use super::wire::{node, pod};
@@ -95,7 +95,7 @@ fn policy(strategy: &str) -> Value {
     })
 }
 
-/// Three nodes with one card each; small pods of one team come before large ones of another, which need a whole card.
+/// Three nodes with one GPU each; small pods of one team come before large ones of another, which need a whole GPU.
 fn shared() -> Value {
     let mut pods: Vec<Value> = (0..3)
         .map(|at| gpu_pod(&format!("a{at}"), "one", 10_000))
@@ -140,7 +140,7 @@ fn another_policy_changes_what_fits() {
         (&spread["fairness"], &pack["fairness"]),
         (&json!(0.5), &json!(1.0))
     );
-    // No card takes a whole-card request; and with all placed, the rest of one card is left.
+    // No GPU takes a whole-GPU request; and with all placed, the rest of one GPU is left.
     assert_eq!(comparison["typicalRequest"]["memoryMib"], 40_960);
     assert_eq!(spread["fragmentation"], 100.0);
     assert_eq!(pack["fragmentation"], 100.0);
@@ -505,7 +505,7 @@ fn what_cannot_be_compared_is_refused_with_its_reason() {
         said.contains("base: nothing was imported: pods one/a0"),
         "{said}"
     );
-    // What cannot be written is said before anything is printed.
+    // An unwritable file is reported before anything is printed.
     let said = refusal(&files.compare(&base, &["--drain", "n1", "--svg", "no/where.svg"]));
     assert!(
         said.contains("--svg no/where.svg cannot be written"),
@@ -572,7 +572,7 @@ fn crowd() -> Value {
                 }]);
             }
             if at % 3 == 0 {
-                // Pods without priority are there already, more than fit.
+                // More pods without priority exist than fit.
                 let nodes = ["c01", "g03", "c02", "c04", "c05"];
                 pod["spec"]["nodeName"] = nodes[at as usize / 3 % 5].into();
             }
@@ -666,7 +666,7 @@ fn the_examples_are_what_the_documentation_shows() {
     );
 }
 
-fn answer(base: Base, variants: Vec<Variant>, anew: bool) -> Result<Comparison, String> {
+fn answer(base: Base, variants: Vec<Variant>, anew: bool) -> Result<Comparison, Refusal> {
     let question = Question {
         base,
         configuration: None,
@@ -674,9 +674,7 @@ fn answer(base: Base, variants: Vec<Variant>, anew: bool) -> Result<Comparison, 
         anew,
     };
     let vendors = Arc::clone(&crate::support::vendors());
-    question
-        .answer(&vendors, 2)
-        .map_err(|refusal| refusal.to_string())
+    question.answer(&vendors, 2)
 }
 
 /// A value of one of these, or a value that does not belong there.
@@ -758,7 +756,7 @@ proptest! {
                 }
             }
             (Err(first), Err(again)) => {
-                prop_assert!(!first.is_empty());
+                prop_assert!(!first.to_string().is_empty());
                 prop_assert_eq!(first, again);
             }
             _ => prop_assert!(false, "{first:?} and {again:?}"),

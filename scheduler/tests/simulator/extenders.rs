@@ -1,5 +1,4 @@
-//! Extenders that are called for real, over HTTP and TLS: each verb, what a broken one does to a pod, and which settings
-//! are refused.
+//! Real calls of extenders over HTTP and TLS: each verb, the effect of a broken one on a pod, and the refused settings.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use server::{Listener, Manners, Tls};
 
 use super::wire::{Served, node, pod};
 
-/// What one verb of an extender answers.
+/// The answer of one verb of an extender.
 type Verb = Arc<dyn Fn(&Value) -> Reply + Send + Sync>;
 
 /// How an extender answers a question.
@@ -30,7 +29,7 @@ enum Reply {
     Never,
 }
 
-/// An extender of a test, and what it was asked.
+/// A test's extender, and the requests that it received.
 #[derive(Clone, Default)]
 struct Extender {
     verbs: BTreeMap<&'static str, Verb>,
@@ -381,7 +380,7 @@ async fn the_preempt_verb_sees_all_candidates_and_chooses_among_them() {
 async fn no_pod_is_evicted_where_the_preempt_verb_does_not_agree() {
     for answer in [
         json!({ "NodeNameToMetaVictims": {} }),
-        json!({ "NodeNameToMetaVictims": { "a": { "Pods": [{ "UID": "nobody" }] } } }),
+        json!({ "NodeNameToMetaVictims": { "a": { "Pods": [{ "UID": "unknown" }] } } }),
         json!({ "NodeNameToMetaVictims": { "a": { "Pods": [] } } }),
         json!({ "NodeNameToMetaVictims": { "elsewhere": { "Pods": [] } } }),
         json!([]),
@@ -421,7 +420,7 @@ async fn ignorable_extenders_are_asked_last() {
     assert_eq!(refuses.asked("filter")[0]["NodeNames"], json!(["b"]));
 }
 
-/// A certificate for `localhost` of a CA of its own: what the server shows, and the CA.
+/// A certificate for `localhost` from its own CA: the server's certificate, and the CA.
 fn authority() -> (Tls, String) {
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
     let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();

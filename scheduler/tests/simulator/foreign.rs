@@ -1,4 +1,4 @@
-//! Pages of other sites in a browser on this machine: what they may not do.
+//! Pages of other sites in a browser on this machine: the requests that they may not make.
 
 use serde_json::json;
 
@@ -11,7 +11,7 @@ async fn a_page_of_another_site_changes_nothing() {
     assert_eq!(served.import(&import).await.code(), 200);
     let before = served.export().await;
     let empty = json!({}).to_string();
-    // What a form or a fetch without a preflight can send, and what it cannot.
+    // Requests that a form or a fetch without a preflight can send, and requests that they cannot.
     let requests = [
         ("POST", "/api/v1/schedulerconfiguration", "text/plain", ""),
         ("POST", "/api/v1/import?replace=true", "text/plain", ""),

@@ -1,4 +1,4 @@
-//! Random imports and scenarios on a simulator that schedules: whatever is taken over, the loop goes on.
+//! Random imports and scenarios on a simulator that schedules: the loop continues whatever is imported.
 
 use std::time::Duration;
 
@@ -171,7 +171,7 @@ fn no_scenario_breaks_off_without_a_reason() {
             document = broken(&document, at, with);
         }
         match Scenario::read(&document) {
-            Err(why) => prop_assert!(why.len() > 8, "{}", why),
+            Err(why) => prop_assert!(why.to_string().len() > 8, "{}", why),
             Ok(read) => runtime.block_on(async {
                 let served = Served::scheduling(None).await;
                 let report = served.simulator.play(&read, Duration::from_secs(3)).await;

@@ -14,7 +14,7 @@ async fn page(served: &Served, path: &str) -> (u16, String) {
     )
 }
 
-/// Sends the text of an editor; the status, and where it leads or what the page says.
+/// Sends the text of an editor; returns the status, and the redirect's address or the page's message.
 async fn write(served: &Served, path: &str, text: &str) -> (u16, String) {
     let text: String = text.bytes().map(|byte| format!("%{byte:02X}")).collect();
     let headers = [("Content-Type", "application/x-www-form-urlencoded")];

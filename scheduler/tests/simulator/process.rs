@@ -124,7 +124,7 @@ fn answer(mut stream: TcpStream) -> (u16, String) {
 
 const LARGE: usize = 100_000_000;
 
-/// What the process may take beyond what it has when idle, in KiB: the longest body that is accepted (64 MiB), and the
+/// The memory that the process may use beyond its idle memory, in KiB: the longest accepted body (64 MiB), and the
 /// half of it that is copied while the buffer grows.
 const BOUND: u64 = 128 << 10;
 
@@ -189,7 +189,7 @@ fn a_body_of_100_mb_is_refused_on_every_route_within_bounds() {
         let (code, text) = answer(program.open(&declared));
         assert_eq!(code, 413, "{method} {path}: {text}");
         assert!(text.contains(said), "{path}: {text}");
-        // A client that does not say how much it will send.
+        // A client that does not announce the length of its body.
         let mut stream = program.open(&head("Transfer-Encoding: chunked"));
         let chunk = vec![b' '; 1 << 20];
         for _ in 0..LARGE >> 20 {
@@ -319,7 +319,7 @@ fn with_a_token_every_request_needs_it() {
     assert_eq!(answer(stream).0, 200);
 }
 
-/// A node with a card to share, and pods of which one fits.
+/// A node with a GPU to share, and pods of which one fits.
 fn with_gpus() -> Value {
     let card = json!([{ "id": "GPU-0", "index": 0, "count": 10, "devmem": 40_960, "devcore": 100, "type": "A100",
         "health": true, "mode": "hami-core" }]);
@@ -379,7 +379,7 @@ fn auto_adds_the_gpu_plugins_if_the_start_has_gpus() {
     assert!(!shown.contains("Gpu"), "{shown}");
     assert!(!pod(&program, "fits").contains("vgpu-devices-allocated"));
 
-    // Nothing to share, nothing added.
+    // Without shared GPUs nothing is added.
     let program = Program::start(&["--gpu-plugins=auto"]);
     let shown = program
         .send("GET", "/api/v1/schedulerconfiguration", "", "")

@@ -1,11 +1,11 @@
-//! Every request that was recorded from the reference, in order, against the simulator; its status, headers and body
-//! are the recorded ones, but for the differences in [`DIFFERENCES`].
+//! Every request that was recorded from the reference, in order, sent to the simulator. Its status, headers and body
+//! must be the recorded ones, except for the differences in [`DIFFERENCES`].
 
 use serde_json::Value;
 
 use super::wire::{Answer, Served, recording, settled};
 
-/// What of a recorded answer is expected.
+/// The expected part of a recorded answer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Expected {
     /// The recorded status and headers; the body is not compared.
@@ -14,7 +14,7 @@ enum Expected {
     Status(u16),
 }
 
-/// Recording, title of the step, what is expected instead, why.
+/// Recording, title of the step, the expected answer instead, the reason.
 const DIFFERENCES: [(&str, &str, Expected, &str); 13] = [
     (
         "http.json",
@@ -110,7 +110,7 @@ async fn every_recorded_request_is_answered_as_recorded() {
                 continue;
             };
             let title = step["title"].as_str().unwrap();
-            // What kubectl did between two steps of the recording.
+            // The changes that kubectl made between two steps of the recording.
             if title.starts_with("GET export with 3 nodes") {
                 let mut state = step["response"]["body_json"].clone();
                 state.as_object_mut().unwrap().remove("schedulerConfig");
@@ -305,7 +305,7 @@ async fn head_and_unknown_paths_are_refused_in_the_same_form() {
             "{path}"
         );
     }
-    // The API of the cluster stands on the same address, and answers in its own words.
+    // The cluster's API is at the same address, and answers in its own form.
     assert_eq!(served.get("/api/v1/nodes").await.json()["kind"], "NodeList");
     assert_eq!(
         served.get("/api/v1/nodes/n1").await.json()["reason"],

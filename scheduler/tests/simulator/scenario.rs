@@ -1,4 +1,4 @@
-//! Scenarios, played by the program as CI would: what it prints, and its exit code.
+//! Scenarios, run by the program as CI would: its output and its exit code.
 
 use std::process::{Command, Output};
 

@@ -1,4 +1,4 @@
-//! The scheduling loop on the embedded cluster: what becomes of pods, and what is written to them.
+//! The scheduling loop on the embedded cluster: the outcomes of pods, and the writes to them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

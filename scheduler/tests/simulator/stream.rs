@@ -1,4 +1,4 @@
-//! The stream of events: its frames, its two forms, where it begins, and what is left when a client goes away.
+//! The stream of events: its frames, its two forms, where it begins, and the state after a client disconnects.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::wire::{Served, chunks, node, recording, settled};
 
 const PATH: &str = "/api/v1/listwatchresources";
 
-/// A connection, and what came on it.
+/// A connection, and the data received on it.
 struct Reader {
     stream: TcpStream,
     bytes: Vec<u8>,
@@ -137,7 +137,7 @@ async fn frames_are_those_that_were_recorded() {
         wanted.keys().collect::<Vec<_>>()
     );
     for (name, object) in &wanted {
-        // What every cluster has is this cluster's own.
+        // Objects that every cluster has are this cluster's own.
         if !name.contains("system-") {
             assert_eq!(&given[name], object, "{name}");
         }

@@ -1,4 +1,4 @@
-//! Imports and resets happen as a whole: for readers, for open watches, and beside another writer.
+//! Imports and resets are atomic: for readers, for open watches, and beside another writer.
 
 use embedded_cluster::{Event, Happened, Selector, Start, Target, Watch};
 use serde_json::{Value, json};
@@ -264,15 +264,15 @@ async fn a_reset_is_one_step_for_readers_and_watches() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_imports_at_once_are_both_whole() {
     let served = Served::start(None).await;
-    let state = |who: &str| -> Value {
+    let state = |writer: &str| -> Value {
         let nodes: Vec<Value> = (0..20)
             .map(|at| {
                 let mut node = node(&format!("n{at}"));
-                node["metadata"]["labels"] = json!({ "writer": who });
+                node["metadata"]["labels"] = json!({ "writer": writer });
                 node
             })
             .collect();
-        json!({ "nodes": nodes, "schedulerConfig": { "profiles": [{ "schedulerName": who }] } })
+        json!({ "nodes": nodes, "schedulerConfig": { "profiles": [{ "schedulerName": writer }] } })
     };
     let (left, right) = (state("left"), state("right"));
 

@@ -226,7 +226,7 @@ pub(crate) fn recording(name: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Without what two clusters never have in common: uids, versions, times and the managers of fields.
+/// The value without the fields that always differ between clusters: uids, versions, times and field managers.
 pub(crate) fn settled(value: &Value) -> Value {
     const VOLATILE: [&str; 6] = [
         "uid",

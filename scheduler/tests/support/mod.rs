@@ -21,7 +21,7 @@ pub(crate) fn vendors() -> Arc<Vendors> {
     Arc::new(Vendors::new(DeviceConfig::standard(), switches).unwrap())
 }
 
-/// A node with so many GPUs of so many slots and so much memory.
+/// A node with `gpus` GPUs, each with this number of slots and this much memory.
 pub(crate) fn node(name: &str, gpus: usize, slots: u32, mib: u32) -> Value {
     let register: Vec<Value> = (0..gpus)
         .map(|at| {
@@ -40,7 +40,7 @@ pub(crate) fn node(name: &str, gpus: usize, slots: u32, mib: u32) -> Value {
     })
 }
 
-/// A pod that asks for one share of so much memory.
+/// A pod that asks for one share with this much memory.
 pub(crate) fn pod(name: &str, mib: u32) -> Value {
     json!({
         "metadata": { "name": name, "namespace": "default", "uid": format!("uid-{name}") },
@@ -253,7 +253,7 @@ impl Served {
         self.cluster.import(&json!({ "pods": [pod] })).unwrap();
     }
 
-    /// What is held, as `name@node`.
+    /// The reservations, as `name@node`.
     pub(crate) fn held(&self) -> Vec<String> {
         let mut held: Vec<String> = self.scheduler.with_ledger(|ledger| {
             ledger

@@ -1,5 +1,5 @@
-/* Programs that try to hold more memory than their container may, one for each way that was once open.
- * Each takes as long as it is let, or 40 times; then it says "took T refused R", and ends when its input does.
+/* Programs that try to hold more memory than their container may, one for each way that once worked.
+ * Each takes memory until it is refused, or 40 times; then it prints "took T refused R", and ends at the end of its input.
  * Built with -I tests/preload -I include; scripts/lib/demo/limits.py runs it. */
 #define _GNU_SOURCE
 #include <fcntl.h>

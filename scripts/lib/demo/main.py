@@ -139,7 +139,7 @@ def story():
           answers[:3] == ["took"] * 3 and answers[3].startswith("refused") and "OUT_OF_MEMORY" in answers[3])
     record = vgpu("oom", "train")
     print("\n" + "".join(f"    {line}\n" for line in record.splitlines()), flush=True)
-    check("vgpu oom says who held what", "cuMemAlloc", "cuMemAlloc" in record)
+    check("vgpu oom lists the holders", "cuMemAlloc", "cuMemAlloc" in record)
 
     print("\nThe limit is raised while the program runs", flush=True)
     vgpu("set", "train", "--gpumem", "6Gi")

@@ -200,7 +200,7 @@ const story = async (browser, running) => {
 };
 
 /** Which clients may read it. */
-const doors = async () => {
+const access = async () => {
   const state = path.join(tools, "gpus.json");
   const open = spawnSync(program, ["--embedded", state, "--http_bind", `127.0.0.1:${FIRST_PORT + 4}`, "--gpu-page", "0.0.0.0:0", "--log", "error"], { timeout: 20000 });
   check("it is not open to others without a token", open.status === 1 && String(open.stderr).includes("--gpu-page-token"), String(open.stderr));
@@ -257,7 +257,7 @@ module.exports = async (browser) => {
     await pause(12000); // A history to look at.
     await looks(browser, BASE, PAGES, "gpus-");
     await story(browser, running);
-    await doors();
+    await access();
     await stop(running.child);
     await silence(running.monitor);
     running.monitor = await monitor(busy);

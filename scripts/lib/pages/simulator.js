@@ -134,7 +134,7 @@ const story = async (browser, program_) => {
   check("an export has the new node", fs.readFileSync(exported, "utf8").includes("gpu-1"));
   await page.click("text=Reset…");
   await page.getByRole("button", { name: "Reset everything" }).click();
-  check("a reset is done after a question", await seen(page, "Reset: everything is as it was at the start."));
+  check("a reset is done after a question", await seen(page, "Reset: the state at the start is restored."));
   check("and other pages see it", await watcher.locator("#node-gpu-1").waitFor({ state: "detached", timeout: WAIT_MS }).then(() => true, () => false));
   await page.goto(`${BASE}/page/data`);
   await page.setInputFiles("#file", exported);

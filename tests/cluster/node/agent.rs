@@ -1,4 +1,4 @@
-//! What the node agent and the container runtime hold on this node, as files and processes.
+//! The node agent's and the container runtime's state on this node, as files and processes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::world::{CONTAINERS, run, run_of};
 
-/// What one container was given, as its directory says.
+/// The share of one container, as its directory has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Given {
     pub(crate) directory: PathBuf,
@@ -32,7 +32,7 @@ pub(crate) fn all_given() -> Vec<Given> {
     all
 }
 
-/// Those of one pod.
+/// The shares of one pod.
 pub(crate) fn given(pod: &str) -> Vec<Given> {
     let mut all = all_given();
     all.retain(|given| given.pod == pod);
@@ -67,7 +67,7 @@ pub(crate) fn process_of(pod: &Pod, container: &str) -> Pid {
     Pid::from_raw(number.expect(&tasks).parse().unwrap())
 }
 
-/// Whether a process is there and no zombie.
+/// Whether a process exists and is not a zombie.
 pub(crate) fn lives(process: Pid) -> bool {
     fs::read_to_string(format!("/proc/{process}/stat")).is_ok_and(|stat| {
         !stat

@@ -10,7 +10,7 @@ use crate::world::{
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn init_containers_sidecars_and_several_containers_and_gpus_each_have_their_own() {
+fn every_kind_of_container_gets_its_own_share() {
     within(async |world| {
         let two = json!({"nvidia.com/gpu": 2, "nvidia.com/gpumem": 3000});
         let words = ["uuids", "total", "hold"];
@@ -18,7 +18,7 @@ fn init_containers_sidecars_and_several_containers_and_gpus_each_have_their_own(
             "many",
             &[
                 gpu_container("one", &share(1000), &words),
-                // Nothing of a GPU, between two that have some.
+                // A container without a GPU, between two that have some.
                 idle_container("none", &json!({})),
                 gpu_container(
                     "pair",
@@ -74,7 +74,7 @@ fn init_containers_sidecars_and_several_containers_and_gpus_each_have_their_own(
 }
 
 #[test]
-fn a_name_of_63_letters_gets_its_share_also_in_a_pod_that_is_made_anew_under_its_name() {
+fn container_with_a_63_letter_name_gets_its_share_again() {
     within(async |world| {
         let long = "a".repeat(63);
         let pod = |memory| {
@@ -102,7 +102,7 @@ fn a_name_of_63_letters_gets_its_share_also_in_a_pod_that_is_made_anew_under_its
 }
 
 #[test]
-fn a_container_that_is_started_again_has_the_same_share_and_an_empty_count() {
+fn restarted_container_has_the_same_share_and_no_charges() {
     within(async |world| {
         let words = ["total", "take=1500", "hold"];
         world

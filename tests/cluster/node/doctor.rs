@@ -1,4 +1,4 @@
-//! What `vgpu doctor` says of a cluster, a node and a container in which all is well, and of a fault that people make.
+//! The results of `vgpu doctor` for a healthy cluster, node and container, and for a common fault.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ fn vgpu() -> PathBuf {
     folder.join("vgpu")
 }
 
-/// The checks that failed, with what was seen.
+/// The failed checks, with their observations.
 fn failures(arguments: &[&str]) -> Vec<String> {
     let output = Command::new(vgpu())
         .arg("doctor")
@@ -42,7 +42,7 @@ fn limited_process() -> Option<String> {
         .and_then(|process| Some(process.file_name()?.to_str()?.to_owned()))
 }
 
-/// Waits until it finds nothing: what other tests have left is cleared away by and by.
+/// Waits until it finds nothing: the remains of other tests are removed over time.
 async fn until_well(world: &World, what: &str, arguments: &[&str]) {
     world
         .eventually(what, async || {
@@ -56,7 +56,7 @@ async fn until_well(world: &World, what: &str, arguments: &[&str]) {
 }
 
 #[test]
-fn the_doctor_finds_nothing_wrong_where_all_is_well_and_names_a_label_that_is_gone() {
+fn doctor_passes_a_healthy_node_and_names_a_missing_label() {
     within(async |world| {
         if !vgpu().exists() {
             println!("left out: {} is not built", vgpu().display());

@@ -39,7 +39,7 @@ impl Witness {
         assert_eq!(run_of(&pod, "work"), self.run);
         assert_eq!(status(&pod, "work").unwrap().restart_count, 0);
         assert!(used(world) >= self.used, "its memory is gone");
-        // Of its 2000 MiB, 1000 are taken and 600 are the contexts of the two processes.
+        // Of its 2000 MiB, the program takes 1000, and the contexts of the two processes 600.
         let said = world.ask(&self.name, "work", &["take=300", "take=101"]);
         assert_eq!(said, ["took", "refused CUDA_ERROR_OUT_OF_MEMORY"]);
     }
@@ -51,7 +51,7 @@ fn used(world: &World) -> u64 {
         .sum()
 }
 
-/// No card is promised to more than it has, and every pod with a GPU has what it was promised.
+/// No GPU is promised beyond its memory, and every pod with a GPU has its promised share.
 async fn nothing_is_given_twice(world: &World) {
     let mut promised: BTreeMap<String, u64> = BTreeMap::new();
     let pods = world.pods().list(&ListParams::default()).await.unwrap();
@@ -204,7 +204,7 @@ fn the_kubelet_killed() {
 }
 
 #[test]
-fn a_container_that_crashes_while_the_agent_is_down_runs_again_when_it_is_back() {
+fn container_that_crashed_without_the_agent_runs_again_with_it() {
     within(async |world| {
         let words = ["total", "take=1000", "hold"];
         world

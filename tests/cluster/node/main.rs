@@ -1,6 +1,7 @@
 //! The product on a real node: kubelet, containerd, and simulated GPUs in containers, installed by its chart.
-//! `scripts/cluster test --node` runs this program inside the namespaces of a cluster; elsewhere each test says so and
-//! passes. No test asserts a wall-clock time: waits end at a limit that is far from what is usual.
+//! `scripts/cluster test --node` runs this program inside the namespaces of a cluster; elsewhere each test prints that
+//! it is skipped, and passes. No test asserts a wall-clock time: waits end at a limit that is far above the usual
+//! time.
 #![forbid(unsafe_code)]
 
 #[cfg(test)]

@@ -63,7 +63,7 @@ fn next_image(folder: &Path) -> u64 {
 }
 
 #[test]
-fn an_upgrade_leaves_running_pods_their_library_and_gives_new_ones_the_new() {
+fn upgrade_keeps_the_library_of_running_pods() {
     within(async |world| {
         let folder = tempfile::tempdir().unwrap();
         let words = ["total", "take=500", "hold"];
@@ -102,7 +102,7 @@ fn an_upgrade_leaves_running_pods_their_library_and_gives_new_ones_the_new() {
         world.said("after", words.len()).await;
         assert_eq!(library(world, "after"), next);
 
-        // A container that starts again keeps what its pod was started with.
+        // A container that restarts keeps the library of its pod's start.
         ctr(&[
             "task",
             "kill",
@@ -126,7 +126,7 @@ fn an_upgrade_leaves_running_pods_their_library_and_gives_new_ones_the_new() {
 }
 
 #[test]
-fn a_chart_that_is_removed_and_comes_back_leaves_running_pods_alone() {
+fn removing_and_reinstalling_the_chart_keeps_running_pods() {
     within(async |world| {
         let folder = tempfile::tempdir().unwrap();
         let values = folder.path().join("values.yaml");
@@ -193,7 +193,7 @@ fn a_chart_that_is_removed_and_comes_back_leaves_running_pods_alone() {
 }
 
 #[test]
-fn namespaces_with_pod_security_admit_pods_with_gpus_and_not_the_agent() {
+fn pod_security_admits_pods_with_gpus_but_not_the_agent() {
     within(async |world| {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pod.json");
@@ -237,7 +237,7 @@ fn namespaces_with_pod_security_admit_pods_with_gpus_and_not_the_agent() {
                 "{level}: {said}"
             );
         }
-        // What the agent itself needs is named by the API server, and nothing more than docs/install.md names.
+        // The API server names the objects that the agent itself needs, and docs/install.md names all of them.
         let agent = world.kubectl(&[
             "get",
             "daemonset",
@@ -255,7 +255,7 @@ fn namespaces_with_pod_security_admit_pods_with_gpus_and_not_the_agent() {
         });
         let mut pod = pod;
         pod["spec"]["serviceAccountName"] = "default".into();
-        // What our own webhook would refuse first.
+        // The fields that our own webhook would refuse first.
         for container in pod["spec"]["containers"].as_array_mut().unwrap() {
             container["env"] = json!([]);
         }

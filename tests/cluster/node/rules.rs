@@ -1,4 +1,4 @@
-//! What tenants may and may not: forged annotations, GPUs past their limits, namespaces that forbid much.
+//! The rights of tenants: forged annotations, GPUs past their limits, restricted namespaces.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams};
@@ -9,7 +9,7 @@ use crate::world::{devices, gpu_pod, run_of, share, within};
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn a_user_who_edits_annotations_changes_nothing_that_the_container_has() {
+fn edited_annotations_change_nothing_of_a_running_container() {
     within(async |world| {
         let words = ["total", "hold"];
         world
@@ -44,7 +44,7 @@ fn a_user_who_edits_annotations_changes_nothing_that_the_container_has() {
             let refused = answer.expect_err(key).to_string();
             assert!(refused.contains(key), "{refused}");
         }
-        // What is not the scheduler's is the user's own.
+        // Annotations that are not the scheduler's belong to the user.
         let own = json!({"metadata": {"annotations": {"example.com/note": "mine"}}});
         drop(
             tenant
@@ -103,7 +103,7 @@ fn a_namespace_with_pod_security_baseline_takes_pods_with_gpus() {
             said.contains("take=700 refused CUDA_ERROR_OUT_OF_MEMORY"),
             "{said}"
         );
-        // What baseline forbids it forbids as before.
+        // The level `baseline` forbids the same as before.
         let mut bad = gpu_pod("bad", &share(1000), &["hold"]);
         bad["metadata"]["namespace"] = json!("strict");
         bad["spec"]["hostPID"] = json!(true);
@@ -120,7 +120,7 @@ fn a_namespace_with_pod_security_baseline_takes_pods_with_gpus() {
 #[test]
 fn a_process_that_holds_a_gpu_past_its_limits_is_reported() {
     within(async |world| {
-        // What a pod itself writes is refused at the door.
+        // An annotation in the pod itself is refused at admission.
         let mut asks = gpu_pod("asks-for-all", &json!({}), &["hold"]);
         asks["spec"]["runtimeClassName"] = json!("nvidia");
         asks["spec"]["containers"][0]["env"] =

@@ -1,4 +1,4 @@
-//! What a cluster autoscaler asks: would this pod fit a node that is there, or one that is not there yet?
+//! The question of a cluster autoscaler: would this pod fit an existing node, or one that does not exist yet?
 
 use std::process::Command;
 
@@ -46,12 +46,12 @@ fn names(answer: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn an_autoscaler_is_told_whether_a_node_that_is_not_there_would_do() {
+fn autoscaler_learns_whether_a_hypothetical_node_would_fit() {
     within(async |world| {
         let nodes: Api<Node> = Api::all(world.client.clone());
         let own = serde_json::to_value(nodes.get(NAME).await.unwrap()).unwrap();
-        // What an autoscaler makes of a node of the group, to ask about one more; and the group's template when it has
-        // no node at all: what its operator wrote down.
+        // The copy of a node of the group with which an autoscaler asks about one more node; and, if the group has no
+        // node, the template that its operator wrote.
         let mut copy = own.clone();
         copy["metadata"]["name"] = json!("template-1");
         let mut bare = copy.clone();

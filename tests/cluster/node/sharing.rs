@@ -7,7 +7,7 @@ use crate::world::{devices, gpu_pod, share, within};
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn a_pod_sees_its_share_through_cuda_python_and_is_refused_past_it() {
+fn pod_sees_its_share_in_cuda_python_and_is_refused_past_it() {
     within(async |world| {
         let limits =
             json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 2000, "nvidia.com/gpucores": 30});
@@ -42,7 +42,7 @@ fn a_pod_sees_its_share_through_cuda_python_and_is_refused_past_it() {
         assert_eq!(said["take=1200"], "refused CUDA_ERROR_OUT_OF_MEMORY");
         let free: u64 = said["free"].parse().unwrap();
         assert!(free <= 1000 * MIB, "{free} of what is left");
-        // The card itself: what was refused never reached it.
+        // The GPU itself: a refused request never reached it.
         let gpu = (0..world.board.gpus()).find(|&gpu| world.board.uuid(gpu) == given[0].0);
         let used = world.board.used_bytes(gpu.unwrap());
         assert!((1000 * MIB..=2000 * MIB).contains(&used), "{used}");

@@ -29,7 +29,7 @@ fn inode(file: &Path) -> String {
 }
 
 #[test]
-fn an_upgrade_of_the_library_under_load_touches_no_running_container() {
+fn library_upgrade_under_load_affects_no_running_container() {
     within(async |world| {
         let words = ["take=1000", "busy=600", "hold"];
         world.make_pod(gpu_pod("busy", &share(2000), &words)).await;

@@ -1,4 +1,4 @@
-//! What is left of pods that ended; the last test to run, so that most of it has been dead for a while.
+//! The remains of ended pods. This test runs last, so that most of them have been dead for a while.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::agent;
 use crate::world::{gpu_pod, share, uid, within};
 
 #[test]
-fn what_ended_pods_had_is_cleared_away_and_nothing_of_one_that_runs() {
+fn files_of_ended_pods_are_removed_and_of_running_ones_kept() {
     within(async |world| {
         let words = ["take=500", "hold"];
         world.make_pod(gpu_pod("kept", &share(1500), &words)).await;
@@ -32,7 +32,7 @@ fn what_ended_pods_had_is_cleared_away_and_nothing_of_one_that_runs() {
 
         assert_eq!(agent::given("kept"), kept);
         assert_eq!(kept[0].pod_uid, uid(&pod));
-        // Of its 1500 MiB, 500 are taken and 600 are the contexts of the two processes.
+        // Of its 1500 MiB, the program takes 500, and the contexts of the two processes 600.
         assert_eq!(world.ask("kept", "work", &["take=400"]), ["took"]);
     });
 }

@@ -16,11 +16,11 @@ use serde_json::{Value, json};
 
 /// The namespace of the product.
 pub(crate) const SYSTEM: &str = "vgpu-system";
-/// What the kubelet of `scripts/cluster` calls its node.
+/// The node's name in `scripts/cluster`.
 pub(crate) const NAME: &str = "one";
-/// Where the agent keeps what it has given to containers.
+/// The directory of the agent's containers.
 pub(crate) const CONTAINERS: &str = "/var/lib/vgpu/containers";
-/// How long a test waits for what usually takes a second or two, on a machine that has other work.
+/// How long a test waits for something that usually takes a second or two, on a machine with other work.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 static ALONE: Mutex<()> = Mutex::new(());
@@ -56,7 +56,7 @@ pub(crate) fn within<T: AsyncFnOnce(&World)>(test: T) {
     runtime.block_on(async {
         let world = World::enter(run.into()).await;
         world.is_whole().await;
-        // What a test that failed has left.
+        // Remains of a failed test.
         world.empty().await;
         let began = Instant::now();
         tokio::time::timeout(4 * PATIENCE, test(&world))
@@ -87,7 +87,7 @@ impl World {
         }
     }
 
-    /// All parts of the product run, and the kubelet has what the agent serves.
+    /// Waits until all parts of the product run, and the kubelet has the agent's devices.
     pub(crate) async fn is_whole(&self) {
         self.eventually("all parts of the product are ready", async || {
             let pods = self.system().list(&ListParams::default()).await.ok()?.items;
@@ -124,7 +124,7 @@ impl World {
         client_of(&self.run, account).await
     }
 
-    /// What a person would type, as an administrator: what it prints, or what it complains of.
+    /// Runs kubectl as an administrator; returns its output, or its error.
     pub(crate) fn kubectl(&self, arguments: &[&str]) -> Result<String, String> {
         run(Command::new("kubectl").args(arguments))
     }
@@ -141,7 +141,7 @@ impl World {
         self.kubectl(&all)
     }
 
-    /// Makes a pod; what the API server says against it, if it does.
+    /// Creates a pod; returns the API server's refusal, if it refuses.
     pub(crate) async fn try_pod(&self, pod: Value) -> Result<Pod, String> {
         let pod = serde_json::from_value(pod).unwrap();
         self.pods()
@@ -176,12 +176,12 @@ impl World {
         }
     }
 
-    /// The pod once all its containers are started and, where they can say so, ready.
+    /// The pod once all its containers have started and, if they have a probe, are ready.
     pub(crate) async fn until_ready(&self, pod: &str) -> Pod {
         self.until(pod, "is ready", is_ready).await
     }
 
-    /// What a container's program has written, once there are so many lines.
+    /// The output of a container's program, once it has `count` lines.
     pub(crate) async fn lines(&self, pod: &str, container: &str, count: usize) -> Vec<String> {
         let last = Mutex::new(String::new());
         let asked = self
@@ -205,7 +205,7 @@ impl World {
         }
     }
 
-    /// What the program of [`gpu_pod`] says, word by word, as far as it was told to say something.
+    /// The answers of the program of [`gpu_pod`], by word, once there are `count`.
     pub(crate) async fn said(&self, pod: &str, count: usize) -> BTreeMap<String, String> {
         self.said_by(pod, "work", count).await
     }
@@ -249,7 +249,7 @@ impl World {
             .collect()
     }
 
-    /// What the agent's /metrics says on that port: 31993 is the exporter's, 31992 the plugin's.
+    /// The agent's /metrics on this port: 31993 is the exporter's, 31992 the plugin's.
     pub(crate) async fn metrics(&self, port: u16) -> Option<String> {
         let label = ListParams::default().labels("app.kubernetes.io/component=agent");
         let pods = self.system().list(&label).await.ok()?.items;
@@ -265,7 +265,7 @@ impl World {
         .await;
     }
 
-    /// The notes of all events about an object of this name, in whatever namespace.
+    /// The notes of all events about an object with this name, in any namespace.
     pub(crate) async fn events_of(&self, name: &str) -> Vec<String> {
         let api: Api<Event> = Api::all(self.client.clone());
         let of = ListParams::default().fields(&format!("involvedObject.name={name}"));
@@ -325,7 +325,7 @@ impl World {
     }
 }
 
-/// What a command prints, or what it complains of.
+/// A command's output, or its error.
 pub(crate) fn run(command: &mut Command) -> Result<String, String> {
     let output = command
         .output()
@@ -346,7 +346,7 @@ async fn client_of(run: &Path, account: &str) -> Client {
     Client::try_from(config).unwrap()
 }
 
-/// A container whose program does what it is told on the GPUs that it has (`tests/cluster/gpu.py`).
+/// A container whose program executes these words on its GPUs (`tests/cluster/gpu.py`).
 pub(crate) fn gpu_container(name: &str, limits: &Value, words: &[&str]) -> Value {
     json!({
         "name": name, "image": "localhost/cuda-python:1", "imagePullPolicy": "Never", "args": words,
@@ -375,7 +375,7 @@ pub(crate) fn gpu_pod(name: &str, limits: &Value, words: &[&str]) -> Value {
     pod_of(name, &[gpu_container("work", limits, words)])
 }
 
-/// One GPU with so many MiB of it.
+/// One GPU with this many MiB of it.
 pub(crate) fn share(memory_mib: u64) -> Value {
     json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": memory_mib})
 }
@@ -400,7 +400,7 @@ pub(crate) fn is_ready(pod: &Pod) -> bool {
         .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// What the kubelet says of a container, init containers and sidecars included.
+/// The kubelet's status of a container, also of init containers and sidecars.
 pub(crate) fn status<'a>(pod: &'a Pod, container: &str) -> Option<&'a ContainerStatus> {
     let status = pod.status.as_ref()?;
     let main = status.container_statuses.iter().flatten();

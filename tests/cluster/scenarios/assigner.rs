@@ -1,5 +1,5 @@
-//! The device assigner behind a real API server, beside a stock kube-scheduler and the extender: a GPU that is asked
-//! for by label, the documented calls, and that no other door gives the GPU while it is held. On the same cluster a pod
+//! The device assigner behind a real API server, with a stock kube-scheduler and the extender: a GPU asked for by
+//! label, the documented calls, and that no other path gives the GPU away while it is held. On the same cluster a pod
 //! asks by `ai.compute/vram`.
 
 use std::process::Command;
@@ -154,7 +154,7 @@ async fn leases(world: &World) -> Vec<(String, String)> {
         .collect()
 }
 
-/// A node with two A100, of which one has the label of a team, and a node with two Hygon DCUs.
+/// A node with two A100, one with the label of a team, and a node with two Hygon DCUs.
 async fn make_nodes(world: &World) {
     let a100 = Gpus {
         count: 2,
@@ -208,7 +208,7 @@ fn pods_ask_by_label_and_by_vram_on_one_cluster() {
         };
         let mut pair = Pair::start_at(world, ASIDE, &[&config, &claims, &page], tuning);
         pair.answers(world).await;
-        // Nothing but the documented call makes a reservation active, since the assigner does not look by itself soon.
+        // Only the documented call makes a reservation active, because the assigner does not look by itself soon.
         let mut assigner = start_assigner(world, "100s").await;
         register(world).await;
 
@@ -231,7 +231,7 @@ fn pods_ask_by_label_and_by_vram_on_one_cluster() {
         let placed = world.until_placed("nvidia").await;
         assert_eq!(devices(&placed), [("GPU-a-0".to_owned(), 16384)]);
 
-        // What is no finalize of that pod changes nothing.
+        // A body that does not finalize that pod changes nothing.
         let body = finalize_body(&team);
         let with = |field: &str, value: &str| {
             let mut body = body.clone();
@@ -249,7 +249,7 @@ fn pods_ask_by_label_and_by_vram_on_one_cluster() {
             assert_eq!(curl(url, &few), ("400".to_owned(), missing.to_owned()));
             for (body, status) in [
                 (with("gpu-uuid", "GPU-a-0"), "404"),
-                (with("name", "nobody"), "404"),
+                (with("name", "unknown"), "404"),
                 (with("reservation-id", "forged"), "409"),
                 (with("uid", "forged"), "409"),
                 (with("namespace", "kube-system"), "409"),
@@ -267,7 +267,7 @@ fn pods_ask_by_label_and_by_vram_on_one_cluster() {
         let uid = team.metadata.uid.clone().unwrap();
         assert_eq!(leases(world).await, [("active".to_owned(), uid)]);
 
-        // No door gives the GPU to another pod.
+        // Neither the extender nor the assigner gives the GPU to another pod.
         let error = create(world, &labelled("other", &["team-a"])).unwrap_err();
         assert!(
             error.contains("no GPUs with requested labels free for pod default/other"),

@@ -1,10 +1,10 @@
-//! What stands in files beside the code and has to agree with it.
+//! Files outside the code that must agree with it.
 
 use kube_api::config::DeviceConfig;
 use kube_api::vendor::{Switches, Vendors};
 
 #[test]
-fn kube_scheduler_asks_us_about_every_resource_of_the_standard_configuration() {
+fn kube_scheduler_calls_us_for_every_standard_resource() {
     let switches = Switches {
         ascend: true,
         iluvatar: true,

@@ -90,7 +90,7 @@ fn the_documented_examples_apply_unchanged() {
             assert!(shown.contains(name), "{shown}");
         }
 
-        // The API server itself refuses what means nothing.
+        // The API server itself refuses meaningless values.
         for (field, value) in [
             ("/spec/scopes", r#"["Nonsense"]"#),
             ("/spec/scopes", r#"[{"x": "y"}]"#),
@@ -144,7 +144,7 @@ fn a_pod_past_its_quota_is_refused_when_it_is_made() {
         world.make_pod(sixteen_gib("first", "nvidia")).await;
         world.until_placed("first").await;
 
-        // The scheduler writes what is used, and the webhook, which keeps no ledger, goes by that.
+        // The scheduler writes the use into the status, and the webhook, which keeps no ledger, relies on it.
         let dry = PostParams {
             dry_run: true,
             ..PostParams::default()

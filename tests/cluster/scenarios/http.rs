@@ -1,10 +1,10 @@
-//! One HTTP request on loopback, for what the tests ask of the product without an API server in between.
+//! One HTTP request on loopback, for questions to the product without an API server in between.
 
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// The status and the body; `None` where no server listens or the connection breaks.
+/// The status and the body; `None` if no server listens or the connection breaks.
 pub(crate) async fn ask(
     port: u16,
     method: &str,

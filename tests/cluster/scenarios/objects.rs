@@ -1,4 +1,4 @@
-//! Nodes and pods as the tests write them, and what they read back.
+//! Nodes and pods as the tests write them, and the fields that they read back.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 /// The annotation of a placed pod in which the tests look its devices up.
 pub(crate) const ALLOCATED: &str = "hami.io/vgpu-devices-allocated";
 
-/// The GPUs of a node: all alike.
+/// The identical GPUs of a node.
 #[derive(Debug, Clone)]
 pub(crate) struct Gpus {
     pub(crate) count: usize,
@@ -30,7 +30,7 @@ impl Default for Gpus {
 }
 
 impl Gpus {
-    /// What the node's agent writes into its annotation.
+    /// The node agent's annotation.
     pub(crate) fn register(&self, node: &str) -> String {
         (0..self.count)
             .map(|gpu| {
@@ -73,7 +73,7 @@ pub(crate) fn pod(name: &str, limits: Value) -> Value {
     })
 }
 
-/// Limits of one GPU with so much of its memory.
+/// Limits of one GPU with this much of its memory.
 pub(crate) fn gpu_with(memory_mib: u64) -> Value {
     json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": memory_mib})
 }
@@ -92,7 +92,7 @@ pub(crate) fn name(pod: &Pod) -> &str {
     pod.metadata.name.as_deref().unwrap()
 }
 
-/// Where the pod is.
+/// The pod's node.
 pub(crate) fn node(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref()
 }

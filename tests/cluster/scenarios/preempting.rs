@@ -1,5 +1,5 @@
-//! Preemption: kube-scheduler proposes, the extender says whose leaving helps. kube-scheduler counts slots and knows
-//! nothing of memory, so what it proposes alone is often wrong.
+//! Preemption: kube-scheduler proposes victims, and the extender says which evictions help. kube-scheduler counts
+//! slots and knows nothing of memory, so its own proposals are often wrong.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::objects::{Gpus, from, name, node, pod, uuids, whole};
 use crate::programs::{Pair, Tuning};
 use crate::world::{World, within};
 
-/// Two cards of 16 GiB that two pods may share: four slots, all of which these tests fill.
+/// Two GPUs of 16 GiB that two pods each may share: four slots, all of which these tests fill.
 fn two_cards() -> Gpus {
     Gpus {
         count: 2,
@@ -21,7 +21,7 @@ fn two_cards() -> Gpus {
     }
 }
 
-/// A pod of this priority with half of this card of node `a`.
+/// A pod of this priority with half of this GPU of node `a`.
 fn half(name: &str, card: usize, priority: &str) -> Value {
     let mut pod = pod(
         name,
@@ -90,7 +90,7 @@ fn the_card_whose_pods_may_be_evicted_is_the_one_that_is_freed() {
         world.make_priorities().await;
         world.make_nodes(["a"], &two_cards()).await;
         let _pair = Pair::start(world).await;
-        // The youngest stands beside one that must not go: kube-scheduler alone would take it first.
+        // The youngest pod shares a GPU with one that must not be evicted; kube-scheduler alone would evict it first.
         fill(
             world,
             &[
@@ -118,7 +118,7 @@ fn no_pod_is_evicted_in_vain() {
         world.make_priorities().await;
         world.make_nodes(["a"], &two_cards()).await;
         let _pair = Pair::start(world).await;
-        // Each card keeps a pod that must not go, so no leaving frees a whole one, though it frees a slot.
+        // Each GPU has a pod that must not be evicted, so no eviction frees a whole GPU, although it frees a slot.
         fill(
             world,
             &[

@@ -1,5 +1,5 @@
-//! The programs that a test starts beside the cluster's own: vgpu-scheduler, vgpu-webhook, kube-scheduler. Each ends
-//! with its value; when a test fails, the end of its log is shown.
+//! The programs that a test starts in addition to the cluster's own: vgpu-scheduler, vgpu-webhook, kube-scheduler.
+//! Each ends when its value is dropped; when a test fails, the end of its log is shown.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -62,7 +62,7 @@ impl Program {
         self.child.wait().unwrap();
     }
 
-    /// Stops it where it stands, or lets it go on.
+    /// Sends a signal, such as one that stops or continues it.
     pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id().try_into().unwrap()), signal).unwrap();
     }
@@ -108,32 +108,32 @@ impl Drop for Program {
     }
 }
 
-/// Where one pair of schedulers runs: each replica is such a pair.
+/// The addresses of one pair of schedulers. Each replica is such a pair.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
-    /// The host name of both, as both stand in one pod.
+    /// The host name of both, as if both were in one pod.
     pub(crate) host: &'static str,
-    /// Where the extender listens.
+    /// The extender's port.
     pub(crate) extender: u16,
-    /// Where kube-scheduler listens.
+    /// kube-scheduler's port.
     pub(crate) scheduler: u16,
 }
 
-/// Where a test's only pair runs.
+/// The addresses of a test's only pair.
 pub(crate) const ONE: Place = Place {
     host: "one",
     extender: 8080,
     scheduler: 10259,
 };
 
-/// Where the second replica runs.
+/// The addresses of the second replica.
 pub(crate) const TWO: Place = Place {
     host: "two",
     extender: 8081,
     scheduler: 10260,
 };
 
-/// Where a test's only pair runs when port 8080 is another program's.
+/// The addresses of a test's only pair when another program uses port 8080.
 pub(crate) const ASIDE: Place = Place {
     host: "one",
     extender: 8090,
@@ -160,7 +160,7 @@ pub(crate) fn start_extender(world: &World, place: Place, more: &[&str]) -> Prog
     Program::start(world, place.host, world.ours.join("vgpu-scheduler"), all)
 }
 
-/// What a test changes in a kube-scheduler's configuration.
+/// A test's changes of kube-scheduler's configuration.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tuning {
     /// After how many seconds a volume that is not bound is given up.
@@ -196,7 +196,7 @@ pub(crate) fn start_kube_scheduler(world: &World, place: Place, tuning: Tuning) 
             .replace("retryPeriod: 2s", "retryPeriod: 500ms");
     }
     if tuning.hcs {
-        // A profile of its own for pods that take devices of several vendors, as the chart has it.
+        // A separate profile for pods that accept devices of several vendors, as in the chart.
         config = config.replace(
             "extenders:\n",
             "- schedulerName: hami-scheduler-any-vendor\n  pluginConfig: [{name: NodeResourcesFit, args: {ignoredResourceGroups: [nvidia.com]}}]\nextenders:\n",
@@ -271,7 +271,7 @@ impl Pair {
 }
 
 impl Place {
-    /// Whether the extender here is the one that answers. A follower is ready, too, and says 503 to this.
+    /// Whether this extender is the one that answers. A follower is also ready, and answers 503 to this.
     pub(crate) async fn is_asked(&self) -> bool {
         let plain = json!({"Pod": pod("plain", json!({})), "NodeNames": []});
         let answer = http::ask(self.extender, "POST", "/filter", Some(&plain)).await;

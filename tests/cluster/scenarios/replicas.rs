@@ -1,4 +1,4 @@
-//! Two replicas, each an extender beside a kube-scheduler of its own; a Lease says which of the two works.
+//! Two replicas, each an extender with its own kube-scheduler; a Lease decides which of the two works.
 
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -108,7 +108,7 @@ fn a_kube_scheduler_that_restarts_finds_its_extender_answering() {
 }
 
 #[test]
-fn pods_wait_while_the_extender_is_away_and_are_placed_when_it_is_back() {
+fn pods_wait_without_the_extender_and_are_placed_after() {
     within(async |world| {
         world.make_nodes(["a"], &Gpus::default()).await;
         let mut pair = Pair::start(world).await;

@@ -1,4 +1,5 @@
-//! The simulator beside a real cluster: what it takes over, follows and records, and that it writes nothing there.
+//! The simulator with a real cluster: the objects that it imports, follows and records, and that it writes nothing
+//! there.
 
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{DeleteParams, PostParams};
@@ -21,7 +22,7 @@ fn start(world: &World, host: &str, more: &[&str]) -> Program {
     Program::start(world, host, world.ours.join("vgpu-scheduler"), all)
 }
 
-/// What the simulator exports, once it answers.
+/// The simulator's export, once it answers.
 async fn export() -> Option<Value> {
     let (status, body) = http::ask(1212, "GET", "/api/v1/export", None).await?;
     (status == 200).then(|| serde_json::from_str(&body).unwrap())

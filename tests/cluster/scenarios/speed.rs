@@ -93,7 +93,7 @@ fn first_fit_after_a_start_with_five_thousand_nodes() {
             })
             .await;
         let mut asking = pod("first", gpu_with(1000));
-        asking["spec"]["schedulerName"] = json!("nobody");
+        asking["spec"]["schedulerName"] = json!("no-scheduler");
         let asking = world.make_pod(asking).await;
         let question = json!({"Pod": asking, "NodeNames": names});
 

@@ -26,7 +26,7 @@ async fn make_claim(world: &World) {
         .unwrap();
 }
 
-/// What its provisioner would do.
+/// Plays the provisioner.
 async fn provide_volume(world: &World) {
     let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
     let volume = json!({"metadata": {"name": "data"}, "spec": {"storageClassName": "slow", "capacity": {"storage": "1Gi"},
@@ -87,7 +87,7 @@ fn a_volume_that_is_not_bound_gives_the_reservation_back() {
 }
 
 #[test]
-fn a_volume_that_is_never_bound_gives_the_reservation_back_each_time() {
+fn volume_that_never_binds_releases_the_reservation_each_time() {
     within(async |world| {
         world
             .make_nodes(
@@ -121,7 +121,7 @@ fn a_volume_that_is_never_bound_gives_the_reservation_back_each_time() {
 }
 
 #[test]
-fn a_scheduler_that_died_between_filter_and_bind_binds_after_its_restart() {
+fn scheduler_killed_between_filter_and_bind_binds_after_restart() {
     within(async |world| {
         world
             .make_nodes(
@@ -148,7 +148,7 @@ fn a_scheduler_that_died_between_filter_and_bind_binds_after_its_restart() {
 }
 
 #[test]
-fn a_pod_that_waits_for_its_volume_keeps_its_place_while_the_scheduler_is_started_anew() {
+fn pod_waiting_for_its_volume_keeps_its_devices_over_a_restart() {
     within(async |world| {
         world
             .make_nodes(

@@ -1,5 +1,5 @@
-//! Pods that wait, and what ends their waiting. kube-scheduler looks at a refused pod again when something changes that
-//! it knows of, else after five minutes: each of these tests would wait in vain if it were not told.
+//! Pending pods, and the events that end their waiting. kube-scheduler tries a refused pod again when something changes
+//! that it knows of, else after five minutes: without a notice, each of these tests would time out.
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::ResourceQuota;
@@ -67,7 +67,7 @@ fn a_pod_that_has_finished_makes_room_for_the_next() {
 }
 
 #[test]
-fn pods_that_were_there_before_the_nodes_are_placed_when_nodes_come() {
+fn pods_created_before_the_nodes_are_placed_when_nodes_appear() {
     within(async |world| {
         let _pair = Pair::start(world).await;
         for index in 0..6 {
@@ -117,14 +117,14 @@ fn a_node_whose_agent_comes_late_takes_pods_then() {
     });
 }
 
-/// What the kubelet says of the node's slots.
+/// The kubelet's number of the node's slots.
 fn slots(count: usize) -> Patch<serde_json::Value> {
     let amount = json!({"nvidia.com/gpu": count.to_string()});
     Patch::Merge(json!({"status": {"capacity": amount, "allocatable": amount}}))
 }
 
 #[test]
-fn pods_refused_while_the_plugin_was_exchanged_are_placed_afterwards() {
+fn pods_refused_during_a_plugin_update_are_placed_afterwards() {
     within(async |world| {
         world.make_nodes(["a"], &one_card()).await;
         let nodes = world.nodes();
@@ -178,7 +178,7 @@ fn an_unused_reservation_ends_and_the_waiting_pod_is_told() {
         let _pair = Pair::start_with(world, &["--reservation-timeout=8s"], Tuning::default()).await;
         // Asked for as kube-scheduler asks, and never bound.
         let mut forgotten = pod("forgotten", whole(1));
-        forgotten["spec"]["schedulerName"] = json!("nobody");
+        forgotten["spec"]["schedulerName"] = json!("no-scheduler");
         let forgotten = world.make_pod(forgotten).await;
         let (status, answer) = http::ask(
             ONE.extender,

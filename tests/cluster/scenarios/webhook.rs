@@ -1,5 +1,5 @@
-//! The webhook behind a Service, asked by a real API server: what it stops and what it never does, its certificates,
-//! and several replicas.
+//! The webhook behind a Service, called by a real API server: the pods that it refuses and those that it never does,
+//! its certificates, and several replicas.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn serve(world: &World, replicas: &[u16]) {
     publish(world, SYSTEM, "vgpu-webhook", 9443, replicas).await;
 }
 
-/// A Service whose port 443 is this port of these replicas: as kubelets and the endpoint controller would say.
+/// A Service whose port 443 is this port of these replicas, as kubelets and the endpoint controller would write it.
 pub(crate) async fn publish(
     world: &World,
     namespace: &str,
@@ -90,7 +90,7 @@ fn ours(name: &str) -> Value {
     pod
 }
 
-/// What the API server would store; nothing is stored.
+/// The object that the API server would store; nothing is stored.
 async fn try_make(world: &World, pod: &Value) -> Result<Pod, kube::Error> {
     let dry = PostParams {
         dry_run: true,
@@ -99,7 +99,7 @@ async fn try_make(world: &World, pod: &Value) -> Result<Pod, kube::Error> {
     world.pods().create(&dry, &from(pod.clone())).await
 }
 
-/// Pods that are none of ours, of all shapes: each leaves out or fills in what a condition might read.
+/// Pods that do not concern us, of all shapes: each omits or sets a field that a condition might read.
 fn plain_pods() -> Vec<Value> {
     let shapes = [
         json!({"containers": [{"name": "c", "image": "i"}]}),
@@ -113,7 +113,7 @@ fn plain_pods() -> Vec<Value> {
         json!({"containers": [{"name": "c", "image": "i", "securityContext": {"privileged": true},
             "envFrom": [{"configMapRef": {"name": "m"}}], "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
             "volumes": [{"name": "v", "emptyDir": {}}], "hostPID": true, "hostNetwork": true}),
-        json!({"containers": [{"name": "c", "image": "i"}], "schedulerName": "somebody-else", "nodeName": "n",
+        json!({"containers": [{"name": "c", "image": "i"}], "schedulerName": "another-scheduler", "nodeName": "n",
             "resources": {"limits": {"cpu": "2"}}}),
         json!({"containers": [{"name": "c", "image": "i"}], "schedulingGates": [{"name": "example.com/gate"}],
             "priority": 0, "overhead": {}, "tolerations": [{"operator": "Exists"}]}),
@@ -137,7 +137,7 @@ fn plain_pods() -> Vec<Value> {
 }
 
 #[test]
-fn plain_pods_pass_as_they_are_and_a_dead_webhook_stops_only_ours() {
+fn plain_pods_pass_unchanged_and_a_dead_webhook_stops_only_ours() {
     within(async |world| {
         let corpus = plain_pods();
         let mut before = Vec::new();
@@ -169,7 +169,7 @@ fn plain_pods_pass_as_they_are_and_a_dead_webhook_stops_only_ours() {
 
         let refused = try_make(world, &ours("p")).await.unwrap_err().to_string();
         assert!(refused.contains("failed calling webhook"), "{refused}");
-        // A plain pod that lives on while the webhook is dead can be changed, too.
+        // A plain pod that keeps running while the webhook is dead can also be changed.
         world.make_pod(corpus[0].clone()).await;
         let change = Patch::Merge(
             json!({"metadata": {"labels": {"a": "b"}, "annotations": {"example.com/c": "d"}}}),

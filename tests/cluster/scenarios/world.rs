@@ -28,7 +28,7 @@ use crate::objects::{Gpus, from, node};
 pub(crate) const SYSTEM: &str = "vgpu-system";
 /// The namespace of the Leases of GPUs that are reserved by label.
 pub(crate) const CLAIMS: &str = "gpu-claims";
-/// How long a test waits for what usually takes milliseconds, on a machine that has other work.
+/// How long a test waits for something that usually takes milliseconds, on a machine with other work.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 static ALONE: Mutex<()> = Mutex::new(());
@@ -37,9 +37,9 @@ static ALONE: Mutex<()> = Mutex::new(());
 pub(crate) struct World {
     /// The folder of the cluster, with a kubeconfig for each account.
     pub(crate) run: PathBuf,
-    /// Where kube-scheduler and kubectl are.
+    /// The directory of kube-scheduler and kubectl.
     pub(crate) bin: PathBuf,
-    /// Where vgpu-scheduler and vgpu-webhook are.
+    /// The directory of vgpu-scheduler and vgpu-webhook.
     pub(crate) ours: PathBuf,
     pub(crate) client: Client,
     test: String,
@@ -95,7 +95,7 @@ impl World {
         }
     }
 
-    /// Where a program of this test writes its log.
+    /// The log of a program of this test.
     pub(crate) fn log(&self, program: &str) -> PathBuf {
         self.run
             .join("logs")
@@ -108,7 +108,7 @@ impl World {
         client_of(&self.run, account).await
     }
 
-    /// What a person would type; standard output and standard error, and whether it went well.
+    /// Runs kubectl as this account; returns its success, and its standard output and standard error.
     pub(crate) fn kubectl(&self, account: &str, arguments: &[&str]) -> (bool, String) {
         let kubeconfig = self.run.join(format!("{account}.kubeconfig"));
         let output = Command::new(self.bin.join("kubectl"))
@@ -125,7 +125,7 @@ impl World {
     }
 
     async fn empty(&self) {
-        // First what could refuse the rest.
+        // First the objects that could refuse the rest.
         self.remove_all::<MutatingWebhookConfiguration>(Api::all(self.client.clone()))
             .await;
         self.remove_all::<ValidatingWebhookConfiguration>(Api::all(self.client.clone()))
@@ -189,7 +189,7 @@ impl World {
             .items
     }
 
-    /// Those that have a node.
+    /// The pods that have a node.
     pub(crate) async fn placed(&self) -> Vec<Pod> {
         let mut pods = self.all_pods().await;
         pods.retain(|pod| node(pod).is_some());
@@ -261,7 +261,7 @@ impl World {
         .await
     }
 
-    /// The pod as soon as kube-scheduler has said that there is no place for it; with what it said.
+    /// Waits until kube-scheduler refuses the pod; returns its message.
     pub(crate) async fn until_refused(&self, name: &str) -> String {
         self.eventually(&format!("{name} is refused"), async || {
             self.refusal(name).await
@@ -269,7 +269,7 @@ impl World {
         .await
     }
 
-    /// What kube-scheduler has said of a pod that it found no place for.
+    /// kube-scheduler's message about a pod that it could not place.
     pub(crate) async fn refusal(&self, name: &str) -> Option<String> {
         let pod = self.pods().get(name).await.unwrap();
         let conditions = pod.status?.conditions?;

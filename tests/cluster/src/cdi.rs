@@ -1,20 +1,59 @@
-//! What NVIDIA's runtime does to a container that is about to be made, for simulated GPUs: the edits of a CDI
-//! specification, put into the `config.json` of an OCI bundle.
+//! The changes that NVIDIA's runtime makes to a container before its creation, for simulated GPUs: the edits of a CDI
+//! specification, applied to the `config.json` of an OCI bundle.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
 /// The node's specification of kind `nvidia.com/gpu`.
 pub const NODE: &str = "/run/cdi/nvidia.json";
 
+/// Why a bundle is not edited; containerd shows the text.
+#[derive(Debug)]
+pub enum CdiError {
+    /// A file cannot be read or written, or holds no JSON.
+    File(PathBuf, String),
+    /// The node does not have this GPU.
+    UnknownDevice(String),
+    /// The node's file of a GPU is no character device.
+    NoDevice(PathBuf),
+    /// `config.json` has no object here.
+    NoObject(String),
+    /// `config.json` has something else than a list here.
+    NoList(String),
+}
+
+impl CdiError {
+    fn file(path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Self {
+        move |error| Self::File(path.as_ref().to_owned(), error.to_string())
+    }
+}
+
+impl fmt::Display for CdiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path, why) => write!(f, "{}: {why}", path.display()),
+            Self::UnknownDevice(name) => write!(
+                f,
+                "nvidia-container-cli: device error: {name}: unknown device"
+            ),
+            Self::NoDevice(path) => write!(f, "{} is not a character device", path.display()),
+            Self::NoObject(place) => write!(f, "config.json has no object {place}"),
+            Self::NoList(place) => write!(f, "config.json: {place} is not a list"),
+        }
+    }
+}
+
+impl std::error::Error for CdiError {}
+
 /// Edits the bundle as its environment asks.
 ///
 /// # Errors
-/// When a GPU is named that the node does not have, or a file is not what it should be; as text for containerd.
-pub fn show_gpus(bundle: &Path, specification: &Path) -> Result<(), String> {
+/// When a GPU is named that the node does not have, or a file is not what it should be.
+pub fn show_gpus(bundle: &Path, specification: &Path) -> Result<(), CdiError> {
     let file = bundle.join("config.json");
     let mut config = read(&file)?;
     let Some(wanted) = visible(&config).filter(|wanted| !matches!(wanted.as_str(), "" | "void"))
@@ -25,12 +64,12 @@ pub fn show_gpus(bundle: &Path, specification: &Path) -> Result<(), String> {
     for edits in chosen(&specification, &wanted)? {
         apply(&mut config, edits)?;
     }
-    fs::write(&file, config.to_string()).map_err(|error| format!("{}: {error}", file.display()))
+    fs::write(&file, config.to_string()).map_err(CdiError::file(&file))
 }
 
-fn read(file: &Path) -> Result<Value, String> {
-    let text = fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
-    serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", file.display()))
+fn read(file: &Path) -> Result<Value, CdiError> {
+    let text = fs::read(file).map_err(CdiError::file(file))?;
+    serde_json::from_slice(&text).map_err(|error| CdiError::file(file)(error.into()))
 }
 
 /// The last `NVIDIA_VISIBLE_DEVICES` of the container's environment, as a program would see it.
@@ -43,7 +82,7 @@ fn visible(config: &Value) -> Option<String> {
 }
 
 /// The edits of all GPUs together, then those of each that is named. `none` means the driver without a GPU.
-fn chosen<'a>(specification: &'a Value, wanted: &str) -> Result<Vec<&'a Value>, String> {
+fn chosen<'a>(specification: &'a Value, wanted: &str) -> Result<Vec<&'a Value>, CdiError> {
     let devices = specification["devices"].as_array();
     let mut edits = vec![&specification["containerEdits"]];
     if wanted == "none" {
@@ -54,13 +93,13 @@ fn chosen<'a>(specification: &'a Value, wanted: &str) -> Result<Vec<&'a Value>, 
             .into_iter()
             .flatten()
             .find(|device| device["name"] == name)
-            .ok_or_else(|| format!("nvidia-container-cli: device error: {name}: unknown device"))?;
+            .ok_or_else(|| CdiError::UnknownDevice(name.to_owned()))?;
         edits.push(&device["containerEdits"]);
     }
     Ok(edits)
 }
 
-fn apply(config: &mut Value, edits: &Value) -> Result<(), String> {
+fn apply(config: &mut Value, edits: &Value) -> Result<(), CdiError> {
     for entry in edits["env"].as_array().into_iter().flatten() {
         // The list that the container asked by stays as it is, as with NVIDIA's runtime.
         let own = entry
@@ -82,9 +121,9 @@ fn apply(config: &mut Value, edits: &Value) -> Result<(), String> {
     for node in edits["deviceNodes"].as_array().into_iter().flatten() {
         let path = node["path"].as_str().unwrap_or_default();
         let host = node["hostPath"].as_str().unwrap_or(path);
-        let found = fs::metadata(host).map_err(|error| format!("{host}: {error}"))?;
+        let found = fs::metadata(host).map_err(CdiError::file(host))?;
         if !found.file_type().is_char_device() {
-            return Err(format!("{host} is not a character device"));
+            return Err(CdiError::NoDevice(host.into()));
         }
         let (major, minor) = numbers(found.rdev());
         let device = json!({
@@ -107,17 +146,17 @@ fn numbers(device: u64) -> (u64, u64) {
 }
 
 /// Appends to the list `name` of the object at `place`, which is made if it is not there.
-fn add(config: &mut Value, place: &str, name: &str, entry: Value) -> Result<(), String> {
+fn add(config: &mut Value, place: &str, name: &str, entry: Value) -> Result<(), CdiError> {
     let object = config
         .pointer_mut(place)
         .and_then(Value::as_object_mut)
-        .ok_or_else(|| format!("config.json has no object {place}"))?;
+        .ok_or_else(|| CdiError::NoObject(place.to_owned()))?;
     let list = object.entry(name).or_insert_with(|| json!([]));
     if list.is_null() {
         *list = json!([]);
     }
     list.as_array_mut()
-        .ok_or_else(|| format!("config.json: {place}/{name} is not a list"))?
+        .ok_or_else(|| CdiError::NoList(format!("{place}/{name}")))?
         .push(entry);
     Ok(())
 }
@@ -142,7 +181,7 @@ mod tests {
         })
     }
 
-    fn edited(environment: &[&str]) -> Result<Value, String> {
+    fn edited(environment: &[&str]) -> Result<Value, CdiError> {
         let folder = std::env::temp_dir().join(format!(
             "vgpu-cdi-{}-{}",
             std::process::id(),
@@ -174,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_gets_the_gpus_that_the_last_value_of_its_variable_names() {
+    fn container_gets_the_gpus_of_its_variables_last_value() {
         for (environment, expected) in [
             (&["NVIDIA_VISIBLE_DEVICES=GPU-1"][..], &["/dev/nvidia1"][..]),
             (
@@ -224,6 +263,6 @@ mod tests {
     fn a_gpu_that_the_node_does_not_have_is_refused_by_name() {
         let refused = edited(&["NVIDIA_VISIBLE_DEVICES=0,GPU-9"]).unwrap_err();
 
-        assert!(refused.contains("GPU-9: unknown device"), "{refused}");
+        assert!(matches!(refused, CdiError::UnknownDevice(name) if name == "GPU-9"));
     }
 }

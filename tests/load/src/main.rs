@@ -1,8 +1,8 @@
-//! Load on a scheduler over HTTP, as kube-scheduler and the API server put it: many callers, many nodes, many placed
-//! pods. Prints rows of a table; asserts nothing, since what a row says depends on the machine.
+//! Load on a scheduler over HTTP, as kube-scheduler and the API server produce it: many callers, many nodes, many
+//! placed pods. Prints rows of a table; asserts nothing, because the figures depend on the machine.
 //!
-//! Two processes of `vgpu-scheduler` run: one is the API server (`--embedded`), the other is measured and knows the
-//! first as any cluster (`--kubeconfig`), so its memory is what it takes on a real cluster.
+//! Two processes of `vgpu-scheduler` run: one is the API server (`--embedded`), the other is measured and treats the
+//! first as any cluster (`--kubeconfig`), so its memory is that on a real cluster.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "a program that prints a table")]
@@ -94,12 +94,12 @@ enum What {
     },
 }
 
-/// What a `/filter` asks for.
+/// The request of a `/filter`.
 #[derive(Clone, Copy, ValueEnum)]
 enum Pod {
     /// One GPU with 1,000 MiB.
     Fits,
-    /// More memory than any card has: every node is refused, with its reason.
+    /// More memory than any GPU has: every node is refused, with its reason.
     Nowhere,
     /// Four whole GPUs.
     Whole,
@@ -154,7 +154,7 @@ async fn main() -> Result<()> {
             placed,
             seconds,
         } => {
-            report::head("door");
+            report::head("call");
             for nodes in &nodes {
                 for placed in &placed {
                     metrics(&args.scheduler, *nodes, *placed, seconds).await?;

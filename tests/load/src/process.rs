@@ -16,7 +16,7 @@ pub(crate) struct Scheduler {
     _folder: tempfile::TempDir,
 }
 
-/// What a process takes.
+/// The memory of a process.
 #[derive(Clone, Copy)]
 pub(crate) struct Memory {
     pub(crate) peak_bytes: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Memory {
 }
 
 impl Scheduler {
-    /// One that is its own API server.
+    /// A scheduler that is its own API server.
     pub(crate) async fn embedded(program: &Path, state: &serde_json::Value) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("state.json");
@@ -127,7 +127,7 @@ impl Scheduler {
         })
     }
 
-    /// Waits until it says that it is ready.
+    /// Waits until it is ready.
     pub(crate) async fn ready(&self) -> Result<()> {
         self.answers("/readyz").await
     }
@@ -146,14 +146,14 @@ impl Scheduler {
         bail!("not ready within two minutes; it said:\n{}", self.said())
     }
 
-    /// What it has logged.
+    /// Its log.
     pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// How long it has computed, all threads together.
     pub(crate) fn computed(&self) -> Result<Duration> {
-        /// What the kernel counts in, for every program.
+        /// The kernel's unit of CPU time.
         const TICKS_PER_SECOND: u64 = 100;
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
         let (_, fields) = stat.rsplit_once(") ").context("no name in its stat")?;
@@ -166,7 +166,7 @@ impl Scheduler {
         Ok(Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND))
     }
 
-    /// What it takes.
+    /// Its memory.
     pub(crate) fn memory(&self) -> Result<Memory> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let bytes = |key: &str| {
@@ -205,7 +205,7 @@ fn kubeconfig_of(api: &Scheduler) -> Result<Vec<u8>> {
 
 impl Drop for Scheduler {
     fn drop(&mut self) {
-        // It is over either way, and so is what it wrote.
+        // It has ended in both cases, and everything that it wrote is complete.
         let _ended = self.child.kill().and_then(|()| self.child.wait());
     }
 }

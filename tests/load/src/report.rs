@@ -22,7 +22,7 @@ impl Times {
         self.micros.append(&mut other.micros);
     }
 
-    /// Says in what time all of them were, where callers were beside each other.
+    /// Sets the total time of all calls, for concurrent callers.
     pub(crate) fn took(&mut self, time: Duration) {
         self.seconds = time.as_secs_f64();
     }

@@ -14,12 +14,12 @@ use crate::world;
 const PENDING: &str = "/api/v1/pods?fieldSelector=spec.nodeName%3D";
 /// A process that has not computed for so long is done.
 const IDLE: Duration = Duration::from_secs(15);
-/// How often it is looked at.
+/// The interval between two looks at it.
 const OFTEN: Duration = Duration::from_millis(250);
 /// No run takes longer.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
-/// What a run took.
+/// The cost of a run.
 struct Run {
     placed: usize,
     wall: Duration,
@@ -27,7 +27,7 @@ struct Run {
     peak_bytes: u64,
 }
 
-/// Prints a row for the simulator with and without shared GPUs and, where there is one, for kube-scheduler.
+/// Prints a row for the simulator with and without shared GPUs and, if there is one, for kube-scheduler.
 pub(crate) async fn run(
     program: &Path,
     kube: Option<&Path>,
@@ -52,12 +52,12 @@ pub(crate) async fn run(
     }
     if let Some(kube) = kube {
         let objects = world::mixed(nodes, pods, false);
-        let nobody = json!({
+        let absent = json!({
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
-            "profiles": [{"schedulerName": "nobody"}],
+            "profiles": [{"schedulerName": "absent"}],
         });
-        let api = Scheduler::simulator(program, &objects, &nobody)?;
+        let api = Scheduler::simulator(program, &objects, &absent)?;
         api.answers("/api/v1/namespaces/default").await?;
         define_claims(&api).await?;
         let (began, served) = (Instant::now(), api.computed()?);
@@ -117,7 +117,7 @@ async fn until_placed(
         tokio::time::sleep(OFTEN).await;
         let (now, computed) = (Instant::now(), measured.computed()?);
         let first = pending(&mut connection, "&limit=1").await?;
-        // A process that only looks whether there is work takes a few ticks.
+        // A process that only checks for work uses a few ticks.
         if computed > last.1 + Duration::from_millis(20) {
             last = (now, computed);
         }

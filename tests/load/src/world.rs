@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 const GPUS: usize = 8;
 const MEMORY_MIB: usize = 81_920;
-/// Of a placed pod: small, so that 100 on each card leave room.
+/// Memory of a placed pod: small, so that 100 on each GPU leave room.
 const PLACED_MIB: usize = 500;
 
 pub(crate) fn node_names(nodes: usize) -> Vec<String> {
@@ -16,7 +16,7 @@ fn uuid(node: usize, gpu: usize) -> String {
     format!("GPU-{node:08x}-0000-4000-8000-{gpu:012x}")
 }
 
-/// A state file: nodes of eight cards of 80 GiB and 100 slots, and pods that run on them.
+/// A state file: nodes of eight GPUs of 80 GiB and 100 slots, and pods that run on them.
 pub(crate) fn state(nodes: usize, placed: usize) -> Value {
     let names = node_names(nodes);
     let nodes_json: Vec<Value> = names
@@ -70,9 +70,9 @@ pub(crate) fn state(nodes: usize, placed: usize) -> Value {
     json!({"nodes": nodes_json, "pods": pods, "resourceQuotas": []})
 }
 
-/// Nodes of 32 cores, of which one in five has eight cards of 80 GiB, and pods without a node. One pod in ten has
-/// affinity or a spread constraint, one in five asks for a GPU: with `shares` for 8,000 MiB of one, which only the
-/// product's plugins understand, else for the device as any extended resource. Every pod fits.
+/// Nodes of 32 cores, of which one in five has eight GPUs of 80 GiB, and pods without a node. One pod in ten has
+/// affinity or a spread constraint. One in five asks for a GPU: with `shares` for 8,000 MiB of one, which only the
+/// product's plugins understand, otherwise for the device as an extended resource. Every pod fits.
 pub(crate) fn mixed(nodes: usize, pods: usize, shares: bool) -> Value {
     let nodes: Vec<Value> = (0..nodes).map(mixed_node).collect();
     let pods: Vec<Value> = (0..pods).map(|at| mixed_pod(at, shares)).collect();
@@ -192,7 +192,7 @@ pub(crate) fn reviews() -> Vec<(&'static str, Bytes)> {
                     "kind": {"group": "", "version": "v1", "kind": "Pod"},
                     "resource": {"group": "", "version": "v1", "resource": "pods"},
                     "operation": "CREATE", "namespace": "default", "name": "p",
-                    "userInfo": {"username": "somebody", "groups": ["system:authenticated"]},
+                    "userInfo": {"username": "a-user", "groups": ["system:authenticated"]},
                     "object": pod("p", &limits), "oldObject": null, "dryRun": false,
                 },
             })

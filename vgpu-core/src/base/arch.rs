@@ -5,7 +5,7 @@
 #[cfg(not(all(target_arch = "x86_64", target_pointer_width = "64")))]
 compile_error!("the loader's entry points are written for x86-64 only");
 
-/// What a stand-in was called with, saved on its stack. The rule may change it before the jump.
+/// The arguments that a stand-in was called with, saved on its stack. The rule may change it before the jump.
 #[repr(C)]
 pub(crate) struct Arguments {
     /// First, second and third argument, as the caller passed them.

@@ -1,7 +1,11 @@
 //! Time for everything that compute control decides: the machine's monotonic clock, the same for all
-//! processes of a host, and sleeps on it. Both are bare of cancellation points. Built with the feature
+//! processes of a host, and sleeps on it. Both are bare of cancellation points. The clock is read by a system call
+//! of our own, since a program may put another `clock_gettime` in the C library's place, and in the host's time
+//! namespace, since a tenant may have made one of its own. Built with the feature
 //! `virtual-clock` (tests only), the simulated driver's clock stands in for it, so that a test's time is
 //! exact; a product has no way to another clock, since a tenant could set it.
+
+use core::sync::atomic::{AtomicI64, Ordering};
 
 /// Nanoseconds of a clock that only goes forward.
 #[inline]
@@ -34,9 +38,48 @@ pub(crate) fn sleep_ns(ns: u64) {
     };
 }
 
-#[inline]
+/// What this process's time namespace adds to the host's monotonic clock, nanoseconds.
+static NAMESPACE_NS: AtomicI64 = AtomicI64::new(0);
+
+/// Finds out what this process's time namespace adds to the host's clock. Opens a file: call it while the process is
+/// set up.
+pub(crate) fn set_up() {
+    let Ok(text) = std::fs::read_to_string("/proc/self/timens_offsets") else {
+        // Before Linux 5.6 there are no such namespaces.
+        return;
+    };
+    if let Some(ns) = monotonic_offset_ns(&text) {
+        // Relaxed: a number; the process is published after it.
+        NAMESPACE_NS.store(ns, Ordering::Relaxed);
+    }
+}
+
+/// The line `monotonic SECONDS NANOSECONDS` of a process's `timens_offsets`, in nanoseconds.
+fn monotonic_offset_ns(text: &str) -> Option<i64> {
+    let mut words = text
+        .lines()
+        .map(str::split_whitespace)
+        .find_map(|mut words| (words.next() == Some("monotonic")).then_some(words))?;
+    let seconds: i64 = words.next()?.parse().ok()?;
+    let nanoseconds: i64 = words.next()?.parse().ok()?;
+    seconds.checked_mul(1_000_000_000)?.checked_add(nanoseconds)
+}
+
 fn monotonic_ns() -> u64 {
-    nanoseconds(read(libc::CLOCK_MONOTONIC))
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the call writes one `struct timespec` to `now`, which is one.
+    unsafe {
+        libc::syscall(
+            libc::SYS_clock_gettime,
+            libc::c_long::from(libc::CLOCK_MONOTONIC),
+            &raw mut now,
+        )
+    };
+    // Relaxed: see `set_up`.
+    nanoseconds(now).saturating_add_signed(-NAMESPACE_NS.load(Ordering::Relaxed))
 }
 
 /// Nanoseconds since 1970, by the machine's wall clock.
@@ -49,7 +92,7 @@ fn nanoseconds(time: libc::timespec) -> u64 {
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
-/// What a clock of the system says.
+/// The time of a clock of the system.
 #[inline]
 pub(crate) fn read(clock: libc::clockid_t) -> libc::timespec {
     let mut now = libc::timespec {
@@ -109,5 +152,22 @@ mod simulated {
         let sleep = unsafe { core::mem::transmute::<*mut c_void, extern "C" fn(u64)>(sleep) };
         sleep(now.saturating_add(ns));
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_namespace_is_taken_off() {
+        let text = "monotonic           -3         250\nboottime      86400           0\n";
+        assert_eq!(monotonic_offset_ns(text), Some(-2_999_999_750));
+        assert_eq!(monotonic_offset_ns("boottime 1 2\n"), None);
+        assert_eq!(monotonic_offset_ns("monotonic 1\n"), None);
+        assert_eq!(
+            monotonic_offset_ns("monotonic 9223372036854775807 0\n"),
+            None
+        );
     }
 }

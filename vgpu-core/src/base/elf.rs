@@ -52,7 +52,7 @@ pub(crate) struct Object {
 }
 
 impl Object {
-    /// What the loader lists for us: base, name, program headers.
+    /// The fields that the loader lists for us: base, name, program headers.
     ///
     /// # Safety
     /// `info` comes from `dl_iterate_phdr`, and its object stays loaded meanwhile.

@@ -3,7 +3,7 @@
 
 use core::ffi::CStr;
 
-/// What a variable holds now; `None` where it is not set.
+/// The value of a variable now; `None` where it is not set.
 ///
 /// `read` gets the value and keeps nothing of it: the program may change its environment after this.
 pub(crate) fn read<T>(name: &CStr, read: impl FnOnce(&[u8]) -> T) -> Option<T> {

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::base::clock;
 
-/// What a line is about; the settings say from which on lines are written.
+/// The level of a line; the settings say from which level on lines are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     /// A limit that is not enforced as asked, or a call that we refuse for our own reasons.
@@ -18,7 +18,7 @@ pub(crate) enum Level {
     Warn = 2,
     /// One line for each decision.
     Info = 3,
-    /// What decisions were made from.
+    /// The inputs of decisions.
     Debug = 4,
 }
 

@@ -1,108 +1,79 @@
-//! A map from what the driver handed out (pointers, handles) to its charge. O(1), in shards with
-//! a lock each, in memory of its own from `mmap` (the caller may be an allocator). All zeros is an
-//! empty map, so a forked child, for whom the kernel wipes it, begins with none: its frees of
-//! inherited pointers find nothing and refund nothing. Waits for no other process.
+//! A map from the numbers that the driver handed out (pointers, handles) to their entries. O(1), in shards with
+//! a lock each, in memory of its own from `mmap` (the caller may be an allocator). All zeros is an empty map,
+//! so a forked child, for which the kernel wipes it, begins with none: its frees of inherited pointers find
+//! nothing and refund nothing. Waits for no other process.
+//!
+//! Each kind of entry is a type of its own ([`Kept`]), and its keys are apart from those of all other types: the
+//! same number may be a pointer and a handle at once. `state/entries.rs` has the types.
 
 use core::ffi::c_void;
+use core::mem::MaybeUninit;
 
 use crate::base::lock::Guarded;
 
 const SHARDS: usize = 64;
 const FIRST_CAPACITY: usize = 128;
 
-/// What kind of thing a key is. The same number may be a pointer and a handle at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Space {
-    /// A device pointer.
-    Pointer = 1,
-    /// A memory handle of `cuMemCreate` or an import: which object it stands for, and how many
-    /// references it has.
-    Handle = 2,
-    /// An address range that a memory handle is mapped to.
-    Mapping = 3,
-    /// An array or a mipmapped array.
-    Array = 4,
-    /// A module.
-    Module = 5,
-    /// A context.
-    Context = 6,
-    /// An executable graph with memory nodes.
-    GraphExec = 7,
-    /// The name under which an object stands in the region's shared table.
-    SharedKey = 8,
-    /// What a multicast object holds, by object, device and offset.
-    Multicast = 9,
-    /// Imported external memory.
-    External = 10,
-    /// A green context.
-    Green = 11,
-    /// As `SharedKey`, of an object.
-    HandleKey = 12,
-    /// Memory of a graph that may outlive the launch.
-    GraphMemory = 13,
-    /// An object that was made apart from addresses, by our number.
-    Object = 14,
-    /// The handle of an object.
-    HandleOf = 15,
-    /// Of an import that stands at a pointer in `SharedKey`: what it may be.
-    SharedUntil = 16,
-    /// As `SharedUntil`, of an object in `HandleKey`.
-    HandleUntil = 17,
-    /// The handle under which memory was exported by IPC, in four parts.
-    IpcHandle = 18,
-    /// A resource of another API that was mapped.
-    Graphics = 19,
-    /// What a sparse array holds until an event of ours has come to pass.
-    Ending = 20,
-    /// A descriptor that keeps memory after it was freed.
-    Descriptor = 21,
-    /// A part of a sparse array that memory is mapped to.
-    Sparse = 22,
-    /// A library.
-    Library = 23,
-    /// What a context has of a library.
-    Copy = 24,
+/// An entry takes this many bytes at most.
+pub(crate) const ENTRY_BYTES: usize = 24;
+
+/// A type that the map keeps entries of.
+///
+/// # Safety
+///
+/// No other type has the same `SPACE`, and it is not 0. (So a cell whose key is in a space holds a value of that
+/// space's type.)
+pub(crate) unsafe trait Kept: Copy + 'static {
+    /// Tells the type's keys from those of other types.
+    const SPACE: u8;
 }
 
-/// What is known of a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Entry {
-    /// What was charged for it, bytes.
-    pub(crate) bytes: u64,
-    /// The context that it dies with, the pool that it came from, or the object that backs it.
-    pub(crate) owner: u64,
-    /// Region index of its device.
-    pub(crate) device: u8,
-    /// What the rules mean by it.
-    pub(crate) what: u8,
-    /// References of a context; a count that has reached the largest number stays there.
-    pub(crate) handles: u16,
-    /// A count, or a mark.
-    pub(crate) maps: u32,
-}
+/// A value of any type that the map keeps.
+type Words = MaybeUninit<[u64; ENTRY_BYTES / size_of::<u64>()]>;
 
-/// `Entry::maps` holds bytes in such steps.
-const BYTES_STEP: u64 = 512;
-
-impl Entry {
-    /// A number of bytes as `maps` keeps it, rounded up.
-    pub(crate) fn as_maps(bytes: u64) -> u32 {
-        u32::try_from(bytes.div_ceil(BYTES_STEP)).unwrap_or(u32::MAX)
-    }
-
-    /// The bytes that `maps` keeps.
-    pub(crate) fn maps_as_bytes(&self) -> u64 {
-        u64::from(self.maps) * BYTES_STEP
-    }
-}
+const _: () = assert!(size_of::<Cell>() == 32);
 
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Cell {
     /// Space and number; 0 is empty.
     key: u64,
-    entry: Entry,
+    entry: Words,
+}
+
+impl Cell {
+    fn new<T: Kept>(key: u64, entry: T) -> Self {
+        const { assert!(size_of::<T>() <= ENTRY_BYTES && align_of::<T>() <= align_of::<Words>()) };
+        let mut words = Words::uninit();
+        // SAFETY: the value fits the words, as asserted, and they are this function's own.
+        unsafe { words.as_mut_ptr().cast::<T>().write(entry) };
+        Self { key, entry: words }
+    }
+
+    /// The entry, if it is one of this type.
+    fn entry<T: Kept>(&mut self) -> Option<&mut T> {
+        // SAFETY: a key in the space of `T` was put by `Cell::new::<T>`, since no other type has the space.
+        (space_of(self.key) == T::SPACE).then(|| unsafe { &mut *self.entry.as_mut_ptr().cast() })
+    }
+}
+
+/// An entry of any type, as a sweep comes by it.
+pub(crate) struct Found<'a>(&'a mut Cell);
+
+impl<'a> Found<'a> {
+    pub(crate) fn space(&self) -> u8 {
+        space_of(self.0.key)
+    }
+
+    /// The number that it stands under, exact below 2^56.
+    pub(crate) fn number(&self) -> u64 {
+        self.0.key & NUMBER
+    }
+
+    /// The entry, if it is one of this type.
+    pub(crate) fn entry<T: Kept>(self) -> Option<&'a mut T> {
+        self.0.entry()
+    }
 }
 
 /// No call of the driver is made while a shard is held.
@@ -125,7 +96,7 @@ pub(crate) struct Map {
     shards: [Shard; SHARDS],
 }
 
-/// What to do with an entry that was looked at.
+/// The fate of an entry that was looked at.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Then {
     /// It stays, as it now is.
@@ -134,10 +105,17 @@ pub(crate) enum Then {
     Remove,
 }
 
+/// The bits of a key that hold the number.
+const NUMBER: u64 = (1 << 56) - 1;
+
 /// The number as a key: spaces do not meet, and nothing is 0.
-fn key_of(space: Space, number: u64) -> u64 {
+fn key_of<T: Kept>(number: u64) -> u64 {
     // The driver's pointers and handles have at most 57 bits; the fold keeps longer ones apart.
-    (number ^ number >> 56 << 48) & 0x00ff_ffff_ffff_ffff | (space as u64) << 56
+    (number ^ number >> 56 << 48) & NUMBER | u64::from(T::SPACE) << 56
+}
+
+fn space_of(key: u64) -> u8 {
+    key.to_be_bytes()[0]
 }
 
 fn hash(key: u64) -> u64 {
@@ -159,43 +137,42 @@ impl Map {
 
     /// Remembers an entry; one that stands under this number already is replaced and comes back.
     /// False as the second: there was no memory to remember it in.
-    pub(crate) fn put(&self, space: Space, number: u64, entry: Entry) -> (Option<Entry>, bool) {
-        let key = key_of(space, number);
+    pub(crate) fn put<T: Kept>(&self, number: u64, entry: T) -> (Option<T>, bool) {
+        let key = key_of::<T>(number);
         self.with(key, |table, hash| table.put(key, hash, entry))
             .unwrap_or((None, false))
     }
 
     /// Takes an entry out.
-    pub(crate) fn take(&self, space: Space, number: u64) -> Option<Entry> {
-        let key = key_of(space, number);
+    pub(crate) fn take<T: Kept>(&self, number: u64) -> Option<T> {
+        let key = key_of::<T>(number);
         self.with(key, |table, hash| {
             let at = table.find(key, hash)?;
-            let entry = table.cell(at)?.entry;
+            let entry = *table.cell(at)?.entry::<T>()?;
             table.remove(at);
             Some(entry)
         })?
     }
 
     /// Looks at an entry.
-    pub(crate) fn get(&self, space: Space, number: u64) -> Option<Entry> {
-        let key = key_of(space, number);
+    pub(crate) fn get<T: Kept>(&self, number: u64) -> Option<T> {
+        let key = key_of::<T>(number);
         self.with(key, |table, hash| {
             let at = table.find(key, hash)?;
-            Some(table.cell(at)?.entry)
+            table.cell(at)?.entry::<T>().copied()
         })?
     }
 
     /// Changes an entry, or takes it out, under the lock. `None`: there is none.
-    pub(crate) fn change<T>(
+    pub(crate) fn change<T: Kept, A>(
         &self,
-        space: Space,
         number: u64,
-        change: impl FnOnce(&mut Entry) -> (Then, T),
-    ) -> Option<T> {
-        let key = key_of(space, number);
+        change: impl FnOnce(&mut T) -> (Then, A),
+    ) -> Option<A> {
+        let key = key_of::<T>(number);
         self.with(key, |table, hash| {
             let at = table.find(key, hash)?;
-            let (then, answer) = change(&mut table.cell(at)?.entry);
+            let (then, answer) = change(table.cell(at)?.entry()?);
             if then == Then::Remove {
                 table.remove(at);
             }
@@ -205,27 +182,16 @@ impl Map {
 
     /// Takes out all entries that `goes` points at, and lets it change the others. Linear in the number
     /// of entries.
-    pub(crate) fn sweep(&self, mut goes: impl FnMut(Space, &mut Entry) -> bool) {
-        self.sweep_numbers(|space, _, entry| goes(space, entry));
-    }
-
-    /// As [`Map::sweep`], with the number of each entry (exact below 2^56).
-    pub(crate) fn sweep_numbers(&self, mut goes: impl FnMut(Space, u64, &mut Entry) -> bool) {
+    pub(crate) fn sweep(&self, mut goes: impl FnMut(Found<'_>) -> bool) {
         for shard in &self.shards {
             let Some(mut table) = shard.0.hold() else {
                 continue;
             };
             let mut at = 0;
             while at < table.capacity {
-                let found = table
-                    .cell(at)
-                    .filter(|cell| cell.key != 0)
-                    .and_then(|cell| {
-                        let number = cell.key & 0x00ff_ffff_ffff_ffff;
-                        Some(goes(space_of(cell.key)?, number, &mut cell.entry))
-                    });
-                if found == Some(true) {
-                    // What moves into the gap is looked at next.
+                let found = table.cell(at).filter(|cell| cell.key != 0);
+                if found.is_some_and(|cell| goes(Found(cell))) {
+                    // The entry that moves into the gap is looked at next.
                     table.remove(at);
                 } else {
                     at += 1;
@@ -233,45 +199,15 @@ impl Map {
             }
         }
     }
-}
 
-fn space_of(key: u64) -> Option<Space> {
-    SPACES.into_iter().find(|&space| space as u64 == key >> 56)
+    /// As [`Map::sweep`], of the entries of one type, with their numbers.
+    pub(crate) fn sweep_of<T: Kept>(&self, mut goes: impl FnMut(u64, &mut T) -> bool) {
+        self.sweep(|found| {
+            let number = found.number();
+            found.entry().is_some_and(|entry| goes(number, entry))
+        });
+    }
 }
-
-const SPACES: [Space; 24] = {
-    use Space::{
-        Array, Context, Copy, Descriptor, Ending, External, GraphExec, GraphMemory, Graphics,
-        Green, Handle, HandleKey, HandleOf, HandleUntil, IpcHandle, Library, Mapping, Module,
-        Multicast, Object, Pointer, SharedKey, SharedUntil, Sparse,
-    };
-    [
-        Pointer,
-        Handle,
-        Mapping,
-        Array,
-        Module,
-        Context,
-        GraphExec,
-        SharedKey,
-        Multicast,
-        External,
-        Green,
-        HandleKey,
-        Object,
-        HandleOf,
-        SharedUntil,
-        HandleUntil,
-        IpcHandle,
-        Graphics,
-        Ending,
-        Descriptor,
-        Sparse,
-        GraphMemory,
-        Library,
-        Copy,
-    ]
-};
 
 impl Table {
     fn cell(&mut self, at: usize) -> Option<&mut Cell> {
@@ -294,12 +230,10 @@ impl Table {
         }
     }
 
-    fn put(&mut self, key: u64, hash: usize, entry: Entry) -> (Option<Entry>, bool) {
+    fn put<T: Kept>(&mut self, key: u64, hash: usize, entry: T) -> (Option<T>, bool) {
         if let Some(at) = self.find(key, hash) {
-            let old = self
-                .cell(at)
-                .map(|cell| core::mem::replace(&mut cell.entry, entry));
-            return (old, true);
+            let old = self.cell(at).and_then(Cell::entry);
+            return (old.map(|old| core::mem::replace(old, entry)), true);
         }
         if (self.live + 1) * 4 > self.capacity * 3 && !self.grow() {
             // Full to the last free cell, which ends every search.
@@ -307,7 +241,7 @@ impl Table {
                 return (None, false);
             }
         }
-        self.place(Cell { key, entry }, hash);
+        self.place(Cell::new(key, entry), hash);
         self.live += 1;
         (None, true)
     }
@@ -400,34 +334,44 @@ mod tests {
         unsafe { Box::<Map>::new_zeroed().assume_init() }
     }
 
-    fn entry(bytes: u64) -> Entry {
-        Entry {
-            bytes,
-            ..Entry::default()
-        }
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct Pointer(u64);
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct Handle(u64, u64, u32);
+
+    // SAFETY: two spaces, of two types.
+    unsafe impl Kept for Pointer {
+        const SPACE: u8 = 1;
+    }
+
+    // SAFETY: as above.
+    unsafe impl Kept for Handle {
+        const SPACE: u8 = 2;
     }
 
     #[test]
     fn what_was_put_comes_back_once() {
         let map = empty();
+        let handle = Handle(1, 2, 3);
 
-        assert_eq!(map.put(Space::Pointer, 0x7f00, entry(1)), (None, true));
-        assert_eq!(map.put(Space::Handle, 0x7f00, entry(2)), (None, true));
+        assert_eq!(map.put(0x7f00, Pointer(1)), (None, true));
+        assert_eq!(map.put(0x7f00, handle), (None, true));
 
-        assert_eq!(map.take(Space::Pointer, 0x7f00), Some(entry(1)));
-        assert_eq!(map.take(Space::Pointer, 0x7f00), None);
-        assert_eq!(map.get(Space::Handle, 0x7f00), Some(entry(2)));
+        assert_eq!(map.take(0x7f00), Some(Pointer(1)));
+        assert_eq!(map.take::<Pointer>(0x7f00), None);
+        assert_eq!(map.get(0x7f00), Some(handle));
     }
 
     #[test]
     fn a_hundred_thousand_are_all_found() {
         let map = empty();
         for number in 0..100_000u64 {
-            map.put(Space::Pointer, number << 9, entry(number));
+            map.put(number << 9, Pointer(number));
         }
 
         for number in 0..100_000u64 {
-            assert_eq!(map.take(Space::Pointer, number << 9), Some(entry(number)));
+            assert_eq!(map.take(number << 9), Some(Pointer(number)));
         }
     }
 
@@ -435,30 +379,21 @@ mod tests {
     fn a_sweep_takes_what_it_is_told_to() {
         let map = empty();
         for number in 1..=1000u64 {
-            map.put(
-                Space::Pointer,
-                number << 9,
-                Entry {
-                    owner: number % 2,
-                    ..entry(number)
-                },
-            );
+            map.put(number << 9, Pointer(number % 2));
+            map.put(number << 9, Handle(number % 2, 0, 0));
         }
 
         let mut sum = 0;
-        map.sweep(|_, entry| {
-            let goes = entry.owner == 1;
-            sum += if goes { entry.bytes } else { 0 };
-            goes
+        map.sweep_of(|number, entry: &mut Pointer| {
+            sum += if entry.0 == 1 { number >> 9 } else { 0 };
+            entry.0 == 1
         });
 
         assert_eq!(sum, 250_000);
-        assert_eq!(
-            (1..=1000u64)
-                .filter(|n| map.get(Space::Pointer, n << 9).is_some())
-                .count(),
-            500
-        );
+        let left = (1..=1000u64).filter(|n| map.get::<Pointer>(n << 9).is_some());
+        assert_eq!(left.count(), 500);
+        let others = (1..=1000u64).filter(|n| map.get::<Handle>(n << 9).is_some());
+        assert_eq!(others.count(), 1000);
     }
 
     proptest! {
@@ -469,14 +404,14 @@ mod tests {
             for (step, (number, put)) in steps.into_iter().enumerate() {
                 let number = number << 9;
                 if put {
-                    let new = entry(step as u64);
-                    prop_assert_eq!(map.put(Space::Pointer, number, new).0, model.insert(number, new));
+                    let new = Pointer(step as u64);
+                    prop_assert_eq!(map.put(number, new).0, model.insert(number, new));
                 } else {
-                    prop_assert_eq!(map.take(Space::Pointer, number), model.remove(&number));
+                    prop_assert_eq!(map.take(number), model.remove(&number));
                 }
             }
             for (number, entry) in model {
-                prop_assert_eq!(map.get(Space::Pointer, number), Some(entry));
+                prop_assert_eq!(map.get(number), Some(entry));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What a device of the driver is to the container, and what can be asked of one once.
+//! How the container may use a device of the driver, and questions that need to be asked only once.
 
 /// Ordinals that the driver may number devices by.
 pub(crate) const MAX_ORDINALS: usize = 64;

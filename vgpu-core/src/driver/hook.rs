@@ -1,4 +1,4 @@
-//! What a hook is, and how one is made: the macro that exports a function of the driver with the rule that
+//! Hooks, and how one is made: the macro that exports a function of the driver with the rule that
 //! stands before its call and the one that stands after it. Between the two stands the genuine function and
 //! nothing of ours, because an exception, a cancelled thread or a `longjmp` may leave through it. Tables
 //! of names are made when this is compiled.

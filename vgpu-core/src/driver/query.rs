@@ -1,4 +1,4 @@
-//! What we ask the driver ourselves, as safe functions: the genuine ones only, never through a hook.
+//! Questions that we ask the driver ourselves, as safe functions: the genuine ones only, never through a hook.
 //! Answers `None` where the driver does not know. Changes nothing in the driver, and runs what could
 //! disturb a capture under the relaxed capture mode.
 
@@ -22,7 +22,7 @@ pub(crate) use devices::{
     total_bytes, visible_devices,
 };
 pub(crate) use graphs::{
-    MemoryNode, NODE_ALLOC, child_of, destroy_graph_exec, graph_figures, graph_reserved,
+    MemoryNode, NODE_ALLOC, child_of, destroy_graph_exec, graph_figures, graph_reserved, kernel_of,
     memory_nodes, trim_graphs,
 };
 pub(crate) use memory::{
@@ -35,7 +35,7 @@ pub(crate) use modules::{
     unload_library, unload_module,
 };
 pub(crate) use nvml::{
-    card_of, card_uuid, lists_process, nvml_index, own_bytes, parse_uuid, used_bytes,
+    gpu_of, gpu_uuid, lists_process, nvml_index, own_bytes, parse_uuid, used_bytes,
 };
 pub(crate) use pools::{
     default_pool, destroy_pool, device_pool, is_host_pool, keep_nothing, pool_figures,

@@ -1,4 +1,4 @@
-//! What a module's image says that it takes of a device: PTX text, cubins (ELF) and fat binaries.
+//! The device memory that a module's image declares: PTX text, cubins (ELF) and fat binaries.
 //! Bytes in, a figure out. An image may lie, end early or be nothing at all: whatever it says, the
 //! answer is a figure, no byte beyond what `Source` has is read, and the work is bounded.
 

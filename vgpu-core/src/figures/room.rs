@@ -1,4 +1,4 @@
-//! What pools and graphs may take: pure rules on the driver's figures. By how much memory that grows in
+//! The memory that pools and graphs may take: pure rules on the driver's figures. By how much memory that grows in
 //! chunks can grow, whether a request fits what the driver has reserved already, and which graphs may
 //! lose their memory to a launch. Calls nothing.
 

@@ -1,4 +1,4 @@
-//! What arrays take: their shapes, and the bytes of a texel by its format. Calls nothing.
+//! The memory that arrays take: their shapes, and the bytes of a texel by its format. Calls nothing.
 
 use cuda_api::{
     CuArray3DDescriptor, CuArray3DDescriptorV1, CuArrayDescriptor, CuArrayDescriptorV1,

@@ -206,7 +206,7 @@ impl InPtr<c_char> {
     }
 }
 
-/// What a rule tests with: pointers to values of its own.
+/// For tests of rules: pointers to values of their own.
 #[cfg(test)]
 pub(crate) mod test {
     use super::{InPtr, OutPtr};
@@ -248,7 +248,7 @@ impl Given<Image> for *const c_char {
 }
 
 impl Image {
-    /// What it declares; `None` where nothing was named.
+    /// Its declared memory; `None` where nothing was named.
     pub(crate) fn declared(self) -> Option<Declared> {
         match self {
             Self::Memory(at) => (!at.is_null()).then(|| image(at.0)),
@@ -257,8 +257,8 @@ impl Image {
     }
 }
 
-/// What a module's image declares: a fat binary (wrapped or not), a cubin, or text that ends in a zero.
-/// What does not lie in memory is not read.
+/// The declared memory of a module's image: a fat binary (wrapped or not), a cubin, or text that ends in a zero.
+/// An address that is not mapped is not read.
 fn image(image: *const c_void) -> Declared {
     let start = image as u64;
     let memory = Memory::at(start);
@@ -323,7 +323,7 @@ fn magic(image: *const u8) -> u32 {
     u32::from_le_bytes(word)
 }
 
-/// What a file declares that is loaded as a module.
+/// The declared memory of a file that is loaded as a module.
 fn image_file(path: &CStr) -> Declared {
     let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: a C string.

@@ -12,7 +12,7 @@ use vgpu_abi::region::Charge;
 use crate::base::arch::stack_pointer;
 use crate::guest::thread::{Thread, thread};
 
-/// What a rule says before the driver is called.
+/// The verdict of a rule before the driver is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict<T, R = cuda_api::CuResult> {
     /// Call the driver, then hand this to the `after` rule.
@@ -23,7 +23,7 @@ pub(crate) enum Verdict<T, R = cuda_api::CuResult> {
     Refuse(R),
 }
 
-/// What an `after` rule answers: nothing (the driver's result stands) or another result.
+/// The answer of an `after` rule: nothing (the driver's result stands) or another result.
 pub(crate) trait Answer<R> {
     fn or(self, result: R) -> R;
 }
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_before_lets_the_call_through_and_after_keeps_the_result() {
+    fn panic_in_a_rule_changes_neither_the_call_nor_its_result() {
         let mut verdict = Verdict::<(), u32>::Pass;
         before(&mut verdict, || panic!("in a rule"));
         let result = after(7, || -> () { panic!("in a rule") });

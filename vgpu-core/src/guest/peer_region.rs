@@ -6,8 +6,9 @@ use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use vgpu_abi::file::FileError;
 use vgpu_abi::layout::{MAX_DEVICES, REGION_VERSION};
-use vgpu_abi::region::{Region, RegionDevice, RegionError};
+use vgpu_abi::region::{Region, RegionDevice};
 
 use crate::base::log::line;
 use crate::guest::settings::{PeerSettings, Process, Surroundings};
@@ -45,7 +46,7 @@ fn candidates(named: &Path, is_own: bool, last: &Path) -> [Candidate; 4] {
 ///
 /// # Errors
 /// The candidate that was tried first, and what is wrong with it.
-pub(crate) fn open(peers: &PeerSettings) -> Result<Region, (PathBuf, RegionError)> {
+pub(crate) fn open(peers: &PeerSettings) -> Result<Region, (PathBuf, FileError)> {
     let candidates = candidates(&peers.region, peers.is_own_region, &peers.own_region);
     // Programs that found the named file occupied have their region beside it. Programs that start later join
     // them there, even if the named file is gone by then.
@@ -73,21 +74,21 @@ pub(crate) fn open(peers: &PeerSettings) -> Result<Region, (PathBuf, RegionError
         };
         line!(Warn, "{}: {error}", candidate.path.display());
         let (path, error) = first.get_or_insert((candidate.path.clone(), error));
-        if matches!(error, RegionError::BadPath) {
+        if matches!(error, FileError::BadPath) {
             return Err((path.clone(), *error));
         }
     }
-    Err(first.unwrap_or((peers.region.clone(), RegionError::Missing)))
+    Err(first.unwrap_or((peers.region.clone(), FileError::Missing)))
 }
 
 fn opened(
     candidate: &Candidate,
-    open: impl FnOnce(&Path) -> Result<Region, RegionError>,
-) -> Result<Region, RegionError> {
+    open: impl FnOnce(&Path) -> Result<Region, FileError>,
+) -> Result<Region, FileError> {
     let region = open(&candidate.path)?;
     // Another user may have been first in a shared directory.
     if candidate.is_own && !is_own(&candidate.path) {
-        return Err(RegionError::System {
+        return Err(FileError::System {
             call: "open another user's file",
             errno: libc::EPERM,
         });
@@ -95,7 +96,7 @@ fn opened(
     Ok(region)
 }
 
-/// Does the file belong to this user (and not to another user who was first in a shared directory)?
+/// Does the file belong to this user (and not to another user, whose process was first in a shared directory)?
 fn is_own(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|file| file.uid() == Process.user())
 }

@@ -45,13 +45,13 @@ pub(crate) enum Source {
     Peers(Box<PeerSettings>),
 }
 
-/// What the peers' variables say, and where the usage region is.
+/// The values of the peers' variables, and where the usage region is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PeerSettings {
     /// The limits.
     pub(crate) limits: PeerLimits,
-    /// `CUDA_OVERSUBSCRIBE`: a device plugin gave out more memory than the cards have. It names no
-    /// share of the card, and changes nothing.
+    /// `CUDA_OVERSUBSCRIBE`: a device plugin gave out more memory than the GPUs have. It names no
+    /// share of the GPU, and changes nothing.
     pub(crate) is_oversubscribed: bool,
     /// The usage region, made by the first process that needs it.
     pub(crate) region: PathBuf,
@@ -84,7 +84,7 @@ impl fmt::Display for SettingError {
     }
 }
 
-/// What the settings are read from.
+/// The sources of the settings.
 pub(crate) trait Surroundings {
     /// A variable of the environment.
     fn variable(&self, name: &CStr) -> Option<Vec<u8>>;
@@ -142,7 +142,7 @@ impl Settings {
     /// Reads them all.
     ///
     /// # Errors
-    /// What was read and what is accepted.
+    /// The value that was read, and the values that are accepted.
     pub(crate) fn read(from: &impl Surroundings) -> Result<Self, SettingError> {
         Ok(Self {
             source: Source::read(from)?,
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn oversubscription_without_a_share_is_noticed_and_is_no_limit_of_its_own() {
+    fn oversubscription_without_a_share_sets_no_limit() {
         let set = &[("HCS_VRAM_QUOTA", "5g"), ("CUDA_OVERSUBSCRIBE", "True")];
 
         assert!(peers(set).is_oversubscribed);

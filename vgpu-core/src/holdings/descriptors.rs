@@ -4,16 +4,10 @@
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 
-use crate::base::map::{Entry, Space, Then};
+use crate::base::map::Then;
 use crate::holdings::objects::Objects;
 use crate::state::accounts::Accounts;
-use crate::state::entries::what;
-
-/// `Space::Descriptor`: `bytes` tells the file, `owner` what it keeps, `maps` is the descriptor.
-/// What it keeps is an object, or, as long as that is not freed, a pointer.
-pub(crate) const KEEPS_OBJECT: u8 = 0;
-
-pub(crate) const KEEPS_POINTER: u8 = 1;
+use crate::state::entries::{Descriptor, KeptMemory, ObjectKind, Pointer};
 
 /// Which file a descriptor is of; `None`: it is closed.
 pub(crate) fn file_of(descriptor: c_int) -> Option<u64> {
@@ -30,47 +24,41 @@ pub(crate) fn put(
     accounts: &Accounts,
     objects: &Objects<'_>,
     descriptor: c_int,
-    owner: u64,
-    what: u8,
+    keeps: KeptMemory,
 ) {
-    let (Some(file), Ok(number)) = (file_of(descriptor), u32::try_from(descriptor)) else {
+    let (Some(file), Ok(number)) = (file_of(descriptor), u64::try_from(descriptor)) else {
         return;
-    };
-    let entry = Entry {
-        bytes: file,
-        owner,
-        what,
-        maps: number,
-        ..Entry::default()
     };
     let holdings = accounts.holdings();
     // Relaxed: only says that a look is worth while.
     holdings.descriptors.fetch_add(1, Ordering::Relaxed);
-    let (before, _) = holdings
-        .map
-        .put(Space::Descriptor, u64::from(number), entry);
+    let (before, _) = holdings.map.put(number, Descriptor { file, keeps });
     if let Some(before) = before {
         // The number was closed and is another file's now.
-        ended(accounts, objects, &before);
+        ended(accounts, objects, before.keeps);
     }
 }
 
-/// A descriptor is gone, and what it kept. Under the lock of the objects.
-pub(crate) fn ended(accounts: &Accounts, objects: &Objects<'_>, entry: &Entry) {
+/// A descriptor is gone, and keeps this no longer. Under the lock of the objects.
+fn ended(accounts: &Accounts, objects: &Objects<'_>, kept: KeptMemory) {
     // Relaxed: as above.
     accounts
         .holdings()
         .descriptors
         .fetch_sub(1, Ordering::Relaxed);
-    if entry.what == KEEPS_OBJECT {
-        objects.drop_hold(entry.owner);
-    } else {
-        let less = |entry: &mut Entry| {
-            entry.maps = entry.maps.saturating_sub(1);
-            (Then::Keep, ())
-        };
-        let map = &accounts.holdings().map;
-        map.change(Space::Pointer, entry.owner, less);
+    match kept {
+        KeptMemory::OfObject(number) => objects.drop_hold(number),
+        KeptMemory::OfPointer(pointer) => {
+            let less = |entry: &mut Pointer| {
+                if let Pointer::Own { descriptors, .. } | Pointer::Exported { descriptors, .. } =
+                    entry
+                {
+                    *descriptors = descriptors.saturating_sub(1);
+                }
+                (Then::Keep, ())
+            };
+            accounts.holdings().map.change(pointer, less);
+        }
     }
 }
 
@@ -78,31 +66,28 @@ pub(crate) fn ended(accounts: &Accounts, objects: &Objects<'_>, entry: &Entry) {
 pub(crate) fn keeps_object(accounts: &Accounts, descriptor: c_int, number: u64) {
     let objects = Objects::lock(accounts);
     if objects.hold(number) {
-        put(accounts, &objects, descriptor, number, KEEPS_OBJECT);
+        put(accounts, &objects, descriptor, KeptMemory::OfObject(number));
     }
 }
 
 /// Plain memory is freed that a descriptor may keep: it is charged until that is closed.
-pub(crate) fn freed(accounts: &Accounts, pointer: u64, entry: &Entry) {
+pub(crate) fn freed(accounts: &Accounts, pointer: u64, device: u8, bytes: u64) {
     poll(accounts);
     let objects = Objects::lock(accounts);
-    let number = objects.make_unnamed(usize::from(entry.device), entry.bytes, what::OWN);
-    accounts.holdings().map.sweep(|space, kept| {
-        if space == Space::Descriptor && kept.what == KEEPS_POINTER && kept.owner == pointer {
-            kept.what = KEEPS_OBJECT;
-            kept.owner = number;
-        }
-        false
-    });
+    let number = objects.make_unnamed(usize::from(device), bytes, ObjectKind::Own);
+    let object = KeptMemory::OfObject(number);
     // One hold for each descriptor, and the one that it was made with, which ends here.
-    let kept = |space: Space, kept: &Entry| {
-        space == Space::Descriptor && kept.what == KEEPS_OBJECT && kept.owner == number
-    };
     let mut count = 0u32;
-    accounts.holdings().map.sweep(|space, entry| {
-        count += u32::from(kept(space, entry));
-        false
-    });
+    accounts
+        .holdings()
+        .map
+        .sweep_of(|_, kept: &mut Descriptor| {
+            if kept.keeps == KeptMemory::OfPointer(pointer) {
+                kept.keeps = object;
+            }
+            count += u32::from(kept.keeps == object);
+            false
+        });
     for _ in 0..count {
         objects.hold(number);
     }
@@ -120,25 +105,22 @@ pub(crate) fn poll(accounts: &Accounts) -> bool {
     let objects = Objects::lock(accounts);
     let mut any = false;
     loop {
-        let mut closed = [Entry::default(); AT_ONCE];
+        let mut closed = [KeptMemory::OfPointer(0); AT_ONCE];
         let mut count = 0;
-        holdings.map.sweep(|space, entry| {
-            if space != Space::Descriptor {
-                return false;
-            }
-            let now = c_int::try_from(entry.maps).ok().and_then(file_of);
+        holdings.map.sweep_of(|number, entry: &mut Descriptor| {
+            let now = c_int::try_from(number).ok().and_then(file_of);
             match closed.get_mut(count) {
-                Some(place) if now != Some(entry.bytes) => {
-                    *place = *entry;
+                Some(place) if now != Some(entry.file) => {
+                    *place = entry.keeps;
                     count += 1;
                     true
                 }
                 _ => false,
             }
         });
-        for entry in closed.iter().take(count) {
-            ended(accounts, &objects, entry);
-            any |= entry.what == KEEPS_OBJECT;
+        for &kept in closed.iter().take(count) {
+            ended(accounts, &objects, kept);
+            any |= matches!(kept, KeptMemory::OfObject(_));
         }
         if count < AT_ONCE {
             return any;

@@ -5,10 +5,10 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use vgpu_abi::region::Kind;
 
 use crate::base::lock;
-use crate::base::map::Space;
 use crate::driver::query;
 use crate::figures::room::Figures;
 use crate::state::accounts::Accounts;
+use crate::state::entries::GraphAllocation;
 use crate::state::holdings::GraphMemory;
 
 /// Has this process (or one that it was forked from) made a memory node? Stands outside
@@ -103,7 +103,7 @@ pub(crate) fn freed_outside(accounts: &Accounts, address: u64) {
         || accounts
             .holdings()
             .map
-            .take(Space::GraphMemory, address)
+            .take::<GraphAllocation>(address)
             .is_none()
     {
         return;

@@ -5,18 +5,13 @@ use core::sync::atomic::Ordering;
 
 use vgpu_abi::region::Kind;
 
-use crate::base::map::{Entry, Space, Then};
+use crate::base::map::Then;
 use crate::holdings::measure::{self, NewContext};
 use crate::holdings::mps;
 use crate::state::accounts::Accounts;
+use crate::state::entries::Context;
 use crate::state::holdings::{Learn, Part};
 use crate::state::process;
-
-/// The context is the device's primary one.
-pub(crate) const PRIMARY: u8 = 1;
-
-/// The context is a green one's: its memory is the primary context's.
-pub(crate) const GREEN: u8 = 2;
 
 /// Charges a context that was found, rather than made by our leave: it counts as any other one.
 pub(crate) fn settle_found(
@@ -59,18 +54,28 @@ pub(crate) fn mark_loading(accounts: &Accounts, device: usize) {
     }
 }
 
-/// A new entry of a context: its number stands in `owner`.
-pub(crate) fn named(accounts: &Accounts, device: usize) -> Entry {
+/// The entry of a context that is not known yet, with a new number.
+pub(crate) fn numbered(accounts: &Accounts, device: usize, bytes: u64) -> Context {
     // Relaxed: only has to differ from all others.
     let number = accounts
         .holdings()
         .contexts_numbered
         .fetch_add(1, Ordering::Relaxed);
-    Entry {
-        owner: u64::from(number) + 1,
+    Context::Own {
+        number: u64::from(number) + 1,
+        bytes,
         device: u8::try_from(device).unwrap_or(u8::MAX),
-        ..Entry::default()
+        references: 1,
     }
+}
+
+/// The charge of a context has turned out to be this.
+pub(crate) fn recharge(accounts: &Accounts, context: u64, change: impl FnOnce(u64) -> u64) {
+    let recharged = |entry: &mut Context| {
+        entry.recharge(change);
+        (Then::Keep, ())
+    };
+    accounts.holdings().map.change(context, recharged);
 }
 
 /// A call was left by a jump: what is there now is measured, so that its charge does not stay if the
@@ -114,11 +119,7 @@ pub(crate) fn loaded(accounts: &Accounts, device: usize) {
 
 /// Was the context made by our leave? One that was made past the hooks needs it when it is first used.
 pub(crate) fn is_allowed(accounts: &Accounts, context: u64, device: usize) -> bool {
-    accounts
-        .holdings()
-        .map
-        .get(Space::Context, context)
-        .is_some()
+    accounts.holdings().map.get::<Context>(context).is_some()
         || mps::refuses(accounts, "a context", device).is_none()
 }
 
@@ -126,17 +127,14 @@ pub(crate) fn is_allowed(accounts: &Accounts, context: u64, device: usize) -> bo
 /// them through its export tables).
 pub(crate) fn adopt(accounts: &Accounts, context: u64, device: usize) -> u64 {
     let map = &accounts.holdings().map;
-    if let Some(entry) = map.get(Space::Context, context) {
-        return entry.owner;
+    if let Some(known) = map.get::<Context>(context) {
+        return known.number();
     }
-    let entry = Entry {
-        handles: 1,
-        ..named(accounts, device)
-    };
-    let (before, _) = map.put(Space::Context, context, entry);
+    let entry = numbered(accounts, device, 0);
+    let (before, _) = map.put(context, entry);
     if let Some(before) = before {
-        map.put(Space::Context, context, before);
-        return before.owner;
+        map.put(context, before);
+        return before.number();
     }
     // A runtime that makes contexts past the hooks loads modules past them too, and may be loading now.
     process::load_past_us();
@@ -144,17 +142,10 @@ pub(crate) fn adopt(accounts: &Accounts, context: u64, device: usize) -> u64 {
     accounts.holdings().add_overhead(device, Part::Context, 0);
     let ordinal = accounts.ordinal_of(device).unwrap_or(0);
     let bytes = settle_found(accounts, device, ordinal, context, Learn::Runtime);
-    let resized = |entry: &mut Entry| {
-        entry.bytes = bytes;
-        (Then::Keep, ())
-    };
-    accounts
-        .holdings()
-        .map
-        .change(Space::Context, context, resized);
+    recharge(accounts, context, |_| bytes);
     measure::keep_baseline(accounts, device, context);
     measure::record_excess(accounts, "a context that a runtime made", device, bytes);
-    entry.owner
+    entry.number()
 }
 
 /// The address of a context may stand for another one from here on.

@@ -1,6 +1,6 @@
-//! What the driver takes that no call names: contexts, modules, what is loaded at its first use. Asks,
+//! The memory that the driver takes and no call names: contexts, modules, code loaded at its first use. Asks,
 //! in this order: NVML, which knows each process; how much less memory is free after a call than before
-//! it; what the container has learned; at last a guess for the card. Never answers "nothing".
+//! it; what the container has learned; at last a guess for the GPU. Never answers "nothing".
 //!
 //! Decides no call. The figures that stand for a missing answer are functions of values ([`guess`],
 //! [`beyond`], [`context_figure`], [`settled`]).
@@ -14,13 +14,12 @@ use vgpu_abi::region::{Kind, Refusal, Why};
 
 use crate::base::lock;
 use crate::base::log::line;
-use crate::base::map::{Entry, Space};
 use crate::driver::query;
 use crate::figures::sizes;
 use crate::guest::manners;
-use crate::holdings::{deferred_frees, graph_charges, pool_charges};
+use crate::holdings::{deferred_free_charges, graph_charges, pool_charges};
 use crate::state::accounts::Accounts;
-use crate::state::entries::{self, object, what};
+use crate::state::entries::{self, Entry, ObjectKind, Pointer};
 use crate::state::holdings::{CHORE_DEFERRED_FREES, Learn, Part};
 
 const MIB: u64 = 1 << 20;
@@ -28,11 +27,11 @@ const MIB: u64 = 1 << 20;
 /// A context takes no less than this, whatever was measured beside busy neighbours.
 pub(crate) const LEAST_CONTEXT: u64 = 8 * MIB;
 
-/// A safe figure for a context of a card of which nothing is known but its multiprocessors and its
+/// A safe figure for a context of a GPU of which nothing is known but its multiprocessors and its
 /// memory: 64 MiB, and 4 MiB for each multiprocessor (2 MiB of it are the default stacks of its
 /// threads), but no more than an eighth of the memory.
 ///
-/// | card | multiprocessors | guess |
+/// | GPU | multiprocessors | guess |
 /// |---|---|---|
 /// | T4 | 40 | 224 MiB |
 /// | V100 | 80 | 384 MiB |
@@ -50,7 +49,7 @@ pub(crate) fn guess(multiprocessors: u64, total_bytes: u64) -> u64 {
 
 /// The guess for a device of the driver.
 pub(crate) fn guess_for(ordinal: i32) -> u64 {
-    /// For a card that does not say.
+    /// For a GPU that does not say.
     const MANY: u64 = 160;
     let count = query::device_attribute(ordinal, query::MULTIPROCESSORS);
     let count = count
@@ -109,7 +108,7 @@ fn look(accounts: &Accounts, device: usize, from: From, when: When) -> Option<Lo
     };
     // Memory that a stream has freed until then is in neither figure.
     if accounts.holdings().has_chore(CHORE_DEFERRED_FREES) {
-        deferred_frees::settle(accounts);
+        deferred_free_charges::settle(accounts);
     }
     Some(Look {
         in_use,
@@ -268,11 +267,12 @@ fn own_buffers(accounts: &Accounts, device: usize) -> u64 {
 fn buffers(accounts: &Accounts, device: usize) -> Buffers {
     let mut sum = Buffers {
         bytes: own_buffers(accounts, device),
-        doubtful: deferred_frees::bytes(accounts, device),
+        doubtful: deferred_free_charges::bytes(accounts, device),
     };
-    accounts.holdings().map.sweep(|space, entry| {
-        if usize::from(entry.device) == device {
-            let one = buffer_of(space, entry, sizes::granularity());
+    entries::sweep(&accounts.holdings().map, |_, entry| {
+        if let Some((at, one)) = buffer_of(&entry, sizes::granularity())
+            && usize::from(at) == device
+        {
             sum.bytes = sum.bytes.saturating_add(one.bytes);
             sum.doubtful = sum.doubtful.saturating_add(one.doubtful);
         }
@@ -281,39 +281,63 @@ fn buffers(accounts: &Accounts, device: usize) -> Buffers {
     sum
 }
 
-/// What one entry adds, on a driver of this granularity, to what stands in this process's slot.
-fn buffer_of(space: Space, entry: &Entry, granularity: u64) -> Buffers {
-    let by_steps = if entry.bytes >= sizes::STEP {
-        sizes::STEP.saturating_sub(granularity)
-    } else {
-        0
+/// The device of an entry, and what it adds, on a driver of this granularity, to what stands in this process's slot.
+/// `None`: it is no buffer.
+fn buffer_of(entry: &Entry<'_>, granularity: u64) -> Option<(u8, Buffers)> {
+    // The driver may give as much less of a step than we charge.
+    let by_steps = |bytes| {
+        if bytes >= sizes::STEP {
+            sizes::STEP.saturating_sub(granularity)
+        } else {
+            0
+        }
     };
+    let in_slot = |doubtful| Buffers { bytes: 0, doubtful };
     // Exported memory stands in the container's table, and so does what others have exported. The driver
     // counts that for this process once its maker has let go.
-    let (shared, shared_doubtful) = match (space, entry.what) {
-        (Space::Pointer | Space::Object, what::SHARED) => (entry.bytes, by_steps),
-        (Space::Pointer, what::OPENED) => (entry.maps_as_bytes(), entry.maps_as_bytes()),
-        (Space::Object, object::IMPORTED) => (entry.bytes, entry.bytes),
-        _ => (0, 0),
-    };
-    let doubtful = match (space, entry.what) {
-        // In the container's table, or past its share.
-        (_, what::SHARED | what::OPENED | what::PAGED | what::MANAGED) => 0,
-        // Its pages may be the host's.
-        (Space::Pointer, what::MANAGED_HERE) => entry.bytes,
-        (Space::Pointer, _) | (Space::Object, what::OWN) => by_steps,
-        (Space::Array, _) => entries::doubtful(entry).max(by_steps),
-        // Memory that another process, or another API, was given.
-        (Space::External | Space::Graphics, _) | (Space::Object, object::ADOPTED) => entry.bytes,
-        _ => 0,
-    };
-    Buffers {
-        bytes: shared,
-        doubtful: doubtful.saturating_add(shared_doubtful),
-    }
+    let in_table = |bytes, doubtful| Buffers { bytes, doubtful };
+    Some(match entry {
+        Entry::Pointer(pointer) => {
+            let buffers = match **pointer {
+                Pointer::Own { bytes, .. }
+                | Pointer::Loose { bytes, .. }
+                | Pointer::Offered { bytes, .. } => in_slot(by_steps(bytes)),
+                Pointer::Taken { .. } => in_slot(0),
+                Pointer::Exported { bytes, .. } => in_table(bytes, by_steps(bytes)),
+                Pointer::Opened { size, .. } => in_table(size.bytes(), size.bytes()),
+                // Past the share.
+                Pointer::Paged { .. } | Pointer::Managed { .. } => in_slot(0),
+                // Its pages may be the host's.
+                Pointer::ManagedHere { bytes, .. } => in_slot(bytes),
+            };
+            (pointer.device(), buffers)
+        }
+        Entry::MemoryObject(object) => {
+            let bytes = object.bytes;
+            let buffers = match object.kind {
+                ObjectKind::Own => in_slot(by_steps(bytes)),
+                ObjectKind::Exported => in_table(bytes, by_steps(bytes)),
+                ObjectKind::Imported => in_table(bytes, bytes),
+                // Memory that another process was given.
+                ObjectKind::Adopted => in_slot(bytes),
+                ObjectKind::Foreign | ObjectKind::Multicast | ObjectKind::MulticastShared => {
+                    in_slot(0)
+                }
+            };
+            (object.device, buffers)
+        }
+        Entry::Array(array) => {
+            let doubtful = array.doubtful_bytes().max(by_steps(array.bytes));
+            (array.device, in_slot(doubtful))
+        }
+        // Memory that another API was given.
+        Entry::External(memory) => (memory.device, in_slot(memory.bytes)),
+        Entry::Graphics(memory) => (memory.device, in_slot(memory.bytes)),
+        _ => return None,
+    })
 }
 
-/// What contexts and modules are charged once they were measured: the charge is lowered no further than
+/// The charge of contexts and modules once they were measured: the charge is lowered no further than
 /// buffers are known.
 fn settled(charged: u64, own: Own) -> u64 {
     if own.least >= charged {
@@ -343,7 +367,7 @@ pub(crate) fn settle(accounts: &Accounts, device: usize, learn: Learn) -> bool {
     true
 }
 
-/// What a context counts for that NVML has no figure of: what is in use beyond the charges since before it
+/// The size of a context that NVML has no figure of: the memory in use beyond the charges since before it
 /// was made, or in all; but no more than the guess, since neighbours count too, and no less than any
 /// context takes.
 fn context_figure(beyond_the_books: Option<u64>, guess: u64) -> u64 {
@@ -359,13 +383,13 @@ pub(crate) struct NewContext {
     pub(crate) device: usize,
     pub(crate) ordinal: i32,
     pub(crate) context: u64,
-    /// What it was charged so far, which is in the charges, bytes.
+    /// Its charge so far, which the charges include, bytes.
     pub(crate) charged: u64,
     /// How the device stood before it.
     pub(crate) before: Option<Look>,
 }
 
-/// What a context of unknown size counts for that was made just now, bytes. Its charge is pending, and
+/// The size of a context that was made just now and whose size was unknown, bytes. Its charge is pending, and
 /// what is found out is learned.
 pub(crate) fn new_context(accounts: &Accounts, new: NewContext) -> u64 {
     let device = new.device;
@@ -400,7 +424,7 @@ pub(crate) fn new_context(accounts: &Accounts, new: NewContext) -> u64 {
     is
 }
 
-/// What a context of unknown size counts for that was found, bytes: settles its charge to that.
+/// The size of a context that was found and whose size was unknown, bytes: settles its charge to that.
 pub(crate) fn settle_found_context(accounts: &Accounts, new: NewContext, learn: Learn) -> u64 {
     let NewContext {
         device, charged, ..
@@ -418,7 +442,7 @@ pub(crate) fn settle_found_context(accounts: &Accounts, new: NewContext, learn: 
     is
 }
 
-/// What is in use beyond the charges: since before the context was made, else in all. The smallest of
+/// The memory in use beyond the charges: since before the context was made, else in all. The smallest of
 /// several looks.
 fn beyond_the_books(accounts: &Accounts, new: &NewContext) -> Option<u64> {
     let from = new
@@ -581,6 +605,7 @@ pub(crate) fn look_for_excess(accounts: &Accounts) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::entries::{Array, External, Library, MemoryObject, Steps};
 
     fn at(in_use: u64, booked: u64) -> Look {
         Look {
@@ -592,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guess_grows_with_the_card() {
+    fn the_guess_grows_with_the_gpu() {
         for (multiprocessors, total, mib) in [
             (40, 16 << 30, 224),
             (132, 141 << 30, 592),
@@ -647,60 +672,87 @@ mod tests {
 
     #[test]
     fn buffers_are_known_as_well_as_the_driver_tells() {
-        let entry = |bytes, what, maps| Entry {
+        let (bytes, context, device) = (4 * MIB, 1, 3);
+        let own = |bytes| Pointer::Own {
             bytes,
-            what,
-            maps,
-            ..Entry::default()
+            context,
+            device,
+            descriptors: 0,
+        };
+        let here = Pointer::ManagedHere {
+            bytes,
+            context,
+            device,
+        };
+        let past = Pointer::Managed {
+            bytes,
+            context,
+            device,
+        };
+        let exported = Pointer::Exported {
+            bytes,
+            context,
+            device,
+            descriptors: 0,
+        };
+        let opened = Pointer::Opened {
+            times: 1,
+            context,
+            device,
+            size: Steps::of(8 * 512),
+        };
+        let mut imported = MemoryObject {
+            bytes,
+            holds: 1,
+            releasing: 0,
+            device,
+            kind: ObjectKind::Imported,
+        };
+        let mut array = Array {
+            bytes,
+            context,
+            doubtful: Steps::of(3 * 512),
+            device,
+        };
+        let mut external = External {
+            bytes: 7,
+            context,
+            device,
         };
         let (small, large) = (64 << 10, 2 * MIB);
-        for (space, entry, granularity, is) in [
-            (Space::Pointer, entry(4 * MIB, what::OWN, 0), large, 0),
-            (
-                Space::Pointer,
-                entry(4 * MIB, what::OWN, 0),
-                small,
-                large - small,
-            ),
-            (Space::Pointer, entry(MIB, what::OWN, 0), small, 0),
-            (
-                Space::Pointer,
-                entry(4 * MIB, what::MANAGED_HERE, 0),
-                large,
-                4 * MIB,
-            ),
-            (
-                Space::Pointer,
-                entry(4 * MIB, what::SHARED, 0),
-                small,
-                large - small,
-            ),
-            (Space::Pointer, entry(1, what::OPENED, 8), small, 8 * 512),
-            (
-                Space::Object,
-                entry(4 * MIB, object::IMPORTED, 0),
-                large,
-                4 * MIB,
-            ),
-            (Space::Array, entry(4 * MIB, what::OWN, 3), large, 3 * 512),
-            (
-                Space::Array,
-                entry(4 * MIB, what::OWN, 3),
-                small,
-                large - small,
-            ),
-            (Space::External, entry(7, what::OWN, 0), large, 7),
-            (Space::Module, entry(7 * MIB, 0, 0), small, 0),
+        let step = large - small;
+        let found = |entry: Entry<'_>, granularity| {
+            let (at, buffers) = buffer_of(&entry, granularity).unwrap();
+            assert_eq!(at, device, "{entry:?}");
+            (buffers.bytes, buffers.doubtful)
+        };
+        for (mut pointer, granularity, is) in [
+            (own(bytes), large, (0, 0)),
+            (own(bytes), small, (0, step)),
+            (own(MIB), small, (0, 0)),
+            (here, large, (0, bytes)),
+            (past, small, (0, 0)),
+            (exported, small, (bytes, step)),
+            (opened, small, (8 * 512, 8 * 512)),
         ] {
-            let found = buffer_of(space, &entry, granularity);
-            assert_eq!(found.doubtful, is, "{space:?} {entry:?}");
-            let shared = match entry.what {
-                what::SHARED | object::IMPORTED => entry.bytes,
-                what::OPENED => is,
-                _ => 0,
-            };
-            assert_eq!(found.bytes, shared, "{space:?} {entry:?}");
+            let text = format!("{pointer:?}");
+            assert_eq!(
+                found(Entry::Pointer(&mut pointer), granularity),
+                is,
+                "{text}"
+            );
         }
+        let imported = Entry::MemoryObject(&mut imported);
+        assert_eq!(found(imported, large), (bytes, bytes));
+        assert_eq!(found(Entry::Array(&mut array), large), (0, 3 * 512));
+        assert_eq!(found(Entry::Array(&mut array), small), (0, step));
+        assert_eq!(found(Entry::External(&mut external), large), (0, 7));
+        let mut library = Library {
+            number: 1,
+            declared: bytes,
+            is_whole: true,
+        };
+        assert_eq!(buffer_of(&Entry::Library(&mut library), small), None);
     }
 
     #[test]

@@ -1,22 +1,29 @@
 //! The charges of modules and libraries, by context, and what a first use adds to them.
 
-use crate::base::map::{Entry, Space, Then};
+use crate::base::map::Then;
 use crate::holdings::locate;
 use crate::holdings::measure::{self, Look};
 use crate::state::accounts::{Accounts, Destination};
+use crate::state::entries::{Library, LibraryCopy, Loaded, Module};
 
-/// Where it stands what a context was charged for a module or a library. What it loads of those that are in
-/// no charge goes with the context, too.
-pub(crate) fn charged_to(accounts: &Accounts, number: u64, context: u64) -> (Space, u64) {
+/// The charge of a context for a module or a library.
+pub(crate) fn loaded(accounts: &Accounts, number: u64, context: u64) -> Option<Loaded> {
     let map = &accounts.holdings().map;
-    if map.get(Space::Module, number).is_some() {
-        return (Space::Module, number);
+    if let Some(Module(loaded)) = map.get(number) {
+        return Some(loaded);
     }
-    let library = map.get(Space::Library, number).unwrap_or_default();
-    (Space::Copy, copy_number(&library, context))
+    let LibraryCopy(loaded) = map.get(copy_of(accounts, number, context))?;
+    Some(loaded)
 }
 
-/// What was taken since `before` is charged, and goes with its module, or with the copy of its library; 0
+/// The number of a library's copy in a context. A library that is not known has number 0: what a context loads
+/// of those goes with the context, too.
+fn copy_of(accounts: &Accounts, library: u64, context: u64) -> u64 {
+    let library = accounts.holdings().map.get::<Library>(library);
+    copy_number(library.map_or(0, |library| library.number), context)
+}
+
+/// Charges the memory taken since `before`, whose charge ends with its module, or with the copy of its library; 0
 /// is none that is known.
 pub(crate) fn charge_first_use(
     accounts: &Accounts,
@@ -38,26 +45,31 @@ pub(crate) fn charge_first_use(
         Destination::Device { owner, .. } => owner,
         Destination::Elsewhere | Destination::Denied => 0,
     };
-    let (space, number) = charged_to(accounts, module, owner);
-    let grown = |entry: &mut Entry| {
-        entry.bytes = entry.bytes.saturating_add(more);
+    let grow = |loaded: &mut Loaded| {
+        loaded.bytes = loaded.bytes.saturating_add(more);
         (Then::Keep, ())
     };
     let map = &accounts.holdings().map;
-    if map.change(space, number, grown).is_none() {
-        let copy = Entry {
+    if map.change(module, |Module(loaded)| grow(loaded)).is_some() {
+        return;
+    }
+    let copy = copy_of(accounts, module, owner);
+    if map
+        .change(copy, |LibraryCopy(loaded)| grow(loaded))
+        .is_none()
+    {
+        let loaded = Loaded {
             bytes: more,
-            owner,
+            context: owner,
+            steps_in_advance: 0,
             device: u8::try_from(device).unwrap_or(u8::MAX),
-            ..Entry::default()
+            is_whole: false,
         };
-        map.put(space, number, copy);
+        map.put(copy, LibraryCopy(loaded));
     }
 }
 
-/// `Space::Library`: `owner` is our number of it, `bytes` what its image declares.
-/// `Space::Copy`, by the numbers of library and context: `owner` is the context; the rest is as for a
-/// module.
-pub(crate) fn copy_number(library: &Entry, context: u64) -> u64 {
-    library.owner << 32 | context & u64::from(u32::MAX)
+/// The number of a library's copy in a context, by our numbers of both.
+pub(crate) fn copy_number(library: u64, context: u64) -> u64 {
+    library << 32 | context & u64::from(u32::MAX)
 }

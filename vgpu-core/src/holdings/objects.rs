@@ -5,13 +5,16 @@
 
 use core::sync::atomic::Ordering;
 
-use vgpu_abi::region::{Import, Kind, ObjectCharge, SharedKey};
+use vgpu_abi::region::{Family, Import, Kind, ObjectCharge, SharedKey};
 
 use crate::base::lock::Held;
 use crate::base::log::line;
-use crate::base::map::{Entry, Space, Then};
+use crate::base::map::Then;
 use crate::state::accounts::Accounts;
-use crate::state::entries::{object, what};
+use crate::state::entries::{
+    Binding, Handle, HandleOf, ImportRange, MemoryObject, ObjectImport, ObjectKind, ObjectName,
+    PointerImport, PointerName, TableName,
+};
 
 /// An object as a rule sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +25,7 @@ pub(crate) struct Object {
     pub(crate) bytes: u64,
     /// Region index of its device.
     pub(crate) device: u8,
-    /// The kind that it is charged as.
-    pub(crate) what: u8,
+    pub(crate) kind: ObjectKind,
 }
 
 /// The objects of this process, under their lock.
@@ -32,8 +34,6 @@ pub(crate) struct Objects<'a> {
     _held: Option<Held<'a>>,
 }
 
-/// `Space::Object`: `owner` counts the holds, `maps` those whose release is with the driver.
-/// `Space::Handle`: `owner` is the object, `bytes` counts the references that the handle has.
 impl<'a> Objects<'a> {
     pub(crate) fn lock(accounts: &'a Accounts) -> Self {
         Self {
@@ -43,25 +43,25 @@ impl<'a> Objects<'a> {
     }
 
     /// A new object, held once by this handle.
-    pub(crate) fn make(&self, handle: u64, device: usize, bytes: u64, what: u8) -> u64 {
-        let number = self.make_unnamed(device, bytes, what);
+    pub(crate) fn make(&self, handle: u64, device: usize, bytes: u64, kind: ObjectKind) -> u64 {
+        let number = self.make_unnamed(device, bytes, kind);
         self.name(number, handle);
         number
     }
 
     /// A new object without a handle, held once.
-    pub(crate) fn make_unnamed(&self, device: usize, bytes: u64, what: u8) -> u64 {
+    pub(crate) fn make_unnamed(&self, device: usize, bytes: u64, kind: ObjectKind) -> u64 {
         let holdings = self.accounts.holdings();
         // Relaxed: only has to differ from all others.
         let number = holdings.objects_numbered.fetch_add(1, Ordering::Relaxed) + 1;
-        let entry = Entry {
+        let object = MemoryObject {
             bytes,
-            owner: 1,
+            holds: 1,
+            releasing: 0,
             device: u8::try_from(device).unwrap_or(u8::MAX),
-            what,
-            ..Entry::default()
+            kind,
         };
-        let (_, kept) = holdings.map.put(Space::Object, number, entry);
+        let (_, kept) = holdings.map.put(number, object);
         if !kept {
             line!(
                 Error,
@@ -73,18 +73,9 @@ impl<'a> Objects<'a> {
 
     /// The handle stands for this object from now on, with one reference.
     fn name(&self, number: u64, handle: u64) {
-        let link = Entry {
-            bytes: 1,
-            owner: number,
-            ..Entry::default()
-        };
         let map = &self.accounts.holdings().map;
-        let (before, _) = map.put(Space::Handle, handle, link);
-        let back = Entry {
-            owner: handle,
-            ..Entry::default()
-        };
-        map.put(Space::HandleOf, number, back);
+        let (before, _) = map.put(handle, Handle::first(number));
+        map.put(number, HandleOf(handle));
         if let Some(before) = before {
             self.renamed(before, number);
         }
@@ -93,16 +84,16 @@ impl<'a> Objects<'a> {
     /// The driver has given a handle again. What it stood for is gone, and the releases that are on
     /// their way back say so; other holds (a mapping made just then) may be of the new object, which
     /// then stays charged until the end.
-    fn renamed(&self, before: Entry, number: u64) {
+    fn renamed(&self, before: Handle, number: u64) {
         let map = &self.accounts.holdings().map;
-        let Some(old) = map.get(Space::Object, before.owner) else {
+        let Some(old) = map.get::<MemoryObject>(before.object) else {
             return;
         };
-        let gone = before.bytes.saturating_add(u64::from(old.maps));
-        let other = old.owner.saturating_sub(gone);
+        let gone = before.references.saturating_add(u64::from(old.releasing));
+        let other = old.holds.saturating_sub(gone);
         if other == 0 {
-            map.take(Space::Object, before.owner);
-            self.let_go(before.owner, &old);
+            map.take::<MemoryObject>(before.object);
+            self.let_go(before.object, &old);
             return;
         }
         line!(
@@ -110,65 +101,63 @@ impl<'a> Objects<'a> {
             "a memory handle came again while its memory was mapped: {} bytes may stay charged",
             old.bytes
         );
-        let more = |entry: &mut Entry| {
-            entry.owner = entry.owner.saturating_add(other);
-            (Then::Keep, ())
-        };
-        map.change(Space::Object, number, more);
+        self.change(number, |object| {
+            object.holds = object.holds.saturating_add(other);
+        });
     }
 
     /// The object that a handle stands for.
     pub(crate) fn of(&self, handle: u64) -> Option<Object> {
-        let link = self.accounts.holdings().map.get(Space::Handle, handle)?;
-        self.get(link.owner)
+        let handle: Handle = self.accounts.holdings().map.get(handle)?;
+        self.get(handle.object)
     }
 
     pub(crate) fn get(&self, number: u64) -> Option<Object> {
-        let entry = self.accounts.holdings().map.get(Space::Object, number)?;
+        let object: MemoryObject = self.accounts.holdings().map.get(number)?;
         Some(Object {
             number,
-            bytes: entry.bytes,
-            device: entry.device,
-            what: entry.what,
+            bytes: object.bytes,
+            device: object.device,
+            kind: object.kind,
         })
     }
 
-    fn change<T>(&self, number: u64, change: impl FnOnce(&mut Entry) -> T) -> Option<T> {
+    fn change<T>(&self, number: u64, change: impl FnOnce(&mut MemoryObject) -> T) -> Option<T> {
         let map = &self.accounts.holdings().map;
-        map.change(Space::Object, number, |entry| (Then::Keep, change(entry)))
+        map.change(number, |object| (Then::Keep, change(object)))
     }
 
     /// It is charged as something else from now on.
-    pub(crate) fn set_what(&self, number: u64, what: u8) {
-        self.change(number, |entry| entry.what = what);
+    pub(crate) fn set_kind(&self, number: u64, kind: ObjectKind) {
+        self.change(number, |object| object.kind = kind);
     }
 
     /// It turned out to be larger, and that is charged.
     pub(crate) fn grow(&self, number: u64, bytes: u64) {
-        self.change(number, |entry| {
-            entry.bytes = entry.bytes.saturating_add(bytes);
+        self.change(number, |object| {
+            object.bytes = object.bytes.saturating_add(bytes);
         });
     }
 
     /// One hold more. (A count of 64 bits has no edge that calls could reach.)
     pub(crate) fn hold(&self, number: u64) -> bool {
-        let more = |entry: &mut Entry| entry.owner = entry.owner.saturating_add(1);
+        let more = |object: &mut MemoryObject| object.holds = object.holds.saturating_add(1);
         self.change(number, more).is_some()
     }
 
     /// One hold less; with the last one the charge ends.
     pub(crate) fn drop_hold(&self, number: u64) {
         let map = &self.accounts.holdings().map;
-        let last = map.change(Space::Object, number, |entry| {
-            entry.owner = entry.owner.saturating_sub(1);
-            if entry.owner == 0 {
-                (Then::Remove, Some(*entry))
+        let last = map.change(number, |object: &mut MemoryObject| {
+            object.holds = object.holds.saturating_sub(1);
+            if object.holds == 0 {
+                (Then::Remove, Some(*object))
             } else {
                 (Then::Keep, None)
             }
         });
-        if let Some(entry) = last.flatten() {
-            self.let_go(number, &entry);
+        if let Some(object) = last.flatten() {
+            self.let_go(number, &object);
         }
     }
 
@@ -177,14 +166,11 @@ impl<'a> Objects<'a> {
         let Some(object) = self.of(handle) else {
             return false;
         };
-        let more = |link: &mut Entry| {
-            link.bytes = link.bytes.saturating_add(1);
+        let more = |handle: &mut Handle| {
+            handle.references = handle.references.saturating_add(1);
             (Then::Keep, ())
         };
-        self.accounts
-            .holdings()
-            .map
-            .change(Space::Handle, handle, more);
+        self.accounts.holdings().map.change(handle, more);
         self.hold(object.number)
     }
 
@@ -192,16 +178,8 @@ impl<'a> Objects<'a> {
     pub(crate) fn refer_as(&self, number: u64, handle: u64) -> bool {
         let held = self.hold(number);
         if held {
-            let link = Entry {
-                bytes: 1,
-                owner: number,
-                ..Entry::default()
-            };
-            let (before, _) = self
-                .accounts
-                .holdings()
-                .map
-                .put(Space::Handle, handle, link);
+            let map = &self.accounts.holdings().map;
+            let (before, _) = map.put(handle, Handle::first(number));
             if let Some(before) = before {
                 self.renamed(before, number);
             }
@@ -211,22 +189,24 @@ impl<'a> Objects<'a> {
 
     /// A reference of a handle is about to be released. Its hold stays until the driver has done so.
     pub(crate) fn begin_release(&self, handle: u64) -> Option<u64> {
-        let less = |link: &mut Entry| {
-            let held = link.bytes > 0;
-            link.bytes = link.bytes.saturating_sub(1);
-            (Then::Keep, held.then_some(link.owner))
+        let less = |handle: &mut Handle| {
+            let held = handle.references > 0;
+            handle.references = handle.references.saturating_sub(1);
+            (Then::Keep, held.then_some(handle.object))
         };
         let map = &self.accounts.holdings().map;
-        let number = map.change(Space::Handle, handle, less).flatten()?;
-        self.change(number, |entry| {
-            entry.maps = entry.maps.saturating_add(1);
+        let number = map.change(handle, less).flatten()?;
+        self.change(number, |object| {
+            object.releasing = object.releasing.saturating_add(1);
         })?;
         Some(number)
     }
 
     /// The driver has released the reference, or refused to.
     pub(crate) fn end_release(&self, number: u64, handle: u64, released: bool) {
-        let less = |entry: &mut Entry| entry.maps = entry.maps.saturating_sub(1);
+        let less = |object: &mut MemoryObject| {
+            object.releasing = object.releasing.saturating_sub(1);
+        };
         if self.change(number, less).is_none() {
             // The driver gave the handle to another object meanwhile.
             return;
@@ -234,9 +214,9 @@ impl<'a> Objects<'a> {
         let map = &self.accounts.holdings().map;
         let again = !released
             && map
-                .change(Space::Handle, handle, |link| {
-                    let same = link.owner == number;
-                    link.bytes = link.bytes.saturating_add(u64::from(same));
+                .change(handle, |handle: &mut Handle| {
+                    let same = handle.object == number;
+                    handle.references = handle.references.saturating_add(u64::from(same));
                     (Then::Keep, same)
                 })
                 .unwrap_or(false);
@@ -246,32 +226,32 @@ impl<'a> Objects<'a> {
     }
 
     /// Nothing holds it any more: the driver has freed it.
-    fn let_go(&self, number: u64, entry: &Entry) {
+    fn let_go(&self, number: u64, object: &MemoryObject) {
         let map = &self.accounts.holdings().map;
         let region = &self.accounts.container.region;
-        if let Some(handle) = map.take(Space::HandleOf, number) {
-            let is_its = |link: &mut Entry| {
-                let its = link.owner == number;
+        if let Some(HandleOf(handle)) = map.take(number) {
+            let is_its = |handle: &mut Handle| {
+                let its = handle.object == number;
                 (if its { Then::Remove } else { Then::Keep }, ())
             };
-            map.change(Space::Handle, handle.owner, is_its);
+            map.change(handle, is_its);
         }
-        match entry.what {
-            what::SHARED => {
-                if let Some(key) = map.take(Space::HandleKey, number)
-                    && let Err(error) = region.unhold(SharedKey([key.bytes, key.owner]))
-                {
-                    line!(Warn, "a shared object stays charged: {error}");
+        match object.kind {
+            ObjectKind::Exported => {
+                if let Some(ObjectName(TableName::Exported(key))) = map.take(number) {
+                    unhold(self.accounts, key);
                 }
             }
-            object::IMPORTED => {
-                if let Some(import) = take_import(self.accounts, BY_HANDLE, number) {
+            ObjectKind::Imported => {
+                if let Some(import) = take_import(self.accounts, ImportOf::Object(number)) {
                     end_import(self.accounts, &import);
                 }
             }
-            object::MULTICAST => self.unbind_all(number),
-            object::FOREIGN | object::MULTICAST_SHARED => {}
-            _ => region.release(usize::from(entry.device), entry.bytes, Kind::Buffer),
+            ObjectKind::Multicast => self.unbind_all(number),
+            ObjectKind::Foreign | ObjectKind::MulticastShared => {}
+            ObjectKind::Own | ObjectKind::Adopted => {
+                region.release(usize::from(object.device), object.bytes, Kind::Buffer);
+            }
         }
     }
 
@@ -281,13 +261,13 @@ impl<'a> Objects<'a> {
         loop {
             let mut bound = [0u64; AT_ONCE];
             let mut count = 0;
-            self.accounts.holdings().map.sweep(|space, entry| {
-                let of_it = space == Space::Multicast
-                    && multicast != 0
-                    && u64::from(entry.maps) == multicast & u64::from(u32::MAX);
+            let map = &self.accounts.holdings().map;
+            map.sweep_of(|_, binding: &mut Binding| {
+                let of_it = multicast != 0
+                    && u64::from(binding.multicast) == multicast & u64::from(u32::MAX);
                 match bound.get_mut(count) {
                     Some(place) if of_it => {
-                        *place = entry.owner;
+                        *place = binding.object;
                         count += 1;
                         true
                     }
@@ -304,83 +284,106 @@ impl<'a> Objects<'a> {
     }
 }
 
-/// Where imports are remembered: by the object's number, or by the pointer of an IPC mapping.
-pub(crate) const BY_HANDLE: [Space; 2] = [Space::HandleKey, Space::HandleUntil];
-
-/// See [`BY_HANDLE`].
-pub(crate) const BY_POINTER: [Space; 2] = [Space::SharedKey, Space::SharedUntil];
-
-/// What an import's entry is (`Entry::what` in the first of the spaces): its object has a name.
-const NAMED: u8 = 1;
-
-/// Remembers what an import holds; `context` is that which it dies with.
-pub(crate) fn keep_import(
-    accounts: &Accounts,
-    [key_space, until_space]: [Space; 2],
-    number: u64,
-    import: &Import,
-    context: u64,
-) {
-    let SharedKey([first, second]) = import.name.unwrap_or(SharedKey([0; 2]));
-    let map = &accounts.holdings().map;
-    let key = Entry {
-        bytes: first,
-        owner: second,
-        device: import.family.number(),
-        what: u8::from(import.name.is_some()) * NAMED,
-        maps: context_mark(context),
-        ..Entry::default()
-    };
-    map.put(key_space, number, key);
-    let until = Entry {
-        bytes: import.until,
-        owner: import.least,
-        device: u8::try_from(import.first.device).unwrap_or(u8::MAX),
-        maps: import.objects,
-        ..Entry::default()
-    };
-    map.put(until_space, number, until);
+impl Handle {
+    /// A handle that the driver has given for this object.
+    fn first(object: u64) -> Self {
+        Self {
+            object,
+            references: 1,
+        }
+    }
 }
 
-/// A context's number as a mark in an entry.
+/// Where an import is remembered.
+#[derive(Clone, Copy)]
+pub(crate) enum ImportOf {
+    /// By the pointer of an IPC mapping.
+    Pointer(u64),
+    /// By the number of an object.
+    Object(u64),
+}
+
+/// Remembers the objects that an import holds.
+pub(crate) fn keep_import(accounts: &Accounts, of: ImportOf, import: &Import) {
+    let family = import.family.number();
+    let name = match import.name {
+        Some(name) => TableName::Imported { name, family },
+        None => TableName::Unnamed { family },
+    };
+    let range = ImportRange {
+        until: import.until,
+        least: import.least,
+        objects: import.objects,
+        device: u8::try_from(import.first.device).unwrap_or(u8::MAX),
+    };
+    let map = &accounts.holdings().map;
+    match of {
+        ImportOf::Pointer(pointer) => {
+            map.put(pointer, PointerName(name));
+            map.put(pointer, PointerImport(range));
+        }
+        ImportOf::Object(number) => {
+            map.put(number, ObjectName(name));
+            map.put(number, ObjectImport(range));
+        }
+    }
+}
+
+/// A context's number, short enough to stand in an entry beside others.
 pub(crate) fn context_mark(context: u64) -> u32 {
     u32::try_from(context).unwrap_or(u32::MAX)
 }
 
-fn import_of(key: &Entry, until: &Entry) -> Import {
-    Import {
-        family: vgpu_abi::region::Family::from_number(key.device),
-        name: (key.what == NAMED).then_some(SharedKey([key.bytes, key.owner])),
-        until: until.bytes,
-        least: until.owner,
-        objects: until.maps,
+/// The import; `None` for memory that was exported from here.
+fn import_of(name: TableName, range: ImportRange) -> Option<Import> {
+    let (name, family) = match name {
+        TableName::Imported { name, family } => (Some(name), family),
+        TableName::Unnamed { family } => (None, family),
+        TableName::Exported(_) => return None,
+    };
+    Some(Import {
+        family: Family::from_number(family),
+        name,
+        until: range.until,
+        least: range.least,
+        objects: range.objects,
         first: ObjectCharge {
-            device: usize::from(until.device),
+            device: usize::from(range.device),
             bytes: 0,
         },
-    }
+    })
 }
 
 /// An import as it is remembered.
-pub(crate) fn known_import(
-    accounts: &Accounts,
-    [key_space, until_space]: [Space; 2],
-    number: u64,
-) -> Option<Import> {
+pub(crate) fn known_import(accounts: &Accounts, of: ImportOf) -> Option<Import> {
     let map = &accounts.holdings().map;
-    let key = map.get(key_space, number)?;
-    Some(import_of(&key, &map.get(until_space, number)?))
+    let (name, range) = match of {
+        ImportOf::Pointer(pointer) => (
+            map.get::<PointerName>(pointer)?.0,
+            map.get::<PointerImport>(pointer)?.0,
+        ),
+        ImportOf::Object(number) => (
+            map.get::<ObjectName>(number)?.0,
+            map.get::<ObjectImport>(number)?.0,
+        ),
+    };
+    import_of(name, range)
 }
 
 /// As [`known_import`], which forgets it.
-pub(crate) fn take_import(
-    accounts: &Accounts,
-    [key_space, until_space]: [Space; 2],
-    number: u64,
-) -> Option<Import> {
+pub(crate) fn take_import(accounts: &Accounts, of: ImportOf) -> Option<Import> {
     let map = &accounts.holdings().map;
-    let key = map.take(key_space, number)?;
-    Some(import_of(&key, &map.take(until_space, number)?))
+    let (name, range) = match of {
+        ImportOf::Pointer(pointer) => (
+            map.take::<PointerName>(pointer)?.0,
+            map.take::<PointerImport>(pointer)?.0,
+        ),
+        ImportOf::Object(number) => (
+            map.take::<ObjectName>(number)?.0,
+            map.take::<ObjectImport>(number)?.0,
+        ),
+    };
+    import_of(name, range)
 }
 
 /// It is held no more.

@@ -1,4 +1,4 @@
-//! What a request that did not fit waits for, and for how long: memory of a dead process that the
+//! How a request that did not fit waits, and for how long: for memory of a dead process that the
 //! driver has not let go of yet, and what the host is about to say of the charges. Reserves nothing
 //! itself: the caller asks again.
 //!
@@ -21,7 +21,7 @@ const LONGEST_NAP_NS: u64 = 20_000_000;
 /// Inode of the pid namespace of the machine, in which NVML counts.
 const HOST_PID_NAMESPACE: u64 = 0xefff_fffc;
 
-/// What became of the dead processes.
+/// The charges of dead processes, after a wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Remains {
     /// A slot was cleared.
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_waits_for_the_dead_only_where_it_would_fit_without_them() {
+    fn request_waits_for_dead_processes_only_if_it_would_then_fit() {
         assert!(fits_without(&refusal(100, 60), 60));
         assert!(!fits_without(&refusal(100, 61), 60));
         assert!(!fits_without(&refusal(50, 60), 0));

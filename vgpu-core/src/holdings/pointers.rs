@@ -5,11 +5,11 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use cuda_api::CuDevicePtr;
 use vgpu_abi::region::Kind;
 
-use crate::base::map::{Entry, Space};
+use crate::base::map::Kept;
 use crate::driver::query;
 use crate::holdings::{descriptors, exports, offer_charges};
 use crate::state::accounts::Accounts;
-use crate::state::entries::what;
+use crate::state::entries::{Array, External, Graphics, Pointer};
 
 /// Has this process (or one that it was forked from) memory that is managed in place of the device's
 /// own? Stands outside the wiped memory, so that a question about a pointer looks at nothing else.
@@ -20,33 +20,73 @@ pub(crate) fn any_paged() -> bool {
     ANY_PAGED.load(Ordering::Relaxed) != 0
 }
 
-/// The driver has taken it back.
-pub(crate) fn forget(accounts: &Accounts, number: u64, entry: &Entry) {
-    let device = usize::from(entry.device);
-    match entry.what {
-        what::SHARED => exports::freed(accounts, number),
-        what::OPENED => exports::closed(accounts, number),
-        what::OFFERED => offer_charges::freed(accounts, number, entry),
-        what::TAKEN => offer_charges::ended(accounts, number, entry),
-        what::OWN if entry.maps > 0 => descriptors::freed(accounts, number, entry),
-        what::PAGED | what::MANAGED => {
-            let region = &accounts.container.region;
-            region.release_beyond(device, entry.bytes, Kind::Buffer);
+/// Something whose charge ends when the driver takes it back.
+pub(crate) trait Charged: Kept {
+    /// The driver has taken it back.
+    fn forget(&self, accounts: &Accounts, number: u64);
+}
+
+impl Charged for Pointer {
+    fn forget(&self, accounts: &Accounts, number: u64) {
+        let region = &accounts.container.region;
+        match *self {
+            Self::Own {
+                bytes,
+                device,
+                descriptors: 1..,
+                ..
+            } => descriptors::freed(accounts, number, device, bytes),
+            Self::Own { bytes, device, .. }
+            | Self::Loose { bytes, device }
+            | Self::ManagedHere { bytes, device, .. } => {
+                region.release(usize::from(device), bytes, Kind::Buffer);
+            }
+            Self::Paged { bytes, device, .. } | Self::Managed { bytes, device, .. } => {
+                region.release_beyond(usize::from(device), bytes, Kind::Buffer);
+            }
+            Self::Exported { .. } => exports::freed(accounts, number),
+            Self::Opened { .. } => exports::closed(accounts, number),
+            Self::Offered {
+                bytes,
+                object,
+                device,
+                pool,
+            } => {
+                let pool = offer_charges::OfPool { device, pool };
+                offer_charges::freed(accounts, number, pool, bytes, object);
+            }
+            Self::Taken { object, .. } => {
+                if offer_charges::is_last(accounts, number, self) {
+                    offer_charges::ended(accounts, object);
+                }
+            }
         }
-        _ => accounts
-            .container
-            .region
-            .release(device, entry.bytes, Kind::Buffer),
     }
 }
 
-/// The entry of an allocation that is managed in place of the device's own memory, by any address in
-/// it.
-pub(crate) fn paged(accounts: &Accounts, address: CuDevicePtr) -> Option<Entry> {
+/// For kinds that are neither exported nor managed: the charge stands in this process's slot.
+macro_rules! plainly_charged {
+    ($($kind:ty),*) => {
+        $(impl Charged for $kind {
+            fn forget(&self, accounts: &Accounts, _number: u64) {
+                let region = &accounts.container.region;
+                region.release(usize::from(self.device), self.bytes, Kind::Buffer);
+            }
+        })*
+    };
+}
+
+plainly_charged!(Array, External, Graphics);
+
+/// The device and the bytes of an allocation that is managed in place of the device's own memory, by any address
+/// in it.
+pub(crate) fn paged(accounts: &Accounts, address: CuDevicePtr) -> Option<(usize, u64)> {
     if !any_paged() {
         return None;
     }
     let base = query::relaxed(|| query::allocation_of(address))?;
-    let entry = accounts.holdings().map.get(Space::Pointer, base)?;
-    (entry.what == what::PAGED).then_some(entry)
+    match accounts.holdings().map.get(base)? {
+        Pointer::Paged { bytes, device, .. } => Some((usize::from(device), bytes)),
+        _ => None,
+    }
 }

@@ -9,7 +9,8 @@ use crate::driver::device::Fact;
 use crate::driver::query;
 use crate::guest::manners;
 use crate::holdings::{
-    deferred_frees, descriptors, known_contexts, measure, patience, pool_charges, sparse_charges,
+    deferred_free_charges, descriptors, known_contexts, measure, patience, pool_charges,
+    sparse_charges,
 };
 use crate::state::accounts::Accounts;
 use crate::state::holdings::{CHORE_DEFERRED_FREES, CHORE_POOLS};
@@ -71,14 +72,14 @@ fn try_reserve_after_chores(
     if reserved.is_ok() || !accounts.holdings().has_chore(CHORE_DEFERRED_FREES) {
         return reserved;
     }
-    deferred_frees::wait(accounts);
+    deferred_free_charges::wait(accounts);
     try_reserve_now(accounts, device, bytes)
 }
 
 fn do_chores(accounts: &Accounts) {
     let holdings = accounts.holdings();
     if holdings.has_chore(CHORE_DEFERRED_FREES) {
-        deferred_frees::settle(accounts);
+        deferred_free_charges::settle(accounts);
     }
     if holdings.has_chore(CHORE_POOLS) {
         pool_charges::finish(accounts);

@@ -2,10 +2,10 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::base::map::{Entry, Space};
 use crate::driver::query;
 use crate::holdings::objects::Objects;
 use crate::state::accounts::Accounts;
+use crate::state::entries::{Ending, SparsePart};
 
 /// Whether any sparse array of this process has memory under it.
 pub(crate) fn has_parts(accounts: &Accounts) -> bool {
@@ -25,9 +25,9 @@ pub(crate) fn array_gone(accounts: &Accounts, array: u64) {
         accounts
             .holdings()
             .map
-            .sweep(|space, entry| match gone.get_mut(count) {
-                Some(place) if space == Space::Sparse && entry.bytes == array => {
-                    *place = entry.owner;
+            .sweep_of(|_, part: &mut SparsePart| match gone.get_mut(count) {
+                Some(place) if part.array == array => {
+                    *place = part.object;
                     count += 1;
                     true
                 }
@@ -48,24 +48,12 @@ pub(crate) fn array_gone(accounts: &Accounts, array: u64) {
     }
 }
 
-pub(crate) fn put(accounts: &Accounts, number: u64, holds: u32, event: u64) {
+pub(crate) fn put(accounts: &Accounts, ending: Ending) {
     let holdings = accounts.holdings();
-    let entry = Entry {
-        bytes: number,
-        maps: holds,
-        ..Entry::default()
-    };
     // Relaxed: only says that a look is worth while.
     holdings.endings.fetch_add(1, Ordering::Relaxed);
     // An event's own number: no other hold waits for it.
-    holdings.map.put(
-        Space::Ending,
-        event,
-        Entry {
-            owner: event,
-            ..entry
-        },
-    );
+    holdings.map.put(ending.event, ending);
 }
 
 /// Ends the holds whose time has come. True: there were any.
@@ -76,30 +64,40 @@ pub(crate) fn poll(accounts: &Accounts) -> bool {
     if holdings.endings.load(Ordering::Relaxed) == 0 {
         return false;
     }
-    let mut waiting = [(0u64, 0u64, 0u32); AT_ONCE];
+    let none = Ending {
+        object: 0,
+        event: 0,
+        holds: 0,
+    };
+    let mut waiting = [none; AT_ONCE];
     let mut count = 0;
     holdings
         .map
-        .sweep(|space, entry| match waiting.get_mut(count) {
-            Some(place) if space == Space::Ending => {
-                *place = (entry.owner, entry.bytes, entry.maps);
+        .sweep_of(|_, ending: &mut Ending| match waiting.get_mut(count) {
+            Some(place) => {
+                *place = *ending;
                 count += 1;
                 true
             }
-            _ => false,
+            None => false,
         });
     let mut ended = false;
-    for &(event, number, holds) in waiting.iter().take(count) {
+    for &ending in waiting.iter().take(count) {
         // Relaxed: as above.
         holdings.endings.fetch_sub(1, Ordering::Relaxed);
+        let Ending {
+            object,
+            event,
+            holds,
+        } = ending;
         if query::relaxed(|| query::event_is_done(event)) == Some(false) {
-            put(accounts, number, holds, event);
+            put(accounts, ending);
             continue;
         }
         query::destroy_event(event);
         let objects = Objects::lock(accounts);
         for _ in 0..holds {
-            objects.drop_hold(number);
+            objects.drop_hold(object);
         }
         ended = true;
     }

@@ -12,8 +12,8 @@ use crate::guest::border::DefaultStream as _;
 use crate::rules::compute::{self, copies};
 use crate::rules::pools;
 use crate::rules::{
-    arrays, checkpoint, contexts, dispatch, external, graph_launches, graphs, ipc, libraries,
-    memory, modules, offers, report, sparse, virtual_memory,
+    arrays, checkpoint, contexts, dispatch, external, first_use, graph_launches, graphs, ipc,
+    libraries, memory, modules, offers, report, sparse, virtual_memory,
 };
 use crate::state::launches::costs::Work;
 
@@ -369,10 +369,16 @@ hooks! {
     fn cuGraphExecUpdate(exec: CuGraphExec, graph: CuGraph, error_node_out: *mut CuGraphNode, update_result_out: *mut CuGraphExecUpdateResult) => { _, graphs::after_update(exec, graph) }
     /// Counts what it will want as well.
     fn cuGraphExecUpdate_v2(exec: CuGraphExec, graph: CuGraph, result_info: *mut CuGraphExecUpdateResultInfo) => { _, graphs::after_update(exec, graph) }
+    /// Counts what it loads of the node's new function, as the graph's next launch does.
+    fn cuGraphExecKernelNodeSetParams(exec: CuGraphExec, node: CuGraphNode, params: *const CuKernelNodeParamsV1)
+        => { first_use::before_exchange(params), first_use::after_exchange(exec) }
+    /// Counts what it loads of the node's new function, as the graph's next launch does.
+    fn cuGraphExecKernelNodeSetParams_v2(exec: CuGraphExec, node: CuGraphNode, params: *const CuKernelNodeParams)
+        => { first_use::before_exchange(params), first_use::after_exchange(exec) }
     /// Counts what the new part will want as well.
     fn cuGraphExecChildGraphNodeSetParams(exec: CuGraphExec, node: CuGraphNode, child: CuGraph) => { _, graphs::after_child(exec, child) }
     /// Counts what the new part will want as well, if it is a graph.
-    fn cuGraphExecNodeSetParams(exec: CuGraphExec, node: CuGraphNode, params: *mut CuGraphNodeParams) => { _, graphs::after_node(exec, params) }
+    fn cuGraphExecNodeSetParams(exec: CuGraphExec, node: CuGraphNode, params: *mut CuGraphNodeParams) => { graphs::before_node(params), graphs::after_node(exec, params) }
     /// Settled to what is left.
     fn cuGraphExecDestroy(exec: CuGraphExec) => { _, graphs::after_destroy(exec) }
     /// Settled to what is left.

@@ -3,14 +3,14 @@
 
 use cuda_api::{CuArray, CuMipmappedArray, CuResult};
 
-use crate::base::map::{Entry, Space};
 use crate::driver::query;
 use crate::figures::shapes::Described;
 use crate::figures::sizes::taken;
 use crate::guest::border::{Address, InPtr, OutPtr};
 use crate::guest::manners::Verdict;
 use crate::holdings::sparse_charges;
-use crate::rules::memory::{Freeing, Reserved, after_freeing, freeing, given_with, reserve_here};
+use crate::rules::memory::{Freeing, Reserved, after_free, freeing, given, reserve_here};
+use crate::state::entries::{Array, Steps};
 use crate::state::standing::{self, accounts};
 
 pub(crate) fn before_array<D: Described>(
@@ -70,22 +70,21 @@ fn after<A: Address, D: Described>(
         .flatten()
         .map_or(reserved.charge().bytes(), taken);
     let least = shape.map_or(0, |it| it.least_bytes());
-    let maps = Entry::as_maps(bytes.saturating_sub(least));
-    let number = array.number();
-    given_with(&accounts, reserved, Space::Array, number, (bytes, maps));
+    let entry = reserved.array(bytes, Steps::of(bytes.saturating_sub(least)));
+    given(&accounts, reserved, array.number(), bytes, entry);
 }
 
 /// An array about to go, with its charge; a sparse one has none of its own.
 #[derive(Clone, Copy)]
 pub(crate) struct Going {
     array: u64,
-    charged: Option<Freeing>,
+    charged: Option<Freeing<Array>>,
 }
 
 pub(crate) fn before_array_free<A>(array: *mut A) -> Verdict<Going> {
     let accounts = accounts!(Memory);
     let array = array.number();
-    match freeing(&accounts, Space::Array, array) {
+    match freeing(&accounts, array) {
         Verdict::Call(freeing) => Verdict::Call(Going {
             array,
             charged: Some(freeing),
@@ -101,7 +100,7 @@ pub(crate) fn before_array_free<A>(array: *mut A) -> Verdict<Going> {
 
 pub(crate) fn after_array_free(going: Going, result: CuResult) {
     if let Some(freeing) = going.charged {
-        after_freeing(freeing, result, Space::Array);
+        after_free(freeing, result);
     }
     if let Some(accounts) = standing::opened().filter(|_| result == CuResult::SUCCESS) {
         sparse_charges::array_gone(&accounts, going.array);

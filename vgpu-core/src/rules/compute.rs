@@ -22,7 +22,7 @@ use crate::driver::query;
 use crate::guest::border::{DefaultStream, InPtr, Legacy};
 use crate::guest::manners::{self, Verdict};
 use crate::guest::thread::thread;
-use crate::holdings::deferred_frees;
+use crate::holdings::deferred_free_charges;
 use crate::holdings::locate;
 use crate::holdings::requests;
 use crate::rules::first_use::{self, FirstUse};
@@ -30,6 +30,7 @@ use crate::rules::pools;
 use crate::rules::stream_frees;
 use crate::state::accounts::{Accounts, Destination};
 use crate::state::launches::costs::Work;
+use crate::state::launches::costs::estimate::{Beside, MOST_ODD_NS, OwnTime};
 use crate::state::launches::spans::{Begun, Found, Target};
 use crate::state::launches::{DUE_NS, State};
 use crate::state::leases::{add_in_flight, tell};
@@ -165,7 +166,8 @@ fn metered(
     stream: u64,
 ) -> Verdict<Launched> {
     let state = &accounts.process.compute;
-    let mut wait = Wait::new(accounts, compute, target.device);
+    let at = state.spans.stream(target);
+    let mut wait = Wait::new(accounts, compute, target.device, at);
     let admitted = wait.admit(&work);
     let Some(admitted) = admitted else {
         // The limit went away while it waited.
@@ -185,6 +187,7 @@ fn metered(
         .last_launch_ns
         .store(now_ns, Ordering::Relaxed);
     compute.count_busy(i64::try_from(charged_ns).unwrap_or(i64::MAX));
+    compute.count_occupied(i64::try_from(charged_ns).unwrap_or(i64::MAX));
     let least_ns = state.costs.least(work.key);
     let in_flight_ns = add_in_flight(
         accounts,
@@ -195,11 +198,10 @@ fn metered(
     // The work that was in flight before, and the least that this launch takes.
     let ahead_ns = in_flight_ns.saturating_sub(charged_ns) + least_ns;
     // Relaxed: a time.
-    compute
-        .own()
-        .expected_by_ns
-        .fetch_max(now_ns.saturating_add(ahead_ns), Ordering::Relaxed);
-    let at = state.spans.stream(target);
+    compute.own().expected_by_ns.fetch_max(
+        now_ns.saturating_add(rate.with_turns(ahead_ns)),
+        Ordering::Relaxed,
+    );
     let is_due =
         |at: usize| is_unknown || is_guess || state.spans.unmarked_ns(at) + charged_ns >= DUE_NS;
     let begun = at
@@ -297,6 +299,7 @@ fn undo(accounts: &Accounts, launched: &Launched, begun: &Begun) {
     };
     let ns = i64::try_from(launched.charged_ns).unwrap_or(i64::MAX);
     compute.count_busy(-ns);
+    compute.count_occupied(-ns);
     add_in_flight(accounts, &compute, launched.device, -ns);
     compute.settle(-counted(ns, launched.scale));
     if launched.is_unknown {
@@ -316,12 +319,33 @@ fn collect(accounts: &Accounts, now_ns: u64) {
     }
     state.spans.collect(
         now_ns,
-        |work, ns| state.costs.learn(work, ns),
+        |device| rate(accounts, device, now_ns).beside,
+        |work, measured, beside| {
+            if measured.ns == 0 {
+                state.costs.met(work.key);
+                return OwnTime::default();
+            }
+            let beside = Beside {
+                // A shorter one is charged whole, so the question is kept for one that is not.
+                has_waiters: measured.ns > MOST_ODD_NS && has_waiters(accounts),
+                follows: measured.follows,
+                ..beside
+            };
+            state.costs.learn(work, measured.ns, beside)
+        },
         |device, found| {
             let scale = rate(accounts, device, now_ns).scale;
             settle(accounts, device, found, scale, now_ns);
         },
     );
+}
+
+/// Have other processes of the container waited for credit since this was last asked?
+fn has_waiters(accounts: &Accounts) -> bool {
+    let waited_ns = accounts.container.region.waited_elsewhere_ns();
+    let before = &accounts.process.compute.waited_elsewhere_ns;
+    // Relaxed: a number.
+    before.swap(waited_ns, Ordering::Relaxed) != waited_ns
 }
 
 fn settle(accounts: &Accounts, device: usize, found: Found, scale: u32, now_ns: u64) {
@@ -331,6 +355,14 @@ fn settle(accounts: &Accounts, device: usize, found: Found, scale: u32, now_ns: 
     if found.more_ns != 0 {
         compute.count_busy(found.more_ns);
         compute.settle(counted(found.more_ns, scale));
+    }
+    if found.owed_ns > 0 {
+        let owed_ns = i64::try_from(found.owed_ns).unwrap_or(i64::MAX);
+        compute.count_busy(owed_ns);
+        compute.owe(counted(owed_ns, scale).unsigned_abs());
+    }
+    if found.more_occupied_ns != 0 {
+        compute.count_occupied(found.more_occupied_ns);
     }
     if found.done_ns > 0 {
         add_in_flight(
@@ -450,7 +482,7 @@ pub(crate) fn before_stream_destroy(stream: CuStream) -> Verdict<()> {
     }
     let stream = stream as u64;
     if stream > 2 {
-        deferred_frees::stream_goes(&accounts, stream);
+        deferred_free_charges::stream_goes(&accounts, stream);
         tell(&accounts);
         state.forget_gates();
         let target = Target {
@@ -460,12 +492,8 @@ pub(crate) fn before_stream_destroy(stream: CuStream) -> Verdict<()> {
         };
         manners::uncancelled(|| {
             query::relaxed(|| {
-                let now_ns = clock::now_ns();
-                collect(&accounts, now_ns);
-                let found = |device, found| {
-                    settle(&accounts, device, found, u32::from(Grant::ONE), now_ns);
-                };
-                state.spans.forget_stream(&target, found);
+                collect(&accounts, clock::now_ns());
+                state.spans.forget_stream(&target);
             });
         });
     }
@@ -474,7 +502,7 @@ pub(crate) fn before_stream_destroy(stream: CuStream) -> Verdict<()> {
 
 /// A context is about to go, with all its streams and our events in it.
 pub(crate) fn context_goes(accounts: &Accounts, context: u64) {
-    deferred_frees::context_goes(accounts, context);
+    deferred_free_charges::context_goes(accounts, context);
     let state = &accounts.process.compute;
     tell(accounts);
     state.forget_gates();

@@ -5,20 +5,21 @@ use cuda_api::{CuContext, CuDevice, CuResult};
 use vgpu_abi::region::{Charge, Kind, Refusal, Why};
 
 use crate::base::log::line;
-use crate::base::map::{Entry, Space, Then};
+use crate::base::map::Then;
 use crate::driver::query;
 use crate::guest::border::OutPtr;
 use crate::guest::manners::{self, Verdict};
 use crate::holdings::known_contexts::{
-    self, GREEN, PRIMARY, forget_addresses, mark_loading, named, settle_found,
+    self, forget_addresses, mark_loading, numbered, recharge, settle_found,
 };
 use crate::holdings::measure::{self, Look, NewContext};
 use crate::holdings::mps;
 use crate::rules::{compute, modules};
 use crate::state::accounts::{Accounts, Destination};
+use crate::state::entries::{self, Context, DeviceCharge, Entry, LibraryCopy, Module};
 use crate::state::holdings::{Learn, Part};
+use crate::state::process;
 use crate::state::standing::{self, accounts};
-use crate::state::{entries, process};
 pub(crate) use admission::{after_export_table, before_export_table};
 pub(crate) use green::{
     after_from_green, after_green_create, after_green_destroy, before_green_create,
@@ -69,7 +70,7 @@ impl Making {
 #[derive(Clone, Copy)]
 pub(crate) struct Going {
     context: u64,
-    entry: Entry,
+    entry: Context,
 }
 
 pub(crate) fn before_create(call: &'static str, device: CuDevice) -> Verdict<Making> {
@@ -135,7 +136,7 @@ pub(crate) fn after_create(
         failed(&accounts, making);
         return None;
     };
-    let refused = made(&accounts, making, context as u64, 0)?;
+    let refused = made(&accounts, making, context as u64)?;
     undo(&accounts, making, context as u64, refused, || {
         query::destroy_context(context as u64)
     })
@@ -159,7 +160,7 @@ fn refund(accounts: &Accounts, making: Making) {
     }
 }
 
-/// What the context itself takes is confirmed. The rest is kept by the mark that stands since it was
+/// Confirms the memory that the context itself takes. The rest is kept by the mark that stands since it was
 /// reserved, less what the charges have.
 fn confirm(accounts: &Accounts, making: Making) {
     let Some(charge) = making.charge else { return };
@@ -174,18 +175,13 @@ fn confirm(accounts: &Accounts, making: Making) {
 
 /// The driver has made a context. What it answers where the container has no room for what it turned out
 /// to take.
-fn made(accounts: &Accounts, making: Making, context: u64, what: u8) -> Option<CuResult> {
+fn made(accounts: &Accounts, making: Making, context: u64) -> Option<CuResult> {
     let Making { device, bytes, .. } = making;
-    let entry = Entry {
-        bytes,
-        what,
-        handles: 1,
-        ..named(accounts, device)
-    };
-    let (before, kept) = accounts.holdings().map.put(Space::Context, context, entry);
+    let entry = numbered(accounts, device, bytes);
+    let (before, kept) = accounts.holdings().map.put(context, entry);
     if let Some(before) = before {
         // Another thread was first (or adopted it): its entry counts.
-        accounts.holdings().map.put(Space::Context, context, before);
+        accounts.holdings().map.put(context, before);
         refund(accounts, making);
         return None;
     }
@@ -209,14 +205,7 @@ fn made(accounts: &Accounts, making: Making, context: u64, what: u8) -> Option<C
         accounts.holdings().add_overhead(device, Part::Context, 0);
         settle_found(accounts, device, making.ordinal, context, learn)
     };
-    let resized = |entry: &mut Entry| {
-        entry.bytes = is;
-        (Then::Keep, ())
-    };
-    accounts
-        .holdings()
-        .map
-        .change(Space::Context, context, resized);
+    recharge(accounts, context, |_| is);
     if making.loads {
         measure::keep_baseline(accounts, device, context);
     }
@@ -243,13 +232,19 @@ fn outgrew(reserved: u64, is: u64, used: u64, limit: u64) -> bool {
 
 /// Takes one reference off a context. True: that was the last one, and the context goes. One of a green
 /// context goes with that, and one with more references than are counted stays until it is destroyed.
-fn drop_reference(entry: &mut Entry) -> bool {
-    if entry.what == GREEN || entry.handles == u16::MAX {
-        return false;
+fn drop_reference(context: &mut Context) -> bool {
+    match context {
+        Context::OfGreen { .. }
+        | Context::Own {
+            references: u16::MAX,
+            ..
+        } => false,
+        Context::Own { references, .. } => {
+            let is_last = *references <= 1;
+            *references = references.saturating_sub(1);
+            is_last
+        }
     }
-    let is_last = entry.handles <= 1;
-    entry.handles = entry.handles.saturating_sub(1);
-    is_last
 }
 
 /// Charges a new context as what it turned out to take, which is given back. That is known before its
@@ -310,7 +305,7 @@ fn undo(
         line!(Error, "{}: a context past the limit stays", making.call);
         return None;
     }
-    if let Some(entry) = accounts.holdings().map.take(Space::Context, context) {
+    if let Some(entry) = accounts.holdings().map.take(context) {
         gone(accounts, &entry);
     }
     Some(refused)
@@ -319,12 +314,12 @@ fn undo(
 pub(crate) fn before_destroy(context: CuContext) -> Verdict<Going> {
     let accounts = accounts!(Context);
     let context = context as u64;
-    let known = accounts.holdings().map.get(Space::Context, context);
-    if known.is_some_and(|entry| entry.what == GREEN) {
+    let known: Option<Context> = accounts.holdings().map.get(context);
+    if known.is_some_and(|known| known.is_of_green()) {
         // It goes with its green context, and takes nothing with it.
         return Verdict::Pass;
     }
-    match accounts.holdings().map.take(Space::Context, context) {
+    match accounts.holdings().map.take(context) {
         Some(entry) => {
             compute::context_goes(&accounts, context);
             Verdict::Call(Going { context, entry })
@@ -340,18 +335,24 @@ pub(crate) fn after_destroy(going: Going, result: CuResult) {
     if result == CuResult::SUCCESS {
         gone(&accounts, &going.entry);
     } else {
-        accounts
-            .holdings()
-            .map
-            .put(Space::Context, going.context, going.entry);
+        accounts.holdings().map.put(going.context, going.entry);
     }
 }
 
-/// The driver has freed the context and everything in it.
-fn gone(accounts: &Accounts, entry: &Entry) {
+/// The driver has freed the context and everything in it. (A green context's is gone with that.)
+fn gone(accounts: &Accounts, context: &Context) {
+    let &Context::Own {
+        number,
+        bytes,
+        device: index,
+        ..
+    } = context
+    else {
+        return;
+    };
     let holdings = accounts.holdings();
     forget_addresses(accounts);
-    let device = usize::from(entry.device);
+    let device = usize::from(index);
     let mut buffers = 0;
     let mut past_the_share = 0;
     let mut modules = 0;
@@ -359,37 +360,52 @@ fn gone(accounts: &Accounts, entry: &Entry) {
     let mut green = 0;
     let mut had_green = false;
     let mut others: u64 = 0;
-    crate::rules::ipc::context_gone(accounts, entry.owner);
-    holdings.map.sweep(|space, held| {
-        let of_it = held.owner == entry.owner;
-        match space {
-            Space::Pointer | Space::Array | Space::External | Space::Graphics
-                if of_it && entries::dies_with_its_context(held) =>
-            {
-                if entries::is_past_the_share(held) {
-                    past_the_share += held.bytes;
-                } else {
-                    buffers += held.bytes;
-                }
-                true
+    crate::rules::ipc::context_gone(accounts, number);
+    entries::sweep(&holdings.map, |_, entry| {
+        let charge = match &entry {
+            Entry::Pointer(pointer) => pointer.dies_with(number),
+            Entry::Array(array) if array.context == number => {
+                Some(DeviceCharge::Within(array.bytes))
             }
-            Space::Module | Space::Copy if of_it => {
-                modules += held.bytes;
-                in_advance += modules::in_advance(held);
+            Entry::External(memory) if memory.context == number => {
+                Some(DeviceCharge::Within(memory.bytes))
+            }
+            Entry::Graphics(memory) if memory.context == number => {
+                Some(DeviceCharge::Within(memory.bytes))
+            }
+            _ => None,
+        };
+        match charge {
+            Some(DeviceCharge::Within(bytes)) => buffers += bytes,
+            Some(DeviceCharge::PastTheShare(bytes)) => past_the_share += bytes,
+            None => {}
+        }
+        match entry {
+            Entry::Module(Module(loaded)) | Entry::LibraryCopy(LibraryCopy(loaded))
+                if loaded.context == number =>
+            {
+                modules += loaded.bytes;
+                in_advance += modules::in_advance(loaded);
                 true
             }
             // The contexts of green ones, which are over this one's memory.
-            Space::Context if of_it && held.what == GREEN => true,
-            Space::Green if green::is_over(held, entry) => {
-                green += held.bytes;
+            Entry::Context(Context::OfGreen { primary, .. }) => *primary == number,
+            Entry::Green(over) if green::is_over(over, number) => {
+                green += over.bytes;
                 had_green = true;
                 true
             }
-            Space::Context | Space::Green if held.device == entry.device => {
-                others = others.saturating_add(held.bytes);
+            Entry::Context(Context::Own {
+                bytes, device: at, ..
+            }) if *at == index => {
+                others = others.saturating_add(*bytes);
                 false
             }
-            _ => false,
+            Entry::Green(other) if other.device == index => {
+                others = others.saturating_add(other.bytes);
+                false
+            }
+            _ => charge.is_some(),
         }
     });
     accounts
@@ -409,7 +425,7 @@ fn gone(accounts: &Accounts, entry: &Entry) {
         // A driver that keeps them until they are destroyed holds more than is charged.
         measure::soon(accounts, device);
     }
-    holdings.drop_context(&accounts.container.region, device, entry.bytes, others);
+    holdings.drop_context(&accounts.container.region, device, bytes, others);
     if !holdings.has_context(device) {
         accounts.process.forget_loading(device);
         accounts.container.region.loaded(device);
@@ -417,7 +433,7 @@ fn gone(accounts: &Accounts, entry: &Entry) {
     }
     crate::holdings::pool_charges::settle_device(accounts, device);
     crate::holdings::graph_charges::settle(accounts, device);
-    crate::holdings::deferred_frees::context_gone(accounts, entry.owner);
+    crate::holdings::deferred_free_charges::context_gone(accounts, number);
 }
 
 /// `cuCtxAttach`: one more reference to the current context.
@@ -429,14 +445,13 @@ pub(crate) fn after_attach(result: CuResult, out: OutPtr<CuContext>) {
         return;
     }
     if let Some(context) = out.read() {
-        let more = |entry: &mut Entry| {
-            entry.handles = entry.handles.saturating_add(1);
+        let more = |entry: &mut Context| {
+            if let Context::Own { references, .. } = entry {
+                *references = references.saturating_add(1);
+            }
             (Then::Keep, ())
         };
-        accounts
-            .holdings()
-            .map
-            .change(Space::Context, context as u64, more);
+        accounts.holdings().map.change(context as u64, more);
     }
 }
 
@@ -444,26 +459,22 @@ pub(crate) fn after_attach(result: CuResult, out: OutPtr<CuContext>) {
 pub(crate) fn before_detach(context: CuContext) -> Verdict<Going> {
     let accounts = accounts!(Context);
     let number = context as u64;
-    let less = accounts
-        .holdings()
-        .map
-        .change(Space::Context, number, |entry| {
-            if drop_reference(entry) {
-                (Then::Remove, Some(*entry))
-            } else {
-                (Then::Keep, None)
-            }
-        });
+    let less = accounts.holdings().map.change(number, |entry| {
+        let before = *entry;
+        if drop_reference(entry) {
+            (Then::Remove, Some(before))
+        } else {
+            (Then::Keep, None)
+        }
+    });
     if less.flatten().is_some() {
         compute::context_goes(&accounts, number);
     }
     match less.flatten() {
+        // As it stood before: so it stays if the driver refuses.
         Some(entry) => Verdict::Call(Going {
             context: number,
-            entry: Entry {
-                handles: 1,
-                ..entry
-            },
+            entry,
         }),
         None => Verdict::Pass,
     }
@@ -509,21 +520,16 @@ fn primary_is(accounts: &Accounts, making: Making, context: u64) -> Option<CuRes
     let before = accounts.holdings().swap_primary(making.ordinal, context);
     if before != 0
         && before != context
-        && let Some(entry) = accounts.holdings().map.take(Space::Context, before)
+        && let Some(entry) = accounts.holdings().map.take(before)
     {
         // It was destroyed and made anew while we did not look.
         gone(accounts, &entry);
     }
-    if accounts
-        .holdings()
-        .map
-        .get(Space::Context, context)
-        .is_some()
-    {
+    if accounts.holdings().map.get::<Context>(context).is_some() {
         refund(accounts, making);
         return None;
     }
-    made(accounts, making, context, PRIMARY)
+    made(accounts, making, context)
 }
 
 /// The primary context of a device of the driver, also where a runtime has made it past the hooks; 0:
@@ -534,7 +540,7 @@ fn known_primary(accounts: &Accounts, ordinal: i32) -> u64 {
         return known;
     }
     match query::primary_context(ordinal) {
-        Some(found) if accounts.holdings().map.get(Space::Context, found).is_some() => {
+        Some(found) if accounts.holdings().map.get::<Context>(found).is_some() => {
             accounts.holdings().swap_primary(ordinal, found);
             found
         }
@@ -570,7 +576,7 @@ fn primary_gone(accounts: &Accounts, ordinal: i32) {
     if context == 0 {
         return;
     }
-    if let Some(entry) = accounts.holdings().map.take(Space::Context, context) {
+    if let Some(entry) = accounts.holdings().map.take(context) {
         gone(accounts, &entry);
     }
 }
@@ -598,22 +604,27 @@ mod tests {
 
     #[test]
     fn last_reference_takes_the_context_along() {
-        let of = |handles, what| Entry {
-            handles,
-            what,
-            ..Entry::default()
+        let of = |references| Context::Own {
+            number: 1,
+            bytes: 2,
+            device: 3,
+            references,
         };
-        for (before, what, is_last, after) in [
-            (3, 0, false, 2),
-            (1, 0, true, 0),
-            (0, 0, true, 0),
-            (u16::MAX, 0, false, u16::MAX),
-            (1, GREEN, false, 1),
+        let of_green = Context::OfGreen {
+            primary: 1,
+            device: 3,
+        };
+        for (before, is_last, after) in [
+            (of(3), false, of(2)),
+            (of(1), true, of(0)),
+            (of(0), true, of(0)),
+            (of(u16::MAX), false, of(u16::MAX)),
+            (of_green, false, of_green),
         ] {
-            let mut entry = of(before, what);
+            let mut context = before;
 
-            assert_eq!(drop_reference(&mut entry), is_last, "{before}");
-            assert_eq!(entry, of(after, what));
+            assert_eq!(drop_reference(&mut context), is_last, "{before:?}");
+            assert_eq!(context, after);
         }
     }
 }

@@ -9,17 +9,17 @@ use cuda_api::{
 };
 use vgpu_abi::region::Kind;
 
-use crate::base::map::{Entry, Space, Then};
+use crate::base::map::Then;
 use crate::driver::query;
 use crate::figures::sizes::taken;
 use crate::guest::border::{InPtr, OutPtr};
 use crate::guest::manners::Verdict;
-use crate::holdings::descriptors::{KEEPS_OBJECT, KEEPS_POINTER, put};
+use crate::holdings::descriptors::put;
 use crate::holdings::objects::Objects;
 use crate::holdings::{locate, requests};
 use crate::rules::memory::{self, Freeing, Reserved};
 use crate::state::accounts::{self, Destination};
-use crate::state::entries::what;
+use crate::state::entries::{External, Graphics, KeptMemory, Mapping, Pointer};
 use crate::state::standing::{self, accounts};
 
 /// The program says how large it is.
@@ -41,19 +41,20 @@ pub(crate) fn after_import(reserved: Reserved, result: CuResult, out: OutPtr<CuE
     match out.read() {
         Some(memory) if result == CuResult::SUCCESS => {
             let bytes = reserved.charge().bytes();
-            memory::given(&accounts, reserved, Space::External, memory as u64, bytes);
+            let entry = reserved.external(bytes);
+            memory::given(&accounts, reserved, memory as u64, bytes, entry);
         }
         _ => accounts.refund(reserved.charge()),
     }
 }
 
-pub(crate) fn before_destroy(memory: CuExternalMemory) -> Verdict<Freeing> {
+pub(crate) fn before_destroy(memory: CuExternalMemory) -> Verdict<Freeing<External>> {
     let accounts = accounts!(Memory);
-    memory::freeing(&accounts, Space::External, memory as u64)
+    memory::freeing(&accounts, memory as u64)
 }
 
-pub(crate) fn after_destroy(freeing: Freeing, result: CuResult) {
-    memory::after_freeing(freeing, result, Space::External);
+pub(crate) fn after_destroy(freeing: Freeing<External>, result: CuResult) {
+    memory::after_free(freeing, result);
 }
 
 /// A resource is charged when it is first mapped, and until it is unregistered. Where there is no room
@@ -76,7 +77,7 @@ pub(crate) fn after_map_resources(
     for at in 0..count as usize {
         let resource = resources.at(at).read()?;
         let map = &accounts.holdings().map;
-        if map.get(Space::Graphics, resource as u64).is_some() {
+        if map.get::<Graphics>(resource as u64).is_some() {
             continue;
         }
         let Some(bytes) = query::relaxed(|| query::resource_bytes(resource)) else {
@@ -85,14 +86,12 @@ pub(crate) fn after_map_resources(
         match requests::reserve(&accounts, "cuGraphicsMapResources", device, taken(bytes)) {
             Ok(charge) => {
                 accounts.confirm(charge, Kind::Buffer);
-                let entry = Entry {
+                let entry = Graphics {
                     bytes: charge.bytes(),
-                    owner,
+                    context: owner,
                     device: u8::try_from(device).unwrap_or(u8::MAX),
-                    what: what::OWN,
-                    ..Entry::default()
                 };
-                map.put(Space::Graphics, resource as u64, entry);
+                map.put(resource as u64, entry);
             }
             Err(refused) => {
                 query::unmap_resources(count, resources.raw(), stream, per_thread);
@@ -103,13 +102,13 @@ pub(crate) fn after_map_resources(
     None
 }
 
-pub(crate) fn before_unregister(resource: CuGraphicsResource) -> Verdict<Freeing> {
+pub(crate) fn before_unregister(resource: CuGraphicsResource) -> Verdict<Freeing<Graphics>> {
     let accounts = accounts!(Memory);
-    memory::freeing(&accounts, Space::Graphics, resource as u64)
+    memory::freeing(&accounts, resource as u64)
 }
 
-pub(crate) fn after_unregister(freeing: Freeing, result: CuResult) {
-    memory::after_freeing(freeing, result, Space::Graphics);
+pub(crate) fn after_unregister(freeing: Freeing<Graphics>, result: CuResult) {
+    memory::after_free(freeing, result);
 }
 
 /// `cuMemGetHandleForAddressRange`: a DMA-BUF keeps its memory until it is closed.
@@ -127,18 +126,22 @@ pub(crate) fn after_range(result: CuResult, out: OutPtr<c_void>, pointer: CuDevi
     let base = query::relaxed(|| query::allocation_of(pointer)).unwrap_or(pointer.0);
     let objects = Objects::lock(&accounts);
     let map = &accounts.holdings().map;
-    if let Some(mapping) = map.get(Space::Mapping, base) {
-        if objects.hold(mapping.owner) {
-            put(&accounts, &objects, descriptor, mapping.owner, KEEPS_OBJECT);
+    if let Some(mapping) = map.get::<Mapping>(base) {
+        if objects.hold(mapping.object) {
+            let keeps = KeptMemory::OfObject(mapping.object);
+            put(&accounts, &objects, descriptor, keeps);
         }
         return;
     }
-    let more = |entry: &mut Entry| {
-        let is_own = entry.what == what::OWN;
-        entry.maps = entry.maps.saturating_add(u32::from(is_own));
-        (Then::Keep, is_own)
+    let more = |entry: &mut Pointer| match entry {
+        Pointer::Own { descriptors, .. } => {
+            *descriptors = descriptors.saturating_add(1);
+            (Then::Keep, true)
+        }
+        _ => (Then::Keep, false),
     };
-    if map.change(Space::Pointer, base, more) == Some(true) {
-        put(&accounts, &objects, descriptor, base, KEEPS_POINTER);
+    if map.change(base, more) == Some(true) {
+        let keeps = KeptMemory::OfPointer(base);
+        put(&accounts, &objects, descriptor, keeps);
     }
 }

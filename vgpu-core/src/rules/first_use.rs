@@ -2,14 +2,17 @@
 //! first launch of a function may take memory. A function that was handed out and may not be loaded yet is
 //! remembered; its first launch is measured as the load of a module is, what it took is charged, and where
 //! that is past the limit nothing more is given. So are the first launch of an executable graph, and the
-//! making of one, while such functions wait.
+//! making of one, while such functions wait. A kernel node of an executable graph may be given such a
+//! function: that call is measured, and the graph's next launch.
 //!
 //! Launches pass the table without a lock, and with one look at one word while nothing waits. Never
 //! measures within a capture, which launches nothing.
 
-use cuda_api::{CuFunction, CuGraphExec, CuResult};
+use cuda_api::{CuFunction, CuGraphExec, CuKernelNodeParams, CuKernelNodeParamsV1, CuResult};
 
 use crate::driver::query;
+use crate::guest::border::InPtr;
+use crate::guest::manners::Verdict;
 use crate::holdings::measure::{self, Look};
 use crate::holdings::{locate, module_charges};
 use crate::state::accounts::{Accounts, Destination as Where};
@@ -150,6 +153,79 @@ pub(crate) fn before_instantiate() -> Option<FirstUse> {
         device,
         before: measure::before(&accounts, device),
     })
+}
+
+/// The parameters of a kernel node, in either form.
+pub(crate) trait KernelNode: Copy {
+    /// Under which number the node's function, or else its kernel, was handed out.
+    fn number(self) -> u64;
+}
+
+impl KernelNode for CuKernelNodeParamsV1 {
+    fn number(self) -> u64 {
+        number_of(self.function)
+    }
+}
+
+impl KernelNode for CuKernelNodeParams {
+    fn number(self) -> u64 {
+        if self.function.is_null() {
+            number_of(self.kernel)
+        } else {
+            number_of(self.function)
+        }
+    }
+}
+
+/// A kernel node of an executable graph is about to get a function that waits for its first use.
+#[derive(Clone, Copy)]
+pub(crate) struct Exchange {
+    function: u64,
+    first: Option<FirstUse>,
+}
+
+/// Before a kernel node of an executable graph gets new parameters: the driver may load the function now,
+/// or when the graph is launched. Passes a function that was used already, so that a program that
+/// changes its nodes all the time waits for no measurement.
+pub(crate) fn before_exchange<P: KernelNode>(params: InPtr<P>) -> Verdict<Exchange> {
+    match params.read().and_then(exchange) {
+        Some(exchange) => Verdict::Call(exchange),
+        None => Verdict::Pass,
+    }
+}
+
+/// The same, of parameters that were read. `None`: nothing has to be measured.
+pub(crate) fn exchange<P: KernelNode>(params: P) -> Option<Exchange> {
+    let accounts = standing::opened()?;
+    let uses = &accounts.process.compute.first_uses;
+    let function = params.number();
+    if !uses.waits(function) {
+        return None;
+    }
+    let first = match locate::here(&accounts) {
+        Where::Device { device, .. } => Some(FirstUse {
+            number: 0,
+            owner: uses.owner(function).unwrap_or(0),
+            device,
+            before: measure::before(&accounts, device),
+        }),
+        Where::Elsewhere | Where::Denied => None,
+    };
+    Some(Exchange { function, first })
+}
+
+/// The node has the function: what that took is charged, and the graph's next launch is measured.
+pub(crate) fn after_exchange(exchange: Exchange, result: CuResult, exec: CuGraphExec) {
+    if let Some(first) = exchange.first {
+        after(first, result);
+    }
+    if result == CuResult::SUCCESS
+        && let Some(accounts) = standing::opened()
+    {
+        // The graph first: it waits only while something does.
+        graph_made(exec);
+        accounts.process.compute.first_uses.take(exchange.function);
+    }
 }
 
 /// It was launched: what that took is charged, since the driver has given it. Where the limit is passed

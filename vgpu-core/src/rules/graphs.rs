@@ -15,7 +15,7 @@ use vgpu_abi::region::{Charge, Kind, Refusal, Why};
 
 use crate::base::lock;
 use crate::base::log::line;
-use crate::base::map::{Entry, Space, Then};
+use crate::base::map::Then;
 use crate::driver::device::Device;
 use crate::driver::query::{self, MemoryNode};
 use crate::figures::room::{self, Launched, Moves, Want};
@@ -25,8 +25,9 @@ use crate::holdings::graph_charges::{
     self, any, figures, learn_figures, note_memory_node, relieve, settle,
 };
 use crate::holdings::{locate, location, requests};
-use crate::rules::first_use::{self, FirstUse};
+use crate::rules::first_use::{self, Exchange, FirstUse};
 use crate::state::accounts::{Accounts, Destination};
+use crate::state::entries::{GraphAllocation, GraphExec, GraphPart, MappedBy};
 use crate::state::holdings::GraphMemory;
 use crate::state::standing::{self, accounts};
 
@@ -63,13 +64,6 @@ struct Wants {
     keeps: bool,
 }
 
-/// `Entry::what` of an executable graph: a launch may find the memory of the one before still in use.
-const KEEPS: u8 = 1;
-
-/// `Entry::what` of an executable graph's part on one device: when it got its memory there, no other
-/// graph had any of it.
-const IS_OWN: u8 = 1;
-
 /// The memory that the graph's nodes want. `None`: the driver does not say.
 fn wants(accounts: &Accounts, graph: CuGraph) -> Option<Wants> {
     let mut wants = Wants {
@@ -103,7 +97,7 @@ fn wants(accounts: &Accounts, graph: CuGraph) -> Option<Wants> {
         if freed.binary_search(&address).is_err() {
             wants.keeps = true;
             let map = &accounts.holdings().map;
-            map.put(Space::GraphMemory, address, Entry::default());
+            map.put(address, GraphAllocation);
         }
     }
     Some(wants)
@@ -128,7 +122,7 @@ fn add(
     true
 }
 
-/// What an executable graph is kept under: by itself which devices it uses, and once for each of them.
+/// The key of an executable graph's part on a device; the graph itself is kept by its handle.
 fn key(exec: u64, device: usize) -> u64 {
     exec ^ (device as u64 + 1) << 57
 }
@@ -224,7 +218,7 @@ impl Wants {
             .fold(0, |set, (device, _)| set | 1 << device)
     }
 
-    /// What its nodes want of a device, and what that may make the device's graph memory grow by.
+    /// The bytes that its nodes want on a device, and the growth of the device's graph memory that they may cause.
     fn of(&self, device: usize) -> (u64, u64) {
         self.devices
             .get(device)
@@ -307,21 +301,14 @@ fn remember(accounts: &Accounts, exec: u64, wants: &Wants) {
     if set == 0 {
         return;
     }
-    let head = Entry {
-        maps: set,
-        what: if wants.keeps { KEEPS } else { 0 },
-        ..Entry::default()
+    let head = GraphExec {
+        devices: set,
+        keeps: wants.keeps,
     };
-    map.put(Space::GraphExec, exec, head);
+    map.put(exec, head);
     for device in devices(set) {
         let (bytes, growth) = wants.of(device);
-        let entry = Entry {
-            bytes,
-            owner: growth,
-            device: u8::try_from(device).unwrap_or(u8::MAX),
-            ..Entry::default()
-        };
-        map.put(Space::GraphExec, key(exec, device), entry);
+        map.put(key(exec, device), GraphPart::new(bytes, growth));
     }
 }
 
@@ -341,9 +328,22 @@ pub(crate) fn after_child(result: CuResult, exec: CuGraphExec, child: CuGraph) {
     grow(result, exec, child, u64::saturating_add);
 }
 
-/// The same, of a node of any kind.
-pub(crate) fn after_node(result: CuResult, exec: CuGraphExec, params: OutPtr<CuGraphNodeParams>) {
-    if result == CuResult::SUCCESS {
+/// A node of any kind is about to get new parameters: a kernel's function may be loaded.
+pub(crate) fn before_node(params: InPtr<CuGraphNodeParams>) -> Verdict<Option<Exchange>> {
+    let kernel = params.read().and_then(|params| query::kernel_of(&params));
+    Verdict::Call(kernel.and_then(first_use::exchange))
+}
+
+/// As [`after_child`], of a node of any kind.
+pub(crate) fn after_node(
+    exchange: Option<Exchange>,
+    result: CuResult,
+    exec: CuGraphExec,
+    params: OutPtr<CuGraphNodeParams>,
+) {
+    if let Some(exchange) = exchange {
+        first_use::after_exchange(exchange, result, exec);
+    } else if result == CuResult::SUCCESS {
         first_use::graph_made(exec);
     }
     if !any() {
@@ -373,27 +373,22 @@ fn grow(result: CuResult, exec: CuGraphExec, graph: CuGraph, sum: fn(u64, u64) -
     }
     let exec = exec as u64;
     let map = &accounts.holdings().map;
-    let head = map.get(Space::GraphExec, exec).unwrap_or_default();
-    wants.keeps |= head.what == KEEPS;
-    let before = |device| map.get(Space::GraphExec, key(exec, device));
-    let known: [Option<Entry>; MAX_DEVICES] = core::array::from_fn(before);
+    let head: GraphExec = map.get(exec).unwrap_or_default();
+    wants.keeps |= head.keeps;
+    let before = |device| map.get(key(exec, device));
+    let known: [Option<GraphPart>; MAX_DEVICES] = core::array::from_fn(before);
     remember(&accounts, exec, &wants);
-    let all = |entry: &mut Entry| {
-        entry.maps |= head.maps;
+    let all = |entry: &mut GraphExec| {
+        entry.devices |= head.devices;
         (Then::Keep, ())
     };
-    map.change(Space::GraphExec, exec, all);
+    map.change(exec, all);
     for (device, known) in known.into_iter().enumerate() {
         let Some(known) = known else { continue };
         let (bytes, growth) = wants.of(device);
         // Its next launch gets memory anew.
-        let entry = Entry {
-            bytes: sum(known.bytes, bytes),
-            owner: sum(known.owner, growth),
-            device: known.device,
-            ..Entry::default()
-        };
-        map.put(Space::GraphExec, key(exec, device), entry);
+        let part = GraphPart::new(sum(known.bytes, bytes), sum(known.growth, growth));
+        map.put(key(exec, device), part);
     }
 }
 
@@ -421,11 +416,11 @@ pub(crate) fn after_destroy(result: CuResult, exec: CuGraphExec) {
     };
     let exec = exec as u64;
     let map = &accounts.holdings().map;
-    let Some(head) = map.take(Space::GraphExec, exec) else {
+    let Some(head) = map.take::<GraphExec>(exec) else {
         return;
     };
-    for device in devices(head.maps) {
-        map.take(Space::GraphExec, key(exec, device));
+    for device in devices(head.devices) {
+        map.take::<GraphPart>(key(exec, device));
         settle(&accounts, device);
     }
 }

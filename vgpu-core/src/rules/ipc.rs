@@ -3,25 +3,52 @@
 //! in; of several handles of one allocation, the first is given again.
 
 use cuda_api::{CuDevicePtr, CuIpcMemHandle, CuResult};
-use vgpu_abi::region::{Family, Import, Kind, SharedKey};
+use vgpu_abi::region::{Family, Import, Kind};
 
 use crate::base::log::line;
-use crate::base::map::{Entry, Space, Then};
+use crate::base::map::Then;
 use crate::driver::query;
 use crate::figures::sizes::{STEP, taken};
 use crate::guest::border::{Address, OutPtr};
 use crate::guest::manners::Verdict;
 use crate::holdings::exports::{closed, ended, keep_handle, known_handle};
-use crate::holdings::objects::{self, Objects, context_mark};
-use crate::holdings::pointers::{forget, paged};
+use crate::holdings::objects::{self, ImportOf, Objects};
+use crate::holdings::pointers::{Charged, paged};
 use crate::holdings::{locate, requests};
 use crate::state::accounts::{Accounts, Destination};
-use crate::state::entries::{key_of, what};
+use crate::state::entries::{Pointer, PointerName, Steps, TableName, key_of};
 use crate::state::standing::{self, accounts};
 
-/// Does the charge move to the shared table when it is exported?
-fn is_own(entry: &Entry) -> bool {
-    matches!(entry.what, what::OWN | what::LOOSE)
+/// Its charge moves to the shared table when it is exported.
+#[derive(Clone, Copy)]
+struct Exportable {
+    bytes: u64,
+    context: u64,
+    device: u8,
+    descriptors: u32,
+}
+
+fn exportable(pointer: Pointer) -> Option<Exportable> {
+    match pointer {
+        Pointer::Own {
+            bytes,
+            context,
+            device,
+            descriptors,
+        } => Some(Exportable {
+            bytes,
+            context,
+            device,
+            descriptors,
+        }),
+        Pointer::Loose { bytes, device } => Some(Exportable {
+            bytes,
+            context: 0,
+            device,
+            descriptors: 0,
+        }),
+        _ => None,
+    }
 }
 
 fn base_of(pointer: CuDevicePtr) -> u64 {
@@ -32,18 +59,14 @@ fn base_of(pointer: CuDevicePtr) -> u64 {
 /// processes share gets none.
 pub(crate) fn before_get(call: &str, pointer: CuDevicePtr) -> Verdict<()> {
     let accounts = accounts!(Memory);
-    if let Some(entry) = paged(&accounts, pointer) {
-        let device = usize::from(entry.device);
-        return Verdict::Refuse(accounts.refuse_not_pageable(call, device, entry.bytes));
+    if let Some((device, bytes)) = paged(&accounts, pointer) {
+        return Verdict::Refuse(accounts.refuse_not_pageable(call, device, bytes));
     }
-    let known = accounts
-        .holdings()
-        .map
-        .get(Space::Pointer, base_of(pointer));
-    match known {
-        Some(entry) if is_own(&entry) && !accounts.container.region.can_share() => {
-            let device = usize::from(entry.device);
-            Verdict::Refuse(accounts.refuse_export(call, device, entry.bytes))
+    let known = accounts.holdings().map.get(base_of(pointer));
+    match known.and_then(exportable) {
+        Some(memory) if !accounts.container.region.can_share() => {
+            let device = usize::from(memory.device);
+            Verdict::Refuse(accounts.refuse_export(call, device, memory.bytes))
         }
         _ => Verdict::Call(()),
     }
@@ -62,32 +85,37 @@ pub(crate) fn after_get(
     let base = base_of(pointer);
     let _objects = Objects::lock(&accounts);
     let map = &accounts.holdings().map;
-    let entry = map.get(Space::Pointer, base)?;
-    if entry.what == what::SHARED {
+    let entry = map.get(base)?;
+    if let Pointer::Exported { .. } = entry {
         // The driver need not write the same bytes again, and the others know the first ones.
         if let Some(first) = known_handle(&accounts, base).filter(|_| base == pointer.0) {
             out.write(CuIpcMemHandle { reserved: first });
         }
         return None;
     }
-    if !is_own(&entry) {
-        return None;
-    }
+    let memory = exportable(entry)?;
     let key = key_of(&handle.reserved);
-    let device = usize::from(entry.device);
+    let device = usize::from(memory.device);
     let region = &accounts.container.region;
-    match region.share_as(Family::IPC, Some(key), device, entry.bytes, Kind::Buffer) {
-        Ok(SharedKey([first, second])) => {
-            let named = Entry {
-                bytes: first,
-                owner: second,
-                maps: context_mark(entry.owner),
-                what: what::SHARED,
-                ..Entry::default()
-            };
-            map.put(Space::SharedKey, base, named);
-            map.change(Space::Pointer, base, |entry| {
-                entry.what = what::SHARED;
+    match region.share_as(Family::IPC, Some(key), device, memory.bytes, Kind::Buffer) {
+        Ok(key) => {
+            map.put(base, PointerName(TableName::Exported(key)));
+            map.change(base, |entry: &mut Pointer| {
+                // Another thread may have freed it meanwhile, and the driver may have given the address again.
+                if let Some(Exportable {
+                    bytes,
+                    context,
+                    device,
+                    descriptors,
+                }) = exportable(*entry)
+                {
+                    *entry = Pointer::Exported {
+                        bytes,
+                        context,
+                        device,
+                        descriptors,
+                    };
+                }
                 (Then::Keep, ())
             });
             if base == pointer.0 {
@@ -98,7 +126,7 @@ pub(crate) fn after_get(
         Err(error) => {
             line!(Warn, "cuIpcGetMemHandle: refused: {error}");
             out.write(CuIpcMemHandle { reserved: [0; 64] });
-            Some(accounts.refuse_export("cuIpcGetMemHandle", device, entry.bytes))
+            Some(accounts.refuse_export("cuIpcGetMemHandle", device, memory.bytes))
         }
     }
 }
@@ -139,8 +167,7 @@ pub(crate) fn after_open<A: Address>(
         opened(&accounts, import, pointer);
         return None;
     }
-    let known = accounts.holdings().map.get(Space::Pointer, pointer);
-    if known.is_some_and(|entry| entry.what == what::OPENED) {
+    if let Some(Pointer::Opened { .. }) = accounts.holdings().map.get(pointer) {
         // Opened before, and charged then.
         opened(&accounts, import, pointer);
         return None;
@@ -174,15 +201,17 @@ fn opened(accounts: &Accounts, import: Import, pointer: u64) {
     };
     let _objects = Objects::lock(accounts);
     let map = &accounts.holdings().map;
-    let again = map.change(Space::Pointer, pointer, |entry| {
-        let again = entry.what == what::OPENED;
-        entry.bytes = entry.bytes.saturating_add(u64::from(again));
-        (Then::Keep, again)
+    let again = map.change(pointer, |entry| match entry {
+        Pointer::Opened { times, .. } => {
+            *times = times.saturating_add(1);
+            (Then::Keep, true)
+        }
+        _ => (Then::Keep, false),
     });
     if again == Some(true) {
         // At the same address: opened once more, and the driver counts. What has no name may be
         // something else than before, so the later import stays.
-        let before = objects::known_import(accounts, objects::BY_POINTER, pointer);
+        let before = objects::known_import(accounts, ImportOf::Pointer(pointer));
         match before {
             Some(before) if before.name.is_some() && before.name == import.name => {
                 objects::end_import(accounts, &import);
@@ -193,7 +222,7 @@ fn opened(accounts: &Accounts, import: Import, pointer: u64) {
                 if let Some(before) = before {
                     ended(accounts, &before);
                 }
-                objects::keep_import(accounts, objects::BY_POINTER, pointer, &import, context);
+                objects::keep_import(accounts, ImportOf::Pointer(pointer), &import);
             }
         }
         return;
@@ -203,16 +232,14 @@ fn opened(accounts: &Accounts, import: Import, pointer: u64) {
     } else {
         0
     };
-    let entry = Entry {
-        bytes: 1,
-        owner: context,
+    let entry = Pointer::Opened {
+        times: 1,
+        context,
         device: u8::try_from(import.first.device).unwrap_or(u8::MAX),
-        what: what::OPENED,
-        maps: Entry::as_maps(in_the_table),
-        ..Entry::default()
+        size: Steps::of(in_the_table),
     };
-    map.put(Space::Pointer, pointer, entry);
-    objects::keep_import(accounts, objects::BY_POINTER, pointer, &import, context);
+    map.put(pointer, entry);
+    objects::keep_import(accounts, ImportOf::Pointer(pointer), &import);
 }
 
 /// Where the handle did not tell, the size does: nothing smaller was opened.
@@ -236,7 +263,7 @@ pub(crate) struct Closing {
 pub(crate) fn before_close(pointer: CuDevicePtr) -> Verdict<Closing> {
     let accounts = accounts!(Memory);
     let _objects = Objects::lock(&accounts);
-    match objects::known_import(&accounts, objects::BY_POINTER, pointer.0) {
+    match objects::known_import(&accounts, ImportOf::Pointer(pointer.0)) {
         Some(import) => Verdict::Call(Closing {
             until: import.until,
         }),
@@ -252,23 +279,22 @@ pub(crate) fn after_close(closing: Closing, result: CuResult, pointer: CuDeviceP
         return;
     }
     let _objects = Objects::lock(&accounts);
-    let known = objects::known_import(&accounts, objects::BY_POINTER, pointer.0);
+    let known = objects::known_import(&accounts, ImportOf::Pointer(pointer.0));
     if known.is_none_or(|import| import.until != closing.until) {
         // Another thread has opened something else at this address meanwhile.
         return;
     }
-    let less = |entry: &mut Entry| {
-        if entry.what != what::OPENED {
-            return (Then::Keep, false);
+    let less = |entry: &mut Pointer| match entry {
+        Pointer::Opened { times, .. } => {
+            *times = times.saturating_sub(1);
+            match *times {
+                0 => (Then::Remove, true),
+                _ => (Then::Keep, false),
+            }
         }
-        entry.bytes = entry.bytes.saturating_sub(1);
-        match entry.bytes {
-            0 => (Then::Remove, true),
-            _ => (Then::Keep, false),
-        }
+        _ => (Then::Keep, false),
     };
-    let map = &accounts.holdings().map;
-    if map.change(Space::Pointer, pointer.0, less) == Some(true) {
+    if accounts.holdings().map.change(pointer.0, less) == Some(true) {
         closed(&accounts, pointer.0);
     }
 }
@@ -279,26 +305,30 @@ pub(crate) fn context_gone(accounts: &Accounts, context: u64) {
     const AT_ONCE: usize = 32;
     let map = &accounts.holdings().map;
     loop {
-        let mut pointers = [(0u64, Entry::default()); AT_ONCE];
+        let mut pointers = [None; AT_ONCE];
         let mut count = 0;
-        map.sweep_numbers(|space, number, entry| {
-            let of_it = space == Space::Pointer && entry.owner == context;
-            let goes = match entry.what {
-                what::SHARED | what::OPENED => of_it,
-                what::OWN => of_it && entry.maps > 0,
+        map.sweep_of(|number, pointer: &mut Pointer| {
+            let goes = match *pointer {
+                Pointer::Exported { context: of, .. }
+                | Pointer::Opened { context: of, .. }
+                | Pointer::Own {
+                    context: of,
+                    descriptors: 1..,
+                    ..
+                } => of == context,
                 _ => false,
             };
             match pointers.get_mut(count) {
                 Some(place) if goes => {
-                    *place = (number, *entry);
+                    *place = Some((number, *pointer));
                     count += 1;
                     true
                 }
                 _ => false,
             }
         });
-        for (pointer, entry) in pointers.iter().take(count) {
-            forget(accounts, *pointer, entry);
+        for (number, pointer) in pointers.iter().flatten() {
+            pointer.forget(accounts, *number);
         }
         if count < AT_ONCE {
             return;

@@ -6,7 +6,6 @@ use core::sync::atomic::Ordering;
 
 use cuda_api::{CuFunction, CuKernel, CuLibrary, CuResult};
 
-use crate::base::map::{Entry, Space};
 use crate::driver::query;
 use crate::figures::image::Declared;
 use crate::guest::border::{Address, Image, OutPtr};
@@ -14,8 +13,9 @@ use crate::guest::manners::{self, Verdict};
 use crate::holdings::module_charges::copy_number;
 use crate::holdings::{locate, measure};
 use crate::rules::first_use;
-use crate::rules::modules::{self, LookingUp, WHOLE};
+use crate::rules::modules::{self, LookingUp};
 use crate::state::accounts::{Accounts, Destination};
+use crate::state::entries::{Library, LibraryCopy};
 use crate::state::standing::{self, accounts};
 
 /// A library about to be loaded.
@@ -30,7 +30,7 @@ pub(crate) struct Loading {
 #[derive(Clone, Copy)]
 pub(crate) struct Unloading {
     library: u64,
-    entry: Entry,
+    entry: Library,
 }
 
 /// Something of a library about to be used in the current context.
@@ -81,11 +81,10 @@ pub(crate) fn after_load(
     let holdings = accounts.holdings();
     // Relaxed: only has to differ from all others.
     let number = holdings.libraries_numbered.fetch_add(1, Ordering::Relaxed);
-    let entry = Entry {
-        bytes: loading.declared.bytes,
-        owner: u64::from(number) + 1,
-        what: u8::from(loading.declared.is_whole) * WHOLE,
-        ..Entry::default()
+    let entry = Library {
+        number: u64::from(number) + 1,
+        declared: loading.declared.bytes,
+        is_whole: loading.declared.is_whole,
     };
     let mut answer = None;
     if let Some(copy) = loading.copy {
@@ -96,10 +95,10 @@ pub(crate) fn after_load(
             out.write(core::ptr::null_mut());
             return answer;
         };
-        let number = copy_number(&entry, copy.owner);
-        holdings.map.put(Space::Copy, number, loaded);
+        let number = copy_number(entry.number, copy.owner);
+        holdings.map.put(number, LibraryCopy(loaded));
     }
-    let (before, _) = holdings.map.put(Space::Library, library, entry);
+    let (before, _) = holdings.map.put(library, entry);
     if let Some(before) = before {
         // One that was unloaded past the hooks.
         copies_gone(&accounts, &before);
@@ -110,7 +109,7 @@ pub(crate) fn after_load(
 pub(crate) fn before_unload(library: CuLibrary) -> Verdict<Unloading> {
     let accounts = accounts!(Context);
     let library = library.number();
-    match accounts.holdings().map.take(Space::Library, library) {
+    match accounts.holdings().map.take(library) {
         Some(entry) => Verdict::Call(Unloading { library, entry }),
         None => Verdict::Pass,
     }
@@ -125,20 +124,20 @@ pub(crate) fn after_unload(unloading: Unloading, result: CuResult) {
         accounts.process.compute.first_uses.forget_owner(library);
         copies_gone(&accounts, &entry);
     } else {
-        accounts.holdings().map.put(Space::Library, library, entry);
+        accounts.holdings().map.put(library, entry);
     }
 }
 
 /// A library is gone, in all contexts.
-fn copies_gone(accounts: &Accounts, library: &Entry) {
+fn copies_gone(accounts: &Accounts, library: &Library) {
     // Relaxed: a context that is made while a library goes has no copy of it.
     let contexts = accounts
         .holdings()
         .contexts_numbered
         .load(Ordering::Relaxed);
     for context in 1..=u64::from(contexts) {
-        let number = copy_number(library, context);
-        if let Some(copy) = accounts.holdings().map.take(Space::Copy, number) {
+        let number = copy_number(library.number, context);
+        if let Some(LibraryCopy(copy)) = accounts.holdings().map.take(number) {
             modules::gone(accounts, &copy);
         }
     }
@@ -161,13 +160,13 @@ fn use_it(accounts: &Accounts, call: &'static str, library: u64) -> Verdict<Usin
     let place = locate::here(accounts);
     let map = &accounts.holdings().map;
     if let Destination::Device { owner, .. } = place
-        && let Some(known) = map.get(Space::Library, library)
+        && let Some(known) = map.get::<Library>(library)
     {
-        let number = copy_number(&known, owner);
-        if map.get(Space::Copy, number).is_none() {
+        let number = copy_number(known.number, owner);
+        if map.get::<LibraryCopy>(number).is_none() {
             let declared = Declared {
-                bytes: known.bytes,
-                is_whole: known.what == WHOLE,
+                bytes: known.declared,
+                is_whole: known.is_whole,
             };
             return match modules::reserve_at(accounts, call, place, declared) {
                 Ok(copy) => Verdict::Call(Using {
@@ -212,18 +211,18 @@ pub(crate) fn after_use(using: Using, result: CuResult) {
     let Some(accounts) = standing::opened() else {
         return;
     };
-    if result != CuResult::SUCCESS || accounts.holdings().map.get(Space::Copy, number).is_some() {
+    if result != CuResult::SUCCESS || accounts.holdings().map.get::<LibraryCopy>(number).is_some() {
         // There is none, or another thread was first.
         return modules::refund(&accounts, copy);
     }
-    let (mut entry, more) = modules::confirm(&accounts, copy);
+    let (mut loaded, more) = modules::confirm(&accounts, copy);
     if more > 0 {
         // A copy cannot be taken back by itself, so it counts, and nothing more is given.
-        measure::charge_loaded(&accounts, copy.call, usize::from(entry.device), more);
-        entry.bytes = entry.bytes.saturating_add(more);
+        measure::charge_loaded(&accounts, copy.call, usize::from(loaded.device), more);
+        loaded.bytes = loaded.bytes.saturating_add(more);
     }
-    let (before, _) = accounts.holdings().map.put(Space::Copy, number, entry);
-    if let Some(before) = before {
+    let (before, _) = accounts.holdings().map.put(number, LibraryCopy(loaded));
+    if let Some(LibraryCopy(before)) = before {
         modules::gone(&accounts, &before);
     }
 }

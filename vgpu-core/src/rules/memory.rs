@@ -5,45 +5,109 @@ use core::ffi::c_void;
 use core::sync::atomic::Ordering;
 
 use cuda_api::{CuDevicePtr, CuResult, CuStream};
-use vgpu_abi::region::{Charge, Kind, SharedKey};
+use vgpu_abi::region::{Charge, Kind};
 
 use crate::base::log::line;
-use crate::base::map::{Entry, Space};
 use crate::driver::query;
 use crate::figures::sizes::{row, size, taken};
 use crate::guest::border::{Address, InPtr, OutPtr};
 use crate::guest::manners::Verdict;
-use crate::holdings::pointers::{ANY_PAGED, any_paged, forget, paged};
+use crate::holdings::deferred_free_charges::{ChargedTo, Freed};
+use crate::holdings::pointers::{ANY_PAGED, Charged, any_paged, paged};
 use crate::holdings::{exports, graph_charges, locate, offer_charges, requests};
 use crate::rules::stream_frees;
 use crate::state::accounts::{Accounts, Destination};
-use crate::state::entries::what;
+use crate::state::entries::{Array, External, Pointer, PointerName, Steps, TableName};
 use crate::state::standing::{self, accounts};
 
 /// Room for something that the driver is about to give.
 #[derive(Clone, Copy)]
 pub(crate) struct Reserved {
     charge: Charge,
-    owner: u64,
-    what: u8,
+    /// Our number of the context that it will die with.
+    context: u64,
+    memory: Memory,
+}
+
+/// The memory that the driver is asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Memory {
+    /// The device's own.
+    Own,
+    /// Managed memory in place of the device's own.
+    Paged,
+    /// Managed memory that the program asks for, within the container's share of the device.
+    ManagedHere,
+    /// The same, past the share.
+    Managed,
 }
 
 /// Is the driver to be asked for managed memory in place of its own?
 pub(crate) fn is_paged(reserved: Reserved) -> bool {
-    reserved.what == what::PAGED
+    reserved.memory == Memory::Paged
 }
 
 impl Reserved {
     pub(crate) fn charge(&self) -> Charge {
         self.charge
     }
+
+    /// Index in the region.
+    fn device(&self) -> u8 {
+        u8::try_from(self.charge.device()).unwrap_or(u8::MAX)
+    }
+
+    #[inline(always)]
+    fn pointer(&self, bytes: u64) -> Pointer {
+        let (context, device) = (self.context, self.device());
+        match self.memory {
+            Memory::Own => Pointer::Own {
+                bytes,
+                context,
+                device,
+                descriptors: 0,
+            },
+            Memory::Paged => Pointer::Paged {
+                bytes,
+                context,
+                device,
+            },
+            Memory::ManagedHere => Pointer::ManagedHere {
+                bytes,
+                context,
+                device,
+            },
+            Memory::Managed => Pointer::Managed {
+                bytes,
+                context,
+                device,
+            },
+        }
+    }
+
+    pub(crate) fn array(&self, bytes: u64, doubtful: Steps) -> Array {
+        Array {
+            bytes,
+            context: self.context,
+            doubtful,
+            device: self.device(),
+        }
+    }
+
+    pub(crate) fn external(&self, bytes: u64) -> External {
+        External {
+            bytes,
+            context: self.context,
+            device: self.device(),
+        }
+    }
 }
 
 /// Something that the driver is about to take back.
 #[derive(Clone, Copy)]
-pub(crate) struct Freeing {
+pub(crate) struct Freeing<T = Pointer> {
     number: u64,
-    entry: Entry,
+    entry: T,
 }
 
 /// Room on the current context's device.
@@ -54,8 +118,8 @@ pub(crate) fn reserve_here(accounts: &Accounts, call: &str, bytes: u64) -> Verdi
             match requests::reserve(accounts, call, device, bytes) {
                 Ok(charge) => Verdict::Call(Reserved {
                     charge,
-                    owner,
-                    what: what::OWN,
+                    context: owner,
+                    memory: Memory::Own,
                 }),
                 Err(result) => Verdict::Refuse(result),
             }
@@ -65,11 +129,11 @@ pub(crate) fn reserve_here(accounts: &Accounts, call: &str, bytes: u64) -> Verdi
     }
 }
 
-/// What plain memory is charged as, within the share and past it.
-const PAGEABLE: (u8, u8) = (what::OWN, what::PAGED);
+/// Plain memory, within the share and past it.
+const PAGEABLE: (Memory, Memory) = (Memory::Own, Memory::Paged);
 
 /// The same of managed memory.
-const MANAGED: (u8, u8) = (what::MANAGED_HERE, what::MANAGED);
+const MANAGED: (Memory, Memory) = (Memory::ManagedHere, Memory::Managed);
 
 /// The same for what the driver can give as managed memory: within the container's share of the device
 /// it is `here`, past it `past`.
@@ -78,15 +142,15 @@ fn reserve_pageable_here(
     accounts: &Accounts,
     call: &str,
     bytes: u64,
-    (here, past): (u8, u8),
+    (here, past): (Memory, Memory),
 ) -> Verdict<Reserved> {
     match locate::here(accounts) {
         Destination::Device { device, owner } => {
             match requests::reserve_pageable(accounts, call, device, bytes) {
                 Ok(charge) => Verdict::Call(Reserved {
                     charge,
-                    owner,
-                    what: if charge.is_beyond() { past } else { here },
+                    context: owner,
+                    memory: if charge.is_beyond() { past } else { here },
                 }),
                 Err(result) => Verdict::Refuse(result),
             }
@@ -96,46 +160,31 @@ fn reserve_pageable_here(
     }
 }
 
-/// The driver has given it, under this number and as this many bytes.
+/// The driver has given a pointer, to as many bytes.
 #[inline(always)]
-pub(crate) fn given(
-    accounts: &Accounts,
-    reserved: Reserved,
-    space: Space,
-    number: u64,
-    bytes: u64,
-) {
-    given_with(accounts, reserved, space, number, (bytes, 0));
-}
-
-/// The same, with a mark of the space's own (`Entry::maps`).
-#[inline(always)]
-pub(crate) fn given_with(
-    accounts: &Accounts,
-    reserved: Reserved,
-    space: Space,
-    number: u64,
-    (bytes, maps): (u64, u32),
-) {
-    let charge = reserved.charge;
-    accounts.confirm_as(charge, Kind::Buffer, bytes);
-    let entry = Entry {
-        bytes,
-        owner: reserved.owner,
-        device: u8::try_from(charge.device()).unwrap_or(u8::MAX),
-        what: reserved.what,
-        maps,
-        ..Entry::default()
-    };
-    if reserved.what == what::PAGED {
+fn given_pointer(accounts: &Accounts, reserved: Reserved, number: u64, bytes: u64) {
+    given(accounts, reserved, number, bytes, reserved.pointer(bytes));
+    if is_paged(reserved) {
         // Relaxed: see `any_paged`.
         ANY_PAGED.store(1, Ordering::Relaxed);
         query::relaxed(|| query::prefer_device(CuDevicePtr(number), bytes));
     }
-    let (before, kept) = accounts.holdings().map.put(space, number, entry);
+}
+
+/// The driver has given it, under this number and as this many bytes.
+#[inline(always)]
+pub(crate) fn given<T: Charged>(
+    accounts: &Accounts,
+    reserved: Reserved,
+    number: u64,
+    bytes: u64,
+    entry: T,
+) {
+    accounts.confirm_as(reserved.charge, Kind::Buffer, bytes);
+    let (before, kept) = accounts.holdings().map.put(number, entry);
     if let Some(before) = before {
-        // The driver has given the same number again: what stood there went past us.
-        forget(accounts, number, &before);
+        // The driver has given the same number again: it took the earlier one back past us.
+        before.forget(accounts, number);
     }
     if !kept {
         line!(
@@ -154,7 +203,7 @@ pub(crate) fn before_alloc(call: &str, bytes: usize) -> Verdict<Reserved> {
     reserve_here(&accounts, call, taken(size(bytes)))
 }
 
-/// What fits the container's share of the device is memory of the device; past it, it is managed.
+/// Memory that fits the container's share of the device is the device's own; past the share, it is managed.
 #[inline(always)]
 pub(crate) fn before_pageable(call: &str, bytes: usize) -> Verdict<Reserved> {
     let accounts = accounts!(Memory);
@@ -181,13 +230,8 @@ pub(crate) fn after_alloc<A: Address>(reserved: Reserved, result: CuResult, out:
     };
     match out.read() {
         Some(pointer) if result == CuResult::SUCCESS => {
-            given(
-                &accounts,
-                reserved,
-                Space::Pointer,
-                pointer.number(),
-                reserved.charge.bytes(),
-            );
+            let bytes = reserved.charge.bytes();
+            given_pointer(&accounts, reserved, pointer.number(), bytes);
         }
         _ => accounts.refund(reserved.charge),
     }
@@ -221,7 +265,7 @@ pub(crate) fn before_pageable_pitch(
     reserve_pageable_here(&accounts, call, bytes, PAGEABLE)
 }
 
-/// What pitched memory takes when we set the pitch.
+/// The size of pitched memory when we set the pitch.
 pub(crate) fn pitched(width: usize, height: usize) -> usize {
     usize::try_from(row(size(width)).saturating_mul(size(height))).unwrap_or(usize::MAX)
 }
@@ -257,7 +301,7 @@ pub(crate) fn after_pitch<A: Address, P: Copy + TryInto<u64>>(
             let bytes = pitch.figure().map_or(reserved.charge.bytes(), |it| {
                 taken(it.saturating_mul(height))
             });
-            given(&accounts, reserved, Space::Pointer, pointer.number(), bytes);
+            given_pointer(&accounts, reserved, pointer.number(), bytes);
         }
         _ => accounts.refund(reserved.charge),
     }
@@ -268,7 +312,7 @@ pub(crate) fn after_pitch<A: Address, P: Copy + TryInto<u64>>(
 #[inline(always)]
 pub(crate) fn before_free(pointer: impl Address) -> Verdict<Freeing> {
     let accounts = accounts!(Memory);
-    freeing(&accounts, Space::Pointer, pointer.number())
+    freeing(&accounts, pointer.number())
 }
 
 /// The driver takes plain memory back in stream order, too, but not managed memory: that is freed
@@ -277,23 +321,22 @@ pub(crate) fn before_free(pointer: impl Address) -> Verdict<Freeing> {
 pub(crate) fn before_free_async(pointer: CuDevicePtr, stream: CuStream) -> Verdict<Freeing> {
     let accounts = accounts!(Memory);
     if any_paged()
-        && let Some(entry) = accounts.holdings().map.get(Space::Pointer, pointer.0)
-        && entry.what == what::PAGED
+        && let Some(Pointer::Paged { .. }) = accounts.holdings().map.get(pointer.0)
         && query::relaxed(|| query::is_capturing(stream))
     {
         return Verdict::Pass;
     }
-    freeing(&accounts, Space::Pointer, pointer.0)
+    freeing(&accounts, pointer.0)
 }
 
 /// See [`before_free_async`].
 pub(crate) fn is_freed_plainly(freeing: Freeing) -> bool {
-    freeing.entry.what == what::PAGED
+    matches!(freeing.entry, Pointer::Paged { .. })
 }
 
 #[inline(always)]
-pub(crate) fn freeing(accounts: &Accounts, space: Space, number: u64) -> Verdict<Freeing> {
-    match accounts.holdings().map.take(space, number) {
+pub(crate) fn freeing<T: Charged>(accounts: &Accounts, number: u64) -> Verdict<Freeing<T>> {
+    match accounts.holdings().map.take(number) {
         Some(entry) => Verdict::Call(Freeing { number, entry }),
         None => {
             graph_charges::freed_outside(accounts, number);
@@ -303,21 +346,15 @@ pub(crate) fn freeing(accounts: &Accounts, space: Space, number: u64) -> Verdict
 }
 
 #[inline(always)]
-pub(crate) fn after_free(freeing: Freeing, result: CuResult) {
-    after_freeing(freeing, result, Space::Pointer);
-}
-
-/// As [`after_free`], of what is known by a number of another kind.
-#[inline(always)]
-pub(crate) fn after_freeing(freeing: Freeing, result: CuResult, space: Space) {
+pub(crate) fn after_free<T: Charged>(freeing: Freeing<T>, result: CuResult) {
     let Some(accounts) = standing::opened() else {
         return;
     };
     let Freeing { number, entry } = freeing;
     if result == CuResult::SUCCESS {
-        forget(&accounts, number, &entry);
+        entry.forget(&accounts, number);
     } else {
-        accounts.holdings().map.put(space, number, entry);
+        accounts.holdings().map.put(number, entry);
     }
 }
 
@@ -329,27 +366,62 @@ pub(crate) fn after_free_async(freeing: Freeing, result: CuResult, stream: CuStr
     };
     let Freeing { number, entry } = freeing;
     if result != CuResult::SUCCESS || query::relaxed(|| query::is_capturing(stream)) {
-        accounts.holdings().map.put(Space::Pointer, number, entry);
+        accounts.holdings().map.put(number, entry);
         return;
     }
-    match entry.what {
-        // Memory without a charge of its own went to its pool, and `PAGED` was freed at once.
-        what::PAGED => forget(&accounts, number, &entry),
-        what::SHARED => {
+    let leave = |bytes, device, context, charged| {
+        let freed = Freed {
+            bytes,
+            device,
+            context,
+            charged,
+        };
+        stream_frees::leave(&accounts, freed, stream);
+    };
+    match entry {
+        // Memory without a charge of its own went to its pool, and `Paged` was freed at once.
+        Pointer::Paged { .. }
+        | Pointer::Opened { .. }
+        | Pointer::Offered { .. }
+        | Pointer::Own {
+            descriptors: 1.., ..
+        } => entry.forget(&accounts, number),
+        Pointer::Exported {
+            bytes,
+            context,
+            device,
+            ..
+        } => {
             exports::forget_handle(&accounts, number);
-            if let Some(key) = accounts.holdings().map.take(Space::SharedKey, number) {
-                let key = SharedKey([key.bytes, key.owner]);
-                stream_frees::leave(&accounts, &entry, Some(key), stream);
+            if let Some(PointerName(TableName::Exported(key))) =
+                accounts.holdings().map.take(number)
+            {
+                leave(bytes, device, context, ChargedTo::Table(key));
             }
         }
-        what::OPENED | what::OFFERED => forget(&accounts, number, &entry),
-        what::TAKEN => {
+        // An import of a pool's memory is held by an object, and dies with no context.
+        Pointer::Taken { object, device, .. } => {
             if offer_charges::is_last(&accounts, number, &entry) {
-                stream_frees::leave(&accounts, &entry, None, stream);
+                leave(0, device, 0, ChargedTo::Object(object));
             }
         }
-        what::OWN if entry.maps > 0 => forget(&accounts, number, &entry),
-        _ => stream_frees::leave(&accounts, &entry, None, stream),
+        Pointer::Own {
+            bytes,
+            context,
+            device,
+            ..
+        }
+        | Pointer::ManagedHere {
+            bytes,
+            context,
+            device,
+        } => leave(bytes, device, context, ChargedTo::Slot),
+        Pointer::Loose { bytes, device } => leave(bytes, device, 0, ChargedTo::Slot),
+        Pointer::Managed {
+            bytes,
+            context,
+            device,
+        } => leave(bytes, device, context, ChargedTo::SlotPastTheShare),
     }
 }
 
@@ -363,7 +435,7 @@ const IS_MANAGED: u32 = 8;
 /// `CU_MEMORYTYPE_DEVICE`.
 const DEVICE_MEMORY: u32 = 2;
 
-/// What a program asked for as memory of the device is that to it, whatever stands behind it: it asks
+/// Memory that a program asked for as the device's own looks like that to it, even if it is managed: the program asks
 /// to choose a way of copying, or to tell another library what it holds. (Of managed memory the driver
 /// says where the page is.) That it cannot be shared by IPC the driver says when it is asked that.
 pub(crate) fn after_attribute(

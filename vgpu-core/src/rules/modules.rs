@@ -7,7 +7,6 @@ use cuda_api::{CuFunction, CuKernel, CuResult};
 use vgpu_abi::region::{Charge, Kind};
 
 use crate::base::log::line;
-use crate::base::map::{Entry, Space};
 use crate::driver::query;
 use crate::figures::image::Declared;
 use crate::figures::sizes::{self, mapped};
@@ -18,11 +17,9 @@ use crate::holdings::module_charges::{self, charge_first_use};
 use crate::holdings::{locate, requests};
 use crate::rules::first_use;
 use crate::state::accounts::{Accounts, Destination};
+use crate::state::entries::{Loaded, Module};
 use crate::state::holdings::Part;
 use crate::state::standing::{self, accounts};
-
-/// All of the module's image was read, and the driver has loaded it: its charge covers it.
-pub(crate) const WHOLE: u8 = 1;
 
 /// A module about to be loaded, or the copy of a library.
 #[derive(Clone, Copy)]
@@ -39,7 +36,7 @@ pub(crate) struct Loading {
 #[derive(Clone, Copy)]
 pub(crate) struct Unloading {
     number: u64,
-    entry: Entry,
+    entry: Module,
 }
 
 /// Something that may be loaded by a call that looks it up.
@@ -105,10 +102,7 @@ pub(crate) fn after_load<A>(
         out.write(core::ptr::null_mut());
         return answer;
     };
-    accounts
-        .holdings()
-        .map
-        .put(Space::Module, module.number(), entry);
+    accounts.holdings().map.put(module.number(), Module(entry));
     answer
 }
 
@@ -123,7 +117,7 @@ pub(crate) fn loaded(
     accounts: &Accounts,
     loading: Loading,
     unload: impl FnOnce() -> bool,
-) -> (Option<Entry>, Option<CuResult>) {
+) -> (Option<Loaded>, Option<CuResult>) {
     let (mut entry, more) = confirm(accounts, loading);
     let device = usize::from(entry.device);
     let mut answer = None;
@@ -148,7 +142,7 @@ pub(crate) fn loaded(
 }
 
 /// The charge of what the driver has loaded stands; what it took beyond that is told beside it.
-pub(crate) fn confirm(accounts: &Accounts, loading: Loading) -> (Entry, u64) {
+pub(crate) fn confirm(accounts: &Accounts, loading: Loading) -> (Loaded, u64) {
     let charge = loading.charge;
     let device = charge.device();
     let taken = measure::taken(accounts, device, loading.before, charge.bytes());
@@ -158,35 +152,33 @@ pub(crate) fn confirm(accounts: &Accounts, loading: Loading) -> (Entry, u64) {
     let is_whole = loading.is_whole && !accounts.process.compute.first_uses.is_lazy();
     let short = if is_whole { 0 } else { taken.short };
     holdings.charged_in_advance(device, short);
-    let entry = Entry {
+    let loaded = Loaded {
         bytes: charge.bytes(),
-        owner: loading.owner,
+        context: loading.owner,
+        steps_in_advance: u32::try_from(short / sizes::STEP).unwrap_or(u32::MAX),
         device: u8::try_from(device).unwrap_or(u8::MAX),
-        what: if is_whole { WHOLE } else { 0 },
-        // In the driver's steps.
-        maps: u32::try_from(short / sizes::STEP).unwrap_or(u32::MAX),
-        ..Entry::default()
+        is_whole,
     };
-    (entry, taken.beyond)
+    (loaded, taken.beyond)
 }
 
-/// What was charged in advance for a module, or for the copy of a library, bytes.
-pub(crate) fn in_advance(entry: &Entry) -> u64 {
-    u64::from(entry.maps).saturating_mul(sizes::STEP)
+/// The charge in advance for a module, or for the copy of a library, bytes.
+pub(crate) fn in_advance(loaded: &Loaded) -> u64 {
+    u64::from(loaded.steps_in_advance).saturating_mul(sizes::STEP)
 }
 
 /// A module is gone, or the copy of a library.
-pub(crate) fn gone(accounts: &Accounts, entry: &Entry) {
-    let device = usize::from(entry.device);
+pub(crate) fn gone(accounts: &Accounts, loaded: &Loaded) {
+    let device = usize::from(loaded.device);
     let holdings = accounts.holdings();
-    holdings.take_in_advance(device, in_advance(entry));
-    holdings.drop_module(&accounts.container.region, device, entry.bytes);
+    holdings.take_in_advance(device, in_advance(loaded));
+    holdings.drop_module(&accounts.container.region, device, loaded.bytes);
 }
 
 pub(crate) fn before_unload<M>(module: *mut M) -> Verdict<Unloading> {
     let accounts = accounts!(Context);
     let number = module.number();
-    match accounts.holdings().map.take(Space::Module, number) {
+    match accounts.holdings().map.take(number) {
         Some(entry) => Verdict::Call(Unloading { number, entry }),
         None => Verdict::Pass,
     }
@@ -199,9 +191,9 @@ pub(crate) fn after_unload(unloading: Unloading, result: CuResult) {
     let Unloading { number, entry } = unloading;
     if result == CuResult::SUCCESS {
         accounts.process.compute.first_uses.forget_owner(number);
-        gone(&accounts, &entry);
+        gone(&accounts, &entry.0);
     } else {
-        accounts.holdings().map.put(Space::Module, number, entry);
+        accounts.holdings().map.put(number, entry);
     }
 }
 
@@ -224,10 +216,9 @@ pub(crate) fn look_up(accounts: &Accounts, call: &'static str, module: u64) -> V
     let Destination::Device { device, owner } = locate::here(accounts) else {
         return Verdict::Pass;
     };
-    let (space, number) = module_charges::charged_to(accounts, module, owner);
-    let known = accounts.holdings().map.get(space, number);
+    let known = module_charges::loaded(accounts, module, owner);
     let is_covered =
-        known.is_some_and(|it| it.what == WHOLE) && accounts.holdings().covers_first_use(device);
+        known.is_some_and(|it| it.is_whole) && accounts.holdings().covers_first_use(device);
     Verdict::Call(LookingUp {
         call,
         device,

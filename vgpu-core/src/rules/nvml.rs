@@ -1,4 +1,4 @@
-//! What NVML tells a container: its share as if it were the card, its processes as if there were no
+//! The NVML that a container sees: its share as if it were the GPU, its processes as if there were no
 //! others. The real function has always been called first; a rule here changes an answer that the
 //! driver gave, or translates a failure that comes from the container's own numbering. Nothing is
 //! allocated, and what the driver says of a device that is not the container's stays as it is.
@@ -39,13 +39,13 @@ hooks! {
     fn nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, memory: *mut NvmlMemoryV2)
         => { _, after_memory_v2(device, memory) }
 
-    /// The container's share of the window through which the CPU sees the card's memory.
+    /// The container's share of the window through which the CPU sees the GPU's memory.
     fn nvmlDeviceGetBAR1MemoryInfo(device: NvmlDevice, bar1_memory: *mut NvmlBar1Memory)
         => { _, after_bar1(device, bar1_memory) }
 
-    /// The cards that the container sees.
+    /// The GPUs that the container sees.
     fn nvmlDeviceGetCount(device_count: *mut u32) => { _, after_count(device_count) }
-    /// The cards that the container sees.
+    /// The GPUs that the container sees.
     fn nvmlDeviceGetCount_v2(device_count: *mut u32) => { _, after_count(device_count) }
     /// By the container's numbering.
     fn nvmlDeviceGetHandleByIndex(index: u32, device: *mut NvmlDevice)
@@ -236,8 +236,8 @@ fn after_init(result: NvmlReturn) {
     }
 }
 
-/// A card's memory as the container has it: total, used, free. `physical` and `physical_free` are the
-/// driver's. Without a cap the whole card is there, but no more is free than the card has.
+/// A GPU's memory as the container has it: total, used, free. `physical` and `physical_free` are the
+/// driver's. Without a cap the whole GPU is there, but no more is free than the GPU has.
 fn share(limit: u64, used: u64, physical: u64, physical_free: u64) -> NvmlMemory {
     if limit == 0 {
         let free = physical.saturating_sub(used).min(physical_free);
@@ -249,7 +249,7 @@ fn share(limit: u64, used: u64, physical: u64, physical_free: u64) -> NvmlMemory
     }
     let total = limit.min(physical);
     let left = total.saturating_sub(used);
-    // A card smaller than the limit, or one that the driver itself limits further, is the driver's.
+    // A GPU smaller than the limit, or one that the driver itself limits further, is the driver's.
     let free = if physical < limit {
         left.min(physical_free)
     } else {
@@ -258,7 +258,7 @@ fn share(limit: u64, used: u64, physical: u64, physical_free: u64) -> NvmlMemory
     NvmlMemory { total, used, free }
 }
 
-/// The window onto a card as the container has it: no larger than its share, and no more of it in use
+/// The window onto a GPU as the container has it: no larger than its share, and no more of it in use
 /// than the container holds. Without a cap it is the driver's.
 fn window(limit: u64, held: u64, driver: &NvmlBar1Memory) -> NvmlBar1Memory {
     if limit == 0 || limit >= driver.total {
@@ -278,7 +278,7 @@ impl Limited {
         let limit = process.memory_limit(container, self.index);
         let beyond = process.unaccounted(self.index);
         let used = container.region.used(self.index).saturating_add(beyond);
-        // Where a part of the share is managed memory, the card is no bound.
+        // Where a part of the share is managed memory, the GPU is no bound.
         let physical = match process.resident_limit(self.index) {
             0 => physical,
             _ => physical.max(limit),
@@ -302,7 +302,7 @@ fn after_memory_v2(result: NvmlReturn, device: NvmlDevice, memory: OutPtr<NvmlMe
     }
     if let (Some(limited), Some(driver)) = (limited(device), memory.read()) {
         let NvmlMemory { total, used, free } = limited.share(driver.total, driver.free);
-        // The driver's reserved memory is no part of a share that is smaller than the card.
+        // The driver's reserved memory is no part of a share that is smaller than the GPU.
         let reserved = if total < driver.total {
             0
         } else {
@@ -369,7 +369,7 @@ fn after_index(result: NvmlReturn, device: NvmlDevice, index: OutPtr<u32>) {
     let Some(Accounts { container, .. }) = here() else {
         return;
     };
-    if !devices::hides(container) || query::card_of(device).is_some() {
+    if !devices::hides(container) || query::gpu_of(device).is_some() {
         return;
     }
     if let Some(shown) = index
@@ -408,17 +408,17 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_the_size_of_the_card() {
+    fn a_limit_is_the_size_of_the_gpu() {
         assert_eq!(share(4 * GIB, GIB, 16 * GIB, 2 * GIB), memory(4, 1, 3));
     }
 
     #[test]
-    fn a_limit_above_the_card_is_the_card() {
+    fn a_limit_above_the_gpu_is_the_gpu() {
         assert_eq!(share(64 * GIB, GIB, 16 * GIB, 15 * GIB), memory(16, 1, 15));
     }
 
     #[test]
-    fn a_card_that_the_driver_limits_further_has_no_more_free_than_it_says() {
+    fn free_memory_is_never_more_than_the_driver_reports() {
         assert_eq!(share(4 * GIB, GIB, 3 * GIB, GIB), memory(3, 1, 1));
     }
 
@@ -441,12 +441,12 @@ mod tests {
     }
 
     #[test]
-    fn use_above_a_lowered_limit_leaves_nothing_free_and_not_eighteen_exabytes() {
+    fn use_above_a_lowered_limit_leaves_zero_bytes_free() {
         assert_eq!(share(4 * GIB, 6 * GIB, 16 * GIB, 2 * GIB), memory(4, 6, 0));
     }
 
     #[test]
-    fn without_a_cap_no_more_is_free_than_the_card_has() {
+    fn without_a_cap_no_more_is_free_than_the_gpu_has() {
         assert_eq!(share(0, GIB, 16 * GIB, 2 * GIB), memory(16, 1, 2));
     }
 }

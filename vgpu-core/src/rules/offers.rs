@@ -5,20 +5,19 @@
 use core::sync::atomic::Ordering;
 
 use cuda_api::{CuDevicePtr, CuMemPoolPtrExportData, CuResult};
-use vgpu_abi::region::{Family, Import, Kind, ShareError, SharedKey};
+use vgpu_abi::region::{Family, Import, Kind, ShareError};
 
 use crate::base::lock::Held;
 use crate::base::log::line;
-use crate::base::map::{Entry, Space};
 use crate::driver::query;
 use crate::figures::sizes::taken;
 use crate::guest::border::OutPtr;
 use crate::guest::manners::Verdict;
-use crate::holdings::objects::{self, Objects};
-use crate::holdings::pointers::forget;
+use crate::holdings::objects::{self, ImportOf, Objects};
+use crate::holdings::pointers::Charged;
 use crate::holdings::{exports, locate, pool_charges, requests};
 use crate::state::accounts::{Accounts, Destination};
-use crate::state::entries::{key_of, object, what};
+use crate::state::entries::{ObjectKind, ObjectName, Pointer, TableName, key_of};
 use crate::state::holdings::Pool;
 use crate::state::standing::{self, accounts};
 
@@ -51,11 +50,7 @@ fn piece(accounts: &Accounts, pointer: CuDevicePtr) -> Option<Piece> {
 /// Memory that finds no place in the table of shared objects gets no name.
 pub(crate) fn before_export(call: &str, pointer: CuDevicePtr) -> Verdict<()> {
     let accounts = accounts!(Memory);
-    let is_known = accounts
-        .holdings()
-        .map
-        .get(Space::Pointer, pointer.0)
-        .is_some();
+    let is_known = accounts.holdings().map.get::<Pointer>(pointer.0).is_some();
     if !is_known
         && !accounts.container.region.can_share()
         && let Some(piece) = piece(&accounts, pointer)
@@ -85,8 +80,8 @@ pub(crate) fn after_export(
     let Some(held) = piece.pool.lock.hold() else {
         return refuse();
     };
-    match accounts.holdings().map.get(Space::Pointer, piece.base) {
-        Some(entry) if entry.what == what::OFFERED => {
+    match accounts.holdings().map.get(piece.base) {
+        Some(Pointer::Offered { .. }) => {
             // The driver need not write the same bytes again, and the others know the first ones.
             if let Some(first) =
                 exports::known_handle(&accounts, piece.base).filter(|_| piece.base == pointer.0)
@@ -121,31 +116,23 @@ fn offer(
     let bytes = piece.bytes.min(pool.charged.load(Ordering::Relaxed));
     let key = Some(key_of(&name.reserved));
     let region = &accounts.container.region;
-    let SharedKey([first, second]) =
-        region.share_as(Family::POOL, key, device, bytes, Kind::Buffer)?;
+    let key = region.share_as(Family::POOL, key, device, bytes, Kind::Buffer)?;
     pool.charged.fetch_sub(bytes, Ordering::Relaxed);
     pool.offered.fetch_add(bytes, Ordering::Relaxed);
     let map = &accounts.holdings().map;
     let number = {
         let objects = Objects::lock(accounts);
-        let number = objects.make_unnamed(device, bytes, what::SHARED);
-        let named = Entry {
-            bytes: first,
-            owner: second,
-            ..Entry::default()
-        };
-        map.put(Space::HandleKey, number, named);
+        let number = objects.make_unnamed(device, bytes, ObjectKind::Exported);
+        map.put(number, ObjectName(TableName::Exported(key)));
         number
     };
-    let entry = Entry {
+    let entry = Pointer::Offered {
         bytes,
-        owner: number,
+        object: number,
         device: u8::try_from(device).unwrap_or(u8::MAX),
-        what: what::OFFERED,
-        maps: pool_charges::place_of(accounts, pool),
-        ..Entry::default()
+        pool: pool_charges::place_of(accounts, pool),
     };
-    map.put(Space::Pointer, base, entry);
+    map.put(base, entry);
     exports::keep_handle(accounts, base, &name.reserved);
     Ok(())
 }
@@ -195,8 +182,8 @@ pub(crate) fn after_import(
         Some(import) => {
             let objects = Objects::lock(&accounts);
             let device = import.first.device;
-            let number = objects.make_unnamed(device, import.first.bytes, object::IMPORTED);
-            objects::keep_import(&accounts, objects::BY_HANDLE, number, &import, 0);
+            let number = objects.make_unnamed(device, import.first.bytes, ObjectKind::Imported);
+            objects::keep_import(&accounts, ImportOf::Object(number), &import);
             (device, number)
         }
         None => match charged_in_full(&accounts, call, pointer) {
@@ -235,32 +222,36 @@ fn charged_in_full(
     };
     let charge = requests::reserve(accounts, call, device, taken(bytes.unwrap_or(u64::MAX)))?;
     accounts.confirm(charge, Kind::Buffer);
-    let number = Objects::lock(accounts).make_unnamed(device, charge.bytes(), object::ADOPTED);
+    let number = Objects::lock(accounts).make_unnamed(device, charge.bytes(), ObjectKind::Adopted);
     Ok(Some((device, number)))
 }
 
 /// The object is held by the pointer from here on.
 fn keep(accounts: &Accounts, pointer: u64, device: usize, number: u64) {
     let map = &accounts.holdings().map;
-    let entry = Entry {
-        bytes: 1,
-        owner: number,
-        device: u8::try_from(device).unwrap_or(u8::MAX),
-        what: what::TAKEN,
-        ..Entry::default()
+    let device = u8::try_from(device).unwrap_or(u8::MAX);
+    let entry = Pointer::Taken {
+        times: 1,
+        object: number,
+        device,
     };
-    let (before, kept) = map.put(Space::Pointer, pointer, entry);
+    let (before, kept) = map.put(pointer, entry);
     match before {
         // At the same address: a driver that counts imports wants as many frees.
-        Some(before) if before.what == what::TAKEN => {
-            let again = Entry {
-                bytes: before.bytes.saturating_add(1),
-                ..before
+        Some(Pointer::Taken {
+            times,
+            object,
+            device,
+        }) => {
+            let again = Pointer::Taken {
+                times: times.saturating_add(1),
+                object,
+                device,
             };
-            map.put(Space::Pointer, pointer, again);
+            map.put(pointer, again);
             Objects::lock(accounts).drop_hold(number);
         }
-        Some(before) => forget(accounts, pointer, &before),
+        Some(before) => before.forget(accounts, pointer),
         None if !kept => line!(
             Error,
             "an import stays charged until the end: no memory to remember it in"
@@ -274,31 +265,32 @@ pub(crate) fn device_gone(accounts: &Accounts, device: usize) {
     const AT_ONCE: usize = 32;
     let map = &accounts.holdings().map;
     loop {
-        let mut pointers = [(0u64, Entry::default()); AT_ONCE];
+        let mut pointers = [None; AT_ONCE];
         let mut count = 0;
-        map.sweep_numbers(|space, number, entry| {
-            let goes = space == Space::Pointer
-                && usize::from(entry.device) == device
-                && matches!(entry.what, what::OFFERED | what::TAKEN);
+        map.sweep_of(|number, pointer: &mut Pointer| {
+            let mut gone = *pointer;
+            let goes = match &mut gone {
+                Pointer::Offered { device: of, .. } => usize::from(*of) == device,
+                Pointer::Taken {
+                    device: of, times, ..
+                } => {
+                    // However often it was imported.
+                    *times = 1;
+                    usize::from(*of) == device
+                }
+                _ => false,
+            };
             match pointers.get_mut(count) {
                 Some(place) if goes => {
-                    *place = (number, *entry);
+                    *place = Some((number, gone));
                     count += 1;
                     true
                 }
                 _ => false,
             }
         });
-        for (pointer, entry) in pointers.iter().take(count) {
-            let once = Entry {
-                bytes: if entry.what == what::TAKEN {
-                    1
-                } else {
-                    entry.bytes
-                },
-                ..*entry
-            };
-            forget(accounts, *pointer, &once);
+        for (number, pointer) in pointers.iter().flatten() {
+            pointer.forget(accounts, *number);
         }
         if count < AT_ONCE {
             return;

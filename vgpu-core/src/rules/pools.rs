@@ -12,7 +12,6 @@ use vgpu_abi::region::{Charge, Kind, Refusal, Why};
 
 use crate::base::lock;
 use crate::base::log::line;
-use crate::base::map::{Entry, Space};
 use crate::driver::device::Device;
 use crate::driver::query;
 use crate::figures::room;
@@ -24,9 +23,9 @@ use crate::holdings::pool_charges::{
     DEAD, DENIED, HERE, IMPORTED, NO_DEVICE, enter, find, finish, is_accounted, is_empty, leave,
     region_index, settle, settle_held,
 };
-use crate::holdings::{deferred_frees, graph_charges, locate, requests};
+use crate::holdings::{deferred_free_charges, graph_charges, locate, requests};
 use crate::state::accounts::{self, Accounts, Destination};
-use crate::state::entries::what;
+use crate::state::entries::Pointer;
 use crate::state::holdings::{CHORE_DEFERRED_FREES, CHORE_POOLS, Pool};
 use crate::state::standing::{self, accounts};
 
@@ -150,7 +149,7 @@ fn source_of(accounts: &Accounts, pool: Option<CuMemoryPool>, stream: CuStream) 
     })
 }
 
-/// What a pool is; `None`: on the stream's device.
+/// Where a pool's memory is; `None`: on the stream's device.
 fn source(known: &'static Pool) -> Option<Source> {
     // Relaxed: written before the handle.
     if known.is_going.load(Ordering::Relaxed) != 0 {
@@ -201,7 +200,7 @@ fn whose(accounts: &Accounts, handle: u64, device: usize) -> u32 {
     own.map_or(region_index(device), |ordinal| on(accounts, ordinal))
 }
 
-/// What stands in `Pool::device` for a location.
+/// The value of `Pool::device` for a location.
 fn at(accounts: &Accounts, location: CuMemLocation, kind: u32) -> u32 {
     location::tell_if_unknown(location.kind);
     match location::lies(location, kind) {
@@ -346,16 +345,11 @@ fn after_alloc_apart(accounts: &Accounts, drawing: &Drawing, given: Option<CuDev
         return accounts.refund(charge);
     };
     accounts.confirm(charge, Kind::Buffer);
-    let entry = Entry {
+    let entry = Pointer::Loose {
         bytes: charge.bytes(),
         device: u8::try_from(drawing.device).unwrap_or(u8::MAX),
-        what: what::LOOSE,
-        ..Entry::default()
     };
-    accounts
-        .holdings()
-        .map
-        .put(Space::Pointer, pointer.0, entry);
+    accounts.holdings().map.put(pointer.0, entry);
 }
 
 /// After a synchronisation: pools have given back what they do not keep.
@@ -366,7 +360,7 @@ pub(crate) fn after_sync(_result: CuResult) {
     accounts.count(accounts::Group::Sync);
     let holdings = accounts.holdings();
     if holdings.has_chore(CHORE_DEFERRED_FREES) {
-        deferred_frees::settle(&accounts);
+        deferred_free_charges::settle(&accounts);
     }
     // Relaxed: only says that a look is worth while.
     if holdings.pools_in_use.load(Ordering::Relaxed) == 0 {

@@ -1,4 +1,4 @@
-//! Rules: figures that show memory. The container sees its share as if it were the card. The driver
+//! Rules: figures that show memory. The container sees its share as if it were the GPU. The driver
 //! has always been asked first, and what it cannot give stays as it is.
 
 use cuda_api::{CuDevice, CuResult};
@@ -41,8 +41,8 @@ impl Figure for u32 {
     }
 }
 
-/// The share and what is left of it, but never more than the card itself has left; where a part of the
-/// share is managed memory, the card is no bound.
+/// The share and what is left of it, but never more than the GPU itself has left; where a part of the
+/// share is managed memory, the GPU is no bound.
 pub(crate) fn after_memory_info<F: Figure>(result: CuResult, free: OutPtr<F>, total: OutPtr<F>) {
     if result != CuResult::SUCCESS {
         return;
@@ -61,24 +61,24 @@ pub(crate) fn after_memory_info<F: Figure>(result: CuResult, free: OutPtr<F>, to
     let left = room.saturating_sub(accounts.container.region.used(device));
     let oversubscribes = accounts.process.resident_limit(device) != 0;
     if let Some(physical) = free.read() {
-        let card = if oversubscribes {
+        let gpu = if oversubscribes {
             u64::MAX
         } else {
             physical.get()
         };
-        free.write(F::of(left.min(card)));
+        free.write(F::of(left.min(gpu)));
     }
     if let Some(physical) = total.read() {
-        let card = if oversubscribes {
+        let gpu = if oversubscribes {
             u64::MAX
         } else {
             physical.get()
         };
-        total.write(F::of(limit.min(card)));
+        total.write(F::of(limit.min(gpu)));
     }
 }
 
-/// The share as the card's size.
+/// The share as the GPU's size.
 pub(crate) fn after_total<F: Figure>(result: CuResult, bytes: OutPtr<F>, device: CuDevice) {
     if result != CuResult::SUCCESS {
         return;
@@ -93,11 +93,11 @@ pub(crate) fn after_total<F: Figure>(result: CuResult, bytes: OutPtr<F>, device:
         && let Some(physical) = bytes.read()
     {
         let oversubscribes = accounts.process.resident_limit(index) != 0;
-        let card = if oversubscribes {
+        let gpu = if oversubscribes {
             u64::MAX
         } else {
             physical.get()
         };
-        bytes.write(F::of(limit.min(card)));
+        bytes.write(F::of(limit.min(gpu)));
     }
 }

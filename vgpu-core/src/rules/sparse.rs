@@ -9,7 +9,6 @@ use cuda_api::{CuResult, CuStream};
 use vgpu_abi::region::SharedKey;
 
 use crate::base::log::line;
-use crate::base::map::{Entry, Space};
 use crate::driver::query;
 use crate::guest::border::OutPtr;
 use crate::guest::manners::Verdict;
@@ -17,7 +16,7 @@ use crate::holdings::objects::Objects;
 use crate::holdings::sparse_charges::{poll, put};
 use crate::rules::virtual_memory;
 use crate::state::accounts::Accounts;
-use crate::state::entries::key_of;
+use crate::state::entries::{Ending, SparsePart, key_of};
 use crate::state::standing::{self, accounts};
 
 /// `CUarrayMapInfo`: a part of a sparse array.
@@ -193,19 +192,18 @@ pub(crate) fn after_map(
                 let before = match memory {
                     Some(memory) => {
                         Objects::lock(&accounts).hold(memory.number);
-                        let entry = Entry {
-                            bytes: part.resource,
-                            owner: memory.number,
-                            ..Entry::default()
+                        let mapped = SparsePart {
+                            array: part.resource,
+                            object: memory.number,
                         };
                         // Relaxed: only says that a look is worth while.
                         accounts
                             .holdings()
                             .sparse_parts
                             .fetch_add(1, Ordering::Relaxed);
-                        map.put(Space::Sparse, name, entry).0
+                        map.put(name, mapped).0
                     }
-                    None => map.take(Space::Sparse, name),
+                    None => map.take(name),
                 };
                 if let Some(before) = before {
                     // Relaxed: as above.
@@ -213,7 +211,7 @@ pub(crate) fn after_map(
                         .holdings()
                         .sparse_parts
                         .fetch_sub(1, Ordering::Relaxed);
-                    endings.add(&accounts, before.owner, stream);
+                    endings.add(&accounts, before.object, stream);
                 }
             });
         }
@@ -283,7 +281,12 @@ fn end_behind(accounts: &Accounts, number: u64, holds: u32, stream: CuStream) {
         );
         return;
     }
-    put(accounts, number, holds, event);
+    let ending = Ending {
+        object: number,
+        event,
+        holds,
+    };
+    put(accounts, ending);
 }
 
 #[cfg(test)]

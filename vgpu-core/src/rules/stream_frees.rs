@@ -1,13 +1,11 @@
 //! Rules: memory is freed in the order of a stream. Its charge stays until an event of ours behind the free
-//! has come to pass (`deferred_frees.rs`). Puts nothing into a stream that captures.
+//! has come to pass (`deferred_free_charges.rs`). Puts nothing into a stream that captures.
 
 use cuda_api::{CuResult, CuStream};
-use vgpu_abi::region::SharedKey;
 
-use crate::base::map::Entry;
 use crate::driver::query;
 use crate::guest::manners;
-use crate::holdings::deferred_frees::{self, OfStream};
+use crate::holdings::deferred_free_charges::{self, Freed, OfStream};
 use crate::holdings::locate;
 use crate::state::accounts::{Accounts, Destination};
 use crate::state::holdings::CHORE_DEFERRED_FREES;
@@ -15,7 +13,7 @@ use crate::state::standing;
 
 /// The driver has been told to free an allocation when the stream gets there. `stream` is 2 for the
 /// thread's own.
-pub(crate) fn leave(accounts: &Accounts, entry: &Entry, key: Option<SharedKey>, stream: CuStream) {
+pub(crate) fn leave(accounts: &Accounts, freed: Freed, stream: CuStream) {
     manners::uncancelled(|| {
         query::relaxed(|| {
             let context = query::stream_context(stream).unwrap_or(0);
@@ -23,10 +21,9 @@ pub(crate) fn leave(accounts: &Accounts, entry: &Entry, key: Option<SharedKey>, 
                 Destination::Device { owner, .. } => owner,
                 Destination::Elsewhere | Destination::Denied => 0,
             };
-            deferred_frees::enter(
+            deferred_free_charges::enter(
                 accounts,
-                entry,
-                key,
+                freed,
                 OfStream {
                     stream,
                     context,
@@ -46,6 +43,6 @@ pub(crate) fn after_context_sync(result: CuResult) {
         && accounts.holdings().has_chore(CHORE_DEFERRED_FREES)
         && let Some(context) = query::current_context()
     {
-        deferred_frees::context_is_idle(&accounts, context);
+        deferred_free_charges::context_is_idle(&accounts, context);
     }
 }

@@ -9,15 +9,15 @@ use cuda_api::{CuDevice, CuDevicePtr, CuMemAllocationHandle, CuMemAllocationProp
 use vgpu_abi::region::{Charge, Family, Import, Kind, SharedKey};
 
 use crate::base::log::line;
-use crate::base::map::{Entry, Space, Then};
+use crate::base::map::Then;
 use crate::driver::query;
 use crate::figures::sizes::{mapped, size};
 use crate::guest::border::{InPtr, OutPtr};
 use crate::guest::manners::Verdict;
-use crate::holdings::objects::{self, Objects};
+use crate::holdings::objects::{self, ImportOf, Objects};
 use crate::holdings::{descriptors, location, requests};
 use crate::state::accounts::{Accounts, Destination};
-use crate::state::entries::{key_of, object, what};
+use crate::state::entries::{self, Mapping, ObjectKind, ObjectName, TableName, key_of};
 use crate::state::standing::{self, accounts};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR` and `CU_MEM_HANDLE_TYPE_FABRIC`.
@@ -65,7 +65,7 @@ pub(crate) fn after_create(charge: Charge, result: CuResult, out: OutPtr<CuMemAl
         return accounts.refund(charge);
     };
     accounts.confirm(charge, Kind::Buffer);
-    Objects::lock(&accounts).make(handle.0, charge.device(), charge.bytes(), what::OWN);
+    Objects::lock(&accounts).make(handle.0, charge.device(), charge.bytes(), ObjectKind::Own);
 }
 
 /// A reference about to go.
@@ -119,8 +119,8 @@ fn hold(accounts: &Accounts, call: &str, handle: u64, bytes: u64) -> Verdict<Hol
     let (device, more) = match known {
         Some(known) => {
             objects.hold(known.number);
-            let more = match known.what {
-                object::ADOPTED => mapped(bytes).saturating_sub(known.bytes),
+            let more = match known.kind {
+                ObjectKind::Adopted => mapped(bytes).saturating_sub(known.bytes),
                 _ => 0,
             };
             (usize::from(known.device), more)
@@ -202,7 +202,7 @@ fn held(accounts: &Accounts, holding: Holding, handle: u64, bytes: u64) -> u64 {
         None => {}
     }
     if let Some(charge) = charge {
-        let number = objects.make(handle, charge.device(), grown, object::ADOPTED);
+        let number = objects.make(handle, charge.device(), grown, ObjectKind::Adopted);
         objects.hold(number);
         return number;
     }
@@ -219,7 +219,7 @@ fn held(accounts: &Accounts, holding: Holding, handle: u64, bytes: u64) -> u64 {
         .container
         .region
         .charge(device, mapped(bytes), Kind::Buffer);
-    Objects::lock(accounts).make(handle, device, mapped(bytes), object::ADOPTED)
+    Objects::lock(accounts).make(handle, device, mapped(bytes), ObjectKind::Adopted)
 }
 
 pub(crate) fn before_map(
@@ -247,18 +247,14 @@ pub(crate) fn after_map(
         return not_held(&accounts, holding);
     }
     let number = held(&accounts, holding, handle.0, size(bytes));
-    let entry = Entry {
+    let mapping = Mapping {
+        object: number,
         bytes: size(bytes),
-        owner: number,
-        ..Entry::default()
+        unmapping: 0,
     };
     let objects = Objects::lock(&accounts);
-    if let (Some(before), _) = accounts
-        .holdings()
-        .map
-        .put(Space::Mapping, pointer.0, entry)
-    {
-        objects.drop_hold(before.owner);
+    if let (Some(before), _) = accounts.holdings().map.put(pointer.0, mapping) {
+        objects.drop_hold(before.object);
     }
 }
 
@@ -296,13 +292,10 @@ pub(crate) fn before_unmap(pointer: CuDevicePtr, bytes: usize) -> Verdict<u32> {
     let mark = UNMAPPINGS.fetch_add(1, Ordering::Relaxed) | 1 << 31;
     let _objects = Objects::lock(&accounts);
     walk(pointer.0, size(bytes), |at| {
-        accounts
-            .holdings()
-            .map
-            .change(Space::Mapping, at, |mapping| {
-                mapping.maps = mark;
-                (Then::Keep, mapping.bytes)
-            })
+        accounts.holdings().map.change(at, |mapping: &mut Mapping| {
+            mapping.unmapping = mark;
+            (Then::Keep, mapping.bytes)
+        })
     });
     Verdict::Call(mark)
 }
@@ -316,14 +309,11 @@ pub(crate) fn after_unmap(mark: u32, result: CuResult, pointer: CuDevicePtr, byt
     }
     let objects = Objects::lock(&accounts);
     walk(pointer.0, size(bytes), |at| {
-        let found = accounts
-            .holdings()
-            .map
-            .change(Space::Mapping, at, |mapping| {
-                let goes = mapping.maps == mark;
-                let found = (goes.then_some(mapping.owner), mapping.bytes);
-                (if goes { Then::Remove } else { Then::Keep }, found)
-            });
+        let found = accounts.holdings().map.change(at, |mapping: &mut Mapping| {
+            let goes = mapping.unmapping == mark;
+            let found = (goes.then_some(mapping.object), mapping.bytes);
+            (if goes { Then::Remove } else { Then::Keep }, found)
+        });
         let (number, length) = found?;
         if let Some(number) = number {
             objects.drop_hold(number);
@@ -352,12 +342,12 @@ pub(crate) fn after_retain(
         return;
     };
     let objects = Objects::lock(&accounts);
-    if let Some(mapping) = accounts.holdings().map.get(Space::Mapping, base) {
-        objects.refer_as(mapping.owner, handle.0);
+    if let Some(mapping) = accounts.holdings().map.get::<Mapping>(base) {
+        objects.refer_as(mapping.object, handle.0);
     }
 }
 
-/// What names exported memory to every process, if anything does: the file behind the descriptor.
+/// The name of exported memory that is the same in every process, if there is one: the file behind the descriptor.
 /// (The real driver's descriptors are of its device node, which names nothing.)
 fn key_of_descriptor(descriptor: c_int) -> Option<SharedKey> {
     // SAFETY: a C struct of numbers, for which all zeros is a value.
@@ -381,12 +371,12 @@ fn family_of(kind: u32) -> Family {
     }
 }
 
-/// What others could not be told apart from is not exported: the table of shared objects is full.
+/// Refuses to export memory while the table of shared objects is full: importers could not find it there.
 pub(crate) fn before_export(call: &str, handle: CuMemAllocationHandle) -> Verdict<()> {
     let accounts = accounts!(Memory);
     let known = Objects::lock(&accounts).of(handle.0);
     match known {
-        Some(known) if is_own(known.what) && !accounts.container.region.can_share() => {
+        Some(known) if is_own(known.kind) && !accounts.container.region.can_share() => {
             let device = usize::from(known.device);
             Verdict::Refuse(accounts.refuse_export(call, device, known.bytes))
         }
@@ -394,8 +384,8 @@ pub(crate) fn before_export(call: &str, handle: CuMemAllocationHandle) -> Verdic
     }
 }
 
-fn is_own(what: u8) -> bool {
-    matches!(what, what::OWN | object::ADOPTED)
+fn is_own(kind: ObjectKind) -> bool {
+    matches!(kind, ObjectKind::Own | ObjectKind::Adopted)
 }
 
 /// Others may import it from now on: its charge moves to the shared table.
@@ -417,10 +407,10 @@ pub(crate) fn after_export(
     };
     let objects = Objects::lock(&accounts);
     let known = objects.of(handle.0)?;
-    if known.what == object::MULTICAST {
-        objects.set_what(known.number, object::MULTICAST_SHARED);
+    if known.kind == ObjectKind::Multicast {
+        objects.set_kind(known.number, ObjectKind::MulticastShared);
     }
-    if !is_own(known.what) {
+    if !is_own(known.kind) {
         drop(objects);
         keep_by_descriptor(&accounts, out, kind, known.number);
         return None;
@@ -428,15 +418,10 @@ pub(crate) fn after_export(
     let device = usize::from(known.device);
     let region = &accounts.container.region;
     match region.share_as(family_of(kind), key, device, known.bytes, Kind::Buffer) {
-        Ok(SharedKey([first, second])) => {
-            let named = Entry {
-                bytes: first,
-                owner: second,
-                ..Entry::default()
-            };
+        Ok(key) => {
             let map = &accounts.holdings().map;
-            map.put(Space::HandleKey, known.number, named);
-            objects.set_what(known.number, what::SHARED);
+            map.put(known.number, ObjectName(TableName::Exported(key)));
+            objects.set_kind(known.number, ObjectKind::Exported);
             drop(objects);
             keep_by_descriptor(&accounts, out, kind, known.number);
             None
@@ -515,19 +500,19 @@ pub(crate) fn after_import(
     }
     if import.objects > 0 {
         let shared = import.first;
-        let number = objects.make(handle.0, shared.device, shared.bytes, object::IMPORTED);
-        objects::keep_import(&accounts, objects::BY_HANDLE, number, &import, 0);
+        let number = objects.make(handle.0, shared.device, shared.bytes, ObjectKind::Imported);
+        objects::keep_import(&accounts, ImportOf::Object(number), &import);
         return None;
     }
     drop(objects);
     let Some((device, bytes)) = foreign(&accounts, handle.0) else {
-        Objects::lock(&accounts).make(handle.0, 0, 0, object::FOREIGN);
+        Objects::lock(&accounts).make(handle.0, 0, 0, ObjectKind::Foreign);
         return None;
     };
     match requests::reserve(&accounts, "cuMemImportFromShareableHandle", device, bytes) {
         Ok(charge) => {
             accounts.confirm(charge, Kind::Buffer);
-            Objects::lock(&accounts).make(handle.0, device, bytes, object::ADOPTED);
+            Objects::lock(&accounts).make(handle.0, device, bytes, ObjectKind::Adopted);
             None
         }
         Err(refused) => {
@@ -554,11 +539,11 @@ pub(crate) fn after_multicast(result: CuResult, out: OutPtr<CuMemAllocationHandl
         return;
     };
     if let Some(handle) = out.read().filter(|_| result == CuResult::SUCCESS) {
-        Objects::lock(&accounts).make(handle.0, 0, 0, object::MULTICAST);
+        Objects::lock(&accounts).make(handle.0, 0, 0, ObjectKind::Multicast);
     }
 }
 
-/// What names a binding to a multicast object: memory of each of its devices may be bound at the same
+/// The name of a binding to a multicast object: memory of each of its devices may be bound at the same
 /// offset.
 fn binding(object: u64, device: u8, offset: u64) -> u64 {
     let name = [
@@ -600,11 +585,11 @@ pub(crate) fn before_bind_address(pointer: CuDevicePtr) -> Verdict<Binding> {
     let accounts = accounts!(Memory);
     let base = query::relaxed(|| query::allocation_of(pointer)).unwrap_or(pointer.0);
     let objects = Objects::lock(&accounts);
-    let mapping = accounts.holdings().map.get(Space::Mapping, base);
+    let mapping: Option<Mapping> = accounts.holdings().map.get(base);
     match mapping {
-        Some(mapping) if objects.hold(mapping.owner) => Verdict::Call(Binding {
+        Some(mapping) if objects.hold(mapping.object) => Verdict::Call(Binding {
             holding: Holding {
-                number: mapping.owner,
+                number: mapping.object,
                 charge: None,
             },
             handle: 0,
@@ -637,15 +622,14 @@ pub(crate) fn after_bind(
         return;
     };
     let of = objects.of(multicast.0).map_or(0, |it| it.number);
-    let entry = Entry {
+    let bound = entries::Binding {
+        object: number,
         bytes: size(bytes),
-        owner: number,
-        maps: u32::try_from(of & u64::from(u32::MAX)).unwrap_or(0),
-        ..Entry::default()
+        multicast: u32::try_from(of & u64::from(u32::MAX)).unwrap_or(0),
     };
     let name = binding(multicast.0, memory.device, size(offset));
-    if let (Some(before), _) = accounts.holdings().map.put(Space::Multicast, name, entry) {
-        objects.drop_hold(before.owner);
+    if let (Some(before), _) = accounts.holdings().map.put(name, bound) {
+        objects.drop_hold(before.object);
     }
 }
 
@@ -670,8 +654,8 @@ pub(crate) fn after_unbind(
     let objects = Objects::lock(&accounts);
     walk(size(offset), size(bytes), |at| {
         let name = binding(multicast.0, device, at);
-        let bound = accounts.holdings().map.take(Space::Multicast, name)?;
-        objects.drop_hold(bound.owner);
+        let bound: entries::Binding = accounts.holdings().map.take(name)?;
+        objects.drop_hold(bound.object);
         Some(bound.bytes)
     });
 }

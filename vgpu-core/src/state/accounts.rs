@@ -21,7 +21,7 @@ use crate::state::process::Process;
 pub(crate) struct Accounts {
     /// The shared files.
     pub(crate) container: &'static Container,
-    /// What this process knows.
+    /// This process's own state.
     pub(crate) process: &'static Process,
 }
 
@@ -41,7 +41,7 @@ pub(crate) enum Destination {
     Denied,
 }
 
-/// What a call is counted as, in the region's groups.
+/// The group of the region under which a call is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Group {
@@ -62,7 +62,7 @@ pub(crate) enum Group {
 }
 
 impl Accounts {
-    /// What this process holds.
+    /// The memory that this process holds.
     pub(crate) fn holdings(&self) -> &'static Holdings {
         &self.process.holdings
     }
@@ -104,7 +104,7 @@ impl Accounts {
         })
     }
 
-    /// What the container may have of a device.
+    /// The bounds of the container on a device.
     pub(crate) fn bounds(&self, device: usize) -> Bounds {
         Bounds {
             limit: self.process.room(self.container, device),

@@ -68,7 +68,7 @@ impl Container {
                 if peers.is_oversubscribed {
                     line!(
                         Info,
-                        "CUDA_OVERSUBSCRIBE names no share of the card: the limits are of the card's own memory"
+                        "CUDA_OVERSUBSCRIBE names no share of the GPU: the limits are of the GPU's own memory"
                     );
                 }
                 let region =
@@ -84,13 +84,13 @@ impl Container {
         Ok(Some(container))
     }
 
-    /// What the host measured of this process, once it has.
+    /// The host's measurement of this process, once there is one.
     pub(crate) fn target(&self) -> Option<Target> {
         let own = self.region.own_slot()?;
         self.targets.as_ref()?.target(own.slot, own.generation)
     }
 
-    /// What the host knows of the process that has this slot in this generation.
+    /// The host's knowledge of the process that has this slot in this generation.
     pub(crate) fn target_of(&self, slot: usize, generation: u64) -> Option<Target> {
         self.targets.as_ref()?.target(slot, generation)
     }
@@ -118,7 +118,7 @@ impl Container {
         }
     }
 
-    /// What the host says that the driver holds for this container beyond its charges: nothing where it
+    /// Memory that the driver holds for this container beyond its charges, as the host says: nothing where it
     /// has not looked for a while.
     pub(crate) fn unaccounted(&self, device: usize) -> Unaccounted {
         let none = Unaccounted::default();

@@ -1,5 +1,5 @@
-//! What this process holds: of which allocation, in which context, from which pool; and what contexts
-//! and modules were charged. Lives in memory that a fork wipes, so a child begins with nothing and its
+//! The memory that this process holds: by allocation, context and pool; and the charges of its contexts
+//! and modules. Lives in memory that a fork wipes, so a child begins with nothing and its
 //! frees refund nothing. Keeps the region's charges right; decides no call.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use crate::base::lock::{self, Lock};
 use crate::base::map::Map;
 use crate::driver::device::MAX_ORDINALS;
 use crate::figures::room::Promised;
-use crate::state::deferred_frees::DeferredFrees;
+use crate::state::deferred_free_table::DeferredFreeTable;
 
 /// A chore that waits (`Holdings::chores`): memory that was freed in the order of a stream.
 pub(crate) const CHORE_DEFERRED_FREES: u32 = 1;
@@ -43,9 +43,9 @@ pub(crate) struct Holdings {
     pub(crate) sparse_parts: AtomicU64,
     /// Descriptors that keep memory.
     pub(crate) descriptors: AtomicU32,
-    /// What contexts and modules were charged, by device.
+    /// The charges of contexts and modules, by device.
     overhead: [Overhead; MAX_DEVICES],
-    /// The primary contexts that are known, by the driver's ordinal: parts of one card are devices of the
+    /// The primary contexts that are known, by the driver's ordinal: parts of one GPU are devices of the
     /// driver, each with a primary context of its own, and one device of the region.
     primaries: [AtomicU64; MAX_ORDINALS],
     /// Memory pools.
@@ -57,8 +57,8 @@ pub(crate) struct Holdings {
     /// Memory of graphs, by device.
     pub(crate) graphs: [GraphMemory; MAX_DEVICES],
     /// Memory freed in the order of a stream.
-    pub(crate) deferred_frees: DeferredFrees,
-    /// What is to be looked at before room is given next; 0: nothing.
+    pub(crate) deferred_frees: DeferredFreeTable,
+    /// The chores to do before room is given next; 0: none.
     chores: AtomicU32,
 }
 
@@ -70,9 +70,9 @@ struct Overhead {
     context_bytes: AtomicU64,
     module_bytes: AtomicU64,
     contexts: AtomicU32,
-    /// What jumps left since the first of these contexts was made, bytes.
+    /// Charges left by jumps since the first of these contexts was made, bytes.
     left_behind: AtomicU64,
-    /// What the host measured last.
+    /// The host's last measurement.
     measured_bytes: AtomicU64,
     /// When this process measured by itself, milliseconds; 0: it has not.
     measured_here_ms: AtomicU64,
@@ -82,24 +82,24 @@ struct Overhead {
     wanted_ms: AtomicU64,
     /// When one was last made because it was asked for.
     wanted_measured_ms: AtomicU64,
-    /// What the modules that there are were charged when they were loaded, bytes.
+    /// The charges of the present modules when they were loaded, bytes.
     modules_named: AtomicU64,
     /// Not 0: their charge was lowered to what was measured, so it covers nothing that is loaded later.
     is_lowered: AtomicU32,
     /// Charged for modules of which the driver has not taken all yet, bytes.
     not_taken: AtomicU64,
-    /// What was in use beyond the charges when a context was made, bytes, plus one; 0: not known.
+    /// Memory in use beyond the charges when a context was made, bytes, plus one; 0: not known.
     baseline: AtomicU64,
 }
 
-/// What a measurement teaches the other processes of the container.
+/// The size that a measurement teaches the other processes of the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Learn {
     /// Nothing.
     Nothing,
-    /// What a context takes.
+    /// The size of a context.
     Context,
-    /// What contexts and modules take where a runtime loads past the hooks.
+    /// The size of contexts and modules where a runtime loads past the hooks.
     Runtime,
 }
 
@@ -118,9 +118,9 @@ pub(crate) struct Pool {
     pub(crate) lock: Lock,
     /// Region index of its device, or what else it is (`pools.rs`).
     pub(crate) device: AtomicU32,
-    /// What is charged for it, bytes.
+    /// Its charge, bytes.
     pub(crate) charged: AtomicU64,
-    /// What of it was named to other processes, bytes: that is charged in the table of shared objects.
+    /// The part of it that was named to other processes, bytes: its charge stands in the table of shared objects.
     pub(crate) offered: AtomicU64,
     /// Of the room that the driver says it has, what calls under way were promised.
     pub(crate) promised: Promised,
@@ -131,14 +131,14 @@ pub(crate) struct Pool {
 // SAFETY: atomics only, of which zeros are values; handle 0 is an unused place.
 unsafe impl growing::Element for Pool {}
 
-/// What the graphs of a device hold.
+/// The memory that the graphs of a device hold.
 #[repr(C)]
 pub(crate) struct GraphMemory {
     /// Held while it is settled, which asks the driver for its figures: these calls are ours.
     pub(crate) lock: Lock,
     /// The driver's ordinal of the device, plus one.
     pub(crate) ordinal: AtomicU32,
-    /// What is charged for it, bytes. Beside what the driver holds, what launches under way have
+    /// Its charge, bytes: the memory that the driver holds, and the memory that launches under way have
     /// reserved in `advanced`.
     pub(crate) charged: AtomicU64,
     /// Confirmed ahead of the driver's figure, for launches under way that use several devices.
@@ -162,7 +162,7 @@ pub(crate) struct GraphMemory {
     pub(crate) launches: AtomicU32,
 }
 
-/// What contexts and modules are charged as.
+/// The two kinds of overhead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// Contexts.
@@ -227,7 +227,7 @@ impl Holdings {
         }
     }
 
-    /// What is there is to be measured before memory of the device is given next.
+    /// The device's overhead is to be measured before memory of the device is given next.
     pub(crate) fn measure_before_next(&self, device: usize) {
         self.set_chore(CHORE_MEASURE << device);
     }
@@ -414,7 +414,7 @@ impl Holdings {
         }
     }
 
-    /// What was charged for modules and not taken yet, bytes.
+    /// The charge for modules that the driver has not taken yet, bytes.
     pub(crate) fn in_advance(&self, device: usize) -> u64 {
         // Relaxed: as above.
         let bytes = |overhead: &Overhead| overhead.not_taken.load(Ordering::Relaxed);
@@ -436,7 +436,7 @@ impl Holdings {
         bytes.saturating_sub(charged)
     }
 
-    /// What was in use beyond the charges when a context was made, bytes; gone after this.
+    /// The memory in use beyond the charges when a context was made, bytes; gone after this.
     pub(crate) fn take_baseline(&self, device: usize) -> Option<u64> {
         // Relaxed: as above.
         let overhead = self.overhead.get(device)?;
@@ -527,7 +527,7 @@ impl Holdings {
             .map_or(0, |word| word.load(Ordering::Relaxed))
     }
 
-    /// What contexts and modules of this process are charged on a device, bytes.
+    /// The charge of this process's contexts and modules on a device, bytes.
     pub(crate) fn overhead_bytes(&self, device: usize) -> u64 {
         self.overhead.get(device).map_or(0, |overhead| {
             // Relaxed: a figure of the moment.
@@ -537,15 +537,15 @@ impl Holdings {
     }
 }
 
-/// What contexts and modules count for when `bytes` were measured for both: what is more than their
-/// charges is a context's, what is less is modules', whose images say more than the driver takes.
+/// The sizes of contexts and modules when `bytes` were measured for both: a surplus over their
+/// charges belongs to the context, and a deficit to modules, whose images declare more than the driver takes.
 fn divided(bytes: u64, contexts: u64, modules: u64) -> (u64, u64) {
     let modules = modules.min(bytes.saturating_sub(contexts));
     (bytes - modules, modules)
 }
 
-/// What of the charge of all contexts goes with one that was charged `bytes`: what stays (other contexts,
-/// what jumps left) keeps what it was charged, since it is not known which of them was measured to be
+/// The part of the charge of all contexts that goes with one that was charged `bytes`: the rest (other contexts,
+/// and charges that jumps left) keeps its charge, since it is not known which of them was measured to be
 /// smaller.
 fn context_goes(charged: u64, bytes: u64, others: u64) -> u64 {
     bytes.min(charged.saturating_sub(others))

@@ -27,6 +27,8 @@ pub(crate) struct State {
     /// What was handed out and not launched yet.
     pub(crate) first_uses: FirstUses,
     pub(crate) devices: [DeviceState; MAX_DEVICES],
+    /// How long launches of the container's other processes had waited when that was last asked, nanoseconds.
+    pub(crate) waited_elsewhere_ns: AtomicU64,
     pub(crate) spans: Spans,
     pub(crate) costs: Costs,
 }

@@ -61,6 +61,7 @@ pub(crate) fn tell(accounts: &Accounts) {
         compute.end_lease(more_ns, unused);
         if work_ns > 0 {
             compute.count_busy(i64::try_from(work_ns).unwrap_or(i64::MAX));
+            compute.count_occupied(i64::try_from(work_ns).unwrap_or(i64::MAX));
             let at = gate.place.get().checked_sub(1);
             let now_ns = clock::now_ns();
             let noted = at.is_some_and(|at| {

@@ -1,5 +1,5 @@
-//! What this process knows of its container: the limits as they were last read, which device is which, and
-//! what it holds. It lies in memory that a fork wipes. Decides no call: the rules ask here.
+//! This process's knowledge of its container: the limits as they were last read, which device is which, and
+//! the memory it holds. It lies in memory that a fork wipes. Decides no call: the rules ask here.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -9,14 +9,14 @@ use vgpu_abi::limits::{DeviceLimit, Policy, Unlisted};
 use crate::base::lock::{self, Lock};
 use crate::base::log::line;
 use crate::driver::device::{Device, Fact, MAX_ORDINALS};
-use crate::driver::{cards, query};
+use crate::driver::{gpus, query};
 use crate::figures::sizes;
 use crate::guest::manners;
 use crate::state::container::{Container, LimitsFrom};
 use crate::state::holdings::{Holdings, Learn};
 use crate::state::launches;
 
-/// What of a limit may be memory of the device itself, bytes; 0 is all of it.
+/// The part of a limit that may be memory of the device itself, bytes; 0 is all of it.
 fn share_of_the_device(limit: &DeviceLimit) -> u64 {
     match (limit.resident_bytes, limit.memory_bytes) {
         (resident, 0) => resident,
@@ -25,7 +25,7 @@ fn share_of_the_device(limit: &DeviceLimit) -> u64 {
     }
 }
 
-/// What is left of a limit when the driver holds so much beyond the charges; 0 is no limit, and no
+/// The rest of a limit when the driver holds so much beyond the charges; 0 is no limit, and no
 /// limit becomes none.
 fn room_of(limit: u64, unaccounted: u64) -> u64 {
     match limit {
@@ -34,7 +34,7 @@ fn room_of(limit: u64, unaccounted: u64) -> u64 {
     }
 }
 
-/// What dies with a fork: the kernel gives a child zeros in its place, and all zeros means "not set
+/// State that dies with a fork: the kernel gives a child zeros in its place, and all zeros means "not set
 /// up yet".
 #[repr(C)]
 pub(crate) struct Process {
@@ -65,16 +65,16 @@ pub(crate) struct Process {
     /// The same two, less what the driver holds for the container beyond its charges.
     room_bytes: [AtomicU64; MAX_DEVICES],
     resident_room: [AtomicU64; MAX_DEVICES],
-    /// What the driver holds for the container beyond its charges, bytes.
+    /// Memory that the driver holds for the container beyond its charges, bytes.
     unaccounted_bytes: [AtomicU64; MAX_DEVICES],
-    /// What was found out about a device once and stays so.
+    /// Facts about a device that are found out once and never change.
     facts: [AtomicU32; MAX_DEVICES],
     devices: [AtomicU32; MAX_ORDINALS],
     /// Host-measured overhead that was last taken over, by device.
     targets_generation: AtomicU64,
-    /// What this process holds.
+    /// The memory that this process holds.
     pub(crate) holdings: Holdings,
-    /// What it launches.
+    /// Its launches.
     pub(crate) compute: launches::State,
 }
 
@@ -109,7 +109,7 @@ impl Process {
             .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
     }
 
-    /// What may be charged of a device as of now, bytes: the limit less what the driver holds for the
+    /// The most that may be charged of a device now, bytes: the limit less what the driver holds for the
     /// container beyond its charges; 0 is no cap.
     #[inline]
     pub(crate) fn room(&self, container: &Container, device: usize) -> u64 {
@@ -135,7 +135,7 @@ impl Process {
             .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
     }
 
-    /// What the driver holds for the container beyond its charges, as the host said last, bytes.
+    /// Memory that the driver holds for the container beyond its charges, as the host said last, bytes.
     pub(crate) fn unaccounted(&self, device: usize) -> u64 {
         // Relaxed: as above.
         self.unaccounted_bytes
@@ -284,7 +284,7 @@ impl Process {
     pub(crate) fn driver_starts(&self) {
         // Relaxed: two threads that start the driver note the same.
         if self.started.load(Ordering::Relaxed) == 0 {
-            cards::note_visible();
+            gpus::note_visible();
         }
     }
 
@@ -319,13 +319,13 @@ impl Process {
         // A device that cannot be asked for its name is asked again the next time.
         let found = match &container.limits {
             LimitsFrom::File(map) => {
-                let known = map.load().ok().and_then(|it| cards::in_file(&it, ordinal));
+                let known = map.load().ok().and_then(|it| gpus::in_file(&it, ordinal));
                 let Some(found) = known else {
                     return Device::Denied;
                 };
                 found
             }
-            LimitsFrom::Peers(_) => cards::by_index(ordinal),
+            LimitsFrom::Peers(_) => gpus::by_index(ordinal),
         };
         if query::device_uuids(ordinal).is_none() {
             return found;

@@ -8,7 +8,7 @@ use cuda_api::CuResult;
 
 use crate::base::lock::ProcessLock;
 use crate::base::log::line;
-use crate::base::{loader, map};
+use crate::base::{clock, loader, map};
 use crate::driver::genuine;
 use crate::guest::manners::{self, Verdict};
 use crate::guest::settings::{Process as Here, Settings};
@@ -127,6 +127,7 @@ fn set_up_once() -> Standing {
     let number = EPOCH.fetch_add(1, Ordering::Relaxed) + 1;
     process.epoch.store(number, Ordering::Relaxed);
     process.compute.set_up(number);
+    clock::set_up();
     let phase = match open() {
         Ok(Some(container)) => {
             if let Err(error) = container.region.join() {
@@ -152,7 +153,7 @@ fn set_up_once() -> Standing {
     }
 }
 
-/// What forked children inherit and must not repeat.
+/// State that forked children inherit and must not set up again.
 fn once_for_a_family() {
     // Relaxed: under the lock of the set-up.
     if ONCE.swap(1, Ordering::Relaxed) != 0 {

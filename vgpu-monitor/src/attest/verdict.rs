@@ -211,13 +211,13 @@ pub fn judge(facts: &Facts, executable: &str, ground: &Ground) -> Judged {
     if !asked {
         return bad(Reason::NotAsked);
     }
-    let nobody = if facts.place.is_none() {
+    let without_library = if facts.place.is_none() {
         Reason::Host
     } else {
         Reason::NoLibrary
     };
     match (&facts.library, &facts.limits) {
-        (Library::None, _) => bad(nobody),
+        (Library::None, _) => bad(without_library),
         (Library::Foreign, _) => bad(Reason::ForeignLibrary),
         (Library::Installed(_), None) if facts.other_limits || facts.region.is_some() => {
             bad(Reason::ForeignLimits)

@@ -146,7 +146,7 @@ impl CardLoads {
             let (sum, holders) = self.sum(name, wanted, device, root);
             if let Some(part) = most.is_passed_by(&sum) {
                 return Err(DeliveryError::Overcommitted(Box::new(Overcommit {
-                    who: who(wanted),
+                    container: container_of(wanted),
                     uuid: device.uuid.clone(),
                     part,
                     asked: Load::of(device),
@@ -193,7 +193,7 @@ impl CardLoads {
             if kind == Kind::Init && !is_ours && !place::is_used(root, other) {
                 continue;
             }
-            holders.push((who(&held.record), load));
+            holders.push((container_of(&held.record), load));
             pods.entry(pod).or_default().add(kind, load);
         }
         let ours = pods.entry(&wanted.labels.pod_uid).or_default();
@@ -206,7 +206,7 @@ impl CardLoads {
     }
 }
 
-fn who(record: &Record) -> String {
+fn container_of(record: &Record) -> String {
     let labels = &record.labels;
     if labels.pod.is_empty() {
         return format!("allotment {}", labels.name);
@@ -352,7 +352,7 @@ impl Part {
 /// More than a card has.
 #[derive(Debug)]
 pub struct Overcommit {
-    who: String,
+    container: String,
     uuid: String,
     part: Part,
     asked: Load,
@@ -371,12 +371,12 @@ impl fmt::Display for Overcommit {
             "GPU {}: {} for {} is more than is left of its {}",
             self.uuid,
             part.of(&self.asked),
-            self.who,
+            self.container,
             part.of(most)
         )?;
-        for (at, (who, load)) in self.holders.iter().take(NAMED_MOST).enumerate() {
+        for (at, (holder, load)) in self.holders.iter().take(NAMED_MOST).enumerate() {
             let before = if at == 0 { "; held by" } else { "," };
-            write!(f, "{before} {who} ({})", part.of(load))?;
+            write!(f, "{before} {holder} ({})", part.of(load))?;
         }
         if let Some(more @ 1..) = self.holders.len().checked_sub(NAMED_MOST) {
             write!(f, " and {more} more")?;

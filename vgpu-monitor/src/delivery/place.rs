@@ -6,17 +6,18 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::ErrorKind;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, FcntlArg, OFlag, fcntl};
+use nix::fcntl::{AT_FDCWD, FcntlArg, fcntl};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 use supervisor::instance::{Instance, LABELS, LIMITS, REGION, TARGETS};
 use supervisor::view;
+use vgpu_abi::file::{self, Access, FileError};
 use vgpu_abi::layout::RegionLayout;
-use vgpu_abi::limits::{FileError, Limits, LimitsFile};
+use vgpu_abi::limits::{Limits, LimitsFile};
 use vgpu_abi::targets::TargetsFile;
 
 use super::files::{self, failed};
@@ -130,8 +131,8 @@ fn is_no_use(error: FileError) -> bool {
         error,
         FileError::NotRegular
             | FileError::WrongSize { .. }
-            | FileError::WrongMagic
-            | FileError::Unfinished
+            | FileError::WrongMagic { .. }
+            | FileError::Unfinished { .. }
     )
 }
 
@@ -189,7 +190,10 @@ fn repair_region(
         instance.make_region(limits, REGION_MODE)?;
         return Ok(());
     }
-    if let Some(region) = open_region(&path).ok().filter(is_locked) {
+    if let Some(region) = file::open_regular(&path, Access::Read)
+        .ok()
+        .filter(is_locked)
+    {
         // A sidecar may run while another container of the pod is restarted: its damaged region is its own.
         drop(region);
         tracing::warn!(path = %path.display(), "the usage region is damaged and in use: leaving it");
@@ -226,23 +230,21 @@ fn is_whole(instance: &Instance, limits: &Limits) -> bool {
     })
 }
 
-fn open_region(path: &Path) -> std::io::Result<File> {
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(flags.bits())
-        .open(path)
-}
-
-/// Whether a process holds a lock in a container's region: such a process lives, and has used the GPU. Where that
-/// cannot be known it counts as used, unless the container itself has closed the file to us.
+/// Whether a process holds a lock in a container's region: such a process lives, and has used the GPU. If that
+/// cannot be known, the region counts as used, unless the container itself has removed it, put something else in its
+/// place, or closed it to us.
 pub(super) fn is_used(root: &Path, name: &Name) -> bool {
-    match open_region(&root.join(&name.0).join(REGION)) {
+    match file::open_regular(&root.join(&name.0).join(REGION), Access::Read) {
         Ok(region) => is_locked(&region),
-        Err(error) => !matches!(
-            error.raw_os_error().map(Errno::from_raw),
-            Some(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EACCES | Errno::EPERM)
-        ),
+        Err(
+            FileError::Missing
+            | FileError::NotRegular
+            | FileError::System {
+                errno: nix::libc::EACCES | nix::libc::EPERM,
+                ..
+            },
+        ) => false,
+        Err(_) => true,
     }
 }
 
@@ -290,10 +292,7 @@ pub(super) fn trim(root: &Path, name: &Name) -> Result<u64, DeliveryError> {
         fs::set_permissions(&path, Permissions::from_mode(REGION_MODE))
             .map_err(failed("set the mode of", &path))?;
     }
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let mut options = fs::OpenOptions::new();
-    let file = options.write(true).custom_flags(flags.bits()).open(&path);
-    let file = file.map_err(failed("open", &path))?;
+    let file = file::open_regular(&path, Access::ReadWrite).map_err(unfit(&path))?;
     // Setting the length that a file already has frees the blocks beyond it.
     file.set_len(end).map_err(failed("cut", &path))?;
     let left = file.metadata().map_err(failed("look at", &path))?;

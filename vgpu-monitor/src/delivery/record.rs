@@ -220,23 +220,25 @@ impl From<&GivenDevice> for RecordDevice {
 const MEMORY_MOST: u64 = 8 << 40;
 
 fn check(given: &Given) -> Result<(), DeliveryError> {
-    let who = format!(
+    let container = format!(
         "{}/{} container {}",
         given.namespace, given.pod, given.container
     );
     if given.devices.is_empty() {
-        return Err(nonsense(format!("{who} was given no GPU")));
+        return Err(nonsense(format!("{container} was given no GPU")));
     }
     if given.devices.len() > MAX_DEVICES {
         let count = given.devices.len();
         return Err(nonsense(format!(
-            "{who} was given {count} GPUs; a container can have {MAX_DEVICES}"
+            "{container} was given {count} GPUs; a container can have {MAX_DEVICES}"
         )));
     }
     for (at, device) in given.devices.iter().enumerate() {
         let uuid = &device.uuid;
         if uuid.is_empty() || DeviceUuid::new(uuid).is_err() {
-            return Err(nonsense(format!("{who}: {uuid:?} is no UUID of a GPU")));
+            return Err(nonsense(format!(
+                "{container}: {uuid:?} is no UUID of a GPU"
+            )));
         }
         if given
             .devices
@@ -244,12 +246,12 @@ fn check(given: &Given) -> Result<(), DeliveryError> {
             .take(at)
             .any(|other| other.uuid == *uuid)
         {
-            return Err(nonsense(format!("{who} was given GPU {uuid} twice")));
+            return Err(nonsense(format!("{container} was given GPU {uuid} twice")));
         }
         // In a limits file 0 is "no limit".
         if device.memory_bytes == 0 || device.memory_bytes > MEMORY_MOST {
             return Err(nonsense(format!(
-                "{who} was given {} bytes of GPU {uuid}; accepted: 1 to {}",
+                "{container} was given {} bytes of GPU {uuid}; accepted: 1 to {}",
                 device.memory_bytes,
                 Size(MEMORY_MOST)
             )));

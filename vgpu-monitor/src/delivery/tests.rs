@@ -3,7 +3,8 @@ use std::sync::Arc;
 
 use expect_test::expect;
 use tokio::sync::watch;
-use vgpu_abi::limits::{FileError, LimitsFile, LimitsMap, Unlisted};
+use vgpu_abi::file::FileError;
+use vgpu_abi::limits::{LimitsFile, LimitsMap, Unlisted};
 use vgpu_abi::targets::TargetsFile;
 
 use super::*;
@@ -245,7 +246,7 @@ fn cdi_allot_writes_nothing_and_give_writes_everything() {
     assert_eq!(
         mode(delivery.root()),
         0o700,
-        "nobody reaches another container's region"
+        "no container reaches another container's region"
     );
     let instance = supervisor::instance::Instance::open(&node.container(&name, "")).unwrap();
     let labels = instance.labels().unwrap();

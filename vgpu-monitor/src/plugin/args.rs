@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::{Parser, ValueEnum};
-use server::{LogFormat, TraceArgs};
+use server::TraceArgs;
 
 use crate::address::address;
 use crate::inventory::MigStrategy;
+use crate::logging::LogArgs;
 
 /// Settings of `vgpu-monitor plugin`.
 #[derive(Debug, Clone, Parser)]
@@ -142,18 +143,9 @@ pub struct PluginArgs {
     #[command(flatten)]
     pub traces: TraceArgs,
 
-    /// What to log: error, warn, info, debug, or directives such as warn,vgpu_monitor=debug.
-    #[arg(
-        long,
-        env = "VGPU_MONITOR_LOG",
-        value_name = "FILTER",
-        default_value = "info"
-    )]
-    pub log: String,
-
-    /// Format of log lines.
-    #[arg(long, env = "VGPU_MONITOR_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
-    pub log_format: LogFormat,
+    /// The log.
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
 /// How the runtime learns what a container gets.

@@ -557,7 +557,7 @@ mod tests {
             ("cri-o://1.27.1", Manner::Mounts),
             ("cri-o://1.28.0", Manner::Cdi),
             ("docker://20.10.1", Manner::Mounts),
-            ("somebody://0.1", Manner::Cdi),
+            ("unknown://0.1", Manner::Cdi),
             ("containerd://2.1.4 v1.35.4", Manner::Cdi),
             ("containerd://2.1.4 v1.29.0-eks-1", Manner::Cdi),
             ("containerd://2.1.4 v1.28.15", Manner::Mounts),

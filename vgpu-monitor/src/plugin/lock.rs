@@ -47,11 +47,13 @@ pub(super) fn try_take(state: &Path) -> io::Result<Tried> {
             Ok(Tried::Ours(lock))
         }
         Err((file, Errno::EWOULDBLOCK)) => {
-            let mut who = String::new();
-            if file.take(MOST_BYTES).read_to_string(&mut who).is_err() || who.trim().is_empty() {
-                who = String::from("a process that has not given its name");
+            let mut locker = String::new();
+            if file.take(MOST_BYTES).read_to_string(&mut locker).is_err()
+                || locker.trim().is_empty()
+            {
+                locker = String::from("a process that has not given its name");
             }
-            Ok(Tried::Taken(who.trim().to_owned()))
+            Ok(Tried::Taken(locker.trim().to_owned()))
         }
         Err((_, errno)) => Err(errno.into()),
     }
@@ -66,14 +68,14 @@ pub(super) async fn take(state: &Path) -> io::Result<Flock<File>> {
     loop {
         match try_take(state)? {
             Tried::Ours(lock) => return Ok(lock),
-            Tried::Taken(who) if who != told => {
+            Tried::Taken(locker) if locker != told => {
                 tracing::warn!(
                     state = %state.display(),
-                    holder = who,
+                    holder = locker,
                     "another vgpu-monitor plugin works in this state directory (an older pod of the agent that is \
                      still ending, perhaps); this one waits until it has ended"
                 );
-                told = who;
+                told = locker;
             }
             Tried::Taken(_) => {}
         }
@@ -89,11 +91,11 @@ mod tests {
     async fn second_agent_waits_until_the_first_has_ended() {
         let state = tempfile::tempdir().unwrap();
         let first = take(state.path()).await.unwrap();
-        let Tried::Taken(who) = try_take(state.path()).unwrap() else {
+        let Tried::Taken(locker) = try_take(state.path()).unwrap() else {
             panic!("two at once")
         };
         let own = format!("process {} on ", std::process::id());
-        assert!(who.starts_with(&own), "{who}");
+        assert!(locker.starts_with(&own), "{locker}");
         // The clock is tokio's, and goes on by itself.
         let patience = Duration::from_secs(60);
         let waited = tokio::time::timeout(patience, take(state.path())).await;

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test: a panic is its answer")]
 #![allow(dead_code, reason = "each test takes what it needs")]
 
+pub(crate) mod agent;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-/* Tries to get more of a GPU than its container has, in the way that its first argument names. Prints what came of it
- * (refused, got, or held where it only opened the device), then waits until its input ends. Environment: DRIVER is the
+/* Tries to get more of a GPU than its container has, in the way that its first argument names. Prints the result
+ * (refused, got, or held if it only opened the device), then waits until its input ends. Environment: DRIVER is the
  * path of the driver's library, DEVICE that of a device, INNER that of a plugin that finds the driver by itself. */
 #define _GNU_SOURCE
 #include <dlfcn.h>

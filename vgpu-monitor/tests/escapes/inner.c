@@ -1,4 +1,4 @@
-/* A plugin that finds the driver by itself, from a namespace of the dynamic loader of its own. */
+/* A plugin that finds the driver by itself, from a separate namespace of the dynamic loader. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* A static program: no library can be put into it. It speaks to the kernel itself. */
+/* A static program: no library can be loaded into it. It makes its system calls itself. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use workload::{BIN_NS, Job, Kind, Report, Simulated};
+use workload::{Arrivals, BIN_NS, Job, Kind, Report, Request, Service, Simulated};
 
 use super::shares::Curve;
 
@@ -33,8 +33,27 @@ pub(crate) struct Setup {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Container {
     pub(crate) job: Job,
-    /// Cap, percent; `None` runs the job without `vgpu run`.
-    pub(crate) cap: Option<u32>,
+    /// What `vgpu run` is told; `None` runs the job without it.
+    pub(crate) under: Option<Under>,
+}
+
+/// What `vgpu run` sets for a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Under {
+    /// A cap in percent, which always holds.
+    Cap(u32),
+    /// A priority without a cap.
+    Priority(u32),
+}
+
+impl Container {
+    /// The cap, in percent.
+    pub(crate) fn cap(&self) -> Option<u32> {
+        match self.under {
+            Some(Under::Cap(percent)) => Some(percent),
+            Some(Under::Priority(_)) | None => None,
+        }
+    }
 }
 
 /// The measurements of a container.
@@ -53,7 +72,8 @@ pub(crate) struct Outcome {
 }
 
 impl Setup {
-    /// Runs containers side by side, and changes the first one's cap at the given times.
+    /// Runs containers side by side for the shortest of their times, and changes the first one's cap at the given times.
+    /// A container with a longer time works until those before it have ended.
     pub(crate) fn run(
         &self,
         containers: &[Container],
@@ -64,7 +84,8 @@ impl Setup {
         for (index, container) in containers.iter().enumerate() {
             running.push(self.start(index, container)?);
         }
-        let time = containers.iter().map(|c| c.job.time).max();
+        let time = containers.iter().map(|c| c.job.time).min();
+        let time = time.unwrap_or_default();
         let started = Instant::now();
         for one in &mut running {
             one.begin()?;
@@ -73,7 +94,7 @@ impl Setup {
         let (name, mut changes) = (name_of(0), changes.iter().peekable());
         let mut changed_ns = Vec::new();
         let mut looks = vec![Curve::default(); running.len()];
-        while started.elapsed() < time.unwrap_or_default() {
+        while started.elapsed() < time {
             if let Some((_, cap)) = changes.next_if(|(at, _)| started.elapsed() >= *at) {
                 self.set(&name, *cap)?;
                 changed_ns.push(nanoseconds(started.elapsed()));
@@ -88,7 +109,10 @@ impl Setup {
             std::thread::sleep(LOOK);
         }
         let mut seen = Vec::new();
-        for (one, curve) in running.into_iter().zip(looks) {
+        for ((mut one, curve), container) in running.into_iter().zip(looks).zip(containers) {
+            if container.job.time > time {
+                drop(one.stdin.take());
+            }
             let reports = one.end()?;
             let curve = match &self.simulated {
                 Some(_) => curve,
@@ -101,10 +125,17 @@ impl Setup {
 
     fn start(&self, index: usize, container: &Container) -> anyhow::Result<Running> {
         let mut command = Command::new(&self.exe);
-        if let Some(cap) = container.cap {
+        if let Some(under) = container.under {
             command.args(["run", "--name", &name_of(index)]);
             command.args(["--gpu", &self.gpu.to_string()]);
-            command.args(["--gpucores", &cap.to_string(), "--policy", "force"]);
+            match under {
+                Under::Cap(cap) => {
+                    command.args(["--gpucores", &cap.to_string(), "--policy", "force"]);
+                }
+                Under::Priority(priority) => {
+                    command.args(["--priority", &priority.to_string()]);
+                }
+            }
             for (flag, path) in [("--library", &self.library), ("--board", &self.board)] {
                 if let Some(path) = path {
                     command.arg(flag).arg(path);
@@ -183,6 +214,7 @@ pub(crate) fn words_of(job: &Job) -> Vec<String> {
         Kind::Streams => ("streams", 0, 0),
         Kind::Mixed => ("mixed", 0, 0),
         Kind::Sparse { ns, pause_ns } => ("sparse", ns, pause_ns),
+        Kind::Service(_) => ("service", 0, 0),
     };
     let numbers = [
         ("--kernel-ns", kernel_ns),
@@ -199,7 +231,34 @@ pub(crate) fn words_of(job: &Job) -> Vec<String> {
         words.push(flag.to_owned());
         words.push(number.to_string());
     }
+    if let Kind::Service(service) = &job.kind {
+        words.extend(words_of_service(service));
+    }
     words
+}
+
+fn words_of_service(service: &Service) -> [String; 8] {
+    let arrivals = match service.arrivals {
+        Arrivals::Poisson => "poisson",
+        Arrivals::Bursts => "bursts",
+    };
+    let request = match service.request {
+        Request::Kernels => "kernels",
+        Request::SmallModel => "small-model",
+        Request::Generation => "generation",
+    };
+    let (load, seed) = (service.load_percent.to_string(), service.seed.to_string());
+    [
+        "--arrivals",
+        arrivals,
+        "--request",
+        request,
+        "--load",
+        &load,
+        "--seed",
+        &seed,
+    ]
+    .map(String::from)
 }
 
 /// What several processes of one container used, together.
@@ -286,6 +345,17 @@ impl Drop for Running {
             self.child.wait().ok();
         }
     }
+}
+
+/// Fails where the file could not be written later, and changes nothing in a file that exists.
+pub(crate) fn writable(path: &Path) -> anyhow::Result<()> {
+    let opened = std::fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(path);
+    opened
+        .map(drop)
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// The file of a path's name, made anew.

@@ -68,7 +68,7 @@ pub(crate) fn svg(results: &Results) -> String {
 }
 
 /// Writing to a String cannot fail.
-fn put(to: &mut String, text: std::fmt::Arguments<'_>) {
+pub(crate) fn put(to: &mut String, text: std::fmt::Arguments<'_>) {
     let _done = to.write_fmt(text);
 }
 
@@ -270,7 +270,7 @@ fn table(to: &mut String, panel: &Panel<'_>, left: f64, top: f64) {
     }
 }
 
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;")
 }
 

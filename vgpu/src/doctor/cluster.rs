@@ -6,10 +6,10 @@
 
 mod checks;
 mod control;
-mod doors;
 mod gather;
 mod nodes;
 mod objects;
+mod optional_apis;
 mod pods;
 mod rights;
 mod tls;

@@ -7,7 +7,8 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use vgpu_abi::host::{SnapshotError, snapshot_at};
+use vgpu_abi::file::FileError;
+use vgpu_abi::host::snapshot_at;
 use vgpu_abi::limits;
 use vgpu_abi::targets;
 
@@ -160,7 +161,7 @@ impl ContainerFacts {
                 Err(error) => self.limits_error = Some(error.to_string()),
             },
             Ok(None) => {}
-            Err(error) => self.limits_error = Some(error),
+            Err(error) => self.limits_error = Some(error.to_string()),
         }
         let targets = Path::new(&self.limits_path).with_file_name("targets");
         match root.file(&targets.to_string_lossy()) {
@@ -172,7 +173,7 @@ impl ContainerFacts {
                 Err(error) => self.targets_error = Some(error.to_string()),
             },
             Ok(None) => {}
-            Err(error) => self.targets_error = Some(error),
+            Err(error) => self.targets_error = Some(error.to_string()),
         }
     }
 
@@ -195,7 +196,7 @@ impl ContainerFacts {
         match root.directory(&parent.to_string_lossy()) {
             Ok(parent) => match snapshot_at(parent.as_fd(), &name.to_string_lossy()) {
                 Ok(_) => self.region_version = Some(vgpu_abi::layout::REGION_VERSION),
-                Err(SnapshotError::WrongVersion { found, .. }) => self.region_version = Some(found),
+                Err(FileError::WrongVersion { found, .. }) => self.region_version = Some(found),
                 Err(error) => self.region_error = Some(error.to_string()),
             },
             Err(errno) => self.region_error = Some(errno.desc().to_owned()),
@@ -217,7 +218,7 @@ impl ContainerFacts {
                 Ok(Some(bytes)) => Some(elf::library(&bytes)),
                 Ok(None) => None,
                 Err(error) => Some(Library {
-                    error: Some(error),
+                    error: Some(error.to_string()),
                     ..Library::default()
                 }),
             };

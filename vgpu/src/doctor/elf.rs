@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_compared_as_numbers_and_what_is_no_library_says_so() {
+    fn versions_compare_as_numbers_and_other_files_are_named() {
         let text = b"GLIBC_2.2.5\0GLIBC_2.17\0GLIBC_PRIVATE\0GLIBC_2.9\0";
         assert_eq!(newest_glibc(text, "GLIBC_").as_deref(), Some("2.17"));
         let banner =

@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use supervisor::gpu::{Gpus, NvmlGpus};
 use supervisor::instance::{self, LIMITS, REGION};
-use vgpu_abi::host::{SnapshotError, snapshot_at};
+use vgpu_abi::file::FileError;
+use vgpu_abi::host::snapshot_at;
 use vgpu_abi::layout::REGION_VERSION;
 use vgpu_abi::limits;
 
@@ -248,7 +249,7 @@ impl NodeFacts {
                 Some(found) => self.registered = Some(found),
                 None => self.registered_error = Some(format!("{path} is no checkpoint")),
             },
-            Err(error) => self.registered_error = Some(error),
+            Err(error) => self.registered_error = Some(error.to_string()),
         }
     }
 
@@ -291,7 +292,7 @@ impl NodeFacts {
             given.limits_error = read.err();
             match snapshot_at(instance.dir().as_fd(), REGION) {
                 Ok(_) => given.region_version = Some(REGION_VERSION),
-                Err(SnapshotError::WrongVersion { found, .. }) => {
+                Err(FileError::WrongVersion { found, .. }) => {
                     given.region_version = Some(found);
                 }
                 Err(error) => given.region_error = Some(error.to_string()),

@@ -3,6 +3,7 @@
 //! Never follows a link out of that directory, because a tenant controls a container's files. Never reads more than the
 //! given size, and never waits for a pipe.
 
+use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -82,22 +83,22 @@ impl Root {
     }
 
     /// The file, opened for reading; `None` if there is none.
-    pub(super) fn file(&self, path: &str) -> Result<Option<File>, String> {
+    pub(super) fn file(&self, path: &str) -> Result<Option<File>, Unreadable> {
         match self.open_with(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
             Ok(file) => Ok(Some(File::from(file))),
             Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(None),
-            Err(errno) => Err(format!("cannot open {path}: {}", errno.desc())),
+            Err(errno) => Err(Unreadable::new("open", path, errno.desc())),
         }
     }
 
     /// The bytes of a file, up to `most`; `None` if there is none.
-    pub(super) fn bytes(&self, path: &str, most: u64) -> Result<Option<Vec<u8>>, String> {
+    pub(super) fn bytes(&self, path: &str, most: u64) -> Result<Option<Vec<u8>>, Unreadable> {
         let Some(file) = self.file(path)? else {
             return Ok(None);
         };
         let mut bytes = Vec::new();
         let read = file.take(most).read_to_end(&mut bytes);
-        read.map_err(|error| format!("cannot read {path}: {error}"))?;
+        read.map_err(|error| Unreadable::new("read", path, error))?;
         Ok(Some(bytes))
     }
 
@@ -145,19 +146,19 @@ impl Root {
             }
             Ok(None) => FileFacts::default(),
             Err(error) => FileFacts {
-                error: Some(error),
+                error: Some(error.to_string()),
                 ..FileFacts::default()
             },
         }
     }
 
-    fn stat(&self, path: &str) -> Result<Option<FileStat>, String> {
+    fn stat(&self, path: &str) -> Result<Option<FileStat>, Unreadable> {
         match self.open_with(path, OFlag::O_PATH) {
             Ok(found) => fstat(&found)
                 .map(Some)
-                .map_err(|errno| format!("cannot look at {path}: {}", errno.desc())),
+                .map_err(|errno| Unreadable::new("look at", path, errno.desc())),
             Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(None),
-            Err(errno) => Err(format!("cannot look at {path}: {}", errno.desc())),
+            Err(errno) => Err(Unreadable::new("look at", path, errno.desc())),
         }
     }
 
@@ -168,6 +169,31 @@ impl Root {
             .ok()?;
         let to = nix::fcntl::readlinkat(&found, "").ok()?;
         to.into_string().ok()
+    }
+}
+
+/// A file that is there and that could not be read, for the report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Unreadable {
+    attempt: &'static str,
+    path: String,
+    why: String,
+}
+
+impl Unreadable {
+    fn new(attempt: &'static str, path: &str, why: impl ToString) -> Self {
+        Self {
+            attempt,
+            path: path.to_owned(),
+            why: why.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { attempt, path, why } = self;
+        write!(f, "cannot {attempt} {path}: {why}")
     }
 }
 

@@ -3,6 +3,8 @@
 use vgpu_abi::limits::DeviceLimit;
 use vgpu_abi::size::Size;
 
+use crate::failure::Misuse;
+
 /// Percent from the command line, at most 100.
 pub(crate) fn percent_of(percent: u64) -> u32 {
     u32::try_from(percent).unwrap_or(100)
@@ -34,33 +36,33 @@ pub(crate) fn check_memory(
     limit: &DeviceLimit,
     number: u32,
     model: Option<&str>,
-) -> Result<(), String> {
+) -> Result<(), Misuse> {
     let bytes = resident_of(limit);
     if limit.physical_bytes != 0 && bytes > limit.physical_bytes {
         let model = model.map_or_else(String::new, |model| format!(" ({model})"));
-        return Err(format!(
+        return Err(Misuse::new(format!(
             "{} is more than GPU {number} has: {}{model}; give at most that",
             Size(bytes),
             Size(limit.physical_bytes),
-        ));
+        )));
     }
     if limit.memory_bytes > MEMORY_MOST {
-        return Err(format!(
+        return Err(Misuse::new(format!(
             "--gpumem and --oversubscribe add up to {} on GPU {number}; give at most {} together",
             Size(limit.memory_bytes),
             Size(MEMORY_MOST)
-        ));
+        )));
     }
     Ok(())
 }
 
-pub(crate) fn check_floor(limit: &DeviceLimit, number: u32) -> Result<(), String> {
+pub(crate) fn check_floor(limit: &DeviceLimit, number: u32) -> Result<(), Misuse> {
     let (floor, cap) = (limit.floor_percent, cap_of(limit.core_percent));
     if cap != 0 && floor > cap {
-        return Err(format!(
+        return Err(Misuse::new(format!(
             "the floor of {floor} % of GPU {number} is above its cap of {cap} %; give --floor {cap} or \
              less, or --gpucores {floor} or more"
-        ));
+        )));
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! The limits that already apply to this process. A new container can only lower them.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -10,6 +11,7 @@ use vgpu_abi::peers::PeerError;
 use vgpu_abi::size::Size;
 
 use super::device::{cap_of, resident_of};
+use crate::failure::Misuse;
 use crate::values::policy_word;
 
 /// The default priority. It leaves room for a higher one.
@@ -35,15 +37,15 @@ impl Outer {
         self.limits.unlisted == Unlisted::Allow || self.position(gpu).is_some()
     }
 
-    pub(super) fn device(&self, gpu: &Gpu) -> Result<DeviceLimit, String> {
+    pub(super) fn device(&self, gpu: &Gpu) -> Result<DeviceLimit, Misuse> {
         match self.position(gpu) {
             Some(device) => Ok(*device),
             None if self.limits.unlisted == Unlisted::Allow => Ok(DeviceLimit::default()),
-            None => Err(format!(
+            None => Err(Misuse::new(format!(
                 "GPU {} ({}) is not among the GPUs that the outer limits allow ({}); choose others \
                  with --gpu",
                 gpu.index, gpu.uuid, self.source
-            )),
+            ))),
         }
     }
 
@@ -66,28 +68,28 @@ impl Outer {
         was: Option<&DeviceLimit>,
         limit: &DeviceLimit,
         number: u32,
-    ) -> Result<(), String> {
+    ) -> Result<(), Misuse> {
         let source = &self.source;
         let is_new = |part: fn(&DeviceLimit) -> u64| was.is_none_or(|was| part(was) != part(limit));
         for part in [resident_of, |limit: &DeviceLimit| limit.memory_bytes] {
             let (bytes, most) = (part(limit), part(around));
             if most != 0 && (bytes == 0 || bytes > most) && is_new(part) {
-                return Err(format!(
+                return Err(Misuse::new(format!(
                     "{} of GPU {number} is more than the outer limit of {} ({source}); inside a \
                      container limits can only be lowered",
                     Size(bytes),
                     Size(most),
-                ));
+                )));
             }
         }
         let (cap, most) = (cap_of(limit.core_percent), cap_of(around.core_percent));
         let is_above = most != 0 && (cap == 0 || cap > most);
         if is_above && is_new(|limit| u64::from(limit.core_percent)) {
             let cap = if cap == 0 { 100 } else { cap };
-            return Err(format!(
+            return Err(Misuse::new(format!(
                 "--gpucores {cap} of GPU {number} is more than the outer limit of {most} % \
                  ({source}); inside a container limits can only be lowered"
-            ));
+            )));
         }
         let (floor, most) = (limit.floor_percent, around.floor_percent);
         if floor > most && is_new(|limit| u64::from(limit.floor_percent)) {
@@ -95,20 +97,20 @@ impl Outer {
                 0 => String::from("guarantee nothing of it"),
                 most => format!("guarantee {most} %"),
             };
-            return Err(format!(
+            return Err(Misuse::new(format!(
                 "--floor {floor} of GPU {number}: the outer limits {guaranteed} ({source}), and no \
                  more can be guaranteed inside. {}",
                 match most {
                     0 => String::from("Leave --floor out, or give the outer container a floor"),
                     most => format!("Give at most {most}"),
                 }
-            ));
+            )));
         }
         Ok(())
     }
 
     /// Refuses a policy that would lift a cap of the outer limits.
-    pub(crate) fn check_policy(&self, policy: Policy, uuids: &[&str]) -> Result<(), String> {
+    pub(crate) fn check_policy(&self, policy: Policy, uuids: &[&str]) -> Result<(), Misuse> {
         // How strictly a cap holds.
         let strictness = |policy: Policy| match policy {
             Policy::Disable => 0,
@@ -121,26 +123,26 @@ impl Outer {
         });
         let around = self.limits.policy;
         if is_capped && strictness(policy) < strictness(around) {
-            return Err(format!(
+            return Err(Misuse::new(format!(
                 "--policy {} would lift the outer cap (policy {}, {}); inside a container limits \
                  can only be lowered: give --policy force",
                 policy_word(policy),
                 policy_word(around),
                 self.source
-            ));
+            )));
         }
         Ok(())
     }
 
     /// Refuses a priority above the outer one.
-    pub(crate) fn check_priority(&self, wanted: u32) -> Result<(), String> {
+    pub(crate) fn check_priority(&self, wanted: u32) -> Result<(), Misuse> {
         let around = self.limits.priority;
         if wanted < around {
-            return Err(format!(
+            return Err(Misuse::new(format!(
                 "--priority {wanted} is above the outer priority of {around} ({}); inside a \
                  container it can only be lowered: give {around} or a larger number",
                 self.source
-            ));
+            )));
         }
         Ok(())
     }
@@ -162,7 +164,7 @@ pub(crate) fn outer() -> anyhow::Result<Option<Outer>> {
             Some((name, value.to_string_lossy().into_owned()))
         })
         .collect();
-    peers(&variables).map_err(anyhow::Error::msg)
+    Ok(peers(&variables)?)
 }
 
 /// Reads the limits file of a container.
@@ -177,25 +179,37 @@ pub(crate) fn read_outer(path: &Path, source: &str) -> anyhow::Result<Outer> {
     })
 }
 
+/// A variable of HAMi's or hcs.io's that is not understood.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct BadVariable(PeerError);
+
+impl fmt::Display for BadVariable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            PeerError::Size { name, error } => write!(f, "{name} in the environment: {error}")?,
+            PeerError::Value {
+                name,
+                read,
+                accepted,
+            } => write!(
+                f,
+                "{name} in the environment is {read:?}; accepted: {accepted}"
+            )?,
+        }
+        f.write_str(". Correct it, or unset it")
+    }
+}
+
+impl std::error::Error for BadVariable {}
+
 /// The limits in HAMi's and hcs.io's variables. Under `vgpu run` the library ignores these variables, so
 /// `vgpu run` has to honour them itself; otherwise it would lift them.
-fn peers(variables: &[(String, String)]) -> Result<Option<Outer>, String> {
+fn peers(variables: &[(String, String)]) -> Result<Option<Outer>, BadVariable> {
     let variable = |name: &str| {
         let found = variables.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.clone().into_bytes())
     };
-    let read = vgpu_abi::peers::read(variable).map_err(|error| match error {
-        PeerError::Size { name, error } => {
-            format!("{name} in the environment: {error}. Correct it, or unset it")
-        }
-        PeerError::Value {
-            name,
-            read,
-            accepted,
-        } => format!(
-            "{name} in the environment is {read:?}; accepted: {accepted}. Correct it, or unset it"
-        ),
-    })?;
+    let read = vgpu_abi::peers::read(variable).map_err(BadVariable)?;
     let Some(read) = read else {
         return Ok(None);
     };
@@ -248,7 +262,7 @@ mod tests {
                     } = outer.limits;
                     format!("{} {} {priority}", caps.join(" "), policy_word(policy))
                 }
-                Err(error) => error,
+                Err(error) => error.to_string(),
             }
         };
 
@@ -281,7 +295,7 @@ mod tests {
                     let sizes: Vec<_> = first.map(|d| Size(d.memory_bytes).to_string()).collect();
                     sizes.join(" ")
                 }
-                Err(error) => error,
+                Err(error) => error.to_string(),
             }
         };
 

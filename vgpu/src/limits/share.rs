@@ -9,6 +9,7 @@ use vgpu_abi::size::Size;
 use super::device::{cap_of, check_floor, check_memory, percent_of, set_memory};
 use super::outer::{Outer, USUAL_PRIORITY};
 use super::wish::{Given, Wish};
+use crate::failure::Misuse;
 use crate::values::GpuRef;
 
 /// A GPU and the container's share of it.
@@ -52,15 +53,15 @@ struct Resolved<'a> {
 }
 
 impl<'a> Resolved<'a> {
-    fn of(given: &'a Given, gpus: &'a [Gpu]) -> Result<Self, String> {
+    fn of(given: &'a Given, gpus: &'a [Gpu]) -> Result<Self, Misuse> {
         let mut named: Vec<(&Gpu, u64)> = Vec::new();
         for (gpu, amount) in &given.by_gpu {
             let found = find(gpus, gpu)?;
             if named.iter().any(|(known, _)| known.uuid == found.uuid) {
-                return Err(format!(
+                return Err(Misuse::new(format!(
                     "{} names GPU {} twice; name it once",
                     given.flag, found.index
-                ));
+                )));
             }
             named.push((found, *amount));
         }
@@ -79,7 +80,7 @@ pub(crate) fn share(
     wanted: &[GpuRef],
     wish: &Wish,
     outer: Option<&Outer>,
-) -> Result<Shares, String> {
+) -> Result<Shares, Misuse> {
     wish.check_new()?;
     let memory = Resolved::of(&wish.memory, gpus)?;
     let more = Resolved::of(&wish.more, gpus)?;
@@ -89,10 +90,10 @@ pub(crate) fn share(
     for gpu in wanted {
         let found = find(gpus, gpu)?;
         if chosen.iter().any(|known| known.uuid == found.uuid) {
-            return Err(format!(
+            return Err(Misuse::new(format!(
                 "--gpu names GPU {} twice; name it once",
                 found.index
-            ));
+            )));
         }
         chosen.push(found);
     }
@@ -118,23 +119,23 @@ pub(crate) fn share(
                     Some(leader) if wanted.is_empty() => leader.given.flag,
                     _ => "--gpu",
                 };
-                return Err(format!(
+                return Err(Misuse::new(format!(
                     "{name} names GPU {0}, which {chooser} leaves out; add {0} to {chooser}, or \
                      remove it from {name}",
                     gpu.index,
                     name = flag.given.flag
-                ));
+                )));
             }
         }
     }
     if chosen.is_empty() {
-        return Err(String::from("there is no GPU to limit"));
+        return Err(Misuse::new("there is no GPU to limit"));
     }
     if chosen.len() > MAX_DEVICES {
-        return Err(format!(
+        return Err(Misuse::new(format!(
             "{} GPUs are too many for one container; choose at most {MAX_DEVICES} with --gpu",
             chosen.len()
-        ));
+        )));
     }
     let policy = wish
         .asked_policy()
@@ -148,10 +149,10 @@ pub(crate) fn share(
                 true => "choose GPUs with --gpu",
                 false => "remove it from --gpu",
             };
-            format!(
+            Misuse::new(format!(
                 "GPU {0} has no {what}; add {0}={value} to {1}, or {instead}",
                 gpu.index, flag.given.flag
-            )
+            ))
         };
         let bytes = memory.of_gpu(gpu);
         if bytes.is_none() && memory.given.is_given() {
@@ -183,7 +184,7 @@ pub(crate) fn share(
     })
 }
 
-fn priority(wish: &Wish, outer: Option<&Outer>) -> Result<u32, String> {
+fn priority(wish: &Wish, outer: Option<&Outer>) -> Result<u32, Misuse> {
     let Some(outer) = outer else {
         return Ok(wish.priority.unwrap_or(USUAL_PRIORITY));
     };
@@ -203,7 +204,7 @@ struct Wanted {
     policy: Policy,
 }
 
-fn grant(gpu: &Gpu, wanted: &Wanted, outer: Option<&Outer>) -> Result<Share, String> {
+fn grant(gpu: &Gpu, wanted: &Wanted, outer: Option<&Outer>) -> Result<Share, Misuse> {
     let around = match outer {
         Some(outer) => outer.device(gpu)?,
         None => DeviceLimit::default(),
@@ -249,7 +250,7 @@ fn grant(gpu: &Gpu, wanted: &Wanted, outer: Option<&Outer>) -> Result<Share, Str
 }
 
 /// The GPU of this name; the error lists the GPUs of the machine.
-fn find<'a>(gpus: &'a [Gpu], wanted: &GpuRef) -> Result<&'a Gpu, String> {
+pub(crate) fn find<'a>(gpus: &'a [Gpu], wanted: &GpuRef) -> Result<&'a Gpu, Misuse> {
     let matching: Vec<&Gpu> = match wanted {
         GpuRef::Index(index) => gpus.iter().filter(|gpu| gpu.index == *index).collect(),
         GpuRef::Uuid(uuid) => gpus
@@ -266,11 +267,14 @@ fn find<'a>(gpus: &'a [Gpu], wanted: &GpuRef) -> Result<&'a Gpu, String> {
     };
     match matching.as_slice() {
         [one] => Ok(one),
-        [] => Err(format!("there is no GPU {wanted}; there are: {}", list())),
-        _ => Err(format!(
+        [] => Err(Misuse::new(format!(
+            "there is no GPU {wanted}; there are: {}",
+            list()
+        ))),
+        _ => Err(Misuse::new(format!(
             "{wanted} is the beginning of several GPUs' UUIDs: {}",
             list()
-        )),
+        ))),
     }
 }
 

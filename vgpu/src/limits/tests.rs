@@ -4,6 +4,7 @@ use vgpu_abi::size::Size;
 
 use super::*;
 use crate::args::{Args, Command};
+use crate::failure::Misuse;
 use crate::values::policy_word;
 use clap::Parser;
 use expect_test::{Expect, expect};
@@ -44,7 +45,7 @@ fn outer_of(devices: &[(&str, u64)], unlisted: Unlisted) -> Outer {
 }
 
 /// These flags, as they are typed, on GPUs 0 (16 GiB) and 1 (40 GiB).
-fn tried(line: &str, outer: Option<&Outer>) -> Result<Shares, String> {
+fn tried(line: &str, outer: Option<&Outer>) -> Result<Shares, Misuse> {
     let gpus = [gpu(0, "GPU-aa00", 16), gpu(1, "GPU-ab11", 40)];
     let words = ["vgpu", "run"].into_iter().chain(line.split_whitespace());
     let args = match Args::try_parse_from(words.chain(["--", "true"])) {
@@ -81,7 +82,7 @@ fn check_flags(line: &str, outer: Option<&Outer>, expected: Expect) {
             shares.priority,
             if shares.is_choice { "; chosen" } else { "" }
         ),
-        Err(error) => error,
+        Err(misuse) => misuse.to_string(),
     };
     expected.assert_eq(&found);
 }
@@ -102,7 +103,7 @@ fn check(gpu_list: &str, memory: &[&str], outer: Option<&Outer>, expected: Expec
             .map(|s| format!("{} {}/{}", s.index, Size(s.bytes), Size(s.physical_bytes)))
             .collect::<Vec<_>>()
             .join(", "),
-        Err(error) => error,
+        Err(misuse) => misuse.to_string(),
     };
     expected.assert_eq(&found);
 }

@@ -4,6 +4,7 @@ use vgpu_abi::limits::Policy;
 use vgpu_abi::size::Size;
 
 use crate::args::ComputeArgs;
+use crate::failure::Misuse;
 use crate::values::{GpuRef, PerGpu, policy_word};
 
 /// All values of one flag, merged.
@@ -23,7 +24,7 @@ impl Given {
         flag: &'static str,
         values: &[PerGpu],
         show: fn(u64) -> String,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Misuse> {
         let mut all = Self {
             flag,
             each: None,
@@ -33,7 +34,7 @@ impl Given {
             match value {
                 PerGpu::Each(amount) => {
                     if let Some(first) = all.each.replace(*amount) {
-                        return Err(format!(
+                        return Err(Misuse::new(format!(
                             "{flag} gives every GPU {} and {}; give one of them, or GPU={}",
                             show(first),
                             show(*amount),
@@ -42,13 +43,15 @@ impl Given {
                             } else {
                                 "SIZE"
                             }
-                        ));
+                        )));
                     }
                 }
                 PerGpu::By(list) => {
                     for (gpu, amount) in list {
                         if all.by_gpu.iter().any(|(known, _)| known == gpu) {
-                            return Err(format!("{flag} names GPU {gpu} twice; name it once"));
+                            return Err(Misuse::new(format!(
+                                "{flag} names GPU {gpu} twice; name it once"
+                            )));
                         }
                         all.by_gpu.push((gpu.clone(), *amount));
                     }
@@ -88,7 +91,7 @@ pub(crate) struct Wish {
 
 impl Wish {
     /// Merges the flags, and refuses combinations that have no meaning.
-    pub(crate) fn of(memory: &[PerGpu], compute: &ComputeArgs) -> Result<Self, String> {
+    pub(crate) fn of(memory: &[PerGpu], compute: &ComputeArgs) -> Result<Self, Misuse> {
         let size = |bytes: u64| Size(bytes).to_string();
         let percent = |percent: u64| format!("{percent} %");
         let wish = Self {
@@ -106,15 +109,15 @@ impl Wish {
                     Policy::Disable => "ignores shares",
                     _ => "guarantees nothing",
                 };
-                return Err(format!(
+                return Err(Misuse::new(format!(
                     "--floor has no meaning with --policy {word}, which {why}; leave --floor out, \
                      or give --policy floor"
-                ));
+                )));
             }
             _ => {}
         }
         if !wish.is_any() {
-            return Err(String::from(
+            return Err(Misuse::new(
                 "no limit given; give one, such as --gpumem 4Gi (of every GPU), --gpumem \
                  0=4Gi,1=8Gi or --gpucores 30",
             ));
@@ -135,30 +138,32 @@ impl Wish {
     }
 
     /// Refuses flags that only make sense for an existing container.
-    pub(crate) fn check_new(&self) -> Result<(), String> {
+    pub(crate) fn check_new(&self) -> Result<(), Misuse> {
         let takes_away = self.more.each == Some(0) || self.more.by_gpu.iter().any(|(_, b)| *b == 0);
         if takes_away {
-            return Err(String::from(
+            return Err(Misuse::new(
                 "--oversubscribe none removes oversubscription from a running container; at the \
                  start leave it out",
             ));
         }
         if self.more.is_given() && !self.memory.is_given() {
-            return Err(String::from(
+            return Err(Misuse::new(
                 "--oversubscribe says how much more than --gpumem the program may have, and there \
                  is no --gpumem; add it, such as --gpumem 4Gi",
             ));
         }
         match self.policy {
-            Some(Policy::Floor) if !self.floor.is_given() => Err(String::from(
+            Some(Policy::Floor) if !self.floor.is_given() => Err(Misuse::new(
                 "--policy floor guarantees the share that --floor names, and there is none; add \
                  --floor, such as --floor 20",
             )),
-            Some(policy) if !self.cores.is_given() && !self.floor.is_given() => Err(format!(
-                "--policy {} says when the cap of --gpucores holds, and there is none; add \
+            Some(policy) if !self.cores.is_given() && !self.floor.is_given() => {
+                Err(Misuse::new(format!(
+                    "--policy {} says when the cap of --gpucores holds, and there is none; add \
                  --gpucores, such as --gpucores 30",
-                policy_word(policy)
-            )),
+                    policy_word(policy)
+                )))
+            }
             _ => Ok(()),
         }
     }

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 
 pub(crate) const VGPU: &str = env!("CARGO_BIN_EXE_vgpu");
 
-/// How a command ended, and what it said.
+/// How a command ended, and its output.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: Option<i32>,
@@ -116,7 +116,7 @@ impl Machine {
         ended(&mut self.vgpu(words))
     }
 
-    /// Starts a shell script under `vgpu run` with these flags, and waits until it says `ready`.
+    /// Starts a shell script under `vgpu run` with these flags, and waits until it prints `ready`.
     pub(crate) fn start(&self, flags: &[&str], script: &str) -> Running {
         let words = [&["run"], flags, &["--", "sh", "-c", script]].concat();
         Running::start(&mut self.vgpu(words))
@@ -140,7 +140,7 @@ pub(crate) fn ended(command: &mut Command) -> Ended {
     }
 }
 
-/// A command that has said `ready`.
+/// A command that has printed `ready`.
 pub(crate) struct Running {
     pub(crate) child: Child,
     out: Vec<u8>,
@@ -172,7 +172,7 @@ impl Running {
         Self { child, out }
     }
 
-    /// What it said up to `ready`.
+    /// Its output up to `ready`.
     pub(crate) fn said(&self) -> String {
         String::from_utf8_lossy(&self.out).into_owned()
     }
@@ -218,7 +218,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Reached with a child that was not waited for where a test fails.
+        // If a test fails, this child may not have been waited for.
         if self.child.try_wait().is_ok_and(|status| status.is_none()) {
             nix::sys::signal::kill(self.pid(), nix::sys::signal::Signal::SIGTERM).ok();
             drop(self.child.wait());
@@ -235,7 +235,7 @@ pub(crate) fn until(what: &str, mut is_true: impl FnMut() -> bool) {
     }
 }
 
-/// Whether a process of this id is there.
+/// Whether a process with this id exists.
 pub(crate) fn lives(pid: &str) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return false;

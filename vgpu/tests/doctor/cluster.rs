@@ -1,5 +1,5 @@
-//! A cluster that is well, and what can be wrong with one. The API server is the embedded one, over HTTP; a hook in it
-//! stands for the webhook.
+//! A healthy cluster, and its possible faults. The API server is the embedded one, over HTTP; a hook in it stands for
+//! the webhook.
 
 mod healthy;
 
@@ -16,19 +16,19 @@ use tempfile::TempDir;
 use crate::doctor::{Fault, broken, diagnosed, drive, seen, vgpu};
 use healthy::{ca, certificate, pod, state, time};
 
-/// What is in the API server, and whether the webhook answers.
+/// The API server's objects, and whether the webhook answers.
 pub(crate) struct Source {
     state: Value,
     webhook: bool,
     /// Kinds of hcs.io that there are; null for none.
     kinds: Value,
     computenodes: Value,
-    /// What the assigner says to whether it is ready.
+    /// The assigner's answer about its readiness.
     assigner: (u16, &'static str),
 }
 
 impl Source {
-    /// A cluster that is well, but for its state.
+    /// A healthy cluster, except for its state.
     fn of(state: Value, webhook: bool) -> Self {
         let (kinds, computenodes) = healthy::hcs();
         Self {
@@ -155,7 +155,7 @@ fn entries(source: &mut Source, change: impl Fn(&mut Value)) {
     }
 }
 
-/// A waiting pod that asks for so many cards.
+/// A waiting pod that asks for this many GPUs.
 fn waiting(name: &str, cards: &str, seconds: u64) -> Value {
     let mut pod = pod(
         "ml",
@@ -182,7 +182,7 @@ const FAULTS: &[Fault<Source>] = &[
     ),
     seen("VGPU-K01", "fail", "Kubernetes is too old", |facts| {
         facts["version"] = json!({ "major": "1", "minor": "16", "gitVersion": "v1.16.0" });
-        // What an older one has no word for.
+        // An older API server does not have these fields.
         facts["mutating"] = json!([]);
         facts["validating"] = json!([]);
         facts["unread"]["webhooks"] = "the server could not find the requested resource".into();
@@ -661,14 +661,14 @@ fn deny(facts: &mut Value, part: &str, right: &str) {
 }
 
 #[test]
-fn a_cluster_that_is_well_trips_nothing_and_each_fault_trips_its_own_check() {
+fn healthy_cluster_passes_and_each_fault_fails_its_own_check() {
     drive("cluster", FAULTS, |fault| {
         let dir = TempDir::with_prefix("vgpu-test-").unwrap();
         let mut source = Source::of(state(), true);
         (fault.at_source)(&mut source);
         let config = serve(&source, dir.path());
         diagnosed(&["cluster", "--kubeconfig", &config], |facts| {
-            // The embedded server tells no time.
+            // The embedded server does not report its time.
             if facts["server_unix"].is_null() {
                 facts["server_unix"] = facts["asked_unix"].clone();
             }

@@ -1,4 +1,4 @@
-//! The command itself: what it lists, what it accepts, how it ends, and that the document has every check.
+//! The command itself: its list, its arguments, its exit codes, and that the document has every check.
 
 use std::fs;
 
@@ -59,7 +59,7 @@ fn ids_are_counted_by_place_and_used_once() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused_with_code_2_and_what_cannot_be_read_with_1() {
+fn invalid_arguments_exit_with_2_and_unreadable_input_with_1() {
     let dir = TempDir::with_prefix("vgpu-test-").unwrap();
     let file = dir.path().join("facts.json");
     let path = file.to_str().unwrap();
@@ -122,7 +122,7 @@ fn what_cannot_be_meant_is_refused_with_code_2_and_what_cannot_be_read_with_1() 
 }
 
 #[test]
-fn warnings_fail_only_where_they_are_asked_to_and_facts_are_of_one_place() {
+fn warnings_fail_only_on_request_and_facts_have_one_source() {
     let dir = TempDir::with_prefix("vgpu-test-").unwrap();
     let file = dir.path().join("facts.json");
     let path = file.to_str().unwrap();
@@ -133,7 +133,7 @@ fn warnings_fail_only_where_they_are_asked_to_and_facts_are_of_one_place() {
     let only = ["--from", path, "--only", "VGPU-C13"];
     let (code, text) = code_and_text(&only);
     assert_eq!(code, Some(0), "{text}");
-    // No colour, and nothing that moves a cursor, where there is no terminal.
+    // No colour and no cursor movement without a terminal.
     assert!(
         text.contains("warn (1)\n  VGPU-C13  ") && !text.contains('\u{1b}'),
         "{text}"

@@ -1,4 +1,4 @@
-//! A container that is well, and what can be wrong with one.
+//! A healthy container, and its possible faults.
 
 use std::fs;
 use std::path::Path;
@@ -63,7 +63,7 @@ fn container() -> Files {
     }
     limits(root, 4096);
     TargetsFile::create(&root.join("etc/vgpu/targets")).unwrap();
-    // So far ahead that no machine is slow enough to make it old.
+    // Far enough in the future that no machine is slow enough to make it old.
     beat(root, 0);
     let device = RegionDevice {
         uuid: DeviceUuid::new(UUID).unwrap(),
@@ -77,7 +77,7 @@ fn container() -> Files {
         "lib/x86_64-linux-gnu/libc.so.6",
         "GNU C Library stable release version 2.99.\n",
     );
-    // What a library has that is built with debug information and not for shipping.
+    // A file of a library built with debug information instead of for shipping.
     put(root, "lib/x86_64-linux-gnu/libgcc_s.so.1", "");
     put(root, REAL, "");
     link(
@@ -99,7 +99,7 @@ fn root(files: &mut Files) -> &Path {
     files.path()
 }
 
-/// The library comes by the variable, as where there is no agent.
+/// The library comes from the variable, as without an agent.
 fn by_variable(files: &mut Files) {
     fs::remove_file(files.path().join("etc/ld.so.preload")).unwrap();
     for pid in [1, 7] {
@@ -295,7 +295,7 @@ const FAULTS: &[Fault<Files>] = &[
 ];
 
 #[test]
-fn a_container_that_is_well_trips_nothing_and_each_fault_trips_its_own_check() {
+fn healthy_container_passes_and_each_fault_fails_its_own_check() {
     drive("container", FAULTS, |fault| {
         let mut files = container();
         (fault.at_source)(&mut files);

@@ -1,6 +1,6 @@
-//! `vgpu doctor` on things that are well, and on the same things with one fault each: a healthy one trips no check, and
-//! each fault trips exactly its own. The facts are gathered by the real command, from a directory that stands for a
-//! container or a node, or from an API server.
+//! `vgpu doctor` on healthy objects, and on the same objects with one fault each: a healthy one fails no check, and
+//! each fault fails exactly its own. The real command gathers the facts, from a directory that stands for a container
+//! or a node, or from an API server.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -23,18 +23,18 @@ use common::VGPU;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// One fault: what it is, and the check that it trips.
+/// One fault, and the check that it fails.
 struct Fault<S: 'static> {
     id: &'static str,
     what: &'static str,
     verdict: &'static str,
-    /// Breaks what is looked at.
+    /// Breaks the source.
     at_source: fn(&mut S),
-    /// Breaks what was seen: for what a test cannot arrange, such as a full disk.
+    /// Breaks the gathered facts, for faults that a test cannot cause, such as a full disk.
     as_seen: fn(&mut Value),
 }
 
-/// A fault of what is looked at.
+/// A fault of the source.
 const fn broken<S>(
     id: &'static str,
     verdict: &'static str,
@@ -50,7 +50,7 @@ const fn broken<S>(
     }
 }
 
-/// A fault of what was seen.
+/// A fault of the gathered facts.
 const fn seen<S>(
     id: &'static str,
     verdict: &'static str,
@@ -76,7 +76,7 @@ fn vgpu(args: &[&str]) -> Output {
         .unwrap()
 }
 
-/// Gathers, lets what was seen be changed, and judges.
+/// Gathers the facts, changes them, and judges them.
 fn diagnosed(gather: &[&str], change: impl Fn(&mut Value)) -> (i32, Value) {
     let dir = TempDir::with_prefix("vgpu-test-").unwrap();
     let file = dir.path().join("facts.json");
@@ -92,7 +92,7 @@ fn diagnosed(gather: &[&str], change: impl Fn(&mut Value)) -> (i32, Value) {
     (judged.status.code().unwrap(), document)
 }
 
-/// The checks that are not `ok`, with their verdicts; `skipped` ones only where they are asked for.
+/// The checks that are not `ok`, with their verdicts; `skipped` ones only on request.
 fn tripped(document: &Value, skipped: bool) -> BTreeMap<String, String> {
     let text = |row: &Value, key: &str| row[key].as_str().unwrap().to_owned();
     let rows = document["checks"].as_array().unwrap().iter();
@@ -101,7 +101,7 @@ fn tripped(document: &Value, skipped: bool) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Drives all faults of a place, and says that every check of it has one.
+/// Runs all faults of a place, and asserts that every check of it has one.
 fn drive<S>(place: &str, faults: &[Fault<S>], diagnose: impl Fn(&Fault<S>) -> (i32, Value)) {
     let none = Fault {
         id: "",
@@ -185,7 +185,7 @@ fn process(root: &Path, pid: u32, command: &[&str], environment: &[&str], librar
     }
 }
 
-/// What a node's or container's `/proc` has beside processes.
+/// The files of a node's or container's `/proc` besides processes.
 fn proc(root: &Path, mountinfo: &str) {
     std::os::unix::fs::symlink("1", root.join("proc/self")).unwrap();
     put(root, "proc/1/mountinfo", mountinfo);

@@ -1,4 +1,4 @@
-//! A node that is well, and what can be wrong with one.
+//! A healthy node, and its possible faults.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -91,7 +91,7 @@ fn node() -> Files {
     dir
 }
 
-/// What the agent gave to a container.
+/// The agent's files for a container.
 fn given(root: &Path) {
     let dir = root.join(GIVEN);
     fs::create_dir_all(&dir).unwrap();
@@ -123,7 +123,7 @@ fn given(root: &Path) {
     }
 }
 
-/// What a test cannot arrange: the driver's answers, a listener, root's files, how full the disk is.
+/// Facts that a test cannot arrange: the driver's answers, a listener, root's files, how full the disk is.
 fn well(facts: &mut Value) {
     let answer = json!({ "status": 200, "ours": true, "sick": [] });
     facts["driver"] = json!({
@@ -385,7 +385,7 @@ const FAULTS: &[Fault<Files>] = &[
 ];
 
 #[test]
-fn a_node_that_is_well_trips_nothing_and_each_fault_trips_its_own_check() {
+fn healthy_node_passes_and_each_fault_fails_its_own_check() {
     drive("node", FAULTS, |fault| {
         let mut files = node();
         (fault.at_source)(&mut files);

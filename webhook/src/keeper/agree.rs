@@ -10,13 +10,38 @@ use super::{Keeper, Source, told};
 use crate::authority::Agreed;
 use crate::secret::{self, WRITER};
 
-/// What to do with a Secret that can be used.
+/// The next step for a Secret that can be used.
 enum Next {
     Stays(Agreed),
-    /// A new CA signs from now on. The two texts are the reason, as a word and as a sentence.
-    Replaced(Result<Agreed, rcgen::Error>, &'static str, &'static str),
+    /// A new CA signs from now on. The text says why.
+    Replaced(Result<Agreed, rcgen::Error>, Rotation, &'static str),
     /// The same CA signs, and the set of other trusted CAs changes. The text is the reason.
     Trusted(Agreed, &'static str),
+}
+
+/// Why a new CA signs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rotation {
+    /// There was no Secret.
+    Created,
+    /// The Secret was deleted.
+    Deleted,
+    /// The Secret could not be used.
+    Broken,
+    /// The old CA ends soon.
+    Due,
+}
+
+impl Rotation {
+    /// The word in the metrics and the log.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Deleted => "deleted",
+            Self::Broken => "broken",
+            Self::Due => "due",
+        }
+    }
 }
 
 impl Keeper {
@@ -42,10 +67,11 @@ impl Keeper {
                 .map_err(told)
                 .with_context(|| format!("cannot read the Secret {name}"))?;
             let Some(kept) = kept else {
-                let reason = if self.agreed.is_some() {
-                    "deleted"
+                let (why, text) = if self.agreed.is_some() {
+                    let text = "the Secret of the webhook's CA was deleted; it holds a new CA";
+                    (Rotation::Deleted, text)
                 } else {
-                    "created"
+                    (Rotation::Created, "the webhook's CA was made")
                 };
                 let agreed =
                     Agreed::anew(remembered, now, &lifetimes).context("cannot make a CA")?;
@@ -54,13 +80,7 @@ impl Keeper {
                     .map_err(told)
                     .with_context(|| format!("cannot create the Secret {name}"))?;
                 if created {
-                    let text = match reason {
-                        "deleted" => {
-                            "the Secret of the webhook's CA was deleted; it holds a new CA"
-                        }
-                        _ => "the webhook's CA was made",
-                    };
-                    self.renewed(agreed, reason, text).await;
+                    self.renewed(agreed, why, text).await;
                     return Ok(true);
                 }
                 continue;
@@ -87,7 +107,7 @@ impl Keeper {
                         let text = format!(
                             "the Secret of the webhook's CA was broken ({broken}); it holds a new CA"
                         );
-                        self.renewed(agreed, "broken", &text).await;
+                        self.renewed(agreed, Rotation::Broken, &text).await;
                         return Ok(true);
                     }
                     continue;
@@ -98,12 +118,12 @@ impl Keeper {
                     self.take(agreed);
                     Ok(false)
                 }
-                Next::Replaced(agreed, reason, text) => {
+                Next::Replaced(agreed, why, text) => {
                     let agreed = agreed.context("cannot make a CA")?;
                     if !replace(&api, &name, &kept.version, &agreed).await? {
                         continue;
                     }
-                    self.renewed(agreed, reason, text).await;
+                    self.renewed(agreed, why, text).await;
                     Ok(true)
                 }
                 Next::Trusted(agreed, text) => {
@@ -144,7 +164,7 @@ impl Keeper {
             old.extend(agreed.trusted().cloned());
             let text = "the webhook's CA was replaced before its end; the old one is trusted for \
                         a while";
-            return Next::Replaced(Agreed::anew(old, now, lifetimes), "due", text);
+            return Next::Replaced(Agreed::anew(old, now, lifetimes), Rotation::Due, text);
         }
         if !lost.is_empty() {
             agreed.trust(lost, now);
@@ -173,28 +193,26 @@ impl Keeper {
         self.agreed = Some(agreed);
     }
 
-    async fn renewed(&mut self, agreed: Agreed, reason: &'static str, text: &str) {
-        tracing::warn!(reason, "{text}");
-        self.meters.rotated(reason);
+    async fn renewed(&mut self, agreed: Agreed, why: Rotation, text: &str) {
+        tracing::warn!(reason = why.word(), "{text}");
+        self.meters.rotated(why.word());
         self.take(agreed);
-        self.event(reason, text).await;
+        self.event(why, text).await;
     }
 
     /// Emits an event on the Secret. The log has the same text in any case.
-    async fn event(&self, reason: &'static str, note: &str) {
+    async fn event(&self, why: Rotation, note: &str) {
         let Source::Own { secret, .. } = &self.settings.source else {
             return;
         };
-        let broken = reason == "broken" || reason == "deleted";
         let reporter = Reporter {
             controller: WRITER.to_owned(),
             instance: None,
         };
         let event = Event {
-            type_: if broken {
-                EventType::Warning
-            } else {
-                EventType::Normal
+            type_: match why {
+                Rotation::Broken | Rotation::Deleted => EventType::Warning,
+                Rotation::Created | Rotation::Due => EventType::Normal,
             },
             reason: "CertificateAuthorityReplaced".to_owned(),
             note: Some(note.to_owned()),

@@ -13,7 +13,7 @@ use crate::configuration::{self, KINDS, Written};
 /// The API server's version is asked again after this time, because clusters are upgraded.
 const VERSION_HOLDS: SignedDuration = SignedDuration::from_mins(10);
 
-/// What a look at the configurations found.
+/// The result of a look at the configurations.
 #[derive(Default)]
 pub(super) struct Trust {
     /// Whether all existing configurations trust the CA that signs; none when that is not known.

@@ -1,4 +1,4 @@
-//! The CA that replicas agree on, and the certificates of it that they show.
+//! The CA that the replicas agree on, and their certificates from it.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ async fn replicas_that_start_at_once_on_an_empty_cluster_agree() {
     }
     let made = |replica: &support::Replica| replica.metrics().contains("ca_rotations_total{");
     assert_eq!(replicas.iter().filter(|replica| made(replica)).count(), 1);
-    // Every key is of one replica alone.
+    // Each replica has a key of its own.
     let shown: std::collections::BTreeSet<_> = replicas
         .iter()
         .map(|replica| replica.tls.certificate())
@@ -97,7 +97,7 @@ async fn a_ca_is_rotated_in_time_with_both_trusted_meanwhile() {
     assert_eq!(certificates(&both), 2);
     assert!(both.ends_with(&old) && both != old);
     let new = both.strip_suffix(&old).unwrap().to_owned();
-    // An API server that has not seen the change yet still trusts what is shown.
+    // An API server that has not seen the change yet still trusts the shown certificates.
     for replica in [&holder, &other] {
         assert!(world.is_served(replica, &old).await);
         assert!(world.is_served(replica, &both).await);
@@ -113,7 +113,7 @@ async fn a_ca_is_rotated_in_time_with_both_trusted_meanwhile() {
     other.settles().await;
     assert!(world.is_served(&other, &new).await);
 
-    // And a day later the old one goes.
+    // A day later the old CA is dropped.
     world.pass(days(1));
     other.settles().await;
     assert_eq!(world.bundle().await, both);
@@ -144,7 +144,7 @@ async fn a_deleted_secret_gets_a_new_ca_without_downtime() {
         .await
         .unwrap();
 
-    // The first replica that sees it.
+    // The first replica that reads it.
     b.settles().await;
     assert!(
         world.is_served(&b, &old).await,
@@ -193,7 +193,7 @@ async fn another_ca_in_the_secret_is_adopted_without_downtime() {
     a.settles().await;
     b.settles().await;
 
-    // A good pair, made before ours was replaced, with nothing of ours in it.
+    // A valid pair, made before ours was replaced, without anything of ours.
     for key in ["ca.crt", "ca.key", "old.crt", "old.since"] {
         world
             .set_secret(key, backup.get(key).map(String::as_str))
@@ -264,7 +264,7 @@ async fn a_broken_secret_is_replaced_whatever_is_wrong_with_it() {
         let old = world.bundle().await;
         world.set_secret(key, value).await;
 
-        // A replica without the Lease changes nothing and serves on.
+        // A replica without the Lease changes nothing and keeps serving.
         assert!(!b.keeper.look().await.unwrap());
         assert_eq!(world.bundle().await, old);
         a.settles().await;
@@ -285,12 +285,12 @@ async fn a_broken_secret_is_replaced_whatever_is_wrong_with_it() {
             a.metrics()
                 .contains("ca_rotations_total{reason=\"broken\"} 1")
         );
-        // A replica that starts now can use what is there.
+        // A replica that starts now can use the existing Secret.
         let mut c = world.replica("c").await;
         c.settles().await;
         assert!(world.is_served(&c, &bundle).await, "{reason}");
 
-        // One that starts on a broken one without the Lease says whom it waits for.
+        // A replica that starts without the Lease on a broken Secret says which replica it waits for.
         world.set_secret(key, value).await;
         let mut d = world.replica("d").await;
         let error = d.keeper.look().await.unwrap_err().to_string();
@@ -344,7 +344,7 @@ async fn a_given_certificate_comes_with_or_without_a_ca_bundle() {
     let hour = Duration::from_secs(3600);
     let world = World::new();
 
-    // cert-manager puts the bundle in; we keep the rest and leave the bundle.
+    // cert-manager writes the bundle; we keep the other fields and leave the bundle alone.
     let given = Source::Given { bundle: None };
     let mut replica = world.replica_with("a", wanted(), hour, given, tls()).await;
     replica.settles().await;
@@ -371,7 +371,7 @@ async fn a_given_certificate_comes_with_or_without_a_ca_bundle() {
     assert_eq!(live["webhooks"][0]["timeoutSeconds"], 10);
     replica.keeper.let_go().await;
 
-    // With a CA's file it is ours to write.
+    // With the CA in a file we write it.
     std::fs::write(at("ca.crt"), &certificate).unwrap();
     let given = Source::Given {
         bundle: Some(at("ca.crt")),

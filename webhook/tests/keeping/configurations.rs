@@ -1,4 +1,4 @@
-//! The webhook configurations: written by one replica, put right, left alone where they are right.
+//! The webhook configurations: one replica writes them, corrects them, and leaves correct ones alone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -184,7 +184,7 @@ async fn an_old_api_server_gets_the_form_without_match_conditions() {
     let live = world.configuration(MUTATING).await;
     assert_eq!(live["webhooks"][0]["failurePolicy"], "Ignore");
 
-    // It is upgraded while we run.
+    // The API server is upgraded while we run.
     *world.minor.lock().unwrap() = Some("28".to_owned());
     world.pass(SignedDuration::from_mins(11));
     replica.settles().await;
@@ -218,7 +218,7 @@ async fn a_silent_holder_is_replaced_and_two_releases_do_not_fight() {
         assert_eq!(timeout().await, 10);
     }
 
-    // Silent, and not for long enough; then for long enough.
+    // Silent, first for too short a time, then for long enough.
     world.wait(10).await;
     new.settles().await;
     assert_eq!(timeout().await, 10);
@@ -226,12 +226,12 @@ async fn a_silent_holder_is_replaced_and_two_releases_do_not_fight() {
     new.settles().await;
     assert_eq!(timeout().await, 7);
 
-    // The one that was silent comes back, and is not the holder.
+    // The silent replica comes back, and is no longer the holder.
     old.settles().await;
     new.settles().await;
     assert_eq!(timeout().await, 7);
 
-    // One that ends leaves it to the other at once.
+    // A replica that ends passes the Lease on at once.
     new.keeper.let_go().await;
     old.settles().await;
     assert_eq!(timeout().await, 10);

@@ -1,4 +1,4 @@
-//! What a replica does when the API server is away, hangs or refuses.
+//! A replica while the API server is away, hangs or refuses.
 
 use axum::http::Method;
 
@@ -23,7 +23,7 @@ async fn without_an_api_server_only_a_new_replica_waits() {
     assert!(reason.contains("connection refused"), "{reason}");
     assert!(!world.is_served(&new, &bundle).await);
 
-    // The old one goes on for longer than one certificate lasts.
+    // The existing replica serves for longer than one certificate lasts.
     for _ in 0..4 {
         world.pass(days(21));
         old.keeper.look().await.unwrap_err();
@@ -48,7 +48,7 @@ async fn what_is_forbidden_is_said_and_the_rest_is_done() {
     ]);
     let mut replica = world.replica("a").await;
 
-    // Without the Lease it serves, and writes nothing that is the holder's.
+    // Without the Lease it serves, and writes nothing that only the holder writes.
     let error = format!("{:#}", replica.keeper.look().await.unwrap_err());
     assert!(
         error.contains("the Lease") && error.contains("forbidden"),
@@ -57,7 +57,7 @@ async fn what_is_forbidden_is_said_and_the_rest_is_done() {
     let ca = world.secret().await["ca.crt"].clone();
     assert!(world.is_served(&replica, &ca).await);
 
-    // With it, what can be written is.
+    // With the Lease it writes what it may.
     world.forbidden.lock().unwrap().pop();
     let error = format!("{:#}", replica.keeper.look().await.unwrap_err());
     assert!(

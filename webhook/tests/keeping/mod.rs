@@ -1,5 +1,5 @@
-//! Replicas of the webhook on one cluster: what they agree on, what they put right, what they do
-//! without an API server. A cluster in memory, a clock of the test's, real TLS clients.
+//! Replicas of the webhook on one cluster: what they agree on, what they correct, and what they do without an API
+//! server. The cluster is in memory, the clock is the test's, the TLS clients are real.
 
 #![allow(
     clippy::unwrap_used,

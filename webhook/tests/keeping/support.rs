@@ -1,4 +1,4 @@
-//! A cluster in memory, replicas on it that share a clock, and TLS clients of theirs.
+//! A cluster in memory, replicas on it that share a clock, and TLS clients for them.
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -39,7 +39,7 @@ pub(crate) fn days(days: i32) -> SignedDuration {
     SignedDuration::from_hours(24) * days
 }
 
-/// A cluster, its clock, and whether its API server is there.
+/// A cluster, its clock, and whether its API server answers.
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) cluster: Cluster,
@@ -51,11 +51,11 @@ pub(crate) struct World {
     pub(crate) forbidden: Arc<Mutex<Vec<(Method, String)>>>,
     /// The uid of the ClusterRole that owns the configurations.
     pub(crate) owner: Arc<Mutex<Option<String>>>,
-    /// What `/version` says, where it is not the cluster's own.
+    /// The minor version in `/version`, if it is not the cluster's own.
     pub(crate) minor: Arc<Mutex<Option<String>>>,
 }
 
-/// One replica, as in production but for the loop around it.
+/// One replica, as in production except for its loop.
 pub(crate) struct Replica {
     pub(crate) keeper: Keeper,
     pub(crate) tls: Tls,
@@ -64,7 +64,7 @@ pub(crate) struct Replica {
     pub(crate) address: SocketAddr,
 }
 
-/// What the tests want of a configuration.
+/// The tests' wanted configuration.
 pub(crate) fn wanted() -> Wanted {
     Arc::new(|match_conditions| {
         let entry = |name: &str, path: &str| {
@@ -129,7 +129,7 @@ impl World {
         *self.now.lock().unwrap() += time;
     }
 
-    /// Both clocks go on: this one and the runtime's, which must be paused.
+    /// Advances both clocks: this one and the runtime's, which must be paused.
     pub(crate) async fn wait(&self, seconds: u64) {
         self.pass(SignedDuration::from_secs(i64::try_from(seconds).unwrap()));
         tokio::time::advance(Duration::from_secs(seconds)).await;
@@ -143,7 +143,7 @@ impl World {
         self.hangs.store(hangs, Ordering::SeqCst);
     }
 
-    /// Writes of all replicas so far, those to the Lease left out.
+    /// The number of writes of all replicas so far, without those to the Lease.
     pub(crate) fn writes(&self) -> usize {
         self.writes.load(Ordering::SeqCst)
     }
@@ -213,7 +213,7 @@ impl World {
         Arc::new(move || world.now())
     }
 
-    /// A replica that serves already, and has not looked yet.
+    /// A replica that already serves, and has not looked at the cluster yet.
     pub(crate) async fn replica(&self, identity: &str) -> Replica {
         self.replica_of(identity, wanted(), Duration::from_secs(3600))
             .await
@@ -331,7 +331,7 @@ impl World {
             .collect()
     }
 
-    /// Edits a configuration, as a person would by hand.
+    /// Edits a configuration, as a user would by hand.
     pub(crate) async fn edit(&self, kind: &str, edit: impl FnOnce(&mut Value)) {
         let mut live = self.configuration(kind).await;
         edit(&mut live);
@@ -356,7 +356,7 @@ impl World {
         bundles
     }
 
-    /// The one `caBundle` that all entries have.
+    /// The `caBundle` that all entries share.
     pub(crate) async fn bundle(&self) -> String {
         let bundles = self.bundles().await;
         assert_eq!(bundles.len(), 3);
@@ -364,7 +364,7 @@ impl World {
         bundles[0].clone()
     }
 
-    /// Whether a client that trusts this bundle is served, at the time that it is in this world.
+    /// Whether a client that trusts this bundle is served, at this world's present time.
     pub(crate) async fn is_served(&self, replica: &Replica, bundle: &str) -> bool {
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(bundle.as_bytes()) {

@@ -1,4 +1,4 @@
-//! What several tests need.
+//! Shared parts of several tests.
 #![allow(dead_code, reason = "each test takes what it needs")]
 #![allow(unreachable_pub, reason = "shared by tests")]
 
@@ -15,7 +15,7 @@ pub const ALL: Switches = Switches {
     iluvatar: true,
 };
 
-/// Where the recordings of the reference lie.
+/// The directory of the reference's recordings.
 pub fn recordings() -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "../../tests/vectors/hami"]
         .iter()
@@ -37,7 +37,7 @@ pub fn admission(settings: Settings) -> Admission {
     Admission::new(Arc::new(vendors("default")), settings)
 }
 
-/// A tenant makes a pod.
+/// The context of a tenant that creates a pod.
 pub fn create() -> Context<'static> {
     Context {
         namespace: "team-a",
@@ -46,7 +46,7 @@ pub fn create() -> Context<'static> {
     }
 }
 
-/// The object after the patch that admission answers.
+/// The object with admission's patch applied.
 pub fn patched(admission: &Admission, object: &Value, context: &Context<'_>) -> Value {
     let admitted = admission
         .admit(object, context)

@@ -1,10 +1,9 @@
-//! libcuda.so.1 of the simulated board: the driver API over `cuda_sim`, with every name that the
-//! real library exports. What no module writes answers `CUDA_ERROR_NOT_SUPPORTED`.
+//! libcuda.so.1 of the simulated board: the driver API over `cuda_sim`, with every name that the real library
+//! exports. Functions that no module implements return `CUDA_ERROR_NOT_SUPPORTED`.
 //!
-//! The driver's functions stand in `calls`. A short one is a row of its file's table `calls!`, which
-//! takes the types of the arguments from `cuda_api::driver_functions!`; a longer one is plain Rust
-//! under the driver's own name, on a line that begins with `pub(crate) fn cu…`. build.rs finds both and
-//! makes the exports around them.
+//! The driver's functions are in `calls`. A short one is a row of its file's table `calls!`, which takes the types of
+//! the arguments from `cuda_api::driver_functions!`; a longer one is plain Rust under the driver's own name, on a
+//! line that begins with `pub(crate) fn cu…`. build.rs finds both and makes the exports around them.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::cast_possible_wrap,
@@ -36,7 +35,7 @@ use crate::calls::{export_table, external, green};
 use crate::memory::{array, blocks, context, graph_memory, pool_blocks, sparse};
 use crate::streams::{capturing, event, module, stream};
 
-/// What ends with a context, in this order; its memory is the last.
+/// The functions called at the end of a context, in this order; its memory is the last.
 const AT_CONTEXT_END: &[fn(&'static context::Context)] = &[
     capturing::context_gone,
     green::context_gone,
@@ -52,7 +51,7 @@ const AT_CONTEXT_END: &[fn(&'static context::Context)] = &[
     pool_blocks::context_gone,
 ];
 
-/// A driver function and where it is.
+/// A driver function and its address.
 pub(crate) struct Address {
     pub(crate) name: &'static str,
     pub(crate) address: *const (),

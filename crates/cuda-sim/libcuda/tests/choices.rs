@@ -1,20 +1,10 @@
 //! What takes device memory beside plain allocations, and what a contrary driver does otherwise: each on both kinds of
 //! boards.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::multiple_unsafe_ops_per_block,
-    reason = "tests at a C border: a panic is the failure"
-)]
-
-mod common;
 
 use std::ffi::CString;
 use std::ptr::{null, null_mut};
 
-use common::{CONTEXT, Driver, MIB, alone, board, call, ok};
+use crate::common::{CONTEXT, Driver, MIB, alone, board, call, ok};
 use cuda_api::driver::*;
 
 /// Runs a body on a usual board and on a contrary one; it is told which.

@@ -1,7 +1,8 @@
 //! Streams, events, launches, captures and graphs, as a C program sees them: through the exported
 //! functions, on a clock that jumps, so that every time is exact and none is the machine's.
 //!
-//! Each test runs in a process of its own, since a process has one driver.
+//! Each test runs in a process of its own, since a process has one driver: here the one that is linked into this
+//! program, where the other files load the shared object.
 #![allow(
     clippy::undocumented_unsafe_blocks,
     clippy::multiple_unsafe_ops_per_block,
@@ -46,7 +47,7 @@ fn alone(test: &str, script: &str, body: impl FnOnce()) {
         .iter()
         .filter_map(|line| line.trim_start_matches("env ").split_once('='));
     let ran = Command::new(std::env::current_exe().unwrap())
-        .args([test, "--exact", "--nocapture"])
+        .args([&*format!("compute::{test}"), "--exact", "--nocapture"])
         .env("VGPU_SIM_TEST_ALONE", test)
         .env("VGPU_SIM_BOARD", directory.path().join("board"))
         .env("VGPU_SIM_CLOCK", "jump")
@@ -197,7 +198,7 @@ test! {
 }
 
 test! {
-    fn streams_run_side_by_side_and_the_legacy_stream_waits_for_the_blocking_ones() {
+    fn legacy_stream_waits_for_blocking_streams_only() {
         let gpu = Gpu::new();
         let kernel = gpu.function("step__300us");
         let (blocking, other) = (stream(0), stream(NON_BLOCKING));
@@ -218,7 +219,7 @@ test! {
 }
 
 test! {
-    fn a_blocking_stream_waits_for_the_legacy_one_and_another_does_not() {
+    fn blocking_stream_waits_for_the_legacy_stream() {
         let gpu = Gpu::new();
         let kernel = gpu.function("step__300us");
         let (blocking, other) = (stream(0), stream(NON_BLOCKING));
@@ -281,7 +282,7 @@ test! {
 static SEEN: AtomicU32 = AtomicU32::new(0);
 
 unsafe extern "C-unwind" fn note(data: *mut c_void) {
-    // What was there before it, times ten, plus its own.
+    // The value before it, times ten, plus its own.
     let own = data.addr() as u32;
     SEEN.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |seen| {
         Some(seen * 10 + own)
@@ -463,7 +464,7 @@ unsafe fn count_nodes(graph: CuGraph) -> usize {
 }
 
 test! {
-    fn a_captured_fork_and_join_launches_as_long_as_its_longest_branch() {
+    fn captured_fork_takes_as_long_as_its_longest_branch() {
         let gpu = Gpu::new();
         let (one, two) = (stream(NON_BLOCKING), stream(NON_BLOCKING));
         let (fork, join, start, end) = (event(), event(), event(), event());
@@ -551,7 +552,7 @@ test! {
 }
 
 test! {
-    fn a_relaxed_thread_may_allocate_and_query_but_not_ask_for_the_captured_event() {
+    fn relaxed_capture_allows_allocation_but_no_event_query() {
         let gpu = Gpu::new();
         let own = stream(NON_BLOCKING);
         let (captured, outside) = (event(), event());
@@ -627,7 +628,7 @@ test! {
 }
 
 test! {
-    fn memory_allocated_in_a_capture_is_taken_at_launch_and_kept_until_trimmed() {
+    fn captured_allocation_holds_memory_from_launch_until_trim() {
         let gpu = Gpu::new();
         let own = stream(NON_BLOCKING);
         let board = Board::from_env().unwrap();
@@ -806,7 +807,7 @@ test! {
 }
 
 test! {
-    fn a_kernel_takes_as_much_longer_as_its_green_context_is_smaller() {
+    fn kernel_time_grows_as_its_green_context_shrinks() {
         let gpu = Gpu::new();
         let mut whole = std::mem::zeroed();
         ok(cuDeviceGetDevResource(CuDevice(0), &raw mut whole, 1));
@@ -831,7 +832,7 @@ test! {
 }
 
 test! {
-    fn under_mps_a_kernel_takes_as_much_longer_as_its_part_of_the_threads_is_smaller() with
+    fn kernel_time_grows_as_its_mps_thread_percentage_shrinks() with
         "env VGPU_SIM_MPS=1\nenv CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"
     {
         let gpu = Gpu::new();
@@ -990,7 +991,7 @@ test! {
 
 const MS: u64 = 1_000_000;
 
-/// What a child of the next test does: queues 20 kernels of 1 ms, says so, and waits for them.
+/// The child process of the next test: queues 20 kernels of 1 ms, reports that, and waits for them.
 fn queue_and_wait() {
     unsafe {
         let gpu = Gpu::new();
@@ -1021,7 +1022,7 @@ fn two_processes_share_a_gpu_by_time_slices() {
     let mut children: Vec<_> = (0..2)
         .map(|_| {
             Command::new(std::env::current_exe().unwrap())
-                .args([NAME, "--exact", "--nocapture"])
+                .args([&*format!("compute::{NAME}"), "--exact", "--nocapture"])
                 .env("VGPU_SIM_TEST_ALONE", NAME)
                 .env("VGPU_SIM_BOARD", &path)
                 .stdout(Stdio::piped())
@@ -1060,7 +1061,7 @@ fn two_processes_share_a_gpu_by_time_slices() {
 }
 
 test! {
-    fn memory_is_freed_only_after_the_host_work_that_was_queued_before() {
+    fn free_waits_for_host_functions_queued_before_it() {
         let gpu = Gpu::new();
         let own = stream(NON_BLOCKING);
         let mut memory = CuDevicePtr(0);
@@ -1084,7 +1085,7 @@ test! {
         assert_eq!(cuEventCreate(&raw mut shared, 4), CuResult::INVALID_VALUE);
         ok(cuEventCreate(&raw mut shared, INTERPROCESS_WITHOUT_TIMING));
         ok(cuIpcGetEventHandle(&raw mut name, shared));
-        // What another process would do with the handle.
+        // As another process would use the handle.
         ok(cuIpcOpenEventHandle(&raw mut twin, name));
         ok(cuEventQuery(twin));
 

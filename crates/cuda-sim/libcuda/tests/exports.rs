@@ -1,21 +1,11 @@
-//! What the library exports and what it hands out by name, beside the recorded lists.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::multiple_unsafe_ops_per_block,
-    reason = "tests at a C border: a panic is the failure"
-)]
-
-mod common;
+//! The library's exports and the functions that it hands out by name, compared with the recorded lists.
 
 use std::collections::BTreeSet;
 use std::ffi::{CString, c_void};
 use std::process::Command;
 use std::ptr::null_mut;
 
-use common::{Driver, alone, call, ok};
+use crate::common::{Driver, alone, call, ok};
 use cuda_api::driver::*;
 use cuda_api::{DRIVER_SYMBOLS, PROC_ADDRESSES};
 
@@ -23,7 +13,7 @@ use cuda_api::{DRIVER_SYMBOLS, PROC_ADDRESSES};
 fn symbols_of_the_file() -> BTreeSet<String> {
     let listed = Command::new("nm")
         .args(["-D", "--defined-only"])
-        .arg(common::path())
+        .arg(crate::common::path())
         .output();
     let listed = String::from_utf8(listed.expect("nm comes with the compiler").stdout).unwrap();
     listed
@@ -109,7 +99,7 @@ fn a_contrary_driver_hands_out_other_addresses_than_it_exports() {
 fn the_library_has_the_soname_and_the_binding_of_the_real_one() {
     let told = Command::new("readelf")
         .arg("-d")
-        .arg(common::path())
+        .arg(crate::common::path())
         .output();
     let told = String::from_utf8(told.expect("readelf comes with the compiler").stdout).unwrap();
 

@@ -1,20 +1,11 @@
 //! The clock that processes share in lockstep, as programs under the simulated driver see it: through
 //! driver calls and the four functions that no real driver has.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::cast_possible_truncation,
-    clippy::multiple_unsafe_ops_per_block,
-    reason = "tests at a C border: a panic is the failure"
-)]
-
-mod common;
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{Driver, alone, call, ok};
+use crate::common::{Driver, alone, call, ok};
 use cuda_api::driver::*;
 use cuda_sim::clock::{ClockKind, START_NS};
 use cuda_sim::{Board, Config};
@@ -146,7 +137,7 @@ fn history(name: &str, order: &[u32]) -> (Vec<u64>, u64) {
     let mut children: Vec<_> = order
         .iter()
         .map(|number| {
-            common::command(name, &path)
+            crate::common::command(name, &path)
                 .env("VGPU_TEST_OTHER", number.to_string())
                 .env("VGPU_SIM_RANK", number.to_string())
                 .spawn()

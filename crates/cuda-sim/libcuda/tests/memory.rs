@@ -1,18 +1,8 @@
 //! Memory as a program sees it, beside what the board holds.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::multiple_unsafe_ops_per_block,
-    reason = "tests at a C border: a panic is the failure"
-)]
-
-mod common;
 
 use std::ptr::{null, null_mut};
 
-use common::{CONTEXT, Driver, MIB, TOTAL, alone, board, call, ok};
+use crate::common::{CONTEXT, Driver, MIB, TOTAL, alone, board, call, ok};
 use cuda_api::driver::*;
 
 #[test]
@@ -405,16 +395,16 @@ fn pointers_say_what_they_are() {
         assert_eq!(kind, 1);
         assert_eq!(board().used_bytes(1), CONTEXT + 5120);
 
-        let nobody = CuDevicePtr(64);
+        let unknown_address = CuDevicePtr(64);
         let unknown = call!(
             driver,
-            cuPointerGetAttribute((&raw mut kind).cast(), 2, nobody)
+            cuPointerGetAttribute((&raw mut kind).cast(), 2, unknown_address)
         );
         assert_eq!(unknown, CuResult::INVALID_VALUE);
         let (mut which, mut into) = (2, (&raw mut kind).cast());
         ok!(
             driver,
-            cuPointerGetAttributes(1, &raw mut which, &raw mut into, nobody)
+            cuPointerGetAttributes(1, &raw mut which, &raw mut into, unknown_address)
         );
         assert_eq!(kind, 0);
     });

@@ -1,19 +1,8 @@
-//! What CUDA 13 means by its calls: locations, pools, UUIDs, checkpoints.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::cast_possible_wrap,
-    clippy::multiple_unsafe_ops_per_block,
-    reason = "tests at a C border: a panic is the failure"
-)]
-
-mod common;
+//! The meaning of CUDA 13's calls: locations, pools, UUIDs, checkpoints.
 
 use std::ptr::null_mut;
 
-use common::{CONTEXT, Driver, MIB, alone, board, call, ok};
+use crate::common::{CONTEXT, Driver, MIB, alone, board, call, ok};
 use cuda_api::driver::*;
 
 const NEWEST: [(&str, &str); 1] = [("VGPU_SIM_DRIVER", "13.5")];
@@ -112,7 +101,7 @@ fn a_managed_pool_lies_on_the_host_where_the_card_has_no_room() {
     let name = "a_managed_pool_lies_on_the_host_where_the_card_has_no_room";
     alone(name, &NEWEST, |driver| {
         driver.context(0);
-        let _all = driver.alloc(common::TOTAL - CONTEXT).unwrap();
+        let _all = driver.alloc(crate::common::TOTAL - CONTEXT).unwrap();
         let location = CuMemLocation { kind: 1, id: 0 };
 
         assert_eq!(taken_from(driver, pool(driver, location, 2)), 0);
@@ -175,7 +164,7 @@ fn the_uuid_is_the_mig_devices_from_13_0_on() {
     for version in ["12.4", "13.0"] {
         let directory = tempfile::tempdir().unwrap();
         if std::env::var("VGPU_TEST_CHILD").is_err() {
-            let mut command = common::command(name, &directory.path().join("board"));
+            let mut command = crate::common::command(name, &directory.path().join("board"));
             command
                 .env("VGPU_SIM_MIG", "0=7g")
                 .env("VGPU_SIM_MEMORY", "16Gi")

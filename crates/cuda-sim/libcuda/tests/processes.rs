@@ -1,14 +1,4 @@
 //! Several processes on a board: what they share, what is left when one is killed, and a fork.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::multiple_unsafe_ops_per_block,
-    reason = "tests at a C border: a panic is the failure"
-)]
-
-mod common;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -16,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdout, Stdio};
 
-use common::{CONTEXT, Driver, MIB, alone, board, call, ok};
+use crate::common::{CONTEXT, Driver, MIB, alone, board, call, ok};
 use cuda_api::driver::*;
 
 /// Another process on this test's board, which runs the test called `name` and is talked to by lines.
@@ -28,7 +18,7 @@ struct Other {
 impl Other {
     fn start(name: &str, settings: &[(&str, &str)]) -> Self {
         let path = std::env::var("VGPU_SIM_BOARD").unwrap();
-        let mut command = common::command(name, path.as_ref());
+        let mut command = crate::common::command(name, path.as_ref());
         command
             .envs(settings.iter().copied())
             .env("VGPU_TEST_OTHER", "1")
@@ -411,7 +401,7 @@ fn a_process_sees_the_gpus_whose_device_nodes_it_was_given() {
 /// The same test again as a process for which there is no device.
 fn alone_refused(name: &str, settings: &[(&str, &str)]) {
     let directory = tempfile::tempdir().unwrap();
-    let output = common::command(name, &directory.path().join("board"))
+    let output = crate::common::command(name, &directory.path().join("board"))
         .envs(settings.iter().copied())
         .output()
         .unwrap();
@@ -446,7 +436,7 @@ fn a_container_process_is_known_by_its_host_pid() {
             place.path().display()
         );
         let path = std::env::var("VGPU_SIM_BOARD").unwrap();
-        let own = common::command(name, path.as_ref());
+        let own = crate::common::command(name, path.as_ref());
         let mut command = std::process::Command::new("unshare");
         command
             .args(["--mount", "sh", "-c", &script, "sh"])

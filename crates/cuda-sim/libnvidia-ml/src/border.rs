@@ -1,11 +1,11 @@
-//! The C border: writing answers where the caller wants them, reading text that it hands in.
-//! Nothing else here touches a caller's pointer.
+//! The C border: writes answers to the caller's memory, and reads the caller's texts. Nothing else in this library
+//! touches a caller's pointer.
 
 use std::ffi::CStr;
 
 use cuda_api::nvml::{NvmlReturn, c_char};
 
-/// What every function of the library comes to.
+/// The result of every function of the library.
 pub(crate) type Answer = Result<(), NvmlReturn>;
 
 /// Writes one value; a NULL pointer is an invalid argument.
@@ -18,7 +18,7 @@ pub(crate) fn put<T>(out: *mut T, value: T) -> Answer {
     Ok(())
 }
 
-/// Reads one value (a request, a count) from where the caller keeps it.
+/// Reads one value (a request, a count) from the caller's memory.
 pub(crate) fn get<T: Copy>(from: *const T) -> Result<T, NvmlReturn> {
     if from.is_null() {
         return Err(NvmlReturn::INVALID_ARGUMENT);
@@ -41,7 +41,7 @@ pub(crate) fn put_text(out: *mut c_char, length: u32, text: &str) -> Answer {
     put(out.wrapping_add(text.len()), 0)
 }
 
-/// Text as a field of a structure: cut where the field ends, always closed by a zero.
+/// Text as a field of a structure: cut to the field's length, always ended by a zero.
 pub(crate) fn field<const N: usize>(text: &str) -> [c_char; N] {
     let mut field = [0; N];
     for (slot, byte) in field.iter_mut().take(N - 1).zip(text.bytes()) {
@@ -60,8 +60,8 @@ pub(crate) fn text(from: *const c_char) -> Result<String, NvmlReturn> {
     Ok(text.to_string_lossy().into_owned())
 }
 
-/// Writes a list by NVML's protocol: `count` says how much room there is and comes back as the
-/// number of entries; too little room writes no entry.
+/// Writes a list by NVML's protocol: `count` is the caller's room, and becomes the number of entries; if there is too
+/// little room, no entry is written.
 pub(crate) fn put_list<T: Copy>(count: *mut u32, array: *mut T, list: &[T]) -> Answer {
     let room = get(count)? as usize;
     put(count, list.len() as u32)?;

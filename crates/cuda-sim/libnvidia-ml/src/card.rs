@@ -90,7 +90,7 @@ fn board() -> Option<&'static Board> {
     machine().map(|machine| &machine.board)
 }
 
-/// What this NVML lacks.
+/// The missing parts of this NVML.
 pub(crate) fn lacks() -> Lacks {
     machine().map(|machine| machine.lacks).unwrap_or_default()
 }

@@ -1,11 +1,11 @@
-//! Late lists of processes: NVML answers with what it saw a stated time ago, and with an empty list before that.
+//! Late lists of processes: NVML answers with the list of a fixed time ago, and with an empty list before that.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
 use cuda_sim::clock::monotonic_ns;
 
-/// How old a look has to be before it is told.
+/// The age at which a look is reported.
 const LATE_NS: u64 = 200_000_000;
 
 /// A process that computes on a card.
@@ -23,7 +23,7 @@ type Look = (usize, u64, Vec<Process>);
 
 static LOOKS: Mutex<VecDeque<Look>> = Mutex::new(VecDeque::new());
 
-/// What is told of a card, on which there is `now`.
+/// The reported list of a GPU, whose present list is `now`.
 pub(crate) fn told(card: usize, now: Vec<Process>) -> Vec<Process> {
     let mut looks = LOOKS.lock().unwrap_or_else(PoisonError::into_inner);
     next(&mut looks, card, monotonic_ns(), now)
@@ -33,7 +33,7 @@ fn next(looks: &mut VecDeque<Look>, card: usize, at: u64, now: Vec<Process>) -> 
     let is_old = |look: &Look| look.0 == card && at.saturating_sub(look.1) >= LATE_NS;
     let newest = looks.iter().rposition(is_old);
     let told = newest.map(|index| looks[index].2.clone());
-    // What is older than what was told now is never told again.
+    // Looks older than the reported one are never reported again.
     if let Some(index) = newest {
         let mut place = 0;
         looks.retain(|look| {

@@ -66,7 +66,7 @@ pub(crate) fn nvmlDeviceIsMigDeviceHandle(device: NvmlDevice, is_mig: *mut u32) 
     )
 }
 
-/// A MIG device; what is asked of it does not exist for a whole card.
+/// A MIG device. What is asked of it does not exist for a whole GPU.
 fn part(device: NvmlDevice) -> Result<(Card, Instance), NvmlReturn> {
     match target(device)? {
         Target::Mig(card, part) => Ok((card, part)),
@@ -227,7 +227,7 @@ pub(crate) fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
         return Ok(());
     }
     for (at, &start) in starts.iter().enumerate() {
-        // The caller has made room for as many as it was told of.
+        // The caller's array has room for the count that it got before.
         put(
             placements.wrapping_add(at),
             NvmlInstancePlacement {
@@ -357,7 +357,7 @@ pub(crate) fn nvmlGpuInstanceGetInfo(
     )
 }
 
-/// The one shape of compute instances here fills its GPU instance; a real card has smaller ones, too.
+/// The only compute instance profile here fills its GPU instance; a real GPU has smaller ones too.
 pub(crate) fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
     instance: NvmlGpuInstance,
     number: u32,

@@ -10,7 +10,7 @@ use cuda_sim::exports::Wanted;
 macro_rules! newer {
     ($($since:literal: $($name:ident)*;)*) => {
         $($(
-            /// Not simulated. The arguments are not looked at, so the signature does not matter.
+            /// Not simulated. The arguments are not read, so the signature does not matter.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             #[allow(dead_code, reason = "called by programs, by its name")]
             pub(crate) extern "C-unwind" fn $name() -> NvmlReturn {

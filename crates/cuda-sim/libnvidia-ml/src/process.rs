@@ -4,7 +4,7 @@
 use cuda_api::nvml::*;
 
 use crate::border::{Answer, get, put, put_list};
-use crate::card::{Card, SM_MHZ_LEAST, SM_MHZ_MOST, power_mw};
+use crate::card::{Card, ProcessSample, SM_MHZ_LEAST, SM_MHZ_MOST, power_mw};
 use crate::late::Process;
 use crate::state::{Target, target, whole};
 
@@ -131,14 +131,31 @@ pub(crate) fn nvmlDeviceGetRunningProcessDetailList(
     answer
 }
 
+/// What each process used in the sampling periods after `last_seen`.
+fn samples_of_processes(
+    device: NvmlDevice,
+    last_seen: u64,
+) -> Result<Vec<ProcessSample>, NvmlReturn> {
+    let card = unpartitioned(device)?;
+    let lacks = crate::card::lacks();
+    if lacks.figures {
+        return Err(NvmlReturn::NOT_SUPPORTED);
+    }
+    let samples = card.process_samples(last_seen);
+    if lacks.samples || samples.is_empty() {
+        return Err(NvmlReturn::NOT_FOUND);
+    }
+    Ok(samples)
+}
+
 pub(crate) fn nvmlDeviceGetProcessUtilization(
     device: NvmlDevice,
     samples: *mut NvmlProcessUtilizationSample,
     count: *mut u32,
     last_seen: u64,
 ) -> Answer {
-    let list: Vec<_> = unpartitioned(device)?
-        .process_samples(last_seen)
+    get(count)?;
+    let list: Vec<_> = samples_of_processes(device, last_seen)?
         .into_iter()
         .map(|sample| NvmlProcessUtilizationSample {
             pid: sample.pid,
@@ -149,10 +166,6 @@ pub(crate) fn nvmlDeviceGetProcessUtilization(
             dec_util: 0,
         })
         .collect();
-    get(count)?;
-    if list.is_empty() {
-        return Err(NvmlReturn::NOT_FOUND);
-    }
     put_list(count, samples, &list)
 }
 
@@ -164,8 +177,7 @@ pub(crate) fn nvmlDeviceGetProcessesUtilizationInfo(
     if request.version != NvmlProcessesUtilizationInfo::VERSION {
         return Err(NvmlReturn::ARGUMENT_VERSION_MISMATCH);
     }
-    let list: Vec<_> = unpartitioned(device)?
-        .process_samples(request.last_seen)
+    let list: Vec<_> = samples_of_processes(device, request.last_seen)?
         .into_iter()
         .map(|sample| NvmlProcessUtilizationInfo {
             time_stamp: sample.time_us,
@@ -178,9 +190,6 @@ pub(crate) fn nvmlDeviceGetProcessesUtilizationInfo(
             ofa_util: 0,
         })
         .collect();
-    if list.is_empty() {
-        return Err(NvmlReturn::NOT_FOUND);
-    }
     let answer = put_list(&raw mut request.count, request.array, &list);
     put(info, request)?;
     answer

@@ -1,5 +1,5 @@
-//! Whether the library is initialised, and what a handle stands for. It owns the count of
-//! `nvmlInit` calls; it holds nothing of a board but which one it is.
+//! Whether the library is initialised, and the meaning of handles. Owns the count of `nvmlInit` calls; of the board
+//! it only holds which one it is.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -42,15 +42,14 @@ pub(crate) fn ready() -> Answer {
     Ok(())
 }
 
-/// What a call has to pass before it is answered: how the driver is at this moment, and the faults that the board was
-/// made with.
+/// The checks before a call is answered: the driver's present state, and the board's faults.
 pub(crate) fn toll(name: &str) -> Answer {
     let begins = name.starts_with("nvmlInit");
     if begins {
         card::open()?;
     }
     card::driver_answers(begins)?;
-    // Before the board is open there is no fault to meet.
+    // Before the board is open there are no faults.
     if ready().is_err() {
         return Ok(());
     }
@@ -59,7 +58,7 @@ pub(crate) fn toll(name: &str) -> Answer {
     })
 }
 
-/// What a device handle stands for.
+/// The meaning of a device handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Target {
     /// A whole card.
@@ -130,12 +129,12 @@ fn part_of(bits: usize, tag: usize) -> Result<(Card, Instance), NvmlReturn> {
         .ok_or(NvmlReturn::INVALID_ARGUMENT)
 }
 
-/// What the handle of a GPU instance stands for, while it lives.
+/// The GPU instance of a handle, while it lives.
 pub(crate) fn gpu_instance(instance: NvmlGpuInstance) -> Result<(Card, Instance), NvmlReturn> {
     part_of(instance.0.addr(), INSTANCE_TAG)
 }
 
-/// What the handle of a compute instance stands for, while it lives.
+/// The compute instance of a handle, while it lives.
 pub(crate) fn compute_instance(
     instance: NvmlComputeInstance,
 ) -> Result<(Card, Instance), NvmlReturn> {
@@ -147,7 +146,7 @@ pub(crate) fn compute_instance(
     }
 }
 
-/// What a handle stands for; a made-up one is an invalid argument, a lost card says so.
+/// The meaning of a handle; an unknown one is an invalid argument, one of a lost GPU returns that code.
 pub(crate) fn target(device: NvmlDevice) -> Result<Target, NvmlReturn> {
     let (card, part) = unpacked(device.0.addr(), TAG)?;
     match part {

@@ -1,5 +1,4 @@
 //! The library as a program sees it: loaded by path, over a board that the test makes and knows.
-#![allow(clippy::unwrap_used, reason = "also in what the tests share")]
 
 use std::ffi::{CStr, CString};
 use std::sync::{Mutex, MutexGuard, OnceLock};
@@ -69,7 +68,8 @@ fn world() -> &'static World {
         };
         let board = Board::create(&path, &config).unwrap();
         board.fault(LOST as usize, 79);
-        // SAFETY: no other thread of this program reads the environment meanwhile.
+        // SAFETY: other threads of this program read the environment through std alone, which locks it; the library,
+        // which has a std of its own, is loaded below.
         unsafe { std::env::set_var("VGPU_SIM_BOARD", &path) };
         let library = std::env::current_exe()
             .unwrap()
@@ -193,7 +193,7 @@ fn a_card_is_found_by_index_uuid_serial_and_bus_id() {
         assert_eq!(found(nvml.nvmlDeviceGetHandleByPciBusId_v2, &id), here);
     }
     assert_eq!(
-        found(nvml.nvmlDeviceGetHandleByUUID, c"GPU-nobody").0,
+        found(nvml.nvmlDeviceGetHandleByUUID, c"GPU-unknown").0,
         NvmlReturn::NOT_FOUND
     );
 }

@@ -1,5 +1,6 @@
-//! What the library says of a board whose processes share GPUs by an MPS server.
+//! The library's answers on a board whose processes share GPUs through an MPS server.
 
+use std::process::Command;
 use std::ptr::null_mut;
 
 use cuda_api::nvml::*;
@@ -15,11 +16,29 @@ fn under_mps_a_computing_process_stands_in_both_lists() {
         mps: true,
         ..Config::default()
     };
-    let board = Board::create(&path, &config).unwrap();
+    let _board = Board::create(&path, &config).unwrap();
+
+    let asked = Command::new(std::env::current_exe().unwrap())
+        .args(["mps::ask", "--exact", "--nocapture", "--ignored"])
+        .env("VGPU_SIM_BOARD", &path)
+        .output()
+        .unwrap();
+
+    let printed = String::from_utf8_lossy(&asked.stdout);
+    assert!(
+        asked.status.success() && printed.contains("1 passed"),
+        "{printed}{}",
+        String::from_utf8_lossy(&asked.stderr)
+    );
+}
+
+#[test]
+#[ignore = "runs in a process of its own, for the test above"]
+fn ask() {
+    let path = std::env::var_os("VGPU_SIM_BOARD").unwrap();
+    let board = Board::open(path.as_ref()).unwrap();
     let member = board.join().unwrap();
     board.take(member, 0, 1 << 20, Kind::Overhead).unwrap();
-    // SAFETY: the one thread of this program's one test.
-    unsafe { std::env::set_var("VGPU_SIM_BOARD", &path) };
     let library = std::env::current_exe()
         .unwrap()
         .with_file_name("libnvidia_ml.so");

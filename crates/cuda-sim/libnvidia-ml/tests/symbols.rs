@@ -1,9 +1,9 @@
-//! The library exports what the real one does, by `nm`, and is linked as the real one is.
+//! The library exports the real one's names, by `nm`, and is linked as the real one is.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The shared object that cargo built beside this test program.
+/// The shared object that cargo built next to this test program.
 fn library() -> PathBuf {
     let program = std::env::current_exe().expect("a test program has a path");
     let library = program.with_file_name("libnvidia_ml.so");
@@ -35,7 +35,12 @@ fn found(driver: &str, more: (&str, &str)) -> Vec<String> {
     let directory = tempfile::tempdir().expect("there is room");
     let program = std::env::current_exe().expect("a test program has a path");
     let output = Command::new(program)
-        .args(["tell_the_names", "--exact", "--nocapture", "--ignored"])
+        .args([
+            "symbols::tell_the_names",
+            "--exact",
+            "--nocapture",
+            "--ignored",
+        ])
         .env("VGPU_SIM_BOARD", directory.path().join("board"))
         .env("VGPU_SIM_DRIVER", driver)
         .env(more.0, more.1)

@@ -1,5 +1,5 @@
-//! `sim-fault LINE…`: makes something go wrong on the board that `VGPU_SIM_BOARD` names, while it runs, or well again.
-//! For tests and demonstrations; `Board::trouble` says what a line may be.
+//! `sim-fault LINE…`: makes something fail, or work again, on the running board that `VGPU_SIM_BOARD` names. For tests
+//! and demonstrations; `Board::trouble` documents the lines.
 #![allow(
     clippy::print_stderr,
     reason = "a command says what is wrong with what it was told"

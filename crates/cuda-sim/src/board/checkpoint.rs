@@ -1,5 +1,5 @@
-//! Processes that are taken off the GPUs and put back, as `cuCheckpointProcess…` does it. Only what each process holds changes;
-//! contents stay where they are.
+//! Processes that are taken off the GPUs and put back, as by `cuCheckpointProcess…`. Only the memory that each process
+//! holds changes; contents stay in place.
 
 use std::sync::atomic::Ordering;
 

@@ -1,6 +1,6 @@
-//! What keeps memory besides a process's life: open descriptors. A process's own descriptor, which its forked
-//! children have too, and those of memory that was exported as a dma-buf. Each is locked as long as any copy of it is
-//! open anywhere, so that others see it by trying the lock.
+//! Open descriptors, which keep memory beyond a process's life: a process's own descriptor, which its forked children
+//! have too, and those of memory exported as a dma-buf. Each is locked for as long as any copy of it is open
+//! anywhere, so that others see it by trying the lock.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Board, SharedId, State};
 
-/// Descriptors of ours stand high, out of the way of programs that count on low numbers.
+/// Our descriptors are high numbers, out of the way of programs that rely on low ones.
 const LEAST_DESCRIPTOR: i32 = 512;
 
 /// The directory beside a board.
@@ -96,11 +96,11 @@ impl Board {
         name_of(self.path()).join(format!("memory-{}", id.0))
     }
 
-    /// A descriptor that keeps shared memory, whichever processes let it go, until its last copy is closed. The file
-    /// has to be there.
+    /// A descriptor that keeps shared memory until its last copy is closed, even after all processes release it. The
+    /// file must exist.
     ///
     /// # Errors
-    /// When the memory is gone, or the file cannot be opened.
+    /// The memory is gone, or the file cannot be opened.
     pub fn export(&self, id: SharedId) -> io::Result<File> {
         let file = OpenOptions::new()
             .read(true)
@@ -147,7 +147,7 @@ impl Board {
         Ok(file)
     }
 
-    /// The number that a descriptor of [`Self::token`] says.
+    /// The number in a descriptor of [`Self::token`].
     ///
     /// # Errors
     /// When the descriptor is none.

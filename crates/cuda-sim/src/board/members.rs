@@ -48,7 +48,7 @@ impl Board {
         Ok(Member { index, generation })
     }
 
-    /// Gives back what dead processes and closed descriptors have kept.
+    /// Frees the memory that dead processes and closed descriptors have kept.
     pub(super) fn look(&self, state: &mut State) {
         state.reap(self.area().release_delay_ns, &self.path);
         state.collect(&self.path);
@@ -81,7 +81,7 @@ impl Board {
             return Err(Refused::Unknown);
         }
         let instance = instance_of(&state.processes[member.index]);
-        // Room of the part of the GPU that the process works on; nothing where that is all of it.
+        // Room of the part of the GPU that the process works on; none if that is the whole GPU.
         let part = match instance {
             None => None,
             Some(index) => {

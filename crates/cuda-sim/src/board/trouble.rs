@@ -2,6 +2,7 @@
 //! a driver that hangs, was replaced or is gone. Any process that opens the board can make it happen and end; what it does to a
 //! call is the libraries' affair.
 
+use std::fmt;
 use std::sync::atomic::Ordering;
 
 use super::Board;
@@ -29,6 +30,26 @@ impl Driver {
             .unwrap_or(0) as u64
     }
 }
+
+/// A line of trouble that is not understood.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownTrouble {
+    line: String,
+    gpus: usize,
+}
+
+impl fmt::Display for UnknownTrouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { line, gpus } = self;
+        write!(
+            f,
+            "{line:?}: xid:GPU=XID, lost:GPU, remap:GPU=pending, remap:GPU=failed, reset:GPU with a GPU below {gpus}, or \
+             driver=well, driver=hangs, driver=replaced, driver=unloaded"
+        )
+    }
+}
+
+impl std::error::Error for UnknownTrouble {}
 
 impl Board {
     /// Records an XID on a GPU; 79 means that it fell off the bus.
@@ -109,13 +130,10 @@ impl Board {
     ///
     /// # Errors
     /// With what was read and what is accepted.
-    pub fn trouble(&self, line: &str) -> Result<(), String> {
-        let wrong = || {
-            format!(
-                "{line:?}: xid:GPU=XID, lost:GPU, remap:GPU=pending, remap:GPU=failed, reset:GPU with a GPU below {}, or \
-                 driver=well, driver=hangs, driver=replaced, driver=unloaded",
-                self.gpus()
-            )
+    pub fn trouble(&self, line: &str) -> Result<(), UnknownTrouble> {
+        let wrong = || UnknownTrouble {
+            line: line.to_owned(),
+            gpus: self.gpus(),
         };
         if let Some(state) = line.strip_prefix("driver=") {
             let state = match state {
@@ -184,7 +202,8 @@ mod tests {
         for line in [
             "", "xid:9=31", "xid:0=x", "lost:0=1", "driver=", "remap:0", "79",
         ] {
-            assert!(board.trouble(line).unwrap_err().contains(line), "{line}");
+            let error = board.trouble(line).unwrap_err();
+            assert!(error.to_string().contains(line), "{error}");
         }
     }
 }

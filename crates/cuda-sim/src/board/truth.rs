@@ -1,9 +1,9 @@
-//! The truth about a board: what is used, and which process uses it.
+//! The exact use of a board: how much memory is used, and by which process.
 
 use super::{Board, MAX_PROCESSES, ProcessUse, instance_of};
 
 impl Board {
-    /// Gives dead processes' memory back now, whatever the delay.
+    /// Frees dead processes' memory now, whatever the delay.
     pub fn reap(&self) {
         let mut state = self.lock();
         state.reap(0, &self.path);
@@ -31,7 +31,7 @@ impl Board {
             .sum()
     }
 
-    /// What each process has taken of a GPU; those that have taken nothing are left out.
+    /// The memory that each process has taken of a GPU; processes without any are left out.
     #[must_use]
     pub fn processes(&self, gpu: usize) -> Vec<ProcessUse> {
         let mut state = self.lock();

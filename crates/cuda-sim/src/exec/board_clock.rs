@@ -127,7 +127,7 @@ impl<'a> Clock<'a> {
         self.exec.announce();
     }
 
-    /// What a clock in lockstep has counted.
+    /// The counts of a lockstep clock.
     pub fn counts(&self) -> LockstepCounts {
         let words = self.exec.lockstep();
         let (stalls, sleepers) = words.taken_for_away();
@@ -141,7 +141,7 @@ impl<'a> Clock<'a> {
     }
 }
 
-/// What a clock in lockstep has counted. A run in which the last two stay 0 is exact.
+/// The counts of a lockstep clock. A run in which the last two stay 0 is exact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockstepCounts {
     /// Threads that have joined, ever.
@@ -239,6 +239,8 @@ mod tests {
 
     #[test]
     fn an_unknown_clock_is_named_in_the_error() {
-        assert!(ClockKind::parse("fast").unwrap_err().contains("\"fast\""));
+        let error = ClockKind::parse("fast").unwrap_err().to_string();
+
+        assert!(error.contains("\"fast\""), "{error}");
     }
 }

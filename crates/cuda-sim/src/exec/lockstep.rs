@@ -1,10 +1,11 @@
-//! Time that several processes and threads share in step: the participants, what each waits for, and to
-//! which moment time moves once none of them runs. It decides with the table and the board's work as they
-//! stand; it takes no lock (the board's is held around every change) and never waits.
+//! Time that several processes and threads share in step: the participants, what each waits for, and the moment to
+//! which time moves once none of them runs. It decides with the table and the board's work; it takes no lock (the
+//! board's is held around every change) and never waits.
 //!
-//! A participant is a thread. It runs from its joining until it blocks in a wait that the clock knows,
-//! leaves, says that it is away, or dies. When none runs, the first by rank and place in the table
-//! that can go on at this moment goes on, alone; when none can, time moves to the next moment at which something
+//! A participant is a thread. It runs from its joining until it blocks in a wait that the clock knows, leaves,
+//! declares itself away, or dies. When none runs, the first by rank and position in the table that can continue at
+//! this moment does so, alone; when none can, time moves to the next moment at which something happens that a
+//! participant waits for. So the state at a moment does not depend on the machine.
 //! happens that a participant waits for. So what is true at a moment does not depend on the machine.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -36,7 +37,7 @@ const AWAY: u32 = 4;
 /// Taken for away: runs again as soon as it is heard of.
 const LOST: u32 = 5;
 
-/// What a participant waits for, besides a moment.
+/// The thing that a participant waits for, besides a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
     /// The moment alone.
@@ -47,8 +48,8 @@ pub(super) enum Wait {
     Position(Position),
     /// A record is reached, or its event is gone.
     Record(Record),
-    /// A process's streams stand at work that it has to do, or at conditions that it has to look at
-    /// whenever a participant has run or time has moved.
+    /// A process's streams have reached work that it must do, or conditions that it must check whenever a participant
+    /// has run or time has moved.
     Act {
         /// The process.
         process: u32,
@@ -228,7 +229,7 @@ impl LockstepWords {
         })
     }
 
-    /// Whether a participant is this thread of this process, as far as numbers say.
+    /// Whether a participant is this thread of this process, judged by its numbers.
     pub(super) fn is(&self, slot: usize, tid: u32, generation: u32) -> bool {
         let participant = &self.participants[slot];
         participant.tid.load(LOCKED) == tid

@@ -8,8 +8,7 @@
 //! [`State::repair`].
 //!
 //! The model. A channel is a stream: its items run in order. The kernels of one process run side by
-//! side, each at full speed; processes share a GPU in turns of a slice, round robin among those
-//! that have a kernel to run, and an idle one loses its turn at once. Copies have engines of their
+//! side, each at full speed; processes share a GPU in slices, as [`crate::slices`] says. Copies have engines of their
 //! own and take no turn. Under MPS the kernels of all processes run side by side.
 
 mod channels;
@@ -19,7 +18,9 @@ mod time;
 mod turns;
 mod utilisation;
 
+use crate::figures::{Credit, Figures};
 use crate::process::Identity;
+use crate::slices::{Emptied, Order, Rules};
 
 /// GPUs on a board.
 pub const MAX_DEVICES: usize = 16;
@@ -251,6 +252,8 @@ struct Usage {
     copies: u64,
     /// Number of its last stretch of work, counted from 1; 0 is none.
     stretch: u64,
+    /// What its run time counts as where the process that has run least is first.
+    ran_ns: u64,
 }
 
 #[repr(C)]
@@ -275,9 +278,16 @@ struct RawSample {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct Device {
-    current: u32, // process + 1; 0 is none
-    reserved: u32,
+    holder: u32, // of the slice: process + 1; 0 is none
+    last: u32,   // holder of the slice before: process + 1; 0 is none
+    slice_from_ns: u64,
     slice_end_ns: u64,
+    slice_ran_ns: u64,
+    slice_reached_ns: u64,
+    /// Of the sampling period and of the slice, at once: what a wrong figure credits to the next process.
+    slice_busy_ns: u64,
+    /// 1: this period's figures have their error.
+    is_credited_wrongly: u64,
     busy_ns: u64,
     copy_ns: u64,
     sampled_busy_ns: u64,
@@ -367,7 +377,16 @@ pub(super) struct State {
     time_ns: u64,
     next_sample_ns: u64,
     slice_ns: u64,
+    switch_ns: u64,
+    /// 1: the process that has run least is first, instead of round robin.
+    least_run_first: u64,
+    /// 1: a slice lasts until its end although its process has nothing to run.
+    keeps_slices: u64,
     sample_ns: u64,
+    /// 1: in each period one slice is credited to the next process.
+    credits_next: u64,
+    /// A [`crate::figures::Rounding`].
+    rounding: u64,
     processes_used: u64,
     events_used: u64,
     event_hint: u64,
@@ -378,7 +397,6 @@ pub(super) struct State {
     mps: u64,
     /// How long after its period a sample can be read.
     lag_ns: u64,
-    reserved: [u64; 5],
     /// Which channels have work: derived from heads and tails.
     busy: [u64; MAX_CHANNELS / 64],
     devices: [Device; MAX_DEVICES],
@@ -392,11 +410,10 @@ pub(super) struct State {
 /// What a board is started with.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Settings {
-    /// How long a process keeps a GPU while another one waits for it.
-    pub(super) slice_ns: u64,
-    /// How often utilisation is written down, and how much later it can be read.
-    pub(super) sample_ns: u64,
-    pub(super) lag_ns: u64,
+    /// How processes divide a GPU's time.
+    pub(super) slices: Rules,
+    /// How often utilisation is written down, how much later it can be read, and what is wrong with it.
+    pub(super) figures: Figures,
     /// Whether the kernels of all processes run side by side.
     pub(super) mps: bool,
 }
@@ -406,9 +423,17 @@ impl State {
     pub(super) fn start(&mut self, now_ns: u64, settings: Settings) {
         self.time_ns = now_ns;
         self.started_ns = now_ns;
-        self.slice_ns = settings.slice_ns.max(1);
-        self.sample_ns = settings.sample_ns.max(1);
-        self.lag_ns = settings.lag_ns;
+        let Settings {
+            slices, figures, ..
+        } = settings;
+        self.slice_ns = slices.slice_ns.max(1);
+        self.switch_ns = slices.switch_ns;
+        self.least_run_first = (slices.order == Order::LeastRun).into();
+        self.keeps_slices = (slices.emptied == Emptied::Kept).into();
+        self.sample_ns = figures.sample_ns.max(1);
+        self.lag_ns = figures.lag_ns;
+        self.credits_next = (figures.credit == Credit::NextProcess).into();
+        self.rounding = figures.rounding.number();
         self.mps = settings.mps.into();
         self.next_sample_ns = self.sample_after(now_ns);
     }
@@ -437,13 +462,24 @@ mod tests {
     fn board() -> Box<State> {
         // SAFETY: a zeroed State is an idle board: it holds only integers.
         let mut state = unsafe { Box::<State>::new_zeroed().assume_init() };
-        let settings = Settings {
-            slice_ns: 2 * MS,
-            sample_ns: 100 * MS,
-            lag_ns: 0,
+        state.start(1000 * MS, settings(""));
+        state
+    }
+
+    /// What a script says, on top of slices of 2 ms and samples of 100 ms.
+    fn settings(script: &str) -> Settings {
+        let script = format!("slice 2ms\nsample 100ms\n{script}");
+        let script = crate::script::Script::parse(&script).unwrap();
+        Settings {
+            slices: script.slices,
+            figures: script.figures,
             mps: false,
-        };
-        state.start(1000 * MS, settings);
+        }
+    }
+
+    fn board_with(script: &str) -> Box<State> {
+        let mut state = board();
+        state.start(1000 * MS, settings(script));
         state
     }
 
@@ -546,6 +582,109 @@ mod tests {
         state.advance(since_start(MS));
 
         assert_eq!(state.event_time_ns(end), since_start(200));
+    }
+
+    /// Two processes, one with kernels of 1 ms that never end, one with a kernel of 1 ms each 5 ms, for 100 ms: what each
+    /// ran, and what NVML tells of each.
+    fn greedy_and_modest(script: &str) -> ([u64; 2], [u32; 2]) {
+        let mut state = board_with(script);
+        let processes = [1, 2].map(|pid| state.join(program(pid)).unwrap());
+        let channels = processes.map(|process| stream(&mut state, process));
+        for _ in 0..200 {
+            state.submit(channels[0], kernel(1)).unwrap();
+        }
+        for begin in 0..20 {
+            state.advance(since_start(begin * 5 * MS));
+            state.submit(channels[1], kernel(1)).unwrap();
+        }
+        state.advance(since_start(100 * MS));
+        let busy = state.truth(0).into_iter().map(|truth| truth.busy_ns / MS);
+        let busy: Vec<u64> = busy.collect();
+        let told = |pid| {
+            let samples = state.process_utilization(0, 0);
+            let own = samples.iter().find(|sample| sample.pid == pid);
+            own.map_or(0, |sample| sample.sm_percent)
+        };
+        (busy.try_into().unwrap(), [told(1), told(2)])
+    }
+
+    #[test]
+    fn each_setting_of_slices_gives_another_division() {
+        // Each look is before the modest process's next kernel, so the greedy one's slice has begun.
+        let given_up = greedy_and_modest("").0;
+        let kept = greedy_and_modest("slice empty kept").0;
+        let switching = greedy_and_modest("slice switch 500us").0;
+
+        assert_eq!(given_up, [80, 20]);
+        assert_eq!(kept[1], 20);
+        assert!(kept[0] <= 60, "{kept:?}");
+        assert_eq!(switching, [60, 20]);
+    }
+
+    #[test]
+    fn figures_that_are_wrong_by_a_slice_are_wrong_by_one_in_each_period() {
+        let (busy, told) = greedy_and_modest("nvml credit next");
+
+        assert_eq!(busy, [80, 20]);
+        assert_eq!(told.iter().sum::<u32>(), 100);
+        let error = told[1].abs_diff(20);
+        assert!((1..=4).contains(&error), "{told:?}");
+    }
+
+    #[test]
+    fn figures_are_rounded_as_the_board_says() {
+        let told = |script: &str| {
+            let mut state = board_with(script);
+            let process = state.join(program(1)).unwrap();
+            let channel = stream(&mut state, process);
+            let work = Work::Kernel { ns: 10_400_000 };
+            state.submit(channel, work).unwrap();
+            state.advance(since_start(100 * MS));
+            state.process_utilization(0, 0)[0].sm_percent
+        };
+
+        assert_eq!(
+            ["", "nvml round nearest", "nvml round up"].map(told),
+            [10, 10, 11]
+        );
+    }
+
+    #[test]
+    fn how_often_one_looks_changes_nothing_on_any_board() {
+        for script in [
+            "",
+            "slice order least-run",
+            "slice empty kept",
+            "slice switch 300us",
+            "slice 500us\nslice order least-run\nslice empty kept\nslice switch 50us\nnvml credit next",
+        ] {
+            let runs = [1, 7, 1000].map(|steps| {
+                let mut state = board_with(script);
+                let processes = [1, 2].map(|pid| state.join(program(pid)).unwrap());
+                let channels = processes.map(|process| stream(&mut state, process));
+                for i in 0..40_u64 {
+                    let at_ns = i * 1_700_000;
+                    for step in 1..=steps {
+                        state.advance(since_start(
+                            at_ns.saturating_sub(1_700_000) + step * 1_700_000 / steps,
+                        ));
+                    }
+                    let ns = 100_000 + i * 37_919;
+                    state.submit(channels[0], Work::Kernel { ns }).unwrap();
+                    if i % 3 == 0 {
+                        let ns = 2_300_000 - i * 10_007;
+                        state.submit(channels[1], Work::Kernel { ns }).unwrap();
+                    }
+                }
+                let ends = [0, 1].map(|i| record(&mut state, channels[i], processes[i]));
+                state.advance(since_start(400 * MS));
+                let busy: Vec<u64> = state.truth(0).iter().map(|truth| truth.busy_ns).collect();
+                let told = state.process_utilization(0, 0);
+                (ends.map(|event| state.event_time_ns(event)), busy, told)
+            });
+            assert_eq!(runs[0], runs[1], "{script}");
+            assert_eq!(runs[0], runs[2], "{script}");
+        }
     }
 
     #[test]

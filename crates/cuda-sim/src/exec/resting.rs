@@ -38,7 +38,7 @@ impl Exec {
         }
     }
 
-    /// Lets time go by: lets go of the lock, then sleeps until what is awaited can have happened.
+    /// Lets time pass: releases the lock, then sleeps until the awaited event can have happened.
     pub(super) fn rest(&self, mut state: Guard<'_>, seen: u32, hint_ns: u64, wait: Wait) {
         let clock = self.clock();
         match clock.kind() {
@@ -109,8 +109,8 @@ impl Exec {
         });
     }
 
-    /// Makes this thread a participant that runs; says whether it was not one. Does nothing, and says
-    /// no, when the clock is not in lockstep.
+    /// Makes this thread a running participant; returns whether it was not one before. Does nothing, and returns
+    /// false, if the clock is not in lockstep.
     #[inline]
     pub fn take_part(&self) -> bool {
         self.in_lockstep && self.take_part_in_step()
@@ -128,8 +128,8 @@ impl Exec {
         }
     }
 
-    /// Makes this thread a participant of that rank, if it is none; one with a rank waits for those that
-    /// are expected.
+    /// Makes this thread a participant of that rank, unless it is one; one with a rank waits for those that are
+    /// expected.
     pub(crate) fn take_part_as(&self, rank: u32) -> bool {
         if !self.in_lockstep || self.own_part().is_some() {
             return false;
@@ -157,7 +157,7 @@ impl Exec {
         }
     }
 
-    /// Takes this thread for away until it takes part again; says whether it ran.
+    /// Marks this thread as away until it takes part again; returns whether it ran.
     pub fn go_away(&self) -> bool {
         if !self.in_lockstep {
             return false;
@@ -178,7 +178,7 @@ impl Exec {
         self.lockstep().wake(&woken);
     }
 
-    /// Waits as a participant; a thread that is none becomes one for that wait.
+    /// Waits as a participant; a thread that is not one becomes one for that wait.
     pub(super) fn rest_in_step(&self, mut state: Guard<'_>, wait: Wait, until_ns: u64) {
         let table = self.lockstep();
         let known = self.own_part();

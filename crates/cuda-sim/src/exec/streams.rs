@@ -42,7 +42,7 @@ impl Exec {
         })
     }
 
-    /// Closes a stream; what it has queued is still done.
+    /// Closes a stream; its queued work is still done.
     pub fn close_channel(&self, channel: ChannelId) {
         let mut state = self.now();
         if state.end_of(channel.index).generation == channel.generation {
@@ -50,7 +50,7 @@ impl Exec {
         }
     }
 
-    /// Closes a stream and drops what it has queued.
+    /// Closes a stream and drops its queued work.
     pub fn drop_channel(&self, channel: ChannelId) {
         let mut state = self.now();
         if state.end_of(channel.index).generation == channel.generation {
@@ -112,8 +112,7 @@ impl Exec {
         Ok(())
     }
 
-    /// The place before which everything lies that a stream has been given; `None` when all of it
-    /// is done.
+    /// The position after all work that a stream has been given; `None` if all of it is done.
     pub fn last_place(&self, channel: ChannelId) -> Option<Position> {
         let state = self.now();
         let end = state.end_of(channel.index);
@@ -194,10 +193,10 @@ impl Exec {
         Ok(Record { event, number })
     }
 
-    /// The last record of an event, in whatever process; number 0 when there was none.
+    /// The last record of an event, in any process; number 0 if there was none.
     ///
     /// # Errors
-    /// When the event is closed.
+    /// The event is closed.
     pub fn last_record(&self, event: EventId) -> Result<Record, Refused> {
         let number = self
             .lock()
@@ -251,12 +250,12 @@ impl Exec {
         }
     }
 
-    /// Work of this process at which a stream stands until it is released.
+    /// Work of this process at which a stream waits until it is released.
     pub fn waiting(&self, process: ProcessId) -> Vec<Waiting> {
         self.now().waiting(process.0)
     }
 
-    /// The owner has done what a stream stood at.
+    /// Records that the owner has done the work that a stream waited at.
     pub fn release(&self, place: Position) {
         let mut state = self.now();
         state.release(place);

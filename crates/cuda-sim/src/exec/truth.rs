@@ -1,11 +1,11 @@
-//! The truth about a board: what each process has done, and how much of a device it had.
+//! The exact use of a board: the work of each process, and its share of a device.
 
 use super::model::{BusyStretch, MAX_DEVICES, ProcessTruth, UtilizationSample};
 use super::{Exec, busy_ns};
 use crate::process::Identity;
 
 impl Exec {
-    /// What each process has done to a device, the dead included.
+    /// The work of each process on a device, including dead processes.
     pub fn truth(&self, device: usize) -> Vec<ProcessTruth> {
         if device >= MAX_DEVICES {
             return Vec::new();
@@ -102,7 +102,7 @@ impl Exec {
         (self.area().unix_at_zero_ns + board_ns) / 1_000
     }
 
-    /// The other way round: the last moment of the board's clock that is told as this microsecond.
+    /// The inverse: the last moment of the board's clock that is reported as this microsecond.
     pub fn board_ns(&self, unix_us: u64) -> u64 {
         let last_ns = unix_us.saturating_mul(1_000).saturating_add(999);
         last_ns.saturating_sub(self.area().unix_at_zero_ns)

@@ -1,4 +1,4 @@
-//! What there is: the lists that a client reads before it asks for an object.
+//! Discovery: the lists of resources that a client reads before it asks for an object.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::resource::Resource;
 
-/// The release that clients take us for.
+/// The Kubernetes release that we claim to be.
 pub(crate) fn version() -> Value {
     json!({
         "major": "1",
@@ -28,7 +28,7 @@ pub(crate) fn core_versions() -> Value {
 
 /// Groups and their versions, the preferred one first.
 fn versions(resources: &[Arc<Resource>]) -> BTreeMap<&str, Vec<&str>> {
-    // What is asked, and not kept.
+    // Groups whose objects are answered and not stored.
     let mut groups: BTreeMap<&str, Vec<&str>> = BTreeMap::from([
         ("authentication.k8s.io", vec!["v1"]),
         ("authorization.k8s.io", vec!["v1"]),
@@ -145,7 +145,7 @@ pub(crate) fn resources(all: &[Arc<Resource>], group: &str, version: &str) -> Op
     )
 }
 
-/// Where the OpenAPI documents are.
+/// The addresses of the OpenAPI documents.
 pub(crate) fn openapi_index(all: &[Arc<Resource>]) -> Value {
     let mut paths = serde_json::Map::new();
     let mut add = |path: String| {
@@ -161,8 +161,8 @@ pub(crate) fn openapi_index(all: &[Arc<Resource>]) -> Value {
     json!({ "paths": paths })
 }
 
-/// As much of an OpenAPI document as clients need to see that checking fields is the server's: each kind by name,
-/// with the schema of a custom one and none of a built-in one.
+/// A minimal OpenAPI document, from which clients learn that the server validates fields: each kind by name, with the
+/// schema of a custom kind and none for a built-in one.
 pub(crate) fn openapi(all: &[Arc<Resource>], group: &str, version: &str) -> Option<Value> {
     let (mut paths, mut schemas) = (serde_json::Map::new(), serde_json::Map::new());
     let prefix = if group.is_empty() {

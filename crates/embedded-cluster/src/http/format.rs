@@ -1,4 +1,4 @@
-//! In which form an answer goes out: whole objects, their metadata only, or the table that `kubectl get` prints.
+//! The form of an answer: whole objects, only their metadata, or the table that `kubectl get` prints.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// The first of the client's wishes that can be met.
+    /// The first of the client's accepted forms that is supported.
     pub(crate) fn accepted(accept: &str, include: &str) -> Result<Self, Status> {
         let include = match include {
             "Object" => Include::Object,
@@ -51,7 +51,7 @@ impl Form {
                 Some(_) => {}
             }
         }
-        // What only wants YAML or anything but our words can still read JSON, or says so itself.
+        // A client that accepts only YAML or other formats gets JSON, or reports an error itself.
         if accept.contains("yaml") {
             Ok(Self::Whole)
         } else {
@@ -60,7 +60,7 @@ impl Form {
     }
 }
 
-/// One resource, in the words of one of its versions.
+/// One resource, in the form of one of its versions.
 #[derive(Debug, Clone)]
 pub(crate) struct Printer {
     pub(crate) resource: std::sync::Arc<Resource>,
@@ -73,7 +73,7 @@ impl Printer {
         self.resource.api_version_of(&self.version)
     }
 
-    /// Whether the stored text can go out as it is.
+    /// Whether the stored text can be sent unchanged.
     fn as_stored(&self) -> bool {
         let stored = self
             .resource
@@ -97,7 +97,7 @@ impl Printer {
         value
     }
 
-    /// An object by itself; also in a watch, which sends a table for each.
+    /// A single object; a watch sends a table for each one.
     pub(crate) fn object(&self, object: &Stored) -> Bytes {
         match self.form {
             Form::Whole if self.as_stored() => object.json(),
@@ -118,7 +118,7 @@ impl Printer {
         }
     }
 
-    /// A list, in pieces: it is never whole in memory.
+    /// A list, in pieces, so that it is never in memory as a whole.
     pub(crate) fn list(self, listed: Listed) -> Box<dyn Iterator<Item = Bytes> + Send> {
         let mut metadata = json!({ "resourceVersion": listed.resource_version.to_string() });
         if !listed.continue_token.is_empty() {
@@ -154,7 +154,8 @@ impl Printer {
         let head =
             json!({ "kind": kind, "apiVersion": api_version, "metadata": metadata, "items": [] });
         let mut head = to_json(&head);
-        // The items go between the brackets that stand last but for the end of `metadata`, whatever the order.
+        // The items go between the last pair of brackets before the end of `metadata`, whatever the order of the
+        // fields.
         let split = find(&head, b"\"items\":[").map_or(head.len(), |at| at + b"\"items\":[".len());
         let tail = Bytes::from(head.split_off(split));
         Box::new(Pieces {

@@ -1,4 +1,4 @@
-//! Access to the server: from this machine without a token, otherwise only with the token.
+//! Access to the server: without a token only from this machine, with a token only for requests that have it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::Refused;
 use crate::admission::decode_base64;
 use crate::status::Status;
 
-/// An address that others can reach, and no token.
+/// Other machines can reach the address, and there is no token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0} can be reached from other machines: the embedded cluster needs a token there, or a loopback address"
@@ -76,7 +76,7 @@ fn names_html(request: &Request) -> bool {
     accept.is_some_and(|accept| accept.is_ok_and(|accept| accept.contains("text/html")))
 }
 
-/// In a time that does not tell how much of it is right.
+/// Compares in constant time, so that the duration does not tell how much of the token is right.
 fn same(given: &str, token: &str) -> bool {
     given.len() == token.len()
         && given

@@ -1,6 +1,6 @@
-//! What a path under `/api` or `/apis` names. Text in, value out.
+//! The meaning of a path under `/api` or `/apis`. Text in, value out.
 
-/// One of the things that can be asked for.
+/// A kind of request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Route {
     /// `/api`
@@ -11,7 +11,7 @@ pub(crate) enum Route {
     Group(String),
     /// `/api/v1`, `/apis/apps/v1`
     Resources { group: String, version: String },
-    /// Everything below.
+    /// All paths below.
     Objects(ApiPath),
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct ApiPath {
     pub(crate) subresource: String,
 }
 
-/// Nothing for a path that Kubernetes does not have.
+/// None for a path that Kubernetes does not have.
 pub(crate) fn route(path: &str) -> Option<Route> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     if parts.iter().any(|part| part.is_empty()) {
@@ -42,7 +42,7 @@ pub(crate) fn route(path: &str) -> Option<Route> {
         _ => return None,
     };
     let (namespace, rest) = match rest {
-        // A namespace's own parts are not what lives in it.
+        // A subresource of a namespace is not a collection in it.
         ["namespaces", name, part @ ("status" | "finalize")] => {
             let place = ApiPath {
                 name: own(name),

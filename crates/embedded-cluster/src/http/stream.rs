@@ -1,4 +1,4 @@
-//! A watch on its way out: one line of JSON for each event, until the client or the clock ends it.
+//! A watch as an HTTP response: one line of JSON for each event, until the client or the time limit ends it.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use crate::status::Status;
 use crate::store::Happened;
 use crate::watch::{Event, Watch};
 
-/// A client that names no time is asked to come again after half an hour, as it is by Kubernetes.
+/// A watch without a timeout of the client's ends after half an hour, as in Kubernetes.
 const LONGEST: Duration = Duration::from_secs(1800);
-/// Events that are there already go out together, up to this many bytes.
+/// Events that are ready are sent together, up to this many bytes.
 const TOGETHER: usize = 64 << 10;
 
 pub(crate) struct Settings {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::resource::Resource;
 
-/// What stands in `object` of a table's row.
+/// The content of `object` in a table's row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Include {
     #[default]
@@ -413,7 +413,7 @@ fn steps(path: &str) -> Vec<String> {
     steps
 }
 
-/// How long ago, in the few letters that `kubectl` shows.
+/// The age, in the short form of `kubectl`.
 fn age(time: &str) -> String {
     let Ok(then) = time.parse::<jiff::Timestamp>() else {
         return "<unknown>".into();

@@ -1,4 +1,4 @@
-//! Sets of owned fields: what an object's fields are, how two objects differ, and the `fieldsV1` form.
+//! Sets of owned fields: the fields of an object, the differences between two objects, and the `fieldsV1` form.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub(super) struct Fields {
     pub(super) below: BTreeMap<Step, Fields>,
 }
 
-/// What is known of the lists of a kind, at one place of its objects.
+/// The known list types of a kind, at one path in its objects.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Types<'a> {
     BuiltIn { parent: &'a str },
@@ -52,7 +52,7 @@ impl<'a> Types<'a> {
         schema.map_or(Self::Unknown, Self::Schema)
     }
 
-    /// The same for what stands under `field`.
+    /// The types for the value under `field`.
     pub(super) fn below(self, field: &'a str) -> Self {
         match self {
             Self::BuiltIn { .. } => Self::BuiltIn { parent: field },
@@ -68,7 +68,7 @@ impl<'a> Types<'a> {
         }
     }
 
-    /// The same for the elements of the list that stands here.
+    /// The types for the elements of the list at this path.
     pub(super) fn element(self) -> Self {
         match self {
             Self::Schema(schema) => schema.get("items").map_or(Self::Unknown, Self::Schema),
@@ -191,7 +191,7 @@ pub(super) fn fields_below(types: Types<'_>, name: &str, value: &Value) -> Field
     fields
 }
 
-/// What differs between two objects, and what of that the new one has.
+/// The fields that differ between two objects, and those of them that the new object has.
 pub(super) fn difference(
     types: Types<'_>,
     old: &Value,
@@ -276,7 +276,7 @@ pub(super) fn difference(
     present.trim();
 }
 
-/// Sets what a configuration names.
+/// Sets the fields that a configuration names.
 pub(super) fn merge(types: Types<'_>, object: &mut Value, config: &Value) {
     if !object.is_object() {
         *object = json!({});
@@ -310,7 +310,7 @@ pub(super) fn merge(types: Types<'_>, object: &mut Value, config: &Value) {
                     }
                 }
             }
-            // An empty map leaves what is there.
+            // An empty map leaves the existing value.
             Whole::One if value.is_object() && wanted.as_object().is_some_and(Map::is_empty) => {}
             _ => *value = wanted.clone(),
         }
@@ -346,7 +346,7 @@ pub(super) fn has_key(element: &Value, key: &str) -> bool {
     })
 }
 
-/// Takes away what stands at a path, and the maps and lists that are empty without it.
+/// Removes the value at a path, and the maps and lists that become empty.
 pub(super) fn remove_at(value: &mut Value, path: &[Step]) {
     let Some((step, rest)) = path.split_first() else {
         return;
@@ -446,7 +446,8 @@ impl Fields {
         }
     }
 
-    /// The single values that both own. That both name an element or a member of a set is no quarrel.
+    /// The values that both own. Two managers may name the same element or the same member of a set without a
+    /// conflict.
     pub(super) fn shared(&self, other: &Self, path: &mut Vec<Step>, found: &mut Vec<Vec<Step>>) {
         if self.owned && other.owned && matches!(path.last(), Some(Step::Field(_))) {
             found.push(path.clone());
@@ -471,7 +472,7 @@ impl Fields {
         }
     }
 
-    /// Whether anything at the path, or below it, is owned.
+    /// Whether the path, or anything below it, is owned.
     pub(super) fn touches(&self, path: &[Step]) -> bool {
         path.iter()
             .try_fold(self, |fields, step| fields.below.get(step))

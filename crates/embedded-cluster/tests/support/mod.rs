@@ -1,4 +1,4 @@
-//! A served cluster, and objects to put into it.
+//! A served cluster, and objects to store in it.
 #![allow(dead_code, reason = "each test program uses what it needs")]
 
 use embedded_cluster::{Cluster, Options};

@@ -1,4 +1,4 @@
-//! The Lease that reserves one GPU, as a value and back. Never judges whether it has run out.
+//! The Lease that reserves one GPU, as a value and back. Does not judge whether it has expired.
 
 use std::time::Duration;
 
@@ -8,21 +8,22 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::{GPU_UUID, POD_NAME, POD_NAMESPACE, RESERVATION_ID, RESERVATION_STATE};
 
-/// How long a reservation stands that no pod confirms.
+/// How long a reservation lasts that no pod confirms.
 pub const PROPOSAL_LASTS: Duration = Duration::from_secs(60);
-/// How long an active reservation stands that is not renewed.
+/// How long an active reservation lasts without a renewal.
 pub const ACTIVE_LASTS: Duration = Duration::from_secs(300);
-/// How long a GPU is kept from assigners after a pod's binding to it began, where its end is not known.
+/// How long a GPU is kept from assigners after a pod's binding to it began, if the end of the binding is unknown.
 pub const BINDING_LASTS: Duration = Duration::from_secs(60);
 
-/// How far a reservation is.
+/// The state of a reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum State {
-    /// The GPU was given to a pod that may never be made.
+    /// The GPU was proposed to a pod that may never be created.
     Proposed,
     /// The pod exists.
     Active,
-    /// No reservation by label: the scheduler extender binds a pod to the GPU, and no assigner gives it meanwhile.
+    /// Not a reservation by label: the scheduler extender is binding a pod to the GPU, and no assigner gives it away
+    /// meanwhile.
     Binding,
 }
 
@@ -36,7 +37,7 @@ impl State {
         }
     }
 
-    /// How long a reservation in this state stands after its last change.
+    /// How long a reservation in this state lasts after its last change.
     pub fn lasts(self) -> Duration {
         match self {
             Self::Proposed => PROPOSAL_LASTS,
@@ -57,13 +58,13 @@ pub struct Claim {
     pub namespace: String,
     /// Name of the pod; empty before it is known.
     pub pod: String,
-    /// How far it is.
+    /// Its state.
     pub state: State,
-    /// The reservation while it is proposed, the pod's UID once it is active.
+    /// The reservation's id while it is proposed, the pod's UID once it is active.
     pub holder: String,
-    /// When the GPU was reserved, by the clock of the process that did.
+    /// When the GPU was reserved, by the clock of the process that reserved it.
     pub acquired: Timestamp,
-    /// When the Lease was renewed, by the clock of the process that did.
+    /// When the Lease was renewed, by the clock of the process that renewed it.
     pub renewed: Option<Timestamp>,
     /// `metadata.resourceVersion`; empty before it is written.
     pub version: String,
@@ -71,10 +72,10 @@ pub struct Claim {
     pub lease_uid: String,
 }
 
-/// Why a Lease is not read as a reservation. The assigner leaves such a Lease alone.
+/// Why a Lease does not count as a reservation. The assigner leaves such a Lease alone.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
-    /// A label or annotation is not there.
+    /// A label or annotation is missing.
     #[error("Lease {name}: {key} is missing")]
     Missing {
         /// Name of the Lease.
@@ -82,7 +83,7 @@ pub enum ClaimError {
         /// The label or annotation.
         key: &'static str,
     },
-    /// The name is another GPU's.
+    /// The Lease has the name of another GPU's Lease.
     #[error("Lease {name} names GPU {gpu}, whose Lease has another name")]
     AnotherName {
         /// Name of the Lease.
@@ -92,8 +93,8 @@ pub enum ClaimError {
     },
 }
 
-/// The name of a GPU's Lease: the UUID in lower case, with `-` for what a name cannot have, and neither beginning nor
-/// ending with `-` or `.`.
+/// The name of a GPU's Lease: the UUID in lower case, with `-` in place of characters that a name cannot have, and
+/// without `-` and `.` at its start and end.
 pub fn lease_name(gpu: &str) -> String {
     let name: String = gpu
         .to_lowercase()
@@ -123,7 +124,7 @@ impl Claim {
         }
     }
 
-    /// The extender binds a pod of this namespace to the GPU; not written yet. `id` tells one binding from another.
+    /// The extender is binding a pod of this namespace to the GPU; not written yet. `id` distinguishes bindings.
     pub fn binding(gpu: &str, id: &str, namespace: &str, now: Timestamp) -> Self {
         Self {
             state: State::Binding,
@@ -131,7 +132,7 @@ impl Claim {
         }
     }
 
-    /// The same, held by this pod from now on.
+    /// The same reservation, now held by this pod.
     #[must_use]
     pub fn activated(&self, pod: &str, uid: &str, now: Timestamp) -> Self {
         Self {
@@ -143,7 +144,7 @@ impl Claim {
         }
     }
 
-    /// The same, renewed.
+    /// The same reservation, renewed.
     #[must_use]
     pub fn renewed(&self, now: Timestamp) -> Self {
         Self {
@@ -152,11 +153,11 @@ impl Claim {
         }
     }
 
-    /// How old the reservation is at least, where nothing but its time tells: `skew` is how far the clocks of this
-    /// machine and of its writer may differ. Never more than it lasts.
+    /// The minimum age of the reservation, judged by its time alone. `skew` is the possible difference between the
+    /// clocks of this machine and of the writer. At most the reservation's duration.
     pub fn least_age(&self, now: Timestamp, skew: SignedDuration) -> Duration {
         let lasts = self.state.lasts();
-        // A Lease that was never renewed has run out.
+        // A Lease that was never renewed counts as expired.
         let Some(renewed) = self.renewed else {
             return lasts;
         };
@@ -168,7 +169,7 @@ impl Claim {
     ///
     /// # Errors
     ///
-    /// What keeps it from being a reservation of ours.
+    /// Why the Lease is not one of our reservations.
     pub fn read(lease: &Lease) -> Result<Self, ClaimError> {
         let name = lease.metadata.name.clone().unwrap_or_default();
         let label = |key: &'static str| {
@@ -202,7 +203,7 @@ impl Claim {
         let renewed = spec.renew_time.map(|time| time.0);
         Ok(Self {
             namespace: label(POD_NAMESPACE).ok_or_else(|| missing(POD_NAMESPACE))?,
-            // Older releases of the reference write a proposal's id as its holder only.
+            // Older releases of the reference write a proposal's id only as its holder.
             reservation: annotation(RESERVATION_ID).unwrap_or_else(|| holder.clone()),
             pod: annotation(POD_NAME).unwrap_or_default(),
             state,
@@ -219,8 +220,8 @@ impl Claim {
         })
     }
 
-    /// The Lease. With the version and the UID that the claim was read with, so that a write that comes after another
-    /// one's is refused.
+    /// The Lease, with the version and the UID that the claim was read with, so that the write is refused if another
+    /// write came first.
     pub fn lease(&self) -> Lease {
         let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         let labels = [

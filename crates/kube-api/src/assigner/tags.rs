@@ -1,5 +1,5 @@
-//! Which labels a GPU has: those that a node's annotation gives it, and those that follow from what its agent
-//! registered. Never which GPU a pod gets.
+//! The labels of a GPU: those in its node's annotation, and those that follow from its agent's registration. Does not
+//! decide which GPU a pod gets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,53 +12,53 @@ use super::{DEVICE_LABELS, LABELLED, Labels, is_request};
 use crate::object::Node;
 use crate::quantity::shortened;
 
-/// Most devices that are read of one annotation, and most labels of one device.
+/// The most devices that are read from one annotation, and the most labels of one device.
 const MOST_DEVICES: usize = 1024;
 const MOST_LABELS: usize = 256;
 
-/// What the annotation of a node says.
+/// The contents of a node's annotation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceLabels {
     /// Labels by UUID.
     pub devices: Labels,
-    /// What of it cannot be read.
+    /// The errors in it.
     pub problems: Vec<LabelProblem>,
 }
 
-/// Something in [`DEVICE_LABELS`] that cannot be read.
+/// An error in [`DEVICE_LABELS`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LabelProblem {
-    /// Not base64.
+    /// The value is not base64.
     #[error(
         "annotation {DEVICE_LABELS} is no base64 ({0}); expected base64 of {{\"GPU UUID\":[\"fudo.org/gpu.NAME\"]}}"
     )]
     Base64(String),
-    /// Not JSON, or no object.
+    /// The value is not JSON, or not an object.
     #[error(
         "annotation {DEVICE_LABELS} holds no JSON object ({0}); expected {{\"GPU UUID\":[\"fudo.org/gpu.NAME\"]}}"
     )]
     Json(String),
-    /// A device whose labels are no list of texts.
+    /// The labels of a device are not a list of texts.
     #[error(
         "annotation {DEVICE_LABELS}: the labels of {0} are no list of texts; this device has none of them"
     )]
     Labels(String),
-    /// An identifier that is none.
+    /// An identifier is not a UUID.
     #[error("annotation {DEVICE_LABELS}: {0:?} is no UUID of a device; it is left out")]
     Uuid(String),
-    /// Too much of it.
+    /// There are too many devices.
     #[error("annotation {DEVICE_LABELS} names {0} devices; {MOST_DEVICES} are read")]
     TooMany(usize),
 }
 
-/// Reads the annotation of a node. What is wrong with one device affects no other; a node without the annotation has
+/// Reads the annotation of a node. An error in one device affects no other device. A node without the annotation has
 /// no labels and no problem.
 pub fn device_labels(node: &Node) -> DeviceLabels {
     let mut read = DeviceLabels::default();
     let Some(text) = crate::register::annotation(node, DEVICE_LABELS) else {
         return read;
     };
-    // The command line's base64 breaks its lines.
+    // The `base64` command breaks its lines.
     let text: String = text.chars().filter(|c| !c.is_ascii_whitespace()).collect();
     let bytes = match STANDARD.decode(&text) {
         Ok(bytes) => bytes,
@@ -105,8 +105,8 @@ pub fn device_labels(node: &Node) -> DeviceLabels {
 }
 
 /// Gives the devices of a node their labels, as tags: those that follow from model, memory and vendor, and those of
-/// the node's annotation. A device that only the annotation names is added as one of vendor [`LABELLED`]. Says what
-/// cannot be read.
+/// the node's annotation. A device that is only in the annotation is added with the vendor [`LABELLED`]. Returns the
+/// errors in the annotation.
 pub fn tag(report: &mut placement::Node, node: &Node) -> Vec<LabelProblem> {
     let mut said = device_labels(node);
     for device in &mut report.devices {
@@ -130,8 +130,8 @@ pub fn tag(report: &mut placement::Node, node: &Node) -> Vec<LabelProblem> {
     said.problems
 }
 
-/// Labels that follow from what the agent registered: the vendor (`gpu.nvidia`), the model in full and in short
-/// (`gpu.a100-sxm4-80gb`, `gpu.a100`), the class of memory (`gpu.vram-80g`).
+/// Labels that follow from the agent's registration: the vendor (`gpu.nvidia`), the full and the short model
+/// (`gpu.a100-sxm4-80gb`, `gpu.a100`), and the memory class (`gpu.vram-80g`).
 fn derived(device: &Device) -> BTreeSet<String> {
     let vendor = slug(device.vendor.as_str());
     let full = slug(&device.model);
@@ -148,13 +148,13 @@ fn derived(device: &Device) -> BTreeSet<String> {
     names.extend(memory_class(device.memory_bytes).map(|class| format!("vram-{class}g")));
     names
         .into_iter()
-        // The name of a label has at most 63 letters.
+        // The name of a label has at most 63 characters.
         .filter(|name| !name.is_empty() && name.len() <= 59)
         .map(|name| format!("fudo.org/gpu.{name}"))
         .collect()
 }
 
-/// Lower case, with `-` for every run of what is no letter, digit or dot.
+/// Lower case, with `-` for every run of characters other than letters, digits and dots.
 fn slug(text: &str) -> String {
     let mut slug = String::new();
     for c in text.to_lowercase().chars() {
@@ -167,8 +167,7 @@ fn slug(text: &str) -> String {
     slug.trim_matches(['-', '.']).to_owned()
 }
 
-/// The part of a model's name that people say: the first word with a digit, with `rtx-` or `gtx-` before it where the
-/// name has that.
+/// The short name of a model: the first word with a digit, prefixed with `rtx-` or `gtx-` if the full name has that.
 fn short(full: &str) -> Option<String> {
     let mut before = "";
     for word in full.split('-') {
@@ -187,8 +186,8 @@ fn short(full: &str) -> Option<String> {
     None
 }
 
-/// The size that is printed on the box, in GB: the smallest usual one that is no less than what the driver reports,
-/// which keeps some for itself.
+/// The advertised size in GB: the smallest usual size that is at least what the driver reports. The driver keeps some
+/// memory for itself.
 fn memory_class(bytes: u64) -> Option<u64> {
     const CLASSES: [u64; 26] = [
         2, 3, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 144, 180, 192,

@@ -1,4 +1,5 @@
-//! The section `hcs`: whether requests of hcs.io are read, and what they are read with. Off where it is absent.
+//! The section `hcs`: whether requests of hcs.io are read, and their settings. They are not read if the section is
+//! absent.
 
 use std::collections::BTreeMap;
 
@@ -12,27 +13,27 @@ use crate::quantity::shortened;
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Hcs {
-    /// The model that amounts of compute are compared in.
+    /// The model in which amounts of compute are compared.
     pub base_model: String,
-    /// Models beside the built-in ones, or in place of them.
+    /// Models in addition to the built-in ones, or in place of them.
     pub profiles: Vec<HcsProfile>,
-    /// Which vendor a pod prefers that names none: one of the four, or `any`.
+    /// The vendor preferred by pods that name none: one of the four, or `any`.
     pub default_vendor: String,
-    /// Whether another vendor than the preferred one will do where the pod does not say.
+    /// Whether vendors other than the preferred one are accepted, unless the pod says otherwise.
     pub allow_downgrade: bool,
-    /// Whether pods get variables for the vendor's driver where they do not say.
+    /// Whether pods get variables for the vendor's driver, unless the pod says otherwise.
     pub inject_driver: bool,
-    /// Whether pods get the vendor's runtime class where they do not say.
+    /// Whether pods get the vendor's runtime class, unless the pod says otherwise.
     pub inject_runtime: bool,
-    /// Whether images are replaced by `images` where the pod does not say.
+    /// Whether images are replaced by `images`, unless the pod says otherwise.
     pub image_rebinding: bool,
-    /// Runtime class by vendor; a vendor that is not named keeps the cluster's default.
+    /// Runtime class by vendor; a missing vendor keeps the cluster's default.
     pub runtime_classes: BTreeMap<String, String>,
-    /// Value of LD_LIBRARY_PATH by vendor; a vendor that is not named gets none.
+    /// Value of LD_LIBRARY_PATH by vendor; a missing vendor gets none.
     pub library_paths: BTreeMap<String, String>,
-    /// Which image is replaced by which, by vendor. The first rule that matches counts.
+    /// The image replacements, by vendor. The first rule that matches is used.
     pub images: Vec<ImageRule>,
-    /// The kube-scheduler profile for pods that take devices of several vendors, which counts none of the vendors'
+    /// The kube-scheduler profile of pods that accept devices of several vendors; it counts none of the vendors'
     /// resources. Empty: all pods have one profile.
     pub any_vendor_scheduler: String,
 }
@@ -55,7 +56,7 @@ impl Default for Hcs {
     }
 }
 
-/// The word for whichever vendor.
+/// The word for any vendor.
 pub const ANY: &str = "any";
 
 /// A model of the exchange table.
@@ -82,16 +83,16 @@ pub struct HcsProfile {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ImageRule {
-    /// For pods of this vendor.
+    /// The vendor of the pods.
     pub vendor: String,
-    /// The image as pods name it. A `*` at its end stands for any rest.
+    /// The image in the pod. A `*` at its end matches any rest.
     pub from: String,
-    /// The image instead. A `*` at its end is the rest that `from` left open.
+    /// The new image. A `*` at its end is replaced by the rest that `from` matched.
     pub to: String,
 }
 
 impl ImageRule {
-    /// The image in place of this one; none where the rule is about others.
+    /// The replacement for this image; none if the rule does not match.
     pub fn apply(&self, image: &str) -> Option<String> {
         match self.from.strip_suffix('*') {
             Some(prefix) => {
@@ -128,7 +129,7 @@ impl Hcs {
         })
     }
 
-    /// What no pod could ever use.
+    /// Checks for values that no pod could ever use.
     pub(super) fn judge(&self) -> Result<(), ConfigError> {
         let vendor = |key: String, word: &str| match Maker::parse(word) {
             Some(_) => Ok(()),

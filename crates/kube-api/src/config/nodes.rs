@@ -1,12 +1,12 @@
-//! The per-node file of the reference's device plugin, `{"nodeconfig": [...]}`: what holds on one node instead of
-//! `device-config.yaml`. Never which node this is.
+//! The per-node file of the reference's device plugin, `{"nodeconfig": [...]}`: the values that replace those of
+//! `device-config.yaml` on one node. Does not know which node this is.
 
 use serde::Deserialize;
 
 use super::sections::or_default;
 use super::{ConfigError, Nvidia, from_yaml};
 
-/// What holds on single nodes.
+/// The values for single nodes.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NodeOverrides {
@@ -15,20 +15,20 @@ pub struct NodeOverrides {
     pub nodes: Vec<NodeOverride>,
 }
 
-/// How cards are shared on a node.
+/// How devices are shared on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OperatingMode {
-    /// In software.
+    /// In software, by the library.
     HamiCore,
-    /// In instances that the card itself keeps apart.
+    /// In MIG instances.
     Mig,
-    /// By NVIDIA's own server.
+    /// By NVIDIA's MPS server.
     Mps,
 }
 
 impl OperatingMode {
-    /// The word, as it stands in the configuration and in register annotations.
+    /// The word in the configuration and in register annotations.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::HamiCore => "hami-core",
@@ -38,43 +38,43 @@ impl OperatingMode {
     }
 }
 
-/// What holds on one node; what is absent is as in `device-config.yaml`.
+/// The values for one node; absent ones are as in `device-config.yaml`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NodeOverride {
     /// Name of the node.
     #[serde(deserialize_with = "or_default")]
     pub name: String,
-    /// How its cards are shared.
+    /// How its devices are shared.
     #[serde(rename = "operatingmode")]
     pub operating_mode: Option<OperatingMode>,
-    /// How many containers share a card; 0 says nothing.
+    /// The number of containers that share a device; 0 means unset.
     #[serde(rename = "devicesplitcount")]
     #[serde(deserialize_with = "or_default")]
     pub device_split_count: u32,
-    /// How often a card's memory is promised; 0 says nothing.
+    /// The factor by which a device's memory is overcommitted; 0 means unset.
     #[serde(rename = "devicememoryscaling")]
     #[serde(deserialize_with = "or_default")]
     pub device_memory_scaling: f64,
-    /// How often a card's compute is promised; 0 says nothing.
+    /// The factor by which a device's compute is overcommitted; 0 means unset.
     #[serde(rename = "devicecorescaling")]
     #[serde(deserialize_with = "or_default")]
     pub device_core_scaling: f64,
-    /// Memory of a card in MiB where it is not asked of the driver; 0 says nothing.
+    /// Memory of a device in MiB, if the driver is not asked for it; 0 means unset.
     #[serde(rename = "preconfigureddevicememory")]
     #[serde(deserialize_with = "or_default")]
     pub pre_configured_device_memory: u64,
-    /// How much the library in the container logs.
+    /// The log level of the library in the container.
     #[serde(rename = "libcudaloglevel")]
     pub lib_cuda_log_level: Option<u32>,
-    /// Whether the plugin tells the kubelet a card's NUMA node.
+    /// Whether the plugin reports a device's NUMA node to the kubelet.
     #[serde(rename = "enablenumatopology")]
     pub enable_numa_topology: Option<bool>,
     /// `none`, `single` or `mixed`: how the plugin offers MIG instances.
     #[serde(rename = "migstrategy")]
     #[serde(deserialize_with = "or_default")]
     pub mig_strategy: String,
-    /// Cards that are not offered.
+    /// Devices that are not offered.
     #[serde(rename = "filterdevices", deserialize_with = "or_default")]
     pub filter_devices: FilteredDevices,
     /// Whether the kubelet's choice of slots follows the scheduler's.
@@ -82,7 +82,7 @@ pub struct NodeOverride {
     pub enable_get_preferred_allocation: Option<bool>,
 }
 
-/// Cards that are not offered.
+/// Devices that are not offered.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FilteredDevices {
@@ -99,8 +99,8 @@ impl NodeOverrides {
     ///
     /// # Errors
     ///
-    /// With line and column when it is neither, has an unknown key or a value of another kind; when a node stands in
-    /// it twice, or a factor is below 0.
+    /// With line and column if the text is neither, has an unknown key or a value of the wrong type; if a node is
+    /// listed twice, or a factor is below 0.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let overrides: Self = from_yaml::<Option<Self>>(text)?.unwrap_or_default();
         for (at, node) in overrides.nodes.iter().enumerate() {
@@ -126,14 +126,14 @@ impl NodeOverrides {
         Ok(overrides)
     }
 
-    /// What holds on this node.
+    /// The values for this node.
     pub fn of(&self, node: &str) -> Option<&NodeOverride> {
         self.nodes.iter().find(|entry| entry.name == node)
     }
 }
 
 impl NodeOverride {
-    /// NVIDIA's section as it holds on this node.
+    /// NVIDIA's section with this node's values.
     pub fn apply(&self, nvidia: &Nvidia) -> Nvidia {
         let mut here = nvidia.clone();
         if self.device_split_count > 0 {

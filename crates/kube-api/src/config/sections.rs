@@ -1,8 +1,8 @@
-//! The sections of `device-config.yaml` as they are written. Never what they mean: that is `vendor`'s.
+//! The sections of `device-config.yaml` as they are written. `vendor` gives them their meaning.
 
 use serde::{Deserialize, Deserializer};
 
-/// Null is the default, as in Go.
+/// Reads null as the default, as Go does.
 pub(super) fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -11,23 +11,23 @@ where
     Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Null is this number.
+/// Reads null as this number.
 fn or_number<'de, const NUMBER: u32, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<u32, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(NUMBER))
 }
 
-/// Null is 1, the factor that changes nothing.
+/// Reads null as 1, the factor that changes nothing.
 fn or_once<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(1.0))
 }
 
-/// How the compute share of a container is kept.
+/// When a container's compute share is enforced.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CorePolicy {
-    /// Only while others want the card.
+    /// Only while other containers want the device.
     #[default]
     Default,
     /// Always.
@@ -37,7 +37,7 @@ pub enum CorePolicy {
 }
 
 impl CorePolicy {
-    /// The word, as it stands in the configuration and in the environment.
+    /// The word in the configuration and in the environment.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Default => "default",
@@ -51,65 +51,65 @@ impl CorePolicy {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Nvidia {
-    /// How many cards.
+    /// The resource for the number of devices.
     #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
-    /// Memory on each.
+    /// The resource for memory on each.
     #[serde(deserialize_with = "or_default")]
     pub resource_memory_name: String,
-    /// Memory on each, in hundredths of the card.
+    /// The resource for memory on each, in percent of the device's.
     #[serde(deserialize_with = "or_default")]
     pub resource_memory_percentage_name: String,
-    /// Compute on each, in percent.
+    /// The resource for compute on each, in percent.
     #[serde(deserialize_with = "or_default")]
     pub resource_core_name: String,
-    /// Priority of the task: 0 is high.
+    /// The resource for the task's priority: 0 is high.
     #[serde(deserialize_with = "or_default")]
     pub resource_priority_name: String,
-    /// Whether containers without a card get `NVIDIA_VISIBLE_DEVICES=none`.
+    /// Whether containers without a device get `NVIDIA_VISIBLE_DEVICES=none`.
     #[serde(deserialize_with = "or_default")]
     pub overwrite_env: bool,
-    /// Memory where the container names none, in MiB whatever the factor; 0 is the whole card.
+    /// Memory of containers that name none, in MiB regardless of the factor; 0 is the whole device.
     #[serde(deserialize_with = "or_default")]
     pub default_memory: u32,
-    /// Compute where the container names none, in percent.
+    /// Compute of containers that name none, in percent.
     #[serde(deserialize_with = "or_default")]
     pub default_cores: u32,
-    /// How many cards where the container names memory or compute alone.
+    /// The number of devices of containers that name only memory or compute.
     #[serde(rename = "defaultGPUNum")]
     #[serde(deserialize_with = "or_number::<1, _>")]
     pub default_gpu_num: u32,
-    /// How many MiB one unit of the memory resource is.
+    /// The number of MiB in one unit of the memory resource.
     #[serde(deserialize_with = "or_number::<1, _>")]
     pub memory_factor: u32,
-    /// How many containers share a card.
+    /// The number of containers that share a device.
     #[serde(deserialize_with = "or_number::<10, _>")]
     pub device_split_count: u32,
-    /// How often a card's memory is promised.
+    /// The factor by which a device's memory is overcommitted.
     #[serde(deserialize_with = "or_once")]
     pub device_memory_scaling: f64,
-    /// How often a card's compute is promised.
+    /// The factor by which a device's compute is overcommitted.
     #[serde(deserialize_with = "or_once")]
     pub device_core_scaling: f64,
-    /// Memory of a card in MiB where it is not asked of the driver; 0 asks.
+    /// Memory of a device in MiB, if the driver is not asked for it; 0 asks the driver.
     #[serde(deserialize_with = "or_default")]
     pub pre_configured_device_memory: u64,
-    /// Whether the plugin tells the kubelet a card's NUMA node.
+    /// Whether the plugin reports a device's NUMA node to the kubelet.
     #[serde(deserialize_with = "or_default")]
     pub enable_numa_topology: bool,
-    /// How the compute share is kept.
+    /// When the compute share is enforced.
     #[serde(deserialize_with = "or_default")]
     pub gpu_core_policy: CorePolicy,
-    /// How much the library in the container logs: 0 errors, 1 warnings, 3 information, 4 all.
+    /// The log level of the library in the container: 0 errors, 1 warnings, 3 information, 4 all.
     #[serde(deserialize_with = "or_number::<1, _>")]
     pub lib_cuda_log_level: u32,
-    /// Runtime class of pods with a card that name none; empty leaves them.
+    /// Runtime class of pods with a device that name none; empty leaves them unchanged.
     #[serde(deserialize_with = "or_default")]
     pub runtime_class_name: String,
-    /// Whether no compute share is kept at all.
+    /// Whether compute shares are never enforced.
     #[serde(deserialize_with = "or_default")]
     pub disable_core_limit: bool,
-    /// Which MIG profiles are offered, by model. No entry for a model offers all.
+    /// The offered MIG profiles, by model. All profiles of a model without an entry are offered.
     #[serde(deserialize_with = "or_default")]
     pub mig_profile_allowlist: Vec<MigAllowed>,
 }
@@ -157,13 +157,13 @@ pub struct MigAllowed {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Cambricon {
-    /// How many cards.
+    /// The resource for the number of devices.
     #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
-    /// Memory on each, in 256 MiB.
+    /// The resource for memory on each, in units of 256 MiB.
     #[serde(deserialize_with = "or_default")]
     pub resource_memory_name: String,
-    /// Compute on each, in percent.
+    /// The resource for compute on each, in percent.
     #[serde(deserialize_with = "or_default")]
     pub resource_core_name: String,
 }
@@ -172,16 +172,16 @@ pub struct Cambricon {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Hygon {
-    /// How many cards.
+    /// The resource for the number of devices.
     #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
-    /// Memory on each.
+    /// The resource for memory on each.
     #[serde(deserialize_with = "or_default")]
     pub resource_memory_name: String,
-    /// Compute on each, in percent.
+    /// The resource for compute on each, in percent.
     #[serde(deserialize_with = "or_default")]
     pub resource_core_name: String,
-    /// How many MiB one unit of the memory resource is.
+    /// The number of MiB in one unit of the memory resource.
     #[serde(deserialize_with = "or_number::<1, _>")]
     pub memory_factor: u32,
 }
@@ -201,22 +201,22 @@ impl Default for Hygon {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Metax {
-    /// How many whole cards.
+    /// The resource for the number of whole devices.
     #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
-    /// How many shares of cards.
+    /// The resource for the number of shares of devices.
     #[serde(rename = "resourceVCountName")]
     #[serde(deserialize_with = "or_default")]
     pub resource_v_count_name: String,
-    /// Memory on each share.
+    /// The resource for memory on each share.
     #[serde(rename = "resourceVMemoryName")]
     #[serde(deserialize_with = "or_default")]
     pub resource_v_memory_name: String,
-    /// Compute on each share, in percent.
+    /// The resource for compute on each share, in percent.
     #[serde(rename = "resourceVCoreName")]
     #[serde(deserialize_with = "or_default")]
     pub resource_v_core_name: String,
-    /// Whether shares of one pod lie on cards of one link zone where they can.
+    /// Whether shares of one pod are on devices of one link zone if possible.
     #[serde(deserialize_with = "or_default")]
     pub sgpu_topology_aware: bool,
 }
@@ -225,27 +225,27 @@ pub struct Metax {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Enflame {
-    /// How many whole cards.
+    /// The resource for the number of whole devices.
     #[serde(rename = "resourceNameGCU")]
     #[serde(deserialize_with = "or_default")]
     pub resource_name_gcu: String,
-    /// How many slices of a card.
+    /// The resource for the number of slices of a device.
     #[serde(rename = "resourceNameDRSGCU")]
     #[serde(deserialize_with = "or_default")]
     pub resource_name_drs_gcu: String,
-    /// Memory, in GB.
+    /// The resource for memory, in GB.
     #[serde(rename = "resourceNameGCUMemory")]
     #[serde(deserialize_with = "or_default")]
     pub resource_name_gcu_memory: String,
-    /// Compute.
+    /// The resource for compute.
     #[serde(rename = "resourceNameGCUCore")]
     #[serde(deserialize_with = "or_default")]
     pub resource_name_gcu_core: String,
-    /// How many shares of a card, in older releases.
+    /// The resource for the number of shares of a device, in older releases.
     #[serde(rename = "resourceNameVGCU")]
     #[serde(deserialize_with = "or_default")]
     pub resource_name_vgcu: String,
-    /// Hundredths of a card, in older releases.
+    /// The resource for the percentage of a device, in older releases.
     #[serde(rename = "resourceNameVGCUPercentage")]
     #[serde(deserialize_with = "or_default")]
     pub resource_name_vgcu_percentage: String,
@@ -255,13 +255,13 @@ pub struct Enflame {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Mthreads {
-    /// How many cards.
+    /// The resource for the number of devices.
     #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
-    /// Memory on each, in 512 MiB.
+    /// The resource for memory on each, in units of 512 MiB.
     #[serde(deserialize_with = "or_default")]
     pub resource_memory_name: String,
-    /// Compute on each, in sixteenths.
+    /// The resource for compute on each, in sixteenths.
     #[serde(deserialize_with = "or_default")]
     pub resource_core_name: String,
 }
@@ -273,16 +273,16 @@ pub struct Iluvatar {
     /// Name of the chip.
     #[serde(deserialize_with = "or_default")]
     pub chip_name: String,
-    /// Word of the vendor in annotations.
+    /// The vendor's word in annotations.
     #[serde(deserialize_with = "or_default")]
     pub common_word: String,
-    /// How many cards.
+    /// The resource for the number of devices.
     #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
-    /// Memory on each, in 256 MiB.
+    /// The resource for memory on each, in units of 256 MiB.
     #[serde(deserialize_with = "or_default")]
     pub resource_memory_name: String,
-    /// Compute on each, in percent.
+    /// The resource for compute on each, in percent.
     #[serde(deserialize_with = "or_default")]
     pub resource_core_name: String,
 }
@@ -291,14 +291,14 @@ pub struct Iluvatar {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Kunlun {
-    /// How many whole cards.
+    /// The resource for the number of whole devices.
     #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
-    /// How many shares of cards.
+    /// The resource for the number of shares of devices.
     #[serde(rename = "resourceVCountName")]
     #[serde(deserialize_with = "or_default")]
     pub resource_v_count_name: String,
-    /// Memory on each share, in MiB.
+    /// The resource for memory on each share, in MiB.
     #[serde(rename = "resourceVMemoryName")]
     #[serde(deserialize_with = "or_default")]
     pub resource_v_memory_name: String,
@@ -308,10 +308,10 @@ pub struct Kunlun {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AwsNeuron {
-    /// How many whole devices.
+    /// The resource for the number of whole devices.
     #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
-    /// How many cores.
+    /// The resource for the number of cores.
     #[serde(deserialize_with = "or_default")]
     pub resource_core_name: String,
 }
@@ -320,22 +320,22 @@ pub struct AwsNeuron {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Amd {
-    /// How many cards.
+    /// The resource for the number of devices.
     #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
-    /// Compute on each, in percent.
+    /// The resource for compute on each, in percent.
     #[serde(deserialize_with = "or_default")]
     pub resource_core_name: String,
-    /// Memory on each, in MiB.
+    /// The resource for memory on each, in MiB.
     #[serde(deserialize_with = "or_default")]
     pub resource_memory_name: String,
 }
 
-/// A vendor whose cards are only counted.
+/// A vendor whose devices are only counted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Counted {
-    /// How many cards.
+    /// The resource for the number of devices.
     #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,
 }
@@ -344,7 +344,7 @@ pub struct Counted {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Vnpus {
-    /// Whether cards are shared in software on nodes that do not say.
+    /// Whether devices are shared in software on nodes that do not say.
     #[serde(deserialize_with = "or_default")]
     pub hami_vnpu_core: bool,
     /// The chips.
@@ -359,25 +359,25 @@ pub struct Ascend {
     /// Name of the chip.
     #[serde(deserialize_with = "or_default")]
     pub chip_name: String,
-    /// Word of the vendor in annotations.
+    /// The vendor's word in annotations.
     #[serde(deserialize_with = "or_default")]
     pub common_word: String,
-    /// How many cards.
+    /// The resource for the number of devices.
     #[serde(deserialize_with = "or_default")]
     pub resource_name: String,
-    /// Memory on each.
+    /// The resource for memory on each.
     #[serde(deserialize_with = "or_default")]
     pub resource_memory_name: String,
-    /// Compute on each, where cards are shared in software.
+    /// The resource for compute on each, if devices are shared in software.
     #[serde(deserialize_with = "or_default")]
     pub resource_core_name: String,
     /// Memory that can be promised, in MiB.
     #[serde(deserialize_with = "or_default")]
     pub memory_allocatable: u64,
-    /// Memory that there is, in MiB.
+    /// Physical memory, in MiB.
     #[serde(deserialize_with = "or_default")]
     pub memory_capacity: u64,
-    /// How many MiB one unit of the memory resource is.
+    /// The number of MiB in one unit of the memory resource.
     #[serde(deserialize_with = "or_number::<1, _>")]
     pub memory_factor: u32,
     /// Cores of the chip.
@@ -387,16 +387,16 @@ pub struct Ascend {
     #[serde(rename = "aiCPU")]
     #[serde(deserialize_with = "or_default")]
     pub ai_cpu: u32,
-    /// Runtime class of pods with a card that name none; empty leaves them.
+    /// Runtime class of pods with a device that name none; empty leaves them unchanged.
     #[serde(deserialize_with = "or_default")]
     pub runtime_class_name: String,
-    /// Whether containers without a card are kept from seeing one.
+    /// Whether devices are hidden from containers without one.
     #[serde(deserialize_with = "or_default")]
     pub overwrite_env: bool,
-    /// Whether two dies make one card, which only go together.
+    /// Whether two dies form one module and are only given together.
     #[serde(deserialize_with = "or_default")]
     pub super_pod: bool,
-    /// Into what a card can be cut.
+    /// The templates into which a device can be divided.
     #[serde(deserialize_with = "or_default")]
     pub templates: Vec<AscendTemplate>,
 }
@@ -422,11 +422,11 @@ impl Default for Ascend {
     }
 }
 
-/// Into what a chip of Huawei Ascend can be cut.
+/// A template into which a chip of Huawei Ascend can be divided.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AscendTemplate {
-    /// Name, as the driver has it (`vir05_1c_16g`).
+    /// Name, as the driver gives it (`vir05_1c_16g`).
     #[serde(deserialize_with = "or_default")]
     pub name: String,
     /// Memory, in MiB.

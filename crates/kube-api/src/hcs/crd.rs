@@ -142,7 +142,7 @@ fn schema_of<K: JsonSchema>() -> Schema {
     settings.into_generator().into_root_schema_for::<K>()
 }
 
-/// The schema in the words that a structural schema may have.
+/// The schema, reduced to the keywords that a structural schema may have.
 fn structural(schema: Schema) -> Value {
     let mut schema = schema.to_value();
     if let Some(root) = schema.as_object_mut() {
@@ -163,7 +163,7 @@ fn walk(schema: &mut Value) {
     one_type(map);
     words(map);
     if let Some(Value::String(description)) = map.get_mut("description") {
-        // A line of a comment is no line of the description.
+        // The lines of a comment become one paragraph of the description.
         *description = description.split_whitespace().collect::<Vec<_>>().join(" ");
     }
     if let Some(Value::String(format)) = map.get("format")
@@ -181,7 +181,7 @@ fn walk(schema: &mut Value) {
     }
 }
 
-/// `anyOf: [T, null]`, which an optional field becomes, is `T`.
+/// An optional field becomes `anyOf: [T, null]`; this reduces it to `T`.
 fn one_type(map: &mut Map<String, Value>) {
     if map.contains_key("x-kubernetes-int-or-string") {
         return;
@@ -207,7 +207,7 @@ fn one_type(map: &mut Map<String, Value>) {
     }
 }
 
-/// An enumeration with a comment on each word becomes a list of words.
+/// An enumeration with a comment on each word becomes a plain list of words.
 fn words(map: &mut Map<String, Value>) {
     let Some(Value::Array(choices)) = map.get("oneOf") else {
         return;
@@ -230,7 +230,7 @@ fn words(map: &mut Map<String, Value>) {
 mod tests {
     use super::*;
 
-    /// Words that a structural schema may have.
+    /// Keywords that a structural schema may have.
     const ALLOWED: [&str; 21] = [
         "additionalProperties",
         "anyOf",

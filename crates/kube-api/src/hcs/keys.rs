@@ -1,6 +1,6 @@
-//! The names of resources and annotations of hcs.io. They stand here and nowhere else.
+//! The names of resources and annotations of hcs.io. No other file contains them.
 
-/// How the names of abstract resources begin.
+/// The prefix of abstract resources.
 pub const RESOURCE_PREFIX: &str = "ai.compute/";
 /// Memory, in bytes, over all devices of the container.
 pub const VRAM: &str = "ai.compute/vram";
@@ -8,27 +8,27 @@ pub const VRAM: &str = "ai.compute/vram";
 pub const TFLOPS_FP16: &str = "ai.compute/tflops-fp16";
 /// Compute of 32-bit floats, in TFLOPS, over all devices of the container.
 pub const TFLOPS_FP32: &str = "ai.compute/tflops-fp32";
-/// How many devices.
+/// The number of devices.
 pub const DEVICES: &str = "ai.compute/devices";
 /// All abstract resources.
 pub const RESOURCES: [&str; 4] = [VRAM, TFLOPS_FP16, TFLOPS_FP32, DEVICES];
 
-/// The document's name for whole Ascend cards.
+/// The document's name for whole Ascend devices.
 pub const HUAWEI_ASCEND: &str = "huawei.com/ascend";
-/// The name for whole Ascend cards in the published code.
+/// The name for whole Ascend devices in the published code.
 pub const HUAWEI_NPU: &str = "huawei.com/npu";
-/// The name for Hygon cards in the published code.
+/// The name for Hygon devices in the published code.
 pub const HYGON_DCU: &str = "hygon.com/dcu";
-/// The name for Cambricon cards in the published code.
+/// The name for Cambricon devices in the published code.
 pub const CAMBRICON_MLU: &str = "cambricon.com/mlu";
-/// The name for NVIDIA cards.
+/// The name for NVIDIA devices.
 pub const NVIDIA_GPU: &str = "nvidia.com/gpu";
 
 /// `nvidia`, `huawei`, `hygon`, `cambricon` or `any`: which vendor the pod prefers.
 pub const VENDOR_PREFERENCE: &str = "hcs.io/vendor-preference";
-/// `true` or `false`: whether another vendor, or a slower device than the fastest suitable one, will do.
+/// `true` or `false`: whether another vendor, or a device slower than the fastest suitable one, is accepted.
 pub const ALLOW_DOWNGRADE: &str = "hcs.io/allow-downgrade";
-/// `high-bandwidth` or `low-latency`: how several devices of a pod should lie to each other.
+/// `high-bandwidth` or `low-latency`: how several devices of a pod should be connected.
 pub const TOPOLOGY_PREFERENCE: &str = "hcs.io/topology-preference";
 
 /// Written by the scheduler: the vendor of the pod's devices.

@@ -1,8 +1,8 @@
-//! The API group `hcs.io/v1alpha1`: its four kinds, their custom resource definitions, and every name of it (resources,
-//! annotations, words). Never decides: which devices a pod gets is `placement`'s.
+//! The API group `hcs.io/v1alpha1`: its four kinds, their custom resource definitions, and all its names (resources,
+//! annotations, words). `placement` decides which devices a pod gets.
 //!
-//! The fields are those of the documented API. What a field is for, its unit and whether it is required stand in its
-//! comment, which is also its description in the definition.
+//! The fields are those of the documented API. A field's comment states its purpose, its unit and whether it is
+//! required; it is also the description in the definition.
 
 mod compute_node;
 mod compute_quota;
@@ -149,19 +149,19 @@ pub mod condition {
     pub const SCHEDULABLE: &str = "Schedulable";
 }
 
-/// The documented error words, as they stand in filter reasons, events, conditions and refusals.
+/// The documented error words, as they appear in filter reasons, events, conditions and refusals.
 pub mod error {
     /// No suitable device has as much memory free as each device of the request needs.
     pub const INSUFFICIENT_VRAM: &str = "InsufficientVRAM";
-    /// The vendor is not one of the API's, or no device of an acceptable vendor is there.
+    /// The vendor is not one of the API's, or the cluster has no device of an accepted vendor.
     pub const VENDOR_NOT_SUPPORTED: &str = "VendorNotSupported";
     /// The node's agent does not report.
     pub const AGENT_NOT_CONNECTED: &str = "AgentNotConnected";
-    /// The devices that would do are sick.
+    /// The devices that would fit are unhealthy.
     pub const DEVICE_UNHEALTHY: &str = "DeviceUnhealthy";
 }
 
-/// A kind of the group: its names, and what Kubernetes' clients need to know of it.
+/// A kind of the group: its names, and the traits that Kubernetes' clients need.
 macro_rules! kind {
     ($kind:ident, $spec:ident, $status:ident, $name:literal, $plural:literal, $scope:ty) => {
         impl k8s_openapi::Resource for $kind {

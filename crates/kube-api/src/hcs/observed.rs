@@ -1,5 +1,5 @@
-//! What a ComputeNode and a ComputeTopology say of a node, made from what is known of it. Values in, values out: no
-//! clock, no driver, no API server. Never decides which devices a pod gets.
+//! The contents of a node's ComputeNode and ComputeTopology, computed from observations. Values in, values out: no
+//! clock, no driver, no API server. Does not decide which devices a pod gets.
 //!
 //! The node agent fills in [`Observed`] from the driver. The scheduler fills it in for vendors that register their
 //! devices on the Node through a device plugin of their own.
@@ -19,16 +19,16 @@ pub const HOSTNAME: &str = "kubernetes.io/hostname";
 pub const ZONE: &str = "topology.kubernetes.io/zone";
 /// On a ComputeNode and a ComputeTopology: the vendor of its devices; label.
 pub const VENDOR: &str = "vendor";
-/// On a ComputeNode and a ComputeTopology: the Kubernetes node that it is of; label.
+/// On a ComputeNode and a ComputeTopology: the Kubernetes node that it describes; label.
 pub const NODE: &str = "vgpu.io/node";
 /// On a ComputeNode and a ComputeTopology: `agent` or `scheduler`, the program that writes it; label.
 pub const WRITER: &str = "vgpu.io/written-by";
-/// A device with this score and more takes new pods.
+/// A device with at least this score takes new pods.
 pub const HEALTHY: u8 = 60;
-/// Longest value of a label.
+/// The longest value of a label.
 const MOST_LABEL_LETTERS: usize = 63;
 
-/// What is known of a node and its devices of one vendor.
+/// The observations of a node and its devices of one vendor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Observed {
     /// Name of the Kubernetes node.
@@ -39,17 +39,17 @@ pub struct Observed {
     pub vendor: Vendor,
     /// The devices, in any order. Their indices differ.
     pub devices: Vec<ObservedDevice>,
-    /// Ports of network cards that reach other nodes' memory.
+    /// Ports of network cards that reach the memory of other nodes.
     pub ports: Vec<ObservedPort>,
     /// Whether the node is cordoned: `spec.unschedulable`.
     pub cordoned: bool,
-    /// Why nothing can be said of the devices, such as a driver that does not answer. Empty where all is well.
+    /// Why the devices cannot be observed, such as a driver that does not answer. Empty if they can.
     pub problems: Vec<String>,
-    /// Whether this is known from what the vendor's device plugin registered on the Node, and not from our agent.
+    /// Whether this comes from the registration of the vendor's device plugin on the Node, and not from our agent.
     pub registered: bool,
 }
 
-/// What is known of one device.
+/// The observations of one device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ObservedDevice {
     /// Position on the node.
@@ -64,43 +64,43 @@ pub struct ObservedDevice {
     pub promised_bytes: u64,
     /// Memory that pods hold, in bytes.
     pub allocated_bytes: u64,
-    /// Speed in GFLOPS of 16 and of 32 bits; 0 where it is not known.
+    /// Speed in GFLOPS for 16 and for 32 bits; 0 if unknown.
     pub gflops: [u64; 2],
-    /// PCI address in any spelling of the domain; empty where it is not known.
+    /// PCI address with the domain in any spelling; empty if unknown.
     pub bus_id: String,
     /// NUMA node.
     pub numa: u32,
     /// Connections to other devices of the node.
     pub links: Vec<ObservedLink>,
-    /// How well it is, from 0 to 100.
+    /// Its health, from 0 to 100.
     pub score: u8,
-    /// Why it may not be used; nothing where it may.
+    /// Why it must not be used; none if it may be used.
     pub sick: Option<String>,
-    /// An operator has taken it out of new placements.
+    /// Whether an operator has cordoned it.
     pub cordoned: bool,
 }
 
 /// A connection of a device to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObservedLink {
-    /// What connects them.
+    /// The kind of connection.
     pub kind: LinkType,
     /// Index of the other device.
     pub peer: u32,
-    /// How many such connections there are.
+    /// The number of such connections.
     pub count: u32,
-    /// Bandwidth of all of them, both directions together, in MB/s; 0 where it is not known.
+    /// Bandwidth of all of them, both directions together, in MB/s; 0 if unknown.
     pub mb_s: u32,
-    /// Version of NVLink; 0.0 where it is not known.
+    /// Version of NVLink; 0.0 if unknown.
     pub version: (u8, u8),
 }
 
-/// A port of a network card that reaches other nodes' memory.
+/// A port of a network card that reaches the memory of other nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedPort {
     /// Its name, such as `mlx5_0`.
     pub name: String,
-    /// NUMA node; nothing where the kernel does not say.
+    /// NUMA node; none if the kernel does not report it.
     pub numa: Option<u32>,
     /// Bandwidth, both directions together, in MB/s.
     pub mb_s: u32,
@@ -111,7 +111,7 @@ impl ObservedDevice {
         self.index.to_string()
     }
 
-    /// Whether new pods may come.
+    /// Whether it takes new pods.
     fn takes_pods(&self) -> bool {
         self.sick.is_none() && self.score >= HEALTHY && !self.cordoned
     }
@@ -172,7 +172,7 @@ fn device_of(device: &ObservedDevice) -> Device {
     } else {
         0
     };
-    // Peers that are reached in the same way share one entry.
+    // Peers with the same kind of connection share one entry.
     let mut by_way: BTreeMap<(LinkType, u32), Vec<u32>> = BTreeMap::new();
     for link in &device.links {
         let peers = by_way.entry((link.kind, link.mb_s)).or_default();
@@ -207,7 +207,7 @@ fn device_of(device: &ObservedDevice) -> Device {
     }
 }
 
-/// Each kind of connection that the node has, with the most that one device has of it to another.
+/// Each kind of connection of the node, with the greatest number between two devices.
 fn interconnects(observed: &Observed) -> Vec<Interconnect> {
     let mut most: BTreeMap<LinkType, (u32, (u8, u8))> = BTreeMap::new();
     for link in observed.devices.iter().flat_map(|device| &device.links) {
@@ -238,7 +238,7 @@ pub fn topology(observed: &Observed) -> ComputeTopologySpec {
     for device in &devices {
         let mut own: Vec<&ObservedLink> = device.links.iter().collect();
         own.sort_by_key(|link| (link.kind, link.peer));
-        // Each pair once: from the lower index.
+        // Each pair once, from the lower index.
         for link in own.into_iter().filter(|link| link.peer > device.index) {
             links.push(TopologyLink {
                 kind: link.kind,
@@ -279,8 +279,8 @@ pub fn topology(observed: &Observed) -> ComputeTopologySpec {
     }
 }
 
-/// Sets of devices that all reach each other by NVLink or HCCS: the lowest free device takes all into its group that
-/// every member reaches.
+/// Sets of devices that all reach each other by NVLink or HCCS. Each group starts with the lowest free device and
+/// takes every device that all its members reach.
 fn groups(devices: &[&ObservedDevice]) -> Vec<TopologyGroup> {
     let mut groups = Vec::new();
     for kind in [LinkType::Nvlink, LinkType::Hccs] {
@@ -413,14 +413,14 @@ pub fn disconnected(before: &ComputeNodeStatus, silent_s: u64, now: &str) -> Com
     after
 }
 
-/// Whether the status says already that its writer is silent.
+/// Whether the status already says that its writer is silent.
 pub fn is_disconnected(status: &ComputeNodeStatus) -> bool {
     let mut conditions = status.conditions.iter();
     let agent = conditions.find(|it| it.kind == condition::AGENT_CONNECTED);
     status.phase == Some(Phase::NotReady) && agent.is_some_and(|it| it.status == "False")
 }
 
-/// Whether both say the same, whenever each was said.
+/// Whether both are equal except for their times.
 pub fn same_but_heartbeat(one: &ComputeNodeStatus, other: &ComputeNodeStatus) -> bool {
     let timeless = |status: &ComputeNodeStatus| ComputeNodeStatus {
         last_heartbeat: None,
@@ -429,8 +429,8 @@ pub fn same_but_heartbeat(one: &ComputeNodeStatus, other: &ComputeNodeStatus) ->
     timeless(one) == timeless(other)
 }
 
-/// Name of the object of a node's devices of one vendor: the node's own for the first of its vendors in the order of
-/// [`Vendor::ALL`], and with the vendor behind it for the others.
+/// The name of the object for a node's devices of one vendor: the node's own name for the first of its vendors in the
+/// order of [`Vendor::ALL`], with the vendor appended for the others.
 pub fn name(node: &str, vendor: Vendor, first: Vendor) -> String {
     if vendor == first {
         node.to_owned()
@@ -439,7 +439,7 @@ pub fn name(node: &str, vendor: Vendor, first: Vendor) -> String {
     }
 }
 
-/// Holds, one word for why, and a sentence.
+/// Whether the condition holds, the reason in one word, and the message.
 type Said = (bool, &'static str, String);
 
 fn said(holds: bool, reason: &'static str, message: String) -> Said {
@@ -450,7 +450,7 @@ fn or(said: &str, otherwise: &str) -> String {
     if said.is_empty() { otherwise } else { said }.to_owned()
 }
 
-/// Longest message; a node of a thousand sick devices names the first.
+/// The longest message; a node of a thousand sick devices names only the first ones.
 const MOST_MESSAGE: usize = 1024;
 
 fn conditioned(
@@ -473,7 +473,7 @@ fn conditioned(
     }
 }
 
-/// Bytes with the largest suffix that leaves a whole number.
+/// Bytes, with the largest suffix that leaves a whole number.
 pub fn bytes(bytes: u64) -> Quantity {
     let (gib, mib) = (1 << 30, 1 << 20);
     Quantity(if bytes > 0 && bytes.is_multiple_of(gib) {
@@ -485,17 +485,17 @@ pub fn bytes(bytes: u64) -> Quantity {
     })
 }
 
-/// GFLOPS as TFLOPS, with as many decimals as it has.
+/// GFLOPS as TFLOPS, with the necessary decimals.
 pub fn tflops(gflops: u64) -> Quantity {
     Quantity(thousandths(gflops))
 }
 
-/// `600GB/s`; nothing for 0.
+/// `600GB/s`; none for 0.
 fn bandwidth(mb_s: u32) -> Option<String> {
     (mb_s > 0).then(|| format!("{}GB/s", thousandths(mb_s.into())))
 }
 
-/// A number of thousandths, without zeros at its end.
+/// Thousandths as a decimal number without trailing zeros.
 fn thousandths(number: u64) -> String {
     let (whole, part) = (number / 1000, number % 1000);
     if part == 0 {
@@ -505,7 +505,7 @@ fn thousandths(number: u64) -> String {
     format!("{whole}.{}", part.trim_end_matches('0'))
 }
 
-/// A PCI address as the kernel writes it: NVML's domain has eight digits.
+/// A PCI address in the kernel's form. NVML's domain has eight digits.
 fn bus_id(written: &str) -> String {
     let lower = written.to_ascii_lowercase();
     match lower.split_once(':') {

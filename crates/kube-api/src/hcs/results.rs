@@ -1,4 +1,4 @@
-//! What a pod with `ai.compute/*` amounts got, as the API's annotations say it.
+//! The result annotations of a pod with `ai.compute/*` amounts.
 
 use std::collections::BTreeMap;
 
@@ -6,8 +6,8 @@ use placement::{AnyVendor, Grant, NodeView, Placement};
 
 use super::keys;
 
-/// The result annotations of a placement. Devices are indices on the node, in the order in which containers got them,
-/// each once.
+/// The result annotations of a placement. Devices are given by their index on the node, in the order in which
+/// containers got them, each once.
 pub fn annotations(
     any: &AnyVendor,
     placement: &Placement,

@@ -1,4 +1,4 @@
-//! How requests of hcs.io are read: the configuration, and figures of models.
+//! The rules for reading requests of hcs.io: the configuration, and the figures of models.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use placement::exchange::{Maker, Table};
 
 use crate::config::Hcs;
 
-/// How requests of hcs.io are read: its configuration, the exchange table, and the vendor of each family of
-/// devices.
+/// The rules for reading requests of hcs.io: their configuration, the exchange table, and the vendor of each family
+/// of devices.
 #[derive(Debug)]
 pub struct Rules {
     /// The configuration.

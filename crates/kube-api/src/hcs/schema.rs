@@ -7,7 +7,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use super::Scope;
 use crate::quantity::Quantity;
 
-/// An amount of 0 or more. Kubernetes' own pattern allows a minus; no amount of ours is negative.
+/// An amount of at least 0. Kubernetes' own pattern allows a minus, but our amounts are never negative.
 const AMOUNT: &str =
     r"^\+?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]+))?$";
 
@@ -30,8 +30,8 @@ impl JsonSchema for Quantity {
     }
 }
 
-/// A word, or an object that names a priority class. A structural schema cannot have two types at one place, so the rules
-/// for texts and for objects stand beside each other: each applies to its own kind of value.
+/// A word, or an object that names a priority class. A structural schema cannot have two types in one place, so the
+/// rules for texts and for objects are side by side: each applies to its own type of value.
 impl JsonSchema for Scope {
     fn schema_name() -> Cow<'static, str> {
         "Scope".into()
@@ -79,7 +79,7 @@ pub(super) fn label_selector(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// A pod's spec. The API server checks it when the pod is made.
+/// A pod's spec. The API server checks it when the pod is created.
 pub(super) fn pod_spec(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",

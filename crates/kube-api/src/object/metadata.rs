@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use serde::{Deserialize, Deserializer};
 
-/// Reads what [`ObjectMeta`] has, but for `managedFields`. Null is nothing, as in Go.
+/// Reads the fields of [`ObjectMeta`] except `managedFields`. Null counts as absent, as in Go.
 pub(super) fn slim<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     let read = Option::<Metadata>::deserialize(deserializer)?.unwrap_or_default();
     Ok(ObjectMeta {

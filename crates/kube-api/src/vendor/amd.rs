@@ -1,4 +1,4 @@
-//! AMD: compute is asked in hundredths of a card and handed out in compute units; the allocation names the product.
+//! AMD: compute is asked in percent of a device and given in compute units; the allocation names the product.
 
 use placement::{Ask, Compute, Device, Grant, NodeView};
 
@@ -8,7 +8,7 @@ use crate::fields::{self, PodRules, RequestError};
 use crate::object::{Container, Node, Pod};
 use crate::register::Problem;
 
-/// All compute units of a card, in hundredths.
+/// All compute units of a device, in percent.
 const ALL: u32 = 100;
 
 pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
@@ -46,7 +46,7 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
 struct Cards;
 
 impl Cards {
-    /// Hundredths of a card's compute units.
+    /// A percentage of a device's compute units.
     fn percent(row: &Row, container: &Container) -> Result<u32, RequestError> {
         let resource = row.resource(Role::Cores);
         let Some(percent) = fields::whole(container, resource)? else {
@@ -82,7 +82,7 @@ impl Family for Cards {
 
     fn devices(&self, row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
         if capacity::of(node, row.resource(Role::Count)) == 0 {
-            // No handshake says whether the agent is there: what the kubelet has does.
+            // There is no handshake that shows the agent; the kubelet's capacity does.
             return Ok(Vec::new());
         }
         let registered = general::registered(row, node)?;
@@ -90,7 +90,7 @@ impl Family for Cards {
             .iter()
             .map(|registered| {
                 let mut device = registered.device(&row.word);
-                // RDNA cards mask their units in pairs, and say so.
+                // RDNA devices mask their units in pairs, and report so.
                 let step = registered
                     .custom_info
                     .as_ref()

@@ -1,5 +1,5 @@
-//! Huawei Ascend: one row for each chip of the configuration. Memory is rounded up to what a chip can be cut into, unless
-//! the pod has it shared in software; cards of one network go together, and the two dies of a module always do.
+//! Huawei Ascend: one row for each chip of the configuration. Memory is rounded up to a template of the chip, unless
+//! the pod's device is shared in software. Devices of one network go together, and the two dies of a module always do.
 
 use std::collections::BTreeMap;
 
@@ -14,29 +14,29 @@ use crate::object::{Container, Node, Pod};
 use crate::quantity::MIB;
 use crate::register::{self, Problem, Registered};
 
-/// On the pod, by the user: how the card is shared.
+/// On the pod, by the user: how the device is shared.
 const MODE: &str = "huawei.com/vnpu-mode";
 /// Shared in software.
 const SOFT: &str = "hami-core";
-/// Cut by the driver.
+/// Divided by the driver.
 const HARD: &str = "template";
-/// On the node: whether its cards are shared in software.
+/// On the node: whether its devices are shared in software.
 const NODE_SOFT: &str = "hami-vnpu-core";
-/// On the pod: when it was chosen, in seconds.
+/// On the pod: when the devices were chosen, in seconds.
 const TIME: &str = "predicate-time";
-/// Starts what keeps the share of a card in software; the node's plugin mounts it.
+/// The command that starts the limiter of a software share; the node's plugin mounts it.
 const LIMITER: [&str; 3] = [
     "bash",
     "-c",
     "export RUST_LOG=info\n/hami-vnpu-core/limiter > /tmp/limiter_manager.log 2>&1 &",
 ];
-/// Words of chips whose cards are on networks.
+/// The prefix of chips whose devices are on networks.
 const NETWORKED: &str = "Ascend910";
-/// What cards of one network make a node worth, as 10 is one resource of the node full.
+/// A node's bonus if all devices are on one network, where 10 is one resource of the node full.
 const WORTH: u32 = 10;
-/// Dies of a module.
+/// The dies of a module.
 const MODULE: u32 = 2;
-/// Compute of a card that is shared in software, in hundredths.
+/// Compute of a device that is shared in software, in percent.
 const SOFT_CORES: u32 = 100;
 
 pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
@@ -96,11 +96,11 @@ fn row(chip: Ascend, soft_by_default: bool) -> Row {
 #[derive(Debug)]
 struct Chip {
     config: Ascend,
-    /// Whether nodes that do not say share cards in software.
+    /// Whether nodes without the label share devices in software.
     soft_by_default: bool,
 }
 
-/// What the plugin of the chip reads.
+/// The annotation that the chip's plugin reads.
 #[derive(Debug, Serialize)]
 struct Assigned<'a> {
     #[serde(rename = "UUID")]
@@ -118,8 +118,8 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl Chip {
-    /// The template that has so much memory, and how much that is; the whole card where none has. None where not even
-    /// the card has.
+    /// The smallest template with this much memory, and its memory; the whole device if no template is large enough.
+    /// None if not even the device is.
     fn template(&self, mib: u64) -> Option<(u64, &str)> {
         (self.config.templates.iter())
             .find(|template| mib <= template.memory)
@@ -129,17 +129,17 @@ impl Chip {
             })
     }
 
-    /// Whether the pod shares the card in software.
+    /// Whether the pod shares the device in software.
     fn is_soft(pod: &Pod) -> bool {
         fields::annotation(pod, MODE) == Some(SOFT)
     }
 
-    /// Whether cards of the container are whole modules of two dies.
+    /// Whether devices of the container are whole modules of two dies.
     fn in_modules(&self, pod: &Pod) -> bool {
         self.config.super_pod && !Self::is_soft(pod)
     }
 
-    /// Memory on each card in MiB, rounded as the card is shared; none where the container names none.
+    /// Memory on each device in MiB, rounded by how the device is shared; none if the container names none.
     fn memory(
         &self,
         row: &Row,
@@ -165,7 +165,7 @@ impl Chip {
         }
     }
 
-    /// Refuses a number of cards that modules cannot be.
+    /// Refuses a number of devices that does not form whole modules.
     fn judge_count(
         &self,
         row: &Row,
@@ -196,7 +196,7 @@ impl Family for Chip {
             return Ok(None);
         };
         let cores = general::cores(row, container)?;
-        // Compute is only promised in software, so a pod that asks for it means that.
+        // Compute is only promised in software, so a pod that asks for it is shared in software.
         let soft = Self::is_soft(pod) || cores > 0;
         ask.memory = match self.memory(row, container, soft)? {
             Some(mib) => Memory::Bytes(mib * MIB),
@@ -262,7 +262,7 @@ impl Family for Chip {
                 }
             })
             .collect();
-        // Texts and numbers: nothing that JSON has no form for.
+        // Serialisation cannot fail: the value has only texts and numbers.
         let text = serde_json::to_string(&assigned).unwrap_or_default();
         into.insert(format!("huawei.com/{}", row.word), text);
     }
@@ -305,7 +305,7 @@ impl Family for Chip {
         }
         let whole = self.config.memory_allocatable;
         let mib = self.memory(row, container, soft)?.unwrap_or(whole);
-        // A module of two dies is asked for, and split, as one.
+        // A module of two dies is requested and divided as one.
         let one = if self.in_modules(pod) { MODULE } else { 1 };
         if !soft && count > one && mib != whole {
             return Err(refused(
@@ -332,7 +332,7 @@ impl Family for Chip {
     }
 }
 
-/// The network that the card is on.
+/// The network of the device.
 fn network(registered: &Registered) -> Option<u32> {
     let info = registered.custom_info.as_ref()?;
     match info.get("NetworkID")? {

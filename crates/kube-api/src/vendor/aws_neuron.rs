@@ -1,5 +1,5 @@
-//! AWS Neuron: whole devices or their cores, told from the node's capacity. Cores are lanes: what a pod got of a device
-//! is a set of bits.
+//! AWS Neuron: whole devices or their cores, derived from the node's capacity. Cores are lanes: a pod's share of a
+//! device is a set of bits.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +12,16 @@ use crate::keys::INSTANCE_TYPE;
 use crate::object::{Container, Node, Pod};
 use crate::register::Problem;
 
-/// Cores of one device that a container which asks for cores gets.
+/// The cores of one device that a container which asks for cores gets.
 const CORES_OF_ONE: u32 = 2;
-/// Most cores of a device that fit a set of bits.
+/// The most cores of a device that fit into the set of bits.
 const MOST_CORES: u64 = 31;
 
 /// On the pod, for the plugin: numbers of devices, or of cores.
 const IDS: &str = "AWS_NEURON_IDS";
-/// On the pod, for the plugin: when it was chosen, in nanoseconds.
+/// On the pod, for the plugin: when they were chosen, in nanoseconds.
 const TIME: &str = "NEURON_ALLOC_TIME";
-/// On the pod: whether the plugin has handed it out.
+/// On the pod: whether the plugin has given them to the container.
 const ALLOCATED: &str = "NEURON_ALLOCATED";
 /// On the pod, for the plugin: that the numbers are of cores.
 const KIND: &str = "NEURON_RESOURCE_TYPE";
@@ -57,7 +57,7 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
 struct Devices;
 
 impl Devices {
-    /// How many devices, and how many lanes of each.
+    /// The number of devices, and the number of lanes of each.
     fn wanted(row: &Row, container: &Container) -> Result<Option<(u32, u32)>, RequestError> {
         if row
             .resource(Role::Count)
@@ -83,7 +83,7 @@ impl Devices {
         }
     }
 
-    /// Numbers of the devices, or of their cores where the container asks for cores.
+    /// Numbers of the devices, or of their cores if the container asks for cores.
     fn numbers(row: &Row, writing: &Writing<'_>) -> (Vec<u32>, bool) {
         let mut numbers = Vec::new();
         let mut of_cores = false;

@@ -1,4 +1,4 @@
-//! Biren: cards are only counted.
+//! Biren: devices are only counted.
 
 use placement::{Ask, Device};
 

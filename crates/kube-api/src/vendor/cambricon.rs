@@ -1,4 +1,4 @@
-//! Cambricon: cards told from the node's capacity, and the profile that its plugin cuts by.
+//! Cambricon: devices derived from the node's capacity, and the profile by which the plugin divides them.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use crate::register::Problem;
 
 /// MiB in one unit of the memory resource.
 const UNIT_MIB: u64 = 256;
-/// Compute of a card, in hundredths.
+/// Compute of a device, in percent.
 const CARD_CORES: u64 = 100;
-/// How many containers share a card.
+/// The number of containers that share a device.
 const SLOTS: u32 = 100;
-/// On the pod, for the plugin: `<card>_<cores>_<units of memory>` of the first share.
+/// On the pod, for the plugin: `<device>_<cores>_<units of memory>` of the first share.
 const PROFILE: &str = "CAMBRICON_DSMLU_PROFILE";
-/// On the pod: whether the plugin has handed it out.
+/// On the pod: whether the plugin has given it to the container.
 const ASSIGNED: &str = "CAMBRICON_DSMLU_ASSIGNED";
 
 pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
@@ -54,7 +54,7 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
 struct Cards;
 
 impl Family for Cards {
-    /// The node counts hundredths of cards, and memory over all of them.
+    /// The node counts percents of devices, and memory over all of them.
     fn devices(&self, row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
         let cores = capacity::of(node, row.resource(Role::Cores));
         let memory = capacity::of(node, row.resource(Role::Memory));

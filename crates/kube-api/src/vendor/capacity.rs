@@ -1,4 +1,4 @@
-//! Cards that a node only counts: what it has of a resource, and which card a grant is. Never decides.
+//! Devices that a node only counts: its capacity of a resource, and the device of a grant. Decides nothing.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use super::{Row, Writing};
 use crate::object::Node;
 use crate::quantity::MIB;
 
-/// More than the engine reads of one node, so that a figure out of all proportion is refused there, with its number.
+/// One more than the engine reads from one node, so that the engine refuses an absurd count and names it.
 const MOST_CARDS: u64 = 1025;
 
-/// How much the node has of the resource; 0 where it names none, or no whole number.
+/// The node's amount of the resource; 0 if it has none, or not a whole number.
 pub(super) fn of(node: &Node, resource: Option<&str>) -> u64 {
     resource
         .and_then(|resource| node.status.capacity.get(resource))
@@ -21,7 +21,7 @@ pub(super) fn of(node: &Node, resource: Option<&str>) -> u64 {
         .unwrap_or(0)
 }
 
-/// So many healthy cards with this much memory, named after the node.
+/// `count` healthy devices with this much memory, named after the node.
 pub(super) fn cards(
     row: &Row,
     node: &Node,
@@ -42,7 +42,7 @@ pub(super) fn cards(
         .collect()
 }
 
-/// Position of the card on its node: as the node has it, else as the name's end says it.
+/// Position of the device on its node: from the inventory, else from the end of its name.
 pub(super) fn index(grant: &Grant, node: Option<NodeView<'_>>) -> u32 {
     node.and_then(|node| node.device(&grant.device))
         .map(|device| device.device().index)
@@ -53,7 +53,7 @@ pub(super) fn index(grant: &Grant, node: Option<NodeView<'_>>) -> u32 {
         .unwrap_or(0)
 }
 
-/// What the pod got of the vendor, by container.
+/// The vendor's grants of the pod, by container.
 pub(super) fn grants<'a>(
     row: &'a Row,
     writing: &Writing<'a>,
@@ -65,13 +65,13 @@ pub(super) fn grants<'a>(
     })
 }
 
-/// Numbers with commas between them.
+/// Numbers separated by commas.
 pub(super) fn joined(numbers: impl Iterator<Item = u32>) -> String {
     let numbers: Vec<String> = numbers.map(|number| number.to_string()).collect();
     numbers.join(",")
 }
 
-/// When it was written, in nanoseconds since 1970.
+/// The present time, in nanoseconds since 1970.
 pub(super) fn stamp(writing: &Writing<'_>, key: &str, into: &mut BTreeMap<String, String>) {
     into.insert(key.to_owned(), writing.unix_nanoseconds.to_string());
 }

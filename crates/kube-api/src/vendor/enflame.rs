@@ -1,4 +1,5 @@
-//! Enflame: whole cards told from the node's capacity, and cards that are cut into profiles of slices (DRS).
+//! Enflame: whole devices derived from the node's capacity, and devices that are divided into profiles of slices
+//! (DRS).
 
 use std::collections::BTreeMap;
 
@@ -14,26 +15,27 @@ use crate::quantity::shortened;
 use crate::register::{self, Problem};
 use crate::slots::AllocationError;
 
-/// Memory of a whole card as the reference counts it, in MiB: hundredths, not what it has.
+/// Memory of a whole device as the reference counts it: 100 for 100 percent, not the real MiB.
 const WHOLE_MIB: u64 = 100;
-/// Above this, an amount of memory is in MiB; up to it in GB, as profiles name it. Twice what the largest card has.
+/// An amount of memory above this is in MiB, otherwise in GB as profiles name it. It is twice the largest device's
+/// memory.
 const MOST_GB: i64 = 192;
 
-/// On the node: its cards and what they can be cut into.
+/// On the node: its devices and the profiles into which they can be divided.
 const CAPACITY: &str = "enflame.com/gcu-drs-capacity";
-/// On the pod: what each container gets, for the plugin, which adds the instance.
+/// On the pod: the share of each container, for the plugin, which adds the instance.
 const CONTAINERS: &str = "assigned-containers";
-/// On the pod: whether the plugin has handed it out.
+/// On the pod: whether the plugin has given it to the container.
 const ASSIGNED: &str = "enflame.com/gcu-assigned";
-/// On the pod: position of the card.
+/// On the pod: position of the device.
 const ID: &str = "enflame.com/gcu-assigned-id";
-/// On the pod: position of the card, under the newer name.
+/// On the pod: position of the device, under the newer name.
 const INDEX: &str = "enflame.com/gcu-assigned-index";
-/// On the pod: number of the card's device file.
+/// On the pod: number of the device file.
 const MINOR: &str = "enflame.com/gcu-assigned-minor";
-/// On the pod: when it was chosen, in nanoseconds.
+/// On the pod: when the device was chosen, in nanoseconds.
 const TIME: &str = "enflame.com/gcu-assigned-time";
-/// On the pod: how many slices.
+/// On the pod: the number of slices.
 const SIZE: &str = "enflame.com/gcu-request-size";
 
 pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
@@ -42,7 +44,7 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
     };
     let use_ids = vec!["enflame.com/use-gpuuuid".to_owned()];
     let nouse_ids = vec!["enflame.com/nouse-gpuuuid".to_owned()];
-    // Older configurations name the slices' resource otherwise.
+    // Older configurations have another name for the slices' resource.
     let slices = [&enflame.resource_name_drs_gcu, &enflame.resource_name_vgcu]
         .into_iter()
         .find(|name| !name.is_empty())
@@ -108,7 +110,7 @@ impl Family for Whole {
 #[derive(Debug)]
 struct Slices;
 
-/// What a node says of its cards.
+/// The node's report of its devices.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Capacity {
@@ -117,13 +119,13 @@ struct Capacity {
     profiles: BTreeMap<String, Word>,
 }
 
-/// A card of a node.
+/// A device of a node.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Card {
     index: Word,
     minor: Word,
-    /// How many slices.
+    /// The number of slices.
     capacity: Word,
 }
 
@@ -150,12 +152,12 @@ impl Word {
     }
 }
 
-/// What a container gets, as the plugin reads it.
+/// A container's share, as the plugin reads it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Assigned {
     allocated: bool,
-    /// How many slices.
+    /// The number of slices.
     request: u32,
     #[serde(rename = "profileID", skip_serializing_if = "String::is_empty")]
     profile_id: String,
@@ -163,7 +165,7 @@ struct Assigned {
     profile_name: String,
 }
 
-/// Slices and GB of a profile's name (`3g.24gb`).
+/// Slices and GB in a profile's name (`3g.24gb`).
 fn sizes(name: &str) -> Option<(u32, u32)> {
     let name = name.trim().to_lowercase();
     let (slices, memory) = name.split_once('.')?;
@@ -172,7 +174,7 @@ fn sizes(name: &str) -> Option<(u32, u32)> {
     (slices > 0 && memory > 0).then_some((slices, memory))
 }
 
-/// The tag under which a device keeps a word of its node; a device has at most one of each kind.
+/// The tag in which a device keeps a word of its node; a device has at most one of each kind.
 fn tag(kind: &str, word: &str) -> String {
     format!("{kind}={word}")
 }
@@ -187,22 +189,22 @@ fn profile_tag(name: &str) -> String {
     format!("profile {name}")
 }
 
-/// The profile that a grant is, as far as the node is known.
+/// The profile of a grant, if the node is known.
 fn profile<'a>(grant: &Grant, device: &'a Device) -> Option<&'a MigProfile> {
     (device.mig_profiles.iter())
         .find(|profile| profile.slices == grant.slots && profile.memory_bytes == grant.memory_bytes)
 }
 
-/// What a container asks for that does not name slices; at least one of both.
+/// The request of a container that does not name slices; it has at least one of both.
 #[derive(Debug, Clone, Copy, Default)]
 struct Share {
     memory_mib: Option<u64>,
-    /// In hundredths of a card.
+    /// In percent of a device.
     cores: Option<u32>,
 }
 
 impl Slices {
-    /// Memory in MiB and hundredths of compute of a container that asks for those.
+    /// Memory in MiB and percent of compute of a container that asks for those.
     fn share(row: &Row, container: &Container) -> Result<Option<Share>, RequestError> {
         let refused = |role, problem: &str| {
             let name = row.resource(role).unwrap_or_default();
@@ -238,15 +240,20 @@ impl Slices {
         Ok((memory_mib.is_some() || cores.is_some()).then_some(share))
     }
 
-    fn read(row: &Row, node: &Node, text: &str) -> Result<Vec<Device>, String> {
+    fn read(row: &Row, node: &Node, text: &str) -> Result<Vec<Device>, Problem> {
+        let broken = |problem: String| Problem {
+            key: CAPACITY.to_owned(),
+            problem,
+        };
         let said: Option<Capacity> =
-            serde_json::from_str(text).map_err(|error| format!("no capacity: {error}"))?;
+            serde_json::from_str(text).map_err(|error| broken(format!("no capacity: {error}")))?;
         let said = said.unwrap_or_default();
         let sized: Vec<(&str, u32, u32)> = (said.profiles.keys())
             .filter_map(|name| sizes(name).map(|(slices, gb)| (name.as_str(), slices, gb)))
             .collect();
         let Some(most_slices) = sized.iter().map(|(_, slices, _)| *slices).max() else {
-            return Err("names no profile such as 3g.24gb that a card can be cut into".to_owned());
+            let why = "names no profile such as 3g.24gb that a card can be cut into";
+            return Err(broken(why.to_owned()));
         };
         let most_gb = sized.iter().map(|(_, _, gb)| *gb).max().unwrap_or(0);
         let mib = |gb: u32| u64::from(gb) * 1024 * MIB;
@@ -266,11 +273,11 @@ impl Slices {
         for (at, card) in said.devices.iter().enumerate() {
             let capacity = card.capacity.text();
             let Some(slots) = capacity.parse().ok().filter(|slots| *slots > 0) else {
-                return Err(format!(
+                return Err(broken(format!(
                     "card {} has a capacity of {:?}; write how many slices it has",
                     shortened(&card.index.text()),
                     shortened(&capacity)
-                ));
+                )));
             };
             let position = u32::try_from(at).unwrap_or(u32::MAX);
             let index = card.index.text().parse().unwrap_or(position);
@@ -324,12 +331,7 @@ impl Family for Slices {
 
     fn devices(&self, row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
         match register::annotation(node, CAPACITY) {
-            Some(text) if !general::is_gone(row, node) => {
-                Self::read(row, node, text).map_err(|problem| Problem {
-                    key: CAPACITY.to_owned(),
-                    problem,
-                })
-            }
+            Some(text) if !general::is_gone(row, node) => Self::read(row, node, text),
             _ => Ok(Vec::new()),
         }
     }
@@ -369,12 +371,12 @@ impl Family for Slices {
                 },
             );
         }
-        // Texts, numbers and truth values under texts as keys: nothing that JSON has no form for.
+        // Serialisation cannot fail: the value has only texts, numbers and booleans, with texts as keys.
         let text = serde_json::to_string(&assigned).unwrap_or_default();
         into.insert(CONTAINERS.to_owned(), text);
     }
 
-    /// The allocation says memory and compute; how many slices stands beside it.
+    /// The allocation has memory and compute; the number of slices is in another annotation.
     fn granted(&self, row: &Row, pod: &Pod) -> Result<Option<Vec<Granted>>, AllocationError> {
         let Some(mut granted) = general::granted(row, pod)? else {
             return Ok(None);
@@ -414,7 +416,7 @@ impl Family for Slices {
                 shares.into_iter().flatten().collect()
             }
         };
-        // The plugin reads either, so both say the same.
+        // The plugin reads one of the two, so both have the same value.
         for name in named {
             let needs = &container.resources;
             match (needs.limits.get(name), needs.requests.get(name)) {

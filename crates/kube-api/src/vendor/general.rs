@@ -1,4 +1,5 @@
-//! What holds for every vendor whose row says nothing else: units, encodings, selections. Never knows a vendor by name.
+//! The rules for every vendor whose family does not override them: units, encodings, selections. Knows no vendor by
+//! name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +13,8 @@ use crate::quantity::MIB;
 use crate::register::{self, Problem};
 use crate::slots::{self, AllocationError, Slot};
 
-/// How many cards the container asks for; none when it asks for none. 0 and less ask for none, as in the reference.
+/// The number of devices that the container asks for; none if it asks for none. 0 and less ask for none, as in the
+/// reference.
 pub(crate) fn count(row: &Row, container: &Container) -> Result<Option<u32>, RequestError> {
     let resource = row.resource(Role::Count);
     match fields::whole(container, resource)? {
@@ -28,7 +30,7 @@ pub(crate) fn count(row: &Row, container: &Container) -> Result<Option<u32>, Req
     }
 }
 
-/// What the container asks for: its count, memory, hundredths of memory and cores, else the row's defaults.
+/// The container's ask: its count, memory, percentage of memory and cores, else the row's defaults.
 pub(crate) fn ask(
     row: &Row,
     container: &Container,
@@ -46,7 +48,7 @@ pub(crate) fn ask(
     Ok(Some(ask))
 }
 
-/// Memory on each card: an amount goes before a percentage, and 0 says nothing.
+/// Memory on each device: an amount wins over a percentage, and 0 counts as unset.
 pub(crate) fn memory(row: &Row, container: &Container) -> Result<Memory, RequestError> {
     let mib = fields::mebibytes(container, row.resource(Role::Memory), row.memory_unit_mib)?;
     if let Some(mib) = mib
@@ -68,7 +70,7 @@ pub(crate) fn memory(row: &Row, container: &Container) -> Result<Memory, Request
     })
 }
 
-/// Compute on each card; below 0 is 0.
+/// Compute on each device; below 0 counts as 0.
 pub(crate) fn cores(row: &Row, container: &Container) -> Result<u32, RequestError> {
     let cores = match fields::whole(container, row.resource(Role::Cores))? {
         Some(cores) => u32::try_from(cores.clamp(0, i64::from(u32::MAX))).unwrap_or(u32::MAX),
@@ -80,7 +82,7 @@ pub(crate) fn cores(row: &Row, container: &Container) -> Result<u32, RequestErro
     })
 }
 
-/// Which cards the pod's annotations let through.
+/// The devices that the pod's annotations allow.
 pub(crate) fn select(row: &Row, pod: &Pod) -> Selection {
     Selection {
         use_types: fields::listed(pod, &row.keys.use_types),
@@ -91,14 +93,15 @@ pub(crate) fn select(row: &Row, pod: &Pod) -> Selection {
     }
 }
 
-/// Whether the node says that it has none of this vendor's resource, though it may still carry the annotation.
+/// Whether the node has none of this vendor's resource, although it may still have the annotation.
 pub(crate) fn is_gone(row: &Row, node: &Node) -> bool {
     let allocatable = row
         .resource(Role::Count)
         .and_then(|resource| node.status.allocatable.get(resource));
     match allocatable {
         Some(quantity) => quantity.parse().is_ok_and(|amount| amount.is_zero()),
-        // HAMi stamps a node, and gives it up if no agent answers and the kubelet offers nothing.
+        // HAMi writes a timestamp to a node, and gives the node up if no agent answers and the kubelet offers
+        // nothing.
         None => row
             .keys
             .handshake
@@ -108,14 +111,14 @@ pub(crate) fn is_gone(row: &Row, node: &Node) -> bool {
     }
 }
 
-/// Whether the text is the stamp that HAMi's scheduler writes to a node to see whether an agent answers. The time is in its
-/// own clock and zone, so it only has to parse; any other text counts as an answer in HAMi.
+/// Whether the text is the timestamp that HAMi's scheduler writes to a node to see whether an agent answers. The time
+/// is in its own clock and zone, so it only has to parse; any other text counts as an answer in HAMi.
 fn is_stamp(text: &str) -> bool {
     text.strip_prefix("Requesting_")
         .is_some_and(|time| DateTime::strptime("%Y-%m-%d %H:%M:%S", time).is_ok())
 }
 
-/// The cards under the row's register annotation.
+/// The devices in the row's register annotation.
 pub(crate) fn devices(row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
     Ok(registered(row, node)?
         .iter()
@@ -123,7 +126,7 @@ pub(crate) fn devices(row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
         .collect())
 }
 
-/// The lines of the row's register annotation; none where the vendor's agent is gone.
+/// The entries of the row's register annotation; none if the vendor's agent is gone.
 pub(crate) fn registered(row: &Row, node: &Node) -> Result<Vec<register::Registered>, Problem> {
     let Some(key) = row.keys.register.as_deref() else {
         return Ok(Vec::new());
@@ -140,7 +143,7 @@ pub(crate) fn registered(row: &Row, node: &Node) -> Result<Vec<register::Registe
     })
 }
 
-/// The scores under the row's score annotation.
+/// The scores in the row's score annotation.
 pub(crate) fn pairs(row: &Row, node: &Node) -> Result<Vec<PairScore>, Problem> {
     let Some(key) = row.keys.score.as_deref() else {
         return Ok(Vec::new());
@@ -164,7 +167,7 @@ pub(crate) fn annotate(row: &Row, writing: &Writing<'_>, into: &mut BTreeMap<Str
     }
 }
 
-/// What each container got of this vendor, as it is written.
+/// Each container's shares of this vendor's devices, in the written form.
 pub(crate) fn slots(row: &Row, writing: &Writing<'_>) -> Vec<Vec<Slot>> {
     writing
         .placement
@@ -186,7 +189,7 @@ pub(crate) fn slots(row: &Row, writing: &Writing<'_>) -> Vec<Vec<Slot>> {
         .collect()
 }
 
-/// The text of what the pod got and the key that it stands under: what is allocated, else what is to be.
+/// The text of the pod's allocation and its key: the allocated one, else the one to be allocated.
 pub(crate) fn allocation_text<'a>(row: &'a Row, pod: &'a Pod) -> Option<(&'a str, &'a str)> {
     let annotations = pod.metadata.annotations.as_ref()?;
     let keys = &row.keys;
@@ -197,7 +200,7 @@ pub(crate) fn allocation_text<'a>(row: &'a Row, pod: &'a Pod) -> Option<(&'a str
         .find_map(|key| Some((key.as_str(), annotations.get(key)?.as_str())))
 }
 
-/// What the pod got, by the row's keys.
+/// The pod's allocation, by the row's keys.
 pub(crate) fn granted(row: &Row, pod: &Pod) -> Result<Option<Vec<Granted>>, AllocationError> {
     let Some((key, text)) = allocation_text(row, pod) else {
         return Ok(None);
@@ -209,8 +212,9 @@ pub(crate) fn granted(row: &Row, pod: &Pod) -> Result<Option<Vec<Granted>>, Allo
     Ok(Some(by_container(row, pod, &slots)))
 }
 
-/// Gives each list of slots its container. Where there are fewer than containers, but as many as containers that ask
-/// for this vendor, the writer has lost the empty ones (HAMi v2.10 does), and they belong to those that ask.
+/// Assigns each list of slots to its container. If there are fewer lists than containers, but as many as containers
+/// that ask for this vendor, the writer has omitted the empty lists (HAMi v2.10 does), and they belong to those that
+/// ask.
 pub(crate) fn by_container(row: &Row, pod: &Pod, slots: &[Vec<Slot>]) -> Vec<Granted> {
     let containers: Vec<(&Container, Kind)> = fields::in_order(pod).collect();
     let places = places(row, &containers, slots.len());
@@ -236,7 +240,7 @@ pub(crate) fn by_container(row: &Row, pod: &Pod, slots: &[Vec<Slot>]) -> Vec<Gra
     granted
 }
 
-/// Which container each of so many lists belongs to.
+/// The container of each of `lists` lists.
 pub(crate) fn places(row: &Row, containers: &[(&Container, Kind)], lists: usize) -> Vec<usize> {
     if lists < containers.len() {
         let asking: Vec<usize> = containers
@@ -252,7 +256,7 @@ pub(crate) fn places(row: &Row, containers: &[(&Container, Kind)], lists: usize)
     (0..lists).collect()
 }
 
-/// Whether the container names any of the vendor's resources with more than 0.
+/// Whether the container asks for more than 0 of any of the vendor's resources.
 fn asks(row: &Row, container: &Container) -> bool {
     row.resources.iter().any(|(role, name)| {
         *role != Role::Priority

@@ -1,4 +1,4 @@
-//! Hygon: as the row says it.
+//! Hygon: entirely described by its row.
 
 use super::{Keys, Plain, Role, Row, RowDefaults};
 use crate::config::{ConfigError, DeviceConfig};

@@ -7,9 +7,9 @@ use crate::object::{Container, Pod};
 
 /// MiB in one unit of the memory resource.
 const UNIT_MIB: u64 = 256;
-/// Compute of a card, in hundredths.
+/// Compute of a device, in percent.
 const CARD_CORES: u32 = 100;
-/// Name of the container, for the vendor's library, which reads it under this name.
+/// Name of the container, for the vendor's library, which reads it under this (misspelled) name.
 const CONTAINER_NAME: &str = "SOL_CONTINER_NAME";
 
 pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
@@ -55,7 +55,7 @@ impl Family for Cards {
         let Some(count) = fields::whole(container, row.resource(Role::Count))? else {
             return Ok(edits);
         };
-        // The plugin takes several cards for whole ones.
+        // The plugin treats several devices as whole ones.
         if count > 1
             && let Some(cores) = row.resource(Role::Cores)
         {

@@ -1,4 +1,5 @@
-//! Kunlunxin: whole cards told from the node's capacity, and halves and quarters of cards, both in two wings of four.
+//! Kunlunxin: whole devices derived from the node's capacity, and halves and quarters of devices, both in two wings
+//! of four.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +12,11 @@ use crate::object::{Container, Node, Pod};
 use crate::quantity::MIB;
 use crate::register::Problem;
 
-/// Memory of a card, in MiB.
+/// Memory of a device, in MiB.
 const CARD_MIB: u64 = 98_304;
-/// Memory that a share can have, in MiB.
+/// The possible amounts of memory of a share, in MiB.
 const SHARES_MIB: [u64; 3] = [CARD_MIB / 4, CARD_MIB / 2, CARD_MIB];
-/// On the pod, for the plugin: positions of the cards.
+/// On the pod, for the plugin: positions of the devices.
 const INDEX: &str = "BAIDU_COM_DEVICE_IDX";
 
 pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
@@ -105,7 +106,7 @@ impl Family for Whole {
 struct Shares;
 
 impl Shares {
-    /// The smallest share that has so much memory; a whole card where none has.
+    /// The smallest share with this much memory; a whole device if no share is large enough.
     fn rounded(mib: u64) -> u64 {
         (SHARES_MIB.into_iter())
             .find(|share| mib <= *share)
@@ -132,7 +133,7 @@ impl Family for Shares {
         let cores = u32::try_from(mib * 100 / CARD_MIB).unwrap_or(100);
         ask.compute = Compute::Units(cores);
         ask.arrange = Arrange::Wings;
-        // A card is cut into shares of one size.
+        // A device is divided into shares of one size.
         ask.even = true;
         ask.sizes = SHARES_MIB.map(|mib| mib * MIB).to_vec();
         Ok(Some(ask))

@@ -1,5 +1,5 @@
-//! MetaX: whole cards told from the node's capacity, for which the node says itself how good a choice is; and shares of
-//! cards, kept apart by quality of service and by class of application.
+//! MetaX: whole devices derived from the node's capacity, for which the node itself rates each choice; and shares of
+//! devices, kept apart by quality of service and by class of application.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,37 +16,37 @@ use crate::quantity::MIB;
 use crate::register::{self, Problem};
 use crate::slots::AllocationError;
 
-/// Memory of a whole card as the reference counts it, in MiB.
+/// Memory of a whole device as the reference counts it, in MiB.
 const WHOLE_MIB: u64 = 65_536;
-/// All compute of a card.
+/// All compute of a device.
 const CARD_CORES: u32 = 100;
 
-/// On the node: by the number of cards, how much worse the others reach each other then.
+/// On the node: by the number of devices, how much worse the others are then connected.
 const LOSSES: &str = "metax-tech.com/gpu.topology.losses";
-/// On the node: by the number of cards, how well the best so many reach each other.
+/// On the node: by the number of devices, how well the best set of that many is connected.
 const SCORES: &str = "metax-tech.com/gpu.topology.scores";
-/// On the node: its cards, for shares.
+/// On the node: its devices, for shares.
 const REGISTER: &str = "metax-tech.com/node-gpu-devices";
-/// On the pod, for the plugin: what each container gets.
+/// On the pod, for the plugin: the shares of each container.
 const DEVICES: &str = "metax-tech.com/gpu-devices-allocated";
-/// On the pod, for the plugin: when it was chosen, in nanoseconds.
+/// On the pod, for the plugin: when they were chosen, in nanoseconds.
 const TIME: &str = "metax-tech.com/predicate-time";
-/// On the pod, by the user: how its share of compute is kept.
+/// On the pod, by the user: how its share of compute is enforced.
 const QOS: &str = "metax-tech.com/sgpu-qos-policy";
-/// On the pod, by the user: whether it goes before others, or gives way.
+/// On the pod, by the user: whether it takes precedence over others, or yields to them.
 const APP_CLASS: &str = "metax-tech.com/sgpu-app-class";
-/// On the pod, by the user: whether nodes are compared by how well its whole cards reach each other.
+/// On the pod, by the user: whether nodes are compared by how well their whole devices are connected.
 const TOPOLOGY: &str = "metax-tech.com/sgpu-topology-aware";
 
-/// Compute as there is.
+/// Any compute that is free.
 const BEST_EFFORT: &str = "best-effort";
-/// What [`QOS`] can say.
+/// The values of [`QOS`].
 const POLICIES: [&str; 3] = [BEST_EFFORT, "fixed-share", "burst-share"];
-/// Goes before others.
+/// Takes precedence over others.
 const ONLINE: &str = "online";
-/// Gives way while an online pod runs.
+/// Yields while an online pod runs.
 const OFFLINE: &str = "offline";
-/// Class of a pod that has a card to itself.
+/// Class of a pod that has a device to itself.
 const EXCLUSIVE: &str = "exclusive";
 
 pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
@@ -127,8 +127,8 @@ impl Family for Whole {
     }
 }
 
-/// What the node says of taking so many of its cards. Figures that cannot be read are as good as none: they only
-/// choose between nodes.
+/// The node's appraisal of taking several of its devices. An unreadable appraisal counts as none, because it only
+/// affects the choice between nodes.
 fn appraisal(node: &Node) -> Option<Appraisal> {
     let figures = |key: &str| -> BTreeMap<u32, i32> {
         register::annotation(node, key)
@@ -144,11 +144,11 @@ fn appraisal(node: &Node) -> Option<Appraisal> {
 
 #[derive(Debug)]
 struct Shares {
-    /// Whether nodes are compared by how well whole cards reach each other, where the pod does not say.
+    /// Whether nodes are compared by how well whole devices are connected, if the pod does not say.
     weigh: bool,
 }
 
-/// A card as its node reports it.
+/// A device as its node reports it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Reported {
@@ -160,11 +160,11 @@ struct Reported {
     total_vram: u32,
     numa: u32,
     healthy: bool,
-    /// Cards of one zone reach each other directly; 0 is none.
+    /// Devices of one zone are connected directly; 0 means no zone.
     link_zone: u32,
 }
 
-/// What a container gets of a card, as the plugin reads it.
+/// A container's share of a device, as the plugin reads it.
 #[derive(Debug, Serialize)]
 struct Assigned<'a> {
     uuid: &'a str,
@@ -180,8 +180,8 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl Shares {
-    /// Of which class a container with so much compute is. Online pods lie with online and offline ones, offline pods
-    /// with those of their policy, all others with those of their policy.
+    /// The class of a container with this much compute. Online pods share a device with online and offline ones,
+    /// offline pods with those of their policy, all others with those of their policy.
     fn company(pod: &Pod, cores: u32) -> Company {
         let policy = fields::annotation(pod, QOS).unwrap_or(BEST_EFFORT);
         let offline = |policy: &str| -> Arc<str> { format!("{OFFLINE} {policy}").into() };
@@ -202,7 +202,7 @@ impl Shares {
         fields::annotation(pod, APP_CLASS) == Some(ONLINE)
     }
 
-    /// Memory on each card: a number counts GiB, one with letters bytes.
+    /// Memory on each device: a plain number counts GiB, one with a suffix bytes.
     fn memory(row: &Row, container: &Container) -> Result<Memory, RequestError> {
         let resource = row.resource(Role::Memory);
         let amount = fields::amount(container, resource)?;
@@ -238,7 +238,7 @@ impl Family for Shares {
         let by_user = fields::annotation(pod, TOPOLOGY).and_then(fields::truth);
         ask.compute = Compute::Units(cores);
         if Self::is_online(pod) {
-            // What runs there gives way, so nothing has to be free.
+            // The pods there yield, so nothing has to be free.
             ask.compute = Compute::Unchecked;
             ask.arrange = Arrange::Apart;
         } else if cores >= CARD_CORES && fields::annotation(pod, APP_CLASS).is_none() {
@@ -295,7 +295,7 @@ impl Family for Shares {
                     .collect()
             })
             .collect();
-        // Texts and numbers: nothing that JSON has no form for.
+        // Serialisation cannot fail: the value has only texts and numbers.
         let text = serde_json::to_string(&containers).unwrap_or_default();
         into.insert(DEVICES.to_owned(), text);
         capacity::stamp(writing, TIME, into);

@@ -1,5 +1,5 @@
-//! The vendors: one row for each in a table, and code only for what a row cannot say. A family is one file; what all
-//! families share is in `general`. Never decides which card a pod gets.
+//! The vendors: a table with one row for each, and code only where a row is not enough. A family is one file;
+//! `general` has what all families share. Does not decide which device a pod gets.
 
 mod amd;
 mod ascend;
@@ -33,7 +33,7 @@ use crate::quantity::shortened;
 use crate::register::Problem;
 use crate::slots::AllocationError;
 
-/// Which vendors are looked at besides those that always are.
+/// The vendors that are enabled in addition to those that always are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Switches {
     /// Huawei Ascend.
@@ -47,112 +47,113 @@ pub struct Switches {
 pub struct Vendors {
     config: DeviceConfig,
     rows: Vec<Row>,
-    /// Place of the row, and what the resource says, by the resource's name.
+    /// The row's index, and the resource's role, by the resource's name.
     by_resource: HashMap<String, (usize, Role)>,
     /// See [`Vendors::allocation_keys`].
     allocation_keys: Vec<String>,
-    /// How requests of hcs.io are read, where they are.
+    /// The rules for reading requests of hcs.io, if they are read.
     hcs: Option<Rules>,
 }
 
-/// What a resource of a vendor says.
+/// The role of a vendor's resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// How many cards, or shares of cards.
+    /// The number of devices, or of shares of devices.
     Count,
     /// Memory on each.
     Memory,
-    /// Memory on each, in hundredths of the card.
+    /// Memory on each, in percent of the device's.
     MemoryPercent,
     /// Compute on each.
     Cores,
-    /// Priority of the task on the card.
+    /// Priority of the task on the device.
     Priority,
 }
 
 /// One vendor.
 #[derive(Debug)]
 pub struct Row {
-    /// The word under which the engine and the annotations know it (`NVIDIA`, `DCU`, `Ascend910B3`).
+    /// The word for it in the engine and the annotations (`NVIDIA`, `DCU`, `Ascend910B3`).
     pub word: String,
-    /// Names of its resources, each with what it says; a role that the vendor does not have is absent.
+    /// The names of its resources, each with its role; a role that the vendor does not have is absent.
     pub resources: Vec<(Role, String)>,
-    /// How many MiB one unit of the memory resource is, where it is written without a binary suffix.
+    /// The number of MiB in one unit of the memory resource, if it is written without a binary suffix.
     pub memory_unit_mib: u64,
-    /// What is taken where a container says nothing.
+    /// The defaults for a container that asks for nothing else.
     pub defaults: RowDefaults,
     /// Names of its annotations.
     pub keys: Keys,
-    /// What only this family does.
+    /// The behaviour of this family.
     family: Box<dyn Family>,
 }
 
-/// What is taken where a container asks for a vendor's cards and says nothing else.
+/// The defaults for a container that asks for a vendor's devices and nothing else.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RowDefaults {
-    /// Memory in MiB; 0 is the whole card.
+    /// Memory in MiB; 0 is the whole device.
     pub memory_mib: u64,
     /// Compute in the vendor's unit.
     pub cores: u32,
-    /// Most compute of one card in the vendor's unit, to which more is cut; 0 cuts nothing.
+    /// The most compute of one device in the vendor's unit. More is cut to it; 0 cuts nothing.
     pub most_cores: u32,
 }
 
 /// Names of a vendor's annotations. A vendor that lacks one has `None`, or an empty list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Keys {
-    /// On the node: its cards, in colon or JSON form. `None`: they are told from the node's capacity, or otherwise.
+    /// On the node: its devices, in colon or JSON form. `None`: they are derived from the node's capacity, or
+    /// otherwise.
     pub register: Option<String>,
-    /// On the node: how well cards reach each other.
+    /// On the node: how well devices are connected.
     pub score: Option<String>,
-    /// On the node: sign of life of the vendor's agent.
+    /// On the node: heartbeat of the vendor's agent.
     pub handshake: Option<String>,
-    /// On the node: what else the family's `devices` reads.
+    /// On the node: other keys that the family's `devices` reads.
     pub also_read: Vec<String>,
-    /// On the pod: what the agent still has to hand out.
+    /// On the pod: the part of the allocation that the agent still has to give to containers.
     pub to_allocate: Option<String>,
-    /// On the pod: what the pod got.
+    /// On the pod: its allocation.
     pub allocated: Option<String>,
-    /// On the pod: further keys under which the allocation is written, word for word.
+    /// On the pod: further keys with an exact copy of the allocation.
     pub copies: Vec<String>,
-    /// On the pod: what else only the scheduler and the agents write.
+    /// On the pod: other keys that only the scheduler and the agents write.
     pub also_written: Vec<String>,
-    /// On the pod, by the user: only cards of these identifiers.
+    /// On the pod, by the user: only devices with these identifiers.
     pub use_ids: Vec<String>,
-    /// On the pod, by the user: no cards of these identifiers.
+    /// On the pod, by the user: no devices with these identifiers.
     pub nouse_ids: Vec<String>,
-    /// On the pod, by the user: only cards of these models.
+    /// On the pod, by the user: only devices of these models.
     pub use_types: Vec<String>,
-    /// On the pod, by the user: no cards of these models.
+    /// On the pod, by the user: no devices of these models.
     pub nouse_types: Vec<String>,
 }
 
-/// What admission changes of a container for its vendor's sake.
+/// Admission's changes of a container for its vendor.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Edits {
-    /// Limits to set, by resource name. Where the container has the name under `requests`, it is set there too.
+    /// Limits to set, by resource name. If the container has the name under `requests`, it is set there too.
     pub limits: BTreeMap<String, String>,
     /// Requests to set, by resource name.
     pub requests: BTreeMap<String, String>,
-    /// Environment to add, where the name is not there yet.
+    /// Environment variables to add, unless they exist.
     pub env: Vec<(String, String)>,
-    /// Annotations of the pod to add, where the key is not there yet.
+    /// Annotations of the pod to add, unless they exist.
     pub annotations: BTreeMap<String, String>,
-    /// Runtime class of the pod, where it has none.
+    /// Runtime class of the pod, unless it has one.
     pub runtime_class: Option<String>,
-    /// Command to run in the container once it has started, where it has none.
+    /// Command to run in the container after its start, unless it has one.
     pub post_start: Vec<String>,
 }
 
-/// A container that cannot be admitted: which field, and what to write instead.
+/// A container that cannot be admitted: the field, and what to write instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("container {container}: {field}: {problem}")]
 pub struct Rejection {
     /// Name of the container.
     pub container: String,
-    /// Which field or resource (`resources.limits[nvidia.com/gpumem-percentage]`).
+    /// The field or resource (`resources.limits[nvidia.com/gpumem-percentage]`).
     pub field: String,
-    /// What was read, what is accepted, and what to do.
+    /// The value that was read, the values that are accepted, and what to do.
     pub problem: String,
 }
 
@@ -181,23 +182,23 @@ impl From<RequestError> for Rejection {
     }
 }
 
-/// What is being written to a pod.
+/// The input for a pod's annotations.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Writing<'a> {
-    /// The pod that gets it.
+    /// The pod.
     pub(crate) pod: &'a Pod,
-    /// What it got.
+    /// Its placement.
     pub(crate) placement: &'a Placement,
-    /// Where that lies.
+    /// Its node.
     pub(crate) node: Option<NodeView<'a>>,
-    /// When, since 1970.
+    /// The present time, since 1970.
     pub(crate) unix_nanoseconds: u64,
 }
 
-/// What a family of vendors does otherwise than `general`. Each method has the general rule as its default, and a
-/// family that only adds to it calls `general` and goes on from there.
+/// The behaviour of a family of vendors that differs from `general`. Each method's default is the general rule, and a
+/// family that only adds to it calls `general` first.
 pub(crate) trait Family: fmt::Debug + Send + Sync {
-    /// What the container asks for.
+    /// The container's ask.
     fn ask(
         &self,
         row: &Row,
@@ -208,41 +209,41 @@ pub(crate) trait Family: fmt::Debug + Send + Sync {
         general::ask(row, container, pod, rules)
     }
 
-    /// The cards of the node.
+    /// The devices of the node.
     fn devices(&self, row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
         general::devices(row, node)
     }
 
-    /// How well the cards of the node reach each other.
+    /// How well the devices of the node are connected.
     fn pairs(&self, row: &Row, node: &Node) -> Result<Vec<PairScore>, Problem> {
         general::pairs(row, node)
     }
 
-    /// Adds what says to the agent and to the next start of the scheduler what the pod got. Is called only where the
-    /// pod got something of this vendor.
+    /// Adds the annotations that tell the agent, and the scheduler after a restart, what the pod got. Only called if
+    /// the pod got something of this vendor.
     fn annotate(&self, row: &Row, writing: &Writing<'_>, into: &mut BTreeMap<String, String>) {
         general::annotate(row, writing, into);
     }
 
-    /// Second field of an allocation.
+    /// The second field of an allocation.
     fn type_field(&self, row: &Row, grant: &Grant, node: Option<NodeView<'_>>) -> String {
         let _ = (grant, node);
         row.word.clone()
     }
 
-    /// What the pod got, by container, init containers first.
+    /// The pod's allocation, by container, init containers first.
     fn granted(&self, row: &Row, pod: &Pod) -> Result<Option<Vec<Granted>>, AllocationError> {
         general::granted(row, pod)
     }
 
-    /// What admission changes of a container, whether it asks for this vendor or not.
+    /// Admission's changes of a container, whether it asks for this vendor or not.
     fn admit(&self, row: &Row, container: &Container, pod: &Pod) -> Result<Edits, Rejection> {
         let _ = pod;
         general::admit(row, container)
     }
 }
 
-/// The family of a row that says it all.
+/// The family of a row without special behaviour.
 #[derive(Debug)]
 pub(crate) struct Plain;
 
@@ -253,7 +254,7 @@ impl Vendors {
     ///
     /// # Errors
     ///
-    /// When two vendors claim one resource name or one word, or a template cannot be used.
+    /// Two vendors claim the same resource name or word, or a template cannot be used.
     pub fn new(config: DeviceConfig, switches: Switches) -> Result<Self, ConfigError> {
         let mut rows = Vec::new();
         rows.extend(nvidia::rows(&config)?);
@@ -344,17 +345,17 @@ impl Vendors {
         })
     }
 
-    /// The configuration that it was made of.
+    /// The configuration that it was made from.
     pub fn config(&self) -> &DeviceConfig {
         &self.config
     }
 
-    /// How requests of hcs.io are read; none where they are not.
+    /// The rules for reading requests of hcs.io; none if they are not read.
     pub fn hcs(&self) -> Option<&Rules> {
         self.hcs.as_ref()
     }
 
-    /// The scheduler of pods that take devices of several vendors, where it is another one than that of the others.
+    /// The scheduler of pods that accept devices of several vendors, if it differs from that of other pods.
     pub fn any_vendor_scheduler(&self) -> Option<&str> {
         let name = self.hcs.as_ref()?.config.any_vendor_scheduler.as_str();
         Some(name).filter(|name| !name.is_empty())
@@ -384,13 +385,13 @@ impl Vendors {
         places.into_iter().filter_map(|at| self.rows.get(at))
     }
 
-    /// Whose resource this is, and what it says.
+    /// The vendor of this resource, and the resource's role.
     pub fn of_resource(&self, name: &str) -> Option<(&Row, Role)> {
         let (at, role) = self.by_resource.get(name)?;
         Some((self.rows.get(*at)?, *role))
     }
 
-    /// Every resource name, with its vendor and what it says.
+    /// Every resource name, with its vendor and role.
     pub fn resources(&self) -> impl Iterator<Item = (&str, &Row, Role)> {
         self.rows.iter().flat_map(|row| {
             row.resources
@@ -405,8 +406,8 @@ impl Vendors {
     }
 }
 
-/// Whether Kubernetes takes this for the name of a resource that it does not know itself. `cpu` would make every pod of
-/// the cluster ours.
+/// Whether Kubernetes treats this as the name of an extended resource. A name such as `cpu` would make every pod of the
+/// cluster ours.
 fn is_extended(name: &str) -> bool {
     let letters = |word: &str, more: &[char]| {
         let plain = |letter: char| letter.is_ascii_alphanumeric();
@@ -426,7 +427,7 @@ fn is_extended(name: &str) -> bool {
 }
 
 impl Row {
-    /// Name of the resource that says this; none when the vendor has none.
+    /// Name of the resource with this role; none if the vendor has none.
     pub fn resource(&self, role: Role) -> Option<&str> {
         self.resources
             .iter()
@@ -434,7 +435,7 @@ impl Row {
             .map(|(_, name)| name.as_str())
     }
 
-    /// What the container asks of this vendor; none when it asks for nothing of it.
+    /// The container's ask to this vendor; none if it asks for nothing of it.
     pub(crate) fn ask(
         &self,
         container: &Container,
@@ -444,36 +445,36 @@ impl Row {
         self.family.ask(self, container, pod, rules)
     }
 
-    /// The vendor's devices on the node; none where the node does not report any.
+    /// The vendor's devices on the node; none if the node reports none.
     pub(crate) fn devices(&self, node: &Node) -> Result<Vec<Device>, Problem> {
         self.family.devices(self, node)
     }
 
-    /// How well the vendor's devices on the node reach each other.
+    /// How well the vendor's devices on the node are connected.
     pub(crate) fn pairs(&self, node: &Node) -> Result<Vec<PairScore>, Problem> {
         self.family.pairs(self, node)
     }
 
-    /// Adds the annotations that say what the pod got of this vendor.
+    /// Adds the annotations of the pod's allocation of this vendor.
     pub(crate) fn annotate(&self, writing: &Writing<'_>, into: &mut BTreeMap<String, String>) {
         self.family.annotate(self, writing, into);
     }
 
-    /// Second field of an allocation.
+    /// The second field of an allocation.
     pub(crate) fn type_field(&self, grant: &Grant, node: Option<NodeView<'_>>) -> String {
         self.family.type_field(self, grant, node)
     }
 
-    /// What the pod's annotations say that it got of this vendor, by container (init containers first).
+    /// The pod's allocation of this vendor by its annotations, by container (init containers first).
     pub(crate) fn granted(&self, pod: &Pod) -> Result<Option<Vec<Granted>>, AllocationError> {
         self.family.granted(self, pod)
     }
 
-    /// What admission changes of this container.
+    /// Admission's changes of this container.
     ///
     /// # Errors
     ///
-    /// When what it asks for cannot be given in any cluster.
+    /// The request cannot be met in any cluster.
     pub fn admit(&self, container: &Container, pod: &Pod) -> Result<Edits, Rejection> {
         self.family.admit(self, container, pod)
     }

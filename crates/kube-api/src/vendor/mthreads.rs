@@ -1,4 +1,5 @@
-//! Moore Threads: sixteenths of cards told from the node's capacity; the amounts are those of all cards together.
+//! Moore Threads: sixteenths of devices derived from the node's capacity; the amounts are those of all devices
+//! together.
 
 use std::collections::BTreeMap;
 
@@ -14,22 +15,22 @@ use crate::register::Problem;
 
 /// MiB in one unit of the memory resource.
 const UNIT_MIB: u64 = 512;
-/// Units of memory of one card.
+/// Units of memory of one device.
 const CARD_MEMORY: i64 = 96;
-/// Compute of a card, in sixteenths.
+/// Compute of a device, in sixteenths.
 const CARD_CORES: u32 = 16;
-/// How many containers share a card.
+/// The number of containers that share a device.
 const SLOTS: u32 = 100;
-/// Units of memory that one card can be shared by.
+/// The possible units of memory of a share of one device.
 const SHARES: [u64; 7] = [2, 4, 8, 16, 32, 64, 96];
 
-/// On the pod, for the plugin: positions of the cards.
+/// On the pod, for the plugin: positions of the devices.
 const INDEX: &str = "mthreads.com/gpu-index";
 /// On the pod, for the plugin: the node.
 const NODE: &str = "mthreads.com/predicate-node";
-/// On the pod, for the plugin: when it was chosen, in nanoseconds.
+/// On the pod, for the plugin: when they were chosen, in nanoseconds.
 const TIME: &str = "mthreads.com/predicate-time";
-/// On the pod: how many cards a container with several asks for.
+/// On the pod: the number of devices that a container with several asks for.
 const REQUESTED: &str = "mthreads.com/request-gpu-num";
 
 pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
@@ -80,12 +81,12 @@ impl Family for Cards {
         if count == 1 {
             ask.sizes = SHARES.map(|units| units * UNIT_MIB * MIB).to_vec();
         }
-        // The plugin is told the cards of the pod, not those of each container.
+        // The plugin learns the devices of the pod, not those of each container.
         ask.together = true;
         Ok(Some(ask))
     }
 
-    /// The node counts sixteenths of cards, and memory over all of them.
+    /// The node counts sixteenths of devices, and memory over all of them.
     fn devices(&self, row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
         let cores = capacity::of(node, row.resource(Role::Cores));
         let memory = capacity::of(node, row.resource(Role::Memory));

@@ -1,4 +1,5 @@
-//! NVIDIA: NUMA binding, card modes, MIG instances, cordoned cards, priority and the compute policy's environment.
+//! NVIDIA: NUMA binding, sharing modes, MIG instances, cordoned devices, priority and the compute policy's
+//! environment.
 
 use std::collections::BTreeMap;
 
@@ -81,7 +82,7 @@ impl Family for Cards {
         let Some(mut ask) = general::ask(row, container, pod, rules)? else {
             return Ok(None);
         };
-        // A word that is no truth value is false, as in the reference.
+        // A word that is not a boolean counts as false, as in the reference.
         ask.numa_bind =
             fields::annotation(pod, keys::NUMA_BIND).and_then(fields::truth) == Some(true);
         ask.select.mode = fields::annotation(pod, keys::VGPU_MODE).map(str::to_owned);
@@ -103,7 +104,7 @@ impl Family for Cards {
     fn annotate(&self, row: &Row, writing: &Writing<'_>, into: &mut BTreeMap<String, String>) {
         general::annotate(row, writing, into);
         let instances = slots::encode_instances(&row.word, writing.placement);
-        // A list from an earlier choice must not outlive it.
+        // A list from an earlier placement must not survive.
         let stale = fields::annotation(writing.pod, keys::MIG_ALLOCATIONS).is_some();
         if instances.is_some() || stale {
             into.insert(
@@ -203,8 +204,8 @@ impl Family for Cards {
     }
 }
 
-/// Tells each container that looks for it which cards it sees: admission puts the look into pods for nodes whose
-/// runtime has no CDI. An instance that is not made yet has no name to tell.
+/// Tells each container that refers to the annotation which devices it sees. Admission adds the reference to pods for
+/// nodes whose runtime has no CDI. An instance that is not created yet has no name to tell.
 fn show(row: &Row, writing: &Writing<'_>, into: &mut BTreeMap<String, String>) {
     let containers = fields::in_order(writing.pod).zip(&writing.placement.containers);
     for ((container, _), granted) in containers {
@@ -227,7 +228,7 @@ fn show(row: &Row, writing: &Writing<'_>, into: &mut BTreeMap<String, String>) {
     }
 }
 
-/// Whether the variable's value is this annotation of its pod.
+/// Whether the variable's value refers to this annotation of its pod.
 fn looks_at(variable: &EnvVar, key: &str) -> bool {
     variable
         .value_from
@@ -239,8 +240,8 @@ fn looks_at(variable: &EnvVar, key: &str) -> bool {
 }
 
 impl Cards {
-    /// The memory resource as a plain number, where it is written with a binary suffix: the agents of the reference
-    /// read plain numbers only. Left as it is where it is no whole number of units.
+    /// The memory resource as a plain number, if it is written with a binary suffix: the reference's agents read only
+    /// plain numbers. It is left unchanged if it is not a whole number of units.
     fn units(
         &self,
         row: &Row,

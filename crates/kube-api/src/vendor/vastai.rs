@@ -1,4 +1,4 @@
-//! Vastai: cards are only counted; where dies are handed out, those of one accelerator go together.
+//! Vastai: devices are only counted; if dies are given, those of one accelerator go together.
 
 use placement::{Arrange, Ask, Device, Memory};
 
@@ -8,7 +8,7 @@ use crate::fields::{PodRules, RequestError};
 use crate::object::{Container, Node, Pod};
 use crate::register::{Problem, Registered};
 
-/// What dies of one accelerator make a node worth, as 10 is one resource of the node full.
+/// A node's bonus if all dies are of one accelerator, where 10 is one resource of the node full.
 const WORTH: u32 = 1;
 
 pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
@@ -72,10 +72,10 @@ impl Family for Dies {
     }
 }
 
-/// Compute of a card that counts none, so that its score has a whole to be a part of.
+/// Compute of a device that counts none, so that its score has a whole to relate to.
 pub(super) const CORES: u32 = 100;
 
-/// So many cards, of which nothing else is counted.
+/// `count` devices, of which nothing else is counted.
 pub(super) fn counted(
     row: &Row,
     container: &Container,
@@ -89,7 +89,7 @@ pub(super) fn counted(
     Ok(ask)
 }
 
-/// The accelerator that a die is a part of; none where whole cards are handed out.
+/// The accelerator of a die; none if whole devices are given.
 fn accelerator(registered: &Registered) -> Option<&str> {
     let info = registered.custom_info.as_ref()?;
     if info.get("DeviceStrategy")?.as_str()? != "die" {

@@ -1,4 +1,4 @@
-//! What the tests of this crate share: the standard table of vendors, and short ways to write pods and nodes.
+//! Shared by this crate's tests: the standard table of vendors, and short ways to write pods and nodes.
 
 #![allow(
     dead_code,
@@ -22,14 +22,14 @@ pub(crate) fn everybody() -> Switches {
     }
 }
 
-/// The standard table; made once, since reading YAML takes its time in a debug build.
+/// The standard table, made once because reading YAML is slow in a debug build.
 pub(crate) fn vendors() -> &'static Vendors {
     static TABLE: LazyLock<Vendors> =
         LazyLock::new(|| Vendors::new(DeviceConfig::standard(), everybody()).unwrap());
     &TABLE
 }
 
-/// The standard configuration with some of NVIDIA's section changed.
+/// The standard configuration with changes in NVIDIA's section.
 pub(crate) fn vendors_with(change: impl FnOnce(&mut kube_api::config::Nvidia)) -> Vendors {
     let mut config = DeviceConfig::standard();
     change(config.nvidia.as_mut().unwrap());
@@ -60,7 +60,7 @@ pub(crate) fn asking(limits: Value, annotations: Value) -> Pod {
     }))
 }
 
-/// A node with these annotations, whose kubelet offers what is given.
+/// A node with these annotations and these allocatable amounts.
 pub(crate) fn reporting(annotations: Value, allocatable: Value) -> Node {
     node(json!({
         "metadata": {"name": "n1", "annotations": annotations},
@@ -68,7 +68,7 @@ pub(crate) fn reporting(annotations: Value, allocatable: Value) -> Node {
     }))
 }
 
-/// Where the recordings of the reference lie.
+/// The directory of the reference's recordings.
 pub(crate) fn recordings() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/hami")
 }

@@ -1,4 +1,4 @@
-//! What the assigner's pages show, as values that a template only has to print. Values in, values out.
+//! The contents of the assigner's pages, as values that a template only has to print. Values in, values out.
 
 use super::{Assignment, DeviceRow, DeviceState, Happening, Inventory};
 use crate::text;
@@ -6,13 +6,13 @@ use crate::view::Slice;
 use crate::view::address::segment;
 use crate::view::query::{Filter, Query, Select, has_all};
 
-/// Devices on a page.
+/// The number of devices on a page of the list.
 const ROWS: usize = 50;
 
-/// The prefix of labels, which every one of them has.
+/// The prefix that all labels have.
 const PREFIX: &str = "fudo.org/";
 
-/// Where the live part of the list is.
+/// The address of the live part of the list.
 pub(super) const PART: &str = "/page/part/devices";
 
 const STATES: [DeviceState; 6] = [
@@ -24,24 +24,24 @@ const STATES: [DeviceState; 6] = [
     DeviceState::Out,
 ];
 
-/// The devices that are asked for.
+/// The devices that match a query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceList {
     /// The form above them.
     pub filter: Filter,
-    /// How many devices there are in each state that there is.
+    /// The number of devices in each state that occurs.
     pub counts: Vec<(&'static str, usize)>,
     /// The rows of this page.
     pub rows: Vec<DeviceLine>,
-    /// Which page it is.
+    /// The position of this page among all pages.
     pub slice: Slice,
-    /// Where the list is, as it was asked for.
+    /// The address of this list, with its query.
     pub part: String,
-    /// How many devices there are.
+    /// The number of devices without the filter.
     pub all: usize,
-    /// Whether everything has been read.
+    /// Whether all nodes, pods and Leases have been read.
     pub synced: bool,
-    /// What cannot be read, each with its node.
+    /// The reports that cannot be read, each with its node.
     pub problems: Vec<(String, String)>,
 }
 
@@ -50,15 +50,15 @@ pub struct DeviceList {
 pub struct DeviceLine {
     /// Its UUID.
     pub uuid: String,
-    /// Where its page is.
+    /// The address of its page.
     pub href: String,
     /// Its labels, without the prefix.
     pub labels: Vec<String>,
     /// Its node.
     pub node: String,
-    /// Model and memory; empty where they are not known.
+    /// Model and memory; empty if unknown.
     pub model: String,
-    /// Which pod has it; `-` for none.
+    /// The pod that has it; `-` for none.
     pub assignment: String,
     /// The word for its state.
     pub state: &'static str,
@@ -71,40 +71,40 @@ pub struct DeviceLine {
 pub struct DeviceDetail {
     /// The device.
     pub line: DeviceLine,
-    /// What the state means.
+    /// An explanation of the state.
     pub meaning: String,
-    /// Names and values.
+    /// Facts about it, as pairs of name and value.
     pub facts: Vec<(&'static str, String)>,
-    /// What happened to it, the newest first.
+    /// Its history, the newest entry first.
     pub history: Vec<Entry>,
-    /// Where the live part is.
+    /// The address of the live part.
     pub part: String,
 }
 
-/// Something that happened to a device.
+/// An entry of a device's history.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// When, for a machine.
+    /// The time, for a machine.
     pub datetime: String,
-    /// When, for a reader.
+    /// The time, for a reader.
     pub when: String,
-    /// What.
+    /// The event.
     pub what: &'static str,
     /// The class of that word in the style sheet.
     pub class: &'static str,
-    /// The pod; empty where it was not known.
+    /// The pod; empty if it was not known.
     pub pod: String,
-    /// The reservation; empty where there was none.
+    /// The reservation; empty if there was none.
     pub reservation: String,
 }
 
-/// Where a device's page is.
+/// The address of a device's page.
 pub fn address(uuid: &str) -> String {
     format!("/page/devices/{}", segment(uuid))
 }
 
-/// The devices that are asked for. `show` is the word of a state; `sort`: `state`, `newest` (the latest assignment
-/// first); else by node.
+/// The devices that match the query. `show` is the word of a state. `sort` is `state` or `newest` (the latest
+/// assignment first); otherwise the order is by node.
 pub fn device_list(inventory: &Inventory, query: &Query) -> DeviceList {
     let words = query.words();
     let mut rows: Vec<&DeviceRow> = inventory
@@ -185,7 +185,7 @@ fn takes(device: &DeviceRow, words: &[String]) -> bool {
     has_all(words, &texts)
 }
 
-/// `namespace/name`, or the uid where the name is not known; `-` where nothing has it.
+/// `namespace/name`, or the uid if the name is not known; `-` if no pod has the device.
 fn assignment(held: Option<&Assignment>) -> String {
     let Some(held) = held else {
         return "-".to_owned();
@@ -236,15 +236,15 @@ fn meaning(state: DeviceState) -> &'static str {
             "It is proposed to a pod, for 60 seconds: the reservation becomes active when it is finalized."
         }
         DeviceState::Assigned => "A pod has it.",
-        DeviceState::Expired => "Its reservation ran out and is about to be taken away.",
+        DeviceState::Expired => "Its reservation expired and is about to be removed.",
         DeviceState::Shared => {
-            "Pods that ask for shares of a GPU are on it; a pod that asks by label cannot get it."
+            "Pods that asked for a share of a GPU are on it; a pod that asks by label cannot get it."
         }
-        DeviceState::Out => "Its agent says that it is sick, or an operator has cordoned it.",
+        DeviceState::Out => "Its agent reports it as unhealthy, or an operator has cordoned it.",
     }
 }
 
-/// A device's page; none for one that is not there.
+/// A device's page; none if the device does not exist.
 pub fn device_detail(
     inventory: &Inventory,
     uuid: &str,
@@ -302,7 +302,7 @@ fn entry(happening: &Happening) -> Entry {
     }
 }
 
-/// A time for a machine and for a reader, in UTC.
+/// A time in UTC, for a machine and for a reader.
 fn moment(unix_ms: i64) -> (String, String) {
     match jiff::Timestamp::from_millisecond(unix_ms) {
         Ok(at) => (

@@ -1,4 +1,4 @@
-//! The routes of the assigner's page, over a [`DeviceSource`]: reads only.
+//! The routes of the assigner's page, over a [`DeviceSource`]. They only read.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::serve::list::{Asking, addressed, asked};
 use crate::serve::stream::stream;
 use crate::serve::{dressed, print, shown};
 
-/// What the stream tells of.
+/// The topics of the stream.
 const TOPICS: [&str; 1] = ["devices"];
 
 type Site = Arc<dyn DeviceSource>;
@@ -51,8 +51,8 @@ struct DevicePart {
     device: DeviceDetail,
 }
 
-/// The routes of the assigner's page: `/`, and everything else below `/page/`. What else its listener serves is merged
-/// with them.
+/// The routes of the assigner's page: `/`, and everything else below `/page/`. The caller merges them with the other
+/// routes of its listener.
 pub fn router(source: Arc<dyn DeviceSource>) -> Router {
     let routes = Router::new()
         .route("/", get(devices))
@@ -122,7 +122,7 @@ async fn device_part(State(site): State<Site>, Path(uuid): Path<String>) -> Resp
         Some(device) => shown(&DevicePart { device }),
         None => shown(&GonePart {
             id: "device",
-            what: format!("Device {uuid} is not there any more."),
+            what: format!("Device {uuid} does not exist any more."),
         }),
     }
 }

@@ -9,7 +9,7 @@ use super::view::overview::{Overview, PendingList};
 use super::view::pods::PodList;
 use crate::frame::Shell;
 
-/// A page with its shell, and the part of it that is fetched again when something changed.
+/// A page with its frame, and the part of it that is fetched again after a change.
 macro_rules! page_and_part {
     ($page:ident, $part:ident, $field:ident: $value:ty, $of_page:literal, $of_part:literal) => {
         #[derive(Debug, Template)]

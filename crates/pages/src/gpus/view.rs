@@ -42,7 +42,7 @@ pub mod at {
         format!("{PODS}/{}/{}", segment(namespace), segment(pod))
     }
 
-    /// Why a pod waits.
+    /// The explanation why a pod waits.
     pub fn why(namespace: &str, pod: &str) -> String {
         format!("/page/part/why/{}/{}", segment(namespace), segment(pod))
     }
@@ -61,18 +61,18 @@ pub fn compute(thousandths: u64) -> String {
     format!("{number} GPU{end}")
 }
 
-/// What lists look up of a [`Picture`], by the position of each GPU. It is made once for each picture: a list of thousands
-/// costs a look at each, not a copy.
+/// What lists look up in a [`Picture`], by the position of each GPU. It is computed once for each picture, so that a
+/// list of thousands copies nothing.
 #[derive(Default)]
 pub struct Index(OnceLock<Vec<Indexed>>);
 
-/// A GPU, as lists look for it.
+/// A GPU in the form that lists search.
 pub(crate) struct Indexed {
-    /// All that a search finds it by, in lower case and one to a line.
+    /// Every text that a search finds it by, in lower case, one on each line.
     pub(crate) text: String,
-    /// The pods on it: positions of the holder and of its share.
+    /// The pods on it, each as the positions of the holder and of its share.
     pods: Vec<(usize, usize)>,
-    /// What they hold and use together.
+    /// The sums of what these pods hold and use.
     pub(crate) sum: Sum,
 }
 
@@ -82,7 +82,7 @@ impl Clone for Index {
     }
 }
 
-/// It follows from the rest of the picture.
+/// The index follows from the rest of the picture, so two indices are always equal.
 impl PartialEq for Index {
     fn eq(&self, _: &Self) -> bool {
         true
@@ -96,12 +96,12 @@ impl fmt::Debug for Index {
 }
 
 impl Picture {
-    /// Makes what lists look up, so that the first list does not wait for it.
+    /// Computes the index now, so that the first list does not wait for it.
     pub fn prepare(&self) {
         self.indexed();
     }
 
-    /// What lists look up of each GPU.
+    /// The index of each GPU.
     pub(crate) fn indexed(&self) -> &[Indexed] {
         self.index.0.get_or_init(|| {
             let mut positions = HashMap::with_capacity(self.gpus.len());
@@ -161,17 +161,17 @@ impl Picture {
 pub struct Sum {
     /// Memory that they hold.
     pub memory: u64,
-    /// Memory that they hold and whose use is known.
+    /// Memory that they hold and whose use is measured.
     pub measured: u64,
     /// Memory that they use now.
     pub used: u64,
-    /// The most that each used, added up.
+    /// The sum of the most memory that each one used.
     pub most: u64,
-    /// Memory that they hold and have not used at any remembered moment.
+    /// Memory that they hold and have not used at any moment that the history covers.
     pub unused: u64,
     /// Compute that they hold.
     pub compute: u64,
-    /// Compute that they hold and whose use is known.
+    /// Compute that they hold and whose use is measured.
     pub compute_measured: u64,
     /// Compute that they use now, including use without a compute share.
     pub compute_used: u64,
@@ -212,7 +212,7 @@ impl Sum {
         }
     }
 
-    /// Whether the use of any share is known.
+    /// Whether the use of any share is measured.
     pub fn is_measured(&self) -> bool {
         self.known > 0
     }

@@ -1,4 +1,4 @@
-//! What holds for every answer and every write, whatever the route: no script but our own, and no write on behalf of
+//! The rules for every answer and every write, whatever the route: no scripts but our own, and no write on behalf of
 //! another site's page.
 
 use axum::extract::Request;
@@ -6,7 +6,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-/// Scripts, styles and requests of this server only, nothing inline, and no frame around it.
+/// Only scripts, styles and requests of this server, nothing inline, and no frame around the page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
@@ -38,7 +38,8 @@ pub(super) async fn same_origin(request: Request, next: Next) -> Response {
     (StatusCode::FORBIDDEN, why).into_response()
 }
 
-/// Whether a browser says that the request comes from our own page. A client that is no browser says nothing.
+/// Whether the browser says that the request comes from our own page. A client that is not a browser sends no such
+/// header, and is allowed.
 fn is_same_origin(headers: &HeaderMap) -> bool {
     let text = |name: header::HeaderName| headers.get(name)?.to_str().ok();
     if let Some(site) = headers.get("sec-fetch-site") {

@@ -1,5 +1,5 @@
-//! What the lists of all sites share over HTTP: how a query is read from an address, and how the address of the page
-//! follows what is typed.
+//! What the lists of all sites share over HTTP: reading a query from an address, and keeping the address of the page
+//! in step with the form.
 
 use axum::extract::Query as InAddress;
 use axum::extract::rejection::QueryRejection;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::view::query::Query;
 
-/// What an address may ask of a list.
+/// The query parameters of a list.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Asked {
@@ -22,7 +22,7 @@ pub(crate) struct Asked {
 /// The query of an address, if it can be read.
 pub(crate) type Asking = Result<InAddress<Asked>, QueryRejection>;
 
-/// What is asked for. What cannot be read asks for nothing.
+/// The query. Parameters that cannot be read count as absent.
 pub(crate) fn asked(query: Asking) -> Query {
     let asked = query.map(|InAddress(asked)| asked).unwrap_or_default();
     Query {
@@ -33,8 +33,9 @@ pub(crate) fn asked(query: Asking) -> Query {
     }
 }
 
-/// Where the form above a list asked, the browser's address becomes that of the list as it now is: a reload and a copied
-/// address show the same. Links of the list change the address by themselves, and a live change keeps it.
+/// When the form above a list sends a request, the answer sets the browser's address to that of the new list, so that a
+/// reload or a copied address shows the same. Links of the list set the address by themselves, and a live change keeps
+/// it.
 pub(crate) fn addressed(
     headers: &HeaderMap,
     query: &Query,

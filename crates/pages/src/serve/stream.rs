@@ -7,17 +7,18 @@ use axum::response::sse::{Event, Sse};
 use futures_util::{Stream, StreamExt as _, stream};
 use tokio::sync::watch;
 
-/// The least time between two events of a stream: what happens meanwhile is one event.
+/// The least time between two events of a stream. Changes in between are sent as one event.
 const GATHER: Duration = Duration::from_millis(200);
 
-/// After how long a silent stream says `beat`, so that a page knows a connection that is lost without a word.
+/// A silent stream sends `beat` after this time, so that a page notices a lost connection.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
-/// Which topics changed, for as long as a page listens: first `event: hello` with the number of changes so far, which
-/// tells a page whether it missed one since it was made; then `event: changed` with the names, a blank between them.
+/// The topics that changed, for as long as a page listens. The first event is `hello`, with the number of changes so
+/// far: it tells the page whether it missed a change since it was rendered. Each later event is `changed`, with the
+/// names separated by spaces.
 ///
-/// `changed` rings after each change; `versions` says how often each topic has changed, in the order of `names`. Neither
-/// may keep the site alive: a page that listens would keep it running when the server goes.
+/// `changed` wakes the stream after each change; `versions` returns how often each topic has changed, in the order of
+/// `names`. Neither may keep the site alive, because a listening page would then keep it running after the server ends.
 pub(crate) fn stream<T: Send + Sync + 'static>(
     changed: watch::Receiver<T>,
     names: &'static [&'static str],
@@ -25,7 +26,7 @@ pub(crate) fn stream<T: Send + Sync + 'static>(
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let told = versions();
     let all: u64 = told.iter().sum();
-    // An event without data is none to a browser.
+    // Browsers ignore an event without data.
     let first = stream::once(async move {
         let event = Event::default().event("hello");
         Ok(event.data(all.to_string()))

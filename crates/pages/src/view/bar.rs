@@ -1,60 +1,60 @@
-//! A bar: how much of a resource is taken, and by which pods.
+//! A bar that shows how much of a resource is taken, and by which pods.
 
-/// How many tones there are to tell neighbours on a bar apart. Letters name them; tones only help.
+/// The number of tones that tell neighbours on a bar apart. Pods are named by letters; tones only help.
 const TONES: usize = 6;
 
 /// A segment narrower than this, in percent of the bar, has no room for its letter.
 const ROOM_FOR_LETTER: f64 = 7.0;
 
-/// A bar and what it says.
+/// A bar with its texts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Bar {
-    /// What is measured.
+    /// The resource.
     pub label: String,
-    /// How much is taken of how much.
+    /// The amount taken and the whole, in words.
     pub text: String,
-    /// How much is taken, in percent; above 100 where more is promised than there is.
+    /// The part taken, in percent; above 100 if more is promised than there is.
     pub percent: u16,
     /// The parts, from the left.
     pub segments: Vec<Segment>,
-    /// All of it in words, for a reader who does not see the bar.
+    /// The bar in words, for a reader who does not see it.
     pub spoken: String,
 }
 
 /// A part of a bar.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Segment {
-    /// Where it begins, in percent of the bar with two decimals.
+    /// Its start, in percent of the bar with two decimals.
     pub from: String,
-    /// How wide it is, in the same unit.
+    /// Its width, in the same unit.
     pub width: String,
-    /// Where its letter stands.
+    /// The position of its letter.
     pub middle: String,
-    /// The letter of the pod; empty where it does not fit.
+    /// The letter of the pod; empty if it does not fit.
     pub letter: String,
     /// The number of its tone.
     pub tone: usize,
-    /// Whose it is and how much.
+    /// The pod and its amount.
     pub title: String,
 }
 
-/// What a part is made of.
+/// The input for one part of a bar.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Part {
-    /// How much.
+    /// The amount.
     pub amount: u128,
-    /// The letter of the pod; empty for a part of many.
+    /// The letter of the pod; empty if the part stands for many pods.
     pub letter: String,
     /// The position of the pod on its node.
     pub position: usize,
-    /// Whose it is and how much, in words.
+    /// The pod and its amount, in words.
     pub title: String,
 }
 
 /// A bar of these parts of a whole.
 pub fn bar(label: &str, text: String, whole: u128, parts: &[Part]) -> Bar {
     let taken: u128 = parts.iter().map(|part| part.amount).sum();
-    // What is promised beyond the whole is still drawn: the bar then stands for what is promised.
+    // If more is promised than there is, the bar's full width stands for the promised amount.
     let scale = whole.max(taken);
     let mut begin = 0_u128;
     let mut segments = Vec::new();

@@ -1,26 +1,26 @@
-//! Several runs beside each other: a table, and a chart made of values. The same input gives the same bytes.
+//! The results of several runs: a table, and charts. The same input gives the same bytes.
 
 use crate::source::{Comparison, Run};
 
-/// The comparison as it is shown.
+/// The contents of the comparison.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Compared {
     /// The names of the runs, which are the columns.
     pub runs: Vec<String>,
-    /// What is compared.
+    /// The measures.
     pub rows: Vec<Line>,
-    /// Reasons for which pods wait, by run.
+    /// The reasons for which pods wait, by run.
     pub reasons: Vec<Line>,
-    /// One group of bars for each measure that has a common scale.
+    /// A group of bars for each measure that is drawn.
     pub charts: Vec<Chart>,
-    /// What a reader has to know besides.
+    /// Notes for the reader.
     pub notes: Vec<String>,
 }
 
 /// A line of the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Line {
-    /// What is measured, with its unit.
+    /// The measure, with its unit.
     pub label: String,
     /// One value for each run.
     pub cells: Vec<Cell>,
@@ -31,20 +31,20 @@ pub struct Line {
 pub struct Cell {
     /// The value.
     pub text: String,
-    /// Whether no other run is better, and some run is worse.
+    /// Whether no other run is better and at least one is worse.
     pub best: bool,
 }
 
 /// Bars of one measure.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Chart {
-    /// What is measured, with its unit.
+    /// The measure, with its unit.
     pub label: String,
     /// One bar for each run.
     pub bars: Vec<Column>,
-    /// How high the drawing is, in pixels.
+    /// The height of the drawing, in pixels.
     pub height: usize,
-    /// All of it in words.
+    /// The chart in words.
     pub spoken: String,
 }
 
@@ -55,15 +55,15 @@ pub struct Column {
     pub name: String,
     /// The value.
     pub text: String,
-    /// How long the bar is, in percent of the longest that there can be.
+    /// The length of the bar, in percent of the longest possible one.
     pub width: String,
-    /// Where the bar begins, in pixels from above.
+    /// The top of the bar, in pixels.
     pub top: usize,
-    /// Where its text stands.
+    /// The baseline of its text, in pixels.
     pub baseline: usize,
 }
 
-/// What a measure is called, which value it is, and whether more is better; none where neither is, since a run that
+/// The name of a measure, its value, and whether more is better. None if neither direction is better: a run that
 /// places fewer pods has shorter waits.
 type Measure = (&'static str, fn(&Run) -> f64, Option<bool>);
 
@@ -87,7 +87,7 @@ const MEASURES: [Measure; 13] = [
         Some(true),
     ),
     (
-        "Free GPU memory on cards too full for a typical pod, %",
+        "Free GPU memory on GPUs too full for a typical pod, %",
         |run| run.fragmentation_percent,
         Some(false),
     ),
@@ -97,12 +97,12 @@ const MEASURES: [Measure; 13] = [
         Some(true),
     ),
     (
-        "Wait of half of the pods at most, seconds",
+        "Wait, 50th percentile, seconds",
         |run| run.waited_p50_seconds,
         None,
     ),
     (
-        "Wait of 95 of 100 pods at most, seconds",
+        "Wait, 95th percentile, seconds",
         |run| run.waited_p95_seconds,
         None,
     ),
@@ -115,7 +115,7 @@ const MEASURES: [Measure; 13] = [
     ),
 ];
 
-/// Measures that are drawn, and the end of their scale; none for the largest value.
+/// The measures that are drawn, each with the end of its scale; none for the largest value.
 const CHARTS: [(usize, Option<f64>); 6] = [
     (0, None),
     (1, None),
@@ -145,7 +145,7 @@ fn preempted(run: &Run) -> f64 {
     run.preempted as f64
 }
 
-/// The comparison as it is shown.
+/// The contents of the comparison.
 pub fn compared(comparison: &Comparison) -> Compared {
     let runs = &comparison.runs;
     let rows = MEASURES.iter().map(|measure| line(measure, runs));
@@ -168,7 +168,7 @@ pub fn compared(comparison: &Comparison) -> Compared {
             })
             .collect(),
     };
-    // What no run knows, such as GPU memory where there are no GPUs, is not drawn.
+    // A measure without any value, such as GPU memory if there are no GPUs, is not drawn.
     let is_known = |(_, value, _): &&Measure| runs.iter().any(|run| value(run).is_finite());
     let charts = CHARTS.iter().filter_map(|(position, end)| {
         let measure = MEASURES.get(*position).filter(is_known)?;
@@ -198,7 +198,7 @@ fn line((label, value, more_is_better): &Measure, runs: &[Run]) -> Line {
     }
 }
 
-/// How high a bar and the line of text above it are, and what is between two of them, in pixels.
+/// The height of the text above a bar, of a bar, and of the gap below it, in pixels.
 const TEXT: usize = 22;
 const BAR: usize = 12;
 const GAP: usize = 6;
@@ -233,7 +233,7 @@ fn chart((label, value, _): &Measure, end: Option<f64>, runs: &[Run]) -> Chart {
     }
 }
 
-/// How long a bar is; one whose value is not known has none.
+/// The length of a bar; 0 if the value is unknown.
 fn percent(value: f64, end: f64) -> f64 {
     if value.is_finite() {
         (value / end * 100.0).clamp(0.0, 100.0)
@@ -242,7 +242,7 @@ fn percent(value: f64, end: f64) -> f64 {
     }
 }
 
-/// At most two decimals, without zeros at the end.
+/// At most two decimals, without trailing zeros.
 fn number(value: f64) -> String {
     if !value.is_finite() {
         return "not known".to_owned();

@@ -1,4 +1,4 @@
-//! A scheduling decision as tables: what each plugin said of each node, from the result annotations of a pod.
+//! A scheduling decision as tables: the answer of each plugin about each node, from the result annotations of a pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,48 +7,48 @@ use kube_api::results;
 use super::{Slice, address};
 use crate::text;
 
-/// How many nodes a table shows at once.
+/// The number of nodes that a table shows at once.
 const ROWS: usize = 25;
 
 type ByNode = BTreeMap<String, BTreeMap<String, String>>;
 
-/// What is known of a pod's last scheduling attempt.
+/// The pod's last scheduling attempt, as far as it is recorded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Decision {
-    /// What was decided and why, in a sentence; empty where no result stands on the pod.
+    /// The decision and its reason, in a sentence; empty if the pod has no recorded result.
     pub sentence: String,
     /// The node that was chosen; empty for none.
     pub selected: String,
-    /// How many nodes were looked at.
+    /// The number of nodes that were examined.
     pub nodes: usize,
-    /// How many of them passed every filter.
+    /// The number of nodes that passed every filter.
     pub passed: usize,
-    /// Reasons of refusals and on how many nodes each stands, the most frequent first.
+    /// The reasons of refusals with the number of nodes for each, the most frequent first.
     pub refusals: Vec<Refused>,
-    /// What plugins said before any node was looked at, where it was a refusal.
+    /// The refusals of plugins before any node was examined.
     pub before: Vec<(String, String)>,
-    /// Which filter refused which node.
+    /// The nodes and the filters that refused them.
     pub filter: Table,
-    /// What plugins gave nodes before the numbers are normalised and weighted.
+    /// The plugins' scores before they are normalised and weighted.
     pub score: Table,
-    /// The numbers that count.
+    /// The final scores.
     pub last: Table,
-    /// How many attempts are recorded.
+    /// The number of recorded attempts.
     pub attempts: usize,
-    /// What of the annotations cannot be read.
+    /// The errors in the annotations.
     pub problems: Vec<String>,
-    /// Which nodes the tables show.
+    /// The nodes that the tables show.
     pub rows: Slice,
 }
 
-/// A reason and where it stands.
+/// A reason with the nodes that have it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Refused {
     /// The plugin that refuses.
     pub plugin: String,
     /// Its reason.
     pub reason: String,
-    /// On how many nodes.
+    /// The number of nodes.
     pub nodes: usize,
     /// The names of the first of them.
     pub first: String,
@@ -68,29 +68,29 @@ pub struct Table {
 pub struct Row {
     /// Its name.
     pub node: String,
-    /// Where its page is.
+    /// The address of its page.
     pub href: String,
     /// Whether it was chosen.
     pub chosen: bool,
     /// Whether a filter refused it.
     pub refused: bool,
-    /// One for each plugin.
+    /// One cell for each plugin.
     pub cells: Vec<Cell>,
     /// The sum, in tables of scores.
     pub total: String,
 }
 
-/// What one plugin said of one node.
+/// The answer of one plugin about one node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Cell {
     /// It was not asked.
     #[default]
     Unasked,
-    /// It lets the node pass.
+    /// The plugin lets the node pass.
     Passed,
-    /// It refuses the node, for this reason.
+    /// The plugin refused the node, for this reason.
     Refused(String),
-    /// It gave the node this number.
+    /// The plugin gave the node this score.
     Number(String),
 }
 
@@ -117,7 +117,8 @@ impl Cell {
     }
 }
 
-/// Reads the annotations of a pod that is on `node` (empty for none). Tables show page `page`, whose address `link` says.
+/// Reads the annotations of a pod that is on `node` (empty for none). Tables show page `page`; `link` returns the
+/// address of a page.
 pub fn decision(
     annotations: &BTreeMap<String, String>,
     node: &str,
@@ -219,7 +220,7 @@ pub fn decision(
     }
 }
 
-/// The sentence of a decision alone.
+/// Only the sentence of a decision.
 pub fn sentence(annotations: &BTreeMap<String, String>, node: &str) -> String {
     decision(annotations, node, 1, |_| String::new()).sentence
 }
@@ -286,7 +287,7 @@ fn refusals(filter: &ByNode) -> Vec<Refused> {
     refusals
 }
 
-/// What a sentence about a decision is made of.
+/// The parts of a sentence about a decision.
 struct Story<'a> {
     selected: &'a str,
     node: &'a str,
@@ -307,7 +308,7 @@ impl Story<'_> {
         } = self;
         if selected.is_empty() {
             if let Some((plugin, said)) = self.before.first() {
-                return format!("{plugin} refused the pod before any node was looked at: {said}.");
+                return format!("{plugin} refused the pod before any node was examined: {said}.");
             }
             let nodes = match nodes {
                 0 => "There was no node to look at.".to_owned(),
@@ -495,7 +496,7 @@ mod tests {
 
         assert_eq!(
             decision.sentence,
-            "VolumeBinding refused the pod before any node was looked at: unbound claim."
+            "VolumeBinding refused the pod before any node was examined: unbound claim."
         );
     }
 

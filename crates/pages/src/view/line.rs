@@ -1,28 +1,28 @@
-//! A chart of values over time: lines in a drawing, with its scale and its words. The same input gives the same bytes.
+//! A chart of values over time: lines with their scale and their words. The same input gives the same bytes.
 
 /// A chart.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Lines {
-    /// What is measured.
+    /// The measured quantity.
     pub label: String,
     /// The last column of the drawing; the first is 0.
     pub width: usize,
     /// The lines.
     pub lines: Vec<Line>,
-    /// Columns at which something happened.
+    /// The columns with events.
     pub marks: Vec<String>,
     /// The value at the upper edge, in words.
     pub top: String,
-    /// When the left edge was, in words.
+    /// The time at the left edge, in words.
     pub since: String,
-    /// All of it in words.
+    /// The chart in words.
     pub spoken: String,
 }
 
 /// One line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Line {
-    /// What it shows.
+    /// The measured quantity.
     pub name: &'static str,
     /// Its class in the style sheet.
     pub class: &'static str,
@@ -35,22 +35,22 @@ pub struct Line {
 /// The values of one line.
 #[derive(Debug, Clone)]
 pub struct Values {
-    /// What it shows.
+    /// The measured quantity.
     pub name: &'static str,
     /// Its class in the style sheet.
     pub class: &'static str,
-    /// One for each step, the oldest first; none where nothing was told.
+    /// One for each step, the oldest first; none for a step without a report.
     pub values: Vec<Option<u64>>,
 }
 
-/// How high a drawing is, in its own unit.
+/// The height of a drawing, in its own unit.
 const HEIGHT: f64 = 100.0;
 
-/// A chart spans so many steps at least: two values do not fill it.
+/// The least number of steps that a chart spans, so that two values do not fill it.
 const LEAST: usize = 20;
 
-/// A chart of these lines. `top` is the value at its upper edge; where a line goes above, its highest value is. `words`
-/// says a value.
+/// A chart of these lines. `top` is the value at its upper edge; if a line goes above it, the edge is the line's
+/// highest value. `words` formats a value.
 pub fn lines(
     label: &str,
     step_seconds: u32,
@@ -109,7 +109,7 @@ pub fn lines(
     }
 }
 
-/// So many steps as a time: `90 s`, `10 min`, `2 h`.
+/// This number of steps as a time: `90 s`, `10 min`, `2 h`.
 pub fn ago(steps: usize, step_seconds: u32) -> String {
     let seconds = u64::try_from(steps)
         .unwrap_or(u64::MAX)
@@ -128,7 +128,7 @@ fn pieces(values: &[Option<u64>], moved: usize, top: u64) -> Vec<String> {
     let mut pieces = Vec::new();
     let mut piece: Vec<String> = Vec::new();
     let mut end = |piece: &mut Vec<String>, at: usize| {
-        // A line of one point is not drawn: it becomes as wide as a step.
+        // A line of one point would not be drawn, so it becomes one step wide.
         if let [only] = piece.as_slice()
             && let Some((_, y)) = only.split_once(',')
         {

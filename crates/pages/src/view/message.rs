@@ -1,30 +1,30 @@
-//! kube-scheduler's sentence about a pod that fits nowhere, taken apart: on how many nodes which reason holds, and what
-//! a person can do about it.
+//! kube-scheduler's message about a pod that fits nowhere, split into its reasons, each with its number of nodes and a
+//! remedy.
 
 /// One reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Refusal {
-    /// On how many nodes it holds; none where the sentence does not say.
+    /// The number of nodes that have it; none if the message does not say.
     pub nodes: Option<u64>,
-    /// The reason as the scheduler says it.
+    /// The reason in the scheduler's words.
     pub text: String,
-    /// What can be done about it; empty where that is not known.
+    /// The remedy; empty if none is known.
     pub hint: String,
 }
 
-/// A sentence taken apart.
+/// A message in its parts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Message {
-    /// How many nodes there are in all; none where the sentence does not say.
+    /// The number of nodes in all; none if the message does not say.
     pub nodes: Option<u64>,
-    /// The reasons, in the order in which they stand.
+    /// The reasons, in the order of the message.
     pub refusals: Vec<Refusal>,
-    /// What became of preemption; empty where nothing is said of it.
+    /// The result of preemption; empty if the message does not mention it.
     pub preemption: String,
 }
 
-/// Takes `0/3 nodes are available: 1 Insufficient cpu, 2 node(s) were unschedulable. preemption: …` apart. A sentence
-/// of another form is one reason.
+/// Splits `0/3 nodes are available: 1 Insufficient cpu, 2 node(s) were unschedulable. preemption: …` into its parts.
+/// A message of another form counts as one reason.
 pub fn read(text: &str) -> Message {
     let text = text.trim();
     if text.is_empty() {
@@ -55,7 +55,7 @@ pub fn read(text: &str) -> Message {
     }
 }
 
-/// What became of preemption, as a sentence.
+/// The result of preemption, as a sentence.
 fn outcome(preemption: &str) -> String {
     if preemption.contains("Preemption is not helpful") {
         "Removing pods of lower priority would not help.".to_owned()
@@ -68,7 +68,7 @@ fn outcome(preemption: &str) -> String {
     }
 }
 
-/// `1 a, b, 2 c` is two reasons: a comma with a number and a blank behind it begins the next one.
+/// `1 a, b, 2 c` is two reasons: a comma followed by a number and a space begins the next one.
 fn counted(reasons: &str) -> Vec<Refusal> {
     let mut found: Vec<(Option<u64>, String)> = Vec::new();
     for piece in reasons.split(", ") {
@@ -100,8 +100,8 @@ fn refusal(nodes: Option<u64>, text: &str) -> Refusal {
     }
 }
 
-/// What the placement engine's words for a GPU that does not do mean.
-const CARDS: [(&str, &str); 10] = [
+/// The placement engine's codes for a GPU that does not fit, with their explanations.
+const ENGINE_CODES: [(&str, &str); 10] = [
     (
         "CardInsufficientMemory",
         "Too little memory is free on these GPUs.",
@@ -116,7 +116,7 @@ const CARDS: [(&str, &str); 10] = [
     ),
     (
         "CardTimeSlicingExhausted",
-        "As many pods share these GPUs as may.",
+        "These GPUs are shared by the most pods that they allow.",
     ),
     (
         "CardTypeMismatch",
@@ -141,16 +141,16 @@ const CARDS: [(&str, &str); 10] = [
     ),
 ];
 
-/// What the placement engine's word for a reason means.
+/// The explanation of the placement engine's code.
 pub fn of_engine(code: &str) -> Option<&'static str> {
     if code == "NodeInsufficientDevice" {
-        return Some("No node has as many GPUs that do as it asks for.");
+        return Some("No node has as many suitable GPUs as the pod asks for.");
     }
-    let found = CARDS.iter().find(|(known, _)| *known == code);
+    let found = ENGINE_CODES.iter().find(|(known, _)| *known == code);
     found.map(|(_, hint)| *hint)
 }
 
-/// What a person can do about a reason of one of kube-scheduler's plugins.
+/// The remedy for a reason of one of kube-scheduler's plugins.
 pub fn hint(reason: &str) -> String {
     if let Some(resource) = reason.strip_prefix("Insufficient ") {
         return format!(
@@ -168,7 +168,7 @@ pub fn hint(reason: &str) -> String {
             "Give the pod a toleration for the taint{taint}, or remove the taint from a node."
         );
     }
-    // The engine's words for GPUs: `2/2 CardInsufficientMemory` is two of two GPUs of each node.
+    // The engine's codes for GPUs: `2/2 CardInsufficientMemory` means two of the two GPUs of each node.
     if let Some(code) = reason.split(' ').nth(1)
         && let Some(hint) = of_engine(code)
     {

@@ -1,6 +1,6 @@
-//! A node as a card: what it has, who holds how much of it.
+//! The card of a node: its resources, and the pods that hold them.
 
-use crate::board::{Board, Card, NodeRow, PodRow};
+use crate::board::{Board, NodeGpu, NodeRow, PodRow};
 use crate::text;
 
 use super::address;
@@ -11,78 +11,78 @@ use super::bar::{self, Bar, Part};
 pub struct NodeCard {
     /// Its name.
     pub name: String,
-    /// Where its page is.
+    /// The address of its page.
     pub href: String,
-    /// What is unusual about it.
+    /// Anything unusual about it.
     pub badges: Vec<Badge>,
     /// CPU, memory and pods.
     pub resources: Vec<Bar>,
-    /// Other resources that it counts, in words.
+    /// Other resources that are counted, in words.
     pub counted: Vec<String>,
     /// Its GPUs.
-    pub cards: Vec<CardView>,
-    /// How many GPUs are not shown.
-    pub more_cards: usize,
+    pub gpus: Vec<GpuView>,
+    /// The number of GPUs that are not shown.
+    pub more_gpus: usize,
     /// The pods on it.
     pub pods: Vec<Chip>,
-    /// How many pods are not shown.
+    /// The number of pods that are not shown.
     pub more_pods: usize,
-    /// What cannot be read.
+    /// The errors in its annotations.
     pub problems: Vec<String>,
 }
 
-/// A word on a card.
+/// A word on a node's card.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Badge {
     /// The word.
     pub text: String,
-    /// What it means.
+    /// Its explanation.
     pub title: String,
 }
 
 /// A GPU.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct CardView {
+pub struct GpuView {
     /// Its position and model.
     pub title: String,
     /// Its identifier.
     pub id: String,
-    /// What is unusual about it, and how many share it.
+    /// Anything unusual about it, and the number of pods that share it.
     pub facts: String,
-    /// Its memory, then its compute where that is counted; empty where no pod is on it.
+    /// Its memory, then its compute if that is counted; empty if no pod is on it.
     pub bars: Vec<Bar>,
 }
 
-/// A pod on a card.
+/// A pod on a node's card.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Chip {
-    /// The letter that stands for it on the bars; empty where it holds no GPU.
+    /// The letter that stands for it on the bars; empty if it holds no GPU.
     pub letter: String,
     /// The number of its tone.
     pub tone: usize,
-    /// Its name, with its namespace where that is not `default`.
+    /// Its name, with its namespace unless that is `default`.
     pub name: String,
-    /// Where its page is.
+    /// The address of its page.
     pub href: String,
-    /// What it holds, in words.
+    /// The GPUs or resources that it holds, in words.
     pub holds: String,
 }
 
-/// How much of a node a card shows.
+/// The most entries that a node's card shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Most {
     /// GPUs.
-    pub cards: usize,
+    pub gpus: usize,
     /// Pods.
     pub pods: usize,
 }
 
 impl Most {
-    /// What a card in a list shows.
-    pub const LIST: Self = Self { cards: 8, pods: 8 };
-    /// What the node's own page shows.
+    /// The limits for a card in a list.
+    pub const LIST: Self = Self { gpus: 8, pods: 8 };
+    /// The limits on the node's own page.
     pub const PAGE: Self = Self {
-        cards: 1024,
+        gpus: 1024,
         pods: 1000,
     };
 }
@@ -90,7 +90,7 @@ impl Most {
 /// The card of a node.
 pub fn node_card(board: &Board, row: &NodeRow, most: Most) -> NodeCard {
     let mut pods: Vec<&PodRow> = board.pods_on(&row.name).collect();
-    // Those with letters first, so that a shortened list explains the bars.
+    // Pods with letters come first, so that a shortened list explains the bars.
     pods.sort_by_key(|pod| pod.shares.is_empty());
     let sharing = pods.iter().filter(|pod| !pod.shares.is_empty()).count();
     let chips = pods.iter().take(most.pods).enumerate();
@@ -100,13 +100,13 @@ pub fn node_card(board: &Board, row: &NodeRow, most: Most) -> NodeCard {
         badges: badges(row),
         resources: resources(row, &pods),
         counted: counted(row, &pods),
-        cards: row
-            .cards
+        gpus: row
+            .gpus
             .iter()
-            .take(most.cards)
-            .map(|card| card_view(card, &pods))
+            .take(most.gpus)
+            .map(|gpu| gpu_view(gpu, &pods))
             .collect(),
-        more_cards: row.cards.len().saturating_sub(most.cards),
+        more_gpus: row.gpus.len().saturating_sub(most.gpus),
         pods: chips
             .map(|(position, pod)| chip(row, pod, position, position < sharing))
             .collect(),
@@ -115,7 +115,7 @@ pub fn node_card(board: &Board, row: &NodeRow, most: Most) -> NodeCard {
     }
 }
 
-/// How a pod is called where its namespace may go without saying.
+/// The name of a pod, with its namespace unless that is `default`.
 pub(crate) fn short_name(namespace: &str, name: &str) -> String {
     if matches!(namespace, "" | "default") {
         name.to_owned()
@@ -145,7 +145,7 @@ fn badges(row: &NodeRow) -> Vec<Badge> {
     for taint in &row.taints {
         badges.push(Badge {
             text: format!("taint {taint}"),
-            title: "Only pods that tolerate this taint come here.".to_owned(),
+            title: "Only pods that tolerate this taint are placed here.".to_owned(),
         });
     }
     badges
@@ -181,13 +181,13 @@ fn asked(pods: &[&PodRow], resource: &str) -> i128 {
     amounts.fold(0, |sum, amount| sum.saturating_add(*amount))
 }
 
-/// Resources beside CPU, memory and pods. Of a node whose GPUs are shown, the GPUs say it better.
+/// Resources other than CPU, memory and pods. For a node whose GPUs are shown, the counts of GPUs are left out.
 fn counted(row: &NodeRow, pods: &[&PodRow]) -> Vec<String> {
     let shown = ["cpu", "memory", "pods"];
     let others = row.allocatable.iter().filter(|(name, amount)| {
         !shown.contains(&name.as_str())
             && **amount > 0
-            && (row.cards.is_empty() || !name.contains(".com/"))
+            && (row.gpus.is_empty() || !name.contains(".com/"))
     });
     others
         .map(|(name, whole)| {
@@ -197,12 +197,12 @@ fn counted(row: &NodeRow, pods: &[&PodRow]) -> Vec<String> {
         .collect()
 }
 
-fn card_view(card: &Card, pods: &[&PodRow]) -> CardView {
+fn gpu_view(gpu: &NodeGpu, pods: &[&PodRow]) -> GpuView {
     let mut memory = Vec::new();
     let mut cores = Vec::new();
     let mut sharing = 0;
     for (position, pod) in pods.iter().enumerate() {
-        let Some(share) = pod.shares.iter().find(|share| share.card == card.id) else {
+        let Some(share) = pod.shares.iter().find(|share| share.gpu == gpu.id) else {
             continue;
         };
         sharing += 1;
@@ -216,7 +216,7 @@ fn card_view(card: &Card, pods: &[&PodRow]) -> CardView {
         });
         cores.push(Part {
             amount: u128::from(share.cores),
-            title: format!("{letter} {name}: {}", units(share.cores, card.cores)),
+            title: format!("{letter} {name}: {}", units(share.cores, gpu.cores)),
             letter,
             position,
         });
@@ -225,46 +225,46 @@ fn card_view(card: &Card, pods: &[&PodRow]) -> CardView {
     let held = text::bytes(u64::try_from(sum(&memory)).unwrap_or(u64::MAX));
     let mut bars = vec![bar::bar(
         "Memory",
-        format!("{held} of {}", text::bytes(card.memory_bytes)),
-        u128::from(card.memory_bytes),
+        format!("{held} of {}", text::bytes(gpu.memory_bytes)),
+        u128::from(gpu.memory_bytes),
         &memory,
     )];
-    if card.cores > 0 {
-        let whole = u128::from(card.cores);
-        let words = match (card.cores, sum(&cores)) {
+    if gpu.cores > 0 {
+        let whole = u128::from(gpu.cores);
+        let words = match (gpu.cores, sum(&cores)) {
             (100, taken) => format!("{taken} of 100 %"),
             (_, taken) => format!("{taken} of {whole}"),
         };
         bars.push(bar::bar("Compute", words, whole, &cores));
     }
-    CardView {
-        title: format!("GPU {} {}", card.index, short_model(&card.model)),
-        id: card.id.clone(),
-        facts: facts(card, sharing),
-        // An empty bar says less than the word, and a node with idle GPUs stays short.
+    GpuView {
+        title: format!("GPU {} {}", gpu.index, short_model(&gpu.model)),
+        id: gpu.id.clone(),
+        facts: facts(gpu, sharing),
+        // Without pods a word says more than an empty bar, and a node with idle GPUs stays short.
         bars: if sharing == 0 { Vec::new() } else { bars },
     }
 }
 
-/// A model without the name of its vendor, which is the same on every card.
+/// A model without the name of its vendor, which is the same on every GPU.
 fn short_model(model: &str) -> &str {
     model.strip_prefix("NVIDIA ").unwrap_or(model)
 }
 
-fn facts(card: &Card, sharing: usize) -> String {
+fn facts(gpu: &NodeGpu, sharing: usize) -> String {
     let mut facts = Vec::new();
-    if !card.healthy {
+    if !gpu.healthy {
         facts.push("sick: takes no new pods".to_owned());
     }
-    if card.cordoned {
+    if gpu.cordoned {
         facts.push("closed: takes no new pods".to_owned());
     }
-    if !matches!(card.mode.as_str(), "" | "hami-core") {
-        facts.push(format!("mode {}", card.mode));
+    if !matches!(gpu.mode.as_str(), "" | "hami-core") {
+        facts.push(format!("mode {}", gpu.mode));
     }
     facts.push(match sharing {
-        0 => format!("no pod, {} free", text::bytes(card.memory_bytes)),
-        _ => format!("{sharing} of {} pods", card.slots),
+        0 => format!("no pod, {} free", text::bytes(gpu.memory_bytes)),
+        _ => format!("{sharing} of {} pods", gpu.slots),
     });
     facts.join(" · ")
 }
@@ -282,10 +282,9 @@ fn chip(row: &NodeRow, pod: &PodRow, position: usize, shares: bool) -> Chip {
         .shares
         .iter()
         .map(|share| {
-            let card = row.cards.iter().find(|card| card.id == share.card);
-            let whole = card.map_or(0, |card| card.cores);
-            let name =
-                card.map_or_else(|| share.card.clone(), |card| format!("GPU {}", card.index));
+            let gpu = row.gpus.iter().find(|gpu| gpu.id == share.gpu);
+            let whole = gpu.map_or(0, |gpu| gpu.cores);
+            let name = gpu.map_or_else(|| share.gpu.clone(), |gpu| format!("GPU {}", gpu.index));
             let memory = text::bytes(share.memory_bytes);
             if whole == 0 {
                 format!("{name}: {memory}")
@@ -311,7 +310,7 @@ fn chip(row: &NodeRow, pod: &PodRow, position: usize, shares: bool) -> Chip {
     }
 }
 
-/// What a pod asks for, in words; the first `most` resources of it.
+/// A pod's requests in words; only the first `most` resources.
 pub(crate) fn asks(pod: &PodRow, most: usize) -> String {
     let first = ["cpu", "memory"];
     let mut named: Vec<(&String, &i128)> = pod.requests.iter().collect();
@@ -352,9 +351,9 @@ mod tests {
     use crate::kind::Kind;
     use crate::source::Change;
 
-    fn node(cards: &str) -> Value {
+    fn node(gpus: &str) -> Value {
         json!({
-            "metadata": { "name": "n1", "annotations": { "hami.io/node-nvidia-register": cards } },
+            "metadata": { "name": "n1", "annotations": { "hami.io/node-nvidia-register": gpus } },
             "status": { "allocatable": { "cpu": "4", "memory": "32Gi", "pods": "110", "nvidia.com/gpu": "20" } },
         })
     }
@@ -381,10 +380,10 @@ mod tests {
 
     #[test]
     fn a_gpu_shows_the_memory_and_compute_of_each_pod() {
-        let cards = "GPU-0,10,80000,100,A100,0,true:GPU-1,10,80000,100,A100,0,true:";
+        let gpus = "GPU-0,10,80000,100,A100,0,true:GPU-1,10,80000,100,A100,0,true:";
 
         let card = card(
-            node(cards),
+            node(gpus),
             &[
                 pod("a", "GPU-0,NVIDIA,20000,30:;"),
                 json!({ "metadata": { "name": "plain", "namespace": "x" }, "spec": { "nodeName": "n1" } }),
@@ -392,7 +391,7 @@ mod tests {
             ],
         );
 
-        let [first, second] = &card.cards[..] else {
+        let [first, second] = &card.gpus[..] else {
             panic!("two GPUs")
         };
         assert_eq!(first.title, "GPU 0 A100");
@@ -437,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_pods_away_is_on_the_card() {
+    fn reasons_that_keep_pods_away_are_on_the_card() {
         let mut node = node("");
         node["spec"] = json!({ "unschedulable": true, "taints": [{ "key": "x", "value": "y", "effect": "NoSchedule" }] });
         node["status"]["conditions"] = json!([{ "type": "Ready", "status": "Unknown" }]);

@@ -9,27 +9,27 @@ use super::message;
 use super::node::{Most, NodeCard, asks, node_card, short_name};
 use super::{Slice, address};
 
-/// Nodes on a page.
+/// The number of nodes on a page of the list.
 const NODES: usize = 12;
-/// Pods on a page.
+/// The number of pods on a page of the list.
 const PODS: usize = 15;
-/// Pending pods on the first page.
+/// The number of pending pods on the first page.
 const PENDING: usize = 5;
 
 /// The cluster in a few numbers.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Summary {
-    /// How many nodes there are.
+    /// The number of nodes.
     pub nodes: String,
-    /// How many pods have a node.
+    /// The number of pods with a node.
     pub placed: String,
-    /// How many pods wait for one.
+    /// The number of pods that wait for one.
     pub pending: usize,
-    /// How many GPUs there are; empty for none.
-    pub cards: String,
-    /// How much of their memory and compute is promised.
+    /// The number of GPUs; empty for none.
+    pub gpus: String,
+    /// The promised part of their memory and compute.
     pub bars: Vec<Bar>,
-    /// Whether there is nothing at all.
+    /// Whether the cluster has no objects.
     pub empty: bool,
 }
 
@@ -40,12 +40,12 @@ pub fn summary(board: &Board) -> Summary {
         .pods()
         .filter(|pod| pod.state == State::Placed)
         .count();
-    let cards = board.nodes().flat_map(|node| &node.cards);
+    let gpus = board.nodes().flat_map(|node| &node.gpus);
     let (mut count, mut memory, mut cores) = (0, 0_u128, 0_u128);
-    for card in cards {
+    for gpu in gpus {
         count += 1;
-        memory += u128::from(card.memory_bytes);
-        cores += u128::from(card.cores);
+        memory += u128::from(gpu.memory_bytes);
+        cores += u128::from(gpu.cores);
     }
     let shares = board.pods().flat_map(|pod| &pod.shares);
     let (mut memory_held, mut cores_held) = (0_u128, 0_u128);
@@ -77,7 +77,7 @@ pub fn summary(board: &Board) -> Summary {
         nodes: text::count(board.nodes().len(), "node"),
         placed: format!("{} placed", text::count(placed, "pod")),
         pending,
-        cards: if count == 0 {
+        gpus: if count == 0 {
             String::new()
         } else {
             text::count(count, "GPU")
@@ -90,19 +90,19 @@ pub fn summary(board: &Board) -> Summary {
 /// A pod that waits for a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pending {
-    /// Its name, with its namespace where that is not `default`.
+    /// Its name, with its namespace unless that is `default`.
     pub name: String,
-    /// Where its page is.
+    /// The address of its page.
     pub href: String,
-    /// Where the part is that says what would help.
+    /// The address of the part with the changes that would help.
     pub why: String,
-    /// What it asks for.
+    /// The amounts that it asks for.
     pub asks: String,
-    /// Where it stands, in a sentence.
+    /// Its state, in a sentence.
     pub state: String,
     /// Why the nodes refuse it.
     pub refusals: Vec<message::Refusal>,
-    /// What became of preemption; empty where nothing is said of it.
+    /// The result of preemption; empty if nothing is known of it.
     pub preemption: String,
 }
 
@@ -111,9 +111,9 @@ pub struct Pending {
 pub struct PendingList {
     /// The first of them.
     pub pods: Vec<Pending>,
-    /// How many are not shown.
+    /// The number of pods that are not shown.
     pub more: usize,
-    /// Where all of them are.
+    /// The address of the list of all of them.
     pub all: String,
 }
 
@@ -147,7 +147,7 @@ pub fn pending(pod: &PodRow) -> Pending {
             Some(nodes) => format!("None of {nodes} nodes takes it:"),
             None => "The scheduler says:".to_owned(),
         },
-        _ => "The scheduler has not looked at it yet.".to_owned(),
+        _ => "The scheduler has not tried to place it yet.".to_owned(),
     };
     let nominated = if pod.nominated.is_empty() {
         message.preemption
@@ -165,10 +165,10 @@ pub fn pending(pod: &PodRow) -> Pending {
     }
 }
 
-/// Which nodes are asked for.
+/// A query for nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeQuery {
-    /// A text that the name, a label or a GPU's model has in it.
+    /// A text that the name, a label or a GPU's model contains.
     pub text: String,
     /// `gpu` for nodes with GPUs only.
     pub only: String,
@@ -195,7 +195,7 @@ impl NodeQuery {
     }
 
     fn takes(&self, node: &NodeRow) -> bool {
-        if self.only == "gpu" && node.cards.is_empty() {
+        if self.only == "gpu" && node.gpus.is_empty() {
             return false;
         }
         let wanted = self.text.trim().to_lowercase();
@@ -203,7 +203,7 @@ impl NodeQuery {
         wanted.is_empty()
             || has(&node.name)
             || node.labels.iter().any(has)
-            || node.cards.iter().any(|card| has(&card.model))
+            || node.gpus.iter().any(|gpu| has(&gpu.model))
     }
 }
 
@@ -212,17 +212,17 @@ impl NodeQuery {
 pub struct NodeList {
     /// Those on this page.
     pub cards: Vec<NodeCard>,
-    /// Which page it is.
+    /// The position of this page among all pages.
     pub slice: Slice,
-    /// How many nodes there are without the filter.
+    /// The number of nodes without the filter.
     pub all: usize,
-    /// What was asked for.
+    /// The query.
     pub query: NodeQuery,
-    /// Where this list is, for a refresh of it.
+    /// The address of this list, to refresh it.
     pub part: String,
 }
 
-/// The nodes that are asked for.
+/// The nodes that match the query.
 pub fn node_list(board: &Board, query: &NodeQuery) -> NodeList {
     let mut found: Vec<&NodeRow> = board.nodes().filter(|node| query.takes(node)).collect();
     match query.sort.as_str() {
@@ -245,11 +245,11 @@ pub fn node_list(board: &Board, query: &NodeQuery) -> NodeList {
     }
 }
 
-/// How full a node is: its GPUs' memory, or its CPU where it has no GPU; in hundredths of a percent.
+/// How full a node is, by its GPUs' memory, or by its CPU if it has no GPU; in hundredths of a percent.
 fn fill(board: &Board, node: &NodeRow) -> u128 {
     let pods = || board.pods_on(&node.name);
-    let cards = node.cards.iter();
-    let memory: u128 = cards.map(|card| u128::from(card.memory_bytes)).sum();
+    let gpus = node.gpus.iter();
+    let memory: u128 = gpus.map(|gpu| u128::from(gpu.memory_bytes)).sum();
     let held = pods()
         .flat_map(|pod| &pod.shares)
         .map(|share| u128::from(share.memory_bytes));
@@ -264,10 +264,10 @@ fn fill(board: &Board, node: &NodeRow) -> u128 {
     })
 }
 
-/// Which pods are asked for.
+/// A query for pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodQuery {
-    /// A text that the name, the namespace or the node has in it.
+    /// A text that the name, the namespace or the node contains.
     pub text: String,
     /// `pending`, `placed`, `finished`, or empty for all.
     pub state: String,
@@ -304,13 +304,13 @@ impl PodQuery {
 pub struct PodList {
     /// Those on this page.
     pub pods: Vec<PodLine>,
-    /// Which page it is.
+    /// The position of this page among all pages.
     pub slice: Slice,
-    /// How many pods there are without the filter.
+    /// The number of pods without the filter.
     pub all: usize,
-    /// What was asked for.
+    /// The query.
     pub query: PodQuery,
-    /// Where this list is, for a refresh of it.
+    /// The address of this list, to refresh it.
     pub part: String,
 }
 
@@ -321,21 +321,21 @@ pub struct PodLine {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Where its page is.
+    /// The address of its page.
     pub href: String,
-    /// Where it stands, in one word.
+    /// Its state, in one word.
     pub state: &'static str,
-    /// Its node; empty while it has none.
+    /// Its node; empty if it has none.
     pub node: String,
-    /// Where the page of its node is.
+    /// The address of its node's page.
     pub node_href: String,
-    /// What it asks for.
+    /// The amounts that it asks for.
     pub asks: String,
-    /// Why it is where it is; filled in by [`PodLine::explain`].
+    /// Why it is in this state; filled in by [`PodLine::explain`].
     pub reason: String,
 }
 
-/// The pods that are asked for.
+/// The pods that match the query.
 pub fn pod_list(board: &Board, query: &PodQuery) -> PodList {
     let found: Vec<&PodRow> = board.pods().filter(|pod| query.takes(pod)).collect();
     let link = |page| pods_address(&query.text, &query.state, page);
@@ -395,7 +395,7 @@ fn pod_line(pod: &PodRow) -> PodLine {
 }
 
 impl PodLine {
-    /// Puts the sentence of its decision where the pod has a node, and where the scheduler wrote no other reason.
+    /// Adds the sentence of its decision, if the pod has a node or the scheduler wrote no other reason.
     pub fn explain(&mut self, sentence: String) {
         if !self.node.is_empty() || self.reason.is_empty() {
             self.reason = sentence;

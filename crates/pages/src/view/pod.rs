@@ -1,4 +1,4 @@
-//! One pod: where it stands, why, and what would help.
+//! One pod: its state, the reason, and what would help.
 
 use std::collections::BTreeMap;
 
@@ -19,46 +19,46 @@ pub struct PodPage {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Where it stands, in one word.
+    /// Its state, in one word.
     pub state: &'static str,
-    /// Its node; empty while it has none.
+    /// Its node; empty if it has none.
     pub node: String,
-    /// Where the page of its node is.
+    /// The address of its node's page.
     pub node_href: String,
-    /// What it asks for.
+    /// The amounts that it asks for.
     pub asks: String,
     /// Facts about it, as pairs of name and value.
     pub facts: Vec<(&'static str, String)>,
-    /// What it holds of GPUs.
+    /// Its shares of GPUs.
     pub shares: Vec<ShareLine>,
-    /// Why it waits, where it does.
+    /// Why it waits; none if it does not.
     pub pending: Option<Pending>,
-    /// What the scheduler's plugins said.
+    /// The answers of the scheduler's plugins.
     pub decision: Decision,
-    /// What of its annotations cannot be read.
+    /// The errors in its annotations.
     pub problem: String,
-    /// Where it is edited.
+    /// The address of the page to edit it.
     pub edit: String,
-    /// Where it is deleted.
+    /// The address of the page to delete it.
     pub delete: String,
-    /// Where the live part of this page is, with the page of its tables.
+    /// The address of the live part of this page, with the page number of its tables.
     pub part: String,
-    /// The same without the page.
+    /// The same address without the page number.
     pub part_path: String,
 }
 
 /// A share of a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ShareLine {
-    /// Which GPU.
-    pub card: String,
-    /// How much memory.
+    /// The GPU.
+    pub gpu: String,
+    /// The amount of memory.
     pub memory: String,
-    /// How much compute.
+    /// The amount of compute.
     pub cores: String,
 }
 
-/// The page of a pod: `object` is the pod as it is, `page` which page of its tables is shown.
+/// The page of a pod: `object` is the pod's present state, `page` the page number of its tables.
 pub fn pod_page(board: &Board, row: &PodRow, object: &Value, page: usize) -> PodPage {
     let annotations: BTreeMap<String, String> = object
         .pointer("/metadata/annotations")
@@ -126,16 +126,16 @@ fn priority(row: &PodRow, object: &Value) -> String {
 fn shares(board: &Board, row: &PodRow) -> Vec<ShareLine> {
     let node = board.node(&row.node);
     let line = |share: &crate::board::Share| {
-        let card = node.and_then(|node| node.cards.iter().find(|card| card.id == share.card));
+        let gpu = node.and_then(|node| node.gpus.iter().find(|gpu| gpu.id == share.gpu));
         ShareLine {
-            card: match card {
-                Some(card) => format!("GPU {} {} ({})", card.index, card.model, card.id),
-                None => format!("{}, which {} does not report", share.card, row.node),
+            gpu: match gpu {
+                Some(gpu) => format!("GPU {} {} ({})", gpu.index, gpu.model, gpu.id),
+                None => format!("{}, which {} does not report", share.gpu, row.node),
             },
             memory: crate::text::bytes(share.memory_bytes),
             cores: match share.cores {
                 0 => "none promised".to_owned(),
-                cores if card.is_some_and(|card| card.cores == 100) => format!("{cores} %"),
+                cores if gpu.is_some_and(|gpu| gpu.cores == 100) => format!("{cores} %"),
                 cores => cores.to_string(),
             },
         }

@@ -1,16 +1,16 @@
-//! What a reader asks a list for: a text, a choice, an order, a page. Lists keep it in their addresses, so that a reload
-//! and a live change show the same.
+//! A query for a list: a text, a choice, an order, a page. Lists keep it in their addresses, so that a reload and a
+//! live change show the same.
 
 use super::{Slice, address};
 
-/// What is asked of a list.
+/// A query for a list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Query {
-    /// Words that a row has all of.
+    /// Words that a row must all contain.
     pub text: String,
-    /// Which rows; empty for all.
+    /// The choice of rows; empty for all.
     pub show: String,
-    /// In which order; empty for the list's own.
+    /// The order; empty for the list's own.
     pub sort: String,
     /// The page, from 1.
     pub page: usize,
@@ -41,17 +41,17 @@ impl Query {
             .collect()
     }
 
-    /// Page `self.page` of so many rows.
+    /// Page `self.page` of a list with this number of rows.
     pub fn slice(&self, path: &str, rows: usize, size: usize) -> Slice {
         Slice::of(rows, self.page, size, |page| self.at(path, page))
     }
 }
 
-/// Whether each of the words stands in one of the texts. The words are in lower case.
+/// Whether each of the words is in one of the texts. The words are in lower case.
 pub fn has_all(words: &[String], texts: &[&str]) -> bool {
     let has = |word: &String| {
         texts.iter().any(|text| {
-            // Names in Kubernetes are in lower case already: no copy of those, and no second look.
+            // Names in Kubernetes are already in lower case, so they need no copy.
             let is_lower = |byte: u8| byte.is_ascii() && !byte.is_ascii_uppercase();
             text.contains(word.as_str())
                 || (!text.bytes().all(is_lower) && text.to_lowercase().contains(word.as_str()))
@@ -63,17 +63,17 @@ pub fn has_all(words: &[String], texts: &[&str]) -> bool {
 /// The form above a list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// What the list is of.
+    /// The subject of the list.
     pub label: &'static str,
-    /// Where the page of the list is.
+    /// The address of the page with the list.
     pub path: String,
-    /// Where the list itself is.
+    /// The address of the list itself.
     pub part: String,
-    /// The element that holds the list, as a selector.
+    /// The selector of the element that holds the list.
     pub target: &'static str,
-    /// The text that is asked for.
+    /// The search text.
     pub text: String,
-    /// What a text can be.
+    /// A hint at what can be searched for.
     pub placeholder: &'static str,
     /// The choices.
     pub selects: Vec<Select>,
@@ -82,7 +82,7 @@ pub struct Filter {
 /// One choice in the form above a list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Select {
-    /// What is chosen.
+    /// The label.
     pub label: &'static str,
     /// Its name in the address.
     pub name: &'static str,
@@ -91,7 +91,7 @@ pub struct Select {
 }
 
 impl Select {
-    /// A choice of these values, each with its text, of which `chosen` is chosen.
+    /// A choice among these values, each with its text; `chosen` is the present one.
     pub fn of(
         label: &'static str,
         name: &'static str,

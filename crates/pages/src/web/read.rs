@@ -23,7 +23,7 @@ use crate::view::overview::{
 use crate::view::pod::{PodPage, pod_page};
 use crate::view::{Slice, address, decision};
 
-/// Objects of the smaller kinds on a page.
+/// The number of objects of the smaller kinds on a page of their list.
 const OBJECTS: usize = 50;
 
 /// The query parameters of an address.
@@ -73,7 +73,7 @@ impl Asked {
             "deleted" => format!("Deleted {name}."),
             "configured" => "The scheduler now runs with this configuration.".to_owned(),
             "imported" => "Imported.".to_owned(),
-            "reset" => "Reset: everything is as it was at the start.".to_owned(),
+            "reset" => "Reset: the state at the start is restored.".to_owned(),
             _ => String::new(),
         };
         shell
@@ -104,7 +104,7 @@ pub(super) async fn overview(State(site): State<Site>, query: Asking<Asked>) -> 
     explain(&site, &mut pods).await;
     let lacks = || site.source().configuration_for_gpus().is_some();
     shown(&OverviewPage {
-        only_counted: !summary.cards.is_empty() && lacks(),
+        only_counted: !summary.gpus.is_empty() && lacks(),
         shell: asked.tell(shell),
         summary,
         pending,
@@ -174,7 +174,12 @@ async fn found_pod(
             Some(pod_page(board, row, &object, page))
         })
         .await;
-    made.ok_or_else(|| Refused::new(404, format!("pod {namespace}/{name} is not there any more")))
+    made.ok_or_else(|| {
+        Refused::new(
+            404,
+            format!("pod {namespace}/{name} does not exist any more"),
+        )
+    })
 }
 
 pub(super) async fn pod(
@@ -209,7 +214,7 @@ pub(super) async fn pod_part(
 }
 
 fn no_node(name: &str) -> Refused {
-    Refused::new(404, format!("node {name} is not there"))
+    Refused::new(404, format!("node {name} does not exist"))
 }
 
 pub(super) async fn node(
@@ -281,9 +286,9 @@ fn object_list(board: &Board, kind: Kind, asked: &Asked) -> ObjectList {
             || row.namespace.to_lowercase().contains(&wanted)
     };
     let nodes = board.nodes().filter(|_| kind == Kind::Nodes).map(|node| {
-        let facts = match node.cards.len() {
+        let facts = match node.gpus.len() {
             0 => String::new(),
-            cards => crate::text::count(cards, "GPU"),
+            gpus => crate::text::count(gpus, "GPU"),
         };
         OtherRow {
             name: node.name.clone(),

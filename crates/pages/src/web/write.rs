@@ -1,4 +1,6 @@
-//! The pages that change objects. A text that a person wrote is never lost: a refusal shows it again, with the reason.
+//! The pages that change objects. A refusal shows the user's text again with the reason, so that no text is lost.
+
+use std::fmt::Display;
 
 use axum::Form;
 use axum::extract::multipart::MultipartRejection;
@@ -20,7 +22,7 @@ use crate::pages::{
 use crate::source::{Compare, Refused};
 use crate::view::address;
 use crate::view::compare::compared;
-use crate::yaml;
+use crate::yaml::{self, YamlError};
 
 /// A text from a form.
 #[derive(Debug, Deserialize)]
@@ -63,14 +65,14 @@ fn home(kind: Kind, namespace: &str, name: &str, done: &str) -> String {
     )
 }
 
-fn refusal(error: String) -> Refused {
-    Refused::new(400, error)
+fn refusal(why: impl Display) -> Refused {
+    Refused::new(400, why.to_string())
 }
 
 /// The text of a form, or why it cannot be read.
 fn sent(form: Result<Form<Written>, FormRejection>) -> Result<String, Refused> {
     match form {
-        // A form sends lines that end in CR LF.
+        // A form ends its lines with CR LF.
         Ok(Form(written)) => Ok(written.text.replace("\r\n", "\n")),
         Err(rejection) => Err(Refused::new(
             rejection.status().as_u16(),
@@ -83,7 +85,7 @@ fn sent(form: Result<Form<Written>, FormRejection>) -> Result<String, Refused> {
     }
 }
 
-/// The editor again, with a text that was refused.
+/// The editor again, with the text that was refused.
 fn again(mut page: EditPage, text: String, refused: &Refused) -> Response {
     tracing::debug!(code = refused.code, why = %refused.message, "a text was refused");
     page.editor.lines = lines(&text);
@@ -119,7 +121,7 @@ fn new_page(site: &Site, kind: Kind, template: &str) -> EditPage {
         shell: site.shell(&heading, NavSection::Objects),
         editor: Editor {
             heading,
-            help: "generateName makes a name of its own for each object that is created; write name instead to choose one."
+            help: "generateName gives each created object a new name; write name instead to choose one."
                 .to_owned(),
             lines: lines(&text),
             text,
@@ -197,7 +199,7 @@ fn is_of(kind: Kind, object: &Value) -> Result<(), Refused> {
     )))
 }
 
-// ---- Objects that are there.
+// ---- Existing objects.
 
 fn edit_page(site: &Site, kind: Kind, namespace: &str, name: &str) -> EditPage {
     let heading = format!("Edit {} {name}", kind.singular());
@@ -206,7 +208,7 @@ fn edit_page(site: &Site, kind: Kind, namespace: &str, name: &str) -> EditPage {
         editor: Editor {
             heading,
             help: if kind == Kind::Pods {
-                "Of a pod that is there, little but labels and annotations may change. Its scheduling results are left out here, and stay on it."
+                "Little except labels and annotations of an existing pod can be changed. Its scheduling results are not shown here, and stay as they are."
                     .to_owned()
             } else {
                 String::new()
@@ -224,7 +226,7 @@ fn edit_page(site: &Site, kind: Kind, namespace: &str, name: &str) -> EditPage {
     }
 }
 
-/// An object as a person edits it: without its managed fields and the results of scheduling.
+/// The part of an object that a user edits: without its managed fields and the results of scheduling.
 fn editable(mut object: Value) -> Value {
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
@@ -356,9 +358,9 @@ async fn save_text(
 
 fn delete_page(site: &Site, kind: Kind, namespace: &str, name: &str) -> ConfirmPage {
     let what = match kind {
-        Kind::Nodes => "The pods on it stay, on a node that is not there any more.",
-        Kind::Namespaces => "Everything in it is deleted, too.",
-        _ => "It cannot be brought back.",
+        Kind::Nodes => "The pods on it stay, although their node does not exist any more.",
+        Kind::Namespaces => "Everything in it is deleted too.",
+        _ => "This cannot be undone.",
     };
     ConfirmPage {
         shell: site.shell(&format!("Delete {name}"), NavSection::Objects),
@@ -417,7 +419,7 @@ fn configuration_page(site: &Site) -> EditPage {
         shell: site.shell("Scheduler configuration", NavSection::Configuration),
         editor: Editor {
             heading: "Scheduler configuration".to_owned(),
-            help: "A KubeSchedulerConfiguration. Its profiles say which plugins run with which weights; its extenders are asked over HTTP. Both are taken over, other fields stay as they are. A configuration that cannot run is refused, and the former one stays."
+            help: "A KubeSchedulerConfiguration. Its profiles name the plugins with their weights; its extenders are called over HTTP. Only profiles and extenders are applied; other fields stay as they are. A configuration that cannot run is refused, and the present one stays."
                 .to_owned(),
             button: "Apply configuration".to_owned(),
             action: "/page/configuration".to_owned(),
@@ -478,7 +480,7 @@ pub(super) async fn data(State(site): State<Site>, query: Asking<Asked>) -> Resp
     })
 }
 
-/// What an import's form sends.
+/// The form of an import.
 #[derive(Debug, Default)]
 struct Import {
     file: String,
@@ -512,7 +514,7 @@ async fn import_form(form: Result<Multipart, MultipartRejection>) -> Result<Impo
 }
 
 /// Parses an export. JSON is read by the faster parser.
-fn state(text: &str) -> Result<Value, String> {
+fn state(text: &str) -> Result<Value, YamlError> {
     if text.trim_start().starts_with('{')
         && let Ok(value) = serde_json::from_str::<Value>(text)
     {
@@ -525,7 +527,7 @@ pub(super) async fn import(
     State(site): State<Site>,
     form: Result<Multipart, MultipartRejection>,
 ) -> Response {
-    /// A longer text is not shown again: a browser would choke on it, and the reader has it as a file.
+    /// A longer text is not shown again: a browser would choke on it, and the user has it as a file.
     const MOST_SHOWN: usize = 1 << 20;
     let (done, mut text, replace) = match import_form(form).await {
         Ok(import) => {
@@ -599,7 +601,7 @@ fn reset_page(site: &Site) -> ConfirmPage {
     ConfirmPage {
         shell: site.shell("Reset", NavSection::Data),
         question: "Reset everything?".to_owned(),
-        what: "All objects and the scheduler's configuration go back to what they were when the simulator started. Export first to keep what is there."
+        what: "All objects and the scheduler's configuration return to their state at the start of the simulator. Export first to keep the present state."
             .to_owned(),
         button: "Reset everything".to_owned(),
         action: "/page/reset".to_owned(),

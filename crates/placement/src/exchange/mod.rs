@@ -1,9 +1,9 @@
-//! What a device of one model is worth in devices of another: the exchange table. Values in, values out; which device a
-//! pod gets is the engine's.
+//! The exchange table: what a device of one model is worth in devices of another. Values in, values out. The engine
+//! decides which device a pod gets.
 //!
-//! Rates, normalised amounts, scores and the texts of errors are those of the published hetero-compute-router, and
-//! recordings of it are the tests. Beyond it, a model is found by the name that drivers give it
-//! ([`Table::find`]), and there are more models.
+//! Rates, normalised amounts, scores and error texts are those of the published hetero-compute-router, and the tests
+//! compare with recordings of it. In addition, a model is found by the name that drivers give it ([`Table::find`]),
+//! and there are more models.
 
 mod names;
 mod profiles;
@@ -17,7 +17,8 @@ pub use score::{NodeFigures, Wanted, raw, spread_out};
 /// The model that amounts are expressed in.
 pub const BASE_MODEL: &str = "A100-80GB";
 
-/// How far the memory that a device reports may be from its model's, in hundredths: what the driver keeps for itself.
+/// The allowed difference between the memory that a device reports and its model's, in percent. The driver keeps some
+/// memory for itself.
 const MEMORY_TOLERANCE: u64 = 12;
 
 /// The maker of a device.
@@ -53,14 +54,14 @@ impl Maker {
     }
 }
 
-/// How sure the figures of a built-in model are; the module `profiles` says what each means.
+/// How reliable the numbers of a built-in model are; the module `profiles` explains each value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sure {
-    /// The published table's own.
+    /// From the published table.
     Recorded,
-    /// The vendor's datasheet.
+    /// From the vendor's datasheet.
     Datasheet,
-    /// Lists of others that agree.
+    /// From other lists that agree.
     Reported,
 }
 
@@ -75,16 +76,16 @@ impl Sure {
     }
 }
 
-/// What one device of a model has.
+/// The figures of one device of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
-    /// The maker, in lower case.
+    /// The maker's word, in lower case.
     pub vendor: String,
     /// Name of the model in the table.
     pub model: String,
-    /// TFLOPS of 16-bit floats; 0 where not known.
+    /// TFLOPS of 16-bit floats; 0 if unknown.
     pub fp16_tflops: f64,
-    /// TFLOPS of 32-bit floats; 0 where not known.
+    /// TFLOPS of 32-bit floats; 0 if unknown.
     pub fp32_tflops: f64,
     /// Memory in bytes.
     pub vram_bytes: u64,
@@ -95,7 +96,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Speed in GFLOPS of 16 and of 32 bits, as the engine counts.
+    /// Speed in GFLOPS for 16 and for 32 bits, as the engine counts it.
     pub fn gflops(&self) -> [u64; 2] {
         [gflops(self.fp16_tflops), gflops(self.fp32_tflops)]
     }
@@ -110,7 +111,7 @@ fn gflops(tflops: f64) -> u64 {
     (tflops * 1000.0).round() as u64
 }
 
-/// What devices of one model are worth in devices of another.
+/// The value of one model's devices in devices of another.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rate {
     /// Compute of the one in units of the other.
@@ -129,14 +130,14 @@ pub struct Normalised {
 }
 
 impl Normalised {
-    /// What a node with these devices is worth, with so many bytes of memory free.
+    /// The score of a node with these devices and this much free memory, in bytes.
     pub fn score(&self, free_vram_bytes: u64) -> f64 {
         const BASE: f64 = (80_u64 << 30) as f64;
         0.7 * self.tflops + 0.3 * (bytes(free_vram_bytes) / BASE)
     }
 }
 
-/// Why a table cannot be made or asked.
+/// Why a table cannot be built or queried.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExchangeError {
     /// No profile has this name.
@@ -151,7 +152,7 @@ pub enum ExchangeError {
     /// A profile without compute.
     #[error("profile[{0}]: at least one of fp16_tflops or fp32_tflops must be specified")]
     NoCompute(usize),
-    /// A profile with a figure that is no amount.
+    /// A profile with an invalid figure.
     #[error("profile[{0}]: {1} must be 0 or more")]
     NoAmount(usize, &'static str),
     /// A profile without a name.
@@ -194,12 +195,12 @@ fn bytes(bytes: u64) -> f64 {
 }
 
 impl Table {
-    /// The built-in models with these beside them, or in place of those of the same vendor and model. Amounts are
-    /// expressed in `base`, or in [`BASE_MODEL`] where it is empty.
+    /// The built-in models plus these, which replace built-in ones of the same vendor and model. Amounts are
+    /// expressed in `base`, or in [`BASE_MODEL`] if `base` is empty.
     ///
     /// # Errors
     ///
-    /// When a profile lacks a figure, or the base model has no profile.
+    /// If a profile lacks a figure, or the base model has no profile.
     pub fn with(custom: &[Profile], base: &str) -> Result<Self, ExchangeError> {
         for (at, profile) in custom.iter().enumerate() {
             if profile.vram_bytes == 0 {
@@ -245,11 +246,11 @@ impl Table {
         &self.base
     }
 
-    /// The profile of this name, to the letter.
+    /// The profile with exactly this name.
     ///
     /// # Errors
     ///
-    /// When there is none.
+    /// If there is none.
     pub fn profile(&self, model: &str) -> Result<&Profile, ExchangeError> {
         self.profiles
             .values()
@@ -257,8 +258,8 @@ impl Table {
             .ok_or_else(|| ExchangeError::UnknownModel(model.to_owned()))
     }
 
-    /// The profile of a device that calls itself `text` and has so much memory (0 where that is not known). A name that
-    /// stands for several sizes is decided by the size that it says, else by the memory, else it is the smallest.
+    /// The profile of a device that calls itself `text` and has this much memory (0 if unknown). If the name stands for
+    /// several sizes, the size in the name decides, else the memory, else the smallest size is taken.
     pub fn find(&self, maker: Maker, text: &str, memory_bytes: u64) -> Option<&Profile> {
         let of_maker = || {
             self.profiles
@@ -287,7 +288,7 @@ impl Table {
     ///
     /// # Errors
     ///
-    /// When either has no profile.
+    /// If one of them has no profile.
     pub fn rate(&self, from: &str, to: &str) -> Result<Rate, ExchangeError> {
         let (from, to) = (self.profile(from)?, self.profile(to)?);
         if from.model == to.model {
@@ -303,7 +304,8 @@ impl Table {
                 memory: 1.0 / of_base.memory,
             });
         }
-        // Through the base, as the published table does it: the last bit of the float is the same.
+        // The rate goes through the base, as in the published table, so that even the last bit of the float is the
+        // same.
         let of_base = self.in_base(to);
         Ok(Rate {
             compute: self.compute_of(&self.base) / self.compute_of(from) * of_base.compute,
@@ -311,7 +313,7 @@ impl Table {
         })
     }
 
-    /// The figure that compute is compared by: 16-bit floats, unless the base has none.
+    /// The figure by which compute is compared: 16-bit floats, unless the base has none.
     fn compute_of(&self, profile: &Profile) -> f64 {
         if self.base.fp16_tflops > 0.0 {
             profile.fp16_tflops
@@ -328,7 +330,7 @@ impl Table {
         }
     }
 
-    /// So many devices of this profile, in devices of the base.
+    /// `devices` devices of this profile, in devices of the base.
     pub fn normalise(&self, profile: &Profile, devices: u32) -> Normalised {
         let devices = f64::from(devices);
         Normalised {
@@ -337,18 +339,18 @@ impl Table {
         }
     }
 
-    /// How many hundredths (or TFLOPS) of `to` are as much compute as so many of the base.
+    /// The amount of `to`, in percent or TFLOPS, that has as much compute as `amount` of the base.
     ///
     /// # Errors
     ///
-    /// When `to` has no profile.
+    /// If `to` has no profile.
     pub fn convert_compute(&self, amount: f64, to: &str) -> Result<f64, ExchangeError> {
         let rate = self.rate(&self.base.model, to)?;
         Ok(amount / rate.compute)
     }
 }
 
-/// Of models of one chip the one with the right memory.
+/// Among the models of one chip, the one with the right memory.
 fn sized<'t>(found: &[&'t Profile], name: &Name, memory_bytes: u64) -> Option<&'t Profile> {
     let gigabytes = |profile: &Profile| profile.vram_bytes >> 30;
     let fits = |profile: &Profile, bytes: u64| {
@@ -356,7 +358,7 @@ fn sized<'t>(found: &[&'t Profile], name: &Name, memory_bytes: u64) -> Option<&'
     };
     if let Some(said) = name.gigabytes {
         let exact = found.iter().find(|profile| gigabytes(profile) == said);
-        // The name of a profile may be without a size; then any size that is near will do.
+        // If the profile's name has no size, any size that is close will do.
         return exact
             .or_else(|| found.iter().find(|profile| fits(profile, said << 30)))
             .copied();
@@ -373,7 +375,7 @@ fn sized<'t>(found: &[&'t Profile], name: &Name, memory_bytes: u64) -> Option<&'
     (found.iter().copied()).min_by_key(|profile| profile.vram_bytes)
 }
 
-/// The built-in models with how sure their figures are, for documents.
+/// The built-in models with the reliability of their figures, for documents.
 pub fn built_in() -> Vec<(Profile, Sure)> {
     profiles::built_in().collect()
 }

@@ -1,14 +1,14 @@
-//! From the name that a driver or an agent gives a device to the chip that the table knows. Never guesses: a name with a
-//! word that no rule takes out is another chip.
+//! Finds the chip in the table for the name that a driver or an agent gives a device. Does not guess: a name with an
+//! unknown word counts as another chip.
 
-/// A device's name, taken apart.
+/// The parts of a device's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Name {
-    /// The chip and what tells it from its siblings: `A100`, `H100-PCIE`, `MLU370-X8`.
+    /// The chip with the suffix that distinguishes it from its siblings: `A100`, `H100-PCIE`, `MLU370-X8`.
     pub(super) chip: String,
-    /// The chip without its form, where a form was named: `H100` for `H100 PCIe`.
+    /// The chip without its form, if the name has a form: `H100` for `H100 PCIe`.
     pub(super) without_form: Option<String>,
-    /// The memory that the name says, in GB.
+    /// The memory in the name, in GB.
     pub(super) gigabytes: Option<u64>,
 }
 
@@ -30,15 +30,15 @@ const MAKERS: [&str; 14] = [
     "CORPORATION",
 ];
 
-/// Words that say how it is mounted or what its memory is, and change no figure.
+/// Words for the mounting or the kind of memory that do not affect any figure.
 const FORMS: [&str; 12] = [
     "SXM", "SXM2", "SXM3", "SXM4", "SXM5", "SXM6", "OAM", "HBM2", "HBM2E", "HBM3", "HBM3E", "MIG0",
 ];
 
-/// Words that say how it is mounted, and change figures of some chips.
+/// Words for the mounting that affect the figures of some chips.
 const VARIANTS: [&str; 2] = ["PCIE", "NVL"];
 
-/// Takes a name apart; none where nothing is left of it.
+/// Splits a name into its parts; none if nothing is left of it.
 pub(super) fn parse(text: &str) -> Option<Name> {
     let upper = text.to_uppercase();
     let mut chip: Vec<String> = Vec::new();
@@ -87,7 +87,7 @@ fn size(word: &str) -> Option<u64> {
     digits.parse().ok()
 }
 
-/// One spelling for chips that are written in several.
+/// A uniform spelling for chips that are spelled in several ways.
 fn spelled(chip: &str) -> String {
     let plain = chip
         .strip_prefix("RTX-")

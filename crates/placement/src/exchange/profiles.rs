@@ -1,17 +1,17 @@
-//! The figures of the models that are known without a configuration. Never compares them.
+//! The figures of the models that are known without a configuration. Does not compare them.
 //!
-//! Compute is in TFLOPS per device: 16-bit floats dense on the matrix units with 32-bit accumulation, 32-bit floats on
-//! the vector units. Bandwidth is in GB/s, power in W. A figure of 0 is not known; a request in that figure is not given
-//! such a device.
+//! Compute is in TFLOPS per device: 16-bit floats are dense on the matrix units with 32-bit accumulation, 32-bit floats
+//! are on the vector units. Bandwidth is in GB/s, power in W. A figure of 0 is unknown; a request in that figure never
+//! gets such a device.
 //!
-//! The column `Sure` says where a row is from:
+//! The column `Sure` says where the figures of a row come from:
 //!
-//! * `Recorded`: the table of the published hetero-compute-router, kept figure by figure, since its clients compare with
-//!   it. Its A100, H100 and V100 rows agree with NVIDIA's datasheets. Its RTX rows are NVIDIA's architecture
-//!   whitepapers. Its 910A and 910B rows are above what Huawei's own slides say for 32-bit floats.
+//! * `Recorded`: the table of the published hetero-compute-router, kept figure by figure, because its clients compare
+//!   with it. Its A100, H100 and V100 rows agree with NVIDIA's datasheets. Its RTX rows agree with NVIDIA's
+//!   architecture whitepapers. Its 910A and 910B rows are above the values for 32-bit floats on Huawei's own slides.
 //! * `Datasheet`: the vendor's public datasheet or architecture whitepaper of the model.
-//! * `Reported`: no public datasheet with all figures; taken from resellers' and integrators' lists that agree. A cluster
-//!   that depends on such a row should put its own measurement into the configuration.
+//! * `Reported`: no public datasheet has all figures; they come from lists of resellers and integrators that agree. A
+//!   cluster that depends on such a row should put its own measurement into the configuration.
 
 use super::{Maker, Profile, Sure};
 
@@ -62,12 +62,12 @@ const LINES: &[Line] = {
         Line(Nvidia, "RTX4080-16GB",      97.5,  48.7,  16,  717.0,  320, Datasheet),
         Line(Nvidia, "RTX5080-16GB",     112.6,  56.3,  16,  960.0,  360, Datasheet),
         Line(Nvidia, "RTX5090-32GB",     209.5, 104.8,  32, 1792.0,  575, Datasheet),
-        // Huawei. No public datasheet of these gives 32-bit floats.
+        // Huawei. No public datasheet of these models gives 32-bit floats.
         Line(Huawei, "910B2",            376.0,   0.0,  64, 1600.0,  400, Reported),
         Line(Huawei, "910B3",            313.0,   0.0,  64, 1600.0,  400, Reported),
         Line(Huawei, "910B4",            280.0,   0.0,  32,  800.0,  350, Reported),
         Line(Huawei, "910B4-1",          280.0,   0.0,  64,  800.0,  350, Reported),
-        // One package of two dies, which its plugin counts as two devices: the figures are one die's.
+        // One package of two dies. The plugin counts each die as a device, so the figures are one die's.
         Line(Huawei, "910C",             390.0,   0.0,  64, 1600.0,  350, Reported),
         Line(Huawei, "310P",              70.0,   0.0,  24,  204.8,   72, Datasheet),
         // Hygon.

@@ -1,42 +1,43 @@
-//! How good a node is for a request, 0 to 100, as the published scheduler counts it. Compares nodes that fit; never says
-//! whether one does.
+//! The score of a node for a request, 0 to 100, as the published scheduler counts it. Compares nodes that fit; does not
+//! decide whether one does.
 
 use super::{Profile, Table};
 
-/// What a pod asks for, as far as the score looks at it.
+/// The part of a request that the score uses.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Wanted {
-    /// Whether it names memory or 16-bit compute. Other requests make every node the same.
+    /// Whether it asks for memory or 16-bit compute. For other requests every node scores the same.
     pub anything: bool,
     /// TFLOPS of 16-bit floats; 0 for none.
     pub fp16_tflops: f64,
 }
 
-/// What a node has, as far as the score looks at it.
+/// The figures of a node that the score uses.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NodeFigures<'a> {
-    /// How many devices.
+    /// The number of devices.
     pub devices: u32,
-    /// The model of its devices, where the table knows it.
+    /// The model of its devices, if the table knows it.
     pub profile: Option<&'a Profile>,
     /// Memory of all devices, in bytes.
     pub vram_bytes: u64,
-    /// What of it is taken, in bytes.
+    /// The used part of it, in bytes.
     pub vram_used_bytes: u64,
     /// TFLOPS of 16-bit floats of all devices.
     pub fp16_tflops: f64,
-    /// Mean health of its devices, 0 to 100; 100 where it has none.
+    /// Mean health of its devices, 0 to 100; 100 if it has none.
     pub health: f64,
-    /// Whether some device reaches another over a link of its vendor.
+    /// Whether at least one device reaches another over a link of its vendor.
     pub fast_link: bool,
 }
 
-/// What every node gets where the request names nothing that is scored.
+/// The score of every node if the request asks for nothing that is scored.
 const INDIFFERENT: i64 = 50;
 
-/// The score of one node: 25 for compute and 15 for memory in devices of the base model (for a model that is not known,
-/// 40 for the share of memory that is free), 30 for health, 20 for how much of the node's compute the request uses (10
-/// where it names none or the node's is not known, none where it is more than the node has), 10 for links.
+/// The score of one node is the sum of: 25 for compute and 15 for memory, in devices of the base model (for an unknown
+/// model, 40 for the share of memory that is free); 30 for health; 20 for the part of the node's compute that the
+/// request uses (10 if the request asks for none or the node's is unknown, 0 if it asks for more than the node has); 10
+/// for links.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
@@ -68,7 +69,7 @@ pub fn raw(table: &Table, wanted: Wanted, node: &NodeFigures<'_>) -> i64 {
     size + health + used + if node.fast_link { 10 } else { 0 }
 }
 
-/// The scores spread over 0 to 100: the least becomes 0, the greatest 100. Where all are equal, each is 50.
+/// The scores spread over 0 to 100: the least becomes 0, the greatest 100. If all are equal, each becomes 50.
 pub fn spread_out(scores: &[i64]) -> Vec<i64> {
     let (Some(least), Some(most)) = (scores.iter().min(), scores.iter().max()) else {
         return Vec::new();

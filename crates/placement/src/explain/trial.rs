@@ -17,9 +17,9 @@ pub(super) enum Relax {
     Memory(usize, usize),
     Cores(usize, usize),
     Count(usize, usize),
-    /// Type rules of all asks that share them: a pod states them once for all its containers.
+    /// Type rules of all asks that share them, because a pod states them once for all its containers.
     Types(Vec<(usize, usize)>),
-    /// The same for another rule.
+    /// As `Types`, for another rule.
     Rule(Vec<(usize, usize)>, Rule),
     Quota(Vendor),
     Pods,
@@ -30,11 +30,11 @@ pub(super) enum Relax {
 /// A trial: changes of the cluster under which the request is placed.
 #[derive(Clone, Default)]
 pub(super) struct Trial<'a> {
-    /// Additional quota, by vendor.
+    /// The additional quota, by vendor.
     pub(super) quota: Vec<(Vendor, Load)>,
-    /// All pods leave the node.
+    /// Whether all pods leave the node.
     pub(super) empty: bool,
-    /// Pods that have left: the node is already without them, but their quota use still has to be subtracted.
+    /// Pods that have left. The node is already without them, but their quota use must still be subtracted.
     pub(super) left: Vec<&'a Reservation>,
     pub(super) uncordoned: bool,
     pub(super) healthy: bool,
@@ -53,7 +53,7 @@ impl Relax {
 }
 
 impl Trial<'_> {
-    /// The node in the trial, if it differs.
+    /// The node's state in the trial, if it differs.
     pub(super) fn on<'n>(&self, node: &NodeState) -> Option<Cow<'n, NodeState>> {
         if !(self.empty || self.uncordoned || self.healthy) {
             return None;
@@ -147,8 +147,8 @@ pub(super) fn narrow(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-/// The greatest value from `low` to `high` that does, if `low` does and none does after one that does
-/// not.
+/// The greatest value from `low` to `high` for which `does` is true, given that it is true for `low`, and that after
+/// a value for which it is false it stays false.
 pub(super) fn greatest(low: u64, high: u64, mut does: impl FnMut(u64) -> bool) -> Option<u64> {
     if low > high || !does(low) {
         return None;
@@ -165,7 +165,8 @@ pub(super) fn greatest(low: u64, high: u64, mut does: impl FnMut(u64) -> bool) -
     Some(low)
 }
 
-/// The least value up to `high` that does, if `high` does and all do after one that does.
+/// The least value up to `high` for which `does` is true, given that it is true for `high`, and that after a value
+/// for which it is true it stays true.
 pub(super) fn least(high: u64, mut does: impl FnMut(u64) -> bool) -> Option<u64> {
     if !does(high) {
         return None;

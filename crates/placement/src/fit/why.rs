@@ -1,17 +1,17 @@
-//! Why a request does not fit on a node, by card.
+//! Why a request does not fit on a node, by device.
 
 use super::{Fit, State, distinct, serves_alone, shares_of};
-use crate::arrange::{self, CardTraits, Pick};
-use crate::card::{Pending, check, score_of};
+use crate::arrange::{self, DeviceTraits, Pick};
+use crate::device::{Pending, check, score_of};
 use crate::misfit::{Misfit, Reason, Reasons};
 use crate::node::NodeState;
 use crate::plan::{Plan, Step};
 use crate::request::Arrange;
 use crate::reservation::Load;
 
-/// Why the request does not fit on the node, after `place` has found that it does not.
+/// Why the request does not fit on the node. Must only be called after `place` has failed.
 pub(crate) fn misfit(node: &NodeState, plan: &Plan<'_>) -> Misfit {
-    // Each card is checked by itself, unless taking one card changes what the next can offer.
+    // Each device is checked by itself, unless taking one device changes what the next can offer.
     let in_turn =
         |step: &Step<'_>| step.ask.numa_bind || (step.quota.is_some() && step.ask.count > 1);
     match plan.steps.as_slice() {
@@ -33,13 +33,13 @@ pub(crate) fn misfit(node: &NodeState, plan: &Plan<'_>) -> Misfit {
     }
 }
 
-/// Why the step does not fit even if it were the pod's only one. Checks each card once.
+/// Why the step does not fit even as the pod's only one. Checks each device once.
 fn misfit_alone(node: &NodeState, step: &Step<'_>) -> Misfit {
     let idle = Pending::default();
     let mut offered: u32 = 0;
     let mut if_all_left: u32 = 0;
     let mut reasons = Reasons::new(&node.ids);
-    for (card, device) in node.devices.iter().enumerate() {
+    for (position, device) in node.devices.iter().enumerate() {
         if Some(device.vendor) != step.vendor {
             continue;
         }
@@ -52,7 +52,7 @@ fn misfit_alone(node: &NodeState, step: &Step<'_>) -> Misfit {
         if reason.is_cured_by_leaving() {
             if_all_left = if_all_left.saturating_add(shares);
         }
-        reasons.push(card, reason);
+        reasons.push(position, reason);
     }
     if reasons.is_empty() || offered < step.ask.count {
         return Misfit::TooFewDevices {
@@ -72,8 +72,8 @@ fn misfit_alone(node: &NodeState, step: &Step<'_>) -> Misfit {
     }
 }
 
-/// Names the arrangement as the reason if enough cards would do one by one. For the arrangements that HAMi has, one
-/// such card is enough to name it, as in HAMi.
+/// Names the arrangement as the reason if enough devices fit one by one. For the arrangements that HAMi has, one such
+/// device is enough, as in HAMi.
 fn explain_arrangement(
     node: &NodeState,
     step: &Step<'_>,
@@ -90,14 +90,16 @@ fn explain_arrangement(
     if reasons.count(Reason::TooFew) >= enough {
         reasons.replace(Reason::TooFew, Reason::Arrangement);
     }
-    let idle: Vec<CardTraits> = (0..node.devices.len())
-        .filter(|&card| {
-            let device = node.devices.get(card);
+    let idle: Vec<DeviceTraits> = (0..node.devices.len())
+        .filter(|&position| {
+            let device = node.devices.get(position);
             device.is_some_and(|device| Some(device.vendor) == step.vendor)
-                && reasons.of(card).is_some_and(Reason::is_cured_by_leaving)
+                && reasons
+                    .of(position)
+                    .is_some_and(Reason::is_cured_by_leaving)
         })
-        .filter_map(|card| node.traits(card, None))
-        .map(|card| CardTraits { used: 0, ..card })
+        .filter_map(|position| node.traits(position, None))
+        .map(|traits| DeviceTraits { used: 0, ..traits })
         .collect();
     if arrange::pick(step.ask.arrange, step.count(), &idle) == Pick::None {
         *if_all_left = 0;
@@ -105,73 +107,75 @@ fn explain_arrangement(
 }
 
 impl Fit<'_> {
-    /// Why the step at `at` has no choice once `state` is taken: repeats the search and records the reasons.
+    /// Why the step at `at` has no choice in the state `state`: repeats the search and records the reasons.
     fn reasons(&self, at: usize, mut state: State) -> Misfit {
         let Some(step) = self.plan.steps.get(at) else {
             return Misfit::UnknownNode;
         };
-        let mut cards: Vec<(usize, f64)> = self
+        let mut scored: Vec<(usize, f64)> = self
             .node
             .devices
             .iter()
-            .zip(&state.cards)
+            .zip(&state.pending)
             .enumerate()
             .filter(|(_, (device, _))| Some(device.vendor) == step.vendor)
-            .map(|(card, (device, pending))| {
+            .map(|(position, (device, pending))| {
                 let load = check(device, pending, step, &state.quotas)
                     .map_or_else(|_| Load::default(), |cost| cost.load);
-                (card, score_of(device, pending, step, load))
+                (position, score_of(device, pending, step, load))
             })
             .collect();
-        let offered: u32 = cards
+        let offered: u32 = scored
             .iter()
-            .filter_map(|(card, _)| self.node.devices.get(*card))
+            .filter_map(|(position, _)| self.node.devices.get(*position))
             .map(|device| shares_of(device, device.total.slots))
             .fold(0, u32::saturating_add);
-        if cards.is_empty() || offered < step.ask.count {
+        if scored.is_empty() || offered < step.ask.count {
             return Misfit::TooFewDevices {
                 container: step.container,
                 vendor: step.ask.vendor.clone(),
-                present: cards.len(),
+                present: scored.len(),
                 asked: step.ask.count,
             };
         }
-        cards.sort_by(|a, b| self.order(step, &state, *a, *b));
+        scored.sort_by(|a, b| self.order(step, &state, *a, *b));
         if step.ask.numa_bind {
-            let order = distinct(cards.iter().map(|(card, _)| self.numa(*card)));
-            cards.sort_by_key(|(card, _)| order.iter().position(|numa| *numa == self.numa(*card)));
+            let order = distinct(scored.iter().map(|(position, _)| self.numa(*position)));
+            scored.sort_by_key(|(position, _)| {
+                order.iter().position(|numa| *numa == self.numa(*position))
+            });
         }
-        let last_numa = cards
+        let last_numa = scored
             .iter()
             .rev()
-            .find(|(card, _)| {
-                let device = self.node.devices.get(*card);
-                let pending = state.cards.get(*card);
+            .find(|(position, _)| {
+                let device = self.node.devices.get(*position);
+                let pending = state.pending.get(*position);
                 device.zip(pending).is_some_and(|(device, pending)| {
                     check(device, pending, step, &state.quotas).is_ok()
                 })
             })
-            .and_then(|(card, _)| self.numa(*card));
+            .and_then(|(position, _)| self.numa(*position));
         let mut if_all_left: u32 = 0;
         let mut reasons = Reasons::new(&self.node.ids);
         let before = state.clone();
         let mut numa = None;
-        for (card, _) in cards {
-            if step.ask.numa_bind && numa != self.numa(card) {
-                numa = self.numa(card);
+        for (position, _) in scored {
+            if step.ask.numa_bind && numa != self.numa(position) {
+                numa = self.numa(position);
                 state = before.clone();
             }
-            let reason = match self.take(step, card, &mut state) {
-                Ok(_) if step.ask.numa_bind && self.numa(card) != last_numa => Reason::Numa,
+            let reason = match self.take(step, position, &mut state) {
+                Ok(_) if step.ask.numa_bind && self.numa(position) != last_numa => Reason::Numa,
                 Ok(_) => Reason::TooFew,
                 Err(reason) => reason,
             };
-            if let Some(device) = self.node.devices.get(card) {
+            if let Some(device) = self.node.devices.get(position) {
                 if reason.is_cured_by_leaving() {
                     let shares = shares_of(device, device.total.slots);
                     if_all_left = if_all_left.saturating_add(shares);
                 }
-                reasons.push(card, reason);
+                reasons.push(position, reason);
             }
         }
         explain_arrangement(self.node, step, &mut reasons, &mut if_all_left);

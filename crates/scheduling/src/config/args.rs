@@ -1,4 +1,4 @@
-//! Arguments of plugins with kube-scheduler's defaults. What may not be in them stands in `validate`.
+//! Arguments of plugins, with kube-scheduler's defaults. `validate` checks their values.
 
 use k8s_openapi::api::core::v1 as core;
 use serde::de::DeserializeOwned;
@@ -7,29 +7,29 @@ use serde_json::Value;
 
 use super::{API_VERSION, ConfigError};
 
-/// Arguments of a plugin.
+/// The arguments of a plugin.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind")]
 pub enum Args {
-    /// Of `DefaultPreemption`.
+    /// For `DefaultPreemption`.
     #[serde(rename = "DefaultPreemptionArgs")]
     Preemption(Versioned<PreemptionArgs>),
-    /// Of `InterPodAffinity`.
+    /// For `InterPodAffinity`.
     #[serde(rename = "InterPodAffinityArgs")]
     InterPod(Versioned<InterPodArgs>),
-    /// Of `NodeAffinity`.
+    /// For `NodeAffinity`.
     #[serde(rename = "NodeAffinityArgs")]
     NodeAffinity(Versioned<NodeAffinityArgs>),
-    /// Of `NodeResourcesBalancedAllocation`.
+    /// For `NodeResourcesBalancedAllocation`.
     #[serde(rename = "NodeResourcesBalancedAllocationArgs")]
     Balanced(Versioned<BalancedArgs>),
-    /// Of `NodeResourcesFit`.
+    /// For `NodeResourcesFit`.
     #[serde(rename = "NodeResourcesFitArgs")]
     Fit(Versioned<FitArgs>),
-    /// Of `PodTopologySpread`.
+    /// For `PodTopologySpread`.
     #[serde(rename = "PodTopologySpreadArgs")]
     Spread(Versioned<SpreadArgs>),
-    /// Of `VolumeBinding`.
+    /// For `VolumeBinding`.
     #[serde(rename = "VolumeBindingArgs")]
     VolumeBinding(Versioned<VolumeBindingArgs>),
 }
@@ -59,13 +59,13 @@ impl Serialize for Version {
     }
 }
 
-/// How many nodes the search for pods to evict looks at.
+/// How many nodes the search for pods to evict examines.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PreemptionArgs {
-    /// At least so many percent of the nodes.
+    /// At least this percentage of the nodes.
     pub min_candidate_nodes_percentage: i32,
-    /// At least so many nodes.
+    /// At least this number of nodes.
     pub min_candidate_nodes_absolute: i32,
 }
 
@@ -78,13 +78,13 @@ impl Default for PreemptionArgs {
     }
 }
 
-/// Pod affinity.
+/// Arguments for pod affinity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct InterPodArgs {
-    /// What a required term of a pod that runs is worth to a pod that it selects.
+    /// The weight of a required term of a running pod, for a pod that the term selects.
     pub hard_pod_affinity_weight: i32,
-    /// Whether preferred terms of pods that run count for nothing.
+    /// Whether preferred terms of running pods are ignored.
     pub ignore_preferred_terms_of_existing_pods: bool,
 }
 
@@ -97,22 +97,22 @@ impl Default for InterPodArgs {
     }
 }
 
-/// Node affinity.
+/// Arguments for node affinity.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct NodeAffinityArgs {
-    /// Affinity that every pod of the profile has beside its own.
+    /// Affinity that every pod of the profile has in addition to its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub added_affinity: Option<core::NodeAffinity>,
 }
 
-/// A resource and what it counts.
+/// A resource and its weight in a score.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ResourceSpec {
     /// Name of the resource.
     pub name: String,
-    /// What it counts; 1 where nothing or 0 is written.
+    /// Its weight; 1 if absent or 0.
     #[serde(default)]
     pub weight: i64,
 }
@@ -126,11 +126,11 @@ fn default_resources() -> Vec<ResourceSpec> {
         .into()
 }
 
-/// Balanced use of resources.
+/// Arguments for balanced use of resources.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct BalancedArgs {
-    /// Which resources.
+    /// The resources that count.
     pub resources: Vec<ResourceSpec>,
 }
 
@@ -142,17 +142,17 @@ impl Default for BalancedArgs {
     }
 }
 
-/// Whether resources suffice, and how full a node had better be.
+/// Arguments for the check of resources and for the score by how full a node is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct FitArgs {
-    /// Extended resources that are not looked at.
+    /// Extended resources that are not checked.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ignored_resources: Vec<String>,
-    /// Domains of extended resources that are not looked at.
+    /// Domains of extended resources that are not checked.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ignored_resource_groups: Vec<String>,
-    /// How full a node had better be.
+    /// How the fullness of a node becomes a score.
     pub scoring_strategy: ScoringStrategy,
 }
 
@@ -170,28 +170,28 @@ impl Default for FitArgs {
     }
 }
 
-/// How full a node had better be.
+/// How the fullness of a node becomes a score.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ScoringStrategy {
     /// `LeastAllocated`, `MostAllocated` or `RequestedToCapacityRatio`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Which resources count how much.
+    /// The resources that count, with their weights.
     pub resources: Vec<ResourceSpec>,
     /// The curve of `RequestedToCapacityRatio`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requested_to_capacity_ratio: Option<RatioShape>,
 }
 
-/// The strategies that there are.
+/// The strategies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StrategyType {
-    /// The emptier the better.
+    /// An emptier node scores higher.
     LeastAllocated,
-    /// The fuller the better.
+    /// A fuller node scores higher.
     MostAllocated,
-    /// By a curve.
+    /// The score follows a curve.
     RequestedToCapacityRatio,
 }
 
@@ -217,7 +217,7 @@ impl StrategyType {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RatioShape {
-    /// Its points, by utilisation.
+    /// Its points, in the order of utilisation.
     pub shape: Vec<ShapePoint>,
 }
 
@@ -225,13 +225,13 @@ pub struct RatioShape {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ShapePoint {
-    /// Percent, 0 to 100.
+    /// In percent, 0 to 100.
     pub utilization: i32,
-    /// 0 to 10.
+    /// From 0 to 10.
     pub score: i32,
 }
 
-/// Topology spread of pods that say nothing themselves.
+/// Topology spread of pods that have no constraints of their own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct SpreadArgs {
@@ -251,13 +251,13 @@ impl Default for SpreadArgs {
     }
 }
 
-/// Binding of volumes.
+/// Arguments for the binding of volumes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct VolumeBindingArgs {
     /// How long the binding may take.
     pub bind_timeout_seconds: i64,
-    /// Refused, since capacity does not count.
+    /// Refused, because capacity is not scored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shape: Option<Vec<ShapePoint>>,
 }
@@ -299,7 +299,7 @@ impl Args {
         })
     }
 
-    /// Reads a plugin's arguments and fills in what is not said.
+    /// Reads a plugin's arguments and fills in the missing ones.
     pub(crate) fn read(plugin: &str, path: &str, mut written: Value) -> Result<Self, ConfigError> {
         if let Value::Object(fields) = &mut written {
             let wanted = format!("{plugin}Args");

@@ -1,5 +1,5 @@
-//! `KubeSchedulerConfiguration` of `kubescheduler.config.k8s.io/v1` as values: read strictly, filled with
-//! kube-scheduler's defaults, judged, and printed. Never runs anything.
+//! `KubeSchedulerConfiguration` of `kubescheduler.config.k8s.io/v1` as values: read strictly, completed with
+//! kube-scheduler's defaults, validated, and printed. Never runs anything.
 
 mod args;
 mod plugins;
@@ -25,7 +25,7 @@ pub const KIND: &str = "KubeSchedulerConfiguration";
 pub struct Configuration {
     kind: &'static str,
     api_version: &'static str,
-    /// How many nodes are looked at side by side. Kept and printed; nothing here runs in parallel.
+    /// How many nodes are examined in parallel. Kept and printed; this crate runs nothing in parallel.
     pub parallelism: i32,
     /// Kept and printed.
     pub leader_election: LeaderElection,
@@ -36,15 +36,15 @@ pub struct Configuration {
     /// Kept and printed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_contention_profiling: Option<bool>,
-    /// How many percent of all nodes have to fit before the search ends; 0 lets the number of nodes decide.
+    /// The search ends when this percentage of all nodes fits; 0 derives it from the number of nodes.
     pub percentage_of_nodes_to_score: i32,
-    /// How long a pod that failed waits at first, in seconds.
+    /// How long a pod waits after its first failure, in seconds.
     pub pod_initial_backoff_seconds: i64,
-    /// How long a pod that failed waits at most, in seconds.
+    /// How long a pod waits at most after a failure, in seconds.
     pub pod_max_backoff_seconds: i64,
-    /// The profiles, of which a pod names one by `spec.schedulerName`.
+    /// The profiles. A pod names one of them in `spec.schedulerName`.
     pub profiles: Vec<Profile>,
-    /// HTTP services that are asked beside the plugins.
+    /// HTTP services that are called in addition to the plugins.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub extenders: Vec<Extender>,
     /// Kept and printed.
@@ -60,7 +60,7 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// How several schedulers agree on one. Kept and printed.
+/// How several schedulers elect a leader. Kept and printed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[allow(
@@ -93,7 +93,7 @@ pub struct ClientConnection {
     pub burst: i32,
 }
 
-/// Whole numbers without a fraction, as Go prints them.
+/// Prints whole numbers without a fraction, as Go does.
 fn short_float<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     if number.fract() == 0.0 && number.abs() < 1e15 {
         #[expect(
@@ -110,18 +110,18 @@ fn short_float<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::E
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Profile {
-    /// Pods with this `spec.schedulerName` are placed by it.
+    /// The profile places pods with this `spec.schedulerName`.
     pub scheduler_name: String,
-    /// As the configuration's own, for this profile alone.
+    /// As the configuration's field of the same name, for this profile alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub percentage_of_nodes_to_score: Option<i32>,
-    /// Which plugins work where.
+    /// The plugins of each extension point.
     pub plugins: Plugins,
-    /// Arguments of plugins.
+    /// The arguments of plugins.
     pub plugin_config: Vec<PluginConfig>,
 }
 
-/// Arguments of one plugin.
+/// The arguments of one plugin.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PluginConfig {
     /// Name of the plugin.
@@ -130,47 +130,47 @@ pub struct PluginConfig {
     pub args: Args,
 }
 
-/// An HTTP service that is asked beside the plugins. The call is the caller's.
+/// An HTTP service that is called in addition to the plugins. This crate's caller makes the calls.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Extender {
-    /// Where it is.
+    /// The URL that its paths are appended to.
     pub url_prefix: String,
-    /// Path of the question which nodes fit; empty where it is not asked.
+    /// Path of the call that filters nodes; empty if it does not filter.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub filter_verb: String,
-    /// Path of the question which pods to evict.
+    /// Path of the call that chooses pods to evict.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub preempt_verb: String,
-    /// Path of the question what nodes are worth.
+    /// Path of the call that scores nodes.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub prioritize_verb: String,
-    /// What its scores are multiplied with.
+    /// Its scores are multiplied by this.
     #[serde(skip_serializing_if = "is_zero")]
     pub weight: i64,
-    /// Path of the binding; empty where it does not bind.
+    /// Path of the call that binds; empty if it does not bind.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub bind_verb: String,
-    /// Whether it is reached over TLS.
+    /// Whether it is called over TLS.
     #[serde(rename = "enableHTTPS", skip_serializing_if = "is_false")]
     pub enable_https: bool,
-    /// How TLS is set up; kept as it is written.
+    /// The TLS settings, kept as they are written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_config: Option<serde_json::Value>,
-    /// How long it may take, as Go writes durations.
+    /// How long a call may take, as Go writes durations.
     #[serde(
         rename = "httpTimeout",
         alias = "HTTPTimeout",
         skip_serializing_if = "String::is_empty"
     )]
     pub http_timeout: String,
-    /// Whether it knows the nodes, so that their names suffice.
+    /// Whether it has its own cache of nodes, so that it needs only their names.
     #[serde(skip_serializing_if = "is_false")]
     pub node_cache_capable: bool,
-    /// Pods that ask for none of these are not its business; all pods are where the list is empty.
+    /// The extender is only called for pods that ask for one of these resources; for all pods if the list is empty.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub managed_resources: Vec<ManagedResource>,
-    /// Whether a pod is placed also when it does not answer.
+    /// Whether a pod is placed even if the extender does not answer.
     #[serde(skip_serializing_if = "is_false")]
     pub ignorable: bool,
 }
@@ -194,17 +194,17 @@ pub struct ManagedResource {
     pub ignored_by_scheduler: bool,
 }
 
-/// Something in a configuration that cannot be used.
+/// An error in a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {problem}")]
 pub struct Problem {
-    /// Where it stands, such as `profiles[0].plugins.filter.enabled[2]`.
+    /// The path of the field, such as `profiles[0].plugins.filter.enabled[2]`.
     pub path: String,
-    /// What was read, what is accepted.
+    /// The value that was read and the values that are accepted.
     pub problem: String,
 }
 
-/// Everything in a configuration that cannot be used.
+/// Every error in a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
 pub struct ConfigError(pub Vec<Problem>);
@@ -266,7 +266,7 @@ impl Default for Profile {
 }
 
 impl Profile {
-    /// Adds the default arguments of every enabled plugin that has arguments and none yet, by name.
+    /// Adds the default arguments of every enabled plugin that takes arguments and has none yet, by name.
     pub(crate) fn fill_args(&mut self) {
         let names = self.plugins.enabled_names();
         for name in names {

@@ -1,4 +1,4 @@
-//! Sets of plugins by extension point, and how a user's sets change the default ones. The rules are those of
+//! Sets of plugins by extension point, and how a user's sets change the default sets. The rules are those of
 //! kube-scheduler's `mergePluginSet`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ pub struct PluginEntry {
     /// Its name.
     #[serde(default)]
     pub name: String,
-    /// What its scores are multiplied with; 1 where nothing or 0 is said.
+    /// Its scores are multiplied by this; 1 if absent or 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<i32>,
 }
@@ -29,14 +29,14 @@ impl PluginEntry {
     }
 }
 
-/// What is enabled and disabled at one extension point.
+/// The plugins enabled and disabled at one extension point.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PluginList {
-    /// In the order in which they work.
+    /// In the order in which they run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub enabled: Vec<PluginEntry>,
-    /// Those that do not work here; `*` for all.
+    /// Plugins that do not run here; `*` for all.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disabled: Vec<PluginEntry>,
 }
@@ -46,8 +46,8 @@ impl PluginList {
         self.disabled.iter().any(|entry| entry.name == name)
     }
 
-    /// These defaults, changed by what a user wrote: what is disabled goes, what is enabled again stands in place of
-    /// the default, and the rest of what is enabled follows.
+    /// These defaults with a user's changes: disabled plugins go, a plugin that is enabled again replaces the default
+    /// one at its position, and the other enabled plugins follow.
     fn merged(self, custom: &Self) -> Self {
         let mut disabled: Vec<PluginEntry> = Vec::new();
         for entry in custom.disabled.iter().chain(&self.disabled) {
@@ -61,7 +61,7 @@ impl PluginList {
                 if disables(&entry.name) {
                     continue;
                 }
-                // Of several entries of one name the last one counts.
+                // If several entries have the same name, the last one counts.
                 let custom = custom.enabled.iter().enumerate();
                 match custom.rev().find(|(_, custom)| custom.name == entry.name) {
                     Some((at, custom)) => {
@@ -81,12 +81,12 @@ impl PluginList {
     }
 }
 
-/// Which plugins work where.
+/// The plugins of each extension point.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plugins {
     /// By extension point; a point that is absent has no entries.
     pub at: BTreeMap<Point, PluginList>,
-    /// Plugins that work at every extension point that they know.
+    /// Plugins that run at every extension point that they implement.
     pub multi_point: PluginList,
 }
 
@@ -130,12 +130,12 @@ impl Default for Plugins {
 }
 
 impl Plugins {
-    /// What is enabled and disabled at the point.
+    /// The plugins enabled and disabled at the point.
     pub fn list(&self, point: Point) -> Option<&PluginList> {
         self.at.get(&point)
     }
 
-    /// The default sets, changed by what a user wrote.
+    /// The default sets with a user's changes.
     pub(crate) fn merged(custom: &Self) -> Self {
         let defaults = Self::default();
         let mut at = BTreeMap::new();
@@ -151,9 +151,9 @@ impl Plugins {
         }
     }
 
-    /// The plugins that work at the point, in their order. The rules are those of kube-scheduler's
-    /// `expandMultiPointPlugins`: plugins that stand here and at `multiPoint` come first, in the order that they have
-    /// here; then the others of `multiPoint`; then the others that stand here. Names that are unknown are left out.
+    /// The plugins that run at the point, in their order. The rules are those of kube-scheduler's
+    /// `expandMultiPointPlugins`: plugins listed both here and at `multiPoint` come first, in the order that they
+    /// have here; then the others of `multiPoint`; then the others listed here. Unknown names are left out.
     pub fn expand(&self, point: Point) -> Vec<Plugin> {
         let nothing = PluginList::default();
         let here = self.list(point).unwrap_or(&nothing);
@@ -190,7 +190,7 @@ impl Plugins {
         plugins
     }
 
-    /// What the plugin's scores are multiplied with: the weight at `score`, else that at `multiPoint`, else 1.
+    /// The weight of the plugin's scores: the one at `score`, else the one at `multiPoint`, else 1.
     pub fn weight(&self, plugin: Plugin) -> i64 {
         let scores = self.list(Point::Score).into_iter();
         let entry = scores
@@ -203,7 +203,7 @@ impl Plugins {
         }
     }
 
-    /// Names of all plugins that are enabled anywhere, in byte order.
+    /// Names of all plugins that are enabled at any point, in byte order.
     pub(crate) fn enabled_names(&self) -> BTreeSet<String> {
         self.at
             .values()

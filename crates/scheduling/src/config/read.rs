@@ -1,5 +1,5 @@
-//! From the written configuration to the filled one. As strict as kube-scheduler: an unknown field is an error
-//! with its place.
+//! Turns a written configuration into a complete one. It is as strict as kube-scheduler: an unknown field is an error
+//! that names its path.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -13,11 +13,11 @@ use super::{
 use crate::plugin::Point;
 
 impl Configuration {
-    /// Reads a configuration, fills in every default and judges it.
+    /// Reads a configuration, fills in every default and validates it.
     ///
     /// # Errors
     ///
-    /// Everything that cannot be used: unknown fields, values and plugins, and what kube-scheduler's validation
+    /// Every unusable part: unknown fields, values and plugins, and anything that kube-scheduler's validation
     /// refuses.
     pub fn read(written: &Value) -> Result<Self, ConfigError> {
         let configuration = Self::decode(written)?;
@@ -25,7 +25,7 @@ impl Configuration {
         Ok(configuration)
     }
 
-    /// Reads a configuration and fills in every default, without judging values.
+    /// Reads a configuration and fills in every default, without validating values.
     pub(super) fn decode(written: &Value) -> Result<Self, ConfigError> {
         let mut written = written.clone();
         strip_nulls(&mut written);
@@ -69,7 +69,7 @@ impl Configuration {
     }
 }
 
-/// What is null counts as not written.
+/// Removes nulls: a null field counts as absent.
 fn strip_nulls(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -149,7 +149,7 @@ struct WrittenConnection {
 }
 
 fn or(written: String, default: String) -> String {
-    // Go prints a duration of nothing as 0s, and fills it in.
+    // Go prints an empty duration as 0s, and replaces it with the default.
     if written.is_empty() || written == "0s" {
         default
     } else {
@@ -160,7 +160,7 @@ fn or(written: String, default: String) -> String {
 impl Top {
     fn filled(self) -> Configuration {
         let mut filled = Configuration::default();
-        // Fields that version 1 no longer acts upon are read and dropped, as kube-scheduler does.
+        // Version 1 reads and ignores these fields, as kube-scheduler does.
         drop((self.health_bind_address, self.metrics_bind_address));
         let election = self.leader_election;
         let defaults = filled.leader_election;

@@ -1,5 +1,5 @@
-//! What a configuration must not say. The rules are those of kube-scheduler's `apis/config/validation`; the sentences
-//! are ours.
+//! The checks of a configuration's values. The rules are those of kube-scheduler's `apis/config/validation`; the
+//! wording is ours.
 
 use std::collections::BTreeSet;
 
@@ -41,7 +41,7 @@ impl Problems {
 }
 
 impl Configuration {
-    /// Judges values.
+    /// Validates the values.
     ///
     /// # Errors
     ///
@@ -99,7 +99,7 @@ impl Configuration {
         }
     }
 
-    /// All profiles share one queue, so they have to sort it alike.
+    /// All profiles share one queue, so they must sort it in the same way.
     fn queue_sort(&self, problems: &mut Problems) {
         let Some((first, rest)) = self.profiles.split_first() else {
             return;

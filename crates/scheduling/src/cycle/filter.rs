@@ -1,4 +1,4 @@
-//! The first half of a cycle: which nodes fit.
+//! The first half of a cycle: finds the nodes that fit.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use crate::record::{Said, Verdict};
 use crate::snapshot::{NodeIndex, NodeState};
 use crate::status::{Code, Reason, Reasons, Rejection};
 
-/// Names of the nodes to which plugins narrow the search, and which plugins do.
+/// Names of the nodes to which plugins narrow the search, and those plugins.
 pub(super) type Narrowed = (Vec<Symbol>, Vec<Plugin>);
 
-/// What plugins worked out before any node was looked at.
+/// The results of the plugins' preparations, made before any node is examined.
 #[derive(Debug, Clone, Default)]
 pub(super) struct State {
-    /// The filters that have something to say, in their order.
+    /// The filters that apply to the pod, in their order.
     pub(super) filters: Vec<Plugin>,
     spread: Option<spread::Prepared>,
     inter_pod: Option<inter_pod::Prepared>,
@@ -35,7 +35,7 @@ fn keep<T>(place: &mut Option<T>, (before, prepared): (Before, Option<T>)) -> Be
     before
 }
 
-/// A plugin that has prepared nothing has nothing to say.
+/// A plugin that has prepared nothing does not apply, so it accepts the node.
 fn ask<T>(
     prepared: &Option<T>,
     filter: impl FnOnce(&T) -> Result<(), Rejection>,
@@ -62,12 +62,12 @@ impl State {
         }
     }
 
-    /// Takes a pod into account that is put on the node for a trial.
+    /// Adds a pod to the node for a trial.
     pub(super) fn add(&mut self, context: &Context<'_>, node: &NodeState, pod: &Arc<Pod>) {
         self.change(context, node, pod, 1);
     }
 
-    /// Takes into account that a pod leaves the node for a trial.
+    /// Removes a pod from the node for a trial.
     pub(super) fn remove(&mut self, context: &Context<'_>, node: &NodeState, pod: &Arc<Pod>) {
         self.change(context, node, pod, -1);
     }
@@ -115,7 +115,7 @@ impl State {
         }
     }
 
-    /// Asks the filters in their order; the first that refuses ends it. The number says how many passed.
+    /// Asks the filters in their order until one refuses. The number says how many accepted before it.
     fn ask_all(&self, context: &Context<'_>, node: &NodeState) -> Result<(), (u32, Rejection)> {
         for (passed, plugin) in (0..).zip(&self.filters) {
             if let Err(rejection) = self.ask(context, *plugin, node) {
@@ -125,8 +125,8 @@ impl State {
         Ok(())
     }
 
-    /// As [`State::ask_all`], first with the pods of the same or a higher priority that are nominated for the node, as
-    /// if they ran there, and then without them.
+    /// As [`State::ask_all`], first as if the pods of the same or a higher priority that are nominated for the node
+    /// ran there, and then without them.
     pub(super) fn ask_with_nominated(
         &self,
         context: &Context<'_>,
@@ -150,12 +150,12 @@ impl State {
     }
 }
 
-/// kube-scheduler looks for at least so many nodes that fit.
+/// kube-scheduler searches for at least this number of nodes that fit.
 const LEAST_NODES: usize = 100;
-/// Where the number of nodes decides, at least so many percent of them have to fit.
+/// If the percentage is derived from the number of nodes, it is at least this.
 const LEAST_PERCENTAGE: usize = 5;
 
-/// How many nodes that fit end the search among so many.
+/// How many nodes that fit end the search in a cluster of `nodes` nodes.
 pub(super) fn enough(percentage: i32, nodes: usize) -> usize {
     if nodes < LEAST_NODES {
         return nodes;
@@ -187,7 +187,7 @@ impl Cycle<'_> {
             }
         };
         let context = self.context();
-        // Filters that had nothing to say are not asked.
+        // Filters that do not apply to the pod are not asked.
         let asked = self.framework.plugins(Point::Filter);
         let skipped = self.state.filters.clone();
         self.state.filters = asked
@@ -211,7 +211,7 @@ impl Cycle<'_> {
         self.search(start);
     }
 
-    /// Looks at all nodes that come into question.
+    /// Examines all candidate nodes.
     pub(super) fn search(&mut self, start: usize) {
         let context = self.context();
         let nodes: Vec<NodeIndex>;
@@ -253,8 +253,8 @@ impl Cycle<'_> {
         self.next_start = (start + self.feasible.len() + self.rejected.len()) % all;
     }
 
-    /// Asks plugins before any node is looked at. What comes back are the nodes to which they narrow the search, and
-    /// which plugins do.
+    /// Asks the plugins before any node is examined. Returns the nodes to which they narrow the search, and those
+    /// plugins.
     fn pre_filter(&mut self) -> Result<Option<Narrowed>, Rejection> {
         let context = self.context();
         let mut only: Option<Vec<Symbol>> = None;
@@ -278,7 +278,7 @@ impl Cycle<'_> {
                 Before::Run => {}
                 Before::Skip => self.state.filters.push(*plugin),
                 Before::Refuse(rejection) => {
-                    // A later plugin may still say that eviction cannot help.
+                    // A later plugin may still decide that eviction cannot help.
                     if rejection.code != Code::Unschedulable {
                         return Err(rejection);
                     }
@@ -314,7 +314,7 @@ impl Cycle<'_> {
         }
     }
 
-    /// Looks at nodes until enough fit.
+    /// Examines nodes until enough of them fit.
     fn look(&mut self, context: &Context<'_>, among: &[NodeIndex], start: usize, wanted: usize) {
         let start = start % among.len().max(1);
         let (before, after) = among.split_at_checked(start).unwrap_or((&[], among));
@@ -371,7 +371,7 @@ impl Cycle<'_> {
     }
 }
 
-/// What is said where plugins narrow the search to nothing.
+/// The refusal when plugins narrow the search to no node.
 fn nowhere(plugins: &[Plugin]) -> Rejection {
     let text = match plugins {
         [one] => format!("node(s) didn't satisfy plugin {one}"),

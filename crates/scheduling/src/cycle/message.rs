@@ -37,7 +37,7 @@ impl Cycle<'_> {
         failed
     }
 
-    /// Each reason and how many nodes have it.
+    /// Each reason with the number of nodes that have it.
     fn reasons(&self, nodes: usize) -> BTreeMap<String, usize> {
         let mut reasons = BTreeMap::new();
         let absent = nodes.saturating_sub(self.rejected.len());
@@ -55,7 +55,7 @@ impl Cycle<'_> {
     }
 }
 
-/// Counts the reasons of a refusal for so many nodes.
+/// Counts the reasons of a refusal once for each of `nodes` nodes.
 pub(super) fn count(
     reasons: &mut BTreeMap<String, usize>,
     names: &Names,

@@ -1,5 +1,5 @@
-//! The way of one pod: which nodes fit, what they are worth, which one it gets, or why it gets none. Values in, values
-//! out: what is decided is carried out by the caller.
+//! Decides where one pod goes: which nodes fit, how they score, which one the pod gets, or why it gets none. Values
+//! in, values out: the caller carries out the decision.
 //!
 //! A cycle has two halves, so that a caller can ask extenders between them: [`Framework::begin`] filters,
 //! [`Cycle::finish`] scores and chooses. [`Framework::schedule`] does both.
@@ -25,17 +25,17 @@ use filter::{Narrowed, State};
 pub use crate::plugins::preemption::{Victims, choose as choose_victims};
 pub use crate::plugins::volume_binding::VolumeWork;
 
-/// How a cycle is run.
+/// How to run a cycle.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Options {
-    /// At which node the search begins, as a place in the order of names. The answer of the cycle before says it
-    /// ([`Outcome::next_start`]); 0 at first.
+    /// The node at which the search begins, as an index into the nodes sorted by name. The previous cycle returns it
+    /// ([`Outcome::next_start`]); 0 for the first cycle.
     pub start: usize,
-    /// Whether what every plugin says is kept.
+    /// Whether to keep the answer of every plugin.
     pub record: bool,
 }
 
-/// A pod that is on its way.
+/// A pod between the two halves of its cycle.
 #[derive(Debug)]
 pub struct Cycle<'a> {
     framework: &'a Framework,
@@ -44,26 +44,26 @@ pub struct Cycle<'a> {
     state: State,
     feasible: Vec<NodeIndex>,
     rejected: Vec<(NodeIndex, Rejection)>,
-    /// What is said of the nodes that were not looked at.
+    /// The reason recorded for nodes that were not examined.
     absent: Option<Rejection>,
-    /// The plugin that refused the pod before any node was looked at.
+    /// The refusal of a plugin before any node was examined.
     refused: Option<Rejection>,
     error: Option<String>,
     start: usize,
     next_start: usize,
     narrowed: Option<Narrowed>,
-    /// Whether only the node was looked at that is nominated for the pod.
+    /// Whether only the node nominated for the pod was examined.
     shortcut: bool,
-    /// Plugins that refused something.
+    /// The plugins that refused the pod or a node.
     unschedulable: PluginSet,
     by_extender: bool,
     record: Option<(Record, Texts)>,
 }
 
-/// What an extender says of the nodes that it was asked about.
+/// An extender's answer about the nodes that it was sent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Extended {
-    /// Names of the nodes that fit, in its order.
+    /// Names of the nodes that fit, in the extender's order.
     pub fit: Vec<String>,
     /// Nodes that do not fit, and why.
     pub failed: BTreeMap<String, String>,
@@ -71,60 +71,60 @@ pub struct Extended {
     pub unresolvable: BTreeMap<String, String>,
 }
 
-/// What became of a pod.
+/// The result of a cycle.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// Where it goes, or why nowhere.
+    /// The pod's node, or why it has none.
     pub result: Result<Placed, Failed>,
     /// Where the next cycle's search begins.
     pub next_start: usize,
-    /// What every plugin said, where that was asked for.
+    /// The answers of every plugin, if they were asked for.
     pub record: Option<Record>,
 }
 
-/// A pod that has found its node. Nothing is taken there before the caller does it.
+/// A pod that has found its node. Nothing is reserved there until the caller does so.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placed {
     /// Name of the node.
     pub node: Arc<str>,
-    /// Names of all nodes with the best score, the chosen one first. kube-scheduler chooses one of them by chance.
+    /// Names of all nodes with the best score, the chosen one first. kube-scheduler chooses one of them at random.
     pub ties: Vec<Arc<str>>,
     /// The best score.
     pub score: i64,
-    /// How many nodes were looked at.
+    /// How many nodes were examined.
     pub evaluated: usize,
     /// How many of them fit.
     pub feasible: usize,
-    /// What the placement engine gives the pod there; none for a pod without shared devices.
+    /// The devices that the placement engine gives the pod there; none for a pod without shared devices.
     pub devices: Option<placement::Placement>,
-    /// What has to be done about its volumes; none for a pod without claims.
+    /// The work to be done for its volumes; none for a pod without claims.
     pub volumes: Option<VolumeWork>,
 }
 
 /// A pod that has found no node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failed {
-    /// `Unschedulable`, or `SchedulerError` where a plugin could not tell.
+    /// `Unschedulable`, or `SchedulerError` if a plugin could not decide.
     pub reason: &'static str,
-    /// Why, as kube-scheduler writes it into the pod's condition and event.
+    /// The message, as kube-scheduler writes it into the pod's condition and event.
     pub message: String,
-    /// Plugins that refused a node or the pod: an event that concerns one of them is worth another try.
+    /// The plugins that refused the pod or a node. An event that concerns one of them makes another try worthwhile.
     pub plugins: PluginSet,
-    /// Whether an extender refused nodes: every event is worth another try.
+    /// Whether an extender refused nodes. Every event then makes another try worthwhile.
     pub by_extender: bool,
-    /// Pods whose eviction makes room, and where; none where eviction does not help.
+    /// The pods whose eviction makes room, and their node; none if eviction does not help.
     pub preemption: Option<Victims>,
-    /// All that was found to make room, of which `preemption` is the best: extenders may refuse some of it, and
-    /// [`choose_victims`] says which of the rest is best.
+    /// All the candidates for eviction, of which `preemption` is the best. Extenders may refuse some of them;
+    /// [`choose_victims`] chooses the best of the rest.
     pub candidates: Vec<Victims>,
-    /// How many nodes there are.
+    /// The number of nodes in the cluster.
     pub nodes: usize,
-    /// Each reason, and how many nodes have it, by text.
+    /// The number of nodes for each reason, by the reason's text.
     pub reasons: BTreeMap<String, usize>,
 }
 
 impl Framework {
-    /// Places a pod without extenders.
+    /// Runs a whole cycle without extenders.
     pub fn schedule(&self, snapshot: &Snapshot, pod: &Arc<Pod>, options: Options) -> Outcome {
         self.begin(snapshot, pod, options).finish(&BTreeMap::new())
     }
@@ -182,8 +182,8 @@ impl<'a> Cycle<'a> {
             .filter_map(move |index| snapshot.node(*index))
     }
 
-    /// Where an extender has refused the node that is nominated for the pod, which alone was looked at, looks at all
-    /// nodes. Returns whether it has done so: extenders are then to be asked again.
+    /// Examines all nodes if only the pod's nominated node was examined and an extender has refused it. Returns
+    /// whether it did so: the extenders must then be asked again.
     pub fn look_further(&mut self) -> bool {
         if !self.shortcut || !self.feasible.is_empty() {
             return false;
@@ -193,7 +193,7 @@ impl<'a> Cycle<'a> {
         true
     }
 
-    /// Takes in what an extender says of the nodes that fit.
+    /// Applies an extender's answer to the nodes that fit.
     pub fn extend(&mut self, extended: &Extended) {
         let before = self.feasible.len();
         let fit: Vec<NodeIndex> = extended
@@ -225,8 +225,8 @@ impl<'a> Cycle<'a> {
         self.by_extender |= self.feasible.len() != before;
     }
 
-    /// Scores the nodes that fit and chooses the best. `further` are scores of extenders by node name, multiplied with
-    /// the extender's weight and by ten, as kube-scheduler adds them.
+    /// Scores the nodes that fit and chooses the best. `further` holds the extenders' scores by node name, already
+    /// multiplied by the extender's weight and by ten, as kube-scheduler adds them.
     pub fn finish(mut self, further: &BTreeMap<String, i64>) -> Outcome {
         let result = if self.error.is_some() || self.feasible.is_empty() {
             Err(self.fail())
@@ -265,7 +265,7 @@ impl<'a> Cycle<'a> {
             }
         };
         let best = totals.iter().copied().max().unwrap_or_default();
-        // Of equal nodes the first by name, wherever the search began.
+        // Among equal nodes the first by name is chosen, wherever the search began.
         let mut ties: Vec<Arc<str>> = nodes
             .iter()
             .zip(&totals)
@@ -292,7 +292,7 @@ impl<'a> Cycle<'a> {
             };
             record.reserve = success(self.framework.plugins(Point::Reserve));
             record.pre_bind = success(self.framework.plugins(Point::PreBind));
-            // The first one that binds is the last one that is asked.
+            // The first plugin that binds ends the list: no later one is asked.
             let bind = self.framework.plugins(Point::Bind);
             record.bind = success(bind.get(..1).unwrap_or_default());
             record.selected = Some(Arc::clone(&placed.node));

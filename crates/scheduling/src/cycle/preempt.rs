@@ -1,4 +1,4 @@
-//! What can be done for a pod that fits nowhere: on which node the eviction of pods of a lower priority makes room.
+//! Preemption for a pod that fits nowhere: finds the node on which evicting pods of a lower priority makes room.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,9 +19,22 @@ use crate::status::{Code, Rejection};
 
 const NOT_HELPFUL: &str = "Preemption is not helpful for scheduling";
 
+/// Why no node has victims.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum NoVictims {
+    #[error("not eligible due to preemptionPolicy=Never.")]
+    PolicyNever,
+    /// An earlier eviction for this pod is still under way.
+    #[error("not eligible due to a terminating pod on the nominated node.")]
+    AlreadyLeaving,
+    /// The number of nodes for each reason.
+    #[error("{0}")]
+    NowhereHelpful(String),
+}
+
 impl Cycle<'_> {
-    /// Asks the plugin that makes room, where the profile has one. What comes back is whose eviction helps on which
-    /// node, or why none does.
+    /// Asks the plugin that makes room, if the profile has one. Returns the pods whose eviction helps, for each node,
+    /// or the reason why no eviction helps.
     pub(super) fn post_filter(&mut self) -> (Vec<Victims>, String) {
         let plugins = self.framework.plugins(Point::PostFilter);
         if !plugins.contains(&Plugin::DefaultPreemption) {
@@ -45,7 +58,7 @@ impl Cycle<'_> {
         (candidates, message)
     }
 
-    fn preempt(&self) -> Result<Vec<Victims>, String> {
+    fn preempt(&self) -> Result<Vec<Victims>, NoVictims> {
         let context = self.context();
         self.may_preempt(&context)?;
         let hopeful = self.hopeful();
@@ -80,13 +93,15 @@ impl Cycle<'_> {
         if nodes > refused {
             *refusals.entry(NOT_HELPFUL.to_owned()).or_default() += nodes - refused;
         }
-        Err(summary(nodes, None, &refusals, ""))
+        Err(NoVictims::NowhereHelpful(summary(
+            nodes, None, &refusals, "",
+        )))
     }
 
-    fn may_preempt(&self, context: &Context<'_>) -> Result<(), String> {
+    fn may_preempt(&self, context: &Context<'_>) -> Result<(), NoVictims> {
         let pod = context.pod;
         if pod.never_preempts {
-            return Err("not eligible due to preemptionPolicy=Never.".to_owned());
+            return Err(NoVictims::PolicyNever);
         }
         if pod.nominated == Symbol::EMPTY {
             return Ok(());
@@ -105,12 +120,12 @@ impl Cycle<'_> {
         }
         let leaving = |other: &Arc<Pod>| other.priority < pod.priority && other.preempted;
         if node.pods.iter().any(leaving) {
-            return Err("not eligible due to a terminating pod on the nominated node.".to_owned());
+            return Err(NoVictims::AlreadyLeaving);
         }
         Ok(())
     }
 
-    /// Nodes on which eviction may help, by name.
+    /// The nodes on which eviction may help, by name.
     fn hopeful(&self) -> Vec<&NodeState> {
         let helps = |rejection: &Rejection| rejection.code == Code::Unschedulable;
         let absent = self.absent.as_ref().is_some_and(helps);
@@ -165,7 +180,7 @@ impl Cycle<'_> {
             by_importance(&mut victims);
         }
         if victims.is_empty() {
-            // The pod fits as the node is, which the filters have just denied.
+            // The pod fits on the node as it is, although the filters have just refused it.
             return Err(Rejection::unresolvable(
                 Plugin::DefaultPreemption,
                 "expected at least one victim pod",
@@ -179,7 +194,7 @@ impl Cycle<'_> {
     }
 }
 
-/// A node from which pods are taken for a trial.
+/// A node from which pods are removed for a trial.
 struct Trial<'a> {
     context: &'a Context<'a>,
     state: State,

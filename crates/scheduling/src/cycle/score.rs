@@ -1,4 +1,4 @@
-//! The second half of a cycle: what the nodes that fit are worth.
+//! The second half of a cycle: scores the nodes that fit.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::plugins::{
 use crate::record::{Said, Scored};
 use crate::snapshot::NodeState;
 
-/// What a plugin gives the nodes; none where it has nothing to say of the pod.
+/// A plugin's scores of the nodes; none if the plugin does not apply to the pod.
 fn ask(
     context: &Context<'_>,
     state: &State,

@@ -1,8 +1,8 @@
-//! Compact values of what a scheduler reads of a cluster, and how they are read from Kubernetes objects. Never the
-//! whole object: what no plugin reads is left out.
+//! Compact values of the parts of a cluster that a scheduler reads, and how they are read from Kubernetes objects.
+//! Fields that no plugin reads are left out.
 //!
-//! Objects come in as [`serde_json::Value`], since that is how the embedded cluster, exports and recordings hold them.
-//! Reading is as lenient as Go's decoder: what is null or absent is empty, quantities may be numbers, unknown fields
+//! Objects come in as [`serde_json::Value`], because the embedded cluster, exports and recordings hold them so.
+//! Reading is as lenient as Go's decoder: a null or absent field is empty, quantities may be numbers, unknown fields
 //! are skipped.
 
 mod node;
@@ -11,6 +11,9 @@ mod resources;
 mod selector;
 mod storage;
 mod wire;
+
+use kube_api::allocation::AllocationError;
+use kube_api::request::RequestError;
 
 pub use node::{Effect, Node, Taint};
 pub use pod::{
@@ -30,12 +33,12 @@ pub(crate) use storage::namespace;
 /// Why an object cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// A field has another type than Kubernetes gives it, or a value that Kubernetes does not know.
+    /// A field's type differs from the one in Kubernetes, or its value is not one that Kubernetes knows.
     #[error("{object}: {problem}")]
     Malformed {
         /// Kind and name of the object, as far as they are known.
         object: String,
-        /// What was read, and what is accepted.
+        /// The value that was read and the values that are accepted.
         problem: String,
     },
     /// An amount cannot be read.
@@ -43,9 +46,9 @@ pub enum ReadError {
     Amount {
         /// Kind and name of the object.
         object: String,
-        /// Where the amount stands.
+        /// The path of the field.
         field: String,
-        /// What was read, and what is accepted.
+        /// The value that was read and the values that are accepted.
         problem: String,
     },
     /// The object has no name.
@@ -54,4 +57,18 @@ pub enum ReadError {
         /// Its kind.
         kind: &'static str,
     },
+}
+
+/// Why the shared devices of a pod cannot be read.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum DevicesError {
+    /// The pod has another form than Kubernetes gives it.
+    #[error("{0}")]
+    Malformed(String),
+    /// Its request.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The annotations that say what it holds.
+    #[error(transparent)]
+    Allocation(#[from] AllocationError),
 }

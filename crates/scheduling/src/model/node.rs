@@ -1,4 +1,4 @@
-//! A node as far as plugins read it. Never what runs on it: that is the snapshot's.
+//! The parts of a node that plugins read. The pods on it are in the snapshot.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use super::selector::Labels;
 use super::{ReadError, wire};
 use crate::names::{Names, Symbol};
 
-/// What a taint does.
+/// The effect of a taint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Effect {
     /// Pods that do not tolerate it are not placed.
     NoSchedule,
-    /// Pods that do not tolerate it are placed elsewhere where possible.
+    /// Pods that do not tolerate it are placed on another node if possible.
     PreferNoSchedule,
-    /// Pods that do not tolerate it are not placed, and those that run are evicted.
+    /// Pods that do not tolerate it are not placed, and running ones are evicted.
     NoExecute,
     /// An effect that this release does not know.
     Other,
@@ -41,7 +41,7 @@ pub struct Taint {
     pub key: Symbol,
     /// Its value.
     pub value: Symbol,
-    /// What it does.
+    /// Its effect.
     pub effect: Effect,
 }
 
@@ -50,7 +50,7 @@ pub struct Taint {
 pub struct Node {
     /// Its name.
     pub name: Arc<str>,
-    /// The number of its name.
+    /// Its name as a symbol.
     pub symbol: Symbol,
     /// Its labels.
     pub labels: Labels,
@@ -58,13 +58,13 @@ pub struct Node {
     pub taints: Box<[Taint]>,
     /// Whether it is cordoned (`spec.unschedulable`).
     pub unschedulable: bool,
-    /// What it offers to pods.
+    /// The resources that it offers to pods.
     pub allocatable: Resources,
     /// How many pods it takes.
     pub allowed_pods: i64,
-    /// Images on it, by name, with their size in bytes.
+    /// The images on it, by name, with their size in bytes.
     pub images: Box<[(Symbol, i64)]>,
-    /// Its devices that are shared, for the placement engine, and what of them cannot be read.
+    /// Its shared devices for the placement engine, and the parts of its report that cannot be read.
     pub devices: Option<Arc<placement::Node>>,
 }
 
@@ -83,7 +83,7 @@ impl Node {
             return Err(ReadError::Nameless { kind: "node" });
         }
         let whose = format!("node {}", written.metadata.name);
-        // As the API server does: a node without allocatable amounts offers its capacity.
+        // As in the API server, a node without allocatable amounts offers its capacity.
         let (field, amounts) = if written.status.allocatable.is_empty() {
             ("status.capacity", &written.status.capacity)
         } else {

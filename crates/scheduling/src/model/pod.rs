@@ -1,4 +1,4 @@
-//! A pod as far as plugins read it. Never where it goes.
+//! The parts of a pod that plugins read. Does not decide where the pod goes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,9 +10,10 @@ use serde_json::Value;
 use super::node::{Effect, Taint};
 use super::resources::{self, Exact, Resources};
 use super::selector::{
-    self, Labels, NodeSelector, Preferred, Requirement, Rule, Selector, node_selector, preferred,
+    self, Labels, NodeSelector, Preferred, Requirement, Rule, Selector, UnknownWord, node_selector,
+    preferred,
 };
-use super::{ReadError, wire};
+use super::{DevicesError, ReadError, wire};
 use crate::names::{Names, Symbol};
 
 /// A transport protocol of a port.
@@ -26,19 +27,19 @@ pub enum Protocol {
     Sctp,
 }
 
-/// A port of the node that a pod wants for itself.
+/// A port of the node that a pod asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostPort {
-    /// On which address; `0.0.0.0` for all.
+    /// The address; `0.0.0.0` for all.
     pub ip: Symbol,
-    /// Over which protocol.
+    /// The protocol.
     pub protocol: Protocol,
-    /// Which port, 1 to 65535.
+    /// The port number, 1 to 65535.
     pub port: i32,
 }
 
 impl HostPort {
-    /// Whether both cannot be on one node.
+    /// Whether the two ports cannot be on the same node.
     pub fn conflicts(&self, other: &Self) -> bool {
         self.protocol == other.protocol
             && self.port == other.port
@@ -46,16 +47,16 @@ impl HostPort {
     }
 }
 
-/// What taints a pod tolerates.
+/// A toleration of taints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Toleration {
     /// The taint's key; the empty text stands for every key.
     pub key: Symbol,
-    /// The taint's value; none where any value is tolerated.
+    /// The taint's value; none if any value is tolerated.
     pub value: Option<Symbol>,
     /// The taint's effect; none for every effect.
     pub effect: Option<Effect>,
-    /// Whether the operator is one that kube-scheduler 1.35 does not act upon by default: it tolerates nothing.
+    /// Whether the toleration uses an operator that kube-scheduler 1.35 ignores by default: it tolerates nothing.
     pub inert: bool,
 }
 
@@ -72,19 +73,19 @@ impl Toleration {
 /// A topology spread constraint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spread {
-    /// How far the fullest domain may be above the emptiest.
+    /// The largest allowed difference between the fullest and the emptiest domain.
     pub max_skew: i64,
     /// The label whose values are the domains.
     pub topology_key: Symbol,
-    /// Whether a node that breaks it is refused (`DoNotSchedule`) or only worth less (`ScheduleAnyway`).
+    /// Whether a node that breaks it is refused (`DoNotSchedule`) or only scores lower (`ScheduleAnyway`).
     pub hard: bool,
-    /// Which pods count.
+    /// Selects the pods that count.
     pub selector: Selector,
-    /// With fewer domains than this, the emptiest domain counts as empty.
+    /// If there are fewer domains than this, the emptiest one counts as having no pods.
     pub min_domains: i64,
-    /// Whether nodes that the pod's node affinity excludes count as no domain.
+    /// Whether nodes that the pod's node affinity excludes are left out of the domains.
     pub honor_affinity: bool,
-    /// Whether nodes with taints that the pod does not tolerate count as no domain.
+    /// Whether nodes with taints that the pod does not tolerate are left out of the domains.
     pub honor_taints: bool,
 }
 
@@ -95,13 +96,13 @@ pub struct AffinityTerm {
     pub namespaces: Box<[Symbol]>,
     /// Labels of further namespaces whose pods count.
     pub namespace_selector: Selector,
-    /// Which pods count.
+    /// Selects the pods that count.
     pub selector: Selector,
     /// The label whose values are the domains.
     pub topology_key: Symbol,
 }
 
-/// A preferred term of pod affinity or anti-affinity, and what it is worth.
+/// A preferred term of pod affinity or anti-affinity, with its weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Weighted {
     /// 1 to 100.
@@ -113,13 +114,13 @@ pub struct Weighted {
 /// Pod affinity and anti-affinity of one pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodAffinity {
-    /// Terms that have to hold.
+    /// Terms that must hold.
     pub required: Box<[AffinityTerm]>,
     /// Terms that must not hold.
     pub required_anti: Box<[AffinityTerm]>,
-    /// Terms that make a node worth more.
+    /// Terms that raise a node's score.
     pub preferred: Box<[Weighted]>,
-    /// Terms that make a node worth less.
+    /// Terms that lower a node's score.
     pub preferred_anti: Box<[Weighted]>,
 }
 
@@ -128,21 +129,21 @@ pub struct PodAffinity {
 pub struct Claim {
     /// Name of the claim, in the pod's namespace.
     pub name: Symbol,
-    /// Whether the claim is made for the pod from a template in it.
+    /// Whether the claim is made for the pod, from a template in it.
     pub ephemeral: bool,
 }
 
-/// A volume that a plugin looks at, other than a claim.
+/// A volume, other than a claim, that a plugin examines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Volume {
     /// A disk of Google Compute Engine.
     GceDisk {
         /// Its name.
         name: Symbol,
-        /// Whether it is only read.
+        /// Whether it is mounted read-only.
         read_only: bool,
     },
-    /// A disk of Amazon's block store. Only one pod of a node may mount it, also for reading.
+    /// A disk of Amazon's block store. Only one pod of a node may mount it, even read-only.
     AwsDisk {
         /// Its identifier.
         id: Symbol,
@@ -151,18 +152,18 @@ pub enum Volume {
     Iscsi {
         /// Its name.
         iqn: Symbol,
-        /// Whether it is only read.
+        /// Whether it is mounted read-only.
         read_only: bool,
     },
     /// A Ceph block device.
     Rbd {
-        /// Where Ceph's monitors are.
+        /// The addresses of Ceph's monitors.
         monitors: Box<[Symbol]>,
         /// Its pool.
         pool: Symbol,
         /// Its image.
         image: Symbol,
-        /// Whether it is only read.
+        /// Whether it is mounted read-only.
         read_only: bool,
     },
     /// An inline volume of a CSI driver.
@@ -177,7 +178,7 @@ pub enum Volume {
 pub struct Pod {
     /// `namespace/name`.
     pub key: Arc<str>,
-    /// Its uid; its key where it has none.
+    /// Its uid; its key if it has none.
     pub uid: Arc<str>,
     /// Its namespace.
     pub namespace: Symbol,
@@ -189,55 +190,55 @@ pub struct Pod {
     pub priority: i32,
     /// The priority class that it names; empty for none.
     pub priority_class: Symbol,
-    /// Whether it must not evict others.
+    /// Whether it must not evict other pods.
     pub never_preempts: bool,
-    /// Which profile places it.
+    /// The name of the profile that places it (`spec.schedulerName`).
     pub scheduler: Arc<str>,
-    /// The node that it is on, or that it demands; empty for none.
+    /// The node that it runs on or requires; empty for none.
     pub node: Symbol,
-    /// The node that was freed for it; empty for none.
+    /// The node that was made free for it; empty for none.
     pub nominated: Symbol,
-    /// When it was created, in milliseconds since 1970; 0 where it is not said.
+    /// When it was created, in milliseconds since 1970; 0 if unknown.
     pub created_ms: i64,
-    /// When it started, in milliseconds since 1970; none before it has.
+    /// When it started, in milliseconds since 1970; none if it has not started.
     pub started_ms: Option<i64>,
     /// Whether it is being deleted.
     pub terminating: bool,
     /// Whether it is being deleted to make room for a pod of a higher priority.
     pub preempted: bool,
-    /// Whether it has ended (`Succeeded`, `Failed`): it holds nothing.
+    /// Whether it has ended (`Succeeded`, `Failed`) and so holds nothing.
     pub ended: bool,
-    /// Why it is not looked at yet.
+    /// The scheduling gates that keep it out of the queue.
     pub gates: Box<[Arc<str>]>,
-    /// What it asks for.
+    /// The resources that it asks for.
     pub requests: Resources,
-    /// As `requests`, with kube-scheduler's figures for containers that name none: CPU in thousandths of a core,
-    /// memory in bytes.
+    /// As `requests`, with kube-scheduler's default amounts for containers that ask for none: CPU in thousandths of a
+    /// core, memory in bytes.
     pub non_zero: (i64, i64),
-    /// What taints it tolerates.
+    /// The taints that it tolerates.
     pub tolerations: Box<[Toleration]>,
-    /// Labels that its node must have; none where it says nothing.
+    /// Labels that its node must have; none if it requires none.
     pub node_selector: Option<Labels>,
-    /// What its node must be.
+    /// The rules that its node must match.
     pub required_nodes: Option<NodeSelector>,
-    /// What its node had better be; none where it says nothing.
+    /// The rules that its node should match; none if it has no preference.
     pub preferred_nodes: Option<Box<[Preferred]>>,
-    /// Ports of the node that it wants for itself.
+    /// The ports of the node that it asks for.
     pub ports: Box<[HostPort]>,
-    /// Images of its init containers and containers, with their tag.
+    /// Images of its init containers and containers, with their tags.
     pub images: Box<[Symbol]>,
-    /// How it is spread.
+    /// Its topology spread constraints.
     pub spread: Box<[Spread]>,
-    /// What pods it wants near it or far from it.
+    /// The pods that it wants near it or far from it.
     pub affinity: Option<Box<PodAffinity>>,
-    /// Claims that it mounts.
+    /// The claims that it mounts.
     pub claims: Box<[Claim]>,
-    /// Other volumes that a plugin looks at.
+    /// Other volumes that a plugin examines.
     pub volumes: Box<[Volume]>,
-    /// API version, kind and name of what controls it.
+    /// API version, kind and name of its controller.
     pub controller: Option<(Symbol, Symbol, Symbol)>,
-    /// What it asks of shared devices, or why that cannot be read; none where it asks for nothing.
-    pub devices: Option<Arc<Result<placement::Request, String>>>,
+    /// Its request for shared devices, or why that cannot be read; none if it asks for none.
+    pub devices: Option<Arc<Result<placement::Request, DevicesError>>>,
 }
 
 impl Pod {
@@ -266,9 +267,9 @@ impl Pod {
         };
         let key = format!("{namespace}/{}", metadata.name);
         let whose = format!("pod {key}");
-        let malformed = |problem: String| ReadError::Malformed {
+        let malformed = |problem: UnknownWord| ReadError::Malformed {
             object: whose.clone(),
-            problem,
+            problem: problem.to_string(),
         };
         let labels = Labels::new(
             names,
@@ -416,14 +417,14 @@ impl Pod {
             .any(|toleration| toleration.tolerates(taint))
     }
 
-    /// The first taint of the list that keeps the pod away.
+    /// The first taint of the list that the pod does not tolerate.
     pub fn untolerated<'a>(&self, taints: &'a [Taint]) -> Option<&'a Taint> {
         taints.iter().find(|taint| {
             matches!(taint.effect, Effect::NoSchedule | Effect::NoExecute) && !self.tolerates(taint)
         })
     }
 
-    /// Whether the pod's node selector and required node affinity allow a node of this name and these labels.
+    /// Whether the pod's node selector and required node affinity allow a node with this name and these labels.
     pub fn allows_node(&self, names: &Names, name: Symbol, labels: &Labels) -> bool {
         let selected = self.node_selector.as_ref().is_none_or(|wanted| {
             wanted
@@ -449,7 +450,7 @@ fn is_sidecar(container: &wire::Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
-/// The image's name with `:latest` where it has no tag.
+/// The image's name, with `:latest` if it has no tag.
 fn with_tag(image: &str) -> String {
     if image.rfind(':') <= image.rfind('/') {
         format!("{image}:latest")
@@ -523,7 +524,7 @@ fn other_volume(names: &mut Names, volume: &wire::Volume) -> Option<Volume> {
     })
 }
 
-/// Rules that a pod's own labels give under these keys.
+/// Rules that select the pod's own values of these label keys.
 fn own_labels(
     names: &mut Names,
     keys: Option<&Vec<String>>,
@@ -543,12 +544,12 @@ fn own_labels(
     rules
 }
 
-/// Reads a topology spread constraint; `labels` are those of the pod that has it.
+/// Reads a topology spread constraint; `labels` are those of the constraint's own pod.
 pub(crate) fn spread(
     names: &mut Names,
     written: &core::TopologySpreadConstraint,
     labels: &Labels,
-) -> Result<Spread, String> {
+) -> Result<Spread, UnknownWord> {
     let keys = own_labels(names, written.match_label_keys.as_ref(), labels, Rule::In);
     Ok(Spread {
         max_skew: i64::from(written.max_skew),
@@ -556,11 +557,7 @@ pub(crate) fn spread(
         hard: match written.when_unsatisfiable.as_str() {
             "DoNotSchedule" => true,
             "ScheduleAnyway" => false,
-            other => {
-                return Err(format!(
-                    "topology spread constraint: whenUnsatisfiable {other:?} is unknown; write DoNotSchedule or ScheduleAnyway"
-                ));
-            }
+            other => return Err(UnknownWord::WhenUnsatisfiable(other.to_owned())),
         },
         selector: selector::selector(names, written.label_selector.as_ref())?.with(keys),
         min_domains: written.min_domains.map_or(1, i64::from),
@@ -574,7 +571,7 @@ fn affinity_term(
     written: &core::PodAffinityTerm,
     namespace: Symbol,
     labels: &Labels,
-) -> Result<AffinityTerm, String> {
+) -> Result<AffinityTerm, UnknownWord> {
     let mut rules = own_labels(names, written.match_label_keys.as_ref(), labels, Rule::In);
     rules.extend(own_labels(
         names,
@@ -604,12 +601,12 @@ fn pod_affinity(
     written: &core::Affinity,
     namespace: Symbol,
     labels: &Labels,
-) -> Result<Option<PodAffinity>, String> {
+) -> Result<Option<PodAffinity>, UnknownWord> {
     let mut terms = |list: Option<&Vec<core::PodAffinityTerm>>| {
         list.into_iter()
             .flatten()
             .map(|term| affinity_term(names, term, namespace, labels))
-            .collect::<Result<Box<[AffinityTerm]>, String>>()
+            .collect::<Result<Box<[AffinityTerm]>, UnknownWord>>()
     };
     let near = written.pod_affinity.as_ref();
     let far = written.pod_anti_affinity.as_ref();
@@ -630,7 +627,7 @@ fn pod_affinity(
                     term: affinity_term(names, &written.pod_affinity_term, namespace, labels)?,
                 })
             })
-            .collect::<Result<Box<[Weighted]>, String>>()
+            .collect::<Result<Box<[Weighted]>, UnknownWord>>()
     };
     let preferred = weighted(near.and_then(|near| {
         near.preferred_during_scheduling_ignored_during_execution
@@ -652,10 +649,10 @@ fn pod_affinity(
     }))
 }
 
-/// What a pod asks for, exactly.
+/// The resources that a pod asks for, exactly.
 struct Needs {
     asked: Exact,
-    /// With kube-scheduler's figures for containers that name no CPU or no memory.
+    /// With kube-scheduler's default amounts for containers that ask for no CPU or no memory.
     non_zero: Exact,
 }
 
@@ -680,7 +677,7 @@ impl Needs {
             (resources::MEMORY, resources::DEFAULT_MEMORY),
         ];
         if !of_pod.is_empty() {
-            // A pod that says what all its containers take together leaves nothing to be guessed for that resource.
+            // A pod that states the sum of its containers for a resource needs no default amount for it.
             figures.retain(|(name, _)| !asked.contains_key(*name));
         }
         let mut non_zero = Self::containers(whose, spec, &figures)?;
@@ -688,8 +685,8 @@ impl Needs {
         Ok(Self { asked, non_zero })
     }
 
-    /// The largest that is asked for at any time: all containers and sidecars together, or an init container beside
-    /// the sidecars that were started before it.
+    /// The largest amount needed at any time: all containers and sidecars together, or an init container together
+    /// with the sidecars that were started before it.
     fn containers(
         whose: &str,
         spec: &wire::PodSpec,
@@ -699,7 +696,7 @@ impl Needs {
             let field = format!("container {}: requests", container.name);
             let requests = &container.resources.requests;
             let mut exact = resources::exact(whose, &field, requests)?;
-            // As the API server does: a limit without a request is the request.
+            // As in the API server, a limit without a request is the request.
             let field = format!("container {}: limits", container.name);
             for (name, amount) in resources::exact(whose, &field, &container.resources.limits)? {
                 exact.entry(name).or_insert(amount);

@@ -1,4 +1,4 @@
-//! Amounts of resources as whole numbers. Never rounds down: as `resource.Quantity` does, a fraction counts as one more.
+//! Amounts of resources as whole numbers. Fractions are rounded up, as `resource.Quantity` does.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use kube_api::quantity::Quantity;
 use super::ReadError;
 use crate::names::{Names, Symbol};
 
-/// Amounts of resources: of a node what it offers or what is asked of it, of a pod what it asks for.
+/// Amounts of resources: the amounts that a node offers, or that pods ask for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Resources {
     /// CPU in thousandths of a core.
@@ -21,7 +21,7 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// The amount of an extended resource, or of huge pages; none where it is not named.
+    /// The amount of an extended resource, or of huge pages; none if it is not named.
     pub fn scalar(&self, name: Symbol) -> Option<i64> {
         self.scalars
             .iter()
@@ -34,7 +34,7 @@ impl Resources {
         self.apply(other, i64::saturating_add);
     }
 
-    /// Takes away amounts that were added.
+    /// Subtracts amounts that were added before.
     pub(crate) fn subtract(&mut self, other: &Self) {
         self.apply(other, i64::saturating_sub);
         self.scalars.retain(|(_, amount)| *amount != 0);
@@ -73,9 +73,9 @@ pub(crate) const MEMORY: &str = "memory";
 pub(crate) const EPHEMERAL: &str = "ephemeral-storage";
 pub(crate) const PODS: &str = "pods";
 
-/// What kube-scheduler counts for a container that names no CPU: 100 thousandths of a core.
+/// The amount that kube-scheduler assumes for a container that asks for no CPU: 100 thousandths of a core.
 pub(crate) const DEFAULT_CPU: i128 = 100 * MILLI;
-/// What kube-scheduler counts for a container that names no memory: 200 MiB.
+/// The amount that kube-scheduler assumes for a container that asks for no memory: 200 MiB.
 pub(crate) const DEFAULT_MEMORY: i128 = 200 * 1024 * 1024 * NANO;
 
 fn rounded_up(nano: i128, unit: i128) -> i64 {
@@ -101,7 +101,7 @@ pub(crate) fn exact(
     Ok(read)
 }
 
-/// The amounts as whole numbers, and how many pods there may be. Names that no plugin counts are left out.
+/// The amounts as whole numbers, and the number of pods allowed. Names that no plugin counts are left out.
 pub(crate) fn whole(names: &mut Names, amounts: &Exact) -> (Resources, i64) {
     let mut resources = Resources::default();
     let mut pods = 0;
@@ -122,7 +122,7 @@ pub(crate) fn whole(names: &mut Names, amounts: &Exact) -> (Resources, i64) {
     (resources, pods)
 }
 
-/// Whether the resource is none of Kubernetes' own: its name has a domain other than `kubernetes.io`.
+/// Whether the resource is an extended one: its name has a domain other than `kubernetes.io`.
 pub fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }

@@ -1,16 +1,16 @@
-//! Labels, and what selects by them: label selectors and node selectors. Never where a selector is used.
+//! Labels, label selectors and node selectors. Does not know where a selector is used.
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use crate::names::{Names, Symbol};
 
-/// Labels of one object, by the number of their key.
+/// Labels of one object, sorted by the symbol of their key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Labels(Box<[(Symbol, Symbol)]>);
 
 impl Labels {
-    /// The labels of these keys and values.
+    /// The labels with these keys and values.
     pub fn new<'a>(
         names: &mut Names,
         labels: impl IntoIterator<Item = (&'a str, &'a str)>,
@@ -41,14 +41,14 @@ impl Labels {
     }
 }
 
-/// What a label has to be.
+/// The condition on a label.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rule {
     /// One of these values.
     In(Box<[Symbol]>),
     /// None of these values, or absent.
     NotIn(Box<[Symbol]>),
-    /// There, with any value.
+    /// Present, with any value.
     Exists,
     /// Absent.
     DoesNotExist,
@@ -63,7 +63,7 @@ pub enum Rule {
 pub struct Requirement {
     /// The label.
     pub key: Symbol,
-    /// What it has to be.
+    /// The condition.
     pub rule: Rule,
 }
 
@@ -83,13 +83,13 @@ impl Requirement {
     }
 }
 
-/// A label selector: all of the rules have to hold.
+/// A label selector: all of its rules must hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Selector {
     /// Selects no object, as an absent selector does.
     #[default]
     Nothing,
-    /// Selects every object that keeps all the rules; without rules, every object.
+    /// Selects every object that matches all the rules; without rules, every object.
     All(Box<[Requirement]>),
 }
 
@@ -109,7 +109,7 @@ impl Selector {
         matches!(self, Self::All(rules) if rules.is_empty())
     }
 
-    /// The same selector with further rules.
+    /// The same selector with more rules.
     pub(crate) fn with(self, further: Vec<Requirement>) -> Self {
         match self {
             Self::Nothing => Self::Nothing,
@@ -121,7 +121,7 @@ impl Selector {
         }
     }
 
-    /// Selects objects that have these values under these labels.
+    /// Selects objects with these values of these labels.
     pub(crate) fn equal(labels: impl IntoIterator<Item = (Symbol, Symbol)>) -> Self {
         Self::All(
             labels
@@ -143,11 +143,22 @@ fn symbols(names: &mut Names, values: Option<&Vec<String>>) -> Box<[Symbol]> {
         .collect()
 }
 
+/// A word in a pod's rules that Kubernetes does not know.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum UnknownWord {
+    #[error("label selector operator {0:?} is unknown; write In, NotIn, Exists or DoesNotExist")]
+    Operator(String),
+    #[error(
+        "topology spread constraint: whenUnsatisfiable {0:?} is unknown; write DoNotSchedule or ScheduleAnyway"
+    )]
+    WhenUnsatisfiable(String),
+}
+
 /// Reads a label selector; an absent one selects nothing. An operator that Kubernetes does not know is an error.
 pub(crate) fn selector(
     names: &mut Names,
     written: Option<&LabelSelector>,
-) -> Result<Selector, String> {
+) -> Result<Selector, UnknownWord> {
     let Some(written) = written else {
         return Ok(Selector::Nothing);
     };
@@ -166,11 +177,7 @@ pub(crate) fn selector(
             "NotIn" => Rule::NotIn(values),
             "Exists" => Rule::Exists,
             "DoesNotExist" => Rule::DoesNotExist,
-            other => {
-                return Err(format!(
-                    "label selector operator {other:?} is unknown; write In, NotIn, Exists or DoesNotExist"
-                ));
-            }
+            other => return Err(UnknownWord::Operator(other.to_owned())),
         };
         rules.push(Requirement {
             key: names.intern(&expression.key),
@@ -180,14 +187,14 @@ pub(crate) fn selector(
     Ok(Selector::All(rules.into()))
 }
 
-/// One alternative of a node selector: all its rules have to hold.
+/// One alternative of a node selector: all its rules must hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeTerm {
     /// Rules for the node's labels.
     pub labels: Box<[Requirement]>,
-    /// Rules for `metadata.name`: the name, and whether the node has to have it.
+    /// Rules for `metadata.name`: the name, and whether the node must have it.
     pub fields: Box<[(Symbol, bool)]>,
-    /// Whether the term is written in a way that Kubernetes cannot read: it matches no node.
+    /// Whether Kubernetes cannot read the term. Such a term matches no node.
     pub broken: bool,
 }
 
@@ -211,13 +218,13 @@ impl NodeTerm {
     }
 }
 
-/// Alternatives, of which one has to hold.
+/// Alternatives, of which at least one must hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeSelector {
-    /// The alternatives; none of them selects no node.
+    /// The alternatives. An empty list selects no node.
     pub terms: Box<[NodeTerm]>,
-    /// For each term the names of the nodes that its `metadata.name In` rules leave, where it has such rules. Only
-    /// known when every term has one.
+    /// For each term the names of the nodes that its `metadata.name In` rules allow. None unless every term has such
+    /// rules.
     pub(crate) only: Option<Box<[Symbol]>>,
 }
 
@@ -230,12 +237,12 @@ impl NodeSelector {
     }
 }
 
-/// A preferred alternative and what it is worth.
+/// A preferred alternative and its weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Preferred {
     /// 1 to 100.
     pub weight: i64,
-    /// What the node has to be.
+    /// The rules for the node.
     pub term: NodeTerm,
 }
 
@@ -305,7 +312,7 @@ pub(crate) fn node_selector(names: &mut Names, written: &core::NodeSelector) -> 
     }
 }
 
-/// The names that `metadata.name In` leaves over all terms; none where a term names no node.
+/// The names that the `metadata.name In` rules of all terms allow; none if a term has no such rule.
 fn only(names: &mut Names, terms: &[core::NodeSelectorTerm]) -> Option<Box<[Symbol]>> {
     let mut all: Vec<Symbol> = Vec::new();
     for term in terms {
@@ -333,7 +340,7 @@ fn only(names: &mut Names, terms: &[core::NodeSelectorTerm]) -> Option<Box<[Symb
     Some(all.into())
 }
 
-/// Reads preferred terms. Terms without weight or without rules count for nothing and are left out.
+/// Reads preferred terms. Terms without weight or without rules have no effect and are left out.
 pub(crate) fn preferred(
     names: &mut Names,
     written: &[core::PreferredSchedulingTerm],

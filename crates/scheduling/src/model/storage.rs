@@ -1,11 +1,12 @@
-//! Volumes, claims, storage classes, drivers, disruption budgets, and the workloads that pods belong to. Never which
-//! volume a pod gets: that is the volume plugins'.
+//! Volumes, claims, storage classes, drivers, disruption budgets, and the workloads that pods belong to. The volume
+//! plugins decide which volume a pod gets.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube_api::keys;
 use serde::Deserialize as _;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::fmt::Display;
 
 use super::selector::{Labels, NodeSelector, Selector, node_selector, selector};
 use super::{ReadError, resources, wire};
@@ -20,8 +21,8 @@ pub enum BindingMode {
     WaitForFirstConsumer,
 }
 
-/// Alternatives of where a provisioner makes volumes: the label and the values that its node may have, all of which
-/// have to hold.
+/// One place where a provisioner can make volumes: labels, each with the values that the node may have. All of them
+/// must match.
 pub type TopologyTerm = Box<[(Symbol, Box<[Symbol]>)]>;
 
 /// A storage class.
@@ -29,13 +30,13 @@ pub type TopologyTerm = Box<[(Symbol, Box<[Symbol]>)]>;
 pub struct StorageClass {
     /// Its name.
     pub name: Symbol,
-    /// What makes its volumes; `kubernetes.io/no-provisioner` for nothing.
+    /// The provisioner of its volumes; `kubernetes.io/no-provisioner` for none.
     pub provisioner: Symbol,
     /// When claims get their volume.
     pub mode: BindingMode,
-    /// Where volumes can be made; everywhere where it is empty.
+    /// Where volumes can be made; everywhere if empty.
     pub topologies: Box<[TopologyTerm]>,
-    /// Whether claims without a class get this one.
+    /// Whether claims without a class get this class.
     pub is_default: bool,
 }
 
@@ -48,17 +49,17 @@ pub struct PersistentVolume {
     pub labels: Labels,
     /// Its size in bytes.
     pub bytes: i64,
-    /// How it can be mounted.
+    /// The ways in which it can be mounted.
     pub access_modes: Box<[Symbol]>,
     /// Its class; empty for none.
     pub class: Symbol,
     /// Whether it is a raw block device.
     pub block: bool,
-    /// Which nodes reach it; all where there is none.
+    /// The nodes that reach it; all nodes if absent.
     pub nodes: Option<NodeSelector>,
-    /// Namespace and name of the claim that it is for, and that claim's uid (empty where it is not bound yet).
+    /// Namespace and name of the claim that it is reserved for, and that claim's uid (empty if it is not bound yet).
     pub claim: Option<(Symbol, Symbol, Symbol)>,
-    /// Driver and handle, of a CSI volume.
+    /// Driver and handle of a CSI volume.
     pub csi: Option<(Symbol, Symbol)>,
     /// Whether it can be given to a claim (`Available`, or no phase yet).
     pub available: bool,
@@ -75,38 +76,38 @@ pub struct PersistentVolumeClaim {
     pub name: Symbol,
     /// Its uid.
     pub uid: Symbol,
-    /// How many bytes it asks for.
+    /// The number of bytes that it asks for.
     pub bytes: i64,
-    /// How it wants to mount.
+    /// The ways in which it wants to mount.
     pub access_modes: Box<[Symbol]>,
     /// Its class; empty for none.
     pub class: Symbol,
     /// Whether it wants a raw block device.
     pub block: bool,
-    /// The volume that it has; empty for none.
+    /// Its volume; empty for none.
     pub volume: Symbol,
     /// Whether the binding of claim and volume is complete.
     pub bound: bool,
-    /// Which volumes it takes; all where there is none.
+    /// Selects the volumes that it accepts; all volumes if absent.
     pub selector: Option<Selector>,
     /// Whether its volume is lost (`status.phase` is `Lost`).
     pub lost: bool,
     /// Whether it is being deleted.
     pub terminating: bool,
-    /// The node that a provisioner has been told; empty for none.
+    /// The node at which the provisioner was told to make the volume; empty for none.
     pub selected_node: Symbol,
-    /// The pod that it was made for from a template (its uid); empty for none.
+    /// The uid of the pod that it was made for, from a template; empty for none.
     pub owner: Symbol,
-    /// Class of the attributes that it wants; empty for none.
+    /// Class of the attributes that it asks for; empty for none.
     pub attributes_class: Symbol,
 }
 
-/// How many volumes of a driver a node takes.
+/// A CSI driver of a node, with the number of volumes that the node supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CsiDriver {
     /// The driver.
     pub name: Symbol,
-    /// How many volumes; none where there is no limit.
+    /// The number of volumes; none if there is no limit.
     pub most: Option<i64>,
 }
 
@@ -126,15 +127,15 @@ pub struct Budget {
     pub namespace: Symbol,
     /// Its name.
     pub name: Symbol,
-    /// Which pods it protects.
+    /// Selects the pods that it protects.
     pub selector: Selector,
     /// How many of them may be evicted now.
     pub allowed: i64,
-    /// Names of pods whose eviction is counted already.
+    /// Names of pods whose eviction is already counted.
     pub disrupted: Box<[Symbol]>,
 }
 
-/// A service, or what controls pods: system defaults of topology spread select by its selector.
+/// A service or a controller of pods. The default constraints of topology spread use its selector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Workload {
     /// API version: `v1`, `apps/v1`.
@@ -145,7 +146,7 @@ pub struct Workload {
     pub namespace: Symbol,
     /// Its name.
     pub name: Symbol,
-    /// Which pods belong to it.
+    /// Selects the pods that belong to it.
     pub selector: Selector,
 }
 
@@ -181,7 +182,7 @@ fn bytes(
     amounts: &std::collections::BTreeMap<String, kube_api::quantity::Quantity>,
 ) -> Result<i64, ReadError> {
     let mut exact = resources::exact(object, field, amounts)?;
-    // Storage counts as memory does: whole bytes, rounded up.
+    // Storage is counted as memory is: in whole bytes, rounded up.
     let storage = exact.remove("storage").unwrap_or_default();
     let (amount, _) = resources::whole(names, &[("memory".to_owned(), storage)].into());
     Ok(amount.memory_bytes)
@@ -307,7 +308,7 @@ impl PersistentVolumeClaim {
                 Some(written) => Some(selector(names, Some(written)).map_err(|problem| {
                     ReadError::Malformed {
                         object: whose.clone(),
-                        problem,
+                        problem: problem.to_string(),
                     }
                 })?),
                 None => None,
@@ -395,7 +396,7 @@ impl Budget {
         let selector = selector(names, written.spec.selector.as_ref()).map_err(|problem| {
             ReadError::Malformed {
                 object: wire::named("pod disruption budget", object),
-                problem,
+                problem: problem.to_string(),
             }
         })?;
         Ok(Self {
@@ -425,9 +426,9 @@ impl Workload {
         kind: &str,
         object: &Value,
     ) -> Result<Self, ReadError> {
-        let malformed = |problem: String| ReadError::Malformed {
+        let malformed = |problem: &dyn Display| ReadError::Malformed {
             object: wire::named(kind, object),
-            problem,
+            problem: problem.to_string(),
         };
         let written: wire::Namespace = decode(kind, object)?;
         let of = object.get("spec").and_then(|spec| spec.get("selector"));
@@ -436,7 +437,7 @@ impl Workload {
             (_, None) => Selector::Nothing,
             ("Service" | "ReplicationController", Some(labels)) => {
                 let labels = std::collections::BTreeMap::<String, String>::deserialize(labels)
-                    .map_err(|error| malformed(error.to_string()))?;
+                    .map_err(|error| malformed(&error))?;
                 Selector::equal(
                     labels
                         .iter()
@@ -445,9 +446,9 @@ impl Workload {
                 )
             }
             (_, Some(written)) => {
-                let written = LabelSelector::deserialize(written)
-                    .map_err(|error| malformed(error.to_string()))?;
-                selector(names, Some(&written)).map_err(malformed)?
+                let written =
+                    LabelSelector::deserialize(written).map_err(|error| malformed(&error))?;
+                selector(names, Some(&written)).map_err(|word| malformed(&word))?
             }
         };
         Ok(Self {
@@ -460,7 +461,7 @@ impl Workload {
     }
 }
 
-/// Name and labels of a namespace.
+/// The name and labels of a namespace.
 pub(crate) fn namespace(names: &mut Names, object: &Value) -> Result<(Symbol, Labels), ReadError> {
     let written: wire::Namespace = decode("namespace", object)?;
     let name = symbol_of(names, "namespace", &written.metadata)?;

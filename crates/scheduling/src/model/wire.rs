@@ -1,4 +1,4 @@
-//! Kubernetes objects as they are written, as far as the model reads them. Never leaves this folder.
+//! The fields of Kubernetes objects that the model reads, as they are written. Used in this folder only.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use kube_api::quantity::Quantity;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-/// Null is the default, as in Go.
+/// Reads null as the default, as Go does.
 pub(super) fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,

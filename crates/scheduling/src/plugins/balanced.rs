@@ -1,10 +1,10 @@
-//! `NodeResourcesBalancedAllocation`: nodes on which the resources are used evenly are better.
+//! `NodeResourcesBalancedAllocation`: nodes with evenly used resources score higher.
 
 use super::{Context, Scores, each, fit};
 use crate::profile::Counted;
 use crate::snapshot::NodeState;
 
-/// 100 less the standard deviation of the fractions in use, in percent; none where the pod asks for nothing of these
+/// 100 minus the standard deviation of the used fractions, in percent; none if the pod asks for none of these
 /// resources.
 pub(crate) fn score(context: &Context<'_>, nodes: &[&NodeState]) -> Option<Scores> {
     let wanted: Vec<(Counted, i64)> = context

@@ -79,7 +79,7 @@ fn is_ignored(context: &Context<'_>, name: crate::names::Symbol) -> bool {
         ignored_groups,
         ..
     } = context.settings;
-    // With GpuFit, the placement engine judges what asks for shared devices.
+    // With GpuFit, the placement engine judges requests for shared devices.
     if context.settings.engine_fits && context.snapshot.managed.contains(&name) {
         return true;
     }
@@ -92,7 +92,8 @@ fn is_ignored(context: &Context<'_>, name: crate::names::Symbol) -> bool {
         && (ignored.contains(&name) || ignored_groups.iter().any(|other| other == group))
 }
 
-/// What of a resource a node offers, and what is asked of it with the pod on it; none where it does not count.
+/// The amount of a resource that a node offers, and the amount requested with the pod on it; none if the resource
+/// does not count.
 pub(crate) fn use_of(
     node: &NodeState,
     resource: Counted,
@@ -121,7 +122,7 @@ pub(crate) fn use_of(
     (offered != 0).then(|| (offered, taken.saturating_add(pod)))
 }
 
-/// What a pod asks for of a resource.
+/// The amount of a resource that a pod asks for.
 pub(crate) fn asked(requests: &Resources, resource: Counted) -> i64 {
     match resource {
         Counted::Cpu => requests.cpu_milli,
@@ -132,7 +133,8 @@ pub(crate) fn asked(requests: &Resources, resource: Counted) -> i64 {
     }
 }
 
-/// By the profile's strategy. Containers that name no CPU or no memory count with kube-scheduler's figures.
+/// Scores by the profile's strategy. Containers that ask for no CPU or no memory count with kube-scheduler's default
+/// amounts.
 pub(crate) fn score(context: &Context<'_>, nodes: &[&NodeState]) -> Scores {
     let pod = context.pod;
     let settings = context.settings;
@@ -170,14 +172,14 @@ pub(crate) fn score(context: &Context<'_>, nodes: &[&NodeState]) -> Scores {
         }
         match (weights, &settings.strategy) {
             (0, _) => 0,
-            // Of this strategy alone the mean is rounded.
+            // Only this strategy rounds the mean.
             (_, Strategy::Ratio(_)) => rounded(sum, weights),
             _ => sum / weights,
         }
     }))
 }
 
-/// `part * 100 / whole`, also where the product needs more than 64 bits.
+/// `part * 100 / whole`, even if the product needs more than 64 bits.
 fn percent(part: i64, whole: i64) -> i64 {
     let wide = i128::from(part) * i128::from(MOST_SCORE) / i128::from(whole.max(1));
     i64::try_from(wide).unwrap_or(MOST_SCORE)
@@ -195,7 +197,7 @@ fn most(taken: i64, offered: i64) -> i64 {
     percent(taken.min(offered), offered)
 }
 
-/// The broken line through the shape's points, at the utilisation.
+/// The value of the broken line through the shape's points, at this utilisation.
 fn ratio(taken: i64, offered: i64, shape: &[(i64, i64)]) -> i64 {
     let utilisation = if taken > offered {
         MOST_SCORE
@@ -217,7 +219,7 @@ fn ratio(taken: i64, offered: i64, shape: &[(i64, i64)]) -> i64 {
     before.map_or(0, |(_, score)| score)
 }
 
-/// `sum / weights`, halves away from 0, as Go's `math.Round` does; both are positive.
+/// `sum / weights`, with halves rounded away from 0, as Go's `math.Round` does. Both are positive.
 fn rounded(sum: i64, weights: i64) -> i64 {
     (2 * sum + weights) / (2 * weights)
 }

@@ -1,30 +1,30 @@
-//! `GpuFit` and `GpuScore`: the placement engine's answers. Never computes a fit itself.
+//! `GpuFit` and `GpuScore`: the placement engine's answers. Computes no fit itself.
 
 use std::sync::Arc;
 
 use placement::{Among, Cluster, Misfit, NodePolicy, Placement, Request};
 
 use super::{Before, Context, MOST_SCORE, Scores, each};
-use crate::model::Pod;
+use crate::model::{DevicesError, Pod};
 use crate::plugin::Plugin;
 use crate::snapshot::NodeState;
 use crate::status::{Code, Reason, Rejection};
 
-/// What the engine says of one node: how full its devices are with the pod on them, or why they cannot take it.
+/// The engine's answer about one node: how full its devices are with the pod on them, or why they cannot take it.
 type Answer = Result<f64, Rejection>;
 
-/// What is asked of the engine, and what it says of every node as it is.
+/// The question to the engine, and its answer about every node in its present state.
 #[derive(Debug, Clone)]
 pub(crate) struct Prepared {
-    request: Arc<Result<Request, String>>,
-    /// By the place of the node; none for a node without shared devices.
+    request: Arc<Result<Request, DevicesError>>,
+    /// By the node's index; none for a node without shared devices.
     answers: Arc<Vec<Option<Answer>>>,
-    /// Whether each node has to be asked about by itself: the engine tries so many choices for one question, and
-    /// several containers that ask for devices may need them all on a few nodes.
+    /// Whether each node needs a question of its own. The engine limits how many choices it tries for one question,
+    /// and several containers that ask for devices may need that whole number on a few nodes.
     each: bool,
-    /// Uids of pods that hold nothing in a trial.
+    /// Uids of pods that are treated as holding nothing in a trial.
     leaving: Vec<Arc<str>>,
-    /// Pods that hold cards of the node in a trial: they are nominated for it.
+    /// Pods that are treated as holding devices of the node in a trial, because they are nominated for it.
     coming: Vec<Arc<Pod>>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
     let request = match &**devices {
         Ok(request) => request,
         Err(why) => {
-            let reason = Reason::Text(why.as_str().into());
+            let reason = Reason::Text(why.to_string().into());
             let rejection = Rejection::new(Plugin::GpuFit, Code::Unresolvable, reason);
             return (Before::Refuse(rejection), None);
         }
@@ -52,7 +52,7 @@ pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
     (Before::Run, Some(prepared))
 }
 
-/// One question about all nodes costs far less than one about each.
+/// Asks about all nodes at once, which costs far less than one question for each.
 fn ask_all(context: &Context<'_>, request: &Request) -> Vec<Option<Answer>> {
     let snapshot = context.snapshot;
     let mut answers = Vec::new();
@@ -84,7 +84,7 @@ fn refusal(misfit: &Misfit) -> Rejection {
 }
 
 impl Prepared {
-    /// Takes into account that a pod comes (1) or leaves (-1).
+    /// Adds a pod (1) or removes it (-1) for a trial.
     pub(crate) fn change(&mut self, pod: &Arc<Pod>, by: i64) {
         let before = self.leaving.len();
         if by < 0 {
@@ -108,7 +108,7 @@ impl Prepared {
         }
     }
 
-    /// The cards that the pod gets on the node.
+    /// The devices that the pod gets on the node.
     pub(crate) fn place(
         &self,
         context: &Context<'_>,
@@ -129,8 +129,8 @@ impl Prepared {
         }
     }
 
-    /// The node alone, with the pods that come holding what they would get on it; none where no such pod comes. A pod
-    /// that would get nothing there holds nothing.
+    /// The node alone, with the devices that the coming pods would get on it; none if no such pod comes. A coming pod
+    /// that does not fit there holds nothing.
     fn with_coming(
         &self,
         cluster: &Cluster,
@@ -163,8 +163,8 @@ impl Prepared {
     }
 }
 
-/// How full the node's devices are with the pod on it, by the request's node policy: the fuller the better for
-/// `binpack`, the emptier for `spread`. `known` is what `GpuFit` has found out.
+/// How full the node's devices are with the pod on it, scored by the request's node policy: `binpack` prefers full
+/// nodes, `spread` empty ones. `known` holds `GpuFit`'s results.
 pub(crate) fn score(
     context: &Context<'_>,
     known: Option<&Prepared>,
@@ -189,7 +189,7 @@ pub(crate) fn score(
     reason = "it is between 0 and 100, and the float to integer cast saturates"
 )]
 fn worth(fullness: f64, policy: NodePolicy) -> i64 {
-    // The engine's scores go from 0 to 30.
+    // The engine's scores range from 0 to 30.
     let percent = ((fullness / 30.0).clamp(0.0, 1.0) * 100.0).round() as i64;
     match policy {
         NodePolicy::Binpack => percent,

@@ -1,13 +1,13 @@
-//! `ImageLocality`: nodes that have the pod's images are better, the more so the larger an image is and the more nodes
-//! have it.
+//! `ImageLocality`: nodes that have the pod's images score higher. An image counts more the larger it is and the more
+//! nodes have it.
 
 use super::{Context, MOST_SCORE, Scores, each};
 use crate::snapshot::NodeState;
 
 const MIB: i64 = 1024 * 1024;
-/// Images below this size in all count for nothing.
+/// Images whose sum is below this size do not count.
 const LEAST: i64 = 23 * MIB;
-/// What one container's image counts at most.
+/// The most that the image of one container counts.
 const MOST_EACH: i64 = 1000 * MIB;
 
 pub(crate) fn score(context: &Context<'_>, nodes: &[&NodeState]) -> Scores {
@@ -38,7 +38,7 @@ pub(crate) fn score(context: &Context<'_>, nodes: &[&NodeState]) -> Scores {
     }))
 }
 
-/// The size in proportion to how many of the nodes have the image.
+/// The size, multiplied by the fraction of the nodes that have the image.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

@@ -1,4 +1,5 @@
-//! `InterPodAffinity`: what pods a pod wants near it or far from it, and what pods that run want of it.
+//! `InterPodAffinity`: which pods a pod wants near it or far from it, and which pods the running pods want near or
+//! far.
 
 use std::sync::Arc;
 
@@ -9,10 +10,10 @@ use crate::plugin::Plugin;
 use crate::snapshot::NodeState;
 use crate::status::Rejection;
 
-/// A number for each domain: label and value.
+/// A number for each domain, which is a label with a value.
 type Domains = Numbered<(Symbol, Symbol), i64>;
 
-/// Whose term it is, which decides how its namespace selector is asked about a namespace that is not known.
+/// The owner of a term. It decides how the term's namespace selector matches a namespace that is not known.
 #[derive(Clone, Copy, PartialEq)]
 enum Whose {
     Incoming,
@@ -51,7 +52,7 @@ fn add(domains: &mut Domains, node: &NodeState, key: Symbol, by: i64) {
     }
 }
 
-/// Terms of a pod; empty where it has none.
+/// The terms of a pod; empty if it has none.
 struct Terms<'a> {
     required: &'a [AffinityTerm],
     required_anti: &'a [AffinityTerm],
@@ -69,14 +70,14 @@ fn affinity(pod: &Pod) -> Terms<'_> {
     }
 }
 
-/// Domains that matter to the pod.
+/// The domains that matter to the pod.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Prepared {
-    /// Where pods run that do not want this one near them.
+    /// Domains with running pods that do not want this one near them.
     unwelcome: Domains,
-    /// Where pods run that this one wants near it.
+    /// Domains with running pods that this one wants near it.
     wanted: Domains,
-    /// Where pods run that this one wants far from it.
+    /// Domains with running pods that this one wants far from it.
     unwanted: Domains,
 }
 
@@ -103,7 +104,7 @@ impl Prepared {
         }
     }
 
-    /// Takes into account that a pod comes to the node (1) or leaves it (-1).
+    /// Adds a pod to the node (1) or removes it (-1) for a trial.
     pub(crate) fn change(
         &mut self,
         context: &Context<'_>,
@@ -160,7 +161,7 @@ impl Prepared {
             let domain = (term.topology_key, value);
             all &= self.wanted.get(&domain).is_some_and(|count| *count > 0);
         }
-        // The first pod of a group that wants its own kind near it has to begin somewhere.
+        // The first pod of a group that wants its own kind near it must be able to start.
         all || (self.wanted.is_empty() && selects_all(context, own.required, context.pod))
     }
 }
@@ -187,7 +188,7 @@ pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
     (Before::Run, Some(prepared))
 }
 
-/// What terms that need not hold make of the nodes; none where no such term meets a pod.
+/// The scores of the nodes by the preferred terms; none if no such term concerns a pod.
 pub(crate) fn score(context: &Context<'_>, nodes: &[&NodeState]) -> Option<Scores> {
     let own = affinity(context.pod);
     let prefers = !own.preferred.is_empty() || !own.preferred_anti.is_empty();

@@ -1,5 +1,5 @@
-//! The plugins: each file is one, and each function a question with values in and an answer out. Never the order in
-//! which they are asked: that is the cycle's.
+//! The plugins: each file is one, and each function takes values and returns an answer. The cycle decides the order
+//! in which they are asked.
 
 pub(crate) mod balanced;
 pub(crate) mod fit;
@@ -30,7 +30,7 @@ use crate::status::Rejection;
 /// The most that a plugin may give a node.
 pub(crate) const MOST_SCORE: i64 = 100;
 
-/// What every question is about.
+/// The subject of every question to a plugin.
 #[derive(Clone, Copy)]
 pub(crate) struct Context<'a> {
     pub(crate) snapshot: &'a Snapshot,
@@ -44,30 +44,30 @@ impl<'a> Context<'a> {
     }
 }
 
-/// What a plugin says of a pod before any node is looked at.
+/// A plugin's answer about a pod before any node is examined.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Before {
-    /// Its filter has to be asked.
+    /// The plugin's filter must be asked.
     Run,
-    /// Its filter has nothing to say.
+    /// The plugin's filter does not apply.
     Skip,
-    /// Only these nodes come into question.
+    /// Only these nodes are candidates.
     Only(Vec<Symbol>),
     /// The pod fits nowhere.
     Refuse(Rejection),
 }
 
-/// What a plugin says of nodes that fit: a score each, in their order.
+/// A plugin's scores of the nodes that fit, in the order of the nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Scores {
-    /// As the plugin gives them.
+    /// As the plugin computes them.
     pub(crate) raw: Vec<i64>,
-    /// From 0 to 100.
+    /// Normalised, from 0 to 100.
     pub(crate) normal: Vec<i64>,
 }
 
 impl Scores {
-    /// Scores that are from 0 to 100 as they are.
+    /// Scores that already range from 0 to 100.
     pub(crate) fn plain(raw: Vec<i64>) -> Self {
         Self {
             normal: raw.clone(),
@@ -75,7 +75,7 @@ impl Scores {
         }
     }
 
-    /// Scores of which the largest becomes 100, or 0 where less is better. The rule is kube-scheduler's
+    /// Scores scaled so that the largest becomes 100, or 0 if less is better. The rule is kube-scheduler's
     /// `DefaultNormalizeScore`.
     pub(crate) fn scaled(raw: Vec<i64>, less_is_better: bool) -> Self {
         let most = raw.iter().copied().max().unwrap_or_default().max(0);

@@ -1,4 +1,4 @@
-//! `NodeName`: a pod that names its node goes nowhere else.
+//! `NodeName`: a pod that names its node fits on no other node.
 
 use super::Context;
 use crate::names::Symbol;

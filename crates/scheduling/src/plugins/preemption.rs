@@ -1,4 +1,4 @@
-//! `DefaultPreemption`: whose eviction does the least harm. Never tries a filter: that is the cycle's.
+//! `DefaultPreemption`: chooses the eviction that does the least harm. Runs no filter: the cycle does.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ pub struct Victims {
     pub node: Arc<str>,
     /// The pods, the most important one first.
     pub pods: Vec<Arc<Pod>>,
-    /// How many of them a disruption budget protects.
+    /// How many of them are protected by a disruption budget.
     pub violations: usize,
 }
 
-/// How many candidates the search looks for among so many nodes.
+/// How many candidates the search looks for in a cluster of `nodes` nodes.
 pub(crate) fn wanted(nodes: usize, percentage: i64, least: i64) -> usize {
     let count = |number: i64| usize::try_from(number).unwrap_or_default();
     (nodes * count(percentage) / 100)
@@ -25,8 +25,8 @@ pub(crate) fn wanted(nodes: usize, percentage: i64, least: i64) -> usize {
         .min(nodes)
 }
 
-/// Puts the more important pod first: by priority, then the one that runs longer. Pods that have not started count as
-/// started now; of those the first by key.
+/// Sorts by importance: higher priority first, then longer running first. Pods that have not started count as started
+/// now; among them the order is by key.
 pub(crate) fn by_importance(pods: &mut [Arc<Pod>]) {
     pods.sort_by(|one, other| {
         let rank = |pod: &Pod| (Reverse(pod.priority), started(pod));
@@ -40,7 +40,7 @@ fn started(pod: &Pod) -> i64 {
     pod.started_ms.unwrap_or(i64::MAX)
 }
 
-/// Divides pods into those whose eviction breaks a disruption budget and the others, in their order.
+/// Divides pods into those whose eviction breaks a disruption budget and the others, keeping their order.
 pub(crate) fn by_budget(
     names: &Names,
     pods: Vec<Arc<Pod>>,
@@ -69,15 +69,16 @@ pub(crate) fn by_budget(
     })
 }
 
-/// The candidate that does the least harm: the fewest broken budgets, the lowest highest priority, the lowest sum of
-/// priorities, the fewest pods, the latest start of its most important pods; of equal ones the first.
+/// The candidate that does the least harm. The comparisons are, in order: the fewest broken budgets, the lowest
+/// highest priority, the lowest sum of priorities, the fewest pods, the latest start of its most important pods. Of
+/// equal candidates it is the first.
 pub fn choose(candidates: &[Victims]) -> Option<&Victims> {
     let harm = |victims: &&Victims| {
         let highest = victims.pods.iter().map(|pod| pod.priority).max();
         let sum: i64 = victims
             .pods
             .iter()
-            // Shifted so that a pod of negative priority counts, too.
+            // Shifted so that a pod of negative priority counts too.
             .map(|pod| i64::from(pod.priority) + i64::from(i32::MAX) + 1)
             .sum();
         let start = victims

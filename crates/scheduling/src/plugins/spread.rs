@@ -1,5 +1,5 @@
-//! `PodTopologySpread`: how evenly pods are spread over the domains of a label. Differs from kube-scheduler in one
-//! thing: the emptiest domain is always looked up anew, where kube-scheduler keeps the two emptiest.
+//! `PodTopologySpread`: how evenly pods are spread over the domains of a label. One difference from kube-scheduler:
+//! this plugin always searches for the emptiest domain, while kube-scheduler keeps the two emptiest ones.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use crate::plugin::Plugin;
 use crate::snapshot::NodeState;
 use crate::status::Rejection;
 
-/// A constraint that must hold, and how many pods each domain has.
+/// A constraint that must hold, and the number of pods in each domain.
 #[derive(Debug, Clone)]
 struct Hard {
     constraint: Spread,
     pods: Numbered<Symbol, i64>,
-    /// How many pods the emptiest domain has.
+    /// The number of pods in the emptiest domain.
     least: i64,
     /// Whether the pod itself counts.
     counts_itself: bool,
@@ -25,7 +25,8 @@ struct Hard {
 #[derive(Debug, Clone)]
 pub(crate) struct Prepared(Vec<Hard>);
 
-/// Which pods are like this one, where it says nothing itself: those of its services and of what controls it.
+/// Selects the pods that are like this one, if it has no constraint of its own: those of its services and its
+/// controller.
 fn selector_of(context: &Context<'_>) -> Selector {
     let names = context.names();
     let pod = context.pod;
@@ -50,7 +51,7 @@ fn selector_of(context: &Context<'_>) -> Selector {
     Selector::All(rules.into())
 }
 
-/// The pod's own constraints, else the profile's with a selector that follows from the pod.
+/// The pod's own constraints, else the profile's with a selector derived from the pod.
 fn constraints(context: &Context<'_>, hard: bool) -> Vec<Spread> {
     let of = |list: &[Spread]| -> Vec<Spread> {
         list.iter()
@@ -109,7 +110,7 @@ impl Hard {
         self.least = if domains < self.constraint.min_domains {
             0
         } else {
-            // No domain at all hinders nothing.
+            // A constraint without any domain is always met.
             self.pods.values().copied().min().unwrap_or(i64::MAX / 2)
         };
     }
@@ -151,7 +152,7 @@ pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
 }
 
 impl Prepared {
-    /// Takes into account that a pod comes to the node (1) or leaves it (-1).
+    /// Adds a pod to the node (1) or removes it (-1) for a trial.
     pub(crate) fn change(
         &mut self,
         context: &Context<'_>,
@@ -202,7 +203,7 @@ impl Prepared {
     }
 }
 
-/// What a constraint that need not hold counts: pods of each domain, and the domain's weight.
+/// The counts of a constraint that need not hold: the pods of each domain, and the domain's weight.
 struct Soft<'a> {
     constraint: &'a Spread,
     pods: Numbered<Symbol, i64>,
@@ -215,7 +216,7 @@ impl Soft<'_> {
     }
 }
 
-/// Fewer pods in the node's domains are better; none where no constraint is soft.
+/// Nodes with fewer pods in their domains score higher; none if no constraint is soft.
 pub(crate) fn score(context: &Context<'_>, nodes: &[&NodeState]) -> Option<Scores> {
     let constraints = constraints(context, false);
     if constraints.is_empty() {
@@ -299,7 +300,7 @@ pub(crate) fn score(context: &Context<'_>, nodes: &[&NodeState]) -> Option<Score
     })
 }
 
-/// The worst gets the least, ignored nodes get nothing.
+/// The node with the most pods gets the lowest score; ignored nodes get 0.
 fn normal(raw: &[i64], ignored: &[bool]) -> Vec<i64> {
     let kept = || {
         raw.iter()

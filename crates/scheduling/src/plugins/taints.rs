@@ -1,4 +1,4 @@
-//! `TaintToleration`: taints keep pods away, or make a node worth less.
+//! `TaintToleration`: taints keep pods away, or lower a node's score.
 
 use super::{Context, Scores, each};
 use crate::model::{Effect, Taint, Toleration};
@@ -20,7 +20,7 @@ pub(crate) fn filter(context: &Context<'_>, node: &NodeState) -> Result<(), Reje
     }
 }
 
-/// Fewer taints that the node would rather have tolerated are better.
+/// Nodes with fewer `PreferNoSchedule` taints that the pod does not tolerate score higher.
 pub(crate) fn score(context: &Context<'_>, nodes: &[&NodeState]) -> Scores {
     let preferring: Vec<&Toleration> = context
         .pod

@@ -1,4 +1,4 @@
-//! `NodeUnschedulable`: cordoned nodes take no pods but those that tolerate it.
+//! `NodeUnschedulable`: a cordoned node accepts only pods that tolerate it.
 
 use super::Context;
 use crate::model::{Effect, Taint};

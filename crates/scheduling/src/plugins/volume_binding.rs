@@ -1,5 +1,5 @@
-//! `VolumeBinding`: whether the pod's claims have volumes that the node reaches, or can get some. How much room a
-//! provisioner has left is not looked at.
+//! `VolumeBinding`: whether the pod's claims have volumes that the node reaches, or can get some. The capacity left
+//! at a provisioner is not checked.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use crate::plugin::Plugin;
 use crate::snapshot::NodeState;
 use crate::status::{Code, Reason, Reasons, Rejection};
 
-/// What has to be done about volumes when the pod is bound.
+/// The work to be done for volumes when the pod is bound.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VolumeWork {
-    /// Claims and the volumes that they get: names, in the pod's namespace.
+    /// Claims and the volumes that they get, by name in the pod's namespace.
     pub bind: Vec<(Arc<str>, Arc<str>)>,
-    /// Claims for which a volume has to be made: names, in the pod's namespace.
+    /// Claims for which a volume must be made, by name in the pod's namespace.
     pub provision: Vec<Arc<str>>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Prepared {
     bound: Vec<Arc<PersistentVolumeClaim>>,
     /// Claims without a volume, the smallest first.
     waiting: Vec<Arc<PersistentVolumeClaim>>,
-    /// Volumes of the classes that are waited for, by name.
+    /// Volumes of the waiting claims' classes, by name.
     volumes: Vec<Arc<PersistentVolume>>,
 }
 
@@ -36,11 +36,12 @@ pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
     }
     match prepare(context) {
         Ok(prepared) => (Before::Run, Some(prepared)),
-        Err(why) => (Before::Refuse(hopeless(Plugin::VolumeBinding, why)), None),
+        Err(rejection) => (Before::Refuse(rejection), None),
     }
 }
 
-fn prepare(context: &Context<'_>) -> Result<Prepared, String> {
+fn prepare(context: &Context<'_>) -> Result<Prepared, Rejection> {
+    let hopeless = |why: String| hopeless(Plugin::VolumeBinding, why);
     let names = context.names();
     let pod = context.pod;
     let mut prepared = Prepared {
@@ -52,25 +53,26 @@ fn prepare(context: &Context<'_>) -> Result<Prepared, String> {
     for wanted in &pod.claims {
         let name = names.text(wanted.name);
         let Some(found) = claim(context, pod.namespace, wanted) else {
-            return Err(if wanted.ephemeral {
+            return Err(hopeless(if wanted.ephemeral {
                 format!(
                     "waiting for ephemeral volume controller to create the persistentvolumeclaim \"{name}\""
                 )
             } else {
                 format!("persistentvolumeclaim \"{name}\" not found")
-            });
+            }));
         };
         if found.lost {
             let volume = names.text(found.volume);
-            return Err(format!(
+            return Err(hopeless(format!(
                 "persistentvolumeclaim \"{name}\" bound to non-existent persistentvolume \"{volume}\""
-            ));
+            )));
         }
         if found.terminating {
-            return Err(format!("persistentvolumeclaim \"{name}\" is being deleted"));
+            let why = format!("persistentvolumeclaim \"{name}\" is being deleted");
+            return Err(hopeless(why));
         }
         if let Some(why) = not_owned(context, wanted, found) {
-            return Err(why);
+            return Err(hopeless(why));
         }
         if found.bound {
             prepared.bound.push(Arc::clone(found));
@@ -85,7 +87,8 @@ fn prepare(context: &Context<'_>) -> Result<Prepared, String> {
         }
     }
     if immediate {
-        return Err("pod has unbound immediate PersistentVolumeClaims".to_owned());
+        let why = "pod has unbound immediate PersistentVolumeClaims";
+        return Err(Rejection::unresolvable(Plugin::VolumeBinding, why));
     }
     prepared.waiting.sort_by_key(|claim| claim.bytes);
     let wanted = |volume: &&Arc<PersistentVolume>| {
@@ -106,7 +109,7 @@ fn prepare(context: &Context<'_>) -> Result<Prepared, String> {
     Ok(prepared)
 }
 
-/// What a node can do for the pod's claims.
+/// The node's answer to the pod's claims.
 #[derive(Default)]
 struct Found<'a> {
     bind: Vec<(&'a PersistentVolumeClaim, &'a PersistentVolume)>,
@@ -118,7 +121,7 @@ impl Prepared {
         self.find(context, node).map(|_| ())
     }
 
-    /// What has to be done when the pod is bound to this node.
+    /// The work to be done when the pod is bound to this node.
     pub(crate) fn work(&self, context: &Context<'_>, node: &NodeState) -> VolumeWork {
         let text = |name: Symbol| -> Arc<str> { context.names().text(name).into() };
         let found = self.find(context, node).unwrap_or_default();
@@ -154,7 +157,7 @@ impl Prepared {
         }
         let found = self.find_waiting(context, node)?;
         if found.is_none() {
-            // Of several reasons this one stands before that of volumes that are not there.
+            // This reason comes before the one about missing volumes.
             let reason = Reason::Fixed("node(s) didn't find available persistent volumes to bind");
             let missing = matches!(reasons.first(), Some(Reason::Fixed(text)) if text.ends_with("non-existent pv(s)"));
             reasons.insert(if missing { 0 } else { reasons.len() }, reason);
@@ -169,7 +172,7 @@ impl Prepared {
         }
     }
 
-    /// Volumes for claims that wait, or none where the node cannot serve one.
+    /// Volumes for the waiting claims, or none if the node cannot serve one of them.
     fn find_waiting(
         &self,
         context: &Context<'_>,
@@ -220,7 +223,7 @@ impl Prepared {
         Ok(Some(found))
     }
 
-    /// The volume that is meant for the claim, else the smallest that suits it.
+    /// The volume that is reserved for the claim, else the smallest one that suits it.
     fn volume_for(
         &self,
         context: &Context<'_>,

@@ -1,5 +1,5 @@
-//! `NodeVolumeLimits`: how many volumes of a CSI driver a node takes. Volume attachments beside the pods' own are not
-//! looked at.
+//! `NodeVolumeLimits`: how many volumes of a CSI driver a node supports. VolumeAttachment objects are not read, only
+//! the pods' own volumes.
 
 use std::collections::BTreeSet;
 

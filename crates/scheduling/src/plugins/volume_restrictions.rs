@@ -1,5 +1,5 @@
-//! `VolumeRestrictions`: disks that one node mounts once, and claims that one pod mounts alone. Differs from
-//! kube-scheduler in one thing: in a trial without some pods, claims of the same name in other namespaces do not count.
+//! `VolumeRestrictions`: disks that a node mounts only once, and claims that only one pod may mount. One difference
+//! from kube-scheduler: in a trial without some pods, claims of the same name in other namespaces do not count.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::plugin::Plugin;
 use crate::snapshot::NodeState;
 use crate::status::Rejection;
 
-/// Claims that the pod mounts alone, and how many of them are mounted.
+/// Claims that only this pod may mount, and how many of them are mounted.
 #[derive(Debug, Clone)]
 pub(crate) struct Prepared {
     alone: Vec<Symbol>,
@@ -67,7 +67,7 @@ fn mounted(pod: &Pod, names: &[Symbol]) -> i64 {
 }
 
 impl Prepared {
-    /// Takes into account that a pod comes (1) or leaves (-1).
+    /// Adds a pod (1) or removes it (-1) for a trial.
     pub(crate) fn change(&mut self, context: &Context<'_>, pod: &Pod, by: i64) {
         if pod.namespace == context.pod.namespace {
             self.conflicts += by * mounted(pod, &self.alone);
@@ -98,7 +98,7 @@ impl Prepared {
     }
 }
 
-/// Whether both are the same disk, and one of them cannot share it.
+/// Whether both are the same disk and at least one of them cannot share it.
 fn conflict(one: &Volume, other: &Volume) -> bool {
     match (one, other) {
         (

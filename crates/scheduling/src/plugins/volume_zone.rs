@@ -8,7 +8,7 @@ use crate::plugin::Plugin;
 use crate::snapshot::NodeState;
 use crate::status::Rejection;
 
-/// Labels of zones and regions, with the label that stands in for an old one.
+/// Labels of zones and regions, each with the label that replaces an old one.
 const LABELS: [(Symbol, Symbol); 4] = [
     (Symbol::OLD_ZONE, Symbol::ZONE),
     (Symbol::OLD_REGION, Symbol::REGION),
@@ -24,34 +24,37 @@ pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
     match prepare(context) {
         Ok(prepared) if prepared.0.is_empty() => (Before::Skip, None),
         Ok(prepared) => (Before::Run, Some(prepared)),
-        Err(why) => (Before::Refuse(hopeless(Plugin::VolumeZone, why)), None),
+        Err(rejection) => (Before::Refuse(rejection), None),
     }
 }
 
-fn prepare(context: &Context<'_>) -> Result<Prepared, String> {
+fn prepare(context: &Context<'_>) -> Result<Prepared, Rejection> {
+    let hopeless = |why: String| hopeless(Plugin::VolumeZone, why);
     let pod = context.pod;
     let names = context.names();
     let mut prepared = Vec::new();
     for wanted in pod.claims.iter().filter(|claim| !claim.ephemeral) {
-        let found =
-            claim(context, pod.namespace, wanted).ok_or_else(|| no_claim(context, wanted))?;
+        let found = claim(context, pod.namespace, wanted)
+            .ok_or_else(|| hopeless(no_claim(context, wanted)))?;
         if found.volume != Symbol::EMPTY {
             let volume = context.snapshot.volumes.get(&found.volume).ok_or_else(|| {
                 let name = names.text(found.volume);
-                format!("persistentvolume \"{name}\" not found")
+                hopeless(format!("persistentvolume \"{name}\" not found"))
             })?;
             prepared.extend(topologies(context, volume));
             continue;
         }
         if found.class == Symbol::EMPTY {
-            return Err("PersistentVolumeClaim had no pv name and storageClass name".to_owned());
+            let why = "PersistentVolumeClaim had no pv name and storageClass name";
+            return Err(Rejection::unresolvable(Plugin::VolumeZone, why));
         }
         let class = context.snapshot.classes.get(&found.class).ok_or_else(|| {
             let name = names.text(found.class);
-            format!("storageclass.storage.k8s.io \"{name}\" not found")
+            hopeless(format!("storageclass.storage.k8s.io \"{name}\" not found"))
         })?;
         if class.mode == BindingMode::Immediate {
-            return Err("PersistentVolume had no name".to_owned());
+            let why = "PersistentVolume had no name";
+            return Err(Rejection::unresolvable(Plugin::VolumeZone, why));
         }
     }
     Ok(Prepared(prepared))
@@ -66,7 +69,7 @@ fn topologies(
         .into_iter()
         .filter_map(|(key, instead)| {
             let text = names.text(volume.labels.get(key)?);
-            // Several zones are written with two underscores between them. A zone that no object names is no node's.
+            // Several zones are separated by two underscores. A zone that no object names belongs to no node.
             let values = text.split("__").filter_map(|zone| names.known(zone));
             Some((key, instead, values.collect()))
         })

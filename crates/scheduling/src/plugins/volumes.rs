@@ -1,4 +1,4 @@
-//! What the four volume plugins ask of claims and volumes. In-tree volumes are taken as they are: kube-scheduler
+//! What the four volume plugins share about claims and volumes. In-tree volumes are taken as they are: kube-scheduler
 //! translates them to CSI volumes, this crate does not.
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::names::Symbol;
 use crate::plugin::Plugin;
 use crate::status::{Code, Reason, Rejection};
 
-/// A refusal with a text that was made for it, which eviction cannot help.
+/// A refusal with a text made for it. Eviction cannot help.
 pub(crate) fn hopeless(plugin: Plugin, text: String) -> Rejection {
     Rejection::new(plugin, Code::Unresolvable, Reason::Text(text.into()))
 }
@@ -22,13 +22,13 @@ pub(crate) fn claim<'a>(
     context.snapshot.claims.get(&(namespace, claim.name))
 }
 
-/// What the API server says of a claim that it does not have.
+/// The API server's message about a claim that does not exist.
 pub(crate) fn no_claim(context: &Context<'_>, claim: &Claim) -> String {
     let name = context.names().text(claim.name);
     format!("persistentvolumeclaim \"{name}\" not found")
 }
 
-/// A claim made from a template belongs to the pod that it was made for, and to no other.
+/// Refuses a claim made from a template for another pod.
 pub(crate) fn not_owned(
     context: &Context<'_>,
     claim: &Claim,

@@ -29,7 +29,7 @@ impl fmt::Debug for Client {
 
 impl Client {
     /// For `https`, trusts the CAs of this machine (`SSL_CERT_FILE` names others) and that of the variable.
-    pub(super) fn for_url(url: &str) -> Result<Self, String> {
+    pub(super) fn for_url(url: &str) -> Result<Self, ClientError> {
         let roots = if url.starts_with("https:") {
             roots()?
         } else {
@@ -37,8 +37,7 @@ impl Client {
         };
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| error.to_string())?
+            .with_safe_default_protocol_versions()?
             .with_root_certificates(roots)
             .with_no_client_auth();
         let connector = HttpsConnectorBuilder::new()
@@ -50,7 +49,31 @@ impl Client {
     }
 }
 
-fn roots() -> Result<RootCertStore, String> {
+/// Why there is no client for the collector.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The TLS library offers no version of the protocol.
+    #[error(transparent)]
+    Tls(#[from] rustls::Error),
+    /// The file that the variable names.
+    #[error("{CERTIFICATE}={path}: {why}")]
+    File {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// There is nothing to verify the collector with.
+    #[error(
+        "this machine has no CA certificates ({known} found); {CERTIFICATE} names a file with the collector's"
+    )]
+    NoCertificates {
+        /// The number of the machine's certificates that can be read.
+        known: usize,
+    },
+}
+
+fn roots() -> Result<RootCertStore, ClientError> {
     let mut roots = RootCertStore::empty();
     let (known, _) =
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -58,7 +81,10 @@ fn roots() -> Result<RootCertStore, String> {
         .ok()
         .filter(|path| !path.is_empty());
     if let Some(path) = &named {
-        let wrong = |why: &dyn fmt::Display| format!("{CERTIFICATE}={path}: {why}");
+        let wrong = |why: &dyn fmt::Display| ClientError::File {
+            path: path.clone(),
+            why: why.to_string(),
+        };
         let certificates = CertificateDer::pem_file_iter(path).map_err(|error| wrong(&error))?;
         for certificate in certificates {
             let certificate = certificate.map_err(|error| wrong(&error))?;
@@ -66,9 +92,7 @@ fn roots() -> Result<RootCertStore, String> {
         }
     }
     if roots.is_empty() {
-        return Err(format!(
-            "this machine has no CA certificates ({known} found); {CERTIFICATE} names a file with the collector's"
-        ));
+        return Err(ClientError::NoCertificates { known });
     }
     Ok(roots)
 }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use opentelemetry_otlp::SpanExporter;
+use opentelemetry_sdk::error::OTelSdkError;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter as _};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -134,7 +135,7 @@ pub(super) async fn deliver(
                         tracing::warn!(
                             endpoint,
                             spans,
-                            problem,
+                            %problem,
                             "the collector does not take spans: they are dropped"
                         );
                     }
@@ -148,10 +149,18 @@ pub(super) async fn deliver(
     }
 }
 
-async fn send(exporter: &SpanExporter, batch: Vec<SpanData>) -> Result<(), String> {
+/// Why a batch of spans is lost.
+#[derive(Debug, thiserror::Error)]
+enum SendError {
+    #[error(transparent)]
+    Refused(#[from] OTelSdkError),
+    #[error("no answer within {} s", PATIENCE.as_secs())]
+    NoAnswer,
+}
+
+async fn send(exporter: &SpanExporter, batch: Vec<SpanData>) -> Result<(), SendError> {
     match timeout(PATIENCE, exporter.export(batch)).await {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
+        Ok(sent) => Ok(sent?),
+        Err(_elapsed) => Err(SendError::NoAnswer),
     }
 }

@@ -185,7 +185,7 @@ async fn a_collector_that_hangs_never_makes_a_span_wait() {
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     let traces = Traces::start(&endpoint, "vgpu-test", "1").unwrap();
 
-    // More than the queue and a batch hold; the clock stands still, so whoever waited would wait for ever.
+    // More than the queue and a batch hold; the clock stands still, so a caller that waited would wait for ever.
     for _ in 0..QUEUE + 100 {
         drop(traces.span("filter", None));
     }

@@ -54,8 +54,11 @@ pub struct Process {
     pub host_pid: Option<u32>,
     /// Kernels and graphs launched.
     pub launches: u64,
-    /// GPU time measured, nanoseconds.
+    /// GPU time that it counts as its own, nanoseconds.
     pub busy_ns: u64,
+    /// Time in which it had work on the device, other processes' turns included, nanoseconds; 0 where its library
+    /// does not tell them apart.
+    pub occupied_ns: u64,
     /// Estimated GPU time in flight, nanoseconds.
     pub in_flight_ns: u64,
     /// When it last launched, nanoseconds; 0 where it is not kept.
@@ -245,6 +248,7 @@ impl Device {
             Grant {
                 permille: short(permille),
                 scale: fixed(self.meter.scale(&(tenant.id, slot, generation))),
+                own: fixed(self.meter.own(&(tenant.id, slot, generation))).min(Grant::ONE),
                 contended: share.contended,
                 measured: share.measured || turn.is_some(),
             }
@@ -283,6 +287,7 @@ fn works(tenant: &Tenant) -> impl Iterator<Item = Work> + '_ {
             key,
             host_pid: process.host_pid,
             busy_ns: process.busy_ns,
+            occupied_ns: process.occupied_ns,
         }
     })
 }

@@ -64,7 +64,7 @@ impl Candidate {
             | OFlag::O_NOFOLLOW
             | OFlag::O_NONBLOCK
             | OFlag::O_CLOEXEC;
-        // Every user may read who leads.
+        // Every user may read which process leads.
         let mode = Mode::from_bits_truncate(0o644);
         let file = File::from(openat(dir, NAME, flags, mode)?);
         if is_trusted(&file) {

@@ -11,8 +11,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl, openat};
-use nix::sys::stat::Mode;
+use nix::fcntl::{FcntlArg, fcntl};
+use vgpu_abi::file::{self, Access, FileKind};
 use vgpu_abi::host::{Counters, DeviceUseSnapshot, SlotSnapshot, Snapshot};
 use vgpu_abi::layout::{
     CHARGE_BYTES_MASK, ComputeUse, DeviceUse, HOOK_GROUPS, LOCK_SLOTS, MAX_DEVICES, MAX_SLOTS,
@@ -99,6 +99,7 @@ pub(super) struct Use {
     pub(super) oversubscribed_bytes: u64,
     pub(super) launches: u64,
     pub(super) busy_ns: u64,
+    pub(super) occupied_ns: u64,
     pub(super) in_flight_ns: u64,
     pub(super) last_launch_ns: u64,
     pub(super) waiting_since_ns: u64,
@@ -188,14 +189,10 @@ impl Look {
 impl Container {
     /// Opens the files of an instance.
     pub(super) fn open(id: u64, instance: &Instance) -> Result<Self, ContainerError> {
-        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        let region = openat(instance.dir(), REGION, flags, Mode::empty())
-            .map_err(|errno| unreadable(errno.desc()))?;
-        let region = File::from(region);
+        let region = instance.steady_path(REGION);
+        let region =
+            file::open(&region, FileKind::Region, Access::Read).map_err(ContainerError::Region)?;
         let stat = region.metadata().map_err(unreadable)?;
-        if !stat.is_file() || stat.len() != size_of::<RegionLayout>() as u64 {
-            return Err(unreadable("not a usage region"));
-        }
         let limits_file = instance.host_file(LIMITS, false)?;
         let limits_file = if is_roots(&limits_file) {
             let map = LimitsMap::open(&instance.steady_path(LIMITS));
@@ -337,6 +334,7 @@ impl Container {
                 launches: compute(offset_of!(ComputeUse, launches))
                     .wrapping_add(compute(offset_of!(ComputeUse, graph_launches))),
                 busy_ns: compute(offset_of!(ComputeUse, busy_ns)),
+                occupied_ns: compute(offset_of!(ComputeUse, occupied_ns)),
                 in_flight_ns: compute(offset_of!(ComputeUse, in_flight_ns)),
                 last_launch_ns: compute(offset_of!(ComputeUse, last_launch_ns)),
                 waiting_since_ns: compute(offset_of!(ComputeUse, waiting_since_ns)),
@@ -519,8 +517,8 @@ impl Container {
     }
 }
 
-fn unreadable(reason: impl ToString) -> ContainerError {
-    ContainerError::RegionUnreadable(reason.to_string())
+fn unreadable(error: std::io::Error) -> ContainerError {
+    ContainerError::Region(error.into())
 }
 
 /// The slots that the head of a region calls used.

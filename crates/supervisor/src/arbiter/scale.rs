@@ -1,6 +1,7 @@
-//! The scale of the time that a container measures. Two events around a kernel cannot tell its time from that
-//! of another process whose turn came in between; the arbiter, outside the tenants, sees both. Owns the
-//! correction that each process applies to what it measures.
+//! The scale of the time that a container measures. Two events around a long kernel cannot tell its time from that
+//! of another process whose turn came in between; the arbiter, outside the tenants, sees both. Owns two factors:
+//! [`Meter::own`], the part of a long measurement that is the process's own (the library finds that part by itself
+//! for short kernels), and in [`Meter::scale`] the correction of what the process counts.
 //!
 //! There are two sources. How busy the other containers are shows at once which part of a measured time was
 //! theirs, if the device serves in turns all that want it; what a process says of itself has no part in it.
@@ -28,7 +29,7 @@ const MOST_CORRECTION: f64 = 8.0;
 const CORRECTION_STEP: f64 = 0.1;
 /// The whole scale stays within these.
 const LEAST_SCALE: f64 = 1.0 / 32.0;
-const MOST_SCALE: f64 = 1.25;
+const MOST_SCALE: f64 = 8.0;
 /// Longest and shortest time that one sample covers, nanoseconds.
 const LONGEST_SAMPLE_NS: u64 = 1_200_000_000;
 const SHORTEST_SAMPLE_NS: u64 = 20_000_000;
@@ -63,8 +64,11 @@ pub struct Work {
     pub key: ProcessKey,
     /// Its process id on the host.
     pub host_pid: Option<u32>,
-    /// GPU time that it has measured so far, nanoseconds.
+    /// GPU time that it counts as its own so far, nanoseconds.
     pub busy_ns: u64,
+    /// Time in which it had work on the device so far, other processes' turns included, nanoseconds. 0: its
+    /// library does not tell the two apart, and `busy_ns` has those turns, too.
+    pub occupied_ns: u64,
 }
 
 #[derive(Debug, Default)]
@@ -72,6 +76,7 @@ struct Process {
     /// Looks at it, since it was first busy.
     looks: u32,
     busy_ns: u64,
+    occupied_ns: u64,
     /// Part of the time that it is busy, as it measures.
     busy: f64,
     /// Of that, what others are taken to wait for: no more than the driver's figures allow.
@@ -149,7 +154,11 @@ impl Meter {
             let (mut process, spent_ns) = match (known, passed) {
                 (Some(known), Some(passed)) => {
                     let spent_ns = work.busy_ns.saturating_sub(known.busy_ns);
-                    let part = (real(spent_ns) / real(passed)).min(1.0);
+                    let occupied_ns = match work.occupied_ns {
+                        0 => spent_ns,
+                        sum => sum.saturating_sub(known.occupied_ns),
+                    };
+                    let part = (real(occupied_ns) / real(passed)).min(1.0);
                     // At first, and after a rest, the mean of all there is.
                     let begins = known.busy < 0.02 && part > 0.1;
                     let looks = if begins {
@@ -175,6 +184,7 @@ impl Meter {
                 _ => (Process::default(), 0.0),
             };
             process.busy_ns = work.busy_ns;
+            process.occupied_ns = work.occupied_ns;
             process.host_pid = work.host_pid;
             spent.push(spent_ns);
             processes.insert(work.key, process);
@@ -188,7 +198,11 @@ impl Meter {
         }
         let mut own_ns: HashMap<u64, f64> = HashMap::new();
         for (work, spent_ns) in found.iter().zip(spent) {
-            let own = self.processes.get(&work.key).map_or(1.0, |p| p.own);
+            let own = match work.occupied_ns {
+                0 => self.processes.get(&work.key).map_or(1.0, |p| p.own),
+                // It has left out the other processes' turns by itself.
+                _ => 1.0,
+            };
             *own_ns.entry(work.key.0).or_default() += spent_ns * own;
         }
         self.containers.retain(|id, container| {
@@ -407,10 +421,17 @@ impl Meter {
         container.held_to = share;
     }
 
-    /// What a nanosecond that this process has measured counts for.
+    /// The part of what this process measures that is its own, by the model: at most 1.
+    #[must_use]
+    pub fn own(&self, key: &ProcessKey) -> f64 {
+        let own = self.processes.get(key).map_or(1.0, |process| process.own);
+        own.clamp(LEAST_SCALE, 1.0)
+    }
+
+    /// What a nanosecond that this process has measured counts for; [`Meter::own`] is a factor of it.
     #[must_use]
     pub fn scale(&self, key: &ProcessKey) -> f64 {
-        let own = self.processes.get(key).map_or(1.0, |process| process.own);
+        let own = self.own(key);
         let container = self.containers.get(&key.0);
         let balance = container.map_or(1.0, Container::balance);
         (own * self.correction(key.0) * balance).clamp(LEAST_SCALE, MOST_SCALE)
@@ -560,6 +581,7 @@ mod tests {
             key: (id, 0, 1),
             host_pid: Some(u32::try_from(id).unwrap()),
             busy_ns,
+            occupied_ns: 0,
         }
     }
 

@@ -24,7 +24,7 @@ struct Model {
     device_lock: AtomicBool,
     shared_lock: AtomicBool,
     waits_end: bool,
-    /// What a process whose runtime loads was seen to take.
+    /// The memory that a process whose runtime loads was seen to take.
     learned: AtomicU64,
     /// The driver still holds the memory of the dead.
     kept: AtomicBool,
@@ -85,7 +85,7 @@ impl Model {
         }
     }
 
-    /// Every slot used already, as after a join that nobody raced with.
+    /// Every slot used already, as after a join without a race.
     fn with_slots(slots: usize) -> Self {
         let model = Self::new(slots);
         model.in_use.store((1 << slots) - 1, Ordering::SeqCst);
@@ -284,7 +284,7 @@ impl Driver {
 }
 
 #[test]
-fn two_that_race_for_the_last_room_never_exceed_the_limit_and_one_gets_it() {
+fn of_two_racing_reserves_one_gets_the_last_room() {
     check(3, || {
         let model = Arc::new(Model::with_slots(2));
         let driver = Driver::new();
@@ -332,7 +332,7 @@ fn two_that_both_fit_are_both_let_in() {
 }
 
 #[test]
-fn nobody_is_refused_for_a_request_that_the_driver_refuses_in_the_end() {
+fn request_refused_by_the_driver_refuses_no_other() {
     check(3, || {
         let model = Arc::new(Model::with_slots(2));
         let refunder = {
@@ -393,7 +393,7 @@ fn three_that_race_never_exceed_the_limit() {
 /// One frees while another takes what was freed; the third asks for what fits at every moment. A
 /// sum that held the charge on both sides would refuse it.
 #[test]
-fn a_charge_that_moves_from_one_process_to_another_is_not_counted_twice() {
+fn charge_that_moves_between_processes_is_counted_once() {
     check(3, || {
         let model = Arc::new(Model::with_slots(3));
         model.reserve(0, 5, 10).unwrap();
@@ -442,7 +442,7 @@ fn a_sum_that_a_refusal_stands_on_is_of_one_moment() {
 }
 
 #[test]
-fn a_wait_that_runs_out_is_closed_and_takes_back_what_it_asked_for() {
+fn wait_that_times_out_is_refused_and_refunds_its_request() {
     check(3, || {
         let mut model = Model::with_slots(2);
         model.waits_end = true;
@@ -482,7 +482,7 @@ fn die(model: &Model, pid: u32, slot: usize) {
 }
 
 #[test]
-fn a_reaper_that_looked_before_the_slot_changed_hands_takes_no_live_charge() {
+fn reaper_takes_no_live_charge_of_a_reused_slot() {
     check(3, || {
         let model = Arc::new(Model::new(2));
         let first = join_and_charge(&model, 1, 6).unwrap();
@@ -534,7 +534,7 @@ fn two_that_join_at_once_take_two_slots() {
 }
 
 #[test]
-fn one_that_joins_while_another_reserves_is_seen_by_it_or_sees_it() {
+fn joining_process_and_reserving_process_see_each_other() {
     check(3, || {
         let model = Arc::new(Model::new(2));
         let other = {
@@ -574,7 +574,7 @@ fn two_reapers_clear_a_dead_slot_once() {
 }
 
 #[test]
-fn what_a_dead_process_holds_is_given_to_nobody_before_the_driver_lets_go() {
+fn dead_process_stays_charged_until_the_driver_frees() {
     check(3, || {
         let model = Arc::new(Model::new(2));
         let driver = Driver::new();
@@ -649,7 +649,7 @@ fn an_owner_whose_slot_was_taken_away_changes_nothing_in_it() {
 }
 
 #[test]
-fn what_is_learned_while_a_runtime_begins_to_load_is_kept_for_it_or_refused() {
+fn room_learned_for_a_loading_runtime_is_kept_or_refused() {
     check(3, || {
         let model = Arc::new(Model::with_slots(2));
         let one = Arc::clone(&model);
@@ -729,7 +729,7 @@ impl Model {
 }
 
 #[test]
-fn two_that_race_for_the_share_of_the_device_get_it_once_and_the_other_is_paged() {
+fn of_two_racing_reserves_one_gets_the_share_and_one_is_paged() {
     check(3, || {
         let model = Arc::new(Model::with_slots(2));
         let ask = |slot: usize, bytes: u64| {

@@ -36,7 +36,7 @@ pub(crate) struct SlotTag {
 /// How often more may be learned while a context is admitted.
 const LEARNED: usize = 8;
 
-/// What is asked for a process whose runtime will load past the driver's public interface.
+/// The request for a process whose runtime will load past the driver's public interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Need {
     /// At least this much, bytes.
@@ -236,7 +236,7 @@ fn decide<O: Outside + ?Sized>(
                 return Some(Ok(Room::Beyond));
             }
             Err(NotAdded::Stale) => return Some(Err(Refused::Stale)),
-            // No card is as large, nor what a host can page.
+            // No GPU is as large, nor what a host can page.
             Err(NotAdded::Overflow) => {}
         }
     }

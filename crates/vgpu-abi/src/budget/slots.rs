@@ -40,7 +40,7 @@ impl Identity {
     }
 }
 
-/// What a slot needs to change hands.
+/// The operations by which a slot changes hands.
 pub(crate) trait Slots: Charges {
     fn slot_count(&self) -> usize;
     fn device_count(&self) -> usize;

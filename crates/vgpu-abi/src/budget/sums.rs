@@ -98,7 +98,7 @@ pub(crate) fn oversubscribed<L: Charges + ?Sized>(charges: &L, device: usize) ->
     beyond(charges, device)
 }
 
-/// What is confirmed or kept for a runtime that is loading, added up one word after the other: not
+/// The sum of the memory confirmed or kept for a runtime that is loading, one word after the other: not
 /// of one moment.
 pub(crate) fn confirmed<L: Charges + ?Sized>(charges: &L, device: usize) -> u64 {
     look_at_confirmed(charges, device).0
@@ -131,7 +131,7 @@ fn look_at_confirmed<L: Charges + ?Sized>(charges: &L, device: usize) -> (u64, u
 /// How often the slow way looks for one moment before it lets others go on first.
 const LOOKS: usize = 16;
 
-/// What is confirmed, of one moment: nothing was added to any word between two looks, so all that
+/// The sum of the confirmed memory at one moment: nothing was added to any word between two looks, so all that
 /// the second look found was there when it began. A refusal that stands on this sum is explained
 /// by it; a sum read word by word could hold a charge on both sides of a free and an allocation.
 pub(super) fn confirmed_at_one_moment<L: Charges + ?Sized>(

@@ -146,7 +146,7 @@ pub(crate) fn charge(cells: &DeviceUse, tag: u64, bytes: u64, kind: Kind) -> Res
         Ok(()) => {}
         Err(NotAdded::Stale) => return Err(Stale),
         Err(NotAdded::Overflow) => {
-            // No card is as large; a full word refuses everything from here on.
+            // No GPU is as large; a full word refuses everything from here on.
             change(&cells.confirmed, tag, |old| Ok(old | CHARGE_BYTES_MASK)).map_err(|_| Stale)?;
         }
     }

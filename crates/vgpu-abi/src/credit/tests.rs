@@ -14,7 +14,7 @@ fn packed<'a>(device: &'a RegionDevice, own: &'a ComputeUse, packed: u64) -> Com
 }
 
 #[test]
-fn a_new_account_holds_a_quarter_of_the_most_and_an_old_one_no_more_than_that() {
+fn new_account_starts_with_a_quarter_of_the_maximum_credit() {
     let (device, own) = (region_device(), compute_use());
     let compute = packed(&device, &own, 1);
 
@@ -34,7 +34,7 @@ fn the_most_follows_the_rate() {
 }
 
 #[test]
-fn a_launch_longer_than_the_most_is_let_in_and_paid_off_afterwards() {
+fn launch_longer_than_the_maximum_credit_is_paid_afterwards() {
     let (device, own) = (region_device(), compute_use());
     let compute = packed(&device, &own, 1);
 
@@ -58,7 +58,7 @@ fn no_rate_lets_nothing_in_and_saves_nothing() {
 }
 
 #[test]
-fn what_is_leased_in_advance_is_bounded_for_all_threads_together() {
+fn credit_leased_in_advance_is_bounded_over_all_threads() {
     let (device, own) = (region_device(), compute_use());
     let compute = packed(&device, &own, 1);
 
@@ -126,7 +126,24 @@ fn a_time_from_another_clock_is_not_waited_for() {
     let compute = packed(&device, &own, 1);
     compute.lease(5_000_000, 500 * START_NS, 1000).unwrap();
 
-    assert!(compute.lease(1, START_NS, 1000).is_ok());
+    // The debt of 3.75 ms stands, and is paid by this clock.
+    assert_eq!(compute.lease(1, START_NS, 1000), Err(3_750_001));
+    assert!(compute.lease(1, START_NS + 3_750_001, 1000).is_ok());
+}
+
+#[test]
+fn what_is_owed_is_paid_out_of_an_eighth_of_what_is_earned() {
+    let (device, own) = (region_device(), compute_use());
+    let compute = packed(&device, &own, 1);
+    refill(&device, START_NS, 500);
+    compute.settle(compute.credit_ns());
+    compute.owe(300_000);
+
+    refill(&device, START_NS + 3_200_000, 500);
+    assert_eq!(compute.credit_ns(), 1_400_000);
+    // A hundred thousand were left to pay, of two hundred thousand that would have gone there.
+    refill(&device, START_NS + 6_400_000, 500);
+    assert_eq!(compute.credit_ns(), 2_900_000);
 }
 
 proptest! {

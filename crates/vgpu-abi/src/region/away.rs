@@ -48,7 +48,7 @@ impl Region {
         }
     }
 
-    /// What of the process's memory stands aside, bytes.
+    /// The part of the process's memory that stands aside, bytes.
     #[must_use]
     pub fn away(&self, process: &ProcessUse, device: usize) -> u64 {
         self.cells_of(process, device).map_or(0, |(cells, tag)| {

@@ -1,4 +1,4 @@
-//! What this process reserves, confirms and gives back, in its slot and in its own sum.
+//! Reserving, confirming and giving back charges, in this process's slot and in its own sum.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -175,7 +175,7 @@ impl Region {
         }
     }
 
-    /// What this process's runtime has loaded is charged, or its context is gone.
+    /// The memory that this process's runtime has loaded is charged, or its context is gone.
     pub fn loaded(&self, device: usize) {
         // Acquire: as in `join`.
         let packed = self.private().packed.load(Ordering::Acquire);
@@ -248,7 +248,7 @@ impl Region {
         }
     }
 
-    /// What is refused although no sum was too large: the driver cannot page it. Counted as any
+    /// A request refused although no sum was too large: the driver cannot page the memory. Counted as any
     /// other refusal; `asked` bytes are what it was about, `resident` is the container's share.
     pub fn refuse_not_pageable(&self, device: usize, asked: u64, resident: u64) -> Refusal {
         bump(&self.layout().header.refused);
@@ -364,7 +364,7 @@ impl Region {
 pub(super) fn note(own: &OwnUse, tag: u64, bytes: u64, kind: Kind) -> Result<(), Stale> {
     match budget::add(&own.confirmed, tag, bytes) {
         Err(NotAdded::Stale) => return Err(Stale),
-        // A sum beyond all cards; the slot's word is full too.
+        // A sum beyond all GPUs; the slot's word is full too.
         Ok(()) | Err(NotAdded::Overflow) => {}
     }
     if let Some(word) = part(own, kind) {

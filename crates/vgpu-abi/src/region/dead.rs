@@ -1,4 +1,4 @@
-//! What stays of a process that is dead: its charges, until the driver has let go of its memory, or for
+//! The remains of a dead process: its charges, until the driver has let go of its memory, or for
 //! a bounded time. And its family: processes that were forked from it and hold that memory, too.
 //!
 //! Never asks a driver: its caller says what the driver has let go of.
@@ -82,7 +82,7 @@ impl Region {
         })
     }
 
-    /// What stands on a device for dead processes, bytes; where they hold shared objects, all of those
+    /// The charges on a device for dead processes, bytes; where they hold shared objects, all of those
     /// count.
     #[must_use]
     pub fn dead_bytes(&self, device: usize) -> u64 {

@@ -3,36 +3,21 @@
 use std::ffi::c_int;
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-use super::{Region, RegionDevice, RegionError};
+use super::{Region, RegionDevice};
+use crate::file::{self, Access, FileError, FileKind, refused, refused_io};
 use crate::layout::{
     MAX_DEVICES, MAX_OOMS, MAX_SHARED, MAX_SLOTS, REGION_MAGIC, REGION_VERSION, RegionHeader,
     RegionLayout, Slot,
 };
 use crate::map::{PrivateMap, RegionMap};
-use crate::sys::{self, CPath};
+use crate::sys::{self, CPath, Descriptor, Stat};
 
 /// Our descriptor is not below this where the limit on descriptors lets us.
 const LOWEST_FD: c_int = 1000;
-
-fn refused_by_system(call: &'static str, errno: i32) -> RegionError {
-    match errno {
-        libc::ENOENT | libc::ENOTDIR => RegionError::Missing,
-        libc::EEXIST => RegionError::Exists,
-        libc::ELOOP | libc::EISDIR | libc::ENXIO => RegionError::NotRegular,
-        libc::ENOSPC | libc::EDQUOT => RegionError::NoSpace,
-        libc::ENAMETOOLONG => RegionError::BadPath,
-        errno => RegionError::System { call, errno },
-    }
-}
-
-fn refused_by_io(call: &'static str) -> impl Fn(std::io::Error) -> RegionError {
-    move |error| refused_by_system(call, error.raw_os_error().unwrap_or(libc::EIO))
-}
 
 /// The header and the device table of a new region, as bytes.
 fn new_head(devices: &[RegionDevice]) -> Vec<u8> {
@@ -87,34 +72,16 @@ fn new_head(devices: &[RegionDevice]) -> Vec<u8> {
     head
 }
 
-/// A descriptor that is given back unless it is kept.
-pub(super) struct Opened(pub(super) c_int);
-
-impl Opened {
-    pub(super) fn keep(self) -> c_int {
-        let fd = self.0;
-        std::mem::forget(self);
-        fd
-    }
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        sys::close(self.0);
-    }
-}
-
 /// Opens the region and moves the descriptor to where a program that closes what it did not open
 /// hardly looks.
-pub(super) fn open_high(path: &CPath) -> Result<Opened, i32> {
-    let flags = libc::O_RDWR | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
-    let low = Opened(sys::open(path, flags)?);
+pub(super) fn open_high(path: &CPath) -> Result<(Descriptor, Stat), FileError> {
+    let (low, stat) = file::open_at(path, Access::ReadWrite)?;
     for lowest in [LOWEST_FD, 512, 256, 64] {
-        if let Ok(high) = sys::duplicate(low.0, lowest) {
-            return Ok(Opened(high));
+        if let Ok(high) = sys::duplicate(low.number(), lowest) {
+            return Ok((Descriptor::own(high), stat));
         }
     }
-    Ok(low)
+    Ok((low, stat))
 }
 
 impl Region {
@@ -122,18 +89,18 @@ impl Region {
     /// not at all. `mode` is the file's permission bits, whatever the umask says.
     ///
     /// # Errors
-    /// See [`RegionError`]; [`RegionError::NoSpace`] where the disk is full.
-    pub fn create(path: &Path, devices: &[RegionDevice], mode: u32) -> Result<(), RegionError> {
+    /// See [`FileError`]; [`FileError::NoSpace`] where the disk is full.
+    pub fn create(path: &Path, devices: &[RegionDevice], mode: u32) -> Result<(), FileError> {
         if devices.len() > MAX_DEVICES {
-            return Err(RegionError::TooManyDevices {
+            return Err(FileError::TooManyDevices {
                 asked: devices.len(),
             });
         }
         let Some(name) = path.file_name() else {
-            return Err(RegionError::BadPath);
+            return Err(FileError::BadPath);
         };
         if path.symlink_metadata().is_ok() {
-            return Err(RegionError::Exists);
+            return Err(FileError::Exists);
         }
         let mut new = std::ffi::OsString::from(".");
         new.push(name);
@@ -143,9 +110,9 @@ impl Region {
             // A link, not a rename: it never replaces a file that another process made meanwhile.
             match std::fs::hard_link(&new, path) {
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP)) => {
-                    std::fs::rename(&new, path).map_err(refused_by_io("rename"))
+                    std::fs::rename(&new, path).map_err(refused_io("rename"))
                 }
-                linked => linked.map_err(refused_by_io("link")),
+                linked => linked.map_err(refused_io("link")),
             }
         });
         // It is gone already where it was renamed, or was never made.
@@ -153,53 +120,44 @@ impl Region {
         made
     }
 
-    fn create_at(path: &Path, devices: &[RegionDevice], mode: u32) -> Result<(), RegionError> {
+    fn create_at(path: &Path, devices: &[RegionDevice], mode: u32) -> Result<(), FileError> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
-        let file = options.open(path).map_err(refused_by_io("open"))?;
+        let file = options.open(path).map_err(refused_io("open"))?;
         sys::allocate_or_write(file.as_raw_fd(), size_of::<RegionLayout>() as u64)
-            .map_err(|errno| refused_by_system("fallocate", errno))?;
+            .map_err(refused("fallocate"))?;
         file.write_all_at(&new_head(devices), 0)
-            .map_err(refused_by_io("write"))?;
+            .map_err(refused_io("write"))?;
         // Last: a region without a version was never finished.
         let version = std::mem::offset_of!(RegionHeader, version) as u64;
         file.write_all_at(&REGION_VERSION.to_ne_bytes(), version)
-            .map_err(refused_by_io("write"))?;
+            .map_err(refused_io("write"))?;
         let permissions = std::fs::Permissions::from_mode(mode);
         file.set_permissions(permissions)
-            .map_err(refused_by_io("chmod"))
+            .map_err(refused_io("chmod"))
     }
 
     /// Maps a file that exists.
     ///
     /// # Errors
-    /// See [`RegionError`].
-    pub fn open(path: &Path) -> Result<Self, RegionError> {
-        let path = std::path::absolute(path).map_err(refused_by_io("getcwd"))?;
-        let path = CPath::new(path.as_os_str().as_bytes()).ok_or(RegionError::BadPath)?;
-        let fd = open_high(&path).map_err(|errno| refused_by_system("open", errno))?;
-        let stat = sys::fstat(fd.0).map_err(|errno| refused_by_system("fstat", errno))?;
-        if !stat.regular {
-            return Err(RegionError::NotRegular);
-        }
-        let expected = size_of::<RegionLayout>() as u64;
-        if stat.bytes != expected {
-            return Err(RegionError::WrongSize {
-                found: stat.bytes,
-                expected,
-            });
-        }
-        if stat.allocated_bytes < expected {
+    /// See [`FileError`].
+    pub fn open(path: &Path) -> Result<Self, FileError> {
+        let path = std::path::absolute(path).map_err(refused_io("getcwd"))?;
+        let path = file::c_path(&path)?;
+        let (fd, stat) = open_high(&path)?;
+        let expected = FileKind::Region.bytes();
+        if stat.bytes == expected && stat.allocated_bytes < expected {
             // A hole that the disk has no room for would kill us when we write to it.
-            match sys::allocate(fd.0, expected) {
+            match sys::allocate(fd.number(), expected) {
                 Ok(()) | Err(libc::EOPNOTSUPP | libc::ENOSYS) => {}
-                Err(errno) => return Err(refused_by_system("fallocate", errno)),
+                Err(errno) => return Err(refused("fallocate")(errno)),
             }
         }
-        let map = RegionMap::map(fd.0).map_err(|errno| refused_by_system("mmap", errno))?;
-        let private = PrivateMap::new().map_err(|errno| refused_by_system("mmap", errno))?;
-        Self::check(&map.layout().header)?;
-        let on_overlay = sys::on_overlay(fd.0);
+        file::check_at(fd.number(), FileKind::Region)?;
+        let map = RegionMap::map(fd.number()).map_err(refused("mmap"))?;
+        let private = PrivateMap::new().map_err(refused("mmap"))?;
+        check_tables(&map.layout().header)?;
+        let on_overlay = sys::on_overlay(fd.number());
         Ok(Self {
             map,
             private,
@@ -213,49 +171,36 @@ impl Region {
         })
     }
 
-    fn check(header: &RegionHeader) -> Result<(), RegionError> {
-        // Acquire: the version was stored last.
-        let found = header.version.load(Ordering::Acquire);
-        // Relaxed from here on: written before the version.
-        let magic = header.magic.load(Ordering::Relaxed);
-        if magic != REGION_MAGIC {
-            return Err(if magic == 0 {
-                RegionError::Unfinished
-            } else {
-                RegionError::WrongMagic
-            });
-        }
-        if found == 0 {
-            return Err(RegionError::Unfinished);
-        }
-        let same = header.region_bytes.load(Ordering::Relaxed) == size_of::<RegionLayout>() as u64
-            && header.slot_bytes.load(Ordering::Relaxed) as usize == size_of::<Slot>()
-            && header.slot_capacity.load(Ordering::Relaxed) as usize == MAX_SLOTS;
-        if found != REGION_VERSION || !same {
-            return Err(RegionError::WrongVersion {
-                found,
-                known: REGION_VERSION,
-            });
-        }
-        Ok(())
-    }
-
     /// Maps the file, and makes it first where there is none. Several processes may do so at once.
     ///
     /// # Errors
-    /// See [`RegionError`].
+    /// See [`FileError`].
     pub fn open_or_create(
         path: &Path,
         devices: &[RegionDevice],
         mode: u32,
-    ) -> Result<Self, RegionError> {
+    ) -> Result<Self, FileError> {
         match Self::open(path) {
-            Err(RegionError::Missing) => {}
+            Err(FileError::Missing) => {}
             opened => return opened,
         }
         match Self::create(path, devices, mode) {
-            Ok(()) | Err(RegionError::Exists) => Self::open(path),
+            Ok(()) | Err(FileError::Exists) => Self::open(path),
             Err(error) => Err(error),
         }
+    }
+}
+
+/// Whether the tables have the sizes of this release.
+fn check_tables(header: &RegionHeader) -> Result<(), FileError> {
+    // Relaxed: written before the file got its name.
+    let same = header.region_bytes.load(Ordering::Relaxed) == size_of::<RegionLayout>() as u64
+        && header.slot_bytes.load(Ordering::Relaxed) as usize == size_of::<Slot>()
+        && header.slot_capacity.load(Ordering::Relaxed) as usize == MAX_SLOTS;
+    if same {
+        Ok(())
+    } else {
+        let kind = FileKind::Region;
+        Err(FileError::WrongTables { kind })
     }
 }

@@ -56,7 +56,7 @@ impl Family {
     }
 }
 
-/// What an import holds in the table; a plain value that `end_import` takes back.
+/// The objects that an import holds in the table; a plain value that `end_import` takes back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Import {
     /// How it came.

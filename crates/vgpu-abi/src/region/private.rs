@@ -1,4 +1,4 @@
-//! What a process knows about itself: its slot, its own sum of charges, its in-process locks. All
+//! A process's knowledge about itself: its slot, its own sum of charges, its in-process locks. All
 //! of it lies in memory that a forked child finds zeroed, so a child starts with nothing of its
 //! parent's and no lock that a lost thread holds.
 //!
@@ -41,7 +41,7 @@ impl Wait {
         }
     }
 
-    /// What is left, nanoseconds; 0 when the time is over.
+    /// The time left, nanoseconds; 0 when the time is over.
     fn left_ns(&mut self) -> u64 {
         let now = sys::now_ns();
         if self.deadline_ns == 0 {
@@ -178,7 +178,7 @@ pub(super) struct Private {
 unsafe impl Zeroed for Private {}
 
 impl Private {
-    /// What a forked child finds where the kernel can wipe; for where it cannot.
+    /// Brings it to the state that a forked child finds where the kernel can wipe; for kernels that cannot.
     pub(super) fn reset(&self) {
         // Relaxed: a child has one thread.
         let order = Ordering::Relaxed;

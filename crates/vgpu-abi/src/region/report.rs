@@ -1,4 +1,4 @@
-//! What the region says of the container: sums, the largest holders, refusals, and what was learned of the size
+//! Reports of the region about the container: sums, the largest holders, refusals, and what was learned of the size
 //! of contexts and modules.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,6 +67,22 @@ impl Region {
                 if let Some(cells) = self.cells(slot, device) {
                     let since_ns = credit::overdue(&cells.compute, now_ns, patience_ns);
                     sum = sum.rotate_left(7) ^ since_ns;
+                }
+            }
+        });
+        sum
+    }
+
+    /// How long launches of the container's other processes have waited for credit so far, nanoseconds.
+    #[must_use]
+    pub fn waited_elsewhere_ns(&self) -> u64 {
+        // Relaxed throughout: numbers that decide what is charged at once, and what later.
+        let own = slot_tag_of(self.private().packed.load(Ordering::Relaxed)).slot;
+        let mut sum = 0_u64;
+        budget::each_slot(self, |slot| {
+            for device in (0..self.device_count()).filter(|_| slot != own) {
+                if let Some(cells) = self.cells(slot, device) {
+                    sum = sum.wrapping_add(cells.compute.throttled_ns.load(Ordering::Relaxed));
                 }
             }
         });
@@ -192,7 +208,7 @@ impl Region {
         }
     }
 
-    /// What a context was seen to take on this device, bytes; 0 where it was not measured yet.
+    /// Size of a context on this device as measured, bytes; 0 where it was not measured yet.
     #[must_use]
     pub fn learned_context_bytes(&self, device: usize) -> u64 {
         self.learned(device, |d| &d.context_bytes)
@@ -223,7 +239,7 @@ impl Region {
         }
     }
 
-    /// What a module was seen to take on this device, bytes; 0 where it was not measured yet.
+    /// Size of a module on this device as measured, bytes; 0 where it was not measured yet.
     #[must_use]
     pub fn learned_module_bytes(&self, device: usize) -> u64 {
         self.learned(device, |d| &d.module_bytes)

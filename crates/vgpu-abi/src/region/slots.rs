@@ -58,8 +58,7 @@ impl Region {
 
     #[cold]
     fn open_again(&self) -> Option<c_int> {
-        let opened = open_high(&self.path).ok()?;
-        let stat = sys::fstat(opened.0).ok()?;
+        let (opened, stat) = open_high(&self.path).ok()?;
         if stat.device != self.device || stat.inode != self.inode {
             return None;
         }
@@ -162,7 +161,7 @@ impl Region {
         Ok(pack(slot, generation))
     }
 
-    /// What this process has charged, all at once per device: a thread whose change of the own sum
+    /// Copies this process's charges, all at once per device: a thread whose change of the own sum
     /// comes later finds another tag there, and does its change to the new slot.
     fn bring_charges(&self, slot: usize, generation: u64) {
         let tag = tag_of(generation);
@@ -595,7 +594,7 @@ fn proc_stat_path(pid: u32) -> [u8; 24] {
     path
 }
 
-/// What `/proc/PID/stat` tells.
+/// The fields of `/proc/PID/stat` that we need.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ProcessStat {
     state: u8,

@@ -1,5 +1,5 @@
 //! Real processes for the tests: this test program again, in another role.
-#![allow(dead_code, reason = "each test program uses a part of it")]
+#![allow(dead_code, reason = "each of the two test programs uses a part of it")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -10,14 +10,15 @@ use vgpu_abi::region::{Region, RegionDevice};
 
 const ROLE: &str = "VGPU_TEST_ROLE";
 const REGION: &str = "VGPU_TEST_REGION";
+const PATIENCE: (&str, &str) = ("VGPU_CRASH_WAIT_MS", "30000");
 
 /// A region in a directory of its own.
-pub struct Place {
-    pub dir: tempfile::TempDir,
+pub(crate) struct RegionDir {
+    pub(crate) dir: tempfile::TempDir,
 }
 
-impl Place {
-    pub fn new() -> Self {
+impl RegionDir {
+    pub(crate) fn new() -> Self {
         let place = Self {
             dir: tempfile::tempdir().unwrap(),
         };
@@ -29,40 +30,54 @@ impl Place {
         place
     }
 
-    pub fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.dir.path().join("region")
     }
 
-    pub fn snapshot(&self) -> vgpu_abi::host::Snapshot {
+    pub(crate) fn open(&self) -> Region {
+        Region::open(&self.path()).unwrap()
+    }
+
+    pub(crate) fn snapshot(&self) -> vgpu_abi::host::Snapshot {
         vgpu_abi::host::snapshot(&self.path()).unwrap()
     }
 }
 
-/// What this process was started as, if it was started by a test.
-pub fn role() -> Option<(String, PathBuf)> {
+/// The role that a test started this process in, if a test started it.
+pub(crate) fn role() -> Option<(String, PathBuf)> {
     Some((std::env::var(ROLE).ok()?, std::env::var_os(REGION)?.into()))
 }
 
 /// This program again: it runs the one test `entry`, which looks at [`role`].
-pub fn command(entry: &str, role: &str, region: &Path) -> Command {
+pub(crate) fn command(entry: &str, role: &str, region: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", entry, "--nocapture", "--test-threads=1"]);
     command
         .env(ROLE, role)
         .env(REGION, region)
-        .env_remove("VGPU_CRASH_AT");
+        .env_remove("VGPU_CRASH_AT")
+        .env_remove(PATIENCE.0);
+    command
+}
+
+/// As [`command`], for a process that waits half a minute for other processes and threads. On a busy machine a living
+/// owner of a lock may not run for the tenth of a second that the library waits; a lock that is lost never comes back,
+/// so the wait for it still runs out.
+pub(crate) fn patient_command(entry: &str, role: &str, region: &Path) -> Command {
+    let mut command = command(entry, role, region);
+    command.env(PATIENCE.0, PATIENCE.1);
     command
 }
 
 /// A process that answers lines with lines.
-pub struct Peer {
-    pub child: Child,
+pub(crate) struct Peer {
+    pub(crate) child: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
 }
 
 impl Peer {
-    pub fn start(mut command: Command) -> Self {
+    pub(crate) fn start(mut command: Command) -> Self {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let to = child.stdin.take().unwrap();
@@ -70,16 +85,16 @@ impl Peer {
         Self { child, to, from }
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    pub fn send(&mut self, line: &str) {
+    pub(crate) fn send(&mut self, line: &str) {
         writeln!(self.to, "{line}").unwrap();
     }
 
     /// The next answer; what the test harness prints in between is left out.
-    pub fn answer(&mut self) -> String {
+    pub(crate) fn answer(&mut self) -> String {
         loop {
             let mut line = String::new();
             let read = self.from.read_line(&mut line).unwrap();
@@ -90,13 +105,13 @@ impl Peer {
         }
     }
 
-    pub fn ask(&mut self, line: &str) -> String {
+    pub(crate) fn ask(&mut self, line: &str) -> String {
         self.send(line);
         self.answer()
     }
 
     /// As `kill -9`.
-    pub fn kill(self) {
+    pub(crate) fn kill(self) {
         drop(self);
     }
 }
@@ -113,28 +128,28 @@ impl Drop for Peer {
 }
 
 /// The other side of [`Peer::answer`].
-pub fn reply(line: &str) {
+pub(crate) fn reply(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "@{line}").unwrap();
     out.flush().unwrap();
 }
 
 /// The other side of [`Peer::send`]; nothing at the end.
-pub fn next_line() -> Option<String> {
+pub(crate) fn next_line() -> Option<String> {
     let mut line = String::new();
     let read = std::io::stdin().lock().read_line(&mut line).unwrap();
     (read > 0).then(|| line.trim().to_owned())
 }
 
 /// Small numbers by chance.
-pub struct Dice(u64);
+pub(crate) struct Dice(u64);
 
 impl Dice {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed | 1)
     }
 
-    pub fn below(&mut self, end: u64) -> u64 {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

@@ -7,15 +7,31 @@ use axum::http::{HeaderMap, HeaderName, Method};
 
 use super::origins::{Origins, without_port};
 
-/// Whether the request may be served; the error says why not.
-pub(super) fn judge(origins: &Origins, method: &Method, headers: &HeaderMap) -> Result<(), String> {
+/// Why a browser's request is not served.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum ForeignPage {
+    #[error(
+        "the Host header says \"{0}\"; expected localhost or a loopback address, or the host of one of \
+         --cors-allowed-origins"
+    )]
+    Host(String),
+    #[error(
+        "a page of {0} asks to change something here; expected a page of this server, or of one of \
+         --cors-allowed-origins"
+    )]
+    Origin(String),
+}
+
+/// Whether the request may be served.
+pub(super) fn judge(
+    origins: &Origins,
+    method: &Method,
+    headers: &HeaderMap,
+) -> Result<(), ForeignPage> {
     if !origins.behind_token {
         for host in texts(headers, HOST) {
             if !is_this_machine(host) && !origins.names_host(host) {
-                return Err(format!(
-                    "the Host header says \"{host}\"; expected localhost or a loopback address, or the host of one of \
-                     --cors-allowed-origins"
-                ));
+                return Err(ForeignPage::Host(host.to_owned()));
             }
         }
     }
@@ -32,11 +48,8 @@ pub(super) fn judge(origins: &Origins, method: &Method, headers: &HeaderMap) -> 
             .and_then(|origin| origin.split_once("://"))
             .is_some_and(|(_, of)| Some(of) == host);
         if !same && origins.allowed(origin).is_none() {
-            return Err(format!(
-                "a page of {} asks to change something here; expected a page of this server, or of one of \
-                 --cors-allowed-origins",
-                String::from_utf8_lossy(origin.as_bytes())
-            ));
+            let origin = String::from_utf8_lossy(origin.as_bytes());
+            return Err(ForeignPage::Origin(origin.into_owned()));
         }
     }
     Ok(())

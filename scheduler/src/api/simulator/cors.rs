@@ -33,7 +33,7 @@ async fn answer(State(origins): State<Origins>, request: Request, next: Next) ->
     let mut response = if preflight {
         StatusCode::NO_CONTENT.into_response()
     } else if let Err(why) = judge(&origins, request.method(), request.headers()) {
-        error(StatusCode::FORBIDDEN, &why)
+        error(StatusCode::FORBIDDEN, &why.to_string())
     } else {
         next.run(request).await
     };

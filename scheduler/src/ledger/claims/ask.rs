@@ -1,4 +1,4 @@
-//! A request for whole GPUs by label: the GPUs that are given, or a text that says why none are. The placement engine
+//! A request for whole GPUs by label: returns the GPUs, or a text that says why there are none. The placement engine
 //! chooses.
 
 use std::collections::BTreeSet;
@@ -37,7 +37,7 @@ pub struct ClaimAsk {
     pub only: BTreeSet<String>,
     /// The excluded GPUs.
     pub not: BTreeSet<String>,
-    /// An earlier choice for it came to nothing: what the ledger has of the reservation is being given back.
+    /// Whether an earlier choice for it failed. The ledger then releases the reservation's remains.
     pub anew: bool,
     /// How quotas count the pod.
     pub counted: Counted,

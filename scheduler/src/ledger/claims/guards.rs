@@ -1,5 +1,5 @@
 //! Leases that keep GPUs from assigners while the extender binds pods to them, as the API server shows them. They take
-//! nothing of a GPU: what the pod holds is counted where its binding is. Never writes one.
+//! no part of a GPU: the pod's own reservation counts. Does not write any.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -75,7 +75,7 @@ impl Ledger {
         self.claims.guards.over(now).cloned().collect()
     }
 
-    /// Whether this Lease of a binding, unchanged, has stood for as long as it lasts.
+    /// Whether this Lease of a binding has existed unchanged for longer than it lasts.
     pub fn guard_has_run_out(&self, claim: &Claim, now: Duration) -> bool {
         let mut over = self.claims.guards.over(now);
         over.any(|known| known.gpu == claim.gpu && known.version == claim.version)

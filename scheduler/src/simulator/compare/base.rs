@@ -203,7 +203,7 @@ impl Base {
     }
 }
 
-/// Removes what a scheduler and a simulator wrote on a pod while it waited.
+/// Removes the fields that a scheduler and a simulator wrote to a pending pod.
 fn clean(pod: &mut Value) {
     let waits = text(pod, "/spec/nodeName").is_empty();
     if let (Some(fields), true) = (pod.as_object_mut(), waits) {
@@ -293,7 +293,7 @@ impl Facts {
             }
             facts.asked.entry(happening.key()).or_insert(asked);
         }
-        // Of vendors that are requested equally often, the first by name.
+        // Among vendors that are requested equally often, the first by name.
         let most = shares
             .into_iter()
             .rev()
@@ -321,7 +321,7 @@ fn most_common<T: Ord + Copy>(mut values: Vec<T>) -> Option<T> {
     runs.max_by_key(|run| run.len())?.first().copied()
 }
 
-/// The share at which half of the memory is reached when shares are sorted by size; none where none has memory.
+/// The share at which half of the memory is reached when shares are sorted by size; none if no share has memory.
 fn middle(mut shares: Vec<(u64, u32)>) -> Option<(u64, u32)> {
     shares.sort_unstable();
     let all: u128 = shares.iter().map(|(memory, _)| u128::from(*memory)).sum();
@@ -333,7 +333,7 @@ fn middle(mut shares: Vec<(u64, u32)>) -> Option<(u64, u32)> {
 }
 
 /// The GPUs that a pod asks for, one entry each, as its containers hold them at the same time. Init containers count
-/// only where no other container asks for any.
+/// only if no other container asks for any.
 fn shares_of(request: &Request, cards: &BTreeMap<Vendor, (u64, u32)>) -> Vec<(Vendor, u64, u32)> {
     let of = |init: bool| {
         let containers = request.containers.iter();

@@ -8,9 +8,9 @@ use super::{Column, Comparison};
 
 const WIDTH: usize = 760;
 const MARGIN: usize = 24;
-/// The x of the bars; the names stand to their left.
+/// The x of the bars. The names are to their left.
 const LEFT: usize = 200;
-/// The length of the longest bar; the value stands to its right.
+/// The length of the longest bar. The value is to its right.
 const LENGTH: usize = 430;
 const ROW: usize = 24;
 const BAR: usize = 16;
@@ -25,7 +25,7 @@ const STYLE: &str = "\
 
 pub(super) fn chart(comparison: &Comparison) -> String {
     let runs = &comparison.runs;
-    // A measure without a value in any run, such as GPU memory where there are no GPUs, has no panel.
+    // A measure without a value in any run, such as GPU memory if there are no GPUs, has no panel.
     let is_known = |measure: &&Measure| {
         let mut values = runs.iter().map(|run| (measure.value)(&run.figures));
         values.any(|value| value.is_some())

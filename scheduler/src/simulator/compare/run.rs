@@ -465,7 +465,7 @@ fn uncounted(text: &str) -> String {
     for part in text.split(", ") {
         match (part.split_once(' '), words.last_mut()) {
             (Some((count, rest)), _) if is_count(count) => words.push(rest.to_owned()),
-            // The text in brackets may contain commas, too.
+            // The text in brackets may contain commas too.
             (_, Some(before)) => {
                 before.push_str(", ");
                 before.push_str(part);
@@ -484,7 +484,7 @@ fn is_count(text: &str) -> bool {
         .is_some_and(|(part, all)| digits(part) && digits(all))
 }
 
-/// The use of the nodes that are not drained, and the room where the typical request still fits.
+/// The use of the nodes that are not drained, and the free memory on which the typical request still fits.
 fn sample(snapshot: &Snapshot, typical: Option<&Typical>, drained: &BTreeSet<String>) -> Sample {
     let mut sample = Sample {
         stranded: typical.map(|_| Part::default()),

@@ -73,7 +73,7 @@ fn count(pods: u64) -> f64 {
 }
 
 impl Measure {
-    /// A value with its unit; `–` where there is none.
+    /// A value with its unit; `–` if there is none.
     pub(super) fn text(&self, figures: &Figures) -> String {
         match ((self.value)(figures), self.unit) {
             (None, _) => "–".to_owned(),

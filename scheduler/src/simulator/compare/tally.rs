@@ -52,17 +52,17 @@ pub struct Figures {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Utilisation {
-    /// Of the memory of shared cards.
+    /// The part of the shared GPUs' memory that is promised.
     pub gpu_memory: Option<f64>,
-    /// Of the compute of shared cards.
+    /// The part of the shared GPUs' compute that is promised.
     pub gpu_cores: Option<f64>,
-    /// Of the nodes' CPU.
+    /// The part of the nodes' CPU that is requested.
     pub cpu: Option<f64>,
-    /// Of the nodes' memory.
+    /// The part of the nodes' memory that is requested.
     pub memory: Option<f64>,
 }
 
-/// Times in seconds of the simulated clock, over pods that got their node in the run; none where no pod did.
+/// Times in seconds of the simulated clock, over pods that got their node in the run; none if no pod did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Waiting {
@@ -108,8 +108,8 @@ pub(super) struct Sample {
     pub(super) gpu_cores: Part,
     pub(super) cpu: Part,
     pub(super) memory: Part,
-    /// Of the free memory of GPUs of the typical request's vendor, the part on GPUs where the request does not fit;
-    /// none where there is no typical request.
+    /// The part of the free memory of the typical request's vendor that is on GPUs where the request does not fit;
+    /// none if there is no typical request.
     pub(super) stranded: Option<Part>,
 }
 
@@ -317,8 +317,8 @@ impl Got {
     }
 }
 
-/// Jain's index: the square of the sum, divided by n times the sum of squares. 1 where all values are equal, also where
-/// all are 0; 1/n where one value is everything.
+/// Jain's index: the square of the sum, divided by n times the sum of squares. It is 1 if all values are equal (even if
+/// all are 0), and 1/n if one value has everything.
 fn jain(shares: &[f64]) -> Option<f64> {
     let count = u32::try_from(shares.len())
         .ok()

@@ -24,22 +24,24 @@ pub struct Added {
     pub like: Option<String>,
 }
 
-impl std::str::FromStr for Added {
-    type Err = String;
+/// The text does not say which nodes to add.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "expected a number from 1 to {MOST_ADDED}, and the node to copy where it matters: 2, 2:gpu-1"
+)]
+pub struct AddedError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl std::str::FromStr for Added {
+    type Err = AddedError;
+
+    fn from_str(text: &str) -> Result<Self, AddedError> {
         let (count, like) = match text.split_once(':') {
             Some((count, like)) => (count, Some(like.trim())),
             None => (text, None),
         };
-        let wrong = || {
-            format!(
-                "expected a number from 1 to {MOST_ADDED}, and the node to copy where it matters: 2, 2:gpu-1"
-            )
-        };
-        let count = count.trim().parse().map_err(|_| wrong())?;
+        let count = count.trim().parse().map_err(|_| AddedError)?;
         if count == 0 || count > MOST_ADDED || like.is_some_and(str::is_empty) {
-            return Err(wrong());
+            return Err(AddedError);
         }
         Ok(Self {
             count,
@@ -53,7 +55,7 @@ impl std::str::FromStr for Added {
 pub struct Variant {
     /// The name of the run.
     pub name: String,
-    /// The scheduler configuration, where it differs from the base's.
+    /// The scheduler configuration, if it differs from the base's.
     pub configuration: Option<Value>,
     /// Nodes to add.
     pub add: Vec<Added>,
@@ -335,8 +337,8 @@ mod tests {
         Base::of_export("base.yaml", import)
     }
 
-    fn world(base: &Base, variant: &Variant) -> Result<World, String> {
-        World::of(base, variant, false, &vendors()).map_err(|error| error.to_string())
+    fn world(base: &Base, variant: &Variant) -> Result<World, Refusal> {
+        World::of(base, variant, false, &vendors())
     }
 
     #[test]
@@ -358,8 +360,9 @@ mod tests {
             })
         );
         for wrong in ["0", "", "-1", "two", "2:", ":n", "99999999", "10001", "1.5"] {
-            assert!(read(wrong).unwrap_err().contains("1 to 10000"), "{wrong}");
+            assert_eq!(read(wrong), Err(AddedError), "{wrong}");
         }
+        assert!(AddedError.to_string().contains("1 to 10000"));
     }
 
     #[test]
@@ -460,12 +463,13 @@ mod tests {
         };
 
         assert_eq!(
-            world(&base, &drain).unwrap_err(),
+            world(&base, &drain).unwrap_err().to_string(),
             "base.yaml has no node \"n9\" that could be drained; its nodes are n0, n1, n2, n3, n4 and 2 more"
         );
         assert!(
             world(&base, &add)
                 .unwrap_err()
+                .to_string()
                 .contains("\"gpu\" that could be copied")
         );
     }

@@ -1,6 +1,7 @@
 //! The connection to an extender: its address, time limit and TLS settings, by kube-scheduler's rules (`makeTransport`
 //! in `pkg/scheduler/extender.go`). Nothing is sent here.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use axum::http::Uri;
@@ -29,40 +30,61 @@ struct Tls {
     ca_data: Option<String>,
 }
 
-/// Why an extender cannot be called, with the field at fault.
-pub(crate) fn check(settings: &config::Extender) -> Result<(), String> {
+/// A field of an extender's configuration with which the extender cannot be called.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {why}")]
+pub(crate) struct SettingsError {
+    field: String,
+    why: String,
+}
+
+fn wrong(field: impl Into<String>, why: impl Display) -> SettingsError {
+    SettingsError {
+        field: field.into(),
+        why: why.to_string(),
+    }
+}
+
+/// Whether the extender can be called.
+pub(crate) fn check(settings: &config::Extender) -> Result<(), SettingsError> {
     timeout(settings)?;
     let config = config(settings)?;
     config
         .rustls_client_config()
         .map(drop)
-        .map_err(|error| format!("tlsConfig: {error}"))
+        .map_err(|error| wrong("tlsConfig", error))
+}
+
+/// A client of the extender.
+pub(super) fn client(settings: &config::Extender) -> Result<kube::Client, SettingsError> {
+    kube::Client::try_from(config(settings)?).map_err(|error| wrong("tlsConfig", error))
 }
 
 /// The time limit for one answer.
-pub(super) fn timeout(settings: &config::Extender) -> Result<Duration, String> {
+pub(super) fn timeout(settings: &config::Extender) -> Result<Duration, SettingsError> {
     if settings.http_timeout.is_empty() {
         return Ok(TIMEOUT);
     }
     let asked = crate::parse::duration(&settings.http_timeout)
-        .map_err(|why| format!("httpTimeout: {:?}: {why}", settings.http_timeout))?;
+        .map_err(|why| wrong("httpTimeout", format!("{:?}: {why}", settings.http_timeout)))?;
     Ok(if asked.is_zero() { TIMEOUT } else { asked })
 }
 
 /// The configuration of the extender's client.
-pub(super) fn config(settings: &config::Extender) -> Result<kube::Config, String> {
+fn config(settings: &config::Extender) -> Result<kube::Config, SettingsError> {
     let prefix = &settings.url_prefix;
-    let wrong = |why: &str| {
-        format!(
-            "urlPrefix: {prefix:?} {why}; expected an address such as http://127.0.0.1:8080/scheduler"
-        )
+    let no_address = |why: &str| {
+        let why = format!(
+            "{prefix:?} {why}; expected an address such as http://127.0.0.1:8080/scheduler"
+        );
+        wrong("urlPrefix", why)
     };
     let url: Uri = prefix
         .trim_end_matches('/')
         .parse()
-        .map_err(|error| wrong(&format!("is not a URL ({error})")))?;
+        .map_err(|error| no_address(&format!("is not a URL ({error})")))?;
     if !matches!(url.scheme_str(), Some("http" | "https")) || url.host().is_none() {
-        return Err(wrong("does not name a host by http or https"));
+        return Err(no_address("does not name a host by http or https"));
     }
     let timeout = timeout(settings)?;
     let mut config = kube::Config::new(url);
@@ -71,15 +93,15 @@ pub(super) fn config(settings: &config::Extender) -> Result<kube::Config, String
     config.read_timeout = Some(timeout);
     let tls = match &settings.tls_config {
         Some(written) if !written.is_null() => {
-            Tls::deserialize(written).map_err(|error| format!("tlsConfig: {error}"))?
+            Tls::deserialize(written).map_err(|error| wrong("tlsConfig", error))?
         }
         _ => Tls::default(),
     };
     config.root_cert = authorities(&tls)?;
     config.accept_invalid_certs = tls.insecure;
     if tls.insecure && config.root_cert.is_some() {
-        let why = "tlsConfig: insecure and a CA (caFile, caData) exclude each other; remove one";
-        return Err(why.to_owned());
+        let why = "insecure and a CA (caFile, caData) exclude each other; remove one";
+        return Err(wrong("tlsConfig", why));
     }
     if settings.enable_https && config.root_cert.is_none() {
         // kube-scheduler does not verify the certificate in this case, either.
@@ -99,19 +121,20 @@ pub(super) fn config(settings: &config::Extender) -> Result<kube::Config, String
 }
 
 /// The certificates in `caData`, or else `caFile`; none where neither is set.
-fn authorities(tls: &Tls) -> Result<Option<Vec<Vec<u8>>>, String> {
+fn authorities(tls: &Tls) -> Result<Option<Vec<Vec<u8>>>, SettingsError> {
     let (field, pem) = match &tls.ca_data {
         Some(data) if !data.is_empty() => {
             let pem = STANDARD.decode(data);
-            let pem = pem.map_err(|error| format!("tlsConfig.caData: not base64: {error}"))?;
-            ("caData", pem)
+            let field = "tlsConfig.caData";
+            let pem = pem.map_err(|error| wrong(field, format!("not base64: {error}")))?;
+            (field, pem)
         }
         _ if tls.ca_file.is_empty() => return Ok(None),
         _ => {
+            let field = "tlsConfig.caFile";
             let read = std::fs::read(&tls.ca_file);
-            let pem =
-                read.map_err(|error| format!("tlsConfig.caFile: {}: {error}", tls.ca_file))?;
-            ("caFile", pem)
+            let pem = read.map_err(|error| wrong(field, format!("{}: {error}", tls.ca_file)))?;
+            (field, pem)
         }
     };
     let certificates: Result<Vec<Vec<u8>>, _> = CertificateDer::pem_slice_iter(&pem)
@@ -119,10 +142,8 @@ fn authorities(tls: &Tls) -> Result<Option<Vec<Vec<u8>>>, String> {
         .collect();
     match certificates {
         Ok(certificates) if !certificates.is_empty() => Ok(Some(certificates)),
-        Ok(_) => Err(format!(
-            "tlsConfig.{field}: holds no certificate in PEM form"
-        )),
-        Err(error) => Err(format!("tlsConfig.{field}: not PEM: {error}")),
+        Ok(_) => Err(wrong(field, "holds no certificate in PEM form")),
+        Err(error) => Err(wrong(field, format!("not PEM: {error}"))),
     }
 }
 
@@ -132,7 +153,7 @@ mod tests {
 
     use super::*;
 
-    fn judged(more: Value) -> Result<kube::Config, String> {
+    fn judged(more: Value) -> Result<kube::Config, SettingsError> {
         let mut written = json!({ "urlPrefix": "https://localhost:1/", "enableHTTPS": true });
         for (key, value) in more.as_object().unwrap() {
             written[key] = value.clone();
@@ -175,7 +196,7 @@ mod tests {
             ),
             (json!({ "tlsConfig": { "caFiles": "a" } }), "caFiles"),
         ] {
-            let why = judged(more).unwrap_err();
+            let why = judged(more).unwrap_err().to_string();
             assert!(why.contains(said), "{why}");
         }
     }

@@ -11,6 +11,7 @@ use kube_api::assigner::{Claim, PodClaim, lease_name, pod_claim};
 use kube_api::hcs::{ComputeTask, keys};
 use kube_api::object::Pod;
 use placement::Grant;
+use scheduler::calls::CallError;
 use scheduler::leases::{Found, Sent, Store};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
@@ -55,7 +56,7 @@ pub(super) enum Event {
     LeaseGone(Box<Lease>),
 }
 
-/// What a pod says.
+/// The fields of a pod that the storm reads.
 struct Read {
     pod: Pod,
     claim: Option<PodClaim>,
@@ -77,7 +78,7 @@ pub(super) struct Truth {
     pub(super) given: Vec<Given>,
     pub(super) figures: BTreeMap<&'static str, u64>,
     pub(super) wrong: Option<String>,
-    /// What was written, in words: the end of it is told with what is wrong.
+    /// The writes, in words. A failure prints the last of them.
     trail: Vec<(Instant, String)>,
 }
 
@@ -144,7 +145,7 @@ impl Truth {
         Sent::Done(claim)
     }
 
-    /// What is there, where it is what the caller has read.
+    /// Checks that the Lease is still the one that the caller has read.
     fn unchanged(&self, claim: &Claim) -> Result<(), Sent<()>> {
         let Some(there) = self.leases.get(&lease_name(&claim.gpu)) else {
             return Err(Sent::Gone);
@@ -201,7 +202,7 @@ impl Truth {
         labelled.map(|(_, read)| &read.pod).collect()
     }
 
-    /// What pods that have not ended carry.
+    /// The reservations of pods that have not ended.
     pub(super) fn carried(&self) -> impl Iterator<Item = &PodClaim> {
         self.read().filter_map(|(_, read)| read.claim.as_ref())
     }
@@ -313,10 +314,10 @@ impl Flaky {
         }
     }
 
-    async fn read<T>(&self, look: impl FnOnce(&Truth) -> T) -> Result<T, String> {
+    async fn read<T>(&self, look: impl FnOnce(&Truth) -> T) -> Result<T, CallError> {
         sleep(Duration::from_millis(self.rng.below(100))).await;
         if *self.faults.lock().unwrap() && self.rng.one_in(20) {
-            return Err("no answer".to_owned());
+            return Err(CallError::NoAnswer(Duration::from_secs(1)));
         }
         Ok(look(&self.truth.lock().unwrap()))
     }
@@ -340,7 +341,7 @@ impl Store for Flaky {
         Box::pin(self.write(LATE, move |truth| truth.delete(&claim, planted)))
     }
 
-    fn find<'a>(&'a self, gpu: &'a str) -> BoxFuture<'a, Result<Found, String>> {
+    fn find<'a>(&'a self, gpu: &'a str) -> BoxFuture<'a, Result<Found, CallError>> {
         Box::pin(
             self.read(move |truth| match truth.leases.get(&lease_name(gpu)) {
                 Some(lease) => Found::Claim(Box::new(Claim::read(lease).unwrap())),
@@ -349,15 +350,19 @@ impl Store for Flaky {
         )
     }
 
-    fn pod<'a>(&'a self, _: &'a str, name: &'a str) -> BoxFuture<'a, Result<Option<Pod>, String>> {
+    fn pod<'a>(
+        &'a self,
+        _: &'a str,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Pod>, CallError>> {
         Box::pin(self.read(move |truth| truth.pods.get(name).map(typed)))
     }
 
-    fn carriers<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Vec<PodClaim>, String>> {
+    fn carriers<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Vec<PodClaim>, CallError>> {
         Box::pin(self.read(|truth| truth.carried().cloned().collect()))
     }
 
-    fn bound<'a>(&'a self, node: &'a str) -> BoxFuture<'a, Result<Vec<Pod>, String>> {
+    fn bound<'a>(&'a self, node: &'a str) -> BoxFuture<'a, Result<Vec<Pod>, CallError>> {
         Box::pin(self.read(move |truth| {
             let there = truth
                 .read()

@@ -1,4 +1,4 @@
-//! What may never be. Values in, a sentence out: it knows the API server as it truly is, and none of the programs.
+//! The invariants. Values in, a sentence out: the oracle knows the API server's true state, and none of the programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use tokio::time::Instant;
 /// How often the assigners look after their reservations.
 pub(super) const LOOK: Duration = Duration::from_secs(20);
 
-/// A check comes at most so long after what it looks at.
+/// A check comes at most this long after the change that it checks.
 const STEP: Duration = Duration::from_secs(21);
 
-/// What a device has.
+/// The capacity of a device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size {
     pub(super) slots: u32,
@@ -22,13 +22,13 @@ pub(super) struct Size {
     pub(super) cores: u32,
 }
 
-/// What a mutation gave.
+/// The result of a mutation.
 #[derive(Debug, Clone)]
 pub(super) struct Given {
     pub(super) reservation: String,
     pub(super) gpus: Vec<String>,
     pub(super) asked: Instant,
-    /// The pod that will be made of it; none where it never will be.
+    /// The pod that will be created from it; none if it never will be.
     pub(super) pod: Option<String>,
     pub(super) made: bool,
 }
@@ -66,19 +66,19 @@ impl Task {
 /// Everything that the oracle looks at.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Seen {
-    /// Pods that are bound: name, the reservation that it carries, what it holds.
+    /// Bound pods: name, reservation, and grants.
     pub(super) holders: Vec<(String, Option<String>, Vec<Grant>)>,
-    /// What is given by label and in force.
+    /// Reservations by label that are in force.
     pub(super) given: Vec<Given>,
     pub(super) tasks: BTreeMap<String, Task>,
-    /// Of pods that have not ended: the task, and the pod.
+    /// For pods that have not ended: the task, and the pod.
     pub(super) task_pods: Vec<(String, String)>,
 }
 
-/// What is wrong, if anything.
+/// The violated invariant, if any.
 pub(super) fn problem(seen: &Seen, sizes: &BTreeMap<String, Size>) -> Option<String> {
     twice_by_label(seen)
-        .or_else(|| twice_by_doors(seen))
+        .or_else(|| twice_by_label_and_pod(seen))
         .or_else(|| too_much(seen, sizes))
         .or_else(|| wrong_task(seen))
 }
@@ -99,7 +99,7 @@ fn twice_by_label(seen: &Seen) -> Option<String> {
 }
 
 /// A GPU that is given by label, and that a pod holds which does not carry the reservation.
-fn twice_by_doors(seen: &Seen) -> Option<String> {
+fn twice_by_label_and_pod(seen: &Seen) -> Option<String> {
     for (name, reservation, grants) in &seen.holders {
         for grant in grants {
             let mut given = seen.given.iter();
@@ -118,7 +118,7 @@ fn twice_by_doors(seen: &Seen) -> Option<String> {
     None
 }
 
-/// A device of which pods hold more than it has, or that a pod holds whole beside another one.
+/// A device that is promised beyond its capacity, or that one pod holds whole beside another pod.
 fn too_much(seen: &Seen, sizes: &BTreeMap<String, Size>) -> Option<String> {
     let mut by_device: BTreeMap<&str, Vec<(&str, bool, &Grant)>> = BTreeMap::new();
     for (name, reservation, grants) in &seen.holders {
@@ -165,7 +165,7 @@ fn wrong_task(seen: &Seen) -> Option<String> {
     None
 }
 
-/// What takes a GPU in one process's ledger, and is of no pod.
+/// A reservation of a GPU in one process's ledger that no pod carries.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Idle {
     pub(super) process: usize,
@@ -175,13 +175,14 @@ pub(super) struct Idle {
     pub(super) was_active: bool,
 }
 
-/// Since when what takes a GPU is of no pod.
+/// Since when each such reservation has been carried by no pod.
 #[derive(Debug, Default)]
 pub(super) struct Clock(BTreeMap<Idle, Instant>);
 
 impl Clock {
-    /// What has been of no pod for too long: no GPU is lost for longer than a proposal stands. An assigner lets go of
-    /// the reservation of a pod that has ended at its next look; three may fail for want of an answer.
+    /// A reservation that no pod has carried for too long: a GPU may be lost for as long as a proposal lasts. An
+    /// assigner releases the reservation of an ended pod at its next look; three looks may fail for lack of an
+    /// answer.
     pub(super) fn problem(&mut self, idle: BTreeSet<Idle>, now: Instant) -> Option<String> {
         self.0.retain(|one, _| idle.contains(one));
         for one in idle {
@@ -317,7 +318,7 @@ mod tests {
                 .unwrap()
                 .contains("g is lost")
         );
-        // What was let go of in between counts anew.
+        // The time restarts for a reservation that was released in between.
         assert_eq!(clock.problem(BTreeSet::new(), after(83)), None);
         assert_eq!(clock.problem(idle, after(84)), None);
     }

@@ -25,7 +25,7 @@ pub(super) static VENDORS: LazyLock<Arc<Vendors>> = LazyLock::new(|| hcs::vendor
 /// Three nodes of four NVIDIA GPUs, and one of two devices of another vendor, which only hcs.io asks for.
 pub(super) const NODES: [&str; 4] = ["a", "b", "c", "k100"];
 
-/// How far any two clocks may differ, as the processes are told.
+/// The largest difference between any two clocks, as the processes are configured.
 const SKEW: SignedDuration = SignedDuration::from_secs(10);
 
 pub(super) struct Process {
@@ -35,9 +35,9 @@ pub(super) struct Process {
     stuck: Mutex<Option<Instant>>,
     began: Instant,
     epoch: Timestamp,
-    /// What this machine's clock is off by.
+    /// The error of this machine's clock.
     off: SignedDuration,
-    /// Whether the clock stands.
+    /// Whether the clock is stopped.
     stands: bool,
     changes: watch::Sender<u64>,
 }
@@ -111,7 +111,7 @@ impl Process {
         }
     }
 
-    /// The process ends and begins anew: it knows what the API server lists.
+    /// The process ends and restarts: it then knows only what the API server lists.
     pub(super) fn restart(&self, truth: &Mutex<Truth>) {
         let truth = truth.lock().unwrap();
         self.unstick();

@@ -1,4 +1,5 @@
-//! What happens in the storm, step by step: pods of all doors, kube-scheduler, tenants that forge, and the end of pods.
+//! The events of the storm, step by step: pods that ask in every way, kube-scheduler, tenants that forge, and the end
+//! of pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -35,7 +36,7 @@ const BINDING_LATE: Duration = Duration::from_secs(34);
 static ADMISSION: LazyLock<Admission> =
     LazyLock::new(|| Admission::new(Arc::clone(&VENDORS), admission::Settings::default()));
 
-/// What each device has.
+/// The capacity of each device.
 static SIZES: LazyLock<BTreeMap<String, Size>> = LazyLock::new(|| {
     let ledger = fresh();
     let mut sizes = BTreeMap::new();
@@ -67,7 +68,7 @@ pub(super) struct World {
     binding: Arc<Mutex<BTreeSet<String>>>,
     /// Until when a binding may happen whose sender has given up.
     doubted_until: Arc<Mutex<Instant>>,
-    /// How many events there were when what takes a GPU was first of no pod.
+    /// The number of events when the reservation was first carried by no pod.
     idle_from: Mutex<BTreeMap<(String, String), usize>>,
     clock: Mutex<Clock>,
     pods: Mutex<u64>,
@@ -168,7 +169,7 @@ impl World {
 
     fn restart(&self) {
         let process = self.rng.pick(&self.processes).unwrap();
-        // What a binding on its way becomes, only the process that sent it knows.
+        // Only the process that sent a binding knows its outcome while it is under way.
         let busy = !self.binding.lock().unwrap().is_empty()
             || *self.doubted_until.lock().unwrap() > Instant::now();
         if !busy || !Arc::ptr_eq(process, &self.extender) {
@@ -177,7 +178,7 @@ impl World {
         }
     }
 
-    /// A pod asks by label; what it gets becomes a pod, or does not.
+    /// A pod asks by label; its reservation becomes a pod, or does not.
     fn mutate(&self) {
         let which = usize::from(self.rng.one_in(2));
         let assigner = self.assigners[which].clone();
@@ -268,7 +269,7 @@ impl World {
         let vendor = *self.rng.pick(&["nvidia", "hygon", "any"]).unwrap();
         let mut pod = json!({
             "metadata": { "name": name, "namespace": "default", "uid": format!("uid-{name}"),
-                "labels": { "door": "hcs" }, "annotations": { "hcs.io/vendor-preference": vendor } },
+                "labels": { "asks": "hcs" }, "annotations": { "hcs.io/vendor-preference": vendor } },
             "spec": { "schedulerName": "hami-scheduler", "containers": [{ "name": "c", "image": "i",
                 "resources": { "limits": self.amounts() } }] },
         });
@@ -328,7 +329,7 @@ impl World {
                     let made = pod["metadata"]["name"].as_str().unwrap().to_owned();
                     pod["metadata"]["uid"] = format!("uid-{made}").into();
                     pod["spec"]["schedulerName"] = "hami-scheduler".into();
-                    pod["metadata"]["labels"]["door"] = "hcs".into();
+                    pod["metadata"]["labels"]["asks"] = "hcs".into();
                     admit(&mut pod);
                     if !truth.pods.contains_key(&made) {
                         truth.set_pod(*pod);
@@ -478,7 +479,7 @@ impl World {
         }
     }
 
-    /// What may never be, as the API server has it.
+    /// Checks the invariants against the API server's state.
     pub(super) fn check(&self) -> Result<(), String> {
         let idle = self.idle();
         let mut truth = self.truth.lock().unwrap();
@@ -491,7 +492,7 @@ impl World {
         }
     }
 
-    /// What takes GPUs in the processes' ledgers and is of no pod, where the process has been told so.
+    /// The reservations in the processes' ledgers that no pod carries, if the process has received the pods' state.
     fn idle(&self) -> BTreeSet<Idle> {
         let truth = self.truth.lock().unwrap();
         let carried = truth.carried().map(|claim| claim.reservation.as_str());
@@ -525,7 +526,7 @@ impl World {
                 let what = (claim.reservation.clone(), claim.version.clone());
                 let from = *idle_from.entry(what.clone()).or_insert(truth.log.len());
                 there.insert(what.clone());
-                // An assigner lets go of it: one that has not been told cannot.
+                // An assigner releases it, but only once it has received the change.
                 let others = self.processes.iter().all(|process| process.seen() >= from);
                 if process.seen() >= from && (others || claim.state != State::Active) {
                     idle.insert(Idle {
@@ -588,7 +589,7 @@ impl World {
         self.give_the_rest().await
     }
 
-    /// Every GPU that is free is given to who asks for any.
+    /// Gives every free GPU to pods that ask for any.
     async fn give_the_rest(&self) -> Result<(), String> {
         let free = {
             let truth = self.truth.lock().unwrap();
@@ -750,7 +751,7 @@ impl Bind {
             .metadata
             .labels
             .as_ref()
-            .is_some_and(|labels| labels.contains_key("door"));
+            .is_some_and(|labels| labels.contains_key("asks"));
         if self.planted == Planted::HcsIsNotCounted && is_hcs {
             self.extender.with(|ledger, _| ledger.remove_pod(uid));
         }
@@ -770,7 +771,7 @@ fn land(truth: &mut Truth, name: &str, node: &str, written: &BTreeMap<String, St
         "pod {name} bound to {node}: {:?}",
         written.get("hami.io/vgpu-devices-allocated")
     ));
-    let is_hcs = !pod["metadata"]["labels"]["door"].is_null();
+    let is_hcs = !pod["metadata"]["labels"]["asks"].is_null();
     pod["spec"]["nodeName"] = node.into();
     for (key, value) in written {
         pod["metadata"]["annotations"][key] = value.clone().into();

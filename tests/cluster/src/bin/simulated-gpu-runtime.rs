@@ -1,7 +1,8 @@
-//! An OCI runtime for nodes with simulated GPUs: runc, but a container first gets what its `NVIDIA_VISIBLE_DEVICES`
-//! names, as NVIDIA's runtime does it. What a GPU's edits are, the node's CDI specification says.
+//! An OCI runtime for nodes with simulated GPUs: it runs runc, but first adds the GPUs of the container's
+//! `NVIDIA_VISIBLE_DEVICES`, as NVIDIA's runtime does. The node's CDI specification has the edits for each GPU.
 //!
-//! `runc` lies beside this program. Nothing of the container is run, and nothing but its `config.json` is changed.
+//! `runc` is in the directory of this program. Nothing of the container is run, and only its `config.json` is
+//! changed.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::print_stderr,
@@ -20,10 +21,11 @@ fn main() -> ExitCode {
         .iter()
         .any(|word| matches!(word.as_str(), "create" | "run"));
     if creates && let Err(error) = cdi::show_gpus(&bundle(&arguments), Path::new(cdi::NODE)) {
-        // As runc says it when it is given a --log, which is where containerd looks first.
+        // The error in runc's format if there is a --log, which is where containerd looks first.
         if let Some(log) = value(&arguments, &["--log"]) {
             let time = "1970-01-01T00:00:00Z"; // containerd wants one and shows none
-            let line = serde_json::json!({"level": "error", "msg": error, "time": time});
+            let line =
+                serde_json::json!({"level": "error", "msg": error.to_string(), "time": time});
             std::fs::write(log, format!("{line}\n")).ok();
         }
         eprintln!("{error}");

@@ -1,4 +1,4 @@
-//! What the driver says of itself and of its devices.
+//! The driver's answers about itself and its devices.
 
 use core::ffi::{CStr, c_void};
 
@@ -33,19 +33,19 @@ pub(crate) fn proc_address(symbol: &CStr, version: i32, flags: u64) -> Option<us
     (!found.is_null()).then_some(found as usize)
 }
 
-/// The device's names as bytes: of the MIG instance if it is one, and of the card.
+/// The device's names as bytes: of the MIG instance if it is one, and of the GPU.
 pub(crate) fn device_uuids(ordinal: i32) -> Option<[[u8; 16]; 2]> {
     let mut instance = CuUuid { bytes: [0; 16] };
-    let mut card = CuUuid { bytes: [0; 16] };
+    let mut gpu = CuUuid { bytes: [0; 16] };
     // SAFETY: sixteen bytes to write to.
     let by_instance = ok(unsafe { cuda::cuDeviceGetUuid_v2(&raw mut instance, CuDevice(ordinal)) });
     // SAFETY: as above.
-    let by_card = ok(unsafe { cuda::cuDeviceGetUuid(&raw mut card, CuDevice(ordinal)) });
-    match (by_instance, by_card) {
+    let by_gpu = ok(unsafe { cuda::cuDeviceGetUuid(&raw mut gpu, CuDevice(ordinal)) });
+    match (by_instance, by_gpu) {
         (None, None) => None,
-        (None, Some(())) => Some([card.bytes; 2]),
+        (None, Some(())) => Some([gpu.bytes; 2]),
         (Some(()), None) => Some([instance.bytes; 2]),
-        (Some(()), Some(())) => Some([instance.bytes, card.bytes]),
+        (Some(()), Some(())) => Some([instance.bytes, gpu.bytes]),
     }
 }
 

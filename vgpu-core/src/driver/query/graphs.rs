@@ -4,7 +4,7 @@ use core::ffi::c_void;
 
 use cuda_api::{
     CuConditionalNodeParams, CuDevice, CuDevicePtr, CuGraph, CuGraphExec, CuGraphNode,
-    CuGraphNodeParams, CuMemAllocNodeParams, CuMemLocation, CuResult,
+    CuGraphNodeParams, CuKernelNodeParams, CuMemAllocNodeParams, CuMemLocation, CuResult,
 };
 
 use super::ok;
@@ -18,6 +18,9 @@ const GRAPH_RESERVED: u32 = 2;
 
 /// `CU_GRAPH_NODE_TYPE_GRAPH`.
 const NODE_CHILD: u32 = 4;
+
+/// `CU_GRAPH_NODE_TYPE_KERNEL`.
+const NODE_KERNEL: u32 = 0;
 
 /// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`.
 pub(crate) const NODE_ALLOC: u32 = 10;
@@ -154,6 +157,15 @@ pub(crate) fn child_of(params: &CuGraphNodeParams) -> Option<CuGraph> {
     // SAFETY: the kind says that the words begin with a graph.
     let child = unsafe { params.body::<CuGraph>().read_unaligned() };
     (!child.is_null()).then_some(child)
+}
+
+/// The parameters of a kernel in those of a node that is one.
+pub(crate) fn kernel_of(params: &CuGraphNodeParams) -> Option<CuKernelNodeParams> {
+    if params.kind != NODE_KERNEL {
+        return None;
+    }
+    // SAFETY: the kind says that the words are those of a kernel.
+    Some(unsafe { params.body::<CuKernelNodeParams>().read_unaligned() })
 }
 
 /// Destroys an executable graph that the program was not told of.

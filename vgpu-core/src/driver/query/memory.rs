@@ -35,7 +35,7 @@ pub(crate) fn allocation_bytes(address: CuDevicePtr) -> Option<u64> {
     u64::try_from(bytes).ok()
 }
 
-/// What memory was made as, by its handle; `None` where the driver does not know the handle.
+/// The properties that memory was made with, by its handle; `None` where the driver does not know the handle.
 pub(crate) fn allocation_properties(handle: u64) -> Option<CuMemAllocationProp> {
     let mut properties = CuMemAllocationProp::zeroed();
     let handle = CuMemAllocationHandle(handle);

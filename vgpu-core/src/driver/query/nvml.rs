@@ -1,4 +1,4 @@
-//! What NVML says of cards and of the processes on them.
+//! NVML's answers about GPUs and the processes on them.
 
 use core::ffi::CStr;
 
@@ -9,24 +9,24 @@ use super::devices::device_uuids;
 use super::ok;
 use crate::driver::genuine::{cuda, nvml};
 
-/// NVML's index of the card that a device is, or is a part of.
+/// NVML's index of the GPU that a device is, or is a part of.
 pub(crate) fn nvml_index(ordinal: i32) -> Option<usize> {
     with_nvml(|| {
-        let card = nvml_card(ordinal)?;
+        let gpu = nvml_gpu(ordinal)?;
         let mut index = 0;
         // SAFETY: a handle that NVML gave just now, one word to write to.
-        let asked = unsafe { nvml::nvmlDeviceGetIndex(card, &raw mut index) };
+        let asked = unsafe { nvml::nvmlDeviceGetIndex(gpu, &raw mut index) };
         asked.is_success().then(|| usize::try_from(index).ok())?
     })
 }
 
-/// The UUID of the card that a device is, or is a part of.
-pub(crate) fn card_uuid(ordinal: i32) -> Option<[u8; 16]> {
+/// The UUID of the GPU that a device is, or is a part of.
+pub(crate) fn gpu_uuid(ordinal: i32) -> Option<[u8; 16]> {
     with_nvml(|| {
-        let card = nvml_card(ordinal)?;
+        let gpu = nvml_gpu(ordinal)?;
         let mut text = [0; 96];
         // SAFETY: 95 bytes of room, so the last one stays zero.
-        let asked = unsafe { nvml::nvmlDeviceGetUUID(card, text.as_mut_ptr(), 95) };
+        let asked = unsafe { nvml::nvmlDeviceGetUUID(gpu, text.as_mut_ptr(), 95) };
         if !asked.is_success() {
             return None;
         }
@@ -43,7 +43,7 @@ const MOST_PROCESSES: usize = 256;
 /// or where it does not know this process by the number that it has here (in a pid namespace).
 pub(crate) fn own_bytes(ordinal: i32) -> Option<u64> {
     with_nvml(|| {
-        let device = nvml_card(ordinal)?;
+        let device = nvml_gpu(ordinal)?;
         let bytes = match processes(device)? {
             List::Known(bytes) => bytes,
             List::Unknown => return None,
@@ -55,7 +55,7 @@ pub(crate) fn own_bytes(ordinal: i32) -> Option<u64> {
 /// Memory of the device that is in use, by whichever process, bytes. Needs no context.
 pub(crate) fn used_bytes(ordinal: i32) -> Option<u64> {
     with_nvml(|| {
-        let device = nvml_card(ordinal)?;
+        let device = nvml_gpu(ordinal)?;
         let mut memory = NvmlMemory {
             total: 0,
             free: 0,
@@ -129,7 +129,7 @@ fn processes(device: NvmlDevice) -> Option<List> {
 pub(crate) fn lists_process(ordinal: i32, pid: u32) -> Option<bool> {
     const MOST: usize = 256;
     with_nvml(|| {
-        let device = nvml_card(ordinal)?;
+        let device = nvml_gpu(ordinal)?;
         let mut processes = [NvmlProcessInfo {
             pid: 0,
             used_gpu_memory: 0,
@@ -167,16 +167,16 @@ fn with_nvml<T>(work: impl FnOnce() -> Option<T>) -> Option<T> {
     answer
 }
 
-/// NVML's handle of the card that a device is, or is a part of: by its place on the bus, which parts
-/// of a card share with it, else by UUID. Asked for within [`with_nvml`].
-fn nvml_card(ordinal: i32) -> Option<NvmlDevice> {
+/// NVML's handle of the GPU that a device is, or is a part of: by its place on the bus, which parts
+/// of a GPU share with it, else by UUID. Asked for within [`with_nvml`].
+fn nvml_gpu(ordinal: i32) -> Option<NvmlDevice> {
     nvml_by_bus(ordinal).or_else(|| {
         let names = device_uuids(ordinal)?;
-        let cards = names.iter().find_map(|name| nvml_by_uuid(b"GPU-", name));
-        cards.or_else(|| {
+        let gpus = names.iter().find_map(|name| nvml_by_uuid(b"GPU-", name));
+        gpus.or_else(|| {
             names.iter().find_map(|name| {
                 let part = nvml_by_uuid(b"MIG-", name)?;
-                card_of(part)
+                gpu_of(part)
             })
         })
     })
@@ -213,13 +213,13 @@ fn nvml_by_uuid(prefix: &[u8; 4], uuid: &[u8; 16]) -> Option<NvmlDevice> {
     asked.is_success().then_some(device)
 }
 
-/// The card of a MIG device.
-pub(crate) fn card_of(handle: NvmlDevice) -> Option<NvmlDevice> {
-    let mut card = NvmlDevice::NULL;
+/// The GPU of a MIG device.
+pub(crate) fn gpu_of(handle: NvmlDevice) -> Option<NvmlDevice> {
+    let mut gpu = NvmlDevice::NULL;
     // SAFETY: one handle to write to.
     let result =
-        unsafe { nvml::nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle, &raw mut card) };
-    (result.is_success() && card != handle).then_some(card)
+        unsafe { nvml::nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle, &raw mut gpu) };
+    (result.is_success() && gpu != handle).then_some(gpu)
 }
 
 /// The 16 bytes of a UUID (`GPU-…` or `MIG-…`).

@@ -17,7 +17,7 @@ const POOL_RESERVED: u32 = 5;
 
 const POOL_USED: u32 = 7;
 
-/// What a pool is, from driver 13.1 on (`CU_MEMPOOL_ATTR_ALLOCATION_TYPE`, `…_LOCATION_ID`,
+/// The properties of a pool, from driver 13.1 on (`CU_MEMPOOL_ATTR_ALLOCATION_TYPE`, `…_LOCATION_ID`,
 /// `…_LOCATION_TYPE`).
 const POOL_KIND: u32 = 9;
 

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 const HEAD: &str = ".version 7.0\n.target sm_70\n.address_size 64\n";
 
-/// What a text declares beyond its own length.
+/// The bytes that a text declares beyond its own length.
 #[track_caller]
 fn text_declares(body: &str, bytes: u64) {
     let text = format!("{HEAD}{body}\n\0");

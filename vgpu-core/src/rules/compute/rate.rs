@@ -6,6 +6,7 @@ use vgpu_abi::targets::Grant;
 
 use crate::holdings::mps;
 use crate::state::accounts::Accounts;
+use crate::state::launches::costs::estimate::{self, Beside};
 
 /// An arbiter that has not written for so long does not count.
 const FRESH_NS: u64 = 300_000_000;
@@ -15,8 +16,10 @@ const FRESH_NS: u64 = 300_000_000;
 pub(super) struct Rate {
     /// Thousandths of the device.
     pub(super) permille: u32,
-    /// What a measured nanosecond counts for, in parts of [`Grant::ONE`].
+    /// What a nanosecond of the container's own time counts for, in parts of [`Grant::ONE`].
     pub(super) scale: u32,
+    /// What else works on the device.
+    pub(super) beside: Beside,
     /// To be measured and bounded although nothing caps it.
     is_measured: bool,
 }
@@ -25,6 +28,7 @@ impl Rate {
     const FREE: Self = Self {
         permille: 1000,
         scale: Grant::ONE as u32,
+        beside: Beside::NOTHING,
         is_measured: false,
     };
 
@@ -36,9 +40,14 @@ impl Rate {
         self.permille < 1000
     }
 
-    /// Measured nanoseconds as the account counts.
+    /// Nanoseconds of its own time as the account counts.
     pub(super) fn counted(&self, ns: u64) -> u64 {
         ns.saturating_mul(u64::from(self.scale)) / u64::from(Grant::ONE)
+    }
+
+    /// How long work takes that takes `ns` by itself, with the turns that others have meanwhile, nanoseconds.
+    pub(super) fn with_turns(&self, ns: u64) -> u64 {
+        estimate::scale(ns, estimate::WHOLE, self.beside.own_part)
     }
 }
 
@@ -64,9 +73,22 @@ fn rate_of(policy: Policy, core_percent: u32, grant: Option<Grant>) -> Rate {
         } else {
             granted
         },
-        scale: u32::from(grant.scale.max(1)),
+        scale: scale_of_own(grant),
+        beside: Beside {
+            is_contended: grant.contended,
+            own_part: u64::from(grant.own.max(1)),
+            has_waiters: false,
+            follows: true,
+        },
         is_measured: grant.measured,
     }
+}
+
+/// The factor of a grant's scale that corrects the container's own time: the rest of it takes out other
+/// containers' turns.
+fn scale_of_own(grant: Grant) -> u32 {
+    let scale = u32::from(grant.scale.max(1)) * u32::from(Grant::ONE);
+    (scale / u32::from(grant.own.max(1))).max(1)
 }
 
 pub(super) fn rate(accounts: &Accounts, device: usize, now_ns: u64) -> Rate {
@@ -96,6 +118,7 @@ mod tests {
     const GRANT: Grant = Grant {
         permille: 400,
         scale: Grant::ONE,
+        own: Grant::ONE,
         contended: true,
         measured: true,
     };
@@ -111,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_arbiter_grants_counts_and_a_forced_cap_holds_all_the_same() {
+    fn arbiters_grant_counts_and_a_forced_cap_still_holds() {
         assert_eq!(rate_of(Policy::Force, 30, Some(GRANT)).permille, 300);
         assert_eq!(rate_of(Policy::Force, 50, Some(GRANT)).permille, 400);
         assert_eq!(rate_of(Policy::Default, 30, Some(GRANT)).permille, 400);
@@ -120,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_to_wait_is_not_free_and_who_is_measured_is_not_either() {
+    fn measured_container_is_not_free_and_a_waiting_one_has_zero() {
         let waits = Grant {
             permille: 0,
             ..GRANT

@@ -9,7 +9,8 @@ use super::collect;
 use super::rate::{Rate, rate};
 use crate::base::clock;
 use crate::state::accounts::Accounts;
-use crate::state::launches::costs::{Expected, MOST_WAITING_NS, Work};
+use crate::state::launches::costs::estimate::MOST_WAITING_NS;
+use crate::state::launches::costs::{Expected, Work};
 
 /// Work in flight on a device, of one process, beyond which launches wait: what was lent comes back as
 /// soon as it is done.
@@ -21,6 +22,9 @@ const UNKNOWN_NS: u64 = 100_000;
 /// When nothing has ended for so long, a launch is let in all the same: what runs may wait for it. Twice
 /// as long for the next, up to sixteen times, until something ends: it may just be a long kernel.
 const PROGRESS_NS: u64 = 100_000_000;
+/// Work in flight may be so much later than it was believed to end, beside what its own length allows: events and
+/// threads are noticed late on a busy machine.
+const LATE_NS: u64 = 3_000_000;
 /// Launches that are let in without credit for one state of work that is overdue.
 const EXCUSES: u32 = 8;
 /// A wait looks again at least this often.
@@ -33,6 +37,8 @@ pub(super) struct Wait<'a> {
     accounts: &'a Accounts,
     compute: &'a Compute<'a>,
     device: usize,
+    /// The stream's number, where it is looked after.
+    stream: Option<usize>,
     /// Since when it waits; 0: it does not.
     since_ns: u64,
     has_mark: bool,
@@ -49,11 +55,17 @@ pub(super) struct Admitted {
 }
 
 impl<'a> Wait<'a> {
-    pub(super) fn new(accounts: &'a Accounts, compute: &'a Compute<'a>, device: usize) -> Self {
+    pub(super) fn new(
+        accounts: &'a Accounts,
+        compute: &'a Compute<'a>,
+        device: usize,
+        stream: Option<usize>,
+    ) -> Self {
         Self {
             accounts,
             compute,
             device,
+            stream,
             since_ns: 0,
             has_mark: false,
             rounds: 0,
@@ -85,7 +97,8 @@ impl<'a> Wait<'a> {
             };
             let turn = self.turn(expected, &mut overdue_ns, now_ns);
             let lease = turn
-                .and_then(|()| self.room(cost_ns, now_ns))
+                .and_then(|()| self.mark(expected, now_ns))
+                .and_then(|()| self.room(&rate, cost_ns, now_ns))
                 .and_then(|()| {
                     let wanted = rate.counted(cost_ns).max(1);
                     if rate.has_cap() {
@@ -197,14 +210,36 @@ impl<'a> Wait<'a> {
         }
     }
 
+    /// A launch whose cost is not well known is measured, so it waits until its stream has room for a mark.
+    fn mark(&self, expected: Expected, now_ns: u64) -> Result<(), u64> {
+        let spans = &self.accounts.process.compute.spans;
+        let is_known = matches!(expected, Expected::Known(_));
+        let has_room = self.stream.is_none_or(|at| spans.has_room(at));
+        let has_waited = self.since_ns != 0 && now_ns.saturating_sub(self.since_ns) >= PROGRESS_NS;
+        if is_known || has_room || has_waited {
+            return Ok(());
+        }
+        Err(watch_ns(self.rounds))
+    }
+
     /// Is there room for it in flight?
-    fn room(&self, cost_ns: u64, now_ns: u64) -> Result<(), u64> {
+    fn room(&self, rate: &Rate, cost_ns: u64, now_ns: u64) -> Result<(), u64> {
         let Some(state) = self.accounts.process.compute.device(self.device) else {
             return Ok(());
         };
         // Relaxed: a number.
         let in_flight = u64::try_from(state.in_flight_ns.load(Ordering::Relaxed)).unwrap_or(0);
-        let Some(wait_ns) = too_much_in_flight(in_flight, cost_ns) else {
+        let expected_by_ns = self.compute.own().expected_by_ns.load(Ordering::Relaxed);
+        let late_ns = now_ns.saturating_sub(expected_by_ns.max(self.progress_ns()));
+        // Without a mark it is not known whether work has ended.
+        let spans = &self.accounts.process.compute.spans;
+        let has_marks = self.stream.is_some_and(|at| spans.has_marks(at));
+        let wait_ns = if has_marks && is_too_late(late_ns, rate.with_turns(in_flight)) {
+            Some(watch_ns(self.rounds))
+        } else {
+            too_much_in_flight(in_flight, cost_ns)
+        };
+        let Some(wait_ns) = wait_ns else {
             return Ok(());
         };
         let quiet_ns = now_ns.saturating_sub(self.progress_ns());
@@ -284,6 +319,12 @@ fn too_much_in_flight(in_flight_ns: u64, cost_ns: u64) -> Option<u64> {
     Some(((sum_ns - bound_ns) / 2).clamp(WATCH_NS / 10, WATCH_NS))
 }
 
+/// Whether work in flight is so late that it takes longer than was believed: nothing more is added to it until some
+/// of it ends. `in_flight_ns` is how long it was believed to take, with the turns of others.
+fn is_too_late(late_ns: u64, in_flight_ns: u64) -> bool {
+    in_flight_ns > 0 && late_ns > in_flight_ns.saturating_mul(2).saturating_add(LATE_NS)
+}
+
 /// How long to sleep of a wait. Where work is in flight, or only a grant ends the wait, no longer than a
 /// millisecond: what has ended may have cost less than was charged, and a grant may come.
 fn nap_ns(wait_ns: u64, is_anything_busy: bool) -> u64 {
@@ -343,6 +384,19 @@ mod tests {
                 wait,
                 "{in_flight} {cost}"
             );
+        }
+    }
+
+    #[test]
+    fn late_work_is_not_added_to() {
+        for (late, in_flight, too_late) in [
+            (0, MS, false),
+            (5 * MS, MS, false),
+            (5 * MS + 1, MS, true),
+            (100 * MS, 0, false),
+            (u64::MAX, u64::MAX, false),
+        ] {
+            assert_eq!(is_too_late(late, in_flight), too_late, "{late} {in_flight}");
         }
     }
 

@@ -36,13 +36,13 @@ const TABLE_NS: u64 = 10_000_000_000;
 #[derive(Clone, Copy)]
 pub(super) struct Admitted {
     pub(super) charge: Charge,
-    /// What the context itself is expected to take.
+    /// The memory that the context itself is expected to take.
     pub(super) bytes: u64,
     /// That is a guess.
     pub(super) is_guess: bool,
 }
 
-/// What is known when room is asked for.
+/// The situation when room is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Room {
     /// Left beside all that is charged, asked for and kept, bytes.
@@ -54,7 +54,7 @@ struct Room {
     waited_ms: u64,
 }
 
-/// What is done for a context of unknown size.
+/// The next step for a context of unknown size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// It is let in, and reserves so much.

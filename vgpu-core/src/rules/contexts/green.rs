@@ -2,23 +2,24 @@
 //! allocated while it is current is the primary context's, and stays when it goes. A reset of the primary
 //! context ends the green ones over it, too.
 
+use core::num::NonZeroU64;
+
 use cuda_api::{CuContext, CuDevice, CuGreenCtx, CuResult};
 use vgpu_abi::region::Kind;
 
-use super::GREEN;
-use super::Going;
 use super::Making;
 use super::before_retain;
 use super::failed;
 use super::primary_is;
 use super::refund;
-use crate::base::map::{Entry, Space, Then};
+use crate::base::map::Then;
 use crate::driver::query;
 use crate::guest::border::OutPtr;
 use crate::guest::manners::Verdict;
 use crate::holdings::objects::context_mark;
 use crate::holdings::{measure, requests};
 use crate::state::accounts::Accounts;
+use crate::state::entries::{Context, Green};
 use crate::state::standing::{self, accounts};
 
 /// The primary context is made for it if it is not there yet. How the device stood before says what the
@@ -61,8 +62,8 @@ pub(crate) fn after_green_create(
         // Where it turns out to be too large there is no way back: it counts, and nothing is given.
         Some(primary) => {
             let _counts = primary_is(&accounts, making, primary);
-            let known = accounts.holdings().map.get(Space::Context, primary);
-            over = known.map_or(0, |primary| context_mark(primary.owner));
+            let known: Option<Context> = accounts.holdings().map.get(primary);
+            over = known.map_or(0, |primary| context_mark(primary.number()));
         }
         None => refund(&accounts, making),
     }
@@ -84,24 +85,27 @@ pub(crate) fn after_green_create(
             .holdings()
             .resize_context(&accounts.container.region, device, more, 0);
     }
-    let entry = Entry {
+    let entry = Green {
         bytes: more,
+        context: None,
+        primary: over,
+        ordinal: u16::try_from(making.ordinal).unwrap_or(u16::MAX),
         device: u8::try_from(device).unwrap_or(u8::MAX),
-        maps: over,
-        handles: u16::try_from(making.ordinal).unwrap_or(u16::MAX),
-        ..Entry::default()
     };
-    accounts
-        .holdings()
-        .map
-        .put(Space::Green, green as u64, entry);
+    accounts.holdings().map.put(green as u64, entry);
     None
 }
 
-/// `Space::Green`: `owner` is its context, where the program has asked for that; `maps` is the mark of the
-/// primary context that it is over, `handles` the driver's ordinal of the device.
-pub(super) fn is_over(green: &Entry, primary: &Entry) -> bool {
-    primary.what != GREEN && green.maps == context_mark(primary.owner)
+/// Is it over the context of this number?
+pub(super) fn is_over(green: &Green, primary: u64) -> bool {
+    green.primary == context_mark(primary)
+}
+
+/// A green context about to go.
+#[derive(Clone, Copy)]
+pub(crate) struct GoingGreen {
+    green: u64,
+    entry: Green,
 }
 
 /// The context of a green one: what is allocated in it is the primary context's.
@@ -116,61 +120,57 @@ pub(crate) fn after_from_green(result: CuResult, out: OutPtr<CuContext>, green: 
         return;
     };
     let map = &accounts.holdings().map;
-    let named = |entry: &mut Entry| {
+    let named = |entry: &mut Green| {
         // It goes with the green one.
-        entry.owner = context as u64;
+        entry.context = NonZeroU64::new(context as u64);
         (Then::Keep, *entry)
     };
-    let Some(entry) = map.change(Space::Green, green as u64, named) else {
+    let Some(entry) = map.change(green as u64, named) else {
         return;
     };
-    if entry.maps != 0 && map.get(Space::Context, context as u64).is_none() {
-        let of_green = Entry {
-            owner: u64::from(entry.maps),
+    if entry.primary != 0 && map.get::<Context>(context as u64).is_none() {
+        let of_green = Context::OfGreen {
+            primary: u64::from(entry.primary),
             device: entry.device,
-            what: GREEN,
-            handles: 1,
-            ..Entry::default()
         };
-        map.put(Space::Context, context as u64, of_green);
+        map.put(context as u64, of_green);
     }
 }
 
-pub(crate) fn before_green_destroy(green: CuGreenCtx) -> Verdict<Going> {
+pub(crate) fn before_green_destroy(green: CuGreenCtx) -> Verdict<GoingGreen> {
     let accounts = accounts!(Context);
-    match accounts.holdings().map.take(Space::Green, green as u64) {
-        Some(entry) => Verdict::Call(Going {
-            context: green as u64,
-            entry,
-        }),
+    let green = green as u64;
+    match accounts.holdings().map.take(green) {
+        Some(entry) => Verdict::Call(GoingGreen { green, entry }),
         None => Verdict::Pass,
     }
 }
 
 /// Its own memory is free; the primary context and all memory stay, unless nothing else holds
 /// them.
-pub(crate) fn after_green_destroy(going: Going, result: CuResult) {
+pub(crate) fn after_green_destroy(going: GoingGreen, result: CuResult) {
     let Some(accounts) = standing::opened() else {
         return;
     };
-    let Going { context, entry } = going;
+    let GoingGreen { green, entry } = going;
+    let map = &accounts.holdings().map;
     if result != CuResult::SUCCESS {
-        accounts.holdings().map.put(Space::Green, context, entry);
+        map.put(green, entry);
         return;
     }
-    let map = &accounts.holdings().map;
-    if map
-        .get(Space::Context, entry.owner)
-        .is_some_and(|it| it.what == GREEN)
+    if let Some(context) = entry.context.map(NonZeroU64::get)
+        && map
+            .get(context)
+            .is_some_and(|known: Context| known.is_of_green())
     {
-        map.take(Space::Context, entry.owner);
+        map.take::<Context>(context);
     }
     let device = usize::from(entry.device);
     accounts
         .holdings()
         .resize_context(&accounts.container.region, device, 0, entry.bytes);
     super::forget_addresses(&accounts);
-    released(&accounts, i32::from(entry.handles));
+    released(&accounts, i32::from(entry.ordinal));
 }
 
 /// A green context that is gone has released its primary one, which may be gone, too.

@@ -5,10 +5,10 @@
 use cuda_api::CuResult;
 use vgpu_abi::region::{Charge, Kind};
 
-use crate::base::map::{Entry, Space, Then};
 use crate::driver::query;
 use crate::figures::sizes;
 use crate::guest::manners::Verdict;
+use crate::holdings::known_contexts::recharge;
 use crate::holdings::measure::{self, Look};
 use crate::holdings::{locate, requests};
 use crate::state::accounts::Destination;
@@ -186,14 +186,9 @@ pub(crate) fn after_set_limit(setting: Setting, result: CuResult) {
     accounts
         .holdings()
         .resize_context(&accounts.container.region, device, more, less);
-    let resized = |entry: &mut Entry| {
-        entry.bytes = entry.bytes.saturating_add(more).saturating_sub(less);
-        (Then::Keep, ())
-    };
-    accounts
-        .holdings()
-        .map
-        .change(Space::Context, context, resized);
+    recharge(&accounts, context, |bytes| {
+        bytes.saturating_add(more).saturating_sub(less)
+    });
     if more > 0 {
         measure::record_excess(&accounts, call, device, more);
     }

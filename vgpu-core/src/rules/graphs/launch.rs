@@ -79,7 +79,7 @@ pub(crate) fn before_launch(call: &str, exec: CuGraphExec, stream: u64) -> Verdi
     let accounts = accounts!(Launch);
     let exec = exec as u64;
     let map = &accounts.holdings().map;
-    let Some(head) = map.get(Space::GraphExec, exec) else {
+    let Some(head) = map.get::<GraphExec>(exec) else {
         return Verdict::Pass;
     };
     if query::relaxed(|| query::is_capturing(query::stream(stream))) {
@@ -87,8 +87,8 @@ pub(crate) fn before_launch(call: &str, exec: CuGraphExec, stream: u64) -> Verdi
     }
     let run = Run {
         exec,
-        set: head.maps,
-        keeps: head.what == KEEPS,
+        set: head.devices,
+        keeps: head.keeps,
         stream: fold(stream),
     };
     let mut launching = Launching {
@@ -96,15 +96,15 @@ pub(crate) fn before_launch(call: &str, exec: CuGraphExec, stream: u64) -> Verdi
         taken: Taken::default(),
         anew: None,
     };
-    for device in devices(head.maps) {
-        let Some(entry) = map.get(Space::GraphExec, key(exec, device)) else {
+    for device in devices(head.devices) {
+        let Some(part) = map.get::<GraphPart>(key(exec, device)) else {
             continue;
         };
         let Some(memory) = accounts.holdings().graphs.get(device) else {
             continue;
         };
-        let is_mapped = is_mapped(memory, &entry, run);
-        let wanted = (entry.bytes, entry.owner);
+        let is_mapped = is_mapped(memory, part.mapped, run);
+        let wanted = (part.bytes, part.growth);
         if let Err(result) = launching
             .taken
             .take(&accounts, call, device, wanted, is_mapped)
@@ -113,7 +113,7 @@ pub(crate) fn before_launch(call: &str, exec: CuGraphExec, stream: u64) -> Verdi
             return Verdict::Refuse(result);
         }
         if !is_mapped && launching.anew.is_none() {
-            launching.anew = Some(Anew::begin(&accounts, memory, device, entry.bytes));
+            launching.anew = Some(Anew::begin(&accounts, memory, device, part.bytes));
         }
     }
     Verdict::Call(launching)
@@ -126,8 +126,8 @@ impl Launching {
         let map = &accounts.holdings().map;
         let own = self.anew.filter(|anew| anew.is_own(accounts));
         let grown = self.taken.give_back(accounts, self.run.set, |device| {
-            map.get(Space::GraphExec, key(self.run.exec, device))
-                .map_or((0, 0), |entry| (entry.bytes, entry.owner))
+            map.get(key(self.run.exec, device))
+                .map_or((0, 0), |part: GraphPart| (part.bytes, part.growth))
         });
         (grown, own.map_or(0, |anew| 1 << anew.device))
     }
@@ -174,12 +174,12 @@ pub(super) fn mark_mapped(accounts: &Accounts, run: Run, own: u32) {
             continue;
         };
         let number = key(run.exec, device);
-        let Some(entry) = map.get(Space::GraphExec, number) else {
+        let Some(part) = map.get::<GraphPart>(number) else {
             continue;
         };
-        let was_mapped = is_mapped(memory, &entry, run);
+        let was_mapped = is_mapped(memory, part.mapped, run);
         let is_own = if was_mapped {
-            entry.what == IS_OWN
+            part.mapped.is_own
         } else {
             own >> device & 1 != 0
         };
@@ -208,17 +208,19 @@ pub(super) fn mark_mapped(accounts: &Accounts, run: Run, own: u32) {
                 memory.stream.store(stream, Ordering::Relaxed);
             }
         }
-        let there = |entry: &mut Entry| {
-            entry.maps = mark(memory, run.keeps, is_own);
-            entry.handles = run.stream;
-            entry.what = if is_own { IS_OWN } else { 0 };
+        let there = |part: &mut GraphPart| {
+            part.mapped = MappedBy {
+                mark: mark(memory, run.keeps, is_own),
+                stream: run.stream,
+                is_own,
+            };
             (Then::Keep, ())
         };
-        map.change(Space::GraphExec, number, there);
+        map.change(number, there);
     }
 }
 
 /// Has it its memory since its last launch? In the same stream the driver leaves it where it was.
-pub(super) fn is_mapped(memory: &GraphMemory, entry: &Entry, run: Run) -> bool {
-    entry.maps == mark(memory, run.keeps, entry.what == IS_OWN) && entry.handles == run.stream
+pub(super) fn is_mapped(memory: &GraphMemory, mapped: MappedBy, run: Run) -> bool {
+    mapped.mark == mark(memory, run.keeps, mapped.is_own) && mapped.stream == run.stream
 }

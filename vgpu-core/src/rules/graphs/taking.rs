@@ -80,7 +80,7 @@ fn is_there(accounts: &Accounts, device: usize, bytes: u64, may_pass: bool) -> T
     }
 }
 
-/// What was reserved for a call on its devices. Only one charge may lie on the stack; what further
+/// The memory reserved for a call on its devices. Only one charge may lie on the stack; the memory that further
 /// devices need is confirmed at once, and goes when they are settled.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Taken {

@@ -12,7 +12,7 @@ use crate::driver::genuine::nvml as driver;
 use crate::driver::query;
 use crate::state::container::Container;
 
-/// Handles that are remembered: 16 cards of 8 MIG devices, and some that came and went.
+/// Handles that are remembered: 16 GPUs of 8 MIG devices, and some that came and went.
 const REMEMBERED: usize = 256;
 /// Being written by another thread: no handle has this value.
 const TAKEN: usize = 1;
@@ -40,7 +40,7 @@ pub(crate) fn forget() {
     ROUND.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What the container may do with the device of this handle. `None` when NVML cannot name it.
+/// How the container may use the device of this handle. `None` when NVML cannot name it.
 pub(crate) fn of(container: &Container, handle: NvmlDevice) -> Option<Device> {
     let key = handle.0 as usize;
     if key <= TAKEN {
@@ -108,8 +108,8 @@ fn unpack(value: u32) -> Device {
 #[cold]
 fn look_up(container: &Container, handle: NvmlDevice) -> Option<Device> {
     let Some(limits) = container.limits() else {
-        // The peers' variables number cards as NVML does; a part counts as its card.
-        let index = index_of(query::card_of(handle).unwrap_or(handle))? as usize;
+        // The peers' variables number GPUs as NVML does; a part counts as its GPU.
+        let index = index_of(query::gpu_of(handle).unwrap_or(handle))? as usize;
         return Some(if index < vgpu_abi::layout::MAX_DEVICES {
             Device::Limited(index)
         } else {
@@ -121,9 +121,9 @@ fn look_up(container: &Container, handle: NvmlDevice) -> Option<Device> {
     if let Some(index) = listed(&limits, uuid) {
         return Some(Device::Limited(index));
     }
-    // A MIG device that has no entry of its own is charged to its card.
-    if let Some(card) = query::card_of(handle) {
-        return of(container, card);
+    // A MIG device that has no entry of its own is charged to its GPU.
+    if let Some(gpu) = query::gpu_of(handle) {
+        return of(container, gpu);
     }
     let index = index_of(handle)? as usize;
     if limits
@@ -162,7 +162,7 @@ impl Name {
     }
 }
 
-/// NVML's own index of a card.
+/// NVML's own index of a GPU.
 pub(crate) fn index_of(handle: NvmlDevice) -> Option<u32> {
     let mut index = 0;
     // SAFETY: one word to write to.
@@ -170,14 +170,14 @@ pub(crate) fn index_of(handle: NvmlDevice) -> Option<u32> {
     result.is_success().then_some(index)
 }
 
-/// Does the container see this card or MIG device? A card whose MIG devices are listed is seen,
+/// Does the container see this GPU or MIG device? A GPU whose MIG devices are listed is seen,
 /// since one gets to those through it.
 pub(crate) fn is_visible(container: &Container, handle: NvmlDevice) -> bool {
     // A device that cannot be named is left to the driver's own answer.
     of(container, handle) != Some(Device::Denied) || has_listed_part(container, handle)
 }
 
-fn has_listed_part(container: &Container, card: NvmlDevice) -> bool {
+fn has_listed_part(container: &Container, gpu: NvmlDevice) -> bool {
     let any_mig = container.limits().is_some_and(|limits| {
         limits
             .devices()
@@ -189,14 +189,14 @@ fn has_listed_part(container: &Container, card: NvmlDevice) -> bool {
     }
     let mut most = 0;
     // SAFETY: one word to write to.
-    if !unsafe { driver::nvmlDeviceGetMaxMigDeviceCount(card, &raw mut most) }.is_success() {
+    if !unsafe { driver::nvmlDeviceGetMaxMigDeviceCount(gpu, &raw mut most) }.is_success() {
         return false;
     }
     (0..most.min(64)).any(|index| {
         let mut part = NvmlDevice::NULL;
         // SAFETY: one handle to write to.
         let result =
-            unsafe { driver::nvmlDeviceGetMigDeviceHandleByIndex(card, index, &raw mut part) };
+            unsafe { driver::nvmlDeviceGetMigDeviceHandleByIndex(gpu, index, &raw mut part) };
         result.is_success() && matches!(of(container, part), Some(Device::Limited(_)))
     })
 }
@@ -223,7 +223,7 @@ fn at(index: u32) -> Option<NvmlDevice> {
     result.is_success().then_some(handle)
 }
 
-/// NVML's own indices of the cards that the container sees, in NVML's order. A card that gives no
+/// NVML's own indices of the GPUs that the container sees, in NVML's order. A GPU that gives no
 /// handle (a lost one) cannot be told apart from a neighbour's, so it is not among them.
 fn visible(container: &Container) -> impl Iterator<Item = u32> {
     (0..all()).filter(|&index| at(index).is_some_and(|handle| is_visible(container, handle)))
@@ -234,12 +234,12 @@ pub(crate) fn count(container: &Container) -> u32 {
     visible(container).fold(0, |count, _| count + 1)
 }
 
-/// NVML's own index of the card that the container knows by `index`.
+/// NVML's own index of the GPU that the container knows by `index`.
 pub(crate) fn real_index(container: &Container, index: u32) -> Option<u32> {
     visible(container).nth(index as usize)
 }
 
-/// The index by which the container knows the card that NVML has at `real`.
+/// The index by which the container knows the GPU that NVML has at `real`.
 pub(crate) fn shown_index(container: &Container, real: u32) -> Option<u32> {
     visible(container)
         .zip(0..)

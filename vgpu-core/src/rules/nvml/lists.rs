@@ -107,7 +107,7 @@ fn write_members<T: ProcessEntry>(
 /// The MIG instances behind a handle.
 fn instance_of(device: NvmlDevice) -> (u32, u32) {
     let (mut gpu, mut compute) = (NO_INSTANCE, NO_INSTANCE);
-    if query::card_of(device).is_some() {
+    if query::gpu_of(device).is_some() {
         // SAFETY: one word to write to.
         let result = unsafe { driver::nvmlDeviceGetGpuInstanceId(device, &raw mut gpu) };
         if !result.is_success() {
@@ -581,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_is_as_busy_as_the_newest_samples_of_our_own() {
+    fn a_gpu_is_as_busy_as_the_newest_samples_of_our_own() {
         let sample = |pid, time_stamp, sm_util| NvmlProcessUtilizationSample {
             pid,
             time_stamp,

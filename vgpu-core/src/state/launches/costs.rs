@@ -3,6 +3,10 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use self::estimate::{Beside, Estimate, OwnTime};
+
+pub(crate) mod estimate;
+
 /// What is launched, as far as its cost depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Work {
@@ -19,7 +23,7 @@ pub(crate) struct Work {
 pub(crate) enum Expected {
     /// It was measured.
     Known(u64),
-    /// The same function was measured with another shape.
+    /// It was measured a few times only, or the same function was with another shape.
     Guessed(u64),
     /// Nothing is known.
     Unknown,
@@ -66,16 +70,10 @@ const CELLS: usize = 4096;
 const PROBES: usize = 4;
 /// A cost word: nanoseconds from this bit on; how often it was measured (up to 255) below.
 const COST_SHIFT: u32 = 8;
-
-/// What takes so many times the least that it ever took is still itself.
-const PATIENCE: u64 = 4;
-/// Unless that is so much longer: a kernel that waits for another rank's is charged no more for it, else
-/// each of the two waits for credit while the other waits for it, and both for longer and longer.
-pub(crate) const MOST_WAITING_NS: u64 = 50_000_000;
-/// What is shorter than that is never odd.
-const MOST_ODD_NS: u64 = 5_000_000;
-/// The same for a launch that was never measured before.
-const MOST_UNKNOWN_NS: u64 = 200_000_000;
+const TIMES: u64 = (1 << COST_SHIFT) - 1;
+/// A launch is measured each time until it was measured so often: one that took little time once may take much.
+const WELL_KNOWN: u64 = 4;
+const MOST_COST_NS: u64 = u64::MAX >> COST_SHIFT;
 
 #[repr(C)]
 struct Cell {
@@ -85,12 +83,56 @@ struct Cell {
     threads: AtomicU64,
     /// The least that it was measured at, nanoseconds.
     least: AtomicU64,
+    /// The rest of its [`Estimate`]: from the lowest byte on `is_spanning`, `window`, `short`, `long`, `odd`.
+    doubts: AtomicU64,
 }
 
 /// See the module's text. All zeros is an empty one.
 #[repr(C)]
 pub(crate) struct Costs {
     cells: [Cell; CELLS],
+}
+
+impl Cell {
+    fn estimate(&self) -> Estimate {
+        // Relaxed throughout: see `Costs::cell`.
+        let cost = self.cost.load(Ordering::Relaxed);
+        let [is_spanning, window, short, long, odd, ..] =
+            self.doubts.load(Ordering::Relaxed).to_le_bytes();
+        let [times, ..] = cost.to_le_bytes();
+        Estimate {
+            cost_ns: cost >> COST_SHIFT,
+            times,
+            least_ns: self.least.load(Ordering::Relaxed),
+            is_spanning: is_spanning != 0,
+            window,
+            short,
+            long,
+            odd,
+        }
+    }
+
+    fn keep(&self, estimate: &Estimate) {
+        let Estimate {
+            cost_ns,
+            times,
+            least_ns,
+            is_spanning,
+            window,
+            short,
+            long,
+            odd,
+        } = *estimate;
+        let doubts = [u8::from(is_spanning), window, short, long, odd, 0, 0, 0];
+        // Relaxed throughout: see `Costs::cell`.
+        self.doubts
+            .store(u64::from_le_bytes(doubts), Ordering::Relaxed);
+        self.least.store(least_ns, Ordering::Relaxed);
+        self.cost.store(
+            cost_ns.min(MOST_COST_NS) << COST_SHIFT | u64::from(times.max(1)),
+            Ordering::Relaxed,
+        );
+    }
 }
 
 impl Costs {
@@ -108,9 +150,16 @@ impl Costs {
             .find(|cell| cell.key.load(Ordering::Relaxed) == key)
     }
 
-    /// What this very launch has cost, nanoseconds.
+    /// What this very launch has cost, nanoseconds, once it was measured often enough.
     #[inline(always)]
     pub(crate) fn known(&self, key: u64) -> Option<u64> {
+        // Relaxed: see `cell`.
+        let cost = self.cell(key)?.cost.load(Ordering::Relaxed);
+        (cost & TIMES >= WELL_KNOWN).then_some(cost >> COST_SHIFT)
+    }
+
+    /// What this very launch was measured at so far, nanoseconds.
+    fn measured(&self, key: u64) -> Option<u64> {
         // Relaxed: see `cell`.
         let cost = self.cell(key)?.cost.load(Ordering::Relaxed);
         (cost != 0).then_some(cost >> COST_SHIFT)
@@ -123,19 +172,13 @@ impl Costs {
             .map_or(0, |cell| cell.least.load(Ordering::Relaxed))
     }
 
-    /// The most that this launch is charged, whatever was measured, nanoseconds: a kernel that runs so much
-    /// longer than its fastest run is waiting for other work.
-    fn most(&self, key: u64) -> u64 {
-        match self.least(key) {
-            0 => MOST_UNKNOWN_NS,
-            least => with_patience(least),
-        }
-    }
-
     /// What it is expected to cost.
     pub(crate) fn expected(&self, work: &Work) -> Expected {
         if let Some(ns) = self.known(work.key) {
             return Expected::Known(ns);
+        }
+        if let Some(ns) = self.measured(work.key) {
+            return Expected::Guessed(ns);
         }
         let guess = || {
             let cell = self.cell(work.function).filter(|_| work.function != 0)?;
@@ -147,35 +190,42 @@ impl Costs {
         guess().map_or(Expected::Unknown, Expected::Guessed)
     }
 
-    /// It was measured at this much, nanoseconds. Answers how much of it counts.
-    pub(crate) fn learn(&self, work: &Work, ns: u64) -> u64 {
-        let ns = ns.min(self.most(work.key));
-        self.learn_one(work.key, ns);
-        if work.function != 0 {
-            self.learn_one(work.function, ns);
-            if let Some(cell) = self.cell(work.function) {
-                // Relaxed: see `cell`. A function's own entry is the launch that was measured last.
-                cell.threads.store(work.threads.max(1), Ordering::Relaxed);
-                cell.cost.store(ns << COST_SHIFT | 1, Ordering::Relaxed);
-            }
+    /// It was measured at this much, nanoseconds. Answers how much of that is its own time.
+    pub(crate) fn learn(&self, work: &Work, ns: u64, beside: Beside) -> OwnTime {
+        let own = self.learn_one(work.key, ns, beside);
+        if work.function != 0
+            && let Some(cell) = self
+                .cell(work.function)
+                .or_else(|| self.take(work.function))
+        {
+            // Relaxed: see `cell`. A function's own entry is the launch that was measured last.
+            cell.threads.store(work.threads.max(1), Ordering::Relaxed);
+            let ns = own.now_ns.min(MOST_COST_NS);
+            cell.cost.store(ns << COST_SHIFT | 1, Ordering::Relaxed);
         }
-        ns
+        own
     }
 
-    fn learn_one(&self, key: u64, ns: u64) {
-        let Some(cell) = self.cell(key).or_else(|| self.take(key)) else {
+    /// It was measured, and took too little time to say how much: that is known of it from here on.
+    pub(crate) fn met(&self, key: u64) {
+        let Some(cell) = self.cell(key) else {
             return;
         };
-        // Relaxed: see `cell`.
-        let old = cell.cost.load(Ordering::Relaxed);
-        let least = cell.least.load(Ordering::Relaxed);
-        if old == 0 || ns < least {
-            cell.least.store(ns.max(1), Ordering::Relaxed);
+        let mut estimate = cell.estimate();
+        if estimate.times > 0 {
+            estimate.times = estimate.times.saturating_add(1);
+            cell.keep(&estimate);
         }
-        let next = next_cost(old >> COST_SHIFT, old & 0xff, ns);
-        let times = ((old & 0xff) + 1).min(0xff);
-        cell.cost
-            .store(next << COST_SHIFT | times, Ordering::Relaxed);
+    }
+
+    fn learn_one(&self, key: u64, ns: u64, beside: Beside) -> OwnTime {
+        let Some(cell) = self.cell(key).or_else(|| self.take(key)) else {
+            let (_, own) = Estimate::default().learn(ns, beside);
+            return own;
+        };
+        let (next, own) = cell.estimate().learn(ns, beside);
+        cell.keep(&next);
+        own
     }
 
     /// A place for a new entry: a free one, else that of the entry that was measured least.
@@ -188,6 +238,7 @@ impl Costs {
         let cell = self.places(key).min_by_key(rank)?;
         cell.cost.store(0, Ordering::Relaxed);
         cell.least.store(0, Ordering::Relaxed);
+        cell.doubts.store(0, Ordering::Relaxed);
         cell.key.store(key, Ordering::Relaxed);
         Some(cell)
     }
@@ -203,14 +254,6 @@ impl Costs {
     }
 }
 
-/// How long what takes so long at least may take and still be itself, nanoseconds.
-fn with_patience(ns: u64) -> u64 {
-    let longer = ns
-        .saturating_mul(PATIENCE - 1)
-        .clamp(MOST_ODD_NS, MOST_WAITING_NS);
-    ns.saturating_add(longer)
-}
-
 /// A cost for other threads than were measured: in proportion upwards; downwards no less than a
 /// sixteenth, since every launch has a part that does not depend on its size.
 fn scaled(ns: u64, threads: u64, measured_threads: u64) -> u64 {
@@ -218,18 +261,6 @@ fn scaled(ns: u64, threads: u64, measured_threads: u64) -> u64 {
     u64::try_from(scaled)
         .unwrap_or(u64::MAX)
         .clamp(ns / 16, ns.saturating_mul(64))
-}
-
-fn next_cost(old: u64, times: u64, ns: u64) -> u64 {
-    if times == 0 {
-        return ns;
-    }
-    let weight = (times + 1).min(4);
-    if ns > old {
-        old + (ns - old) / weight
-    } else {
-        old - (old - ns) / weight
-    }
 }
 
 #[cfg(test)]
@@ -248,7 +279,11 @@ mod tests {
     #[test]
     fn what_was_measured_is_known_and_another_shape_is_guessed() {
         let costs = empty();
-        costs.learn(&kernel(0x7000, 100), 20_000);
+        for ns in [10_000, 30_000, 20_000, 20_000] {
+            let guessed = costs.expected(&kernel(0x7000, 100));
+            assert!(!matches!(guessed, Expected::Known(_)), "{guessed:?}");
+            costs.learn(&kernel(0x7000, 100), ns, Beside::NOTHING);
+        }
 
         assert_eq!(
             costs.expected(&kernel(0x7000, 100)),
@@ -264,23 +299,12 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_far_longer_than_it_ever_did_waits_for_somebody() {
-        let costs = empty();
-        let work = kernel(0x7000, 100);
-
-        assert_eq!(costs.learn(&work, 50_000), 50_000);
-        assert_eq!(costs.learn(&work, 7_000_000_000), 50_000 + MOST_ODD_NS);
-        assert_eq!(costs.learn(&work, 150_000), 150_000);
-        assert_eq!(costs.least(work.key), 50_000);
-    }
-
-    #[test]
     fn an_estimate_follows_what_is_measured() {
         let costs = empty();
         let work = kernel(0x7000, 100);
-        costs.learn(&work, 10_000);
+        costs.learn(&work, 10_000, Beside::NOTHING);
         for _ in 0..40 {
-            costs.learn(&work, 50_000);
+            costs.learn(&work, 50_000, Beside::NOTHING);
         }
 
         let ns = costs.known(work.key).unwrap();
@@ -291,20 +315,20 @@ mod tests {
     fn a_name_that_stands_for_something_else_is_unknown_again() {
         let costs = empty();
         let work = Work::graph(0x7000);
-        costs.learn(&work, 10_000);
+        costs.learn(&work, 10_000, Beside::NOTHING);
         costs.forget(work.key);
 
         assert_eq!(costs.expected(&work), Expected::Unknown);
     }
 
     #[test]
-    fn more_launches_than_there_is_room_for_are_remembered_as_far_as_it_goes() {
+    fn newest_launch_is_remembered_in_a_full_table() {
         let costs = empty();
         for function in 0..20_000 {
-            costs.learn(&kernel(0x1000 + function * 16, 7), 5_000);
+            costs.learn(&kernel(0x1000 + function * 16, 7), 5_000, Beside::NOTHING);
         }
         let newest = kernel(0x1000 + 19_999 * 16, 7);
 
-        assert_eq!(costs.expected(&newest), Expected::Known(5_000));
+        assert_eq!(costs.expected(&newest), Expected::Guessed(5_000));
     }
 }

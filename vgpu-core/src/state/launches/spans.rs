@@ -10,6 +10,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::costs::Work;
+use super::costs::estimate::{Beside, OwnTime, scale};
 use crate::base::clock;
 use crate::base::lock::{Guarded, Lock};
 use crate::driver::query;
@@ -114,6 +115,9 @@ pub(crate) struct Target {
     pub(crate) device: usize,
 }
 
+/// The key of a stream that was destroyed: no stream's own, which has its second bit set.
+const DESTROYED: u64 = 1;
+
 impl Target {
     fn key(&self) -> u64 {
         let mut key = self.handle.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -138,11 +142,84 @@ pub(crate) struct Begun {
     is_chained: bool,
 }
 
+/// A measurement of one launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measured {
+    /// How long it took, with the turns of other processes, nanoseconds; 0: too short beside its own call to say.
+    pub(crate) ns: u64,
+    /// It followed other work of its stream without a gap.
+    pub(crate) follows: bool,
+}
+
+/// A stretch of a stream's time, between the ends of two marks or around a single launch.
+#[derive(Clone, Copy, Debug)]
+struct Interval {
+    /// How long it was, nanoseconds.
+    measured_ns: u64,
+    /// Of that: what no other stream of the context was counted for.
+    counted_ns: u64,
+    /// What its launches were charged, nanoseconds.
+    charged_ns: u64,
+    /// One launch of it that was measured by itself.
+    sample: Option<Sample>,
+}
+
+/// A launch that was measured by itself.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    measured_ns: u64,
+    own: OwnTime,
+    charged_ns: u64,
+}
+
+/// What was used beyond the charge; below zero, less was used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct More {
+    own_ns: i64,
+    /// Used, and to be paid for later.
+    owed_ns: u64,
+    occupied_ns: i64,
+}
+
+impl Interval {
+    /// Where nothing else works on the device, the interval is the launches' own time, less what of the sample is
+    /// not. Beside others it has their turns in it. What the launches were charged is their own time then, as it
+    /// was learned from samples, and the sample corrects its own part.
+    fn more(&self, beside: Beside) -> More {
+        let own_ns = match self.sample {
+            Some(sample) if beside.is_contended => self
+                .charged_ns
+                .saturating_sub(sample.charged_ns)
+                .saturating_add(sample.own.now_ns),
+            None if beside.is_contended => self.charged_ns,
+            Some(sample) => self
+                .measured_ns
+                .saturating_sub(sample.measured_ns.saturating_sub(sample.own.now_ns)),
+            None => self.measured_ns,
+        };
+        let counted = |ns: u64| scale(ns, self.counted_ns, self.measured_ns);
+        More {
+            own_ns: difference(counted(own_ns), self.charged_ns),
+            owed_ns: counted(self.sample.map_or(0, |sample| sample.own.later_ns)),
+            occupied_ns: difference(self.counted_ns, self.charged_ns),
+        }
+    }
+}
+
+fn difference(one: u64, other: u64) -> i64 {
+    let whole = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
+    whole(one) - whole(other)
+}
+
 /// What was found out about finished work on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
     /// More (less) GPU time was used than was charged, nanoseconds.
     pub(crate) more_ns: i64,
+    /// Of GPU time that was used beyond `more_ns`: what is paid for later, nanoseconds.
+    pub(crate) owed_ns: u64,
+    /// The device was occupied for more (less) time than was charged, other processes' turns included, nanoseconds.
+    pub(crate) more_occupied_ns: i64,
     /// Charged work that is done, nanoseconds.
     pub(crate) done_ns: u64,
     /// The launch of unknown cost is done.
@@ -238,6 +315,24 @@ impl Spans {
         marks.at_ns = now_ns;
         self.set_busy(at, true);
         true
+    }
+
+    /// Has the stream marks that are not known to have ended?
+    pub(crate) fn has_marks(&self, at: usize) -> bool {
+        let marks = self
+            .streams
+            .get(at)
+            .and_then(|stream| stream.marks.try_hold());
+        marks.is_some_and(|marks| marks.count > 0)
+    }
+
+    /// Is there room for another mark of the stream?
+    pub(crate) fn has_room(&self, at: usize) -> bool {
+        let marks = self
+            .streams
+            .get(at)
+            .and_then(|stream| stream.marks.try_hold());
+        marks.is_none_or(|marks| marks.count < MARKS)
     }
 
     /// How much has been launched to the stream since its last mark, charged nanoseconds.
@@ -354,13 +449,14 @@ impl Spans {
         }
     }
 
-    /// Looks at all streams: what each device's finished work really took. `learn` is told what a launch was
-    /// measured at, and says how much of it counts. A measurement includes the time of other processes that
-    /// had their turn in between; the arbiter knows how much that is.
+    /// Looks at all streams: what each device's finished work really took. `beside` says what else works on a
+    /// device. `learn` is told what a launch was measured at, which includes the turns that other processes had
+    /// meanwhile, and says how much of it is the launch's own time.
     pub(crate) fn collect(
         &self,
         now_ns: u64,
-        mut learn: impl FnMut(&Work, u64) -> u64,
+        beside: impl Fn(usize) -> Beside,
+        mut learn: impl FnMut(&Work, Measured, Beside) -> OwnTime,
         mut found: impl FnMut(usize, Found),
     ) {
         for (index, word) in self.busy.iter().enumerate() {
@@ -377,7 +473,9 @@ impl Spans {
                 };
                 let marks = &mut *marks;
                 let device = marks.device;
-                let sum = self.collect_one(marks, now_ns, &mut learn);
+                let beside = beside(device);
+                let mut learn = |work: &Work, measured: Measured| learn(work, measured, beside);
+                let sum = self.collect_one(marks, now_ns, beside, &mut learn);
                 if marks.count == 0 && marks.done_ns >= marks.submitted_ns {
                     self.set_busy(at, false);
                 }
@@ -392,15 +490,18 @@ impl Spans {
         &self,
         marks: &mut Marks,
         now_ns: u64,
-        learn: &mut impl FnMut(&Work, u64) -> u64,
+        beside: Beside,
+        learn: &mut impl FnMut(&Work, Measured) -> OwnTime,
     ) -> Found {
         let mut sum = Found::default();
         while let Some(mark) = marks.oldest() {
             match query::event_is_done(mark.end) {
                 Some(false) => break,
                 Some(true) => {
-                    let more = self.measure(marks, &mark, learn);
-                    sum.more_ns = sum.more_ns.saturating_add(more);
+                    let more = self.measure(marks, &mark, beside, learn);
+                    sum.more_ns = sum.more_ns.saturating_add(more.own_ns);
+                    sum.owed_ns = sum.owed_ns.saturating_add(more.owed_ns);
+                    sum.more_occupied_ns = sum.more_occupied_ns.saturating_add(more.occupied_ns);
                 }
                 // The driver knows the event no more: what was charged stands.
                 None => {}
@@ -427,10 +528,11 @@ impl Spans {
         &self,
         marks: &Marks,
         mark: &Mark,
-        learn: &mut impl FnMut(&Work, u64) -> u64,
-    ) -> i64 {
+        beside: Beside,
+        learn: &mut impl FnMut(&Work, Measured) -> OwnTime,
+    ) -> More {
         let Some(whole_ns) = query::elapsed_ns(mark.start, mark.end) else {
-            return 0;
+            return More::default();
         };
         // A thread that was put aside between its event and its launch has measured itself.
         let is_doubtful = mark.gap_ns > whole_ns / 3;
@@ -441,24 +543,37 @@ impl Spans {
             whole_ns - mark.gap_ns
         };
         let is_sample = mark.is_alone && (!is_doubtful || mark.is_unknown);
-        let counts_ns = if is_sample {
-            learn(&mark.work, alone_ns)
-        } else {
-            alone_ns
+        let measured = Measured {
+            ns: alone_ns,
+            follows: mark.is_chained,
         };
-        let chain = (mark.is_chained && marks.last != 0)
+        if mark.is_alone && !is_sample {
+            learn(&mark.work, Measured { ns: 0, ..measured });
+        }
+        let sample = is_sample.then(|| Sample {
+            measured_ns: alone_ns,
+            own: learn(&mark.work, measured),
+            charged_ns: mark.charged_ns,
+        });
+        let chain_ns = (mark.is_chained && marks.last != 0 && !is_doubtful)
             .then(|| query::elapsed_ns(marks.last, mark.end))
             .flatten();
-        let (charged, used) = match chain {
-            Some(ns) if !is_doubtful => (
+        let (charged_ns, measured_ns) = match chain_ns {
+            Some(ns) => (
                 mark.submitted_ns.saturating_sub(marks.last_submitted_ns),
-                ns.saturating_sub(mark.gap_ns + (alone_ns - counts_ns)),
+                ns.saturating_sub(mark.gap_ns),
             ),
-            _ if is_sample => (mark.charged_ns, counts_ns),
-            _ => return 0,
+            None if is_sample => (mark.charged_ns, alone_ns),
+            None => return More::default(),
         };
-        let used = self.uncounted(marks.context, mark, used);
-        i64::try_from(used).unwrap_or(i64::MAX) - i64::try_from(charged).unwrap_or(i64::MAX)
+        let counted_ns = self.uncounted(marks.context, mark, measured_ns);
+        let interval = Interval {
+            measured_ns,
+            counted_ns,
+            charged_ns,
+            sample,
+        };
+        interval.more(beside)
     }
 
     /// The part of an interval that ends with this mark in which no other stream of the context was
@@ -537,10 +652,20 @@ impl Spans {
         }
     }
 
-    /// A stream is about to go: its handle may stand for another one afterwards.
-    pub(crate) fn forget_stream(&self, target: &Target, found: impl FnMut(usize, Found)) {
+    /// A stream is about to go: its handle may stand for another one afterwards. What was launched to it goes on, and
+    /// the driver keeps the events in it, so its marks are collected as before.
+    pub(crate) fn forget_stream(&self, target: &Target) {
         let key = target.key();
-        self.forget(|stream, _| stream.key.load(Ordering::Relaxed) == key, found);
+        for stream in places(key).filter_map(|at| self.streams.get(at)) {
+            // Relaxed: see `stream`.
+            if stream.key.load(Ordering::Relaxed) != key {
+                continue;
+            }
+            // Not while an event is recorded in it.
+            let _marks = stream.marks.hold_briefly();
+            // Relaxed: as above.
+            stream.key.store(DESTROYED, Ordering::Relaxed);
+        }
     }
 
     /// A context is about to go, with all its streams and events.

@@ -71,6 +71,17 @@ struct Kept {
     instances: Vec<Entry>,
 }
 
+/// Why the file cannot be read.
+#[derive(Debug, thiserror::Error)]
+enum Unreadable {
+    #[error(transparent)]
+    File(#[from] io::Error),
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("is of form {0}, and {FORM} is read")]
+    Form(u32),
+}
+
 impl Journal {
     pub(super) fn open(state_dir: &Path) -> Self {
         let path = state_dir.join("mig.json");
@@ -92,17 +103,17 @@ impl Journal {
         }
     }
 
-    fn read(path: &Path) -> Result<Vec<Entry>, String> {
+    fn read(path: &Path) -> Result<Vec<Entry>, Unreadable> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(error.into()),
         };
-        let kept: Kept = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        let kept: Kept = serde_json::from_str(&text)?;
         if kept.form == FORM {
             Ok(kept.instances)
         } else {
-            Err(format!("is of form {}, and {FORM} is read", kept.form))
+            Err(Unreadable::Form(kept.form))
         }
     }
 

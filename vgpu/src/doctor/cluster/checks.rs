@@ -1,7 +1,7 @@
 //! The checks of a cluster, as a list. What each looks at stands beside it: nodes in `nodes`, what was installed in
 //! `control`, pods in `pods`.
 
-use super::{ClusterFacts, control, doors, nodes, pods};
+use super::{ClusterFacts, control, nodes, optional_apis, pods};
 use crate::doctor::check::Check;
 
 /// In the order of their ids.
@@ -286,24 +286,24 @@ pub(in crate::doctor) const CHECKS: &[Check<ClusterFacts>] = &[
         id: "VGPU-K47",
         title: "the hcs.io kinds are installed if a part serves them",
         cure: "helm upgrade with hcs.installDefinitions=true, or kubectl apply --server-side -f charts/vgpu/files/hcs-crds.yaml; the agents look again every 5 minutes",
-        judge: doors::definitions,
+        judge: optional_apis::definitions,
     },
     Check {
         id: "VGPU-K48",
         title: "every agent reports its ComputeNode",
         cure: "kubectl logs -c plugin of the agent there shows what the API server refuses (for rights, see VGPU-K32); if the node's clock is wrong, see VGPU-K42",
-        judge: doors::compute_nodes,
+        judge: optional_apis::compute_nodes,
     },
     Check {
         id: "VGPU-K49",
         title: "the API server calls the assigner at admission",
         cure: "helm upgrade with assigner.caBundle (the CA of assigner.tlsSecretName, PEM in base64), or let cert-manager inject it (assigner.webhookAnnotations)",
-        judge: doors::registered,
+        judge: optional_apis::registered,
     },
     Check {
         id: "VGPU-K50",
         title: "the assigner answers",
         cure: "look at kubectl logs of the named pod; /readyz lists what is missing (the namespace of the Leases, rights on them)",
-        judge: doors::answers,
+        judge: optional_apis::answers,
     },
 ];

@@ -1,6 +1,6 @@
 //! Asks the API server. Every answer is kept, and so is every no.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -47,7 +47,7 @@ pub(in crate::doctor) fn gather(args: &DoctorArgs) -> anyhow::Result<ClusterFact
         facts.dry_run = Some(asker.dry_run(&facts).await);
         asker.rights(&mut facts).await;
         asker.agents(&mut facts).await;
-        asker.doors(&mut facts).await;
+        asker.optional_apis(&mut facts).await;
         facts.trim();
         Ok(facts)
     })
@@ -98,13 +98,41 @@ impl Said {
     }
 }
 
+/// A question to the API server that it did not answer.
+#[derive(Debug)]
+enum NoAnswer {
+    /// The request could not be made.
+    Unsent(String),
+    /// The connection failed, with its causes.
+    Broken(String),
+    /// Nothing came in this time.
+    Late(Duration),
+    /// The server refused, in its own words.
+    Refused(String),
+}
+
+impl NoAnswer {
+    fn broken(error: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self::Broken(describe(&anyhow::Error::from(error)))
+    }
+}
+
+impl Display for NoAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unsent(why) | Self::Broken(why) | Self::Refused(why) => f.write_str(why),
+            Self::Late(limit) => write!(f, "no answer within {limit:?}"),
+        }
+    }
+}
+
 struct Asker {
     client: Client,
     timeout: Duration,
 }
 
 impl Asker {
-    async fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Said, String> {
+    async fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Said, NoAnswer> {
         let bytes = body.map(Value::to_string).unwrap_or_default();
         let request = http::Request::builder()
             .method(method)
@@ -112,15 +140,19 @@ impl Asker {
             .header("content-type", "application/json")
             .header("accept", "application/json")
             .body(Body::from(bytes.into_bytes()))
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| NoAnswer::Unsent(error.to_string()))?;
         let sent = async {
-            let answer = self.client.send(request).await.map_err(chain)?;
+            let answer = self.client.send(request).await.map_err(NoAnswer::broken)?;
             let date = answer
                 .headers()
                 .get("date")
                 .and_then(|date| http_date(date.to_str().ok()?));
             let status = answer.status().as_u16();
-            let body = answer.into_body().collect_bytes().await.map_err(chain)?;
+            let body = answer
+                .into_body()
+                .collect_bytes()
+                .await
+                .map_err(NoAnswer::broken)?;
             Ok(Said {
                 status,
                 body: body.to_vec(),
@@ -129,7 +161,7 @@ impl Asker {
         };
         tokio::time::timeout(self.timeout, sent)
             .await
-            .unwrap_or_else(|_| Err(format!("no answer within {:?}", self.timeout)))
+            .unwrap_or(Err(NoAnswer::Late(self.timeout)))
     }
 
     /// Whether there is a server at all, and what it is.
@@ -152,7 +184,7 @@ impl Asker {
     }
 
     /// All objects of a path, page by page.
-    async fn list(&self, path: &str) -> Result<Vec<Value>, String> {
+    async fn list(&self, path: &str) -> Result<Vec<Value>, NoAnswer> {
         let mut all = Vec::new();
         let mut token = String::new();
         loop {
@@ -163,7 +195,7 @@ impl Asker {
             }
             let said = self.ask("GET", &asked, None).await?;
             if let Some(no) = said.no() {
-                return Err(no);
+                return Err(NoAnswer::Refused(no));
             }
             let mut page = said.value();
             if let Some(Value::Array(objects)) = page.get_mut("items").map(Value::take) {
@@ -180,7 +212,7 @@ impl Asker {
         match self.list(path).await {
             Ok(objects) => objects,
             Err(why) => {
-                facts.unread.insert(kind.to_owned(), why);
+                facts.unread.insert(kind.to_owned(), why.to_string());
                 Vec::new()
             }
         }
@@ -240,7 +272,7 @@ impl Asker {
             .to_owned();
         let path = format!("/api/v1/namespaces/{home}/secrets/{secret}");
         match self.ask("GET", &path, None).await {
-            Err(why) => facts.ca_error = Some(why),
+            Err(why) => facts.ca_error = Some(why.to_string()),
             Ok(said) => match said.no() {
                 Some(no) => facts.ca_error = Some(no),
                 None => {
@@ -297,7 +329,7 @@ impl Asker {
             ..DryRun::default()
         };
         match self.ask("POST", &path, Some(&pod)).await {
-            Err(why) => found.error = Some(why),
+            Err(why) => found.error = Some(why.to_string()),
             Ok(said) => {
                 found.status = said.status;
                 found.error = said.no();
@@ -332,7 +364,7 @@ impl Asker {
                         allowed,
                     }),
                     Err(why) => {
-                        facts.access_error = Some(why);
+                        facts.access_error = Some(why.to_string());
                         return;
                     }
                 }
@@ -341,7 +373,7 @@ impl Asker {
         facts.access = found;
     }
 
-    async fn may(&self, home: &str, account: &str, right: &Right) -> Result<bool, String> {
+    async fn may(&self, home: &str, account: &str, right: &Right) -> Result<bool, NoAnswer> {
         let (resource, subresource) = right
             .resource
             .split_once('/')
@@ -365,7 +397,7 @@ impl Asker {
         let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
         let said = self.ask("POST", path, Some(&review)).await?;
         match said.no() {
-            Some(no) => Err(no),
+            Some(no) => Err(NoAnswer::Refused(no)),
             None => {
                 let allowed = said.value().pointer("/status/allowed").cloned();
                 Ok(allowed == Some(Value::Bool(true)))
@@ -394,7 +426,7 @@ impl Asker {
                     ..Answer::default()
                 };
                 match self.ask("GET", &path, None).await {
-                    Err(why) => answer.error = Some(why),
+                    Err(why) => answer.error = Some(why.to_string()),
                     Ok(said) => {
                         answer.status = said.status;
                         answer.error = said.no();
@@ -411,7 +443,7 @@ impl Asker {
     }
 
     /// Of hcs.io which kinds there are, and ComputeNodes; of the assigner whether it is ready.
-    async fn doors(&self, facts: &mut ClusterFacts) {
+    async fn optional_apis(&self, facts: &mut ClusterFacts) {
         match self.ask("GET", "/apis/hcs.io/v1alpha1", None).await {
             // Not installed is an answer.
             Ok(said) if said.status == 404 => {}
@@ -423,7 +455,7 @@ impl Asker {
                     facts.hcs_kinds = names.map(str::to_owned).collect();
                 }
             },
-            Err(why) => drop(facts.unread.insert("hcs.io".to_owned(), why)),
+            Err(why) => drop(facts.unread.insert("hcs.io".to_owned(), why.to_string())),
         }
         if facts.hcs_kinds.iter().any(|kind| kind == "computenodes") {
             let path = "/apis/hcs.io/v1alpha1/computenodes";
@@ -445,7 +477,7 @@ impl Asker {
                 ..Answer::default()
             };
             match self.ask("GET", &path, None).await {
-                Err(why) => answer.error = Some(why),
+                Err(why) => answer.error = Some(why.to_string()),
                 Ok(said) => {
                     answer.status = said.status;
                     // The pod answers in plain text.
@@ -488,10 +520,6 @@ impl ClusterFacts {
 }
 
 /// An error with what caused it.
-fn chain(error: impl std::error::Error + Send + Sync + 'static) -> String {
-    describe(&anyhow::Error::from(error))
-}
-
 fn describe(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {

@@ -1,4 +1,4 @@
-//! A cluster that is well: two nodes with two cards each, one without, everything installed, one pod on a share.
+//! A healthy cluster: two nodes with two GPUs each, one without, everything installed, one pod with a share.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -41,7 +41,7 @@ pub(crate) fn unix_now() -> u64 {
         .as_secs()
 }
 
-/// So many seconds ago, as the API server writes it.
+/// The time this many seconds ago, in the API server's format.
 pub(crate) fn time(ago: u64) -> String {
     stamp(unix_now() - ago)
 }
@@ -173,7 +173,7 @@ fn assigners(bundle: &str) -> Value {
     object
 }
 
-/// What the API server has of hcs.io, which the embedded one is not told of: names of kinds, and ComputeNodes.
+/// The API server's objects of hcs.io, which the embedded one does not have: names of kinds, and ComputeNodes.
 pub(crate) fn hcs() -> (Value, Value) {
     let node = |name: &str| {
         json!({

@@ -1,8 +1,7 @@
 //! The border to C: the pointers that a program passes, handles, and a call's outcome.
 //!
-//! What reads and writes here takes the arguments of driver functions, and nothing else. The program
-//! keeps to the driver's contract, which makes such a pointer null or good for one value (or for as
-//! many as the call says).
+//! The functions here take only arguments of driver functions. The program keeps to the driver's contract, by which
+//! such a pointer is null or valid for one value (or for as many as the call says).
 
 use std::ffi::CStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -76,7 +75,7 @@ pub(crate) fn handle<T>(number: usize) -> *mut T {
     std::ptr::with_exposed_provenance_mut(number)
 }
 
-/// Locks what no panic leaves half changed.
+/// Locks a value that no panic leaves half changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

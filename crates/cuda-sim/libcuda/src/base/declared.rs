@@ -1,4 +1,4 @@
-//! What code declares: a kernel with its parameters, a variable with its size.
+//! Declarations in code: a kernel with its parameters, a variable with its size.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub(crate) struct Kernel {
     pub(crate) shared_bytes: i32,
     /// Bytes of local memory of a thread.
     pub(crate) local_bytes: i32,
-    /// Threads of a block at most, 0 when it does not say.
+    /// The maximum number of threads of a block, 0 if not declared.
     pub(crate) max_threads: i32,
 }
 
@@ -24,7 +24,7 @@ pub(crate) struct Kernel {
 pub(crate) struct Variable {
     /// Its size.
     pub(crate) bytes: usize,
-    /// It lies in constant memory.
+    /// Whether it is in constant memory.
     pub(crate) constant: bool,
     /// It is managed memory.
     pub(crate) managed: bool,

@@ -1,6 +1,6 @@
-//! What stands in a module's image: the names of its kernels, their parameters, its variables.
-//! Reads PTX text, cubins (ELF), fat binaries (LZ4 inside too) and archives of them; bytes in,
-//! values out. Never runs or compiles anything: a simulated kernel only takes time.
+//! The contents of a module's image: the names of its kernels, their parameters, its variables. Reads PTX text,
+//! cubins (ELF), fat binaries (LZ4 inside too) and archives of them; bytes in, values out. Runs and compiles nothing:
+//! a simulated kernel only takes time.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::base::ptx::{
     entry_of, reference_of, sized_in, statements, variable_of, without_comments,
 };
 
-/// What a module offers.
+/// The contents of a module.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Image {
     /// Kernels by name.
@@ -21,15 +21,15 @@ pub(crate) struct Image {
     pub(crate) references: Vec<String>,
     /// Bytes that the image itself has.
     pub(crate) bytes: usize,
-    /// Bytes of the sections of a cubin that hold variables: those of the biggest, where there are several.
+    /// Bytes of the sections of a cubin that hold variables; of several cubins, those of the largest.
     pub(crate) section_bytes: usize,
     /// How much larger its code is than the image, as its texts say (`code_bytes`).
     pub(crate) code_bytes: u64,
-    /// Nothing could be read in it (a compression that is not known): every name is found.
+    /// Whether nothing could be read in it (unknown compression): then every name is found.
     pub(crate) opaque: bool,
 }
 
-/// Why an image is none.
+/// Why an image cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unreadable {
     /// It looks like text, but not like PTX.
@@ -51,7 +51,7 @@ fn code_bytes(text: &str) -> usize {
         .fold(0, usize::saturating_add)
 }
 
-/// How long the image at `start` is, by what it says itself; 0 when it does not say.
+/// The length of the image at `start`, by its own header; 0 if it has none.
 ///
 /// # Safety
 /// `start` points to an image: text that ends in a zero, or a binary with its whole header.
@@ -89,13 +89,13 @@ pub(crate) unsafe fn unwrapped(start: *const u8) -> *const u8 {
     if inner.is_null() { start } else { inner }
 }
 
-/// Copies what can be read of memory of this process.
+/// Copies the readable part of a range of this process's memory.
 fn peek(start: usize, bytes: usize) -> Vec<u8> {
     const STEP: usize = 64 << 10;
     let mut found = Vec::new();
     while found.len() < bytes {
         let from = start.wrapping_add(found.len());
-        // A page is there or not: up to the end of one.
+        // Only whole pages are readable, so it reads up to the end of one page at a time.
         let most = (STEP - from % STEP).min(bytes - found.len());
         let before = found.len();
         for part in [most, (4096 - from % 4096).min(most)] {
@@ -126,8 +126,7 @@ fn peek(start: usize, bytes: usize) -> Vec<u8> {
     found
 }
 
-/// A copy of the image that a program points to, as far as it can be read. One that says that it is larger than this
-/// is cut.
+/// A copy of the image that a program points to, as far as it can be read. An image that claims to be larger is cut.
 pub(crate) fn copied(start: *const u8) -> Vec<u8> {
     const LARGEST: usize = 256 << 20;
     let mut start = start.expose_provenance();
@@ -243,13 +242,13 @@ impl Image {
         Ok(image)
     }
 
-    /// Bytes of device memory that it takes: its code and what it declares beside it.
+    /// Bytes of device memory that it takes: its code and its declared variables.
     pub(crate) fn taken_bytes(&self) -> u64 {
         let code = (self.bytes as u64).saturating_add(self.code_bytes);
         code.saturating_add(self.declared_bytes())
     }
 
-    /// Bytes of device memory that it declares beside its code.
+    /// Bytes of device memory of its declared variables.
     pub(crate) fn declared_bytes(&self) -> u64 {
         let named = self.variables.values().fold(0_u64, |sum, variable| {
             sum.saturating_add(variable.bytes as u64)
@@ -257,10 +256,10 @@ impl Image {
         named.max(self.section_bytes as u64)
     }
 
-    /// Adds what another image offers, as a linker does.
+    /// Adds the contents of another image, as a linker does.
     ///
     /// # Errors
-    /// When it is none.
+    /// It cannot be read.
     pub(crate) fn add(&mut self, bytes: &[u8]) -> Result<(), Unreadable> {
         self.bytes += bytes.len();
         match u32_at(bytes, 0) {
@@ -550,7 +549,7 @@ mod tests {
     #[test]
     fn a_fat_binary_is_read_through_its_compression() {
         let text = PTX.as_bytes();
-        // All literals: the simplest LZ4 block there is.
+        // All literals: the simplest LZ4 block.
         let mut packed = vec![0xf0];
         let mut left = text.len() - 15;
         while left >= 255 {

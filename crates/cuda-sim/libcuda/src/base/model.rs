@@ -2,7 +2,7 @@
 
 use core::ffi::CStr;
 
-/// What every simulated GPU is called.
+/// The name of every simulated GPU.
 pub(crate) const NAME: &CStr = c"Simulated GPU";
 
 pub(crate) const MULTIPROCESSORS: i32 = 132;

@@ -33,7 +33,7 @@ impl Space {
     #[must_use]
     pub(crate) fn reserve_low(bytes: u64) -> Option<Self> {
         const STEP: u64 = 256 << 20;
-        // High ones first: a program that is not position independent stands low, and grows.
+        // High addresses first: a program that is not position independent is at low addresses, and grows.
         let starts = (1..).map(|step| (1_u64 << 32).saturating_sub(bytes + step * STEP));
         starts
             .take_while(|start| *start >= 1 << 30)

@@ -1,5 +1,5 @@
-//! Handles that programs hold: each is the address of an object that the table keeps alive, so a
-//! handle that was never given, or is gone, is told from a good one without reading through it.
+//! Handles that programs hold: each is the address of an object that the table keeps alive, so an invalid or expired
+//! handle is recognised without reading through it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -40,7 +40,7 @@ impl<T> Table<T> {
         self.read().as_ref()?.get(&handle).cloned()
     }
 
-    /// Takes an object out; the handle is none from then on.
+    /// Removes an object; its handle is invalid from then on.
     pub(crate) fn remove(&self, handle: usize) -> Option<Arc<T>> {
         self.write().as_mut()?.remove(&handle)
     }

@@ -6,7 +6,7 @@ use cuda_api::driver::*;
 
 use crate::base::border::Done;
 
-/// What a stream does to a word of memory.
+/// The operation of a stream on a word of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ValueOp {
     Wait {

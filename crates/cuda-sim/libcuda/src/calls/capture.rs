@@ -101,7 +101,7 @@ fn end(stream: CuStream, out: *mut CuGraph) -> Done {
     write(out, handle(capture.graph.handle()))
 }
 
-/// Whether everything that other streams added comes before where the first stream stands.
+/// Whether everything that other streams added comes before the position of the first stream.
 fn all_joined(capture: &Arc<Capture>, origin: &Stream) -> bool {
     let ends = lock(&origin.capture)
         .as_ref()
@@ -144,7 +144,7 @@ fn ask(stream: CuStream) -> Done<Arc<Stream>> {
 }
 
 thread_local! {
-    // What cuStreamGetCaptureInfo points to: good until the next call about a capture.
+    // The array that cuStreamGetCaptureInfo points to: valid until the next call about a capture.
     static SHOWN: Cell<*mut Vec<usize>> = const { Cell::new(std::ptr::null_mut()) };
 }
 

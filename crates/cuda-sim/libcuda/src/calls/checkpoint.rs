@@ -22,8 +22,8 @@ calls! {
     };
     cuCheckpointProcessLock(pid, _args) => moved(pid, Stage::Running, Stage::Locked);
     cuCheckpointProcessCheckpoint(pid, _args) => moved(pid, Stage::Locked, Stage::Checkpointed);
-    // `CUcheckpointRestoreArgs` begins with pairs of GPUs and their count: where each is to come back. They come back
-    // where they were.
+    // `CUcheckpointRestoreArgs` begins with pairs of GPUs and their count: the target of each. Here everything
+    // returns to where it was.
     cuCheckpointProcessRestore(pid, args) => {
         if !args.is_null() {
             let [pairs, count] = read(args.cast_const().cast::<[u64; 2]>())?;

@@ -17,7 +17,7 @@ calls! {
     cuCtxCreate_v2(out, flags, device) => create(out, flags, device, 3020);
     cuCtxCreate_v3(out, _params_array, count_params, flags, device) => {
         if count_params > 0 {
-            // Limits by MPS; there is none.
+            // Limits by MPS, which is not running.
             return Err(CuResult::UNSUPPORTED_EXEC_AFFINITY);
         }
         create(out, flags, device, 3020)
@@ -254,8 +254,8 @@ pub(crate) fn cuCtxEnablePeerAccess(peer_context: CuContext, flags: u32) -> Done
 
 // --- primary contexts -----------------------------------------------------------------------------
 
-/// Ends a device's primary context, however often it is held, and the green ones over it: a reset cleans up all resources of the
-/// device in this process.
+/// Ends a device's primary context, however often it is held, and its green contexts: a reset releases all resources of
+/// the device in this process.
 fn reset_primary(device: CuDevice) -> Done {
     let gpu = driver::the()?.gpu(device)?;
     let over_it: Vec<_> = with(|contexts| {
@@ -293,7 +293,7 @@ fn set_primary_flags(device: CuDevice, flags: u32) -> Done {
     Ok(())
 }
 
-/// The first form refuses to change the flags of a context that is there.
+/// The first form refuses to change the flags of an existing context.
 pub(crate) fn cuDevicePrimaryCtxSetFlags(device: CuDevice, flags: u32) -> Done {
     let gpu = driver::the()?.gpu(device)?;
     let active = with(|contexts| primary_of(contexts, gpu).context).is_some_and(Context::is_alive);

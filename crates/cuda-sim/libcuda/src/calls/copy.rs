@@ -61,7 +61,7 @@ calls! {
     cuMemcpy2DAsync, cuMemcpy2DAsync_v2, cuMemcpy3DAsync, cuMemcpy3DAsync_v2,
     cuMemcpy3DPeerAsync(copy, stream) => boxed_from(copy, Wait::Not(stream));
 
-    // Batches. The hints of where memory lies change nothing here.
+    // Batches. The hints about memory locations are ignored.
     cuMemcpyBatchAsync(dsts, srcs, sizes, count, _attributes, _indexes, _hints, failed, stream)
         => batch(dsts, srcs, sizes, count, failed, stream);
     cuMemcpyBatchAsync_v2(dsts, srcs, sizes, count, _attributes, _indexes, _hints, stream)
@@ -84,7 +84,7 @@ calls! {
     };
 }
 
-/// How a call waits: not at all, or until the bytes are there.
+/// How a call waits: not at all, or until the bytes are copied.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wait {
     Until,
@@ -116,7 +116,7 @@ fn straight(dst: Done<u64>, src: Done<u64>, bytes: impl Number, wait: Wait) -> D
     })
 }
 
-/// Fills `height` rows of `width` elements; `pitch` bytes lie between rows.
+/// Fills `height` rows of `width` elements; the rows are `pitch` bytes apart.
 fn fill<T: Copy + Send + Sync + 'static>(
     dst: u64,
     pitch: u64,

@@ -1,5 +1,5 @@
-//! The devices that this process sees, and what they say of themselves. All GPUs of a board are alike
-//! but for their memory; the numbers are those of a data centre GPU of compute capability 9.0.
+//! The devices that this process sees, and their properties. All GPUs of a board have the same properties except
+//! their memory; the figures are those of a data centre GPU of compute capability 9.0.
 
 use core::ffi::{CStr, c_char};
 
@@ -27,14 +27,14 @@ calls! {
     };
     cuDeviceGetName(name, len, device)
         => { driver_of(device)?; put_text(name, len, NAME.to_bytes()) };
-    // The GPU's; from CUDA 13.0 on the MIG device's, where the process works on one.
+    // The GPU's UUID; from CUDA 13.0 on the MIG device's, if the process works on one.
     cuDeviceGetUuid(uuid, device) => {
         if crate::calls::init::driver_version() >= 13_000 {
             return cuDeviceGetUuid_v2(uuid, device);
         }
         write(uuid, uuid_of(device)?)
     };
-    // The MIG device's, where the process works on one.
+    // The MIG device's UUID, if the process works on one.
     cuDeviceGetUuid_v2(uuid, device) => {
         let (driver, gpu) = driver_of(device)?;
         let of_part = |part: Instance| driver.board.instance_uuid_bytes(gpu, part.index);
@@ -88,7 +88,7 @@ calls! {
 
 const CAPABILITY: (i32, i32) = (9, 0);
 
-/// File descriptors: what VMM and pools can be exported as.
+/// File descriptors: the handle type that VMM and pools can be exported as.
 const HANDLE_FILE_DESCRIPTOR: i32 = 1;
 
 fn driver_of(device: CuDevice) -> Done<(&'static Driver, usize)> {
@@ -96,7 +96,7 @@ fn driver_of(device: CuDevice) -> Done<(&'static Driver, usize)> {
     Ok((driver, driver.gpu(device)?))
 }
 
-/// Writes what fits of a text, and its end.
+/// Writes the part of a text that fits, and its terminating zero.
 fn put_text(out: *mut c_char, len: i32, text: &[u8]) -> Done {
     let room = usize::try_from(len).unwrap_or(0);
     if out.is_null() || room == 0 {

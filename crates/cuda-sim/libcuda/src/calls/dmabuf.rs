@@ -1,5 +1,5 @@
-//! Handles of address ranges: descriptors (dma-bufs) for other devices. What one was made of stays taken until its
-//! last copy is closed, whatever becomes of the allocation and of the process.
+//! Handles of address ranges: descriptors (dma-bufs) for other devices. The memory of a descriptor stays taken until
+//! its last copy is closed, even after the allocation is freed and the process has ended.
 
 use std::fs::OpenOptions;
 use std::os::fd::IntoRawFd;
@@ -41,7 +41,7 @@ pub(crate) fn cuMemGetHandleForAddressRange(
     write(handle.cast::<i32>(), file.into_raw_fd())
 }
 
-/// The memory that a range lies in, as the board knows it, with a file of its own.
+/// The memory of a range, as the board knows it, with its own file.
 fn shared(address: u64, bytes: u64) -> Done<SharedId> {
     let (base, block) = blocks::find(address).ok_or(CuResult::INVALID_VALUE)?;
     let end = address.checked_add(bytes);
@@ -55,7 +55,7 @@ fn shared(address: u64, bytes: u64) -> Done<SharedId> {
         }
         Kind::Mapped(mapping) => {
             let id = mapping.physical().share()?.ok_or(CuResult::NOT_SUPPORTED)?;
-            // Its contents lie elsewhere: the file stands for it.
+            // Its contents are elsewhere; the file only represents it.
             let driver = driver::the()?;
             let made = driver.board.shared_dir().and_then(|_| {
                 OpenOptions::new()

@@ -1,5 +1,5 @@
-//! The way in: what happens around every driver call before its function sees it. Whether the driver
-//! is there at all, whose default stream is meant, what the call costs, which call is to fail.
+//! The checks around every driver call before its function runs: whether the driver exists at all, which default
+//! stream is meant, the call's cost, and injected failures.
 
 use cuda_api::driver::CuResult;
 

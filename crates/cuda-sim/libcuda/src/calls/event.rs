@@ -103,7 +103,7 @@ pub(crate) fn cuEventSynchronize(event: CuEvent) -> Done {
     Ok(())
 }
 
-/// What stands in an event's handle for other processes.
+/// The contents of an event's handle for other processes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct HandleContents {

@@ -1,8 +1,8 @@
 //! `cuGetExportTable`: the four tables through which a CUDA runtime older than 11.2 makes contexts,
 //! loads modules and keeps values with a context. PyTorch 1.8.1 brings such a runtime (10.2).
 //!
-//! The table by which later runtimes have a driver prove that it is genuine is not answered, on
-//! purpose: this driver is not, and says so.
+//! The table by which later runtimes have a driver prove that it is genuine is not answered, on purpose: this driver
+//! is not genuine.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -22,7 +22,7 @@ struct Entry(*const ());
 // SAFETY: addresses of functions and numbers; nothing is read through them here.
 unsafe impl Sync for Entry {}
 
-/// What a runtime gets for an entry that it was never seen to call.
+/// The function of an entry that no known runtime calls.
 extern "C-unwind" fn not_there() -> CuResult {
     CuResult::NOT_SUPPORTED
 }
@@ -47,7 +47,7 @@ static RUNTIME: [Entry; 10] = [
     NOT_THERE,
 ];
 
-/// Where tools hook the runtime's calls: memory that a runtime reads and no tool sets.
+/// The entries at which tools hook the runtime's calls: a runtime reads this memory, and no tool sets it.
 static HOOKS: [Entry; 7] = [
     size_of_table(7),
     NOT_THERE,

@@ -1,6 +1,6 @@
-//! External memory and semaphores: what other APIs made and hand over as a file. On a real GPU the memory is what the
-//! exporter took of it; here the file stands for that, and its bytes count for the process that imports it, until the
-//! program destroys it or its context ends.
+//! External memory and semaphores: objects of other APIs, passed as a file. On a real GPU the exporter's memory backs
+//! them; here the file represents it, and its bytes count for the process that imports it, until the program destroys
+//! it or its context ends.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -231,7 +231,7 @@ fn get_any(node: CuGraphNode, out: *mut CuGraphNodeParams) -> Done {
             memcpy.copy = *copy;
             write(params.body_mut(), memcpy)?;
         }
-        // A copy that a capture took over cannot be told: only the call that made it knew its parameters.
+        // A captured copy cannot be reported: only the call that made it knew its parameters.
         Body::Copy { .. } | Body::BatchMemOp(_) => return Err(CuResult::NOT_SUPPORTED),
         Body::Memset(set) => write(params.body_mut(), set.as_params())?,
         Body::Host { function, data } => {
@@ -286,7 +286,7 @@ fn set(node: CuGraphNode, make: impl FnOnce() -> Done<Body>) -> Done {
     Ok(())
 }
 
-/// Answers with what a node of some kind holds.
+/// Answers with the contents of a node of some kind.
 fn get<T>(node: CuGraphNode, out: *mut T, pick: impl FnOnce(&Body) -> Option<T>) -> Done {
     let node = find_node(node)?;
     let found = pick(&lock(&node.body)).ok_or(CuResult::INVALID_VALUE)?;

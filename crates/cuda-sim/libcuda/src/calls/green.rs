@@ -39,7 +39,7 @@ calls! {
     cuGreenCtxStreamCreate(out, green_ctx, flags, priority) => {
         const NON_BLOCKING: u32 = 1;
         let green = find(green_ctx)?;
-        // The default stream of another context is none of its business.
+        // It does not concern the default stream of another context.
         if flags & NON_BLOCKING == 0 || out.is_null() {
             return Err(CuResult::INVALID_VALUE);
         }
@@ -58,10 +58,10 @@ calls! {
 
 const SM: u32 = 1;
 
-/// The smallest share, and what shares are multiples of.
+/// The smallest share, and the unit of which shares are multiples.
 const ALIGNMENT: u32 = 8;
 
-/// What resources were generated into: how many multiprocessors.
+/// The number of multiprocessors of a generated resource.
 #[derive(Debug)]
 struct Description(u32);
 
@@ -175,7 +175,7 @@ fn split(
     Ok(())
 }
 
-/// The green context whose context this is, as programs hold it; 0 when it is none.
+/// The green context whose context this is, as programs hold it; 0 if it is not a green one's.
 pub(crate) fn of_context(context: Ctx) -> usize {
     // Relaxed: written before the program had the context.
     if context.multiprocessors.load(Ordering::Relaxed) == 0 {
@@ -187,7 +187,7 @@ pub(crate) fn of_context(context: Ctx) -> usize {
         .map_or(0, |green| Arc::as_ptr(green).expose_provenance())
 }
 
-/// A context is gone: a green one whose context it was is none any more.
+/// Called at the end of a context: the green context of an ended one becomes invalid.
 pub(crate) fn context_gone(context: Ctx) {
     GREENS.take(|green| green.context.handle == context.handle);
 }

@@ -1,4 +1,4 @@
-//! `cuInit`, the version, and what the codes are called.
+//! `cuInit`, the version, and the names of the error codes.
 
 use core::ffi::{CStr, c_char};
 
@@ -23,7 +23,7 @@ calls! {
     cuGetErrorName(error, text) => tell(error.name(), text);
 }
 
-/// The version that the driver reports: the board's, or before `cuInit` what it would be made with.
+/// The version that the driver reports: the board's, or before `cuInit` the one that a new board would get.
 #[must_use]
 pub(crate) fn driver_version() -> i32 {
     match driver::get() {

@@ -98,7 +98,7 @@ calls! {
         let Kind::Host { flags: own } = block.kind else {
             return Err(CuResult::INVALID_VALUE);
         };
-        // Everything is mapped where there is one address space.
+        // With one address space, everything is mapped.
         const DEVICE_MAP: u32 = 2;
         write(flags, own | DEVICE_MAP)
     };
@@ -303,7 +303,7 @@ fn prefetch(address: CuDevicePtr, bytes: usize, device: i32) -> Done {
     Ok(())
 }
 
-/// Every range of a batch, checked: where managed memory lies costs nothing here.
+/// Checks every range of a batch. The location of managed memory costs nothing here.
 fn batch(ptrs: *mut CuDevicePtr, sizes: *mut usize, count: usize, flags: u64) -> Done {
     context::current()?;
     if count == 0 || flags != 0 {

@@ -1,5 +1,5 @@
-//! The functions of modules and libraries, of what is found in them, and of the linker that makes one
-//! image of several.
+//! The functions of modules and libraries, of their kernels and variables, and of the linker that makes one image
+//! from several.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
@@ -280,7 +280,7 @@ fn module_variable(module: &Module, name: &str) -> Done<(u64, usize)> {
         return Ok(*place);
     }
     if module.image.opaque {
-        // Where its size is not known: eight bytes hold what most programs look for.
+        // If its size is unknown, eight bytes are enough for most programs.
         let unknown = Variable {
             bytes: 8,
             constant: false,
@@ -300,7 +300,7 @@ fn module_variable(module: &Module, name: &str) -> Done<(u64, usize)> {
     Err(CuResult::NOT_FOUND)
 }
 
-/// Takes what a runtime's image declares, once the program has asked for one of its variables.
+/// Takes the memory that a runtime's image declares, once the program has asked for one of its variables.
 fn take_declared(module: &Module, unread: &Unread) -> Done {
     let is_known = unread.image.get().is_some();
     let declared = unread.image().declared_bytes();
@@ -423,7 +423,7 @@ pub(crate) fn cuModuleEnumerateFunctions(
     Ok(())
 }
 
-/// A reference is a name that kernels do not read through here: the module's address stands for it.
+/// Kernels do not read through a texture reference here, so the module's address represents it.
 fn reference(module: CuModule, name: *const c_char) -> Done<usize> {
     let name = text(name)?;
     let found = find_module(module)?;
@@ -562,7 +562,7 @@ pub(crate) fn cuKernelSetAttribute(
 
 // --- linking ------------------------------------------------------------------------------------
 
-/// What a program links: the pieces, and once it is complete, the image.
+/// A link of a program: the pieces, and once it is complete, the image.
 #[derive(Debug, Default)]
 struct Link {
     pieces: Mutex<Vec<(u32, Vec<u8>)>>,

@@ -1,4 +1,4 @@
-//! Functions of CUDA 13 that stand beside older ones of the same meaning, or say what is always so here.
+//! Functions of CUDA 13 that have the meaning of older ones, or whose answer is always the same here.
 
 use cuda_api::driver::*;
 use cuda_sim::exec::Work;
@@ -43,7 +43,7 @@ pub(crate) fn cuFabricCpyBatchAsync(
     Ok(())
 }
 
-/// Where memory lies: on the device that it was made on.
+/// The location of memory: the device that it was made on.
 pub(crate) fn cuMemGetLocationInfo(
     ptr: CuDevicePtr,
     size: usize,

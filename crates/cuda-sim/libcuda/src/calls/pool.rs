@@ -97,7 +97,7 @@ pub(crate) fn cuMemPoolDestroy(pool: CuMemoryPool) -> Done {
     Ok(())
 }
 
-/// An attribute is a 32-bit or a 64-bit number, as CUDA says for each.
+/// An attribute is a 32-bit or a 64-bit number, depending on the attribute.
 pub(crate) fn cuMemPoolGetAttribute(
     pool: CuMemoryPool,
     attribute: CuMemPoolAttribute,
@@ -197,7 +197,7 @@ fn sort_at(location: *mut CuMemLocation, kind: u32) -> Done<(usize, Sort)> {
 
 // --- pools that processes share -------------------------------------------------------------------
 
-/// What an exported pool's descriptor says.
+/// The contents of an exported pool's descriptor.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct PoolToken {

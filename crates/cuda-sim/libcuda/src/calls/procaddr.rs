@@ -15,7 +15,7 @@ use crate::process::exported;
 calls! {
     cuGetProcAddress(symbol, out, cuda_version, flags) => {
         let found = look_up(symbol, out, cuda_version, flags)?;
-        // The first form, of CUDA 11, has no other way to say it.
+        // The first form, of CUDA 11, cannot report it in another way.
         if found == FOUND {
             Ok(())
         } else {
@@ -116,7 +116,7 @@ fn resolve(
     }
 }
 
-/// The address that a program is given for a function: what is exported, or another one of the same function.
+/// The address that a program gets for a function: the exported one, or another one of the same function.
 fn handed_out(symbol: &str) -> *const () {
     if !choices::hands_out_other_addresses() {
         return address_of(symbol);
@@ -125,7 +125,7 @@ fn handed_out(symbol: &str) -> *const () {
     found.map_or(std::ptr::null(), |index| ADDRESSES[index].other)
 }
 
-/// Where a driver function is, by its exact name; null when there is none.
+/// The address of a driver function with this exact name; null if there is none.
 #[must_use]
 pub(crate) fn address_of(symbol: &str) -> *const () {
     ADDRESSES

@@ -1,5 +1,5 @@
-//! Textures, surfaces and tensor maps. Kernels do not read through them here, so each is what was said
-//! of it: checked where the driver checks, kept, and told again.
+//! Textures, surfaces and tensor maps. Kernels do not read through them here, so each is only its description:
+//! checked where the driver checks it, kept, and returned.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -251,7 +251,7 @@ fn number(textures: &mut Textures) -> u64 {
     textures.next
 }
 
-/// Reads a resource's description, and checks that what it names is there.
+/// Reads a resource's description, and checks that its objects exist.
 fn resource(from: *const c_void) -> Done<Resource> {
     let bytes = read(from.cast::<Resource>())?;
     let word = |at: usize| {

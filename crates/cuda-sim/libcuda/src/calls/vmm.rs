@@ -86,7 +86,7 @@ fn reserve(bytes: u64, alignment: u64, wanted: u64) -> Done<u64> {
         (mapped != libc::MAP_FAILED).then(|| mapped.expose_provenance() as u64)
     };
     if wanted != 0 && wanted.is_multiple_of(alignment) {
-        // The wish is only one: elsewhere, when something is there.
+        // The address is only a wish: if it is taken, another one is chosen.
         if let Some(base) = map(wanted, bytes, libc::MAP_FIXED_NOREPLACE) {
             return Ok(base);
         }
@@ -401,7 +401,8 @@ pub(crate) fn cuMemExportToShareableHandle(
     write(shareable_handle.cast::<i32>(), fd)
 }
 
-/// The handle of memory that this process has already, held once more, where the driver gives that one.
+/// The handle of memory that this process has already, with one more reference, if the driver returns the same
+/// handle.
 fn own_handle(id: SharedId) -> Option<CuMemAllocationHandle> {
     if !choices::imports_own_handle() {
         return None;

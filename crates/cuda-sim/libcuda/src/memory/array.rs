@@ -86,7 +86,8 @@ impl Shape {
         Ok(self)
     }
 
-    /// Bytes of two elements: a picture with fewer colours than points has no whole number for one.
+    /// Bytes of two elements: in a picture with fewer colours than points, one element is not a whole number of
+    /// bytes.
     fn two_elements(&self) -> Option<u64> {
         let channel = match self.format {
             // Integers of 8 bits, normalised ones too.
@@ -105,7 +106,7 @@ impl Shape {
         (self.width * two).div_ceil(2).next_multiple_of(PITCH)
     }
 
-    /// What it takes of its GPU when it is made.
+    /// The device memory that it takes when it is created.
     pub(crate) fn taken(&self, bytes: u64) -> u64 {
         if self.flags & WITHOUT_MEMORY != 0 {
             0
@@ -317,5 +318,5 @@ pub(crate) fn is_mipmap(handle: usize) -> bool {
     with(|arrays| arrays.mipmaps.contains_key(&handle))
 }
 
-/// What memory is mapped in.
+/// The unit in which memory is mapped.
 pub(crate) const TILE_BYTES: u64 = 64 << 10;

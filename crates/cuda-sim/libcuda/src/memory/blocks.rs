@@ -1,8 +1,8 @@
-//! The table of all blocks of addresses: device, managed and host memory, and what pools, mappings,
-//! arrays and other processes put there.
+//! The table of all blocks of addresses: device, managed and host memory, and the blocks of pools, mappings, arrays
+//! and other processes.
 //!
-//! Device memory is host memory at the same address, so copies move real bytes. What a block takes of
-//! its GPU is rounded as the driver rounds it.
+//! Device memory is host memory at the same address, so copies move real bytes. The device memory that a block takes
+//! is rounded as the driver rounds it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +29,7 @@ const SMALL_STEP: u64 = 512;
 pub(crate) struct Block {
     /// As asked for.
     pub(crate) bytes: u64,
-    /// What it takes of its GPU; 0 when something else carries it.
+    /// The device memory that it takes; 0 if another object holds it.
     pub(crate) taken: u64,
     pub(crate) gpu: usize,
     /// The context that it ends with.
@@ -41,7 +41,7 @@ pub(crate) struct Block {
     pub(crate) shared: Option<board::SharedId>,
 }
 
-/// What a block is.
+/// The kind of a block.
 #[derive(Debug, Clone)]
 pub(crate) enum Kind {
     Device,
@@ -60,7 +60,7 @@ pub(crate) enum Kind {
     Registered,
     /// Physical memory, mapped.
     Mapped(physical::Mapping),
-    /// Another process's memory, opened so many times.
+    /// Another process's memory, with the number of times it was opened.
     Opened {
         times: u32,
     },
@@ -97,7 +97,7 @@ fn with<T>(body: impl FnOnce(&mut Blocks) -> T) -> T {
     body(blocks.get_or_insert_with(Blocks::default))
 }
 
-/// What a plain block of this size takes of its GPU.
+/// The device memory that a plain block of this size takes.
 #[must_use]
 pub(crate) fn rounded(bytes: u64) -> u64 {
     let (least, big) = choices::steps();
@@ -128,7 +128,7 @@ impl Blocks {
             return;
         }
         if block.shared.is_some() || matches!(block.kind, Kind::External) {
-            // A file lies over these pages; anonymous ones again.
+            // A file is mapped over these pages; this makes them anonymous again.
             space::blank(base, block.bytes.next_multiple_of(PAGE), true);
         }
         let space = match &mut self.low {
@@ -140,7 +140,7 @@ impl Blocks {
         }
     }
 
-    /// The block that an address lies in.
+    /// The block that contains an address.
     fn at(&self, address: u64) -> Option<(u64, &Block)> {
         let (&base, block) = self.all.range(..=address).next_back()?;
         (address - base < block.bytes.max(1)).then_some((base, block))
@@ -173,8 +173,8 @@ pub(crate) fn make(
     place(block, low).inspect_err(|_| driver.give(context.gpu, taken, board::Kind::Alloc))
 }
 
-/// What a block takes of its GPU, once it has. Managed memory that finds no room there lies on the
-/// host; other memory drives managed memory of this process out.
+/// Takes a block's device memory; returns the amount. Managed memory that finds no room stays on the host; other
+/// memory evicts managed memory of this process.
 fn take(driver: &Driver, gpu: usize, bytes: u64, kind: &Kind) -> Done<u64> {
     if bytes == 0 {
         return Ok(0);
@@ -250,7 +250,7 @@ pub(crate) fn block(bytes: u64, gpu: usize, kind: Kind) -> Block {
     }
 }
 
-/// Takes a block out of the table, if `wanted` says that it is one for its caller.
+/// Removes a block from the table, if `wanted` accepts it.
 pub(crate) fn remove(base: u64, wanted: impl FnOnce(&Block) -> bool) -> Option<Block> {
     with(|blocks| {
         if !blocks.all.get(&base).is_some_and(wanted) {
@@ -260,8 +260,8 @@ pub(crate) fn remove(base: u64, wanted: impl FnOnce(&Block) -> bool) -> Option<B
     })
 }
 
-/// Ends a block that is out of the table: gives back what it takes of its GPU, and its addresses last, since another
-/// thread has them at once.
+/// Ends a block that was removed from the table: frees its device memory, and its addresses last, because another
+/// thread may get them at once.
 pub(crate) fn end(base: u64, block: &Block) {
     if let Some(driver) = driver::get() {
         give_memory(driver, block);
@@ -285,7 +285,7 @@ fn give_memory(driver: &Driver, block: &Block) {
     }
 }
 
-/// The block that an address lies in, with its base.
+/// The block that contains an address, with its base.
 pub(crate) fn find(address: u64) -> Option<(u64, Block)> {
     with(|blocks| {
         blocks
@@ -356,7 +356,7 @@ pub(crate) fn make_variables(context: &'static Context, bytes: u64) -> Done<u64>
     make(context, bytes, 0, Kind::Module, false)
 }
 
-/// Ends what [`make_variables`] made.
+/// Frees the block of [`make_variables`].
 pub(crate) fn drop_variables(base: u64) {
     if let Some(block) = remove(base, |block| matches!(block.kind, Kind::Module)) {
         end(base, &block);

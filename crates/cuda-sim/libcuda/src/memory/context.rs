@@ -1,5 +1,5 @@
-//! Contexts: how they are made and end, the primary ones, and the one that each thread has current.
-//! What lives in a context belongs to other modules; `AT_END` tells them when it ends.
+//! Contexts: their creation and end, the primary ones, and each thread's current one. The objects in a context belong
+//! to other modules; `AT_END` tells these when it ends.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ const AT_END: &[fn(Ctx)] = crate::AT_CONTEXT_END;
 
 pub(crate) type Ctx = &'static Context;
 
-/// A context. Never freed: a handle that outlives it still says what became of it.
+/// A context. Never freed: a handle that outlives it still shows its state.
 #[derive(Debug)]
 pub(crate) struct Context {
     /// The number that programs hold.
@@ -77,7 +77,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Contexts that a thread can have pushed; a real driver has no such end.
 const DEPTH: usize = 256;
 
-/// What is current in a thread. Nothing to destroy: a thread's exit may still ask for it.
+/// The current contexts of a thread. It needs no destructor, because a thread's exit may still ask for it.
 struct Stack {
     depth: Cell<usize>,
     contexts: [Cell<Option<Ctx>>; DEPTH],
@@ -252,7 +252,7 @@ fn fresh_settings() -> Settings {
     }
 }
 
-/// Takes what a context takes of its GPU, and says how much that is.
+/// Takes a context's device memory, and returns the amount.
 fn charge(gpu: usize, is_green: bool) -> Done<u64> {
     let driver = driver::the()?;
     if driver.board.is_lost(gpu) {
@@ -264,7 +264,7 @@ fn charge(gpu: usize, is_green: bool) -> Done<u64> {
     Ok(bytes)
 }
 
-/// Ends a context and everything in it. Its object stays, and says that it is gone.
+/// Ends a context and everything in it. Its object stays, and is marked as ended.
 pub(crate) fn end(context: Ctx) {
     // AcqRel: the first thread to end it does the rest, after everything that made it.
     if !context.alive.swap(false, Ordering::AcqRel) {
@@ -283,7 +283,7 @@ pub(crate) fn end(context: Ctx) {
         release_primary(context.device).ok();
     }
     if !context.is_primary {
-        // Its handle says "invalid" from now on, except to threads that still have it current.
+        // Its handle is invalid from now on, except for threads that still have it current.
         with(|contexts| contexts.all.remove(&context.handle));
     }
 }
@@ -325,7 +325,7 @@ pub(crate) fn retain_primary(device: CuDevice) -> Done<Ctx> {
         Some(context) => {
             let taken = charge(gpu, false)?;
             context.taken.store(taken, Ordering::Relaxed);
-            // Relaxed and Release: the flags are there before it is alive.
+            // Relaxed and Release: the flags are visible before it is alive.
             context.flags.store(flags, Ordering::Relaxed);
             context.alive.store(true, Ordering::Release);
             context

@@ -17,13 +17,13 @@ use crate::process::choices;
 use crate::process::driver;
 use crate::process::location;
 
-/// What a GPU keeps for graphs is given back in pieces of this size.
+/// The memory that a GPU keeps for graphs is freed in pieces of this size.
 pub(crate) const STEP: u64 = 2 << 20;
 
-/// What a GPU keeps for graphs grows by this at least.
+/// The memory that a GPU keeps for graphs grows by at least this.
 const CHUNK: u64 = 32 << 20;
 
-/// The memory of an allocation node; the same in the graph and in what was instantiated from it.
+/// The memory of an allocation node; the same in the graph and in its instances.
 #[derive(Debug, Clone)]
 pub(crate) struct Allocation(Arc<Inner>);
 
@@ -36,24 +36,24 @@ pub(crate) struct Inner {
     is_live: Mutex<bool>,
     /// Launched or uploaded, and not trimmed since.
     pub(crate) is_mapped: Mutex<bool>,
-    /// Bytes of the GPU that are its own, where graphs do not share what the GPU keeps for them.
+    /// Its own device memory in bytes, if graphs do not share the GPU's kept memory.
     own_bytes: Mutex<u64>,
     device: CuDevice,
 }
 
-/// What launches have taken and no call has freed, by address: it outlives its graph.
+/// Memory that launches have taken and no call has freed, by address: it outlives its graph.
 static LIVE: Mutex<Option<HashMap<u64, Arc<Inner>>>> = Mutex::new(None);
 
 static ALLOCATIONS: Mutex<Option<HashMap<u64, Weak<Inner>>>> = Mutex::new(None);
 
-/// What a GPU keeps for graphs, in bytes.
+/// The memory that a GPU keeps for graphs, in bytes.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Kept {
     pub(crate) used: u64,
     pub(crate) used_high: u64,
     pub(crate) reserved: u64,
     pub(crate) reserved_high: u64,
-    /// Of `reserved`, what nodes had that are gone.
+    /// The part of `reserved` that deleted nodes had.
     left_behind: u64,
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn with_kept<T>(gpu: usize, body: impl FnOnce(&mut Kept) -> T) -> T {
 }
 
 impl Kept {
-    /// Takes so many more bytes of the GPU for graphs.
+    /// Takes `missing` more bytes of the GPU for graphs.
     fn grow(&mut self, gpu: usize, missing: u64) -> Done {
         driver::the()?.take(gpu, missing, Taken::Alloc)?;
         self.reserved += missing;
@@ -77,7 +77,7 @@ impl Kept {
         Ok(())
     }
 
-    /// Sees to it that there is room for so many bytes beside those in use.
+    /// Makes sure that `bytes` are free in addition to those in use.
     fn make_room(&mut self, gpu: usize, bytes: u64) -> Done {
         let needed = self
             .used
@@ -174,10 +174,10 @@ impl Drop for Inner {
     }
 }
 
-/// Reads an allocation node's parameters and answers the address in them.
+/// Reads an allocation node's parameters and writes the address into them.
 ///
 /// # Errors
-/// When they are none that a graph can have.
+/// A graph cannot have such parameters.
 pub(crate) fn make(params: *mut CuMemAllocNodeParams) -> Done<Allocation> {
     const PINNED: u32 = 1;
     let mut p = read(params.cast_const())?;
@@ -220,10 +220,10 @@ pub(crate) fn reserve_for(gpu: usize, device: CuDevice, bytes: u64) -> Done<Allo
     Ok(Allocation(inner))
 }
 
-/// Checks what a free node is to free: an allocation of a graph.
+/// Checks the address of a free node: it must be an allocation of a graph.
 ///
 /// # Errors
-/// When it is none.
+/// It is not.
 pub(crate) fn make_free(address: u64) -> Done<u64> {
     find(address)
         .map(|_| address)
@@ -283,12 +283,12 @@ impl Allocation {
     }
 }
 
-/// Frees a graph's memory, as a free node does; says whether a launched graph had it.
+/// Frees a graph's memory, as a free node does; returns whether a launched graph had it.
 pub(crate) fn free(address: u64) -> bool {
     find(address).is_some_and(|found| found.give_back())
 }
 
-/// Every allocation node of a GPU that there is.
+/// Every allocation node of a GPU.
 pub(crate) fn all_of(gpu: usize) -> Vec<Arc<Inner>> {
     let all: Vec<_> = lock(&ALLOCATIONS)
         .iter()
@@ -327,7 +327,7 @@ pub(crate) fn trim(gpu: usize) -> Done {
     Ok(())
 }
 
-/// The last context of a GPU ends: what graphs held there is gone.
+/// Called when the last context of a GPU ends: frees the graphs' memory there.
 pub(crate) fn context_gone(context: Ctx) {
     if context::any_on(context.gpu).is_some() {
         return;

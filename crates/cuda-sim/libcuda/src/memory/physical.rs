@@ -1,5 +1,5 @@
-//! Physical memory (`cuMemCreate`), its handles, and its mappings. It lives until its last handle is
-//! released and its last mapping gone, in whichever process that is. A multicast object is one, too.
+//! Physical memory (`cuMemCreate`), its handles, and its mappings. It lives until its last handle is released and its
+//! last mapping removed, in any process. A multicast object is one too.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -15,7 +15,7 @@ use crate::process::choices;
 use crate::process::driver;
 use crate::process::files;
 
-/// What a multicast object knows beside its size.
+/// The state of a multicast object besides its size.
 #[derive(Debug)]
 pub(crate) struct Multicast {
     /// How many devices may join it, and which have.
@@ -45,16 +45,16 @@ pub(crate) struct Physical {
     pub(crate) on_host: bool,
     pub(crate) prop: Prop,
     pub(crate) file: Arc<Contents>,
-    /// Where its contents begin in the file.
+    /// The offset of its contents in the file.
     pub(crate) offset: u64,
-    /// The number that its exported descriptors say, where they say one.
+    /// The number in its exported descriptors, if they have one.
     pub(crate) token: Option<u64>,
     pub(crate) shared: Mutex<Option<SharedId>>,
     /// Set when it is a multicast object.
     pub(crate) multicast: Option<Multicast>,
 }
 
-/// The part of the properties that is told again.
+/// The part of the properties that is returned.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Prop {
     pub(crate) handle_types: u32,
@@ -68,7 +68,7 @@ pub(crate) struct Prop {
 #[derive(Debug)]
 pub(crate) struct Contents {
     pub(crate) file: File,
-    /// Of pieces; only in the file that all unshareable memory of a process stands in.
+    /// The free pieces; only in the file that holds all unshareable memory of a process.
     pub(crate) free: Option<Mutex<Pieces>>,
 }
 
@@ -121,7 +121,7 @@ impl Physical {
         !self.on_host && self.multicast.is_none()
     }
 
-    /// The board's number of it, from which on processes can hold it together; none where it takes nothing of a GPU.
+    /// Its id on the board, from which on processes can hold it together; none if it takes no device memory.
     pub(crate) fn share(&self) -> Done<Option<SharedId>> {
         let driver = driver::the()?;
         let mut shared = lock(&self.shared);
@@ -168,13 +168,13 @@ impl Mapping {
         if write { 3 } else { u32::from(read) }
     }
 
-    /// As what it may be exported.
+    /// The handle types as which it may be exported.
     pub(crate) fn handle_types(&self) -> u64 {
         self.physical.prop.handle_types.into()
     }
 }
 
-/// A handle that the program holds so many times.
+/// A handle, with the number of times that the program holds it.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) physical: Arc<Physical>,
@@ -204,8 +204,8 @@ pub(crate) fn held(handle: CuMemAllocationHandle) -> Done<Arc<Physical>> {
 
 // --- physical memory --------------------------------------------------------------------------------
 
-/// The file that all unshareable physical memory of this process stands in, so that each piece does
-/// not take a descriptor.
+/// The file that holds all unshareable physical memory of this process, so that each piece does not take a
+/// descriptor.
 fn common() -> Done<Arc<Contents>> {
     let mut common = lock(&COMMON);
     if let Some(contents) = &*common {
@@ -273,7 +273,7 @@ pub(crate) fn keep(make: impl FnOnce(u64) -> Physical) -> CuMemAllocationHandle 
 
 // --- between processes ------------------------------------------------------------------------------
 
-/// What a shareable file says of itself, after its contents.
+/// The label of a shareable file, after its contents.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Label {

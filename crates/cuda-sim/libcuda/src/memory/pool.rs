@@ -61,7 +61,7 @@ pub(crate) struct State {
 struct Chunk {
     bytes: u64,
     used: u64,
-    /// What it takes of the GPU: nothing when it lies on the host.
+    /// The device memory that it takes: 0 if it is on the host.
     taken: u64,
 }
 
@@ -153,8 +153,7 @@ pub(crate) fn find(handle: CuMemoryPool) -> Done<&'static Pool> {
     .ok_or(CuResult::INVALID_VALUE)
 }
 
-/// Something of this GPU has been waited for: its pools give back what is empty and beyond their
-/// threshold.
+/// Called after a wait for this GPU: its pools free the empty memory above their threshold.
 pub(crate) fn synchronized(gpu: usize) {
     if choices::pools_keep() {
         return;
@@ -231,8 +230,8 @@ impl Pool {
         })
     }
 
-    /// Takes memory of the GPU; when there is none, what this process's pools keep empty first. Says how much of the
-    /// GPU it is.
+    /// Takes device memory; if there is none, first frees the empty memory of this process's pools. Returns the
+    /// amount taken.
     fn grow(&self, bytes: u64) -> Done<u64> {
         if self.sort == Sort::Host {
             return Ok(0);
@@ -304,7 +303,7 @@ impl Pool {
     }
 
     /// Takes a block's memory out of the pool, for processes to hold together. Until this process frees the block, the
-    /// pool's figures still count it: naming an allocation to others does not change what its pool holds.
+    /// pool's figures still count it: exporting an allocation does not change its pool's use.
     pub(crate) fn detach(&self, base: u64) -> Option<u64> {
         let mut state = self.state();
         let piece = state.pieces.get_mut(&base).filter(|it| !it.is_detached)?;
@@ -326,7 +325,7 @@ impl Pool {
         ]
     }
 
-    /// Sets the high marks to what there is: that of the used bytes, that of the reserved.
+    /// Resets the high marks to the present values: that of the used bytes, that of the reserved.
     pub(crate) fn reset_marks(&self, used: bool, reserved: bool) {
         let mut state = self.state();
         if used {

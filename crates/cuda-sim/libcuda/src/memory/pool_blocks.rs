@@ -9,7 +9,7 @@ use crate::memory::context;
 use crate::memory::context::Context;
 use crate::memory::pool::{Pool, Sort, with};
 
-/// The last context of a process on a GPU is gone: so is what its pools gave out there.
+/// Called when the last context of a process on a GPU ends: frees the pools' allocations there.
 pub(crate) fn context_gone(context: &'static Context) {
     if context::any_on(context.gpu).is_some() {
         return;

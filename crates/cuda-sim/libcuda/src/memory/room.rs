@@ -14,14 +14,14 @@ use crate::process::driver;
 #[derive(Debug)]
 pub(crate) struct Room {
     context: Ctx,
-    /// What it takes once it is used.
+    /// The memory that it takes once it is used.
     bytes: u64,
-    /// What it has taken.
+    /// The memory that it has taken.
     taken: Mutex<u64>,
 }
 
 impl Room {
-    /// That of a module whose memory is counted elsewhere.
+    /// For a module whose memory is counted elsewhere.
     pub(crate) fn none(context: Ctx) -> Self {
         Self {
             context,

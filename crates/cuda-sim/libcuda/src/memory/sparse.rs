@@ -1,6 +1,6 @@
-//! Memory of arrays that are made without any: physical memory that `cuMemMapArrayAsync` puts under a part of one and
-//! takes away again, in stream order. Memory that lies under an array lives as long as it does there. What the array
-//! holds stays in pages of its own: copies never look here.
+//! Memory of arrays that are created without any: physical memory that `cuMemMapArrayAsync` maps under a part of one
+//! and unmaps again, in stream order. Mapped memory lives for as long as it is mapped. The array's contents are in
+//! separate pages: copies do not use this memory.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -49,14 +49,14 @@ pub(crate) fn with<T>(body: impl FnOnce(&mut HashMap<Part, Under>) -> T) -> T {
     body(lock(&MAPPED).get_or_insert_with(HashMap::new))
 }
 
-/// Takes out what `gone` holds for. What was under an array may be the last that held its memory: it is dropped
-/// once nothing is locked.
+/// Removes the mappings for which `gone` is true. A mapping may be the last reference to its memory, which is dropped
+/// after all locks are released.
 fn take_out(gone: impl Fn(&Part, &Under) -> bool) {
     let out: Vec<_> = with(|mapped| mapped.extract_if(|part, under| gone(part, under)).collect());
     drop(out);
 }
 
-/// An array is gone, and so is what was under it.
+/// Called at the end of an array: removes its mappings.
 pub(crate) fn forget(resource: usize) {
     take_out(|part, _| part.0 == resource);
 }
@@ -70,7 +70,7 @@ impl MapInfo {
     pub(crate) fn parts(&self) -> Vec<Part> {
         let [level, layer, x, y, z, width, height, depth] = self.part;
         if self.part_kind == 1 {
-            // Nothing stands between layer and offset.
+            // Nothing is between layer and offset.
             return vec![(self.resource, true, [level, 0, x, y, z])];
         }
         let Some([wide, high, deep]) = array::tile(self.resource) else {

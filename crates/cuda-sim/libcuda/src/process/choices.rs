@@ -1,5 +1,5 @@
 //! The choices that CUDA's documentation leaves to a driver. The usual driver takes one, the driver of a contrary board
-//! the other. Each stands here with its reason, and in docs/simulated-gpu.md.
+//! the other. Each is documented here with its reason, and in docs/simulated-gpu.md.
 
 use crate::process::driver;
 
@@ -11,7 +11,7 @@ pub(crate) fn contrary() -> bool {
 
 const MIB: u64 = 1 << 20;
 
-/// What physical memory is made and mapped in: `cuMemGetAllocationGranularity` says it.
+/// The unit in which physical memory is created and mapped, which `cuMemGetAllocationGranularity` returns.
 #[must_use]
 pub(crate) fn granularity() -> u64 {
     if contrary() { 64 << 10 } else { 2 * MIB }
@@ -27,21 +27,21 @@ pub(crate) fn steps() -> (u64, u64) {
     }
 }
 
-/// What a pool takes at least when it grows.
+/// The least amount by which a pool grows.
 #[must_use]
 pub(crate) fn pool_chunk() -> u64 {
     if contrary() { 2 * MIB } else { 32 * MIB }
 }
 
-/// Whether a pool keeps what is empty when its GPU is waited for. The threshold is what a driver tries to give back
-/// above, not what it has to.
+/// Whether a pool keeps empty memory when its GPU is waited for. A driver tries to free memory above the threshold,
+/// but does not have to.
 #[must_use]
 pub(crate) fn pools_keep() -> bool {
     contrary()
 }
 
-/// What a context takes, of which a whole one takes `whole`: contexts share what the first one of a process has made,
-/// or do not; a green one works in its primary one's memory.
+/// The memory of a context, of which a whole one takes `whole`: either contexts share what the first one of a process
+/// has made, or not; a green one works in its primary one's memory.
 #[must_use]
 pub(crate) fn context_bytes(whole: u64, is_green: bool, has_other: bool) -> u64 {
     match (is_green, contrary()) {
@@ -63,11 +63,17 @@ pub(crate) fn lazy_modules() -> bool {
     }
 }
 
-/// What a program is told about that. The usual driver says "lazy" when nothing is set, as CUDA has since 12.2, though
-/// its modules take their memory at once.
+/// The loading mode that a program is told. The usual driver reports "lazy" if nothing is set, as CUDA has since 12.2,
+/// although its modules take their memory at once.
 #[must_use]
 pub(crate) fn says_lazy() -> bool {
     std::env::var("CUDA_MODULE_LOADING").as_deref() != Ok("EAGER")
+}
+
+/// Whether a function that an executable graph's node is given is loaded by that call, or when the graph is launched.
+#[must_use]
+pub(crate) fn exchanges_load() -> bool {
+    contrary()
 }
 
 /// Whether a descriptor that this process has exported itself comes back as the handle that it was, rather than as
@@ -89,7 +95,7 @@ pub(crate) fn reuses_handles() -> bool {
     contrary()
 }
 
-/// Whether freeing waits for all that stands before it in its stream, kernels too, rather than for host work alone.
+/// Whether freeing waits for everything before it in its stream, including kernels, or only for host work.
 #[must_use]
 pub(crate) fn frees_wait_for_kernels() -> bool {
     contrary()
@@ -109,8 +115,8 @@ pub(crate) fn updates_memory_nodes() -> bool {
     contrary()
 }
 
-/// Whether what a device says that graphs use is the memory that at least one graph has mapped, live or not, as CUDA's
-/// guide says, rather than what is allocated at the moment.
+/// Whether the reported memory of graphs is the memory that at least one graph has mapped, live or not, as CUDA's
+/// guide says, rather than the memory allocated at the moment.
 #[must_use]
 pub(crate) fn graph_figure_is_mapped() -> bool {
     !contrary()

@@ -57,7 +57,7 @@ pub(crate) fn the() -> Done<&'static Driver> {
     get().ok_or(CuResult::NOT_INITIALIZED)
 }
 
-/// Makes the driver, or finds that it is there.
+/// Makes the driver, unless it exists.
 ///
 /// # Errors
 /// When no device is visible, or the board cannot be joined.
@@ -91,7 +91,7 @@ pub(crate) fn init() -> Done {
 
 fn make() -> Done {
     let board = Board::from_env().map_err(|error| {
-        // The real driver says nothing either; set the variable to learn why.
+        // The real driver does not report the reason either; set the variable to learn it.
         if let Some(path) = std::env::var_os("VGPU_SIM_LOG") {
             drop(std::fs::write(path, format!("cuInit: {error}\n")));
         }
@@ -183,7 +183,7 @@ impl Driver {
         }
     }
 
-    /// What a call has to pass before its module sees it: the faults that the board was made with.
+    /// The faults of the board that a call meets before its module runs.
     ///
     /// # Errors
     /// With the code that a fault makes the call answer.
@@ -202,7 +202,7 @@ impl Driver {
     }
 }
 
-/// The board's refusal as the driver says it.
+/// The board's refusal as a driver code.
 pub(crate) fn refusal(refused: Refused) -> CuResult {
     match refused {
         Refused::NoMemory | Refused::NoRoom => CuResult::OUT_OF_MEMORY,

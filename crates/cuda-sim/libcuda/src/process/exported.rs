@@ -13,7 +13,7 @@ pub(crate) fn wanted() -> &'static Wanted {
     WANTED.get_or_init(exports::wanted)
 }
 
-/// The CUDA version that first had a function, where it is known.
+/// The CUDA version that first had a function, if known.
 fn since(symbol: &str) -> Option<u32> {
     let found = SINCE.binary_search_by(|(name, _)| (*name).cmp(symbol));
     found.ok().map(|index| SINCE[index].1)

@@ -1,5 +1,5 @@
-//! Files that hold memory which processes share, and the names by which it is passed on: descriptors
-//! that the program gets, records in them, tokens. The board counts what the memory takes of its GPU.
+//! Files that hold memory shared by processes, and the ways in which it is passed on: descriptors for the program,
+//! records in them, tokens. The board counts the device memory.
 
 use std::ffi::CStr;
 use std::fs::{self, File, OpenOptions};
@@ -16,10 +16,10 @@ use crate::process::choices;
 use crate::process::driver;
 use crate::process::driver::Driver;
 
-/// Descriptors of ours stand high, out of the way of programs that count on low numbers.
+/// Our descriptors are high numbers, out of the way of programs that rely on low ones.
 const LEAST_DESCRIPTOR: i32 = 512;
 
-/// What passes from process to process: which memory, and how much of it.
+/// The record that passes from process to process: which memory, and how much of it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Name {
@@ -38,7 +38,7 @@ impl Name {
     /// Writes itself into a handle of 64 bytes.
     pub(crate) fn write(&self, into: &mut [u8; 64]) {
         if choices::contrary() {
-            // What a handle does not use may hold anything, and another thing each time.
+            // The unused part of a handle may hold anything, and differs each time.
             // Relaxed: only has to differ from every other.
             let count = EXPORTS.fetch_add(1, Ordering::Relaxed);
             for slot in into.chunks_exact_mut(8) {
@@ -90,8 +90,8 @@ pub(crate) fn memory_file(name: &CStr, bytes: u64) -> Done<File> {
     moved_up(&file)
 }
 
-/// The same file under a high descriptor, closed on exec; under any, where a process allows itself
-/// fewer descriptors than that.
+/// The same file under a high descriptor, closed on exec; under any, if the process allows itself fewer descriptors
+/// than that.
 fn moved_up(file: &File) -> Done<File> {
     let copied = |least: i32| {
         // SAFETY: a copy of an open descriptor.
@@ -116,7 +116,7 @@ pub(crate) fn for_program(file: &File) -> Done<i32> {
         .into_raw_fd())
 }
 
-/// A descriptor of ours for the file that the program passes; its own stays open.
+/// Our own descriptor for the file that the program passes; the program's stays open.
 ///
 /// # Errors
 /// When it is none.
@@ -173,8 +173,8 @@ fn token_path(driver: &Driver, token: u64) -> Done<PathBuf> {
     Ok(directory.join(format!("shareable-{token}")))
 }
 
-/// A file whose descriptors can be passed on: without a name, or, where descriptors tell nothing apart, found by the
-/// number that they say.
+/// A file whose descriptors can be passed on: without a name or, if descriptors cannot be told apart, found by the
+/// number in them.
 ///
 /// # Errors
 /// When the process has no descriptor left, or the machine no memory.
@@ -209,7 +209,7 @@ pub(crate) fn exported(file: &File, token: Option<u64>) -> Done<i32> {
     }
 }
 
-/// The file behind a descriptor that the program passes; its own stays open.
+/// The file behind a descriptor that the program passes; the program's stays open.
 ///
 /// # Errors
 /// When it is none.

@@ -12,11 +12,11 @@ use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, PoisonError};
 use cuda_sim::clock::ClockKind;
 use cuda_sim::exec::{Exec, ProcessId};
 
-/// What the helper does once a stream stands at it.
+/// The helper's action once a stream has reached it.
 pub(crate) enum Action {
     /// Runs once, then the stream goes on.
     Call(Box<dyn FnOnce() + Send>),
-    /// Looked at until it says yes, then the stream goes on.
+    /// Checked until it is true; then the stream continues.
     Poll(Box<dyn Fn() -> bool + Send + Sync>),
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn anything_pending() -> bool {
     PENDING.load(Ordering::SeqCst) != 0
 }
 
-/// Keeps an action for the moment at which its stream stands at the token that this returns.
+/// Keeps an action until its stream reaches the token that this returns.
 pub(crate) fn keep(exec: &'static Exec, process: ProcessId, action: Action) -> u64 {
     // Relaxed: only has to differ from every other.
     let token = NEXT_TOKEN.fetch_add(1, Ordering::Relaxed);
@@ -122,7 +122,7 @@ fn run(exec: &Exec, process: ProcessId) {
     let in_lockstep = exec.clock().kind() == ClockKind::Lockstep;
     loop {
         let mut guard = lock();
-        // In lockstep it waits as all do: the clock knows when a stream stands at its work.
+        // In lockstep it waits as all threads do: the clock knows when a stream reaches its work.
         while !in_lockstep
             && guard
                 .as_ref()
@@ -140,7 +140,7 @@ fn run(exec: &Exec, process: ProcessId) {
                 Taken::Call(call) => {
                     call();
                     PENDING.fetch_sub(1, Ordering::SeqCst);
-                    // What it wrote may be what others wait for: they go on at the same moment.
+                    // Others may wait for the memory that it wrote: they continue at the same moment.
                     look_at_conditions(exec, &exec.waiting(process));
                     exec.release(work.place);
                     did = true;
@@ -179,7 +179,7 @@ fn take_call(token: u64) -> Taken {
     }
 }
 
-/// Lets go on whose condition holds; says whether any did.
+/// Releases the streams whose condition is true; returns whether there were any.
 fn look_at_conditions(exec: &Exec, waiting: &[cuda_sim::exec::Waiting]) -> bool {
     let mut any = false;
     for work in waiting {

@@ -1,4 +1,4 @@
-//! Where a location says that memory lies. A locality domain is a part of a device's memory.
+//! The meaning of a memory location. A locality domain is a part of a device's memory.
 
 use cuda_api::driver::*;
 
@@ -12,7 +12,7 @@ const HOST: std::ops::RangeInclusive<u32> = 2..=4;
 /// CUDA 13.4. The second word is two bytes then: the device, and the domain in it.
 const DEVICE_LOCALITY_DOMAIN: u32 = 6;
 
-/// What a location means.
+/// The meaning of a location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Location {
     /// The board's GPU.

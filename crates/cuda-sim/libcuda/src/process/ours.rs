@@ -41,22 +41,21 @@ pub extern "C" fn vgpuSimSleepUntil(ns: u64) {
     });
 }
 
-/// Lets a clock in lockstep stand still while this thread runs; every other call here and every
-/// driver call does so too.
+/// Stops a lockstep clock while this thread runs; every other call here and every driver call does so too.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn vgpuSimJoin() {
     keeping_errno(|| board_work().map(take_part));
 }
 
-/// Lets a clock in lockstep move without this thread, until its next call here or into the driver: for
-/// waiting for what the clock does not know.
+/// Lets a lockstep clock move without this thread, until its next call here or into the driver: for waits that the
+/// clock does not know.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn vgpuSimLeave() {
     keeping_errno(|| board_work().map(Exec::go_away));
 }
 
-/// Nanoseconds in which a kernel of the process `pid` (as it sees itself) has held the device, up to
-/// this moment: the truth, for tests that measure shares. 0 where there is no such process.
+/// Nanoseconds in which a kernel of the process `pid` (its own pid) has held the device, up to this moment: the exact
+/// figure, for tests that measure shares. 0 if there is no such process.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn vgpuSimBusyNs(device: u32, pid: u32) -> u64 {
     keeping_errno(|| {
@@ -66,8 +65,8 @@ pub extern "C" fn vgpuSimBusyNs(device: u32, pid: u32) -> u64 {
     })
 }
 
-/// The board's work, whether or not this process has initialised the driver; the board is made when
-/// there is none, as `cuInit` would.
+/// The board's work, whether or not this process has initialised the driver; the board is created if there is none,
+/// as by `cuInit`.
 pub(crate) fn board_work() -> Option<&'static Exec> {
     static WORK: OnceLock<Option<Exec>> = OnceLock::new();
     WORK.get_or_init(|| Board::from_env().ok()?.exec().ok())

@@ -4,7 +4,7 @@
 use cuda_sim::Board;
 use cuda_sim::mig::Instance;
 
-/// What a process sees.
+/// The GPUs that a process sees.
 pub(crate) struct Visible {
     /// GPUs of the board, in the process's order.
     pub(crate) gpus: Vec<usize>,
@@ -12,12 +12,12 @@ pub(crate) struct Visible {
     pub(crate) instance: Option<Instance>,
 }
 
-/// What this process sees of the GPUs of the board that it was given.
+/// The GPUs of the board that this process sees among those that it was given.
 #[must_use]
 pub(crate) fn devices(board: &Board, given: &[usize]) -> Visible {
     let uuids: Vec<String> = given.iter().map(|&gpu| board.uuid(gpu)).collect();
     let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else {
-        // All simulated GPUs are equally fast and stand in bus order, so CUDA_DEVICE_ORDER changes nothing.
+        // All simulated GPUs are equally fast and in bus order, so CUDA_DEVICE_ORDER changes nothing.
         return Visible {
             gpus: given.to_vec(),
             instance: None,

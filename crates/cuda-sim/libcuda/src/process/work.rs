@@ -31,7 +31,7 @@ pub(crate) fn process() -> Done<ProcessId> {
     Ok(work()?.1)
 }
 
-/// The board's refusal as the driver says it.
+/// The board's refusal as a driver code.
 pub(crate) fn refused(refused: Refused) -> CuResult {
     match refused {
         Refused::Closed => CuResult::INVALID_HANDLE,

@@ -1,4 +1,4 @@
-//! A capture, and what a stream knows of the capture that it is part of. The rules are in `capturing`.
+//! A capture, and a stream's membership in a capture. The rules are in `capturing`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ pub(crate) struct Capture {
     pub(crate) context: usize,
     pub(crate) invalidated: AtomicBool,
     pub(crate) graph: Arc<Graph>,
-    /// Where streams stood that were destroyed since: they have to be joined like the others.
+    /// The positions of streams that were destroyed since: they must be joined like the others.
     pub(crate) left_behind: Mutex<Vec<usize>>,
 }
 
@@ -37,7 +37,7 @@ impl Capture {
     }
 }
 
-/// What a stream knows of the capture that it is part of.
+/// A stream's membership in a capture.
 #[derive(Debug)]
 pub(crate) struct Membership {
     pub(crate) capture: Arc<Capture>,

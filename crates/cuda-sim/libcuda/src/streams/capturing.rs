@@ -1,10 +1,10 @@
-//! Stream capture, and what is not allowed while it goes on: as the driver enforces it, so that one
-//! call too many spoils a capture here too.
+//! Stream capture, and the calls that are not allowed during one: as strict as the driver, so that a forbidden call
+//! invalidates a capture here too.
 //!
-//! A capture begins in a stream and draws in every stream that waits for an event of it; work given
-//! to those becomes nodes of a graph. It ends where it began, with all streams joined again. What
-//! it must not meet: calls that may not wait ("unsafe" ones, by the mode of the capture and of the
-//! calling thread), questions about captured streams and events, and the legacy stream.
+//! A capture begins in a stream and includes every stream that waits for an event of it; work given to those becomes
+//! nodes of a graph. It ends in the stream in which it began, with all streams joined again. It must not meet calls
+//! that may wait ("unsafe" ones, by the mode of the capture and of the calling thread), queries of captured streams
+//! and events, and the legacy stream.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -160,8 +160,8 @@ pub(crate) fn waits_outside(stream: &Stream) -> Done {
     }
 }
 
-/// The driver functions that are "unsafe" while something captures: not given to a stream, and free
-/// to wait for the GPU. Sorted. Those that ask for a stream or an event stand with their own rules.
+/// The driver functions that are "unsafe" during a capture: they are not given to a stream, and may wait for the GPU.
+/// Sorted. Functions about a stream or an event have their own rules.
 const UNSAFE: &[&str] = &[
     "cuArray3DCreate",
     "cuArray3DCreate_v2",
@@ -191,7 +191,7 @@ const UNSAFE: &[&str] = &[
     "cuModuleUnload",
 ];
 
-/// Lets a driver call in, or says that something captures which it would spoil (and spoils it).
+/// Allows a driver call, or returns that it would invalidate a capture (and invalidates it).
 ///
 /// # Errors
 /// As [`unsafe_call`], for the functions that are unsafe.
@@ -321,7 +321,7 @@ pub(crate) fn finish(capture: &Arc<Capture>) {
     ACTIVE.fetch_sub(before - captures.len(), Ordering::SeqCst);
 }
 
-/// A context is gone, and what its streams captured.
+/// Called at the end of a context: ends the captures of its streams.
 pub(crate) fn context_gone(context: Ctx) {
     let gone: Vec<_> = lock(&CAPTURES)
         .iter()

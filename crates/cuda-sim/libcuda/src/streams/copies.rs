@@ -1,5 +1,5 @@
-//! What is copied: each end of a copy is checked against the table of blocks, as the device's own page
-//! tables would; host addresses are the caller's word.
+//! Copies: each end is checked against the table of blocks, as the device's page tables would; host addresses are
+//! trusted.
 
 use cuda_api::driver::*;
 
@@ -18,7 +18,7 @@ pub(crate) fn device(at: impl Number, bytes: impl Number) -> Done<u64> {
     }
 }
 
-/// An address of which a call does not say where it lies: known ones are checked.
+/// An address whose side the call does not give: known ones are checked.
 pub(crate) fn either(at: impl Number, bytes: impl Number) -> Done<u64> {
     let (at, bytes) = (number(at), number(bytes));
     let known = blocks::find(at).is_some();
@@ -65,7 +65,7 @@ struct Side {
     z: u64,
 }
 
-/// Where a side's rows lie.
+/// The rows of one side.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows {
     start: u64,
@@ -91,7 +91,7 @@ impl Side {
             }
             _ => return Err(CuResult::INVALID_VALUE),
         };
-        // One row, one slice: the caller need not say how far apart they would be.
+        // One row, one slice: the caller need not give the distance between rows.
         let pitch = if pitch == 0 { self.x + width } else { pitch };
         let rows = if rows == 0 { self.y + height } else { rows };
         if pitch < self.x + width && height * depth > 1 || rows < self.y + height && depth > 1 {
@@ -147,10 +147,10 @@ pub(crate) fn move_rows(from: Rows, to: Rows, width: u64, height: u64, depth: u6
     }
 }
 
-/// Makes a copy of a graph, now.
+/// Performs a copy of a graph, now.
 ///
 /// # Errors
-/// When its addresses are none.
+/// Its addresses are invalid.
 pub(crate) fn perform_3d(copy: &CuMemcpy3D) -> Done {
     let copy = Box3::from(*copy);
     if let Some((from, to)) = ends(&copy)? {

@@ -1,4 +1,4 @@
-//! An event, and where it was recorded last. Its times are the board's, exact in its model.
+//! An event, and its last record. Its times are the board's, exact in its model.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +21,7 @@ pub(crate) struct Event {
     pub(crate) last: Mutex<Last>,
 }
 
-/// Where an event was recorded last.
+/// The last record of an event.
 #[derive(Debug, Clone)]
 pub(crate) enum Last {
     /// Nowhere, or in another process: the board knows.

@@ -1,9 +1,9 @@
-//! Graphs that can be launched: what a launch gives to its stream.
+//! Instantiated graphs: the work that a launch gives to its stream.
 //!
-//! Nodes that depend on nothing of each other run side by side, so a stretch of kernels and copies
-//! takes as long as its longest path, and keeps the GPU busy while any kernel of it runs. A node that
-//! something else has to act for (a host function, an event, a value, a kernel that spins) ends a
-//! stretch: what was before it in the order of the graph is done first.
+//! Nodes that do not depend on each other run at the same time, so a stretch of kernels and copies takes as long as
+//! its longest path, and keeps the GPU busy while any of its kernels runs. A node that needs another party to act (a
+//! host function, an event, a value, a kernel that spins) ends a stretch: everything before it in the order of the
+//! graph is done first.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,11 +16,13 @@ use crate::base::table::Table;
 use crate::memory::blocks;
 use crate::memory::context;
 use crate::memory::graph_memory;
+use crate::process::choices;
 use crate::process::helper;
 use crate::process::work::exec;
 use crate::streams::capturing;
 use crate::streams::graph;
 use crate::streams::graph::{Body, Conditional, CopyParams, Graph, Memset};
+use crate::streams::module;
 use crate::streams::stream;
 use crate::streams::stream::Stream;
 
@@ -32,7 +34,7 @@ pub(crate) struct Exec {
     pub(crate) nodes: Mutex<Vec<ExecNode>>,
     pub(crate) flags: u64,
     pub(crate) id: u64,
-    /// The end of its last launch: the next one comes after it, in whatever stream.
+    /// The end of its last launch: the next one comes after it, in any stream.
     pub(crate) last: Mutex<Option<Position>>,
     /// For a launch into a stream that captures; none when the graph cannot be copied.
     pub(crate) template: Mutex<Option<Arc<Graph>>>,
@@ -71,7 +73,7 @@ pub(crate) fn nodes_of(graph: &Graph) -> Done<Vec<ExecNode>> {
 
 // --- a launch -------------------------------------------------------------------------------
 
-/// What a stretch of a graph does to memory, in order.
+/// The memory operations of a stretch of a graph, in order.
 type Acts = Vec<Arc<dyn Fn() + Send + Sync>>;
 
 /// A stretch of nodes that the GPU alone can run.
@@ -226,7 +228,7 @@ impl Player<'_> {
         Ok(self.span(start, exec()?.script().copy_ns(bytes), false))
     }
 
-    /// Ends a stretch: what comes next starts when all of it is done.
+    /// Ends a stretch: the next one starts when all of it is done.
     fn cut(&mut self, ends: &mut [u64]) -> Done {
         ends.fill(0);
         self.stretch.submit(self.stream)
@@ -245,8 +247,8 @@ fn chosen(conditional: &Conditional) -> Option<&Arc<Graph>> {
 
 const WHILE: u32 = 1;
 
-/// How often a conditional node's body runs. A loop's condition is a kernel's to change, and kernels
-/// compute nothing: so the script says it by the name of a kernel in the loop, else it is the
+/// The number of times that a conditional node's body runs. Only a kernel could change a loop's condition, and
+/// kernels compute nothing: so the script gives the number by the name of a kernel in the loop, otherwise it is the
 /// condition's own value.
 fn times(conditional: &Conditional, body: &[ExecNode]) -> Done<u32> {
     const AT_MOST: u32 = 10_000;
@@ -307,7 +309,7 @@ pub(crate) fn launch(graph_exec: CuGraphExec, stream: CuStream) -> Done {
     let nodes = lock(&made.nodes).clone();
     for node in &nodes {
         if let Body::Kernel(launch) = &node.body {
-            crate::streams::module::load_for(&launch.function, stream.context)?;
+            module::load_for(&launch.function, stream.context)?;
         }
     }
     take_memory(&nodes, made.flags & AUTO_FREE != 0)?;
@@ -367,6 +369,11 @@ pub(crate) fn set(
     if found.body.kind() != body.kind() {
         return Err(CuResult::INVALID_VALUE);
     }
+    if let Body::Kernel(launch) = &body
+        && choices::exchanges_load()
+    {
+        module::load_for(&launch.function, context::current()?)?;
+    }
     found.body = body;
     Ok(())
 }
@@ -377,7 +384,7 @@ mod tests {
 
     #[test]
     fn a_stretch_keeps_the_gpu_while_any_kernel_runs() {
-        // Two branches: a kernel of 5 beside a copy of 8, then a kernel of 2.
+        // Two branches: a kernel of 5 parallel to a copy of 8, then a kernel of 2.
         let spans = vec![(0, 5, true), (0, 8, false), (8, 10, true)];
         let stretch = Stretch {
             spans,

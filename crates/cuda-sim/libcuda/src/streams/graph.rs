@@ -1,5 +1,4 @@
-//! Graphs: nodes and what they come after, as the program or a capture makes them. What a graph does
-//! when it is launched stands in `execs`.
+//! Graphs: nodes and their dependencies, as the program or a capture makes them. `execs` launches them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +30,7 @@ unsafe impl Send for CopyParams {}
 // SAFETY: as above.
 unsafe impl Sync for CopyParams {}
 
-/// What a node does.
+/// The work of a node.
 #[derive(Clone)]
 pub(crate) enum Body {
     Kernel(Launch),
@@ -86,8 +85,8 @@ impl Memset {
     }
 }
 
-/// Graphs of which one runs, or one that runs again, as a value says that kernels would set; kernels
-/// do not compute here, so it is the value that the handle was made with.
+/// Alternative graphs, or one that repeats, selected by a value that kernels would set. Kernels do not compute here,
+/// so it is the value that the handle was created with.
 #[derive(Debug, Clone)]
 pub(crate) struct Conditional {
     pub(crate) handle: u64,
@@ -147,7 +146,7 @@ pub(crate) struct Graph {
 struct Nodes {
     /// In the order in which they were added.
     list: Vec<Arc<Node>>,
-    /// What each comes after.
+    /// The dependencies of each node.
     after: HashMap<usize, Vec<usize>>,
 }
 
@@ -238,7 +237,7 @@ impl Graph {
             .any(|known| known.handle() == node)
     }
 
-    /// Those nodes, and everything that they come after.
+    /// These nodes, and all nodes that they depend on.
     pub(crate) fn ancestors(&self, nodes: &[usize]) -> HashSet<usize> {
         let known = lock(&self.nodes);
         let mut found: HashSet<usize> = HashSet::new();
@@ -251,8 +250,8 @@ impl Graph {
         found
     }
 
-    /// The nodes so that each comes after what it has to, with the places of those in the answer.
-    /// `INVALID_VALUE` when they go round in a circle.
+    /// The nodes in an order of their dependencies, with the positions of each one's dependencies. `INVALID_VALUE` if
+    /// they form a circle.
     pub(crate) fn in_order(&self) -> Done<Vec<(Arc<Node>, Vec<usize>)>> {
         let nodes = lock(&self.nodes);
         let mut places: HashMap<usize, usize> = HashMap::new();

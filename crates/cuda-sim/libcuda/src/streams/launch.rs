@@ -74,7 +74,7 @@ impl Launch {
         self.attributes.push((id, words));
     }
 
-    /// What it does to the GPU.
+    /// Its effect on the GPU.
     pub(crate) fn plan(&self) -> Done<Plan> {
         let own = self.attribute(LAUNCH_ATTRIBUTE_NS).map(|words| words[0]);
         plan(&self.function, self.grid, own, || self.arguments.first())
@@ -130,7 +130,7 @@ impl Arguments {
     }
 }
 
-/// What a kernel does to the GPU.
+/// The effect of a kernel on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Plan {
     /// Takes so long.

@@ -59,7 +59,7 @@ fn on_a_part(ns: u64, context: Ctx) -> Done<u64> {
     Ok(u64::try_from(scaled).unwrap_or(u64::MAX))
 }
 
-/// What MPS lets this process have of a GPU's threads, in percent; read once, as MPS does.
+/// The percentage of a GPU's threads that MPS gives this process; read once, as MPS does.
 fn thread_percentage() -> u64 {
     static PERCENT: OnceLock<u64> = OnceLock::new();
     *PERCENT.get_or_init(|| {

@@ -1,5 +1,5 @@
-//! Modules, libraries and functions. A loaded module takes memory of its GPU: its image, rounded to
-//! 2 MiB. What stands in an image is read by `base::image`; nothing is compiled.
+//! Modules, libraries and functions. A loaded module takes device memory: its image, rounded to 2 MiB. `base::image`
+//! reads an image; nothing is compiled.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
@@ -28,7 +28,7 @@ use crate::process::driver;
 pub(crate) struct Function {
     pub(crate) name: CString,
     pub(crate) kernel: declared::Kernel,
-    /// How long it takes, and which line of the script says so.
+    /// Its duration, and the script's line that gives it.
     pub(crate) duration: (Duration, usize),
     pub(crate) attributes: Mutex<HashMap<u32, i32>>,
     pub(crate) old_style: Mutex<OldStyle>,
@@ -36,7 +36,7 @@ pub(crate) struct Function {
     pub(crate) own: AtomicUsize,
 }
 
-/// What `cuFuncSetBlockShape` and its like have set.
+/// The settings of `cuFuncSetBlockShape` and similar calls.
 #[derive(Debug, Clone)]
 pub(crate) struct OldStyle {
     pub(crate) block: [u32; 3],
@@ -70,12 +70,12 @@ pub(crate) struct Module {
     /// The library that it belongs to, if any.
     pub(crate) library: usize,
     loaded: AtomicBool,
-    /// Where a runtime's image lies; it is read when the program asks for a variable.
+    /// The address of a runtime's image; it is read when the program asks for a variable.
     pub(crate) unread: Option<Unread>,
 }
 
-/// An image that a runtime has brought with the program, and that stays where it is until it is
-/// unloaded. There are a thousand of them in a big program, and most are never used.
+/// An image that a runtime has brought with the program, and that stays in place until it is unloaded. A big program
+/// has a thousand of them, and most are never used.
 #[derive(Debug)]
 pub(crate) struct Unread {
     start: usize,
@@ -105,7 +105,7 @@ pub(crate) fn function(function: CuFunction) -> Done<Arc<Function>> {
         .ok_or(CuResult::INVALID_HANDLE)
 }
 
-/// Sees to it that what a function belongs to is loaded where it is to run.
+/// Makes sure that a function's module is loaded in the context in which it runs.
 pub(crate) fn load_for(function: &Function, context: Ctx) -> Done {
     let module = match function.owner {
         Owner::Module(module) => module,
@@ -117,7 +117,7 @@ pub(crate) fn load_for(function: &Function, context: Ctx) -> Done {
         .map_or(Ok(()), |module| module.room.fill())
 }
 
-/// A context is gone, and the modules in it; their functions are none from then on.
+/// Called at the end of a context: ends its modules, and invalidates their functions.
 pub(crate) fn context_gone(context: Ctx) {
     for module in MODULES.take(|module| module.context.handle == context.handle) {
         module.unload();
@@ -162,7 +162,7 @@ impl Module {
 /// the program loads itself.
 static RUNTIME_CODE: Mutex<Option<HashMap<usize, u64>>> = Mutex::new(None);
 
-/// Changes what runtimes have in a context, and takes or gives the pages that it makes a difference of.
+/// Changes the runtimes' memory in a context, and takes or frees the difference in pages.
 pub(crate) fn runtime_code(context: Ctx, change: impl FnOnce(&mut u64)) -> Done {
     let driver = driver::the()?;
     let mut all = lock(&RUNTIME_CODE);
@@ -253,7 +253,7 @@ fn place_variables(module: &Module) -> Done {
     Ok(())
 }
 
-/// Gives a variable its address; the module's size carries what it takes.
+/// Gives a variable its address; its memory is part of the module's size.
 pub(crate) fn place(context: Ctx, variable: Variable) -> Done<(u64, usize)> {
     Ok((
         blocks::make_variables(context, variable.bytes.max(1) as u64)?,

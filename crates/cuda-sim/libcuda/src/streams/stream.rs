@@ -50,7 +50,7 @@ pub(crate) struct Stream {
     pub(crate) flags: u32,
     pub(crate) priority: i32,
     pub(crate) id: u64,
-    /// What this stream captures, if anything: see `capture.rs`.
+    /// The capture that this stream is in, if any: see `capture.rs`.
     pub(crate) capture: Mutex<Option<capture::Membership>>,
     pub(crate) attributes: Mutex<HashMap<u32, [u64; 8]>>,
 }

@@ -1,7 +1,7 @@
 //! Loads the library as a program does, each test in a process of its own with a board of its own.
 //! Knows the driver by its table of signatures only.
-#![allow(dead_code, reason = "each test file uses a part of it")]
 
+use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::ptr::null_mut;
@@ -11,34 +11,44 @@ use cuda_sim::Board;
 use libloading::Library;
 
 pub(crate) const MIB: u64 = 1 << 20;
-/// What a context takes in these tests.
+/// The memory of a context in these tests.
 pub(crate) const CONTEXT: u64 = 64 * MIB;
 /// Memory of each GPU in these tests.
 pub(crate) const TOTAL: u64 = 1024 * MIB;
 
 const CHILD: &str = "VGPU_TEST_CHILD";
 
-/// Runs a test's body in a process of its own, on a fresh board of two GPUs.
+/// Runs a test's body in a process of its own, on a fresh board of two GPUs. The caller stands in the test's own file.
+#[track_caller]
 pub(crate) fn alone(name: &str, settings: &[(&str, &str)], body: impl FnOnce(&Driver)) {
     if std::env::var(CHILD).as_deref() == Ok(name) {
         body(&Driver::load());
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let status = command(name, &directory.path().join("board"))
+    let ran = command(name, &directory.path().join("board"))
         .envs(settings.iter().copied())
-        .status();
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout);
     assert!(
-        status.unwrap().success(),
-        "{name} failed in its own process"
+        ran.status.success() && said.contains("1 passed"),
+        "{name} in its process: {}\n{said}{}",
+        ran.status,
+        String::from_utf8_lossy(&ran.stderr)
     );
 }
 
-/// This test binary again, for one test, on a board.
+/// This test binary again, for one test of the caller's file, on a board.
+#[track_caller]
 pub(crate) fn command(name: &str, board: &Path) -> Command {
+    // A file of this program is the module of its tests.
+    let file = Path::new(Location::caller().file());
+    let module = file.file_stem().unwrap().to_str().unwrap();
+    let whole = format!("{module}::{name}");
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .args([&*whole, "--exact", "--nocapture", "--test-threads=1"])
         .env(CHILD, name)
         .env("VGPU_SIM_BOARD", board)
         .env("VGPU_SIM_GPUS", "2")

@@ -1,5 +1,6 @@
 //! Processes of a board: which have joined, what each has done, what the dead leave.
 
+use super::turns::bits;
 use super::{
     BusyStretch, FREE, MAX_CHANNELS, MAX_DEVICES, MAX_PROCESSES, Process, ProcessTruth, RawStretch,
     STRETCHES, State, Usage,
@@ -20,6 +21,7 @@ impl State {
             kernels: 0,
             copies: 0,
             stretch: 0,
+            ran_ns: 0,
         };
         let usage = [zero; MAX_DEVICES];
         self.processes[free] = Process {
@@ -43,6 +45,10 @@ impl State {
             if self.events[index].process == process + 1 {
                 self.events[index].process = 0;
             }
+        }
+        for device in bits(self.devices_used) {
+            let slice = self.slice(device).without(process);
+            self.put_slice(device, slice);
         }
         if let Some(process) = self.processes.get_mut(process as usize) {
             process.state = 2;
@@ -77,7 +83,7 @@ impl State {
         }
     }
 
-    /// What each process did to a device, dead ones included.
+    /// The work of each process on a device, including dead processes.
     pub(in crate::exec) fn truth(&self, device: usize) -> Vec<ProcessTruth> {
         let known = &self.processes[..self.processes_used as usize];
         known

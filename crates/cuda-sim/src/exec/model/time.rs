@@ -4,7 +4,7 @@ use super::turns::{Turns, bits};
 use super::{
     CLOSING, Channel, DEPTH, FLAG_ARRIVED, FLAG_RELEASED, FREE, Item, KIND_COPY, KIND_HOST,
     KIND_KERNEL, KIND_POLL, KIND_RECORD, KIND_RENDEZVOUS, KIND_SPIN, KIND_WAIT_CHANNEL,
-    KIND_WAIT_EVENT, MAX_DEVICES, MAX_PROCESSES, NO_PROCESS, Position, State,
+    KIND_WAIT_EVENT, MAX_DEVICES, MAX_PROCESSES, Position, State,
 };
 
 impl State {
@@ -42,6 +42,8 @@ impl State {
         }
         self.take_turns(&Turns::default());
         self.time_ns = now_ns;
+        // A slice that was kept may have ended.
+        self.take_turns(&Turns::default());
         if now_ns >= self.next_sample_ns {
             self.next_sample_ns = self.sample_after(now_ns);
         }
@@ -232,51 +234,6 @@ impl State {
         turns
     }
 
-    pub(super) fn take_turns(&mut self, turns: &Turns) {
-        if self.is_mps() {
-            return;
-        }
-        for device in bits(self.devices_used) {
-            let current = self.devices[device].current;
-            if !turns.any(device) {
-                if current != 0 {
-                    self.devices[device].current = 0;
-                    // Kept for the round: the next turn is the next process's.
-                    self.devices[device].reserved = current;
-                }
-                continue;
-            }
-            let runs = current != 0 && turns.has(device, current - 1);
-            if runs && self.time_ns < self.devices[device].slice_end_ns {
-                continue;
-            }
-            let last = if current != 0 {
-                current
-            } else {
-                self.devices[device].reserved
-            };
-            let next = turns.after(device, last);
-            let (end_ns, slice_ns) = (self.devices[device].slice_end_ns, self.slice_ns);
-            self.devices[device].current = next + 1;
-            self.devices[device].slice_end_ns = if runs && next + 1 == current {
-                // Counted from its first slice, so that it does not matter when a process looks.
-                end_ns + ((self.time_ns - end_ns) / slice_ns + 1) * slice_ns
-            } else {
-                self.time_ns + slice_ns
-            };
-        }
-    }
-
-    pub(super) fn turns_taken(&self, mut turns: Turns) -> Turns {
-        for device in bits(self.devices_used) {
-            turns.current[device] = match self.devices[device].current {
-                0 => NO_PROCESS,
-                process => process - 1,
-            };
-        }
-        turns
-    }
-
     /// Marks spinning kernels that run for the first time; says whether there were any.
     pub(super) fn arrive(&mut self) -> bool {
         let mut any = false;
@@ -289,7 +246,8 @@ impl State {
                 head,
                 ..
             } = self.channels[index];
-            if !self.is_mps() && self.devices[device as usize].current != process + 1 {
+            let device = device as usize;
+            if !self.is_mps() && !self.slice(device).runs(process, self.time_ns) {
                 continue;
             }
             let item = &mut self.rings[index][head as usize % DEPTH];
@@ -320,8 +278,8 @@ impl State {
             }
         }
         for device in bits(self.devices_used) {
-            if turns.contended(device) {
-                earlier(self.devices[device].slice_end_ns);
+            if let Some(time_ns) = self.slice_changes_at(device, turns) {
+                earlier(time_ns);
             }
         }
         next
@@ -356,14 +314,17 @@ impl State {
             let copies = &copies[device];
             let running = turns.running_on(device);
             if running.iter().any(|&word| word != 0) {
-                self.devices[device].busy_ns += passed;
-                self.devices[device].sampled_busy_ns += passed;
+                let device = &mut self.devices[device];
+                device.busy_ns += passed;
+                device.sampled_busy_ns += passed;
+                device.slice_busy_ns += passed;
             }
             for (word, &running) in running.iter().enumerate() {
                 for process in bits(running).map(|bit| word * 64 + bit) {
                     let usage = &mut self.processes[process].usage[device];
                     usage.busy_ns += passed;
                     usage.sampled_busy_ns += passed;
+                    usage.ran_ns += passed;
                     self.held(device, process, self.time_ns, to_ns);
                 }
             }

@@ -1,17 +1,28 @@
 //! Which process has its turn on each device, and which kernels run in it.
 
-use super::{MAX_DEVICES, MAX_PROCESSES, NO_PROCESS};
+use super::{MAX_DEVICES, MAX_PROCESSES, NO_PROCESS, State};
+use crate::slices::{Emptied, Order, Ready, Rules, Slice};
 
 /// The places of a word's set bits, lowest first.
-pub(super) fn bits(mut word: u64) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        if word == 0 {
+pub(super) fn bits(word: u64) -> Bits {
+    Bits(word)
+}
+
+/// See [`bits`].
+#[derive(Debug, Clone)]
+pub(super) struct Bits(u64);
+
+impl Iterator for Bits {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        if self.0 == 0 {
             return None;
         }
-        let bit = word.trailing_zeros() as usize;
-        word &= word - 1;
+        let bit = self.0.trailing_zeros() as usize;
+        self.0 &= self.0 - 1;
         Some(bit)
-    })
+    }
 }
 
 /// Which processes have kernels to run, and which one has its turn.
@@ -43,10 +54,6 @@ impl Turns {
         self.waiting[device][process as usize / 64] |= 1 << (process % 64);
     }
 
-    pub(super) fn any(&self, device: usize) -> bool {
-        self.waiting[device].iter().any(|&word| word != 0)
-    }
-
     pub(super) fn has(&self, device: usize, process: u32) -> bool {
         self.waiting[device][process as usize / 64] >> (process % 64) & 1 == 1
     }
@@ -69,27 +76,109 @@ impl Turns {
         words
     }
 
-    pub(super) fn contended(&self, device: usize) -> bool {
-        if self.all_run {
-            return false;
-        }
-        self.waiting[device]
-            .iter()
-            .map(|word| word.count_ones())
-            .sum::<u32>()
-            > 1
-    }
-
     pub(super) fn idle(&self) -> bool {
         !self.copying && !self.running
     }
 
-    /// The first process with work from `from` on, round robin.
-    pub(super) fn after(&self, device: usize, from: u32) -> u32 {
-        let all = MAX_PROCESSES as u32;
-        (0..all)
-            .map(|step| (from + step) % all)
-            .find(|&p| self.has(device, p))
-            .unwrap_or(0)
+    /// The processes with a kernel to run, lowest first.
+    fn ready(&self, device: usize) -> impl Iterator<Item = usize> + Clone {
+        let words = self.waiting[device].iter().enumerate();
+        words.flat_map(|(word, &waiting)| bits(waiting).map(move |bit| word * 64 + bit))
+    }
+
+    /// Whether a process waits that does not have the slice.
+    fn others_wait(&self, device: usize, holder: Option<u32>) -> bool {
+        self.ready(device)
+            .any(|process| Some(process as u32) != holder)
+    }
+}
+
+impl State {
+    fn rules(&self) -> Rules {
+        Rules {
+            slice_ns: self.slice_ns,
+            switch_ns: self.switch_ns,
+            order: if self.least_run_first != 0 {
+                Order::LeastRun
+            } else {
+                Order::RoundRobin
+            },
+            emptied: if self.keeps_slices != 0 {
+                Emptied::Kept
+            } else {
+                Emptied::GivenUp
+            },
+        }
+    }
+
+    /// The slice that a device is in.
+    pub(super) fn slice(&self, device: usize) -> Slice {
+        let device = &self.devices[device];
+        Slice {
+            holder: device.holder.checked_sub(1),
+            last: device.last.checked_sub(1),
+            from_ns: device.slice_from_ns,
+            end_ns: device.slice_end_ns,
+            ran_ns: device.slice_ran_ns,
+            reached_ns: device.slice_reached_ns,
+        }
+    }
+
+    pub(super) fn put_slice(&mut self, device: usize, slice: Slice) {
+        let device = &mut self.devices[device];
+        device.holder = slice.holder.map_or(0, |process| process + 1);
+        device.last = slice.last.map_or(0, |process| process + 1);
+        device.slice_from_ns = slice.from_ns;
+        device.slice_end_ns = slice.end_ns;
+        device.slice_ran_ns = slice.ran_ns;
+        device.slice_reached_ns = slice.reached_ns;
+    }
+
+    /// Gives each device the slice that it is in from now on.
+    pub(super) fn take_turns(&mut self, turns: &Turns) {
+        if self.is_mps() {
+            return;
+        }
+        let rules = self.rules();
+        for device in bits(self.devices_used) {
+            let old = self.slice(device);
+            let ready = turns.ready(device).map(|process| Ready {
+                process: process as u32,
+                ran_ns: self.processes[process].usage[device].ran_ns,
+            });
+            let new = rules.next(self.time_ns, old, ready);
+            if new == old {
+                continue;
+            }
+            self.put_slice(device, new);
+            let Some(holder) = new.holder else { continue };
+            if rules.order == Order::LeastRun {
+                self.processes[holder as usize].usage[device].ran_ns = new.ran_ns;
+            }
+            if new.last != new.holder && old.holder != new.holder {
+                self.credit_wrongly(device, new.last, holder);
+            }
+        }
+    }
+
+    pub(super) fn turns_taken(&self, mut turns: Turns) -> Turns {
+        for device in bits(self.devices_used) {
+            let slice = self.slice(device);
+            turns.current[device] = slice
+                .holder
+                .filter(|&holder| slice.runs(holder, self.time_ns) && turns.has(device, holder))
+                .unwrap_or(NO_PROCESS);
+        }
+        turns
+    }
+
+    /// When a device's slice may change although no work has; never under MPS.
+    pub(super) fn slice_changes_at(&self, device: usize, turns: &Turns) -> Option<u64> {
+        if turns.all_run {
+            return None;
+        }
+        let slice = self.slice(device);
+        let others_wait = turns.others_wait(device, slice.holder);
+        self.rules().changes_at(self.time_ns, slice, others_wait)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::turns::bits;
 use super::{RawSample, SAMPLES, State, UtilizationSample};
+use crate::figures::Rounding;
 
 impl State {
     pub(super) fn sample_after(&self, time_ns: u64) -> u64 {
@@ -19,7 +20,8 @@ impl State {
     /// Writes down the period that ends here.
     pub(super) fn sample(&mut self) {
         let (time_ns, period) = (self.time_ns, self.sample_ns);
-        let percent = |ns: u64| (ns * 100 / period).min(100) as u16;
+        let rounding = Rounding::numbered(self.rounding);
+        let percent = |ns: u64| rounding.percent(ns, period).min(100) as u16;
         for device in bits(self.devices_used) {
             if self.devices[device].sampled_busy_ns == 0
                 && self.devices[device].sampled_copy_ns == 0
@@ -51,10 +53,28 @@ impl State {
                 memory_percent: percent(device.sampled_copy_ns),
             };
             (device.sampled_busy_ns, device.sampled_copy_ns) = (0, 0);
+            (device.slice_busy_ns, device.is_credited_wrongly) = (0, 0);
             device.totals[device.total_count as usize % 128] = raw;
             device.total_count += 1;
         }
         self.next_sample_ns = self.sample_after(time_ns);
+    }
+
+    /// Credits what a process ran in the slice that has ended to the next process, once in each sampling period, on boards
+    /// whose figures are wrong by a slice.
+    pub(super) fn credit_wrongly(&mut self, device: usize, from: Option<u32>, to: u32) {
+        let slice_busy_ns = std::mem::take(&mut self.devices[device].slice_busy_ns);
+        let Some(from) = from.filter(|_| self.credits_next != 0) else {
+            return;
+        };
+        if self.devices[device].is_credited_wrongly != 0 {
+            return;
+        }
+        self.devices[device].is_credited_wrongly = 1;
+        let told_ns = &mut self.processes[from as usize].usage[device].sampled_busy_ns;
+        let moved_ns = slice_busy_ns.min(*told_ns);
+        *told_ns -= moved_ns;
+        self.processes[to as usize].usage[device].sampled_busy_ns += moved_ns;
     }
 
     /// The samples of each process that ended after `since_ns`, oldest first.

@@ -86,7 +86,7 @@ fn devices_that_do_not_all_reach_each_other_are_two_groups() {
         mb_s: 200_000,
         version: (3, 0),
     };
-    // 0-1 and 1-2 and 2-3: a chain, and no clique.
+    // Links 0-1, 1-2 and 2-3 form a chain, not a clique.
     let mut devices: Vec<ObservedDevice> = (0..4).map(device).collect();
     devices[0].links = vec![nvlink(1)];
     devices[1].links = vec![nvlink(0), nvlink(2)];
@@ -124,8 +124,8 @@ impl Dice {
     }
 }
 
-/// Ten thousand steps of health, cordons and silence: a condition's time moves exactly when its status does, and the
-/// phase says what the conditions say.
+/// Ten thousand steps of health, cordons and silence: a condition's time changes exactly when its status does, and
+/// the phase agrees with the conditions.
 #[test]
 fn conditions_and_phase_agree_in_every_history() {
     for seed in [3_u64, 1_000_003, 77_777_777, 4_242_424_242] {
@@ -175,7 +175,7 @@ fn conditions_and_phase_agree_in_every_history() {
                 let open = node.devices.iter().filter(well).any(|it| !it.cordoned);
                 assert_eq!(holds("Schedulable"), open && !node.cordoned, "{what}");
                 assert_eq!(after.last_heartbeat.as_deref(), Some(&*now), "{what}");
-                // To report the same again changes the heartbeat alone.
+                // Reporting the same again changes only the heartbeat.
                 let again = status(&node, Some(&after), "later");
                 assert!(same_but_heartbeat(&after, &again), "{what}");
             }

@@ -32,17 +32,17 @@ pub struct PodDetail {
 pub struct OfOne {
     /// The GPU on a pod's page, the pod on a GPU's.
     pub title: String,
-    /// The address of its page; empty where it has none.
+    /// The address of its page; empty if it has none.
     pub href: String,
     /// Its identifier on a pod's page.
     pub id: String,
     /// Memory that the pod holds and uses.
     pub memory: Meter,
-    /// The most memory that it used; empty where it is not measured.
+    /// The most memory that it used; empty if that is not measured.
     pub most: String,
     /// Compute that the pod holds and uses.
     pub compute: Option<Meter>,
-    /// Its average compute; empty where it is not measured.
+    /// Its average compute; empty if that is not measured.
     pub mean: String,
     /// Memory and compute over time.
     pub charts: Vec<Lines>,
@@ -61,9 +61,9 @@ pub struct GpuDetail {
     pub state: &'static str,
     /// Its memory.
     pub memory: Meter,
-    /// Its compute; none where its vendor counts none.
+    /// Its compute; none if its vendor counts none.
     pub compute: Option<Meter>,
-    /// Names and values.
+    /// Facts about it, as pairs of name and value.
     pub facts: Vec<(&'static str, String)>,
     /// The pods on it.
     pub pods: Vec<OfOne>,
@@ -146,13 +146,10 @@ pub fn gpu_detail(
         format!("{} of at most {}", gpu.slots_taken, gpu.slots),
     )];
     if let Some(used) = gpu.used_bytes {
-        facts.push(("Memory in use, as its driver says", text::bytes(used)));
+        facts.push(("Memory in use, by its driver", text::bytes(used)));
     }
     if let Some(busy) = gpu.busy_compute {
-        facts.push((
-            "Busy, as its driver says",
-            format!("{} %", busy.div_ceil(10)),
-        ));
+        facts.push(("Busy, by its driver", format!("{} %", busy.div_ceil(10))));
     }
     Some(GpuDetail {
         title: title(gpu),

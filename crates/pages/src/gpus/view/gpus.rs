@@ -7,10 +7,10 @@ use crate::text;
 use crate::view::Slice;
 use crate::view::query::{Filter, Query, Select};
 
-/// GPUs on a page.
+/// The number of GPUs on a page of the list.
 const ROWS: usize = 25;
 
-/// How many pods of a GPU a list names.
+/// The most pods that a list names for a GPU.
 const PODS: usize = 3;
 
 /// The GPUs that match a query.
@@ -20,11 +20,11 @@ pub struct GpuList {
     pub filter: Filter,
     /// The rows of this page.
     pub rows: Vec<GpuRow>,
-    /// Which page it is.
+    /// The position of this page among all pages.
     pub slice: Slice,
     /// The address of this list.
     pub part: String,
-    /// How many GPUs there are.
+    /// The number of GPUs without the filter.
     pub all: usize,
 }
 
@@ -41,13 +41,13 @@ pub struct GpuRow {
     pub node: String,
     /// Its memory.
     pub memory: Meter,
-    /// Its compute; none where its vendor counts none.
+    /// Its compute; none if its vendor counts none.
     pub compute: Option<Meter>,
     /// How many containers share it.
     pub slots: String,
-    /// The first of its pods.
+    /// The first of the pods on it.
     pub pods: Vec<Link>,
-    /// How many more there are.
+    /// How many more pods there are.
     pub more: usize,
     /// An unusual state; empty for none.
     pub state: &'static str,

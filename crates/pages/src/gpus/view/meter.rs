@@ -9,7 +9,7 @@ use crate::view::bar::share;
 pub struct Meter {
     /// The held amount and the whole.
     pub held: String,
-    /// The used part, or that it is not measured; empty where nothing is held.
+    /// The used part, or a note that it is not measured; empty if nothing is held.
     pub used: String,
     /// Whether the use of the held part is known.
     pub measured: bool,

@@ -9,7 +9,7 @@ use crate::text;
 use crate::view::Slice;
 use crate::view::query::{Filter, Query, Select, has_all};
 
-/// Namespaces on a page.
+/// The number of namespaces on a page of the list.
 const ROWS: usize = 25;
 
 /// The namespaces that match a query.
@@ -19,7 +19,7 @@ pub struct NamespaceList {
     pub filter: Filter,
     /// The rows of this page.
     pub rows: Vec<NamespaceRow>,
-    /// Which page it is.
+    /// The position of this page among all pages.
     pub slice: Slice,
     /// The address of this list.
     pub part: String,
@@ -38,11 +38,12 @@ pub struct NamespaceRow {
     pub pods: usize,
     /// Memory that it holds and uses.
     pub memory: Meter,
-    /// Memory that it holds and never used, with its part of all that it holds; empty where nothing is measured.
+    /// Memory that it holds and never used, with its percentage of all memory that it holds; empty if nothing is
+    /// measured.
     pub memory_unused: String,
     /// Compute that it holds and uses.
     pub compute: Meter,
-    /// Compute that it holds and does not use on average; empty where nothing is measured.
+    /// Compute that it holds and does not use on average; empty if nothing is measured.
     pub compute_unused: String,
     /// How many of its shares are not measured, in words; empty for none.
     pub unmeasured: String,

@@ -1,5 +1,5 @@
 //! The first page: how much of the GPUs is held and used, over time; pods that were refused memory; pending pods; and
-//! what is held without being used.
+//! unused shares.
 
 use super::super::{GpuPod, Monitors, Pending, Picture, Total};
 use super::gpus::Link;
@@ -12,13 +12,13 @@ use crate::view::line::{Lines, Values, ago, lines};
 use crate::view::message;
 use crate::view::query::{Filter, Query, has_all};
 
-/// Pending pods on the first page, each with what would help it.
+/// The number of pending pods on the first page, each with the changes that would help it.
 const PENDING: usize = 5;
-/// Pending pods on a page of their own.
+/// The number of pending pods on a page of their list.
 const PENDING_ROWS: usize = 10;
-/// Namespaces on the first page.
+/// The number of namespaces on the first page.
 const NAMESPACES: usize = 5;
-/// Pods with refusals on the first page.
+/// The number of pods with memory refusals on the first page.
 const OOMS: usize = 5;
 
 /// The first page.
@@ -28,11 +28,11 @@ pub struct Overview {
     pub numbers: Vec<String>,
     /// How many pods wait for GPUs.
     pub waiting: usize,
-    /// How many refusals of memory there were.
+    /// The number of memory refusals.
     pub refusals: u64,
-    /// Memory and compute of all GPUs, now and over time; without charts until there is a history.
+    /// Memory and compute of all GPUs, now and over time; without charts if there is no history yet.
     pub meters: Vec<(&'static str, Meter, Vec<Lines>)>,
-    /// The time over which refusals and the highest use are counted, in words.
+    /// The period in which refusals and the highest use are counted, in words.
     pub window: String,
     /// Pods that were refused memory, the most often refused first.
     pub ooms: Vec<(Link, u32)>,
@@ -46,7 +46,7 @@ pub struct Overview {
     pub more_namespaces: usize,
     /// Notes for the reader.
     pub notes: Vec<String>,
-    /// Why some use is not known; empty where all is known.
+    /// Why some use is not measured; empty if all of it is.
     pub trouble: String,
     /// Whether there are no GPUs.
     pub empty: bool,
@@ -59,7 +59,7 @@ pub struct PendingList {
     pub filter: Filter,
     /// The rows of this page.
     pub rows: Vec<PendingRow>,
-    /// Which page it is.
+    /// The position of this page among all pages.
     pub slice: Slice,
     /// The address of this list.
     pub part: String,
@@ -74,7 +74,7 @@ pub struct PendingRow {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// The reason that most nodes have.
+    /// The most common reason among the nodes.
     pub reason: String,
     /// The address of the advice for this pod.
     pub why: String,
@@ -138,12 +138,12 @@ fn link(holder: &GpuPod) -> Link {
 fn notes(picture: &Picture) -> Vec<String> {
     let mut notes = picture.notes.clone();
     if !picture.synced {
-        notes.push("Not all nodes and pods have been read from the API server yet.".to_owned());
+        notes.push("Some nodes and pods have not been read from the API server yet.".to_owned());
     }
     notes
 }
 
-/// Why some use is not known; empty where all is known.
+/// Why some use is not measured; empty if all of it is.
 pub fn trouble(monitors: &Monitors) -> String {
     if !monitors.configured {
         return "Only what pods hold is shown: the flag --gpu-page-monitors names no node monitor \
@@ -151,7 +151,8 @@ pub fn trouble(monitors: &Monitors) -> String {
             .to_owned();
     }
     if !monitors.asked {
-        return "What pods use is being asked for the first time.".to_owned();
+        return "The node monitors are being asked for the use of pods for the first time."
+            .to_owned();
     }
     if monitors.known == 0 {
         return format!("No node monitor was found: {}.", monitors.problem);

@@ -8,7 +8,7 @@ use crate::view::Slice;
 use crate::view::line::{Lines, Values, lines};
 use crate::view::query::{Filter, Query, Select, has_all};
 
-/// Pods on a page.
+/// The number of pods on a page of the list.
 const ROWS: usize = 25;
 
 /// The pods that match a query.
@@ -18,7 +18,7 @@ pub struct PodList {
     pub filter: Filter,
     /// The rows of this page.
     pub rows: Vec<PodRow>,
-    /// Which page it is.
+    /// The position of this page among all pages.
     pub slice: Slice,
     /// The address of this list.
     pub part: String,
@@ -43,11 +43,11 @@ pub struct PodRow {
     pub reserved: bool,
     /// Memory that it holds and uses.
     pub memory: Meter,
-    /// The most memory that it used; empty where it is not measured.
+    /// The most memory that it used; empty if that is not measured.
     pub most: String,
     /// Compute that it holds and uses.
     pub compute: String,
-    /// Its memory use over time; none where nothing was measured.
+    /// Its memory use over time; none if nothing was measured.
     pub chart: Option<Lines>,
     /// How often it was refused memory.
     pub ooms: u32,
@@ -180,7 +180,7 @@ fn which(picture: &Picture, holder: &GpuPod) -> String {
     format!("GPU{end} {}", indexes.join(", "))
 }
 
-/// The memory that a pod used of all its GPUs together.
+/// The memory that a pod used on all its GPUs together.
 fn small_chart(picture: &Picture, held: u64, history: &[OfGpu]) -> Lines {
     let steps = history
         .iter()

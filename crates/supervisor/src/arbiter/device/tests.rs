@@ -66,6 +66,7 @@ impl Program {
                     host_pid: Some(u32::try_from(id).unwrap()),
                     launches: 0,
                     busy_ns: 0,
+                    occupied_ns: 0,
                     in_flight_ns: 0,
                     last_launch_ns: 0,
                     waiting: false,
@@ -80,6 +81,7 @@ impl Program {
             estimate: 0.0,
             charged: 0.0,
             grant: Grant {
+                own: Grant::ONE,
                 permille: 1000,
                 scale: Grant::ONE,
                 contended: false,
@@ -532,6 +534,7 @@ fn pretends(slot: (usize, u64), host_pid: u32, now: u64) -> Process {
         host_pid: Some(host_pid),
         launches: now / MS,
         busy_ns: now,
+        occupied_ns: 0,
         in_flight_ns: MS,
         last_launch_ns: now,
         waiting: false,
@@ -576,6 +579,7 @@ fn wild_counters(tenant: &mut Tenant, now: u64) {
     let process = |slot: u32| Process {
         launches: u64::MAX - now,
         busy_ns: now.wrapping_mul(1_000_000),
+        occupied_ns: 0,
         in_flight_ns: u64::MAX,
         last_launch_ns: u64::MAX,
         waiting: true,

@@ -10,13 +10,13 @@ use vgpu_abi::region::{Kind, SharedKey};
 use crate::base::growing::Growing;
 use crate::base::lock::{self, Guard};
 use crate::base::log::line;
-use crate::base::map::Entry;
 use crate::driver::query::{self, Mark};
 use crate::guest::manners;
 use crate::holdings::objects::{self, Objects};
 use crate::state::accounts::Accounts;
-use crate::state::deferred_frees::{DeferredFree, HOLD, PAST, PLAIN, SHARED, UNUSED, get, set};
-use crate::state::entries;
+use crate::state::deferred_free_table::{
+    DeferredFree, HOLD, PAST, PLAIN, SHARED, UNUSED, get, set,
+};
 use crate::state::holdings::CHORE_DEFERRED_FREES;
 
 impl DeferredFree {
@@ -67,21 +67,42 @@ pub(crate) struct OfStream {
     pub(crate) owner: u64,
 }
 
+/// Memory that the driver will free, and the charge that ends then.
+#[derive(Clone, Copy)]
+pub(crate) struct Freed {
+    pub(crate) bytes: u64,
+    /// Index in the region.
+    pub(crate) device: u8,
+    /// Our number of the context that the memory dies with; 0 for none.
+    pub(crate) context: u64,
+    pub(crate) charged: ChargedTo,
+}
+
+/// Where memory is charged that was freed in the order of a stream.
+#[derive(Clone, Copy)]
+pub(crate) enum ChargedTo {
+    /// In this process's slot, within the container's share of the device.
+    Slot,
+    /// In this process's slot, past the share.
+    SlotPastTheShare,
+    /// In the region's shared table, under this name.
+    Table(SharedKey),
+    /// To an object of this process.
+    Object(u64),
+}
+
 /// The driver has been told to free an allocation when the stream gets there.
-pub(crate) fn enter(accounts: &Accounts, entry: &Entry, key: Option<SharedKey>, of: OfStream) {
+pub(crate) fn enter(accounts: &Accounts, freed: Freed, of: OfStream) {
     let OfStream {
         stream,
         context,
         owner: stream_owner,
     } = of;
-    // An import of a pool's memory is held by an object, and dies with no context.
-    let hold = (entry.what == entries::what::TAKEN).then_some(entry.owner);
-    let owner = if hold.is_some() { 0 } else { entry.owner };
-    let state = match key {
-        _ if hold.is_some() => HOLD,
-        Some(_) => SHARED,
-        None if entries::is_past_the_share(entry) => PAST,
-        None => PLAIN,
+    let (state, key) = match freed.charged {
+        ChargedTo::Slot => (PLAIN, [0; 2]),
+        ChargedTo::SlotPastTheShare => (PAST, [0; 2]),
+        ChargedTo::Table(SharedKey(key)) => (SHARED, key),
+        ChargedTo::Object(number) => (HOLD, [number, 0]),
     };
     let Some(table) = accounts.holdings().deferred_frees.hold() else {
         // Charged until the end: nothing is known of it.
@@ -102,9 +123,9 @@ pub(crate) fn enter(accounts: &Accounts, entry: &Entry, key: Option<SharedKey>, 
             && name != 0
             && get(&one.stream) == name
             && get(&one.context) == context
-            && get(&one.owner) == owner
+            && get(&one.owner) == freed.context
             // Relaxed: under the lock.
-            && one.device.load(Ordering::Relaxed) == u32::from(entry.device)
+            && one.device.load(Ordering::Relaxed) == u32::from(freed.device)
             && get(&one.events[0]) != 0
     });
     if let Some(one) = found {
@@ -118,7 +139,7 @@ pub(crate) fn enter(accounts: &Accounts, entry: &Entry, key: Option<SharedKey>, 
             set(&one.events[1], event);
             set(
                 &one.bytes[1],
-                get(&one.bytes[1]).saturating_add(entry.bytes),
+                get(&one.bytes[1]).saturating_add(freed.bytes),
             );
             return;
         }
@@ -131,21 +152,20 @@ pub(crate) fn enter(accounts: &Accounts, entry: &Entry, key: Option<SharedKey>, 
         line!(
             Error,
             "{} bytes stay charged until the end: no memory to remember them in",
-            entry.bytes
+            freed.bytes
         );
         return;
     };
     // Relaxed: under the lock.
-    one.device.store(u32::from(entry.device), Ordering::Relaxed);
+    one.device.store(u32::from(freed.device), Ordering::Relaxed);
     set(&one.stream, name);
     set(&one.stream_owner, stream_owner);
     set(&one.context, context);
-    set(&one.owner, owner);
-    set(&one.bytes[0], entry.bytes.max(1));
+    set(&one.owner, freed.context);
+    set(&one.bytes[0], freed.bytes.max(1));
     set(&one.bytes[1], 0);
     set(&one.events[0], mark().unwrap_or(0));
     set(&one.events[1], 0);
-    let key = key.map_or([hold.unwrap_or(0), 0], |key| key.0);
     for (word, value) in one.key.iter().zip(key) {
         set(word, value);
     }
@@ -202,7 +222,7 @@ fn tidy(accounts: &Accounts, table: &Growing<DeferredFree>) {
 }
 
 /// Waits a little for streams to pass what was freed in them. A request that the container has no room
-/// for may have it then, as it would have had on a card of its own.
+/// for may have it then, as it would have had on a GPU of its own.
 #[cold]
 pub(crate) fn wait(accounts: &Accounts) {
     const LONGEST_MS: i64 = 50;

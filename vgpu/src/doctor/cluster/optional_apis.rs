@@ -1,4 +1,4 @@
-//! Checks of the two further doors, hcs.io and the device assigner. A door that is closed is skipped.
+//! Checks of the two optional APIs, hcs.io and the device assigner. An API that is off is skipped.
 
 use serde_json::Value;
 

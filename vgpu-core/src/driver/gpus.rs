@@ -1,5 +1,5 @@
-//! Which card a device of the driver is. The driver numbers what `CUDA_VISIBLE_DEVICES` shows, in an
-//! order of its own, and may show one card as several devices; limits name cards by UUID, or by the
+//! Which GPU a device of the driver is. The driver numbers what `CUDA_VISIBLE_DEVICES` shows, in an
+//! order of its own, and may show one GPU as several devices; limits name GPUs by UUID, or by the
 //! index that NVML gives them. Changes nothing; reads the environment when the driver does, and only
 //! then.
 
@@ -57,7 +57,7 @@ fn index_in(entry: &[u8]) -> Option<u32> {
 }
 
 impl Visible {
-    /// Does the driver show all cards in its own order, as far as we know?
+    /// Does the driver show all GPUs in its own order, as far as we know?
     fn is_unset(&self) -> bool {
         // Relaxed: the state alone is asked for.
         self.state.load(Ordering::Relaxed) == UNSET
@@ -78,11 +78,11 @@ impl Visible {
     }
 }
 
-/// The index of the card by which limits without UUIDs name it: NVML's; without NVML the one that
+/// The index of the GPU by which limits without UUIDs name it: NVML's; without NVML the one that
 /// `CUDA_VISIBLE_DEVICES` named when the driver read it, or else the driver's own.
-fn index_of_card(ordinal: i32) -> Option<usize> {
+fn index_of_gpu(ordinal: i32) -> Option<usize> {
     let ordinal_index = usize::try_from(ordinal).ok()?;
-    // One card, and all cards shown: no need to wake NVML.
+    // One GPU, and all GPUs shown: no need to wake NVML.
     if VISIBLE.is_unset() && query::device_count() == Some(1) {
         return Some(ordinal_index);
     }
@@ -97,8 +97,8 @@ pub(crate) fn in_file(limits: &LimitsValue, ordinal: i32) -> Option<Device> {
     let found = names
         .iter()
         .find_map(|name| listed(limits, name))
-        // A part of a card that has a name of its own (a MIG instance, a locality domain).
-        .or_else(|| listed(limits, &query::card_uuid(ordinal)?))
+        // A part of a GPU that has a name of its own (a MIG instance, a locality domain).
+        .or_else(|| listed(limits, &query::gpu_uuid(ordinal)?))
         .or_else(|| unnamed(limits, ordinal));
     Some(match (found, limits.unlisted) {
         (Some(index), _) => Device::Limited(index),
@@ -112,7 +112,7 @@ fn listed(limits: &LimitsValue, name: &[u8; 16]) -> Option<usize> {
     devices.position(|device| is_uuid(&device.uuid, name))
 }
 
-/// The entry of this card's index, if the limits name no UUID there.
+/// The entry of this GPU's index, if the limits name no UUID there.
 fn unnamed(limits: &LimitsValue, ordinal: i32) -> Option<usize> {
     if limits
         .devices()
@@ -121,7 +121,7 @@ fn unnamed(limits: &LimitsValue, ordinal: i32) -> Option<usize> {
     {
         return None;
     }
-    let index = index_of_card(ordinal)?;
+    let index = index_of_gpu(ordinal)?;
     limits
         .devices()
         .get(index)?
@@ -132,7 +132,7 @@ fn unnamed(limits: &LimitsValue, ordinal: i32) -> Option<usize> {
 
 /// The device's place in limits that the peers' variables give by index.
 pub(crate) fn by_index(ordinal: i32) -> Device {
-    let index = index_of_card(ordinal).filter(|&index| index < MAX_DEVICES);
+    let index = index_of_gpu(ordinal).filter(|&index| index < MAX_DEVICES);
     index.map_or(Device::Unlimited, Device::Limited)
 }
 

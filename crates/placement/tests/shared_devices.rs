@@ -1,5 +1,5 @@
-//! What holds for cards of every kind, whatever pods come and go: lanes are one pod's, slices are not promised twice,
-//! shares lie only beside those that they may lie beside.
+//! Properties of devices of every kind, for any sequence of pods: a lane belongs to one pod, slices are not promised
+//! twice, and shares are only on devices whose other shares they accept.
 
 #![allow(
     clippy::unwrap_used,
@@ -17,11 +17,11 @@ use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
 
-/// Eight cards of each kind: with lanes, with slices, and with neither.
+/// Eight devices of each kind: with lanes, with slices, and with neither.
 fn node(name: &str) -> Node {
     let mut devices = Vec::new();
     for index in 0..8 {
-        let card = |vendor: &str| {
+        let device = |vendor: &str| {
             let id = format!("{name}-{vendor}-{index}");
             let mut device = Device::new(vendor, &id, vendor, 1000 * MIB);
             device.index = index;
@@ -30,10 +30,10 @@ fn node(name: &str) -> Node {
             device.module = Some(index / 2);
             device
         };
-        let mut lanes = card("lanes");
+        let mut lanes = device("lanes");
         lanes.cores = 0b1111;
         lanes.tags.push(Device::RING.to_owned());
-        let mut slices = card("slices");
+        let mut slices = device("slices");
         slices.slots = 6;
         slices.mig_profiles = [1, 2, 3, 6]
             .map(|slices| MigProfile {
@@ -44,7 +44,7 @@ fn node(name: &str) -> Node {
                 placements: Vec::new(),
             })
             .to_vec();
-        devices.extend([lanes, slices, card("shares")]);
+        devices.extend([lanes, slices, device("shares")]);
     }
     Node {
         name: name.to_owned(),
@@ -142,9 +142,9 @@ fn used(cluster: &Cluster) -> Vec<(String, Load)> {
         .collect()
 }
 
-/// All grants by card.
-fn by_card(cluster: &Cluster) -> BTreeMap<String, Vec<Grant>> {
-    let mut cards: BTreeMap<String, Vec<Grant>> = BTreeMap::new();
+/// All grants by device.
+fn by_device(cluster: &Cluster) -> BTreeMap<String, Vec<Grant>> {
+    let mut devices: BTreeMap<String, Vec<Grant>> = BTreeMap::new();
     for reservation in cluster.reservations() {
         for grant in reservation
             .placement
@@ -152,30 +152,30 @@ fn by_card(cluster: &Cluster) -> BTreeMap<String, Vec<Grant>> {
             .iter()
             .flat_map(|granted| &granted.grants)
         {
-            let card = cards.entry(grant.device.as_ref().to_owned()).or_default();
-            card.push(grant.clone());
+            let device = devices.entry(grant.device.as_ref().to_owned()).or_default();
+            device.push(grant.clone());
         }
     }
-    cards
+    devices
 }
 
 fn judge(cluster: &Cluster) -> Result<(), TestCaseError> {
-    for (card, grants) in by_card(cluster) {
+    for (device, grants) in by_device(cluster) {
         let slots: u32 = grants.iter().map(|grant| grant.slots).sum();
         let memory: u64 = grants.iter().map(|grant| grant.memory_bytes).sum();
-        prop_assert!(memory <= 1000 * MIB, "{card}: {memory} bytes");
-        if card.contains("-lanes-") {
+        prop_assert!(memory <= 1000 * MIB, "{device}: {memory} bytes");
+        if device.contains("-lanes-") {
             let mut taken = 0;
             for grant in &grants {
-                prop_assert!(grant.cores > 0 && grant.cores <= 0b1111, "{card}");
-                prop_assert_eq!(taken & grant.cores, 0, "{}: one lane for two", card);
+                prop_assert!(grant.cores > 0 && grant.cores <= 0b1111, "{device}");
+                prop_assert_eq!(taken & grant.cores, 0, "{}: one lane for two", device);
                 taken |= grant.cores;
             }
-            prop_assert!(slots <= 4, "{card}");
-        } else if card.contains("-slices-") {
-            prop_assert!(slots <= 6, "{card}: {slots} slices");
+            prop_assert!(slots <= 4, "{device}");
+        } else if device.contains("-slices-") {
+            prop_assert!(slots <= 6, "{device}: {slots} slices");
         } else {
-            prop_assert!(slots <= 4, "{card}");
+            prop_assert!(slots <= 4, "{device}");
             let classes: Vec<&str> = grants
                 .iter()
                 .filter_map(|grant| grant.class.as_deref())
@@ -185,7 +185,7 @@ fn judge(cluster: &Cluster) -> Result<(), TestCaseError> {
                 for (_, other) in others {
                     prop_assert!(
                         accepts(class).contains(other),
-                        "{card}: {class} beside {other}"
+                        "{device}: {class} beside {other}"
                     );
                 }
             }
@@ -198,7 +198,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_card_gives_what_it_has_twice_whatever_comes_and_goes(
+    fn no_device_is_promised_twice_for_any_sequence_of_pods(
         steps in proptest::collection::vec((asks(), proptest::option::of(asks()), any::<bool>(), 0_usize..30), 1..30),
     ) {
         let mut cluster = cluster(&["n1", "n2"]);
@@ -215,7 +215,7 @@ proptest! {
             if let Ok(placement) = placed {
                 cluster.reserve(request.pod.clone(), placement.clone());
                 judge(&cluster)?;
-                // What is released leaves no trace.
+                // A released pod leaves no trace.
                 cluster.release(&request.pod.uid);
                 prop_assert_eq!(&before, &used(&cluster));
                 cluster.reserve(request.pod.clone(), placement.clone());
@@ -235,11 +235,11 @@ proptest! {
         count in 1_u32..5,
         spread in any::<bool>(),
     ) {
-        // Worth is looked at by placing on each node alone and comparing shares of the largest group.
+        // The bonus is checked by placing on each node alone and comparing the shares of the largest group.
         let mut cluster = cluster(&["n1", "n2", "n3"]);
-        for (number, (node, card)) in taken.into_iter().enumerate() {
+        for (number, (node, index)) in taken.into_iter().enumerate() {
             let mut ask = Ask::new("shares", 1, Memory::Percent(100));
-            ask.select.use_ids = vec![format!("n{}-shares-{card}", node + 1)];
+            ask.select.use_ids = vec![format!("n{}-shares-{index}", node + 1)];
             let request = request(100 + number, vec![ask], NodePolicy::Binpack);
             if let Ok(placement) = cluster.place(&request, Among::All) {
                 cluster.reserve(request.pod, placement);

@@ -1,5 +1,5 @@
-//! Whether one card can serve one ask in addition to its present use, and the share that the ask takes. Never reads other
-//! cards.
+//! Whether one device can serve one ask in addition to its present use, and the share that the ask takes. Reads no
+//! other devices.
 
 use std::sync::Arc;
 
@@ -13,19 +13,19 @@ use crate::score;
 
 const MIB: u64 = 1 << 20;
 
-/// What the pod being placed uses of one card so far.
+/// The part of one device that the pod being placed uses so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pending {
     pub(crate) phases: Phases,
-    /// Its instances, with the kind of container that holds each, and which container.
+    /// Its instances, each with the kind and the position of the container that holds it.
     pub(crate) instances: Vec<(usize, Kind, Instance)>,
     /// Classes of its containers.
     pub(crate) classes: Vec<Arc<str>>,
-    /// The container that took the card first.
+    /// The container that first took the device.
     pub(crate) container: Option<usize>,
 }
 
-/// What a share takes of a card.
+/// The cost of a share of a device.
 #[derive(Debug, Clone)]
 pub(crate) struct Cost {
     pub(crate) load: Load,
@@ -45,7 +45,7 @@ pub(crate) fn score_of(
     score::device(used, device.total, step.ask.weights)
 }
 
-/// Memory that the step needs on this card, bytes.
+/// Memory that the step needs on this device, in bytes.
 fn memory_asked(device: &DeviceState, memory: Memory) -> u64 {
     match memory {
         Memory::Bytes(bytes) => bytes,
@@ -72,7 +72,7 @@ fn memory_asked(device: &DeviceState, memory: Memory) -> u64 {
     }
 }
 
-/// Compute that the step needs on this card, in its unit. For lanes, `used` is the mask of used ones.
+/// Compute that the step needs on this device, in its unit. For lanes, `used` is the mask of the used ones.
 fn cores_asked(device: &DeviceState, compute: Compute, used: u32) -> Result<u32, Reason> {
     let total = device.total.cores;
     match compute {
@@ -124,7 +124,7 @@ fn cores_asked(device: &DeviceState, compute: Compute, used: u32) -> Result<u32,
     }
 }
 
-/// Whether the card can serve the step in addition to its present use and to what the pod has taken so far.
+/// Whether the device can serve the step in addition to its present use and the pod's earlier containers.
 pub(crate) fn check(
     device: &DeviceState,
     pending: &Pending,
@@ -195,7 +195,7 @@ pub(crate) fn check(
             ),
             Ok(Some((instance, load))) => (Load { slots, ..load }, Some(instance)),
             Err(reason) => {
-                // A quota is named before the card's own limits: another card would not help.
+                // The quota is checked before the device's own limits: another device would not help against it.
                 let asked = Load {
                     slots,
                     cores: asked_cores,
@@ -280,7 +280,7 @@ fn check_quota(step: &Step<'_>, quotas: &[(u32, Phases)], load: Load) -> Result<
     Ok(())
 }
 
-/// The smallest sufficient profile of a card that is divided into profiles without placements.
+/// The smallest sufficient profile of a device that is divided into profiles without placements.
 fn smallest_profile<'a>(device: &'a DeviceState, ask: &Ask) -> Result<&'a MigProfile, Reason> {
     let memory = memory_asked(device, ask.memory);
     let cores = match ask.compute {
@@ -296,7 +296,7 @@ fn smallest_profile<'a>(device: &'a DeviceState, ask: &Ask) -> Result<&'a MigPro
         .ok_or(Reason::NoProfile)
 }
 
-/// What the profile takes of the card. Only slices and memory are limited; compute is counted but never refused.
+/// The profile's cost on the device. Only slices and memory are limited; compute is counted but never refused.
 fn check_cut(device: &DeviceState, beside: Load, profile: &MigProfile) -> Result<Load, Reason> {
     let total = device.total;
     if beside.slots.saturating_add(profile.slices) > total.slots {
@@ -317,7 +317,7 @@ fn check_cut(device: &DeviceState, beside: Load, profile: &MigProfile) -> Result
     })
 }
 
-/// Whether the card has room; on a card in MIG mode, the MIG instance.
+/// Whether the device has room; on a device in MIG mode, the MIG instance.
 fn check_room(
     device: &DeviceState,
     pending: &Pending,
@@ -343,7 +343,7 @@ fn check_room(
             total: total.cores,
         });
     }
-    // 100 of 100 percent means that the container is alone on the card.
+    // 100 of 100 percent means that the container has the device to itself.
     if total.cores == 100 && asked_cores == 100 && beside.slots > 0 {
         return Err(Reason::Exclusive {
             containers: beside.slots,
@@ -401,7 +401,7 @@ fn free_instance(
                 .iter()
                 .all(|held| !held.span.overlaps(span))
                 && pending.instances.iter().all(|(container, kind, held)| {
-                    // An instance that an init container leaves can be reused as it is, but not resized.
+                    // An instance that an init container leaves can be reused in its size, but not resized.
                     let over = *kind == Kind::Init && *container != step.container;
                     !held.span.overlaps(span) || (over && *held == instance)
                 });

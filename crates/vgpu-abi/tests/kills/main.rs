@@ -1,10 +1,8 @@
 //! `kill -9` at every labelled step and at moments taken by chance, while others go on: afterwards
-//! the ledger says what the survivors say, and nobody has waited in vain.
-#![allow(
-    missing_docs,
-    unreachable_pub,
-    reason = "tests are sentences, and nobody links them"
-)]
+//! the region charges what the survivors hold, and no wait ran out.
+//!
+//! A program of its own, because it loads every processor for seconds: beside it the bounded waits of other tests of
+//! this crate would run out.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -15,6 +13,7 @@
     reason = "what goes wrong here is a test that fails, and it may say so"
 )]
 
+#[path = "../common/mod.rs"]
 mod common;
 
 use std::collections::BTreeMap;
@@ -23,7 +22,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Dice, Peer, Place, command, next_line, reply, role};
+use common::{Dice, Peer, RegionDir, next_line, patient_command, reply, role};
 use vgpu_abi::CRASH_POINTS;
 use vgpu_abi::region::{Bounds, Kind, Region, ShareError, SharedKey};
 
@@ -45,7 +44,7 @@ fn child_process() {
     }
 }
 
-/// What a process holds, by its own books.
+/// The memory a process holds, by its own account.
 #[derive(Default)]
 struct Books {
     own: [u64; DEVICES],
@@ -209,8 +208,8 @@ fn survivor(path: &Path) {
     }
 }
 
-fn start_victim(place: &Place, crash_at: Option<&str>) -> Child {
-    let mut command = command("child_process", "victim", &place.path());
+fn start_victim(place: &RegionDir, crash_at: Option<&str>) -> Child {
+    let mut command = patient_command("child_process", "victim", &place.path());
     if let Some(at) = crash_at {
         command.env("VGPU_CRASH_AT", at);
     }
@@ -240,7 +239,7 @@ fn kill(child: &mut Child) {
 }
 
 /// Until all of them have a slot, for a while.
-fn wait_for_slots(place: &Place, victims: &[Child]) {
+fn wait_for_slots(place: &RegionDir, victims: &[Child]) {
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(2) {
         let slots = place.snapshot().slots;
@@ -268,7 +267,7 @@ fn go_on(survivors: &mut [Peer]) {
 }
 
 /// All stop; the dead are reaped; the ledger must say what the survivors say.
-fn compare(place: &Place, survivors: &mut [Peer], after: &str) {
+fn compare(place: &RegionDir, survivors: &mut [Peer], after: &str) {
     let mut own = [0; DEVICES];
     let mut beyond = 0;
     let mut shared = BTreeMap::new();
@@ -327,10 +326,10 @@ fn compare(place: &Place, survivors: &mut [Peer], after: &str) {
 }
 
 #[test]
-fn whoever_is_killed_wherever_the_ledger_says_what_the_living_hold() {
+fn after_kills_anywhere_charges_equal_what_the_living_hold() {
     let begin = Instant::now();
-    let place = Place::new();
-    let start = || Peer::start(command("child_process", "survivor", &place.path()));
+    let place = RegionDir::new();
+    let start = || Peer::start(patient_command("child_process", "survivor", &place.path()));
     let mut survivors: Vec<_> = (0..SURVIVORS).map(|_| start()).collect();
     let mut dice = Dice::new(7);
     let (mut by_label, mut by_chance) = (0, 0);
@@ -338,7 +337,7 @@ fn whoever_is_killed_wherever_the_ledger_says_what_the_living_hold() {
     for round in [1, 2] {
         for point in CRASH_POINTS {
             // To come to where it reaps, a process needs a dead slot that it does not take for
-            // itself, and that nobody else clears first.
+            // itself, and that no other process clears first.
             let alone = point.starts_with("reap:") || point.starts_with("keep:");
             let at = format!(
                 "{point}:{}",
@@ -373,7 +372,7 @@ fn whoever_is_killed_wherever_the_ledger_says_what_the_living_hold() {
                 kill(&mut labelled);
                 by_chance += 1;
             }
-            assert!(died, "nobody came to {at}");
+            assert!(died, "no process came to {at}");
             compare(&place, &mut survivors, &at);
         }
     }

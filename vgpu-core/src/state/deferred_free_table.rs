@@ -1,5 +1,5 @@
 //! The table of deferred frees: memory that the program freed in the order of a stream, and that the driver
-//! takes back when the stream gets there. `holdings/deferred_frees.rs` fills and empties it.
+//! takes back when the stream gets there. `holdings/deferred_free_charges.rs` fills and empties it.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -8,9 +8,9 @@ use crate::base::lock::Guarded;
 
 /// Every deferred free of this process. Held while events are recorded, asked and destroyed: these calls of
 /// the driver are ours.
-pub(crate) type DeferredFrees = Guarded<Growing<DeferredFree>>;
+pub(crate) type DeferredFreeTable = Guarded<Growing<DeferredFree>>;
 
-/// What one stream frees, in two parts: an event stands behind each, and the second part begins before the
+/// The memory that one stream frees, in two parts: an event stands behind each, and the second part begins before the
 /// stream has reached the first event. So the charge of a stream that never idles goes down, too.
 #[repr(C)]
 pub(crate) struct DeferredFree {
