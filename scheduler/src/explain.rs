@@ -534,8 +534,8 @@ fn asked(request: &Request) -> Vec<Asked> {
                 devices: ask.count,
                 memory: match ask.memory {
                     Memory::Bytes(bytes) => format!("{} MiB", bytes.div_ceil(MIB)),
-                    Memory::Percent(100..) => "whole card".to_owned(),
-                    Memory::Percent(percent) => format!("{percent} % of the card"),
+                    Memory::Percent(100..) => "whole device".to_owned(),
+                    Memory::Percent(percent) => format!("{percent} % of the device"),
                 },
                 compute: match ask.compute {
                     Compute::Units(0) => "none promised".to_owned(),

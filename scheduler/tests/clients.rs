@@ -173,7 +173,7 @@ fn the_demos_check_finds_overcommit_and_missing_devices() {
     assert_eq!(code, Some(0), "{printed}");
     let (code, printed) = checked(&state(&[pod("a", held), pod("b", held)]));
     assert_eq!(code, Some(1), "{printed}");
-    let over = "card GPU-0 of n has 1000 MiB, and 1200 are promised";
+    let over = "GPU GPU-0 of n has 1000 MiB, and 1200 are promised";
     assert!(printed.contains(over), "{printed}");
     let (code, printed) = checked(&state(&[pod("a", "")]));
     assert_eq!(code, Some(1), "{printed}");

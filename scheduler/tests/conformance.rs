@@ -303,7 +303,7 @@ fn damaged_recordings_promise_no_gpu_twice() {
     });
     let wrong: Vec<String> = found.into_iter().flat_map(|(_, one)| one.wrong).collect();
     let (asked, figures) = (asked.into_inner(), figures.into_inner());
-    eprintln!("{asked} damaged requests, {figures} figures of cards");
+    eprintln!("{asked} damaged requests, {figures} figures of devices");
     let all = std::env::var_os("VGPU_CASE").is_none();
     assert!(!all || asked > 5_000 && figures > 400, "{asked} {figures}");
     assert!(

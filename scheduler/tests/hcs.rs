@@ -287,7 +287,7 @@ async fn bad_requests_are_refused_and_touch_no_other_pod() {
 }
 
 #[tokio::test]
-async fn a_vendors_own_name_asks_for_its_whole_cards() {
+async fn a_vendors_own_name_asks_for_its_whole_devices() {
     let served = Served::of(three_vendors(), vendors(|_| ())).await;
     let wants = json!({ "limits": { "huawei.com/ascend": "2" } });
 

@@ -17,7 +17,7 @@ NULL = os.makedev(1, 3)
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 
 
-def cards():
+def gpus():
     """UUIDs of all GPUs, in their order."""
     nvml = ctypes.CDLL("libnvidia-ml.so.1")
 
@@ -79,7 +79,7 @@ def main():
         device_node(folder, f"nvidia{index}")
     # Written aside and renamed: a runtime may be reading.
     with open(target + ".new", "w", encoding="utf-8") as file:
-        json.dump(specification(cards(), driver), file, indent=1)
+        json.dump(specification(gpus(), driver), file, indent=1)
     os.replace(target + ".new", target)
 
 

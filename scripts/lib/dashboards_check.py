@@ -148,7 +148,7 @@ def containers(ends, binaries, board):
 
 def state(work):
     """Two nodes, one of them the agent's and one with MIG; a quota."""
-    cards = [
+    gpus = [
         {"id": f"GPU-{n:08}-1111-2222-3333-444444444444", "index": n, "count": 10, "devmem": 16384, "devcore": 100,
          "type": "NVIDIA-A100", "mode": "hami-core", "numa": 0, "health": True}
         for n in range(2)
@@ -168,7 +168,7 @@ def state(work):
     namespaces = [{"metadata": {"name": name}} for name in ("research", "vgpu-system")]
     path = os.path.join(work, "state.json")
     with open(path, "w", encoding="utf-8") as file:
-        json.dump({"namespaces": namespaces, "nodes": [node("check", cards), node("mig", mig)], "pods": [],
+        json.dump({"namespaces": namespaces, "nodes": [node("check", gpus), node("mig", mig)], "pods": [],
                    "resourceQuotas": [quota]}, file)
     return path
 
@@ -187,7 +187,7 @@ def webhook(ends, binaries, work, cluster):
 
 
 def plugin(ends, binaries, work):
-    """The device plugin: without a kubelet it registers the node's cards and watches their health."""
+    """The device plugin: without a kubelet it registers the node's GPUs and watches their health."""
     return listens(ends, work, "plugin", [
         f"{binaries}/vgpu-monitor", "plugin", "--node-name", "check", "--state-dir", f"{work}/state", "--cdi-dir",
         f"{work}/cdi", "--kubelet-dir", f"{work}/kubelet", "--kubeconfig", f"{work}/kubeconfig", "--namespace",

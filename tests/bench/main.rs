@@ -24,7 +24,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use races::{CALLS, race};
-use support::{CARD, CONTEXT, MIB, Program, World, compile};
+use support::{CONTEXT, GPU_BYTES, MIB, Program, World, compile};
 use vgpu_abi::limits::{LimitsFile, Policy};
 
 /// Rounds of each racing call: 10,000 in all.
@@ -161,7 +161,7 @@ fn both(words: &str, processes: usize) -> [Figures; 2] {
 
 /// As `both`, under a cap of compute time in percent; 0 is none.
 fn both_under(words: &str, processes: usize, cap: u32) -> [Figures; 2] {
-    let world = World::with_limits(&[CARD]);
+    let world = World::with_limits(&[GPU_BYTES]);
     let file = LimitsFile::open(&world.path("limits")).unwrap();
     let mut limits = file.read().unwrap();
     limits.policy = Policy::Force;

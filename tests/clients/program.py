@@ -2,7 +2,7 @@
 
     program.py CLIENT
 
-    total            prints what the program believes is the card's size, in bytes
+    total            prints what the program believes is the GPU's size, in bytes
     free             prints what it believes is free, in bytes
     take GIB         allocates one piece; prints "took", or "refused" and the client's own words
     fill GIB         takes pieces of that size until one is refused; prints how many

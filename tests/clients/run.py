@@ -1,6 +1,6 @@
 """Runs every CUDA client under `vgpu run` on the simulated GPUs and checks what it sees and gets.
 
-Runs inside `vgpu sim` with one GPU of 16 GiB, or on a real GPU without other users. A client of program.py must see its limit as the card's size, fill up to
+Runs inside `vgpu sim` with one GPU of 16 GiB, or on a real GPU without other users. A client of program.py must see its limit as the GPU's size, fill up to
 it, be refused past it, free and go on; two at once must not pass a limit that they share. A client of watch.py must
 see the container's share, use and processes. Prints a line for each, and "N passed" at the end.
 """
@@ -140,7 +140,7 @@ def alone(client, command):
     limit = limit_of(client)
     with Contained(name, limit, command) as program:
         total = int(program.tell("total"))
-        expect("the limit as the card's size", total, total == limit)
+        expect("the limit as the GPU's size", total, total == limit)
         count = int(program.tell(f"fill {PIECE}"))
         # A context and a module of a client's own stand beside the pieces; nothing else of size does.
         expect("pieces up to the limit", count, limit * 0.6 <= count * PIECE * GIB <= limit)
@@ -179,9 +179,9 @@ def together(client, command):
             watcher.join()
         highest = max(highest, top()["gpus"][0]["used_bytes"])
         # What the driver holds, not what our books say.
-        expect("two together", f"{counts}, {highest - before} bytes on the card", sum(counts) > 0 and highest - before <= limit_of(client))
+        expect("two together", f"{counts}, {highest - before} bytes on the GPU", sum(counts) > 0 and highest - before <= limit_of(client))
         pair.end()
-    return f"two together {counts[0]} + {counts[1]}, at most {(highest - before) / GIB:.2f} GiB on the card"
+    return f"two together {counts[0]} + {counts[1]}, at most {(highest - before) / GIB:.2f} GiB on the GPU"
 
 
 def watching(client):
@@ -190,7 +190,7 @@ def watching(client):
         seen = json.loads(both.hear("what it sees"))
         pid = int(both.hear("the holder's pid"))
         both.end()
-    expect("the limit as the card's size", seen, seen["total"] == LIMIT)
+    expect("the limit as the GPU's size", seen, seen["total"] == LIMIT)
     expect("what is used", seen, GIB <= seen["used"] <= LIMIT)
     expect("the container's one process", seen, seen["pids"] == [pid])
     expect("GPUs", seen, seen["gpus"] == 1)

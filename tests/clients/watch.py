@@ -1,4 +1,4 @@
-"""A program that looks at the card through NVML, with one client library; prints what it sees as JSON.
+"""A program that looks at the GPU through NVML, with one client library; prints what it sees as JSON.
 
     watch.py CLIENT     prints {"total": bytes, "used": bytes, "pids": [...], "gpus": count}
 """
@@ -41,11 +41,11 @@ def nvitop():
 
 def gpustat():
     told = json.loads(subprocess.run([sys.executable, "-m", "gpustat", "--json"], capture_output=True, text=True, check=True).stdout)
-    card = told["gpus"][0]
+    gpu = told["gpus"][0]
     return {
-        "total": card["memory.total"] << 20,
-        "used": card["memory.used"] << 20,
-        "pids": sorted(process["pid"] for process in card["processes"]),
+        "total": gpu["memory.total"] << 20,
+        "used": gpu["memory.used"] << 20,
+        "pids": sorted(process["pid"] for process in gpu["processes"]),
         "gpus": len(told["gpus"]),
     }
 

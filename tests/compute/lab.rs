@@ -20,7 +20,7 @@ use vgpu_abi::region::{Region, RegionDevice};
 use vgpu_abi::targets::TargetsFile;
 
 use crate::boards::Board;
-use crate::support::{CARD, CONTEXT, World, compile};
+use crate::support::{CONTEXT, GPU_BYTES, World, compile};
 
 /// A millisecond of the board.
 pub(crate) const MS: u64 = 1_000_000;
@@ -80,7 +80,7 @@ impl Asks {
                 uuid,
                 core_percent: self.cap,
                 floor_percent: self.floor,
-                physical_bytes: CARD,
+                physical_bytes: GPU_BYTES,
                 context_bytes: CONTEXT,
                 ..DeviceLimit::default()
             }],
@@ -164,7 +164,7 @@ impl Lab {
         drop(TargetsFile::create(&dir.join("targets")).unwrap());
         let device = RegionDevice {
             uuid,
-            physical_bytes: CARD,
+            physical_bytes: GPU_BYTES,
         };
         Region::create(&dir.join("region"), &[device], 0o600).unwrap();
         Container {

@@ -379,11 +379,11 @@ fn ask_memory(nvml: &Nvml, count: u32) {
 }
 
 fn ask_parts(nvml: &Nvml) {
-    let mut card = NvmlDevice::NULL;
-    ok(call!(nvml.nvmlDeviceGetHandleByIndex_v2(0, &raw mut card)));
+    let mut whole = NvmlDevice::NULL;
+    ok(call!(nvml.nvmlDeviceGetHandleByIndex_v2(0, &raw mut whole)));
     for index in 0..3 {
         let mut part = NvmlDevice::NULL;
-        let result = call!(nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index, &raw mut part));
+        let result = call!(nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, index, &raw mut part));
         if result != NvmlReturn::SUCCESS {
             say!("part {index}: {result:?}, handle {}", !part.is_null());
             continue;

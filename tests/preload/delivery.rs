@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use vgpu_abi::limits::Policy;
-use vgpu_monitor::card::{Card, Inventory};
 use vgpu_monitor::collect::{Collector, LivingPod, SourceError, Sources};
 use vgpu_monitor::delivery::{Delivery, Given, GivenDevice, Manner, Name, Settings};
+use vgpu_monitor::node_gpus::{Inventory, KnownGpu};
 
-use crate::support::{CARD, CONTEXT, MIB, Running, World, built};
+use crate::support::{CONTEXT, GPU_BYTES, MIB, Running, World, built};
 
 /// A node with the world's one GPU, promised `scale` times over.
 fn node(world: &World, scale: u64) -> Delivery {
@@ -23,7 +23,7 @@ fn node(world: &World, scale: u64) -> Delivery {
         vendor: placement::Vendor::new("NVIDIA"),
         model: String::from("simulated"),
         slots: 4,
-        memory_bytes: CARD * scale,
+        memory_bytes: GPU_BYTES * scale,
         cores: 100,
         numa: 0,
         group: None,
@@ -37,14 +37,14 @@ fn node(world: &World, scale: u64) -> Delivery {
         core_step: 0,
         appraisal: None,
     };
-    let card = Card {
+    let gpu = KnownGpu {
         device,
-        physical_bytes: CARD,
+        physical_bytes: GPU_BYTES,
         pci_bus_id: String::new(),
         minor: 0,
     };
     let inventory = Inventory {
-        cards: vec![card],
+        gpus: vec![gpu],
         ..Inventory::default()
     };
     let vendor = format!(
@@ -53,13 +53,13 @@ fn node(world: &World, scale: u64) -> Delivery {
     );
     std::fs::create_dir_all(world.path("cdi")).unwrap();
     std::fs::write(world.path("cdi/nvidia.yaml"), vendor).unwrap();
-    let (_, cards) = watch::channel(Some(Arc::new(inventory)));
+    let (_, gpus) = watch::channel(Some(Arc::new(inventory)));
     Delivery::new(Settings {
         state_dir: world.path("state"),
         cdi_dir: world.path("cdi"),
         vendor_cdi_dirs: vec![world.path("cdi")],
         library: built("libvgpu.so"),
-        ..Settings::new(Manner::Cdi, cards)
+        ..Settings::new(Manner::Cdi, gpus)
     })
     .unwrap()
 }
@@ -74,7 +74,7 @@ fn given(world: &World, memory_bytes: u64) -> Given {
         devices: vec![GivenDevice {
             uuid: world.board().uuid(0),
             memory_bytes,
-            physical_bytes: CARD,
+            physical_bytes: GPU_BYTES,
             cores: 0,
             instance: None,
         }],

@@ -169,7 +169,7 @@ fn nothing_is_printed_and_nothing_is_written_without_a_log() {
 }
 
 #[test]
-fn each_visible_device_has_the_limit_of_its_own_card() {
+fn each_visible_device_has_the_limit_of_its_own_gpu() {
     let limits = [100 * MIB, 200 * MIB, 300 * MIB];
     let world = World::with_limits(&limits);
     let uuid = |gpu| world.board().uuid(gpu);
@@ -240,7 +240,7 @@ fn sees(variable: Option<&str>, steps: &[&str], expected: &str) {
 }
 
 #[test]
-fn limits_by_index_stay_with_their_cards() {
+fn limits_by_index_stay_with_their_gpus() {
     sees(None, &["init", "totals"], "100 200 300");
     sees(Some("2"), &["init", "totals"], "300");
     sees(Some("2,0"), &["init", "totals"], "300 100");
@@ -285,7 +285,7 @@ fn a_forked_child_counts_its_own_variable() {
 }
 
 #[test]
-fn limits_by_index_in_a_file_stay_with_their_cards() {
+fn limits_by_index_in_a_file_stay_with_their_gpus() {
     use vgpu_abi::limits::{DeviceLimit, Limits, LimitsFile};
     let limits = [100, 200, 300].map(|mebibytes| DeviceLimit {
         memory_bytes: mebibytes * MIB,
@@ -314,7 +314,7 @@ fn limits_by_index_in_a_file_stay_with_their_cards() {
 
 /// As under MPS, where a locality domain is a device of the driver and not one of NVML's.
 #[test]
-fn a_part_of_a_card_has_the_limit_of_its_card() {
+fn a_part_of_a_gpu_has_the_limit_of_its_gpu() {
     let world = World::with_limits(&[100 * MIB, 200 * MIB]);
     crate::guest::with_odd_driver(&world);
     for (visible, expected) in [("0,1", "100 200"), ("1", "200")] {
@@ -327,7 +327,7 @@ fn a_part_of_a_card_has_the_limit_of_its_card() {
 
 /// As under MPS, where a program sees both locality domains of a GPU.
 #[test]
-fn parts_of_a_card_have_primary_contexts_of_their_own() {
+fn parts_of_a_gpu_have_primary_contexts_of_their_own() {
     // NVML's figures of processes are for whole GPUs, and these devices are two parts of one.
     let config = Config {
         nvml: "no-processes".to_owned(),
@@ -362,7 +362,7 @@ fn parts_of_a_card_have_primary_contexts_of_their_own() {
 
 /// From 13.0 on, both calls that name a device name the MIG instance, and none its GPU.
 #[test]
-fn a_mig_instance_has_the_limit_of_its_card_by_either_version() {
+fn a_mig_instance_has_the_limit_of_its_gpu_by_either_version() {
     for driver_version in [12_040, 13_000] {
         let config = Config {
             driver_version,

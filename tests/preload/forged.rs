@@ -21,7 +21,7 @@ use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
 use vgpu_abi::region::{Region, RegionDevice};
 use vgpu_abi::targets::{Head, TargetsFile, read_head};
 
-use crate::support::{CARD, CONTEXT, MIB, Program, Running, World};
+use crate::support::{CONTEXT, GPU_BYTES, MIB, Program, Running, World};
 
 /// A container that an arbiter looks after.
 struct Hosted {
@@ -62,7 +62,7 @@ impl Hosted {
             devices: vec![DeviceLimit {
                 uuid,
                 memory_bytes: bytes + contexts * CONTEXT,
-                physical_bytes: CARD,
+                physical_bytes: GPU_BYTES,
                 context_bytes: CONTEXT,
                 ..DeviceLimit::default()
             }],
@@ -72,7 +72,7 @@ impl Hosted {
         drop(TargetsFile::create(&dir.join("targets")).unwrap());
         let device = RegionDevice {
             uuid,
-            physical_bytes: CARD,
+            physical_bytes: GPU_BYTES,
         };
         Region::create(&dir.join("region"), &[device], 0o600).unwrap();
         let arbiter = Board::serve(&world.path("hosted"));

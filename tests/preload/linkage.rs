@@ -37,7 +37,7 @@ pub(crate) fn world() -> World {
 }
 
 #[test]
-fn without_the_library_the_whole_card_is_there() {
+fn without_the_library_the_whole_gpu_is_there() {
     assert_eq!(
         world().program("direct").linked().native().prints(),
         UNLIMITED

@@ -241,9 +241,9 @@ int main(int words, char **word) {
         text[0] = 0;
         sscanf(line, "%31s %199s", name, text);
         if (strcmp(name, "info") == 0) {
-            size_t free_bytes = 0, total = 0, card = 0;
-            CUresult result = FIRST(driver.info(&free_bytes, &total), driver.total_mem(&card, 0));
-            printf("info %u %zu %zu %zu\n", result, free_bytes / MIB, total / MIB, card / MIB);
+            size_t free_bytes = 0, total = 0, whole = 0;
+            CUresult result = FIRST(driver.info(&free_bytes, &total), driver.total_mem(&whole, 0));
+            printf("info %u %zu %zu %zu\n", result, free_bytes / MIB, total / MIB, whole / MIB);
         } else if (strcmp(name, "what") == 0) {
             what();
         } else if (strcmp(name, "nvml") == 0) {

@@ -8,7 +8,7 @@ use vgpu_abi::limits::LimitsFile;
 use vgpu_abi::region::Why;
 
 use crate::kills::PATIENCE;
-use crate::support::{CARD, CONTEXT, MIB, Running, World, agrees};
+use crate::support::{CONTEXT, GPU_BYTES, MIB, Running, World, agrees};
 
 /// A container of one program that sees `limit` MiB, of which `share` MiB are device memory, beside its context.
 fn world(limit: u64, share: u64) -> World {
@@ -90,7 +90,7 @@ fn memory_past_the_share_is_managed_memory() {
 
 #[test]
 fn program_sees_its_whole_limit_even_above_the_gpus_memory() {
-    let limit = CARD / MIB * 3;
+    let limit = GPU_BYTES / MIB * 3;
     let world = world(limit, 100);
     let mut program = the_books_agree(&world, "ready; alloc 60; alloc 60 @60");
 
@@ -116,9 +116,9 @@ fn program_sees_its_whole_limit_even_above_the_gpus_memory() {
 }
 
 #[test]
-fn a_program_holds_more_than_the_card_has() {
-    let card = CARD / MIB;
-    let world = world(2 * card, card - 200);
+fn a_program_holds_more_than_the_gpu_has() {
+    let gpu_mib = GPU_BYTES / MIB;
+    let world = world(2 * gpu_mib, gpu_mib - 200);
     let mut program = world.program("oversubscribe").linked().start();
 
     for step in ["ready", "alloc 700", "alloc 700", "alloc 500", "create 100"] {
@@ -128,7 +128,7 @@ fn a_program_holds_more_than_the_card_has() {
         (world.booked(0), past(&world)),
         (2000 * MIB + CONTEXT, 1200)
     );
-    assert!(world.board().used_bytes(0) <= CARD);
+    assert!(world.board().used_bytes(0) <= GPU_BYTES);
     take_step(&mut program, "create 40!");
 
     for _ in 0..4 {

@@ -23,7 +23,7 @@ pub(crate) const MIB: u64 = 1 << 20;
 /// The size of a context on a test's board.
 pub(crate) const CONTEXT: u64 = 16 * MIB;
 /// Memory of each GPU on a test's board.
-pub(crate) const CARD: u64 = 1024 * MIB;
+pub(crate) const GPU_BYTES: u64 = 1024 * MIB;
 
 /// One test's board, limits, region and programs.
 pub(crate) struct World {
@@ -55,22 +55,22 @@ impl World {
     /// As `with_limits`, on a board with `others` more GPUs, which do not belong to the container.
     pub(crate) fn with_others(others: usize, limits: &[u64]) -> Self {
         let world = Self::with_board(limits.len() + others, &Config::default());
-        world.limited(limits, CARD, CONTEXT)
+        world.limited(limits, GPU_BYTES, CONTEXT)
     }
 
     fn with_limits_and(config: &Config, limits: &[u64], context_bytes: u64) -> Self {
-        Self::with_board(limits.len(), config).limited(limits, CARD, context_bytes)
+        Self::with_board(limits.len(), config).limited(limits, GPU_BYTES, context_bytes)
     }
 
     /// A container on GPUs of 8 GiB with contexts of 300 MiB, as on a real GPU. Its limits do not contain the size of a
     /// context.
     pub(crate) fn with_large_contexts(config: &Config, limit: u64) -> Self {
         let config = Config {
-            memory_bytes: vec![8 * CARD],
+            memory_bytes: vec![8 * GPU_BYTES],
             context_bytes: 300 * MIB,
             ..config.clone()
         };
-        Self::with_cards(&config).limited(&[limit], 8 * CARD, 0)
+        Self::with_gpus(&config).limited(&[limit], 8 * GPU_BYTES, 0)
     }
 
     /// Makes limits and region.
@@ -110,15 +110,15 @@ impl World {
 
     /// As `without_limits`, with the driver's version, faults and clock of `config`.
     pub(crate) fn with_board(gpus: usize, config: &Config) -> Self {
-        Self::with_cards(&Config {
-            memory_bytes: vec![CARD; gpus],
+        Self::with_gpus(&Config {
+            memory_bytes: vec![GPU_BYTES; gpus],
             context_bytes: CONTEXT,
             ..config.clone()
         })
     }
 
     /// A board whose GPUs and contexts have the sizes in `config`.
-    fn with_cards(config: &Config) -> Self {
+    fn with_gpus(config: &Config) -> Self {
         let folder = tempfile::Builder::new()
             .prefix("vgpu-test-")
             .tempdir()

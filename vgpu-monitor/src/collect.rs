@@ -130,7 +130,7 @@ impl<S: Sources> Collector<S> {
         }
     }
 
-    /// Looks once. Afterwards no card counts what pods hold that are gone, even where their directories stay longer.
+    /// Looks once. Afterwards no GPU counts what pods hold that are gone, even where their directories stay longer.
     ///
     /// # Errors
     /// One of the sources cannot be asked; then nothing was taken away.

@@ -24,10 +24,10 @@ use supervisor::instance::{INSIDE, INSIDE_LIBRARY, INSIDE_REGION, InstanceError,
 use supervisor::library::LibraryError;
 use vgpu_abi::limits::{Limits, Policy};
 
-use crate::card::Inventories;
-use crate::delivery::loads::{CardLoads, GivenContainer};
+use crate::delivery::loads::{GivenContainer, GpuLoads};
 use crate::delivery::record::Record;
 use crate::delivery::steps::step;
+use crate::node_gpus::Inventories;
 
 /// Name of an allotment: fresh for each, and of letters that a path, a CDI name and an annotation take.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -76,7 +76,7 @@ impl std::fmt::Display for Name {
 pub enum Manner {
     /// `Allocate` names a CDI device, and `PreStartContainer` writes what that is (containerd 2, CRI-O).
     Cdi,
-    /// `Allocate` gives mounts, and the pod's environment takes the cards from an annotation (containerd 1.6).
+    /// `Allocate` gives mounts, and the pod's environment takes the GPUs from an annotation (containerd 1.6).
     Mounts,
 }
 
@@ -115,7 +115,7 @@ pub struct Given {
     pub container: String,
     /// When it runs: an init container shares a GPU only with sidecars of its pod.
     pub kind: Kind,
-    /// Its cards, in the order in which it sees them.
+    /// Its GPUs, in the order in which it sees them.
     pub devices: Vec<GivenDevice>,
     /// 0 is high.
     pub priority: u32,
@@ -125,29 +125,29 @@ pub struct Given {
     pub traceparent: Option<String>,
 }
 
-/// A part of a card.
+/// A part of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GivenDevice {
-    /// Of the card, or of the MIG instance.
+    /// Of the GPU, or of the MIG instance.
     pub uuid: String,
     /// Memory limit in bytes.
     pub memory_bytes: u64,
-    /// The card's (or instance's) memory as the driver has it.
+    /// The GPU's (or instance's) memory as the driver has it.
     pub physical_bytes: u64,
-    /// Percent of the card's compute; 0 is no cap.
+    /// Percent of the GPU's compute; 0 is no cap.
     pub cores: u32,
-    /// The instance that was cut out of a card for it.
+    /// The instance that was cut out of a GPU for it.
     pub instance: Option<GivenInstance>,
 }
 
 /// A MIG instance that was made for a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GivenInstance {
-    /// UUID of the card that it is a part of.
-    pub card: String,
+    /// UUID of the GPU that it is a part of.
+    pub gpu: String,
     /// Name of the profile (`3g.40gb`).
     pub profile: String,
-    /// Where on the card.
+    /// Where on the GPU.
     pub span: Span,
     /// The driver's number of the GPU instance.
     pub gpu_instance: u32,
@@ -174,14 +174,14 @@ pub struct Settings {
     pub library: PathBuf,
     /// More variables for every container (CDI only).
     pub env: Vec<(String, String)>,
-    /// The node's cards, with what may be promised of each.
-    pub cards: Inventories,
+    /// The node's GPUs, with what may be promised of each.
+    pub gpus: Inventories,
 }
 
 impl Settings {
     /// The places that the chart mounts.
     #[must_use]
-    pub fn new(manner: Manner, cards: Inventories) -> Self {
+    pub fn new(manner: Manner, gpus: Inventories) -> Self {
         Self {
             state_dir: PathBuf::from("/var/lib/vgpu"),
             host_prefix: PathBuf::new(),
@@ -191,7 +191,7 @@ impl Settings {
             manner,
             library: PathBuf::from("/usr/lib/vgpu/libvgpu.so"),
             env: Vec::new(),
-            cards,
+            gpus,
         }
     }
 
@@ -264,13 +264,13 @@ pub enum DeliveryError {
         /// The given text.
         name: String,
     },
-    /// The cards of the node are not known yet.
+    /// The GPUs of the node are not known yet.
     #[error("the node's GPUs have not been read yet; it is tried again")]
     NoInventory,
-    /// No such card here.
+    /// No such GPU here.
     #[error("GPU {uuid} is not on this node; there {}", if known.is_empty() { String::from("are none") }
             else { format!("are: {}", known.join(", ")) })]
-    NoCard {
+    UnknownGpu {
         /// The requested GPU.
         uuid: String,
         /// The node's GPUs.
@@ -296,7 +296,7 @@ pub struct Delivery {
     root: PathBuf,
     /// What new allotments get.
     library: library::Installed,
-    loads: Mutex<CardLoads>,
+    loads: Mutex<GpuLoads>,
 }
 
 impl Delivery {
@@ -311,7 +311,7 @@ impl Delivery {
         files::make_dir(&state, 0o755)?;
         files::make_dir(&root, 0o700)?;
         let library = library::install(&settings.library, &state.join("lib"))?;
-        let loads = CardLoads::read(&root)?;
+        let loads = GpuLoads::read(&root)?;
         for (name, reason) in loads.broken() {
             tracing::warn!(%name, %reason, "a container's directory cannot be read; it stays, and its share counts \
                             as far as it is known");
@@ -372,7 +372,7 @@ impl Delivery {
     /// before.
     pub fn give(&self, name: &Name, given: &Given) -> Result<(), DeliveryError> {
         name.check()?;
-        let inventory = self.settings.cards.borrow().clone();
+        let inventory = self.settings.gpus.borrow().clone();
         let mut loads = self.loads.lock();
         let before = loads.get(name).map(|held| held.record.clone());
         let manner = before
@@ -428,7 +428,7 @@ impl Delivery {
         self.remove_in(&mut loads, name)
     }
 
-    fn remove_in(&self, loads: &mut CardLoads, name: &Name) -> Result<(), DeliveryError> {
+    fn remove_in(&self, loads: &mut GpuLoads, name: &Name) -> Result<(), DeliveryError> {
         // The description first: nothing can be started any more with what goes next.
         step();
         files::remove(&self.spec_path(name))?;
@@ -447,7 +447,7 @@ impl Delivery {
         &self,
         name: &Name,
         record: &Record,
-        inventory: Option<&crate::card::Inventory>,
+        inventory: Option<&crate::node_gpus::Inventory>,
     ) -> Result<Vec<u8>, DeliveryError> {
         let dirs = self.settings.vendor_cdi_dirs.iter();
         let dirs: Vec<_> = dirs.map(|dir| self.settings.seen(dir)).collect();
@@ -546,7 +546,7 @@ impl Delivery {
             .filter_map(|device| {
                 let instance = device.instance.as_ref()?;
                 let (start, size) = (instance.start, instance.size);
-                Some((instance.card.clone(), Span { start, size }))
+                Some((instance.gpu.clone(), Span { start, size }))
             })
             .collect()
     }

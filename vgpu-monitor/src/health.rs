@@ -27,9 +27,9 @@ use events::Events;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::card::{Health, Healths, Inventories, Scores};
+use crate::node_gpus::{Health, Healths, Inventories, Scores};
 use driver::Pace;
-use judge::{CardIdentity, Figures, Judge, Patience, Report};
+use judge::{Figures, GpuIdentity, Judge, Patience, Report};
 use series::Collector;
 use xid::Checks;
 
@@ -72,9 +72,9 @@ impl Settings {
 /// The running health check.
 #[derive(Debug)]
 pub struct Started {
-    /// Which cards are sick, as it changes.
+    /// Which GPUs are sick, as it changes.
     pub healths: Healths,
-    /// How well each card is, as it changes.
+    /// How well each GPU is, as it changes.
     pub scores: watch::Receiver<Arc<Scores>>,
     /// For a registry of series.
     pub collector: Collector,
@@ -179,15 +179,14 @@ fn judge_all(
     }
 }
 
-fn known(inventories: &Inventories) -> Vec<CardIdentity> {
+fn known(inventories: &Inventories) -> Vec<GpuIdentity> {
     let inventory = inventories.borrow();
-    let cards = inventory.iter().flat_map(|inventory| &inventory.cards);
-    cards
-        .filter(|card| card.device.vendor.as_str() == "NVIDIA")
-        .map(|card| CardIdentity {
-            uuid: card.device.id.clone(),
-            index: card.device.index,
-            model: card.device.model.clone(),
+    let gpus = inventory.iter().flat_map(|inventory| &inventory.gpus);
+    gpus.filter(|gpu| gpu.device.vendor.as_str() == "NVIDIA")
+        .map(|gpu| GpuIdentity {
+            uuid: gpu.device.id.clone(),
+            index: gpu.device.index,
+            model: gpu.device.model.clone(),
         })
         .collect()
 }

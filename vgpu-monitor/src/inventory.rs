@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::card::Inventories;
+use crate::node_gpus::Inventories;
 
 pub use registration::{RegisterSettings, register, unregister};
 pub use rules::{MigStrategy, Rules};
@@ -78,7 +78,7 @@ impl Settings {
 /// The current inventory and configuration. The threads end with the last clone.
 #[derive(Debug, Clone)]
 pub struct Watcher {
-    /// The cards; `None` until the driver, or the state directory, has said what there is.
+    /// The GPUs; `None` until the driver, or the state directory, has said what there is.
     pub inventories: Inventories,
     /// What holds on this node; `None` until the configuration could be read for the first time.
     pub rules: watch::Receiver<Option<Arc<Rules>>>,

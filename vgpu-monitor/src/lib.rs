@@ -24,7 +24,7 @@ pub mod node;
 
 pub mod first_kernel;
 
-pub mod card;
+pub mod node_gpus;
 
 pub mod inventory;
 

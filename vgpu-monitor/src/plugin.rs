@@ -1,4 +1,4 @@
-//! The kubelet's device plugin: anonymous slots, and whose they are. Never chooses a card: the scheduler has.
+//! The kubelet's device plugin: anonymous slots, and whose they are. Never chooses a GPU: the scheduler has.
 //!
 //! ```text
 //! Allocate        a fresh name, remembered with its slots; it is not said whose they are, and nothing is refused
@@ -60,8 +60,8 @@ use parking_lot::Mutex;
 use placement::{MigProfile, Span};
 use tokio::sync::{Notify, watch};
 
-use crate::card::{Healths, Inventories};
 use crate::delivery::{Allotted, Given, Name};
+use crate::node_gpus::{Healths, Inventories};
 use crate::proto::device_plugin::ListAndWatchResponse;
 
 pub use allotments::Made;
@@ -92,7 +92,7 @@ pub trait Giver: Send + Sync + 'static {
     /// # Errors
     ///
     /// Why it cannot be created, for the pod's event.
-    fn make(&self, card: &str, profile: &MigProfile, span: Span) -> anyhow::Result<Made>;
+    fn make(&self, gpu: &str, profile: &MigProfile, span: Span) -> anyhow::Result<Made>;
 
     /// Names of the instances on this host, with what is known of the container: to restore a lost memory.
     fn known(&self) -> Vec<Name>;
@@ -125,7 +125,7 @@ pub struct Parts {
     pub client: kube::Client,
     /// Writes events on pods.
     pub events: Events,
-    /// The node's cards.
+    /// The node's GPUs.
     pub inventories: Inventories,
     /// Which of them are sick.
     pub healths: Healths,

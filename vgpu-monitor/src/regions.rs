@@ -569,7 +569,7 @@ mod tests {
             panic!("three devices")
         };
         assert_eq!(on_gpu.utilization_percent, Some(110.0));
-        assert_eq!(on_gpu.limit_bytes, Some(1000), "no limit: the card's size");
+        assert_eq!(on_gpu.limit_bytes, Some(1000), "no limit: the GPU's size");
         assert_eq!(on_gpu.unaccounted_bytes, Some(150));
         assert_eq!(on_instance.instance.as_ref().unwrap().profile, "1g.5gb");
         assert_eq!(

@@ -60,7 +60,7 @@ fn gpu(index: u32, used_bytes: u64, busy: Option<u32>) -> Gpu {
     }
 }
 
-/// A node with a pod on a GPU, a run without Kubernetes on an instance, and a card that says
+/// A node with a pod on a GPU, a run without Kubernetes on an instance, and a GPU that says
 /// nothing of its use.
 fn node() -> Shown {
     let training = Container {

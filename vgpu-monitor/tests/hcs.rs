@@ -21,8 +21,8 @@ use kube_api::vendor::{Switches, Vendors};
 use placement::Device;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use vgpu_monitor::card::{Card, Health, Inventory, Nic, Scores, Sick, Wires};
 use vgpu_monitor::hcs::{self, Series, Settings, Sources, compose::Speed};
+use vgpu_monitor::node_gpus::{Health, Inventory, KnownGpu, Nic, Scores, Sick, Wires};
 
 use crate::harness::Server;
 
@@ -37,7 +37,7 @@ struct World {
     away: Arc<AtomicBool>,
     /// Writes to objects of hcs.io.
     writes: Arc<AtomicU64>,
-    cards: watch::Sender<Option<Arc<Inventory>>>,
+    gpus: watch::Sender<Option<Arc<Inventory>>>,
     health: watch::Sender<Arc<Health>>,
     scores: watch::Sender<Arc<Scores>>,
     series: Series,
@@ -51,12 +51,12 @@ impl Drop for World {
     }
 }
 
-fn card(index: u32) -> Card {
+fn gpu(index: u32) -> KnownGpu {
     let id = format!("GPU-{index}");
     let mut device = Device::new("NVIDIA", &id, "NVIDIA-NVIDIA A100-SXM4-80GB", 80 * GIB);
     device.index = index;
     device.numa = index / 2;
-    Card {
+    KnownGpu {
         device,
         physical_bytes: 80 * GIB,
         pci_bus_id: format!("00000000:{:02X}:00.0", index + 1),
@@ -64,11 +64,11 @@ fn card(index: u32) -> Card {
     }
 }
 
-/// Cards on an NVSwitch, each with twelve links to each other.
+/// GPUs on an NVSwitch, each with twelve links to each other.
 fn inventory(count: u32) -> Inventory {
     let uuid = |index: u32| format!("GPU-{index}");
     let wires = |index: u32| Wires {
-        card: uuid(index),
+        gpu: uuid(index),
         nvlinks: (0..count)
             .filter(|other| *other != index)
             .map(|other| (uuid(other), 12))
@@ -79,7 +79,7 @@ fn inventory(count: u32) -> Inventory {
         pcie_mb_s: 64_000,
     };
     Inventory {
-        cards: (0..count).map(card).collect(),
+        gpus: (0..count).map(gpu).collect(),
         wires: (0..count).map(wires).collect(),
         nics: vec![Nic {
             name: "mlx5_0".to_owned(),
@@ -128,7 +128,7 @@ impl World {
             let path = request.uri().path();
             request.method() != Method::GET && path.starts_with("/apis/hcs.io/")
         });
-        let (cards, inventories) = watch::channel(None);
+        let (gpus, inventories) = watch::channel(None);
         let (health, healths) = watch::channel(Arc::default());
         let (scores, scored) = watch::channel(Arc::default());
         let settings = Settings {
@@ -151,7 +151,7 @@ impl World {
             client: client.clone(),
             away,
             writes,
-            cards,
+            gpus,
             health,
             scores,
             series: series.clone(),
@@ -208,7 +208,7 @@ impl World {
     }
 
     fn know(&self, inventory: Inventory) {
-        self.cards.send_replace(Some(Arc::new(inventory)));
+        self.gpus.send_replace(Some(Arc::new(inventory)));
     }
 
     fn judge(&self, sick: Health) {
@@ -250,7 +250,7 @@ impl World {
         }
     }
 
-    /// A pod of the node that holds this much of these cards.
+    /// A pod of the node that holds this much of these GPUs.
     async fn run_pod(&self, name: &str, shares: &[(u32, u64)]) {
         let held: String = shares
             .iter()
@@ -383,7 +383,7 @@ async fn compute_node_matches_the_document() {
     let topology = world.topology().await.spec;
     assert_eq!(topology.node_name, "n1");
     assert_eq!(topology.devices.len(), 8);
-    // 28 pairs over NVLink, 28 over PCIe, and the port beside the two cards of its NUMA node.
+    // 28 pairs over NVLink, 28 over PCIe, and the port beside the two GPUs of its NUMA node.
     assert_eq!(topology.links.len(), 28 + 28 + 2);
     assert_eq!(topology.groups.len(), 1);
     assert_eq!(topology.groups[0].devices.len(), 8);
@@ -422,7 +422,7 @@ async fn phases_follow_health_and_cordon() {
     assert_eq!(stands.spec.devices[1].vram_allocatable.0, "0");
     assert_eq!(stands.spec.devices[0].vram_allocatable.0, "80Gi");
 
-    let both = ["GPU-0", "GPU-1"].map(|id| (id.to_owned(), sick("the card is lost")));
+    let both = ["GPU-0", "GPU-1"].map(|id| (id.to_owned(), sick("the GPU is lost")));
     world.judge(Health::from(both));
     let stands = world
         .until("not ready", |it| phase(it) == Some(Phase::NotReady))
@@ -477,7 +477,7 @@ async fn nothing_is_written_while_nothing_changes() {
     // A heartbeat is one write.
     world.agent.abort();
     let sources = Sources {
-        inventories: world.cards.subscribe(),
+        inventories: world.gpus.subscribe(),
         healths: world.health.subscribe(),
         scores: world.scores.subscribe(),
         vendors: Arc::new(vendors()),
@@ -567,7 +567,7 @@ async fn late_definitions_and_an_absent_server_are_tolerated() {
     assert!(!world.agent.is_finished());
     world.away.store(false, Ordering::Relaxed);
     world
-        .until("three cards", |it| it.spec.devices.len() == 3)
+        .until("three GPUs", |it| it.spec.devices.len() == 3)
         .await;
 }
 
@@ -621,15 +621,15 @@ async fn random_histories_match_an_oracle() {
     for seed in [11_u64, 4711, 90_210] {
         let world = World::start(true).await;
         let mut dice = Dice(seed);
-        let (mut cards, mut cordoned) = (2_u32, false);
+        let (mut gpus, mut cordoned) = (2_u32, false);
         let mut out: BTreeSet<u32> = BTreeSet::new();
         let mut pods: BTreeMap<String, (u32, u64)> = BTreeMap::new();
-        world.know(inventory(cards));
+        world.know(inventory(gpus));
         for step in 0..60 {
             match dice.roll(9) {
                 0 => {
-                    cards = 1 + u32::try_from(dice.roll(4)).unwrap();
-                    world.know(inventory(cards));
+                    gpus = 1 + u32::try_from(dice.roll(4)).unwrap();
+                    world.know(inventory(gpus));
                 }
                 1 => {
                     cordoned = !cordoned;
@@ -667,19 +667,19 @@ async fn random_histories_match_an_oracle() {
             }
         }
 
-        let held: Vec<u64> = (0..cards)
+        let held: Vec<u64> = (0..gpus)
             .map(|index| {
-                let of_card = pods.values().filter(|(of, _)| *of == index);
-                of_card.map(|(_, mib)| mib << 20).sum()
+                let of_gpu = pods.values().filter(|(of, _)| *of == index);
+                of_gpu.map(|(_, mib)| mib << 20).sum()
             })
             .collect();
-        let healthy = (0..cards).filter(|index| !out.contains(index)).count();
+        let healthy = (0..gpus).filter(|index| !out.contains(index)).count();
         let expected = match (healthy, cordoned) {
             (0, _) => Phase::NotReady,
             (_, true) => Phase::Draining,
             (_, false) => Phase::Ready,
         };
-        let what = format!("seed {seed}: {cards} cards, out {out:?}, {expected:?}, {held:?}");
+        let what = format!("seed {seed}: {gpus} GPUs, out {out:?}, {expected:?}, {held:?}");
         world
             .until(&what, |it| {
                 let seen: Vec<u64> = it
@@ -697,7 +697,7 @@ async fn random_histories_match_an_oracle() {
                     && sum == held.iter().sum::<u64>()
                     && phase(it) == Some(expected)
                     && (said(it, "HardwareHealthy").0 == "True")
-                        == (healthy == usize::try_from(cards).unwrap())
+                        == (healthy == usize::try_from(gpus).unwrap())
                     && (said(it, "Schedulable").0 == "True") == (expected == Phase::Ready)
                     && it
                         .spec

@@ -18,11 +18,11 @@ use kube::api::{Api, ListParams};
 use supervisor::instance::{LIMITS, Labels};
 use tokio::sync::watch;
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
-use vgpu_monitor::card::{Health, Inventory};
 use vgpu_monitor::health::driver::Pace;
 use vgpu_monitor::health::judge::Patience;
 use vgpu_monitor::health::xid::{Checks, TABLE, Until};
 use vgpu_monitor::health::{self, Settings, Started};
+use vgpu_monitor::node_gpus::{Health, Inventory};
 
 use crate::harness::{alone, built};
 
@@ -36,7 +36,7 @@ struct World {
 }
 
 impl World {
-    /// The agent's health check with hardly any patience, and a pod on the first card.
+    /// The agent's health check with hardly any patience, and a pod on the first GPU.
     fn new(home: &Path, checks: Checks) -> Self {
         let board = Board::create(&home.join("board"), &Config::default()).unwrap();
         let root = home.join("containers");
@@ -194,7 +194,7 @@ fn each_xid_reaches_its_verdict_and_the_gpu_recovers() {
             continue;
         }
         if xid.until == Until::Reset {
-            wait(&format!("XID {number} makes the card sick"), || {
+            wait(&format!("XID {number} makes the GPU sick"), || {
                 world.sick(0).is_some()
             });
             assert!(
@@ -202,7 +202,7 @@ fn each_xid_reaches_its_verdict_and_the_gpu_recovers() {
                 "XID {number}"
             );
             world.board.lose(0, true);
-            wait(&format!("after XID {number} the card is lost"), || {
+            wait(&format!("after XID {number} the GPU is lost"), || {
                 world.sick(0).is_some_and(|reason| reason.contains("lost"))
             });
             world.board.reset(0);
@@ -213,14 +213,14 @@ fn each_xid_reaches_its_verdict_and_the_gpu_recovers() {
             "vgpu_gpu_recoveries_total{{node=\"n1\",device_uuid=\"{}\"}} {recovered}",
             world.board.uuid(0)
         );
-        world.until(&format!("after XID {number} the card is well"), |series| {
+        world.until(&format!("after XID {number} the GPU is well"), |series| {
             series.contains(&counted)
         });
         // The count and the health are published one after the other.
         wait(&format!("after XID {number} the health says so"), || {
             world.sick(0).is_none()
         });
-        assert_eq!(world.sick(1), None, "XID {number} is the other card's");
+        assert_eq!(world.sick(1), None, "XID {number} is the other GPU's");
     }
 }
 
@@ -274,7 +274,7 @@ fn lost_gpu_is_out_until_it_is_back() {
 
     // Without an XID: the agent may have been away when it came.
     world.board.lose(1, true);
-    wait("the card is out", || world.sick(1).is_some());
+    wait("the GPU is out", || world.sick(1).is_some());
     assert!(
         world.sick(1).unwrap().contains("lost"),
         "{:?}",
@@ -282,11 +282,11 @@ fn lost_gpu_is_out_until_it_is_back() {
     );
     assert_eq!(world.sick(0), None);
     world.board.reset(1);
-    wait("the card is back", || world.sick(1).is_none());
+    wait("the GPU is back", || world.sick(1).is_none());
 
     // It tells of XIDs again.
     world.board.fault(1, 74);
-    wait("the card is out again", || world.sick(1).is_some());
+    wait("the GPU is out again", || world.sick(1).is_some());
     wait("and back", || world.sick(1).is_none());
 }
 
@@ -329,9 +329,9 @@ fn pending_rows_warn_and_a_failed_row_takes_the_gpu_out() {
     });
     assert_eq!(world.sick(0), None);
     world.board.trouble("remap:0=failed").unwrap();
-    wait("the card is out", || world.sick(0).is_some());
+    wait("the GPU is out", || world.sick(0).is_some());
     world.board.trouble("reset:0").unwrap();
-    wait("the card is well", || world.sick(0).is_none());
+    wait("the GPU is well", || world.sick(0).is_none());
 }
 
 #[test]
@@ -344,6 +344,6 @@ fn reference_health_variables_are_respected() {
     world.until("XID 48 is counted", |series| series.contains("xid=\"48\""));
     assert_eq!(world.sick(0), None);
     world.board.fault(0, 31);
-    wait("XID 31 takes the card out", || world.sick(0).is_some());
+    wait("XID 31 takes the GPU out", || world.sick(0).is_some());
     wait("and it comes back", || world.sick(0).is_none());
 }

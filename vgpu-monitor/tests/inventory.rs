@@ -1,4 +1,4 @@
-//! The node's cards on the simulated board: what is read, what the configuration makes of it, what is remembered while
+//! The node's GPUs on the simulated board: what is read, what the configuration makes of it, what is remembered while
 //! the driver is away; and MIG instances, made and removed. Each test is a process of its own, since a board is chosen
 //! by the environment.
 #![allow(
@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use cuda_sim::board::Kind;
 use cuda_sim::{Board, Config};
 use placement::Span;
-use vgpu_monitor::card::Inventory;
 use vgpu_monitor::inventory::mig::{Mig, MigError};
 use vgpu_monitor::inventory::{self, MigStrategy, Settings, Watcher};
+use vgpu_monitor::node_gpus::Inventory;
 
 use crate::harness::{alone, built};
 
@@ -45,7 +45,7 @@ fn settings(home: &Path) -> Settings {
     }
 }
 
-/// Waits for what is known to be so; its problems and cards in the message where it never is.
+/// Waits for what is known to be so; its problems and GPUs in the message where it never is.
 #[track_caller]
 fn until(watcher: &Watcher, what: &str, is_so: impl Fn(&Inventory) -> bool) -> Arc<Inventory> {
     let begun = Instant::now();
@@ -63,8 +63,8 @@ fn until(watcher: &Watcher, what: &str, is_so: impl Fn(&Inventory) -> bool) -> A
 }
 
 fn healthy(inventory: &Inventory) -> Vec<bool> {
-    let cards = inventory.cards.iter();
-    cards.map(|card| card.device.healthy).collect()
+    let gpus = inventory.gpus.iter();
+    gpus.map(|gpu| gpu.device.healthy).collect()
 }
 
 fn says(inventory: &Inventory, part: &str) -> bool {
@@ -86,23 +86,23 @@ fn inventory_matches_driver_kernel_and_board() {
         ..settings(&home)
     })
     .unwrap();
-    let known = until(&watcher, "read", |known| known.cards.len() == 3);
+    let known = until(&watcher, "read", |known| known.gpus.len() == 3);
 
     assert_eq!(known.problems, Vec::<String>::new());
-    let short = |card: &vgpu_monitor::card::Card| {
-        let device = &card.device;
+    let short = |gpu: &vgpu_monitor::node_gpus::KnownGpu| {
+        let device = &gpu.device;
         (
             device.id.clone(),
             device.model.clone(),
             device.memory_bytes >> 30,
-            (device.slots, device.numa, card.minor),
+            (device.slots, device.numa, gpu.minor),
             device.mode.clone(),
-            card.pci_bus_id.clone(),
+            gpu.pci_bus_id.clone(),
         )
     };
     let name = || "NVIDIA-Simulated GPU".to_owned();
     assert_eq!(
-        known.cards.iter().map(short).collect::<Vec<_>>(),
+        known.gpus.iter().map(short).collect::<Vec<_>>(),
         [
             (
                 board.uuid(0),
@@ -133,7 +133,7 @@ fn inventory_matches_driver_kernel_and_board() {
     let wires: Vec<_> = known
         .wires
         .iter()
-        .map(|it| (it.card.clone(), it.nvlinks.clone(), it.nvlink_mb_s))
+        .map(|it| (it.gpu.clone(), it.nvlinks.clone(), it.nvlink_mb_s))
         .collect();
     let to = |index| BTreeMap::from([(board.uuid(index), 4)]);
     assert_eq!(
@@ -151,7 +151,7 @@ fn inventory_matches_driver_kernel_and_board() {
         .collect();
     assert_eq!(said, [(4, 64_000), (4, 64_000), (0, 64_000)]);
     assert_eq!(known.wires[0].nvlink_version, "3.0");
-    let profiles = &known.cards[2].device.mig_profiles;
+    let profiles = &known.gpus[2].device.mig_profiles;
     let names: Vec<_> = profiles
         .iter()
         .map(|it| (it.name.as_str(), it.cores))
@@ -216,21 +216,21 @@ fn changed_configuration_applies_and_a_bad_one_is_ignored() {
 
     // Nothing good was ever read: nothing is offered that might be wrong.
     until(&watcher, "refused", |known| {
-        known.cards.is_empty() && says(known, "no card is offered until it is cured")
+        known.gpus.is_empty() && says(known, "no GPU is offered until it is cured")
     });
     swap("2", &entry(r#""devicesplitcount":4"#));
-    let known = until(&watcher, "offered", |known| known.cards.len() == 3);
-    assert_eq!(known.cards[0].device.slots, 4);
+    let known = until(&watcher, "offered", |known| known.gpus.len() == 3);
+    assert_eq!(known.gpus[0].device.slots, 4);
     assert_eq!(known.problems, Vec::<String>::new());
 
     swap(
         "3",
         &entry(r#""filterdevices":{"index":[0]},"devicememoryscaling":2"#),
     );
-    let known = until(&watcher, "filtered", |known| known.cards.len() == 2);
-    assert_eq!(known.cards[0].device.index, 1);
-    assert_eq!(known.cards[0].device.memory_bytes, 80 << 30);
-    assert_eq!(known.cards[0].physical_bytes, 40 << 30);
+    let known = until(&watcher, "filtered", |known| known.gpus.len() == 2);
+    assert_eq!(known.gpus[0].device.index, 1);
+    assert_eq!(known.gpus[0].device.memory_bytes, 80 << 30);
+    assert_eq!(known.gpus[0].physical_bytes, 40 << 30);
     assert_eq!(
         watcher
             .rules
@@ -244,11 +244,11 @@ fn changed_configuration_applies_and_a_bad_one_is_ignored() {
     let kept = until(&watcher, "told", |known| {
         says(known, "keeping the previous configuration")
     });
-    assert_eq!(kept.cards, known.cards);
+    assert_eq!(kept.gpus, known.gpus);
     // No entry at all is no mistake.
     std::fs::remove_file(mount.join("config.json")).unwrap();
     until(&watcher, "as everywhere", |known| {
-        known.cards.len() == 3 && known.cards[0].device.slots == 10 && known.problems.is_empty()
+        known.gpus.len() == 3 && known.gpus[0].device.slots == 10 && known.problems.is_empty()
     });
 }
 
@@ -259,7 +259,7 @@ fn last_inventory_survives_driver_outage_and_restart() {
     };
     let board = board(&home, "", "0-1=NV2");
     let watcher = inventory::start(settings(&home)).unwrap();
-    let first = until(&watcher, "read", |known| known.cards.len() == 3);
+    let first = until(&watcher, "read", |known| known.gpus.len() == 3);
 
     board.trouble("lost:1").unwrap();
     let known = until(&watcher, "lost", |known| {
@@ -279,22 +279,22 @@ fn last_inventory_survives_driver_outage_and_restart() {
     until(&watcher, "given up", |known| {
         says(known, "hangs") && healthy(known) == [false; 3]
     });
-    // An agent that starts now knows its cards from before.
+    // An agent that starts now knows its GPUs from before.
     let next = inventory::start(Settings {
         silence: Duration::from_secs(600),
         ..settings(&home)
     })
     .unwrap();
-    let known = until(&next, "remembered", |known| known.cards.len() == 3);
+    let known = until(&next, "remembered", |known| known.gpus.len() == 3);
     assert_eq!(healthy(&known), [true; 3]);
     drop(next);
     board.trouble("driver=well").unwrap();
     until(&watcher, "awake", |known| *known == *first);
 
-    // It is replaced or gone: an answer, and no card can be used.
+    // It is replaced or gone: an answer, and no GPU can be used.
     board.trouble("driver=unloaded").unwrap();
     until(&watcher, "gone", |known| {
-        healthy(known) == [false; 3] && says(known, "no card can be used")
+        healthy(known) == [false; 3] && says(known, "no GPU can be used")
     });
     board.trouble("driver=well").unwrap();
     until(&watcher, "back", |known| *known == *first);
@@ -321,29 +321,29 @@ fn instances_are_created_in_place_and_removed_when_idle() {
     };
     let board = board(&home, "0=on", "");
     let mig = start(&home);
-    let card = board.uuid(0);
+    let gpu = board.uuid(0);
 
-    let made = mig.make(&card, "3g.20gb", span(4, 4)).unwrap();
+    let made = mig.make(&gpu, "3g.20gb", span(4, 4)).unwrap();
     assert_eq!(made.memory_bytes, 20 << 30);
     assert_eq!((made.gpu_instance, made.compute_instance), (1, 0));
     let (_, there) = board.instance_named(&made.uuid).unwrap();
     assert_eq!((there.sevenths, there.start), (3, 4));
     // Asked again, it is the same one.
-    assert_eq!(mig.make(&card, "3g.20gb", span(4, 4)).unwrap(), made);
+    assert_eq!(mig.make(&gpu, "3g.20gb", span(4, 4)).unwrap(), made);
     assert_eq!(board.gpu_instances(0).len(), 1);
     assert_eq!(mig.list().unwrap(), std::slice::from_ref(&made));
 
     // What cannot be is refused, and leaves nothing behind.
-    let text = |card: &str, profile: &str, at| mig.make(card, profile, at).unwrap_err().to_string();
-    let whole = text(&card, "7g.40gb", span(0, 8));
+    let text = |gpu: &str, profile: &str, at| mig.make(gpu, profile, at).unwrap_err().to_string();
+    let whole = text(&gpu, "7g.40gb", span(0, 8));
     assert!(
         whole.contains("overlaps 3g.20gb at slice 4 (made for a container before)"),
         "{whole}"
     );
-    assert!(text(&card, "5g.20gb", span(0, 4)).contains("it has 1g.5gb, 2g.10gb"));
-    assert!(text(&card, "2g.10gb", span(1, 2)).contains("it can at 0, 2, 4"));
+    assert!(text(&gpu, "5g.20gb", span(0, 4)).contains("it has 1g.5gb, 2g.10gb"));
+    assert!(text(&gpu, "2g.10gb", span(1, 2)).contains("it can at 0, 2, 4"));
     assert!(text(&board.uuid(1), "1g.5gb", span(0, 1)).contains("nvidia-smi -mig 1"));
-    assert!(text("GPU-unknown", "1g.5gb", span(0, 1)).contains("finding the card"));
+    assert!(text("GPU-unknown", "1g.5gb", span(0, 1)).contains("finding the GPU"));
     assert_eq!(board.gpu_instances(0).len(), 1);
 
     // A process keeps its instance.
@@ -366,7 +366,7 @@ fn instances_are_created_in_place_and_removed_when_idle() {
     // What is gone is gone.
     mig.unmake(&made.uuid).unwrap();
     // The room is free for another shape.
-    mig.make(&card, "7g.40gb", span(0, 8)).unwrap();
+    mig.make(&gpu, "7g.40gb", span(0, 8)).unwrap();
 }
 
 #[test]
@@ -376,12 +376,12 @@ fn foreign_instances_are_used_and_never_removed() {
     };
     let board = board(&home, "0=3g,1g", "");
     let mig = start(&home);
-    let card = board.uuid(0);
+    let gpu = board.uuid(0);
     let before = board.gpu_instances(0);
 
-    let adopted = mig.make(&card, "3g.20gb", span(4, 4)).unwrap();
+    let adopted = mig.make(&gpu, "3g.20gb", span(4, 4)).unwrap();
     assert_eq!(adopted.uuid, board.instance_uuid(0, 0));
-    let error = mig.make(&card, "2g.10gb", span(2, 2)).unwrap_err();
+    let error = mig.make(&gpu, "2g.10gb", span(2, 2)).unwrap_err();
     assert!(
         error
             .to_string()
@@ -402,10 +402,10 @@ fn restart_keeps_held_instances_and_clears_half_made_ones() {
     };
     let board = board(&home, "0=on;1=on", "");
     let mig = start(&home);
-    let card = board.uuid(0);
+    let gpu = board.uuid(0);
     let looked = Instant::now();
-    let held = mig.make(&card, "2g.10gb", span(0, 2)).unwrap();
-    let gone = mig.make(&card, "2g.10gb", span(2, 2)).unwrap();
+    let held = mig.make(&gpu, "2g.10gb", span(0, 2)).unwrap();
+    let gone = mig.make(&gpu, "2g.10gb", span(2, 2)).unwrap();
     // Answers gathered before the instances were requested do not say which pod holds them.
     assert_eq!(mig.keep_only(&BTreeSet::new(), looked), Ok(vec![]));
     assert_eq!(mig.list().unwrap().len(), 2);
@@ -428,7 +428,7 @@ fn restart_keeps_held_instances_and_clears_half_made_ones() {
     board.create_gpu_instance(0, 2, Some(4)).unwrap();
 
     let mig = start(&home);
-    let living = BTreeSet::from([(card.clone(), span(0, 2))]);
+    let living = BTreeSet::from([(gpu.clone(), span(0, 2))]);
     assert_eq!(mig.keep_only(&living, Instant::now()), Ok(vec![]));
     assert_eq!(mig.list().unwrap(), std::slice::from_ref(&held));
     assert_eq!(board.gpu_instances(0).len(), 1);
@@ -444,26 +444,26 @@ fn restart_keeps_held_instances_and_clears_half_made_ones() {
     let (_, there) = board.instance_named(&held.uuid).unwrap();
     board.destroy_compute_instance(0, there.index).unwrap();
     let mig = start(&home);
-    assert_eq!(mig.make(&card, "2g.10gb", span(0, 2)).unwrap(), held);
+    assert_eq!(mig.make(&gpu, "2g.10gb", span(0, 2)).unwrap(), held);
     mig.unmake(&held.uuid).unwrap();
     assert_eq!(board.gpu_instances(0), []);
 
-    // The machine was started anew: cards come without instances, and the next start makes them again.
-    let again = mig.make(&card, "2g.10gb", span(0, 2)).unwrap();
+    // The machine was started anew: GPUs come without instances, and the next start makes them again.
+    let again = mig.make(&gpu, "2g.10gb", span(0, 2)).unwrap();
     let (_, there) = board.instance_named(&again.uuid).unwrap();
     board.destroy_compute_instance(0, there.index).unwrap();
     board.destroy_gpu_instance(0, there.index).unwrap();
     drop(mig);
     let mig = start(&home);
     assert_eq!(mig.list().unwrap(), []);
-    assert!(mig.make(&card, "1g.5gb", span(1, 1)).is_ok());
+    assert!(mig.make(&gpu, "1g.5gb", span(1, 1)).is_ok());
     drop(mig);
 
     // A journal that cannot be read is a person's affair; it is neither guessed at nor written over.
     let there = board.gpu_instances(0);
     std::fs::write(&journal, "{").unwrap();
     let mig = start(&home);
-    let error = mig.make(&card, "1g.5gb", span(4, 1)).unwrap_err();
+    let error = mig.make(&gpu, "1g.5gb", span(4, 1)).unwrap_err();
     assert!(error.to_string().contains("mig.json"), "{error}");
     assert!(mig.keep_only(&BTreeSet::new(), Instant::now()).is_err());
     assert_eq!(board.gpu_instances(0), there);

@@ -15,12 +15,12 @@ use std::time::{Duration, SystemTime};
 
 use kube::api::DeleteParams;
 use kubelet::until;
-use kubelet::world::{Asks, GPU, MIB, World, card, cards, inventory, uid};
+use kubelet::world::{Asks, GPU, MIB, World, gpu, gpus, inventory, uid};
 use placement::{MigProfile, Span};
 use serde_json::Value;
 use tokio::task::JoinSet;
-use vgpu_monitor::card::{Health, Sick};
 use vgpu_monitor::delivery::Name;
+use vgpu_monitor::node_gpus::{Health, Sick};
 use vgpu_monitor::plugin::Served;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -47,11 +47,11 @@ async fn all_containers_are_given_before_the_first_process_starts() {
     let given = world.hands.of(uid(&pod));
     let names: Vec<&str> = given.keys().map(String::as_str).collect();
     assert_eq!(names, ["a", "b", "load", "prep", "side"]);
-    assert_eq!(cards(&given["prep"]), [("GPU-0", 1000), ("GPU-1", 1000)]);
-    assert_eq!(cards(&given["load"]), [("GPU-2", 700)]);
-    assert_eq!(cards(&given["side"]), [("GPU-0", 500)]);
-    assert_eq!(cards(&given["a"]), [("GPU-0", 3000)]);
-    assert_eq!(cards(&given["b"]), [("GPU-1", 2000), ("GPU-3", 2000)]);
+    assert_eq!(gpus(&given["prep"]), [("GPU-0", 1000), ("GPU-1", 1000)]);
+    assert_eq!(gpus(&given["load"]), [("GPU-2", 700)]);
+    assert_eq!(gpus(&given["side"]), [("GPU-0", 500)]);
+    assert_eq!(gpus(&given["a"]), [("GPU-0", 3000)]);
+    assert_eq!(gpus(&given["b"]), [("GPU-1", 2000), ("GPU-3", 2000)]);
     for container in ["load", "side", "b", "a", "a", "side"] {
         world.kubelet.starts(uid(&pod), container).await.unwrap();
     }
@@ -82,9 +82,9 @@ async fn all_containers_are_given_before_the_first_process_starts() {
 async fn fifty_parallel_pods_start_under_the_kubelets_rate_limit() {
     let world = World::new();
     let wide = (0..4).map(|index| {
-        let mut card = card(index);
-        card.device.slots = 20;
-        card
+        let mut gpu = gpu(index);
+        gpu.device.slots = 20;
+        gpu
     });
     world.inventory.send_replace(inventory(wide.collect()));
     world.kubelet.start();
@@ -113,10 +113,10 @@ async fn fifty_parallel_pods_start_under_the_kubelets_rate_limit() {
 
     for (number, pod) in (0..50_u32).zip(&pods) {
         let given = world.hands.of(uid(pod));
-        let card = format!("GPU-{}", number % 4);
+        let gpu = format!("GPU-{}", number % 4);
         assert_eq!(
-            cards(&given["main"]),
-            [(card.as_str(), 100 + u64::from(number))]
+            gpus(&given["main"]),
+            [(gpu.as_str(), 100 + u64::from(number))]
         );
     }
     let (asked, _) = world.kubelet.lists();
@@ -141,10 +141,10 @@ async fn init_only_pod_is_found_in_the_kubelets_record() {
     }
 
     for (number, pod) in pods.iter().enumerate() {
-        let card = format!("GPU-{number}");
+        let gpu = format!("GPU-{number}");
         assert_eq!(
-            cards(&world.hands.of(uid(pod))["prep"]),
-            [(card.as_str(), 300)]
+            gpus(&world.hands.of(uid(pod))["prep"]),
+            [(gpu.as_str(), 300)]
         );
     }
     agent.kill().await;
@@ -189,10 +189,10 @@ async fn agent_may_start_before_kubelet_and_driver() {
     assert!(!starting.is_finished());
     world
         .inventory
-        .send_replace(inventory((0..4).map(card).collect()));
+        .send_replace(inventory((0..4).map(gpu).collect()));
 
     starting.await.unwrap().unwrap();
-    assert_eq!(cards(&world.hands.of(uid(&pod))["main"]), [("GPU-1", 100)]);
+    assert_eq!(gpus(&world.hands.of(uid(&pod))["main"]), [("GPU-1", 100)]);
     agent.kill().await;
 }
 
@@ -240,9 +240,9 @@ async fn killed_agent_continues_after_any_step() {
         world.kubelet.starts(uid(&pod), container).await.unwrap();
     }
 
-    assert_eq!(cards(&given["prep"]), [("GPU-0", 100)]);
-    assert_eq!(cards(&given["a"]), [("GPU-1", 200)]);
-    assert_eq!(cards(&given["b"]), [("GPU-2", 300)]);
+    assert_eq!(gpus(&given["prep"]), [("GPU-0", 100)]);
+    assert_eq!(gpus(&given["a"]), [("GPU-1", 200)]);
+    assert_eq!(gpus(&given["b"]), [("GPU-2", 300)]);
     assert_eq!(world.hands.of(uid(&pod)), given);
     assert_eq!(world.hands.names.load(Ordering::SeqCst), 3);
     agent.kill().await;
@@ -276,9 +276,9 @@ async fn lost_allotments_are_restored_from_the_kubelets_record() {
         world.kubelet.starts(uid(&pod), "prep").await.unwrap();
 
         let given = world.hands.of(uid(&pod));
-        assert_eq!(cards(&given["prep"]), [("GPU-0", 100)], "{damage}");
-        assert_eq!(cards(&given["a"]), [("GPU-1", 200)], "{damage}");
-        assert_eq!(cards(&given["b"]), [("GPU-2", 300)], "{damage}");
+        assert_eq!(gpus(&given["prep"]), [("GPU-0", 100)], "{damage}");
+        assert_eq!(gpus(&given["a"]), [("GPU-1", 200)], "{damage}");
+        assert_eq!(gpus(&given["b"]), [("GPU-2", 300)], "{damage}");
         let names: Vec<String> = world.hands.given.lock().keys().cloned().collect();
         assert_eq!(names, ["v0000", "v0001", "v0002"], "{damage}");
         agent.kill().await;
@@ -296,7 +296,7 @@ async fn slots_are_allotted_while_the_file_cannot_be_written() {
     world.kubelet.admit(&pod).await.unwrap();
     world.kubelet.starts(uid(&pod), "main").await.unwrap();
 
-    assert_eq!(cards(&world.hands.of(uid(&pod))["main"]), [("GPU-0", 100)]);
+    assert_eq!(gpus(&world.hands.of(uid(&pod))["main"]), [("GPU-0", 100)]);
     agent.kill().await;
 }
 
@@ -323,7 +323,7 @@ async fn without_api_server_only_known_containers_start() {
 
     world.away.store(false, Ordering::SeqCst);
     world.kubelet.starts(uid(&new), "main").await.unwrap();
-    assert_eq!(cards(&world.hands.of(uid(&new))["main"]), [("GPU-1", 200)]);
+    assert_eq!(gpus(&world.hands.of(uid(&new))["main"]), [("GPU-1", 200)]);
     agent.kill().await;
 }
 
@@ -331,9 +331,9 @@ async fn without_api_server_only_known_containers_start() {
 async fn recreated_pod_gets_its_own_devices() {
     let world = World::new();
     // One slot: the new pod gets the old one's.
-    let mut only = card(0);
+    let mut only = gpu(0);
     only.device.slots = 1;
-    world.inventory.send_replace(inventory(vec![only, card(1)]));
+    world.inventory.send_replace(inventory(vec![only, gpu(1)]));
     world.kubelet.start();
     let agent = world.agent();
     world.is_known(11).await;
@@ -343,7 +343,7 @@ async fn recreated_pod_gets_its_own_devices() {
     world.kubelet.end(uid(&first));
     let now = DeleteParams::default().grace_period(0);
     world.pods().delete("p", &now).await.unwrap();
-    // The same card, and more than would be left of it beside the first.
+    // The same GPU, and more than would be left of it beside the first.
     let second = world.pod("p", &[("main", "app", &[(0, 8000)])]).await;
     assert_ne!(uid(&first), uid(&second));
     world.kubelet.admit(&second).await.unwrap();
@@ -351,11 +351,11 @@ async fn recreated_pod_gets_its_own_devices() {
     world.kubelet.starts(uid(&second), "main").await.unwrap();
 
     assert_eq!(
-        cards(&world.hands.of(uid(&first))["main"]),
+        gpus(&world.hands.of(uid(&first))["main"]),
         [("GPU-0", 9000)]
     );
     assert_eq!(
-        cards(&world.hands.of(uid(&second))["main"]),
+        gpus(&world.hands.of(uid(&second))["main"]),
         [("GPU-0", 8000)]
     );
     agent.kill().await;
@@ -376,7 +376,7 @@ async fn edited_annotations_gain_nothing() {
         ("GPU-0,NVIDIA,0,5:;", "no memory"),
         (
             "GPU-0,NVIDIA,1000,5:GPU-1,NVIDIA,1000,5:;",
-            "2 cards, the spec asks for 1",
+            "2 GPUs, the spec asks for 1",
         ),
         (
             "GPU-9,NVIDIA,1000,5:;",
@@ -396,11 +396,11 @@ async fn edited_annotations_gain_nothing() {
     assert!(world.hands.of(uid(&pod)).is_empty());
     world.annotate("p", key, "GPU-0,NVIDIA,1000,5:;").await;
     world.kubelet.starts(uid(&pod), "main").await.unwrap();
-    // Another card, after it started.
+    // Another GPU, after it started.
     world.annotate("p", key, "GPU-3,NVIDIA,1000,5:;").await;
     world.kubelet.starts(uid(&pod), "main").await.unwrap();
 
-    assert_eq!(cards(&world.hands.of(uid(&pod))["main"]), [("GPU-0", 1000)]);
+    assert_eq!(gpus(&world.hands.of(uid(&pod))["main"]), [("GPU-0", 1000)]);
     world.events_say("what was given first stays").await;
     agent.kill().await;
 }
@@ -435,15 +435,14 @@ async fn sick_gpu_removes_free_slots_first_and_starts_nothing() {
         .await;
     world.kubelet.admit(&pod).await.unwrap();
     let held = world.kubelet.held(uid(&pod), "main");
-    let sick = |cards: &[u32]| -> Health {
+    let sick = |gpus: &[u32]| -> Health {
         let sick = Sick {
             reason: "XID 79: it fell off the bus".to_owned(),
             since: SystemTime::now(),
             recovers: false,
         };
-        let cards = cards.iter();
-        cards
-            .map(|card| (format!("GPU-{card}"), sick.clone()))
+        let gpus = gpus.iter();
+        gpus.map(|gpu| (format!("GPU-{gpu}"), sick.clone()))
             .collect()
     };
 
@@ -475,12 +474,10 @@ async fn two_resources_have_a_socket_each() {
         resource: "hygon.com/dcunum".to_owned(),
         vendor: "DCU".to_owned(),
     });
-    let mut other = card(9);
+    let mut other = gpu(9);
     other.device = placement::Device::new("DCU", "DCU-0", "Z100", 32_000 * MIB);
     other.device.slots = 3;
-    world
-        .inventory
-        .send_replace(inventory(vec![card(0), other]));
+    world.inventory.send_replace(inventory(vec![gpu(0), other]));
     let agent = world.up_with(10).await;
     until("the other is known", || {
         world.kubelet.slots("hygon.com/dcunum") == (3, 3)
@@ -498,7 +495,7 @@ async fn two_resources_have_a_socket_each() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn instance_is_created_before_the_start_and_named_on_the_pod() {
     let world = World::new();
-    let mut mig = card(0);
+    let mut mig = gpu(0);
     mig.device.mode = "mig".to_owned();
     mig.device.mig_profiles = vec![MigProfile {
         name: "1g.5gb".to_owned(),
@@ -522,7 +519,7 @@ async fn instance_is_created_before_the_start_and_named_on_the_pod() {
 
     let given = &world.hands.of(uid(&pod))["main"];
     assert_eq!(given.devices[0].uuid, "MIG-0");
-    assert_eq!(given.devices[0].instance.as_ref().unwrap().card, "GPU-0");
+    assert_eq!(given.devices[0].instance.as_ref().unwrap().gpu, "GPU-0");
     let pods = world.pods();
     let key = "hami.io/vgpu-mig-allocations";
     let mut text = String::new();
@@ -635,7 +632,7 @@ async fn restarted_container_keeps_what_it_was_given() {
     world.kubelet.admit(&pod).await.unwrap();
     world.kubelet.starts(uid(&pod), "a").await.unwrap();
     let given = world.hands.of(uid(&pod));
-    // Another card than that of a is sick, all promise less than before, and the annotations say nothing.
+    // Another GPU than that of a is sick, all promise less than before, and the annotations say nothing.
     let sick = Sick {
         reason: "lost".to_owned(),
         since: SystemTime::now(),
@@ -645,9 +642,9 @@ async fn restarted_container_keeps_what_it_was_given() {
         .health
         .send_replace(Arc::new([("GPU-1".to_owned(), sick)].into()));
     let smaller = (0..4).map(|index| {
-        let mut card = card(index);
-        card.device.memory_bytes = 1000 * MIB;
-        card
+        let mut gpu = gpu(index);
+        gpu.device.memory_bytes = 1000 * MIB;
+        gpu
     });
     world.inventory.send_replace(inventory(smaller.collect()));
     world

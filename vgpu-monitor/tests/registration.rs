@@ -23,8 +23,8 @@ use kube_api::vendor::{Switches, Vendors};
 use placement::{Device, MigProfile, PairScore, Span};
 use serde_json::json;
 use tokio::sync::watch;
-use vgpu_monitor::card::{Card, Health, Inventory, Sick};
 use vgpu_monitor::inventory::{self, RegisterSettings, lease};
+use vgpu_monitor::node_gpus::{Health, Inventory, KnownGpu, Sick};
 
 use crate::harness::Server;
 
@@ -36,7 +36,7 @@ struct World {
     away: Arc<AtomicBool>,
     /// Writes to nodes by any client.
     writes: Arc<AtomicU64>,
-    cards: watch::Sender<Option<Arc<Inventory>>>,
+    gpus: watch::Sender<Option<Arc<Inventory>>>,
     health: watch::Sender<Arc<Health>>,
     agent: tokio::task::JoinHandle<()>,
 }
@@ -65,14 +65,14 @@ fn device(index: u32) -> Device {
 }
 
 fn inventory(devices: Vec<Device>) -> Inventory {
-    let card = |device: Device| Card {
+    let gpu = |device: Device| KnownGpu {
         physical_bytes: device.memory_bytes,
         pci_bus_id: String::new(),
         minor: device.index,
         device,
     };
     Inventory {
-        cards: devices.into_iter().map(card).collect(),
+        gpus: devices.into_iter().map(gpu).collect(),
         ..Inventory::default()
     }
 }
@@ -92,7 +92,7 @@ impl World {
         });
         let nodes: Api<Node> = Api::all(client.clone());
         nodes.create(&PostParams::default(), &node()).await.unwrap();
-        let (cards, inventories) = watch::channel(None);
+        let (gpus, inventories) = watch::channel(None);
         let (health, healths) = watch::channel(Arc::default());
         let settings = RegisterSettings {
             format,
@@ -114,14 +114,14 @@ impl World {
             nodes,
             away,
             writes,
-            cards,
+            gpus,
             health,
             agent,
         }
     }
 
     fn know(&self, inventory: Inventory) {
-        self.cards.send_replace(Some(Arc::new(inventory)));
+        self.gpus.send_replace(Some(Arc::new(inventory)));
     }
 
     /// Another client's merge patch of the node's annotations.

@@ -371,7 +371,7 @@ pub(crate) fn sim_gpus(text: &str) -> Result<u32, BadValue> {
 }
 
 pub(crate) fn sim_memory(text: &str) -> Result<SimMemory, BadValue> {
-    fn card(text: &str) -> Result<u64, BadValue> {
+    fn bytes_of(text: &str) -> Result<u64, BadValue> {
         let bytes = size::parse(text)?;
         let (least, most) = (64 << 20, 4 << 40);
         if !(least..=most).contains(&bytes) {
@@ -386,10 +386,10 @@ pub(crate) fn sim_memory(text: &str) -> Result<SimMemory, BadValue> {
     // The simulated board accepts whole mebibytes only; the flag also accepts 1.5Gi or 16G.
     let mib = |bytes: u64| format!("{}Mi", bytes >> 20);
     if !text.contains('=') && !text.contains(',') {
-        return card(text).map(|bytes| SimMemory(mib(bytes)));
+        return bytes_of(text).map(|bytes| SimMemory(mib(bytes)));
     }
     let mut parts = Vec::new();
-    for (gpu, bytes) in by_gpu(text, card, SIZES)? {
+    for (gpu, bytes) in by_gpu(text, bytes_of, SIZES)? {
         match gpu {
             GpuRef::Index(index) if index < 16 => parts.push(format!("{index}={}", mib(bytes))),
             gpu => {

@@ -453,7 +453,7 @@ impl Admission {
         if host_pid == Some(true) && !self.settings.allow_host_pid {
             return Err(Denied::pod(
                 "spec.hostPID",
-                "a pod with devices would see and could end the processes of others on the card; remove it, or ask \
+                "a pod with devices would see and could end the processes of others on the device; remove it, or ask \
                  the operator to allow it",
             ));
         }

@@ -72,7 +72,7 @@ fn fault(variable: &EnvVar, asks_for_devices: bool) -> Option<String> {
     }
     match name {
         DISABLE => (elsewhere || !FALSE.contains(&value)).then(|| {
-            format!("{read} would switch the limits off; remove it, and ask for the whole card if it is needed")
+            format!("{read} would switch the limits off; remove it, and ask for the whole device if it is needed")
         }),
         AUDIT => (elsewhere || !value.is_empty()).then(|| {
             format!("{read} would be loaded before the library that keeps the limits; remove it")

@@ -136,7 +136,7 @@ fn amounts_become_what_the_api_server_and_the_scheduler_take() {
             ]),
         ),
         (
-            "memory alone is memory on one card",
+            "memory alone is memory on one device",
             limits(json!({ "nvidia.com/gpumem": "1Gi" }), json!(null)),
             json!([
                 { "op": "add", "path": at("limits", "gpu"), "value": "1" },

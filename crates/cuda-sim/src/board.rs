@@ -689,7 +689,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_past_the_card_is_refused_and_takes_nothing() {
+    fn memory_past_the_gpu_is_refused_and_takes_nothing() {
         let (_directory, board) = board();
         let me = board.join().unwrap();
 

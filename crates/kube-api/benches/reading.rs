@@ -17,18 +17,21 @@ use placement::Kind;
 use serde_json::{Value, json};
 
 fn node(at: usize, json_form: bool) -> Value {
-    let mut cards = Vec::new();
+    let mut devices = Vec::new();
     let mut colon = String::new();
-    for card in 0..8 {
-        let id = format!("GPU-{at:08x}-0000-0000-0000-{card:012x}");
-        colon += &format!("{id},10,81559,100,NVIDIA H100 80GB HBM3,{},true:", card / 4);
-        cards.push(json!({
-            "id": id, "index": card, "count": 10, "devmem": 81559, "devcore": 100,
-            "type": "NVIDIA H100 80GB HBM3", "numa": card / 4, "mode": "hami-core", "health": true,
+    for device in 0..8 {
+        let id = format!("GPU-{at:08x}-0000-0000-0000-{device:012x}");
+        colon += &format!(
+            "{id},10,81559,100,NVIDIA H100 80GB HBM3,{},true:",
+            device / 4
+        );
+        devices.push(json!({
+            "id": id, "index": device, "count": 10, "devmem": 81559, "devcore": 100,
+            "type": "NVIDIA H100 80GB HBM3", "numa": device / 4, "mode": "hami-core", "health": true,
         }));
     }
     let register = if json_form {
-        Value::from(cards).to_string()
+        Value::from(devices).to_string()
     } else {
         colon
     };
@@ -73,10 +76,10 @@ fn reading(criterion: &mut Criterion) {
     criterion.bench_function("standard configuration", |bencher| {
         bencher.iter(|| Vendors::new(DeviceConfig::standard(), switches).unwrap());
     });
-    criterion.bench_function("report, 8 cards, JSON", |bencher| {
+    criterion.bench_function("report, 8 devices, JSON", |bencher| {
         bencher.iter(|| report(black_box(&one), &vendors));
     });
-    criterion.bench_function("report, 8 cards, colon", |bencher| {
+    criterion.bench_function("report, 8 devices, colon", |bencher| {
         bencher.iter(|| report(black_box(&colon), &vendors));
     });
     let same = one.clone();

@@ -29,16 +29,16 @@ pub struct DeviceConfig {
     pub cambricon: Option<Cambricon>,
     /// Hygon (`DCU`).
     pub hygon: Option<Hygon>,
-    /// MetaX, whole and shared cards.
+    /// MetaX, whole and shared devices.
     pub metax: Option<Metax>,
-    /// Enflame, whole and sliced cards.
+    /// Enflame, whole and sliced devices.
     pub enflame: Option<Enflame>,
     /// Moore Threads.
     pub mthreads: Option<Mthreads>,
     /// Iluvatar, one entry for each chip.
     #[serde(deserialize_with = "sections::or_default")]
     pub iluvatars: Vec<Iluvatar>,
-    /// Kunlunxin, whole and shared cards.
+    /// Kunlunxin, whole and shared devices.
     pub kunlun: Option<Kunlun>,
     /// AWS Neuron.
     pub awsneuron: Option<AwsNeuron>,
@@ -225,7 +225,7 @@ impl DeviceConfig {
             if nvidia.default_cores > 100 {
                 return wrong(
                     "nvidia.defaultCores",
-                    format!("{} is above 100, a whole card", nvidia.default_cores),
+                    format!("{} is above 100, a whole device", nvidia.default_cores),
                 );
             }
         }

@@ -159,7 +159,7 @@ pub(crate) fn mebibytes(
         ))
     };
     if amount.is_negative() {
-        return wrong("is below 0; write 0 for the whole card, or a number of MiB");
+        return wrong("is below 0; write 0 for the whole device, or a number of MiB");
     }
     let Some(whole) = amount.whole() else {
         return wrong("is no whole number; write a number of MiB such as 3000, or 16Gi");
@@ -172,7 +172,7 @@ pub(crate) fn mebibytes(
     match u64::try_from(mib) {
         Ok(mib) if i128::from(mib) <= MOST_MIB => Ok(Some(mib)),
         _ => wrong(
-            "is more than 2147483647 MiB, the most of one card; a number without a suffix counts MiB, so write 16Gi for 16 GiB",
+            "is more than 2147483647 MiB, the most of one device; a number without a suffix counts MiB, so write 16Gi for 16 GiB",
         ),
     }
 }

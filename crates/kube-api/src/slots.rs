@@ -55,14 +55,14 @@ pub enum DecodeError {
         text: String,
     },
     /// There are more shares than any pod holds.
-    #[error("names more than {MOST_SLOTS} shares of cards, the most of one pod")]
+    #[error("names more than {MOST_SLOTS} shares of devices, the most of one pod")]
     TooMany,
     /// A text that is not a list of MIG instances.
     #[error("no list of MIG instances: {0}")]
     Json(String),
     /// An instance is on a device that the container does not hold.
     #[error(
-        "names an instance of {uuid} for device {device} of container {container}, which holds no such card"
+        "names an instance of {uuid} for device {device} of container {container}, which holds no such device"
     )]
     NoSuchCard {
         /// Position of the container.

@@ -186,15 +186,15 @@ fn container_gets_its_own_devices_and_no_others() {
             "valueFrom": {"fieldRef": {"fieldPath": format!("metadata.annotations['{key}']")}}}]},
         {"name": "b", "env": [{"name": "X", "valueFrom": null}]},
     ]}}));
-    let cards = || {
+    let devices = || {
         vec![
             grant("NVIDIA", "GPU-1", 1, 0),
             grant("NVIDIA", "GPU-0", 1, 0),
         ]
     };
     let placement = placed(vec![
-        granted(Kind::App, cards()),
-        granted(Kind::App, cards()),
+        granted(Kind::App, devices()),
+        granted(Kind::App, devices()),
     ]);
 
     let written = write(&pod, &placement, None, vendors(), NOW).annotations;
@@ -290,7 +290,7 @@ fn instances_find_their_devices_despite_a_wrong_count() {
     check(
         "a+",
         &instance(0, 1, "G2"),
-        "annotation hami.io/vgpu-mig-allocations: names an instance of G2 for device 1 of container 0, which holds no such card",
+        "annotation hami.io/vgpu-mig-allocations: names an instance of G2 for device 1 of container 0, which holds no such device",
     );
 }
 
@@ -316,7 +316,7 @@ fn node_is_the_pods_node_or_else_the_annotations() {
 /// Placements as the engine makes them: devices of one or two vendors, some as instances.
 fn placement() -> impl Strategy<Value = Placement> {
     let instance = proptest::option::of(("[1-7]g[.][0-9]{1,2}gb", 0..8_u32, 1..8_u32));
-    let card = ("GPU-[0-9a-f]{1,8}", 0..100_000_u64, 0..=100_u32, instance).prop_map(
+    let device = ("GPU-[0-9a-f]{1,8}", 0..100_000_u64, 0..=100_u32, instance).prop_map(
         |(device, mib, cores, instance)| {
             let mut grant = grant("NVIDIA", &device, mib, cores);
             grant.instance = instance.map(|(profile, start, size)| Instance {
@@ -330,7 +330,7 @@ fn placement() -> impl Strategy<Value = Placement> {
         .prop_map(|(device, mib, cores)| grant("DCU", &device, mib, cores));
     let granted = (
         prop::sample::select(vec![Kind::Init, Kind::Sidecar, Kind::App]),
-        proptest::collection::vec(card, 0..3),
+        proptest::collection::vec(device, 0..3),
         proptest::collection::vec(other, 0..2),
     )
         .prop_map(|(kind, mut grants, others)| {
@@ -410,7 +410,7 @@ fn an_allocation_of_more_than_any_pod_holds_is_not_gone_through() {
 
     assert_eq!(
         text,
-        "annotation hami.io/vgpu-devices-allocated: names more than 4096 shares of cards, the most of one pod"
+        "annotation hami.io/vgpu-devices-allocated: names more than 4096 shares of devices, the most of one pod"
     );
 }
 

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 const REGISTER: &str = "hami.io/node-nvidia-register";
 
-fn two_cards() -> Value {
+fn two_devices() -> Value {
     json!([
         {"id": "GPU-0", "count": 10, "devmem": 81920, "devcore": 100, "type": "NVIDIA A100", "health": true},
         {"id": "GPU-1", "index": 1, "count": 10, "devmem": 81920, "devcore": 100, "type": "NVIDIA A100", "numa": 1, "health": true},
@@ -58,7 +58,7 @@ fn check(annotations: Value, allocatable: Value, expected: Expect) {
 fn both_forms_are_read_for_every_vendor() {
     check(
         json!({
-            REGISTER: two_cards().to_string(),
+            REGISTER: two_devices().to_string(),
             "hami.io/node-dcu-register": "DCU-0,4,32768,100,DCU-Z100,0,true:DCU-1,4,32768,60,DCU-Z100,1,false:",
         }),
         json!({"nvidia.com/gpu": "20"}),
@@ -83,7 +83,7 @@ fn both_forms_are_read_for_every_vendor() {
 }
 
 #[test]
-fn a_card_that_says_nothing_of_its_health_is_not_used() {
+fn a_device_that_says_nothing_of_its_health_is_not_used() {
     check(
         json!({REGISTER: r#"[{"id":"GPU-a","count":10,"devmem":1000,"type":"NVIDIA A"}]"#}),
         json!({}),
@@ -110,9 +110,9 @@ fn a_system_without_numa_nodes_is_one_node() {
 }
 
 #[test]
-fn a_cordon_takes_cards_out_by_their_whole_identifier() {
+fn a_cordon_takes_devices_out_by_their_whole_identifier() {
     check(
-        json!({REGISTER: two_cards().to_string(), "hami.io/device-cordon": " GPU-1 ,GPU-"}),
+        json!({REGISTER: two_devices().to_string(), "hami.io/device-cordon": " GPU-1 ,GPU-"}),
         json!({}),
         expect![[r#"
             NVIDIA GPU-0#0 10x81920 100 0
@@ -123,7 +123,7 @@ fn a_cordon_takes_cards_out_by_their_whole_identifier() {
 
 #[test]
 fn node_has_no_devices_if_its_kubelet_offers_none() {
-    let register = two_cards().to_string();
+    let register = two_devices().to_string();
     let empty = || expect![""];
     check(
         json!({REGISTER: register}),
@@ -230,7 +230,7 @@ fn pair_scores_are_read_and_broken_ones_take_the_vendor_out() {
     let scores =
         r#"[{"uuid":"GPU-0","score":{"GPU-1":100}},{"uuid":"GPU-1","score":{"GPU-0":100}}]"#;
     check(
-        json!({REGISTER: two_cards().to_string(), "hami.io/node-nvidia-score": scores}),
+        json!({REGISTER: two_devices().to_string(), "hami.io/node-nvidia-score": scores}),
         json!({}),
         expect![[r#"
             NVIDIA GPU-0#0 10x81920 100 0
@@ -240,7 +240,7 @@ fn pair_scores_are_read_and_broken_ones_take_the_vendor_out() {
         "#]],
     );
     check(
-        json!({REGISTER: two_cards().to_string(), "hami.io/node-nvidia-score": "{bad"}),
+        json!({REGISTER: two_devices().to_string(), "hami.io/node-nvidia-score": "{bad"}),
         json!({}),
         expect![[r#"
             annotation hami.io/node-nvidia-score: no list of devices: invalid type: map, expected a sequence at line 1 column 0
@@ -277,7 +277,7 @@ fn mig_profiles_come_with_their_places() {
 fn heartbeat_is_the_same_report_and_a_real_change_is_not() {
     let vendors = vendors();
     let before = reporting(
-        json!({REGISTER: two_cards().to_string()}),
+        json!({REGISTER: two_devices().to_string()}),
         json!({"nvidia.com/gpu": "20"}),
     );
     let mut heartbeat = before.clone();
@@ -294,11 +294,11 @@ fn heartbeat_is_the_same_report_and_a_real_change_is_not() {
         json!({"nvidia.com/gpu": "20"})
     ));
     assert!(changed(
-        json!({REGISTER: two_cards().to_string()}),
+        json!({REGISTER: two_devices().to_string()}),
         json!({"nvidia.com/gpu": "0"})
     ));
     assert!(changed(
-        json!({REGISTER: two_cards().to_string(), "hami.io/device-cordon": "GPU-0"}),
+        json!({REGISTER: two_devices().to_string(), "hami.io/device-cordon": "GPU-0"}),
         json!({"nvidia.com/gpu": "20"})
     ));
 }
@@ -306,12 +306,12 @@ fn heartbeat_is_the_same_report_and_a_real_change_is_not() {
 /// Values of node annotations: valid, truncated and garbled.
 fn annotation() -> impl Strategy<Value = String> {
     prop_oneof![
-        Just(two_cards().to_string()),
+        Just(two_devices().to_string()),
         Just("GPU-a,10,32768,100,T,0,true:".to_owned()),
         "[\\PC,:\\[{\"]{0,30}",
         ("[0-9]{1,12}", "[a-z0-9]{0,5}")
             .prop_map(|(number, word)| format!("{word},{number},{number},100,T,0,true:")),
-        (0..200_usize).prop_map(|end| two_cards().to_string().chars().take(end).collect()),
+        (0..200_usize).prop_map(|end| two_devices().to_string().chars().take(end).collect()),
     ]
 }
 

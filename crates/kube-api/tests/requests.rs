@@ -81,7 +81,7 @@ fn amounts_are_read_as_the_documents_say() {
     );
     check(
         &[("gpu", "1"), ("gpumem", "-5")],
-        "container c: nvidia.com/gpumem: -5 is below 0; write 0 for the whole card, or a number of MiB",
+        "container c: nvidia.com/gpumem: -5 is below 0; write 0 for the whole device, or a number of MiB",
     );
     check(
         &[("gpu", "1"), ("gpumem", "1000Ki")],
@@ -89,7 +89,7 @@ fn amounts_are_read_as_the_documents_say() {
     );
     check(
         &[("gpu", "1"), ("gpumem", "17179869184")],
-        "container c: nvidia.com/gpumem: 17179869184 is more than 2147483647 MiB, the most of one card; a number without a suffix counts MiB, so write 16Gi for 16 GiB",
+        "container c: nvidia.com/gpumem: 17179869184 is more than 2147483647 MiB, the most of one device; a number without a suffix counts MiB, so write 16Gi for 16 GiB",
     );
     check(
         &[("gpu", "1"), ("gpumem", "lots")],

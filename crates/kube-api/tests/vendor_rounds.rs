@@ -21,19 +21,19 @@ const NOW: u64 = 1_700_000_000_000_000_000;
 /// A node that has about eight devices of every vendor.
 fn everything() -> Node {
     let list = |word: &str, each: &dyn Fn(u32) -> Value| -> Value {
-        let cards: Vec<Value> = (0..8)
+        let devices: Vec<Value> = (0..8)
             .map(|index| {
-                let mut card = json!({
+                let mut device = json!({
                     "id": format!("{word}-{index}"), "index": index, "count": 4, "devmem": 65536,
                     "devcore": 100, "type": word, "health": true,
                 });
                 for (key, value) in each(index).as_object().unwrap() {
-                    card[key] = value.clone();
+                    device[key] = value.clone();
                 }
-                card
+                device
             })
             .collect();
-        json!(serde_json::to_string(&cards).unwrap())
+        json!(serde_json::to_string(&devices).unwrap())
     };
     let metax: Vec<Value> = (0..8)
         .map(|index| {

@@ -201,7 +201,7 @@ fn amounts_are_read_in_each_vendors_units_with_its_defaults() {
         ),
         (
             json!({"huawei.com/Ascend910B3": 1, "huawei.com/Ascend910B3-memory": 70_000}),
-            "error: container c: huawei.com/Ascend910B3-memory: huawei.com/Ascend910B3-memory 70000 is invalid: a card has 65536 MiB",
+            "error: container c: huawei.com/Ascend910B3-memory: huawei.com/Ascend910B3-memory 70000 is invalid: a device has 65536 MiB",
         ),
         (
             json!({"huawei.com/Ascend910C": 4}),
@@ -512,7 +512,7 @@ fn webhook_completes_and_refuses_by_each_vendors_rules() {
         (
             json!({"huawei.com/Ascend910B3": 2, "huawei.com/Ascend910B3-memory": 100}),
             json!({}),
-            "refused: container c: resources.limits[huawei.com/Ascend910B3-memory]: vNPU not supported for multiple devices: 2 cards with 16384 MiB each; ask for one card, or for whole ones",
+            "refused: container c: resources.limits[huawei.com/Ascend910B3-memory]: vNPU not supported for multiple devices: 2 devices with 16384 MiB each; ask for one device, or for whole ones",
         ),
         (
             json!({"huawei.com/Ascend910B3": 1, "huawei.com/Ascend910B3-memory": 100, "huawei.com/Ascend910B3-core": 10}),
@@ -532,7 +532,7 @@ fn webhook_completes_and_refuses_by_each_vendors_rules() {
         (
             json!({"huawei.com/Ascend910C": 4, "huawei.com/Ascend910C-memory": 32_768}),
             json!({}),
-            "refused: container c: resources.limits[huawei.com/Ascend910C-memory]: vNPU not supported for multiple devices: 4 cards with 32768 MiB each; ask for one card, or for whole ones",
+            "refused: container c: resources.limits[huawei.com/Ascend910C-memory]: vNPU not supported for multiple devices: 4 devices with 32768 MiB each; ask for one device, or for whole ones",
         ),
         (
             json!({"huawei.com/Ascend910C": 1}),

@@ -95,7 +95,7 @@ async fn a_pending_pod_has_a_reason_and_a_way_out() {
     let overview = page(&site, "/").await;
     let why = page(&site, "/page/part/why/default/train-00002").await;
 
-    assert!(overview.contains("1 pending") && overview.contains("card of too little memory"));
+    assert!(overview.contains("1 pending") && overview.contains("GPU of too little memory"));
     assert!(overview.contains("/page/part/why/default/train-00002"));
     assert!(
         why.contains("It would fit after this change") && why.contains("nvidia.com/gpumem: 81920")

@@ -363,10 +363,10 @@ impl Source for Memory {
 pub(crate) fn shared_gpus(nodes: usize, pods: usize) -> Value {
     let node = |number: usize| {
         let gpus: Vec<Value> = (0..8)
-            .map(|card| {
+            .map(|gpu| {
                 json!({
-                    "id": format!("GPU-{number}-{card}"), "index": card, "count": 10, "devmem": 81_920, "devcore": 100,
-                    "type": "NVIDIA A100-SXM4-80GB", "health": !(number == 1 && card == 7), "mode": "hami-core",
+                    "id": format!("GPU-{number}-{gpu}"), "index": gpu, "count": 10, "devmem": 81_920, "devcore": 100,
+                    "type": "NVIDIA A100-SXM4-80GB", "health": !(number == 1 && gpu == 7), "mode": "hami-core",
                 })
             })
             .collect();
@@ -384,11 +384,11 @@ pub(crate) fn shared_gpus(nodes: usize, pods: usize) -> Value {
     };
     let pod = |number: usize| {
         let on = number % nodes;
-        let card = (number / nodes) % 8;
+        let gpu = (number / nodes) % 8;
         let (memory, cores) = (10_000 + 5_000 * (number % 4), 15 + 10 * (number % 3));
         let waits = number + 1 == pods;
         let node = format!("gpu-{on:04}");
-        let held = format!("GPU-{on}-{card},NVIDIA,{memory},{cores}:;");
+        let held = format!("GPU-{on}-{gpu},NVIDIA,{memory},{cores}:;");
         let score = |name: &str| format!("kube-scheduler-simulator.sigs.k8s.io/{name}");
         let annotations = if waits {
             json!({})
@@ -414,7 +414,7 @@ pub(crate) fn shared_gpus(nodes: usize, pods: usize) -> Value {
         });
         if waits {
             let message = format!(
-                "0/{nodes} nodes are available: {nodes} card of too little memory. preemption: 0/{nodes} nodes are available: {nodes} Preemption is not helpful for scheduling."
+                "0/{nodes} nodes are available: {nodes} GPU of too little memory. preemption: 0/{nodes} nodes are available: {nodes} Preemption is not helpful for scheduling."
             );
             pod["status"]["conditions"] = json!([{ "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message }]);
         } else {

@@ -14,7 +14,7 @@ use placement::{
 };
 
 const GIB: u64 = 1 << 30;
-const CARDS: u32 = 8;
+const DEVICES: u32 = 8;
 
 /// The CPU time of this thread.
 struct CoreTime;
@@ -61,7 +61,7 @@ fn cluster(nodes: u32) -> (Cluster, Vec<String>) {
         let name = format!("node-{at:05}");
         let id = |index: u32| format!("GPU-{at:05}-{index}");
         let mut pairs = Vec::new();
-        for from in 0..CARDS {
+        for from in 0..DEVICES {
             for to in 0..from {
                 pairs.push(PairScore {
                     from: id(from),
@@ -77,7 +77,7 @@ fn cluster(nodes: u32) -> (Cluster, Vec<String>) {
         ];
         let node = Node {
             name: name.clone(),
-            devices: (0..CARDS)
+            devices: (0..DEVICES)
                 .map(|index| Device {
                     index,
                     numa: index / 4,

@@ -38,15 +38,15 @@ fn node(at: usize) -> Value {
         "status": {"allocatable": {"cpu": "32", "memory": "128Gi", "pods": "110"}},
     });
     if at.is_multiple_of(5) {
-        let cards: Vec<String> = (0..8)
-            .map(|card| {
+        let devices: Vec<String> = (0..8)
+            .map(|device| {
                 format!(
-                    "GPU-{at}-{card},10,81920,100,NVIDIA-A100,{},true:",
-                    card / 4
+                    "GPU-{at}-{device},10,81920,100,NVIDIA-A100,{},true:",
+                    device / 4
                 )
             })
             .collect();
-        node["metadata"]["annotations"] = json!({"hami.io/node-nvidia-register": cards.concat()});
+        node["metadata"]["annotations"] = json!({"hami.io/node-nvidia-register": devices.concat()});
         node["status"]["allocatable"]["nvidia.com/gpu"] = json!("80");
     }
     node
@@ -169,7 +169,7 @@ fn main() {
         }
     }
     println!(
-        "{placed} placed ({shares} with shares of cards) in {:.2?}, {looked} nodes looked at, {} MiB at most",
+        "{placed} placed ({shares} with shares of devices) in {:.2?}, {looked} nodes looked at, {} MiB at most",
         began.elapsed(),
         memory_mib()
     );

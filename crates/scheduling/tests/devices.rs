@@ -13,14 +13,14 @@ use serde_json::{Value, json};
 use crate::world::{World, roomy, set, spec};
 
 /// A node with `count` GPUs of 80 GiB.
-fn cards(name: &str, count: usize) -> Value {
-    let cards: String = (0..count)
-        .map(|card| format!("GPU-{name}-{card},10,81920,100,NVIDIA-A100,0,true:"))
+fn devices(name: &str, count: usize) -> Value {
+    let devices: String = (0..count)
+        .map(|device| format!("GPU-{name}-{device},10,81920,100,NVIDIA-A100,0,true:"))
         .collect();
     set(
         roomy(name, ""),
         "/metadata/annotations",
-        json!({"hami.io/node-nvidia-register": cards}),
+        json!({"hami.io/node-nvidia-register": devices}),
     )
 }
 
@@ -60,7 +60,7 @@ fn place(world: &mut World, pod: &Value) -> String {
 
 #[test]
 fn engine_says_which_nodes_have_room_and_why_others_have_not() {
-    let mut world = world(&[cards("a", 1), cards("b", 2), roomy("c", "")]);
+    let mut world = world(&[devices("a", 1), devices("b", 2), roomy("c", "")]);
 
     let two = world.run(&asking("p", 2, 1000, 0));
     let plain = world.run(&spec(json!({})));
@@ -81,8 +81,8 @@ fn engine_says_which_nodes_have_room_and_why_others_have_not() {
 }
 
 #[test]
-fn shares_are_packed_until_a_card_is_full() {
-    let mut world = world(&[cards("a", 1), cards("b", 1)]);
+fn shares_are_packed_until_a_device_is_full() {
+    let mut world = world(&[devices("a", 1), devices("b", 1)]);
 
     let nodes: Vec<String> = ["p1", "p2", "p3"]
         .iter()
@@ -100,8 +100,8 @@ fn shares_are_packed_until_a_card_is_full() {
 }
 
 #[test]
-fn fuller_cards_score_higher_when_packing() {
-    let mut world = world(&[cards("a", 1), cards("b", 1)]);
+fn fuller_devices_score_higher_when_packing() {
+    let mut world = world(&[devices("a", 1), devices("b", 1)]);
     place(&mut world, &asking("p1", 1, 40_960, 0));
 
     let answers = world.run(&asking("p2", 1, 8_192, 0));
@@ -111,8 +111,8 @@ fn fuller_cards_score_higher_when_packing() {
 }
 
 #[test]
-fn several_containers_get_their_cards_together() {
-    let mut world = world(&[cards("a", 1), cards("b", 2)]);
+fn several_containers_get_their_devices_together() {
+    let mut world = world(&[devices("a", 1), devices("b", 2)]);
     let mut pod = asking("p", 1, 50_000, 0);
     let second = set(
         pod["spec"]["containers"][0].clone(),
@@ -126,14 +126,14 @@ fn several_containers_get_their_cards_together() {
 
     let answers = world.run(&pod);
 
-    assert_eq!(answers.fit(), "b", "two halves and more need two cards");
+    assert_eq!(answers.fit(), "b", "two halves and more need two devices");
     let devices = answers.0.result.unwrap().devices.unwrap();
     assert_eq!(devices.containers.len(), 2);
 }
 
 #[test]
 fn pods_of_lower_priority_give_their_shares_up() {
-    let mut world = world(&[cards("a", 1)]);
+    let mut world = world(&[devices("a", 1)]);
     place(&mut world, &asking("low", 1, 60_000, 1));
 
     let answers = world.run(&asking("high", 1, 60_000, 10));
@@ -146,8 +146,8 @@ fn pods_of_lower_priority_give_their_shares_up() {
 }
 
 #[test]
-fn cards_are_kept_for_pods_that_are_nominated() {
-    let mut world = world(&[cards("a", 2)]);
+fn devices_are_kept_for_pods_that_are_nominated() {
+    let mut world = world(&[devices("a", 2)]);
     place(&mut world, &asking("runs", 1, 60_000, 1));
     let nominated = world.snapshot.read_pod(&asking("urgent", 1, 60_000, 10));
     world.snapshot.nominate(Arc::new(nominated.unwrap()), "a");
@@ -171,7 +171,7 @@ fn cards_are_kept_for_pods_that_are_nominated() {
 
 #[test]
 fn requests_that_cannot_be_read_fit_nowhere() {
-    let mut world = world(&[cards("a", 1)]);
+    let mut world = world(&[devices("a", 1)]);
     let mut broken = asking("p", 1, 1000, 0);
     broken["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = json!("1500m");
 

@@ -81,8 +81,8 @@ fn inventory(ledger: &Ledger) -> Inventory {
 }
 
 fn row(ledger: &Ledger, node: &str, device: DeviceView<'_>) -> DeviceRow {
-    let card = device.device();
-    let labels = card.tags.iter().filter(|tag| is_request(tag));
+    let known = device.device();
+    let labels = known.tags.iter().filter(|tag| is_request(tag));
     let mut labels: Vec<String> = labels.cloned().collect();
     labels.sort_unstable();
     let held = ledger.claim(device.id());
@@ -94,7 +94,7 @@ fn row(ledger: &Ledger, node: &str, device: DeviceView<'_>) -> DeviceRow {
     let state = match held {
         Some(held) if !held.lapsed && held.claim.state == State::Active => DeviceState::Assigned,
         Some(held) if !held.lapsed => DeviceState::Pending,
-        _ if !card.healthy || card.cordoned => DeviceState::Out,
+        _ if !known.healthy || known.cordoned => DeviceState::Out,
         _ if sharers > 0 => DeviceState::Shared,
         Some(_) => DeviceState::Expired,
         None => DeviceState::Available,
@@ -103,8 +103,8 @@ fn row(ledger: &Ledger, node: &str, device: DeviceView<'_>) -> DeviceRow {
         uuid: device.id().to_owned(),
         node: node.to_owned(),
         labels,
-        model: card.model.clone(),
-        memory_bytes: card.memory_bytes,
+        model: known.model.clone(),
+        memory_bytes: known.memory_bytes,
         sharers,
         state,
         assignment: held.map(|held| assignment(ledger, held)),

@@ -321,7 +321,7 @@ impl Subject<'_> {
                     Memory::Bytes(bytes) => bytes / MIB,
                 };
                 format!(
-                    "container {} asks for {percent} % of each card's memory",
+                    "container {} asks for {percent} % of each device's memory",
                     self.name(*container)
                 )
             }

@@ -63,19 +63,19 @@ pub(super) fn still_fits(cluster: &Cluster, placement: &Placement) -> bool {
         let Some(view) = node.device(&grant.device) else {
             return false;
         };
-        let (card, used, instances) = (view.device(), view.used(), view.instances());
+        let (device, used, instances) = (view.device(), view.used(), view.instances());
         let apart = instances.iter().enumerate().all(|(at, one)| {
             let others = instances.iter().skip(at + 1);
             others
                 .into_iter()
                 .all(|other| !one.span.overlaps(other.span))
         });
-        card.healthy
+        device.healthy
             && !view.is_in_conflict()
             && apart
-            && used.slots <= card.slots
-            && used.memory_bytes <= card.memory_bytes
-            && (card.is_mig() || card.cores == 0 || used.cores <= card.cores)
+            && used.slots <= device.slots
+            && used.memory_bytes <= device.memory_bytes
+            && (device.is_mig() || device.cores == 0 || used.cores <= device.cores)
     })
 }
 

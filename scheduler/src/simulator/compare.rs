@@ -219,9 +219,9 @@ impl Question {
                     .expand(Point::Filter)
                     .contains(&Plugin::GpuFit)
             });
-            if facts.has_cards && facts.typical.is_some() && !shares {
+            if facts.has_devices && facts.typical.is_some() && !shares {
                 notes.push(format!(
-                    "{}: the configuration lacks the plugins GpuFit and GpuScore, so pods get no card and the cards' \
+                    "{}: the configuration lacks the plugins GpuFit and GpuScore, so pods get no device and the devices' \
                      figures count only what they held before",
                     one.name
                 ));

@@ -13,12 +13,12 @@ use tower::ServiceExt;
 
 use crate::beside::support::VENDORS;
 
-fn card(id: &str, index: u32, mib: u64, model: &str) -> Value {
+fn device(id: &str, index: u32, mib: u64, model: &str) -> Value {
     json!({ "id": id, "index": index, "count": 10, "devmem": mib, "devcore": 100, "type": model, "mode": "hami-core", "health": true })
 }
 
-fn node(name: &str, cards: &[Value]) -> Value {
-    let register = Value::from(cards.to_vec()).to_string();
+fn node(name: &str, devices: &[Value]) -> Value {
+    let register = Value::from(devices.to_vec()).to_string();
     json!({ "metadata": {
         "name": name,
         "labels": { "gpu": "on" },
@@ -74,7 +74,7 @@ fn check(view: &View, pod: &Value, verdict: Verdict, expected: Expect) {
 }
 
 fn two_nodes() -> View {
-    let a100 = |id: &str, index| card(id, index, 16384, "NVIDIA A100");
+    let a100 = |id: &str, index| device(id, index, 16384, "NVIDIA A100");
     let mut closed = node("n3", &[a100("GPU-5", 0), a100("GPU-6", 1)]);
     closed["spec"]["unschedulable"] = json!(true);
     let cpu = json!({ "metadata": { "name": "n4" }, "spec": { "taints": [{ "key": "team", "value": "web", "effect": "NoSchedule" }] } });
@@ -83,7 +83,7 @@ fn two_nodes() -> View {
     view(
         &[
             node("n1", &[a100("GPU-1", 0), a100("GPU-2", 1)]),
-            node("n2", &[card("GPU-3", 0, 81920, "NVIDIA H100")]),
+            node("n2", &[device("GPU-3", 0, 81920, "NVIDIA H100")]),
             closed,
             cpu,
             broken,
@@ -165,7 +165,7 @@ fn a_placed_pod_hears_where_it_is() {
         Verdict::Placed,
         expect![[r#"
         ml/old is on n1
-          asks for 1 NVIDIA in container main: memory whole card, cores none promised
+          asks for 1 NVIDIA in container main: memory whole device, cores none promised
           main: GPU-1 on n1: 10000 MiB, cores 30
     "#]],
     );
@@ -188,7 +188,7 @@ fn a_placed_pod_hears_where_it_is() {
         Verdict::Missed,
         expect![[r#"
         ml/foreign runs on n1 without devices
-          asks for 1 NVIDIA in container main: memory whole card, cores none promised
+          asks for 1 NVIDIA in container main: memory whole device, cores none promised
           note: nothing says which devices it has: it was bound by another program than this scheduler (schedulerName is "default-scheduler")
     "#]],
     );
@@ -250,7 +250,7 @@ fn a_pod_that_is_no_question_hears_why() {
 
 #[test]
 fn rules_quotas_and_cordons_are_named_with_what_to_write() {
-    let mut cordoned = node("n1", &[card("GPU-1", 0, 16384, "NVIDIA A100")]);
+    let mut cordoned = node("n1", &[device("GPU-1", 0, 16384, "NVIDIA A100")]);
     cordoned["metadata"]["annotations"]["hami.io/device-cordon"] = json!("GPU-9,GPU-1");
     let quota = json!({
         "metadata": { "name": "gpu", "namespace": "ml" },
@@ -282,7 +282,7 @@ fn rules_quotas_and_cordons_are_named_with_what_to_write() {
     );
     asks["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = json!("10Gi");
     check(
-        &view_of(&[node("n1", &[card("GPU-1", 0, 16384, "NVIDIA A100")])]),
+        &view_of(&[node("n1", &[device("GPU-1", 0, 16384, "NVIDIA A100")])]),
         &asks,
         Verdict::DoesNotFit,
         expect![[r#"
@@ -305,7 +305,7 @@ fn rules_quotas_and_cordons_are_named_with_what_to_write() {
     asks["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = json!("100");
     asks["metadata"]["annotations"] = json!({ "nvidia.com/use-gputype": "H100" });
     check(
-        &view_of(&[node("n1", &[card("GPU-1", 0, 16384, "NVIDIA A100")])]),
+        &view_of(&[node("n1", &[device("GPU-1", 0, 16384, "NVIDIA A100")])]),
         &asks,
         Verdict::DoesNotFit,
         expect![[r#"
@@ -332,7 +332,7 @@ fn thousands_of_nodes_are_summarised_by_reason() {
             let id = format!("GPU-{number}");
             node(
                 &format!("n{number:04}"),
-                &[card(&id, 0, 8000 + number, "T4")],
+                &[device(&id, 0, 8000 + number, "T4")],
             )
         })
         .collect();
@@ -367,10 +367,10 @@ fn thousands_of_nodes_are_summarised_by_reason() {
 fn a_pod_of_sixty_containers_gets_partial_advice() {
     let nodes: Vec<Value> = (0..50)
         .map(|number| {
-            let cards: Vec<Value> = (0..8)
-                .map(|index| card(&format!("GPU-{number}-{index}"), index, 24000, "T4"))
+            let devices: Vec<Value> = (0..8)
+                .map(|index| device(&format!("GPU-{number}-{index}"), index, 24000, "T4"))
                 .collect();
-            node(&format!("n{number:04}"), &cards)
+            node(&format!("n{number:04}"), &devices)
         })
         .collect();
     let mut asks = pod("p", json!({}));

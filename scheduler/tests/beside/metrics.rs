@@ -65,16 +65,16 @@ fn placement(node: &str, containers: Vec<Vec<Grant>>) -> Placement {
 
 fn small() -> Cluster {
     let mut cluster = Cluster::new();
-    let card = |id: &str, index, model: &str| {
+    let device = |id: &str, index, model: &str| {
         let mut device = Device::new("NVIDIA", id, model, 16384 * MIB);
         device.index = index;
         device
     };
-    let mut mig = card("GPU-2", 1, "NVIDIA A100");
+    let mut mig = device("GPU-2", 1, "NVIDIA A100");
     mig.mode = "mig".to_owned();
     let node = Node {
         name: "n\"1".to_owned(),
-        devices: vec![card("GPU-1", 0, "NVIDIA \\A100"), mig],
+        devices: vec![device("GPU-1", 0, "NVIDIA \\A100"), mig],
         pairs: Vec::new(),
     };
     cluster.set_node(node).unwrap();

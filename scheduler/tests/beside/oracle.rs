@@ -160,13 +160,13 @@ impl State {
     fn heal(&mut self, text: &str) {
         for node in &mut self.nodes {
             let register = node["metadata"]["annotations"][REGISTER].as_str().unwrap();
-            let mut cards: Value = serde_json::from_str(register).unwrap();
-            for card in cards.as_array_mut().unwrap() {
-                if text.split(' ').any(|word| card["id"] == word) {
-                    card["health"] = json!(true);
+            let mut devices: Value = serde_json::from_str(register).unwrap();
+            for device in devices.as_array_mut().unwrap() {
+                if text.split(' ').any(|word| device["id"] == word) {
+                    device["health"] = json!(true);
                 }
             }
-            node["metadata"]["annotations"][REGISTER] = json!(cards.to_string());
+            node["metadata"]["annotations"][REGISTER] = json!(devices.to_string());
         }
     }
 
@@ -190,7 +190,7 @@ impl State {
 }
 
 /// A device: memory in MiB, model, unhealthy, cordoned, mode.
-fn card() -> impl Strategy<Value = (u64, &'static str, bool, bool, &'static str)> {
+fn device() -> impl Strategy<Value = (u64, &'static str, bool, bool, &'static str)> {
     (
         8_u64..25,
         prop_oneof![3 => Just("NVIDIA A100"), 2 => Just("NVIDIA H100"), 1 => Just("Tesla T4")],
@@ -286,7 +286,7 @@ fn pod(name: &str, containers: &[Value], annotations: &Value) -> Value {
 fn states() -> impl Strategy<Value = State> {
     let nodes = prop::collection::vec(
         (
-            prop::collection::vec(card(), 1..4),
+            prop::collection::vec(device(), 1..4),
             prop::bool::weighted(0.15),
         ),
         1..4,
@@ -296,9 +296,9 @@ fn states() -> impl Strategy<Value = State> {
     let quota = prop::option::weighted(0.25, (5_u64..60, prop::option::of(20_u64..150)));
     (nodes, running, containers, annotations(), quota).prop_map(
         |(nodes, running, containers, annotations, quota)| {
-            let nodes = nodes.iter().enumerate().map(|(number, (cards, closed))| {
+            let nodes = nodes.iter().enumerate().map(|(number, (devices, closed))| {
                 let mut cordoned = Vec::new();
-                let register: Vec<Value> = cards
+                let register: Vec<Value> = devices
                     .iter()
                     .enumerate()
                     .map(|(index, (memory, model, sick, cordon, mode))| {
@@ -498,7 +498,7 @@ fn nothing_overlooked(state: &State, advice: &[Advised]) -> Result<(), TestCaseE
                 node["metadata"]["annotations"][CORDON] = json!("");
             }
         });
-        prop_assert!(!opened.fits(), "no card was advised to be opened");
+        prop_assert!(!opened.fits(), "no device was advised to be opened");
     }
     if !said(|edit| matches!(edit, Edit::SetQuota { .. })) {
         let free = state.with(|state| state.quotas.clear());

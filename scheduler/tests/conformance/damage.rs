@@ -76,10 +76,10 @@ pub(crate) fn check(case: &Value, program: &Program) -> Damage {
     }
     wrong.extend(damaged_nodes(case, program));
     let now = promised(program);
-    for (card, (used, limit)) in &now {
-        let was = before.get(card).map_or(0.0, |(used, _)| *used);
+    for (device, (used, limit)) in &now {
+        let was = before.get(device).map_or(0.0, |(used, _)| *used);
         if *used > limit.max(was) {
-            wrong.push(format!("{card} has {limit} and {used} are promised"));
+            wrong.push(format!("{device} has {limit} and {used} are promised"));
         }
     }
     if program.printed().contains("panicked") {
@@ -162,7 +162,7 @@ fn pointers(value: &Value) -> Vec<String> {
 fn promised(program: &Program) -> BTreeMap<String, (f64, f64)> {
     let answer = http::send(program.address, "GET", "/metrics", "", b"").unwrap();
     let text = answer.text();
-    let mut cards: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+    let mut devices: BTreeMap<String, (f64, f64)> = BTreeMap::new();
     for sample in text.lines().filter_map(Sample::read) {
         let (what, is_limit) = match sample.name {
             "hami_gpu_memory_allocated_bytes" => ("memory", false),
@@ -172,9 +172,9 @@ fn promised(program: &Program) -> BTreeMap<String, (f64, f64)> {
             _ => continue,
         };
         let (node, device) = (sample.label("node"), sample.label("device_uuid"));
-        let card = cards.entry(format!("{what} of {device} on {node}"));
-        let (used, limit) = card.or_default();
+        let entry = devices.entry(format!("{what} of {device} on {node}"));
+        let (used, limit) = entry.or_default();
         *(if is_limit { limit } else { used }) = sample.value;
     }
-    cards
+    devices
 }

@@ -62,8 +62,8 @@ fn refusal(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn gpu_node(name: &str, cards: usize) -> Value {
-    let cards: Vec<Value> = (0..cards)
+fn gpu_node(name: &str, count: usize) -> Value {
+    let devices: Vec<Value> = (0..count)
         .map(|index| {
             json!({ "id": format!("{name}-{index}"), "index": index, "count": 10, "devmem": 40_960, "devcore": 100,
                     "type": "A100", "health": true, "mode": "hami-core" })
@@ -71,7 +71,7 @@ fn gpu_node(name: &str, cards: usize) -> Value {
         .collect();
     let amounts = json!({ "cpu": "16", "memory": "64Gi", "pods": "110", "nvidia.com/gpu": "20" });
     json!({
-        "metadata": { "name": name, "annotations": { "hami.io/node-nvidia-register": json!(cards).to_string() } },
+        "metadata": { "name": name, "annotations": { "hami.io/node-nvidia-register": json!(devices).to_string() } },
         "status": { "allocatable": amounts, "capacity": amounts },
     })
 }
@@ -84,7 +84,7 @@ fn gpu_pod(name: &str, namespace: &str, mib: u32) -> Value {
     })
 }
 
-/// Cards are shared; a node is chosen by this strategy of `NodeResourcesFit`.
+/// Devices are shared; a node is chosen by this strategy of `NodeResourcesFit`.
 fn policy(strategy: &str) -> Value {
     json!({
         "profiles": [{

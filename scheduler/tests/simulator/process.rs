@@ -321,10 +321,10 @@ fn with_a_token_every_request_needs_it() {
 
 /// A node with a GPU to share, and pods of which one fits.
 fn with_gpus() -> Value {
-    let card = json!([{ "id": "GPU-0", "index": 0, "count": 10, "devmem": 40_960, "devcore": 100, "type": "A100",
+    let device = json!([{ "id": "GPU-0", "index": 0, "count": 10, "devmem": 40_960, "devcore": 100, "type": "A100",
         "health": true, "mode": "hami-core" }]);
     let mut gpu = node("gpu-1");
-    gpu["metadata"]["annotations"] = json!({ "hami.io/node-nvidia-register": card.to_string() });
+    gpu["metadata"]["annotations"] = json!({ "hami.io/node-nvidia-register": device.to_string() });
     for part in ["capacity", "allocatable"] {
         gpu["status"][part]["nvidia.com/gpu"] = "10".into();
     }

@@ -23,28 +23,28 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 sys.path.insert(0, os.path.join(HERE, "../../../examples/client/python"))
 
-from cluster_check import Card, asked, violations  # noqa: E402
+from cluster_check import Gpu, asked, violations  # noqa: E402
 from vgpu_client import ApiError, Client, Denied, Object  # noqa: E402
 
 GIB = 1024
-#: Of 20 nodes, how many have which card, and its memory in MiB.
+#: Of 20 nodes, how many have which GPU, and its memory in MiB.
 MODELS = (("NVIDIA-H100 80GB HBM3", 6, 81559), ("NVIDIA-A100-SXM4-40GB", 8, 40960), ("NVIDIA-L4", 6, 23034))
 #: What people ask for: words, weight, gpu, gpumem in MiB or percent, cores, further annotations.
 KINDS: tuple[tuple[str, int, int, Any, Any, dict[str, str]], ...] = (
     ("inference, small", 34, 1, (2000, 3000, 4000, 6000), (10, 20, 25), {}),
     ("inference, large", 20, 1, (10000, 16000, 20000), (30, 50), {}),
-    ("notebook, a quarter of a card", 14, 1, "25%", (20,), {}),
+    ("notebook, a quarter of a GPU", 14, 1, "25%", (20,), {}),
     ("fine-tuning on H100 only", 9, 1, (40000, 60000), (50, 60), {"nvidia.com/use-gputype": "H100"}),
-    ("training on one whole card", 10, 1, None, None, {}),
-    ("training on four whole cards", 7, 4, None, None, {}),
-    ("training on eight whole cards", 5, 8, None, None, {}),
-    ("spread over cards that no pod uses", 2, 2, (8000,), (25,), {"hami.io/gpu-scheduler-policy": "mutex"}),
-    ("asks for 150 % of a card", 1, 1, "150%", None, {}),
+    ("training on one whole GPU", 10, 1, None, None, {}),
+    ("training on four whole GPUs", 7, 4, None, None, {}),
+    ("training on eight whole GPUs", 5, 8, None, None, {}),
+    ("spread over GPUs that no pod uses", 2, 2, (8000,), (25,), {"hami.io/gpu-scheduler-policy": "mutex"}),
+    ("asks for 150 % of a GPU", 1, 1, "150%", None, {}),
     ("privileged", 1, 1, (2000,), (10,), {}),
 )
 
 
-def cluster(nodes: int, cards: int) -> Object:
+def cluster(nodes: int, gpus: int) -> Object:
     """A state for `vgpu-scheduler --embedded`."""
     made = []
     for number in range(nodes):
@@ -55,10 +55,10 @@ def cluster(nodes: int, cards: int) -> Object:
             place -= share
         name = f"node-{number:03}"
         register = "".join(
-            f"GPU-{number:08x}-{card:04x}-0000-0000-000000000000,10,{memory},100,{model},{card * 2 // cards},true:"
-            for card in range(cards)
+            f"GPU-{number:08x}-{gpu:04x}-0000-0000-000000000000,10,{memory},100,{model},{gpu * 2 // gpus},true:"
+            for gpu in range(gpus)
         )
-        amount = {"nvidia.com/gpu": str(cards * 10)}
+        amount = {"nvidia.com/gpu": str(gpus * 10)}
         made.append(
             {
                 "metadata": {"name": name, "annotations": {"hami.io/node-nvidia-register": register}},
@@ -142,52 +142,52 @@ def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:5.1f} %" if whole else "    - "
 
 
-def report_use(cards: list[Card]) -> None:
-    print(f"\nUtilisation\n  {'cards':32} {'memory':>8} {'cores':>8} {'untouched':>10} {'shared':>7} {'whole':>6}")
-    by_model: dict[str, list[Card]] = defaultdict(list)
-    for card in cards:
-        by_model[card.model].append(card)
-    for model, some in [*sorted(by_model.items()), ("all", cards)]:
-        memory = share(sum(card.used_mib for card in some), sum(card.memory_mib for card in some))
-        cores = share(sum(card.used_cores for card in some), sum(card.cores for card in some))
-        whole = sum(1 for card in some if card.used and card.free_mib == 0)
-        untouched = sum(1 for card in some if not card.used)
+def report_use(gpus: list[Gpu]) -> None:
+    print(f"\nUtilisation\n  {'GPUs':32} {'memory':>8} {'cores':>8} {'untouched':>10} {'shared':>7} {'whole':>6}")
+    by_model: dict[str, list[Gpu]] = defaultdict(list)
+    for gpu in gpus:
+        by_model[gpu.model].append(gpu)
+    for model, some in [*sorted(by_model.items()), ("all", gpus)]:
+        memory = share(sum(gpu.used_mib for gpu in some), sum(gpu.memory_mib for gpu in some))
+        cores = share(sum(gpu.used_cores for gpu in some), sum(gpu.cores for gpu in some))
+        whole = sum(1 for gpu in some if gpu.used and gpu.free_mib == 0)
+        untouched = sum(1 for gpu in some if not gpu.used)
         shared = len(some) - untouched - whole
         print(f"  {len(some):4} {model:27} {memory:>8} {cores:>8} {untouched:10} {shared:7} {whole:6}")
 
 
-def report_fragments(cards: list[Card], pods: list[tuple[str, Object]]) -> None:
+def report_fragments(gpus: list[Gpu], pods: list[tuple[str, Object]]) -> None:
     """How much of the free memory lies in pieces that the usual request cannot use."""
     requests = [memory for _, pod in pods for _, memory, _ in asked(pod) if memory]
     median = int(statistics.median(requests))
-    free = [card for card in cards if card.free_mib > 0]
-    total = sum(card.free_mib for card in free)
-    small = sum(card.free_mib for card in free if card.free_mib < median)
-    no_cores = sum(card.free_mib for card in free if card.free_mib >= median and card.used_cores >= card.cores)
-    partly = sum(card.free_mib for card in free if card.used)
+    free = [gpu for gpu in gpus if gpu.free_mib > 0]
+    total = sum(gpu.free_mib for gpu in free)
+    small = sum(gpu.free_mib for gpu in free if gpu.free_mib < median)
+    no_cores = sum(gpu.free_mib for gpu in free if gpu.free_mib >= median and gpu.used_cores >= gpu.cores)
+    partly = sum(gpu.free_mib for gpu in free if gpu.used)
     print("\nFragmentation")
-    print(f"  free memory: {total / GIB:.0f} GiB on {len(free)} cards, the largest piece {max((card.free_mib for card in free), default=0) / GIB:.0f} GiB")
+    print(f"  free memory: {total / GIB:.0f} GiB on {len(free)} GPUs, the largest piece {max((gpu.free_mib for gpu in free), default=0) / GIB:.0f} GiB")
     print(f"  {share(small, total)} of it lies in pieces smaller than the median request ({median} MiB)")
-    print(f"  {share(no_cores, total)} of it lies on cards that have no cores left")
-    print(f"  {share(partly, total)} of it lies on cards in use, where no request for a whole card can go")
+    print(f"  {share(no_cores, total)} of it lies on GPUs that have no cores left")
+    print(f"  {share(partly, total)} of it lies on GPUs in use, where no request for a whole GPU can go")
 
 
 def words_of(reasons: dict[str, str]) -> str:
-    """The reasons of all nodes in one line: what each card said, and of how many."""
-    cards: Counter[str] = Counter()
+    """The reasons of all nodes in one line: what each GPU said, and of how many."""
+    gpus: Counter[str] = Counter()
     for reason in reasons.values():
         for count, why in re.findall(r"(\d+)/\d+ (\w+)", reason):
-            cards[why] += int(count)
+            gpus[why] += int(count)
         if not re.search(r"\d+/\d+ \w+", reason):
-            cards[reason] += 1
-    return ", ".join(f"{why} ({count})" for why, count in cards.most_common())
+            gpus[reason] += 1
+    return ", ".join(f"{why} ({count})" for why, count in gpus.most_common())
 
 
 def report_misfits(outcome: Outcome) -> None:
     print(f"\nRefused by the webhook: {sum(outcome.denied.values())}")
     for reason, count in sorted(outcome.denied.items()):
         print(f"  {count:4}  {reason}")
-    print(f"\nDid not fit: {len(outcome.unplaced)}, and the reasons that cards gave (of how many cards, for the first such pod)")
+    print(f"\nDid not fit: {len(outcome.unplaced)}, and the reasons that GPUs gave (of how many GPUs, for the first such pod)")
     groups: dict[str, list[dict[str, str]]] = defaultdict(list)
     for words, _, reasons in outcome.unplaced:
         groups[words].append(reasons)
@@ -195,7 +195,7 @@ def report_misfits(outcome: Outcome) -> None:
         print(f"  {len(some):4}  {words}: {words_of(some[0])}")
 
 
-def check_metrics(client: Client, cards: list[Card]) -> list[str]:
+def check_metrics(client: Client, gpus: list[Gpu]) -> list[str]:
     """What the scheduler says that it gave away is what the pods' annotations add up to."""
     said: dict[str, float] = {}
     for line in client.metrics().splitlines():
@@ -203,9 +203,9 @@ def check_metrics(client: Client, cards: list[Card]) -> list[str]:
         if found:
             said[found[1]] = float(found[2])
     wrong = []
-    for card in cards:
-        if said.get(card.uuid) != card.used_mib * 1024 * 1024:
-            wrong.append(f"/metrics says {said.get(card.uuid)} bytes of {card.uuid}, its pods hold {card.used_mib} MiB")
+    for gpu in gpus:
+        if said.get(gpu.uuid) != gpu.used_mib * 1024 * 1024:
+            wrong.append(f"/metrics says {said.get(gpu.uuid)} bytes of {gpu.uuid}, its pods hold {gpu.used_mib} MiB")
     return wrong
 
 
@@ -237,12 +237,12 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--scheduler", required=True, help="the vgpu-scheduler program")
     arguments.add_argument("--nodes", type=int, default=100)
-    arguments.add_argument("--cards", type=int, default=8, help="GPUs on each node")
+    arguments.add_argument("--gpus", type=int, default=8, help="GPUs on each node")
     arguments.add_argument("--pods", type=int, default=1000)
     arguments.add_argument("--seed", type=int, default=1)
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        process, url = start(given.scheduler, cluster(given.nodes, given.cards), work)
+        process, url = start(given.scheduler, cluster(given.nodes, given.gpus), work)
         try:
             return story(Client(url), workload(given.pods, given.seed), given)
         finally:
@@ -254,24 +254,24 @@ def main() -> int:
 
 
 def story(client: Client, pods: list[tuple[str, Object]], given: argparse.Namespace) -> int:
-    print(f"{given.nodes} nodes of {given.cards} simulated GPUs at {client.url}, {len(pods)} pods", flush=True)
+    print(f"{given.nodes} nodes of {given.gpus} simulated GPUs at {client.url}, {len(pods)} pods", flush=True)
     begun = time.monotonic()
     outcome = drive(client, pods)
     took = time.monotonic() - begun
     nodes, bound = client.nodes(), client.pods()
-    wrong, cards = violations(nodes, bound)
+    wrong, gpus = violations(nodes, bound)
     running = {pod["metadata"]["name"] for pod in bound if pod["spec"].get("nodeName")}
     missing = {pod["metadata"]["name"] for _, pod in outcome.placed} ^ running
     wrong += [f"pod {name} was bound on one side only" for name in sorted(missing)]
-    wrong += check_metrics(client, list(cards.values()))
+    wrong += check_metrics(client, list(gpus.values()))
 
     print(f"\nPlaced {len(outcome.placed)} of {len(pods)} pods in {took:.1f} s")
     for words, count in Counter(words for words, _ in outcome.placed).most_common():
         print(f"  {count:4}  {words}")
     medians = (f"{what} {1000 * statistics.median(seconds):.1f} ms" for what, seconds in outcome.seconds.items())
     print(f"  median of one request, as the client saw it, of an unoptimised build: {', '.join(medians)}")
-    report_use(list(cards.values()))
-    report_fragments(list(cards.values()), pods)
+    report_use(list(gpus.values()))
+    report_fragments(list(gpus.values()), pods)
     report_misfits(outcome)
     explained = ""
     if outcome.unplaced:
@@ -280,7 +280,7 @@ def story(client: Client, pods: list[tuple[str, Object]], given: argparse.Namesp
         print(f"\nGET /explain of one of them ({words}):\n")
         print("\n".join(f"  {line}".rstrip() for line in explained.splitlines()))
 
-    print(f"\nChecked: {len(cards)} cards against {len(running)} bound pods, annotations, and /metrics: {len(wrong)} violations")
+    print(f"\nChecked: {len(gpus)} GPUs against {len(running)} bound pods, annotations, and /metrics: {len(wrong)} violations")
     for line in wrong[:20]:
         print(f"  WRONG  {line}")
     if not outcome.placed or (outcome.unplaced and not explained):

@@ -1,4 +1,4 @@
-"""Whether a cluster keeps its promises: no card over what it has, and every bound pod knows its devices.
+"""Whether a cluster keeps its promises: no GPU over what it has, and every bound pod knows its devices.
 
 Reads nodes and pods as the API has them, and nothing of the scheduler's own, so that it cannot agree with a mistake.
 
@@ -21,8 +21,8 @@ REGISTER = "hami.io/node-nvidia-register"
 
 
 @dataclass
-class Card:
-    """A card as its node registered it, and what pods hold of it."""
+class Gpu:
+    """A GPU as its node registered it, and what pods hold of it."""
 
     node: str
     uuid: str
@@ -45,20 +45,20 @@ class Card:
         return self.memory_mib - self.used_mib
 
 
-def cards_of(nodes: list[Object]) -> dict[tuple[str, str], Card]:
-    """Every card by node and UUID, from the register annotations (the form with commas and colons)."""
-    cards = {}
+def gpus_of(nodes: list[Object]) -> dict[tuple[str, str], Gpu]:
+    """Every GPU by node and UUID, from the register annotations (the form with commas and colons)."""
+    gpus = {}
     for node in nodes:
         name = node["metadata"]["name"]
         for text in node["metadata"].get("annotations", {}).get(REGISTER, "").split(":"):
             if text:
                 uuid, slots, memory, cores, model = text.split(",")[:5]
-                cards[name, uuid] = Card(name, uuid, int(slots), int(memory), int(cores), model)
-    return cards
+                gpus[name, uuid] = Gpu(name, uuid, int(slots), int(memory), int(cores), model)
+    return gpus
 
 
 def asked(pod: Object) -> list[tuple[int, int, int]]:
-    """Cards, MiB and cores that each container asks for, init containers first; 0 where it does not say."""
+    """GPUs, MiB and cores that each container asks for, init containers first; 0 where it does not say."""
     spec = pod["spec"]
     containers = (spec.get("initContainers") or []) + (spec.get("containers") or [])
     limits = [(container.get("resources") or {}).get("limits") or {} for container in containers]
@@ -66,10 +66,10 @@ def asked(pod: Object) -> list[tuple[int, int, int]]:
     return [tuple(int(each.get(name, 0)) for name in names) for each in limits]  # type: ignore[misc]
 
 
-def violations(nodes: list[Object], pods: list[Object]) -> tuple[list[str], dict[tuple[str, str], Card]]:
-    """What is wrong, in words, and the cards with what is held of them. Init containers that are over hold nothing;
-    the demo's pods have none that run beside their app's cards."""
-    cards = cards_of(nodes)
+def violations(nodes: list[Object], pods: list[Object]) -> tuple[list[str], dict[tuple[str, str], Gpu]]:
+    """What is wrong, in words, and the GPUs with what is held of them. Init containers that are over hold nothing;
+    the demo's pods have none that run beside their app's GPUs."""
+    gpus = gpus_of(nodes)
     wrong = []
     for pod in pods:
         name = f"pod {pod['metadata']['namespace']}/{pod['metadata']['name']}"
@@ -89,39 +89,39 @@ def violations(nodes: list[Object], pods: list[Object]) -> tuple[list[str], dict
         peak: dict[str, list[Device]] = defaultdict(list)
         for index, (have, (count, memory, cores)) in enumerate(zip(held, wanted)):
             if len(have) != count or len({device.uuid for device in have}) != count:
-                wrong.append(f"{name} asks for {count} cards in container {index} and holds {have}")
+                wrong.append(f"{name} asks for {count} GPUs in container {index} and holds {have}")
             for device in have:
                 if device.memory_mib < memory or device.cores < cores:
                     wrong.append(f"{name} asks for {memory} MiB and {cores} cores, and holds {device}")
-                if (node, device.uuid) not in cards:
+                if (node, device.uuid) not in gpus:
                     wrong.append(f"{name} holds {device.uuid}, which {node} does not have")
                 elif index >= inits:
-                    cards[node, device.uuid].used.append(device)
+                    gpus[node, device.uuid].used.append(device)
                 else:
                     peak[device.uuid].append(device)
         for uuid, before in peak.items():
-            card = cards[node, uuid]
-            if max(device.memory_mib for device in before) > card.memory_mib:
+            gpu = gpus[node, uuid]
+            if max(device.memory_mib for device in before) > gpu.memory_mib:
                 wrong.append(f"{name} takes more of {uuid} before it starts than there is")
-    for card in cards.values():
+    for gpu in gpus.values():
         for what, used, has in (
-            ("slots", len(card.used), card.slots),
-            ("MiB", card.used_mib, card.memory_mib),
-            ("cores", card.used_cores, card.cores),
+            ("slots", len(gpu.used), gpu.slots),
+            ("MiB", gpu.used_mib, gpu.memory_mib),
+            ("cores", gpu.used_cores, gpu.cores),
         ):
             if used > has:
-                wrong.append(f"card {card.uuid} of {card.node} has {has} {what}, and {used} are promised")
-    return wrong, cards
+                wrong.append(f"GPU {gpu.uuid} of {gpu.node} has {has} {what}, and {used} are promised")
+    return wrong, gpus
 
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--url", required=True)
     client = Client(arguments.parse_args().url)
-    wrong, cards = violations(client.nodes(), client.pods())
+    wrong, gpus = violations(client.nodes(), client.pods())
     for line in wrong:
         print(line)
-    print(f"{len(cards)} cards looked at, {len(wrong)} violations")
+    print(f"{len(gpus)} GPUs looked at, {len(wrong)} violations")
     return 1 if wrong else 0
 
 

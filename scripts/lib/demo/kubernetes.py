@@ -144,14 +144,14 @@ def main():
         r"UUID-VENDOR-MIB-PERCENT:.metadata.annotations.hami\.io/vgpu-devices-allocated"))
     for name, text in logs.items():
         show(f"kubectl logs {name}: what an unmodified cuda-python program sees", text)
-    cards = set()
+    gpus = set()
     for name, memory, _, take, past in PODS:
         said = dict(line.split(" ", 1) for line in logs[name].splitlines() if " " in line)
-        cards.add(said["uuids"])
+        gpus.add(said["uuids"])
         check(f"{name} sees its share", int(said["total"]), memory * MIB)
         check(f"{name} takes {take} MiB", said[f"take={take}"], "took")
         check(f"{name} asks for {past} MiB more", said[f"take={past}"], "refused CUDA_ERROR_OUT_OF_MEMORY")
-    check("GPUs in use", len(cards), 1)
+    check("GPUs in use", len(gpus), 1)
 
     address = kubectl("-n", NAMESPACE, "get", "pods", "-l", "app.kubernetes.io/component=agent", "-o", "jsonpath={.items[0].status.podIP}")
     names = ("hami_vgpu_memory_limit_bytes", "hami_vgpu_memory_used_bytes")

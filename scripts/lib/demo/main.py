@@ -127,7 +127,7 @@ def story():
     mesh = Program("mesh", "numba", 1, "2Gi")
     for program, size in ((train, 4), (serve, 8), (mesh, 2)):
         total = int(program.tell("total"))
-        check(f"{program.name} ({program.client}) reads its limit as the card's size", gib(total), total == size * GIB)
+        check(f"{program.name} ({program.client}) reads its limit as the GPU's size", gib(total), total == size * GIB)
 
     print("\nEach takes memory; one reaches its limit", flush=True)
     for program, words, what in ((serve, "take 6", "takes 6 GiB"), (mesh, "take 1", "takes 1 GiB"),
@@ -161,7 +161,7 @@ def story():
         device["used_bytes"] for entry in top()["containers"] if entry["name"] == "serve" for device in entry["devices"]
     )), lambda seen: seen == gib(0))
     # The driver gives a dead process's memory back a moment after the process is gone.
-    eventually(f"the card has it back ({gib(before)} before, seen after {took:.0f} ms)",
+    eventually(f"the GPU has it back ({gib(before)} before, seen after {took:.0f} ms)",
                lambda: top()["gpus"][0]["used_bytes"], lambda used: used < 5 * GIB,
                lambda used: f"{gib(used)} in use")
 

@@ -14,11 +14,11 @@ const BASE = `http://127.0.0.1:${FIRST_PORT + 2}`;
 const MONITOR = FIRST_PORT + 3;
 const GIB = 2 ** 30;
 
-const card = (node, index, memory) => ({ id: `GPU-${node}-${index}`, index, count: 10, devmem: memory, devcore: 100, type: "NVIDIA A100-SXM4-80GB", health: true, mode: "hami-core" });
+const gpu = (node, index, memory) => ({ id: `GPU-${node}-${index}`, index, count: 10, devmem: memory, devcore: 100, type: "NVIDIA A100-SXM4-80GB", health: true, mode: "hami-core" });
 
-const node = (name, cards) => {
-  const amounts = { cpu: "96", memory: "768Gi", pods: "110", "nvidia.com/gpu": String(cards * 10) };
-  const report = Array.from({ length: cards }, (_, index) => card(name, index, 81920));
+const node = (name, gpus) => {
+  const amounts = { cpu: "96", memory: "768Gi", pods: "110", "nvidia.com/gpu": String(gpus * 10) };
+  const report = Array.from({ length: gpus }, (_, index) => gpu(name, index, 81920));
   return { metadata: { name, annotations: { "hami.io/node-nvidia-register": JSON.stringify(report) } }, spec: {}, status: { capacity: amounts, allocatable: amounts } };
 };
 

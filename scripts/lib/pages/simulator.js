@@ -23,13 +23,13 @@ const write = async (page, address, text) => {
   await page.click("form.editor button");
 };
 
-const node = (name, cards) => `metadata:
+const node = (name, gpus) => `metadata:
   name: ${name}
   annotations:
-    hami.io/node-nvidia-register: '${JSON.stringify(Array.from({ length: cards }, (_, index) => ({ id: `${name}-${index}`, index, count: 10, devmem: 40960, devcore: 100, type: "NVIDIA A100-PCIE-40GB", health: true, mode: "hami-core" })))}'
+    hami.io/node-nvidia-register: '${JSON.stringify(Array.from({ length: gpus }, (_, index) => ({ id: `${name}-${index}`, index, count: 10, devmem: 40960, devcore: 100, type: "NVIDIA A100-PCIE-40GB", health: true, mode: "hami-core" })))}'
 status:
-  allocatable: { cpu: "8", memory: 64Gi, pods: "110", nvidia.com/gpu: "${cards * 10}", nvidia.com/gpumem: "${cards * 40960}", nvidia.com/gpucores: "${cards * 100}" }
-  capacity: { cpu: "8", memory: 64Gi, pods: "110", nvidia.com/gpu: "${cards * 10}", nvidia.com/gpumem: "${cards * 40960}", nvidia.com/gpucores: "${cards * 100}" }
+  allocatable: { cpu: "8", memory: 64Gi, pods: "110", nvidia.com/gpu: "${gpus * 10}", nvidia.com/gpumem: "${gpus * 40960}", nvidia.com/gpucores: "${gpus * 100}" }
+  capacity: { cpu: "8", memory: 64Gi, pods: "110", nvidia.com/gpu: "${gpus * 10}", nvidia.com/gpumem: "${gpus * 40960}", nvidia.com/gpucores: "${gpus * 100}" }
 `;
 
 const pod = (name, limits) => `metadata:
@@ -226,14 +226,14 @@ const PAGES = [
 const large = () => {
   const nodes = Array.from({ length: 1000 }, (_, number) => {
     const name = `gpu-${String(number).padStart(4, "0")}`;
-    const cards = Array.from({ length: 8 }, (_, index) => ({ id: `${name}-${index}`, index, count: 10, devmem: 81920, devcore: 100, type: "NVIDIA A100-SXM4-80GB", health: true, mode: "hami-core" }));
+    const gpus = Array.from({ length: 8 }, (_, index) => ({ id: `${name}-${index}`, index, count: 10, devmem: 81920, devcore: 100, type: "NVIDIA A100-SXM4-80GB", health: true, mode: "hami-core" }));
     const amounts = { cpu: "96", memory: "768Gi", pods: "110", "nvidia.com/gpu": "80" };
-    return { metadata: { name, annotations: { "hami.io/node-nvidia-register": JSON.stringify(cards) } }, spec: {}, status: { capacity: amounts, allocatable: amounts, conditions: [{ type: "Ready", status: "True" }] } };
+    return { metadata: { name, annotations: { "hami.io/node-nvidia-register": JSON.stringify(gpus) } }, spec: {}, status: { capacity: amounts, allocatable: amounts, conditions: [{ type: "Ready", status: "True" }] } };
   });
   const pods = Array.from({ length: 5000 }, (_, number) => {
     const on = `gpu-${String(number % 1000).padStart(4, "0")}`;
-    const card = Math.floor(number / 1000);
-    const annotations = { "hami.io/vgpu-node": on, "hami.io/vgpu-devices-allocated": `${on}-${card},NVIDIA,20000,30:;` };
+    const gpu = Math.floor(number / 1000);
+    const annotations = { "hami.io/vgpu-node": on, "hami.io/vgpu-devices-allocated": `${on}-${gpu},NVIDIA,20000,30:;` };
     const limits = { cpu: "2", memory: "8Gi", "nvidia.com/gpu": "1", "nvidia.com/gpumem": "20000", "nvidia.com/gpucores": "30" };
     return { metadata: { name: `pod-${number}`, namespace: "default", annotations }, spec: { nodeName: on, containers: [{ name: "main", image: "train", resources: { limits, requests: limits } }] } };
   });

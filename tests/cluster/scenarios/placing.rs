@@ -43,7 +43,7 @@ fn a_pod_is_bound_with_its_devices_in_its_annotations() {
 }
 
 #[test]
-fn cards_of_another_vendor_are_given_out_the_same_way() {
+fn gpus_of_another_vendor_are_given_out_the_same_way() {
     within(async |world| {
         world.make_nodes(["a", "b"], &Gpus::default()).await;
         let register = "DCU-b-0,4,65536,100,DCU-BW,0,true:";

@@ -12,7 +12,7 @@ use crate::programs::{Pair, Tuning};
 use crate::world::{World, within};
 
 /// Two GPUs of 16 GiB that two pods each may share: four slots, all of which these tests fill.
-fn two_cards() -> Gpus {
+fn two_gpus() -> Gpus {
     Gpus {
         count: 2,
         memory_mib: 16384,
@@ -22,19 +22,19 @@ fn two_cards() -> Gpus {
 }
 
 /// A pod of this priority with half of this GPU of node `a`.
-fn half(name: &str, card: usize, priority: &str) -> Value {
+fn half(name: &str, gpu: usize, priority: &str) -> Value {
     let mut pod = pod(
         name,
         json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 8000}),
     );
-    pod["metadata"]["annotations"] = json!({"nvidia.com/use-gpuuuid": format!("GPU-a-{card}")});
+    pod["metadata"]["annotations"] = json!({"nvidia.com/use-gpuuuid": format!("GPU-a-{gpu}")});
     pod["spec"]["priorityClassName"] = json!(priority);
     pod
 }
 
 async fn fill(world: &World, pods: &[(&str, usize, &str)]) {
-    for (name, card, priority) in pods {
-        world.make_pod(half(name, *card, priority)).await;
+    for (name, gpu, priority) in pods {
+        world.make_pod(half(name, *gpu, priority)).await;
         world.until_placed(name).await;
     }
 }
@@ -51,10 +51,10 @@ async fn names(world: &World) -> Vec<String> {
 }
 
 #[test]
-fn a_whole_card_is_freed_and_nothing_else() {
+fn a_whole_gpu_is_freed_and_nothing_else() {
     within(async |world| {
         world.make_priorities().await;
-        world.make_nodes(["a"], &two_cards()).await;
+        world.make_nodes(["a"], &two_gpus()).await;
         let _pair = Pair::start(world).await;
         fill(
             world,
@@ -73,22 +73,22 @@ fn a_whole_card_is_freed_and_nothing_else() {
 
         let urgent = world.until_placed("urgent").await;
         assert_eq!(node(&urgent), Some("a"));
-        let card = uuids([&urgent]);
+        let gpu = uuids([&urgent]);
         let left = names(world).await;
-        let expected = if card.contains("GPU-a-0") {
+        let expected = if gpu.contains("GPU-a-0") {
             ["p1", "p3", "urgent"]
         } else {
             ["p0", "p2", "urgent"]
         };
-        assert_eq!(left, expected, "it has {card:?}");
+        assert_eq!(left, expected, "it has {gpu:?}");
     });
 }
 
 #[test]
-fn the_card_whose_pods_may_be_evicted_is_the_one_that_is_freed() {
+fn the_gpu_whose_pods_may_be_evicted_is_the_one_that_is_freed() {
     within(async |world| {
         world.make_priorities().await;
-        world.make_nodes(["a"], &two_cards()).await;
+        world.make_nodes(["a"], &two_gpus()).await;
         let _pair = Pair::start(world).await;
         // The youngest pod shares a GPU with one that must not be evicted; kube-scheduler alone would evict it first.
         fill(
@@ -116,7 +116,7 @@ fn the_card_whose_pods_may_be_evicted_is_the_one_that_is_freed() {
 fn no_pod_is_evicted_in_vain() {
     within(async |world| {
         world.make_priorities().await;
-        world.make_nodes(["a"], &two_cards()).await;
+        world.make_nodes(["a"], &two_gpus()).await;
         let _pair = Pair::start(world).await;
         // Each GPU has a pod that must not be evicted, so no eviction frees a whole GPU, although it frees a slot.
         fill(
@@ -169,7 +169,7 @@ fn dcus(name: &str) -> Value {
 fn pods_are_evicted_for_a_gpu_while_hcs_is_on() {
     within(async |world| {
         world.make_priorities().await;
-        world.make_nodes(["a"], &two_cards()).await;
+        world.make_nodes(["a"], &two_gpus()).await;
         let second = world.nodes();
         let made = second
             .create(&PostParams::default(), &from(dcus("b")))

@@ -11,7 +11,7 @@ use crate::objects::{Gpus, from, gpu_with, node, pod, whole};
 use crate::programs::{ONE, Pair, Tuning};
 use crate::world::within;
 
-fn one_card() -> Gpus {
+fn one_gpu() -> Gpus {
     Gpus {
         count: 1,
         ..Gpus::default()
@@ -21,7 +21,7 @@ fn one_card() -> Gpus {
 #[test]
 fn a_pod_takes_the_place_of_one_that_leaves() {
     within(async |world| {
-        world.make_nodes(["a"], &one_card()).await;
+        world.make_nodes(["a"], &one_gpu()).await;
         let _pair = Pair::start(world).await;
         world.make_pod(pod("p0", whole(1))).await;
         world.until_placed("p0").await;
@@ -42,7 +42,7 @@ fn a_pod_takes_the_place_of_one_that_leaves() {
 #[test]
 fn a_pod_that_has_finished_makes_room_for_the_next() {
     within(async |world| {
-        world.make_nodes(["a"], &one_card()).await;
+        world.make_nodes(["a"], &one_gpu()).await;
         let _pair = Pair::start(world).await;
         let jobs: Api<Job> = Api::default_namespaced(world.client.clone());
         let mut template = pod("ignored", whole(1));
@@ -76,7 +76,7 @@ fn pods_created_before_the_nodes_are_placed_when_nodes_appear() {
         }
 
         for index in 0..6 {
-            world.make_nodes([format!("n{index}")], &one_card()).await;
+            world.make_nodes([format!("n{index}")], &one_gpu()).await;
             world
                 .eventually("one more has a node", async || {
                     (world.placed().await.len() == index + 1).then_some(())
@@ -89,7 +89,7 @@ fn pods_created_before_the_nodes_are_placed_when_nodes_appear() {
 #[test]
 fn a_node_whose_agent_comes_late_takes_pods_then() {
     within(async |world| {
-        world.make_nodes(["a"], &one_card()).await;
+        world.make_nodes(["a"], &one_gpu()).await;
         let nodes = world.nodes();
         let register = |value: serde_json::Value| {
             Patch::Merge(
@@ -108,7 +108,7 @@ fn a_node_whose_agent_comes_late_takes_pods_then() {
             .patch(
                 "a",
                 &PatchParams::default(),
-                &register(json!(one_card().register("a"))),
+                &register(json!(one_gpu().register("a"))),
             )
             .await
             .unwrap();
@@ -126,7 +126,7 @@ fn slots(count: usize) -> Patch<serde_json::Value> {
 #[test]
 fn pods_refused_during_a_plugin_update_are_placed_afterwards() {
     within(async |world| {
-        world.make_nodes(["a"], &one_card()).await;
+        world.make_nodes(["a"], &one_gpu()).await;
         let nodes = world.nodes();
         let params = PatchParams::default();
         let _pair = Pair::start(world).await;
@@ -152,7 +152,7 @@ fn pods_refused_during_a_plugin_update_are_placed_afterwards() {
 #[test]
 fn a_pod_that_no_node_could_take_is_placed_on_one_that_comes() {
     within(async |world| {
-        world.make_nodes(["full"], &one_card()).await;
+        world.make_nodes(["full"], &one_gpu()).await;
         let nodes = world.nodes();
         let params = PatchParams::default();
         nodes
@@ -164,7 +164,7 @@ fn a_pod_that_no_node_could_take_is_placed_on_one_that_comes() {
         let why = world.until_refused("p").await;
         assert!(why.contains("Insufficient nvidia.com/gpu"), "{why}");
 
-        world.make_nodes(["new"], &one_card()).await;
+        world.make_nodes(["new"], &one_gpu()).await;
 
         let placed = world.until_placed("p").await;
         assert_eq!(node(&placed), Some("new"));
@@ -174,7 +174,7 @@ fn a_pod_that_no_node_could_take_is_placed_on_one_that_comes() {
 #[test]
 fn an_unused_reservation_ends_and_the_waiting_pod_is_told() {
     within(async |world| {
-        world.make_nodes(["a"], &one_card()).await;
+        world.make_nodes(["a"], &one_gpu()).await;
         let _pair = Pair::start_with(world, &["--reservation-timeout=8s"], Tuning::default()).await;
         // Asked for as kube-scheduler asks, and never bound.
         let mut forgotten = pod("forgotten", whole(1));
@@ -206,7 +206,7 @@ fn an_unused_reservation_ends_and_the_waiting_pod_is_told() {
 #[test]
 fn a_pod_held_back_by_a_quota_is_placed_when_the_quota_grows() {
     within(async |world| {
-        world.make_nodes(["a"], &one_card()).await;
+        world.make_nodes(["a"], &one_gpu()).await;
         let quotas: Api<ResourceQuota> = Api::default_namespaced(world.client.clone());
         let hard = |mib: u32| json!({"metadata": {"name": "memory"}, "spec": {"hard": {"limits.nvidia.com/gpumem": mib.to_string()}}});
         quotas

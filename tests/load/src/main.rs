@@ -120,7 +120,7 @@ impl Pod {
         match self {
             Self::Fits => "fits",
             Self::Nowhere => "fits nowhere",
-            Self::Whole => "four whole cards",
+            Self::Whole => "four whole GPUs",
         }
     }
 }

@@ -84,12 +84,12 @@ fn mixed_node(at: usize) -> Value {
     let mut allocatable = json!({"cpu": "32", "memory": "128Gi", "pods": "110"});
     let mut annotations = json!({});
     if at.is_multiple_of(5) {
-        let card = |gpu| {
+        let entry = |gpu| {
             let id = uuid(at, gpu);
             format!("{id},10,{MEMORY_MIB},100,NVIDIA-A100,{},true:", gpu / 4)
         };
-        let cards: String = (0..GPUS).map(card).collect();
-        annotations = json!({"hami.io/node-nvidia-register": cards});
+        let entries: String = (0..GPUS).map(entry).collect();
+        annotations = json!({"hami.io/node-nvidia-register": entries});
         allocatable =
             json!({"cpu": "32", "memory": "128Gi", "pods": "110", "nvidia.com/gpu": "80"});
     }

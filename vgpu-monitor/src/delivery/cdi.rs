@@ -50,13 +50,13 @@ pub enum VendorError {
         /// The directories, and what was found there.
         looked: String,
     },
-    /// It does not describe the card.
+    /// It does not describe the GPU.
     #[error("{path} describes no device for GPU {uuid} (it has {devices}). It is older than the GPU or its present \
              number; make it anew: nvidia-ctk cdi generate --output={path}", path = path.display())]
     NoDevice {
         /// The specification.
         path: PathBuf,
-        /// The card.
+        /// The GPU.
         uuid: String,
         /// Its devices.
         devices: String,
@@ -97,13 +97,13 @@ pub(super) struct Edits {
     edits: Map<String, Value>,
 }
 
-/// A card that is looked for in the vendor's specification.
+/// A GPU that is looked for in the vendor's specification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wanted {
-    /// Of the card, or of the MIG instance.
+    /// Of the GPU, or of the MIG instance.
     pub(super) uuid: String,
-    /// UUID of the card.
-    pub(super) card: String,
+    /// UUID of the GPU.
+    pub(super) gpu: String,
     /// The GPU's number, as the driver counts; nothing if the GPU is not known now.
     pub(super) index: Option<u32>,
     /// The number in `/dev/nvidiaN`.
@@ -165,7 +165,7 @@ impl Device {
         nodes.any(|node| node.get("path").and_then(Value::as_str) == Some(path))
     }
 
-    fn has_a_card(&self) -> bool {
+    fn has_a_gpu(&self) -> bool {
         let nodes = self
             .container_edits
             .get("deviceNodes")
@@ -269,7 +269,7 @@ impl Vendor<'_> {
         wanted: &Wanted,
         instance: Instance,
     ) -> Result<Map<String, Value>, VendorError> {
-        // No such directory: a driver without MIG, whose instances are simulated and opened by the card's node.
+        // No such directory: a driver without MIG, whose instances are simulated and opened by the GPU's node.
         if !self.capabilities.is_dir() {
             return Ok(Map::new());
         }
@@ -279,7 +279,7 @@ impl Vendor<'_> {
         };
         let minor = wanted
             .minor
-            .ok_or_else(|| error(format!("card {} is not known at the moment", wanted.card)))?;
+            .ok_or_else(|| error(format!("GPU {} is not known at the moment", wanted.gpu)))?;
         let gpu = format!("gpu{minor}/mig/gi{}", instance.gpu_instance);
         let compute = format!("{gpu}/ci{}", instance.compute_instance);
         let mut nodes = Vec::new();
@@ -305,23 +305,23 @@ impl Vendor<'_> {
     }
 }
 
-/// The device of a card, and whether it is that of its MIG instance itself.
+/// The device of a GPU, and whether it is that of its MIG instance itself.
 fn find<'a>(spec: &'a Spec, wanted: &Wanted) -> Option<(&'a Device, bool)> {
     let named = |name: &str| spec.devices.iter().find(|device| device.name() == name);
     if let Some(device) = named(&wanted.uuid) {
         return Some((device, wanted.instance.is_some()));
     }
     // A MIG instance that is neither in the inventory nor just created has to be named.
-    if wanted.uuid != wanted.card && wanted.instance.is_none() {
+    if wanted.uuid != wanted.gpu && wanted.instance.is_none() {
         return None;
     }
-    if let Some(device) = named(&wanted.card) {
+    if let Some(device) = named(&wanted.gpu) {
         return Some((device, false));
     }
-    // Numbers change when a card is added or lost; the device node says which card is meant.
+    // Numbers change when a GPU is added or lost; the device node says which GPU is meant.
     let node = wanted.minor.map(|minor| format!("/dev/nvidia{minor}"));
     let is_it = |device: &&Device| match &node {
-        Some(node) => device.has_node(node) || !device.has_a_card(),
+        Some(node) => device.has_node(node) || !device.has_a_gpu(),
         None => true,
     };
     let index = wanted.index?;
@@ -334,18 +334,18 @@ fn find<'a>(spec: &'a Spec, wanted: &Wanted) -> Option<(&'a Device, bool)> {
     };
     let only = || {
         let all = named("all")?;
-        // Of several cards it would give them all.
+        // Of several GPUs it would give them all.
         let nodes = all
             .container_edits
             .get("deviceNodes")
             .and_then(Value::as_array)?;
-        let cards = nodes.iter().filter_map(|node| node.get("path")?.as_str());
-        let cards = cards.filter(|path| {
+        let gpus = nodes.iter().filter_map(|node| node.get("path")?.as_str());
+        let gpus = gpus.filter(|path| {
             let number = path.strip_prefix("/dev/nvidia");
             number.is_some_and(|number| number.parse::<u32>().is_ok())
         });
-        let cards: Vec<_> = cards.collect();
-        (cards == [node.as_deref()?]).then_some(all)
+        let gpus: Vec<_> = gpus.collect();
+        (gpus == [node.as_deref()?]).then_some(all)
     };
     found
         .or_else(by_node)

@@ -11,15 +11,15 @@ use vgpu_abi::size::Size;
 
 use super::record::{Record, RecordDevice};
 use super::{DeliveryError, Name, files, place};
-use crate::card::{Card, Inventory};
+use crate::node_gpus::{Inventory, KnownGpu};
 
 /// What a container has.
 #[derive(Debug)]
 pub(super) struct GivenContainer {
     pub(super) record: Record,
-    /// When it was last given, in [`CardLoads::moment`]s.
+    /// When it was last given, in [`GpuLoads::moment`]s.
     pub(super) touched: u64,
-    /// Its pod is gone, as two sources say: it counts for no card.
+    /// Its pod is gone, as two sources say: it counts for no GPU.
     pub(super) gone: bool,
     /// Why its record could not be read.
     broken: Option<String>,
@@ -27,12 +27,12 @@ pub(super) struct GivenContainer {
 
 /// All containers.
 #[derive(Debug, Default)]
-pub(super) struct CardLoads {
+pub(super) struct GpuLoads {
     held: BTreeMap<Name, GivenContainer>,
     clock: u64,
 }
 
-impl CardLoads {
+impl GpuLoads {
     /// Reads the directories below the root.
     pub(super) fn read(root: &Path) -> Result<Self, DeliveryError> {
         let mut loads = Self::default();
@@ -111,12 +111,12 @@ impl CardLoads {
         }
     }
 
-    /// Whether this is more of any card than the container has already.
+    /// Whether this is more of any GPU than the container has already.
     pub(super) fn has_more(&self, name: &Name, wanted: &Record) -> bool {
         wanted.devices.iter().any(|device| !self.has(name, device))
     }
 
-    /// Whether the container has this much of the card already.
+    /// Whether the container has this much of the GPU already.
     fn has(&self, name: &Name, wanted: &RecordDevice) -> bool {
         // Memory of a container that is gone has been given to others.
         let held = self.held.get(name).filter(|held| !held.gone);
@@ -129,7 +129,7 @@ impl CardLoads {
         })
     }
 
-    /// Refuses what would put more on a card than is promised of it.
+    /// Refuses what would put more on a GPU than is promised of it.
     pub(super) fn check(
         &self,
         name: &Name,
@@ -217,7 +217,7 @@ fn container_of(record: &Record) -> String {
     )
 }
 
-/// A part of a card.
+/// A part of a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Load {
     memory_bytes: u64,
@@ -251,7 +251,7 @@ impl Load {
     }
 }
 
-/// What a pod has of a card in the phases of its life, as the scheduler counts it.
+/// What a pod has of a GPU in the phases of its life, as the scheduler counts it.
 #[derive(Debug, Default)]
 struct Phases {
     stays: Load,
@@ -280,25 +280,25 @@ struct Most(Load);
 impl Most {
     fn of(device: &RecordDevice, inventory: &Inventory) -> Result<Self, DeliveryError> {
         let known = inventory
-            .cards
+            .gpus
             .iter()
-            .find(|card| card.device.id == device.uuid);
-        if let Some(card) = known {
+            .find(|gpu| gpu.device.id == device.uuid);
+        if let Some(gpu) = known {
             return Ok(Self(Load {
-                memory_bytes: card.device.memory_bytes,
+                memory_bytes: gpu.device.memory_bytes,
                 // Where the vendor counts none, none can be too many.
-                cores: match card.device.cores {
+                cores: match gpu.device.cores {
                     0 => u64::MAX,
                     cores => u64::from(cores),
                 },
-                slots: u64::from(card.device.slots),
+                slots: u64::from(gpu.device.slots),
             }));
         }
-        let card = device
+        let gpu = device
             .instance
             .as_ref()
-            .map_or(&device.uuid, |instance| &instance.card);
-        let is_here = inventory.cards.iter().any(|known| known.device.id == *card);
+            .map_or(&device.uuid, |instance| &instance.gpu);
+        let is_here = inventory.gpus.iter().any(|known| known.device.id == *gpu);
         if device.instance.is_some() && is_here {
             // An instance is one container's alone.
             return Ok(Self(Load {
@@ -307,12 +307,12 @@ impl Most {
                 slots: 1,
             }));
         }
-        Err(DeliveryError::NoCard {
-            uuid: card.clone(),
+        Err(DeliveryError::UnknownGpu {
+            uuid: gpu.clone(),
             known: inventory
-                .cards
+                .gpus
                 .iter()
-                .map(|card| card.device.id.clone())
+                .map(|gpu| gpu.device.id.clone())
                 .collect(),
         })
     }
@@ -349,7 +349,7 @@ impl Part {
     }
 }
 
-/// More than a card has.
+/// More than a GPU has.
 #[derive(Debug)]
 pub struct Overcommit {
     container: String,
@@ -385,21 +385,21 @@ impl fmt::Display for Overcommit {
     }
 }
 
-/// The limits with what the cards' scaling leaves of each to be memory of the device itself: where more is promised of
-/// a card than it has, each container may have its part of what there is, and the rest as managed memory.
+/// The limits with what the GPUs' scaling leaves of each to be memory of the device itself: where more is promised of
+/// a GPU than it has, each container may have its part of what there is, and the rest as managed memory.
 pub(super) fn shared_out(mut limits: Limits, inventory: &Inventory) -> Limits {
     for device in &mut limits.devices {
         let uuid = device.uuid.as_str();
-        let Some(card) = inventory.cards.iter().find(|card| card.device.id == uuid) else {
+        let Some(gpu) = inventory.gpus.iter().find(|gpu| gpu.device.id == uuid) else {
             continue;
         };
-        device.resident_bytes = resident(card, device.memory_bytes);
+        device.resident_bytes = resident(gpu, device.memory_bytes);
     }
     limits
 }
 
-fn resident(card: &Card, bytes: u64) -> u64 {
-    let (has, promised) = (card.physical_bytes, card.device.memory_bytes);
+fn resident(gpu: &KnownGpu, bytes: u64) -> u64 {
+    let (has, promised) = (gpu.physical_bytes, gpu.device.memory_bytes);
     if has == 0 || promised <= has {
         return 0;
     }

@@ -10,7 +10,7 @@ use vgpu_abi::size::Size;
 
 use super::cdi::{Instance, Wanted};
 use super::{DeliveryError, Given, GivenDevice, Manner, Name};
-use crate::card::Inventory;
+use crate::node_gpus::Inventory;
 
 /// A container's record. Every field may be missing, so that releases can be mixed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +47,8 @@ pub(super) struct RecordDevice {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct RecordInstance {
-    pub(super) card: String,
+    #[serde(rename = "card")]
+    pub(super) gpu: String,
     pub(super) profile: String,
     pub(super) start: u32,
     pub(super) size: u32,
@@ -171,18 +172,18 @@ impl Record {
     /// The devices to find in the vendor's specification.
     pub(super) fn wanted(&self, inventory: Option<&Inventory>) -> Vec<Wanted> {
         let wanted = |device: &RecordDevice| {
-            let card = device
+            let gpu = device
                 .instance
                 .as_ref()
-                .map_or(&device.uuid, |instance| &instance.card);
-            let cards = inventory.map(|inventory| inventory.cards.as_slice());
-            let mut cards = cards.unwrap_or_default().iter();
-            let found = cards.find(|known| known.device.id == *card);
+                .map_or(&device.uuid, |instance| &instance.gpu);
+            let gpus = inventory.map(|inventory| inventory.gpus.as_slice());
+            let mut gpus = gpus.unwrap_or_default().iter();
+            let found = gpus.find(|known| known.device.id == *gpu);
             Wanted {
                 uuid: device.uuid.clone(),
-                card: card.clone(),
-                index: found.map(|card| card.device.index),
-                minor: found.map(|card| card.minor),
+                gpu: gpu.clone(),
+                index: found.map(|gpu| gpu.device.index),
+                minor: found.map(|gpu| gpu.minor),
                 instance: device.instance.as_ref().map(|instance| Instance {
                     gpu_instance: instance.gpu_instance,
                     compute_instance: instance.compute_instance,
@@ -198,7 +199,7 @@ impl From<&GivenDevice> for RecordDevice {
         let instance = device.instance.as_ref().map(|instance| {
             let Span { start, size } = instance.span;
             RecordInstance {
-                card: instance.card.clone(),
+                gpu: instance.gpu.clone(),
                 profile: instance.profile.clone(),
                 start,
                 size,

@@ -8,27 +8,27 @@ use vgpu_abi::limits::{LimitsFile, LimitsMap, Unlisted};
 use vgpu_abi::targets::TargetsFile;
 
 use super::*;
-use crate::card::{Card, Inventory};
+use crate::node_gpus::{Inventory, KnownGpu};
 
 mod broken;
 mod library;
 pub(crate) mod repair;
 
 pub(crate) const GIB: u64 = 1 << 30;
-/// UUIDs of the node's two cards.
-pub(crate) const CARDS: [&str; 2] = ["GPU-aaaa", "GPU-bbbb"];
+/// UUIDs of the node's two GPUs.
+pub(crate) const GPUS: [&str; 2] = ["GPU-aaaa", "GPU-bbbb"];
 
-/// A node in a directory: cards, the vendor's specification, the library of an image.
+/// A node in a directory: GPUs, the vendor's specification, the library of an image.
 pub(crate) struct NodeDir {
     dir: tempfile::TempDir,
-    cards: watch::Sender<Option<Arc<Inventory>>>,
+    gpus: watch::Sender<Option<Arc<Inventory>>>,
 }
 
 impl NodeDir {
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let cards = watch::Sender::new(Some(Arc::new(inventory(1))));
-        let node = Self { dir, cards };
+        let gpus = watch::Sender::new(Some(Arc::new(inventory(1))));
+        let node = Self { dir, gpus };
         node.write_library(b"one");
         std::fs::create_dir_all(node.path("etc/cdi")).unwrap();
         std::fs::write(node.path("etc/cdi/nvidia.yaml"), VENDOR).unwrap();
@@ -40,7 +40,7 @@ impl NodeDir {
     }
 
     pub(crate) fn settings(&self, manner: Manner) -> Settings {
-        settings(self.dir.path(), manner, self.cards.subscribe())
+        settings(self.dir.path(), manner, self.gpus.subscribe())
     }
 
     pub(crate) fn delivery(&self, manner: Manner) -> Delivery {
@@ -76,11 +76,11 @@ impl NodeDir {
     }
 }
 
-fn settings(root: &Path, manner: Manner, cards: Inventories) -> Settings {
+fn settings(root: &Path, manner: Manner, gpus: Inventories) -> Settings {
     Settings {
         host_prefix: root.to_owned(),
         library: root.join("image/libvgpu.so"),
-        ..Settings::new(manner, cards)
+        ..Settings::new(manner, gpus)
     }
 }
 
@@ -106,9 +106,9 @@ fn elf(end: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Two cards of 16 GiB, of which `scale` times as much is promised, with three slots each.
+/// Two GPUs of 16 GiB, of which `scale` times as much is promised, with three slots each.
 pub(crate) fn inventory(scale: u64) -> Inventory {
-    let card = |(index, id): (u32, &str)| Card {
+    let gpu = |(index, id): (u32, &str)| KnownGpu {
         device: placement::Device {
             id: id.to_owned(),
             index,
@@ -134,7 +134,7 @@ pub(crate) fn inventory(scale: u64) -> Inventory {
         minor: index + 4,
     };
     Inventory {
-        cards: (0..).zip(CARDS).map(card).collect(),
+        gpus: (0..).zip(GPUS).map(gpu).collect(),
         ..Inventory::default()
     }
 }
@@ -181,7 +181,7 @@ pub(crate) fn given(pod: &str, memory_bytes: u64) -> Given {
         pod_uid: format!("uid-{pod}"),
         container: String::from("main"),
         kind: Kind::App,
-        devices: vec![device(CARDS[0], memory_bytes)],
+        devices: vec![device(GPUS[0], memory_bytes)],
         priority: 1,
         policy: Policy::Force,
         traceparent: None,
@@ -228,18 +228,18 @@ fn cdi_allot_writes_nothing_and_give_writes_everything() {
         (limits.unlisted, limits.policy, limits.priority),
         (Unlisted::Deny, Policy::Force, 1)
     );
-    let [card] = &limits.devices[..] else {
+    let [gpu] = &limits.devices[..] else {
         panic!("{limits:?}")
     };
     assert_eq!(
         (
-            card.uuid.as_str(),
-            card.memory_bytes,
-            card.resident_bytes,
-            card.core_percent,
-            card.physical_bytes
+            gpu.uuid.as_str(),
+            gpu.memory_bytes,
+            gpu.resident_bytes,
+            gpu.core_percent,
+            gpu.physical_bytes
         ),
-        (CARDS[0], 4 * GIB, 0, 30, 16 * GIB)
+        (GPUS[0], 4 * GIB, 0, 30, 16 * GIB)
     );
     let modes = ["", "limits", "targets", "region"].map(|file| mode(&node.container(&name, file)));
     assert_eq!(modes, [0o755, 0o644, 0o644, 0o666]);
@@ -395,7 +395,7 @@ fn mounted_limits_refuse_all_until_given_in_place() {
     delivery.give(&name, &given("train", 4 * GIB)).unwrap();
     assert_eq!(map.load().unwrap().devices()[0].memory_bytes, 4 * GIB);
     let region = vgpu_abi::host::snapshot(&node.container(&name, "region")).unwrap();
-    assert_eq!(region.devices[0].uuid.as_str(), CARDS[0]);
+    assert_eq!(region.devices[0].uuid.as_str(), GPUS[0]);
     assert!(!node.spec(&name).exists(), "the kubelet has the mounts");
     // The manner is a container's for life.
     drop(delivery);
@@ -425,7 +425,7 @@ fn giving_again_changes_only_different_limits() {
     by_hand.write(&limits).unwrap();
     let before = [&[stamp(&all[0])], &before[1..]].concat();
 
-    // A new agent each time, and one that has not seen a card yet.
+    // A new agent each time, and one that has not seen a GPU yet.
     for _ in 0..2 {
         node.delivery(Manner::Cdi)
             .give(&name, &given("train", 4 * GIB))
@@ -459,9 +459,9 @@ fn given_devices_stay_when_the_inventory_changes() {
     let (name, _) = delivery.allot().unwrap();
     delivery.give(&name, &given("train", 8 * GIB)).unwrap();
 
-    for cards in [None, Some(Arc::new(Inventory::default()))] {
-        let is_read = cards.is_some();
-        node.cards.send_replace(cards);
+    for gpus in [None, Some(Arc::new(Inventory::default()))] {
+        let is_read = gpus.is_some();
+        node.gpus.send_replace(gpus);
         delivery.give(&name, &given("train", 8 * GIB)).unwrap();
         let error = delivery
             .give(&name, &given("train", 9 * GIB))
@@ -550,7 +550,7 @@ fn invalid_allotment_error_names_the_field() {
             "17 GPUs; a container can have 16",
         ),
         (
-            |given| given.devices = vec![device(CARDS[0], GIB); 2],
+            |given| given.devices = vec![device(GPUS[0], GIB); 2],
             "GPU GPU-aaaa twice",
         ),
         (
@@ -592,7 +592,7 @@ fn invalid_allotment_error_names_the_field() {
 #[test]
 fn overpromised_gpu_gives_each_its_part_of_real_memory() {
     let node = NodeDir::new();
-    node.cards.send_replace(Some(Arc::new(inventory(2))));
+    node.gpus.send_replace(Some(Arc::new(inventory(2))));
     let delivery = node.delivery(Manner::Cdi);
 
     delivery.give(&name("a"), &given("a", 20 * GIB)).unwrap();

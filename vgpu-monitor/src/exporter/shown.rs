@@ -72,7 +72,7 @@ pub struct Device {
     pub uuid: String,
     /// Charged, bytes.
     pub used_bytes: u64,
-    /// What may be used, bytes; nothing where neither a limit nor the card's size is known.
+    /// What may be used, bytes; nothing where neither a limit nor the GPU's size is known.
     pub limit_bytes: Option<u64>,
     /// Of the charged: contexts, bytes.
     pub context_bytes: u64,

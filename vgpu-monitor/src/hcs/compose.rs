@@ -12,8 +12,8 @@ use kube_api::vendor::Vendors;
 use kube_api::{allocation, keys};
 use placement::{Cluster, Placement};
 
-use crate::card::{Card, Health, Inventory, Scores, Wires};
 use crate::health::score::{RECOVERS, WELL};
+use crate::node_gpus::{Health, Inventory, KnownGpu, Scores, Wires};
 
 /// The parts of the Kubernetes node that matter here.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -24,15 +24,15 @@ pub struct NodeSeen {
     pub labels: BTreeMap<String, String>,
     /// Whether it is cordoned.
     pub cordoned: bool,
-    /// Cards that an operator has taken out of new placements, by identifier.
-    pub cordoned_cards: Vec<String>,
+    /// GPUs that an operator has taken out of new placements, by identifier.
+    pub cordoned_gpus: Vec<String>,
 }
 
 impl From<Node> for NodeSeen {
     fn from(node: Node) -> Self {
         let annotations = node.metadata.annotations.unwrap_or_default();
-        let cards = annotations.get(keys::CORDON).map_or("", String::as_str);
-        let cards = cards.split(',').map(str::trim);
+        let gpus = annotations.get(keys::CORDON).map_or("", String::as_str);
+        let gpus = gpus.split(',').map(str::trim);
         Self {
             uid: node.metadata.uid.unwrap_or_default(),
             labels: node.metadata.labels.unwrap_or_default(),
@@ -40,8 +40,8 @@ impl From<Node> for NodeSeen {
                 .spec
                 .and_then(|spec| spec.unschedulable)
                 .unwrap_or(false),
-            cordoned_cards: cards
-                .filter(|card| !card.is_empty())
+            cordoned_gpus: gpus
+                .filter(|gpu| !gpu.is_empty())
                 .map(str::to_owned)
                 .collect(),
         }
@@ -63,30 +63,29 @@ pub fn held(pod: &Pod, node: &str, vendors: &Vendors) -> Option<Placement> {
 /// What pods hold, by uid.
 pub type Held = BTreeMap<String, Placement>;
 
-/// Memory that pods hold of each card, in bytes, counted as the scheduler counts it.
+/// Memory that pods hold of each GPU, in bytes, counted as the scheduler counts it.
 fn allocated(node: &str, inventory: &Inventory, held: &Held) -> BTreeMap<String, u64> {
     let mut cluster = Cluster::new();
-    let devices = inventory.cards.iter().map(|card| card.device.clone());
+    let devices = inventory.gpus.iter().map(|gpu| gpu.device.clone());
     let node_of = placement::Node {
         name: node.to_owned(),
         devices: devices.collect(),
         pairs: Vec::new(),
     };
     if let Err(error) = cluster.set_node(node_of) {
-        tracing::warn!(%error, "the node's cards cannot be counted");
+        tracing::warn!(%error, "the node's GPUs cannot be counted");
         return BTreeMap::new();
     }
     for (uid, placement) in held {
         cluster.reserve(placement::Pod::named("", uid), placement.clone());
     }
     let view = cluster.node(node);
-    let cards = view.iter().flat_map(placement::NodeView::devices);
-    cards
-        .map(|card| (card.id().to_owned(), card.used().memory_bytes))
+    let gpus = view.iter().flat_map(placement::NodeView::devices);
+    gpus.map(|gpu| (gpu.id().to_owned(), gpu.used().memory_bytes))
         .collect()
 }
 
-/// Model and speed of a card.
+/// Model and speed of a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Speed {
     /// The model as the exchange table has it.
@@ -110,29 +109,29 @@ pub fn observed(
 ) -> Observed {
     let allocated = allocated(node, inventory, held);
     let index: BTreeMap<&str, u32> = inventory
-        .cards
+        .gpus
         .iter()
-        .map(|card| (card.device.id.as_str(), card.device.index))
+        .map(|gpu| (gpu.device.id.as_str(), gpu.device.index))
         .collect();
-    let devices = inventory.cards.iter().map(|card| {
-        let id = &card.device.id;
-        let wires = inventory.wires.iter().find(|wires| wires.card == *id);
-        let sick = sick(card, health);
-        let speed = speed(&card.device.model, card.physical_bytes);
+    let devices = inventory.gpus.iter().map(|gpu| {
+        let id = &gpu.device.id;
+        let wires = inventory.wires.iter().find(|wires| wires.gpu == *id);
+        let sick = sick(gpu, health);
+        let speed = speed(&gpu.device.model, gpu.physical_bytes);
         let known = speed.unwrap_or_else(|| Speed {
-            model: card.device.model.clone(),
-            gflops: card.device.gflops,
+            model: gpu.device.model.clone(),
+            gflops: gpu.device.gflops,
         });
         ObservedDevice {
-            index: card.device.index,
+            index: gpu.device.index,
             uuid: id.clone(),
             model: known.model,
-            memory_bytes: card.physical_bytes,
-            promised_bytes: card.device.memory_bytes,
+            memory_bytes: gpu.physical_bytes,
+            promised_bytes: gpu.device.memory_bytes,
             allocated_bytes: allocated.get(id).copied().unwrap_or(0),
             gflops: known.gflops,
-            bus_id: card.pci_bus_id.clone(),
-            numa: card.device.numa,
+            bus_id: gpu.pci_bus_id.clone(),
+            numa: gpu.device.numa,
             links: wires.map_or_else(Vec::new, |wires| links(wires, &index)),
             score: match (health.get(id), &sick) {
                 (Some(sick), _) if !sick.recovers => 0,
@@ -140,7 +139,7 @@ pub fn observed(
                 (None, None) => scores.get(id).copied().unwrap_or(WELL),
             },
             sick,
-            cordoned: card.device.cordoned || seen.cordoned_cards.contains(id),
+            cordoned: gpu.device.cordoned || seen.cordoned_gpus.contains(id),
         }
     });
     Observed {
@@ -155,20 +154,20 @@ pub fn observed(
     }
 }
 
-/// Why the card may not be used: the health check's word, else the inventory's.
-fn sick(card: &Card, health: &Health) -> Option<String> {
-    match health.get(&card.device.id) {
+/// Why the GPU may not be used: the health check's word, else the inventory's.
+fn sick(gpu: &KnownGpu, health: &Health) -> Option<String> {
+    match health.get(&gpu.device.id) {
         Some(sick) => Some(sick.reason.clone()),
-        None if card.device.healthy => None,
+        None if gpu.device.healthy => None,
         None => Some("the driver does not answer for it, or it is in the wrong mode".to_owned()),
     }
 }
 
-/// Every other card is reached over PCIe, and by NVLink those that the wires name.
+/// Every other GPU is reached over PCIe, and by NVLink those that the wires name.
 fn links(wires: &Wires, index: &BTreeMap<&str, u32>) -> Vec<ObservedLink> {
     let mut links = Vec::new();
     let version = version(&wires.nvlink_version);
-    for (uuid, peer) in index.iter().filter(|(uuid, _)| **uuid != wires.card) {
+    for (uuid, peer) in index.iter().filter(|(uuid, _)| **uuid != wires.gpu) {
         if let Some(count) = wires.nvlinks.get(*uuid) {
             links.push(ObservedLink {
                 kind: LinkType::Nvlink,

@@ -1,5 +1,5 @@
 //! Keeps the node's ComputeNode and ComputeTopology. Watches the Node and its pods, and writes what changed: at once
-//! where a pod, a card's health or the cordon did, with the next heartbeat where only a health score moved.
+//! where a pod, a GPU's health or the cordon did, with the next heartbeat where only a health score moved.
 //!
 //! | what happens | what is done |
 //! |---|---|
@@ -33,7 +33,7 @@ use tokio::time::{Instant, sleep_until};
 use super::compose::{self, Held, NodeSeen, Speeds};
 use super::object::{Failed, Object, Wanted};
 use super::series::Series;
-use crate::card::{Healths, Inventories, Scores};
+use crate::node_gpus::{Healths, Inventories, Scores};
 
 /// How the objects are kept.
 #[derive(Debug, Clone)]
@@ -73,7 +73,7 @@ const MOST_PAUSE: Duration = Duration::from_secs(60);
 /// Sources of the values.
 #[derive(Clone)]
 pub struct Sources {
-    /// The cards.
+    /// The GPUs.
     pub inventories: Inventories,
     /// Which of them are sick.
     pub healths: Healths,
@@ -145,7 +145,7 @@ pub async fn keep(client: kube::Client, settings: Settings, sources: Sources, se
                 Some(Err(error)) => tracing::debug!(%error, "cannot watch the pods of the node"),
                 None => return,
             },
-            // Fails once the thread that keeps the cards is gone: then nothing is known of them.
+            // Fails once the thread that keeps the GPUs is gone: then nothing is known of them.
             changed = inventories.changed() => if changed.is_err() { return },
             changed = healths.changed() => if changed.is_err() { return },
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}

@@ -15,16 +15,16 @@ use nvml_wrapper::event::EventSet;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
 
-use super::judge::{CardIdentity, Fault, Report};
+use super::judge::{Fault, GpuIdentity, Report};
 use super::score::Vitals;
-use crate::card::Inventories;
+use crate::node_gpus::Inventories;
 
 /// How often the driver is queried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
     /// Events are looked for this often.
     pub events: Duration,
-    /// Each card is asked how it is this often.
+    /// Each GPU is asked how it is this often.
     pub probe: Duration,
     /// A driver that is not there is looked for again after this.
     pub retry: Duration,
@@ -44,7 +44,7 @@ impl Default for Pace {
 const REMAP_PENDING: FieldId = FieldId(144);
 /// `NVML_FI_DEV_REMAPPED_FAILURE`.
 const REMAP_FAILED: FieldId = FieldId(145);
-/// A card has at most seven parts; a driver that says more is not believed.
+/// A GPU has at most seven parts; a driver that says more is not believed.
 const INSTANCES_MOST: u32 = 16;
 
 /// Queries until the receiver is dropped. `library` is NVML's file; nothing means the driver's own.
@@ -147,8 +147,8 @@ fn session(
     to.send(Report::Started(first)).map_err(|_| Gone)?;
     let mut probed_at: Option<Instant> = None;
     loop {
-        for (uuid, card) in &watched {
-            for number in new_xids(card) {
+        for (uuid, gpu) in &watched {
+            for number in new_xids(gpu) {
                 let uuid = uuid.clone();
                 to.send(Report::Xid { uuid, number }).map_err(|_| Gone)?;
             }
@@ -158,7 +158,7 @@ fn session(
                 return Ok(DriverError::from(&error).to_string());
             }
             let probes = probe_all(nvml, &mut watched, inventories);
-            // All cards at once do not break: that is the driver.
+            // All GPUs at once do not break: that is the driver.
             let mut broken = probes.values().map(|found| match found {
                 Err(Fault::Other(text)) => Some(text),
                 _ => None,
@@ -178,25 +178,25 @@ fn session(
     }
 }
 
-/// Takes up every card that the driver lists and that is not watched yet, or did not answer: its handle and its events
-/// are of the driver's state since then. One set of events for each card: an event of a card that is lost names a handle
+/// Takes up every GPU that the driver lists and that is not watched yet, or did not answer: its handle and its events
+/// are of the driver's state since then. One set of events for each GPU: an event of a GPU that is lost names a handle
 /// that says no more whose it was.
 fn watch<'nvml>(
     nvml: &'nvml Nvml,
     watched: &mut BTreeMap<String, Watched<'nvml>>,
-) -> Result<Vec<CardIdentity>, NvmlError> {
+) -> Result<Vec<GpuIdentity>, NvmlError> {
     let mut listed = Vec::new();
     for index in 0..nvml.device_count()? {
         let Ok(device) = nvml.device_by_index(index) else {
             continue;
         };
         let Ok(uuid) = device.uuid() else { continue };
-        listed.push(CardIdentity {
+        listed.push(GpuIdentity {
             uuid: uuid.clone(),
             index,
             model: device.name().unwrap_or_default(),
         });
-        if watched.get(&uuid).is_some_and(|card| card.answers) {
+        if watched.get(&uuid).is_some_and(|gpu| gpu.answers) {
             continue;
         }
         let events = events_of(nvml, &device);
@@ -205,12 +205,12 @@ fn watch<'nvml>(
         {
             tracing::warn!(%uuid, %error, "the GPU reports no XID events: only its state is polled");
         }
-        let card = Watched {
+        let gpu = Watched {
             device,
             events: events.ok(),
             answers: true,
         };
-        watched.insert(uuid, card);
+        watched.insert(uuid, gpu);
     }
     Ok(listed)
 }
@@ -228,8 +228,8 @@ fn events_of<'nvml>(
 /// At most this many events of one GPU are taken at once: the rest comes next time.
 const EVENTS_MOST: usize = 64;
 
-fn new_xids(card: &Watched<'_>) -> Vec<u64> {
-    let Some(events) = &card.events else {
+fn new_xids(gpu: &Watched<'_>) -> Vec<u64> {
+    let Some(events) = &gpu.events else {
         return Vec::new();
     };
     let mut numbers = Vec::new();
@@ -241,7 +241,7 @@ fn new_xids(card: &Watched<'_>) -> Vec<u64> {
                 Some(XidError::Unknown) => numbers.push(999),
                 None => {}
             },
-            // Also of a card that is lost: the probe says so.
+            // Also of a GPU that is lost: the probe says so.
             Err(_) => break,
         }
     }
@@ -254,18 +254,18 @@ fn probe_all(
     inventories: &Inventories,
 ) -> BTreeMap<String, Result<Vitals, Fault>> {
     let mut probes: BTreeMap<String, Result<Vitals, Fault>> = BTreeMap::new();
-    for (uuid, card) in watched {
-        let found = probe(&card.device);
-        card.answers = found.is_ok();
+    for (uuid, gpu) in watched {
+        let found = probe(&gpu.device);
+        gpu.answers = found.is_ok();
         probes.insert(uuid.clone(), found);
     }
     let promised: BTreeSet<String> = inventories
         .borrow()
         .iter()
-        .flat_map(|inventory| &inventory.cards)
+        .flat_map(|inventory| &inventory.gpus)
         // Whose driver this is.
-        .filter(|card| card.device.vendor.as_str() == "NVIDIA")
-        .map(|card| card.device.id.clone())
+        .filter(|gpu| gpu.device.vendor.as_str() == "NVIDIA")
+        .map(|gpu| gpu.device.id.clone())
         .collect();
     for uuid in promised {
         probes
@@ -279,11 +279,11 @@ fn probe_all(
     probes
 }
 
-/// Asks a card what needs it to answer.
+/// Asks a GPU what needs it to answer.
 fn probe(device: &Device<'_>) -> Result<Vitals, Fault> {
     device.memory_info().map_err(fault)?;
     match device.utilization_rates() {
-        // Not on parts, nor on some cards.
+        // Not on parts, nor on some GPUs.
         Ok(_) | Err(NvmlError::NotSupported | NvmlError::NoData) => {}
         Err(error) => return Err(fault(error)),
     }

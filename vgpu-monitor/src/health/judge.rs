@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::score::{self, Vitals};
 use super::xid::{self, Checks, Until};
-use crate::card::{Health, Scores, Sick};
+use crate::node_gpus::{Health, Scores, Sick};
 
 /// How patient the judge is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct Patience {
     pub long_quiet: Duration,
     /// A driver that is silent for this long does not answer.
     pub silence: Duration,
-    /// The same while it starts: cards without persistence take seconds each.
+    /// The same while it starts: GPUs without persistence take seconds each.
     pub start: Duration,
 }
 
@@ -38,30 +38,30 @@ pub enum Report {
     /// It is about to load the driver's library and start it.
     Starting,
     /// The driver was restarted, and has these GPUs.
-    Started(Vec<CardIdentity>),
+    Started(Vec<GpuIdentity>),
     /// The driver cannot be asked: why.
     Down(String),
     /// The driver answered.
     Alive,
-    /// A card met an XID.
+    /// A GPU met an XID.
     Xid {
-        /// The card.
+        /// The GPU.
         uuid: String,
         /// Its number.
         number: u64,
     },
-    /// A card was asked how it is.
+    /// A GPU was asked how it is.
     Probed {
-        /// The card.
+        /// The GPU.
         uuid: String,
         /// Its answer, or why there is none.
         found: Result<Vitals, Fault>,
     },
 }
 
-/// A card that the driver has.
+/// A GPU that the driver has.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct CardIdentity {
+pub struct GpuIdentity {
     /// Its UUID.
     pub uuid: String,
     /// Its number.
@@ -70,7 +70,7 @@ pub struct CardIdentity {
     pub model: String,
 }
 
-/// Why a card said nothing.
+/// Why a GPU said nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
     /// It fell off the bus.
@@ -86,45 +86,45 @@ pub enum Fault {
 /// What changed, to be reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum News {
-    /// A card met an XID.
+    /// A GPU met an XID.
     Xid {
-        /// The card.
-        card: CardIdentity,
+        /// The GPU.
+        gpu: GpuIdentity,
         /// The row of the table.
         xid: xid::Xid,
-        /// Whether it makes the card sick.
+        /// Whether it makes the GPU sick.
         sick: bool,
     },
-    /// A card is sick, of this.
+    /// A GPU is sick, of this.
     Sick {
-        /// The card.
-        card: CardIdentity,
+        /// The GPU.
+        gpu: GpuIdentity,
         /// Of what.
         reason: String,
         /// Whether it may recover by itself.
         recovers: bool,
     },
-    /// A card is well again.
+    /// A GPU is well again.
     Well {
-        /// The card.
-        card: CardIdentity,
+        /// The GPU.
+        gpu: GpuIdentity,
         /// Why it was sick.
         was: String,
     },
-    /// The driver fails for all cards; told once for the node.
+    /// The driver fails for all GPUs; told once for the node.
     DriverDown(String),
     /// It answers again.
     DriverUp,
-    /// A card gives a warning that does not make it sick.
+    /// A GPU gives a warning that does not make it sick.
     Warning {
-        /// The card.
-        card: CardIdentity,
+        /// The GPU.
+        gpu: GpuIdentity,
         /// The warning.
         text: &'static str,
     },
 }
 
-/// What makes a card sick.
+/// What makes a GPU sick.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Cause {
     /// It cannot be queried. A GPU that was off the bus and comes back was reset.
@@ -147,8 +147,8 @@ struct Ill {
 }
 
 #[derive(Debug, Default)]
-struct Card {
-    known: CardIdentity,
+struct GpuState {
+    known: GpuIdentity,
     causes: BTreeMap<Cause, Ill>,
     vitals: Vitals,
     /// The last probe succeeded, at that moment.
@@ -160,7 +160,7 @@ struct Card {
     history: BTreeMap<u64, (u32, Instant)>,
 }
 
-impl Default for CardIdentity {
+impl Default for GpuIdentity {
     fn default() -> Self {
         Self {
             uuid: String::new(),
@@ -179,7 +179,7 @@ const LONGEST_QUIET: Duration = Duration::from_secs(3600);
 pub struct Judge {
     checks: Checks,
     patience: Patience,
-    cards: BTreeMap<String, Card>,
+    gpus: BTreeMap<String, GpuState>,
     heard: Instant,
     starting: bool,
     /// Why the driver cannot be asked, since when.
@@ -194,7 +194,7 @@ impl Judge {
         Self {
             checks,
             patience,
-            cards: BTreeMap::new(),
+            gpus: BTreeMap::new(),
             heard: now,
             starting: true,
             down: None,
@@ -202,11 +202,11 @@ impl Judge {
         }
     }
 
-    /// Learns of cards that the inventory has, also while the driver says nothing.
-    pub fn know(&mut self, cards: impl IntoIterator<Item = CardIdentity>) {
-        for known in cards {
-            let card = self.cards.entry(known.uuid.clone()).or_default();
-            card.known = known;
+    /// Learns of GPUs that the inventory has, also while the driver says nothing.
+    pub fn know(&mut self, gpus: impl IntoIterator<Item = GpuIdentity>) {
+        for known in gpus {
+            let gpu = self.gpus.entry(known.uuid.clone()).or_default();
+            gpu.known = known;
         }
     }
 
@@ -221,15 +221,15 @@ impl Judge {
                 self.starting = false;
                 self.driver_is_down(reason, wall, &mut news);
             }
-            Report::Started(cards) => {
+            Report::Started(gpus) => {
                 self.starting = false;
                 let came_back = self.down.is_some();
                 self.driver_is_up(&mut news);
-                for known in cards {
-                    let card = self.cards.entry(known.uuid.clone()).or_default();
-                    card.known = known;
+                for known in gpus {
+                    let gpu = self.gpus.entry(known.uuid.clone()).or_default();
+                    gpu.known = known;
                     if came_back {
-                        card.was_reset();
+                        gpu.was_reset();
                     }
                 }
             }
@@ -238,13 +238,13 @@ impl Judge {
                 let count = self.xids.entry((uuid.clone(), number)).or_default();
                 *count = count.saturating_add(1);
                 let until = self.checks.until(&xid::of(number));
-                let card = self.cards.entry(uuid.clone()).or_default();
-                if card.known.uuid.is_empty() {
-                    card.known.uuid = uuid;
+                let gpu = self.gpus.entry(uuid.clone()).or_default();
+                if gpu.known.uuid.is_empty() {
+                    gpu.known.uuid = uuid;
                 }
-                card.met(number, until, now, wall);
+                gpu.met(number, until, now, wall);
                 news.push(News::Xid {
-                    card: card.known.clone(),
+                    gpu: gpu.known.clone(),
                     xid: xid::of(number),
                     sick: until != Until::Never,
                 });
@@ -252,11 +252,11 @@ impl Judge {
             Report::Probed { uuid, found } => {
                 self.driver_is_up(&mut news);
                 let is_off = self.checks.is_off();
-                let card = self.cards.entry(uuid.clone()).or_default();
-                if card.known.uuid.is_empty() {
-                    card.known.uuid = uuid;
+                let gpu = self.gpus.entry(uuid.clone()).or_default();
+                if gpu.known.uuid.is_empty() {
+                    gpu.known.uuid = uuid;
                 }
-                card.probed(found, is_off, now, wall, &mut news);
+                gpu.probed(found, is_off, now, wall, &mut news);
             }
         }
         self.settle(now, &mut news);
@@ -301,22 +301,22 @@ impl Judge {
     }
 
     fn settle(&mut self, now: Instant, news: &mut Vec<News>) {
-        // While the driver is down nothing is known of a card, so nothing ends.
+        // While the driver is down nothing is known of a GPU, so nothing ends.
         let down = self.down.is_some();
-        for card in self.cards.values_mut() {
+        for gpu in self.gpus.values_mut() {
             if !down {
-                card.recover(&self.patience, now);
+                gpu.recover(&self.patience, now);
             }
-            card.say(news);
+            gpu.say(news);
         }
     }
 
-    /// Which cards are sick.
+    /// Which GPUs are sick.
     #[must_use]
     pub fn health(&self) -> Health {
         let mut health = Health::new();
-        for (uuid, card) in &self.cards {
-            let own = card.worst();
+        for (uuid, gpu) in &self.gpus {
+            let own = gpu.worst();
             let sick = match (&self.down, own) {
                 (Some((reason, since)), _) => Some(Sick {
                     reason: reason.clone(),
@@ -326,7 +326,7 @@ impl Judge {
                 (None, Some((cause, ill))) => Some(Sick {
                     reason: cause.text(),
                     since: ill.since,
-                    recovers: card.recovers(),
+                    recovers: gpu.recovers(),
                 }),
                 (None, None) => None,
             };
@@ -337,19 +337,18 @@ impl Judge {
         health
     }
 
-    /// How well each known card is, from 0 to 100; see [`super::score`].
+    /// How well each known GPU is, from 0 to 100; see [`super::score`].
     #[must_use]
     pub fn scores(&self) -> Scores {
         let health = self.health();
-        let cards = self.cards.iter();
-        cards
-            .map(|(uuid, card)| (uuid.clone(), score::of(&card.vitals, health.get(uuid))))
+        let gpus = self.gpus.iter();
+        gpus.map(|(uuid, gpu)| (uuid.clone(), score::of(&gpu.vitals, health.get(uuid))))
             .collect()
     }
 
-    /// Whether there is any card that is known, sick or well.
-    pub fn cards(&self) -> impl Iterator<Item = &CardIdentity> {
-        self.cards.values().map(|card| &card.known)
+    /// Whether there is any GPU that is known, sick or well.
+    pub fn gpus(&self) -> impl Iterator<Item = &GpuIdentity> {
+        self.gpus.values().map(|gpu| &gpu.known)
     }
 
     /// Numbers for the metrics.
@@ -357,14 +356,14 @@ impl Judge {
     pub fn figures(&self) -> Figures {
         let health = self.health();
         Figures {
-            cards: self
-                .cards
+            gpus: self
+                .gpus
                 .values()
-                .map(|card| CardFigures {
-                    known: card.known.clone(),
-                    sick: health.get(&card.known.uuid).cloned(),
-                    warnings: card.warnings().map(|(kind, _)| kind).collect(),
-                    recoveries: card.recoveries,
+                .map(|gpu| GpuFigures {
+                    known: gpu.known.clone(),
+                    sick: health.get(&gpu.known.uuid).cloned(),
+                    warnings: gpu.warnings().map(|(kind, _)| kind).collect(),
+                    recoveries: gpu.recoveries,
                 })
                 .collect(),
             xids: self.xids.clone(),
@@ -372,11 +371,11 @@ impl Judge {
         }
     }
 
-    /// The parts that a card is cut into.
+    /// The parts that a GPU is cut into.
     #[must_use]
     pub fn instances(&self, uuid: &str) -> BTreeSet<String> {
-        let card = self.cards.get(uuid);
-        card.map(|card| card.vitals.instances.iter().cloned().collect())
+        let gpu = self.gpus.get(uuid);
+        gpu.map(|gpu| gpu.vitals.instances.iter().cloned().collect())
             .unwrap_or_default()
     }
 }
@@ -385,18 +384,18 @@ impl Judge {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Figures {
     /// By UUID.
-    pub cards: Vec<CardFigures>,
-    /// How often each card met each XID.
+    pub gpus: Vec<GpuFigures>,
+    /// How often each GPU met each XID.
     pub xids: BTreeMap<(String, u64), u64>,
     /// Whether the driver answers.
     pub driver_up: bool,
 }
 
-/// Of one card.
+/// Of one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CardFigures {
+pub struct GpuFigures {
     /// Which it is.
-    pub known: CardIdentity,
+    pub known: GpuIdentity,
     /// Why it is not to be used.
     pub sick: Option<Sick>,
     /// Its warnings.
@@ -409,13 +408,13 @@ impl Cause {
     fn text(&self) -> String {
         match self {
             Self::Gone { text, .. } => text.clone(),
-            Self::RemapFailed => String::from("a memory row of the card could not be replaced"),
+            Self::RemapFailed => String::from("a memory row of the GPU could not be replaced"),
             Self::Xid(number) => format!("XID {number}: {}", xid::of(*number).meaning),
         }
     }
 }
 
-impl Card {
+impl GpuState {
     fn met(&mut self, number: u64, until: Until, now: Instant, wall: SystemTime) {
         if until == Until::Never {
             return;
@@ -466,7 +465,7 @@ impl Card {
                 let warnings = self.warnings().map(|(_, text)| text);
                 for text in warnings.filter(|text| !before.contains(text)) {
                     news.push(News::Warning {
-                        card: self.known.clone(),
+                        gpu: self.known.clone(),
                         text,
                     });
                 }
@@ -486,10 +485,10 @@ impl Card {
                 self.probed_well = None;
                 let off_the_bus = !matches!(fault, Fault::Other(_));
                 let text = match fault {
-                    Fault::Lost => format!("the card is lost: {}", xid::of(79).meaning),
-                    Fault::Missing => String::from("the driver does not list the card any more"),
-                    Fault::ResetRequired => String::from("the driver wants the card reset"),
-                    Fault::Other(text) => format!("the card does not answer: {text}"),
+                    Fault::Lost => format!("the GPU is lost: {}", xid::of(79).meaning),
+                    Fault::Missing => String::from("the driver does not list the GPU any more"),
+                    Fault::ResetRequired => String::from("the driver wants the GPU reset"),
+                    Fault::Other(text) => format!("the GPU does not answer: {text}"),
                 };
                 let since = self.gone().map_or(wall, |(_, ill)| ill.since);
                 self.causes
@@ -563,12 +562,12 @@ impl Card {
             (
                 self.vitals.remap_pending,
                 "remap_pending",
-                "memory rows of the card wait for a reset to be replaced",
+                "memory rows of the GPU wait for a reset to be replaced",
             ),
             (
                 self.vitals.pages_pending,
                 "pages_pending",
-                "memory pages of the card wait for a reset to be retired",
+                "memory pages of the GPU wait for a reset to be retired",
             ),
         ]
         .into_iter()
@@ -583,14 +582,14 @@ impl Card {
         }
         match (&self.said, &now) {
             (_, Some(reason)) => news.push(News::Sick {
-                card: self.known.clone(),
+                gpu: self.known.clone(),
                 reason: reason.clone(),
                 recovers: self.recovers(),
             }),
             (Some(was), None) => {
                 self.recoveries = self.recoveries.saturating_add(1);
                 news.push(News::Well {
-                    card: self.known.clone(),
+                    gpu: self.known.clone(),
                     was: was.clone(),
                 });
             }

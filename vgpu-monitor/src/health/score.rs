@@ -1,7 +1,7 @@
-//! How well a card is, as one number from 0 to 100: what `ComputeNode` and its readers want. Never decides whether a
-//! card may be used: the judge does, and the number follows its verdict.
+//! How well a GPU is, as one number from 0 to 100: what `ComputeNode` and its readers want. Never decides whether a
+//! GPU may be used: the judge does, and the number follows its verdict.
 
-use crate::card::Sick;
+use crate::node_gpus::Sick;
 
 /// What a GPU reports about itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub struct Vitals {
     pub remap_pending: bool,
     /// A memory row could not be replaced.
     pub remap_failed: bool,
-    /// Memory pages wait for a reset to be retired (cards before Ampere).
+    /// Memory pages wait for a reset to be retired (GPUs before Ampere).
     pub pages_pending: bool,
     /// The parts that it is cut into (MIG).
     pub instances: Vec<String>,
@@ -20,14 +20,14 @@ pub struct Vitals {
     pub uncorrected: u64,
 }
 
-/// A card that may be used has at least this; one that may not has less.
+/// A GPU that may be used has at least this; one that may not has less.
 pub const USABLE: u8 = 60;
-/// A sick card that may recover by itself.
+/// A sick GPU that may recover by itself.
 pub const RECOVERS: u8 = 30;
-/// A card of which nothing is amiss.
+/// A GPU of which nothing is amiss.
 pub const WELL: u8 = 100;
 
-/// | the card | score |
+/// | the GPU | score |
 /// |---|---|
 /// | is sick, and only a reset or a person cures it | 0 |
 /// | is sick, and may recover | 30 |

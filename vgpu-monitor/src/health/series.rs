@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
-use super::judge::{CardFigures, Figures};
+use super::judge::{Figures, GpuFigures};
 use super::xid;
 
 /// Writes the figures as they are at a scrape.
@@ -23,25 +23,25 @@ type Labels<'a> = Vec<(&'static str, Cow<'a, str>)>;
 impl prometheus_client::collector::Collector for Collector {
     fn encode(&self, mut out: DescriptorEncoder<'_>) -> fmt::Result {
         let figures = self.figures.lock().clone();
-        let cards = &figures.cards;
+        let gpus = &figures.gpus;
         gauge(
             &mut out,
             "vgpu_gpu_healthy",
             "1 if the GPU is healthy enough to take new pods",
-            cards.iter().map(|card| {
-                let mut labels = self.labels(card);
-                labels.push(("device_index", Cow::Owned(card.known.index.to_string())));
-                labels.push(("device_type", Cow::Owned(format!("NVIDIA-{}", model(card)))));
-                (labels, u64::from(card.sick.is_none()))
+            gpus.iter().map(|gpu| {
+                let mut labels = self.labels(gpu);
+                labels.push(("device_index", Cow::Owned(gpu.known.index.to_string())));
+                labels.push(("device_type", Cow::Owned(format!("NVIDIA-{}", model(gpu)))));
+                (labels, u64::from(gpu.sick.is_none()))
             }),
         )?;
         gauge(
             &mut out,
             "vgpu_gpu_sick_info",
             "Reason why the GPU takes no new pods, and whether a probe may find it healthy again; always 1",
-            cards.iter().filter_map(|card| {
-                let sick = card.sick.as_ref()?;
-                let mut labels = self.labels(card);
+            gpus.iter().filter_map(|gpu| {
+                let sick = gpu.sick.as_ref()?;
+                let mut labels = self.labels(gpu);
                 labels.push(("reason", Cow::Owned(sick.reason.clone())));
                 labels.push(("recovers", Cow::Owned(sick.recovers.to_string())));
                 Some((labels, 1))
@@ -51,9 +51,9 @@ impl prometheus_client::collector::Collector for Collector {
             &mut out,
             "vgpu_gpu_warning",
             "Warning of a GPU that is still healthy, by kind (remap_pending, pages_pending); always 1",
-            cards.iter().flat_map(|card| {
-                card.warnings.iter().map(|kind| {
-                    let mut labels = self.labels(card);
+            gpus.iter().flat_map(|gpu| {
+                gpu.warnings.iter().map(|kind| {
+                    let mut labels = self.labels(gpu);
                     labels.push(("kind", Cow::Borrowed(*kind)));
                     (labels, 1)
                 })
@@ -63,9 +63,7 @@ impl prometheus_client::collector::Collector for Collector {
             &mut out,
             "vgpu_gpu_recoveries",
             "Times that the GPU became healthy again since the agent started",
-            cards
-                .iter()
-                .map(|card| (self.labels(card), card.recoveries)),
+            gpus.iter().map(|gpu| (self.labels(gpu), gpu.recoveries)),
         )?;
         counter(
             &mut out,
@@ -93,16 +91,16 @@ impl prometheus_client::collector::Collector for Collector {
     }
 }
 
-fn model(card: &CardFigures) -> &str {
-    let model = card.known.model.as_str();
+fn model(gpu: &GpuFigures) -> &str {
+    let model = gpu.known.model.as_str();
     model.strip_prefix("NVIDIA ").unwrap_or(model)
 }
 
 impl Collector {
-    fn labels<'a>(&'a self, card: &'a CardFigures) -> Labels<'a> {
+    fn labels<'a>(&'a self, gpu: &'a GpuFigures) -> Labels<'a> {
         vec![
             ("node", Cow::Borrowed(self.node.as_str())),
-            ("device_uuid", Cow::Borrowed(card.known.uuid.as_str())),
+            ("device_uuid", Cow::Borrowed(gpu.known.uuid.as_str())),
         ]
     }
 }

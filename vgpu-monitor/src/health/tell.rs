@@ -7,10 +7,10 @@ use std::path::Path;
 use events::{Events, Kind};
 use supervisor::{instance, view};
 
-use super::judge::{CardIdentity, News};
+use super::judge::{GpuIdentity, News};
 use super::xid::{Class, Xid};
 
-/// A pod that has a part of a card.
+/// A pod that has a part of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodOn {
     /// Its namespace.
@@ -21,7 +21,7 @@ pub struct PodOn {
     pub uid: String,
 }
 
-/// The pods that have a part of one of these cards or instances, as the containers' directories below `root` say. One
+/// The pods that have a part of one of these GPUs or instances, as the containers' directories below `root` say. One
 /// that cannot be read is left out: the exporter complains of it.
 #[must_use]
 pub fn pods_on(root: &Path, uuids: &BTreeSet<String>) -> BTreeSet<PodOn> {
@@ -66,7 +66,7 @@ pub struct Sentence {
     pub kind: Kind,
     /// The words.
     pub text: String,
-    /// Said to the pods on this card.
+    /// Said to the pods on this GPU.
     pub pods_of: Option<String>,
     /// Said to the node.
     pub node: bool,
@@ -76,15 +76,15 @@ pub struct Sentence {
 #[must_use]
 pub fn sentence(news: &News) -> Sentence {
     match news {
-        News::Xid { card, xid, sick } => Sentence {
+        News::Xid { gpu, xid, sick } => Sentence {
             reason: "GPUXidError",
             kind: Kind::Warning,
-            text: format!("{}: {}", name(card), of_xid(xid, *sick)),
-            pods_of: Some(card.uuid.clone()),
+            text: format!("{}: {}", name(gpu), of_xid(xid, *sick)),
+            pods_of: Some(gpu.uuid.clone()),
             node: xid.class != Class::Application,
         },
         News::Sick {
-            card,
+            gpu,
             reason,
             recovers,
         } => Sentence {
@@ -92,21 +92,21 @@ pub fn sentence(news: &News) -> Sentence {
             kind: Kind::Warning,
             text: format!(
                 "{} takes no new pods: {reason}. {}",
-                name(card),
+                name(gpu),
                 if *recovers {
                     "It is taken back by itself once a probe finds it well and it has been quiet for a time"
                 } else {
                     "It is taken back after a reset or a reboot"
                 }
             ),
-            pods_of: Some(card.uuid.clone()),
+            pods_of: Some(gpu.uuid.clone()),
             node: true,
         },
-        News::Well { card, was } => Sentence {
+        News::Well { gpu, was } => Sentence {
             reason: "GPUHealthy",
             kind: Kind::Normal,
-            text: format!("{} is well again (was: {was})", name(card)),
-            pods_of: Some(card.uuid.clone()),
+            text: format!("{} is well again (was: {was})", name(gpu)),
+            pods_of: Some(gpu.uuid.clone()),
             node: true,
         },
         News::DriverDown(reason) => Sentence {
@@ -123,28 +123,28 @@ pub fn sentence(news: &News) -> Sentence {
             pods_of: None,
             node: true,
         },
-        News::Warning { card, text } => Sentence {
+        News::Warning { gpu, text } => Sentence {
             reason: "GPUWarning",
             kind: Kind::Warning,
-            text: format!("{}: {text}", name(card)),
+            text: format!("{}: {text}", name(gpu)),
             pods_of: None,
             node: true,
         },
     }
 }
 
-fn name(card: &CardIdentity) -> String {
-    match card.index {
-        u32::MAX => format!("GPU {}", card.uuid),
-        index => format!("GPU {index} ({})", card.uuid),
+fn name(gpu: &GpuIdentity) -> String {
+    match gpu.index {
+        u32::MAX => format!("GPU {}", gpu.uuid),
+        index => format!("GPU {index} ({})", gpu.uuid),
     }
 }
 
 fn of_xid(xid: &Xid, sick: bool) -> String {
     let whose = match (xid.class, sick) {
-        (Class::Application, false) => "a program's error, the card is well",
+        (Class::Application, false) => "a program's error, the GPU is well",
         (Class::Application, true) => {
-            "a program's error, which this node's settings count against the card"
+            "a program's error, which this node's settings count against the GPU"
         }
         (Class::Hardware, _) => "an error of hardware",
         (Class::Transient, _) => "an error of the driver that often passes",

@@ -1,9 +1,9 @@
-//! What an XID means: a table of data, and which of them the operator switched off or on. Never judges a card.
+//! What an XID means: a table of data, and which of them the operator switched off or on. Never judges a GPU.
 //!
 //! Sources: NVIDIA's "Xid Errors" guide with its catalog (docs.nvidia.com/deploy/xid-errors: description and immediate
 //! action of each), NVIDIA's guide on row remapping and page retirement (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt
 //! and dynamic-page-retirement), and the XIDs that NVIDIA's device plugin ignores as application errors (13, 31, 43, 45,
-//! 68, 109). Where the guide restarts the application, the card is well; where it resets the card or calls for
+//! 68, 109). Where the guide restarts the application, the GPU is well; where it resets the GPU or calls for
 //! support, it is not.
 
 use std::collections::BTreeMap;
@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 /// Whose fault an XID is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// A program's: the card is well.
+    /// A program's: the GPU is well.
     Application,
-    /// The card's, its links' or its memory's.
+    /// The GPU's, its links' or its memory's.
     Hardware,
     /// The driver's or its firmware's: it often passes.
     Transient,
@@ -31,7 +31,7 @@ impl Class {
     }
 }
 
-/// How long a card is sick of it.
+/// How long a GPU is sick of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Until {
     /// Not at all: it is said and counted.
@@ -51,7 +51,7 @@ pub struct Xid {
     pub number: u64,
     /// Whose fault it is.
     pub class: Class,
-    /// How long a card is sick of it.
+    /// How long a GPU is sick of it.
     pub until: Until,
     /// What happened.
     pub meaning: &'static str,
@@ -62,14 +62,14 @@ pub struct Xid {
 use Class::{Application, Hardware, Transient};
 use Until::{LongQuiet, Never, Quiet, Reset};
 
-const PROGRAM: &str = "look at the program that ran here (compute-sanitizer finds bad accesses); the card needs nothing";
-const RESTARTED: &str = "restart the program; the card needs nothing";
-const WAIT: &str = "none if it does not come back; else reset the card and look for a newer driver";
+const PROGRAM: &str = "look at the program that ran here (compute-sanitizer finds bad accesses); the GPU needs nothing";
+const RESTARTED: &str = "restart the program; the GPU needs nothing";
+const WAIT: &str = "none if it does not come back; else reset the GPU and look for a newer driver";
 const RESET: &str =
-    "drain the card and reset it (nvidia-smi --gpu-reset), or reboot; replace it if it comes back";
-const REPLACE: &str = "drain the card, run its diagnostics (dcgmi diag -r 3) and have it replaced";
-const LINK: &str = "reset the card; look at the NVLink bridge, cable or switch if it comes back";
-const BUS: &str = "look at power, riser and slot; reboot; replace the card if it comes back";
+    "drain the GPU and reset it (nvidia-smi --gpu-reset), or reboot; replace it if it comes back";
+const REPLACE: &str = "drain the GPU, run its diagnostics (dcgmi diag -r 3) and have it replaced";
+const LINK: &str = "reset the GPU; look at the NVLink bridge, cable or switch if it comes back";
+const BUS: &str = "look at power, riser and slot; reboot; replace the GPU if it comes back";
 
 const fn row(
     number: u64,
@@ -121,7 +121,7 @@ pub const TABLE: &[Xid] = &[
         32,
         Transient,
         Quiet,
-        "a command stream reached the card damaged",
+        "a command stream reached the GPU damaged",
         WAIT,
     ),
     row(
@@ -143,21 +143,21 @@ pub const TABLE: &[Xid] = &[
         44,
         Transient,
         Quiet,
-        "a fault while the card changed from one program to another",
+        "a fault while the GPU changed from one program to another",
         WAIT,
     ),
     row(
         45,
         Application,
         Never,
-        "a program's work was taken off the card after an earlier fault or its end",
+        "a program's work was taken off the GPU after an earlier fault or its end",
         RESTARTED,
     ),
     row(
         46,
         Hardware,
         LongQuiet,
-        "the card stopped answering for a time",
+        "the GPU stopped answering for a time",
         RESET,
     ),
     row(
@@ -171,7 +171,7 @@ pub const TABLE: &[Xid] = &[
         54,
         Hardware,
         Reset,
-        "a power cable of the card is not connected",
+        "a power cable of the GPU is not connected",
         BUS,
     ),
     row(56, Transient, Quiet, "the display engine failed", WAIT),
@@ -179,14 +179,14 @@ pub const TABLE: &[Xid] = &[
         57,
         Hardware,
         LongQuiet,
-        "the card's memory could not be set up",
+        "the GPU's memory could not be set up",
         RESET,
     ),
     row(
         58,
         Hardware,
         LongQuiet,
-        "the card's memory is not stable",
+        "the GPU's memory is not stable",
         REPLACE,
     ),
     row(
@@ -200,14 +200,14 @@ pub const TABLE: &[Xid] = &[
         61,
         Hardware,
         LongQuiet,
-        "the card's micro-controller gave a warning",
+        "the GPU's micro-controller gave a warning",
         RESET,
     ),
     row(
         62,
         Hardware,
         Reset,
-        "the card's micro-controller halted",
+        "the GPU's micro-controller halted",
         RESET,
     ),
     row(
@@ -215,7 +215,7 @@ pub const TABLE: &[Xid] = &[
         Hardware,
         Never,
         "a memory row or page is to be replaced (recorded; done at the next reset)",
-        "none now; drain and reset the card when convenient",
+        "none now; drain and reset the GPU when convenient",
     ),
     row(
         64,
@@ -261,19 +261,19 @@ pub const TABLE: &[Xid] = &[
         "a virtual GPU could not be started",
         WAIT,
     ),
-    row(79, Hardware, Reset, "the card has fallen off the bus", BUS),
+    row(79, Hardware, Reset, "the GPU has fallen off the bus", BUS),
     row(
         80,
         Transient,
         Quiet,
-        "damaged data was sent to the card",
+        "damaged data was sent to the GPU",
         WAIT,
     ),
     row(
         81,
         Hardware,
         LongQuiet,
-        "the VGA part of the card failed",
+        "the VGA part of the GPU failed",
         RESET,
     ),
     row(
@@ -301,7 +301,7 @@ pub const TABLE: &[Xid] = &[
         93,
         Hardware,
         Never,
-        "the card's settings memory is written too often",
+        "the GPU's settings memory is written too often",
         "none now; tell the vendor if it comes back",
     ),
     row(
@@ -309,35 +309,35 @@ pub const TABLE: &[Xid] = &[
         Hardware,
         LongQuiet,
         "a memory error that cannot be corrected was contained: only the program that met it is lost",
-        "restart that program; drain and reset the card when convenient",
+        "restart that program; drain and reset the GPU when convenient",
     ),
     row(
         95,
         Hardware,
         Reset,
-        "a memory error that cannot be corrected was not contained: every program of the card may have wrong data",
+        "a memory error that cannot be corrected was not contained: every program of the GPU may have wrong data",
         RESET,
     ),
     row(
         109,
         Application,
         Never,
-        "a program did not leave the card in time when it was another's turn",
+        "a program did not leave the GPU in time when it was another's turn",
         RESTARTED,
     ),
-    row(110, Hardware, Reset, "a security fault of the card", RESET),
+    row(110, Hardware, Reset, "a security fault of the GPU", RESET),
     row(
         119,
         Transient,
         Quiet,
-        "the card's system processor (GSP) did not answer in time",
+        "the GPU's system processor (GSP) did not answer in time",
         WAIT,
     ),
     row(
         120,
         Transient,
         Quiet,
-        "the card's system processor (GSP) failed",
+        "the GPU's system processor (GSP) failed",
         WAIT,
     ),
     row(
@@ -345,20 +345,20 @@ pub const TABLE: &[Xid] = &[
         Hardware,
         Never,
         "an error on the link to the CPU (C2C) was corrected",
-        "none if it is rare; reset the card when convenient",
+        "none if it is rare; reset the GPU when convenient",
     ),
     row(
         122,
         Hardware,
         LongQuiet,
-        "the card's settings memory could not be read",
+        "the GPU's settings memory could not be read",
         RESET,
     ),
     row(
         123,
         Hardware,
         LongQuiet,
-        "the card's settings memory could not be written",
+        "the GPU's settings memory could not be written",
         RESET,
     ),
     row(
@@ -372,17 +372,17 @@ pub const TABLE: &[Xid] = &[
         137,
         Application,
         Never,
-        "a program accessed another card's memory that is not its own",
+        "a program accessed another GPU's memory that is not its own",
         PROGRAM,
     ),
     row(
         140,
         Hardware,
         Reset,
-        "a memory error that cannot be corrected stopped the card",
+        "a memory error that cannot be corrected stopped the GPU",
         RESET,
     ),
-    row(143, Hardware, Reset, "the card could not be started", RESET),
+    row(143, Hardware, Reset, "the GPU could not be started", RESET),
     row(
         144,
         Hardware,
@@ -430,7 +430,7 @@ pub const TABLE: &[Xid] = &[
         154,
         Hardware,
         Never,
-        "the driver says that the card wants something done",
+        "the driver says that the GPU wants something done",
         "nvidia-smi -q says what under \"GPU Recovery Action\"; the XID before this one says why",
     ),
     row(155, Hardware, LongQuiet, "an NVLink is down", LINK),
@@ -438,17 +438,17 @@ pub const TABLE: &[Xid] = &[
         156,
         Hardware,
         Never,
-        "a part of the card is to be retired (recorded; done at the next reset)",
-        "none now; drain and reset the card when convenient",
+        "a part of the GPU is to be retired (recorded; done at the next reset)",
+        "none now; drain and reset the GPU when convenient",
     ),
     row(
         157,
         Hardware,
         Reset,
-        "a part of the card could not be retired",
+        "a part of the GPU could not be retired",
         REPLACE,
     ),
-    row(158, Hardware, Reset, "a fatal time-out of the card", RESET),
+    row(158, Hardware, Reset, "a fatal time-out of the GPU", RESET),
 ];
 
 /// The row of an XID. An XID without a row makes a GPU sick until a probe and a long quiet time say
@@ -464,7 +464,7 @@ pub fn of(number: u64) -> Xid {
             class: Hardware,
             until: LongQuiet,
             meaning: "an error that is not in our table",
-            cure: "look it up in NVIDIA's Xid guide; reset the card if it comes back",
+            cure: "look it up in NVIDIA's Xid guide; reset the GPU if it comes back",
         })
 }
 
@@ -508,13 +508,13 @@ impl Checks {
         checks
     }
 
-    /// Whether any check makes a card sick.
+    /// Whether any check makes a GPU sick.
     #[must_use]
     pub fn is_off(&self) -> bool {
         self.none && !self.all && !self.named.values().any(|on| *on)
     }
 
-    /// How long a card is sick of this one.
+    /// How long a GPU is sick of this one.
     #[must_use]
     pub fn until(&self, xid: &Xid) -> Until {
         let on = self.named.get(&xid.number).copied();

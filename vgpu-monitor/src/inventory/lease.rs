@@ -10,7 +10,7 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::json;
 use sha2::Digest as _;
 
-use crate::card::Inventories;
+use crate::node_gpus::Inventories;
 
 /// How long a Lease holds, and how often it is renewed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,7 +91,7 @@ pub(super) async fn keep(
 ) {
     let leases: Api<Lease> = Api::namespaced(client, &namespace);
     let mut failed = false;
-    // `has_changed` fails once the thread that keeps the cards is gone: then this agent is none.
+    // `has_changed` fails once the thread that keeps the GPUs is gone: then this agent is none.
     while inventories.has_changed().is_ok() {
         let known = inventories.borrow().is_some();
         let mut pause = terms.renew.mul_f64(0.9 + 0.2 * jitter());
@@ -178,7 +178,7 @@ mod tests {
             >()
         });
         let client = kube::Client::new(silent, "default");
-        let (_cards, inventories) = tokio::sync::watch::channel(Some(std::sync::Arc::default()));
+        let (_gpus, inventories) = tokio::sync::watch::channel(Some(std::sync::Arc::default()));
         let keeping = keep(
             client,
             String::from("vgpu"),

@@ -5,7 +5,7 @@
 //! Never touches an instance that it did not create, never takes one from under a process, and never switches
 //! a GPU's MIG mode. The driver is queried on a thread of its own: a caller waits [`PATIENCE`] and no longer.
 
-mod card;
+mod gpu;
 mod journal;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use placement::Span;
 use supervisor::gpu::partition::{self, GpuInstance, Profile};
 
-use card::{Card, failed};
+use gpu::{MigGpu, failed};
 use journal::{Entry, Journal, Step};
 
 /// The kubelet gives a container 30 s to be prepared; the refusal has to come before that.
@@ -35,8 +35,8 @@ const MIG_DEVICES: u32 = 16;
 pub struct Made {
     /// `MIG-…`.
     pub uuid: String,
-    /// UUID of the card.
-    pub card: String,
+    /// UUID of the GPU.
+    pub gpu: String,
     /// `3g.40gb`.
     pub profile: String,
     /// Its position.
@@ -56,38 +56,38 @@ pub enum MigError {
     #[error("the NVIDIA driver did not answer within {} s; tried again", PATIENCE.as_secs())]
     Silent,
     /// The driver says no.
-    #[error("GPU {card}: {step}: {reason}")]
+    #[error("GPU {gpu}: {step}: {reason}")]
     Driver {
-        /// UUID of the card.
-        card: String,
+        /// UUID of the GPU.
+        gpu: String,
         /// The step that failed.
         step: &'static str,
         /// What the driver said.
         reason: String,
     },
-    /// The card is not cut at all.
+    /// The GPU is not cut at all.
     #[error(
-        "GPU {card} is not in MIG mode; switch it on (nvidia-smi -mig 1) or take operatingmode mig off the node"
+        "GPU {gpu} is not in MIG mode; switch it on (nvidia-smi -mig 1) or take operatingmode mig off the node"
     )]
     Off {
-        /// UUID of the card.
-        card: String,
+        /// UUID of the GPU.
+        gpu: String,
     },
     /// There is no such shape.
-    #[error("GPU {card} has no MIG profile {asked:?}; it has {known}")]
+    #[error("GPU {gpu} has no MIG profile {asked:?}; it has {known}")]
     NoProfile {
-        /// UUID of the card.
-        card: String,
+        /// UUID of the GPU.
+        gpu: String,
         /// The requested profile.
         asked: String,
         /// Those that it has.
         known: String,
     },
     /// The shape does not lie there.
-    #[error("GPU {card}: no {profile} can lie at slice {start}; it can at {known}")]
+    #[error("GPU {gpu}: no {profile} can lie at slice {start}; it can at {known}")]
     NoPlace {
-        /// UUID of the card.
-        card: String,
+        /// UUID of the GPU.
+        gpu: String,
         /// The shape.
         profile: String,
         /// The requested position.
@@ -97,11 +97,11 @@ pub enum MigError {
     },
     /// Another instance is in the way.
     #[error(
-        "GPU {card}: {profile} at slice {start} overlaps {other}; tried again, and it fits once that is gone"
+        "GPU {gpu}: {profile} at slice {start} overlaps {other}; tried again, and it fits once that is gone"
     )]
     Occupied {
-        /// UUID of the card.
-        card: String,
+        /// UUID of the GPU.
+        gpu: String,
         /// The shape.
         profile: String,
         /// The requested position.
@@ -170,9 +170,9 @@ impl Mig {
     ///
     /// # Errors
     /// With the sentence for the pod.
-    pub fn make(&self, card: &str, profile: &str, span: Span) -> Result<Made, MigError> {
-        let (card, profile) = (card.to_owned(), profile.to_owned());
-        self.ask(move |cutter| cutter.make(&card, &profile, span))
+    pub fn make(&self, gpu: &str, profile: &str, span: Span) -> Result<Made, MigError> {
+        let (gpu, profile) = (gpu.to_owned(), profile.to_owned());
+        self.ask(move |cutter| cutter.make(&gpu, &profile, span))
     }
 
     /// Removes an instance that this agent created; any other instance, and one that is gone, stays as it is.
@@ -184,7 +184,7 @@ impl Mig {
         self.ask(move |cutter| cutter.unmake(|entry| entry.uuid.as_ref() == Some(&uuid)))
     }
 
-    /// Removes what was made here and lies in none of these places (card and span), and what was left half made. For
+    /// Removes what was made here and lies in none of these places (GPU and span), and what was left half made. For
     /// the start, and whenever pods are over. What was asked for after `as_of`, when the places were looked up, stays.
     /// Answers what could not be removed, and why.
     ///
@@ -248,7 +248,7 @@ struct Instances {
 }
 
 impl Instances {
-    fn nvml(&mut self, card: &str) -> Result<(), MigError> {
+    fn nvml(&mut self, gpu: &str) -> Result<(), MigError> {
         // A driver that was replaced under us, or was not there.
         let works = self
             .nvml
@@ -258,7 +258,7 @@ impl Instances {
             self.nvml = None;
             let library = self.library.as_deref().map(Path::as_os_str);
             let opened = supervisor::gpu::nvml(library).map_err(|error| MigError::Driver {
-                card: card.to_owned(),
+                gpu: gpu.to_owned(),
                 step: "opening the NVIDIA driver",
                 reason: error.to_string(),
             })?;
@@ -273,14 +273,14 @@ impl Instances {
         let Some(nvml) = &self.nvml else {
             return Err(MigError::Silent);
         };
-        let card = Card::open(nvml, uuid)?;
-        let shape = shape(&card, profile, span)?;
-        let there = card.instances()?;
+        let gpu = MigGpu::open(nvml, uuid)?;
+        let shape = shape(&gpu, profile, span)?;
+        let there = gpu.instances()?;
         let lies = |other: &&GpuInstance| {
             (shape.id, span.start, span.size) == (other.profile, other.start, other.size)
         };
         if let Some(instance) = there.iter().find(lies) {
-            return adopt(&card, shape, instance, &mut self.journal);
+            return adopt(&gpu, shape, instance, &mut self.journal);
         }
         let overlaps = |other: &&GpuInstance| {
             let other = Span {
@@ -297,12 +297,12 @@ impl Instances {
                 "created by another program"
             };
             return Err(MigError::Occupied {
-                card: uuid.to_owned(),
+                gpu: uuid.to_owned(),
                 profile: profile.to_owned(),
                 start: span.start,
                 other: format!(
                     "{} at slice {} ({whose})",
-                    card.profile_name(other.profile),
+                    gpu.profile_name(other.profile),
                     other.start
                 ),
             });
@@ -315,10 +315,10 @@ impl Instances {
                 start: entry.start,
                 size: entry.size,
             };
-            entry.card != uuid || !span.overlaps(other)
+            entry.gpu != uuid || !span.overlaps(other)
         });
         entries.push(Entry {
-            card: uuid.to_owned(),
+            gpu: uuid.to_owned(),
             profile: profile.to_owned(),
             profile_id: shape.id,
             start: span.start,
@@ -332,22 +332,22 @@ impl Instances {
             self.journal.entries.pop();
             return Err(error);
         }
-        let made = create(&card, shape, span);
+        let made = create(&gpu, shape, span);
         let entry = self.journal.entries.iter_mut().find(|entry| {
-            entry.card == uuid && entry.step == Step::Making && entry.start == span.start
+            entry.gpu == uuid && entry.step == Step::Making && entry.start == span.start
         });
         match (&made, entry) {
             (Ok(made), Some(entry)) => {
                 entry.step = Step::Made;
                 entry.uuid = Some(made.uuid.clone());
-                tracing::info!(instance = %made.uuid, %profile, card = %uuid, start = span.start, "created a MIG instance");
+                tracing::info!(instance = %made.uuid, %profile, gpu = %uuid, start = span.start, "created a MIG instance");
             }
             (Err(_), Some(_)) => {
                 // What failed half-way and could not be taken back is still known.
-                let there = card.instances().unwrap_or_default();
+                let there = gpu.instances().unwrap_or_default();
                 if !there.iter().any(|other| lies(&other)) {
                     self.journal.entries.retain(|entry| {
-                        entry.card != uuid || entry.start != span.start || entry.uuid.is_some()
+                        entry.gpu != uuid || entry.start != span.start || entry.uuid.is_some()
                     });
                 }
             }
@@ -380,21 +380,21 @@ impl Instances {
     }
 
     fn remove(&mut self, entry: &Entry) -> Result<(), MigError> {
-        self.nvml(&entry.card)?;
+        self.nvml(&entry.gpu)?;
         let Some(nvml) = &self.nvml else {
             return Err(MigError::Silent);
         };
-        let card = match Card::open(nvml, &entry.card) {
-            Ok(card) => card,
-            // A card that is no longer cut has no instances.
+        let gpu = match MigGpu::open(nvml, &entry.gpu) {
+            Ok(gpu) => gpu,
+            // A GPU that is no longer cut has no instances.
             Err(MigError::Off { .. }) => return Ok(()),
             Err(error) => return Err(error),
         };
-        let there = card.instances()?;
+        let there = gpu.instances()?;
         let Some(instance) = there.iter().find(|instance| entry.lies_as(instance)) else {
             return Ok(());
         };
-        let processes = card.processes(instance);
+        let processes = gpu.processes(instance);
         if !processes.is_empty() {
             let pids: Vec<String> = processes
                 .iter()
@@ -413,8 +413,8 @@ impl Instances {
         if let Err(error) = self.journal.write() {
             tracing::debug!(%error, "cannot write the journal before removing a MIG instance");
         }
-        card.destroy(instance)?;
-        tracing::info!(card = %entry.card, profile = %entry.profile, start = entry.start, "removed a MIG instance");
+        gpu.destroy(instance)?;
+        tracing::info!(gpu = %entry.gpu, profile = %entry.profile, start = entry.start, "removed a MIG instance");
         Ok(())
     }
 
@@ -434,22 +434,22 @@ impl Instances {
     }
 
     fn list(&mut self) -> Result<Vec<Made>, MigError> {
-        let cards: BTreeSet<String> = self
+        let gpus: BTreeSet<String> = self
             .journal
             .entries
             .iter()
-            .map(|entry| entry.card.clone())
+            .map(|entry| entry.gpu.clone())
             .collect();
         let mut all = Vec::new();
-        for uuid in &cards {
+        for uuid in &gpus {
             self.nvml(uuid)?;
             let Some(nvml) = &self.nvml else { continue };
-            let card = match Card::open(nvml, uuid) {
-                Ok(card) => card,
+            let gpu = match MigGpu::open(nvml, uuid) {
+                Ok(gpu) => gpu,
                 Err(MigError::Off { .. }) => continue,
                 Err(error) => return Err(error),
             };
-            for instance in card.instances()? {
+            for instance in gpu.instances()? {
                 let Some(entry) = self.journal.at(uuid, &instance) else {
                     continue;
                 };
@@ -457,10 +457,10 @@ impl Instances {
                 else {
                     continue;
                 };
-                let shape = card.profiles.iter().find(|it| it.id == instance.profile);
+                let shape = gpu.profiles.iter().find(|it| it.id == instance.profile);
                 all.push(Made {
                     uuid: mig,
-                    card: uuid.clone(),
+                    gpu: uuid.clone(),
                     profile: entry.profile.clone(),
                     span: Span {
                         start: instance.start,
@@ -478,21 +478,21 @@ impl Instances {
 
 /// Whether both are one instance, however far it is.
 fn is_step_of(one: &Entry, other: &Entry) -> bool {
-    (&one.card, one.profile_id, one.start, one.size)
-        == (&other.card, other.profile_id, other.start, other.size)
+    (&one.gpu, one.profile_id, one.start, one.size)
+        == (&other.gpu, other.profile_id, other.start, other.size)
 }
 
 /// The shape of that name, if it can lie there.
-fn shape<'a>(card: &'a Card<'_>, profile: &str, span: Span) -> Result<&'a Profile, MigError> {
-    let shape = card.profiles.iter().find(|known| known.name == profile);
+fn shape<'a>(gpu: &'a MigGpu<'_>, profile: &str, span: Span) -> Result<&'a Profile, MigError> {
+    let shape = gpu.profiles.iter().find(|known| known.name == profile);
     let shape = shape.ok_or_else(|| MigError::NoProfile {
-        card: card.uuid.to_owned(),
+        gpu: gpu.uuid.to_owned(),
         asked: profile.to_owned(),
-        known: names(card.profiles.iter().map(|known| known.name.clone())),
+        known: names(gpu.profiles.iter().map(|known| known.name.clone())),
     })?;
     if !shape.placements.contains(&(span.start, span.size)) {
         return Err(MigError::NoPlace {
-            card: card.uuid.to_owned(),
+            gpu: gpu.uuid.to_owned(),
             profile: profile.to_owned(),
             start: span.start,
             known: names(shape.placements.iter().map(|(start, _)| start.to_string())),
@@ -507,18 +507,18 @@ fn names(names: impl Iterator<Item = String>) -> String {
 
 /// Takes what lies there: whole, or half made by an earlier life of the agent.
 fn adopt(
-    card: &Card<'_>,
+    gpu: &MigGpu<'_>,
     shape: &Profile,
     instance: &GpuInstance,
     journal: &mut Journal,
 ) -> Result<Made, MigError> {
     let compute = match instance.compute.as_slice() {
-        [] => partition::create_compute(&card.device, instance.id)
-            .map_err(failed(card.uuid, "creating a compute instance"))?,
+        [] => partition::create_compute(&gpu.device, instance.id)
+            .map_err(failed(gpu.uuid, "creating a compute instance"))?,
         [compute] => *compute,
         several => {
             return Err(MigError::Occupied {
-                card: card.uuid.to_owned(),
+                gpu: gpu.uuid.to_owned(),
                 profile: shape.name.clone(),
                 start: instance.start,
                 other: format!(
@@ -528,14 +528,14 @@ fn adopt(
             });
         }
     };
-    let made = made(card, shape, instance, compute)?;
-    match journal.at(card.uuid, instance) {
+    let made = made(gpu, shape, instance, compute)?;
+    match journal.at(gpu.uuid, instance) {
         Some(entry) => {
             entry.step = Step::Made;
             entry.uuid = Some(made.uuid.clone());
         }
         None => journal.entries.push(Entry {
-            card: card.uuid.to_owned(),
+            gpu: gpu.uuid.to_owned(),
             profile: shape.name.clone(),
             profile_id: shape.id,
             start: instance.start,
@@ -550,9 +550,9 @@ fn adopt(
 }
 
 /// Makes an instance, or nothing.
-fn create(card: &Card<'_>, shape: &Profile, span: Span) -> Result<Made, MigError> {
-    let id = partition::create(&card.device, shape.id, span.start, span.size)
-        .map_err(failed(card.uuid, "creating a GPU instance"))?;
+fn create(gpu: &MigGpu<'_>, shape: &Profile, span: Span) -> Result<Made, MigError> {
+    let id = partition::create(&gpu.device, shape.id, span.start, span.size)
+        .map_err(failed(gpu.uuid, "creating a GPU instance"))?;
     let mut instance = GpuInstance {
         id,
         profile: shape.id,
@@ -560,34 +560,34 @@ fn create(card: &Card<'_>, shape: &Profile, span: Span) -> Result<Made, MigError
         size: span.size,
         compute: Vec::new(),
     };
-    let made = partition::create_compute(&card.device, id)
-        .map_err(failed(card.uuid, "creating a compute instance"))
+    let made = partition::create_compute(&gpu.device, id)
+        .map_err(failed(gpu.uuid, "creating a compute instance"))
         .and_then(|compute| {
             instance.compute.push(compute);
-            made(card, shape, &instance, compute)
+            made(gpu, shape, &instance, compute)
         });
     if made.is_err()
-        && let Err(error) = card.destroy(&instance)
+        && let Err(error) = gpu.destroy(&instance)
     {
-        tracing::warn!(%error, card = %card.uuid, "a MIG instance that failed half-way is still there");
+        tracing::warn!(%error, gpu = %gpu.uuid, "a MIG instance that failed half-way is still there");
     }
     made
 }
 
 fn made(
-    card: &Card<'_>,
+    gpu: &MigGpu<'_>,
     shape: &Profile,
     instance: &GpuInstance,
     compute: u32,
 ) -> Result<Made, MigError> {
     let step = "finding the new MIG device";
-    let device = card
+    let device = gpu
         .device_of(instance.id, compute)
         .ok_or(NvmlError::NotFound)
-        .map_err(failed(card.uuid, step))?;
+        .map_err(failed(gpu.uuid, step))?;
     Ok(Made {
-        uuid: device.uuid().map_err(failed(card.uuid, step))?,
-        card: card.uuid.to_owned(),
+        uuid: device.uuid().map_err(failed(gpu.uuid, step))?,
+        gpu: gpu.uuid.to_owned(),
         profile: shape.name.clone(),
         span: Span {
             start: instance.start,

@@ -1,4 +1,4 @@
-//! What is promised of each card: the driver's word and the configuration's, put together. Values in, values out; never
+//! What is promised of each GPU: the driver's word and the configuration's, put together. Values in, values out; never
 //! a driver, a file or a clock.
 
 use kube_api::config::{MigAllowed, OperatingMode};
@@ -6,7 +6,7 @@ use placement::Device;
 
 use super::reading::{Physical, Reading};
 use super::rules::{MigStrategy, Rules};
-use crate::card::{Card, Inventory};
+use crate::node_gpus::{Inventory, KnownGpu};
 
 /// The vendor's word in annotations.
 const VENDOR: &str = "NVIDIA";
@@ -14,25 +14,25 @@ const MIB: u64 = 1 << 20;
 /// More MiB than a register annotation can say.
 const MOST_MIB: u64 = 2_147_483_647;
 
-/// The cards as they are registered. A card that cannot be used as the configuration wants it is there, and is not
+/// The GPUs as they are registered. A GPU that cannot be used as the configuration wants it is there, and is not
 /// healthy, with a sentence that says what to do.
 pub fn promise(reading: &Reading, rules: &Rules) -> Inventory {
     let mut inventory = Inventory {
         problems: reading.problems.clone(),
         ..Inventory::default()
     };
-    for physical in &reading.cards {
+    for physical in &reading.gpus {
         let filtered = rules.filter.uuid.contains(&physical.uuid)
             || rules.filter.index.contains(&physical.index);
         if filtered {
             continue;
         }
-        match card(physical, rules, &mut inventory.problems) {
-            Ok(card) => inventory.cards.push(card),
+        match gpu(physical, rules, &mut inventory.problems) {
+            Ok(gpu) => inventory.gpus.push(gpu),
             Err(problem) => inventory.problems.push(problem.to_string()),
         }
     }
-    let offered = |uuid: &str| inventory.cards.iter().any(|card| card.device.id == uuid);
+    let offered = |uuid: &str| inventory.gpus.iter().any(|gpu| gpu.device.id == uuid);
     inventory.pairs = reading
         .pairs
         .iter()
@@ -42,7 +42,7 @@ pub fn promise(reading: &Reading, rules: &Rules) -> Inventory {
     inventory.wires = reading
         .wires
         .iter()
-        .filter(|wires| offered(&wires.card))
+        .filter(|wires| offered(&wires.gpu))
         .cloned()
         .map(|mut wires| {
             wires.nvlinks.retain(|uuid, _| offered(uuid));
@@ -63,11 +63,11 @@ struct UnknownMemory {
     uuid: String,
 }
 
-fn card(
+fn gpu(
     physical: &Physical,
     rules: &Rules,
     problems: &mut Vec<String>,
-) -> Result<Card, UnknownMemory> {
+) -> Result<KnownGpu, UnknownMemory> {
     let Physical { index, uuid, .. } = physical;
     let here = |problem: &str| format!("GPU {index} ({uuid}): {problem}");
     let nvidia = &rules.nvidia;
@@ -100,7 +100,7 @@ fn card(
         });
         device.mig_profiles = offered.clone().map(|shape| shape.profile()).collect();
         device.slots = offered.map(|shape| shape.most).max().unwrap_or(0);
-        // Neither scaling holds: an instance is what the card makes of it.
+        // Neither scaling holds: an instance is what the GPU makes of it.
         device.memory_bytes = physical_bytes;
         device.cores = 100;
         if device.mig_profiles.is_empty() && device.healthy {
@@ -116,7 +116,7 @@ fn card(
         device.cores =
             u32::try_from(scaled(100, nvidia.device_core_scaling, MOST_MIB)).unwrap_or(u32::MAX);
     }
-    Ok(Card {
+    Ok(KnownGpu {
         device,
         physical_bytes,
         pci_bus_id: physical.pci_bus_id.clone(),
@@ -124,7 +124,7 @@ fn card(
     })
 }
 
-/// How the card is shared, and what is wrong with that.
+/// How the GPU is shared, and what is wrong with that.
 fn mode(physical: &Physical, rules: &Rules) -> (OperatingMode, Option<&'static str>) {
     let wants_mig = rules.mode == Some(OperatingMode::Mig);
     let shared = match rules.mode {
@@ -138,7 +138,7 @@ fn mode(physical: &Physical, rules: &Rules) -> (OperatingMode, Option<&'static s
         Some(true) => (
             shared,
             Some(
-                "is in MIG mode, and cards in that mode are not offered here; say operatingmode mig or migstrategy \
+                "is in MIG mode, and GPUs in that mode are not offered here; say operatingmode mig or migstrategy \
                  mixed for this node, or switch the mode off (nvidia-smi -mig 0)",
             ),
         ),
@@ -149,7 +149,7 @@ fn mode(physical: &Physical, rules: &Rules) -> (OperatingMode, Option<&'static s
                  nothing runs on it",
             ),
         ),
-        // A card that cannot be cut is shared in software beside those that can.
+        // A GPU that cannot be cut is shared in software beside those that can.
         Some(false) | None => (shared, None),
     }
 }
@@ -238,18 +238,18 @@ mod tests {
         }
     }
 
-    fn promised(cards: Vec<Physical>, node_config: &str) -> Inventory {
+    fn promised(gpus: Vec<Physical>, node_config: &str) -> Inventory {
         let reading = Reading {
-            cards,
+            gpus,
             ..Reading::default()
         };
         promise(&reading, &rules(node_config))
     }
 
-    /// What a card is, in short: slots:MiB:cores:model:mode:healthy.
+    /// What a GPU is, in short: slots:MiB:cores:model:mode:healthy.
     fn said(inventory: &Inventory) -> Vec<String> {
-        let short = |card: &Card| {
-            let device = &card.device;
+        let short = |gpu: &KnownGpu| {
+            let device = &gpu.device;
             format!(
                 "{}:{}:{}:{}:{}:{}",
                 device.slots,
@@ -260,7 +260,7 @@ mod tests {
                 device.healthy
             )
         };
-        inventory.cards.iter().map(short).collect()
+        inventory.gpus.iter().map(short).collect()
     }
 
     #[test]
@@ -292,7 +292,7 @@ mod tests {
             score: 100,
         };
         let reading = Reading {
-            cards: (0..4).map(physical).collect(),
+            gpus: (0..4).map(physical).collect(),
             pairs: vec![
                 pair("GPU-0", "GPU-3"),
                 pair("GPU-0", "GPU-1"),
@@ -306,14 +306,14 @@ mod tests {
             &rules(r#","filterdevices":{"uuid":["GPU-1"],"index":[2]}"#),
         );
 
-        let ids: Vec<_> = inventory.cards.iter().map(|card| &card.device.id).collect();
+        let ids: Vec<_> = inventory.gpus.iter().map(|gpu| &gpu.device.id).collect();
         assert_eq!(ids, ["GPU-0", "GPU-3"]);
         assert_eq!(inventory.pairs.len(), 1);
-        // A list that skips an index still says which card is which.
+        // A list that skips an index still says which GPU is which.
         let registered: Vec<Registered> = inventory
-            .cards
+            .gpus
             .iter()
-            .map(|card| Registered::from(&card.device))
+            .map(|gpu| Registered::from(&gpu.device))
             .collect();
         let again = decode(&encode(&registered, RegisterFormat::Auto)).unwrap();
         assert_eq!(again, registered);
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn gpu_is_sick_unless_mig_mode_matches_the_configuration() {
-        for (card, node_config, expected, problem) in [
+        for (gpu, node_config, expected, problem) in [
             (
                 a100(0, true),
                 r#","migstrategy":"mixed""#,
@@ -359,7 +359,7 @@ mod tests {
                 "",
             ),
         ] {
-            let inventory = promised(vec![card], node_config);
+            let inventory = promised(vec![gpu], node_config);
             assert_eq!(said(&inventory), [expected]);
             assert_eq!(inventory.problems.is_empty(), problem.is_empty());
             assert!(inventory.problems.concat().contains(problem));
@@ -369,7 +369,7 @@ mod tests {
     #[test]
     fn only_allowed_profiles_are_offered_and_round_trip() {
         let inventory = promised(vec![a100(0, true)], r#","operatingmode":"mig""#);
-        let device = &inventory.cards[0].device;
+        let device = &inventory.gpus[0].device;
 
         let names: Vec<_> = device.mig_profiles.iter().map(|it| &it.name).collect();
         assert_eq!(names, ["1g.10gb", "3g.40gb"]);
@@ -399,6 +399,6 @@ mod tests {
         assert!(inventory.problems[1].contains("preConfiguredDeviceMemory"));
 
         let inventory = promised(vec![shared], r#","preconfigureddevicememory":8000"#);
-        assert_eq!(inventory.cards[0].physical_bytes, 8000 << 20);
+        assert_eq!(inventory.gpus[0].physical_bytes, 8000 << 20);
     }
 }

@@ -1,5 +1,5 @@
-//! What the driver says of the cards, before any configuration: identity, memory, place, MIG shapes, and how they reach
-//! each other. Never what is promised of a card, and never a decision.
+//! What the driver says of the GPUs, before any configuration: identity, memory, place, MIG shapes, and how they reach
+//! each other. Never what is promised of a GPU, and never a decision.
 
 mod wires;
 
@@ -13,26 +13,27 @@ use placement::{MigProfile, PairScore, Span};
 use serde::{Deserialize, Serialize};
 use supervisor::gpu::partition;
 
-use crate::card::{Nic, Wires};
+use crate::node_gpus::{Nic, Wires};
 
 /// All that the driver said at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reading {
     /// By index.
-    pub cards: Vec<Physical>,
-    /// How the cards reach each other, both ways.
+    #[serde(rename = "cards")]
+    pub gpus: Vec<Physical>,
+    /// How the GPUs reach each other, both ways.
     pub pairs: Vec<Pair>,
-    /// By which wires each card reaches others. Absent in what an older agent remembered.
+    /// By which wires each GPU reaches others. Absent in what an older agent remembered.
     #[serde(default)]
     pub wires: Vec<Wires>,
     /// Network cards that reach other nodes' memory.
     #[serde(default)]
     pub nics: Vec<Nic>,
-    /// A sentence for each card of which nothing is known.
+    /// A sentence for each GPU of which nothing is known.
     pub problems: Vec<String>,
 }
 
-/// A card, as the driver has it.
+/// A GPU, as the driver has it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Physical {
     /// `GPU-…`.
@@ -64,7 +65,7 @@ pub struct Shape {
     pub name: String,
     /// Slices of compute.
     pub slices: u32,
-    /// How many fit on the card.
+    /// How many fit on the GPU.
     pub most: u32,
     /// Memory of one, MiB.
     pub memory_mib: u64,
@@ -72,7 +73,7 @@ pub struct Shape {
     pub placements: Vec<(u32, u32)>,
 }
 
-/// How well one card reaches another.
+/// How well one GPU reaches another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pair {
     /// UUID.
@@ -83,10 +84,10 @@ pub struct Pair {
     pub score: i32,
 }
 
-/// NVLinks that a card has at most.
+/// NVLinks that a GPU has at most.
 const LINKS: u32 = 18;
 
-/// Asks the driver for everything. A card that does not answer is the one of `before`, with its fault.
+/// Asks the driver for everything. A GPU that does not answer is the one of `before`, with its fault.
 ///
 /// # Errors
 /// The driver answers nothing at all.
@@ -97,24 +98,24 @@ pub fn read(nvml: &Nvml, sysfs: &Path, before: Option<&Reading>) -> Result<Readi
     for index in 0..count {
         let answer = nvml
             .device_by_index(index)
-            .and_then(|device| Ok((card(&device, index, sysfs)?, device)));
+            .and_then(|device| Ok((gpu(&device, index, sysfs)?, device)));
         match answer {
-            Ok((card, device)) => {
-                devices.push((card.uuid.clone(), card.pci_bus_id.clone(), device));
-                reading.cards.push(card);
+            Ok((gpu, device)) => {
+                devices.push((gpu.uuid.clone(), gpu.pci_bus_id.clone(), device));
+                reading.gpus.push(gpu);
             }
-            // The driver as a whole: nothing is known of any card.
+            // The driver as a whole: nothing is known of any GPU.
             Err(
                 error @ (NvmlError::Uninitialized
                 | NvmlError::DriverNotLoaded
                 | NvmlError::LibRmVersionMismatch),
             ) => return Err(error),
             Err(error) => {
-                let known = before.into_iter().flat_map(|before| &before.cards);
-                match known.into_iter().find(|card| card.index == index) {
-                    Some(card) => reading.cards.push(Physical {
+                let known = before.into_iter().flat_map(|before| &before.gpus);
+                match known.into_iter().find(|gpu| gpu.index == index) {
+                    Some(gpu) => reading.gpus.push(Physical {
                         fault: Some(error.to_string()),
-                        ..card.clone()
+                        ..gpu.clone()
                     }),
                     None => reading.problems.push(format!(
                         "GPU {index}: {error}; nothing is known of it, so it is not offered"
@@ -129,21 +130,21 @@ pub fn read(nvml: &Nvml, sysfs: &Path, before: Option<&Reading>) -> Result<Readi
         .map(|(.., device)| ends(device, &devices))
         .collect();
     reading.pairs = pairs(&devices, &ends);
-    reading.wires = wires::of_cards(&devices, &ends);
+    reading.wires = wires::of_gpus(&devices, &ends);
     reading.nics = wires::nics(sysfs);
     let known = before.into_iter().flat_map(|before| &before.wires);
     for wires in known {
-        let here = reading.cards.iter().any(|card| card.uuid == wires.card);
-        // Of a card that does not answer, what was known before.
-        if here && !reading.wires.iter().any(|it| it.card == wires.card) {
+        let here = reading.gpus.iter().any(|gpu| gpu.uuid == wires.gpu);
+        // Of a GPU that does not answer, what was known before.
+        if here && !reading.wires.iter().any(|it| it.gpu == wires.gpu) {
             reading.wires.push(wires.clone());
         }
     }
     let known = before.into_iter().flat_map(|before| &before.pairs);
     for pair in known {
-        let here = |uuid: &str| reading.cards.iter().any(|card| card.uuid == uuid);
+        let here = |uuid: &str| reading.gpus.iter().any(|gpu| gpu.uuid == uuid);
         let asked = |uuid: &str| devices.iter().any(|(known, ..)| known == uuid);
-        // Of a card that does not answer, what was known before.
+        // Of a GPU that does not answer, what was known before.
         if here(&pair.from) && here(&pair.to) && !(asked(&pair.from) && asked(&pair.to)) {
             reading.pairs.push(pair.clone());
         }
@@ -151,25 +152,25 @@ pub fn read(nvml: &Nvml, sysfs: &Path, before: Option<&Reading>) -> Result<Readi
     Ok(reading)
 }
 
-/// The driver counts anew when a card has fallen off: what is remembered under an index may be a card that has answered
+/// The driver counts anew when a GPU has fallen off: what is remembered under an index may be a GPU that has answered
 /// under another, and each is there once.
 fn drop_moved(reading: &mut Reading) {
-    let answered = reading.cards.iter().filter(|card| card.fault.is_none());
-    let answered: BTreeSet<String> = answered.map(|card| card.uuid.clone()).collect();
-    let (kept, moved): (Vec<_>, Vec<_>) = std::mem::take(&mut reading.cards)
+    let answered = reading.gpus.iter().filter(|gpu| gpu.fault.is_none());
+    let answered: BTreeSet<String> = answered.map(|gpu| gpu.uuid.clone()).collect();
+    let (kept, moved): (Vec<_>, Vec<_>) = std::mem::take(&mut reading.gpus)
         .into_iter()
-        .partition(|card| card.fault.is_none() || !answered.contains(&card.uuid));
-    reading.cards = kept;
-    for card in moved {
+        .partition(|gpu| gpu.fault.is_none() || !answered.contains(&gpu.uuid));
+    reading.gpus = kept;
+    for gpu in moved {
         reading.problems.push(format!(
             "GPU {}: {}; nothing is known of it, so it is not offered",
-            card.index,
-            card.fault.unwrap_or_default()
+            gpu.index,
+            gpu.fault.unwrap_or_default()
         ));
     }
 }
 
-fn card(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<Physical, NvmlError> {
+fn gpu(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<Physical, NvmlError> {
     let pci_bus_id = device.pci_info()?.bus_id;
     let mig = match device.mig_mode() {
         Ok(mode) => Some(mode.current == 1),
@@ -219,30 +220,30 @@ fn numa_node(sysfs: &Path, pci_bus_id: &str) -> u32 {
     text.trim().parse().unwrap_or(0)
 }
 
-/// What the other ends of a card's NVLinks are.
+/// What the other ends of a GPU's NVLinks are.
 #[derive(Debug, Default)]
 struct Ends {
     /// Links by the PCI address at the other end.
     to: BTreeMap<String, i32>,
-    /// Links to something of NVIDIA that is no card of this node: a switch.
+    /// Links to something of NVIDIA that is no GPU of this node: a switch.
     switch: i32,
     /// Version of the first link that works, as NVML numbers them; 0 for none.
     version: u32,
 }
 
 impl Ends {
-    /// NVLinks to the card at this PCI address whose ends are `other`.
+    /// NVLinks to the GPU at this PCI address whose ends are `other`.
     fn between(&self, address: &str, other: &Self) -> i32 {
         let direct = self.to.get(&address.to_ascii_lowercase()).copied();
         direct.unwrap_or(0) + self.switch.min(other.switch)
     }
 }
 
-fn ends(device: &Device<'_>, cards: &[(String, String, Device<'_>)]) -> Ends {
+fn ends(device: &Device<'_>, gpus: &[(String, String, Device<'_>)]) -> Ends {
     let mut ends = Ends::default();
     for link in 0..LINKS {
         let link = device.link_wrapper_for(link);
-        // An error stands for a card without links, or without this one.
+        // An error stands for a GPU without links, or without this one.
         if !link.is_active().unwrap_or(false) {
             continue;
         }
@@ -253,7 +254,7 @@ fn ends(device: &Device<'_>, cards: &[(String, String, Device<'_>)]) -> Ends {
             continue;
         };
         let address = remote.bus_id.to_ascii_lowercase();
-        if cards.iter().any(|(_, known, _)| same(known, &address)) {
+        if gpus.iter().any(|(_, known, _)| same(known, &address)) {
             *ends.to.entry(address).or_default() += 1;
         } else if remote.pci_device_id & 0xffff == NVIDIA {
             ends.switch += 1;
@@ -269,7 +270,7 @@ fn same(one: &str, other: &str) -> bool {
     one.eq_ignore_ascii_case(other)
 }
 
-/// A pair's score is the sum over the ways between two cards: one over PCIe, and each NVLink.
+/// A pair's score is the sum over the ways between two GPUs: one over PCIe, and each NVLink.
 fn pairs(devices: &[(String, String, Device<'_>)], ends: &[Ends]) -> Vec<Pair> {
     let mut pairs = Vec::new();
     for (at, (from, _, device)) in devices.iter().enumerate() {
@@ -340,7 +341,7 @@ mod tests {
 
     #[test]
     fn renumbered_gpu_is_listed_once() {
-        let card = |index: u32, uuid: &str, fault: Option<&str>| Physical {
+        let gpu = |index: u32, uuid: &str, fault: Option<&str>| Physical {
             uuid: uuid.to_owned(),
             index,
             name: String::from("NVIDIA A"),
@@ -355,23 +356,19 @@ mod tests {
         // GPU-a fell off, the numbers moved, and the GPU that is now number 1 does not answer; nor does
         // number 2.
         let mut reading = Reading {
-            cards: vec![
-                card(0, "GPU-b", None),
-                card(1, "GPU-b", Some("GPU is lost")),
-                card(2, "GPU-c", Some("GPU is lost")),
+            gpus: vec![
+                gpu(0, "GPU-b", None),
+                gpu(1, "GPU-b", Some("GPU is lost")),
+                gpu(2, "GPU-c", Some("GPU is lost")),
             ],
             ..Reading::default()
         };
 
         drop_moved(&mut reading);
 
-        let left: Vec<&str> = reading
-            .cards
-            .iter()
-            .map(|card| card.uuid.as_str())
-            .collect();
+        let left: Vec<&str> = reading.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         assert_eq!(left, ["GPU-b", "GPU-c"]);
-        assert_eq!(reading.cards[0].fault, None);
+        assert_eq!(reading.gpus[0].fault, None);
         assert_eq!(
             reading.problems,
             ["GPU 1: GPU is lost; nothing is known of it, so it is not offered"]

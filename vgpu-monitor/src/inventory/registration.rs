@@ -23,9 +23,9 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until};
 
 use super::lease;
-use crate::card::{Health, Healths, Inventories, Inventory};
+use crate::node_gpus::{Health, Healths, Inventories, Inventory};
 
-/// How this node's cards are registered.
+/// How this node's GPUs are registered.
 #[derive(Debug, Clone)]
 pub struct RegisterSettings {
     /// Name of the Node object.
@@ -108,16 +108,16 @@ fn wanted(
     health: &Health,
     format: RegisterFormat,
 ) -> Option<(Option<String>, Option<String>)> {
-    if inventory.cards.is_empty() {
-        // A node without cards has nothing to say; one whose cards are not known keeps what was said.
+    if inventory.gpus.is_empty() {
+        // A node without GPUs has nothing to say; one whose GPUs are not known keeps what was said.
         return inventory.problems.is_empty().then_some((None, None));
     }
     let registered: Vec<Registered> = inventory
-        .cards
+        .gpus
         .iter()
-        .map(|card| {
-            let mut registered = Registered::from(&card.device);
-            registered.health &= !health.contains_key(&card.device.id);
+        .map(|gpu| {
+            let mut registered = Registered::from(&gpu.device);
+            registered.health &= !health.contains_key(&gpu.device.id);
             registered
         })
         .collect();
@@ -268,11 +268,11 @@ async fn keep(
             match written {
                 Ok(node) => {
                     let keys: Vec<_> = changes.keys().collect();
-                    tracing::info!(node = %settings.node, ?keys, "registered the node's cards");
+                    tracing::info!(node = %settings.node, ?keys, "registered the node's GPUs");
                     seen.get_or_insert_default().see(node);
                 }
                 Err(error) => {
-                    tracing::warn!(node = %settings.node, %error, "cannot register the node's cards; tried again");
+                    tracing::warn!(node = %settings.node, %error, "cannot register the node's GPUs; tried again");
                 }
             }
             continue;
@@ -308,14 +308,14 @@ fn tell(settings: &RegisterSettings, problems: &[String], told: &mut Vec<String>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::card::{Card, Sick};
+    use crate::node_gpus::{KnownGpu, Sick};
 
-    fn inventory(cards: u32) -> Inventory {
-        let card = |index: u32| {
+    fn inventory(gpus: u32) -> Inventory {
+        let gpu = |index: u32| {
             let id = format!("GPU-{index}");
             let mut device = placement::Device::new("NVIDIA", &id, "NVIDIA A", 16 << 30);
             device.index = index;
-            Card {
+            KnownGpu {
                 device,
                 physical_bytes: 16 << 30,
                 pci_bus_id: String::new(),
@@ -323,7 +323,7 @@ mod tests {
             }
         };
         Inventory {
-            cards: (0..cards).map(card).collect(),
+            gpus: (0..gpus).map(gpu).collect(),
             ..Inventory::default()
         }
     }

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use kube_api::config::{DeviceConfig, FilteredDevices, NodeOverrides, Nvidia, OperatingMode};
 
-/// How cards in MIG mode are offered.
+/// How GPUs in MIG mode are offered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum MigStrategy {
-    /// Not at all: a card in MIG mode is left out.
+    /// Not at all: a GPU in MIG mode is left out.
     #[default]
     None,
-    /// Beside whole cards; instances are made as pods ask for them.
+    /// Beside whole GPUs; instances are made as pods ask for them.
     Mixed,
 }
 
@@ -86,11 +86,11 @@ impl std::str::FromStr for MigStrategy {
 pub struct Rules {
     /// NVIDIA's section of `device-config.yaml`, with what the node's entry changes.
     pub nvidia: Nvidia,
-    /// How its cards are shared, where the node's entry says.
+    /// How its GPUs are shared, where the node's entry says.
     pub mode: Option<OperatingMode>,
-    /// How cards in MIG mode are offered.
+    /// How GPUs in MIG mode are offered.
     pub strategy: MigStrategy,
-    /// Cards that are not offered.
+    /// GPUs that are not offered.
     pub filter: FilteredDevices,
     /// Whether the kubelet's choice of slots follows the scheduler's, where the node's entry says.
     pub prefer: Option<bool>,

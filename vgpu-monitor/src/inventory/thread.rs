@@ -1,5 +1,5 @@
 //! The two threads: one that asks the driver and may hang with it, and one that keeps and publishes what is known. What
-//! is promised of a card is `promise`'s to say.
+//! is promised of a GPU is `promise`'s to say.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use super::Settings;
 use super::promise::promise;
 use super::reading::{self, Reading};
 use super::rules::{Rules, RulesError, Texts};
-use crate::card::Inventory;
+use crate::node_gpus::Inventory;
 
 /// What the keeping thread is told.
 #[derive(Debug)]
@@ -143,7 +143,7 @@ impl Keeper {
                     tracing::info!("the NVIDIA driver answers again");
                 }
                 if self.reading.as_ref() != Some(&reading) {
-                    tracing::info!(cards = reading.cards.len(), "read the node's cards");
+                    tracing::info!(gpus = reading.gpus.len(), "read the node's GPUs");
                     self.kept.save(&reading);
                     self.reading = Some(reading);
                 }
@@ -195,7 +195,7 @@ impl Keeper {
                 let what = if self.rules.borrow().is_some() {
                     "keeping the previous configuration"
                 } else {
-                    "no card is offered until it is cured"
+                    "no GPU is offered until it is cured"
                 };
                 tracing::error!(%problem, "the configuration cannot be used: {what}");
                 self.config_problem = Some(format!("{problem}; {what}"));
@@ -217,9 +217,9 @@ impl Keeper {
         };
         inventory.problems.extend(self.config_problem.clone());
         let sick = if let Some(reason) = &self.down {
-            Some(format!("{reason}; no card can be used until it answers"))
+            Some(format!("{reason}; no GPU can be used until it answers"))
         } else if silent.is_some_and(|elapsed| elapsed >= self.settings.silence) {
-            Some("the NVIDIA driver hangs: its cards are out of use until it answers".to_owned())
+            Some("the NVIDIA driver hangs: its GPUs are out of use until it answers".to_owned())
         } else {
             if silent.is_some() {
                 inventory.problems.push(
@@ -231,8 +231,8 @@ impl Keeper {
         };
         if let Some(reason) = sick {
             inventory.problems.push(reason);
-            for card in &mut inventory.cards {
-                card.device.healthy = false;
+            for gpu in &mut inventory.gpus {
+                gpu.device.healthy = false;
             }
         }
         self.inventories.send_if_modified(|known| {

@@ -69,18 +69,19 @@ pub struct Claim {
     pub told: bool,
 }
 
-/// A share of a card.
+/// A share of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
-    /// The card.
-    pub card: String,
+    /// UUID of the GPU.
+    #[serde(rename = "card")]
+    pub gpu: String,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// The card's (or instance's) memory as the driver has it.
+    /// The GPU's (or instance's) memory as the driver has it.
     pub physical_bytes: u64,
-    /// Compute in the card's unit.
+    /// Compute in the GPU's unit.
     pub cores: u32,
-    /// Slots of the card.
+    /// Slots of the GPU.
     pub slots: u32,
     /// The instance that is cut out of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -158,7 +159,7 @@ impl Claim {
                 profile: cut.profile.as_str().into(),
                 span: cut.span(),
             }),
-            ..Grant::new(vendor.clone(), &share.card, share.memory_bytes, share.cores)
+            ..Grant::new(vendor.clone(), &share.gpu, share.memory_bytes, share.cores)
         });
         Granted {
             kind: self.kind(),
@@ -166,13 +167,13 @@ impl Claim {
         }
     }
 
-    /// What its container is given. A share of an instance that is not made yet bears the card's name.
+    /// What its container is given. A share of an instance that is not made yet bears the GPU's name.
     pub fn given(&self) -> Given {
         let devices = self.shares.iter().map(|share| {
             let made = share.instance.as_ref().and_then(|cut| {
                 let made = cut.made.as_ref()?;
                 let instance = GivenInstance {
-                    card: share.card.clone(),
+                    gpu: share.gpu.clone(),
                     profile: cut.profile.clone(),
                     span: cut.span(),
                     gpu_instance: made.gpu_instance,
@@ -182,7 +183,7 @@ impl Claim {
             });
             let (uuid, instance) = made.unzip();
             GivenDevice {
-                uuid: uuid.unwrap_or_else(|| share.card.clone()),
+                uuid: uuid.unwrap_or_else(|| share.gpu.clone()),
                 memory_bytes: share.memory_bytes,
                 physical_bytes: share.physical_bytes,
                 cores: share.cores,

@@ -61,20 +61,20 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     let client = client(&args).await?;
     let events = Events::start(client.clone(), "vgpu-monitor");
 
-    let cards = inventory::start(inventory::Settings {
+    let gpus = inventory::start(inventory::Settings {
         device_config: args.device_config_file.clone(),
         node_config: Some(args.node_config_file.clone()),
         mig_strategy: args.mig_strategy,
         sysfs: args.sysfs.clone(),
         ..inventory::Settings::new(args.node_name.clone(), state.clone())
     })
-    .context("cannot start the thread that reads the cards")?;
+    .context("cannot start the thread that reads the GPUs")?;
     let sick = health::start(
         health::Settings::of(&args.node_name, state.join("containers")),
-        cards.inventories.clone(),
+        gpus.inventories.clone(),
         events.clone(),
     )
-    .context("cannot start the threads that watch the cards")?;
+    .context("cannot start the threads that watch the GPUs")?;
     let mig = Mig::start(&state, None).context("the journal of MIG instances")?;
 
     let metrics = Metrics::new(&args.node_name);
@@ -86,7 +86,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
         let series = hcs::Series::new(&args.node_name);
         registry.register_collector(Box::new(series.clone()));
         let sources = hcs::Sources {
-            inventories: cards.inventories.clone(),
+            inventories: gpus.inventories.clone(),
             healths: sick.healths.clone(),
             scores: sick.scores.clone(),
             vendors: Arc::clone(&vendors),
@@ -117,7 +117,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
         cdi_dir: args.cdi_dir.clone(),
         vendor_cdi_dirs: vec![PathBuf::from("/etc/cdi"), args.cdi_dir.clone()],
         library: args.library.clone(),
-        ..delivery::Settings::new(manner, cards.inventories.clone())
+        ..delivery::Settings::new(manner, gpus.inventories.clone())
     })
     .context("cannot prepare what containers get")?;
     let delivery = Arc::new(delivery);
@@ -147,7 +147,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
             giver: Arc::clone(&giver) as Arc<dyn Giver>,
             client: client.clone(),
             events: events.clone(),
-            inventories: cards.inventories.clone(),
+            inventories: gpus.inventories.clone(),
             healths: sick.healths.clone(),
             metrics,
             traces: traces.clone(),
@@ -178,7 +178,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
                     events,
                 )
             },
-            cards.inventories.clone(),
+            gpus.inventories.clone(),
             sick.healths.clone(),
         )),
         tokio::spawn(clear(plugin.clone(), collector, giver, mig)),
@@ -418,13 +418,13 @@ impl Giver for Host {
         Ok(done?)
     }
 
-    fn make(&self, card: &str, profile: &MigProfile, span: Span) -> anyhow::Result<Made> {
-        let mut made = self.mig.make(card, &profile.name, span);
+    fn make(&self, gpu: &str, profile: &MigProfile, span: Span) -> anyhow::Result<Made> {
+        let mut made = self.mig.make(gpu, &profile.name, span);
         if let Err(MigError::Occupied { .. }) = &made {
             // The instance may be of a pod that has ended since the last look.
             if let Ok(living) = self.runtime.block_on(self.pods.living()) {
                 keep_only(&self.mig, &held(&living, &self.delivery), living.as_of);
-                made = self.mig.make(card, &profile.name, span);
+                made = self.mig.make(gpu, &profile.name, span);
             }
         }
         let made = made?;

@@ -14,7 +14,7 @@ use vgpu_abi::limits::Policy;
 
 use super::allotments::{Claim, Cut, Share, kind_word, policy_word};
 use super::matching::Asking;
-use crate::card::{Card, Health, Inventory};
+use crate::node_gpus::{Health, Inventory, KnownGpu};
 
 /// Bytes of a MiB.
 const MIB: u64 = 1 << 20;
@@ -28,45 +28,45 @@ pub struct Refusal(pub String);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
     /// The node has no such GPU.
-    #[error("card {card} of the annotations is not on this node; it has {known}")]
+    #[error("GPU {gpu} of the annotations is not on this node; it has {known}")]
     NotHere {
         /// The GPU.
-        card: String,
+        gpu: String,
         /// The node's GPUs.
         known: String,
     },
     /// The GPU is sick.
-    #[error("card {card} cannot be used now: {reason}")]
+    #[error("GPU {gpu} cannot be used now: {reason}")]
     Sick {
         /// The GPU.
-        card: String,
+        gpu: String,
         /// Why.
         reason: String,
     },
     /// The GPU has no such MIG profile.
-    #[error("card {card} cannot be cut into {profile}; its profiles are {known}")]
+    #[error("GPU {gpu} cannot be cut into {profile}; its profiles are {known}")]
     NoProfile {
         /// The GPU.
-        card: String,
+        gpu: String,
         /// The profile of the annotations.
         profile: String,
         /// The GPU's profiles.
         known: String,
     },
     /// The annotations give no memory.
-    #[error("the annotations give no memory on card {card}")]
+    #[error("the annotations give no memory on GPU {gpu}")]
     NoMemory {
         /// The GPU.
-        card: String,
+        gpu: String,
     },
     /// The annotations give more memory than the spec asks for.
     #[error(
-        "the annotations give {given_mib} MiB on card {card}, the spec asks for {asked_mib} MiB; another client \
+        "the annotations give {given_mib} MiB on GPU {gpu}, the spec asks for {asked_mib} MiB; another client \
              than the scheduler changed them"
     )]
     TooMuchMemory {
         /// The GPU.
-        card: String,
+        gpu: String,
         /// What the annotations give.
         given_mib: u64,
         /// What the spec asks for.
@@ -74,21 +74,21 @@ pub enum Mismatch {
     },
     /// The annotations give no cores, and the spec asks for TFLOPS.
     #[error(
-        "the annotations give no cores on card {card}, the spec asks for TFLOPS; another client than the \
+        "the annotations give no cores on GPU {gpu}, the spec asks for TFLOPS; another client than the \
              scheduler changed them"
     )]
     NoCores {
         /// The GPU.
-        card: String,
+        gpu: String,
     },
     /// The annotations give other cores than the spec asks for.
     #[error(
-        "the annotations give {given} cores on card {card}, the spec asks for {asked}; another client than the \
+        "the annotations give {given} cores on GPU {gpu}, the spec asks for {asked}; another client than the \
              scheduler changed them"
     )]
     OtherCores {
         /// The GPU.
-        card: String,
+        gpu: String,
         /// What the annotations give.
         given: u32,
         /// What the spec asks for.
@@ -174,7 +174,7 @@ pub fn wanted(
             own += 1;
             if own > 1 {
                 return refuse(
-                    "asks for cards of two vendors that this agent serves; ask for one".to_owned(),
+                    "asks for GPUs of two vendors that this agent serves; ask for one".to_owned(),
                 );
             }
             let grants: Vec<&Grant> = placed
@@ -188,7 +188,7 @@ pub fn wanted(
             let count = usize::try_from(ask.count).unwrap_or(usize::MAX);
             if grants.len() != count {
                 return refuse(format!(
-                    "the annotations give {} cards, the spec asks for {count}",
+                    "the annotations give {} GPUs, the spec asks for {count}",
                     grants.len()
                 ));
             }
@@ -196,7 +196,7 @@ pub fn wanted(
                 .iter()
                 .flat_map(|any| &any.wishes)
                 .any(|wish| wish.container == index);
-            // A container that takes any vendor's cards got as many as the chosen model needs; the kubelet goes by the
+            // A container that takes any vendor's GPUs got as many as the chosen model needs; the kubelet goes by the
             // number that the webhook wrote beforehand.
             let slots = if is_wish {
                 container
@@ -249,52 +249,52 @@ fn share(
     health: &Health,
 ) -> Result<Share, Mismatch> {
     let id = &*grant.device;
-    let Some(card) = inventory.cards.iter().find(|card| card.device.id == id) else {
+    let Some(gpu) = inventory.gpus.iter().find(|gpu| gpu.device.id == id) else {
         return Err(Mismatch::NotHere {
-            card: id.to_owned(),
+            gpu: id.to_owned(),
             known: names(inventory),
         });
     };
     if let Some(sick) = health.get(id) {
         return Err(Mismatch::Sick {
-            card: id.to_owned(),
+            gpu: id.to_owned(),
             reason: sick.reason.clone(),
         });
     }
-    if !card.device.healthy {
+    if !gpu.device.healthy {
         return Err(Mismatch::Sick {
-            card: id.to_owned(),
+            gpu: id.to_owned(),
             reason: "the driver reports it as not healthy".to_owned(),
         });
     }
     let instance = match &grant.instance {
-        Some(instance) => Some(cut(card, instance)?),
+        Some(instance) => Some(cut(gpu, instance)?),
         None => None,
     };
     if instance.is_none() {
-        not_more_than_asked(grant, memory, compute, card)?;
+        not_more_than_asked(grant, memory, compute, gpu)?;
     }
     Ok(Share {
-        card: id.to_owned(),
+        gpu: id.to_owned(),
         memory_bytes: grant.memory_bytes,
         physical_bytes: instance
             .as_ref()
-            .map_or(card.physical_bytes, |cut| cut.memory_bytes),
+            .map_or(gpu.physical_bytes, |cut| cut.memory_bytes),
         cores: grant.cores,
         slots: grant.slots,
         instance,
     })
 }
 
-fn cut(card: &Card, instance: &placement::Instance) -> Result<Cut, Mismatch> {
-    let profiles = &card.device.mig_profiles;
+fn cut(gpu: &KnownGpu, instance: &placement::Instance) -> Result<Cut, Mismatch> {
+    let profiles = &gpu.device.mig_profiles;
     let profile = profiles
         .iter()
         .find(|profile| *profile.name == *instance.profile);
     let Some(profile) = profile else {
         let known: Vec<&str> = profiles.iter().map(|p| p.name.as_str()).collect();
         return Err(Mismatch::NoProfile {
-            card: card.device.id.to_string(),
+            gpu: gpu.device.id.to_string(),
             profile: instance.profile.to_string(),
             known: if known.is_empty() {
                 "none, it is not in MIG mode".to_owned()
@@ -319,17 +319,17 @@ fn not_more_than_asked(
     grant: &Grant,
     memory: &Memory,
     compute: &Compute,
-    card: &Card,
+    gpu: &KnownGpu,
 ) -> Result<(), Mismatch> {
     let id = || grant.device.to_string();
     let given = grant.memory_bytes;
     if given == 0 {
-        return Err(Mismatch::NoMemory { card: id() });
+        return Err(Mismatch::NoMemory { gpu: id() });
     }
     let asked = match memory {
         Memory::Bytes(bytes) => *bytes,
         Memory::Percent(percent) => {
-            let whole = u128::from(card.device.memory_bytes);
+            let whole = u128::from(gpu.device.memory_bytes);
             let part = whole * u128::from(*percent.min(&100)) / 100;
             u64::try_from(part).unwrap_or(u64::MAX)
         }
@@ -337,7 +337,7 @@ fn not_more_than_asked(
     // The annotations have whole MiB, rounded up.
     if given > asked.saturating_add(MIB) {
         return Err(Mismatch::TooMuchMemory {
-            card: id(),
+            gpu: id(),
             given_mib: given / MIB,
             asked_mib: asked / MIB,
         });
@@ -346,7 +346,7 @@ fn not_more_than_asked(
         && (*fp16 > 0 || *fp32 > 0)
         && grant.cores == 0
     {
-        return Err(Mismatch::NoCores { card: id() });
+        return Err(Mismatch::NoCores { gpu: id() });
     }
     if let Compute::Units(units) = compute
         && *units > 0
@@ -354,7 +354,7 @@ fn not_more_than_asked(
         && (grant.cores == 0 || grant.cores > *units)
     {
         return Err(Mismatch::OtherCores {
-            card: id(),
+            gpu: id(),
             given: grant.cores,
             asked: *units,
         });
@@ -365,9 +365,9 @@ fn not_more_than_asked(
 fn names(inventory: &Inventory) -> String {
     const MOST_NAMED: usize = 8;
     let mut names: Vec<&str> = inventory
-        .cards
+        .gpus
         .iter()
-        .map(|card| card.device.id.as_str())
+        .map(|gpu| gpu.device.id.as_str())
         .collect();
     let more = names.len().saturating_sub(MOST_NAMED);
     names.truncate(MOST_NAMED);
@@ -450,7 +450,7 @@ pub fn shown_as_given(pod: &Pod, claim: &Claim) -> Result<(), Refusal> {
     let shares = claim.shares.iter();
     let given: Vec<&str> = shares
         .filter(|share| share.instance.is_none())
-        .map(|share| share.card.as_str())
+        .map(|share| share.gpu.as_str())
         .collect();
     if *shown == given.join(",") {
         return Ok(());

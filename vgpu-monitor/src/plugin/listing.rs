@@ -143,7 +143,7 @@ async fn refresh(plugin: &Plugin, last: &Known) {
                 }
             }
             if let Some(inventory) = &inventory {
-                sick = slots::on_sick_cards(&all, &served.resource, inventory, &health);
+                sick = slots::on_sick_gpus(&all, &served.resource, inventory, &health);
             }
         }
         let listed = slots::list(slots, &taken, &sick);

@@ -162,7 +162,7 @@ impl NodePods {
                 let shares = claims.flat_map(|claim| &claim.shares);
                 let places = shares.filter_map(|share| {
                     let cut = share.instance.as_ref()?;
-                    Some((share.card.clone(), cut.span()))
+                    Some((share.gpu.clone(), cut.span()))
                 });
                 living.instances.extend(places);
             }

@@ -19,8 +19,8 @@ use super::identity::{self, Refusal, Wanted, is_over};
 use super::matching::{self, Evidence, Lot, PodSlots};
 use super::pods::Pods;
 use super::{Plugin, answered_name, mounts, room, tell};
-use crate::card::{Health, Inventory};
 use crate::delivery::Name;
+use crate::node_gpus::{Health, Inventory};
 
 /// Between two looks at which pod holds the slots, and at whether the GPUs are known.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -291,7 +291,7 @@ impl Case<'_> {
 
     async fn given(&self, pod: &Pod, parent: Option<TraceContext>) -> Result<(), Refusal> {
         let shared = &self.call.plugin.0;
-        let (inventory, health) = self.cards().await?;
+        let (inventory, health) = self.gpus().await?;
         let settings = &shared.settings;
         if let Some(claims) = self.remembered(pod) {
             return self.again(pod, claims, &inventory, &health).await;
@@ -434,10 +434,10 @@ impl Case<'_> {
             }
             identity::shown_as_given(pod, claim)?;
             for share in &claim.shares {
-                if let Some(sick) = health.get(&share.card) {
+                if let Some(sick) = health.get(&share.gpu) {
                     return Err(Refusal(format!(
-                        "container {}: card {} cannot be used now: {}",
-                        claim.container, share.card, sick.reason
+                        "container {}: GPU {} cannot be used now: {}",
+                        claim.container, share.gpu, sick.reason
                     )));
                 }
             }
@@ -447,8 +447,8 @@ impl Case<'_> {
         Ok(())
     }
 
-    /// The cards, once they are known.
-    async fn cards(&self) -> Result<(Arc<Inventory>, Arc<Health>), Refusal> {
+    /// The GPUs, once they are known.
+    async fn gpus(&self) -> Result<(Arc<Inventory>, Arc<Health>), Refusal> {
         let parts = &self.call.plugin.0.parts;
         loop {
             let inventory = parts.inventories.borrow().clone();
@@ -458,7 +458,7 @@ impl Case<'_> {
             }
             if Instant::now() >= self.call.deadline {
                 return Err(Refusal(
-                    "the driver has not said yet which cards there are".to_owned(),
+                    "the driver has not said yet which GPUs there are".to_owned(),
                 ));
             }
             sleep(AGAIN).await;
@@ -619,7 +619,7 @@ async fn give(plugin: &Plugin, claims: Vec<(u64, Name, Claim)>) -> Result<(), Re
                 let giver = &plugin.0.parts.giver;
                 // Again at each start: a reboot takes instances away.
                 let found = giver
-                    .make(&share.card, &cut.profile(), cut.span())
+                    .make(&share.gpu, &cut.profile(), cut.span())
                     .map_err(refuse)?;
                 made |= cut.made.as_ref() != Some(&found);
                 cut.made = Some(found);

@@ -7,7 +7,7 @@ use placement::{Cluster, Granted, Instance, Node, Placement, Pod};
 
 use super::allotments::{Allotment, Claim};
 use super::identity::Refusal;
-use crate::card::Inventory;
+use crate::node_gpus::Inventory;
 
 /// What each pod was given: claims by uid, in the order of their containers.
 pub fn by_pod(allotments: &[Allotment]) -> BTreeMap<&str, Vec<&Claim>> {
@@ -38,9 +38,9 @@ pub fn check(
     let node = Node {
         name: NODE.to_owned(),
         devices: inventory
-            .cards
+            .gpus
             .iter()
-            .map(|card| card.device.clone())
+            .map(|gpu| gpu.device.clone())
             .collect(),
         pairs: Vec::new(),
     };
@@ -92,7 +92,7 @@ pub fn check(
             continue;
         };
         return Err(Refusal(format!(
-            "card {} would have to give {what}; the others there are {}",
+            "GPU {} would have to give {what}; the others there are {}",
             grant.device,
             holders(&grant.device, others)
         )));
@@ -100,21 +100,21 @@ pub fn check(
     Ok(())
 }
 
-fn overlaps(instance: &Instance, card: &str, others: &BTreeMap<&str, Vec<&Claim>>) -> bool {
+fn overlaps(instance: &Instance, gpu: &str, others: &BTreeMap<&str, Vec<&Claim>>) -> bool {
     let claims = others.values().flatten();
     claims
         .flat_map(|claim| &claim.shares)
-        .filter(|share| share.card == card)
+        .filter(|share| share.gpu == gpu)
         .filter_map(|share| share.instance.as_ref())
         .any(|cut| cut.span().overlaps(instance.span))
 }
 
-fn holders(card: &str, others: &BTreeMap<&str, Vec<&Claim>>) -> String {
+fn holders(gpu: &str, others: &BTreeMap<&str, Vec<&Claim>>) -> String {
     const MOST_NAMED: usize = 6;
     let mut names: Vec<String> = Vec::new();
     for claim in others.values().flatten() {
         let name = format!("{}/{}", claim.namespace, claim.pod);
-        if claim.shares.iter().any(|share| share.card == card) && !names.contains(&name) {
+        if claim.shares.iter().any(|share| share.gpu == gpu) && !names.contains(&name) {
             names.push(name);
         }
     }

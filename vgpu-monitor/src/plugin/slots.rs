@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::allotments::Allotment;
-use crate::card::{Health, Inventory};
+use crate::node_gpus::{Health, Inventory};
 
 /// A slot of the kubelet's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,28 +15,28 @@ pub struct Slot {
     pub well: bool,
 }
 
-/// How many slots cards of one vendor have.
+/// How many slots GPUs of one vendor have.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Slots {
     /// All.
     pub all: usize,
-    /// Those of cards that can be used.
+    /// Those of GPUs that can be used.
     pub well: usize,
 }
 
-/// Most slots of a node: 1,024 cards are read, and the kubelet's list of devices has an end at some 16 MiB.
+/// Most slots of a node: 1,024 GPUs are read, and the kubelet's list of devices has an end at some 16 MiB.
 const MOST: usize = 65_536;
 
-/// The slots of this vendor's cards.
+/// The slots of this vendor's GPUs.
 pub fn count(inventory: &Inventory, health: &Health, vendor: &str) -> Slots {
     let mut slots = Slots::default();
-    for card in &inventory.cards {
-        if card.device.vendor.as_str() != vendor {
+    for gpu in &inventory.gpus {
+        if gpu.device.vendor.as_str() != vendor {
             continue;
         }
-        let own = usize::try_from(card.device.slots).unwrap_or(usize::MAX);
+        let own = usize::try_from(gpu.device.slots).unwrap_or(usize::MAX);
         slots.all = slots.all.saturating_add(own).min(MOST);
-        if card.device.healthy && !health.contains_key(&card.device.id) {
+        if gpu.device.healthy && !health.contains_key(&gpu.device.id) {
             slots.well = slots.well.saturating_add(own).min(MOST);
         }
     }
@@ -51,7 +51,7 @@ pub fn id(number: usize) -> String {
 /// The list for the kubelet. Missing slots are taken from the free ones, from the last one on; then from
 /// those on sick GPUs, then from the others. A slot that a pod holds stays in the list whatever became of the
 /// GPUs: the kubelet gives up a pod whose slots are gone.
-pub fn list(slots: Slots, taken: &BTreeSet<String>, on_sick_cards: &BTreeSet<String>) -> Vec<Slot> {
+pub fn list(slots: Slots, taken: &BTreeSet<String>, on_sick_gpus: &BTreeSet<String>) -> Vec<Slot> {
     let mut ids: Vec<String> = (0..slots.all).map(id).collect();
     let known: BTreeSet<&String> = ids.iter().collect();
     let beyond: Vec<String> = taken
@@ -61,7 +61,7 @@ pub fn list(slots: Slots, taken: &BTreeSet<String>, on_sick_cards: &BTreeSet<Str
         .collect();
     ids.extend(beyond);
     let mut order: Vec<usize> = (0..ids.len()).collect();
-    let rank = |id: &String| match (taken.contains(id), on_sick_cards.contains(id)) {
+    let rank = |id: &String| match (taken.contains(id), on_sick_gpus.contains(id)) {
         (true, false) => 0,
         (true, true) => 1,
         (false, _) => 2,
@@ -78,19 +78,19 @@ pub fn list(slots: Slots, taken: &BTreeSet<String>, on_sick_cards: &BTreeSet<Str
         .collect()
 }
 
-/// Slots whose holders were given something of a sick card.
-pub fn on_sick_cards(
+/// Slots whose holders were given something of a sick GPU.
+pub fn on_sick_gpus(
     allotments: &[Allotment],
     resource: &str,
     inventory: &Inventory,
     health: &Health,
 ) -> BTreeSet<String> {
-    let sick = |card: &str| {
-        health.contains_key(card)
+    let sick = |gpu: &str| {
+        health.contains_key(gpu)
             || inventory
-                .cards
+                .gpus
                 .iter()
-                .all(|known| known.device.id != card || !known.device.healthy)
+                .all(|known| known.device.id != gpu || !known.device.healthy)
     };
     let mut found = BTreeSet::new();
     for allotment in allotments {
@@ -104,7 +104,7 @@ pub fn on_sick_cards(
         let Some(claim) = &allotment.claim else {
             continue;
         };
-        if claim.shares.iter().any(|share| sick(&share.card)) {
+        if claim.shares.iter().any(|share| sick(&share.gpu)) {
             found.extend(allotment.ids.iter().cloned());
         }
     }

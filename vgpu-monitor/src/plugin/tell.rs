@@ -198,7 +198,7 @@ fn instances(pod: &Pod, text: &str, claims: &[&Claim]) -> Option<String> {
             .iter()
             .find(|claim| claim.container == **name)
             .and_then(|claim| claim.shares.get(instance.device_index))
-            .filter(|share| share.card == instance.gpu_uuid)
+            .filter(|share| share.gpu == instance.gpu_uuid)
             .and_then(|share| share.instance.as_ref()?.made.as_ref());
         if let Some(made) = made {
             instance.mig_uuid = Some(made.uuid.clone());

@@ -1,4 +1,4 @@
-//! A node around the plugin: a kubelet, an API server, cards, and hands that give nothing real.
+//! A node around the plugin: a kubelet, an API server, GPUs, and hands that give nothing real.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use tokio::runtime::Runtime;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tower::ServiceExt as _;
-use vgpu_monitor::card::{Card, Health, Inventory};
 use vgpu_monitor::delivery::{Allotted, Given, Name};
+use vgpu_monitor::node_gpus::{Health, Inventory, KnownGpu};
 use vgpu_monitor::plugin::{Giver, Made, Metrics, NodePods, Parts, Plugin, Served, Settings};
 
 use super::{Kubelet, until};
@@ -29,7 +29,7 @@ use super::{Kubelet, until};
 pub(crate) const GPU: &str = "nvidia.com/gpu";
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// A container of a pod: name, kind (`init`, `sidecar`, `app`), and its cards with MiB.
+/// A container of a pod: name, kind (`init`, `sidecar`, `app`), and its GPUs with MiB.
 pub(crate) type Asks<'a> = (&'a str, &'a str, &'a [(u32, u64)]);
 
 /// What was given, and what goes wrong with it.
@@ -90,9 +90,9 @@ impl Giver for Fake {
         Ok(())
     }
 
-    fn make(&self, card: &str, profile: &MigProfile, span: Span) -> anyhow::Result<Made> {
+    fn make(&self, gpu: &str, profile: &MigProfile, span: Span) -> anyhow::Result<Made> {
         let mut made = self.0.made.lock();
-        let one = (card.to_owned(), profile.name.clone(), span);
+        let one = (gpu.to_owned(), profile.name.clone(), span);
         let at = made.iter().position(|known| *known == one);
         let at = at.unwrap_or_else(|| {
             made.push(one);
@@ -147,9 +147,9 @@ impl Running {
     }
 }
 
-pub(crate) fn card(index: u32) -> Card {
+pub(crate) fn gpu(index: u32) -> KnownGpu {
     let id = format!("GPU-{index}");
-    Card {
+    KnownGpu {
         device: placement::Device {
             index,
             ..placement::Device::new("NVIDIA", &id, "NVIDIA H100", 16_000 * MIB)
@@ -160,9 +160,9 @@ pub(crate) fn card(index: u32) -> Card {
     }
 }
 
-pub(crate) fn inventory(cards: Vec<Card>) -> Option<Arc<Inventory>> {
+pub(crate) fn inventory(gpus: Vec<KnownGpu>) -> Option<Arc<Inventory>> {
     Some(Arc::new(Inventory {
-        cards,
+        gpus,
         ..Inventory::default()
     }))
 }
@@ -184,7 +184,7 @@ impl World {
             cluster,
             away: Arc::default(),
             hands: Arc::default(),
-            inventory: watch::Sender::new(inventory((0..4).map(card).collect())),
+            inventory: watch::Sender::new(inventory((0..4).map(gpu).collect())),
             health: watch::Sender::default(),
             served: vec![served],
             folder,
@@ -281,18 +281,18 @@ impl World {
         .await;
     }
 
-    /// Makes a pod of these containers: name, kind and cards with MiB. Placed as it says.
+    /// Makes a pod of these containers: name, kind and GPUs with MiB. Placed as it says.
     pub(crate) async fn pod(&self, name: &str, containers: &[Asks<'_>]) -> Value {
         let mut text = String::new();
         let (mut init, mut beside) = (Vec::new(), Vec::new());
-        for (name, kind, cards) in containers {
+        for (name, kind, gpus) in containers {
             let mut container = json!({"name": name, "image": "i"});
-            if let Some((_, mib)) = cards.first() {
-                let limits = json!({GPU: cards.len().to_string(), "nvidia.com/gpumem": mib.to_string(), "nvidia.com/gpucores": "5"});
+            if let Some((_, mib)) = gpus.first() {
+                let limits = json!({GPU: gpus.len().to_string(), "nvidia.com/gpumem": mib.to_string(), "nvidia.com/gpucores": "5"});
                 container["resources"] = json!({"limits": limits});
             }
-            for (card, mib) in *cards {
-                text += &format!("GPU-{card},NVIDIA,{mib},5:");
+            for (gpu, mib) in *gpus {
+                text += &format!("GPU-{gpu},NVIDIA,{mib},5:");
             }
             text.push(';');
             match *kind {
@@ -359,7 +359,7 @@ pub(crate) fn uid(pod: &Value) -> &str {
     pod["metadata"]["uid"].as_str().unwrap()
 }
 
-pub(crate) fn cards(given: &Given) -> Vec<(&str, u64)> {
+pub(crate) fn gpus(given: &Given) -> Vec<(&str, u64)> {
     let devices = given.devices.iter();
     devices
         .map(|device| (device.uuid.as_str(), device.memory_bytes / MIB))

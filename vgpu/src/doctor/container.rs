@@ -61,7 +61,8 @@ pub(super) struct ContainerFacts {
     musl: Option<String>,
     processes: Vec<Process>,
     /// Numbers of `/dev/nvidiaN`.
-    cards: Vec<u32>,
+    #[serde(rename = "cards")]
+    gpus: Vec<u32>,
     /// Release of the kernel's driver.
     kernel_driver: Option<String>,
     /// The path of the driver's library, and its release.
@@ -257,13 +258,13 @@ impl ContainerFacts {
     }
 
     fn read_driver(&mut self, root: &Root, proc: &Root) {
-        let mut cards: Vec<u32> = root
+        let mut gpus: Vec<u32> = root
             .names("/dev")
             .iter()
             .filter_map(|name| name.strip_prefix("nvidia")?.parse().ok())
             .collect();
-        cards.sort_unstable();
-        self.cards = cards;
+        gpus.sort_unstable();
+        self.gpus = gpus;
         let version = proc.text("/driver/nvidia/version");
         self.kernel_driver = version.and_then(|text| proc::driver_release(&text));
         let path = self.env.get("LD_LIBRARY_PATH").cloned().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What a node has: driver, cards, runtime, kubelet, agent, directories. Owns what is looked at.
+//! What a node has: driver, GPUs, runtime, kubelet, agent, directories. Owns what is looked at.
 
 mod agent;
 mod checks;
@@ -94,21 +94,22 @@ pub(super) struct NodeFacts {
     cdi_directory: FileFacts,
 }
 
-/// The driver and its cards.
+/// The driver and its GPUs.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Driver {
     release: Option<String>,
     /// CUDA version, as 12040.
     cuda: Option<i32>,
-    cards: Vec<Card>,
-    /// A sentence for each card that does not answer.
+    #[serde(rename = "cards")]
+    gpus: Vec<DriverGpu>,
+    /// A sentence for each GPU that does not answer.
     faults: Vec<String>,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
-struct Card {
+struct DriverGpu {
     index: u32,
     uuid: String,
     name: String,
@@ -153,7 +154,7 @@ struct Metrics {
     status: u16,
     /// Whether series of ours were among the answer.
     ours: bool,
-    /// Cards that the agent says are sick.
+    /// GPUs that the agent says are sick.
     sick: Vec<String>,
 }
 
@@ -164,7 +165,7 @@ struct Config {
     error: Option<String>,
     /// What it says of this node: the MIG strategy.
     mig_strategy: Option<String>,
-    /// Name of the resource that counts cards.
+    /// Name of the resource that counts GPUs.
     resource: Option<String>,
 }
 
@@ -220,10 +221,10 @@ impl NodeFacts {
                     release,
                     cuda,
                     faults: found.faults,
-                    cards: found
+                    gpus: found
                         .gpus
                         .into_iter()
-                        .map(|gpu| Card {
+                        .map(|gpu| DriverGpu {
                             index: gpu.index,
                             uuid: gpu.uuid,
                             name: gpu.name,
@@ -539,7 +540,7 @@ pub(super) fn driver_up(text: &str) -> Option<bool> {
     Some(line.split_whitespace().last()? != "0")
 }
 
-/// The cards that `vgpu_gpu_healthy` says are not.
+/// The GPUs that `vgpu_gpu_healthy` says are not.
 pub(super) fn sick(text: &str) -> Vec<String> {
     let lines = text
         .lines()
@@ -560,7 +561,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flag_is_read_in_both_forms_and_sick_cards_are_named() {
+    fn a_flag_is_read_in_both_forms_and_sick_gpus_are_named() {
         let process = Process {
             command: ["/usr/bin/vgpu-monitor", "plugin", "--a=1", "--b", "2"]
                 .map(String::from)

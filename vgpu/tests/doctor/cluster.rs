@@ -156,11 +156,11 @@ fn entries(source: &mut Source, change: impl Fn(&mut Value)) {
 }
 
 /// A waiting pod that asks for this many GPUs.
-fn waiting(name: &str, cards: &str, seconds: u64) -> Value {
+fn waiting(name: &str, gpus: &str, seconds: u64) -> Value {
     let mut pod = pod(
         "ml",
         name,
-        &json!({ "nvidia.com/gpu": cards, "nvidia.com/gpumem": "1000" }),
+        &json!({ "nvidia.com/gpu": gpus, "nvidia.com/gpumem": "1000" }),
     );
     pod["metadata"]["creationTimestamp"] = time(seconds).into();
     pod["status"] = json!({ "phase": "Pending", "conditions": [{ "type": "PodScheduled", "status": "False",
@@ -199,7 +199,7 @@ const FAULTS: &[Fault<Source>] = &[
     broken(
         "VGPU-K03",
         "fail",
-        "a node with cards has no label",
+        "a node with GPUs has no label",
         |source| {
             let node = object(source, "nodes", "cpu-0");
             node["metadata"]["labels"]["nvidia.com/gpu.present"] = "true".into();
@@ -238,7 +238,7 @@ const FAULTS: &[Fault<Source>] = &[
     broken(
         "VGPU-K07",
         "fail",
-        "the count flipped to whole cards",
+        "the count flipped to whole GPUs",
         |source| {
             let node = object(source, "nodes", "gpu-1");
             node["status"]["allocatable"]["nvidia.com/gpu"] = "2".into();
@@ -254,7 +254,7 @@ const FAULTS: &[Fault<Source>] = &[
     broken("VGPU-K09", "fail", "an agent has gone silent", |source| {
         object(source, "leases", "vgpu-agent-gpu-1")["spec"]["renewTime"] = time(3_600).into();
     }),
-    broken("VGPU-K10", "fail", "a card is sick", |source| {
+    broken("VGPU-K10", "fail", "a GPU is sick", |source| {
         let node = object(source, "nodes", "gpu-1");
         let text = node["metadata"]["annotations"][REGISTER].as_str().unwrap();
         node["metadata"]["annotations"][REGISTER] = text.replacen("true", "false", 1).into();
@@ -432,7 +432,7 @@ const FAULTS: &[Fault<Source>] = &[
     broken("VGPU-K26", "warn", "a pod waits", |source| {
         add(source, "pods", waiting("patient", "1", 600));
     }),
-    broken("VGPU-K27", "fail", "a card is promised twice", |source| {
+    broken("VGPU-K27", "fail", "a GPU is promised twice", |source| {
         let mut second = source.state["pods"][0].clone();
         second["metadata"]["name"] = "train-1".into();
         second["metadata"]["uid"] = "train-1".into();
@@ -451,7 +451,7 @@ const FAULTS: &[Fault<Source>] = &[
     broken(
         "VGPU-K30",
         "fail",
-        "the agent never gave a pod its cards",
+        "the agent never gave a pod its GPUs",
         |source| {
             let pod = object(source, "pods", "train-0");
             pod["status"]["phase"] = "Pending".into();

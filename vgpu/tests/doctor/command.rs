@@ -182,7 +182,7 @@ fn inside_a_run_it_looks_at_the_run_and_finds_nothing_wrong() {
 }
 
 #[test]
-fn on_simulated_gpus_a_node_has_its_cards() {
+fn on_simulated_gpus_a_node_has_its_gpus() {
     let machine = Machine::new();
     let dir = TempDir::with_prefix("vgpu-test-").unwrap();
     let file = dir.path().join("facts.json");

@@ -238,7 +238,7 @@ const FAULTS: &[Fault<Files>] = &[
     broken(
         "VGPU-C14",
         "fail",
-        "the image asks for every card",
+        "the image asks for every GPU",
         |files| {
             put(root(files), "proc/1/environ", "NVIDIA_VISIBLE_DEVICES=all");
         },
@@ -246,7 +246,7 @@ const FAULTS: &[Fault<Files>] = &[
     broken(
         "VGPU-C15",
         "fail",
-        "the default runtime shows every card",
+        "the default runtime shows every GPU",
         |files| {
             put(root(files), "dev/nvidia1", "");
         },

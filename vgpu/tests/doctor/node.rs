@@ -147,10 +147,10 @@ const FAULTS: &[Fault<Files>] = &[
         facts["driver"] = Value::Null;
         facts["driver_error"] = "cannot load libnvidia-ml.so.1".into();
     }),
-    seen("VGPU-N02", "fail", "a card is lost", |facts| {
+    seen("VGPU-N02", "fail", "a GPU is lost", |facts| {
         facts["driver"]["faults"] = json!(["GPU 1: nvmlDeviceGetMemoryInfo_v2: the GPU is lost"]);
     }),
-    seen("VGPU-N02", "fail", "the agent calls a card sick", |facts| {
+    seen("VGPU-N02", "fail", "the agent calls a GPU sick", |facts| {
         facts["metrics"]["31993"]["sick"] = json!([UUID]);
     }),
     seen(
@@ -172,7 +172,7 @@ const FAULTS: &[Fault<Files>] = &[
     broken("VGPU-N05", "fail", "nvidia-uvm is not loaded", |files| {
         fs::remove_file(root(files).join("dev/nvidia-uvm")).unwrap();
     }),
-    broken("VGPU-N06", "fail", "the runtime knows no cards", |files| {
+    broken("VGPU-N06", "fail", "the runtime knows no GPUs", |files| {
         fs::remove_file(root(files).join("var/run/cdi/nvidia.json")).unwrap();
     }),
     broken(
@@ -183,7 +183,7 @@ const FAULTS: &[Fault<Files>] = &[
             fs::remove_file(root(files).join("usr/lib/libcuda.so.550.54.15")).unwrap();
         },
     ),
-    broken("VGPU-N07", "fail", "the CDI spec lacks a card", |files| {
+    broken("VGPU-N07", "fail", "the CDI spec lacks a GPU", |files| {
         replace(root(files), "var/run/cdi/nvidia.json", UUID, "GPU-other");
     }),
     broken("VGPU-N08", "fail", "CDI is off", |files| {

@@ -33,8 +33,8 @@ fn blocks_take_what_the_driver_rounds_them_to() {
 }
 
 #[test]
-fn memory_past_the_card_is_refused() {
-    alone("memory_past_the_card_is_refused", &[], |driver| {
+fn memory_past_the_gpu_is_refused() {
+    alone("memory_past_the_gpu_is_refused", &[], |driver| {
         driver.context(0);
         let rest = TOTAL - CONTEXT;
         assert_eq!(driver.alloc(rest + 1), Err(CuResult::OUT_OF_MEMORY));
@@ -47,8 +47,8 @@ fn memory_past_the_card_is_refused() {
 }
 
 #[test]
-fn managed_memory_lies_on_the_host_where_the_card_has_no_room() {
-    let name = "managed_memory_lies_on_the_host_where_the_card_has_no_room";
+fn managed_memory_lies_on_the_host_where_the_gpu_has_no_room() {
+    let name = "managed_memory_lies_on_the_host_where_the_gpu_has_no_room";
     alone(name, &[], |driver| {
         driver.context(0);
         let board = board();
@@ -441,8 +441,8 @@ fn a_hundred_thousand_blocks_are_told_apart() {
 }
 
 #[test]
-fn a_bigger_heap_is_taken_of_the_card() {
-    alone("a_bigger_heap_is_taken_of_the_card", &[], |driver| {
+fn a_bigger_heap_is_taken_of_the_gpu() {
+    alone("a_bigger_heap_is_taken_of_the_gpu", &[], |driver| {
         driver.context(0);
         const HEAP: u32 = 2;
         ok!(driver, cuCtxSetLimit(HEAP, 108 << 20));

@@ -97,8 +97,8 @@ fn default_pools_are_of_a_place_and_a_kind_of_memory() {
 }
 
 #[test]
-fn a_managed_pool_lies_on_the_host_where_the_card_has_no_room() {
-    let name = "a_managed_pool_lies_on_the_host_where_the_card_has_no_room";
+fn a_managed_pool_lies_on_the_host_where_the_gpu_has_no_room() {
+    let name = "a_managed_pool_lies_on_the_host_where_the_gpu_has_no_room";
     alone(name, &NEWEST, |driver| {
         driver.context(0);
         let _all = driver.alloc(crate::common::TOTAL - CONTEXT).unwrap();

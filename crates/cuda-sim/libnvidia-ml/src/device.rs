@@ -7,7 +7,7 @@ use cuda_sim::pci::Address;
 use cuda_sim::topology::MAX_LINKS;
 
 use crate::border::{Answer, field, get, put, put_list, put_text, text};
-use crate::card::{self, Card};
+use crate::gpu::{self, BoardGpu};
 use crate::state::{Target, handle, ready, target, whole};
 
 pub(crate) const MEMORY_MHZ: u32 = 1_593;
@@ -19,7 +19,7 @@ const OFF: u32 = 0;
 
 pub(crate) fn nvmlDeviceGetCount(count: *mut u32) -> Answer {
     ready()?;
-    put(count, card::count() as u32)
+    put(count, gpu::count() as u32)
 }
 
 pub(crate) fn nvmlDeviceGetCount_v2(count: *mut u32) -> Answer {
@@ -28,40 +28,40 @@ pub(crate) fn nvmlDeviceGetCount_v2(count: *mut u32) -> Answer {
 
 pub(crate) fn nvmlDeviceGetHandleByIndex(index: u32, device: *mut NvmlDevice) -> Answer {
     ready()?;
-    let card = Card::at(index as usize).ok_or(NvmlReturn::INVALID_ARGUMENT)?;
-    if card.lost() {
+    let gpu = BoardGpu::at(index as usize).ok_or(NvmlReturn::INVALID_ARGUMENT)?;
+    if gpu.lost() {
         return Err(NvmlReturn::GPU_IS_LOST);
     }
-    put(device, handle(card, None))
+    put(device, handle(gpu, None))
 }
 
 pub(crate) fn nvmlDeviceGetHandleByIndex_v2(index: u32, device: *mut NvmlDevice) -> Answer {
     nvmlDeviceGetHandleByIndex(index, device)
 }
 
-/// The card that `is` holds for.
-fn find(device: *mut NvmlDevice, is: impl Fn(Card) -> bool) -> Answer {
+/// The GPU that `is` holds for.
+fn find(device: *mut NvmlDevice, is: impl Fn(BoardGpu) -> bool) -> Answer {
     ready()?;
-    let card = Card::all()
-        .find(|&card| is(card))
+    let gpu = BoardGpu::all()
+        .find(|&gpu| is(gpu))
         .ok_or(NvmlReturn::NOT_FOUND)?;
-    if card.lost() {
+    if gpu.lost() {
         return Err(NvmlReturn::GPU_IS_LOST);
     }
-    put(device, handle(card, None))
+    put(device, handle(gpu, None))
 }
 
 pub(crate) fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut NvmlDevice) -> Answer {
-    if card::lacks().uuid {
+    if gpu::lacks().uuid {
         return Err(NvmlReturn::FUNCTION_NOT_FOUND);
     }
     let uuid = text(uuid)?;
     if uuid.starts_with("MIG-") {
         ready()?;
-        let (card, part) = card::instance_named(&uuid).ok_or(NvmlReturn::NOT_FOUND)?;
-        return put(device, handle(card, Some(part.index)));
+        let (gpu, part) = gpu::instance_named(&uuid).ok_or(NvmlReturn::NOT_FOUND)?;
+        return put(device, handle(gpu, Some(part.index)));
     }
-    find(device, |card| card.uuid() == uuid)
+    find(device, |gpu| gpu.uuid() == uuid)
 }
 
 pub(crate) fn nvmlDeviceGetHandleBySerial(
@@ -69,13 +69,13 @@ pub(crate) fn nvmlDeviceGetHandleBySerial(
     device: *mut NvmlDevice,
 ) -> Answer {
     let serial = text(serial)?;
-    find(device, |card| card.serial() == serial)
+    find(device, |gpu| gpu.serial() == serial)
 }
 
 pub(crate) fn nvmlDeviceGetHandleByPciBusId(id: *const c_char, device: *mut NvmlDevice) -> Answer {
     let id = text(id)?;
     let place = Address::parse(&id).ok_or(NvmlReturn::INVALID_ARGUMENT)?;
-    find(device, |card| card.pci() == place)
+    find(device, |gpu| gpu.pci() == place)
 }
 
 pub(crate) fn nvmlDeviceGetHandleByPciBusId_v2(
@@ -87,13 +87,13 @@ pub(crate) fn nvmlDeviceGetHandleByPciBusId_v2(
 
 pub(crate) fn nvmlDeviceGetIndex(device: NvmlDevice, index: *mut u32) -> Answer {
     match target(device)? {
-        Target::Card(card) => put(index, card.index() as u32),
+        Target::Gpu(gpu) => put(index, gpu.index() as u32),
         Target::Mig(_, part) => put(index, part.index),
     }
 }
 
 pub(crate) fn nvmlDeviceGetMinorNumber(device: NvmlDevice, minor: *mut u32) -> Answer {
-    put(minor, target(device)?.card().minor())
+    put(minor, target(device)?.gpu().minor())
 }
 
 pub(crate) fn nvmlDeviceGetModuleId(device: NvmlDevice, id: *mut u32) -> Answer {
@@ -102,22 +102,22 @@ pub(crate) fn nvmlDeviceGetModuleId(device: NvmlDevice, id: *mut u32) -> Answer 
 
 pub(crate) fn nvmlDeviceGetUUID(device: NvmlDevice, uuid: *mut c_char, length: u32) -> Answer {
     match target(device)? {
-        Target::Card(card) => put_text(uuid, length, &card.uuid()),
-        Target::Mig(card, part) => put_text(uuid, length, &card.instance_uuid(part.index)),
+        Target::Gpu(gpu) => put_text(uuid, length, &gpu.uuid()),
+        Target::Mig(gpu, part) => put_text(uuid, length, &gpu.instance_uuid(part.index)),
     }
 }
 
 pub(crate) fn nvmlDeviceGetSerial(device: NvmlDevice, serial: *mut c_char, length: u32) -> Answer {
-    put_text(serial, length, &target(device)?.card().serial())
+    put_text(serial, length, &target(device)?.gpu().serial())
 }
 
 pub(crate) fn nvmlDeviceGetName(device: NvmlDevice, name: *mut c_char, length: u32) -> Answer {
     match target(device)? {
-        Target::Card(card) => put_text(name, length, &card.name()),
-        Target::Mig(card, part) => put_text(
+        Target::Gpu(gpu) => put_text(name, length, &gpu.name()),
+        Target::Mig(gpu, part) => put_text(
             name,
             length,
-            &format!("{} MIG {}", card.name(), part.shape()),
+            &format!("{} MIG {}", gpu.name(), part.shape()),
         ),
     }
 }
@@ -127,37 +127,37 @@ pub(crate) fn nvmlDeviceGetName(device: NvmlDevice, name: *mut c_char, length: u
 const DEVICE_ID: u32 = 0x2330_10de;
 const SUBSYSTEM_ID: u32 = 0x16c1_10de;
 
-fn legacy_id<const N: usize>(card: Card) -> [c_char; N] {
-    field(&card.pci().to_string())
+fn legacy_id<const N: usize>(gpu: BoardGpu) -> [c_char; N] {
+    field(&gpu.pci().to_string())
 }
 
-fn long_id<const N: usize>(card: Card) -> [c_char; N] {
-    field(&format!("{:#}", card.pci()))
+fn long_id<const N: usize>(gpu: BoardGpu) -> [c_char; N] {
+    field(&format!("{:#}", gpu.pci()))
 }
 
 pub(crate) fn nvmlDeviceGetPciInfo(device: NvmlDevice, pci: *mut NvmlPciInfoV1) -> Answer {
-    let card = target(device)?.card();
+    let gpu = target(device)?.gpu();
     put(
         pci,
         NvmlPciInfoV1 {
-            bus_id: legacy_id(card),
-            domain: card.pci().domain,
-            bus: card.pci().bus,
-            device: card.pci().device,
+            bus_id: legacy_id(gpu),
+            domain: gpu.pci().domain,
+            bus: gpu.pci().bus,
+            device: gpu.pci().device,
             device_id: DEVICE_ID,
         },
     )
 }
 
 pub(crate) fn nvmlDeviceGetPciInfo_v2(device: NvmlDevice, pci: *mut NvmlPciInfoV2) -> Answer {
-    let card = target(device)?.card();
+    let gpu = target(device)?.gpu();
     put(
         pci,
         NvmlPciInfoV2 {
-            bus_id: legacy_id(card),
-            domain: card.pci().domain,
-            bus: card.pci().bus,
-            device: card.pci().device,
+            bus_id: legacy_id(gpu),
+            domain: gpu.pci().domain,
+            bus: gpu.pci().bus,
+            device: gpu.pci().device,
             device_id: DEVICE_ID,
             subsystem_id: SUBSYSTEM_ID,
             reserved: [0; 4],
@@ -166,17 +166,17 @@ pub(crate) fn nvmlDeviceGetPciInfo_v2(device: NvmlDevice, pci: *mut NvmlPciInfoV
 }
 
 pub(crate) fn nvmlDeviceGetPciInfo_v3(device: NvmlDevice, pci: *mut NvmlPciInfo) -> Answer {
-    let card = target(device)?.card();
+    let gpu = target(device)?.gpu();
     put(
         pci,
         NvmlPciInfo {
-            bus_id_legacy: legacy_id(card),
-            domain: card.pci().domain,
-            bus: card.pci().bus,
-            device: card.pci().device,
+            bus_id_legacy: legacy_id(gpu),
+            domain: gpu.pci().domain,
+            bus: gpu.pci().bus,
+            device: gpu.pci().device,
             device_id: DEVICE_ID,
             subsystem_id: SUBSYSTEM_ID,
-            bus_id: long_id(card),
+            bus_id: long_id(gpu),
         },
     )
 }
@@ -185,19 +185,19 @@ pub(crate) fn nvmlDeviceGetPciInfoExt(device: NvmlDevice, pci: *mut NvmlPciInfoE
     if get(pci)?.version != NvmlPciInfoExt::VERSION {
         return Err(NvmlReturn::ARGUMENT_VERSION_MISMATCH);
     }
-    let card = target(device)?.card();
+    let gpu = target(device)?.gpu();
     put(
         pci,
         NvmlPciInfoExt {
             version: NvmlPciInfoExt::VERSION,
-            domain: card.pci().domain,
-            bus: card.pci().bus,
-            device: card.pci().device,
+            domain: gpu.pci().domain,
+            bus: gpu.pci().bus,
+            device: gpu.pci().device,
             device_id: DEVICE_ID,
             subsystem_id: SUBSYSTEM_ID,
             base_class: 3,
             sub_class: 2,
-            bus_id: long_id(card),
+            bus_id: long_id(gpu),
         },
     )
 }
@@ -220,10 +220,10 @@ pub(crate) fn nvmlDeviceGetTopologyNearestGpus(
     devices: *mut NvmlDevice,
 ) -> Answer {
     let own = whole(device)?;
-    let at_level = |card: Card| own.path_to(card).is_some_and(|path| path.level == level);
-    let near: Vec<NvmlDevice> = Card::all()
-        .filter(|&card| card != own && at_level(card))
-        .map(|card| handle(card, None))
+    let at_level = |gpu: BoardGpu| own.path_to(gpu).is_some_and(|path| path.level == level);
+    let near: Vec<NvmlDevice> = BoardGpu::all()
+        .filter(|&gpu| gpu != own && at_level(gpu))
+        .map(|gpu| handle(gpu, None))
         .collect();
     if get(count)? == 0 {
         return put(count, near.len() as u32);
@@ -305,9 +305,9 @@ pub(crate) fn nvmlDeviceGetMemoryAffinity(
 /// (total, reserved, used without the reserve) in bytes.
 fn memory(device: NvmlDevice) -> Result<(u64, u64, u64), NvmlReturn> {
     Ok(match target(device)? {
-        Target::Card(card) => (card.total(), card.reserved(), card.used()),
-        Target::Mig(card, part) => {
-            let used = card
+        Target::Gpu(gpu) => (gpu.total(), gpu.reserved(), gpu.used()),
+        Target::Mig(gpu, part) => {
+            let used = gpu
                 .processes()
                 .iter()
                 .filter(|process| process.instance == part.gpu_instance)
@@ -351,7 +351,7 @@ pub(crate) fn nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, info: *mut NvmlMemo
 
 pub(crate) fn nvmlDeviceGetBAR1MemoryInfo(device: NvmlDevice, info: *mut NvmlBar1Memory) -> Answer {
     let total = match target(device)? {
-        Target::Card(card) => card.total().next_power_of_two(),
+        Target::Gpu(gpu) => gpu.total().next_power_of_two(),
         Target::Mig(_, part) => part.bytes.next_power_of_two(),
     };
     let used = 2 << 20;
@@ -370,7 +370,7 @@ pub(crate) fn nvmlDeviceGetMemoryBusWidth(device: NvmlDevice, width: *mut u32) -
     put(width, 5120)
 }
 
-// Answers that are the same for every card.
+// Answers that are the same for every GPU.
 
 macro_rules! constants {
     ($($name:ident($($arg:ident: $ty:ty),*) => { $($out:ident: $value:expr),* };)*) => {$(
@@ -436,8 +436,8 @@ constants! {
     nvmlGpmQueryIfStreamingEnabled() => { state: OFF };
 }
 
-/// The card at the other end of a link that works; a board without links has none to ask of.
-fn link_end(device: NvmlDevice, link: u32) -> Result<Option<Card>, NvmlReturn> {
+/// The GPU at the other end of a link that works; a board without links has none to ask of.
+fn link_end(device: NvmlDevice, link: u32) -> Result<Option<BoardGpu>, NvmlReturn> {
     let ends = whole(device)?.link_ends();
     if ends.is_empty() {
         return Err(NvmlReturn::NOT_SUPPORTED);
@@ -563,7 +563,7 @@ pub(crate) fn nvmlDeviceGetInforomVersion(
 pub(crate) fn nvmlDeviceGetArchitecture(device: NvmlDevice, architecture: *mut u32) -> Answer {
     put(
         architecture,
-        match target(device)?.card().capability() {
+        match target(device)?.gpu().capability() {
             (3, _) => 2,
             (5, _) => 3,
             (6, _) => 4,
@@ -583,7 +583,7 @@ pub(crate) fn nvmlDeviceGetCudaComputeCapability(
     major: *mut i32,
     minor: *mut i32,
 ) -> Answer {
-    let capability = target(device)?.card().capability();
+    let capability = target(device)?.gpu().capability();
     put(major, capability.0)?;
     put(minor, capability.1)
 }

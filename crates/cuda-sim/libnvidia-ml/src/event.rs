@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use cuda_api::nvml::*;
 
 use crate::border::{Answer, get, put};
-use crate::card::Card;
+use crate::gpu::BoardGpu;
 use crate::state::{handle, ready, whole};
 
 const XID: u64 = 8;
-/// XID errors, and what a real card would also offer but never happens here.
+/// XID errors, and what a real GPU would also offer but never happens here.
 pub(crate) const SUPPORTED: u64 = 0x1 | 0x2 | XID | 0x10;
 
-/// For each registered card, how many faults had been seen when it was registered.
+/// For each registered GPU, how many faults had been seen when it was registered.
 type Watched = Vec<(usize, u64)>;
 
 pub(crate) fn nvmlEventSetCreate(set: *mut NvmlEventSet) -> Answer {
@@ -45,11 +45,11 @@ pub(crate) fn nvmlDeviceRegisterEvents(
     event_types: u64,
     set: NvmlEventSet,
 ) -> Answer {
-    let card = whole(device)?;
+    let gpu = whole(device)?;
     if event_types & !SUPPORTED != 0 {
         return Err(NvmlReturn::NOT_SUPPORTED);
     }
-    watched(set)?.push((card.index(), card.faults().0));
+    watched(set)?.push((gpu.index(), gpu.faults().0));
     Ok(())
 }
 
@@ -63,18 +63,18 @@ pub(crate) fn nvmlEventSetWait(
     let end = Instant::now() + Duration::from_millis(u64::from(timeout_ms));
     loop {
         // A program that waits for an event is not told that the driver hangs: the wait takes longer.
-        crate::card::driver_answers(false)?;
+        crate::gpu::driver_answers(false)?;
         for (index, seen) in watched(set)?.iter_mut() {
-            let Some(card) = Card::at(*index) else {
+            let Some(gpu) = BoardGpu::at(*index) else {
                 continue;
             };
-            let (count, xid) = card.faults();
+            let (count, xid) = gpu.faults();
             if count > *seen {
                 *seen = count;
                 return put(
                     data,
                     NvmlEventData {
-                        device: handle(card, None),
+                        device: handle(gpu, None),
                         event_type: XID,
                         event_data: xid,
                         gpu_instance_id: NO_INSTANCE,

@@ -8,7 +8,7 @@ use cuda_sim::clock::monotonic_ns;
 /// The age at which a look is reported.
 const LATE_NS: u64 = 200_000_000;
 
-/// A process that computes on a card.
+/// A process that computes on a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Process {
     pub(crate) pid: u32,
@@ -18,33 +18,33 @@ pub(crate) struct Process {
     pub(crate) instance: u32,
 }
 
-/// A look at a card: the card, when, and the processes that were there.
+/// A look at a GPU: the GPU, when, and the processes that were there.
 type Look = (usize, u64, Vec<Process>);
 
 static LOOKS: Mutex<VecDeque<Look>> = Mutex::new(VecDeque::new());
 
 /// The reported list of a GPU, whose present list is `now`.
-pub(crate) fn told(card: usize, now: Vec<Process>) -> Vec<Process> {
+pub(crate) fn told(gpu: usize, now: Vec<Process>) -> Vec<Process> {
     let mut looks = LOOKS.lock().unwrap_or_else(PoisonError::into_inner);
-    next(&mut looks, card, monotonic_ns(), now)
+    next(&mut looks, gpu, monotonic_ns(), now)
 }
 
-fn next(looks: &mut VecDeque<Look>, card: usize, at: u64, now: Vec<Process>) -> Vec<Process> {
-    let is_old = |look: &Look| look.0 == card && at.saturating_sub(look.1) >= LATE_NS;
+fn next(looks: &mut VecDeque<Look>, gpu: usize, at: u64, now: Vec<Process>) -> Vec<Process> {
+    let is_old = |look: &Look| look.0 == gpu && at.saturating_sub(look.1) >= LATE_NS;
     let newest = looks.iter().rposition(is_old);
     let told = newest.map(|index| looks[index].2.clone());
     // Looks older than the reported one are never reported again.
     if let Some(index) = newest {
         let mut place = 0;
         looks.retain(|look| {
-            let keeps = look.0 != card || place >= index;
+            let keeps = look.0 != gpu || place >= index;
             place += 1;
             keeps
         });
     }
-    let is_new = |look: &Look| look.0 == card && at.saturating_sub(look.1) < LATE_NS / 10;
+    let is_new = |look: &Look| look.0 == gpu && at.saturating_sub(look.1) < LATE_NS / 10;
     if !looks.iter().any(is_new) {
-        looks.push_back((card, at, now));
+        looks.push_back((gpu, at, now));
     }
     told.unwrap_or_default()
 }

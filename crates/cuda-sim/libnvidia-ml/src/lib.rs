@@ -1,6 +1,6 @@
 //! libnvidia-ml.so.1 of the simulated board: NVML over `cuda_sim`, with every name that the real
 //! library of the board's driver exports. What is not simulated answers `NVML_ERROR_NOT_SUPPORTED`, as a real
-//! card may. It changes nothing on the board but how a GPU in MIG mode is cut.
+//! GPU may. It changes nothing on the board but how a GPU in MIG mode is cut.
 #![allow(non_snake_case, reason = "the names are the vendor's")]
 #![allow(
     clippy::cast_possible_truncation,
@@ -12,9 +12,9 @@
 
 mod answers;
 mod border;
-mod card;
 mod device;
 mod event;
+mod gpu;
 mod late;
 mod load;
 mod mig;

@@ -4,15 +4,15 @@
 use cuda_api::nvml::*;
 
 use crate::border::{Answer, get, put, put_list};
-use crate::card::{self, Card};
 use crate::device::{MEMORY_MHZ, ON, POWER_LIMIT_MW};
+use crate::gpu::{self, BoardGpu};
 use crate::state::whole;
 
 const CLOCK_IDLE: u64 = 1;
 
-fn clock(card: Card, kind: u32) -> Result<u32, NvmlReturn> {
+fn clock(gpu: BoardGpu, kind: u32) -> Result<u32, NvmlReturn> {
     match kind {
-        0 | 1 => Ok(card.sm_mhz()),
+        0 | 1 => Ok(gpu.sm_mhz()),
         2 => Ok(MEMORY_MHZ),
         3 => Ok(1_290),
         _ => Err(NvmlReturn::INVALID_ARGUMENT),
@@ -21,7 +21,7 @@ fn clock(card: Card, kind: u32) -> Result<u32, NvmlReturn> {
 
 fn most(kind: u32) -> Result<u32, NvmlReturn> {
     match kind {
-        0 | 1 => Ok(card::SM_MHZ_MOST),
+        0 | 1 => Ok(gpu::SM_MHZ_MOST),
         2 => Ok(MEMORY_MHZ),
         3 => Ok(1_290),
         _ => Err(NvmlReturn::INVALID_ARGUMENT),
@@ -33,11 +33,11 @@ pub(crate) fn nvmlDeviceGetClockInfo(device: NvmlDevice, kind: u32, mhz: *mut u3
 }
 
 pub(crate) fn nvmlDeviceGetClock(device: NvmlDevice, kind: u32, id: u32, mhz: *mut u32) -> Answer {
-    let card = whole(device)?;
+    let gpu = whole(device)?;
     put(
         mhz,
         if id == 0 {
-            clock(card, kind)?
+            clock(gpu, kind)?
         } else {
             most(kind)?
         },
@@ -74,7 +74,7 @@ pub(crate) fn nvmlDeviceGetMinMaxClockOfPState(
         if kind == 2 {
             MEMORY_MHZ
         } else {
-            card::SM_MHZ_LEAST
+            gpu::SM_MHZ_LEAST
         },
     )?;
     put(most_mhz, most(kind)?)
@@ -99,7 +99,7 @@ pub(crate) fn nvmlDeviceGetSupportedGraphicsClocks(
     if memory_mhz != MEMORY_MHZ {
         return Err(NvmlReturn::NOT_FOUND);
     }
-    let list: Vec<u32> = (card::SM_MHZ_LEAST..=card::SM_MHZ_MOST)
+    let list: Vec<u32> = (gpu::SM_MHZ_LEAST..=gpu::SM_MHZ_MOST)
         .rev()
         .step_by(15)
         .collect();
@@ -153,11 +153,11 @@ pub(crate) fn nvmlDeviceGetSupportedPerformanceStates(
 }
 
 pub(crate) fn nvmlDeviceGetTemperature(device: NvmlDevice, sensor: u32, out: *mut u32) -> Answer {
-    let card = whole(device)?;
+    let gpu = whole(device)?;
     if sensor != 0 {
         return Err(NvmlReturn::INVALID_ARGUMENT);
     }
-    put(out, card.celsius())
+    put(out, gpu.celsius())
 }
 
 pub(crate) fn nvmlDeviceGetTemperatureThreshold(
@@ -270,23 +270,23 @@ pub(crate) fn nvmlDeviceGetFieldValues(
     const POWER_DEFAULT: u32 = 189;
     const POWER_CURRENT: u32 = 190;
     const POWER_REQUESTED: u32 = 192;
-    let card = whole(device)?;
+    let gpu = whole(device)?;
     if values.is_null() || count < 1 {
         return Err(NvmlReturn::INVALID_ARGUMENT);
     }
-    let now = card.now_us();
+    let now = gpu.now_us();
     for index in 0..count as usize {
         // `index` is below the size that the caller gives its array.
         let place = values.wrapping_add(index);
         let mut answer = get(place)?;
         let value = match answer.field_id {
             1 | 2 => Some(u64::from(ON)),
-            144 => Some(u64::from(card.remaps().0)),
-            145 => Some(u64::from(card.remaps().1)),
+            144 => Some(u64::from(gpu.remaps().0)),
+            145 => Some(u64::from(gpu.remaps().1)),
             3..=31 | 92..=95 | 142 | 143 | 169 | 173..=183 => Some(0),
-            MEMORY_TEMPERATURE => Some(u64::from(card.celsius()) + 4),
-            ENERGY => Some(card.energy_mj()),
-            POWER_AVERAGE | POWER_INSTANT => Some(u64::from(card.power_mw())),
+            MEMORY_TEMPERATURE => Some(u64::from(gpu.celsius()) + 4),
+            ENERGY => Some(gpu.energy_mj()),
+            POWER_AVERAGE | POWER_INSTANT => Some(u64::from(gpu.power_mw())),
             POWER_LEAST => Some(100_000),
             POWER_MOST | POWER_DEFAULT | POWER_CURRENT | POWER_REQUESTED => {
                 Some(u64::from(POWER_LIMIT_MW))

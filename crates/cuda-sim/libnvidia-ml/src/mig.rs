@@ -1,23 +1,23 @@
-//! MIG: which cards are in that mode, what they are cut into, and cutting them. The cut is the board's
+//! MIG: which GPUs are in that mode, what they are cut into, and cutting them. The cut is the board's
 //! (`cuda_sim::mig`). Switching the mode is not simulated.
 
 use cuda_api::nvml::*;
 use cuda_sim::mig::{Instance, MAX_INSTANCES, SIZES, SLICES, eighths, starts};
 
 use crate::border::{Answer, field, get, put};
-use crate::card::Card;
+use crate::gpu::BoardGpu;
 use crate::state::{
     Target, compute_handle, compute_instance, gpu_instance, handle, instance_handle, target, whole,
 };
 
-/// Whether a card is in MIG mode.
-pub(crate) fn enabled(card: Card) -> bool {
-    card.is_mig()
+/// Whether a GPU is in MIG mode.
+pub(crate) fn enabled(gpu: BoardGpu) -> bool {
+    gpu.is_mig()
 }
 
-/// Multiprocessors of a part of a card.
-fn multiprocessors(card: Card, sevenths: u32) -> u32 {
-    card.multiprocessors() / 8 * sevenths
+/// Multiprocessors of a part of a GPU.
+fn multiprocessors(gpu: BoardGpu, sevenths: u32) -> u32 {
+    gpu.multiprocessors() / 8 * sevenths
 }
 
 pub(crate) fn nvmlDeviceGetMigMode(
@@ -40,23 +40,23 @@ pub(crate) fn nvmlDeviceGetMigDeviceHandleByIndex(
     index: u32,
     mig: *mut NvmlDevice,
 ) -> Answer {
-    let card = whole(device)?;
+    let gpu = whole(device)?;
     if index >= MAX_INSTANCES {
         return Err(NvmlReturn::INVALID_ARGUMENT);
     }
-    if !enabled(card) {
+    if !enabled(gpu) {
         return Err(NvmlReturn::NOT_FOUND);
     }
-    card.instance(index).ok_or(NvmlReturn::NOT_FOUND)?;
-    put(mig, handle(card, Some(index)))
+    gpu.instance(index).ok_or(NvmlReturn::NOT_FOUND)?;
+    put(mig, handle(gpu, Some(index)))
 }
 
 pub(crate) fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
     mig: NvmlDevice,
     device: *mut NvmlDevice,
 ) -> Answer {
-    let (card, _) = part(mig)?;
-    put(device, handle(card, None))
+    let (gpu, _) = part(mig)?;
+    put(device, handle(gpu, None))
 }
 
 pub(crate) fn nvmlDeviceIsMigDeviceHandle(device: NvmlDevice, is_mig: *mut u32) -> Answer {
@@ -67,10 +67,10 @@ pub(crate) fn nvmlDeviceIsMigDeviceHandle(device: NvmlDevice, is_mig: *mut u32) 
 }
 
 /// A MIG device. What is asked of it does not exist for a whole GPU.
-fn part(device: NvmlDevice) -> Result<(Card, Instance), NvmlReturn> {
+fn part(device: NvmlDevice) -> Result<(BoardGpu, Instance), NvmlReturn> {
     match target(device)? {
-        Target::Mig(card, part) => Ok((card, part)),
-        Target::Card(_) => Err(NvmlReturn::INVALID_ARGUMENT),
+        Target::Mig(gpu, part) => Ok((gpu, part)),
+        Target::Gpu(_) => Err(NvmlReturn::INVALID_ARGUMENT),
     }
 }
 
@@ -87,11 +87,11 @@ pub(crate) fn nvmlDeviceGetAttributes(
     device: NvmlDevice,
     attributes: *mut NvmlDeviceAttributes,
 ) -> Answer {
-    let (card, part) = part(device)?;
+    let (gpu, part) = part(device)?;
     put(
         attributes,
         NvmlDeviceAttributes {
-            multiprocessor_count: multiprocessors(card, part.sevenths),
+            multiprocessor_count: multiprocessors(gpu, part.sevenths),
             shared_copy_engine_count: part.sevenths,
             shared_decoder_count: part.sevenths / 2,
             shared_encoder_count: 0,
@@ -135,14 +135,14 @@ fn profile_id(sevenths: u32) -> u32 {
     }
 }
 
-fn profile_info(card: Card, sevenths: u32) -> NvmlGpuInstanceProfileInfo {
-    let part = Instance::cut(card.total(), 0, sevenths);
+fn profile_info(gpu: BoardGpu, sevenths: u32) -> NvmlGpuInstanceProfileInfo {
+    let part = Instance::cut(gpu.total(), 0, sevenths);
     NvmlGpuInstanceProfileInfo {
         id: profile_id(sevenths),
         is_p2p_supported: 0,
         slice_count: sevenths,
         instance_count: SLICES / sevenths,
-        multiprocessor_count: multiprocessors(card, part.sevenths),
+        multiprocessor_count: multiprocessors(gpu, part.sevenths),
         copy_engine_count: sevenths,
         decoder_count: sevenths / 2,
         encoder_count: 0,
@@ -157,8 +157,8 @@ pub(crate) fn nvmlDeviceGetGpuInstanceProfileInfo(
     number: u32,
     info: *mut NvmlGpuInstanceProfileInfo,
 ) -> Answer {
-    let card = whole(device)?;
-    put(info, profile_info(card, profile(number)?))
+    let gpu = whole(device)?;
+    put(info, profile_info(gpu, profile(number)?))
 }
 
 pub(crate) fn nvmlDeviceGetGpuInstanceProfileInfoV(
@@ -169,9 +169,9 @@ pub(crate) fn nvmlDeviceGetGpuInstanceProfileInfoV(
     if get(info)?.version != NvmlGpuInstanceProfileInfoV2::VERSION {
         return Err(NvmlReturn::ARGUMENT_VERSION_MISMATCH);
     }
-    let card = whole(device)?;
+    let gpu = whole(device)?;
     let sevenths = profile(number)?;
-    let plain = profile_info(card, sevenths);
+    let plain = profile_info(gpu, sevenths);
     put(
         info,
         NvmlGpuInstanceProfileInfoV2 {
@@ -189,7 +189,7 @@ pub(crate) fn nvmlDeviceGetGpuInstanceProfileInfoV(
             memory_size_mib: plain.memory_size_mib,
             name: field(&format!(
                 "MIG {}",
-                Instance::cut(card.total(), 0, sevenths).shape()
+                Instance::cut(gpu.total(), 0, sevenths).shape()
             )),
         },
     )
@@ -203,11 +203,11 @@ fn sevenths_of(id: u32) -> Result<u32, NvmlReturn> {
         .ok_or(NvmlReturn::INVALID_ARGUMENT)
 }
 
-/// A card in MIG mode.
-fn split(device: NvmlDevice) -> Result<Card, NvmlReturn> {
-    let card = whole(device)?;
-    if enabled(card) {
-        Ok(card)
+/// A GPU in MIG mode.
+fn split(device: NvmlDevice) -> Result<BoardGpu, NvmlReturn> {
+    let gpu = whole(device)?;
+    if enabled(gpu) {
+        Ok(gpu)
     } else {
         Err(NvmlReturn::NOT_SUPPORTED)
     }
@@ -253,9 +253,9 @@ pub(crate) fn nvmlDeviceGetGpuInstanceRemainingCapacity(
     id: u32,
     count: *mut u32,
 ) -> Answer {
-    let card = split(device)?;
+    let gpu = split(device)?;
     let sevenths = sevenths_of(id)?;
-    let taken = card.gpu_instances();
+    let taken = gpu.gpu_instances();
     let is_free = |&&start: &&u32| {
         taken.iter().all(|part| {
             start + eighths(sevenths) <= part.start || part.start + eighths(part.sevenths) <= start
@@ -273,14 +273,14 @@ fn create(
     placement: Option<NvmlInstancePlacement>,
     out: *mut NvmlGpuInstance,
 ) -> Answer {
-    let card = split(device)?;
+    let gpu = split(device)?;
     let sevenths = sevenths_of(id)?;
     if out.is_null() || placement.is_some_and(|placement| placement.size != eighths(sevenths)) {
         return Err(NvmlReturn::INVALID_ARGUMENT);
     }
     let start = placement.map(|placement| placement.start);
-    let made = card.cut(|board, gpu| board.create_gpu_instance(gpu, sevenths, start))?;
-    put(out, instance_handle(card, made.index))
+    let made = gpu.cut(|board, gpu| board.create_gpu_instance(gpu, sevenths, start))?;
+    put(out, instance_handle(gpu, made.index))
 }
 
 pub(crate) fn nvmlDeviceCreateGpuInstance(
@@ -301,8 +301,8 @@ pub(crate) fn nvmlDeviceCreateGpuInstanceWithPlacement(
 }
 
 pub(crate) fn nvmlGpuInstanceDestroy(instance: NvmlGpuInstance) -> Answer {
-    let (card, part) = gpu_instance(instance)?;
-    card.cut(|board, gpu| board.destroy_gpu_instance(gpu, part.index))
+    let (gpu, part) = gpu_instance(instance)?;
+    gpu.cut(|board, gpu| board.destroy_gpu_instance(gpu, part.index))
 }
 
 /// The caller has made room for as many as the profile allows.
@@ -312,14 +312,14 @@ pub(crate) fn nvmlDeviceGetGpuInstances(
     out: *mut NvmlGpuInstance,
     count: *mut u32,
 ) -> Answer {
-    let card = split(device)?;
+    let gpu = split(device)?;
     let sevenths = sevenths_of(id)?;
-    let parts = card.gpu_instances();
+    let parts = gpu.gpu_instances();
     let mut found = 0;
     for part in parts.iter().filter(|part| part.sevenths == sevenths) {
         put(
             out.wrapping_add(found as usize),
-            instance_handle(card, part.index),
+            instance_handle(gpu, part.index),
         )?;
         found += 1;
     }
@@ -331,22 +331,22 @@ pub(crate) fn nvmlDeviceGetGpuInstanceById(
     id: u32,
     out: *mut NvmlGpuInstance,
 ) -> Answer {
-    let card = split(device)?;
-    let parts = card.gpu_instances();
+    let gpu = split(device)?;
+    let parts = gpu.gpu_instances();
     let part = parts.iter().find(|part| part.gpu_instance == id);
     let part = part.ok_or(NvmlReturn::NOT_FOUND)?;
-    put(out, instance_handle(card, part.index))
+    put(out, instance_handle(gpu, part.index))
 }
 
 pub(crate) fn nvmlGpuInstanceGetInfo(
     instance: NvmlGpuInstance,
     info: *mut NvmlGpuInstanceInfo,
 ) -> Answer {
-    let (card, part) = gpu_instance(instance)?;
+    let (gpu, part) = gpu_instance(instance)?;
     put(
         info,
         NvmlGpuInstanceInfo {
-            device: handle(card, None),
+            device: handle(gpu, None),
             id: part.gpu_instance,
             profile_id: profile_id(part.sevenths),
             placement: NvmlInstancePlacement {
@@ -364,7 +364,7 @@ pub(crate) fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
     engines: u32,
     info: *mut NvmlComputeInstanceProfileInfo,
 ) -> Answer {
-    let (card, part) = gpu_instance(instance)?;
+    let (gpu, part) = gpu_instance(instance)?;
     if engines != 0 {
         return Err(NvmlReturn::INVALID_ARGUMENT);
     }
@@ -377,7 +377,7 @@ pub(crate) fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
             id: number,
             slice_count: part.sevenths,
             instance_count: 1,
-            multiprocessor_count: multiprocessors(card, part.sevenths),
+            multiprocessor_count: multiprocessors(gpu, part.sevenths),
             shared_copy_engine_count: part.sevenths,
             shared_decoder_count: part.sevenths / 2,
             shared_encoder_count: 0,
@@ -392,12 +392,12 @@ pub(crate) fn nvmlGpuInstanceCreateComputeInstance(
     number: u32,
     out: *mut NvmlComputeInstance,
 ) -> Answer {
-    let (card, part) = gpu_instance(instance)?;
+    let (gpu, part) = gpu_instance(instance)?;
     if out.is_null() || profile(number)? != part.sevenths {
         return Err(NvmlReturn::INVALID_ARGUMENT);
     }
-    card.cut(|board, gpu| board.create_compute_instance(gpu, part.index))?;
-    put(out, compute_handle(card, part.index))
+    gpu.cut(|board, gpu| board.create_compute_instance(gpu, part.index))?;
+    put(out, compute_handle(gpu, part.index))
 }
 
 pub(crate) fn nvmlGpuInstanceGetComputeInstances(
@@ -406,10 +406,10 @@ pub(crate) fn nvmlGpuInstanceGetComputeInstances(
     out: *mut NvmlComputeInstance,
     count: *mut u32,
 ) -> Answer {
-    let (card, part) = gpu_instance(instance)?;
+    let (gpu, part) = gpu_instance(instance)?;
     let is_there = part.compute && profile(number)? == part.sevenths;
     if is_there {
-        put(out, compute_handle(card, part.index))?;
+        put(out, compute_handle(gpu, part.index))?;
     }
     put(count, u32::from(is_there))
 }
@@ -419,24 +419,24 @@ pub(crate) fn nvmlGpuInstanceGetComputeInstanceById(
     id: u32,
     out: *mut NvmlComputeInstance,
 ) -> Answer {
-    let (card, part) = gpu_instance(instance)?;
+    let (gpu, part) = gpu_instance(instance)?;
     if id != 0 || !part.compute {
         return Err(NvmlReturn::NOT_FOUND);
     }
-    put(out, compute_handle(card, part.index))
+    put(out, compute_handle(gpu, part.index))
 }
 
 pub(crate) fn nvmlComputeInstanceGetInfo_v2(
     instance: NvmlComputeInstance,
     info: *mut NvmlComputeInstanceInfo,
 ) -> Answer {
-    let (card, part) = compute_instance(instance)?;
+    let (gpu, part) = compute_instance(instance)?;
     let number = SIZES.iter().position(|&size| size == part.sevenths);
     put(
         info,
         NvmlComputeInstanceInfo {
-            device: handle(card, None),
-            gpu_instance: instance_handle(card, part.index),
+            device: handle(gpu, None),
+            gpu_instance: instance_handle(gpu, part.index),
             id: 0,
             profile_id: number.map_or(0, |number| number as u32),
             placement: NvmlInstancePlacement {
@@ -448,6 +448,6 @@ pub(crate) fn nvmlComputeInstanceGetInfo_v2(
 }
 
 pub(crate) fn nvmlComputeInstanceDestroy(instance: NvmlComputeInstance) -> Answer {
-    let (card, part) = compute_instance(instance)?;
-    card.cut(|board, gpu| board.destroy_compute_instance(gpu, part.index))
+    let (gpu, part) = compute_instance(instance)?;
+    gpu.cut(|board, gpu| board.destroy_compute_instance(gpu, part.index))
 }

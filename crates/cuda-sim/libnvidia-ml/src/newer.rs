@@ -1,5 +1,5 @@
 //! Names that drivers after 550 have, with the CUDA version of the driver that had each first (NVIDIA's bindings for
-//! Python name them). None of them is simulated: they answer `NOT_SUPPORTED`, as a card may. Which of them this library
+//! Python name them). None of them is simulated: they answer `NOT_SUPPORTED`, as a GPU may. Which of them this library
 //! has is decided when it is loaded: those of the board's driver, no newer ones.
 
 use cuda_api::nvml::NvmlReturn;

@@ -4,19 +4,19 @@
 use cuda_api::nvml::*;
 
 use crate::border::{Answer, get, put, put_list};
-use crate::card::{Card, ProcessSample, SM_MHZ_LEAST, SM_MHZ_MOST, power_mw};
+use crate::gpu::{BoardGpu, ProcessSample, SM_MHZ_LEAST, SM_MHZ_MOST, power_mw};
 use crate::late::Process;
 use crate::state::{Target, target, whole};
 
 /// The processes that compute on a device, with the MIG instance that they compute on.
 fn computing(device: NvmlDevice) -> Result<Vec<(Process, u32)>, NvmlReturn> {
     Ok(match target(device)? {
-        Target::Card(card) => card
+        Target::Gpu(gpu) => gpu
             .processes()
             .into_iter()
             .map(|process| (process, process.instance))
             .collect(),
-        Target::Mig(card, part) => card
+        Target::Mig(gpu, part) => gpu
             .processes()
             .into_iter()
             .filter(|process| process.instance == part.gpu_instance)
@@ -52,7 +52,7 @@ fn list(device: NvmlDevice, count: *mut u32, infos: *mut NvmlProcessInfo) -> Ans
 
 /// Under MPS all that compute do so by its server, and stand in both lists.
 fn under_mps(device: NvmlDevice) -> Result<bool, NvmlReturn> {
-    Ok(target(device)?.card().is_mps())
+    Ok(target(device)?.gpu().is_mps())
 }
 
 fn mps_list_v1(device: NvmlDevice, count: *mut u32, infos: *mut NvmlProcessInfoV1) -> Answer {
@@ -136,12 +136,12 @@ fn samples_of_processes(
     device: NvmlDevice,
     last_seen: u64,
 ) -> Result<Vec<ProcessSample>, NvmlReturn> {
-    let card = unpartitioned(device)?;
-    let lacks = crate::card::lacks();
+    let gpu = unpartitioned(device)?;
+    let lacks = crate::gpu::lacks();
     if lacks.figures {
         return Err(NvmlReturn::NOT_SUPPORTED);
     }
-    let samples = card.process_samples(last_seen);
+    let samples = gpu.process_samples(last_seen);
     if lacks.samples || samples.is_empty() {
         return Err(NvmlReturn::NOT_FOUND);
     }
@@ -199,18 +199,17 @@ pub(crate) fn nvmlDeviceGetUtilizationRates(
     device: NvmlDevice,
     utilization: *mut NvmlUtilization,
 ) -> Answer {
-    let card = unpartitioned(device)?;
-    let (gpu, memory) = card.utilization();
+    let (gpu, memory) = unpartitioned(device)?.utilization();
     put(utilization, NvmlUtilization { gpu, memory })
 }
 
-/// A card in MIG mode does not say how busy it is.
-fn unpartitioned(device: NvmlDevice) -> Result<Card, NvmlReturn> {
-    let card = whole(device)?;
-    if crate::mig::enabled(card) {
+/// A GPU in MIG mode does not say how busy it is.
+fn unpartitioned(device: NvmlDevice) -> Result<BoardGpu, NvmlReturn> {
+    let gpu = whole(device)?;
+    if crate::mig::enabled(gpu) {
         Err(NvmlReturn::NOT_SUPPORTED)
     } else {
-        Ok(card)
+        Ok(gpu)
     }
 }
 
@@ -229,7 +228,7 @@ pub(crate) fn nvmlDeviceGetSamples(
     const DECODER: u32 = 4;
     const SM_CLOCK: u32 = 5;
     const MEMORY_CLOCK: u32 = 6;
-    let card = unpartitioned(device)?;
+    let gpu = unpartitioned(device)?;
     let value = |percent: u32, memory: u32| {
         Ok(match kind {
             POWER => power_mw(percent),
@@ -245,7 +244,7 @@ pub(crate) fn nvmlDeviceGetSamples(
     value(0, 0)?;
     put(value_type, NvmlValue::UNSIGNED_INT)?;
     let mut list = Vec::new();
-    for sample in card.samples(last_seen) {
+    for sample in gpu.samples(last_seen) {
         let value = NvmlValue(u64::from(value(sample.sm, sample.memory)?));
         list.push(NvmlSample {
             time_stamp: sample.time_us,

@@ -7,14 +7,14 @@ use cuda_api::nvml::{NvmlComputeInstance, NvmlDevice, NvmlGpuInstance, NvmlRetur
 use cuda_sim::mig::Instance;
 
 use crate::border::Answer;
-use crate::card::{self, Card};
+use crate::gpu::{self, BoardGpu};
 
 static USERS: AtomicU32 = AtomicU32::new(0);
 
 /// Counts one more user; the first one opens the board.
 pub(crate) fn init(gpus_needed: bool) -> Answer {
-    card::open()?;
-    if gpus_needed && card::count() == 0 {
+    gpu::open()?;
+    if gpus_needed && gpu::count() == 0 {
         return Err(NvmlReturn::DRIVER_NOT_LOADED);
     }
     // Relaxed: the count guards no other memory.
@@ -46,32 +46,32 @@ pub(crate) fn ready() -> Answer {
 pub(crate) fn toll(name: &str) -> Answer {
     let begins = name.starts_with("nvmlInit");
     if begins {
-        card::open()?;
+        gpu::open()?;
     }
-    card::driver_answers(begins)?;
+    gpu::driver_answers(begins)?;
     // Before the board is open there are no faults.
     if ready().is_err() {
         return Ok(());
     }
-    card::faults().map_or(Ok(()), |faults| {
-        faults.meet(name, card::spend).map_err(NvmlReturn)
+    gpu::faults().map_or(Ok(()), |faults| {
+        faults.meet(name, gpu::spend).map_err(NvmlReturn)
     })
 }
 
 /// The meaning of a device handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Target {
-    /// A whole card.
-    Card(Card),
+    /// A whole GPU.
+    Gpu(BoardGpu),
     /// A MIG device of it.
-    Mig(Card, Instance),
+    Mig(BoardGpu, Instance),
 }
 
 impl Target {
-    /// The card, whichever part of it is meant.
-    pub(crate) fn card(self) -> Card {
+    /// The GPU, whichever part of it is meant.
+    pub(crate) fn gpu(self) -> BoardGpu {
         match self {
-            Target::Card(card) | Target::Mig(card, _) => card,
+            Target::Gpu(gpu) | Target::Mig(gpu, _) => gpu,
         }
     }
 }
@@ -79,11 +79,11 @@ impl Target {
 // A handle is a number that no pointer has: this page is never mapped.
 const TAG: usize = 0x5_6000;
 
-/// The handle of a card, or of the MIG device `index` of it.
-pub(crate) fn handle(card: Card, mig: Option<u32>) -> NvmlDevice {
+/// The handle of a GPU, or of the MIG device `index` of it.
+pub(crate) fn handle(gpu: BoardGpu, mig: Option<u32>) -> NvmlDevice {
     let mig = mig.map_or(0, |index| index as usize + 1);
     NvmlDevice(std::ptr::without_provenance_mut(
-        TAG | (card.index() << 5) | mig,
+        TAG | (gpu.index() << 5) | mig,
     ))
 }
 
@@ -91,56 +91,56 @@ pub(crate) fn handle(card: Card, mig: Option<u32>) -> NvmlDevice {
 const INSTANCE_TAG: usize = 0x5_7000;
 const COMPUTE_TAG: usize = 0x5_8000;
 
-fn part_bits(tag: usize, card: Card, index: u32) -> usize {
-    tag | (card.index() << 5) | (index as usize + 1)
+fn part_bits(tag: usize, gpu: BoardGpu, index: u32) -> usize {
+    tag | (gpu.index() << 5) | (index as usize + 1)
 }
 
-/// The handle of the GPU instance `index` of a card.
-pub(crate) fn instance_handle(card: Card, index: u32) -> NvmlGpuInstance {
-    let bits = part_bits(INSTANCE_TAG, card, index);
+/// The handle of the GPU instance `index` of a GPU.
+pub(crate) fn instance_handle(gpu: BoardGpu, index: u32) -> NvmlGpuInstance {
+    let bits = part_bits(INSTANCE_TAG, gpu, index);
     NvmlGpuInstance(std::ptr::without_provenance_mut(bits))
 }
 
 /// The handle of its compute instance.
-pub(crate) fn compute_handle(card: Card, index: u32) -> NvmlComputeInstance {
-    let bits = part_bits(COMPUTE_TAG, card, index);
+pub(crate) fn compute_handle(gpu: BoardGpu, index: u32) -> NvmlComputeInstance {
+    let bits = part_bits(COMPUTE_TAG, gpu, index);
     NvmlComputeInstance(std::ptr::without_provenance_mut(bits))
 }
 
-/// The card of a handle on the page `tag`, and what of it is meant: 0 for all of it, else a part's index plus one.
-fn unpacked(bits: usize, tag: usize) -> Result<(Card, usize), NvmlReturn> {
+/// The GPU of a handle on the page `tag`, and what of it is meant: 0 for all of it, else a part's index plus one.
+fn unpacked(bits: usize, tag: usize) -> Result<(BoardGpu, usize), NvmlReturn> {
     ready()?;
     if bits & !0xfff != tag {
         return Err(NvmlReturn::INVALID_ARGUMENT);
     }
-    let card = Card::at((bits >> 5) & 0x7f).ok_or(NvmlReturn::INVALID_ARGUMENT)?;
-    if card.lost() {
+    let gpu = BoardGpu::at((bits >> 5) & 0x7f).ok_or(NvmlReturn::INVALID_ARGUMENT)?;
+    if gpu.lost() {
         return Err(NvmlReturn::GPU_IS_LOST);
     }
-    Ok((card, bits & 0x1f))
+    Ok((gpu, bits & 0x1f))
 }
 
-fn part_of(bits: usize, tag: usize) -> Result<(Card, Instance), NvmlReturn> {
-    let (card, part) = unpacked(bits, tag)?;
-    let mut parts = card.gpu_instances().into_iter();
+fn part_of(bits: usize, tag: usize) -> Result<(BoardGpu, Instance), NvmlReturn> {
+    let (gpu, part) = unpacked(bits, tag)?;
+    let mut parts = gpu.gpu_instances().into_iter();
     parts
         .find(|known| known.index as usize + 1 == part)
-        .map(|known| (card, known))
+        .map(|known| (gpu, known))
         .ok_or(NvmlReturn::INVALID_ARGUMENT)
 }
 
 /// The GPU instance of a handle, while it lives.
-pub(crate) fn gpu_instance(instance: NvmlGpuInstance) -> Result<(Card, Instance), NvmlReturn> {
+pub(crate) fn gpu_instance(instance: NvmlGpuInstance) -> Result<(BoardGpu, Instance), NvmlReturn> {
     part_of(instance.0.addr(), INSTANCE_TAG)
 }
 
 /// The compute instance of a handle, while it lives.
 pub(crate) fn compute_instance(
     instance: NvmlComputeInstance,
-) -> Result<(Card, Instance), NvmlReturn> {
-    let (card, part) = part_of(instance.0.addr(), COMPUTE_TAG)?;
+) -> Result<(BoardGpu, Instance), NvmlReturn> {
+    let (gpu, part) = part_of(instance.0.addr(), COMPUTE_TAG)?;
     if part.compute {
-        Ok((card, part))
+        Ok((gpu, part))
     } else {
         Err(NvmlReturn::INVALID_ARGUMENT)
     }
@@ -148,20 +148,20 @@ pub(crate) fn compute_instance(
 
 /// The meaning of a handle; an unknown one is an invalid argument, one of a lost GPU returns that code.
 pub(crate) fn target(device: NvmlDevice) -> Result<Target, NvmlReturn> {
-    let (card, part) = unpacked(device.0.addr(), TAG)?;
+    let (gpu, part) = unpacked(device.0.addr(), TAG)?;
     match part {
-        0 => Ok(Target::Card(card)),
-        mig => card
+        0 => Ok(Target::Gpu(gpu)),
+        mig => gpu
             .instance(mig as u32 - 1)
-            .map(|part| Target::Mig(card, part))
+            .map(|part| Target::Mig(gpu, part))
             .ok_or(NvmlReturn::INVALID_ARGUMENT),
     }
 }
 
-/// A whole card; what is asked of it does not exist for a MIG device.
-pub(crate) fn whole(device: NvmlDevice) -> Result<Card, NvmlReturn> {
+/// A whole GPU; what is asked of it does not exist for a MIG device.
+pub(crate) fn whole(device: NvmlDevice) -> Result<BoardGpu, NvmlReturn> {
     match target(device)? {
-        Target::Card(card) => Ok(card),
+        Target::Gpu(gpu) => Ok(gpu),
         Target::Mig(..) => Err(NvmlReturn::NOT_SUPPORTED),
     }
 }

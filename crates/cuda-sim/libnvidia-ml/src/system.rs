@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use cuda_api::nvml::*;
 
 use crate::border::{Answer, get, put, put_list, put_text};
-use crate::card::{self, Card};
+use crate::gpu::{self, BoardGpu};
 use crate::state::{handle, init, ready, shutdown};
 
 pub(crate) fn nvmlInit() -> Answer {
@@ -32,8 +32,8 @@ pub(crate) fn nvmlShutdown() -> Answer {
 
 // Version numbers are answered without nvmlInit, as the real library does.
 pub(crate) fn nvmlSystemGetCudaDriverVersion(version: *mut i32) -> Answer {
-    card::open()?;
-    put(version, card::cuda_version())
+    gpu::open()?;
+    put(version, gpu::cuda_version())
 }
 
 pub(crate) fn nvmlSystemGetCudaDriverVersion_v2(version: *mut i32) -> Answer {
@@ -42,12 +42,12 @@ pub(crate) fn nvmlSystemGetCudaDriverVersion_v2(version: *mut i32) -> Answer {
 
 pub(crate) fn nvmlSystemGetDriverVersion(version: *mut c_char, length: u32) -> Answer {
     ready()?;
-    put_text(version, length, driver_version(card::cuda_version()))
+    put_text(version, length, driver_version(gpu::cuda_version()))
 }
 
 pub(crate) fn nvmlSystemGetNVMLVersion(version: *mut c_char, length: u32) -> Answer {
-    card::open()?;
-    let cuda = card::cuda_version();
+    gpu::open()?;
+    let cuda = gpu::cuda_version();
     put_text(
         version,
         length,
@@ -113,17 +113,17 @@ pub(crate) fn nvmlSystemGetProcessName(pid: u32, name: *mut c_char, length: u32)
     put_text(name, length, &text)
 }
 
-/// Every card hangs on the one CPU socket there is.
+/// Every GPU hangs on the one CPU socket there is.
 pub(crate) fn nvmlSystemGetTopologyGpuSet(
     _cpu_number: u32,
     count: *mut u32,
     device_array: *mut NvmlDevice,
 ) -> Answer {
     ready()?;
-    let cards: Vec<NvmlDevice> = Card::all().map(|card| handle(card, None)).collect();
+    let gpus: Vec<NvmlDevice> = BoardGpu::all().map(|gpu| handle(gpu, None)).collect();
     // Asked with a count of 0, NVML answers with the number alone.
     if get(count)? == 0 {
-        return put(count, cards.len() as u32);
+        return put(count, gpus.len() as u32);
     }
-    put_list(count, device_array, &cards)
+    put_list(count, device_array, &gpus)
 }

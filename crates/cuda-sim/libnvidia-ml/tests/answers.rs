@@ -9,7 +9,7 @@ use cuda_sim::{Board, Config};
 use libloading::Library;
 
 const GIB: u64 = 1 << 30;
-/// On the test's board: a card that nothing is done to, one that is cut, one that programs use, one
+/// On the test's board: a GPU that nothing is done to, one that is cut, one that programs use, one
 /// that falls off the bus.
 const IDLE: u32 = 0;
 const CUT: u32 = 1;
@@ -166,7 +166,7 @@ fn nothing_is_answered_before_init_and_after_the_last_shutdown() {
 }
 
 #[test]
-fn a_card_is_found_by_index_uuid_serial_and_bus_id() {
+fn a_gpu_is_found_by_index_uuid_serial_and_bus_id() {
     let session = session();
     let nvml = session.nvml();
     let device = session.device(USED);
@@ -307,7 +307,7 @@ fn memory_and_processes_are_what_the_board_says() {
 }
 
 #[test]
-fn an_idle_card_has_no_processes_and_no_samples() {
+fn an_idle_gpu_has_no_processes_and_no_samples() {
     let session = session();
     let nvml = session.nvml();
     let device = session.device(IDLE);
@@ -341,14 +341,14 @@ fn an_idle_card_has_no_processes_and_no_samples() {
 }
 
 #[test]
-fn a_cut_card_shows_its_mig_devices_each_with_its_shape() {
+fn a_cut_gpu_shows_its_mig_devices_each_with_its_shape() {
     let session = session();
     let nvml = session.nvml();
-    let card = session.device(CUT);
+    let gpu = session.device(CUT);
     let (mut mode, mut pending) = (0, 0);
     ok(call!(
         (nvml.nvmlDeviceGetMigMode),
-        card,
+        gpu,
         &raw mut mode,
         &raw mut pending
     ));
@@ -359,7 +359,7 @@ fn a_cut_card_shows_its_mig_devices_each_with_its_shape() {
             let mut part = NvmlDevice::NULL;
             ok(call!(
                 (nvml.nvmlDeviceGetMigDeviceHandleByIndex),
-                card,
+                gpu,
                 index,
                 &raw mut part
             ));
@@ -371,7 +371,7 @@ fn a_cut_card_shows_its_mig_devices_each_with_its_shape() {
                 part,
                 &raw mut parent
             ));
-            assert_eq!(parent, card);
+            assert_eq!(parent, gpu);
             let uuid = session.text(nvml.nvmlDeviceGetUUID, part);
             let uuid = CString::new(uuid).unwrap();
             let mut found = NvmlDevice::NULL;
@@ -388,7 +388,7 @@ fn a_cut_card_shows_its_mig_devices_each_with_its_shape() {
         })
         .collect();
 
-    let name = session.text(nvml.nvmlDeviceGetName, card);
+    let name = session.text(nvml.nvmlDeviceGetName, gpu);
     let expected = [("1g.5gb", 5), ("2g.10gb", 10), ("3g.20gb", 20)]
         .map(|(shape, gib)| (format!("{name} MIG {shape}"), gib));
     assert_eq!(shapes, expected);
@@ -396,7 +396,7 @@ fn a_cut_card_shows_its_mig_devices_each_with_its_shape() {
     let mut part = NvmlDevice::NULL;
     let fourth = call!(
         (nvml.nvmlDeviceGetMigDeviceHandleByIndex),
-        card,
+        gpu,
         3,
         &raw mut part
     );
@@ -407,16 +407,16 @@ fn a_cut_card_shows_its_mig_devices_each_with_its_shape() {
 fn a_partitioned_device_has_no_use_by_process() {
     let session = session();
     let nvml = session.nvml();
-    let card = session.device(CUT);
+    let gpu = session.device(CUT);
     let mut part = NvmlDevice::NULL;
     ok(call!(
         (nvml.nvmlDeviceGetMigDeviceHandleByIndex),
-        card,
+        gpu,
         0,
         &raw mut part
     ));
 
-    for device in [card, part] {
+    for device in [gpu, part] {
         let (none, mut count, mut rates) = (std::ptr::null_mut(), 0, empty());
         let samples = call!(
             (nvml.nvmlDeviceGetProcessUtilization),
@@ -432,7 +432,7 @@ fn a_partitioned_device_has_no_use_by_process() {
 }
 
 #[test]
-fn a_card_that_fell_off_the_bus_says_so_and_is_an_event() {
+fn a_gpu_that_fell_off_the_bus_says_so_and_is_an_event() {
     let session = session();
     let nvml = session.nvml();
     let mut device = NvmlDevice::NULL;

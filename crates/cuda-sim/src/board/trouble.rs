@@ -1,4 +1,4 @@
-//! What goes wrong on a board while it runs: XIDs, a card that falls off the bus, rows of memory that wait for a reset,
+//! What goes wrong on a board while it runs: XIDs, a GPU that falls off the bus, rows of memory that wait for a reset,
 //! a driver that hangs, was replaced or is gone. Any process that opens the board can make it happen and end; what it does to a
 //! call is the libraries' affair.
 

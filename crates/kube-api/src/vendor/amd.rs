@@ -38,14 +38,14 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
             nouse_types: vec!["amd.com/nouse-gputype".to_owned()],
             ..Keys::default()
         },
-        family: Box::new(Cards),
+        family: Box::new(AmdFamily),
     }])
 }
 
 #[derive(Debug)]
-struct Cards;
+struct AmdFamily;
 
-impl Cards {
+impl AmdFamily {
     /// A percentage of a device's compute units.
     fn percent(row: &Row, container: &Container) -> Result<u32, RequestError> {
         let resource = row.resource(Role::Cores);
@@ -65,7 +65,7 @@ impl Cards {
     }
 }
 
-impl Family for Cards {
+impl Family for AmdFamily {
     fn ask(
         &self,
         row: &Row,

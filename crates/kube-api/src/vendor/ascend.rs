@@ -159,7 +159,7 @@ impl Chip {
             None => {
                 let name = resource.unwrap_or_default();
                 let most = self.config.memory_capacity;
-                let problem = format!("{name} {mib} is invalid: a card has {most} MiB");
+                let problem = format!("{name} {mib} is invalid: a device has {most} MiB");
                 Err(fields::wrong_amount(container, name, problem))
             }
         }
@@ -311,7 +311,7 @@ impl Family for Chip {
             return Err(refused(
                 Role::Memory,
                 format!(
-                    "vNPU not supported for multiple devices: {count} cards with {mib} MiB each; ask for one card, or for whole ones"
+                    "vNPU not supported for multiple devices: {count} devices with {mib} MiB each; ask for one device, or for whole ones"
                 ),
             ));
         }

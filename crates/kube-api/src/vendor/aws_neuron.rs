@@ -140,7 +140,7 @@ impl Family for Devices {
         let ring = labels
             .and_then(|labels| labels.get(INSTANCE_TYPE))
             .is_some_and(|kind| kind.to_lowercase().contains("inf"));
-        let mut devices = capacity::cards(row, node, "AWSNeuron", count, 0);
+        let mut devices = capacity::devices(row, node, "AWSNeuron", count, 0);
         for device in &mut devices {
             device.slots = each;
             device.cores = (1 << each) - 1;

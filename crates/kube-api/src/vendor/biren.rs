@@ -26,14 +26,14 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
             nouse_ids: vec!["birentech.com/nouse-gpuuuid".to_owned()],
             ..Keys::default()
         },
-        family: Box::new(Cards),
+        family: Box::new(BirenFamily),
     }])
 }
 
 #[derive(Debug)]
-struct Cards;
+struct BirenFamily;
 
-impl Family for Cards {
+impl Family for BirenFamily {
     fn ask(
         &self,
         row: &Row,

@@ -13,7 +13,7 @@ use crate::register::Problem;
 /// MiB in one unit of the memory resource.
 const UNIT_MIB: u64 = 256;
 /// Compute of a device, in percent.
-const CARD_CORES: u64 = 100;
+const DEVICE_CORES: u64 = 100;
 /// The number of containers that share a device.
 const SLOTS: u32 = 100;
 /// On the pod, for the plugin: `<device>_<cores>_<units of memory>` of the first share.
@@ -46,37 +46,37 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
             nouse_ids: vec!["cambricon.com/nouse-gpuuuid".to_owned()],
             ..Keys::default()
         },
-        family: Box::new(Cards),
+        family: Box::new(CambriconFamily),
     }])
 }
 
 #[derive(Debug)]
-struct Cards;
+struct CambriconFamily;
 
-impl Family for Cards {
+impl Family for CambriconFamily {
     /// The node counts percents of devices, and memory over all of them.
     fn devices(&self, row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
         let cores = capacity::of(node, row.resource(Role::Cores));
         let memory = capacity::of(node, row.resource(Role::Memory));
-        let each_mib = u128::from(memory) * u128::from(UNIT_MIB * CARD_CORES);
+        let each_mib = u128::from(memory) * u128::from(UNIT_MIB * DEVICE_CORES);
         let each_mib = each_mib.checked_div(u128::from(cores)).unwrap_or(0);
         let each_mib = u64::try_from(each_mib).unwrap_or(u64::MAX);
-        let count = cores.div_ceil(CARD_CORES);
-        let mut cards = capacity::cards(row, node, "cambricon-mlu", count, each_mib);
-        for card in &mut cards {
-            card.slots = SLOTS;
+        let count = cores.div_ceil(DEVICE_CORES);
+        let mut devices = capacity::devices(row, node, "cambricon-mlu", count, each_mib);
+        for device in &mut devices {
+            device.slots = SLOTS;
         }
-        Ok(cards)
+        Ok(devices)
     }
 
     fn annotate(&self, row: &Row, writing: &Writing<'_>, into: &mut BTreeMap<String, String>) {
         general::annotate(row, writing, into);
         if let Some(first) = capacity::grants(row, writing).flatten().next() {
-            let card = capacity::index(first, writing.node);
+            let index = capacity::index(first, writing.node);
             let units = first.memory_bytes / MIB / UNIT_MIB;
             into.insert(
                 PROFILE.to_owned(),
-                format!("{card}_{}_{units}", first.cores),
+                format!("{index}_{}_{units}", first.cores),
             );
             into.insert(ASSIGNED.to_owned(), "false".to_owned());
         }

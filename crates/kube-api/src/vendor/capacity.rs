@@ -9,7 +9,7 @@ use crate::object::Node;
 use crate::quantity::MIB;
 
 /// One more than the engine reads from one node, so that the engine refuses an absurd count and names it.
-const MOST_CARDS: u64 = 1025;
+const MOST_DEVICES: u64 = 1025;
 
 /// The node's amount of the resource; 0 if it has none, or not a whole number.
 pub(super) fn of(node: &Node, resource: Option<&str>) -> u64 {
@@ -22,7 +22,7 @@ pub(super) fn of(node: &Node, resource: Option<&str>) -> u64 {
 }
 
 /// `count` healthy devices with this much memory, named after the node.
-pub(super) fn cards(
+pub(super) fn devices(
     row: &Row,
     node: &Node,
     infix: &str,
@@ -31,7 +31,7 @@ pub(super) fn cards(
 ) -> Vec<Device> {
     let name = node.metadata.name.as_deref().unwrap_or_default();
     (0..)
-        .take(usize::try_from(count.min(MOST_CARDS)).unwrap_or_default())
+        .take(usize::try_from(count.min(MOST_DEVICES)).unwrap_or_default())
         .map(|index: u32| {
             let id = format!("{name}-{infix}-{index}");
             let memory_bytes = memory_mib.saturating_mul(MIB);

@@ -99,11 +99,11 @@ struct Whole;
 impl Family for Whole {
     fn devices(&self, row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
         let count = capacity::of(node, row.resource(Role::Count));
-        let mut cards = capacity::cards(row, node, "GCU", count, WHOLE_MIB);
-        for card in &mut cards {
-            card.slots = 1;
+        let mut devices = capacity::devices(row, node, "GCU", count, WHOLE_MIB);
+        for device in &mut devices {
+            device.slots = 1;
         }
-        Ok(cards)
+        Ok(devices)
     }
 }
 
@@ -114,7 +114,7 @@ struct Slices;
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Capacity {
-    devices: Vec<Card>,
+    devices: Vec<ReportedDevice>,
     /// Identifier by name (`3g.24gb`).
     profiles: BTreeMap<String, Word>,
 }
@@ -122,7 +122,7 @@ struct Capacity {
 /// A device of a node.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Card {
+struct ReportedDevice {
     index: Word,
     minor: Word,
     /// The number of slices.
@@ -252,7 +252,7 @@ impl Slices {
             .filter_map(|name| sizes(name).map(|(slices, gb)| (name.as_str(), slices, gb)))
             .collect();
         let Some(most_slices) = sized.iter().map(|(_, slices, _)| *slices).max() else {
-            let why = "names no profile such as 3g.24gb that a card can be cut into";
+            let why = "names no profile such as 3g.24gb that a device can be cut into";
             return Err(broken(why.to_owned()));
         };
         let most_gb = sized.iter().map(|(_, _, gb)| *gb).max().unwrap_or(0);
@@ -270,24 +270,24 @@ impl Slices {
             .collect();
         let name = node.metadata.name.as_deref().unwrap_or_default();
         let mut devices = Vec::with_capacity(said.devices.len());
-        for (at, card) in said.devices.iter().enumerate() {
-            let capacity = card.capacity.text();
+        for (at, reported) in said.devices.iter().enumerate() {
+            let capacity = reported.capacity.text();
             let Some(slots) = capacity.parse().ok().filter(|slots| *slots > 0) else {
                 return Err(broken(format!(
-                    "card {} has a capacity of {:?}; write how many slices it has",
-                    shortened(&card.index.text()),
+                    "device {} has a capacity of {:?}; write how many slices it has",
+                    shortened(&reported.index.text()),
                     shortened(&capacity)
                 )));
             };
             let position = u32::try_from(at).unwrap_or(u32::MAX);
-            let index = card.index.text().parse().unwrap_or(position);
+            let index = reported.index.text().parse().unwrap_or(position);
             let id = format!("{name}-enflame-drs-{index}");
             let mut device = Device::new(&row.word, &id, &row.word, mib(most_gb));
             device.index = index;
             device.slots = slots;
             device.mode = "drs".to_owned();
             device.mig_profiles.clone_from(&profiles);
-            let minor = match card.minor.text() {
+            let minor = match reported.minor.text() {
                 minor if minor.is_empty() => index.to_string(),
                 minor => minor,
             };

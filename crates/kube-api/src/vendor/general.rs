@@ -23,7 +23,7 @@ pub(crate) fn count(row: &Row, container: &Container) -> Result<Option<u32>, Req
             Err(_) => Err(fields::wrong_amount(
                 container,
                 resource.unwrap_or_default(),
-                format!("{count} cards are more than any node has"),
+                format!("{count} devices are more than any node has"),
             )),
         },
         _ => Ok(None),

@@ -8,7 +8,7 @@ use crate::object::{Container, Pod};
 /// MiB in one unit of the memory resource.
 const UNIT_MIB: u64 = 256;
 /// Compute of a device, in percent.
-const CARD_CORES: u32 = 100;
+const DEVICE_CORES: u32 = 100;
 /// Name of the container, for the vendor's library, which reads it under this (misspelled) name.
 const CONTAINER_NAME: &str = "SOL_CONTINER_NAME";
 
@@ -29,7 +29,7 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
                 defaults: RowDefaults {
                     memory_mib: 0,
                     cores: 0,
-                    most_cores: CARD_CORES,
+                    most_cores: DEVICE_CORES,
                 },
                 keys: Keys {
                     register: Some(format!("hami.io/node-{word}-register")),
@@ -40,16 +40,16 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
                     nouse_ids: vec![format!("hami.io/no-use-{word}-uuid")],
                     ..Keys::default()
                 },
-                family: Box::new(Cards),
+                family: Box::new(IluvatarFamily),
             }
         })
         .collect())
 }
 
 #[derive(Debug)]
-struct Cards;
+struct IluvatarFamily;
 
-impl Family for Cards {
+impl Family for IluvatarFamily {
     fn admit(&self, row: &Row, container: &Container, _pod: &Pod) -> Result<Edits, Rejection> {
         let mut edits = general::admit(row, container)?;
         let Some(count) = fields::whole(container, row.resource(Role::Count))? else {
@@ -59,7 +59,7 @@ impl Family for Cards {
         if count > 1
             && let Some(cores) = row.resource(Role::Cores)
         {
-            let all = count.saturating_mul(i64::from(CARD_CORES));
+            let all = count.saturating_mul(i64::from(DEVICE_CORES));
             edits.limits.insert(cores.to_owned(), all.to_string());
         }
         if !container.name.is_empty() {

@@ -13,9 +13,9 @@ use crate::quantity::MIB;
 use crate::register::Problem;
 
 /// Memory of a device, in MiB.
-const CARD_MIB: u64 = 98_304;
+const DEVICE_MIB: u64 = 98_304;
 /// The possible amounts of memory of a share, in MiB.
-const SHARES_MIB: [u64; 3] = [CARD_MIB / 4, CARD_MIB / 2, CARD_MIB];
+const SHARES_MIB: [u64; 3] = [DEVICE_MIB / 4, DEVICE_MIB / 2, DEVICE_MIB];
 /// On the pod, for the plugin: positions of the devices.
 const INDEX: &str = "BAIDU_COM_DEVICE_IDX";
 
@@ -85,12 +85,12 @@ impl Family for Whole {
 
     fn devices(&self, row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
         let count = capacity::of(node, row.resource(Role::Count));
-        let mut cards = capacity::cards(row, node, "kunlun", count, CARD_MIB);
-        for card in &mut cards {
-            card.slots = 1;
-            card.numa = u32::from(u64::from(card.index) >= count / 2);
+        let mut devices = capacity::devices(row, node, "kunlun", count, DEVICE_MIB);
+        for device in &mut devices {
+            device.slots = 1;
+            device.numa = u32::from(u64::from(device.index) >= count / 2);
         }
-        Ok(cards)
+        Ok(devices)
     }
 
     fn annotate(&self, row: &Row, writing: &Writing<'_>, into: &mut BTreeMap<String, String>) {
@@ -110,7 +110,7 @@ impl Shares {
     fn rounded(mib: u64) -> u64 {
         (SHARES_MIB.into_iter())
             .find(|share| mib <= *share)
-            .unwrap_or(CARD_MIB)
+            .unwrap_or(DEVICE_MIB)
     }
 }
 
@@ -127,10 +127,10 @@ impl Family for Shares {
         };
         let mib = match ask.memory {
             Memory::Bytes(bytes) => Self::rounded(bytes.div_ceil(MIB)),
-            Memory::Percent(_) => CARD_MIB,
+            Memory::Percent(_) => DEVICE_MIB,
         };
         ask.memory = Memory::Bytes(mib * MIB);
-        let cores = u32::try_from(mib * 100 / CARD_MIB).unwrap_or(100);
+        let cores = u32::try_from(mib * 100 / DEVICE_MIB).unwrap_or(100);
         ask.compute = Compute::Units(cores);
         ask.arrange = Arrange::Wings;
         // A device is divided into shares of one size.

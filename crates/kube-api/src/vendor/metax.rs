@@ -19,7 +19,7 @@ use crate::slots::AllocationError;
 /// Memory of a whole device as the reference counts it, in MiB.
 const WHOLE_MIB: u64 = 65_536;
 /// All compute of a device.
-const CARD_CORES: u32 = 100;
+const DEVICE_CORES: u32 = 100;
 
 /// On the node: by the number of devices, how much worse the others are then connected.
 const LOSSES: &str = "metax-tech.com/gpu.topology.losses";
@@ -55,8 +55,8 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
     };
     let defaults = RowDefaults {
         memory_mib: 0,
-        cores: CARD_CORES,
-        most_cores: CARD_CORES,
+        cores: DEVICE_CORES,
+        most_cores: DEVICE_CORES,
     };
     Ok(vec![
         Row {
@@ -117,13 +117,13 @@ impl Family for Whole {
 
     fn devices(&self, row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
         let count = capacity::of(node, row.resource(Role::Count));
-        let mut cards = capacity::cards(row, node, "metax", count, WHOLE_MIB);
+        let mut devices = capacity::devices(row, node, "metax", count, WHOLE_MIB);
         let appraisal = appraisal(node).map(Arc::new);
-        for card in &mut cards {
-            card.slots = 1;
-            card.appraisal.clone_from(&appraisal);
+        for device in &mut devices {
+            device.slots = 1;
+            device.appraisal.clone_from(&appraisal);
         }
-        Ok(cards)
+        Ok(devices)
     }
 }
 
@@ -192,7 +192,7 @@ impl Shares {
                 (ONLINE.into(), accepts)
             }
             Some(OFFLINE) => (offline(policy), vec![offline(policy)]),
-            _ if cores >= CARD_CORES => (EXCLUSIVE.into(), Vec::new()),
+            _ if cores >= DEVICE_CORES => (EXCLUSIVE.into(), Vec::new()),
             _ => (policy.into(), vec![policy.into()]),
         };
         Company { class, accepts }
@@ -241,7 +241,7 @@ impl Family for Shares {
             // The pods there yield, so nothing has to be free.
             ask.compute = Compute::Unchecked;
             ask.arrange = Arrange::Apart;
-        } else if cores >= CARD_CORES && fields::annotation(pod, APP_CLASS).is_none() {
+        } else if cores >= DEVICE_CORES && fields::annotation(pod, APP_CLASS).is_none() {
             ask.arrange = Arrange::TightestGroup {
                 weigh: by_user.unwrap_or(self.weigh),
             };
@@ -263,19 +263,19 @@ impl Family for Shares {
         let reported: Option<Vec<Reported>> =
             serde_json::from_str(text).map_err(|error| Problem {
                 key: REGISTER.to_owned(),
-                problem: format!("no list of cards: {error}"),
+                problem: format!("no list of devices: {error}"),
             })?;
         Ok((0..)
             .zip(reported.unwrap_or_default())
-            .map(|(index, card)| {
-                let bytes = u64::from(card.total_vram) * MIB;
-                let mut device = Device::new(&row.word, &card.uuid, &row.word, bytes);
+            .map(|(index, report)| {
+                let bytes = u64::from(report.total_vram) * MIB;
+                let mut device = Device::new(&row.word, &report.uuid, &row.word, bytes);
                 device.index = index;
-                device.slots = card.total_dev_count;
-                device.cores = card.total_compute;
-                device.numa = card.numa;
-                device.healthy = card.healthy;
-                device.group = (card.link_zone > 0).then_some(card.link_zone);
+                device.slots = report.total_dev_count;
+                device.cores = report.total_compute;
+                device.numa = report.numa;
+                device.healthy = report.healthy;
+                device.group = (report.link_zone > 0).then_some(report.link_zone);
                 device
             })
             .collect())

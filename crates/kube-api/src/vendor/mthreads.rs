@@ -16,9 +16,9 @@ use crate::register::Problem;
 /// MiB in one unit of the memory resource.
 const UNIT_MIB: u64 = 512;
 /// Units of memory of one device.
-const CARD_MEMORY: i64 = 96;
+const DEVICE_MEMORY: i64 = 96;
 /// Compute of a device, in sixteenths.
-const CARD_CORES: u32 = 16;
+const DEVICE_CORES: u32 = 16;
 /// The number of containers that share a device.
 const SLOTS: u32 = 100;
 /// The possible units of memory of a share of one device.
@@ -53,14 +53,14 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
             nouse_ids: vec!["mthreads.ai/nouse-gpuuuid".to_owned()],
             ..Keys::default()
         },
-        family: Box::new(Cards),
+        family: Box::new(MthreadsFamily),
     }])
 }
 
 #[derive(Debug)]
-struct Cards;
+struct MthreadsFamily;
 
-impl Family for Cards {
+impl Family for MthreadsFamily {
     fn ask(
         &self,
         row: &Row,
@@ -90,16 +90,16 @@ impl Family for Cards {
     fn devices(&self, row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
         let cores = capacity::of(node, row.resource(Role::Cores));
         let memory = capacity::of(node, row.resource(Role::Memory));
-        let each_mib = u128::from(memory) * u128::from(UNIT_MIB * u64::from(CARD_CORES));
+        let each_mib = u128::from(memory) * u128::from(UNIT_MIB * u64::from(DEVICE_CORES));
         let each_mib = each_mib.checked_div(u128::from(cores)).unwrap_or(0);
         let each_mib = u64::try_from(each_mib).unwrap_or(u64::MAX);
-        let count = cores.div_ceil(u64::from(CARD_CORES));
-        let mut cards = capacity::cards(row, node, "mthreads", count, each_mib);
-        for card in &mut cards {
-            card.slots = SLOTS;
-            card.cores = CARD_CORES;
+        let count = cores.div_ceil(u64::from(DEVICE_CORES));
+        let mut devices = capacity::devices(row, node, "mthreads", count, each_mib);
+        for device in &mut devices {
+            device.slots = SLOTS;
+            device.cores = DEVICE_CORES;
         }
-        Ok(cards)
+        Ok(devices)
     }
 
     fn annotate(&self, row: &Row, writing: &Writing<'_>, into: &mut BTreeMap<String, String>) {
@@ -131,8 +131,8 @@ impl Family for Cards {
         }
         let (Some(mib), 1) = (mib, count) else {
             let whole = [
-                (row.resource(Role::Cores), i64::from(CARD_CORES)),
-                (memory, CARD_MEMORY),
+                (row.resource(Role::Cores), i64::from(DEVICE_CORES)),
+                (memory, DEVICE_MEMORY),
             ];
             for (resource, of_one) in whole {
                 if let Some(resource) = resource {

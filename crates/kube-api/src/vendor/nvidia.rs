@@ -60,18 +60,18 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
             use_types: vec!["nvidia.com/use-gputype".to_owned()],
             nouse_types: vec!["nvidia.com/nouse-gputype".to_owned()],
         },
-        family: Box::new(Cards {
+        family: Box::new(NvidiaFamily {
             config: nvidia.clone(),
         }),
     }])
 }
 
 #[derive(Debug)]
-struct Cards {
+struct NvidiaFamily {
     config: Nvidia,
 }
 
-impl Family for Cards {
+impl Family for NvidiaFamily {
     fn ask(
         &self,
         row: &Row,
@@ -187,11 +187,11 @@ impl Family for Cards {
             }
             return Ok(edits);
         }
-        let whole_card = match percent {
+        let whole_device = match percent {
             Some(percent) => percent == 100,
             None => !has(Role::Memory),
         };
-        if whole_card
+        if whole_device
             && !has(Role::Cores)
             && let Some(name) = row.resource(Role::Cores)
         {
@@ -218,12 +218,12 @@ fn show(row: &Row, writing: &Writing<'_>, into: &mut BTreeMap<String, String>) {
             continue;
         }
         let grants = granted.grants.iter();
-        let cards: Vec<&str> = grants
+        let devices: Vec<&str> = grants
             .filter(|grant| grant.vendor.as_str() == row.word && grant.instance.is_none())
             .map(|grant| grant.device.as_ref())
             .collect();
-        if !cards.is_empty() {
-            into.insert(key, cards.join(","));
+        if !devices.is_empty() {
+            into.insert(key, devices.join(","));
         }
     }
 }
@@ -239,7 +239,7 @@ fn looks_at(variable: &EnvVar, key: &str) -> bool {
         == Some(key)
 }
 
-impl Cards {
+impl NvidiaFamily {
     /// The memory resource as a plain number, if it is written with a binary suffix: the reference's agents read only
     /// plain numbers. It is left unchanged if it is not a whole number of units.
     fn units(

@@ -263,10 +263,10 @@ mod tests {
 
     #[test]
     fn a_comma_inside_a_reason_does_not_end_it() {
-        let message = read("0/2 nodes are available: 2 no card, of 4, is free.");
+        let message = read("0/2 nodes are available: 2 no GPU, of 4, is free.");
 
         assert_eq!(message.refusals.len(), 1);
-        assert_eq!(message.refusals[0].text, "no card, of 4, is free");
+        assert_eq!(message.refusals[0].text, "no GPU, of 4, is free");
     }
 
     #[test]

@@ -237,8 +237,12 @@ impl Ledger {
         }
         let (mut matching, mut open, mut reserved, mut used, mut out) = (0, 0, 0, 0, 0);
         for (node, device) in devices {
-            let card = device.device();
-            if !ask.labels.iter().all(|label| card.tags.contains(label)) {
+            let known_device = device.device();
+            if !ask
+                .labels
+                .iter()
+                .all(|label| known_device.tags.contains(label))
+            {
                 continue;
             }
             matching += 1;
@@ -257,7 +261,7 @@ impl Ledger {
                 reserved += 1;
             } else if device.used().slots > 0 || is_bound_now {
                 used += 1;
-            } else if !card.healthy || card.cordoned || card.is_mig() {
+            } else if !known_device.healthy || known_device.cordoned || known_device.is_mig() {
                 out += 1;
             }
         }

@@ -234,7 +234,7 @@ pub(super) struct Facts {
     /// The names of the schedulers of all pods.
     pub(super) schedulers: std::collections::BTreeSet<Arc<str>>,
     /// Whether nodes have GPUs that can be shared.
-    pub(super) has_cards: bool,
+    pub(super) has_devices: bool,
 }
 
 /// The typical share of a GPU, a median: half of all requested memory is requested in shares of at most this size.
@@ -253,17 +253,17 @@ impl Facts {
         let devices = Devices::new(Arc::clone(vendors), Defaults::default());
         let mut reader = Snapshot::with_devices(devices);
         let mut facts = Self::default();
-        let mut cards: BTreeMap<Vendor, Vec<(u64, u32)>> = BTreeMap::new();
+        let mut sizes: BTreeMap<Vendor, Vec<(u64, u32)>> = BTreeMap::new();
         for node in base.nodes().into_values() {
             let node = reader.read_node(node).ok();
             let devices = node.and_then(|node| node.devices);
             for device in devices.iter().flat_map(|node| &node.devices) {
-                facts.has_cards = true;
-                let of = cards.entry(device.vendor.clone()).or_default();
+                facts.has_devices = true;
+                let of = sizes.entry(device.vendor.clone()).or_default();
                 of.push((device.memory_bytes, device.cores));
             }
         }
-        let cards: BTreeMap<Vendor, (u64, u32)> = cards
+        let sizes: BTreeMap<Vendor, (u64, u32)> = sizes
             .into_iter()
             .filter_map(|(vendor, of)| Some((vendor, most_common(of)?)))
             .collect();
@@ -282,7 +282,7 @@ impl Facts {
                 ..Asked::default()
             };
             if let Some(Ok(request)) = pod.devices.as_deref() {
-                for (vendor, memory_bytes, cores) in shares_of(request, &cards) {
+                for (vendor, memory_bytes, cores) in shares_of(request, &sizes) {
                     asked.gpu_memory_bytes = asked.gpu_memory_bytes.saturating_add(memory_bytes);
                     asked.gpu_cores = asked.gpu_cores.saturating_add(u64::from(cores));
                     shares
@@ -334,13 +334,13 @@ fn middle(mut shares: Vec<(u64, u32)>) -> Option<(u64, u32)> {
 
 /// The GPUs that a pod asks for, one entry each, as its containers hold them at the same time. Init containers count
 /// only if no other container asks for any.
-fn shares_of(request: &Request, cards: &BTreeMap<Vendor, (u64, u32)>) -> Vec<(Vendor, u64, u32)> {
+fn shares_of(request: &Request, sizes: &BTreeMap<Vendor, (u64, u32)>) -> Vec<(Vendor, u64, u32)> {
     let of = |init: bool| {
         let containers = request.containers.iter();
         containers
             .filter(move |container| (container.kind == ContainerKind::Init) == init)
             .flat_map(|container| &container.asks)
-            .flat_map(|ask| share(ask, cards))
+            .flat_map(|ask| share(ask, sizes))
             .collect::<Vec<_>>()
     };
     let together = of(false);
@@ -351,15 +351,15 @@ fn shares_of(request: &Request, cards: &BTreeMap<Vendor, (u64, u32)>) -> Vec<(Ve
     }
 }
 
-fn share(ask: &Ask, cards: &BTreeMap<Vendor, (u64, u32)>) -> Vec<(Vendor, u64, u32)> {
-    let (card_bytes, card_cores) = cards.get(&ask.vendor).copied().unwrap_or_default();
+fn share(ask: &Ask, sizes: &BTreeMap<Vendor, (u64, u32)>) -> Vec<(Vendor, u64, u32)> {
+    let (device_bytes, device_cores) = sizes.get(&ask.vendor).copied().unwrap_or_default();
     let memory = match ask.memory {
         Memory::Bytes(bytes) => bytes,
-        Memory::Percent(percent) => card_bytes / 100 * u64::from(percent.min(100)),
+        Memory::Percent(percent) => device_bytes / 100 * u64::from(percent.min(100)),
     };
     let cores = match ask.compute {
         Compute::Units(units) => units,
-        Compute::Percent(percent) => card_cores.saturating_mul(percent.min(100)) / 100,
+        Compute::Percent(percent) => device_cores.saturating_mul(percent.min(100)) / 100,
         Compute::Lanes(_) | Compute::Unchecked | Compute::Gflops { .. } => 0,
     };
     // A node has at most 1024 GPUs; a pod that asks for more fits nowhere.

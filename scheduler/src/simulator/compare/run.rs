@@ -509,8 +509,8 @@ fn sample(snapshot: &Snapshot, typical: Option<&Typical>, drained: &BTreeSet<Str
         if drained.contains(node.name()) {
             continue;
         }
-        for card in node.devices() {
-            let (device, used) = (card.device(), card.used());
+        for view in node.devices() {
+            let (device, used) = (view.device(), view.used());
             sample
                 .gpu_memory
                 .add(used.memory_bytes, device.memory_bytes);
@@ -522,7 +522,7 @@ fn sample(snapshot: &Snapshot, typical: Option<&Typical>, drained: &BTreeSet<Str
             };
             if device.vendor == typical.vendor {
                 let free = device.memory_bytes.saturating_sub(used.memory_bytes);
-                let fits = cluster.place_on(&question(typical, card.id()), node.name());
+                let fits = cluster.place_on(&question(typical, view.id()), node.name());
                 stranded.add(if fits.is_ok() { 0 } else { free }, free);
             }
         }
@@ -531,11 +531,11 @@ fn sample(snapshot: &Snapshot, typical: Option<&Typical>, drained: &BTreeSet<Str
 }
 
 /// Whether the typical request fits on this GPU, as a question to the placement engine.
-fn question(typical: &Typical, card: &str) -> Request {
+fn question(typical: &Typical, uuid: &str) -> Request {
     let memory = Memory::Bytes(typical.memory_bytes);
     let mut ask = placement::Ask::new(typical.vendor.as_str(), 1, memory);
     ask.compute = Compute::Units(typical.cores);
-    ask.select.use_ids = vec![card.to_owned()];
+    ask.select.use_ids = vec![uuid.to_owned()];
     Request {
         pod: placement::Pod::named("", "typical request"),
         containers: vec![Container {

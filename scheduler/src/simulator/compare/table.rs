@@ -138,7 +138,7 @@ pub(super) fn table(comparison: &Comparison) -> String {
     }
     if let Some(typical) = &comparison.typical_request {
         text.push_str(&format!(
-            "\nfragmentation is judged by {} MiB and {} cores of an {} card\n",
+            "\nfragmentation is judged by {} MiB and {} cores of one {} device\n",
             typical.memory_mib, typical.cores, typical.vendor
         ));
     }
@@ -269,7 +269,7 @@ mod tests {
             evicted, drained nodes                        0         0
             evicted, preempted                            0         0
 
-            fragmentation is judged by 8192 MiB and 30 cores of an NVIDIA card
+            fragmentation is judged by 8192 MiB and 30 cores of one NVIDIA device
             note: a note
         "#]]
         .assert_eq(&table(&comparison));

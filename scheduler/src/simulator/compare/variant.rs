@@ -230,18 +230,25 @@ fn most_common<'a>(nodes: &BTreeMap<&str, &'a Value>, vendors: &Vendors) -> Opti
 
 /// The properties that two nodes of a kind have in common.
 fn shape(node: &Value, vendors: &Vendors) -> String {
-    let cards: Vec<_> = match Node::deserialize(node) {
+    let devices: Vec<_> = match Node::deserialize(node) {
         Ok(node) => kube_api::node::report(&node, vendors)
             .node
             .devices
             .into_iter()
-            .map(|card| (card.vendor, card.model, card.memory_bytes, card.cores))
+            .map(|device| {
+                (
+                    device.vendor,
+                    device.model,
+                    device.memory_bytes,
+                    device.cores,
+                )
+            })
             .collect(),
         Err(_) => Vec::new(),
     };
     let part = |path: &str| node.pointer(path).map(Value::to_string);
     format!(
-        "{:?} {:?} {cards:?}",
+        "{:?} {:?} {devices:?}",
         part("/status/allocatable").or_else(|| part("/status/capacity")),
         taints(node),
     )

@@ -208,7 +208,7 @@ pub(crate) fn hides(container: &Container) -> bool {
         .is_some_and(|limits| limits.unlisted == Unlisted::Deny)
 }
 
-/// Cards of the machine, as NVML counts them.
+/// GPUs of the machine, as NVML counts them.
 fn all() -> u32 {
     let mut count = 0;
     // SAFETY: one word to write to.
@@ -229,7 +229,7 @@ fn visible(container: &Container) -> impl Iterator<Item = u32> {
     (0..all()).filter(|&index| at(index).is_some_and(|handle| is_visible(container, handle)))
 }
 
-/// Cards that the container sees.
+/// GPUs that the container sees.
 pub(crate) fn count(container: &Container) -> u32 {
     visible(container).fold(0, |count, _| count + 1)
 }

@@ -16,24 +16,24 @@ fn vendor(version: &str, devices: &[(&str, &[&str])]) -> String {
     .to_string()
 }
 
-fn card(uuid: &str, index: u32, minor: u32) -> Wanted {
+fn gpu(uuid: &str, index: u32, minor: u32) -> Wanted {
     Wanted {
         uuid: uuid.to_owned(),
-        card: uuid.to_owned(),
+        gpu: uuid.to_owned(),
         index: Some(index),
         minor: Some(minor),
         instance: None,
     }
 }
 
-fn instance(uuid: &str, card: &str, gpu_instance: u32, compute_instance: u32) -> Wanted {
+fn instance(uuid: &str, gpu: &str, gpu_instance: u32, compute_instance: u32) -> Wanted {
     Wanted {
         uuid: uuid.to_owned(),
         instance: Some(Instance {
             gpu_instance,
             compute_instance,
         }),
-        ..self::card(card, 0, 0)
+        ..self::gpu(gpu, 0, 0)
     }
 }
 
@@ -51,7 +51,7 @@ impl Dirs {
         dirs
     }
 
-    /// The version, and the nodes that these cards bring.
+    /// The version, and the nodes that these GPUs bring.
     fn nodes(&self, wanted: &[Wanted]) -> Result<(String, Vec<String>), String> {
         let dirs = ["etc", "run"].map(|dir| self.0.path().join(dir));
         let vendor = Vendor {
@@ -89,14 +89,14 @@ fn gpu_is_matched_by_uuid_number_or_device_node() {
     let unknown_now = Wanted {
         index: None,
         minor: None,
-        ..card("GPU-a", 0, 0)
+        ..gpu("GPU-a", 0, 0)
     };
     for (devices, wanted, nodes) in [
-        (by_uuid, card("GPU-b", 1, 1), some(&["/dev/nvidia1"])),
+        (by_uuid, gpu("GPU-b", 1, 1), some(&["/dev/nvidia1"])),
         (by_uuid, unknown_now.clone(), some(&["/dev/nvidia0"])),
         (
             by_uuid,
-            card("MIG-x", 7, 7),
+            gpu("MIG-x", 7, 7),
             some(&["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap30"]),
         ),
         (
@@ -104,16 +104,16 @@ fn gpu_is_matched_by_uuid_number_or_device_node() {
             instance("MIG-x", "GPU-a", 1, 0),
             some(&["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap30"]),
         ),
-        (by_index, card("GPU-b", 1, 1), some(&["/dev/nvidia1"])),
+        (by_index, gpu("GPU-b", 1, 1), some(&["/dev/nvidia1"])),
         // The numbers have changed since the specification was written.
-        (by_index, card("GPU-b", 0, 1), some(&["/dev/nvidia1"])),
-        (by_index, card("GPU-c", 0, 2), None),
+        (by_index, gpu("GPU-b", 0, 1), some(&["/dev/nvidia1"])),
+        (by_index, gpu("GPU-c", 0, 2), None),
         (by_index, unknown_now, None),
-        (by_kind, card("GPU-b", 1, 1), some(&["/dev/nvidia1"])),
-        (shared, card("GPU-b", 0, 0), some(&["/dev/dxg"])),
-        (only_all, card("GPU-a", 0, 3), some(&["/dev/nvidia3"])),
-        (both_in_all, card("GPU-a", 0, 0), None),
-        // Nothing says how an instance is opened here: its card's node it is.
+        (by_kind, gpu("GPU-b", 1, 1), some(&["/dev/nvidia1"])),
+        (shared, gpu("GPU-b", 0, 0), some(&["/dev/dxg"])),
+        (only_all, gpu("GPU-a", 0, 3), some(&["/dev/nvidia3"])),
+        (both_in_all, gpu("GPU-a", 0, 0), None),
+        // Nothing says how an instance is opened here: its GPU's node it is.
         (
             by_index,
             instance("MIG-z", "GPU-a", 1, 0),
@@ -204,7 +204,7 @@ fn later_directory_and_highest_cdi_version_win() {
     ]);
 
     let (version, nodes) = dirs
-        .nodes(&[card("GPU-a", 0, 0), card("GPU-b", 1, 1)])
+        .nodes(&[gpu("GPU-a", 0, 0), gpu("GPU-b", 1, 1)])
         .unwrap();
 
     assert_eq!(version, "1.0.0");
@@ -238,7 +238,7 @@ fn bad_vendor_specification_error_names_file_and_remedy() {
         ),
         (&[("etc/nvidia.json/x", "")], "not a regular file"),
     ] {
-        let error = Dirs::with(files).nodes(&[card("GPU-a", 0, 0)]).unwrap_err();
+        let error = Dirs::with(files).nodes(&[gpu("GPU-a", 0, 0)]).unwrap_err();
         assert!(
             error.starts_with(
                 "there is no CDI specification of nvidia.com/gpu on this node: looked in"
@@ -252,7 +252,7 @@ fn bad_vendor_specification_error_names_file_and_remedy() {
         );
     }
     let none = Dirs::with(&[("etc/nvidia.json", &good)])
-        .nodes(&[card("GPU-a", 0, 0)])
+        .nodes(&[gpu("GPU-a", 0, 0)])
         .unwrap_err();
     assert!(none.contains("for GPU GPU-a (it has none)"), "{none}");
 }

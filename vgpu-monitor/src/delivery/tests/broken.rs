@@ -37,9 +37,9 @@ fn full_disk_is_reported_and_leaves_nothing_half_made() {
 #[ignore = "a part of full_disk_is_reported_and_leaves_nothing_half_made"]
 fn child_on_a_full_disk() {
     let root = PathBuf::from(std::env::var_os("VGPU_TEST_NODE").unwrap());
-    let cards = watch::Sender::new(Some(Arc::new(inventory(1))));
-    let mounts = Delivery::new(settings(&root, Manner::Mounts, cards.subscribe())).unwrap();
-    let cdi = Delivery::new(settings(&root, Manner::Cdi, cards.subscribe())).unwrap();
+    let gpus = watch::Sender::new(Some(Arc::new(inventory(1))));
+    let mounts = Delivery::new(settings(&root, Manner::Mounts, gpus.subscribe())).unwrap();
+    let cdi = Delivery::new(settings(&root, Manner::Cdi, gpus.subscribe())).unwrap();
 
     let errors = [
         mounts.allot().map(drop).unwrap_err().to_string(),
@@ -140,11 +140,11 @@ fn is_whole_enough(node: &NodeDir, name: &Name, what: &str) {
 fn child_that_is_killed() {
     let root = PathBuf::from(std::env::var_os("VGPU_TEST_NODE").unwrap());
     let step: i64 = std::env::var("VGPU_TEST_STEP").unwrap().parse().unwrap();
-    let cards = watch::Sender::new(Some(Arc::new(inventory(1))));
+    let gpus = watch::Sender::new(Some(Arc::new(inventory(1))));
     // A careful administrator's umask must not close a container's own files to it.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     steps::arm(step);
-    let cdi = Delivery::new(settings(&root, Manner::Cdi, cards.subscribe())).unwrap();
+    let cdi = Delivery::new(settings(&root, Manner::Cdi, gpus.subscribe())).unwrap();
     cdi.give(&name("a"), &given("train", 3 * GIB)).unwrap();
     cdi.give(&name("a"), &given("train", 4 * GIB)).unwrap();
     // Spoilt by its container, and made anew.
@@ -152,7 +152,7 @@ fn child_that_is_killed() {
     cdi.give(&name("a"), &given("train", 4 * GIB)).unwrap();
     cdi.give(&name("b"), &given("other", GIB)).unwrap();
     cdi.remove(&name("b")).unwrap();
-    let mounts = Delivery::new(settings(&root, Manner::Mounts, cards.subscribe())).unwrap();
+    let mounts = Delivery::new(settings(&root, Manner::Mounts, gpus.subscribe())).unwrap();
     let (mounted, _) = mounts.allot().unwrap();
     mounts.give(&mounted, &given("third", GIB)).unwrap();
     mounts.remove(&mounted).unwrap();

@@ -80,7 +80,7 @@ pub(super) fn is_whole(node: &NodeDir, name: &Name, what: &str) {
     let view = supervisor::view::read(&instance).unwrap_or_else(|error| panic!("{what}: {error}"));
     assert_eq!(
         (view.pod.as_str(), view.devices[0].uuid.as_str()),
-        ("train", CARDS[0]),
+        ("train", GPUS[0]),
         "{what}"
     );
     let modes = ["", "limits", "targets", "region"].map(|file| mode(&node.container(name, file)));

@@ -1,7 +1,7 @@
 use super::*;
 use crate::health::xid::{Class, TABLE};
 
-/// A judge with a clock of the test's, and one card that was started and found well.
+/// A judge with a clock of the test's, and one GPU that was started and found well.
 struct World {
     judge: Judge,
     now: Instant,
@@ -23,7 +23,7 @@ impl World {
     }
 
     fn started(&mut self) {
-        let known = CardIdentity {
+        let known = GpuIdentity {
             uuid: GPU.to_owned(),
             index: 0,
             model: "T".to_owned(),
@@ -95,7 +95,7 @@ fn each_xid_has_its_verdict_text_and_recovery() {
             Until::Reset => (true, true),
         };
         assert_eq!((after_quiet, after_long), expected, "{number}");
-        // A reset: the card goes and comes back.
+        // A reset: the GPU goes and comes back.
         world.probed(Err(Fault::Lost));
         assert!(world.sick().is_some(), "{number}");
         world.probed(Ok(Vitals::default()));
@@ -118,7 +118,7 @@ fn recurring_xid_waits_twice_as_long() {
 
     assert_eq!(world.sick(), None);
     assert!(matches!(news.as_slice(), [News::Well { was, .. }] if was.starts_with("XID 119")));
-    assert_eq!(world.judge.figures().cards[0].recoveries, 2);
+    assert_eq!(world.judge.figures().gpus[0].recoveries, 2);
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn pending_reset_warns_and_blocks_recovery_from_memory_errors() {
         "{news:?}"
     );
     assert_eq!(world.probed(Ok(waits())), [], "said once");
-    assert_eq!(world.sick(), None, "a warning takes no card out");
+    assert_eq!(world.sick(), None, "a warning takes no GPU out");
 
     world.xid(48);
     for _ in 0..200 {
@@ -202,7 +202,7 @@ fn starting_driver_gets_a_longer_timeout() {
 fn inventory_only_gpus_are_out_while_the_driver_is_silent() {
     let now = Instant::now();
     let mut judge = Judge::new(Checks::default(), Patience::default(), now);
-    judge.know([CardIdentity {
+    judge.know([GpuIdentity {
         uuid: "GPU-9".to_owned(),
         index: 9,
         model: String::new(),

@@ -26,7 +26,8 @@ pub(super) enum Step {
 /// An instance of the journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Entry {
-    pub(super) card: String,
+    #[serde(rename = "card")]
+    pub(super) gpu: String,
     pub(super) profile: String,
     pub(super) profile_id: u32,
     pub(super) start: u32,
@@ -44,7 +45,7 @@ impl Entry {
             start: self.start,
             size: self.size,
         };
-        (self.card.clone(), span)
+        (self.gpu.clone(), span)
     }
 
     pub(super) fn lies_as(&self, instance: &GpuInstance) -> bool {
@@ -132,8 +133,8 @@ impl Journal {
         write_whole(&self.path, &kept).map_err(|error| self.error(error.to_string()))
     }
 
-    pub(super) fn at(&mut self, card: &str, instance: &GpuInstance) -> Option<&mut Entry> {
+    pub(super) fn at(&mut self, gpu: &str, instance: &GpuInstance) -> Option<&mut Entry> {
         let mut entries = self.entries.iter_mut();
-        entries.find(|entry| entry.card == card && entry.lies_as(instance))
+        entries.find(|entry| entry.gpu == gpu && entry.lies_as(instance))
     }
 }

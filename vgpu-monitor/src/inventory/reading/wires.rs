@@ -1,4 +1,4 @@
-//! Bandwidths of NVLink, PCIe and RoCE. Owns the tables from a version to a bandwidth. Never how well two cards suit each
+//! Bandwidths of NVLink, PCIe and RoCE. Owns the tables from a version to a bandwidth. Never how well two GPUs suit each
 //! other: that is the score of a pair.
 
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use nvml_wrapper::Device;
 
 use super::Ends;
-use crate::card::{Nic, Wires};
+use crate::node_gpus::{Nic, Wires};
 
 /// Version and bandwidth of one NVLink in MB/s, both directions together, by NVML's number
 /// (`nvmlNvlinkVersion_enum`): 20 GB/s each way for 1.0, 25 from 2.0 to 4.0, 50 for 5.0.
@@ -32,8 +32,8 @@ fn pcie_mb_s(generation: u32, lanes: u32) -> u32 {
     }
 }
 
-/// The wires of the cards that answer.
-pub(super) fn of_cards(devices: &[(String, String, Device<'_>)], ends: &[Ends]) -> Vec<Wires> {
+/// The wires of the GPUs that answer.
+pub(super) fn of_gpus(devices: &[(String, String, Device<'_>)], ends: &[Ends]) -> Vec<Wires> {
     let each = devices.iter().zip(ends);
     each.map(|((uuid, _, device), own)| {
         let others = devices.iter().zip(ends).filter(|((id, ..), _)| id != uuid);
@@ -42,11 +42,11 @@ pub(super) fn of_cards(devices: &[(String, String, Device<'_>)], ends: &[Ends]) 
             (links > 0).then(|| (id.clone(), links))
         });
         let (nvlink_version, nvlink_mb_s) = nvlink(own.version);
-        // A card that does not say has no bandwidth here, and is offered all the same.
+        // A GPU that does not say has no bandwidth here, and is offered all the same.
         let generation = device.max_pcie_link_gen().unwrap_or(0);
         let lanes = device.max_pcie_link_width().unwrap_or(0);
         Wires {
-            card: uuid.clone(),
+            gpu: uuid.clone(),
             nvlinks: nvlinks.collect(),
             nvlink_count: u32::try_from(own.to.values().sum::<i32>() + own.switch).unwrap_or(0),
             nvlink_version: nvlink_version.to_owned(),

@@ -20,7 +20,7 @@ fn claim(uid: &str, pod: &str) -> Claim {
         kind: "app".to_owned(),
         vendor: "NVIDIA".to_owned(),
         shares: vec![Share {
-            card: "GPU-0".to_owned(),
+            gpu: "GPU-0".to_owned(),
             memory_bytes: 1 << 30,
             physical_bytes: 1 << 34,
             cores: 10,

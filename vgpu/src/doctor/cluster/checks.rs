@@ -148,7 +148,7 @@ pub(in crate::doctor) const CHECKS: &[Check<ClusterFacts>] = &[
         id: "VGPU-K24",
         title: "pods ask for GPUs, not for slots of them",
         cure: "lower the number: in a pod nvidia.com/gpu counts GPUs, on a node it counts the slots that may share them; ask for part of a GPU with gpumem and gpucores",
-        judge: pods::cards_not_pieces,
+        judge: pods::gpus_not_pieces,
     },
     Check {
         id: "VGPU-K25",

@@ -619,7 +619,7 @@ pub(super) fn one_release(facts: &ClusterFacts) -> Judged {
     })
 }
 
-/// Whether the pod is another vendor's device plugin for NVIDIA's cards.
+/// Whether the pod is another vendor's device plugin for NVIDIA's GPUs.
 pub(super) fn is_nvidias_plugin(pod: &Value) -> bool {
     !is_ours(pod)
         && containers(pod).any(|container| {

@@ -20,7 +20,7 @@ use crate::doctor::root::unix_now;
 const PAGE: usize = 500;
 /// Agents whose metrics are asked for.
 const MOST_AGENTS: usize = 5;
-/// What a Pod that asks for a card is sent as.
+/// What a Pod that asks for a GPU is sent as.
 const PROBE: &str = "vgpu-doctor-";
 pub(in crate::doctor) fn gather(args: &DoctorArgs) -> anyhow::Result<ClusterFacts> {
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -68,7 +68,7 @@ impl ClusterFacts {
             .collect()
     }
 
-    /// Nodes with what they report; those that report no card are left out.
+    /// Nodes with what they report; those that report no GPU are left out.
     fn reports(&self) -> Result<Vec<Report>, Finding> {
         self.read(&["nodes"])?;
         let vendors = self.vendors();
@@ -79,15 +79,13 @@ impl ClusterFacts {
             .filter(|report| !report.node.devices.is_empty())
             .collect();
         if found.is_empty() {
-            return Err(skip(
-                "no node reports a card (VGPU-K03, VGPU-K05, VGPU-K06)",
-            ));
+            return Err(skip("no node reports a GPU (VGPU-K03, VGPU-K05, VGPU-K06)"));
         }
         Ok(found)
     }
 }
 
-/// What shows that a node has cards of NVIDIA's.
+/// What shows that a node has GPUs of NVIDIA's.
 fn sign(node: &Value, resource: &str) -> Option<String> {
     let capacity = node
         .pointer("/status/capacity")
@@ -233,23 +231,23 @@ pub(super) fn same_count(facts: &ClusterFacts) -> Judged {
             .find(|node| name(node) == report.node.name);
         let offered =
             amount(node.and_then(|node| node.pointer("/status/allocatable")?.get(&resource)));
-        let cards = report
+        let gpus = report
             .node
             .devices
             .iter()
             .filter(|device| device.vendor.as_str() == "NVIDIA");
         let (mut all, mut well, mut count) = (0, 0, 0_u64);
-        for card in cards {
-            let slots = u64::from(card.slots);
+        for gpu in gpus {
+            let slots = u64::from(gpu.slots);
             all += slots;
             count += 1;
-            well += if card.healthy { slots } else { 0 };
+            well += if gpu.healthy { slots } else { 0 };
         }
         if count == 0 || (well..=all).contains(&offered) {
             continue;
         }
         let hint = if offered == count {
-            "; as many as cards, as NVIDIA's own plugin counts"
+            "; as many as GPUs, as NVIDIA's own plugin counts"
         } else {
             ""
         };
@@ -319,10 +317,10 @@ pub(super) fn leases(facts: &ClusterFacts) -> Judged {
 pub(super) fn healthy(facts: &ClusterFacts) -> Judged {
     let reports = facts.reports()?;
     let mut wrong = Vec::new();
-    let mut cards = 0;
+    let mut gpus = 0;
     for report in &reports {
         for device in &report.node.devices {
-            cards += 1;
+            gpus += 1;
             if !device.healthy {
                 wrong.push(format!("{} of {}", device.id, report.node.name));
             }
@@ -336,7 +334,7 @@ pub(super) fn healthy(facts: &ClusterFacts) -> Judged {
         }
     }
     if wrong.is_empty() {
-        return Ok(ok(format!("{cards} cards on {} nodes", reports.len())));
+        return Ok(ok(format!("{gpus} GPUs on {} nodes", reports.len())));
     }
     Ok(fail(several(&wrong)))
 }
@@ -458,7 +456,7 @@ pub(super) fn runtimes(facts: &ClusterFacts) -> Judged {
         .iter()
         .find_map(|pod| flag(pod, "--manner"))
         .unwrap_or("auto");
-    // Without CDI a container's cards come by a variable that the webhook puts in.
+    // Without CDI a container's GPUs come by a variable that the webhook puts in.
     let annotates = facts
         .pods_of("webhook")
         .iter()
@@ -488,7 +486,7 @@ pub(super) fn runtimes(facts: &ClusterFacts) -> Judged {
                 name(node)
             )),
             _ if by_mounts && !annotates => wrong.push(format!(
-                "{}: {runtime} gets cards by a variable, and the webhook has no --devices-by-annotation=true",
+                "{}: {runtime} gets GPUs by a variable, and the webhook has no --devices-by-annotation=true",
                 name(node)
             )),
             ("mounts", _) => said.push(format!("{runtime}: mounts")),
@@ -577,16 +575,15 @@ pub(super) fn node_config(facts: &ClusterFacts) -> Judged {
     })
 }
 
-/// How many cards the node with the most has, and the most pieces that a node offers.
+/// How many GPUs the node with the most has, and the most pieces that a node offers.
 pub(super) fn most(facts: &ClusterFacts) -> Result<(usize, u64), Finding> {
     let reports = facts.reports()?;
     let nvidia = |report: &Report| {
-        let cards = report.node.devices.iter();
-        cards
-            .filter(|device| device.vendor.as_str() == "NVIDIA")
+        let gpus = report.node.devices.iter();
+        gpus.filter(|device| device.vendor.as_str() == "NVIDIA")
             .count()
     };
-    let cards = reports.iter().map(nvidia).max().unwrap_or(0);
+    let gpus = reports.iter().map(nvidia).max().unwrap_or(0);
     let resource = facts.resource();
     let pieces = facts.nodes.iter().map(|node| {
         amount(
@@ -594,7 +591,7 @@ pub(super) fn most(facts: &ClusterFacts) -> Result<(usize, u64), Finding> {
                 .and_then(|all| all.get(&resource)),
         )
     });
-    Ok((cards, pieces.max().unwrap_or(0)))
+    Ok((gpus, pieces.max().unwrap_or(0)))
 }
 
 /// Containers of a pod with how many of a resource each asks for.

@@ -1,4 +1,4 @@
-//! Pods that ask for cards: where they wait, what they hold, and whether that is written as it should be. Facts in,
+//! Pods that ask for GPUs: where they wait, what they hold, and whether that is written as it should be. Facts in,
 //! verdicts out.
 
 use std::sync::Arc;
@@ -77,18 +77,18 @@ pub(super) fn other_scheduler(facts: &ClusterFacts) -> Judged {
         })
         .collect();
     if wrong.is_empty() {
-        return Ok(ok(format!("{} pods ask for cards", asking.len())));
+        return Ok(ok(format!("{} pods ask for GPUs", asking.len())));
     }
     Ok(fail(several(&wrong)))
 }
 
-pub(super) fn cards_not_pieces(facts: &ClusterFacts) -> Judged {
-    let (cards, pieces) = most(facts)?;
+pub(super) fn gpus_not_pieces(facts: &ClusterFacts) -> Judged {
+    let (gpus, pieces) = most(facts)?;
     let resource = facts.resource();
     let waiting = facts.pods.iter().filter(|pod| !is_over(pod) && waits(pod));
     let wrong: Vec<String> = waiting
         .flat_map(|pod| asks(pod, &resource).map(move |ask| (pod, ask)))
-        .filter(|(_, (_, asked))| usize::try_from(*asked).unwrap_or(usize::MAX) > cards)
+        .filter(|(_, (_, asked))| usize::try_from(*asked).unwrap_or(usize::MAX) > gpus)
         .map(|(pod, (container, asked))| {
             format!(
                 "container {container} of {} asks for {asked}",
@@ -96,7 +96,7 @@ pub(super) fn cards_not_pieces(facts: &ClusterFacts) -> Judged {
             )
         })
         .collect();
-    let most = format!("a node has at most {cards} cards, offered as {pieces} of {resource}");
+    let most = format!("a node has at most {gpus} GPUs, offered as {pieces} of {resource}");
     if wrong.is_empty() {
         return Ok(ok(most));
     }
@@ -119,7 +119,7 @@ pub(super) fn allocations(facts: &ClusterFacts) -> Judged {
         })
         .collect();
     if wrong.is_empty() {
-        return Ok(ok(format!("{held} pods hold cards")));
+        return Ok(ok(format!("{held} pods hold GPUs")));
     }
     Ok(fail(several(&wrong)))
 }
@@ -164,11 +164,11 @@ pub(super) fn double_booked(facts: &ClusterFacts) -> Judged {
         Defaults::default(),
     );
     let mut wrong = Vec::new();
-    let mut cards = 0;
+    let mut gpus = 0;
     for node in view.cluster.nodes() {
-        for card in node.devices() {
-            cards += 1;
-            let (device, used) = (card.device(), card.used());
+        for gpu in node.devices() {
+            gpus += 1;
+            let (device, used) = (gpu.device(), gpu.used());
             let mut of = Vec::new();
             if used.memory_bytes > device.memory_bytes {
                 of.push(format!(
@@ -183,7 +183,7 @@ pub(super) fn double_booked(facts: &ClusterFacts) -> Judged {
             if used.slots > device.slots {
                 of.push(format!("{} of {} slots", used.slots, device.slots));
             }
-            if card.is_in_conflict() {
+            if gpu.is_in_conflict() {
                 of.push(String::from("shares and instances at once"));
             }
             if of.is_empty() {
@@ -200,13 +200,13 @@ pub(super) fn double_booked(facts: &ClusterFacts) -> Judged {
                         .flat_map(|granted| &granted.grants);
                     grants
                         .into_iter()
-                        .any(|grant| grant.device.as_ref() == card.id())
+                        .any(|grant| grant.device.as_ref() == gpu.id())
                 })
                 .map(|held| format!("{}/{}", held.pod.namespace, held.pod.name))
                 .collect();
             wrong.push(format!(
                 "{} on {}: {} ({})",
-                card.id(),
+                gpu.id(),
                 node.name(),
                 of.join(", "),
                 several(&holders)
@@ -214,7 +214,7 @@ pub(super) fn double_booked(facts: &ClusterFacts) -> Judged {
         }
     }
     if wrong.is_empty() {
-        return Ok(ok(format!("{cards} cards")));
+        return Ok(ok(format!("{gpus} GPUs")));
     }
     Ok(fail(several(&wrong)))
 }
@@ -311,7 +311,7 @@ pub(super) fn exempt(facts: &ClusterFacts) -> Judged {
         .map(|asking| full_name(asking.pod))
         .collect();
     if wrong.is_empty() {
-        return Ok(ok(format!("{} pods ask for cards", asking.len())));
+        return Ok(ok(format!("{} pods ask for GPUs", asking.len())));
     }
     Ok(warn(several(&wrong)))
 }

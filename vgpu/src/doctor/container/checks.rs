@@ -97,7 +97,7 @@ pub(in crate::doctor) const CHECKS: &[Check<ContainerFacts>] = &[
         id: "VGPU-C15",
         title: "the container sees only the GPUs that it was given",
         cure: "let the runtime hand out GPUs by CDI, or by NVIDIA's runtime only for containers that ask: a default runtime with NVIDIA_VISIBLE_DEVICES=all, or a privileged pod, exposes all of them",
-        judge: only_given_cards,
+        judge: only_given_gpus,
     },
     Check {
         id: "VGPU-C16",
@@ -203,11 +203,11 @@ fn limits_given(facts: &ContainerFacts) -> Judged {
     }
     let error = facts.limits.error.clone();
     let why = error.unwrap_or_else(|| format!("there is no {path}, and VGPU_LIMITS is not set"));
-    let cards = match facts.cards.len() {
+    let visible = match facts.gpus.len() {
         0 => String::from("and no GPU is visible"),
-        count => format!("and {count} cards are visible, without a limit"),
+        count => format!("and {count} GPUs are visible, without a limit"),
     };
-    Err(fail(format!("{why}, {cards}")))
+    Err(fail(format!("{why}, {visible}")))
 }
 
 fn limits_intact(facts: &ContainerFacts) -> Judged {
@@ -465,15 +465,15 @@ fn not_all_visible(facts: &ContainerFacts) -> Judged {
     }
 }
 
-fn only_given_cards(facts: &ContainerFacts) -> Judged {
+fn only_given_gpus(facts: &ContainerFacts) -> Judged {
     facts.has_limits()?;
     if !facts.is_the_agents() {
-        return Err(skip("a vgpu run sees the machine's cards"));
+        return Err(skip("a vgpu run sees the machine's GPUs"));
     }
     if facts.devices.is_empty() {
         return Err(skip("the limits cannot be read (VGPU-C02)"));
     }
-    let (seen, given) = (facts.cards.len(), facts.devices.len());
+    let (seen, given) = (facts.gpus.len(), facts.devices.len());
     let said = format!("{seen} of /dev/nvidiaN are here, the limits name {given} devices");
     if seen > given {
         return Ok(fail(said));

@@ -17,7 +17,7 @@ pub(in crate::doctor) const CHECKS: &[Check<NodeFacts>] = &[
         id: "VGPU-N02",
         title: "every GPU answers and is healthy",
         cure: "look in dmesg for the XID of that GPU; reset it (nvidia-smi -r -i N) or restart the node; its slots are out of use until then",
-        judge: driver::cards_answer,
+        judge: driver::gpus_answer,
     },
     Check {
         id: "VGPU-N03",
@@ -41,7 +41,7 @@ pub(in crate::doctor) const CHECKS: &[Check<NodeFacts>] = &[
         id: "VGPU-N06",
         title: "the container runtime can hand out GPUs",
         cure: "install nvidia-container-toolkit, then run nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml; before containerd 2, run nvidia-ctk runtime configure --set-as-default and restart containerd",
-        judge: driver::runtime_knows_cards,
+        judge: driver::runtime_knows_gpus,
     },
     Check {
         id: "VGPU-N07",

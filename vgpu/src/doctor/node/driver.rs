@@ -1,6 +1,6 @@
-//! Driver, cards, and the runtime that hands them out. Facts in, verdicts out.
+//! Driver, GPUs, and the runtime that hands them out. Facts in, verdicts out.
 
-use super::{Card, NodeFacts, flag};
+use super::{DriverGpu, NodeFacts, flag};
 use crate::doctor::check::{Judged, fail, ok, several, skip, warn};
 
 /// CUDA versions whose drivers the library was tested with, as the driver counts them.
@@ -9,22 +9,22 @@ const CUDA_KNOWN: std::ops::Range<i32> = 11_000..14_000;
 pub(super) fn driver_answers(facts: &NodeFacts) -> Judged {
     if let Some(driver) = &facts.driver {
         let release = driver.release.as_deref().unwrap_or("of unknown release");
-        let count = driver.cards.len();
+        let count = driver.gpus.len();
         if count + driver.faults.len() == 0 {
-            return Err(fail(format!("driver {release} answers, and knows no card")));
+            return Err(fail(format!("driver {release} answers, and knows no GPU")));
         }
-        return Ok(ok(format!("driver {release}, {count} cards")));
+        return Ok(ok(format!("driver {release}, {count} GPUs")));
     }
     match &facts.driver_error {
         Some(error) if facts.device_files.is_empty() => Ok(fail(format!(
-            "{error}; /dev has no nvidia file: this node has no NVIDIA driver, or no card"
+            "{error}; /dev has no nvidia file: this node has no NVIDIA driver, or no GPU"
         ))),
         Some(error) => Ok(fail(error)),
         None => Ok(skip("not asked: --root names another system's files")),
     }
 }
 
-pub(super) fn cards_answer(facts: &NodeFacts) -> Judged {
+pub(super) fn gpus_answer(facts: &NodeFacts) -> Judged {
     let driver = facts.driver()?;
     let mut wrong = driver.faults.clone();
     let sick = facts.metrics.values().flat_map(|answer| &answer.sick);
@@ -32,7 +32,7 @@ pub(super) fn cards_answer(facts: &NodeFacts) -> Judged {
     wrong.sort();
     wrong.dedup();
     if wrong.is_empty() {
-        return Ok(ok(format!("{} cards answer", driver.cards.len())));
+        return Ok(ok(format!("{} GPUs answer", driver.gpus.len())));
     }
     Ok(fail(several(&wrong)))
 }
@@ -89,20 +89,20 @@ pub(super) fn device_files(facts: &NodeFacts) -> Judged {
                 .is_some_and(|rest| rest.parse::<u32>().is_ok())
         })
         .count();
-    if numbered < driver.cards.len() {
+    if numbered < driver.gpus.len() {
         missing.push(format!(
             "{} of {} /dev/nvidiaN",
-            driver.cards.len() - numbered,
-            driver.cards.len()
+            driver.gpus.len() - numbered,
+            driver.gpus.len()
         ));
     }
     if missing.is_empty() {
-        return Ok(ok(format!("nvidiactl, nvidia-uvm, {numbered} cards")));
+        return Ok(ok(format!("nvidiactl, nvidia-uvm, {numbered} GPUs")));
     }
     Ok(fail(format!("missing: {}", several(&missing))))
 }
 
-pub(super) fn runtime_knows_cards(facts: &NodeFacts) -> Judged {
+pub(super) fn runtime_knows_gpus(facts: &NodeFacts) -> Judged {
     facts.driver()?;
     let spec = facts
         .cdi
@@ -143,19 +143,19 @@ pub(super) fn cdi_fits(facts: &NodeFacts) -> Judged {
             ));
         }
         // Devices go by UUID or by index, as the toolkit was told.
-        let names = |card: &Card| {
+        let names = |gpu: &DriverGpu| {
             spec.devices.iter().any(|name| {
-                *name == card.uuid
-                    || *name == card.index.to_string()
-                    || name.starts_with(&format!("{}:", card.index))
+                *name == gpu.uuid
+                    || *name == gpu.index.to_string()
+                    || name.starts_with(&format!("{}:", gpu.index))
                     || name.starts_with("MIG-")
             })
         };
         let absent: Vec<&str> = driver
-            .cards
+            .gpus
             .iter()
-            .filter(|card| spec.kind == "nvidia.com/gpu" && spec.error.is_none() && !names(card))
-            .map(|card| card.uuid.as_str())
+            .filter(|gpu| spec.kind == "nvidia.com/gpu" && spec.error.is_none() && !names(gpu))
+            .map(|gpu| gpu.uuid.as_str())
             .collect();
         if !absent.is_empty() {
             wrong.push(format!("{} does not name {}", spec.path, several(&absent)));
@@ -199,10 +199,10 @@ pub(super) fn mig_strategy(facts: &NodeFacts) -> Judged {
         .or_else(|| flag(plugin, "--mig-strategy"))
         .unwrap_or_else(|| String::from("none"));
     let split: Vec<&str> = driver
-        .cards
+        .gpus
         .iter()
-        .filter(|card| card.instances > 0)
-        .map(|card| card.uuid.as_str())
+        .filter(|gpu| gpu.instances > 0)
+        .map(|gpu| gpu.uuid.as_str())
         .collect();
     if strategy == "none" && !split.is_empty() {
         return Ok(fail(format!(
@@ -211,7 +211,7 @@ pub(super) fn mig_strategy(facts: &NodeFacts) -> Judged {
         )));
     }
     Ok(ok(format!(
-        "{strategy}; {} cards with instances",
+        "{strategy}; {} GPUs with instances",
         split.len()
     )))
 }

@@ -74,13 +74,13 @@ pub(super) fn one_plugin(facts: &NodeFacts) -> Judged {
         .map(|name| format!("{PLUGINS}/{name}"))
         .collect();
     let ids = facts.registered.as_ref().and_then(|all| all.get(resource));
-    let card = ids
+    let id = ids
         .into_iter()
         .flatten()
         .find(|id| id.starts_with("GPU-") || id.starts_with("MIG-"));
-    if let Some(card) = card {
+    if let Some(id) = id {
         wrong.push(format!(
-            "the kubelet has {card} under {resource}: NVIDIA's plugin hands out whole cards"
+            "the kubelet has {id} under {resource}: NVIDIA's plugin hands out whole GPUs"
         ));
     }
     if wrong.is_empty() {

@@ -1,4 +1,4 @@
-//! What the node's container runtime is told about cards: CDI specs, and its default runtime. Owns how these files are
+//! What the node's container runtime is told about GPUs: CDI specs, and its default runtime. Owns how these files are
 //! read.
 
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ const CDI_DIRECTORIES: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 /// Files of the host that a spec names are looked for up to here.
 const MOST_PATHS: usize = 2_000;
 
-/// A CDI spec of cards.
+/// A CDI spec of GPUs.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct CdiSpec {

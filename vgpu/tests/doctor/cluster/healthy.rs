@@ -110,7 +110,7 @@ fn part(component: &str, name: &str, node: &str, args: &[&str], ports: &[u16]) -
     pod
 }
 
-fn node(name: &str, cards: &[&str]) -> Value {
+fn node(name: &str, gpus: &[&str]) -> Value {
     let mut node = json!({
         "metadata": { "name": name, "labels": { "kubernetes.io/os": "linux" }, "annotations": {} },
         "status": {
@@ -119,15 +119,15 @@ fn node(name: &str, cards: &[&str]) -> Value {
             "nodeInfo": { "containerRuntimeVersion": "containerd://2.1.4" },
         },
     });
-    if !cards.is_empty() {
-        let register: String = cards
+    if !gpus.is_empty() {
+        let register: String = gpus
             .iter()
-            .map(|card| format!("{card},10,16384,100,NVIDIA A100,0,true:"))
+            .map(|gpu| format!("{gpu},10,16384,100,NVIDIA A100,0,true:"))
             .collect();
         node["metadata"]["labels"]["gpu"] = "on".into();
         node["metadata"]["annotations"]["hami.io/node-nvidia-register"] = register.into();
         for list in ["capacity", "allocatable"] {
-            node["status"][list]["nvidia.com/gpu"] = (cards.len() * 10).to_string().into();
+            node["status"][list]["nvidia.com/gpu"] = (gpus.len() * 10).to_string().into();
         }
     }
     node

@@ -1,4 +1,4 @@
-//! One card as this library shows it, over the board. Everything that comes from `cuda_sim` comes
+//! One GPU as this library shows it, over the board. Everything that comes from `cuda_sim` comes
 //! through here.
 
 use std::sync::OnceLock;
@@ -20,7 +20,7 @@ use crate::late::{self, Process};
 pub(crate) const SM_MHZ_LEAST: u32 = 210;
 pub(crate) const SM_MHZ_MOST: u32 = 1_410;
 
-/// How busy a process kept a card in one sampling period.
+/// How busy a process kept a GPU in one sampling period.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ProcessSample {
     pub(crate) pid: u32,
@@ -129,7 +129,7 @@ pub(crate) fn driver_answers(begins: bool) -> Result<(), NvmlReturn> {
     }
 }
 
-/// How many cards this process was given.
+/// How many GPUs this process was given.
 pub(crate) fn count() -> usize {
     machine().map_or(0, |machine| machine.nodes.gpus.len())
 }
@@ -140,25 +140,25 @@ pub(crate) fn cuda_version() -> i32 {
 }
 
 /// The MIG device with this UUID.
-pub(crate) fn instance_named(uuid: &str) -> Option<(Card, Instance)> {
+pub(crate) fn instance_named(uuid: &str) -> Option<(BoardGpu, Instance)> {
     let (gpu, instance) = board()?.instance_named(uuid)?;
     machine()?.nodes.index(gpu)?;
-    Some((Card(gpu), instance))
+    Some((BoardGpu(gpu), instance))
 }
 
-/// A card of the board, by the place that it has there.
+/// A GPU of the board, by the place that it has there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Card(usize);
+pub(crate) struct BoardGpu(usize);
 
-impl Card {
-    /// The card with this index.
-    pub(crate) fn at(index: usize) -> Option<Card> {
-        machine()?.nodes.gpu(index).map(Card)
+impl BoardGpu {
+    /// The GPU with this index.
+    pub(crate) fn at(index: usize) -> Option<BoardGpu> {
+        machine()?.nodes.gpu(index).map(BoardGpu)
     }
 
     /// All of them.
-    pub(crate) fn all() -> impl Iterator<Item = Card> {
-        (0..count()).filter_map(Card::at)
+    pub(crate) fn all() -> impl Iterator<Item = BoardGpu> {
+        (0..count()).filter_map(BoardGpu::at)
     }
 
     /// Where this process sees it.
@@ -244,15 +244,15 @@ impl Card {
         })
     }
 
-    /// How it reaches another card.
-    pub(crate) fn path_to(self, other: Card) -> Option<Path> {
+    /// How it reaches another GPU.
+    pub(crate) fn path_to(self, other: BoardGpu) -> Option<Path> {
         board().map(|board| board.path_between(self.0, other.0))
     }
 
-    /// The card at the other end of each of its NVLinks.
-    pub(crate) fn link_ends(self) -> Vec<Card> {
+    /// The GPU at the other end of each of its NVLinks.
+    pub(crate) fn link_ends(self) -> Vec<BoardGpu> {
         let ends = board().map(|board| board.link_ends(self.0));
-        ends.unwrap_or_default().into_iter().map(Card).collect()
+        ends.unwrap_or_default().into_iter().map(BoardGpu).collect()
     }
 
     /// The MIG devices that it is cut into.
@@ -345,7 +345,7 @@ impl Card {
             .collect()
     }
 
-    /// Samples of the whole card that are newer than `last_seen` (microseconds since the epoch).
+    /// Samples of the whole GPU that are newer than `last_seen` (microseconds since the epoch).
     pub(crate) fn samples(self, last_seen: u64) -> Vec<ProcessSample> {
         let Some(work) = work() else {
             return Vec::new();
@@ -399,7 +399,7 @@ impl Card {
     }
 }
 
-/// What a card draws at so many percent.
+/// What a GPU draws at so many percent.
 pub(crate) fn power_mw(percent: u32) -> u32 {
     52_000 + percent * 2_300
 }

@@ -8,26 +8,26 @@ use supervisor::gpu::partition::{self, GpuInstance, Profile};
 use super::{MIG_DEVICES, MigError};
 
 /// Turns what the driver says into a sentence with the step that failed.
-pub(super) fn failed<'a>(card: &'a str, step: &'static str) -> impl Fn(NvmlError) -> MigError + 'a {
+pub(super) fn failed<'a>(gpu: &'a str, step: &'static str) -> impl Fn(NvmlError) -> MigError + 'a {
     move |error| MigError::Driver {
-        card: card.to_owned(),
+        gpu: gpu.to_owned(),
         step,
         reason: error.to_string(),
     }
 }
 
-/// A card in MIG mode, and what it offers.
-pub(super) struct Card<'a> {
+/// A GPU in MIG mode, and what it offers.
+pub(super) struct MigGpu<'a> {
     pub(super) uuid: &'a str,
     pub(super) device: Device<'a>,
     pub(super) profiles: Vec<Profile>,
 }
 
-impl<'a> Card<'a> {
+impl<'a> MigGpu<'a> {
     pub(super) fn open(nvml: &'a Nvml, uuid: &'a str) -> Result<Self, MigError> {
         let device = nvml
             .device_by_uuid(uuid)
-            .map_err(failed(uuid, "finding the card"))?;
+            .map_err(failed(uuid, "finding the GPU"))?;
         let mode = match device.mig_mode() {
             Ok(mode) => mode.current == 1,
             Err(NvmlError::NotSupported) => false,
@@ -35,7 +35,7 @@ impl<'a> Card<'a> {
         };
         if !mode {
             return Err(MigError::Off {
-                card: uuid.to_owned(),
+                gpu: uuid.to_owned(),
             });
         }
         let profiles =

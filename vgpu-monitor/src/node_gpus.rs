@@ -1,4 +1,4 @@
-//! What the parts of the agent tell each other about the node's cards. Values: nothing here asks a driver or the
+//! What the parts of the agent tell each other about the node's GPUs. Values: nothing here asks a driver or the
 //! API server.
 
 use std::collections::BTreeMap;
@@ -8,9 +8,9 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-/// One card as the agent knows it.
+/// One GPU as the agent knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Card {
+pub struct KnownGpu {
     /// The GPU as it is registered: what is promised of it, after `deviceSplitCount` and the scalings. Its
     /// `healthy` is the driver's view; [`Sick`] is added to that.
     pub device: placement::Device,
@@ -22,14 +22,14 @@ pub struct Card {
     pub minor: u32,
 }
 
-/// The cards of the node at one moment.
+/// The GPUs of the node at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Inventory {
     /// By index.
-    pub cards: Vec<Card>,
+    pub gpus: Vec<KnownGpu>,
     /// How well pairs of them reach each other, both ways.
     pub pairs: Vec<placement::PairScore>,
-    /// By which wires each card reaches others.
+    /// By which wires each GPU reaches others.
     pub wires: Vec<Wires>,
     /// Network cards of this node that reach other nodes' memory (RoCE).
     pub nics: Vec<Nic>,
@@ -37,13 +37,14 @@ pub struct Inventory {
     pub problems: Vec<String>,
 }
 
-/// By which wires a card reaches others. Bandwidths are both directions together, in MB/s (10^6 bytes), as vendors
+/// By which wires a GPU reaches others. Bandwidths are both directions together, in MB/s (10^6 bytes), as vendors
 /// print them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wires {
-    /// UUID of the card.
-    pub card: String,
-    /// NVLinks to other cards: how many lead to each, by its UUID. Through a switch: as many as the one with fewer has.
+    /// UUID of the GPU.
+    #[serde(rename = "card")]
+    pub gpu: String,
+    /// NVLinks to other GPUs: how many lead to each, by its UUID. Through a switch: as many as the one with fewer has.
     pub nvlinks: BTreeMap<String, u32>,
     /// NVLinks that work, wherever they lead.
     pub nvlink_count: u32,
@@ -68,7 +69,7 @@ pub struct Nic {
     pub mb_s: u32,
 }
 
-/// Why a card is not to be used now.
+/// Why a GPU is not to be used now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sick {
     /// The fault, for a person: the XID with its meaning, "lost", "does not answer since …".
@@ -79,14 +80,14 @@ pub struct Sick {
     pub recovers: bool,
 }
 
-/// Sick cards by UUID.
+/// Sick GPUs by UUID.
 pub type Health = BTreeMap<String, Sick>;
 
-/// How well each card is, from 0 to 100, by UUID. A card that may be used has 60 and more.
+/// How well each GPU is, from 0 to 100, by UUID. A GPU that may be used has 60 and more.
 pub type Scores = BTreeMap<String, u8>;
 
 /// The inventory, as it changes. `None` until it was read for the first time.
 pub type Inventories = watch::Receiver<Option<Arc<Inventory>>>;
 
-/// Which cards are sick, as it changes.
+/// Which GPUs are sick, as it changes.
 pub type Healths = watch::Receiver<Arc<Health>>;
