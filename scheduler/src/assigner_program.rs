@@ -124,7 +124,7 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "3", value_parser = crate::parse::duration)]
     pub kube_timeout: Duration,
 
-    /// What to log.
+    /// Log level.
     #[arg(short = 'l', long, env = "VGPU_ASSIGNER_LOG_LEVEL", value_enum, value_name = "LEVEL", default_value_t = Level::Warn)]
     pub log_level: Level,
 

@@ -71,7 +71,7 @@ pub enum BindError {
     NoFit {
         /// The node.
         node: String,
-        /// What is missing there.
+        /// The reason per device.
         misfit: Misfit,
     },
     /// An assigner has one of the GPUs, or may get it.
@@ -90,7 +90,7 @@ pub enum BindError {
     /// bound it.
     #[error("{refusal}; the pod cannot be read: {unread}")]
     Conflict {
-        /// What the API server said.
+        /// The API server's message.
         refusal: String,
         /// Why it is not known whether the pod is bound.
         unread: CallError,
@@ -113,7 +113,7 @@ impl BindError {
 /// Why a pod's devices are not written before its binding.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
-    /// What the API server said, or why it said nothing.
+    /// The API server's message, or the reason why there is none.
     #[error("{0}")]
     Failed(String),
     /// A defect in our code.

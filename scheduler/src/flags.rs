@@ -8,7 +8,7 @@ use server::{LogFormat, Tls, TlsFiles};
 /// The log (`#[command(flatten)]`).
 #[derive(Debug, Clone, clap::Args)]
 pub struct LogArgs {
-    /// What to log: error, warn, info or debug, or directives such as warn,scheduler=debug.
+    /// Log level: error, warn, info or debug, or directives such as warn,scheduler=debug.
     #[arg(
         long,
         env = "VGPU_SCHEDULER_LOG",

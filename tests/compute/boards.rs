@@ -6,17 +6,17 @@ use cuda_sim::Config;
 /// A simulated driver of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Board {
-    /// What differs from the others, with `-`.
+    /// Its differences from the other boards, joined by `-`.
     pub(crate) name: &'static str,
     /// Lines for its script.
     script: &'static str,
-    /// What its NVML lacks.
+    /// The parts that its NVML lacks.
     nvml: &'static str,
     /// Whether an MPS server runs the kernels of all processes side by side.
     mps: bool,
 }
 
-/// What a simulated GPU is without settings.
+/// A simulated GPU without settings.
 pub(crate) const PLAIN: Board = Board {
     name: "slices-2ms-round-robin",
     script: "",
@@ -75,7 +75,7 @@ impl Board {
         found.unwrap_or_else(|| panic!("there is no board {name}"))
     }
 
-    /// What makes it, with more lines for its script.
+    /// The configuration that makes the board, with more lines for its script.
     pub(crate) fn config(&self, script: &str) -> Config {
         Config {
             script: format!("{}{script}", self.script),
@@ -91,7 +91,7 @@ impl Board {
     }
 }
 
-/// What a share may be off by, points.
+/// The allowed error of a share, points.
 pub(crate) const POINTS: f64 = 1.5;
 
 /// Where the library is farther off than `POINTS`: test, board, and so many points at most. An entry goes when the
@@ -414,7 +414,7 @@ const STILL_OFF: &[(&str, &str, f64)] = &[
     ),
 ];
 
-/// What each share of a test may be off by on a board, points.
+/// The allowed error of each share of a test on a board, points.
 pub(crate) fn points(test: &str, board: &Board) -> f64 {
     let off = STILL_OFF
         .iter()
@@ -422,8 +422,8 @@ pub(crate) fn points(test: &str, board: &Board) -> f64 {
     off.map_or(POINTS, |(.., points)| *points)
 }
 
-/// What containers with caps have to get of a GPU that gives programs without limits so much, all together: their caps,
-/// or their parts of what there is.
+/// The shares that containers with caps must get from a GPU that gives `offered` percent to programs without limits:
+/// their caps, or parts of `offered` in proportion to their caps if it is less than their sum.
 pub(crate) fn owed(caps: &[u32], offered: f64) -> Vec<f64> {
     let asked: f64 = caps.iter().map(|cap| f64::from(*cap)).sum();
     let part = (offered / asked).min(1.0);

@@ -65,7 +65,7 @@ fn run_side_by_side(board: &Board, programs: &[(Asks, &str)], ms: u64) -> (Vec<C
     (curves, lab.is_exact())
 }
 
-/// What the same programs get of a board together, without limits.
+/// The shares that the same programs get on a board together, without limits.
 fn offered(board: &Board, words: &[&str]) -> f64 {
     let lab = Lab::on(board, LIFE);
     let programs: Vec<_> = words

@@ -148,7 +148,7 @@ impl World {
         self.folder.path().join(name)
     }
 
-    /// The simulated driver's own account: who holds how much.
+    /// The simulated driver's own account of the memory that each process holds.
     pub(crate) fn board(&self) -> Board {
         Board::open(&self.path("board")).expect("the board was created with the world")
     }

@@ -1,4 +1,4 @@
-//! What the agent costs with 100 containers, each with a living process and one device: one look, one
+//! The agent's costs with 100 containers, each with a living process and one device: one look, one
 //! exposition, one scrape over HTTP of the real process, and that process's memory and CPU; and what
 //! its arbiter costs while the containers are idle, and while all of them work on the one GPU.
 //!

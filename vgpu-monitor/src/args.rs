@@ -18,7 +18,7 @@ use crate::plugin::args::{InstallArgs, PluginArgs};
 #[derive(Debug, Clone, Parser)]
 #[command(name = "vgpu-monitor", version, args_conflicts_with_subcommands = true)]
 pub struct Args {
-    /// What to run instead of the exporter.
+    /// A program to run instead of the exporter.
     #[command(subcommand)]
     pub command: Option<Command>,
 

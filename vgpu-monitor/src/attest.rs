@@ -42,7 +42,7 @@ use tell::{Policy, Teller};
 use verdict::{Ground, ManagedContainer, Verdict};
 use watch::{GpuHolder, Pace, Watch};
 
-/// What attestation needs to know.
+/// The settings of attestation.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Name of the node.
@@ -55,13 +55,13 @@ pub struct Settings {
     pub library: PathBuf,
     /// `/proc` with the host's pids.
     pub proc: PathBuf,
-    /// What the path of a GPU device begins with.
+    /// The prefix of the paths of GPU devices.
     pub devices: String,
-    /// Namespaces owner pods may hold GPUs as they like.
+    /// Namespaces whose pods may hold GPUs without limits.
     pub exempt_namespaces: BTreeSet<String>,
     /// Programs that may do so outside of pods.
     pub exempt_programs: BTreeSet<String>,
-    /// What to do about a confirmed bad verdict.
+    /// The reaction to a confirmed bad verdict.
     pub policy: Policy,
     /// How often processes are looked at.
     pub pace: Pace,
@@ -489,8 +489,8 @@ impl Looker {
     }
 }
 
-/// What the newest library is called: as the plugin names it, by the release and the file's bytes; where that file is not
-/// here, the youngest directory of those that are installed.
+/// The name of the newest library: as the plugin names it, by the release and the file's bytes; where that file is not
+/// here, the youngest of the installed directories.
 fn newest(settings: &Settings) -> Option<String> {
     if let Ok(bytes) = fs::read(&settings.library) {
         let hash = Sha256::digest(&bytes);

@@ -64,7 +64,7 @@ pub trait Sources: Send + Sync {
     fn uncut(&self, of: Option<Labels>, reason: &str);
 }
 
-/// What a look has done.
+/// The results of a look.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Looked {
     /// Allotments that were taken away.
@@ -73,7 +73,7 @@ pub struct Looked {
     pub cleared: Vec<PathBuf>,
     /// Allotments whose pods are gone, and which stay until the grace is over or their last process ends.
     pub waiting: Vec<Name>,
-    /// What could not be taken away, and why.
+    /// Allotments and files that could not be removed, with the reasons.
     pub failed: Vec<String>,
 }
 

@@ -1,5 +1,5 @@
-//! What a container is given, as files of the host: its directory with limits and region, the library, and
-//! the description for the runtime (CDI). Never finds out which container it is: the caller says so.
+//! The delivery to a container, as files of the host: its directory with limits and region, the library, and the
+//! description for the runtime (CDI). Never finds out which container it is: the caller says so.
 //!
 //! Never shortens or replaces a file that a running container may have mapped, never maps the region, and
 //! never answers before everything that it promised is on the disk.
@@ -48,7 +48,7 @@ impl Name {
         Ok(Self(format!("v{}", hex.collect::<String>())))
     }
 
-    /// What came from elsewhere and is about to become a part of a path.
+    /// Checks a name that came from elsewhere and is about to become a part of a path.
     fn check(&self) -> Result<&str, DeliveryError> {
         let text = self.0.as_str();
         let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -80,7 +80,7 @@ pub enum Manner {
     Mounts,
 }
 
-/// What `Allocate` answers for one container.
+/// The answer to `Allocate` for one container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Allotted {
     /// Variables.
@@ -158,9 +158,9 @@ pub struct GivenInstance {
 /// Paths, and how the runtime learns what a container gets.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// What outlives the agent, on the host: `containers`, `lib`.
+    /// The state that outlives the agent, on the host: `containers`, `lib`.
     pub state_dir: PathBuf,
-    /// What every path of the host begins with as this process sees it; empty where they are the same.
+    /// The prefix of every path of the host as this process sees it; empty where the paths are the same.
     pub host_prefix: PathBuf,
     /// Where our CDI specifications are written, on the host.
     pub cdi_dir: PathBuf,
@@ -253,7 +253,7 @@ pub enum DeliveryError {
     /// Something that no allotment can be.
     #[error("{problem}")]
     Nonsense {
-        /// What was read, what is accepted.
+        /// The text that was read, and the accepted ones.
         problem: String,
     },
     /// Not a name that this agent makes.
@@ -288,13 +288,13 @@ fn is_full(error: &std::io::Error) -> bool {
     )
 }
 
-/// What the node gives to containers.
+/// The node's deliveries to containers.
 #[derive(Debug)]
 pub struct Delivery {
     settings: Settings,
     /// `containers`, as this process sees it.
     root: PathBuf,
-    /// What new allotments get.
+    /// The library for new allotments.
     library: library::Installed,
     loads: Mutex<GpuLoads>,
 }
@@ -330,7 +330,7 @@ impl Delivery {
         &self.root
     }
 
-    /// What new allotments get: the name of the library's directory.
+    /// The name of the library's directory for new allotments.
     #[must_use]
     pub fn library(&self) -> &str {
         &self.library.version
@@ -410,7 +410,7 @@ impl Delivery {
         Ok(())
     }
 
-    /// What has a directory.
+    /// The names of the allotments that have a directory.
     ///
     /// # Errors
     /// None today; the form leaves room for one.
@@ -501,14 +501,14 @@ impl Delivery {
     }
 }
 
-/// What the collector asks and tells.
+/// The collector's questions and reports.
 impl Delivery {
     /// A moment. An allotment given later is not removed because of what was known at this moment.
     pub(crate) fn moment(&self) -> u64 {
         self.loads.lock().moment()
     }
 
-    /// What has a directory: the pod's uid of each, empty where it was not given to any.
+    /// The allotments that have a directory, with the pod's uid; empty where the allotment was given to no pod.
     pub(crate) fn holders(&self) -> BTreeMap<Name, String> {
         let loads = self.loads.lock();
         let pair = |(name, held): (&Name, &GivenContainer)| {
@@ -579,7 +579,7 @@ impl Delivery {
         let mut cleared = place::clear_halves(&self.root)?;
         let cdi = self.settings.seen(&self.settings.cdi_dir);
         cleared.extend(cdi::clear(&cdi, |name| loads.get(name).is_some())?);
-        // Whose directory cannot be read may have any of them.
+        // A container whose directory cannot be read may use any of them.
         if loads.broken().next().is_none() {
             let mut kept: BTreeSet<&str> = BTreeSet::from([self.library.version.as_str()]);
             kept.extend(loads.iter().map(|(_, held)| held.record.library.as_str()));

@@ -1,4 +1,4 @@
-//! What is shown, and under which names: values in, series out.
+//! The exported series and their names: values in, series out.
 //!
 //! `docs/metrics.md` explains each series; a test compares its list with this one. Never reads a
 //! file, a clock or a GPU.

@@ -14,12 +14,12 @@ pub const PATIENCE: Duration = Duration::from_secs(2);
 /// A driver that is not there is looked for again after this.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// What the driver says.
+/// The driver's answer.
 #[derive(Debug, Clone, Default)]
 pub struct Answer {
     /// The GPUs.
     pub inventory: Inventory,
-    /// What processes hold.
+    /// The memory that processes hold.
     pub processes: Vec<GpuProcess>,
 }
 

@@ -33,7 +33,7 @@ use judge::{Figures, GpuIdentity, Judge, Patience, Report};
 use series::Collector;
 use xid::Checks;
 
-/// What the health check needs to know.
+/// The settings of the health check.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Name of the node, for its events and the label of its series.

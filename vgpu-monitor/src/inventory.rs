@@ -40,7 +40,7 @@ pub struct Settings {
     pub device_config: Option<PathBuf>,
     /// The per-node file, `{"nodeconfig": […]}`. It may be absent, and appear later.
     pub node_config: Option<PathBuf>,
-    /// What holds where the per-node file says nothing of it.
+    /// The MIG strategy of nodes for which the per-node file sets none.
     pub mig_strategy: MigStrategy,
     /// Where the kernel tells of devices.
     pub sysfs: PathBuf,
@@ -80,7 +80,7 @@ impl Settings {
 pub struct Watcher {
     /// The GPUs; `None` until the driver, or the state directory, has said what there is.
     pub inventories: Inventories,
-    /// What holds on this node; `None` until the configuration could be read for the first time.
+    /// The rules of this node; `None` until the configuration could be read for the first time.
     pub rules: watch::Receiver<Option<Arc<Rules>>>,
     events: Sender<thread::Event>,
 }

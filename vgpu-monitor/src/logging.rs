@@ -5,7 +5,7 @@ use server::LogFormat;
 /// The log (`#[command(flatten)]`).
 #[derive(Debug, Clone, clap::Args)]
 pub struct LogArgs {
-    /// What to log: error, warn, info, debug, or directives such as warn,vgpu_monitor=debug.
+    /// Log level: error, warn, info, debug, or directives such as warn,vgpu_monitor=debug.
     #[arg(
         long,
         env = "VGPU_MONITOR_LOG",

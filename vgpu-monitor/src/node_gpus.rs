@@ -1,4 +1,4 @@
-//! What the parts of the agent tell each other about the node's GPUs. Values: nothing here asks a driver or the
+//! The values in which the parts of the agent tell each other about the node's GPUs. Nothing here asks a driver or the
 //! API server.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ pub struct Inventory {
     pub wires: Vec<Wires>,
     /// Network cards of this node that reach other nodes' memory (RoCE).
     pub nics: Vec<Nic>,
-    /// What could not be read, for events and the log.
+    /// Readings that failed, for events and the log.
     pub problems: Vec<String>,
 }
 

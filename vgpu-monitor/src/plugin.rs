@@ -71,7 +71,7 @@ pub use metrics::Metrics;
 pub use node_pods::{Living, NodePods};
 pub use pods::{Ask, Lister, Pods};
 
-/// What a container gets, made on this host. All calls block.
+/// The side that gives containers their share on this host. All calls block.
 pub trait Giver: Send + Sync + 'static {
     /// A fresh name, and the answer to `Allocate` that carries it.
     ///
@@ -113,7 +113,7 @@ pub struct Settings {
     pub pod_resources: PathBuf,
 }
 
-/// What the plugin works with.
+/// The parts that the plugin works with.
 pub struct Parts {
     /// The table of resources and annotations.
     pub vendors: Arc<Vendors>,
@@ -164,7 +164,7 @@ struct PluginState {
     changed: Notify,
     /// Held from the reading of the allotments to their being recorded as given.
     turn: tokio::sync::Mutex<()>,
-    /// What this process has given; the rest may be of an earlier one that died at it.
+    /// The allotments that this process has given; the others may be of an earlier process that died while giving them.
     given: Mutex<BTreeSet<String>>,
     /// Resources whose lists the kubelet watches.
     registered: watch::Sender<BTreeSet<String>>,

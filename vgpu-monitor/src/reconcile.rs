@@ -55,7 +55,7 @@ pub struct Gap {
     pub uuid: String,
     /// How much.
     pub bytes: u64,
-    /// What the container may have; 0 is no limit.
+    /// The container's limit, bytes; 0 is no limit.
     pub limit_bytes: u64,
     /// The processes that hold it, the largest first.
     pub holders: Vec<Holds>,

@@ -21,7 +21,7 @@ use crate::exporter::{Compute, Container, Device, Instance, Work};
 use crate::gpu::Answer;
 use crate::reconcile::{self, Owners};
 
-/// What reading one owner's containers may cost in one look, beyond root's and our own.
+/// The allowed cost of reading one owner's containers in one look, for owners other than root and ourselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     /// Containers of one owner.
@@ -60,7 +60,7 @@ pub struct Found {
 pub struct Census {
     /// Containers; no two have the same namespace, pod and container.
     pub found: Vec<Found>,
-    /// What looked like a container and could not be shown; the first 1,000.
+    /// Directories that look like containers and could not be shown; the first 1,000.
     pub broken: Vec<Broken>,
     /// Directories that this process may not read; the first 1,000.
     pub unreadable: Vec<PathBuf>,
@@ -136,8 +136,7 @@ impl Census {
                 processes,
                 ..
             } = &mut found.shown;
-            // What a pod that was created again under its name has left, unused by any process: it goes within
-            // a minute.
+            // The directory of an earlier pod of the same name, unused by any process: it is removed within a minute.
             let is_left = *processes == 0 && !pod.is_empty();
             if is_left && taken.contains(&[namespace.clone(), pod.clone(), container.clone()]) {
                 return false;

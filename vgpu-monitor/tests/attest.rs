@@ -248,7 +248,7 @@ impl World {
         std::fs::remove_dir_all(self.path("proc").join(pid.to_string())).unwrap();
     }
 
-    /// What stands of a process in the picture, once several turns have gone by.
+    /// The row of a process in the picture, once several turns have gone by.
     fn row(&self, pid: u32) -> Row {
         let begun = self.attestation.picture().turns;
         // Far beyond what it takes: only a broken agent reaches it.
@@ -280,7 +280,7 @@ enum By {
     Variable(&'static str),
 }
 
-/// What comes of a trick.
+/// The outcome of a trick.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Comes {
     /// The limit holds, and the process counts as managed.

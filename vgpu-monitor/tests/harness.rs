@@ -1,4 +1,4 @@
-//! What several tests need around an agent: a process of its own on a simulated board, files that the build has made, and
+//! Helpers for tests that need an agent: a process of its own on a simulated board, files that the build has made, and
 //! an API server that counts writes and can go away.
 
 use std::path::PathBuf;

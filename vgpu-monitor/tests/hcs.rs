@@ -99,7 +99,7 @@ fn sick(reason: &str) -> Sick {
     }
 }
 
-/// What the tests' exchange table knows.
+/// The speeds in the tests' exchange table.
 fn speed(model: &str, _memory_bytes: u64) -> Option<Speed> {
     model.contains("A100").then(|| Speed {
         model: "A100-80GB".to_owned(),
@@ -447,7 +447,7 @@ async fn nothing_is_written_while_nothing_changes() {
     // A created object, its status, and the same of the topology.
     assert_eq!(written, 4);
 
-    // What is no news: the same inventory, a label of the Node, a score that moved.
+    // Changes that are no news: the same inventory, a label of the Node, a score that moved.
     world.know(inventory(2));
     let label = Patch::Merge(json!({ "metadata": { "annotations": { "other": "1" } } }));
     world

@@ -1,4 +1,4 @@
-//! What a tenant or a stranger can do to the files below the root: each is skipped and counted,
+//! The changes that a tenant or a stranger can make to the files below the root: each is skipped and counted,
 //! and the container beside it is shown all the same.
 
 #![allow(
@@ -174,7 +174,7 @@ fn limits_not_written_by_the_host_are_skipped() {
             .set_len(0)
             .unwrap()
     });
-    check("anybody may write them", |dir| {
+    check("writable by all users", |dir| {
         private(&dir.join("limits"), 0o666)
     });
 }
@@ -208,7 +208,7 @@ fn unreadable_labels_are_skipped() {
 
 #[test]
 fn linked_or_world_writable_directory_is_skipped() {
-    check("anybody may write it", |dir| private(dir, 0o777));
+    check("writable by all users", |dir| private(dir, 0o777));
     check("a link to another's", |dir| {
         let other = dir.parent().unwrap().join("good");
         fs::rename(dir, dir.parent().unwrap().join(".moved")).unwrap();

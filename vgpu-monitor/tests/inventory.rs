@@ -333,7 +333,7 @@ fn instances_are_created_in_place_and_removed_when_idle() {
     assert_eq!(board.gpu_instances(0).len(), 1);
     assert_eq!(mig.list().unwrap(), std::slice::from_ref(&made));
 
-    // What cannot be is refused, and leaves nothing behind.
+    // An impossible request is refused, and leaves nothing behind.
     let text = |gpu: &str, profile: &str, at| mig.make(gpu, profile, at).unwrap_err().to_string();
     let whole = text(&gpu, "7g.40gb", span(0, 8));
     assert!(
@@ -363,7 +363,7 @@ fn instances_are_created_in_place_and_removed_when_idle() {
     mig.unmake(&made.uuid).unwrap();
     assert_eq!(board.gpu_instances(0), []);
     assert_eq!(mig.list().unwrap(), []);
-    // What is gone is gone.
+    // Removing an instance that is gone succeeds.
     mig.unmake(&made.uuid).unwrap();
     // The room is free for another shape.
     mig.make(&gpu, "7g.40gb", span(0, 8)).unwrap();

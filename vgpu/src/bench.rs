@@ -45,7 +45,7 @@ pub(crate) struct Row {
     pub(crate) workload: String,
     /// Percent that was asked for.
     pub(crate) asked: u32,
-    /// What was got.
+    /// The measured share.
     #[serde(flatten)]
     pub(crate) figures: Option<Figures>,
     /// From the end of `vgpu set` to the first window near what was asked, milliseconds.

@@ -261,7 +261,7 @@ pub struct Args {
     #[command(flatten)]
     pub traces: TraceArgs,
 
-    /// What to log: error, warn, info or debug, or directives such as warn,webhook=debug.
+    /// Log level: error, warn, info or debug, or directives such as warn,webhook=debug.
     #[arg(
         long,
         env = "VGPU_WEBHOOK_LOG",

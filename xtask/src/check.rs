@@ -13,7 +13,7 @@ use crate::{codegen, crds, dist, graph, header, modules, protogen};
 const GLIBC_FLOOR: (u32, u32) = (2, 17);
 /// A missing dependency of a preloaded library kills every program in a container: these are always there.
 const NEEDED: [&str; 3] = ["libc.so.6", "libpthread.so.0", "libdl.so.2"];
-/// What the library exports beside the driver's own names: its ways round the dynamic linker.
+/// The library's exports beside the driver's own names: its ways round the dynamic linker.
 const LINKER_NAMES: [&str; 4] = ["dlsym", "dlvsym", "dlopen", "dlmopen"];
 /// Our own names begin so; the marker that tells our library from the driver is one.
 const OWN_PREFIX: &str = "VGPU_";

@@ -40,7 +40,7 @@ fn generate() -> anyhow::Result<String> {
         "All names that libnvidia-ml 550 exports, sorted.",
         nvml,
     )?;
-    out.push_str("/// What `cuGetProcAddress` answers: sorted by name, stream mode, version.\n");
+    out.push_str("/// The answers of `cuGetProcAddress`, sorted by name, stream mode, version.\n");
     out.push_str("#[rustfmt::skip]\npub const PROC_ADDRESSES: &[ProcAddress] = &[\n");
     let mut rows = Vec::new();
     for line in addresses.iter().filter(|line| !line.starts_with("name,")) {

@@ -12,7 +12,7 @@ const DF_SYMBOLIC: u64 = 2;
 
 type Header = elf::FileHeader64<object::Endianness>;
 
-/// What the dynamic linker will read of a file.
+/// The parts of a file that the dynamic linker reads.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Dynamic {
     /// DT_NEEDED, in order.

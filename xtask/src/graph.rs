@@ -80,7 +80,7 @@ fn names(list: &str) -> impl Iterator<Item = String> {
         .filter(|name| !name.is_empty())
 }
 
-/// What cargo will build: `[dependencies]` only, since tests may look at anything.
+/// The packages that cargo will build: `[dependencies]` only, since tests may look at anything.
 fn built(root: &Path) -> anyhow::Result<Graph> {
     let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args([

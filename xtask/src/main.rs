@@ -1,4 +1,5 @@
-//! What cargo cannot say: the C header, generated tables, the files that ship, and the checks on them.
+//! Checks and files that cargo does not know: the C header, generated tables, the files that ship, and the checks on
+//! them.
 //! This file only hands each command to its module; nothing here ships.
 #![forbid(unsafe_code)]
 #![allow(

@@ -13,7 +13,7 @@ use crate::{dist, elf};
 /// Our own library has this symbol, whatever it is called; a vendor's has not.
 const MARKER: &str = "VGPU_LIBRARY_MARKER";
 
-/// What each vendor's library is known by, the name that programs open it by, and the link that they
+/// For each vendor's library: a symbol that tells it apart, the name by which programs open it, and the name that they
 /// link to.
 const STANDS_FOR: [(&str, &str, &str); 2] = [
     ("cuInit", "libcuda.so.1", "libcuda.so"),

@@ -1018,7 +1018,7 @@ pub const NVML_SYMBOLS: &[&str] = &[
     "nvmlVgpuTypeGetResolution",
 ];
 
-/// What `cuGetProcAddress` answers: sorted by name, stream mode, version.
+/// The answers of `cuGetProcAddress`, sorted by name, stream mode, version.
 #[rustfmt::skip]
 pub const PROC_ADDRESSES: &[ProcAddress] = &[
     ProcAddress { name: "cuArray3DCreate", since: 2000, per_thread: false, symbol: "cuArray3DCreate" },

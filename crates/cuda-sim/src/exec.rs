@@ -509,8 +509,8 @@ mod tests {
         unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
     }
 
-    /// What a process does in the tests below: kernels and sleeps whose moments interleave with the
-    /// others'. Answers its own end on the board's clock.
+    /// A process of the tests below: kernels and sleeps whose moments interleave with those of the other processes.
+    /// Returns the moment at which it ends, on the board's clock.
     fn kernels_and_sleeps(exec: &Exec, number: u64) -> u64 {
         let _part = exec.clock().join_thread();
         let process = exec.join().unwrap();

@@ -9,7 +9,7 @@ pub struct Figures {
     pub lag_ns: u64,
     /// How a part of a period becomes a whole percent.
     pub rounding: Rounding,
-    /// Whose figure a slice's time is in.
+    /// The process in whose figure a slice's time is counted.
     pub credit: Credit,
 }
 
@@ -55,7 +55,7 @@ impl Rounding {
     }
 }
 
-/// Whose figure a slice's time is in.
+/// The process in whose figure a slice's time is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Credit {
     /// The process's whose kernels ran.

@@ -41,7 +41,7 @@ pub const LAUNCH_ATTRIBUTE_NS: u32 = 0x5647_5055;
 /// The longest script in bytes: it lies in the board's file, so that all processes use one.
 pub const MAX_SCRIPT_BYTES: usize = 16 * 1024;
 
-/// What a kernel does to the GPU.
+/// The work of a kernel on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Duration {
     /// Runs for `ns + ns_per_block * blocks`.
@@ -127,11 +127,11 @@ impl Default for Script {
 pub struct ScriptError {
     /// Counted from 1; 0 when it is about the whole script.
     pub line: usize,
-    /// What is wrong with it.
+    /// The problem with the line.
     pub problem: ScriptProblem,
 }
 
-/// What is wrong with a line of a script, with the text that was read.
+/// A problem with a line of a script, with the text that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ScriptProblem {
     /// The script has this many bytes: more than the board's file holds.
@@ -152,9 +152,9 @@ pub enum ScriptProblem {
     Value {
         /// The words that begin the line.
         line: &'static str,
-        /// What stands there.
+        /// The text that was read.
         read: String,
-        /// What it accepts.
+        /// The accepted values.
         accepted: &'static str,
     },
     /// A time of 0 where this line needs more.
@@ -323,7 +323,7 @@ impl Script {
         Ok(())
     }
 
-    /// What the kernel of this name does, and which line said so (0: none; the name or the default).
+    /// The duration of the kernel with this name, and the line that set it (0: no line; the name or the default).
     pub fn kernel(&self, name: &str) -> (Duration, usize) {
         let found = self.rules.iter().position(|rule| fits(&rule.pattern, name));
         if let Some((index, rule)) = found.and_then(|i| self.rules.get(i).map(|rule| (i, rule))) {

@@ -11,7 +11,7 @@ pub enum Order {
     LeastRun,
 }
 
-/// What happens to a slice whose process has no kernel to run.
+/// The fate of a slice whose process has no kernel to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Emptied {
     /// It ends at once.
@@ -30,7 +30,7 @@ pub struct Rules {
     pub switch_ns: u64,
     /// Which process is next.
     pub order: Order,
-    /// What happens to a slice whose process has nothing to run.
+    /// The fate of a slice whose process has no kernel to run.
     pub emptied: Emptied,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Slice {
     pub(crate) from_ns: u64,
     /// Until when it lasts while another process waits.
     pub(crate) end_ns: u64,
-    /// What the holder's run time counted as when the slice was given.
+    /// The holder's run time when the slice was given, as the order by run time counts it, nanoseconds.
     pub(crate) ran_ns: u64,
     /// The highest `ran_ns` of all slices: a process that rested is at most one slice behind it.
     pub(crate) reached_ns: u64,

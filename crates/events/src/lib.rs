@@ -171,7 +171,7 @@ impl Drop for Handle {
     }
 }
 
-/// What the callers and the sending task share: the queue, its limits and the counters.
+/// The state that the callers and the sending task share: the queue, its limits and the counters.
 struct Outbox {
     limits: Limits,
     queue: Mutex<Queue>,

@@ -267,11 +267,11 @@ impl AnyCase for ExtenderPreemptionArgs {
             "pod" => self.pod = map.next_value()?,
             "nodenametometavictims" => {
                 let named: BTreeMap<String, Option<Victims>> = value(map)?;
-                self.victims.extend(named.into_iter().map(or_nobody));
+                self.victims.extend(named.into_iter().map(or_no_victims));
             }
             "nodenametovictims" => {
                 let whole: BTreeMap<String, Option<Victims>> = value(map)?;
-                for (node, victims) in whole.into_iter().map(or_nobody) {
+                for (node, victims) in whole.into_iter().map(or_no_victims) {
                     self.victims.entry(node).or_insert(victims);
                 }
             }
@@ -281,7 +281,7 @@ impl AnyCase for ExtenderPreemptionArgs {
     }
 }
 
-fn or_nobody((node, victims): (String, Option<Victims>)) -> (String, Victims) {
+fn or_no_victims((node, victims): (String, Option<Victims>)) -> (String, Victims) {
     (node, victims.unwrap_or_default())
 }
 

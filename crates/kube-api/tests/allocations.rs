@@ -204,7 +204,7 @@ fn container_gets_its_own_devices_and_no_others() {
 }
 
 #[test]
-fn what_runs_is_read_by_container_whoever_wrote_it() {
+fn running_containers_are_read_from_any_writer() {
     let check = |shape: &str, text: &str, expected: &str| {
         let pod = of_containers(shape, json!({ALLOCATED: text}));
         assert_eq!(text_of(&pod), expected, "{shape}: {text}");

@@ -4,7 +4,7 @@
 
 use crate::common;
 
-use common::{everybody, recordings};
+use common::{all_vendors, recordings};
 use kube_api::config::{CorePolicy, DeviceConfig, NodeOverrides, OperatingMode};
 use kube_api::vendor::{Role, Switches, Vendors};
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ fn every_configuration_of_the_recordings_is_read() {
         let path = entry.unwrap().path();
         let config = DeviceConfig::parse(&std::fs::read_to_string(&path).unwrap())
             .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        Vendors::new(config, everybody()).unwrap();
+        Vendors::new(config, all_vendors()).unwrap();
         read += 1;
     }
     assert!(read >= 8);
@@ -81,7 +81,7 @@ fn what_a_section_leaves_out_is_as_in_the_reference() {
     assert!(nvidia.resource_memory_name.is_empty());
     let nulls = "nvidia:\n  resourceCountName: x/gpu\n  deviceSplitCount:\n  memoryFactor:\n  deviceMemoryScaling:\n  defaultGPUNum:\n";
     assert_eq!(DeviceConfig::parse(nulls).unwrap().nvidia, config.nvidia);
-    let vendors = Vendors::new(config, everybody()).unwrap();
+    let vendors = Vendors::new(config, all_vendors()).unwrap();
     let found: Vec<_> = vendors
         .resources()
         .map(|(name, row, role)| (name, &*row.word, role))
@@ -99,8 +99,8 @@ fn ascend_and_iluvatar_are_looked_at_when_they_are_switched_on() {
         let vendors = Vendors::new(DeviceConfig::standard(), switches).unwrap();
         vendors.iter().map(|row| row.word.clone()).collect()
     };
-    assert!(words(everybody()).contains(&"Ascend910B3".to_owned()));
-    assert!(words(everybody()).contains(&"MR-V100".to_owned()));
+    assert!(words(all_vendors()).contains(&"Ascend910B3".to_owned()));
+    assert!(words(all_vendors()).contains(&"MR-V100".to_owned()));
     assert!(
         !words(off)
             .iter()
@@ -114,7 +114,7 @@ fn a_name_that_is_none_of_an_extended_resource_is_refused() {
     let check = |name: &str, expected: &str| {
         let text = format!("nvidia:\n  resourceCountName: {name}\n  defaultCores: 1\n");
         let config = DeviceConfig::parse(&text).unwrap();
-        let error = Vendors::new(config, everybody()).unwrap_err().to_string();
+        let error = Vendors::new(config, all_vendors()).unwrap_err().to_string();
         assert_eq!(error, expected);
     };
     let no_name =
@@ -272,7 +272,7 @@ proptest! {
         lines[at] = &line;
 
         if let Ok(config) = DeviceConfig::parse(&lines.join("\n")) {
-            Vendors::new(config, everybody()).ok();
+            Vendors::new(config, all_vendors()).ok();
         }
     }
 }

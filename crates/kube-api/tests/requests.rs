@@ -4,7 +4,7 @@
 
 use crate::common;
 
-use common::{MIB, asking, everybody, pod, vendors, vendors_with};
+use common::{MIB, all_vendors, asking, pod, vendors, vendors_with};
 use kube_api::config::DeviceConfig;
 use kube_api::request::{Defaults, RequestError, request};
 use kube_api::vendor::Vendors;
@@ -313,7 +313,7 @@ fn two_vendors_cannot_claim_one_resource() {
     let mut config = DeviceConfig::standard();
     config.hygon.as_mut().unwrap().resource_count_name = "nvidia.com/gpu".to_owned();
 
-    let error = Vendors::new(config, everybody()).unwrap_err();
+    let error = Vendors::new(config, all_vendors()).unwrap_err();
 
     assert_eq!(
         error.to_string(),

@@ -26,7 +26,7 @@ const NOW: u64 = 1_700_000_000_123_456_789;
 fn recorded_vendors(recording: &Value) -> Vendors {
     let file = recording["deviceConfigFile"].as_str().unwrap();
     let text = std::fs::read_to_string(common::recordings().join(file)).unwrap();
-    Vendors::new(DeviceConfig::parse(&text).unwrap(), common::everybody()).unwrap()
+    Vendors::new(DeviceConfig::parse(&text).unwrap(), common::all_vendors()).unwrap()
 }
 
 fn files() -> Vec<(String, Value)> {

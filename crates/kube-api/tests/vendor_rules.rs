@@ -557,7 +557,7 @@ fn chip_can_set_a_runtime_class_and_hide_devices_without_it() {
     chips.retain(|chip| chip.common_word == "Ascend310P");
     chips[0].runtime_class_name = "ascend".to_owned();
     chips[0].overwrite_env = true;
-    let vendors = Vendors::new(config, common::everybody()).unwrap();
+    let vendors = Vendors::new(config, common::all_vendors()).unwrap();
     let pod = |limits| pod(limits, json!({}));
     let [with, without] = [pod(json!({"huawei.com/Ascend310P": 1})), pod(json!({}))];
 

@@ -55,7 +55,7 @@ pub struct Picture {
     pub monitors: Monitors,
     /// Notes for the reader, such as that another replica answers kube-scheduler.
     pub notes: Vec<String>,
-    /// What lists look up. The source leaves it empty.
+    /// The index that lists look GPUs up in. The source leaves it empty.
     pub index: Index,
 }
 

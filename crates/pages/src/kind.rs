@@ -141,7 +141,7 @@ impl Kind {
 pub struct Template {
     /// Its name in an address.
     pub id: &'static str,
-    /// What the template is for, in the words that the page shows.
+    /// The purpose of the template, in the words that the page shows.
     pub title: &'static str,
     /// YAML, with `generateName`.
     pub text: &'static str,

@@ -1,5 +1,5 @@
-//! What all sites of this crate share when they answer: printing a page, the assets, the headers, the live stream.
-//! Knows no page.
+//! The parts of an answer that all sites of this crate share: printing a page, the assets, the headers, the live
+//! stream. Knows no page.
 
 pub(crate) mod guard;
 pub(crate) mod list;

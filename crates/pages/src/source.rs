@@ -1,4 +1,4 @@
-//! What the pages need of a cluster: the trait [`Source`], which lists, reads and writes objects, and the values of its
+//! The pages' view of a cluster: the trait [`Source`], which lists, reads and writes objects, and the values of its
 //! methods. Implements none of it.
 
 use std::pin::Pin;

@@ -492,7 +492,7 @@ fn node_that_reports_a_device_twice_is_refused() {
 }
 
 #[test]
-fn names_that_nobody_knows_are_answered_one_by_one() {
+fn unknown_names_are_answered_one_by_one() {
     let cluster = cluster(&[node("n1", &[80])]);
 
     let misfits = cluster

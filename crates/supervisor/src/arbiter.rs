@@ -232,7 +232,7 @@ struct Scanned {
 struct Served {
     container: Container,
     look: Look,
-    /// What the driver holds for its processes, by slot and generation.
+    /// The memory that the driver holds for its processes, by slot and generation.
     known: HashMap<(usize, u64), Target>,
     /// The charges as they were when that was measured, and when.
     measured: Option<(u64, Charges)>,
@@ -531,7 +531,7 @@ struct Tenants {
 }
 
 impl BoardDevice {
-    /// What the driver says since it was asked last.
+    /// The driver's samples since it was last asked.
     fn ask(&mut self, now_ns: u64, uuid: &str, gpus: &dyn Gpus) -> Vec<Sample> {
         let every_ns = if self.shared { ASK_NS } else { ASK_IDLE_NS };
         if !self.active || now_ns.saturating_sub(self.asked_at_ns) < every_ns {

@@ -171,7 +171,7 @@ mod tests {
         ];
 
         assert_eq!(believed(&looks), [0; 4]);
-        // What is forged after it has shrunk is beyond the new limit.
+        // A figure that is forged after the limit has shrunk is beyond the new limit.
         let mut looks = looks.to_vec();
         looks.push(quiet(1500, 1500));
         assert_eq!(believed(&looks)[4], 500);

@@ -27,7 +27,7 @@ pub const LIMITS: &str = "limits";
 pub const TARGETS: &str = "targets";
 /// Memory and compute use of the processes; the container writes it.
 pub const REGION: &str = "region";
-/// Whose directory it is; host-owned, and locked by the runner as long as that lives.
+/// Names the container that the directory is of; host-owned, and locked by the runner while the runner lives.
 pub const LABELS: &str = "container.json";
 
 /// Where a container on a node has limits and targets: a directory, read-only. Which files are there
@@ -78,9 +78,9 @@ pub enum InstanceError {
     Ownership {
         /// The path that was looked at.
         path: PathBuf,
-        /// Whose it is.
+        /// Its owner's user id.
         owner: u32,
-        /// Whose it must be.
+        /// The user id that must own it.
         expected: u32,
         /// Its permission bits.
         mode: u32,
@@ -378,7 +378,7 @@ impl Instance {
         Ok(())
     }
 
-    /// Whose directory it is.
+    /// The labels of the container that the directory is of.
     ///
     /// # Errors
     /// There are no labels, or they cannot be read.

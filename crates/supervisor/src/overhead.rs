@@ -86,7 +86,7 @@ impl ContainerView {
     pub fn account(&mut self, held: &[GpuProcess]) {
         let mut total = 0_u64;
         for device in &mut self.devices {
-            // What the arbiter found is of all processes and of several looks.
+            // The arbiter's figure is of all processes and of several looks.
             let published = std::mem::take(&mut device.unaccounted_bytes);
             for process in &self.processes {
                 let Some(pid) = process.host_pid else {

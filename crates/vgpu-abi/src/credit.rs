@@ -9,7 +9,7 @@
 use crate::atomic::{AtomicU64, Ordering};
 use crate::layout::{ComputeUse, RegionDevice};
 
-/// What a thread takes at a time, so that most of its launches touch no shared word, nanoseconds.
+/// The credit that a thread takes at a time, so that most of its launches touch no shared word, nanoseconds.
 pub const LEASE_NS: u64 = 200_000;
 /// All threads of a container together hold at most this much on a device, nanoseconds: what a
 /// thread that sleeps holds may be spent long after.
@@ -139,7 +139,7 @@ fn take_away(word: &AtomicU64, ns: u64) {
     let _old = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
 }
 
-/// What one process does with the credit of its container on one device.
+/// One process's use of the credit of its container on one device.
 #[derive(Clone, Copy)]
 pub struct Compute<'a> {
     pub(crate) device: &'a RegionDevice,
@@ -213,7 +213,7 @@ impl Compute<'_> {
         let _old = owed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
     }
 
-    /// What the account holds, nanoseconds; below zero is debt.
+    /// The account's credit, nanoseconds; below zero is debt.
     #[must_use]
     pub fn credit_ns(&self) -> i64 {
         // Relaxed: a number.

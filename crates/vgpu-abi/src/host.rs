@@ -316,7 +316,7 @@ pub fn snapshot_at(directory: BorrowedFd<'_>, name: &str) -> Result<Snapshot, Fi
     if name.contains('/') || name == ".." {
         return Err(FileError::Missing);
     }
-    // What `openat` does, without a call of our own: the descriptor's directory as a path.
+    // The same as `openat`, without a call of our own: the descriptor's directory as a path.
     let directory = format!("/proc/self/fd/{}", directory.as_raw_fd());
     snapshot(&Path::new(&directory).join(name))
 }

@@ -57,7 +57,7 @@ pub(crate) fn open(path: &CPath, flags: c_int) -> Result<c_int, Errno> {
     answer(result).map(fd_of)
 }
 
-/// `close`. What the kernel says is of no use to anyone.
+/// `close`. No caller could act on an error of the kernel.
 pub(crate) fn close(fd: c_int) {
     // SAFETY: closing a descriptor touches no memory of ours; the callers own `fd`.
     let _done = unsafe { libc::syscall(libc::SYS_close, fd) };

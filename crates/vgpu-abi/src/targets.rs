@@ -60,7 +60,7 @@ impl Grant {
             | u32::from(self.scale) << 16
     }
 
-    /// What the two words of a file say; an older arbiter leaves the second at 0.
+    /// Reads the two words of a file; an older arbiter leaves the second at 0.
     fn of(word: u32, own: u16) -> Option<Self> {
         let permille = u16::try_from(word & 0x3ff).ok()?.checked_sub(1)?;
         Some(Self {
@@ -314,7 +314,7 @@ impl TargetsWriter {
             let at = current.other_offset(COPY_BYTES) + slot * ENTRY_BYTES;
             self.0.write(&encode(target, generation), at)?;
         }
-        // What flips the copies, the heartbeat and what was seen stand side by side: one write.
+        // The word that flips the copies, the heartbeat and the looks' results stand side by side: one write.
         let mut words = [0; 1 + HEAD_WORDS];
         let [flip, rest @ ..] = &mut words;
         *flip = current.flipped(generation);

@@ -84,7 +84,7 @@ fn past_the_device_share_only_pageable_memory_gets_room() {
         take(2 * GIB, false),
         refused(4 * GIB, 3 * GIB, 2 * GIB, Why::NotPageable)
     );
-    // What is left of the share is still given as memory of the device.
+    // The rest of the share is still given as memory of the device.
     assert_eq!(take(GIB, false), Ok(false));
     assert_eq!(
         take(3 * GIB, true),

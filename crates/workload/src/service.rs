@@ -22,7 +22,7 @@ pub enum Arrivals {
     Bursts,
 }
 
-/// What one request launches.
+/// The work that one request launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     /// 10 kernels of 200 µs, then a wait.
@@ -66,7 +66,7 @@ impl Request {
 pub struct Service {
     /// When requests arrive.
     pub arrivals: Arrivals,
-    /// What each request launches.
+    /// The work that each request launches.
     pub request: Request,
     /// The mean share of the GPU that the requests need, in percent.
     pub load_percent: u32,

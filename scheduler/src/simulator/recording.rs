@@ -86,7 +86,7 @@ impl Pace {
 pub struct LineError {
     /// Its number, from 1.
     pub number: usize,
-    /// What is wrong with it.
+    /// The problem with it.
     pub problem: LineProblem,
 }
 

@@ -100,7 +100,7 @@ pub enum ScenarioError {
     Operation {
         /// Its index.
         at: usize,
-        /// What is wrong with it.
+        /// The problem with it.
         error: serde_json::Error,
     },
     /// An operation does nothing, or several things.

@@ -225,7 +225,7 @@ async fn each_profile_takes_its_own_pods() {
         used,
         of("spread", "default-scheduler"),
         of("pack", "packer"),
-        of("nobodys", "else"),
+        of("orphan", "else"),
     ];
     let import = json!({ "nodes": [node("a"), node("b")], "pods": pods });
     assert_eq!(served.import(&import).await.code(), 200);
@@ -238,14 +238,11 @@ async fn each_profile_takes_its_own_pods() {
         served.pod_once("pack", bound).await["spec"]["nodeName"],
         "a"
     );
-    let nobodys = served
-        .get("/api/v1/namespaces/default/pods/nobodys")
+    let orphan = served
+        .get("/api/v1/namespaces/default/pods/orphan")
         .await
         .json();
-    assert!(
-        !bound(&nobodys) && condition(&nobodys).is_null(),
-        "{nobodys}"
-    );
+    assert!(!bound(&orphan) && condition(&orphan).is_null(), "{orphan}");
 }
 
 #[tokio::test]

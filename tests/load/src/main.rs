@@ -46,7 +46,7 @@ enum What {
         /// Callers at a time, each with a connection that it keeps.
         #[arg(long, value_delimiter = ',', default_value = "1,8,40")]
         callers: Vec<usize>,
-        /// What is asked.
+        /// The kinds of pods.
         #[arg(
             long,
             value_enum,

@@ -38,7 +38,7 @@ pub(crate) fn sleep_ns(ns: u64) {
     };
 }
 
-/// What this process's time namespace adds to the host's monotonic clock, nanoseconds.
+/// The offset of this process's time namespace from the host's monotonic clock, nanoseconds.
 static NAMESPACE_NS: AtomicI64 = AtomicI64::new(0);
 
 /// Finds out what this process's time namespace adds to the host's clock. Opens a file: call it while the process is

@@ -484,7 +484,7 @@ fn read_through(cache: &RefCell<Cache>, of: &impl Source, at: u64, into: &mut [u
         let rest = into.get_mut(done..).unwrap_or(&mut []);
         let copied = match cache.copy(next, rest) {
             0 => {
-                // What is long goes past it.
+                // A long read bypasses the cache.
                 if rest.len() >= 1024 {
                     of.read(next, rest)
                 } else {

@@ -1,4 +1,4 @@
-//! What we keep for each thread: where its stack stood, a charge under way, what it remembers of its
+//! The state that we keep for each thread: where its stack stood, a charge under way, what it remembers of its
 //! launches. It lies in room that the linker gave, begins as zeros and has no destructor.
 
 use core::cell::Cell;
@@ -9,7 +9,7 @@ use vgpu_abi::region::Charge;
 
 use crate::base::arch::{THREAD_BYTES, stack_pointer, thread_block};
 
-/// What we keep for each thread, in memory that begins as zeros. No destructor, so it works in threads
+/// The state that we keep for each thread, in memory that begins as zeros. No destructor, so it works in threads
 /// that are ending.
 #[repr(C, align(64))]
 pub(crate) struct Thread {
@@ -34,7 +34,7 @@ pub(crate) struct Thread {
     pub(crate) pending: Cell<MaybeUninit<Charge>>,
     /// Not 0: the C library calls us when this thread ends.
     pub(crate) is_watched: Cell<u32>,
-    /// What the thread remembers of its launches.
+    /// The thread's memory of its launches.
     pub(crate) gate: Gate,
 }
 
@@ -66,10 +66,10 @@ impl Thread {
     }
 }
 
-/// What a thread remembers, so that most of its launches look at nothing else. All zeros: nothing.
+/// A thread's memory of its launches, so that most of them look at nothing else. All zeros: no memory.
 #[repr(C)]
 pub(crate) struct Gate {
-    /// What `launches::State::epoch` was, plus one; 0: closed.
+    /// The value of `launches::State::epoch` when the gate was opened, plus one; 0: closed.
     pub(crate) epoch: Cell<u64>,
     /// The process that opened it: a forked child's threads owe nothing.
     pub(crate) owner: Cell<u32>,
@@ -77,16 +77,16 @@ pub(crate) struct Gate {
     pub(crate) targets: Cell<u64>,
     /// The stream that it launched to last; `ANY` (`gate.rs`): every stream of every device is free.
     pub(crate) stream: Cell<u64>,
-    /// What may still be launched, nanoseconds; `FREE`: whatever comes.
+    /// The credit that is left for launches, nanoseconds; `FREE`: any launch may go.
     pub(crate) left_ns: Cell<u64>,
-    /// What was launched last, and what it costs, nanoseconds; looked up again on the slow way.
+    /// The last launch and its cost, nanoseconds; looked up again on the slow way.
     pub(crate) key: Cell<u64>,
     pub(crate) cost: Cell<u64>,
     /// Launched since the slow way was last taken, nanoseconds.
     pub(crate) work_ns: Cell<u64>,
-    /// What the lease is beyond what was wanted then, as the account counts.
+    /// The part of the lease beyond the amount that was wanted then, nanoseconds as the account counts them.
     pub(crate) more_ns: Cell<u64>,
-    /// What a measured nanosecond counts for.
+    /// The weight of a measured nanosecond.
     pub(crate) scale: Cell<u32>,
     pub(crate) launches: Cell<u32>,
     pub(crate) untold: Cell<u32>,

@@ -10,7 +10,7 @@ use crate::driver::query;
 use crate::holdings::locate;
 use crate::state::accounts::{Accounts, Destination};
 
-/// Whose memory a location is.
+/// The owner of the memory at a location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lies {
     /// The device's with this ordinal.

@@ -107,7 +107,7 @@ fn decide_symbol(
         }
     }
     if is_first || !defined_by_others(wanted.name()) {
-        // Only we define it for all: not there, as far as anyone may know. Looked for in the C library,
+        // Only we define this name for all: the program must not find it. Looked for in the C library,
         // which lacks it, so that dlerror() speaks of the name that was asked for.
         let libc = load(c"libc.so.6", libc::RTLD_LAZY | libc::RTLD_NOLOAD);
         if !libc.is_null() {

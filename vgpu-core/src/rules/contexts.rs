@@ -89,7 +89,7 @@ fn make(accounts: &Accounts, call: &'static str, ordinal: i32) -> Verdict<Making
     }
     let loads = process::loads_past_us() && !accounts.holdings().has_context(device);
     if loads {
-        // What was kept since it fetched its table is reserved from here on.
+        // The memory kept since the process fetched its table is reserved from here on.
         accounts.container.region.loaded(device);
     }
     // A context of a size that is not known is compared with what the device had before it; so is one

@@ -586,7 +586,7 @@ mod tests {
             // Measured: one of them, or each, is smaller.
             (40, 16, 32, 8),
             (24, 16, 32, 0),
-            // What a jump left is among the others.
+            // The rest that a jump left is among the others.
             (38, 16, 30, 8),
             (u64::MAX, u64::MAX, 1, u64::MAX - 1),
         ] {

@@ -1,4 +1,4 @@
-//! What this process remembers of its launches: what they cost, what they took, what is under way on each
+//! This process's memory of its launches: their costs, their measured times, the work under way on each
 //! device, and which functions were not launched yet. Decides nothing: the rules do (`compute.rs`).
 
 pub(crate) mod costs;
@@ -17,14 +17,14 @@ use vgpu_abi::layout::MAX_DEVICES;
 /// device) is less than half a percent of it.
 pub(crate) const DUE_NS: u64 = 1_000_000;
 
-/// What this process knows of its launches. Wiped by a fork; all zeros is the beginning.
+/// This process's knowledge of its launches. Wiped by a fork; all zeros is the beginning.
 #[repr(C)]
 pub(crate) struct State {
     /// Changes whenever what threads remember may be void; see [`Gate::epoch`].
     pub(crate) epoch: AtomicU64,
     /// Streams that capture, as far as we saw them begin.
     pub(crate) captures: AtomicU32,
-    /// What was handed out and not launched yet.
+    /// Functions and graphs that were handed out and not launched yet.
     pub(crate) first_uses: FirstUses,
     pub(crate) devices: [DeviceState; MAX_DEVICES],
     /// How long launches of the container's other processes had waited when that was last asked, nanoseconds.
@@ -33,7 +33,7 @@ pub(crate) struct State {
     pub(crate) costs: Costs,
 }
 
-/// What this process has launched to one device.
+/// The work that this process has launched to one device.
 #[repr(C)]
 pub(crate) struct DeviceState {
     pub(crate) in_flight_ns: AtomicI64,

@@ -1,4 +1,4 @@
-//! What threads were given in advance: how the region and the spans are told what a thread launched, and
+//! Credit that threads hold in advance: how the region and the spans are told what a thread launched, and
 //! how its lease goes back.
 
 use core::sync::atomic::Ordering;

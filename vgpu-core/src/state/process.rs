@@ -257,7 +257,7 @@ impl Process {
                     if self.limits_known.load(Ordering::Relaxed) == 0 {
                         return;
                     }
-                    // What was read last stays in force.
+                    // The limits that were read last stay in force.
                 }
             },
             LimitsFrom::Peers(peers) => {

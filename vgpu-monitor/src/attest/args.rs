@@ -11,7 +11,7 @@ use super::cluster::Cluster;
 use super::{Attestation, Settings};
 use crate::gpu::Asker;
 
-/// What to do about processes that bypass their limits.
+/// The reaction to processes that bypass their limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     /// No process is inspected.

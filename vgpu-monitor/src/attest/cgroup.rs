@@ -1,7 +1,7 @@
 //! Which pod and container a process belongs to, by the path of its control group: text in, names out. Never reads a
 //! file.
 //!
-//! What a path may look like (runtimes and cgroup drivers differ, versions 1 and 2 alike):
+//! Examples of paths (runtimes and cgroup drivers differ, versions 1 and 2 alike):
 //! `/kubepods/burstable/pod<uid>/<container>`,
 //! `/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid with _>.slice/cri-containerd-<container>.scope`.
 //! Seen from a control-group namespace of its own a path may begin with `/../..`; below the container's part there may

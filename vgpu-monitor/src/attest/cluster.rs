@@ -1,5 +1,5 @@
-//! What attestation asks of the API server: whose a pod's uid is, and that a pod be evicted. A task of its own; never
-//! waited for, and nothing breaks without it.
+//! Attestation's calls to the API server: finding the pod of a uid, and evicting a pod. A task of its own; no other
+//! part of the agent waits for it or breaks without it.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -36,7 +36,7 @@ pub struct Ours {
     pub regions: HashMap<FileId, PathBuf>,
 }
 
-/// What of the library a process has mapped.
+/// The library that a process has mapped.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Library {
     /// Nothing.
@@ -48,7 +48,7 @@ pub enum Library {
     Foreign,
 }
 
-/// What a look at a process found.
+/// The facts that a look at a process found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Process id on the host.
@@ -61,7 +61,7 @@ pub struct Facts {
     pub devices: BTreeSet<String>,
     /// The pod and container that it belongs to; nothing for the host's own.
     pub place: Option<PodContainer>,
-    /// What of the library it has mapped.
+    /// The library that it has mapped.
     pub library: Library,
     /// The container whose limits it has mapped.
     pub limits: Option<PathBuf>,
@@ -78,7 +78,7 @@ pub struct Facts {
 pub struct Eyes {
     /// `/proc`, with the host's pids.
     pub proc: PathBuf,
-    /// What the path of a GPU device begins with.
+    /// The prefix of the paths of GPU devices.
     pub devices: String,
     /// Major numbers of GPU devices, with what each is called; whatever their paths are.
     pub majors: HashMap<u32, String>,
@@ -176,7 +176,7 @@ impl Eyes {
 
     /// A device by its number, whatever its path: a node can be made anywhere.
     fn numbered(&self, link: &Path) -> Option<String> {
-        // What the kernel knows without asking a server: a file system that hangs does not hang us.
+        // Only facts that the kernel knows without asking a server: a file system that hangs does not hang us.
         let stat = rustix::fs::statx(CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE).ok()?;
         let mode = rustix::fs::RawMode::from(stat.stx_mode);
         if FileType::from_raw_mode(mode) != FileType::CharacterDevice {

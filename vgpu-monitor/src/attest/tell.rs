@@ -18,7 +18,7 @@ const MOST: usize = 4096;
 /// One pod is evicted each so often.
 const EVICT_EVERY: Duration = Duration::from_secs(60);
 
-/// What to do about a pod with a process past its limits.
+/// The reaction to a pod with a process past its limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
     /// They are named.

@@ -136,7 +136,7 @@ pub struct ManagedContainer {
     pub slots: BTreeSet<u32>,
 }
 
-/// What the judge knows beside a process's facts.
+/// The judge's knowledge besides a process's facts.
 #[derive(Debug, Clone, Default)]
 pub struct Ground {
     /// The containers, by directory.

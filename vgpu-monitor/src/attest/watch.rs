@@ -43,7 +43,7 @@ impl Default for Pace {
 
 /// A look may cost this part of the time until the next one.
 const COST_PART: u32 = 200;
-/// What began less than this ago is looked at again soon: a program opens its GPU some seconds after its start.
+/// A process younger than this is looked at again soon: a program opens its GPU some seconds after its start.
 const YOUNG: Duration = Duration::from_secs(60);
 
 /// Processor time that this thread has had: on a busy node, waiting for it is no cost.

@@ -4,7 +4,7 @@ use super::*;
 use crate::delivery::tests::{GIB, NodeDir, given};
 use crate::delivery::{Given, Manner};
 
-/// What the two say now; an error is that they cannot be asked.
+/// The present answers of both sources; an error stands for a source that cannot be asked.
 #[derive(Clone)]
 struct Said(Arc<Mutex<Saying>>);
 
@@ -247,7 +247,7 @@ fn unreadable_directory_still_counts_its_memory() {
     for second in [0, 100] {
         assert_eq!(world.look(second), Ok(vec![]));
     }
-    // Whose library is not known, any may be it.
+    // A container whose library is not known may use any.
     assert!(world.node.path("var/lib/vgpu/lib/0.0.1-old").exists());
     world.server_has(&[]);
     world.look(200).unwrap();

@@ -29,7 +29,7 @@ impl Variable {
     }
 }
 
-/// What our own part needs.
+/// The version that our own part of a specification needs.
 const LEAST_VERSION: Version = Version([0, 5, 0]);
 /// Larger specifications are none.
 const MOST_BYTES: u64 = 8 << 20;
@@ -90,7 +90,7 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// What is added to a container.
+/// The additions to a container.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Edits {
     version: Version,

@@ -1,5 +1,5 @@
-//! What was given of each GPU, in memory: read once from the directories, kept while the agent runs. Owns the
-//! sums: no GPU is given more than is promised of it.
+//! The given parts of each GPU, in memory: read once from the directories, kept while the agent runs. Owns the sums: no
+//! GPU is given more than is promised of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,7 +13,7 @@ use super::record::{Record, RecordDevice};
 use super::{DeliveryError, Name, files, place};
 use crate::node_gpus::{Inventory, KnownGpu};
 
-/// What a container has.
+/// A container's delivery.
 #[derive(Debug)]
 pub(super) struct GivenContainer {
     pub(super) record: Record,
@@ -158,7 +158,7 @@ impl GpuLoads {
         Ok(())
     }
 
-    /// What a GPU would hold with this, and which containers hold it now.
+    /// The load of a GPU with this record added, and the containers that hold it now.
     fn sum(
         &self,
         name: &Name,
@@ -251,7 +251,7 @@ impl Load {
     }
 }
 
-/// What a pod has of a GPU in the phases of its life, as the scheduler counts it.
+/// A pod's part of a GPU in the phases of its life, as the scheduler counts it.
 #[derive(Debug, Default)]
 struct Phases {
     stays: Load,

@@ -382,7 +382,7 @@ pub(super) fn read(root: &Path, name: &Name) -> anyhow::Result<Record> {
     serde_json::from_slice(&bytes).with_context(|| path.display().to_string())
 }
 
-/// What the limits of a directory say, where its record says nothing.
+/// Reads the limits of a directory, where its record says nothing.
 pub(super) fn read_limits(root: &Path, name: &Name) -> Option<Limits> {
     let instance = Instance::open(&root.join(&name.0)).ok()?;
     view::read_limits(&instance).ok()

@@ -206,7 +206,7 @@ fn mode(path: &Path) -> u32 {
     std::fs::metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
-/// What must not change: which file it is, and when it was written.
+/// The facts about a file that must not change: its identity, and the time of its last write.
 fn stamp(path: &Path) -> (u64, i64, i64, u64) {
     let is = std::fs::metadata(path).unwrap();
     (is.ino(), is.mtime(), is.mtime_nsec(), is.len())

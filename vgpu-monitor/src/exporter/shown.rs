@@ -72,7 +72,7 @@ pub struct Device {
     pub uuid: String,
     /// Charged, bytes.
     pub used_bytes: u64,
-    /// What may be used, bytes; nothing where neither a limit nor the GPU's size is known.
+    /// Its limit, bytes; nothing where neither a limit nor the GPU's size is known.
     pub limit_bytes: Option<u64>,
     /// Of the charged: contexts, bytes.
     pub context_bytes: u64,
@@ -105,19 +105,19 @@ pub struct Device {
 pub struct Compute {
     /// The most that it may have; one without a limit.
     pub asked: Option<f64>,
-    /// What it gets whenever it wants it.
+    /// The share that it gets whenever it wants it.
     pub floor: Option<f64>,
-    /// What the arbiter grants; nothing without one.
+    /// The arbiter's grant; nothing without an arbiter.
     pub granted: Option<f64>,
-    /// What it used in the last second; nothing if unknown.
+    /// The share that it used in the last second; nothing if unknown.
     pub used: Option<f64>,
     /// It waits for its turn on a device whose memory does not hold all at once.
     pub waits_for_turn: bool,
-    /// What it has done; nothing before the first time.
+    /// Its work; nothing before its first launch.
     pub work: Option<Work>,
 }
 
-/// What was put on a device, since the container began.
+/// The work put on a device since the container began.
 #[derive(Debug, Clone, Default)]
 pub struct Work {
     /// GPU time.
@@ -132,7 +132,7 @@ pub struct Work {
     pub graphs: u64,
     /// Copies and fills.
     pub copies: u64,
-    /// What they copied and filled, bytes.
+    /// Bytes that the copies and fills moved.
     pub copied_bytes: u64,
     /// Host functions.
     pub host_functions: u64,
@@ -154,7 +154,7 @@ pub struct Look {
     pub root_readable: bool,
     /// Directories that look like containers and could not be shown.
     pub broken: u64,
-    /// What was left out since the agent started, by reason.
+    /// Containers left out since the agent started, by reason.
     pub skipped: Vec<(&'static str, u64)>,
     /// Whether the driver answered; nothing where it was not to be asked.
     pub nvml_up: Option<bool>,
@@ -162,6 +162,6 @@ pub struct Look {
     pub gpu_faults: u64,
     /// The compute arbiter of this process; nothing where it has none.
     pub arbiter: Option<Status>,
-    /// What the look took.
+    /// The duration of the look.
     pub took: Duration,
 }

@@ -48,19 +48,19 @@ impl From<Node> for NodeSeen {
     }
 }
 
-/// What a pod of the node holds, by its annotations; nothing if it holds nothing or is over.
+/// The devices that a pod of the node holds, by its annotations; nothing if it holds none or is over.
 pub fn held(pod: &Pod, node: &str, vendors: &Vendors) -> Option<Placement> {
     let over = matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
     if over || pod.spec.node_name != node {
         return None;
     }
-    // What cannot be read counts as nothing, as it does for the scheduler, which tells the pod.
+    // Annotations that cannot be read count as nothing, as they do for the scheduler, which tells the pod.
     let mut placement = allocation::read(pod, vendors).ok().flatten()?;
     placement.node = node.into();
     Some(placement)
 }
 
-/// What pods hold, by uid.
+/// The devices that pods hold, by uid.
 pub type Held = BTreeMap<String, Placement>;
 
 /// Memory that pods hold of each GPU, in bytes, counted as the scheduler counts it.

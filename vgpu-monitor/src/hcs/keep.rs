@@ -43,7 +43,7 @@ pub struct Settings {
     /// The status is written this often where nothing changes. The scheduler takes an agent for gone that has not
     /// reported for three times as long.
     pub heartbeat: Duration,
-    /// What changes within this time is written together.
+    /// Changes within this time are written together.
     pub settle: Duration,
     /// The first pause after a write that failed.
     pub pause: Duration,
@@ -153,7 +153,7 @@ pub async fn keep(client: kube::Client, settings: Settings, sources: Sources, se
     }
 }
 
-/// What the node's pods hold, as the watch tells it.
+/// The devices that the node's pods hold, as the watch reports them.
 #[derive(Debug, Default)]
 struct Tracked {
     held: Held,

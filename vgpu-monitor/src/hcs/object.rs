@@ -25,7 +25,7 @@ pub(super) enum Failed {
     Other(String),
 }
 
-/// What the object should be.
+/// The object as it should be.
 #[derive(Debug, Clone)]
 pub(super) struct Wanted {
     /// Labels to set; others stay.

@@ -263,7 +263,7 @@ fn probe_all(
         .borrow()
         .iter()
         .flat_map(|inventory| &inventory.gpus)
-        // Whose driver this is.
+        // This thread asks NVIDIA's driver.
         .filter(|gpu| gpu.device.vendor.as_str() == "NVIDIA")
         .map(|gpu| gpu.device.id.clone())
         .collect();

@@ -32,7 +32,7 @@ impl Default for Patience {
     }
 }
 
-/// What the thread that asks the driver says.
+/// A report of the thread that asks the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
     /// It is about to load the driver's library and start it.
@@ -83,7 +83,7 @@ pub enum Fault {
     Other(String),
 }
 
-/// What changed, to be reported.
+/// A change to be reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum News {
     /// A GPU met an XID.
@@ -124,7 +124,7 @@ pub enum News {
     },
 }
 
-/// What makes a GPU sick.
+/// A cause that makes a GPU sick.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Cause {
     /// It cannot be queried. A GPU that was off the bus and comes back was reset.

@@ -3,7 +3,7 @@
 
 use crate::node_gpus::Sick;
 
-/// What a GPU reports about itself.
+/// The figures that a GPU reports about itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Vitals {
     /// Memory rows wait for a reset to be replaced.

@@ -37,7 +37,7 @@ pub fn pods_on(root: &Path, uuids: &BTreeSet<String>) -> BTreeSet<PodOn> {
         {
             return;
         }
-        // Whose pod it is, is believed where root or we wrote it.
+        // The name of the pod is believed only where root or we wrote it.
         let ours = nix::unistd::geteuid().as_raw();
         let Ok(labels) = instance.labels() else {
             return;

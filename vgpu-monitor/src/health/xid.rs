@@ -1,4 +1,4 @@
-//! What an XID means: a table of data, and which of them the operator switched off or on. Never judges a GPU.
+//! The meanings of XIDs: a table of data, and which of them the operator switched off or on. Never judges a GPU.
 //!
 //! Sources: NVIDIA's "Xid Errors" guide with its catalog (docs.nvidia.com/deploy/xid-errors: description and immediate
 //! action of each), NVIDIA's guide on row remapping and page retirement (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt
@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-/// Whose fault an XID is.
+/// The side whose fault an XID is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
     /// A program's: the GPU is well.
@@ -49,13 +49,13 @@ pub enum Until {
 pub struct Xid {
     /// Its number.
     pub number: u64,
-    /// Whose fault it is.
+    /// The side whose fault it is.
     pub class: Class,
     /// How long a GPU is sick of it.
     pub until: Until,
-    /// What happened.
+    /// The event in words.
     pub meaning: &'static str,
-    /// What to do.
+    /// The advice for the operator.
     pub cure: &'static str,
 }
 

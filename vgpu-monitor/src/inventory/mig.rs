@@ -62,7 +62,7 @@ pub enum MigError {
         gpu: String,
         /// The step that failed.
         step: &'static str,
-        /// What the driver said.
+        /// The driver's message.
         reason: String,
     },
     /// The GPU is not cut at all.
@@ -343,7 +343,7 @@ impl Instances {
                 tracing::info!(instance = %made.uuid, %profile, gpu = %uuid, start = span.start, "created a MIG instance");
             }
             (Err(_), Some(_)) => {
-                // What failed half-way and could not be taken back is still known.
+                // An instance that failed half-way and could not be destroyed stays in the journal.
                 let there = gpu.instances().unwrap_or_default();
                 if !there.iter().any(|other| lies(&other)) {
                     self.journal.entries.retain(|entry| {

@@ -1,5 +1,5 @@
-//! What is promised of each GPU: the driver's word and the configuration's, put together. Values in, values out; never
-//! a driver, a file or a clock.
+//! The registered size of each GPU: the driver's figures and the configuration's, put together. Values in, values out;
+//! never a driver, a file or a clock.
 
 use kube_api::config::{MigAllowed, OperatingMode};
 use placement::Device;
@@ -246,7 +246,7 @@ mod tests {
         promise(&reading, &rules(node_config))
     }
 
-    /// What a GPU is, in short: slots:MiB:cores:model:mode:healthy.
+    /// A GPU in short: slots:MiB:cores:model:mode:healthy.
     fn said(inventory: &Inventory) -> Vec<String> {
         let short = |gpu: &KnownGpu| {
             let device = &gpu.device;

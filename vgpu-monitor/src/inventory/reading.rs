@@ -1,4 +1,4 @@
-//! What the driver says of the GPUs, before any configuration: identity, memory, place, MIG shapes, and how they reach
+//! The driver's figures of the GPUs, before any configuration: identity, memory, place, MIG shapes, and how they reach
 //! each other. Never what is promised of a GPU, and never a decision.
 
 mod wires;
@@ -52,7 +52,7 @@ pub struct Physical {
     pub numa: u32,
     /// Whether it is in MIG mode; nothing where it has none.
     pub mig: Option<bool>,
-    /// What it can be cut into.
+    /// The MIG shapes that it can be cut into.
     pub profiles: Vec<Shape>,
     /// Why the driver does not answer for it: what stands here is what it said before.
     pub fault: Option<String>,
@@ -220,7 +220,7 @@ fn numa_node(sysfs: &Path, pci_bus_id: &str) -> u32 {
     text.trim().parse().unwrap_or(0)
 }
 
-/// What the other ends of a GPU's NVLinks are.
+/// The other ends of a GPU's NVLinks.
 #[derive(Debug, Default)]
 struct Ends {
     /// Links by the PCI address at the other end.
@@ -293,10 +293,10 @@ fn pairs(devices: &[(String, String, Device<'_>)], ends: &[Ends]) -> Vec<Pair> {
     pairs
 }
 
-/// What one NVLink counts.
+/// The score of one NVLink.
 const NVLINK: i32 = 100;
 
-/// What the way over PCIe counts, as the reference has it: the shorter, the more.
+/// The score of the way over PCIe, as the reference has it: the shorter, the more.
 fn pcie_score(level: &TopologyLevel) -> i32 {
     match level {
         TopologyLevel::Internal => 60,

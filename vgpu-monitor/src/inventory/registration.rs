@@ -102,7 +102,7 @@ pub async fn unregister(client: kube::Client, node: &str, namespace: &str) -> ku
     lease::remove(client, namespace, node).await
 }
 
-/// What should stand under our keys: nothing takes a key away. No answer at all where too little is known to say.
+/// The values for our keys: no value removes a key. No answer at all where too little is known.
 fn wanted(
     inventory: &Inventory,
     health: &Health,
@@ -125,7 +125,7 @@ fn wanted(
     Some((Some(encode(&registered, format)), scores))
 }
 
-/// What has to be written over what stands there; nothing where all is as it should be.
+/// The changes that make the annotations right; nothing where they are right already.
 fn changes(
     stands: &BTreeMap<String, String>,
     register: Option<&str>,
@@ -157,7 +157,7 @@ fn changes(
     (!changes.is_empty()).then_some(changes)
 }
 
-/// What stands on the Node, as it was seen last.
+/// The Node's annotations, as they were last seen.
 #[derive(Debug, Default)]
 struct LastWritten {
     annotations: BTreeMap<String, String>,

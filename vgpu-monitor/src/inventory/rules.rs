@@ -1,5 +1,5 @@
-//! What the configuration says of this node: `device-config.yaml` and the node's entry in the per-node file, read as one
-//! and read again when a file changes. Text in, values out; never the driver.
+//! The configuration of this node: `device-config.yaml` and the node's entry in the per-node file, read as one and read
+//! again when a file changes. Text in, values out; never the driver.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ pub enum RulesError {
     Strategy {
         /// Name of the node.
         node: String,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: StrategyError,
     },
 }
@@ -81,7 +81,7 @@ impl std::str::FromStr for MigStrategy {
     }
 }
 
-/// What holds on this node.
+/// The rules of this node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rules {
     /// NVIDIA's section of `device-config.yaml`, with what the node's entry changes.
@@ -100,7 +100,7 @@ impl Rules {
     /// Reads both texts; absent ones are the standard configuration and no entry.
     ///
     /// # Errors
-    /// What cannot be read, or cannot be.
+    /// A text cannot be parsed, or has a value that is not accepted.
     pub fn parse(
         device_config: Option<&str>,
         node_config: Option<&str>,

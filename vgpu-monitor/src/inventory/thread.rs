@@ -17,7 +17,7 @@ use super::reading::{self, Reading};
 use super::rules::{Rules, RulesError, Texts};
 use crate::node_gpus::Inventory;
 
-/// What the keeping thread is told.
+/// An event for the thread that keeps the inventory.
 #[derive(Debug)]
 pub(super) enum Event {
     /// Query the driver now.
@@ -253,7 +253,7 @@ impl Keeper {
     }
 }
 
-/// What the driver said last, on disk.
+/// The driver's last answer, on disk.
 struct Memory {
     path: PathBuf,
 }
@@ -274,7 +274,7 @@ impl Memory {
         }
     }
 
-    /// What was kept, if it can be read: it is only a memory, the driver says it anew.
+    /// The kept answer, if it can be read. An unreadable one is no error: the driver gives the answer again.
     fn load(&self) -> Option<Reading> {
         let text = match std::fs::read_to_string(&self.path) {
             Ok(text) => text,

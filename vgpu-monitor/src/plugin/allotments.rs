@@ -103,12 +103,12 @@ pub struct Cut {
     pub start: u32,
     /// Number of slices.
     pub size: u32,
-    /// What the driver calls it, once it is made.
+    /// The driver's names for it, once it is made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made: Option<Made>,
 }
 
-/// What the driver calls an instance.
+/// The driver's names for an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Made {
     /// Its UUID.
@@ -150,7 +150,7 @@ impl Claim {
         }
     }
 
-    /// What it holds, as the engine counts it.
+    /// Its devices, as the placement engine counts them.
     pub fn granted(&self) -> Granted {
         let vendor = Vendor::new(&self.vendor);
         let grants = self.shares.iter().map(|share| Grant {
@@ -167,7 +167,7 @@ impl Claim {
         }
     }
 
-    /// What its container is given. A share of an instance that is not made yet bears the GPU's name.
+    /// The delivery to its container. A share of an instance that is not made yet bears the GPU's name.
     pub fn given(&self) -> Given {
         let devices = self.shares.iter().map(|share| {
             let made = share.instance.as_ref().and_then(|cut| {
@@ -265,7 +265,7 @@ fn sum(text: &str) -> String {
     sum
 }
 
-/// What a file's text holds, and how many lines of it could not be read.
+/// The allotments in a file's text, and the number of lines that could not be read.
 fn decode(text: &[u8]) -> (Vec<Allotment>, usize) {
     let (mut found, mut broken) = (BTreeMap::new(), 0);
     for line in text.split(|byte| *byte == b'\n') {
@@ -318,7 +318,7 @@ struct Inner {
     errors: u64,
 }
 
-/// What the file contained at the start.
+/// The contents of the file at the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Opened {
     /// Allotments that could be read.

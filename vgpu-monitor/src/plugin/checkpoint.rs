@@ -31,7 +31,7 @@ pub struct Entry {
     pub resource: String,
     /// The slots, sorted.
     pub ids: Vec<String>,
-    /// What `Allocate` answered, where it can be read.
+    /// The answer to `Allocate`, where it can be read.
     pub answer: Option<ContainerAllocateResponse>,
 }
 
@@ -64,7 +64,7 @@ struct PodDevices {
     answer: Option<String>,
 }
 
-/// What the text says; none when it is no such text.
+/// The entries of the text; none when it is no checkpoint.
 pub fn decode(text: &[u8]) -> Option<Vec<Entry>> {
     let wire: Wire = serde_json::from_slice(text).ok()?;
     let entries = wire.data.pod_device_entries.unwrap_or_default();
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn kubelets_record_is_read_and_invalid_data_is_ignored() {
-        // What containerd's node wrote, shortened: an answer with one CDI device.
+        // A checkpoint of a node with containerd, shortened: an answer with one CDI device.
         let text = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["vgpu-3"],"0":["vgpu-1"]},"AllocResp":"KhYKFHZncHUuaW8vY29udGFpbmVyPXYx"},{"PodUID":"x","ContainerName":"y","ResourceName":"r","DeviceIDs":null,"AllocResp":null}],"RegisteredDevices":{"nvidia.com/gpu":["vgpu-1"]}},"Checksum":7}"#;
         let entries = decode(text.as_bytes()).unwrap();
         assert_eq!(entries.len(), 2);

@@ -272,7 +272,7 @@ fn served(args: &PluginArgs, vendors: &Vendors) -> anyhow::Result<Vec<Served>> {
     Ok(served)
 }
 
-/// What the exchange table knows of NVIDIA's models: the configured one, else the built-in one.
+/// The speeds of NVIDIA's models in the exchange table: the configured one, else the built-in one.
 fn speeds(vendors: &Vendors) -> hcs::compose::Speeds {
     let table = vendors
         .hcs()
@@ -387,7 +387,7 @@ fn register_format(format: FormatArg) -> RegisterFormat {
     }
 }
 
-/// What containers get, on this host.
+/// The deliveries to containers, on this host.
 struct Host {
     delivery: Arc<Delivery>,
     mig: Mig,
@@ -539,7 +539,7 @@ mod tests {
             BTreeSet::from([place(0), place(2)])
         );
 
-        // What is known of it counts: its pod may be over.
+        // The known container counts: its pod may be over.
         living.claimed.insert(name.clone());
         assert_eq!(held(&living, &delivery), BTreeSet::from([place(0)]));
         living.claimed.clear();

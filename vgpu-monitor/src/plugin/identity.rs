@@ -1,7 +1,7 @@
-//! What each container of a pod is given, according to the pod's spec and its annotations, and whether that
-//! is permitted. Values in, values out; never decides which allotment it becomes.
+//! The share of each container of a pod, according to the pod's spec and its annotations, and whether that is
+//! permitted. Values in, values out; never decides which allotment it becomes.
 //!
-//! The scheduler writes the annotations, but anyone with the right to patch pods may have changed them: GPUs
+//! The scheduler writes the annotations, but any client with the right to patch pods may have changed them: GPUs
 //! and amounts are checked against the spec, which cannot be changed, and against what the node has.
 
 use kube_api::allocation;
@@ -67,9 +67,9 @@ pub enum Mismatch {
     TooMuchMemory {
         /// The GPU.
         gpu: String,
-        /// What the annotations give.
+        /// The memory in the annotations.
         given_mib: u64,
-        /// What the spec asks for.
+        /// The memory in the spec.
         asked_mib: u64,
     },
     /// The annotations give no cores, and the spec asks for TFLOPS.
@@ -89,9 +89,9 @@ pub enum Mismatch {
     OtherCores {
         /// The GPU.
         gpu: String,
-        /// What the annotations give.
+        /// The cores in the annotations.
         given: u32,
-        /// What the spec asks for.
+        /// The cores in the spec.
         asked: u32,
     },
 }
@@ -114,7 +114,7 @@ pub struct Wanted {
     pub resource: String,
     /// For the matching.
     pub asking: Asking,
-    /// What it is given.
+    /// The container's share.
     pub claim: Claim,
 }
 
@@ -128,7 +128,7 @@ pub fn is_over(pod: &Pod) -> bool {
     matches!(pod.status.phase.as_str(), "Succeeded" | "Failed")
 }
 
-/// What every container of the pod that asks for a served resource is given.
+/// The share of every container of the pod that asks for a served resource.
 ///
 /// # Errors
 ///

@@ -16,7 +16,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// At most this much of the holder's text is read.
 const MOST_BYTES: u64 = 200;
 
-/// What came of a try.
+/// The outcome of a try.
 #[derive(Debug)]
 pub(super) enum Tried {
     /// It is ours for as long as this lives.

@@ -44,7 +44,7 @@ pub struct Unknown {
     pub count: usize,
 }
 
-/// What is known about the pod besides the allotments.
+/// The facts about the pod besides the allotments.
 #[derive(Debug, Clone, Copy)]
 pub struct Evidence<'a> {
     /// The pod's uid.

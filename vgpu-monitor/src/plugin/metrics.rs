@@ -1,4 +1,4 @@
-//! What the device plugin shows of itself at `/metrics`. `docs/metrics.md` explains each series. Never decides.
+//! The device plugin's own series at `/metrics`. `docs/metrics.md` explains each series. Never decides.
 
 use std::fmt;
 use std::sync::Arc;

@@ -50,7 +50,7 @@ pub struct Living {
     pub claimed: BTreeSet<Name>,
     /// Positions of the instances that pods hold which are not over: GPU and position.
     pub instances: BTreeSet<(String, Span)>,
-    /// What was allotted after this moment is not among them.
+    /// Allotments made after this moment are not among them.
     pub as_of: Instant,
 }
 
@@ -95,13 +95,13 @@ impl NodePods {
         }
     }
 
-    /// What lives. Both the kubelet and the API server have to say that a pod is gone, and have to answer.
+    /// The living pods. Both the kubelet and the API server have to say that a pod is gone, and have to answer.
     ///
     /// # Errors
     ///
     /// Which source did not answer. Nothing may be removed then.
     pub async fn living(&self) -> Result<Living, SourceError> {
-        // What is allotted from here on is not among these, and lives.
+        // Allotments made from here on are not among these, and count as living.
         let as_of = Instant::now();
         let all = self.store.all();
         let listed = self.lister.pods().await?;

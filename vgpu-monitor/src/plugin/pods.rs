@@ -1,4 +1,4 @@
-//! What the kubelet says of the pods of this node and their slots. One question is in flight at a time, and
+//! The kubelet's list of the pods of this node and their slots. One question is in flight at a time, and
 //! its answer is for every caller that waited when it was sent: the kubelet answers 100 questions a second
 //! for all programs of the node together. Never trusts which container an answer names: see `matching`.
 

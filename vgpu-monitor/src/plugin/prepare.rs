@@ -1,5 +1,5 @@
-//! What happens before a container starts: find the pod that holds the slots, determine what each of its containers is
-//! given, and give it. Never chooses a device.
+//! The steps before a container starts: find the pod that holds the slots, determine the share of each of its
+//! containers, and give it. Never chooses a device.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -356,8 +356,7 @@ impl Case<'_> {
         Ok(())
     }
 
-    /// What the pod was given before, if all of its containers were given something, and no allotment has
-    /// been made for it since.
+    /// The pod's earlier shares, if all of its containers were given one, and no allotment has been made for it since.
     fn remembered(&self, pod: &Pod) -> Option<Vec<(u64, Name, Claim)>> {
         let shared = &self.call.plugin.0;
         let served = shared.settings.served.iter();
@@ -588,8 +587,8 @@ impl Case<'_> {
         room::check(inventory, &others, &own)
     }
 
-    /// What has to be given now: to the container that starts, whichever it is, and to those that were given nothing by
-    /// this process.
+    /// The shares that have to be given now: to the container that starts, whichever it is, and to those that got
+    /// nothing from this process.
     fn to_give(&self, all: &[Allotment], claims: &[(u64, Name, Claim)]) -> Vec<(u64, Name, Claim)> {
         let given = self.call.plugin.0.given.lock();
         let starts = |order: u64| {

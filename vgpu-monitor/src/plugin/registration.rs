@@ -77,7 +77,7 @@ async fn watch_folder(folder: PathBuf, told: watch::Sender<()>) {
             Ok(events) => {
                 told.send_replace(());
                 while let Ok(mut ready) = events.readable().await {
-                    // What is not there to be read is no change; anything else that fails is made anew.
+                    // No event to read is no change; after any other error the watch is made anew.
                     match ready.get_inner().0.read_events() {
                         Ok(events) => {
                             told.send_replace(());

@@ -9,7 +9,7 @@ use super::allotments::{Allotment, Claim};
 use super::identity::Refusal;
 use crate::node_gpus::Inventory;
 
-/// What each pod was given: claims by uid, in the order of their containers.
+/// The shares of each pod: claims by uid, in the order of their containers.
 pub fn by_pod(allotments: &[Allotment]) -> BTreeMap<&str, Vec<&Claim>> {
     let mut pods: BTreeMap<&str, Vec<&Claim>> = BTreeMap::new();
     for allotment in allotments {

@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const TRIES: u32 = 5;
 const BETWEEN: Duration = Duration::from_millis(200);
 
-/// What the kubelet is to ask us.
+/// The calls that the kubelet is to make.
 pub(super) const OPTIONS: DevicePluginOptions = DevicePluginOptions {
     pre_start_required: true,
     get_preferred_allocation_available: true,

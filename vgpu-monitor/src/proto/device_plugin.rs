@@ -487,7 +487,7 @@ pub mod device_plugin_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// What the plugin wants to be asked.
+        /// The calls that the plugin wants from the kubelet.
         pub async fn get_device_plugin_options(
             &mut self,
             request: impl tonic::IntoRequest<super::Empty>,
@@ -546,7 +546,7 @@ pub mod device_plugin_client {
             ));
             self.inner.unary(req, path, codec).await
         }
-        /// What a container needs that gets these devices. It is not told whose they are. An error fails the pod for good.
+        /// The needs of a container that gets these devices; it is not named. An error fails the pod for good.
         pub async fn allocate(
             &mut self,
             request: impl tonic::IntoRequest<super::AllocateRequest>,
@@ -594,7 +594,7 @@ pub mod device_plugin_server {
     /// Generated trait containing gRPC methods that should be implemented for use with DevicePluginServer.
     #[async_trait]
     pub trait DevicePlugin: std::marker::Send + std::marker::Sync + 'static {
-        /// What the plugin wants to be asked.
+        /// The calls that the plugin wants from the kubelet.
         async fn get_device_plugin_options(
             &self,
             request: tonic::Request<super::Empty>,
@@ -615,7 +615,7 @@ pub mod device_plugin_server {
             &self,
             request: tonic::Request<super::PreferredAllocationRequest>,
         ) -> std::result::Result<tonic::Response<super::PreferredAllocationResponse>, tonic::Status>;
-        /// What a container needs that gets these devices. It is not told whose they are. An error fails the pod for good.
+        /// The needs of a container that gets these devices; it is not named. An error fails the pod for good.
         async fn allocate(
             &self,
             request: tonic::Request<super::AllocateRequest>,

@@ -20,7 +20,7 @@ pub(crate) fn command(args: &[&str]) -> Command {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // What the caller's shell sets must not choose what is tested.
+    // Variables of the caller's shell must not choose what is tested.
     for variable in [
         "VGPU_ROOT",
         "VGPU_METRICS_ADDR",

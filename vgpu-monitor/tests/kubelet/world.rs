@@ -32,7 +32,7 @@ pub(crate) const MIB: u64 = 1 << 20;
 /// A container of a pod: name, kind (`init`, `sidecar`, `app`), and its GPUs with MiB.
 pub(crate) type Asks<'a> = (&'a str, &'a str, &'a [(u32, u64)]);
 
-/// What was given, and what goes wrong with it.
+/// The deliveries so far, and the faults of the next ones.
 #[derive(Default)]
 pub(crate) struct Hands {
     pub(crate) names: AtomicUsize,

@@ -100,11 +100,11 @@ pub(crate) struct LatencyArgs {
     #[arg(long, value_name = "NAME,…", value_enum, value_delimiter = ',')]
     pub(crate) arrivals: Vec<ArrivalsName>,
 
-    /// What a request launches [default: all]
+    /// The work of a request [default: all]
     #[arg(long, value_name = "NAME,…", value_enum, value_delimiter = ',')]
     pub(crate) request: Vec<RequestName>,
 
-    /// What the training launches [default: all]
+    /// The work of the training [default: all]
     #[arg(long, value_name = "NAME,…", value_enum, value_delimiter = ',')]
     pub(crate) training: Vec<TrainingName>,
 
@@ -146,7 +146,7 @@ pub(crate) enum ArrivalsName {
     Bursts,
 }
 
-/// What a request launches.
+/// The work of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RequestName {
     /// 10 kernels of 200 µs
@@ -157,7 +157,7 @@ pub(crate) enum RequestName {
     Generation,
 }
 
-/// What training launches.
+/// The work of training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TrainingName {
     /// Kernels of 100 µs

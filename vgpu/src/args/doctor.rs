@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::values;
 
-/// What `vgpu doctor` checks.
+/// A place that `vgpu doctor` checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Scope {
@@ -48,7 +48,7 @@ and the API server does not store the pod.
 Exit code: 0 if no check failed; 1 if a check failed, or nothing could be checked; 2 with --strict
 if there are warnings and no failure, and on invalid arguments. Skipped checks do not count.")]
 pub(crate) struct DoctorArgs {
-    /// What to check [default: chosen by where the command runs; it prints the reason]
+    /// The place to check [default: chosen by where the command runs; it prints the reason]
     #[arg(value_enum, value_name = "PLACE")]
     pub(crate) place: Option<Scope>,
 

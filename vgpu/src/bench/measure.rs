@@ -33,11 +33,11 @@ pub(crate) struct Setup {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Container {
     pub(crate) job: Job,
-    /// What `vgpu run` is told; `None` runs the job without it.
+    /// The settings for `vgpu run`; `None` runs the job without it.
     pub(crate) under: Option<Under>,
 }
 
-/// What `vgpu run` sets for a container.
+/// The settings that `vgpu run` gives a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Under {
     /// A cap in percent, which always holds.
@@ -261,7 +261,7 @@ fn words_of_service(service: &Service) -> [String; 8] {
     .map(String::from)
 }
 
-/// What several processes of one container used, together.
+/// The use of several processes of one container, together.
 fn curve_of(reports: &[Report]) -> Curve {
     let first_ns = reports
         .iter()

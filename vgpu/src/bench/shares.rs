@@ -1,5 +1,4 @@
-//! What a share was: GPU time used over time, and the figures that are told of it. Values in, values
-//! out.
+//! A measured share: GPU time used over time, and the figures that describe it. Values in, values out.
 
 use serde::Serialize;
 
@@ -26,7 +25,7 @@ impl Curve {
         }
     }
 
-    /// What each bin used, one after another from the start on.
+    /// The use of each bin, nanoseconds, one after another from the start on.
     pub(crate) fn of_bins(bin_ns: u64, bins: &[u64]) -> Self {
         let mut curve = Self::default();
         let (mut at_ns, mut used_ns) = (0, 0);
@@ -93,7 +92,7 @@ impl Curve {
     }
 }
 
-/// What is told of a share; percent and points.
+/// The figures of a share; percent and points.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Figures {
     /// Over the whole time.

@@ -37,7 +37,7 @@ pub(crate) fn rows(to: &mut impl Write, rows: &[Row]) -> std::io::Result<()> {
     to.flush()
 }
 
-/// What stands in a row beside its name and what was asked.
+/// The cells of a row after its name and the requested share.
 pub(crate) fn cells(row: &Row) -> [String; 7] {
     let point = |value: f64| format!("{value:.1}");
     let figure = |of: fn(&super::Figures) -> f64| {

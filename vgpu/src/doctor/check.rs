@@ -68,9 +68,9 @@ fn finding(verdict: Verdict, evidence: impl Into<String>) -> Finding {
 pub(super) struct Check<F: 'static> {
     /// The id. It never changes its meaning and is never reused.
     pub(super) id: &'static str,
-    /// What is true if the check is ok.
+    /// A statement that is true if the check is ok.
     pub(super) title: &'static str,
-    /// What to do if it is not, in one line.
+    /// The advice if it is not, in one line.
     pub(super) cure: &'static str,
     pub(super) judge: fn(&F) -> Judged,
 }
@@ -101,7 +101,7 @@ pub(super) struct Row {
     pub(super) id: &'static str,
     pub(super) title: &'static str,
     pub(super) verdict: Verdict,
-    /// What was read, and from where; for a skipped check the reason.
+    /// The text that was read, and from where; for a skipped check the reason.
     pub(super) evidence: String,
     /// `None` if there is nothing to do.
     pub(super) cure: Option<&'static str>,

@@ -1,4 +1,4 @@
-//! What a node has: driver, GPUs, runtime, kubelet, agent, directories. Owns what is looked at.
+//! The facts about a node: driver, GPUs, runtime, kubelet, agent, directories. Owns what is looked at.
 
 mod agent;
 mod checks;
@@ -38,11 +38,11 @@ const PORTS: [u16; 2] = [31993, 31992];
 /// Answers of a listener are read up to here.
 const MOST_METRICS: u64 = 32 << 20;
 
-/// What was seen of a node.
+/// The facts about a node.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct NodeFacts {
-    /// What the driver says; nothing where it was not asked, as below another root.
+    /// The driver's answers; nothing where it was not asked, as below another root.
     driver: Option<Driver>,
     /// Why the driver does not answer.
     driver_error: Option<String>,
@@ -81,12 +81,12 @@ pub(super) struct NodeFacts {
     closed_processes: usize,
     /// The processes that listen on the agent's ports.
     listeners: Vec<Listener>,
-    /// What the agent's ports answer.
+    /// The answers of the agent's ports.
     metrics: BTreeMap<u16, Metrics>,
     /// Files that the agent was given: path, and why it cannot be used.
     device_config: Option<Config>,
     node_config: Option<Config>,
-    /// What HAMi's agent leaves behind.
+    /// Leftovers of HAMi's agent.
     leftovers: Vec<String>,
     /// Whether cgroups are of version 2.
     cgroup2: bool,
@@ -163,7 +163,7 @@ struct Metrics {
 struct Config {
     path: String,
     error: Option<String>,
-    /// What it says of this node: the MIG strategy.
+    /// The MIG strategy that it sets for this node.
     mig_strategy: Option<String>,
     /// Name of the resource that counts GPUs.
     resource: Option<String>,
@@ -493,7 +493,7 @@ fn owner(proc: &Root, inode: &str) -> Option<String> {
     None
 }
 
-/// What a listener of this machine answers to `GET /metrics`.
+/// The answer of a listener of this machine to `GET /metrics`.
 fn metrics(port: u16, timeout: Duration) -> Metrics {
     match ask(port, timeout) {
         Err(error) => Metrics {

@@ -85,7 +85,7 @@ async fn from_scheduler(
     }
 }
 
-/// What is computed here stands on these settings.
+/// The settings that the computation here uses.
 fn settings(args: &ExplainArgs) -> anyhow::Result<(Arc<Vendors>, Defaults)> {
     let config = match &args.device_config {
         None => DeviceConfig::standard(),

@@ -1,4 +1,4 @@
-//! What `vgpu top --json` prints: a promise to programs, described in docs/command.md. Fields are
+//! The output of `vgpu top --json`: a promise to programs, described in docs/command.md. Fields are
 //! added and never renamed; `version` is raised where one changes its meaning.
 
 use serde::Serialize;
@@ -91,7 +91,7 @@ struct Device {
     compute: Compute,
 }
 
-/// What was launched, by a container or by a process of it.
+/// The launches of a container or of one of its processes.
 #[derive(Debug, Serialize)]
 struct Compute {
     launches: u64,
@@ -219,7 +219,7 @@ fn container(picture: &Picture, view: &ContainerView) -> Container {
 fn device(picture: &Picture, view: &ContainerView, device: &DeviceView) -> Device {
     let seen = picture.seen(view, device);
     let percent = |permille: u32| f64::from(permille) / 10.0;
-    // What processes that are gone have used is in here, too.
+    // The use of ended processes is included.
     let compute = ComputeSnapshot {
         busy_ns: device.busy_ns.max(device.compute.busy_ns),
         ..device.compute

@@ -176,7 +176,7 @@ fn container_rows(picture: &Picture, container: &ContainerView, paint: Paint, ta
     ended_rows(picture, container, paint, table);
 }
 
-/// What ended processes hold until the driver has let go of their memory.
+/// The memory that ended processes hold until the driver has released it.
 fn ended_rows(picture: &Picture, container: &ContainerView, paint: Paint, table: &mut Table) {
     let mut name = Some(String::from("  ended processes"));
     for device in container.devices.iter().filter(|it| it.ended_bytes > 0) {

@@ -217,7 +217,7 @@ const FAULTS: &[Fault<Files>] = &[
     broken(
         "VGPU-N12",
         "fail",
-        "anybody may write the state directory",
+        "the state directory is writable by all users",
         |files| {
             let path = root(files).join("var/lib/vgpu");
             fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();

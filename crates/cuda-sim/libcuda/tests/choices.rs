@@ -1,5 +1,5 @@
-//! What takes device memory beside plain allocations, and what a contrary driver does otherwise: each on both kinds of
-//! boards.
+//! Device memory that goes to anything but plain allocations, and the choices of a contrary driver: each on both
+//! kinds of boards.
 
 use std::ffi::CString;
 use std::ptr::{null, null_mut};

@@ -1,4 +1,4 @@
-//! What NVML says of one device: names, places, memory, links. The device is a made-up one for data
+//! NVML's answers about one device: names, places, memory, links. The device is a made-up one for data
 //! centres; what such a device does not have (a display, an encoder's licence) is answered as a real one
 //! would.
 
@@ -558,7 +558,7 @@ pub(crate) fn nvmlDeviceGetInforomVersion(
     }
 }
 
-// What it can do.
+// The capabilities of a device.
 
 pub(crate) fn nvmlDeviceGetArchitecture(device: NvmlDevice, architecture: *mut u32) -> Answer {
     put(

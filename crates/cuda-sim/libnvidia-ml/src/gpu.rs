@@ -391,7 +391,7 @@ impl BoardGpu {
         power_mw(self.utilization().0)
     }
 
-    /// What it has used since the machine's midnight, as if idle, and what its kernels took on top.
+    /// Energy since the machine's midnight, in millijoules: the use of an idle GPU, and the kernels' use on top of it.
     pub(crate) fn energy_mj(self) -> u64 {
         let idle = self.now_us() / 1_000_000 % 86_400 * u64::from(power_mw(0));
         let busy_ns = work().map_or(0, |work| work.device_busy_ns(self.0));
@@ -399,7 +399,7 @@ impl BoardGpu {
     }
 }
 
-/// What a GPU draws at so many percent.
+/// The power that a GPU draws at this utilisation (percent), in milliwatts.
 pub(crate) fn power_mw(percent: u32) -> u32 {
     52_000 + percent * 2_300
 }

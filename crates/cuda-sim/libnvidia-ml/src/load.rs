@@ -1,4 +1,4 @@
-//! What NVML says of a device at work: clocks, temperature, power, errors. The figures are made up, but
+//! NVML's answers about a device at work: clocks, temperature, power, errors. The figures are made up, but
 //! they move with the load, so that a graph of them has something to show.
 
 use cuda_api::nvml::*;

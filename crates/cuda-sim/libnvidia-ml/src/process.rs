@@ -131,7 +131,7 @@ pub(crate) fn nvmlDeviceGetRunningProcessDetailList(
     answer
 }
 
-/// What each process used in the sampling periods after `last_seen`.
+/// Each process's utilisation in the sampling periods after `last_seen`.
 fn samples_of_processes(
     device: NvmlDevice,
     last_seen: u64,

@@ -1,4 +1,4 @@
-//! What NVML says of the machine and the driver. Nothing of a single device.
+//! NVML's answers about the machine and the driver. Nothing of a single device.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -1,5 +1,5 @@
-//! What NVML tells of each process's utilisation, on boards whose figures are late, wrong, rounded or missing. Each board
-//! is looked at by a process of its own, since a process has one.
+//! NVML's figures of each process's utilisation, on boards whose figures are late, wrong, rounded or missing. A
+//! separate process looks at each board, since a process has only one.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,6 +1,6 @@
-//! What goes wrong on a board while it runs: XIDs, a GPU that falls off the bus, rows of memory that wait for a reset,
-//! a driver that hangs, was replaced or is gone. Any process that opens the board can make it happen and end; what it does to a
-//! call is the libraries' affair.
+//! Faults of a board while it runs: XIDs, a GPU that falls off the bus, memory rows that wait for a reset, a driver
+//! that hangs, was replaced or is gone. Any process that opens the board can begin and end them; the libraries decide
+//! how a fault changes a call's answer.
 
 use std::fmt;
 use std::sync::atomic::Ordering;

@@ -350,7 +350,7 @@ impl LockstepWords {
         self.step();
     }
 
-    fn anybody_runs(&self) -> bool {
+    fn any_participant_runs(&self) -> bool {
         self.participants().iter().any(ParticipantWords::runs)
     }
 
@@ -394,7 +394,7 @@ impl LockstepWords {
 
     /// When no participant runs, lets one go on: at this moment, or else at the next one at which one can.
     pub(super) fn go_on(&self, state: &mut State, now: &AtomicU64) -> Woken {
-        if self.anybody_runs() {
+        if self.any_participant_runs() {
             return Woken::default();
         }
         let mut now_ns = now.load(Ordering::SeqCst);
@@ -494,7 +494,7 @@ impl LockstepWords {
             }
             return self.go_on(state, now);
         }
-        if !self.anybody_runs() {
+        if !self.any_participant_runs() {
             return self.go_on(state, now);
         }
         let switches = self.asleep();

@@ -1,4 +1,4 @@
-//! What the GPUs of a board do, as a value: channels with queues of work, processes that take
+//! The work of a board's GPUs, as a value: channels with queues of work, processes that take
 //! turns, and the moment at which each thing is done.
 //!
 //! Exact and lazy: [`State::advance`] plays everything that happens up to a moment, in order of
@@ -252,7 +252,7 @@ struct Usage {
     copies: u64,
     /// Number of its last stretch of work, counted from 1; 0 is none.
     stretch: u64,
-    /// What its run time counts as where the process that has run least is first.
+    /// Its run time in the order by run time (the process that has run least is first), nanoseconds.
     ran_ns: u64,
 }
 
@@ -407,7 +407,7 @@ pub(super) struct State {
     logs: [Log; MAX_DEVICES],
 }
 
-/// What a board is started with.
+/// The settings that a board is started with.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Settings {
     /// How processes divide a GPU's time.
@@ -466,7 +466,7 @@ mod tests {
         state
     }
 
-    /// What a script says, on top of slices of 2 ms and samples of 100 ms.
+    /// The settings of a script, on top of slices of 2 ms and samples of 100 ms.
     fn settings(script: &str) -> Settings {
         let script = format!("slice 2ms\nsample 100ms\n{script}");
         let script = crate::script::Script::parse(&script).unwrap();

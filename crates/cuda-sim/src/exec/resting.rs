@@ -51,7 +51,7 @@ impl Exec {
                 clock.wait(seen, Duration::from_millis(20));
             }
             ClockKind::Jump => {
-                let next = if state.anybody_acts() {
+                let next = if state.any_process_acts() {
                     None
                 } else {
                     state.next_event_ns()
@@ -253,7 +253,7 @@ impl Exec {
                 ClockKind::Virtual => clock.wait(seen, Duration::from_millis(20)),
                 ClockKind::Jump => {
                     let mut state = self.now();
-                    let acts = state.anybody_acts();
+                    let acts = state.any_process_acts();
                     let next = state.next_event_ns().map_or(ns, |next| next.min(ns));
                     drop(state);
                     if acts {

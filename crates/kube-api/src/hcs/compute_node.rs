@@ -25,14 +25,14 @@ pub struct ComputeNode {
     #[serde(default)]
     #[schemars(skip)]
     pub metadata: ObjectMeta,
-    /// What the node has. The node's agent writes it.
+    /// The node's devices. The node's agent writes them.
     pub spec: ComputeNodeSpec,
-    /// What the agent has observed.
+    /// The agent's observations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<ComputeNodeStatus>,
 }
 
-/// What the node has.
+/// The node's devices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ComputeNodeSpec {
@@ -45,7 +45,7 @@ pub struct ComputeNodeSpec {
     /// The devices.
     #[schemars(length(max = 1024))]
     pub devices: Vec<Device>,
-    /// What connects the devices.
+    /// The connections between the devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topology: Option<NodeTopology>,
 }
@@ -118,7 +118,7 @@ pub struct DeviceTopology {
 /// A connection of one device to others.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Link {
-    /// What connects them.
+    /// The type of the connection.
     #[serde(rename = "type")]
     pub kind: LinkType,
     /// The `id` of each device at the other end.
@@ -127,7 +127,7 @@ pub struct Link {
     pub bandwidth: String,
 }
 
-/// What connects the devices of a node.
+/// The connections between the devices of a node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeTopology {
     /// Each kind of connection that the node has.
@@ -139,7 +139,7 @@ pub struct NodeTopology {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Interconnect {
-    /// What it is.
+    /// The type of the connection.
     #[serde(rename = "type")]
     pub kind: LinkType,
     /// Bandwidth, as `600GB/s`.
@@ -161,7 +161,7 @@ pub enum Phase {
     Draining,
 }
 
-/// What the agent has observed of a node.
+/// The agent's observations of a node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ComputeNodeStatus {

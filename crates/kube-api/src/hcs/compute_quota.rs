@@ -25,14 +25,14 @@ pub struct ComputeQuota {
     #[serde(default)]
     #[schemars(skip)]
     pub metadata: ObjectMeta,
-    /// What is allowed.
+    /// The allowed amounts.
     pub spec: ComputeQuotaSpec,
-    /// What is used.
+    /// The used amounts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<ComputeQuotaStatus>,
 }
 
-/// What is allowed.
+/// The allowed amounts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ComputeQuotaSpec {
     /// The most that the counted pods hold together.
@@ -105,16 +105,16 @@ pub struct PriorityScope {
     pub priority: String,
 }
 
-/// What is used of a quota.
+/// The used part of a quota.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ComputeQuotaStatus {
-    /// What the counted pods hold together.
+    /// The amounts that the counted pods hold together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Amounts>,
     /// The limits that `used` was compared with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hard: Option<Amounts>,
-    /// What of the spec cannot be read, by field. Absent when all of it can.
+    /// The problems of fields of the spec that cannot be read, by field. Absent if all can be read.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub errors: BTreeMap<String, String>,
 }

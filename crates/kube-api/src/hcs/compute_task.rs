@@ -25,18 +25,18 @@ pub struct ComputeTask {
     #[serde(default)]
     #[schemars(skip)]
     pub metadata: ObjectMeta,
-    /// What to run.
+    /// The task to run.
     pub spec: ComputeTaskSpec,
-    /// What became of it.
+    /// The state of the task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<ComputeTaskStatus>,
 }
 
-/// What to run.
+/// The task to run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ComputeTaskSpec {
-    /// What the first container of the template gets. At least one of them.
+    /// The resources of the template's first container. At least one of them.
     #[schemars(extend("minProperties" = 1))]
     pub resources: Amounts,
     /// Which vendor is preferred: `nvidia`, `huawei`, `hygon`, `cambricon` or `any`. Absent: `any`.
@@ -102,7 +102,7 @@ pub struct TaskDevice {
     pub id: String,
 }
 
-/// What became of a task.
+/// The state of a task.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ComputeTaskStatus {

@@ -67,7 +67,7 @@ pub struct TopologyDevice {
 /// A connection between two devices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TopologyLink {
-    /// What connects them.
+    /// The type of the connection.
     #[serde(rename = "type")]
     pub kind: LinkType,
     /// `id` of the device at one end.
@@ -85,7 +85,7 @@ pub struct TopologyLink {
 /// Devices that all reach each other over one kind of connection.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TopologyGroup {
-    /// What connects them.
+    /// The type of the connections.
     #[serde(rename = "type")]
     pub kind: LinkType,
     /// The `id` of each device.

@@ -84,7 +84,7 @@ impl std::fmt::Display for Vendor {
     }
 }
 
-/// What connects two devices.
+/// The type of a connection between two devices.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -116,7 +116,7 @@ impl LinkType {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// What the condition is about, such as `Ready`.
+    /// The subject of the condition, such as `Ready`.
     #[serde(rename = "type")]
     pub kind: String,
     /// `True`, `False` or `Unknown`.

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
-pub(crate) fn everybody() -> Switches {
+pub(crate) fn all_vendors() -> Switches {
     Switches {
         ascend: true,
         iluvatar: true,
@@ -25,7 +25,7 @@ pub(crate) fn everybody() -> Switches {
 /// The standard table, made once because reading YAML is slow in a debug build.
 pub(crate) fn vendors() -> &'static Vendors {
     static TABLE: LazyLock<Vendors> =
-        LazyLock::new(|| Vendors::new(DeviceConfig::standard(), everybody()).unwrap());
+        LazyLock::new(|| Vendors::new(DeviceConfig::standard(), all_vendors()).unwrap());
     &TABLE
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn vendors() -> &'static Vendors {
 pub(crate) fn vendors_with(change: impl FnOnce(&mut kube_api::config::Nvidia)) -> Vendors {
     let mut config = DeviceConfig::standard();
     change(config.nvidia.as_mut().unwrap());
-    Vendors::new(config, everybody()).unwrap()
+    Vendors::new(config, all_vendors()).unwrap()
 }
 
 pub(crate) fn pod(value: Value) -> Pod {

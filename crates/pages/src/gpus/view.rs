@@ -61,8 +61,8 @@ pub fn compute(thousandths: u64) -> String {
     format!("{number} GPU{end}")
 }
 
-/// What lists look up in a [`Picture`], by the position of each GPU. It is computed once for each picture, so that a
-/// list of thousands copies nothing.
+/// The index of a [`Picture`]: the texts that lists look up, by the position of each GPU. It is computed once for each
+/// picture, so that a list of thousands copies nothing.
 #[derive(Default)]
 pub struct Index(OnceLock<Vec<Indexed>>);
 

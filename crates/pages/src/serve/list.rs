@@ -1,5 +1,5 @@
-//! What the lists of all sites share over HTTP: reading a query from an address, and keeping the address of the page
-//! in step with the form.
+//! The parts of lists that all sites share over HTTP: reading a query from an address, and keeping the address of the
+//! page in step with the form.
 
 use axum::extract::Query as InAddress;
 use axum::extract::rejection::QueryRejection;

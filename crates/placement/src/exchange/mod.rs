@@ -284,7 +284,7 @@ impl Table {
         sized(&found, &name, memory_bytes)
     }
 
-    /// What a device of `from` is worth in devices of `to`.
+    /// The worth of a device of `from` in devices of `to`.
     ///
     /// # Errors
     ///

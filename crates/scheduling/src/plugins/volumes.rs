@@ -1,5 +1,5 @@
-//! What the four volume plugins share about claims and volumes. In-tree volumes are taken as they are: kube-scheduler
-//! translates them to CSI volumes, this crate does not.
+//! The facts about claims and volumes that the four volume plugins share. In-tree volumes are taken as they are:
+//! kube-scheduler translates them to CSI volumes, this crate does not.
 
 use std::sync::Arc;
 

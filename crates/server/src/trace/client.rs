@@ -60,7 +60,7 @@ pub enum ClientError {
     File {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// The problem with it.
         why: String,
     },
     /// There is nothing to verify the collector with.

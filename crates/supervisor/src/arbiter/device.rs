@@ -35,7 +35,7 @@ pub struct Tenant {
     pub priority: u32,
     /// The most, thousandths; 1000 is no cap.
     pub cap: u32,
-    /// What it gets whenever it wants it, thousandths; 0 is none.
+    /// The share that it gets whenever it wants it, thousandths; 0 is none.
     pub floor: u32,
     /// Everything that it holds on the device, managed memory too, bytes.
     pub held_bytes: u64,
@@ -69,7 +69,7 @@ pub struct Process {
     pub throttled_ns: u64,
 }
 
-/// What a container is granted.
+/// The grant of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     /// Which container.
@@ -85,7 +85,7 @@ pub struct Verdict {
     pub awaited: bool,
 }
 
-/// What is remembered of a container between two ticks.
+/// The facts about a container that one tick keeps for the next.
 #[derive(Debug, Default)]
 struct ContainerHistory {
     worked_at_ns: Option<u64>,

@@ -1,7 +1,7 @@
 //! A container as the arbiter sees it many times a second: the few words of its region that say what it does,
 //! its limits when they change, and its targets, which this module writes.
 //!
-//! Never maps a file that anyone but root could shorten, never reads more of a region than the words of its
+//! Never maps a file that a user other than root could shorten, never reads more of a region than the words of its
 //! used slots, and never waits for a file's owner.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -35,7 +35,7 @@ const SCALE_STEP: u16 = 16;
 pub(super) struct Container {
     pub(super) id: u64,
     pub(super) path: PathBuf,
-    /// What tells this directory from a later one of the same name.
+    /// Device and inode of the directory: they tell it from a later one of the same name.
     place: (u64, u64),
     region: File,
     limits_file: LimitsSource,

@@ -41,7 +41,7 @@ impl Members {
         self.0.is_empty()
     }
 
-    /// What the driver holds for them on a device, bytes.
+    /// The memory that the driver holds for them on a device, bytes.
     pub(super) fn held_bytes(&self, held: &[GpuProcess], uuid: &str) -> u64 {
         held.iter()
             .filter(|process| process.uuid == uuid && self.0.contains_key(&process.pid))

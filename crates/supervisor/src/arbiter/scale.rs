@@ -16,11 +16,11 @@ use std::collections::{HashMap, VecDeque};
 const FOLLOW_NS: f64 = 300e6;
 /// Times below this are mostly rounding, nanoseconds of GPU time in one sample.
 const ASSUMED_NS: f64 = 3e6;
-/// What a container had beyond its share is balanced over this time, nanoseconds.
+/// A container's time beyond its share is balanced over this time, nanoseconds.
 const BALANCED_NS: f64 = 1.5e9;
 /// Balancing adds or removes at most this part of the time that the container measures.
 const MOST_BALANCE: f64 = 0.25;
-/// What part of the difference between the driver's figure and the model's one sample corrects.
+/// The part of the difference between the driver's figure and the model's that one sample corrects.
 const CORRECTION_GAIN: f64 = 0.3;
 /// The driver's correction stays within these.
 const LEAST_CORRECTION: f64 = 0.25;
@@ -46,7 +46,7 @@ const LEAST_OF_TOLD: f64 = 0.5;
 /// A process of a container.
 pub type ProcessKey = (u64, usize, u64);
 
-/// What the driver said of one period of a device.
+/// The driver's figures of one period of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sample {
     /// End of the period on the driver's clock, microseconds.
@@ -97,7 +97,7 @@ struct ProcessHistory {
 
 #[derive(Debug)]
 struct Container {
-    /// What the driver says over what the model says.
+    /// The driver's figure divided by the model's.
     correction: f64,
     /// GPU time beyond its share that it had while it wanted all of the share, by the driver's figures,
     /// nanoseconds; negative is time that it missed.
@@ -384,7 +384,7 @@ impl Meter {
             }
         }
         if let (Some(percent), true) = (sample.device, sample.processes.is_empty()) {
-            // What the driver does not tell apart corrects all alike.
+            // A figure that the driver does not divide by process corrects all processes alike.
             let total = f64::from(percent.min(100)) / 100.0 * period;
             let modelled = self
                 .containers
@@ -428,7 +428,7 @@ impl Meter {
         own.clamp(LEAST_SCALE, 1.0)
     }
 
-    /// What a nanosecond that this process has measured counts for; [`Meter::own`] is a factor of it.
+    /// The weight of a nanosecond that this process has measured; [`Meter::own`] is a factor of it.
     #[must_use]
     pub fn scale(&self, key: &ProcessKey) -> f64 {
         let own = self.own(key);
@@ -531,7 +531,7 @@ impl Container {
     }
 
     fn correct(&mut self, told_ns: f64, from_ns: u64, until_ns: u64) {
-        // What happened before the first look is unknown.
+        // Events before the first look are unknown.
         let seen_all = self.looks.front().is_some_and(|(at, _)| *at <= from_ns);
         let modelled_ns = if seen_all {
             self.between(from_ns, until_ns)

@@ -23,11 +23,11 @@ pub struct Claim {
     pub floor: u32,
     /// It works, or waits to.
     pub active: bool,
-    /// What it would use if it could, thousandths; [`WHOLE`] if it wants more than it gets.
+    /// The share that it would use if it could, thousandths; [`WHOLE`] if it wants more than it gets.
     pub demand: u32,
 }
 
-/// What one container gets.
+/// The share of one container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
     /// Thousandths; 0: it waits.
@@ -220,7 +220,7 @@ fn fill(shares: &mut [u32], weights: &[u32], limits: &[u32], budget: u32) {
             *share += part;
             left = left.saturating_sub(part);
         }
-        // What rounding left, one by one.
+        // The rest that rounding left, one thousandth each.
         let each = shares.iter_mut().zip(limits).zip(&open);
         for ((share, limit), _) in each.filter(|(_, open)| **open) {
             if left > 0 && *share < *limit {
@@ -232,7 +232,7 @@ fn fill(shares: &mut [u32], weights: &[u32], limits: &[u32], budget: u32) {
     }
 }
 
-/// What an idle container would have if it started.
+/// The share of an idle container if it started.
 struct Guest {
     promised: u32,
     weight: u32,
@@ -382,7 +382,7 @@ mod tests {
             "force:1000:0:0 force:1000:0:1:1000",
             &expect!["1000c 1000m"],
         );
-        // What the lower one does not use of its floor is lent.
+        // The part of its floor that the lower one does not use is lent.
         check(
             "force:1000:0:0:1000 floor:1000:200:1:50",
             &expect!["950cm 200cm"],

@@ -5,10 +5,9 @@
 //! Never ends a turn while no other container waits for it, and never concerns a container that holds only
 //! device memory.
 
-/// What moving memory to a device is worth: a turn lasts several times as long as it takes to bring
-/// what its holder needs, at 8 GiB a second, about what PCIe 3 carries.
+/// The assumed rate of moving memory to a device, bytes per millisecond: 8 GiB a second, about that of PCIe 3.
 const MOVED_PER_MS: u64 = 8 << 20;
-/// How many times as long.
+/// A turn lasts this many times as long as moving the memory that its holder needs.
 const WORTH: u64 = 4;
 /// No turn is shorter.
 const SHORTEST_NS: u64 = 200_000_000;
@@ -30,7 +29,7 @@ pub struct Contender {
     pub worked_at_ns: u64,
 }
 
-/// Whose turn it is.
+/// The turns of a device: which container has it now.
 #[derive(Debug, Default)]
 pub struct Turns {
     holder: Option<TurnHolder>,

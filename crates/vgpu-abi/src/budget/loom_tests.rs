@@ -665,7 +665,7 @@ fn room_learned_for_a_loading_runtime_is_kept_or_refused() {
             // The context itself; the rest of what was reserved is kept by the mark from here on.
             confirm(&one.cells[0], 0, 1, Kind::Context).unwrap();
             refund(&one.cells[0], 0, reserved - 1).unwrap();
-            // What the runtime loads, and its settlement.
+            // The charge for the runtime's loading, and its settlement.
             charge(&one.cells[0], 0, 5, Kind::Context).unwrap();
             one.cells[0].loading_since_ns.store(0, Ordering::SeqCst);
             6

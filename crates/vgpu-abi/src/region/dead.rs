@@ -149,7 +149,7 @@ impl Region {
         }
         match head.gone_since_ns.load(Ordering::Relaxed) {
             0 => {
-                // What was asked for may have been given.
+                // The driver may have given the requested memory.
                 for device in 0..MAX_DEVICES {
                     if let Some(cells) = self.cells(slot, device) {
                         budget::confirm_for_the_dead(cells);

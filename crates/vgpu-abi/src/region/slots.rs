@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_not_gone_and_a_pid_that_nobody_has_is() {
+    fn only_a_pid_without_a_process_is_gone() {
         let path = proc_stat_path(std::process::id());
         let stat = ProcessStat::read(&path).unwrap();
         let parent = std::os::unix::process::parent_id();

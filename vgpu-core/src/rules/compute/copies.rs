@@ -12,7 +12,7 @@ use crate::holdings::locate;
 use crate::state::accounts::{Accounts, Destination, Group};
 use crate::state::standing;
 
-/// What was copied or filled, bytes: a number, or what a structure of the program says.
+/// The number of bytes copied or filled: a number, or read from a structure of the program.
 pub(crate) trait Extent {
     fn bytes(self) -> u64;
 }

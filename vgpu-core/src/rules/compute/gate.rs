@@ -41,8 +41,8 @@ pub(crate) fn passes(work: Work, stream: u64) -> bool {
         if !is_open || gate.launches.get() >= gate.untold.get() {
             return false;
         }
-        // What follows the look at the table stands in a function of its own, so that the usual way calls nothing
-        // and saves no register.
+        // The code after the look at the table is a separate function, so that the usual way calls no function and
+        // saves no register.
         if process.compute.first_uses.is_any_waiting() {
             return passes_while_any_waits(gate, process, work, stream);
         }

@@ -16,11 +16,11 @@ const FRESH_NS: u64 = 300_000_000;
 pub(super) struct Rate {
     /// Thousandths of the device.
     pub(super) permille: u32,
-    /// What a nanosecond of the container's own time counts for, in parts of [`Grant::ONE`].
+    /// The weight of a nanosecond of the container's own time, in parts of [`Grant::ONE`].
     pub(super) scale: u32,
-    /// What else works on the device.
+    /// The other work on the device.
     pub(super) beside: Beside,
-    /// To be measured and bounded although nothing caps it.
+    /// The container is measured and bounded although no cap holds.
     is_measured: bool,
 }
 

@@ -206,7 +206,7 @@ fn keep_for_runtime(accounts: &Accounts, device: usize, ordinal: i32) -> Result<
     if accounts.holdings().has_context(device) || query::primary_is_active(ordinal) == Some(true) {
         return Ok(());
     }
-    // What this process kept for an earlier one is asked for again.
+    // The memory that this process kept for an earlier context is requested again.
     region.loaded(device);
     // A dead process's charge may end meanwhile.
     let keep = |bytes| {

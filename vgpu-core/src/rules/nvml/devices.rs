@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_somebody_is_writing_is_left_alone() {
+    fn a_row_that_is_being_written_is_left_alone() {
         let row = Row {
             handle: AtomicUsize::new(TAKEN),
             value: AtomicU32::new(7),

@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_alone_are_nobody() {
+    fn neighbours_alone_are_no_processes() {
         assert_eq!(settle(&[1, 3], 0, None), (NvmlReturn::NOT_FOUND, 0));
         assert_eq!(
             settle(&[1, 3], 8, Some(&mut [0; 8])),

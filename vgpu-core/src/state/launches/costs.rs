@@ -1,4 +1,4 @@
-//! What launches have cost: by function and shape, and by executable graph. A table of fixed size in
+//! The costs of past launches: by function and shape, and by executable graph. A table of fixed size in
 //! memory that a fork wipes; the oldest knowledge makes room. Measures nothing: `spans.rs` does.
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use self::estimate::{Beside, Estimate, OwnTime};
 
 pub(crate) mod estimate;
 
-/// What is launched, as far as its cost depends on it.
+/// A piece of work, by all that its cost depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Work {
     /// Names function and shape, or the graph; never 0.
@@ -18,7 +18,7 @@ pub(crate) struct Work {
     pub(crate) threads: u64,
 }
 
-/// What is known of a launch's cost, nanoseconds.
+/// The expected cost of a launch, nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expected {
     /// It was measured.
@@ -150,7 +150,7 @@ impl Costs {
             .find(|cell| cell.key.load(Ordering::Relaxed) == key)
     }
 
-    /// What this very launch has cost, nanoseconds, once it was measured often enough.
+    /// The cost of this launch, nanoseconds, once it was measured often enough.
     #[inline(always)]
     pub(crate) fn known(&self, key: u64) -> Option<u64> {
         // Relaxed: see `cell`.
@@ -158,7 +158,7 @@ impl Costs {
         (cost & TIMES >= WELL_KNOWN).then_some(cost >> COST_SHIFT)
     }
 
-    /// What this very launch was measured at so far, nanoseconds.
+    /// The measured cost of this launch so far, nanoseconds.
     fn measured(&self, key: u64) -> Option<u64> {
         // Relaxed: see `cell`.
         let cost = self.cell(key)?.cost.load(Ordering::Relaxed);
@@ -172,7 +172,7 @@ impl Costs {
             .map_or(0, |cell| cell.least.load(Ordering::Relaxed))
     }
 
-    /// What it is expected to cost.
+    /// The expected cost of the work.
     pub(crate) fn expected(&self, work: &Work) -> Expected {
         if let Some(ns) = self.known(work.key) {
             return Expected::Known(ns);

@@ -1,5 +1,5 @@
-//! What was handed out and not launched yet: a table of functions and executable graphs, by the number
-//! under which launches name them. Looked at without a lock; calls the driver once, for how it loads.
+//! Functions and executable graphs that were handed out and not launched yet, in a table by the number under which
+//! launches name them. Looked at without a lock; calls the driver once, for how it loads.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -26,7 +26,7 @@ const WAITS: u32 = 0;
 
 const USED: u32 = 1;
 
-/// What waits for its first use. All zeros is an empty table.
+/// The functions and graphs that wait for their first use. All zeros is an empty table.
 #[repr(C)]
 pub(crate) struct FirstUses {
     /// How many wait.
@@ -228,7 +228,7 @@ pub(crate) fn number_of<F>(function: *mut F) -> u64 {
     Work::kernel(function as usize, [1; 3], [1; 3]).function
 }
 
-/// What a launch may be the first use of.
+/// The number of the function or graph whose first use a launch may be.
 pub(crate) fn number_in(work: Work) -> u64 {
     match work.function {
         0 => work.key,

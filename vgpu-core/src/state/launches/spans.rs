@@ -1,4 +1,4 @@
-//! What launches really take: pairs of events on the program's own streams, from time to time. Owns the
+//! The times that launches really take: pairs of events on the program's own streams, from time to time. Owns the
 //! streams that were launched to, what each has been given and has done, and the events. Decides no
 //! launch: `compute.rs` does.
 //!
@@ -34,11 +34,11 @@ const BASE_NS: u64 = 1_000_000_000;
 struct Mark {
     start: u64,
     end: u64,
-    /// What the stream may have idled between `start` and the launch.
+    /// The time that the stream may have idled between `start` and the launch, nanoseconds.
     gap_ns: u64,
-    /// What the stream had been given when it was launched, itself included.
+    /// The work that the stream had been given at the launch, the launch included, nanoseconds.
     submitted_ns: u64,
-    /// What the launch was charged.
+    /// The charge of the launch, nanoseconds.
     charged_ns: u64,
     work: Work,
     /// Nothing else was launched to the stream between the two events.
@@ -156,9 +156,9 @@ pub(crate) struct Measured {
 struct Interval {
     /// How long it was, nanoseconds.
     measured_ns: u64,
-    /// Of that: what no other stream of the context was counted for.
+    /// The part of it that was not yet counted for another stream of the context, nanoseconds.
     counted_ns: u64,
-    /// What its launches were charged, nanoseconds.
+    /// The charge of its launches, nanoseconds.
     charged_ns: u64,
     /// One launch of it that was measured by itself.
     sample: Option<Sample>,
@@ -172,11 +172,11 @@ struct Sample {
     charged_ns: u64,
 }
 
-/// What was used beyond the charge; below zero, less was used.
+/// The use beyond the charge, nanoseconds; below zero, less was used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct More {
     own_ns: i64,
-    /// Used, and to be paid for later.
+    /// Used time that is paid for later, nanoseconds.
     owed_ns: u64,
     occupied_ns: i64,
 }
@@ -211,7 +211,7 @@ fn difference(one: u64, other: u64) -> i64 {
     whole(one) - whole(other)
 }
 
-/// What was found out about finished work on a device.
+/// The findings about finished work on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
     /// More (less) GPU time was used than was charged, nanoseconds.
@@ -514,7 +514,7 @@ impl Spans {
             marks.last_submitted_ns = mark.submitted_ns;
             marks.drop_oldest();
         }
-        // What was launched after the last mark is over some time, although no event says so.
+        // Launches after the last mark end some time, although no event says so.
         let rest = marks.submitted_ns.saturating_sub(marks.done_ns);
         if marks.count == 0 && rest > 0 && now_ns.saturating_sub(marks.at_ns) > rest * 4 + 2_000_000
         {

@@ -59,7 +59,7 @@ fn child_on_a_full_disk() {
     assert_eq!(cdi.known().unwrap(), []);
 }
 
-/// What an agent does in its life, killed at every step of it by the step's number.
+/// The steps of an agent's life, killed at each of them by the step's number.
 #[test]
 fn next_agent_repairs_after_a_kill_at_any_step() {
     let mut steps = 0;

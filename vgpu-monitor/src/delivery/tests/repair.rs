@@ -1,4 +1,4 @@
-//! What is there again when it is given again, and what is never touched.
+//! Files that a second delivery restores, and files that it never touches.
 
 use std::os::unix::fs::MetadataExt as _;
 
@@ -193,7 +193,7 @@ fn extended_region_is_truncated_without_losing_data() {
     assert_eq!(std::fs::read(&path).unwrap(), before);
     assert!(delivery.trim().is_empty());
 
-    // What it sets aside beyond the end is not seen in the length.
+    // The file's length does not show space that is reserved beyond its end.
     let beyond = FallocateFlags::FALLOC_FL_KEEP_SIZE;
     fallocate(
         &living,

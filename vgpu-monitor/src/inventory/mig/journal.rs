@@ -54,7 +54,7 @@ impl Entry {
     }
 }
 
-/// What is under way and what is there, on disk.
+/// The instances that are being made, made or removed, on disk.
 #[derive(Debug)]
 pub(super) struct Journal {
     path: PathBuf,

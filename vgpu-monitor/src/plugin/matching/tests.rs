@@ -72,7 +72,7 @@ impl Kubelet {
             if given_up == Some(at) {
                 return;
             }
-            // What init containers had goes first, whichever of it.
+            // The slots of init containers go first, in any order.
             let mut ids: Vec<String> = Vec::new();
             for number in 0..count {
                 let from = if reusable.iter().any(|id| !ids.contains(id)) {
@@ -110,7 +110,7 @@ impl Kubelet {
         self.pods.push(pod);
     }
 
-    /// What is found out when this container starts, with or without the kubelet's record.
+    /// The allotments found when this container starts, with or without the kubelet's record.
     fn find(&self, pod: &Running, starts: usize, with_record: bool) -> Result<Vec<u64>, Unknown> {
         let containers = || pod.asking.iter().zip(&pod.got);
         let listed = containers()

@@ -14,7 +14,7 @@ pub(crate) struct Results {
     pub(crate) seconds: f64,
     /// The mean share of the GPU that the requests need, percent.
     pub(crate) load_percent: u32,
-    /// What the arrivals depend on.
+    /// The seed of the arrivals.
     pub(crate) seed: u64,
     pub(crate) rows: Vec<Row>,
 }
@@ -27,7 +27,7 @@ pub(crate) struct Row {
     pub(crate) training: Option<TrainingFigures>,
 }
 
-/// What runs beside a program, and whether vgpu divides the GPU.
+/// The programs beside a program, and whether vgpu divides the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Setting {
@@ -49,10 +49,10 @@ impl Setting {
     }
 }
 
-/// What a service measured.
+/// The measurements of a service.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct ServiceFigures {
-    /// What each request launches.
+    /// The work of each request.
     pub(crate) request: String,
     /// How the requests arrived.
     pub(crate) arrivals: String,
@@ -68,10 +68,10 @@ pub(crate) struct ServiceFigures {
     pub(crate) share_percent: f64,
 }
 
-/// What training got.
+/// The measurements of training.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct TrainingFigures {
-    /// What it launches.
+    /// The name of its work.
     pub(crate) name: String,
     /// Kernels or graphs a second.
     pub(crate) per_second: f64,

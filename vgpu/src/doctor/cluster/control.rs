@@ -1,4 +1,4 @@
-//! What was installed: scheduler, webhook, agent, their configurations, certificates and rights. Facts in, verdicts
+//! The installed parts: scheduler, webhook, agent, their configurations, certificates and rights. Facts in, verdicts
 //! out.
 
 use kube_api::config::DeviceConfig;
@@ -19,7 +19,7 @@ const FULL: std::ops::RangeInclusive<u32> = 28..=35;
 const OLDEST: u32 = 18;
 /// The parts, by the label that says so.
 const PARTS: [&str; 3] = ["scheduler", "webhook", "agent"];
-/// What a container waits with that has no image.
+/// The reasons why a container without an image waits.
 const NO_IMAGE: [&str; 4] = [
     "ImagePullBackOff",
     "ErrImagePull",

@@ -20,7 +20,7 @@ use crate::doctor::root::unix_now;
 const PAGE: usize = 500;
 /// Agents whose metrics are asked for.
 const MOST_AGENTS: usize = 5;
-/// What a Pod that asks for a GPU is sent as.
+/// The prefix of the probe's name: a Pod that asks for a GPU.
 const PROBE: &str = "vgpu-doctor-";
 pub(in crate::doctor) fn gather(args: &DoctorArgs) -> anyhow::Result<ClusterFacts> {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -83,7 +83,7 @@ impl Said {
         serde_json::from_slice(&self.body).unwrap_or(Value::Null)
     }
 
-    /// What it said no with, in one line.
+    /// The text of a refusal, in one line.
     fn no(&self) -> Option<String> {
         if (200..300).contains(&self.status) {
             return None;

@@ -85,7 +85,7 @@ impl ClusterFacts {
     }
 }
 
-/// What shows that a node has GPUs of NVIDIA's.
+/// The sign by which a node has NVIDIA GPUs, in words.
 fn sign(node: &Value, resource: &str) -> Option<String> {
     let capacity = node
         .pointer("/status/capacity")

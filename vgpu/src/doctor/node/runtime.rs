@@ -1,4 +1,4 @@
-//! What the node's container runtime is told about GPUs: CDI specs, and its default runtime. Owns how these files are
+//! The container runtime's view of the node's GPUs: CDI specs, and its default runtime. Owns how these files are
 //! read.
 
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ pub(super) struct CdiSpec {
     pub(super) missing: Vec<String>,
 }
 
-/// What the container runtime's configuration says.
+/// The settings of the container runtime.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Runtime {

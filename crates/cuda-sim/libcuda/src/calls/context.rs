@@ -89,7 +89,7 @@ calls! {
     cuCtxResetPersistingL2Cache() => current().map(drop);
     cuCtxGetExecAffinity(exec_affinity, kind) => {
         current()?;
-        let _nobody_sets_one = (exec_affinity, kind);
+        let _no_context_has_one = (exec_affinity, kind);
         Err(CuResult::UNSUPPORTED_EXEC_AFFINITY)
     };
     cuCtxGetLimit(value, limit) => {

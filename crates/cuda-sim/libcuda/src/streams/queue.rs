@@ -14,7 +14,7 @@ use crate::streams::stream::{Stream, in_order, ordered_idle, submit, submit_call
 /// Does something to memory in stream order, and lets the stream's copy engine take the time for
 /// that many bytes; a stream that captures gets a node instead, which does it at each launch.
 ///
-/// What can be done at once is: kernels do not compute here, so nothing that they leave behind could
+/// A copy that can be done at once is done: kernels do not compute here, so no result of an earlier one could
 /// be missed; only other host work must not be overtaken.
 pub(crate) fn copy_async(
     stream: &Stream,

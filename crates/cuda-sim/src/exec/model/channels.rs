@@ -258,7 +258,7 @@ impl State {
     }
 
     /// Whether any process is about to act, so that its channel goes on.
-    pub(in crate::exec) fn anybody_acts(&self) -> bool {
+    pub(in crate::exec) fn any_process_acts(&self) -> bool {
         let mut from = 0;
         while let Some(index) = self.next_busy(from) {
             from = index + 1;

@@ -17,7 +17,7 @@ enum Serving {
     Slices,
 }
 
-/// What the driver tells.
+/// The driver's figures.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Driver {
     /// Whole percents of each process, every so often, so much later (ms).
@@ -46,7 +46,7 @@ struct Program {
     grant: Grant,
     true_ns: u64,
     period_ns: u64,
-    /// What its tenant writes over its own region before each look.
+    /// The function with which its tenant overwrites its own region before each look.
     forge: Option<fn(&mut Tenant, u64)>,
 }
 
@@ -344,7 +344,7 @@ fn pair(caps: [u32; 2], kernels: [u64; 2]) {
             let allowed = match (driver, serving) {
                 (Driver::Silent, Serving::Slices) => continue,
                 (Driver::Silent, Serving::Shared) => 40,
-                // What is told a second late is made good a second late.
+                // Figures that come a second late correct a second late.
                 (Driver::Tells(_, 1000), _) => 45,
                 _ => 15,
             };
@@ -617,7 +617,7 @@ fn forged_busy_slots_lift_no_neighbour_over_its_cap() {
     }
 }
 
-/// What two busy containers get beside a third one that does nothing, and may say something else.
+/// The shares of two busy containers beside a third one that does nothing, and may write false figures.
 fn beside(serving: Serving, forge: Option<fn(&mut Tenant, u64)>) -> Vec<u64> {
     let mut accomplice = Program::new(3, 100, MS).works(&[]);
     accomplice.forge = forge;

@@ -1,4 +1,4 @@
-//! What one kind of launch costs, and what a measurement of it says: pure functions of numbers.
+//! The cost of one kind of launch, and the meaning of a measurement of it: pure functions of numbers.
 //!
 //! Two events around a launch measure its own time and the turns that other processes had in between. Which of
 //! the two a measurement has in it shows when several of the same kind are compared: a launch shorter than a
@@ -39,7 +39,7 @@ const MOST_UNKNOWN_NS: u64 = 200_000_000;
 /// launches that wait for each other in turns, each second one does not wait.)
 const ODD_IN_A_ROW: u8 = 3;
 
-/// What works on the device beside this process.
+/// The other work on the device beside this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Beside {
     /// Other containers work there.
@@ -74,7 +74,7 @@ impl Beside {
     }
 }
 
-/// What is known of one kind of launch. All zeros: nothing.
+/// The knowledge of one kind of launch. All zeros: nothing is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Estimate {
     /// Its own time, nanoseconds; 0 where it was never measured.
@@ -93,7 +93,7 @@ pub(crate) struct Estimate {
     pub(crate) odd: u8,
 }
 
-/// What a measurement of a launch says.
+/// The result of a measurement of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct OwnTime {
     /// Its own time that is charged at once, nanoseconds.
@@ -103,7 +103,7 @@ pub(crate) struct OwnTime {
 }
 
 impl Estimate {
-    /// What is known after a measurement of `ns`, and how much of that is the launch's own time.
+    /// The estimate after a measurement of `ns`, and the part of `ns` that is the launch's own time.
     pub(crate) fn learn(self, ns: u64, beside: Beside) -> (Self, OwnTime) {
         if !beside.is_contended {
             let next = Self {
@@ -288,8 +288,8 @@ mod tests {
         follows: true,
     };
 
-    /// What events measure of launches that take `own_ns` each, on a device that gives a turn of `slice_ns` to this
-    /// process and to each of `others`, and how much of it counted in all.
+    /// The measurements of launches that take `own_ns` each, on a device that gives a turn of `slice_ns` to this
+    /// process and to each of `others`, and how much of them counted in all.
     fn counted(own_ns: u64, slice_ns: u64, others: u64, launches: u64) -> (Estimate, f64) {
         let beside = Beside {
             is_contended: true,
