@@ -94,7 +94,7 @@ impl Board {
 /// The allowed error of a share, points.
 pub(crate) const POINTS: f64 = 1.5;
 
-/// Where the library is farther off than `POINTS`: test, board, and so many points at most. An entry goes when the
+/// Where the library is farther off than `POINTS`: test, board, and the allowed points. An entry goes when the
 /// library keeps the bound there; none is added.
 const STILL_OFF: &[(&str, &str, f64)] = &[
     (

@@ -3,7 +3,7 @@
 
 use crate::lab::{Asks, Lab};
 
-/// The share of one program alone under a cap of 10, over so many milliseconds.
+/// The share of one program alone under a cap of 10, over this many milliseconds.
 fn under_ten(words: &str, ms: u64) -> f64 {
     let lab = Lab::new();
     let container = lab.container("greedy", Asks::cap(10));

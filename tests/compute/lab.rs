@@ -181,7 +181,7 @@ impl Lab {
         self.start(words, None, &[], 100)
     }
 
-    /// Starts a program that an MPS server, if there is one, gives so much of the GPU's multiprocessors.
+    /// Starts a program that an MPS server, if there is one, gives this part of the GPU's multiprocessors.
     fn start(
         &self,
         words: &str,
@@ -274,7 +274,7 @@ impl Lab {
         curves
     }
 
-    /// Which process held the GPU from when to when, in the last so many milliseconds.
+    /// The stretches in which processes held the GPU, in the last `ms` milliseconds.
     pub(crate) fn held(&self, ms: u64) -> Vec<BusyStretch> {
         let now_ns = self.exec.clock().now();
         let held = self.exec.stretches(0, now_ns - ms * MS, now_ns);

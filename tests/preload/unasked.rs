@@ -5,7 +5,7 @@ use cuda_sim::Config;
 
 use crate::support::{CONTEXT, MIB, Running, World, all_contrary};
 
-/// The library's estimate for a context on a GPU of a test's size, of which nothing is known.
+/// The library's estimate for a context on an unknown GPU of a test's size.
 const GUESS: u64 = 128;
 
 fn start(world: &World) -> Running {

@@ -84,8 +84,8 @@ fn main() {
     stop(tenants);
 }
 
-/// The record lock of a slot belongs to a process, and one's own locks look free: so the tenants
-/// are a process of their own.
+/// The record lock of a slot belongs to a process, and a process sees its own locks as free: so the tenants
+/// are a separate process.
 fn start_tenants(root: &Path) -> Child {
     let mut tenants = Command::new(std::env::current_exe().unwrap())
         .env(TENANTS, root)

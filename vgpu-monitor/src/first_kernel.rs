@@ -31,7 +31,7 @@ pub struct FirstKernels {
 }
 
 impl FirstKernels {
-    /// Of the containers below `root`.
+    /// Watches the containers below `root`.
     #[must_use]
     pub fn new(root: &Path, node: &str, traces: Traces) -> Self {
         Self {

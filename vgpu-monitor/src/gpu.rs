@@ -97,7 +97,7 @@ fn answer_all(questions: &Receiver<Sender<Option<Answer>>>, open: &Open) {
     let mut last_failure = String::new();
     while let Ok(reply) = questions.recv() {
         let mut fail = |error: &GpuError| {
-            // Once for each reason: a node without a GPU is no news.
+            // Each reason is logged once: a node without a GPU stays one.
             let reason = error.to_string();
             if reason != last_failure {
                 tracing::warn!(%reason, "no answer from the NVIDIA driver");

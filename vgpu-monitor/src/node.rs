@@ -95,7 +95,7 @@ impl Node {
     /// Looks, and says in `readiness` whether the root could be read.
     pub fn look(&self, readiness: &Readiness) -> Shown {
         let begun = Instant::now();
-        // The driver first: a process that it names and that is gone in the region is no news,
+        // The driver first: a process that the driver names and whose slot is gone by then is harmless,
         // while one that the region names and the driver does not know would look idle.
         let answer = self.asker.as_ref().map(Asker::ask);
         let nvml_up = answer.as_ref().map(Option::is_some);

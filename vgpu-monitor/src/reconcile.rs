@@ -132,7 +132,7 @@ pub fn unmanaged<'a>(
     unmanaged
 }
 
-/// Less than this is no news: it is what contexts and modules differ by until the host has measured them.
+/// Smaller gaps are normal, bytes: contexts and modules differ by this until the host has measured them.
 const LEAST_BYTES: u64 = 256 << 20;
 /// A gap is reported after this many looks in a row.
 const LOOKS: u32 = 3;
@@ -142,7 +142,7 @@ const LOOKS: u32 = 3;
 pub struct Standing(HashMap<(PathBuf, usize), u32>);
 
 impl Standing {
-    /// Of the gaps of one look, those that are large and have stood for several looks.
+    /// The large gaps of one look that have stood for several looks.
     pub fn take(&mut self, gaps: Vec<Gap>) -> Vec<Gap> {
         let mut before = std::mem::take(&mut self.0);
         let mut stand = Vec::new();

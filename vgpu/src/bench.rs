@@ -1,4 +1,4 @@
-//! `vgpu bench accuracy`: which cases there are, and what is told of them. The programs that keep the
+//! `vgpu bench accuracy`: the list of cases and the report of them. The programs that keep the
 //! GPU busy are `workload`'s, run by `vgpu run` like any other. `vgpu bench latency` is in `latency`.
 //!
 //! Never judges: it prints what was asked and what was got.

@@ -283,7 +283,7 @@ fn files_below(
     Ok(())
 }
 
-/// A path that begins with `crate`, or with so many `super`.
+/// A path that begins with `crate`, or with this many `super`.
 #[derive(Debug, PartialEq, Eq)]
 struct Written {
     /// `None` for `crate`.

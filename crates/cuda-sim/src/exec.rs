@@ -527,7 +527,7 @@ mod tests {
         exec.clock().now()
     }
 
-    /// One run of so many processes: what each used, and when all had ended.
+    /// One run of this many processes: the time that each used, and the moment when all had ended.
     fn run_in_lockstep(processes: u64) -> (Vec<(u64, u64)>, u64) {
         let (directory, exec) = board(ClockKind::Lockstep);
         let path = directory.path().join("exec");

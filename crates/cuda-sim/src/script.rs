@@ -391,7 +391,7 @@ fn mix(number: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A loop that nothing ends is a program that hangs: so many times at most.
+/// The most times of a loop: a loop that nothing ends is a program that hangs.
 const MOST_TIMES: u32 = 10_000;
 
 fn times_of(text: &str) -> Result<(u32, u32), ScriptProblem> {

@@ -188,7 +188,7 @@ mod tests {
             })
     }
 
-    /// Plays arrivals for so many milliseconds, and says which process ran from when to when: `0:0-2` is process 0 in the
+    /// Plays arrivals for `ms` milliseconds, and says which process ran from when to when: `0:0-2` is process 0 in the
     /// first two milliseconds.
     fn played(rules: &Rules, arrivals: &[Arrival], ms: u64) -> String {
         let mut left = [0_u64; 4];

@@ -14,7 +14,7 @@ pub const LEASE_NS: u64 = 200_000;
 /// All threads of a container together hold at most this much on a device, nanoseconds: what a
 /// thread that sleeps holds may be spent long after.
 pub const MOST_LEASED_NS: u64 = 1_000_000;
-/// Of what is earned, one part in so many pays what is owed: slowly, since two processes that wait for each other's
+/// One part in this many of earned credit pays debt: slowly, since two processes that wait for each other's
 /// launches hold each other up for as long as either waits for credit.
 const OWED_PART: u64 = 8;
 /// A refill that stands this far in the future was made with another clock. From here on this clock counts; what

@@ -352,8 +352,7 @@ pub struct OomEntry {
     pub call: [AtomicU8; CALL_BYTES],
     /// The largest holders, largest first.
     pub holders: [OomHolder; MAX_HOLDERS],
-    /// Bytes that the driver held for the container and its charges did not have: so much of `limit`
-    /// could not be given.
+    /// Bytes that the driver held for the container beyond its charges: this part of `limit` could not be given.
     pub unaccounted: AtomicU64,
     /// Room.
     pub reserved_1: [AtomicU64; 8],

@@ -9,7 +9,7 @@ fn charged(region: &Region, bytes: u64) {
     region.confirm(charge, Kind::Buffer);
 }
 
-/// An object of so many bytes, exported without a name that tells it apart.
+/// An object of this many bytes, exported without a name that tells it apart.
 fn unnamed(region: &Region, bytes: u64) -> SharedKey {
     charged(region, bytes);
     region

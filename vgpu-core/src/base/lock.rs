@@ -271,7 +271,7 @@ pub(crate) fn milliseconds() -> i64 {
     now.tv_sec * 1000 + now.tv_nsec / 1_000_000
 }
 
-/// Sleeps for so many milliseconds. No cancellation point.
+/// Sleeps for this many milliseconds. No cancellation point.
 pub(crate) fn sleep_ms(ms: u64) {
     futex_wait(&AtomicU32::new(0), 0, i64::try_from(ms).unwrap_or(0));
 }

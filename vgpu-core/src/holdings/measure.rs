@@ -27,9 +27,9 @@ const MIB: u64 = 1 << 20;
 /// A context takes no less than this, whatever was measured beside busy neighbours.
 pub(crate) const LEAST_CONTEXT: u64 = 8 * MIB;
 
-/// A safe figure for a context of a GPU of which nothing is known but its multiprocessors and its
-/// memory: 64 MiB, and 4 MiB for each multiprocessor (2 MiB of it are the default stacks of its
-/// threads), but no more than an eighth of the memory.
+/// A safe figure for a context of a GPU of which only the multiprocessors and the memory are known: 64 MiB, and 4 MiB
+/// for each multiprocessor (2 MiB of it are the default stacks of its threads), but no more than an eighth of the
+/// memory.
 ///
 /// | GPU | multiprocessors | guess |
 /// |---|---|---|

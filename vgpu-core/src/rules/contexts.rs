@@ -39,9 +39,9 @@ pub(crate) struct Making {
     call: &'static str,
     /// `None` where nothing has to be made.
     charge: Option<Charge>,
-    /// Of the charge, what the context itself is expected to take.
+    /// The part of the charge that the context itself is expected to take, bytes.
     bytes: u64,
-    /// That is a guess: what it takes is measured.
+    /// `bytes` is a guess: the context's real size is measured.
     is_guess: bool,
     /// The rest is kept for what the runtime will load.
     loads: bool,

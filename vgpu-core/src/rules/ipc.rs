@@ -180,7 +180,7 @@ pub(crate) fn after_open<A: Address>(
         Ok(charge) => {
             accounts.confirm(charge, Kind::Buffer);
             let mut import = import;
-            // Of an import that holds no object, this is what is charged.
+            // An import that holds no object is charged this.
             import.least = charge.bytes();
             import.first.device = device;
             opened(&accounts, import, pointer);

@@ -435,9 +435,9 @@ const IS_MANAGED: u32 = 8;
 /// `CU_MEMORYTYPE_DEVICE`.
 const DEVICE_MEMORY: u32 = 2;
 
-/// Memory that a program asked for as the device's own looks like that to it, even if it is managed: the program asks
-/// to choose a way of copying, or to tell another library what it holds. (Of managed memory the driver
-/// says where the page is.) That it cannot be shared by IPC the driver says when it is asked that.
+/// Memory that a program requested as device memory looks like device memory to it, even if it is managed: the program
+/// asks in order to choose a way of copying, or to tell another library about its memory. (The driver says where a page
+/// of managed memory is.) That it cannot be shared by IPC the driver says when the program tries to.
 pub(crate) fn after_attribute(
     result: CuResult,
     data: OutPtr<c_void>,

@@ -284,7 +284,7 @@ pub(crate) struct Loaded {
     pub(crate) bytes: u64,
     /// Our number of the context that it dies with.
     pub(crate) context: u64,
-    /// Of the charge, so many of the driver's steps were charged in advance.
+    /// The number of the driver's steps that were charged in advance and are in the charge.
     pub(crate) steps_in_advance: u32,
     /// Index in the region.
     pub(crate) device: u8,
@@ -301,7 +301,7 @@ pub(crate) struct Module(pub(crate) Loaded);
 pub(crate) struct Library {
     /// Our number of it.
     pub(crate) number: u64,
-    /// Its image declares so many bytes.
+    /// The bytes that its image declares.
     pub(crate) declared: u64,
     /// All of its image was read.
     pub(crate) is_whole: bool,
@@ -472,9 +472,9 @@ pub(crate) struct Binding {
 pub(crate) struct MemoryObject {
     /// Charged.
     pub(crate) bytes: u64,
-    /// So many handles, mappings and bindings hold it.
+    /// The number of handles, mappings and bindings that hold it.
     pub(crate) holds: u64,
-    /// Of these, the driver is about to release so many.
+    /// The number of these that the driver is about to release.
     pub(crate) releasing: u32,
     /// Index in the region.
     pub(crate) device: u8,

@@ -122,7 +122,7 @@ pub(crate) struct Pool {
     pub(crate) charged: AtomicU64,
     /// The part of it that was named to other processes, bytes: its charge stands in the table of shared objects.
     pub(crate) offered: AtomicU64,
-    /// Of the room that the driver says it has, what calls under way were promised.
+    /// The part of the driver's reported room that calls under way were promised.
     pub(crate) promised: Promised,
     /// Its owner has destroyed it, while it held memory: the driver's pool goes when it is empty.
     pub(crate) is_going: AtomicU32,
@@ -143,7 +143,7 @@ pub(crate) struct GraphMemory {
     pub(crate) charged: AtomicU64,
     /// Confirmed ahead of the driver's figure, for launches under way that use several devices.
     pub(crate) advanced: Promised,
-    /// Of the room that the driver says there is, what launches under way were promised.
+    /// The part of the driver's reported room that launches under way were promised.
     pub(crate) promised: Promised,
     /// Raised when memory was given back: a graph that was launched before may have none any more.
     pub(crate) trims: AtomicU32,

@@ -58,7 +58,7 @@ pub(crate) struct Process {
     core_percent: [AtomicU32; MAX_DEVICES],
     /// The policy's number.
     policy: AtomicU32,
-    /// Of `memory_bytes`, what may be memory of the device itself; 0 is all.
+    /// The part of `memory_bytes` that may be memory of the device itself; 0 is all.
     resident_bytes: [AtomicU64; MAX_DEVICES],
     /// Not 0: `cuInit` has succeeded in this process.
     started: AtomicU32,

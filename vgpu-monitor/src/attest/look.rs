@@ -349,7 +349,7 @@ mod tests {
         assert!(eyes.pids().unwrap().contains(&pid));
         assert!(!eyes.begun(pid).unwrap().1);
 
-        // Of its mappings its own program is one.
+        // Its own program is one of its mappings.
         let program = eyes.executable(pid).unwrap();
         let mut ours = Ours::default();
         ours.libraries

@@ -67,7 +67,7 @@ impl World {
         self.said.0.lock().in_use = Ok(names.iter().map(|name| (*name).clone()).collect());
     }
 
-    /// Pods by name, with so many containers each.
+    /// Pods by name, with their numbers of containers.
     fn server_has(&self, pods: &[(&str, usize)]) {
         let pod = |(name, containers): &(&str, usize)| LivingPod {
             uid: format!("uid-{name}"),

@@ -57,7 +57,7 @@ pub(super) struct RecordInstance {
 }
 
 impl Record {
-    /// Of a container of which nothing is known yet.
+    /// The record of a container that is not known yet.
     pub(super) fn empty(name: &Name, manner: Manner, library: &str) -> Self {
         let created = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Self {
@@ -104,7 +104,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Of a directory whose record cannot be read: what its limits say, so that it counts.
+    /// The record of a directory whose record cannot be read: filled from its limits, so that it counts.
     pub(super) fn of_limits(name: &Name, limits: &Limits) -> Self {
         let device = |device: &DeviceLimit| RecordDevice {
             uuid: device.uuid.as_str().to_owned(),

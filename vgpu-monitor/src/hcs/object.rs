@@ -151,7 +151,7 @@ impl Object {
                 Ok(Step::Wrote)
             }
             Answer::Conflict => Ok(Step::Stale),
-            // To create what there is not needs a kind.
+            // A create fails like this only if the kind is not installed.
             Answer::Missing => Err(Failed::NotInstalled),
         }
     }

@@ -22,7 +22,7 @@ struct Counts {
 }
 
 impl Series {
-    /// Of this node.
+    /// The series of this node.
     pub fn new(node: &str) -> Self {
         Self(Arc::new(Counts {
             node: node.to_owned(),

@@ -95,11 +95,11 @@ pub enum News {
         /// Whether it makes the GPU sick.
         sick: bool,
     },
-    /// A GPU is sick, of this.
+    /// A GPU is sick.
     Sick {
         /// The GPU.
         gpu: GpuIdentity,
-        /// Of what.
+        /// The reason.
         reason: String,
         /// Whether it may recover by itself.
         recovers: bool,
@@ -391,10 +391,10 @@ pub struct Figures {
     pub driver_up: bool,
 }
 
-/// Of one GPU.
+/// The figures of one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuFigures {
-    /// Which it is.
+    /// The GPU.
     pub known: GpuIdentity,
     /// Why it is not to be used.
     pub sick: Option<Sick>,

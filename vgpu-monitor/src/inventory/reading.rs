@@ -135,7 +135,7 @@ pub fn read(nvml: &Nvml, sysfs: &Path, before: Option<&Reading>) -> Result<Readi
     let known = before.into_iter().flat_map(|before| &before.wires);
     for wires in known {
         let here = reading.gpus.iter().any(|gpu| gpu.uuid == wires.gpu);
-        // Of a GPU that does not answer, what was known before.
+        // The earlier links of a GPU that does not answer.
         if here && !reading.wires.iter().any(|it| it.gpu == wires.gpu) {
             reading.wires.push(wires.clone());
         }
@@ -144,7 +144,7 @@ pub fn read(nvml: &Nvml, sysfs: &Path, before: Option<&Reading>) -> Result<Readi
     for pair in known {
         let here = |uuid: &str| reading.gpus.iter().any(|gpu| gpu.uuid == uuid);
         let asked = |uuid: &str| devices.iter().any(|(known, ..)| known == uuid);
-        // Of a GPU that does not answer, what was known before.
+        // The earlier scores of pairs with a GPU that does not answer.
         if here(&pair.from) && here(&pair.to) && !(asked(&pair.from) && asked(&pair.to)) {
             reading.pairs.push(pair.clone());
         }

@@ -222,7 +222,7 @@ impl Keeper {
             anyhow::bail!("{} is not there", kubelet.display());
         };
         // A kubelet that listens has removed all older sockets of the folder, ours too. So ours is created
-        // only now: a kubelet that is told of a socket that does not exist waits ten seconds for it, and its
+        // only now: a kubelet that hears of a socket that does not exist waits ten seconds for it, and its
         // pods do not.
         let channel = connect(&kubelet).await?;
         let own = folder.join(endpoint(&self.served.resource));

@@ -1,4 +1,4 @@
-//! `vgpu bench latency`: which combinations of a service and training there are, and what is told of them.
+//! `vgpu bench latency`: the combinations of a service and training, and the report of them.
 //!
 //! Never judges: it prints what the service measured and what the training got.
 

@@ -73,7 +73,7 @@ pub(super) struct NodeFacts {
     broken: Vec<String>,
     /// The agent's processes, and those of HAMi.
     agents: Vec<Process>,
-    /// Of the processes with a CUDA driver, those without our library.
+    /// The processes with a CUDA driver and without our library.
     unmanaged: Vec<Process>,
     /// How many processes have a CUDA driver.
     cuda_processes: usize,

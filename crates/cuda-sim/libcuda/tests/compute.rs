@@ -1047,7 +1047,7 @@ fn two_processes_share_a_gpu_by_time_slices() {
 
     exec.clock().advance(12 * MS);
     assert_eq!(shares(), [6, 6]);
-    // One of them is killed in the middle: the other one has the GPU to itself at once.
+    // One process is killed in the middle: the other process has the GPU to itself at once.
     children[0].kill().unwrap();
     children[0].wait().unwrap();
     exec.reap();

@@ -99,7 +99,7 @@ fn work() -> Option<&'static Exec> {
     machine()?.work.as_ref()
 }
 
-/// Lets so much time of the board go by in this thread.
+/// Lets this much of the board's time go by in this thread, nanoseconds.
 pub(crate) fn spend(ns: u64) {
     if let Some(work) = work() {
         work.clock().spend(ns);

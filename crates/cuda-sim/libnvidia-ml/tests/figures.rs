@@ -46,7 +46,7 @@ fn on(test: &str, script: &str, nvml: &str, body: impl FnOnce(&Nvml, &Exec)) {
     );
 }
 
-/// A process on the board, with kernels queued for so many milliseconds.
+/// A process on the board, with kernels queued for this many milliseconds.
 fn busy(exec: &Exec, ms: u64) -> ProcessId {
     let process = exec.join().unwrap();
     let channel = exec.open_channel(process, 0).unwrap();
@@ -171,7 +171,7 @@ test! { parts_of_a_percent_are_rounded_up(nvml, exec) on "slice 1ms\nsample 1s\n
 }}
 
 test! { a_slice_is_credited_to_the_next_process(nvml, exec) on "slice 6ms\nsample 100ms\nnvml credit next", "" {
-    // The first slice of 6 ms is told of the second process; the two have run for as long as each other.
+    // The first slice of 6 ms is counted for the second process; both processes have run for equally long.
     busy(exec, 30);
     busy(exec, 30);
     exec.clock().advance(100 * MS);

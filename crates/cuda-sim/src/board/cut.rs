@@ -21,7 +21,7 @@ impl Board {
         state.cuts[gpu].instances(state.devices[gpu].total)
     }
 
-    /// Makes a GPU instance of so many sevenths: at this first slice, or where there is room.
+    /// Makes a GPU instance of this many sevenths: at this first slice, or where there is room.
     ///
     /// # Errors
     /// When the GPU is not in MIG mode, has no room there, or no instance can lie there.

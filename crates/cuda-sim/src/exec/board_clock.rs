@@ -119,9 +119,9 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// Lets a clock in lockstep stand still until so many threads have joined, earlier ones included;
-    /// `u32::MAX` until other is said. Threads with a rank wait for that as they join, and then go on
-    /// one at a time: so a history does not depend on which process was started faster.
+    /// Stops a clock in lockstep until this many threads have joined, earlier ones included; `u32::MAX` stops it until
+    /// the next call. Threads with a rank wait for that as they join, and then go on one at a time: so a history does
+    /// not depend on which process was started faster.
     pub fn expect_threads(&self, threads: u32) {
         self.exec.lockstep().expect(threads);
         self.exec.announce();

@@ -318,7 +318,7 @@ impl LockstepWords {
         self.joined.load(LOCKED) <= u64::from(self.expected.load(LOCKED))
     }
 
-    /// Lets time stand still until so many threads have joined, those before included.
+    /// Stops the time until this many threads have joined, earlier ones included.
     pub(crate) fn expect(&self, threads: u32) {
         self.expected.store(threads, LOCKED);
     }

@@ -43,12 +43,12 @@ pub(super) struct Container {
     pub(super) limits: Limits,
     /// Nothing if this process may not write them: the container then counts only as a neighbour.
     targets: Option<Targets>,
-    /// As written last, and when something was.
+    /// The targets as last written, and the moment of the last write.
     written: Option<Vec<(usize, Target)>>,
     wrote_at_ns: u64,
-    /// As published last.
+    /// The figures as last published.
     unaccounted: [Unaccounted; MAX_DEVICES],
-    /// When the things were last read that are not read at every look.
+    /// When the parts that are not read at every look were last read.
     checked_at_ns: u64,
     /// The slots in use then.
     slots: Vec<usize>,

@@ -79,7 +79,7 @@ struct Process {
     occupied_ns: u64,
     /// Part of the time that it is busy, as it measures.
     busy: f64,
-    /// Of that, what others are taken to wait for: no more than the driver's figures allow.
+    /// The part of `busy` for which others are taken to wait: no more than the driver's figures allow.
     counted: f64,
     /// Part of its measured time that is its own, by the model.
     own: f64,

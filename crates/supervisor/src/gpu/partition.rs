@@ -287,7 +287,7 @@ pub fn create_compute(device: &Device<'_>, id: u32) -> Result<u32, NvmlError> {
     let inform = nvml_sym(library.nvmlComputeInstanceGetInfo_v2.as_ref())?;
     let instance = gpu_instance(device, id)?;
     let profiles = compute_profiles(device, instance)?;
-    // Of several of one size the first: the others have engines that were not asked for.
+    // The first of several profiles of one size: the others have engines that were not requested.
     let fills = profiles.iter().rev().max_by_key(|(_, slices)| *slices);
     let (profile, _) = *fills.ok_or(NvmlError::NotSupported)?;
     let mut compute: nvmlComputeInstance_t = ptr::null_mut();

@@ -338,8 +338,8 @@ fn request_refused_by_the_driver_refuses_no_other() {
         let refunder = {
             let model = model.clone();
             thread::spawn(move || {
-                // Either the other one is in already, and this one is refused, or this one is let
-                // in, refused by the driver, and must not have kept the other one out.
+                // Either the other process is in already, and this one is refused, or this one is let in, refused by
+                // the driver, and must not have kept the other process out.
                 if model.reserve(0, 6, 10).is_ok() {
                     refund(&model.cells[0], 0, 6).unwrap();
                 }

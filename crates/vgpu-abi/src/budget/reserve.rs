@@ -46,7 +46,7 @@ pub(crate) struct Need {
 }
 
 impl Need {
-    /// So much, of which nothing is kept beyond its charge.
+    /// A need of this many bytes, with no room kept beyond the charge.
     #[cfg(loom)]
     pub(crate) fn of(least: u64) -> Self {
         Self { least, guess: 0 }

@@ -28,7 +28,7 @@ use vgpu_abi::region::{Bounds, Kind, Region, ShareError, SharedKey};
 
 const SURVIVORS: u64 = 3;
 const LIMIT: u64 = 200;
-/// On the second device only so much of the limit may be memory of the device itself.
+/// The part of the second device's limit that may be memory of the device itself.
 const RESIDENT: u64 = 90;
 const KEYS: u64 = 6;
 const DEVICES: usize = 2;

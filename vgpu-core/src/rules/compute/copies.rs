@@ -46,7 +46,7 @@ extents! {
     CuMemcpy3DPeer: width_bytes height depth;
 }
 
-/// A fill of so many elements of a width, bytes.
+/// The bytes of a fill of this many elements of a width.
 pub(crate) fn elements(count: usize, width: usize) -> usize {
     count.saturating_mul(width)
 }

@@ -17,13 +17,13 @@ use crate::state::launches::costs::{Expected, Work};
 const IN_FLIGHT_NS: u64 = 10_000_000;
 /// The most of a long launch that may be in flight before another one.
 const AHEAD_NS: u64 = 50_000_000;
-/// The charge of a launch of which nothing is known.
+/// The charge of a launch of unknown cost, nanoseconds.
 const UNKNOWN_NS: u64 = 100_000;
-/// When nothing has ended for so long, a launch is let in all the same: what runs may wait for it. Twice
-/// as long for the next, up to sixteen times, until something ends: it may just be a long kernel.
+/// If no work has ended for this long, a launch is let in all the same: the running work may wait for it. Twice
+/// as long for the next launch, up to sixteen times, until work ends: it may just be a long kernel. Nanoseconds.
 const PROGRESS_NS: u64 = 100_000_000;
-/// Work in flight may be so much later than it was believed to end, beside what its own length allows: events and
-/// threads are noticed late on a busy machine.
+/// Work in flight may end this much later than expected, nanoseconds, beside the delay that its own length allows:
+/// events and threads are noticed late on a busy machine.
 const LATE_NS: u64 = 3_000_000;
 /// Launches that are let in without credit for one state of work that is overdue.
 const EXCUSES: u32 = 8;
@@ -297,7 +297,7 @@ impl<'a> Wait<'a> {
     }
 }
 
-/// How long nothing must have ended before a launch is let in all the same, after so many that were.
+/// The time without any end of work after which a launch is let in all the same, after `stalls` such launches.
 fn patience_ns(stalls: u32) -> u64 {
     PROGRESS_NS << stalls.min(4)
 }

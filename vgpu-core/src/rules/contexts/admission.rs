@@ -26,7 +26,7 @@ const LONGEST_WAIT_MS: u64 = 3_000;
 
 const PAUSE_MS: u64 = 2;
 
-/// Room that was there may be gone when it is asked for, so many times.
+/// Requests for room before giving up: other processes may take the room that a look found.
 const TRIES: u32 = 4;
 
 /// Room is kept for a runtime that has fetched its table for this long, unless it makes a context.
@@ -38,7 +38,7 @@ pub(super) struct Admitted {
     pub(super) charge: Charge,
     /// The memory that the context itself is expected to take.
     pub(super) bytes: u64,
-    /// That is a guess.
+    /// Whether `bytes` is a guess.
     pub(super) is_guess: bool,
 }
 

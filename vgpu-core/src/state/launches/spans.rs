@@ -216,7 +216,7 @@ fn difference(one: u64, other: u64) -> i64 {
 pub(crate) struct Found {
     /// More (less) GPU time was used than was charged, nanoseconds.
     pub(crate) more_ns: i64,
-    /// Of GPU time that was used beyond `more_ns`: what is paid for later, nanoseconds.
+    /// GPU time used beyond `more_ns` that is paid for later, nanoseconds.
     pub(crate) owed_ns: u64,
     /// The device was occupied for more (less) time than was charged, other processes' turns included, nanoseconds.
     pub(crate) more_occupied_ns: i64,

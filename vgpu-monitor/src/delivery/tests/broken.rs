@@ -3,7 +3,7 @@
 use super::repair::is_whole;
 use super::*;
 
-/// A node whose disk has room for so many KiB: a file system in a name space of this command's own.
+/// A node whose disk has room for this many KiB: a file system in a name space of this command's own.
 #[test]
 fn full_disk_is_reported_and_leaves_nothing_half_made() {
     let node = NodeDir::new();

@@ -30,7 +30,7 @@ impl Room {
         }
     }
 
-    /// That of a module of so many bytes, taken at once unless modules are lazy.
+    /// The room of a module with this many bytes, taken at once unless modules are loaded lazily.
     ///
     /// # Errors
     /// When the GPU has no room for it.

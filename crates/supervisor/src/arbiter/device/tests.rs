@@ -20,7 +20,7 @@ enum Serving {
 /// The driver's figures.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Driver {
-    /// Whole percents of each process, every so often, so much later (ms).
+    /// Whole percents of each process: the interval between two figures, and their delay (both in ms).
     Tells(u64, u64),
     /// Nothing.
     Silent,

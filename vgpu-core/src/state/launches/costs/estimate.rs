@@ -21,7 +21,7 @@ const LONGEST_TURN_NS: u64 = 6_500_000;
 const NOISE_NS: u64 = 5_000;
 /// A launch that spans other processes' turns is compared with itself over this many measurements.
 const WINDOW: u8 = 16;
-/// Of these, so many have to be short and so many long before the short ones are its own time.
+/// This many of them have to be short, and this many long, before the short ones are its own time.
 const LEAST_SHORT: u8 = 4;
 const LEAST_LONG: u8 = 2;
 
@@ -35,8 +35,8 @@ pub(crate) const MOST_WAITING_NS: u64 = 50_000_000;
 pub(crate) const MOST_ODD_NS: u64 = 5_000_000;
 /// The most that a launch is charged at once that was never measured before, nanoseconds.
 const MOST_UNKNOWN_NS: u64 = 200_000_000;
-/// After so many odd measurements in a row a launch is not waiting for another one: it takes that long. (Of two
-/// launches that wait for each other in turns, each second one does not wait.)
+/// After this many odd measurements in a row, a launch is not waiting for another one: it really takes that long. (Of
+/// two launches that wait for each other in turns, each second one does not wait.)
 const ODD_IN_A_ROW: u8 = 3;
 
 /// The other work on the device beside this process.
@@ -44,7 +44,7 @@ const ODD_IN_A_ROW: u8 = 3;
 pub(crate) struct Beside {
     /// Other containers work there.
     pub(crate) is_contended: bool,
-    /// Of a measured interval that spans many turns: the part that is this process's own, in parts of [`WHOLE`].
+    /// The part of a measured interval with many turns that is this process's own, in parts of [`WHOLE`].
     pub(crate) own_part: u64,
     /// Other processes of the container waited for credit meanwhile: this one's launch may have waited for theirs.
     pub(crate) has_waiters: bool,
