@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// Why a file is not delivered to any program.
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the library {path}: {source}", path = path.display())]
     Unreadable {
         /// The file.
@@ -20,22 +20,22 @@ pub enum LibraryError {
         /// The system's answer.
         source: io::Error,
     },
-    /// It is something else.
+    /// The file is no library.
     #[error("{path} is not a 64-bit shared library", path = path.display())]
     NoLibrary {
         /// The file.
         path: PathBuf,
     },
-    /// It is for another machine.
+    /// The library is for another kind of processor.
     #[error("{path} is a library for {found}, and this machine is {here}", path = path.display(),
             here = std::env::consts::ARCH)]
     Machine {
         /// The file.
         path: PathBuf,
-        /// Its purpose.
+        /// The processor that it is for.
         found: String,
     },
-    /// It is not all there.
+    /// The file is cut off.
     #[error("{path} is not all there: it has {found} bytes, and its header speaks of {expected}; copy it again",
             path = path.display())]
     Cut {

@@ -80,9 +80,9 @@ impl Charge {
 /// The bounds of a container on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// In all, bytes; 0 is no cap.
+    /// The limit in all, bytes; 0 is no cap.
     pub limit: u64,
-    /// Of that as memory of the device itself, bytes; `u64::MAX` is all of it.
+    /// The part of the limit that may be memory of the device itself, bytes; `u64::MAX` is all of it.
     pub resident: u64,
 }
 

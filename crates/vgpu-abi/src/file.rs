@@ -88,12 +88,12 @@ pub enum FileError {
         /// Bytes found.
         found: u64,
     },
-    /// It is another kind of file.
+    /// The file is of another kind.
     WrongMagic {
         /// The kind that was expected.
         kind: FileKind,
     },
-    /// It was never finished.
+    /// The file was never finished.
     Unfinished {
         /// Its kind.
         kind: FileKind,
@@ -105,7 +105,7 @@ pub enum FileError {
         /// Its version.
         found: u32,
     },
-    /// It has the version of this release, but tables of other sizes.
+    /// The file has the version of this release, but tables of other sizes.
     WrongTables {
         /// Its kind.
         kind: FileKind,

@@ -29,14 +29,14 @@ pub struct PeerLimits {
 /// A variable that was not understood. Nothing runs with a limit that was not understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeerError {
-    /// It wants a size.
+    /// The variable's value is no size.
     Size {
         /// The variable.
         name: String,
         /// The fault.
         error: SizeError,
     },
-    /// It wants something else.
+    /// The variable's value is not accepted.
     Value {
         /// The variable.
         name: String,

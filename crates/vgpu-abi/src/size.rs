@@ -211,7 +211,7 @@ impl fmt::Display for Size {
 impl std::str::FromStr for Size {
     type Err = SizeError;
 
-    /// By [`parse`].
+    /// Parses the text with [`parse`].
     fn from_str(text: &str) -> Result<Self, SizeError> {
         parse(text).map(Self)
     }

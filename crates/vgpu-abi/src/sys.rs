@@ -76,7 +76,7 @@ impl Descriptor {
         self.0
     }
 
-    /// It stays open.
+    /// Leaves the descriptor open.
     pub(crate) fn keep(self) -> c_int {
         let fd = self.0;
         std::mem::forget(self);

@@ -99,9 +99,9 @@ pub(crate) struct Map {
 /// The fate of an entry that was looked at.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Then {
-    /// It stays, as it now is.
+    /// The entry stays, as it now is.
     Keep,
-    /// It goes.
+    /// The entry is removed.
     Remove,
 }
 

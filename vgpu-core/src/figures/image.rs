@@ -265,7 +265,7 @@ fn cubin(image: &Window<'_, impl Source>) -> Declared {
         }
     }
     if !image.has(end) {
-        // It ends before it says: what it declares counts, what it is long does not.
+        // The image ends too early: its declared bytes count, its stated length does not.
         return Declared {
             bytes: beyond,
             is_whole: false,

@@ -140,7 +140,7 @@ pub(crate) enum Moves {
 /// A graph that was launched or uploaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Launched {
-    /// It had its memory since its last launch.
+    /// The graph has had its memory since its last launch.
     pub(crate) was_mapped: bool,
     /// When it got its memory, no other graph had any of it.
     pub(crate) is_own: bool,

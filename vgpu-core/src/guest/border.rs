@@ -174,7 +174,7 @@ impl<T> OutPtr<T> {
         self.read().map(|value| OutPtr(pointer(&value)))
     }
 
-    /// To be read only.
+    /// The same pointer, to be read only.
     #[inline]
     pub(crate) fn as_in(self) -> InPtr<T> {
         InPtr(self.0)
@@ -637,7 +637,7 @@ mod tests {
         // SAFETY: within the first page.
         unsafe { at.cast::<u8>().copy_from(text.as_ptr(), text.len()) };
 
-        // It does not end in a zero before the memory does.
+        // The text does not end in a zero before the memory does.
         let found = image(at);
         assert_eq!(
             (found.bytes, found.is_whole),

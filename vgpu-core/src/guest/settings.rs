@@ -55,7 +55,7 @@ pub(crate) struct PeerSettings {
     pub(crate) is_oversubscribed: bool,
     /// The usage region, made by the first process that needs it.
     pub(crate) region: PathBuf,
-    /// It was not named: it is this user's own, in a directory that all users share.
+    /// No variable names the region: it is this user's own, in a directory that all users share.
     pub(crate) is_own_region: bool,
     /// This user's own, which serves where the named one cannot be used.
     pub(crate) own_region: PathBuf,

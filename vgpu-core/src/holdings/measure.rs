@@ -64,9 +64,9 @@ pub(crate) fn guess_for(ordinal: i32) -> u64 {
 /// How a device stood at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Look {
-    /// In use by all processes of the machine, bytes.
+    /// Memory in use by all processes of the machine, bytes.
     in_use: u64,
-    /// In the container's charges, bytes: before the call with what is asked for, after it without.
+    /// The container's charges, bytes: before the call including the request, after it excluding it.
     booked: u64,
     /// Buffers of this process in it, bytes.
     buffers: u64,
@@ -214,7 +214,7 @@ pub(crate) fn taken(
 struct Own {
     /// With all buffers as large as they are charged, bytes.
     least: u64,
-    /// It may be more by this: charges of buffers are upper bounds.
+    /// The figure may be higher by this, bytes: charges of buffers are upper bounds.
     doubtful: u64,
     /// The process has buffers.
     has_buffers: bool,
@@ -405,7 +405,7 @@ pub(crate) fn new_context(accounts: &Accounts, new: NewContext) -> u64 {
         if least == most {
             return least;
         }
-        // It may be more, as far as more is in use.
+        // The context may hold more, up to the use beyond the charges.
         let beyond = beyond_the_books(accounts, &new).unwrap_or(most);
         beyond.clamp(least, most)
     });
@@ -476,7 +476,7 @@ pub(crate) fn soon(accounts: &Accounts, device: usize) {
 
 /// How long after it was asked for a measurement is repeated, milliseconds: NVML may be late.
 const REPEATED_FOR_MS: u64 = 1_000;
-/// And how often at most.
+/// The shortest time between two repeated measurements, milliseconds.
 const REPEATED_EACH_MS: u64 = 50;
 
 /// Measures what was asked for by [`soon`], before memory is given.

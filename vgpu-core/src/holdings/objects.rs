@@ -127,7 +127,7 @@ impl<'a> Objects<'a> {
         map.change(number, |object| (Then::Keep, change(object)))
     }
 
-    /// It is charged as something else from now on.
+    /// Changes the kind as which the object is charged.
     pub(crate) fn set_kind(&self, number: u64, kind: ObjectKind) {
         self.change(number, |object| object.kind = kind);
     }
@@ -386,7 +386,7 @@ pub(crate) fn take_import(accounts: &Accounts, of: ImportOf) -> Option<Import> {
     import_of(name, range)
 }
 
-/// It is held no more.
+/// Ends the import's hold.
 pub(crate) fn end_import(accounts: &Accounts, import: &Import) {
     if let Err(error) = accounts.container.region.end_import(import) {
         line!(Warn, "a shared object stays charged: {error}");

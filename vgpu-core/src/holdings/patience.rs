@@ -26,7 +26,7 @@ const HOST_PID_NAMESPACE: u64 = 0xefff_fffc;
 struct Remains {
     /// A slot was cleared.
     freed: bool,
-    /// There is one whose memory the driver may still hold.
+    /// The driver may still hold memory of a dead process.
     waits: bool,
 }
 

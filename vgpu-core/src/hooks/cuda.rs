@@ -225,7 +225,7 @@ hooks! {
         memory::before_free_async(ptr, default.handle(stream)), memory::after_free_async(default.handle(stream)),
         memory::is_freed_plainly => cuMemFree_v2(ptr)
     }
-    /// It is accounted for from here on.
+    /// The pool's memory is charged from here on.
     fn cuMemPoolCreate(out: *mut CuMemoryPool, properties: *const CuMemPoolProps) => { pools::before_create(properties), pools::after_create(out, properties) }
     /// Its memory stays charged until its last allocation is freed.
     fn cuMemPoolDestroy(pool: CuMemoryPool) => { pools::before_destroy(pool), pools::after_destroy(pool) }
@@ -243,13 +243,13 @@ hooks! {
     fn cuMemPoolImportPointer(out: *mut CuDevicePtr, pool: CuMemoryPool, data: *mut CuMemPoolPtrExportData) => {
         offers::before_import("cuMemPoolImportPointer", data), offers::after_import("cuMemPoolImportPointer", out)
     }
-    /// It is accounted for from here on.
+    /// The pool's memory is charged from here on.
     fn cuDeviceGetDefaultMemPool(out: *mut CuMemoryPool, device: CuDevice) => { _, pools::after_get_device(out, device) }
-    /// It is accounted for from here on.
+    /// The pool's memory is charged from here on.
     fn cuDeviceGetMemPool(out: *mut CuMemoryPool, device: CuDevice) => { _, pools::after_get_device(out, device) }
-    /// It is accounted for from here on, unless it is the host's.
+    /// The pool's memory is charged from here on, unless it is the host's.
     fn cuMemGetDefaultMemPool(out: *mut CuMemoryPool, location: *mut CuMemLocation, kind: CuMemAllocationType) => { _, pools::after_get(out, location, kind) }
-    /// It is accounted for from here on, unless it is the host's.
+    /// The pool's memory is charged from here on, unless it is the host's.
     fn cuMemGetMemPool(out: *mut CuMemoryPool, location: *mut CuMemLocation, kind: CuMemAllocationType) => { _, pools::after_get(out, location, kind) }
     // Memory that is made and mapped apart.
 

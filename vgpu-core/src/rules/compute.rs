@@ -47,7 +47,7 @@ mod wait;
 /// A launch that was let in and charged.
 #[derive(Clone, Copy)]
 pub(crate) struct Launched {
-    /// It is to be seen what its first launch takes.
+    /// The memory of its first launch is to be measured.
     first: Option<FirstUse>,
     begun: Option<Begun>,
     work: Work,
@@ -209,7 +209,7 @@ fn metered(
         .and_then(|at| state.spans.begin(at));
     if begun.is_none() {
         if is_unknown {
-            // It cannot be measured: no launch is to wait for its end.
+            // The launch cannot be measured: no launch is to wait for its end.
             compute.end_unknown();
         }
         let noted = at.is_some_and(|at| state.spans.launched(at, charged_ns, now_ns));

@@ -266,7 +266,7 @@ fn settle_new(accounts: &Accounts, making: Making, context: u64) -> u64 {
         };
         measure::new_context(accounts, new)
     } else {
-        // It may be larger than those that were seen before.
+        // The context may be larger than earlier ones.
         let more = measure::taken(accounts, device, making.before, bytes).beyond;
         bytes.saturating_add(more)
     };
@@ -316,7 +316,7 @@ pub(crate) fn before_destroy(context: CuContext) -> Verdict<Going> {
     let context = context as u64;
     let known: Option<Context> = accounts.holdings().map.get(context);
     if known.is_some_and(|known| known.is_of_green()) {
-        // It goes with its green context, and takes nothing with it.
+        // The context goes with its green context, and has no memory of its own.
         return Verdict::Pass;
     }
     match accounts.holdings().map.take(context) {
@@ -522,7 +522,7 @@ fn primary_is(accounts: &Accounts, making: Making, context: u64) -> Option<CuRes
         && before != context
         && let Some(entry) = accounts.holdings().map.take(before)
     {
-        // It was destroyed and made anew while we did not look.
+        // The primary context was destroyed and made anew past our hooks.
         gone(accounts, &entry);
     }
     if accounts.holdings().map.get::<Context>(context).is_some() {

@@ -58,9 +58,9 @@ pub(crate) fn after_add(result: CuResult, params: OutPtr<CuGraphNodeParams>) {
 #[derive(Clone, Copy)]
 struct Wants {
     devices: [Want; MAX_DEVICES],
-    /// It allocates on a device that the container may not use.
+    /// The graph allocates on a device that the container may not use.
     is_denied: bool,
-    /// Something that it allocates outlives the launch.
+    /// Some memory that the graph allocates outlives the launch.
     keeps: bool,
 }
 

@@ -193,7 +193,7 @@ pub(crate) fn after_open<A: Address>(
     }
 }
 
-/// It is charged from here on.
+/// Notes an opened import, which is charged from here on.
 fn opened(accounts: &Accounts, import: Import, pointer: u64) {
     let context = match locate::here(accounts) {
         Destination::Device { owner, .. } => owner,

@@ -100,7 +100,7 @@ pub(crate) fn after_load(
     }
     let (before, _) = holdings.map.put(library, entry);
     if let Some(before) = before {
-        // One that was unloaded past the hooks.
+        // A library that was unloaded past the hooks.
         copies_gone(&accounts, &before);
     }
     answer
@@ -212,7 +212,7 @@ pub(crate) fn after_use(using: Using, result: CuResult) {
         return;
     };
     if result != CuResult::SUCCESS || accounts.holdings().map.get::<LibraryCopy>(number).is_some() {
-        // There is none, or another thread was first.
+        // There is no copy, or another thread was first.
         return modules::refund(&accounts, copy);
     }
     let (mut loaded, more) = modules::confirm(&accounts, copy);

@@ -209,7 +209,7 @@ fn held(accounts: &Accounts, holding: Holding, handle: u64, bytes: u64) -> u64 {
     if number == 0 {
         return 0;
     }
-    // It was freed and made anew meanwhile, and that one released: the driver holds it by this alone.
+    // The object was freed, made anew and released meanwhile: only this handle holds it now.
     drop(objects);
     let place = query::allocation_properties(handle).map(|it| place_of(accounts, &it));
     let Some(Destination::Device { device, .. }) = place else {

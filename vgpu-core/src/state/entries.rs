@@ -375,7 +375,7 @@ pub(crate) struct Green {
 pub(crate) struct GraphExec {
     /// One bit for each device that it allocates on.
     pub(crate) devices: u32,
-    /// Some of its memory outlives a launch: the next one may find it still in use.
+    /// Some of the graph's memory outlives a launch: the next launch may find it still in use.
     pub(crate) keeps: bool,
 }
 

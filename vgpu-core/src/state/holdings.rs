@@ -390,7 +390,7 @@ impl Holdings {
         })
     }
 
-    /// One was made.
+    /// Notes that a measurement was made.
     pub(crate) fn measured_at(&self, device: usize, now_ms: u64) {
         if let Some(overhead) = self.overhead.get(device) {
             // Relaxed: as above.

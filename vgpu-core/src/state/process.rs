@@ -87,7 +87,7 @@ pub(crate) fn loads_past_us() -> bool {
     LOADS_PAST_US.load(Ordering::Relaxed) != 0
 }
 
-/// It does.
+/// Notes that this process loads past our hooks.
 pub(crate) fn load_past_us() {
     // Relaxed: guards no other memory.
     LOADS_PAST_US.store(1, Ordering::Relaxed);
@@ -358,27 +358,27 @@ impl Process {
         self.loading.load(Ordering::Relaxed) >> (device + MAX_DEVICES) & 1 != 0
     }
 
-    /// One is wanted from here on.
+    /// Requests a measurement.
     pub(crate) fn want_measurement(&self, device: usize) {
         // Relaxed: as above.
         self.loading
             .fetch_or(1 << (device + MAX_DEVICES), Ordering::Relaxed);
     }
 
-    /// None is wanted any more.
+    /// Withdraws the request for a measurement.
     pub(crate) fn forget_wanted(&self, device: usize) {
         // Relaxed: as above.
         self.loading
             .fetch_and(!(1 << (device + MAX_DEVICES)), Ordering::Relaxed);
     }
 
-    /// It loads from here on.
+    /// Notes that the runtime is loading.
     pub(crate) fn begin_loading(&self, device: usize) {
         // Relaxed: as above.
         self.loading.fetch_or(1 << device, Ordering::Relaxed);
     }
 
-    /// It does not load any more.
+    /// Notes that the runtime is not loading any more.
     pub(crate) fn forget_loading(&self, device: usize) {
         // Relaxed: as above.
         self.loading.fetch_and(!(1 << device), Ordering::Relaxed);

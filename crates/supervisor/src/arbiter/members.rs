@@ -152,7 +152,7 @@ mod tests {
 
         members.meet(&HashSet::new(), &all, |_| Some(1));
         assert_eq!(members.held_bytes(&all, "GPU-a"), 300);
-        // It is dead, and the driver has not let go yet.
+        // The process is dead, and the driver has not released its memory yet.
         members.meet(&HashSet::new(), &all, |_| None);
         assert_eq!(members.held_bytes(&all, "GPU-a"), 300);
         // Another process has its number.

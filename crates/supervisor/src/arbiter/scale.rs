@@ -25,7 +25,7 @@ const CORRECTION_GAIN: f64 = 0.3;
 /// The driver's correction stays within these.
 const LEAST_CORRECTION: f64 = 0.25;
 const MOST_CORRECTION: f64 = 8.0;
-/// And moves by at most this part of itself with each of its samples.
+/// The driver's correction moves by at most this part of itself with each sample.
 const CORRECTION_STEP: f64 = 0.1;
 /// The whole scale stays within these.
 const LEAST_SCALE: f64 = 1.0 / 32.0;
@@ -200,7 +200,7 @@ impl Meter {
         for (work, spent_ns) in found.iter().zip(spent) {
             let own = match work.occupied_ns {
                 0 => self.processes.get(&work.key).map_or(1.0, |p| p.own),
-                // It has left out the other processes' turns by itself.
+                // The process has already left out the other processes' turns.
                 _ => 1.0,
             };
             *own_ns.entry(work.key.0).or_default() += spent_ns * own;

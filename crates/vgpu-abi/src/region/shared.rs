@@ -217,7 +217,7 @@ impl Region {
         Some(index)
     }
 
-    /// One slot holds an object no longer; whether it was the last one.
+    /// Removes one slot from an object's holders; true if it was the last holder.
     pub(super) fn drop_holder(&self, object: &SharedObject, slot: usize) -> bool {
         let last = !object.is_held_by_others_than(slot);
         if last {

@@ -55,7 +55,7 @@ pub(crate) fn graph_figures(ordinal: i32) -> Option<Figures> {
 /// A memory node of a graph.
 #[derive(Clone, Copy)]
 pub(crate) enum MemoryNode {
-    /// It allocates.
+    /// A node that allocates.
     Alloc {
         /// Where, and of which kind.
         location: CuMemLocation,
@@ -63,7 +63,7 @@ pub(crate) enum MemoryNode {
         bytes: u64,
         address: u64,
     },
-    /// It frees what an allocation node made, of this graph or another.
+    /// A node that frees the memory of an allocation node, of this graph or another.
     Free { address: u64 },
 }
 

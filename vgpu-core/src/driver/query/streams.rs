@@ -125,12 +125,12 @@ pub(crate) fn destroy_event(event: u64) {
 /// The number of a thread's own stream (`CU_STREAM_PER_THREAD`).
 pub(crate) const PER_THREAD: u64 = 2;
 
-/// Has a stream passed a mark of ours?
+/// Whether a stream has passed a mark of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// It has.
+    /// The stream has passed it.
     Passed,
-    /// It has not.
+    /// The stream has not reached it.
     Ahead,
     /// The mark's context is gone, and its streams with it.
     Gone,

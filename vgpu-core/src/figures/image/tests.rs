@@ -75,7 +75,7 @@ fn what_is_not_understood_is_not_whole() {
         let text = format!("{HEAD}{body}\0");
         assert!(!declared(&text.as_bytes()).is_whole, "{body}");
     }
-    // It does not end.
+    // A text without an end.
     assert!(!declared(&HEAD.as_bytes()).is_whole);
     assert_eq!(declared(&b"".as_slice()), Declared::UNKNOWN);
 }

@@ -57,9 +57,9 @@ struct Room {
 /// The next step for a context of unknown size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// It is let in, and reserves so much.
+    /// The context is let in, and reserves this many bytes.
     Ask(u64),
-    /// Another one will tell how large it is.
+    /// The context waits for another one that will show how large it is.
     Wait,
     /// There is no room.
     Refuse,

@@ -121,7 +121,7 @@ pub(crate) fn after_from_green(result: CuResult, out: OutPtr<CuContext>, green: 
     };
     let map = &accounts.holdings().map;
     let named = |entry: &mut Green| {
-        // It goes with the green one.
+        // The context goes with the green context.
         entry.context = NonZeroU64::new(context as u64);
         (Then::Keep, *entry)
     };

@@ -12,7 +12,7 @@ pub(super) fn devices(set: u32) -> impl Iterator<Item = usize> {
 pub(super) enum Room {
     /// Reserved in the container.
     Reserved(Charge),
-    /// In what the driver holds for graphs already.
+    /// Room within the memory that the driver already holds for graphs.
     Promised,
 }
 
@@ -44,14 +44,14 @@ pub(super) fn reserve(
     Err(accounts.refuse(call, device, &refusal))
 }
 
-/// Is the memory there that a graph wants?
+/// Whether the memory that a graph wants is there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum There {
-    /// It is, and is promised to this call.
+    /// The memory is there, and is promised to this call.
     Yes,
     /// Graphs hold memory that they may not use.
     Unused,
-    /// It is not.
+    /// The memory is not there.
     No,
 }
 

@@ -206,7 +206,7 @@ impl Costs {
         own
     }
 
-    /// It was measured, and took too little time to say how much: that is known of it from here on.
+    /// Notes that a launch was measured and took too little time for a figure.
     pub(crate) fn met(&self, key: u64) {
         let Some(cell) = self.cell(key) else {
             return;

@@ -163,7 +163,7 @@ impl FirstUses {
         won
     }
 
-    /// It was not used after all, or may be something else than it was.
+    /// Waits again for a first use: the function was not used after all, or its number may stand for another one now.
     pub(crate) fn wait_again(&self, number: u64) {
         let Some(place) = self.find(number) else {
             return;

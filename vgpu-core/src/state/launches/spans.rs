@@ -644,7 +644,7 @@ impl Spans {
         }
         let kept = self.pool(context).and_then(|pool| {
             let mut events = pool.events.try_hold()?;
-            // It is the base now, and no more to be given away.
+            // The base event stays: it is not given to another mark.
             (events.base == event || events.put_spare(event)).then_some(())
         });
         if kept.is_none() {

@@ -130,7 +130,7 @@ impl Estimate {
         }
         let own_ns = beside.own(ns);
         if self.is_same(own_ns) || ns <= self.cost_ns.saturating_add(beside.round_ns()) {
-            // It was interrupted: that says nothing of its own time.
+            // Other processes' turns interrupted the launch: the measurement says nothing about its own time.
             return (self, OwnTime::now(self.cost_ns));
         }
         self.charge(own_ns, ns, beside)
