@@ -57,7 +57,7 @@ pub enum BindError {
     /// The pod has another node.
     #[error("the pod is bound to node {node}, or its binding to there may still happen")]
     Elsewhere {
-        /// That node.
+        /// The node that the pod is bound to.
         node: Arc<str>,
     },
     /// The namespace's ComputeQuota leaves too little.

@@ -133,7 +133,7 @@ impl<S: Sources> Collector<S> {
     /// Looks once. Afterwards no GPU counts what pods hold that are gone, even where their directories stay longer.
     ///
     /// # Errors
-    /// One of the sources cannot be asked; then nothing was taken away.
+    /// One of the sources cannot be asked; then nothing was removed.
     pub async fn look(&self) -> Result<Looked, LookError> {
         self.look_at(self.begun.elapsed()).await
     }
@@ -155,7 +155,7 @@ impl<S: Sources> Collector<S> {
             (Err(one), Ok(_)) | (Ok(_), Err(one)) => LookError::Source(one),
             (Err(kubelet), Err(server)) => LookError::Both(kubelet, server),
         };
-        // It is unknown whether they were gone all the time.
+        // It is unknown whether the pods were gone all the time.
         self.gone_since.lock().clear();
         Err(failed)
     }
@@ -183,7 +183,7 @@ impl<S: Sources> Collector<S> {
         Ok(looked)
     }
 
-    /// Those whose grace is over.
+    /// The allotments whose grace is over.
     fn over(&self, gone: &BTreeSet<Name>, now: Duration) -> BTreeSet<Name> {
         let mut since = self.gone_since.lock();
         since.retain(|name, _| gone.contains(name));

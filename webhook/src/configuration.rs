@@ -204,11 +204,11 @@ pub fn trusts(live: &Value, ca: &str) -> bool {
 /// The result of writing a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Written {
-    /// It was already as wanted.
+    /// The configuration was already as wanted.
     Nothing,
-    /// It did not exist.
+    /// The configuration did not exist.
     Created,
-    /// It differed.
+    /// The configuration differed.
     Changed,
     /// Another writer changed it at the same time; the next look decides.
     Again,

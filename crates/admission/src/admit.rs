@@ -161,7 +161,7 @@ impl Admission {
     ///
     /// # Errors
     ///
-    /// It has not been admitted: the text names what it lacks.
+    /// The pod has not been admitted: the text names what it lacks.
     pub fn passed(&self, pod: &Value) -> Result<(), Denied> {
         let admitted = self.judge(pod, &Context::default(), Purpose::Recognise)?;
         match admitted.patch.first() {

@@ -108,7 +108,7 @@ pub fn preferences(pod: &Pod, config: &Hcs) -> Result<Preferences, RequestError>
 ///
 /// # Errors
 ///
-/// It has another value.
+/// The annotation has another value.
 pub fn switch(pod: &Pod, key: &str) -> Result<Option<bool>, RequestError> {
     match annotation(pod, key) {
         None => Ok(None),

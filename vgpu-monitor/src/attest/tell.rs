@@ -11,19 +11,19 @@ use super::verdict::{Ground, ManagedContainer, Reason};
 use super::watch::GpuHolder;
 use crate::reconcile::Gap;
 
-/// The same is said again after this.
+/// A repeated report is made again after this.
 const AGAIN: Duration = Duration::from_secs(1800);
-/// More than this is not remembered: then it is said again.
+/// At most this many reports are remembered; a forgotten one is made again.
 const MOST: usize = 4096;
-/// One pod is evicted each so often.
+/// At most one pod is evicted in this time.
 const EVICT_EVERY: Duration = Duration::from_secs(60);
 
 /// The reaction to a pod with a process past its limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// They are named.
+    /// The pods are named in events and metrics.
     Report,
-    /// They are evicted; with `dry_run` the API server is asked whether it would.
+    /// The pods are evicted; with `dry_run` the API server is asked whether it would.
     Evict {
         /// Whether nothing happens in earnest.
         dry_run: bool,
@@ -42,7 +42,7 @@ pub struct Teller {
 }
 
 impl Teller {
-    /// One that has said nothing yet.
+    /// A teller without any report yet.
     #[must_use]
     pub fn new(node: &str, policy: Policy, events: Events, cluster: Cluster) -> Self {
         Self {

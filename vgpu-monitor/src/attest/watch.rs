@@ -20,9 +20,9 @@ pub struct Pace {
     pub turn: Duration,
     /// A process without a GPU is looked at again after this.
     pub idle: Duration,
-    /// One that is as it should be, and one that began a moment ago.
+    /// A process with a good verdict, and one that began a moment ago, is looked at again after this.
     pub holder: Duration,
-    /// One that is not.
+    /// A process with a bad verdict is looked at again after this.
     pub bad: Duration,
     /// A bad verdict counts when it has lasted this long, over two looks.
     pub confirm: Duration,

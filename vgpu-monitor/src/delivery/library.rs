@@ -24,7 +24,7 @@ pub const PRELOAD: &str = "ld.so.preload";
 
 /// A version that is being put in its place.
 const NEW: &str = ".new-";
-/// One that is being taken away.
+/// A version that is being removed.
 const OLD: &str = ".old-";
 /// Larger than any build of it, with all that it could be told to carry.
 const MOST_BYTES: u64 = 256 << 20;

@@ -75,7 +75,7 @@ impl GpuLoads {
         self.held.keys().cloned().collect()
     }
 
-    /// Those whose record could not be read, with the reason.
+    /// The containers whose record could not be read, with the reason.
     pub(super) fn broken(&self) -> impl Iterator<Item = (&Name, &str)> {
         self.held
             .iter()

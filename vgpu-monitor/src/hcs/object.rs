@@ -70,7 +70,7 @@ impl Object {
             match self.step(wanted, &status).await {
                 Ok(Step::Wrote) => writes += 1,
                 Ok(Step::Done) => return Ok(writes),
-                // It was changed or deleted meanwhile: it is read again.
+                // The object was changed or deleted meanwhile: it is read again.
                 Ok(Step::Stale) => self.stands = None,
                 Err(failed) => {
                     self.stands = None;

@@ -35,7 +35,7 @@ impl Default for Patience {
 /// A report of the thread that asks the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
-    /// It is about to load the driver's library and start it.
+    /// The thread is about to load the driver's library and start it.
     Starting,
     /// The driver was restarted, and has these GPUs.
     Started(Vec<GpuIdentity>),
@@ -512,7 +512,7 @@ impl GpuState {
             .find(|(cause, _)| matches!(cause, Cause::Gone { .. }))
     }
 
-    /// It went and came back: what only a reset cures is cured.
+    /// The GPU went and came back: faults that only a reset cures are cured.
     fn was_reset(&mut self) {
         self.causes
             .retain(|cause, ill| !matches!(cause, Cause::Xid(_)) || ill.until != Until::Reset);

@@ -75,7 +75,7 @@ mod tests {
             (Some(45), 400, false, 70),
             (Some(45), 0, true, 90),
             (Some(85), 1, true, 77),
-            // It is in use, so it is never said to be out of use.
+            // The GPU is in use, so its score is never that of a sick one.
             (Some(u32::MAX), u64::MAX, true, 60),
         ] {
             let vitals = Vitals {

@@ -80,7 +80,7 @@ pub enum MigError {
         gpu: String,
         /// The requested profile.
         asked: String,
-        /// Those that it has.
+        /// The profiles that the GPU has.
         known: String,
     },
     /// The shape does not lie there.

@@ -27,7 +27,7 @@ impl Handed {
         known.push_back((name.to_owned(), began, SystemTime::now()));
     }
 
-    /// It is this container's of a pod of this trace.
+    /// Sends the span of the `Allocate` call that created `name`, as part of the trace of the pod that got it.
     pub(super) fn to(
         &self,
         traces: &Traces,

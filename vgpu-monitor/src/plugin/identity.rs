@@ -350,7 +350,7 @@ fn not_more_than_asked(
     }
     if let Compute::Units(units) = compute
         && *units > 0
-        // None at all would be no cap.
+        // A grant of 0 cores would be no cap.
         && (grant.cores == 0 || grant.cores > *units)
     {
         return Err(Mismatch::OtherCores {

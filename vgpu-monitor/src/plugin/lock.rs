@@ -19,7 +19,7 @@ const MOST_BYTES: u64 = 200;
 /// The outcome of a try.
 #[derive(Debug)]
 pub(super) enum Tried {
-    /// It is ours for as long as this lives.
+    /// The lock is ours for as long as this value lives.
     Ours(Flock<File>),
     /// Another agent works there; this is the text that it wrote about itself.
     Taken(String),

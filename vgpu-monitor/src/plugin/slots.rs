@@ -18,9 +18,9 @@ pub struct Slot {
 /// How many slots GPUs of one vendor have.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Slots {
-    /// All.
+    /// All slots.
     pub all: usize,
-    /// Those of GPUs that can be used.
+    /// The slots of GPUs that can be used.
     pub well: usize,
 }
 

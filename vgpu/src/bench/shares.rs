@@ -17,7 +17,7 @@ pub(crate) struct Curve {
 }
 
 impl Curve {
-    /// One more look.
+    /// Adds a look.
     pub(crate) fn push(&mut self, at_ns: u64, used_ns: u64) {
         let (last_ns, last_used) = self.points.last().copied().unwrap_or((0, 0));
         if at_ns > last_ns || self.points.is_empty() {

@@ -8,11 +8,11 @@ use super::{Board, MAX_GPUS, Member, State, Use};
 /// How far a process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// It runs.
+    /// The process runs.
     Running,
-    /// Its calls into the driver wait.
+    /// The process's calls into the driver wait.
     Locked,
-    /// It holds nothing of any GPU besides.
+    /// The process's calls wait, and it holds nothing of any GPU.
     Checkpointed,
 }
 
@@ -21,7 +21,7 @@ pub enum Stage {
 pub enum Stays {
     /// No such process uses the board.
     Unknown,
-    /// It is at another stage than that takes.
+    /// The process is at another stage than the request needs.
     WrongStage,
     /// A GPU has no room for what it held.
     NoMemory,

@@ -119,7 +119,7 @@ fn is_zero(number: &u64) -> bool {
 
 impl Chip {
     /// The smallest template with this much memory, and its memory; the whole device if no template is large enough.
-    /// None if not even the device is.
+    /// None if even the device is too small.
     fn template(&self, mib: u64) -> Option<(u64, &str)> {
         (self.config.templates.iter())
             .find(|template| mib <= template.memory)

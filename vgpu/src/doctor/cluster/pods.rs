@@ -40,7 +40,7 @@ impl ClusterFacts {
                 let typed = typed_pod(pod)?;
                 let asks = match request(&typed, vendors, &Defaults::default()) {
                     Ok(request) => request.asks_for_devices(),
-                    // It asks for something, and that cannot be understood.
+                    // The pod asks for devices in a way that cannot be understood.
                     Err(_) => true,
                 };
                 asks.then_some(Asking { pod, typed })

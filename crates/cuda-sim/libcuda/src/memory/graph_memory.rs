@@ -223,7 +223,7 @@ pub(crate) fn reserve_for(gpu: usize, device: CuDevice, bytes: u64) -> Done<Allo
 /// Checks the address of a free node: it must be an allocation of a graph.
 ///
 /// # Errors
-/// It is not.
+/// The address is of no such allocation.
 pub(crate) fn make_free(address: u64) -> Done<u64> {
     find(address)
         .map(|_| address)

@@ -294,7 +294,7 @@ impl Pool {
         }
     }
 
-    /// One of its blocks has ended.
+    /// Notes that a block of the pool has ended.
     pub(crate) fn freed(&self, base: u64) {
         let piece = self.state().pieces.remove(&base);
         if let Some(piece) = piece {

@@ -238,7 +238,7 @@ pub(crate) fn forget_token(driver: &Driver, token: Option<u64>) {
 /// Deletes the object's file as well after its last holder has let go.
 pub(crate) fn forget(driver: &Driver, id: SharedId) {
     if let Ok(path) = path_of(driver, id.0) {
-        // It may never have had one.
+        // The object may never have had a file.
         drop(fs::remove_file(path));
     }
 }

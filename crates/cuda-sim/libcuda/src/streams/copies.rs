@@ -50,7 +50,7 @@ pub(crate) struct Box3 {
     pub(crate) depth: u64,
 }
 
-/// One end of it.
+/// One end of a copy.
 struct Side {
     /// 1 host, 2 device, 3 array, 4 either.
     kind: u32,
