@@ -26,13 +26,13 @@ NAMESPACE = "gpu-system"
 RELEASE = "vgpu"
 VERSIONS = [f"1.{minor}.{patch}" for minor, patch in zip(range(18, 36), [20, 16, 15, 14, 17, 17, 17, 16, 15, 16, 15, 15, 14, 13, 12, 8, 3, 4])]
 LATEST = VERSIONS[-1]
-# What the API server of our tests is missing; their shape is looked at by the checks themselves.
+# Kinds that the API server of our tests lacks; the checks themselves look at their shape.
 OPERATOR = {"ServiceMonitor", "PrometheusRule"}
 VENDOR_VERSIONS = ["v1.31.2-eks-7f9249a", "v1.30.4-gke.1348000", "v1.33.1+k3s1", "v1.29.8+rke2r1"]
 
 
 class Wrong(Exception):
-    """What does not hold, in a sentence."""
+    """A check that failed, in a sentence."""
 
 
 def need(truth, text):
@@ -61,7 +61,7 @@ def read(text):
 
 
 class Rendered:
-    """What one set of values gives on one version."""
+    """The objects of one set of values on one version."""
 
     def __init__(self, values, version, text):
         self.values, self.version, self.text = values, version, text
@@ -212,7 +212,7 @@ def rights_are_only_those_that_are_listed(rendered):
             need(role in ("system:kube-scheduler", "system:volume-scheduler"), f"{rendered}: bound to {role}")
             need(subject["name"] == f"{RELEASE}-scheduler", f"{rendered}: {role} goes to {subject['name']}")
         else:
-            # What the assigner has reserved is read by the scheduler.
+            # The scheduler reads the assigner's reservations.
             of = f"{RELEASE}-scheduler" if role == f"{RELEASE}-claims" else role
             need(of == subject["name"], f"{rendered}: {role} goes to {subject['name']}")
         need(subject["namespace"] == NAMESPACE, f"{rendered}: an account of {subject['namespace']}")
@@ -246,7 +246,7 @@ def api_versions_are_those_of_the_cluster(rendered):
             need(rendered.values == "hami" or scheduler == minor, f"{rendered}: kube-scheduler {image}")
 
 
-# What pods of hcs.io ask for: its own resources, and the other names of the vendors' devices.
+# Resources that pods of hcs.io request: its own, and the other names of the vendors' devices.
 HCS_NAMES = {
     "ai.compute/vram",
     "ai.compute/devices",
@@ -339,7 +339,7 @@ def every_program_takes_the_flags_it_is_given(all_rendered):
             program, *rest = container["command"]
             if program == "kube-scheduler":
                 continue
-            # What needs a file or goes with another flag is only read here, not opened.
+            # Flags that need a file or another flag are only parsed here.
             command = (os.environ["VGPU_BIN"] + "/" + program, *rest, *container["args"])
             if command not in seen:
                 seen.add(command)
@@ -550,7 +550,7 @@ def kubeconform_knows_every_field(all_rendered):
     folder = schemas()
     files = []
     for rendered in all_rendered:
-        # What 1.35 has no more (policy/v1beta1, node.k8s.io/v1beta1) is held to the check of API versions.
+        # Kinds that 1.35 has dropped (policy/v1beta1, node.k8s.io/v1beta1) get only the check of API versions.
         objects = [o for o in rendered.objects if o["kind"] not in OPERATOR and not ("v1beta1" in o["apiVersion"] and rendered.minor < 21)]
         file = WORK / f"{rendered.values}-{rendered.version}.json"
         file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))

@@ -63,7 +63,7 @@ def specification(uuids, driver):
                 {"hostPath": f"{driver}/{name}", "containerPath": f"{LIBRARIES}/{name}", "options": library}
                 for name in ("libcuda.so.1", "libnvidia-ml.so.1")
             ]
-            # What a GPU is: every process on it maps these files. The node's /proc lies in it too.
+            # The simulated GPU itself: every process on it maps these files. The node's /proc lies in it too.
             + [{"hostPath": os.path.dirname(board), "containerPath": os.path.dirname(board), "options": ["rw", "nosuid", "nodev", "rbind"]}],
         },
     }

@@ -28,7 +28,7 @@ UNITS = {
 }
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
-# What variables choose. A series without the label (a scheduler's or a `vgpu run`'s) is chosen by "All".
+# The dashboards' variables as selectors. "All" also selects series without the label (a scheduler's, a `vgpu run`'s).
 NODE = 'node=~"$node"'
 PODS = 'namespace=~"$namespace",pod=~"$pod"'
 

@@ -380,7 +380,7 @@ def rules(ask):
             name = rule["name"]
             if rule["type"] == "recording":
                 yield f"rule {name}", hurried(rule["query"])
-                # What looks back for minutes has nothing to record yet.
+                # A rule that looks back for minutes has nothing to record yet.
                 if not re.search(r"\[\d+m\]", rule["query"]):
                     yield f"rule {name} (recorded)", name
                 continue

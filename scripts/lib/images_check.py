@@ -18,7 +18,7 @@ WORK = pathlib.Path(sys.argv[1])
 
 
 class Wrong(Exception):
-    """What does not hold, in a sentence."""
+    """A check that failed, in a sentence."""
 
 
 def need(truth, text):

@@ -253,7 +253,7 @@ def positive(ask, series, labels):
 
 
 def differences(document, ask):
-    """What Prometheus says other than `vgpu top`, for every series that both know."""
+    """The differences between Prometheus and `vgpu top`, for every series that both know."""
     wanted = {}
 
     def want(series, labels, value):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Records what a real kube-scheduler decides about random pods in small random clusters, one JSON object a line.
 
-The test `differential` of crates/scheduling compares its own decisions with such a recording. What has to run is an
+The test `differential` of crates/scheduling compares its own decisions with such a recording. It needs a running
 API server, without the admission plugins Priority and TaintNodesByCondition, and a kube-scheduler with `-v=10` and the
 configuration tests/vectors/simulator/kube-scheduler.config.json (with a clientConnection.kubeconfig of its own), which
 writes its log to a file:
@@ -348,7 +348,7 @@ def main():
         new = cases.pod(name, "default")
         new["spec"]["schedulerName"] = cases.one("default-scheduler", "default-scheduler", "most", "ratio")
         if args.volumes:
-            # What else keeps a pod away is what the other cases are about.
+            # The other cases are about the other reasons that keep a pod away.
             new["spec"] = {"containers": [{"name": "c", "image": "other"}], "schedulerName": new["spec"]["schedulerName"]}
             for node in nodes:
                 if cases.chance(0.8):

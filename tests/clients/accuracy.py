@@ -1,4 +1,4 @@
-"""What `vgpu bench accuracy --json` measured, against the numbers to reach: one line for each row, and FAILED before
+"""The figures of `vgpu bench accuracy --json`, compared with required ones: one line for each row, and FAILED before
 those that miss. On a real GPU only: there, time is the GPU's own."""
 import json
 import sys

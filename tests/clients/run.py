@@ -178,7 +178,7 @@ def together(client, command):
             done.set()
             watcher.join()
         highest = max(highest, top()["gpus"][0]["used_bytes"])
-        # What the driver holds, not what our books say.
+        # The driver's figure, not our own accounts.
         expect("two together", f"{counts}, {highest - before} bytes on the GPU", sum(counts) > 0 and highest - before <= limit_of(client))
         pair.end()
     return f"two together {counts[0]} + {counts[1]}, at most {(highest - before) / GIB:.2f} GiB on the GPU"

@@ -86,7 +86,7 @@ fn after_many_kills_the_books_say_what_the_driver_holds() {
 }
 
 /// Every place in the shared files' code at which a death could leave something half done, under the
-/// library and on the simulated driver. What a dead process had must be free to the last byte.
+/// library and on the simulated driver. A dead process's memory must be free to the last byte.
 #[test]
 fn killed_at_a_labelled_step_a_process_leaves_nothing_behind() {
     const TEST: &str = "killed_at_a_labelled_step_a_process_leaves_nothing_behind";

@@ -510,7 +510,7 @@ BY(library_file) {
     return result != 0 ? result : in_context(i);
 }
 TRY(library_file) { until_refused("take", by_library_file, 0, MANY); }
-/* What loads a library or a function at its first use, by the name. */
+/* The ways in which a library or a function is loaded at its first use, by name. */
 static CUresult empty_library(int i) { return cuLibraryLoadData(&handles[i], image, NULL, NULL, 0, NULL, NULL, 0); }
 BY(library_module) {
     CUresult result = empty_library(i);
@@ -735,7 +735,7 @@ NONE destroy_garbage(void) { return AS((handle))(NULL); }
 TRY(array_destroy) { gives(take_array, by_destroy, destroy_garbage, PIECES); }
 TRY(mipmap_destroy) { gives(take_mipmap, by_destroy, destroy_garbage, PIECES); }
 TRY(external_destroy) { gives(take_external, by_destroy, destroy_garbage, PIECES); }
-/* What a destroyed pool has given out lives until it is freed. */
+/* Allocations of a destroyed pool live until they are freed. */
 BY(pool_destroy) {
     CUresult result = AS((handle))(handles[i]);
     did("destroyed", result);
@@ -750,7 +750,7 @@ TRY(green_destroy) {
 }
 TRY(module_unload) { gives(take_module, by_destroy, destroy_garbage, MANY - 50); }
 TRY(library_unload) { gives(take_library, by_destroy, destroy_garbage, MANY - 50); }
-/* What a destroyed graph has allocated lives until it is freed. */
+/* Allocations of a destroyed graph live until they are freed. */
 static CUresult destroyed(int i, handle graph) {
     CUresult result = AS((handle))(graph);
     did("destroyed", result);

@@ -310,7 +310,7 @@ impl Written {
     }
 }
 
-/// The paths in a stream of tokens. What stands behind `#[cfg(test)]` is left out.
+/// The paths in a stream of tokens. Code behind `#[cfg(test)]` is left out.
 fn collect(tokens: TokenStream, paths: &mut Vec<Written>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut at = 0;

@@ -1,5 +1,5 @@
 //! The board's work, shared: one file that every process maps, a lock that survives its holder, and
-//! the waits. What happens in it is `model`'s; this file never decides which process runs.
+//! the waits. `model` owns the meaning of the file; this module never decides which process runs.
 //!
 //! Nothing drives the GPUs: the next process that looks plays what has happened since the last look.
 //! The lock is a robust one: when its holder is killed, the next one repairs what is derived and goes

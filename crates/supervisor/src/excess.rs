@@ -50,8 +50,8 @@ pub struct Excess {
 impl Excess {
     /// Takes a look. Returns the bytes that are unaccounted for.
     ///
-    /// A difference counts downward at once, and upward when all of the last looks have found it. What the
-    /// driver holds past the limit needs no second look: whatever the charges say, no room is left.
+    /// A difference counts downward at once, and upward when all of the last looks have found it. Memory
+    /// that the driver holds past the limit needs no second look: whatever the charges say, no room is left.
     pub fn look(&mut self, look: &Comparison) -> u64 {
         let limit = match look.limit {
             0 => u64::MAX,

@@ -183,8 +183,8 @@ fn the_host_reads_what_the_container_wrote() {
     assert_eq!((slot.slot, slot.generation), (seat.slot, seat.generation));
     assert_eq!(slot.pid, std::process::id());
     assert!(!slot.name.is_empty());
-    // Its own process holds the lock, and asks: to the kernel that is no conflict. What another
-    // process sees is tests/processes.rs.
+    // Its own process holds the lock, and asks: to the kernel that is no conflict. The view of
+    // another process is in tests/processes.rs.
     assert!(!slot.alive);
     let of_device = slot.devices[0];
     assert_eq!(

@@ -45,7 +45,7 @@ public final class VgpuClient {
         }
     }
 
-    /** What a container got of one device. */
+    /** A container's share of one device. */
     public record Device(String uuid, String vendor, long memoryMib, long cores) {}
 
     /**
@@ -171,7 +171,7 @@ public final class VgpuClient {
         return Json.list(listed.get("items")).stream().map(node -> name(Json.object(node))).toList();
     }
 
-    /** What each container of the pod got, init containers first; an empty list for one that got nothing. */
+    /** The devices of each container of the pod, init containers first; an empty list for one that got nothing. */
     public static List<List<Device>> devices(Map<String, Object> pod) {
         Map<String, String> annotations = texts(Json.object(pod.get("metadata")).get("annotations"));
         String text = ALLOCATION_KEYS.stream().filter(annotations::containsKey).map(annotations::get).findFirst().orElse("");

@@ -39,7 +39,7 @@ class Denied(Exception):
 
 @dataclass(frozen=True)
 class Device:
-    """What a container got of one device."""
+    """A container's share of one device."""
 
     uuid: str
     vendor: str
@@ -218,7 +218,7 @@ class Client:
 
 
 def devices(pod: Object) -> list[list[Device]]:
-    """What each container of the pod got, init containers first; an empty list for a container that got nothing."""
+    """The devices of each container of the pod, init containers first; an empty list for a container without any."""
     annotations = pod["metadata"].get("annotations") or {}
     text = next((annotations[key] for key in ALLOCATION_KEYS if key in annotations), "")
     # Each device is "UUID,VENDOR,MIB,CORES:", and each container ends with ";".

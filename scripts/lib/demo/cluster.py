@@ -101,7 +101,7 @@ def workload(count: int, seed: int) -> list[tuple[str, Object]]:
 
 
 class Outcome:
-    """What came of the pods."""
+    """The fates of the pods."""
 
     def __init__(self) -> None:
         self.placed: list[tuple[str, Object]] = []
@@ -196,7 +196,7 @@ def report_misfits(outcome: Outcome) -> None:
 
 
 def check_metrics(client: Client, gpus: list[Gpu]) -> list[str]:
-    """What the scheduler says that it gave away is what the pods' annotations add up to."""
+    """Checks that the memory the scheduler reports as given is the sum of the pods' annotations."""
     said: dict[str, float] = {}
     for line in client.metrics().splitlines():
         found = re.match(r'hami_gpu_memory_allocated_bytes\{.*device_uuid="([^"]*)".*\} (\S+)', line)

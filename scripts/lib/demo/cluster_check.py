@@ -67,7 +67,7 @@ def asked(pod: Object) -> list[tuple[int, int, int]]:
 
 
 def violations(nodes: list[Object], pods: list[Object]) -> tuple[list[str], dict[tuple[str, str], Gpu]]:
-    """What is wrong, in words, and the GPUs with what is held of them. Init containers that are over hold nothing;
+    """The violations, in words, and the GPUs with the shares that pods hold. Finished init containers hold nothing;
     the demo's pods have none that run beside their app's GPUs."""
     gpus = gpus_of(nodes)
     wrong = []

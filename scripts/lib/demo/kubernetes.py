@@ -1,5 +1,5 @@
 """The demo on a real node, inside the namespaces of a cluster that has the product: three pods share one simulated GPU,
-and kubectl, the agent's /metrics and Prometheus are asked about them. What they say is printed and checked.
+and kubectl, the agent's /metrics and Prometheus are asked about them. Their answers are printed and checked.
 
     kubernetes.py FOLDER        files of the run go below FOLDER
 """

@@ -252,7 +252,7 @@ static void visible_later(void) {
     }
 }
 
-/* What CUDA 13 calls device memory, in words that CUDA 12 did not have. */
+/* CUDA 13's words for device memory, which CUDA 12 did not have. */
 static void thirteen(void) {
     start();
     for (int type = 1; type <= 8; type++) {
@@ -270,7 +270,7 @@ static void thirteen(void) {
     plain_until_refused(TIMES);
 }
 
-/* What was exported ends with its context, and its room is there again; once. */
+/* An exported allocation ends with its context, and its room is free again; once. */
 static void exported_in_a_context(void) {
     CUcontext context;
     CUdeviceptr pointer;

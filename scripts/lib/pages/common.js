@@ -1,4 +1,4 @@
-// What the checks of all pages share: one browser, what a check prints, axe-core, timings, programs that are started.
+// Shared by the checks of all pages: one browser, the output of a check, axe-core, timings, programs that are started.
 "use strict";
 const { execFileSync, spawn } = require("node:child_process");
 const fs = require("node:fs");
@@ -80,7 +80,7 @@ const goes = (page, selector) => page.locator(selector).first().waitFor({ state:
 
 const shoot = (page, name, whole = true) => page.screenshot({ path: path.join(shots, `${name}.png`), fullPage: whole });
 
-/** What went wrong in a page's scripts; requests that a check breaks on purpose are left out. */
+/** The errors in a page's scripts; requests that a check breaks on purpose are left out. */
 const listen = (page) => {
   const errors = [];
   page.on("pageerror", (error) => errors.push(error.message));

@@ -45,7 +45,7 @@ const cluster = () => ({
   ],
 });
 
-/** What the node monitor says: memory in GiB and the part of the GPU in use, by `namespace/pod` and GPU. */
+/** The node monitor's figures: memory in GiB and the part of the GPU in use, by `namespace/pod` and GPU. */
 const uses = {
   "research/llm-finetune": { "GPU-gpu-a-0": [31, 0.44], "GPU-gpu-a-1": [30, 0.41] },
   "research/notebook-anna": { "GPU-gpu-a-2": [1.5, 0.01] },
@@ -130,7 +130,7 @@ const story = async (browser, running) => {
   check("a pending pod has a way out", await seen(page, "It would fit after"));
   check("a namespace's waste is said", await comes(page, "#namespace-research"));
 
-  // What changes is seen without a reload.
+  // Changes are seen without a reload.
   ooms["serving/chat-7b-1"] = 3;
   check("refused memory appears while one looks", await seen(page, "3 refusals of memory"));
   await create(pod("serving", "chat-13b", "gpu-a", [[3, 40960, 40]]));
@@ -216,7 +216,7 @@ const large = () => {
   return { nodes, pods };
 };
 
-/** What the monitors of all of them say. */
+/** The figures of all nodes' monitors. */
 const busy = () => {
   const lines = [];
   for (let number = 0; number < 4000; number += 1) {

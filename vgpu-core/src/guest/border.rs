@@ -14,7 +14,7 @@ use crate::figures::image::{self, Declared, Source, WRAPPER};
 pub(crate) struct InPtr<T>(*const T);
 
 /// A pointer that the program passed to a hook, to something that the function writes: null, or valid for
-/// reads and writes as long as the call lasts. What it points at may be uninitialised until the driver has
+/// reads and writes as long as the call lasts. The memory may be uninitialised until the driver has
 /// written it, so it is read after the call only, or where the function takes a value there.
 pub(crate) struct OutPtr<T>(*mut T);
 

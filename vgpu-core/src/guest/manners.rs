@@ -147,8 +147,8 @@ pub(crate) fn after<A: Answer<R>, R: Copy>(result: R, rule: impl FnOnce() -> A) 
     answer
 }
 
-/// Runs a rule with our manners; not when we are inside one already. What it has to say it writes
-/// itself: an answer that came back through `catch_unwind` would be copied on every call.
+/// Runs a rule with our manners; not when we are inside one already. The rule writes its
+/// answer itself: an answer that came back through `catch_unwind` would be copied on every call.
 #[inline(always)]
 pub(crate) fn surround(rule: impl FnOnce()) {
     thread(|thread| {

@@ -132,10 +132,10 @@ pub(crate) fn before_context(accounts: &Accounts, device: usize, ordinal: i32) -
     look(accounts, device, From::Nvml(ordinal), When::Before)
 }
 
-/// More is in use after a call than before it, by this much more than the charges say. `charged` is what
-/// the call itself was charged, which neither look counts as charged. What this process has freed
-/// meanwhile is in use no more. (What others of the container free cannot be told from the charges of the
-/// dead that they clear.)
+/// The growth of the memory in use over a call, beyond the growth of the charges, bytes. `charged` is the charge of
+/// the call itself, which neither look counts as charged. Memory that this process has freed meanwhile is not in
+/// use any more. (Memory that other processes of the container free cannot be told from the charges of dead
+/// processes that they clear.)
 ///
 /// A neighbour that allocates meanwhile makes it too large, which is why NVML is asked before it is
 /// believed; one that frees makes it too small, which is why it never lowers a charge.

@@ -81,7 +81,7 @@ impl<'a> Objects<'a> {
         }
     }
 
-    /// The driver has given a handle again. What it stood for is gone, and the releases that are on
+    /// The driver has given a handle again. Its earlier object is gone, and the releases that are on
     /// their way back say so; other holds (a mapping made just then) may be of the new object, which
     /// then stays charged until the end.
     fn renamed(&self, before: Handle, number: u64) {

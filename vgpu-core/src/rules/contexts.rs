@@ -173,8 +173,8 @@ fn confirm(accounts: &Accounts, making: Making) {
     }
 }
 
-/// The driver has made a context. What it answers where the container has no room for what it turned out
-/// to take.
+/// The driver has made a context. Returns the refusal if the container has no room for the memory that the context
+/// turned out to take.
 fn made(accounts: &Accounts, making: Making, context: u64) -> Option<CuResult> {
     let Making { device, bytes, .. } = making;
     let entry = numbered(accounts, device, bytes);
@@ -195,8 +195,8 @@ fn made(accounts: &Accounts, making: Making, context: u64) -> Option<CuResult> {
     let is = if is_new {
         settle_new(accounts, making, context)
     } else {
-        // It was there already, and is seen for the first time. What a runtime made past the hooks may
-        // hold its modules already.
+        // The context was there already, and is seen for the first time. If a runtime made it past the hooks, it may
+        // hold modules already.
         let learn = if process::loads_past_us() {
             Learn::Runtime
         } else {

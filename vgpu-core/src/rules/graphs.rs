@@ -1,5 +1,5 @@
-//! Rules: memory that graphs allocate. What a graph's memory nodes want is counted when it is made
-//! executable, reserved when it is uploaded or launched, and settled to what the device's graphs hold.
+//! Rules: memory that graphs allocate. The memory that a graph's nodes want is counted when the graph is made
+//! executable, reserved when it is uploaded or launched, and settled to the memory that the device's graphs hold.
 //! A process without memory nodes pays one load for each launch.
 
 mod launch;

@@ -209,8 +209,8 @@ fn opened(accounts: &Accounts, import: Import, pointer: u64) {
         _ => (Then::Keep, false),
     });
     if again == Some(true) {
-        // At the same address: opened once more, and the driver counts. What has no name may be
-        // something else than before, so the later import stays.
+        // At the same address: opened once more, and the driver counts. An import without a name
+        // may be of another object than before, so the later import stays.
         let before = objects::known_import(accounts, ImportOf::Pointer(pointer));
         match before {
             Some(before) if before.name.is_some() && before.name == import.name => {

@@ -1,7 +1,7 @@
-//! Rules: modules. What one takes of the device is read from its image, reserved before it is loaded, and
-//! compared with what the driver took: what went past the limit is unloaded again. What is loaded at its
-//! first use only is charged then; contexts and modules together are settled to what NVML or the host
-//! measures. Libraries have rules of their own.
+//! Rules: modules. A module's memory is read from its image, reserved before it is loaded, and compared with the
+//! memory that the driver took: a module that went past the limit is unloaded again. A function that is loaded at its
+//! first use is charged then; contexts and modules together are settled to the figure that NVML or the host measures.
+//! Libraries have rules of their own.
 
 use cuda_api::{CuFunction, CuKernel, CuResult};
 use vgpu_abi::region::{Charge, Kind};
@@ -111,8 +111,8 @@ pub(crate) fn refund(accounts: &Accounts, loading: Loading) {
     accounts.refund(loading.charge);
 }
 
-/// The driver has loaded it: it is charged as what it took. `None`: that went past the limit, so it was
-/// unloaded again. What the caller is told stands beside it.
+/// The driver has loaded the module: it is charged with the memory that it took. `None`: that went past the limit, so
+/// the module was unloaded again. The answer for the caller stands beside it.
 pub(crate) fn loaded(
     accounts: &Accounts,
     loading: Loading,

@@ -1,5 +1,5 @@
-//! Rules: memory of pools that processes name to each other. What was named stands in the region's table
-//! of shared objects, once, and its pool is charged that much less. An import is found there by its
+//! Rules: memory of pools that processes name to each other. A named allocation stands in the region's
+//! table of shared objects, once, and its pool is charged that much less. An import is found there by its
 //! name, or is charged in full to the process that imports it, until that frees it.
 
 use core::sync::atomic::Ordering;

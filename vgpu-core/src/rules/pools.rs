@@ -1,7 +1,7 @@
 //! Rules: stream-ordered memory. A pool grows in chunks and shrinks when it likes, so what is charged
 //! is what the driver says the pool holds: a chunk is reserved before the call, the pool is settled
-//! after it and at every synchronisation. What is freed gives room when the driver says so. What is
-//! captured is a graph's (`graphs.rs`).
+//! after it and at every synchronisation. Freed memory gives room when the driver says so. A
+//! captured call belongs to a graph (`graphs.rs`).
 
 use core::sync::atomic::Ordering;
 

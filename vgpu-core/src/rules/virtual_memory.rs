@@ -1,6 +1,6 @@
 //! Rules: memory that is made, mapped, exported and bound apart. It lives as long as a handle, a
 //! mapping, a binding or an import holds it, and is charged that long, to the device that it was asked
-//! for on. What is held how often stands in `objects.rs`.
+//! for on. `objects.rs` counts the holds of each object.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -522,8 +522,8 @@ pub(crate) fn after_import(
     }
 }
 
-/// The device and the size of imported memory that no process of the container made. What cannot be known now
-/// is charged when it is mapped.
+/// The device and the size of imported memory that no process of the container made. Memory whose
+/// size cannot be known now is charged when it is mapped.
 fn foreign(accounts: &Accounts, handle: u64) -> Option<(usize, u64)> {
     let properties = query::allocation_properties(handle)?;
     let Destination::Device { device, .. } = place_of(accounts, &properties) else {

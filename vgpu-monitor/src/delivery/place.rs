@@ -275,7 +275,7 @@ fn taken(is: &fs::Metadata) -> u64 {
 
 /// Truncates a region that its container has extended, or for which it has allocated blocks beyond its end
 /// (`fallocate` with `FALLOC_FL_KEEP_SIZE`): it is the only file of ours that a tenant can grow, on the
-/// node's disk. What the library has mapped is before that end. Returns how many bytes were cut.
+/// node's disk. The library maps only the part before that end. Returns how many bytes were cut.
 pub(super) fn trim(root: &Path, name: &Name) -> Result<u64, DeliveryError> {
     let path = root.join(&name.0).join(REGION);
     let end = size_of::<RegionLayout>() as u64;
@@ -322,7 +322,7 @@ pub(super) fn remove(root: &Path, name: &Name) -> Result<(), DeliveryError> {
     take_away(&old)
 }
 
-/// Deletes the names that we know of a directory, then the directory. What else is in it keeps it.
+/// Deletes the names that we know of a directory, then the directory. Any other entry in the directory keeps it.
 fn take_away(path: &Path) -> Result<(), DeliveryError> {
     for name in [REGION, TARGETS, LIMITS, LABELS] {
         let file = path.join(name);

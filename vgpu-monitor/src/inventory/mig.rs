@@ -184,9 +184,9 @@ impl Mig {
         self.ask(move |cutter| cutter.unmake(|entry| entry.uuid.as_ref() == Some(&uuid)))
     }
 
-    /// Removes what was made here and lies in none of these places (GPU and span), and what was left half made. For
-    /// the start, and whenever pods are over. What was asked for after `as_of`, when the places were looked up, stays.
-    /// Answers what could not be removed, and why.
+    /// Removes the instances that were made here and lie in none of these places (GPU and span), and those left half
+    /// made. For the start, and whenever pods are over. An instance that was requested after `as_of`, when the places
+    /// were looked up, stays. Returns the instances that could not be removed, and why.
     ///
     /// # Errors
     /// [`MigError::Silent`].

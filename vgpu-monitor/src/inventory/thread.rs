@@ -163,7 +163,7 @@ impl Keeper {
         }
     }
 
-    /// Reads the configuration where it has changed. What cannot be used changes nothing but what is said.
+    /// Reads the configuration where it has changed. A configuration that cannot be used is only reported.
     fn look_at_configuration(&mut self) {
         let settings = &self.settings;
         let read = Texts::read(

@@ -39,8 +39,8 @@ pub struct Allotment {
     pub claim: Option<Claim>,
 }
 
-/// The container that an allotment was given to, and what it was given. What was written first stays: later
-/// changes of the pod's annotations change nothing.
+/// The container that an allotment was given to, and its shares. The first written shares stay: later changes of the
+/// pod's annotations change nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
     /// The pod's uid.

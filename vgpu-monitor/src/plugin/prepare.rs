@@ -197,7 +197,7 @@ impl<'a> Call<'a> {
         case.serve(pod, trace).await
     }
 
-    /// The pod cannot be read. What was given to exactly these slots, and to a pod of this name, is given again.
+    /// The pod cannot be read. The earlier shares of exactly these slots, and of a pod of this name, are given again.
     async fn give_remembered(
         &self,
         holders: Option<&[PodSlots]>,
@@ -532,7 +532,7 @@ impl Case<'_> {
             .collect()
     }
 
-    /// The annotations were changed after they were first read. What was given first stays.
+    /// The annotations were changed after they were first read. The first shares stay.
     fn changed(&self, pod: &Pod, container: &str) {
         let text = format!(
             "container {container}: the annotations say something else than when its devices were given; what was given first stays. Delete the pod and let the scheduler place it anew"

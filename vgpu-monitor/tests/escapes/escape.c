@@ -76,8 +76,8 @@ static int find_base(struct dl_phdr_info *info, size_t size, void *base)
     return 0;
 }
 
-/* What stands in the container's books of this process is written over: each slot's charges, and with `vanish` that there
- * are slots at all. */
+/* Overwrites this process's entries in the container's region: each slot's charges, and with `vanish` the slots
+ * themselves. */
 static void clear_books(int vanish)
 {
     static const char zeros[sizeof(VgpuSlot)];

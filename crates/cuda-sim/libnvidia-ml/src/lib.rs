@@ -1,6 +1,6 @@
 //! libnvidia-ml.so.1 of the simulated board: NVML over `cuda_sim`, with every name that the real
-//! library of the board's driver exports. What is not simulated answers `NVML_ERROR_NOT_SUPPORTED`, as a real
-//! GPU may. It changes nothing on the board but how a GPU in MIG mode is cut.
+//! library of the board's driver exports. A function that is not simulated answers
+//! `NVML_ERROR_NOT_SUPPORTED`, as a real GPU may. On the board the library changes only how a GPU in MIG mode is cut.
 #![allow(non_snake_case, reason = "the names are the vendor's")]
 #![allow(
     clippy::cast_possible_truncation,

@@ -66,7 +66,7 @@ pub(crate) fn nvmlDeviceIsMigDeviceHandle(device: NvmlDevice, is_mig: *mut u32) 
     )
 }
 
-/// A MIG device. What is asked of it does not exist for a whole GPU.
+/// A MIG device, for a question that does not apply to a whole GPU.
 fn part(device: NvmlDevice) -> Result<(BoardGpu, Instance), NvmlReturn> {
     match target(device)? {
         Target::Mig(gpu, part) => Ok((gpu, part)),

@@ -158,7 +158,7 @@ pub(crate) fn target(device: NvmlDevice) -> Result<Target, NvmlReturn> {
     }
 }
 
-/// A whole GPU; what is asked of it does not exist for a MIG device.
+/// A whole GPU, for a question that does not apply to a MIG device.
 pub(crate) fn whole(device: NvmlDevice) -> Result<BoardGpu, NvmlReturn> {
     match target(device)? {
         Target::Gpu(gpu) => Ok(gpu),

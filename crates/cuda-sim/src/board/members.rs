@@ -8,8 +8,8 @@ use crate::config::MAX_GPUS;
 use crate::process::Identity;
 
 impl Board {
-    /// Gives this process its place. What an earlier program of the same process held (before an
-    /// exec) is given back.
+    /// Gives this process its place. Memory that an earlier program of the same process held
+    /// (before an exec) is given back.
     ///
     /// # Errors
     /// When 1,024 living processes are there.

@@ -62,8 +62,8 @@ pub(crate) enum Room {
     Beyond,
 }
 
-/// Reserves room. What is `pageable` the driver can also give as managed memory, so it gets room past the
-/// container's share of the device, too.
+/// Reserves room. The driver can give `pageable` memory as managed memory too, so such a request also gets room
+/// past the container's share of the device.
 ///
 /// As long as all that is charged fits the smaller bound, a look at the sum decides. From there on one request
 /// at a time is decided, under the device's lock: two sums are bounded by one set of words, and only under

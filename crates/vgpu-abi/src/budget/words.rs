@@ -139,7 +139,7 @@ pub(crate) fn confirm_for_the_dead(cells: &DeviceUse) {
     let _stale = take(&cells.pending, tag, bytes);
 }
 
-/// Adds to confirmed. What the driver holds is charged, whether it fits or not.
+/// Adds to confirmed. Memory that the driver holds is charged, whether it fits or not.
 #[inline]
 pub(crate) fn charge(cells: &DeviceUse, tag: u64, bytes: u64, kind: Kind) -> Result<(), Stale> {
     match add(&cells.confirmed, tag, bytes) {

@@ -276,7 +276,7 @@ impl Region {
             return;
         }
         // The slot was taken away, or this is a forked child: what the driver gave is charged to
-        // the slot that we have. What was pending went with the old one.
+        // the slot that we have. The pending charge went with the old one.
         self.charge(charge.device(), charge.bytes, kind);
     }
 

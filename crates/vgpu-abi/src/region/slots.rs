@@ -103,8 +103,8 @@ impl Region {
         }
     }
 
-    /// Takes a slot, unless another thread has done so since `stale` was seen. What this process
-    /// has charged so far goes into the new slot.
+    /// Takes a slot, unless another thread has done so since `stale` was seen. This process's
+    /// charges so far go into the new slot.
     #[cold]
     pub(super) fn take_slot(&self, stale: u64) -> Result<u64, JoinError> {
         let mut wait = Wait::new();

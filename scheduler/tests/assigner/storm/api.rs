@@ -272,7 +272,7 @@ pub(super) struct Flaky {
 }
 
 impl Flaky {
-    /// A write that happens, or does not, and is answered, or is not. What is late happens within `latest`.
+    /// A write that happens, or does not, and is answered, or is not. A late write happens within `latest`.
     pub(super) async fn write<T: Clone + Send + 'static>(
         &self,
         latest: Duration,

@@ -37,8 +37,8 @@ pub(crate) fn before_green_create(call: &'static str, device: CuDevice) -> Verdi
     }
 }
 
-/// The primary context is there now, made for it if need be. What the green one takes beside it is
-/// charged to it.
+/// The primary context is there now, made for it if need be. The green context's own memory
+/// is charged to it.
 pub(crate) fn after_green_create(
     making: Making,
     result: CuResult,

@@ -166,7 +166,7 @@ pub(super) struct Run {
 const IN_STREAMS: u32 = u32::MAX;
 
 /// The graph has its memory from here on. `own`: the devices on which it got memory that no other graph
-/// had. What that takes from other graphs, their next launches have to find anew.
+/// had. Graphs that lose memory to it have to find new memory at their next launches.
 pub(super) fn mark_mapped(accounts: &Accounts, run: Run, own: u32) {
     let map = &accounts.holdings().map;
     for device in devices(run.set) {

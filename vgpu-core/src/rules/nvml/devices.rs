@@ -1,5 +1,5 @@
 //! Which device of the container an NVML handle stands for, and which devices the container sees at
-//! all. What was found is kept in a table without locks. Changes no answer: the rules do.
+//! all. The findings are kept in a table without locks. Changes no answer: the rules do.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};

@@ -182,9 +182,9 @@ struct More {
 }
 
 impl Interval {
-    /// Where nothing else works on the device, the interval is the launches' own time, less what of the sample is
-    /// not. Beside others it has their turns in it. What the launches were charged is their own time then, as it
-    /// was learned from samples, and the sample corrects its own part.
+    /// If nothing else works on the device, the interval is the launches' own time, less the part of the sample that
+    /// is not. Beside other processes, the interval includes their turns. The launches' own time is then their charge,
+    /// which was learned from samples, and the sample corrects its own part.
     fn more(&self, beside: Beside) -> More {
         let own_ns = match self.sample {
             Some(sample) if beside.is_contended => self
@@ -652,7 +652,7 @@ impl Spans {
         }
     }
 
-    /// A stream is about to go: its handle may stand for another one afterwards. What was launched to it goes on, and
+    /// A stream is about to go: its handle may stand for another one afterwards. Its launches go on, and
     /// the driver keeps the events in it, so its marks are collected as before.
     pub(crate) fn forget_stream(&self, target: &Target) {
         let key = target.key();

@@ -1,4 +1,4 @@
-//! The checks of a cluster, as a list. What each looks at stands beside it: nodes in `nodes`, what was installed in
+//! The checks of a cluster, as a list. Their functions are grouped by subject: nodes in `nodes`, the installed parts in
 //! `control`, pods in `pods`.
 
 use super::{ClusterFacts, control, nodes, optional_apis, pods};

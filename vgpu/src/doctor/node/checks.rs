@@ -1,5 +1,5 @@
-//! The checks of a node, as a list, and what several of them ask. What each looks at stands beside it: driver and
-//! runtime in `driver`, the kubelet and the state directory in `kubelet`, the agent and processes in `agent`.
+//! The checks of a node, as a list, and the functions that several of them share. The others are grouped by subject:
+//! driver and runtime in `driver`, kubelet and state directory in `kubelet`, agent and processes in `agent`.
 
 use super::{Driver, NodeFacts, PLUGINS, agent, driver, flag, is_plugin, kubelet};
 use crate::doctor::check::{Check, Finding, skip};

@@ -1,6 +1,6 @@
 //! Memory of graphs: an allocation node has its address from the beginning, and takes memory of its
-//! GPU when its graph is launched, until it is freed. The end of the graph does not free it. What a GPU
-//! keeps for graphs grows in chunks and is given back when it is trimmed.
+//! GPU when its graph is launched, until it is freed. The end of the graph does not free it. The memory
+//! that a GPU keeps for graphs grows in chunks and is given back when it is trimmed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};

@@ -163,7 +163,7 @@ impl Estimate {
     /// No measurement so far is known to be free of other processes' turns.
     fn spanning(self, ns: u64, beside: Beside) -> (Self, OwnTime) {
         if ns <= SHORTEST_TURN_NS {
-            // It is now. What was learned before was mostly others' time.
+            // It is now: the earlier measurements were mostly other processes' time.
             let first = Self::default().measured(ns, ns);
             return (first, OwnTime::now(ns));
         }
