@@ -322,7 +322,7 @@ def workload():
               [(f"increase(vgpu_container_oom_total{one}[10m])", WHOLE_CONTAINER + " out of memory"),
                (f"increase(vgpu_container_refused_calls_total{one}[10m])", WHOLE_CONTAINER + " refused calls")]),
         lines("Containers that must shrink, and memory that is not charged",
-              "1 where the limit was lowered below what is used; and memory that the driver holds beyond the books.",
+              "1 where the limit was lowered below what is used; and memory that the driver holds beyond the charges.",
               [(f"vgpu_container_pending_shrink{one}", OF_CONTAINER + " has to shrink")], "yes or no"),
         lines("How much memory is oversubscribed", "Oversubscribed memory, which the driver pages; only where oversubscription is on.",
               (f"vgpu_container_oversubscribed_bytes{one}", OF_CONTAINER), "bytes"),

@@ -359,7 +359,7 @@ impl<'a> Container<'a> {
         file.write(&asks.limits(self.uuid)).unwrap();
     }
 
-    /// Its books, as a host reads them.
+    /// Its region, as a host reads it.
     pub(crate) fn snapshot(&self) -> Snapshot {
         vgpu_abi::host::snapshot(&self.dir.join("region")).unwrap()
     }

@@ -153,7 +153,7 @@ impl World {
         Board::open(&self.path("board")).expect("the board was created with the world")
     }
 
-    /// Our books, as a host reads them.
+    /// The region, as a host reads it.
     pub(crate) fn snapshot(&self) -> Snapshot {
         vgpu_abi::host::snapshot(&self.path("region")).expect("the region is whole")
     }

@@ -1,5 +1,5 @@
 //! One C program goes through every part of the interface that takes or gives back memory, under
-//! libvgpu.so on the simulated driver. After each step the container's books are compared with what
+//! libvgpu.so on the simulated driver. After each step the container's charges are compared with what
 //! the simulated board says that the process holds.
 
 #![allow(

@@ -65,7 +65,7 @@ pub struct Settings {
     pub policy: Policy,
     /// How often processes are looked at.
     pub pace: Pace,
-    /// The driver is asked, and the books are compared, this often.
+    /// The driver's figures are compared with the charges this often.
     pub reconcile: Duration,
 }
 
@@ -284,7 +284,7 @@ impl Looker {
                 path: path.clone(),
                 ..ManagedContainer::default()
             };
-            // Owner pod it is, is believed where root or we wrote it.
+            // The pod's name is believed only where root or we wrote it.
             if instance.owner() == 0 || instance.owner() == our_uid {
                 let labels = instance.labels().unwrap_or_default();
                 known.namespace = labels.namespace;

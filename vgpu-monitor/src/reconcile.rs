@@ -61,8 +61,8 @@ pub struct Gap {
     pub holders: Vec<Holds>,
 }
 
-/// Where the driver's word and the books of a container differ; `view` has been through [`ContainerView::account`] and
-/// [`add_slotless`].
+/// The gaps between the driver's figures and the charges of a container; `view` has been through
+/// [`ContainerView::account`] and [`add_slotless`].
 #[must_use]
 pub fn gaps(view: &ContainerView, held: &[GpuProcess], owners: &Owners) -> Vec<Gap> {
     let mut gaps = Vec::new();

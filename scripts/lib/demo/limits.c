@@ -118,7 +118,7 @@ static void contexts(void) {
     for (int i = 0, no = 0; i < TIMES && no < 2; i++) no += !got(cuCtxCreate_v2(&context, 0, 0));
 }
 
-/* Writes zeroes over the container's books while it goes on taking memory. */
+/* Writes zeroes over the container's region while it goes on taking memory. */
 static void forged(void) {
     int file = open(getenv("VGPU_REGION") ? getenv("VGPU_REGION") : "", O_RDWR);
     struct VgpuRegionLayout *region =

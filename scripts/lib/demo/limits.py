@@ -23,7 +23,7 @@ TRIES = [
     (1, "graphs", "graphs that keep their memory; an upload of 20 GiB", {}),
     (2, "modules", "modules that declare 256 MiB each", {}),
     (3, "contexts", "contexts where NVML is absent", {"inside": ["VGPU_SIM_NVML=absent"]}),
-    (4, "forged", "zeroes written over the container's own books", {"beyond": 2 * 256 * MIB}),
+    (4, "forged", "zeroes written over the container's own region", {"beyond": 2 * 256 * MIB}),
     (5, "tables", "256 pools, and 65,600 references to one handle", {}),
     (6, "dying_exporter", "shared memory whose exporter dies; a descriptor back", {}),
     (7, "behind_a_stream", "memory freed behind a stream that is blocked", {}),

@@ -149,7 +149,7 @@ fn beyond(before: &Look, after: &Look, charged: u64) -> u64 {
     more.saturating_sub(known).saturating_sub(charged)
 }
 
-/// How often it is looked after a call.
+/// The number of looks after a call.
 const LOOKS: usize = 3;
 
 /// The difference between what a call took and what it was charged; of the two, at least one is 0.

@@ -51,7 +51,7 @@ pub struct Row {
     pub verdict: Verdict,
     /// Why.
     pub reason: &'static str,
-    /// Owner it is.
+    /// The pod, container or host program that the process belongs to.
     pub owner: Owner,
     /// The directory of its container.
     pub container: Option<PathBuf>,

@@ -219,7 +219,7 @@ fn gap_sentence(gap: &Gap, known: &ManagedContainer, programs: &HashMap<u32, Str
             let program = programs.get(&holds.pid).map_or("", String::as_str);
             let charged = match holds.charged_bytes {
                 Some(bytes) => format!("{} MiB of it charged", mib(bytes)),
-                None => String::from("it has no place in the container's books"),
+                None => String::from("it has no slot in the container's region"),
             };
             format!(
                 "process {} ({program}) holds {} MiB, {charged}",

@@ -241,9 +241,9 @@ impl<'a> Call<'a> {
 /// The pods that hold the slots, as the kubelet says.
 struct Named {
     pods: Arc<Pods>,
-    /// By its list.
+    /// The pods in the kubelet's list.
     holders: Vec<PodSlots>,
-    /// By its record, where the list is silent.
+    /// The pod's uid in the kubelet's record, where the list has no pod.
     uid: Option<String>,
 }
 

@@ -307,7 +307,7 @@ impl ContainerHistory {
             let moved_at_ns = match (same, was) {
                 (Some(same), _) => same.at_ns,
                 (None, Some(_)) => now_ns,
-                // Met for the first time: by its own word, where it keeps one.
+                // Seen for the first time: the region's own moment, where it keeps one.
                 (None, None) => process.last_launch_ns.min(now_ns),
             };
             let moved = same.is_none() && was.is_some();

@@ -30,7 +30,7 @@ const OWNERS_MOST: usize = 256;
 /// A scale that differs by less than this is not published again.
 const SCALE_STEP: u16 = 16;
 
-/// A container that is looked after.
+/// A container that is served.
 #[derive(Debug)]
 pub(super) struct Container {
     pub(super) id: u64,

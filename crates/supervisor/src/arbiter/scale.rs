@@ -89,7 +89,7 @@ struct Process {
 /// History of a process on the host, in however many slots it is.
 #[derive(Debug, Default, Clone, Copy)]
 struct ProcessHistory {
-    /// When it first was busy, by its own word.
+    /// When it first was busy, as its region reports.
     busy_since_ns: Option<u64>,
     /// When the driver last said that it was busy.
     told_busy_ns: Option<u64>,

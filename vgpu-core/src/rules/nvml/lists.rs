@@ -493,7 +493,7 @@ impl<T: Copy> List<T> {
 /// The entries that the driver wrote.
 fn filled<T>(room: &[MaybeUninit<T>], count: u32) -> &[T] {
     let filled = room.get(..count as usize).unwrap_or_default();
-    // SAFETY: the driver has written that many entries, by its own word.
+    // SAFETY: the driver reports that it has written that many entries.
     unsafe { core::slice::from_raw_parts(filled.as_ptr().cast(), filled.len()) }
 }
 

@@ -527,7 +527,7 @@ fn oversubscribed_containers_take_turns_beside_a_third() {
     assert!(shares.iter().sum::<u64>() >= 950, "{shares:?}");
 }
 
-/// A process that is busy all the time, by the word of its region.
+/// A process that its region reports as busy all the time.
 fn pretends(slot: (usize, u64), host_pid: u32, now: u64) -> Process {
     Process {
         slot,
