@@ -51,7 +51,7 @@ pub struct Row {
     pub verdict: Verdict,
     /// Why.
     pub reason: &'static str,
-    /// The pod, container or host program that the process belongs to.
+    /// The pod and container that the process belongs to.
     pub owner: Owner,
     /// The directory of its container.
     pub container: Option<PathBuf>,
