@@ -279,8 +279,7 @@ typedef struct VGPU_ALIGNED(64) VgpuOomEntry {
   uint8_t call[VGPU_CALL_BYTES];
   // The largest holders, largest first.
   struct VgpuOomHolder holders[VGPU_MAX_HOLDERS];
-  // Bytes that the driver held for the container and its charges did not have: so much of `limit`
-  // could not be given.
+  // Bytes that the driver held for the container beyond its charges: this part of `limit` could not be given.
   uint64_t unaccounted;
   // Room.
   uint64_t reserved_1[8];
