@@ -252,7 +252,7 @@ impl<'a> Fit<'a> {
         (!taken.is_empty()).then_some(taken)
     }
 
-    /// Tries every set of devices for the step at `at`, in the order of its policy.
+    /// Tries every set of shares for the step at `at`, in the order of its policy.
     fn search_others(
         &mut self,
         at: usize,
@@ -265,7 +265,8 @@ impl<'a> Fit<'a> {
             return false;
         };
         let count = step.count();
-        if count > candidates.len() || (step.ask.arrange.is_strict() && count > 1) {
+        let shares = self.shares(step, state, candidates);
+        if count > shares.len() || (step.ask.arrange.is_strict() && count > 1) {
             return false;
         }
         let mut chosen: Vec<usize> = (0..count).collect();
@@ -274,13 +275,14 @@ impl<'a> Fit<'a> {
                 return false;
             }
             *self.budget -= 1;
-            if self.is_worth(step, state, candidates, &chosen)
-                && !chosen.iter().zip(first).all(|(&at, &position)| {
-                    candidates.get(at).is_some_and(|c| c.position == position)
-                })
+            if self.is_worth(step, state, &shares, &chosen)
+                && !chosen
+                    .iter()
+                    .zip(first)
+                    .all(|(&at, position)| shares.get(at) == Some(position))
             {
                 let mut after = state.clone();
-                if let Some(picks) = self.take_all(step, candidates, &chosen, &mut after) {
+                if let Some(picks) = self.take_all(step, &shares, &chosen, &mut after) {
                     self.picks.push(picks);
                     if self.search(at + 1, &after) {
                         return true;
@@ -288,28 +290,38 @@ impl<'a> Fit<'a> {
                     self.picks.pop();
                 }
             }
-            if !next_combination(&mut chosen, candidates.len()) {
+            if !next_combination(&mut chosen, shares.len()) {
                 return false;
             }
         }
     }
 
-    /// Whether a set of candidates satisfies the step's rules and is more than a swap of interchangeable devices in
-    /// an earlier set.
-    fn is_worth(
-        &self,
-        step: &Step<'_>,
-        state: &State,
-        candidates: &[Candidate],
-        chosen: &[usize],
-    ) -> bool {
+    /// Position of the device of each share that the step could take, in the order of its policy. A device in MIG
+    /// mode stands there once for each instance that its free slots allow.
+    fn shares(&self, step: &Step<'_>, state: &State, candidates: &[Candidate]) -> Vec<usize> {
+        let mut shares = Vec::with_capacity(candidates.len());
+        for position in candidates.iter().map(|candidate| candidate.position) {
+            let device = self.node.devices.get(position);
+            let pending = state.pending.get(position);
+            let copies = device.zip(pending).map_or(1, |(device, pending)| {
+                let beside = pending.phases.beside(step.kind).slots;
+                let free = device.free_slots().saturating_sub(beside);
+                shares_of(device, free).min(step.ask.count).max(1)
+            });
+            shares.extend(std::iter::repeat_n(
+                position,
+                usize::try_from(copies).unwrap_or(usize::MAX),
+            ));
+        }
+        shares
+    }
+
+    /// Whether a set of shares satisfies the step's rules and is more than a swap of interchangeable shares in an
+    /// earlier set.
+    fn is_worth(&self, step: &Step<'_>, state: &State, shares: &[usize], chosen: &[usize]) -> bool {
         let device_of = |at: usize| {
-            candidates.get(at).and_then(|candidate| {
-                Some((
-                    candidate.position,
-                    self.node.devices.get(candidate.position)?,
-                ))
-            })
+            let position = *shares.get(at)?;
+            Some((position, self.node.devices.get(position)?))
         };
         if step.ask.numa_bind {
             let mut numas = chosen
@@ -325,6 +337,7 @@ impl<'a> Fit<'a> {
                 return true;
             };
             match (device_of(before), device_of(at)) {
+                (Some((a, _)), Some((b, _))) if a == b => false,
                 (Some((a, one)), Some((b, other))) => {
                     !self.are_alike(one, state.pending.get(a), other, state.pending.get(b))
                 }
@@ -370,13 +383,13 @@ impl<'a> Fit<'a> {
     fn take_all(
         &self,
         step: &Step<'_>,
-        candidates: &[Candidate],
+        shares: &[usize],
         chosen: &[usize],
         state: &mut State,
     ) -> Option<Vec<Picked>> {
         let mut picks = Vec::with_capacity(chosen.len());
         for &at in chosen {
-            let position = candidates.get(at)?.position;
+            let position = *shares.get(at)?;
             picks.push(self.take(step, position, state).ok()?);
         }
         Some(picks)

@@ -299,6 +299,28 @@ fn an_instance_is_as_large_as_memory_and_compute_ask() {
 }
 
 #[test]
+fn another_choice_takes_several_instances_of_one_device() {
+    let mig = Device {
+        slots: 2,
+        ..mig_device()
+    };
+    let cluster = one(vec![mig, device(16), device(8)]);
+    let only_the_second = Ask {
+        select: Selection {
+            use_ids: vec!["GPU-1".to_owned()],
+            ..Selection::default()
+        },
+        ..gib(1, 9)
+    };
+    let request = pod("a", &[(Kind::App, gib(3, 8)), (Kind::App, only_the_second)]);
+
+    // The first container leaves the second device free only if it takes both instances of the first one.
+    let placement = cluster.place(&request, Among::All).unwrap();
+
+    assert_eq!(text(&placement), "n:0,0,2;1");
+}
+
+#[test]
 fn app_container_reuses_its_init_containers_instance() {
     let cluster = one(vec![mig_device()]);
     let request = pod("a", &[(Kind::Init, gib(1, 70)), (Kind::App, gib(1, 70))]);
