@@ -299,7 +299,7 @@ def nothing_is_left_of_helm(rendered):
             raise Wrong(f"{rendered}: {line.strip()[:120]}")
         need("<no value>" not in line and "%!" not in line, f"{rendered}: {line.strip()[:120]}")
     for thing in rendered.objects:
-        cluster = thing["kind"] in ("ClusterRole", "ClusterRoleBinding", "PriorityClass", "RuntimeClass", "CustomResourceDefinition", "Namespace", "MutatingWebhookConfiguration")
+        cluster = thing["kind"] in ("ClusterRole", "ClusterRoleBinding", "PriorityClass", "RuntimeClass", "CustomResourceDefinition", "Namespace", "MutatingWebhookConfiguration", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
         need(cluster == ("namespace" not in thing["metadata"]), f"{rendered}: namespace of {thing['kind']}")
         need(thing["metadata"]["labels"]["app.kubernetes.io/name"] == "vgpu", f"{rendered}: labels of {thing['kind']}")
         size = len(json.dumps(thing))
@@ -669,15 +669,15 @@ def programs_have_the_rights_they_use(all_rendered):
     run("kubectl", "wait", "--for=condition=Established", "--timeout=60s", "crd/computequotas.hcs.io")
     may = {
         "scheduler": ["list nodes", "watch pods", "create pods/binding -n default", "patch pods -n default", "patch pods/status -n default", "watch computequotas.hcs.io", "list leases -n gpu-claims", f"get leases/hami-scheduler -n {NAMESPACE}", f"update leases/hami-scheduler -n {NAMESPACE}", "create events -n default"],
-        "webhook": ["patch mutatingwebhookconfigurations/vgpu-webhook", "get clusterroles/vgpu-webhook", f"patch secrets/vgpu-webhook-ca -n {NAMESPACE}", "watch resourcequotas", "watch computequotas.hcs.io"],
+        "webhook": ["patch mutatingwebhookconfigurations/vgpu-webhook", "create mutatingwebhookconfigurations/vgpu-webhook", "get clusterroles/vgpu-webhook", f"patch secrets/vgpu-webhook-ca -n {NAMESPACE}", "watch resourcequotas", "watch computequotas.hcs.io"],
         "assigner": ["list nodes", "watch pods", "create leases -n gpu-claims", "delete leases -n gpu-claims"],
-        "monitor": ["get pods -n default", "patch nodes", "create events -n default", f"patch leases -n {NAMESPACE}"],
+        "monitor": ["get pods -n default", "patch nodes/status", "patch pods/status -n default", "create events -n default", f"patch leases -n {NAMESPACE}"],
     }
     may_not = {
         "scheduler": ["get secrets -n default", f"update leases/other -n {NAMESPACE}", "patch deployments -n default"],
         "assigner": ["create leases -n default", "patch pods -n default", "get secrets -n default"],
-        "webhook": ["patch mutatingwebhookconfigurations/other", f"get secrets/other -n {NAMESPACE}", "list pods", "update clusterroles/vgpu-webhook"],
-        "monitor": ["delete pods -n default", "create pods/eviction -n default", "get secrets -n default", "update nodes/status", "list configmaps -n default", "delete nodes"],
+        "webhook": ["patch mutatingwebhookconfigurations/other", "create validatingwebhookconfigurations", "create mutatingwebhookconfigurations/other", f"get secrets/other -n {NAMESPACE}", "list pods", "update clusterroles/vgpu-webhook"],
+        "monitor": ["delete pods -n default", "patch pods -n default", "patch nodes", "create pods/eviction -n default", "get secrets -n default", "update nodes/status", "list configmaps -n default", "delete nodes"],
     }
     try:
         for wanted, table in (("yes", may), ("no", may_not)):

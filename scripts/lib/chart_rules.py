@@ -2,12 +2,12 @@
 
 
 def rights(*rows):
-    """{(group, resource, verb): whether only of named objects}"""
+    """{(group, resource, verb): whether only of named objects}. "create" has no name, but by server-side apply."""
     allowed = {}
     for group, resources, verbs, named in rows:
         for resource in resources.split():
             for verb in verbs.split():
-                allowed[group, resource, verb] = named and verb != "create"
+                allowed[group, resource, verb] = named == "all" or (named and verb != "create")
     return allowed
 
 
@@ -35,7 +35,7 @@ RBAC = {
         ("hcs.io", "computequotas", "get list watch", False),
     ),
     ("ClusterRole", "webhook"): rights(
-        ("admissionregistration.k8s.io", "mutatingwebhookconfigurations validatingwebhookconfigurations", "create get list watch patch", True),
+        ("admissionregistration.k8s.io", "mutatingwebhookconfigurations validatingwebhookconfigurations", "create get list watch patch", "all"),
         ("rbac.authorization.k8s.io", "clusterroles", "get", True),
         ("", "resourcequotas", "list watch", False),
         # Only with hcs.enabled.
@@ -47,8 +47,8 @@ RBAC = {
         ("events.k8s.io", "events", "create patch", False),
     ),
     ("ClusterRole", "monitor"): rights(
-        ("", "pods", "get list watch patch", False),
-        ("", "nodes", "get list watch patch", False),
+        ("", "pods nodes", "get list watch", False),
+        ("", "pods/status nodes/status", "patch", False),
         ("", "events", "create patch", False),
         # Only with devicePlugin.monitor.attest: evict.
         ("", "pods/eviction", "create", False),
@@ -56,7 +56,7 @@ RBAC = {
         ("hcs.io", "computenodes computetopologies", "get create update", False),
         ("hcs.io", "computenodes/status computetopologies/status", "update", False),
     ),
-    ("Role", "monitor"): rights(("coordination.k8s.io", "leases", "get create patch", False)),
+    ("Role", "monitor"): rights(("coordination.k8s.io", "leases", "create patch", False)),
 }
 
 HOST_PATHS = {
@@ -104,6 +104,8 @@ REFUSED = [
     (["--set", "hcs.enabled=yes"], "hcs/enabled", "want boolean"),
     (["--set", "scheduler.replicas=2", "--set", "scheduler.leaderElect=false"], "needs scheduler.leaderElect"),
     (["--set", "scheduler.replicas=2", "--set", "scheduler.kubeScheduler.enabled=false"], "needs scheduler.kubeScheduler.enabled"),
+    (["--set", "devicePlugin.confineToNode=true", "--kube-version", "1.29.0"], "devicePlugin.confineToNode", "1.30"),
+    (["--set", "devicePlugin.confineToNode=maybe"], "confineToNode", "'auto'"),
     (["--set", "devicePlugin.createRuntimeClass=true"], "needs devicePlugin.runtimeClassName"),
     (["--set", "deviceConfig.content=a: {", "--set-json", "deviceConfig.overrides={}"], "no YAML"),
     (["--set", "deviceConfig.content=nvidia: {}", "--set", "deviceConfig.overrides.nvidia.defaultCores=1"], "not both"),

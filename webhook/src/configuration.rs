@@ -9,7 +9,7 @@
     reason = "a JSON value is read by name, and what it lacks is null; only our own are written to"
 )]
 
-use kube::api::{Api, DynamicObject, GroupVersionKind, Patch, PostParams};
+use kube::api::{Api, DynamicObject, GroupVersionKind, Patch, PatchParams};
 use kube::core::ApiResource;
 use serde_json::{Map, Value, json};
 
@@ -247,14 +247,13 @@ pub async fn write(
     let name = wanted["metadata"]["name"].as_str().unwrap_or_default();
     let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource(kind));
     let Some(live) = live else {
-        let object = serde_json::from_value(wanted.clone()).map_err(kube::Error::SerdeError)?;
-        let params = PostParams {
-            field_manager: Some(WRITER.to_owned()),
-            ..PostParams::default()
-        };
-        return match api.create(&params, &object).await {
+        // By server-side apply: a creation by POST has no name for the API server's authorizer, and could not be
+        // permitted for this one configuration only.
+        let params = PatchParams::apply(WRITER);
+        return match api.patch(name, &params, &Patch::Apply(wanted)).await {
             Ok(_) => Ok(Written::Created),
-            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(Written::Again),
+            // Another replica was faster.
+            Err(kube::Error::Api(status)) if status.is_conflict() => Ok(Written::Again),
             Err(error) => Err(error),
         };
     };

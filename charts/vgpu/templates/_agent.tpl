@@ -16,3 +16,63 @@
 {{- else -}}{{- toPrettyJson (default (dict "nodeconfig" (list)) $given) -}}
 {{- end -}}
 {{- end -}}
+
+
+{{/* A policy for what an agent writes, up to its variables: (dict "root" $ "what" "nodes" "group" "" "resources" (list "nodes")) */}}
+{{- define "vgpu.agentPolicy" }}
+{{- $name := printf "%s-monitor" (include "vgpu.fullname" .root) }}
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata:
+  {{- include "vgpu.clusterMetadata" (dict "root" .root "component" "agent" "name" (printf "%s-%s" $name .what)) | nindent 2 }}
+spec:
+  failurePolicy: Fail
+  matchConstraints:
+    resourceRules:
+    - apiGroups: [{{ default "" .group | quote }}]
+      apiVersions: ["*"]
+      operations: [CREATE, UPDATE, DELETE]
+      resources: {{ toJson .resources }}
+  matchConditions:
+  - name: by-an-agent
+    expression: request.userInfo.username == 'system:serviceaccount:{{ include "vgpu.namespace" .root }}:{{ $name }}'
+{{- end -}}
+
+{{- define "vgpu.agentVariables" }}
+  variables:
+  # The node of the pod for which the kubelet asked the token.
+  - name: node
+    expression: request.userInfo.?extra['authentication.kubernetes.io/node-name'][?0].orValue('')
+{{- end -}}
+
+{{- define "vgpu.agentNode" }}
+  - expression: variables.node != ''
+    reason: Forbidden
+    message: this token of the agent names no node; it has to be the one that the kubelet gives the agent's pod
+{{- end -}}
+
+{{/* The annotations before and after, and the keys of those that are written. */}}
+{{- define "vgpu.agentAnnotations" }}
+  - name: changes
+    expression: object != null && oldObject != null
+  - name: before
+    expression: 'variables.changes ? oldObject.metadata.?annotations.orValue({}) : {}'
+  - name: after
+    expression: 'variables.changes ? object.metadata.?annotations.orValue({}) : {}'
+  - name: written
+    expression: >-
+      variables.after.map(k, k).filter(k, !(k in variables.before) || variables.before[k] != variables.after[k]) +
+      variables.before.map(k, k).filter(k, !(k in variables.after))
+{{- end -}}
+
+{{- define "vgpu.annotationsAlone" }}
+  - expression: variables.changes && object.spec == oldObject.spec && object.status == oldObject.status
+    reason: Forbidden
+    message: an agent writes annotations, and neither spec nor status
+  - expression: >-
+      variables.changes && object.metadata.?labels.orValue({}) == oldObject.metadata.?labels.orValue({}) &&
+      object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([]) &&
+      object.metadata.?ownerReferences.orValue([]) == oldObject.metadata.?ownerReferences.orValue([])
+    reason: Forbidden
+    message: an agent writes annotations, and neither labels nor finalizers nor owners
+{{- end -}}

@@ -196,6 +196,12 @@ topologySpreadConstraints:
 {{- if eq (toString $asked) "auto" -}}{{- eq (include "vgpu.manner" .) "mounts" -}}{{- else -}}{{- $asked -}}{{- end -}}
 {{- end -}}
 
+{{/* "true" where the API server keeps each agent to its own node: from Kubernetes 1.30 on, which puts the node into its token. */}}
+{{- define "vgpu.confined" -}}
+{{- $asked := toString .Values.devicePlugin.confineToNode -}}
+{{- if or (eq $asked "true") (and (eq $asked "auto") (semverCompare ">=1.30.0" (include "vgpu.kubeVersion" .))) -}}true{{- end -}}
+{{- end -}}
+
 {{/* Whose objects the webhook lets write what is ours. */}}
 {{- define "vgpu.ownAccounts" -}}
 {{- $name := include "vgpu.fullname" . -}}
@@ -241,6 +247,9 @@ topologySpreadConstraints:
 {{- end -}}
 {{- if and .Values.assigner.enabled (not .Values.scheduler.enabled) -}}
 {{- fail "assigner.enabled needs scheduler.enabled: what the assigner reserves has to be counted by the scheduler" -}}
+{{- end -}}
+{{- if and (eq (toString .Values.devicePlugin.confineToNode) "true") (semverCompare "<1.30.0" (include "vgpu.kubeVersion" .)) -}}
+{{- fail (printf "devicePlugin.confineToNode: true needs Kubernetes 1.30 or newer, which has ValidatingAdmissionPolicy and names the node in a pod's token; this cluster has %s. Use auto" (include "vgpu.kubeVersion" .)) -}}
 {{- end -}}
 {{- if and .Values.devicePlugin.createRuntimeClass (not .Values.devicePlugin.runtimeClassName) -}}
 {{- fail "devicePlugin.createRuntimeClass needs devicePlugin.runtimeClassName, such as nvidia" -}}

@@ -25,6 +25,8 @@ mod preempting;
 #[cfg(test)]
 mod replicas;
 #[cfg(test)]
+mod rights;
+#[cfg(test)]
 mod simulator;
 #[cfg(test)]
 mod speed;

@@ -108,6 +108,16 @@ impl World {
         client_of(&self.run, account).await
     }
 
+    /// A client with this token.
+    pub(crate) async fn client_with(&self, token: &str) -> Client {
+        let file = Kubeconfig::read_from(self.run.join("admin.kubeconfig")).unwrap();
+        let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+            .await
+            .unwrap();
+        config.auth_info.token = Some(token.to_owned().into());
+        Client::try_from(config).unwrap()
+    }
+
     /// Runs kubectl as this account; returns its success, and its standard output and standard error.
     pub(crate) fn kubectl(&self, account: &str, arguments: &[&str]) -> (bool, String) {
         let kubeconfig = self.run.join(format!("{account}.kubeconfig"));

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use kube::api::{Api, ListParams, Patch, PatchParams};
+use kube::core::PartialObjectMeta;
 use kube_api::object::Pod;
 use tokio::time::timeout;
 
@@ -37,25 +38,27 @@ pub(super) async fn pods_of(client: &kube::Client, node: &str) -> Result<Vec<Pod
     ended(timeout(ONE * 2, api.list(&of_node)).await).map(|list| list.items)
 }
 
-/// Changes the pod of this name, if it is the one of this uid.
+/// Changes the pod of this name, if it is the one of this uid. Through the status, which the API server lets change
+/// annotations and never the spec.
 pub(super) async fn patch(
     client: &kube::Client,
     namespace: &str,
     name: &str,
     patch: &serde_json::Value,
 ) -> Result<(), Without> {
-    let api: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let api: Api<PartialObjectMeta<Pod>> = Api::namespaced(client.clone(), namespace);
     let params = PatchParams::default();
     let patch = Patch::Merge(patch);
-    ended(timeout(ONE, api.patch_metadata(name, &params, &patch)).await).map(|_| ())
+    ended(timeout(ONE, api.patch_status(name, &params, &patch)).await).map(|_| ())
 }
 
 fn ended<T>(answer: Result<kube::Result<T>, tokio::time::error::Elapsed>) -> Result<T, Without> {
     match answer {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(kube::Error::Api(status))) => Err(match status.code {
-            // A uid that is another one is a conflict.
+            // A uid that is another one is a conflict; in a pod's status, an impossible change of the uid.
             404 | 409 => Without::Gone,
+            422 if status.message.contains("metadata.uid") => Without::Gone,
             429 | 500.. => Without::Away(status.message.clone()),
             _ => Without::Refused(status.message.clone()),
         }),

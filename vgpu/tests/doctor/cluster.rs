@@ -471,8 +471,8 @@ const FAULTS: &[Fault<Source>] = &[
     seen(
         "VGPU-K32",
         "fail",
-        "the agent may not patch nodes",
-        |facts| deny(facts, "agent", "patch nodes"),
+        "the agent may not patch the statuses of nodes",
+        |facts| deny(facts, "agent", "patch nodes/status"),
     ),
     seen("VGPU-K33", "fail", "the scheduler may not bind", |facts| {
         deny(facts, "scheduler", "create pods/binding");

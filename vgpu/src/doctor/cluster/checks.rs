@@ -207,7 +207,7 @@ pub(in crate::doctor) const CHECKS: &[Check<ClusterFacts>] = &[
     Check {
         id: "VGPU-K34",
         title: "the webhook has the rights that it needs",
-        cure: "helm upgrade (the chart's ClusterRole and Role have them), or add the named rights; with --write-configuration=false it needs none on configurations",
+        cure: "helm upgrade (the chart's ClusterRole and Role have them), or add the named rights",
         judge: control::webhook_rights,
     },
     Check {

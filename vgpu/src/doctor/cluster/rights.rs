@@ -52,9 +52,9 @@ pub(super) const RIGHTS: [(&str, &[Right]); 3] = [
             anywhere("get", "pods"),
             anywhere("list", "pods"),
             anywhere("watch", "pods"),
-            anywhere("patch", "pods"),
+            anywhere("patch", "pods/status"),
             anywhere("get", "nodes"),
-            anywhere("patch", "nodes"),
+            anywhere("patch", "nodes/status"),
             anywhere("create", "events"),
             anywhere("patch", "events"),
             lease("create"),
@@ -79,18 +79,6 @@ pub(super) const RIGHTS: [(&str, &[Right]); 3] = [
     (
         "webhook",
         &[
-            Right {
-                verb: "create",
-                group: "admissionregistration.k8s.io",
-                resource: "mutatingwebhookconfigurations",
-                at_home: false,
-            },
-            Right {
-                verb: "create",
-                group: "admissionregistration.k8s.io",
-                resource: "validatingwebhookconfigurations",
-                at_home: false,
-            },
             Right {
                 verb: "create",
                 group: "",

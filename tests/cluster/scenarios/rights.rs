@@ -1,0 +1,301 @@
+//! The rights that the chart gives, tried with tokens of its accounts on a real API server. The chart is installed under
+//! another name than the tests' own roles, and without its programs.
+
+use std::process::Command;
+
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use kube::Client;
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use kube::client::Body;
+use kube::core::{ApiResource, GroupVersionKind};
+use serde_json::{Value, json};
+
+use crate::objects::{Gpus, from, pod};
+use crate::world::{SYSTEM, World, within};
+
+/// The kinds of the chart's objects that say what an account may do.
+const KINDS: [&str; 7] = [
+    "ServiceAccount",
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "Role",
+    "RoleBinding",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+];
+
+/// The rights that the chart gives; removed when this is dropped.
+pub(crate) struct Rights<'a> {
+    world: &'a World,
+    file: String,
+}
+
+impl<'a> Rights<'a> {
+    /// Installs the chart's rights as those of the release `own`.
+    pub(crate) fn install(world: &'a World, values: &[&str]) -> Self {
+        let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/vgpu");
+        let rendered = Command::new(world.bin.join("helm"))
+            .args(["template", "own", chart, "--namespace", SYSTEM])
+            .args(["--kube-version", "1.35.4", "--set", "fullnameOverride=own"])
+            .args(values)
+            .output()
+            .unwrap();
+        assert!(rendered.status.success(), "{rendered:?}");
+        let text = String::from_utf8(rendered.stdout).unwrap();
+        let objects: Vec<Value> = text
+            .split("\n---\n")
+            .filter(|text| KINDS.iter().any(|kind| text.contains(&format!("\nkind: {kind}\n"))))
+            .map(|text| serde_saphyr::from_str(text).unwrap())
+            .collect();
+        assert!(objects.len() > 10, "{objects:?}");
+        let file = world.log("rights").with_extension("json");
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+        std::fs::write(&file, list.to_string()).unwrap();
+        let file = file.display().to_string();
+        let (done, said) = world.kubectl("admin", &["apply", "-f", &file]);
+        assert!(done, "{said}");
+        Self { world, file }
+    }
+}
+
+impl Drop for Rights<'_> {
+    fn drop(&mut self) {
+        self.world
+            .kubectl("admin", &["delete", "--ignore-not-found", "-f", &self.file]);
+    }
+}
+
+/// A client with a token of this account; with `pod`, one that belongs to that pod, as the kubelet asks it.
+pub(crate) async fn client_with(world: &World, account: &str, pod: Option<&Pod>) -> Client {
+    world.client_with(&token(world, account, pod).await).await
+}
+
+/// A token of this account, as [`client_with`] uses it.
+pub(crate) async fn token(world: &World, account: &str, pod: Option<&Pod>) -> String {
+    let accounts: Api<ServiceAccount> = Api::namespaced(world.client.clone(), SYSTEM);
+    let bound = pod.map(|pod| {
+        json!({"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid})
+    });
+    let request: TokenRequest = from(
+        json!({"metadata": {}, "spec": {"audiences": [], "boundObjectRef": bound}}),
+    );
+    let answer = accounts
+        .create_token_request(account, &PostParams::default(), &request)
+        .await
+        .unwrap();
+    answer.status.unwrap().token
+}
+
+/// The agent's pod on this node.
+async fn agent_on(world: &World, node: &str) -> Pod {
+    let pods: Api<Pod> = Api::namespaced(world.client.clone(), SYSTEM);
+    let agent = json!({
+        "metadata": {"generateName": format!("agent-on-{node}-")},
+        "spec": {"nodeName": node, "serviceAccountName": "own-monitor",
+            "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "plugin", "image": "i"}]},
+    });
+    pods.create(&PostParams::default(), &from(agent))
+        .await
+        .unwrap()
+}
+
+/// A merge patch of `path` below `/api/v1`: 200, or the code and the message of the refusal.
+async fn patch(client: &Client, path: &str, change: &Value) -> (u16, String) {
+    let request = http::Request::patch(format!("/api/v1/{path}"))
+        .header("content-type", "application/merge-patch+json")
+        .body(change.to_string().into_bytes())
+        .unwrap();
+    let answer = client.send(request.map(Body::from)).await.unwrap();
+    let code = answer.status().as_u16();
+    let body = answer.into_body().collect_bytes().await.unwrap();
+    (code, String::from_utf8_lossy(&body).into_owned())
+}
+
+/// Applies an object as a program would, whether it exists or not.
+async fn apply(client: &Client, namespace: Option<&str>, object: &Value) -> u16 {
+    let (group, version) = object["apiVersion"]
+        .as_str()
+        .unwrap()
+        .split_once('/')
+        .unwrap();
+    let kind = GroupVersionKind::gvk(group, version, object["kind"].as_str().unwrap());
+    let resource = ApiResource::from_gvk(&kind);
+    let api: Api<DynamicObject> = match namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
+    let name = object["metadata"]["name"].as_str().unwrap();
+    let answer = api
+        .patch(name, &PatchParams::apply("test").force(), &Patch::Apply(object))
+        .await;
+    code(answer)
+}
+
+fn code<T>(answer: kube::Result<T>) -> u16 {
+    match answer {
+        Ok(_) => 200,
+        Err(kube::Error::Api(status)) => status.code,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn annotate(key: &str, value: Value) -> Value {
+    json!({"metadata": {"annotations": {key: value}}})
+}
+
+#[test]
+fn the_agents_token_is_good_for_its_own_node_and_the_annotations_it_writes_alone() {
+    within(async |world| {
+        let _rights = Rights::install(world, &[]);
+        world.make_nodes(["mine", "other"], &Gpus::default()).await;
+        let mut held = pod("held", json!({}));
+        held["spec"]["nodeName"] = json!("mine");
+        held["metadata"]["annotations"] = json!({"hami.io/vgpu-devices-to-allocate": "GPU-1,NVIDIA,1000,10:;",
+            "hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,1000,10:;"});
+        world.make_pod(held).await;
+        let mut far = pod("far", json!({}));
+        far["spec"]["nodeName"] = json!("other");
+        world.make_pod(far).await;
+        let agent = agent_on(world, "mine").await;
+        let client = client_with(world, "own-monitor", Some(&agent)).await;
+        let (mine, held) = ("nodes/mine/status", "namespaces/default/pods/held/status");
+        let (other, far) = ("nodes/other/status", "namespaces/default/pods/far/status");
+
+        // The API server learns of a policy by a watch. A change that changes nothing is always taken.
+        let mut tries = 0;
+        world
+            .eventually("the API server knows the policies", async || {
+                tries += 1;
+                let probe = annotate("example.com/probe", json!(tries.to_string()));
+                let nodes = patch(&client, mine, &probe).await.0;
+                let pods = patch(&client, held, &probe).await.0;
+                let lease = apply(&client, Some(SYSTEM), &lease("probe", "mine")).await;
+                ([nodes, pods, lease] == [403; 3]).then_some(())
+            })
+            .await;
+
+        for (path, change) in [
+            (mine, annotate("hami.io/node-nvidia-register", json!("GPU-9,10,16384,100,NVIDIA A,0,true:"))),
+            (mine, annotate("hami.io/node-nvidia-score", json!("[]"))),
+            (mine, annotate("hami.io/node-nvidia-score", json!(null))),
+            (mine, annotate("hami.io/node-handshake-nvidia", json!("Reported 2024-01-23 04:30:04"))),
+            (held, annotate("hami.io/bind-phase", json!("success"))),
+            (held, annotate("hami.io/vgpu-devices-to-allocate", json!(";"))),
+            (held, annotate("hami.io/vgpu-mig-allocations", json!("[]"))),
+        ] {
+            let (code, said) = patch(&client, path, &change).await;
+            assert_eq!(code, 200, "{path} {change}: {said}");
+        }
+        let before = (world.nodes().get("mine").await.unwrap(), world.pods().get("held").await.unwrap());
+        let owner = json!({"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Namespace", "name": "none",
+            "uid": "00000000-0000-0000-0000-000000000000"}]}});
+        for (path, change) in [
+            // Their specs, straight and through the status.
+            ("nodes/mine", json!({"spec": {"unschedulable": true}})),
+            ("nodes/mine", annotate("hami.io/node-nvidia-score", json!("[]"))),
+            ("namespaces/default/pods/held", json!({"spec": {"activeDeadlineSeconds": 1}})),
+            ("namespaces/default/pods/held", annotate("hami.io/bind-phase", json!("failed"))),
+            // What kubelets and controllers write there.
+            (mine, json!({"status": {"capacity": {"nvidia.com/gpu": "1000"}}})),
+            (mine, json!({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}})),
+            (mine, json!({"metadata": {"finalizers": ["example.com/f"]}})),
+            (mine, owner.clone()),
+            (held, json!({"status": {"phase": "Failed"}})),
+            (held, json!({"metadata": {"labels": {"app": "other"}}})),
+            (held, json!({"metadata": {"finalizers": ["example.com/f"]}})),
+            // Other programs' annotations, and those by which the scheduler gives.
+            (mine, annotate("hami.io/device-cordon", json!("GPU-1"))),
+            (mine, annotate("vgpu.io/capacity-freed", json!("1"))),
+            (held, annotate("hami.io/vgpu-devices-allocated", json!("GPU-2,NVIDIA,80000,100:;"))),
+            (held, annotate("hami.io/vgpu-devices-to-allocate", json!("GPU-2,NVIDIA,80000,100:;"))),
+            (held, annotate("hami.io/vgpu-devices-allocated", json!(null))),
+            // What is not on its node.
+            (other, annotate("hami.io/node-nvidia-register", json!(""))),
+            (far, annotate("hami.io/bind-phase", json!("success"))),
+        ] {
+            let (code, said) = patch(&client, path, &change).await;
+            assert_eq!(code, 403, "{path} {change}: {said}");
+        }
+        // The API server takes a spec through the status, and leaves the spec as it was.
+        patch(&client, mine, &json!({"spec": {"unschedulable": true}})).await;
+        patch(&client, held, &json!({"spec": {"activeDeadlineSeconds": 1}})).await;
+        patch(&client, held, &owner).await;
+        let after = (world.nodes().get("mine").await.unwrap(), world.pods().get("held").await.unwrap());
+        assert_eq!(after.0.spec, before.0.spec);
+        assert_eq!(after.0.metadata.annotations, before.0.metadata.annotations);
+        assert_eq!(after.1.spec, before.1.spec);
+        assert_eq!(after.1.metadata.annotations, before.1.metadata.annotations);
+        assert_eq!(after.1.metadata.owner_references, None);
+
+        for (name, holder, expected) in [
+            ("vgpu-agent-mine", "mine", 200),
+            ("vgpu-agent-mine", "mine", 200),
+            ("vgpu-agent-other", "mine", 403),
+            ("vgpu-agent-other", "other", 403),
+            ("hami-scheduler", "mine", 403),
+        ] {
+            let code = apply(&client, Some(SYSTEM), &lease(name, holder)).await;
+            assert_eq!(code, expected, "Lease {name} held by {holder}");
+        }
+        let code = apply(&client, Some("default"), &lease("vgpu-agent-mine", "mine")).await;
+        assert_eq!(code, 403, "a Lease in another namespace");
+
+        for (component, kind, name, expected) in [
+            ("vgpu-monitor", "Node", "mine", 201),
+            ("vgpu-monitor", "Pod", "held", 201),
+            ("vgpu-monitor", "Node", "other", 403),
+            ("vgpu-monitor", "Secret", "held", 403),
+            ("kubelet", "Pod", "held", 403),
+        ] {
+            let event = json!({"metadata": {"generateName": "e"}, "source": {"component": component}, "reason": "R",
+                "involvedObject": {"kind": kind, "name": name, "namespace": if kind == "Node" { "" } else { "default" }}});
+            let request = http::Request::post("/api/v1/namespaces/default/events")
+                .header("content-type", "application/json")
+                .body(Body::from(event.to_string().into_bytes()))
+                .unwrap();
+            let code = client.send(request).await.unwrap().status();
+            assert_eq!(code, expected, "an event of {component} about {kind} {name}");
+        }
+
+        // A token of the same account that no kubelet asked for a pod names no node.
+        let stray = client_with(world, "own-monitor", None).await;
+        let (code, said) = patch(&stray, mine, &annotate("hami.io/node-nvidia-score", json!("[]"))).await;
+        assert_eq!(code, 403, "{said}");
+        assert!(said.contains("names no node"), "{said}");
+    });
+}
+
+fn lease(name: &str, holder: &str) -> Value {
+    json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name},
+        "spec": {"holderIdentity": holder, "leaseDurationSeconds": 120}})
+}
+
+#[test]
+fn the_webhooks_token_is_good_for_its_own_configurations_alone() {
+    within(async |world| {
+        let _rights = Rights::install(world, &[]);
+        let client = client_with(world, "own-webhook", None).await;
+        for kind in ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"] {
+            let configuration = |name: &str| {
+                json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": name}, "webhooks": []})
+            };
+            // Made, and changed.
+            for _ in 0..2 {
+                assert_eq!(apply(&client, None, &configuration("own-webhook")).await, 200, "{kind}");
+            }
+            let code = apply(&client, None, &configuration("another")).await;
+            assert_eq!(code, 403, "{kind} of another name");
+
+            let plural = format!("{}s", kind.to_lowercase());
+            let path = format!("/apis/admissionregistration.k8s.io/v1/{plural}");
+            let request = http::Request::post(path)
+                .header("content-type", "application/json")
+                .body(Body::from(configuration("posted").to_string().into_bytes()))
+                .unwrap();
+            let code = client.send(request).await.unwrap().status();
+            assert_eq!(code, 403, "{kind} by POST");
+        }
+    });
+}
