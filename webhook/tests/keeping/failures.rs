@@ -43,7 +43,8 @@ async fn without_an_api_server_only_a_new_replica_waits() {
 async fn what_is_forbidden_is_said_and_the_rest_is_done() {
     let world = World::new();
     world.forbidden.lock().unwrap().extend([
-        (Method::POST, "/mutatingwebhook".to_owned()),
+        // A configuration is made by server-side apply.
+        (Method::PATCH, "/mutatingwebhook".to_owned()),
         (Method::GET, "/leases/".to_owned()),
     ]);
     let mut replica = world.replica("a").await;
