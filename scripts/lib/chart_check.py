@@ -130,6 +130,16 @@ def no_container_has_more_rights_than_it_needs(rendered):
             need(pod["metadata"]["annotations"].get(key) == "runtime/default", f"{name} has no seccomp profile")
 
 
+def only_the_plugin_has_the_agents_token(rendered):
+    """A container with a mount at that path gets no token."""
+    path = "/var/run/secrets/kubernetes.io/serviceaccount"
+    for workload, container in rendered.containers():
+        over = [m["name"] for m in container["volumeMounts"] if m["mountPath"] == path]
+        need(over == (["no-token"] if container["name"] == "exporter" else []), f"{rendered}: {container['name']}: {over} at {path}")
+        volumes = {v["name"]: v for v in workload["spec"]["template"]["spec"].get("volumes", [])}
+        need(not over or "emptyDir" in volumes["no-token"], f"{rendered}: {volumes.get('no-token')}")
+
+
 def nothing_of_the_host_is_mounted_but_what_is_listed(rendered):
     for workload in rendered.workloads():
         for volume in workload["spec"]["template"]["spec"].get("volumes", []):
@@ -309,6 +319,7 @@ def nothing_is_left_of_helm(rendered):
 
 EACH = [
     no_container_has_more_rights_than_it_needs,
+    only_the_plugin_has_the_agents_token,
     nothing_of_the_host_is_mounted_but_what_is_listed,
     every_image_has_a_tag_and_a_registry,
     every_selector_selects_its_own_pods,

@@ -109,6 +109,7 @@ REFUSED = [
     (["--set", "devicePlugin.createRuntimeClass=true"], "needs devicePlugin.runtimeClassName"),
     (["--set", "deviceConfig.content=a: {", "--set-json", "deviceConfig.overrides={}"], "no YAML"),
     (["--set", "deviceConfig.content=nvidia: {}", "--set", "deviceConfig.overrides.nvidia.defaultCores=1"], "not both"),
+    (["--set", "devicePlugin.monitor.extraArgs={--kubernetes}"], "devicePlugin.monitor.extraArgs", "has no token"),
     (["--set", "devicePlugin.image.repository=projecthami/hami"], "HAMi's image"),
     (["--kube-version", "1.17.0"], "kubeVersion"),
 ]

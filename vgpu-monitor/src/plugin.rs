@@ -14,6 +14,8 @@ pub mod allotments;
 
 pub mod checkpoint;
 
+pub mod exporter_calls;
+
 pub mod identity;
 
 pub mod matching;

@@ -248,6 +248,11 @@ topologySpreadConstraints:
 {{- if and .Values.assigner.enabled (not .Values.scheduler.enabled) -}}
 {{- fail "assigner.enabled needs scheduler.enabled: what the assigner reserves has to be counted by the scheduler" -}}
 {{- end -}}
+{{- range .Values.devicePlugin.monitor.extraArgs -}}
+{{- if regexMatch "^--(kubernetes|kubeconfig|plugin-socket)(=|$)" . -}}
+{{- fail (printf "devicePlugin.monitor.extraArgs: %s contradicts the chart: the exporter has no token, and calls the API server through the plugin. Leave it out" .) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (eq (toString .Values.devicePlugin.confineToNode) "true") (semverCompare "<1.30.0" (include "vgpu.kubeVersion" .)) -}}
 {{- fail (printf "devicePlugin.confineToNode: true needs Kubernetes 1.30 or newer, which has ValidatingAdmissionPolicy and names the node in a pod's token; this cluster has %s. Use auto" (include "vgpu.kubeVersion" .)) -}}
 {{- end -}}

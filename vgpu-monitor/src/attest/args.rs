@@ -84,6 +84,11 @@ pub struct Flags {
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub kubernetes: bool,
 
+    /// As --kubernetes, by the plugin's own rights: it makes the calls, and listens on this socket
+    /// (vgpu-monitor plugin --exporter-socket).
+    #[arg(long, env = "VGPU_PLUGIN_SOCKET", value_name = "FILE")]
+    pub plugin_socket: Option<PathBuf>,
+
     /// With --kubernetes: kubeconfig file; by default the pod's own service account.
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
@@ -123,6 +128,9 @@ impl Flags {
     }
 
     async fn client(&self) -> anyhow::Result<Option<kube::Client>> {
+        if let Some(socket) = &self.plugin_socket {
+            return Ok(Some(crate::plugin::exporter_calls::client(socket.clone())));
+        }
         if !self.kubernetes {
             return Ok(None);
         }

@@ -114,6 +114,11 @@ pub struct PluginArgs {
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
+    /// Make the exporter's calls of the API server: events, its node's pods, evictions. It connects to this socket, and
+    /// needs no token of its own.
+    #[arg(long, env = "VGPU_EXPORTER_SOCKET", value_name = "FILE")]
+    pub exporter_socket: Option<PathBuf>,
+
     /// Namespace of the agent's Lease.
     #[arg(
         long,

@@ -24,6 +24,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::args::{FormatArg, MannerArg, PluginArgs};
+use super::exporter_calls;
 use super::lock::{self, Tried};
 use super::{Giver, Living, Made, Metrics, NodePods, Parts, Plugin, Served, Settings};
 use crate::collect::Collector;
@@ -60,6 +61,12 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     };
     let client = client(&args).await?;
     let events = Events::start(client.clone(), "vgpu-monitor");
+
+    if let Some(socket) = &args.exporter_socket {
+        let listener = exporter_calls::listen(socket)?;
+        let node = args.node_name.clone();
+        tokio::spawn(exporter_calls::serve(listener, client.clone(), node));
+    }
 
     let gpus = inventory::start(inventory::Settings {
         device_config: args.device_config_file.clone(),
