@@ -17,6 +17,7 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use futures_util::FutureExt;
 
+pub use crate::access::Access;
 use crate::{Scheduler, explain, metrics};
 
 /// `/healthz` and `/readyz`, for the kubelet and for monitoring.
@@ -38,25 +39,34 @@ pub fn verbs(scheduler: Scheduler) -> Router {
     routes.layer(from_fn_with_state(scheduler, own_up))
 }
 
-/// `/metrics` and `/explain`, for people and Prometheus.
-pub fn figures(scheduler: &Scheduler, legacy: bool) -> Router {
+/// `/metrics` and `/explain`, for people and Prometheus: for all callers, or for those that `access` lets in.
+pub fn figures(scheduler: &Scheduler, legacy: bool, access: Option<&Access>) -> Router {
     let meters = scheduler.meters().clone();
     let source: Arc<Scheduler> = Arc::new(scheduler.clone());
-    metrics::routes(source.clone(), meters, legacy).merge(explain::routes(source))
+    let routes = metrics::routes(source.clone(), meters, legacy).merge(explain::routes(source));
+    match access {
+        Some(access) => access.guard(routes),
+        None => routes,
+    }
 }
 
 /// All routes but those of [`health`], with `/webhook` if `admission` is given.
-pub fn work(scheduler: &Scheduler, admission: Option<Arc<Admission>>, legacy: bool) -> Router {
-    let routes = verbs(scheduler.clone()).merge(figures(scheduler, legacy));
+pub fn work(
+    scheduler: &Scheduler,
+    admission: Option<Arc<Admission>>,
+    legacy: bool,
+    access: Option<&Access>,
+) -> Router {
+    let routes = verbs(scheduler.clone()).merge(figures(scheduler, legacy, access));
     match admission {
         Some(admission) => routes.merge(admission::routes(admission)),
         None => routes,
     }
 }
 
-/// All routes of one listener.
+/// All routes of one listener that only this machine reaches.
 pub fn routes(scheduler: &Scheduler, admission: Option<Arc<Admission>>, legacy: bool) -> Router {
-    health(scheduler.clone()).merge(work(scheduler, admission, legacy))
+    health(scheduler.clone()).merge(work(scheduler, admission, legacy, None))
 }
 
 /// Ready once the cluster has been read. A replica that stands by is also ready, and says so. With `?answers` only the

@@ -49,6 +49,11 @@ pub struct Args {
     #[arg(long, env = "VGPU_METRICS_ADDR", value_name = "ADDRESS", value_parser = parse::address)]
     pub metrics_bind_address: Option<SocketAddr>,
 
+    /// Which callers from other machines may read /metrics and /explain, which name pods. No token is asked for on a
+    /// loopback address.
+    #[arg(long, env = "VGPU_METRICS_ACCESS", value_enum, value_name = "WHICH", default_value_t = MetricsAccess::Authorized)]
+    pub metrics_access: MetricsAccess,
+
     /// Serve the cluster's GPU page here: which pods hold and use which GPUs, over time. ADDRESS:PORT, or :PORT for
     /// every address, which needs --gpu-page-token. Off by default.
     #[arg(long, env = "VGPU_GPU_PAGE", value_name = "ADDRESS", value_parser = parse::address)]
@@ -256,6 +261,16 @@ pub struct Args {
     /// Accepted for HAMi's charts; does nothing, because no node is ever locked.
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub node_lock_retry_timeout: Option<Duration>,
+}
+
+/// The callers that may read `/metrics` and `/explain`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum MetricsAccess {
+    /// Those with a token of the cluster whose account may "get" the path. The scheduler asks the API server, so its
+    /// own account needs the right to create tokenreviews and subjectaccessreviews.
+    Authorized,
+    /// All.
+    Open,
 }
 
 /// The program's other parts.

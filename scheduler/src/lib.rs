@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access;
 pub mod api;
 pub mod args;
 pub mod assigner;

@@ -16,7 +16,8 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube_api::config::DeviceConfig;
 use kube_api::request::Defaults;
 use kube_api::vendor::{Switches, Vendors};
-use scheduler::args::{Args, Command};
+use scheduler::api::Access;
+use scheduler::args::{Args, Command, MetricsAccess};
 use scheduler::assigner::{self, Assigner};
 use scheduler::assigner_program::{self, Serving};
 use scheduler::embedded::Admit;
@@ -77,10 +78,12 @@ async fn run(args: Args) -> anyhow::Result<()> {
         );
         scheduler.refuse_unadmitted(Arc::clone(&admission));
     }
+    let access = access(&args, &scheduler);
     let work = api::work(
         &scheduler,
         Some(Arc::clone(&admission)),
         args.legacy_metrics,
+        access.as_ref().filter(|_| is_reached(&listener)),
     );
     let assigner = beside(&args, &scheduler);
     let work = match &assigner {
@@ -114,7 +117,8 @@ async fn run(args: Args) -> anyhow::Result<()> {
                 anyhow!("{error}; --metrics-bind-address takes another address")
             })?;
             tracing::info!(address = %listener.address(), "serving /metrics and /explain");
-            let mut router = api::figures(&scheduler, args.legacy_metrics);
+            let guard = access.as_ref().filter(|_| is_reached(&listener));
+            let mut router = api::figures(&scheduler, args.legacy_metrics, guard);
             if cluster.is_some() {
                 router = guarded(router, &listener, &args, "--metrics-bind-address")?;
             }
@@ -146,6 +150,18 @@ async fn run(args: Args) -> anyhow::Result<()> {
     follow.abort();
     traces.stop().await;
     Ok(())
+}
+
+/// What callers of `/metrics` and `/explain` are asked for; nothing if all may read them. An embedded cluster has a
+/// token of its own.
+fn access(args: &Args, scheduler: &Scheduler) -> Option<Access> {
+    let asks = args.metrics_access == MetricsAccess::Authorized && args.embedded.is_none();
+    asks.then(|| scheduler.access())
+}
+
+/// Whether other machines reach the address.
+fn is_reached(listener: &Listener) -> bool {
+    !listener.address().ip().is_loopback()
 }
 
 /// Serves the GPU page on its own listener: to this machine, or to clients with the token.

@@ -12,6 +12,7 @@ use kube_api::object::{Node, Pod};
 use placement::{Quota, Vendor};
 use tokio::sync::watch;
 
+use crate::access::Access;
 use crate::calls::within;
 use crate::ledger::{Ledger, identity};
 use crate::{Scheduler, assigner, explain, metrics};
@@ -110,6 +111,11 @@ impl explain::Source for Scheduler {
 }
 
 impl Scheduler {
+    /// Asks this scheduler's API server about callers.
+    pub fn access(&self) -> Access {
+        Access::new(self.0.client.clone())
+    }
+
     /// Whether the API server knows match conditions: Kubernetes 1.28 and later. Without them a webhook that is down is
     /// skipped. An API server that does not answer counts as a current one.
     pub async fn has_match_conditions(&self) -> bool {

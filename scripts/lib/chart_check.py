@@ -208,8 +208,8 @@ def rights_are_only_those_that_are_listed(rendered):
         allowed = RBAC.get((role["kind"], name))
         need(allowed is not None, f"{rendered}: {role['kind']} {name} is not listed")
         for rule in role["rules"] or []:
-            for group in rule["apiGroups"]:
-                for resource in rule["resources"]:
+            for group in rule.get("apiGroups", ["URL"]):
+                for resource in rule.get("resources") or rule["nonResourceURLs"]:
                     for verb in rule["verbs"]:
                         need("*" not in (group, resource, verb), f"{rendered}: {name}: a right to everything")
                         named = bool(rule.get("resourceNames"))
@@ -419,7 +419,7 @@ def values_reach_what_they_are_for(all_rendered):
     need("--otlp-endpoint=http://collector.observability:4318" in args(by["all-on"], "exporter"), "all-on: tracing")
     for rendered in by.values():
         written = rendered.of("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration", "Secret", "Job", "Certificate")
-        written = [o for o in written if o["metadata"]["name"] != f"{RELEASE}-assigner"]
+        written = [o for o in written if o["metadata"]["name"] not in (f"{RELEASE}-assigner", f"{RELEASE}-metrics")]
         need(not written, f"{rendered}: the webhook writes its configuration itself, and here is {[o['kind'] for o in written]}")
     operator = {thing["metadata"]["name"] for thing in by["all-on"].of("ServiceMonitor")}
     assigner = {"vgpu-assigner"} if "kind: MutatingWebhookConfiguration" in by["all-on"].text else set()
@@ -430,6 +430,14 @@ def values_reach_what_they_are_for(all_rendered):
             need(end["honorLabels"] is True, "the workload's labels would be renamed")
             found = [s for s in services if end["port"] in {p["name"] for p in s["spec"]["ports"]} and s["metadata"]["labels"].get("vgpu.io/scrape") != "false"]
             need(len(found) == 1, f"ServiceMonitor {monitor['metadata']['name']}: port {end['port']} is of {len(found)} Services")
+    [end] = by["all-on"].one("ServiceMonitor", "vgpu-scheduler")["spec"]["endpoints"]
+    secret = by["all-on"].one("Secret", end["authorization"]["credentials"]["name"])
+    account = secret["metadata"]["annotations"]["kubernetes.io/service-account.name"]
+    bound = by["all-on"].one("ClusterRoleBinding", "vgpu-metrics")
+    need(secret["type"] == "kubernetes.io/service-account-token" and bound["subjects"][0]["name"] == account, f"{secret}, {bound}")
+    need("--metrics-access=authorized" in args(by["all-on"], "vgpu-scheduler"), "all-on: metricsAccess")
+    need("--metrics-access=open" in args(by["outside"], "vgpu-scheduler"), "outside: metricsAccess")
+    need("tokenreviews" not in by["outside"].text and "/explain]" not in by["outside"].text, "outside: rights for what is open")
     for rule in by["all-on"].of("PrometheusRule"):
         need(rule["spec"]["groups"], "a PrometheusRule without groups")
     need("https://example.com/vgpu/docs/alerts.md" in by["all-on"].text, "runbookPrefix")
@@ -458,7 +466,7 @@ def the_assigner_and_hcs_are_off_by_default(all_rendered):
         assigns = values.get("assigner", {}).get("enabled", False)
         flagged = {c["name"] for _, c in rendered.containers() if "--hcs" in c.get("args", [])}
         need(flagged == ({"plugin", "vgpu-scheduler"} if opened else set()), f"{rendered}: --hcs goes to {flagged}")
-        groups = {g for role in rendered.of("ClusterRole") for rule in role["rules"] for g in rule["apiGroups"]}
+        groups = {g for role in rendered.of("ClusterRole") for rule in role["rules"] for g in rule.get("apiGroups", [])}
         need(("hcs.io" in groups) == opened, f"{rendered}: rights in {groups}")
         made = sorted(d["metadata"]["name"].removesuffix(".hcs.io") for d in rendered.of("CustomResourceDefinition"))
         # assigner-and-hcs-values.yaml says that they are applied by hand.

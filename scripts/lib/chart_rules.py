@@ -17,6 +17,9 @@ RBAC = {
         ("", "pods nodes pods/status", "patch", False),
         ("", "pods/binding", "create", False),
         ("", "events", "create patch", False),
+        # Only with scheduler.metricsAccess: authorized.
+        ("authentication.k8s.io", "tokenreviews", "create", False),
+        ("authorization.k8s.io", "subjectaccessreviews", "create", False),
         # Only with hcs.enabled.
         ("hcs.io", "computenodes", "get list watch create patch delete", False),
         ("hcs.io", "computetopologies", "get create patch delete", False),
@@ -26,6 +29,8 @@ RBAC = {
         ("", "pods", "create", False),
     ),
     ("Role", "scheduler"): rights(("coordination.k8s.io", "leases", "create get update", True)),
+    ("ClusterRole", "metrics"): rights(("URL", "/metrics", "get", False)),
+    ("ClusterRole", "explain"): rights(("URL", "/explain", "get", False)),
     # Only with assigner.enabled, in the namespace of the reservations.
     ("Role", "claims"): rights(("coordination.k8s.io", "leases", "get list watch create update delete", False)),
     ("Role", "assigner"): rights(("coordination.k8s.io", "leases", "get list watch create update patch delete", False)),
@@ -104,12 +109,16 @@ REFUSED = [
     (["--set", "hcs.enabled=yes"], "hcs/enabled", "want boolean"),
     (["--set", "scheduler.replicas=2", "--set", "scheduler.leaderElect=false"], "needs scheduler.leaderElect"),
     (["--set", "scheduler.replicas=2", "--set", "scheduler.kubeScheduler.enabled=false"], "needs scheduler.kubeScheduler.enabled"),
+    (["--set", "scheduler.metricsAccess=token"], "scheduler/metricsAccess", "'authorized'"),
+    (["--set", "scheduler.metricsAccess=open,prometheus.tokenSecretName=t"], "prometheus.tokenSecretName", "scheduler.metricsAccess"),
+    (["--set", "prometheus.enabled=false,prometheus.tokenSecretName=t"], "prometheus.tokenSecretName", "prometheus.enabled"),
+    (["--set", "scheduler.extender.extraArgs={--metrics-access=open}"], "scheduler.extender.extraArgs", "scheduler.metricsAccess"),
+    (["--set", "devicePlugin.monitor.extraArgs={--kubernetes}"], "devicePlugin.monitor.extraArgs", "has no token"),
     (["--set", "devicePlugin.confineToNode=true", "--kube-version", "1.29.0"], "devicePlugin.confineToNode", "1.30"),
     (["--set", "devicePlugin.confineToNode=maybe"], "confineToNode", "'auto'"),
     (["--set", "devicePlugin.createRuntimeClass=true"], "needs devicePlugin.runtimeClassName"),
     (["--set", "deviceConfig.content=a: {", "--set-json", "deviceConfig.overrides={}"], "no YAML"),
     (["--set", "deviceConfig.content=nvidia: {}", "--set", "deviceConfig.overrides.nvidia.defaultCores=1"], "not both"),
-    (["--set", "devicePlugin.monitor.extraArgs={--kubernetes}"], "devicePlugin.monitor.extraArgs", "has no token"),
     (["--set", "devicePlugin.image.repository=projecthami/hami"], "HAMi's image"),
     (["--kube-version", "1.17.0"], "kubeVersion"),
 ]

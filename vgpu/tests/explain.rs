@@ -267,3 +267,99 @@ fn a_running_scheduler_is_asked() {
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("is it a scheduler?"), "{said}");
 }
+
+/// A scheduler that answers the token `good`, refuses `poor`, and knows no other. It notes what it was sent.
+fn asks_for_a_token() -> (String, Arc<std::sync::Mutex<Vec<Option<String>>>>) {
+    let sent = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let noted = Arc::clone(&sent);
+    let check = move |request: axum::extract::Request, next: axum::middleware::Next| {
+        let given = request.headers().get("authorization");
+        let given = given.map(|given| given.to_str().unwrap().to_owned());
+        noted.lock().unwrap().push(given.clone());
+        async move {
+            let refused = |status: u16, error: &str| {
+                let body = axum::Json(json!({ "Error": error }));
+                let status = http::StatusCode::from_u16(status).unwrap();
+                axum::response::IntoResponse::into_response((status, body))
+            };
+            match given.as_deref() {
+                Some("Bearer good") => next.run(request).await,
+                Some("Bearer poor") => refused(403, "poor may not read /explain"),
+                _ => refused(401, "/explain asks for a token of the cluster"),
+            }
+        }
+    };
+    let routes = routes(Arc::new(Fixed)).layer(axum::middleware::from_fn(check));
+    (serve(routes), sent)
+}
+
+#[test]
+fn a_scheduler_that_asks_for_a_token_gets_the_users() {
+    let dir = TempDir::with_prefix("vgpu-test-").unwrap();
+    let (server, sent) = asks_for_a_token();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let kubeconfig = |name: &str, user: Value| {
+        let text = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{ "name": "k", "cluster": { "server": "https://127.0.0.1:1" } }],
+            "users": [{ "name": "u", "user": user }],
+            "contexts": [{ "name": "c", "context": { "cluster": "k", "user": "u" } }],
+        });
+        file(name, &text.to_string())
+    };
+    let good = kubeconfig("good", json!({ "token": "good" }));
+    let poor = kubeconfig("poor", json!({ "token": "poor" }));
+    let none = kubeconfig("none", json!({ "username": "u", "password": "p" }));
+    let with_file = file("token", "good\n");
+    let empty = file("empty", "\n");
+    for (more, code, expected) in [
+        (["--kubeconfig", &good], 1, "nvidia.com/gpumem: 16384"),
+        (["--token-file", &with_file], 1, "nvidia.com/gpumem: 16384"),
+        (["--kubeconfig", &poor], 2, "poor may not read /explain"),
+        (["--kubeconfig", &none], 2, "give --token-file FILE"),
+        (["--token-file", &empty], 2, "is empty"),
+        (
+            ["--token-file", "/nowhere/token"],
+            2,
+            "--token-file /nowhere/token",
+        ),
+    ] {
+        let args = [&["ml/large", "--server", &server][..], &more[..]].concat();
+        let (status, said) = code_and_text(&vgpu(&args, dir.path()));
+        assert_eq!(status, Some(code), "{more:?}: {said}");
+        assert!(said.contains(expected), "{more:?}: {said}");
+    }
+    let (status, said) = code_and_text(&vgpu(&["ml/large", "--server", &server], dir.path()));
+    assert_eq!(status, Some(2), "{said}");
+    assert!(said.contains("asks for a token"), "{said}");
+    // No token is sent before it is asked for, and no password at all.
+    let sent = sent.lock().unwrap();
+    assert_eq!(
+        sent.iter().filter(|given| given.is_none()).count(),
+        7,
+        "{sent:?}"
+    );
+    assert!(
+        sent.iter()
+            .flatten()
+            .all(|given| given.starts_with("Bearer ")),
+        "{sent:?}"
+    );
+
+    // Nor is one sent to a scheduler that does not ask.
+    let open = serve(routes(Arc::new(Fixed)).layer(axum::middleware::from_fn(
+        async |request: axum::extract::Request, next: axum::middleware::Next| {
+            assert!(!request.headers().contains_key("authorization"));
+            next.run(request).await
+        },
+    )));
+    let (status, said) = code_and_text(&vgpu(
+        &["ml/large", "--server", &open, "--kubeconfig", &good],
+        dir.path(),
+    ));
+    assert_eq!(status, Some(1), "{said}");
+}

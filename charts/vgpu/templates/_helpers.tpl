@@ -248,6 +248,17 @@ topologySpreadConstraints:
 {{- if and .Values.assigner.enabled (not .Values.scheduler.enabled) -}}
 {{- fail "assigner.enabled needs scheduler.enabled: what the assigner reserves has to be counted by the scheduler" -}}
 {{- end -}}
+{{- if and .Values.prometheus.tokenSecretName (eq .Values.scheduler.metricsAccess "open") -}}
+{{- fail "prometheus.tokenSecretName contradicts scheduler.metricsAccess: open, which asks for no token. Set one of them" -}}
+{{- end -}}
+{{- if and .Values.prometheus.tokenSecretName (eq (toString .Values.prometheus.enabled) "false") -}}
+{{- fail "prometheus.tokenSecretName contradicts prometheus.enabled: false, which makes no ServiceMonitor that could use the token. Set one of them" -}}
+{{- end -}}
+{{- range .Values.scheduler.extender.extraArgs -}}
+{{- if regexMatch "^--metrics-access(=|$)" . -}}
+{{- fail (printf "scheduler.extender.extraArgs: %s contradicts scheduler.metricsAccess, which sets this flag. Set the value instead" .) -}}
+{{- end -}}
+{{- end -}}
 {{- range .Values.devicePlugin.monitor.extraArgs -}}
 {{- if regexMatch "^--(kubernetes|kubeconfig|plugin-socket)(=|$)" . -}}
 {{- fail (printf "devicePlugin.monitor.extraArgs: %s contradicts the chart: the exporter has no token, and calls the API server through the plugin. Leave it out" .) -}}

@@ -26,6 +26,22 @@ pub(crate) async fn ask(
     Some((status, body.to_owned()))
 }
 
+/// The status and the body of a GET with this bearer token, or with none.
+pub(crate) async fn ask_as(port: u16, path: &str, token: Option<&str>) -> Option<(u16, String)> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+    let token = token.map(|token| format!("authorization: Bearer {token}\r\n"));
+    let token = token.unwrap_or_default();
+    let request =
+        format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n{token}\r\n");
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.ok()?;
+    let answer = String::from_utf8(answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let status = head.split(' ').nth(1)?.parse().ok()?;
+    Some((status, body.to_owned()))
+}
+
 /// The status of a GET.
 pub(crate) async fn status(port: u16, path: &str) -> Option<u16> {
     Some(ask(port, "GET", path, None).await?.0)

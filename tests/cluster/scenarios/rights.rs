@@ -4,19 +4,24 @@
 use std::process::Command;
 
 use k8s_openapi::api::authentication::v1::TokenRequest;
-use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{Pod, Secret, ServiceAccount};
 use kube::Client;
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use kube::client::Body;
 use kube::core::{ApiResource, GroupVersionKind};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::objects::{Gpus, from, pod};
+use crate::http::ask_as;
+use crate::objects::{Gpus, from, gpu_with, pod};
+use crate::programs::Program;
 use crate::world::{SYSTEM, World, within};
 
-/// The kinds of the chart's objects that say what an account may do.
-const KINDS: [&str; 7] = [
+/// The kinds of the chart's objects that say what an account may do, and their tokens.
+const KINDS: [&str; 8] = [
     "ServiceAccount",
+    "Secret",
     "ClusterRole",
     "ClusterRoleBinding",
     "Role",
@@ -45,7 +50,11 @@ impl<'a> Rights<'a> {
         let text = String::from_utf8(rendered.stdout).unwrap();
         let objects: Vec<Value> = text
             .split("\n---\n")
-            .filter(|text| KINDS.iter().any(|kind| text.contains(&format!("\nkind: {kind}\n"))))
+            .filter(|text| {
+                KINDS
+                    .iter()
+                    .any(|kind| text.contains(&format!("\nkind: {kind}\n")))
+            })
             .map(|text| serde_saphyr::from_str(text).unwrap())
             .collect();
         assert!(objects.len() > 10, "{objects:?}");
@@ -77,9 +86,8 @@ pub(crate) async fn token(world: &World, account: &str, pod: Option<&Pod>) -> St
     let bound = pod.map(|pod| {
         json!({"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid})
     });
-    let request: TokenRequest = from(
-        json!({"metadata": {}, "spec": {"audiences": [], "boundObjectRef": bound}}),
-    );
+    let request: TokenRequest =
+        from(json!({"metadata": {}, "spec": {"audiences": [], "boundObjectRef": bound}}));
     let answer = accounts
         .create_token_request(account, &PostParams::default(), &request)
         .await
@@ -128,7 +136,11 @@ async fn apply(client: &Client, namespace: Option<&str>, object: &Value) -> u16 
     };
     let name = object["metadata"]["name"].as_str().unwrap();
     let answer = api
-        .patch(name, &PatchParams::apply("test").force(), &Patch::Apply(object))
+        .patch(
+            name,
+            &PatchParams::apply("test").force(),
+            &Patch::Apply(object),
+        )
         .await;
     code(answer)
 }
@@ -177,29 +189,62 @@ fn the_agents_token_is_good_for_its_own_node_and_the_annotations_it_writes_alone
             .await;
 
         for (path, change) in [
-            (mine, annotate("hami.io/node-nvidia-register", json!("GPU-9,10,16384,100,NVIDIA A,0,true:"))),
+            (
+                mine,
+                annotate(
+                    "hami.io/node-nvidia-register",
+                    json!("GPU-9,10,16384,100,NVIDIA A,0,true:"),
+                ),
+            ),
             (mine, annotate("hami.io/node-nvidia-score", json!("[]"))),
             (mine, annotate("hami.io/node-nvidia-score", json!(null))),
-            (mine, annotate("hami.io/node-handshake-nvidia", json!("Reported 2024-01-23 04:30:04"))),
+            (
+                mine,
+                annotate(
+                    "hami.io/node-handshake-nvidia",
+                    json!("Reported 2024-01-23 04:30:04"),
+                ),
+            ),
             (held, annotate("hami.io/bind-phase", json!("success"))),
-            (held, annotate("hami.io/vgpu-devices-to-allocate", json!(";"))),
+            (
+                held,
+                annotate("hami.io/vgpu-devices-to-allocate", json!(";")),
+            ),
             (held, annotate("hami.io/vgpu-mig-allocations", json!("[]"))),
         ] {
             let (code, said) = patch(&client, path, &change).await;
             assert_eq!(code, 200, "{path} {change}: {said}");
         }
-        let before = (world.nodes().get("mine").await.unwrap(), world.pods().get("held").await.unwrap());
+        let before = (
+            world.nodes().get("mine").await.unwrap(),
+            world.pods().get("held").await.unwrap(),
+        );
         let owner = json!({"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Namespace", "name": "none",
             "uid": "00000000-0000-0000-0000-000000000000"}]}});
         for (path, change) in [
             // Their specs, straight and through the status.
             ("nodes/mine", json!({"spec": {"unschedulable": true}})),
-            ("nodes/mine", annotate("hami.io/node-nvidia-score", json!("[]"))),
-            ("namespaces/default/pods/held", json!({"spec": {"activeDeadlineSeconds": 1}})),
-            ("namespaces/default/pods/held", annotate("hami.io/bind-phase", json!("failed"))),
+            (
+                "nodes/mine",
+                annotate("hami.io/node-nvidia-score", json!("[]")),
+            ),
+            (
+                "namespaces/default/pods/held",
+                json!({"spec": {"activeDeadlineSeconds": 1}}),
+            ),
+            (
+                "namespaces/default/pods/held",
+                annotate("hami.io/bind-phase", json!("failed")),
+            ),
             // What kubelets and controllers write there.
-            (mine, json!({"status": {"capacity": {"nvidia.com/gpu": "1000"}}})),
-            (mine, json!({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}})),
+            (
+                mine,
+                json!({"status": {"capacity": {"nvidia.com/gpu": "1000"}}}),
+            ),
+            (
+                mine,
+                json!({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}),
+            ),
             (mine, json!({"metadata": {"finalizers": ["example.com/f"]}})),
             (mine, owner.clone()),
             (held, json!({"status": {"phase": "Failed"}})),
@@ -208,9 +253,24 @@ fn the_agents_token_is_good_for_its_own_node_and_the_annotations_it_writes_alone
             // Other programs' annotations, and those by which the scheduler gives.
             (mine, annotate("hami.io/device-cordon", json!("GPU-1"))),
             (mine, annotate("vgpu.io/capacity-freed", json!("1"))),
-            (held, annotate("hami.io/vgpu-devices-allocated", json!("GPU-2,NVIDIA,80000,100:;"))),
-            (held, annotate("hami.io/vgpu-devices-to-allocate", json!("GPU-2,NVIDIA,80000,100:;"))),
-            (held, annotate("hami.io/vgpu-devices-allocated", json!(null))),
+            (
+                held,
+                annotate(
+                    "hami.io/vgpu-devices-allocated",
+                    json!("GPU-2,NVIDIA,80000,100:;"),
+                ),
+            ),
+            (
+                held,
+                annotate(
+                    "hami.io/vgpu-devices-to-allocate",
+                    json!("GPU-2,NVIDIA,80000,100:;"),
+                ),
+            ),
+            (
+                held,
+                annotate("hami.io/vgpu-devices-allocated", json!(null)),
+            ),
             // What is not on its node.
             (other, annotate("hami.io/node-nvidia-register", json!(""))),
             (far, annotate("hami.io/bind-phase", json!("success"))),
@@ -220,9 +280,17 @@ fn the_agents_token_is_good_for_its_own_node_and_the_annotations_it_writes_alone
         }
         // The API server takes a spec through the status, and leaves the spec as it was.
         patch(&client, mine, &json!({"spec": {"unschedulable": true}})).await;
-        patch(&client, held, &json!({"spec": {"activeDeadlineSeconds": 1}})).await;
+        patch(
+            &client,
+            held,
+            &json!({"spec": {"activeDeadlineSeconds": 1}}),
+        )
+        .await;
         patch(&client, held, &owner).await;
-        let after = (world.nodes().get("mine").await.unwrap(), world.pods().get("held").await.unwrap());
+        let after = (
+            world.nodes().get("mine").await.unwrap(),
+            world.pods().get("held").await.unwrap(),
+        );
         assert_eq!(after.0.spec, before.0.spec);
         assert_eq!(after.0.metadata.annotations, before.0.metadata.annotations);
         assert_eq!(after.1.spec, before.1.spec);
@@ -256,12 +324,20 @@ fn the_agents_token_is_good_for_its_own_node_and_the_annotations_it_writes_alone
                 .body(Body::from(event.to_string().into_bytes()))
                 .unwrap();
             let code = client.send(request).await.unwrap().status();
-            assert_eq!(code, expected, "an event of {component} about {kind} {name}");
+            assert_eq!(
+                code, expected,
+                "an event of {component} about {kind} {name}"
+            );
         }
 
         // A token of the same account that no kubelet asked for a pod names no node.
         let stray = client_with(world, "own-monitor", None).await;
-        let (code, said) = patch(&stray, mine, &annotate("hami.io/node-nvidia-score", json!("[]"))).await;
+        let (code, said) = patch(
+            &stray,
+            mine,
+            &annotate("hami.io/node-nvidia-score", json!("[]")),
+        )
+        .await;
         assert_eq!(code, 403, "{said}");
         assert!(said.contains("names no node"), "{said}");
     });
@@ -277,13 +353,18 @@ fn the_webhooks_token_is_good_for_its_own_configurations_alone() {
     within(async |world| {
         let _rights = Rights::install(world, &[]);
         let client = client_with(world, "own-webhook", None).await;
-        for kind in ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"] {
-            let configuration = |name: &str| {
-                json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": name}, "webhooks": []})
-            };
+        for kind in [
+            "MutatingWebhookConfiguration",
+            "ValidatingWebhookConfiguration",
+        ] {
+            let configuration = |name: &str| json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": name}, "webhooks": []});
             // Made, and changed.
             for _ in 0..2 {
-                assert_eq!(apply(&client, None, &configuration("own-webhook")).await, 200, "{kind}");
+                assert_eq!(
+                    apply(&client, None, &configuration("own-webhook")).await,
+                    200,
+                    "{kind}"
+                );
             }
             let code = apply(&client, None, &configuration("another")).await;
             assert_eq!(code, 403, "{kind} of another name");
@@ -297,5 +378,154 @@ fn the_webhooks_token_is_good_for_its_own_configurations_alone() {
             let code = client.send(request).await.unwrap().status();
             assert_eq!(code, 403, "{kind} by POST");
         }
+    });
+}
+
+/// Where the scheduler of these tests serves `/metrics` and `/explain`.
+const METRICS: u16 = 9395;
+
+/// The scheduler, with the account and the rights that the chart gives it.
+async fn start_scheduler(world: &World) -> Program {
+    let token = token(world, "own-scheduler", None).await;
+    let admin = std::fs::read_to_string(world.run.join("admin.kubeconfig")).unwrap();
+    let file = world.log("own").with_extension("kubeconfig");
+    let lines = admin.lines().map(|line| match line.find("token: ") {
+        Some(at) => format!("{}token: {token}}}}}]\n", &line[..at]),
+        None => format!("{line}\n"),
+    });
+    std::fs::write(&file, lines.collect::<String>()).unwrap();
+    let arguments = [
+        format!("--kubeconfig={}", file.display()),
+        "--http_bind=127.0.0.1:8080".to_owned(),
+        "--leader-elect=false".to_owned(),
+        format!("--metrics-bind-address=0.0.0.0:{METRICS}"),
+    ];
+    let program = world.ours.join("vgpu-scheduler");
+    let scheduler = Program::start(world, "one", program, arguments);
+    world
+        .eventually("the scheduler is ready", async || {
+            let answer = ask_as(METRICS, "/readyz", None).await?;
+            (answer.0 == 200).then_some(())
+        })
+        .await;
+    scheduler
+}
+
+/// The API server, stopped; it goes on when this is dropped.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn api_server(world: &World) -> Self {
+        let file = world.run.join("pids/kube-apiserver");
+        let number = std::fs::read_to_string(file).unwrap();
+        let pid = Pid::from_raw(number.trim().parse().unwrap());
+        kill(pid, Signal::SIGSTOP).unwrap();
+        Self(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        kill(self.0, Signal::SIGCONT).ok();
+    }
+}
+
+#[test]
+fn metrics_and_explain_are_for_accounts_with_the_right() {
+    within(async |world| {
+        let rights = Rights::install(world, &["--set", "prometheus.enabled=true"]);
+        world.make_nodes(["a"], &Gpus::default()).await;
+        world.make_pod(pod("asked", gpu_with(1000))).await;
+        let _scheduler = start_scheduler(world).await;
+        // As Prometheus gets it: the Secret that the ServiceMonitor names.
+        let secrets: Api<Secret> = Api::namespaced(world.client.clone(), SYSTEM);
+        let prometheus = world
+            .eventually(
+                "the API server has put the token into the Secret",
+                async || {
+                    let token = secrets
+                        .get("own-metrics")
+                        .await
+                        .unwrap()
+                        .data?
+                        .remove("token")?;
+                    String::from_utf8(token.0).ok()
+                },
+            )
+            .await;
+        let (bound, said) = world.kubectl(
+            "admin",
+            &[
+                "create",
+                "clusterrolebinding",
+                "own-reader",
+                "--clusterrole=own-explain",
+                "--user=reader-of-explain",
+                &format!("--serviceaccount={SYSTEM}:own-webhook"),
+            ],
+        );
+        assert!(bound, "{said}");
+        let reader = token(world, "own-webhook", None).await;
+        let without = token(world, "own-monitor", None).await;
+        // Another signature.
+        let (claims, signature) = without.rsplit_once('.').unwrap();
+        let forged: String = signature.chars().rev().collect();
+        let forged = format!("{claims}.{forged}");
+        let explain = "/explain?pod=default/asked";
+
+        for (path, token, code, says) in [
+            ("/metrics", Some(&prometheus), 200, "vgpu_"),
+            (
+                explain,
+                Some(&prometheus),
+                403,
+                "own-metrics may not read /explain",
+            ),
+            (explain, Some(&reader), 200, "\"verdict\""),
+            ("/metrics", Some(&reader), 403, "nonResourceURLs [/metrics]"),
+            (
+                "/metrics",
+                Some(&without),
+                403,
+                "own-monitor may not read /metrics",
+            ),
+            (
+                explain,
+                Some(&without),
+                403,
+                "own-monitor may not read /explain",
+            ),
+            ("/metrics", Some(&forged), 401, "does not know this token"),
+            (explain, Some(&forged), 401, "does not know this token"),
+            ("/metrics", None, 401, "asks for a token"),
+            (explain, None, 401, "asks for a token"),
+            ("/healthz", None, 200, ""),
+        ] {
+            let (status, said) = ask_as(METRICS, path, token.map(String::as_str))
+                .await
+                .unwrap();
+            assert_eq!(status, code, "{path}: {said}");
+            assert!(said.contains(says), "{path}: {said}");
+        }
+        // In the scheduler's own pod no token is asked for: kube-scheduler beside it has none.
+        let (status, said) = ask_as(8080, "/metrics", None).await.unwrap();
+        assert_eq!(status, 200, "{said}");
+
+        // A token that was never asked about, while the API server is silent: neither let in nor left waiting.
+        let late = token(world, "own-metrics", None).await;
+        let stopped = Stopped::api_server(world);
+        let answer = ask_as(METRICS, "/metrics", Some(&late)).await;
+        drop(stopped);
+        let (status, said) = answer.unwrap();
+        assert_eq!(status, 503, "{said}");
+        assert!(said.contains("no answer from the API server"), "{said}");
+        world
+            .eventually("it is let in again", async || {
+                let answer = ask_as(METRICS, "/metrics", Some(&late)).await?;
+                (answer.0 == 200).then_some(())
+            })
+            .await;
+        world.kubectl("admin", &["delete", "clusterrolebinding", "own-reader"]);
+        drop(rights);
     });
 }

@@ -279,10 +279,7 @@ mod tests {
         );
         assert_eq!(code(pods.get("here").await), 403);
         assert_eq!(
-            code(
-                pods.delete("here", &DeleteParams::default())
-                    .await
-            ),
+            code(pods.delete("here", &DeleteParams::default()).await),
             403
         );
         let secrets: Api<Secret> = Api::default_namespaced(client.clone());

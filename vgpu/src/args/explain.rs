@@ -11,7 +11,8 @@ Examples:
   vgpu explain train                          the pod in the namespace of your kubeconfig
   vgpu explain -n ml train --all              with every node and device
   vgpu explain ml/train --json | jq .advice   for programs; docs/command.md lists the fields
-  vgpu explain ml/train --server http://127.0.0.1:8080
+  kubectl -n vgpu-system port-forward deploy/vgpu-scheduler 9395 &
+  vgpu explain ml/train --server http://127.0.0.1:9395
                                               ask the running scheduler
   vgpu explain ml/train --state state.json    nodes, pods and quotas from a file: what
                                               vgpu-scheduler --embedded reads, or
@@ -20,6 +21,10 @@ Examples:
 vgpu explain prints where the pod is or would be placed. If the pod fits nowhere, it prints the
 reason for each node and device, and the smallest change of each kind that would be enough: less
 memory, another type rule, pods to delete, a larger quota, a GPU to uncordon. It changes nothing.
+
+A scheduler that asks for a token gets that of the kubeconfig's user, or of --token-file. The user
+needs a ClusterRole with nonResourceURLs [/explain], verbs [get]: the chart's is NAME-explain. No
+token is sent to another machine without TLS.
 
 Without --server it reads nodes, pods and quotas itself and judges them as the scheduler would with
 the settings given here. It cannot see what a running scheduler has reserved for pods that are not
@@ -45,14 +50,18 @@ pub(crate) struct ExplainArgs {
     pub(crate) json: bool,
 
     /// Ask the scheduler at this URL
-    #[arg(long, value_name = "URL", conflicts_with_all = ["state", "kubeconfig", "context"])]
+    #[arg(long, value_name = "URL", conflicts_with = "state")]
     pub(crate) server: Option<String>,
+
+    /// With --server: send the token in this file [default: that of the kubeconfig's user]
+    #[arg(long, value_name = "FILE", requires = "server", value_parser = values::path)]
+    pub(crate) token_file: Option<PathBuf>,
 
     /// Read the cluster from this file; - is standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["kubeconfig", "context"], value_parser = values::path)]
     pub(crate) state: Option<PathBuf>,
 
-    /// Read the cluster through this kubeconfig [default: KUBECONFIG, else ~/.kube/config, else
+    /// Read the cluster through this kubeconfig; with --server, take its user's token [default: KUBECONFIG, else ~/.kube/config, else
     /// the pod's own service account]
     #[arg(long, value_name = "FILE", value_parser = values::path)]
     pub(crate) kubeconfig: Option<PathBuf>,

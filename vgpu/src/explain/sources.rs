@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, bail, ensure};
 use kube::api::{Api, ListParams};
 use kube::client::Body;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use kube_api::config::DeviceConfig;
 use kube_api::object::{Node, Pod, ResourceQuota};
@@ -62,17 +62,14 @@ async fn from_scheduler(
     let url = server.parse().with_context(|| {
         format!("--server {server:?} is no address such as http://127.0.0.1:8080")
     })?;
-    let client = Client::try_from(Config::new(url))?;
-    let request = http::Request::get(format!("/explain?pod={namespace}/{name}&all={}", args.all))
-        .header("accept", "application/json")
-        .body(Body::empty())?;
-    let answer = client
-        .send(request)
-        .await
-        .with_context(|| format!("cannot ask {server}"))?;
-    let status = answer.status();
-    let body = answer.into_body().collect_bytes().await;
-    let body = body.with_context(|| format!("{server} broke off its answer"))?;
+    let path = format!("/explain?pod={namespace}/{name}&all={}", args.all);
+    let mut config = Config::new(url);
+    let (mut status, mut body) = answer(&config, &path, server).await?;
+    // A token goes only to a scheduler that asks for one.
+    if status == http::StatusCode::UNAUTHORIZED {
+        config.auth_info = token(args, &config.cluster_url, server).await?;
+        (status, body) = answer(&config, &path, server).await?;
+    }
     if status.is_success() {
         return serde_json::from_slice(&body)
             .with_context(|| format!("{server} answered with something else than an explanation: is it a scheduler of the same version?"));
@@ -83,6 +80,75 @@ async fn from_scheduler(
         Some(reason) => bail!("{server}: {reason}"),
         None => bail!("{server} answered {status}: is it a scheduler?"),
     }
+}
+
+async fn answer(
+    config: &Config,
+    path: &str,
+    server: &str,
+) -> anyhow::Result<(http::StatusCode, Vec<u8>)> {
+    let client = Client::try_from(config.clone())
+        .with_context(|| format!("the token for {server} cannot be had"))?;
+    let request = http::Request::get(path)
+        .header("accept", "application/json")
+        .body(Body::empty())?;
+    let answer = client
+        .send(request)
+        .await
+        .with_context(|| format!("cannot ask {server}"))?;
+    let status = answer.status();
+    let body = answer.into_body().collect_bytes().await;
+    let body = body.with_context(|| format!("{server} broke off its answer"))?;
+    Ok((status, body.to_vec()))
+}
+
+/// Whether what is sent there stays on this machine or is encrypted.
+fn keeps_secrets(url: &http::Uri) -> bool {
+    let host = url.host().unwrap_or_default();
+    let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
+    url.scheme_str() == Some("https")
+        || host == "localhost"
+        || address.is_ok_and(|address| address.is_loopback())
+}
+
+/// The token of the file, or of the kubeconfig's user.
+async fn token(args: &ExplainArgs, url: &http::Uri, server: &str) -> anyhow::Result<AuthInfo> {
+    ensure!(
+        keeps_secrets(url),
+        "{server} asks for a token, which would cross the network unencrypted: run \
+         kubectl -n NAMESPACE port-forward deploy/vgpu-scheduler 9395, and give --server http://127.0.0.1:9395"
+    );
+    if let Some(file) = &args.token_file {
+        let shown = file.display();
+        let text =
+            std::fs::read_to_string(file).with_context(|| format!("--token-file {shown}"))?;
+        let token = text.trim();
+        ensure!(
+            !token.is_empty(),
+            "--token-file {shown} is empty; it holds one token"
+        );
+        return Ok(AuthInfo {
+            token: Some(token.to_owned().into()),
+            ..AuthInfo::default()
+        });
+    }
+    let asks = || format!("{server} asks for a token");
+    let user = config(args).await.with_context(asks)?.auth_info;
+    ensure!(
+        user.token.is_some()
+            || user.token_file.is_some()
+            || user.exec.is_some()
+            || user.auth_provider.is_some(),
+        "{server} asks for a token, and the kubeconfig's user has none (it has a certificate or a password): give \
+         --token-file FILE, for example of kubectl create token ACCOUNT"
+    );
+    Ok(AuthInfo {
+        token: user.token,
+        token_file: user.token_file,
+        exec: user.exec,
+        auth_provider: user.auth_provider,
+        ..AuthInfo::default()
+    })
 }
 
 /// The settings that the computation here uses.
@@ -299,4 +365,26 @@ fn objects(text: &str) -> anyhow::Result<Objects> {
         }
     }
     Ok(objects)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_leaves_this_machine_over_tls_alone() {
+        for (url, expected) in [
+            ("http://127.0.0.1:9395", true),
+            ("http://127.8.9.1:9395", true),
+            ("http://localhost:9395", true),
+            ("http://[::1]:9395", true),
+            ("https://scheduler.example.com", true),
+            ("http://10.0.0.5:9395", false),
+            ("http://[fd00::1]:9395", false),
+            ("http://localhost.example.com:9395", false),
+            ("http://127.0.0.1.example.com", false),
+        ] {
+            assert_eq!(keeps_secrets(&url.parse().unwrap()), expected, "{url}");
+        }
+    }
 }
