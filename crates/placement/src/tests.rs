@@ -321,6 +321,36 @@ fn another_choice_takes_several_instances_of_one_device() {
 }
 
 #[test]
+fn a_request_for_less_memory_fits_where_one_for_more_does() {
+    let profile = |name: &str, gib: u64, slices: u32, starts: &[u32], size: u32| MigProfile {
+        name: name.to_owned(),
+        memory_bytes: gib * GIB,
+        cores: slices * 50,
+        slices,
+        placements: starts.iter().map(|&start| Span { start, size }).collect(),
+    };
+    let mig = Device {
+        mode: "mig".to_owned(),
+        slots: 3,
+        mig_profiles: vec![
+            profile("1g.half", 8, 1, &[0, 1], 1),
+            profile("2g.whole", 16, 2, &[0], 2),
+        ],
+        ..device(16)
+    };
+    let cluster = one(vec![mig.clone(), mig, device(8)]);
+    for percent in 1..=50 {
+        // The second container needs a whole MIG device: the first one has to take two instances of the other.
+        let three = Ask::new("NVIDIA", 3, Memory::Percent(percent));
+        let request = pod("a", &[(Kind::App, three), (Kind::App, gib(1, 9))]);
+
+        let placement = cluster.place(&request, Among::All);
+
+        assert!(placement.is_ok(), "{percent} %");
+    }
+}
+
+#[test]
 fn app_container_reuses_its_init_containers_instance() {
     let cluster = one(vec![mig_device()]);
     let request = pod("a", &[(Kind::Init, gib(1, 70)), (Kind::App, gib(1, 70))]);

@@ -5,6 +5,14 @@
 //!
 //! Never waits, reads a clock or makes a system call: it answers how long to wait. A process that is
 //! killed between two of its steps loses at most what it was about to take.
+//!
+//! The invariants, for any number in any word (`invariants.rs` tests them):
+//! * a refill adds no more than the rate times the time since the refill before, takes nothing away, and fills no
+//!   account beyond [`most_saved_ns`];
+//! * no moment is earned twice, and what is paid of a debt is not added to the credit;
+//! * a lease takes exactly what it says, and only from an account above zero; one that says to wait takes nothing;
+//! * a process that waits as long as it was told is let in, if no other process took the credit meanwhile;
+//! * no sum passes the end of its range.
 
 use crate::atomic::{AtomicU64, Ordering};
 use crate::layout::{ComputeUse, RegionDevice};
@@ -120,10 +128,12 @@ fn begin(credit: &AtomicU64, ns: u64) {
     let _old = credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
 }
 
-/// Changes an account by this much; below zero is debt.
+/// Changes an account by this much; below zero is debt. Stops at the ends of the range, so that no debt turns into
+/// credit.
 fn change(credit: &AtomicU64, ns: i64) {
+    let next = |old: u64| Some(old.cast_signed().saturating_add(ns).cast_unsigned());
     // Relaxed: a number; nothing else is guarded.
-    credit.fetch_add(ns.cast_unsigned(), Ordering::Relaxed);
+    let _old = credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
 }
 
 /// Adds to a sum that stays at zero where more is taken off than it holds.
@@ -195,7 +205,7 @@ impl Compute<'_> {
         take_away(&self.own.leased_ns, more_ns);
         change(
             &self.device.credit_ns,
-            i64::try_from(unused_ns.min(more_ns)).unwrap_or(0),
+            i64::try_from(unused_ns.min(more_ns)).unwrap_or(i64::MAX),
         );
     }
 
@@ -393,6 +403,9 @@ pub(crate) mod model {
 
 #[cfg(all(test, not(loom)))]
 mod tests;
+
+#[cfg(all(test, not(loom)))]
+mod invariants;
 
 #[cfg(all(test, loom))]
 mod loom_tests;
