@@ -339,14 +339,21 @@ fn a_request_for_less_memory_fits_where_one_for_more_does() {
         ..device(16)
     };
     let cluster = one(vec![mig.clone(), mig, device(8)]);
-    for percent in 1..=50 {
+    for (percent, is_packed) in (1..=50).flat_map(|percent| [(percent, true), (percent, false)]) {
         // The second container needs a whole MIG device: the first one has to take two instances of the other.
-        let three = Ask::new("NVIDIA", 3, Memory::Percent(percent));
+        let three = Ask {
+            policy: if is_packed {
+                DevicePolicy::Binpack
+            } else {
+                DevicePolicy::Spread
+            },
+            ..Ask::new("NVIDIA", 3, Memory::Percent(percent))
+        };
         let request = pod("a", &[(Kind::App, three), (Kind::App, gib(1, 9))]);
 
         let placement = cluster.place(&request, Among::All);
 
-        assert!(placement.is_ok(), "{percent} %");
+        assert!(placement.is_ok(), "{percent} %, packed: {is_packed}");
     }
 }
 
