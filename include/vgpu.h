@@ -37,6 +37,12 @@
 // 64-bit words of a bitmap with one bit for each slot.
 #define VGPU_SLOT_WORDS 16
 
+// Lengths of waits at the gate that are counted apart.
+#define VGPU_WAIT_LENGTHS 7
+
+// Causes of waits at the gate that are counted apart.
+#define VGPU_WAIT_CAUSES 4
+
 // First eight bytes of a usage region: `vgpuREGN`.
 #define VGPU_REGION_MAGIC 5640553278764771190
 
@@ -98,6 +104,18 @@
 // owner. They keep its device memory, also after its death.
 #define VGPU_LOCK_FAMILY 1099514773504
 
+// How long launches of the container's processes, living and gone, waited at the gate of one device. A wait
+// is counted when it has ended.
+typedef struct VGPU_ALIGNED(64) VgpuGateWaits {
+  // Waits by length: up to 100 µs, 1 ms, 10 ms, 100 ms, 1 s, 10 s, and longer.
+  uint64_t by_length[VGPU_WAIT_LENGTHS];
+  // Time that launches waited, by cause, nanoseconds, summed over threads: for credit under the container's
+  // own cap; because the arbiter grants less than that; for work in flight; for a launch of unknown cost.
+  uint64_t ns_by_cause[VGPU_WAIT_CAUSES];
+  // Room for more.
+  uint64_t reserved[5];
+} VgpuGateWaits;
+
 // Head of the usage region. Everything is written by the tenant and judged by the host.
 typedef struct VGPU_ALIGNED(64) VgpuRegionHeader {
   // REGION_MAGIC.
@@ -156,8 +174,10 @@ typedef struct VGPU_ALIGNED(64) VgpuRegionHeader {
   uint64_t slots_full;
   // Hooked calls of processes that are gone, by group.
   uint64_t past_hook_calls[VGPU_HOOK_GROUPS];
+  // How long launches waited at the gate, by device. All zeros where an older library wrote the region.
+  struct VgpuGateWaits gate_waits[VGPU_MAX_DEVICES];
   // Room for what a later version counts.
-  uint64_t reserved_2[448];
+  uint64_t reserved_2[192];
 } VgpuRegionHeader;
 
 // The launches of one process on one device.

@@ -13,6 +13,8 @@ use std::time::Duration;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Unit;
 
+use vgpu_abi::waits::{WAIT_BOUNDS_NS, WaitCause, Waits};
+
 use crate::arbiter::Status;
 use out::{
     BYTES, Out, Value, container_labels, devices, gpu_labels, ids, labels, legacy_gpu_labels,
@@ -276,6 +278,11 @@ fn compute(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
         "Part of the device's time that the container used in the last second (0-1)",
         &|c| c.used,
     )?;
+    share(
+        "vgpu_container_compute_waiting_ratio",
+        "Part of the last second in which at least one launch of the container waited for compute share (0-1)",
+        &|c| c.waiting,
+    )?;
     out.gauge(
         "vgpu_container_compute_waits_for_turn",
         None,
@@ -303,6 +310,7 @@ fn compute(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
         "Time that the container's launches spent waiting for compute share, summed over threads, in seconds",
         &|work| work.throttled,
     )?;
+    waited(shown, out)?;
     let mut count = |name, help, value: &dyn Fn(&Work) -> u64| {
         let works = every().filter_map(|(labels, d)| Some((labels, d.compute.work.as_ref()?)));
         out.counter(
@@ -382,6 +390,48 @@ fn compute(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
         "Seconds since the compute arbiter last served the container",
         whole().filter_map(|(labels, c)| Some((labels, c.arbiter_age?.as_secs_f64().into()))),
     )
+}
+
+/// How long launches waited; nothing of a container whose launches never did.
+fn waited(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
+    let every = || {
+        devices(shown).filter_map(|(container, device)| {
+            let waited = &device.compute.work.as_ref()?.waited;
+            let has_waited = waited.count() > 0;
+            has_waited.then(|| (labels(&shown.node, container, device), waited))
+        })
+    };
+    out.histogram(
+        "vgpu_container_compute_wait_duration",
+        "How long the container's launches that had to wait for compute share waited, in seconds",
+        every().map(|(labels, waited)| {
+            let sum = Duration::from_nanos(waited.sum_ns()).as_secs_f64();
+            (labels, sum, buckets(waited))
+        }),
+    )?;
+    out.counter(
+        "vgpu_container_compute_waited_seconds",
+        "Time that the container's launches waited, by cause, summed over threads, in seconds",
+        every().flat_map(|(labels, waited)| {
+            let causes = WaitCause::ALL.into_iter().zip(waited.ns_by_cause);
+            causes.filter(|(_, ns)| *ns > 0).map(move |(cause, ns)| {
+                let cause = vec![("cause", text(cause.name()))];
+                let seconds = Duration::from_nanos(ns).as_secs_f64();
+                ([labels.clone(), cause].concat(), seconds)
+            })
+        }),
+    )
+}
+
+/// Waits by their length in seconds.
+fn buckets(waited: &Waits) -> Vec<(f64, u64)> {
+    let bounds = WAIT_BOUNDS_NS
+        .into_iter()
+        .map(|ns| Duration::from_nanos(ns).as_secs_f64());
+    bounds
+        .chain([f64::INFINITY])
+        .zip(waited.by_length)
+        .collect()
 }
 
 fn look(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {

@@ -261,11 +261,13 @@ fn compute(view: &ContainerView, device: &DeviceView, now_ns: u64) -> Compute {
         floor: (device.floor_percent > 0).then(|| ratio(device.floor_percent * 10)),
         granted: seen.and_then(|seen| Some(ratio(seen.granted_permille?.into()))),
         used: seen.and_then(|seen| Some(ratio(seen.used_permille?.into()))),
+        waiting: seen.map(|seen| ratio(seen.throttled_permille.into())),
         waits_for_turn: seen.is_some_and(|seen| seen.waits_for_turn),
         work: has_worked.then(|| Work {
             busy: Duration::from_nanos(device.busy_ns),
             throttled: Duration::from_nanos(told.throttled_ns),
             waits: told.waits,
+            waited: device.waits,
             kernels: told.launches,
             graphs: told.graph_launches,
             copies: told.copies,
@@ -401,6 +403,7 @@ mod tests {
             credit_ns: 0,
             busy_ns: 0,
             compute: ComputeSnapshot::default(),
+            waits: vgpu_abi::waits::Waits::default(),
             seen: vgpu_abi::targets::ComputeStatus::default(),
             unaccounted_bytes: 0,
         }

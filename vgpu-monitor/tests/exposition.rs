@@ -13,6 +13,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
 use tower::ServiceExt;
+use vgpu_abi::waits::Waits;
 use vgpu_monitor::arbiter::Status;
 use vgpu_monitor::exporter::{
     Compute, Container, Device, Gpu, Instance, Look, Names, Shown, Work, encode,
@@ -87,11 +88,16 @@ fn node() -> Shown {
                     floor: Some(0.2),
                     granted: Some(0.25),
                     used: Some(0.249),
+                    waiting: Some(0.75),
                     waits_for_turn: true,
                     work: Some(Work {
                         busy: Duration::from_millis(12_500),
                         throttled: Duration::from_millis(37_250),
                         waits: 3_100,
+                        waited: Waits {
+                            by_length: [0, 1_000, 2_000, 90, 7, 1, 1],
+                            ns_by_cause: [30_000_000_000, 7_000_000_000, 0, 250_000_000],
+                        },
                         kernels: 3_999_000,
                         graphs: 1_000,
                         copies: 64,

@@ -245,11 +245,11 @@ fn top_shows_who_uses_what() {
         0  Simulated GPU  0 / 16Gi  0%  [----------------]  8Gi  0%  0%
         1  Simulated GPU  0 / 16Gi  0%  [----------------]  16Gi  0%  0%
 
-        CONTAINER  PRIO  GPU  MEMORY  USED  GRANTED  ASKED  THROTTLED  LAUNCHES  LAST  OOMS  STATE
-        serve  1  0  0 / 4Gi  0%  [----------]  0%  100%  none  0ms  0  –  0  running
-          1  0 / 8Gi  0%  [----------]  0%  100%  none  0ms  0  –  running
-        train  1  0  3.29Gi / 4Gi  82%  [########--]  0%  100%  none  0ms  0  –  1  running
-          1  1Gi / 8Gi  12%  [#---------]  0%  100%  none  0ms  0  –  running
+        CONTAINER  PRIO  GPU  MEMORY  USED  GRANTED  ASKED  WAITING  THROTTLED  LAUNCHES  LAST  OOMS  STATE
+        serve  1  0  0 / 4Gi  0%  [----------]  0%  100%  none  0%  0ms  0  –  0  running
+          1  0 / 8Gi  0%  [----------]  0%  100%  none  0%  0ms  0  –  running
+        train  1  0  3.29Gi / 4Gi  82%  [########--]  0%  100%  none  0%  0ms  0  –  1  running
+          1  1Gi / 8Gi  12%  [#---------]  0%  100%  none  0%  0ms  0  –  running
           PID PROGRAM  0  3.29Gi  82%  [########--]  –  0ms  0  –
           1  1Gi  12%  [#---------]  –  0ms  0  –
     "#]]
@@ -308,6 +308,9 @@ fn the_json_of_top_is_a_promise() {
         .unwrap()
         .pop();
     container["devices"][0]["uuid"] = "…".into();
+    let lengths = container["devices"][0]["waits_by_length"].take();
+    assert_eq!(lengths.as_array().unwrap().len(), 7);
+    container["devices"][0]["waits_by_length"] = "…".into();
     container["command"] = "…".into();
     top["gpus"].as_array_mut().unwrap().pop();
     top["gpus"][0]["uuid"] = "…".into();
@@ -355,8 +358,15 @@ fn the_json_of_top_is_a_promise() {
                   "used_percent": 0.0,
                   "utilization_percent": null,
                   "uuid": "…",
+                  "waited_ns": {
+                    "cap": 0,
+                    "grant": 0,
+                    "in_flight": 0,
+                    "unknown_cost": 0
+                  },
                   "waiting": false,
                   "waits": 0,
+                  "waits_by_length": "…",
                   "waits_for_turn": false
                 }
               ],

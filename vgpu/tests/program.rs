@@ -301,6 +301,19 @@ fn top_shows_what_a_program_launched_and_how_long_it_waited() {
     assert_eq!(seen["launches"], 40);
     assert!(seen["throttled_ns"].as_u64().unwrap() > 0, "{seen}");
     assert!(seen["waits"].as_u64().unwrap() > 0, "{seen}");
+    assert!(seen["waited_ns"]["cap"].as_u64().unwrap() > 0, "{seen}");
+    assert_eq!(seen["waited_ns"]["grant"], 0, "{seen}");
+    let lengths = seen["waits_by_length"].as_array().unwrap();
+    let waits = lengths
+        .iter()
+        .map(|length| length["waits"].as_u64().unwrap());
+    assert_eq!(
+        waits.sum::<u64>(),
+        seen["waits"].as_u64().unwrap(),
+        "{seen}"
+    );
+    assert_eq!(lengths[0]["at_most_ns"], 100_000);
+    assert!(lengths[6]["at_most_ns"].is_null());
     assert!(seen["busy_ns"].as_u64().unwrap() > 0, "{seen}");
     assert!(seen["last_launch_ago_ns"].is_number(), "{seen}");
     assert_eq!(client.ask("busy"), "ok");

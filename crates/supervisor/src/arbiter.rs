@@ -696,7 +696,7 @@ impl Served {
                 occupied_ns: used.occupied_ns,
                 in_flight_ns: used.in_flight_ns,
                 last_launch_ns: used.last_launch_ns,
-                waiting: used.waiting_since_ns != 0,
+                waiting_since_ns: used.waiting_since_ns,
                 throttled_ns: used.throttled_ns,
             }
         };

@@ -164,6 +164,7 @@ mod tests {
                 credit_ns: 0,
                 busy_ns: 0,
                 past: vgpu_abi::host::ComputeSnapshot::default(),
+                waits: vgpu_abi::waits::Waits::default(),
             }],
             slots: vec![slot],
             shared: Vec::new(),

@@ -13,6 +13,7 @@ use vgpu_abi::host::{
 use vgpu_abi::limits::{self, Limits, Policy};
 use vgpu_abi::region::Why;
 use vgpu_abi::targets::{self, ComputeStatus, Head};
+use vgpu_abi::waits::Waits;
 
 use crate::ContainerError;
 use crate::instance::{self, Broken, Instance, InstanceError, LIMITS, Labels, REGION, TARGETS};
@@ -117,6 +118,8 @@ pub struct DeviceView {
     pub busy_ns: u64,
     /// Its launches, of living and dead processes together.
     pub compute: ComputeSnapshot,
+    /// How long its launches waited at the gate, of living and dead processes together.
+    pub waits: Waits,
     /// The arbiter's view when it last looked.
     pub seen: ComputeStatus,
     /// Bytes that NVML sees and the region does not.
@@ -441,6 +444,7 @@ fn device(
         credit_ns: region.map_or(0, |device| device.credit_ns),
         busy_ns: region.map_or(0, |device| device.busy_ns),
         compute: region.map_or(sum.compute, |device| sum.compute.and(&device.past)),
+        waits: region.map_or_else(Waits::default, |device| device.waits),
         seen: head.seen.get(index).copied().unwrap_or_default(),
         unaccounted_bytes: head.unaccounted.get(index).map_or(0, |at| at.bytes),
     })

@@ -13,13 +13,14 @@ use std::path::Path;
 use crate::budget::{MOST_BYTES, bytes_in};
 use crate::file::{self, Access, FileError, FileKind};
 use crate::layout::{
-    CALL_BYTES, ComputeUse, DeviceUse, HOOK_GROUPS, LOCK_FAMILY, LOCK_SLOTS, MAX_DEVICES,
-    MAX_HOLDERS, MAX_OOMS, MAX_SHARED, MAX_SLOTS, OomEntry, OomHolder, RegionDevice, RegionHeader,
-    RegionLayout, SHARED_LIVE, SLOT_USED, SLOT_WORDS, SharedObject, Slot, SlotHead,
+    CALL_BYTES, ComputeUse, DeviceUse, GateWaits, HOOK_GROUPS, LOCK_FAMILY, LOCK_SLOTS,
+    MAX_DEVICES, MAX_HOLDERS, MAX_OOMS, MAX_SHARED, MAX_SLOTS, OomEntry, OomHolder, RegionDevice,
+    RegionHeader, RegionLayout, SHARED_LIVE, SLOT_USED, SLOT_WORDS, SharedObject, Slot, SlotHead,
 };
 use crate::region::{MemoryHolder, SharedKey, Why};
 use crate::sys::{self, LockOwner};
 use crate::uuid::DeviceUuid;
+use crate::waits::Waits;
 
 /// So long the charges of a dead process stay at most, counted from when another process of its container found it
 /// dead: a driver that has not let go of the memory by then may never do so.
@@ -77,6 +78,8 @@ pub struct DeviceSnapshot {
     pub busy_ns: u64,
     /// Launches of processes that are gone.
     pub past: ComputeSnapshot,
+    /// How long launches of all its processes, living and gone, waited at the gate.
+    pub waits: Waits,
 }
 
 /// A process.
@@ -402,9 +405,25 @@ fn devices(head: &Part) -> Vec<DeviceSnapshot> {
                 .cast_signed(),
             busy_ns: head.u64(at + offset_of!(RegionDevice, busy_ns)),
             past: ComputeSnapshot::read(head, at + offset_of!(RegionDevice, past)),
+            waits: waits(head, index),
         }
     };
     (0..count.min(MAX_DEVICES)).map(device).collect()
+}
+
+/// More waits than any container had: even the shortest would take centuries. A larger number is noise, and
+/// sums of all lengths fit 64 bits.
+const MOST_WAITS: u64 = 1 << 48;
+
+fn waits(head: &Part, device: usize) -> Waits {
+    let at = offset_of!(RegionHeader, gate_waits) + device * size_of::<GateWaits>();
+    let word = |field: usize, index: usize| head.u64(at + field + index * 8);
+    Waits {
+        by_length: std::array::from_fn(|length| {
+            word(offset_of!(GateWaits, by_length), length).min(MOST_WAITS)
+        }),
+        ns_by_cause: std::array::from_fn(|cause| word(offset_of!(GateWaits, ns_by_cause), cause)),
+    }
 }
 
 fn counters(head: &Part) -> Counters {

@@ -25,6 +25,10 @@ pub const CALL_BYTES: usize = 48;
 pub const HOOK_GROUPS: usize = 16;
 /// 64-bit words of a bitmap with one bit for each slot.
 pub const SLOT_WORDS: usize = 16;
+/// Lengths of waits at the gate that are counted apart.
+pub const WAIT_LENGTHS: usize = 7;
+/// Causes of waits at the gate that are counted apart.
+pub const WAIT_CAUSES: usize = 4;
 
 /// First eight bytes of a usage region: `vgpuREGN`.
 pub const REGION_MAGIC: u64 = 0x4e47_4552_7570_6776;
@@ -132,8 +136,23 @@ pub struct RegionHeader {
     pub slots_full: AtomicU64,
     /// Hooked calls of processes that are gone, by group.
     pub past_hook_calls: [AtomicU64; HOOK_GROUPS],
+    /// How long launches waited at the gate, by device. All zeros where an older library wrote the region.
+    pub gate_waits: [GateWaits; MAX_DEVICES],
     /// Room for what a later version counts.
-    pub reserved_2: [AtomicU64; 448],
+    pub reserved_2: [AtomicU64; 192],
+}
+
+/// How long launches of the container's processes, living and gone, waited at the gate of one device. A wait
+/// is counted when it has ended.
+#[repr(C, align(64))]
+pub struct GateWaits {
+    /// Waits by length: up to 100 µs, 1 ms, 10 ms, 100 ms, 1 s, 10 s, and longer.
+    pub by_length: [AtomicU64; WAIT_LENGTHS],
+    /// Time that launches waited, by cause, nanoseconds, summed over threads: for credit under the container's
+    /// own cap; because the arbiter grants less than that; for work in flight; for a launch of unknown cost.
+    pub ns_by_cause: [AtomicU64; WAIT_CAUSES],
+    /// Room for more.
+    pub reserved: [AtomicU64; 5],
 }
 
 /// One device of the container, in the order in which the container sees them.
@@ -527,7 +546,8 @@ assert_layout!(RegionHeader: size 4096, align 64, magic @ 0, version @ 8, header
     slot_bytes @ 36, shared_capacity @ 40, oom_capacity @ 44, created_unix_ns @ 48,
     slots_high_water @ 128, shared_high_water @ 132, shared_wanted_ns @ 136, shared_last @ 144, slots_in_use @ 192, refused @ 320,
     waits_ran_out @ 328, locks_retaken @ 336, rejoined @ 344, reaped @ 352, shared_full @ 360,
-    ooms @ 368, slots_full @ 376, past_hook_calls @ 384, reserved_2 @ 512);
+    ooms @ 368, slots_full @ 376, past_hook_calls @ 384, gate_waits @ 512, reserved_2 @ 2560);
+assert_layout!(GateWaits: size 128, align 64, by_length @ 0, ns_by_cause @ 56, reserved @ 88);
 assert_layout!(RegionDevice: size 384, align 64, uuid @ 0, shared @ 128, context_bytes @ 136,
     module_bytes @ 144, physical_bytes @ 152, wanted_ns @ 160, last @ 168, runtime_bytes @ 176, credit_ns @ 192, credit_at_ns @ 200, busy_ns @ 208,
     leased_ns @ 216, unknown @ 224, unknown_at_ns @ 232, owed_ns @ 240, past @ 256);

@@ -27,6 +27,8 @@ pub mod budget;
 pub mod credit;
 #[cfg(not(loom))]
 pub mod region;
+#[cfg(not(loom))]
+pub mod waits;
 
 #[cfg(not(loom))]
 pub mod host;

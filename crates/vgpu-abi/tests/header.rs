@@ -37,7 +37,8 @@ fn in_rust() -> BTreeMap<String, Layout> {
             slot_capacity, slot_bytes, shared_capacity, oom_capacity, created_unix_ns, reserved_0,
             slots_high_water, shared_high_water, shared_wanted_ns, shared_last, reserved_1, slots_in_use, refused, waits_ran_out,
             locks_retaken, rejoined, reaped, shared_full, ooms, slots_full, past_hook_calls,
-            reserved_2 }
+            gate_waits, reserved_2 }
+        GateWaits { by_length, ns_by_cause, reserved }
         RegionDevice { uuid, reserved_0, shared, context_bytes, module_bytes, physical_bytes, wanted_ns,
             last, runtime_bytes, reserved_1, credit_ns, credit_at_ns, busy_ns, leased_ns, unknown, unknown_at_ns,
             owed_ns, reserved_2, past }
@@ -75,7 +76,7 @@ macro_rules! constants {
 fn constants() -> Vec<(&'static str, u64)> {
     constants! {
         MAX_DEVICES MAX_SLOTS MAX_SHARED MAX_OOMS MAX_HOLDERS UUID_BYTES CALL_BYTES HOOK_GROUPS
-        SLOT_WORDS REGION_MAGIC REGION_VERSION LIMITS_MAGIC LIMITS_VERSION TARGETS_MAGIC
+        SLOT_WORDS WAIT_LENGTHS WAIT_CAUSES REGION_MAGIC REGION_VERSION LIMITS_MAGIC LIMITS_VERSION TARGETS_MAGIC
         TARGETS_VERSION CHARGE_BYTES_MASK CHARGE_COUNT_SHIFT CHARGE_TAG_SHIFT SLOT_FREE
         SLOT_JOINING SLOT_USED SHARED_FREE SHARED_CHANGING SHARED_LIVE LOCK_SLOTS LOCK_DEVICES
         LOCK_SHARED

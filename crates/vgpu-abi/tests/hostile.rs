@@ -49,6 +49,11 @@ fn believable(snapshot: &Snapshot) {
         assert!(oom.device < MAX_DEVICES && oom.holders.len() <= MAX_HOLDERS);
         assert!(oom.call.chars().all(|c| c == ' ' || c.is_ascii_graphic()));
     }
+    for device in &snapshot.devices {
+        // An exporter adds the lengths up.
+        assert!(device.waits.count() <= 7 << 48);
+        assert!(device.waits.by_length.iter().all(|waits| *waits <= 1 << 48));
+    }
     for device in 0..MAX_DEVICES {
         assert!(snapshot.used_bytes(device) <= MOST_BYTES * (MAX_SLOTS as u64 + 1));
     }
@@ -58,6 +63,7 @@ fn believable(snapshot: &Snapshot) {
 fn noise() -> impl Strategy<Value = Vec<(usize, Vec<u8>)>> {
     let at = prop_oneof![
         3 => 8_usize..512,
+        1 => 512_usize..2_560,
         2 => 4096_usize..24_576,
         2 => 24_576_usize..50_000,
         2 => 417_792_usize..430_000,

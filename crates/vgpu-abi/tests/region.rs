@@ -3,6 +3,7 @@
 use crate::common::RegionDir;
 use vgpu_abi::file::{FileError, FileKind};
 use vgpu_abi::host;
+use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::region::{
     Bounds, Kind, MemoryHolder, Refusal, Region, RegionDevice, ShareError, SharedKey, Why,
 };
@@ -308,6 +309,8 @@ fn leaving_gives_everything_back() {
         .share(SharedKey([1, 1]), 0, 60, Kind::Buffer)
         .unwrap();
     region.count_hooks(0, 3);
+    region.count_wait(1, [0, 2_000_000, 0, 50_000]);
+    region.count_wait(MAX_DEVICES, [1; 4]);
 
     region.leave();
 
@@ -315,6 +318,9 @@ fn leaving_gives_everything_back() {
     let snapshot = host::snapshot(&place.path()).unwrap();
     assert_eq!((snapshot.slots.len(), snapshot.shared.len()), (0, 0));
     assert_eq!(snapshot.counters.hook_calls[0], 3);
+    let waits = snapshot.devices[1].waits;
+    assert_eq!(waits.by_length, [0, 0, 1, 0, 0, 0, 0]);
+    assert_eq!(waits.ns_by_cause, [0, 2_000_000, 0, 50_000]);
     region.charge(0, 7, Kind::Buffer);
     assert_eq!((region.used(0), region.used_by_me(0)), (7, 7));
 }

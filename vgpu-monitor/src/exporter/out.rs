@@ -156,6 +156,35 @@ impl Out<'_> {
         Ok(())
     }
 
+    /// A histogram whose bounds are seconds. A sample is the sum in seconds and the number of observations below
+    /// each bound and above the one before it; the last one has no bound.
+    pub(super) fn histogram<'l>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (Labels<'l>, f64, Vec<(f64, u64)>)>,
+    ) -> fmt::Result {
+        let mut samples = samples.into_iter().peekable();
+        if samples.peek().is_none() {
+            return Ok(());
+        }
+        let mut family = self.encoder.encode_descriptor(
+            name,
+            help,
+            Some(&Unit::Seconds),
+            MetricType::Histogram,
+        )?;
+        for (labels, sum, buckets) in samples {
+            let count = buckets
+                .iter()
+                .fold(0, |sum: u64, (_, n)| sum.saturating_add(*n));
+            family
+                .encode_family(&labels)?
+                .encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+        }
+        Ok(())
+    }
+
     pub(super) fn counter<'l, V: EncodeCounterValue>(
         &mut self,
         name: &str,

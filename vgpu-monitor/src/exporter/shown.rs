@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use vgpu_abi::waits::Waits;
+
 use crate::arbiter::Status;
 
 /// A node at one moment.
@@ -111,6 +113,8 @@ pub struct Compute {
     pub granted: Option<f64>,
     /// The share that it used in the last second; nothing if unknown.
     pub used: Option<f64>,
+    /// Part of the last second in which at least one of its launches waited; nothing without an arbiter.
+    pub waiting: Option<f64>,
     /// It waits for its turn on a device whose memory does not hold all at once.
     pub waits_for_turn: bool,
     /// Its work; nothing before its first launch.
@@ -126,6 +130,8 @@ pub struct Work {
     pub throttled: Duration,
     /// Launches that had to wait.
     pub waits: u64,
+    /// How long those waited that wait no longer.
+    pub waited: Waits,
     /// Kernels launched.
     pub kernels: u64,
     /// Graphs launched.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use supervisor::view::{ContainerView, DeviceView, ProcessView};
 use vgpu_abi::host::{ComputeSnapshot, DeviceUseSnapshot};
+use vgpu_abi::waits::{WAIT_BOUNDS_NS, WaitCause, Waits};
 
 use super::Picture;
 use crate::values::policy_word;
@@ -84,11 +85,21 @@ struct Device {
     granted_percent: Option<f64>,
     used_percent: Option<f64>,
     throttled_percent: f64,
+    waited_ns: BTreeMap<&'static str, u64>,
+    waits_by_length: Vec<WaitsOfLength>,
     contended: bool,
     waits_for_turn: bool,
     credit_ns: i64,
     #[serde(flatten)]
     compute: Compute,
+}
+
+/// Waits at the gate that were longer than those of the entry before, and at most so long.
+#[derive(Debug, Serialize)]
+struct WaitsOfLength {
+    /// `None` in the last one.
+    at_most_ns: Option<u64>,
+    waits: u64,
 }
 
 /// The launches of a container or of one of its processes.
@@ -249,11 +260,25 @@ fn device(picture: &Picture, view: &ContainerView, device: &DeviceView) -> Devic
         granted_percent: seen.granted_permille.map(u32::from).map(percent),
         used_percent: picture.used_permille(view, device).map(percent),
         throttled_percent: percent(u32::from(seen.throttled_permille)),
+        waited_ns: waited_ns(&device.waits),
+        waits_by_length: waits_by_length(&device.waits),
         contended: seen.contended,
         waits_for_turn: seen.waits_for_turn,
         credit_ns: device.credit_ns,
         compute: compute_of(picture, &compute),
     }
+}
+
+fn waited_ns(waits: &Waits) -> BTreeMap<&'static str, u64> {
+    let causes = WaitCause::ALL.into_iter().map(WaitCause::name);
+    causes.zip(waits.ns_by_cause).collect()
+}
+
+fn waits_by_length(waits: &Waits) -> Vec<WaitsOfLength> {
+    let bounds = WAIT_BOUNDS_NS.into_iter().map(Some).chain([None]);
+    let all = bounds.zip(waits.by_length);
+    all.map(|(at_most_ns, waits)| WaitsOfLength { at_most_ns, waits })
+        .collect()
 }
 
 fn compute_of(picture: &Picture, compute: &ComputeSnapshot) -> Compute {

@@ -78,7 +78,7 @@ fn draw_gpus(picture: &Picture, paint: Paint, columns: Option<usize>, out: &mut 
     table.write(out);
 }
 
-const COLUMNS: [&str; 14] = [
+const COLUMNS: [&str; 15] = [
     "CONTAINER",
     "PRIO",
     "GPU",
@@ -88,6 +88,7 @@ const COLUMNS: [&str; 14] = [
     "USED",
     "GRANTED",
     "ASKED",
+    "WAITING",
     "THROTTLED",
     "LAUNCHES",
     "LAST",
@@ -96,8 +97,8 @@ const COLUMNS: [&str; 14] = [
 ];
 
 /// Columns that a narrow terminal does without, the least first: the memory's bar and percentage,
-/// launches, the last one, the priority, the throttled time, and what was granted.
-const EXPENDABLE: [usize; 7] = [5, 10, 4, 11, 1, 9, 7];
+/// launches, the last one, the priority, the throttled time, what was granted, and the waiting share.
+const EXPENDABLE: [usize; 8] = [5, 11, 4, 12, 1, 10, 7, 9];
 
 fn draw_containers(picture: &Picture, paint: Paint, columns: Option<usize>, out: &mut String) {
     let containers = &picture.views.containers;
@@ -140,6 +141,18 @@ fn container_rows(picture: &Picture, container: &ContainerView, paint: Paint, ta
         };
         let throttled = span(picture.throttled_ns(&device.compute));
         let is_throttled = seen.throttled_permille > 0 || device.compute.waiting_since_ns != 0;
+        let warn = |text: String| {
+            if is_throttled {
+                paint.yellow(&text)
+            } else {
+                text
+            }
+        };
+        // Without an arbiter no process knows how much of the last second it was.
+        let waiting = match seen.granted_permille {
+            Some(_) => permille_text(u32::from(seen.throttled_permille)),
+            None => unknown(),
+        };
         table.row(vec![
             first(paint.bold(&full_name(container))),
             first(container.priority.to_string()),
@@ -156,11 +169,8 @@ fn container_rows(picture: &Picture, container: &ContainerView, paint: Paint, ta
                     granted => permille_text(u32::from(granted)),
                 }),
             asked_text(container.policy, device.core_percent, device.floor_percent),
-            if is_throttled {
-                paint.yellow(&throttled)
-            } else {
-                throttled
-            },
+            warn(waiting),
+            warn(throttled),
             number(launches(&device.compute)),
             last_text(picture, container, device),
             first(ooms),
@@ -217,6 +227,7 @@ fn process_rows(
             share(used.confirmed_bytes, device.limit_bytes),
             bar(used.confirmed_bytes, device.limit_bytes, SHORT_BAR, paint),
             percent_text(picture.process_busy(&device.uuid, process.host_pid)),
+            String::new(),
             String::new(),
             String::new(),
             span(picture.throttled_ns(&used.compute)),

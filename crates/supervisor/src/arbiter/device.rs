@@ -63,10 +63,25 @@ pub struct Process {
     pub in_flight_ns: u64,
     /// When it last launched, nanoseconds; 0 where it is not kept.
     pub last_launch_ns: u64,
-    /// A launch of it waits.
-    pub waiting: bool,
-    /// Time that its launches have waited, nanoseconds.
+    /// Since when a launch of it has been waiting, nanoseconds; 0: none is.
+    pub waiting_since_ns: u64,
+    /// Time that its launches have waited that wait no longer, nanoseconds.
     pub throttled_ns: u64,
+}
+
+impl Process {
+    fn is_waiting(&self) -> bool {
+        self.waiting_since_ns != 0
+    }
+
+    /// Time that its launches have waited, with the one that waits now.
+    fn waited_ns(&self, now_ns: u64) -> u64 {
+        let waiting_ns = match self.waiting_since_ns {
+            0 => 0,
+            since_ns => now_ns.saturating_sub(since_ns),
+        };
+        self.throttled_ns.saturating_add(waiting_ns)
+    }
 }
 
 /// The grant of a container.
@@ -91,6 +106,7 @@ struct ContainerHistory {
     worked_at_ns: Option<u64>,
     hungry_at_ns: Option<u64>,
     throttled: Vec<(u64, u64)>,
+    looked_at_ns: Option<u64>,
     processes: HashMap<(usize, u64), Moved>,
 }
 
@@ -100,6 +116,7 @@ struct Moved {
     busy_ns: u64,
     in_flight_ns: u64,
     throttled_ns: u64,
+    waited_ns: u64,
     at_ns: u64,
 }
 
@@ -313,15 +330,14 @@ impl ContainerHistory {
             let moved = same.is_none() && was.is_some();
             let in_flight =
                 process.in_flight_ns > 0 && now_ns.saturating_sub(moved_at_ns) <= STALE_NS;
-            if moved || in_flight || process.waiting {
+            if moved || in_flight || process.is_waiting() {
                 self.worked_at_ns = Some(now_ns);
             } else if was.is_none() && process.last_launch_ns != 0 {
                 self.worked_at_ns = self.worked_at_ns.max(Some(moved_at_ns));
             }
-            let held = process
-                .throttled_ns
-                .saturating_sub(was.map_or(process.throttled_ns, |was| was.throttled_ns));
-            if process.waiting || held > 0 {
+            let waited_ns = process.waited_ns(now_ns);
+            let held = waited_ns.saturating_sub(was.map_or(waited_ns, |was| was.waited_ns));
+            if process.is_waiting() || held > 0 {
                 self.hungry_at_ns = Some(now_ns);
             }
             throttled_ns = throttled_ns.saturating_add(held);
@@ -332,11 +348,16 @@ impl ContainerHistory {
                     busy_ns: process.busy_ns,
                     in_flight_ns: process.in_flight_ns,
                     throttled_ns: process.throttled_ns,
+                    waited_ns,
                     at_ns: moved_at_ns,
                 },
             );
         }
         self.processes = processes;
+        // Threads that wait at the same moment do not make the time since the last look longer.
+        let passed_ns = self.looked_at_ns.map_or(0, |at| now_ns.saturating_sub(at));
+        let throttled_ns = throttled_ns.min(passed_ns);
+        self.looked_at_ns = Some(now_ns);
         self.throttled
             .retain(|(at, _)| now_ns.saturating_sub(*at) < SHOWN_NS);
         if throttled_ns > 0 {

@@ -7,8 +7,9 @@ use super::{MemoryHolder, ProcessUse, Region, slot_tag_of, store_text};
 use crate::budget::{self, Charges, Refusal, Why, bytes_in};
 use crate::crash::crash_point;
 use crate::credit;
-use crate::layout::{CALL_BYTES, MAX_HOLDERS, MAX_OOMS, OomEntry, SLOT_USED};
+use crate::layout::{CALL_BYTES, MAX_HOLDERS, MAX_OOMS, OomEntry, SLOT_USED, WAIT_CAUSES};
 use crate::sys;
+use crate::waits;
 
 impl Region {
     /// Confirmed charges of all processes and of shared objects on this device, and what is kept for
@@ -87,6 +88,15 @@ impl Region {
             }
         });
         sum
+    }
+
+    /// Counts a wait at the gate that has ended: how long it was for each cause, by [`WaitCause`], nanoseconds.
+    ///
+    /// [`WaitCause`]: crate::waits::WaitCause
+    pub fn count_wait(&self, device: usize, ns_by_cause: [u64; WAIT_CAUSES]) {
+        if let Some(counters) = self.layout().header.gate_waits.get(device) {
+            waits::count(counters, ns_by_cause);
+        }
     }
 
     /// Counts hooked calls; `group` is below [`HOOK_GROUPS`](crate::layout::HOOK_GROUPS).

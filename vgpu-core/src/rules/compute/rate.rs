@@ -3,6 +3,7 @@
 
 use vgpu_abi::limits::Policy;
 use vgpu_abi::targets::Grant;
+use vgpu_abi::waits::WaitCause;
 
 use crate::holdings::mps;
 use crate::state::accounts::Accounts;
@@ -22,6 +23,8 @@ pub(super) struct Rate {
     pub(super) beside: Beside,
     /// The container is measured and bounded although no cap holds.
     is_measured: bool,
+    /// The arbiter grants less than the container's cap.
+    is_below_cap: bool,
 }
 
 impl Rate {
@@ -30,6 +33,7 @@ impl Rate {
         scale: Grant::ONE as u32,
         beside: Beside::NOTHING,
         is_measured: false,
+        is_below_cap: false,
     };
 
     pub(super) fn is_free(&self) -> bool {
@@ -38,6 +42,15 @@ impl Rate {
 
     pub(super) fn has_cap(&self) -> bool {
         self.permille < 1000
+    }
+
+    /// What a launch without credit waits for.
+    pub(super) fn bound_by(&self) -> WaitCause {
+        if self.is_below_cap {
+            WaitCause::Grant
+        } else {
+            WaitCause::Cap
+        }
     }
 
     /// Nanoseconds of its own time as the account counts.
@@ -81,6 +94,7 @@ fn rate_of(policy: Policy, core_percent: u32, grant: Option<Grant>) -> Rate {
             follows: true,
         },
         is_measured: grant.measured,
+        is_below_cap: granted < cap,
     }
 }
 
@@ -159,6 +173,16 @@ mod tests {
             ..whole
         };
         assert!(rate_of(Policy::Default, 0, Some(unmeasured)).is_free());
+    }
+
+    #[test]
+    fn launch_without_credit_waits_for_the_lower_of_cap_and_grant() {
+        let bound = |percent, grant| rate_of(Policy::Floor, percent, grant).bound_by();
+
+        assert_eq!(bound(30, None), WaitCause::Cap);
+        assert_eq!(bound(40, Some(GRANT)), WaitCause::Cap);
+        assert_eq!(bound(41, Some(GRANT)), WaitCause::Grant);
+        assert_eq!(bound(0, Some(GRANT)), WaitCause::Grant);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use vgpu_abi::credit::Compute;
+use vgpu_abi::waits::WaitCause;
 
 use super::collect;
 use super::rate::{Rate, rate};
@@ -41,8 +42,29 @@ pub(super) struct Wait<'a> {
     stream: Option<usize>,
     /// Since when it waits; 0: it does not.
     since_ns: u64,
+    spent: Spent,
     has_mark: bool,
     rounds: u32,
+}
+
+/// The time of one wait by cause, nanoseconds. From one look to the next it waits for what the first has found.
+#[derive(Debug, Default)]
+struct Spent {
+    ns_by_cause: [u64; WaitCause::ALL.len()],
+    /// What it waits for, and since when.
+    last: Option<(WaitCause, u64)>,
+}
+
+impl Spent {
+    /// At this look it has to wait for `cause`, or, with `None`, no longer.
+    fn look(&mut self, cause: Option<WaitCause>, now_ns: u64) {
+        let next = cause.map(|cause| (cause, now_ns));
+        if let Some((cause, since_ns)) = core::mem::replace(&mut self.last, next)
+            && let Some(ns) = self.ns_by_cause.get_mut(cause as usize)
+        {
+            *ns = ns.saturating_add(now_ns.saturating_sub(since_ns));
+        }
+    }
 }
 
 pub(super) struct Admitted {
@@ -67,6 +89,7 @@ impl<'a> Wait<'a> {
             device,
             stream,
             since_ns: 0,
+            spent: Spent::default(),
             has_mark: false,
             rounds: 0,
         }
@@ -97,13 +120,19 @@ impl<'a> Wait<'a> {
             };
             let turn = self.turn(expected, &mut overdue_ns, now_ns);
             let lease = turn
-                .and_then(|()| self.mark(expected, now_ns))
-                .and_then(|()| self.room(&rate, cost_ns, now_ns))
+                .map_err(|wait_ns| (WaitCause::UnknownCost, wait_ns))
+                .and_then(|()| {
+                    self.mark(expected, now_ns)
+                        .and_then(|()| self.room(&rate, cost_ns, now_ns))
+                        .map_err(|wait_ns| (WaitCause::InFlight, wait_ns))
+                })
                 .and_then(|()| {
                     let wanted = rate.counted(cost_ns).max(1);
                     if rate.has_cap() {
                         let lease = self.compute.lease(wanted, now_ns, rate.permille);
-                        lease.or_else(|wait_ns| self.excused(&rate, wanted, wait_ns, now_ns))
+                        lease
+                            .or_else(|wait_ns| self.excused(&rate, wanted, wait_ns, now_ns))
+                            .map_err(|wait_ns| (rate.bound_by(), wait_ns))
                     } else {
                         Ok(0)
                     }
@@ -120,7 +149,8 @@ impl<'a> Wait<'a> {
                         now_ns,
                     });
                 }
-                Err(wait_ns) => {
+                Err((cause, wait_ns)) => {
+                    self.spent.look(Some(cause), now_ns);
                     // A launch that waits is not in flight.
                     if core::mem::take(&mut self.has_mark) {
                         self.compute.end_unknown();
@@ -289,6 +319,9 @@ impl<'a> Wait<'a> {
         self.since_ns = 0;
         // Relaxed throughout: as in `begin`.
         own.throttled_ns.fetch_add(waited_ns, Ordering::Relaxed);
+        self.spent.look(None, now_ns);
+        let region = &self.accounts.container.region;
+        region.count_wait(self.device, core::mem::take(&mut self.spent).ns_by_cause);
         if let Some(state) = self.accounts.process.compute.device(self.device)
             && state.waiting.fetch_sub(1, Ordering::Relaxed) <= 1
         {
@@ -355,6 +388,21 @@ mod tests {
                 1600 * MS
             ]
         );
+    }
+
+    #[test]
+    fn time_between_two_looks_counts_for_what_the_first_found() {
+        let mut spent = Spent::default();
+
+        spent.look(Some(WaitCause::UnknownCost), 1_000);
+        spent.look(Some(WaitCause::Cap), 1_100);
+        spent.look(Some(WaitCause::Cap), 1_500);
+        spent.look(Some(WaitCause::Grant), 2_000);
+        spent.look(None, 5_000);
+        // A wait that has ended counts no more.
+        spent.look(None, 9_000);
+
+        assert_eq!(spent.ns_by_cause, [900, 3_000, 0, 100]);
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl Program {
                     occupied_ns: 0,
                     in_flight_ns: 0,
                     last_launch_ns: 0,
-                    waiting: false,
+                    waiting_since_ns: 0,
                     throttled_ns: 0,
                 }],
             },
@@ -165,8 +165,15 @@ impl Program {
             .any(|(from, to)| (*from..*to).contains(&now));
         let waits = matches!(self.state, State::Waits) && wants;
         let free = permille >= 1000.0;
-        process.waiting = waits && !(self.credit > 0.0 || free);
-        if waits && (self.credit > 0.0 || free) {
+        let has_to_wait = waits && !(self.credit > 0.0 || free);
+        if has_to_wait && process.waiting_since_ns == 0 {
+            process.waiting_since_ns = now;
+        } else if !has_to_wait && process.waiting_since_ns != 0 {
+            // The library counts a wait when it has ended.
+            process.throttled_ns += now - process.waiting_since_ns;
+            process.waiting_since_ns = 0;
+        }
+        if waits && !has_to_wait {
             self.charged = self.estimate * scale;
             self.credit -= self.charged;
             process.launches += 1;
@@ -176,8 +183,6 @@ impl Program {
                 left: self.kernel_ns,
                 began: None,
             };
-        } else if process.waiting {
-            process.throttled_ns += STEP;
         }
     }
 }
@@ -457,6 +462,64 @@ fn uncapped_lower_priority_waits_for_the_higher_one() {
 }
 
 #[test]
+fn waiting_share_counts_a_wait_while_it_lasts_and_no_longer() {
+    let shown = |device: &mut Device, now: u64, since_ns: u64, throttled_ns: u64| {
+        let mut tenant = Program::new(1, 300, MS).tenant;
+        tenant.processes[0].waiting_since_ns = since_ns;
+        tenant.processes[0].throttled_ns = throttled_ns;
+        device.tick(now, 0, &[tenant], &[])[0]
+            .seen
+            .throttled_permille
+    };
+    let mut device = Device::default();
+
+    // It waits from 10.3 s to 10.82 s.
+    let mut during = Vec::new();
+    for tick in 0..=10 {
+        let now = 10 * SECOND + tick * 50 * MS;
+        let since_ns = if tick < 6 { 0 } else { 10_300 * MS };
+        during.push(shown(&mut device, now, since_ns, 0));
+    }
+    for tick in 11..=16 {
+        shown(&mut device, 10 * SECOND + tick * 50 * MS, 10_300 * MS, 0);
+    }
+    let ended = shown(&mut device, 10_850 * MS, 0, 520 * MS);
+    let mut after = Vec::new();
+    for tick in 18..=45 {
+        after.push(shown(
+            &mut device,
+            10 * SECOND + tick * 50 * MS,
+            0,
+            520 * MS,
+        ));
+    }
+
+    assert_eq!(during, [0, 0, 0, 0, 0, 0, 0, 50, 100, 150, 200]);
+    assert_eq!(ended, 520);
+    assert_eq!(after.iter().max(), Some(&520));
+    assert_eq!(after.last(), Some(&0));
+}
+
+#[test]
+fn threads_that_wait_together_count_once_in_the_waiting_share() {
+    let mut tenant = Program::new(1, 300, MS).tenant;
+    tenant.processes = vec![tenant.processes[0]; 3];
+    for (slot, process) in tenant.processes.iter_mut().enumerate() {
+        process.slot = (slot, 1);
+        process.waiting_since_ns = SECOND;
+    }
+    let mut device = Device::default();
+
+    let mut shown = Vec::new();
+    for tick in 0..=30 {
+        let verdicts = device.tick(SECOND + tick * 50 * MS, 0, &[tenant.clone()], &[]);
+        shown.push(verdicts[0].seen.throttled_permille);
+    }
+
+    assert_eq!((shown[0], shown[10], shown[30]), (0, 500, 1000));
+}
+
+#[test]
 fn unused_part_of_a_floor_is_lent() {
     let sparse = Program::new(1, 1000, MS).floor(500).gap(9 * MS);
     let greedy = Program::new(2, 1000, MS).floor(500);
@@ -537,7 +600,7 @@ fn pretends(slot: (usize, u64), host_pid: u32, now: u64) -> Process {
         occupied_ns: 0,
         in_flight_ns: MS,
         last_launch_ns: now,
-        waiting: false,
+        waiting_since_ns: 0,
         throttled_ns: 0,
     }
 }
@@ -582,7 +645,7 @@ fn wild_counters(tenant: &mut Tenant, now: u64) {
         occupied_ns: 0,
         in_flight_ns: u64::MAX,
         last_launch_ns: u64::MAX,
-        waiting: true,
+        waiting_since_ns: 1,
         throttled_ns: now.wrapping_mul(u64::MAX / 3),
         ..pretends((slot as usize, 1), 100 + slot, now)
     };
