@@ -171,11 +171,11 @@ pub struct Args {
     pub ca_settle: SignedDuration,
 
     /// Namespaces whose pods are not checked or changed. The webhook's own namespace is always
-    /// among them.
+    /// among them. Name the same ones in the exporter's --attest-exempt-namespaces.
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "kube-system",
+        default_value = "kube-system,gpu-operator",
         value_name = "NAME"
     )]
     pub exempt_namespaces: Vec<String>,
@@ -200,6 +200,28 @@ pub struct Args {
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
           default_missing_value = "true", require_equals = true)]
     pub ignore_label_for_all: bool,
+
+    /// Whether the label hami.io/webhook=ignore of a namespace exempts its pods. Set false where
+    /// tenants may label namespaces; --exempt-namespaces then names all that are exempt.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = true,
+          default_missing_value = "true", require_equals = true)]
+    pub ignore_namespace_label: bool,
+
+    /// Runtime classes of NVIDIA's runtime, besides the one that the device configuration gives
+    /// pods: containers of such a pod that get no GPU also see none that their image names.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NAME",
+        default_value = "nvidia,nvidia-cdi,nvidia-legacy",
+        value_parser = runtime_class
+    )]
+    pub gpu_runtime_classes: Vec<String>,
+
+    /// In which pods to set NVIDIA_VISIBLE_DEVICES=void in containers that get no GPU and do not
+    /// set it: those of --gpu-runtime-classes, or all, for nodes whose default runtime is NVIDIA's.
+    #[arg(long, value_enum, value_name = "PODS", default_value_t = HideDevices::RuntimeClasses)]
+    pub hide_devices: HideDevices,
 
     /// The agent that gives containers their devices.
     #[arg(long, value_enum, default_value_t = NodeAgent::Vgpu)]
@@ -290,6 +312,15 @@ pub enum NodeAgent {
     None,
 }
 
+/// The pods in which containers without a GPU see none that their image names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum HideDevices {
+    /// Pods of NVIDIA's runtime classes.
+    RuntimeClasses,
+    /// All pods: the API server sends every pod that is created.
+    Everywhere,
+}
+
 impl Args {
     /// The settings for admission. `namespace` is the webhook's own.
     #[must_use]
@@ -311,6 +342,12 @@ impl Args {
             exempt_namespaces: exempt,
             ignore_label_accounts: named(&self.ignore_label_accounts),
             ignore_label_for_all: self.ignore_label_for_all,
+            ignore_namespace_label: self.ignore_namespace_label,
+            gpu_runtime_classes: {
+                let named = self.gpu_runtime_classes.iter();
+                named.filter(|name| !name.is_empty()).cloned().collect()
+            },
+            hide_everywhere: self.hide_devices == HideDevices::Everywhere,
             agent: match self.node_agent {
                 NodeAgent::Vgpu => Agent::Ours,
                 NodeAgent::Hami => Agent::Peer,
@@ -416,6 +453,10 @@ enum FlagError {
         "accepted: a whole number of days, hours, minutes or seconds above 0, such as 365d, 24h, 10m, 30s; at most 3650d"
     )]
     Duration,
+    #[error(
+        "accepted: names of RuntimeClass objects (lower-case letters, digits, - and .), separated by commas"
+    )]
+    RuntimeClass,
     #[error("accepted: an address with a port, such as 0.0.0.0:9443, [::]:9443 or :9443")]
     Address,
     #[error(
@@ -429,6 +470,15 @@ fn url(text: &str) -> Result<String, FlagError> {
         return Err(FlagError::Url);
     }
     Ok(text.trim_end_matches('/').to_owned())
+}
+
+fn runtime_class(text: &str) -> Result<String, FlagError> {
+    let is_allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
+    if text.len() <= 253 && text.bytes().all(is_allowed) {
+        Ok(text.to_owned())
+    } else {
+        Err(FlagError::RuntimeClass)
+    }
 }
 
 /// `365d`, `24h`, `10m`, `30s`: one number and its unit.
@@ -572,9 +622,36 @@ mod tests {
             ["vgpu", "kube-system", "monitoring"]
         );
         let standard = parse(&[]).unwrap().settings("vgpu");
-        assert_eq!(standard.exempt_namespaces, ["vgpu", "kube-system"]);
+        assert_eq!(
+            standard.exempt_namespaces,
+            ["vgpu", "kube-system", "gpu-operator"]
+        );
         assert_eq!(standard.own_accounts.len(), 3);
         assert!(standard.ignore_label_accounts.is_empty());
+    }
+
+    #[test]
+    fn pods_that_nvidias_runtime_starts_are_named_by_class_or_are_all() {
+        let standard = parse(&[]).unwrap().settings("vgpu");
+        assert_eq!(
+            standard.gpu_runtime_classes,
+            Settings::default().gpu_runtime_classes
+        );
+        assert!(!standard.hide_everywhere && standard.ignore_namespace_label);
+        let args = parse(&[
+            "--gpu-runtime-classes=gpus,nvidia.v2,",
+            "--hide-devices=everywhere",
+            "--ignore-namespace-label=false",
+        ]);
+        let settings = args.unwrap().settings("vgpu");
+        assert_eq!(settings.gpu_runtime_classes, ["gpus", "nvidia.v2"]);
+        assert!(settings.hide_everywhere && !settings.ignore_namespace_label);
+        for bad in ["--gpu-runtime-classes=a b", "--gpu-runtime-classes=NVIDIA"] {
+            let error = parse(&[bad]).unwrap_err().to_string();
+            assert!(error.contains("RuntimeClass"), "{error}");
+        }
+        let error = parse(&["--hide-devices=all"]).unwrap_err().to_string();
+        assert!(error.contains("runtime-classes"), "{error}");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use server::{Span, TraceContext, Traces};
 
-use crate::checks;
+use crate::checks::{self, Asks};
 use crate::context::{Context, Operation};
 use crate::denied::Denied;
 use crate::forgery::Reserved;
@@ -25,6 +25,7 @@ use crate::patch::Patch;
 use crate::place::At;
 use crate::quotas::{self, Quotas};
 use crate::settings::Settings;
+use crate::visible::{self, Source};
 
 const DEFAULT_SCHEDULER: &str = "default-scheduler";
 const IGNORE: &str = "ignore";
@@ -33,6 +34,8 @@ const IGNORE: &str = "ignore";
 pub struct Admission {
     vendors: Arc<Vendors>,
     settings: Settings,
+    /// The runtime classes of NVIDIA's runtime.
+    gpu_classes: Vec<String>,
     reserved: Reserved,
     quotas: Option<Arc<dyn Quotas>>,
     traces: Traces,
@@ -67,6 +70,7 @@ impl Admission {
     pub fn new(vendors: Arc<Vendors>, settings: Settings) -> Self {
         Self {
             reserved: Reserved::of(&vendors),
+            gpu_classes: visible::runtime_classes(&vendors, &settings),
             vendors,
             settings,
             quotas: None,
@@ -191,11 +195,11 @@ impl Admission {
             (Operation::Create, "binding") | (Operation::Update, _) if !trusted => {
                 self.reserved.check(context.old, object, |_, _| false)?;
                 if context.subresource == "ephemeralcontainers" {
-                    return self.ephemeral(object, context);
+                    return self.ephemeral(object, context, purpose);
                 }
                 Ok(Admitted::default())
             }
-            (Operation::Update, "ephemeralcontainers") => self.ephemeral(object, context),
+            (Operation::Update, "ephemeralcontainers") => self.ephemeral(object, context, purpose),
             _ => Ok(Admitted::default()),
         }
     }
@@ -243,22 +247,50 @@ impl Admission {
         let takes_several_vendors =
             !is_foreign && hcs::admit(&self.vendors, &self.settings, &mut pod, object, &mut patch)?;
         let mentions = self.mentions(&pod);
+        let of_vendors = |at: At, container: &Container, variable: &EnvVar| {
+            edits
+                .iter()
+                .filter(|(edited, _)| edited.list == at.list && edited.index == at.index)
+                .flat_map(|(_, edits)| &edits.env)
+                .any(|(name, value)| {
+                    *name == variable.name
+                        && variable.value_from.is_none()
+                        && variable.value.as_deref().unwrap_or_default() == value
+                })
+                || is_own_reference(container, variable)
+                || hcs::is_own_reference(variable, &self.vendors)
+        };
         for (at, container) in At::of(&pod) {
-            let of_vendors = |variable: &EnvVar| {
-                edits
-                    .iter()
-                    .filter(|(edited, _)| edited.list == at.list && edited.index == at.index)
-                    .flat_map(|(_, edits)| &edits.env)
-                    .any(|(name, value)| {
-                        *name == variable.name
-                            && variable.value_from.is_none()
-                            && variable.value.as_deref().unwrap_or_default() == value
-                    })
-                    || is_own_reference(container, variable)
-                    || hcs::is_own_reference(variable, &self.vendors)
+            if mentions {
+                checks::environment(container, |variable| of_vendors(at, container, variable))?;
+            }
+            let asks = if self.gets_gpu(container) {
+                Asks::Itself
+            } else if mentions {
+                Asks::Beside
+            } else {
+                Asks::Nothing
             };
-            checks::environment(container, mentions, of_vendors)?;
-            checks::mounts(container, at.value(object), mentions)?;
+            checks::mounts(container, at.value(object), asks)?;
+        }
+        let request = if mentions && !is_foreign {
+            request(&pod, &self.vendors, &self.settings.defaults)?
+        } else {
+            Request::default()
+        };
+        let is_hidden = self.is_hidden(&pod);
+        for (index, (at, container)) in At::of(&pod).enumerate() {
+            let ours = |variable: &EnvVar| of_vendors(at, container, variable);
+            let place = (index, container);
+            let source = visible::source(&self.vendors, &request, &pod, place, is_foreign);
+            if purpose == Purpose::Look {
+                visible::check(container, source, is_hidden, ours)?;
+                continue;
+            }
+            visible::rewrite(&self.settings, source, at, ours, &mut patch);
+            if is_hidden && source == Source::None {
+                hide_devices(&mut patch, at);
+            }
         }
         if is_foreign {
             admitted.message = Some("pod already has different scheduler assigned".into());
@@ -268,14 +300,10 @@ impl Admission {
                     pod.spec.scheduler_name, self.settings.scheduler_name
                 ));
             }
+            admitted.patch = patch.into_operations();
             return Ok(admitted);
         }
 
-        let request = if mentions {
-            request(&pod, &self.vendors, &self.settings.defaults)?
-        } else {
-            Request::default()
-        };
         if !request.asks_for_devices() {
             admitted.patch = patch.into_operations();
             return Ok(admitted);
@@ -504,12 +532,20 @@ impl Admission {
         }
     }
 
-    fn ephemeral(&self, object: &Value, context: &Context<'_>) -> Result<Admitted, Denied> {
+    fn ephemeral(
+        &self,
+        object: &Value,
+        context: &Context<'_>,
+        purpose: Purpose,
+    ) -> Result<Admitted, Denied> {
         let pod = decode(object)?;
         let old = context.old.map(decode).transpose()?.unwrap_or_default();
         let before = old.spec.ephemeral_containers.iter();
         let known: HashSet<&str> = before.map(|container| container.name.as_str()).collect();
         let mentions = self.mentions(&pod);
+        let is_hidden = self.is_hidden(&pod)
+            || self.mentions_nvidia(&pod)
+            || visible::hides_everywhere(&self.vendors, &self.settings);
         let mut patch = Patch::of(object);
         for (index, container) in pod.spec.ephemeral_containers.iter().enumerate() {
             if known.contains(container.name.as_str()) {
@@ -519,12 +555,22 @@ impl Admission {
                 list: At::EPHEMERAL,
                 index,
             };
-            checks::environment(container, mentions, |_| false)?;
-            checks::mounts(container, at.value(object), mentions)?;
             if mentions {
+                checks::environment(container, |_| false)?;
                 checks::rights(container)?;
             }
-            if self.mentions_nvidia(&pod) {
+            let asks = if mentions {
+                Asks::Beside
+            } else {
+                Asks::Nothing
+            };
+            checks::mounts(container, at.value(object), asks)?;
+            if purpose == Purpose::Look {
+                visible::check(container, Source::None, is_hidden, |_| false)?;
+                continue;
+            }
+            visible::rewrite(&self.settings, Source::None, at, |_| false, &mut patch);
+            if is_hidden {
                 hide_devices(&mut patch, at);
             }
         }
@@ -544,22 +590,36 @@ impl Admission {
     }
 
     fn mentions_where(&self, pod: &Pod, vendor: impl Fn(&str) -> bool) -> bool {
-        At::of(pod).any(|(_, container)| {
-            let resources = &container.resources;
-            resources
-                .limits
-                .iter()
-                .chain(&resources.requests)
-                .any(|(name, amount)| {
-                    let of = self.vendors.of_resource(name);
-                    if kube_api::hcs_request::is_resource(name, &self.vendors) {
-                        return amount.0 != "0";
-                    }
-                    // A priority alone asks for no device.
-                    of.is_some_and(|(row, role)| role != Role::Priority && vendor(&row.word))
-                        && amount.0 != "0"
-                })
-        })
+        At::of(pod).any(|(_, container)| self.names_device(container, &vendor))
+    }
+
+    /// Whether the container may get a GPU into which the node agent mounts its files.
+    fn gets_gpu(&self, container: &Container) -> bool {
+        self.names_device(container, |vendor| vendor == NVIDIA)
+    }
+
+    /// Whether the container names a resource of such a vendor with an amount; one of hcs.io may be of any vendor.
+    fn names_device(&self, container: &Container, vendor: impl Fn(&str) -> bool) -> bool {
+        let resources = &container.resources;
+        resources
+            .limits
+            .iter()
+            .chain(&resources.requests)
+            .any(|(name, amount)| {
+                let of = self.vendors.of_resource(name);
+                if kube_api::hcs_request::is_resource(name, &self.vendors) {
+                    return amount.0 != "0";
+                }
+                // A priority alone asks for no device.
+                of.is_some_and(|(row, role)| role != Role::Priority && vendor(&row.word))
+                    && amount.0 != "0"
+            })
+    }
+
+    /// Whether a container of the pod without a GPU must not see what its image names.
+    fn is_hidden(&self, pod: &Pod) -> bool {
+        let class = pod.spec.runtime_class_name.as_deref().unwrap_or_default();
+        self.settings.hide_everywhere || among(&self.gpu_classes, class)
     }
 }
 

@@ -47,8 +47,8 @@ const OWN_PATHS: [&str; 5] = [
     "/usr/local/vgpu",
 ];
 
-/// Why a variable that a pod sets is refused; none when it is not.
-fn fault(variable: &EnvVar, asks_for_devices: bool) -> Option<String> {
+/// Why a variable that a pod with devices sets is refused; none when it is not.
+fn fault(variable: &EnvVar) -> Option<String> {
     let name = variable.name.as_str();
     let elsewhere = variable.value_from.is_some();
     let value = variable.value.as_deref().unwrap_or_default();
@@ -59,17 +59,6 @@ fn fault(variable: &EnvVar, asks_for_devices: bool) -> Option<String> {
         let shown: String = value.chars().take(100).collect();
         format!("{shown:?}")
     };
-    if name == VISIBLE_DEVICES {
-        return (elsewhere || !NO_DEVICES.contains(&value)).then(|| {
-            format!(
-                "{read} would show devices to the container beside those that it is given; remove it (only \"void\", \
-                 \"none\" and \"\" are accepted) and ask for devices under resources.limits"
-            )
-        });
-    }
-    if !asks_for_devices {
-        return None;
-    }
     match name {
         DISABLE => (elsewhere || !FALSE.contains(&value)).then(|| {
             format!("{read} would switch the limits off; remove it, and ask for the whole device if it is needed")
@@ -104,14 +93,14 @@ fn fault(variable: &EnvVar, asks_for_devices: bool) -> Option<String> {
     }
 }
 
-/// Checks that the container's variables leave the limits on. `ours` says which of them admission itself set.
+/// Checks that the variables of a container leave the limits on, in a pod that asks for devices. `ours` says which of
+/// them admission itself set.
 pub(crate) fn environment(
     container: &Container,
-    asks_for_devices: bool,
     ours: impl Fn(&EnvVar) -> bool,
 ) -> Result<(), Denied> {
     for variable in &container.env {
-        if let Some(fault) = fault(variable, asks_for_devices)
+        if let Some(fault) = fault(variable)
             && !ours(variable)
         {
             return Err(Denied::container(
@@ -124,12 +113,19 @@ pub(crate) fn environment(
     Ok(())
 }
 
+/// The requests of a container, for the check of its mounts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Asks {
+    /// No container of the pod asks for devices.
+    Nothing,
+    /// Another container of the pod asks for devices.
+    Beside,
+    /// The container itself asks for devices, so the agent mounts its files there.
+    Itself,
+}
+
 /// Checks that the container's mounts leave the agent's mounts in place. `value` is the container as JSON, as it came.
-pub(crate) fn mounts(
-    container: &Container,
-    value: &Value,
-    asks_for_devices: bool,
-) -> Result<(), Denied> {
+pub(crate) fn mounts(container: &Container, value: &Value, asks: Asks) -> Result<(), Denied> {
     let mounts = value.get("volumeMounts").and_then(Value::as_array);
     for mount in mounts.into_iter().flatten() {
         let Some(path) = mount.get("mountPath").and_then(Value::as_str) else {
@@ -146,7 +142,9 @@ pub(crate) fn mounts(
                 "NVIDIA's container runtime takes mounts below {known} for the names of devices to give; remove it \
                  and ask for devices under resources.limits"
             )
-        } else if asks_for_devices && let Some(known) = OWN_PATHS.iter().find(lies_in) {
+        } else if asks >= Asks::Beside
+            && let Some(known) = OWN_PATHS.iter().find(lies_in)
+        {
             format!(
                 "{known} is where the node agent mounts what keeps the limits; mount the volume elsewhere"
             )

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::checks::{NO_DEVICES, RUNTIME_DEVICE_MOUNTS, VISIBLE_DEVICES};
 use crate::forgery;
 use crate::settings::Settings;
+use crate::visible;
 
 /// The address at which an API server finds the webhook.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,15 +81,14 @@ pub fn webhook_configurations(
     client: &ClientConfig,
 ) -> (Value, Value) {
     let entry = Entry { settings, client };
-    let concerns = concerns_devices(vendors);
+    let concerns = concerns_devices(vendors, settings);
     let mut mutating = vec![entry.value(
         "mutate.pods.vgpu.io",
         "/webhook",
         &MADE,
         &[("concerns-devices", concerns.clone())],
     )];
-    let nvidia = vendors.config().nvidia.as_ref();
-    if nvidia.is_some_and(|nvidia| nvidia.overwrite_env) && settings.match_conditions {
+    if visible::hides_everywhere(vendors, settings) && settings.match_conditions {
         mutating.push(entry.of_the_rest(&concerns));
     }
     for entry in mutating.iter_mut().filter_map(Value::as_object_mut) {
@@ -136,8 +136,8 @@ struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// All other pods, whose containers must not see a GPU where the device configuration says so. That is no reason to
-    /// stop a pod while the webhook is down.
+    /// All other pods, whose containers must not see a GPU where the settings or the device configuration say so. That is
+    /// no reason to stop a pod while the webhook is down.
     fn of_the_rest(&self, concerns: &str) -> Value {
         let silent = format!(
             "{}.exists(c, !(has(c.env) && c.env.exists(e, has(e.name) && e.name == {})))",
@@ -147,7 +147,7 @@ impl Entry<'_> {
         let mut entry = self.value(
             "hide-devices.pods.vgpu.io",
             "/webhook",
-            &[("CREATE", &["pods"])],
+            &MADE,
             &[
                 ("does-not-concern-devices", format!("!({concerns})")),
                 ("says-nothing-of-devices", silent),
@@ -167,8 +167,11 @@ impl Entry<'_> {
         conditions: &[(&str, String)],
     ) -> Value {
         let settings = self.settings;
-        let mut selected =
-            vec![json!({ "key": keys::WEBHOOK, "operator": "NotIn", "values": ["ignore"] })];
+        let mut selected = Vec::new();
+        if settings.ignore_namespace_label {
+            selected
+                .push(json!({ "key": keys::WEBHOOK, "operator": "NotIn", "values": ["ignore"] }));
+        }
         if !settings.exempt_namespaces.is_empty() {
             selected.push(json!({
                 "key": "kubernetes.io/metadata.name",
@@ -176,6 +179,11 @@ impl Entry<'_> {
                 "values": settings.exempt_namespaces,
             }));
         }
+        let namespaces = if selected.is_empty() {
+            json!({})
+        } else {
+            json!({ "matchExpressions": selected })
+        };
         let objects = if settings.ignore_label_for_all {
             json!({ "matchExpressions": [{ "key": keys::WEBHOOK, "operator": "NotIn", "values": ["ignore"] }] })
         } else {
@@ -199,7 +207,7 @@ impl Entry<'_> {
             "clientConfig": self.client.at(path),
             "failurePolicy": if settings.match_conditions { "Fail" } else { "Ignore" },
             "matchPolicy": "Equivalent",
-            "namespaceSelector": { "matchExpressions": selected },
+            "namespaceSelector": namespaces,
             "objectSelector": objects,
             "rules": rules,
             "sideEffects": "None",
@@ -218,9 +226,9 @@ impl Entry<'_> {
     }
 }
 
-/// A pod that asks for a resource of ours, makes devices visible to itself, or sets a field that only the scheduler may
-/// set.
-fn concerns_devices(vendors: &Vendors) -> String {
+/// A pod that asks for a resource of ours, that NVIDIA's runtime starts, that makes devices visible to itself, or that
+/// sets a field that only the scheduler may set.
+fn concerns_devices(vendors: &Vendors, settings: &Settings) -> String {
     let ours = vendors.resources().map(|(name, _, _)| name);
     let resources = list(ours.chain(kube_api::hcs_request::names(vendors)));
     let asks = |kind: &str| {
@@ -247,10 +255,14 @@ fn concerns_devices(vendors: &Vendors) -> String {
         "has(c.volumeMounts) && c.volumeMounts.exists(m, has(m.mountPath) && m.mountPath.contains({}))",
         text(mounted)
     );
+    let classes = visible::runtime_classes(vendors, settings);
     format!(
-        "{}.exists(c, ({asks}) || ({shows}) || ({mounts})) || (has(object.metadata.annotations) && \
-         object.metadata.annotations.exists(k, {})) || (has(object.metadata.labels) && {} in object.metadata.labels)",
+        "{}.exists(c, ({asks}) || ({shows}) || ({mounts})) || (has(object.spec) && \
+         has(object.spec.runtimeClassName) && object.spec.runtimeClassName in {}) || \
+         (has(object.metadata.annotations) && object.metadata.annotations.exists(k, {})) || \
+         (has(object.metadata.labels) && {} in object.metadata.labels)",
         containers(),
+        list(classes.iter().map(String::as_str)),
         is_reserved(vendors),
         text(keys::VGPU_NODE),
     )
@@ -284,9 +296,10 @@ fn changes_reserved(vendors: &Vendors) -> String {
 /// Whether the annotation `k` is reserved.
 fn is_reserved(vendors: &Vendors) -> String {
     format!(
-        "k in {} || k.startsWith({})",
+        "k in {} || k.startsWith({}) || k.contains({})",
         list(forgery::annotations(vendors).iter().map(String::as_str)),
-        text(keys::VISIBLE_DEVICES_PREFIX)
+        text(keys::VISIBLE_DEVICES_PREFIX),
+        text(forgery::CDI)
     )
 }
 

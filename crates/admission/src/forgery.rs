@@ -1,5 +1,7 @@
 //! The fields of a pod that only the scheduler and the node agents write: annotations that say what the pod holds, and
 //! the label of its node. Finds out which of them another user wrote, changed or removed. The values are not read.
+//! Annotations by which a container runtime gives devices (CDI) are treated in the same way, but any user may remove
+//! them.
 
 use std::collections::HashSet;
 
@@ -23,7 +25,9 @@ impl Reserved {
     }
 
     fn annotation(&self, key: &str) -> bool {
-        self.annotations.contains(key) || key.starts_with(keys::VISIBLE_DEVICES_PREFIX)
+        self.annotations.contains(key)
+            || key.starts_with(keys::VISIBLE_DEVICES_PREFIX)
+            || is_cdi(key)
     }
 
     /// Checks that every reserved key is the same in `new` as in `old`. `ours` says which annotations admission itself
@@ -54,6 +58,10 @@ impl Reserved {
                 return Err(Denied::pod(
                     format!("metadata.{name}[{key}]"),
                     match (before(key), is_made) {
+                        _ if is_cdi(key) => {
+                            "a container runtime gives the CDI devices in it without asking the scheduler; remove it, \
+                             and ask for devices under resources.limits"
+                        }
                         (None, true) => {
                             "only the scheduler and the node agents write it, it says what a pod was given; remove it \
                              from the pod (and from the template or the backup that it was made of)"
@@ -66,7 +74,7 @@ impl Reserved {
                 ));
             }
             for key in old.into_iter().flat_map(Map::keys) {
-                if reserved(key) && !new.is_some_and(|new| new.contains_key(key)) {
+                if reserved(key) && !is_cdi(key) && !new.is_some_and(|new| new.contains_key(key)) {
                     return Err(Denied::pod(
                         format!("metadata.{name}[{key}]"),
                         "only the scheduler and the node agents take it away, it says what the pod holds; leave it as \
@@ -77,6 +85,13 @@ impl Reserved {
         }
         Ok(())
     }
+}
+
+/// What the keys of CDI's annotations contain: `cdi.k8s.io/NAME`, and `nvidia.cdi.k8s.io/…` of NVIDIA's toolkit.
+pub(crate) const CDI: &str = "cdi.k8s.io/";
+
+fn is_cdi(key: &str) -> bool {
+    key.contains(CDI)
 }
 
 /// The names of all reserved annotations, sorted, for the webhook's configuration.

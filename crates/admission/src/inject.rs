@@ -22,22 +22,7 @@ pub(crate) fn inject(
     request: &Request,
     patch: &mut Patch<'_>,
 ) {
-    let may_get_any = request
-        .any
-        .as_deref()
-        .filter(|any| (any.families.iter()).any(|family| family.vendor.as_str() == NVIDIA));
-    let has = |index: usize| {
-        let wishes = may_get_any.into_iter().flat_map(|any| &any.wishes);
-        if wishes.into_iter().any(|wish| wish.container == index) {
-            return true;
-        }
-        request.containers.get(index).is_some_and(|container| {
-            container
-                .asks
-                .iter()
-                .any(|ask| ask.count > 0 && ask.vendor.as_str() == NVIDIA)
-        })
-    };
+    let has = |index: usize| gets_gpu(request, index);
     // The request lists its containers in the same order.
     let containers: Vec<(At, &Container)> = At::of(pod).collect();
     if !(0..containers.len()).any(has) {
@@ -63,6 +48,24 @@ pub(crate) fn inject(
         let always = settings.always_preload || settings.agent == Agent::None;
         preload(&settings.library, patch, at, always);
     }
+}
+
+/// Whether the container at `index` gets a GPU that the library supports, or may get one.
+pub(crate) fn gets_gpu(request: &Request, index: usize) -> bool {
+    let may_get_any = request
+        .any
+        .as_deref()
+        .filter(|any| (any.families.iter()).any(|family| family.vendor.as_str() == NVIDIA));
+    let mut wishes = may_get_any.into_iter().flat_map(|any| &any.wishes);
+    if wishes.any(|wish| wish.container == index) {
+        return true;
+    }
+    request.containers.get(index).is_some_and(|container| {
+        container
+            .asks
+            .iter()
+            .any(|ask| ask.count > 0 && ask.vendor.as_str() == NVIDIA)
+    })
 }
 
 /// Puts the library before the other libraries that the pod preloads. Where the pod preloads none, the library is set

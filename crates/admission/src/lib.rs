@@ -21,6 +21,7 @@ mod quotas;
 mod review;
 mod routes;
 mod settings;
+mod visible;
 
 pub use admit::{Admission, Admitted};
 pub use configuration::{ClientConfig, webhook_configurations};

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use json_patch::jsonptr::PointerBuf;
-use json_patch::{AddOperation, PatchOperation, ReplaceOperation};
+use json_patch::{AddOperation, PatchOperation, RemoveOperation, ReplaceOperation};
 use serde_json::{Map, Value};
 
 /// The changes to an object, and the object with these changes.
@@ -96,6 +96,29 @@ impl<'a> Patch<'a> {
         let index = length.to_string();
         let path: Vec<&str> = path.iter().copied().chain([index.as_str()]).collect();
         put(self.object.to_mut(), &path, value);
+    }
+
+    /// Takes the entry at `index` out of the list at a path. Does nothing if there is none.
+    pub fn remove(&mut self, path: &[&str], index: usize) {
+        let length = self.get(path).and_then(Value::as_array).map(Vec::len);
+        if length.is_none_or(|length| index >= length) {
+            return;
+        }
+        let number = index.to_string();
+        let tokens = path.iter().copied().chain([number.as_str()]);
+        self.operations
+            .push(PatchOperation::Remove(RemoveOperation {
+                path: PointerBuf::from_tokens(tokens),
+            }));
+        // A list of this patch's own is complete once an entry has left it by an operation of its own.
+        self.lists
+            .remove(&PointerBuf::from_tokens(path.iter().copied()));
+        let list = path
+            .iter()
+            .try_fold(self.object.to_mut(), |value, token| child_mut(value, token));
+        if let Some(list) = list.and_then(Value::as_array_mut) {
+            list.remove(index);
+        }
     }
 
     /// The operations, in order.
@@ -216,6 +239,29 @@ mod tests {
         });
 
         assert_eq!(operations, json!([]));
+    }
+
+    #[test]
+    fn an_entry_that_is_taken_out_moves_the_later_ones_up() {
+        let operations = check(&json!({"env": [1, 2, 3]}), |patch| {
+            patch.remove(&["env"], 1);
+            patch.set(&["env", "1"], json!(4));
+            patch.remove(&["env"], 2);
+            patch.append(&["made"], json!("a"));
+            patch.remove(&["made"], 0);
+            patch.append(&["made"], json!("b"));
+        });
+
+        assert_eq!(
+            operations,
+            json!([
+                {"op": "remove", "path": "/env/1"},
+                {"op": "replace", "path": "/env/1", "value": 4},
+                {"op": "add", "path": "/made", "value": ["a"]},
+                {"op": "remove", "path": "/made/0"},
+                {"op": "add", "path": "/made/-", "value": "b"},
+            ])
+        );
     }
 
     #[test]

@@ -29,14 +29,22 @@ pub struct Settings {
     /// `system:serviceaccount:vgpu-system:vgpu-scheduler`.
     pub own_accounts: Vec<String>,
     /// Namespaces whose pods are neither checked nor changed. The product's own namespace belongs here, because its
-    /// agents are privileged.
+    /// agents see all GPUs, and that of NVIDIA's GPU operator.
     pub exempt_namespaces: Vec<String>,
     /// The users that may exempt a pod by the label `hami.io/webhook: ignore`, written as in `own_accounts`. A pod that
     /// a controller creates is created by the controller's account.
     pub ignore_label_accounts: Vec<String>,
-    /// Whether every user may exempt a pod, as in HAMi, where the label in a tenant's pod switches all limits off. The
-    /// label of a namespace always counts.
+    /// Whether every user may exempt a pod, as in HAMi, where the label in a tenant's pod switches all limits off.
     pub ignore_label_for_all: bool,
+    /// Whether the label `hami.io/webhook: ignore` of a namespace exempts its pods. Where tenants may label their
+    /// namespaces it must not.
+    pub ignore_namespace_label: bool,
+    /// The runtime classes of NVIDIA's runtime, besides those that the device configuration gives pods. The runtime shows
+    /// a container the GPUs that its image asks for, so every pod of these classes is reviewed.
+    pub gpu_runtime_classes: Vec<String>,
+    /// Whether containers without a GPU see none in all pods, and not only under `gpu_runtime_classes`: for nodes whose
+    /// default runtime is NVIDIA's.
+    pub hide_everywhere: bool,
     /// The agent that gives containers their devices.
     pub agent: Agent,
     /// Whether `LD_PRELOAD` is set in every container with a GPU, and not only in containers that set it themselves.
@@ -66,9 +74,14 @@ impl Default for Settings {
             scheduler_name: "hami-scheduler".into(),
             force_overwrite_default_scheduler: true,
             own_accounts: Vec::new(),
-            exempt_namespaces: vec!["kube-system".into()],
+            exempt_namespaces: vec!["kube-system".into(), "gpu-operator".into()],
             ignore_label_accounts: Vec::new(),
             ignore_label_for_all: false,
+            ignore_namespace_label: true,
+            gpu_runtime_classes: ["nvidia", "nvidia-cdi", "nvidia-legacy"]
+                .map(str::to_owned)
+                .to_vec(),
+            hide_everywhere: false,
             agent: Agent::Ours,
             always_preload: false,
             library: "/usr/local/vgpu/libvgpu.so".into(),

@@ -407,7 +407,7 @@ fn exempt_namespaces_and_accounts_bypass_admission() {
         ..settings
     });
     let mut pod = one(gpu(
-        json!({ "env": [{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "all" }] }),
+        json!({ "env": [{ "name": "CUDA_DISABLE_CONTROL", "value": "true" }] }),
     ));
     let by = |namespace, user| Context {
         namespace,

@@ -14,3 +14,4 @@ mod match_conditions;
 mod recordings;
 mod refusals;
 mod reviews;
+mod unasked;

@@ -255,6 +255,30 @@ fn corpus() -> Vec<(&'static str, bool, Value)> {
             ),
         ),
         (
+            "names a runtime class of its own",
+            false,
+            pod(json!({ "containers": [container(json!({}))], "runtimeClassName": "gvisor" })),
+        ),
+        (
+            "names no runtime class",
+            false,
+            pod(json!({ "containers": [container(json!({}))], "runtimeClassName": null })),
+        ),
+        (
+            "names NVIDIA's runtime class",
+            true,
+            pod(json!({ "containers": [container(json!({}))], "runtimeClassName": "nvidia" })),
+        ),
+        (
+            "names devices by CDI",
+            true,
+            with_metadata(
+                one(json!({})),
+                "annotations",
+                json!({ "nvidia.cdi.k8s.io/container.c": "management.nvidia.com/gpu=all" }),
+            ),
+        ),
+        (
             "label of a node",
             true,
             with_metadata(
@@ -314,7 +338,14 @@ fn a_change_of_what_is_reserved_is_sent_and_no_other() {
         json!({ "vgpu.io/visible-devices-0123456789": "" }),
     );
 
+    let by_cdi = with_metadata(
+        bare.clone(),
+        "annotations",
+        json!({ "cdi.k8s.io/mine": "nvidia.com/gpu=all" }),
+    );
+
     for (name, old, new, sent) in [
+        ("CDI devices written", &bare, &by_cdi, true),
         ("nothing", &bare, &bare, false),
         ("nothing of what is held", &held("x"), &held("x"), false),
         ("its own", &bare, &own, false),
@@ -353,6 +384,115 @@ fn other_pods_are_sent_only_if_changed_and_never_stopped() {
     assert!(rest.send(&plain, &Value::Null, "alice"));
     assert_eq!(entry["name"], name);
     assert_eq!(entry["failurePolicy"], "Ignore");
+}
+
+#[test]
+fn runtime_classes_are_those_of_the_settings_and_of_the_device_configuration() {
+    let of_class = |class: &str| {
+        pod(json!({ "containers": [container(json!({}))], "runtimeClassName": class }))
+    };
+    let own = Settings {
+        gpu_runtime_classes: vec!["gpus".into()],
+        ..settings()
+    };
+    for (config, settings, sent) in [
+        ("default", settings(), "nvidia"),
+        ("default", own.clone(), "gpus"),
+        // The class that this file gives pods with a GPU.
+        ("runtimeclass", own, "nvidia"),
+    ] {
+        let vendors = vendors(config);
+        let (mutating, validating) = webhook_configurations(&vendors, &settings, &client());
+        let asked = of_class(sent);
+        for (object, name) in [
+            (&mutating, "mutate.pods.vgpu.io"),
+            (&validating, "validate.pods.vgpu.io"),
+        ] {
+            let entry = Conditions::of(object, name);
+            assert!(entry.send(&asked, &Value::Null, "alice"), "{config} {sent}");
+            assert!(!entry.send(&of_class("gvisor"), &Value::Null, "alice"));
+        }
+        let admission = admission::Admission::new(Arc::new(vendors), settings);
+        let patch = admission.mutate(&asked, &common::create()).unwrap();
+        assert!(!patch.is_empty(), "{config} {sent}");
+    }
+}
+
+#[test]
+fn all_pods_see_no_gpu_where_nvidias_runtime_is_the_default() {
+    let everywhere = Settings {
+        hide_everywhere: true,
+        ..settings()
+    };
+    let (mutating, _) = webhook_configurations(&vendors("default"), &everywhere, &client());
+    let rest = Conditions::of(&mutating, "hide-devices.pods.vgpu.io");
+    let plain = pod(json!({ "containers": [container(json!({}))] }));
+    let mut attached = plain.clone();
+    attached["spec"]["containers"][0]["env"] =
+        json!([{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "void" }]);
+    attached["spec"]["ephemeralContainers"] = json!([{ "name": "debug" }]);
+    let admission = common::admission(everywhere);
+
+    for (asked, subresource, old) in [
+        (&plain, "", None),
+        (&attached, "ephemeralcontainers", Some(&plain)),
+    ] {
+        assert!(rest.send(asked, &Value::Null, "alice"));
+        let context = admission::Context {
+            operation: match old {
+                None => admission::Operation::Create,
+                Some(_) => admission::Operation::Update,
+            },
+            subresource,
+            old,
+            ..common::create()
+        };
+        let given = common::patched(&admission, asked, &context);
+        assert!(given.to_string().contains("void"), "{given}");
+        assert!(!rest.send(&given, &Value::Null, "alice"), "{given}");
+    }
+    assert_eq!(
+        mutating["webhooks"][1]["rules"][1]["resources"],
+        json!(["pods/ephemeralcontainers"])
+    );
+}
+
+#[test]
+fn a_label_of_a_namespace_can_be_made_to_count_for_nothing() {
+    let named = |settings: &Settings| {
+        let (mutating, validating) =
+            webhook_configurations(&vendors("default"), settings, &client());
+        let mut texts = Vec::new();
+        for object in [mutating, validating] {
+            for entry in object["webhooks"].as_array().unwrap() {
+                texts.push(entry["namespaceSelector"].clone());
+            }
+        }
+        texts
+    };
+    let strict = Settings {
+        ignore_namespace_label: false,
+        ..settings()
+    };
+    for selector in named(&settings()) {
+        assert!(
+            selector.to_string().contains("hami.io/webhook"),
+            "{selector}"
+        );
+    }
+    for selector in named(&strict) {
+        let exempt = json!([{
+            "key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", "gpu-operator"],
+        }]);
+        assert_eq!(selector["matchExpressions"], exempt);
+    }
+    let none = Settings {
+        exempt_namespaces: Vec::new(),
+        ..strict
+    };
+    for selector in named(&none) {
+        assert_eq!(selector, json!({}));
+    }
 }
 
 #[test]
@@ -414,7 +554,7 @@ fn without_match_conditions_a_webhook_that_is_down_is_ignored() {
         assert_eq!(entry["matchConditions"], Value::Null);
         assert_eq!(
             entry["namespaceSelector"]["matchExpressions"][1]["values"],
-            json!(["kube-system"])
+            json!(["kube-system", "gpu-operator"])
         );
     }
 }
