@@ -46,6 +46,9 @@ const OWN_PATHS: [&str; 5] = [
     "/var/run/vgpu",
     "/usr/local/vgpu",
 ];
+/// The directories above them. In a volume there, the agent's mounts lie on entries of that volume: a second container
+/// with the volume, or the same one after a restart, can rename those entries, and Linux then detaches the mounts.
+const ABOVE_OWN_PATHS: [&str; 6] = ["", "/etc", "/run", "/usr", "/usr/local", "/var/run"];
 
 /// Why a variable that a pod with devices sets is refused; none when it is not.
 fn fault(variable: &EnvVar) -> Option<String> {
@@ -148,6 +151,11 @@ pub(crate) fn mounts(container: &Container, value: &Value, asks: Asks) -> Result
             format!(
                 "{known} is where the node agent mounts what keeps the limits; mount the volume elsewhere"
             )
+        } else if asks == Asks::Itself && ABOVE_OWN_PATHS.contains(&normal.as_str()) {
+            "the node agent mounts what keeps the limits below it (/etc/ld.so.preload, /etc/vgpu, /run/vgpu, \
+             /usr/local/vgpu), and files of a volume there could be moved from under it; mount the volume at a \
+             directory of its own, such as /etc/NAME, or single files of it by subPath"
+                .to_owned()
         } else {
             continue;
         };

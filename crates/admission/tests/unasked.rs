@@ -1,5 +1,6 @@
 //! Pods that ask for no GPU get none, by whatever way NVIDIA's runtime gives them: the variable in an image, in the pod
-//! or in a ConfigMap, annotations of CDI, containers attached later.
+//! or in a ConfigMap, annotations of CDI, containers attached later. And a volume over a parent of the agent's mounts,
+//! by which a second container could detach them.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -272,6 +273,53 @@ fn a_container_attached_later_gets_none_either() {
                 "{class:?} {env}"
             );
         }
+    }
+}
+
+#[test]
+fn a_volume_over_a_parent_of_what_the_agent_mounts_is_refused() {
+    let admission = admission(Settings::default());
+    let mounts = |path: &str| json!({ "volumeMounts": [{ "name": "v", "mountPath": path }] });
+    for path in [
+        "/",
+        "/etc",
+        "/etc/",
+        "//etc/.",
+        "/usr",
+        "/usr/local",
+        "/run",
+        "/var/run",
+        "etc",
+        "/x/../etc",
+    ] {
+        let asked = pod(json!({ "containers": [gpu(mounts(path)), { "name": "beside" }] }));
+        for answer in [
+            admission.mutate(&asked, &create()).map(drop),
+            admission.validate(&asked, &create()),
+        ] {
+            let denied = answer.expect_err(path).to_string();
+            assert!(
+                denied.contains("container gpu")
+                    && denied.contains(&format!("volumeMounts[{path}]")),
+                "{denied}"
+            );
+        }
+        // The agent mounts nothing into a container without a GPU.
+        let mut beside = json!({ "name": "beside" });
+        beside["volumeMounts"] = mounts(path)["volumeMounts"].clone();
+        let asked = pod(json!({ "containers": [gpu(json!({})), beside] }));
+        assert!(admission.mutate(&asked, &create()).is_ok(), "{path}");
+    }
+    for path in [
+        "/etc/app",
+        "/usr/local/lib",
+        "/run/app",
+        "/var",
+        "/data/etc",
+        "/etcetera",
+    ] {
+        let asked = pod(json!({ "containers": [gpu(mounts(path))] }));
+        assert!(admission.mutate(&asked, &create()).is_ok(), "{path}");
     }
 }
 

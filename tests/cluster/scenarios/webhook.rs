@@ -239,6 +239,10 @@ fn kubectl_shows_what_is_wrong_where_and_what_to_do() {
         let mut named = pod("p", json!({}));
         named["metadata"]["annotations"] =
             json!({"nvidia.cdi.k8s.io/container.work": "management.nvidia.com/gpu=all"});
+        let mut over_etc = ours("p");
+        over_etc["spec"]["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+        over_etc["spec"]["containers"][0]["volumeMounts"] =
+            json!([{"name": "v", "mountPath": "/etc"}]);
         let mut privileged = ours("p");
         privileged["spec"]["containers"][0]["securityContext"] = json!({"privileged": true});
         let cases = [
@@ -251,6 +255,7 @@ fn kubectl_shows_what_is_wrong_where_and_what_to_do() {
                 vec!["container work", "LD_AUDIT"],
             ),
             (named, vec!["nvidia.cdi.k8s.io/container.work"]),
+            (over_etc, vec!["container work", "volumeMounts[/etc]"]),
             (forged, vec![ALLOCATED]),
             (privileged, vec!["container work", "privileged"]),
         ];
