@@ -97,11 +97,11 @@ async fn make_event(
     let Ok(event) = serde_json::from_slice::<Value>(&body) else {
         return refused("the event is not JSON");
     };
-    let about = &event["involvedObject"];
-    let is_own = event["source"]["component"] == COMPONENT
-        && match about["kind"].as_str() {
-            Some("Pod") => about["namespace"] == namespace.as_str(),
-            Some("Node") => about["name"] == calls.node.as_str(),
+    let text = |pointer: &str| event.pointer(pointer).and_then(Value::as_str);
+    let is_own = text("/source/component") == Some(COMPONENT)
+        && match text("/involvedObject/kind") {
+            Some("Pod") => text("/involvedObject/namespace") == Some(namespace.as_str()),
+            Some("Node") => text("/involvedObject/name") == Some(calls.node.as_str()),
             _ => false,
         };
     if !is_own || !is_name(&namespace) {
