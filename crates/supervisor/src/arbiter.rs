@@ -26,6 +26,8 @@ use crate::{overhead, view};
 
 pub mod shares;
 
+mod arrears;
+
 pub mod scale;
 
 pub mod turns;

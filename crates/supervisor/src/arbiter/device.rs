@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use vgpu_abi::limits::Policy;
 use vgpu_abi::targets::{ComputeStatus, Grant};
 
+use super::arrears::{Arrears, Party};
 use super::scale::{Meter, ProcessKey, Sample, Work};
 use super::shares::{self, Claim, Share, WHOLE};
 use super::turns::{Contender, Turns};
@@ -125,6 +126,7 @@ struct Moved {
 pub struct Device {
     meter: Meter,
     turns: Turns,
+    arrears: Arrears,
     known: HashMap<u64, ContainerHistory>,
 }
 
@@ -155,11 +157,13 @@ impl Device {
             .iter()
             .map(|tenant| self.claim(now_ns, tenant))
             .collect();
-        let shares = shares::divide(&claims);
+        let mut shares = shares::divide(&claims);
         let turn = self.turn(now_ns, device_bytes, tenants, &claims);
+        let is_amended = self.make_good(now_ns, turn.is_some(), &claims, tenants, &mut shares);
         for ((tenant, claim), share) in tenants.iter().zip(&claims).zip(&shares) {
             let wants_all = claim.active && claim.demand >= WHOLE && turn.is_none();
-            let share = wants_all.then(|| f64::from(share.permille) / f64::from(WHOLE));
+            let is_held = wants_all && !is_amended;
+            let share = is_held.then(|| f64::from(share.permille) / f64::from(WHOLE));
             self.meter.hold(now_ns, tenant.id, share);
         }
         let each = tenants.iter().zip(&claims).zip(&shares);
@@ -195,6 +199,48 @@ impl Device {
                 (used * 5 / 4 + 20).min(WHOLE)
             },
         }
+    }
+
+    /// Changes the shares so that containers that were held back get what they missed; says whether any is changed.
+    fn make_good(
+        &mut self,
+        now_ns: u64,
+        takes_turns: bool,
+        claims: &[Claim],
+        tenants: &[Tenant],
+        shares: &mut [Share],
+    ) -> bool {
+        if takes_turns {
+            // Within turns no container gets its floor at any moment.
+            self.arrears.clear();
+            return false;
+        }
+        let each = tenants.iter().zip(claims).zip(shares.iter());
+        let parties: Vec<Party> = each
+            .zip(shares::floors(claims))
+            .map(|(((tenant, claim), share), floor)| {
+                let known = self.known.get(&tenant.id);
+                let active = claim.active && claim.policy != Policy::Disable;
+                Party {
+                    id: tenant.id,
+                    floor,
+                    cap: claim.cap.max(floor),
+                    share: share.permille,
+                    demand: claim.demand,
+                    active,
+                    waited: known.is_some_and(|known| known.hungry_at_ns == Some(now_ns)),
+                    got_ns: self.meter.got_ns(tenant.id),
+                    got_late_ns: self.meter.take_unreported_ns(tenant.id),
+                }
+            })
+            .collect();
+        let amended = self.arrears.tick(now_ns, &parties);
+        let mut is_amended = false;
+        for (share, permille) in shares.iter_mut().zip(amended) {
+            is_amended |= share.permille != permille;
+            share.permille = permille;
+        }
+        is_amended
     }
 
     /// The container that has the turn, if oversubscribed containers have to take turns.

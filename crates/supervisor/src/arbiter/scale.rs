@@ -40,6 +40,10 @@ const SHOWN_NS: u64 = 1_000_000_000;
 /// The driver's figures arrive within this time, nanoseconds: a process that is not in them by then was not
 /// busy.
 const TOLD_WITHIN_NS: u64 = 2_500_000_000;
+/// The time of the mean of a correction, nanoseconds.
+const STEADY_NS: f64 = 3e9;
+/// The driver's periods are known this exactly, nanoseconds: its figures come late, and are asked for now and then.
+const APART_NS: f64 = 150e6;
 /// A process's own part of what it measures counts as at least this part of the driver's figure.
 const LEAST_OF_TOLD: f64 = 0.5;
 
@@ -99,6 +103,9 @@ struct ProcessHistory {
 struct Container {
     /// The driver's figure divided by the model's.
     correction: f64,
+    /// Its mean of the last seconds. A driver's sample that begins before a change of what a container does and
+    /// ends after it moves the correction for a moment only.
+    steady_correction: f64,
     /// GPU time beyond its share that it had while it wanted all of the share, by the driver's figures,
     /// nanoseconds; negative is time that it missed.
     ahead: f64,
@@ -109,17 +116,25 @@ struct Container {
     looks: VecDeque<(u64, f64)>,
     /// The share by the driver, of its last sample, and when it came.
     last_told: Option<(u64, f64)>,
+    /// What the driver has reported beyond the model's time, less what was taken and what the model had more,
+    /// nanoseconds.
+    beyond_model_ns: f64,
+    /// Of that, what [`Meter::take_unreported_ns`] gives next.
+    unreported_ns: f64,
 }
 
 impl Default for Container {
     fn default() -> Self {
         Self {
             correction: 1.0,
+            steady_correction: 1.0,
             ahead: 0.0,
             held_to: None,
             held_since_ns: 0,
             looks: VecDeque::new(),
             last_told: None,
+            beyond_model_ns: 0.0,
+            unreported_ns: 0.0,
         }
     }
 }
@@ -207,6 +222,9 @@ impl Meter {
         }
         self.containers.retain(|id, container| {
             let own_ns = own_ns.get(id).copied();
+            let weight = passed.map_or(0.0, |passed| (real(passed) / STEADY_NS).min(1.0));
+            let apart = container.correction - container.steady_correction;
+            container.steady_correction += apart * weight;
             let sum = container.looks.back().map_or(0.0, |(_, sum)| *sum);
             container
                 .looks
@@ -401,6 +419,7 @@ impl Meter {
                 continue;
             };
             container.last_told = Some((now_ns, told_ns / period.max(1.0)));
+            container.compare(told_ns, from_ns, until_ns);
             container.correct(told_ns, from_ns, until_ns);
             container.count(told_ns, from_ns, period);
         }
@@ -479,6 +498,26 @@ impl Meter {
         Some(whole(share.clamp(0.0, 1.0) * 1000.0))
     }
 
+    /// GPU time of a container between the last two looks by the model, nanoseconds.
+    #[must_use]
+    pub fn got_ns(&self, id: u64) -> f64 {
+        let Some(container) = self.containers.get(&id) else {
+            return 0.0;
+        };
+        let mut newest = container.looks.iter().rev().map(|(_, sum)| *sum);
+        let (last, before) = (newest.next().unwrap_or(0.0), newest.next());
+        (last - before.unwrap_or(last)).max(0.0) * container.steady_correction
+    }
+
+    /// GPU time of a container that the driver has reported and the model did not have, since this was asked last,
+    /// nanoseconds.
+    pub fn take_unreported_ns(&mut self, id: u64) -> f64 {
+        let container = self.containers.get_mut(&id);
+        container.map_or(0.0, |container| {
+            std::mem::take(&mut container.unreported_ns)
+        })
+    }
+
     /// Whether a process of the container is busy nearly all the time, as it measures.
     #[must_use]
     pub fn is_saturated(&self, id: u64) -> bool {
@@ -528,6 +567,18 @@ impl Container {
         self.held_to.map_or(1.0, |share| {
             1.0 + self.ahead / (share.max(0.01) * BALANCED_NS)
         })
+    }
+
+    /// Notes what the driver saw and the container did not report. The driver's periods and ours
+    /// do not lie at the same moments, so only what adds up to more than that counts.
+    fn compare(&mut self, told_ns: f64, from_ns: u64, until_ns: u64) {
+        let period = real(until_ns.saturating_sub(from_ns)).max(1.0);
+        let tolerated_ns = told_ns / period * APART_NS;
+        let modelled_ns = self.between(from_ns, until_ns) * self.correction;
+        let sum_ns = self.beyond_model_ns + told_ns - modelled_ns;
+        let beyond_ns = (sum_ns - tolerated_ns).max(0.0);
+        self.unreported_ns += beyond_ns;
+        self.beyond_model_ns = (sum_ns - beyond_ns).max(-APART_NS);
     }
 
     fn correct(&mut self, told_ns: f64, from_ns: u64, until_ns: u64) {

@@ -118,7 +118,7 @@ pub fn divide(claims: &[Claim]) -> Vec<Share> {
 }
 
 /// Floors as they can be kept: no floor above the cap, and all together not above the device.
-fn floors(claims: &[Claim]) -> Vec<u32> {
+pub(super) fn floors(claims: &[Claim]) -> Vec<u32> {
     let floor = |claim: &Claim| match claim.policy {
         Policy::Disable => 0,
         _ => claim.floor.min(claim.cap).min(WHOLE),
