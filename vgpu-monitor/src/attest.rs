@@ -78,6 +78,8 @@ impl Settings {
             Mode::Report => Policy::Report,
             Mode::Evict => Policy::Evict {
                 dry_run: flags.attest_evict_dry_run,
+                grace: Duration::from_secs(flags.attest_evict_grace.into()),
+                every: Duration::from_secs(60),
             },
         };
         let names = |names: &[String]| {

@@ -7,6 +7,7 @@
 
 mod attest;
 mod common;
+mod evict;
 mod exposition;
 mod first_kernel;
 mod harness;

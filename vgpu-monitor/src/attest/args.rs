@@ -18,7 +18,7 @@ pub enum Mode {
     Off,
     /// They are counted and reported in events.
     Report,
-    /// Their pods are evicted if they requested a GPU; see `--attest-evict-dry-run`.
+    /// Their pods are evicted; see `--attest-evict-dry-run` and `--attest-evict-grace`.
     Evict,
 }
 
@@ -35,7 +35,14 @@ pub struct Flags {
           num_args = 0..=1, default_value = "true", default_missing_value = "true", require_equals = true)]
     pub attest_evict_dry_run: bool,
 
-    /// Namespaces whose pods may hold GPUs without requesting them, separated by commas.
+    /// With --attest=evict: how long a refused eviction (by a PodDisruptionBudget) is respected before the pod is
+    /// deleted, in seconds.
+    #[arg(long, env = "VGPU_ATTEST_EVICT_GRACE", value_name = "SECONDS", default_value_t = 300,
+          value_parser = clap::value_parser!(u32).range(0..=86_400))]
+    pub attest_evict_grace: u32,
+
+    /// Namespaces whose pods may hold GPUs without requesting them, separated by commas: the same as the webhook's
+    /// --exempt-namespaces.
     #[arg(
         long,
         env = "VGPU_ATTEST_EXEMPT_NAMESPACES",

@@ -1,13 +1,17 @@
 //! Attestation's calls to the API server: finding the pod of a uid, and evicting a pod. A task of its own; no other
 //! part of the agent waits for it or breaks without it.
+//!
+//! A pod whose eviction the API server refuses (a disruption budget allows none, or several budgets name the pod) is
+//! deleted after a grace: the author of the pod may write budgets, and would otherwise decide how long it stays.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, DeleteParams, EvictParams, ListParams, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{sleep, timeout};
 
@@ -25,6 +29,13 @@ pub struct Evict {
     pub uid: String,
     /// Whether the API server only checks whether it would evict.
     pub dry_run: bool,
+    /// Whether it is evicted for having asked for no GPU, by this node's records. What the scheduler has written on the
+    /// pod may say otherwise: then another device plugin has given it one.
+    pub never_asked: bool,
+    /// How long a refused eviction is respected before the pod is deleted.
+    pub grace: Duration,
+    /// The time of this request.
+    pub at: Instant,
 }
 
 /// The other end of the task.
@@ -44,6 +55,13 @@ const WAITING: usize = 16;
 const EVERY: Duration = Duration::from_secs(20);
 /// How long one call may take.
 const CALL: Duration = Duration::from_secs(10);
+/// How long the containers of an evicted pod may take to end, in seconds. Not the pod's own time, which its author
+/// writes.
+const END_WITHIN_S: u32 = 30;
+/// The annotation with the GPUs that the scheduler gave a pod.
+const ALLOCATED: &str = "hami.io/vgpu-devices-allocated";
+/// More refused evictions than this are not remembered: then their grace begins anew.
+const MOST_REFUSED: usize = 1024;
 
 impl Cluster {
     /// No API server to ask.
@@ -62,7 +80,7 @@ impl Cluster {
             evictions,
         });
         tokio::spawn(name(client.clone(), node.to_owned(), Arc::downgrade(&link)));
-        tokio::spawn(evict(client, asked));
+        tokio::spawn(evict(client, node.to_owned(), asked));
         Self(Some(link))
     }
 
@@ -125,36 +143,127 @@ async fn name(client: kube::Client, node: String, link: std::sync::Weak<Link>) {
     }
 }
 
-async fn evict(client: kube::Client, mut asked: mpsc::Receiver<Evict>) {
+async fn evict(client: kube::Client, node: String, mut asked: mpsc::Receiver<Evict>) {
+    // When a pod's eviction was first requested, by uid; only of those that the API server refuses.
+    let mut refused: HashMap<String, Instant> = HashMap::new();
     while let Some(evict) = asked.recv().await {
         let pods: Api<Pod> = Api::namespaced(client.clone(), &evict.namespace);
-        let parameters = EvictParams {
-            delete_options: Some(DeleteParams {
-                preconditions: Some(Preconditions {
-                    uid: Some(evict.uid.clone()),
-                    resource_version: None,
-                }),
-                ..DeleteParams::default()
-            }),
-            post_options: PostParams {
-                dry_run: evict.dry_run,
-                ..PostParams::default()
-            },
-        };
         let Evict {
             namespace,
             pod,
             dry_run,
             ..
         } = &evict;
-        match timeout(CALL, pods.evict(pod, &parameters)).await {
-            Ok(Ok(_)) => {
-                tracing::warn!(%namespace, %pod, dry_run, "evicted: it holds a GPU past its limits")
+        if evict.never_asked
+            && let Some(why) = stays(&client, &node, &evict).await
+        {
+            tracing::warn!(%namespace, %pod, "not evicted: {why}");
+            continue;
+        }
+        let waited = |refused: &HashMap<String, Instant>| {
+            let first = refused.get(&evict.uid)?;
+            Some(evict.at.saturating_duration_since(*first))
+        };
+        let is_over =
+            |refused: &_| !dry_run && waited(refused).is_some_and(|waited| waited >= evict.grace);
+        if !is_over(&refused) {
+            let parameters = PostParams {
+                dry_run: *dry_run,
+                ..PostParams::default()
+            };
+            let body = eviction(&evict);
+            let evicts =
+                pods.create_subresource::<Value, Value>("eviction", pod, &parameters, &body);
+            match timeout(CALL, evicts).await {
+                Ok(Ok(_)) => {
+                    refused.remove(&evict.uid);
+                    tracing::warn!(%namespace, %pod, dry_run, "evicted: it holds a GPU past its limits")
+                }
+                Ok(Err(error)) => {
+                    tracing::warn!(%namespace, %pod, dry_run, %error, "not evicted");
+                    if holds_back(&error) {
+                        if refused.len() >= MOST_REFUSED {
+                            refused.clear();
+                        }
+                        refused.entry(evict.uid.clone()).or_insert(evict.at);
+                    }
+                }
+                Err(_) => {
+                    tracing::warn!(%namespace, %pod, dry_run, "not evicted: the API server does not answer")
+                }
             }
-            Ok(Err(error)) => tracing::warn!(%namespace, %pod, dry_run, %error, "not evicted"),
-            Err(_) => {
-                tracing::warn!(%namespace, %pod, dry_run, "not evicted: the API server does not answer")
+        }
+        if is_over(&refused) {
+            match timeout(CALL, pods.delete(pod, &ending(&evict))).await {
+                Ok(Ok(_)) => {
+                    refused.remove(&evict.uid);
+                    tracing::warn!(
+                        %namespace, %pod,
+                        "deleted: it holds a GPU past its limits, and its eviction has been refused for {} s",
+                        evict.grace.as_secs()
+                    );
+                }
+                Ok(Err(error)) => tracing::warn!(%namespace, %pod, %error, "not deleted"),
+                Err(_) => {
+                    tracing::warn!(%namespace, %pod, "not deleted: the API server does not answer")
+                }
             }
         }
     }
+}
+
+/// The body of an `Eviction`. Not by `Api::evict`, whose options the API server does not know (`delete_options`): another
+/// pod of that name would be evicted, and in its own time.
+fn eviction(evict: &Evict) -> Value {
+    json!({ "metadata": { "name": evict.pod }, "deleteOptions": ending(evict) })
+}
+
+/// How an evicted pod ends: the pod of that uid, and soon.
+fn ending(evict: &Evict) -> DeleteParams {
+    DeleteParams {
+        dry_run: evict.dry_run,
+        grace_period_seconds: Some(END_WITHIN_S),
+        preconditions: Some(Preconditions {
+            uid: Some(evict.uid.clone()),
+            resource_version: None,
+        }),
+        ..DeleteParams::default()
+    }
+}
+
+/// Whether the API server refuses the eviction of a pod that exists, and that this agent may evict: by a disruption
+/// budget (429), or because several budgets name the pod (500).
+fn holds_back(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if !matches!(status.code, 401 | 403 | 404 | 409))
+}
+
+/// Why a pod is not evicted for having asked for no GPU: a scheduler has written on it that it was given some. Only
+/// schedulers and agents may write that. A pod that cannot be read is left for the next request.
+async fn stays(client: &kube::Client, node: &str, evict: &Evict) -> Option<String> {
+    let pods: Api<Pod> = Api::all(client.clone());
+    // By a list, because that is all that the exporter may read.
+    let of_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
+    let listed = match timeout(CALL, pods.list_metadata(&of_node)).await {
+        Ok(Ok(listed)) => listed.items,
+        Ok(Err(error)) => return Some(format!("its annotations cannot be read: {error}")),
+        Err(_) => {
+            return Some(String::from(
+                "its annotations cannot be read: the API server does not answer",
+            ));
+        }
+    };
+    let mut uids = listed.into_iter().map(|pod| pod.metadata);
+    let Some(pod) = uids.find(|pod| pod.uid.as_deref() == Some(evict.uid.as_str())) else {
+        return Some(String::from("it is not on this node any more"));
+    };
+    let annotations = pod.annotations.unwrap_or_default();
+    let is_given = annotations
+        .get(ALLOCATED)
+        .is_some_and(|devices| !devices.is_empty());
+    is_given.then(|| {
+        String::from(
+            "its annotations say that a scheduler gave it devices, and this node's agent did not; is another device \
+             plugin on this node?",
+        )
+    })
 }

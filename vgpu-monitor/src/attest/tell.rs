@@ -15,8 +15,6 @@ use crate::reconcile::Gap;
 const AGAIN: Duration = Duration::from_secs(1800);
 /// At most this many reports are remembered; a forgotten one is made again.
 const MOST: usize = 4096;
-/// At most one pod is evicted in this time.
-const EVICT_EVERY: Duration = Duration::from_secs(60);
 
 /// The reaction to a pod with a process past its limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +25,10 @@ pub enum Policy {
     Evict {
         /// Whether nothing happens in earnest.
         dry_run: bool,
+        /// A pod whose eviction is refused is deleted after this.
+        grace: Duration,
+        /// One pod is evicted each so often.
+        every: Duration,
     },
 }
 
@@ -97,26 +99,45 @@ impl Teller {
             }
         }
         if let Some(known) = known.filter(|known| is_evictable(known, reason, uid)) {
-            self.evict(known, now);
+            self.evict((&known.namespace, &known.pod, uid), false, now);
+        } else if reason == Reason::NotAsked
+            && let Some((namespace, pod)) = ground.pods.get(uid)
+        {
+            self.evict((namespace, pod, uid), true, now);
         }
     }
 
-    fn evict(&mut self, known: &ManagedContainer, now: Instant) {
-        let Policy::Evict { dry_run } = self.policy else {
+    fn evict(
+        &mut self,
+        (namespace, pod, uid): (&str, &str, &str),
+        never_asked: bool,
+        now: Instant,
+    ) {
+        let Policy::Evict {
+            dry_run,
+            grace,
+            every,
+        } = self.policy
+        else {
             return;
         };
         let waits = self
             .evicted
-            .is_some_and(|at| now.saturating_duration_since(at) < EVICT_EVERY);
-        // In a dry run nothing goes away, so each pod is asked for once in a while, and not each turn.
-        if waits || !self.is_news(format!("evict/{}", known.pod_uid), now) {
+            .is_some_and(|at| now.saturating_duration_since(at) < every);
+        // A pod is asked for again only after its grace, when it is to be deleted. In a dry run nothing goes away, so
+        // each pod is asked for once in a while.
+        let again = if dry_run { AGAIN } else { grace };
+        if waits || !self.is_news_after(again, format!("evict/{uid}"), now) {
             return;
         }
         let asked = self.cluster.evict(Evict {
-            namespace: known.namespace.clone(),
-            pod: known.pod.clone(),
-            uid: known.pod_uid.clone(),
+            namespace: namespace.to_owned(),
+            pod: pod.to_owned(),
+            uid: uid.to_owned(),
             dry_run,
+            never_asked,
+            grace,
+            at: now,
         });
         if asked {
             self.evicted = Some(now);
@@ -152,6 +173,10 @@ impl Teller {
     }
 
     fn is_news(&mut self, key: String, now: Instant) -> bool {
+        self.is_news_after(AGAIN, key, now)
+    }
+
+    fn is_news_after(&mut self, again: Duration, key: String, now: Instant) -> bool {
         if self.said.len() >= MOST {
             self.said
                 .retain(|_, at| now.saturating_duration_since(*at) < AGAIN);
@@ -160,7 +185,7 @@ impl Teller {
             self.said.clear();
         }
         match self.said.get(&key) {
-            Some(at) if now.saturating_duration_since(*at) < AGAIN => false,
+            Some(at) if now.saturating_duration_since(*at) < again => false,
             _ => {
                 self.said.insert(key, now);
                 true
@@ -169,7 +194,7 @@ impl Teller {
     }
 }
 
-/// Only a pod that asked for our resources, of which this host wrote whose it is, and in which the process really is.
+/// A pod that asked for our resources is evicted only if this host wrote whose it is, and the process really is in it.
 fn is_evictable(known: &ManagedContainer, reason: Reason, uid: &str) -> bool {
     !known.pod.is_empty()
         && known.pod_uid == uid

@@ -1,6 +1,6 @@
 //! The calls of the API server that the plugin makes for the exporter, which has no token: over a socket that only the
 //! agent's two containers share. Owns what the exporter may ask: the pods of this node, events of the agent, and the
-//! eviction of a pod of this node. Never decides when it asks.
+//! eviction or deletion of a pod of this node. Never decides when it asks.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, Path as Parts, State};
+use axum::extract::{DefaultBodyLimit, Path as Parts, RawQuery, State};
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, patch, post};
+use axum::routing::{delete, get, patch, post};
 use axum::{Json, Router};
 use kube::api::Api;
 use kube_api::object::Pod;
@@ -72,6 +72,10 @@ fn routes(client: kube::Client, node: String) -> Router {
         .route(
             "/api/v1/namespaces/{namespace}/pods/{name}/eviction",
             post(evict),
+        )
+        .route(
+            "/api/v1/namespaces/{namespace}/pods/{name}",
+            delete(end).fallback(async || refused("the exporter has no such right")),
         )
         .fallback(async || refused("the exporter has no such right"))
         .layer(DefaultBodyLimit::max(MOST_BYTES))
@@ -137,22 +141,58 @@ async fn repeat_event(
 async fn evict(
     State(calls): State<Arc<Calls>>,
     Parts((namespace, name)): Parts<(String, String)>,
+    RawQuery(query): RawQuery,
     body: Bytes,
 ) -> Response {
-    if !is_name(&namespace) || !is_name(&name) {
-        return refused("this is no pod's name");
+    if let Some(refusal) = not_of_this_node(&calls, &namespace, &name).await {
+        return refusal;
     }
-    let pods: Api<Pod> = Api::namespaced(calls.client.clone(), &namespace);
-    match timeout(PATIENCE, pods.get(&name)).await {
-        Ok(Ok(pod)) if pod.spec.node_name == calls.node => {}
-        Ok(Ok(_)) => return refused("the exporter has only pods of its own node evicted"),
-        Ok(Err(kube::Error::Api(status))) => return answer(status.code, &status.message),
-        Ok(Err(error)) => return answer(502, &error.to_string()),
-        Err(_elapsed) => return late(),
-    }
-    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/eviction");
+    let query = dry_run(query.as_deref());
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/eviction{query}");
     let request = Request::post(path).header(CONTENT_TYPE, "application/json");
     forward(&calls, request, body.to_vec()).await
+}
+
+/// Deletes a pod of this node, which a disruption budget protects from eviction.
+async fn end(
+    State(calls): State<Arc<Calls>>,
+    Parts((namespace, name)): Parts<(String, String)>,
+    RawQuery(query): RawQuery,
+    body: Bytes,
+) -> Response {
+    if let Some(refusal) = not_of_this_node(&calls, &namespace, &name).await {
+        return refusal;
+    }
+    let query = dry_run(query.as_deref());
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}{query}");
+    let request = Request::delete(path).header(CONTENT_TYPE, "application/json");
+    forward(&calls, request, body.to_vec()).await
+}
+
+/// What is passed on of a query: that nothing is to happen in earnest.
+fn dry_run(query: Option<&str>) -> &'static str {
+    let mut words = query.unwrap_or_default().split('&');
+    if words.any(|word| word.starts_with("dryRun=")) {
+        "?dryRun=All"
+    } else {
+        ""
+    }
+}
+
+async fn not_of_this_node(calls: &Calls, namespace: &str, name: &str) -> Option<Response> {
+    if !is_name(namespace) || !is_name(name) {
+        return Some(refused("this is no pod's name"));
+    }
+    let pods: Api<Pod> = Api::namespaced(calls.client.clone(), namespace);
+    match timeout(PATIENCE, pods.get(name)).await {
+        Ok(Ok(pod)) if pod.spec.node_name == calls.node => None,
+        Ok(Ok(_)) => Some(refused(
+            "the exporter has only pods of its own node evicted",
+        )),
+        Ok(Err(kube::Error::Api(status))) => Some(answer(status.code, &status.message)),
+        Ok(Err(error)) => Some(answer(502, &error.to_string())),
+        Err(_elapsed) => Some(late()),
+    }
 }
 
 /// A name of an object that changes no path.
@@ -278,10 +318,24 @@ mod tests {
             404
         );
         assert_eq!(code(pods.get("here").await), 403);
-        assert_eq!(
-            code(pods.delete("here", &DeleteParams::default()).await),
-            403
-        );
+        let (earnest, dry) = (DeleteParams::default(), DeleteParams::default().dry_run());
+        assert_eq!(code(pods.delete("there", &earnest).await), 403);
+        let dry_eviction = EvictParams {
+            post_options: PostParams {
+                dry_run: true,
+                ..PostParams::default()
+            },
+            ..EvictParams::default()
+        };
+        assert_eq!(code(pods.evict("here", &dry_eviction).await), 200);
+        assert_eq!(code(pods.delete("here", &dry).await), 200);
+        let is_here = async || {
+            let listed = everywhere.list_metadata(&ListParams::default()).await;
+            !listed.unwrap().items.is_empty()
+        };
+        assert!(is_here().await, "a dry run has ended it");
+        assert_eq!(code(pods.delete("here", &earnest).await), 200);
+        assert!(!is_here().await);
         let secrets: Api<Secret> = Api::default_namespaced(client.clone());
         assert_eq!(code(secrets.list(&ListParams::default()).await), 403);
         let nodes: Api<Node> = Api::all(client.clone());
