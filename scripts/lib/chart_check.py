@@ -94,8 +94,14 @@ class Rendered:
                 yield config["metadata"]["name"], key, text
 
 
+def values_file(values):
+    """A set of values for tests, or a profile that the chart ships."""
+    profile = CHART / "profiles" / f"{values}.yaml"
+    return profile if profile.exists() else CHART / "ci" / f"{values}-values.yaml"
+
+
 def render(values, version, *more):
-    files = [] if values == "defaults" else ["-f", str(CHART / "ci" / f"{values}-values.yaml")]
+    files = [] if values == "defaults" else ["-f", str(values_file(values))]
     command = ["helm", "template", RELEASE, str(CHART), "-n", NAMESPACE, "--kube-version", version, *files, *more]
     return Rendered(values, version, run(*command).stdout)
 
@@ -337,7 +343,7 @@ EACH = [
 
 def helm_has_nothing_to_say(_):
     for values in SETS:
-        files = [] if values == "defaults" else ["-f", str(CHART / "ci" / f"{values}-values.yaml")]
+        files = [] if values == "defaults" else ["-f", str(values_file(values))]
         said = run("helm", "lint", "--strict", str(CHART), *files).stdout
         need("[ERROR]" not in said and "[WARNING]" not in said, said)
 
@@ -451,6 +457,38 @@ def values_reach_what_they_are_for(all_rendered):
     need(not by["defaults"].of("ServiceMonitor"), "ServiceMonitors where there is no such API")
 
 
+def webhook_and_attestation_leave_the_same_namespaces_alone(all_rendered):
+    by = {r.values: r for r in all_rendered if r.version == LATEST}
+    for rendered in by.values():
+        lists = [a.split("=")[1] for a in args_of(rendered, "vgpu-webhook", "--exempt-namespaces=") + args_of(rendered, "exporter", "--attest-exempt-namespaces=")]
+        more = ",monitoring" if rendered.values == "all-on" else ""
+        need(set(lists) <= {f"{NAMESPACE},kube-system,gpu-operator{more}"}, f"{rendered}: exempt are {lists}")
+        need(len(lists) == (0 if rendered.values == "outside" else 2), f"{rendered}: exempt are {lists}")
+
+
+def a_pod_without_a_request_is_kept_from_gpus(all_rendered):
+    by = {r.values: r for r in all_rendered if r.version == LATEST}
+    webhook = lambda values, flag: args_of(by[values], "vgpu-webhook", f"--{flag}=")[0].split("=")[1]
+    # Where no runtime class is named, NVIDIA's runtime is the nodes' default.
+    hidden = {values: webhook(values, "hide-devices") for values in by if values != "outside"}
+    expected = {"mounts": "runtime-classes", "hami": "runtime-classes"}
+    need(all(how == expected.get(values, "everywhere") for values, how in hidden.items()), f"--hide-devices: {hidden}")
+    need(webhook("defaults", "gpu-runtime-classes") == "nvidia,nvidia-cdi,nvidia-legacy", "defaults: runtime classes")
+    need(webhook("all-on", "gpu-runtime-classes") == "gpus,nvidia", "all-on: the agent's own runtime class is NVIDIA's too")
+    counts = {values: webhook(values, "ignore-namespace-label") for values in hidden}
+    need(all((value == "false") == (values in ("all-on", "multi-tenant")) for values, value in counts.items()), f"{counts}")
+    evicts = args_of(by["multi-tenant"], "exporter", "--attest")
+    need({"--attest=evict", "--attest-evict-dry-run=false", "--attest-evict-grace=60"} <= set(evicts), f"multi-tenant: {evicts}")
+    need(args_of(by["defaults"], "exporter", "--attest=") == ["--attest=report"], "defaults: pods are evicted")
+    for rendered in by.values():
+        deletes = any("delete" in rule["verbs"] for role in rendered.of("ClusterRole") if role["metadata"]["name"].endswith("-monitor") for rule in role["rules"])
+        need(deletes == (rendered.values in ("all-on", "multi-tenant")), f"{rendered}: the agent may delete pods: {deletes}")
+        for agent in rendered.of("DaemonSet"):
+            for container in agent["spec"]["template"]["spec"]["containers"]:
+                mounts = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "all-gpus"]
+                need(mounts == ["/var/run/nvidia-container-devices/all"], f"{rendered}: {container['name']} sees no GPU without the variable")
+
+
 def args_of(rendered, container, beginning):
     return [a for _, c in rendered.containers() if c["name"] == container for a in c["args"] if a.startswith(beginning)]
 
@@ -460,7 +498,7 @@ def the_assigner_and_hcs_are_off_by_default(all_rendered):
     by = {r.values: r for r in all_rendered if r.version == LATEST}
     kinds = ["computenodes", "computequotas", "computetasks", "computetopologies"]
     for rendered in by.values():
-        file = CHART / "ci" / f"{rendered.values}-values.yaml"
+        file = values_file(rendered.values)
         values = read(file.read_text())[0] if file.exists() else {}
         opened = values.get("hcs", {}).get("enabled", False)
         assigns = values.get("assigner", {}).get("enabled", False)
@@ -717,6 +755,8 @@ STATIC = [
     the_standard_device_configuration_is_the_products,
     values_reach_what_they_are_for,
     the_assigner_and_hcs_are_off_by_default,
+    webhook_and_attestation_leave_the_same_namespaces_alone,
+    a_pod_without_a_request_is_kept_from_gpus,
     versions_with_a_vendors_suffix_are_taken,
     values_that_cannot_work_are_refused_with_what_is_wrong,
     the_notes_name_the_traps,
@@ -730,7 +770,10 @@ SERVER = [
     an_upgrade_changes_objects_and_makes_none_anew,
     programs_have_the_rights_they_use,
 ]
-SETS = ["defaults", *sorted(file.name.removesuffix("-values.yaml") for file in CHART.glob("ci/*-values.yaml"))]
+PROFILES = sorted(file.stem for file in CHART.glob("profiles/*.yaml"))
+SETS = ["defaults", *sorted(file.name.removesuffix("-values.yaml") for file in CHART.glob("ci/*-values.yaml")), *PROFILES]
+# The oldest Kubernetes that a set is for.
+OLDEST = {"multi-tenant": 28}
 
 
 def main():
@@ -745,7 +788,7 @@ def main():
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         # Every version with two sets, and with the others where something changes.
         some = [version for version in VERSIONS if version == LATEST or version.split(".")[1] in ("18", "20", "24", "28")]
-        wanted = [(values, version) for values in SETS for version in (VERSIONS if values in ("defaults", "all-on") else some)]
+        wanted = [(values, version) for values in SETS for version in (VERSIONS if values in ("defaults", "all-on") else some) if int(version.split(".")[1]) >= OLDEST.get(values, 0)]
         rendered = list(pool.map(lambda both: render(*both), wanted))
     print(f"{len(rendered)} renderings in {time.monotonic() - began:.1f} s")
     passed = failed = 0

@@ -57,6 +57,8 @@ RBAC = {
         ("", "events", "create patch", False),
         # Only with devicePlugin.monitor.attest: evict.
         ("", "pods/eviction", "create", False),
+        # The same, with evictDryRun: false.
+        ("", "pods", "delete", False),
         # Only with hcs.enabled.
         ("hcs.io", "computenodes computetopologies", "get create update", False),
         ("hcs.io", "computenodes/status computetopologies/status", "update", False),
@@ -71,9 +73,13 @@ HOST_PATHS = {
     "/etc/cdi",
     "/var/lib/kubelet/device-plugins",
     "/var/lib/kubelet/pod-resources",
+    # A mount by which NVIDIA's runtime is told to show all GPUs.
+    "/dev/null",
 }
 
 CAPABILITIES = {"plugin": {"DAC_OVERRIDE", "SYS_ADMIN"}, "exporter": {"SYS_PTRACE", "DAC_READ_SEARCH"}}
+
+MULTI_TENANT = "charts/vgpu/profiles/multi-tenant.yaml"
 
 # Arguments of helm, and what it has to say.
 REFUSED = [
@@ -120,6 +126,29 @@ REFUSED = [
     (["--set", "deviceConfig.content=a: {", "--set-json", "deviceConfig.overrides={}"], "no YAML"),
     (["--set", "deviceConfig.content=nvidia: {}", "--set", "deviceConfig.overrides.nvidia.defaultCores=1"], "not both"),
     (["--set", "devicePlugin.image.repository=projecthami/hami"], "HAMi's image"),
+    (["--set", "webhook.exemptNamespaces={a}"], "webhook.exemptNamespaces", "exemptNamespaces now"),
+    (["--set", "devicePlugin.monitor.attestExemptNamespaces={a}"], "devicePlugin.monitor.attestExemptNamespaces", "exemptNamespaces now"),
+    (["--set", "exemptNamespaces={A b}"], "exemptNamespaces"),
+    (["--set", "webhook.hideDevices=all"], "webhook/hideDevices", "'everywhere'"),
+    (["--set", "webhook.gpuRuntimeClasses={NVIDIA}"], "webhook/gpuRuntimeClasses"),
+    (["--set", "webhook.ignoreNamespaceLabel=false,webhook.ignoreLabelForAll=true"], "webhook.ignoreLabelForAll: true contradicts webhook.ignoreNamespaceLabel"),
+    (["--set", "devicePlugin.monitor.evictGraceSeconds=5m"], "evictGraceSeconds", "want integer"),
+    (["--set", "devicePlugin.monitor.attest=evict,devicePlugin.hostPID=false"], "devicePlugin.hostPID: \"false\" contradicts devicePlugin.monitor.attest: evict"),
+    (["--set", "devicePlugin.monitor.attest=evict,devicePlugin.monitor.enabled=false"], "devicePlugin.monitor.enabled: \"false\" contradicts"),
+    *((["-f", MULTI_TENANT, *arguments], text) for arguments, text in (
+        (["--set", "webhook.enabled=false"], "webhook.enabled: \"false\" contradicts multiTenant: true"),
+        (["--set", "webhook.ignoreNamespaceLabel=true"], "webhook.ignoreNamespaceLabel: \"true\" contradicts"),
+        (["--set", "webhook.hideDevices=runtime-classes"], "webhook.hideDevices: \"runtime-classes\" contradicts"),
+        (["--set", "webhook.nodeAgent=hami"], "webhook.nodeAgent: \"hami\" contradicts"),
+        (["--set", "webhook.allowHostPID=true"], "webhook.allowHostPID: \"true\" contradicts"),
+        (["--set", "webhook.writeConfiguration=false"], "webhook.writeConfiguration: \"false\" contradicts"),
+        (["--set", "devicePlugin.monitor.attest=report"], "devicePlugin.monitor.attest: \"report\" contradicts"),
+        (["--set", "devicePlugin.monitor.evictDryRun=true"], "devicePlugin.monitor.evictDryRun: \"true\" contradicts"),
+        (["--set", "devicePlugin.monitor.appArmorProfile=RuntimeDefault"], "devicePlugin.monitor.appArmorProfile"),
+        (["--set", "webhook.extraArgs={--exempt-namespaces=team-a}"], "webhook.extraArgs: \"--exempt-namespaces=team-a\" contradicts"),
+        (["--set", "devicePlugin.monitor.extraArgs={--attest-exempt-programs=x}"], "devicePlugin.monitor.extraArgs"),
+        (["--kube-version", "1.27.3"], "multiTenant: true needs Kubernetes 1.28"),
+    )),
     (["--kube-version", "1.17.0"], "kubeVersion"),
 ]
 

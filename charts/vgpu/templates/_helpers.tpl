@@ -217,6 +217,23 @@ topologySpreadConstraints:
 {{- end -}}
 {{- end -}}
 
+{{/* Namespaces that webhook and attestation leave alone: one list for both. */}}
+{{- define "vgpu.exemptNamespaces" -}}
+{{- prepend .Values.exemptNamespaces (include "vgpu.namespace" .) | uniq | join "," -}}
+{{- end -}}
+
+{{/* The runtime classes of NVIDIA's runtime. */}}
+{{- define "vgpu.gpuRuntimeClasses" -}}
+{{- append .Values.webhook.gpuRuntimeClasses .Values.devicePlugin.runtimeClassName | compact | uniq | join "," -}}
+{{- end -}}
+
+{{/* Where no runtime class is named, NVIDIA's runtime is the nodes' default, and starts every container. */}}
+{{- define "vgpu.hideDevices" -}}
+{{- if ne .Values.webhook.hideDevices "auto" -}}{{- .Values.webhook.hideDevices -}}
+{{- else -}}{{- empty .Values.devicePlugin.runtimeClassName | ternary "everywhere" "runtime-classes" -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What cannot work together is said before anything is installed. */}}
 {{- define "vgpu.checks" -}}
 {{- if and (not .Values.scheduler.kubeScheduler.enabled) (gt (int .Values.scheduler.replicas) 1) -}}
@@ -270,6 +287,7 @@ topologySpreadConstraints:
 {{- if and .Values.devicePlugin.createRuntimeClass (not .Values.devicePlugin.runtimeClassName) -}}
 {{- fail "devicePlugin.createRuntimeClass needs devicePlugin.runtimeClassName, such as nvidia" -}}
 {{- end -}}
+{{- include "vgpu.tenancyChecks" . -}}
 {{- if and (eq (toString .Values.devicePlugin.monitor.service.type) "NodePort") (not .Values.devicePlugin.monitor.enabled) -}}
 {{- fail "devicePlugin.monitor.service.type: NodePort needs devicePlugin.monitor.enabled" -}}
 {{- end -}}
