@@ -18,7 +18,7 @@
 {{- end -}}
 
 
-{{/* A policy for what an agent writes, up to its variables: (dict "root" $ "what" "nodes" "group" "" "resources" (list "nodes")) */}}
+{{/* A policy for what an agent writes, up to its variables: (dict "root" $ "what" "nodes" "group" "" "resources" (list "nodes") "operations" (list "DELETE")) */}}
 {{- define "vgpu.agentPolicy" }}
 {{- $name := printf "%s-monitor" (include "vgpu.fullname" .root) }}
 apiVersion: admissionregistration.k8s.io/v1
@@ -31,7 +31,7 @@ spec:
     resourceRules:
     - apiGroups: [{{ default "" .group | quote }}]
       apiVersions: ["*"]
-      operations: [CREATE, UPDATE, DELETE]
+      operations: {{ toJson (default (list "CREATE" "UPDATE" "DELETE") .operations) }}
       resources: {{ toJson .resources }}
   matchConditions:
   - name: by-an-agent

@@ -9,6 +9,12 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Whether the agent deletes pods that a disruption budget protects from eviction. */}}
+{{- define "vgpu.agentDeletes" -}}
+{{- $monitor := .Values.devicePlugin.monitor -}}
+{{- and $monitor.enabled (eq $monitor.attest "evict") (not $monitor.evictDryRun) -}}
+{{- end -}}
+
 {{- define "vgpu.tenancyChecks" -}}
 {{- if hasKey .Values.webhook "exemptNamespaces" -}}
 {{- fail "webhook.exemptNamespaces: this is exemptNamespaces now, one list for webhook and attestation; move its names there" -}}

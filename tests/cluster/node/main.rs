@@ -26,6 +26,8 @@ mod scaling;
 #[cfg(test)]
 mod sharing;
 #[cfg(test)]
+mod unasked;
+#[cfg(test)]
 mod upgrade;
 #[cfg(test)]
 mod waste;

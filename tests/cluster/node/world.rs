@@ -289,8 +289,10 @@ impl World {
     async fn empty(&self) {
         self.kubectl(&["delete", "pods", "--all", "--wait=false", "-n", "default"])
             .unwrap();
-        self.kubectl(&["delete", "namespace", "strict", "--ignore-not-found"])
-            .unwrap();
+        for namespace in ["strict", "lax"] {
+            self.kubectl(&["delete", "namespace", namespace, "--ignore-not-found"])
+                .unwrap();
+        }
         self.eventually("no pod of the test is left", async || {
             let left = self.pods().list(&ListParams::default()).await.ok()?;
             left.items.is_empty().then_some(())

@@ -1,5 +1,6 @@
 //! The changes that NVIDIA's runtime makes to a container before its creation, for simulated GPUs: the edits of a CDI
-//! specification, applied to the `config.json` of an OCI bundle.
+//! specification, applied to the `config.json` of an OCI bundle. The two switches of NVIDIA's configuration file that
+//! say where a container may name its GPUs mean here what they mean there.
 
 use std::fmt;
 use std::fs;
@@ -10,6 +11,12 @@ use serde_json::{Value, json};
 
 /// The node's specification of kind `nvidia.com/gpu`.
 pub const NODE: &str = "/run/cdi/nvidia.json";
+
+/// The configuration file of NVIDIA's runtime.
+pub const SWITCHES: &str = "/etc/nvidia-container-runtime/config.toml";
+
+/// The directory below which mounts of `/dev/null` name GPUs.
+const NAMING_MOUNTS: &str = "/var/run/nvidia-container-devices/";
 
 /// Why a bundle is not edited; containerd shows the text.
 #[derive(Debug)]
@@ -49,14 +56,27 @@ impl fmt::Display for CdiError {
 
 impl std::error::Error for CdiError {}
 
-/// Edits the bundle as its environment asks.
+/// Edits the bundle as its environment asks, or its mounts, if the file of switches allows it.
 ///
 /// # Errors
 /// When a GPU is named that the node does not have, or a file is not what it should be.
-pub fn show_gpus(bundle: &Path, specification: &Path) -> Result<(), CdiError> {
+pub fn show_gpus(bundle: &Path, specification: &Path, switches: &Path) -> Result<(), CdiError> {
     let file = bundle.join("config.json");
     let mut config = read(&file)?;
-    let Some(wanted) = visible(&config).filter(|wanted| !matches!(wanted.as_str(), "" | "void"))
+    // NVIDIA's runtime works without the file, too.
+    let switches = fs::read_to_string(switches).unwrap_or_default();
+    let by_mounts = is_on(&switches, "accept-nvidia-visible-devices-as-volume-mounts")
+        .unwrap_or(false)
+        .then(|| mounted(&config))
+        .flatten();
+    let by_variable = || {
+        let key = "accept-nvidia-visible-devices-envvar-when-unprivileged";
+        let accepted = is_on(&switches, key).unwrap_or(true) || is_privileged(&config);
+        visible(&config).filter(|_| accepted)
+    };
+    let Some(wanted) = by_mounts
+        .or_else(by_variable)
+        .filter(|wanted| !matches!(wanted.as_str(), "" | "void"))
     else {
         return Ok(());
     };
@@ -79,6 +99,31 @@ fn visible(config: &Value) -> Option<String> {
         .rev()
         .find_map(|entry| entry.as_str()?.strip_prefix("NVIDIA_VISIBLE_DEVICES="))
         .map(str::to_owned)
+}
+
+/// A boolean of the file of switches, which is TOML without sections above these keys.
+fn is_on(switches: &str, key: &str) -> Option<bool> {
+    let mut lines = switches.lines().filter_map(|line| line.split_once('='));
+    let (_, value) = lines.find(|(name, _)| name.trim() == key)?;
+    value.trim().parse().ok()
+}
+
+/// The GPUs that mounts of `/dev/null` name, as NVIDIA's runtime reads them.
+fn mounted(config: &Value) -> Option<String> {
+    let mounts = config.pointer("/mounts")?.as_array()?;
+    let named: Vec<&str> = mounts
+        .iter()
+        .filter(|mount| mount["source"] == "/dev/null")
+        .filter_map(|mount| mount["destination"].as_str()?.strip_prefix(NAMING_MOUNTS))
+        .collect();
+    (!named.is_empty()).then(|| named.join(","))
+}
+
+/// What NVIDIA's runtime takes for privileged: a container that has `CAP_SYS_ADMIN`.
+fn is_privileged(config: &Value) -> bool {
+    let bounding = config.pointer("/process/capabilities/bounding");
+    let bounding = bounding.and_then(Value::as_array);
+    bounding.is_some_and(|all| all.iter().any(|one| one == "CAP_SYS_ADMIN"))
 }
 
 /// The edits of all GPUs together, then those of each that is named. `none` means the driver without a GPU.
@@ -182,16 +227,21 @@ mod tests {
     }
 
     fn edited(environment: &[&str]) -> Result<Value, CdiError> {
-        let folder = std::env::temp_dir().join(format!(
-            "vgpu-cdi-{}-{}",
-            std::process::id(),
-            environment.join("_").replace('/', "-")
-        ));
-        fs::create_dir_all(&folder).unwrap();
         let config = json!({"process": {"env": environment}, "linux": {"resources": {}}});
+        edited_by(&config, "")
+    }
+
+    fn edited_by(config: &Value, switches: &str) -> Result<Value, CdiError> {
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let name = format!("vgpu-cdi-{}-{number}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("config.json"), config.to_string()).unwrap();
         fs::write(folder.join("spec.json"), specification().to_string()).unwrap();
-        let answer = show_gpus(&folder, &folder.join("spec.json"));
+        fs::write(folder.join("config.toml"), switches).unwrap();
+        let files = ["spec.json", "config.toml"].map(|name| folder.join(name));
+        let answer = show_gpus(&folder, &files[0], &files[1]);
         let config = read(&folder.join("config.json")).unwrap();
         fs::remove_dir_all(&folder).unwrap();
         answer.map(|()| config)
@@ -256,6 +306,38 @@ mod tests {
                 config,
                 json!({"process": {"env": environment}, "linux": {"resources": {}}})
             );
+        }
+    }
+
+    #[test]
+    fn switches_say_where_an_unprivileged_container_names_its_gpus() {
+        let strict = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n";
+        let mounts = "accept-nvidia-visible-devices-as-volume-mounts = true\n";
+        let config = |privileged: bool| {
+            let held = if privileged {
+                vec!["CAP_SYS_ADMIN"]
+            } else {
+                vec![]
+            };
+            json!({
+                "process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"], "capabilities": {"bounding": held}},
+                "mounts": [
+                    {"source": "/dev/null", "destination": "/var/run/nvidia-container-devices/0"},
+                    {"source": "/tmp", "destination": "/var/run/nvidia-container-devices/GPU-1"},
+                ],
+                "linux": {"resources": {}},
+            })
+        };
+        let all = &["/dev/nvidia0", "/dev/nvidia1"][..];
+        for (switches, privileged, expected) in [
+            (String::new(), false, all),
+            (strict.to_owned(), false, &[]),
+            (strict.to_owned(), true, all),
+            (mounts.to_owned(), false, &["/dev/nvidia0"]),
+            (format!("{strict}{mounts}"), false, &["/dev/nvidia0"]),
+        ] {
+            let config = edited_by(&config(privileged), &switches).unwrap();
+            assert_eq!(nodes(&config), expected, "{switches} {privileged}");
         }
     }
 

@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     let creates = arguments
         .iter()
         .any(|word| matches!(word.as_str(), "create" | "run"));
-    if creates && let Err(error) = cdi::show_gpus(&bundle(&arguments), Path::new(cdi::NODE)) {
+    if creates && let Err(error) = show_gpus(&bundle(&arguments)) {
         // The error in runc's format if there is a --log, which is where containerd looks first.
         if let Some(log) = value(&arguments, &["--log"]) {
             let time = "1970-01-01T00:00:00Z"; // containerd wants one and shows none
@@ -41,6 +41,10 @@ fn main() -> ExitCode {
     let error = Command::new(&runc).args(arguments).exec();
     eprintln!("simulated-gpu-runtime: {}: {error}", runc.display());
     ExitCode::FAILURE
+}
+
+fn show_gpus(bundle: &Path) -> Result<(), cdi::CdiError> {
+    cdi::show_gpus(bundle, Path::new(cdi::NODE), Path::new(cdi::SWITCHES))
 }
 
 fn bundle(arguments: &[String]) -> PathBuf {
