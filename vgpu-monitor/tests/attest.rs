@@ -711,12 +711,12 @@ fn every_bypass_is_refused_or_reported() {
             ));
         }
         if trick.pod == POD {
-            let whose = (
+            let owner = (
                 row.owner.namespace.as_str(),
                 row.owner.pod.as_str(),
                 row.owner.container.as_str(),
             );
-            assert_eq!(whose, ("ml", "escape", "main"), "{}", trick.name);
+            assert_eq!(owner, ("ml", "escape", "main"), "{}", trick.name);
         }
         // Its input ends, and so do its children.
         drop(child.stdin.take());

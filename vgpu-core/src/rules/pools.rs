@@ -124,8 +124,8 @@ fn source_of(accounts: &Accounts, pool: Option<CuMemoryPool>, stream: CuStream) 
                 // The driver itself refuses a handle that is no pool.
                 None if query::pool_reserved(handle).is_none() => return Source::Uncharged,
                 None => {
-                    let whose = whose(accounts, handle, device);
-                    enter(accounts, handle, whose)
+                    let owner = device_of(accounts, handle, device);
+                    enter(accounts, handle, owner)
                 }
             }
         }
@@ -184,9 +184,9 @@ fn settle_down(accounts: &Accounts, known: &Pool, device: usize) {
     }
 }
 
-/// The device of a pool that the library did not see being made: what the driver says of it, else the device whose own it
-/// is, else that of the stream.
-fn whose(accounts: &Accounts, handle: u64, device: usize) -> u32 {
+/// The device of a pool that the library did not see being made: as the driver reports it, else the device whose own
+/// pool it is, else the stream's device.
+fn device_of(accounts: &Accounts, handle: u64, device: usize) -> u32 {
     if let Some((location, kind)) = query::pool_location(handle) {
         return at(accounts, location, kind);
     }

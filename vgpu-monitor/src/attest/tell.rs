@@ -222,13 +222,13 @@ fn sentence(holder: &GpuHolder, known: Option<&ManagedContainer>, in_pod: bool) 
         [] => String::from("a GPU"),
         devices => devices.join(", "),
     };
-    let whose = match known {
+    let owner = match known {
         Some(known) if !known.container.is_empty() => format!(" of container {}", known.container),
         _ if in_pod => String::new(),
         _ => String::from(" of the node"),
     };
     format!(
-        "process {}{program}{whose} holds {holds}: {}",
+        "process {}{program}{owner} holds {holds}: {}",
         facts.pid,
         holder.judged.reason.text()
     )

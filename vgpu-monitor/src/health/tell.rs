@@ -141,7 +141,7 @@ fn name(gpu: &GpuIdentity) -> String {
 }
 
 fn of_xid(xid: &Xid, sick: bool) -> String {
-    let whose = match (xid.class, sick) {
+    let cause = match (xid.class, sick) {
         (Class::Application, false) => "a program's error, the GPU is well",
         (Class::Application, true) => {
             "a program's error, which this node's settings count against the GPU"
@@ -150,7 +150,7 @@ fn of_xid(xid: &Xid, sick: bool) -> String {
         (Class::Transient, _) => "an error of the driver that often passes",
     };
     format!(
-        "XID {}: {} ({whose}). What to do: {}",
+        "XID {}: {} ({cause}). What to do: {}",
         xid.number, xid.meaning, xid.cure
     )
 }

@@ -291,7 +291,7 @@ impl Instances {
         };
         if let Some(other) = there.iter().find(overlaps) {
             let known = self.journal.at(uuid, other).is_some();
-            let whose = if known {
+            let maker = if known {
                 "made for a container before"
             } else {
                 "created by another program"
@@ -301,7 +301,7 @@ impl Instances {
                 profile: profile.to_owned(),
                 start: span.start,
                 other: format!(
-                    "{} at slice {} ({whose})",
+                    "{} at slice {} ({maker})",
                     gpu.profile_name(other.profile),
                     other.start
                 ),

@@ -133,7 +133,8 @@ struct Disk {
 struct GivenContainer {
     path: String,
     /// Namespace, pod and container.
-    whose: String,
+    #[serde(rename = "whose")]
+    container: String,
     limits_error: Option<String>,
     region_error: Option<String>,
     region_version: Option<u32>,
@@ -283,7 +284,7 @@ impl NodeFacts {
             let labels = instance.labels().unwrap_or_default();
             let mut given = GivenContainer {
                 path: instance.path().display().to_string(),
-                whose: format!("{}/{}/{}", labels.namespace, labels.pod, labels.container),
+                container: format!("{}/{}/{}", labels.namespace, labels.pod, labels.container),
                 ..GivenContainer::default()
             };
             let read = instance

@@ -74,15 +74,15 @@ pub fn bar(label: &str, text: String, whole: u128, parts: &[Part]) -> Bar {
             title: part.title.clone(),
         });
     }
-    let whose: Vec<&str> = parts
+    let holders: Vec<&str> = parts
         .iter()
         .filter(|part| part.amount > 0 && !part.letter.is_empty())
         .map(|part| part.title.as_str())
         .collect();
-    let spoken = if whose.is_empty() {
+    let spoken = if holders.is_empty() {
         format!("{label}: {text}")
     } else {
-        format!("{label}: {text}; {}", whose.join("; "))
+        format!("{label}: {text}; {}", holders.join("; "))
     };
     Bar {
         label: label.to_owned(),

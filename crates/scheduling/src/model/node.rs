@@ -82,14 +82,14 @@ impl Node {
         if written.metadata.name.is_empty() {
             return Err(ReadError::Nameless { kind: "node" });
         }
-        let whose = format!("node {}", written.metadata.name);
+        let subject = format!("node {}", written.metadata.name);
         // As in the API server, a node without allocatable amounts offers its capacity.
         let (field, amounts) = if written.status.allocatable.is_empty() {
             ("status.capacity", &written.status.capacity)
         } else {
             ("status.allocatable", &written.status.allocatable)
         };
-        let exact = resources::exact(&whose, field, amounts)?;
+        let exact = resources::exact(&subject, field, amounts)?;
         let (allocatable, allowed_pods) = resources::whole(names, &exact);
         let labels = &written.metadata.labels;
         let mut images: Vec<(Symbol, i64)> = Vec::new();

@@ -266,9 +266,9 @@ impl Pod {
             namespace => namespace,
         };
         let key = format!("{namespace}/{}", metadata.name);
-        let whose = format!("pod {key}");
+        let subject = format!("pod {key}");
         let malformed = |problem: UnknownWord| ReadError::Malformed {
-            object: whose.clone(),
+            object: subject.clone(),
             problem: problem.to_string(),
         };
         let labels = Labels::new(
@@ -278,7 +278,7 @@ impl Pod {
                 .iter()
                 .map(|(key, value)| (&**key, &**value)),
         );
-        let needs = Needs::of(&whose, &spec)?;
+        let needs = Needs::of(&subject, &spec)?;
         let (requests, _) = resources::whole(names, &needs.asked);
         let (non_zero, _) = resources::whole(names, &needs.non_zero);
         let namespace = names.intern(namespace);
@@ -657,10 +657,10 @@ struct Needs {
 }
 
 impl Needs {
-    fn of(whose: &str, spec: &wire::PodSpec) -> Result<Self, ReadError> {
+    fn of(subject: &str, spec: &wire::PodSpec) -> Result<Self, ReadError> {
         let mut of_pod = Exact::new();
         if let Some(needs) = &spec.resources {
-            of_pod = resources::exact(whose, "spec.resources.requests", &needs.requests)?;
+            of_pod = resources::exact(subject, "spec.resources.requests", &needs.requests)?;
             of_pod.retain(|name, _| {
                 matches!(name.as_str(), resources::CPU | resources::MEMORY)
                     || name.starts_with("hugepages-")
@@ -668,9 +668,9 @@ impl Needs {
         }
         let mut overhead = Exact::new();
         if let Some(amounts) = &spec.overhead {
-            overhead = resources::exact(whose, "spec.overhead", amounts)?;
+            overhead = resources::exact(subject, "spec.overhead", amounts)?;
         }
-        let mut asked = Self::containers(whose, spec, &[])?;
+        let mut asked = Self::containers(subject, spec, &[])?;
         finish(&mut asked, &of_pod, &overhead);
         let mut figures = vec![
             (resources::CPU, resources::DEFAULT_CPU),
@@ -680,7 +680,7 @@ impl Needs {
             // A pod that states the sum of its containers for a resource needs no default amount for it.
             figures.retain(|(name, _)| !asked.contains_key(*name));
         }
-        let mut non_zero = Self::containers(whose, spec, &figures)?;
+        let mut non_zero = Self::containers(subject, spec, &figures)?;
         finish(&mut non_zero, &of_pod, &overhead);
         Ok(Self { asked, non_zero })
     }
@@ -688,17 +688,17 @@ impl Needs {
     /// The largest amount needed at any time: all containers and sidecars together, or an init container together
     /// with the sidecars that were started before it.
     fn containers(
-        whose: &str,
+        subject: &str,
         spec: &wire::PodSpec,
         figures: &[(&str, i128)],
     ) -> Result<Exact, ReadError> {
         let needs = |container: &wire::Container| {
             let field = format!("container {}: requests", container.name);
             let requests = &container.resources.requests;
-            let mut exact = resources::exact(whose, &field, requests)?;
+            let mut exact = resources::exact(subject, &field, requests)?;
             // As in the API server, a limit without a request is the request.
             let field = format!("container {}: limits", container.name);
-            for (name, amount) in resources::exact(whose, &field, &container.resources.limits)? {
+            for (name, amount) in resources::exact(subject, &field, &container.resources.limits)? {
                 exact.entry(name).or_insert(amount);
             }
             for (name, figure) in figures {

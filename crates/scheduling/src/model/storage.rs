@@ -237,7 +237,7 @@ impl PersistentVolume {
         let written: wire::PersistentVolume = decode("persistent volume", object)?;
         let spec = &written.spec;
         let name = symbol_of(names, "persistent volume", &written.metadata)?;
-        let whose = format!("persistent volume {}", written.metadata.name);
+        let subject = format!("persistent volume {}", written.metadata.name);
         let class = match written.metadata.annotations.get(keys::OLD_STORAGE_CLASS) {
             Some(class) => class,
             None => &spec.storage_class_name,
@@ -252,7 +252,7 @@ impl PersistentVolume {
                     .iter()
                     .map(|(key, value)| (&**key, &**value)),
             ),
-            bytes: bytes(names, &whose, "spec.capacity", &spec.capacity)?,
+            bytes: bytes(names, &subject, "spec.capacity", &spec.capacity)?,
             access_modes: spec
                 .access_modes
                 .iter()
@@ -297,7 +297,7 @@ impl PersistentVolumeClaim {
         let written: wire::PersistentVolumeClaim = decode("persistent volume claim", object)?;
         let spec = &written.spec;
         let name = symbol_of(names, "persistent volume claim", &written.metadata)?;
-        let whose = wire::named("persistent volume claim", object);
+        let subject = wire::named("persistent volume claim", object);
         let annotations = &written.metadata.annotations;
         let class = match annotations.get(keys::OLD_STORAGE_CLASS) {
             Some(class) => class,
@@ -307,7 +307,7 @@ impl PersistentVolumeClaim {
             match &spec.selector {
                 Some(written) => Some(selector(names, Some(written)).map_err(|problem| {
                     ReadError::Malformed {
-                        object: whose.clone(),
+                        object: subject.clone(),
                         problem: problem.to_string(),
                     }
                 })?),
@@ -324,7 +324,7 @@ impl PersistentVolumeClaim {
             uid: names.intern(&written.metadata.uid),
             bytes: bytes(
                 names,
-                &whose,
+                &subject,
                 "spec.resources.requests",
                 &spec.resources.requests,
             )?,

@@ -15,18 +15,18 @@ type Domains = Numbered<(Symbol, Symbol), i64>;
 
 /// The owner of a term. It decides how the term's namespace selector matches a namespace that is not known.
 #[derive(Clone, Copy, PartialEq)]
-enum Whose {
+enum TermOwner {
     Incoming,
     Existing,
 }
 
-fn selects(context: &Context<'_>, whose: Whose, term: &AffinityTerm, pod: &Pod) -> bool {
+fn selects(context: &Context<'_>, owner: TermOwner, term: &AffinityTerm, pod: &Pod) -> bool {
     let names = context.names();
     let by_labels = || {
         let selector = &term.namespace_selector;
         match context.snapshot.namespace(pod.namespace) {
             Some(labels) => selector.matches(names, labels),
-            None if whose == Whose::Incoming => selector.is_everything(),
+            None if owner == TermOwner::Incoming => selector.is_everything(),
             None => selector.matches(names, &Labels::default()),
         }
     };
@@ -38,7 +38,7 @@ fn selects_all(context: &Context<'_>, terms: &[AffinityTerm], pod: &Pod) -> bool
     !terms.is_empty()
         && terms
             .iter()
-            .all(|term| selects(context, Whose::Incoming, term, pod))
+            .all(|term| selects(context, TermOwner::Incoming, term, pod))
 }
 
 fn add(domains: &mut Domains, node: &NodeState, key: Symbol, by: i64) {
@@ -84,7 +84,7 @@ pub(crate) struct Prepared {
 impl Prepared {
     fn of_existing(&mut self, context: &Context<'_>, node: &NodeState, pod: &Pod, by: i64) {
         for term in affinity(pod).required_anti {
-            if selects(context, Whose::Existing, term, context.pod) {
+            if selects(context, TermOwner::Existing, term, context.pod) {
                 add(&mut self.unwelcome, node, term.topology_key, by);
             }
         }
@@ -98,7 +98,7 @@ impl Prepared {
             }
         }
         for term in own.required_anti {
-            if selects(context, Whose::Incoming, term, pod) {
+            if selects(context, TermOwner::Incoming, term, pod) {
                 add(&mut self.unwanted, node, term.topology_key, by);
             }
         }
@@ -255,14 +255,14 @@ impl Worth {
         let hard = context.settings.hard_affinity_weight;
         if hard > 0 {
             for term in theirs.required {
-                if selects(context, Whose::Existing, term, incoming) {
+                if selects(context, TermOwner::Existing, term, incoming) {
                     self.add(node, term.topology_key, hard);
                 }
             }
         }
         for (list, sign) in [(theirs.preferred, 1), (theirs.preferred_anti, -1)] {
             for Weighted { weight, term } in list {
-                if selects(context, Whose::Existing, term, incoming) {
+                if selects(context, TermOwner::Existing, term, incoming) {
                     self.add(node, term.topology_key, sign * weight);
                 }
             }
@@ -273,7 +273,7 @@ impl Worth {
         let own = affinity(context.pod);
         for (list, sign) in [(own.preferred, 1), (own.preferred_anti, -1)] {
             for Weighted { weight, term } in list {
-                if selects(context, Whose::Incoming, term, pod) {
+                if selects(context, TermOwner::Incoming, term, pod) {
                     self.add(node, term.topology_key, sign * weight);
                 }
             }

@@ -122,10 +122,10 @@ mod tests {
                 contender(1, weights[0], worked[0]),
                 contender(2, weights[1], worked[1]),
             ];
-            let whose = turns.tick(now * MS, 16 * GIB, 20 * GIB, &list);
-            had[usize::from(whose == Some(2))] += 50;
-            changes += usize::from(last != whose);
-            last = whose;
+            let holder = turns.tick(now * MS, 16 * GIB, 20 * GIB, &list);
+            had[usize::from(holder == Some(2))] += 50;
+            changes += usize::from(last != holder);
+            last = holder;
         }
         (had, changes)
     }

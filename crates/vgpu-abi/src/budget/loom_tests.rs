@@ -791,7 +791,7 @@ fn what_is_no_longer_paged_makes_no_room_on_the_device() {
 }
 
 #[test]
-fn who_is_paged_and_who_is_not_never_exceed_the_limit_together() {
+fn paged_and_unpaged_memory_together_keep_the_limit() {
     check(2, || {
         let model = Arc::new(Model::with_slots(3));
         assert_eq!(model.within(2, 10, false), Ok(Room::Device));

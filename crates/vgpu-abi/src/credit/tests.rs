@@ -170,7 +170,7 @@ proptest! {
 
     /// A process that always asks again when told to gets exactly the rate.
     #[test]
-    fn who_waits_as_told_gets_all_of_the_rate(permille in 1_u32..=1000, want in 1_000_u64..5_000_000) {
+    fn waiting_as_told_gets_all_of_the_rate(permille in 1_u32..=1000, want in 1_000_u64..5_000_000) {
         let (device, own) = (region_device(), compute_use());
         let compute = packed(&device, &own, 1);
         let (mut now_ns, mut given) = (START_NS, 0_u64);

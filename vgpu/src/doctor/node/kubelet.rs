@@ -194,7 +194,10 @@ pub(super) fn versions_agree(facts: &NodeFacts) -> Judged {
         .iter()
         .filter_map(|given| {
             let version = given.region_version.filter(|version| !known(*version))?;
-            Some(format!("{} has a region of version {version}", given.whose))
+            Some(format!(
+                "{} has a region of version {version}",
+                given.container
+            ))
         })
         .collect();
     if wrong.is_empty() {
@@ -210,7 +213,7 @@ pub(super) fn containers_intact(facts: &NodeFacts) -> Judged {
     facts.has_state()?;
     let mut wrong = facts.broken.clone();
     for given in &facts.containers {
-        let owner = format!("{} ({})", given.whose, given.path);
+        let owner = format!("{} ({})", given.container, given.path);
         if let Some(error) = &given.limits_error {
             wrong.push(format!("{owner}: limits: {error}"));
         }

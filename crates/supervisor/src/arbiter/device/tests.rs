@@ -275,9 +275,9 @@ impl World {
                 .map(|i| (*i, STEP / running.len() as u64))
                 .collect(),
             Serving::Slices => {
-                let (whose, until) = self.slice;
-                if self.now >= until || !running.contains(&whose) {
-                    let next = running.iter().find(|i| **i > whose).unwrap_or(&running[0]);
+                let (holder, until) = self.slice;
+                if self.now >= until || !running.contains(&holder) {
+                    let next = running.iter().find(|i| **i > holder).unwrap_or(&running[0]);
                     self.slice = (*next, self.now + 2 * MS);
                 }
                 vec![(self.slice.0, STEP)]
