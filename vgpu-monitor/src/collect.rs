@@ -67,9 +67,9 @@ pub trait Sources: Send + Sync {
 /// The results of a look.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Looked {
-    /// Allotments that were taken away.
+    /// Allotments that were removed.
     pub removed: Vec<Name>,
-    /// Halves, descriptions and versions of the library that were taken away.
+    /// Partial files, descriptions and versions of the library that were removed.
     pub cleared: Vec<PathBuf>,
     /// Allotments whose pods are gone, and which stay until the grace is over or their last process ends.
     pub waiting: Vec<Name>,
@@ -87,7 +87,7 @@ pub struct Collector<S> {
     sources: S,
     grace: Duration,
     begun: Instant,
-    /// Since when both have said so, by the clock of [`Collector::look_at`].
+    /// When both sources first said so, by the clock of [`Collector::look_at`].
     gone_since: Mutex<BTreeMap<Name, Duration>>,
 }
 
@@ -160,7 +160,7 @@ impl<S: Sources> Collector<S> {
         Err(failed)
     }
 
-    /// Removes what both sources have called gone for as long as the grace lasts.
+    /// Removes the allotments that both sources have called gone for the whole grace.
     async fn judge(
         &self,
         in_use: BTreeSet<Name>,

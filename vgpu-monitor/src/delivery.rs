@@ -29,12 +29,12 @@ use crate::delivery::record::Record;
 use crate::delivery::steps::step;
 use crate::node_gpus::Inventories;
 
-/// Name of an allotment: fresh for each, and of letters that a path, a CDI name and an annotation take.
+/// The name of an allotment: new for each one, and of characters that paths, CDI names and annotations accept.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(pub String);
 
 impl Name {
-    /// A fresh name: 80 random bits.
+    /// Makes a new name of 80 random bits.
     ///
     /// # Errors
     /// The system gives no random numbers.
@@ -74,7 +74,7 @@ impl std::fmt::Display for Name {
 /// How the runtime learns what a container gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
-    /// `Allocate` names a CDI device, and `PreStartContainer` writes what that is (containerd 2, CRI-O).
+    /// `Allocate` names a CDI device, and `PreStartContainer` writes its description (containerd 2, CRI-O).
     Cdi,
     /// `Allocate` gives mounts, and the pod's environment takes the GPUs from an annotation (containerd 1.6).
     Mounts,
@@ -94,11 +94,11 @@ pub struct Allotted {
 /// A mount of the host's file or directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// On the host.
+    /// The path on the host.
     pub host: PathBuf,
-    /// In the container.
+    /// The path in the container.
     pub container: PathBuf,
-    /// Whether it cannot be written there.
+    /// Whether the container can only read it.
     pub read_only: bool,
 }
 
@@ -117,9 +117,9 @@ pub struct Given {
     pub kind: Kind,
     /// Its GPUs, in the order in which it sees them.
     pub devices: Vec<GivenDevice>,
-    /// 0 is high.
+    /// The priority; 0 is the highest.
     pub priority: u32,
-    /// How its share of compute holds.
+    /// When its cap on compute time holds.
     pub policy: Policy,
     /// The pod's trace, as the W3C `traceparent`, where it has one.
     pub traceparent: Option<String>,
@@ -128,7 +128,7 @@ pub struct Given {
 /// A part of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GivenDevice {
-    /// Of the GPU, or of the MIG instance.
+    /// UUID of the GPU, or of the MIG instance.
     pub uuid: String,
     /// Memory limit in bytes.
     pub memory_bytes: u64,
@@ -147,7 +147,7 @@ pub struct GivenInstance {
     pub gpu: String,
     /// Name of the profile (`3g.40gb`).
     pub profile: String,
-    /// Where on the GPU.
+    /// The slices that it has of the GPU.
     pub span: Span,
     /// The driver's number of the GPU instance.
     pub gpu_instance: u32,
@@ -208,18 +208,18 @@ impl Settings {
 /// Why a container does not get what it was promised. Each is a sentence for the pod's events.
 #[derive(Debug, thiserror::Error)]
 pub enum DeliveryError {
-    /// The system said no.
+    /// A system call failed.
     #[error("cannot {action} {path}: {source}{}", if is_full(source) { "; make room on the node's disk" } else { "" },
             path = path.display())]
     System {
         /// The step that failed.
         action: &'static str,
-        /// On what.
+        /// The path.
         path: PathBuf,
-        /// The answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A container's directory.
+    /// A container's directory cannot be used.
     #[error("{0}")]
     Instance(#[from] InstanceError),
     /// A file of a container that this release does not know.
@@ -230,7 +230,7 @@ pub enum DeliveryError {
         /// The fault.
         reason: String,
     },
-    /// The library is none.
+    /// The file is no library for this machine.
     #[error("{0}")]
     Library(#[from] LibraryError),
     /// Programs could not load the library from where it would be.
@@ -244,13 +244,13 @@ pub enum DeliveryError {
     #[error("{path}, the library that this container was allotted, is gone from the node; delete the pod, so that a \
              new one gets the present library", path = path.display())]
     LibraryGone {
-        /// Where it was.
+        /// The path where it was.
         path: PathBuf,
     },
     /// The vendor's part cannot be found.
     #[error("{0}")]
     Vendor(#[from] cdi::VendorError),
-    /// Something that no allotment can be.
+    /// The request cannot become an allotment.
     #[error("{problem}")]
     Nonsense {
         /// The text that was read, and the accepted ones.
@@ -267,7 +267,7 @@ pub enum DeliveryError {
     /// The GPUs of the node are not known yet.
     #[error("the node's GPUs have not been read yet; it is tried again")]
     NoInventory,
-    /// No such GPU here.
+    /// The node has no such GPU.
     #[error("GPU {uuid} is not on this node; there {}", if known.is_empty() { String::from("are none") }
             else { format!("are: {}", known.join(", ")) })]
     UnknownGpu {
@@ -276,7 +276,7 @@ pub enum DeliveryError {
         /// The node's GPUs.
         known: Vec<String>,
     },
-    /// More than the GPU has. A retry may succeed: another container may be gone by then.
+    /// The request is for more than the GPU has. A retry may succeed: another container may be gone by then.
     #[error("{0}")]
     Overcommitted(Box<loads::Overcommit>),
 }
@@ -418,7 +418,7 @@ impl Delivery {
         Ok(self.loads.lock().names())
     }
 
-    /// Takes away what a container was given. Nothing happens where it has nothing.
+    /// Removes a container's allotment. Does nothing if there is none.
     ///
     /// # Errors
     /// Something cannot be deleted.
@@ -429,7 +429,7 @@ impl Delivery {
     }
 
     fn remove_in(&self, loads: &mut GpuLoads, name: &Name) -> Result<(), DeliveryError> {
-        // The description first: nothing can be started any more with what goes next.
+        // The description first: then no container can be started with the files that are removed next.
         step();
         files::remove(&self.spec_path(name))?;
         step();
@@ -461,7 +461,7 @@ impl Delivery {
         Ok(cdi::describe(name, edits, &mounts, &self.settings.env))
     }
 
-    /// Which library: a container keeps the one that it had.
+    /// The library: a container keeps the one that it had.
     fn version_for(
         &self,
         before: Option<&Record>,
@@ -524,7 +524,7 @@ impl Delivery {
         (!labels.pod.is_empty()).then(|| labels.clone())
     }
 
-    /// Cuts back regions that their containers have made longer, and says whose.
+    /// Cuts back regions that their containers have made longer, and returns the names of the containers.
     pub(crate) fn trim(&self) -> Vec<(Name, Result<u64, DeliveryError>)> {
         let names = self.loads.lock().names();
         let cut = |name: Name| match place::trim(&self.root, &name) {

@@ -48,7 +48,7 @@ impl FirstKernels {
     ///
     /// # Errors
     ///
-    /// There is no thread to be had.
+    /// The system gives no thread.
     pub fn start(mut self) -> std::io::Result<()> {
         let thread = std::thread::Builder::new().name("first-kernel".into());
         thread.spawn(move || {

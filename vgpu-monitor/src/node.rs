@@ -201,7 +201,7 @@ impl Memory {
         }
     }
 
-    /// Fills in what takes two looks to see, and forgets what is gone.
+    /// Fills in the figures that need two looks, and forgets containers that are gone.
     fn compare(&mut self, found: &mut [Found], now: Instant) {
         let mut seen = HashMap::with_capacity(self.devices.len());
         for found in found {
@@ -220,8 +220,8 @@ impl Memory {
                     was.and_then(|w| w.launched_at)
                 };
                 let since_seen = launched_at.map(|at| now.saturating_duration_since(at));
-                // The library's own word is exact, where it keeps one; it keeps none of launches that
-                // it only counts.
+                // The library's own measurement is exact, where there is one; there is none of launches that
+                // the library only counts.
                 let since_launch = [device.since_launch, since_seen].into_iter().flatten();
                 device.since_launch = since_launch.min().filter(|_| *launches > 0);
                 if device.utilization_percent.is_none() {

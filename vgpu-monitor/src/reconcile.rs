@@ -33,7 +33,7 @@ pub fn add_slotless(view: &mut ContainerView, held: &[GpuProcess], owners: &Owne
     }
 }
 
-/// A process and what it holds of a device.
+/// A process and its memory on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holds {
     /// Its host pid.

@@ -70,8 +70,8 @@ pub struct Census {
     pub beyond_budget: u64,
 }
 
-/// Reads everything below the root. One that is not there yet holds no container. `answer` is what the
-/// driver says, and whose its processes are beside those that hold a slot; `now_ns` is the monotonic
+/// Reads everything below the root. A root that is not there yet holds no container. `answer` is the driver's
+/// answer; the owners name the containers of processes that hold no slot; `now_ns` is the monotonic
 /// clock.
 ///
 /// # Errors

@@ -31,7 +31,7 @@ impl Variable {
 
 /// The version that our own part of a specification needs.
 const LEAST_VERSION: Version = Version([0, 5, 0]);
-/// Larger specifications are none.
+/// Larger files are not read as specifications, bytes.
 const MOST_BYTES: u64 = 8 << 20;
 /// The kernel's major number of capability nodes is the driver's to choose; the runtime asks the node itself.
 const CAPABILITY_NODES: &str = "/dev/nvidia-caps/nvidia-cap";
@@ -50,7 +50,7 @@ pub enum VendorError {
         /// The directories, and what was found there.
         looked: String,
     },
-    /// It does not describe the GPU.
+    /// The specification does not describe the GPU.
     #[error("{path} describes no device for GPU {uuid} (it has {devices}). It is older than the GPU or its present \
              number; make it anew: nvidia-ctk cdi generate --output={path}", path = path.display())]
     NoDevice {
@@ -100,7 +100,7 @@ pub(super) struct Edits {
 /// A GPU that is looked for in the vendor's specification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wanted {
-    /// Of the GPU, or of the MIG instance.
+    /// UUID of the GPU, or of the MIG instance.
     pub(super) uuid: String,
     /// UUID of the GPU.
     pub(super) gpu: String,
@@ -121,7 +121,7 @@ pub(super) struct Instance {
 
 /// Where the vendor's specification is.
 pub(super) struct Vendor<'a> {
-    /// As this process sees them; later ones win, as with the runtimes.
+    /// The directories as this process sees them; later ones win, as with the runtimes.
     pub(super) dirs: &'a [PathBuf],
     pub(super) kind: &'a str,
     /// Where the driver says which node opens what.
@@ -334,7 +334,7 @@ fn find<'a>(spec: &'a Spec, wanted: &Wanted) -> Option<(&'a Device, bool)> {
     };
     let only = || {
         let all = named("all")?;
-        // Of several GPUs it would give them all.
+        // On a node with several GPUs, the device `all` would give every one of them.
         let nodes = all
             .container_edits
             .get("deviceNodes")
@@ -423,7 +423,7 @@ fn add(into: &mut Map<String, Value>, edits: &Map<String, Value>) {
     }
 }
 
-/// Whether two entries of a list say the same of the same thing. A place in the container takes one node or mount.
+/// Whether two entries of a list are for the same thing. A path in the container takes one node or mount.
 fn is_same(list: &str, one: &Value, other: &Value) -> bool {
     let place = match list {
         "deviceNodes" => "path",
@@ -433,7 +433,7 @@ fn is_same(list: &str, one: &Value, other: &Value) -> bool {
     one == other || (one.get(place).is_some() && one.get(place) == other.get(place))
 }
 
-/// Our description: one device of the allotment's name, which is all that the container gets.
+/// Our description: one device of the allotment's name, with everything that the container gets.
 pub(super) fn describe(
     name: &Name,
     vendor: Edits,
@@ -489,7 +489,7 @@ pub(super) fn describe(
         "kind": KIND,
         "devices": [{ "name": name.0, "containerEdits": edits }],
     });
-    // Made of texts and of what was read: it can be written.
+    // The value holds only strings and parsed JSON, so it can always be written.
     let mut text = serde_json::to_vec_pretty(&spec).unwrap_or_default();
     text.push(b'\n');
     text
@@ -502,7 +502,7 @@ fn own_name(file: &str) -> Option<Name> {
     name.check().is_ok().then_some(name)
 }
 
-/// Takes away our descriptions of allotments that are none, and halves of a killed agent.
+/// Removes our descriptions of unknown allotments, and partial files of a killed agent.
 pub(super) fn clear(
     dir: &Path,
     is_known: impl Fn(&Name) -> bool,

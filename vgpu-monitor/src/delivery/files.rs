@@ -23,7 +23,7 @@ pub(super) fn failed(
     }
 }
 
-/// Makes a directory with those above it, and sees to its mode.
+/// Makes a directory with its parents, and sets its mode.
 pub(super) fn make_dir(path: &Path, mode: u32) -> Result<(), DeliveryError> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o755);
@@ -45,7 +45,7 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Writes a whole file to the disk under a name that is free; what stood there from a killed process goes.
+/// Writes a whole file to the disk under a temporary name; a file of a killed process there is removed first.
 pub(super) fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<(), DeliveryError> {
     remove(path)?;
     let mut options = OpenOptions::new();
@@ -75,7 +75,7 @@ pub(super) fn replace_by(
     rename(temporary, path).inspect_err(|_| drop(fs::remove_file(temporary)))
 }
 
-/// Writes a file where it does not hold these bytes already.
+/// Writes a file unless it has these bytes already.
 pub(super) fn replace_if_changed(
     path: &Path,
     bytes: &[u8],
@@ -90,13 +90,13 @@ pub(super) fn replace_if_changed(
     replace_by(&beside(path), path, bytes, mode)
 }
 
-/// Renames, and makes that last.
+/// Renames a file, and waits until the rename is on the disk.
 pub(super) fn rename(from: &Path, to: &Path) -> Result<(), DeliveryError> {
     fs::rename(from, to).map_err(failed("make", to))?;
     sync_parent(to)
 }
 
-/// The names of a directory are on the disk.
+/// Waits until the names of a directory are on the disk.
 pub(super) fn sync_parent(path: &Path) -> Result<(), DeliveryError> {
     let Some(dir) = path.parent() else {
         return Ok(());

@@ -26,7 +26,7 @@ pub const PRELOAD: &str = "ld.so.preload";
 const NEW: &str = ".new-";
 /// A version that is being removed.
 const OLD: &str = ".old-";
-/// Larger than any build of it, with all that it could be told to carry.
+/// Larger than any build of the library, with all optional features, bytes.
 const MOST_BYTES: u64 = 256 << 20;
 
 /// A version that is in its place.
@@ -42,7 +42,7 @@ pub struct Installed {
 /// written again.
 ///
 /// # Errors
-/// It is no library for this machine, the disk is full, or programs could not load it from there.
+/// The file is no library for this machine, the disk is full, or programs could not load it from there.
 pub fn install(from: &Path, to: &Path) -> Result<Installed, DeliveryError> {
     supervisor::library::check(from)?;
     let bytes = fs::read(from).map_err(failed("read", from))?;
@@ -116,7 +116,7 @@ pub(super) fn is_there(lib: &Path, version: &str) -> bool {
     supervisor::library::check(&dir.join(FILE)).is_ok() && dir.join(PRELOAD).is_file()
 }
 
-/// Takes away what a killed agent left, and every version but these.
+/// Removes the remains of a killed agent, and every version but these.
 pub(super) fn clear(lib: &Path, kept: &BTreeSet<&str>) -> Result<Vec<PathBuf>, DeliveryError> {
     let mut cleared = Vec::new();
     for name in files::names(lib)? {

@@ -19,7 +19,7 @@ pub(super) struct GivenContainer {
     pub(super) record: Record,
     /// When it was last given, in [`GpuLoads::moment`]s.
     pub(super) touched: u64,
-    /// Its pod is gone, as two sources say: it counts for no GPU.
+    /// Two sources say that its pod is gone: it counts for no GPU.
     pub(super) gone: bool,
     /// Why its record could not be read.
     broken: Option<String>,
@@ -97,12 +97,12 @@ impl GpuLoads {
         self.held.remove(name);
     }
 
-    /// Now: whatever is given from here on is later.
+    /// The present moment: every later delivery has a later one.
     pub(super) fn moment(&self) -> u64 {
         self.clock
     }
 
-    /// Exactly these are gone, as far as nothing was given to them since.
+    /// Marks exactly these containers as gone, except those that were given something after `moment`.
     pub(super) fn gone(&mut self, names: &BTreeSet<Name>, moment: u64) {
         for (name, held) in &mut self.held {
             if held.touched <= moment {
@@ -111,7 +111,7 @@ impl GpuLoads {
         }
     }
 
-    /// Whether this is more of any GPU than the container has already.
+    /// Whether the record has more of any GPU than the container has already.
     pub(super) fn has_more(&self, name: &Name, wanted: &Record) -> bool {
         wanted.devices.iter().any(|device| !self.has(name, device))
     }
@@ -129,7 +129,7 @@ impl GpuLoads {
         })
     }
 
-    /// Refuses what would put more on a GPU than is promised of it.
+    /// Refuses a record that would put more on a GPU than is promised of it.
     pub(super) fn check(
         &self,
         name: &Name,
@@ -286,7 +286,7 @@ impl Most {
         if let Some(gpu) = known {
             return Ok(Self(Load {
                 memory_bytes: gpu.device.memory_bytes,
-                // Where the vendor counts none, none can be too many.
+                // A vendor that counts no cores sets no bound on them.
                 cores: match gpu.device.cores {
                     0 => u64::MAX,
                     cores => u64::from(cores),
@@ -300,7 +300,7 @@ impl Most {
             .map_or(&device.uuid, |instance| &instance.gpu);
         let is_here = inventory.gpus.iter().any(|known| known.device.id == *gpu);
         if device.instance.is_some() && is_here {
-            // An instance is one container's alone.
+            // An instance belongs to one container alone.
             return Ok(Self(Load {
                 memory_bytes: device.physical_bytes,
                 cores: u64::MAX,
@@ -349,7 +349,7 @@ impl Part {
     }
 }
 
-/// More than a GPU has.
+/// A refused record: it would put more on a GPU than the GPU has.
 #[derive(Debug)]
 pub struct Overcommit {
     container: String,

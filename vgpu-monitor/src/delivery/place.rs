@@ -27,21 +27,21 @@ use super::{DeliveryError, Name};
 
 /// A directory that is being made.
 const NEW: &str = ".new-";
-/// A directory that is being taken away.
+/// A directory that is being removed.
 const OLD: &str = ".old-";
 /// A record that is being written, beside the directories: the container would see a file inside its
 /// directory.
 const RECORD: &str = ".record-";
 
-/// Whatever uid the container's processes have, they must be able to write it. No other container can reach it: only
-/// the one file is mounted, and the directory above all containers is closed.
+/// The container's processes must be able to write the region, whatever their uid. No other container can reach it:
+/// only the one file is mounted, and the directory above all containers is closed.
 const REGION_MODE: u32 = 0o666;
-/// The container reads these whatever its uid.
+/// The container's processes read these files, whatever their uid.
 const SHOWN_MODE: u32 = 0o644;
 const DIR_MODE: u32 = 0o755;
 const RECORD_MODE: u32 = 0o600;
 
-/// Larger records are not ours.
+/// The agent writes no larger records, bytes.
 pub(super) const RECORD_MOST_BYTES: u64 = 256 << 10;
 
 /// Makes a container's directory with all that is in it.

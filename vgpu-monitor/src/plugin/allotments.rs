@@ -26,9 +26,9 @@ const MOST_BYTES: u64 = 64 << 20;
 /// The slots of one `Allocate`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allotment {
-    /// Greater is later.
+    /// The order of allotments: a greater number is later.
     pub order: u64,
-    /// Its fresh name.
+    /// Its name, new for each allotment.
     pub name: String,
     /// The resource that was asked for.
     pub resource: String,
@@ -57,14 +57,14 @@ pub struct Claim {
     pub vendor: String,
     /// The shares, in the order in which the container sees them.
     pub shares: Vec<Share>,
-    /// 0 is high.
+    /// The priority; 0 is the highest.
     pub priority: u32,
-    /// How its share of compute holds.
+    /// When its cap on compute time holds.
     pub policy: String,
     /// The pod's trace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
-    /// Whether the pod's annotations say so.
+    /// Whether the pod's annotations name this allotment.
     #[serde(default)]
     pub told: bool,
 }
@@ -203,7 +203,7 @@ impl Claim {
         }
     }
 
-    /// Whether both say the same, whatever was made and told since.
+    /// Whether both give the same shares, apart from instances made and annotations written since.
     pub fn same(&self, other: &Self) -> bool {
         let plain = |claim: &Self| {
             let mut claim = claim.clone();
@@ -396,8 +396,8 @@ impl AllotmentStore {
         Ok(order)
     }
 
-    /// Adds what others know of: directories and the kubelet's record, in the order of the slice. Names that are known
-    /// already are passed over. They count as older than all that is known.
+    /// Adds allotments that directories and the kubelet's record name, in the order of the slice. Names that are known
+    /// already are skipped. The added ones count as older than all known ones.
     pub fn recover(&self, found: Vec<Allotment>) -> usize {
         let mut inner = self.inner.lock();
         let known: BTreeSet<String> = inner.allotments.iter().map(|a| a.name.clone()).collect();

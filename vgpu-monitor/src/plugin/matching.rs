@@ -32,7 +32,7 @@ pub struct Lot<'a> {
     pub owner: Option<(&'a str, &'a str)>,
 }
 
-/// Why some container's allotment is not known.
+/// Why a container's allotment is not known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no allotment of {count} slots is known for container {container}; it was made before this plugin's memory began. Delete the pod, so that the kubelet asks again"
@@ -76,7 +76,7 @@ pub fn assign(
             .filter(|_| container.kind != Kind::Init);
         let named = match (evidence.recorded.get(&container.container), listed) {
             (Some(recorded), _) => lots.iter().find(|lot| lot.order == *recorded),
-            // An earlier init container may have had the very same slots: hers is older.
+            // An earlier init container may have had the same slots: its allotment is older.
             (None, Some(ids)) => lots
                 .iter()
                 .filter(|lot| lot.ids == ids)

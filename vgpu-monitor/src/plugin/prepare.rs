@@ -346,7 +346,7 @@ impl Case<'_> {
         if !fresh.is_empty() {
             self.room(&inventory, &all, &claims).await?;
             let store = Arc::clone(&shared.store);
-            // In memory it is; a file that cannot be written is counted and told there.
+            // It is kept in memory in any case; a file that cannot be written is counted and logged there.
             drop(spawn_blocking(move || store.claim(&fresh)).await);
             shared.changed.notify_one();
         }
@@ -396,7 +396,7 @@ impl Case<'_> {
         (!claims.is_empty()).then_some(claims)
     }
 
-    /// Gives again what was given: later changes of annotations or configuration do not take it away. A sick
+    /// Gives the earlier shares again: later changes of annotations or configuration do not remove them. A sick
     /// GPU holds back only the container that is to start on it.
     async fn again(
         &self,
@@ -476,7 +476,7 @@ impl Case<'_> {
         match self.assign(uid, &asking, &recorded) {
             Ok(orders) => Ok(orders),
             Err(_) => {
-                // Our memory lacks something, or the list does.
+                // An allotment is missing from our memory, or from the list.
                 let plugin = self.call.plugin.clone();
                 drop(spawn_blocking(move || plugin.recover()).await);
                 recorded = self.recorded(uid, &record(self.call.plugin).await);
@@ -514,7 +514,7 @@ impl Case<'_> {
         matching::assign(asking, &lots, evidence)
     }
 
-    /// By container, which allotment the kubelet's record names.
+    /// The allotment that the kubelet's record names, by container.
     fn recorded(&self, uid: &str, entries: &[Entry]) -> BTreeMap<String, u64> {
         let all = self.call.plugin.0.store.all();
         let of_pod = entries
@@ -624,7 +624,7 @@ async fn give(plugin: &Plugin, claims: Vec<(u64, Name, Claim)>) -> Result<(), Re
                 cut.made = Some(found);
             }
             if made {
-                // In memory it is; a file that cannot be written is counted and told there.
+                // It is kept in memory in any case; a file that cannot be written is counted and logged there.
                 drop(plugin.0.store.claim(&[(order, claim.clone())]));
             }
             let giver = &plugin.0.parts.giver;

@@ -42,9 +42,9 @@ pub(super) const OPTIONS: DevicePluginOptions = DevicePluginOptions {
 pub(super) struct Service {
     plugin: Plugin,
     resource: String,
-    /// How many watch the list.
+    /// The number of streams that watch the list.
     watchers: watch::Sender<usize>,
-    /// The socket goes.
+    /// True once the socket is about to be removed.
     over: watch::Sender<bool>,
 }
 
@@ -58,7 +58,7 @@ impl Service {
         }
     }
 
-    /// How many watch the list, as it changes: a kubelet that does not takes the slots for gone.
+    /// The number of streams that watch the list: a kubelet without one treats the slots as gone.
     pub(super) fn watchers(&self) -> watch::Receiver<usize> {
         self.watchers.subscribe()
     }
