@@ -1,9 +1,9 @@
 //! libvgpu.so: gives a program its share of a GPU and no more. It is preloaded into programs that know
 //! nothing of it, stands between them and the CUDA driver, and reserves before the driver gives.
 //!
-//! The way of a call: an exported symbol of `hooks` runs the rule that stands before, calls the
-//! genuine function that `driver::genuine` found, and runs the rule that stands after. Programs come to the
-//! hooks by the linker, or by `dlsym` and `cuGetProcAddress` (`hooks::linker`, `rules::dispatch`).
+//! The path of a call: an exported symbol of `hooks` runs the rule before the call, calls the
+//! genuine function that `driver::genuine` found, and runs the rule after it. Programs reach the
+//! hooks through the linker, or through `dlsym` and `cuGetProcAddress` (`hooks::linker`, `rules::dispatch`).
 //!
 //! A guest: it starts no thread, installs no signal handler, changes no environment variable, prints
 //! nothing, keeps `errno`, has no constructor, waits for no peer longer than 100 ms (a

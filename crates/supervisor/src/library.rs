@@ -1,8 +1,8 @@
-//! Whether a file can be what a program is to be started under: a shared library for this machine, and
-//! all of it. Never loads it, and never says which file to take.
+//! Checks that a file can be preloaded into a program: a complete shared library for this machine. Never loads the
+//! file, and never chooses it.
 //!
 //! The dynamic loader only prints a warning about a library that it cannot preload, and runs the program
-//! without a limit. So it is looked at first.
+//! without a limit. So the library is checked first.
 
 use std::fs::File;
 use std::io;

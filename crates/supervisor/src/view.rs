@@ -1,7 +1,7 @@
 //! One container as people and metrics see it: limits, labels, targets and region put together. Owns
-//! which of them is believed in what.
+//! which of them is trusted for which field.
 //!
-//! Never fails for all because of one: what cannot be read becomes an entry that says why. Never
+//! A container that cannot be read becomes an entry with the reason, and does not hide the others. Never
 //! lets a text through that could move a terminal's cursor.
 
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Which atomics the crate stands on: the machine's, or loom's model of them under `--cfg loom`.
+//! The atomics that the crate uses: the machine's, or loom's model of them under `--cfg loom`.
 //! Owns nothing else.
 
 #[cfg(not(loom))]

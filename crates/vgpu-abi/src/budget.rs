@@ -1,7 +1,7 @@
 //! Reserve first: the algorithm that keeps the sum of all charges below the limit while any number
 //! of processes race. Owns charge words, reserve, confirm, refund, release, and how a slot changes
-//! hands, over small traits for what they need of the outside, so that the same code runs under
-//! loom.
+//! hands, over small traits for the functions that they need from outside, so that the same code
+//! runs under loom.
 //!
 //! Never makes a system call, reads a clock or maps a file.
 

@@ -1,7 +1,7 @@
 //! Compute credit: one account for each container and device, in nanoseconds of GPU time. The clock
-//! fills it at the container's rate up to a small most; launches take from it, in advance by what
-//! they are expected to cost, and what was measured afterwards settles the difference. Owns the
-//! arithmetic on the words that all processes share.
+//! fills it at the container's rate up to a small maximum; launches take their expected cost from it
+//! in advance, and the measured time settles the difference afterwards. Owns the arithmetic on the
+//! words that all processes share.
 //!
 //! Never waits, reads a clock or makes a system call: it answers how long to wait. A process that is
 //! killed between two of its steps loses at most what it was about to take.

@@ -1,5 +1,5 @@
 //! The usage region as the host sees it: plain values, read by `pread` from a file that a tenant
-//! may have done anything to. Owns what is believed and what is clamped.
+//! may have done anything to. Owns which values are trusted and which are clamped.
 //!
 //! Never maps the file, never follows a link, never blocks on a pipe, never takes a lock, and
 //! never lets a number in it decide how much is read or allocated.

@@ -2,8 +2,8 @@
 //! offset, size and magic number, and states them beside the types, so that a moved field does not
 //! compile.
 //!
-//! Never holds a pointer, never means anything by padding, and never moves a field: what is new
-//! takes reserved room and, where an old reader would be misled by it, a new version.
+//! Never holds a pointer, never means anything by padding, and never moves a field: a new field
+//! takes reserved room and, where it would mislead an old reader, a new version.
 
 use crate::atomic::{AtomicU8, AtomicU32, AtomicU64};
 

@@ -1,6 +1,6 @@
 //! Memory that was freed in the order of a stream: the driver takes it back when the stream gets there,
-//! so its charge stays until an event of ours behind the free has come to pass. Pools are asked what
-//! they hold instead (`pools.rs`). Puts nothing into a stream that captures.
+//! so its charge stays until an event of ours after the free has completed. For pools, the driver's
+//! figure is used instead (`pools.rs`). Puts nothing into a stream that captures.
 
 use core::sync::atomic::Ordering;
 

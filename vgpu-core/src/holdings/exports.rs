@@ -1,4 +1,4 @@
-//! The handles by which memory was named to other processes, and the holds that end when it is freed or closed
+//! The handles under which memory was exported to other processes, and the holds that end when it is freed or closed
 //! here.
 
 use vgpu_abi::region::{Import, Kind};

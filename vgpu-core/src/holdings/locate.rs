@@ -1,5 +1,5 @@
 //! Where the memory of a call goes: to the device of a context. A context that was made past the hooks is
-//! found out here.
+//! discovered here.
 
 use core::sync::atomic::Ordering;
 

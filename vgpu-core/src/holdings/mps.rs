@@ -1,7 +1,7 @@
 //! Rules: a device that programs share through NVIDIA's MPS. Kernels of several programs run side by
 //! side there, so waiting gives no program a share of its time: a cap counts as a share of the
 //! multiprocessors, which MPS gives a program for good when it starts. Says whether a device is shared
-//! so, and refuses contexts that would run without the cap.
+//! in this way, and refuses contexts that would run without the cap.
 //!
 //! Never changes the environment, never talks to the MPS daemon, and lets nothing run uncapped in
 //! silence.

@@ -1,6 +1,6 @@
 //! How a request that did not fit waits, and for how long: for memory of a dead process that the
-//! driver has not let go of yet, and what the host is about to say of the charges. Reserves nothing
-//! itself: the caller asks again.
+//! driver has not released yet, and for the host's next figures. Reserves nothing itself: the caller
+//! asks again.
 //!
 //! Never holds a lock while it asks the driver or sleeps.
 

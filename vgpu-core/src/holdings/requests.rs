@@ -1,5 +1,5 @@
-//! Asking for room: what is due is done first (what streams freed, pools that are empty by now, measurements
-//! that are wanted), then room is reserved, or refused with its record.
+//! Requests for room: pending work is done first (memory that streams freed, pools that are empty by now, wanted
+//! measurements), then room is reserved, or refused with its record.
 
 use cuda_api::CuResult;
 use vgpu_abi::region::{Bounds, Charge, Refusal, Why};

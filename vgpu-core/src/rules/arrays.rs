@@ -1,5 +1,5 @@
-//! Rules: arrays and mipmapped arrays. Reserved by their description, charged as the driver says where
-//! it does.
+//! Rules: arrays and mipmapped arrays. Reserved by their description, and charged with the driver's
+//! figure where it gives one.
 
 use cuda_api::{CuArray, CuMipmappedArray, CuResult};
 

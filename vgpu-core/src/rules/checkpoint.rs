@@ -1,6 +1,6 @@
 //! Rules: processes that are checkpointed. The driver takes their memory off the devices, and their
-//! charges stand aside meanwhile; they are reserved again before the driver brings them back, and where
-//! there is no room it is not asked to. Any process of the container may ask for another one.
+//! charges stand aside meanwhile; they are reserved again before the driver restores the memory, and
+//! without room the driver is not asked to. Any process of the container may ask for another one.
 
 use core::ffi::c_void;
 

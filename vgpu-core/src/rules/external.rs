@@ -1,5 +1,5 @@
-//! Rules: memory that is another API's (imported external memory, resources of a graphics API), charged
-//! as long as it stands here; and memory that a descriptor keeps after the program has freed it.
+//! Rules: memory of another API (imported external memory, resources of a graphics API), charged
+//! as long as the import lasts; and memory that a descriptor keeps after the program has freed it.
 
 use core::ffi::{c_int, c_void};
 

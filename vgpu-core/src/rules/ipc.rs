@@ -1,6 +1,6 @@
 //! Rules: plain memory that processes share by IPC. Its charge stands in the region's table, once, and
 //! every process that may hold it holds its charge. A handle names the allocation that the pointer is
-//! in; of several handles of one allocation, the first is given again.
+//! in; a program that asks again gets the first handle.
 
 use cuda_api::{CuDevicePtr, CuIpcMemHandle, CuResult};
 use vgpu_abi::region::{Family, Import, Kind};

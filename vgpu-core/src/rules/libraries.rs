@@ -1,4 +1,4 @@
-//! Rules: libraries. One belongs to no context: each context gets a copy of its own when something of the
+//! Rules: libraries. A library belongs to no context: each context gets a copy of its own when something of the
 //! library is first used there, and the copy goes with the context. The memory of a copy is reserved
 //! before it is loaded, and compared with the memory that the driver took, as for a module.
 

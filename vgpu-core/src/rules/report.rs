@@ -1,5 +1,5 @@
 //! Rules: figures that show memory. The container sees its share as if it were the GPU. The driver
-//! has always been asked first, and what it cannot give stays as it is.
+//! has always been asked first, and an answer that it cannot give stays as it is.
 
 use cuda_api::{CuDevice, CuResult};
 

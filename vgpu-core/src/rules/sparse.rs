@@ -1,6 +1,6 @@
 //! Rules: memory that is mapped to parts of sparse arrays. The driver does that in stream order: each tile
-//! of a part holds its memory from the call on, and until an event of ours behind the call that took it off
-//! has come to pass.
+//! of a part holds its memory from the call on, and until an event of ours after the call that unmapped it
+//! has completed.
 
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;

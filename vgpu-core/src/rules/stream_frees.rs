@@ -1,5 +1,5 @@
-//! Rules: memory is freed in the order of a stream. Its charge stays until an event of ours behind the free
-//! has come to pass (`deferred_free_charges.rs`). Puts nothing into a stream that captures.
+//! Rules: memory is freed in the order of a stream. Its charge stays until an event of ours after the free
+//! has completed (`deferred_free_charges.rs`). Puts nothing into a stream that captures.
 
 use cuda_api::{CuResult, CuStream};
 

@@ -1,6 +1,6 @@
-//! Rules: memory that is made, mapped, exported and bound apart. It lives as long as a handle, a
-//! mapping, a binding or an import holds it, and is charged that long, to the device that it was asked
-//! for on. `objects.rs` counts the holds of each object.
+//! Rules: memory whose creation, mapping, export and binding are separate calls. Such memory lives as long as a
+//! handle, a mapping, a binding or an import holds it, and is charged that long, to the device that it was
+//! requested on. `objects.rs` counts the holds of each object.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};

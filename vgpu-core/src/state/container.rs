@@ -1,4 +1,4 @@
-//! The files of a container that this process sees: the usage region, the limits, what the host says. They
+//! The files of a container that this process sees: the usage region, the limits, the host's targets. They
 //! are found by the settings, and survive a fork, since the mappings are shared. Decides no call.
 
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! How a slot changes hands: a process takes one, a reaper clears that of a dead process, whatever dies between
-//! two steps.
+//! How a slot changes hands: a process takes one, and a reaper clears the slot of a dead process, even if either of
+//! them is killed between two steps.
 
 use super::Charges;
 use super::words::{empty, tag_of};

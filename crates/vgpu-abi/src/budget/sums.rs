@@ -1,5 +1,5 @@
-//! Sums over all slots and the shared objects: what is charged, what is kept for runtimes that load, and what
-//! of it is past the share. Changes nothing.
+//! Sums over all slots and the shared objects: the charges, the room kept for runtimes that load, and the part
+//! past the share. Changes nothing.
 
 use super::Charges;
 use super::words::bytes_in;

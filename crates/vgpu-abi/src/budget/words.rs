@@ -1,5 +1,5 @@
-//! Charge words: bytes, a count of additions and the tag of a slot's generation in 64 bits; and what is done
-//! to a process's words when the driver gives, refuses and takes back. Decides no request.
+//! Charge words: bytes, a count of additions and the tag of a slot's generation in 64 bits; and the
+//! changes of a process's words when the driver gives, refuses and takes back. Decides no request.
 
 use super::Kind;
 use crate::atomic::{AtomicU64, Ordering, before_exchange};

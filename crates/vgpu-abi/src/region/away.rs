@@ -1,5 +1,5 @@
-//! Processes that were checkpointed: what they held of a device is taken off their charges and
-//! remembered in their slot, and comes back before they do. Any process of the container may do both.
+//! Processes that were checkpointed: their memory on a device is taken off their charges and
+//! remembered in their slot, and is charged again before they are restored. Any process of the container may do both.
 //!
 //! Never gives back without a reservation, and never believes what an earlier owner of the slot left.
 

@@ -1,4 +1,4 @@
-//! Contexts: which is current, whose device it has, what it has of memory.
+//! Contexts: the current one, its device, its memory.
 
 use cuda_api::{CuContext, CuDevice, CuResult, CuStream};
 

@@ -1,4 +1,4 @@
-//! Graphs: their memory, and their nodes that have some.
+//! Graphs: their memory, and their memory nodes.
 
 use core::ffi::c_void;
 

@@ -1,4 +1,4 @@
-//! PTX: the variables that a text declares without a content, and the bytes that they take.
+//! PTX: the variables that a text declares without a value, and the bytes that they take.
 
 use super::{Declared, LONGEST_TEXT, Source, WIDEST_TYPE, Window, placed};
 

@@ -1,4 +1,4 @@
-//! Each function of the driver that is about a limit has a hook, or stands here with the reason why not.
+//! Each function of the driver that matters for a limit has a hook, or is listed here with the reason why not.
 
 use cuda_api::PROC_ADDRESSES;
 

@@ -1,6 +1,6 @@
-//! Rules: green contexts. One is a share of a device's multiprocessors over the primary context: what is
-//! allocated while it is current is the primary context's, and stays when it goes. A reset of the primary
-//! context ends the green ones over it, too.
+//! Rules: green contexts. A green context is a share of a device's multiprocessors over the primary context. Memory
+//! that is allocated while it is current belongs to the primary context, and stays when the green context goes. A
+//! reset of the primary context ends the green contexts over it, too.
 
 use core::num::NonZeroU64;
 

@@ -1,4 +1,5 @@
-//! Room for what graphs take: promised out of what the driver has, or reserved, on each device of a call.
+//! Room for the memory that graphs take: promised out of the memory that the driver already holds, or reserved, on
+//! each device of a call.
 
 use super::*;
 

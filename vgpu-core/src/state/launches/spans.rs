@@ -4,8 +4,9 @@
 //!
 //! A *mark* is a launch with an event before and one after it. Two marks follow each other without a gap
 //! when the first had not ended before the launches up to the second were made: then everything between
-//! them is measured. Else only the marked launch is, and what the stream idled between its event and its
-//! launch is taken off. A launch waits at most 100 ms for a lock of ours, most only try it; one that does not get it is not measured.
+//! them is measured. Otherwise only the marked launch is measured, and the time that the stream idled between its
+//! event and its launch is taken off. Most launches only try a lock of ours, and none waits for it longer than
+//! 100 ms; a launch that does not get it is not measured.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
