@@ -42,7 +42,7 @@ hooks! {
         symbol: *const c_char, out: *mut *mut c_void, version: i32, flags: u64,
         status: *mut CuDriverProcAddressQueryResult,
     ) => { _, dispatch::after_proc_address(&LOOKUP, symbol, out, version, flags) }
-    /// Refused where there is no room for what such a runtime takes.
+    /// Refused where there is no room for such a runtime.
     fn cuGetExportTable(out: *mut *const c_void, export_table_id: *const CuUuid)
         => { contexts::before_export_table(export_table_id), contexts::after_export_table() }
     /// Without the devices that the container may not use.
@@ -56,10 +56,10 @@ hooks! {
 
     // Figures.
 
-    /// The container's share and what is left of it.
+    /// The container's share and its free part.
     fn cuMemGetInfo(free: *mut u32, total: *mut u32)
         => { _, report::after_memory_info(free, total) }
-    /// The container's share and what is left of it.
+    /// The container's share and its free part.
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize)
         => { _, report::after_memory_info(free, total) }
     /// The container's share.
@@ -83,14 +83,14 @@ hooks! {
     /// Charged at once, wherever its pages are.
     fn cuMemAllocManaged(out: *mut CuDevicePtr, bytes: usize, flags: u32)
         => { memory::before_managed("cuMemAllocManaged", bytes), memory::after_alloc(out) }
-    /// Charged as the driver's pitch makes it.
+    /// Charged with the driver's pitch.
     fn cuMemAllocPitch(
         ptr: *mut u32, pitch: *mut u32, width_bytes: u32, height: u32, element_bytes: u32,
     ) => {
         memory::before_pitch("cuMemAllocPitch", u64::from(width_bytes), u64::from(height)),
         memory::after_pitch(ptr, pitch, u64::from(height))
     }
-    /// Charged as the driver's pitch makes it.
+    /// Charged with the driver's pitch.
     fn cuMemAllocPitch_v2(
         out: *mut CuDevicePtr, pitch: *mut usize, width_bytes: usize, height: usize,
         element_bytes: u32,
@@ -102,9 +102,9 @@ hooks! {
         memory::is_paged
             => cuMemAllocManaged(out, memory::pitched(width_bytes, height), ATTACH_GLOBAL)
     }
-    /// Refunds what was charged for the pointer.
+    /// Refunds the charge of the pointer.
     fn cuMemFree(ptr: u32) => { memory::before_free(ptr), memory::after_free() }
-    /// Refunds what was charged for the pointer.
+    /// Refunds the charge of the pointer.
     fn cuMemFree_v2(ptr: CuDevicePtr) => { memory::before_free(ptr), memory::after_free() }
 
     /// Charged by its rows.
@@ -133,16 +133,16 @@ hooks! {
     fn cuMipmappedArrayDestroy(array: CuMipmappedArray)
         => { arrays::before_array_free(array), arrays::after_array_free() }
 
-    /// Memory that was asked for as memory of the device is reported as that, even if it is managed.
+    /// Memory requested as device memory is reported as device memory, even if it is managed.
     fn cuPointerGetAttribute(data: *mut c_void, attribute: CuPointerAttribute, ptr: CuDevicePtr)
         => { _, memory::after_attribute(data, attribute, ptr) }
-    /// Memory that was asked for as memory of the device is reported as that, even if it is managed.
+    /// Memory requested as device memory is reported as device memory, even if it is managed.
     fn cuPointerGetAttributes(
         count_attributes: u32, attributes: *mut CuPointerAttribute, data: *mut *mut c_void,
         ptr: CuDevicePtr,
     ) => { _, memory::after_attributes(count_attributes, attributes, data, ptr) }
 
-    /// Its charge moves to the table of what processes share.
+    /// Its charge moves to the table of shared objects.
     fn cuIpcGetMemHandle(handle: *mut CuIpcMemHandle, ptr: CuDevicePtr) => {
         ipc::before_get("cuIpcGetMemHandle", ptr), ipc::after_get(handle, ptr)
     }
@@ -158,25 +158,25 @@ hooks! {
 
     // Contexts.
 
-    /// Reserves what a context is known to take.
+    /// Reserves the known size of a context.
     fn cuCtxCreate(out: *mut CuContext, flags: u32, device: CuDevice)
         => { contexts::before_create("cuCtxCreate", device), contexts::after_create(out) }
-    /// Reserves what a context is known to take.
+    /// Reserves the known size of a context.
     fn cuCtxCreate_v2(out: *mut CuContext, flags: u32, device: CuDevice)
         => { contexts::before_create("cuCtxCreate_v2", device), contexts::after_create(out) }
-    /// Reserves what a context is known to take.
+    /// Reserves the known size of a context.
     fn cuCtxCreate_v3(
         out: *mut CuContext, affinity: *mut CuExecAffinityParam, count: i32, flags: u32,
         device: CuDevice,
     ) => { contexts::before_create("cuCtxCreate_v3", device), contexts::after_create(out) }
-    /// Reserves what a context is known to take.
+    /// Reserves the known size of a context.
     fn cuCtxCreate_v4(
         out: *mut CuContext, params: *mut CuCtxCreateParams, flags: u32, device: CuDevice,
     ) => { contexts::before_create("cuCtxCreate_v4", device), contexts::after_create(out) }
-    /// Refunds the context and what the driver frees with it.
+    /// Refunds the context and the memory that the driver frees with it.
     fn cuCtxDestroy(context: CuContext)
         => { contexts::before_destroy(context), contexts::after_destroy() }
-    /// Refunds the context and what the driver frees with it.
+    /// Refunds the context and the memory that the driver frees with it.
     fn cuCtxDestroy_v2(context: CuContext)
         => { contexts::before_destroy(context), contexts::after_destroy() }
     /// One more reference.
@@ -184,7 +184,7 @@ hooks! {
     /// Refunds the context with its last reference.
     fn cuCtxDetach(context: CuContext)
         => { contexts::before_detach(context), contexts::after_destroy() }
-    /// Reserves what a context is known to take, if it is not there yet.
+    /// Reserves the known size of a context, if it is not there yet.
     fn cuDevicePrimaryCtxRetain(out: *mut CuContext, device: CuDevice) => {
         contexts::before_retain("cuDevicePrimaryCtxRetain", device),
         contexts::after_retain(out)
@@ -193,9 +193,9 @@ hooks! {
     fn cuDevicePrimaryCtxRelease(device: CuDevice) => { contexts::before_release(device), contexts::after_release(device) }
     /// Refunds the context with its last reference.
     fn cuDevicePrimaryCtxRelease_v2(device: CuDevice) => { contexts::before_release(device), contexts::after_release(device) }
-    /// Refunds the context and what the driver frees with it.
+    /// Refunds the context and the memory that the driver frees with it.
     fn cuDevicePrimaryCtxReset(device: CuDevice) => { contexts::before_release(device), contexts::after_release(device) }
-    /// Refunds the context and what the driver frees with it.
+    /// Refunds the context and the memory that the driver frees with it.
     fn cuDevicePrimaryCtxReset_v2(device: CuDevice) => { contexts::before_release(device), contexts::after_release(device) }
     /// Makes the primary context if it is not there yet.
     fn cuGreenCtxCreate(
@@ -204,7 +204,7 @@ hooks! {
         contexts::before_green_create("cuGreenCtxCreate", device),
         contexts::after_green_create(out)
     }
-    /// Refunds what it made.
+    /// Refunds the memory that it made.
     fn cuGreenCtxDestroy(green: CuGreenCtx)
         => { contexts::before_green_destroy(green), contexts::after_green_destroy() }
     /// Not charged a second time.
@@ -216,9 +216,9 @@ hooks! {
 
     // Stream-ordered memory.
 
-    /// Reserves what its pool may grow by.
+    /// Reserves the growth of its pool.
     fn cuMemAllocAsync(out: *mut CuDevicePtr, bytes: usize, stream: CuStream) and cuMemAllocAsync_ptsz => { pools::before_alloc("cuMemAllocAsync", bytes, None, default.handle(stream)), pools::after_alloc("cuMemAllocAsync", out, default.handle(stream)) }
-    /// Reserves what its pool may grow by.
+    /// Reserves the growth of its pool.
     fn cuMemAllocFromPoolAsync(out: *mut CuDevicePtr, bytes: usize, pool: CuMemoryPool, stream: CuStream) and cuMemAllocFromPoolAsync_ptsz => { pools::before_alloc("cuMemAllocFromPoolAsync", bytes, Some(pool), default.handle(stream)), pools::after_alloc("cuMemAllocFromPoolAsync", out, default.handle(stream)) }
     /// Goes back to its pool.
     fn cuMemFreeAsync(ptr: CuDevicePtr, stream: CuStream) and cuMemFreeAsync_ptsz => {
@@ -229,13 +229,13 @@ hooks! {
     fn cuMemPoolCreate(out: *mut CuMemoryPool, properties: *const CuMemPoolProps) => { pools::before_create(properties), pools::after_create(out, properties) }
     /// Its memory stays charged until its last allocation is freed.
     fn cuMemPoolDestroy(pool: CuMemoryPool) => { pools::before_destroy(pool), pools::after_destroy(pool) }
-    /// Settled to what it then holds.
+    /// Settled to the memory that it then holds.
     fn cuMemPoolTrimTo(pool: CuMemoryPool, keep: usize) => { _, pools::after_change(pool) }
-    /// Settled to what it then holds.
+    /// Settled to the memory that it then holds.
     fn cuMemPoolSetAttribute(pool: CuMemoryPool, attribute: CuMemPoolAttribute, value: *mut c_void) => { _, pools::after_change(pool) }
     /// The memory is charged to the process that made the pool.
     fn cuMemPoolImportFromShareableHandle(out: *mut CuMemoryPool, handle: *mut c_void, kind: CuMemAllocationHandleType, flags: u64) => { _, pools::after_import(out) }
-    /// Its charge moves to the table of what processes share.
+    /// Its charge moves to the table of shared objects.
     fn cuMemPoolExportPointer(out: *mut CuMemPoolPtrExportData, ptr: CuDevicePtr) => {
         offers::before_export("cuMemPoolExportPointer", ptr), offers::after_export("cuMemPoolExportPointer", out, ptr)
     }
@@ -253,33 +253,33 @@ hooks! {
     fn cuMemGetMemPool(out: *mut CuMemoryPool, location: *mut CuMemLocation, kind: CuMemAllocationType) => { _, pools::after_get(out, location, kind) }
     // Memory that is made and mapped apart.
 
-    /// Charged to the device that it is asked for on.
+    /// Charged to the device that it is requested on.
     fn cuMemCreate(out: *mut CuMemAllocationHandle, bytes: usize, properties: *const CuMemAllocationProp, flags: u64) => { virtual_memory::before_create("cuMemCreate", bytes, properties), virtual_memory::after_create(out) }
     /// Refunded when no mapping holds it either.
     fn cuMemRelease(handle: CuMemAllocationHandle) => { virtual_memory::before_release(handle), virtual_memory::after_release() }
     /// Holds the memory.
     fn cuMemMap(ptr: CuDevicePtr, bytes: usize, offset: usize, handle: CuMemAllocationHandle, flags: u64) => { virtual_memory::before_map("cuMemMap", handle, offset, bytes), virtual_memory::after_map(ptr, bytes, handle) }
-    /// Holds the memory no more.
+    /// Ends a hold of the memory.
     fn cuMemUnmap(ptr: CuDevicePtr, bytes: usize) => { virtual_memory::before_unmap(ptr, bytes), virtual_memory::after_unmap(ptr, bytes) }
     /// One more reference.
     fn cuMemRetainAllocationHandle(out: *mut CuMemAllocationHandle, address: *mut c_void) => { _, virtual_memory::after_retain(out, address) }
-    /// Its charge moves to the table of what processes share.
+    /// Its charge moves to the table of shared objects.
     fn cuMemExportToShareableHandle(out: *mut c_void, handle: CuMemAllocationHandle, kind: CuMemAllocationHandleType, flags: u64) => { virtual_memory::before_export("cuMemExportToShareableHandle", handle), virtual_memory::after_export(out, handle, kind) }
     /// Not charged a second time.
     fn cuMemImportFromShareableHandle(out: *mut CuMemAllocationHandle, name: *mut c_void, kind: CuMemAllocationHandleType) => { virtual_memory::before_import(name, kind), virtual_memory::after_import(out) }
-    /// A sparse array holds what is mapped to it.
+    /// A sparse array holds the memory that is mapped to it.
     fn cuMemMapArrayAsync(tiles: *mut c_void, count: u32, stream: CuStream) and cuMemMapArrayAsync_ptsz => { sparse::before_map(tiles, count), sparse::after_map(tiles, count, stream) }
     /// Known from here on: it has no memory of its own.
     fn cuMulticastCreate(object: *mut CuMemAllocationHandle, properties: *const CuMulticastObjectProp) => { _, virtual_memory::after_multicast(object) }
-    /// A multicast object holds what is bound to it.
+    /// A multicast object holds the memory that is bound to it.
     fn cuMulticastBindMem(object: CuMemAllocationHandle, offset: usize, memory: CuMemAllocationHandle, memory_offset: usize, bytes: usize, flags: u64) => { virtual_memory::before_bind("cuMulticastBindMem", memory, memory_offset, bytes), virtual_memory::after_bind(object, offset, bytes) }
-    /// A multicast object holds what is bound to it.
+    /// A multicast object holds the memory that is bound to it.
     fn cuMulticastBindMem_v2(object: CuMemAllocationHandle, device: CuDevice, offset: usize, memory: CuMemAllocationHandle, memory_offset: usize, bytes: usize, flags: u64) => { virtual_memory::before_bind("cuMulticastBindMem", memory, memory_offset, bytes), virtual_memory::after_bind(object, offset, bytes) }
-    /// A multicast object holds what is bound to it.
+    /// A multicast object holds the memory that is bound to it.
     fn cuMulticastBindAddr(object: CuMemAllocationHandle, offset: usize, ptr: CuDevicePtr, bytes: usize, flags: u64) => { virtual_memory::before_bind_address(ptr), virtual_memory::after_bind(object, offset, bytes) }
-    /// A multicast object holds what is bound to it.
+    /// A multicast object holds the memory that is bound to it.
     fn cuMulticastBindAddr_v2(object: CuMemAllocationHandle, device: CuDevice, offset: usize, ptr: CuDevicePtr, bytes: usize, flags: u64) => { virtual_memory::before_bind_address(ptr), virtual_memory::after_bind(object, offset, bytes) }
-    /// Holds the memory no more.
+    /// Ends a hold of the memory.
     fn cuMulticastUnbind(object: CuMemAllocationHandle, device: CuDevice, offset: usize, bytes: usize) => { _, virtual_memory::after_unbind(object, device, offset, bytes) }
     /// The descriptor keeps the memory after it is freed.
     fn cuMemGetHandleForAddressRange(out: *mut c_void, ptr: CuDevicePtr, bytes: usize, kind: CuMemRangeHandleType, flags: u64) => { _, external::after_range(out, ptr) }
@@ -303,45 +303,45 @@ hooks! {
     fn cuCheckpointProcessRestore(pid: i32, arguments: *mut c_void) => { checkpoint::before_restore("cuCheckpointProcessRestore", pid, arguments), checkpoint::after_restore() }
     // Modules and libraries.
 
-    /// Reserves what its file takes.
+    /// Reserves the memory of the image in its file.
     fn cuModuleLoad(out: *mut CuModule, path: *const c_char) => { modules::before_load("cuModuleLoad", path), modules::after_load(out) }
-    /// Reserves what its image takes.
+    /// Reserves the memory of its image.
     fn cuModuleLoadData(out: *mut CuModule, image: *const c_void) => { modules::before_load("cuModuleLoadData", image), modules::after_load(out) }
-    /// Reserves what its image takes.
+    /// Reserves the memory of its image.
     fn cuModuleLoadDataEx(out: *mut CuModule, image: *const c_void, count: u32, options: *mut CuJitOption, values: *mut *mut c_void) => { modules::before_load("cuModuleLoadDataEx", image), modules::after_load(out) }
-    /// Reserves what its image takes.
+    /// Reserves the memory of its image.
     fn cuModuleLoadFatBinary(out: *mut CuModule, image: *const c_void) => { modules::before_load("cuModuleLoadFatBinary", image), modules::after_load(out) }
     /// Refunds it.
     fn cuModuleUnload(module: CuModule) => { modules::before_unload(module), modules::after_unload() }
-    /// Reserves what its image takes.
+    /// Reserves the memory of its image.
     fn cuLibraryLoadData(out: *mut CuLibrary, image: *const c_void, jit_options: *mut CuJitOption, jit_values: *mut *mut c_void, jit_count: u32, options: *mut CuLibraryOption, values: *mut *mut c_void, count: u32) => { libraries::before_load("cuLibraryLoadData", image), libraries::after_load(out) }
-    /// Reserves what its file takes.
+    /// Reserves the memory of the image in its file.
     fn cuLibraryLoadFromFile(out: *mut CuLibrary, path: *const c_char, jit_options: *mut CuJitOption, jit_values: *mut *mut c_void, jit_count: u32, options: *mut CuLibraryOption, values: *mut *mut c_void, count: u32) => { libraries::before_load("cuLibraryLoadFromFile", path), libraries::after_load(out) }
     /// Refunds it.
     fn cuLibraryUnload(library: CuLibrary) => { libraries::before_unload(library), libraries::after_unload() }
-    /// Counts what it loads.
+    /// Counts the code that it loads.
     fn cuModuleGetFunction(function: *mut CuFunction, module: CuModule, name: *const c_char) => { modules::before_look_up("cuModuleGetFunction", module), modules::after_get_module_function(function) }
-    /// Counts what it loads.
+    /// Counts the code that it loads.
     fn cuModuleEnumerateFunctions(functions: *mut CuFunction, count_functions: u32, module: CuModule) => { modules::before_look_up("cuModuleEnumerateFunctions", module), modules::after_functions(functions, count_functions) }
-    /// Counts what it loads.
+    /// Counts the code that it loads.
     fn cuModuleGetGlobal(ptr: *mut u32, bytes: *mut u32, module: CuModule, name: *const c_char) => { modules::before_look_up("cuModuleGetGlobal", module), modules::after_look_up() }
-    /// Counts what it loads.
+    /// Counts the code that it loads.
     fn cuModuleGetGlobal_v2(ptr: *mut CuDevicePtr, bytes: *mut usize, module: CuModule, name: *const c_char) => { modules::before_look_up("cuModuleGetGlobal_v2", module), modules::after_look_up() }
-    /// Counts what it loads.
+    /// Counts the code that it loads.
     fn cuFuncLoad(function: CuFunction) => { modules::before_load_function("cuFuncLoad", function), modules::after_load_function(function) }
-    /// Counts what it loads.
+    /// Counts the code that it loads.
     fn cuLibraryGetModule(module: *mut CuModule, library: CuLibrary) => { libraries::before_use("cuLibraryGetModule", library), libraries::after_use() }
-    /// Counts what it loads.
+    /// Counts the code that it loads.
     fn cuLibraryGetGlobal(ptr: *mut CuDevicePtr, bytes: *mut usize, library: CuLibrary, name: *const c_char) => { libraries::before_use("cuLibraryGetGlobal", library), libraries::after_use() }
-    /// Counts what it loads.
+    /// Counts the code that it loads.
     fn cuLibraryGetManaged(ptr: *mut CuDevicePtr, bytes: *mut usize, library: CuLibrary, name: *const c_char) => { modules::before_look_up("cuLibraryGetManaged", library), modules::after_look_up() }
-    /// Counts what it loads.
+    /// Counts the code that it loads.
     fn cuLibraryGetKernel(kernel: *mut CuKernel, library: CuLibrary, name: *const c_char) => { modules::before_look_up("cuLibraryGetKernel", library), modules::after_get_kernel(kernel) }
-    /// Counts what it loads.
+    /// Counts the code that it loads.
     fn cuLibraryEnumerateKernels(kernels: *mut CuKernel, count_kernels: u32, library: CuLibrary) => { modules::before_look_up("cuLibraryEnumerateKernels", library), modules::after_kernels(kernels, count_kernels) }
-    /// Counts what it loads.
+    /// Counts the code that it loads.
     fn cuLibraryGetUnifiedFunction(fptr: *mut *mut c_void, library: CuLibrary, symbol: *const c_char) => { modules::before_look_up("cuLibraryGetUnifiedFunction", library), modules::after_look_up() }
-    /// Counts what it loads.
+    /// Counts the code that it loads.
     fn cuKernelGetFunction(func: *mut CuFunction, kernel: CuKernel) => { libraries::before_use_kernel("cuKernelGetFunction", kernel), libraries::after_use_kernel(func, kernel) }
     // Memory of graphs.
 
@@ -353,37 +353,37 @@ hooks! {
     fn cuGraphAddNode_v2(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, data: *const CuGraphEdgeData, count: usize, params: *mut CuGraphNodeParams) => { _, graphs::after_add(params) }
     /// As `cuGraphAddMemAllocNode`, if the node is a memory node.
     fn cuGraphAddNode_v3(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, data: *const CuGraphEdgeData, count: usize, params: *mut CuGraphNodeParams) => { _, graphs::after_add(params) }
-    /// Counts what it will want.
+    /// Counts the memory that it will want.
     fn cuGraphInstantiate(out: *mut CuGraphExec, graph: CuGraph, error_node: *mut CuGraphNode, text: *mut c_char, length: usize) => { graphs::before_instantiate("cuGraphInstantiate", graph, 0), graphs::after_instantiate("cuGraphInstantiate", out) }
-    /// Counts what it will want.
+    /// Counts the memory that it will want.
     fn cuGraphInstantiate_v2(out: *mut CuGraphExec, graph: CuGraph, error_node: *mut CuGraphNode, text: *mut c_char, length: usize) => { graphs::before_instantiate("cuGraphInstantiate_v2", graph, 0), graphs::after_instantiate("cuGraphInstantiate_v2", out) }
-    /// Counts what it will want.
+    /// Counts the memory that it will want.
     fn cuGraphInstantiateWithFlags(out: *mut CuGraphExec, graph: CuGraph, flags: u64) => { graphs::before_instantiate("cuGraphInstantiateWithFlags", graph, flags), graphs::after_instantiate("cuGraphInstantiateWithFlags", out) }
-    /// Counts what it will want.
+    /// Counts the memory that it will want.
     fn cuGraphInstantiateWithParams(out: *mut CuGraphExec, graph: CuGraph, params: *mut CuGraphInstantiateParams) and cuGraphInstantiateWithParams_ptsz => { graphs::before_instantiate_with("cuGraphInstantiateWithParams", graph, params), graphs::after_instantiate("cuGraphInstantiateWithParams", out) }
-    /// Reserves what the graph's memory nodes want.
+    /// Reserves the memory that the graph's nodes want.
     fn cuGraphUpload(exec: CuGraphExec, stream: CuStream) and cuGraphUpload_ptsz => { graph_launches::before_upload("cuGraphUpload", exec, default.number(stream)), graph_launches::after_graph() }
-    /// Waits for its share of the device, and reserves what its memory nodes want.
+    /// Waits for its share of the device, and reserves the memory that its nodes want.
     fn cuGraphLaunch(exec: CuGraphExec, stream: CuStream) and cuGraphLaunch_ptsz => { graph_launches::before_graph("cuGraphLaunch", exec, default.number(stream)), graph_launches::after_graph() }
-    /// Counts what it will want as well.
+    /// Counts the memory that it will want as well.
     fn cuGraphExecUpdate(exec: CuGraphExec, graph: CuGraph, error_node_out: *mut CuGraphNode, update_result_out: *mut CuGraphExecUpdateResult) => { _, graphs::after_update(exec, graph) }
-    /// Counts what it will want as well.
+    /// Counts the memory that it will want as well.
     fn cuGraphExecUpdate_v2(exec: CuGraphExec, graph: CuGraph, result_info: *mut CuGraphExecUpdateResultInfo) => { _, graphs::after_update(exec, graph) }
-    /// Counts what it loads of the node's new function, as the graph's next launch does.
+    /// Counts the code that it loads for the node's new function, as the graph's next launch does.
     fn cuGraphExecKernelNodeSetParams(exec: CuGraphExec, node: CuGraphNode, params: *const CuKernelNodeParamsV1)
         => { first_use::before_exchange(params), first_use::after_exchange(exec) }
-    /// Counts what it loads of the node's new function, as the graph's next launch does.
+    /// Counts the code that it loads for the node's new function, as the graph's next launch does.
     fn cuGraphExecKernelNodeSetParams_v2(exec: CuGraphExec, node: CuGraphNode, params: *const CuKernelNodeParams)
         => { first_use::before_exchange(params), first_use::after_exchange(exec) }
-    /// Counts what the new part will want as well.
+    /// Counts the memory that the new part will want as well.
     fn cuGraphExecChildGraphNodeSetParams(exec: CuGraphExec, node: CuGraphNode, child: CuGraph) => { _, graphs::after_child(exec, child) }
-    /// Counts what the new part will want as well, if it is a graph.
+    /// Counts the memory that the new part will want as well, if it is a graph.
     fn cuGraphExecNodeSetParams(exec: CuGraphExec, node: CuGraphNode, params: *mut CuGraphNodeParams) => { graphs::before_node(params), graphs::after_node(exec, params) }
-    /// Settled to what is left.
+    /// Settled to the memory that is left.
     fn cuGraphExecDestroy(exec: CuGraphExec) => { _, graphs::after_destroy(exec) }
-    /// Settled to what is left.
+    /// Settled to the memory that is left.
     fn cuGraphDestroy(graph: CuGraph) => { _, graphs::after_change() }
-    /// Settled to what is left.
+    /// Settled to the memory that is left.
     fn cuDeviceGraphMemTrim(device: CuDevice) => { _, graphs::after_trim(device) }
     // Launches.
 
@@ -487,9 +487,9 @@ hooks! {
     fn cuMemsetD8Async(dst: CuDevicePtr, value: u8, count: usize, stream: CuStream) and cuMemsetD8Async_ptsz => { _, copies::after(copies::elements(count, 1), 1, default.number(stream)) }
     // Streams, contexts and captures.
 
-    /// Settles what it was given.
+    /// Settles the launches of the stream.
     fn cuStreamDestroy(stream: CuStream) => { compute::before_stream_destroy(stream), _ }
-    /// Settles what it was given.
+    /// Settles the launches of the stream.
     fn cuStreamDestroy_v2(stream: CuStream) => { compute::before_stream_destroy(stream), _ }
     /// The thread forgets the streams that it remembered.
     fn cuCtxSetCurrent(context: CuContext) => { _, compute::context_changed() }
@@ -517,12 +517,12 @@ hooks! {
     fn cuStreamEndCaptureToCig(stream: CuStream) and cuStreamEndCaptureToCig_ptsz => { _, compute::after_capture_end() }
     // Waiting: pools give back then, and what has ended is settled.
 
-    /// Settles pools to what they keep.
+    /// Settles pools to the memory that they keep.
     fn cuCtxSynchronize() => { _, compute::after_context_sync() }
-    /// Settles pools to what they keep.
+    /// Settles pools to the memory that they keep.
     fn cuCtxSynchronize_v2(context: CuContext) => { _, compute::after_sync() }
-    /// Settles pools to what they keep.
+    /// Settles pools to the memory that they keep.
     fn cuStreamSynchronize(stream: CuStream) and cuStreamSynchronize_ptsz => { _, compute::after_sync() }
-    /// Settles pools to what they keep.
+    /// Settles pools to the memory that they keep.
     fn cuEventSynchronize(event: CuEvent) => { _, compute::after_sync() }
 }

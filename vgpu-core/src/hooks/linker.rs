@@ -174,7 +174,7 @@ impl Wanted {
         }
     }
 
-    /// Does the process have what we stand in for?
+    /// Does the process have the function that we stand in for?
     fn is_there(&self) -> bool {
         match self {
             Self::Driver { library, hook } => {
