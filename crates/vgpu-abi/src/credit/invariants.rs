@@ -62,7 +62,7 @@ fn words() -> impl Strategy<Value = Words> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4096, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// A refill takes nothing away, fills no account beyond its most, and gives no more than the time is worth.
     #[test]
@@ -135,7 +135,11 @@ proptest! {
             }
             Err(wait_ns) => {
                 prop_assert_eq!(after, filled);
-                prop_assert_eq!(wait_ns == u64::MAX && filled.credit_ns > i64::MIN / 1000, permille == 0);
+                let is_forever = permille == 0;
+                // The largest debts take longer than a number of nanoseconds can say.
+                let is_countable = filled.credit_ns > i64::MIN / 1000;
+                prop_assert!(wait_ns == u64::MAX || !is_forever);
+                prop_assert!(wait_ns < u64::MAX || is_forever || !is_countable);
             }
         }
     }
