@@ -35,7 +35,7 @@ const AT_ONCE: usize = 8;
 /// How long a caller waits for a review, its turn included.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the API server says of a caller.
+/// The API server's answer about a caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Verdict {
     /// It may read the path.

@@ -152,7 +152,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What callers of `/metrics` and `/explain` are asked for; nothing if all may read them. An embedded cluster has a
+/// The proof that callers of `/metrics` and `/explain` need; nothing if all may read them. An embedded cluster has a
 /// token of its own.
 fn access(args: &Args, scheduler: &Scheduler) -> Option<Access> {
     let asks = args.metrics_access == MetricsAccess::Authorized && args.embedded.is_none();

@@ -87,7 +87,7 @@ impl Reserved {
     }
 }
 
-/// What the keys of CDI's annotations contain: `cdi.k8s.io/NAME`, and `nvidia.cdi.k8s.io/…` of NVIDIA's toolkit.
+/// The common part of the keys of CDI's annotations: `cdi.k8s.io/NAME`, and `nvidia.cdi.k8s.io/…` of NVIDIA's toolkit.
 pub(crate) const CDI: &str = "cdi.k8s.io/";
 
 fn is_cdi(key: &str) -> bool {

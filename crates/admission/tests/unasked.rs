@@ -31,7 +31,7 @@ fn gpu(rest: Value) -> Value {
     container
 }
 
-/// What a container of the patched pod is told to show; none if the variable is missing. The last one counts.
+/// The value that a container of the patched pod sees; none if the variable is missing. The last one counts.
 fn shown(pod: &Value, list: &str, index: usize) -> Option<Value> {
     let env = pod["spec"][list][index]["env"].as_array()?;
     let last = env.iter().rfind(|variable| variable["name"] == VARIABLE)?;
@@ -116,7 +116,7 @@ fn a_variable_beside_no_request_is_rewritten_and_not_refused() {
             );
         }
         assert_eq!(admission.mutate(&given, &create()), Ok(vec![]));
-        // What another webhook writes after ours can only be refused.
+        // A value that another webhook writes after ours can only be refused.
         let denied = admission
             .validate(&asked, &create())
             .unwrap_err()

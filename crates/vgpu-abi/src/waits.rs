@@ -16,7 +16,7 @@ pub const WAIT_BOUNDS_NS: [u64; WAIT_LENGTHS - 1] = [
     10_000_000_000,
 ];
 
-/// What a launch waits for at the gate.
+/// The cause for which a launch waits at the gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitCause {
     /// Credit, at the container's own cap.

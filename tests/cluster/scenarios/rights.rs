@@ -236,7 +236,7 @@ fn the_agents_token_is_good_for_its_own_node_and_the_annotations_it_writes_alone
                 "namespaces/default/pods/held",
                 annotate("hami.io/bind-phase", json!("failed")),
             ),
-            // What kubelets and controllers write there.
+            // Keys that kubelets and controllers write there.
             (
                 mine,
                 json!({"status": {"capacity": {"nvidia.com/gpu": "1000"}}}),
@@ -271,7 +271,7 @@ fn the_agents_token_is_good_for_its_own_node_and_the_annotations_it_writes_alone
                 held,
                 annotate("hami.io/vgpu-devices-allocated", json!(null)),
             ),
-            // What is not on its node.
+            // Objects that are not on its node.
             (other, annotate("hami.io/node-nvidia-register", json!(""))),
             (far, annotate("hami.io/bind-phase", json!("success"))),
         ] {

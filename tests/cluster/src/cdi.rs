@@ -119,7 +119,7 @@ fn mounted(config: &Value) -> Option<String> {
     (!named.is_empty()).then(|| named.join(","))
 }
 
-/// What NVIDIA's runtime takes for privileged: a container that has `CAP_SYS_ADMIN`.
+/// Whether NVIDIA's runtime treats the container as privileged: it has `CAP_SYS_ADMIN`.
 fn is_privileged(config: &Value) -> bool {
     let bounding = config.pointer("/process/capabilities/bounding");
     let bounding = bounding.and_then(Value::as_array);

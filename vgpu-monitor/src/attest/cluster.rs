@@ -29,8 +29,8 @@ pub struct Evict {
     pub uid: String,
     /// Whether the API server only checks whether it would evict.
     pub dry_run: bool,
-    /// Whether it is evicted for having asked for no GPU, by this node's records. What the scheduler has written on the
-    /// pod may say otherwise: then another device plugin has given it one.
+    /// Whether it is evicted for having asked for no GPU, by this node's records. The scheduler's annotations
+    /// on the pod may say otherwise: then another device plugin has given it one.
     pub never_asked: bool,
     /// How long a refused eviction is respected before the pod is deleted.
     pub grace: Duration,

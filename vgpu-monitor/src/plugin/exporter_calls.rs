@@ -169,7 +169,7 @@ async fn end(
     forward(&calls, request, body.to_vec()).await
 }
 
-/// What is passed on of a query: that nothing is to happen in earnest.
+/// The only part of a query that is passed on: that nothing is to happen in earnest.
 fn dry_run(query: Option<&str>) -> &'static str {
     let mut words = query.unwrap_or_default().split('&');
     if words.any(|word| word.starts_with("dryRun=")) {

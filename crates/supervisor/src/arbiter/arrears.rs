@@ -11,13 +11,13 @@ use super::shares::WHOLE;
 
 /// The most that is made good, in nanoseconds of the floor.
 const MOST_NS: f64 = 1e9;
-/// Arrears are made good at a rate that would take so long, nanoseconds, if others can give as much.
+/// Arrears are made good at a rate that would take this long, nanoseconds, if others can give as much.
 const SOON_NS: f64 = 100e6;
 /// A container is held back while it gets less than this part of its floor.
 const HELD: f64 = 0.75;
-/// What was not made good so long after it was last held back is forgotten, nanoseconds.
+/// Missed time that was not made good is forgotten this long after the container was last held back, nanoseconds.
 const KEPT_NS: u64 = 1_000_000_000;
-/// A shortfall of less than this part of the floor is noise of what containers measure.
+/// A shortfall of less than this part of the floor is noise of the containers' measurements.
 const NOISE: f64 = 0.05;
 /// Of what another container is granted and not promised, at most this part is taken.
 const MOST_LENT: f64 = 0.75;
@@ -28,7 +28,7 @@ const MOST_PROMISED: f64 = 0.5;
 const TICK_NS: f64 = 50e6;
 /// Credit that it had saved up is no such overrun, nanoseconds.
 const SAVED_NS: f64 = 5e6;
-/// What is taken for an overrun fades in so long, nanoseconds: it is an estimate.
+/// A presumed overrun fades in this time, nanoseconds: it is an estimate.
 const OVERRUN_FADES_NS: f64 = 10e9;
 /// A longer time between two ticks says nothing: the arbiter itself was away.
 const LONGEST_TICK_NS: u64 = 500_000_000;
@@ -38,13 +38,13 @@ const LONGEST_TICK_NS: u64 = 500_000_000;
 pub(super) struct Party {
     /// Which; never used again for another.
     pub(super) id: u64,
-    /// What it is promised, thousandths; 0 is nothing.
+    /// Its floor, thousandths; 0 is none.
     pub(super) floor: u32,
     /// The most that it may be granted, thousandths.
     pub(super) cap: u32,
-    /// What it is granted when nothing is made good, thousandths.
+    /// Its grant when nothing is made good, thousandths.
     pub(super) share: u32,
-    /// What it would use of that, thousandths.
+    /// The part of that grant that it would use, thousandths.
     pub(super) demand: u32,
     /// It works, and its grant binds it.
     pub(super) active: bool,
@@ -71,7 +71,7 @@ struct Account {
     surplus_ns: f64,
     /// Time beyond its grant that it had and still owes, nanoseconds.
     overrun_ns: f64,
-    /// What it was granted at the last tick, thousandths.
+    /// Its grant at the last tick, thousandths.
     granted: Option<u32>,
     /// It wanted its floor at the last tick.
     wanted: bool,
@@ -122,7 +122,7 @@ impl Arrears {
             let got_ns = if known { party.got_ns } else { 0.0 };
             let promised_ns = part(party.floor) * passed;
             let granted_ns = part(account.granted.unwrap_or(party.share)) * passed;
-            // What it had more than its grant it pays by itself: its launches wait until it has.
+            // The container pays for time beyond its grant by itself: its launches wait until it has.
             let repaid_ns = (granted_ns - got_ns).clamp(0.0, account.overrun_ns);
             account.overrun_ns += (got_ns - granted_ns).max(0.0) - repaid_ns;
             account.overrun_ns *= 1.0 - (passed / OVERRUN_FADES_NS).min(1.0);
@@ -249,7 +249,7 @@ fn amend(parties: &[Party], accounts: &[Account]) -> Vec<u32> {
     .collect()
 }
 
-/// What it will use of its share until the next tick, thousandths.
+/// The part of its share that it will use until the next tick, thousandths.
 fn used(party: &Party, account: &Account) -> u32 {
     if !party.active {
         return 0;

@@ -116,7 +116,7 @@ struct Container {
     looks: VecDeque<(u64, f64)>,
     /// The share by the driver, of its last sample, and when it came.
     last_told: Option<(u64, f64)>,
-    /// What the driver has reported beyond the model's time, less what was taken and what the model had more,
+    /// The driver's reported time beyond the model's, less the time already taken and the model's surplus,
     /// nanoseconds.
     beyond_model_ns: f64,
     /// Of that, what [`Meter::take_unreported_ns`] gives next.

@@ -44,7 +44,7 @@ impl Rate {
         self.permille < 1000
     }
 
-    /// What a launch without credit waits for.
+    /// The cause for which a launch without credit waits.
     pub(super) fn bound_by(&self) -> WaitCause {
         if self.is_below_cap {
             WaitCause::Grant

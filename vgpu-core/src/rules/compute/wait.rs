@@ -51,7 +51,7 @@ pub(super) struct Wait<'a> {
 #[derive(Debug, Default)]
 struct Spent {
     ns_by_cause: [u64; WaitCause::ALL.len()],
-    /// What it waits for, and since when.
+    /// The cause for which it waits, and since when.
     last: Option<(WaitCause, u64)>,
 }
 

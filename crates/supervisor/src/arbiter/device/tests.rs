@@ -817,10 +817,10 @@ fn container_that_was_held_back_has_its_floor_over_the_second() {
                     let shares = held_back(floor, others, serving, driver);
                     let told = format!("{floor} {serving:?} {driver:?}: {shares:?}");
                     let (floor, usual) = (u64::from(floor), u64::from(usual));
-                    // Without making good it would be three tenths less. What the driver tells of a period in
-                    // which the holding began is not exact.
+                    // Without making good it would be three tenths less. The driver's figure of the
+                    // period in which the holding began is not exact.
                     assert!(shares[0][0] + 30 >= floor, "{told}");
-                    // What it missed and no more.
+                    // The missed time and no more.
                     assert!(shares[0][0] <= usual + 20, "{told}");
                     for after in &shares[1..] {
                         assert!(after[0] + 20 >= floor && after[0] <= usual + 60, "{told}");
