@@ -54,6 +54,10 @@ pub(crate) fn refill(cells: &RegionDevice, now_ns: u64, permille: u32) {
     loop {
         let is_first = at == 0;
         let is_other_clock = at > now_ns.saturating_add(ANOTHER_CLOCK_NS);
+        if !is_first && !is_other_clock && at >= now_ns {
+            // Another process has filled it up to here.
+            return;
+        }
         let earned = if is_first {
             // A quarter of it to begin with: nothing was saved yet, and launches whose cost
             // is not known come on top.
@@ -64,7 +68,7 @@ pub(crate) fn refill(cells: &RegionDevice, now_ns: u64, permille: u32) {
             u64::try_from(earned).unwrap_or(u64::MAX)
         };
         // A rate of nothing still moves the time on, else the next rate would earn it all.
-        if earned == 0 && permille != 0 && !is_other_clock || at == now_ns {
+        if earned == 0 && permille != 0 && !is_other_clock {
             return;
         }
         // Whole nanoseconds were earned in a little less time than has passed. Rounded up, so that
@@ -89,9 +93,6 @@ pub(crate) fn refill(cells: &RegionDevice, now_ns: u64, permille: u32) {
                 return earn(&cells.credit_ns, rest, most_saved_ns(permille));
             }
             Err(seen) => at = seen,
-        }
-        if at >= now_ns && at <= now_ns.saturating_add(ANOTHER_CLOCK_NS) {
-            return;
         }
     }
 }
