@@ -162,6 +162,7 @@ impl Lab {
         let uuid = DeviceUuid::new(&self.world.board().uuid(0)).unwrap();
         LimitsFile::create(&dir.join("limits"), &asks.limits(uuid)).unwrap();
         drop(TargetsFile::create(&dir.join("targets")).unwrap());
+        std::fs::write(dir.join("doorbell"), "").unwrap();
         let device = RegionDevice {
             uuid,
             physical_bytes: GPU_BYTES,
@@ -241,6 +242,17 @@ impl Lab {
         &self,
         ms: u64,
         groups: &[&[&Program<'_>]],
+        at: impl FnMut(u64),
+    ) -> Vec<Curve> {
+        self.watch_every(LOOK_NS, ms, groups, at)
+    }
+
+    /// The same with another time between two looks, nanoseconds: `LOOK_NS` or a part of it.
+    pub(crate) fn watch_every(
+        &self,
+        look_ns: u64,
+        ms: u64,
+        groups: &[&[&Program<'_>]],
         mut at: impl FnMut(u64),
     ) -> Vec<Curve> {
         let clock = self.exec.clock();
@@ -248,11 +260,11 @@ impl Lab {
         clock.expect_threads(0);
         let start_ns = clock.now();
         let mut curves = vec![Curve::default(); groups.len()];
-        let looks = ms * MS / LOOK_NS;
+        let looks = ms * MS / look_ns;
         // A long time is sampled less often.
-        let every = (looks / 20_000).max(1);
+        let every = (looks / 20_000).max(LOOK_NS / look_ns);
         for look in 0..=looks {
-            let at_ns = look * LOOK_NS;
+            let at_ns = look * look_ns;
             clock.sleep_until(start_ns + at_ns);
             at(at_ns);
             if look % every != 0 && look != looks {
@@ -322,6 +334,8 @@ impl Arbiter<'_> {
             assert_eq!(ticked.failed, 0);
             self.next_ns = now_ns + u64::try_from(ticked.next.as_nanos()).unwrap();
         }
+        // A real arbiter is woken by the kernel.
+        self.board.answer(now_ns);
     }
 }
 

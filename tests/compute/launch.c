@@ -289,6 +289,27 @@ static void sparse(void) {
     say("took %llu\n", (unsigned long long)(vgpuSimNow() - start));
 }
 
+/* requests ns=N kernels=N pause=US steps=N: a service. Each request launches kernels and waits for them once; the next
+ * one arrives after a pause of up to a tenth more or less. Prints how long each took, microseconds. */
+static void requests(void) {
+    enum { MOST = 4096 };
+    static uint64_t took[MOST];
+    handle function = kernel(option("ns", MS));
+    CUstream own = stream();
+    uint64_t steps = option("steps", 100), kernels = option("kernels", 10), pause = option("pause", 10000) * 1000;
+    uint64_t chance = 88172645463325252ull;
+    if (steps > MOST) steps = MOST;
+    for (uint64_t i = 0; i < steps; i++) {
+        uint64_t start = vgpuSimNow();
+        for (uint64_t k = 0; k < kernels; k++) run(function, own);
+        OK(cuStreamSynchronize(own));
+        took[i] = (vgpuSimNow() - start) / 1000;
+        chance ^= chance << 13, chance ^= chance >> 7, chance ^= chance << 17;
+        vgpuSimSleepUntil(vgpuSimNow() + pause * 9 / 10 + chance % (pause / 5 + 1));
+    }
+    for (uint64_t i = 0; i < steps; i++) say("%llu\n", (unsigned long long)took[i]);
+}
+
 /* bursts ns=N on=MS off=MS for=MS: busy and idle in turn. */
 static void bursts(void) {
     handle function = kernel(option("ns", MS));
@@ -497,7 +518,7 @@ static void beside(void) {
 
 int main(int count, char **given) {
     static const struct { const char *name; void (*run)(void); } patterns[] = {
-        {"steady", steady}, {"mixed", mixed},     {"sparse", sparse}, {"bursts", bursts},   {"late", late},     {"fresh", fresh},  {"taught", taught},
+        {"steady", steady}, {"mixed", mixed},     {"sparse", sparse}, {"requests", requests}, {"bursts", bursts},   {"late", late},     {"fresh", fresh},  {"taught", taught},
         {"ranks", ranks},   {"capture", capture}, {"update", update}, {"threads", threads}, {"beside", beside},
     };
     words_count = count, words = given;

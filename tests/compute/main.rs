@@ -19,5 +19,6 @@ mod accuracy;
 mod division;
 mod guest;
 mod hostile;
+mod priority;
 mod together;
 mod ways;

@@ -5,12 +5,12 @@
 //! old, and another process of the board takes over.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
-use supervisor::arbiter::Board;
+use supervisor::arbiter::{Board, Waker};
 use supervisor::gpu::{GpuError, GpuProcess, Gpus, Inventory, NvmlGpus};
 
 /// A driver that is not there is looked for again after this.
@@ -29,6 +29,7 @@ struct State {
     failed: AtomicU64,
     ticks: AtomicU64,
     stop: AtomicBool,
+    waker: OnceLock<Waker>,
 }
 
 /// How the arbiter does.
@@ -76,11 +77,17 @@ impl Drop for Arbiter {
     fn drop(&mut self) {
         // Relaxed: the flag guards no other memory.
         self.state.stop.store(true, Ordering::Relaxed);
+        if let Some(waker) = self.state.waker.get() {
+            waker.wake();
+        }
     }
 }
 
 fn serve(root: PathBuf, nvml: bool, state: &State) {
     let mut board = Board::serve(&root);
+    if let Some(waker) = board.waker() {
+        state.waker.set(waker).ok();
+    }
     let mut driver = Driver {
         nvml,
         gpus: None,
@@ -98,7 +105,7 @@ fn serve(root: PathBuf, nvml: bool, state: &State) {
             led = Some(ticked.leads);
             tracing::info!(leads = ticked.leads, root = %root.display(), "arbiter of compute time");
         }
-        std::thread::sleep(ticked.next);
+        board.pause(&ticked, monotonic_ns);
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::anyhow;
 use nix::errno::Errno;
 use nix::unistd::Uid;
-use supervisor::arbiter::Board;
+use supervisor::arbiter::{Board, Waker};
 use supervisor::gpu::{Gpus, NvmlGpus};
 use supervisor::instance::{INSIDE_LIMITS, Instance, LIMITS, Labels, REGION, RunnerLock};
 use supervisor::view;
@@ -308,6 +308,7 @@ fn warn_of_overbooking(args: &RunArgs, shares: &[Share]) {
 /// The thread that serves the container, and the whole board while this process is its arbiter.
 struct Watching {
     stop: Arc<AtomicBool>,
+    waker: Option<Waker>,
     thread: std::thread::JoinHandle<()>,
 }
 
@@ -318,24 +319,31 @@ impl Watching {
         let mut board = Board::join(instance.path()).ok()?;
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
+        let waker = board.waker();
         let thread = std::thread::Builder::new()
             .name(String::from("watch"))
             .spawn(move || {
                 // Relaxed: the flag guards no other memory.
                 while !seen.load(Ordering::Relaxed) {
                     let ticked = board.tick(monotonic_ns(), &*gpus);
-                    std::thread::park_timeout(ticked.next);
+                    board.pause(&ticked, monotonic_ns);
                 }
             })
             .ok()?;
-        Some(Self { stop, thread })
+        Some(Self {
+            stop,
+            waker,
+            thread,
+        })
     }
 
     /// Waits at most a second for the present tick: a driver that hangs must not delay the command's
     /// exit code.
     fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.thread().unpark();
+        if let Some(waker) = &self.waker {
+            waker.wake();
+        }
         for _ in 0..1_000 {
             if self.thread.is_finished() {
                 return;

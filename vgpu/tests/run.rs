@@ -194,7 +194,10 @@ fn directory_exists_only_while_the_command_runs() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     files.sort();
-    assert_eq!(files, ["container.json", "limits", "region", "targets"]);
+    assert_eq!(
+        files,
+        ["container.json", "doorbell", "limits", "region", "targets"]
+    );
     for (path, mode) in [
         (&machine.board, 0o1777),
         (&machine.containers(), 0o700),

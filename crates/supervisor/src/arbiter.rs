@@ -3,7 +3,8 @@
 //! takes over.
 //!
 //! [`Board`] is the shell around it: it finds containers, reads them, queries the driver and publishes
-//! targets. [`device`] decides the grants, values in and values out.
+//! targets at each tick, and answers doorbells between two ticks. [`device`] decides the grants, values in and values
+//! out.
 //!
 //! Never waits for a container, never writes a region, never maps a file that another user owns, and never
 //! reads a clock: the caller passes the time in.
@@ -13,14 +14,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use vgpu_abi::host::Snapshot;
-use vgpu_abi::layout::{CHARGE_BYTES_MASK, MAX_DEVICES};
-use vgpu_abi::limits::{DeviceLimit, Policy};
-use vgpu_abi::targets::{Head, Target, Unaccounted};
+use vgpu_abi::targets::{Head, Target};
 
 use crate::ContainerError;
-use crate::excess::{self, Excess};
-use crate::gpu::{Busy, GpuProcess, Gpus};
+use crate::gpu::{Busy, Gpus};
 use crate::instance::{self, Instance};
 use crate::{overhead, view};
 
@@ -34,17 +31,27 @@ pub mod turns;
 
 pub mod device;
 
+pub mod bell;
+
 mod look;
+
+mod served;
 
 mod members;
 
 mod election;
 
+mod doorbells;
+
+mod between;
+
+pub use between::Waker;
 use device::{Device, Tenant, Verdict};
+use doorbells::Doorbells;
 use election::{Candidate, CandidateKind};
-use look::{ChargeSums, Container, Look, Use};
-use members::{DeadProcesses, Members};
+use look::{Container, Look};
 use scale::Sample;
+use served::{Served, name_of};
 
 /// Between two ticks while several containers work on one device, and for a process that does not lead.
 pub const BUSY: Duration = Duration::from_millis(50);
@@ -78,6 +85,7 @@ pub struct Board {
     scope: PathBuf,
     candidate: Option<Candidate>,
     arbiter: Arbiter,
+    waker: Option<Waker>,
 }
 
 #[derive(Debug)]
@@ -124,6 +132,7 @@ impl Board {
             // Without a seat each runner serves its own container.
             candidate: Candidate::open(scope, CandidateKind::Runner).ok(),
             arbiter: Arbiter::default(),
+            waker: None,
         })
     }
 
@@ -136,6 +145,7 @@ impl Board {
             scope: root.to_owned(),
             candidate: None,
             arbiter: Arbiter::default(),
+            waker: None,
         }
     }
 
@@ -219,6 +229,7 @@ struct Arbiter {
     /// The driver did not answer the last question about memory.
     silent: bool,
     failed: usize,
+    doorbells: Doorbells,
 }
 
 #[derive(Debug)]
@@ -228,28 +239,6 @@ struct Scanned {
     /// Directories that hold containers, with the time of their last change.
     directories: Vec<(PathBuf, Option<(i64, i64)>)>,
 }
-
-/// A container that is served.
-#[derive(Debug)]
-struct Served {
-    container: Container,
-    look: Look,
-    /// The memory that the driver holds for its processes, by slot and generation.
-    known: HashMap<(usize, u64), Target>,
-    /// The charges as they were when that was measured, and when.
-    measured: Option<(u64, Charges)>,
-    /// Its processes by the kernel's locks, whatever its region says of them.
-    members: Members,
-    dead: DeadProcesses,
-    /// Memory that the driver holds beyond the charges, by device: the last looks, and the accepted value.
-    excess: [Excess; MAX_DEVICES],
-    unaccounted: [Unaccounted; MAX_DEVICES],
-    looked_at_ns: u64,
-    active_at_ns: u64,
-}
-
-/// Charge words and launches, by slot, generation and device.
-type Charges = Vec<(usize, u64, Vec<([u64; 4], u64)>)>;
 
 /// A device of the board.
 #[derive(Debug, Default)]
@@ -299,6 +288,10 @@ impl Arbiter {
         }
         self.measure(now_ns, gpus);
         let verdicts = self.decide(now_ns, gpus);
+        // Heard before its library is told to ring.
+        let ringing = verdicts.values().filter(|verdict| verdict.rings);
+        let ringing: Vec<u64> = ringing.map(|verdict| verdict.id).collect();
+        self.listen(now_ns, &ringing);
         self.publish(now_ns, &verdicts);
         let busy = self
             .devices
@@ -514,9 +507,8 @@ impl Arbiter {
                 };
                 targets.push((slot, target));
             }
-            let awaited =
-                (0..devices).any(|device| own(device).is_some_and(|verdict| verdict.awaited));
-            if served.container.publish(targets, &head, awaited).is_err() {
+            let anew = (0..devices).any(|device| own(device).is_some_and(|verdict| verdict.anew));
+            if served.container.publish(targets, &head, anew).is_err() {
                 self.failed += 1;
             }
         }
@@ -564,190 +556,6 @@ impl BoardDevice {
             });
         }
         periods
-    }
-}
-
-impl Served {
-    fn new(container: Container) -> Self {
-        Self {
-            container,
-            look: Look::default(),
-            known: HashMap::new(),
-            measured: None,
-            members: Members::default(),
-            dead: DeadProcesses::default(),
-            excess: std::array::from_fn(|_| Excess::default()),
-            unaccounted: [Unaccounted::default(); MAX_DEVICES],
-            looked_at_ns: 0,
-            active_at_ns: 0,
-        }
-    }
-
-    /// Whether it did nothing for a second, and was looked at a moment ago.
-    fn rests(&self, now_ns: u64) -> bool {
-        const REST_NS: u64 = 1_000_000_000;
-        const AGAIN_NS: u64 = 95_000_000;
-        now_ns.saturating_sub(self.active_at_ns) > REST_NS
-            && now_ns.saturating_sub(self.looked_at_ns) < AGAIN_NS
-    }
-
-    /// Takes a look. For a process that is new here, the figures published before are used.
-    fn meet(&mut self, look: Look, now_ns: u64) {
-        self.dead.meet(&self.look, &look, now_ns);
-        self.look = look;
-        let key = |process: &look::Process| (process.slot, process.generation);
-        let mut old = std::mem::take(&mut self.known);
-        for process in &self.look.processes {
-            let inherited = || {
-                let published = self.container.published(process.slot);
-                published.filter(|target| target.slot_generation == process.generation)
-            };
-            let known = old.remove(&key(process)).or_else(inherited);
-            self.known.insert(key(process), known.unwrap_or_default());
-        }
-    }
-
-    /// Compares what the driver holds for the container's processes with the container's charges.
-    fn compare(&mut self, held: &[GpuProcess], before: Option<ChargeSums>) {
-        self.dead.told(held);
-        self.members
-            .meet(&self.container.members(), held, members::start_time);
-        let (Some(before), Ok(after)) = (before, self.container.charge_sums()) else {
-            return;
-        };
-        let limits = &self.container.limits.devices;
-        let each = limits.iter().zip(&mut self.excess);
-        let each = each.zip(&mut self.unaccounted);
-        let sums = before.devices.iter().zip(&after.devices);
-        for (((limit, excess), unaccounted), (was, is)) in each.zip(sums) {
-            let quiet = was == is && is.pending == 0;
-            let bytes = excess.look(&excess::Comparison {
-                held: self.members.held_bytes(held, limit.uuid.as_str()),
-                before: was.used.saturating_add(was.pending),
-                after: is.used.saturating_add(is.pending),
-                limit: limit.memory_bytes,
-                quiet,
-            });
-            *unaccounted = Unaccounted {
-                bytes,
-                beside: if bytes == 0 { 0 } else { is.used },
-            };
-        }
-    }
-
-    /// The charges that were looked at. For a container with objects that several processes hold, the whole
-    /// region is read.
-    fn snapshot(&self) -> Option<Snapshot> {
-        if self.look.has_shared {
-            view::snapshot_at(&self.container.path).ok()
-        } else {
-            Some(self.look.charges())
-        }
-    }
-
-    fn charges(&self) -> Charges {
-        let of_process = |process: &look::Process| {
-            let charges = process.devices.iter();
-            let charges = charges.map(|used| (used.charges, used.launches)).collect();
-            (process.slot, process.generation, charges)
-        };
-        self.look.processes.iter().map(of_process).collect()
-    }
-
-    fn wants_measure(&self, now_ns: u64) -> bool {
-        let Some((at_ns, charges)) = &self.measured else {
-            return !self.look.processes.is_empty();
-        };
-        let age_ns = now_ns.saturating_sub(*at_ns);
-        let holds = self.container.is_served()
-            && (!self.look.processes.is_empty() || !self.members.is_empty());
-        // Another look will soon decide which difference is accepted, or for which dead process the driver
-        // still holds memory.
-        let is_open = self.dead.is_waiting() || self.excess.iter().any(Excess::is_undecided);
-        // Memory that no hooked call accounts for shows only in the driver's figure, and only processes that
-        // launch load it.
-        let mut uses = self
-            .look
-            .processes
-            .iter()
-            .flat_map(|process| &process.devices);
-        let loads = uses.any(|used| used.loading);
-        holds && (age_ns >= MEASURE_IDLE_NS || loads || is_open || *charges != self.charges())
-    }
-
-    fn tenant(&self, index: usize, limit: &DeviceLimit) -> Tenant {
-        let limits = &self.container.limits;
-        let used =
-            |process: &look::Process| process.devices.get(index).copied().unwrap_or_default();
-        let sum = |part: &dyn Fn(&Use) -> u64| {
-            let parts = self
-                .look
-                .processes
-                .iter()
-                .map(|process| part(&used(process)));
-            parts.fold(0_u64, u64::saturating_add)
-        };
-        let shared = self.look.shared_bytes.get(index).copied().unwrap_or(0);
-        let process = |process: &look::Process| {
-            let used = used(process);
-            device::Process {
-                slot: (process.slot, process.generation),
-                host_pid: process.host_pid,
-                launches: used.launches,
-                busy_ns: used.busy_ns,
-                occupied_ns: used.occupied_ns,
-                in_flight_ns: used.in_flight_ns,
-                last_launch_ns: used.last_launch_ns,
-                waiting_since_ns: used.waiting_since_ns,
-                throttled_ns: used.throttled_ns,
-            }
-        };
-        // At most what the limits allow, because a tenant can write any number into its region.
-        let (most, past) = most_bytes(limit);
-        Tenant {
-            id: self.container.id,
-            policy: limits.policy,
-            priority: limits.priority,
-            cap: cap_permille(limit, limits.policy),
-            floor: limit.floor_percent.min(100) * 10,
-            held_bytes: sum(&|used| used.held_bytes)
-                .saturating_add(shared)
-                .min(most),
-            oversubscribed_bytes: sum(&|used| used.oversubscribed_bytes).min(past),
-            processes: self.look.processes.iter().map(process).collect(),
-        }
-    }
-}
-
-/// The most that a container can hold of a device, and the most of that past its share of the
-/// device's own memory, bytes.
-fn most_bytes(limit: &DeviceLimit) -> (u64, u64) {
-    let most = match (limit.memory_bytes, limit.resident_bytes) {
-        (0, 0) if limit.physical_bytes != 0 => limit.physical_bytes,
-        (0, _) => CHARGE_BYTES_MASK,
-        (memory, _) => memory,
-    };
-    let past = match limit.resident_bytes {
-        0 => 0,
-        resident => most.saturating_sub(resident),
-    };
-    (most, past)
-}
-
-fn cap_permille(limit: &DeviceLimit, policy: Policy) -> u32 {
-    match limit.core_percent {
-        _ if policy == Policy::Disable => shares::WHOLE,
-        0 | 100.. => shares::WHOLE,
-        percent => percent * 10,
-    }
-}
-
-/// How devices are told apart: by UUID, or by index if the limits go by index.
-fn name_of(limit: &DeviceLimit, index: usize) -> String {
-    if limit.uuid.is_empty() {
-        format!("#{index}")
-    } else {
-        limit.uuid.as_str().to_owned()
     }
 }
 

@@ -1,4 +1,4 @@
-//! One directory for each container: `limits`, `targets` and `container.json`, which the host owns, and
+//! One directory for each container: `limits`, `targets`, `doorbell` and `container.json`, which the host owns, and
 //! `region`, which the container writes. Owns how such a directory is created, found, judged alive and
 //! removed.
 //!
@@ -25,6 +25,8 @@ use vgpu_abi::targets::TargetsFile;
 pub const LIMITS: &str = "limits";
 /// The host's measurements and grants; host-owned.
 pub const TARGETS: &str = "targets";
+/// An empty file, which the container's processes open when they begin to work: the arbiter sees that. Host-owned.
+pub const DOORBELL: &str = vgpu_abi::doorbell::NAME;
 /// Memory and compute use of the processes; the container writes it.
 pub const REGION: &str = "region";
 /// Names the container that the directory is of; host-owned, and locked by the runner while the runner lives.
@@ -253,13 +255,14 @@ impl Instance {
         Ok(RunnerLock { file })
     }
 
-    /// Makes limits, targets and region, for the devices that the limits name.
+    /// Makes limits, targets, doorbell and region, for the devices that the limits name.
     ///
     /// # Errors
     /// One of them is there already, or the disk is full.
     pub fn fill(&self, limits: &Limits, region_mode: u32) -> Result<(), InstanceError> {
         self.make_limits(limits)?;
         self.make_targets()?;
+        self.make_doorbell()?;
         self.make_region(limits, region_mode)
     }
 
@@ -279,6 +282,18 @@ impl Instance {
     pub fn make_targets(&self) -> Result<(), InstanceError> {
         let made = TargetsFile::create(&self.steady_path(TARGETS));
         made.map(drop).map_err(|error| self.unmade(TARGETS, &error))
+    }
+
+    /// Makes the doorbell.
+    ///
+    /// # Errors
+    /// It is there already, or the disk is full.
+    pub fn make_doorbell(&self) -> Result<(), InstanceError> {
+        let flags = OFlag::O_RDONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+        let mode = Mode::from_bits_truncate(0o644);
+        let made = openat(&self.dir, DOORBELL, flags, mode);
+        made.map(drop)
+            .map_err(InstanceError::system("make", self.path.join(DOORBELL)))
     }
 
     /// Makes the region for the devices that the limits name; `mode` is its permission bits.
@@ -467,7 +482,7 @@ impl Instance {
             });
         };
         // The labels go last: they say whose the rest is, should this process die here.
-        for file in [REGION, TARGETS, LIMITS, LABELS] {
+        for file in [REGION, DOORBELL, TARGETS, LIMITS, LABELS] {
             match unlinkat(&self.dir, file, UnlinkatFlags::NoRemoveDir) {
                 Ok(()) | Err(Errno::ENOENT) => {}
                 Err(errno) => {

@@ -167,6 +167,20 @@ impl Compute<'_> {
     /// # Errors
     /// How long to wait, nanoseconds; `u64::MAX` at no rate.
     pub fn lease(&self, want_ns: u64, now_ns: u64, permille: u32) -> Result<u64, u64> {
+        self.lease_at_most(want_ns, LEASE_NS, now_ns, permille)
+    }
+
+    /// The same with another bound on what is taken for the launches that follow, nanoseconds.
+    ///
+    /// # Errors
+    /// As [`Compute::lease`].
+    pub fn lease_at_most(
+        &self,
+        want_ns: u64,
+        most_ns: u64,
+        now_ns: u64,
+        permille: u32,
+    ) -> Result<u64, u64> {
         refill(self.device, now_ns, permille);
         let credit = &self.device.credit_ns;
         if permille == 0 {
@@ -180,7 +194,7 @@ impl Compute<'_> {
                 return Err(time_to_earn_ns(have.unsigned_abs() + 1, permille));
             }
             // An eighth, so that the next thread finds some too.
-            let more = (have.unsigned_abs() / 8).min(LEASE_NS);
+            let more = (have.unsigned_abs() / 8).min(most_ns);
             // Relaxed: a bound that may be passed by a few threads' leases at once.
             let leased = self.device.leased_ns.load(Ordering::Relaxed);
             let fits = want_ns < more && leased < MOST_LEASED_NS;

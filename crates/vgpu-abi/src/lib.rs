@@ -15,6 +15,8 @@ pub mod size;
 pub mod layout;
 
 #[cfg(not(loom))]
+pub mod doorbell;
+#[cfg(not(loom))]
 pub mod file;
 #[cfg(not(loom))]
 pub mod limits;

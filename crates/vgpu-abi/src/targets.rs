@@ -47,6 +47,42 @@ pub struct Grant {
     /// The container's work is to be measured and bounded although nothing caps it, because others
     /// depend on knowing it.
     pub measured: bool,
+    /// A container of a lower priority may work while this one rests: its first launch after each publication rings
+    /// the doorbell.
+    pub rings: bool,
+    /// How much work it may have in flight.
+    pub ahead: Ahead,
+}
+
+/// How much work a container may have in flight on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Ahead {
+    /// What an arbiter of an earlier release lets it have.
+    #[default]
+    Usual,
+    /// Little: a container of a higher priority may start at any moment, and waits for what is in flight.
+    Brief,
+    /// Whatever it launches: no other container waits for it longer because of that.
+    Any,
+}
+
+impl Ahead {
+    fn bits(self) -> u32 {
+        match self {
+            Self::Usual => 0,
+            Self::Brief => 1,
+            Self::Any => 2,
+        }
+    }
+
+    /// A number that a later release may write counts as the usual amount.
+    fn of(bits: u32) -> Self {
+        match bits {
+            1 => Self::Brief,
+            2 => Self::Any,
+            _ => Self::Usual,
+        }
+    }
 }
 
 impl Grant {
@@ -57,6 +93,8 @@ impl Grant {
         (u32::from(self.permille.min(1000)) + 1)
             | u32::from(self.contended) << 10
             | u32::from(self.measured) << 11
+            | u32::from(self.rings) << 12
+            | self.ahead.bits() << 13
             | u32::from(self.scale) << 16
     }
 
@@ -72,6 +110,8 @@ impl Grant {
             },
             contended: word & 1 << 10 != 0,
             measured: word & 1 << 11 != 0,
+            rings: word & 1 << 12 != 0,
+            ahead: Ahead::of(word >> 13 & 0b11),
         })
     }
 }
@@ -464,6 +504,26 @@ impl TargetsMap {
 mod tests {
     use super::*;
 
+    #[test]
+    fn an_earlier_release_reads_and_writes_the_same_words() {
+        // 400 thousandths, contended and measured, counted once: as it was before there were doorbells.
+        let earlier = 401 | 1 << 10 | 1 << 11 | u32::from(Grant::ONE) << 16;
+        let grant = Grant::of(earlier, 0).unwrap();
+        assert_eq!((grant.rings, grant.ahead), (false, Ahead::Usual));
+        assert_eq!(grant.word(), earlier);
+
+        let now = Grant {
+            rings: true,
+            ahead: Ahead::Any,
+            ..grant
+        };
+        assert_eq!(now.word() & !(0b111 << 12), earlier);
+        assert_eq!(Grant::of(now.word(), 0), Some(now));
+        // A number that means nothing yet.
+        let later = Grant::of(earlier | 0b11 << 13, 0).unwrap();
+        assert_eq!(later.ahead, Ahead::Usual);
+    }
+
     fn target(number: u64) -> Target {
         Target {
             slot_generation: 7,
@@ -478,6 +538,8 @@ mod tests {
                     own: Grant::ONE - device,
                     contended: device % 2 == 0,
                     measured: device % 3 == 0,
+                    rings: device % 4 == 0,
+                    ahead: [Ahead::Usual, Ahead::Brief, Ahead::Any][usize::from(device % 3)],
                 })
             }),
         }

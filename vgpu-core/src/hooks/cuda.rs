@@ -522,7 +522,7 @@ hooks! {
     /// Settles pools to the memory that they keep.
     fn cuCtxSynchronize_v2(context: CuContext) => { _, compute::after_sync() }
     /// Settles pools to the memory that they keep.
-    fn cuStreamSynchronize(stream: CuStream) and cuStreamSynchronize_ptsz => { _, compute::after_sync() }
+    fn cuStreamSynchronize(stream: CuStream) and cuStreamSynchronize_ptsz => { _, compute::after_stream_sync(default.number(stream)) }
     /// Settles pools to the memory that they keep.
     fn cuEventSynchronize(event: CuEvent) => { _, compute::after_sync() }
 }

@@ -13,9 +13,9 @@ pub(crate) use gate::{passes, passes_config};
 use cuda_api::{CuLaunchConfig, CuLaunchParams, CuResult, CuStream};
 use gate::{of_config, open_gate, remember_free};
 use rate::rate;
-use vgpu_abi::credit::{Compute, LEASE_NS};
+use vgpu_abi::credit::Compute;
 use vgpu_abi::targets::Grant;
-use wait::{Admitted, Wait};
+use wait::{Admitted, Wait, due_ns, lease_ns};
 
 use crate::base::clock;
 use crate::driver::query;
@@ -29,10 +29,10 @@ use crate::rules::first_use::{self, FirstUse};
 use crate::rules::pools;
 use crate::rules::stream_frees;
 use crate::state::accounts::{Accounts, Destination};
+use crate::state::launches::State;
 use crate::state::launches::costs::Work;
 use crate::state::launches::costs::estimate::{Beside, MOST_ODD_NS, OwnTime};
 use crate::state::launches::spans::{Begun, Found, Target};
-use crate::state::launches::{DUE_NS, State};
 use crate::state::leases::{add_in_flight, tell};
 use crate::state::standing::{self, Standing, accounts};
 
@@ -129,6 +129,11 @@ fn in_its_turn(accounts: &Accounts, work: Work, stream: u64) -> Verdict<Launched
     counter.fetch_add(1, Ordering::Relaxed);
     let now_ns = clock::now_ns();
     let rate = rate(accounts, target.device, now_ns);
+    let state = &accounts.process.compute;
+    state.set_awaited(rate.rings);
+    if rate.rings && state.is_first_since(accounts.container.targets_generation()) {
+        accounts.container.ring();
+    }
     if rate.is_free() {
         remember_free(accounts, &target, stream, now_ns);
         return Verdict::Pass;
@@ -202,8 +207,9 @@ fn metered(
         now_ns.saturating_add(rate.with_turns(ahead_ns)),
         Ordering::Relaxed,
     );
-    let is_due =
-        |at: usize| is_unknown || is_guess || state.spans.unmarked_ns(at) + charged_ns >= DUE_NS;
+    let is_due = |at: usize| {
+        is_unknown || is_guess || state.spans.unmarked_ns(at) + charged_ns >= due_ns(rate.ahead)
+    };
     let begun = at
         .filter(|at| is_due(*at))
         .and_then(|at| state.spans.begin(at));
@@ -226,7 +232,7 @@ fn metered(
         more_ns.saturating_mul(u64::from(Grant::ONE)) / u64::from(rate.scale)
     } else {
         // Measured, and not limited.
-        LEASE_NS
+        lease_ns(rate.ahead)
     };
     if more_ns > 0 {
         manners::watch_thread();
@@ -431,6 +437,41 @@ pub(crate) fn after_sync(result: CuResult) {
     };
     if accounts.process.compute.spans.is_anything_busy() {
         manners::uncancelled(|| query::relaxed(|| collect(&accounts, clock::now_ns())));
+    }
+}
+
+/// After `cuStreamSynchronize`. If the arbiter waits to see that this container is at rest, it is told at once what has
+/// ended, although no mark stands behind the last launches.
+pub(crate) fn after_stream_sync(result: CuResult, handle: u64) {
+    let opened = standing::opened().filter(|accounts| accounts.process.compute.is_awaited());
+    if let Some(accounts) = &opened {
+        tell(accounts);
+    }
+    after_sync(result);
+    let Some(accounts) = opened.filter(|_| result == CuResult::SUCCESS) else {
+        return;
+    };
+    if accounts.process.compute.spans.is_anything_busy() {
+        let context = if handle > 2 {
+            0
+        } else {
+            query::current_context().unwrap_or(0)
+        };
+        let target = Target {
+            handle,
+            context,
+            device: 0,
+        };
+        let ended = accounts.process.compute.spans.ended(&target);
+        if let Some((device, found)) = ended {
+            settle(
+                &accounts,
+                device,
+                found,
+                u32::from(Grant::ONE),
+                clock::now_ns(),
+            );
+        }
     }
 }
 

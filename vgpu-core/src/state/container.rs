@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use vgpu_abi::doorbell::Doorbell;
 use vgpu_abi::host::KEEP_DEAD_NS;
 use vgpu_abi::limits::{LimitsMap, LimitsValue};
 use vgpu_abi::region::{Dead, Region};
@@ -19,6 +20,7 @@ pub(crate) struct Container {
     pub(crate) region: Region,
     pub(crate) limits: LimitsFrom,
     pub(crate) targets: Option<TargetsMap>,
+    doorbell: Option<Doorbell>,
 }
 
 /// Where the limits come from.
@@ -62,6 +64,7 @@ impl Container {
                     region: Region::open(&region).map_err(|error| closed(&region, &error))?,
                     limits: LimitsFrom::File(map),
                     targets: TargetsMap::open(&targets).ok(),
+                    doorbell: Doorbell::beside(&targets),
                 }
             }
             Source::Peers(peers) => {
@@ -77,6 +80,7 @@ impl Container {
                     region,
                     limits: LimitsFrom::Peers(peers),
                     targets: None,
+                    doorbell: None,
                 }
             }
         };
@@ -131,6 +135,13 @@ impl Container {
         }
         let age_ns = clock::now_ns().saturating_sub(targets.heartbeat_ns());
         if age_ns < SILENT_NS { said } else { none }
+    }
+
+    /// Tells the host's arbiter that this container begins to work.
+    pub(crate) fn ring(&self) {
+        if let Some(doorbell) = &self.doorbell {
+            doorbell.ring();
+        }
     }
 
     /// Differs when the host has written its targets again.

@@ -27,6 +27,10 @@ pub(crate) struct State {
     /// Functions and graphs that were handed out and not launched yet.
     pub(crate) first_uses: FirstUses,
     pub(crate) devices: [DeviceState; MAX_DEVICES],
+    /// The generation of the targets for which the doorbell was rung, plus one; 0: never.
+    rung: AtomicU64,
+    /// Not 0: the arbiter waits to see that this process is at rest.
+    is_awaited: AtomicU32,
     /// How long launches of the container's other processes had waited when that was last asked, nanoseconds.
     pub(crate) waited_elsewhere_ns: AtomicU64,
     pub(crate) spans: Spans,
@@ -58,6 +62,28 @@ impl State {
     pub(crate) fn forget_gates(&self) {
         // Relaxed: see `passes`.
         self.epoch.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether a launch is the first one since the targets of this generation were published, for the process.
+    pub(crate) fn is_first_since(&self, generation: u64) -> bool {
+        let next = generation.wrapping_add(1);
+        // Relaxed: a number. Of threads that launch at the same moment, one is the first.
+        self.rung.load(Ordering::Relaxed) != next && self.rung.swap(next, Ordering::Relaxed) != next
+    }
+
+    /// Notes whether the arbiter waits to see that this process is at rest.
+    pub(crate) fn set_awaited(&self, is_awaited: bool) {
+        let is_awaited = u32::from(is_awaited);
+        // Relaxed: a hint.
+        if self.is_awaited.load(Ordering::Relaxed) != is_awaited {
+            self.is_awaited.store(is_awaited, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it does.
+    pub(crate) fn is_awaited(&self) -> bool {
+        // Relaxed: a hint.
+        self.is_awaited.load(Ordering::Relaxed) != 0
     }
 
     pub(crate) fn device(&self, device: usize) -> Option<&DeviceState> {

@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, FcntlArg, fcntl};
 use nix::unistd::{UnlinkatFlags, unlinkat};
-use supervisor::instance::{Instance, LABELS, LIMITS, REGION, TARGETS};
+use supervisor::instance::{DOORBELL, Instance, InstanceError, LABELS, LIMITS, REGION, TARGETS};
 use supervisor::view;
 use vgpu_abi::file::{self, Access, FileError};
 use vgpu_abi::layout::RegionLayout;
@@ -73,9 +73,11 @@ fn fill(new: &Path, record: &Record, limits: &Limits) -> Result<(), DeliveryErro
     step();
     instance.make_targets()?;
     step();
+    instance.make_doorbell()?;
+    step();
     instance.make_region(limits, REGION_MODE)?;
     step();
-    for name in [LIMITS, TARGETS] {
+    for name in [LIMITS, TARGETS, DOORBELL] {
         show(&new.join(name))?;
     }
     files::write_new(&new.join(LABELS), &text(record), RECORD_MODE)
@@ -112,6 +114,8 @@ pub(super) fn repair(
     repair_limits(&instance, limits, is_same)?;
     step();
     repair_targets(&instance)?;
+    step();
+    repair_doorbell(&instance)?;
     step();
     let was_given = before.is_some_and(|before| !before.devices.is_empty());
     repair_region(&instance, limits, was_given)?;
@@ -164,6 +168,21 @@ fn repair_targets(instance: &Instance) -> Result<(), DeliveryError> {
             instance.make_targets()?;
         }
         Err(error) => return Err(unfit(&path)(error)),
+    }
+    show(&path)
+}
+
+/// The container's programs open it by its name, so one that is not a file of ours is made anew.
+fn repair_doorbell(instance: &Instance) -> Result<(), DeliveryError> {
+    let path = instance.path().join(DOORBELL);
+    match instance.host_file(DOORBELL, false) {
+        Ok(_) => {}
+        Err(error) if error.errno() == Some(Errno::ENOENT) => instance.make_doorbell()?,
+        Err(InstanceError::System { .. }) => {}
+        Err(_) => {
+            files::remove(&path)?;
+            instance.make_doorbell()?;
+        }
     }
     show(&path)
 }
@@ -324,7 +343,7 @@ pub(super) fn remove(root: &Path, name: &Name) -> Result<(), DeliveryError> {
 
 /// Deletes the names that we know of a directory, then the directory. Any other entry in the directory keeps it.
 fn take_away(path: &Path) -> Result<(), DeliveryError> {
-    for name in [REGION, TARGETS, LIMITS, LABELS] {
+    for name in [REGION, DOORBELL, TARGETS, LIMITS, LABELS] {
         let file = path.join(name);
         match fs::remove_file(&file) {
             Err(error)

@@ -241,8 +241,9 @@ fn cdi_allot_writes_nothing_and_give_writes_everything() {
         ),
         (GPUS[0], 4 * GIB, 0, 30, 16 * GIB)
     );
-    let modes = ["", "limits", "targets", "region"].map(|file| mode(&node.container(&name, file)));
-    assert_eq!(modes, [0o755, 0o644, 0o644, 0o666]);
+    let modes = ["", "limits", "targets", "doorbell", "region"]
+        .map(|file| mode(&node.container(&name, file)));
+    assert_eq!(modes, [0o755, 0o644, 0o644, 0o644, 0o666]);
     assert_eq!(
         mode(delivery.root()),
         0o700,
@@ -413,8 +414,8 @@ fn giving_again_changes_only_different_limits() {
     node.delivery(Manner::Cdi)
         .give(&name, &given("train", 4 * GIB))
         .unwrap();
-    let all =
-        ["limits", "targets", "region", "container.json"].map(|file| node.container(&name, file));
+    let all = ["limits", "targets", "doorbell", "region", "container.json"]
+        .map(|file| node.container(&name, file));
     let all = [&all[..], &[node.spec(&name)]].concat();
     let stamps = || all.iter().map(|path| stamp(path)).collect::<Vec<_>>();
     let before = stamps();
@@ -447,8 +448,8 @@ fn giving_again_changes_only_different_limits() {
     );
     let after = stamps();
     assert_eq!(
-        (after[0].0, &after[1..3], &after[4..]),
-        (before[0].0, &before[1..3], &before[4..])
+        (after[0].0, &after[1..4], &after[5..]),
+        (before[0].0, &before[1..4], &before[5..])
     );
 }
 

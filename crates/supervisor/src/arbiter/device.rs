@@ -2,14 +2,17 @@
 //! granted. Combines how time is divided ([`shares`]), how measured time is scaled ([`scale`](super::scale))
 //! and which container has the turn ([`turns`](super::turns)).
 //!
+//! Between two ticks, [`Bell`]s say which of the containers that come before others hold those up at the moment.
+//!
 //! Values in, values out: never reads a clock, a file or the driver.
 
 use std::collections::HashMap;
 
 use vgpu_abi::limits::Policy;
-use vgpu_abi::targets::{ComputeStatus, Grant};
+use vgpu_abi::targets::{Ahead, ComputeStatus, Grant};
 
 use super::arrears::{Arrears, Party};
+use super::bell::{Allowed, Bell, Seen, Step};
 use super::scale::{Meter, ProcessKey, Sample, Work};
 use super::shares::{self, Claim, Share, WHOLE};
 use super::turns::{Contender, Turns};
@@ -64,6 +67,10 @@ pub struct Process {
     pub in_flight_ns: u64,
     /// When it last launched, nanoseconds; 0 where it is not kept.
     pub last_launch_ns: u64,
+    /// When the work in flight ought to end, nanoseconds.
+    pub expected_by_ns: u64,
+    /// When work was last seen to end, nanoseconds; 0 where it is not kept.
+    pub ended_ns: u64,
     /// Since when a launch of it has been waiting, nanoseconds; 0: none is.
     pub waiting_since_ns: u64,
     /// Time that its launches have waited that wait no longer, nanoseconds.
@@ -96,9 +103,11 @@ pub struct Verdict {
     pub seen: ComputeStatus,
     /// It works, or waits to.
     pub active: bool,
-    /// A container of a lower priority waits until this one rests, so its processes have to report their work
-    /// at every look.
-    pub awaited: bool,
+    /// The same targets are to be published again: then its processes report their work, or ring at their next
+    /// launch.
+    pub anew: bool,
+    /// It is to be heard when it rings.
+    pub rings: bool,
 }
 
 /// The facts about a container that one tick keeps for the next.
@@ -128,6 +137,24 @@ pub struct Device {
     turns: Turns,
     arrears: Arrears,
     known: HashMap<u64, ContainerHistory>,
+    /// Of the containers that come before others.
+    bells: HashMap<u64, Bell>,
+    /// The last tick's containers.
+    kept: Vec<Kept>,
+}
+
+/// What a tick leaves for the time until the next one.
+#[derive(Debug)]
+struct Kept {
+    id: u64,
+    claim: Claim,
+    /// Its share is decided by turns, whatever the claims say.
+    has_fixed_share: bool,
+    /// What the claims said at the tick, and what was granted then: more or less where arrears are made good.
+    usual: u32,
+    granted: u32,
+    /// As granted last.
+    share: u32,
 }
 
 impl Device {
@@ -157,22 +184,171 @@ impl Device {
             .iter()
             .map(|tenant| self.claim(now_ns, tenant))
             .collect();
-        let mut shares = shares::divide(&claims);
-        let turn = self.turn(now_ns, device_bytes, tenants, &claims);
-        let is_amended = self.make_good(now_ns, turn.is_some(), &claims, tenants, &mut shares);
+        let opened = self.hear(now_ns, tenants, &claims);
+        let holding: Vec<Claim> = tenants
+            .iter()
+            .zip(&claims)
+            .map(|(tenant, claim)| self.while_held(tenant.id, claim))
+            .collect();
+        let usual = shares::divide(&claims);
+        let mut shares: Vec<Share> = shares::divide(&holding)
+            .into_iter()
+            .zip(&usual)
+            .map(|(now, usual)| Share {
+                permille: now.permille,
+                ..*usual
+            })
+            .collect();
+        let turn = self.turn(now_ns, device_bytes, tenants, &holding);
+        let usual: Vec<u32> = shares.iter().map(|share| share.permille).collect();
+        let is_amended = self.make_good(now_ns, turn.is_some(), &holding, tenants, &mut shares);
         for ((tenant, claim), share) in tenants.iter().zip(&claims).zip(&shares) {
-            let wants_all = claim.active && claim.demand >= WHOLE && turn.is_none();
+            // What a container gets that is held up now and then is not its share.
+            let is_held_up = claims
+                .iter()
+                .any(|c| c.active && c.priority < claim.priority);
+            let wants_all = claim.active && claim.demand >= WHOLE && turn.is_none() && !is_held_up;
             let is_held = wants_all && !is_amended;
             let share = is_held.then(|| f64::from(share.permille) / f64::from(WHOLE));
             self.meter.hold(now_ns, tenant.id, share);
         }
         let each = tenants.iter().zip(&claims).zip(&shares);
-        each.map(|((tenant, claim), share)| Verdict {
-            // A measured container reports by itself.
-            awaited: !share.measured && is_awaited(claim, &claims),
-            ..self.verdict(now_ns, tenant, claim, share, turn)
-        })
-        .collect()
+        let verdicts: Vec<Verdict> = each
+            .map(|((tenant, claim), share)| {
+                // A measured container reports by itself; without a limit a library measures nothing.
+                let reports = share.measured && claim.policy != Policy::Disable;
+                Verdict {
+                    anew: opened.contains(&tenant.id) || !reports && is_awaited(claim, &claims),
+                    ..self.verdict(now_ns, tenant, claim, share, turn, is_below(claim, tenants))
+                }
+            })
+            .collect();
+        self.kept = tenants
+            .iter()
+            .zip(&claims)
+            .zip(shares.iter().zip(&usual))
+            .map(|((tenant, claim), (share, usual))| Kept {
+                id: tenant.id,
+                claim: *claim,
+                has_fixed_share: turn.is_some() && takes_turns(tenant, claim),
+                usual: *usual,
+                granted: share.permille,
+                share: share.permille,
+            })
+            .collect();
+        verdicts
+    }
+
+    /// Looks at the containers that come before others, and returns those which others go on beside from now on.
+    fn hear(&mut self, now_ns: u64, tenants: &[Tenant], claims: &[Claim]) -> Vec<u64> {
+        let is_above = |claim: &Claim| {
+            let below = |(tenant, other): (&Tenant, &Claim)| {
+                other.priority > claim.priority && !tenant.processes.is_empty()
+            };
+            tenants.iter().zip(claims).any(below)
+        };
+        let mut old = std::mem::take(&mut self.bells);
+        let mut opened = Vec::new();
+        for (tenant, claim) in tenants.iter().zip(claims) {
+            if tenant.processes.is_empty() || !is_above(claim) {
+                continue;
+            }
+            let bell = old.remove(&tenant.id);
+            let mut bell = bell.unwrap_or_else(|| Bell::new(now_ns));
+            let below = claims.iter().filter(|c| c.priority > claim.priority);
+            let floors = below.fold(0, |sum: u32, c| sum.saturating_add(c.floor));
+            let told = self.meter.told_permille(now_ns, tenant.id, floors);
+            bell.allow(now_ns, Allowed::of(claim.cap, floors, told));
+            let seen = seen(&tenant.processes, self.is_closed(tenant.id));
+            if bell.look(now_ns, &seen, IDLE_NS) == Step::Open && bell.open(now_ns, &seen) {
+                opened.push(tenant.id);
+            }
+            self.bells.insert(tenant.id, bell);
+        }
+        opened
+    }
+
+    /// A claim as it counts at the moment: a container that comes before others works while it holds them up.
+    fn while_held(&self, id: u64, claim: &Claim) -> Claim {
+        Claim {
+            active: self.bells.get(&id).map_or(claim.active, Bell::holds),
+            ..*claim
+        }
+    }
+
+    /// Whether a container waits because one of a higher priority works.
+    fn is_closed(&self, id: u64) -> bool {
+        let Some(own) = self.kept.iter().find(|kept| kept.id == id) else {
+            return false;
+        };
+        let holds = |kept: &Kept| {
+            kept.claim.priority < own.claim.priority && self.while_held(kept.id, &kept.claim).active
+        };
+        self.kept.iter().any(holds)
+    }
+
+    /// A container's doorbell rang. Tells whether that closes the way of others: then [`Device::divide_again`].
+    pub fn rang(&mut self, now_ns: u64, id: u64) -> bool {
+        let listened = self.bells.len();
+        let bell = self.bells.get_mut(&id);
+        bell.is_some_and(|bell| bell.rang(now_ns, listened) == Step::Close)
+    }
+
+    /// Looks at a container between two ticks.
+    pub fn look(&mut self, now_ns: u64, id: u64, processes: &[Process]) -> Step {
+        let seen = seen(processes, self.is_closed(id));
+        let bell = self.bells.get_mut(&id);
+        bell.map_or(Step::Stays, |bell| bell.look(now_ns, &seen, IDLE_NS))
+    }
+
+    /// A container could not be looked at: the next tick looks at it.
+    pub fn look_later(&mut self, now_ns: u64, id: u64) {
+        if let Some(bell) = self.bells.get_mut(&id) {
+            bell.look_later(now_ns);
+        }
+    }
+
+    /// Whether others go on, after [`Device::look`] said so and the container's doorbell was armed.
+    pub fn open(&mut self, now_ns: u64, id: u64, processes: &[Process]) -> bool {
+        let seen = seen(processes, self.is_closed(id));
+        let bell = self.bells.get_mut(&id);
+        bell.is_some_and(|bell| bell.open(now_ns, &seen))
+    }
+
+    /// Whether this container's rings are not listened to at the moment.
+    #[must_use]
+    pub fn is_muted(&self, id: u64) -> bool {
+        self.bells.get(&id).is_some_and(Bell::is_muted)
+    }
+
+    /// The containers to look at again before the next tick, and when.
+    pub fn looks(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let each = self.bells.iter();
+        each.filter_map(|(id, bell)| bell.look_at_ns().map(|at_ns| (*id, at_ns)))
+    }
+
+    /// Divides the device's time again between two ticks, after a container began to hold others up or ceased to.
+    /// Returns the containers whose shares are others now, with the new ones in thousandths.
+    pub fn divide_again(&mut self) -> Vec<(u64, u16)> {
+        let claims: Vec<Claim> = self
+            .kept
+            .iter()
+            .map(|kept| self.while_held(kept.id, &kept.claim))
+            .collect();
+        let shares = shares::divide(&claims);
+        let mut changed = Vec::new();
+        for (kept, share) in self.kept.iter_mut().zip(shares) {
+            let permille = if share.permille == kept.usual {
+                kept.granted
+            } else {
+                share.permille
+            };
+            if !kept.has_fixed_share && kept.share != permille {
+                kept.share = permille;
+                changed.push((kept.id, short(permille)));
+            }
+        }
+        changed
     }
 
     fn claim(&self, now_ns: u64, tenant: &Tenant) -> Claim {
@@ -297,8 +473,10 @@ impl Device {
         claim: &Claim,
         share: &Share,
         turn: Option<u64>,
+        is_below: bool,
     ) -> Verdict {
-        let takes_turns = tenant.oversubscribed_bytes > 0 && claim.policy != Policy::Disable;
+        let takes_turns = takes_turns(tenant, claim);
+        let rings = self.bells.contains_key(&tenant.id) && claim.policy != Policy::Disable;
         let permille = match turn {
             Some(holder) if takes_turns && holder == tenant.id => claim.cap,
             // During a turn no other container starts, not even with its starting share.
@@ -313,7 +491,13 @@ impl Device {
                 scale: fixed(self.meter.scale(&(tenant.id, slot, generation))),
                 own: fixed(self.meter.own(&(tenant.id, slot, generation))).min(Grant::ONE),
                 contended: share.contended,
-                measured: share.measured || turn.is_some(),
+                measured: share.measured || rings || turn.is_some(),
+                rings,
+                ahead: match (is_below, rings) {
+                    (true, _) => Ahead::Brief,
+                    (false, true) if claim.cap >= WHOLE && claim.floor == 0 => Ahead::Any,
+                    (false, _) => Ahead::Usual,
+                },
             }
         };
         let known = self.known.get(&tenant.id);
@@ -329,9 +513,42 @@ impl Device {
                 waits_for_turn,
             },
             active: claim.active,
-            awaited: false,
+            anew: false,
+            rings,
         }
     }
+}
+
+/// Whether a container of a higher priority could start at any moment.
+fn is_below(claim: &Claim, tenants: &[Tenant]) -> bool {
+    let above = |other: &Tenant| other.priority < claim.priority && !other.processes.is_empty();
+    tenants.iter().any(above)
+}
+
+fn takes_turns(tenant: &Tenant, claim: &Claim) -> bool {
+    tenant.oversubscribed_bytes > 0 && claim.policy != Policy::Disable
+}
+
+/// What a container's processes say of their work.
+fn seen(processes: &[Process], is_closed: bool) -> Seen {
+    let mut seen = Seen::default();
+    let mut waits = false;
+    for process in processes {
+        seen.launches = seen.launches.wrapping_add(process.launches);
+        seen.launched_ns = seen.launched_ns.max(process.last_launch_ns);
+        seen.ended_ns = seen.ended_ns.max(process.ended_ns);
+        waits |= process.waiting_since_ns != 0;
+        if process.in_flight_ns > 0 {
+            seen.in_flight_ns = seen.in_flight_ns.max(process.in_flight_ns);
+            // Nothing takes turns with it while it holds others up.
+            let alone_ns = process.last_launch_ns.saturating_add(process.in_flight_ns);
+            let end_ns = process.expected_by_ns.min(alone_ns);
+            seen.expected_by_ns = seen.expected_by_ns.max(end_ns);
+        }
+    }
+    seen.is_at_cap = waits && !is_closed;
+    seen.is_closed = waits && is_closed;
+    seen
 }
 
 /// Whether a container of a lower priority waits until this one rests.

@@ -22,11 +22,13 @@ use vgpu_abi::limits::{self, Limits, LimitsMap};
 use vgpu_abi::targets::{Head, Target, TargetsFile, TargetsWriter, Unaccounted};
 
 use crate::ContainerError;
-use crate::instance::{Instance, LIMITS, REGION, TARGETS};
+use crate::instance::{DOORBELL, Instance, InstanceError, LIMITS, REGION, TARGETS};
 
 /// Owners of one container's slots that the kernel is asked for at one look; the others are asked for
 /// at the next ones, so that a container of a thousand processes delays no other.
 const OWNERS_MOST: usize = 256;
+/// Processes of a container whose cells are read between two ticks at most; one with more is looked at in ticks alone.
+const PEEKED_MOST: usize = 64;
 /// A scale that differs by less than this is not published again.
 const SCALE_STEP: u16 = 16;
 
@@ -48,6 +50,7 @@ pub(super) struct Container {
     wrote_at_ns: u64,
     /// The figures as last published.
     unaccounted: [Unaccounted; MAX_DEVICES],
+    head: Head,
     /// When the parts that are not read at every look were last read.
     checked_at_ns: u64,
     /// The slots in use then.
@@ -102,6 +105,8 @@ pub(super) struct Use {
     pub(super) occupied_ns: u64,
     pub(super) in_flight_ns: u64,
     pub(super) last_launch_ns: u64,
+    pub(super) expected_by_ns: u64,
+    pub(super) ended_ns: u64,
     pub(super) waiting_since_ns: u64,
     pub(super) throttled_ns: u64,
 }
@@ -222,6 +227,7 @@ impl Container {
             written: None,
             wrote_at_ns: 0,
             unaccounted: [Unaccounted::default(); MAX_DEVICES],
+            head: Head::default(),
             checked_at_ns: 0,
             slots: Vec::new(),
             owners: VecDeque::new(),
@@ -318,7 +324,6 @@ impl Container {
         let of_device = |device: usize| {
             let at = offset_of!(Slot, devices) + device * size_of::<DeviceUse>();
             let charge = |offset: usize| word(buffer, at + offset);
-            let compute = |offset: usize| charge(offset_of!(DeviceUse, compute) + offset);
             let confirmed = charge(offset_of!(DeviceUse, confirmed));
             let oversubscribed = charge(offset_of!(DeviceUse, oversubscribed)) & CHARGE_BYTES_MASK;
             Use {
@@ -331,14 +336,7 @@ impl Container {
                 loading: charge(offset_of!(DeviceUse, loading_since_ns)) != 0,
                 held_bytes: confirmed & CHARGE_BYTES_MASK,
                 oversubscribed_bytes: oversubscribed.min(confirmed & CHARGE_BYTES_MASK),
-                launches: compute(offset_of!(ComputeUse, launches))
-                    .wrapping_add(compute(offset_of!(ComputeUse, graph_launches))),
-                busy_ns: compute(offset_of!(ComputeUse, busy_ns)),
-                occupied_ns: compute(offset_of!(ComputeUse, occupied_ns)),
-                in_flight_ns: compute(offset_of!(ComputeUse, in_flight_ns)),
-                last_launch_ns: compute(offset_of!(ComputeUse, last_launch_ns)),
-                waiting_since_ns: compute(offset_of!(ComputeUse, waiting_since_ns)),
-                throttled_ns: compute(offset_of!(ComputeUse, throttled_ns)),
+                ..compute_of(buffer, at + offset_of!(DeviceUse, compute))
             }
         };
         Ok(Some(Process {
@@ -347,6 +345,25 @@ impl Container {
             host_pid: Some(host_pid).filter(|pid| *pid != 0),
             devices: (0..devices).map(of_device).collect(),
         }))
+    }
+
+    /// What its processes of the last look do on one device at this moment. Nothing if they are too many to be read
+    /// between two ticks.
+    pub(super) fn peek(&self, known: &[Process], device: usize) -> Option<Vec<Use>> {
+        if known.len() > PEEKED_MOST || device >= MAX_DEVICES {
+            return None;
+        }
+        let one = |process: &Process| {
+            let mut buffer = [0; size_of::<ComputeUse>()];
+            let at = offset_of!(RegionLayout, slots)
+                + process.slot * size_of::<Slot>()
+                + offset_of!(Slot, devices)
+                + device * size_of::<DeviceUse>()
+                + offset_of!(DeviceUse, compute);
+            self.read(&mut buffer, at).ok()?;
+            Some(compute_of(&buffer, 0))
+        };
+        known.iter().map(one).collect()
     }
 
     fn read(&self, buffer: &mut [u8], at: usize) -> Result<(), ContainerError> {
@@ -498,6 +515,7 @@ impl Container {
         }
         self.wrote_at_ns = now_ns;
         self.unaccounted = head.unaccounted;
+        self.head = *head;
         let text = ContainerError::Targets;
         match (writer, same) {
             (Targets::Root(file), true) => file.beat(head),
@@ -514,6 +532,62 @@ impl Container {
             self.written = Some(targets);
         }
         Ok(())
+    }
+}
+
+/// The compute cells of a process, which stand at this place.
+fn compute_of(bytes: &[u8], at: usize) -> Use {
+    let cell = |offset: usize| word(bytes, at + offset);
+    Use {
+        launches: cell(offset_of!(ComputeUse, launches))
+            .wrapping_add(cell(offset_of!(ComputeUse, graph_launches))),
+        busy_ns: cell(offset_of!(ComputeUse, busy_ns)),
+        occupied_ns: cell(offset_of!(ComputeUse, occupied_ns)),
+        in_flight_ns: cell(offset_of!(ComputeUse, in_flight_ns)),
+        last_launch_ns: cell(offset_of!(ComputeUse, last_launch_ns)),
+        expected_by_ns: cell(offset_of!(ComputeUse, expected_by_ns)),
+        ended_ns: cell(offset_of!(ComputeUse, progress_ns)),
+        waiting_since_ns: cell(offset_of!(ComputeUse, waiting_since_ns)),
+        throttled_ns: cell(offset_of!(ComputeUse, throttled_ns)),
+        ..Use::default()
+    }
+}
+
+impl Container {
+    /// Publishes the last targets again between two ticks, with another share on one device where one is given.
+    pub(super) fn republish(
+        &mut self,
+        now_ns: u64,
+        share: Option<(usize, u16)>,
+    ) -> Result<(), ContainerError> {
+        let Some(mut targets) = self.written.clone() else {
+            return Ok(());
+        };
+        let mut head = self.head;
+        head.heartbeat_ns = now_ns;
+        if let Some((device, permille)) = share {
+            for (_, target) in &mut targets {
+                if let Some(Some(grant)) = target.grants.get_mut(device) {
+                    grant.permille = permille;
+                }
+            }
+            if let Some(seen) = head.seen.get_mut(device) {
+                seen.granted_permille = Some(permille);
+            }
+        }
+        self.publish(targets, &head, true)
+    }
+
+    /// The file that its processes open to ring.
+    pub(super) fn doorbell(&self) -> Result<File, ContainerError> {
+        let instance = Instance::open(&self.path)?;
+        if !self.is_at(&instance) {
+            return Err(ContainerError::Instance(InstanceError::Kind {
+                path: self.path.clone(),
+                expected: "directory that was there before",
+            }));
+        }
+        Ok(instance.host_file(DOORBELL, false)?)
     }
 }
 

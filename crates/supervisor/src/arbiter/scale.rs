@@ -518,6 +518,22 @@ impl Meter {
         })
     }
 
+    /// The share that the driver says a container used lately, thousandths; nothing where it does not tell processes
+    /// apart. A driver may take one process for another, so what all containers used beyond `others` counts, too.
+    #[must_use]
+    pub fn told_permille(&self, now_ns: u64, id: u64, others: u32) -> Option<u32> {
+        let is_recent = |at: u64| now_ns.saturating_sub(at) < TOLD_WITHIN_NS;
+        self.told_apart_ns.filter(|at| is_recent(*at))?;
+        let share = |container: &Container| {
+            let told = container.last_told.filter(|(at, _)| is_recent(*at));
+            told.map_or(0.0, |(_, share)| share)
+        };
+        let own = self.containers.get(&id).map(share)?;
+        let all: f64 = self.containers.values().map(share).sum();
+        let told = own.max(all - f64::from(others) / 1000.0);
+        Some(whole(told.clamp(0.0, 1.0) * 1000.0))
+    }
+
     /// Whether a process of the container is busy nearly all the time, as it measures.
     #[must_use]
     pub fn is_saturated(&self, id: u64) -> bool {

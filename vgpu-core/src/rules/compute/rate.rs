@@ -2,7 +2,7 @@
 //! while it lives. Decides that and nothing else.
 
 use vgpu_abi::limits::Policy;
-use vgpu_abi::targets::Grant;
+use vgpu_abi::targets::{Ahead, Grant};
 use vgpu_abi::waits::WaitCause;
 
 use crate::holdings::mps;
@@ -25,6 +25,10 @@ pub(super) struct Rate {
     is_measured: bool,
     /// The arbiter grants less than the container's cap.
     is_below_cap: bool,
+    /// The first launch after each publication of the targets rings the doorbell.
+    pub(super) rings: bool,
+    /// How much may be in flight.
+    pub(super) ahead: Ahead,
 }
 
 impl Rate {
@@ -34,10 +38,17 @@ impl Rate {
         beside: Beside::NOTHING,
         is_measured: false,
         is_below_cap: false,
+        rings: false,
+        ahead: Ahead::Usual,
     };
 
     pub(super) fn is_free(&self) -> bool {
         self.permille >= 1000 && !self.is_measured
+    }
+
+    /// Whether its launches wait for nothing: no cap, and no other container waits for what is in flight.
+    pub(super) fn is_unbounded(&self) -> bool {
+        self.ahead == Ahead::Any && !self.has_cap()
     }
 
     pub(super) fn has_cap(&self) -> bool {
@@ -95,6 +106,8 @@ fn rate_of(policy: Policy, core_percent: u32, grant: Option<Grant>) -> Rate {
         },
         is_measured: grant.measured,
         is_below_cap: granted < cap,
+        rings: grant.rings,
+        ahead: grant.ahead,
     }
 }
 
@@ -135,6 +148,8 @@ mod tests {
         own: Grant::ONE,
         contended: true,
         measured: true,
+        rings: false,
+        ahead: Ahead::Usual,
     };
 
     #[test]

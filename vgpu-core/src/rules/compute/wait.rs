@@ -3,19 +3,30 @@
 
 use core::sync::atomic::Ordering;
 
-use vgpu_abi::credit::Compute;
+use vgpu_abi::credit::{Compute, LEASE_NS};
+use vgpu_abi::targets::Ahead;
 use vgpu_abi::waits::WaitCause;
 
 use super::collect;
 use super::rate::{Rate, rate};
 use crate::base::clock;
 use crate::state::accounts::Accounts;
+use crate::state::launches::DUE_NS;
 use crate::state::launches::costs::estimate::MOST_WAITING_NS;
 use crate::state::launches::costs::{Expected, Work};
 
 /// Work in flight on a device, of one process, beyond which launches wait: what was lent comes back as
 /// soon as it is done.
 const IN_FLIGHT_NS: u64 = 10_000_000;
+/// The same beside a container of a higher priority, which waits for what is in flight when it starts.
+const BRIEF_IN_FLIGHT_NS: u64 = 300_000;
+/// What a thread may launch then without a look at what is in flight.
+const BRIEF_LEASE_NS: u64 = 50_000;
+/// So much is launched to a stream then between two marks: what is in flight is known by them.
+const BRIEF_DUE_NS: u64 = 100_000;
+/// A launch that waits for a container of a higher priority looks again so often at first, and for so long.
+const BRIEF_NAP_NS: u64 = 200_000;
+const BRIEF_NAPS_NS: u64 = 50_000_000;
 /// The most of a long launch that may be in flight before another one.
 const AHEAD_NS: u64 = 50_000_000;
 /// The charge of a launch of unknown cost, nanoseconds.
@@ -118,18 +129,20 @@ impl<'a> Wait<'a> {
                 Expected::Known(ns) | Expected::Guessed(ns) => ns,
                 Expected::Unknown => UNKNOWN_NS.max(overdue_ns),
             };
-            let turn = self.turn(expected, &mut overdue_ns, now_ns);
+            let turn = self.turn(&rate, expected, &mut overdue_ns, now_ns);
             let lease = turn
                 .map_err(|wait_ns| (WaitCause::UnknownCost, wait_ns))
                 .and_then(|()| {
-                    self.mark(expected, now_ns)
+                    self.mark(&rate, expected, now_ns)
                         .and_then(|()| self.room(&rate, cost_ns, now_ns))
                         .map_err(|wait_ns| (WaitCause::InFlight, wait_ns))
                 })
                 .and_then(|()| {
                     let wanted = rate.counted(cost_ns).max(1);
                     if rate.has_cap() {
-                        let lease = self.compute.lease(wanted, now_ns, rate.permille);
+                        let most_ns = lease_ns(rate.ahead);
+                        let compute = self.compute;
+                        let lease = compute.lease_at_most(wanted, most_ns, now_ns, rate.permille);
                         lease
                             .or_else(|wait_ns| self.excused(&rate, wanted, wait_ns, now_ns))
                             .map_err(|wait_ns| (rate.bound_by(), wait_ns))
@@ -155,19 +168,28 @@ impl<'a> Wait<'a> {
                     if core::mem::take(&mut self.has_mark) {
                         self.compute.end_unknown();
                     }
-                    self.sleep(wait_ns, now_ns);
+                    self.sleep(rate.ahead, wait_ns, now_ns);
                 }
             }
         }
     }
 
     /// Of launches of unknown cost, one is in flight at a time.
-    fn turn(&mut self, expected: Expected, overdue_ns: &mut u64, now_ns: u64) -> Result<(), u64> {
+    fn turn(
+        &mut self,
+        rate: &Rate,
+        expected: Expected,
+        overdue_ns: &mut u64,
+        now_ns: u64,
+    ) -> Result<(), u64> {
         if expected != Expected::Unknown || self.has_mark {
             return Ok(());
         }
         if self.compute.begin_unknown(now_ns) {
             self.has_mark = true;
+            return Ok(());
+        }
+        if rate.is_unbounded() {
             return Ok(());
         }
         let Some((since_ns, _)) = self.compute.unknown_since_ns() else {
@@ -241,9 +263,9 @@ impl<'a> Wait<'a> {
     }
 
     /// A launch whose cost is not well known is measured, so it waits until its stream has room for a mark.
-    fn mark(&self, expected: Expected, now_ns: u64) -> Result<(), u64> {
+    fn mark(&self, rate: &Rate, expected: Expected, now_ns: u64) -> Result<(), u64> {
         let spans = &self.accounts.process.compute.spans;
-        let is_known = matches!(expected, Expected::Known(_));
+        let is_known = matches!(expected, Expected::Known(_)) || rate.is_unbounded();
         let has_room = self.stream.is_none_or(|at| spans.has_room(at));
         let has_waited = self.since_ns != 0 && now_ns.saturating_sub(self.since_ns) >= PROGRESS_NS;
         if is_known || has_room || has_waited {
@@ -257,6 +279,9 @@ impl<'a> Wait<'a> {
         let Some(state) = self.accounts.process.compute.device(self.device) else {
             return Ok(());
         };
+        if rate.is_unbounded() {
+            return Ok(());
+        }
         // Relaxed: a number.
         let in_flight = u64::try_from(state.in_flight_ns.load(Ordering::Relaxed)).unwrap_or(0);
         let expected_by_ns = self.compute.own().expected_by_ns.load(Ordering::Relaxed);
@@ -266,6 +291,12 @@ impl<'a> Wait<'a> {
         let has_marks = self.stream.is_some_and(|at| spans.has_marks(at));
         let wait_ns = if has_marks && is_too_late(late_ns, rate.with_turns(in_flight)) {
             Some(watch_ns(self.rounds))
+        } else if rate.ahead == Ahead::Brief {
+            // Relaxed: a time.
+            let launched_ns = self.compute.own().last_launch_ns.load(Ordering::Relaxed);
+            let end_ns = expected_by_ns.min(launched_ns.saturating_add(in_flight));
+            let left_ns = end_ns.saturating_sub(now_ns);
+            too_much_beside_a_higher(in_flight, cost_ns, left_ns)
         } else {
             too_much_in_flight(in_flight, cost_ns)
         };
@@ -283,11 +314,15 @@ impl<'a> Wait<'a> {
         Err(wait_ns)
     }
 
-    fn sleep(&mut self, wait_ns: u64, now_ns: u64) {
+    fn sleep(&mut self, ahead: Ahead, wait_ns: u64, now_ns: u64) {
         self.begin(now_ns);
         self.rounds += 1;
         let state = &self.accounts.process.compute;
-        let ns = nap_ns(wait_ns, state.spans.is_anything_busy());
+        let mut ns = nap_ns(wait_ns, state.spans.is_anything_busy());
+        if ahead == Ahead::Brief && now_ns.saturating_sub(self.since_ns) < BRIEF_NAPS_NS {
+            // What a container of a higher priority leaves comes in pieces.
+            ns = ns.min(BRIEF_NAP_NS);
+        }
         if ns > 0 {
             clock::sleep_ns(ns);
         }
@@ -350,6 +385,34 @@ fn too_much_in_flight(in_flight_ns: u64, cost_ns: u64) -> Option<u64> {
         return None;
     }
     Some(((sum_ns - bound_ns) / 2).clamp(WATCH_NS / 10, WATCH_NS))
+}
+
+/// The same beside a container of a higher priority: a little, or one launch. What is in flight ought to have
+/// ended after `left_ns`.
+fn too_much_beside_a_higher(in_flight_ns: u64, cost_ns: u64, left_ns: u64) -> Option<u64> {
+    let bound_ns = BRIEF_IN_FLIGHT_NS.max(cost_ns);
+    let sum_ns = in_flight_ns.saturating_add(cost_ns);
+    if in_flight_ns == 0 || sum_ns <= bound_ns {
+        return None;
+    }
+    let wait_ns = (sum_ns - bound_ns).min(left_ns);
+    Some(wait_ns.clamp(WATCH_NS / 20, WATCH_NS))
+}
+
+/// What a thread takes at a time for the launches that follow, nanoseconds.
+pub(super) fn lease_ns(ahead: Ahead) -> u64 {
+    match ahead {
+        Ahead::Brief => BRIEF_LEASE_NS,
+        Ahead::Usual | Ahead::Any => LEASE_NS,
+    }
+}
+
+/// How much is launched to a stream between two marks, nanoseconds.
+pub(super) fn due_ns(ahead: Ahead) -> u64 {
+    match ahead {
+        Ahead::Brief => BRIEF_DUE_NS,
+        Ahead::Usual | Ahead::Any => DUE_NS,
+    }
 }
 
 /// Whether work in flight is so late that it takes longer than was believed: nothing more is added to it until some
@@ -432,6 +495,25 @@ mod tests {
                 wait,
                 "{in_flight} {cost}"
             );
+        }
+    }
+
+    #[test]
+    fn little_is_in_flight_beside_a_higher_priority() {
+        const US: u64 = 1_000;
+        for (in_flight, cost, left, wait) in [
+            // Beside nothing, and up to 0.3 ms together.
+            (0, 1000 * MS, 0, None),
+            (200 * US, 100 * US, 0, None),
+            (250 * US, 100 * US, MS, Some(50 * US)),
+            // A longer launch goes when nothing is in flight, and is looked at when that ought to have ended.
+            (MS, MS, 300 * US, Some(300 * US)),
+            (100 * MS, 100 * MS, 90 * MS, Some(500 * US)),
+            (MS, MS, 0, Some(25 * US)),
+            (u64::MAX, u64::MAX, u64::MAX, None),
+        ] {
+            let waits = too_much_beside_a_higher(in_flight, cost, left);
+            assert_eq!(waits, wait, "{in_flight} {cost} {left}");
         }
     }
 

@@ -362,6 +362,23 @@ impl Spans {
         }
     }
 
+    /// The program has waited for all that it launched to a stream: what stands behind the last mark has ended, too.
+    pub(crate) fn ended(&self, target: &Target) -> Option<(usize, Found)> {
+        let key = target.key();
+        let at = places(key).find(|at| self.key_at(*at) == key)?;
+        let mut marks = self.streams.get(at)?.marks.try_hold()?;
+        let marks = &mut *marks;
+        if marks.count > 0 || marks.done_ns >= marks.submitted_ns {
+            return None;
+        }
+        let found = Found {
+            done_ns: marks.done_up_to(marks.submitted_ns),
+            ..Found::default()
+        };
+        self.set_busy(at, false);
+        Some((marks.device, found))
+    }
+
     /// Puts an event before the launch that comes. `None`: it cannot be measured now.
     pub(crate) fn begin(&self, at: usize) -> Option<Begun> {
         let stream = self.streams.get(at)?;

@@ -102,7 +102,7 @@ fn next_agent_repairs_after_a_kill_at_any_step() {
         let inside = files::names(&delivery.root().join("a")).unwrap();
         assert_eq!(
             inside,
-            ["container.json", "limits", "region", "targets"],
+            ["container.json", "doorbell", "limits", "region", "targets"],
             "{what}"
         );
         assert_eq!(

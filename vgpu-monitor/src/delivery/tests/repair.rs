@@ -9,7 +9,7 @@ use super::*;
 #[test]
 fn giving_again_repairs_missing_and_damaged_files() {
     type Damage = fn(&NodeDir, &Name);
-    let damages: [(&str, Damage); 11] = [
+    let damages: [(&str, Damage); 14] = [
         ("the limits are gone", |node, name| {
             std::fs::remove_file(node.container(name, "limits")).unwrap()
         }),
@@ -18,6 +18,22 @@ fn giving_again_repairs_missing_and_damaged_files() {
         }),
         ("the targets are gone", |node, name| {
             std::fs::remove_file(node.container(name, "targets")).unwrap()
+        }),
+        (
+            "the doorbell is gone, as of an earlier release",
+            |node, name| std::fs::remove_file(node.container(name, "doorbell")).unwrap(),
+        ),
+        ("the doorbell is closed", |node, name| {
+            std::fs::set_permissions(
+                node.container(name, "doorbell"),
+                std::fs::Permissions::from_mode(0o000),
+            )
+            .unwrap();
+        }),
+        ("the doorbell is a pipe", |node, name| {
+            let path = node.container(name, "doorbell");
+            std::fs::remove_file(&path).unwrap();
+            nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
         }),
         ("the region is gone", |node, name| {
             std::fs::remove_file(node.container(name, "region")).unwrap()
@@ -83,8 +99,10 @@ pub(super) fn is_whole(node: &NodeDir, name: &Name, what: &str) {
         ("train", GPUS[0]),
         "{what}"
     );
-    let modes = ["", "limits", "targets", "region"].map(|file| mode(&node.container(name, file)));
-    assert_eq!(modes, [0o755, 0o644, 0o644, 0o666], "{what}");
+    let modes = ["", "limits", "targets", "doorbell", "region"]
+        .map(|file| mode(&node.container(name, file)));
+    assert_eq!(modes, [0o755, 0o644, 0o644, 0o644, 0o666], "{what}");
+    assert!(instance.host_file("doorbell", false).is_ok(), "{what}");
     let spec = std::fs::read(node.spec(name)).unwrap_or_else(|error| panic!("{what}: {error}"));
     let spec: serde_json::Value = serde_json::from_slice(&spec).unwrap();
     for mount in spec["devices"][0]["containerEdits"]["mounts"]

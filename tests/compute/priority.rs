@@ -1,0 +1,195 @@
+//! A service of a higher priority beside training of a lower one: how long its requests take, and how much of the time
+//! that it leaves the training gets. Hostile ones, too. The board's clock stands still while programs compute, and the
+//! arbiter looks every 50 us of it.
+
+use crate::boards::{Board, PLAIN};
+use crate::lab::{Asks, Curve, Lab, Program, US};
+
+/// How often the arbiter may be woken.
+const WOKEN_NS: u64 = 50 * US;
+/// Programs exist for this long before their first launch.
+const KNOWN_MS: u64 = 300;
+const HIGHEST: u32 = 0;
+const LOWEST: u32 = 9;
+
+/// Launches take some time, and kernels not always the same.
+const LIFE: &str = "kernel k__100000ns 100us ±5%
+kernel k__200000ns 200us ±5%
+kernel k__1000000ns 1ms ±5%
+kernel k__5000000ns 5ms ±5%
+call cuLaunchKernel 3us
+";
+
+/// A service: requests of ten kernels of 200 us, and how long each pause lasts, microseconds. It ends within the time.
+fn service(pause_us: u64, ms: u64) -> String {
+    let longest_us = pause_us * 11 / 10 + 5_000;
+    let steps = ms * 1_000 / longest_us.max(pause_us + 3_000);
+    format!("requests ns=200000 kernels=10 pause={pause_us} steps={steps} idle={KNOWN_MS}")
+}
+
+fn training(ns: u64, ms: u64) -> String {
+    format!("steady ns={ns} idle={KNOWN_MS} for={}", ms + KNOWN_MS + 200)
+}
+
+/// Both for so long: what each used, and what 99 of 100 requests do not exceed, microseconds.
+struct Ran {
+    service: Curve,
+    training: Curve,
+    p99_us: u64,
+    ms: u64,
+}
+
+impl Ran {
+    /// The training's part of what the service left, percent.
+    fn of_left(&self) -> f64 {
+        let service = self.service.share(0, self.ms);
+        self.training.share(0, self.ms) * 100.0 / (100.0 - service)
+    }
+}
+
+/// The latencies that a service printed, sorted, microseconds.
+fn latencies(text: &str) -> Vec<u64> {
+    let numbers = text.split_whitespace().filter_map(|word| word.parse().ok());
+    let mut all: Vec<u64> = numbers.collect();
+    all.sort_unstable();
+    all
+}
+
+fn p99(all: &[u64]) -> u64 {
+    all[(all.len() * 99).div_ceil(100) - 1]
+}
+
+fn alone(board: &Board, pause_us: u64, ms: u64) -> u64 {
+    let lab = Lab::on(board, LIFE);
+    let program = lab.native(&service(pause_us, ms));
+    lab.watch(ms, &[], |_| {});
+    p99(&latencies(&program.end()))
+}
+
+fn beside(board: &Board, pause_us: u64, kernel_ns: u64, ms: u64) -> Ran {
+    let lab = Lab::on(board, LIFE);
+    let mut arbiter = lab.arbiter();
+    let high = lab.container("service", Asks::nothing().priority(HIGHEST));
+    let low = lab.container("training", Asks::nothing().priority(LOWEST));
+    let running = (
+        high.start(&service(pause_us, ms)),
+        low.start(&training(kernel_ns, ms)),
+    );
+    lab.watch(KNOWN_MS, &[], |_| arbiter.look());
+    let groups: [&[&Program<'_>]; 2] = [&[&running.0], &[&running.1]];
+    let mut curves = lab.watch_every(WOKEN_NS, ms, &groups, |_| arbiter.look());
+    lab.say_if_inexact();
+    let all = latencies(&running.0.end());
+    let (training, service) = (curves.remove(1), curves.remove(0));
+    let ran = Ran {
+        service,
+        training,
+        p99_us: p99(&all),
+        ms,
+    };
+    println!(
+        "{}: pauses of {pause_us} us beside kernels of {kernel_ns} ns: p99 {} us of {} requests, left {:.1} %",
+        board.name,
+        ran.p99_us,
+        all.len(),
+        ran.of_left()
+    );
+    ran
+}
+
+/// Of a service with a request every 20 ms, and one every 6 ms.
+const PAUSES_US: &[u64] = &[18_000, 4_000];
+
+/// Both bounds, for services with such pauses, on a GPU that takes so long to switch to another process and back.
+#[track_caller]
+fn bounds_hold(board: &Board, kernel_ns: u64, pauses_us: &[u64], switches_us: u64) {
+    for pause_us in pauses_us {
+        let alone_us = alone(board, *pause_us, 1_000);
+        let ran = beside(board, *pause_us, kernel_ns, 3_000);
+        let most_us = alone_us * 110 / 100 + kernel_ns / US + switches_us;
+        assert!(
+            ran.p99_us <= most_us,
+            "{} us; alone {alone_us} us, so at most {most_us} us",
+            ran.p99_us
+        );
+        assert!(
+            ran.of_left() >= 80.0,
+            "{:.1} % of what is left",
+            ran.of_left()
+        );
+    }
+}
+
+#[test]
+fn service_beside_short_kernels_is_as_fast_as_alone() {
+    bounds_hold(&PLAIN, 100_000, PAUSES_US, 0);
+}
+
+#[test]
+fn service_beside_kernels_of_a_millisecond_waits_for_one() {
+    bounds_hold(&PLAIN, 1_000_000, PAUSES_US, 0);
+}
+
+#[test]
+fn service_beside_long_kernels_waits_for_one() {
+    bounds_hold(&PLAIN, 5_000_000, PAUSES_US, 0);
+}
+
+/// Other drivers: turns of other lengths, in another order, and some that take time to switch.
+#[test]
+fn service_beside_training_is_fast_on_other_boards() {
+    for (name, switches_us) in [
+        ("slices-500us-least-run-no-figures", 0),
+        ("slices-1ms-round-robin-switch-50us-wrong-figures", 100),
+    ] {
+        bounds_hold(Board::named(name), 1_000_000, &[18_000], switches_us);
+    }
+}
+
+/// The training's share beside a container of the highest priority, over five seconds.
+fn share_beside(high: Asks, words: &str, low: Asks) -> (f64, f64) {
+    let lab = Lab::on(&PLAIN, LIFE);
+    let mut arbiter = lab.arbiter();
+    let high = lab.container("service", high.priority(HIGHEST));
+    let low = lab.container("training", low.priority(LOWEST));
+    let running = (
+        high.start(&format!("{words} idle={KNOWN_MS}")),
+        low.start(&training(1_000_000, 3_000)),
+    );
+    lab.watch(KNOWN_MS, &[], |_| arbiter.look());
+    let groups: [&[&Program<'_>]; 2] = [&[&running.0], &[&running.1]];
+    let curves = lab.watch_every(WOKEN_NS, 3_000, &groups, |_| arbiter.look());
+    let shares = (curves[0].share(0, 3_000), curves[1].share(0, 3_000));
+    println!(
+        "{words}: {:.1} %, and the training {:.1} %",
+        shares.0, shares.1
+    );
+    shares
+}
+
+#[test]
+fn capped_container_of_the_highest_priority_leaves_the_rest() {
+    let (high, low) = share_beside(Asks::cap(30), "steady ns=1000000 for=4000", Asks::nothing());
+    assert!((27.0..=31.5).contains(&high), "{high}");
+    assert!(low >= 0.8 * (100.0 - high), "{low}");
+}
+
+#[test]
+fn floor_is_kept_beside_a_greedy_container_of_the_highest_priority() {
+    let (_, low) = share_beside(
+        Asks::nothing(),
+        "steady ns=1000000 for=4000",
+        Asks::floor(30),
+    );
+    assert!(low >= 27.0, "{low}");
+}
+
+#[test]
+fn greedy_container_of_the_highest_priority_gets_all_but_that() {
+    let (high, low) = share_beside(
+        Asks::nothing(),
+        "steady ns=1000000 for=4000",
+        Asks::nothing(),
+    );
+    assert!(high >= 97.0 && low <= 2.0, "{high}, {low}");
+}
