@@ -182,14 +182,17 @@ async fn evict(client: kube::Client, node: String, mut asked: mpsc::Receiver<Evi
                 Ok(Err(error)) => {
                     tracing::warn!(%namespace, %pod, dry_run, %error, "not evicted");
                     if holds_back(&error) {
-                        if refused.len() >= MOST_REFUSED {
-                            refused.clear();
-                        }
-                        refused.entry(evict.uid.clone()).or_insert(evict.at);
+                        remember(&mut refused, &evict);
                     }
                 }
+                // The client tries again by itself what a budget refuses (429), for as long as the API server says.
                 Err(_) => {
-                    tracing::warn!(%namespace, %pod, dry_run, "not evicted: the API server does not answer")
+                    tracing::warn!(
+                        %namespace, %pod, dry_run,
+                        "not evicted within {} s: by a disruption budget, or the API server does not answer",
+                        CALL.as_secs()
+                    );
+                    remember(&mut refused, &evict);
                 }
             }
         }
@@ -210,6 +213,13 @@ async fn evict(client: kube::Client, node: String, mut asked: mpsc::Receiver<Evi
             }
         }
     }
+}
+
+fn remember(refused: &mut HashMap<String, Instant>, evict: &Evict) {
+    if refused.len() >= MOST_REFUSED {
+        refused.clear();
+    }
+    refused.entry(evict.uid.clone()).or_insert(evict.at);
 }
 
 /// The body of an `Eviction`. Not by `Api::evict`, whose options the API server does not know (`delete_options`): another
