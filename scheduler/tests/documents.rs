@@ -91,6 +91,7 @@ fn the_configuration_names_every_flag() {
 
     // The table names no flag that does not exist.
     let table = text.split("## Flags of `vgpu-scheduler`").nth(1).unwrap();
+    let table = table.split("\n## ").next().unwrap();
     let rows = table.lines().filter(|line| line.starts_with("| `--"));
     let invented: Vec<&str> = rows
         .flat_map(|row| row.split('|').nth(1).unwrap().split('`'))

@@ -6,5 +6,6 @@
     reason = "a test that is wrong about its own world has failed"
 )]
 
+mod documents;
 mod keeping;
 mod process;

@@ -5,8 +5,8 @@
 
 use std::collections::HashSet;
 
-use kube_api::keys;
 use kube_api::vendor::Vendors;
+use kube_api::{assigner, keys};
 use serde_json::{Map, Value};
 
 use crate::denied::Denied;
@@ -52,7 +52,10 @@ impl Reserved {
                 if !reserved(key) || before(key) == Some(value) {
                     continue;
                 }
-                if value.as_str().is_some_and(|value| ours(key, value)) {
+                if value
+                    .as_str()
+                    .is_some_and(|value| ours(key, value) || is_assignment(key, value))
+                {
                     continue;
                 }
                 return Err(Denied::pod(
@@ -92,6 +95,12 @@ pub(crate) const CDI: &str = "cdi.k8s.io/";
 
 fn is_cdi(key: &str) -> bool {
     key.contains(CDI)
+}
+
+/// Whether it says which GPUs the assigner gave the pod. It is written by the assigner's webhook, under the account of
+/// the pod's author, and gives no device.
+fn is_assignment(key: &str, value: &str) -> bool {
+    key == assigner::CDI_ASSIGNMENT && assigner::is_cdi_assignment(value)
 }
 
 /// The names of all reserved annotations, sorted, for the webhook's configuration.

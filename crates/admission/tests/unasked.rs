@@ -207,6 +207,11 @@ fn annotations_that_name_cdi_devices_are_refused_at_creation_and_later() {
         ("nvidia.cdi.k8s.io/pod", "runtime.nvidia.com/gpu=all"),
         ("cdi.k8s.io/mine", "nvidia.com/gpu=0"),
         ("cdi.k8s.io/vgpu", "vgpu.io/container=x"),
+        ("cdi.k8s.io/gpu-assignment", "nvidia.com/gpu=all"),
+        (
+            "cdi.k8s.io/gpu-assignment",
+            "nvidia.com/gpu=UUID=GPU-1,nvidia.com/gpu=0",
+        ),
     ] {
         let mut asked = plain.clone();
         asked["metadata"]["annotations"] = json!({ key: value });
@@ -238,6 +243,18 @@ fn annotations_that_name_cdi_devices_are_refused_at_creation_and_later() {
         };
         assert!(admission.validate(&asked, &binding).is_err(), "{key}");
     }
+}
+
+#[test]
+fn the_assigners_annotation_may_be_written_in_its_form() {
+    let admission = admission(Settings::default());
+    let mut assigned = pod(json!({ "containers": [{ "name": "c" }] }));
+    assigned["metadata"]["annotations"] = json!({
+        "cdi.k8s.io/gpu-assignment": "nvidia.com/gpu=UUID=GPU-1,nvidia.com/gpu=UUID=GPU-2"
+    });
+
+    assert_eq!(admission.mutate(&assigned, &create()).map(drop), Ok(()));
+    assert_eq!(admission.validate(&assigned, &create()), Ok(()));
 }
 
 #[test]

@@ -65,6 +65,18 @@ pub fn cdi_assignment<'a>(gpus: impl IntoIterator<Item = &'a str>) -> String {
     names.join(",")
 }
 
+/// Whether a value of [`CDI_ASSIGNMENT`] names GPUs in this form and nothing else. No container runtime gives a device by
+/// it: because of the second equals sign, "UUID=…" is not the name of a CDI device.
+pub fn is_cdi_assignment(value: &str) -> bool {
+    let is_uuid = |uuid: &str| {
+        let of_uuid = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        !uuid.is_empty() && uuid.bytes().all(of_uuid)
+    };
+    value
+        .split(',')
+        .all(|name| name.strip_prefix(CDI_PREFIX).is_some_and(is_uuid))
+}
+
 /// The GPUs of a comma-separated list, each once, in order.
 pub fn gpus(text: &str) -> Vec<String> {
     let mut gpus: Vec<String> = Vec::new();
