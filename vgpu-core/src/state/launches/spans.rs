@@ -1,6 +1,5 @@
-//! The times that launches really take: pairs of events on the program's own streams, from time to time. Owns the
-//! streams that were launched to, what each has been given and has done, and the events. Decides no
-//! launch: `compute.rs` does.
+//! The times that launches really take, measured from time to time by pairs of events on the program's own streams.
+//! Owns these streams, the work that each was given and has done, and the events. `compute.rs` decides about launches.
 //!
 //! A *mark* is a launch with an event before and one after it. Two marks follow each other without a gap
 //! when the first had not ended before the launches up to the second were made: then everything between
