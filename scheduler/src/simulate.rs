@@ -205,7 +205,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             Some(bind(address, "--kubernetes-bind").await?)
         }
     };
-    let simulator = prepare(&args).await?;
+    let (simulator, from_cluster) = prepare(&args).await?;
     let scheduling = Scheduling {
         prefix: args.annotation_prefix,
         vendors: Some(Arc::new(vendors()?)),
@@ -219,7 +219,11 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     if args.sync_from_cluster {
         let (simulator, client) = (simulator.clone(), client(args.kubeconfig.as_deref()).await?);
         let labels = args.cluster_labels.clone();
-        beside.spawn(async move { simulator.follow(&client, &labels).await });
+        beside.spawn(async move {
+            simulator
+                .follow(&client, &labels, from_cluster.as_ref())
+                .await;
+        });
     }
     if let Some(path) = args.record_cluster.clone() {
         let client = client(args.kubeconfig.as_deref()).await?;
@@ -281,7 +285,7 @@ async fn play(args: &Args, path: &Path) -> anyhow::Result<()> {
     let said = || format!("--scenario {}", path.display());
     let scenario = Scenario::read(&read(path).with_context(said)?);
     let scenario = scenario.with_context(said)?;
-    let simulator = prepare(args).await?;
+    let (simulator, _) = prepare(args).await?;
     let scheduling = Scheduling {
         prefix: args.annotation_prefix,
         vendors: Some(Arc::new(vendors()?)),
@@ -316,8 +320,8 @@ fn vendors() -> anyhow::Result<Vendors> {
         .context("the device configuration cannot be used")
 }
 
-/// A simulator with the contents of the files.
-async fn prepare(args: &Args) -> anyhow::Result<Simulator> {
+/// A simulator with the contents of the files, and what it imported from a real cluster.
+async fn prepare(args: &Args) -> anyhow::Result<(Simulator, Option<Import>)> {
     let setup = match &args.config {
         Some(path) => {
             let said = || format!("--config {}", path.display());
@@ -337,6 +341,7 @@ async fn prepare(args: &Args) -> anyhow::Result<Simulator> {
         imported.with_context(said)?;
         simulator.start_from_here().await;
     }
+    let mut from_cluster = None;
     if args.import_from_cluster {
         let import = of_cluster(args.kubeconfig.as_deref(), &args.cluster_labels)
             .await
@@ -344,6 +349,7 @@ async fn prepare(args: &Args) -> anyhow::Result<Simulator> {
         let imported = simulator.import(&import, Merge::Keep).await;
         imported.context("--import-from-cluster")?;
         simulator.start_from_here().await;
+        from_cluster = Some(import);
     }
     let vendors = vendors()?;
     let later = || -> anyhow::Result<bool> {
@@ -372,7 +378,7 @@ async fn prepare(args: &Args) -> anyhow::Result<Simulator> {
             "GpuFit and GpuScore share GPUs out (--gpu-plugins=off leaves the configuration as it is)"
         );
     }
-    Ok(simulator)
+    Ok((simulator, from_cluster))
 }
 
 /// The current objects of a real cluster.

@@ -3,6 +3,7 @@
 
 use embedded_cluster::{Cluster, Part, Patch, Resource, Status, Target, Write};
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Refusal;
@@ -32,6 +33,21 @@ pub enum Merge {
 }
 
 impl Import {
+    /// The objects of this kind, by namespace and name.
+    pub(super) fn names(&self, kind: &Kind) -> BTreeSet<(String, String)> {
+        let text = |object: &Value, path: &str| {
+            let text = object.pointer(path).and_then(Value::as_str);
+            text.unwrap_or_default().to_owned()
+        };
+        let of_kind = self.objects.iter().filter(|(of, _)| of.key == kind.key);
+        of_kind
+            .map(|(_, object)| {
+                let namespace = text(object, "/metadata/namespace");
+                (namespace, text(object, "/metadata/name"))
+            })
+            .collect()
+    }
+
     /// These objects and no configuration.
     pub(super) fn of(objects: Vec<(Kind, Value)>, lenient: bool) -> Self {
         Self {

@@ -95,9 +95,10 @@ pub(super) fn adapted(kind: &Kind, mut object: Value) -> Value {
 
 impl Simulator {
     /// Repeats in this cluster the changes there of objects with these labels, until the future is dropped. An object
-    /// that this cluster refuses is skipped, with a line in the log; a broken connection is restored.
-    pub async fn follow(&self, client: &Client, labels: &str) {
-        let mut seen = watch(client, labels);
+    /// that this cluster refuses is skipped, with a line in the log; a broken connection is restored. An object of
+    /// `imported` that is gone there when this begins is deleted here.
+    pub async fn follow(&self, client: &Client, labels: &str, imported: Option<&Import>) {
+        let mut seen = watch(client, labels, imported);
         while let Some((kind, object, gone)) = seen.next().await {
             self.mirror(&kind, object, gone).await;
         }
@@ -169,7 +170,7 @@ impl Simulator {
 /// The file cannot be written.
 pub async fn record(client: &Client, labels: &str, path: &Path) -> std::io::Result<()> {
     let mut recorder = Recorder::create(path)?;
-    let mut seen = watch(client, labels);
+    let mut seen = watch(client, labels, None);
     while let Some((_, object, gone)) = seen.next().await {
         recorder.write(&object, gone)?;
     }
@@ -177,8 +178,12 @@ pub async fn record(client: &Client, labels: &str, path: &Path) -> std::io::Resu
 }
 
 /// Yields every object with these labels, then every change, each with whether the object is gone. Deletions during a
-/// broken connection are reported after the next list.
-fn watch(client: &Client, labels: &str) -> SelectAll<BoxStream<'static, (Kind, Value, bool)>> {
+/// broken connection are reported after the next list, and those of imported objects after the first one.
+fn watch(
+    client: &Client,
+    labels: &str,
+    imported: Option<&Import>,
+) -> SelectAll<BoxStream<'static, (Kind, Value, bool)>> {
     let config = watcher::Config::default().labels(labels);
     // The names of the seven kinds are the same in every cluster.
     let names = Cluster::default();
@@ -195,7 +200,9 @@ fn watch(client: &Client, labels: &str) -> SelectAll<BoxStream<'static, (Kind, V
         let mut known = Known {
             kind: *kind,
             described,
-            present: BTreeSet::new(),
+            present: imported
+                .map(|import| import.names(kind))
+                .unwrap_or_default(),
             listed: BTreeSet::new(),
         };
         let events = watcher(api, config.clone()).default_backoff();
@@ -290,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_went_while_the_connection_was_broken_is_told() {
+    fn an_object_that_went_before_a_list_is_told_after_it() {
         let kind = *KINDS.iter().find(|kind| kind.key == "nodes").unwrap();
         let described = ApiResource {
             group: String::new(),
@@ -299,10 +306,12 @@ mod tests {
             kind: "Node".to_owned(),
             plural: "nodes".to_owned(),
         };
+        let imported = DynamicObject::new("imported", &described);
+        let imported = serde_json::to_value(imported).unwrap();
         let mut known = Known {
             kind,
             described: described.clone(),
-            present: BTreeSet::new(),
+            present: Import::of(vec![(kind, imported)], true).names(&kind),
             listed: BTreeSet::new(),
         };
         let object = |name| DynamicObject::new(name, &described);
@@ -331,6 +340,7 @@ mod tests {
             [
                 ("a", false),
                 ("b", false),
+                ("imported", true),
                 ("c", false),
                 ("b", true),
                 ("c", false),

@@ -68,7 +68,7 @@ async fn what_happens_in_a_real_cluster_happens_here() {
     let served = Served::scheduling(None).await;
     let following = {
         let simulator = served.simulator.clone();
-        tokio::spawn(async move { simulator.follow(&client, "").await })
+        tokio::spawn(async move { simulator.follow(&client, "", None).await })
     };
     let placed = served
         .pod_once("waits", |pod| pod["spec"]["nodeName"].is_string())

@@ -55,7 +55,7 @@ const BEYOND_CAP_NS: u64 = 200 * MS;
 /// The same beyond what the driver says that it used: its figures are a second late.
 const BEYOND_TOLD_NS: u64 = 3_000 * MS;
 
-/// Bounds how many rings are answered: a bucket of [`RINGS_SAVED`].
+/// Bounds how many rings are answered: a bucket of `RINGS_SAVED`.
 #[derive(Debug, Default)]
 pub struct RingLimit {
     /// The bucket is full at this moment, nanoseconds.
