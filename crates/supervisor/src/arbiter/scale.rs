@@ -42,7 +42,8 @@ const SHOWN_NS: u64 = 1_000_000_000;
 const TOLD_WITHIN_NS: u64 = 2_500_000_000;
 /// The time of the mean of a correction, nanoseconds.
 const STEADY_NS: f64 = 3e9;
-/// The driver's periods are known this exactly, nanoseconds: its figures come late, and are asked for now and then.
+/// The beginning and the end of a driver's period may be off by this much, nanoseconds: the driver reports its figures
+/// late, and the arbiter asks for them at intervals.
 const APART_NS: f64 = 150e6;
 /// A process's own part of what it measures counts as at least this part of the driver's figure.
 const LEAST_OF_TOLD: f64 = 0.5;
