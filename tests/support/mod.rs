@@ -7,6 +7,7 @@
 )]
 
 use std::ffi::{OsStr, OsString};
+use std::hash::{Hash, Hasher};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -529,8 +530,61 @@ pub(crate) fn compile(source: &Path, to: &Path, options: &[OsString]) {
     compile_with(compiler, source, to, options);
 }
 
-/// Compiles one file with a compiler of that name.
+/// Compiles one file with a compiler of that name. What was compiled before, of the same files with the same options, is
+/// copied: hundreds of tests run the same few programs.
 pub(crate) fn compile_with(compiler: &str, source: &Path, to: &Path, options: &[OsString]) {
+    let Some(kept) = kept_program(compiler, source, options) else {
+        return compile_anew(compiler, source, to, options);
+    };
+    if !kept.exists() {
+        // Another test may be compiling the same program: each writes a file of its own.
+        let own = tempfile::tempdir_in(kept.parent().expect("it lies in a folder")).unwrap();
+        let program = own.path().join("program");
+        compile_anew(compiler, source, &program, options);
+        std::fs::rename(&program, &kept).unwrap();
+    }
+    // Not by this process: a child that another thread forks meanwhile would hold the file open for writing, and a
+    // file that is open for writing cannot be executed.
+    let copied = Command::new("cp").arg(&kept).arg(to).status();
+    assert!(copied.is_ok_and(|status| status.success()), "cp {kept:?}");
+}
+
+/// Where a program is kept: the name says all that it is made of. `None` if it is made of files of the test's own.
+fn kept_program(compiler: &str, source: &Path, options: &[OsString]) -> Option<PathBuf> {
+    let mut hasher = std::hash::DefaultHasher::new();
+    let version = Command::new(compiler).arg("--version").output().ok()?;
+    (compiler, version.stdout, source).hash(&mut hasher);
+    let preload = Path::new(env!("CARGO_MANIFEST_DIR")).join("preload");
+    let mut files = vec![source.to_owned()];
+    for file in std::fs::read_dir(preload).ok()? {
+        files.push(file.ok()?.path());
+    }
+    files.retain(|file| file == source || file.extension() == Some(OsStr::new("h")));
+    files.sort();
+    for file in files {
+        std::fs::read(file).ok()?.hash(&mut hasher);
+    }
+    for option in options {
+        let text = option.to_str()?;
+        if text.starts_with("-I") {
+            return None;
+        }
+        // A program that is linked names the driver by its soname; the folder of the test does not appear in it. Drivers
+        // of different kinds differ in length.
+        match text.strip_prefix("-L") {
+            Some(folder) => {
+                let driver = std::fs::metadata(Path::new(folder).join("libcuda.so")).ok()?;
+                driver.len().hash(&mut hasher);
+            }
+            None => text.hash(&mut hasher),
+        }
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
+    std::fs::create_dir_all(&folder).ok()?;
+    Some(folder.join(format!("{:016x}", hasher.finish())))
+}
+
+fn compile_anew(compiler: &str, source: &Path, to: &Path, options: &[OsString]) {
     let output = Command::new(compiler)
         .args(["-O1", "-g", "-Wall", "-I"])
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("preload"))
