@@ -140,7 +140,10 @@ impl World {
             .await;
         self.remove_all::<ValidatingWebhookConfiguration>(Api::all(self.client.clone()))
             .await;
-        self.remove_all::<Pod>(self.pods()).await;
+        for namespace in ["default", SYSTEM] {
+            self.remove_all::<Pod>(Api::namespaced(self.client.clone(), namespace))
+                .await;
+        }
         self.remove_all::<Node>(Api::all(self.client.clone())).await;
         self.remove_all::<PersistentVolumeClaim>(Api::default_namespaced(self.client.clone()))
             .await;
@@ -163,10 +166,11 @@ impl World {
             classes.delete(class, &DeleteParams::default()).await.ok();
         }
         self.eventually("the cluster is empty", async || {
-            let pods = self.all_pods().await;
+            let pods: Api<Pod> = Api::all(self.client.clone());
+            let pods = pods.list(&ListParams::default()).await.unwrap();
             let nodes: Api<Node> = Api::all(self.client.clone());
             let nodes = nodes.list(&ListParams::default()).await.unwrap();
-            (pods.is_empty() && nodes.items.is_empty()).then_some(())
+            (pods.items.is_empty() && nodes.items.is_empty()).then_some(())
         })
         .await;
     }
