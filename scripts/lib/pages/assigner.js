@@ -2,7 +2,7 @@
 // happened to one of them, a lost connection.
 "use strict";
 const {
-  FIRST_PAINT_MS, FIRST_PORT, INTERACTION_MS, axe, check, comes, goes, listen, looks, paints, path, seen, shoot, start, stop,
+  FIRST_PAINT_MS, FIRST_PORT, INTERACTION_MS, WAIT_MS, axe, check, comes, goes, listen, looks, paints, path, seen, shoot, start, stop,
   swapped, target, took,
 } = require("./common");
 
@@ -57,7 +57,7 @@ const story = async (browser, running) => {
   check("a device opens by the keyboard", await seen(page, "Device GPU-0001-2"));
   check("its history names what happened", (await page.locator("tbody .badge").allInnerTexts()).join(" ") === "finalized proposed");
   await make("GPU-0001-2", "available");
-  check("and goes on while one looks", await page.locator("tbody .badge", { hasText: "released" }).waitFor({ timeout: 8000 }).then(() => true, () => false));
+  check("and goes on while one looks", await page.locator("tbody .badge", { hasText: "released" }).waitFor({ timeout: WAIT_MS }).then(() => true, () => false));
   await axe(page, "a device with a history");
   await shoot(page, "assigner-history-1280-light");
 

@@ -13,7 +13,7 @@ const FIRST_PORT = Number(process.env.PAGE_CHECK_PORT || 18399);
 // busy the machine is, too.
 const FIRST_PAINT_MS = 300;
 const INTERACTION_MS = 100;
-const WAIT_MS = Number(process.env.PAGE_CHECK_WAIT_MS || 10000);
+const WAIT_MS = Number(process.env.PAGE_CHECK_WAIT_MS || 30000);
 
 const installed = (name) => fs.existsSync(path.join(tools, "node_modules", name));
 fs.mkdirSync(tools, { recursive: true });

@@ -4,7 +4,7 @@
 const http = require("node:http");
 const { spawnSync } = require("node:child_process");
 const {
-  FIRST_PAINT_MS, FIRST_PORT, INTERACTION_MS, axe, check, comes, fs, goes, listen, looks, paints, path, pause, seen,
+  FIRST_PAINT_MS, FIRST_PORT, INTERACTION_MS, WAIT_MS, axe, check, comes, fs, goes, listen, looks, paints, path, pause, seen,
   shoot, start, stop, swapped, target, took, tools,
 } = require("./common");
 
@@ -161,7 +161,7 @@ const story = async (browser, running) => {
   check("and the refusals in it", await comes(page, "#pod svg line.mark"));
   await shoot(page, "gpus-refused-1280-light");
   const before = await page.locator("#pod polyline").first().getAttribute("points");
-  check("which goes on while one looks", await page.waitForFunction((before) => document.querySelector("#pod polyline").getAttribute("points") !== before, before, { timeout: 8000 }).then(() => true, () => false));
+  check("which goes on while one looks", await page.waitForFunction((before) => document.querySelector("#pod polyline").getAttribute("points") !== before, before, { timeout: WAIT_MS }).then(() => true, () => false));
   await page.getByRole("link", { name: /^GPU 0/ }).click();
   check("its GPU names both pods", await seen(page, "serving/chat-7b-0") && await seen(page, "serving/chat-7b-1"));
 
@@ -176,7 +176,7 @@ const story = async (browser, running) => {
   await goes(page, "#gpu-gpu-a-GPU-gpu-a-0");
   for (let steps = 0; steps < 8 && !(await page.evaluate(() => document.activeElement.closest("tbody"))); steps += 1) await page.keyboard.press("Tab");
   await page.keyboard.press("Enter");
-  await page.waitForURL(/\/page\/gpus\/gpu-b\//, { timeout: 5000 }).catch(() => {});
+  await page.waitForURL(/\/page\/gpus\/gpu-b\//, { timeout: WAIT_MS }).catch(() => {});
   check("and a GPU opens by the keyboard", page.url().includes("/page/gpus/gpu-b/GPU-gpu-b-0"), page.url());
 
   // A monitor that falls silent.
@@ -186,7 +186,7 @@ const story = async (browser, running) => {
   await axe(page, "a silent monitor");
   await shoot(page, "gpus-silent-1280-light");
   running.monitor = await monitor(metrics);
-  check("and no more when it speaks again", await page.getByText("did not answer").waitFor({ state: "detached", timeout: 8000 }).then(() => true, () => false));
+  check("and no more when it speaks again", await page.getByText("did not answer").waitFor({ state: "detached", timeout: WAIT_MS }).then(() => true, () => false));
 
   // Lose the connection and get it back.
   await stop(running.child);
