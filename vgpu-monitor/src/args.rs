@@ -55,6 +55,22 @@ pub struct Args {
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub no_nvml: bool,
 
+    /// How long the NVIDIA driver's files in this process's container may be unusable while the kernel has the driver,
+    /// in seconds; then the process ends, to be started anew with the present files. 0: it never ends for that.
+    #[arg(long, env = "VGPU_DRIVER_PATIENCE", value_name = "SECONDS", default_value_t = 30,
+          value_parser = clap::value_parser!(u32).range(0..=86_400))]
+    pub driver_patience: u32,
+
+    /// The kernel's sysfs.
+    #[arg(
+        long,
+        env = "VGPU_SYSFS",
+        value_name = "DIR",
+        default_value = "/sys",
+        hide = true
+    )]
+    pub sysfs: PathBuf,
+
     /// Do not arbitrate compute time; a `vgpu run` process then does, if there is one.
     #[arg(long, env = "VGPU_NO_ARBITER", value_parser = clap::builder::BoolishValueParser::new(),
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]

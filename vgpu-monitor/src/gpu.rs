@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use supervisor::gpu::{GpuError, GpuProcess, Gpus, Inventory, NvmlGpus};
 
+use crate::driver_files::DriverFiles;
+
 /// A scrape waits this long for the driver.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 /// A driver that is not there is looked for again after this.
@@ -33,14 +35,20 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Starts the thread; the driver is opened at the first question, and again when it was not
-    /// there.
+    /// Starts the thread. The driver is opened at the first question, and looked for again when it was not there;
+    /// `files` hears how opening it ends.
     ///
     /// # Errors
     /// The system gives no thread.
-    pub fn start() -> std::io::Result<Self> {
-        Self::start_with(PATIENCE, || {
-            NvmlGpus::open().map(|gpus| Box::new(gpus) as Box<dyn Gpus>)
+    pub fn start(files: DriverFiles) -> std::io::Result<Self> {
+        Self::start_with(PATIENCE, move || {
+            let opened = NvmlGpus::open();
+            match &opened {
+                Err(error @ (GpuError::NoLibrary(_) | GpuError::Unusable(_))) => files.fail(error),
+                // Another failure is not one of the files.
+                Ok(_) | Err(GpuError::Call { .. }) => files.work(),
+            }
+            opened.map(|gpus| Box::new(gpus) as Box<dyn Gpus>)
         })
     }
 
@@ -95,7 +103,13 @@ fn answer_all(questions: &Receiver<Sender<Option<Answer>>>, open: &Open) {
     let mut gpus: Option<Box<dyn Gpus>> = None;
     let mut failed_at: Option<Instant> = None;
     let mut last_failure = String::new();
-    while let Ok(reply) = questions.recv() {
+    loop {
+        let reply = match questions.recv_timeout(RETRY) {
+            Ok(reply) => Some(reply),
+            // A driver that comes or goes is noticed without a scrape, too.
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
         let mut fail = |error: &GpuError| {
             // Each reason is logged once: a node without a GPU stays one.
             let reason = error.to_string();
@@ -116,7 +130,11 @@ fn answer_all(questions: &Receiver<Sender<Option<Answer>>>, open: &Open) {
                 }
             }
         }
-        let answer = gpus.as_deref().map(ask_once).transpose();
+        let ask = |gpus: &dyn Gpus| match reply {
+            Some(_) => ask_once(gpus),
+            None => gpus.inventory().map(|_| Answer::default()),
+        };
+        let answer = gpus.as_deref().map(ask).transpose();
         let answer = answer.unwrap_or_else(|error| {
             fail(&error);
             // A driver that was replaced under us wants to be opened again.
@@ -124,8 +142,10 @@ fn answer_all(questions: &Receiver<Sender<Option<Answer>>>, open: &Open) {
             failed_at = Some(Instant::now());
             None
         });
-        // The caller may have given up.
-        drop(reply.send(answer));
+        if let Some(reply) = reply {
+            // The caller may have given up.
+            drop(reply.send(answer));
+        }
     }
 }
 

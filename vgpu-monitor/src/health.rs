@@ -27,6 +27,7 @@ use events::Events;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use crate::driver_files::DriverFiles;
 use crate::node_gpus::{Health, Healths, Inventories, Scores};
 use driver::Pace;
 use judge::{Figures, GpuIdentity, Judge, Patience, Report};
@@ -48,12 +49,14 @@ pub struct Settings {
     pub pace: Pace,
     /// NVML's library; nothing is the driver's own, by its name.
     pub library: Option<OsString>,
+    /// Hears how opening the driver ends.
+    pub files: DriverFiles,
 }
 
 impl Settings {
     /// As the environment says (`DP_DISABLE_HEALTHCHECKS`, `DP_ENABLE_HEALTHCHECKS`), the rest by default.
     #[must_use]
-    pub fn of(node: &str, root: PathBuf) -> Self {
+    pub fn of(node: &str, root: PathBuf, files: DriverFiles) -> Self {
         let read = |name: &str| std::env::var(name).unwrap_or_default();
         Self {
             node: node.to_owned(),
@@ -65,6 +68,7 @@ impl Settings {
             patience: Patience::default(),
             pace: Pace::default(),
             library: None,
+            files,
         }
     }
 }
@@ -102,9 +106,10 @@ pub fn start(
         figures: Arc::clone(&figures),
     };
     let (library, pace, known) = (settings.library.clone(), settings.pace, inventories.clone());
+    let files = settings.files.clone();
     std::thread::Builder::new()
         .name(String::from("health-driver"))
-        .spawn(move || driver::ask(library.as_deref(), pace, &known, &reports))?;
+        .spawn(move || driver::ask(library.as_deref(), pace, &files, &known, &reports))?;
     std::thread::Builder::new()
         .name(String::from("health"))
         .spawn(move || {

@@ -16,6 +16,8 @@ pub mod exporter;
 
 pub mod regions;
 
+pub mod driver_files;
+
 pub mod gpu;
 
 pub mod arbiter;

@@ -4,12 +4,14 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Parser;
 use server::{Listener, Manners, Readiness};
 use vgpu_monitor::arbiter::Arbiter;
 use vgpu_monitor::args::{Args, Command};
+use vgpu_monitor::driver_files::DriverFiles;
 use vgpu_monitor::exporter::Names;
 use vgpu_monitor::first_kernel::FirstKernels;
 use vgpu_monitor::gpu::Asker;
@@ -75,10 +77,13 @@ async fn run(args: Args) -> anyhow::Result<()> {
     } else {
         Names::Present
     };
+    let patience = Duration::from_secs(args.driver_patience.into());
+    let files = DriverFiles::new(&args.sysfs, patience);
     let asker = if args.no_nvml {
         None
     } else {
-        Some(Asker::start().context("cannot start the thread that asks the driver")?)
+        let asker = Asker::start(files.clone());
+        Some(asker.context("cannot start the thread that asks the driver")?)
     };
     let arbiter = if args.no_arbiter {
         None
@@ -88,7 +93,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     };
     let attestation = args
         .attestation
-        .start(&args.root, &args.node(), !args.no_nvml)
+        .start(&args.root, &args.node(), (!args.no_nvml).then_some(&files))
         .await?;
     let traces = args
         .traces
@@ -116,12 +121,15 @@ async fn run(args: Args) -> anyhow::Result<()> {
     );
     let router = vgpu_monitor::router(Arc::clone(&node), readiness.clone(), &traces);
     let first_look = tokio::task::spawn_blocking(move || drop(node.look(&readiness)));
+    let mut ended = Ok(());
     let stop = async {
-        let signal = stop.await;
-        tracing::info!(signal, "stopping");
+        tokio::select! {
+            signal = stop => tracing::info!(signal, "stopping"),
+            why = files.outdated() => ended = Err(anyhow::Error::msg(why)),
+        }
     };
     listener.serve(router, Manners::default(), stop).await;
     first_look.abort();
     traces.stop().await;
-    Ok(())
+    ended
 }

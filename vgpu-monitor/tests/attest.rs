@@ -31,6 +31,7 @@ use vgpu_monitor::attest::tell::Policy;
 use vgpu_monitor::attest::verdict::Verdict;
 use vgpu_monitor::attest::watch::Pace;
 use vgpu_monitor::attest::{Attestation, Settings};
+use vgpu_monitor::driver_files::DriverFiles;
 use vgpu_monitor::gpu::Asker;
 use vgpu_monitor::reconcile;
 
@@ -217,7 +218,9 @@ impl World {
             let _inside = runtime.enter();
             let events = Events::start(api.clone(), "vgpu-monitor");
             let cluster = Cluster::start(api.clone(), "n1");
-            let asker = asks.then(|| Asker::start().unwrap());
+            let asker = asks.then(|| {
+                Asker::start(DriverFiles::new(Path::new("/sys"), Duration::ZERO)).unwrap()
+            });
             Attestation::start(settings, asker, events, cluster).unwrap()
         };
         Self {

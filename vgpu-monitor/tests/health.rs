@@ -18,6 +18,7 @@ use kube::api::{Api, ListParams};
 use supervisor::instance::{LIMITS, Labels};
 use tokio::sync::watch;
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
+use vgpu_monitor::driver_files::DriverFiles;
 use vgpu_monitor::health::driver::Pace;
 use vgpu_monitor::health::judge::Patience;
 use vgpu_monitor::health::xid::{Checks, TABLE, Until};
@@ -73,6 +74,7 @@ impl World {
                     retry: Duration::from_millis(50),
                 },
                 library: Some(built("libnvidia_ml.so").into_os_string()),
+                files: DriverFiles::new(Path::new("/sys"), Duration::ZERO),
             };
             (api, health::start(settings, inventory, events).unwrap())
         };

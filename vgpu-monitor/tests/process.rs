@@ -6,8 +6,11 @@
     reason = "a test: a panic is its answer"
 )]
 
+use std::io::Read as _;
 use std::net::TcpListener;
-use std::time::Instant;
+use std::path::Path;
+use std::process::Child;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use vgpu_abi::budget::Kind;
@@ -15,6 +18,7 @@ use vgpu_abi::region::Region;
 
 use crate::common::Board;
 use crate::common::agent::{Agent, HANGS, command};
+use crate::harness::{alone, built};
 
 fn refused(args: &[&str]) -> String {
     let output = command(args).output().unwrap();
@@ -152,4 +156,110 @@ fn invalid_settings_start_nothing() {
     assert!(address.contains("such as 0.0.0.0:31993"), "{address}");
     let log = refused(&["--log", "vgpu=loud"]);
     assert!(log.contains("accepted: error, warn, info"), "{log}");
+}
+
+/// Where the kernel says that it has NVIDIA's module of this version.
+fn module(sysfs: &Path, version: &str) {
+    let folder = sysfs.join("module/nvidia");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("version"), format!("{version}\n")).unwrap();
+}
+
+/// The text that the process ends with. It may not end well.
+fn ends(agent: &mut Child) -> String {
+    let mut said = String::new();
+    let mut log = agent.stderr.take().unwrap();
+    log.read_to_string(&mut said).unwrap();
+    assert!(!agent.wait().unwrap().success(), "{said}");
+    said.lines().last().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn exporter_without_the_drivers_library_ends_when_the_driver_appears() {
+    let Some(home) =
+        alone("process::exporter_without_the_drivers_library_ends_when_the_driver_appears")
+    else {
+        return;
+    };
+    let sysfs = home.join("sys");
+    let mut agent = command(&["--metrics-addr", "127.0.0.1:0", "--driver-patience=2"]);
+    agent.env("VGPU_ROOT", &home).env("VGPU_SYSFS", &sysfs);
+    let mut agent = agent.spawn().unwrap();
+    // Without a driver in the kernel it waits, whatever its patience.
+    std::thread::sleep(Duration::from_secs(4));
+    assert!(agent.try_wait().unwrap().is_none());
+
+    module(&sysfs, "550.54.15");
+
+    let said = ends(&mut agent);
+    assert!(
+        said.starts_with(
+            "vgpu-monitor: this container has had no usable files of the NVIDIA driver for 2 s (cannot load \
+             libnvidia-ml.so.1"
+        ),
+        "{said}"
+    );
+    assert!(
+        said.contains("NVIDIA's module 550.54.15: this process ends"),
+        "{said}"
+    );
+}
+
+#[test]
+fn plugin_with_another_drivers_library_ends_and_is_well_when_started_anew() {
+    let Some(home) =
+        alone("process::plugin_with_another_drivers_library_ends_and_is_well_when_started_anew")
+    else {
+        return;
+    };
+    let board = cuda_sim::Board::create(&home.join("board"), &cuda_sim::Config::default()).unwrap();
+    let libraries = home.join("lib");
+    std::fs::create_dir(&libraries).unwrap();
+    std::os::unix::fs::symlink(
+        built("libnvidia_ml.so"),
+        libraries.join("libnvidia-ml.so.1"),
+    )
+    .unwrap();
+    let sysfs = home.join("sys");
+    module(&sysfs, "560.1");
+    // No API server answers there: the driver is watched all the same.
+    let config = home.join("kubeconfig");
+    let text = "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: \
+                'http://127.0.0.1:1'}}]\ncontexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: \
+                {}}]\n";
+    std::fs::write(&config, text).unwrap();
+    let start = || {
+        let mut agent = command(&[
+            "plugin",
+            "--node-name=n1",
+            "--metrics-addr=127.0.0.1:0",
+            "--driver-patience=2",
+        ]);
+        agent
+            .env("VGPU_STATE_DIR", home.join("state"))
+            .env("VGPU_KUBELET_DIR", home.join("kubelet"))
+            .env("VGPU_SYSFS", &sysfs)
+            .env("KUBECONFIG", &config)
+            .env("LD_LIBRARY_PATH", &libraries);
+        agent.spawn().unwrap()
+    };
+    let mut agent = start();
+    std::thread::sleep(Duration::from_secs(4));
+    assert!(agent.try_wait().unwrap().is_none(), "the driver is well");
+
+    board.trouble("driver=replaced").unwrap();
+
+    let said = ends(&mut agent);
+    assert!(
+        said.contains("for 2 s (the NVIDIA driver was replaced")
+            && said.contains("NVIDIA's module 560.1: this process ends"),
+        "{said}"
+    );
+    // The kubelet starts it in a new container, whose library is the driver's.
+    board.trouble("driver=well").unwrap();
+    let mut agent = start();
+    std::thread::sleep(Duration::from_secs(4));
+    assert!(agent.try_wait().unwrap().is_none(), "the driver is well");
+    agent.kill().unwrap();
+    agent.wait().unwrap();
 }

@@ -95,6 +95,9 @@ pub enum GpuError {
     /// No driver here.
     #[error("cannot load libnvidia-ml.so.1, the NVIDIA driver's management library: {0}")]
     NoLibrary(String),
+    /// The library is there, and is not of the kernel module's version, or finds no device of the driver.
+    #[error("nvmlInit_v2: {0}")]
+    Unusable(String),
     /// A driver that does not answer.
     #[error("{call}: {reason}")]
     Call {
@@ -153,6 +156,11 @@ pub fn nvml(library: Option<&OsStr>) -> Result<Nvml, GpuError> {
                     answer = Err(GpuError::NoLibrary(error.to_string()));
                 }
             }
+            Err(
+                error @ (NvmlError::LibRmVersionMismatch
+                | NvmlError::DriverNotLoaded
+                | NvmlError::NoPermission),
+            ) => return Err(GpuError::Unusable(error.to_string())),
             Err(error) => return Err(call("nvmlInit_v2")(error)),
         }
     }

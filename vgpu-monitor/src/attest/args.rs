@@ -9,6 +9,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 
 use super::cluster::Cluster;
 use super::{Attestation, Settings};
+use crate::driver_files::DriverFiles;
 use crate::gpu::Asker;
 
 /// The reaction to processes that bypass their limits.
@@ -102,7 +103,8 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Starts attestation of the node's processes; nothing if it is off. Needs a running tokio.
+    /// Starts attestation of the node's processes; nothing if it is off. The driver is asked unless `driver` is nothing.
+    /// Needs a running tokio.
     ///
     /// # Errors
     /// `--kubernetes` was given and neither a service account nor a kubeconfig is there; the system gives no
@@ -111,7 +113,7 @@ impl Flags {
         &self,
         root: &Path,
         node: &str,
-        nvml: bool,
+        driver: Option<&DriverFiles>,
     ) -> anyhow::Result<Option<Attestation>> {
         let Some(settings) = Settings::of(self, root, node) else {
             return Ok(None);
@@ -123,11 +125,8 @@ impl Flags {
             ),
             None => (Events::silent(), Cluster::none()),
         };
-        let asker = if nvml {
-            Some(Asker::start().context("cannot start the thread that asks the driver")?)
-        } else {
-            None
-        };
+        let asker = driver.map(|files| Asker::start(files.clone())).transpose();
+        let asker = asker.context("cannot start the thread that asks the driver")?;
         let started = Attestation::start(settings, asker, events, cluster);
         Ok(Some(started.context(
             "cannot start the thread that attests processes",

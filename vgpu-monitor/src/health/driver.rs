@@ -17,6 +17,7 @@ use nvml_wrapper::{Device, Nvml};
 
 use super::judge::{Fault, GpuIdentity, Report};
 use super::score::Vitals;
+use crate::driver_files::DriverFiles;
 use crate::node_gpus::Inventories;
 
 /// How often the driver is queried.
@@ -51,6 +52,7 @@ const INSTANCES_MOST: u32 = 16;
 pub(super) fn ask(
     library: Option<&OsStr>,
     pace: Pace,
+    files: &DriverFiles,
     inventories: &Inventories,
     to: &Sender<Report>,
 ) {
@@ -58,7 +60,13 @@ pub(super) fn ask(
         if to.send(Report::Starting).is_err() {
             return;
         }
-        let reason = match open(library) {
+        let opened = open(library);
+        match &opened {
+            // Another failure is not one of the files.
+            Ok(_) | Err(DriverError::Other(_)) => files.work(),
+            Err(error) => files.fail(error),
+        }
+        let reason = match opened {
             // The session ends with its reason; dropping NVML unloads the library, so that the next one is that of
             // a driver which has been replaced meanwhile.
             Ok(nvml) => match session(&nvml, pace, inventories, to) {

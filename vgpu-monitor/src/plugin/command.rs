@@ -29,6 +29,7 @@ use super::lock::{self, Tried};
 use super::{Giver, Living, Made, Metrics, NodePods, Parts, Plugin, Served, Settings};
 use crate::collect::Collector;
 use crate::delivery::{self, Allotted, Delivery, DeliveryError, Given, Manner, Name};
+use crate::driver_files::DriverFiles;
 use crate::inventory::mig::{Mig, MigError};
 use crate::{collect, hcs, health, inventory};
 
@@ -76,8 +77,10 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
         ..inventory::Settings::new(args.node_name.clone(), state.clone())
     })
     .context("cannot start the thread that reads the GPUs")?;
+    let patience = Duration::from_secs(args.driver_patience.into());
+    let files = DriverFiles::new(&args.sysfs, patience);
     let sick = health::start(
-        health::Settings::of(&args.node_name, state.join("containers")),
+        health::Settings::of(&args.node_name, state.join("containers"), files.clone()),
         gpus.inventories.clone(),
         events.clone(),
     )
@@ -117,6 +120,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     let manner = tokio::select! {
         manner = manner(&args, &client, &state) => manner,
         _ = &mut stop => return Ok(()),
+        why = files.outdated() => bail!(why),
     };
     let delivery = Delivery::new(delivery::Settings {
         state_dir: args.state_dir.clone(),
@@ -191,8 +195,13 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
         tokio::spawn(clear(plugin.clone(), collector, giver, mig)),
         tokio::spawn(tell_readiness(plugin.clone(), readiness)),
     ];
-    let signal = stop.await;
-    tracing::info!(signal, "stopping");
+    let ended = tokio::select! {
+        signal = stop => {
+            tracing::info!(signal, "stopping");
+            Ok(())
+        }
+        why = files.outdated() => Err(anyhow::Error::msg(why)),
+    };
     stopping.send_replace(true);
     for task in tasks {
         drop(timeout(PATIENCE, task).await);
@@ -201,7 +210,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
         task.abort();
     }
     traces.stop().await;
-    Ok(())
+    ended
 }
 
 /// Waits until no other agent works in the state directory. Until then this one is alive, and not ready.
