@@ -54,6 +54,8 @@ pub struct Settings {
     pub silence: Duration,
     /// Files of the configuration are looked at this often.
     pub look: Duration,
+    /// Why this node's container runtime cannot give a container its GPU: all GPUs are sick while it says so.
+    pub hindrance: watch::Receiver<Option<String>>,
 }
 
 impl Settings {
@@ -71,6 +73,7 @@ impl Settings {
             patience: Duration::from_secs(10),
             silence: Duration::from_secs(60),
             look: Duration::from_secs(2),
+            hindrance: watch::channel(None).1,
         }
     }
 }

@@ -42,6 +42,8 @@ mod prepare;
 
 mod registration;
 
+pub mod runtime;
+
 mod service;
 
 mod socket;

@@ -33,6 +33,11 @@ fn failures(arguments: &[&str]) -> Vec<String> {
     failed
 }
 
+/// The failed checks of the node; nothing where the command is not built.
+pub(crate) fn node_failures() -> Option<Vec<String>> {
+    vgpu().exists().then(|| failures(&["node"]))
+}
+
 /// A process of a container that has limits, as the node numbers it.
 fn limited_process() -> Option<String> {
     let entries = std::fs::read_dir("/proc").ok()?.flatten();

@@ -22,6 +22,8 @@ mod release;
 #[cfg(test)]
 mod rules;
 #[cfg(test)]
+mod runtime;
+#[cfg(test)]
 mod scaling;
 #[cfg(test)]
 mod sharing;

@@ -82,7 +82,7 @@ impl World {
         Self {
             run,
             client,
-            has_cdi: !runtime.starts_with("containerd://1."),
+            has_cdi: !runtime.starts_with("containerd://1.6"),
             board: Board::open(Path::new(&board)).unwrap(),
         }
     }

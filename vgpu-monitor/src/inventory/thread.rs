@@ -216,7 +216,12 @@ impl Keeper {
             _ => Inventory::default(),
         };
         inventory.problems.extend(self.config_problem.clone());
-        let sick = if let Some(reason) = &self.down {
+        let hindrance = self.settings.hindrance.borrow().clone();
+        let sick = if let Some(reason) = hindrance {
+            Some(format!(
+                "{reason}; no pod gets a GPU of this node until then"
+            ))
+        } else if let Some(reason) = &self.down {
             Some(format!("{reason}; no GPU can be used until it answers"))
         } else if silent.is_some_and(|elapsed| elapsed >= self.settings.silence) {
             Some("the NVIDIA driver hangs: its GPUs are out of use until it answers".to_owned())

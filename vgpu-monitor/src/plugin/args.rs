@@ -45,9 +45,35 @@ pub struct PluginArgs {
     )]
     pub cdi_dir: PathBuf,
 
-    /// How the runtime learns what a container gets; auto reads the runtime's version from the Node object.
+    /// How the runtime learns what a container gets; auto goes by the runtime's version in the Node object and by its
+    /// configuration.
     #[arg(long, env = "VGPU_MANNER", value_enum, default_value_t = MannerArg::Auto)]
     pub manner: MannerArg,
+
+    /// containerd's configuration, which says whether CDI is switched on (it may be absent).
+    #[arg(
+        long,
+        env = "VGPU_RUNTIME_CONFIG",
+        value_name = "FILE",
+        default_value = "/etc/containerd/config.toml"
+    )]
+    pub runtime_config: PathBuf,
+
+    /// The webhook adds the variable with a pod's GPUs that mounts need (its flag of this name). Without it a node
+    /// whose runtime has no CDI gets no pod.
+    #[arg(long, env = "VGPU_DEVICES_BY_ANNOTATION", value_name = "BOOL", value_parser = BoolishValueParser::new(),
+          num_args = 0..=1, default_missing_value = "true", default_value_t = true, action = clap::ArgAction::Set,
+          require_equals = true)]
+    pub devices_by_annotation: bool,
+
+    /// The runtime class that the webhook gives pods with GPUs; none by default.
+    #[arg(
+        long,
+        env = "VGPU_POD_RUNTIME_CLASS",
+        value_name = "NAME",
+        default_value = ""
+    )]
+    pub pod_runtime_class: String,
 
     /// The device configuration that scheduler and webhook also read; by default the standard one.
     #[arg(long, env = "VGPU_DEVICE_CONFIG_FILE", value_name = "FILE")]
@@ -164,9 +190,9 @@ pub struct PluginArgs {
 pub enum MannerArg {
     /// Whichever the runtime supports.
     Auto,
-    /// By CDI: containerd from 2.0, CRI-O from 1.28.
+    /// By CDI: containerd from 2.0, or 1.7 with enable_cdi, CRI-O from 1.28.
     Cdi,
-    /// By mounts, and a variable that the webhook adds to pods: containerd 1.6.
+    /// By mounts, and a variable that the webhook adds to pods: containerd 1.6, or 1.7 without enable_cdi.
     Mounts,
 }
 

@@ -26,6 +26,7 @@ use tokio::time::{sleep, timeout};
 use super::args::{FormatArg, MannerArg, PluginArgs};
 use super::exporter_calls;
 use super::lock::{self, Tried};
+use super::runtime::{self, Record, Verdict, Wishes};
 use super::{Giver, Living, Made, Metrics, NodePods, Parts, Plugin, Served, Settings};
 use crate::collect::Collector;
 use crate::delivery::{self, Allotted, Delivery, DeliveryError, Given, Manner, Name};
@@ -35,6 +36,8 @@ use crate::{collect, hcs, health, inventory};
 
 /// How often is looked for what dead containers have left.
 const CLEAR: Duration = Duration::from_secs(30);
+/// How often is looked whether the runtime's configuration has changed.
+const RUNTIME: Duration = Duration::from_secs(30);
 /// Longest wait for one call of the API server.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -69,7 +72,9 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
         tokio::spawn(exporter_calls::serve(listener, client.clone(), node));
     }
 
+    let (hindered, hindrance) = watch::channel(None);
     let gpus = inventory::start(inventory::Settings {
+        hindrance,
         device_config: args.device_config_file.clone(),
         node_config: Some(args.node_config_file.clone()),
         mig_strategy: args.mig_strategy,
@@ -117,11 +122,23 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     let serving = tokio::spawn(listener.serve(router, Manners::default(), until(stopped.clone())));
 
     tokio::pin!(stop);
-    let manner = tokio::select! {
-        manner = manner(&args, &client, &state) => manner,
+    let said = tokio::select! {
+        said = said_of_runtime(&args, &client, &state) => said,
         _ = &mut stop => return Ok(()),
         why = files.outdated() => bail!(why),
     };
+    let served_by = verdict(&args, &said);
+    let manner = served_by.manner;
+    record(&state, &said, &served_by);
+    match &served_by.hindrance {
+        None => tracing::info!(runtime = said.trim(), ?manner, "the node's runtime"),
+        Some(why) => tracing::error!(
+            runtime = said.trim(),
+            why,
+            "the node's runtime cannot be served: no pod comes here until it can"
+        ),
+    }
+    hindered.send_replace(served_by.hindrance.clone());
     let delivery = Delivery::new(delivery::Settings {
         state_dir: args.state_dir.clone(),
         host_prefix: args.host_prefix.clone().unwrap_or_default(),
@@ -133,6 +150,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     .context("cannot prepare what containers get")?;
     let delivery = Arc::new(delivery);
 
+    let runtime_state = state.clone();
     let settings = Settings {
         node: args.node_name.clone(),
         served,
@@ -180,7 +198,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     }];
     let beside = [
         tokio::spawn(inventory::register(
-            client,
+            client.clone(),
             inventory::RegisterSettings {
                 format: registered,
                 ..inventory::RegisterSettings::new(
@@ -201,6 +219,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
             Ok(())
         }
         why = files.outdated() => Err(anyhow::Error::msg(why)),
+        why = runtime_changed(&args, &client, &runtime_state, said, &served_by) => Err(anyhow::Error::msg(why)),
     };
     stopping.send_replace(true);
     for task in tasks {
@@ -320,14 +339,9 @@ async fn client(args: &PluginArgs) -> anyhow::Result<kube::Client> {
     kube::Client::try_from(config).context("no client for the cluster")
 }
 
-/// How the runtime learns what a container gets. The Node's answer is remembered, since the API server may be
-/// away when the agent starts.
-async fn manner(args: &PluginArgs, client: &kube::Client, state: &Path) -> Manner {
-    match args.manner {
-        MannerArg::Cdi => return Manner::Cdi,
-        MannerArg::Mounts => return Manner::Mounts,
-        MannerArg::Auto => {}
-    }
+/// The Node's words on its runtime and its kubelet. They are remembered, since the API server may be away when the
+/// agent starts.
+async fn said_of_runtime(args: &PluginArgs, client: &kube::Client, state: &Path) -> String {
     let file = state.join("runtime");
     let nodes: Api<Node> = Api::all(client.clone());
     loop {
@@ -347,52 +361,81 @@ async fn manner(args: &PluginArgs, client: &kube::Client, state: &Path) -> Manne
         };
         match said {
             Ok(runtime) if !runtime.is_empty() => {
-                let manner = manner_of(&runtime);
-                tracing::info!(runtime, ?manner, "the node's runtime");
                 if let Err(error) = super::allotments::replace(&file, runtime.as_bytes()) {
                     tracing::warn!(%error, "cannot save which runtime the node has");
                 }
-                return manner;
+                return runtime;
             }
-            Ok(_) => tracing::warn!("the Node does not name its runtime; set --manner"),
-            Err(why) => {
-                tracing::warn!(why, "cannot read the Node; set --manner to do without it")
-            }
+            Ok(_) => tracing::warn!("the Node does not name its runtime"),
+            Err(why) => tracing::warn!(why, "cannot read the Node"),
         }
         if let Ok(runtime) = std::fs::read_to_string(&file) {
-            return manner_of(&runtime);
+            return runtime;
+        }
+        // Without the Node an explicit manner is all that there is to go by.
+        if args.manner != MannerArg::Auto {
+            return String::new();
         }
         sleep(Duration::from_secs(1)).await;
     }
 }
 
-/// The manner for what the Node says of its runtime and its kubelet: `containerd://2.1.4 v1.35.4`. An unknown
-/// runtime is assumed to have CDI. A kubelet before 1.29 drops the CDI names of a device plugin.
-fn manner_of(said: &str) -> Manner {
-    let (runtime, kubelet) = said.split_once(' ').unwrap_or((said, ""));
-    let (name, version) = runtime.split_once("://").unwrap_or((runtime, ""));
-    let is_older = match (name, numbers(version)) {
-        ("containerd", Some(version)) => version < (2, 0),
-        ("cri-o", Some(version)) => version < (1, 28),
-        ("docker", _) => true,
-        _ => false,
+/// How containers get their files on this node, and whether they can.
+fn verdict(args: &PluginArgs, said: &str) -> Verdict {
+    let file = &args.runtime_config;
+    let read = said
+        .starts_with("containerd://")
+        .then(|| runtime::read(file, &|path| seen(args, path)))
+        .flatten();
+    let wishes = Wishes {
+        manner: args.manner,
+        cdi_dir: args.cdi_dir.clone(),
+        annotates: args.devices_by_annotation,
+        pod_runtime_class: args.pod_runtime_class.clone(),
     };
-    let drops = numbers(kubelet.trim().trim_start_matches('v')).is_some_and(|has| has < (1, 29));
-    if is_older || drops {
-        Manner::Mounts
-    } else {
-        Manner::Cdi
+    runtime::decide(said, read.as_ref(), &wishes)
+}
+
+/// Keeps the verdict for `vgpu doctor`.
+fn record(state: &Path, said: &str, verdict: &Verdict) {
+    let record = Record {
+        runtime: said.trim().to_owned(),
+        manner: match verdict.manner {
+            Manner::Cdi => String::from("cdi"),
+            Manner::Mounts => String::from("mounts"),
+        },
+        hindrance: verdict.hindrance.clone(),
+    };
+    let text = serde_json::to_vec_pretty(&record).unwrap_or_default();
+    if let Err(error) = super::allotments::replace(&state.join(runtime::RECORD), &text) {
+        tracing::warn!(%error, "cannot save how the node's runtime is served");
     }
 }
 
-/// The first two numbers of a version.
-fn numbers(version: &str) -> Option<(u32, u32)> {
-    let mut numbers = version.split('.').map(|part| {
-        let digits: String = part.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse::<u32>().ok()
-    });
-    let major = numbers.next().flatten()?;
-    Some((major, numbers.next().flatten().unwrap_or(0)))
+/// Waits until the node's runtime wants to be served in another way, and says so: the process ends with this text.
+/// The Node is asked again only while no pod can be served.
+async fn runtime_changed(
+    args: &PluginArgs,
+    client: &kube::Client,
+    state: &Path,
+    mut said: String,
+    decided: &Verdict,
+) -> String {
+    loop {
+        sleep(RUNTIME).await;
+        if decided.hindrance.is_some() {
+            said = said_of_runtime(args, client, state).await;
+        }
+        let now = verdict(args, &said);
+        if now != *decided {
+            return format!(
+                "the configuration of the node's container runtime ({}) has changed: this process ends, so that the \
+                 kubelet starts it anew and containers are given their GPUs accordingly; running containers are not \
+                 affected",
+                said.trim()
+            );
+        }
+    }
 }
 
 fn register_format(format: FormatArg) -> RegisterFormat {
@@ -561,27 +604,5 @@ mod tests {
         living.claimed.clear();
         delivery.gone(&BTreeSet::from([name]), delivery.moment());
         assert_eq!(held(&living, &delivery), BTreeSet::from([place(0)]));
-    }
-
-    #[test]
-    fn manner_follows_runtime_and_kubelet_version() {
-        for (runtime, manner) in [
-            ("containerd://2.1.4", Manner::Cdi),
-            ("containerd://1.6.20~ds1", Manner::Mounts),
-            ("containerd://1.7.27", Manner::Mounts),
-            ("containerd://2.0.0-rc.1", Manner::Cdi),
-            ("cri-o://1.27.1", Manner::Mounts),
-            ("cri-o://1.28.0", Manner::Cdi),
-            ("docker://20.10.1", Manner::Mounts),
-            ("unknown://0.1", Manner::Cdi),
-            ("containerd://2.1.4 v1.35.4", Manner::Cdi),
-            ("containerd://2.1.4 v1.29.0-eks-1", Manner::Cdi),
-            ("containerd://2.1.4 v1.28.15", Manner::Mounts),
-            ("containerd://1.6.20 v1.35.4", Manner::Mounts),
-            ("cri-o://1.30.0 v1.30.1\n", Manner::Cdi),
-            ("", Manner::Cdi),
-        ] {
-            assert_eq!(manner_of(runtime), manner, "{runtime}");
-        }
     }
 }

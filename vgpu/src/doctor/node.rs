@@ -27,7 +27,7 @@ use super::elf::{self, Library};
 use super::proc::{self, Process};
 use super::root::{FileFacts, Mount, Root, mount_of, mounts};
 use crate::args::doctor::DoctorArgs;
-use runtime::{CdiSpec, Runtime};
+use runtime::{CdiSpec, Runtime, ServedRuntime};
 
 pub(super) use checks::CHECKS;
 
@@ -52,6 +52,8 @@ pub(super) struct NodeFacts {
     device_files: Vec<String>,
     cdi: Vec<CdiSpec>,
     runtime: Runtime,
+    /// The agent's decision on the runtime.
+    served: Option<ServedRuntime>,
     /// Names in the kubelet's directory of device plugins; nothing where there is no such directory.
     plugin_sockets: Option<Vec<String>>,
     pod_resources: FileFacts,
@@ -271,6 +273,8 @@ impl NodeFacts {
                 files: disk.files(),
             });
         }
+        let served = root.text(&format!("{state}/runtime.json"));
+        self.served = served.and_then(|text| serde_json::from_str(&text).ok());
         for name in root.names(&format!("{state}/lib")) {
             let path = format!("{state}/lib/{name}/libvgpu.so");
             let library = match root.bytes(&path, 256 << 20) {

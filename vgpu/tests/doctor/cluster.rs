@@ -593,7 +593,7 @@ const FAULTS: &[Fault<Source>] = &[
         "a node without CDI, and no annotation names the GPUs",
         |source| {
             object(source, "nodes", "gpu-1")["status"]["nodeInfo"]["containerRuntimeVersion"] =
-                "containerd://1.7.27".into();
+                "containerd://1.6.20".into();
         },
     ),
     seen(
@@ -720,4 +720,32 @@ fn what_may_not_be_listed_is_skipped_with_the_servers_words() {
             "{row}"
         );
     }
+}
+
+#[test]
+fn containerd_1_7_is_fine_while_its_node_has_a_healthy_gpu() {
+    let judged = |healthy: bool| {
+        let dir = TempDir::with_prefix("vgpu-test-").unwrap();
+        let mut source = Source::of(state(), true);
+        let node = object(&mut source, "nodes", "gpu-1");
+        node["status"]["nodeInfo"]["containerRuntimeVersion"] = "containerd://1.7.27".into();
+        if !healthy {
+            let register = &mut node["metadata"]["annotations"]["hami.io/node-nvidia-register"];
+            *register = register.as_str().unwrap().replace("true", "false").into();
+        }
+        let config = serve(&source, dir.path());
+        let (_, document) = diagnosed(&["cluster", "--kubeconfig", &config], |_| ());
+        let rows = document["checks"].as_array().unwrap();
+        let row = rows.iter().find(|row| row["id"] == "VGPU-K41").unwrap();
+        (row["verdict"].clone(), row["evidence"].to_string())
+    };
+
+    let (verdict, _) = judged(true);
+    assert_eq!(verdict, "ok");
+    let (verdict, evidence) = judged(false);
+    assert_eq!(verdict, "fail");
+    assert!(
+        evidence.contains("its event GpuInventory says why"),
+        "{evidence}"
+    );
 }

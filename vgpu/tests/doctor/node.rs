@@ -194,6 +194,15 @@ const FAULTS: &[Fault<Files>] = &[
             "enable_cdi = false",
         );
     }),
+    broken(
+        "VGPU-N08",
+        "fail",
+        "the agent cannot serve the runtime",
+        |files| {
+            let record = r#"{"runtime":"containerd://1.7.27 v1.35.4","manner":"mounts","hindrance":"CDI is off"}"#;
+            fs::write(root(files).join("var/lib/vgpu/runtime.json"), record).unwrap();
+        },
+    ),
     broken("VGPU-N09", "fail", "the kubelet is down", |files| {
         fs::remove_file(root(files).join(PLUGINS).join("kubelet.sock")).unwrap();
     }),

@@ -249,7 +249,7 @@ pub(in crate::doctor) const CHECKS: &[Check<ClusterFacts>] = &[
     Check {
         id: "VGPU-K41",
         title: "the nodes' container runtimes support the agent's way to hand out GPUs",
-        cure: "use containerd 1.6 or newer (2 for CDI), or CRI-O 1.28; without CDI set webhook.devicesByAnnotation=true, and NVIDIA's runtime as the default or devicePlugin.podRuntimeClassName",
+        cure: "use containerd 1.6 or newer (for CDI 2, or 1.7 with enable_cdi = true), or CRI-O 1.28; without CDI set webhook.devicesByAnnotation=true, and NVIDIA's runtime as the default or devicePlugin.podRuntimeClassName",
         judge: nodes::runtimes,
     },
     Check {

@@ -461,6 +461,12 @@ pub(super) fn runtimes(facts: &ClusterFacts) -> Judged {
         .pods_of("webhook")
         .iter()
         .any(|pod| flag(pod, "--devices-by-annotation").is_some_and(|value| value != "false"));
+    // On containerd 1.7 a switch decides. The agent knows it, and registers sick GPUs alone where it can serve no pod.
+    let reports = facts.reports().unwrap_or_default();
+    let serves = |node: &str| {
+        let report = reports.iter().find(|report| report.node.name == node);
+        report.is_none_or(|report| report.node.devices.iter().any(|gpu| gpu.healthy))
+    };
     let mut wrong = Vec::new();
     let mut said: Vec<String> = Vec::new();
     for node in &nodes {
@@ -474,6 +480,7 @@ pub(super) fn runtimes(facts: &ClusterFacts) -> Judged {
         let manner = match kind {
             "containerd" if version >= (2, 0) => "cdi",
             "cri-o" if version >= (1, 28) => "cdi",
+            "containerd" if version >= (1, 7) => "a switch",
             "containerd" if version >= (1, 6) => "mounts",
             "cri-o" => "mounts",
             _ => "none",
@@ -481,6 +488,14 @@ pub(super) fn runtimes(facts: &ClusterFacts) -> Judged {
         let by_mounts = manner == "mounts" || told == "mounts";
         match (told, manner) {
             (_, "none") => wrong.push(format!("{}: {runtime} is not known to work", name(node))),
+            ("auto" | "cdi", "a switch") if serves(name(node)) => {
+                said.push(format!("{runtime}: CDI, if it is switched on"));
+            }
+            ("auto" | "cdi", "a switch") if told == "cdi" || !annotates => wrong.push(format!(
+                "{}: {runtime} has CDI only with enable_cdi = true, and the node has no healthy GPU: its event \
+                 GpuInventory says why",
+                name(node)
+            )),
             ("cdi", "mounts") => wrong.push(format!(
                 "{}: {runtime} has no CDI, and the agent has --manner=cdi",
                 name(node)

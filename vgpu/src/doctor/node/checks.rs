@@ -51,8 +51,8 @@ pub(in crate::doctor) const CHECKS: &[Check<NodeFacts>] = &[
     },
     Check {
         id: "VGPU-N08",
-        title: "CDI is switched on where the agent uses it",
-        cure: "set enable_cdi = true in containerd's configuration and restart it, or give the agent --manner=mounts",
+        title: "the agent can serve the node's container runtime",
+        cure: "set enable_cdi = true in containerd's configuration and restart it; or let pods get their GPUs by a variable (webhook.devicesByAnnotation=true) and NVIDIA's runtime (as the default, or devicePlugin.podRuntimeClassName)",
         judge: driver::cdi_enabled,
     },
     Check {

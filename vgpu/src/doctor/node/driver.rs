@@ -169,6 +169,13 @@ pub(super) fn cdi_fits(facts: &NodeFacts) -> Judged {
 }
 
 pub(super) fn cdi_enabled(facts: &NodeFacts) -> Judged {
+    // The agent has decided already, and acts accordingly.
+    if let Some(served) = &facts.served {
+        return Ok(match &served.hindrance {
+            Some(why) => fail(format!("the agent serves no pod: {why}")),
+            None => ok(format!("{}: {}", served.runtime, served.manner)),
+        });
+    }
     let path = facts
         .runtime
         .path

@@ -36,6 +36,18 @@ pub(super) struct Runtime {
     pub(super) enable_cdi: Option<bool>,
 }
 
+/// How the agent serves the runtime, by its own record in the state directory.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct ServedRuntime {
+    /// The Node's words.
+    pub(super) runtime: String,
+    /// `cdi` or `mounts`.
+    pub(super) manner: String,
+    /// Why no pod can be served.
+    pub(super) hindrance: Option<String>,
+}
+
 /// The specs of kinds that begin with `nvidia.com/`.
 pub(super) fn cdi(root: &Root) -> Vec<CdiSpec> {
     let mut found = Vec::new();
