@@ -18,6 +18,10 @@ pub mod regions;
 
 pub mod driver_files;
 
+pub mod follow;
+
+pub mod own_pods;
+
 pub mod gpu;
 
 pub mod arbiter;

@@ -19,3 +19,4 @@ mod kubelet;
 mod plugin;
 mod process;
 mod registration;
+mod requests;

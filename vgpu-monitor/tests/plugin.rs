@@ -14,8 +14,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use kube::api::DeleteParams;
-use kubelet::until;
 use kubelet::world::{Asks, GPU, MIB, World, gpu, gpus, inventory, uid};
+use kubelet::{eventually, until};
 use placement::{MigProfile, Span};
 use serde_json::Value;
 use tokio::task::JoinSet;
@@ -585,12 +585,18 @@ async fn living_needs_both_sources_to_answer() {
     world.kubelet.end(uid(&goes));
     assert_eq!(names().await, Ok(3), "the API server still has it");
     world.away.store(true, Ordering::SeqCst);
-    assert!(names().await.is_err());
+    eventually("the API server does not answer", async || {
+        names().await.is_err()
+    })
+    .await;
     world.away.store(false, Ordering::SeqCst);
     let now = DeleteParams::default().grace_period(0);
     world.pods().delete("goes", &now).await.unwrap();
 
-    assert_eq!(names().await, Ok(2));
+    eventually("the API server says that it is gone", async || {
+        names().await == Ok(2)
+    })
+    .await;
     agent.plugin.forget(&[Name("v0002".to_owned())]);
     assert_eq!(agent.plugin.allotments().len(), 2);
     agent.kill().await;

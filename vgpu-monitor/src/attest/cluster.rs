@@ -116,7 +116,9 @@ impl Cluster {
 
 async fn name(client: kube::Client, node: String, link: std::sync::Weak<Link>) {
     let pods: Api<Pod> = Api::all(client);
-    let of_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
+    let of_node = ListParams::default()
+        .fields(&format!("spec.nodeName={node}"))
+        .match_any();
     while let Some(strong) = link.upgrade() {
         // The wait holds the link no longer than a moment, so that it ends with its last owner.
         let wanted = timeout(Duration::from_secs(5), strong.wanted.notified()).await;

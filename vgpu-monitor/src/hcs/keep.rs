@@ -10,17 +10,13 @@
 //! | the definitions are not installed | said once; looked for again after [`Settings::absent`] |
 //! | the Node is deleted | nothing is written until it is there again; the objects go with it |
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::Api;
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{self, Event, watcher};
 use kube_api::hcs::observed::{self, Observed};
 use kube_api::hcs::{ComputeNode, ComputeNodeStatus, ComputeTopology, ComputeTopologyStatus};
 use kube_api::object::Pod;
@@ -33,6 +29,7 @@ use tokio::time::{Instant, sleep_until};
 use super::compose::{self, Held, NodeSeen, Speeds};
 use super::object::{Failed, Object, Wanted};
 use super::series::Series;
+use crate::follow::{Told, follow};
 use crate::node_gpus::{Healths, Inventories, Scores};
 
 /// How the objects are kept.
@@ -102,10 +99,10 @@ pub async fn keep(client: kube::Client, settings: Settings, sources: Sources, se
     } = sources;
     let nodes: Api<Node> = Api::all(client.clone());
     let pods: Api<Pod> = Api::all(client.clone());
-    let own = watcher::Config::default().fields(&format!("metadata.name={}", settings.node));
-    let here = watcher::Config::default().fields(&format!("spec.nodeName={}", settings.node));
-    let mut nodes = std::pin::pin!(watcher(nodes, own).default_backoff());
-    let mut pods = std::pin::pin!(watcher(pods, here).default_backoff());
+    let own = format!("metadata.name={}", settings.node);
+    let here = format!("spec.nodeName={}", settings.node);
+    let mut nodes = follow(client.clone(), nodes, &own);
+    let mut pods = follow(client.clone(), pods, &here);
     let mut node: Option<NodeSeen> = None;
     let mut held = Tracked::default();
     let mut writer = Writer::new(client, settings, series);
@@ -130,19 +127,25 @@ pub async fn keep(client: kube::Client, settings: Settings, sources: Sources, se
             continue;
         }
         tokio::select! {
-            event = nodes.next() => match event {
-                Some(Ok(Event::Apply(it) | Event::InitApply(it))) => node = Some(it.into()),
-                Some(Ok(Event::Delete(_))) => {
+            told = nodes.recv() => match told {
+                Some(Told::All(all)) => match all.into_iter().next() {
+                    Some(it) => node = Some(it.into()),
+                    None => {
+                        node = None;
+                        writer.forget();
+                    }
+                },
+                Some(Told::Put(it)) => node = Some(it.into()),
+                Some(Told::Gone(_)) => {
                     node = None;
                     writer.forget();
                 }
-                Some(Ok(Event::Init | Event::InitDone)) => {}
-                Some(Err(error)) => tracing::debug!(%error, "cannot watch the own node"),
+                Some(Told::Up) => {}
+                Some(Told::Down(why)) => tracing::debug!(why, "cannot watch the own node"),
                 None => return,
             },
-            event = pods.next() => match event {
-                Some(Ok(event)) => held.take(event, &writer.settings.node, &vendors),
-                Some(Err(error)) => tracing::debug!(%error, "cannot watch the pods of the node"),
+            told = pods.recv() => match told {
+                Some(told) => held.take(told, &writer.settings.node, &vendors),
                 None => return,
             },
             // Fails once the thread that keeps the GPUs is gone: then nothing is known of them.
@@ -157,34 +160,29 @@ pub async fn keep(client: kube::Client, settings: Settings, sources: Sources, se
 #[derive(Debug, Default)]
 struct Tracked {
     held: Held,
-    /// Pods of a list in progress; a pod that it does not name is gone at its end.
-    listing: Option<Held>,
     listed: bool,
 }
 
 impl Tracked {
-    fn take(&mut self, event: Event<Pod>, node: &str, vendors: &Vendors) {
+    fn take(&mut self, told: Told<Pod>, node: &str, vendors: &Vendors) {
         let uid = |pod: &Pod| kube_api::request::identity(pod).uid;
-        match event {
-            Event::Init => self.listing = Some(BTreeMap::new()),
-            Event::InitApply(pod) => {
-                if let (Some(listing), Some(placement)) =
-                    (&mut self.listing, compose::held(&pod, node, vendors))
-                {
-                    listing.insert(uid(&pod), placement);
-                }
-            }
-            Event::InitDone => {
-                self.held = self.listing.take().unwrap_or_default();
+        match told {
+            Told::All(pods) => {
+                let held = pods
+                    .iter()
+                    .filter_map(|pod| Some((uid(pod), compose::held(pod, node, vendors)?)));
+                self.held = held.collect();
                 self.listed = true;
             }
-            Event::Apply(pod) => {
+            Told::Put(pod) => {
                 match compose::held(&pod, node, vendors) {
                     Some(placement) => self.held.insert(uid(&pod), placement),
                     None => self.held.remove(&uid(&pod)),
                 };
             }
-            Event::Delete(pod) => drop(self.held.remove(&uid(&pod))),
+            Told::Gone(pod) => drop(self.held.remove(&uid(&pod))),
+            Told::Up => {}
+            Told::Down(why) => tracing::debug!(why, "cannot watch the pods of the node"),
         }
     }
 

@@ -10,19 +10,17 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use events::{Events, Kind};
-use futures_util::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
 use kube::core::PartialObjectMeta;
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{self, Event, watcher};
 use kube_api::keys;
 use kube_api::node::{RegisterFormat, Registered, encode, encode_scores};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until};
 
 use super::lease;
+use crate::follow::{Told, follow};
 use crate::node_gpus::{Health, Healths, Inventories, Inventory};
 
 /// How this node's GPUs are registered.
@@ -233,9 +231,9 @@ async fn keep(
     mut inventories: Inventories,
     mut healths: Healths,
 ) {
-    let nodes: Api<PartialObjectMeta<Node>> = Api::all(client);
-    let own = watcher::Config::default().fields(&format!("metadata.name={}", settings.node));
-    let mut watch = std::pin::pin!(watcher(nodes.clone(), own).default_backoff());
+    let nodes: Api<PartialObjectMeta<Node>> = Api::all(client.clone());
+    let own = format!("metadata.name={}", settings.node);
+    let mut watch = follow(client, nodes.clone(), &own);
     let mut seen: Option<LastWritten> = None;
     let mut pace = Pace::new(settings.pause);
     let mut told: Vec<String> = Vec::new();
@@ -280,14 +278,16 @@ async fn keep(
             continue;
         }
         tokio::select! {
-            event = watch.next() => match event {
-                Some(Ok(Event::Apply(node) | Event::InitApply(node))) => {
-                    seen.get_or_insert_default().see(node);
-                }
+            told = watch.recv() => match told {
+                Some(Told::All(nodes)) => match nodes.into_iter().next() {
+                    Some(node) => seen.get_or_insert_default().see(node),
+                    None => seen = None,
+                },
+                Some(Told::Put(node)) => seen.get_or_insert_default().see(node),
                 // The Node is made anew, or is not there yet.
-                Some(Ok(Event::Delete(_))) => seen = None,
-                Some(Ok(Event::Init | Event::InitDone)) => {}
-                Some(Err(error)) => tracing::warn!(%error, "cannot watch the own node"),
+                Some(Told::Gone(_)) => seen = None,
+                Some(Told::Up) => {}
+                Some(Told::Down(why)) => tracing::warn!(why, "cannot watch the own node"),
                 None => return,
             },
             changed = inventories.changed() => if changed.is_err() { return },

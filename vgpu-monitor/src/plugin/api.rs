@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kube::api::{Api, ListParams, Patch, PatchParams};
+use kube::api::{Api, Patch, PatchParams};
 use kube::core::PartialObjectMeta;
 use kube_api::object::Pod;
 use tokio::time::timeout;
@@ -29,13 +29,6 @@ pub(super) async fn pod(
 ) -> Result<Pod, Without> {
     let api: Api<Pod> = Api::namespaced(client.clone(), namespace);
     ended(timeout(ONE, api.get(name)).await)
-}
-
-/// The pods of this node.
-pub(super) async fn pods_of(client: &kube::Client, node: &str) -> Result<Vec<Pod>, Without> {
-    let api: Api<Pod> = Api::all(client.clone());
-    let of_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
-    ended(timeout(ONE * 2, api.list(&of_node)).await).map(|list| list.items)
 }
 
 /// Changes the pod of this name, if it is the one of this uid. Through the status, which the API server lets change

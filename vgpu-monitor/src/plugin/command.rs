@@ -66,12 +66,6 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     let client = client(&args).await?;
     let events = Events::start(client.clone(), "vgpu-monitor");
 
-    if let Some(socket) = &args.exporter_socket {
-        let listener = exporter_calls::listen(socket)?;
-        let node = args.node_name.clone();
-        tokio::spawn(exporter_calls::serve(listener, client.clone(), node));
-    }
-
     let (hindered, hindrance) = watch::channel(None);
     let gpus = inventory::start(inventory::Settings {
         hindrance,
@@ -159,6 +153,16 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
         pod_resources: args.kubelet_dir.join("pod-resources/kubelet.sock"),
     };
     let pods = NodePods::open(&settings, &client, &vendors, &events, &metrics);
+    if let Some(socket) = &args.exporter_socket {
+        let listener = exporter_calls::listen(socket)?;
+        let node = args.node_name.clone();
+        tokio::spawn(exporter_calls::serve(
+            listener,
+            client.clone(),
+            node,
+            pods.watched(),
+        ));
+    }
     let collector = Arc::new(Collector::new(Arc::clone(&delivery), pods.clone()));
     let giver = Arc::new(Host {
         delivery,

@@ -11,8 +11,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Path as Parts, RawQuery, State};
-use axum::http::header::{ACCEPT, CONTENT_TYPE};
-use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{Method, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, patch, post};
 use axum::{Json, Router};
@@ -21,6 +21,8 @@ use kube_api::object::Pod;
 use serde_json::{Value, json};
 use tokio::net::UnixListener;
 use tokio::time::timeout;
+
+use crate::own_pods::OwnPods;
 
 /// The name of the agent in its events.
 const COMPONENT: &str = "vgpu-monitor";
@@ -32,6 +34,7 @@ const MOST_BYTES: usize = 64 << 10;
 struct Calls {
     client: kube::Client,
     node: String,
+    pods: OwnPods,
 }
 
 /// Listens on the socket. An older one of that name is replaced: the plugin before this one has ended.
@@ -54,16 +57,21 @@ pub(super) fn listen(socket: &Path) -> anyhow::Result<UnixListener> {
 }
 
 /// Serves the exporter until the task is aborted.
-pub(super) async fn serve(listener: UnixListener, client: kube::Client, node: String) {
-    if let Err(error) = axum::serve(listener, routes(client, node)).await {
+pub(super) async fn serve(
+    listener: UnixListener,
+    client: kube::Client,
+    node: String,
+    pods: OwnPods,
+) {
+    if let Err(error) = axum::serve(listener, routes(client, node, pods)).await {
         tracing::error!(%error, "the exporter is no longer served: its events and evictions are lost");
     }
 }
 
 /// The API server's own paths, so that the exporter's client is an ordinary one.
-fn routes(client: kube::Client, node: String) -> Router {
+fn routes(client: kube::Client, node: String, pods: OwnPods) -> Router {
     Router::new()
-        .route("/api/v1/pods", get(pods))
+        .route("/api/v1/pods", get(list_pods))
         .route("/api/v1/namespaces/{namespace}/events", post(make_event))
         .route(
             "/api/v1/namespaces/{namespace}/events/{name}",
@@ -79,18 +87,26 @@ fn routes(client: kube::Client, node: String) -> Router {
         )
         .fallback(async || refused("the exporter has no such right"))
         .layer(DefaultBodyLimit::max(MOST_BYTES))
-        .with_state(Arc::new(Calls { client, node }))
+        .with_state(Arc::new(Calls { client, node, pods }))
 }
 
-/// The pods of this node, whichever were asked for.
-async fn pods(State(calls): State<Arc<Calls>>, headers: HeaderMap) -> Response {
-    let node = &calls.node;
-    let path = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{node}");
-    // The client asks for metadata alone by this header.
-    let accept = headers.get(ACCEPT).cloned();
-    let accept = accept.unwrap_or(HeaderValue::from_static("application/json"));
-    let request = Request::get(path).header(ACCEPT, accept);
-    forward(&calls, request, Vec::new()).await
+/// The metadata of the pods of this node, whichever were asked for: from the plugin's own watch, so that no question of
+/// the exporter is a list of the API server's.
+async fn list_pods(State(calls): State<Arc<Calls>>) -> Response {
+    match calls.pods.all().await {
+        Ok(pods) => {
+            let items: Vec<Value> = pods
+                .iter()
+                .map(|pod| {
+                    json!({ "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": pod.metadata })
+                })
+                .collect();
+            Json(json!({ "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList", "metadata": {},
+                "items": items }))
+            .into_response()
+        }
+        Err(why) => answer(503, &format!("the pods of this node are not known: {why}")),
+    }
 }
 
 async fn make_event(
@@ -287,7 +303,8 @@ mod tests {
         let socket = folder.join("socket");
         let api = kube::Client::new(cluster.router(), "default");
         let listener = listen(&socket).unwrap();
-        tokio::spawn(serve(listener, api, "n1".to_owned()));
+        let pods = OwnPods::start(&api, "n1");
+        tokio::spawn(serve(listener, api, "n1".to_owned(), pods));
         client(socket)
     }
 
@@ -335,7 +352,10 @@ mod tests {
         };
         assert!(is_here().await, "a dry run has ended it");
         assert_eq!(code(pods.delete("here", &earnest).await), 200);
-        assert!(!is_here().await);
+        // The watch is told of it.
+        while is_here().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         let secrets: Api<Secret> = Api::default_namespaced(client.clone());
         assert_eq!(code(secrets.list(&ListParams::default()).await), 403);
         let nodes: Api<Node> = Api::all(client.clone());

@@ -12,12 +12,12 @@ use supervisor::instance::Labels;
 
 use super::Settings;
 use super::allotments::{AllotmentStore, Opened};
-use super::api::{self, Without};
 use super::identity::{self, Served, is_over};
 use super::metrics::Metrics;
 use super::pods::Lister;
 use crate::collect::{LivingPod, SourceError, Sources};
 use crate::delivery::Name;
+use crate::own_pods::OwnPods;
 
 /// The three sources. Clones share them.
 #[derive(Clone)]
@@ -25,9 +25,10 @@ pub struct NodePods {
     node: String,
     served: Arc<[Served]>,
     vendors: Arc<Vendors>,
-    client: kube::Client,
     events: Events,
     metrics: Metrics,
+    /// As the API server has them.
+    pub(super) pods: OwnPods,
     pub(super) store: Arc<AllotmentStore>,
     pub(super) opened: Opened,
     pub(super) lister: Lister,
@@ -70,13 +71,18 @@ impl NodePods {
             node: settings.node.clone(),
             served: settings.served.clone().into(),
             vendors: Arc::clone(vendors),
-            client: client.clone(),
+            pods: OwnPods::start(client, &settings.node),
             events: events.clone(),
             metrics: metrics.clone(),
             store,
             opened,
             lister: Lister::start(settings.pod_resources.clone(), metrics.clone()),
         }
+    }
+
+    /// The pods as the API server has them.
+    pub fn watched(&self) -> OwnPods {
+        self.pods.clone()
     }
 
     fn resources(&self) -> BTreeSet<&str> {
@@ -88,11 +94,7 @@ impl NodePods {
 
     /// The pods of this node, as the API server has them.
     async fn at_server(&self) -> Result<Vec<kube_api::object::Pod>, SourceError> {
-        match api::pods_of(&self.client, &self.node).await {
-            Ok(pods) => Ok(pods),
-            Err(Without::Away(why) | Without::Refused(why)) => Err(SourceError::ApiServer(why)),
-            Err(Without::Gone) => Err(SourceError::ApiServer("no such list".to_owned())),
-        }
+        self.pods.all().await.map_err(SourceError::ApiServer)
     }
 
     /// The living pods. Both the kubelet and the API server have to say that a pod is gone, and have to answer.

@@ -79,8 +79,7 @@ impl<'a> Call<'a> {
         let mut refusals = Vec::new();
         // There are several only while the kubelet lists a pod that is over.
         for holder in &named.holders {
-            let client = &self.plugin.0.parts.client;
-            match api::pod(client, &holder.namespace, &holder.name).await {
+            match self.read(&holder.namespace, &holder.name).await {
                 Ok(pod) if is_over(&pod) => {}
                 Ok(pod) => {
                     let case = Case {
@@ -166,6 +165,13 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Reads a pod by its name. The garbage collection counts it as living from then on.
+    async fn read(&self, namespace: &str, name: &str) -> Result<Pod, Without> {
+        let pod = api::pod(&self.plugin.0.parts.client, namespace, name).await?;
+        self.plugin.0.parts.pods.pods.saw(&pod);
+        Ok(pod)
+    }
+
     async fn by_uid(
         &self,
         named: &Named,
@@ -173,21 +179,29 @@ impl<'a> Call<'a> {
         trace: &mut Option<TraceContext>,
     ) -> Result<(), Refusal> {
         let plugin = self.plugin;
-        let node = &plugin.0.settings.node;
-        let pods = match api::pods_of(&plugin.0.parts.client, node).await {
+        let pods = match plugin.0.parts.pods.pods.all().await {
             Ok(pods) => pods,
-            Err(Without::Away(why)) => {
-                return self.give_remembered(None, &why).await;
+            Err(why) => return self.give_remembered(None, &why).await,
+        };
+        let Some(seen) = pods.into_iter().find(|pod| identity::uid(pod) == uid) else {
+            // The kubelet may know a new pod a moment before this watch does; it tries again.
+            return Err(Refusal(format!(
+                "the API server shows no pod of uid {uid} on this node (yet)"
+            )));
+        };
+        let (namespace, name) = (seen.metadata.namespace, seen.metadata.name);
+        let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
+        let pod = match self.read(&namespace, &name).await {
+            Ok(pod) if identity::uid(&pod) == uid => pod,
+            Ok(_) | Err(Without::Gone) => {
+                return Err(Refusal(format!("the pod of uid {uid} is gone")));
             }
+            Err(Without::Away(why)) => return self.give_remembered(None, &why).await,
             Err(Without::Refused(why)) => {
                 return Err(Refusal(format!(
-                    "the API server does not show the pods of this node: {why}"
+                    "the API server does not show pod {namespace}/{name}: {why}"
                 )));
             }
-            Err(Without::Gone) => Vec::new(),
-        };
-        let Some(pod) = pods.into_iter().find(|pod| identity::uid(pod) == uid) else {
-            return Err(Refusal(format!("the pod of uid {uid} is gone")));
         };
         let case = Case {
             call: self,
@@ -572,19 +586,38 @@ impl Case<'_> {
             return Ok(());
         };
         // Perhaps the kubelet still lists pods that are over. The API server knows them by uid.
-        let settings = &self.call.plugin.0.settings;
-        let asked = api::pods_of(&self.call.plugin.0.parts.client, &settings.node);
         // All other containers of the node wait meanwhile.
-        let Ok(Ok(pods)) = timeout(LOOK, asked).await else {
+        let Ok(over) = timeout(LOOK, self.over(&others)).await else {
             return Err(refusal);
+        };
+        others.retain(|uid, _| !over.contains(*uid));
+        room::check(inventory, &others, &own)
+    }
+
+    /// The pods among these that are over or gone. The watch may be behind, so what it says of them is read again, by
+    /// name; a pod that cannot be read is not over.
+    async fn over(&self, others: &BTreeMap<&str, Vec<&Claim>>) -> BTreeSet<String> {
+        let parts = &self.call.plugin.0.parts;
+        let Ok(pods) = parts.pods.pods.all().await else {
+            return BTreeSet::new();
         };
         let living: BTreeSet<&str> = pods
             .iter()
             .filter(|pod| !is_over(pod))
             .map(identity::uid)
             .collect();
-        others.retain(|uid, _| living.contains(uid));
-        room::check(inventory, &others, &own)
+        let mut over = BTreeSet::new();
+        for (uid, claims) in others {
+            let Some(claim) = claims.first().filter(|_| !living.contains(uid)) else {
+                continue;
+            };
+            match api::pod(&parts.client, &claim.namespace, &claim.pod).await {
+                Ok(pod) if identity::uid(&pod) == *uid && !is_over(&pod) => {}
+                Ok(_) | Err(Without::Gone) => drop(over.insert((*uid).to_owned())),
+                Err(Without::Refused(_) | Without::Away(_)) => {}
+            }
+        }
+        over
     }
 
     /// The shares that have to be given now: to the container that starts, whichever it is, and to those that got

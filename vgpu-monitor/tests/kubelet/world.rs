@@ -8,6 +8,8 @@ use std::time::Duration;
 use axum::http;
 use embedded_cluster::Cluster;
 use events::Events;
+use futures_util::StreamExt as _;
+use futures_util::stream::unfold;
 use kube::api::{Api, Patch, PatchParams};
 use kube::client::Body;
 use kube_api::config::DeviceConfig;
@@ -167,6 +169,23 @@ pub(crate) fn inventory(gpus: Vec<KnownGpu>) -> Option<Arc<Inventory>> {
     }))
 }
 
+/// A body that breaks off when the API server goes away, as an open watch does.
+fn until_away(body: axum::body::Body, away: Arc<AtomicBool>) -> axum::body::Body {
+    let parts = (body.into_data_stream(), away);
+    axum::body::Body::from_stream(unfold(parts, async |(mut data, away)| {
+        loop {
+            match tokio::time::timeout(Duration::from_millis(10), data.next()).await {
+                Ok(next) => return Some((next?, (data, away))),
+                Err(_) if away.load(Ordering::SeqCst) => {
+                    let gone = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+                    return Some((Err(axum::Error::new(gone)), (data, away)));
+                }
+                Err(_) => {}
+            }
+        }
+    }))
+}
+
 impl World {
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -215,7 +234,8 @@ impl World {
                     return Err(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
                 }
                 let request = request.map(axum::body::Body::new);
-                Ok(router.oneshot(request).await.unwrap())
+                let answer = router.oneshot(request).await.unwrap();
+                Ok(answer.map(|body| until_away(body, away)))
             }
         });
         let client = kube::Client::new(service, "default");
