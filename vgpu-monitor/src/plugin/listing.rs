@@ -2,7 +2,7 @@
 //! change. Never decides which GPU is sick.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub(super) async fn run(shared: Weak<PluginState>) {
     let mut last = last_known(&path);
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    refresh(&plugin, &last).await;
+    take_in(&plugin, &path, &mut last).await;
     drop(plugin);
     loop {
         let Some(plugin) = shared.upgrade().map(Plugin) else {
@@ -53,13 +53,19 @@ pub(super) async fn run(shared: Weak<PluginState>) {
                 drop(spawn_blocking(move || store.catch_up()).await);
             }
         }
-        let known = count(&plugin);
-        if !known.is_empty() && known != last {
-            last = known;
-            remember(path.clone(), last.clone()).await;
-        }
-        refresh(&plugin, &last).await;
+        take_in(&plugin, &path, &mut last).await;
     }
+}
+
+/// The kubelet is told slots only after they are saved: an agent that ends right after the telling knows them when it
+/// runs again.
+async fn take_in(plugin: &Plugin, path: &Path, last: &mut Known) {
+    let known = count(plugin);
+    if !known.is_empty() && known != *last {
+        *last = known;
+        remember(path.to_owned(), last.clone()).await;
+    }
+    refresh(plugin, last).await;
 }
 
 type Known = BTreeMap<String, usize>;
