@@ -71,6 +71,7 @@ HOST_PATHS = {
     "/var/lib/vgpu/containers",
     "/var/run/cdi",
     "/etc/cdi",
+    "/etc/containerd",
     "/var/lib/kubelet/device-plugins",
     "/var/lib/kubelet/pod-resources",
     # A mount by which NVIDIA's runtime is told to show all GPUs.

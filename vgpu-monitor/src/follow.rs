@@ -91,6 +91,8 @@ enum Ended {
     Over,
     /// The API server no longer has what came after the last event.
     Expired,
+    /// The API server has streaming lists switched off: it is listed instead, at once.
+    NoStreams,
     Failed(String),
 }
 
@@ -116,6 +118,10 @@ where
                 Err(gone) => return gone,
             };
             let (wait, why) = match ended {
+                Ended::NoStreams => {
+                    self.streams = false;
+                    continue;
+                }
                 Ended::Over => {
                     pause = FIRST;
                     (FIRST.mul_f64(jitter()), None)
@@ -258,7 +264,7 @@ where
             match status.code {
                 410 => return Ended::Expired,
                 // It knows the question, and has the answer switched off.
-                400 | 422 if self.streams => self.streams = false,
+                400 | 422 if self.streams && self.version.is_none() => return Ended::NoStreams,
                 _ => {}
             }
         }

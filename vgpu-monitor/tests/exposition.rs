@@ -280,3 +280,44 @@ fn documented_series_match_served_series() {
 
     assert_eq!(explained, served);
 }
+
+/// The anchor that a heading of a page has on the web.
+fn anchor(heading: &str) -> String {
+    let kept = heading
+        .trim()
+        .to_lowercase()
+        .replace(' ', "-")
+        .replace(|c: char| !c.is_alphanumeric() && c != '-' && c != '_', "");
+    format!("docs/alerts.md#{kept}")
+}
+
+#[test]
+fn every_alert_leads_to_a_section_of_its_page() {
+    let page = include_str!("../../docs/alerts.md");
+    let headings = page
+        .lines()
+        .filter(|line| line.starts_with('#'))
+        .map(|line| anchor(line.trim_start_matches('#')));
+    let headings: BTreeSet<String> = headings.collect();
+    let rules = include_str!("../../charts/vgpu/rules/alerts.yaml");
+    let value = |line: &str, key: &str| -> Option<String> {
+        let rest = line.trim_start_matches([' ', '-']).strip_prefix(key)?;
+        Some(rest.trim().trim_matches(['"', '\'']).to_owned())
+    };
+
+    let alerts = rules.lines().filter_map(|line| value(line, "alert:"));
+    let leads = rules.lines().filter_map(|line| value(line, "runbook_url:"));
+    let leads: Vec<String> = leads.collect();
+
+    let nowhere: Vec<&String> = leads
+        .iter()
+        .filter(|lead| !headings.contains(*lead))
+        .collect();
+    assert!(nowhere.is_empty(), "docs/alerts.md lacks {nowhere:?}");
+    let expected: Vec<String> = alerts.map(|alert| anchor(&alert)).collect();
+    assert!(!expected.is_empty());
+    assert_eq!(
+        leads, expected,
+        "each alert leads to the section of its name"
+    );
+}

@@ -210,3 +210,57 @@ async fn expired_watches_begin_anew_within_a_minute_of_each_other() {
         );
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn refused_streaming_list_becomes_a_list_from_the_cache_at_once() {
+    let asked = Asked::default();
+    let (counted, begun) = (Arc::clone(&asked), Instant::now());
+    let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+        let kind = kind_of(&request);
+        counted.lock().push((begun.elapsed(), kind));
+        let (code, answer) = match kind {
+            "version" => (
+                200,
+                json!({ "major": "1", "minor": "35", "gitVersion": "", "gitCommit": "",
+                "gitTreeState": "", "buildDate": "", "goVersion": "", "compiler": "", "platform": "" }),
+            ),
+            "streaming list" => (
+                422,
+                json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "code": 422,
+                "status": "Failure", "reason": "Invalid",
+                "message": "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"}),
+            ),
+            "watch" => (
+                200,
+                json!({"type": "BOOKMARK", "object": {"apiVersion": "v1", "kind": "Pod",
+                "metadata": {"resourceVersion": "8"}}}),
+            ),
+            _ => (
+                200,
+                json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "7"},
+                "items": []}),
+            ),
+        };
+        let answer = Response::builder()
+            .status(code)
+            .body(Body::from(format!("{answer}\n")));
+        async move { Ok::<_, std::io::Error>(answer.unwrap()) }
+    });
+    let client = kube::Client::new(service, "default");
+    let api: Api<Pod> = Api::all(client.clone());
+
+    let mut told = follow(client, api, "spec.nodeName=n1");
+
+    assert_eq!(told.recv().await, Some(Told::All(Vec::new())));
+    let asked: Vec<_> = asked
+        .lock()
+        .iter()
+        .map(|(at, kind)| (at.as_secs(), *kind))
+        .collect();
+    let first = [
+        (0, "version"),
+        (0, "streaming list"),
+        (0, "list from the cache"),
+    ];
+    assert_eq!(asked[..3], first, "{asked:?}");
+}
