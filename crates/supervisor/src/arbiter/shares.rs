@@ -95,7 +95,10 @@ pub fn divide(claims: &[Claim]) -> Vec<Share> {
         } else if seat.at_top {
             let lent = lent.get(index).copied().unwrap_or(0);
             let fair = fair.get(index).copied().unwrap_or(0);
-            lent.max(fair).max(seat.floor)
+            // Rounding may leave less here than in the fair part: a container that wants more than it is lent gets no more.
+            let wants_more = lent < seat.demand.min(seat.cap);
+            let room = if wants_more { lent } else { lent.max(fair) };
+            room.max(seat.floor)
         } else if top == Some(claim.priority) {
             guest.share(seat)
         } else {
@@ -309,6 +312,14 @@ mod tests {
             })
             .collect();
         shares.assert_eq(&text.join(" "));
+    }
+
+    #[test]
+    fn rounding_grants_no_thousandth_twice() {
+        check(
+            "default:414:118:2:412 default:380:98:2:368 default:109:29:2:109 default:112:30:2:112",
+            &expect!["414cm 368cm 108cm 112cm"],
+        );
     }
 
     #[test]
