@@ -27,6 +27,8 @@ mod arrears;
 
 pub mod scale;
 
+pub mod timetable;
+
 pub mod turns;
 
 pub mod device;
@@ -497,6 +499,9 @@ impl Arbiter {
                 if let Some(verdict) = own(device) {
                     *seen = verdict.seen;
                 }
+            }
+            for (device, interval) in head.intervals.iter_mut().enumerate() {
+                *interval = own(device).and_then(|verdict| verdict.interval);
             }
             for ((slot, generation), dead) in served.dead.all() {
                 let target = Target {

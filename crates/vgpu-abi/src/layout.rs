@@ -228,9 +228,16 @@ pub struct SlotHead {
     /// When the owner was first seen to be gone while the slot still had charges, nanoseconds of the
     /// monotonic clock; 0 as long as it lives. The charges stay until the driver has let go.
     pub gone_since_ns: AtomicU64,
+    /// What the process's library can do: see [`ABILITIES`]; 0 of an earlier release.
+    pub abilities: AtomicU64,
     /// Room for what a later version knows of a process.
-    pub reserved: [AtomicU64; 6],
+    pub reserved: [AtomicU64; 5],
 }
+
+/// [`SlotHead::abilities`], bit 0: launches keep to the container's interval of the timetable.
+pub const KEEPS_INTERVALS: u64 = 1;
+/// What the library of this release can do.
+pub const ABILITIES: u64 = KEEPS_INTERVALS;
 
 /// The launches of one process on one device.
 #[repr(C, align(64))]
@@ -417,8 +424,13 @@ pub struct HostFileHeader {
     pub unaccounted: [AtomicU64; MAX_DEVICES],
     /// Of the targets, by device: the sum of the charges that `unaccounted` was measured against.
     pub unaccounted_beside: [AtomicU64; MAX_DEVICES],
+    /// Of the targets, by device: the container's interval of each period of the timetable by which containers work
+    /// one after the other; 0 is none. Bits 0-15 the period in milliseconds, bits 16-39 where in the period the interval
+    /// begins and bits 40-63 how long it is, both in microseconds. A period begins whenever the monotonic clock is a
+    /// multiple of it.
+    pub intervals: [AtomicU64; MAX_DEVICES],
     /// Room.
-    pub reserved: [AtomicU64; 459],
+    pub reserved: [AtomicU64; 443],
 }
 
 /// The limits of a container on one device.
@@ -555,7 +567,7 @@ assert_layout!(RegionDevice: size 384, align 64, uuid @ 0, shared @ 128, context
     leased_ns @ 216, unknown @ 224, unknown_at_ns @ 232, owed_ns @ 240, past @ 256);
 assert_layout!(SlotHead: size 256, align 64, state @ 0, pid @ 4, generation @ 8, start_time @ 16,
     pid_namespace @ 24, start_stack @ 32, joined_unix_ns @ 40, name @ 48, hook_calls @ 64,
-    image @ 192, gone_since_ns @ 200);
+    image @ 192, gone_since_ns @ 200, abilities @ 208);
 assert_layout!(ComputeUse: size 128, align 64, launches @ 0, graph_launches @ 8, busy_ns @ 16,
     in_flight_ns @ 24, last_launch_ns @ 32, throttled_ns @ 40, waiting_since_ns @ 48,
     leased_ns @ 56, waits @ 64, copies @ 72, copy_bytes @ 80, host_functions @ 88,
@@ -573,7 +585,7 @@ assert_layout!(RegionLayout: size 4_876_288, align 64, header @ 0, devices @ 409
     shared @ 26_624, slots @ 419_840);
 assert_layout!(HostFileHeader: size 4096, align 64, magic @ 0, version @ 8, copy_bytes @ 12,
     file_bytes @ 16, current @ 24, heartbeat_ns @ 32, seen @ 40, unaccounted @ 168,
-    unaccounted_beside @ 296);
+    unaccounted_beside @ 296, intervals @ 424);
 assert_layout!(LimitsDevice: size 192, align 8, uuid @ 0, memory_bytes @ 96, physical_bytes @ 104,
     context_bytes @ 112, module_bytes @ 120, core_percent @ 128,
     floor_percent @ 132, resident_bytes @ 136);

@@ -19,6 +19,8 @@ pub mod doorbell;
 #[cfg(not(loom))]
 pub mod file;
 #[cfg(not(loom))]
+pub mod interval;
+
 pub mod limits;
 #[cfg(not(loom))]
 pub mod peers;

@@ -13,6 +13,7 @@ use crate::hostfile::{
     Current, Fields, FieldsMut, HEADER_BYTES, HostFile, Make, Unmapped, bytes_of, checksum,
     heartbeat,
 };
+use crate::interval::Interval;
 use crate::layout::{HostFileHeader, MAX_DEVICES, MAX_SLOTS, TargetsCopy, TargetsEntry};
 use crate::map::Words;
 
@@ -171,6 +172,8 @@ pub struct Head {
     pub seen: [ComputeStatus; MAX_DEVICES],
     /// Memory that the driver holds beyond the container's charges, by device.
     pub unaccounted: [Unaccounted; MAX_DEVICES],
+    /// The container's part of the timetable, by device; nothing where there is none.
+    pub intervals: [Option<Interval>; MAX_DEVICES],
 }
 
 const ENTRY_BYTES: usize = size_of::<TargetsEntry>();
@@ -389,18 +392,21 @@ impl TargetsWriter {
     }
 }
 
-/// The heartbeat, what was seen, and the two tables of unaccounted bytes.
-const HEAD_WORDS: usize = 1 + 3 * MAX_DEVICES;
+/// The heartbeat, what was seen, the two tables of unaccounted bytes, and the intervals.
+const HEAD_WORDS: usize = 1 + 4 * MAX_DEVICES;
 
-/// The heartbeat, what was seen and what is unaccounted, as they stand one behind the other.
+/// The heartbeat, what was seen, what is unaccounted and the intervals, as they stand one behind the other.
 fn words_of(head: &Head) -> [u64; HEAD_WORDS] {
     let seen = head.seen.iter().map(|seen| seen.word());
     let bytes = head.unaccounted.iter().map(|at| at.bytes);
     let beside = head.unaccounted.iter().map(|at| at.beside);
+    let intervals = head.intervals.iter();
+    let intervals = intervals.map(|interval| interval.map_or(0, Interval::word));
     let mut words = std::iter::once(head.heartbeat_ns)
         .chain(seen)
         .chain(bytes)
-        .chain(beside);
+        .chain(beside)
+        .chain(intervals);
     std::array::from_fn(|_| words.next().unwrap_or(0))
 }
 
@@ -411,6 +417,8 @@ const _: () = assert!(
             == offset_of!(HostFileHeader, seen) + 8 * MAX_DEVICES
         && offset_of!(HostFileHeader, unaccounted_beside)
             == offset_of!(HostFileHeader, unaccounted) + 8 * MAX_DEVICES
+        && offset_of!(HostFileHeader, intervals)
+            == offset_of!(HostFileHeader, unaccounted_beside) + 8 * MAX_DEVICES
 );
 
 /// Reads the targets of some slots without mapping the file, as [`read_head`].
@@ -448,6 +456,9 @@ pub fn read_head(file: File) -> Result<Head, FileError> {
         unaccounted: std::array::from_fn(|device| Unaccounted {
             bytes: from.u64(offset_of!(HostFileHeader, unaccounted) + device * 8),
             beside: from.u64(offset_of!(HostFileHeader, unaccounted_beside) + device * 8),
+        }),
+        intervals: std::array::from_fn(|device| {
+            Interval::of(from.u64(offset_of!(HostFileHeader, intervals) + device * 8))
         }),
     })
 }
@@ -490,6 +501,13 @@ impl TargetsMap {
             bytes: at(offset_of!(HostFileHeader, unaccounted)),
             beside: at(offset_of!(HostFileHeader, unaccounted_beside)),
         }
+    }
+
+    /// The container's part of the timetable on a device; an arbiter of an earlier release has none.
+    #[must_use]
+    pub fn interval(&self, device: usize) -> Option<Interval> {
+        let at = (device < MAX_DEVICES).then_some(device * 8)?;
+        Interval::of(self.0.load(offset_of!(HostFileHeader, intervals) + at))
     }
 
     /// The host's knowledge of the process that has this slot in this generation; allocates
@@ -613,6 +631,12 @@ mod tests {
             };
         }
 
+        head.intervals[15] = Some(Interval {
+            period_ms: 50,
+            from_us: 40_000,
+            length_us: 10_000,
+        });
+
         for round in 2..5 {
             let targets = [(3, target(round)), (7, target(9))];
             head.heartbeat_ns = round;
@@ -626,6 +650,8 @@ mod tests {
         assert_eq!(map.heartbeat_ns(), 99);
         assert_eq!(map.unaccounted(15), head.unaccounted[15]);
         assert_eq!(map.unaccounted(16), Unaccounted::default());
+        assert_eq!(map.interval(15), head.intervals[15]);
+        assert_eq!((map.interval(14), map.interval(16)), (None, None));
         assert_eq!(writer.target(7).unwrap(), Some(target(9)));
         owner.write(&[], 100).unwrap();
         assert_eq!(map.target(3, 7), None);

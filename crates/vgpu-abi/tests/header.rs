@@ -43,7 +43,7 @@ fn in_rust() -> BTreeMap<String, Layout> {
             last, runtime_bytes, reserved_1, credit_ns, credit_at_ns, busy_ns, leased_ns, unknown, unknown_at_ns,
             owed_ns, reserved_2, past }
         SlotHead { state, pid, generation, start_time, pid_namespace, start_stack, joined_unix_ns,
-            name, hook_calls, image, gone_since_ns, reserved }
+            name, hook_calls, image, gone_since_ns, abilities, reserved }
         ComputeUse { launches, graph_launches, busy_ns, in_flight_ns, last_launch_ns, throttled_ns,
             waiting_since_ns, leased_ns, waits, copies, copy_bytes, host_functions,
             unknown_launches, occupied_ns, expected_by_ns, progress_ns }
@@ -56,7 +56,7 @@ fn in_rust() -> BTreeMap<String, Layout> {
             holders, unaccounted, reserved_1 }
         RegionLayout { header, devices, ooms, shared, slots }
         HostFileHeader { magic, version, copy_bytes, file_bytes, current, heartbeat_ns, seen,
-            unaccounted, unaccounted_beside, reserved }
+            unaccounted, unaccounted_beside, intervals, reserved }
         LimitsDevice { uuid, memory_bytes, physical_bytes, context_bytes, module_bytes,
             core_percent, floor_percent, resident_bytes, reserved_1 }
         LimitsCopy { version, device_count, generation, priority, policy, unlisted, reserved_0,

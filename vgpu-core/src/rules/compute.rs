@@ -1,8 +1,8 @@
 //! Rules: launches. A program gets its share of a device's time: each launch is charged in advance what
 //! it has cost before, from an account that the clock fills (`vgpu_abi::credit`), and waits when the
 //! account is in debt; what it really took is settled afterwards. Owns the way of a launch and of whatever
-//! ends one: graphs, captures, streams and contexts that go. `rate` says which rate counts, `wait` how
-//! long a launch waits, `costs` what work costs, `spans` what it took.
+//! ends one: graphs, captures, streams and contexts that go. `rate` says which rate counts, `timetable` at
+//! which times, `wait` how long a launch waits, `costs` what work costs, `spans` what it took.
 //!
 //! A launch that neither has to wait nor is to be measured goes through [`passes`] (`gate`): no clock, no
 //! shared word, no call of the driver.
@@ -14,8 +14,9 @@ use cuda_api::{CuLaunchConfig, CuLaunchParams, CuResult, CuStream};
 use gate::{of_config, open_gate, remember_free};
 use rate::rate;
 use vgpu_abi::credit::Compute;
+use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::targets::Grant;
-use wait::{Admitted, Wait, due_ns, lease_ns};
+use wait::{Admitted, Wait, due_ns};
 
 use crate::base::clock;
 use crate::driver::query;
@@ -33,7 +34,7 @@ use crate::state::launches::State;
 use crate::state::launches::costs::Work;
 use crate::state::launches::costs::estimate::{Beside, MOST_ODD_NS, OwnTime};
 use crate::state::launches::spans::{Begun, Found, Target};
-use crate::state::leases::{add_in_flight, tell};
+use crate::state::leases::{add_in_flight, add_launched, tell};
 use crate::state::standing::{self, Standing, accounts};
 
 pub(crate) mod copies;
@@ -41,6 +42,8 @@ pub(crate) mod copies;
 mod gate;
 
 mod rate;
+
+mod timetable;
 
 mod wait;
 
@@ -181,6 +184,7 @@ fn metered(
     let Admitted {
         charged_ns,
         more_ns,
+        most_ns,
         is_unknown,
         is_guess,
         rate,
@@ -194,12 +198,7 @@ fn metered(
     compute.count_busy(i64::try_from(charged_ns).unwrap_or(i64::MAX));
     compute.count_occupied(i64::try_from(charged_ns).unwrap_or(i64::MAX));
     let least_ns = state.costs.least(work.key);
-    let in_flight_ns = add_in_flight(
-        accounts,
-        compute,
-        target.device,
-        i64::try_from(charged_ns).unwrap_or(0),
-    );
+    let in_flight_ns = add_launched(accounts, compute, target.device, charged_ns, now_ns);
     // The work that was in flight before, and the least that this launch takes.
     let ahead_ns = in_flight_ns.saturating_sub(charged_ns) + least_ns;
     // Relaxed: a time.
@@ -228,11 +227,11 @@ fn metered(
             );
         }
     }
-    let left_ns = if rate.has_cap() {
+    let left_ns = if rate.has_cap() && rate.interval.is_none() {
         more_ns.saturating_mul(u64::from(Grant::ONE)) / u64::from(rate.scale)
     } else {
-        // Measured, and not limited.
-        lease_ns(rate.ahead)
+        // Measured, and charged to no account.
+        most_ns
     };
     if more_ns > 0 {
         manners::watch_thread();
@@ -252,7 +251,7 @@ fn metered(
         work,
         charged_ns,
         device: target.device,
-        scale: rate.scale,
+        scale: rate.charged(),
         is_unknown,
     };
     if begun.is_some() {
@@ -323,6 +322,7 @@ fn collect(accounts: &Accounts, now_ns: u64) {
     if !state.spans.is_anything_busy() {
         return;
     }
+    let mut left_ns = [0_u64; MAX_DEVICES];
     state.spans.collect(
         now_ns,
         |device| rate(accounts, device, now_ns).beside,
@@ -340,10 +340,30 @@ fn collect(accounts: &Accounts, now_ns: u64) {
             state.costs.learn(work, measured.ns, beside)
         },
         |device, found| {
-            let scale = rate(accounts, device, now_ns).scale;
-            settle(accounts, device, found, scale, now_ns);
+            if let Some(sum) = left_ns.get_mut(device) {
+                *sum += found.left_ns;
+            }
+            if let Some(state) = state.device(device) {
+                let owed_ns = i64::try_from(found.owed_ns).unwrap_or(i64::MAX);
+                state.learn_pace(found.done_ns, found.more_ns.saturating_add(owed_ns));
+            }
+            let rate = rate(accounts, device, now_ns);
+            if let (Some(interval), Some(compute)) =
+                (rate.interval, accounts.container.region.compute(device))
+            {
+                compute.settle(timetable::outside(interval, found.more_ns));
+                compute.owe(found.owed_ns);
+            }
+            settle(accounts, device, found, rate.charged(), now_ns);
         },
     );
+    for (device, ns) in left_ns.into_iter().enumerate().filter(|(_, ns)| *ns > 0) {
+        if let Some(state) = state.device(device) {
+            // Relaxed: a time.
+            let ends_ns = now_ns.saturating_add(state.paced(ns));
+            state.ends_at_ns.fetch_max(ends_ns, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Have other processes of the container waited for credit since this was last asked?

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use vgpu_abi::doorbell::Doorbell;
 use vgpu_abi::host::KEEP_DEAD_NS;
+use vgpu_abi::interval::Interval;
 use vgpu_abi::limits::{LimitsMap, LimitsValue};
 use vgpu_abi::region::{Dead, Region};
 use vgpu_abi::targets::{Target, TargetsMap, Unaccounted};
@@ -92,6 +93,11 @@ impl Container {
     pub(crate) fn target(&self) -> Option<Target> {
         let own = self.region.own_slot()?;
         self.targets.as_ref()?.target(own.slot, own.generation)
+    }
+
+    /// The container's part of a device's timetable.
+    pub(crate) fn interval(&self, device: usize) -> Option<Interval> {
+        self.targets.as_ref()?.interval(device)
     }
 
     /// The host's knowledge of the process that has this slot in this generation.

@@ -9,6 +9,7 @@ pub(crate) mod spans;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use costs::Costs;
+use costs::estimate::scale;
 use first_uses::FirstUses;
 use spans::Spans;
 use vgpu_abi::layout::MAX_DEVICES;
@@ -41,6 +42,11 @@ pub(crate) struct State {
 #[repr(C)]
 pub(crate) struct DeviceState {
     pub(crate) in_flight_ns: AtomicI64,
+    /// When all that was launched ends if each launch takes as long as was charged, nanoseconds.
+    pub(crate) ends_at_ns: AtomicU64,
+    /// How long work keeps the device busy that is charged [`PACE_ONE`], of late: less where kernels of several streams
+    /// run side by side. 0: nothing has ended yet.
+    pub(crate) pace: AtomicU64,
     /// When work was last seen to end, or a launch was let in by the progress rule.
     pub(crate) progress_ns: AtomicU64,
     pub(crate) waiting: AtomicU32,
@@ -49,6 +55,47 @@ pub(crate) struct DeviceState {
     pub(crate) excused: AtomicU32,
     /// Launches that were let in by the progress rule since something was last seen to end.
     pub(crate) stalls: AtomicU32,
+}
+
+/// One, in parts of which [`DeviceState::pace`] is given.
+const PACE_ONE: u64 = 1 << 20;
+/// A pace is the mean over so much charged work, nanoseconds.
+const PACED_NS: u64 = 20_000_000;
+
+impl DeviceState {
+    /// How long work keeps the device busy that is charged `ns`, nanoseconds.
+    pub(crate) fn paced(&self, ns: u64) -> u64 {
+        // Relaxed: a number.
+        match self.pace.load(Ordering::Relaxed) {
+            0 => ns,
+            pace => scale(ns, pace, PACE_ONE),
+        }
+    }
+
+    /// Work has ended that was charged `done_ns`, and kept the device busy for `more_ns` more (less).
+    pub(crate) fn learn_pace(&self, done_ns: u64, more_ns: i64) {
+        let next = |old: u64| Some(pace(old, done_ns, more_ns));
+        // Relaxed: a number.
+        let _old = self
+            .pace
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+    }
+}
+
+/// The pace after work that was charged `done_ns` and took `more_ns` more (less): between a 16th and 4 times.
+fn pace(old: u64, done_ns: u64, more_ns: i64) -> u64 {
+    if done_ns == 0 {
+        return old;
+    }
+    let took_ns = done_ns.saturating_add_signed(more_ns);
+    let now = scale(took_ns, PACE_ONE, done_ns).clamp(PACE_ONE / 16, PACE_ONE * 4);
+    let old = if old == 0 { PACE_ONE } else { old };
+    let weight_ns = done_ns.min(PACED_NS);
+    if now > old {
+        old + scale(now - old, weight_ns, PACED_NS)
+    } else {
+        old - scale(old - now, weight_ns, PACED_NS)
+    }
 }
 
 impl State {

@@ -13,6 +13,26 @@ use crate::state::accounts::{Accounts, Group};
 /// `Gate::left_ns`: whatever comes may be launched.
 pub(crate) const FREE: u64 = u64::MAX;
 
+/// Counts work that is launched to a device now, nanoseconds. Answers the sum that is in flight.
+pub(crate) fn add_launched(
+    accounts: &Accounts,
+    compute: &Compute<'_>,
+    device: usize,
+    ns: u64,
+    now_ns: u64,
+) -> u64 {
+    if let Some(state) = accounts.process.compute.device(device) {
+        let takes_ns = state.paced(ns);
+        let next = |ends_ns: u64| Some(ends_ns.max(now_ns).saturating_add(takes_ns));
+        // Relaxed: a time.
+        let _old = state
+            .ends_at_ns
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+    }
+    let ns = i64::try_from(ns).unwrap_or(0);
+    add_in_flight(accounts, compute, device, ns)
+}
+
 /// Counts work that is in flight on a device, nanoseconds; less where it is negative. Answers the sum.
 pub(crate) fn add_in_flight(
     accounts: &Accounts,
@@ -72,8 +92,7 @@ pub(crate) fn tell(accounts: &Accounts) {
                     .launched(at as usize, work_ns, now_ns)
             });
             if noted {
-                let more = i64::try_from(work_ns).unwrap_or(0);
-                let in_flight_ns = add_in_flight(accounts, &compute, device, more);
+                let in_flight_ns = add_launched(accounts, &compute, device, work_ns, now_ns);
                 // Relaxed: a time.
                 compute
                     .own()

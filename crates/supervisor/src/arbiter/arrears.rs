@@ -50,6 +50,8 @@ pub(super) struct Party {
     pub(super) active: bool,
     /// A launch of it waited since the last tick, or it was busy all the time.
     pub(super) waited: bool,
+    /// It stands still by itself after it had more than its grant. In a timetable no container does.
+    pub(super) pays: bool,
     /// GPU time that it got since the last tick, nanoseconds.
     pub(super) got_ns: f64,
     /// GPU time that it got earlier, and that only the driver has reported, nanoseconds.
@@ -126,7 +128,10 @@ impl Arrears {
             let repaid_ns = (granted_ns - got_ns).clamp(0.0, account.overrun_ns);
             account.overrun_ns += (got_ns - granted_ns).max(0.0) - repaid_ns;
             account.overrun_ns *= 1.0 - (passed / OVERRUN_FADES_NS).min(1.0);
-            account.overrun_ns = account.overrun_ns.min(MOST_NS);
+            account.overrun_ns = match party.pays {
+                true => account.overrun_ns.min(MOST_NS),
+                false => 0.0,
+            };
             // It works again: what is left the library has counted less than it was.
             if (granted_ns * HELD..=granted_ns).contains(&got_ns) {
                 account.surplus_ns += std::mem::take(&mut account.overrun_ns);
@@ -135,7 +140,12 @@ impl Arrears {
             let made_good_ns = (got_ns - promised_ns).clamp(0.0, account.arrears_ns);
             let late_ns = (party.got_late_ns * (1.0 - NOISE)).max(0.0);
             account.arrears_ns = (account.arrears_ns - made_good_ns - late_ns).max(0.0);
-            let beyond_ns = got_ns.min(granted_ns) - promised_ns - made_good_ns;
+            // What it had beyond its grant it pays for by itself, or it had that too much, too.
+            let kept_ns = match party.pays {
+                true => got_ns.min(granted_ns),
+                false => got_ns,
+            };
+            let beyond_ns = kept_ns - promised_ns - made_good_ns;
             spare.push(if party.active {
                 beyond_ns.max(0.0)
             } else {

@@ -1,6 +1,7 @@
 //! One device and its containers, from tick to tick: which containers work, which want more, and what each is
-//! granted. Combines how time is divided ([`shares`]), how measured time is scaled ([`scale`](super::scale))
-//! and which container has the turn ([`turns`](super::turns)).
+//! granted. Combines how time is divided ([`shares`]), how measured time is scaled ([`scale`](super::scale)), at which
+//! times containers work that all want more ([`timetable`](super::timetable)), and which container has the turn
+//! ([`turns`](super::turns)).
 //!
 //! Between two ticks, [`Bell`]s say which of the containers that come before others hold those up at the moment.
 //!
@@ -8,6 +9,7 @@
 
 use std::collections::HashMap;
 
+use vgpu_abi::interval::Interval;
 use vgpu_abi::limits::Policy;
 use vgpu_abi::targets::{Ahead, ComputeStatus, Grant};
 
@@ -15,8 +17,11 @@ use super::arrears::{Arrears, Party};
 use super::bell::{Allowed, Bell, Seen, Step};
 use super::scale::{Meter, ProcessKey, Sample, Work};
 use super::shares::{self, Claim, Share, WHOLE};
+use super::timetable::{Candidate, Timetable};
 use super::turns::{Contender, Turns};
 
+/// How far apart ticks are, nanoseconds.
+const TICK_NS: u64 = 50_000_000;
 /// A container that has done nothing for this long is idle.
 const IDLE_NS: u64 = 95_000_000;
 /// A container that was held back within this time wants more than it gets.
@@ -45,8 +50,20 @@ pub struct Tenant {
     pub held_bytes: u64,
     /// Of that: memory past its share of the device, bytes.
     pub oversubscribed_bytes: u64,
+    /// It keeps to the interval that it is given: the arbiter may write its targets, and the library of each of its
+    /// processes reads them.
+    pub keeps_intervals: bool,
     /// Its living processes.
     pub processes: Vec<Process>,
+}
+
+impl Tenant {
+    /// The sum of a number of its processes.
+    fn sum(&self, number: impl Fn(&Process) -> u64) -> u64 {
+        self.processes
+            .iter()
+            .fold(0, |sum, process| sum.saturating_add(number(process)))
+    }
 }
 
 /// A process, as it was found at a tick.
@@ -82,6 +99,13 @@ impl Process {
         self.waiting_since_ns != 0
     }
 
+    /// Whether something of it has waited for longer than this, or is that late.
+    fn waits_for(&self, now_ns: u64, ns: u64) -> bool {
+        let is_long_ago = |at_ns: u64| now_ns.saturating_sub(at_ns) > ns;
+        let is_late = self.in_flight_ns > 0 && is_long_ago(self.expected_by_ns);
+        is_late || self.is_waiting() && is_long_ago(self.waiting_since_ns)
+    }
+
     /// Time that its launches have waited, with the one that waits now.
     fn waited_ns(&self, now_ns: u64) -> u64 {
         let waiting_ns = match self.waiting_since_ns {
@@ -99,6 +123,8 @@ pub struct Verdict {
     pub id: u64,
     /// By process, in the order in which they were found.
     pub grants: Vec<Grant>,
+    /// When its launches may go; nothing where they may at any time.
+    pub interval: Option<Interval>,
     /// The figures for display.
     pub seen: ComputeStatus,
     /// It works, or waits to.
@@ -135,7 +161,11 @@ struct Moved {
 pub struct Device {
     meter: Meter,
     turns: Turns,
+    timetable: Timetable,
     arrears: Arrears,
+    /// By container: GPU time since the arrears were counted last, nanoseconds, and what was granted then, thousandths.
+    counted: HashMap<u64, (f64, u32)>,
+    counted_at_ns: u64,
     known: HashMap<u64, ContainerHistory>,
     /// Of the containers that come before others.
     bells: HashMap<u64, Bell>,
@@ -202,13 +232,14 @@ impl Device {
         let turn = self.turn(now_ns, device_bytes, tenants, &holding);
         let usual: Vec<u32> = shares.iter().map(|share| share.permille).collect();
         let is_amended = self.make_good(now_ns, turn.is_some(), &holding, tenants, &mut shares);
+        self.plan(now_ns, turn.is_some(), &holding, tenants, &shares);
         for ((tenant, claim), share) in tenants.iter().zip(&claims).zip(&shares) {
             // What a container gets that is held up now and then is not its share.
             let is_held_up = claims
                 .iter()
                 .any(|c| c.active && c.priority < claim.priority);
             let wants_all = claim.active && claim.demand >= WHOLE && turn.is_none() && !is_held_up;
-            let is_held = wants_all && !is_amended;
+            let is_held = wants_all && !is_amended && !self.timetable.has(tenant.id);
             let share = is_held.then(|| f64::from(share.permille) / f64::from(WHOLE));
             self.meter.hold(now_ns, tenant.id, share);
         }
@@ -377,6 +408,47 @@ impl Device {
         }
     }
 
+    /// Lays out the timetable of the containers that work at the highest priority and are limited, or beside which
+    /// others are.
+    fn plan(
+        &mut self,
+        now_ns: u64,
+        takes_turns: bool,
+        claims: &[Claim],
+        tenants: &[Tenant],
+        shares: &[Share],
+    ) {
+        let top = claims.iter().filter(|c| c.active).map(|c| c.priority).min();
+        let each = || tenants.iter().zip(claims).zip(shares);
+        // A container that does not wait for its interval would use the others'.
+        let is_open = |((tenant, claim), _): &((&Tenant, &Claim), &Share)| {
+            claim.active && (claim.policy == Policy::Disable || !tenant.keeps_intervals)
+        };
+        if takes_turns || each().any(|one| is_open(&one)) {
+            self.timetable.clear();
+            return;
+        }
+        let takes_part = |((_, claim), share): &((&Tenant, &Claim), &Share)| {
+            claim.active && Some(claim.priority) == top && share.measured && share.permille > 0
+        };
+        let period_ns = self.timetable.period_ns();
+        let candidates: Vec<Candidate> = each()
+            .filter(takes_part)
+            .map(|((tenant, claim), share)| Candidate {
+                id: tenant.id,
+                share: share.permille.min(WHOLE),
+                wants_more: claim.demand >= WHOLE,
+                is_held_up: tenant
+                    .processes
+                    .iter()
+                    .any(|process| process.waits_for(now_ns, period_ns)),
+                busy_ns: tenant.sum(|process| process.busy_ns),
+                launches: tenant.sum(|process| process.launches),
+            })
+            .collect();
+        self.timetable.tick(now_ns, &candidates);
+    }
+
     /// Changes the shares so that containers that were held back get what they missed; says whether any is changed.
     fn make_good(
         &mut self,
@@ -391,6 +463,25 @@ impl Device {
             self.arrears.clear();
             return false;
         }
+        for tenant in tenants {
+            let (got_ns, _) = self.counted.entry(tenant.id).or_default();
+            *got_ns += self.meter.got_ns(tenant.id);
+        }
+        // Within a period a container gets its share at one time and nothing at another.
+        let period_ns = self.timetable.period_ns();
+        let mut is_amended = false;
+        if now_ns.saturating_sub(self.counted_at_ns) + TICK_NS / 2 < period_ns {
+            for (tenant, share) in tenants.iter().zip(shares.iter_mut()) {
+                let granted = self.counted.get(&tenant.id).map(|(_, granted)| *granted);
+                if let Some(granted) = granted.filter(|granted| *granted > 0) {
+                    is_amended |= share.permille != granted;
+                    share.permille = granted;
+                }
+            }
+            return is_amended;
+        }
+        self.counted_at_ns = now_ns;
+        let counted = std::mem::take(&mut self.counted);
         let each = tenants.iter().zip(claims).zip(shares.iter());
         let parties: Vec<Party> = each
             .zip(shares::floors(claims))
@@ -405,16 +496,24 @@ impl Device {
                     demand: claim.demand,
                     active,
                     waited: known.is_some_and(|known| known.hungry_at_ns == Some(now_ns)),
-                    got_ns: self.meter.got_ns(tenant.id),
-                    got_late_ns: self.meter.take_unreported_ns(tenant.id),
+                    pays: !self.timetable.has(tenant.id),
+                    got_ns: counted.get(&tenant.id).map_or(0.0, |(got_ns, _)| *got_ns),
+                    // In its intervals a container measures all that it has.
+                    got_late_ns: match (
+                        self.meter.take_unreported_ns(tenant.id),
+                        self.timetable.has(tenant.id),
+                    ) {
+                        (_, true) => 0.0,
+                        (late_ns, false) => late_ns,
+                    },
                 }
             })
             .collect();
         let amended = self.arrears.tick(now_ns, &parties);
-        let mut is_amended = false;
-        for (share, permille) in shares.iter_mut().zip(amended) {
+        for ((tenant, share), permille) in tenants.iter().zip(shares.iter_mut()).zip(amended) {
             is_amended |= share.permille != permille;
             share.permille = permille;
+            self.counted.insert(tenant.id, (0.0, permille));
         }
         is_amended
     }
@@ -484,12 +583,22 @@ impl Device {
             _ => share.permille,
         };
         let waits_for_turn = takes_turns && turn.is_some_and(|holder| holder != tenant.id);
+        let interval = self.timetable.interval(tenant.id);
         let grant = |process: &Process| {
             let (slot, generation) = process.slot;
+            let key = (tenant.id, slot, generation);
+            // In its interval all that a container measures is its own time.
+            let (scale, own) = match interval {
+                Some(_) => (Grant::ONE, Grant::ONE),
+                None => (
+                    fixed(self.meter.scale(&key)),
+                    fixed(self.meter.own(&key)).min(Grant::ONE),
+                ),
+            };
             Grant {
                 permille: short(permille),
-                scale: fixed(self.meter.scale(&(tenant.id, slot, generation))),
-                own: fixed(self.meter.own(&(tenant.id, slot, generation))).min(Grant::ONE),
+                scale,
+                own,
                 contended: share.contended,
                 measured: share.measured || rings || turn.is_some(),
                 rings,
@@ -505,6 +614,7 @@ impl Device {
         Verdict {
             id: tenant.id,
             grants: tenant.processes.iter().map(grant).collect(),
+            interval,
             seen: ComputeStatus {
                 granted_permille: Some(short(permille)),
                 used_permille: used.map(short),

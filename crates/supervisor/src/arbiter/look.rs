@@ -15,11 +15,12 @@ use nix::fcntl::{FcntlArg, fcntl};
 use vgpu_abi::file::{self, Access, FileKind};
 use vgpu_abi::host::{Counters, DeviceUseSnapshot, SlotSnapshot, Snapshot};
 use vgpu_abi::layout::{
-    CHARGE_BYTES_MASK, ComputeUse, DeviceUse, HOOK_GROUPS, LOCK_SLOTS, MAX_DEVICES, MAX_SLOTS,
-    RegionDevice, RegionHeader, RegionLayout, SLOT_USED, SLOT_WORDS, Slot, SlotHead,
+    CHARGE_BYTES_MASK, ComputeUse, DeviceUse, HOOK_GROUPS, KEEPS_INTERVALS, LOCK_SLOTS,
+    MAX_DEVICES, MAX_SLOTS, RegionDevice, RegionHeader, RegionLayout, SLOT_USED, SLOT_WORDS, Slot,
+    SlotHead,
 };
 use vgpu_abi::limits::{self, Limits, LimitsMap};
-use vgpu_abi::targets::{Head, Target, TargetsFile, TargetsWriter, Unaccounted};
+use vgpu_abi::targets::{Head, Target, TargetsFile, TargetsWriter};
 
 use crate::ContainerError;
 use crate::instance::{DOORBELL, Instance, InstanceError, LIMITS, REGION, TARGETS};
@@ -48,8 +49,7 @@ pub(super) struct Container {
     /// The targets as last written, and the moment of the last write.
     written: Option<Vec<(usize, Target)>>,
     wrote_at_ns: u64,
-    /// The figures as last published.
-    unaccounted: [Unaccounted; MAX_DEVICES],
+    /// The head as last published.
     head: Head,
     /// When the parts that are not read at every look were last read.
     checked_at_ns: u64,
@@ -88,6 +88,8 @@ pub(super) struct Process {
     pub(super) slot: usize,
     pub(super) generation: u64,
     pub(super) host_pid: Option<u32>,
+    /// Its library keeps to the container's interval of a timetable.
+    pub(super) keeps_intervals: bool,
     pub(super) devices: Vec<Use>,
 }
 
@@ -226,7 +228,6 @@ impl Container {
             targets,
             written: None,
             wrote_at_ns: 0,
-            unaccounted: [Unaccounted::default(); MAX_DEVICES],
             head: Head::default(),
             checked_at_ns: 0,
             slots: Vec::new(),
@@ -343,6 +344,7 @@ impl Container {
             slot,
             generation: word(buffer, offset_of!(SlotHead, generation)),
             host_pid: Some(host_pid).filter(|pid| *pid != 0),
+            keeps_intervals: word(buffer, offset_of!(SlotHead, abilities)) & KEEPS_INTERVALS != 0,
             devices: (0..devices).map(of_device).collect(),
         }))
     }
@@ -509,12 +511,13 @@ impl Container {
         };
         let was = self.written.as_ref().filter(|_| !anew);
         let same = was.is_some_and(|was| alike(was, &targets));
-        let same_room = self.unaccounted == head.unaccounted;
-        if same && same_room && now_ns.saturating_sub(self.wrote_at_ns) < CHECK_NS {
+        let same_room = self.head.unaccounted == head.unaccounted;
+        let same_intervals = self.head.intervals == head.intervals;
+        if same && same_room && same_intervals && now_ns.saturating_sub(self.wrote_at_ns) < CHECK_NS
+        {
             return Ok(());
         }
         self.wrote_at_ns = now_ns;
-        self.unaccounted = head.unaccounted;
         self.head = *head;
         let text = ContainerError::Targets;
         match (writer, same) {

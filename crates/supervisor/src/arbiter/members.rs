@@ -134,6 +134,7 @@ mod tests {
             slot: *slot,
             generation: 7,
             host_pid: Some(*pid),
+            keeps_intervals: true,
             devices: Vec::new(),
         };
         Look {

@@ -177,6 +177,12 @@ impl Served {
                 .saturating_add(shared)
                 .min(most),
             oversubscribed_bytes: sum(&|used| used.oversubscribed_bytes).min(past),
+            keeps_intervals: self.container.is_served()
+                && self
+                    .look
+                    .processes
+                    .iter()
+                    .all(|known| known.keeps_intervals),
             processes: self.look.processes.iter().map(process).collect(),
         }
     }

@@ -47,6 +47,7 @@ fn head() -> SlotHead {
         hook_calls: std::array::from_fn(|_| word()),
         image: word(),
         gone_since_ns: word(),
+        abilities: word(),
         reserved: std::array::from_fn(|_| word()),
     }
 }

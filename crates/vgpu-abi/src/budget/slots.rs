@@ -5,7 +5,7 @@ use super::Charges;
 use super::words::{empty, tag_of};
 use crate::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::crash::crash_point;
-use crate::layout::{ComputeUse, SLOT_FREE, SLOT_JOINING, SLOT_USED, SlotHead};
+use crate::layout::{ABILITIES, ComputeUse, SLOT_FREE, SLOT_JOINING, SLOT_USED, SlotHead};
 
 /// The owner of a slot, as it stands there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -37,6 +37,10 @@ impl Identity {
             .store(self.pid_namespace, Ordering::Relaxed);
         head.start_stack.store(self.start_stack, Ordering::Relaxed);
         head.image.store(self.image, Ordering::Relaxed);
+        let is_owned = *self != Self::default();
+        let abilities = if is_owned { ABILITIES } else { 0 };
+        // Relaxed: as above.
+        head.abilities.store(abilities, Ordering::Relaxed);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Which share of a device counts for this container: what its limits say, and what the arbiter grants
 //! while it lives. Decides that and nothing else.
 
+use vgpu_abi::interval::Interval;
 use vgpu_abi::limits::Policy;
 use vgpu_abi::targets::{Ahead, Grant};
 use vgpu_abi::waits::WaitCause;
@@ -29,6 +30,8 @@ pub(super) struct Rate {
     pub(super) rings: bool,
     /// How much may be in flight.
     pub(super) ahead: Ahead,
+    /// The part of each period in which its launches may go; nothing where they may at any time.
+    pub(super) interval: Option<Interval>,
 }
 
 impl Rate {
@@ -40,6 +43,7 @@ impl Rate {
         is_below_cap: false,
         rings: false,
         ahead: Ahead::Usual,
+        interval: None,
     };
 
     pub(super) fn is_free(&self) -> bool {
@@ -53,6 +57,15 @@ impl Rate {
 
     pub(super) fn has_cap(&self) -> bool {
         self.permille < 1000
+    }
+
+    /// What a nanosecond of its own time takes from the account, in parts of [`Grant::ONE`]: nothing in its intervals.
+    pub(super) fn charged(&self) -> u32 {
+        if self.interval.is_some() {
+            0
+        } else {
+            self.scale
+        }
     }
 
     /// The cause for which a launch without credit waits.
@@ -76,7 +89,12 @@ impl Rate {
 }
 
 /// The rule: what the limits say, and what the arbiter grants while it lives.
-fn rate_of(policy: Policy, core_percent: u32, grant: Option<Grant>) -> Rate {
+fn rate_of(
+    policy: Policy,
+    core_percent: u32,
+    grant: Option<Grant>,
+    interval: Option<Interval>,
+) -> Rate {
     let cap = match core_percent {
         0 | 100.. => 1000,
         percent => percent * 10,
@@ -108,6 +126,7 @@ fn rate_of(policy: Policy, core_percent: u32, grant: Option<Grant>) -> Rate {
         is_below_cap: granted < cap,
         rings: grant.rings,
         ahead: grant.ahead,
+        interval: interval.filter(|_| grant.measured),
     }
 }
 
@@ -129,7 +148,8 @@ pub(super) fn rate(accounts: &Accounts, device: usize, now_ns: u64) -> Rate {
     let arbiter_lives = heartbeat_ns.is_some_and(is_fresh);
     let target = accounts.container.target().filter(|_| arbiter_lives);
     let grant = target.and_then(|target| target.grants.get(device).copied().flatten());
-    let rate = rate_of(policy, percent, grant);
+    let interval = accounts.container.interval(device);
+    let rate = rate_of(policy, percent, grant, interval);
     Rate {
         // An arbiter that has not met this process yet will have within a tick: until then nothing
         // is put on the device that could not be taken back.
@@ -155,20 +175,23 @@ mod tests {
     #[test]
     fn without_an_arbiter_the_cap_counts_whatever_the_policy() {
         for policy in [Policy::Force, Policy::Default, Policy::Floor] {
-            assert_eq!(rate_of(policy, 30, None).permille, 300);
-            assert!(rate_of(policy, 0, None).is_free());
-            assert!(rate_of(policy, 100, None).is_free());
+            assert_eq!(rate_of(policy, 30, None, None).permille, 300);
+            assert!(rate_of(policy, 0, None, None).is_free());
+            assert!(rate_of(policy, 100, None, None).is_free());
         }
-        assert!(rate_of(Policy::Disable, 30, None).is_free());
+        assert!(rate_of(Policy::Disable, 30, None, None).is_free());
     }
 
     #[test]
     fn arbiters_grant_counts_and_a_forced_cap_still_holds() {
-        assert_eq!(rate_of(Policy::Force, 30, Some(GRANT)).permille, 300);
-        assert_eq!(rate_of(Policy::Force, 50, Some(GRANT)).permille, 400);
-        assert_eq!(rate_of(Policy::Default, 30, Some(GRANT)).permille, 400);
-        assert_eq!(rate_of(Policy::Floor, 0, Some(GRANT)).permille, 400);
-        assert!(rate_of(Policy::Disable, 30, Some(GRANT)).is_free());
+        assert_eq!(rate_of(Policy::Force, 30, Some(GRANT), None).permille, 300);
+        assert_eq!(rate_of(Policy::Force, 50, Some(GRANT), None).permille, 400);
+        assert_eq!(
+            rate_of(Policy::Default, 30, Some(GRANT), None).permille,
+            400
+        );
+        assert_eq!(rate_of(Policy::Floor, 0, Some(GRANT), None).permille, 400);
+        assert!(rate_of(Policy::Disable, 30, Some(GRANT), None).is_free());
     }
 
     #[test]
@@ -177,22 +200,22 @@ mod tests {
             permille: 0,
             ..GRANT
         };
-        assert_eq!(rate_of(Policy::Floor, 0, Some(waits)).permille, 0);
+        assert_eq!(rate_of(Policy::Floor, 0, Some(waits), None).permille, 0);
         let whole = Grant {
             permille: 1000,
             ..GRANT
         };
-        assert!(!rate_of(Policy::Default, 0, Some(whole)).is_free());
+        assert!(!rate_of(Policy::Default, 0, Some(whole), None).is_free());
         let unmeasured = Grant {
             measured: false,
             ..whole
         };
-        assert!(rate_of(Policy::Default, 0, Some(unmeasured)).is_free());
+        assert!(rate_of(Policy::Default, 0, Some(unmeasured), None).is_free());
     }
 
     #[test]
     fn launch_without_credit_waits_for_the_lower_of_cap_and_grant() {
-        let bound = |percent, grant| rate_of(Policy::Floor, percent, grant).bound_by();
+        let bound = |percent, grant| rate_of(Policy::Floor, percent, grant, None).bound_by();
 
         assert_eq!(bound(30, None), WaitCause::Cap);
         assert_eq!(bound(40, Some(GRANT)), WaitCause::Cap);

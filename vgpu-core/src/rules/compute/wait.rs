@@ -9,6 +9,7 @@ use vgpu_abi::waits::WaitCause;
 
 use super::collect;
 use super::rate::{Rate, rate};
+use super::timetable::{self, Fit};
 use crate::base::clock;
 use crate::state::accounts::Accounts;
 use crate::state::launches::DUE_NS;
@@ -81,6 +82,8 @@ impl Spent {
 pub(super) struct Admitted {
     pub(super) charged_ns: u64,
     pub(super) more_ns: u64,
+    /// The most that its thread may launch next without a look, nanoseconds.
+    pub(super) most_ns: u64,
     pub(super) is_unknown: bool,
     pub(super) is_guess: bool,
     pub(super) rate: Rate,
@@ -129,33 +132,28 @@ impl<'a> Wait<'a> {
                 Expected::Known(ns) | Expected::Guessed(ns) => ns,
                 Expected::Unknown => UNKNOWN_NS.max(overdue_ns),
             };
-            let turn = self.turn(&rate, expected, &mut overdue_ns, now_ns);
-            let lease = turn
-                .map_err(|wait_ns| (WaitCause::UnknownCost, wait_ns))
-                .and_then(|()| {
+            let lease = self
+                .interval(&rate, cost_ns, now_ns)
+                .map_err(|wait_ns| (rate.bound_by(), wait_ns))
+                .and_then(|fit| {
+                    self.turn(&rate, expected, &mut overdue_ns, now_ns)
+                        .map_err(|wait_ns| (WaitCause::UnknownCost, wait_ns))?;
                     self.mark(&rate, expected, now_ns)
                         .and_then(|()| self.room(&rate, cost_ns, now_ns))
-                        .map_err(|wait_ns| (WaitCause::InFlight, wait_ns))
+                        .map_err(|wait_ns| (WaitCause::InFlight, wait_ns))?;
+                    Ok(fit)
                 })
-                .and_then(|()| {
-                    let wanted = rate.counted(cost_ns).max(1);
-                    if rate.has_cap() {
-                        let most_ns = lease_ns(rate.ahead);
-                        let compute = self.compute;
-                        let lease = compute.lease_at_most(wanted, most_ns, now_ns, rate.permille);
-                        lease
-                            .or_else(|wait_ns| self.excused(&rate, wanted, wait_ns, now_ns))
-                            .map_err(|wait_ns| (rate.bound_by(), wait_ns))
-                    } else {
-                        Ok(0)
-                    }
+                .and_then(|fit| {
+                    let wait = |wait_ns| (rate.bound_by(), wait_ns);
+                    self.credit(&rate, cost_ns, fit, now_ns).map_err(wait)
                 });
             match lease {
-                Ok(more_ns) => {
+                Ok((more_ns, most_ns)) => {
                     self.end(now_ns);
                     return Some(Admitted {
                         charged_ns: cost_ns,
                         more_ns,
+                        most_ns,
                         is_unknown: self.has_mark,
                         is_guess: matches!(expected, Expected::Guessed(_)),
                         rate,
@@ -172,6 +170,58 @@ impl<'a> Wait<'a> {
                 }
             }
         }
+    }
+
+    /// Does it fit into the container's interval of the timetable, if there is one?
+    fn interval(&self, rate: &Rate, cost_ns: u64, now_ns: u64) -> Result<Option<Fit>, u64> {
+        let Some(interval) = rate.interval else {
+            return Ok(None);
+        };
+        let state = self.accounts.process.compute.device(self.device);
+        let takes_ns = state.map_or(cost_ns, |state| state.paced(cost_ns));
+        timetable::fits(interval, now_ns, self.busy_until_ns(now_ns), takes_ns).map(Some)
+    }
+
+    /// Takes what it costs from the container's account: what was taken beyond it, and the most that the thread may
+    /// launch next without a look, nanoseconds. In an interval the time is the container's own, and only what reaches
+    /// beyond it costs something.
+    fn credit(
+        &mut self,
+        rate: &Rate,
+        cost_ns: u64,
+        fit: Option<Fit>,
+        now_ns: u64,
+    ) -> Result<(u64, u64), u64> {
+        let lease_ns = lease_ns(rate.ahead);
+        let (wanted_ns, taken_ns, most_ns) = match fit {
+            Some(fit) => (fit.beyond_ns, 0, fit.left_ns.min(lease_ns)),
+            None => (cost_ns, lease_ns, lease_ns),
+        };
+        if !rate.has_cap() {
+            return Ok((0, most_ns));
+        }
+        let wanted_ns = rate.counted(wanted_ns).max(1);
+        let lease = self
+            .compute
+            .lease_at_most(wanted_ns, taken_ns, now_ns, rate.permille);
+        lease
+            .or_else(|wait_ns| self.excused(rate, wanted_ns, wait_ns, now_ns))
+            .map(|more_ns| (more_ns, most_ns))
+    }
+
+    /// When what the process has in flight ought to have ended, nanoseconds.
+    fn busy_until_ns(&self, now_ns: u64) -> u64 {
+        let Some(state) = self.accounts.process.compute.device(self.device) else {
+            return 0;
+        };
+        // Relaxed throughout: numbers and times.
+        let in_flight = u64::try_from(state.in_flight_ns.load(Ordering::Relaxed)).unwrap_or(0);
+        if in_flight == 0 {
+            return 0;
+        }
+        let ends_at_ns = state.ends_at_ns.load(Ordering::Relaxed);
+        // What has ended since the last mark is still counted as in flight.
+        ends_at_ns.min(now_ns.saturating_add(state.paced(in_flight)))
     }
 
     /// Of launches of unknown cost, one is in flight at a time.
@@ -400,7 +450,7 @@ fn too_much_beside_a_higher(in_flight_ns: u64, cost_ns: u64, left_ns: u64) -> Op
 }
 
 /// What a thread takes at a time for the launches that follow, nanoseconds.
-pub(super) fn lease_ns(ahead: Ahead) -> u64 {
+fn lease_ns(ahead: Ahead) -> u64 {
     match ahead {
         Ahead::Brief => BRIEF_LEASE_NS,
         Ahead::Usual | Ahead::Any => LEASE_NS,

@@ -40,6 +40,8 @@ struct Mark {
     submitted_ns: u64,
     /// The charge of the launch, nanoseconds.
     charged_ns: u64,
+    /// When `start` was recorded.
+    begun_ns: u64,
     work: Work,
     /// Nothing else was launched to the stream between the two events.
     is_alone: bool,
@@ -55,6 +57,8 @@ struct Marks {
     /// The end of the mark that was collected last; 0: none.
     last: u64,
     last_submitted_ns: u64,
+    /// When it was seen to have ended.
+    last_seen_ns: u64,
     /// Launched to the stream, in charged nanoseconds, and how much of it is known to be done.
     submitted_ns: u64,
     done_ns: u64,
@@ -153,7 +157,7 @@ pub(crate) struct Measured {
 
 /// A stretch of a stream's time, between the ends of two marks or around a single launch.
 #[derive(Clone, Copy, Debug)]
-struct Interval {
+struct Stretch {
     /// How long it was, nanoseconds.
     measured_ns: u64,
     /// The part of it that was not yet counted for another stream of the context, nanoseconds.
@@ -181,7 +185,7 @@ struct More {
     occupied_ns: i64,
 }
 
-impl Interval {
+impl Stretch {
     /// If nothing else works on the device, the interval is the launches' own time, less the part of the sample that
     /// is not. Beside other processes, the interval includes their turns. The launches' own time is then their charge,
     /// which was learned from samples, and the sample corrects its own part.
@@ -224,6 +228,8 @@ pub(crate) struct Found {
     pub(crate) done_ns: u64,
     /// The launch of unknown cost is done.
     pub(crate) ended_unknown: bool,
+    /// How long the stream is still busy if a mark in it has not ended, charged nanoseconds.
+    pub(crate) left_ns: u64,
 }
 
 impl Spans {
@@ -446,6 +452,7 @@ impl Spans {
             },
             submitted_ns: marks.submitted_ns,
             charged_ns,
+            begun_ns: begun.at_ns,
             work,
             is_alone: marks.submitted_ns == begun.submitted_ns + charged_ns,
             is_chained: begun.is_chained,
@@ -513,7 +520,10 @@ impl Spans {
         let mut sum = Found::default();
         while let Some(mark) = marks.oldest() {
             match query::event_is_done(mark.end) {
-                Some(false) => break,
+                Some(false) => {
+                    sum.left_ns = marks.left_ns(&mark, now_ns);
+                    break;
+                }
                 Some(true) => {
                     let more = self.measure(marks, &mark, beside, learn);
                     sum.more_ns = sum.more_ns.saturating_add(more.own_ns);
@@ -529,6 +539,7 @@ impl Spans {
             let last = core::mem::replace(&mut marks.last, mark.end);
             self.give_back(marks.context, last);
             marks.last_submitted_ns = mark.submitted_ns;
+            marks.last_seen_ns = now_ns;
             marks.drop_oldest();
         }
         // Launches after the last mark end some time, although no event says so.
@@ -584,13 +595,13 @@ impl Spans {
             None => return More::default(),
         };
         let counted_ns = self.uncounted(marks.context, mark, measured_ns);
-        let interval = Interval {
+        let stretch = Stretch {
             measured_ns,
             counted_ns,
             charged_ns,
             sample,
         };
-        interval.more(beside)
+        stretch.more(beside)
     }
 
     /// The part of an interval that ends with this mark in which no other stream of the context was
@@ -757,6 +768,15 @@ impl Marks {
         self.ring.get((self.first + last) % MARKS)
     }
 
+    /// How long the stream is still busy whose oldest mark has not ended, charged nanoseconds: what is left of the work
+    /// up to the end of that mark, which runs since the mark before was seen to have ended, and all behind it.
+    fn left_ns(&self, oldest: &Mark, now_ns: u64) -> u64 {
+        let up_to_it = oldest.submitted_ns.saturating_sub(self.last_submitted_ns);
+        let runs_ns = now_ns.saturating_sub(self.last_seen_ns.max(oldest.begun_ns));
+        let behind_ns = self.submitted_ns.saturating_sub(oldest.submitted_ns);
+        up_to_it.saturating_sub(runs_ns).saturating_add(behind_ns)
+    }
+
     /// False: there is no room for it.
     fn push(&mut self, mark: Mark) -> bool {
         if self.count >= MARKS {
@@ -814,6 +834,7 @@ mod tests {
             gap_ns: 0,
             submitted_ns: end,
             charged_ns: 1,
+            begun_ns: 0,
             work: Work::kernel(1, [1; 3], [1; 3]),
             is_alone: true,
             is_chained: false,

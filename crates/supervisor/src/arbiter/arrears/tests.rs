@@ -14,6 +14,7 @@ fn party(id: u64, floor: u32, share: u32) -> Party {
         demand: WHOLE,
         active: true,
         waited: true,
+        pays: true,
         got_ns: 0.0,
         got_late_ns: 0.0,
     }
@@ -183,6 +184,7 @@ fn any_party() -> impl Strategy<Value = Party> {
             demand: if waited { WHOLE } else { demand },
             active,
             waited: waited && active,
+            pays: true,
             got_ns: times.0,
             got_late_ns: times.1,
         }

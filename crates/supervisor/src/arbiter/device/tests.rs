@@ -2,6 +2,7 @@
 //! one, under the arbiter: what each really gets is known exactly.
 
 use super::*;
+use vgpu_abi::interval::Moment;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -50,6 +51,7 @@ struct Program {
     estimate: f64,
     charged: f64,
     grant: Grant,
+    interval: Option<Interval>,
     true_ns: u64,
     period_ns: u64,
     /// The function with which its tenant overwrites its own region before each look.
@@ -67,6 +69,7 @@ impl Program {
                 floor: 0,
                 held_bytes: 1 << 30,
                 oversubscribed_bytes: 0,
+                keeps_intervals: false,
                 processes: vec![Process {
                     slot: (0, 1),
                     host_pid: Some(u32::try_from(id).unwrap()),
@@ -100,6 +103,7 @@ impl Program {
                 rings: false,
                 ahead: Ahead::Usual,
             },
+            interval: None,
             true_ns: 0,
             period_ns: 0,
             forge: None,
@@ -141,6 +145,7 @@ impl Program {
 
     fn tells_own(mut self) -> Self {
         self.tells_own = true;
+        self.tenant.keeps_intervals = true;
         self
     }
 
@@ -187,7 +192,9 @@ impl Program {
                 process.occupied_ns += occupied;
             }
             self.estimate = measured;
-            self.credit -= measured * scale - self.charged;
+            if self.interval.is_none() {
+                self.credit -= measured * scale - self.charged;
+            }
             process.busy_ns += whole_ns(measured);
             process.in_flight_ns = 0;
             self.state = if self.gap_ns > 0 {
@@ -205,8 +212,14 @@ impl Program {
         let waits = matches!(self.state, State::Waits) && wants;
         let within =
             |spans: &[(u64, u64)]| spans.iter().any(|(from, to)| (*from..*to).contains(&now));
-        let free = permille >= 1000.0 || within(&self.overruns);
-        let is_held = within(&self.held);
+        let fits = |interval: Interval| match interval.at(now) {
+            Moment::Open { left_ns } => left_ns >= self.kernel_ns.min(interval.length_ns()) / 2,
+            Moment::Closed { .. } => false,
+        };
+        let in_time = self.interval.is_none_or(fits) || within(&self.overruns);
+        // In its interval the time is its own.
+        let free = permille >= 1000.0 || within(&self.overruns) || self.interval.is_some();
+        let is_held = within(&self.held) || !in_time;
         let has_to_wait = waits && (is_held || !(self.credit > 0.0 || free));
         if has_to_wait && process.waiting_since_ns == 0 {
             process.waiting_since_ns = now;
@@ -216,7 +229,10 @@ impl Program {
             process.waiting_since_ns = 0;
         }
         if waits && !has_to_wait {
-            self.charged = self.estimate * scale;
+            self.charged = match self.interval {
+                Some(_) => 0.0,
+                None => self.estimate * scale,
+            };
             self.credit -= self.charged;
             process.launches += 1;
             process.last_launch_ns = now;
@@ -363,6 +379,7 @@ impl World {
                         .tick(self.now, 16 << 30, &tenants, &std::mem::take(&mut samples));
                 for (program, verdict) in self.programs.iter_mut().zip(verdicts) {
                     program.grant = verdict.grants.first().copied().unwrap_or(program.grant);
+                    program.interval = verdict.interval;
                 }
             }
         }

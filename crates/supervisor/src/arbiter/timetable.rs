@@ -1,0 +1,450 @@
+//! The timetable of a device: when each of several containers that all want more than they get may launch. One after
+//! the other has the device for its part of a period, so each has its share whatever slices the driver gives, and what
+//! a container measures in its interval is its own time.
+//!
+//! A container that wants less than its share needs no interval: it launches when it likes. So a timetable has at
+//! least two containers that were held back. Intervals follow from shares alone. What containers say of their work
+//! decides who takes part and how long the period is, and gives no container more than its share.
+//!
+//! Values in, values out: never reads a clock, a file or the driver.
+
+use std::collections::HashMap;
+
+use vgpu_abi::interval::Interval;
+
+use super::shares::WHOLE;
+
+/// The lengths that a period may have, milliseconds. A fifth of a second has a whole number of each: so a container has
+/// its share in any fifth of a second, wherever that begins.
+const PERIODS_MS: [u16; 3] = [50, 100, 200];
+/// A period is so many times as long as the launches of any container: the last launch of an interval ends up to half
+/// of its length away from the interval's end.
+const LAUNCHES_A_PERIOD: u64 = 16;
+/// An interval has room for so many launches of its container.
+const LAUNCHES_AN_INTERVAL: u64 = 2;
+/// What containers do is looked at over so many periods, and over this time at least, nanoseconds.
+const LOOKED_PERIODS: u64 = 2;
+const LOOKED_NS: u64 = 190_000_000;
+/// If more than this part of the intervals is lost where they change over, the period becomes so long that half of it
+/// would be lost, thousandths.
+const LOST_PERMILLE: u64 = 30;
+/// A container that uses less than this part of its intervals wants less than its share, thousandths.
+const WANTED_PERMILLE: u64 = 600;
+/// It takes no part for so long, nanoseconds.
+const LEFT_OUT_NS: u64 = 1_000_000_000;
+
+/// A container that may take part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate {
+    /// Which.
+    pub id: u64,
+    /// The most of the device's time that it may have, thousandths.
+    pub share: u32,
+    /// It wants more than it gets.
+    pub wants_more: bool,
+    /// Work of it has not begun or not ended for longer than a period: another container's kernel holds it up.
+    pub is_held_up: bool,
+    /// GPU time that it counts as its own so far, nanoseconds.
+    pub busy_ns: u64,
+    /// Kernels and graphs launched so far.
+    pub launches: u64,
+}
+
+/// What is remembered of a container.
+#[derive(Debug, Clone, Copy, Default)]
+struct History {
+    /// The counts when this look at it began, and when that was.
+    since_ns: u64,
+    busy_ns: u64,
+    launches: u64,
+    /// The mean length of its launches in the look before, nanoseconds; 0 is not known.
+    launch_ns: u64,
+    /// The time of its intervals since then, nanoseconds.
+    given_ns: u64,
+    /// It takes no part until then.
+    left_out_until_ns: u64,
+}
+
+/// The timetable of one device, from tick to tick.
+#[derive(Debug, Default)]
+pub struct Timetable {
+    known: HashMap<u64, History>,
+    /// The last timetable; empty where there is none.
+    intervals: Vec<(u64, Interval)>,
+    /// The period is at least so long because shorter ones lost too much, milliseconds.
+    least_ms: u16,
+    looked_at_ns: u64,
+    ticked_at_ns: u64,
+    /// A container was held up since the last look.
+    was_held_up: bool,
+}
+
+impl Timetable {
+    /// The intervals of those that take part: none, or at least two. `candidates` are the containers that work on the
+    /// device and may be made to wait, in any order.
+    pub fn tick(&mut self, now_ns: u64, candidates: &[Candidate]) -> &[(u64, Interval)] {
+        self.look(now_ns, candidates);
+        let mut taking_part: Vec<Candidate> = candidates
+            .iter()
+            .copied()
+            .filter(|candidate| self.takes_part(now_ns, candidate))
+            .collect();
+        taking_part.sort_by_key(|candidate| candidate.id);
+        let shares = fill(&taking_part);
+        let period_ms = self.period_ms(&taking_part, &shares);
+        let was: Vec<u64> = self.intervals.iter().map(|(id, _)| *id).collect();
+        self.intervals = match period_ms {
+            Some(period_ms) if taking_part.len() >= 2 => lay_out(period_ms, &taking_part, &shares),
+            _ => Vec::new(),
+        };
+        let is: Vec<u64> = self.intervals.iter().map(|(id, _)| *id).collect();
+        if was != is {
+            // What was lost with others says nothing.
+            self.begin(now_ns, candidates);
+        }
+        &self.intervals
+    }
+
+    /// There is no timetable now.
+    pub fn clear(&mut self) {
+        self.intervals.clear();
+        self.known.clear();
+        self.least_ms = 0;
+    }
+
+    /// How long its period is, nanoseconds; 0 where there is none.
+    #[must_use]
+    pub fn period_ns(&self) -> u64 {
+        self.intervals.first().map_or(0, |(_, at)| at.period_ns())
+    }
+
+    /// Whether a container takes part.
+    #[must_use]
+    pub fn has(&self, id: u64) -> bool {
+        self.interval(id).is_some()
+    }
+
+    /// A container's interval.
+    #[must_use]
+    pub fn interval(&self, id: u64) -> Option<Interval> {
+        let mut each = self.intervals.iter();
+        each.find(|(of, _)| *of == id)
+            .map(|(_, interval)| *interval)
+    }
+
+    fn takes_part(&self, now_ns: u64, candidate: &Candidate) -> bool {
+        let known = self.known.get(&candidate.id).copied().unwrap_or_default();
+        let was_in = self.has(candidate.id);
+        now_ns >= known.left_out_until_ns && (candidate.wants_more || was_in) && candidate.share > 0
+    }
+
+    /// Begins to look at what containers do.
+    fn begin(&mut self, now_ns: u64, candidates: &[Candidate]) {
+        self.looked_at_ns = now_ns;
+        self.least_ms = 0;
+        for candidate in candidates {
+            if let Some(known) = self.known.get_mut(&candidate.id) {
+                known.since_ns = now_ns;
+                known.busy_ns = candidate.busy_ns;
+                known.launches = candidate.launches;
+                known.given_ns = 0;
+            }
+        }
+    }
+
+    /// Looks at what containers did since the last look, if that is long enough.
+    fn look(&mut self, now_ns: u64, candidates: &[Candidate]) {
+        let tick_ns = now_ns.saturating_sub(self.ticked_at_ns);
+        self.ticked_at_ns = now_ns;
+        self.was_held_up |= candidates.iter().any(|candidate| candidate.is_held_up);
+        for (id, interval) in &self.intervals {
+            if let Some(known) = self.known.get_mut(id) {
+                known.given_ns += part(tick_ns, interval.length_ns(), interval.period_ns());
+            }
+        }
+        self.known
+            .retain(|id, _| candidates.iter().any(|candidate| candidate.id == *id));
+        for candidate in candidates {
+            self.known.entry(candidate.id).or_insert_with(|| History {
+                since_ns: now_ns,
+                busy_ns: candidate.busy_ns,
+                launches: candidate.launches,
+                // All that it ever did.
+                launch_ns: candidate.busy_ns / candidate.launches.max(1),
+                ..History::default()
+            });
+        }
+        let passed_ns = now_ns.saturating_sub(self.looked_at_ns);
+        let period_ns = self.period_ns();
+        if passed_ns < LOOKED_NS.max(period_ns * LOOKED_PERIODS) {
+            return;
+        }
+        self.looked_at_ns = now_ns;
+        // What a kernel without an end took, or a container did not want, is not lost between two intervals.
+        let mut is_lost = !std::mem::take(&mut self.was_held_up);
+        let (mut given_ns, mut used_ns) = (0, 0);
+        for candidate in candidates {
+            let interval = self.interval(candidate.id);
+            let Some(known) = self.known.get_mut(&candidate.id) else {
+                continue;
+            };
+            let busy_ns = candidate.busy_ns.saturating_sub(known.busy_ns);
+            let launches = candidate.launches.saturating_sub(known.launches);
+            let is_whole = known.since_ns <= now_ns.saturating_sub(passed_ns);
+            let given = known.given_ns;
+            *known = History {
+                since_ns: now_ns,
+                busy_ns: candidate.busy_ns,
+                launches: candidate.launches,
+                given_ns: 0,
+                launch_ns: match launches {
+                    0 => known.launch_ns,
+                    _ => busy_ns / launches,
+                },
+                ..*known
+            };
+            if interval.is_none() || !is_whole {
+                continue;
+            }
+            given_ns += given;
+            used_ns += busy_ns.min(given);
+            if busy_ns < part(given, WANTED_PERMILLE, 1_000) && !candidate.is_held_up {
+                known.left_out_until_ns = now_ns.saturating_add(LEFT_OUT_NS);
+                is_lost = false;
+            }
+        }
+        let lost_ns = given_ns.saturating_sub(used_ns);
+        if is_lost && lost_ns > part(given_ns, LOST_PERMILLE, 1_000) {
+            // As much is lost in each period, however long it is.
+            let lost_permille = part(lost_ns, 1_000, given_ns);
+            let period_ms = part(period_ns, lost_permille * 2, LOST_PERMILLE * 1_000_000);
+            self.least_ms = u16::try_from(period_ms).unwrap_or(u16::MAX);
+        }
+    }
+
+    /// How long a period is that suits all, milliseconds; nothing if none does, because launches are too long.
+    fn period_ms(&self, taking_part: &[Candidate], shares: &[u32]) -> Option<u16> {
+        let [.., longest_ms] = PERIODS_MS;
+        let mut needed_ns = u64::from(self.least_ms.min(longest_ms)) * 1_000_000;
+        for (candidate, share) in taking_part.iter().zip(shares) {
+            let launch_ns = self
+                .known
+                .get(&candidate.id)
+                .map_or(0, |known| known.launch_ns);
+            let of_interval = launch_ns.saturating_mul(LAUNCHES_AN_INTERVAL * u64::from(WHOLE))
+                / u64::from((*share).max(1));
+            let of_period = launch_ns.saturating_mul(LAUNCHES_A_PERIOD);
+            needed_ns = needed_ns.max(of_interval).max(of_period);
+        }
+        let mut each = PERIODS_MS.into_iter();
+        each.find(|period_ms| u64::from(*period_ms) * 1_000_000 >= needed_ns)
+    }
+}
+
+/// The shares of those that take part, thousandths: what each may have, or as much as the others of what there is.
+fn fill(taking_part: &[Candidate]) -> Vec<u32> {
+    let mut order: Vec<usize> = (0..taking_part.len()).collect();
+    let most = |at: usize| taking_part.get(at).map_or(0, |candidate| candidate.share);
+    order.sort_by_key(|at| most(*at));
+    let mut shares = vec![0; taking_part.len()];
+    let (mut left, mut open) = (WHOLE, taking_part.len());
+    for at in order {
+        let even = left / u32::try_from(open.max(1)).unwrap_or(WHOLE);
+        let share = most(at).min(even);
+        if let Some(place) = shares.get_mut(at) {
+            *place = share;
+        }
+        left -= share;
+        open -= 1;
+    }
+    shares
+}
+
+/// One interval after another, from the beginning of the period.
+fn lay_out(period_ms: u16, taking_part: &[Candidate], shares: &[u32]) -> Vec<(u64, Interval)> {
+    let mut from_us = 0;
+    let mut intervals = Vec::with_capacity(taking_part.len());
+    for (candidate, share) in taking_part.iter().zip(shares) {
+        // A thousandth of a millisecond is a microsecond.
+        let length_us = u32::from(period_ms) * *share;
+        let interval = Interval {
+            period_ms,
+            from_us,
+            length_us,
+        };
+        intervals.push((candidate.id, interval));
+        from_us += length_us;
+    }
+    intervals
+}
+
+/// `ns × part / whole`.
+fn part(ns: u64, part: u64, whole: u64) -> u64 {
+    let scaled = u128::from(ns) * u128::from(part) / u128::from(whole.max(1));
+    u64::try_from(scaled).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// A container that wants more than it gets, and what it does in its interval.
+    #[derive(Debug, Clone, Copy)]
+    struct Tenant {
+        share: u32,
+        launch_ns: u64,
+        /// The part of its interval that it uses, thousandths.
+        uses: u64,
+    }
+
+    const GREEDY: Tenant = Tenant {
+        share: 500,
+        launch_ns: MS / 10,
+        uses: 1_000,
+    };
+
+    /// Ticks every 50 ms for a while. Returns the last timetable.
+    fn play(tenants: &[Tenant], ms: u64, lost_ns: u64) -> Vec<(u64, Interval)> {
+        let mut timetable = Timetable::default();
+        let mut busy: Vec<u64> = tenants.iter().map(|tenant| tenant.launch_ns).collect();
+        for now_ms in (0..=ms).step_by(50) {
+            for (id, tenant) in tenants.iter().enumerate() {
+                let ns = match timetable.interval(id as u64) {
+                    Some(at) => {
+                        let each_ns = at.length_ns().saturating_sub(lost_ns);
+                        part(50 * MS, each_ns * tenant.uses / 1_000, at.period_ns())
+                    }
+                    None => part(50 * MS, tenant.share.into(), 1_000),
+                };
+                busy[id] += ns;
+            }
+            let each = tenants.iter().zip(&busy).enumerate();
+            let candidates: Vec<Candidate> = each
+                .map(|(id, (tenant, busy_ns))| Candidate {
+                    id: id as u64,
+                    share: tenant.share,
+                    wants_more: true,
+                    is_held_up: false,
+                    busy_ns: *busy_ns,
+                    launches: busy_ns / tenant.launch_ns,
+                })
+                .collect();
+            timetable.tick(now_ms * MS, &candidates);
+        }
+        timetable.intervals
+    }
+
+    fn lengths(intervals: &[(u64, Interval)]) -> Vec<u32> {
+        intervals.iter().map(|(_, at)| at.length_us).collect()
+    }
+
+    #[test]
+    fn each_has_its_share_of_a_period() {
+        let tenants = [100, 900].map(|share| Tenant { share, ..GREEDY });
+        assert_eq!(lengths(&play(&tenants, 2_000, 0)), [5_000, 45_000]);
+        let tenants = [200, 300].map(|share| Tenant { share, ..GREEDY });
+        assert_eq!(lengths(&play(&tenants, 2_000, 0)), [10_000, 15_000]);
+    }
+
+    #[test]
+    fn shares_that_do_not_fit_are_evened_out_from_above() {
+        let shares = |shares: &[u32]| {
+            let each = shares.iter().zip(0..);
+            let taking_part: Vec<Candidate> = each
+                .map(|(share, id)| Candidate {
+                    id,
+                    share: *share,
+                    wants_more: true,
+                    is_held_up: false,
+                    busy_ns: 0,
+                    launches: 0,
+                })
+                .collect();
+            fill(&taking_part)
+        };
+        assert_eq!(shares(&[300, 1_000]), [300, 700]);
+        assert_eq!(shares(&[1_000, 300, 1_000]), [350, 300, 350]);
+        assert_eq!(shares(&[800, 400]), [600, 400]);
+    }
+
+    #[test]
+    fn a_container_by_itself_needs_no_timetable() {
+        assert_eq!(play(&[GREEDY], 2_000, 0), []);
+    }
+
+    #[test]
+    fn period_is_long_enough_for_the_longest_launches() {
+        let tenants = |launch_ns| {
+            [
+                GREEDY,
+                Tenant {
+                    launch_ns,
+                    ..GREEDY
+                },
+            ]
+        };
+        let period = |launch_ns| {
+            play(&tenants(launch_ns), 2_000, 0)
+                .first()
+                .map(|of| of.1.period_ms)
+        };
+        assert_eq!(period(MS), Some(50));
+        assert_eq!(period(5 * MS), Some(100));
+        assert_eq!(period(10 * MS), Some(200));
+        assert_eq!(period(11 * MS), Some(200));
+        assert_eq!(period(20 * MS), None);
+    }
+
+    #[test]
+    fn period_grows_while_too_much_is_lost_between_intervals() {
+        let period = |lost_ns| play(&[GREEDY; 2], 5_000, lost_ns)[0].1.period_ms;
+        assert_eq!(period(MS / 10), 50);
+        assert_eq!(period(MS / 2), 50);
+        assert_eq!(period(5 * MS), 200);
+    }
+
+    #[test]
+    fn a_container_that_wants_less_than_its_share_takes_no_part() {
+        let modest = Tenant {
+            uses: 500,
+            ..GREEDY
+        };
+        assert_eq!(play(&[GREEDY, modest], 1_000, 0), []);
+        assert_eq!(lengths(&play(&[GREEDY, modest, GREEDY], 1_000, 0)).len(), 2);
+    }
+
+    proptest! {
+        /// Whatever containers say of themselves: intervals follow each other, and none is longer than its share.
+        #[test]
+        fn no_word_of_a_container_makes_its_interval_longer(
+            ticks in prop::collection::vec(
+                prop::collection::vec((0_u32..=1_000, any::<bool>(), any::<u64>(), any::<u64>()), 0..6),
+                1..20,
+            ),
+        ) {
+            let mut timetable = Timetable::default();
+            for (tick, claims) in ticks.iter().enumerate() {
+                let candidates: Vec<Candidate> = claims.iter().zip(0..).map(|(claim, id)| {
+                    let (share, wants_more, busy_ns, launches) = *claim;
+                    let is_held_up = busy_ns % 3 == 0;
+                    Candidate { id, share, wants_more, is_held_up, busy_ns, launches }
+                }).collect();
+                let intervals = timetable.tick(tick as u64 * 50 * MS, &candidates);
+                prop_assert!(intervals.len() != 1);
+                let mut at_us = 0;
+                for (id, interval) in intervals {
+                    let share = candidates[usize::try_from(*id).unwrap()].share;
+                    prop_assert_eq!(interval.from_us, at_us);
+                    prop_assert!(interval.length_us <= share * u32::from(interval.period_ms));
+                    at_us += interval.length_us;
+                }
+                let period_us = intervals.first().map_or(0, |(_, at)| u32::from(at.period_ms) * 1_000);
+                prop_assert!(at_us <= period_us);
+            }
+        }
+    }
+}
