@@ -18,14 +18,21 @@ use axum::routing::{get, post};
 use futures_util::FutureExt;
 
 pub use crate::access::Access;
+use crate::beside::Beside;
 use crate::{Scheduler, explain, metrics};
 
-/// `/healthz` and `/readyz`, for the kubelet and for monitoring.
-pub fn health(scheduler: Scheduler) -> Router {
+/// `/healthz` and `/readyz`, for the kubelet and for monitoring, and `/livez/kube-scheduler`, with which the kubelet
+/// asks whether the kube-scheduler `beside` may go on.
+pub fn health(scheduler: Scheduler, beside: Option<Beside>) -> Router {
+    let asked = {
+        let scheduler = scheduler.clone();
+        get(async move || may_go_on(&scheduler, beside.as_ref()).await)
+    };
     Router::new()
-        .route("/healthz", get(StatusCode::OK))
+        .route("/healthz", get(healthy))
         .route("/readyz", get(ready))
         .with_state(scheduler)
+        .route("/livez/kube-scheduler", asked)
 }
 
 /// The routes that kube-scheduler calls.
@@ -66,20 +73,27 @@ pub fn work(
 
 /// All routes of one listener that only this machine reaches.
 pub fn routes(scheduler: &Scheduler, admission: Option<Arc<Admission>>, legacy: bool) -> Router {
-    health(scheduler.clone()).merge(work(scheduler, admission, legacy, None))
+    health(scheduler.clone(), None).merge(work(scheduler, admission, legacy, None))
 }
 
-/// Ready once the cluster has been read. A replica that stands by is also ready, and says so. With `?answers` only the
-/// replica that answers is ready.
+/// A ledger that does not answer never will again, so the kubelet restarts the process.
+async fn healthy(State(scheduler): State<Scheduler>) -> (StatusCode, String) {
+    match scheduler.ledger_answers().await {
+        Ok(()) => (StatusCode::OK, String::new()),
+        Err(why) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("not healthy: {why}\n"),
+        ),
+    }
+}
+
+/// Ready once the cluster has been read and while the ledger answers. A replica that stands by is also ready, and says
+/// so. With `?answers` only the replica that answers is ready.
 async fn ready(State(scheduler): State<Scheduler>, request: Request) -> (StatusCode, String) {
     let answers = scheduler.answers();
     let unready = match (&answers, request.uri().query()) {
         (Err(why), Some("answers")) => Some(why.to_string()),
-        _ if !scheduler.is_synced() => Some(format!(
-            "{} not read from the API server yet",
-            scheduler.missing()
-        )),
-        _ => None,
+        _ => why_unready(&scheduler).await,
     };
     match (unready, answers) {
         (Some(why), _) => (
@@ -88,6 +102,34 @@ async fn ready(State(scheduler): State<Scheduler>, request: Request) -> (StatusC
         ),
         (None, Ok(())) => (StatusCode::OK, "ready\n".into()),
         (None, Err(why)) => (StatusCode::OK, format!("ready, standing by: {why}\n")),
+    }
+}
+
+/// Why the extender cannot serve; none where it can, or could as soon as it holds the Lease.
+async fn why_unready(scheduler: &Scheduler) -> Option<String> {
+    if !scheduler.is_synced() {
+        let missing = scheduler.missing();
+        return Some(format!("{missing} not read from the API server yet"));
+    }
+    scheduler.ledger_answers().await.err()
+}
+
+/// A kube-scheduler whose extender is not ready would keep the Lease, and with it the other replica, from work.
+async fn may_go_on(scheduler: &Scheduler, beside: Option<&Beside>) -> (StatusCode, String) {
+    if let Some(why) = why_unready(scheduler).await {
+        let text = format!("vgpu-scheduler is not ready: {why}\n");
+        return (StatusCode::SERVICE_UNAVAILABLE, text);
+    }
+    let healthy = match beside {
+        Some(beside) => beside.is_healthy().await,
+        None => Ok(()),
+    };
+    match healthy {
+        Ok(()) => (StatusCode::OK, "ok\n".into()),
+        Err(why) => {
+            let text = format!("kube-scheduler is not healthy: {why}\n");
+            (StatusCode::SERVICE_UNAVAILABLE, text)
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use axum::http::Uri;
 use clap::builder::BoolishValueParser;
 use clap::{Parser, Subcommand};
 use server::TraceArgs;
@@ -175,6 +176,12 @@ pub struct Args {
         hide = true
     )]
     pub host: Option<String>,
+
+    /// The health check of the kube-scheduler in the same pod, which GET /livez/kube-scheduler also asks:
+    /// https://127.0.0.1:10259/healthz. Its certificate is not verified. Without this flag /livez/kube-scheduler answers
+    /// for this program alone.
+    #[arg(long, value_name = "URL", value_parser = parse::health_address)]
+    pub kube_scheduler_health: Option<Uri>,
 
     /// Write a pod's devices to its annotations at the filter, and not only with its binding, for programs that read
     /// them before. --embedded implies it.

@@ -12,6 +12,7 @@ pub mod api;
 pub mod args;
 pub mod assigner;
 pub mod assigner_program;
+pub mod beside;
 pub mod bind;
 pub mod calls;
 pub mod compute_nodes;
@@ -61,6 +62,10 @@ use server::Traces;
 use tokio::sync::{Notify, watch};
 use view::Progress;
 use wake::Waker;
+
+/// How long a probe waits for the ledger. The longest work under its lock, a list of thousands of nodes, is done object
+/// by object and takes a fraction of this.
+const LEDGER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The namespace of a pod that names none.
 const DEFAULT_NAMESPACE: &str = "default";
@@ -285,6 +290,27 @@ impl Scheduler {
     /// Runs `look` on the ledger. Other calls wait meanwhile.
     pub fn with_ledger<T>(&self, look: impl FnOnce(&Ledger) -> T) -> T {
         look(&self.0.ledger.lock())
+    }
+
+    /// Whether the ledger can be used. A thread that hangs or waits for ever while it uses the ledger stops every
+    /// answer of this process, and no other part of the process shows it.
+    ///
+    /// # Errors
+    ///
+    /// For how long it could not be used.
+    pub async fn ledger_answers(&self) -> Result<(), String> {
+        let scheduler = self.clone();
+        // The wait is on a thread that serves no requests.
+        let asked = tokio::task::spawn_blocking(move || {
+            scheduler.0.ledger.try_lock_for(LEDGER_PATIENCE).is_some()
+        });
+        match asked.await {
+            Ok(true) => Ok(()),
+            Ok(false) | Err(_) => Err(format!(
+                "the ledger did not answer for {} s",
+                LEDGER_PATIENCE.as_secs()
+            )),
+        }
     }
 
     /// Whether all nodes and pods have been read.

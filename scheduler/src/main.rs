@@ -20,6 +20,7 @@ use scheduler::api::Access;
 use scheduler::args::{Args, Command, MetricsAccess};
 use scheduler::assigner::{self, Assigner};
 use scheduler::assigner_program::{self, Serving};
+use scheduler::beside::Beside;
 use scheduler::embedded::Admit;
 use scheduler::events::Events;
 use scheduler::gpus::Gpus;
@@ -100,7 +101,14 @@ async fn run(args: Args) -> anyhow::Result<()> {
         }
         None => work,
     };
-    let router = api::health(scheduler.clone()).merge(work);
+    let beside = match &args.kube_scheduler_health {
+        Some(address) => {
+            let made = Beside::new(address);
+            Some(made.with_context(|| format!("--kube-scheduler-health {address}"))?)
+        }
+        None => None,
+    };
+    let router = api::health(scheduler.clone(), beside.clone()).merge(work);
     tracing::info!(address = %listener.address(), embedded = cluster.is_some(), "serving");
     let follow = {
         let scheduler = scheduler.clone();
@@ -122,7 +130,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
             if cluster.is_some() {
                 router = guarded(router, &listener, &args, "--metrics-bind-address")?;
             }
-            let router = api::health(scheduler.clone()).merge(router);
+            let router = api::health(scheduler.clone(), beside).merge(router);
             let mut stopped = stopped.clone();
             Some(tokio::spawn(async move {
                 let stop = async { drop(stopped.wait_for(|stopped| *stopped).await) };

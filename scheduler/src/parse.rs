@@ -3,6 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use axum::http::Uri;
+
 /// Why a flag's value cannot be read: what is expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FlagError {
@@ -10,6 +12,8 @@ pub(crate) enum FlagError {
     Address,
     #[error("expected HOST:PORT, such as vgpu-monitor.kube-system.svc:31993")]
     HostPort,
+    #[error("expected an address such as https://127.0.0.1:10259/healthz")]
+    HealthAddress,
     #[error("expected a time such as 15m, 1h30m, 900s or 500ms")]
     Duration,
     #[error("expected at least 1s")]
@@ -39,6 +43,15 @@ pub(crate) fn host_port(text: &str) -> Result<String, FlagError> {
     match port.map(|(_, port)| port.parse::<u16>()) {
         Some(Ok(1..)) => Ok(text.to_owned()),
         _ => Err(FlagError::HostPort),
+    }
+}
+
+/// The address of a health check: `https://127.0.0.1:10259/healthz`.
+pub(crate) fn health_address(text: &str) -> Result<Uri, FlagError> {
+    let address: Uri = text.parse().map_err(|_| FlagError::HealthAddress)?;
+    match (address.scheme_str(), address.host()) {
+        (Some("http" | "https"), Some(_)) => Ok(address),
+        _ => Err(FlagError::HealthAddress),
     }
 }
 

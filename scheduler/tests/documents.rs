@@ -208,6 +208,7 @@ fn the_protocol_names_every_route_and_answers_as_it_says() {
     for (method, path, status) in [
         ("GET", "/healthz", 200),
         ("GET", "/readyz", 200),
+        ("GET", "/livez/kube-scheduler", 200),
         ("GET", "/metrics", 200),
         ("POST", "/filter", 400),
         ("POST", "/prioritize", 400),

@@ -8,6 +8,7 @@
 use crate::support;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -15,6 +16,7 @@ use scheduler::embedded::Admit;
 use scheduler::{Company, Scheduler, Settings};
 use serde_json::{Value, json};
 use support::{Served, node, placed, pod, until, vendors};
+use tower::ServiceExt;
 
 fn state(nodes: &[Value]) -> Value {
     json!({ "nodes": nodes, "pods": [], "resourceQuotas": null })
@@ -47,6 +49,84 @@ async fn a_pod_is_filtered_bound_and_shows_what_it_got() {
     // Asked again, it stays on its node.
     assert_eq!(served.bind(&pod("p", 3000), "n1").await, "");
     assert_eq!(served.filter(&pod("p", 3000), &["n1"]).await.unwrap(), "n1");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn probes_fail_while_the_ledger_hangs() {
+    let served = Served::start(state(&[node("n1", 1, 1, 1000)])).await;
+    let probes = ["/healthz", "/readyz", "/livez/kube-scheduler"];
+    for path in probes {
+        assert_eq!(served.send("GET", path, "").await.0, 200, "{path}");
+    }
+    let hung = Arc::new(tokio::sync::Notify::new());
+    let (release, hold) = std::sync::mpsc::channel();
+    let hanging = {
+        let (scheduler, hung) = (served.scheduler.clone(), Arc::clone(&hung));
+        std::thread::spawn(move || {
+            scheduler.with_ledger(|_| {
+                hung.notify_one();
+                hold.recv().ok()
+            })
+        })
+    };
+    hung.notified().await;
+
+    for path in probes {
+        let (status, text) = served.send("GET", path, "").await;
+        assert_eq!(status, 503, "{path}");
+        let text = text.as_str().unwrap_or_default();
+        assert!(text.contains("the ledger did not answer for 2 s"), "{text}");
+    }
+
+    release.send(()).unwrap();
+    hanging.join().unwrap();
+    assert_eq!(served.send("GET", "/readyz", "").await.0, 200);
+}
+
+#[tokio::test]
+async fn a_kube_scheduler_lives_while_it_and_its_extender_are_well() {
+    let served = Served::start(state(&[node("n1", 1, 1, 1000)])).await;
+    let healthy = Arc::new(AtomicBool::new(true));
+    let kube_scheduler = {
+        let healthy = Arc::clone(&healthy);
+        axum::Router::new().route(
+            "/healthz",
+            axum::routing::get(async move || match healthy.load(Ordering::Relaxed) {
+                true => (http::StatusCode::OK, "ok"),
+                false => (
+                    http::StatusCode::INTERNAL_SERVER_ERROR,
+                    "leaderElection failed",
+                ),
+            }),
+        )
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}/healthz", listener.local_addr().unwrap());
+    let serving = tokio::spawn(async move { axum::serve(listener, kube_scheduler).await });
+    let beside = scheduler::beside::Beside::new(&address.parse().unwrap()).unwrap();
+    let health = scheduler::api::health(served.scheduler.clone(), Some(beside));
+    let probe = async || {
+        let request = http::Request::get("/livez/kube-scheduler");
+        let request = request.body(axum::body::Body::empty()).unwrap();
+        let answer = health.clone().oneshot(request).await.unwrap();
+        let status = answer.status().as_u16();
+        let body = axum::body::to_bytes(answer.into_body(), 1 << 16).await;
+        (status, String::from_utf8(body.unwrap().to_vec()).unwrap())
+    };
+
+    assert_eq!(probe().await, (200, "ok\n".to_owned()));
+    healthy.store(false, Ordering::Relaxed);
+    let (status, text) = probe().await;
+    assert_eq!(status, 503, "{text}");
+    assert!(text.contains("leaderElection failed"), "{text}");
+    serving.abort();
+    drop(serving.await);
+    let (status, text) = probe().await;
+    assert_eq!(status, 503, "{text}");
+    assert!(
+        text.starts_with("kube-scheduler is not healthy: "),
+        "{text}"
+    );
 }
 
 #[tokio::test]

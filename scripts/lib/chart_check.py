@@ -60,6 +60,12 @@ def read(text):
     return [document for document in yaml.load_all(text, Loader) if document]
 
 
+def containers_of(workload):
+    """Sidecars, which Kubernetes lists as init containers, and the others."""
+    spec = workload["spec"]["template"]["spec"]
+    return spec.get("initContainers", []) + spec["containers"]
+
+
 class Rendered:
     """The objects of one set of values on one version."""
 
@@ -84,7 +90,7 @@ class Rendered:
 
     def containers(self):
         for workload in self.workloads():
-            for container in workload["spec"]["template"]["spec"]["containers"]:
+            for container in containers_of(workload):
                 yield workload, container
 
     def parsed(self):
@@ -179,7 +185,7 @@ def every_port_that_is_named_is_there(rendered):
         for workload in rendered.workloads():
             template = workload["spec"]["template"]
             if selector.items() <= template["metadata"]["labels"].items():
-                ports = {p["name"]: p["containerPort"] for c in template["spec"]["containers"] for p in c.get("ports", [])}
+                ports = {p["name"]: p["containerPort"] for c in containers_of(workload) for p in c.get("ports", [])}
                 for port in service["spec"]["ports"]:
                     need(port["targetPort"] in ports, f"{rendered}: Service {service['metadata']['name']}: port {port}")
         if service["spec"].get("type") == "NodePort":
@@ -188,9 +194,11 @@ def every_port_that_is_named_is_there(rendered):
     for workload, container in rendered.containers():
         names = {port["name"] for port in container.get("ports", [])}
         numbers = {str(port["containerPort"]) for port in container.get("ports", [])}
-        for probe in ("livenessProbe", "readinessProbe"):
+        # A probe of one container may ask another one of the pod, by its number.
+        asked = names | {port["containerPort"] for c in containers_of(workload) for port in c.get("ports", [])}
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             if probe in container:
-                need(container[probe]["httpGet"]["port"] in names, f"{rendered}: {container['name']}: {probe} names no port of the container")
+                need(container[probe]["httpGet"]["port"] in asked, f"{rendered}: {container['name']}: {probe} names no port of the pod")
         for argument in container.get("args", []):
             listens = re.fullmatch(r"--(metrics-bind-address|metrics-addr|http_bind|gpu-page)=(.*):(\d+)", argument)
             if listens and not listens[2].startswith("127."):
@@ -200,12 +208,37 @@ def every_port_that_is_named_is_there(rendered):
 def the_verbs_listen_on_loopback_beside_kube_scheduler(rendered):
     pods = [w for w in rendered.workloads() if w["metadata"]["name"].endswith("-scheduler")]
     for pod in pods:
-        containers = {c["name"]: c for c in pod["spec"]["template"]["spec"]["containers"]}
+        containers = {c["name"]: c for c in containers_of(pod)}
         bind = [a for a in containers["vgpu-scheduler"]["args"] if a.startswith("--http_bind=")]
         if "kube-scheduler" in containers:
             need(bind == ["--http_bind=127.0.0.1:8080"], f"{rendered}: the verbs listen on {bind}")
         else:
             need(any(s["metadata"]["name"].endswith("-extender") for s in rendered.of("Service")), f"{rendered}: no Service leads to the extender")
+
+
+def a_kube_scheduler_without_its_extender_does_not_work(rendered):
+    """It ends when its extender fails, and where the kubelet can order containers it starts after it is ready."""
+    for pod in [w for w in rendered.workloads() if w["metadata"]["name"] == f"{RELEASE}-scheduler"]:
+        containers = {c["name"]: c for c in containers_of(pod)}
+        extender = containers["vgpu-scheduler"]
+        replicas = pod["spec"]["replicas"]
+        need(replicas == (2 if "kube-scheduler" in containers else 1), f"{rendered}: {replicas} replicas of the scheduler")
+        if "kube-scheduler" not in containers:
+            continue
+        [metrics] = [p["containerPort"] for p in extender["ports"] if p["name"] == "metrics"]
+        asked = containers["kube-scheduler"]["livenessProbe"]["httpGet"]
+        need(asked == {"path": "/livez/kube-scheduler", "port": metrics}, f"{rendered}: kube-scheduler's liveness asks {asked}")
+        need("--kube-scheduler-health=https://127.0.0.1:10259/healthz" in extender["args"], f"{rendered}: kube-scheduler's own health is not asked for")
+        first = pod["spec"]["template"]["spec"].get("initContainers", []) == [extender]
+        need(first == (rendered.minor >= 29), f"{rendered}: the extender starts first: {first}")
+        if first:
+            need(extender["restartPolicy"] == "Always", f"{rendered}: kube-scheduler waits for the end of the extender")
+            need(extender["startupProbe"]["httpGet"]["path"] == "/readyz", f"{rendered}: kube-scheduler starts before the extender is ready")
+        text = next(text for _, key, text in rendered.parsed() if key == "config.yaml")
+        election = read(text)[0]["leaderElection"]
+        theirs = yaml.load(pathlib.Path("tests/cluster/kube-scheduler.yaml").read_text(), Loader)["leaderElection"]
+        for field in ("leaseDuration", "renewDeadline", "retryPeriod"):
+            need(election[field] == theirs[field], f"{rendered}: {field} differs from tests/cluster/kube-scheduler.yaml, which the tests measure")
 
 
 def rights_are_only_those_that_are_listed(rendered):
@@ -331,6 +364,7 @@ EACH = [
     every_selector_selects_its_own_pods,
     every_port_that_is_named_is_there,
     the_verbs_listen_on_loopback_beside_kube_scheduler,
+    a_kube_scheduler_without_its_extender_does_not_work,
     rights_are_only_those_that_are_listed,
     api_versions_are_those_of_the_cluster,
     kube_scheduler_asks_for_every_resource,

@@ -236,10 +236,10 @@ topologySpreadConstraints:
 
 {{/* What cannot work together is said before anything is installed. */}}
 {{- define "vgpu.checks" -}}
-{{- if and (not .Values.scheduler.kubeScheduler.enabled) (gt (int .Values.scheduler.replicas) 1) -}}
+{{- if and (not .Values.scheduler.kubeScheduler.enabled) (gt (include "vgpu.schedulerReplicas" . | int) 1) -}}
 {{- fail "scheduler.replicas above 1 needs scheduler.kubeScheduler.enabled: the replica that answers is chosen by the Lease of the kube-scheduler beside it" -}}
 {{- end -}}
-{{- if and (gt (int .Values.scheduler.replicas) 1) (not .Values.scheduler.leaderElect) -}}
+{{- if and (gt (include "vgpu.schedulerReplicas" . | int) 1) (not .Values.scheduler.leaderElect) -}}
 {{- fail "scheduler.replicas above 1 needs scheduler.leaderElect: without it each replica gives away the same GPUs" -}}
 {{- end -}}
 {{- range $at, $image := dict "scheduler.extender.image" .Values.scheduler.extender.image "devicePlugin.image" .Values.devicePlugin.image -}}

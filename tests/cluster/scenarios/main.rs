@@ -1,6 +1,7 @@
 //! The product under a real API server, real etcd and a stock kube-scheduler; kwok plays the nodes. `scripts/cluster
 //! test` runs this program inside the namespaces of a cluster; elsewhere each test prints that it is skipped, and
-//! passes. No test asserts a wall-clock time: waits end at a limit that is far above the usual time.
+//! passes. No test asserts a wall-clock time (except the promise of [`replicas`] for the loss of a node): waits end at a
+//! limit that is far above the usual time.
 #![forbid(unsafe_code)]
 
 #[cfg(test)]

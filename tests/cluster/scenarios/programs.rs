@@ -191,9 +191,9 @@ pub(crate) fn start_kube_scheduler(world: &World, place: Place, tuning: Tuning) 
     }
     if tuning.quick_lease {
         config = config
-            .replace("leaseDuration: 15s", "leaseDuration: 4s")
-            .replace("renewDeadline: 10s", "renewDeadline: 3s")
-            .replace("retryPeriod: 2s", "retryPeriod: 500ms");
+            .replace("leaseDuration: 8s", "leaseDuration: 4s")
+            .replace("renewDeadline: 6s", "renewDeadline: 3s")
+            .replace("retryPeriod: 1s", "retryPeriod: 500ms");
     }
     if tuning.hcs {
         // A separate profile for pods that accept devices of several vendors, as in the chart.
@@ -252,6 +252,11 @@ impl Pair {
             kube_scheduler: start_kube_scheduler(world, place, tuning),
             place,
         }
+    }
+
+    /// Its addresses.
+    pub(crate) fn place(&self) -> Place {
+        self.place
     }
 
     /// Waits until it is the one that answers.

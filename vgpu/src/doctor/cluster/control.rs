@@ -191,7 +191,10 @@ pub(super) fn unready(pods: &[&Value]) -> Vec<String> {
     pods.iter()
         .filter(|pod| !is_ready(pod) && without_image(pod).next().is_none())
         .map(|pod| {
-            let waits = items(pod, "/status/containerStatuses")
+            let sidecars = items(pod, "/status/initContainerStatuses")
+                .filter(|status| status.pointer("/state/terminated").is_none());
+            let waits = sidecars
+                .chain(items(pod, "/status/containerStatuses"))
                 .filter(|status| status.get("ready") != Some(&Value::Bool(true)))
                 .map(|status| {
                     let why = ["waiting", "terminated"]

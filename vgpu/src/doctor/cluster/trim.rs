@@ -55,7 +55,12 @@ impl ClusterFacts {
             keep(
                 object,
                 "/spec/template/spec",
-                &["containers", "nodeSelector", "hostNetwork"],
+                &[
+                    "containers",
+                    "initContainers",
+                    "nodeSelector",
+                    "hostNetwork",
+                ],
             );
         }
         self.configmaps.retain(|map| {
