@@ -362,6 +362,102 @@ async fn recreated_pod_gets_its_own_devices() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pods_namesake_does_not_get_its_slots() {
+    let world = World::new();
+    let agent = world.up().await;
+    let first = world.pod("p", &[("main", "app", &[(0, 9000)])]).await;
+    world.kubelet.admit(&first).await.unwrap();
+    // Deleted by force and made anew before its first container starts. The kubelet still holds the first one's slots,
+    // and its list has no uids.
+    let now = DeleteParams::default().grace_period(0);
+    world.pods().delete("p", &now).await.unwrap();
+    let second = world.pod("p", &[("main", "app", &[(1, 300)])]).await;
+
+    let refused = world.kubelet.starts(uid(&first), "main").await.unwrap_err();
+
+    let message = refused.message();
+    assert!(message.contains("an earlier pod of this name"), "{message}");
+    assert!(message.contains(uid(&first)), "{message}");
+    assert!(world.hands.of(uid(&second)).is_empty());
+    assert!(
+        agent
+            .plugin
+            .allotments()
+            .iter()
+            .all(|lot| lot.claim.is_none())
+    );
+    world.kubelet.end(uid(&first));
+    world.kubelet.admit(&second).await.unwrap();
+    world.kubelet.starts(uid(&second), "main").await.unwrap();
+    let given = world.hands.of(uid(&second));
+    assert_eq!(gpus(&given["main"]), [("GPU-1", 300)]);
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_is_noted_for_its_own_container_after_a_recovery() {
+    let world = World::new();
+    let mut mig = gpu(0);
+    mig.device.mode = "mig".to_owned();
+    mig.device.mig_profiles = vec![MigProfile {
+        name: "1g.5gb".to_owned(),
+        memory_bytes: 4864 * MIB,
+        cores: 14,
+        slices: 1,
+        placements: vec![Span { start: 0, size: 1 }],
+    }];
+    world.inventory.send_replace(inventory(vec![mig, gpu(1)]));
+    let agent = world.up_with(20).await;
+    let cut = world.pod("cut", &[("main", "app", &[(0, 4864)])]).await;
+    let instances = r#"[{"containerIndex":0,"deviceIndex":0,"gpuUUID":"GPU-0","profile":"1g.5gb","placement":{"start":0,"size":1}}]"#;
+    world
+        .annotate("cut", "hami.io/vgpu-mig-allocations", instances)
+        .await;
+    world.kubelet.admit(&cut).await.unwrap();
+    let lost = world.pod("lost", &[("main", "app", &[(1, 300)])]).await;
+    world.kubelet.admit(&lost).await.unwrap();
+    agent.kill().await;
+    // The second allotment is missing from the agent's memory.
+    let file = world.folder.path().join("state/allotments.json");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let (kept, _) = text.split_once('\n').unwrap();
+    std::fs::write(&file, format!("{kept}\n")).unwrap();
+    let agent = world.agent();
+    until("it is known again", || world.kubelet.registrations() == 2).await;
+
+    // While the driver makes the instance, the lost allotment is restored, as the older one.
+    world.hands.hang(true);
+    let starting = |pod: &Value| {
+        let (kubelet, uid) = (world.kubelet.clone(), uid(pod).to_owned());
+        tokio::spawn(async move { kubelet.starts(&uid, "main").await })
+    };
+    let waiting = |count: usize| {
+        let hands = Arc::clone(&world.hands);
+        move || hands.waiting.load(Ordering::SeqCst) == count
+    };
+    let first = starting(&cut);
+    until("the instance is being made", waiting(1)).await;
+    let second = starting(&lost);
+    until("the other one is being given", waiting(2)).await;
+    world.hands.hang(false);
+    first.await.unwrap().unwrap();
+    second.await.unwrap().unwrap();
+
+    let all = agent.plugin.allotments();
+    let noted: Vec<(&str, &str, bool)> = all
+        .iter()
+        .map(|lot| {
+            let claim = lot.claim.as_ref().unwrap();
+            let cut = claim.shares[0].instance.as_ref();
+            let is_made = cut.is_some_and(|cut| cut.made.is_some());
+            (lot.name.as_str(), claim.pod.as_str(), is_made)
+        })
+        .collect();
+    assert_eq!(noted, [("v0001", "lost", false), ("v0000", "cut", true)]);
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn edited_annotations_gain_nothing() {
     let world = World::new();
     let agent = world.up().await;

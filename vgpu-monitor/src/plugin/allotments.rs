@@ -419,17 +419,17 @@ impl AllotmentStore {
         count
     }
 
-    /// Records the containers that allotments were given to, by the allotments' order. Orders that are gone
-    /// are skipped.
+    /// Records the containers that allotments were given to, by the allotments' names: a recovery changes orders. Names
+    /// that are gone are skipped.
     ///
     /// # Errors
     ///
     /// When the file could not be written. It is remembered nevertheless.
-    pub fn claim(&self, claims: &[(u64, Claim)]) -> io::Result<()> {
+    pub fn claim(&self, claims: &[(Name, Claim)]) -> io::Result<()> {
         let mut inner = self.inner.lock();
         let mut changed = false;
-        for (order, claim) in claims {
-            let found = inner.allotments.iter_mut().find(|a| a.order == *order);
+        for (name, claim) in claims {
+            let found = inner.allotments.iter_mut().find(|a| a.name == name.0);
             if let Some(allotment) = found
                 && allotment.claim.as_ref() != Some(claim)
             {

@@ -1,7 +1,6 @@
 //! The kubelet's own record of which container of which pod holds which slots, `kubelet_internal_checkpoint`
-//! beside its sockets. Read only, and only where its API is silent: plain init containers are not in its
-//! list, and a lost memory of ours can be restored from there, since the kubelet keeps what `Allocate`
-//! answered.
+//! beside its sockets. Read only, and only where its API is silent: its list has no uids and no plain init
+//! containers. A lost memory of ours can be restored from the record, since the kubelet keeps what `Allocate` answered.
 //!
 //! The format is not part of any API: what cannot be read counts as absent.
 

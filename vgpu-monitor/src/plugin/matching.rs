@@ -175,5 +175,25 @@ pub fn holders<'a>(pods: &'a [PodSlots], called: &[String]) -> Vec<&'a PodSlots>
         .collect()
 }
 
+/// The uid of the pod to which the kubelet gave these slots, if its record shows that it is another pod than `uid`. The
+/// list of the kubelet names pods without their uids, so a pod that was deleted by force and made anew looks like the
+/// one that holds the slots. `recorded` has the uid and the slots of each entry of the resource.
+pub fn other_holder<'a>(
+    recorded: impl IntoIterator<Item = (&'a str, &'a [String])>,
+    called: &[String],
+    uid: &str,
+) -> Option<&'a str> {
+    let mut other = None;
+    for (holder, ids) in recorded {
+        if ids.iter().any(|id| called.contains(id)) {
+            if holder == uid {
+                return None;
+            }
+            other = Some(holder);
+        }
+    }
+    other
+}
+
 #[cfg(test)]
 mod tests;

@@ -237,11 +237,11 @@ impl<'a> Call<'a> {
         if !is_holder(newest) {
             return Err(away("and another pod held these slots before"));
         }
-        let again: Vec<(u64, Name, Claim)> = same
+        let again: Vec<(Name, Claim)> = same
             .iter()
             .filter_map(|lot| {
                 let claim = lot.claim.as_ref().filter(|claim| claim.uid == newest.uid)?;
-                Some((lot.order, Name(lot.name.clone()), claim.clone()))
+                Some((Name(lot.name.clone()), claim.clone()))
             })
             .collect();
         tracing::info!(
@@ -310,6 +310,7 @@ impl Case<'_> {
         if let Some(claims) = self.remembered(pod) {
             return self.again(pod, claims, &inventory, &health).await;
         }
+        self.is_the_holder(pod).await?;
         let wanted = identity::wanted(
             pod,
             &settings.node,
@@ -331,7 +332,7 @@ impl Case<'_> {
         let turn = shared.turn.lock().await;
         let orders = self.orders(identity::uid(pod), &wanted).await?;
         let all = shared.store.all();
-        let mut claims: Vec<(u64, Name, Claim)> = Vec::new();
+        let mut claims: Vec<(Name, Claim)> = Vec::new();
         let mut fresh = Vec::new();
         for (order, wanted) in orders.iter().zip(&wanted) {
             let Some(lot) = all.iter().find(|lot| lot.order == *order) else {
@@ -348,13 +349,13 @@ impl Case<'_> {
                     let container = &wanted.asking.container;
                     let traces = &shared.parts.traces;
                     shared.handed.to(traces, &lot.name, container, parent);
-                    fresh.push((*order, wanted.claim.clone()));
+                    fresh.push((Name(lot.name.clone()), wanted.claim.clone()));
                     wanted.claim.clone()
                 }
             };
-            claims.push((*order, Name(lot.name.clone()), claim));
+            claims.push((Name(lot.name.clone()), claim));
         }
-        for (_, _, claim) in &claims {
+        for (_, claim) in &claims {
             identity::shown_as_given(pod, claim)?;
         }
         if !fresh.is_empty() {
@@ -370,8 +371,26 @@ impl Case<'_> {
         Ok(())
     }
 
+    /// Refuses a pod that only has the name of the one that holds the slots. Without a readable record it cannot be
+    /// told.
+    async fn is_the_holder(&self, pod: &Pod) -> Result<(), Refusal> {
+        let entries = record(self.call.plugin).await;
+        let of_resource = entries
+            .iter()
+            .filter(|entry| entry.resource == self.call.resource)
+            .map(|entry| (entry.uid.as_str(), entry.ids.as_slice()));
+        let uid = identity::uid(pod);
+        match matching::other_holder(of_resource, &self.call.called, uid) {
+            None => Ok(()),
+            Some(other) => Err(Refusal(format!(
+                "an earlier pod of this name (uid {other}) holds these slots, and the API server has the one of uid \
+                 {uid}; no container of the earlier pod is started"
+            ))),
+        }
+    }
+
     /// The pod's earlier shares, if all of its containers were given one, and no allotment has been made for it since.
-    fn remembered(&self, pod: &Pod) -> Option<Vec<(u64, Name, Claim)>> {
+    fn remembered(&self, pod: &Pod) -> Option<Vec<(Name, Claim)>> {
         let shared = &self.call.plugin.0;
         let served = shared.settings.served.iter();
         let vendor = served
@@ -403,7 +422,7 @@ impl Case<'_> {
             of_resource().find_map(|lot| {
                 let claim = lot.claim.as_ref()?;
                 (claim.uid == uid && claim.container == *name)
-                    .then(|| (lot.order, Name(lot.name.clone()), claim.clone()))
+                    .then(|| (Name(lot.name.clone()), claim.clone()))
             })
         });
         let claims: Vec<_> = claims.collect::<Option<_>>()?;
@@ -415,7 +434,7 @@ impl Case<'_> {
     async fn again(
         &self,
         pod: &Pod,
-        claims: Vec<(u64, Name, Claim)>,
+        claims: Vec<(Name, Claim)>,
         inventory: &Inventory,
         health: &Health,
     ) -> Result<(), Refusal> {
@@ -429,7 +448,7 @@ impl Case<'_> {
             inventory,
             &Health::new(),
         );
-        for (_, _, first) in &claims {
+        for (_, first) in &claims {
             let says = now.iter().flatten();
             let mut says = says.filter(|wanted| wanted.claim.container == first.container);
             if says.any(|wanted| !first.same(&wanted.claim)) {
@@ -438,10 +457,10 @@ impl Case<'_> {
         }
         let all = shared.store.all();
         let start = self.to_give(&all, &claims);
-        for (order, _, claim) in &claims {
+        for (name, claim) in &claims {
             let starts = all
                 .iter()
-                .any(|lot| lot.order == *order && lot.ids == self.call.called);
+                .any(|lot| lot.name == name.0 && lot.ids == self.call.called);
             if !starts {
                 continue;
             }
@@ -564,13 +583,11 @@ impl Case<'_> {
         &self,
         inventory: &Inventory,
         all: &[Allotment],
-        claims: &[(u64, Name, Claim)],
+        claims: &[(Name, Claim)],
     ) -> Result<(), Refusal> {
-        let uid = claims
-            .first()
-            .map_or("", |(_, _, claim)| claim.uid.as_str());
+        let uid = claims.first().map_or("", |(_, claim)| claim.uid.as_str());
         let mut others = room::by_pod(all);
-        let mut own: Vec<&Claim> = claims.iter().map(|(_, _, claim)| claim).collect();
+        let mut own: Vec<&Claim> = claims.iter().map(|(_, claim)| claim).collect();
         let elsewhere = others.remove(uid).unwrap_or_default();
         let is_known = |claim: &Claim| own.iter().any(|known| known.container == claim.container);
         let more: Vec<&Claim> = elsewhere
@@ -622,25 +639,25 @@ impl Case<'_> {
 
     /// The shares that have to be given now: to the container that starts, whichever it is, and to those that got
     /// nothing from this process.
-    fn to_give(&self, all: &[Allotment], claims: &[(u64, Name, Claim)]) -> Vec<(u64, Name, Claim)> {
+    fn to_give(&self, all: &[Allotment], claims: &[(Name, Claim)]) -> Vec<(Name, Claim)> {
         let given = self.call.plugin.0.given.lock();
-        let starts = |order: u64| {
+        let starts = |name: &Name| {
             all.iter()
-                .any(|lot| lot.order == order && lot.ids == self.call.called)
+                .any(|lot| lot.name == name.0 && lot.ids == self.call.called)
         };
         claims
             .iter()
-            .filter(|(order, name, _)| starts(*order) || !given.contains(&name.0))
+            .filter(|(name, _)| starts(name) || !given.contains(&name.0))
             .cloned()
             .collect()
     }
 }
 
 /// Makes the instances, writes them down, and gives.
-async fn give(plugin: &Plugin, claims: Vec<(u64, Name, Claim)>) -> Result<(), Refusal> {
+async fn give(plugin: &Plugin, claims: Vec<(Name, Claim)>) -> Result<(), Refusal> {
     let plugin = plugin.clone();
     let done = spawn_blocking(move || {
-        for (order, name, mut claim) in claims {
+        for (name, mut claim) in claims {
             let container = claim.container.clone();
             let refuse = |why: anyhow::Error| Refusal(format!("container {container}: {why}"));
             let mut made = false;
@@ -658,7 +675,7 @@ async fn give(plugin: &Plugin, claims: Vec<(u64, Name, Claim)>) -> Result<(), Re
             }
             if made {
                 // It is kept in memory in any case; a file that cannot be written is counted and logged there.
-                drop(plugin.0.store.claim(&[(order, claim.clone())]));
+                drop(plugin.0.store.claim(&[(name.clone(), claim.clone())]));
             }
             let giver = &plugin.0.parts.giver;
             giver.give(&name, &claim.given()).map_err(refuse)?;

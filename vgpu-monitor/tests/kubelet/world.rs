@@ -39,7 +39,7 @@ pub(crate) type Asks<'a> = (&'a str, &'a str, &'a [(u32, u64)]);
 pub(crate) struct Hands {
     pub(crate) names: AtomicUsize,
     pub(crate) given: Mutex<BTreeMap<String, Given>>,
-    /// Giving waits, as on a disk that hangs.
+    /// Giving and making instances wait, as on a disk or a driver that hangs.
     pub(crate) hangs: Mutex<bool>,
     pub(crate) goes_on: Condvar,
     pub(crate) waiting: AtomicUsize,
@@ -52,6 +52,15 @@ impl Hands {
         let own = given.values().filter(|given| given.pod_uid == uid);
         own.map(|given| (given.container.clone(), given.clone()))
             .collect()
+    }
+
+    fn wait_while_hanging(&self) {
+        let mut hangs = self.hangs.lock();
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        while *hangs {
+            self.goes_on.wait(&mut hangs);
+        }
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 
     pub(crate) fn hang(&self, hangs: bool) {
@@ -76,12 +85,7 @@ impl Giver for Fake {
     }
 
     fn give(&self, name: &Name, given: &Given) -> anyhow::Result<()> {
-        let mut hangs = self.0.hangs.lock();
-        self.0.waiting.fetch_add(1, Ordering::SeqCst);
-        while *hangs {
-            self.0.goes_on.wait(&mut hangs);
-        }
-        self.0.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.0.wait_while_hanging();
         if self.1.load(Ordering::SeqCst) {
             anyhow::bail!("dead");
         }
@@ -93,6 +97,7 @@ impl Giver for Fake {
     }
 
     fn make(&self, gpu: &str, profile: &MigProfile, span: Span) -> anyhow::Result<Made> {
+        self.0.wait_while_hanging();
         let mut made = self.0.made.lock();
         let one = (gpu.to_owned(), profile.name.clone(), span);
         let at = made.iter().position(|known| *known == one);

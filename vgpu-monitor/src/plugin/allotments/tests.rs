@@ -41,7 +41,7 @@ fn allotments_survive_a_restart() {
     let (book, opened) = AllotmentStore::open(&path);
     assert!(opened.absent);
     let order = book.add(&name(0), "r", &ids(&[2, 1, 2])).unwrap();
-    book.claim(&[(order, claim("u", "p"))]).unwrap();
+    book.claim(&[(name(0), claim("u", "p"))]).unwrap();
     book.told("u");
 
     let (again, opened) = AllotmentStore::open(&path);
