@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use kube::Api;
 use kube_api::object::{Node, Pod};
-use placement::{Quota, Vendor};
+use placement::{PodTraits, Quota, Vendor};
 use tokio::sync::watch;
 
 use crate::access::Access;
@@ -179,10 +179,14 @@ impl admission::Quotas for Scheduler {
         self.with_ledger(|ledger| ledger.exceeds_compute_quota(namespace, pod))
     }
 
-    fn left(&self, namespace: &str, vendor: &Vendor) -> Quota {
+    fn left(&self, namespace: &str, traits: &PodTraits, vendor: &Vendor) -> Quota {
+        let pod = placement::Pod {
+            namespace: namespace.to_owned(),
+            traits: traits.clone(),
+            ..placement::Pod::default()
+        };
         self.with_ledger(|ledger| {
-            let (limit, used) = ledger.cluster().quota(namespace, vendor);
-            let Some(limit) = limit else {
+            let Some((limit, used)) = ledger.cluster().quota(&pod, vendor) else {
                 return Quota::default();
             };
             Quota {

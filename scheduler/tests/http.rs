@@ -507,7 +507,7 @@ async fn a_quota_that_comes_and_goes_counts_from_then_on() {
     assert_eq!(served.filter(&nowhere, &["n1"]).await.unwrap(), "n1");
     let used = served.scheduler.with_ledger(|ledger| {
         let nvidia = "NVIDIA".into();
-        ledger.cluster().quota("default", &nvidia).1.slots
+        ledger.cluster().quota_use("default", &nvidia).slots
     });
     assert_eq!(used, 2);
     until(|| {

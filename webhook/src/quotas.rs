@@ -18,11 +18,18 @@ use kube_api::hcs::ComputeQuota;
 use kube_api::hcs_quota::{Charge, Counted, Limit, charge, used};
 use kube_api::object::{Pod, ResourceQuota};
 use kube_api::quota::limits;
+use kube_api::quota_scopes::scopes;
 use kube_api::vendor::Vendors;
-use placement::{Quota, Vendor};
+use placement::{PodTraits, Quota, QuotaScope, Vendor, counts};
 
 /// By namespace, then by the quota's name.
-type Known = HashMap<String, HashMap<String, Vec<(Vendor, Quota)>>>;
+type Known = HashMap<String, HashMap<String, KnownQuota>>;
+
+/// A ResourceQuota: the pods that it counts, and what each vendor's devices are limited to.
+struct KnownQuota {
+    scopes: Vec<QuotaScope>,
+    allowed: Vec<(Vendor, Quota)>,
+}
 
 /// ComputeQuotas by namespace, then by name, each with the use in its status.
 type KnownCompute = HashMap<String, HashMap<String, (Limit, Charge)>>;
@@ -132,7 +139,9 @@ fn put(known: &mut Known, quota: &ResourceQuota, vendors: &Vendors) {
     if allowed.is_empty() {
         return take(known, quota);
     }
-    known.entry(namespace).or_default().insert(name, allowed);
+    let scopes = scopes(quota);
+    let quota = KnownQuota { scopes, allowed };
+    known.entry(namespace).or_default().insert(name, quota);
 }
 
 fn take(known: &mut Known, quota: &ResourceQuota) {
@@ -180,11 +189,12 @@ impl Quotas for Limits {
         quotas.find_map(|(limit, used)| limit.exceeded(*used, counted.charge))
     }
 
-    fn left(&self, namespace: &str, vendor: &Vendor) -> Quota {
+    fn left(&self, namespace: &str, traits: &PodTraits, vendor: &Vendor) -> Quota {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let quotas = known.get(namespace).into_iter().flat_map(HashMap::values);
         let all = quotas
-            .flatten()
+            .filter(|quota| counts(&quota.scopes, traits))
+            .flat_map(|quota| &quota.allowed)
             .filter(|(of, _)| of == vendor)
             .map(|(_, quota)| *quota);
         all.fold(Quota::default(), |one, other| Quota {
@@ -243,6 +253,29 @@ mod tests {
         let pod = json!({"metadata": {"annotations": annotations}, "spec": {"containers": [
             {"name": "c", "resources": {"limits": {"ai.compute/vram": vram}}}]}});
         limits.exceeded(namespace, &serde_json::from_value(pod).unwrap())
+    }
+
+    #[test]
+    fn a_quota_for_a_priority_class_limits_no_other_pod() {
+        let limits = limits_with(&[]);
+        let quota = json!({"metadata": {"name": "low", "namespace": "team"}, "spec": {
+            "hard": {"limits.nvidia.com/gpumem": "1000"},
+            "scopeSelector": {"matchExpressions": [
+                {"scopeName": "PriorityClass", "operator": "In", "values": ["low"]}]}}});
+        let quota = serde_json::from_value(quota).unwrap();
+        put(&mut limits.write(), &quota, &limits.vendors);
+        let left = |class: &str| {
+            let traits = PodTraits {
+                priority_class: class.to_owned(),
+                ..PodTraits::default()
+            };
+            let left = limits.left("team", &traits, &Vendor::new("NVIDIA"));
+            left.memory_bytes.map(|bytes| bytes >> 20)
+        };
+
+        assert_eq!(left("low"), Some(1000));
+        assert_eq!(left("high"), None);
+        assert_eq!(left(""), None);
     }
 
     #[test]

@@ -3,14 +3,15 @@
 
 use kube_api::object::Pod;
 use kube_api::vendor::{Role, Vendors};
-use placement::{Compute, Kind, Memory, Quota, Request, Vendor};
+use placement::{Compute, Kind, Memory, PodTraits, Quota, Request, Vendor};
 
 use crate::denied::Denied;
 
 /// Knows what namespaces have left of their quotas.
 pub trait Quotas: Send + Sync {
-    /// The amounts of the vendor's devices that the namespace may still take; a missing value means no limit.
-    fn left(&self, namespace: &str, vendor: &Vendor) -> Quota;
+    /// The amounts of the vendor's devices that a pod with these properties may still take in the namespace; a missing
+    /// value means no limit.
+    fn left(&self, namespace: &str, traits: &PodTraits, vendor: &Vendor) -> Quota;
 
     /// Why a ComputeQuota of the namespace does not allow the pod's amounts of `ai.compute/*`; none where it does.
     fn exceeded(&self, namespace: &str, pod: &Pod) -> Option<String> {
@@ -81,7 +82,7 @@ pub(crate) fn check(
         }
         seen.push(&ask.vendor);
         let asked = Asked::of(request, &ask.vendor);
-        let left = quotas.left(namespace, &ask.vendor);
+        let left = quotas.left(namespace, &request.pod.traits, &ask.vendor);
         let refused = |role: Role, asked: String, left: String| {
             let resource = vendors
                 .resources()

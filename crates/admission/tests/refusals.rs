@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use admission::{Admission, Context, Denied, Operation, Quotas, Settings};
 use common::{admission, create};
-use placement::{Quota, Vendor};
+use placement::{PodTraits, Quota, Vendor};
 use serde_json::{Value, json};
 
 const OWN: &str = "system:serviceaccount:vgpu-system:vgpu-monitor";
@@ -407,7 +407,7 @@ fn containers_whose_annotations_would_be_one_are_refused() {
 struct Left(Quota);
 
 impl Quotas for Left {
-    fn left(&self, namespace: &str, vendor: &Vendor) -> Quota {
+    fn left(&self, namespace: &str, _: &PodTraits, vendor: &Vendor) -> Quota {
         assert_eq!(namespace, "team-a");
         if vendor.as_str() == "NVIDIA" {
             self.0

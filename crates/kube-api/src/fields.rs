@@ -5,6 +5,7 @@ use placement::{DevicePolicy, Kind, Weights};
 
 use crate::object::{Container, Pod};
 use crate::quantity::{Amount, Form, MIB, shortened};
+use crate::quota_scopes::traits;
 
 /// Why a pod's request cannot be read. The pod fits nowhere until it is changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -49,8 +50,12 @@ pub fn identity(pod: &Pod) -> placement::Pod {
             uid: uid.to_owned(),
             namespace: namespace.to_owned(),
             name: name.to_owned(),
+            traits: traits(pod),
         },
-        _ => placement::Pod::named(namespace, name),
+        _ => placement::Pod {
+            traits: traits(pod),
+            ..placement::Pod::named(namespace, name)
+        },
     }
 }
 

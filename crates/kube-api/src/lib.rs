@@ -22,6 +22,7 @@ pub mod node;
 pub mod object;
 pub mod quantity;
 pub mod quota;
+pub mod quota_scopes;
 mod register;
 pub mod request;
 pub mod results;

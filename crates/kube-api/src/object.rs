@@ -71,6 +71,62 @@ pub struct PodSpec {
     pub active_deadline_seconds: Option<i64>,
     /// Whether it may evict (`PreemptLowerPriority`, `Never`).
     pub preemption_policy: Option<String>,
+    /// The limits and requests of the pod as a whole.
+    #[serde(deserialize_with = "or_default")]
+    pub resources: ResourceNeeds,
+    /// The rules about other pods.
+    #[serde(deserialize_with = "or_default")]
+    pub affinity: Affinity,
+}
+
+/// A pod's rules about other pods, reduced to the namespaces in which they look.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Affinity {
+    /// Near which pods it runs.
+    #[serde(deserialize_with = "or_default")]
+    pub pod_affinity: PodAffinity,
+    /// Away from which pods it runs.
+    #[serde(deserialize_with = "or_default")]
+    pub pod_anti_affinity: PodAffinity,
+}
+
+/// Rules about other pods.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodAffinity {
+    /// Those that a node has to meet.
+    #[serde(
+        rename = "requiredDuringSchedulingIgnoredDuringExecution",
+        deserialize_with = "or_default"
+    )]
+    pub required: Vec<AffinityTerm>,
+    /// Those that a node should meet.
+    #[serde(
+        rename = "preferredDuringSchedulingIgnoredDuringExecution",
+        deserialize_with = "or_default"
+    )]
+    pub preferred: Vec<WeightedTerm>,
+}
+
+/// A rule that a node should meet.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct WeightedTerm {
+    /// The rule.
+    #[serde(deserialize_with = "or_default")]
+    pub pod_affinity_term: AffinityTerm,
+}
+
+/// The namespaces in which a rule looks for pods. Without any it looks in the pod's own.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct AffinityTerm {
+    /// By name.
+    #[serde(deserialize_with = "or_default")]
+    pub namespaces: Vec<String>,
+    /// By label. An empty selector means all namespaces.
+    pub namespace_selector: Option<serde_json::Value>,
 }
 
 /// One container.
@@ -152,6 +208,9 @@ pub struct PodStatus {
     /// `Pending`, `Running`, `Succeeded`, `Failed`, `Unknown`.
     #[serde(deserialize_with = "or_default")]
     pub phase: String,
+    /// `Guaranteed`, `Burstable`, `BestEffort`; empty before the API server has written it.
+    #[serde(deserialize_with = "or_default")]
+    pub qos_class: String,
     /// `PodScheduled` and others.
     #[serde(deserialize_with = "or_default")]
     pub conditions: Vec<Condition>,
@@ -287,6 +346,36 @@ pub struct ResourceQuotaSpec {
     /// By `limits.<resource>` and `requests.<resource>`.
     #[serde(deserialize_with = "or_default")]
     pub hard: Resources,
+    /// Conditions for a pod to count, by name.
+    #[serde(deserialize_with = "or_default")]
+    pub scopes: Vec<String>,
+    /// Further conditions.
+    #[serde(deserialize_with = "or_default")]
+    pub scope_selector: ScopeSelector,
+}
+
+/// Conditions for a pod to count against a quota.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ScopeSelector {
+    /// The conditions; all of them must hold.
+    #[serde(deserialize_with = "or_default")]
+    pub match_expressions: Vec<ScopeRequirement>,
+}
+
+/// A condition for a pod to count against a quota.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ScopeRequirement {
+    /// The scope.
+    #[serde(deserialize_with = "or_default")]
+    pub scope_name: String,
+    /// `In`, `NotIn`, `Exists`, `DoesNotExist`.
+    #[serde(deserialize_with = "or_default")]
+    pub operator: String,
+    /// The values of `In` and `NotIn`.
+    #[serde(deserialize_with = "or_default")]
+    pub values: Vec<String>,
 }
 
 /// Makes these types usable with kube's clients and watchers.

@@ -1,4 +1,4 @@
-//! A `ResourceQuota` as limits on a namespace's use of devices. Does not know the present use.
+//! A `ResourceQuota` as limits on a namespace's use of devices. Does not know the present use, nor which pods count.
 //!
 //! As in the reference, `limits.<memory resource>` and `limits.<core resource>` count, and `requests.<resource>` does
 //! not, because Kubernetes itself enforces that one.

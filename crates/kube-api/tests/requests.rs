@@ -305,7 +305,17 @@ fn init_containers_come_first_and_each_vendor_has_its_own_ask() {
             ("none", Kind::App, vec![]),
         ]
     );
-    assert_eq!(request.pod, placement::Pod::named("n", "p"));
+    let traits = placement::PodTraits {
+        best_effort: true,
+        ..placement::PodTraits::default()
+    };
+    assert_eq!(
+        request.pod,
+        placement::Pod {
+            traits,
+            ..placement::Pod::named("n", "p")
+        }
+    );
 }
 
 #[test]

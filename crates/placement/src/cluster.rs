@@ -10,7 +10,7 @@ use crate::inventory::{Device, InvalidNode, Node, Vendor};
 use crate::misfit::{Misfit, NodeMisfit};
 use crate::node::{DeviceState, NodeState, bit};
 use crate::plan::{Plan, Step};
-use crate::quota::{Quota, Quotas};
+use crate::quota::{Quota, QuotaScope, Quotas};
 use crate::remember::{Refusals, Remembered};
 use crate::request::{Ask, Kind, NodePolicy, Pod, Request};
 use crate::reservation::{Load, Placement, Reservation};
@@ -180,10 +180,16 @@ impl Cluster {
             .filter_map(|uid| self.reservation(uid))
     }
 
-    /// Sets the limits of the quota of this name in the namespace. If a namespace has several quotas, all of them
-    /// hold.
-    pub fn set_quota(&mut self, namespace: &str, name: &str, limits: &[(Vendor, Quota)]) {
-        self.quotas.set(namespace, name, limits);
+    /// Sets the limits of the quota of this name in the namespace, which counts the pods that meet all of these
+    /// conditions. If several quotas count a pod, all of them hold.
+    pub fn set_quota(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        scopes: &[QuotaScope],
+        limits: &[(Vendor, Quota)],
+    ) {
+        self.quotas.set(namespace, name, scopes, limits);
     }
 
     /// Removes the quota.
@@ -191,15 +197,23 @@ impl Cluster {
         self.quotas.remove(namespace, name);
     }
 
-    /// The narrowest limit on the namespace's use of the vendor, and its present use.
-    pub fn quota(&self, namespace: &str, vendor: &Vendor) -> (Option<Quota>, Load) {
-        (
-            self.quotas.limit(namespace, vendor),
-            self.quotas.used(namespace, vendor),
-        )
+    /// The narrowest limit on the pod's use of the vendor, and the present use by the pods that it counts. Of several
+    /// limits with different uses, the amounts are adjusted so that limit minus use is what the narrowest leaves.
+    pub fn quota(&self, pod: &Pod, vendor: &Vendor) -> Option<(Quota, Load)> {
+        self.quotas.limit(pod, vendor, &[])
     }
 
-    /// Every limit: the namespace, the vendor, the narrowest limit, and the present use.
+    /// The limit of the quota of this name and its present use; none if the quota does not count the pod.
+    pub fn quota_named(&self, pod: &Pod, name: &str, vendor: &Vendor) -> Option<(Quota, Load)> {
+        self.quotas.named(pod, name, vendor)
+    }
+
+    /// What all pods of the namespace hold of the vendor.
+    pub fn quota_use(&self, namespace: &str, vendor: &Vendor) -> Load {
+        self.quotas.used_of(namespace, vendor, &[], &[])
+    }
+
+    /// Every limit on all pods of a namespace: the namespace, the vendor, the narrowest limit, and the present use.
     pub fn quotas(&self) -> impl Iterator<Item = (&str, &Vendor, Quota, Load)> {
         self.quotas.all()
     }
@@ -396,8 +410,7 @@ impl Cluster {
                 self.on_node.remove(node);
             }
         }
-        self.quotas
-            .refund(&reservation.pod.namespace, &reservation.charge);
+        self.quotas.refund(&reservation.pod, &reservation.charge);
         if let Some(state) = self.state_mut(&reservation.placement.node) {
             state.give_back(&reservation);
         }
@@ -424,8 +437,7 @@ impl Cluster {
         if let Some(state) = self.state_mut(&node) {
             state.take(&reservation);
         }
-        self.quotas
-            .charge(&reservation.pod.namespace, &reservation.charge);
+        self.quotas.charge(&reservation.pod, &reservation.charge);
         self.on_node
             .entry(node)
             .or_default()
@@ -516,7 +528,7 @@ impl Cluster {
                             Some(self.known(&ask.select.use_ids))
                         },
                         nouse_ids: self.known(&ask.select.nouse_ids),
-                        quota: self.quota_of_others(&request.pod.namespace, &ask.vendor, leaving),
+                        quota: self.quotas.limit(&request.pod, &ask.vendor, leaving),
                     });
                     first = false;
                 }
@@ -555,27 +567,6 @@ impl Cluster {
                     && !unwanted.iter().any(|text| model.contains(text))
             })
             .collect()
-    }
-
-    /// The namespace's limit, and its use without the pods that leave.
-    fn quota_of_others(
-        &self,
-        namespace: &str,
-        vendor: &Vendor,
-        leaving: &[&Reservation],
-    ) -> Option<(Quota, Load)> {
-        let limit = self.quotas.limit(namespace, vendor)?;
-        let mut used = self.quotas.used(namespace, vendor);
-        for reservation in leaving {
-            if reservation.pod.namespace == namespace {
-                for (of, load) in &reservation.charge {
-                    if of == vendor {
-                        used = used.minus(*load);
-                    }
-                }
-            }
-        }
-        Some((limit, used))
     }
 }
 

@@ -202,9 +202,9 @@ impl<'a> Search<'a> {
             .iter()
             .flat_map(|container| &container.asks)
         {
-            let namespace = &self.request.pod.namespace;
+            let pod = &self.request.pod;
             let kind = Relax::Quota(ask.vendor.clone());
-            if self.cluster.quota(namespace, &ask.vendor).0.is_some() && !kinds.contains(&kind) {
+            if self.cluster.quota(pod, &ask.vendor).is_some() && !kinds.contains(&kind) {
                 kinds.push(kind);
             }
         }

@@ -43,7 +43,7 @@ pub use cluster::{Among, Cluster, DeviceView, NodeView, Outcome};
 pub use explain::Explanation;
 pub use inventory::{Appraisal, Device, InvalidNode, MigProfile, Node, PairScore, Span, Vendor};
 pub use misfit::{Misfit, NodeMisfit, Reason, Reasons, meaning};
-pub use quota::Quota;
+pub use quota::{PodTraits, Quota, QuotaScope, counts};
 pub use remember::Remembered;
 pub use request::{
     AnyVendor, Arrange, Ask, Company, Compute, Container, Demand, DevicePolicy, Family, Key, Kind,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::exchange::{Maker, Table};
 use crate::inventory::Vendor;
+use crate::quota::PodTraits;
 
 /// The identity of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -14,6 +15,8 @@ pub struct Pod {
     pub namespace: String,
     /// For texts only.
     pub name: String,
+    /// The properties by which quotas choose the pods that they count.
+    pub traits: PodTraits,
 }
 
 impl Pod {
@@ -23,6 +26,7 @@ impl Pod {
             uid: format!("{namespace}/{name}"),
             namespace: namespace.to_owned(),
             name: name.to_owned(),
+            traits: PodTraits::default(),
         }
     }
 }

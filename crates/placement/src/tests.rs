@@ -494,8 +494,8 @@ fn all_quotas_of_a_namespace_hold_and_release_refunds_them() {
         };
         vec![(nvidia.clone(), quota)]
     };
-    cluster.set_quota("default", "wide", &limit(60));
-    cluster.set_quota("default", "narrow", &limit(40));
+    cluster.set_quota("default", "wide", &[], &limit(60));
+    cluster.set_quota("default", "narrow", &[], &limit(40));
     place(&mut cluster, &asking("a", &[gib(1, 30)]));
 
     let b = asking("b", &[gib(1, 20)]);
@@ -512,7 +512,52 @@ fn all_quotas_of_a_namespace_hold_and_release_refunds_them() {
     assert_eq!(place(&mut cluster, &b), "n:0");
     cluster.release("default/a");
     cluster.release("default/b");
-    assert_eq!(cluster.quota("default", &nvidia).1, Load::default());
+    assert_eq!(cluster.quota_use("default", &nvidia), Load::default());
+}
+
+#[test]
+fn a_quota_for_some_pods_limits_and_counts_no_others() {
+    let mut cluster = one(vec![device(80), device(80)]);
+    let nvidia = Vendor::new("NVIDIA");
+    let limit = |gib: u64| {
+        let quota = Quota {
+            memory_bytes: Some(gib * GIB),
+            ..Quota::default()
+        };
+        vec![(nvidia.clone(), quota)]
+    };
+    let low = [QuotaScope::ClassIn(vec!["low".to_owned()])];
+    cluster.set_quota("default", "low", &low, &limit(40));
+    cluster.set_quota("default", "all", &[], &limit(100));
+    let of_class = |name: &str, class: &str, gigabytes: u64| {
+        let mut request = asking(name, &[gib(1, gigabytes)]);
+        request.pod.traits.priority_class = class.to_owned();
+        request
+    };
+
+    assert_eq!(place(&mut cluster, &of_class("high", "high", 60)), "n:1");
+    // The pod of the other class does not count against 40 GiB, and does against 100 GiB.
+    let low = of_class("low", "low", 30);
+    assert_eq!(place(&mut cluster, &low), "n:0");
+    let more = of_class("more", "low", 20);
+    assert_eq!(place(&mut cluster, &more), "n: 2/2 ResourceQuotaNotFit");
+    assert_eq!(
+        cluster
+            .quota(&more.pod, &nvidia)
+            .map(|(limit, used)| { (limit.memory_bytes.unwrap() - used.memory_bytes) / GIB }),
+        Some(10)
+    );
+    let other = of_class("other", "", 20);
+    assert_eq!(place(&mut cluster, &other), "n: 2/2 ResourceQuotaNotFit");
+    assert_eq!(place(&mut cluster, &of_class("small", "", 10)), "n:0");
+    // Its own pod leaves, and the quota for all still holds.
+    cluster.release("default/low");
+    assert_eq!(
+        cluster
+            .quota(&more.pod, &nvidia)
+            .map(|(limit, used)| { (limit.memory_bytes.unwrap() - used.memory_bytes) / GIB }),
+        Some(30)
+    );
 }
 
 #[test]

@@ -57,6 +57,7 @@ fn of_two_vendors_the_one_whose_quota_is_in_the_way_is_named() {
     cluster.set_quota(
         "default",
         "q",
+        &[],
         &[(nvidia, limit(40)), (dcu.clone(), limit(2))],
     );
     let asks = vec![

@@ -341,7 +341,7 @@ proptest! {
         let mut cluster = cluster(&nodes);
         if quota {
             let limit = Quota { memory_bytes: Some(9 * MIB), ..Quota::default() };
-            cluster.set_quota("default", "q", &[("NVIDIA".into(), limit)]);
+            cluster.set_quota("default", "q", &[], &[("NVIDIA".into(), limit)]);
         }
         let mut remembered = Remembered::default();
         for (at, step) in steps.iter().enumerate() {

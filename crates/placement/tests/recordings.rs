@@ -146,6 +146,7 @@ fn answers(case: &Value) -> Vec<String> {
         cluster.set_quota(
             quota["metadata"]["namespace"].as_str().unwrap(),
             quota["metadata"]["name"].as_str().unwrap_or("quota"),
+            &[],
             &[(
                 Vendor::new("NVIDIA"),
                 Quota {
@@ -425,6 +426,7 @@ fn pod_of(pod: &Value) -> Pod {
         uid: metadata["uid"].as_str().unwrap().to_owned(),
         namespace: metadata["namespace"].as_str().unwrap().to_owned(),
         name: metadata["name"].as_str().unwrap().to_owned(),
+        ..Pod::default()
     }
 }
 

@@ -118,5 +118,6 @@ pub(crate) fn holder(pod: &Pod) -> placement::Pod {
         uid: pod.uid.to_string(),
         namespace: namespace.to_owned(),
         name: name.to_owned(),
+        ..placement::Pod::default()
     }
 }

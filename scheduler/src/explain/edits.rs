@@ -252,23 +252,33 @@ impl Subject<'_> {
     /// The edit of each quota of the namespace that allows too little. `more` is memory in bytes, compute, shares.
     fn quotas(&self, vendor: &Vendor, more: [u64; 3]) -> Option<Vec<Edit>> {
         let row = self.row(vendor)?;
-        let namespace = &self.request.pod.namespace;
-        let limit = self.view.cluster.quota(namespace, vendor).0?;
+        let pod = &self.request.pod;
+        let namespace = &pod.namespace;
+        let (limit, used) = self.view.cluster.quota(pod, vendor)?;
         let unit = row.memory_unit_mib.max(1) * MIB;
         let lines = [
-            (Role::Memory, limit.memory_bytes, unit),
-            (Role::Cores, limit.cores.map(u64::from), 1),
-            (Role::Count, limit.devices.map(u64::from), 1),
+            (Role::Memory, limit.memory_bytes, used.memory_bytes, unit),
+            (
+                Role::Cores,
+                limit.cores.map(u64::from),
+                used.cores.into(),
+                1,
+            ),
+            (
+                Role::Count,
+                limit.devices.map(u64::from),
+                used.slots.into(),
+                1,
+            ),
         ];
         let mut edits = Vec::new();
-        for ((role, narrowest, unit), more) in lines.into_iter().zip(more) {
+        for ((role, narrowest, used, unit), more) in lines.into_iter().zip(more) {
             let (Some(narrowest), Some(resource)) = (narrowest, row.resource(role)) else {
                 continue;
             };
             if more == 0 {
                 continue;
             }
-            let needed = narrowest.saturating_add(more);
             let key = format!("limits.{resource}");
             for quota in &self.view.quotas {
                 let meta = &quota.metadata;
@@ -278,15 +288,20 @@ impl Subject<'_> {
                 let Some(from) = quota.spec.hard.get(&key) else {
                     continue;
                 };
-                let of_this = kube_api::quota::limits(quota, &self.view.vendors).0;
-                let allows = of_this
-                    .iter()
-                    .find(|(of, _)| of == vendor)
-                    .and_then(|(_, quota)| match role {
-                        Role::Memory => quota.memory_bytes,
-                        Role::Cores => quota.cores.map(u64::from),
-                        _ => quota.devices.map(u64::from),
-                    });
+                let name = meta.name.as_deref().unwrap_or_default();
+                let Some((of_this, its_use)) = self.view.cluster.quota_named(pod, name, vendor)
+                else {
+                    continue;
+                };
+                let (allows, its_use) = match role {
+                    Role::Memory => (of_this.memory_bytes, its_use.memory_bytes),
+                    Role::Cores => (of_this.cores.map(u64::from), its_use.cores.into()),
+                    _ => (of_this.devices.map(u64::from), its_use.slots.into()),
+                };
+                // Of quotas that count different pods, each has a use of its own.
+                let needed = narrowest
+                    .saturating_add(more)
+                    .saturating_sub(used.saturating_sub(its_use));
                 if allows.is_some_and(|allows| allows < needed) {
                     edits.push(Edit::SetQuota {
                         namespace: namespace.clone(),

@@ -486,8 +486,8 @@ impl Ledger {
         };
         let pod = placement::Pod {
             uid,
-            namespace: String::new(),
             name: format!("{CLAIM_UID}{gpu}"),
+            ..placement::Pod::default()
         };
         self.cluster.reserve(pod, rest);
     }

@@ -7,6 +7,7 @@ use kube_api::assigner::{DEVICE_LABELS, tag};
 use kube_api::node::{report, same_report};
 use kube_api::object::{Node, ResourceQuota};
 use kube_api::quota;
+use kube_api::quota_scopes::scopes;
 
 use super::read::slim;
 use super::unplaced::has_more_slots;
@@ -103,7 +104,8 @@ impl Ledger {
                 problem: format!("{problem}; the line limits nothing"),
             });
         }
-        self.cluster.set_quota(namespace, name, &limits);
+        self.cluster
+            .set_quota(namespace, name, &scopes(quota), &limits);
         if limits.is_empty() {
             self.quotas.remove(&(namespace.to_owned(), name.to_owned()));
         } else {

@@ -102,7 +102,7 @@ fn small() -> Cluster {
         cores: Some(0),
         devices: None,
     };
-    cluster.set_quota("ml", "q", &[(Vendor::new("NVIDIA"), limit)]);
+    cluster.set_quota("ml", "q", &[], &[(Vendor::new("NVIDIA"), limit)]);
     cluster
 }
 

@@ -227,3 +227,36 @@ fn a_pod_held_back_by_a_quota_is_placed_when_the_quota_grows() {
         world.until_placed("beyond").await;
     });
 }
+
+#[test]
+fn a_quota_for_a_priority_class_holds_back_no_other_pod() {
+    within(async |world| {
+        world.make_priorities().await;
+        world.make_nodes(["a"], &one_gpu()).await;
+        let quotas: Api<ResourceQuota> = Api::default_namespaced(world.client.clone());
+        let low = json!({"metadata": {"name": "low"}, "spec": {
+            "hard": {"limits.nvidia.com/gpumem": "5000"},
+            "scopeSelector": {"matchExpressions": [
+                {"scopeName": "PriorityClass", "operator": "In", "values": ["low"]}]}}});
+        quotas
+            .create(&PostParams::default(), &from(low))
+            .await
+            .unwrap();
+        let _pair = Pair::start(world).await;
+        let of_class = |name: &str, class: &str, mib: u64| {
+            let mut pod = pod(name, gpu_with(mib));
+            pod["spec"]["priorityClassName"] = json!(class);
+            pod
+        };
+
+        world.make_pod(of_class("high", "high", 6000)).await;
+        world.until_placed("high").await;
+        // The pod of the other class does not count, either.
+        world.make_pod(of_class("within", "low", 4000)).await;
+        world.until_placed("within").await;
+        world.make_pod(of_class("beyond", "low", 2000)).await;
+        world.until_refused("beyond").await;
+        world.make_pod(pod("classless", gpu_with(2000))).await;
+        world.until_placed("classless").await;
+    });
+}
