@@ -104,6 +104,12 @@
 // owner. They keep its device memory, also after its death.
 #define VGPU_LOCK_FAMILY 1099514773504
 
+// SlotHead::abilities, bit 0: launches keep to the container's interval of the timetable.
+#define VGPU_KEEPS_INTERVALS 1
+
+// What the library of this release can do.
+#define VGPU_ABILITIES VGPU_KEEPS_INTERVALS
+
 // How long launches of the container's processes, living and gone, waited at the gate of one device. A wait
 // is counted when it has ended.
 typedef struct VGPU_ALIGNED(64) VgpuGateWaits {
@@ -352,8 +358,10 @@ typedef struct VGPU_ALIGNED(64) VgpuSlotHead {
   // When the owner was first seen to be gone while the slot still had charges, nanoseconds of the
   // monotonic clock; 0 as long as it lives. The charges stay until the driver has let go.
   uint64_t gone_since_ns;
+  // What the process's library can do: see ABILITIES; 0 of an earlier release.
+  uint64_t abilities;
   // Room for what a later version knows of a process.
-  uint64_t reserved[6];
+  uint64_t reserved[5];
 } VgpuSlotHead;
 
 // The use of one device by one process. Only its own process and, once that is dead, a reaper
@@ -432,8 +440,13 @@ typedef struct VGPU_ALIGNED(64) VgpuHostFileHeader {
   uint64_t unaccounted[VGPU_MAX_DEVICES];
   // Of the targets, by device: the sum of the charges that `unaccounted` was measured against.
   uint64_t unaccounted_beside[VGPU_MAX_DEVICES];
+  // Of the targets, by device: the container's interval of each period of the timetable by which containers work
+  // one after the other; 0 is none. Bits 0-15 the period in milliseconds, bits 16-39 where in the period the interval
+  // begins and bits 40-63 how long it is, both in microseconds. A period begins whenever the monotonic clock is a
+  // multiple of it.
+  uint64_t intervals[VGPU_MAX_DEVICES];
   // Room.
-  uint64_t reserved[459];
+  uint64_t reserved[443];
 } VgpuHostFileHeader;
 
 // The limits of a container on one device.

@@ -100,7 +100,7 @@ pub(crate) const POINTS: f64 = 1.5;
 
 /// The allowed error on a board that keeps a slice whose process has nothing more to run, points: where containers change
 /// over, the time until that slice ends is lost to all. No other board has an allowance of its own.
-const KEPT_POINTS: f64 = 3.2;
+const KEPT_POINTS: f64 = 4.0;
 
 /// The shares that containers with caps must get from a GPU that gives `offered` percent to programs without limits:
 /// their caps, or parts of `offered` in proportion to their caps if it is less than their sum.

@@ -216,6 +216,27 @@ on_every_board! {
     }
 }
 
+/// From the third second on: a period that becomes longer moves intervals once.
+#[test]
+fn caps_are_kept_in_every_fifth_of_a_second() {
+    for words in [KERNELS, SMALL, ["steady ns=20000", "steady ns=5000000"]] {
+        let asks = [Asks::cap(30), Asks::cap(70)];
+        let programs = [(asks[0], words[0]), (asks[1], words[1])];
+        let curves = side_by_side(&PLAIN, &programs, 4_000);
+
+        for (curve, asks) in curves.iter().zip(asks) {
+            let cap = f64::from(asks.cap);
+            let (low, high) = curve.windows(2_000, 4_000, 200);
+            println!("{words:?}, {cap}: {low:.2} to {high:.2} in windows of 200 ms");
+            assert!(
+                low >= cap - 3.0 && high <= cap + 3.0,
+                "{words:?}, {cap}: {low:.2} to {high:.2}: {}",
+                curve.shape(4_000, 200)
+            );
+        }
+    }
+}
+
 #[test]
 fn idle_time_is_lent_and_returns_within_200_ms_plus_a_kernel() {
     for (greedy, longest_ms) in [("steady ns=1000000", 1), ("steady ns=50000000", 50)] {

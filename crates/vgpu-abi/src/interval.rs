@@ -142,10 +142,10 @@ mod tests {
 
         #[test]
         fn intervals_one_after_another_are_never_open_at_once(
-            period_ms in 1_u16..500, cut in 0.0..1.0, now_ns: u64,
+            period_ms in 1_u16..500, permille in 0_u32..=1_000, now_ns: u64,
         ) {
             let period_us = u32::from(period_ms) * 1_000;
-            let first_us = (f64::from(period_us) * cut) as u32;
+            let first_us = u32::from(period_ms) * permille;
             let first = Interval { period_ms, from_us: 0, length_us: first_us };
             let second = Interval { period_ms, from_us: first_us, length_us: period_us - first_us };
             let open = [first, second].map(|one| matches!(one.at(now_ns), Moment::Open { .. }));

@@ -27,7 +27,7 @@ const LOOKED_PERIODS: u64 = 2;
 const LOOKED_NS: u64 = 190_000_000;
 /// If more than this part of the intervals is lost where they change over, the period becomes so long that half of it
 /// would be lost, thousandths.
-const LOST_PERMILLE: u64 = 30;
+const LOST_PERMILLE: u64 = 40;
 /// A container that uses less than this part of its intervals wants less than its share, thousandths.
 const WANTED_PERMILLE: u64 = 600;
 /// It takes no part for so long, nanoseconds.

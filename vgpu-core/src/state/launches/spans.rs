@@ -186,8 +186,8 @@ struct More {
 }
 
 impl Stretch {
-    /// If nothing else works on the device, the interval is the launches' own time, less the part of the sample that
-    /// is not. Beside other processes, the interval includes their turns. The launches' own time is then their charge,
+    /// If nothing else works on the device, the stretch is the launches' own time, less the part of the sample that
+    /// is not. Beside other processes, the stretch includes their turns. The launches' own time is then their charge,
     /// which was learned from samples, and the sample corrects its own part.
     fn more(&self, beside: Beside) -> More {
         let own_ns = match self.sample {
