@@ -20,7 +20,7 @@ pub mod doorbell;
 pub mod file;
 #[cfg(not(loom))]
 pub mod interval;
-
+#[cfg(not(loom))]
 pub mod limits;
 #[cfg(not(loom))]
 pub mod peers;
