@@ -283,6 +283,15 @@ impl World {
         .await
     }
 
+    /// Waits until kube-scheduler could not place a pod for this reason.
+    pub(crate) async fn until_refused_for(&self, name: &str, reason: &str) {
+        self.eventually(&format!("{name} is refused for {reason}"), async || {
+            let why = self.refusal(name).await;
+            why.filter(|why| why.contains(reason))
+        })
+        .await;
+    }
+
     /// kube-scheduler's message about a pod that it could not place.
     pub(crate) async fn refusal(&self, name: &str) -> Option<String> {
         let pod = self.pods().get(name).await.unwrap();

@@ -137,3 +137,35 @@ impl State {
         self.devices.get(device)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn pace_follows_the_work_that_has_ended() {
+        // Nothing has ended: work takes what it is charged.
+        assert_eq!(pace(0, 0, 0), 0);
+        assert_eq!(pace(0, 5 * MS, 0), PACE_ONE);
+        // Four streams side by side: a quarter after as much work as a pace is the mean of.
+        let side_by_side = -15 * MS.cast_signed();
+        assert_eq!(pace(PACE_ONE, PACED_NS, side_by_side), PACE_ONE / 4);
+        assert_eq!(
+            pace(PACE_ONE, PACED_NS / 2, side_by_side / 2),
+            PACE_ONE / 8 * 5
+        );
+        // No work, however small its parts, makes it drift.
+        let small = (0..10_000).fold(PACE_ONE / 4, |old, _| pace(old, 1_000, -750));
+        assert_eq!(small, PACE_ONE / 4);
+    }
+
+    #[test]
+    fn pace_stays_within_its_bounds() {
+        for (more_ns, bound) in [(i64::MIN, PACE_ONE / 16), (i64::MAX, PACE_ONE * 4)] {
+            let paced = (0..100).fold(PACE_ONE, |old, _| pace(old, PACED_NS, more_ns));
+            assert_eq!(paced, bound);
+        }
+    }
+}

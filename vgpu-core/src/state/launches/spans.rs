@@ -870,6 +870,30 @@ mod tests {
     }
 
     #[test]
+    fn stream_is_busy_with_the_rest_of_its_oldest_mark_and_all_behind_it() {
+        let mut marks = marks();
+        // 10 were charged up to the first mark, which was seen to end at 100; 8 up to the second, and 5 behind it.
+        (marks.last_submitted_ns, marks.last_seen_ns) = (10, 100);
+        marks.submitted_ns = 23;
+        let oldest = Mark {
+            submitted_ns: 18,
+            begun_ns: 90,
+            ..mark(2)
+        };
+
+        assert_eq!(marks.left_ns(&oldest, 100), 13);
+        assert_eq!(marks.left_ns(&oldest, 103), 10);
+        // It takes longer than it was charged.
+        assert_eq!(marks.left_ns(&oldest, 200), 5);
+        // The stream had nothing to run before it.
+        let later = Mark {
+            begun_ns: 150,
+            ..oldest
+        };
+        assert_eq!(marks.left_ns(&later, 152), 11);
+    }
+
+    #[test]
     fn work_is_done_once() {
         let mut marks = marks();
         marks.submitted_ns = 100;
