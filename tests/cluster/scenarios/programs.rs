@@ -160,13 +160,26 @@ pub(crate) fn start_extender(world: &World, place: Place, more: &[&str]) -> Prog
     Program::start(world, place.host, world.ours.join("vgpu-scheduler"), all)
 }
 
+/// How soon kube-scheduler's Lease changes hands.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Handover {
+    /// After as long as Kubernetes has it by itself: an API server that a busy machine holds up for some seconds ends no
+    /// kube-scheduler.
+    #[default]
+    Late,
+    /// As the chart has it.
+    AsInTheChart,
+    /// In seconds.
+    Quick,
+}
+
 /// A test's changes of kube-scheduler's configuration.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tuning {
     /// After how many seconds a volume that is not bound is given up.
     pub(crate) volume_seconds: Option<u32>,
-    /// Whether the Lease changes hands in seconds rather than in a quarter of a minute.
-    pub(crate) quick_lease: bool,
+    /// How soon the Lease changes hands.
+    pub(crate) lease: Handover,
     /// Whether the extender is asked about requests of hcs.io, as the chart has it with `hcs.enabled`.
     pub(crate) hcs: bool,
 }
@@ -189,12 +202,15 @@ pub(crate) fn start_kube_scheduler(world: &World, place: Place, tuning: Tuning) 
             ),
         );
     }
-    if tuning.quick_lease {
-        config = config
-            .replace("leaseDuration: 8s", "leaseDuration: 4s")
-            .replace("renewDeadline: 6s", "renewDeadline: 3s")
-            .replace("retryPeriod: 1s", "retryPeriod: 500ms");
-    }
+    let [lease, renew, retry] = match tuning.lease {
+        Handover::Late => ["15s", "10s", "2s"],
+        Handover::AsInTheChart => ["8s", "6s", "1s"],
+        Handover::Quick => ["4s", "3s", "500ms"],
+    };
+    config = config
+        .replace("leaseDuration: 8s", &format!("leaseDuration: {lease}"))
+        .replace("renewDeadline: 6s", &format!("renewDeadline: {renew}"))
+        .replace("retryPeriod: 1s", &format!("retryPeriod: {retry}"));
     if tuning.hcs {
         // A separate profile for pods that accept devices of several vendors, as in the chart.
         config = config.replace(

@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use crate::http;
 use crate::objects::{Gpus, pod, uuids, whole};
-use crate::programs::{ONE, Pair, TWO, Tuning};
+use crate::programs::{Handover, ONE, Pair, TWO, Tuning};
 use crate::world::{World, within};
 
 const QUICK: Tuning = Tuning {
     volume_seconds: None,
-    quick_lease: true,
+    lease: Handover::Quick,
     hcs: false,
 };
 
@@ -79,9 +79,12 @@ const NODE_LOSS: Duration = Duration::from_secs(15);
 fn binding_goes_on_within_15_s_of_the_loss_of_a_node() {
     within(async |world| {
         world.make_nodes(["a"], &Gpus::default()).await;
-        // The durations of the Lease are the chart's.
-        let mut first = Pair::start(world).await;
-        let _second = Pair::start_at(world, TWO, &[], Tuning::default());
+        let chart = Tuning {
+            lease: Handover::AsInTheChart,
+            ..Tuning::default()
+        };
+        let mut first = Pair::start_with(world, &[], chart).await;
+        let _second = Pair::start_at(world, TWO, &[], chart);
         world.make_pod(pod("before", whole(1))).await;
         world.until_placed("before").await;
         world
