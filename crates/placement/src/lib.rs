@@ -43,11 +43,11 @@ pub use cluster::{Among, Cluster, DeviceView, NodeView, Outcome};
 pub use explain::Explanation;
 pub use inventory::{Appraisal, Device, InvalidNode, MigProfile, Node, PairScore, Span, Vendor};
 pub use misfit::{Misfit, NodeMisfit, Reason, Reasons, meaning};
-pub use quota::{PodTraits, Quota, QuotaScope, counts};
+pub use quota::{Quota, QuotaScope, counts};
 pub use remember::Remembered;
 pub use request::{
     AnyVendor, Arrange, Ask, Company, Compute, Container, Demand, DevicePolicy, Family, Key, Kind,
-    Memory, NodePolicy, Pod, Request, Selection, Weights, Wish,
+    Memory, NodePolicy, Pod, PodTraits, Request, Selection, Weights, Wish,
 };
 pub use reservation::{Grant, Granted, Instance, Load, Placement, Reservation};
 

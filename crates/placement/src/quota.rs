@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::inventory::Vendor;
-use crate::request::Pod;
+use crate::request::{Pod, PodTraits};
 use crate::reservation::{Load, Reservation};
 
 /// A limit on what the pods of a namespace hold together. `None` means no limit; 0 allows nothing.
@@ -32,19 +32,6 @@ impl Quota {
             devices: least(self.devices, other.devices),
         }
     }
-}
-
-/// The properties of a pod by which quotas choose the pods that they count.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PodTraits {
-    /// It has a deadline after which it is ended.
-    pub terminating: bool,
-    /// No container asks for processors or memory of the node.
-    pub best_effort: bool,
-    /// Its priority class; empty for none.
-    pub priority_class: String,
-    /// A rule of its affinity looks at pods of other namespaces.
-    pub cross_namespace_affinity: bool,
 }
 
 /// A condition for a quota to count a pod. A quota counts the pods that meet all of its conditions.

@@ -4,7 +4,19 @@ use std::sync::Arc;
 
 use crate::exchange::{Maker, Table};
 use crate::inventory::Vendor;
-use crate::quota::PodTraits;
+
+/// The properties of a pod by which quotas choose the pods that they count.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PodTraits {
+    /// It has a deadline after which it is ended.
+    pub terminating: bool,
+    /// No container asks for processors or memory of the node.
+    pub best_effort: bool,
+    /// Its priority class; empty for none.
+    pub priority_class: String,
+    /// A rule of its affinity looks at pods of other namespaces.
+    pub cross_namespace_affinity: bool,
+}
 
 /// The identity of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
