@@ -40,6 +40,8 @@ pub mod hcs;
 
 pub mod plugin;
 
+pub mod front;
+
 pub mod proto;
 
 pub mod delivery;

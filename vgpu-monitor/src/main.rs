@@ -14,9 +14,11 @@ use vgpu_monitor::args::{Args, Command};
 use vgpu_monitor::driver_files::DriverFiles;
 use vgpu_monitor::exporter::Names;
 use vgpu_monitor::first_kernel::FirstKernels;
+use vgpu_monitor::front::{self, command::Outcome};
 use vgpu_monitor::gpu::Asker;
 use vgpu_monitor::node::Node;
 use vgpu_monitor::plugin::args::PluginArgs;
+use vgpu_monitor::plugin::command::ContainerOutdated;
 
 fn main() -> ExitCode {
     let mut args = Args::parse();
@@ -47,18 +49,37 @@ fn main() -> ExitCode {
     server::program("vgpu-monitor", format, &filter, &mut runtime, run(args))
 }
 
+/// The front, or the plugin behind it.
 fn plugin(args: PluginArgs) -> ExitCode {
     let (format, filter) = (args.log.log_format, args.log.log.clone());
+    let Some(parent) = args.front else {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.max_blocking_threads(1);
+        let mut given_up = false;
+        let front = async {
+            given_up = front::command::run(args).await? == Outcome::GivenUp;
+            anyhow::Ok(())
+        };
+        let code = server::program("vgpu-monitor plugin", format, &filter, &mut runtime, front);
+        // The process behind it has said why.
+        return if given_up { ExitCode::FAILURE } else { code };
+    };
     // Calls of the kubelet, of which some wait for the disk or the driver.
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.worker_threads(2).max_blocking_threads(16);
-    server::program(
-        "vgpu-monitor plugin",
-        format,
-        &filter,
-        &mut runtime,
-        vgpu_monitor::plugin::command::run(args),
-    )
+    let mut outdated = false;
+    let behind = async {
+        let front = front::command::connection(parent)?;
+        let ended = vgpu_monitor::plugin::command::run(args, front).await;
+        outdated = matches!(&ended, Err(error) if error.is::<ContainerOutdated>());
+        ended
+    };
+    let code = server::program("vgpu-monitor plugin", format, &filter, &mut runtime, behind);
+    if outdated {
+        ExitCode::from(front::rules::CONTAINER)
+    } else {
+        code
+    }
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {

@@ -32,7 +32,7 @@ mod listing;
 
 mod node_pods;
 
-mod lock;
+pub(crate) mod lock;
 
 mod metrics;
 
@@ -40,11 +40,11 @@ mod pods;
 
 mod prepare;
 
-mod registration;
-
 pub mod runtime;
 
 mod service;
+
+pub(crate) mod settings;
 
 mod socket;
 
@@ -62,6 +62,7 @@ use events::Events;
 use kube_api::vendor::Vendors;
 use parking_lot::Mutex;
 use placement::{MigProfile, Span};
+use tokio::net::UnixStream;
 use tokio::sync::{Notify, watch};
 
 use crate::delivery::{Allotted, Given, Name};
@@ -74,6 +75,8 @@ pub use identity::Served;
 pub use metrics::Metrics;
 pub use node_pods::{Living, NodePods};
 pub use pods::{Ask, Lister, Pods};
+pub(crate) use service::{OPTIONS, RESOURCE, patience};
+pub(crate) use socket::connect;
 
 /// The side that gives containers their share on this host. All calls block.
 pub trait Giver: Send + Sync + 'static {
@@ -170,7 +173,7 @@ struct PluginState {
     turn: tokio::sync::Mutex<()>,
     /// The allotments that this process has given; the others may be of an earlier process that died while giving them.
     given: Mutex<BTreeSet<String>>,
-    /// Resources whose lists the kubelet watches.
+    /// Resources whose lists the kubelet watches, as the front says.
     registered: watch::Sender<BTreeSet<String>>,
     /// Pods whose annotations are to be written.
     untold: tokio::sync::mpsc::UnboundedSender<tell::Untold>,
@@ -214,10 +217,10 @@ impl Plugin {
         plugin
     }
 
-    /// Serves every resource on its socket and registers it, again whenever the kubelet restarts. Ends with
+    /// Serves every resource to the front at the other end of this connection, which keeps them registered. Ends with
     /// `stop`.
-    pub async fn serve(&self, stop: impl Future<Output = ()>) {
-        registration::serve(self, stop).await;
+    pub async fn serve(&self, front: UnixStream, stop: impl Future<Output = ()> + Send + 'static) {
+        service::serve(self, front, stop).await;
     }
 
     /// Restores missing allotments from the kubelet's own record.

@@ -10,6 +10,7 @@ mod common;
 mod evict;
 mod exposition;
 mod first_kernel;
+mod front;
 mod harness;
 mod hcs;
 mod health;

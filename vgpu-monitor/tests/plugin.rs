@@ -88,7 +88,7 @@ async fn fifty_parallel_pods_start_under_the_kubelets_rate_limit() {
     });
     world.inventory.send_replace(inventory(wide.collect()));
     world.kubelet.start();
-    let agent = world.agent();
+    let agent = world.agent().await;
     world.is_known(80).await;
     let mut pods = Vec::new();
     for number in 0..50_u32 {
@@ -176,7 +176,7 @@ async fn agent_may_start_before_kubelet_and_driver() {
     world.kubelet.kill().await;
     // The driver takes its time: what was known when the agent last ran is told.
     world.inventory.send_replace(None);
-    let agent = world.agent();
+    let agent = world.agent().await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     world.kubelet.start();
     world.is_known(40).await;
@@ -213,7 +213,7 @@ async fn killed_agent_continues_after_any_step() {
     world.kubelet.admit(&pod).await.unwrap();
     // After Allocate.
     agent.kill().await;
-    let agent = world.agent();
+    let agent = world.agent().await;
     until("it is known again", || world.kubelet.registrations() == 2).await;
     // Between writing down whose it is, and giving it.
     world.hands.hang(true);
@@ -227,14 +227,14 @@ async fn killed_agent_continues_after_any_step() {
     assert!(starting.await.unwrap().is_err());
     assert!(world.hands.of(uid(&pod)).is_empty());
     world.hands.hang(false);
-    let agent = world.agent();
+    let agent = world.agent().await;
     until("it is known again", || world.kubelet.registrations() == 3).await;
 
     world.kubelet.starts(uid(&pod), "prep").await.unwrap();
     let given = world.hands.of(uid(&pod));
     // After giving, before telling; and the next container starts with another process.
     agent.kill().await;
-    let agent = world.agent();
+    let agent = world.agent().await;
     until("it is known again", || world.kubelet.registrations() == 4).await;
     for container in ["a", "b"] {
         world.kubelet.starts(uid(&pod), container).await.unwrap();
@@ -271,7 +271,7 @@ async fn lost_allotments_are_restored_from_the_kubelets_record() {
             _ => std::fs::remove_file(&file).unwrap(),
         }
 
-        let agent = world.agent();
+        let agent = world.agent().await;
         until("it is known again", || world.kubelet.registrations() == 2).await;
         world.kubelet.starts(uid(&pod), "prep").await.unwrap();
 
@@ -311,7 +311,7 @@ async fn without_api_server_only_known_containers_start() {
     world.kubelet.starts(uid(&old), "main").await.unwrap();
     // Another process, which has given nothing yet.
     agent.kill().await;
-    let agent = world.agent();
+    let agent = world.agent().await;
     until("it is known again", || world.kubelet.registrations() == 2).await;
     world.away.store(true, Ordering::SeqCst);
 
@@ -335,7 +335,7 @@ async fn recreated_pod_gets_its_own_devices() {
     only.device.slots = 1;
     world.inventory.send_replace(inventory(vec![only, gpu(1)]));
     world.kubelet.start();
-    let agent = world.agent();
+    let agent = world.agent().await;
     world.is_known(11).await;
     let first = world.pod("p", &[("main", "app", &[(0, 9000)])]).await;
     world.kubelet.admit(&first).await.unwrap();
@@ -422,7 +422,7 @@ async fn an_instance_is_noted_for_its_own_container_after_a_recovery() {
     let text = std::fs::read_to_string(&file).unwrap();
     let (kept, _) = text.split_once('\n').unwrap();
     std::fs::write(&file, format!("{kept}\n")).unwrap();
-    let agent = world.agent();
+    let agent = world.agent().await;
     until("it is known again", || world.kubelet.registrations() == 2).await;
 
     // While the driver makes the instance, the lost allotment is restored, as the older one.

@@ -1,5 +1,5 @@
-//! `cargo xtask protogen`: the kubelet's two protocols in Rust, from vgpu-monitor/proto. The text is read by protox, so
-//! no `protoc` has to be there. Changes nothing else.
+//! `cargo xtask protogen`: the kubelet's two protocols, and what the processes of our plugin say to each other, in Rust, from
+//! vgpu-monitor/proto. The text is read by protox, so no `protoc` has to be there. Changes nothing else.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,9 +7,10 @@ use std::process::Command;
 use anyhow::Context as _;
 
 /// Protocol, package in it (the name that the generator gives its file), committed file.
-const PROTOCOLS: [(&str, &str, &str); 2] = [
+const PROTOCOLS: [(&str, &str, &str); 3] = [
     ("deviceplugin.proto", "v1beta1", "device_plugin.rs"),
     ("podresources.proto", "v1", "pod_resources.rs"),
+    ("front.proto", "vgpu.front", "front.rs"),
 ];
 
 /// Writes the committed files, or with `check` fails when one is stale.

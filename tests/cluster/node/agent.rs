@@ -163,6 +163,27 @@ impl Stopped {
     }
 }
 
+/// The one program of that name on the node, which stands still for as long as this value lives.
+pub(crate) struct Paused(Pid);
+
+impl Paused {
+    pub(crate) fn new(program: &str) -> Self {
+        let mut own = processes(program);
+        own.retain(|pid| !is_contained(*pid));
+        let [pid] = own[..] else {
+            panic!("{program} runs as {own:?}");
+        };
+        kill(pid, Signal::SIGSTOP).unwrap();
+        Self(pid)
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        kill(self.0, Signal::SIGCONT).unwrap();
+    }
+}
+
 /// Whether a process is in a pod's container: kube-scheduler runs on the node and beside our scheduler.
 fn is_contained(pid: Pid) -> bool {
     fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| text.contains("kubepods"))
@@ -175,6 +196,33 @@ pub(crate) fn kill_contained(program: &str) {
         .filter(|pid| is_contained(*pid))
         .collect();
     assert!(!all.is_empty(), "{program} runs nowhere");
+    for pid in all {
+        kill(pid, Signal::SIGKILL).unwrap();
+    }
+}
+
+/// The plugins behind a front.
+fn behind() -> Vec<Pid> {
+    let is_behind = |pid: &Pid| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let mut words = line.split(|byte| *byte == 0);
+        lives(*pid) && words.any(|word| word.starts_with(b"--front="))
+    };
+    processes("vgpu-monitor")
+        .into_iter()
+        .filter(is_behind)
+        .collect()
+}
+
+/// How many plugins run behind a front.
+pub(crate) fn plugins() -> usize {
+    behind().len()
+}
+
+/// Kills the plugin behind its front, in the agent's pod.
+pub(crate) fn kill_plugin() {
+    let all = behind();
+    assert_eq!(all.len(), 1, "one plugin is behind its front");
     for pid in all {
         kill(pid, Signal::SIGKILL).unwrap();
     }

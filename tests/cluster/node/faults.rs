@@ -124,6 +124,37 @@ fn the_agent_killed() {
     });
 }
 
+#[test]
+fn the_plugin_killed_behind_its_front() {
+    within(async |world| {
+        let witness = Witness::start(world, "witness").await;
+        let before = agent_run(world).await.unwrap().0;
+        let slots = world.slots().await;
+
+        for number in 0..4 {
+            agent::kill_plugin();
+            // Asked for while no plugin answers: the kubelet refuses none of them.
+            let name = format!("meanwhile-{number}");
+            world
+                .make_pod(gpu_pod(&name, &share(300), &["total", "hold"]))
+                .await;
+            while agent::plugins() == 0 {
+                assert_eq!(world.slots().await, slots);
+            }
+            world.until_ready(&name).await;
+            assert_eq!(world.slots().await, slots);
+        }
+
+        a_new_pod_runs(world, "afterwards").await;
+        let (run, ready) = agent_run(world).await.unwrap();
+        assert!(
+            ready && run == before,
+            "the agent's container was started anew"
+        );
+        witness.is_unharmed(world).await;
+    });
+}
+
 /// The present run of the agent's plugin, and whether its pod is ready: it is then registered with the kubelet.
 async fn agent_run(world: &World) -> Option<(String, bool)> {
     let label = ListParams::default().labels("app.kubernetes.io/component=agent");

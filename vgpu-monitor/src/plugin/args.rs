@@ -176,6 +176,14 @@ pub struct PluginArgs {
     )]
     pub sysfs: PathBuf,
 
+    /// This process is the one behind the front of that process number; standard input is its connection.
+    #[arg(long, value_name = "PID", hide = true)]
+    pub front: Option<u32>,
+
+    /// How many processes the front has replaced.
+    #[arg(long, value_name = "COUNT", default_value_t = 0, hide = true)]
+    pub restarts: u64,
+
     /// Traces.
     #[command(flatten)]
     pub traces: TraceArgs,

@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow};
 use events::Events;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::Api;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube_api::config::DeviceConfig;
 use kube_api::node::RegisterFormat;
-use kube_api::vendor::{Role, Switches, Vendors};
+use kube_api::vendor::Vendors;
 use nix::fcntl::Flock;
 use placement::exchange::{Maker, Table};
 use placement::{MigProfile, Span};
 use prometheus_client::registry::Registry;
 use server::{Listener, Manners, Readiness};
+use tokio::net::UnixStream;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -27,7 +27,8 @@ use super::args::{FormatArg, MannerArg, PluginArgs};
 use super::exporter_calls;
 use super::lock::{self, Tried};
 use super::runtime::{self, Record, Verdict, Wishes};
-use super::{Giver, Living, Made, Metrics, NodePods, Parts, Plugin, Served, Settings};
+use super::settings::{seen, served, state_dir, vendors};
+use super::{Giver, Living, Made, Metrics, NodePods, Parts, Plugin, Settings};
 use crate::collect::Collector;
 use crate::delivery::{self, Allotted, Delivery, DeliveryError, Given, Manner, Name};
 use crate::driver_files::DriverFiles;
@@ -38,15 +39,22 @@ use crate::{collect, hcs, health, inventory};
 const CLEAR: Duration = Duration::from_secs(30);
 /// How often is looked whether the runtime's configuration has changed.
 const RUNTIME: Duration = Duration::from_secs(30);
+/// The file with the Node's words on its runtime.
+const SAID: &str = "runtime";
 /// Longest wait for one call of the API server.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Runs until the process is asked to stop.
+/// This container's files are too old for the process: another process in it would fare no better.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{0}")]
+pub struct ContainerOutdated(String);
+
+/// Runs until the process is asked to stop. The kubelet's calls come over `front`.
 ///
 /// # Errors
 ///
-/// When a setting cannot be, or the state directory cannot be used.
-pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
+/// When a setting cannot be, or the state directory cannot be used; [`ContainerOutdated`].
+pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
     let stop = server::asked_to_stop().context("cannot handle signals")?;
     let traces = args
         .traces
@@ -56,9 +64,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     let listener = Listener::bind(args.metrics_addr).await.map_err(|error| {
         anyhow!("{error}; perhaps another vgpu-monitor plugin: --metrics-addr takes another port")
     })?;
-    let state = seen(&args, &args.state_dir);
-    std::fs::create_dir_all(&state)
-        .with_context(|| format!("--state-dir {}", args.state_dir.display()))?;
+    let state = state_dir(&args)?;
     let mut stop = std::pin::pin!(stop);
     let Some((listener, _lock)) = alone(listener, &state, stop.as_mut()).await? else {
         return Ok(());
@@ -116,10 +122,17 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     let serving = tokio::spawn(listener.serve(router, Manners::default(), until(stopped.clone())));
 
     tokio::pin!(stop);
+    // The process before this one has asked a moment ago: the kubelet's calls wait.
+    let asked = (args.restarts > 0).then(|| std::fs::read_to_string(state.join(SAID)));
     let said = tokio::select! {
-        said = said_of_runtime(&args, &client, &state) => said,
+        said = async {
+            match asked {
+                Some(Ok(said)) if !said.is_empty() => said,
+                _ => said_of_runtime(&args, &client, &state).await,
+            }
+        } => said,
         _ = &mut stop => return Ok(()),
-        why = files.outdated() => bail!(why),
+        why = files.outdated() => return Err(ContainerOutdated(why).into()),
     };
     let served_by = verdict(&args, &said);
     let manner = served_by.manner;
@@ -198,7 +211,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     let tasks = [serving, {
         let plugin = plugin.clone();
         let until = until(stopped.clone());
-        tokio::spawn(async move { plugin.serve(until).await })
+        tokio::spawn(async move { plugin.serve(front, until).await })
     }];
     let beside = [
         tokio::spawn(inventory::register(
@@ -222,7 +235,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
             tracing::info!(signal, "stopping");
             Ok(())
         }
-        why = files.outdated() => Err(anyhow::Error::msg(why)),
+        why = files.outdated() => Err(ContainerOutdated(why).into()),
         why = runtime_changed(&args, &client, &runtime_state, said, &served_by) => Err(anyhow::Error::msg(why)),
     };
     stopping.send_replace(true);
@@ -243,8 +256,8 @@ async fn alone(
     state: &Path,
     stop: impl Future<Output = &'static str>,
 ) -> anyhow::Result<Option<(Listener, Flock<File>)>> {
-    let failed = || format!("cannot lock {}", state.join("lock").display());
-    if let Tried::Ours(lock) = lock::try_take(state).with_context(failed)? {
+    let failed = || format!("cannot lock {}", state.join(lock::PLUGIN).display());
+    if let Tried::Ours(lock) = lock::try_take(state, lock::PLUGIN).with_context(failed)? {
         return Ok(Some((listener, lock)));
     }
     let address = listener.address();
@@ -252,7 +265,7 @@ async fn alone(
     let waiting = Readiness::waiting_for("another vgpu-monitor plugin of this node to end");
     let until = async {
         tokio::select! {
-            lock = lock::take(state) => taken = Some(lock),
+            lock = lock::take(state, lock::PLUGIN) => taken = Some(lock),
             signal = stop => tracing::info!(signal, "stopping"),
         }
     };
@@ -263,52 +276,6 @@ async fn alone(
         return Ok(None);
     };
     Ok(Some((Listener::bind(address).await?, lock)))
-}
-
-/// A path of the host as this process sees it.
-fn seen(args: &PluginArgs, host: &Path) -> PathBuf {
-    match &args.host_prefix {
-        Some(prefix) => prefix.join(host.strip_prefix("/").unwrap_or(host)),
-        None => host.to_owned(),
-    }
-}
-
-fn vendors(args: &PluginArgs) -> anyhow::Result<Vendors> {
-    let config = match &args.device_config_file {
-        Some(path) => {
-            let said = || format!("--device-config-file {}", path.display());
-            let text = std::fs::read_to_string(path).with_context(said)?;
-            DeviceConfig::parse(&text).with_context(said)?
-        }
-        None => DeviceConfig::standard(),
-    };
-    let all = Switches {
-        ascend: true,
-        iluvatar: true,
-    };
-    Vendors::new(config, all).context("the device configuration cannot be used")
-}
-
-fn served(args: &PluginArgs, vendors: &Vendors) -> anyhow::Result<Vec<Served>> {
-    let mut served = Vec::new();
-    for word in &args.vendors {
-        let row = vendors.get(word).and_then(|row| row.resource(Role::Count));
-        let Some(resource) = row else {
-            let known: Vec<&str> = vendors.iter().map(|row| row.word.as_str()).collect();
-            bail!(
-                "--vendors {word}: the device configuration has no such vendor; it has {}",
-                known.join(", ")
-            );
-        };
-        let one = Served {
-            resource: resource.to_owned(),
-            vendor: word.clone(),
-        };
-        if !served.contains(&one) {
-            served.push(one);
-        }
-    }
-    Ok(served)
 }
 
 /// The speeds of NVIDIA's models in the exchange table: the configured one, else the built-in one.
@@ -346,7 +313,7 @@ async fn client(args: &PluginArgs) -> anyhow::Result<kube::Client> {
 /// The Node's words on its runtime and its kubelet. They are remembered, since the API server may be away when the
 /// agent starts.
 async fn said_of_runtime(args: &PluginArgs, client: &kube::Client, state: &Path) -> String {
-    let file = state.join("runtime");
+    let file = state.join(SAID);
     let nodes: Api<Node> = Api::all(client.clone());
     loop {
         let said = match timeout(PATIENCE, nodes.get(&args.node_name)).await {

@@ -1,5 +1,5 @@
-//! One agent works in a state directory at a time: the one that holds the lock on its file `lock`. Owns
-//! taking it and waiting for it. Never breaks it: the kernel takes it back from a process that is gone,
+//! One agent works in a state directory at a time: the one whose front holds the lock on the file `front.lock`, and whose
+//! plugin holds that on `lock`. Owns taking them and waiting for them. Never breaks it: the kernel takes it back from a process that is gone,
 //! however it ended.
 
 use std::fs::{File, OpenOptions};
@@ -11,6 +11,10 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::time::sleep;
 
+/// The front's file.
+pub(crate) const FRONT: &str = "front.lock";
+/// The plugin's file.
+pub(super) const PLUGIN: &str = "lock";
 /// Between two tries.
 const AGAIN: Duration = Duration::from_secs(1);
 /// At most this much of the holder's text is read.
@@ -18,7 +22,7 @@ const MOST_BYTES: u64 = 200;
 
 /// The outcome of a try.
 #[derive(Debug)]
-pub(super) enum Tried {
+pub(crate) enum Tried {
     /// The lock is ours for as long as this value lives.
     Ours(Flock<File>),
     /// Another agent works there; this is the text that it wrote about itself.
@@ -29,10 +33,10 @@ pub(super) enum Tried {
 ///
 /// # Errors
 /// The file cannot be made, opened or locked at all.
-pub(super) fn try_take(state: &Path) -> io::Result<Tried> {
+pub(crate) fn try_take(state: &Path, name: &str) -> io::Result<Tried> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
-    let file = options.open(state.join("lock"))?;
+    let file = options.open(state.join(name))?;
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(mut lock) => {
             // For a person alone: on a full disk it stays unsaid.
@@ -63,10 +67,10 @@ pub(super) fn try_take(state: &Path) -> io::Result<Tried> {
 ///
 /// # Errors
 /// As [`try_take`].
-pub(super) async fn take(state: &Path) -> io::Result<Flock<File>> {
+pub(crate) async fn take(state: &Path, name: &str) -> io::Result<Flock<File>> {
     let mut told = String::new();
     loop {
-        match try_take(state)? {
+        match try_take(state, name)? {
             Tried::Ours(lock) => return Ok(lock),
             Tried::Taken(locker) if locker != told => {
                 tracing::warn!(
@@ -90,20 +94,20 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn second_agent_waits_until_the_first_has_ended() {
         let state = tempfile::tempdir().unwrap();
-        let first = take(state.path()).await.unwrap();
-        let Tried::Taken(locker) = try_take(state.path()).unwrap() else {
+        let first = take(state.path(), PLUGIN).await.unwrap();
+        let Tried::Taken(locker) = try_take(state.path(), PLUGIN).unwrap() else {
             panic!("two at once")
         };
         let own = format!("process {} on ", std::process::id());
         assert!(locker.starts_with(&own), "{locker}");
         // The clock is tokio's, and goes on by itself.
         let patience = Duration::from_secs(60);
-        let waited = tokio::time::timeout(patience, take(state.path())).await;
+        let waited = tokio::time::timeout(patience, take(state.path(), PLUGIN)).await;
         assert!(waited.is_err());
 
         drop(first);
 
-        let second = tokio::time::timeout(patience, take(state.path())).await;
+        let second = tokio::time::timeout(patience, take(state.path(), PLUGIN)).await;
         assert!(second.is_ok_and(|taken| taken.is_ok()));
     }
 }

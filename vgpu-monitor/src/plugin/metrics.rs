@@ -16,6 +16,7 @@ use prometheus_client::registry::Registry;
 use server::{Seconds, TraceContext};
 
 use super::allotments::AllotmentStore;
+use crate::proto::front::Told;
 
 /// How one call of the kubelet ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +79,7 @@ struct Series {
     calls: Family<OfCall, Seconds>,
     registered: Family<OfResource, Gauge>,
     registrations: Family<OfResource, Counter>,
+    restarts: Family<OfNode, Counter>,
     slots: Family<OfState, Gauge>,
     pod_resources: Family<OfOutcome, Histogram>,
     pod_resources_refused: Family<OfNode, Counter>,
@@ -113,6 +115,7 @@ impl Metrics {
             calls: Family::new_with_constructor(seconds),
             registered: Family::default(),
             registrations: Family::default(),
+            restarts: Family::default(),
             slots: Family::default(),
             pod_resources: Family::new_with_constructor(histogram),
             pod_resources_refused: Family::default(),
@@ -139,6 +142,11 @@ impl Metrics {
             "vgpu_plugin_registrations",
             "Registrations that the kubelet accepted",
             series.registrations.clone(),
+        );
+        registry.register(
+            "vgpu_plugin_restarts",
+            "Processes of the plugin that its parent has replaced since the container started",
+            series.restarts.clone(),
         );
         registry.register(
             "vgpu_plugin_slots",
@@ -188,13 +196,20 @@ impl Metrics {
         self.0.calls.get_or_create(&labels).observe(took, trace);
     }
 
-    pub(super) fn registered(&self, resource: &str, watched: bool) {
-        let gauge = self.0.registered.get_or_create(&self.of(resource)).clone();
-        gauge.set(i64::from(watched));
-    }
-
-    pub(super) fn registration(&self, resource: &str) {
-        self.0.registrations.get_or_create(&self.of(resource)).inc();
+    /// Takes in what the front says of the kubelet. Its counts are those since the front began.
+    pub(super) fn told(&self, told: &Told) {
+        for watched in &told.resources {
+            let labels = self.of(&watched.resource);
+            let gauge = self.0.registered.get_or_create(&labels).clone();
+            gauge.set(i64::from(watched.now));
+            let counter = self.0.registrations.get_or_create(&labels).clone();
+            counter.inc_by(watched.registrations.saturating_sub(counter.get()));
+        }
+        let labels = OfNode {
+            node: self.0.node.clone(),
+        };
+        let counter = self.0.restarts.get_or_create(&labels).clone();
+        counter.inc_by(told.restarts.saturating_sub(counter.get()));
     }
 
     pub(super) fn slots(&self, resource: &str, well: usize, sick: usize) {

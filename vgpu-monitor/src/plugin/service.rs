@@ -1,29 +1,34 @@
 //! The calls of the kubelet, one service for each resource. Decodes, asks, encodes; never decides.
 
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use futures_util::Stream;
-use futures_util::stream::unfold;
+use futures_util::stream::{once, pending, unfold};
+use futures_util::{Stream, StreamExt as _};
 use server::TraceContext;
+use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tonic::metadata::MetadataMap;
+use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use super::metrics::Outcome;
 use super::prepare::Call;
 use super::{Plugin, slots};
 use crate::delivery::Allotted;
-use crate::proto::device_plugin::device_plugin_server::DevicePlugin;
+use crate::proto::device_plugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::proto::device_plugin::{
     AllocateRequest, AllocateResponse, CdiDevice, ContainerAllocateResponse,
     ContainerPreferredAllocationResponse, DevicePluginOptions, Empty, ListAndWatchResponse, Mount,
     PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
     PreferredAllocationResponse,
 };
+use crate::proto::front::behind_server::{Behind, BehindServer};
+use crate::proto::front::{Heard, Told};
 
 /// The kubelet's patience with `PreStartContainer`, where it does not say.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -31,42 +36,75 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const TRIES: u32 = 5;
 const BETWEEN: Duration = Duration::from_millis(200);
 
+/// How long calls may take to end when the plugin stops.
+const END: Duration = Duration::from_secs(2);
+
+/// The metadata with the resource that a call is about.
+pub(crate) const RESOURCE: &str = "vgpu-resource";
+
 /// The calls that the kubelet is to make.
-pub(super) const OPTIONS: DevicePluginOptions = DevicePluginOptions {
+pub(crate) const OPTIONS: DevicePluginOptions = DevicePluginOptions {
     pre_start_required: true,
     get_preferred_allocation_available: true,
 };
 
-/// One resource, for as long as one socket of it lives.
+/// Serves one front, until `stop`.
+pub(super) async fn serve(
+    plugin: &Plugin,
+    front: UnixStream,
+    stop: impl Future<Output = ()> + Send + 'static,
+) {
+    let service = Service {
+        plugin: plugin.clone(),
+        over: watch::Sender::new(false),
+    };
+    let (over, mut stopped) = (service.over.clone(), service.over.subscribe());
+    // The one connection there will be; a server whose connections come to an end stops.
+    let incoming = once(async { Ok::<_, io::Error>(front) }).chain(pending());
+    let server = Server::builder()
+        .add_service(DevicePluginServer::new(service.clone()))
+        .add_service(BehindServer::new(service));
+    let until = {
+        let mut stopped = stopped.clone();
+        async move { drop(stopped.wait_for(|stopped| *stopped).await) }
+    };
+    let mut serving = tokio::spawn(async move {
+        let ended = server
+            .serve_with_incoming_shutdown(Box::pin(incoming), until)
+            .await;
+        if let Err(error) = ended {
+            tracing::error!(%error, "the front is no longer served");
+        }
+    });
+    let stopping = async move {
+        stop.await;
+        over.send_replace(true);
+    };
+    let stopping = tokio::spawn(stopping);
+    drop(stopped.wait_for(|stopped| *stopped).await);
+    if timeout(END, &mut serving).await.is_err() {
+        serving.abort();
+    }
+    stopping.abort();
+}
+
+/// All resources.
 #[derive(Clone)]
-pub(super) struct Service {
+struct Service {
     plugin: Plugin,
-    resource: String,
-    /// The number of streams that watch the list.
-    watchers: watch::Sender<usize>,
-    /// True once the socket is about to be removed.
+    /// True once the plugin stops: lists that are watched have no end of their own.
     over: watch::Sender<bool>,
 }
 
 impl Service {
-    pub(super) fn new(plugin: &Plugin, resource: &str) -> Self {
-        Self {
-            plugin: plugin.clone(),
-            resource: resource.to_owned(),
-            watchers: watch::Sender::new(0),
-            over: watch::Sender::new(false),
+    /// The resource of a call.
+    fn resource(&self, metadata: &MetadataMap) -> Result<String, Status> {
+        let named = metadata.get(RESOURCE).and_then(|name| name.to_str().ok());
+        let named = named.unwrap_or_default();
+        if self.plugin.0.lists.contains_key(named) {
+            return Ok(named.to_owned());
         }
-    }
-
-    /// The number of streams that watch the list: a kubelet without one treats the slots as gone.
-    pub(super) fn watchers(&self) -> watch::Receiver<usize> {
-        self.watchers.subscribe()
-    }
-
-    /// Ends the watched lists, which have no end of their own. If the kubelet still has a list of an older
-    /// socket when it knows the new one, it treats the new one as gone when the older one goes.
-    pub(super) fn end(&self) {
-        self.over.send_replace(true);
+        Err(Status::not_found(format!("{named:?} is not served here")))
     }
 
     fn counted<T>(
@@ -85,13 +123,17 @@ impl Service {
         metrics.call(call, outcome, begun.elapsed(), trace);
     }
 
-    async fn allot(&self, ids: Vec<String>) -> Result<ContainerAllocateResponse, Status> {
+    async fn allot(
+        &self,
+        resource: &str,
+        ids: Vec<String>,
+    ) -> Result<ContainerAllocateResponse, Status> {
         let mut problem = String::new();
         for attempt in 0..TRIES {
             if attempt > 0 {
                 tokio::time::sleep(BETWEEN).await;
             }
-            let (plugin, resource, ids) = (self.plugin.clone(), self.resource.clone(), ids.clone());
+            let (plugin, resource, ids) = (self.plugin.clone(), resource.to_owned(), ids.clone());
             let allotted = spawn_blocking(move || {
                 let began = SystemTime::now();
                 let (name, allotted) = plugin.0.parts.giver.allot()?;
@@ -116,8 +158,7 @@ impl Service {
             tracing::error!(problem, "cannot allot slots");
         }
         Err(Status::internal(format!(
-            "cannot allot slots of {}: {problem}",
-            self.resource
+            "cannot allot slots of {resource}: {problem}"
         )))
     }
 }
@@ -138,7 +179,7 @@ fn encode(allotted: Allotted) -> ContainerAllocateResponse {
 }
 
 /// How long the caller waits, as it says: digits and a unit.
-fn patience(metadata: &MetadataMap) -> Duration {
+pub(crate) fn patience(metadata: &MetadataMap) -> Duration {
     let said = metadata
         .get("grpc-timeout")
         .and_then(|value| value.to_str().ok())
@@ -158,23 +199,6 @@ fn patience(metadata: &MetadataMap) -> Duration {
     said.unwrap_or(PATIENCE).min(PATIENCE)
 }
 
-/// Counts one watcher, for as long as it lives.
-struct Watching(watch::Sender<usize>);
-
-impl Watching {
-    fn new(watchers: &watch::Sender<usize>) -> Self {
-        watchers.send_modify(|watchers| *watchers += 1);
-        Self(watchers.clone())
-    }
-}
-
-impl Drop for Watching {
-    fn drop(&mut self) {
-        self.0
-            .send_modify(|watchers| *watchers = watchers.saturating_sub(1));
-    }
-}
-
 type Lists = watch::Receiver<Option<Arc<ListAndWatchResponse>>>;
 
 #[tonic::async_trait]
@@ -191,24 +215,22 @@ impl DevicePlugin for Service {
 
     async fn list_and_watch(
         &self,
-        _: Request<Empty>,
+        request: Request<Empty>,
     ) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        let Some(list) = self.plugin.0.lists.get(&self.resource) else {
-            return Err(Status::not_found(format!(
-                "{} is not served here",
-                self.resource
-            )));
+        let resource = self.resource(request.metadata())?;
+        let Some(list) = self.plugin.0.lists.get(&resource) else {
+            return Err(Status::not_found(resource));
         };
         let mut lists = list.subscribe();
         lists.mark_changed();
-        let begun = (lists, self.over.subscribe(), Watching::new(&self.watchers));
-        let stream = unfold(begun, async |(mut lists, mut over, watching)| {
+        let begun = (lists, self.over.subscribe());
+        let stream = unfold(begun, async |(mut lists, mut over)| {
             let next: Option<Arc<ListAndWatchResponse>> = tokio::select! {
                 next = next(&mut lists) => next,
                 _ = over.wait_for(|over| *over) => None,
             };
             let response = next.map(|list| Ok((*list).clone()))?;
-            Some((response, (lists, over, watching)))
+            Some((response, (lists, over)))
         });
         Ok(Response::new(Box::pin(stream)))
     }
@@ -218,6 +240,7 @@ impl DevicePlugin for Service {
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
         let begun = Instant::now();
+        let resource = self.resource(request.metadata())?;
         let all = self.plugin.0.store.all();
         let requests = request.into_inner().container_requests;
         let responses = requests.into_iter().map(|request| {
@@ -228,7 +251,7 @@ impl DevicePlugin for Service {
                     &request.must_include_device_i_ds,
                     size,
                     &all,
-                    &self.resource,
+                    &resource,
                 ),
             }
         });
@@ -244,10 +267,11 @@ impl DevicePlugin for Service {
         request: Request<AllocateRequest>,
     ) -> Result<Response<AllocateResponse>, Status> {
         let begun = Instant::now();
+        let resource = self.resource(request.metadata())?;
         let mut responses = Vec::new();
         let mut failed = None;
         for request in request.into_inner().container_requests {
-            match self.allot(request.devices_ids).await {
+            match self.allot(&resource, request.devices_ids).await {
                 Ok(response) => responses.push(response),
                 Err(status) => {
                     failed = Some(status);
@@ -270,19 +294,37 @@ impl DevicePlugin for Service {
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
         let begun = Instant::now();
+        let resource = self.resource(request.metadata())?;
         let deadline = begun + patience(request.metadata());
         let called = request.into_inner().devices_ids;
-        let call = Call::new(&self.plugin, &self.resource, called, deadline);
+        let call = Call::new(&self.plugin, &resource, called, deadline);
         let prepared = call.prepare().await;
         let answer = match prepared.answer {
             Ok(()) => Ok(PreStartContainerResponse {}),
             Err(refusal) => {
-                tracing::warn!(%refusal, resource = self.resource, "container not started");
+                tracing::warn!(%refusal, resource, "container not started");
                 Err(Status::failed_precondition(format!("vgpu: {refusal}")))
             }
         };
         self.counted("pre_start_container", begun, &answer, prepared.trace);
         answer.map(Response::new)
+    }
+}
+
+#[tonic::async_trait]
+impl Behind for Service {
+    async fn tell(&self, request: Request<Told>) -> Result<Response<Heard>, Status> {
+        let told = request.into_inner();
+        let plugin = &self.plugin.0;
+        plugin.parts.metrics.told(&told);
+        let watched = told.resources.into_iter().filter(|resource| resource.now);
+        let watched = watched.map(|resource| resource.resource).collect();
+        plugin.registered.send_if_modified(|registered| {
+            let changed = *registered != watched;
+            *registered = watched;
+            changed
+        });
+        Ok(Response::new(Heard {}))
     }
 }
 

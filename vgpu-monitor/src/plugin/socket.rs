@@ -17,7 +17,7 @@ const CONNECT: Duration = Duration::from_secs(2);
 /// # Errors
 ///
 /// When no process listens on it.
-pub(super) async fn connect(path: &Path) -> Result<Channel, tonic::transport::Error> {
+pub(crate) async fn connect(path: &Path) -> Result<Channel, tonic::transport::Error> {
     let path: PathBuf = path.to_owned();
     // The address is for the protocol's sake; what is called is the socket.
     Endpoint::from_static("http://localhost")

@@ -42,6 +42,8 @@ struct Inner {
     state: Mutex<State>,
     serving: Mutex<JoinSet<()>>,
     lists: AtomicUsize,
+    /// Lists of slots that ended while this kubelet lived: it takes the slots for gone then.
+    ended: AtomicUsize,
     refused: AtomicUsize,
     /// Whether `List` is limited as the real one is.
     limited: AtomicBool,
@@ -55,6 +57,8 @@ struct State {
     registrations: usize,
     /// By resource: slots, and whether they are well.
     slots: BTreeMap<String, Vec<(String, bool)>>,
+    /// By resource: the NUMA nodes of each slot.
+    numa: BTreeMap<String, Vec<Vec<i64>>>,
     pods: Vec<Pod>,
     tokens: f64,
     looked: Option<Instant>,
@@ -119,6 +123,7 @@ impl Kubelet {
             state: Mutex::default(),
             serving: Mutex::default(),
             lists: AtomicUsize::new(0),
+            ended: AtomicUsize::new(0),
             refused: AtomicUsize::new(0),
             limited: AtomicBool::new(false),
             silent: AtomicBool::new(false),
@@ -181,6 +186,11 @@ impl Kubelet {
         (read(&self.0.lists), read(&self.0.refused))
     }
 
+    /// How often the slots of a resource were gone.
+    pub(crate) fn ended(&self) -> usize {
+        self.0.ended.load(Ordering::SeqCst)
+    }
+
     pub(crate) fn limit(&self) {
         self.0.limited.store(true, Ordering::SeqCst);
     }
@@ -190,6 +200,14 @@ impl Kubelet {
         let state = self.0.state.lock();
         let slots = state.slots.get(resource).map_or(&[][..], Vec::as_slice);
         (slots.len(), slots.iter().filter(|(_, well)| *well).count())
+    }
+
+    /// The NUMA nodes that each slot of a resource names, each combination once.
+    pub(crate) fn numa(&self, resource: &str) -> Vec<Vec<i64>> {
+        let state = self.0.state.lock();
+        let mut found = state.numa.get(resource).cloned().unwrap_or_default();
+        found.dedup();
+        found
     }
 
     /// Slots that are not well.
@@ -388,11 +406,18 @@ impl Registration for Kubelet {
             };
             let mut list = list.into_inner();
             while let Ok(Some(devices)) = list.message().await {
+                let numa = devices.devices.iter().map(|device| {
+                    let nodes = device.topology.iter().flat_map(|it| &it.nodes);
+                    nodes.map(|node| node.id).collect()
+                });
+                let numa: Vec<Vec<i64>> = numa.collect();
+                kubelet.0.state.lock().numa.insert(resource.clone(), numa);
                 let devices = devices.devices.into_iter();
                 let slots = devices.map(|device| (device.id, device.health == "Healthy"));
                 let slots: Vec<(String, bool)> = slots.collect();
                 kubelet.0.state.lock().slots.insert(resource.clone(), slots);
             }
+            kubelet.0.ended.fetch_add(1, Ordering::SeqCst);
         });
         Ok(Response::new(Empty {}))
     }

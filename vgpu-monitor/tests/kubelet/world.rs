@@ -18,11 +18,13 @@ use kube_api::vendor::{Switches, Vendors};
 use parking_lot::{Condvar, Mutex};
 use placement::{MigProfile, Span};
 use serde_json::{Value, json};
+use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tower::ServiceExt as _;
 use vgpu_monitor::delivery::{Allotted, Given, Name};
+use vgpu_monitor::front::{Behind, Front, Useless};
 use vgpu_monitor::node_gpus::{Health, Inventory, KnownGpu};
 use vgpu_monitor::plugin::{Giver, Made, Metrics, NodePods, Parts, Plugin, Served, Settings};
 
@@ -41,6 +43,8 @@ pub(crate) struct Hands {
     pub(crate) given: Mutex<BTreeMap<String, Given>>,
     /// Giving and making instances wait, as on a disk or a driver that hangs.
     pub(crate) hangs: Mutex<bool>,
+    /// So does allotting.
+    pub(crate) allotting_hangs: AtomicBool,
     pub(crate) goes_on: Condvar,
     pub(crate) waiting: AtomicUsize,
     pub(crate) made: Mutex<Vec<(String, String, Span)>>,
@@ -74,6 +78,9 @@ struct Fake(Arc<Hands>, Arc<AtomicBool>);
 
 impl Giver for Fake {
     fn allot(&self) -> anyhow::Result<(Name, Allotted)> {
+        if self.0.allotting_hangs.load(Ordering::SeqCst) {
+            self.0.wait_while_hanging();
+        }
         let number = self.0.names.fetch_add(1, Ordering::SeqCst);
         let name = Name(format!("v{number:04}"));
         let allotted = Allotted {
@@ -130,27 +137,104 @@ pub(crate) struct World {
     pub(crate) served: Vec<Served>,
 }
 
-/// The agent's process: all that it has begun ends with its runtime.
+/// The agent's two processes: all that each has begun ends with its runtime.
 pub(crate) struct Running {
-    runtime: Runtime,
-    dead: Arc<AtomicBool>,
+    fronts: Runtime,
+    front: Front,
+    behind: Behind,
+    number: u64,
+    process: Process,
     pub(crate) plugin: Plugin,
-    pub(crate) stop: oneshot::Sender<()>,
-    pub(crate) task: JoinHandle<()>,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
 }
 
-impl Running {
-    /// As by a signal that cannot be caught.
-    pub(crate) async fn kill(self) {
+/// The plugin's process.
+struct Process {
+    runtime: Runtime,
+    dead: Arc<AtomicBool>,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Process {
+    async fn kill(self) {
         self.dead.store(true, Ordering::SeqCst);
         self.runtime.shutdown_background();
         drop(self.task.await);
+    }
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+impl Running {
+    /// Both, as by a signal that cannot be caught.
+    pub(crate) async fn kill(self) {
+        drop(self.behind);
+        self.fronts.shutdown_background();
+        drop(self.task.await);
+        self.process.kill().await;
+    }
+
+    /// The plugin alone, as by a signal that cannot be caught.
+    pub(crate) async fn crash(self) -> Crashed {
+        self.process.kill().await;
+        drop(self.behind);
+        Crashed {
+            fronts: self.fronts,
+            front: self.front,
+            number: self.number,
+            stop: self.stop,
+            task: self.task,
+        }
+    }
+
+    /// Why the plugin is of no use to the front; waits until it is of none.
+    pub(crate) async fn useless(&self) -> Useless {
+        self.behind.useless().await
     }
 
     pub(crate) async fn stop(self) {
         drop(self.stop);
         self.task.await.unwrap();
-        self.runtime.shutdown_background();
+        drop(self.process.stop);
+        self.process.task.await.unwrap();
+        self.fronts.shutdown_background();
+        self.process.runtime.shutdown_background();
+    }
+}
+
+/// A front with nothing behind it.
+pub(crate) struct Crashed {
+    fronts: Runtime,
+    front: Front,
+    number: u64,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Crashed {
+    /// Another plugin behind the same front.
+    pub(crate) async fn again(self, world: &World) -> Running {
+        let (process, plugin, stream) = world.process();
+        let number = self.number + 1;
+        let behind = self.front.put(stream, number).await.unwrap();
+        Running {
+            fronts: self.fronts,
+            front: self.front,
+            behind,
+            number,
+            process,
+            plugin,
+            stop: self.stop,
+            task: self.task,
+        }
     }
 }
 
@@ -223,13 +307,35 @@ impl World {
         Api::namespaced(self.client(), "default")
     }
 
-    pub(crate) fn agent(&self) -> Running {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()
-            .unwrap();
+    /// A front and a plugin behind it.
+    pub(crate) async fn agent(&self) -> Running {
+        let resources = self.served.iter().map(|served| served.resource.clone());
+        let front = Front::new(self.kubelet.device_plugins(), resources.collect());
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (fronts, serving) = (runtime(), front.clone());
+        let task = fronts.spawn(async move {
+            serving.serve(async { drop(stopped.await) }).await;
+        });
+        let number = 0;
+        let nothing = Crashed {
+            fronts,
+            front,
+            number,
+            stop,
+            task,
+        };
+        nothing.again(self).await
+    }
+
+    /// The plugin, and the front's end of the connection to it.
+    fn process(&self) -> (Process, Plugin, UnixStream) {
+        let (own, its) = std::os::unix::net::UnixStream::pair().unwrap();
+        own.set_nonblocking(true).unwrap();
+        its.set_nonblocking(true).unwrap();
+        let own = UnixStream::from_std(own).unwrap();
+        let runtime = runtime();
         let within = runtime.enter();
+        let its = UnixStream::from_std(its).unwrap();
         let dead = Arc::new(AtomicBool::new(false));
         let (router, away) = (self.cluster.router(), Arc::clone(&self.away));
         let service = tower::service_fn(move |request: http::Request<Body>| {
@@ -279,22 +385,22 @@ impl World {
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = plugin.clone();
         let task = runtime.spawn(async move {
-            serving.serve(async { drop(stopped.await) }).await;
+            serving.serve(its, async { drop(stopped.await) }).await;
         });
         drop(within);
-        Running {
+        let process = Process {
             runtime,
             dead,
-            plugin,
             stop,
             task,
-        }
+        };
+        (process, plugin, own)
     }
 
     /// A kubelet and an agent that know each other.
     pub(crate) async fn up(&self) -> Running {
         self.kubelet.start();
-        let agent = self.agent();
+        let agent = self.agent().await;
         self.is_known(40).await;
         agent
     }
@@ -394,7 +500,7 @@ pub(crate) fn gpus(given: &Given) -> Vec<(&str, u64)> {
 impl World {
     pub(crate) async fn up_with(&self, slots: usize) -> Running {
         self.kubelet.start();
-        let agent = self.agent();
+        let agent = self.agent().await;
         self.is_known(slots).await;
         agent
     }

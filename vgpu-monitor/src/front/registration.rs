@@ -17,9 +17,9 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::{Channel, Server};
 
-use super::service::{OPTIONS, Service};
-use super::socket::connect;
-use super::{Plugin, Served};
+use super::known::Known;
+use super::service::Service;
+use crate::plugin::{OPTIONS, connect};
 use crate::proto::device_plugin::RegisterRequest;
 use crate::proto::device_plugin::device_plugin_server::DevicePluginServer;
 use crate::proto::device_plugin::registration_client::RegistrationClient;
@@ -48,17 +48,17 @@ pub(super) fn endpoint(resource: &str) -> String {
 }
 
 /// Serves and registers until it is stopped; then the sockets go.
-pub(super) async fn serve(plugin: &Plugin, stop: impl Future<Output = ()>) {
-    let folder = plugin.0.settings.device_plugins.clone();
+pub(super) async fn serve(known: &Known, stop: impl Future<Output = ()>) {
+    let folder = known.folder().clone();
     let (told, changes) = watch::channel(());
     let mut tasks = JoinSet::new();
     tasks.spawn(watch_folder(folder, told));
     let (stopping, stopped) = watch::channel(false);
     let mut served = JoinSet::new();
-    for resource in &plugin.0.settings.served {
+    for resource in known.resources() {
         let keeper = Keeper {
-            plugin: plugin.clone(),
-            served: resource.clone(),
+            known: known.clone(),
+            resource: resource.clone(),
             changes: changes.clone(),
             stopped: stopped.clone(),
         };
@@ -149,15 +149,15 @@ fn identity(path: &Path) -> Option<Identity> {
 
 /// Keeps one resource there.
 struct Keeper {
-    plugin: Plugin,
-    served: Served,
+    known: Known,
+    resource: String,
     changes: watch::Receiver<()>,
     stopped: watch::Receiver<bool>,
 }
 
 impl Keeper {
     async fn run(mut self) {
-        let resource = self.served.resource.clone();
+        let resource = self.resource.clone();
         self.tell(false);
         let mut wait = SOON;
         while !*self.stopped.borrow() {
@@ -179,26 +179,15 @@ impl Keeper {
 
     /// Says whether the kubelet watches the list.
     fn tell(&self, watched: bool) {
-        let shared = &self.plugin.0;
-        shared
-            .parts
-            .metrics
-            .registered(&self.served.resource, watched);
-        shared.registered.send_if_modified(|registered| {
-            if watched {
-                registered.insert(self.served.resource.clone())
-            } else {
-                registered.remove(&self.served.resource)
-            }
-        });
+        self.known
+            .note(&self.resource, |kubelets| kubelets.watches = watched);
     }
 
     /// A list of nothing would cost pods that hold something: it is waited for.
     async fn list_is_known(&mut self) -> bool {
-        let Some(list) = self.plugin.0.lists.get(&self.served.resource) else {
+        let Some(mut list) = self.known.list(&self.resource) else {
             return false;
         };
-        let mut list = list.subscribe();
         tokio::select! {
             known = list.wait_for(Option::is_some) => known.is_ok(),
             _ = self.stopped.changed() => false,
@@ -216,7 +205,7 @@ impl Keeper {
 
     /// One life of a socket: from its making to its end, which is no error once the kubelet knew it.
     async fn once(&mut self) -> anyhow::Result<()> {
-        let folder = self.plugin.0.settings.device_plugins.clone();
+        let folder = self.known.folder().clone();
         let kubelet = folder.join(KUBELET);
         let Some(kubelet_is) = identity(&kubelet) else {
             anyhow::bail!("{} is not there", kubelet.display());
@@ -225,23 +214,20 @@ impl Keeper {
         // only now: a kubelet that hears of a socket that does not exist waits ten seconds for it, and its
         // pods do not.
         let channel = connect(&kubelet).await?;
-        let own = folder.join(endpoint(&self.served.resource));
-        let service = Service::new(&self.plugin, &self.served.resource);
+        let own = folder.join(endpoint(&self.resource));
+        let service = Service::new(&self.known, &self.resource);
         let serving = Serving::begin(&own, service.clone()).inspect_err(|error| {
             tracing::error!(path = %own.display(), %error, "cannot listen for the kubelet");
         })?;
         let registered = tokio::select! {
-            registered = register(channel, &self.served.resource) => registered,
+            registered = register(channel, &self.resource) => registered,
             () = gone(&serving) => Err(anyhow::anyhow!("the plugin's socket was removed")),
         };
         let ended = match registered {
             Ok(()) => {
-                tracing::info!(
-                    resource = self.served.resource,
-                    "registered with the kubelet"
-                );
-                let metrics = &self.plugin.0.parts.metrics;
-                metrics.registration(&self.served.resource);
+                tracing::info!(resource = self.resource, "registered with the kubelet");
+                self.known
+                    .note(&self.resource, |kubelets| kubelets.registrations += 1);
                 self.stay(&kubelet, kubelet_is, &serving, &service).await;
                 Ok(())
             }
@@ -260,7 +246,7 @@ impl Keeper {
         serving: &Serving,
         service: &Service,
     ) {
-        let resource = self.served.resource.clone();
+        let resource = self.resource.clone();
         let mut watchers = service.watchers();
         let mut unwatched_since = Instant::now();
         let mut patience = UNWATCHED;
