@@ -1,5 +1,6 @@
 //! Pods of more than one container, and of more than one life: whose share is whose.
 
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use crate::agent;
@@ -129,5 +130,44 @@ fn restarted_container_has_the_same_share_and_no_charges() {
             "what the dead process had is counted still"
         );
         assert_eq!(agent::given("restarted"), directories);
+    });
+}
+
+#[test]
+fn namesake_of_a_pod_that_was_deleted_before_its_first_start_gets_its_own_share() {
+    within(async |world| {
+        // Admitted, and its GPU container waits for its init container.
+        let mut gate = idle_container("gate", &json!({}));
+        gate["command"] = json!(["sh", "-c", "until [ -e /go ]; do sleep 0.1; done"]);
+        let mut first = gpu_pod("twin", &share(1000), &["total", "hold"]);
+        first["spec"]["initContainers"] = json!([gate]);
+        world.make_pod(first).await;
+        let runs = |pod: &Pod| {
+            let state = status(pod, "gate").and_then(|status| status.state.clone());
+            state.is_some_and(|state| state.running.is_some())
+        };
+        let first = world.until("twin", "waits in its gate", runs).await;
+        let gate = agent::process_of(&first, "gate");
+
+        // The kubelet hears of all of it at once: that the pod is gone, that there is another one of its name, and that
+        // the first one's gate is open.
+        let kubelet = agent::Paused::new("kubelet");
+        let forced = ["delete", "pod", "twin", "--grace-period=0", "--force"];
+        world.kubectl(&forced).unwrap();
+        let second = gpu_pod("twin", &share(2000), &["total", "hold"]);
+        let second = world.make_pod(second).await;
+        std::fs::write(format!("/proc/{gate}/root/go"), "").unwrap();
+        drop(kubelet);
+
+        world.until_ready("twin").await;
+        let said = world.said("twin", 2).await;
+        assert_eq!(said["total"], (2000 * MIB).to_string());
+        world
+            .eventually("only the second one has something", async || {
+                let given = agent::given("twin");
+                let own = given.iter().all(|given| given.pod_uid == uid(&second));
+                (own && given.len() == 1).then_some(())
+            })
+            .await;
     });
 }
