@@ -27,6 +27,8 @@ pub struct KnownGpu {
 pub struct Inventory {
     /// By index.
     pub gpus: Vec<KnownGpu>,
+    /// The NUMA node of all of them, where there is one and the kubelet is to be told.
+    pub numa: Option<u32>,
     /// How well pairs of them reach each other, both ways.
     pub pairs: Vec<placement::PairScore>,
     /// By which wires each GPU reaches others.

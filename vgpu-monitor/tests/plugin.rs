@@ -20,7 +20,7 @@ use placement::{MigProfile, Span};
 use serde_json::Value;
 use tokio::task::JoinSet;
 use vgpu_monitor::delivery::Name;
-use vgpu_monitor::node_gpus::{Health, Sick};
+use vgpu_monitor::node_gpus::{Health, Inventory, Sick};
 use vgpu_monitor::plugin::Served;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -560,6 +560,32 @@ async fn sick_gpu_removes_free_slots_first_and_starts_nothing() {
     world.kubelet.starts(uid(&pod), "main").await.unwrap();
     world.health.send_replace(Arc::new(sick(&[0, 1, 2, 3])));
     until("all are sick", || world.kubelet.slots(GPU) == (40, 0)).await;
+    agent.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kubelet_is_told_the_numa_node_that_all_gpus_have_in_common() {
+    let world = World::new();
+    let agent = world.up().await;
+    assert_eq!(world.kubelet.numa(GPU), [Vec::<i64>::new()]);
+
+    let with = |numa| {
+        Some(Arc::new(Inventory {
+            gpus: (0..4).map(gpu).collect(),
+            numa,
+            ..Inventory::default()
+        }))
+    };
+    world.inventory.send_replace(with(Some(1)));
+
+    until("node 1 is named", || world.kubelet.numa(GPU) == [vec![1]]).await;
+    assert_eq!(world.kubelet.slots(GPU), (40, 40));
+    // GPUs of another node were added.
+    world.inventory.send_replace(with(None));
+    until("no node is named", || {
+        world.kubelet.numa(GPU) == [Vec::<i64>::new()]
+    })
+    .await;
     agent.kill().await;
 }
 

@@ -32,6 +32,9 @@ pub fn promise(reading: &Reading, rules: &Rules) -> Inventory {
             Err(problem) => inventory.problems.push(problem.to_string()),
         }
     }
+    if rules.nvidia.enable_numa_topology {
+        inventory.numa = common_numa(&inventory.gpus);
+    }
     let offered = |uuid: &str| inventory.gpus.iter().any(|gpu| gpu.device.id == uuid);
     inventory.pairs = reading
         .pairs
@@ -51,6 +54,15 @@ pub fn promise(reading: &Reading, rules: &Rules) -> Inventory {
         .collect();
     inventory.nics.clone_from(&reading.nics);
     inventory
+}
+
+/// The NUMA node of all these GPUs, if they have one in common. A slot is no particular GPU: with several nodes it is the
+/// scheduler that chooses one, after the kubelet has asked for the slot's.
+fn common_numa(gpus: &[KnownGpu]) -> Option<u32> {
+    let first = gpus.first()?.device.numa;
+    gpus.iter()
+        .all(|gpu| gpu.device.numa == first)
+        .then_some(first)
 }
 
 /// The driver does not report the GPU's memory, and the configuration does not give it.
@@ -261,6 +273,23 @@ mod tests {
             )
         };
         inventory.gpus.iter().map(short).collect()
+    }
+
+    #[test]
+    fn numa_node_is_named_where_it_is_wanted_and_all_gpus_have_it() {
+        let at = |index, numa| Physical {
+            numa,
+            ..physical(index)
+        };
+        let wanted = r#","enablenumatopology":true"#;
+        for (gpus, node_config, expected) in [
+            (vec![at(0, 1), at(1, 1)], wanted, Some(1)),
+            (vec![at(0, 1), at(1, 1)], "", None),
+            (vec![at(0, 1), at(1, 0)], wanted, None),
+            (vec![], wanted, None),
+        ] {
+            assert_eq!(promised(gpus, node_config).numa, expected);
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::slots::{self, Slots};
 use super::{Plugin, PluginState, allotments};
-use crate::proto::device_plugin::{Device, ListAndWatchResponse};
+use crate::proto::device_plugin::{Device, ListAndWatchResponse, NumaNode, TopologyInfo};
 
 /// A pod can go without a notification.
 const LOOK: Duration = Duration::from_secs(10);
@@ -156,10 +156,15 @@ async fn refresh(plugin: &Plugin, last: &Known) {
         let well = listed.iter().filter(|slot| slot.well).count();
         let metrics = &plugin.0.parts.metrics;
         metrics.slots(&served.resource, well, listed.len() - well);
+        // The other vendors' devices are not in the inventory.
+        let numa = inventory.as_ref().and_then(|inventory| inventory.numa);
+        let topology = numa.map(|numa| TopologyInfo {
+            nodes: vec![NumaNode { id: numa.into() }],
+        });
         let devices = listed.into_iter().map(|slot| Device {
             id: slot.id,
             health: if slot.well { "Healthy" } else { "Unhealthy" }.to_owned(),
-            topology: None,
+            topology: topology.clone(),
         });
         let response = ListAndWatchResponse {
             devices: devices.collect(),
