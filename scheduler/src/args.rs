@@ -227,6 +227,12 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse::duration)]
     pub claims_clock_skew: Duration,
 
+    /// Read the ResourceClaims and ResourceSlices of other drivers (resource.k8s.io): a GPU that one of them has is given
+    /// to no pod. Off with --embedded.
+    #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(),
+          num_args = 0..=1, default_value = "true", default_missing_value = "true", require_equals = true)]
+    pub resource_claims: bool,
+
     /// With --assigner: the address of /mutate for the API server, over HTTPS if --cert_file names a certificate. By
     /// default :443; not served by default with --embedded, where --admit needs no webhook.
     #[arg(long, value_name = "ADDRESS", value_parser = parse::address, requires = "assigner")]

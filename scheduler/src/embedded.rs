@@ -128,6 +128,7 @@ impl Scheduler {
         let client = client(cluster);
         let settings = Settings {
             write_at_filter: true,
+            reads_resource_claims: false,
             ..settings
         };
         if let Some(claims) = &settings.claims {

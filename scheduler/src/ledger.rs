@@ -67,6 +67,8 @@ pub struct Ledger {
     broken_pods: HashSet<Arc<str>>,
     /// Nodes with a report that cannot be read.
     broken_nodes: HashSet<Arc<str>>,
+    /// GPUs that another driver gives out, by UUID, with the claim that has each.
+    given_out: BTreeMap<String, String>,
     quotas: BTreeMap<(String, String), ResourceQuota>,
     /// Claims: reservations by label.
     claims: Claims,
@@ -102,6 +104,13 @@ pub enum Notice {
         /// The name of the node.
         node: String,
         /// The error, and its consequence.
+        problem: String,
+    },
+    /// Another driver gives out a GPU that is shared here.
+    GivenOut {
+        /// The name of the node.
+        node: String,
+        /// Which GPU, to which claim, and the consequence.
         problem: String,
     },
     /// A quota has a line that cannot be read.
@@ -253,6 +262,7 @@ impl Ledger {
             nodes: HashMap::new(),
             broken_pods: HashSet::new(),
             broken_nodes: HashSet::new(),
+            given_out: BTreeMap::new(),
             quotas: BTreeMap::new(),
             claims: Claims::default(),
             compute: ComputeQuotas::default(),

@@ -23,6 +23,7 @@ pub mod events;
 pub mod explain;
 pub mod filter;
 pub mod flags;
+mod given_out;
 pub mod gpus;
 mod hcs;
 pub mod leader;
@@ -91,6 +92,8 @@ pub struct Settings {
     pub patience: Duration,
     /// Where claims are kept; none if they do not count.
     pub claims: Option<ClaimSettings>,
+    /// Whether ResourceClaims of other drivers count.
+    pub reads_resource_claims: bool,
     /// Whether this process writes the statuses of ComputeQuotas and runs ComputeTasks, if it reads hcs.io at all.
     pub keeps_hcs: bool,
 }
@@ -144,6 +147,7 @@ impl Default for Settings {
             reservation_timeout: Duration::from_secs(900),
             patience: Duration::from_secs(5),
             claims: None,
+            reads_resource_claims: false,
             keeps_hcs: true,
         }
     }
@@ -434,6 +438,12 @@ impl Scheduler {
                     self.0
                         .events
                         .node(&node, Kind::Warning, "DevicesUnreadable", problem);
+                }
+                Notice::GivenOut { node, problem } => {
+                    tracing::warn!(node, problem, "another driver gives out a GPU");
+                    self.0
+                        .events
+                        .node(&node, Kind::Warning, "GpuGivenOut", problem);
                 }
                 Notice::QuotaBroken {
                     namespace,

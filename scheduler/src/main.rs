@@ -290,6 +290,7 @@ fn settings(args: &Args, traces: Traces) -> Settings {
         defaults: defaults(args),
         node_selector: args.node_label_selector.clone(),
         write_at_filter: args.write_at_filter,
+        reads_resource_claims: args.resource_claims,
         kube_timeout: args.kube_timeout,
         traces,
         reservation_timeout: args.reservation_timeout,

@@ -41,12 +41,14 @@ pub struct Progress {
     pub(crate) seen: [u64; 4],
     /// Why a kind cannot be read, if known.
     trouble: [String; 4],
+    /// Whether the GPUs are known that other drivers give out, as far as they can be known.
+    pub(crate) given_out: bool,
 }
 
 impl Progress {
     /// Whether the first list of every kind is complete.
     pub fn is_synced(&self) -> bool {
-        self.listed.iter().all(|listed| *listed)
+        self.listed.iter().all(|listed| *listed) && self.given_out
     }
 
     /// Whether the first list of every kind is complete since this term began.
@@ -56,7 +58,7 @@ impl Progress {
 
     /// The kinds that have not been read yet, and why.
     pub(crate) fn missing(&self) -> String {
-        let missing: Vec<String> = KINDS
+        let mut missing: Vec<String> = KINDS
             .iter()
             .zip(self.listed.iter().zip(&self.trouble))
             .filter(|(_, (listed, _))| !**listed)
@@ -68,6 +70,9 @@ impl Progress {
                 }
             })
             .collect();
+        if !self.given_out {
+            missing.push("resourceclaims".to_owned());
+        }
         missing.join(", ")
     }
 }
@@ -261,6 +266,7 @@ impl Scheduler {
             *progress = Progress {
                 term: Some(term),
                 listed: [false, false, false, self.0.settings.claims.is_none()],
+                given_out: !self.0.settings.reads_resource_claims,
                 ..Progress::default()
             };
         });
@@ -279,6 +285,9 @@ impl Scheduler {
             let leases = watcher::Config::default().labels(GPU_UUID);
             let api: Api<Lease> = Api::namespaced(client(), &claims.namespace);
             tasks.spawn(self.clone().watch(api, leases));
+        }
+        if self.0.settings.reads_resource_claims {
+            tasks.spawn(self.clone().watch_resource_claims());
         }
         tasks.spawn(self.clone().expire());
         if self.0.vendors.hcs().is_some() {

@@ -7,7 +7,7 @@
 
 use crate::support;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -104,6 +104,54 @@ fn node_of(filtered: &Filtered) -> &str {
         Filtered::Placed(placement) => &placement.node,
         other => panic!("no node: {other:?}"),
     }
+}
+
+#[test]
+fn gpu_that_another_driver_gave_out_takes_no_pod_until_it_is_back() {
+    let mut kept = Kept::two_nodes();
+    let first = pod("first", 4_000);
+    let placed = kept.bound(&first, "n1");
+    kept.tell(&placed);
+    kept.ledger.take_notices();
+    let gpu = kept.ledger.cluster().node("n1").unwrap();
+    let gpu = gpu.devices().next().unwrap().id().to_owned();
+    let claim = "team/c of gpu.nvidia.com".to_owned();
+
+    kept.ledger
+        .set_given_out(BTreeMap::from([(gpu.clone(), claim.clone())]));
+
+    let notices = kept.ledger.take_notices();
+    let said = notices.iter().find_map(|notice| match notice {
+        Notice::GivenOut { node, problem } => Some((node.as_str(), problem.as_str())),
+        _ => None,
+    });
+    let (node_name, problem) = said.unwrap();
+    assert_eq!(node_name, "n1");
+    assert!(
+        problem.contains(&gpu) && problem.contains(&claim),
+        "{problem}"
+    );
+    assert!(
+        problem.contains("one container of ours holds a share"),
+        "{problem}"
+    );
+    let second = pod("second", 1_000);
+    let Filtered::Nowhere(misfits) = kept.filter(&second, &["n1"]) else {
+        panic!("a GPU of another driver's was given");
+    };
+    assert!(format!("{misfits:?}").contains("GivenOut"), "{misfits:?}");
+    assert_eq!(node_of(&kept.filter(&second, &["n1", "n2"])), "n2");
+    // What runs there stays counted, also when the node reports anew.
+    assert!(kept.held().contains(&"uid-first@n1".to_owned()));
+    kept.ledger.set_node(as_node(node("n1", 1, 3, 10_000)));
+    let third = pod("third", 1_000);
+    assert!(matches!(kept.filter(&third, &["n1"]), Filtered::Nowhere(_)));
+
+    kept.ledger.set_given_out(BTreeMap::new());
+
+    let freed = kept.ledger.take_notices();
+    assert!(!freed.iter().any(|it| matches!(it, Notice::GivenOut { .. })));
+    assert_eq!(node_of(&kept.filter(&third, &["n1"])), "n1");
 }
 
 fn unscheduled(mut pod: Value, version: u64, message: &str) -> Value {

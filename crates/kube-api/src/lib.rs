@@ -25,6 +25,7 @@ pub mod quota;
 pub mod quota_scopes;
 mod register;
 pub mod request;
+pub mod resource_claims;
 pub mod results;
 mod slots;
 pub mod vendor;

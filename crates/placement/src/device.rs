@@ -141,6 +141,9 @@ pub(crate) fn check(
     if device.cordoned {
         return Err(Reason::Cordoned);
     }
+    if device.given_out {
+        return Err(Reason::GivenOut);
+    }
     check_selection(device, step)?;
     let profile = if device.cut {
         Some(smallest_profile(device, ask)?)

@@ -82,6 +82,8 @@ pub struct Device {
     pub healthy: bool,
     /// True for a device that takes no new pods; running pods stay on it.
     pub cordoned: bool,
+    /// True for a device that another driver gives out: it takes no new pods; running pods stay on it.
+    pub given_out: bool,
     /// How the device is shared (`hami-core`, `mig`, `mps`).
     pub mode: String,
     /// The profiles into which the device can be divided. In mode `mig` each profile has fixed placements; in other
@@ -127,6 +129,7 @@ impl Device {
             group: None,
             healthy: true,
             cordoned: false,
+            given_out: false,
             mode: "hami-core".to_owned(),
             mig_profiles: Vec::new(),
             tags: Vec::new(),

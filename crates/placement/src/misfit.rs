@@ -18,6 +18,9 @@ pub enum Reason {
     /// The operator has cordoned the device.
     #[error("cordoned")]
     Cordoned,
+    /// Another driver gives the device out.
+    #[error("given out by a ResourceClaim")]
+    GivenOut,
     /// The type rules of the request exclude its model.
     #[error("model excluded by the type rules")]
     Type,
@@ -131,6 +134,7 @@ impl Reason {
         match self {
             Self::Unhealthy | Self::ModeConflict => "CardNotHealth",
             Self::Cordoned => "CardCordoned",
+            Self::GivenOut => "CardGivenOut",
             Self::Type | Self::Mode => "CardTypeMismatch",
             Self::Tag | Self::Apart => "CardNotFoundCustomFilterRule",
             Self::NoProfile => "ModeNotFit",
@@ -155,6 +159,7 @@ impl Reason {
         match self {
             Self::Unhealthy
             | Self::Cordoned
+            | Self::GivenOut
             | Self::Type
             | Self::Mode
             | Self::Tag
@@ -327,6 +332,7 @@ pub fn meaning(code: &str) -> &'static str {
     match code {
         "CardNotHealth" => "sick, or used in another mode",
         "CardCordoned" => "an operator has closed them for new pods",
+        "CardGivenOut" => "given out by a ResourceClaim of another driver",
         "CardTypeMismatch" => "another model or mode than the pod asks for",
         "CardNotFoundCustomFilterRule" => "left out by the pod's rules",
         "ModeNotFit" => "no profile matches the pod's request",

@@ -21,6 +21,7 @@ pub(crate) struct DeviceState {
     // Stored next to the device's numbers, because every question reads them.
     pub(crate) healthy: bool,
     pub(crate) cordoned: bool,
+    pub(crate) given_out: bool,
     pub(crate) numa: u32,
     pub(crate) index: u32,
     pub(crate) total: Load,
@@ -141,6 +142,7 @@ impl NodeState {
                     mig: device.is_mig(),
                     healthy: device.healthy,
                     cordoned: device.cordoned,
+                    given_out: device.given_out,
                     numa: device.numa,
                     index: device.index,
                     total: Load {
@@ -286,6 +288,7 @@ impl NodeState {
             summary.total.add(device.total);
             if !device.healthy
                 || device.cordoned
+                || device.given_out
                 || device.conflicts > 0
                 || device.free_slots() == 0
             {

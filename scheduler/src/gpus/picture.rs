@@ -296,6 +296,7 @@ mod tests {
             group: None,
             healthy: true,
             cordoned: false,
+            given_out: false,
             mode: "hami-core".into(),
             mig_profiles: Vec::new(),
             tags: Vec::new(),

@@ -1,6 +1,6 @@
 //! Processes the API server's reports about nodes and quotas.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use kube_api::assigner::{DEVICE_LABELS, tag};
@@ -30,11 +30,18 @@ impl Ledger {
         if has_more_slots(before, &node, &self.vendors) {
             self.note_more_slots(Arc::clone(&name));
         }
+        self.take_node(name, node);
+    }
+
+    fn take_node(&mut self, name: Arc<str>, node: Arc<Node>) {
         let mut said = report(&node, &self.vendors);
         let mut label_problems = Vec::new();
         if self.counts_claims() {
             let problems = tag(&mut said.node, &node);
             label_problems.extend(problems.iter().map(ToString::to_string));
+        }
+        for device in &mut said.node.devices {
+            device.given_out = self.given_out.contains_key(&device.id);
         }
         let mut problems: Vec<String> = said
             .problems
@@ -69,6 +76,49 @@ impl Ledger {
         self.nodes.insert(Arc::clone(&name), node);
         if self.cluster.node(&name).is_some() {
             self.freed_by_event(name);
+        }
+    }
+
+    /// These GPUs are given out by other drivers, each to the claim that is named; no others are.
+    pub fn set_given_out(&mut self, given_out: BTreeMap<String, String>) {
+        let before = std::mem::replace(&mut self.given_out, given_out);
+        let changed: Vec<String> = before
+            .keys()
+            .chain(self.given_out.keys())
+            .filter(|gpu| before.contains_key(*gpu) != self.given_out.contains_key(*gpu))
+            .cloned()
+            .collect();
+        if changed.is_empty() {
+            return;
+        }
+        let nodes: Vec<(Arc<str>, Arc<Node>)> = self
+            .nodes
+            .iter()
+            .map(|(name, node)| (Arc::clone(name), Arc::clone(node)))
+            .collect();
+        for (name, node) in nodes {
+            let Some(state) = self.cluster.node(&name) else {
+                continue;
+            };
+            let devices: Vec<(&String, u32)> = changed
+                .iter()
+                .filter_map(|gpu| Some((gpu, state.device(gpu)?.used().slots)))
+                .collect();
+            if devices.is_empty() {
+                continue;
+            }
+            for (gpu, containers) in devices {
+                if let Some(claim) = self.given_out.get(gpu) {
+                    let problem = is_given_out(gpu, claim, containers);
+                    self.notices.push(Notice::GivenOut {
+                        node: name.to_string(),
+                        problem,
+                    });
+                }
+            }
+            self.take_node(Arc::clone(&name), node);
+            // No event of the node says so.
+            self.freed(name);
         }
     }
 
@@ -134,6 +184,18 @@ impl Ledger {
             self.freed(node);
         }
     }
+}
+
+fn is_given_out(gpu: &str, claim: &str, containers: u32) -> String {
+    let beside = match containers {
+        0 => String::new(),
+        1 => "; one container of ours holds a share of it, and both use it now".to_owned(),
+        more => format!("; {more} containers of ours hold shares of it, and all use it now"),
+    };
+    format!(
+        "GPU {gpu} is given out to ResourceClaim {claim}: it takes no pods until that claim is gone{beside}. Let one \
+         driver give out a node's GPUs"
+    )
 }
 
 fn labels_of(node: &Node) -> Option<&String> {

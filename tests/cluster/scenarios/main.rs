@@ -18,6 +18,8 @@ mod assigner;
 #[cfg(test)]
 mod configuration;
 #[cfg(test)]
+mod given_out;
+#[cfg(test)]
 mod hcs;
 #[cfg(test)]
 mod placing;

@@ -121,6 +121,7 @@ pub(crate) fn inventory(scale: u64) -> Inventory {
             group: None,
             healthy: true,
             cordoned: false,
+            given_out: false,
             mode: String::from("hami-core"),
             mig_profiles: Vec::new(),
             tags: Vec::new(),

@@ -64,6 +64,8 @@ pub(super) struct ClusterFacts {
     /// Kinds of hcs.io/v1alpha1 that the server serves.
     hcs_kinds: Vec<String>,
     computenodes: Vec<Value>,
+    /// The devices that drivers of dynamic resource allocation offer.
+    slices: Vec<Value>,
     /// Whether each pod of the assigner reports ready.
     assigners: Vec<Answer>,
 }

@@ -23,6 +23,8 @@ pub(crate) struct Source {
     /// Kinds of hcs.io that there are; null for none.
     kinds: Value,
     computenodes: Value,
+    /// The devices of another driver.
+    devices: Value,
     /// The assigner's answer about its readiness.
     assigner: (u16, &'static str),
 }
@@ -36,6 +38,7 @@ impl Source {
             webhook,
             kinds,
             computenodes,
+            devices: json!([{"name": "gpu-7", "attributes": {"uuid": {"string": "GPU-of-no-node-of-ours"}}}]),
             assigner: (200, "ready\n"),
         }
     }
@@ -69,6 +72,10 @@ fn serve(source: &Source, dir: &Path) -> String {
     let installed = !source.kinds.is_null();
     let status = |code: u16| http::StatusCode::from_u16(code).unwrap();
     let listed = json!({ "kind": "ComputeNodeList", "metadata": {}, "items": source.computenodes });
+    let slices = json!({ "kind": "ResourceSliceList", "metadata": {}, "items": [{
+        "metadata": { "name": "s" },
+        "spec": { "driver": "gpu.nvidia.com", "pool": { "name": "n" }, "devices": source.devices },
+    }] });
     let (code, said) = (status(source.assigner.0), source.assigner.1);
     let router = Router::new()
         .route(
@@ -92,6 +99,14 @@ fn serve(source: &Source, dir: &Path) -> String {
         .route(
             "/apis/hcs.io/v1alpha1/computenodes",
             get(async move || axum::Json(listed.clone())),
+        )
+        .route(
+            "/apis/resource.k8s.io/v1beta2",
+            get(async || axum::Json(json!({ "kind": "APIResourceList", "resources": [{ "name": "resourceslices" }] }))),
+        )
+        .route(
+            "/apis/resource.k8s.io/v1beta2/resourceslices",
+            get(async move || axum::Json(slices.clone())),
         )
         .fallback_service(cluster.router());
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -645,6 +660,20 @@ const FAULTS: &[Fault<Source>] = &[
             "not ready: gpu-claims: make the namespace of the Leases\n",
         );
     }),
+    broken(
+        "VGPU-K51",
+        "warn",
+        "a DRA driver offers a GPU of ours",
+        |source| {
+            let nodes = source.state["nodes"].as_array().unwrap();
+            let registers = nodes
+                .iter()
+                .map(|node| &node["metadata"]["annotations"][REGISTER]);
+            let register = registers.filter_map(Value::as_str).next().unwrap();
+            let uuid = register.split(',').next().unwrap();
+            source.devices[0]["attributes"]["uuid"]["string"] = uuid.into();
+        },
+    ),
 ];
 
 fn ahead_by(seconds: u64) -> String {

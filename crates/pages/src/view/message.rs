@@ -101,7 +101,7 @@ fn refusal(nodes: Option<u64>, text: &str) -> Refusal {
 }
 
 /// The placement engine's codes for a GPU that does not fit, with their explanations.
-const ENGINE_CODES: [(&str, &str); 10] = [
+const ENGINE_CODES: [(&str, &str); 11] = [
     (
         "CardInsufficientMemory",
         "Too little memory is free on these GPUs.",
@@ -130,6 +130,10 @@ const ENGINE_CODES: [(&str, &str); 10] = [
     (
         "CardCordoned",
         "An operator closed these GPUs for new pods.",
+    ),
+    (
+        "CardGivenOut",
+        "Another driver gave these GPUs to pods, by a ResourceClaim.",
     ),
     (
         "CardMigTopologyInfeasible",

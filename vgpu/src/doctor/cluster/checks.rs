@@ -306,4 +306,10 @@ pub(in crate::doctor) const CHECKS: &[Check<ClusterFacts>] = &[
         cure: "look at kubectl logs of the named pod; /readyz lists what is missing (the namespace of the Leases, rights on them)",
         judge: optional_apis::answers,
     },
+    Check {
+        id: "VGPU-K51",
+        title: "no other driver offers the same GPUs",
+        cure: "let one driver give out a node's GPUs: keep the DRA driver off nodes with gpu=on, or leave its GPUs out by filterdevices of the node's configuration",
+        judge: nodes::offered_once,
+    },
 ];

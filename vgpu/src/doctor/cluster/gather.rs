@@ -7,6 +7,7 @@ use anyhow::{Context, anyhow};
 use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use kube_api::resource_claims::{GROUP, VERSIONS};
 use serde_json::{Map, Value, json};
 
 use super::objects::{flag, full_name, is_part, items, name, namespace, text};
@@ -47,6 +48,7 @@ pub(in crate::doctor) fn gather(args: &DoctorArgs) -> anyhow::Result<ClusterFact
         facts.dry_run = Some(asker.dry_run(&facts).await);
         asker.rights(&mut facts).await;
         asker.agents(&mut facts).await;
+        asker.slices(&mut facts).await;
         asker.optional_apis(&mut facts).await;
         facts.trim();
         Ok(facts)
@@ -440,6 +442,31 @@ impl Asker {
             }
         }
         facts.metrics = found;
+    }
+
+    /// The ResourceSlices, in the best version that the API server has.
+    async fn slices(&self, facts: &mut ClusterFacts) {
+        for version in VERSIONS {
+            let group = format!("/apis/{GROUP}/{version}");
+            match self.ask("GET", &group, None).await {
+                Ok(said) if said.status == 404 => {}
+                Ok(said) => {
+                    let lists = items(&said.value(), "/resources")
+                        .any(|kind| text(kind, "/name") == "resourceslices");
+                    if lists || said.no().is_some() {
+                        let path = format!("{group}/resourceslices");
+                        facts.slices = self.keep(facts, "resourceslices", &path).await;
+                        return;
+                    }
+                }
+                Err(why) => {
+                    facts
+                        .unread
+                        .insert("resourceslices".to_owned(), why.to_string());
+                    return;
+                }
+            }
+        }
     }
 
     /// Of hcs.io which kinds there are, and ComputeNodes; of the assigner whether it is ready.

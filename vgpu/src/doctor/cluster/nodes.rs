@@ -4,6 +4,7 @@ use kube_api::config::NodeOverrides;
 use kube_api::keys;
 use kube_api::lock;
 use kube_api::node::{Report, report};
+use kube_api::resource_claims::gpus_of;
 use kube_api::vendor::Role;
 use serde_json::Value;
 
@@ -218,6 +219,30 @@ pub(super) fn registered(facts: &ClusterFacts) -> Judged {
         return Ok(ok(format!("{} nodes", facts.nodes.len())));
     }
     Ok(fail(several(&wrong)))
+}
+
+pub(super) fn offered_once(facts: &ClusterFacts) -> Judged {
+    let reports = facts.reports()?;
+    facts.read(&["resourceslices"])?;
+    let mut twice = Vec::new();
+    for slice in &facts.slices {
+        for ((driver, _, device), gpus) in gpus_of(slice) {
+            for report in &reports {
+                let ours = report.node.devices.iter();
+                let ours = ours.filter(|ours| gpus.contains(&ours.id));
+                twice.extend(ours.map(|ours| {
+                    format!(
+                        "{}: GPU {} is {device} of {driver}, too",
+                        report.node.name, ours.id
+                    )
+                }));
+            }
+        }
+    }
+    if twice.is_empty() {
+        return Ok(ok(format!("{} ResourceSlices", facts.slices.len())));
+    }
+    Ok(warn(several(&twice)))
 }
 
 pub(super) fn same_count(facts: &ClusterFacts) -> Judged {

@@ -73,6 +73,9 @@ impl ClusterFacts {
             keep(object, "/spec", &["vendor"]);
             keep(object, "/status", &["phase", "lastHeartbeat"]);
         }
+        for object in &mut self.slices {
+            keep(object, "/spec", &["driver", "pool", "devices"]);
+        }
         let others = self
             .namespaces
             .iter_mut()
@@ -82,6 +85,7 @@ impl ClusterFacts {
             .chain(&mut self.configmaps)
             .chain(&mut self.mutating)
             .chain(&mut self.validating)
+            .chain(&mut self.slices)
             .chain(&mut self.computenodes);
         others.for_each(slim_metadata);
     }
