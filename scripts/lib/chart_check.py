@@ -454,7 +454,8 @@ def values_reach_what_they_are_for(all_rendered):
     need("--devices-by-annotation=true" in args(by["mounts"], "vgpu-webhook"), "mounts: the webhook names no devices")
     need("--devices-by-annotation=false" in args(by["defaults"], "vgpu-webhook"), "defaults: the webhook names devices")
     need("--kubelet-dir=/data/kubelet" in args(by["mounts"], "plugin"), "mounts: kubeletDir")
-    need("--http_bind=[::]:9443" in args(by["all-on"], "vgpu-webhook"), "all-on: listenAddress")
+    need("--http_bind=[::]:9443" in args(by["defaults"], "vgpu-webhook"), "defaults: listenAddress")
+    need("--http_bind=0.0.0.0:9443" in args(by["all-on"], "vgpu-webhook"), "all-on: listenAddress")
     need("--node-label-selector=gpu=on,zone=a" in args(by["all-on"], "vgpu-scheduler"), "all-on: nodeLabelSelector")
     need("--otlp-endpoint=http://collector.observability:4318" in args(by["all-on"], "exporter"), "all-on: tracing")
     for rendered in by.values():
@@ -481,6 +482,8 @@ def values_reach_what_they_are_for(all_rendered):
     for rule in by["all-on"].of("PrometheusRule"):
         need(rule["spec"]["groups"], "a PrometheusRule without groups")
     need("https://example.com/vgpu/docs/alerts.md" in by["all-on"].text, "runbookPrefix")
+    without = render("defaults", LATEST, "--set", "prometheus.enabled=true")
+    need("runbook_url:" not in without.text and without.of("PrometheusRule"), "without runbookPrefix: a runbook_url that leads nowhere")
     boards = [c for c in by["all-on"].of("ConfigMap") if "grafana_dashboard" in c["metadata"]["labels"]]
     need(len(boards) == len(list(CHART.glob("dashboards/*.json"))) and boards[0]["metadata"]["namespace"] == "monitoring", "dashboards")
     for board in boards:
@@ -489,6 +492,23 @@ def values_reach_what_they_are_for(all_rendered):
     probe = render("defaults", LATEST, "--api-versions", "monitoring.coreos.com/v1")
     need(len(probe.of("ServiceMonitor")) == 3, "auto does not see Prometheus' operator")
     need(not by["defaults"].of("ServiceMonitor"), "ServiceMonitors where there is no such API")
+
+
+def the_systems_priority_classes_are_taken_by_one_value(_):
+    rendered = render("defaults", LATEST, "--set", "priorityClass.system=true", "--set", "scheduler.priorityClassName=own")
+    classes = {workload["metadata"]["name"]: workload["spec"]["template"]["spec"]["priorityClassName"] for workload in rendered.workloads()}
+    need(classes == {"vgpu-monitor": "system-node-critical", "vgpu-webhook": "system-cluster-critical", "vgpu-scheduler": "own"}, f"{classes}")
+    need(not rendered.of("PriorityClass"), "a class of its own beside the system's")
+    [quota] = rendered.of("ResourceQuota")
+    need(quota["spec"]["scopeSelector"]["matchExpressions"][0]["values"] == ["system-node-critical", "system-cluster-critical"], f"{quota}")
+
+
+def the_version_may_come_from_the_values(_):
+    for version in (LATEST, "1.27.3"):
+        told = render("defaults", version)
+        command = ["helm", "template", RELEASE, str(CHART), "-n", NAMESPACE, "--set", f"kubeVersion={version}"]
+        by_value = Rendered("defaults", version, run(*command).stdout)
+        need(by_value.text == told.text, f"kubeVersion={version} is not --kube-version={version}")
 
 
 def webhook_and_attestation_leave_the_same_namespaces_alone(all_rendered):
@@ -556,9 +576,9 @@ def the_assigner_and_hcs_are_off_by_default(all_rendered):
             if service["metadata"]["name"] == f"{RELEASE}-assigner":
                 need([p["port"] for p in service["spec"]["ports"]] == [443, 8080], f"{rendered}: the documented ports are 443 and 8080")
     page = args_of(by["assigner-and-hcs"], "vgpu-scheduler", "--gpu-page")
-    need(page == ["--gpu-page=0.0.0.0:8081", "--gpu-page-interval=30s", "--gpu-page-monitors=vgpu-monitor.gpu-system.svc:31993"], f"assigner-and-hcs: {page}")
+    need(page == ["--gpu-page=[::]:8081", "--gpu-page-interval=30s", "--gpu-page-monitors=vgpu-monitor.gpu-system.svc:31993"], f"assigner-and-hcs: {page}")
     page = args_of(by["all-on"], "vgpu-scheduler", "--gpu-page")
-    need(page[0] == "--gpu-page=[::]:9000" and page[2].endswith("=vgpu-monitor.gpu-system.svc:31993,node-a.example.com:31993"), f"all-on: {page}")
+    need(page[0] == "--gpu-page=0.0.0.0:9000" and page[2].endswith("=vgpu-monitor.gpu-system.svc:31993,node-a.example.com:31993"), f"all-on: {page}")
     for rendered in by.values():
         [scheduler] = [c for _, c in rendered.containers() if c["name"] == "vgpu-scheduler"]
         tokens = [e["valueFrom"]["secretKeyRef"]["name"] for e in scheduler["env"] if e["name"] == "VGPU_GPU_PAGE_TOKEN"]
@@ -635,6 +655,19 @@ def schemas():
             file = "-".join(filter(None, [kind["kind"].lower(), group, kind["version"]])) + ".json"
             (folder / file).write_text(json.dumps({"$ref": f"_definitions.json#/definitions/{name}"}))
     return folder
+
+
+def without_a_cluster_is_rendered_what_is_installed(_):
+    version = json.loads(run("kubectl", "version", "-o", "json").stdout)["serverVersion"]["gitVersion"]
+    installed = run("helm", "install", RELEASE, str(CHART), "-n", NAMESPACE, "--dry-run=server", "-o", "json").stdout
+    values = ["--set", f"kubeVersion={version}", "--set", "prometheus.enabled=false"]
+    told = run("helm", "template", RELEASE, str(CHART), "-n", NAMESPACE, *values).stdout
+    key = lambda thing: (thing["kind"], thing["metadata"].get("namespace", ""), thing["metadata"]["name"])
+    objects = lambda text: {key(thing): thing for thing in read(text) if thing}
+    installed, told = objects(json.loads(installed)["manifest"]), objects(told)
+    need(installed.keys() == told.keys(), f"only one has {installed.keys() ^ told.keys()}")
+    for name, thing in installed.items():
+        need(thing == told[name], f"{name} is another one without a cluster")
 
 
 def kubeconform_knows_every_field(all_rendered):
@@ -789,6 +822,8 @@ STATIC = [
     the_standard_device_configuration_is_the_products,
     values_reach_what_they_are_for,
     the_assigner_and_hcs_are_off_by_default,
+    the_systems_priority_classes_are_taken_by_one_value,
+    the_version_may_come_from_the_values,
     webhook_and_attestation_leave_the_same_namespaces_alone,
     a_pod_without_a_request_is_kept_from_gpus,
     versions_with_a_vendors_suffix_are_taken,
@@ -797,6 +832,7 @@ STATIC = [
     what_an_upgrade_cannot_change_is_as_it_was,
 ]
 SERVER = [
+    without_a_cluster_is_rendered_what_is_installed,
     kubeconform_knows_every_field,
     the_api_server_takes_every_object,
     kube_scheduler_reads_its_configuration,

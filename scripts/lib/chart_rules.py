@@ -20,6 +20,8 @@ RBAC = {
         # Only with scheduler.metricsAccess: authorized.
         ("authentication.k8s.io", "tokenreviews", "create", False),
         ("authorization.k8s.io", "subjectaccessreviews", "create", False),
+        # Only with scheduler.resourceClaims.
+        ("resource.k8s.io", "resourceclaims resourceslices", "list watch", False),
         # Only with hcs.enabled.
         ("hcs.io", "computenodes", "get list watch create patch delete", False),
         ("hcs.io", "computetopologies", "get create patch delete", False),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 
 use crate::elf::{self, Dynamic};
-use crate::{codegen, crds, dist, graph, header, modules, protogen};
+use crate::{codegen, crds, dist, graph, header, links, modules, protogen};
 
 /// The newest glibc that a program may need to load us.
 const GLIBC_FLOOR: (u32, u32) = (2, 17);
@@ -57,6 +57,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     );
     report("crates depend as docs/architecture.md draws", crate_graph());
     report("modules import downwards", module_imports());
+    report("links of docs and alerts lead somewhere", links());
     report(
         "the layers in docs/architecture.md are fresh",
         modules::run(true).map(|()| String::new()),
@@ -95,6 +96,14 @@ fn crate_graph() -> anyhow::Result<String> {
 
 fn module_imports() -> anyhow::Result<String> {
     let complaints = modules::complaints(&crate::root())?;
+    if !complaints.is_empty() {
+        bail!("{}", complaints.join("; "));
+    }
+    Ok(String::new())
+}
+
+fn links() -> anyhow::Result<String> {
+    let complaints = links::complaints(&crate::root())?;
     if !complaints.is_empty() {
         bail!("{}", complaints.join("; "));
     }

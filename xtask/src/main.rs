@@ -14,6 +14,7 @@ mod dist;
 mod elf;
 mod graph;
 mod header;
+mod links;
 mod modules;
 mod overlay;
 mod protogen;

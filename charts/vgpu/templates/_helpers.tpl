@@ -68,7 +68,7 @@ annotations:
 
 {{/* The cluster's version as three numbers: "1.31.2", whatever a vendor hangs on it. */}}
 {{- define "vgpu.kubeVersion" -}}
-{{- regexFind "[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version -}}
+{{- regexFind "[0-9]+\\.[0-9]+\\.[0-9]+" (default .Capabilities.KubeVersion.Version .Values.kubeVersion) -}}
 {{- end -}}
 
 {{/* An image: (dict "root" $ "image" .Values.….image "tag" "the one that holds where none is named") */}}
@@ -122,8 +122,10 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
+{{/* (dict "root" $ "own" .Values.….priorityClassName "system" "system-cluster-critical") */}}
 {{- define "vgpu.priorityClassName" -}}
 {{- if .own -}}{{- .own -}}
+{{- else if .root.Values.priorityClass.system -}}{{- .system -}}
 {{- else if .root.Values.priorityClass.create -}}{{- include "vgpu.fullname" .root -}}
 {{- else -}}{{- .root.Values.priorityClass.name -}}
 {{- end -}}
@@ -131,7 +133,7 @@ capabilities: {drop: [ALL]}
 
 {{/* Where pods go: (dict "root" $ "values" .Values.scheduler "component" "scheduler") */}}
 {{- define "vgpu.placement" -}}
-{{- with include "vgpu.priorityClassName" (dict "root" .root "own" .values.priorityClassName) }}
+{{- with include "vgpu.priorityClassName" (dict "root" .root "own" .values.priorityClassName "system" "system-cluster-critical") }}
 priorityClassName: {{ . }}
 {{- end }}
 nodeSelector:

@@ -92,6 +92,7 @@
   # GPUs that the assigner has reserved are not given.
   - --claims-namespace={{ $.Values.assigner.claimsNamespace }}
   {{- end }}
+  - --resource-claims={{ .resourceClaims }}
   {{- if .gpuPage.enabled }}
   # The page of the cluster's GPUs, for readers with its token.
   - --gpu-page={{ $.Values.listenAddress }}:{{ .gpuPage.port }}

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -103,6 +103,15 @@ pub enum BindError {
     },
 }
 
+/// Whether the machine has no IPv6 at all: switched off at the kernel's start, or in this network namespace.
+fn is_without_ipv6(error: &io::Error) -> bool {
+    /// EAFNOSUPPORT and EADDRNOTAVAIL of Linux.
+    const NUMBERS: [i32; 2] = [97, 99];
+    error
+        .raw_os_error()
+        .is_some_and(|number| NUMBERS.contains(&number))
+}
+
 /// A bound port. Connections wait in its queue until it is served.
 #[derive(Debug)]
 pub struct Listener {
@@ -111,14 +120,20 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Binds the address; port 0 takes any free port.
+    /// Binds the address; port 0 takes any free port. `[::]` stands for every address of both families, and for
+    /// `0.0.0.0` on a machine without IPv6.
     ///
     /// # Errors
     ///
     /// See [`BindError`].
     pub async fn bind(address: SocketAddr) -> Result<Self, BindError> {
         let bound = async {
-            let listener = TcpListener::bind(address).await?;
+            let listener = match TcpListener::bind(address).await {
+                Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && is_without_ipv6(&error) => {
+                    TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await?
+                }
+                bound => bound?,
+            };
             let address = listener.local_addr()?;
             Ok(Self { listener, address })
         };
@@ -380,6 +395,31 @@ impl Drop for Guest {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn unspecified_ipv6_address_stands_for_both_families() {
+        let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+        let listener = Listener::bind(any).await.unwrap();
+        let port = listener.address().port();
+
+        TcpStream::connect((Ipv4Addr::LOCALHOST, port))
+            .await
+            .unwrap();
+        // A machine without IPv6 is served by IPv4 alone.
+        if listener.address().is_ipv6() {
+            TcpStream::connect((Ipv6Addr::LOCALHOST, port))
+                .await
+                .unwrap();
+        }
+    }
+
+    #[test]
+    fn machine_without_ipv6_is_told_from_other_failures() {
+        for (number, without) in [(97, true), (99, true), (98, false), (13, false)] {
+            let error = io::Error::from_raw_os_error(number);
+            assert_eq!(is_without_ipv6(&error), without, "{error}");
+        }
+    }
 
     #[test]
     fn one_address_cannot_shut_out_the_others() {
