@@ -129,6 +129,17 @@ mod tests {
         }
     }
 
+    /// What is judged of files that have failed since second 0: by the version of the kernel's module, and the second.
+    fn judging() -> impl FnMut(Option<&str>, u64) -> Option<String> {
+        let start = Instant::now();
+        let fails = failing(start);
+        let mut beside = None;
+        move |version, seconds| {
+            let now = start + Duration::from_secs(seconds);
+            judge(Some(&fails), version, &mut beside, PATIENCE, now)
+        }
+    }
+
     #[test]
     fn working_files_never_end_the_process() {
         let now = Instant::now();
@@ -141,12 +152,7 @@ mod tests {
 
     #[test]
     fn patience_begins_when_the_driver_appears() {
-        let start = Instant::now();
-        let fails = failing(start);
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let mut beside = None;
-        let mut judged =
-            |version, seconds| judge(Some(&fails), version, &mut beside, PATIENCE, at(seconds));
+        let mut judged = judging();
 
         assert_eq!(judged(None, 0), None);
         assert_eq!(judged(None, 100), None);
@@ -161,12 +167,7 @@ mod tests {
 
     #[test]
     fn module_that_goes_begins_the_patience_anew() {
-        let start = Instant::now();
-        let fails = failing(start);
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let mut beside = None;
-        let mut judged =
-            |version, seconds| judge(Some(&fails), version, &mut beside, PATIENCE, at(seconds));
+        let mut judged = judging();
 
         assert_eq!(judged(Some("550"), 0), None);
         assert_eq!(judged(None, 20), None);
@@ -177,15 +178,10 @@ mod tests {
 
     #[test]
     fn node_without_a_driver_is_looked_at_from_a_new_container_after_eleven_minutes() {
-        let start = Instant::now();
-        let fails = failing(start);
-        let judged = |seconds| {
-            let now = start + Duration::from_secs(seconds);
-            judge(Some(&fails), None, &mut None, PATIENCE, now)
-        };
+        let mut judged = judging();
 
-        assert_eq!(judged(659), None);
-        let said = judged(660).unwrap();
+        assert_eq!(judged(None, 659), None);
+        let said = judged(None, 660).unwrap();
         assert!(said.contains("for 11 minutes (no library)"), "{said}");
     }
 

@@ -20,7 +20,7 @@ use placement::{MigProfile, Span};
 use serde_json::Value;
 use tokio::task::JoinSet;
 use vgpu_monitor::delivery::Name;
-use vgpu_monitor::node_gpus::{Health, Inventory, Sick};
+use vgpu_monitor::node_gpus::{Health, Inventory, KnownGpu, Sick};
 use vgpu_monitor::plugin::Served;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -394,19 +394,28 @@ async fn a_pods_namesake_does_not_get_its_slots() {
     agent.kill().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_instance_is_noted_for_its_own_container_after_a_recovery() {
-    let world = World::new();
-    let mut mig = gpu(0);
+/// A GPU in MIG mode that has room for so many instances of its one profile.
+fn mig_gpu(index: u32, instances: u32) -> KnownGpu {
+    let mut mig = gpu(index);
     mig.device.mode = "mig".to_owned();
     mig.device.mig_profiles = vec![MigProfile {
         name: "1g.5gb".to_owned(),
         memory_bytes: 4864 * MIB,
         cores: 14,
         slices: 1,
-        placements: vec![Span { start: 0, size: 1 }],
+        placements: (0..instances)
+            .map(|start| Span { start, size: 1 })
+            .collect(),
     }];
-    world.inventory.send_replace(inventory(vec![mig, gpu(1)]));
+    mig
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_is_noted_for_its_own_container_after_a_recovery() {
+    let world = World::new();
+    world
+        .inventory
+        .send_replace(inventory(vec![mig_gpu(0, 1), gpu(1)]));
     let agent = world.up_with(20).await;
     let cut = world.pod("cut", &[("main", "app", &[(0, 4864)])]).await;
     let instances = r#"[{"containerIndex":0,"deviceIndex":0,"gpuUUID":"GPU-0","profile":"1g.5gb","placement":{"start":0,"size":1}}]"#;
@@ -617,16 +626,7 @@ async fn two_resources_have_a_socket_each() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn instance_is_created_before_the_start_and_named_on_the_pod() {
     let world = World::new();
-    let mut mig = gpu(0);
-    mig.device.mode = "mig".to_owned();
-    mig.device.mig_profiles = vec![MigProfile {
-        name: "1g.5gb".to_owned(),
-        memory_bytes: 4864 * MIB,
-        cores: 14,
-        slices: 1,
-        placements: vec![Span { start: 0, size: 1 }, Span { start: 1, size: 1 }],
-    }];
-    world.inventory.send_replace(inventory(vec![mig]));
+    world.inventory.send_replace(inventory(vec![mig_gpu(0, 2)]));
     let agent = world.up_with(10).await;
     let pod = world
         .pod("p", &[("prep", "init", &[]), ("main", "app", &[(0, 4864)])])

@@ -144,9 +144,9 @@ impl Quotas {
     }
 
     /// The narrowest of the vendor's limits that count the pod, and the use on which it is based, without the pods that
-    /// leave. Quotas that count different pods have different uses: of each amount, the largest use is taken, and a
-    /// limit whose own use is smaller by some amount is raised by it. So limit minus use is what the narrowest one
-    /// leaves.
+    /// leave. Quotas with different scopes count different pods, so their uses differ. The answer has the largest of
+    /// these uses, and raises each limit by as much as its own use is below that. So the difference of limit and use
+    /// is what the narrowest quota leaves.
     pub(crate) fn limit(
         &self,
         pod: &Pod,

@@ -483,17 +483,20 @@ fn tags_are_all_required() {
     );
 }
 
+/// The limits of a quota of so much of the vendor's memory.
+fn limit_of(vendor: &Vendor, gib: u64) -> Vec<(Vendor, Quota)> {
+    let quota = Quota {
+        memory_bytes: Some(gib * GIB),
+        ..Quota::default()
+    };
+    vec![(vendor.clone(), quota)]
+}
+
 #[test]
 fn all_quotas_of_a_namespace_hold_and_release_refunds_them() {
     let mut cluster = one(vec![device(80), device(80)]);
     let nvidia = Vendor::new("NVIDIA");
-    let limit = |gib: u64| {
-        let quota = Quota {
-            memory_bytes: Some(gib * GIB),
-            ..Quota::default()
-        };
-        vec![(nvidia.clone(), quota)]
-    };
+    let limit = |gib| limit_of(&nvidia, gib);
     cluster.set_quota("default", "wide", &[], &limit(60));
     cluster.set_quota("default", "narrow", &[], &limit(40));
     place(&mut cluster, &asking("a", &[gib(1, 30)]));
@@ -519,13 +522,7 @@ fn all_quotas_of_a_namespace_hold_and_release_refunds_them() {
 fn a_quota_for_some_pods_limits_and_counts_no_others() {
     let mut cluster = one(vec![device(80), device(80)]);
     let nvidia = Vendor::new("NVIDIA");
-    let limit = |gib: u64| {
-        let quota = Quota {
-            memory_bytes: Some(gib * GIB),
-            ..Quota::default()
-        };
-        vec![(nvidia.clone(), quota)]
-    };
+    let limit = |gib| limit_of(&nvidia, gib);
     let low = [QuotaScope::ClassIn(vec!["low".to_owned()])];
     cluster.set_quota("default", "low", &low, &limit(40));
     cluster.set_quota("default", "all", &[], &limit(100));

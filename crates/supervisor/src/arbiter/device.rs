@@ -156,6 +156,15 @@ struct Moved {
     at_ns: u64,
 }
 
+/// What the arrears of a container count until the next period.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counted {
+    /// GPU time that it had, nanoseconds.
+    got_ns: f64,
+    /// What it is granted meanwhile, thousandths.
+    granted: u32,
+}
+
 /// One device.
 #[derive(Debug, Default)]
 pub struct Device {
@@ -163,8 +172,8 @@ pub struct Device {
     turns: Turns,
     timetable: Timetable,
     arrears: Arrears,
-    /// By container: GPU time since the arrears were counted last, nanoseconds, and what was granted then, thousandths.
-    counted: HashMap<u64, (f64, u32)>,
+    /// By container, since the arrears were counted last.
+    counted: HashMap<u64, Counted>,
     counted_at_ns: u64,
     known: HashMap<u64, ContainerHistory>,
     /// Of the containers that come before others.
@@ -464,18 +473,17 @@ impl Device {
             return false;
         }
         for tenant in tenants {
-            let (got_ns, _) = self.counted.entry(tenant.id).or_default();
-            *got_ns += self.meter.got_ns(tenant.id);
+            self.counted.entry(tenant.id).or_default().got_ns += self.meter.got_ns(tenant.id);
         }
         // Within a period a container gets its share at one time and nothing at another.
         let period_ns = self.timetable.period_ns();
         let mut is_amended = false;
         if now_ns.saturating_sub(self.counted_at_ns) + TICK_NS / 2 < period_ns {
             for (tenant, share) in tenants.iter().zip(shares.iter_mut()) {
-                let granted = self.counted.get(&tenant.id).map(|(_, granted)| *granted);
-                if let Some(granted) = granted.filter(|granted| *granted > 0) {
-                    is_amended |= share.permille != granted;
-                    share.permille = granted;
+                let counted = self.counted.get(&tenant.id).copied().unwrap_or_default();
+                if counted.granted > 0 {
+                    is_amended |= share.permille != counted.granted;
+                    share.permille = counted.granted;
                 }
             }
             return is_amended;
@@ -488,6 +496,8 @@ impl Device {
             .map(|(((tenant, claim), share), floor)| {
                 let known = self.known.get(&tenant.id);
                 let active = claim.active && claim.policy != Policy::Disable;
+                let has_interval = self.timetable.has(tenant.id);
+                let late_ns = self.meter.take_unreported_ns(tenant.id);
                 Party {
                     id: tenant.id,
                     floor,
@@ -496,16 +506,10 @@ impl Device {
                     demand: claim.demand,
                     active,
                     waited: known.is_some_and(|known| known.hungry_at_ns == Some(now_ns)),
-                    pays: !self.timetable.has(tenant.id),
-                    got_ns: counted.get(&tenant.id).map_or(0.0, |(got_ns, _)| *got_ns),
+                    pays: !has_interval,
+                    got_ns: counted.get(&tenant.id).map_or(0.0, |it| it.got_ns),
                     // In its intervals a container measures all that it has.
-                    got_late_ns: match (
-                        self.meter.take_unreported_ns(tenant.id),
-                        self.timetable.has(tenant.id),
-                    ) {
-                        (_, true) => 0.0,
-                        (late_ns, false) => late_ns,
-                    },
+                    got_late_ns: if has_interval { 0.0 } else { late_ns },
                 }
             })
             .collect();
@@ -513,7 +517,11 @@ impl Device {
         for ((tenant, share), permille) in tenants.iter().zip(shares.iter_mut()).zip(amended) {
             is_amended |= share.permille != permille;
             share.permille = permille;
-            self.counted.insert(tenant.id, (0.0, permille));
+            let counted = Counted {
+                got_ns: 0.0,
+                granted: permille,
+            };
+            self.counted.insert(tenant.id, counted);
         }
         is_amended
     }
