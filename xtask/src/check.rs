@@ -65,11 +65,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match (&args.library, dist::tools()) {
         (Some(file), _) => report("libvgpu.so loads everywhere", library(file)),
         (None, Ok(_)) => {
-            let built = dist::run(&dist::Args {
-                library: true,
-                ..dist::Args::default()
-            });
-            let file = dist::folder().join("lib/vgpu/libvgpu.so");
+            let built = dist::run(&dist::Args::LIBRARY);
+            let file = dist::Processor::HERE.folder().join("lib/vgpu/libvgpu.so");
             report(
                 "libvgpu.so loads everywhere",
                 built.and_then(|()| library(&file)),

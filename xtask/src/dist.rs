@@ -1,12 +1,12 @@
-//! `cargo xtask dist`: what ships, built against glibc 2.17, laid out below target/dist.
-//! Never builds on the machine's own glibc by silence: without zig it stops and says how to get it.
+//! `cargo xtask dist`: what ships, built against glibc 2.17, laid out below target/dist (for another processor below
+//! target/dist-PROCESSOR). Never builds on the machine's own glibc by silence: without zig it stops and says how to get
+//! it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 
-const TARGET: &str = "x86_64-unknown-linux-gnu";
 const GLIBC: &str = "2.17";
 /// Links of a simulated driver's folder, and the file that each one stands for.
 const SIM_NAMES: [(&str, &str); 4] = [
@@ -16,7 +16,54 @@ const SIM_NAMES: [(&str, &str); 4] = [
     ("libnvidia-ml.so.1", "libnvidia_ml.so"),
 ];
 
-#[derive(clap::Args, Default)]
+/// A processor that the product is built for.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Processor {
+    #[value(name = "x86_64")]
+    X86_64,
+    #[value(name = "aarch64")]
+    Aarch64,
+}
+
+impl Processor {
+    /// This machine's.
+    pub(crate) const HERE: Self = if cfg!(target_arch = "aarch64") {
+        Self::Aarch64
+    } else {
+        Self::X86_64
+    };
+
+    fn triple(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64-unknown-linux-gnu",
+            Self::Aarch64 => "aarch64-unknown-linux-gnu",
+        }
+    }
+
+    /// The file of glibc's dynamic linker.
+    fn loader(self) -> &'static str {
+        match self {
+            Self::X86_64 => "ld-linux-x86-64.so.2",
+            Self::Aarch64 => "ld-linux-aarch64.so.1",
+        }
+    }
+
+    /// Where `dist` puts what it built.
+    pub(crate) fn folder(self) -> PathBuf {
+        if self == Self::HERE {
+            return target().join("dist");
+        }
+        let triple = self.triple();
+        let name = triple.split('-').next().unwrap_or(triple);
+        target().join(format!("dist-{name}"))
+    }
+
+    fn built(self, profile: &str, file: &str) -> PathBuf {
+        target().join(self.triple()).join(profile).join(file)
+    }
+}
+
+#[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only libvgpu.so, which takes seconds.
     #[arg(long)]
@@ -24,11 +71,18 @@ pub(crate) struct Args {
     /// Only what runs on nodes and in clusters: the simulated driver, which `vgpu sim` loads, is not built.
     #[arg(long, conflicts_with = "library")]
     pub(crate) no_simulator: bool,
+    /// The processor to build for; another one than this machine's needs `rustup target add PROCESSOR-unknown-linux-gnu`.
+    #[arg(long, value_enum, default_value_t = Processor::HERE)]
+    pub(crate) processor: Processor,
 }
 
-/// Where `dist` puts what it built.
-pub(crate) fn folder() -> PathBuf {
-    target().join("dist")
+impl Args {
+    /// Only the library, for this machine.
+    pub(crate) const LIBRARY: Self = Self {
+        library: true,
+        no_simulator: false,
+        processor: Processor::HERE,
+    };
 }
 
 /// Cargo's target folder, and with it the tools that scripts/setup puts there.
@@ -61,14 +115,16 @@ pub(crate) fn tools() -> anyhow::Result<std::ffi::OsString> {
 /// # Errors
 /// When a tool is missing or a build fails.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let processor = args.processor;
     let path = tools().with_context(|| format!("cannot build for glibc {GLIBC}"))?;
-    let dist = folder();
+    let build = |args: &[&str]| zigbuild(processor, &path, args);
+    let dist = processor.folder();
     let library = dist.join("lib/vgpu/libvgpu.so");
-    zigbuild(&path, &["-p", "vgpu-core", "--lib", "--profile", "preload"])?;
-    place(&built("preload", "libvgpu.so"), &library)?;
+    build(&["-p", "vgpu-core", "--lib", "--profile", "preload"])?;
+    place(&processor.built("preload", "libvgpu.so"), &library)?;
     // It is the dynamic linker itself, always there under glibc, and what kills every program on musl.
     let done = Command::new("patchelf")
-        .args(["--remove-needed", "ld-linux-x86-64.so.2"])
+        .args(["--remove-needed", processor.loader()])
         .arg(&library)
         .status();
     ensure!(
@@ -77,31 +133,34 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         library.display()
     );
     if !args.library {
-        release(&path, &["vgpu", "vgpu-monitor", "scheduler", "webhook"])?;
+        build(&release(&["vgpu", "vgpu-monitor", "scheduler", "webhook"]))?;
         for program in ["vgpu", "vgpu-monitor", "vgpu-scheduler", "vgpu-webhook"] {
-            place(&built("release", program), &dist.join("bin").join(program))?;
+            let built = processor.built("release", program);
+            place(&built, &dist.join("bin").join(program))?;
         }
     }
     if !args.library && !args.no_simulator {
-        release(&path, &["cuda-sim-libcuda", "cuda-sim-libnvidia-ml"])?;
+        build(&release(&["cuda-sim-libcuda", "cuda-sim-libnvidia-ml"]))?;
         for (name, file) in SIM_NAMES {
-            place(
-                &built("release", file),
-                &dist.join("lib/vgpu/sim").join(name),
-            )?;
+            let built = processor.built("release", file);
+            place(&built, &dist.join("lib/vgpu/sim").join(name))?;
         }
     }
     println!("built {}", dist.display());
     Ok(())
 }
 
-fn release(path: &std::ffi::OsStr, packages: &[&str]) -> anyhow::Result<()> {
+fn release<'a>(packages: &[&'a str]) -> Vec<&'a str> {
     let packages = packages.iter().flat_map(|name| ["-p", name]);
-    zigbuild(path, &packages.chain(["--release"]).collect::<Vec<_>>())
+    packages.chain(["--release"]).collect()
 }
 
-fn zigbuild(path: &std::ffi::OsStr, args: &[&str]) -> anyhow::Result<()> {
-    let target = format!("{TARGET}.{GLIBC}");
+fn zigbuild(processor: Processor, path: &std::ffi::OsStr, args: &[&str]) -> anyhow::Result<()> {
+    let triple = processor.triple();
+    if processor != Processor::HERE {
+        installed(triple)?;
+    }
+    let target = format!("{triple}.{GLIBC}");
     let mut command = Command::new("cargo");
     command
         .args(["zigbuild", "--target", &target])
@@ -113,8 +172,21 @@ fn zigbuild(path: &std::ffi::OsStr, args: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn built(profile: &str, file: &str) -> PathBuf {
-    target().join(TARGET).join(profile).join(file)
+/// Fails where the compiler has no standard library for a target.
+fn installed(triple: &str) -> anyhow::Result<()> {
+    let compiler = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let answer = Command::new(&compiler)
+        .args(["--print", "target-libdir", "--target", triple])
+        .output()
+        .with_context(|| format!("cannot start {}", compiler.display()))?;
+    let folder = PathBuf::from(String::from_utf8_lossy(&answer.stdout).trim());
+    ensure!(
+        folder.is_dir(),
+        "this Rust has no standard library for {triple} ({} is missing): run `rustup target add {triple}`, or \
+         `scripts/setup aarch64` where rustup cannot download",
+        folder.display()
+    );
+    Ok(())
 }
 
 /// Copies by a new name and a rename, so that a program that has the old file mapped keeps it whole.

@@ -41,7 +41,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let library = args
         .library
         .clone()
-        .unwrap_or_else(|| dist::folder().join("lib/vgpu/libvgpu.so"));
+        .unwrap_or_else(|| dist::Processor::HERE.folder().join("lib/vgpu/libvgpu.so"));
     let file = make(&library, &args.driver, &args.out)?;
     println!("wrote {}", file.display());
     Ok(())

@@ -1,9 +1,26 @@
-//! The only assembly: functions that stand in for the loader's and jump on to them, so that the real
-//! one still sees its caller's return address (`RTLD_NEXT` and `$ORIGIN` depend on it). x86-64;
-//! another processor is one more module here. Never decides anything: `linker.rs` does.
+//! The only assembly: functions that stand in for the loader's and jump on to them, so that the real one still sees its
+//! caller's return address (`RTLD_NEXT` and `$ORIGIN` depend on it), and a thread's room at a fixed distance from its
+//! pointer. One file for each processor. Never decides anything: `linker.rs` does.
 
-#[cfg(not(all(target_arch = "x86_64", target_pointer_width = "64")))]
-compile_error!("the loader's entry points are written for x86-64 only");
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("the shared memory's layout is for processors with 64-bit addresses");
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!(
+    "the library's assembly is written for x86-64 and aarch64: write src/base/arch/NAME.rs for this processor"
+);
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "aarch64")]
+use aarch64 as processor;
+#[cfg(target_arch = "x86_64")]
+use x86_64 as processor;
+
+pub(crate) use processor::{ask_and_jump, stack_pointer, thread_block};
 
 /// The arguments that a stand-in was called with, saved on its stack. The rule may change it before the jump.
 #[repr(C)]
@@ -24,40 +41,12 @@ macro_rules! stand_ins {
             #[unsafe(naked)]
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub(crate) unsafe extern "C" fn $name($($arg: $ty),*) -> $ret {
-                // Three pushes align the stack for the call (it came in at 8 modulo 16).
-                core::arch::naked_asm!(
-                    "push rdx",
-                    "push rsi",
-                    "push rdi",
-                    "mov rdi, rsp",
-                    "call {rule}",
-                    "pop rdi",
-                    "pop rsi",
-                    "pop rdx",
-                    "test rax, rax",
-                    "jz 2f",
-                    "jmp rax",
-                    "2:",
-                    "mov rax, rdi",
-                    "ret",
-                    rule = sym $rule,
-                )
+                $crate::base::arch::ask_and_jump!($rule)
             }
         )*
     };
 }
 pub(crate) use stand_ins;
-
-/// About where the stack stands; it grows down.
-#[inline(always)]
-pub(crate) fn stack_pointer() -> usize {
-    let pointer: usize;
-    // SAFETY: reads one register and touches nothing.
-    unsafe {
-        core::arch::asm!("mov {}, rsp", out(reg) pointer, options(nomem, nostack, preserves_flags));
-    }
-    pointer
-}
 
 /// Room for what we keep of each thread, in bytes; zeros to begin with.
 pub(crate) const THREAD_BYTES: usize = 320;
@@ -77,19 +66,3 @@ core::arch::global_asm!(
     ".text",
     bytes = const THREAD_BYTES,
 );
-
-/// This thread's room.
-#[inline(always)]
-pub(crate) fn thread_block() -> *mut u8 {
-    let block: usize;
-    // SAFETY: reads the thread's pointer and a word that the loader has filled in.
-    unsafe {
-        core::arch::asm!(
-            "mov {block}, qword ptr fs:[0]",
-            "add {block}, qword ptr [rip + vgpu_thread_block@GOTTPOFF]",
-            block = out(reg) block,
-            options(pure, nomem, nostack),
-        );
-    }
-    core::ptr::with_exposed_provenance_mut(block)
-}

@@ -54,11 +54,13 @@ pub(crate) static DLMOPEN: Genuine = Genuine::new(c"dlmopen");
 /// The C library or the part of it that holds the loader's functions: glibc (before and since
 /// 2.34), musl.
 pub(crate) fn is_libc(object: &Object) -> bool {
-    const STEMS: [&[u8]; 4] = [
+    const STEMS: [&[u8]; 6] = [
         b"libc.so",
         b"libdl.so",
         b"libc.musl-x86_64.so",
         b"ld-musl-x86_64.so",
+        b"libc.musl-aarch64.so",
+        b"ld-musl-aarch64.so",
     ];
     STEMS.iter().any(|stem| object.is_called(stem))
 }
