@@ -182,8 +182,7 @@ fn installed(triple: &str) -> anyhow::Result<()> {
     let folder = PathBuf::from(String::from_utf8_lossy(&answer.stdout).trim());
     ensure!(
         folder.is_dir(),
-        "this Rust has no standard library for {triple} ({} is missing): run `rustup target add {triple}`, or \
-         `scripts/setup aarch64` where rustup cannot download",
+        "this Rust has no standard library for {triple} ({} is missing): run `rustup target add {triple}`",
         folder.display()
     );
     Ok(())

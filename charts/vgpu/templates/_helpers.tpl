@@ -131,6 +131,15 @@ capabilities: {drop: [ALL]}
 {{- end -}}
 {{- end -}}
 
+{{/* The label of nodes that can run the images: (dict "root" $ "nodeSelector" ...). The selector's own entry goes first. */}}
+{{- define "vgpu.architecture" -}}
+{{- with .root.Values.global.imageArchitecture -}}
+{{- if not (hasKey ($.nodeSelector | default dict) "kubernetes.io/arch") -}}
+kubernetes.io/arch: {{ . }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Where pods go: (dict "root" $ "values" .Values.scheduler "component" "scheduler") */}}
 {{- define "vgpu.placement" -}}
 {{- with include "vgpu.priorityClassName" (dict "root" .root "own" .values.priorityClassName "system" "system-cluster-critical") }}
@@ -138,6 +147,9 @@ priorityClassName: {{ . }}
 {{- end }}
 nodeSelector:
   kubernetes.io/os: linux
+  {{- with include "vgpu.architecture" (dict "root" .root "nodeSelector" .values.nodeSelector) }}
+  {{- . | nindent 2 }}
+  {{- end }}
   {{- with .values.nodeSelector }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

@@ -32,7 +32,7 @@ pub(super) fn after_process_name(
     let program = command(pid, &mut program)?;
     let kept = program.len().min(length as usize - 1);
     for (at, &byte) in program.iter().take(kept).enumerate() {
-        name.at(at).write(byte.cast_signed());
+        name.at(at).write(c_char::from_ne_bytes([byte]));
     }
     name.at(kept).write(0);
     Some(NvmlReturn::SUCCESS)
