@@ -3,6 +3,7 @@
 //!
 //! Never caches: each call asks the driver. One sick GPU never hides the others.
 
+pub mod hardware;
 pub mod partition;
 
 use std::ffi::OsStr;

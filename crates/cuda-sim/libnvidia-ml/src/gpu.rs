@@ -394,8 +394,21 @@ impl BoardGpu {
     /// Energy since the machine's midnight, in millijoules: the use of an idle GPU, and the kernels' use on top of it.
     pub(crate) fn energy_mj(self) -> u64 {
         let idle = self.now_us() / 1_000_000 % 86_400 * u64::from(power_mw(0));
-        let busy_ns = work().map_or(0, |work| work.device_busy_ns(self.0));
-        idle + busy_ns / 1_000_000 * u64::from(power_mw(100) - power_mw(0)) / 1_000
+        idle + self.busy_ns() / 1_000_000 * u64::from(power_mw(100) - power_mw(0)) / 1_000
+    }
+
+    fn busy_ns(self) -> u64 {
+        work().map_or(0, |work| work.device_busy_ns(self.0))
+    }
+
+    /// KiB sent over one NVLink, and as much received: made up, 10 GB for each second of work.
+    pub(crate) fn link_kib(self) -> u64 {
+        self.busy_ns() / 100
+    }
+
+    /// Bytes sent over PCIe, half of what is received: made up, 1 GB for each second of work.
+    pub(crate) fn pcie_bytes(self) -> u64 {
+        self.busy_ns()
     }
 }
 

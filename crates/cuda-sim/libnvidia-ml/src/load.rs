@@ -270,6 +270,12 @@ pub(crate) fn nvmlDeviceGetFieldValues(
     const POWER_DEFAULT: u32 = 189;
     const POWER_CURRENT: u32 = 190;
     const POWER_REQUESTED: u32 = 192;
+    // KiB over NVLink, by link; this scope means all links.
+    const LINKS_SENT: u32 = 138;
+    const LINKS_RECEIVED: u32 = 139;
+    const ALL_LINKS: u32 = u32::MAX;
+    const PCIE_SENT: u32 = 197;
+    const PCIE_RECEIVED: u32 = 198;
     let gpu = whole(device)?;
     if values.is_null() || count < 1 {
         return Err(NvmlReturn::INVALID_ARGUMENT);
@@ -286,6 +292,16 @@ pub(crate) fn nvmlDeviceGetFieldValues(
             3..=31 | 92..=95 | 142 | 143 | 169 | 173..=183 => Some(0),
             MEMORY_TEMPERATURE => Some(u64::from(gpu.celsius()) + 4),
             ENERGY => Some(gpu.energy_mj()),
+            LINKS_SENT | LINKS_RECEIVED => {
+                let links = gpu.link_ends().len() as u64;
+                let counted = match answer.scope_id {
+                    ALL_LINKS => links,
+                    link => u64::from(u64::from(link) < links),
+                };
+                (counted > 0).then(|| counted * gpu.link_kib())
+            }
+            PCIE_SENT => Some(gpu.pcie_bytes()),
+            PCIE_RECEIVED => Some(2 * gpu.pcie_bytes()),
             POWER_AVERAGE | POWER_INSTANT => Some(u64::from(gpu.power_mw())),
             POWER_LEAST => Some(100_000),
             POWER_MOST | POWER_DEFAULT | POWER_CURRENT | POWER_REQUESTED => {
