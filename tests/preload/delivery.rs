@@ -80,6 +80,7 @@ fn given(world: &World, memory_bytes: u64) -> Given {
         }],
         priority: 1,
         policy: Policy::Force,
+        workload: supervisor::instance::Workload::default(),
         traceparent: None,
     }
 }

@@ -7,6 +7,7 @@ use clap::Parser;
 use server::TraceArgs;
 
 use crate::address::address;
+use crate::exporter::Detail;
 use crate::logging::LogArgs;
 use crate::plugin::args::{InstallArgs, PluginArgs};
 
@@ -45,6 +46,15 @@ pub struct Args {
     #[arg(long, env = "VGPU_LEGACY_METRICS", value_parser = clap::builder::BoolishValueParser::new(),
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub legacy_metrics: bool,
+
+    /// How many series are served: full (all of them), or standard (what the alerts and the accounts need).
+    #[arg(long, env = "VGPU_METRICS_DETAIL", value_enum, value_name = "DETAIL", default_value_t = Detail::Full)]
+    pub metrics_detail: Detail,
+
+    /// Keep a file for each GPU here that names the containers on it, for dcgm-exporter's --hpc-job-mapping-dir. The
+    /// directory must exist.
+    #[arg(long, env = "VGPU_DCGM_JOB_MAPPING_DIR", value_name = "DIR")]
+    pub dcgm_job_mapping_dir: Option<PathBuf>,
 
     /// Name of this node in the `node` label; by default the host's name.
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]

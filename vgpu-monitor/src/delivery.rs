@@ -20,7 +20,9 @@ use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 use placement::{Kind, Span};
-use supervisor::instance::{INSIDE, INSIDE_LIBRARY, INSIDE_REGION, InstanceError, Labels, REGION};
+use supervisor::instance::{
+    INSIDE, INSIDE_LIBRARY, INSIDE_REGION, InstanceError, Labels, REGION, Workload,
+};
 use supervisor::library::LibraryError;
 use vgpu_abi::limits::{Limits, Policy};
 
@@ -121,6 +123,8 @@ pub struct Given {
     pub priority: u32,
     /// When its cap on compute time holds.
     pub policy: Policy,
+    /// The workload to whose account its use goes.
+    pub workload: Workload,
     /// The pod's trace, as the W3C `traceparent`, where it has one.
     pub traceparent: Option<String>,
 }

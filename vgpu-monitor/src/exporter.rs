@@ -3,9 +3,11 @@
 //! `docs/metrics.md` explains each series; a test compares its list with this one. Never reads a
 //! file, a clock or a GPU.
 
+mod detail;
+mod hardware;
 mod out;
-
 mod shown;
+mod workloads;
 
 use std::fmt;
 use std::time::Duration;
@@ -16,11 +18,15 @@ use prometheus_client::registry::Unit;
 use vgpu_abi::waits::{WAIT_BOUNDS_NS, WaitCause, Waits};
 
 use crate::arbiter::Status;
+pub use detail::Detail;
 use out::{
     BYTES, Out, Value, container_labels, devices, gpu_labels, ids, labels, legacy_gpu_labels,
     legacy_labels, number, text,
 };
-pub use shown::{Compute, Container, Device, Gpu, Instance, Look, Shown, Work};
+pub use shown::{Account, Compute, Container, Device, Gpu, Instance, Look, Shown, Used, Work};
+
+/// Without details, only a heartbeat that is older than this is shown.
+const SILENT: Duration = Duration::from_secs(1);
 
 /// Which names are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,15 +41,24 @@ pub enum Names {
 ///
 /// # Errors
 /// The encoder's writer fails.
-pub fn encode(shown: &Shown, names: Names, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-    let mut out = Out { encoder };
+pub fn encode(
+    shown: &Shown,
+    names: Names,
+    detail: Detail,
+    encoder: DescriptorEncoder<'_>,
+) -> fmt::Result {
+    let mut out = Out { encoder, detail };
     gpus(shown, &mut out)?;
+    hardware::write(shown, &mut out)?;
     containers(shown, &mut out)?;
     build(&mut out)?;
     ours(shown, &mut out)?;
     compute(shown, &mut out)?;
+    workloads::write(shown, &mut out)?;
     look(shown, &mut out)?;
     if names == Names::WithLegacy {
+        // Whoever asks for these names gets all of them.
+        out.detail = Detail::Full;
         legacy(shown, &mut out)?;
     }
     Ok(())
@@ -292,23 +307,23 @@ fn compute(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
             Some((labels, u64::from(d.compute.waits_for_turn).into()))
         }),
     )?;
-    let mut seconds = |name, help, value: &dyn Fn(&Work) -> Duration| {
-        let works = every().filter_map(|(labels, d)| Some((labels, d.compute.work.as_ref()?)));
-        out.counter(
-            name,
-            help,
-            works.map(|(labels, work)| (labels, value(work).as_secs_f64())),
-        )
-    };
-    seconds(
+    let works = every().filter_map(|(labels, d)| Some((labels, d.compute.work.as_ref()?)));
+    out.counter(
         "vgpu_container_compute_busy_seconds",
         "Device time charged to the container, in seconds",
-        &|work| work.busy,
+        works.map(|(labels, work)| (labels, work.busy.as_secs_f64())),
     )?;
-    seconds(
+    let only_floors = out.detail == Detail::Standard;
+    let throttled = every().filter_map(|(labels, d)| {
+        // Alerts compare it with the floor.
+        let is_shown = !only_floors || d.compute.floor.is_some();
+        let work = d.compute.work.as_ref().filter(|_| is_shown)?;
+        Some((labels, work.throttled.as_secs_f64()))
+    });
+    out.counter(
         "vgpu_container_compute_throttled_seconds",
         "Time that the container's launches spent waiting for compute share, summed over threads, in seconds",
-        &|work| work.throttled,
+        throttled,
     )?;
     waited(shown, out)?;
     let mut count = |name, help, value: &dyn Fn(&Work) -> u64| {
@@ -384,11 +399,16 @@ fn compute(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
                 (labels, 1_u64.into())
             }),
     )?;
+    let only_old = out.detail == Detail::Standard;
     out.gauge(
         "vgpu_container_arbiter_heartbeat_age",
         Some(Unit::Seconds),
         "Seconds since the compute arbiter last served the container",
-        whole().filter_map(|(labels, c)| Some((labels, c.arbiter_age?.as_secs_f64().into()))),
+        whole().filter_map(|(labels, c)| {
+            let age = c.arbiter_age?;
+            let is_shown = !only_old || age >= SILENT;
+            is_shown.then(|| (labels, age.as_secs_f64().into()))
+        }),
     )
 }
 

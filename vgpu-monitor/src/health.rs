@@ -103,6 +103,7 @@ pub fn start(
     let figures = Arc::new(Mutex::new(Figures::default()));
     let collector = Collector {
         node: settings.node.clone(),
+        detail: crate::exporter::Detail::Full,
         figures: Arc::clone(&figures),
     };
     let (library, pace, known) = (settings.library.clone(), settings.pace, inventories.clone());

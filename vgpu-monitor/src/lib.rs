@@ -24,6 +24,12 @@ pub mod own_pods;
 
 pub mod gpu;
 
+pub mod hardware;
+
+pub mod usage;
+
+pub mod dcgm;
+
 pub mod arbiter;
 
 pub mod node;

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +12,17 @@ use clap::Parser;
 use server::{Listener, Manners, Readiness};
 use vgpu_monitor::arbiter::Arbiter;
 use vgpu_monitor::args::{Args, Command};
+use vgpu_monitor::dcgm;
 use vgpu_monitor::driver_files::DriverFiles;
 use vgpu_monitor::exporter::Names;
 use vgpu_monitor::first_kernel::FirstKernels;
 use vgpu_monitor::front::{self, command::Outcome};
 use vgpu_monitor::gpu::Asker;
+use vgpu_monitor::hardware::HardwareWatch;
 use vgpu_monitor::node::Node;
 use vgpu_monitor::plugin::args::PluginArgs;
 use vgpu_monitor::plugin::command::ContainerOutdated;
+use vgpu_monitor::usage::Usage;
 
 fn main() -> ExitCode {
     let mut args = Args::parse();
@@ -82,6 +86,34 @@ fn plugin(args: PluginArgs) -> ExitCode {
     }
 }
 
+/// How often dcgm-exporter is told which containers are on each GPU.
+const MAP_EVERY: Duration = Duration::from_secs(15);
+
+async fn map_jobs(directory: PathBuf, node: Arc<Node>) {
+    let mut ticks = tokio::time::interval(MAP_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut is_writable = true;
+    loop {
+        ticks.tick().await;
+        let (directory, node) = (directory.clone(), Arc::clone(&node));
+        let written = tokio::task::spawn_blocking(move || {
+            let (gpus, containers) = node.placed();
+            // A driver that does not answer now says nothing of which GPUs there are.
+            if gpus.is_empty() {
+                return Ok(());
+            }
+            dcgm::write(&directory, &dcgm::jobs(&gpus, &containers))
+        });
+        let written = written.await.unwrap_or(Ok(()));
+        if let Err(error) = &written
+            && is_writable
+        {
+            tracing::warn!(%error, "--dcgm-job-mapping-dir cannot be written");
+        }
+        is_writable = written.is_ok();
+    }
+}
+
 async fn run(args: Args) -> anyhow::Result<()> {
     match std::fs::metadata(&args.root) {
         Ok(root) if !root.is_dir() => bail!("--root {}: not a directory", args.root.display()),
@@ -106,6 +138,14 @@ async fn run(args: Args) -> anyhow::Result<()> {
         let asker = Asker::start(files.clone());
         Some(asker.context("cannot start the thread that asks the driver")?)
     };
+    let hardware = if args.no_nvml {
+        None
+    } else {
+        let watch = HardwareWatch::start();
+        Some(watch.context("cannot start the thread that asks the driver for the hardware")?)
+    };
+    let usage = Usage::start(&args.root)
+        .context("cannot start the thread that sums up what workloads use")?;
     let arbiter = if args.no_arbiter {
         None
     } else {
@@ -126,8 +166,22 @@ async fn run(args: Args) -> anyhow::Result<()> {
             .context("cannot start the thread that looks for first kernels")?;
     }
     let node = Node::new(args.root.clone(), args.node(), names, asker);
-    let node = node.with_arbiter(arbiter).with_attestation(attestation);
+    let node = node
+        .with_detail(args.metrics_detail)
+        .with_hardware(hardware)
+        .with_usage(Some(usage))
+        .with_arbiter(arbiter)
+        .with_attestation(attestation);
     let node = Arc::new(node);
+    if let Some(directory) = args.dcgm_job_mapping_dir.clone() {
+        if !directory.is_dir() {
+            bail!(
+                "--dcgm-job-mapping-dir {}: not a directory",
+                directory.display()
+            );
+        }
+        tokio::spawn(map_jobs(directory, Arc::clone(&node)));
+    }
     let readiness = Readiness::waiting_for("the first look at the containers");
 
     let stop = server::asked_to_stop().context("cannot handle signals")?;

@@ -11,14 +11,17 @@ use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::DescriptorEncoder;
 use server::Readiness;
+use supervisor::gpu::hardware::Hardware;
 
 use crate::arbiter::{Arbiter, monotonic_ns};
 use crate::attest::Attestation;
 use crate::attest::series::Picture;
-use crate::exporter::{self, Gpu, Look, Names, Shown};
+use crate::exporter::{self, Container, Detail, Gpu, Look, Names, Shown};
 use crate::gpu::{Answer, Asker};
+use crate::hardware::HardwareWatch;
 use crate::reconcile::Owners;
 use crate::regions::{self, Budget, Census, Found};
+use crate::usage::Usage;
 
 /// A skipped directory is logged once for each path and reason, up to this many.
 const LOGGED_MOST: usize = 1000;
@@ -29,7 +32,10 @@ pub struct Node {
     root: PathBuf,
     name: String,
     names: Names,
+    detail: Detail,
     asker: Option<Asker>,
+    hardware: Option<HardwareWatch>,
+    usage: Option<Usage>,
     arbiter: Option<Arbiter>,
     attestation: Option<Attestation>,
     our_uid: u32,
@@ -63,7 +69,10 @@ impl Node {
             root,
             name,
             names,
+            detail: Detail::Full,
             asker,
+            hardware: None,
+            usage: None,
             arbiter: None,
             attestation: None,
             our_uid,
@@ -75,6 +84,24 @@ impl Node {
     #[must_use]
     pub fn with_arbiter(self, arbiter: Option<Arbiter>) -> Self {
         Self { arbiter, ..self }
+    }
+
+    /// The same with this much detail.
+    #[must_use]
+    pub fn with_detail(self, detail: Detail) -> Self {
+        Self { detail, ..self }
+    }
+
+    /// The same with the figures of the GPUs' hardware.
+    #[must_use]
+    pub fn with_hardware(self, hardware: Option<HardwareWatch>) -> Self {
+        Self { hardware, ..self }
+    }
+
+    /// The same with the sums of what workloads used.
+    #[must_use]
+    pub fn with_usage(self, usage: Option<Usage>) -> Self {
+        Self { usage, ..self }
     }
 
     /// The same with attestation of the processes that hold its GPUs.
@@ -90,6 +117,22 @@ impl Node {
     #[must_use]
     pub fn attested(&self) -> Option<Arc<Picture>> {
         self.attestation.as_ref().map(Attestation::picture)
+    }
+
+    /// The GPUs and the containers, without what needs two looks. No GPUs where the driver does not answer.
+    #[must_use]
+    pub fn placed(&self) -> (Vec<Hardware>, Vec<Container>) {
+        let gpus = self.hardware.as_ref().map(HardwareWatch::figures);
+        let census = regions::read(
+            &self.root,
+            None,
+            self.our_uid,
+            monotonic_ns(),
+            Budget::default(),
+        );
+        let found = census.unwrap_or_default().found;
+        let containers = found.into_iter().map(|found| found.shown);
+        (gpus.unwrap_or_default(), containers.collect())
     }
 
     /// Looks, and says in `readiness` whether the root could be read.
@@ -129,16 +172,23 @@ impl Node {
         }
         memory.complain(&census, root_readable);
         memory.compare(&mut census.found, begun);
+        let skipped = memory.skipped.to_vec();
+
+        drop(memory);
 
         let answer = answer.unwrap_or_default();
+        let hardware = self.hardware.as_ref().map(HardwareWatch::figures);
+        let workloads = self.usage.as_ref().map(Usage::used);
         Shown {
             node: self.name.clone(),
             gpus: gpus(&answer),
+            hardware: hardware.unwrap_or_default(),
+            workloads: workloads.unwrap_or_default(),
             containers: census.found.into_iter().map(|found| found.shown).collect(),
             look: Look {
                 root_readable,
                 broken: (census.broken.len().saturating_add(census.duplicates.len())) as u64,
-                skipped: memory.skipped.to_vec(),
+                skipped,
                 nvml_up,
                 gpu_faults: answer.inventory.faults.len() as u64,
                 arbiter: self.arbiter.as_ref().map(Arbiter::status),
@@ -287,7 +337,8 @@ impl fmt::Debug for Collector {
 
 impl prometheus_client::collector::Collector for Collector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        exporter::encode(&self.node.look(&self.readiness), self.node.names, encoder)
+        let shown = self.node.look(&self.readiness);
+        exporter::encode(&shown, self.node.names, self.node.detail, encoder)
     }
 }
 
@@ -306,7 +357,9 @@ impl AttestationCollector {
 impl prometheus_client::collector::Collector for AttestationCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let picture = self.0.attested();
-        picture.map_or(Ok(()), |picture| picture.encode(&mut encoder))
+        picture.map_or(Ok(()), |picture| {
+            picture.encode(self.0.detail, &mut encoder)
+        })
     }
 }
 

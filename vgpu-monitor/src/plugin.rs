@@ -118,6 +118,8 @@ pub struct Settings {
     pub device_plugins: PathBuf,
     /// The kubelet's socket that says which pods hold what.
     pub pod_resources: PathBuf,
+    /// The label of pods whose value is their team.
+    pub team_label: String,
 }
 
 /// The parts that the plugin works with.

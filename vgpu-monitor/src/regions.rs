@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use supervisor::gpu::Gpu;
-use supervisor::instance::{self, Broken, InstanceError};
+use supervisor::instance::{self, Broken, InstanceError, Workload};
 use supervisor::view::{self, ContainerView, DeviceView};
 
 use vgpu_abi::host::ComputeSnapshot;
@@ -51,6 +51,8 @@ pub struct Found {
     pub owner: u32,
     /// When it was made, seconds since 1970.
     pub created_unix: u64,
+    /// The workload to whose account its use goes; empty where the directory's owner is not trusted.
+    pub workload: Workload,
     /// By device: launches, and GPU time used in nanoseconds.
     pub work: Vec<(u64, u64)>,
 }
@@ -207,6 +209,11 @@ fn found(
         },
         owner: view.owner,
         created_unix: view.created_unix,
+        workload: if trusted {
+            view.workload.clone()
+        } else {
+            Workload::default()
+        },
         work: view
             .devices
             .iter()
@@ -361,6 +368,7 @@ mod tests {
             pod: String::new(),
             container: name.to_owned(),
             pod_uid: String::new(),
+            workload: Workload::default(),
             command: Vec::new(),
             created_unix: 0,
             runner_pid: 0,

@@ -12,25 +12,33 @@ use expect_test::{expect, expect_file};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
+use supervisor::gpu::hardware::{Hardware, Pcie};
 use tower::ServiceExt;
 use vgpu_abi::waits::Waits;
 use vgpu_monitor::arbiter::Status;
+use vgpu_monitor::attest::series::{Owner, Picture, Row};
+use vgpu_monitor::attest::verdict::Verdict;
 use vgpu_monitor::exporter::{
-    Compute, Container, Device, Gpu, Instance, Look, Names, Shown, Work, encode,
+    Account, Compute, Container, Detail, Device, Gpu, Instance, Look, Names, Shown, Used, Work,
+    encode,
 };
 
 #[derive(Debug)]
-struct Fixed(Shown, Names);
+struct Fixed(Shown, Names, Detail);
 
 impl Collector for Fixed {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> std::fmt::Result {
-        encode(&self.0, self.1, encoder)
+        encode(&self.0, self.1, self.2, encoder)
     }
 }
 
 fn exposition(shown: Shown, names: Names, accept: &str) -> String {
+    detailed(shown, names, Detail::Full, accept)
+}
+
+fn detailed(shown: Shown, names: Names, detail: Detail, accept: &str) -> String {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Fixed(shown, names)));
+    registry.register_collector(Box::new(Fixed(shown, names, detail)));
     let request = Request::get("/metrics")
         .header("accept", accept)
         .body(Body::empty())
@@ -58,6 +66,32 @@ fn gpu(index: u32, used_bytes: u64, busy: Option<u32>) -> Gpu {
         used_bytes,
         utilization_percent: busy,
         memory_utilization_percent: busy.map(|busy| busy / 2),
+    }
+}
+
+fn hardware(index: u32) -> Hardware {
+    Hardware {
+        index,
+        uuid: format!("GPU-0000000{index}-1111-2222-3333-444444444444"),
+        power_mw: Some(251_500),
+        power_limit_mw: Some(400_000),
+        energy_mj: Some(1_234_567_890),
+        celsius: Some(61),
+        memory_celsius: Some(70),
+        sm_mhz: Some(1410),
+        memory_mhz: Some(1593),
+        ecc_corrected: Some(3),
+        ecc_uncorrected: Some(0),
+        rows_corrected: Some(0),
+        rows_uncorrected: Some(1),
+        pcie_replays: Some(2),
+        pcie: Some(Pcie::Counted {
+            sent: 1_000_000,
+            received: 2_000_000,
+        }),
+        nvlink_bytes: Some((3_000_000, 4_000_000)),
+        throttled_by: vec!["sw_power_cap"],
+        throttled_ns: vec![("power", 1_500_000_000)],
     }
 }
 
@@ -144,6 +178,31 @@ fn node() -> Shown {
     Shown {
         node: "gpu-node-1".to_owned(),
         gpus: vec![gpu(0, 4_000_000_000, Some(63)), gpu(1, 0, None)],
+        hardware: vec![
+            hardware(0),
+            Hardware {
+                index: 1,
+                uuid: "GPU-00000001-1111-2222-3333-444444444444".to_owned(),
+                pcie: Some(Pcie::Measured {
+                    sent: 1024,
+                    received: 4096,
+                }),
+                ..Hardware::default()
+            },
+        ],
+        workloads: vec![
+            Used {
+                key: Account {
+                    namespace: "research".to_owned(),
+                    team: "vision".to_owned(),
+                    kind: "statefulset".to_owned(),
+                    workload: "train".to_owned(),
+                },
+                gpu_seconds: 12.5,
+                gib_seconds: 4096.25,
+            },
+            Used::default(),
+        ],
         containers: vec![training, serving],
         look: Look {
             root_readable: true,
@@ -279,6 +338,169 @@ fn documented_series_match_served_series() {
         .collect();
 
     assert_eq!(explained, served);
+}
+
+/// A node of 8 GPUs with NVLink and 20 containers of 20 workloads that work; two have a floor, one was refused memory
+/// once, one GPU is throttled.
+fn full_node() -> Shown {
+    let [mut training, _] = <[Container; 2]>::try_from(node().containers).unwrap();
+    training.devices.truncate(1);
+    let containers = (0..20).map(|number| {
+        let mut container = training.clone();
+        container.pod = format!("train-{number}");
+        container.ooms = u64::from(number == 0);
+        container.waits_expired = 0;
+        let device = &mut container.devices[0];
+        (device.unaccounted_bytes, device.oversubscribed_bytes) = (Some(0), None);
+        device.compute.floor = (number < 2).then_some(0.1);
+        container
+    });
+    let healthy = |index| Hardware {
+        ecc_corrected: Some(0),
+        rows_uncorrected: Some(0),
+        pcie_replays: Some(0),
+        throttled_by: Vec::new(),
+        throttled_ns: Vec::new(),
+        ..hardware(index)
+    };
+    let workloads = (0..20).map(|number| Used {
+        key: Account {
+            workload: number.to_string(),
+            ..Account::default()
+        },
+        ..Used::default()
+    });
+    Shown {
+        gpus: (0..8).map(|index| gpu(index, 1, Some(50))).collect(),
+        hardware: (0..8)
+            .map(|index| match index {
+                0 => Hardware {
+                    ecc_corrected: Some(0),
+                    rows_uncorrected: Some(0),
+                    pcie_replays: Some(0),
+                    ..hardware(0)
+                },
+                _ => healthy(index),
+            })
+            .collect(),
+        containers: containers.collect(),
+        workloads: workloads.collect(),
+        look: Look {
+            broken: 0,
+            skipped: ["broken", "duplicate", "unreadable", "budget", "root"]
+                .map(|reason| (reason, 0))
+                .to_vec(),
+            ..node().look
+        },
+        ..node()
+    }
+}
+
+/// The numbers of a row of docs/metrics.md, "How many series there are".
+fn documented(row: &str) -> Vec<usize> {
+    let page = include_str!("../../docs/metrics.md");
+    let mut rows = page.lines().filter(|line| line.starts_with(row));
+    let row = rows.next().unwrap();
+    row.split('|')
+        .filter_map(|cell| cell.trim().replace(',', "").parse().ok())
+        .collect()
+}
+
+#[test]
+fn series_of_a_node_are_as_many_as_documented() {
+    let [standard, full] = documented("| exporters, each").try_into().unwrap();
+    for (detail, documented) in [(Detail::Standard, standard), (Detail::Full, full)] {
+        let text = detailed(full_node(), Names::Present, detail, TEXT);
+        let mut series = text.lines().filter(|line| !line.starts_with('#')).count();
+        series += attested(detail)
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .count();
+        assert_eq!(series, documented, "{detail:?}");
+    }
+}
+
+/// What attestation shows of that node: a process of each container, and one of the host that is exempt.
+fn attested(detail: Detail) -> String {
+    #[derive(Debug)]
+    struct Attested(Picture, Detail);
+    impl Collector for Attested {
+        fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> std::fmt::Result {
+            self.0.encode(self.1, &mut encoder)
+        }
+    }
+    let row = |number: u32, verdict| Row {
+        pid: number,
+        verdict,
+        reason: "",
+        owner: Owner {
+            pod: number.to_string(),
+            ..Owner::default()
+        },
+        container: (verdict == Verdict::Managed).then(|| "/r".into()),
+    };
+    let mut picture = Picture {
+        holders: (0..20)
+            .map(|number| row(number, Verdict::Managed))
+            .collect(),
+        processes: 300,
+        turns: 7,
+        ..Picture::default()
+    };
+    picture.holders.push(row(99, Verdict::Exempt));
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Attested(picture, detail)));
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    text
+}
+
+#[test]
+fn a_thousand_nodes_have_at_most_250_000_series() {
+    let number = |row: &str| documented(row)[0];
+    let all = number("| scheduler, the replica")
+        + 1000 * (number("| exporters, each") + number("| device plugins, each"))
+        + number("| recording rules");
+
+    assert!(all <= 250_000, "{all}");
+    assert!(all.abs_diff(number("| all")) < 1000, "{all}");
+}
+
+/// Series of the exporter that only all details show.
+fn only_in_detail() -> BTreeSet<String> {
+    let of = |detail| declared(&detailed(full_node(), Names::Present, detail, TEXT));
+    of(Detail::Full)
+        .difference(&of(Detail::Standard))
+        .cloned()
+        .collect()
+}
+
+#[test]
+fn rules_look_only_at_standard_series() {
+    // Shown where there is something to show.
+    let unless_zero = [
+        "vgpu_container_arbiter_heartbeat_age_seconds",
+        "vgpu_container_oversubscribed_bytes",
+        "vgpu_container_pending_shrink",
+        "vgpu_container_unaccounted_bytes",
+        "vgpu_container_waits_expired_total",
+        "vgpu_monitor_broken_regions",
+        "vgpu_monitor_gpu_faults",
+    ];
+    let rules = [
+        include_str!("../../charts/vgpu/rules/alerts.yaml"),
+        include_str!("../../charts/vgpu/rules/recording.yaml"),
+    ];
+    let details = only_in_detail();
+    assert!(details.contains("vgpu_container_hook_calls_total"));
+    let words = rules
+        .iter()
+        .flat_map(|text| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_'));
+    let wrong: BTreeSet<&str> = words
+        .filter(|word| details.contains(*word) && !unless_zero.contains(word))
+        .collect();
+
+    assert!(wrong.is_empty(), "{wrong:?}");
 }
 
 /// The anchor that a heading of a page has on the web.

@@ -78,6 +78,44 @@ fn limit_below_use_shows_as_pending_shrink() {
 }
 
 #[test]
+fn what_a_workload_used_outlives_its_container_and_the_agent() {
+    let board = Board::new();
+    let dir = board.container("train", 4 << 30);
+    let of = |agent: &Agent, name: &str| {
+        let found = agent.series(name);
+        let of_it = found
+            .iter()
+            .find(|line| line.contains("workload=\"train\""));
+        of_it.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+    };
+    let used = "vgpu_workload_gpu_used_seconds_total";
+    let agent = Agent::start(board.root(), &["--no-nvml"]);
+    // A new sum is shown as 0, so that every scraper sees it grow.
+    assert_eq!(of(&agent, used), Some(0.0));
+    assert_eq!(agent.stop(Signal::SIGTERM).code(), Some(0));
+
+    // As it is a while later: the sum is there, and the container is gone.
+    let file = board.root().join(".usage");
+    let mut state: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(state["accounts"][0]["workload"], "train");
+    state["accounts"][0]["gpu_ns"] = 12_500_000_000_u64.into();
+    state["accounts"][0]["began"] = serde_json::json!({"secs": 1, "nanos": 0});
+    std::fs::write(&file, state.to_string()).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
+
+    let agent = Agent::start(board.root(), &["--no-nvml", "--metrics-detail=standard"]);
+    assert_eq!(of(&agent, used), Some(12.5));
+    assert!(agent.series("hami_vgpu_memory_used_bytes").is_empty());
+    assert_eq!(agent.stop(Signal::SIGTERM).code(), Some(0));
+
+    // A file that cannot be read is no reason to stay away.
+    std::fs::write(&file, "{").unwrap();
+    let agent = Agent::start(board.root(), &["--no-nvml"]);
+    assert_eq!(of(&agent, used), None);
+}
+
+#[test]
 fn health_and_readiness_answer_and_stop_is_clean() {
     let board = Board::new();
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
@@ -262,4 +300,56 @@ fn plugin_with_another_drivers_library_ends_and_is_well_when_started_anew() {
     assert!(agent.try_wait().unwrap().is_none(), "the driver is well");
     agent.kill().unwrap();
     agent.wait().unwrap();
+}
+
+#[test]
+fn a_cluster_without_dcgm_sees_the_hardware_and_one_with_it_the_pods() {
+    let test = "process::a_cluster_without_dcgm_sees_the_hardware_and_one_with_it_the_pods";
+    let Some(home) = alone(test) else {
+        return;
+    };
+    let _board =
+        cuda_sim::Board::create(&home.join("board"), &cuda_sim::Config::default()).unwrap();
+    let libraries = home.join("lib");
+    std::fs::create_dir(&libraries).unwrap();
+    let library = libraries.join("libnvidia-ml.so.1");
+    std::os::unix::fs::symlink(built("libnvidia_ml.so"), library).unwrap();
+    let jobs = home.join("jobs");
+    std::fs::create_dir(&jobs).unwrap();
+    let containers = Board::new();
+    containers.container("train", 4 << 30);
+    let mapping = format!("--dcgm-job-mapping-dir={}", jobs.display());
+    let agent = Agent::start_in(
+        containers.root(),
+        &["--metrics-detail=standard", &mapping],
+        &[("LD_LIBRARY_PATH", &libraries)],
+    );
+    let value = |name: &str| {
+        let begun = Instant::now();
+        loop {
+            // The first round of questions may take longer than a scrape waits.
+            if let Some(line) = agent.series(name).first() {
+                return line.rsplit(' ').next().unwrap().parse::<f64>().unwrap();
+            }
+            assert!(begun.elapsed() < HANGS, "no {name}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+
+    // What the simulated driver says of an idle GPU.
+    assert!((value("vgpu_gpu_power_watts") - 52.0).abs() < 1e-9);
+    assert!((value("vgpu_gpu_temperature_celsius") - 31.0).abs() < 1e-9);
+    assert!((value("vgpu_gpu_sm_clock_hertz") - 210e6).abs() < 1.0);
+    assert!(value("vgpu_gpu_pcie_sent_bytes_total") >= 0.0);
+    let labels = agent.series("vgpu_gpu_power_watts");
+    assert!(labels[0].contains("device_index=\"0\""), "{labels:?}");
+    // Nothing is wrong with it, so nothing of that is shown.
+    assert!(agent.series("vgpu_gpu_ecc_errors_total").is_empty());
+    assert!(agent.series("vgpu_gpu_throttled").is_empty());
+    // dcgm-exporter's file of GPU 0 is there; the container's GPU is none of this board's.
+    let begun = Instant::now();
+    while !jobs.join("0").exists() {
+        assert!(begun.elapsed() < HANGS, "the files are written");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }

@@ -29,3 +29,4 @@ pub mod resource_claims;
 pub mod results;
 mod slots;
 pub mod vendor;
+pub mod workload;

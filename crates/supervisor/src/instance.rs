@@ -152,12 +152,35 @@ pub struct Labels {
     pub created_unix: u64,
     /// Process that supervises it; 0 where the node agent does.
     pub runner_pid: u32,
+    /// The workload to whose account its use goes.
+    #[serde(skip_serializing_if = "Workload::is_unknown")]
+    pub workload: Workload,
     /// The pod's trace, as the W3C `traceparent`, where it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
     /// Limits file of the container in which this one was started: its limits are a ceiling.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outer_limits: Option<PathBuf>,
+}
+
+/// The workload to which a pod belongs, and its team; all empty under `vgpu run`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Workload {
+    /// The value of the pod's team label; empty for none.
+    pub team: String,
+    /// The kind of the workload in lower case: `deployment`, `job`, `pod`.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl Workload {
+    /// Whether nothing is known of it.
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// An instance's directory, held open, so that no rename can slip another one in.

@@ -16,7 +16,9 @@ use vgpu_abi::targets::{self, ComputeStatus, Head};
 use vgpu_abi::waits::Waits;
 
 use crate::ContainerError;
-use crate::instance::{self, Broken, Instance, InstanceError, LIMITS, Labels, REGION, TARGETS};
+use crate::instance::{
+    self, Broken, Instance, InstanceError, LIMITS, Labels, REGION, TARGETS, Workload,
+};
 
 /// A container.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +37,8 @@ pub struct ContainerView {
     pub container: String,
     /// Pod's uid; empty under `vgpu run`.
     pub pod_uid: String,
+    /// The workload to whose account its use goes.
+    pub workload: Workload,
     /// The command with its arguments; empty in a pod.
     pub command: Vec<String>,
     /// When it was made, seconds since 1970.
@@ -364,6 +368,11 @@ fn compose(
         pod: plain(&labels.pod),
         container: plain(&labels.container),
         pod_uid: plain(&labels.pod_uid),
+        workload: Workload {
+            team: plain(&labels.workload.team),
+            kind: plain(&labels.workload.kind),
+            name: plain(&labels.workload.name),
+        },
         command: labels.command.iter().map(|word| plain(word)).collect(),
         created_unix: labels.created_unix,
         runner_pid: labels.runner_pid,

@@ -10,6 +10,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
 use super::verdict::Verdict;
+use crate::exporter::Detail;
 use crate::reconcile::Owners;
 
 /// The processes of the node at one moment.
@@ -64,7 +65,8 @@ impl Picture {
     ///
     /// # Errors
     /// The encoder's writer fails.
-    pub fn encode(&self, out: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    pub fn encode(&self, detail: Detail, out: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let all = detail == Detail::Full;
         let mut by_verdict = BTreeMap::from(Verdict::ALL.map(|verdict| (verdict, 0_u64)));
         let mut by_container: BTreeMap<(&Owner, Verdict), u64> = BTreeMap::new();
         let mut unmanaged: BTreeMap<(&Owner, &str), u64> = BTreeMap::new();
@@ -83,13 +85,16 @@ impl Picture {
             "vgpu_node_gpu_processes",
             None,
             "Processes on the node that hold a GPU, by verdict",
-            by_verdict.iter().map(|(verdict, count)| {
-                let labels = vec![
-                    ("node", Cow::Borrowed(self.node.as_str())),
-                    ("verdict", Cow::Borrowed(verdict.as_str())),
-                ];
-                (labels, *count)
-            }),
+            by_verdict
+                .iter()
+                .filter(|(_, count)| all || **count > 0)
+                .map(|(verdict, count)| {
+                    let labels = vec![
+                        ("node", Cow::Borrowed(self.node.as_str())),
+                        ("verdict", Cow::Borrowed(verdict.as_str())),
+                    ];
+                    (labels, *count)
+                }),
         )?;
         gauge(
             out,
@@ -107,22 +112,28 @@ impl Picture {
             "vgpu_container_gpu_processes",
             None,
             "Processes of the container that hold a GPU, by verdict",
-            by_container.iter().map(|((owner, verdict), count)| {
-                let mut labels = self.labels(owner);
-                labels.push(("verdict", Cow::Borrowed(verdict.as_str())));
-                (labels, *count)
-            }),
+            by_container
+                .iter()
+                .filter(|((_, verdict), _)| all || *verdict != Verdict::Managed)
+                .map(|((owner, verdict), count)| {
+                    let mut labels = self.labels(owner);
+                    labels.push(("verdict", Cow::Borrowed(verdict.as_str())));
+                    (labels, *count)
+                }),
         )?;
         gauge(
             out,
             "vgpu_node_unaccounted",
             Some(Unit::Bytes),
             "GPU memory held by processes outside the containers that vgpu manages, in bytes",
-            self.unmanaged_bytes.iter().map(|((uuid, owner), bytes)| {
-                let mut labels = self.labels(owner);
-                labels.push(("device_uuid", Cow::Borrowed(uuid.as_str())));
-                (labels, *bytes)
-            }),
+            self.unmanaged_bytes
+                .iter()
+                .filter(|(_, bytes)| all || **bytes > 0)
+                .map(|((uuid, owner), bytes)| {
+                    let mut labels = self.labels(owner);
+                    labels.push(("device_uuid", Cow::Borrowed(uuid.as_str())));
+                    (labels, *bytes)
+                }),
         )?;
         let one = |value: u64| [(vec![("node", Cow::Borrowed(self.node.as_str()))], value)];
         gauge(
@@ -130,15 +141,20 @@ impl Picture {
             "vgpu_monitor_attested_processes",
             None,
             "Processes on the node that attestation tracks",
-            one(self.processes),
+            one(self.processes).into_iter().filter(|_| all),
         )?;
         gauge(
             out,
             "vgpu_monitor_unreadable_processes",
             None,
             "Processes that attestation is not permitted to inspect",
-            one(self.unreadable),
+            one(self.unreadable)
+                .into_iter()
+                .filter(|(_, count)| all || *count > 0),
         )?;
+        if !all {
+            return Ok(());
+        }
         let mut family = out.encode_descriptor(
             "vgpu_monitor_attest_turns",
             "Rounds of attestation since the agent started",

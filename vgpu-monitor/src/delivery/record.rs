@@ -92,6 +92,7 @@ impl Record {
         record.labels.pod.clone_from(&given.pod);
         record.labels.pod_uid.clone_from(&given.pod_uid);
         record.labels.container.clone_from(&given.container);
+        record.labels.workload.clone_from(&given.workload);
         record.labels.traceparent.clone_from(&given.traceparent);
         record.runs = String::from(match given.kind {
             Kind::App => "app",

@@ -185,6 +185,7 @@ pub(crate) fn given(pod: &str, memory_bytes: u64) -> Given {
         devices: vec![device(GPUS[0], memory_bytes)],
         priority: 1,
         policy: Policy::Force,
+        workload: Workload::default(),
         traceparent: None,
     }
 }

@@ -4,11 +4,13 @@ use std::borrow::Cow;
 use std::fmt;
 
 use prometheus_client::encoding::{
-    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, GaugeValueEncoder, NoLabelSet,
+    CounterValueEncoder, DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue,
+    GaugeValueEncoder, NoLabelSet,
 };
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
+use super::detail::Detail;
 use super::shown::{Container, Device, Gpu, Instance, Shown};
 
 pub(super) const BYTES: Option<Unit> = Some(Unit::Bytes);
@@ -126,9 +128,28 @@ impl EncodeGaugeValue for Value {
     }
 }
 
-/// Writes families; one without a sample is left out.
+impl EncodeCounterValue for Value {
+    fn encode(&self, encoder: &mut CounterValueEncoder<'_>) -> fmt::Result {
+        match self {
+            Self::Whole(value) => EncodeCounterValue::encode(value, encoder),
+            Self::Real(value) => EncodeCounterValue::encode(value, encoder),
+        }
+    }
+}
+
+impl Value {
+    fn is_zero(self) -> bool {
+        match self {
+            Self::Whole(value) => value == 0,
+            Self::Real(value) => value == 0.0,
+        }
+    }
+}
+
+/// Writes families; one without a sample is left out, and so is one that the detail leaves out.
 pub(super) struct Out<'a> {
     pub(super) encoder: DescriptorEncoder<'a>,
+    pub(super) detail: Detail,
 }
 
 impl Out<'_> {
@@ -139,7 +160,9 @@ impl Out<'_> {
         help: &str,
         samples: impl IntoIterator<Item = (Labels<'l>, Value)>,
     ) -> fmt::Result {
-        let mut samples = samples.into_iter().peekable();
+        let detail = self.detail;
+        let shows = |(_, value): &(Labels<'l>, Value)| detail.shows(name, value.is_zero());
+        let mut samples = samples.into_iter().filter(shows).peekable();
         if samples.peek().is_none() {
             return Ok(());
         }
@@ -165,7 +188,7 @@ impl Out<'_> {
         samples: impl IntoIterator<Item = (Labels<'l>, f64, Vec<(f64, u64)>)>,
     ) -> fmt::Result {
         let mut samples = samples.into_iter().peekable();
-        if samples.peek().is_none() {
+        if samples.peek().is_none() || !self.detail.shows(name, false) {
             return Ok(());
         }
         let mut family = self.encoder.encode_descriptor(
@@ -185,13 +208,18 @@ impl Out<'_> {
         Ok(())
     }
 
-    pub(super) fn counter<'l, V: EncodeCounterValue>(
+    pub(super) fn counter<'l, V: Into<Value>>(
         &mut self,
         name: &str,
         help: &str,
         samples: impl IntoIterator<Item = (Labels<'l>, V)>,
     ) -> fmt::Result {
-        let mut samples = samples.into_iter().peekable();
+        let detail = self.detail;
+        let samples = samples
+            .into_iter()
+            .map(|(labels, value)| (labels, value.into()));
+        let shows = |(_, value): &(Labels<'l>, Value)| detail.shows(name, value.is_zero());
+        let mut samples = samples.filter(shows).peekable();
         if samples.peek().is_none() {
             return Ok(());
         }
@@ -200,12 +228,12 @@ impl Out<'_> {
             .encode_descriptor(name, help, None, MetricType::Counter)?;
         for (labels, value) in samples {
             if labels.is_empty() {
-                family.encode_counter::<NoLabelSet, V, u64>(&value, None)?;
+                family.encode_counter::<NoLabelSet, Value, u64>(&value, None)?;
                 continue;
             }
             family
                 .encode_family(&labels)?
-                .encode_counter::<NoLabelSet, V, u64>(&value, None)?;
+                .encode_counter::<NoLabelSet, Value, u64>(&value, None)?;
         }
         Ok(())
     }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+use supervisor::gpu::hardware::Hardware;
 use vgpu_abi::waits::Waits;
 
 use crate::arbiter::Status;
@@ -13,10 +15,39 @@ pub struct Shown {
     pub node: String,
     /// Its GPUs, in order of index.
     pub gpus: Vec<Gpu>,
+    /// Their hardware, in order of index; none where the driver has not answered.
+    pub hardware: Vec<Hardware>,
     /// Its containers; no two have the same namespace, pod and container.
     pub containers: Vec<Container>,
+    /// What its workloads have used, those that have ended too.
+    pub workloads: Vec<Used>,
     /// How the look at them went.
     pub look: Look,
+}
+
+/// The account to which a use goes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Account {
+    /// Namespace of the pods.
+    pub namespace: String,
+    /// Their team.
+    pub team: String,
+    /// The kind of the workload; empty under `vgpu run`.
+    pub kind: String,
+    /// The workload.
+    pub workload: String,
+}
+
+/// What a workload has used, as it is shown.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Used {
+    /// Its account.
+    pub key: Account,
+    /// GPU time, seconds.
+    pub gpu_seconds: f64,
+    /// Memory over time, GiB times seconds.
+    pub gib_seconds: f64,
 }
 
 /// A whole GPU.

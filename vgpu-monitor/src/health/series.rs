@@ -10,11 +10,13 @@ use prometheus_client::metrics::MetricType;
 
 use super::judge::{Figures, GpuFigures};
 use super::xid;
+use crate::exporter::Detail;
 
 /// Writes the figures as they are at a scrape.
 #[derive(Debug, Clone)]
 pub struct Collector {
     pub(super) node: String,
+    pub(super) detail: Detail,
     pub(super) figures: Arc<Mutex<Figures>>,
 }
 
@@ -63,7 +65,9 @@ impl prometheus_client::collector::Collector for Collector {
             &mut out,
             "vgpu_gpu_recoveries",
             "Times that the GPU became healthy again since the agent started",
-            gpus.iter().map(|gpu| (self.labels(gpu), gpu.recoveries)),
+            gpus.iter()
+                .filter(|gpu| self.detail == Detail::Full || gpu.recoveries > 0)
+                .map(|gpu| (self.labels(gpu), gpu.recoveries)),
         )?;
         counter(
             &mut out,
@@ -97,6 +101,12 @@ fn model(gpu: &GpuFigures) -> &str {
 }
 
 impl Collector {
+    /// The same with this much detail.
+    #[must_use]
+    pub fn with_detail(self, detail: Detail) -> Self {
+        Self { detail, ..self }
+    }
+
     fn labels<'a>(&'a self, gpu: &'a GpuFigures) -> Labels<'a> {
         vec![
             ("node", Cow::Borrowed(self.node.as_str())),

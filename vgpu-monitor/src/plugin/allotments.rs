@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use placement::{Grant, Granted, Instance, Kind, MigProfile, Span, Vendor};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use supervisor::instance::Workload;
 use vgpu_abi::limits::Policy;
 
 use crate::delivery::{Given, GivenDevice, GivenInstance, Name};
@@ -61,6 +62,9 @@ pub struct Claim {
     pub priority: u32,
     /// When its cap on compute time holds.
     pub policy: String,
+    /// The workload to whose account its use goes.
+    #[serde(default, skip_serializing_if = "Workload::is_unknown")]
+    pub workload: Workload,
     /// The pod's trace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
@@ -199,6 +203,7 @@ impl Claim {
             devices: devices.collect(),
             priority: self.priority,
             policy: policy(&self.policy),
+            workload: self.workload.clone(),
             traceparent: self.traceparent.clone(),
         }
     }
@@ -208,6 +213,7 @@ impl Claim {
         let plain = |claim: &Self| {
             let mut claim = claim.clone();
             claim.told = false;
+            claim.workload = Workload::default();
             claim.traceparent = None;
             for share in &mut claim.shares {
                 share.physical_bytes = 0;

@@ -8,6 +8,7 @@ use clap::{Parser, ValueEnum};
 use server::TraceArgs;
 
 use crate::address::address;
+use crate::exporter::Detail;
 use crate::inventory::MigStrategy;
 use crate::logging::LogArgs;
 
@@ -117,6 +118,10 @@ pub struct PluginArgs {
     )]
     pub metrics_addr: SocketAddr,
 
+    /// How many series are served: full (all of them), or standard (what the alerts and the accounts need).
+    #[arg(long, env = "VGPU_METRICS_DETAIL", value_enum, value_name = "DETAIL", default_value_t = Detail::Full)]
+    pub metrics_detail: Detail,
+
     /// Form of the register annotation; auto writes JSON if a GPU has properties that the colon form cannot
     /// express.
     #[arg(long, env = "VGPU_REGISTER_FORMAT", value_enum, default_value_t = FormatArg::Auto)]
@@ -165,6 +170,15 @@ pub struct PluginArgs {
     #[arg(long, env = "VGPU_HCS", value_name = "BOOL", value_parser = BoolishValueParser::new(),
           num_args = 0..=1, default_missing_value = "true", default_value_t = false, require_equals = true)]
     pub hcs: bool,
+
+    /// The label of pods whose value is their team, for accounts of what they use.
+    #[arg(
+        long,
+        env = "VGPU_TEAM_LABEL",
+        value_name = "LABEL",
+        default_value = "team"
+    )]
+    pub team_label: String,
 
     /// The kernel's sysfs.
     #[arg(

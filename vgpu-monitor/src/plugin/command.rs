@@ -94,9 +94,9 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
 
     let metrics = Metrics::new(&args.node_name);
     let mut registry = Registry::default();
-    metrics.register(&mut registry);
+    metrics.register(args.metrics_detail, &mut registry);
     traces.register(&mut registry);
-    registry.register_collector(Box::new(sick.collector));
+    registry.register_collector(Box::new(sick.collector.with_detail(args.metrics_detail)));
     let reports = args.hcs.then(|| {
         let series = hcs::Series::new(&args.node_name);
         registry.register_collector(Box::new(series.clone()));
@@ -164,6 +164,7 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
         state,
         device_plugins: args.kubelet_dir.join("device-plugins"),
         pod_resources: args.kubelet_dir.join("pod-resources/kubelet.sock"),
+        team_label: args.team_label.clone(),
     };
     let pods = NodePods::open(&settings, &client, &vendors, &events, &metrics);
     if let Some(socket) = &args.exporter_socket {

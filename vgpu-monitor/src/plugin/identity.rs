@@ -10,6 +10,7 @@ use kube_api::object::{Container, Pod};
 use kube_api::request::{self, Defaults};
 use kube_api::vendor::{Role, Vendors};
 use placement::{Compute, Grant, Memory};
+use supervisor::instance::Workload;
 use vgpu_abi::limits::Policy;
 
 use super::allotments::{Claim, Cut, Share, kind_word, policy_word};
@@ -232,6 +233,7 @@ pub fn wanted(
                     shares,
                     priority: priority(container, vendors),
                     policy: policy_word(policy(container, vendors)).to_owned(),
+                    workload: Workload::default(),
                     traceparent: traceparent(pod),
                     told: false,
                 },
@@ -420,6 +422,16 @@ pub fn traceparent(pod: &Pod) -> Option<String> {
     // The W3C form; any other text is not a trace.
     let plain = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
     (text.len() == 55 && text.bytes().all(plain)).then(|| text.clone())
+}
+
+/// The workload to whose account the pod's use goes.
+pub fn workload(pod: &Pod, team_label: &str) -> Workload {
+    let (kind, name) = kube_api::workload::of(pod);
+    Workload {
+        team: kube_api::workload::team(pod, team_label),
+        kind,
+        name,
+    }
 }
 
 /// The containers that ask for this vendor's GPUs, by fields that cannot be changed; none if those cannot be

@@ -16,6 +16,7 @@ use prometheus_client::registry::Registry;
 use server::{Seconds, TraceContext};
 
 use super::allotments::AllotmentStore;
+use crate::exporter::Detail;
 use crate::proto::front::Told;
 
 /// How one call of the kubelet ended.
@@ -126,7 +127,15 @@ impl Metrics {
     }
 
     /// Puts the series into a registry.
-    pub fn register(&self, registry: &mut Registry) {
+    pub fn register(&self, detail: Detail, registry: &mut Registry) {
+        self.register_standard(registry);
+        if detail == Detail::Full {
+            self.register_rest(registry);
+        }
+        registry.register_collector(Box::new(StoreCollector(self.clone(), detail)));
+    }
+
+    fn register_rest(&self, registry: &mut Registry) {
         let series = &self.0;
         registry.register(
             "vgpu_plugin_calls_duration_seconds",
@@ -134,14 +143,28 @@ impl Metrics {
             series.calls.clone(),
         );
         registry.register(
-            "vgpu_plugin_registered",
-            "1 while the kubelet watches the device list of the resource",
-            series.registered.clone(),
-        );
-        registry.register(
             "vgpu_plugin_registrations",
             "Registrations that the kubelet accepted",
             series.registrations.clone(),
+        );
+        registry.register(
+            "vgpu_plugin_pod_resources_duration_seconds",
+            "Duration of PodResources queries to the kubelet, including retries, in seconds",
+            series.pod_resources.clone(),
+        );
+        registry.register(
+            "vgpu_plugin_annotations",
+            "Attempts to write a pod's annotations, by outcome",
+            series.annotations.clone(),
+        );
+    }
+
+    fn register_standard(&self, registry: &mut Registry) {
+        let series = &self.0;
+        registry.register(
+            "vgpu_plugin_registered",
+            "1 while the kubelet watches the device list of the resource",
+            series.registered.clone(),
         );
         registry.register(
             "vgpu_plugin_restarts",
@@ -154,26 +177,15 @@ impl Metrics {
             series.slots.clone(),
         );
         registry.register(
-            "vgpu_plugin_pod_resources_duration_seconds",
-            "Duration of PodResources queries to the kubelet, including retries, in seconds",
-            series.pod_resources.clone(),
-        );
-        registry.register(
             "vgpu_plugin_pod_resources_refused",
             "PodResources queries that the kubelet refused because of its rate limit",
             series.pod_resources_refused.clone(),
-        );
-        registry.register(
-            "vgpu_plugin_annotations",
-            "Attempts to write a pod's annotations, by outcome",
-            series.annotations.clone(),
         );
         registry.register(
             "vgpu_plugin_regions_uncut",
             "Times that a usage region could not be truncated back to its size",
             series.uncut.clone(),
         );
-        registry.register_collector(Box::new(StoreCollector(self.clone())));
     }
 
     /// Shows the memory's figures.
@@ -264,7 +276,7 @@ impl Metrics {
 }
 
 #[derive(Debug)]
-struct StoreCollector(Metrics);
+struct StoreCollector(Metrics, Detail);
 
 impl Collector for StoreCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
@@ -280,16 +292,21 @@ impl Collector for StoreCollector {
             let mut family = family;
             value.encode(family.encode_family(&labels)?)
         };
-        gauge(
-            "vgpu_plugin_allotments",
-            "Allotments that the plugin remembers",
-            u64::try_from(allotments).unwrap_or(u64::MAX),
-        )?;
+        if self.1 == Detail::Full {
+            gauge(
+                "vgpu_plugin_allotments",
+                "Allotments that the plugin remembers",
+                u64::try_from(allotments).unwrap_or(u64::MAX),
+            )?;
+        }
         gauge(
             "vgpu_plugin_state_unwritten",
             "1 while the plugin's state is not saved in its file",
             u64::from(unwritten),
         )?;
+        if self.1 == Detail::Standard && errors == 0 {
+            return Ok(());
+        }
         let errors = prometheus_client::metrics::counter::ConstCounter::new(errors);
         let mut family = encoder.encode_descriptor(
             "vgpu_plugin_state_errors",
@@ -298,5 +315,48 @@ impl Collector for StoreCollector {
             MetricType::Counter,
         )?;
         errors.encode(family.encode_family(&labels)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A node of 8 GPUs on which pods start, without the store's series.
+    fn series(detail: Detail) -> usize {
+        let metrics = Metrics::new("n1");
+        let mut registry = Registry::default();
+        metrics.register(detail, &mut registry);
+        metrics.registration("nvidia.com/gpu");
+        metrics.registered("nvidia.com/gpu", true);
+        metrics.slots("nvidia.com/gpu", 80, 0);
+        for call in ["allocate", "pre_start_container"] {
+            metrics.call(call, Outcome::Ok, Duration::from_millis(3), None);
+        }
+        metrics.pod_resources_asked(Duration::from_millis(3), true);
+        metrics.annotations("ok");
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        text.lines().filter(|line| !line.starts_with('#')).count()
+    }
+
+    #[test]
+    fn series_of_a_plugin_are_as_many_as_documented() {
+        let page = include_str!("../../../docs/metrics.md");
+        let mut rows = page.lines();
+        let row = rows.find(|line| line.starts_with("| device plugins, each"));
+        let documented: Vec<usize> = row
+            .unwrap()
+            .split('|')
+            .filter_map(|cell| cell.trim().parse().ok())
+            .collect();
+        // The store's: unwritten; with all details also allotments and errors. The driver's and each GPU's: up and
+        // healthy, and with all details recoveries. The front's: restarts.
+        let (of_store, of_health) = ([1, 3], [1 + 8 + 1, 1 + 8 + 8 + 1]);
+
+        let counted = [Detail::Standard, Detail::Full].map(series);
+
+        assert_eq!(documented[0], counted[0] + of_store[0] + of_health[0]);
+        assert_eq!(documented[1], counted[1] + of_store[1] + of_health[1]);
     }
 }

@@ -319,9 +319,14 @@ impl Case<'_> {
             &inventory,
             &health,
         )?;
+        let workload = identity::workload(pod, &settings.team_label);
         let wanted: Vec<Wanted> = wanted
             .into_iter()
             .filter(|wanted| wanted.resource == self.call.resource)
+            .map(|mut wanted| {
+                wanted.claim.workload = workload.clone();
+                wanted
+            })
             .collect();
         if wanted.is_empty() {
             return Err(Refusal(format!(

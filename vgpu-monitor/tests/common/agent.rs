@@ -41,6 +41,11 @@ pub(crate) struct Agent {
 impl Agent {
     /// Serves the containers below this directory on a loopback port; returns when it does.
     pub(crate) fn start(root: &Path, more: &[&str]) -> Self {
+        Self::start_in(root, more, &[])
+    }
+
+    /// The same with these variables.
+    pub(crate) fn start_in(root: &Path, more: &[&str], env: &[(&str, &Path)]) -> Self {
         let root = root.to_str().unwrap();
         let args = [
             "--root",
@@ -51,7 +56,8 @@ impl Agent {
             "json",
         ];
         let mut command = command(&[&args, more].concat());
-        let mut child = command.env("NODE_NAME", "here").spawn().unwrap();
+        command.env("NODE_NAME", "here").envs(env.iter().copied());
+        let mut child = command.spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
         let address = loop {
             let mut line = String::new();

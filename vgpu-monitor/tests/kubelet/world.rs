@@ -361,6 +361,7 @@ impl World {
             state: self.folder.path().join("state"),
             device_plugins: self.kubelet.device_plugins(),
             pod_resources: self.kubelet.pod_resources(),
+            team_label: "team".to_owned(),
         };
         let vendors = Arc::new(vendors);
         let (events, metrics) = (

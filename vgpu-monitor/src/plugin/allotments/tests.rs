@@ -29,6 +29,7 @@ fn claim(uid: &str, pod: &str) -> Claim {
         }],
         priority: 0,
         policy: "force".to_owned(),
+        workload: Workload::default(),
         traceparent: None,
         told: false,
     }
