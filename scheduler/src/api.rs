@@ -19,6 +19,7 @@ use futures_util::FutureExt;
 
 pub use crate::access::Access;
 use crate::beside::Beside;
+use crate::metrics::Choice;
 use crate::{Scheduler, explain, metrics};
 
 /// `/healthz` and `/readyz`, for the kubelet and for monitoring, and `/livez/kube-scheduler`, with which the kubelet
@@ -47,10 +48,10 @@ pub fn verbs(scheduler: Scheduler) -> Router {
 }
 
 /// `/metrics` and `/explain`, for people and Prometheus: for all callers, or for those that `access` lets in.
-pub fn figures(scheduler: &Scheduler, legacy: bool, access: Option<&Access>) -> Router {
+pub fn figures(scheduler: &Scheduler, choice: Choice, access: Option<&Access>) -> Router {
     let meters = scheduler.meters().clone();
     let source: Arc<Scheduler> = Arc::new(scheduler.clone());
-    let routes = metrics::routes(source.clone(), meters, legacy).merge(explain::routes(source));
+    let routes = metrics::routes(source.clone(), meters, choice).merge(explain::routes(source));
     match access {
         Some(access) => access.guard(routes),
         None => routes,
@@ -61,10 +62,10 @@ pub fn figures(scheduler: &Scheduler, legacy: bool, access: Option<&Access>) -> 
 pub fn work(
     scheduler: &Scheduler,
     admission: Option<Arc<Admission>>,
-    legacy: bool,
+    choice: Choice,
     access: Option<&Access>,
 ) -> Router {
-    let routes = verbs(scheduler.clone()).merge(figures(scheduler, legacy, access));
+    let routes = verbs(scheduler.clone()).merge(figures(scheduler, choice, access));
     match admission {
         Some(admission) => routes.merge(admission::routes(admission)),
         None => routes,
@@ -73,7 +74,11 @@ pub fn work(
 
 /// All routes of one listener that only this machine reaches.
 pub fn routes(scheduler: &Scheduler, admission: Option<Arc<Admission>>, legacy: bool) -> Router {
-    health(scheduler.clone(), None).merge(work(scheduler, admission, legacy, None))
+    let choice = Choice {
+        legacy,
+        ..Choice::FULL
+    };
+    health(scheduler.clone(), None).merge(work(scheduler, admission, choice, None))
 }
 
 /// A ledger that does not answer never will again, so the kubelet restarts the process.

@@ -11,6 +11,7 @@ use server::TraceArgs;
 
 use crate::assigner::Pin;
 use crate::flags::{CertificateArgs, LogArgs};
+use crate::metrics::{Choice, Detail};
 use crate::{ClaimSettings, parse};
 
 /// Chooses the GPU and the node of every pod that asks for devices, next to a stock kube-scheduler that calls it.
@@ -211,6 +212,19 @@ pub struct Args {
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub legacy_metrics: bool,
 
+    /// How many series are served: full (all of them), or standard (what the alerts and the accounts need).
+    #[arg(long, env = "VGPU_METRICS_DETAIL", value_enum, value_name = "DETAIL", default_value_t = Detail::Full)]
+    pub metrics_detail: Detail,
+
+    /// The label of pods whose value is their team, for accounts of what they hold.
+    #[arg(
+        long,
+        env = "VGPU_TEAM_LABEL",
+        value_name = "LABEL",
+        default_value = "team"
+    )]
+    pub team_label: String,
+
     /// Run the device assigner, too, which hands out whole GPUs to pods that ask by label. It shares the ledger, so
     /// that no GPU is given twice. Also serves /finalize and /devices on this address.
     #[arg(long)]
@@ -310,6 +324,14 @@ impl Args {
         self.leader_elect
             .unwrap_or(self.leader_elect_resource_name.is_some())
             && self.embedded.is_none()
+    }
+
+    /// The series to serve.
+    pub fn metrics(&self) -> Choice {
+        Choice {
+            legacy: self.legacy_metrics,
+            detail: self.metrics_detail,
+        }
     }
 
     /// The settings of claims; none where they do not count.

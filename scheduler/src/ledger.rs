@@ -7,6 +7,7 @@
 //! unschedulable, its binding is refused, it is deleted, or the reservation expires because there is no further call
 //! for it. While the outcome of a binding is unknown, the reservation stays as if the pod were bound.
 
+mod accounts;
 mod claims;
 mod compute;
 mod nodes;
@@ -23,6 +24,8 @@ use kube_api::object::{Node, Pod, ResourceQuota};
 use kube_api::vendor::Vendors;
 use placement::{Among, Cluster, Misfit, NodeMisfit, Placement, Remembered, Request};
 
+use self::accounts::Accounts;
+pub use self::accounts::{AccountKey, AccountView, Amounts};
 use self::claims::Claims;
 pub use self::claims::{CLAIM_UID, ClaimAsk, Held, NotClaimed, Past};
 use self::compute::ComputeQuotas;
@@ -73,6 +76,8 @@ pub struct Ledger {
     /// Claims: reservations by label.
     claims: Claims,
     compute: ComputeQuotas,
+    /// What workloads hold, over time.
+    accounts: Accounts,
     /// The amounts that pods are counted with. Equal amounts are stored once.
     counted: HashSet<Counted>,
     /// Pods whose last try failed after a filter had chosen a node.
@@ -266,6 +271,7 @@ impl Ledger {
             quotas: BTreeMap::new(),
             claims: Claims::default(),
             compute: ComputeQuotas::default(),
+            accounts: Accounts::default(),
             counted: HashSet::new(),
             tried: HashMap::new(),
             deadlines: BTreeSet::new(),
@@ -613,6 +619,11 @@ impl Ledger {
         self.waiting.clear();
     }
 
+    /// The time has come to this, for changes that do not say when they happened.
+    pub fn pass(&mut self, now: Duration) {
+        self.latest = self.latest.max(now);
+    }
+
     /// Drops reservations that have expired.
     pub fn expire(&mut self, now: Duration) {
         self.latest = self.latest.max(now);
@@ -652,6 +663,7 @@ impl Ledger {
         }
         if now.saturating_sub(self.swept) > SWEEP_EVERY {
             self.swept = now;
+            self.tend_accounts(now);
             self.waiting
                 .retain(|_, waiting| now.saturating_sub(waiting.since) < WAITING_IS_SHOWN);
         }
@@ -676,6 +688,7 @@ impl Ledger {
     fn release(&mut self, uid: &str) -> Option<Arc<str>> {
         self.drop_deadline(uid);
         self.holders.remove(uid);
+        self.accounts.close(uid, self.latest);
         let held = self.cluster.release(uid);
         self.settle_claims_of(uid);
         self.forget_asking(uid);

@@ -94,6 +94,8 @@ pub struct Settings {
     pub claims: Option<ClaimSettings>,
     /// Whether ResourceClaims of other drivers count.
     pub reads_resource_claims: bool,
+    /// The label of pods whose value is their team, for accounts of what they hold.
+    pub team_label: String,
     /// Whether this process writes the statuses of ComputeQuotas and runs ComputeTasks, if it reads hcs.io at all.
     pub keeps_hcs: bool,
 }
@@ -127,7 +129,8 @@ impl ClaimSettings {
 impl Settings {
     /// An empty ledger.
     fn ledger(&self, vendors: &Arc<Vendors>) -> Ledger {
-        let ledger = Ledger::new(Arc::clone(vendors), self.reservation_timeout);
+        let ledger = Ledger::new(Arc::clone(vendors), self.reservation_timeout)
+            .with_team_label(&self.team_label);
         match self.claims {
             Some(_) => ledger.with_claims(),
             None => ledger,
@@ -148,6 +151,7 @@ impl Default for Settings {
             patience: Duration::from_secs(5),
             claims: None,
             reads_resource_claims: false,
+            team_label: "team".into(),
             keeps_hcs: true,
         }
     }
@@ -399,7 +403,9 @@ impl Scheduler {
     /// Changes the ledger, and passes on the notices that follow.
     fn change<T>(&self, change: impl FnOnce(&mut Ledger, Duration) -> T) -> T {
         let mut ledger = self.0.ledger.lock();
-        let result = change(&mut ledger, self.now());
+        let now = self.now();
+        ledger.pass(now);
+        let result = change(&mut ledger, now);
         self.tell(ledger);
         result
     }

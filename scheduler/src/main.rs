@@ -83,7 +83,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let work = api::work(
         &scheduler,
         Some(Arc::clone(&admission)),
-        args.legacy_metrics,
+        args.metrics(),
         access.as_ref().filter(|_| is_reached(&listener)),
     );
     let assigner = beside(&args, &scheduler);
@@ -126,7 +126,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
             })?;
             tracing::info!(address = %listener.address(), "serving /metrics and /explain");
             let guard = access.as_ref().filter(|_| is_reached(&listener));
-            let mut router = api::figures(&scheduler, args.legacy_metrics, guard);
+            let mut router = api::figures(&scheduler, args.metrics(), guard);
             if cluster.is_some() {
                 router = guarded(router, &listener, &args, "--metrics-bind-address")?;
             }
@@ -295,6 +295,7 @@ fn settings(args: &Args, traces: Traces) -> Settings {
         traces,
         reservation_timeout: args.reservation_timeout,
         claims: args.claims(),
+        team_label: args.team_label.clone(),
         ..Settings::default()
     }
 }

@@ -32,7 +32,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
 use crate::events;
-use crate::ledger::QuotaUse;
+use crate::ledger::{AccountView, QuotaUse};
 use page::{Page, Piece};
 
 /// Prometheus gives up after 10 s by default, so later output would be lost.
@@ -67,6 +67,36 @@ pub struct Snapshot {
     pub compute_quotas: Option<Vec<QuotaUse>>,
     /// ComputeTasks by phase; none where this process does not know them.
     pub compute_tasks: Option<BTreeMap<&'static str, u64>>,
+    /// Name of the scheduler, which all its replicas have.
+    pub scheduler: String,
+    /// What the workloads have asked for and were given.
+    pub accounts: Vec<AccountView>,
+}
+
+/// How many series are served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Detail {
+    /// The series that the alerts and the accounts need: three of each device.
+    Standard,
+    /// Every series.
+    Full,
+}
+
+/// Which series are served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// HAMi's older names beside the present ones.
+    pub legacy: bool,
+    /// How many of the present ones.
+    pub detail: Detail,
+}
+
+impl Choice {
+    /// All series under their present names.
+    pub const FULL: Self = Self {
+        legacy: false,
+        detail: Detail::Full,
+    };
 }
 
 /// The position of a MIG instance.
@@ -258,16 +288,16 @@ impl Meters {
 struct Exposition {
     source: Arc<dyn Source>,
     meters: Meters,
-    legacy: bool,
+    choice: Choice,
     turn: Arc<Semaphore>,
 }
 
-/// `GET /metrics`. With `legacy` it also has HAMi's older names.
-pub fn routes(source: Arc<dyn Source>, meters: Meters, legacy: bool) -> Router {
+/// `GET /metrics`.
+pub fn routes(source: Arc<dyn Source>, meters: Meters, choice: Choice) -> Router {
     let exposition = Exposition {
         source,
         meters,
-        legacy,
+        choice,
         turn: Arc::new(Semaphore::new(1)),
     };
     Router::new()
@@ -330,7 +360,7 @@ impl Exposition {
             Format::PrometheusText => prometheus_text(&own),
         })?;
         let snapshot = self.source.snapshot();
-        series::write(&snapshot, self.legacy, format, page)?;
+        series::write(&snapshot, self.choice, format, page)?;
         if format == Format::OpenMetrics {
             page.text("# EOF\n".to_owned())?;
         }

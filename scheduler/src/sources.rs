@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use kube::Api;
 use kube_api::object::{Node, Pod};
-use placement::{PodTraits, Quota, Vendor};
+use placement::{Cluster, PodTraits, Quota, Vendor};
 use tokio::sync::watch;
 
 use crate::access::Access;
@@ -25,6 +25,7 @@ impl metrics::Source for Scheduler {
     fn snapshot(&self) -> metrics::Snapshot {
         let answers = self.0.leadership.answers().is_ok();
         let synced = self.is_synced();
+        let now = self.now();
         self.with_ledger(|ledger| {
             let mut pending: BTreeMap<String, u64> = BTreeMap::new();
             for waiting in ledger.waiting() {
@@ -32,7 +33,12 @@ impl metrics::Source for Scheduler {
             }
             let (broken_nodes, broken_pods) = ledger.broken();
             metrics::Snapshot {
-                cluster: ledger.cluster().clone(),
+                cluster: if answers {
+                    ledger.cluster().clone()
+                } else {
+                    // Only the replica that answers shows it.
+                    Cluster::new()
+                },
                 vendors: Arc::clone(&self.0.vendors),
                 instances: HashMap::new(),
                 pending,
@@ -49,6 +55,12 @@ impl metrics::Source for Scheduler {
                     .hcs()
                     .map(|_| ledger.compute_quota_use(MOST_QUOTAS)),
                 compute_tasks: self.0.compute_tasks.lock().clone(),
+                scheduler: self.0.settings.scheduler_name.clone(),
+                accounts: if answers {
+                    ledger.accounts(now)
+                } else {
+                    Vec::new()
+                },
             }
         })
     }

@@ -84,6 +84,8 @@ impl Ledger {
                     let of = identity(pod);
                     self.count_compute(&of.namespace, uid, pod, &placement);
                     let before = self.cluster.reserve(of, placement);
+                    // What it held by a reservation, or on another node, does not count any more.
+                    self.accounts.close(uid, now);
                     self.settle_claims_of(uid);
                     if let Some(before) = before.filter(|before| *before.placement.node != *node) {
                         self.freed(before.placement.node);
@@ -101,7 +103,7 @@ impl Ledger {
                 }
             }
         }
-        self.set_initialised(pod, uid);
+        self.set_initialised(pod, uid, now);
     }
 
     /// Whether the pod's devices on that node are known: it was seen there before, or was bound there by this
@@ -131,6 +133,7 @@ impl Ledger {
             Some(holder) => *holder = bound,
             None => drop(self.holders.insert(uid.into(), bound)),
         }
+        self.open_account(pod, uid, now);
     }
 
     fn count(&mut self, pod: &Pod) -> Counted {
@@ -192,7 +195,7 @@ impl Ledger {
         }
     }
 
-    fn set_initialised(&mut self, pod: &Pod, uid: &str) {
+    fn set_initialised(&mut self, pod: &Pod, uid: &str, now: Duration) {
         let held = self.cluster.reservation(uid);
         if held.is_none_or(|held| held.initialised) || !initialised(pod) {
             return;
@@ -200,6 +203,7 @@ impl Ledger {
         let load = |ledger: &Self| ledger.cluster.reservation(uid).map(Reservation::load);
         let before = load(self);
         self.cluster.initialised(uid);
+        self.weigh_account(uid, now);
         self.settle_claims_of(uid);
         if load(self) != before {
             self.freed(pod.spec.node_name.as_str().into());

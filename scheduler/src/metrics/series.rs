@@ -8,8 +8,8 @@ use placement::{DeviceView, Reservation};
 use server::Format;
 
 use super::page::{Labels, Page, Piece};
-use super::{InstanceAt, Snapshot};
-use crate::ledger::CLAIM_UID;
+use super::{Choice, Detail, InstanceAt, Snapshot};
+use crate::ledger::{AccountView, CLAIM_UID};
 
 /// The labels of a device's series besides its node, UUID and index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,11 +22,21 @@ enum More {
 
 /// A series of each device.
 struct OfDevice {
+    standard: Standard,
     name: &'static str,
     legacy: &'static str,
     help: &'static str,
     more: More,
     value: fn(&DeviceView<'_>) -> Value,
+}
+
+/// Whether a series is one of [`Detail::Standard`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standard {
+    Yes,
+    /// Only other values than this one.
+    Unless(u64),
+    No,
 }
 
 enum Value {
@@ -38,6 +48,7 @@ enum Value {
 
 const OF_DEVICE: [OfDevice; 7] = [
     OfDevice {
+        standard: Standard::Yes,
         name: "hami_gpu_memory_limit_bytes",
         legacy: "GPUDeviceMemoryLimit",
         help: "Allocatable memory of the device, in bytes",
@@ -45,6 +56,7 @@ const OF_DEVICE: [OfDevice; 7] = [
         value: |device| Value::Whole(device.device().memory_bytes),
     },
     OfDevice {
+        standard: Standard::Unless(100),
         name: "hami_gpu_core_limit_ratio",
         legacy: "GPUDeviceCoreLimit",
         help: "Allocatable compute of the device, in the vendor's unit (0-100 for NVIDIA)",
@@ -52,6 +64,7 @@ const OF_DEVICE: [OfDevice; 7] = [
         value: |device| Value::Whole(device.device().cores.into()),
     },
     OfDevice {
+        standard: Standard::Yes,
         name: "hami_gpu_core_allocated_ratio",
         legacy: "GPUDeviceCoreAllocated",
         help: "Allocated compute of the device, in the vendor's unit (0-100 for NVIDIA)",
@@ -59,6 +72,7 @@ const OF_DEVICE: [OfDevice; 7] = [
         value: |device| Value::Whole(device.used().cores.into()),
     },
     OfDevice {
+        standard: Standard::No,
         name: "hami_gpu_shared_count",
         legacy: "GPUDeviceSharedNum",
         help: "Allocated slots of the device",
@@ -66,6 +80,7 @@ const OF_DEVICE: [OfDevice; 7] = [
         value: |device| Value::Whole(device.used().slots.into()),
     },
     OfDevice {
+        standard: Standard::Yes,
         name: "hami_gpu_memory_allocated_bytes",
         legacy: "GPUDeviceMemoryAllocated",
         help: "Allocated memory of the device, in bytes",
@@ -73,6 +88,7 @@ const OF_DEVICE: [OfDevice; 7] = [
         value: |device| Value::Whole(device.used().memory_bytes),
     },
     OfDevice {
+        standard: Standard::No,
         name: "hami_node_gpu_overview",
         legacy: "nodeGPUOverview",
         help: "Allocated memory of the device, in bytes, with its capacity as labels (device_memory_limit in MiB)",
@@ -80,6 +96,7 @@ const OF_DEVICE: [OfDevice; 7] = [
         value: |device| Value::Whole(device.used().memory_bytes),
     },
     OfDevice {
+        standard: Standard::No,
         name: "hami_node_gpu_memory_allocated_ratio",
         legacy: "nodeGPUMemoryPercentage",
         help: "Allocated part of the device's memory (0-1)",
@@ -129,21 +146,78 @@ const OLDER: Words = Words {
 
 pub(super) fn write<S: FnMut(Piece) -> fmt::Result>(
     snapshot: &Snapshot,
-    legacy: bool,
+    choice: Choice,
     format: Format,
     page: &mut Page<S>,
 ) -> fmt::Result {
+    let Choice { legacy, detail } = choice;
+    replica(snapshot, page)?;
+    if !snapshot.answers {
+        // The replica that answers shows the cluster.
+        return Ok(());
+    }
     own_gauges(snapshot, format, page)?;
     quotas(snapshot, legacy, page)?;
     compute(snapshot, page)?;
+    accounts(snapshot, format, page)?;
     for family in &OF_DEVICE {
-        devices(snapshot, family, family.name, &PRESENT, page)?;
+        match (detail, family.standard) {
+            (Detail::Full, _) | (Detail::Standard, Standard::Yes) => {
+                devices(snapshot, family, family.name, &PRESENT, |_| true, page)?;
+            }
+            (Detail::Standard, Standard::Unless(usual)) => {
+                let is_unusual =
+                    |value: &Value| !matches!(value, Value::Whole(value) if *value == usual);
+                devices(snapshot, family, family.name, &PRESENT, is_unusual, page)?;
+            }
+            (Detail::Standard, Standard::No) => {}
+        }
         if legacy {
-            devices(snapshot, family, family.legacy, &OLDER, page)?;
+            devices(snapshot, family, family.legacy, &OLDER, |_| true, page)?;
         }
     }
     instances(snapshot, legacy, page)?;
-    shares(snapshot, legacy, page)
+    shares(snapshot, choice, page)
+}
+
+/// The sums of what workloads asked for and were given.
+fn accounts<S: FnMut(Piece) -> fmt::Result>(
+    snapshot: &Snapshot,
+    format: Format,
+    page: &mut Page<S>,
+) -> fmt::Result {
+    type Of = fn(&AccountView) -> f64;
+    let families: [(&str, &str, Of); 3] = [
+        (
+            "vgpu_workload_gpu_asked_seconds",
+            "GPU time that the limits of the workload's pods allowed while they held GPUs, in seconds",
+            |account| account.held.asked,
+        ),
+        (
+            "vgpu_workload_gpu_granted_seconds",
+            "GPU time that the workload's pods kept from other pods, in seconds: of each GPU the larger part of compute and memory",
+            |account| account.held.granted,
+        ),
+        (
+            "vgpu_workload_memory_given_gibibyte_seconds",
+            "GPU memory that the workload's pods were given, in GiB times seconds",
+            |account| account.held.gib,
+        ),
+    ];
+    for (name, help, value) in families {
+        page.counter(name, help, format)?;
+        let name = format!("{name}_total");
+        for account in &snapshot.accounts {
+            page.sample(&name, value(account), |labels| {
+                labels
+                    .text("namespace", &account.key.namespace)
+                    .text("team", &account.key.team)
+                    .text("workload_type", &account.key.kind)
+                    .text("workload", &account.key.workload);
+            })?;
+        }
+    }
+    Ok(())
 }
 
 fn devices<S: FnMut(Piece) -> fmt::Result>(
@@ -151,6 +225,7 @@ fn devices<S: FnMut(Piece) -> fmt::Result>(
     family: &OfDevice,
     name: &str,
     words: &Words,
+    shows: impl Fn(&Value) -> bool,
     page: &mut Page<S>,
 ) -> fmt::Result {
     page.family(name, family.help)?;
@@ -172,7 +247,10 @@ fn devices<S: FnMut(Piece) -> fmt::Result>(
                     labels.number(words.memory, device.memory_bytes >> 20);
                 }
             };
-            match (family.value)(&view) {
+            match Some((family.value)(&view))
+                .filter(&shows)
+                .unwrap_or(Value::None)
+            {
                 Value::Whole(value) => page.sample(name, value, labels)?,
                 Value::Part(value) => page.sample(name, value, labels)?,
                 Value::None => {}
@@ -243,7 +321,7 @@ fn instances<S: FnMut(Piece) -> fmt::Result>(
 /// the pod's annotations.
 fn shares<S: FnMut(Piece) -> fmt::Result>(
     snapshot: &Snapshot,
-    legacy: bool,
+    choice: Choice,
     page: &mut Page<S>,
 ) -> fmt::Result {
     let pods = snapshot.cluster.reservations();
@@ -258,7 +336,12 @@ fn shares<S: FnMut(Piece) -> fmt::Result>(
         ("vGPUCoreAllocated", false, true),
     ];
     for (name, memory, older) in families {
-        if older && !legacy {
+        let is_served = if older {
+            choice.legacy
+        } else {
+            choice.detail == Detail::Full
+        };
+        if !is_served {
             continue;
         }
         page.family(
@@ -423,11 +506,9 @@ fn compute<S: FnMut(Piece) -> fmt::Result>(snapshot: &Snapshot, page: &mut Page<
     Ok(())
 }
 
-fn own_gauges<S: FnMut(Piece) -> fmt::Result>(
-    snapshot: &Snapshot,
-    format: Format,
-    page: &mut Page<S>,
-) -> fmt::Result {
+/// What every replica shows: its build, and whether it answers. By the scheduler's name an alert tells the replicas of
+/// one installation from those of another.
+fn replica<S: FnMut(Piece) -> fmt::Result>(snapshot: &Snapshot, page: &mut Page<S>) -> fmt::Result {
     page.family(
         "hami_build_info",
         "Build information of the program; always 1",
@@ -450,23 +531,39 @@ fn own_gauges<S: FnMut(Piece) -> fmt::Result>(
                 &format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH),
             );
     })?;
+    let gauges: [(&str, &str, bool); 2] = [
+        (
+            "vgpu_scheduler_answers",
+            "1 if this replica answers requests",
+            snapshot.answers,
+        ),
+        (
+            "vgpu_scheduler_synced",
+            "1 if all nodes and pods of the cluster have been read",
+            snapshot.synced,
+        ),
+    ];
+    for (name, help, value) in gauges {
+        page.family(name, help)?;
+        page.sample(name, u64::from(value), |labels| {
+            labels.text("scheduler", &snapshot.scheduler);
+        })?;
+    }
+    Ok(())
+}
+
+fn own_gauges<S: FnMut(Piece) -> fmt::Result>(
+    snapshot: &Snapshot,
+    format: Format,
+    page: &mut Page<S>,
+) -> fmt::Result {
     let nodes = snapshot.cluster.nodes().count();
     let pods = snapshot.cluster.reservations();
     let reservations = pods
         .filter(|held| !held.pod.uid.starts_with(CLAIM_UID))
         .count();
     let count = |value: usize| u64::try_from(value).unwrap_or(u64::MAX);
-    let gauges: [(&str, &str, u64); 8] = [
-        (
-            "vgpu_scheduler_answers",
-            "1 if this replica answers requests",
-            snapshot.answers.into(),
-        ),
-        (
-            "vgpu_scheduler_synced",
-            "1 if all nodes and pods of the cluster have been read",
-            snapshot.synced.into(),
-        ),
+    let gauges: [(&str, &str, u64); 6] = [
         (
             "vgpu_scheduler_nodes",
             "Nodes that report devices",

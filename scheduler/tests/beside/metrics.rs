@@ -10,15 +10,26 @@ use placement::{
     Cluster, Device, Grant, Granted, Instance, Kind, Node, Placement, Pod, Quota, Span, Vendor,
 };
 use scheduler::events;
-use scheduler::ledger::QuotaUse;
+use scheduler::ledger::{AccountKey, AccountView, Amounts, QuotaUse};
 use scheduler::metrics::{
-    InstanceAt, InstanceNames, Meters, Outcome, Snapshot, Source, Verb, routes,
+    Choice, Detail, InstanceAt, InstanceNames, Meters, Outcome, Snapshot, Source, Verb, routes,
 };
 use tower::ServiceExt;
 
 use crate::beside::support::VENDORS;
 
 const MIB: u64 = 1 << 20;
+
+/// All series, and HAMi's older names.
+const WITH_LEGACY: Choice = Choice {
+    legacy: true,
+    ..Choice::FULL
+};
+
+const STANDARD: Choice = Choice {
+    legacy: false,
+    detail: Detail::Standard,
+};
 
 struct Fixed(Snapshot);
 
@@ -43,6 +54,24 @@ fn snapshot(cluster: Cluster) -> Snapshot {
         woken: 4,
         compute_quotas: None,
         compute_tasks: None,
+        scheduler: "hami-scheduler".to_owned(),
+        accounts: vec![account("train", 12.5)],
+    }
+}
+
+fn account(workload: &str, asked: f64) -> AccountView {
+    AccountView {
+        key: AccountKey {
+            namespace: "ml".to_owned(),
+            team: "vision".to_owned(),
+            kind: "job".to_owned(),
+            workload: workload.to_owned(),
+        },
+        held: Amounts {
+            asked,
+            granted: asked / 2.0,
+            gib: asked * 10.0,
+        },
     }
 }
 
@@ -142,7 +171,7 @@ async fn devices_shares_and_quotas_have_the_references_names() {
     let meters = Meters::new();
     meters.answered(Verb::Filter, Outcome::NoNode, Duration::from_millis(3));
     meters.expired();
-    let router = routes(Arc::new(Fixed(snapshot)), meters, true);
+    let router = routes(Arc::new(Fixed(snapshot)), meters, WITH_LEGACY);
 
     let text = scrape(&router, "*/*").await;
 
@@ -156,9 +185,9 @@ async fn devices_shares_and_quotas_have_the_references_names() {
         vgpu_scheduler_reservations_given_back_total 0
         # TYPE hami_build_info gauge
         # TYPE vgpu_scheduler_answers gauge
-        vgpu_scheduler_answers 1
+        vgpu_scheduler_answers{scheduler="hami-scheduler"} 1
         # TYPE vgpu_scheduler_synced gauge
-        vgpu_scheduler_synced 1
+        vgpu_scheduler_synced{scheduler="hami-scheduler"} 1
         # TYPE vgpu_scheduler_nodes gauge
         vgpu_scheduler_nodes 1
         # TYPE vgpu_scheduler_broken_nodes gauge
@@ -190,6 +219,12 @@ async fn devices_shares_and_quotas_have_the_references_names() {
         # TYPE QuotaUsed gauge
         QuotaUsed{quotanamespace="ml",quotaName="nvidia.com/gpucores",limit="0"} 72
         QuotaUsed{quotanamespace="ml",quotaName="nvidia.com/gpumem",limit="20000"} 13312
+        # TYPE vgpu_workload_gpu_asked_seconds_total counter
+        vgpu_workload_gpu_asked_seconds_total{namespace="ml",team="vision",workload_type="job",workload="train"} 12.5
+        # TYPE vgpu_workload_gpu_granted_seconds_total counter
+        vgpu_workload_gpu_granted_seconds_total{namespace="ml",team="vision",workload_type="job",workload="train"} 6.25
+        # TYPE vgpu_workload_memory_given_gibibyte_seconds_total counter
+        vgpu_workload_memory_given_gibibyte_seconds_total{namespace="ml",team="vision",workload_type="job",workload="train"} 125
         # TYPE hami_gpu_memory_limit_bytes gauge
         hami_gpu_memory_limit_bytes{node="n\"1",device_uuid="GPU-1",device_index="0",device_type="NVIDIA \\A100"} 17179869184
         hami_gpu_memory_limit_bytes{node="n\"1",device_uuid="GPU-2",device_index="1",device_type="NVIDIA A100"} 17179869184
@@ -256,7 +291,13 @@ async fn devices_shares_and_quotas_have_the_references_names() {
 
 #[tokio::test]
 async fn both_formats_agree_and_older_names_are_optional() {
-    let of = |legacy| routes(Arc::new(Fixed(snapshot(small()))), Meters::new(), legacy);
+    let of = |legacy| {
+        let choice = Choice {
+            legacy,
+            ..Choice::FULL
+        };
+        routes(Arc::new(Fixed(snapshot(small()))), Meters::new(), choice)
+    };
     let samples = |text: &str| -> BTreeSet<String> {
         let samples = text.lines().filter(|line| !line.starts_with('#'));
         samples.map(str::to_owned).collect()
@@ -297,7 +338,7 @@ async fn compute_quotas_and_tasks_are_shown_where_hcs_is_served() {
     ]);
     snapshot.compute_tasks = Some(BTreeMap::from([("Pending", 2), ("Running", 1)]));
     let text = scrape(
-        &routes(Arc::new(Fixed(snapshot)), Meters::new(), false),
+        &routes(Arc::new(Fixed(snapshot)), Meters::new(), Choice::FULL),
         "*/*",
     )
     .await;
@@ -327,7 +368,11 @@ async fn a_pod_and_its_successor_of_the_same_name_are_one_series() {
         again,
         placement("n\"1", vec![vec![], vec![grant("GPU-1", 100, 5)]]),
     );
-    let router = routes(Arc::new(Fixed(snapshot(cluster))), Meters::new(), false);
+    let router = routes(
+        Arc::new(Fixed(snapshot(cluster))),
+        Meters::new(),
+        Choice::FULL,
+    );
 
     let text = scrape(&router, "*/*").await;
 
@@ -343,6 +388,90 @@ async fn a_pod_and_its_successor_of_the_same_name_are_one_series() {
     );
 }
 
+#[tokio::test]
+async fn only_the_replica_that_answers_shows_the_cluster() {
+    let stands_by = Snapshot {
+        answers: false,
+        ..snapshot(small())
+    };
+    let router = routes(Arc::new(Fixed(stands_by)), Meters::new(), WITH_LEGACY);
+
+    let text = scrape(&router, "*/*").await;
+
+    let shown: BTreeSet<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "))
+        .filter_map(|line| line.split(' ').next())
+        .collect();
+    let expected = [
+        "hami_build_info",
+        "vgpu_scheduler_answers",
+        "vgpu_scheduler_reservations_expired_total",
+        "vgpu_scheduler_reservations_given_back_total",
+        "vgpu_scheduler_synced",
+    ];
+    assert_eq!(shown, BTreeSet::from(expected));
+}
+
+fn samples_of(text: &str, name: &str) -> usize {
+    let of_it = |line: &&str| {
+        line.strip_prefix(name)
+            .is_some_and(|rest| rest.starts_with(['{', ' ']))
+    };
+    text.lines().filter(of_it).count()
+}
+
+/// docs/metrics.md, "How many series there are": 1,000 nodes of 8 GPUs and 20 pods, in 5,000 workloads.
+#[tokio::test]
+async fn series_of_a_thousand_nodes_are_as_many_as_documented() {
+    let mut cluster = large(1000);
+    for number in 0..20_000_u32 {
+        let node = format!("node-{:05}.example.internal", number / 20);
+        let device = format!(
+            "GPU-{:08x}-0000-0000-0000-00000000000{}",
+            number / 20,
+            number % 8
+        );
+        let pod = Pod::named("ml", &format!("pod-{number}"));
+        cluster.reserve(pod, placement(&node, vec![vec![grant(&device, 4096, 10)]]));
+    }
+    let snapshot = Snapshot {
+        accounts: (0..5000)
+            .map(|number| account(&format!("w{number}"), 1.0))
+            .collect(),
+        ..snapshot(cluster)
+    };
+    let count = async |choice| {
+        let router = routes(Arc::new(Fixed(snapshot.clone())), Meters::new(), choice);
+        let text = scrape(&router, "*/*").await;
+        assert_eq!(samples_of(&text, "hami_gpu_memory_limit_bytes"), 8000);
+        assert_eq!(
+            samples_of(&text, "vgpu_workload_gpu_asked_seconds_total"),
+            5000
+        );
+        text.lines().filter(|line| !line.starts_with('#')).count()
+    };
+    let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
+    let document = std::fs::read_to_string(document).unwrap();
+    let row = document
+        .lines()
+        .find(|line| line.starts_with("| scheduler, the replica"));
+    let documented: Vec<usize> = row
+        .unwrap()
+        .split('|')
+        .filter_map(|cell| cell.trim().replace(',', "").parse().ok())
+        .collect();
+
+    // A few of the scheduler's own come and go with what happens.
+    for (choice, documented) in [(STANDARD, documented[0]), (Choice::FULL, documented[1])] {
+        let counted = count(choice).await;
+        assert!(
+            (documented - 200..=documented).contains(&counted),
+            "{counted}, documented {documented}"
+        );
+    }
+}
+
 struct Panics;
 
 impl Source for Panics {
@@ -353,7 +482,7 @@ impl Source for Panics {
 
 #[tokio::test]
 async fn a_broken_scrape_looks_incomplete_and_disturbs_no_other() {
-    let router = routes(Arc::new(Panics), Meters::new(), false);
+    let router = routes(Arc::new(Panics), Meters::new(), Choice::FULL);
     for _ in 0..3 {
         let request = Request::get("/metrics").body(Body::empty()).unwrap();
         let answer = router.clone().oneshot(request).await.unwrap();
@@ -383,7 +512,11 @@ fn large(nodes: usize) -> Cluster {
 /// 5,000 nodes of 8 GPUs; prints time and size, for docs/performance.md.
 #[tokio::test]
 async fn a_large_cluster_is_sent_in_small_pieces() {
-    let router = routes(Arc::new(Fixed(snapshot(large(5000)))), Meters::new(), false);
+    let router = routes(
+        Arc::new(Fixed(snapshot(large(5000)))),
+        Meters::new(),
+        Choice::FULL,
+    );
     let began = Instant::now();
     let request = Request::get("/metrics").body(Body::empty()).unwrap();
     let mut body = router.oneshot(request).await.unwrap().into_body();
@@ -405,7 +538,11 @@ async fn a_large_cluster_is_sent_in_small_pieces() {
 /// A scraper that stops reading blocks other scrapers only for a short time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_scraper_that_goes_away_leaves_its_turn_to_the_next() {
-    let router = routes(Arc::new(Fixed(snapshot(large(500)))), Meters::new(), false);
+    let router = routes(
+        Arc::new(Fixed(snapshot(large(500)))),
+        Meters::new(),
+        Choice::FULL,
+    );
     for _ in 0..3 {
         let request = Request::get("/metrics").body(Body::empty()).unwrap();
         let answer = router.clone().oneshot(request).await.unwrap();
@@ -431,6 +568,7 @@ async fn docs_metrics_md_names_every_series_and_no_other() {
             [
                 "hami_",
                 "vgpu_scheduler_",
+                "vgpu_workload_",
                 "GPUDevice",
                 "nodeGPU",
                 "vGPU",
@@ -442,7 +580,7 @@ async fn docs_metrics_md_names_every_series_and_no_other() {
         .collect();
     let meters = Meters::new();
     meters.answered(Verb::Bind, Outcome::Ok, Duration::from_millis(3));
-    let router = routes(Arc::new(Fixed(snapshot(small()))), meters, true);
+    let router = routes(Arc::new(Fixed(snapshot(small()))), meters, WITH_LEGACY);
 
     let text = scrape(&router, "*/*").await;
 
