@@ -484,6 +484,15 @@ def values_reach_what_they_are_for(all_rendered):
     need("https://example.com/vgpu/docs/alerts.md" in by["all-on"].text, "runbookPrefix")
     without = render("defaults", LATEST, "--set", "prometheus.enabled=true")
     need("runbook_url:" not in without.text and without.of("PrometheusRule"), "without runbookPrefix: a runbook_url that leads nowhere")
+    # Without a word, what a cluster of a thousand nodes can pay for.
+    for name, detail, team in (("defaults", "standard", "team"), ("all-on", "full", "example.com/cost-center")):
+        for container in ("vgpu-scheduler", "plugin", "exporter"):
+            need(f"--metrics-detail={detail}" in args(by[name], container), f"{name}: {container}: metricsDetail")
+            if container != "exporter":
+                need(f"--team-label={team}" in args(by[name], container), f"{name}: {container}: teamLabel")
+    need("dcgm" not in by["defaults"].text, "defaults: files for dcgm-exporter")
+    need("--dcgm-job-mapping-dir=/run/dcgm-jobs" in args(by["all-on"], "exporter") and "path: /var/lib/vgpu-dcgm" in by["all-on"].text,
+         "all-on: dcgmJobMappingDir")
     boards = [c for c in by["all-on"].of("ConfigMap") if "grafana_dashboard" in c["metadata"]["labels"]]
     need(len(boards) == len(list(CHART.glob("dashboards/*.json"))) and boards[0]["metadata"]["namespace"] == "monitoring", "dashboards")
     for board in boards:

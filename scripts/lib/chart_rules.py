@@ -74,6 +74,8 @@ HOST_PATHS = {
     "/var/run/cdi",
     "/etc/cdi",
     "/etc/containerd",
+    # For dcgm-exporter, where it is asked for.
+    "/var/lib/vgpu-dcgm",
     "/var/lib/kubelet/device-plugins",
     "/var/lib/kubelet/pod-resources",
     # A mount by which NVIDIA's runtime is told to show all GPUs.
@@ -118,6 +120,9 @@ REFUSED = [
     (["--set", "hcs.enabled=yes"], "hcs/enabled", "want boolean"),
     (["--set", "scheduler.replicas=2", "--set", "scheduler.leaderElect=false"], "needs scheduler.leaderElect"),
     (["--set", "scheduler.replicas=2", "--set", "scheduler.kubeScheduler.enabled=false"], "needs scheduler.kubeScheduler.enabled"),
+    (["--set", "metricsDetail=some"], "metricsDetail", "'standard'"),
+    (["--set", "teamLabel=a b"], "teamLabel"),
+    (["--set", "devicePlugin.monitor.dcgmJobMappingDir=jobs"], "dcgmJobMappingDir"),
     (["--set", "scheduler.metricsAccess=token"], "scheduler/metricsAccess", "'authorized'"),
     (["--set", "scheduler.metricsAccess=open,prometheus.tokenSecretName=t"], "prometheus.tokenSecretName", "scheduler.metricsAccess"),
     (["--set", "prometheus.enabled=false,prometheus.tokenSecretName=t"], "prometheus.tokenSecretName", "prometheus.enabled"),

@@ -8,11 +8,13 @@ every query on a real Prometheus.
     python3 scripts/lib/dashboards.py --check   fails where a file differs
 
 Units are said by name and never guessed from a series: `share` is 0-1 (Grafana's percentunit), `percent` 0-100.
-Several replicas of the scheduler show the same devices, so their series are taken once (`max by`), never summed.
+Two replicas of the scheduler may both show a device while the Lease changes hands, so it is taken once (`max by`), never
+summed. A panel whose series are there with all details only says so.
 """
 
 import json
 import os
+import re
 import sys
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "charts", "vgpu", "dashboards")
@@ -25,6 +27,10 @@ UNITS = {
     "per second": "ops",
     "bytes per second": "Bps",
     "yes or no": "bool_yes_no",
+    "watts": "watt",
+    "celsius": "celsius",
+    "hertz": "hertz",
+    "GPU hours": "none",
 }
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
@@ -42,6 +48,13 @@ def query(expr, legend="", table=False, exemplar=False):
     return {"expr": " ".join(expr.split()), "legend": legend, "table": table, "exemplar": exemplar}
 
 
+# Series that metricsDetail=standard leaves out (docs/metrics.md).
+DETAILS = re.compile(r"hami_(gpu_shared_count|vgpu_(memory|core)_allocated_\w+|host_gpu_memory_controller\w+|vgpu_memory_"
+                     r"(context|module|buffer)_bytes|container_\w+)|vgpu_(container_(refused|hook_calls|processes|priority|compute_("
+                     r"policy|asked|granted|waiting|waits|wait_|waited|busy)|kernel|graph|copies|copied|host_functions|last)\w*"
+                     r"|gpu_(power_limit|memory_|energy)\w+|plugin_calls\w+|monitor_arbiter_(leads|ticks)\w*)")
+
+
 def panel(kind, title, why, queries, unit="count", width=8, height=8, **more):
     if isinstance(queries, (str, tuple)):
         queries = [queries]
@@ -52,6 +65,8 @@ def panel(kind, title, why, queries, unit="count", width=8, height=8, **more):
         elif isinstance(one, tuple):
             one = query(*one)
         made.append(one)
+    if all(DETAILS.search(one["expr"]) for one in made):
+        why += " Needs metricsDetail=full."
     return {"kind": kind, "title": title, "why": why, "queries": made, "unit": unit, "width": width,
             "height": height, "more": more}
 
@@ -92,6 +107,13 @@ def zero(expr):
 LIMIT, PROMISED = "hami_gpu_memory_limit_bytes", "hami_gpu_memory_allocated_bytes"
 CORES, CORES_PROMISED = "hami_gpu_core_limit_ratio", "hami_gpu_core_allocated_ratio"
 DEVICE = "node, device_uuid, device_index"
+
+
+def core_limit(labels="node, device_uuid"):
+    """The compute of each device that can be promised: without all details a limit of 100 is not shown."""
+    return f"({once(CORES, labels)} or {once(LIMIT, labels)} * 0 + 100)"
+
+
 VDEVICE = "node, namespace, pod, container, vdevice_index"
 OF_CONTAINER = "{{namespace}}/{{pod}}/{{container}} GPU {{vdevice_index}}"
 WHOLE_CONTAINER = "{{namespace}}/{{pod}}/{{container}}"
@@ -114,7 +136,7 @@ def cluster():
              f"sum({once(PROMISED)}) / sum({once(LIMIT)})", "share", steps=[(0.8, "orange"), (0.95, "red")]),
         stat("What part of the compute is promised",
              "Compute given to pods, as a part of what can be promised. Pods without a compute request count as 0.",
-             f"sum({once(CORES_PROMISED)}) / sum({once(CORES)})", "share", steps=[(0.8, "orange"), (0.95, "red")]),
+             f"sum({once(CORES_PROMISED)}) / sum({core_limit()})", "share", steps=[(0.8, "orange"), (0.95, "red")]),
         stat("Unhealthy GPUs", "GPUs that get no new pods until a probe finds them healthy.",
              zero(f"count(vgpu_gpu_healthy{{{NODE}}} == 0)"), steps=[(1, "red")]),
         stat("How many pods wait for a GPU", "Pods that asked for devices and got none.",
@@ -135,7 +157,7 @@ def cluster():
               (f"sum by (node) ({once(PROMISED)}) / sum by (node) ({once(LIMIT)})", "{{node}}"), "share", top=1),
         lines("What part of each node's compute is promised",
               "Compute given to pods on a node, as a part of what the node can promise.",
-              (f"sum by (node) ({once(CORES_PROMISED)}) / sum by (node) ({once(CORES)})", "{{node}}"), "share", top=1),
+              (f"sum by (node) ({once(CORES_PROMISED)}) / sum by (node) {core_limit()}", "{{node}}"), "share", top=1),
         lines("How many containers share the GPUs of each node",
               "Slots in use; a container with an exclusive GPU takes all of its slots.",
               (f"sum by (node) ({once('hami_gpu_shared_count')})", "{{node}}")),
@@ -143,17 +165,15 @@ def cluster():
               "Every GPU with the amounts that can be promised and that are promised, the fullest first.",
               [f"max by ({DEVICE}, device_type) ({LIMIT}{{{NODE}}})",
                f"max by ({DEVICE}) ({PROMISED}{{{NODE}}})",
-               f"max by ({DEVICE}) (hami_node_gpu_memory_allocated_ratio{{{NODE}}})",
-               f"max by ({DEVICE}) ({CORES_PROMISED}{{{NODE}}})",
-               f"max by ({DEVICE}) (hami_gpu_shared_count{{{NODE}}})"],
+               f"max by ({DEVICE}) ({PROMISED}{{{NODE}}}) / max by ({DEVICE}) ({LIMIT}{{{NODE}}})",
+               f"max by ({DEVICE}) ({CORES_PROMISED}{{{NODE}}})"],
               [("node", "Node", None), ("device_index", "GPU", None), ("device_type", "Type", None),
                ("device_uuid", "UUID", None), ("Value #A", "Memory", "bytes"), ("Value #B", "Promised", "bytes"),
-               ("Value #C", "Promised part", "share"), ("Value #D", "Cores promised", "count"),
-               ("Value #E", "Containers", "count")], sort="Promised part"),
+               ("Value #C", "Promised part", "share"), ("Value #D", "Cores promised", "count")], sort="Promised part"),
         row("Which pods hold it"),
         lines("How much memory each namespace was given", "Memory that the pods of a namespace hold.",
-              (f"sum by (namespace) (max by (namespace, node, pod, container_index, device_uuid) "
-               f"(hami_vgpu_memory_allocated_bytes{{{ns}}}))", "{{namespace}}"), "bytes"),
+              (f"sum by (namespace) (max by (namespace, node, pod, container, vdevice_index) "
+               f"(hami_vgpu_memory_limit_bytes{{{ns}}}))", "{{namespace}}"), "bytes"),
         lines("How much of its quota each namespace has used",
               "The amount that the namespace's pods hold, as a part of its quota. At 100 % its next pod is refused.",
               (f"max by (namespace, quota_name) (hami_resource_quota_used{{{ns}}}) "
@@ -181,7 +201,8 @@ def cluster():
               ("sum by (verb, outcome) (rate(vgpu_scheduler_request_duration_seconds_count[$__rate_interval]))",
                "{{verb}} {{outcome}}"), "per second"),
         lines("How many replicas of the scheduler answer", "Exactly one should: the one whose kube-scheduler holds the Lease.",
-              [("sum(vgpu_scheduler_answers)", "answer"), ("sum(vgpu_scheduler_synced)", "have read the cluster")]),
+              [("sum by (cluster, namespace, scheduler) (vgpu_scheduler_answers)", "{{scheduler}} answer"),
+               ("sum by (cluster, namespace, scheduler) (vgpu_scheduler_synced)", "{{scheduler}} have read the cluster")]),
         lines("Reservations", "Reservations that stand, those no binding has confirmed yet, and how many "
               "ran out in the last hour, which should stay 0.",
               [("max(vgpu_scheduler_reservations)", "stand"), ("max(vgpu_scheduler_reservations_unconfirmed)", "not bound yet"),
@@ -239,8 +260,8 @@ def node():
               [(once(LIMIT, DEVICE), gpu + ": can be promised"), (once(PROMISED, DEVICE), gpu + ": promised"),
                (f"hami_host_gpu_memory_used_bytes{{{NODE}}}", gpu + ": used")], "bytes", width=12),
         lines("What part of each GPU is promised", "Memory and compute given to pods, as a part of what can be promised.",
-              [(once("hami_node_gpu_memory_allocated_ratio", DEVICE), gpu + ": memory"),
-               (f"{once(CORES_PROMISED, DEVICE)} / ({once(CORES, DEVICE)} > 0)", gpu + ": compute")],
+              [(f"{once(PROMISED, DEVICE)} / ({once(LIMIT, DEVICE)} > 0)", gpu + ": memory"),
+               (f"{once(CORES_PROMISED, DEVICE)} / ({core_limit(DEVICE)} > 0)", gpu + ": compute")],
               "share", width=12, top=1),
         lines("How many containers share each GPU", "Slots in use.",
               (once("hami_gpu_shared_count", DEVICE), gpu), width=12),
@@ -250,6 +271,30 @@ def node():
               [("node", "Node", None), ("device_index", "GPU", None), ("profile", "Profile", None),
                ("mig_uuid", "Instance", None), ("gpu_instance_id", "GPU instance", None),
                ("placement_start", "From slice", None), ("placement_size", "Slices", None)], width=12),
+        row("The hardware"),
+        lines("How much power each GPU draws", "Power that the GPU draws. A GPU at its limit lowers its clocks.",
+              [(f"vgpu_gpu_power_watts{{{NODE}}}", gpu), (f"vgpu_gpu_power_limit_watts{{{NODE}}}", gpu + ": limit")], "watts"),
+        lines("How warm each GPU is", "Temperature of the GPU, and of its memory where the driver says it.",
+              [(f"vgpu_gpu_temperature_celsius{{{NODE}}}", gpu),
+               (f"vgpu_gpu_memory_temperature_celsius{{{NODE}}}", gpu + ": memory")], "celsius"),
+        lines("How fast each GPU is clocked", "Clock of the multiprocessors. An idle GPU lowers it by itself.",
+              (f"vgpu_gpu_sm_clock_hertz{{{NODE}}}", gpu), "hertz"),
+        lines("How long clocks are lowered",
+              "Part of the time in which the GPU's clocks were lowered, by cause: power, thermal, board_limit and others.",
+              (f"rate(vgpu_gpu_throttled_seconds_total{{{NODE}}}[$__rate_interval])", gpu + ": {{cause}}"), "share"),
+        lines("How much is moved over PCIe", "Bytes a second. Older GPUs measure it for 20 ms at a time.",
+              [(f"rate(vgpu_gpu_pcie_sent_bytes_total{{{NODE}}}[$__rate_interval]) or vgpu_gpu_pcie_sent_bytes_per_second{{{NODE}}}",
+                gpu + ": sent"),
+               (f"rate(vgpu_gpu_pcie_received_bytes_total{{{NODE}}}[$__rate_interval]) or vgpu_gpu_pcie_received_bytes_per_second{{{NODE}}}",
+                gpu + ": received")], "bytes per second"),
+        lines("How much is moved over NVLink", "Bytes a second that the GPU sent and received over all its NVLinks.",
+              (f"rate(vgpu_gpu_nvlink_bytes_total{{{NODE}}}[$__rate_interval])", gpu), "bytes per second"),
+        lines("How many memory errors there are", "Errors that ECC found in an hour, by kind. Uncorrected errors end the programs that they hit.",
+              (f"increase(vgpu_gpu_ecc_errors_total{{{NODE}}}[1h])", gpu + ": {{kind}}"), width=12),
+        lines("How many memory rows were replaced, and packets repeated",
+              "Rows of the GPU's memory that were replaced, and PCIe packets that were sent again, ever.",
+              [(f"vgpu_gpu_remapped_rows_total{{{NODE}}}", gpu + ": rows, {{kind}}"),
+               (f"vgpu_gpu_pcie_replays_total{{{NODE}}}", gpu + ": packets")], width=12),
         row("The containers of the node"),
         lines("How much memory each container holds", "Memory that is charged to each container, stacked.",
               (f"hami_vgpu_memory_used_bytes{{{NODE}}}", OF_CONTAINER), "bytes", width=12, stacked=True),
@@ -425,16 +470,76 @@ def assigner_and_hcs():
     ]
 
 
+def accounts():
+    chosen = 'namespace=~"$namespace",team=~"$team"'
+    of = "namespace, team, workload_type, workload"
+    name = "{{namespace}} {{team}}"
+
+    def over(series, by, window="$__range"):
+        return f"sum by ({by}) (increase({series}_total{{{chosen}}}[{window}]))"
+
+    asked, granted, used = (f"vgpu_workload_gpu_{what}_seconds" for what in ("asked", "granted", "used"))
+    given, held = (f"vgpu_workload_memory_{what}_gibibyte_seconds" for what in ("given", "used"))
+    rate = "$__rate_interval"
+
+    def now(series, by="namespace, team"):
+        return f"sum by ({by}) (rate({series}_total{{{chosen}}}[{rate}]))"
+
+    return [
+        row("All of it, over the chosen time"),
+        stat("GPU hours asked for", "What the limits of the pods allowed: the cap of each GPU, or the whole GPU without one.",
+             f"sum({over(asked, 'namespace')}) / 3600", "GPU hours"),
+        stat("GPU hours granted", "What the pods kept from other pods: of each GPU the larger part of compute and memory.",
+             f"sum({over(granted, 'namespace')}) / 3600", "GPU hours"),
+        stat("GPU hours used", "GPU time that the pods' programs used.", f"sum({over(used, 'namespace')}) / 3600", "GPU hours"),
+        stat("What part of the granted time was used", "Low: the GPUs are full by their books and idle in fact.",
+             f"sum({over(used, 'namespace')}) / sum({over(granted, 'namespace')})", "share"),
+        stat("GiB hours given", "Memory that the pods were given, over time.", f"sum({over(given, 'namespace')}) / 3600", "GPU hours"),
+        stat("GiB hours used", "Memory that the pods' programs held, over time.", f"sum({over(held, 'namespace')}) / 3600", "GPU hours"),
+        row("Who holds GPUs and does not use them"),
+        table("Which workloads leave the most unused",
+              "Workloads by the GPU hours that they were granted and did not use in the chosen time. Ended ones are in it.",
+              [f"topk(50, ({over(granted, of)} - ({over(used, of)} or {over(granted, of)} * 0)) / 3600)",
+               f"{over(asked, of)} / 3600", f"{over(granted, of)} / 3600", f"{over(used, of)} / 3600",
+               f"{over(given, of)} / 3600", f"{over(held, of)} / 3600"],
+              [("namespace", "Namespace", None), ("team", "Team", None), ("workload_type", "Kind", None),
+               ("workload", "Workload", None), ("Value #A", "Unused GPU hours", "GPU hours"), ("Value #B", "Asked", "GPU hours"),
+               ("Value #C", "Granted", "GPU hours"), ("Value #D", "Used", "GPU hours"), ("Value #E", "GiB hours given", "GPU hours"),
+               ("Value #F", "GiB hours used", "GPU hours")], sort="Unused GPU hours"),
+        table("Teams and namespaces", "The same for each team in each namespace.",
+              [f"({over(granted, 'namespace, team')} - ({over(used, 'namespace, team')} or {over(granted, 'namespace, team')} * 0)) / 3600",
+               f"{over(asked, 'namespace, team')} / 3600", f"{over(granted, 'namespace, team')} / 3600",
+               f"{over(used, 'namespace, team')} / 3600", f"{over(given, 'namespace, team')} / 3600",
+               f"{over(held, 'namespace, team')} / 3600"],
+              [("namespace", "Namespace", None), ("team", "Team", None), ("Value #A", "Unused GPU hours", "GPU hours"),
+               ("Value #B", "Asked", "GPU hours"), ("Value #C", "Granted", "GPU hours"), ("Value #D", "Used", "GPU hours"),
+               ("Value #E", "GiB hours given", "GPU hours"), ("Value #F", "GiB hours used", "GPU hours")], sort="Unused GPU hours"),
+        row("Over time"),
+        lines("How many GPUs each team was granted", "GPUs that the team's pods kept from others.", (now(granted), name), stacked=True),
+        lines("How many GPUs each team used", "GPU time a second: 1 is one GPU that is always busy.", (now(used), name), stacked=True),
+        lines("What part of its GPUs each team used", "Used GPU time as a part of the granted time.",
+              (f"{now(used)} / ({now(granted)} > 0)", name), "share", top=1),
+        lines("How much memory each team was given", "GiB that the team's pods were given.", (now(given), name), stacked=True),
+        lines("How much memory each team used", "GiB that the team's programs held.", (now(held), name), stacked=True),
+        lines("What part of its memory each team used", "Held memory as a part of the given memory.",
+              (f"{now(held)} / ({now(given)} > 0)", name), "share", top=1),
+    ]
+
+
 # Both the scheduler's and the agent's, so that a machine with one of them alone has a choice, too.
 BOTH = '{__name__=~"hami_vgpu_memory_allocated_bytes|hami_vgpu_memory_used_bytes"'
 VARIABLES = {
     "node": ("Node", 'label_values({__name__=~"hami_gpu_memory_limit_bytes|hami_host_gpu_memory_used_bytes"}, node)'),
     "namespace": ("Namespace", f"label_values({BOTH}}}, namespace)"),
+    "team": ("Team", 'label_values({__name__=~"vgpu_workload_gpu_granted_seconds_total|vgpu_workload_gpu_used_seconds_total"}, team)'),
     "pod": ("Pod", f'label_values({BOTH},namespace=~"$namespace"}}, pod)'),
 }
 DASHBOARDS = {
     "cluster": ("vGPU: the cluster", "How the cluster's GPUs are promised and used, which pods hold them, and which problems there are.",
                 cluster, ["node", "namespace"]),
+    "asked-given-used": ("vGPU: asked, given and used",
+                         "What teams and workloads asked for, were given and used over time, and which of them hold GPUs that they do not use.",
+                         accounts, ["namespace", "team"]),
     "node": ("vGPU: a node", "The GPUs of a node, the containers on them, their health, and the node's agent.", node, ["node"]),
     "assigner-and-hcs": ("vGPU: the assigner and hcs.io", "The device assigner, and the ComputeNodes of hcs.io.", assigner_and_hcs, ["node"]),
     "workload": ("vGPU: a workload", "The shares that containers were given, their use of them, and the reasons for their delays.",

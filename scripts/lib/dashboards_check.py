@@ -333,8 +333,8 @@ def dashboards():
 
 def substituted(query):
     """As Grafana fills it in with "All" chosen, and a rate's interval of a few scrapes."""
-    query = query.replace("$__rate_interval", "5s").replace("${datasource}", "x")
-    query = re.sub(r"\$(node|namespace|pod)\b", ".*", query)
+    query = query.replace("$__rate_interval", "5s").replace("$__range", "20s").replace("${datasource}", "x")
+    query = re.sub(r"\$(node|namespace|team|pod)\b", ".*", query)
     assert "$" not in query, f"a variable is left: {query}"
     # The programs have run for seconds.
     return re.sub(r"\[(1h|10m)\]", "[20s]", query)
@@ -364,7 +364,7 @@ def variables():
 
 # Seconds, so that the expressions can be asked of programs that have just begun.
 def hurried(expr):
-    expr = re.sub(r"\[(5m|10m|15m|30m|6h)\]", "[20s]", expr)
+    expr = re.sub(r"\[(5m|10m|15m|30m|1h|6h)\]", "[20s]", expr)
     return re.sub(r" offset \w+", "", expr)
 
 
@@ -381,7 +381,7 @@ def rules(ask):
             if rule["type"] == "recording":
                 yield f"rule {name}", hurried(rule["query"])
                 # A rule that looks back for minutes has nothing to record yet.
-                if not re.search(r"\[\d+m\]", rule["query"]):
+                if not re.search(r"\[\d+[mh]\]", rule["query"]):
                     yield f"rule {name} (recorded)", name
                 continue
             for key in ("summary", "description", "runbook_url"):

@@ -102,7 +102,9 @@
   {{- end }}
   {{- end }}
   - --reservation-timeout={{ .reservationTimeout }}
+  - --metrics-detail={{ $.Values.metricsDetail }}
   - --legacy-metrics={{ $.Values.legacyMetrics }}
+  - --team-label={{ $.Values.teamLabel }}
   {{- if .writeAtFilter }}
   - --write-at-filter
   {{- end }}
