@@ -25,6 +25,8 @@ pub mod limits;
 #[cfg(not(loom))]
 pub mod peers;
 #[cfg(not(loom))]
+pub mod period;
+#[cfg(not(loom))]
 pub mod targets;
 
 pub mod budget;

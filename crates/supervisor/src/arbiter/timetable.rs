@@ -11,27 +11,9 @@
 use std::collections::HashMap;
 
 use vgpu_abi::interval::Interval;
+use vgpu_abi::period::{self, LEFT_OUT_NS, PERIODS_MS, part};
 
 use super::shares::WHOLE;
-
-/// The lengths that a period may have, milliseconds. A fifth of a second has a whole number of each: so a container has
-/// its share in any fifth of a second, wherever that begins.
-const PERIODS_MS: [u16; 3] = [50, 100, 200];
-/// A period is so many times as long as the launches of any container: the last launch of an interval ends up to half
-/// of its length away from the interval's end.
-const LAUNCHES_A_PERIOD: u64 = 16;
-/// An interval has room for so many launches of its container.
-const LAUNCHES_AN_INTERVAL: u64 = 2;
-/// What containers do is looked at over so many periods, and over this time at least, nanoseconds.
-const LOOKED_PERIODS: u64 = 2;
-const LOOKED_NS: u64 = 190_000_000;
-/// If more than this part of the intervals is lost where they change over, the period becomes so long that half of it
-/// would be lost, thousandths.
-const LOST_PERMILLE: u64 = 40;
-/// A container that uses less than this part of its intervals wants less than its share, thousandths.
-const WANTED_PERMILLE: u64 = 600;
-/// It takes no part for so long, nanoseconds.
-const LEFT_OUT_NS: u64 = 1_000_000_000;
 
 /// A container that may take part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -176,7 +158,7 @@ impl Timetable {
         }
         let passed_ns = now_ns.saturating_sub(self.looked_at_ns);
         let period_ns = self.period_ns();
-        if passed_ns < LOOKED_NS.max(period_ns * LOOKED_PERIODS) {
+        if passed_ns < period::looked_ns(period_ns) {
             return;
         }
         self.looked_at_ns = now_ns;
@@ -208,36 +190,24 @@ impl Timetable {
             }
             given_ns += given;
             used_ns += busy_ns.min(given);
-            if busy_ns < part(given, WANTED_PERMILLE, 1_000) && !candidate.is_held_up {
+            if period::wants_less(given, busy_ns) && !candidate.is_held_up {
                 known.left_out_until_ns = now_ns.saturating_add(LEFT_OUT_NS);
                 is_lost = false;
             }
         }
-        let lost_ns = given_ns.saturating_sub(used_ns);
-        if is_lost && lost_ns > part(given_ns, LOST_PERMILLE, 1_000) {
-            // As much is lost in each period, however long it is.
-            let lost_permille = part(lost_ns, 1_000, given_ns);
-            let period_ms = part(period_ns, lost_permille * 2, LOST_PERMILLE * 1_000_000);
-            self.least_ms = u16::try_from(period_ms).unwrap_or(u16::MAX);
+        if is_lost && let Some(least_ms) = period::lengthened_ms(period_ns, given_ns, used_ns) {
+            self.least_ms = least_ms;
         }
     }
 
     /// How long a period is that suits all, milliseconds; nothing if none does, because launches are too long.
     fn period_ms(&self, taking_part: &[Candidate], shares: &[u32]) -> Option<u16> {
-        let [.., longest_ms] = PERIODS_MS;
-        let mut needed_ns = u64::from(self.least_ms.min(longest_ms)) * 1_000_000;
-        for (candidate, share) in taking_part.iter().zip(shares) {
-            let launch_ns = self
-                .known
-                .get(&candidate.id)
-                .map_or(0, |known| known.launch_ns);
-            let of_interval = launch_ns.saturating_mul(LAUNCHES_AN_INTERVAL * u64::from(WHOLE))
-                / u64::from((*share).max(1));
-            let of_period = launch_ns.saturating_mul(LAUNCHES_A_PERIOD);
-            needed_ns = needed_ns.max(of_interval).max(of_period);
-        }
-        let mut each = PERIODS_MS.into_iter();
-        each.find(|period_ms| u64::from(*period_ms) * 1_000_000 >= needed_ns)
+        let needed_ns = taking_part.iter().zip(shares).map(|(candidate, share)| {
+            let known = self.known.get(&candidate.id);
+            period::needed_ns(known.map_or(0, |known| known.launch_ns), *share)
+        });
+        let fitting = period::fitting(needed_ns.max().unwrap_or(0), self.least_ms)?;
+        PERIODS_MS.get(fitting).copied()
     }
 }
 
@@ -276,12 +246,6 @@ fn lay_out(period_ms: u16, taking_part: &[Candidate], shares: &[u32]) -> Vec<(u6
         from_us += length_us;
     }
     intervals
-}
-
-/// `ns × part / whole`.
-fn part(ns: u64, part: u64, whole: u64) -> u64 {
-    let scaled = u128::from(ns) * u128::from(part) / u128::from(whole.max(1));
-    u64::try_from(scaled).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -1,0 +1,141 @@
+//! How long the periods of a timetable are, and which containers it is for. The arbiter decides by these rules for all
+//! containers of a device; without an arbiter each container decides by them for itself. Pure functions of numbers.
+
+use crate::interval::Interval;
+
+/// The lengths that a period may have, milliseconds. A fifth of a second has a whole number of each: so a container has
+/// its share in any fifth of a second, wherever that begins.
+pub const PERIODS_MS: [u16; 3] = [50, 100, 200];
+/// A period is so many times as long as the launches of any container: the last launch of an interval ends up to half
+/// of its length away from the interval's end.
+const LAUNCHES_A_PERIOD: u64 = 16;
+/// An interval has room for so many launches of its container.
+const LAUNCHES_AN_INTERVAL: u64 = 2;
+/// What a container does is looked at over so many periods, and over this time at least, nanoseconds.
+const LOOKED_PERIODS: u64 = 2;
+const LOOKED_NS: u64 = 190_000_000;
+/// If more than this part of the intervals is lost where they change over, the period becomes so long that half of it
+/// would be lost, thousandths.
+const LOST_PERMILLE: u64 = 40;
+/// A container that uses less than this part of its intervals wants less than its share, thousandths.
+const WANTED_PERMILLE: u64 = 600;
+/// It takes no part for so long, nanoseconds.
+pub const LEFT_OUT_NS: u64 = 1_000_000_000;
+
+/// Over how long a container is looked at, nanoseconds; `period_ns` is 0 where there is no timetable.
+#[must_use]
+pub fn looked_ns(period_ns: u64) -> u64 {
+    LOOKED_NS.max(period_ns.saturating_mul(LOOKED_PERIODS))
+}
+
+/// Whether a container that was given so much and used so much of it wants less than its share.
+#[must_use]
+pub fn wants_less(given_ns: u64, used_ns: u64) -> bool {
+    used_ns < part(given_ns, WANTED_PERMILLE, 1_000)
+}
+
+/// How long a period has to be at least, milliseconds, after one of `period_ns` in which containers that wanted all of
+/// their intervals used so much of what they were given; nothing if little enough was lost.
+#[must_use]
+pub fn lengthened_ms(period_ns: u64, given_ns: u64, used_ns: u64) -> Option<u16> {
+    let lost_ns = given_ns.saturating_sub(used_ns);
+    if lost_ns <= part(given_ns, LOST_PERMILLE, 1_000) {
+        return None;
+    }
+    // As much is lost in each period, however long it is.
+    let lost_permille = part(lost_ns, 1_000, given_ns);
+    let period_ms = part(period_ns, lost_permille * 2, LOST_PERMILLE * 1_000_000);
+    Some(u16::try_from(period_ms).unwrap_or(u16::MAX))
+}
+
+/// How long a period has to be for launches that take so long, of a container with this share (thousandths),
+/// nanoseconds.
+#[must_use]
+pub fn needed_ns(launch_ns: u64, share: u32) -> u64 {
+    let of_interval =
+        launch_ns.saturating_mul(LAUNCHES_AN_INTERVAL * 1_000) / u64::from(share.max(1));
+    of_interval.max(launch_ns.saturating_mul(LAUNCHES_A_PERIOD))
+}
+
+/// The number in [`PERIODS_MS`] of the shortest period that is so long, where `least_ms` only asks for the longest at
+/// most; nothing if none is long enough.
+#[must_use]
+pub fn fitting(needed_ns: u64, least_ms: u16) -> Option<usize> {
+    let [.., longest_ms] = PERIODS_MS;
+    let needed_ns = needed_ns.max(u64::from(least_ms.min(longest_ms)) * 1_000_000);
+    PERIODS_MS
+        .iter()
+        .position(|period_ms| u64::from(*period_ms) * 1_000_000 >= needed_ns)
+}
+
+/// How many of a container's intervals were over at a moment, since the clock began.
+#[must_use]
+pub fn intervals_over(interval: Interval, now_ns: u64) -> u64 {
+    let period_ns = interval.period_ns();
+    let from_ns = u64::from(interval.from_us) * 1_000 % period_ns;
+    let end_ns = from_ns.saturating_add(interval.length_ns());
+    now_ns
+        .checked_sub(end_ns)
+        .map_or(0, |since_ns| since_ns / period_ns + 1)
+}
+
+/// `ns × part / whole`.
+#[must_use]
+pub fn part(ns: u64, part: u64, whole: u64) -> u64 {
+    let scaled = u128::from(ns) * u128::from(part) / u128::from(whole.max(1));
+    u64::try_from(scaled).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn period_is_long_enough_for_launches_and_for_what_is_lost() {
+        for (launch_ns, share, least_ms, period_ms) in [
+            (0, 500, 0, Some(50)),
+            (MS, 500, 0, Some(50)),
+            (5 * MS, 500, 0, Some(100)),
+            // Two of them need a tenth of a period.
+            (5 * MS, 100, 0, Some(100)),
+            (11 * MS, 100, 0, None),
+            (13 * MS, 500, 0, None),
+            (MS, 500, 51, Some(100)),
+            // What is lost asks for no period that there is not.
+            (MS, 500, 1_000, Some(200)),
+        ] {
+            let found = fitting(needed_ns(launch_ns, share), least_ms);
+            let found = found.map(|at| PERIODS_MS[at]);
+            assert_eq!(found, period_ms, "{launch_ns} {share} {least_ms}");
+        }
+    }
+
+    #[test]
+    fn period_becomes_longer_when_more_than_a_little_is_lost() {
+        assert_eq!(lengthened_ms(50 * MS, 100 * MS, 96 * MS), None);
+        assert_eq!(lengthened_ms(50 * MS, 100 * MS, 90 * MS), Some(250));
+        assert_eq!(lengthened_ms(50 * MS, 100 * MS, 95 * MS), Some(125));
+        assert_eq!(lengthened_ms(50 * MS, 0, 0), None);
+    }
+
+    #[test]
+    fn less_than_three_fifths_is_less_than_is_given() {
+        assert!(wants_less(100 * MS, 59 * MS));
+        assert!(!wants_less(100 * MS, 60 * MS));
+        assert!(!wants_less(0, 0));
+    }
+
+    #[test]
+    fn an_interval_is_over_at_its_end() {
+        let interval = Interval {
+            period_ms: 50,
+            from_us: 10_000,
+            length_us: 15_000,
+        };
+        for (now_ms, over) in [(0, 0), (24, 0), (25, 1), (74, 1), (75, 2), (1_030, 21)] {
+            assert_eq!(intervals_over(interval, now_ms * MS), over, "{now_ms}");
+        }
+    }
+}
