@@ -174,35 +174,35 @@ impl Lab {
             uuid,
             // As `vgpu run` and the node agent do under MPS.
             part_percent: if asks.cap == 0 { 100 } else { asks.cap },
+            own_cap: None,
+        }
+    }
+
+    /// A container as another vendor's device plugin makes it: it has variables and a folder for its region, and no
+    /// process outside of it knows it. A cap of 0 is none.
+    pub(crate) fn bare(&self, name: &str, cap: u32) -> Container<'_> {
+        let dir = self.world.path("containers/1000").join(name);
+        std::fs::DirBuilder::new().mode(0o700).create(&dir).unwrap();
+        Container {
+            lab: self,
+            dir,
+            uuid: DeviceUuid::new(&self.world.board().uuid(0)).unwrap(),
+            part_percent: if cap == 0 { 100 } else { cap },
+            own_cap: Some(cap),
         }
     }
 
     /// A program without the library.
     pub(crate) fn native(&self, words: &str) -> Program<'_> {
-        self.start(words, None, &[], 100)
+        self.start(words, &[], 100)
     }
 
     /// Starts a program that an MPS server, if there is one, gives this part of the GPU's multiprocessors.
-    fn start(
-        &self,
-        words: &str,
-        dir: Option<&Path>,
-        env: &[(&str, &str)],
-        part_percent: u32,
-    ) -> Program<'_> {
-        let mut program = self.world.command(self.world.path("launch"));
+    fn start(&self, words: &str, env: &[(&str, OsString)], part_percent: u32) -> Program<'_> {
+        let mut program = self.world.command(self.world.path("launch")).native();
         for word in words.split(' ') {
             program = program.arg(word);
         }
-        program = match dir {
-            None => program.native(),
-            Some(dir) => program
-                .env("LD_PRELOAD", library())
-                .env("VGPU_LIMITS", dir.join("limits"))
-                .env("VGPU_REGION", dir.join("region"))
-                .env("VGPU_LOG", dir.join("log"))
-                .env("VGPU_LOG_LEVEL", "info"),
-        };
         for (name, value) in env {
             program = program.env(name, value);
         }
@@ -353,6 +353,8 @@ pub(crate) struct Container<'a> {
     dir: PathBuf,
     uuid: DeviceUuid,
     part_percent: u32,
+    /// The cap that its variables say, if it has no files of a host.
+    own_cap: Option<u32>,
 }
 
 impl<'a> Container<'a> {
@@ -363,8 +365,28 @@ impl<'a> Container<'a> {
 
     /// The same with a variable.
     pub(crate) fn start_with(&self, words: &str, env: &[(&str, &str)]) -> Program<'a> {
-        self.lab
-            .start(words, Some(&self.dir), env, self.part_percent)
+        let file = |name: &str| self.dir.join(name).into_os_string();
+        let mut all: Vec<(&str, OsString)> = vec![
+            ("LD_PRELOAD", library().into_os_string()),
+            ("VGPU_LOG", file("log")),
+            ("VGPU_LOG_LEVEL", "info".into()),
+        ];
+        match self.own_cap {
+            None => all.extend([
+                ("VGPU_LIMITS", file("limits")),
+                ("VGPU_REGION", file("region")),
+            ]),
+            Some(cap) => all.extend([
+                ("CUDA_DEVICE_SM_LIMIT", cap.to_string().into()),
+                ("CUDA_DEVICE_MEMORY_LIMIT", GPU_BYTES.to_string().into()),
+                ("CUDA_DEVICE_MEMORY_SHARED_CACHE", file("region")),
+            ]),
+        }
+        all.extend(
+            env.iter()
+                .map(|(name, value)| (*name, OsString::from(value))),
+        );
+        self.lab.start(words, &all, self.part_percent)
     }
 
     /// Gives it other limits, as `vgpu set` does.

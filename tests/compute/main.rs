@@ -16,6 +16,7 @@ mod boards;
 mod lab;
 
 mod accuracy;
+mod apart;
 mod division;
 mod guest;
 mod hostile;

@@ -7,7 +7,8 @@ use crate::lab::{Asks, Curve, Lab};
 
 /// Kernels that take another time at each launch, and launches that take some: no two programs of real
 /// life beat the same time for seconds.
-const LIFE: &str = "kernel k__20000ns 20us ±10%
+pub(crate) const LIFE: &str = "kernel k__5000ns 5us ±10%
+kernel k__20000ns 20us ±10%
 kernel k__250000ns 250us ±10%
 kernel k__500000ns 500us ±10%
 kernel k__1000000ns 1ms ±10%
@@ -66,7 +67,7 @@ fn run_side_by_side(board: &Board, programs: &[(Asks, &str)], ms: u64) -> (Vec<C
 }
 
 /// The shares that the same programs get on a board together, without limits.
-fn offered(board: &Board, words: &[&str]) -> f64 {
+pub(crate) fn offered(board: &Board, words: &[&str]) -> f64 {
     let lab = Lab::on(board, LIFE);
     let programs: Vec<_> = words
         .iter()
@@ -186,6 +187,15 @@ on_every_board! {
     fn caps_are_kept_beside_launches_that_are_waited_for(board) {
         let words = ["steady ns=1000000 sync=1", "steady ns=250000 streams=4"];
         caps_are_kept(TEST, board, &[30, 70], &words, LONG);
+    }
+
+    fn caps_are_kept_by_the_smallest_kernels(board) {
+        caps_are_kept(TEST, board, &[30, 70], &["steady ns=5000"; 2], SMALL_LONG);
+    }
+
+    fn caps_are_kept_by_small_graphs(board) {
+        let words = ["steady way=8 ns=5000 nodes=8", "steady ns=20000"];
+        caps_are_kept(TEST, board, &[30, 70], &words, SMALL_LONG);
     }
 
     fn floor_of_30_is_kept_beside_a_greedy_neighbour(board) {

@@ -251,6 +251,13 @@ impl Compute<'_> {
         add_signed(&self.device.busy_ns, ns);
     }
 
+    /// GPU time that all processes of the container have used so far, nanoseconds.
+    #[must_use]
+    pub fn container_busy_ns(&self) -> u64 {
+        // Relaxed: a number.
+        self.device.busy_ns.load(Ordering::Relaxed)
+    }
+
     /// Time in which this process had work on the device (or, below zero, had none after all), whether it had the
     /// device then or another process did, nanoseconds.
     pub fn count_occupied(&self, ns: i64) {

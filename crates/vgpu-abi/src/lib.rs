@@ -27,6 +27,8 @@ pub mod peers;
 #[cfg(not(loom))]
 pub mod period;
 #[cfg(not(loom))]
+pub mod roster;
+#[cfg(not(loom))]
 pub mod targets;
 
 pub mod budget;

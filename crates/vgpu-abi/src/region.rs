@@ -193,6 +193,12 @@ impl Region {
         self.on_overlay
     }
 
+    /// A number for the file, which tells the regions of a host apart.
+    #[must_use]
+    pub fn file_number(&self) -> u64 {
+        self.inode ^ self.device.rotate_left(32)
+    }
+
     #[inline]
     fn layout(&self) -> &RegionLayout {
         self.map.layout()

@@ -221,6 +221,55 @@ pub(crate) fn unlock(fd: c_int, at: u64) {
     let _done = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_SETLK, &raw const lock) };
 }
 
+fn range(from: u64, length: u64, kind: c_int) -> libc::flock {
+    libc::flock {
+        l_len: i64::try_from(length).unwrap_or(i64::MAX),
+        ..whole_byte(from, kind)
+    }
+}
+
+/// Takes the record lock for reading on these bytes, beside other processes' locks for reading.
+pub(crate) fn read_lock_range(fd: c_int, from: u64, length: u64) -> Result<(), Errno> {
+    let lock = range(from, length, libc::F_RDLCK);
+    // SAFETY: the kernel reads one `struct flock` from the place given, which is one.
+    let result = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_SETLK, &raw const lock) };
+    answer(result).map(|_| ())
+}
+
+/// The same of an open file, whose locks are another owner's to the process itself.
+#[cfg(test)]
+pub(crate) fn open_file_read_lock(fd: c_int, from: u64, length: u64) -> Result<(), Errno> {
+    let lock = range(from, length, libc::F_RDLCK);
+    // SAFETY: the kernel reads one `struct flock` from the place given, which is one.
+    let result = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_OFD_SETLK, &raw const lock) };
+    answer(result).map(|_| ())
+}
+
+/// Gives the record locks on these bytes back.
+pub(crate) fn unlock_range(fd: c_int, from: u64, length: u64) {
+    let lock = range(from, length, libc::F_UNLCK);
+    // SAFETY: the kernel reads one `struct flock` from the place given, which is one.
+    let _done = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_SETLK, &raw const lock) };
+}
+
+/// One of the record locks that other processes hold on some of these bytes: where it begins and how long it is.
+pub(crate) fn locked_range(fd: c_int, from: u64, length: u64) -> Result<Option<(u64, u64)>, Errno> {
+    // A lock for writing would wait for every other one. To ask for it, the file need not be writable.
+    let mut lock = range(from, length, libc::F_WRLCK);
+    // SAFETY: the kernel reads and writes one `struct flock` at the place given, which is one.
+    let result = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_GETLK, &raw mut lock) };
+    answer(result)?;
+    if c_int::from(lock.l_type) == libc::F_UNLCK {
+        return Ok(None);
+    }
+    let length = match lock.l_len {
+        // To the end of all files.
+        0 => u64::MAX,
+        length => u64::try_from(length).unwrap_or(0),
+    };
+    Ok(Some((u64::try_from(lock.l_start).unwrap_or(0), length)))
+}
+
 /// The owner of the record lock on one byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LockOwner {

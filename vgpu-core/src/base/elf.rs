@@ -169,14 +169,15 @@ impl Object {
         (!self.soname.is_null()).then(|| unsafe { CStr::from_ptr(self.soname) })
     }
 
+    /// The path that it was loaded from.
+    pub(crate) fn path(&self) -> Option<&[u8]> {
+        // SAFETY: the loader's name of the object, which ends in a zero.
+        (!self.path.is_null()).then(|| unsafe { CStr::from_ptr(self.path) }.to_bytes())
+    }
+
     /// The last part of the path that it was loaded from.
     pub(crate) fn file_name(&self) -> Option<&[u8]> {
-        if self.path.is_null() {
-            return None;
-        }
-        // SAFETY: the loader's name of the object, which ends in a zero.
-        let path = unsafe { CStr::from_ptr(self.path) }.to_bytes();
-        path.rsplit(|&byte| byte == b'/').next()
+        self.path()?.rsplit(|&byte| byte == b'/').next()
     }
 
     /// Is it called `stem` or `stem.<anything>` (`libcuda.so`, `libcuda.so.550.163.01`)?

@@ -71,6 +71,13 @@ impl Library {
         found.is_some()
     }
 
+    /// The path of the genuine library's file, as the loader names it.
+    pub(crate) fn file(&self) -> Option<Vec<u8>> {
+        // Not copied within the search, which holds a lock of the loader.
+        let object = elf::first(|object| self.is_genuine(object).then_some(*object))?;
+        object.path().map(<[u8]>::to_vec)
+    }
+
     /// Where we stand in for the library under its own name, we are linked to it by its path. A static
     /// program's loader tells us no more than that.
     fn beneath_us(&self) -> Option<Object> {

@@ -43,6 +43,8 @@ mod gate;
 
 mod rate;
 
+mod roster;
+
 mod timetable;
 
 mod wait;
@@ -133,6 +135,7 @@ fn in_its_turn(accounts: &Accounts, work: Work, stream: u64) -> Verdict<Launched
     let now_ns = clock::now_ns();
     let rate = rate(accounts, target.device, now_ns);
     let state = &accounts.process.compute;
+    roster::look(accounts, &compute, target.device, &rate, now_ns);
     state.set_awaited(rate.rings);
     if rate.rings && state.is_first_since(accounts.container.targets_generation()) {
         accounts.container.ring();

@@ -4,6 +4,8 @@
 pub(crate) mod costs;
 pub(crate) mod first_uses;
 
+pub(crate) mod roster;
+
 pub(crate) mod spans;
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -11,6 +13,7 @@ use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use costs::Costs;
 use costs::estimate::scale;
 use first_uses::FirstUses;
+use roster::Part;
 use spans::Spans;
 use vgpu_abi::layout::MAX_DEVICES;
 
@@ -55,6 +58,8 @@ pub(crate) struct DeviceState {
     pub(crate) excused: AtomicU32,
     /// Launches that were let in by the progress rule since something was last seen to end.
     pub(crate) stalls: AtomicU32,
+    /// The container's part in the timetable that containers without an arbiter find by themselves.
+    pub(crate) part: Part,
 }
 
 /// One, in parts of which [`DeviceState::pace`] is given.

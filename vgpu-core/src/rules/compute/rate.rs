@@ -9,6 +9,7 @@ use vgpu_abi::waits::WaitCause;
 use crate::holdings::mps;
 use crate::state::accounts::Accounts;
 use crate::state::launches::costs::estimate::{self, Beside};
+use crate::state::launches::roster::Part;
 
 /// An arbiter that has not written for so long does not count.
 const FRESH_NS: u64 = 300_000_000;
@@ -32,6 +33,8 @@ pub(super) struct Rate {
     pub(super) ahead: Ahead,
     /// The part of each period in which its launches may go; nothing where they may at any time.
     pub(super) interval: Option<Interval>,
+    /// An arbiter decides about the device, or no container's time counts there.
+    pub(super) has_arbiter: bool,
 }
 
 impl Rate {
@@ -44,6 +47,7 @@ impl Rate {
         rings: false,
         ahead: Ahead::Usual,
         interval: None,
+        has_arbiter: true,
     };
 
     pub(super) fn is_free(&self) -> bool {
@@ -57,6 +61,15 @@ impl Rate {
 
     pub(super) fn has_cap(&self) -> bool {
         self.permille < 1000
+    }
+
+    /// Its cap, percent; 0 for none.
+    pub(super) fn percent(&self) -> u32 {
+        if self.has_cap() {
+            self.permille / 10
+        } else {
+            0
+        }
     }
 
     /// What a nanosecond of its own time takes from the account, in parts of [`Grant::ONE`]: nothing in its intervals.
@@ -127,6 +140,29 @@ fn rate_of(
         rings: grant.rings,
         ahead: grant.ahead,
         interval: interval.filter(|_| grant.measured),
+        has_arbiter: true,
+    }
+}
+
+/// The rate where no arbiter lives: a cap holds, in the interval that containers have found among themselves if there is
+/// one. Where there can be none, each of the others is taken to use as much of the device as this one: what is measured
+/// of launches that are longer than a turn counts less then, and no container starves. Where there can be one, all that
+/// is measured counts: a container that others slow down comes to its cap by that, and asks for an interval.
+fn by_itself(rate: Rate, interval: Option<Interval>, others: u32) -> Rate {
+    let interval = interval.filter(|_| rate.has_cap());
+    let beside = match interval {
+        Some(_) => Beside::NOTHING,
+        None => Beside {
+            is_contended: others > 0,
+            own_part: estimate::WHOLE / u64::from(others.saturating_add(1)).min(estimate::WHOLE),
+            ..Beside::NOTHING
+        },
+    };
+    Rate {
+        interval,
+        beside,
+        has_arbiter: false,
+        ..rate
     }
 }
 
@@ -150,6 +186,11 @@ pub(super) fn rate(accounts: &Accounts, device: usize, now_ns: u64) -> Rate {
     let grant = target.and_then(|target| target.grants.get(device).copied().flatten());
     let interval = accounts.container.interval(device);
     let rate = rate_of(policy, percent, grant, interval);
+    if !arbiter_lives {
+        let part = accounts.process.compute.device(device).map(|it| &it.part);
+        let interval = part.and_then(Part::interval);
+        return by_itself(rate, interval, part.map_or(0, Part::others));
+    }
     Rate {
         // An arbiter that has not met this process yet will have within a tick: until then nothing
         // is put on the device that could not be taken back.
@@ -180,6 +221,33 @@ mod tests {
             assert!(rate_of(policy, 100, None, None).is_free());
         }
         assert!(rate_of(Policy::Disable, 30, None, None).is_free());
+    }
+
+    #[test]
+    fn without_an_arbiter_a_cap_holds_in_the_containers_interval() {
+        let interval = Interval {
+            period_ms: 50,
+            from_us: 0,
+            length_us: 15_000,
+        };
+        let by_itself = |percent, interval, others| {
+            let rate = rate_of(Policy::Force, percent, None, None);
+            by_itself(rate, interval, others)
+        };
+
+        let capped = by_itself(30, Some(interval), 3);
+        assert_eq!((capped.interval, capped.percent()), (Some(interval), 30));
+        assert_eq!((capped.beside, capped.charged()), (Beside::NOTHING, 0));
+        // One without an interval, beside one other and beside none, and one without a cap.
+        let beside = by_itself(30, None, 1).beside;
+        assert_eq!(
+            (beside.is_contended, beside.own_part),
+            (true, estimate::WHOLE / 2)
+        );
+        assert_eq!(by_itself(30, None, 0).beside, Beside::NOTHING);
+        assert!(by_itself(30, None, u32::MAX).beside.own_part > 0);
+        let free = by_itself(0, Some(interval), 1);
+        assert!(free.is_free() && free.interval.is_none() && free.percent() == 0);
     }
 
     #[test]

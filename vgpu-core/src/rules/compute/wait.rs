@@ -8,7 +8,8 @@ use vgpu_abi::targets::Ahead;
 use vgpu_abi::waits::WaitCause;
 
 use super::collect;
-use super::rate::{Rate, rate};
+use super::rate::{self, Rate, rate};
+use super::roster;
 use super::timetable::{self, Fit};
 use crate::base::clock;
 use crate::state::accounts::Accounts;
@@ -114,7 +115,10 @@ impl<'a> Wait<'a> {
         let mut overdue_ns = 0;
         loop {
             let now_ns = clock::now_ns();
-            let rate = rate(self.accounts, self.device, now_ns);
+            let mut rate = rate(self.accounts, self.device, now_ns);
+            if roster::look(self.accounts, self.compute, self.device, &rate, now_ns) {
+                rate = rate::rate(self.accounts, self.device, now_ns);
+            }
             if rate.is_free() {
                 self.end(now_ns);
                 if self.has_mark {
@@ -145,7 +149,9 @@ impl<'a> Wait<'a> {
                 })
                 .and_then(|fit| {
                     let wait = |wait_ns| (rate.bound_by(), wait_ns);
-                    self.credit(&rate, cost_ns, fit, now_ns).map_err(wait)
+                    let credit = self.credit(&rate, cost_ns, fit, now_ns);
+                    let credit = credit.or_else(|wait_ns| self.behind(&rate, cost_ns, wait_ns));
+                    credit.map_err(wait)
                 });
             match lease {
                 Ok((more_ns, most_ns)) => {
@@ -162,6 +168,9 @@ impl<'a> Wait<'a> {
                 }
                 Err((cause, wait_ns)) => {
                     self.spent.look(Some(cause), now_ns);
+                    if cause == WaitCause::Cap && !rate.has_arbiter {
+                        self.wants_more(now_ns);
+                    }
                     // A launch that waits is not in flight.
                     if core::mem::take(&mut self.has_mark) {
                         self.compute.end_unknown();
@@ -207,6 +216,34 @@ impl<'a> Wait<'a> {
         lease
             .or_else(|wait_ns| self.excused(rate, wanted_ns, wait_ns, now_ns))
             .map(|more_ns| (more_ns, most_ns))
+    }
+
+    /// Beside others that keep to no timetable, launches go in pairs: the second one right behind the first, without
+    /// credit. One that follows another does not wait for its process's turn, so it shows how long it takes by itself.
+    /// Both are paid for before the next pair.
+    fn behind(&self, rate: &Rate, cost_ns: u64, wait_ns: u64) -> Result<(u64, u64), u64> {
+        let Some(state) = self.accounts.process.compute.device(self.device) else {
+            return Err(wait_ns);
+        };
+        if rate.has_arbiter || !rate.beside.is_contended {
+            return Err(wait_ns);
+        }
+        let wanted_ns = rate.counted(cost_ns).max(1);
+        // Relaxed: a number.
+        let in_flight_ns = state.in_flight_ns.load(Ordering::Relaxed);
+        if !is_second(in_flight_ns, self.compute.credit_ns(), wanted_ns) {
+            return Err(wait_ns);
+        }
+        self.compute
+            .settle(i64::try_from(wanted_ns).unwrap_or(i64::MAX));
+        Ok((0, 0))
+    }
+
+    /// A launch waits for the cap: other containers are to know it.
+    fn wants_more(&self, now_ns: u64) {
+        if let Some(state) = self.accounts.process.compute.device(self.device) {
+            state.part.wants_more(now_ns);
+        }
     }
 
     /// When what the process has in flight ought to have ended, nanoseconds.
@@ -449,6 +486,11 @@ fn too_much_beside_a_higher(in_flight_ns: u64, cost_ns: u64, left_ns: u64) -> Op
     Some(wait_ns.clamp(WATCH_NS / 20, WATCH_NS))
 }
 
+/// Whether a launch is the second one of a pair: one is in flight, and no more is owed than that one was charged.
+fn is_second(in_flight_ns: i64, credit_ns: i64, wanted_ns: u64) -> bool {
+    in_flight_ns > 0 && credit_ns > 0_i64.saturating_sub_unsigned(wanted_ns)
+}
+
 /// What a thread takes at a time for the launches that follow, nanoseconds.
 fn lease_ns(ahead: Ahead) -> u64 {
     match ahead {
@@ -565,6 +607,16 @@ mod tests {
             let waits = too_much_beside_a_higher(in_flight, cost, left);
             assert_eq!(waits, wait, "{in_flight} {cost} {left}");
         }
+    }
+
+    #[test]
+    fn one_launch_goes_behind_another_without_credit() {
+        let cost = 1_000;
+        assert!(is_second(1, -999, cost));
+        // Nothing is in flight; or two are owed.
+        assert!(!is_second(0, -999, cost));
+        assert!(!is_second(1, -1_000, cost));
+        assert!(!is_second(1, i64::MIN, u64::MAX));
     }
 
     #[test]
