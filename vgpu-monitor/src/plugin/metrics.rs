@@ -321,14 +321,21 @@ impl Collector for StoreCollector {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::front::Watched;
 
     /// A node of 8 GPUs on which pods start, without the store's series.
     fn series(detail: Detail) -> usize {
         let metrics = Metrics::new("n1");
         let mut registry = Registry::default();
         metrics.register(detail, &mut registry);
-        metrics.registration("nvidia.com/gpu");
-        metrics.registered("nvidia.com/gpu", true);
+        metrics.told(&Told {
+            resources: vec![Watched {
+                resource: "nvidia.com/gpu".to_owned(),
+                now: true,
+                registrations: 1,
+            }],
+            restarts: 0,
+        });
         metrics.slots("nvidia.com/gpu", 80, 0);
         for call in ["allocate", "pre_start_container"] {
             metrics.call(call, Outcome::Ok, Duration::from_millis(3), None);
@@ -351,8 +358,8 @@ mod tests {
             .filter_map(|cell| cell.trim().parse().ok())
             .collect();
         // The store's: unwritten; with all details also allotments and errors. The driver's and each GPU's: up and
-        // healthy, and with all details recoveries. The front's: restarts.
-        let (of_store, of_health) = ([1, 3], [1 + 8 + 1, 1 + 8 + 8 + 1]);
+        // healthy, and with all details recoveries.
+        let (of_store, of_health) = ([1, 3], [1 + 8, 1 + 8 + 8]);
 
         let counted = [Detail::Standard, Detail::Full].map(series);
 
