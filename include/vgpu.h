@@ -521,7 +521,7 @@ typedef struct VGPU_ALIGNED(64) VgpuTargetsEntry {
   // the device plus one; bit 10: others work on the device too; bit 11: the work is to be
   // measured although nothing caps it; bit 12: the first launch after each publication rings the doorbell (opens
   // the file beside this one); bits 13-14: how much work may be in flight, 0 the usual amount, 1 a little or
-  // one launch, 2 any; bits 16-31: what a nanosecond that the process has
+  // one launch, 2 any, 3 up to a second; bits 16-31: what a nanosecond that the process has
   // measured counts for, in parts of 4096.
   uint32_t grants[VGPU_MAX_DEVICES];
   // Of a measured interval that other processes' turns may lie in: the part that is the process's own, by

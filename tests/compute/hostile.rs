@@ -1,7 +1,13 @@
-//! Programs that would get more than their cap where the library believed them: launches far longer than any window,
-//! costs that one short launch taught, work whose end cannot be seen.
+//! Programs that would get more than their cap where the library or the arbiter believed them: launches far longer than
+//! any window, costs that one short launch taught, work whose end cannot be seen, kernels that never end, rings and
+//! figures without work behind them. Alone, and beside a neighbour that is owed the rest.
 
-use crate::lab::{Asks, Lab};
+use std::mem::offset_of;
+
+use vgpu_abi::layout::{ComputeUse, DeviceUse, SlotHead};
+
+use crate::boards::PLAIN;
+use crate::lab::{Asks, Container, Curve, Lab, Program};
 
 /// The share of one program alone under a cap of 10, over this many milliseconds.
 fn under_ten(words: &str, ms: u64) -> f64 {
@@ -42,4 +48,191 @@ fn launches_to_streams_that_are_destroyed_are_measured() {
         let share = under_ten(words, ms);
         assert!((8.5..=11.5).contains(&share), "{words}: {share}");
     }
+}
+
+/// Another shape, another function, another graph: none tells what the next one costs.
+const NOVEL: [&str; 3] = [
+    "novel way=0 ns=5000000",
+    "novel way=1 ns=5000000",
+    "novel way=2 ns=5000000",
+];
+
+#[test]
+fn launches_that_all_look_new_keep_a_cap() {
+    for words in NOVEL {
+        let share = under_ten(words, 10_000);
+        assert!((8.0..=11.5).contains(&share), "{words}: {share}");
+    }
+}
+
+/// Programs exist for this long before their first launch.
+const KNOWN_MS: u64 = 300;
+
+/// Kernels take another time at each launch, and launches take some.
+const LIFE: &str = "kernel k__1000000ns 1ms ±10%
+call cuLaunchKernel 3us
+";
+
+/// A hostile container with a cap of 10 beside an honest one, under an arbiter: the programs of the first one, and the
+/// tenant's own doing at each look. Returns what each container used.
+fn beside(
+    honest: Asks,
+    words: &[&str],
+    ms: u64,
+    mut does: impl FnMut(&Container<'_>),
+) -> [Curve; 2] {
+    let lab = Lab::on(&PLAIN, LIFE);
+    let mut arbiter = lab.arbiter();
+    let hostile = lab.container("hostile", Asks::cap(10));
+    let honest = lab.container("honest", honest);
+    let lasts = format!("idle={KNOWN_MS} for={}", ms + KNOWN_MS + 100);
+    let owed = honest.start(&format!("steady ns=1000000 {lasts}"));
+    let each = words.iter().map(|words| format!("{words} {lasts}"));
+    let running: Vec<_> = each.map(|words| hostile.start(&words)).collect();
+    let all: Vec<&Program<'_>> = running.iter().collect();
+    let mut look = |_| {
+        does(&hostile);
+        arbiter.look();
+    };
+    lab.watch(KNOWN_MS, &[], &mut look);
+    let mut curves = lab.watch(ms, &[&all, &[&owed]], &mut look);
+    lab.say_if_inexact();
+    let (owed, greedy) = (curves.remove(1), curves.remove(0));
+    println!(
+        "{words:?}: {:.2} and {:.2}: {}; {}",
+        greedy.share(0, ms),
+        owed.share(0, ms),
+        greedy.shape(ms, ms / 20),
+        owed.shape(ms, ms / 20)
+    );
+    [greedy, owed]
+}
+
+/// A container that is hostile in this way has its cap of 10 at most, and its neighbour nearly its own of 90; a
+/// neighbour with a floor of 80 has that.
+#[track_caller]
+fn gains_nothing(words: &str, ms: u64, mut does: impl FnMut(&Container<'_>)) {
+    for (asks, least) in [(Asks::cap(90), 85.0), (Asks::floor(80), 78.0)] {
+        let [greedy, owed] = beside(asks, &[words], ms, &mut does);
+        let (greedy, owed) = (greedy.share(0, ms), owed.share(0, ms));
+        assert!(
+            greedy <= 12.0 && owed >= least,
+            "{words}: {greedy:.2}, and {owed:.2} beside it of {asks:?}"
+        );
+    }
+}
+
+const GREEDY: &str = "steady ns=1000000";
+
+#[test]
+fn launches_that_all_look_new_gain_nothing_beside_a_neighbour() {
+    for words in NOVEL {
+        gains_nothing(words, 5_000, |_| {});
+    }
+}
+
+#[test]
+fn a_function_that_one_short_launch_taught_gains_nothing_in_a_timetable() {
+    // Once as long as four intervals of its timetable, once as long as twenty.
+    for ns in [20_000_000, 100_000_000] {
+        gains_nothing(&format!("taught short=10000 ns={ns}"), 20_000, |_| {});
+    }
+}
+
+#[test]
+fn rings_without_end_gain_nothing_in_a_timetable() {
+    gains_nothing(GREEDY, 4_000, |hostile| {
+        for _ in 0..20 {
+            hostile.ring();
+        }
+    });
+}
+
+const COMPUTE: usize = offset_of!(DeviceUse, compute);
+
+/// What a container may say of its work, whatever it does.
+const LIES: [(&str, &[(usize, u64)]); 4] = [
+    (
+        "it never rests",
+        &[
+            (COMPUTE + offset_of!(ComputeUse, in_flight_ns), u64::MAX),
+            (COMPUTE + offset_of!(ComputeUse, expected_by_ns), u64::MAX),
+            (COMPUTE + offset_of!(ComputeUse, waiting_since_ns), 1),
+        ],
+    ),
+    (
+        "it used nothing",
+        &[
+            (COMPUTE + offset_of!(ComputeUse, busy_ns), 0),
+            (COMPUTE + offset_of!(ComputeUse, occupied_ns), 0),
+        ],
+    ),
+    (
+        "it used all there ever was",
+        &[
+            (COMPUTE + offset_of!(ComputeUse, busy_ns), u64::MAX),
+            (COMPUTE + offset_of!(ComputeUse, occupied_ns), u64::MAX),
+        ],
+    ),
+    (
+        "its launches are long, and few",
+        &[(COMPUTE + offset_of!(ComputeUse, launches), 1)],
+    ),
+];
+
+#[test]
+fn forged_figures_gain_nothing_in_a_timetable() {
+    for (lie, words) in LIES {
+        println!("{lie}");
+        gains_nothing(GREEDY, 5_000, |hostile| hostile.forge(words));
+    }
+}
+
+#[test]
+fn a_container_that_denies_that_it_keeps_intervals_gains_nothing() {
+    let denies = [(offset_of!(SlotHead, abilities), 0)];
+    gains_nothing(GREEDY, 5_000, |hostile| hostile.forge_slot(&denies));
+}
+
+/// As long as any test.
+const ENDLESS: &str = "steady ns=1000000000000000";
+
+#[test]
+fn kernels_that_never_end_are_not_let_in_one_after_the_other() {
+    let [_, owed] = beside(Asks::floor(80), &[ENDLESS; 4], 20_000, |_| {});
+
+    // The driver gives a kernel that runs as much as the neighbour, and only the driver could end it. A second one of the
+    // container may be what the first one waits for. The other two are not let in.
+    let (low, _) = owed.windows(1_000, 20_000, 1_000);
+    assert!(low >= 100.0 / 3.0 - 1.0, "{low}");
+    let [_, owed] = beside(Asks::floor(80), &[ENDLESS], 5_000, |_| {});
+    let (low, _) = owed.windows(1_000, 5_000, 1_000);
+    assert!(low >= 49.0, "{low}");
+}
+
+/// A container that launches 1,000 s of work within a moment, and one of the highest priority that comes later.
+#[track_caller]
+fn a_later_one_gets_its_time(first: Asks) {
+    let lab = Lab::on(&PLAIN, LIFE);
+    let mut arbiter = lab.arbiter();
+    let flood = lab.container("flood", first);
+    let flood = flood.start(&format!(
+        "flood launches=1000 ns=1000000000 idle={KNOWN_MS} for=60000"
+    ));
+    lab.watch(KNOWN_MS + 500, &[], |_| arbiter.look());
+    let later = lab.container("later", Asks::nothing().priority(0));
+    let later = later.start("steady ns=1000000 for=60000");
+
+    let curves = lab.watch(10_000, &[&[&flood], &[&later]], |_| arbiter.look());
+
+    println!("{first:?}: {}", curves[1].shape(10_000, 500));
+    // What is in flight when it comes ends first, beside its own: a launch, and those that were let in because nothing
+    // ended for 100 ms and for 200 ms more.
+    let share = curves[1].share(7_000, 10_000);
+    assert!(share >= 97.0, "{first:?}: {share}");
+}
+
+#[test]
+fn work_that_was_queued_before_a_container_of_a_higher_priority_came_is_bounded() {
+    a_later_one_gets_its_time(Asks::nothing().priority(9));
 }

@@ -3,7 +3,9 @@
 //! time.
 
 use std::ffi::OsString;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::File;
+use std::mem::offset_of;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
@@ -15,6 +17,7 @@ use cuda_sim::{Board as SimulatedBoard, Config};
 use supervisor::arbiter;
 use supervisor::gpu::{Busy, Gpu, GpuError, GpuProcess, Gpus, Inventory, ProcessSample};
 use vgpu_abi::host::Snapshot;
+use vgpu_abi::layout::{RegionLayout, Slot};
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile, Policy};
 use vgpu_abi::region::{Region, RegionDevice};
 use vgpu_abi::targets::TargetsFile;
@@ -398,6 +401,32 @@ impl<'a> Container<'a> {
     /// Its region, as a host reads it.
     pub(crate) fn snapshot(&self) -> Snapshot {
         vgpu_abi::host::snapshot(&self.dir.join("region")).unwrap()
+    }
+
+    /// Writes words over the cells of a device in the slot of its first process, as any process of the container can:
+    /// pairs of an offset within [`DeviceUse`] and a number.
+    pub(crate) fn forge(&self, words: &[(usize, u64)]) {
+        let at = offset_of!(RegionLayout, slots) + offset_of!(Slot, devices);
+        self.write(at, words);
+    }
+
+    /// The same with words of the slot itself.
+    pub(crate) fn forge_slot(&self, words: &[(usize, u64)]) {
+        self.write(offset_of!(RegionLayout, slots), words);
+    }
+
+    fn write(&self, at: usize, words: &[(usize, u64)]) {
+        let file = File::options().write(true).open(self.dir.join("region"));
+        let file = file.unwrap();
+        for (offset, word) in words {
+            let place = u64::try_from(at + offset).unwrap();
+            file.write_all_at(&word.to_ne_bytes(), place).unwrap();
+        }
+    }
+
+    /// Rings its doorbell.
+    pub(crate) fn ring(&self) {
+        drop(File::open(self.dir.join("doorbell")).unwrap());
     }
 
     /// The library's log.

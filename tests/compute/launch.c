@@ -359,6 +359,31 @@ static void taught(void) {
     say("taught\n");
 }
 
+/* novel way=0|1|2 ns=N for=MS: no launch is like one before: another shape, another function, or another graph. */
+static void novel(void) {
+    int way = (int)option("way", 0);
+    uint64_t ns = option("ns", MS);
+    handle function = kernel(ns);
+    CUstream own = stream();
+    for (unsigned i = 0; vgpuSimNow() < end(); i++) {
+        /* Many threads at first, and few ever since. */
+        unsigned threads = i == 0 ? 60000 : 1 + i % 4096;
+        if (way == 0) OK(cuLaunchKernel(function, threads, 1 + i / 4096, 1, 32, 1, 1, 0, own, NULL, NULL));
+        if (way == 1) run(kernel(ns), own);
+        if (way == 2) OK(cuGraphLaunch(graph_of(GRAPH, function, 1), own));
+    }
+    say("novel\n");
+}
+
+/* flood launches=N ns=N for=MS: launches at once all that it ever will, and stays. */
+static void flood(void) {
+    handle function = kernel(option("ns", MS));
+    CUstream own = stream();
+    for (uint64_t i = 0; i < option("launches", 1000); i++) run(function, own);
+    vgpuSimSleepUntil(end());
+    say("flood\n");
+}
+
 /* ranks rounds=N: this process's half of kernels that wait for each other; the other half is another process's,
  * or with streams=2 another stream's. Says when the last was done. */
 static void ranks(void) {
@@ -519,6 +544,7 @@ static void beside(void) {
 int main(int count, char **given) {
     static const struct { const char *name; void (*run)(void); } patterns[] = {
         {"steady", steady}, {"mixed", mixed},     {"sparse", sparse}, {"requests", requests}, {"bursts", bursts},   {"late", late},     {"fresh", fresh},  {"taught", taught},
+        {"novel", novel},   {"flood", flood},
         {"ranks", ranks},   {"capture", capture}, {"update", update}, {"threads", threads}, {"beside", beside},
     };
     words_count = count, words = given;

@@ -65,6 +65,8 @@ pub enum Ahead {
     Brief,
     /// Whatever it launches: no other container waits for it longer because of that.
     Any,
+    /// Much: it is the only container on the device, and another one may come.
+    Much,
 }
 
 impl Ahead {
@@ -73,14 +75,16 @@ impl Ahead {
             Self::Usual => 0,
             Self::Brief => 1,
             Self::Any => 2,
+            Self::Much => 3,
         }
     }
 
-    /// A number that a later release may write counts as the usual amount.
+    /// The amount of two bits.
     fn of(bits: u32) -> Self {
         match bits {
             1 => Self::Brief,
             2 => Self::Any,
+            3 => Self::Much,
             _ => Self::Usual,
         }
     }
@@ -537,9 +541,9 @@ mod tests {
         };
         assert_eq!(now.word() & !(0b111 << 12), earlier);
         assert_eq!(Grant::of(now.word(), 0), Some(now));
-        // A number that means nothing yet.
-        let later = Grant::of(earlier | 0b11 << 13, 0).unwrap();
-        assert_eq!(later.ahead, Ahead::Usual);
+        // An earlier release takes this one for the usual amount.
+        let alone = Grant::of(earlier | 0b11 << 13, 0).unwrap();
+        assert_eq!(alone.ahead, Ahead::Much);
     }
 
     fn target(number: u64) -> Target {
@@ -557,7 +561,8 @@ mod tests {
                     contended: device % 2 == 0,
                     measured: device % 3 == 0,
                     rings: device % 4 == 0,
-                    ahead: [Ahead::Usual, Ahead::Brief, Ahead::Any][usize::from(device % 3)],
+                    ahead: [Ahead::Usual, Ahead::Brief, Ahead::Any, Ahead::Much]
+                        [usize::from(device % 4)],
                 })
             }),
         }

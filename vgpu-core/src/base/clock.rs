@@ -38,6 +38,31 @@ pub(crate) fn sleep_ns(ns: u64) {
     };
 }
 
+/// The same, but woken within some microseconds: the kernel may otherwise be late by the thread's timer slack, which is
+/// 50 us unless the program has set it. Puts back what the program has set.
+pub(crate) fn sleep_exactly_ns(ns: u64) {
+    #[cfg(feature = "virtual-clock")]
+    if simulated::sleep_ns(ns) {
+        return;
+    }
+    const NONE: libc::c_ulong = 0;
+    // SAFETY: reads a number of the calling thread, and no memory.
+    let slack = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK, NONE, NONE, NONE, NONE) };
+    let Ok(old) = libc::c_ulong::try_from(slack) else {
+        return sleep_ns(ns);
+    };
+    set_timer_slack(1);
+    sleep_ns(ns);
+    // A real-time thread is told 0, which would set the default.
+    set_timer_slack(old.max(1));
+}
+
+fn set_timer_slack(ns: libc::c_ulong) {
+    const NONE: libc::c_ulong = 0;
+    // SAFETY: sets a number of the calling thread, and touches no memory.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, ns, NONE, NONE, NONE) };
+}
+
 /// The offset of this process's time namespace from the host's monotonic clock, nanoseconds.
 static NAMESPACE_NS: AtomicI64 = AtomicI64::new(0);
 
@@ -157,7 +182,74 @@ mod simulated {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
     use super::*;
+
+    #[test]
+    #[ignore = "a program that the next tests start in another world"]
+    fn tells_the_time() {
+        set_up();
+        println!("told {}", monotonic_ns());
+    }
+
+    /// Starts this program again so that it tells the time, and asserts that it tells the host's.
+    #[track_caller]
+    fn tells_the_hosts_time(mut command: Command) {
+        const MINUTES_NS: u64 = 600_000_000_000;
+        let output = command
+            .args(["--exact", "base::clock::tests::tells_the_time"])
+            .args(["--ignored", "--nocapture"])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let mut words = text.split_whitespace().skip_while(|word| *word != "told");
+        let told: Option<u64> = words.nth(1).and_then(|number| number.parse().ok());
+        let told = told.unwrap_or_else(|| panic!("{output:?}"));
+        let now_ns = monotonic_ns();
+        assert!(
+            told <= now_ns && now_ns - told < MINUTES_NS,
+            "{told} {now_ns}"
+        );
+    }
+
+    #[test]
+    fn clock_that_a_program_puts_in_the_librarys_place_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let library = dir.path().join("clock.so");
+        let mut compiler = Command::new("cc")
+            .args(["-shared", "-fPIC", "-x", "c", "-o"])
+            .args([library.as_os_str(), "-".as_ref()])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // A day for each call.
+        let source = "#include <time.h>\nint clock_gettime(clockid_t id, struct timespec *t) {\n\
+                      static long day; (void)id; t->tv_sec = 86400 * ++day; t->tv_nsec = 0; return 0; }\n";
+        let mut stdin = compiler.stdin.take().unwrap();
+        stdin.write_all(source.as_bytes()).unwrap();
+        drop(stdin);
+        assert!(compiler.wait().unwrap().success());
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.env("LD_PRELOAD", &library);
+
+        tells_the_hosts_time(command);
+    }
+
+    #[test]
+    fn time_namespace_of_the_tenants_own_changes_nothing() {
+        let within = ["--time", "--monotonic", "1000000", "--fork"];
+        let may = Command::new("unshare").args(within).arg("true").status();
+        if !may.is_ok_and(|status| status.success()) {
+            println!("not allowed to make time namespaces");
+            return;
+        }
+        let mut command = Command::new("unshare");
+        command.args(within).arg(std::env::current_exe().unwrap());
+
+        tells_the_hosts_time(command);
+    }
 
     #[test]
     fn time_namespace_is_taken_off() {

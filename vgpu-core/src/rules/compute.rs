@@ -16,7 +16,7 @@ use rate::rate;
 use vgpu_abi::credit::Compute;
 use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::targets::Grant;
-use wait::{Admitted, Wait, due_ns};
+use wait::{Admitted, Wait};
 
 use crate::base::clock;
 use crate::driver::query;
@@ -38,6 +38,8 @@ use crate::state::leases::{add_in_flight, add_launched, tell};
 use crate::state::standing::{self, Standing, accounts};
 
 pub(crate) mod copies;
+
+mod decisions;
 
 mod gate;
 
@@ -209,8 +211,10 @@ fn metered(
         now_ns.saturating_add(rate.with_turns(ahead_ns)),
         Ordering::Relaxed,
     );
+    let is_well_known = !is_unknown && !is_guess;
     let is_due = |at: usize| {
-        is_unknown || is_guess || state.spans.unmarked_ns(at) + charged_ns >= due_ns(rate.ahead)
+        let unmarked_ns = state.spans.unmarked_ns(at);
+        decisions::is_measured(is_well_known, unmarked_ns, charged_ns, rate.ahead)
     };
     let begun = at
         .filter(|at| is_due(*at))

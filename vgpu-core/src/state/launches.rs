@@ -52,6 +52,9 @@ pub(crate) struct DeviceState {
     pub(crate) pace: AtomicU64,
     /// When work was last seen to end, or a launch was let in by the progress rule.
     pub(crate) progress_ns: AtomicU64,
+    /// How much too late threads of the process lately woke that waited for room beside a container of a higher priority,
+    /// nanoseconds.
+    pub(crate) overslept_ns: AtomicU64,
     pub(crate) waiting: AtomicU32,
     /// Which overdue work launches were last let in for without credit, and how many.
     pub(crate) excuse: AtomicU64,

@@ -259,7 +259,7 @@ impl Device {
                 let reports = share.measured && claim.policy != Policy::Disable;
                 Verdict {
                     anew: opened.contains(&tenant.id) || !reports && is_awaited(claim, &claims),
-                    ..self.verdict(now_ns, tenant, claim, share, turn, is_below(claim, tenants))
+                    ..self.verdict(now_ns, tenant, claim, share, turn, tenants)
                 }
             })
             .collect();
@@ -580,7 +580,7 @@ impl Device {
         claim: &Claim,
         share: &Share,
         turn: Option<u64>,
-        is_below: bool,
+        tenants: &[Tenant],
     ) -> Verdict {
         let takes_turns = takes_turns(tenant, claim);
         let rings = self.bells.contains_key(&tenant.id) && claim.policy != Policy::Disable;
@@ -608,11 +608,12 @@ impl Device {
                 scale,
                 own,
                 contended: share.contended,
-                measured: share.measured || rings || turn.is_some(),
+                measured: share.measured || rings || turn.is_some() || is_bounded(claim),
                 rings,
-                ahead: match (is_below, rings) {
+                ahead: match (is_below(claim, tenants), rings) {
                     (true, _) => Ahead::Brief,
                     (false, true) if claim.cap >= WHOLE && claim.floor == 0 => Ahead::Any,
+                    (false, _) if tenants.len() == 1 => Ahead::Much,
                     (false, _) => Ahead::Usual,
                 },
             }
@@ -635,6 +636,13 @@ impl Device {
             rings,
         }
     }
+}
+
+/// Whether a container's work in flight is bounded although it is the only one on the device: it has the time only until
+/// another one comes that is owed some of it. What is queued by then cannot be taken back.
+fn is_bounded(claim: &Claim) -> bool {
+    let is_limited = claim.cap < WHOLE || claim.floor > 0 || claim.priority > 0;
+    claim.policy != Policy::Disable && is_limited
 }
 
 /// Whether a container of a higher priority could start at any moment.

@@ -74,6 +74,18 @@ impl Region {
         sum
     }
 
+    /// How many processes of the container have work on this device that is overdue by more than `patience_ns`.
+    #[must_use]
+    pub fn overdue_processes(&self, device: usize, now_ns: u64, patience_ns: u64) -> u32 {
+        let mut count = 0;
+        budget::each_slot(self, |slot| {
+            let cells = self.cells(slot, device);
+            let since_ns = cells.map(|cells| credit::overdue(&cells.compute, now_ns, patience_ns));
+            count += u32::from(since_ns.is_some_and(|since_ns| since_ns != 0));
+        });
+        count
+    }
+
     /// How long launches of the container's other processes have waited for credit so far, nanoseconds.
     #[must_use]
     pub fn waited_elsewhere_ns(&self) -> u64 {

@@ -59,6 +59,16 @@ impl Rate {
         self.ahead == Ahead::Any && !self.has_cap()
     }
 
+    /// Whether other containers have the device, too, at work or not.
+    pub(super) fn is_shared(&self) -> bool {
+        self.is_measured && self.ahead != Ahead::Much
+    }
+
+    /// Whether much may be in flight: no cap, and no other container on the device.
+    pub(super) fn is_roomy(&self) -> bool {
+        self.ahead == Ahead::Much && !self.has_cap()
+    }
+
     pub(super) fn has_cap(&self) -> bool {
         self.permille < 1000
     }

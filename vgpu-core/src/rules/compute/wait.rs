@@ -3,48 +3,22 @@
 
 use core::sync::atomic::Ordering;
 
-use vgpu_abi::credit::{Compute, LEASE_NS};
+use vgpu_abi::credit::Compute;
 use vgpu_abi::targets::Ahead;
 use vgpu_abi::waits::WaitCause;
 
 use super::collect;
+use super::decisions::{self, Bound, EXCUSES, Flight, OVERDUE_NS, PROGRESS_NS};
 use super::rate::{self, Rate, rate};
 use super::roster;
 use super::timetable::{self, Fit};
 use crate::base::clock;
 use crate::state::accounts::Accounts;
-use crate::state::launches::DUE_NS;
 use crate::state::launches::costs::estimate::MOST_WAITING_NS;
 use crate::state::launches::costs::{Expected, Work};
 
-/// Work in flight on a device, of one process, beyond which launches wait: what was lent comes back as
-/// soon as it is done.
-const IN_FLIGHT_NS: u64 = 10_000_000;
-/// The same beside a container of a higher priority, which waits for what is in flight when it starts.
-const BRIEF_IN_FLIGHT_NS: u64 = 300_000;
-/// What a thread may launch then without a look at what is in flight.
-const BRIEF_LEASE_NS: u64 = 50_000;
-/// So much is launched to a stream then between two marks: what is in flight is known by them.
-const BRIEF_DUE_NS: u64 = 100_000;
-/// A launch that waits for a container of a higher priority looks again so often at first, and for so long.
-const BRIEF_NAP_NS: u64 = 200_000;
-const BRIEF_NAPS_NS: u64 = 50_000_000;
-/// The most of a long launch that may be in flight before another one.
-const AHEAD_NS: u64 = 50_000_000;
-/// The charge of a launch of unknown cost, nanoseconds.
+/// The charge of a launch of unknown cost, nanoseconds: the launch is measured, and no other one of unknown cost runs.
 const UNKNOWN_NS: u64 = 100_000;
-/// If no work has ended for this long, a launch is let in all the same: the running work may wait for it. Twice
-/// as long for the next launch, up to sixteen times, until work ends: it may just be a long kernel. Nanoseconds.
-const PROGRESS_NS: u64 = 100_000_000;
-/// Work in flight may end this much later than expected, nanoseconds, beside the delay that its own length allows:
-/// events and threads are noticed late on a busy machine.
-const LATE_NS: u64 = 3_000_000;
-/// Launches that are let in without credit for one state of work that is overdue.
-const EXCUSES: u32 = 8;
-/// A wait looks again at least this often.
-const LOOK_NS: u64 = 50_000_000;
-/// The same while the wait ends by another's doing: other work that ends, or a grant.
-const WATCH_NS: u64 = 500_000;
 
 /// A launch that waits until it may go.
 pub(super) struct Wait<'a> {
@@ -142,14 +116,15 @@ impl<'a> Wait<'a> {
                 .and_then(|fit| {
                     self.turn(&rate, expected, &mut overdue_ns, now_ns)
                         .map_err(|wait_ns| (WaitCause::UnknownCost, wait_ns))?;
-                    self.mark(&rate, expected, now_ns)
+                    let room_ns = self
+                        .mark(&rate, expected, now_ns)
                         .and_then(|()| self.room(&rate, cost_ns, now_ns))
                         .map_err(|wait_ns| (WaitCause::InFlight, wait_ns))?;
-                    Ok(fit)
+                    Ok((fit, room_ns))
                 })
-                .and_then(|fit| {
+                .and_then(|(fit, room_ns)| {
                     let wait = |wait_ns| (rate.bound_by(), wait_ns);
-                    let credit = self.credit(&rate, cost_ns, fit, now_ns);
+                    let credit = self.credit(&rate, cost_ns, fit, room_ns, now_ns);
                     let credit = credit.or_else(|wait_ns| self.behind(&rate, cost_ns, wait_ns));
                     credit.map_err(wait)
                 });
@@ -199,9 +174,10 @@ impl<'a> Wait<'a> {
         rate: &Rate,
         cost_ns: u64,
         fit: Option<Fit>,
+        room_ns: u64,
         now_ns: u64,
     ) -> Result<(u64, u64), u64> {
-        let lease_ns = lease_ns(rate.ahead);
+        let lease_ns = decisions::lease_ns(room_ns);
         let (wanted_ns, taken_ns, most_ns) = match fit {
             Some(fit) => (fit.beyond_ns, 0, fit.left_ns.min(lease_ns)),
             None => (cost_ns, lease_ns, lease_ns),
@@ -231,7 +207,7 @@ impl<'a> Wait<'a> {
         let wanted_ns = rate.counted(cost_ns).max(1);
         // Relaxed: a number.
         let in_flight_ns = state.in_flight_ns.load(Ordering::Relaxed);
-        if !is_second(in_flight_ns, self.compute.credit_ns(), wanted_ns) {
+        if !decisions::is_second(in_flight_ns, self.compute.credit_ns(), wanted_ns) {
             return Err(wait_ns);
         }
         self.compute
@@ -283,8 +259,8 @@ impl<'a> Wait<'a> {
             return Err(0);
         };
         let quiet_ns = now_ns.saturating_sub(since_ns.max(self.progress_ns()));
-        if quiet_ns < self.patience_ns() {
-            return Err(watch_ns(self.rounds));
+        if quiet_ns < self.patience_ns() || self.is_stuck(rate, now_ns) {
+            return Err(decisions::watch_ns(self.rounds));
         }
         // The process that has the mark shows no progress, or its launch waits for this one.
         *overdue_ns = quiet_ns.min(MOST_WAITING_NS);
@@ -310,7 +286,7 @@ impl<'a> Wait<'a> {
             return Err(wait_ns);
         }
         let overdue = self.accounts.container.region.overdue(now_ns, PROGRESS_NS);
-        if overdue == 0 {
+        if overdue == 0 || self.is_stuck(rate, now_ns) {
             return Err(wait_ns);
         }
         // Relaxed: a bound that threads which race pass by one each.
@@ -337,7 +313,18 @@ impl<'a> Wait<'a> {
         let state = self.accounts.process.compute.device(self.device);
         // Relaxed: a number.
         let stalls = state.map_or(0, |state| state.stalls.load(Ordering::Relaxed));
-        patience_ns(stalls)
+        decisions::patience_ns(stalls)
+    }
+
+    /// Whether so many processes have overdue work on the device that another one's launch is not what it waits for.
+    fn is_stuck(&self, rate: &Rate, now_ns: u64) -> bool {
+        let region = &self.accounts.container.region;
+        let is_shared = rate.is_shared();
+        let overdue = match is_shared {
+            true => region.overdue_processes(self.device, now_ns, OVERDUE_NS),
+            false => 0,
+        };
+        decisions::is_stuck(overdue, is_shared)
     }
 
     /// A launch is let in although nothing has ended.
@@ -352,69 +339,78 @@ impl<'a> Wait<'a> {
     /// A launch whose cost is not well known is measured, so it waits until its stream has room for a mark.
     fn mark(&self, rate: &Rate, expected: Expected, now_ns: u64) -> Result<(), u64> {
         let spans = &self.accounts.process.compute.spans;
-        let is_known = matches!(expected, Expected::Known(_)) || rate.is_unbounded();
+        let waits_for_nothing = rate.is_unbounded() || rate.is_roomy();
+        let is_known = matches!(expected, Expected::Known(_)) || waits_for_nothing;
         let has_room = self.stream.is_none_or(|at| spans.has_room(at));
         let has_waited = self.since_ns != 0 && now_ns.saturating_sub(self.since_ns) >= PROGRESS_NS;
         if is_known || has_room || has_waited {
             return Ok(());
         }
-        Err(watch_ns(self.rounds))
+        Err(decisions::watch_ns(self.rounds))
     }
 
-    /// Is there room for it in flight?
-    fn room(&self, rate: &Rate, cost_ns: u64, now_ns: u64) -> Result<(), u64> {
+    /// Is there room for it in flight? How much is left for launches that follow at once, nanoseconds.
+    fn room(&self, rate: &Rate, cost_ns: u64, now_ns: u64) -> Result<u64, u64> {
         let Some(state) = self.accounts.process.compute.device(self.device) else {
-            return Ok(());
+            return Ok(u64::MAX);
         };
         if rate.is_unbounded() {
-            return Ok(());
+            return Ok(u64::MAX);
         }
-        // Relaxed: a number.
-        let in_flight = u64::try_from(state.in_flight_ns.load(Ordering::Relaxed)).unwrap_or(0);
+        // Relaxed throughout: numbers and times.
+        let charged = state.in_flight_ns.load(Ordering::Relaxed);
+        let charged_ns = u64::try_from(charged).unwrap_or(0);
         let expected_by_ns = self.compute.own().expected_by_ns.load(Ordering::Relaxed);
-        let late_ns = now_ns.saturating_sub(expected_by_ns.max(self.progress_ns()));
-        // Without a mark it is not known whether work has ended.
+        let launched_ns = self.compute.own().last_launch_ns.load(Ordering::Relaxed);
+        let end_ns = expected_by_ns.min(launched_ns.saturating_add(charged_ns));
         let spans = &self.accounts.process.compute.spans;
-        let has_marks = self.stream.is_some_and(|at| spans.has_marks(at));
-        let wait_ns = if has_marks && is_too_late(late_ns, rate.with_turns(in_flight)) {
-            Some(watch_ns(self.rounds))
-        } else if rate.ahead == Ahead::Brief {
-            // Relaxed: a time.
-            let launched_ns = self.compute.own().last_launch_ns.load(Ordering::Relaxed);
-            let end_ns = expected_by_ns.min(launched_ns.saturating_add(in_flight));
-            let left_ns = end_ns.saturating_sub(now_ns);
-            too_much_beside_a_higher(in_flight, cost_ns, left_ns)
-        } else {
-            too_much_in_flight(in_flight, cost_ns)
+        let flight = Flight {
+            charged_ns,
+            left_ns: end_ns.saturating_sub(now_ns),
+            believed_ns: rate.with_turns(charged_ns),
+            late_ns: now_ns.saturating_sub(expected_by_ns.max(self.progress_ns())),
+            is_marked: self.stream.is_some_and(|at| spans.has_marks(at)),
         };
-        let Some(wait_ns) = wait_ns else {
-            return Ok(());
-        };
-        let quiet_ns = now_ns.saturating_sub(self.progress_ns());
-        if self.since_ns != 0
-            && now_ns.saturating_sub(self.since_ns) >= PROGRESS_NS
-            && quiet_ns >= self.patience_ns()
-        {
+        let overslept_ns = state.overslept_ns.load(Ordering::Relaxed);
+        let bound = Bound::of(rate.ahead, rate.has_cap(), overslept_ns);
+        decisions::room(&flight, cost_ns, bound, self.rounds).or_else(|wait_ns| {
+            let waited_ns = now_ns.saturating_sub(self.since_ns);
+            let quiet_ns = now_ns.saturating_sub(self.progress_ns());
+            let is_quiet = waited_ns >= PROGRESS_NS && quiet_ns >= self.patience_ns();
+            if self.since_ns == 0 || !is_quiet || self.is_stuck(rate, now_ns) {
+                return Err(wait_ns);
+            }
             self.made_progress(now_ns);
-            return Ok(());
-        }
-        Err(wait_ns)
+            Ok(0)
+        })
     }
 
     fn sleep(&mut self, ahead: Ahead, wait_ns: u64, now_ns: u64) {
         self.begin(now_ns);
         self.rounds += 1;
         let state = &self.accounts.process.compute;
-        let mut ns = nap_ns(wait_ns, state.spans.is_anything_busy());
-        if ahead == Ahead::Brief && now_ns.saturating_sub(self.since_ns) < BRIEF_NAPS_NS {
-            // What a container of a higher priority leaves comes in pieces.
-            ns = ns.min(BRIEF_NAP_NS);
-        }
-        if ns > 0 {
+        let waited_ns = now_ns.saturating_sub(self.since_ns);
+        let ns = decisions::nap_ns(wait_ns, waited_ns, ahead, state.spans.is_anything_busy());
+        if decisions::is_exact(ahead, ns) && ns > 0 {
+            self.sleep_exactly(ns);
+        } else if ns > 0 {
             clock::sleep_ns(ns);
         }
         // A fork's child, or a slot that was taken away, is looked after here too.
         self.accounts.process.tick(self.accounts.container);
+    }
+
+    /// Sleeps so long, and remembers how much longer that was.
+    fn sleep_exactly(&self, ns: u64) {
+        let from_ns = clock::now_ns();
+        clock::sleep_exactly_ns(ns);
+        let slept_ns = clock::now_ns().saturating_sub(from_ns);
+        if let Some(state) = self.accounts.process.compute.device(self.device) {
+            // Relaxed: a number. Of threads that wake at the same moment, one counts.
+            let old_ns = state.overslept_ns.load(Ordering::Relaxed);
+            let next_ns = decisions::oversleeping_ns(old_ns, ns, slept_ns);
+            state.overslept_ns.store(next_ns, Ordering::Relaxed);
+        }
     }
 
     fn begin(&mut self, now_ns: u64) {
@@ -452,98 +448,9 @@ impl<'a> Wait<'a> {
     }
 }
 
-/// The time without any end of work after which a launch is let in all the same, after `stalls` such launches.
-fn patience_ns(stalls: u32) -> u64 {
-    PROGRESS_NS << stalls.min(4)
-}
-
-/// How long a launch sleeps that waits for the end of another one: briefly at first, for short launches, then
-/// up to 16 times as long.
-fn watch_ns(rounds: u32) -> u64 {
-    (WATCH_NS / 10) << (rounds / 4).min(4)
-}
-
-/// How long to wait before another look, where a launch would be too much beside the work in flight; `None`:
-/// there is room. Beside nothing, every launch has room.
-fn too_much_in_flight(in_flight_ns: u64, cost_ns: u64) -> Option<u64> {
-    let bound_ns = IN_FLIGHT_NS.max(cost_ns.saturating_add(cost_ns.min(AHEAD_NS)));
-    let sum_ns = in_flight_ns.saturating_add(cost_ns);
-    if in_flight_ns == 0 || sum_ns <= bound_ns {
-        return None;
-    }
-    Some(((sum_ns - bound_ns) / 2).clamp(WATCH_NS / 10, WATCH_NS))
-}
-
-/// The same beside a container of a higher priority: a little, or one launch. What is in flight ought to have
-/// ended after `left_ns`.
-fn too_much_beside_a_higher(in_flight_ns: u64, cost_ns: u64, left_ns: u64) -> Option<u64> {
-    let bound_ns = BRIEF_IN_FLIGHT_NS.max(cost_ns);
-    let sum_ns = in_flight_ns.saturating_add(cost_ns);
-    if in_flight_ns == 0 || sum_ns <= bound_ns {
-        return None;
-    }
-    let wait_ns = (sum_ns - bound_ns).min(left_ns);
-    Some(wait_ns.clamp(WATCH_NS / 20, WATCH_NS))
-}
-
-/// Whether a launch is the second one of a pair: one is in flight, and no more is owed than that one was charged.
-fn is_second(in_flight_ns: i64, credit_ns: i64, wanted_ns: u64) -> bool {
-    in_flight_ns > 0 && credit_ns > 0_i64.saturating_sub_unsigned(wanted_ns)
-}
-
-/// What a thread takes at a time for the launches that follow, nanoseconds.
-fn lease_ns(ahead: Ahead) -> u64 {
-    match ahead {
-        Ahead::Brief => BRIEF_LEASE_NS,
-        Ahead::Usual | Ahead::Any => LEASE_NS,
-    }
-}
-
-/// How much is launched to a stream between two marks, nanoseconds.
-pub(super) fn due_ns(ahead: Ahead) -> u64 {
-    match ahead {
-        Ahead::Brief => BRIEF_DUE_NS,
-        Ahead::Usual | Ahead::Any => DUE_NS,
-    }
-}
-
-/// Whether work in flight is so late that it takes longer than was believed: nothing more is added to it until some
-/// of it ends. `in_flight_ns` is how long it was believed to take, with the turns of others.
-fn is_too_late(late_ns: u64, in_flight_ns: u64) -> bool {
-    in_flight_ns > 0 && late_ns > in_flight_ns.saturating_mul(2).saturating_add(LATE_NS)
-}
-
-/// How long to sleep of a wait. Where work is in flight, or only a grant ends the wait, no longer than a
-/// millisecond: what has ended may have cost less than was charged, and a grant may come.
-fn nap_ns(wait_ns: u64, is_anything_busy: bool) -> u64 {
-    let longest_ns = if is_anything_busy || wait_ns == u64::MAX {
-        WATCH_NS * 2
-    } else {
-        LOOK_NS
-    };
-    wait_ns.min(longest_ns)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const MS: u64 = 1_000_000;
-
-    #[test]
-    fn patience_doubles_four_times() {
-        assert_eq!(
-            [0, 1, 3, 4, 5, u32::MAX].map(patience_ns),
-            [
-                100 * MS,
-                200 * MS,
-                800 * MS,
-                1600 * MS,
-                1600 * MS,
-                1600 * MS
-            ]
-        );
-    }
 
     #[test]
     fn time_between_two_looks_counts_for_what_the_first_found() {
@@ -558,85 +465,5 @@ mod tests {
         spent.look(None, 9_000);
 
         assert_eq!(spent.ns_by_cause, [900, 3_000, 0, 100]);
-    }
-
-    #[test]
-    fn looks_become_rarer() {
-        assert_eq!(
-            [0, 3, 4, 8, 16, 20, u32::MAX].map(watch_ns),
-            [50_000, 50_000, 100_000, 200_000, 800_000, 800_000, 800_000]
-        );
-    }
-
-    #[test]
-    fn launch_waits_for_room_in_flight() {
-        for (in_flight, cost, wait) in [
-            // Beside nothing, and up to 10 ms together.
-            (0, 1000 * MS, None),
-            (9 * MS, MS, None),
-            (10 * MS, MS / 100, Some(50_000)),
-            (20 * MS, MS, Some(500_000)),
-            // A long launch goes beside as much again, up to 50 ms.
-            (30 * MS, 30 * MS, None),
-            (50 * MS, 200 * MS, None),
-            (51 * MS, 200 * MS, Some(500_000)),
-            (u64::MAX, u64::MAX, None),
-        ] {
-            assert_eq!(
-                too_much_in_flight(in_flight, cost),
-                wait,
-                "{in_flight} {cost}"
-            );
-        }
-    }
-
-    #[test]
-    fn little_is_in_flight_beside_a_higher_priority() {
-        const US: u64 = 1_000;
-        for (in_flight, cost, left, wait) in [
-            // Beside nothing, and up to 0.3 ms together.
-            (0, 1000 * MS, 0, None),
-            (200 * US, 100 * US, 0, None),
-            (250 * US, 100 * US, MS, Some(50 * US)),
-            // A longer launch goes when nothing is in flight, and is looked at when that ought to have ended.
-            (MS, MS, 300 * US, Some(300 * US)),
-            (100 * MS, 100 * MS, 90 * MS, Some(500 * US)),
-            (MS, MS, 0, Some(25 * US)),
-            (u64::MAX, u64::MAX, u64::MAX, None),
-        ] {
-            let waits = too_much_beside_a_higher(in_flight, cost, left);
-            assert_eq!(waits, wait, "{in_flight} {cost} {left}");
-        }
-    }
-
-    #[test]
-    fn one_launch_goes_behind_another_without_credit() {
-        let cost = 1_000;
-        assert!(is_second(1, -999, cost));
-        // Nothing is in flight; or two are owed.
-        assert!(!is_second(0, -999, cost));
-        assert!(!is_second(1, -1_000, cost));
-        assert!(!is_second(1, i64::MIN, u64::MAX));
-    }
-
-    #[test]
-    fn late_work_is_not_added_to() {
-        for (late, in_flight, too_late) in [
-            (0, MS, false),
-            (5 * MS, MS, false),
-            (5 * MS + 1, MS, true),
-            (100 * MS, 0, false),
-            (u64::MAX, u64::MAX, false),
-        ] {
-            assert_eq!(is_too_late(late, in_flight), too_late, "{late} {in_flight}");
-        }
-    }
-
-    #[test]
-    fn nap_is_short_while_something_may_end_it() {
-        assert_eq!(nap_ns(MS / 2, false), MS / 2);
-        assert_eq!(nap_ns(80 * MS, false), 50 * MS);
-        assert_eq!(nap_ns(80 * MS, true), MS);
-        assert_eq!(nap_ns(u64::MAX, false), MS);
     }
 }

@@ -10,11 +10,14 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::costs::Work;
-use super::costs::estimate::{Beside, OwnTime, scale};
+use super::costs::estimate::{Beside, OwnTime};
 use crate::base::clock;
 use crate::base::lock::{Guarded, Lock};
 use crate::driver::query;
 use crate::guest::thread::thread;
+use stretch::{More, Sample, Stretch, has_ended_unmarked, reading, uncovered_ns};
+
+mod stretch;
 
 /// Streams that are looked after at a time; launches to further ones are charged and not measured.
 const STREAMS: usize = 256;
@@ -153,66 +156,6 @@ pub(crate) struct Measured {
     pub(crate) ns: u64,
     /// It followed other work of its stream without a gap.
     pub(crate) follows: bool,
-}
-
-/// A stretch of a stream's time, between the ends of two marks or around a single launch.
-#[derive(Clone, Copy, Debug)]
-struct Stretch {
-    /// How long it was, nanoseconds.
-    measured_ns: u64,
-    /// The part of it that was not yet counted for another stream of the context, nanoseconds.
-    counted_ns: u64,
-    /// The charge of its launches, nanoseconds.
-    charged_ns: u64,
-    /// One launch of it that was measured by itself.
-    sample: Option<Sample>,
-}
-
-/// A launch that was measured by itself.
-#[derive(Clone, Copy, Debug)]
-struct Sample {
-    measured_ns: u64,
-    own: OwnTime,
-    charged_ns: u64,
-}
-
-/// The use beyond the charge, nanoseconds; below zero, less was used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct More {
-    own_ns: i64,
-    /// Used time that is paid for later, nanoseconds.
-    owed_ns: u64,
-    occupied_ns: i64,
-}
-
-impl Stretch {
-    /// If nothing else works on the device, the stretch is the launches' own time, less the part of the sample that
-    /// is not. Beside other processes, the stretch includes their turns. The launches' own time is then their charge,
-    /// which was learned from samples, and the sample corrects its own part.
-    fn more(&self, beside: Beside) -> More {
-        let own_ns = match self.sample {
-            Some(sample) if beside.is_contended => self
-                .charged_ns
-                .saturating_sub(sample.charged_ns)
-                .saturating_add(sample.own.now_ns),
-            None if beside.is_contended => self.charged_ns,
-            Some(sample) => self
-                .measured_ns
-                .saturating_sub(sample.measured_ns.saturating_sub(sample.own.now_ns)),
-            None => self.measured_ns,
-        };
-        let counted = |ns: u64| scale(ns, self.counted_ns, self.measured_ns);
-        More {
-            own_ns: difference(counted(own_ns), self.charged_ns),
-            owed_ns: counted(self.sample.map_or(0, |sample| sample.own.later_ns)),
-            occupied_ns: difference(self.counted_ns, self.charged_ns),
-        }
-    }
-}
-
-fn difference(one: u64, other: u64) -> i64 {
-    let whole = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
-    whole(one) - whole(other)
 }
 
 /// The findings about finished work on a device.
@@ -544,8 +487,7 @@ impl Spans {
         }
         // Launches after the last mark end some time, although no event says so.
         let rest = marks.submitted_ns.saturating_sub(marks.done_ns);
-        if marks.count == 0 && rest > 0 && now_ns.saturating_sub(marks.at_ns) > rest * 4 + 2_000_000
-        {
+        if marks.count == 0 && has_ended_unmarked(rest, now_ns.saturating_sub(marks.at_ns)) {
             sum.done_ns += marks.done_up_to(marks.submitted_ns);
         }
         sum
@@ -562,15 +504,8 @@ impl Spans {
         let Some(whole_ns) = query::elapsed_ns(mark.start, mark.end) else {
             return More::default();
         };
-        // A thread that was put aside between its event and its launch has measured itself.
-        let is_doubtful = mark.gap_ns > whole_ns / 3;
-        let alone_ns = if is_doubtful {
-            // Kernel and gap cannot be told apart well; some of it was not the gap.
-            whole_ns.saturating_sub(mark.gap_ns).max(whole_ns / 16)
-        } else {
-            whole_ns - mark.gap_ns
-        };
-        let is_sample = mark.is_alone && (!is_doubtful || mark.is_unknown);
+        let read = reading(whole_ns, mark.gap_ns, mark.is_alone, mark.is_unknown);
+        let (alone_ns, is_sample) = (read.alone_ns, read.is_sample);
         let measured = Measured {
             ns: alone_ns,
             follows: mark.is_chained,
@@ -583,7 +518,7 @@ impl Spans {
             own: learn(&mark.work, measured),
             charged_ns: mark.charged_ns,
         });
-        let chain_ns = (mark.is_chained && marks.last != 0 && !is_doubtful)
+        let chain_ns = (mark.is_chained && marks.last != 0 && !read.is_doubtful)
             .then(|| query::elapsed_ns(marks.last, mark.end))
             .flatten();
         let (charged_ns, measured_ns) = match chain_ns {
@@ -622,8 +557,7 @@ impl Spans {
                 None => return ns,
             }
         };
-        let start_ns = end_ns.saturating_sub(ns);
-        let counted = end_ns.saturating_sub(start_ns.max(events.covered_ns));
+        let counted_ns = uncovered_ns(end_ns, ns, events.covered_ns);
         events.covered_ns = events.covered_ns.max(end_ns);
         if (events.base == 0 || end_ns.saturating_sub(events.base_ns) > BASE_NS)
             && let Some(whole) = query::elapsed_ns(mark.start, mark.end)
@@ -635,7 +569,7 @@ impl Spans {
                 query::destroy_event(old);
             }
         }
-        counted.min(ns)
+        counted_ns
     }
 
     fn pool(&self, context: u64) -> Option<&Pool> {

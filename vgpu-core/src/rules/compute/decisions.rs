@@ -1,0 +1,451 @@
+//! What a launch that may have to wait is told: whether there is room for it in flight, whether it is let in although
+//! nothing has ended, and how long it sleeps until it looks again. Pure functions of numbers: no clock, no shared word,
+//! no call of the driver. `wait` reads the numbers and acts.
+
+use vgpu_abi::credit::LEASE_NS;
+use vgpu_abi::targets::Ahead;
+
+use crate::state::launches::DUE_NS;
+
+/// Work in flight on a device, of one process, beyond which launches wait: what was lent comes back as
+/// soon as it is done. Nanoseconds, as all that follows.
+const IN_FLIGHT_NS: u64 = 10_000_000;
+/// The same of a container without a cap that is the only one on the device: what it queues before another one comes
+/// delays that one, and a program that launches ahead of itself for less is not slowed.
+const MUCH_IN_FLIGHT_NS: u64 = 1_000_000_000;
+/// The same beside a container of a higher priority, which waits for what is in flight when it starts.
+const BRIEF_IN_FLIGHT_NS: u64 = 300_000;
+/// What a thread may launch then without a look at what is in flight.
+const BRIEF_LEASE_NS: u64 = 50_000;
+/// The bound is larger by the time that the process's threads lately woke too late, and by this at most: otherwise the
+/// device would be idle for that time after each such wait.
+const MOST_OVERSLEPT_NS: u64 = 200_000;
+/// So much is launched to a stream then between two marks: what is in flight is known by them.
+const BRIEF_DUE_NS: u64 = 100_000;
+/// A launch that waits for a container of a higher priority looks again so often at first, and for so long.
+const BRIEF_NAP_NS: u64 = 200_000;
+const BRIEF_NAPS_NS: u64 = 50_000_000;
+/// The most of a long launch that may be in flight before another one.
+const AHEAD_NS: u64 = 50_000_000;
+/// If no work has ended for this long, a launch is let in all the same: the running work may wait for it. Twice
+/// as long for the next launch, up to [`PATIENCE_DOUBLES`] times, until work ends: it may just be a long kernel.
+pub(super) const PROGRESS_NS: u64 = 100_000_000;
+const PATIENCE_DOUBLES: u32 = 4;
+/// Work in flight may end this much later than expected, beside the delay that its own length allows:
+/// events and threads are noticed late on a busy machine.
+const LATE_NS: u64 = 3_000_000;
+/// Processes of a container whose work on a device is overdue at the same time, beside other containers. The work of one
+/// may be waiting for a launch of the other. More of them would take from the other containers for as long as their
+/// kernels run, which no credit ends.
+const MOST_OVERDUE: u32 = 2;
+/// Such work is overdue after this time: before the next launch that waits for it is out of patience.
+pub(super) const OVERDUE_NS: u64 = PROGRESS_NS / 2;
+/// Launches that are let in without credit for one state of work that is overdue.
+pub(super) const EXCUSES: u32 = 8;
+/// A wait looks again at least this often.
+const LOOK_NS: u64 = 50_000_000;
+/// The same while the wait ends by another's doing: other work that ends, or a grant.
+const WATCH_NS: u64 = 500_000;
+/// A look costs some microseconds, so no wait for work is shorter than this.
+const LEAST_WATCH_NS: u64 = WATCH_NS / 20;
+
+/// A process's work in flight on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(super) struct Flight {
+    /// Charged work that is not known to have ended, nanoseconds.
+    pub(super) charged_ns: u64,
+    /// How long it still takes if it takes as long as it was believed to, nanoseconds; 0: it ought to have ended.
+    pub(super) left_ns: u64,
+    /// How long it was believed to take, with the turns of other processes, nanoseconds.
+    pub(super) believed_ns: u64,
+    /// How much later it is than that, and than the last end of work, nanoseconds.
+    pub(super) late_ns: u64,
+    /// An event stands behind some of it and has not happened. Without one it is not known whether work has ended.
+    pub(super) is_marked: bool,
+}
+
+/// How much a process may have in flight on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bound {
+    /// So much, nanoseconds, or one launch, or two of less than [`AHEAD_NS`].
+    Most(u64),
+    /// Little, or one launch: a container of a higher priority waits for it. The process's threads wake so much too
+    /// late, nanoseconds.
+    Brief {
+        /// Nanoseconds.
+        overslept_ns: u64,
+    },
+}
+
+impl Bound {
+    /// The bound that the arbiter's word stands for.
+    pub(super) fn of(ahead: Ahead, has_cap: bool, overslept_ns: u64) -> Self {
+        match ahead {
+            Ahead::Brief => Self::Brief { overslept_ns },
+            Ahead::Much if !has_cap => Self::Most(MUCH_IN_FLIGHT_NS),
+            Ahead::Usual | Ahead::Any | Ahead::Much => Self::Most(IN_FLIGHT_NS),
+        }
+    }
+}
+
+/// Whether there is room in flight for a launch that costs `cost_ns`: how much is left for launches that follow at once,
+/// nanoseconds. After `rounds` looks.
+///
+/// # Errors
+/// How long to wait before another look, nanoseconds.
+pub(super) fn room(flight: &Flight, cost_ns: u64, bound: Bound, rounds: u32) -> Result<u64, u64> {
+    if flight.is_marked && is_too_late(flight) {
+        return Err(watch_ns(rounds));
+    }
+    match bound {
+        Bound::Most(most_ns) => match too_much_in_flight(flight.charged_ns, cost_ns, most_ns) {
+            Some(wait_ns) => Err(wait_ns),
+            None => Ok(u64::MAX),
+        },
+        Bound::Brief { overslept_ns } => brief_room(flight, cost_ns, overslept_ns),
+    }
+}
+
+/// Whether work in flight is so late that it takes longer than was believed: nothing more is added to it until some
+/// of it ends.
+fn is_too_late(flight: &Flight) -> bool {
+    let believed_ns = flight.believed_ns;
+    believed_ns > 0 && flight.late_ns > believed_ns.saturating_mul(2).saturating_add(LATE_NS)
+}
+
+/// How long to wait before another look, where a launch would be too much beside the work in flight; `None`:
+/// there is room. Beside nothing, every launch has room.
+fn too_much_in_flight(in_flight_ns: u64, cost_ns: u64, most_ns: u64) -> Option<u64> {
+    let bound_ns = most_ns.max(cost_ns.saturating_add(cost_ns.min(AHEAD_NS)));
+    let sum_ns = in_flight_ns.saturating_add(cost_ns);
+    if in_flight_ns == 0 || sum_ns <= bound_ns {
+        return None;
+    }
+    Some(((sum_ns - bound_ns) / 2).clamp(WATCH_NS / 10, WATCH_NS))
+}
+
+/// [`room`] beside a container of a higher priority: a little, or one launch. A thread that wakes late may launch so much
+/// before the work in flight ends.
+fn brief_room(flight: &Flight, cost_ns: u64, overslept_ns: u64) -> Result<u64, u64> {
+    let overslept_ns = overslept_ns.min(MOST_OVERSLEPT_NS);
+    let bound_ns = BRIEF_IN_FLIGHT_NS.max(cost_ns).saturating_add(overslept_ns);
+    let sum_ns = flight.charged_ns.saturating_add(cost_ns);
+    // Work that takes longer than it was believed to may take much longer.
+    let is_nearly_done = flight.left_ns > 0 && flight.left_ns <= overslept_ns;
+    if flight.charged_ns == 0 || is_nearly_done || sum_ns <= bound_ns {
+        return Ok(bound_ns.saturating_sub(sum_ns).min(BRIEF_LEASE_NS));
+    }
+    let left_ns = flight.left_ns.saturating_sub(overslept_ns);
+    let wait_ns = (sum_ns - bound_ns).min(left_ns);
+    Err(wait_ns.clamp(LEAST_WATCH_NS, WATCH_NS))
+}
+
+/// Whether a launch is the second one of a pair: one is in flight, and no more is owed than that one was charged.
+pub(super) fn is_second(in_flight_ns: i64, credit_ns: i64, wanted_ns: u64) -> bool {
+    in_flight_ns > 0 && credit_ns > 0_i64.saturating_sub_unsigned(wanted_ns)
+}
+
+/// What a thread takes at a time for the launches that follow, nanoseconds, where so much room is left in flight.
+pub(super) fn lease_ns(room_ns: u64) -> u64 {
+    room_ns.min(LEASE_NS)
+}
+
+/// Whether a launch that is charged `charged_ns` is measured, when `unmarked_ns` were launched to its stream since the
+/// last measured one. `is_well_known`: its cost was measured often enough.
+pub(super) fn is_measured(
+    is_well_known: bool,
+    unmarked_ns: u64,
+    charged_ns: u64,
+    ahead: Ahead,
+) -> bool {
+    let due_ns = match ahead {
+        Ahead::Brief => BRIEF_DUE_NS,
+        Ahead::Usual | Ahead::Any | Ahead::Much => DUE_NS,
+    };
+    !is_well_known || unmarked_ns.saturating_add(charged_ns) >= due_ns
+}
+
+/// The time without any end of work after which a launch is let in all the same, after `stalls` such launches.
+pub(super) fn patience_ns(stalls: u32) -> u64 {
+    PROGRESS_NS << stalls.min(PATIENCE_DOUBLES)
+}
+
+/// Whether so many processes of the container have overdue work on a device that another one's launch is not what it waits
+/// for. Of a device that no other container has, that is never said: no other one loses by it.
+pub(super) fn is_stuck(overdue_processes: u32, is_shared: bool) -> bool {
+    is_shared && overdue_processes >= MOST_OVERDUE
+}
+
+/// How long a launch sleeps that waits for the end of another one: briefly at first, for short launches, then
+/// up to 16 times as long.
+pub(super) fn watch_ns(rounds: u32) -> u64 {
+    (WATCH_NS / 10) << (rounds / 4).min(4)
+}
+
+/// How long to sleep of a wait that began `waited_ns` ago. Where work is in flight, or only a grant ends the wait, no
+/// longer than a millisecond: what has ended may have cost less than was charged, and a grant may come. What a container
+/// of a higher priority leaves comes in pieces.
+pub(super) fn nap_ns(wait_ns: u64, waited_ns: u64, ahead: Ahead, is_anything_busy: bool) -> u64 {
+    let longest_ns = if ahead == Ahead::Brief && waited_ns < BRIEF_NAPS_NS {
+        BRIEF_NAP_NS
+    } else if is_anything_busy || wait_ns == u64::MAX {
+        WATCH_NS * 2
+    } else {
+        LOOK_NS
+    };
+    wait_ns.min(longest_ns)
+}
+
+/// Whether a sleep of so long has to be exact to some microseconds: beside a container of a higher priority the device is
+/// idle while a launch sleeps for too long.
+pub(super) fn is_exact(ahead: Ahead, nap_ns: u64) -> bool {
+    ahead == Ahead::Brief && nap_ns <= WATCH_NS
+}
+
+/// How much too late threads wake, after one that slept for `slept_ns` instead of `nap_ns`: up at once by half, and down
+/// slowly, because one late thread costs more than a little more in flight.
+pub(super) fn oversleeping_ns(old_ns: u64, nap_ns: u64, slept_ns: u64) -> u64 {
+    let late_ns = slept_ns.saturating_sub(nap_ns).min(MOST_OVERSLEPT_NS);
+    let old_ns = old_ns.min(MOST_OVERSLEPT_NS);
+    if late_ns > old_ns {
+        old_ns + (late_ns - old_ns).div_ceil(2)
+    } else {
+        old_ns - (old_ns - late_ns) / 16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const US: u64 = 1_000;
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn patience_doubles_four_times() {
+        let ms = [0, 1, 3, 4, 5, u32::MAX].map(|stalls| patience_ns(stalls) / MS);
+        assert_eq!(ms, [100, 200, 800, 1600, 1600, 1600]);
+    }
+
+    #[test]
+    fn looks_become_rarer() {
+        assert_eq!(
+            [0, 3, 4, 8, 16, 20, u32::MAX].map(watch_ns),
+            [50_000, 50_000, 100_000, 200_000, 800_000, 800_000, 800_000]
+        );
+    }
+
+    #[test]
+    fn third_process_with_overdue_work_waits_where_others_have_the_device_too() {
+        assert!(!is_stuck(1, true));
+        assert!(is_stuck(2, true));
+        assert!(!is_stuck(9, false));
+    }
+
+    #[test]
+    fn launch_is_measured_until_its_cost_is_well_known_and_then_now_and_then() {
+        assert!(is_measured(false, 0, 1, Ahead::Usual));
+        assert!(!is_measured(true, 500 * US, 499 * US, Ahead::Usual));
+        assert!(is_measured(true, 500 * US, 500 * US, Ahead::Any));
+        assert!(!is_measured(true, 0, 99 * US, Ahead::Brief));
+        assert!(is_measured(true, 100 * US, 100 * US, Ahead::Brief));
+        assert!(is_measured(true, u64::MAX, u64::MAX, Ahead::Much));
+    }
+
+    #[test]
+    fn bound_follows_from_the_arbiters_word() {
+        let most = |ahead, has_cap| match Bound::of(ahead, has_cap, 0) {
+            Bound::Most(ns) => ns / MS,
+            Bound::Brief { .. } => 0,
+        };
+        assert_eq!(most(Ahead::Usual, false), 10);
+        assert_eq!(most(Ahead::Much, false), 1_000);
+        assert_eq!(most(Ahead::Much, true), 10);
+        assert_eq!(most(Ahead::Brief, false), 0);
+    }
+
+    #[test]
+    fn launch_waits_for_room_in_flight() {
+        for (in_flight, cost, wait) in [
+            // Beside nothing, and up to 10 ms together.
+            (0, 1000 * MS, None),
+            (9 * MS, MS, None),
+            (10 * MS, MS / 100, Some(50_000)),
+            (20 * MS, MS, Some(500_000)),
+            // A long launch goes beside as much again, up to 50 ms.
+            (30 * MS, 30 * MS, None),
+            (50 * MS, 200 * MS, None),
+            (51 * MS, 200 * MS, Some(500_000)),
+            (u64::MAX, u64::MAX, None),
+        ] {
+            assert_eq!(
+                too_much_in_flight(in_flight, cost, IN_FLIGHT_NS),
+                wait,
+                "{in_flight} {cost}"
+            );
+        }
+    }
+
+    /// Work in flight beside a container of a higher priority.
+    fn flight(charged_ns: u64, left_ns: u64, is_marked: bool) -> Flight {
+        Flight {
+            charged_ns,
+            left_ns,
+            is_marked,
+            ..Flight::default()
+        }
+    }
+
+    #[test]
+    fn little_is_in_flight_beside_a_higher_priority() {
+        let brief = |charged, left, cost, overslept_ns| {
+            let bound = Bound::Brief { overslept_ns };
+            room(&flight(charged, left, true), cost, bound, 0)
+        };
+        // Beside nothing, and up to 0.3 ms together.
+        assert_eq!(brief(0, 0, 1000 * MS, 0), Ok(0));
+        assert_eq!(brief(200 * US, 0, 100 * US, 0), Ok(0));
+        assert_eq!(brief(100 * US, 0, 20 * US, 0), Ok(50 * US));
+        assert_eq!(brief(250 * US, MS, 100 * US, 0), Err(50 * US));
+        // A longer launch goes when nothing is in flight, and is looked at when that ought to have ended.
+        assert_eq!(brief(MS, 300 * US, MS, 0), Err(300 * US));
+        assert_eq!(brief(100 * MS, 90 * MS, 100 * MS, 0), Err(500 * US));
+        assert_eq!(brief(MS, 0, MS, 0), Err(25 * US));
+        // Threads that wake late have that much more in flight.
+        assert_eq!(brief(300 * US, MS, 100 * US, 100 * US), Ok(0));
+        assert_eq!(brief(MS, 100 * US, MS, 100 * US), Ok(0));
+        assert_eq!(brief(MS, 300 * US, MS, 100 * US), Err(200 * US));
+        assert_eq!(brief(MS, 300 * US, MS, 10 * MS), Err(100 * US));
+        // It runs for longer than it was believed to.
+        assert_eq!(brief(MS, 0, MS, 100 * US), Err(25 * US));
+    }
+
+    #[test]
+    fn one_launch_goes_behind_another_without_credit() {
+        let cost = 1_000;
+        assert!(is_second(1, -999, cost));
+        // Nothing is in flight; or two are owed.
+        assert!(!is_second(0, -999, cost));
+        assert!(!is_second(1, -1_000, cost));
+        assert!(!is_second(1, i64::MIN, u64::MAX));
+    }
+
+    #[test]
+    fn late_work_is_not_added_to() {
+        for (late_ns, believed_ns, is_late) in [
+            (0, MS, false),
+            (5 * MS, MS, false),
+            (5 * MS + 1, MS, true),
+            (100 * MS, 0, false),
+            (u64::MAX, u64::MAX, false),
+        ] {
+            let flight = Flight {
+                late_ns,
+                believed_ns,
+                is_marked: true,
+                ..Flight::default()
+            };
+            assert_eq!(is_too_late(&flight), is_late, "{late_ns} {believed_ns}");
+            let told = room(&flight, MS, Bound::Most(IN_FLIGHT_NS), 4);
+            assert_eq!(told.is_err(), is_late);
+        }
+    }
+
+    #[test]
+    fn nap_is_short_while_something_may_end_it() {
+        let nap = |wait_ns, is_busy| nap_ns(wait_ns, 0, Ahead::Usual, is_busy);
+        assert_eq!(nap(MS / 2, false), MS / 2);
+        assert_eq!(nap(80 * MS, false), 50 * MS);
+        assert_eq!(nap(80 * MS, true), MS);
+        assert_eq!(nap(u64::MAX, false), MS);
+        // Beside a container of a higher priority, and after a long wait for it.
+        assert_eq!(nap_ns(u64::MAX, 49 * MS, Ahead::Brief, false), 200 * US);
+        assert_eq!(nap_ns(u64::MAX, 50 * MS, Ahead::Brief, false), MS);
+    }
+
+    #[test]
+    fn oversleeping_is_believed_soon_and_forgotten_slowly() {
+        let late = oversleeping_ns(0, 100 * US, 220 * US);
+        assert_eq!(late, 60 * US);
+        let later = (0..16).fold(late, |old, _| oversleeping_ns(old, 100 * US, 100 * US));
+        assert!((15 * US..30 * US).contains(&later), "{later}");
+        assert_eq!(oversleeping_ns(u64::MAX, 0, u64::MAX), MOST_OVERSLEPT_NS);
+    }
+
+    fn any_flight() -> impl Strategy<Value = Flight> {
+        let ns = || prop_oneof![any::<u64>(), 0..2 * MS, Just(0)];
+        (ns(), ns(), ns(), ns(), any::<bool>()).prop_map(
+            |(charged_ns, left_ns, believed_ns, late_ns, is_marked)| Flight {
+                charged_ns,
+                left_ns,
+                believed_ns,
+                late_ns,
+                is_marked,
+            },
+        )
+    }
+
+    proptest! {
+        /// For any numbers, a wait has a length, and ends within a millisecond.
+        #[test]
+        fn every_wait_for_room_ends_soon(
+            flight in any_flight(), cost_ns: u64, overslept_ns: u64, most_ns: u64, rounds: u32,
+        ) {
+            for bound in [Bound::Most(most_ns), Bound::Brief { overslept_ns }] {
+                if let Err(wait_ns) = room(&flight, cost_ns, bound, rounds) {
+                    prop_assert!((LEAST_WATCH_NS..=WATCH_NS * 2).contains(&wait_ns), "{wait_ns}");
+                }
+            }
+        }
+
+        /// A launch has room beside nothing, however long it is.
+        #[test]
+        fn launch_goes_beside_nothing(cost_ns: u64, overslept_ns: u64, most_ns: u64) {
+            for bound in [Bound::Most(most_ns), Bound::Brief { overslept_ns }] {
+                prop_assert!(room(&Flight::default(), cost_ns, bound, 0).is_ok());
+            }
+        }
+
+        /// Beside a container of a higher priority, what is left of the work in flight and what follows at once is never
+        /// more than half a millisecond, or one launch and the time by which threads wake late.
+        #[test]
+        fn brief_bound_is_never_passed(flight in any_flight(), cost_ns: u64, overslept_ns: u64) {
+            if let Ok(room_ns) = room(&flight, cost_ns, Bound::Brief { overslept_ns }, 0) {
+                let left_ns = match flight.left_ns {
+                    0 => flight.charged_ns,
+                    left_ns => flight.charged_ns.min(left_ns),
+                };
+                let sum_ns = left_ns.saturating_add(cost_ns).saturating_add(room_ns);
+                let bound_ns = cost_ns.max(BRIEF_IN_FLIGHT_NS).saturating_add(MOST_OVERSLEPT_NS);
+                prop_assert!(sum_ns <= bound_ns, "{sum_ns}");
+            }
+        }
+
+        /// Of work that takes as long as it is believed to, a launch that waits as it is told has room in the end, and
+        /// does not wait longer than that work takes.
+        #[test]
+        fn waiting_as_told_leads_to_room(
+            charged_ns in 1..20 * MS, cost_ns in 1..20 * MS, overslept_ns in 0..MS, is_marked: bool,
+        ) {
+            let mut left_ns = charged_ns;
+            loop {
+                let now = flight(left_ns, left_ns, is_marked && left_ns > 0);
+                match room(&now, cost_ns, Bound::Brief { overslept_ns }, 0) {
+                    Ok(_) => break,
+                    Err(wait_ns) => {
+                        prop_assert!(wait_ns <= left_ns.max(LEAST_WATCH_NS));
+                        left_ns = left_ns.saturating_sub(wait_ns);
+                    }
+                }
+            }
+        }
+
+        /// What a thread may launch without a look is never more than the room that is left.
+        #[test]
+        fn lease_stays_within_the_room(room_ns: u64) {
+            prop_assert!(lease_ns(room_ns) <= room_ns.min(LEASE_NS));
+        }
+    }
+}
