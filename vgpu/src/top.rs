@@ -24,6 +24,10 @@ use crate::{Failure, board};
 /// The arbiter's measurements are shown until they are this old, nanoseconds.
 const STALE_NS: u64 = 1_000_000_000;
 
+/// Work on the GPU is shown as overdue after this time, nanoseconds. Turns of other processes, and a busy machine, make
+/// work late by less.
+const OVERDUE_NS: u64 = 5_000_000_000;
+
 /// Everything that is shown, read at the same time.
 #[derive(Debug, Default)]
 struct Picture {
@@ -145,6 +149,14 @@ impl Picture {
             false => 0,
         };
         compute.throttled_ns.saturating_add(waiting_ns)
+    }
+
+    /// For how long work on the GPU has been overdue, nanoseconds: kernels that run far longer than such kernels did
+    /// before, or never end. `None` if there is none, or it is not overdue for long.
+    fn overdue_ns(&self, compute: &ComputeSnapshot) -> Option<u64> {
+        let is_known = (1..=self.now_ns).contains(&compute.due_ns);
+        let overdue_ns = self.now_ns.saturating_sub(compute.due_ns);
+        (is_known && overdue_ns >= OVERDUE_NS).then_some(overdue_ns)
     }
 
     /// Time since the last launch, nanoseconds; `None` if there was none.

@@ -163,6 +163,9 @@ pub struct ComputeSnapshot {
     pub unknown_launches: u64,
     /// Time in which processes had work on the device, the turns of other processes included, nanoseconds.
     pub occupied_ns: u64,
+    /// When the work in flight ought to have ended, nanoseconds of the monotonic clock, or later work of the process
+    /// was last seen to end; 0: nothing is in flight. Of several processes the earliest.
+    pub due_ns: u64,
 }
 
 impl ComputeSnapshot {
@@ -171,6 +174,8 @@ impl ComputeSnapshot {
     pub fn and(self, other: &Self) -> Self {
         let waiting = [self.waiting_since_ns, other.waiting_since_ns];
         let waiting = waiting.into_iter().filter(|since| *since != 0).min();
+        let due = [self.due_ns, other.due_ns];
+        let due = due.into_iter().filter(|at| *at != 0).min();
         Self {
             launches: self.launches.saturating_add(other.launches),
             graph_launches: self.graph_launches.saturating_add(other.graph_launches),
@@ -186,11 +191,14 @@ impl ComputeSnapshot {
             host_functions: self.host_functions.saturating_add(other.host_functions),
             unknown_launches: self.unknown_launches.saturating_add(other.unknown_launches),
             occupied_ns: self.occupied_ns.saturating_add(other.occupied_ns),
+            due_ns: due.unwrap_or(0),
         }
     }
 
     fn read(part: &Part, at: usize) -> Self {
         let word = |offset: usize| part.u64(at + offset);
+        let expected_by_ns = word(offset_of!(ComputeUse, expected_by_ns));
+        let due_ns = expected_by_ns.max(word(offset_of!(ComputeUse, progress_ns)));
         Self {
             launches: word(offset_of!(ComputeUse, launches)),
             graph_launches: word(offset_of!(ComputeUse, graph_launches)),
@@ -206,6 +214,10 @@ impl ComputeSnapshot {
             host_functions: word(offset_of!(ComputeUse, host_functions)),
             unknown_launches: word(offset_of!(ComputeUse, unknown_launches)),
             occupied_ns: word(offset_of!(ComputeUse, occupied_ns)),
+            due_ns: match word(offset_of!(ComputeUse, in_flight_ns)) {
+                0 => 0,
+                _ => due_ns.max(1),
+            },
         }
     }
 }

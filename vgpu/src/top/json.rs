@@ -116,6 +116,7 @@ struct Compute {
     waits: u64,
     waiting: bool,
     last_launch_ago_ns: Option<u64>,
+    overdue_ns: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -294,6 +295,7 @@ fn compute_of(picture: &Picture, compute: &ComputeSnapshot) -> Compute {
         waits: compute.waits,
         waiting: compute.waiting_since_ns != 0,
         last_launch_ago_ns: picture.since_ns(compute),
+        overdue_ns: picture.overdue_ns(compute),
     }
 }
 

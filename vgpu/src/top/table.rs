@@ -233,6 +233,11 @@ fn process_rows(
             span(picture.throttled_ns(&used.compute)),
             number(launches(&used.compute)),
             picture.since_ns(&used.compute).map_or_else(unknown, span),
+            String::new(),
+            match picture.overdue_ns(&used.compute) {
+                Some(ns) => paint.yellow(&format!("overdue {}", span(ns))),
+                None => String::new(),
+            },
         ]);
     }
 }
@@ -276,6 +281,9 @@ fn draw_notes(picture: &Picture, paint: Paint, out: &mut String) {
             ));
         }
     }
+    for container in &picture.views.containers {
+        notes.extend(overdue_notes(picture, container));
+    }
     for broken in &picture.views.broken {
         notes.push(format!("{}: {}", broken.path.display(), broken.reason));
     }
@@ -291,6 +299,28 @@ fn draw_notes(picture: &Picture, paint: Paint, out: &mut String) {
     for note in notes {
         writeln!(out, "{}", paint.yellow(&format!("! {note}"))).ok();
     }
+}
+
+/// A kernel that never ends takes time from all others on its GPU, and no limit ends it.
+fn overdue_notes(picture: &Picture, container: &ContainerView) -> Vec<String> {
+    let of_process = |process: &ProcessView| {
+        let pid = process.host_pid.unwrap_or(process.pid);
+        let each = container.devices.iter().zip(&process.devices);
+        let overdue = each.filter_map(|(device, used)| {
+            let ns = picture.overdue_ns(&used.compute)?;
+            let gpu = picture.gpu_number(&device.uuid);
+            let gpu = gpu.map_or_else(|| format!("#{}", device.index), |gpu| gpu.to_string());
+            Some(format!(
+                "{}: a kernel of process {pid} ({}) on GPU {gpu} should have ended {} ago; only its own end \
+                 or the end of the process stops it",
+                full_name(container),
+                process.name,
+                span(ns)
+            ))
+        });
+        overdue.collect::<Vec<_>>()
+    };
+    container.processes.iter().flat_map(of_process).collect()
 }
 
 fn full_name(container: &ContainerView) -> String {
