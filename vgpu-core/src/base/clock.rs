@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn clock_that_a_program_puts_in_the_librarys_place_is_not_read() {
+    fn clock_function_that_a_program_replaces_is_not_called() {
         let dir = tempfile::tempdir().unwrap();
         let library = dir.path().join("clock.so");
         let mut compiler = Command::new("cc")
