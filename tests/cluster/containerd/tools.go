@@ -1,10 +1,9 @@
 //go:build tools
 
-package main
+// Package tools names what is built here: containerd and its shim, as they are.
+package tools
 
-// Built from this module, too: what they share with Kubernetes is compiled once.
 import (
 	_ "github.com/containerd/containerd/v2/cmd/containerd"
 	_ "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2"
-	_ "sigs.k8s.io/kwok/cmd/kwok"
 )
