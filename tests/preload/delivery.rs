@@ -29,6 +29,7 @@ fn node(world: &World, scale: u64) -> Delivery {
         group: None,
         healthy: true,
         cordoned: false,
+        given_out: false,
         mode: String::new(),
         mig_profiles: Vec::new(),
         tags: Vec::new(),
