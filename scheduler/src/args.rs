@@ -216,7 +216,7 @@ pub struct Args {
     #[arg(long, env = "VGPU_METRICS_DETAIL", value_enum, value_name = "DETAIL", default_value_t = Detail::Full)]
     pub metrics_detail: Detail,
 
-    /// The label of pods whose value is their team, for accounts of what they hold.
+    /// The key of the pod label that names the pod's team: metrics sum up by team what pods hold.
     #[arg(
         long,
         env = "VGPU_TEAM_LABEL",

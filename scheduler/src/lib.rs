@@ -94,7 +94,7 @@ pub struct Settings {
     pub claims: Option<ClaimSettings>,
     /// Whether ResourceClaims of other drivers count.
     pub reads_resource_claims: bool,
-    /// The label of pods whose value is their team, for accounts of what they hold.
+    /// The key of the pod label that names the pod's team: metrics sum up by team what pods hold.
     pub team_label: String,
     /// Whether this process writes the statuses of ComputeQuotas and runs ComputeTasks, if it reads hcs.io at all.
     pub keeps_hcs: bool,

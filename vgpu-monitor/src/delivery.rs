@@ -123,7 +123,7 @@ pub struct Given {
     pub priority: u32,
     /// When its cap on compute time holds.
     pub policy: Policy,
-    /// The workload to whose account its use goes.
+    /// The workload under which metrics sum up the container's use.
     pub workload: Workload,
     /// The pod's trace, as the W3C `traceparent`, where it has one.
     pub traceparent: Option<String>,

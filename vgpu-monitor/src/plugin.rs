@@ -118,7 +118,7 @@ pub struct Settings {
     pub device_plugins: PathBuf,
     /// The kubelet's socket that says which pods hold what.
     pub pod_resources: PathBuf,
-    /// The label of pods whose value is their team.
+    /// The key of the pod label that names the pod's team.
     pub team_label: String,
 }
 

@@ -51,7 +51,7 @@ pub struct Found {
     pub owner: u32,
     /// When it was made, seconds since 1970.
     pub created_unix: u64,
-    /// The workload to whose account its use goes; empty where the directory's owner is not trusted.
+    /// The workload under which metrics sum up the container's use; empty where the directory's owner is not trusted.
     pub workload: Workload,
     /// By device: launches, and GPU time used in nanoseconds.
     pub work: Vec<(u64, u64)>,

@@ -22,7 +22,8 @@ pub struct ResourceClaims {
     slices: BTreeMap<String, BTreeMap<Device, BTreeSet<String>>>,
     /// The devices that each claim has.
     claims: BTreeMap<Name, BTreeSet<Device>>,
-    /// The GPUs of devices whose slice is gone and whose claim is not: a driver that is replaced publishes them anew.
+    /// The GPUs of devices that a claim still has although their ResourceSlice is gone. A DRA driver that is being replaced
+    /// deletes its slices and publishes them again.
     remembered: BTreeMap<Device, BTreeSet<String>>,
 }
 

@@ -152,7 +152,7 @@ pub struct Labels {
     pub created_unix: u64,
     /// Process that supervises it; 0 where the node agent does.
     pub runner_pid: u32,
-    /// The workload to whose account its use goes.
+    /// The workload under which metrics sum up the container's use.
     #[serde(skip_serializing_if = "Workload::is_unknown")]
     pub workload: Workload,
     /// The pod's trace, as the W3C `traceparent`, where it has one.

@@ -37,7 +37,7 @@ pub struct ContainerView {
     pub container: String,
     /// Pod's uid; empty under `vgpu run`.
     pub pod_uid: String,
-    /// The workload to whose account its use goes.
+    /// The workload under which metrics sum up the container's use.
     pub workload: Workload,
     /// The command with its arguments; empty in a pod.
     pub command: Vec<String>,

@@ -236,7 +236,8 @@ pub(crate) fn read_lock_range(fd: c_int, from: u64, length: u64) -> Result<(), E
     answer(result).map(|_| ())
 }
 
-/// The same of an open file, whose locks are another owner's to the process itself.
+/// The same as a lock of the open file and not of the process: the kernel shows it to this process as it shows the locks
+/// of other processes.
 #[cfg(test)]
 pub(crate) fn open_file_read_lock(fd: c_int, from: u64, length: u64) -> Result<(), Errno> {
     let lock = range(from, length, libc::F_RDLCK);

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    #[ignore = "a program that the next tests start in another world"]
+    #[ignore = "not a test by itself: the tests below start it as a program, with another clock_gettime or in a time namespace"]
     fn tells_the_time() {
         set_up();
         println!("told {}", monotonic_ns());

@@ -62,7 +62,7 @@ pub struct Claim {
     pub priority: u32,
     /// When its cap on compute time holds.
     pub policy: String,
-    /// The workload to whose account its use goes.
+    /// The workload under which metrics sum up the container's use.
     #[serde(default, skip_serializing_if = "Workload::is_unknown")]
     pub workload: Workload,
     /// The pod's trace.

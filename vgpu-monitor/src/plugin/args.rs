@@ -171,7 +171,7 @@ pub struct PluginArgs {
           num_args = 0..=1, default_missing_value = "true", default_value_t = false, require_equals = true)]
     pub hcs: bool,
 
-    /// The label of pods whose value is their team, for accounts of what they use.
+    /// The key of the pod label that names the pod's team: metrics sum up by team what pods use.
     #[arg(
         long,
         env = "VGPU_TEAM_LABEL",

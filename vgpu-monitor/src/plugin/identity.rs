@@ -424,7 +424,7 @@ pub fn traceparent(pod: &Pod) -> Option<String> {
     (text.len() == 55 && text.bytes().all(plain)).then(|| text.clone())
 }
 
-/// The workload to whose account the pod's use goes.
+/// The workload under which metrics sum up the pod's use.
 pub fn workload(pod: &Pod, team_label: &str) -> Workload {
     let (kind, name) = kube_api::workload::of(pod);
     Workload {
