@@ -7,6 +7,7 @@ use clap::Parser;
 use server::TraceArgs;
 
 use crate::address::address;
+use crate::dra::args::DraArgs;
 use crate::exporter::Detail;
 use crate::logging::LogArgs;
 use crate::plugin::args::{InstallArgs, PluginArgs};
@@ -108,6 +109,9 @@ pub enum Command {
     /// Run the device plugin: allot this node's GPUs to the kubelet, register them with the scheduler, and
     /// watch their health.
     Plugin(Box<PluginArgs>),
+    /// Run the DRA driver in the place of the device plugin: publish this node's GPUs as ResourceSlices, and give
+    /// containers what their ResourceClaims were allocated.
+    Dra(Box<DraArgs>),
     /// Copy the library to the directory from which containers get it, and exit.
     Install(InstallArgs),
 }

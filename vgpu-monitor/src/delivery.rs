@@ -80,6 +80,8 @@ pub enum Manner {
     Cdi,
     /// `Allocate` gives mounts, and the pod's environment takes the GPUs from an annotation (containerd 1.6).
     Mounts,
+    /// A part of a ResourceClaim: a CDI device for each of its GPUs, and what belongs to all of them once.
+    Claim,
 }
 
 /// The answer to `Allocate` for one container.
@@ -353,7 +355,7 @@ impl Delivery {
             ..Allotted::default()
         };
         match self.settings.manner {
-            Manner::Cdi => {
+            Manner::Cdi | Manner::Claim => {
                 allotted.cdi_devices.push(format!("{}={name}", cdi::KIND));
             }
             Manner::Mounts => {
@@ -396,7 +398,7 @@ impl Delivery {
         };
         // Before anything is written: a refusal must leave no half.
         let spec = match manner {
-            Manner::Cdi => Some(self.spec(name, &record, inventory.as_deref())?),
+            Manner::Cdi | Manner::Claim => Some(self.spec(name, &record, inventory.as_deref())?),
             Manner::Mounts => None,
         };
         if loads.get(name).is_some() {
@@ -460,9 +462,15 @@ impl Delivery {
             kind: &self.settings.vendor_kind,
             capabilities: &self.settings.seen(Path::new(cdi::CAPABILITIES)),
         };
-        let edits = vendor.edits(&record.wanted(inventory))?;
+        let wanted = record.wanted(inventory);
         let mounts = self.mounts(name, &record.library);
-        Ok(cdi::describe(name, edits, &mounts, &self.settings.env))
+        let env = &self.settings.env;
+        if record.manner() == Manner::Claim {
+            let parts = vendor.parts(&wanted)?;
+            return Ok(cdi::describe_claim(name, parts, &mounts, env));
+        }
+        let edits = vendor.edits(&wanted)?;
+        Ok(cdi::describe(name, edits, &mounts, env))
     }
 
     /// The library: a container keeps the one that it had.
@@ -479,7 +487,7 @@ impl Delivery {
             return Ok(before.library.clone());
         }
         match manner {
-            Manner::Cdi => Ok(self.library.version.clone()),
+            Manner::Cdi | Manner::Claim => Ok(self.library.version.clone()),
             // The kubelet keeps the paths that it was told.
             Manner::Mounts => Err(DeliveryError::LibraryGone {
                 path: lib.join(&before.library),
@@ -521,6 +529,16 @@ impl Delivery {
         loads.iter().map(pair).collect()
     }
 
+    /// What it was given, if it was.
+    pub(crate) fn given(&self, name: &Name) -> Option<Given> {
+        self.loads.lock().get(name)?.record.given()
+    }
+
+    /// The CDI device of a claim's part, by its place among the part's GPUs.
+    pub(crate) fn claim_device(name: &Name, at: usize) -> String {
+        format!("{}={}", cdi::KIND, cdi::claim_device(name, at))
+    }
+
     /// The container that it was given to, if it was given.
     pub(crate) fn labels(&self, name: &Name) -> Option<Labels> {
         let loads = self.loads.lock();
@@ -553,6 +571,20 @@ impl Delivery {
                 Some((instance.gpu.clone(), Span { start, size }))
             })
             .collect()
+    }
+
+    /// UUIDs of the GPUs of which a container has a share that was given under none of these names.
+    pub(crate) fn gpus_but(&self, is_among: impl Fn(&Name) -> bool) -> BTreeSet<String> {
+        let loads = self.loads.lock();
+        let held = loads
+            .iter()
+            .filter(|(name, held)| !held.gone && !is_among(name));
+        let devices = held.flat_map(|(_, held)| &held.record.devices);
+        let gpu = |device: &record::RecordDevice| match &device.instance {
+            Some(instance) => instance.gpu.clone(),
+            None => device.uuid.clone(),
+        };
+        devices.map(gpu).collect()
     }
 
     /// Stops counting the containers whose pods both sources call gone.

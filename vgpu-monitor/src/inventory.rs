@@ -26,6 +26,7 @@ use tokio::sync::watch;
 
 use crate::node_gpus::Inventories;
 
+pub(crate) use registration::withdraw;
 pub use registration::{RegisterSettings, register, unregister};
 pub use rules::{MigStrategy, Rules};
 

@@ -48,6 +48,8 @@ pub mod plugin;
 
 pub mod front;
 
+pub mod dra;
+
 pub mod proto;
 
 pub mod delivery;

@@ -28,6 +28,14 @@ fn main() -> ExitCode {
     let mut args = Args::parse();
     match args.command.take() {
         Some(Command::Plugin(args)) => return plugin(*args),
+        Some(Command::Dra(args)) => {
+            let (format, filter) = (args.log.log_format, args.log.log.clone());
+            // Calls of the kubelet, of which some wait for the disk or the driver.
+            let mut runtime = tokio::runtime::Builder::new_multi_thread();
+            runtime.worker_threads(2).max_blocking_threads(16);
+            let run = vgpu_monitor::dra::command::run(*args);
+            return server::program("vgpu-monitor dra", format, &filter, &mut runtime, run);
+        }
         Some(Command::Install(install)) => {
             let copied = async move {
                 let installed =

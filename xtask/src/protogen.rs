@@ -1,4 +1,4 @@
-//! `cargo xtask protogen`: the kubelet's two protocols, and what the processes of our plugin say to each other, in Rust, from
+//! `cargo xtask protogen`: the kubelet's protocols, and what the processes of our plugin say to each other, in Rust, from
 //! vgpu-monitor/proto. The text is read by protox, so no `protoc` has to be there. Changes nothing else.
 
 use std::path::{Path, PathBuf};
@@ -7,10 +7,26 @@ use std::process::Command;
 use anyhow::Context as _;
 
 /// Protocol, package in it (the name that the generator gives its file), committed file.
-const PROTOCOLS: [(&str, &str, &str); 3] = [
+const PROTOCOLS: [(&str, &str, &str); 7] = [
     ("deviceplugin.proto", "v1beta1", "device_plugin.rs"),
     ("podresources.proto", "v1", "pod_resources.rs"),
     ("front.proto", "vgpu.front", "front.rs"),
+    (
+        "dra_v1.proto",
+        "k8s.io.kubelet.pkg.apis.dra.v1",
+        "dra_v1.rs",
+    ),
+    (
+        "dra_v1beta1.proto",
+        "k8s.io.kubelet.pkg.apis.dra.v1beta1",
+        "dra_v1beta1.rs",
+    ),
+    ("dra_health.proto", "v1alpha1", "dra_health.rs"),
+    (
+        "pluginregistration.proto",
+        "pluginregistration",
+        "plugin_registration.rs",
+    ),
 ];
 
 /// Writes the committed files, or with `check` fails when one is stale.

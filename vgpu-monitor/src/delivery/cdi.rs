@@ -97,6 +97,15 @@ pub(super) struct Edits {
     edits: Map<String, Value>,
 }
 
+/// The vendor's edits for a container with several GPUs.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Parts {
+    /// Those for every container.
+    all: Edits,
+    /// Those for each of the GPUs, in the order in which they were asked for.
+    each: Vec<Map<String, Value>>,
+}
+
 /// A GPU that is looked for in the vendor's specification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wanted {
@@ -188,11 +197,21 @@ struct Found {
 impl Vendor<'_> {
     /// The vendor's edits for these GPUs: those for every container, and those for each GPU.
     pub(super) fn edits(&self, wanted: &[Wanted]) -> Result<Edits, VendorError> {
+        let Parts { mut all, each } = self.parts(wanted)?;
+        for edits in &each {
+            add(&mut all.edits, edits);
+        }
+        Ok(all)
+    }
+
+    /// The same, apart.
+    pub(super) fn parts(&self, wanted: &[Wanted]) -> Result<Parts, VendorError> {
         let specs = self.specs()?;
         let mut all = Edits {
             version: LEAST_VERSION,
             edits: Map::new(),
         };
+        let mut each = Vec::new();
         let mut used: Vec<&Path> = Vec::new();
         for wanted in wanted {
             let found = specs
@@ -206,13 +225,15 @@ impl Vendor<'_> {
                 all.version = all.version.max(found.version);
                 add(&mut all.edits, &found.spec.container_edits);
             }
-            add(&mut all.edits, &device.container_edits);
+            let mut edits = Map::new();
+            add(&mut edits, &device.container_edits);
             if let Some(instance) = wanted.instance.filter(|_| !is_instance) {
                 let nodes = self.capability_nodes(wanted, instance)?;
-                add(&mut all.edits, &nodes);
+                add(&mut edits, &nodes);
             }
+            each.push(edits);
         }
-        Ok(all)
+        Ok(Parts { all, each })
     }
 
     /// Every specification of the kind, the one that wins first.
@@ -440,7 +461,57 @@ pub(super) fn describe(
     mounts: &[Mount],
     env: &[(String, String)],
 ) -> Vec<u8> {
-    let Edits { version, mut edits } = vendor;
+    let Edits { version, edits } = vendor;
+    let edits = with_ours(edits, mounts, env);
+    text(&json!({
+        "cdiVersion": version.to_string(),
+        "kind": KIND,
+        "devices": [{ "name": name.0, "containerEdits": edits }],
+    }))
+}
+
+/// Our description of a claim's part: a device for each GPU, and once what belongs to all of them. A container may get
+/// some of the devices, or all.
+pub(super) fn describe_claim(
+    name: &Name,
+    vendor: Parts,
+    mounts: &[Mount],
+    env: &[(String, String)],
+) -> Vec<u8> {
+    let Parts { all, each } = vendor;
+    let Edits { version, edits } = all;
+    let edits = with_ours(edits, mounts, env);
+    let ours = mounts.iter().map(|mount| json!(mount.container));
+    let ours: Vec<Value> = ours.collect();
+    let devices = each.into_iter().enumerate().map(|(at, mut edits)| {
+        // What a device has is added last, and would win.
+        if let Some(Value::Array(mounts)) = edits.get_mut("mounts") {
+            mounts.retain(|mount| !ours.contains(&mount["containerPath"]));
+        }
+        if let Some(Value::Array(variables)) = edits.get_mut("env") {
+            without_ours(variables, env);
+        }
+        json!({ "name": claim_device(name, at), "containerEdits": edits })
+    });
+    text(&json!({
+        "cdiVersion": version.to_string(),
+        "kind": KIND,
+        "devices": devices.collect::<Vec<_>>(),
+        "containerEdits": edits,
+    }))
+}
+
+/// The name of the device of a claim's part, by its place among the part's GPUs.
+pub(super) fn claim_device(name: &Name, at: usize) -> String {
+    format!("{name}-{at}")
+}
+
+/// The vendor's edits, with our mounts and variables in the place of others for the same.
+fn with_ours(
+    mut edits: Map<String, Value>,
+    mounts: &[Mount],
+    env: &[(String, String)],
+) -> Map<String, Value> {
     let ours = mounts.iter().map(|mount| {
         let mut options = vec![if mount.read_only { "ro" } else { "rw" }, "nosuid", "nodev"];
         // The library alone is loaded.
@@ -468,29 +539,32 @@ pub(super) fn describe(
     all.extend(ours.iter().cloned());
     edits.insert(String::from("mounts"), Value::Array(all));
 
+    let mut variables = list(edits.remove("env"));
+    without_ours(&mut variables, env);
+    let pairs = our_variables(env).map(|(name, value)| Value::String(format!("{name}={value}")));
+    variables.extend(pairs);
+    edits.insert(String::from("env"), Value::Array(variables));
+    edits
+}
+
+fn our_variables(env: &[(String, String)]) -> impl Iterator<Item = (&str, &str)> {
     let Variable(visible, nothing) = NOTHING_VISIBLE;
     let pairs = env
         .iter()
         .map(|(name, value)| (name.as_str(), value.as_str()));
-    let pairs: Vec<_> = pairs.chain([(visible, nothing)]).collect();
-    let mut variables = list(edits.remove("env"));
+    pairs.chain([(visible, nothing)])
+}
+
+fn without_ours(variables: &mut Vec<Value>, env: &[(String, String)]) {
     variables.retain(|variable| {
         let name = variable.as_str().unwrap_or_default().split('=').next();
-        !pairs.iter().any(|(ours, _)| Some(*ours) == name)
+        !our_variables(env).any(|(ours, _)| Some(ours) == name)
     });
-    let pairs = pairs
-        .iter()
-        .map(|(name, value)| Value::String(format!("{name}={value}")));
-    variables.extend(pairs);
-    edits.insert(String::from("env"), Value::Array(variables));
+}
 
-    let spec = json!({
-        "cdiVersion": version.to_string(),
-        "kind": KIND,
-        "devices": [{ "name": name.0, "containerEdits": edits }],
-    });
+fn text(spec: &Value) -> Vec<u8> {
     // The value holds only strings and parsed JSON, so it can always be written.
-    let mut text = serde_json::to_vec_pretty(&spec).unwrap_or_default();
+    let mut text = serde_json::to_vec_pretty(spec).unwrap_or_default();
     text.push(b'\n');
     text
 }

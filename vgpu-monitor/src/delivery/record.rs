@@ -9,7 +9,7 @@ use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, Policy, Unlisted};
 use vgpu_abi::size::Size;
 
 use super::cdi::{Instance, Wanted};
-use super::{DeliveryError, Given, GivenDevice, Manner, Name};
+use super::{DeliveryError, Given, GivenDevice, GivenInstance, Manner, Name};
 use crate::node_gpus::Inventory;
 
 /// A container's record. Every field may be missing, so that releases can be mixed.
@@ -20,7 +20,7 @@ pub(super) struct Record {
     pub(super) labels: Labels,
     /// Name of the directory that has its library.
     pub(super) library: String,
-    /// `cdi` or `mounts`.
+    /// `cdi`, `mounts` or `claim`.
     pub(super) manner: String,
     /// `app`, `init` or `sidecar`.
     pub(super) runs: String,
@@ -70,6 +70,7 @@ impl Record {
             manner: String::from(match manner {
                 Manner::Cdi => "cdi",
                 Manner::Mounts => "mounts",
+                Manner::Claim => "claim",
             }),
             ..Self::default()
         }
@@ -126,9 +127,45 @@ impl Record {
         }
     }
 
+    /// What was given; nothing as long as nothing was.
+    pub(super) fn given(&self) -> Option<Given> {
+        if self.devices.is_empty() {
+            return None;
+        }
+        let device = |device: &RecordDevice| GivenDevice {
+            uuid: device.uuid.clone(),
+            memory_bytes: device.memory_bytes,
+            physical_bytes: device.physical_bytes,
+            cores: device.cores,
+            instance: device.instance.as_ref().map(|instance| GivenInstance {
+                gpu: instance.gpu.clone(),
+                profile: instance.profile.clone(),
+                span: Span {
+                    start: instance.start,
+                    size: instance.size,
+                },
+                gpu_instance: instance.gpu_instance,
+                compute_instance: instance.compute_instance,
+            }),
+        };
+        Some(Given {
+            namespace: self.labels.namespace.clone(),
+            pod: self.labels.pod.clone(),
+            pod_uid: self.labels.pod_uid.clone(),
+            container: self.labels.container.clone(),
+            kind: self.kind(),
+            devices: self.devices.iter().map(device).collect(),
+            priority: self.priority,
+            policy: Policy::of(self.policy).unwrap_or_default(),
+            workload: self.labels.workload.clone(),
+            traceparent: self.labels.traceparent.clone(),
+        })
+    }
+
     pub(super) fn manner(&self) -> Manner {
         match self.manner.as_str() {
             "mounts" => Manner::Mounts,
+            "claim" => Manner::Claim,
             _ => Manner::Cdi,
         }
     }

@@ -100,6 +100,21 @@ pub async fn unregister(client: kube::Client, node: &str, namespace: &str) -> ku
     lease::remove(client, namespace, node).await
 }
 
+/// Removes the agent's annotations from the Node with the rights that an agent has: the scheduler then gives its GPUs to
+/// no pod. The Lease ends by itself.
+///
+/// # Errors
+/// As the API server has them.
+pub(crate) async fn withdraw(client: &kube::Client, node: &str) -> kube::Result<()> {
+    let nodes: Api<PartialObjectMeta<Node>> = Api::all(client.clone());
+    let nothing: BTreeMap<&str, Value> = OURS.iter().map(|key| (*key, Value::Null)).collect();
+    let patch = Patch::Merge(json!({ "metadata": { "annotations": nothing } }));
+    nodes
+        .patch_status(node, &PatchParams::default(), &patch)
+        .await
+        .map(|_| ())
+}
+
 /// The values for our keys: no value removes a key. No answer at all where too little is known.
 fn wanted(
     inventory: &Inventory,

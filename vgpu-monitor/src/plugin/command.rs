@@ -69,7 +69,7 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
     let Some((listener, _lock)) = alone(listener, &state, stop.as_mut()).await? else {
         return Ok(());
     };
-    let client = client(&args).await?;
+    let client = client(args.kubeconfig.as_deref()).await?;
     let events = Events::start(client.clone(), "vgpu-monitor");
 
     let (hindered, hindrance) = watch::channel(None);
@@ -252,7 +252,7 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
 
 /// Waits until no other agent works in the state directory. Until then this one is alive, and not ready.
 /// Returns nothing if it was asked to stop first.
-async fn alone(
+pub(crate) async fn alone(
     listener: Listener,
     state: &Path,
     stop: impl Future<Output = &'static str>,
@@ -293,8 +293,9 @@ fn speeds(vendors: &Vendors) -> hcs::compose::Speeds {
     })
 }
 
-async fn client(args: &PluginArgs) -> anyhow::Result<kube::Client> {
-    let mut config = match &args.kubeconfig {
+/// The client of the cluster that a kubeconfig names; without one, of the cluster in which this process runs.
+pub(crate) async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<kube::Client> {
+    let mut config = match kubeconfig {
         Some(path) => {
             let said = || format!("--kubeconfig {}", path.display());
             let file = Kubeconfig::read_from(path).with_context(said)?;
@@ -373,7 +374,7 @@ fn record(state: &Path, said: &str, verdict: &Verdict) {
     let record = Record {
         runtime: said.trim().to_owned(),
         manner: match verdict.manner {
-            Manner::Cdi => String::from("cdi"),
+            Manner::Cdi | Manner::Claim => String::from("cdi"),
             Manner::Mounts => String::from("mounts"),
         },
         hindrance: verdict.hindrance.clone(),

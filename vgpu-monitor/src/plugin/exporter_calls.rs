@@ -42,7 +42,7 @@ struct Calls {
 /// # Errors
 ///
 /// When the socket cannot be made.
-pub(super) fn listen(socket: &Path) -> anyhow::Result<UnixListener> {
+pub(crate) fn listen(socket: &Path) -> anyhow::Result<UnixListener> {
     let said = || format!("--exporter-socket {}", socket.display());
     match std::fs::remove_file(socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -57,7 +57,7 @@ pub(super) fn listen(socket: &Path) -> anyhow::Result<UnixListener> {
 }
 
 /// Serves the exporter until the task is aborted.
-pub(super) async fn serve(
+pub(crate) async fn serve(
     listener: UnixListener,
     client: kube::Client,
     node: String,

@@ -81,7 +81,7 @@ pub fn decide(said: &str, containerd: Option<&Containerd>, wishes: &Wishes) -> V
             Some(format!("{why}, and the agent has --manner=cdi"))
         }
         // What was asked for explicitly is believed where nothing is known against it.
-        (Manner::Cdi, _) => None,
+        (Manner::Cdi | Manner::Claim, _) => None,
         (Manner::Mounts, cdi) => {
             let why = match cdi {
                 Ok(()) => String::from("the agent has --manner=mounts"),
@@ -106,6 +106,18 @@ pub fn decide(said: &str, containerd: Option<&Containerd>, wishes: &Wishes) -> V
         }
     };
     Verdict { manner, hindrance }
+}
+
+/// Why the node's runtime surely has no CDI, which a DRA driver's devices need.
+pub(crate) fn lacks_cdi(
+    said: &str,
+    containerd: Option<&Containerd>,
+    cdi_dir: &Path,
+) -> Option<String> {
+    match has_cdi(said, containerd, cdi_dir) {
+        Err(Lacks::Surely(why)) => Some(why),
+        Ok(()) | Err(Lacks::Perhaps(_)) => None,
+    }
 }
 
 /// Why the node has no CDI.

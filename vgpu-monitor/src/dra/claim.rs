@@ -1,0 +1,537 @@
+//! What a ResourceClaim gives on this node, out of its allocation: values in, values out. Reads the amounts that the
+//! scheduler charged (`consumedCapacity`), and never what the claim asked for.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::resource::v1::{
+    DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
+};
+use kube_api::quantity::{Form, Quantity};
+use serde::{Deserialize, Serialize};
+use vgpu_abi::limits::Policy;
+
+use super::{CORES, DRIVER, MEMORY, device_name};
+use crate::node_gpus::{Inventory, KnownGpu};
+
+/// Why a claim is not made ready. The kubelet shows the text at the pod and asks again.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refusal(pub String);
+
+/// The claim that the kubelet asks about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+}
+
+impl std::fmt::Display for Asked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ResourceClaim {}/{}", self.namespace, self.name)
+    }
+}
+
+/// A share of one GPU that a request of a claim was given.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// The request, as containers name it.
+    pub request: String,
+    /// The device's name in its pool.
+    pub device: String,
+    /// Tells apart the shares of one device.
+    pub share_id: Option<String>,
+    /// UUID of the GPU.
+    pub gpu: String,
+    /// Memory limit in bytes.
+    pub memory_bytes: u64,
+    /// The GPU's memory as the driver has it.
+    pub physical_bytes: u64,
+    /// Percent of the GPU's compute; 0 is no cap.
+    pub cores: u32,
+    /// What the claim's and the class's configuration say.
+    pub parameters: Parameters,
+}
+
+/// The version and the kind of our opaque parameters.
+pub const API_VERSION: &str = "gpu.vgpu.io/v1";
+/// See [`API_VERSION`].
+pub const KIND: &str = "ShareParameters";
+/// The largest priority, as in `vgpu run`.
+const PRIORITY_MOST: u32 = 9;
+
+/// What a share's opaque parameters say; every field may be left out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Parameters {
+    /// The priority; 0 is the highest.
+    pub priority: u32,
+    /// When the cap on compute time holds.
+    pub policy: PolicyWord,
+}
+
+/// A policy, as it is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PolicyWord {
+    /// The cap holds while another container works on the GPU.
+    #[default]
+    Default,
+    /// It always holds.
+    Force,
+    /// The percentage is a floor and not a cap.
+    Floor,
+    /// There is no cap.
+    Disable,
+}
+
+impl From<PolicyWord> for Policy {
+    fn from(word: PolicyWord) -> Self {
+        match word {
+            PolicyWord::Default => Self::Default,
+            PolicyWord::Force => Self::Force,
+            PolicyWord::Floor => Self::Floor,
+            PolicyWord::Disable => Self::Disable,
+        }
+    }
+}
+
+/// Parameters as they are written. A later one changes what it names.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Written {
+    api_version: String,
+    kind: String,
+    priority: Option<u32>,
+    policy: Option<PolicyWord>,
+}
+
+/// What the claim was given of this driver's devices on this node, in the order of its allocation.
+///
+/// # Errors
+/// The claim is another one, has no allocation of ours, or one that cannot be held.
+pub fn shares(
+    claim: &ResourceClaim,
+    asked: &Asked,
+    pool: &str,
+    inventory: &Inventory,
+) -> Result<Vec<Share>, Refusal> {
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    if uid != asked.uid {
+        return Err(Refusal(format!(
+            "{asked} has the uid {uid:?}, and the kubelet asks about {:?}: the claim was deleted and another one of \
+             this name made. Delete the pod, so that one comes with the present claim",
+            asked.uid
+        )));
+    }
+    let allocation = claim.status.as_ref().and_then(|it| it.allocation.as_ref());
+    let Some(devices) = allocation.and_then(|allocation| allocation.devices.as_ref()) else {
+        return Err(Refusal(format!(
+            "{asked} has no allocation: no scheduler has given it a device, or it was taken back"
+        )));
+    };
+    let results = devices.results.as_deref().unwrap_or_default();
+    let ours: Vec<_> = results.iter().filter(|it| it.driver == DRIVER).collect();
+    if ours.is_empty() {
+        let others: BTreeSet<&str> = results.iter().map(|it| it.driver.as_str()).collect();
+        let others: Vec<&str> = others.into_iter().collect();
+        return Err(Refusal(format!(
+            "{asked} has no device of {DRIVER}; its devices are of: {}",
+            listed(&others)
+        )));
+    }
+    let config = devices.config.as_deref().unwrap_or_default();
+    ours.into_iter()
+        .map(|result| share(result, config, pool, inventory))
+        .collect::<Result<_, _>>()
+        .map_err(|Refusal(why)| Refusal(format!("{asked}: {why}")))
+}
+
+fn listed(words: &[&str]) -> String {
+    if words.is_empty() {
+        String::from("none")
+    } else {
+        words.join(", ")
+    }
+}
+
+fn share(
+    result: &DeviceRequestAllocationResult,
+    config: &[DeviceAllocationConfiguration],
+    pool: &str,
+    inventory: &Inventory,
+) -> Result<Share, Refusal> {
+    let DeviceRequestAllocationResult {
+        request, device, ..
+    } = result;
+    let here = |why: String| Refusal(format!("request {request}: {why}"));
+    if result.pool != pool {
+        return Err(here(format!(
+            "its device {device} is in the pool {:?}, and this node's is {pool:?}",
+            result.pool
+        )));
+    }
+    if result.admin_access == Some(true) {
+        return Err(here(String::from(
+            "adminAccess is not served: a share is always limited. Leave adminAccess out",
+        )));
+    }
+    let gpu = gpu_of(device, inventory).map_err(here)?;
+    let consumed = result
+        .consumed_capacity
+        .as_ref()
+        .filter(|it| !it.is_empty());
+    let Some(consumed) = consumed else {
+        return Err(here(format!(
+            "its allocation of device {device} has no consumedCapacity, so the share is not known. The feature gate \
+             DRAConsumableCapacity has to be on in kube-apiserver and kube-scheduler (by default from Kubernetes 1.36)"
+        )));
+    };
+    let amount = |name: &str| {
+        let found = consumed
+            .get(name)
+            .or_else(|| consumed.get(&format!("{DRIVER}/{name}")));
+        found.map(|amount| amount.0.as_str()).ok_or_else(|| {
+            let known: Vec<&str> = consumed.keys().map(String::as_str).collect();
+            here(format!(
+                "its consumedCapacity has no {name}; it has {}",
+                listed(&known)
+            ))
+        })
+    };
+    Ok(Share {
+        request: base(request).to_owned(),
+        device: device.clone(),
+        share_id: result.share_id.clone(),
+        gpu: gpu.device.id.clone(),
+        memory_bytes: memory(amount(MEMORY)?).map_err(here)?,
+        physical_bytes: gpu.physical_bytes,
+        cores: cores(amount(CORES)?).map_err(here)?,
+        parameters: parameters(request, config).map_err(here)?,
+    })
+}
+
+/// The GPU of a device's name.
+fn gpu_of<'a>(device: &str, inventory: &'a Inventory) -> Result<&'a KnownGpu, String> {
+    let mut gpus = inventory.gpus.iter();
+    let found = gpus.find(|gpu| device_name(&gpu.device.id) == device);
+    found.ok_or_else(|| {
+        let known: Vec<String> = inventory
+            .gpus
+            .iter()
+            .map(|gpu| device_name(&gpu.device.id))
+            .collect();
+        let known: Vec<&str> = known.iter().map(String::as_str).collect();
+        format!(
+            "device {device} is not on this node; there are: {}",
+            listed(&known)
+        )
+    })
+}
+
+/// Bytes of a GPU's memory.
+fn memory(text: &str) -> Result<u64, String> {
+    let bytes = whole(text).filter(|bytes| *bytes > 0);
+    bytes.ok_or_else(|| {
+        format!("its consumedCapacity has memory {text:?}; accepted: a number of bytes above 0, such as 4Gi")
+    })
+}
+
+/// Percent of a GPU's compute.
+fn cores(text: &str) -> Result<u32, String> {
+    let percent = whole(text).and_then(|percent| u32::try_from(percent).ok());
+    percent.filter(|percent| *percent <= 100).ok_or_else(|| {
+        format!("its consumedCapacity has cores {text:?}; accepted: a whole number of percent from 0 to 100")
+    })
+}
+
+fn whole(text: &str) -> Option<u64> {
+    let amount = Quantity::from(text).parse().ok()?;
+    // Both forms are bytes here: a driver's capacity has no unit of its own.
+    let (Form::Decimal | Form::Binary) = amount.form;
+    u64::try_from(amount.whole()?).ok()
+}
+
+/// A request as containers name it: without the alternative that was chosen.
+fn base(request: &str) -> &str {
+    request.split_once('/').map_or(request, |(base, _)| base)
+}
+
+/// The parameters of a request: those of the class first, then the claim's.
+fn parameters(
+    request: &str,
+    config: &[DeviceAllocationConfiguration],
+) -> Result<Parameters, String> {
+    let mut all = Parameters::default();
+    for entry in config {
+        let Some(opaque) = entry.opaque.as_ref().filter(|it| it.driver == DRIVER) else {
+            continue;
+        };
+        let requests = entry.requests.as_deref().unwrap_or_default();
+        let is_meant = |named: &String| *named == request || *named == base(request);
+        if !(requests.is_empty() || requests.iter().any(is_meant)) {
+            continue;
+        }
+        let of = match entry.source.as_str() {
+            "FromClass" => "the DeviceClass",
+            _ => "the claim",
+        };
+        let accepted = format!(
+            "accepted: apiVersion {API_VERSION}, kind {KIND}, and any of priority (0, the highest, to {PRIORITY_MOST}) \
+             and policy (default, force, floor, disable)"
+        );
+        let written = Written::deserialize(&opaque.parameters.0).map_err(|error| {
+            format!("the parameters of {of} cannot be read: {error}; {accepted}")
+        })?;
+        if written.api_version != API_VERSION || written.kind != KIND {
+            return Err(format!(
+                "the parameters of {of} are {} {}; {accepted}",
+                written.api_version, written.kind
+            ));
+        }
+        if let Some(priority) = written.priority {
+            if priority > PRIORITY_MOST {
+                return Err(format!(
+                    "the parameters of {of} have the priority {priority}; {accepted}"
+                ));
+            }
+            all.priority = priority;
+        }
+        all.policy = written.policy.unwrap_or(all.policy);
+    }
+    Ok(all)
+}
+
+/// How a container uses a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Use {
+    /// The pod.
+    pub pod: String,
+    /// The container.
+    pub container: String,
+    /// The claim's name.
+    pub claim: String,
+    /// The request that it names; nothing is all of them.
+    pub request: Option<String>,
+}
+
+/// A pod, as far as it is about claims.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PodClaims {
+    spec: Spec,
+    status: Status,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Spec {
+    init_containers: Vec<Container>,
+    containers: Vec<Container>,
+    resource_claims: Vec<PodClaim>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct PodClaim {
+    name: String,
+    resource_claim_name: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Container {
+    name: String,
+    resources: Resources,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Resources {
+    claims: Vec<ContainerClaim>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ContainerClaim {
+    name: String,
+    request: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Status {
+    resource_claim_statuses: Vec<PodClaim>,
+    extended_resource_claim_status: Option<Extended>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Extended {
+    resource_claim_name: String,
+    request_mappings: Vec<Mapping>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Mapping {
+    container_name: String,
+    request_name: String,
+}
+
+impl PodClaims {
+    /// Which container of this pod uses which claim.
+    #[must_use]
+    pub fn uses(&self, pod: &str) -> Vec<Use> {
+        let named = |list: &[PodClaim], name: &str| {
+            let found = list.iter().find(|claim| claim.name == name)?;
+            found.resource_claim_name.clone()
+        };
+        let mut uses = Vec::new();
+        for container in self
+            .spec
+            .init_containers
+            .iter()
+            .chain(&self.spec.containers)
+        {
+            for claim in &container.resources.claims {
+                let of = named(&self.spec.resource_claims, &claim.name)
+                    .or_else(|| named(&self.status.resource_claim_statuses, &claim.name));
+                let request = claim.request.clone().filter(|request| !request.is_empty());
+                uses.extend(of.map(|of| Use {
+                    pod: pod.to_owned(),
+                    container: container.name.clone(),
+                    claim: of,
+                    request,
+                }));
+            }
+        }
+        if let Some(extended) = &self.status.extended_resource_claim_status {
+            uses.extend(extended.request_mappings.iter().map(|mapping| Use {
+                pod: pod.to_owned(),
+                container: mapping.container_name.clone(),
+                claim: extended.resource_claim_name.clone(),
+                request: Some(mapping.request_name.clone()),
+            }));
+        }
+        uses
+    }
+}
+
+/// A part of a claim: what one container uses, or several use together. Its shares have one directory with limits and
+/// usage.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// Its shares.
+    pub shares: Vec<Share>,
+    /// The containers that use it, as far as they are known.
+    pub containers: Vec<String>,
+}
+
+/// Divides a claim's shares by the requests that containers use together. A claim of whose containers nothing is known
+/// is one part.
+///
+/// # Errors
+/// A part has one GPU twice, or parameters that contradict each other.
+pub fn parts(shares: Vec<Share>, uses: &[Use]) -> Result<Vec<Part>, Refusal> {
+    let requests: BTreeSet<&str> = shares.iter().map(|share| share.request.as_str()).collect();
+    // The requests of each container; without any all of them.
+    let mut together: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
+    for one in uses {
+        let container = (one.pod.as_str(), one.container.as_str());
+        let of = together.entry(container).or_default();
+        match one.request.as_deref().map(base) {
+            Some(request) => of.extend(requests.get(request)),
+            None => of.extend(&requests),
+        }
+    }
+    if together.is_empty() {
+        together.insert(("", ""), requests.clone());
+    }
+    // The first request of each part names it.
+    let mut part_of: BTreeMap<&str, &str> = requests.iter().map(|it| (*it, *it)).collect();
+    for set in together.values() {
+        let parts: BTreeSet<&str> = set
+            .iter()
+            .filter_map(|it| part_of.get(it).copied())
+            .collect();
+        let Some(first) = parts.first().copied() else {
+            continue;
+        };
+        for part in part_of.values_mut().filter(|part| parts.contains(*part)) {
+            *part = first;
+        }
+    }
+    let mut names: Vec<&str> = Vec::new();
+    let order: Vec<String> = shares.iter().map(|share| share.request.clone()).collect();
+    for request in &order {
+        if let Some(name) = part_of.get(request.as_str())
+            && !names.contains(name)
+        {
+            names.push(name);
+        }
+    }
+    let part = |name: &&str| {
+        let is_of = |request: &str| part_of.get(request) == Some(name);
+        let containers = together
+            .iter()
+            .filter(|((_, name), set)| !name.is_empty() && set.iter().any(|it| is_of(it)));
+        let containers: BTreeSet<&str> = containers.map(|((_, name), _)| *name).collect();
+        let part = Part {
+            containers: containers.into_iter().map(str::to_owned).collect(),
+            shares: shares
+                .iter()
+                .filter(|it| is_of(&it.request))
+                .cloned()
+                .collect(),
+        };
+        check(&part)?;
+        Ok(part)
+    };
+    names.iter().map(part).collect()
+}
+
+fn check(part: &Part) -> Result<(), Refusal> {
+    let mut gpus: BTreeMap<&str, &str> = BTreeMap::new();
+    for share in &part.shares {
+        if let Some(other) = gpus.insert(&share.gpu, &share.request) {
+            return Err(Refusal(format!(
+                "one container would get GPU {} twice (requests {other} and {}). Ask for different GPUs by the \
+                 constraint distinctAttribute: {DRIVER}/uuid, or for one larger share",
+                share.gpu, share.request
+            )));
+        }
+    }
+    let mut shares = part.shares.iter();
+    let Some(first) = shares.next() else {
+        return Ok(());
+    };
+    match shares.find(|share| share.parameters != first.parameters) {
+        Some(other) => Err(Refusal(format!(
+            "request {} has other parameters than {}, and a container uses both: give both the same",
+            other.request, first.request
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Which claims of ours a container would get beside each other: a container can have one.
+#[must_use]
+pub fn crowded(uses: &[Use], is_ours: impl Fn(&str) -> bool) -> Option<(String, Vec<String>)> {
+    let mut by_container: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
+    for one in uses.iter().filter(|one| is_ours(&one.claim)) {
+        by_container
+            .entry((&one.pod, &one.container))
+            .or_default()
+            .insert(&one.claim);
+    }
+    let ((_, container), claims) = by_container.iter().find(|(_, claims)| claims.len() > 1)?;
+    let claims = claims.iter().map(|it| (*it).to_owned()).collect();
+    Some(((*container).to_owned(), claims))
+}
+
+#[cfg(test)]
+mod tests;

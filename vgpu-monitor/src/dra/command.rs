@@ -1,0 +1,325 @@
+//! `vgpu-monitor dra`: puts the parts together, and ends them. Never decides what one of them decides.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use events::Events;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::Api;
+use nix::fcntl::Flock;
+use prometheus_client::registry::Registry;
+use server::{Listener, Manners, Readiness};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::args::DraArgs;
+use super::checkpoint::Checkpoint;
+use super::leftovers::{Leftovers, claims_by_part};
+use super::prepare::{Parts, Preparer};
+use super::publish::Publisher;
+use super::service::Service;
+use super::{DRIVER, Metrics, Sockets, facts, is_claims};
+use crate::collect::{self, Collector};
+use crate::delivery::{self, Delivery, Manner};
+use crate::driver_files::DriverFiles;
+use crate::own_pods::OwnPods;
+use crate::plugin::command::{alone, client};
+use crate::plugin::{self, Lister, exporter_calls, lock, runtime};
+use crate::{health, inventory};
+
+/// The record of claims, in the state directory.
+pub const CHECKPOINT: &str = "claims.json";
+/// How often is looked for what claims have left.
+const CLEAR: Duration = Duration::from_secs(30);
+/// How often is looked whether the container runtime can serve claims.
+const RUNTIME: Duration = Duration::from_secs(30);
+/// Longest wait for one call of the API server.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Runs until the process is asked to stop.
+///
+/// # Errors
+///
+/// When a setting cannot be, or the state directory cannot be used.
+pub async fn run(args: DraArgs) -> anyhow::Result<()> {
+    let stop = server::asked_to_stop().context("cannot handle signals")?;
+    let mut stop = std::pin::pin!(stop);
+    let sockets = Sockets::new(&args.kubelet_dir)?;
+    let listener = Listener::bind(args.metrics_addr).await.map_err(|error| {
+        anyhow!("{error}; perhaps another vgpu-monitor: --metrics-addr takes another port")
+    })?;
+    let state = args.seen(&args.state_dir);
+    std::fs::create_dir_all(&state)
+        .with_context(|| format!("--state-dir {}", args.state_dir.display()))?;
+    // A node's GPUs are given by the device plugin or by this driver: both take both locks.
+    let Some((listener, _plugin)) = alone(listener, &state, stop.as_mut()).await? else {
+        return Ok(());
+    };
+    let Some(_front) = no_front(&state, stop.as_mut()).await? else {
+        return Ok(());
+    };
+    let client = client(args.kubeconfig.as_deref()).await?;
+    let events = Events::start(client.clone(), "vgpu-monitor");
+
+    let (hindered, hindrance) = watch::channel(None);
+    let gpus = inventory::start(inventory::Settings {
+        hindrance,
+        device_config: args.device_config_file.clone(),
+        node_config: Some(args.node_config_file.clone()),
+        sysfs: args.sysfs.clone(),
+        ..inventory::Settings::new(args.node_name.clone(), state.clone())
+    })
+    .context("cannot start the thread that reads the GPUs")?;
+    let patience = Duration::from_secs(args.driver_patience.into());
+    let files = DriverFiles::new(&args.sysfs, patience);
+    let sick = health::start(
+        health::Settings::of(&args.node_name, state.join("containers"), files.clone()),
+        gpus.inventories.clone(),
+        events.clone(),
+    )
+    .context("cannot start the threads that watch the GPUs")?;
+
+    let metrics = Metrics::new(&args.node_name);
+    let mut registry = Registry::default();
+    metrics.register(&mut registry);
+    registry.register_collector(Box::new(sick.collector));
+    let readiness = Readiness::waiting_for("the registration with the kubelet");
+    let (stopping, stopped) = watch::channel(false);
+    let until = |mut stopped: watch::Receiver<bool>| async move {
+        // Cannot fail: the sender outlives its receivers.
+        drop(stopped.wait_for(|stopped| *stopped).await);
+    };
+    let router = server::health(readiness.clone()).merge(server::metrics(registry));
+    let address = listener.address();
+    let serving = tokio::spawn(listener.serve(router, Manners::default(), until(stopped.clone())));
+
+    let delivery = Delivery::new(delivery::Settings {
+        state_dir: args.state_dir.clone(),
+        host_prefix: args.host_prefix.clone().unwrap_or_default(),
+        cdi_dir: args.cdi_dir.clone(),
+        vendor_cdi_dirs: vec![PathBuf::from("/etc/cdi"), args.cdi_dir.clone()],
+        library: args.library.clone(),
+        ..delivery::Settings::new(Manner::Claim, gpus.inventories.clone())
+    })
+    .context("cannot prepare what containers get")?;
+    let delivery = Arc::new(delivery);
+    let file = state.join(CHECKPOINT);
+    let checkpoint = Checkpoint::open(&file)
+        .with_context(|| format!("cannot read the record of claims, {}", file.display()))?;
+    let checkpoint = Arc::new(checkpoint);
+    let preparer = Preparer::new(Parts {
+        node: args.node_name.clone(),
+        client: client.clone(),
+        delivery: Arc::clone(&delivery),
+        checkpoint: Arc::clone(&checkpoint),
+        inventories: gpus.inventories.clone(),
+        healths: sick.healths.clone(),
+        team_label: args.team_label.clone(),
+    });
+    let pods = OwnPods::start(&client, &args.node_name);
+    if let Some(socket) = &args.exporter_socket {
+        let listener = exporter_calls::listen(socket)?;
+        let node = args.node_name.clone();
+        tokio::spawn(exporter_calls::serve(
+            listener,
+            client.clone(),
+            node,
+            pods.clone(),
+        ));
+    }
+    let published = watch::Sender::new(None);
+    let publisher = Publisher {
+        node: args.node_name.clone(),
+        client: client.clone(),
+        delivery: Arc::clone(&delivery),
+        inventories: gpus.inventories.clone(),
+        healths: sick.healths.clone(),
+        facts: facts::start(gpus.inventories.clone(), args.sysfs.clone()),
+        metrics: metrics.clone(),
+        published: published.clone(),
+    };
+    let service = Service {
+        preparer,
+        checkpoint: Arc::clone(&checkpoint),
+        node: args.node_name.clone(),
+        inventories: gpus.inventories.clone(),
+        healths: sick.healths.clone(),
+        metrics,
+    };
+    let leftovers = Leftovers {
+        client: client.clone(),
+        delivery: Arc::clone(&delivery),
+        checkpoint: Arc::clone(&checkpoint),
+        pods,
+        lister: Lister::start(
+            args.kubelet_dir.join("pod-resources/kubelet.sock"),
+            plugin::Metrics::new(&args.node_name),
+        ),
+    };
+    tracing::info!(
+        %address, driver = DRIVER, node = args.node_name, state = %args.state_dir.display(),
+        "serving claims, and /metrics"
+    );
+    let registered = sockets.registered();
+    let until_stopped = until(stopped.clone());
+    let called = tokio::spawn(async move { sockets.serve(service, until_stopped).await });
+    let beside = [
+        tokio::spawn(publisher.run()),
+        tokio::spawn(clear(
+            Collector::new(Arc::clone(&delivery), leftovers),
+            checkpoint,
+        )),
+        tokio::spawn(withdraw(client.clone(), args.node_name.clone())),
+        tokio::spawn(watch_runtime(args, client, hindered)),
+        tokio::spawn(tell_readiness(registered, published.subscribe(), readiness)),
+    ];
+    let ended = tokio::select! {
+        signal = stop => {
+            tracing::info!(signal, "stopping");
+            Ok(())
+        }
+        why = files.outdated() => Err(anyhow::Error::msg(why)),
+    };
+    stopping.send_replace(true);
+    for task in [serving, called] {
+        drop(timeout(PATIENCE, task).await);
+    }
+    for task in beside {
+        task.abort();
+    }
+    ended
+}
+
+/// Waits until no device plugin's front works in the state directory. Returns nothing if it was asked to stop first.
+async fn no_front(
+    state: &Path,
+    stop: impl Future<Output = &'static str>,
+) -> anyhow::Result<Option<Flock<File>>> {
+    tokio::select! {
+        lock = lock::take(state, lock::FRONT) => {
+            let failed = || format!("cannot lock {}", state.join(lock::FRONT).display());
+            lock.map(Some).with_context(failed)
+        }
+        signal = stop => {
+            tracing::info!(signal, "stopping");
+            Ok(None)
+        }
+    }
+}
+
+/// Runs the garbage collection for as long as the driver lives.
+async fn clear(collector: Collector<Leftovers>, checkpoint: Arc<Checkpoint>) {
+    loop {
+        match collector.look().await {
+            Ok(looked) => {
+                collect::say(&looked);
+                let all = checkpoint.all();
+                let by_part = claims_by_part(&all);
+                let gone = looked.removed.iter().filter(|name| is_claims(name));
+                for (uid, ready) in gone.filter_map(|name| by_part.get(name)) {
+                    tracing::info!(
+                        namespace = ready.namespace,
+                        claim = ready.name,
+                        uid,
+                        "the claim is gone, and the kubelet has not said so"
+                    );
+                    if let Err(error) = checkpoint.remove(uid) {
+                        tracing::warn!(%error, "cannot write the record of claims");
+                    }
+                }
+            }
+            Err(reason) => {
+                tracing::warn!(%reason, "garbage collection skipped until the next look");
+            }
+        }
+        sleep(CLEAR).await;
+    }
+}
+
+/// Takes back what a device plugin of ours has registered on this node.
+async fn withdraw(client: kube::Client, node: String) {
+    loop {
+        match timeout(PATIENCE, inventory::withdraw(&client, &node)).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => tracing::warn!(
+                %error,
+                "cannot remove the annotations by which the device plugin registered this node's GPUs: trying again"
+            ),
+            Err(_) => {}
+        }
+        sleep(RUNTIME).await;
+    }
+}
+
+/// Says whether the node's container runtime can serve claims: without CDI all GPUs count as sick.
+async fn watch_runtime(
+    args: DraArgs,
+    client: kube::Client,
+    hindered: watch::Sender<Option<String>>,
+) {
+    let nodes: Api<Node> = Api::all(client);
+    loop {
+        if let Ok(Ok(node)) = timeout(PATIENCE, nodes.get(&args.node_name)).await {
+            let info = node.status.and_then(|status| status.node_info);
+            let said = info.map(|info| {
+                format!(
+                    "{} {}",
+                    info.container_runtime_version, info.kubelet_version
+                )
+            });
+            let said = said.unwrap_or_default();
+            let read = said
+                .starts_with("containerd://")
+                .then(|| runtime::read(&args.runtime_config, &|path| args.seen(path)))
+                .flatten();
+            let why = runtime::lacks_cdi(&said, read.as_ref(), &args.cdi_dir)
+                .map(|why| format!("{why}, and claims are served by CDI alone"));
+            hindered.send_if_modified(|known| {
+                let changed = *known != why;
+                if changed {
+                    match &why {
+                        Some(why) => tracing::error!(why, "no claim can be served on this node"),
+                        None => tracing::info!(runtime = said, "the node's runtime has CDI"),
+                    }
+                    *known = why;
+                }
+                changed
+            });
+        }
+        sleep(RUNTIME).await;
+    }
+}
+
+/// Ready means: the kubelet has taken the driver, and the slices are published.
+async fn tell_readiness(
+    mut registered: watch::Receiver<Option<Result<(), String>>>,
+    mut published: watch::Receiver<Option<Result<(), String>>>,
+    readiness: Readiness,
+) {
+    loop {
+        let missing = {
+            let (registered, published) = (
+                registered.borrow_and_update(),
+                published.borrow_and_update(),
+            );
+            match (&*registered, &*published) {
+                (Some(Ok(())), Some(Ok(()))) => None,
+                (Some(Err(why)), _) => Some(format!("the kubelet does not take the driver: {why}")),
+                (None, _) => Some(String::from("the kubelet has not found the driver yet")),
+                (_, Some(Err(why))) => Some(format!("the ResourceSlices are not published: {why}")),
+                (_, None) => Some(String::from("the ResourceSlices are not published yet")),
+            }
+        };
+        match missing {
+            None => readiness.ready(),
+            Some(why) => readiness.not_ready(why),
+        }
+        tokio::select! {
+            changed = registered.changed() => if changed.is_err() { return },
+            changed = published.changed() => if changed.is_err() { return },
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What claims and containers of the device plugin have left: the sources for the garbage collection. A claim's
+//! directory is in use as long as the API server has the claim with an allocation, and a directory of either kind as
+//! long as the kubelet has its pod. Never removes anything.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use supervisor::instance::Labels;
+
+use super::api::{self, Without};
+use super::checkpoint::{Checkpoint, Ready};
+use super::part_name;
+use crate::collect::{LivingPod, SourceError, Sources};
+use crate::delivery::{Delivery, Name};
+use crate::own_pods::OwnPods;
+use crate::plugin::Lister;
+use crate::plugin::identity;
+
+/// The kubelet, the API server and the record of claims.
+pub(super) struct Leftovers {
+    pub(super) client: kube::Client,
+    pub(super) delivery: Arc<Delivery>,
+    pub(super) checkpoint: Arc<Checkpoint>,
+    pub(super) pods: OwnPods,
+    pub(super) lister: Lister,
+}
+
+/// The claim of each part's directory.
+pub(super) fn claims_by_part(claims: &BTreeMap<String, Ready>) -> BTreeMap<Name, (&str, &Ready)> {
+    let parts = claims.iter().flat_map(|(uid, ready)| {
+        let names = (0..ready.parts.len()).map(|at| part_name(uid, at));
+        names.map(move |name| (name, (uid.as_str(), ready)))
+    });
+    parts.collect()
+}
+
+impl Leftovers {
+    /// Whether the API server has the claim, given out.
+    async fn is_given(&self, uid: &str, ready: &Ready) -> Result<bool, SourceError> {
+        match api::claim(&self.client, &ready.namespace, &ready.name).await {
+            Ok(claim) => {
+                let is_it = claim.metadata.uid.as_deref() == Some(uid);
+                let status = claim.status.unwrap_or_default();
+                Ok(is_it && status.allocation.is_some())
+            }
+            Err(Without::Gone) => Ok(false),
+            Err(Without::Refused(why) | Without::Away(why)) => Err(SourceError::ApiServer(why)),
+        }
+    }
+}
+
+impl Sources for Leftovers {
+    async fn in_use(&self) -> Result<BTreeSet<Name>, SourceError> {
+        let listed = self.lister.pods().await?;
+        let claims = self.checkpoint.all();
+        let by_part = claims_by_part(&claims);
+        let mut given: BTreeMap<&str, bool> = BTreeMap::new();
+        let mut names = BTreeSet::new();
+        for name in self.delivery.holders().into_keys() {
+            if let Some((uid, ready)) = by_part.get(&name) {
+                let is_given = match given.get(uid) {
+                    Some(known) => *known,
+                    None => self.is_given(uid, ready).await?,
+                };
+                given.insert(uid, is_given);
+                if is_given {
+                    names.insert(name);
+                    continue;
+                }
+            }
+            let labels = self.delivery.labels(&name);
+            if labels.is_some_and(|of| listed.has(&of.namespace, &of.pod)) {
+                names.insert(name);
+            }
+        }
+        Ok(names)
+    }
+
+    async fn pods(&self) -> Result<Vec<LivingPod>, SourceError> {
+        let pods = self.pods.all().await.map_err(SourceError::ApiServer)?;
+        let living = pods.iter().filter(|pod| !identity::is_over(pod));
+        Ok(living
+            .map(|pod| LivingPod {
+                uid: identity::uid(pod).to_owned(),
+                containers: 0,
+            })
+            .collect())
+    }
+
+    fn uncut(&self, of: Option<Labels>, reason: &str) {
+        let of = of.unwrap_or_default();
+        tracing::warn!(
+            namespace = of.namespace,
+            pod = of.pod,
+            container = of.container,
+            reason,
+            "a container lets its usage region take up the node's disk, and it cannot be truncated"
+        );
+    }
+}

@@ -1,0 +1,434 @@
+//! Makes a claim ready, and takes it away: reads the claim, gives each of its parts a directory and a description for the
+//! container runtime, and remembers it before the kubelet has its answer. Everything can be done twice. Never decides
+//! what a claim gives: `claim` does.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube_api::object::Pod;
+use placement::Kind;
+use serde::Deserialize as _;
+use serde_json::Value;
+use tokio::task::spawn_blocking;
+
+use super::api::{self, Without};
+use super::checkpoint::{Checkpoint, Ready};
+use super::claim::{self, Asked, Part, PodClaims, Refusal, Share, Use};
+use super::{part_name, parts_of};
+use crate::delivery::{Delivery, Given, GivenDevice, Name};
+use crate::node_gpus::{Healths, Inventories};
+use crate::plugin::identity;
+
+/// What is needed to make claims ready.
+#[derive(Clone)]
+pub struct Parts {
+    /// Name of the node, which is the pool's.
+    pub node: String,
+    /// The API server.
+    pub client: kube::Client,
+    /// Makes what containers get.
+    pub delivery: Arc<Delivery>,
+    /// The claims that are ready.
+    pub checkpoint: Arc<Checkpoint>,
+    /// The node's GPUs.
+    pub inventories: Inventories,
+    /// Which of them are sick.
+    pub healths: Healths,
+    /// The key of the pod label that names the pod's team.
+    pub team_label: String,
+}
+
+impl std::fmt::Debug for Parts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Parts").finish_non_exhaustive()
+    }
+}
+
+/// The preparer of this node. Clones are the same one.
+#[derive(Debug, Clone)]
+pub struct Preparer(Arc<State>);
+
+#[derive(Debug)]
+struct State {
+    parts: Parts,
+    /// One claim is made ready or taken away at a time: the disk is the bound in any case.
+    turn: tokio::sync::Mutex<()>,
+}
+
+/// A device of a claim that is ready, as the kubelet is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadyDevice {
+    /// The request.
+    pub request: String,
+    /// The device's name in the node's pool.
+    pub device: String,
+    /// Which share of it.
+    pub share_id: Option<String>,
+    /// What the runtime is to add, as `vendor/class=name`.
+    pub cdi_device: String,
+}
+
+/// The pods for which a claim is reserved.
+#[derive(Debug, Default)]
+struct Reserved {
+    /// Name and uid of each pod.
+    pods: Vec<(String, String)>,
+    /// How their containers use claims.
+    uses: Vec<Use>,
+    /// Workload and trace of the first.
+    first: Option<Pod>,
+}
+
+impl Preparer {
+    /// A preparer with these parts.
+    #[must_use]
+    pub fn new(parts: Parts) -> Self {
+        Self(Arc::new(State {
+            parts,
+            turn: tokio::sync::Mutex::default(),
+        }))
+    }
+
+    /// Makes a claim ready. `beside` are the other claims of the same call.
+    ///
+    /// # Errors
+    /// Why it is not ready. What it had before is as it was.
+    pub async fn prepare(
+        &self,
+        asked: &Asked,
+        beside: &[Asked],
+    ) -> Result<Vec<ReadyDevice>, Refusal> {
+        let parts = &self.0.parts;
+        let before = parts.checkpoint.get(&asked.uid);
+        let claim = match api::claim(&parts.client, &asked.namespace, &asked.name).await {
+            Ok(claim) => claim,
+            Err(Without::Gone) => {
+                return Err(Refusal(format!("{asked} is gone: it was deleted")));
+            }
+            Err(Without::Refused(why)) => {
+                return Err(Refusal(format!(
+                    "the API server does not show {asked}: {why}"
+                )));
+            }
+            Err(Without::Away(why)) => {
+                let Some(before) = before else {
+                    return Err(Refusal(format!(
+                        "the API server does not answer ({why}), and {asked} was not ready before"
+                    )));
+                };
+                tracing::info!(claim = %asked, "the API server is away: giving again what is remembered");
+                let _turn = self.0.turn.lock().await;
+                return self.again(asked, &before).await;
+            }
+        };
+        let inventory = parts.inventories.borrow().clone();
+        let inventory = inventory.ok_or_else(|| {
+            Refusal(String::from(
+                "the node's GPUs have not been read yet; it is tried again",
+            ))
+        })?;
+        let shares = claim::shares(&claim, asked, &parts.node, &inventory)?;
+        let before = before.map(|before| (holds(&before, &shares), before));
+        if let Some((true, before)) = &before {
+            let _turn = self.0.turn.lock().await;
+            return self.again(asked, before).await;
+        }
+        let reserved = self.reserved(asked, &claim).await?;
+        let _turn = self.0.turn.lock().await;
+        if before.is_some() {
+            self.make_way(asked).await?;
+        }
+        self.is_alone(asked, beside, &reserved.uses)?;
+        self.are_well(&shares)?;
+        let uses: Vec<Use> = reserved
+            .uses
+            .iter()
+            .filter(|it| it.claim == asked.name)
+            .cloned()
+            .collect();
+        let ready = Ready {
+            namespace: asked.namespace.clone(),
+            name: asked.name.clone(),
+            parts: claim::parts(shares, &uses)
+                .map_err(|Refusal(why)| Refusal(format!("{asked}: {why}")))?,
+        };
+        self.make(asked, ready, &reserved).await
+    }
+
+    /// Gives every part again, as it was: what is missing is made anew.
+    async fn again(&self, asked: &Asked, ready: &Ready) -> Result<Vec<ReadyDevice>, Refusal> {
+        let (delivery, uid, parts) = (
+            Arc::clone(&self.0.parts.delivery),
+            asked.uid.clone(),
+            ready.parts.clone(),
+        );
+        let given = spawn_blocking(move || {
+            parts.iter().enumerate().try_for_each(|(at, part)| {
+                let name = part_name(&uid, at);
+                // Labels stay as they are on the disk.
+                let given = delivery
+                    .given(&name)
+                    .unwrap_or_else(|| given(part, &Reserved::default(), "", ""));
+                delivery.give(&name, &given)
+            })
+        });
+        disk(given.await)?.map_err(|error| Refusal(format!("{asked}: {error}")))?;
+        Ok(devices(&asked.uid, ready))
+    }
+
+    /// The claim was given other devices than before. Nothing that runs loses what it has.
+    async fn make_way(&self, asked: &Asked) -> Result<(), Refusal> {
+        self.take_away(&asked.uid).await.map_err(|Refusal(why)| {
+            Refusal(format!(
+                "{asked} was given other devices than those that are ready, and {why}"
+            ))
+        })
+    }
+
+    /// Reads the pods for which the claim is reserved.
+    async fn reserved(&self, asked: &Asked, claim: &ResourceClaim) -> Result<Reserved, Refusal> {
+        let mut reserved = Reserved::default();
+        let consumers = claim
+            .status
+            .as_ref()
+            .and_then(|it| it.reserved_for.as_ref());
+        for consumer in consumers.map(Vec::as_slice).unwrap_or_default() {
+            if consumer.resource != "pods" {
+                continue;
+            }
+            let client = &self.0.parts.client;
+            let pod = match api::pod(client, &asked.namespace, &consumer.name).await {
+                Ok(pod) => pod,
+                // Another pod of the claim may have ended a moment ago.
+                Err(Without::Gone) => continue,
+                Err(Without::Refused(why) | Without::Away(why)) => {
+                    return Err(Refusal(format!(
+                        "the API server does not show pod {}/{}: {why}",
+                        asked.namespace, consumer.name
+                    )));
+                }
+            };
+            if pod.pointer("/metadata/uid").and_then(Value::as_str) != Some(&consumer.uid) {
+                continue;
+            }
+            let claims = PodClaims::deserialize(&pod).map_err(|error| {
+                Refusal(format!(
+                    "pod {}/{} cannot be read: {error}",
+                    asked.namespace, consumer.name
+                ))
+            })?;
+            reserved.uses.extend(claims.uses(&consumer.name));
+            if reserved.first.is_none() {
+                reserved.first = Pod::deserialize(&pod).ok();
+            }
+            reserved
+                .pods
+                .push((consumer.name.clone(), consumer.uid.clone()));
+        }
+        if reserved.pods.is_empty() {
+            return Err(Refusal(format!(
+                "{asked} is reserved for no pod that there is: its pod was deleted"
+            )));
+        }
+        Ok(reserved)
+    }
+
+    /// A container has room for one claim: two would be mounted over each other.
+    fn is_alone(&self, asked: &Asked, beside: &[Asked], uses: &[Use]) -> Result<(), Refusal> {
+        let known = self.0.parts.checkpoint.all();
+        let known = known
+            .values()
+            .filter(|ready| ready.namespace == asked.namespace)
+            .map(|ready| ready.name.as_str());
+        let beside = beside.iter().map(|asked| asked.name.as_str());
+        let ours: BTreeSet<&str> = known.chain(beside).chain([asked.name.as_str()]).collect();
+        match claim::crowded(uses, |name| ours.contains(name)) {
+            Some((container, claims)) if claims.contains(&asked.name) => Err(Refusal(format!(
+                "container {container} uses {} claims of GPUs ({}); it can have one: put its requests into one claim",
+                claims.len(),
+                claims.join(", ")
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn are_well(&self, shares: &[Share]) -> Result<(), Refusal> {
+        let health = self.0.parts.healths.borrow().clone();
+        for share in shares {
+            if let Some(sick) = health.get(&share.gpu) {
+                return Err(Refusal(format!(
+                    "GPU {} cannot be used now: {}",
+                    share.gpu, sick.reason
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes all parts, or none.
+    async fn make(
+        &self,
+        asked: &Asked,
+        ready: Ready,
+        reserved: &Reserved,
+    ) -> Result<Vec<ReadyDevice>, Refusal> {
+        let all: Vec<(Name, Given)> = ready
+            .parts
+            .iter()
+            .enumerate()
+            .map(|(at, part)| {
+                let given = given(part, reserved, &asked.namespace, &self.0.parts.team_label);
+                (part_name(&asked.uid, at), given)
+            })
+            .collect();
+        let (delivery, checkpoint) = (
+            Arc::clone(&self.0.parts.delivery),
+            Arc::clone(&self.0.parts.checkpoint),
+        );
+        let (uid, kept) = (asked.uid.clone(), ready.clone());
+        let made = spawn_blocking(move || {
+            // The record of claims may have been lost while containers run.
+            let known = delivery.known().map_err(|error| error.to_string())?;
+            let changed = |(name, given): &&(Name, Given)| {
+                let before = delivery.given(name);
+                before.is_some_and(|before| before.devices != given.devices)
+                    && delivery.is_used(name)
+            };
+            if let Some((name, _)) = all.iter().find(changed) {
+                return Err(format!(
+                    "a process still uses {}, which was given other devices; it is tried again",
+                    delivery.root().join(&name.0).display()
+                ));
+            }
+            let made = all
+                .iter()
+                .try_for_each(|(name, given)| delivery.give(name, given))
+                .map_err(|error| error.to_string());
+            let made = made.and_then(|()| {
+                checkpoint.put(&uid, kept).map_err(|error| {
+                    format!(
+                        "cannot write the record of claims: {error}; make room on the node's disk"
+                    )
+                })
+            });
+            if made.is_err() {
+                // No container has been started with what is new. A rest is removed at the next try.
+                let fresh = all.iter().filter(|(name, _)| !known.contains(name));
+                for (name, _) in fresh {
+                    drop(delivery.remove(name));
+                }
+            }
+            made
+        });
+        disk(made.await)?.map_err(|why| Refusal(format!("{asked}: {why}")))?;
+        tracing::info!(claim = %asked, uid = asked.uid, parts = ready.parts.len(), "the claim is ready");
+        Ok(devices(&asked.uid, &ready))
+    }
+
+    /// Takes a claim away; one that is not known is away already.
+    ///
+    /// # Errors
+    /// A process still uses it, or the disk does not let it go.
+    pub async fn unprepare(&self, asked: &Asked) -> Result<(), Refusal> {
+        let _turn = self.0.turn.lock().await;
+        let taken = self.take_away(&asked.uid).await;
+        taken.map_err(|Refusal(why)| Refusal(format!("{asked}: {why}")))
+    }
+
+    async fn take_away(&self, uid: &str) -> Result<(), Refusal> {
+        let (delivery, checkpoint) = (
+            Arc::clone(&self.0.parts.delivery),
+            Arc::clone(&self.0.parts.checkpoint),
+        );
+        let uid = uid.to_owned();
+        let taken = spawn_blocking(move || {
+            let names = delivery.known().map_err(|error| error.to_string())?;
+            let names: Vec<Name> = parts_of(&uid, names);
+            if let Some(name) = names.iter().find(|name| delivery.is_used(name)) {
+                return Err(format!(
+                    "a process still uses {}; it is tried again",
+                    delivery.root().join(&name.0).display()
+                ));
+            }
+            for name in &names {
+                delivery.remove(name).map_err(|error| error.to_string())?;
+            }
+            checkpoint
+                .remove(&uid)
+                .map_err(|error| format!("cannot write the record of claims: {error}"))
+        });
+        disk(taken.await)?.map_err(Refusal)
+    }
+
+    /// Where claims have their directories.
+    #[must_use]
+    pub fn root(&self) -> PathBuf {
+        self.0.parts.delivery.root().to_owned()
+    }
+}
+
+fn disk<T>(done: Result<T, tokio::task::JoinError>) -> Result<T, Refusal> {
+    done.map_err(|error| {
+        Refusal(format!(
+            "the thread that writes the disk has ended: {error}"
+        ))
+    })
+}
+
+/// Whether what is ready is what the claim was given.
+fn holds(ready: &Ready, shares: &[Share]) -> bool {
+    let mut held: Vec<&Share> = ready.parts.iter().flat_map(|part| &part.shares).collect();
+    let mut given: Vec<&Share> = shares.iter().collect();
+    let order = |share: &&Share| {
+        let id = share.share_id.clone().unwrap_or_default();
+        (share.request.clone(), share.device.clone(), id)
+    };
+    held.sort_by_key(order);
+    given.sort_by_key(order);
+    held == given
+}
+
+fn devices(uid: &str, ready: &Ready) -> Vec<ReadyDevice> {
+    let parts = ready.parts.iter().enumerate();
+    let devices = parts.flat_map(|(at, part)| {
+        let name = part_name(uid, at);
+        let shares = part.shares.iter().enumerate();
+        shares.map(move |(place, share)| ReadyDevice {
+            request: share.request.clone(),
+            device: share.device.clone(),
+            share_id: share.share_id.clone(),
+            cdi_device: Delivery::claim_device(&name, place),
+        })
+    });
+    devices.collect()
+}
+
+fn given(part: &Part, reserved: &Reserved, namespace: &str, team_label: &str) -> Given {
+    let (pod, pod_uid) = reserved.pods.first().cloned().unwrap_or_default();
+    let parameters = part.shares.first().map(|share| share.parameters);
+    let parameters = parameters.unwrap_or_default();
+    let device = |share: &Share| GivenDevice {
+        uuid: share.gpu.clone(),
+        memory_bytes: share.memory_bytes,
+        physical_bytes: share.physical_bytes,
+        cores: share.cores,
+        instance: None,
+    };
+    let first = reserved.first.as_ref();
+    Given {
+        namespace: namespace.to_owned(),
+        pod,
+        pod_uid,
+        container: part.containers.join(","),
+        kind: Kind::App,
+        devices: part.shares.iter().map(device).collect(),
+        priority: parameters.priority,
+        policy: parameters.policy.into(),
+        workload: first
+            .map(|pod| identity::workload(pod, team_label))
+            .unwrap_or_default(),
+        traceparent: first.and_then(identity::traceparent),
+    }
+}

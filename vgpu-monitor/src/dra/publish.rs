@@ -1,0 +1,342 @@
+//! Keeps this node's ResourceSlices as they should be: when a GPU changes, when its health does, and when another client
+//! has changed or deleted one. Never decides what they say: `slices` does.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::{ResourceSlice, ResourceSliceSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use sha2::Digest as _;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::metrics::Metrics;
+use super::slices::{self, Dropped, NodeFacts, Offer};
+use super::{DRIVER, is_claims};
+use crate::delivery::Delivery;
+use crate::node_gpus::{Healths, Inventories};
+
+/// The slices are looked at again after this, in case another client has changed them.
+const AGAIN: Duration = Duration::from_secs(30);
+/// The first pause after a failure, and the longest.
+const FIRST: Duration = Duration::from_secs(1);
+/// Longest wait for one answer.
+const ONE: Duration = Duration::from_secs(10);
+/// Letters of a name that the API server takes.
+const LETTERS_MOST: usize = 253;
+
+/// What the slices are made of.
+pub struct Publisher {
+    /// Name of the node.
+    pub node: String,
+    /// The API server.
+    pub client: kube::Client,
+    /// Which GPUs containers of the device plugin still use.
+    pub delivery: Arc<Delivery>,
+    /// The node's GPUs.
+    pub inventories: Inventories,
+    /// Which of them are sick.
+    pub healths: Healths,
+    /// More about them.
+    pub facts: watch::Receiver<Arc<NodeFacts>>,
+    /// Counts.
+    pub metrics: Metrics,
+    /// Nothing until the slices are published for the first time; then why they are not, if they are not.
+    pub published: watch::Sender<Option<Result<(), String>>>,
+}
+
+impl std::fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Publisher").finish_non_exhaustive()
+    }
+}
+
+/// What is to be done to slices.
+#[derive(Debug, Clone, PartialEq)]
+struct Plan {
+    /// Written, by name; those that are there with their versions.
+    writes: Vec<(String, Option<String>, ResourceSliceSpec)>,
+    /// Deleted, by name.
+    deletes: Vec<String>,
+}
+
+/// What turns the slices that are there into those that are wanted; nothing if nothing has to be done.
+fn plan(node: &str, there: &[ResourceSlice], wanted: Vec<ResourceSliceSpec>) -> Option<Plan> {
+    let name = |slice: &ResourceSlice| slice.metadata.name.clone().unwrap_or_default();
+    let find = |wanted: &str| there.iter().find(|slice| name(slice) == wanted);
+    let names: Vec<String> = (0..wanted.len()).map(|at| slice_name(node, at)).collect();
+    let newest = there.iter().map(|slice| slice.spec.pool.generation).max();
+    let is_done = there.len() == wanted.len()
+        && names.iter().zip(&wanted).all(|(name, spec)| {
+            find(name).is_some_and(|slice| {
+                slices::same(&slice.spec, spec) && Some(slice.spec.pool.generation) == newest
+            })
+        });
+    if is_done {
+        return None;
+    }
+    // All slices of a pool are of one generation: the scheduler waits until it has seen all of the newest.
+    let generation = newest.unwrap_or(0).saturating_add(1);
+    let writes = names.iter().zip(wanted).map(|(name, mut spec)| {
+        spec.pool.generation = generation;
+        let version = find(name).and_then(|slice| slice.metadata.resource_version.clone());
+        (name.clone(), version, spec)
+    });
+    Some(Plan {
+        writes: writes.collect(),
+        deletes: there
+            .iter()
+            .map(name)
+            .filter(|it| !names.contains(it))
+            .collect(),
+    })
+}
+
+/// The name of a slice of this node.
+fn slice_name(node: &str, at: usize) -> String {
+    let name = format!("{node}-{DRIVER}-{at}");
+    if name.len() <= LETTERS_MOST {
+        return name;
+    }
+    let hash = sha2::Sha256::digest(node.as_bytes());
+    let hash: String = hash
+        .iter()
+        .take(5)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let end = format!("-{hash}-{DRIVER}-{at}");
+    let kept: String = node.chars().take(LETTERS_MOST - end.len()).collect();
+    format!("{}{end}", kept.trim_end_matches(['-', '.']))
+}
+
+impl Publisher {
+    /// Publishes for as long as the task lives.
+    pub async fn run(mut self) {
+        let mut pause = FIRST;
+        loop {
+            let done = self.once().await;
+            let wait = match &done {
+                Ok(()) => {
+                    pause = FIRST;
+                    AGAIN
+                }
+                Err(why) => {
+                    tracing::warn!(why, "the ResourceSlices of this node are not published");
+                    pause = (pause * 2).min(AGAIN);
+                    pause
+                }
+            };
+            self.published.send_replace(Some(done));
+            tokio::select! {
+                () = sleep(wait) => {}
+                changed = self.inventories.changed() => if changed.is_err() { return },
+                changed = self.healths.changed() => if changed.is_err() { return },
+                changed = self.facts.changed() => if changed.is_err() { sleep(wait).await },
+            }
+        }
+    }
+
+    async fn once(&mut self) -> Result<(), String> {
+        let Some(inventory) = self.inventories.borrow_and_update().clone() else {
+            return Err(String::from("the node's GPUs have not been read yet"));
+        };
+        let health = self.healths.borrow_and_update().clone();
+        let facts = self.facts.borrow_and_update().clone();
+        let taken: BTreeSet<String> = self.delivery.gpus_but(is_claims);
+        let mut offer = Offer {
+            node: &self.node,
+            inventory: &inventory,
+            health: &health,
+            facts: &facts,
+            taken: &taken,
+            taints: true,
+        };
+        let api: Api<ResourceSlice> = Api::all(self.client.clone());
+        let of = format!("spec.nodeName={},spec.driver={DRIVER}", self.node);
+        let there = ended(timeout(ONE, api.list(&ListParams::default().fields(&of))).await)?.items;
+        let mut wanted = slices::slices(&offer);
+        if plan(&self.node, &there, wanted.clone()).is_some() {
+            let dropped = self.tried(&api, &wanted).await?;
+            if dropped.sharing {
+                for slice in &there {
+                    delete(&api, slice.metadata.name.as_deref().unwrap_or_default()).await?;
+                }
+                self.metrics.devices(0);
+                return Err(String::from(
+                    "the API server drops allowMultipleAllocations, so every GPU would be given out as a whole. The \
+                     feature gate DRAConsumableCapacity has to be on in kube-apiserver and kube-scheduler (by default \
+                     from Kubernetes 1.36)",
+                ));
+            }
+            if dropped.taints {
+                offer.taints = false;
+                wanted = slices::slices(&offer);
+            }
+        }
+        let count = wanted
+            .iter()
+            .flat_map(|spec| &spec.devices)
+            .flatten()
+            .count();
+        if let Some(plan) = plan(&self.node, &there, wanted) {
+            self.carry_out(&api, plan).await?;
+            tracing::info!(devices = count, "published the ResourceSlices of this node");
+        }
+        self.metrics.devices(count);
+        Ok(())
+    }
+
+    /// What the API server would drop of these, without writing them.
+    async fn tried(
+        &self,
+        api: &Api<ResourceSlice>,
+        wanted: &[ResourceSliceSpec],
+    ) -> Result<Dropped, String> {
+        let mut all = Dropped::default();
+        let params = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        for spec in wanted {
+            let slice = ResourceSlice {
+                metadata: ObjectMeta {
+                    generate_name: Some(String::from("vgpu-dry-run-")),
+                    ..ObjectMeta::default()
+                },
+                spec: spec.clone(),
+            };
+            let kept = ended(timeout(ONE, api.create(&params, &slice)).await)?;
+            let dropped = slices::dropped(spec, &kept.spec);
+            all.sharing |= dropped.sharing;
+            all.taints |= dropped.taints;
+        }
+        Ok(all)
+    }
+
+    async fn carry_out(&self, api: &Api<ResourceSlice>, plan: Plan) -> Result<(), String> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let node = ended(timeout(ONE, nodes.get_metadata(&self.node)).await)?;
+        let owner = OwnerReference {
+            api_version: String::from("v1"),
+            kind: String::from("Node"),
+            name: self.node.clone(),
+            uid: node.metadata.uid.unwrap_or_default(),
+            controller: Some(true),
+            block_owner_deletion: None,
+        };
+        let params = PostParams::default();
+        for (name, version, spec) in plan.writes {
+            let slice = ResourceSlice {
+                metadata: ObjectMeta {
+                    name: Some(name.clone()),
+                    resource_version: version.clone(),
+                    owner_references: Some(vec![owner.clone()]),
+                    ..ObjectMeta::default()
+                },
+                spec,
+            };
+            let written = match version {
+                Some(_) => timeout(ONE, api.replace(&name, &params, &slice)).await,
+                None => timeout(ONE, api.create(&params, &slice)).await,
+            };
+            ended(written)?;
+        }
+        for name in plan.deletes {
+            delete(api, &name).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn delete(api: &Api<ResourceSlice>, name: &str) -> Result<(), String> {
+    match timeout(ONE, api.delete(name, &DeleteParams::default())).await {
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(()),
+        answer => ended(answer).map(|_| ()),
+    }
+}
+
+fn ended<T>(answer: Result<kube::Result<T>, tokio::time::error::Elapsed>) -> Result<T, String> {
+    match answer {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(format!("the API server: {error}")),
+        Err(_) => Err(String::from("the API server: no answer in time")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::resource::v1::{Device, ResourcePool};
+
+    fn spec(devices: &[&str], generation: i64) -> ResourceSliceSpec {
+        let device = |name: &&str| Device {
+            name: (*name).to_owned(),
+            ..Device::default()
+        };
+        ResourceSliceSpec {
+            driver: DRIVER.to_owned(),
+            pool: ResourcePool {
+                name: String::from("n"),
+                generation,
+                resource_slice_count: 1,
+            },
+            devices: Some(devices.iter().map(device).collect()),
+            ..ResourceSliceSpec::default()
+        }
+    }
+
+    fn there(name: &str, spec: ResourceSliceSpec) -> ResourceSlice {
+        ResourceSlice {
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                resource_version: Some(String::from("7")),
+                ..ObjectMeta::default()
+            },
+            spec,
+        }
+    }
+
+    #[test]
+    fn first_slice_has_generation_one() {
+        let plan = plan("n", &[], vec![spec(&["a"], 0)]).unwrap();
+
+        assert_eq!(plan.writes, [(slice_name("n", 0), None, spec(&["a"], 1))]);
+        assert!(plan.deletes.is_empty());
+    }
+
+    #[test]
+    fn what_is_as_wanted_is_left_alone() {
+        let there = [there(&slice_name("n", 0), spec(&["a"], 4))];
+
+        assert_eq!(plan("n", &there, vec![spec(&["a"], 0)]), None);
+    }
+
+    #[test]
+    fn change_is_a_new_generation_and_removes_foreign_names() {
+        let there = [
+            there(&slice_name("n", 0), spec(&["a"], 4)),
+            there("other", spec(&["b"], 5)),
+        ];
+
+        let plan = plan("n", &there, vec![spec(&["a"], 0)]).unwrap();
+
+        let version = Some(String::from("7"));
+        assert_eq!(
+            plan.writes,
+            [(slice_name("n", 0), version, spec(&["a"], 6))]
+        );
+        assert_eq!(plan.deletes, ["other"]);
+    }
+
+    #[test]
+    fn long_names_of_nodes_are_shortened() {
+        let node = "n".repeat(253);
+        assert!(slice_name(&node, 0).len() <= LETTERS_MOST);
+        let other = format!("{}m", "n".repeat(252));
+        assert_ne!(slice_name(&node, 0), slice_name(&other, 0));
+        assert_eq!(slice_name("one", 2), "one-gpu.vgpu.io-2");
+    }
+}

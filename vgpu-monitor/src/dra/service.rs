@@ -1,0 +1,290 @@
+//! The kubelet's calls, in both versions of the protocol, and the stream of the devices' health. Never decides: `prepare`
+//! does.
+
+use std::collections::{BTreeSet, HashMap};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use tonic::{Request, Response, Status};
+
+use super::checkpoint::Checkpoint;
+use super::claim::{Asked, Refusal};
+use super::metrics::Metrics;
+use super::prepare::{Preparer, ReadyDevice};
+use super::{DRIVER, device_name};
+use crate::node_gpus::{Health, Healths, Inventories, Inventory};
+use crate::proto::dra_health::dra_resource_health_server::DraResourceHealth;
+use crate::proto::dra_health::{
+    DeviceHealth, DeviceIdentifier, HealthStatus, NodeWatchResourcesRequest,
+    NodeWatchResourcesResponse,
+};
+use crate::proto::plugin_registration::registration_server::Registration;
+use crate::proto::plugin_registration::{
+    InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
+};
+use crate::proto::{dra_v1, dra_v1beta1};
+
+/// The services, as the kubelet is told of them. It takes the first that it knows of the kind.
+const SERVICES: [&str; 3] = [
+    "v1.DRAPlugin",
+    "v1beta1.DRAPlugin",
+    "v1alpha1.DRAResourceHealth",
+];
+
+/// Answers the kubelet. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct Service {
+    /// Makes claims ready.
+    pub preparer: Preparer,
+    /// The claims that are ready.
+    pub checkpoint: Arc<Checkpoint>,
+    /// Name of the node, which is the pool's.
+    pub node: String,
+    /// The node's GPUs.
+    pub inventories: Inventories,
+    /// Which of them are sick.
+    pub healths: Healths,
+    /// Counts.
+    pub metrics: Metrics,
+}
+
+impl Service {
+    /// Makes each claim ready, and answers for each.
+    async fn prepare(
+        &self,
+        claims: Vec<Asked>,
+    ) -> Vec<(String, Result<Vec<ReadyDevice>, Refusal>)> {
+        let mut answers = Vec::new();
+        for asked in &claims {
+            let begun = Instant::now();
+            let answer = self.preparer.prepare(asked, &claims).await;
+            self.metrics
+                .called("prepare", begun.elapsed(), answer.is_ok());
+            if let Err(why) = &answer {
+                tracing::warn!(claim = %asked, uid = asked.uid, %why, "the claim is not made ready");
+            }
+            answers.push((asked.uid.clone(), answer));
+        }
+        self.metrics.claims(self.checkpoint.all().len());
+        answers
+    }
+
+    /// Takes each claim away, and answers for each: a text where it could not be.
+    async fn unprepare(&self, claims: Vec<Asked>) -> Vec<(String, String)> {
+        let mut answers = Vec::new();
+        for asked in &claims {
+            let begun = Instant::now();
+            let answer = self.preparer.unprepare(asked).await;
+            self.metrics
+                .called("unprepare", begun.elapsed(), answer.is_ok());
+            let error = match answer {
+                Ok(()) => String::new(),
+                Err(Refusal(why)) => {
+                    tracing::warn!(claim = %asked, uid = asked.uid, why, "the claim is not taken away");
+                    why
+                }
+            };
+            answers.push((asked.uid.clone(), error));
+        }
+        self.metrics.claims(self.checkpoint.all().len());
+        answers
+    }
+}
+
+/// The service of one version of the protocol.
+macro_rules! serve {
+    ($proto:ident, $server:path, $($share_id:ident)?) => {
+        #[tonic::async_trait]
+        impl $server for Service {
+            async fn node_prepare_resources(
+                &self,
+                request: Request<$proto::NodePrepareResourcesRequest>,
+            ) -> Result<Response<$proto::NodePrepareResourcesResponse>, Status> {
+                let claims = request.into_inner().claims.into_iter();
+                let claims = claims.map(|claim| Asked {
+                    namespace: claim.namespace,
+                    name: claim.name,
+                    uid: claim.uid,
+                });
+                let device = |device: ReadyDevice| $proto::Device {
+                    request_names: vec![device.request],
+                    pool_name: self.node.clone(),
+                    device_name: device.device,
+                    cdi_device_ids: vec![device.cdi_device],
+                    $($share_id: device.share_id,)?
+                };
+                let answers = self.prepare(claims.collect()).await.into_iter();
+                let answers = answers.map(|(uid, answer)| {
+                    let answer = match answer {
+                        Ok(devices) => $proto::NodePrepareResourceResponse {
+                            devices: devices.into_iter().map(device).collect(),
+                            error: String::new(),
+                        },
+                        Err(Refusal(error)) => $proto::NodePrepareResourceResponse {
+                            devices: Vec::new(),
+                            error,
+                        },
+                    };
+                    (uid, answer)
+                });
+                let claims: HashMap<_, _> = answers.collect();
+                Ok(Response::new($proto::NodePrepareResourcesResponse { claims }))
+            }
+
+            async fn node_unprepare_resources(
+                &self,
+                request: Request<$proto::NodeUnprepareResourcesRequest>,
+            ) -> Result<Response<$proto::NodeUnprepareResourcesResponse>, Status> {
+                let claims = request.into_inner().claims.into_iter();
+                let claims = claims.map(|claim| Asked {
+                    namespace: claim.namespace,
+                    name: claim.name,
+                    uid: claim.uid,
+                });
+                let answers = self.unprepare(claims.collect()).await.into_iter();
+                let answers = answers
+                    .map(|(uid, error)| (uid, $proto::NodeUnprepareResourceResponse { error }));
+                let claims: HashMap<_, _> = answers.collect();
+                Ok(Response::new($proto::NodeUnprepareResourcesResponse { claims }))
+            }
+        }
+    };
+}
+
+serve!(dra_v1, dra_v1::dra_plugin_server::DraPlugin, share_id);
+serve!(dra_v1beta1, dra_v1beta1::dra_plugin_server::DraPlugin,);
+
+#[tonic::async_trait]
+impl DraResourceHealth for Service {
+    type NodeWatchResourcesStream =
+        Pin<Box<dyn Stream<Item = Result<NodeWatchResourcesResponse, Status>> + Send>>;
+
+    async fn node_watch_resources(
+        &self,
+        _: Request<NodeWatchResourcesRequest>,
+    ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
+        let (mut inventories, mut healths) = (self.inventories.clone(), self.healths.clone());
+        inventories.mark_changed();
+        healths.mark_changed();
+        let begun = (inventories, healths, self.node.clone());
+        let stream = unfold(begun, async |(mut inventories, mut healths, node)| {
+            loop {
+                tokio::select! {
+                    changed = inventories.changed() => changed.ok()?,
+                    changed = healths.changed() => changed.ok()?,
+                }
+                let inventory = inventories.borrow_and_update().clone();
+                let health = healths.borrow_and_update().clone();
+                if let Some(inventory) = inventory {
+                    let devices = all_health(&node, &inventory, &health, SystemTime::now());
+                    let answer = NodeWatchResourcesResponse { devices };
+                    return Some((Ok(answer), (inventories, healths, node)));
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(stream)))
+    }
+}
+
+/// The health of every device.
+fn all_health(
+    node: &str,
+    inventory: &Inventory,
+    health: &Health,
+    now: SystemTime,
+) -> Vec<DeviceHealth> {
+    let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let sick: BTreeSet<&str> = health.keys().map(String::as_str).collect();
+    let device = |gpu: &crate::node_gpus::KnownGpu| {
+        let uuid = gpu.device.id.as_str();
+        let status = if sick.contains(uuid) || !gpu.device.healthy {
+            HealthStatus::Unhealthy
+        } else {
+            HealthStatus::Healthy
+        };
+        DeviceHealth {
+            device: Some(DeviceIdentifier {
+                pool_name: node.to_owned(),
+                device_name: device_name(uuid),
+            }),
+            health: status.into(),
+            last_updated_time: i64::try_from(seconds).unwrap_or(i64::MAX),
+            // As long as the stream lives, what was said last holds: nothing is repeated.
+            health_check_timeout_seconds: NEVER,
+        }
+    };
+    inventory.gpus.iter().map(device).collect()
+}
+
+/// Seconds after which the kubelet would call the health unknown: a year.
+const NEVER: i64 = 31_536_000;
+
+/// How the kubelet gets to know the driver.
+#[derive(Debug, Clone)]
+pub(super) struct Introduction {
+    /// The socket on which the services are.
+    pub(super) endpoint: String,
+    /// Whether the kubelet has taken the driver, or why not.
+    pub(super) registered: tokio::sync::watch::Sender<Option<Result<(), String>>>,
+}
+
+#[tonic::async_trait]
+impl Registration for Introduction {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        Ok(Response::new(PluginInfo {
+            r#type: String::from("DRAPlugin"),
+            name: DRIVER.to_owned(),
+            endpoint: self.endpoint.clone(),
+            supported_versions: SERVICES.map(str::to_owned).to_vec(),
+        }))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        let RegistrationStatus {
+            plugin_registered,
+            error,
+        } = request.into_inner();
+        if plugin_registered {
+            tracing::info!("registered with the kubelet");
+            self.registered.send_replace(Some(Ok(())));
+        } else {
+            tracing::error!(error, "the kubelet did not accept the driver");
+            self.registered.send_replace(Some(Err(error)));
+        }
+        Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::delivery::tests::inventory;
+    use crate::node_gpus::Sick;
+
+    #[test]
+    fn health_names_every_device_of_the_pool() {
+        let inventory = inventory(1);
+        let first = inventory.gpus[0].device.id.clone();
+        let sick = Sick {
+            reason: String::from("XID 79"),
+            since: UNIX_EPOCH,
+            recovers: false,
+        };
+        let health = Health::from([(first.clone(), sick)]);
+
+        let all = all_health("n1", &inventory, &health, UNIX_EPOCH);
+
+        assert_eq!(all.len(), inventory.gpus.len());
+        let device = all[0].device.clone().unwrap();
+        assert_eq!(device.pool_name, "n1");
+        assert_eq!(device.device_name, device_name(&first));
+        assert_eq!(all[0].health, i32::from(HealthStatus::Unhealthy));
+        assert_eq!(all[1].health, i32::from(HealthStatus::Healthy));
+    }
+}

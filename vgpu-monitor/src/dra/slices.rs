@@ -1,0 +1,319 @@
+//! The ResourceSlices of this node: what the scheduler may give of each GPU, and what it may ask about it. Values in,
+//! values out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::resource::v1::{
+    CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity,
+    DeviceTaint, ResourcePool, ResourceSliceSpec,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::{CORES, DRIVER, MEMORY, SHARES, device_name};
+use crate::node_gpus::{Health, Inventory, KnownGpu, Wires};
+
+/// Bytes of a MiB, the step in which memory is given.
+const MIB: u64 = 1 << 20;
+/// A slice has no more devices: the API server's bound where one of them has a taint.
+const DEVICES_MOST: usize = 64;
+/// The API server takes no longer strings as an attribute.
+const STRING_MOST: usize = 64;
+/// The taint of a GPU that must not be used now.
+pub(super) const UNHEALTHY: &str = "gpu.vgpu.io/unhealthy";
+
+/// What the driver and the kernel say of a GPU, beside the inventory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Major and minor number of its compute capability.
+    pub capability: Option<(u32, u32)>,
+    /// The PCI root complex to which it is attached, as `pci0000:00`.
+    pub pcie_root: Option<String>,
+}
+
+/// The facts of a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// The driver's version, as `550.54.15`.
+    pub driver: Option<String>,
+    /// By UUID.
+    pub gpus: BTreeMap<String, Facts>,
+}
+
+/// What there is to publish.
+#[derive(Debug, Clone, Copy)]
+pub struct Offer<'a> {
+    /// The node; its name is the pool's.
+    pub node: &'a str,
+    /// Its GPUs.
+    pub inventory: &'a Inventory,
+    /// Which of them are sick.
+    pub health: &'a Health,
+    /// More about them.
+    pub facts: &'a NodeFacts,
+    /// GPUs of which containers of the device plugin still have shares.
+    pub taken: &'a BTreeSet<String>,
+    /// Whether the API server keeps taints; without them a sick GPU is left out.
+    pub taints: bool,
+}
+
+/// The slices, with generation 0: the place of a slice in the list is its number.
+#[must_use]
+pub fn slices(offer: &Offer<'_>) -> Vec<ResourceSliceSpec> {
+    let gpus = offer.inventory.gpus.iter();
+    let devices: Vec<Device> = gpus.filter_map(|gpu| device(gpu, offer)).collect();
+    let mut chunks: Vec<Vec<Device>> = devices
+        .chunks(DEVICES_MOST)
+        .map(<[Device]>::to_vec)
+        .collect();
+    // A pool without devices says that the node has none, and not that nothing is known.
+    if chunks.is_empty() {
+        chunks.push(Vec::new());
+    }
+    let count = i64::try_from(chunks.len()).unwrap_or(i64::MAX);
+    let slice = |devices: Vec<Device>| ResourceSliceSpec {
+        driver: DRIVER.to_owned(),
+        node_name: Some(offer.node.to_owned()),
+        pool: ResourcePool {
+            name: offer.node.to_owned(),
+            generation: 0,
+            resource_slice_count: count,
+        },
+        devices: (!devices.is_empty()).then_some(devices),
+        ..ResourceSliceSpec::default()
+    };
+    chunks.into_iter().map(slice).collect()
+}
+
+/// A GPU as a device; nothing if none of it is to be given.
+fn device(gpu: &KnownGpu, offer: &Offer<'_>) -> Option<Device> {
+    let device = &gpu.device;
+    let memory = device.memory_bytes / MIB;
+    // A GPU in MIG mode is given by instances, which this driver does not make.
+    let is_whole = device.mode != "mig";
+    if !is_whole || memory == 0 || device.slots == 0 || offer.taken.contains(&device.id) {
+        return None;
+    }
+    let sick = offer.health.get(&device.id).is_some() || !device.healthy || device.cordoned;
+    if sick && !offer.taints {
+        return None;
+    }
+    let taint = DeviceTaint {
+        key: UNHEALTHY.to_owned(),
+        effect: String::from("NoSchedule"),
+        ..DeviceTaint::default()
+    };
+    Some(Device {
+        name: device_name(&device.id),
+        allow_multiple_allocations: Some(true),
+        attributes: Some(attributes(gpu, offer)),
+        capacity: Some(capacity(memory, device.cores, device.slots)),
+        taints: sick.then(|| vec![taint]),
+        ..Device::default()
+    })
+}
+
+/// What may be charged to a GPU, and how a request is rounded to it.
+fn capacity(memory_mib: u64, cores: u32, slots: u32) -> BTreeMap<String, DeviceCapacity> {
+    let quantity = |text: String| Quantity(text);
+    // Rounded down to whole MiB: nothing that is charged is more than there is.
+    let memory = format!("{memory_mib}Mi");
+    let range = |min: &str, step: &str, max: String| CapacityRequestPolicyRange {
+        min: quantity(min.to_owned()),
+        step: Some(quantity(step.to_owned())),
+        max: Some(quantity(max)),
+    };
+    // A vendor that counts no cores sets no bound on them.
+    let cores = if cores == 0 { 100 } else { cores };
+    BTreeMap::from([
+        (
+            MEMORY.to_owned(),
+            DeviceCapacity {
+                value: quantity(memory.clone()),
+                request_policy: Some(CapacityRequestPolicy {
+                    // A claim that names none takes all.
+                    default: Some(quantity(memory.clone())),
+                    valid_range: Some(range("1Mi", "1Mi", memory)),
+                    valid_values: None,
+                }),
+            },
+        ),
+        (
+            CORES.to_owned(),
+            DeviceCapacity {
+                value: quantity(cores.to_string()),
+                request_policy: Some(CapacityRequestPolicy {
+                    // A claim that names none has no limit on compute time, and no part of it either.
+                    default: Some(quantity(String::from("0"))),
+                    valid_range: Some(range("0", "1", cores.min(100).to_string())),
+                    valid_values: None,
+                }),
+            },
+        ),
+        (
+            SHARES.to_owned(),
+            DeviceCapacity {
+                value: quantity(slots.to_string()),
+                request_policy: Some(CapacityRequestPolicy {
+                    default: Some(quantity(String::from("1"))),
+                    valid_range: None,
+                    valid_values: Some(vec![quantity(String::from("1"))]),
+                }),
+            },
+        ),
+    ])
+}
+
+fn attributes(gpu: &KnownGpu, offer: &Offer<'_>) -> BTreeMap<String, DeviceAttribute> {
+    let string = |text: &str| {
+        let fits = text.char_indices().map(|(at, char)| at + char.len_utf8());
+        let end = fits.take_while(|end| *end <= STRING_MOST).last();
+        DeviceAttribute {
+            string: Some(text[..end.unwrap_or(0)].to_owned()),
+            ..DeviceAttribute::default()
+        }
+    };
+    let version = |text: String| DeviceAttribute {
+        version: Some(text),
+        ..DeviceAttribute::default()
+    };
+    let int = |number: i64| DeviceAttribute {
+        int: Some(number),
+        ..DeviceAttribute::default()
+    };
+    let device = &gpu.device;
+    let mut all = BTreeMap::from([
+        (String::from("uuid"), string(&device.id)),
+        (String::from("productName"), string(&device.model)),
+        (String::from("index"), int(device.index.into())),
+        (String::from("numa"), int(device.numa.into())),
+    ]);
+    let mut put = |name: &str, value: Option<DeviceAttribute>| {
+        all.extend(value.map(|value| (name.to_owned(), value)));
+    };
+    let facts = offer.facts.gpus.get(&device.id);
+    let capability = facts.and_then(|facts| facts.capability);
+    put(
+        "cudaComputeCapability",
+        capability.map(|(major, minor)| version(format!("{major}.{minor}.0"))),
+    );
+    let driver = offer.facts.driver.as_deref().and_then(semver);
+    put("driverVersion", driver.map(version));
+    let root = facts.and_then(|facts| facts.pcie_root.as_deref());
+    put("resource.kubernetes.io/pcieRoot", root.map(string));
+    let bus = bus_id(&gpu.pci_bus_id);
+    put(
+        "resource.kubernetes.io/pciBusID",
+        bus.as_deref().map(string),
+    );
+    let group = nvlink_group(&device.id, offer.inventory);
+    put("nvlinkGroup", group.map(|index| int(index.into())));
+    all
+}
+
+/// A driver's version as semantic versions are written: three numbers without leading zeros.
+fn semver(text: &str) -> Option<String> {
+    let mut parts = text.trim().splitn(3, '.');
+    let mut number = || match parts.next() {
+        None => Some(0),
+        Some(part) => part.parse::<u64>().ok(),
+    };
+    let (major, minor, patch) = (number()?, number()?, number()?);
+    Some(format!("{major}.{minor}.{patch}"))
+}
+
+/// A PCI address as the kernel writes it. NVML writes the domain with eight digits.
+pub(super) fn bus_id(text: &str) -> Option<String> {
+    let (domain, rest) = text.split_once(':')?;
+    let domain = u32::from_str_radix(domain, 16).ok()?;
+    Some(format!("{domain:04x}:{}", rest.to_ascii_lowercase()))
+}
+
+/// The lowest number among the GPUs that this one reaches by NVLinks, its own among them; nothing without NVLinks.
+fn nvlink_group(uuid: &str, inventory: &Inventory) -> Option<u32> {
+    let links = |of: &str| -> Vec<String> {
+        let wires = |wires: &&Wires| wires.gpu == of;
+        let found = inventory.wires.iter().find(wires);
+        let ends = found.map(|wires| wires.nvlinks.keys().cloned().collect());
+        ends.unwrap_or_default()
+    };
+    let mut group = BTreeSet::from([uuid.to_owned()]);
+    let mut next = links(uuid);
+    if next.is_empty() {
+        return None;
+    }
+    while let Some(gpu) = next.pop() {
+        if group.insert(gpu.clone()) {
+            next.extend(links(&gpu));
+        }
+    }
+    let indices = inventory
+        .gpus
+        .iter()
+        .filter(|it| group.contains(&it.device.id));
+    indices.map(|gpu| gpu.device.index).min()
+}
+
+/// Whether two specifications say the same, whatever their generations are.
+#[must_use]
+pub fn same(one: &ResourceSliceSpec, other: &ResourceSliceSpec) -> bool {
+    let plain = |spec: &ResourceSliceSpec| {
+        let mut spec = spec.clone();
+        spec.pool.generation = 0;
+        for device in spec.devices.iter_mut().flatten() {
+            for taint in device.taints.iter_mut().flatten() {
+                // The API server writes it.
+                taint.time_added = None;
+            }
+            for capacity in device.capacity.iter_mut().flat_map(BTreeMap::values_mut) {
+                amounts(capacity);
+            }
+        }
+        spec
+    };
+    plain(one) == plain(other)
+}
+
+/// Writes amounts in one form: the API server answers 16Gi where 16384Mi was sent.
+fn amounts(capacity: &mut DeviceCapacity) {
+    let plain = |amount: &mut Quantity| {
+        let parsed = kube_api::quantity::Quantity::from(amount.0.as_str()).parse();
+        if let Some(whole) = parsed.ok().and_then(|amount| amount.whole()) {
+            amount.0 = whole.to_string();
+        }
+    };
+    plain(&mut capacity.value);
+    if let Some(policy) = &mut capacity.request_policy {
+        let range = policy.valid_range.iter_mut();
+        let range = range.flat_map(|it| [Some(&mut it.min), it.step.as_mut(), it.max.as_mut()]);
+        let values = policy.valid_values.iter_mut().flatten().map(Some);
+        let default = std::iter::once(policy.default.as_mut());
+        for amount in range.chain(values).chain(default).flatten() {
+            plain(amount);
+        }
+    }
+}
+
+/// What an API server dropped of a slice, because a feature gate is off.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// A device cannot be shared (`DRAConsumableCapacity`).
+    pub sharing: bool,
+    /// A device cannot be tainted (`DRADeviceTaints`).
+    pub taints: bool,
+}
+
+/// Compares what was sent with what the API server has kept.
+#[must_use]
+pub fn dropped(sent: &ResourceSliceSpec, kept: &ResourceSliceSpec) -> Dropped {
+    let any =
+        |spec: &ResourceSliceSpec, has: fn(&Device) -> bool| spec.devices.iter().flatten().any(has);
+    let shared: fn(&Device) -> bool = |device| device.allow_multiple_allocations == Some(true);
+    let tainted: fn(&Device) -> bool = |device| device.taints.iter().flatten().next().is_some();
+    Dropped {
+        sharing: any(sent, shared) && !any(kept, shared),
+        taints: any(sent, tainted) && !any(kept, tainted),
+    }
+}
+
+#[cfg(test)]
+mod tests;

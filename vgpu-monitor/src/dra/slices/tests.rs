@@ -1,0 +1,264 @@
+use serde_json::{Value, to_value};
+
+use super::*;
+use crate::delivery::tests::{GIB, GPUS, inventory};
+use crate::node_gpus::Sick;
+
+fn sick() -> Health {
+    let fault = Sick {
+        reason: String::from("XID 79"),
+        since: std::time::UNIX_EPOCH,
+        recovers: false,
+    };
+    Health::from([(GPUS[0].to_owned(), fault)])
+}
+
+fn facts() -> NodeFacts {
+    let first = Facts {
+        capability: Some((9, 0)),
+        pcie_root: Some(String::from("pci0000:60")),
+    };
+    NodeFacts {
+        driver: Some(String::from("550.54.15")),
+        gpus: BTreeMap::from([(GPUS[0].to_owned(), first)]),
+    }
+}
+
+/// The devices of the only slice, as they go to the API server.
+fn published(
+    inventory: &Inventory,
+    health: &Health,
+    taken: &BTreeSet<String>,
+    taints: bool,
+) -> Vec<Value> {
+    let slices = slices(&Offer {
+        node: "n1",
+        inventory,
+        health,
+        facts: &facts(),
+        taken,
+        taints,
+    });
+    assert_eq!(slices.len(), 1);
+    let slice = to_value(&slices[0]).unwrap();
+    assert_eq!(slice["nodeName"], "n1");
+    assert_eq!(slice["driver"], DRIVER);
+    assert_eq!(slice["pool"]["name"], "n1");
+    assert_eq!(slice["pool"]["resourceSliceCount"], 1);
+    slice["devices"].as_array().cloned().unwrap_or_default()
+}
+
+fn all(inventory: &Inventory) -> Vec<Value> {
+    published(inventory, &Health::new(), &BTreeSet::new(), true)
+}
+
+#[test]
+fn gpu_is_a_device_that_can_be_shared() {
+    let mut inventory = inventory(1);
+    // Not a whole number of MiB: rounded down, never up.
+    inventory.gpus[0].device.memory_bytes = 16 * GIB - 1;
+
+    let devices = all(&inventory);
+
+    assert_eq!(devices.len(), 2);
+    let first = &devices[0];
+    assert_eq!(first["name"], device_name(GPUS[0]));
+    assert_eq!(first["allowMultipleAllocations"], true);
+    let memory = &first["capacity"]["memory"];
+    assert_eq!(memory["value"], "16383Mi");
+    assert_eq!(memory["requestPolicy"]["default"], "16383Mi");
+    assert_eq!(
+        memory["requestPolicy"]["validRange"],
+        serde_json::json!({"min": "1Mi", "step": "1Mi", "max": "16383Mi"})
+    );
+    let cores = &first["capacity"]["cores"];
+    assert_eq!(
+        (&cores["value"], &cores["requestPolicy"]["default"]),
+        (&"100".into(), &"0".into())
+    );
+    let shares = &first["capacity"]["shares"];
+    assert_eq!(shares["value"], "3");
+    assert_eq!(
+        shares["requestPolicy"]["validValues"],
+        serde_json::json!(["1"])
+    );
+    assert_eq!(first.get("taints"), None);
+}
+
+#[test]
+fn more_compute_than_a_gpu_has_is_promised_in_shares_of_one_at_most() {
+    let mut inventory = inventory(1);
+    inventory.gpus[0].device.cores = 150;
+
+    let cores = all(&inventory)[0]["capacity"]["cores"].clone();
+
+    assert_eq!(cores["value"], "150");
+    assert_eq!(cores["requestPolicy"]["validRange"]["max"], "100");
+}
+
+#[test]
+fn attributes_are_in_the_forms_that_selectors_compare() {
+    let mut inventory = inventory(1);
+    inventory.gpus[0].device.model = "é".repeat(40);
+    inventory.gpus[0].device.numa = 1;
+    let wires = |gpu: &str, to: &str| Wires {
+        gpu: gpu.to_owned(),
+        nvlinks: BTreeMap::from([(to.to_owned(), 4)]),
+        ..Wires::default()
+    };
+    inventory.wires = vec![wires(GPUS[0], GPUS[1]), wires(GPUS[1], GPUS[0])];
+
+    let devices = all(&inventory);
+
+    let first = &devices[0]["attributes"];
+    assert_eq!(first["uuid"]["string"], GPUS[0]);
+    assert_eq!(first["productName"]["string"], "é".repeat(32));
+    assert_eq!(first["cudaComputeCapability"]["version"], "9.0.0");
+    assert_eq!(first["driverVersion"]["version"], "550.54.15");
+    assert_eq!(first["numa"]["int"], 1);
+    assert_eq!(first["nvlinkGroup"]["int"], 0);
+    assert_eq!(
+        first["resource.kubernetes.io/pcieRoot"]["string"],
+        "pci0000:60"
+    );
+    assert_eq!(
+        first["resource.kubernetes.io/pciBusID"]["string"],
+        "0000:65:00.0"
+    );
+    let second = &devices[1]["attributes"];
+    assert_eq!(second["nvlinkGroup"]["int"], 0);
+    assert_eq!(second.get("cudaComputeCapability"), None);
+    assert_eq!(second.get("resource.kubernetes.io/pcieRoot"), None);
+}
+
+#[test]
+fn drivers_version_is_a_semantic_version() {
+    for (text, expected) in [
+        ("550.54.15", Some("550.54.15")),
+        ("610.05", Some("610.5.0")),
+        ("1", Some("1.0.0")),
+        ("550.54.15-grid", None),
+        ("", None),
+    ] {
+        assert_eq!(semver(text).as_deref(), expected, "{text}");
+    }
+}
+
+#[test]
+fn sick_gpu_is_tainted_or_left_out() {
+    let (inventory, nothing) = (inventory(1), BTreeSet::new());
+
+    let tainted = published(&inventory, &sick(), &nothing, true);
+    assert_eq!(
+        tainted[0]["taints"],
+        serde_json::json!([{"key": UNHEALTHY, "effect": "NoSchedule"}])
+    );
+    assert_eq!(tainted[1].get("taints"), None);
+
+    let left = published(&inventory, &sick(), &nothing, false);
+    assert_eq!(left.len(), 1);
+    assert_eq!(left[0]["name"], device_name(GPUS[1]));
+}
+
+#[test]
+fn gpus_of_the_device_plugin_and_in_mig_mode_are_left_out() {
+    let mut inventory = inventory(1);
+    let taken = BTreeSet::from([GPUS[0].to_owned()]);
+    let left = published(&inventory, &Health::new(), &taken, true);
+    assert_eq!(left.len(), 1);
+    assert_eq!(left[0]["name"], device_name(GPUS[1]));
+
+    inventory.gpus[1].device.mode = String::from("mig");
+    assert!(published(&inventory, &Health::new(), &taken, true).is_empty());
+}
+
+#[test]
+fn pool_of_many_gpus_has_several_slices() {
+    let mut inventory = inventory(1);
+    let one = inventory.gpus[0].clone();
+    inventory.gpus = (0..130)
+        .map(|index| {
+            let mut gpu = one.clone();
+            gpu.device.id = format!("GPU-{index}");
+            gpu
+        })
+        .collect();
+
+    let slices = slices(&Offer {
+        node: "n1",
+        inventory: &inventory,
+        health: &Health::new(),
+        facts: &NodeFacts::default(),
+        taken: &BTreeSet::new(),
+        taints: true,
+    });
+
+    let counts = slices.iter().map(|it| it.devices.as_ref().unwrap().len());
+    assert_eq!(counts.collect::<Vec<_>>(), [64, 64, 2]);
+    assert!(slices.iter().all(|it| it.pool.resource_slice_count == 3));
+}
+
+#[test]
+fn slices_of_eight_gpus_are_small() {
+    let mut inventory = inventory(1);
+    let one = inventory.gpus[0].clone();
+    inventory.gpus = vec![one; 8];
+
+    let devices = all(&inventory);
+
+    let bytes = serde_json::to_vec(&devices).unwrap().len();
+    assert!(bytes <= 40_000, "{bytes}");
+}
+
+#[test]
+fn what_the_api_server_drops_is_seen() {
+    let offer = Offer {
+        node: "n1",
+        inventory: &inventory(1),
+        health: &sick(),
+        facts: &NodeFacts::default(),
+        taken: &BTreeSet::new(),
+        taints: true,
+    };
+    let sent = slices(&offer).remove(0);
+    let mut kept = sent.clone();
+    assert_eq!(dropped(&sent, &kept), Dropped::default());
+
+    for device in kept.devices.iter_mut().flatten() {
+        device.taints = None;
+    }
+    let taints = Dropped {
+        taints: true,
+        sharing: false,
+    };
+    assert_eq!(dropped(&sent, &kept), taints);
+
+    for device in kept.devices.iter_mut().flatten() {
+        device.allow_multiple_allocations = None;
+    }
+    assert!(dropped(&sent, &kept).sharing);
+    assert!(!same(&sent, &kept));
+}
+
+#[test]
+fn amounts_are_compared_and_not_their_texts() {
+    let inventory = inventory(1);
+    let offer = Offer {
+        node: "n1",
+        inventory: &inventory,
+        health: &Health::new(),
+        facts: &NodeFacts::default(),
+        taken: &BTreeSet::new(),
+        taints: true,
+    };
+    let sent = slices(&offer).remove(0);
+    let text = serde_json::to_string(&sent).unwrap();
+    assert!(text.contains("16384Mi"), "{text}");
+
+    // As the API server writes it.
+    let kept = serde_json::from_str(&text.replace("16384Mi", "16Gi")).unwrap();
+    assert!(same(&sent, &kept));
+
+    let other = serde_json::from_str(&text.replace("16384Mi", "15Gi")).unwrap();
+    assert!(!same(&sent, &other));
+}

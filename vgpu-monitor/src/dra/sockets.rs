@@ -1,0 +1,227 @@
+//! The driver's two sockets in the kubelet's folder: the one by which the kubelet finds it, and the one on which it is
+//! called. Owns that they are there as long as the driver serves; never what is said over them.
+//!
+//! The kubelet's gRPC names a socket's path, escaped, as the authority of its requests (`%2Fvar%2Flib%2F…`). Our HTTP
+//! takes a `%` in an authority only before an `@`, so both names have one behind the folders.
+
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures_util::stream::unfold;
+use tokio::net::UnixListener;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use tonic::transport::Server;
+use tonic::transport::server::Router;
+
+use super::DRIVER;
+use super::service::{Introduction, Service};
+use crate::proto::dra_health::dra_resource_health_server::DraResourceHealthServer;
+use crate::proto::dra_v1::dra_plugin_server::DraPluginServer;
+use crate::proto::dra_v1beta1::dra_plugin_server::DraPluginServer as DraPluginServerV1beta1;
+use crate::proto::plugin_registration::registration_server::RegistrationServer;
+
+/// How often is looked whether the sockets are there.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long calls that are being answered have when the driver stops.
+const END: Duration = Duration::from_secs(5);
+/// A unix socket's path has to be shorter, bytes.
+const PATH_MOST: usize = 108;
+
+/// Where the sockets are, and whether the kubelet has taken the driver.
+#[derive(Debug, Clone)]
+pub struct Sockets {
+    finding: PathBuf,
+    calls: PathBuf,
+    registered: watch::Sender<Option<Result<(), String>>>,
+}
+
+impl Sockets {
+    /// In the kubelet's folder.
+    ///
+    /// # Errors
+    /// The folder's path is too long for a socket below it.
+    pub fn new(kubelet: &Path) -> anyhow::Result<Self> {
+        let sockets = Self {
+            finding: kubelet.join(format!("plugins_registry/{DRIVER}@reg.sock")),
+            calls: kubelet.join(format!("plugins/{DRIVER}/dra@vgpu.sock")),
+            registered: watch::Sender::new(None),
+        };
+        for path in [&sockets.finding, &sockets.calls] {
+            let bytes = path.as_os_str().len();
+            anyhow::ensure!(
+                bytes < PATH_MOST,
+                "--kubelet-dir: {} has {bytes} bytes, and the path of a socket has fewer than {PATH_MOST}",
+                path.display()
+            );
+        }
+        Ok(sockets)
+    }
+
+    /// Whether the kubelet has taken the driver, or why not; nothing as long as it has said neither.
+    #[must_use]
+    pub fn registered(&self) -> watch::Receiver<Option<Result<(), String>>> {
+        self.registered.subscribe()
+    }
+
+    /// Serves until `stop` ends. The sockets are made anew where they are removed.
+    pub async fn serve(&self, service: Service, stop: impl Future<Output = ()>) {
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            let begun = self.begin(&service);
+            let pause = async {
+                match &begun {
+                    Ok(both) => {
+                        while both.iter().all(Serving::is_there) {
+                            sleep(LOOK).await;
+                        }
+                        tracing::warn!("a socket of the driver was removed: making it anew");
+                    }
+                    Err(error) => {
+                        tracing::error!(
+                            error = format!("{error:#}"),
+                            "cannot listen for the kubelet"
+                        );
+                        sleep(LOOK).await;
+                    }
+                }
+            };
+            let is_over = tokio::select! {
+                () = pause => false,
+                () = &mut stop => true,
+            };
+            self.registered.send_replace(None);
+            for serving in begun.into_iter().flatten() {
+                serving.end().await;
+            }
+            if is_over {
+                return;
+            }
+        }
+    }
+
+    /// The calls first: the kubelet calls as soon as it has found the driver.
+    fn begin(&self, service: &Service) -> anyhow::Result<[Serving; 2]> {
+        let calls = Server::builder()
+            .add_service(DraPluginServer::new(service.clone()))
+            .add_service(DraPluginServerV1beta1::new(service.clone()))
+            .add_service(DraResourceHealthServer::new(service.clone()));
+        let calls = Serving::begin(&self.calls, calls)
+            .with_context(|| format!("cannot make the socket {}", self.calls.display()))?;
+        let introduction = Introduction {
+            endpoint: self.calls.display().to_string(),
+            registered: self.registered.clone(),
+        };
+        let finding = Server::builder().add_service(RegistrationServer::new(introduction));
+        let finding = Serving::begin(&self.finding, finding)
+            .with_context(|| format!("cannot make the socket {}", self.finding.display()))?;
+        Ok([finding, calls])
+    }
+}
+
+/// A socket that is served.
+struct Serving {
+    path: PathBuf,
+    /// Device and number of the file, and when it was made: a number is given out again.
+    is: Option<(u64, u64, i64)>,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+fn identity(path: &Path) -> Option<(u64, u64, i64)> {
+    let found = std::fs::symlink_metadata(path).ok()?;
+    Some((found.dev(), found.ino(), found.ctime_nsec()))
+}
+
+impl Serving {
+    fn begin(path: &Path, router: Router) -> io::Result<Self> {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        let incoming = unfold(listener, async |listener| {
+            let accepted = listener.accept().await.map(|(stream, _)| stream);
+            Some((accepted, listener))
+        });
+        let (stop, stopped) = oneshot::channel::<()>();
+        let task = tokio::spawn(async move {
+            let stopped = async {
+                // Told or forgotten: either is the end.
+                drop(stopped.await);
+            };
+            let ended = router
+                .serve_with_incoming_shutdown(Box::pin(incoming), stopped)
+                .await;
+            if let Err(error) = ended {
+                tracing::error!(%error, "a socket is no longer served");
+            }
+        });
+        Ok(Self {
+            path: path.to_owned(),
+            is: identity(path),
+            stop,
+            task,
+        })
+    }
+
+    fn is_there(&self) -> bool {
+        !self.task.is_finished() && self.is.is_some() && identity(&self.path) == self.is
+    }
+
+    /// Takes the socket away, if it is still ours, and ends.
+    async fn end(self) {
+        if self.is.is_some() && identity(&self.path) == self.is {
+            drop(std::fs::remove_file(&self.path));
+        }
+        // Forgetting it says the same as sending.
+        drop(self.stop);
+        let mut task = self.task;
+        // A stream of health has no end of its own.
+        if timeout(END, &mut task).await.is_err() {
+            task.abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::uri::Authority;
+
+    use super::*;
+
+    #[test]
+    fn authority_of_the_kubelets_requests_is_accepted() {
+        let sockets = Sockets::new(Path::new("/var/lib/kubelet")).unwrap();
+        for path in [&sockets.finding, &sockets.calls] {
+            let authority = path.display().to_string().replace('/', "%2F");
+
+            assert!(authority.parse::<Authority>().is_ok(), "{authority}");
+            let plain = authority.replace('@', "-");
+            assert!(
+                plain.parse::<Authority>().is_err(),
+                "the @ is not needed any more"
+            );
+        }
+    }
+
+    #[test]
+    fn folder_whose_path_is_too_long_is_refused_by_its_flag() {
+        let folder = PathBuf::from(format!("/{}", "k".repeat(80)));
+
+        let error = Sockets::new(&folder).unwrap_err().to_string();
+
+        assert!(
+            error.contains("--kubelet-dir") && error.contains("fewer than 108"),
+            "{error}"
+        );
+    }
+}
