@@ -348,7 +348,7 @@ def nothing_is_left_of_helm(rendered):
             raise Wrong(f"{rendered}: {line.strip()[:120]}")
         need("<no value>" not in line and "%!" not in line, f"{rendered}: {line.strip()[:120]}")
     for thing in rendered.objects:
-        cluster = thing["kind"] in ("ClusterRole", "ClusterRoleBinding", "PriorityClass", "RuntimeClass", "CustomResourceDefinition", "Namespace", "MutatingWebhookConfiguration", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+        cluster = thing["kind"] in ("ClusterRole", "ClusterRoleBinding", "PriorityClass", "RuntimeClass", "DeviceClass", "CustomResourceDefinition", "Namespace", "MutatingWebhookConfiguration", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
         need(cluster == ("namespace" not in thing["metadata"]), f"{rendered}: namespace of {thing['kind']}")
         need(thing["metadata"]["labels"]["app.kubernetes.io/name"] == "vgpu", f"{rendered}: labels of {thing['kind']}")
         size = len(json.dumps(thing))
@@ -526,7 +526,7 @@ def webhook_and_attestation_leave_the_same_namespaces_alone(all_rendered):
         lists = [a.split("=")[1] for a in args_of(rendered, "vgpu-webhook", "--exempt-namespaces=") + args_of(rendered, "exporter", "--attest-exempt-namespaces=")]
         more = ",monitoring" if rendered.values == "all-on" else ""
         need(set(lists) <= {f"{NAMESPACE},kube-system,gpu-operator{more}"}, f"{rendered}: exempt are {lists}")
-        need(len(lists) == (0 if rendered.values == "outside" else 2), f"{rendered}: exempt are {lists}")
+        need(len(lists) == {"outside": 0, "dra": 3}.get(rendered.values, 2), f"{rendered}: exempt are {lists}")
 
 
 def a_pod_without_a_request_is_kept_from_gpus(all_rendered):
@@ -544,7 +544,7 @@ def a_pod_without_a_request_is_kept_from_gpus(all_rendered):
     need({"--attest=evict", "--attest-evict-dry-run=false", "--attest-evict-grace=60"} <= set(evicts), f"multi-tenant: {evicts}")
     need(args_of(by["defaults"], "exporter", "--attest=") == ["--attest=report"], "defaults: pods are evicted")
     for rendered in by.values():
-        deletes = any("delete" in rule["verbs"] for role in rendered.of("ClusterRole") if role["metadata"]["name"].endswith("-monitor") for rule in role["rules"])
+        deletes = any("delete" in rule["verbs"] and "pods" in rule["resources"] for role in rendered.of("ClusterRole") if role["metadata"]["name"].endswith("-monitor") for rule in role["rules"])
         need(deletes == (rendered.values in ("all-on", "multi-tenant")), f"{rendered}: the agent may delete pods: {deletes}")
         for agent in rendered.of("DaemonSet"):
             for container in agent["spec"]["template"]["spec"]["containers"]:
@@ -602,6 +602,25 @@ def the_assigner_and_hcs_are_off_by_default(all_rendered):
     for made in by["all-on"].of("CustomResourceDefinition"):
         need(made["spec"] == by_hand[made["metadata"]["name"]]["spec"], f"{made['metadata']['name']} is not as in the file")
         need(made["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep", f"{made['metadata']['name']} goes with the release, and its objects with it")
+
+
+def claims_and_the_device_plugin_never_meet_on_a_node(all_rendered):
+    defaults = next(r for r in all_rendered if (r.values, r.version) == ("defaults", LATEST))
+    need(not defaults.of("DeviceClass"), "defaults: a DeviceClass without dra.enabled")
+    need([d["metadata"]["name"] for d in defaults.of("DaemonSet")] == [f"{RELEASE}-monitor"], "defaults: a DaemonSet without dra.enabled")
+    rendered = next(r for r in all_rendered if (r.values, r.version) == ("dra", LATEST))
+    plugin, claims = (rendered.one("DaemonSet", name)["spec"]["template"]["spec"] for name in (f"{RELEASE}-monitor", f"{RELEASE}-monitor-dra"))
+    need(claims["nodeSelector"]["example.com/gives"] == "claims" and claims["nodeSelector"]["gpu"] == "on", f"dra: {claims['nodeSelector']}")
+    [term] = plugin["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    need(term == {"matchExpressions": [{"key": "example.com/gives", "operator": "NotIn", "values": ["claims"]}]}, f"dra: {term}")
+    names = [[c["name"] for c in spec["containers"]] for spec in (plugin, claims)]
+    need(names == [["plugin", "exporter"], ["dra", "exporter"]], f"dra: {names}")
+    need("--driver-patience=60" in claims["containers"][0]["args"], "dra: extraArgs")
+    kind = rendered.one("DeviceClass", "gpu.vgpu.io")["spec"]
+    need(kind["extendedResourceName"] == "example.com/whole-gpu", f"dra: {kind}")
+    need(kind["config"][0]["opaque"]["parameters"] == {"apiVersion": "gpu.vgpu.io/v1", "kind": "ShareParameters", "priority": 1, "policy": "force"}, f"dra: {kind}")
+    everywhere = render("dra", LATEST, "--set-json", "dra.nodeSelector=null")
+    need([d["metadata"]["name"] for d in everywhere.of("DaemonSet")] == [f"{RELEASE}-monitor-dra"], "dra without nodeSelector: the device plugin is there, too")
 
 
 def versions_with_a_vendors_suffix_are_taken(_):
@@ -835,6 +854,7 @@ STATIC = [
     the_version_may_come_from_the_values,
     webhook_and_attestation_leave_the_same_namespaces_alone,
     a_pod_without_a_request_is_kept_from_gpus,
+    claims_and_the_device_plugin_never_meet_on_a_node,
     versions_with_a_vendors_suffix_are_taken,
     values_that_cannot_work_are_refused_with_what_is_wrong,
     the_notes_name_the_traps,
@@ -852,7 +872,7 @@ SERVER = [
 PROFILES = sorted(file.stem for file in CHART.glob("profiles/*.yaml"))
 SETS = ["defaults", *sorted(file.name.removesuffix("-values.yaml") for file in CHART.glob("ci/*-values.yaml")), *PROFILES]
 # The oldest Kubernetes that a set is for.
-OLDEST = {"multi-tenant": 28}
+OLDEST = {"multi-tenant": 28, "dra": 34}
 
 
 def main():

@@ -64,6 +64,9 @@ RBAC = {
         # Only with hcs.enabled.
         ("hcs.io", "computenodes computetopologies", "get create update", False),
         ("hcs.io", "computenodes/status computetopologies/status", "update", False),
+        # Only with dra.enabled.
+        ("resource.k8s.io", "resourceclaims", "get", False),
+        ("resource.k8s.io", "resourceslices", "list create update delete", False),
     ),
     ("Role", "monitor"): rights(("coordination.k8s.io", "leases", "create patch", False)),
 }
@@ -78,11 +81,14 @@ HOST_PATHS = {
     "/var/lib/vgpu-dcgm",
     "/var/lib/kubelet/device-plugins",
     "/var/lib/kubelet/pod-resources",
+    # Only with dra.enabled.
+    "/var/lib/kubelet/plugins_registry",
+    "/var/lib/kubelet/plugins/gpu.vgpu.io",
     # A mount by which NVIDIA's runtime is told to show all GPUs.
     "/dev/null",
 }
 
-CAPABILITIES = {"plugin": {"DAC_OVERRIDE", "SYS_ADMIN"}, "exporter": {"SYS_PTRACE", "DAC_READ_SEARCH"}}
+CAPABILITIES = {"plugin": {"DAC_OVERRIDE", "SYS_ADMIN"}, "dra": {"DAC_OVERRIDE"}, "exporter": {"SYS_PTRACE", "DAC_READ_SEARCH"}}
 
 MULTI_TENANT = "charts/vgpu/profiles/multi-tenant.yaml"
 
@@ -131,6 +137,11 @@ REFUSED = [
     (["--set", "devicePlugin.confineToNode=true", "--kube-version", "1.29.0"], "devicePlugin.confineToNode", "1.30"),
     (["--set", "devicePlugin.confineToNode=maybe"], "confineToNode", "'auto'"),
     (["--set", "devicePlugin.createRuntimeClass=true"], "needs devicePlugin.runtimeClassName"),
+    (["--set", "dra.enabled=true", "--kube-version", "1.33.0"], "dra.enabled needs Kubernetes 1.34"),
+    (["--set", "dra.enabled=true", "--set-json", "devicePlugin.affinity={\"nodeAffinity\":{}}", "--kube-version", "1.35.0"], "devicePlugin.affinity.nodeAffinity contradicts dra.enabled"),
+    (["--set", "dra.parameters.policy=hard"], "dra/parameters/policy", "'force'"),
+    (["--set", "dra.parameters.priority=10"], "dra/parameters/priority", "maximum"),
+    (["--set", "dra.extendedResourceName=gpu"], "dra/extendedResourceName"),
     (["--set", "deviceConfig.content=a: {", "--set-json", "deviceConfig.overrides={}"], "no YAML"),
     (["--set", "deviceConfig.content=nvidia: {}", "--set", "deviceConfig.overrides.nvidia.defaultCores=1"], "not both"),
     (["--set", "devicePlugin.image.repository=projecthami/hami"], "HAMi's image"),

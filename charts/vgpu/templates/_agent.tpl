@@ -76,3 +76,11 @@ spec:
     reason: Forbidden
     message: an agent writes annotations, and neither labels nor finalizers nor owners
 {{- end -}}
+
+{{/* The agents that there are: "agent" gives GPUs by the device plugin, "dra" by claims. */}}
+{{- define "vgpu.agents" -}}
+{{- if not .Values.dra.enabled -}}agent
+{{- else if .Values.dra.nodeSelector -}}agent,dra
+{{- else -}}dra
+{{- end -}}
+{{- end -}}

@@ -301,6 +301,12 @@ topologySpreadConstraints:
 {{- if and .Values.devicePlugin.createRuntimeClass (not .Values.devicePlugin.runtimeClassName) -}}
 {{- fail "devicePlugin.createRuntimeClass needs devicePlugin.runtimeClassName, such as nvidia" -}}
 {{- end -}}
+{{- if and .Values.dra.enabled (semverCompare "<1.34.0" (include "vgpu.kubeVersion" .)) -}}
+{{- fail (printf "dra.enabled needs Kubernetes 1.34 or newer, which lets claims share a device (feature gate DRAConsumableCapacity); this cluster has %s" (include "vgpu.kubeVersion" .)) -}}
+{{- end -}}
+{{- if and .Values.dra.enabled .Values.dra.nodeSelector (hasKey (default dict .Values.devicePlugin.affinity) "nodeAffinity") -}}
+{{- fail "devicePlugin.affinity.nodeAffinity contradicts dra.enabled, which keeps the device plugin from the nodes of dra.nodeSelector by an affinity of its own. Use devicePlugin.nvidiaNodeSelector, or set dra.nodeSelector to null (all nodes give by claims)" -}}
+{{- end -}}
 {{- include "vgpu.tenancyChecks" . -}}
 {{- if and (eq (toString .Values.devicePlugin.monitor.service.type) "NodePort") (not .Values.devicePlugin.monitor.enabled) -}}
 {{- fail "devicePlugin.monitor.service.type: NodePort needs devicePlugin.monitor.enabled" -}}
