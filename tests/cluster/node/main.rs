@@ -16,6 +16,8 @@ mod crowd;
 #[cfg(test)]
 mod doctor;
 #[cfg(test)]
+mod dra;
+#[cfg(test)]
 mod failover;
 #[cfg(test)]
 mod faults;

@@ -56,6 +56,7 @@ pub(crate) fn within<T: AsyncFnOnce(&World)>(test: T) {
         .unwrap();
     runtime.block_on(async {
         let world = World::enter(run.into()).await;
+        world.by_plugin();
         world.is_whole().await;
         // Remains of a failed test.
         world.empty().await;
@@ -65,6 +66,7 @@ pub(crate) fn within<T: AsyncFnOnce(&World)>(test: T) {
             .expect("the test ends in six minutes");
         let took = began.elapsed();
         world.empty().await;
+        world.by_plugin();
         println!(
             "{name} took {:.1} s and {:.1} s to clear up",
             took.as_secs_f64(),
@@ -104,6 +106,21 @@ impl World {
             (self.slots().await? > 0).then_some(())
         })
         .await;
+    }
+
+    /// The node's GPUs are given by the device plugin, and not by claims.
+    fn by_plugin(&self) {
+        for template in ["small-share", "large-share"] {
+            self.kubectl(&[
+                "delete",
+                "resourceclaimtemplate",
+                template,
+                "--ignore-not-found",
+            ])
+            .unwrap();
+        }
+        self.kubectl(&["label", "node", NAME, "vgpu.io/dra-"])
+            .unwrap();
     }
 
     /// How many slots the kubelet has, sick ones left out.
