@@ -323,6 +323,7 @@ fn documented_series_match_served_series() {
     let of_others = [
         "The scheduler's series",
         "The device plugin's series",
+        "The DRA driver's series",
         "Health",
         "Attestation",
         "Traces",
