@@ -461,6 +461,7 @@ impl Delivery {
             dirs: &dirs,
             kind: &self.settings.vendor_kind,
             capabilities: &self.settings.seen(Path::new(cdi::CAPABILITIES)),
+            is_ours: |file| cdi::own_name(file).is_some(),
         };
         let wanted = record.wanted(inventory);
         let mounts = self.mounts(name, &record.library);

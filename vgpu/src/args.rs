@@ -3,6 +3,7 @@
 //! This module only parses. Other modules decide what a value means for the GPUs of this machine.
 
 pub(crate) mod bench;
+pub(crate) mod containers;
 pub(crate) mod doctor;
 pub(crate) mod explain;
 
@@ -29,6 +30,7 @@ Examples:
   vgpu set python-1 --gpumem 8Gi               change a limit while the container runs
   vgpu oom python-1                            show refused allocations and what held the memory
   vgpu sim -- vgpu run --gpumem 4Gi -- ./app   try it without a GPU
+  vgpu cdi                                     share GPUs between containers of Podman or Docker
   vgpu explain train                           explain why a pod of a cluster is pending
   vgpu simulate --import export.json           try scheduling without a cluster
   vgpu doctor                                  find what is wrong, and how to fix it"
@@ -50,6 +52,12 @@ pub(crate) enum Command {
     Oom(OomArgs),
     /// Run a command on simulated GPUs
     Sim(SimArgs),
+    /// Describe this machine's GPUs for container engines (Podman, Docker, containerd)
+    Cdi(containers::CdiArgs),
+    /// Give a container of a container engine its share; container engines run it
+    OciHook(containers::OciHookArgs),
+    /// Run runc for a container engine without CDI
+    OciRuntime(containers::OciRuntimeArgs),
     /// Measure how accurately limits hold
     Bench(bench::BenchArgs),
     /// Explain why a pod is not placed, and the smallest change that would place it

@@ -180,6 +180,26 @@ impl UserLock<'_> {
         Instance::create(&self.user.dir, &self.user.path, name, labels)
     }
 
+    /// Removes the directory of a container of an engine that has ended, by the runtime's id.
+    pub(crate) fn remove_of_engine(&self, id: &str) -> Result<(), instance::InstanceError> {
+        let mut ended = Vec::new();
+        let is_it = |instance: &Instance| {
+            let labels = instance.labels().ok();
+            let engine = labels.and_then(|labels| labels.engine);
+            engine.is_some_and(|engine| engine.id == id)
+        };
+        instance::scan(&self.user.path, &mut |instance| {
+            let is_direct_child = instance.path().parent() == Some(&self.user.path);
+            if is_direct_child && is_it(&instance) && !instance.runner_lives() {
+                ended.push(instance);
+            }
+        })?;
+        for instance in ended {
+            self.remove(instance)?;
+        }
+        Ok(())
+    }
+
     /// Removes an instance directory of this user.
     pub(crate) fn remove(&self, instance: Instance) -> Result<(), instance::InstanceError> {
         instance.remove(&self.user.dir)

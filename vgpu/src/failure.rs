@@ -24,6 +24,16 @@ impl Failure {
     }
 }
 
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(misuse) => misuse.fmt(f),
+            Self::Failed(error) => write!(f, "{error:#}"),
+            Self::NotStarted { text, .. } => f.write_str(text),
+        }
+    }
+}
+
 impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(error: E) -> Self {
         Self::Failed(error.into())

@@ -10,8 +10,10 @@ mod args;
 mod values;
 
 mod bench;
+mod cdi;
 mod doctor;
 mod explain;
+mod oci;
 mod oom;
 mod run;
 mod set;
@@ -37,13 +39,16 @@ use args::{Args, Command};
 use failure::Failure;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = Args::parse_from(oci::as_runtime(std::env::args_os()));
     let (name, result) = match args.command {
         Command::Run(args) => ("vgpu run", run::run(&args)),
         Command::Set(args) => ("vgpu set", set::run(&args)),
         Command::Top(args) => ("vgpu top", top::run(&args)),
         Command::Oom(args) => ("vgpu oom", oom::run(&args)),
         Command::Sim(args) => ("vgpu sim", sim::run(&args)),
+        Command::Cdi(args) => ("vgpu cdi", cdi::run(&args)),
+        Command::OciHook(args) => ("vgpu oci-hook", oci::hook(&args)),
+        Command::OciRuntime(args) => ("vgpu oci-runtime", oci::runtime(&args)),
         Command::Bench(args) => ("vgpu bench", bench::run(&args)),
         Command::Doctor(args) => ("vgpu doctor", doctor::run(&args)),
         Command::Explain(args) => ("vgpu explain", explain::run(&args)),

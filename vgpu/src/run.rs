@@ -202,7 +202,7 @@ const TIDY_PATIENCE: Duration = Duration::from_millis(200);
 
 /// Checks that every floor can be guaranteed. An inherited floor is reduced to what is left of the outer
 /// container's.
-fn guarantee(
+pub(crate) fn guarantee(
     floors: &Floors<'_>,
     shares: &mut Shares,
     outer: Option<&Outer>,

@@ -20,7 +20,7 @@ pub(crate) enum BadValue {
 }
 
 impl BadValue {
-    fn new(text: impl Into<String>) -> Self {
+    pub(crate) fn new(text: impl Into<String>) -> Self {
         Self::Other(text.into())
     }
 }
@@ -114,6 +114,75 @@ impl ContainerName {
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// A name and what tells it from others of the same name, shortened to fit. The second part is an id.
+    pub(crate) fn of_parts(name: &str, id: &str) -> Self {
+        let id: String = id
+            .bytes()
+            .filter(|byte| byte.is_ascii_alphanumeric())
+            .take(NAME_MOST / 2)
+            .map(char::from)
+            .collect();
+        if id.is_empty() {
+            return Self(name_of_command(name));
+        }
+        let room = NAME_MOST - 1 - id.len();
+        let name: String = name.chars().take(room).collect();
+        Self(format!("{name}-{id}"))
+    }
+}
+
+/// A value, and the text in which it was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Shown<T> {
+    pub(crate) text: String,
+    pub(crate) value: T,
+}
+
+/// Keeps the text beside the value.
+pub(crate) fn shown<T>(
+    read: fn(&str) -> Result<T, BadValue>,
+) -> impl Fn(&str) -> Result<Shown<T>, BadValue> + Clone {
+    move |text| {
+        let value = read(text)?;
+        let text = text.to_owned();
+        Ok(Shown { text, value })
+    }
+}
+
+/// A GPU of this machine, as `vgpu cdi` writes it down for the hook.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct EngineGpu {
+    pub(crate) index: u32,
+    pub(crate) uuid: String,
+    pub(crate) memory_bytes: u64,
+}
+
+impl fmt::Display for EngineGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}={}", self.index, self.uuid, self.memory_bytes)
+    }
+}
+
+pub(crate) fn engine_gpu(text: &str) -> Result<EngineGpu, BadValue> {
+    let read = || {
+        let mut parts = text.splitn(3, '=');
+        let index = parts.next()?.parse().ok()?;
+        let GpuRef::Uuid(uuid) = gpu_ref(parts.next()?).ok()? else {
+            return None;
+        };
+        let memory_bytes = parts.next()?.parse().ok().filter(|bytes| *bytes > 0)?;
+        Some(EngineGpu {
+            index,
+            uuid,
+            memory_bytes,
+        })
+    };
+    read().ok_or_else(|| {
+        BadValue::new(format!(
+            "{text:?} is not a GPU of this machine; accepted: INDEX=UUID=BYTES, as vgpu cdi writes it"
+        ))
+    })
 }
 
 /// A CUDA version as the driver numbers it: 12.4 is 12040.

@@ -150,8 +150,11 @@ pub struct Labels {
     pub command: Vec<String>,
     /// When it was made, seconds since 1970.
     pub created_unix: u64,
-    /// Process that supervises it; 0 where the node agent does.
+    /// Process that supervises it; 0 where the node agent does. For a container of an engine, its first process.
     pub runner_pid: u32,
+    /// The container of a container engine (Podman, Docker) that the directory is of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine: Option<EngineContainer>,
     /// The workload under which metrics sum up the container's use.
     #[serde(skip_serializing_if = "Workload::is_unknown")]
     pub workload: Workload,
@@ -161,6 +164,16 @@ pub struct Labels {
     /// Limits file of the container in which this one was started: its limits are a ceiling.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outer_limits: Option<PathBuf>,
+}
+
+/// A container of a container engine, as the engine's runtime knows it. It lives as long as its first process.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EngineContainer {
+    /// The runtime's id of the container.
+    pub id: String,
+    /// When its first process started, in clock ticks since boot; 0 is not known.
+    pub started_ticks: u64,
 }
 
 /// The workload to which a pod belongs, and its team; all empty under `vgpu run`.
@@ -441,10 +454,20 @@ impl Instance {
         })
     }
 
-    /// Whether the runner that made the directory still lives: the kernel drops its lock on any
-    /// death.
+    /// Whether the container is still supervised: the runner that made the directory lives, or the first process of
+    /// the engine's container does.
     #[must_use]
     pub fn runner_lives(&self) -> bool {
+        if self.is_locked() {
+            return true;
+        }
+        let labels = self.labels().ok();
+        let engine = labels.and_then(|labels| Some((labels.runner_pid, labels.engine?)));
+        engine.is_some_and(|(pid, engine)| process_lives(pid, engine.started_ticks))
+    }
+
+    /// Whether the runner holds its lock: the kernel drops the lock on any death.
+    fn is_locked(&self) -> bool {
         let Ok(file) = self.host_file(LABELS, false) else {
             return false;
         };
@@ -521,6 +544,25 @@ impl Instance {
         unlinkat(parent, name, UnlinkatFlags::RemoveDir)
             .map_err(InstanceError::system("remove", &self.path))
     }
+}
+
+/// When a process started, in clock ticks since boot; nothing if there is no such process, or only its remains that
+/// its parent has not collected yet.
+#[must_use]
+pub fn started_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The process's name comes first and may contain any character.
+    let mut fields = stat.rsplit(')').next()?.split_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// Whether this process lives, and is the one that started then.
+fn process_lives(pid: u32, ticks: u64) -> bool {
+    started_ticks(pid).is_some_and(|started| ticks == 0 || started == ticks)
 }
 
 /// Says that the runner lives, until it is dropped or the process dies.

@@ -14,6 +14,8 @@ pub mod instance;
 
 pub mod library;
 
+pub mod vendor;
+
 pub mod view;
 
 pub mod gpu;

@@ -125,6 +125,23 @@ impl Wish {
         Ok(wish)
     }
 
+    /// No limit on anything, for a container that gets all of its GPUs.
+    pub(crate) fn nothing() -> Self {
+        let none = |flag| Given {
+            flag,
+            each: None,
+            by_gpu: Vec::new(),
+        };
+        Self {
+            memory: none(MEMORY),
+            more: none(MORE),
+            cores: none(CORES),
+            floor: none(FLOOR),
+            policy: None,
+            priority: None,
+        }
+    }
+
     fn is_any(&self) -> bool {
         let given = [&self.memory, &self.more, &self.cores, &self.floor];
         given.iter().any(|given| given.is_given())

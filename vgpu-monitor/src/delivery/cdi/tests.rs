@@ -1,4 +1,6 @@
 use super::*;
+use serde_json::Map;
+use supervisor::vendor::{LEAST_VERSION, add};
 
 /// A vendor's specification with these devices, each a name with its nodes.
 fn vendor(version: &str, devices: &[(&str, &[&str])]) -> String {
@@ -58,6 +60,7 @@ impl Dirs {
             dirs: &dirs,
             kind: "nvidia.com/gpu",
             capabilities: &self.0.path().join("capabilities"),
+            is_ours: |file| own_name(file).is_some(),
         };
         let edits = vendor.edits(wanted).map_err(|error| error.to_string())?;
         let nodes = edits.edits["deviceNodes"].as_array().unwrap().iter();
