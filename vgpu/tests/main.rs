@@ -8,6 +8,7 @@
 mod bad_input;
 mod bench;
 mod common;
+mod containers;
 mod doctor;
 mod explain;
 mod manage;

@@ -21,7 +21,7 @@ use nix::unistd::Pid;
 const OUT_OF_MEMORY: &str = "2";
 
 /// The compiled program; none if there is no C compiler.
-fn compiled(machine: &Machine) -> Option<PathBuf> {
+pub(crate) fn compiled(machine: &Machine) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/client.c");
     let program = machine.path("client");
     let compiler = Command::new("cc")
