@@ -1,8 +1,8 @@
-//! The `vgpu` command: `run`, `top`, `set`, `oom`, `sim`, `explain`, `simulate`, `doctor`. Owns the command line and
+//! The `vgpu` command: `run`, `top`, `set`, `oom`, `sim`, `cdi`, `explain`, `simulate`, `doctor`. Owns the command line and
 //! its output; code that the daemons share is in `supervisor`.
 //!
-//! Never needs root, talks to no daemon (except that `explain` and `doctor` talk to a cluster's), and never starts a
-//! program under a limit that it did not understand.
+//! Never needs root (except for containers of container engines), talks to no daemon (except that `explain` and
+//! `doctor` talk to a cluster's), and never starts a program under a limit that it did not understand.
 
 #![forbid(unsafe_code)]
 

@@ -301,11 +301,17 @@ fn vendor(machine: &Machine) -> String {
         "kind": "nvidia.com/gpu",
         "devices": [device("0"), device("1")],
         "containerEdits": {
-            "env": ["VGPU_SIM_BOARD=/run/sim/board", "LD_LIBRARY_PATH=/usr/lib/sim"],
+            "env": [
+                "VGPU_SIM_BOARD=/run/sim/board",
+                "VGPU_SIM_PROC=/run/node-proc",
+                "LD_LIBRARY_PATH=/usr/lib/sim",
+            ],
             "mounts": [
                 mount(libraries().join("libcuda.so"), "/usr/lib/sim/libcuda.so.1"),
                 mount(libraries().join("libnvidia_ml.so"), "/usr/lib/sim/libnvidia-ml.so.1"),
                 mount(machine.path("hardware"), "/run/sim"),
+                // A real driver knows by itself which processes have ended.
+                mount(PathBuf::from("/proc"), "/run/node-proc"),
             ],
         },
     })
@@ -336,13 +342,13 @@ run --rm --name one --device vgpu.io/gpu=0 -e VGPU_MEMORY=4Gi -e VGPU_CORES=30 -
 echo "== two"
 run -d --name two --device vgpu.io/gpu=all -e VGPU_MEMORY=2Gi --rootfs "$WORLD/image" \
     /bin/sh -c '(echo alloc 1000; echo alloc 5000; echo alloc 5000; sleep 1000) | client' > id
-for i in $(seq 300); do "$VGPU" oom two 2>/dev/null | grep -q cuMemAlloc && break; sleep 0.1; done
+for i in $(seq 150); do "$VGPU" oom two 2>/dev/null | grep -q cuMemAlloc && break; sleep 0.1; done
 "$VGPU" top --json > top.json; podman logs two >&2
 "$VGPU" set two --gpumem 3Gi
 "$VGPU" oom two | head -1 | grep -o 'two  cuMem.* of process'
 echo "== restart"
 podman restart -t 0 two > /dev/null
-for i in $(seq 300); do "$VGPU" oom two 2>/dev/null | grep -q cuMemAlloc && break; sleep 0.1; done
+for i in $(seq 150); do "$VGPU" oom two 2>/dev/null | grep -q cuMemAlloc && break; sleep 0.1; done
 ls "$VGPU_BOARD/0"
 echo "== kill"
 podman kill two > /dev/null; podman wait two > /dev/null; podman rm -f -t 0 two > /dev/null
