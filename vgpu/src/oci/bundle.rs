@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_state_that_no_runtime_writes_is_refused_with_what_is_accepted() {
-        let huge = vec![b'{'; (STATE_MOST + 10) as usize];
+        let huge = vec![b'{'; (1 << 20) + 10];
         let long = format!(r#"{{"id":"{}","bundle":"/b"}}"#, "x".repeat(ID_MOST + 1));
         for (text, part) in [
             (&b""[..], "not the state of a container (EOF"),
