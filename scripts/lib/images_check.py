@@ -3,6 +3,7 @@
 Packs programs of this machine, needs no built product and no network; what it makes lies in the working folder.
 """
 
+import base64
 import hashlib
 import io
 import json
@@ -147,7 +148,78 @@ def buildah_makes_the_same_images():
             need(files[path].mode == mode, f"{name}: {path} has mode {mode:o}, not {files[path].mode:o}")
 
 
-checks = [an_image_is_whole_and_the_same_twice, an_image_can_stand_on_another, what_cannot_be_packed_is_said]
+def what_ships_is_signed_as_cosign_verifies_it():
+    """Keys, files, an archive and an image; openssl alone verifies what scripts/sign says it has signed."""
+    sign = "scripts/sign"
+    folder = WORK / "signed"
+    folder.mkdir()
+    run(sign, "key", folder / "a")
+    run(sign, "key", folder / "b")
+    need((folder / "a.key").stat().st_mode & 0o777 == 0o600, "the secret key may be read by others")
+    text = run("openssl", "pkey", "-pubin", "-in", folder / "a.pub", "-noout", "-text").stdout
+    need("prime256v1" in text, f"not P-256: {text}")
+    need("not replaced" in run(sign, "key", folder / "a", ok=False).stderr, "a key was replaced")
+
+    def openssl_takes(content, signature):
+        raw = folder / "raw.sig"
+        raw.write_bytes(base64.b64decode(signature, validate=True))
+        (folder / "raw").write_bytes(content)
+        return run("openssl", "dgst", "-sha256", "-verify", folder / "a.pub", "-signature", raw, folder / "raw", ok=False).returncode == 0
+
+    # The archive of what ships, with the list of its parts.
+    dist = folder / "dist"
+    (dist / "bin").mkdir(parents=True)
+    shutil.copy2(shutil.which("env"), dist / "bin/vgpu")
+    about = {"component": {"version": "1.2.3", "properties": [{"name": "vgpu:processor", "value": "x86_64"}]}}
+    (dist / "sbom.cdx.json").write_text(json.dumps({"metadata": about}))
+    for out in ("one", "two"):
+        run(sign, "dist", "--key", folder / "a.key", dist, folder / out)
+    archive = folder / "one/vgpu-1.2.3-x86_64.tar.gz"
+    need(archive.read_bytes() == (folder / "two" / archive.name).read_bytes(), "two runs give two archives")
+    with tarfile.open(archive) as tar:
+        modes = {info.name: info.mode for info in tar}
+    expected = {"bin/vgpu": 0o755, "sbom.cdx.json": 0o644, "LICENSE": 0o644}
+    need(modes == {f"vgpu-1.2.3-x86_64/{name}": mode for name, mode in expected.items()}, f"{modes}")
+    for file in (archive, folder / "one/vgpu-1.2.3-x86_64.sbom.cdx.json"):
+        need(openssl_takes(file.read_bytes(), pathlib.Path(f"{file}.sig").read_text()), f"openssl refuses the signature of {file}")
+        run(sign, "verify", "--pub", folder / "a.pub", file)
+        need("is not this key's" in run(sign, "verify", "--pub", folder / "b.pub", file, ok=False).stdout, "another key verifies it")
+    with open(archive, "ab") as out:
+        out.write(b"x")
+    need(run(sign, "verify", "--pub", folder / "a.pub", archive, ok=False).returncode == 1, "a changed archive is verified")
+    pathlib.Path(f"{archive}.sig").write_text("no base64")
+    need(run(sign, "verify", "--pub", folder / "a.pub", archive, ok=False).returncode == 1, "no signature is one")
+
+    # An image: cosign's payload, in an image of its own.
+    for name in ("image", "other"):
+        run(MKIMAGE, f"localhost/{name}:1", folder / f"{name}.tar", "--text", f"/etc/name={name}")
+        run(sign, "image", "--key", folder / "a.key", "--repository", "registry.example.com/gpu/image", folder / f"{name}.tar")
+    _, _, image = unpack(folder / "image.tar")
+    with tarfile.open(folder / "image.sig.tar") as tar:
+        blob = lambda digest: tar.extractfile("blobs/sha256/" + digest.removeprefix("sha256:")).read()
+        [entry] = json.load(tar.extractfile("index.json"))["manifests"]
+        manifest = json.loads(blob(entry["digest"]))
+        [layer] = manifest["layers"]
+        payload, config = blob(layer["digest"]), json.loads(blob(manifest["config"]["digest"]))
+    tag = image["digest"].replace(":", "-") + ".sig"
+    need(entry["annotations"]["org.opencontainers.image.ref.name"] == f"registry.example.com/gpu/image:{tag}", f"{entry}")
+    need(layer["mediaType"] == "application/vnd.dev.cosign.simplesigning.v1+json", f"{layer}")
+    need(config["rootfs"]["diff_ids"] == [layer["digest"]], f"{config}")
+    said = json.loads(payload)["critical"]
+    need(said["image"]["docker-manifest-digest"] == image["digest"], f"{said}")
+    need(said["type"] == "cosign container image signature" and said["identity"]["docker-reference"] == "registry.example.com/gpu/image", f"{said}")
+    need(openssl_takes(payload, layer["annotations"]["dev.cosignproject.cosign/signature"]), "openssl refuses the image's signature")
+    run(sign, "verify", "--pub", folder / "a.pub", folder / "image.tar")
+    shutil.copy2(folder / "other.sig.tar", folder / "image.sig.tar")
+    need("is of the image" in run(sign, "verify", "--pub", folder / "a.pub", folder / "image.tar", ok=False).stdout, "another image's signature is taken")
+
+    # Other kinds of keys are refused before anything is signed.
+    run("openssl", "genpkey", "-algorithm", "ED25519", "-out", folder / "c.key")
+    done = run(sign, "file", "--key", folder / "c.key", folder / "a.pub", ok=False)
+    need(done.returncode != 0 and "P-256" in done.stderr and not (folder / "a.pub.sig").exists(), f"{done.stderr}")
+
+
+checks = [an_image_is_whole_and_the_same_twice, an_image_can_stand_on_another, what_cannot_be_packed_is_said, what_ships_is_signed_as_cosign_verifies_it]
 if not shutil.which("buildah"):
     print("skipped images by buildah: it is not installed (apt-get install buildah)")
 elif run("buildah", "--root", WORK / "probe", "--runroot", WORK / "run", "--storage-driver", "vfs", "info", ok=False).returncode != 0:
