@@ -490,6 +490,15 @@ def values_reach_what_they_are_for(all_rendered):
             need(f"--metrics-detail={detail}" in args(by[name], container), f"{name}: {container}: metricsDetail")
             if container != "exporter":
                 need(f"--team-label={team}" in args(by[name], container), f"{name}: {container}: teamLabel")
+    need("--report-capacity=false" in args(by["defaults"], "plugin"), "defaults: reportCapacity")
+    need("--report-capacity=true" in args(by["all-on"], "plugin"), "all-on: reportCapacity")
+    need(not any(arg.startswith("--safe-to-evict") for arg in args(by["defaults"], "vgpu-webhook")), "defaults: safeToEvict")
+    need("--safe-to-evict=false" in args(by["all-on"], "vgpu-webhook"), "all-on: safeToEvict")
+    for name, reports in (("defaults", False), ("all-on", True)):
+        nodes = next(p for p in by[name].of("ValidatingAdmissionPolicy") if p["metadata"]["name"].endswith("-monitor-nodes"))
+        words = {v["name"]: json.loads(v["expression"]) for v in nodes["spec"]["variables"] if v["name"] in ("removable", "writable")}
+        ours = [n["resource%sName" % word] for n in [device(by[name])] for word in ("Memory", "MemoryPercentage", "Core", "Priority")]
+        need(words == {"removable": ours, "writable": ours if reports else []}, f"{name}: an agent writes {words} of {ours}")
     need("dcgm" not in by["defaults"].text, "defaults: files for dcgm-exporter")
     need("--dcgm-job-mapping-dir=/run/dcgm-jobs" in args(by["all-on"], "exporter") and "path: /var/lib/vgpu-dcgm" in by["all-on"].text,
          "all-on: dcgmJobMappingDir")

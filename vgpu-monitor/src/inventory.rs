@@ -7,6 +7,7 @@
 //! last answer is kept in the state directory, so that an agent that starts while the driver is slow knows
 //! its GPUs at once.
 
+pub mod capacity;
 pub mod lease;
 pub mod mig;
 pub mod promise;

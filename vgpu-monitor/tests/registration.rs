@@ -413,6 +413,129 @@ async fn inventory_problems_become_node_events_and_keep_gpus() {
     );
 }
 
+/// A node's capacity without what the cluster itself has.
+async fn capacity(world: &World) -> (serde_json::Value, Option<String>) {
+    let node = world.nodes.get("n1").await.unwrap();
+    let noted = node.metadata.annotations.clone().unwrap_or_default();
+    let status = node.status.unwrap();
+    assert_eq!(
+        status
+            .capacity
+            .clone()
+            .unwrap_or_default()
+            .get("nvidia.com/gpumem"),
+        status
+            .allocatable
+            .clone()
+            .unwrap_or_default()
+            .get("nvidia.com/gpumem"),
+        "capacity and allocatable differ"
+    );
+    let ours = |name: &String| name.starts_with("nvidia.com/") && name != "nvidia.com/gpu";
+    let mut capacity = status.capacity.unwrap_or_default();
+    capacity.retain(|name, _| ours(name));
+    (json!(capacity), noted.get(keys::REPORTED_CAPACITY).cloned())
+}
+
+#[tokio::test]
+async fn capacity_is_reported_put_right_and_taken_back() {
+    let world = World::start(RegisterFormat::Auto).await;
+    world.know(inventory(vec![device(0), device(1)]));
+    let rules = inventory::Rules::parse(None, None, "n1", inventory::MigStrategy::None).unwrap();
+    let (rules, ruled) = watch::channel(Some(Arc::new(rules)));
+    let start = || {
+        tokio::spawn(inventory::capacity::keep(
+            world.client.clone(),
+            "n1".to_owned(),
+            Duration::from_millis(20),
+            world.gpus.subscribe(),
+            ruled.clone(),
+        ))
+    };
+    let until = async |what: &str, expected: serde_json::Value| {
+        let begun = Instant::now();
+        loop {
+            let stands = capacity(&world).await;
+            if stands.0 == expected {
+                return stands.1;
+            }
+            assert!(
+                begun.elapsed() < Duration::from_secs(60),
+                "never {what}: {stands:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let reporting = start();
+    let right = json!({ "nvidia.com/gpumem": "32768", "nvidia.com/gpumem-percentage": "200", "nvidia.com/gpucores": "200",
+        "nvidia.com/priority": "2147483647" });
+    let noted = until("reported", right.clone()).await;
+    assert_eq!(
+        noted.as_deref(),
+        Some(
+            "nvidia.com/gpucores,nvidia.com/gpumem,nvidia.com/gpumem-percentage,nvidia.com/priority"
+        )
+    );
+
+    // A kubelet that has lost its record sets all extended resources to 0.
+    let zero = json!({ "nvidia.com/gpumem": "0", "nvidia.com/gpucores": "0" });
+    let patch = Patch::Merge(json!({ "status": { "capacity": zero, "allocatable": zero } }));
+    let writing = PatchParams::default();
+    world
+        .nodes
+        .patch_status("n1", &writing, &patch)
+        .await
+        .unwrap();
+    until("put right", right.clone()).await;
+
+    // Nothing is known of the GPUs for a while, then one has gone.
+    world.know(Inventory {
+        problems: vec!["the driver hangs".to_owned()],
+        ..Inventory::default()
+    });
+    world.know(inventory(vec![device(0)]));
+    let one = json!({ "nvidia.com/gpumem": "16384", "nvidia.com/gpumem-percentage": "100", "nvidia.com/gpucores": "100",
+        "nvidia.com/priority": "2147483647" });
+    until("of one GPU", one).await;
+
+    // An agent that does not report takes back what another has, and leaves the slots and other programs' resources.
+    reporting.abort();
+    let other = json!({ "status": { "capacity": { "example.com/other": "1" } } });
+    world
+        .nodes
+        .patch_status("n1", &writing, &Patch::Merge(other))
+        .await
+        .unwrap();
+    for _ in 0..2 {
+        inventory::capacity::take_back(
+            world.client.clone(),
+            "n1".to_owned(),
+            Duration::from_millis(20),
+        )
+        .await;
+        assert_eq!(capacity(&world).await, (json!({}), None));
+    }
+    let status = world.nodes.get("n1").await.unwrap().status.unwrap();
+    assert!(status.capacity.unwrap().contains_key("example.com/other"));
+    assert!(status.allocatable.unwrap().contains_key("nvidia.com/gpu"));
+
+    // So does taking the product off the node.
+    let reporting = start();
+    until(
+        "reported again",
+        json!({ "nvidia.com/gpumem": "16384", "nvidia.com/gpumem-percentage": "100",
+        "nvidia.com/gpucores": "100", "nvidia.com/priority": "2147483647" }),
+    )
+    .await;
+    reporting.abort();
+    world.agent.abort();
+    inventory::unregister(world.client.clone(), "n1", "vgpu")
+        .await
+        .unwrap();
+    assert_eq!(capacity(&world).await, (json!({}), None));
+    drop(rules);
+}
+
 #[test]
 fn reference_registers_round_trip() {
     let vectors = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/vectors/hami");

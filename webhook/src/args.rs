@@ -247,6 +247,11 @@ pub struct Args {
           default_missing_value = "true", require_equals = true)]
     pub devices_by_annotation: bool,
 
+    /// What pods with a GPU say to cluster autoscalers that want to remove their node, unless they say it themselves:
+    /// false keeps the node, true lets it go. Without it nothing is written.
+    #[arg(long, value_name = "BOOL")]
+    pub safe_to_evict: Option<bool>,
+
     /// Whether pods with a GPU may use the host's process ids.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
           default_missing_value = "true", require_equals = true)]
@@ -356,6 +361,7 @@ impl Args {
             always_preload: self.always_preload,
             library: self.library.clone(),
             devices_by_annotation: self.devices_by_annotation,
+            safe_to_evict: self.safe_to_evict,
             allow_host_pid: self.allow_host_pid,
             defaults: Defaults {
                 node_policy: self.node_scheduler_policy.clone(),

@@ -65,10 +65,40 @@ spec:
       variables.before.map(k, k).filter(k, !(k in variables.after))
 {{- end -}}
 
-{{- define "vgpu.annotationsAlone" }}
-  - expression: variables.changes && object.spec == oldObject.spec && object.status == oldObject.status
+{{/* Whether a Node's status stays as it is, but for the capacity of the resources that the agent may write there
+(devicePlugin.reportCapacity) or take out (without it). */}}
+{{- define "vgpu.agentCapacity" }}
+{{- $nvidia := default (dict) (get (include "vgpu.deviceConfig" . | fromYaml) "nvidia") }}
+{{- $names := list }}
+{{- range list "resourceMemoryName" "resourceMemoryPercentageName" "resourceCoreName" "resourcePriorityName" }}
+{{- with get $nvidia . }}{{ $names = append $names . }}{{ end }}
+{{- end }}
+  - name: removable
+    expression: '{{ toJson $names }}'
+  - name: writable
+    expression: '{{ ternary (toJson $names) "[]" (eq (toString .Values.devicePlugin.reportCapacity) "true") }}'
+  - name: sizes
+    expression: >-
+      variables.changes ? ['capacity', 'allocatable'].map(k, [oldObject.?status[?k].orValue({}),
+      object.?status[?k].orValue({})]) : []
+  - name: statusStays
+    expression: >-
+      variables.changes &&
+      object.?status.orValue({}).all(k, k in ['capacity', 'allocatable'] ||
+      (k in oldObject.?status.orValue({}) && object.status[k] == oldObject.status[k])) &&
+      oldObject.?status.orValue({}).all(k, k in ['capacity', 'allocatable'] || k in object.?status.orValue({})) &&
+      variables.sizes.all(size, size[0].all(k, k in size[1] || k in variables.removable) &&
+      size[1].all(k, k in variables.writable || (k in size[0] && size[1][k] == size[0][k])))
+{{- end -}}
+
+{{/* Spec and status stay; the argument is the expression for the status. */}}
+{{- define "vgpu.specStays" }}
+  - expression: variables.changes && object.spec == oldObject.spec && {{ . }}
     reason: Forbidden
-    message: an agent writes annotations, and neither spec nor status
+    message: an agent writes annotations, and neither spec nor status{{ if ne . "object.status == oldObject.status" }}, but for memory and compute in the capacity{{ end }}
+{{- end -}}
+
+{{- define "vgpu.labelsStay" }}
   - expression: >-
       variables.changes && object.metadata.?labels.orValue({}) == oldObject.metadata.?labels.orValue({}) &&
       object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([]) &&

@@ -20,7 +20,7 @@ use crate::context::{Context, Operation};
 use crate::denied::Denied;
 use crate::forgery::Reserved;
 use crate::hcs;
-use crate::inject::{NVIDIA, hide_devices, inject, is_own_reference, set_variable};
+use crate::inject::{NVIDIA, hide_devices, inject, is_own_reference, say_evictable, set_variable};
 use crate::patch::Patch;
 use crate::place::At;
 use crate::quotas::{self, Quotas};
@@ -331,6 +331,7 @@ impl Admission {
             patch.set(&["spec", "schedulerName"], json!(name));
         }
         inject(&self.settings, &pod, object, &request, &mut patch);
+        say_evictable(self.settings.safe_to_evict, &mut patch);
         if let Purpose::Change(Some(own)) = purpose {
             let key = keys::TRACEPARENT;
             patch.set(&["metadata", "annotations", key], json!(own.to_string()));

@@ -180,3 +180,26 @@ fn first(library: &str, value: &str) -> String {
     let all: Vec<&str> = std::iter::once(library).chain(others).collect();
     all.join(":")
 }
+
+/// Tells cluster autoscalers whether the pod may be evicted to remove its node; what the pod says itself stays.
+pub(crate) fn say_evictable(safe: Option<bool>, patch: &mut Patch<'_>) {
+    let Some(safe) = safe else { return };
+    let known = [keys::SAFE_TO_EVICT, keys::DO_NOT_DISRUPT];
+    if known
+        .iter()
+        .any(|key| patch.get(&["metadata", "annotations", key]).is_some())
+    {
+        return;
+    }
+    let text = if safe { "true" } else { "false" };
+    patch.set(
+        &["metadata", "annotations", keys::SAFE_TO_EVICT],
+        json!(text),
+    );
+    if !safe {
+        patch.set(
+            &["metadata", "annotations", keys::DO_NOT_DISRUPT],
+            json!("true"),
+        );
+    }
+}

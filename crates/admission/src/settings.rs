@@ -54,6 +54,8 @@ pub struct Settings {
     /// Whether containers with a GPU get `NVIDIA_VISIBLE_DEVICES` from the pod's annotation, for nodes whose runtime
     /// has no CDI (containerd 1.6).
     pub devices_by_annotation: bool,
+    /// What pods with a GPU say to cluster autoscalers that want to remove their node; nothing is written without.
+    pub safe_to_evict: Option<bool>,
     /// Whether pods with a GPU may use the host's process ids.
     pub allow_host_pid: bool,
     /// The policies of pods that name none. They decide nothing in admission. The policies that a pod names are read
@@ -86,6 +88,7 @@ impl Default for Settings {
             always_preload: false,
             library: "/usr/local/vgpu/libvgpu.so".into(),
             devices_by_annotation: false,
+            safe_to_evict: None,
             allow_host_pid: false,
             defaults: Defaults {
                 node_policy: "binpack".into(),

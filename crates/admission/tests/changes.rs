@@ -136,6 +136,21 @@ fn amounts_become_what_the_api_server_and_the_scheduler_take() {
             ]),
         ),
         (
+            "what has no effect counts for nothing",
+            limits(
+                json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000", "nvidia.com/gpumem-percentage": "90",
+                    "nvidia.com/gpucores": "400" }),
+                json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000", "nvidia.com/gpumem-percentage": "90",
+                    "nvidia.com/gpucores": "400" }),
+            ),
+            json!([
+                { "op": "replace", "path": at("limits", "gpucores"), "value": "100" },
+                { "op": "replace", "path": at("limits", "gpumem-percentage"), "value": "0" },
+                { "op": "replace", "path": at("requests", "gpucores"), "value": "100" },
+                { "op": "replace", "path": at("requests", "gpumem-percentage"), "value": "0" },
+            ]),
+        ),
+        (
             "memory alone is memory on one device",
             limits(json!({ "nvidia.com/gpumem": "1Gi" }), json!(null)),
             json!([
@@ -145,6 +160,61 @@ fn amounts_become_what_the_api_server_and_the_scheduler_take() {
         ),
     ] {
         assert_eq!(operations(&admission, &pod), right, "{name}");
+    }
+}
+
+/// The pods with which `scripts/test autoscaler` asks the autoscalers' simulations.
+#[test]
+fn recorded_pods_of_the_autoscaler_tests_are_what_admission_makes() {
+    let vectors = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/vectors/autoscaler.json"
+    );
+    let vectors: Value = serde_json::from_str(&std::fs::read_to_string(vectors).unwrap()).unwrap();
+    let admission = admission(Settings::default());
+    for (name, recorded) in vectors["pods"].as_object().unwrap() {
+        let asked = one(json!({ "name": "c", "resources": { "limits": recorded["asked"] } }));
+        operations(&admission, &asked);
+        let after = patched(&admission, &asked, &create());
+        let limits = &after["spec"]["containers"][0]["resources"]["limits"];
+        assert_eq!(limits, &recorded["admitted"], "{name}");
+    }
+}
+
+#[test]
+fn autoscalers_are_told_whether_a_pod_with_a_gpu_may_go() {
+    let at = "/metadata/annotations/cluster-autoscaler.kubernetes.io~1safe-to-evict";
+    let stays = "/metadata/annotations/karpenter.sh~1do-not-disrupt";
+    let said = |said: Value| {
+        let mut pod = one(gpu(json!({})));
+        pod["metadata"]["annotations"] = said;
+        pod
+    };
+    let own = json!({ "karpenter.sh/do-not-disrupt": "false" });
+    for (setting, pod, right) in [
+        (None, said(json!({ "a": "b" })), json!([])),
+        (
+            Some(true),
+            said(json!({ "a": "b" })),
+            json!([{ "op": "add", "path": at, "value": "true" }]),
+        ),
+        (
+            Some(false),
+            said(json!({ "a": "b" })),
+            json!([{ "op": "add", "path": at, "value": "false" }, { "op": "add", "path": stays, "value": "true" }]),
+        ),
+        (Some(false), said(own), json!([])),
+        (
+            Some(false),
+            one(json!({ "name": "c", "resources": { "limits": { "cpu": "1" } } })),
+            json!([]),
+        ),
+    ] {
+        let admission = admission(Settings {
+            safe_to_evict: setting,
+            ..Settings::default()
+        });
+        assert_eq!(operations(&admission, &pod), right, "{setting:?}");
     }
 }
 

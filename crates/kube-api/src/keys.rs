@@ -20,6 +20,14 @@ pub const NVIDIA_SCORE: &str = "hami.io/node-nvidia-score";
 /// The heartbeat of NVIDIA's agent under the key in the seed's document: `Reported 2024-01-23 04:30:04`.
 pub const SEED_HANDSHAKE: &str = "hami.io/node-handshake-nvidia";
 
+/// On the node: the resources that the agent has reported in the node's capacity, separated by commas.
+pub const REPORTED_CAPACITY: &str = "vgpu.io/reported-capacity";
+
+/// On a pod: whether Cluster Autoscaler may evict it to remove its node.
+pub const SAFE_TO_EVICT: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict";
+/// On a pod: `true` keeps Karpenter from evicting it to remove its node.
+pub const DO_NOT_DISRUPT: &str = "karpenter.sh/do-not-disrupt";
+
 /// The prefix of the annotations that tell one container each which devices it sees, for runtimes without CDI. See
 /// [`visible_devices`].
 pub const VISIBLE_DEVICES_PREFIX: &str = "vgpu.io/visible-devices-";

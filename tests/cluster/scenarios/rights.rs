@@ -158,6 +158,72 @@ fn annotate(key: &str, value: Value) -> Value {
 }
 
 #[test]
+fn an_agent_that_reports_capacity_writes_its_resources_alone() {
+    within(async |world| {
+        world.make_nodes(["mine", "other"], &Gpus::default()).await;
+        let report = |amount: Value| {
+            json!({"metadata": {"annotations": {"vgpu.io/reported-capacity": "nvidia.com/gpucores,nvidia.com/gpumem"}},
+                "status": {"capacity": {"nvidia.com/gpumem": amount, "nvidia.com/gpucores": amount},
+                    "allocatable": {"nvidia.com/gpumem": amount, "nvidia.com/gpucores": amount}}})
+        };
+        let (mine, other) = ("nodes/mine/status", "nodes/other/status");
+        let sizes = async || {
+            let status = world.nodes().get("mine").await.unwrap().status.unwrap();
+            let amount = |of: Option<std::collections::BTreeMap<String, Quantity>>| {
+                of.unwrap_or_default()
+                    .remove("nvidia.com/gpumem")
+                    .map(|it| it.0)
+            };
+            (amount(status.capacity), amount(status.allocatable))
+        };
+        for reports in [true, false] {
+            let value = format!("devicePlugin.reportCapacity={reports}");
+            let rights = Rights::install(world, &["--set", &value]);
+            let agent = agent_on(world, "mine").await;
+            let client = client_with(world, "own-monitor", Some(&agent)).await;
+            let mut tries = 0;
+            world
+                .eventually("the API server knows the policies", async || {
+                    tries += 1;
+                    let probe = annotate("example.com/probe", json!(tries.to_string()));
+                    let amount =
+                        json!({"status": {"capacity": {"nvidia.com/gpucores": tries.to_string()}}});
+                    let refused = patch(&client, mine, &probe).await.0 == 403;
+                    let capacity = patch(&client, mine, &amount).await.0;
+                    (refused && capacity == if reports { 200 } else { 403 }).then_some(())
+                })
+                .await;
+
+            if reports {
+                let (code, said) = patch(&client, mine, &report(json!("81920"))).await;
+                assert_eq!(code, 200, "{said}");
+                let stands = sizes().await;
+                assert_eq!(stands, (Some("81920".to_owned()), Some("81920".to_owned())));
+            }
+            for change in [
+                json!({"status": {"capacity": {"nvidia.com/gpu": "1000"}}}),
+                json!({"status": {"allocatable": {"cpu": "1000"}}}),
+                json!({"status": {"capacity": {"cpu": null}}}),
+                json!({"status": {"capacity": {"nvidia.com/gpumem": "1"}, "nodeInfo": {"kubeletVersion": "v9"}}}),
+                json!({"status": {"capacity": {"nvidia.com/gpumem": "1"}, "phase": "Running"}}),
+            ] {
+                let (code, said) = patch(&client, mine, &change).await;
+                assert_eq!(code, 403, "{reports} {change}: {said}");
+            }
+            let (code, said) = patch(&client, other, &report(json!("81920"))).await;
+            assert_eq!(code, 403, "{said}");
+            if !reports {
+                // What the agent before has reported goes.
+                let (code, said) = patch(&client, mine, &report(json!(null))).await;
+                assert_eq!(code, 200, "{said}");
+                assert_eq!(sizes().await, (None, None));
+            }
+            drop(rights);
+        }
+    });
+}
+
+#[test]
 fn the_agents_token_is_good_for_its_own_node_and_the_annotations_it_writes_alone() {
     within(async |world| {
         let _rights = Rights::install(world, &[]);
@@ -240,6 +306,11 @@ fn the_agents_token_is_good_for_its_own_node_and_the_annotations_it_writes_alone
             (
                 mine,
                 json!({"status": {"capacity": {"nvidia.com/gpu": "1000"}}}),
+            ),
+            // What it reports only with devicePlugin.reportCapacity.
+            (
+                mine,
+                json!({"status": {"capacity": {"nvidia.com/gpumem": "1000"}}}),
             ),
             (
                 mine,

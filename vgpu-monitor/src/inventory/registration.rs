@@ -19,7 +19,7 @@ use kube_api::node::{RegisterFormat, Registered, encode, encode_scores};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until};
 
-use super::lease;
+use super::{capacity, lease};
 use crate::follow::{Told, follow};
 use crate::node_gpus::{Health, Healths, Inventories, Inventory};
 
@@ -83,7 +83,7 @@ pub async fn register(
     tokio::join!(lease, annotations);
 }
 
-/// Removes the agent's annotations from the Node, and its Lease, to take the product off a node. No restart
+/// Removes the agent's annotations from the Node, what it reported in the capacity, and its Lease, to take the product off a node. No restart
 /// does this.
 ///
 /// # Errors
@@ -97,6 +97,7 @@ pub async fn unregister(client: kube::Client, node: &str, namespace: &str) -> ku
         Err(kube::Error::Api(status)) if status.code == 404 => {}
         Err(error) => return Err(error),
     }
+    capacity::taken_back(&Api::all(client.clone()), node).await?;
     lease::remove(client, namespace, node).await
 }
 
@@ -196,7 +197,7 @@ impl LastWritten {
 
 /// When the next write may happen: at once, unless writes fail or another program undoes them repeatedly.
 #[derive(Debug)]
-struct Pace {
+pub(super) struct Pace {
     first: Duration,
     pause: Duration,
     last: Option<Instant>,
@@ -204,7 +205,7 @@ struct Pace {
 }
 
 impl Pace {
-    fn new(first: Duration) -> Self {
+    pub(super) fn new(first: Duration) -> Self {
         Self {
             first,
             pause: Duration::ZERO,
@@ -213,13 +214,13 @@ impl Pace {
         }
     }
 
-    fn next(&self) -> Instant {
+    pub(super) fn next(&self) -> Instant {
         self.last
             .map_or_else(Instant::now, |last| last + self.pause)
     }
 
     /// A write was tried at this moment. `jitter` is from 0 to 1.
-    fn wrote(&mut self, well: bool, now: Instant, jitter: f64) {
+    pub(super) fn wrote(&mut self, well: bool, now: Instant, jitter: f64) {
         let quiet = self
             .last
             .is_none_or(|last| now.duration_since(last) > MOST_PAUSE);

@@ -171,6 +171,11 @@ pub struct PluginArgs {
           num_args = 0..=1, default_missing_value = "true", default_value_t = false, require_equals = true)]
     pub hcs: bool,
 
+    /// Report memory and compute of the node's GPUs in the Node's capacity, which cluster autoscalers simulate by.
+    #[arg(long, env = "VGPU_REPORT_CAPACITY", value_name = "BOOL", value_parser = BoolishValueParser::new(),
+          num_args = 0..=1, default_missing_value = "true", default_value_t = false, require_equals = true)]
+    pub report_capacity: bool,
+
     /// The key of the pod label that names the pod's team: metrics sum up by team what pods use.
     #[arg(
         long,

@@ -228,6 +228,7 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
             gpus.inventories.clone(),
             sick.healths.clone(),
         )),
+        tokio::spawn(report_capacity(&args, client.clone(), &gpus)),
         tokio::spawn(clear(plugin.clone(), collector, giver, mig)),
         tokio::spawn(tell_readiness(plugin.clone(), readiness)),
     ];
@@ -407,6 +408,24 @@ async fn runtime_changed(
                  affected",
                 said.trim()
             );
+        }
+    }
+}
+
+/// Keeps memory and compute in the Node's capacity, or takes out what an agent with other settings has reported.
+fn report_capacity(
+    args: &PluginArgs,
+    client: kube::Client,
+    gpus: &inventory::Watcher,
+) -> impl Future<Output = ()> + Send + 'static {
+    let (node, report) = (args.node_name.clone(), args.report_capacity);
+    let (inventories, rules) = (gpus.inventories.clone(), gpus.rules.clone());
+    let pause = Duration::from_secs(1);
+    async move {
+        if report {
+            inventory::capacity::keep(client, node, pause, inventories, rules).await;
+        } else {
+            inventory::capacity::take_back(client, node, pause).await;
         }
     }
 }

@@ -752,6 +752,25 @@ fn what_may_not_be_listed_is_skipped_with_the_servers_words() {
 }
 
 #[test]
+fn memory_that_our_agent_reports_is_no_fault() {
+    for (noted, verdict) in [
+        ("nvidia.com/gpucores,nvidia.com/gpumem", "ok"),
+        ("nvidia.com/gpucores", "warn"),
+    ] {
+        let dir = TempDir::with_prefix("vgpu-test-").unwrap();
+        let mut source = Source::of(state(), true);
+        let node = object(&mut source, "nodes", "gpu-1");
+        node["status"]["allocatable"]["nvidia.com/gpumem"] = "16384".into();
+        node["metadata"]["annotations"]["vgpu.io/reported-capacity"] = noted.into();
+        let config = serve(&source, dir.path());
+        let (_, document) = diagnosed(&["cluster", "--kubeconfig", &config], |_| ());
+        let rows = document["checks"].as_array().unwrap();
+        let row = rows.iter().find(|row| row["id"] == "VGPU-K23").unwrap();
+        assert_eq!(row["verdict"], verdict, "{noted}: {row}");
+    }
+}
+
+#[test]
 fn containerd_1_7_is_fine_while_its_node_has_a_healthy_gpu() {
     let judged = |healthy: bool| {
         let dir = TempDir::with_prefix("vgpu-test-").unwrap();

@@ -165,6 +165,18 @@ impl Family for NvidiaFamily {
         {
             edits.limits.insert(name.to_owned(), units);
         }
+        // What has no effect on the GPU has none on the kubelet's sums either, where nodes report their totals.
+        if let Some(name) = row.resource(Role::MemoryPercent)
+            && percent.is_some_and(|percent| percent > 0)
+            && fields::mebibytes(container, memory, row.memory_unit_mib)?.is_some_and(|mib| mib > 0)
+        {
+            edits.limits.insert(name.to_owned(), "0".to_owned());
+        }
+        if let Some(name) = row.resource(Role::Cores)
+            && amount(Role::Cores)?.is_some_and(|cores| cores > 100)
+        {
+            edits.limits.insert(name.to_owned(), "100".to_owned());
+        }
         let has = |role| {
             row.resource(role)
                 .is_some_and(|name| container.amount(name).is_some())

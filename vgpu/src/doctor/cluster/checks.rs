@@ -140,8 +140,8 @@ pub(in crate::doctor) const CHECKS: &[Check<ClusterFacts>] = &[
     },
     Check {
         id: "VGPU-K23",
-        title: "memory and compute of GPUs are in an annotation, not in allocatable",
-        cure: "remove the plugin that offers them: the kubelet must not count these resources (kubectl describe node does not show them, and that is correct)",
+        title: "memory and compute of GPUs are in an annotation, or reported by our agents",
+        cure: "remove the plugin that offers them: the kubelet must not give out these resources. Our agents report them only with devicePlugin.reportCapacity, and note it in the node's annotation vgpu.io/reported-capacity",
         judge: nodes::no_memory_resource,
     },
     Check {

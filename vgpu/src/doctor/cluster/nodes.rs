@@ -375,17 +375,18 @@ pub(super) fn no_memory_resource(facts: &ClusterFacts) -> Judged {
             continue;
         }
         let offering = facts.nodes.iter().filter(|node| {
-            amount(
-                node.pointer("/status/allocatable")
-                    .and_then(|all| all.get(resource)),
-            ) > 0
+            let offered = node.pointer("/status/allocatable");
+            let reported = node.pointer("/metadata/annotations");
+            let reported = reported.and_then(|all| all.get(keys::REPORTED_CAPACITY)?.as_str());
+            let reported = reported.is_some_and(|all| all.split(',').any(|it| it == resource));
+            !reported && amount(offered.and_then(|all| all.get(resource))) > 0
         });
         wrong.extend(offering.map(|node| format!("{} offers {resource}", name(node))));
     }
     if wrong.is_empty() {
         let key = row.keys.register.as_deref().unwrap_or_default();
         return Ok(ok(format!(
-            "nodes offer none of them, as it should be: they stand in the annotation {key}"
+            "no other program offers them: they stand in the annotation {key}"
         )));
     }
     Ok(warn(several(&wrong)))
