@@ -15,6 +15,7 @@ pub mod reading;
 pub mod registration;
 pub mod rules;
 
+mod pace;
 mod thread;
 
 use std::io;

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::lease;
-use super::registration::Pace;
+use super::pace::Pace;
 use super::rules::Rules;
 use crate::follow::{Told, follow};
 use crate::node_gpus::{Inventories, Inventory};

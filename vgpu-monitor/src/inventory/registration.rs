@@ -19,6 +19,7 @@ use kube_api::node::{RegisterFormat, Registered, encode, encode_scores};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until};
 
+use super::pace::Pace;
 use super::{capacity, lease};
 use crate::follow::{Told, follow};
 use crate::node_gpus::{Health, Healths, Inventories, Inventory};
@@ -62,8 +63,6 @@ const OURS: [&str; 3] = [
 ];
 /// How a handshake begins that an agent has written.
 const REPORTED: &str = "Reported ";
-/// Longest pause between two writes, whether they fail or another program undoes them.
-const MOST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Keeps the Node's annotations and the agent's Lease as they should be, for ever.
 pub async fn register(
@@ -192,52 +191,6 @@ impl LastWritten {
         self.annotations = node.metadata.annotations.unwrap_or_default();
         self.annotations
             .retain(|key, _| OURS.contains(&key.as_str()));
-    }
-}
-
-/// When the next write may happen: at once, unless writes fail or another program undoes them repeatedly.
-#[derive(Debug)]
-pub(super) struct Pace {
-    first: Duration,
-    pause: Duration,
-    last: Option<Instant>,
-    failed: bool,
-}
-
-impl Pace {
-    pub(super) fn new(first: Duration) -> Self {
-        Self {
-            first,
-            pause: Duration::ZERO,
-            last: None,
-            failed: false,
-        }
-    }
-
-    pub(super) fn next(&self) -> Instant {
-        self.last
-            .map_or_else(Instant::now, |last| last + self.pause)
-    }
-
-    /// A write was tried at this moment. `jitter` is from 0 to 1.
-    pub(super) fn wrote(&mut self, well: bool, now: Instant, jitter: f64) {
-        let quiet = self
-            .last
-            .is_none_or(|last| now.duration_since(last) > MOST_PAUSE);
-        let longer = (self.pause * 2).clamp(self.first, MOST_PAUSE);
-        self.pause = match (well, self.failed) {
-            // The first in a while, or the one that ends a row of failures.
-            (true, true) => Duration::ZERO,
-            (true, false) if quiet => Duration::ZERO,
-            (false, false) => self.first,
-            _ => longer,
-        };
-        if !well {
-            // A thousand agents that lost one API server do not come back at one moment.
-            self.pause = self.pause.mul_f64(1.0 + jitter / 2.0).min(MOST_PAUSE);
-        }
-        self.failed = !well;
-        self.last = Some(now);
     }
 }
 
@@ -455,31 +408,5 @@ mod tests {
         none.problems
             .push("the configuration cannot be used".to_owned());
         assert_eq!(wanted(&none, &Health::new(), RegisterFormat::Auto), None);
-    }
-
-    #[test]
-    fn failed_and_undone_writes_back_off_until_a_quiet_time() {
-        let mut pace = Pace::new(Duration::from_secs(1));
-        let mut now = Instant::now();
-        pace.wrote(true, now, 0.0);
-        assert_eq!(pace.pause, Duration::ZERO);
-        // Undone at once, again and again.
-        let mut pauses = Vec::new();
-        for _ in 0..8 {
-            pace.wrote(true, now, 0.0);
-            pauses.push(pace.pause.as_secs());
-        }
-        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
-        now += MOST_PAUSE * 2;
-        pace.wrote(true, now, 0.0);
-        assert_eq!(pace.pause, Duration::ZERO);
-        // An API server that is away, and comes back.
-        let mut pauses = Vec::new();
-        for well in [false, false, false, true] {
-            now += MOST_PAUSE * 2;
-            pace.wrote(well, now, 0.0);
-            pauses.push(pace.pause.as_secs());
-        }
-        assert_eq!(pauses, [1, 2, 4, 0]);
     }
 }
