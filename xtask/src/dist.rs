@@ -1,11 +1,13 @@
 //! `cargo xtask dist`: what ships, built against glibc 2.17, laid out below target/dist (for another processor below
 //! target/dist-PROCESSOR). Never builds on the machine's own glibc by silence: without zig it stops and says how to get
-//! it.
+//! it. Beside the programs lies the list of what is linked into them (`sbom.cdx.json`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
+
+use crate::sbom;
 
 const GLIBC: &str = "2.17";
 /// Links of a simulated driver's folder, and the file that each one stands for.
@@ -15,6 +17,12 @@ const SIM_NAMES: [(&str, &str); 4] = [
     ("libnvidia-ml.so", "libnvidia_ml.so"),
     ("libnvidia-ml.so.1", "libnvidia_ml.so"),
 ];
+
+/// Our packages that ship as programs and libraries, but for the simulated driver.
+pub(crate) const PROGRAMS: [&str; 5] =
+    ["vgpu", "vgpu-monitor", "scheduler", "webhook", "vgpu-core"];
+/// Those of the simulated driver.
+const SIMULATOR: [&str; 2] = ["cuda-sim-libcuda", "cuda-sim-libnvidia-ml"];
 
 /// A processor that the product is built for.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +41,7 @@ impl Processor {
         Self::X86_64
     };
 
-    fn triple(self) -> &'static str {
+    pub(crate) fn triple(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64-unknown-linux-gnu",
             Self::Aarch64 => "aarch64-unknown-linux-gnu",
@@ -140,11 +148,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     if !args.library && !args.no_simulator {
-        build(&release(&["cuda-sim-libcuda", "cuda-sim-libnvidia-ml"]))?;
+        build(&release(&SIMULATOR))?;
         for (name, file) in SIM_NAMES {
             let built = processor.built("release", file);
             place(&built, &dist.join("lib/vgpu/sim").join(name))?;
         }
+    }
+    if !args.library {
+        let mut ours = PROGRAMS.to_vec();
+        if !args.no_simulator {
+            ours.extend(SIMULATOR);
+        }
+        sbom::write(
+            &crate::root(),
+            processor.triple(),
+            &ours,
+            &dist.join(sbom::FILE),
+        )?;
     }
     println!("built {}", dist.display());
     Ok(())

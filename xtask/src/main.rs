@@ -18,6 +18,7 @@ mod links;
 mod modules;
 mod overlay;
 mod protogen;
+mod sbom;
 
 use std::path::{Path, PathBuf};
 
