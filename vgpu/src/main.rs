@@ -40,6 +40,10 @@ use failure::Failure;
 
 fn main() -> ExitCode {
     let args = Args::parse_from(oci::as_runtime(std::env::args_os()));
+    // `explain` and `doctor` ask API servers.
+    if let Err(error) = server::choose_cryptography() {
+        return fail("vgpu", &Failure::from(error));
+    }
     let (name, result) = match args.command {
         Command::Run(args) => ("vgpu run", run::run(&args)),
         Command::Set(args) => ("vgpu set", set::run(&args)),

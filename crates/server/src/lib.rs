@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod bodies;
+mod crypto;
 mod exposition;
 mod health;
 mod listen;
@@ -19,6 +20,7 @@ mod tls;
 mod trace;
 
 pub use bodies::{Bodies, error};
+pub use crypto::{NotFips, choose_cryptography};
 pub use exposition::{Format, prometheus_text};
 pub use health::{Readiness, health};
 pub use listen::{BindError, Listener, Manners};

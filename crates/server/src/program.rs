@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use tokio::runtime::Builder;
 
+use crate::crypto::choose_cryptography;
 use crate::logging::{LogFormat, log_to_stderr};
 
 /// Runs a daemon to its end. The result becomes the exit code and, for an error, a line on standard error that starts
@@ -18,6 +19,12 @@ pub fn program<E: Display>(
 ) -> ExitCode {
     if let Err(error) = log_to_stderr(format, filter) {
         return complain(name, &error);
+    }
+    if let Err(error) = choose_cryptography() {
+        return complain(name, &error);
+    }
+    if cfg!(feature = "fips") {
+        tracing::info!("TLS by AWS-LC in FIPS mode");
     }
     let runtime = match runtime.enable_all().build() {
         Ok(runtime) => runtime,

@@ -16,6 +16,8 @@ use rustls::server::{ServerConfig, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{InconsistentKeys, RootCertStore};
 
+use crate::crypto::provider;
+
 /// The certificate and client CAs of a TLS port. Clones share them: [`Tls::replace`] on one changes
 /// the next handshake of all of them; open connections keep what they have.
 #[derive(Clone)]
@@ -365,10 +367,6 @@ impl Pems {
 }
 
 const NONE: &str = "there is none in it";
-
-fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
-}
 
 fn client_verifier(
     pem: &[u8],

@@ -1,7 +1,6 @@
 //! HTTP to the collector: hyper with our own TLS. Answers are read up to a limit.
 
 use std::fmt;
-use std::sync::Arc;
 
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
@@ -35,8 +34,7 @@ impl Client {
         } else {
             RootCertStore::empty()
         };
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
+        let config = ClientConfig::builder_with_provider(crate::crypto::provider())
             .with_safe_default_protocol_versions()?
             .with_root_certificates(roots)
             .with_no_client_auth();
