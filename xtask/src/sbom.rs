@@ -30,7 +30,7 @@ pub(crate) fn write(root: &Path, triple: &str, ours: &[&str], to: &Path) -> anyh
 
 fn metadata(root: &Path, triple: &str) -> anyhow::Result<Value> {
     let answer = Command::new("cargo")
-        .args(["metadata", "--format-version=1", "--locked", "--offline"])
+        .args(["metadata", "--format-version=1", "--locked"])
         .args(["--filter-platform", triple])
         .current_dir(root)
         .output()
@@ -305,12 +305,7 @@ mod tests {
             .collect();
 
         let mut tree = Command::new("cargo");
-        tree.args([
-            "tree",
-            "--offline",
-            "--locked",
-            "--edges=normal,no-proc-macro",
-        ]);
+        tree.args(["tree", "--locked", "--edges=normal,no-proc-macro"]);
         tree.args([
             "--prefix=none",
             "--no-dedupe",
