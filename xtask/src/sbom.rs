@@ -141,21 +141,21 @@ fn list(
                 "{name} {version} ships and names no licence: ask its authors, or do without it"
             )
         })?;
-        let mut component = json!({
-            "type": "library",
-            "bom-ref": reference(package),
-            "name": name,
-            "version": version,
-            "licenses": [{ "expression": licence }],
-        });
+        let mut component = serde_json::Map::new();
+        let mut say = |key: &str, value: Value| drop(component.insert(key.to_owned(), value));
+        say("type", json!("library"));
+        say("bom-ref", json!(reference(package)));
+        say("name", json!(name));
+        say("version", json!(version));
+        say("licenses", json!([{ "expression": licence }]));
         if package.from_registry {
-            component["purl"] = json!(reference(package));
+            say("purl", json!(reference(package)));
             let sum = checksums.get(&(name.to_owned(), version.to_owned()));
             let sum =
                 sum.with_context(|| format!("Cargo.lock has no checksum of {name} {version}"))?;
-            component["hashes"] = json!([{ "alg": "SHA-256", "content": sum }]);
+            say("hashes", json!([{ "alg": "SHA-256", "content": sum }]));
         }
-        components.push(component);
+        components.push(Value::Object(component));
         let to = links.get(id).into_iter().flatten();
         let to: Vec<String> = to
             .filter_map(|to| by_id.get(to))

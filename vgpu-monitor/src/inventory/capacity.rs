@@ -100,10 +100,7 @@ fn change(stands: &Standing, wanted: &Amounts) -> Option<Value> {
             (&stands.capacity, &mut capacity),
             (&stands.allocatable, &mut allocatable),
         ] {
-            if !stands
-                .get(name)
-                .is_some_and(|it| amount_of(it) == Some(*amount))
-            {
+            if stands.get(name).and_then(amount_of) != Some(*amount) {
                 change.insert(name.clone(), json!(right));
             }
         }
