@@ -100,7 +100,7 @@ pub async fn unregister(client: kube::Client, node: &str, namespace: &str) -> ku
     lease::remove(client, namespace, node).await
 }
 
-/// Removes the agent's annotations from the Node with the rights that an agent has: the scheduler then gives its GPUs to
+/// Removes the agent's annotations from the Node, and what it reported in the capacity, with the rights that an agent has: the scheduler then gives its GPUs to
 /// no pod. The Lease ends by itself.
 ///
 /// # Errors
@@ -111,8 +111,8 @@ pub(crate) async fn withdraw(client: &kube::Client, node: &str) -> kube::Result<
     let patch = Patch::Merge(json!({ "metadata": { "annotations": nothing } }));
     nodes
         .patch_status(node, &PatchParams::default(), &patch)
-        .await
-        .map(|_| ())
+        .await?;
+    capacity::taken_back(&Api::all(client.clone()), node).await
 }
 
 /// The values for our keys: no value removes a key. No answer at all where too little is known.
