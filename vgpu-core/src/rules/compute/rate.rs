@@ -161,7 +161,13 @@ fn rate_of(
 fn by_itself(rate: Rate, interval: Option<Interval>, others: u32) -> Rate {
     let interval = interval.filter(|_| rate.has_cap());
     let beside = match interval {
-        Some(_) => Beside::NOTHING,
+        // The neighbour whose interval is over may still have a slice: a launch that waits for its end measures that
+        // slice, too. If the wait counted as own time, the loss between intervals would not show, and the period would
+        // stay too short.
+        Some(_) => Beside {
+            is_contended: true,
+            ..Beside::NOTHING
+        },
         None => Beside {
             is_contended: others > 0,
             own_part: estimate::WHOLE / u64::from(others.saturating_add(1)).min(estimate::WHOLE),
@@ -247,7 +253,10 @@ mod tests {
 
         let capped = by_itself(30, Some(interval), 3);
         assert_eq!((capped.interval, capped.percent()), (Some(interval), 30));
-        assert_eq!((capped.beside, capped.charged()), (Beside::NOTHING, 0));
+        assert_eq!(capped.charged(), 0);
+        // What a launch takes longer because it waits for the neighbour before it is not its own time.
+        assert!(capped.beside.is_contended);
+        assert_eq!(capped.beside.own_part, estimate::WHOLE);
         // One without an interval, beside one other and beside none, and one without a cap.
         let beside = by_itself(30, None, 1).beside;
         assert_eq!(
