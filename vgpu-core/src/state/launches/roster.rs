@@ -34,31 +34,56 @@ pub(crate) struct Part {
     history: Cells,
 }
 
-/// A [`History`] in shared words, which only the thread that looks writes.
-#[repr(C)]
-struct Cells([AtomicU64; 10]);
+/// Makes [`History`] and [`Cells`] of one list of words.
+macro_rules! history {
+    ($($(#[$meta:meta])* $word:ident,)*) => {
+        /// What happened up to a look.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub(crate) struct History {
+            $($(#[$meta])* $word: u64,)*
+        }
 
-/// What happened up to a look.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct History {
-    /// Since when the container's use of its intervals is looked at, nanoseconds, and how much it had used then.
-    since_ns: u64,
-    busy_ns: u64,
+        /// A [`History`] in shared words, which only the thread that looks writes.
+        #[repr(C)]
+        struct Cells {
+            $($word: AtomicU64,)*
+        }
+
+        impl Cells {
+            fn load(&self) -> History {
+                // Relaxed: numbers; one thread at a time looks.
+                History { $($word: self.$word.load(Ordering::Relaxed),)* }
+            }
+
+            fn store(&self, history: History) {
+                // Relaxed: as above.
+                $(self.$word.store(history.$word, Ordering::Relaxed);)*
+            }
+        }
+    };
+}
+
+history! {
+    /// Since when the container's use of its intervals is looked at, nanoseconds.
+    since_ns,
+    /// How much the container had used then, nanoseconds.
+    busy_ns,
     /// It takes no part until then, nanoseconds.
-    left_out_until_ns: u64,
+    left_out_until_ns,
     /// A period is at least so long because shorter ones lost too much, milliseconds.
-    least_ms: u64,
-    /// What this process had used then, nanoseconds, and for how many launches.
-    own_busy_ns: u64,
-    own_launches: u64,
+    least_ms,
+    /// What this process had used then, nanoseconds.
+    own_busy_ns,
+    /// For how many launches.
+    own_launches,
     /// How long its launches take, nanoseconds: with turns of others, but for intervals.
-    launch_ns: u64,
+    launch_ns,
     /// In intervals they were too long for any period; until then no timetable is tried again, nanoseconds.
-    too_long_until_ns: u64,
+    too_long_until_ns,
     /// The interval that the roster said at the last look, as a word.
-    said: u64,
+    said,
     /// Not 0: the container used most of its cap, or of its intervals, when that was last looked at.
-    uses_its_cap: u64,
+    uses_its_cap,
 }
 
 /// The counts at a look.
@@ -138,67 +163,6 @@ impl Part {
             .store(next.map_or(0, Interval::word), Ordering::Relaxed);
         let others = u32::try_from(others).unwrap_or(u32::MAX);
         self.others.store(others, Ordering::Relaxed);
-    }
-}
-
-impl Cells {
-    fn load(&self) -> History {
-        // Relaxed: numbers; one thread at a time looks.
-        let [
-            since_ns,
-            busy_ns,
-            left_out_until_ns,
-            least_ms,
-            own_busy_ns,
-            own_launches,
-            launch_ns,
-            too_long_until_ns,
-            said,
-            uses_its_cap,
-        ] = self.0.each_ref().map(|word| word.load(Ordering::Relaxed));
-        History {
-            since_ns,
-            busy_ns,
-            left_out_until_ns,
-            least_ms,
-            own_busy_ns,
-            own_launches,
-            launch_ns,
-            too_long_until_ns,
-            said,
-            uses_its_cap,
-        }
-    }
-
-    fn store(&self, history: History) {
-        let History {
-            since_ns,
-            busy_ns,
-            left_out_until_ns,
-            least_ms,
-            own_busy_ns,
-            own_launches,
-            launch_ns,
-            too_long_until_ns,
-            said,
-            uses_its_cap,
-        } = history;
-        let words = [
-            since_ns,
-            busy_ns,
-            left_out_until_ns,
-            least_ms,
-            own_busy_ns,
-            own_launches,
-            launch_ns,
-            too_long_until_ns,
-            said,
-            uses_its_cap,
-        ];
-        for (to, word) in self.0.iter().zip(words) {
-            // Relaxed: as above.
-            to.store(word, Ordering::Relaxed);
-        }
     }
 }
 
