@@ -190,7 +190,9 @@ on_every_board! {
     }
 
     fn caps_are_kept_by_the_smallest_kernels(board) {
-        caps_are_kept(TEST, board, &[30, 70], &["steady ns=5000"; 2], SMALL_LONG);
+        for caps in [[30, 70], [10, 90]] {
+            caps_are_kept(TEST, board, &caps, &["steady ns=5000"; 2], SMALL_LONG);
+        }
     }
 
     fn caps_are_kept_by_small_graphs(board) {

@@ -33,7 +33,7 @@ use crate::state::accounts::{Accounts, Destination};
 use crate::state::launches::State;
 use crate::state::launches::costs::Work;
 use crate::state::launches::costs::estimate::{Beside, MOST_ODD_NS, OwnTime};
-use crate::state::launches::spans::{Begun, Found, Target};
+use crate::state::launches::spans::{Begun, Found, Measured, Target};
 use crate::state::leases::{add_in_flight, add_launched, tell};
 use crate::state::standing::{self, Standing, accounts};
 
@@ -190,6 +190,7 @@ fn metered(
         charged_ns,
         more_ns,
         most_ns,
+        left_ns,
         is_unknown,
         is_guess,
         rate,
@@ -214,7 +215,7 @@ fn metered(
     let is_well_known = !is_unknown && !is_guess;
     let is_due = |at: usize| {
         let unmarked_ns = state.spans.unmarked_ns(at);
-        decisions::is_measured(is_well_known, unmarked_ns, charged_ns, rate.ahead)
+        decisions::is_measured(is_well_known, unmarked_ns, charged_ns, rate.ahead, left_ns)
     };
     let begun = at
         .filter(|at| is_due(*at))
@@ -234,7 +235,7 @@ fn metered(
             );
         }
     }
-    let left_ns = if rate.has_cap() && rate.interval.is_none() {
+    let lease_ns = if rate.has_cap() && rate.interval.is_none() {
         more_ns.saturating_mul(u64::from(Grant::ONE)) / u64::from(rate.scale)
     } else {
         // Measured, and charged to no account.
@@ -245,7 +246,7 @@ fn metered(
     }
     open_gate(accounts, |gate| {
         gate.stream.set(stream);
-        gate.left_ns.set(left_ns);
+        gate.left_ns.set(lease_ns);
         gate.more_ns.set(more_ns);
         gate.scale.set(rate.scale);
         gate.device.set(u32::try_from(target.device).unwrap_or(0));
@@ -334,17 +335,17 @@ fn collect(accounts: &Accounts, now_ns: u64) {
         now_ns,
         |device| rate(accounts, device, now_ns).beside,
         |work, measured, beside| {
-            if measured.ns == 0 {
+            let Measured::Took { ns, follows } = measured else {
                 state.costs.met(work.key);
                 return OwnTime::default();
-            }
+            };
             let beside = Beside {
                 // A shorter one is charged whole, so the question is kept for one that is not.
-                has_waiters: measured.ns > MOST_ODD_NS && has_waiters(accounts),
-                follows: measured.follows,
+                has_waiters: ns > MOST_ODD_NS && has_waiters(accounts),
+                follows,
                 ..beside
             };
-            state.costs.learn(work, measured.ns, beside)
+            state.costs.learn(work, ns, beside)
         },
         |device, found| {
             if let Some(sum) = left_ns.get_mut(device) {

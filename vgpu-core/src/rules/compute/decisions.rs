@@ -22,6 +22,8 @@ const BRIEF_LEASE_NS: u64 = 50_000;
 const MOST_OVERSLEPT_NS: u64 = 200_000;
 /// So much is launched to a stream then between two marks: what is in flight is known by them.
 const BRIEF_DUE_NS: u64 = 100_000;
+/// At most this part of what is left of a container's interval is launched between two marks.
+const DUES_BEFORE_THE_END: u64 = 4;
 /// A launch that waits for a container of a higher priority looks again so often at first, and for so long.
 const BRIEF_NAP_NS: u64 = 200_000;
 const BRIEF_NAPS_NS: u64 = 50_000_000;
@@ -151,16 +153,21 @@ pub(super) fn lease_ns(room_ns: u64) -> u64 {
 }
 
 /// Whether a launch that is charged `charged_ns` is measured, when `unmarked_ns` were launched to its stream since the
-/// last measured one. `is_well_known`: its cost was measured often enough.
+/// last measured one. `is_well_known`: its cost was measured often enough. `left_ns`: what is left of the container's
+/// interval behind it. Launches without an event behind them count as in flight, so events stand the closer together the
+/// nearer the interval's end is: otherwise its last part would be left to work that has long ended.
 pub(super) fn is_measured(
     is_well_known: bool,
     unmarked_ns: u64,
     charged_ns: u64,
     ahead: Ahead,
+    left_ns: u64,
 ) -> bool {
     let due_ns = match ahead {
         Ahead::Brief => BRIEF_DUE_NS,
-        Ahead::Usual | Ahead::Any | Ahead::Much => DUE_NS,
+        Ahead::Usual | Ahead::Any | Ahead::Much => {
+            (left_ns / DUES_BEFORE_THE_END).clamp(BRIEF_DUE_NS, DUE_NS)
+        }
     };
     !is_well_known || unmarked_ns.saturating_add(charged_ns) >= due_ns
 }
@@ -246,12 +253,23 @@ mod tests {
 
     #[test]
     fn launch_is_measured_until_its_cost_is_well_known_and_then_now_and_then() {
-        assert!(is_measured(false, 0, 1, Ahead::Usual));
-        assert!(!is_measured(true, 500 * US, 499 * US, Ahead::Usual));
-        assert!(is_measured(true, 500 * US, 500 * US, Ahead::Any));
-        assert!(!is_measured(true, 0, 99 * US, Ahead::Brief));
-        assert!(is_measured(true, 100 * US, 100 * US, Ahead::Brief));
-        assert!(is_measured(true, u64::MAX, u64::MAX, Ahead::Much));
+        let far = |known, unmarked_ns, charged_ns, ahead| {
+            is_measured(known, unmarked_ns, charged_ns, ahead, u64::MAX)
+        };
+        assert!(far(false, 0, 1, Ahead::Usual));
+        assert!(!far(true, 500 * US, 499 * US, Ahead::Usual));
+        assert!(far(true, 500 * US, 500 * US, Ahead::Any));
+        assert!(!far(true, 0, 99 * US, Ahead::Brief));
+        assert!(far(true, 100 * US, 100 * US, Ahead::Brief));
+        assert!(far(true, u64::MAX, u64::MAX, Ahead::Much));
+    }
+
+    #[test]
+    fn launches_are_measured_more_often_near_the_end_of_an_interval() {
+        let near = |left_ns, unmarked_ns| is_measured(true, unmarked_ns, US, Ahead::Usual, left_ns);
+        assert!(!near(4 * MS, 998 * US) && near(4 * MS, 999 * US));
+        assert!(!near(MS, 248 * US) && near(MS, 249 * US));
+        assert!(!near(0, 98 * US) && near(0, 99 * US));
     }
 
     #[test]

@@ -12,6 +12,10 @@ pub(super) struct Fit {
     pub(super) beyond_ns: u64,
 }
 
+/// What is in flight is believed to take at least so long when a launch that does not fit behind it looks again within
+/// the interval, nanoseconds. Less is not worth another look.
+const WORTH_A_LOOK_NS: u64 = 100_000;
+
 /// Whether a launch that takes `ns` may go now, when what its process has in flight ends at `busy_until_ns`; or how
 /// long to wait, nanoseconds.
 ///
@@ -19,6 +23,9 @@ pub(super) struct Fit {
 /// unused. A launch goes if at least half of it lies within the interval: then both happen as often, and the mean is
 /// the interval's length. One that is longer than the whole interval goes at its beginning, and its container is in
 /// debt afterwards.
+///
+/// Small launches are often all in flight long before the interval ends, and how long they take together is only believed.
+/// So the launch that does not fit behind them looks again when half of it ought to be over.
 pub(super) fn fits(
     interval: Interval,
     now_ns: u64,
@@ -32,6 +39,9 @@ pub(super) fn fits(
     let ahead_ns = busy_until_ns.saturating_sub(now_ns);
     let free_ns = left_ns.saturating_sub(ahead_ns);
     if free_ns == 0 || free_ns < ns.min(interval.length_ns()) / 2 {
+        if ahead_ns >= WORTH_A_LOOK_NS && left_ns >= ns {
+            return Err(ahead_ns.min(left_ns) / 2);
+        }
         let pause_ns = interval.period_ns().saturating_sub(interval.length_ns());
         return Err(left_ns.saturating_add(pause_ns));
     }
@@ -69,10 +79,14 @@ mod tests {
             (0, 0, 1, Ok((14, 0))),
             (0, 10, 5, Ok((0, 0))),
             (5, 7, 5, Ok((0, 2))),
-            (0, 13, 5, Err(50 * MS)),
             (14, 0, 2, Ok((0, 1))),
             (14, 0, 3, Err(36 * MS)),
-            (14, 1, 0, Err(36 * MS)),
+            // It looks again when half of what is in flight ought to be over.
+            (0, 13, 5, Err(6 * MS + MS / 2)),
+            (14, 1, 0, Err(MS / 2)),
+            (14, 9, 1, Err(MS / 2)),
+            // No look within the interval finds room for it.
+            (14, 1, 3, Err(36 * MS)),
             (15, 0, 1, Err(35 * MS)),
             // Longer than the interval.
             (0, 0, 40, Ok((0, 25))),
@@ -92,6 +106,21 @@ mod tests {
             let more_ns = more_ms * MS.cast_signed();
             assert_eq!(outside(INTERVAL, more_ns), outside_ms * MS.cast_signed());
         }
+    }
+
+    #[test]
+    fn a_launch_looks_again_until_nothing_worth_a_look_is_in_flight() {
+        // What is in flight ends when it was believed to, and fills the interval.
+        let (mut now_ns, mut looks) = (0, 0);
+        loop {
+            let answered = fits(INTERVAL, now_ns, 15 * MS, 5_000);
+            looks += 1;
+            now_ns += answered.unwrap_err();
+            if now_ns >= 15 * MS {
+                break;
+            }
+        }
+        assert_eq!((now_ns, looks), (50 * MS, 9));
     }
 
     proptest! {

@@ -59,6 +59,8 @@ pub(super) struct Admitted {
     pub(super) more_ns: u64,
     /// The most that its thread may launch next without a look, nanoseconds.
     pub(super) most_ns: u64,
+    /// How much of the container's interval is left behind it, nanoseconds.
+    pub(super) left_ns: u64,
     pub(super) is_unknown: bool,
     pub(super) is_guess: bool,
     pub(super) rate: Rate,
@@ -126,15 +128,16 @@ impl<'a> Wait<'a> {
                     let wait = |wait_ns| (rate.bound_by(), wait_ns);
                     let credit = self.credit(&rate, cost_ns, fit, room_ns, now_ns);
                     let credit = credit.or_else(|wait_ns| self.behind(&rate, cost_ns, wait_ns));
-                    credit.map_err(wait)
+                    credit.map(|lease| (lease, fit)).map_err(wait)
                 });
             match lease {
-                Ok((more_ns, most_ns)) => {
+                Ok(((more_ns, most_ns), fit)) => {
                     self.end(now_ns);
                     return Some(Admitted {
                         charged_ns: cost_ns,
                         more_ns,
                         most_ns,
+                        left_ns: fit.map_or(u64::MAX, |fit| fit.left_ns),
                         is_unknown: self.has_mark,
                         is_guess: matches!(expected, Expected::Guessed(_)),
                         rate,

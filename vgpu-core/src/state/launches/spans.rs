@@ -151,11 +151,16 @@ pub(crate) struct Begun {
 
 /// A measurement of one launch.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Measured {
-    /// How long it took, with the turns of other processes, nanoseconds; 0: too short beside its own call to say.
-    pub(crate) ns: u64,
-    /// It followed other work of its stream without a gap.
-    pub(crate) follows: bool,
+pub(crate) enum Measured {
+    /// The launch was too short beside its own call to say how long it took.
+    InDoubt,
+    /// It took so long.
+    Took {
+        /// With the turns of other processes, nanoseconds.
+        ns: u64,
+        /// It followed other work of its stream without a gap.
+        follows: bool,
+    },
 }
 
 /// The findings about finished work on a device.
@@ -506,16 +511,19 @@ impl Spans {
         };
         let read = reading(whole_ns, mark.gap_ns, mark.is_alone, mark.is_unknown);
         let (alone_ns, is_sample) = (read.alone_ns, read.is_sample);
-        let measured = Measured {
-            ns: alone_ns,
-            follows: mark.is_chained,
-        };
         if mark.is_alone && !is_sample {
-            learn(&mark.work, Measured { ns: 0, ..measured });
+            learn(&mark.work, Measured::InDoubt);
         }
+        let took = match alone_ns {
+            0 => Measured::InDoubt,
+            ns => Measured::Took {
+                ns,
+                follows: mark.is_chained,
+            },
+        };
         let sample = is_sample.then(|| Sample {
             measured_ns: alone_ns,
-            own: learn(&mark.work, measured),
+            own: learn(&mark.work, took),
             charged_ns: mark.charged_ns,
         });
         let chain_ns = (mark.is_chained && marks.last != 0 && !read.is_doubtful)
