@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use crate::durable;
 use crate::node_gpus::Inventories;
 
 pub(crate) use registration::withdraw;
@@ -114,17 +115,10 @@ pub fn start(settings: Settings) -> io::Result<Watcher> {
     })
 }
 
-/// Writes a file of the state directory so that it has the old or the new content, whenever the agent or the
-/// machine dies.
+/// Writes a file of the state directory, and makes the directory where it is missing.
 fn write_whole(path: &std::path::Path, value: &impl serde::Serialize) -> io::Result<()> {
-    use std::io::Write as _;
-
-    let folder = path.parent().unwrap_or(std::path::Path::new("."));
-    std::fs::create_dir_all(folder)?;
-    let fresh = path.with_extension("new");
-    let mut file = std::fs::File::create(&fresh)?;
-    file.write_all(&serde_json::to_vec_pretty(value)?)?;
-    file.sync_all()?;
-    std::fs::rename(&fresh, path)?;
-    std::fs::File::open(folder)?.sync_all()
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    durable::replace(path, &serde_json::to_vec_pretty(value)?)
 }

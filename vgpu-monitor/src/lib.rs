@@ -8,7 +8,9 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod durable;
 pub mod logging;
+mod served_socket;
 
 pub mod args;
 

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::claim::Part;
-use crate::plugin::allotments::replace;
+use crate::durable::replace;
 
 /// The file's version. One that is newer is not read.
 const VERSION: u32 = 1;

@@ -5,16 +5,12 @@
 //! takes a `%` in an authority only before an `@`, so both names have one behind the folders.
 
 use std::io;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use futures_util::stream::unfold;
-use tokio::net::UnixListener;
-use tokio::sync::{oneshot, watch};
-use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::sync::watch;
+use tokio::time::sleep;
 use tonic::transport::Server;
 use tonic::transport::server::Router;
 
@@ -24,6 +20,7 @@ use crate::proto::dra_health::dra_resource_health_server::DraResourceHealthServe
 use crate::proto::dra_v1::dra_plugin_server::DraPluginServer;
 use crate::proto::dra_v1beta1::dra_plugin_server::DraPluginServer as DraPluginServerV1beta1;
 use crate::proto::plugin_registration::registration_server::RegistrationServer;
+use crate::served_socket::ServedSocket;
 
 /// How often is looked whether the sockets are there.
 const LOOK: Duration = Duration::from_secs(1);
@@ -76,7 +73,7 @@ impl Sockets {
             let pause = async {
                 match &begun {
                     Ok(both) => {
-                        while both.iter().all(Serving::is_there) {
+                        while both.iter().all(ServedSocket::is_there) {
                             sleep(LOOK).await;
                         }
                         tracing::warn!("a socket of the driver was removed: making it anew");
@@ -96,7 +93,7 @@ impl Sockets {
             };
             self.registered.send_replace(None);
             for serving in begun.into_iter().flatten() {
-                serving.end().await;
+                serving.end(END).await;
             }
             if is_over {
                 return;
@@ -105,91 +102,30 @@ impl Sockets {
     }
 
     /// The calls first: the kubelet calls as soon as it has found the driver.
-    fn begin(&self, service: &Service) -> anyhow::Result<[Serving; 2]> {
+    fn begin(&self, service: &Service) -> anyhow::Result<[ServedSocket; 2]> {
         let calls = Server::builder()
             .add_service(DraPluginServer::new(service.clone()))
             .add_service(DraPluginServerV1beta1::new(service.clone()))
             .add_service(DraResourceHealthServer::new(service.clone()));
-        let calls = Serving::begin(&self.calls, calls)
+        let calls = begin(&self.calls, calls)
             .with_context(|| format!("cannot make the socket {}", self.calls.display()))?;
         let introduction = Introduction {
             endpoint: self.calls.display().to_string(),
             registered: self.registered.clone(),
         };
         let finding = Server::builder().add_service(RegistrationServer::new(introduction));
-        let finding = Serving::begin(&self.finding, finding)
+        let finding = begin(&self.finding, finding)
             .with_context(|| format!("cannot make the socket {}", self.finding.display()))?;
         Ok([finding, calls])
     }
 }
 
-/// A socket that is served.
-struct Serving {
-    path: PathBuf,
-    /// Device and number of the file, and when it was made: a number is given out again.
-    is: Option<(u64, u64, i64)>,
-    stop: oneshot::Sender<()>,
-    task: JoinHandle<()>,
-}
-
-fn identity(path: &Path) -> Option<(u64, u64, i64)> {
-    let found = std::fs::symlink_metadata(path).ok()?;
-    Some((found.dev(), found.ino(), found.ctime_nsec()))
-}
-
-impl Serving {
-    fn begin(path: &Path, router: Router) -> io::Result<Self> {
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder)?;
-        }
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::bind(path)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-        let incoming = unfold(listener, async |listener| {
-            let accepted = listener.accept().await.map(|(stream, _)| stream);
-            Some((accepted, listener))
-        });
-        let (stop, stopped) = oneshot::channel::<()>();
-        let task = tokio::spawn(async move {
-            let stopped = async {
-                // Told or forgotten: either is the end.
-                drop(stopped.await);
-            };
-            let ended = router
-                .serve_with_incoming_shutdown(Box::pin(incoming), stopped)
-                .await;
-            if let Err(error) = ended {
-                tracing::error!(%error, "a socket is no longer served");
-            }
-        });
-        Ok(Self {
-            path: path.to_owned(),
-            is: identity(path),
-            stop,
-            task,
-        })
+/// The kubelet makes its own folders, and the driver its folder among them.
+fn begin(path: &Path, router: Router) -> io::Result<ServedSocket> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
     }
-
-    fn is_there(&self) -> bool {
-        !self.task.is_finished() && self.is.is_some() && identity(&self.path) == self.is
-    }
-
-    /// Takes the socket away, if it is still ours, and ends.
-    async fn end(self) {
-        if self.is.is_some() && identity(&self.path) == self.is {
-            drop(std::fs::remove_file(&self.path));
-        }
-        // Forgetting it says the same as sending.
-        drop(self.stop);
-        let mut task = self.task;
-        // A stream of health has no end of its own.
-        if timeout(END, &mut task).await.is_err() {
-            task.abort();
-        }
-    }
+    ServedSocket::begin(path, router)
 }
 
 #[cfg(test)]

@@ -4,16 +4,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use futures_util::stream::unfold;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::io::unix::AsyncFd;
-use tokio::net::UnixListener;
-use tokio::sync::{oneshot, watch};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::{Channel, Server};
 
@@ -23,6 +20,7 @@ use crate::plugin::{OPTIONS, connect};
 use crate::proto::device_plugin::RegisterRequest;
 use crate::proto::device_plugin::device_plugin_server::DevicePluginServer;
 use crate::proto::device_plugin::registration_client::RegistrationClient;
+use crate::served_socket::{Identity, ServedSocket, identity};
 
 /// Name of the kubelet's socket.
 const KUBELET: &str = "kubelet.sock";
@@ -129,24 +127,6 @@ fn inotify(folder: &Path) -> io::Result<AsyncFd<Watched>> {
     AsyncFd::new(Watched(inotify))
 }
 
-/// The identity of the file under a name: a new file has other numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Identity {
-    device: u64,
-    inode: u64,
-    changed: (i64, i64),
-}
-
-fn identity(path: &Path) -> Option<Identity> {
-    let found = std::fs::symlink_metadata(path).ok()?;
-    Some(Identity {
-        device: found.dev(),
-        inode: found.ino(),
-        // An inode's number is given out again.
-        changed: (found.ctime(), found.ctime_nsec()),
-    })
-}
-
 /// Keeps one resource there.
 struct Keeper {
     known: Known,
@@ -216,7 +196,8 @@ impl Keeper {
         let channel = connect(&kubelet).await?;
         let own = folder.join(endpoint(&self.resource));
         let service = Service::new(&self.known, &self.resource);
-        let serving = Serving::begin(&own, service.clone()).inspect_err(|error| {
+        let router = Server::builder().add_service(DevicePluginServer::new(service.clone()));
+        let serving = ServedSocket::begin(&own, router).inspect_err(|error| {
             tracing::error!(path = %own.display(), %error, "cannot listen for the kubelet");
         })?;
         let registered = tokio::select! {
@@ -234,7 +215,7 @@ impl Keeper {
             Err(why) => Err(why),
         };
         service.end();
-        serving.end().await;
+        serving.end(END).await;
         ended
     }
 
@@ -243,7 +224,7 @@ impl Keeper {
         &mut self,
         kubelet: &Path,
         kubelet_is: Identity,
-        serving: &Serving,
+        serving: &ServedSocket,
         service: &Service,
     ) {
         let resource = self.resource.clone();
@@ -282,7 +263,7 @@ impl Keeper {
 }
 
 /// Ends when the socket is no longer there.
-async fn gone(serving: &Serving) {
+async fn gone(serving: &ServedSocket) {
     while serving.is_there() {
         sleep(SOON).await;
     }
@@ -309,66 +290,4 @@ async fn register(channel: Channel, resource: &str) -> anyhow::Result<()> {
     timeout(ONE, said)
         .await
         .unwrap_or_else(|_| Err(anyhow::anyhow!("the kubelet did not answer")))
-}
-
-/// A socket that is served.
-struct Serving {
-    path: PathBuf,
-    is: Option<Identity>,
-    stop: oneshot::Sender<()>,
-    task: JoinHandle<()>,
-}
-
-impl Serving {
-    fn begin(path: &Path, service: Service) -> io::Result<Self> {
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::bind(path)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-        let is = identity(path);
-        let incoming = unfold(listener, async |listener| {
-            let accepted = listener.accept().await.map(|(stream, _)| stream);
-            Some((accepted, listener))
-        });
-        let (stop, stopped) = oneshot::channel::<()>();
-        let server = Server::builder().add_service(DevicePluginServer::new(service));
-        let task = tokio::spawn(async move {
-            let stopped = async {
-                // Told or forgotten: either is the end.
-                drop(stopped.await);
-            };
-            let ended = server
-                .serve_with_incoming_shutdown(Box::pin(incoming), stopped)
-                .await;
-            if let Err(error) = ended {
-                tracing::error!(%error, "a socket is no longer served");
-            }
-        });
-        Ok(Self {
-            path: path.to_path_buf(),
-            is,
-            stop,
-            task,
-        })
-    }
-
-    fn is_there(&self) -> bool {
-        !self.task.is_finished() && self.is.is_some() && identity(&self.path) == self.is
-    }
-
-    /// Takes the socket away, if it is still ours, and ends.
-    async fn end(self) {
-        if self.is.is_some() && identity(&self.path) == self.is {
-            drop(std::fs::remove_file(&self.path));
-        }
-        // Forgetting it says the same as sending.
-        drop(self.stop);
-        let mut task = self.task;
-        // A list that is watched has no end of its own.
-        if timeout(END, &mut task).await.is_err() {
-            task.abort();
-        }
-    }
 }

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
@@ -18,6 +18,7 @@ use supervisor::instance::Workload;
 use vgpu_abi::limits::Policy;
 
 use crate::delivery::{Given, GivenDevice, GivenInstance, Name};
+use crate::durable::replace;
 
 /// More allotments are not kept: the oldest whose slots were allotted again since are forgotten first.
 const MOST: usize = 8192;
@@ -532,19 +533,6 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     File::open(path)?.take(MOST_BYTES).read_to_end(&mut text)?;
     Ok(text)
-}
-
-/// Puts new content under a name, so that every reader sees the old or the new one, also after a power cut.
-pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let fresh = path.with_extension("new");
-    let mut file = File::create(&fresh)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    std::fs::rename(&fresh, path)?;
-    match path.parent() {
-        Some(folder) => File::open(folder)?.sync_all(),
-        None => Ok(()),
-    }
 }
 
 #[cfg(test)]

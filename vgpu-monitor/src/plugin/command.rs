@@ -33,7 +33,7 @@ use crate::collect::Collector;
 use crate::delivery::{self, Allotted, Delivery, DeliveryError, Given, Manner, Name};
 use crate::driver_files::DriverFiles;
 use crate::inventory::mig::{Mig, MigError};
-use crate::{collect, hcs, health, inventory};
+use crate::{collect, durable, hcs, health, inventory};
 
 /// How often is looked for what dead containers have left.
 const CLEAR: Duration = Duration::from_secs(30);
@@ -335,7 +335,7 @@ async fn said_of_runtime(args: &PluginArgs, client: &kube::Client, state: &Path)
         };
         match said {
             Ok(runtime) if !runtime.is_empty() => {
-                if let Err(error) = super::allotments::replace(&file, runtime.as_bytes()) {
+                if let Err(error) = durable::replace(&file, runtime.as_bytes()) {
                     tracing::warn!(%error, "cannot save which runtime the node has");
                 }
                 return runtime;
@@ -381,7 +381,7 @@ fn record(state: &Path, said: &str, verdict: &Verdict) {
         hindrance: verdict.hindrance.clone(),
     };
     let text = serde_json::to_vec_pretty(&record).unwrap_or_default();
-    if let Err(error) = super::allotments::replace(&state.join(runtime::RECORD), &text) {
+    if let Err(error) = durable::replace(&state.join(runtime::RECORD), &text) {
         tracing::warn!(%error, "cannot save how the node's runtime is served");
     }
 }

@@ -10,7 +10,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::slots::{self, Slots};
-use super::{Plugin, PluginState, allotments};
+use super::{Plugin, PluginState};
+use crate::durable;
 use crate::proto::device_plugin::{Device, ListAndWatchResponse, NumaNode, TopologyInfo};
 
 /// A pod can go without a notification.
@@ -95,7 +96,7 @@ fn last_known(path: &PathBuf) -> Known {
 async fn remember(path: PathBuf, known: Known) {
     let written = spawn_blocking(move || {
         let text = serde_json::to_string(&known).map_err(std::io::Error::other)?;
-        allotments::replace(&path, text.as_bytes())
+        durable::replace(&path, text.as_bytes())
     });
     if let Ok(Err(error)) = written.await {
         tracing::warn!(%error, "cannot save the number of slots");
