@@ -285,7 +285,8 @@ impl Vendor<'_> {
         wanted: &Wanted,
         instance: Instance,
     ) -> Result<Map<String, Value>, VendorError> {
-        // No such directory: a driver without MIG, whose instances are simulated and opened by the GPU's node.
+        // A driver without MIG does not make this directory. The simulated driver is one, and a process opens its
+        // instances by the GPU's own node.
         if !self.capabilities.is_dir() {
             return Ok(Map::new());
         }
