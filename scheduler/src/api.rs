@@ -116,7 +116,8 @@ async fn why_unready(scheduler: &Scheduler) -> Option<String> {
         let missing = scheduler.missing();
         return Some(format!("{missing} not read from the API server yet"));
     }
-    scheduler.ledger_answers().await.err()
+    let answered = scheduler.ledger_answers().await;
+    answered.err().map(|why| why.to_string())
 }
 
 /// A kube-scheduler whose extender is not ready would keep the Lease, and with it the other replica, from work.

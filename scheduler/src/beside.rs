@@ -50,13 +50,11 @@ impl Beside {
     /// # Errors
     ///
     /// Its answer, or why there is none.
-    pub(crate) async fn is_healthy(&self) -> Result<(), String> {
-        let request = Request::get(&self.path).body(Vec::new());
-        let request = request.map_err(|error| error.to_string())?;
+    pub(crate) async fn is_healthy(&self) -> anyhow::Result<()> {
+        let request = Request::get(&self.path).body(Vec::new())?;
         match timeout(PATIENCE, self.client.request_text(request)).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_elapsed) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
+            Ok(answered) => Ok(answered.map(drop)?),
+            Err(_elapsed) => anyhow::bail!("no answer within {} s", PATIENCE.as_secs()),
         }
     }
 }

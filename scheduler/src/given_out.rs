@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::Scheduler;
-use crate::calls::within;
+use crate::calls::{CallError, within};
 
 /// How often is looked whether the API server has the group.
 const LOOK_EVERY: Duration = Duration::from_secs(300);
@@ -43,7 +43,7 @@ impl Scheduler {
                 Ok(None) => self.given_out_is_known(),
                 Err(error) => {
                     tracing::warn!(
-                        error,
+                        %error,
                         "cannot see whether the API server has ResourceClaims"
                     );
                     self.given_out_is_known();
@@ -62,10 +62,9 @@ impl Scheduler {
     }
 
     /// The best version of the group that the API server has; none where it has none.
-    async fn version_of_claims(&self) -> Result<Option<String>, String> {
+    async fn version_of_claims(&self) -> Result<Option<String>, CallError> {
         let groups = self.0.client.list_api_groups();
-        let groups = within(self.0.settings.kube_timeout, groups).await;
-        let groups = groups.map_err(|error| error.to_string())?.groups;
+        let groups = within(self.0.settings.kube_timeout, groups).await?.groups;
         let group = groups.into_iter().find(|group| group.name == GROUP);
         let versions = group.map(|group| group.versions).unwrap_or_default();
         let best = VERSIONS

@@ -68,6 +68,11 @@ use wake::Waker;
 /// by object and takes a fraction of this.
 const LEDGER_PATIENCE: Duration = Duration::from_secs(2);
 
+/// The ledger could not be used for this long.
+#[derive(Debug, thiserror::Error)]
+#[error("the ledger did not answer for {} s", .0.as_secs())]
+pub struct LedgerHangs(Duration);
+
 /// The namespace of a pod that names none.
 const DEFAULT_NAMESPACE: &str = "default";
 
@@ -306,7 +311,7 @@ impl Scheduler {
     /// # Errors
     ///
     /// For how long it could not be used.
-    pub async fn ledger_answers(&self) -> Result<(), String> {
+    pub async fn ledger_answers(&self) -> Result<(), LedgerHangs> {
         let scheduler = self.clone();
         // The wait is on a thread that serves no requests.
         let asked = tokio::task::spawn_blocking(move || {
@@ -314,10 +319,7 @@ impl Scheduler {
         });
         match asked.await {
             Ok(true) => Ok(()),
-            Ok(false) | Err(_) => Err(format!(
-                "the ledger did not answer for {} s",
-                LEDGER_PATIENCE.as_secs()
-            )),
+            Ok(false) | Err(_) => Err(LedgerHangs(LEDGER_PATIENCE)),
         }
     }
 

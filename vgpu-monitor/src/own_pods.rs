@@ -21,6 +21,17 @@ const PATIENCE: Duration = Duration::from_secs(8);
 /// A list from a cache may be this much behind: a pod that was read by its name stays as long.
 const BEHIND: Duration = Duration::from_secs(600);
 
+/// Why the pods of this node are not known.
+#[derive(Debug, thiserror::Error)]
+pub enum PodsUnknown {
+    /// The API server cannot be watched, for this reason.
+    #[error("{0}")]
+    Down(String),
+    /// Nothing has come from the API server yet.
+    #[error("no answer from the API server within {} s", .0.as_secs())]
+    NoAnswer(Duration),
+}
+
 /// The pods. Clones are the same.
 #[derive(Clone)]
 pub struct OwnPods(Arc<State>);
@@ -126,7 +137,7 @@ impl OwnPods {
     /// # Errors
     ///
     /// Why they are not known: the API server does not answer.
-    pub async fn all(&self) -> Result<Vec<Pod>, String> {
+    pub async fn all(&self) -> Result<Vec<Pod>, PodsUnknown> {
         let mut standing = self.0.standing.subscribe();
         let known = timeout(
             PATIENCE,
@@ -134,8 +145,8 @@ impl OwnPods {
         );
         match known.await.map(|known| known.map(|known| known.clone())) {
             Ok(Ok(Standing::Fresh)) => Ok(self.0.known.lock().pods.values().cloned().collect()),
-            Ok(Ok(Standing::Down(why))) => Err(why),
-            _ => Err("no answer in time".to_owned()),
+            Ok(Ok(Standing::Down(why))) => Err(PodsUnknown::Down(why)),
+            _ => Err(PodsUnknown::NoAnswer(PATIENCE)),
         }
     }
 

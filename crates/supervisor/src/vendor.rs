@@ -387,26 +387,44 @@ fn no_device(specs: &[Found], wanted: &Wanted) -> VendorError {
     }
 }
 
-fn read(path: &Path) -> Result<(Version, Spec), String> {
-    let bytes = read_following(path).map_err(|error| error.to_string())?;
+/// Why a file is no specification.
+#[derive(Debug, thiserror::Error)]
+enum Unreadable {
+    #[error(transparent)]
+    File(#[from] std::io::Error),
+    #[error("it is larger than {MOST_BYTES} bytes")]
+    TooLarge,
+    #[error(transparent)]
+    Utf8(#[from] std::string::FromUtf8Error),
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error(transparent)]
+    Yaml(#[from] serde_saphyr::Error),
+    #[error("cdiVersion {0:?} is no version")]
+    Version(String),
+}
+
+fn read(path: &Path) -> Result<(Version, Spec), Unreadable> {
+    let bytes = read_following(path)?;
     if bytes.len() as u64 > MOST_BYTES {
-        return Err(format!("it is larger than {MOST_BYTES} bytes"));
+        return Err(Unreadable::TooLarge);
     }
-    let text = String::from_utf8(bytes).map_err(|error| error.to_string())?;
+    let text = String::from_utf8(bytes)?;
     let is_json = path.extension().is_some_and(|end| end == "json");
     let spec: Spec = if is_json {
-        serde_json::from_str(&text).map_err(|error| error.to_string())?
+        serde_json::from_str(&text)?
     } else {
         let options = serde_saphyr::options! { with_snippet: false };
-        serde_saphyr::from_str_with_options(&text, options).map_err(|error| error.to_string())?
+        serde_saphyr::from_str_with_options(&text, options)?
     };
     let version = match &spec.cdi_version {
         Value::String(version) => version.clone(),
         other => other.to_string(),
     };
-    let known =
-        Version::of(&version).ok_or_else(|| format!("cdiVersion {version:?} is no version"))?;
-    Ok((known, spec))
+    match Version::of(&version) {
+        Some(known) => Ok((known, spec)),
+        None => Err(Unreadable::Version(version)),
+    }
 }
 
 /// The directory is root's, and its files may be links (`/etc/cdi` as packages and operators lay it out).

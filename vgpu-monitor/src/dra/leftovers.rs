@@ -77,7 +77,11 @@ impl Sources for Leftovers {
     }
 
     async fn pods(&self) -> Result<Vec<LivingPod>, SourceError> {
-        let pods = self.pods.all().await.map_err(SourceError::ApiServer)?;
+        let pods = self
+            .pods
+            .all()
+            .await
+            .map_err(|why| SourceError::ApiServer(why.to_string()))?;
         let living = pods.iter().filter(|pod| !identity::is_over(pod));
         Ok(living
             .map(|pod| LivingPod {

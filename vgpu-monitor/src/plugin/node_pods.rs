@@ -94,7 +94,10 @@ impl NodePods {
 
     /// The pods of this node, as the API server has them.
     async fn at_server(&self) -> Result<Vec<kube_api::object::Pod>, SourceError> {
-        self.pods.all().await.map_err(SourceError::ApiServer)
+        self.pods
+            .all()
+            .await
+            .map_err(|why| SourceError::ApiServer(why.to_string()))
     }
 
     /// The living pods. Both the kubelet and the API server have to say that a pod is gone, and have to answer.

@@ -181,7 +181,7 @@ impl<'a> Call<'a> {
         let plugin = self.plugin;
         let pods = match plugin.0.parts.pods.pods.all().await {
             Ok(pods) => pods,
-            Err(why) => return self.give_remembered(None, &why).await,
+            Err(why) => return self.give_remembered(None, &why.to_string()).await,
         };
         let Some(seen) = pods.into_iter().find(|pod| identity::uid(pod) == uid) else {
             // The kubelet may know a new pod a moment before this watch does; it tries again.
