@@ -106,9 +106,10 @@ exit code: 128 plus the signal's number if a signal killed the command, 126 if i
 run, 127 if it was not found. Inside another vgpu run, limits can only be lowered; a limit that
 is not named is inherited.
 
-A compute limit counts GPU time over any second, whatever the size of the kernels. When several
-containers want a GPU, floors come first, then priorities. Idle time is lent in proportion to
-floors, and is taken back within 200 ms plus the longest running kernel.
+A compute limit is a share of GPU time over any fifth of a second, or over the time of 20 kernels if
+they are longer than 10 ms. When several containers want a GPU, floors come first, then priorities.
+Idle time is lent in proportion to floors, and is taken back within 200 ms plus the longest running
+kernel.
 
 If an MPS control daemon runs (its control file is in CUDA_MPS_PIPE_DIRECTORY or
 /tmp/nvidia-mps), --gpucores N also sets CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=N for the command,
