@@ -40,7 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 enum Verdict {
     /// It may read the path.
     Allowed,
-    /// Its token is none of this cluster.
+    /// The token was not issued by this cluster.
     Unknown,
     /// Its account may not.
     Forbidden(String),

@@ -66,7 +66,7 @@ pub fn attempt(task: &ComputeTask) -> i32 {
         .max(1)
 }
 
-/// Whether nothing is to be done for the task any more.
+/// Whether the task has ended, so that no further work is due for it.
 pub fn is_over(task: &ComputeTask) -> bool {
     let phase = task.status.as_ref().and_then(|status| status.phase);
     matches!(phase, Some(TaskPhase::Succeeded | TaskPhase::Failed))
@@ -490,7 +490,7 @@ impl Scheduler {
             let name = name_of(&task);
             match within(patience, self.run_compute_task(&task)).await {
                 Ok(None) => {}
-                // The watch may tell of the pod before it tells of this.
+                // The watch may deliver the pod before it delivers this change of the task.
                 Ok(Some(status)) => {
                     if let Some(known) = all.known.get_mut(&name) {
                         known.status = Some(status);

@@ -7,7 +7,7 @@ use kube_api::hcs::error;
 use placement::exchange::spread_out;
 use placement::{Misfit, NodeMisfit, Reason, Request};
 
-/// The documented error for a misfit; none where hcs.io has no word for it.
+/// The documented error for a misfit; `None` if hcs.io defines no error for it.
 fn word(misfit: &Misfit) -> Option<&'static str> {
     match misfit {
         Misfit::UnknownNode => Some(error::AGENT_NOT_CONNECTED),

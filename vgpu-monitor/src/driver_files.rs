@@ -26,7 +26,7 @@ pub struct DriverFiles(Arc<State>);
 struct State {
     /// The kernel says here which version of NVIDIA's module it has.
     module: PathBuf,
-    /// How long the files may be unusable beside a driver in the kernel; nothing is for ever.
+    /// How long the files may be unusable while the kernel has a driver; `None` means without limit.
     patience: Option<Duration>,
     failing: Mutex<Option<Failing>>,
 }

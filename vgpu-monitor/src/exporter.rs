@@ -57,7 +57,7 @@ pub fn encode(
     workloads::write(shown, &mut out)?;
     look(shown, &mut out)?;
     if names == Names::WithLegacy {
-        // Whoever asks for these names gets all of them.
+        // A client of HAMi's older names gets every series.
         out.detail = Detail::Full;
         legacy(shown, &mut out)?;
     }

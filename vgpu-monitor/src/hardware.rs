@@ -110,7 +110,7 @@ fn serve(mut ask: impl Ask, woken: &Receiver<()>, shared: &Shared) {
     while woken.recv().is_ok() {
         let figures = ask.ask();
         let mut last = shared.last.lock();
-        // A failed round leaves nothing: figures of a driver that is gone would look alive.
+        // After a failed round there are no figures, because old ones would look as if the driver still answered.
         last.figures = figures.map(|figures| (Instant::now(), figures));
         last.rounds = last.rounds.wrapping_add(1);
         shared.changed.notify_all();

@@ -1,5 +1,5 @@
-//! The cluster's shared devices, for the two plugins that use the placement engine. `placement` computes fits, and
-//! `kube-api` reads the annotations.
+//! The cluster's shared devices, for the two plugins that use `placement`. It computes fits, and `kube-api` reads the
+//! annotations.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ impl Devices {
         }
     }
 
-    /// The placement engine's view of the cluster.
+    /// `placement`'s view of the cluster.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
@@ -81,7 +81,7 @@ impl Devices {
             Some(devices) => {
                 let mut devices = placement::Node::clone(devices);
                 node.name.as_ref().clone_into(&mut devices.name);
-                // A node that the placement engine refuses (it names a device twice) has no devices.
+                // A node that `placement` refuses (it names a device twice) has no devices.
                 if self.cluster.set_node(devices).is_err() {
                     self.cluster.remove_node(&node.name);
                 }

@@ -57,7 +57,7 @@ pub(crate) struct Settings {
     pub(crate) system_spread: bool,
     pub(crate) least_candidates_percentage: i64,
     pub(crate) least_candidates: i64,
-    /// Whether the placement engine is used.
+    /// Whether `placement` is used.
     pub(crate) engine_fits: bool,
 }
 

@@ -62,7 +62,7 @@ impl Charge {
         self.beyond
     }
 
-    /// So many bytes of it, and the rest: each to be confirmed or refunded by itself.
+    /// Splits the charge into one of `bytes` and the rest. Each part is confirmed or refunded separately.
     #[must_use]
     pub fn split(self, bytes: u64) -> (Self, Self) {
         let bytes = bytes.min(self.bytes);

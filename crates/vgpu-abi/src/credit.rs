@@ -36,7 +36,7 @@ pub fn most_saved_ns(permille: u32) -> u64 {
     (20_000 * u64::from(permille)).min(5_000_000)
 }
 
-/// How long it takes to earn so much, nanoseconds, rounded up; for ever at no rate.
+/// The time in which an account earns `ns` at this rate, nanoseconds, rounded up; `u64::MAX` if the rate is 0.
 #[must_use]
 pub fn time_to_earn_ns(ns: u64, permille: u32) -> u64 {
     if permille == 0 {
@@ -213,8 +213,8 @@ impl Compute<'_> {
         }
     }
 
-    /// A thread is done with what [`Compute::lease`] gave it beyond what it wanted: `more_ns` of
-    /// then, of which `unused_ns` go back.
+    /// Ends a thread's lease: `more_ns` is what [`Compute::lease`] gave beyond the request, and `unused_ns` of it is
+    /// returned to the account.
     pub fn end_lease(&self, more_ns: u64, unused_ns: u64) {
         take_away(&self.device.leased_ns, more_ns);
         take_away(&self.own.leased_ns, more_ns);
@@ -229,8 +229,8 @@ impl Compute<'_> {
         change(&self.device.credit_ns, ns.saturating_neg());
     }
 
-    /// So much GPU time was used beyond what is settled at once: an eighth of what is earned from now on goes
-    /// there until it is paid.
+    /// Adds `ns` of used GPU time to the debt instead of charging it at once. From now on an eighth of the earned
+    /// credit pays the debt.
     pub fn owe(&self, ns: u64) {
         let more = |old: u64| Some(old.saturating_add(ns));
         let owed = &self.device.owed_ns;

@@ -420,7 +420,7 @@ pub struct HostFileHeader {
     /// launches have waited; bit 48: others work on the device too; bit 49: it waits for its turn.
     pub seen: [AtomicU64; MAX_DEVICES],
     /// Of the targets, by device: bytes that the driver holds for the container's processes and the
-    /// region's charges do not have. So much of the limit is not given.
+    /// region's charges do not have. The library subtracts them from the limit.
     pub unaccounted: [AtomicU64; MAX_DEVICES],
     /// Of the targets, by device: the sum of the charges that `unaccounted` was measured against.
     pub unaccounted_beside: [AtomicU64; MAX_DEVICES],

@@ -11,7 +11,7 @@ pub const PERIODS_MS: [u16; 3] = [50, 100, 200];
 const LAUNCHES_A_PERIOD: u64 = 16;
 /// An interval has room for so many launches of its container.
 const LAUNCHES_AN_INTERVAL: u64 = 2;
-/// What a container does is looked at over so many periods, and over this time at least, nanoseconds.
+/// A container's behaviour is judged over this many periods, and over at least this time, nanoseconds.
 const LOOKED_PERIODS: u64 = 2;
 const LOOKED_NS: u64 = 190_000_000;
 /// If more than this part of the intervals is lost where they change over, the period becomes so long that half of it
@@ -19,7 +19,7 @@ const LOOKED_NS: u64 = 190_000_000;
 const LOST_PERMILLE: u64 = 40;
 /// A container that uses less than this part of its intervals wants less than its share, thousandths.
 const WANTED_PERMILLE: u64 = 600;
-/// It takes no part for so long, nanoseconds.
+/// How long such a container stays out of the timetable, nanoseconds.
 pub const LEFT_OUT_NS: u64 = 1_000_000_000;
 
 /// Over how long a container is looked at, nanoseconds; `period_ns` is 0 where there is no timetable.
@@ -28,7 +28,7 @@ pub fn looked_ns(period_ns: u64) -> u64 {
     LOOKED_NS.max(period_ns.saturating_mul(LOOKED_PERIODS))
 }
 
-/// Whether a container that was given so much and used so much of it wants less than its share.
+/// Whether a container that was given `given_ns` and used `used_ns` of it wants less than its share.
 #[must_use]
 pub fn wants_less(given_ns: u64, used_ns: u64) -> bool {
     used_ns < part(given_ns, WANTED_PERMILLE, 1_000)

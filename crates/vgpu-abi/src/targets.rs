@@ -63,7 +63,7 @@ pub enum Ahead {
     Usual,
     /// Little: a container of a higher priority may start at any moment, and waits for what is in flight.
     Brief,
-    /// Whatever it launches: no other container waits for it longer because of that.
+    /// No bound: no other container waits longer because of this container's work in flight.
     Any,
     /// Much: it is the only container on the device, and another one may come.
     Much,
@@ -124,7 +124,7 @@ impl Grant {
 /// The compute arbiter's view of a container on one device, for programs that show it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ComputeStatus {
-    /// The share that it grants, thousandths; nothing where it has no word.
+    /// The share that the arbiter grants, thousandths; `None` if it has granted none.
     pub granted_permille: Option<u16>,
     /// The share that was used in the last second, thousandths; nothing where it is not known.
     pub used_permille: Option<u16>,
@@ -399,7 +399,7 @@ impl TargetsWriter {
 /// The heartbeat, what was seen, the two tables of unaccounted bytes, and the intervals.
 const HEAD_WORDS: usize = 1 + 4 * MAX_DEVICES;
 
-/// The heartbeat, what was seen, what is unaccounted and the intervals, as they stand one behind the other.
+/// The words of the head in file order: heartbeat, compute status, unaccounted bytes, intervals.
 fn words_of(head: &Head) -> [u64; HEAD_WORDS] {
     let seen = head.seen.iter().map(|seen| seen.word());
     let bytes = head.unaccounted.iter().map(|at| at.bytes);

@@ -20,7 +20,8 @@ pub(super) struct Subject<'a> {
     pub(super) request: &'a Request,
 }
 
-/// The change without reservations by label, which end with their pods; none if nothing is left of it.
+/// The change without the placeholders that stand for claims (reservations by label), since a claim ends with its
+/// pod. `None` if no pod remains.
 fn without_claims(change: &Change) -> Option<Change> {
     let Change::PodsLeave { pods } = change else {
         return Some(change.clone());

@@ -256,8 +256,8 @@ impl Guards {
                     return Ok(Taken::Lease(since));
                 }
                 Ok(Found::Claim(there)) if there.state == State::Binding => {
-                    // Another process's, or one of ours whose binding may still happen: it lasts at least as long as
-                    // ours, so no process deletes it.
+                    // The Lease belongs to another process, or to an earlier binding of this process that may still
+                    // succeed. It lasts at least as long as ours would, so no process deletes it.
                     slot.in_doubt = true;
                     over = Some(*there);
                 }

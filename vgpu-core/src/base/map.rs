@@ -57,7 +57,7 @@ impl Cell {
     }
 }
 
-/// An entry of any type, as a sweep comes by it.
+/// An entry of any type, as [`Map::sweep`] visits it.
 pub(crate) struct Found<'a>(&'a mut Cell);
 
 impl<'a> Found<'a> {

@@ -153,7 +153,7 @@ impl Wanted {
         if let Some(other) = known().filter(is_it).max_by_key(order) {
             return Some(other);
         }
-        // A driver that gives another address each time tells nothing by it.
+        // If the driver returns a different address at each call, addresses identify no form, and the guess stands.
         (answer(self.version) != self.found).then_some(guess)
     }
 }

@@ -63,8 +63,8 @@ impl Figures {
         free.checked_sub(promised).is_some_and(|room| room >= bytes)
     }
 
-    /// Has a graph its own memory still, which it had after its last launch? A driver may count as in
-    /// use what any graph has (CUDA's words), or what graphs use at the moment (`counts_live`).
+    /// Does a graph still have the memory that it had after its last launch? A driver may report as "in use" all
+    /// memory mapped by graphs, as CUDA documents, or only the memory of running graphs (`counts_live`).
     pub(crate) fn have_own(self, bytes: u64, promised: u64, counts_live: bool) -> bool {
         self.have_room(bytes, promised) || (!counts_live && self.used >= bytes)
     }

@@ -73,7 +73,7 @@ pub(crate) struct Look {
     from: From,
 }
 
-/// Where a look is made from: two can be compared if that is the same.
+/// The source of a measurement. Two measurements are comparable only if they have the same source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum From {
     /// The driver, in this context.

@@ -30,7 +30,7 @@ struct Remains {
     waits: bool,
 }
 
-/// Whether a request would fit if so much were not in its way. Decides whether to wait.
+/// Whether the request would fit if `bytes` of the charges were gone. Decides whether to wait.
 fn fits_without(refusal: &Refusal, bytes: u64) -> bool {
     let used = refusal.used.saturating_sub(bytes);
     bytes != 0 && used.saturating_add(refusal.asked) <= refusal.limit
@@ -94,8 +94,9 @@ fn wait_and_ask(
     Err(refusal)
 }
 
-/// Whether the request fails only for what the host has found beyond other charges than these are
-/// by now: what it found may have been charged since, and it looks again soon.
+/// Whether the request fails only because of an outdated comparison by the host. The host measured unaccounted bytes
+/// against a sum of charges that has changed since, so those bytes may be charged by now. The host measures again
+/// soon.
 fn is_outdated(accounts: &Accounts, device: usize, refusal: &Refusal) -> bool {
     let said = accounts.container.unaccounted(device);
     let limit = Refusal {
@@ -139,7 +140,8 @@ fn is_listed(accounts: &Accounts, dead: &Dead) -> Option<bool> {
     Some(false)
 }
 
-/// The refusal as it is told: of the whole limit, with what could not be given of it.
+/// The refusal as it is recorded: with the whole limit, and the part of the limit that the host's finding
+/// (`unaccounted`) takes away.
 pub(crate) fn with_unaccounted(accounts: &Accounts, device: usize, refusal: Refusal) -> Refusal {
     let bytes = accounts.process.unaccounted(device);
     let limit = match refusal.why {

@@ -228,8 +228,8 @@ pub(crate) fn after_exchange(exchange: Exchange, result: CuResult, exec: CuGraph
     }
 }
 
-/// It was launched: what that took is charged, since the driver has given it. Where the limit is passed
-/// by it, a record says so, and nothing is given until it fits again.
+/// After a first launch: charges the memory that the driver took for it. If the container is then over its limit, a
+/// record says so, and no request is granted until the charges fit again.
 #[cold]
 pub(crate) fn after(first: FirstUse, result: CuResult) {
     let Some(accounts) = standing::opened() else {

@@ -55,8 +55,8 @@ fn base_of(pointer: CuDevicePtr) -> u64 {
     query::relaxed(|| query::allocation_of(pointer)).unwrap_or(pointer.0)
 }
 
-/// Managed memory has no name for other processes; and what finds no place in the table of what
-/// processes share gets none.
+/// Refuses a handle for managed memory, which other processes cannot open, and for memory that does not fit into the
+/// table of shared objects.
 pub(crate) fn before_get(call: &str, pointer: CuDevicePtr) -> Verdict<()> {
     let accounts = accounts!(Memory);
     if let Some((device, bytes)) = paged(&accounts, pointer) {
@@ -242,7 +242,7 @@ fn opened(accounts: &Accounts, import: Import, pointer: u64) {
     objects::keep_import(accounts, ImportOf::Pointer(pointer), &import);
 }
 
-/// Where the handle did not tell, the size does: nothing smaller was opened.
+/// If the handle does not identify the object, the opened size rules out all smaller objects.
 fn narrowed(accounts: &Accounts, import: Import, pointer: u64) -> Import {
     if import.name.is_some() || import.objects == 0 {
         return import;

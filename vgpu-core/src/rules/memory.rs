@@ -285,7 +285,7 @@ pub(crate) fn after_pageable_pitch(
     after_pitch(reserved, result, out, pitch, size(height));
 }
 
-/// Charged is what the driver's own pitch makes of it.
+/// Confirms the charge at the size that follows from the driver's pitch.
 pub(crate) fn after_pitch<A: Address, P: Copy + TryInto<u64>>(
     reserved: Reserved,
     result: CuResult,

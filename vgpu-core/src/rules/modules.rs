@@ -141,7 +141,7 @@ pub(crate) fn loaded(
     (Some(entry), answer)
 }
 
-/// The charge of what the driver has loaded stands; what it took beyond that is told beside it.
+/// Confirms the module's charge. Also returns the bytes that the driver took beyond it.
 pub(crate) fn confirm(accounts: &Accounts, loading: Loading) -> (Loaded, u64) {
     let charge = loading.charge;
     let device = charge.device();

@@ -36,7 +36,7 @@ pub(crate) enum LimitsFrom {
 /// go within a second; one that hangs must not keep the room for ever.
 pub(crate) const DEAD_NS: u64 = KEEP_DEAD_NS;
 
-/// A host that has not written for so long is gone, and its word with it.
+/// If the host has not written for this long, it is considered dead, and its targets no longer count.
 const SILENT_NS: u64 = 2_000_000_000;
 
 fn closed(path: &Path, error: &impl core::fmt::Display) {

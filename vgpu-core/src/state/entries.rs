@@ -220,7 +220,7 @@ pub(crate) enum DeviceCharge {
 pub(crate) struct Handle {
     /// Our number of the object that it stands for.
     pub(crate) object: u64,
-    /// So many references has the program.
+    /// Number of references that the program holds.
     pub(crate) references: u64,
 }
 

@@ -278,8 +278,8 @@ impl Holdings {
         region.release(device, less, Kind::Context);
     }
 
-    /// A module is gone. Its charge may have been settled to another figure meanwhile: what goes is its
-    /// share of what stands.
+    /// A module is gone. The overhead charge may have been settled to a measured figure since the module was loaded,
+    /// so this refunds the module's proportional part of the present charge.
     pub(crate) fn drop_module(&self, region: &Region, device: usize, bytes: u64) {
         let Some(overhead) = self.overhead.get(device) else {
             return;
@@ -406,7 +406,7 @@ impl Holdings {
         })
     }
 
-    /// So much was charged for a module that the driver may take only when it is used.
+    /// Records a charge for module memory that the driver may take only at the module's first use.
     pub(crate) fn charged_in_advance(&self, device: usize, bytes: u64) {
         if let Some(overhead) = self.overhead.get(device) {
             // Relaxed: guards no other memory.
@@ -421,8 +421,8 @@ impl Holdings {
         self.overhead.get(device).map_or(0, bytes)
     }
 
-    /// So much was taken, or is not taken any more because its module is gone: what of it was not
-    /// charged in advance.
+    /// Records that the driver has taken `bytes` of what was charged in advance, or never will because the module is
+    /// gone. Returns the part that was not charged in advance.
     pub(crate) fn take_in_advance(&self, device: usize, bytes: u64) -> u64 {
         let Some(overhead) = self.overhead.get(device) else {
             return bytes;
@@ -443,7 +443,7 @@ impl Holdings {
         overhead.baseline.swap(0, Ordering::Relaxed).checked_sub(1)
     }
 
-    /// So much is in use beyond the charges.
+    /// Remembers the memory in use beyond the charges at the time a context is made, bytes.
     pub(crate) fn set_baseline(&self, device: usize, bytes: u64) {
         if let Some(overhead) = self.overhead.get(device) {
             // Relaxed: as above.

@@ -17,8 +17,8 @@ use roster::Part;
 use spans::Spans;
 use vgpu_abi::layout::MAX_DEVICES;
 
-/// So much is launched to a stream between two marks: what a mark costs (about 4 microseconds on a real
-/// device) is less than half a percent of it.
+/// Work launched to a stream between two marks, nanoseconds. A mark costs about 4 microseconds on a real device, less
+/// than half a percent of this.
 pub(crate) const DUE_NS: u64 = 1_000_000;
 
 /// This process's knowledge of its launches. Wiped by a fork; all zeros is the beginning.

@@ -23,11 +23,11 @@ pub enum Policy {
     Report,
     /// The pods are evicted; with `dry_run` the API server is asked whether it would.
     Evict {
-        /// Whether nothing happens in earnest.
+        /// Only ask the API server whether it would evict; evict no pod.
         dry_run: bool,
         /// A pod whose eviction is refused is deleted after this.
         grace: Duration,
-        /// One pod is evicted each so often.
+        /// Time between two evictions.
         every: Duration,
     },
 }

@@ -1,5 +1,5 @@
-//! The given parts of each GPU, in memory: read once from the directories, kept while the agent runs. Owns the sums: no
-//! GPU is given more than is promised of it.
+//! The given parts of each GPU, in memory: read once from the directories, kept while the agent runs. Owns the sums:
+//! the sums given of a GPU never exceed what the configuration promises of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -58,7 +58,7 @@ pub(super) fn make(
         files::rename(&new, &root.join(&name.0))
     });
     if made.is_err() {
-        // A half would be cleared later; the error to tell is the first.
+        // Ignore a failure here: a half-made directory is removed later, and the first error is the one to report.
         take_away(&new).ok();
     }
     step();

@@ -84,8 +84,9 @@ pub struct DraArgs {
     )]
     pub metrics_addr: SocketAddr,
 
-    /// How long the NVIDIA driver's files in this process's container may be unusable while the kernel has the driver,
-    /// in seconds; then the process ends, to be started anew with the present files. 0: it never ends for that.
+    /// How many seconds the NVIDIA driver's files in this container may be unusable while the kernel has the driver.
+    /// Then the process exits, so that the kubelet restarts the container with the present files. 0: never exit for
+    /// this reason.
     #[arg(long, env = "VGPU_DRIVER_PATIENCE", value_name = "SECONDS", default_value_t = 30,
           value_parser = clap::value_parser!(u32).range(0..=86_400))]
     pub driver_patience: u32,

@@ -32,7 +32,7 @@ use crate::{health, inventory};
 
 /// The record of claims, in the state directory.
 pub const CHECKPOINT: &str = "claims.json";
-/// How often is looked for what claims have left.
+/// Time between two searches for the remains of ended claims.
 const CLEAR: Duration = Duration::from_secs(30);
 /// How often is looked whether the container runtime can serve claims.
 const RUNTIME: Duration = Duration::from_secs(30);

@@ -377,7 +377,7 @@ fn disk<T>(done: Result<T, tokio::task::JoinError>) -> Result<T, Refusal> {
     })
 }
 
-/// Whether what is ready is what the claim was given.
+/// Whether the parts that are ready hold exactly the shares that the claim was given.
 fn holds(ready: &Ready, shares: &[Share]) -> bool {
     let mut held: Vec<&Share> = ready.parts.iter().flat_map(|part| &part.shares).collect();
     let mut given: Vec<&Share> = shares.iter().collect();

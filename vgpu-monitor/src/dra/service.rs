@@ -27,7 +27,7 @@ use crate::proto::plugin_registration::{
 };
 use crate::proto::{dra_v1, dra_v1beta1};
 
-/// The services, as the kubelet is told of them. It takes the first that it knows of the kind.
+/// The services that the driver announces to the kubelet, which uses the first one of each kind that it supports.
 const SERVICES: [&str; 3] = [
     "v1.DRAPlugin",
     "v1beta1.DRAPlugin",

@@ -73,7 +73,7 @@ where
     }
 }
 
-/// Whether this is no process's answer, but what its death looks like.
+/// Whether this status comes from a broken connection to a dead child, and is not an answer of the child.
 pub(super) fn is_loss(status: &Status) -> bool {
     let answers = [Code::FailedPrecondition, Code::Internal, Code::NotFound];
     status.source().is_some() || !answers.contains(&status.code())

@@ -79,7 +79,7 @@ impl Child {
                 (Some(code), _) => Ended::Code(code),
                 (None, signal) => Ended::Signal(signal.unwrap_or_default()),
             },
-            // Cannot be: it is this process's child, and nothing else waits for it.
+            // Cannot fail: the child is this process's own, and no other code waits for it.
             Err(_) => Ended::Signal(0),
         };
         (ended, ran)

@@ -26,7 +26,7 @@ use crate::served_socket::{Identity, ServedSocket, identity};
 const KUBELET: &str = "kubelet.sock";
 /// The version of the protocol.
 const VERSION: &str = "v1beta1";
-/// How often is looked where nothing was told.
+/// How often the front checks by itself when no file event arrives.
 const LOOK: Duration = Duration::from_secs(1);
 /// How long one registration may take. The kubelet calls back within it.
 const ONE: Duration = Duration::from_secs(10);

@@ -148,7 +148,7 @@ pub async fn keep(client: kube::Client, settings: Settings, sources: Sources, se
                 Some(told) => held.take(told, &writer.settings.node, &vendors),
                 None => return,
             },
-            // Fails once the thread that keeps the GPUs is gone: then nothing is known of them.
+            // Fails once the inventory thread has ended; the state of the GPUs is then unknown.
             changed = inventories.changed() => if changed.is_err() { return },
             changed = healths.changed() => if changed.is_err() { return },
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}

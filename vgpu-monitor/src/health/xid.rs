@@ -31,7 +31,7 @@ impl Class {
     }
 }
 
-/// How long a GPU is sick of it.
+/// How long a GPU counts as unhealthy after an XID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Until {
     /// Not at all: it is said and counted.
@@ -51,7 +51,7 @@ pub struct Xid {
     pub number: u64,
     /// The side whose fault it is.
     pub class: Class,
-    /// How long a GPU is sick of it.
+    /// How long a GPU counts as unhealthy after this XID.
     pub until: Until,
     /// The event in words.
     pub meaning: &'static str,

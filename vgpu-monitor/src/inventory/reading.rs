@@ -309,7 +309,7 @@ fn pcie_score(level: &TopologyLevel) -> i32 {
 }
 
 impl Shape {
-    /// As the engine has it. Compute is the shape's part of seven slices, rounded up, as the reference counts it.
+    /// As `placement` has it. Compute is the shape's part of seven slices, rounded up, as the reference counts it.
     pub(super) fn profile(&self) -> MigProfile {
         MigProfile {
             name: self.name.clone(),

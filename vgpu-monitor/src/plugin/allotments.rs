@@ -155,7 +155,7 @@ impl Claim {
         }
     }
 
-    /// Its devices, as the placement engine counts them.
+    /// Its devices, as `placement` counts them.
     pub fn granted(&self) -> Granted {
         let vendor = Vendor::new(&self.vendor);
         let grants = self.shares.iter().map(|share| Grant {

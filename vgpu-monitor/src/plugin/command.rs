@@ -35,7 +35,7 @@ use crate::driver_files::DriverFiles;
 use crate::inventory::mig::{Mig, MigError};
 use crate::{collect, durable, hcs, health, inventory};
 
-/// How often is looked for what dead containers have left.
+/// Time between two searches for the remains of dead containers.
 const CLEAR: Duration = Duration::from_secs(30);
 /// How often is looked whether the runtime's configuration has changed.
 const RUNTIME: Duration = Duration::from_secs(30);

@@ -1,5 +1,5 @@
-//! Whether a GPU has room for what a pod is to be given, beside what living pods were given of it. Values in,
-//! values out; the engine does the sums. Never decides which pods live: the caller says so.
+//! Whether a GPU has room for a new pod, given what living pods already hold of it. Values in, values out;
+//! `placement` does the sums. Never decides which pods live: the caller says so.
 
 use std::collections::BTreeMap;
 

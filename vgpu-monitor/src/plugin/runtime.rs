@@ -80,7 +80,7 @@ pub fn decide(said: &str, containerd: Option<&Containerd>, wishes: &Wishes) -> V
         (Manner::Cdi, Err(Lacks::Surely(why))) => {
             Some(format!("{why}, and the agent has --manner=cdi"))
         }
-        // What was asked for explicitly is believed where nothing is known against it.
+        // A manner that was set explicitly is used unless the runtime is known not to support it.
         (Manner::Cdi | Manner::Claim, _) => None,
         (Manner::Mounts, cdi) => {
             let why = match cdi {

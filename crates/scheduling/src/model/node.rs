@@ -64,7 +64,7 @@ pub struct Node {
     pub allowed_pods: i64,
     /// The images on it, by name, with their size in bytes.
     pub images: Box<[(Symbol, i64)]>,
-    /// Its shared devices for the placement engine, and the parts of its report that cannot be read.
+    /// Its shared devices for `placement`, and the parts of its report that cannot be read.
     pub devices: Option<Arc<placement::Node>>,
 }
 

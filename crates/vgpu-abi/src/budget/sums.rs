@@ -20,8 +20,8 @@ pub(crate) fn each_slot<L: Charges + ?Sized>(charges: &L, mut each: impl FnMut(u
     }
 }
 
-/// Room that is kept for a process whose runtime is loading past the driver's public interface: what
-/// it will take in all, less what its charges have of it.
+/// Room that is kept for a process whose runtime is loading past the driver's public interface: the total that the
+/// runtime is expected to take, minus what the process is already charged.
 ///
 /// To be read between the slot's pending and confirmed words: what was reserved leaves pending after
 /// the mark was set, and what is settled is in confirmed before the breakdown says so and the mark

@@ -58,8 +58,8 @@ impl Region {
     }
 
     /// Whether work of any process of the container, on any device, is overdue by more than
-    /// `patience_ns`: what runs may be waiting for a launch that waits. Answers what tells this state
-    /// from another one; 0 is no.
+    /// `patience_ns`: the running work may be waiting for a launch that is itself waiting. Returns a number that
+    /// identifies this state of overdue work, or 0 if no work is overdue.
     #[must_use]
     pub fn overdue(&self, now_ns: u64, patience_ns: u64) -> u64 {
         let mut sum = 0_u64;

@@ -20,7 +20,8 @@ const BRIEF_LEASE_NS: u64 = 50_000;
 /// The bound is larger by the time that the process's threads lately woke too late, and by this at most: otherwise the
 /// device would be idle for that time after each such wait.
 const MOST_OVERSLEPT_NS: u64 = 200_000;
-/// So much is launched to a stream then between two marks: what is in flight is known by them.
+/// Beside a container of a higher priority: the work launched to a stream between two marks (recorded events),
+/// nanoseconds. The marks show how much of it is still in flight.
 const BRIEF_DUE_NS: u64 = 100_000;
 /// At most this part of what is left of a container's interval is launched between two marks.
 const DUES_BEFORE_THE_END: u64 = 4;
@@ -69,7 +70,7 @@ pub(super) struct Flight {
 /// How much a process may have in flight on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bound {
-    /// So much, nanoseconds, or one launch, or two of less than [`AHEAD_NS`].
+    /// At most this many nanoseconds, or one launch of any length, or two launches shorter than [`AHEAD_NS`].
     Most(u64),
     /// Little, or one launch: a container of a higher priority waits for it. The process's threads wake so much too
     /// late, nanoseconds.
@@ -108,8 +109,8 @@ pub(super) fn room(flight: &Flight, cost_ns: u64, bound: Bound, rounds: u32) -> 
     }
 }
 
-/// Whether work in flight is so late that it takes longer than was believed: nothing more is added to it until some
-/// of it ends.
+/// Whether work in flight is so late that its estimate must be wrong. Then no launch is admitted until some of it
+/// ends.
 fn is_too_late(flight: &Flight) -> bool {
     let believed_ns = flight.believed_ns;
     believed_ns > 0 && flight.late_ns > believed_ns.saturating_mul(2).saturating_add(LATE_NS)
@@ -177,8 +178,9 @@ pub(super) fn patience_ns(stalls: u32) -> u64 {
     PROGRESS_NS << stalls.min(PATIENCE_DOUBLES)
 }
 
-/// Whether so many processes of the container have overdue work on a device that another one's launch is not what it waits
-/// for. Of a device that no other container has, that is never said: no other one loses by it.
+/// Whether so many processes of the container have overdue work on a device that admitting a launch of one more
+/// process would not help. Always false on a device that no other container uses, because no other container loses
+/// time.
 pub(super) fn is_stuck(overdue_processes: u32, is_shared: bool) -> bool {
     is_shared && overdue_processes >= MOST_OVERDUE
 }

@@ -105,7 +105,7 @@ impl Rate {
         ns.saturating_mul(u64::from(self.scale)) / u64::from(Grant::ONE)
     }
 
-    /// How long work takes that takes `ns` by itself, with the turns that others have meanwhile, nanoseconds.
+    /// How long work of `ns` nanoseconds takes on a shared device, including the time slices of other processes.
     pub(super) fn with_turns(&self, ns: u64) -> u64 {
         estimate::scale(ns, estimate::WHOLE, self.beside.own_part)
     }

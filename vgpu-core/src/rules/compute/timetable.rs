@@ -124,7 +124,7 @@ mod tests {
     }
 
     proptest! {
-        /// What has waited as long as it was told goes, if nothing is in flight then.
+        /// A launch that has slept for the returned time is admitted, if nothing is in flight at that moment.
         #[test]
         fn waiting_as_told_is_enough(
             period_ms in 1_u16..1000,

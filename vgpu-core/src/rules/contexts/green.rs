@@ -59,7 +59,8 @@ pub(crate) fn after_green_create(
     }
     let mut over = 0;
     match query::primary_context(making.ordinal) {
-        // Where it turns out to be too large there is no way back: it counts, and nothing is given.
+        // A primary context that turns out too large cannot be undone: it is charged, and no further request is
+        // granted until the charges fit.
         Some(primary) => {
             let _counts = primary_is(&accounts, making, primary);
             let known: Option<Context> = accounts.holdings().map.get(primary);

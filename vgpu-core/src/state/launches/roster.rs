@@ -7,7 +7,7 @@ use vgpu_abi::interval::{Interval, Moment};
 use vgpu_abi::period::{self, LEFT_OUT_NS, PERIODS_MS};
 use vgpu_abi::roster::Entry;
 
-/// So often a process looks at the roster of a device, nanoseconds.
+/// Time between two looks of a process at the roster of a device, nanoseconds.
 const LOOK_NS: u64 = 50_000_000;
 /// The same between two of its intervals. So a process that first looked within an interval looks between them from then
 /// on: what a container did in whole intervals is known there.
