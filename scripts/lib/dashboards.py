@@ -496,7 +496,7 @@ def accounts():
              f"sum({over(used, 'namespace')}) / sum({over(granted, 'namespace')})", "share"),
         stat("GiB hours given", "Memory that the pods were given, over time.", f"sum({over(given, 'namespace')}) / 3600", "GPU hours"),
         stat("GiB hours used", "Memory that the pods' programs held, over time.", f"sum({over(held, 'namespace')}) / 3600", "GPU hours"),
-        row("Who holds GPUs and does not use them"),
+        row("GPUs that pods hold and do not use"),
         table("Which workloads leave the most unused",
               "Workloads by the GPU hours that they were granted and did not use in the chosen time. Ended ones are in it.",
               [f"topk(50, ({over(granted, of)} - ({over(used, of)} or {over(granted, of)} * 0)) / 3600)",

@@ -34,7 +34,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
-{{/* Labels of pods: no chart's version, which would start them anew for nothing. */}}
+{{/* Labels of pods: no chart's version, which would restart them for nothing. */}}
 {{- define "vgpu.podLabels" -}}
 {{- $own := include "vgpu.selector" . | fromYaml -}}
 {{- $_ := set $own "app.kubernetes.io/version" .root.Chart.AppVersion -}}

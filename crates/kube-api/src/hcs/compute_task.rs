@@ -50,7 +50,7 @@ pub struct ComputeTaskSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["high-bandwidth", "low-latency"]))]
     pub topology_preference: Option<String>,
-    /// How often a failed pod is made anew. Absent: 0.
+    /// How many times a failed pod is made again. Absent: 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 100))]
     pub retries: Option<i32>,

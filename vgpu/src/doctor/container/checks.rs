@@ -18,7 +18,7 @@ pub(in crate::doctor) const CHECKS: &[Check<ContainerFacts>] = &[
     Check {
         id: "VGPU-C02",
         title: "the limits file is intact and of a version known here",
-        cure: "delete the pod, so that the agent writes the file anew; if the fault returns, the agent and the library are of different releases",
+        cure: "delete the pod, so that the agent writes a new file; if the fault returns, the agent and the library are of different releases",
         judge: limits_intact,
     },
     Check {
@@ -30,7 +30,7 @@ pub(in crate::doctor) const CHECKS: &[Check<ContainerFacts>] = &[
     Check {
         id: "VGPU-C04",
         title: "the usage region is there, of the right size, and can be written",
-        cure: "delete the pod, so that the agent makes the region anew; vgpu doctor node checks whether the node's disk is full",
+        cure: "delete the pod, so that the agent makes a new region; vgpu doctor node checks whether the node's disk is full",
         judge: region_usable,
     },
     Check {

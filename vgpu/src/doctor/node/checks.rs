@@ -106,7 +106,7 @@ pub(in crate::doctor) const CHECKS: &[Check<NodeFacts>] = &[
     Check {
         id: "VGPU-N17",
         title: "the containers' limits and regions are intact",
-        cure: "delete the named pod, so that the agent writes the files anew; the agent removes directories that belong to no pod",
+        cure: "delete the named pod, so that the agent writes new files; the agent removes directories that belong to no pod",
         judge: kubelet::containers_intact,
     },
     Check {
