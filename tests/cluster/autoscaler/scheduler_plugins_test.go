@@ -15,8 +15,9 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/metrics"
 )
 
-// Cluster Autoscaler has no simulation of its own: it runs kube-scheduler's plugins, with their defaults, on a snapshot of
-// the cluster. Its module is not built here. These are the plugins, and the three questions that it asks them.
+// Cluster Autoscaler runs kube-scheduler's PreFilter and Filter plugins, with their defaults, on a snapshot of the
+// cluster. Its module cannot be fetched for this test (docs/decisions/0017). These are the plugins, and the three
+// questions that it asks them.
 type simulation struct {
 	nodes []*v1.Node
 	pods  []*v1.Pod
