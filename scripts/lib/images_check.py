@@ -15,6 +15,7 @@ import sys
 import tarfile
 
 MKIMAGE = "images/mkimage"
+MKINDEX = "images/mkindex"
 WORK = pathlib.Path(sys.argv[1])
 
 
@@ -100,6 +101,66 @@ def an_image_can_stand_on_another():
     config, files, _ = unpack(WORK / "top.tar")
     need(len(config["rootfs"]["diff_ids"]) == 2 and "/etc/top" in files, "layers")
     need(not any(path.endswith("/sh") for path in files), "--libraries-of took the program, too")
+
+
+def an_index_has_each_processors_image_as_it_was():
+    """Two small images, of processors that need not be this machine's: all that says so is the loader in the sysroot."""
+    folder = WORK / "index"
+
+    def image(file, loader, number, name="localhost/both:1"):
+        sysroot = folder / loader
+        (sysroot / "lib").mkdir(parents=True, exist_ok=True)
+        # The head of an ELF file; the number of the processor is at byte 18.
+        (sysroot / "lib" / loader).write_bytes(b"\x7fELF".ljust(18, b"\0") + number.to_bytes(2, "little") + bytes(44))
+        run(MKIMAGE, name, folder / file, "--sysroot", sysroot, "--text", f"/etc/loader={loader}")
+        return folder / file
+
+    intel = image("intel.tar", "ld-linux-x86-64.so.2", 62)
+    arm = image("arm.tar", "ld-linux-aarch64.so.1", 183)
+    run(MKINDEX, folder / "both.tar", intel, arm)
+    run(MKINDEX, folder / "turned.tar", arm, intel)
+    need((folder / "both.tar").read_bytes() == (folder / "turned.tar").read_bytes(), "the order of the images changes the index")
+
+    with tarfile.open(folder / "both.tar") as tar:
+        blobs = {member.name: tar.extractfile(member).read() for member in tar if member.name.startswith("blobs/")}
+        [top] = json.load(tar.extractfile("index.json"))["manifests"]
+    for name, blob in blobs.items():
+        need(name == "blobs/sha256/" + hashlib.sha256(blob).hexdigest(), f"{name} is not what its name says")
+    need(top["annotations"]["io.containerd.image.name"] == "localhost/both:1", f"{top}")
+    inner = blobs["blobs/sha256/" + top["digest"].removeprefix("sha256:")]
+    need(len(inner) == top["size"] and "platform" not in top, f"{top}")
+    entries = {(entry["platform"]["os"], entry["platform"]["architecture"]): entry for entry in json.loads(inner)["manifests"]}
+    need(entries.keys() == {("linux", "amd64"), ("linux", "arm64")}, f"{entries.keys()}")
+    for file, loader, processor in ((intel, "ld-linux-x86-64.so.2", "amd64"), (arm, "ld-linux-aarch64.so.1", "arm64")):
+        config, files, alone = unpack(file)
+        need(config["architecture"] == processor and files["/etc/loader"].content == loader.encode(), f"{file}: {config}")
+        entry = entries["linux", processor]
+        need(entry["digest"] == alone["digest"] and entry["size"] == alone["size"], f"{processor}: {entry}, alone {alone}")
+        with tarfile.open(file) as tar:
+            for member in tar:
+                if member.name.startswith("blobs/"):
+                    need(blobs[member.name] == tar.extractfile(member).read(), f"{processor}: {member.name} differs")
+
+    other = image("other.tar", "ld-linux-aarch64.so.1", 183, "localhost/other:1")
+    with tarfile.open(arm) as tar, tarfile.open(folder / "nameless.tar", "w") as out:
+        index = json.load(tar.extractfile("index.json"))
+        del index["manifests"][0]["annotations"]
+        content = json.dumps(index).encode()
+        info = tarfile.TarInfo("index.json")
+        info.size = len(content)
+        out.addfile(info, io.BytesIO(content))
+    (folder / "text.tar").write_text("no tar")
+    for inputs, word in (
+        ([arm, arm], "of the same processor: arm64, arm64"),
+        ([intel, other], "different names: localhost/both:1, localhost/other:1"),
+        ([intel, folder / "both.tar"], "one image with a platform is accepted"),
+        ([intel, folder / "none.tar"], "no such file"),
+        ([intel, folder / "text.tar"], "is no tar"),
+        ([intel, folder / "nameless.tar"], "has no name"),
+    ):
+        done = run(MKINDEX, folder / "x.tar", *inputs, ok=False)
+        need(done.returncode != 0 and word in done.stderr, f"{inputs}: {done.stderr}")
+        need(not list(folder.glob("x.tar*")), f"{inputs}: half an index is left")
 
 
 def what_cannot_be_packed_is_said():
@@ -219,7 +280,13 @@ def what_ships_is_signed_as_cosign_verifies_it():
     need(done.returncode != 0 and "P-256" in done.stderr and not (folder / "a.pub.sig").exists(), f"{done.stderr}")
 
 
-checks = [an_image_is_whole_and_the_same_twice, an_image_can_stand_on_another, what_cannot_be_packed_is_said, what_ships_is_signed_as_cosign_verifies_it]
+checks = [
+    an_image_is_whole_and_the_same_twice,
+    an_image_can_stand_on_another,
+    an_index_has_each_processors_image_as_it_was,
+    what_cannot_be_packed_is_said,
+    what_ships_is_signed_as_cosign_verifies_it,
+]
 if not shutil.which("buildah"):
     print("skipped images by buildah: it is not installed (apt-get install buildah)")
 elif run("buildah", "--root", WORK / "probe", "--runroot", WORK / "run", "--storage-driver", "vfs", "info", ok=False).returncode != 0:
