@@ -1,5 +1,7 @@
 //! One HTTP request on loopback, for questions to the product without an API server in between.
 
+use std::net::{Ipv4Addr, SocketAddr};
+
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -11,10 +13,21 @@ pub(crate) async fn ask(
     path: &str,
     body: Option<&Value>,
 ) -> Option<(u16, String)> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    ask_at(address, method, path, body).await
+}
+
+/// The same of a server at any address.
+pub(crate) async fn ask_at(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    body: Option<&Value>,
+) -> Option<(u16, String)> {
     let body = body.map(Value::to_string).unwrap_or_default();
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+    let mut stream = TcpStream::connect(address).await.ok()?;
     let request = format!(
-        "{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
     stream.write_all(request.as_bytes()).await.ok()?;

@@ -22,6 +22,8 @@ mod given_out;
 #[cfg(test)]
 mod hcs;
 #[cfg(test)]
+mod ipv6;
+#[cfg(test)]
 mod placing;
 #[cfg(test)]
 mod preempting;

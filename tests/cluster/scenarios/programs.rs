@@ -3,6 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
@@ -113,6 +114,8 @@ impl Drop for Program {
 pub(crate) struct Place {
     /// The host name of both, as if both were in one pod.
     pub(crate) host: &'static str,
+    /// The address on which both listen and find the API server.
+    pub(crate) ip: IpAddr,
     /// The extender's port.
     pub(crate) extender: u16,
     /// kube-scheduler's port.
@@ -122,6 +125,7 @@ pub(crate) struct Place {
 /// The addresses of a test's only pair.
 pub(crate) const ONE: Place = Place {
     host: "one",
+    ip: IpAddr::V4(Ipv4Addr::LOCALHOST),
     extender: 8080,
     scheduler: 10259,
 };
@@ -129,6 +133,7 @@ pub(crate) const ONE: Place = Place {
 /// The addresses of the second replica.
 pub(crate) const TWO: Place = Place {
     host: "two",
+    ip: IpAddr::V4(Ipv4Addr::LOCALHOST),
     extender: 8081,
     scheduler: 10260,
 };
@@ -136,20 +141,40 @@ pub(crate) const TWO: Place = Place {
 /// The addresses of a test's only pair when another program uses port 8080.
 pub(crate) const ASIDE: Place = Place {
     host: "one",
+    ip: IpAddr::V4(Ipv4Addr::LOCALHOST),
     extender: 8090,
     scheduler: 10259,
 };
+
+/// The addresses of a test's only pair where there is no IPv4.
+pub(crate) const ONE_BY_IPV6: Place = Place {
+    ip: IpAddr::V6(Ipv6Addr::LOCALHOST),
+    ..ONE
+};
+
+/// The kubeconfig of an account, which finds the API server at this loopback address.
+pub(crate) fn kubeconfig(world: &World, account: &str, ip: IpAddr) -> PathBuf {
+    let file = world.run.join(format!("{account}.kubeconfig"));
+    if ip == Ipv4Addr::LOCALHOST {
+        return file;
+    }
+    let other = world.log(account).with_extension("kubeconfig");
+    let server = |ip: IpAddr| format!("https://{}", SocketAddr::new(ip, 6443));
+    let text = std::fs::read_to_string(file).unwrap();
+    let changed = text.replace(&server(Ipv4Addr::LOCALHOST.into()), &server(ip));
+    assert_ne!(changed, text);
+    std::fs::write(&other, changed).unwrap();
+    other
+}
 
 /// A vgpu-scheduler, whether it answers yet or not.
 pub(crate) fn start_extender(world: &World, place: Place, more: &[&str]) -> Program {
     let arguments = [
         "--kubeconfig".to_owned(),
-        world
-            .run
-            .join("vgpu-scheduler.kubeconfig")
+        kubeconfig(world, "vgpu-scheduler", place.ip)
             .display()
             .to_string(),
-        format!("--http_bind=127.0.0.1:{}", place.extender),
+        format!("--http_bind={}", place.extender_address()),
         format!("--leader-elect-resource-namespace={SYSTEM}"),
         "--leader-elect-resource-name=hami-scheduler".to_owned(),
     ];
@@ -187,12 +212,12 @@ pub(crate) struct Tuning {
 /// A kube-scheduler that asks the extender of its place.
 pub(crate) fn start_kube_scheduler(world: &World, place: Place, tuning: Tuning) -> Program {
     let template = include_str!("../kube-scheduler.yaml");
-    let kubeconfig = world.run.join("kube-scheduler.kubeconfig");
+    let kubeconfig = kubeconfig(world, "kube-scheduler", place.ip);
     let mut config = template
         .replace("@KUBECONFIG@", &kubeconfig.display().to_string())
         .replace(
             "@EXTENDER@",
-            &format!("http://127.0.0.1:{}", place.extender),
+            &format!("http://{}", place.extender_address()),
         );
     if let Some(seconds) = tuning.volume_seconds {
         config = config.replace(
@@ -229,7 +254,7 @@ pub(crate) fn start_kube_scheduler(world: &World, place: Place, tuning: Tuning) 
     std::fs::write(&file, config).unwrap();
     let arguments = [
         format!("--config={}", file.display()),
-        "--bind-address=127.0.0.1".to_owned(),
+        format!("--bind-address={}", place.ip),
         format!("--secure-port={}", place.scheduler),
         "--v=2".to_owned(),
     ];
@@ -292,10 +317,15 @@ impl Pair {
 }
 
 impl Place {
+    /// Where the extender listens.
+    fn extender_address(&self) -> SocketAddr {
+        SocketAddr::new(self.ip, self.extender)
+    }
+
     /// Whether this extender is the one that answers. A follower is also ready, and answers 503 to this.
     pub(crate) async fn is_asked(&self) -> bool {
         let plain = json!({"Pod": pod("plain", json!({})), "NodeNames": []});
-        let answer = http::ask(self.extender, "POST", "/filter", Some(&plain)).await;
+        let answer = http::ask_at(self.extender_address(), "POST", "/filter", Some(&plain)).await;
         matches!(answer, Some((200, _)))
     }
 }
