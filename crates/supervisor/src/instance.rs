@@ -44,6 +44,11 @@ pub const INSIDE_LIBRARY: &str = "/usr/local/vgpu/libvgpu.so";
 
 /// Larger label files are not ours.
 const LABELS_MOST_BYTES: u64 = 256 << 10;
+/// Bytes of a command that labels keep for people, each word counted with [`WORD_BYTES`] more. In JSON a byte takes
+/// up to six.
+const COMMAND_MOST_BYTES: usize = 16 << 10;
+/// Bytes of the file for a word, apart from its letters.
+const WORD_BYTES: usize = 16;
 /// Directories below a root that are looked into: `board/uid/name`, `root/pod/container`.
 const DEPTH: usize = 3;
 /// More entries than this in one directory are not read: such a directory was made on purpose.
@@ -166,6 +171,32 @@ pub struct Labels {
     pub outer_limits: Option<PathBuf>,
 }
 
+impl Labels {
+    /// The file's text. A long command is cut: labels that no reader accepts say nothing of whose the directory is, nor
+    /// that its container lives.
+    fn text(&self) -> serde_json::Result<Vec<u8>> {
+        let mut labels = self.clone();
+        labels.command.clear();
+        let mut room = COMMAND_MOST_BYTES;
+        for word in &self.command {
+            match room.checked_sub(word.len() + WORD_BYTES) {
+                Some(left) => {
+                    room = left;
+                    labels.command.push(word.clone());
+                }
+                None => {
+                    let kept = word.floor_char_boundary(room);
+                    labels.command.push(format!("{}…", &word[..kept]));
+                    break;
+                }
+            }
+        }
+        let mut text = serde_json::to_vec_pretty(&labels)?;
+        text.push(b'\n');
+        Ok(text)
+    }
+}
+
 /// A container of a container engine, as the engine's runtime knows it. It lives as long as its first process.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -277,12 +308,11 @@ impl Instance {
             ..whole_file()
         };
         fcntl(&file, FcntlArg::F_OFD_SETLK(&lock)).map_err(InstanceError::system("lock", &path))?;
-        let text = serde_json::to_vec_pretty(labels).map_err(|error| InstanceError::Labels {
+        let text = labels.text().map_err(|error| InstanceError::Labels {
             path: path.clone(),
             reason: error.to_string(),
         })?;
         file.write_all(&text)
-            .and_then(|()| file.write_all(b"\n"))
             .map_err(|error| InstanceError::System {
                 action: "write",
                 path,
@@ -577,7 +607,7 @@ impl RunnerLock {
     /// # Errors
     /// The disk is full.
     pub fn rewrite(&mut self, labels: &Labels) -> std::io::Result<()> {
-        let text = serde_json::to_vec_pretty(labels).map_err(std::io::Error::other)?;
+        let text = labels.text().map_err(std::io::Error::other)?;
         self.file.seek(SeekFrom::Start(0))?;
         self.file.write_all(&text)?;
         self.file.set_len(text.len() as u64)

@@ -48,6 +48,39 @@ fn labels_round_trip_and_every_field_is_optional() {
 }
 
 #[test]
+fn labels_of_a_very_long_command_can_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let parent = parent(dir.path());
+    let engine = EngineContainer {
+        id: String::from("e"),
+        started_ticks: started_ticks(std::process::id()).unwrap(),
+    };
+    let labels = |command: Vec<String>| Labels {
+        command,
+        runner_pid: std::process::id(),
+        engine: Some(engine.clone()),
+        ..Labels::default()
+    };
+    for (name, word, count) in [
+        ("long", "\u{1}".repeat(300 << 10), 2),
+        ("many", String::new(), 100_000),
+        ("wide", "ä".repeat(100 << 10), 1),
+    ] {
+        let command = [vec![String::from("python")], vec![word; count]].concat();
+
+        let (instance, mut lock) =
+            Instance::create(&parent, dir.path(), name, &labels(command.clone())).unwrap();
+        lock.rewrite(&labels(command)).unwrap();
+        drop(lock);
+
+        let read = instance.labels().unwrap();
+        assert_eq!(read.command[0], "python");
+        assert!(read.command.last().unwrap().ends_with('…'), "{name}");
+        assert!(instance.runner_lives(), "{name}");
+    }
+}
+
+#[test]
 fn runner_lives_until_its_lock_is_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let labels = Labels::default();
