@@ -22,24 +22,29 @@ pub struct ResourceClaims {
     slices: BTreeMap<String, BTreeMap<Device, BTreeSet<String>>>,
     /// The devices that each claim has.
     claims: BTreeMap<Name, BTreeSet<Device>>,
-    /// The GPUs of devices that a claim still has although their ResourceSlice is gone. A DRA driver that is being replaced
-    /// deletes its slices and publishes them again.
+    /// The GPUs of devices that a claim still has although no ResourceSlice has them any more. A DRA driver that is being
+    /// replaced deletes its slices and publishes them again, and a driver may take a sick GPU out of its slice.
     remembered: BTreeMap<Device, BTreeSet<String>>,
 }
 
 impl ResourceClaims {
     /// Takes in a ResourceSlice.
     pub fn set_slice(&mut self, slice: &Value) {
-        self.slices
+        let before = self
+            .slices
             .insert(text(slice, "/metadata/name"), gpus_of(slice));
+        self.remember(before);
     }
 
     /// The slice is gone.
     pub fn remove_slice(&mut self, name: &str) {
-        let Some(gone) = self.slices.remove(name) else {
-            return;
-        };
-        for (device, gpus) in gone {
+        let gone = self.slices.remove(name);
+        self.remember(gone);
+    }
+
+    /// Remembers what claims have of a slice that is not as it was.
+    fn remember(&mut self, before: Option<BTreeMap<Device, BTreeSet<String>>>) {
+        for (device, gpus) in before.into_iter().flatten() {
             if self.claims.values().any(|claim| claim.contains(&device)) {
                 self.remembered.insert(device, gpus);
             }
@@ -236,6 +241,21 @@ mod tests {
         known.keep_claims(&BTreeSet::new());
         assert_eq!(given(&known), []);
         assert_eq!(known, ResourceClaims::default());
+    }
+
+    #[test]
+    fn gpu_that_its_driver_takes_out_of_a_slice_stays_with_its_claim() {
+        let mut known = known();
+        known.set_claim(&claim("c", &has("gpu-0")));
+
+        // As a driver does with a GPU that is sick, while a container still has it.
+        let rest = json!([{"name": "gpu-1", "attributes": {"uuid": {"string": "GPU-1"}}}]);
+        known.set_slice(&slice("s1", &rest));
+
+        let said = ("GPU-0".to_owned(), "team/c of gpu.nvidia.com".to_owned());
+        assert_eq!(given(&known), [said]);
+        known.remove_claim(&("team".to_owned(), "c".to_owned()));
+        assert_eq!(given(&known), []);
     }
 
     #[test]
