@@ -248,8 +248,9 @@ def what_ships_is_signed_as_cosign_verifies_it():
     with open(archive, "ab") as out:
         out.write(b"x")
     need(run(sign, "verify", "--pub", folder / "a.pub", archive, ok=False).returncode == 1, "a changed archive is verified")
-    pathlib.Path(f"{archive}.sig").write_text("no base64")
-    need(run(sign, "verify", "--pub", folder / "a.pub", archive, ok=False).returncode == 1, "no signature is one")
+    for text in ("no base64", base64.b64encode(bytes(100_000)).decode()):
+        pathlib.Path(f"{archive}.sig").write_text(text)
+        need(run(sign, "verify", "--pub", folder / "a.pub", archive, ok=False).returncode == 1, "no signature is one")
 
     # An image: cosign's payload, in an image of its own.
     for name in ("image", "other"):
