@@ -9,7 +9,7 @@ use vgpu_abi::interval::Moment;
 use vgpu_abi::roster::{self, Place, Roster};
 
 use super::rate::Rate;
-use crate::base::loader;
+use crate::base::{clock, loader};
 use crate::driver::genuine::cuda;
 use crate::driver::query;
 use crate::state::accounts::Accounts;
@@ -57,7 +57,9 @@ fn exchange(
     let counts = counts(compute, state, now_ns);
     let entry = state.part.begin(percent, counts, now_ns);
     let files = || [cuda::LIBRARY.file(), ourselves()].into_iter().flatten();
+    let begun_ns = clock::now_ns();
     let members = ROSTER.exchange(&own, entry, now_ns, files);
+    state.part.took(clock::now_ns().saturating_sub(begun_ns));
     let interval = members
         .as_ref()
         .and_then(|members| roster::interval(&own, members));

@@ -12,6 +12,9 @@ const LOOK_NS: u64 = 50_000_000;
 /// The same between two of its intervals. So a process that first looked within an interval looks between them from then
 /// on: what a container did in whole intervals is known there.
 const BETWEEN_NS: u64 = 25_000_000;
+/// A look takes at most one part in so many of a process's time: any process that may read the roster's file can fill it
+/// with locks, and each call on it then takes longer.
+const SLOW: u64 = 100;
 /// A container whose launches waited for its cap within this time wants more, nanoseconds.
 const WANTED_NS: u64 = 200_000_000;
 
@@ -23,6 +26,10 @@ const TOO_LONG_NS: u64 = 10_000_000_000;
 pub(crate) struct Part {
     /// When it was last looked at; the thread that moves this on looks.
     looked_ns: AtomicU64,
+    /// How long the last look took, nanoseconds.
+    took_ns: AtomicU64,
+    /// The next look is not before so long after the last one, nanoseconds.
+    pause_ns: AtomicU64,
     /// When a launch last waited for the container's cap.
     wanted_ns: AtomicU64,
     /// The GPU's number; 0: not asked for yet.
@@ -102,6 +109,8 @@ impl Part {
     /// Whether this thread is to look at the roster now.
     pub(crate) fn is_due(&self, is_between: bool, now_ns: u64) -> bool {
         let pause_ns = if is_between { BETWEEN_NS } else { LOOK_NS };
+        // Relaxed: a time.
+        let pause_ns = pause_ns.max(self.pause_ns.load(Ordering::Relaxed));
         // Relaxed: of threads that want to look at the same moment, one does.
         let looked_ns = self.looked_ns.load(Ordering::Relaxed);
         (looked_ns == 0 || now_ns.saturating_sub(looked_ns) >= pause_ns)
@@ -114,6 +123,14 @@ impl Part {
                     Ordering::Relaxed,
                 )
                 .is_ok()
+    }
+
+    /// A look took so long. The shorter one of two looks counts: a single one may have been interrupted.
+    pub(crate) fn took(&self, ns: u64) {
+        // Relaxed: times.
+        let before_ns = self.took_ns.swap(ns, Ordering::Relaxed);
+        let pause_ns = before_ns.min(ns).saturating_mul(SLOW);
+        self.pause_ns.store(pause_ns, Ordering::Relaxed);
     }
 
     /// A launch waits for the container's cap.
@@ -303,6 +320,25 @@ mod tests {
         assert!(!part.is_due(true, 7 + BETWEEN_NS - 1));
         assert!(part.is_due(true, 7 + BETWEEN_NS));
         assert!(part.is_due(false, 7 + BETWEEN_NS + LOOK_NS));
+    }
+
+    #[test]
+    fn slow_looks_are_rare() {
+        let part = part();
+        assert!(part.is_due(false, 7));
+        part.took(20 * MS);
+        part.took(10_000);
+        assert!(part.is_due(false, 7 + LOOK_NS));
+        part.took(20 * MS);
+        part.took(30 * MS);
+
+        let looked_ns = 7 + LOOK_NS;
+        assert!(!part.is_due(true, looked_ns + 1_999 * MS));
+        assert!(part.is_due(true, looked_ns + 2_000 * MS));
+        for _ in 0..2 {
+            part.took(10_000);
+        }
+        assert!(part.is_due(false, looked_ns + 2_050 * MS));
     }
 
     #[test]
