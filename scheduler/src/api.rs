@@ -110,7 +110,7 @@ async fn ready(State(scheduler): State<Scheduler>, request: Request) -> (StatusC
     }
 }
 
-/// Why the extender cannot serve; none where it can, or could as soon as it holds the Lease.
+/// Why the extender cannot serve; `None` if it can, or could as soon as it holds the Lease.
 async fn why_unready(scheduler: &Scheduler) -> Option<String> {
     if !scheduler.is_synced() {
         let missing = scheduler.missing();

@@ -334,7 +334,7 @@ impl Args {
         }
     }
 
-    /// The settings of claims; none where they do not count.
+    /// The settings of claims; `None` if they do not count.
     pub fn claims(&self) -> Option<ClaimSettings> {
         let standard = self.assigner.then(|| ClaimSettings::default().namespace);
         let namespace = self.claims_namespace.clone().or(standard)?;

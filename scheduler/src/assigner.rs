@@ -43,7 +43,7 @@ pub trait ClaimLedger: Send + Sync + 'static {
     fn change(&self, change: &mut dyn FnMut(&mut Ledger, Duration));
     /// The machine's clock, for the times in Leases.
     fn wall(&self) -> Timestamp;
-    /// Why the cluster is not known yet; none where it is.
+    /// Why the cluster is not known yet; `None` if it is.
     fn unready(&self) -> Option<String>;
     /// Waits until earlier changes in an embedded cluster are known.
     fn catch_up(&self) -> BoxFuture<'_, ()>;
@@ -162,7 +162,7 @@ impl Assigner {
         &self.0.meters
     }
 
-    /// Why it cannot answer yet; none where it can.
+    /// Why it cannot answer yet; `None` if it can.
     pub fn unready(&self) -> Option<String> {
         self.0.claim_ledger.unready()
     }
@@ -277,7 +277,7 @@ impl Assigner {
         self.change(|ledger, _| ledger.withdraw_claim(&claim.gpu, &claim.reservation));
     }
 
-    /// Another reservation has the GPU: the ledger is told at once, so that the next choice is different.
+    /// Another reservation has the GPU: notes that in the ledger at once, so that the next choice is different.
     fn lost(&self, claim: &Claim, other: Option<Claim>) {
         self.withdraw(claim);
         if let Some(other) = other {

@@ -306,7 +306,7 @@ impl Scheduler {
         result
     }
 
-    /// Keeps the pod's GPUs from assigners; none where reservations by label do not count.
+    /// Keeps the pod's GPUs from assigners; `None` if reservations by label do not count.
     async fn guard(&self, pod: &Pod, placement: &Placement) -> Result<Option<Guard>, NotGuarded> {
         let Some(guards) = &self.0.guards else {
             return Ok(None);

@@ -1,5 +1,5 @@
 //! The leader's work on the cluster's ComputeNodes. An agent maintains its own node's. The leader marks a silent agent
-//! as not connected, and describes devices that no agent of ours describes: those that another vendor's device plugin
+//! as not connected, and describes devices that no vgpu agent describes: those that another vendor's device plugin
 //! has registered on the Node. An agent's description of its devices is never changed.
 //! | ComputeNode | what the leader does |
 //! |---|---|

@@ -35,7 +35,7 @@ pub(crate) struct Embedded {
     cluster: Cluster,
     fences: Mutex<[Option<Fence>; 4]>,
     selector: String,
-    /// The namespace of the Leases that count; none where claims do not count.
+    /// The namespace of the Leases that count; `None` if claims do not count.
     claims: Option<String>,
 }
 
@@ -295,7 +295,7 @@ impl embedded_cluster::Admission for Admit {
     }
 }
 
-/// The pod of a review and the operation on it; none where the review is about another object, or is the scheduler's
+/// The pod of a review and the operation on it; `None` if the review is about another object, or is the scheduler's
 /// own.
 fn of_pod(review: &Review) -> Option<(&Value, Context<'_>)> {
     let operation = match review.operation {

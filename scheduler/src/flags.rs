@@ -50,7 +50,7 @@ pub struct CertificateArgs {
 }
 
 impl CertificateArgs {
-    /// The certificate with its key; none where the flags name none.
+    /// The certificate with its key; `None` if the flags name none.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! ResourceClaims of other drivers (dynamic resource allocation): which GPUs of ours they have. Reads slices and claims
-//! by a watch each; the ledger decides. Nothing is written.
+//! ResourceClaims of other drivers (dynamic resource allocation): which GPUs of the ledger they have. Reads slices
+//! and claims by a watch each; the ledger decides. Nothing is written.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// How long the first lists may take before pods are placed without them.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a watch says.
+/// A message of a watch.
 enum Said {
     Slice(Value),
     SliceGone(String),
@@ -61,7 +61,7 @@ impl Scheduler {
         });
     }
 
-    /// The best version of the group that the API server has; none where it has none.
+    /// The best version of the group that the API server has; `None` if it has none.
     async fn version_of_claims(&self) -> Result<Option<String>, CallError> {
         let groups = self.0.client.list_api_groups();
         let groups = within(self.0.settings.kube_timeout, groups).await?.groups;

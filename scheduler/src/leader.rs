@@ -322,7 +322,7 @@ struct View {
 struct LeaseReading {
     /// None: the Lease does not exist.
     record: Option<Record>,
-    /// When it was seen to change to this; none if it was so at the first read, and expired by its own time.
+    /// When it was seen to change to this; `None` if it was so at the first read, and expired by its own time.
     since: Option<Instant>,
 }
 

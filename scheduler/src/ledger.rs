@@ -76,7 +76,7 @@ pub struct Ledger {
     /// Claims: reservations by label.
     claims: Claims,
     compute: ComputeQuotas,
-    /// What workloads hold, over time.
+    /// The devices that workloads hold, over time.
     accounts: Accounts,
     /// The amounts that pods are counted with. Equal amounts are stored once.
     counted: HashSet<Counted>,

@@ -95,7 +95,7 @@ pub struct Settings {
     pub reservation_timeout: Duration,
     /// How long a question waits until the cluster has been read.
     pub patience: Duration,
-    /// Where claims are kept; none if they do not count.
+    /// Where claims are kept; `None` if they do not count.
     pub claims: Option<ClaimSettings>,
     /// Whether ResourceClaims of other drivers count.
     pub reads_resource_claims: bool,
@@ -205,7 +205,7 @@ struct Inner {
     waker: Waker,
     leadership: Leadership,
     meters: Meters,
-    /// Keeps GPUs from assigners while pods are bound to them; none where reservations by label do not count.
+    /// Keeps GPUs from assigners while pods are bound to them; `None` if reservations by label do not count.
     guards: Option<Guards>,
     /// Carries [`Ledger::claims_version`].
     claims: watch::Sender<u64>,

@@ -160,7 +160,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The proof that callers of `/metrics` and `/explain` need; nothing if all may read them. An embedded cluster has a
+/// The proof that callers of `/metrics` and `/explain` need; `None` if all may read them. An embedded cluster has a
 /// token of its own.
 fn access(args: &Args, scheduler: &Scheduler) -> Option<Access> {
     let asks = args.metrics_access == MetricsAccess::Authorized && args.embedded.is_none();
@@ -206,7 +206,7 @@ async fn gpu_page(
     }))
 }
 
-/// The assigner over the scheduler's ledger; none unless the flags ask for one.
+/// The assigner over the scheduler's ledger; `None` unless the flags ask for one.
 fn beside(args: &Args, scheduler: &Scheduler) -> Option<Assigner> {
     let settings = assigner::Settings {
         pin: args.assigner_pin,

@@ -63,13 +63,13 @@ pub struct Snapshot {
     pub events: events::Counts,
     /// Nodes annotated to wake pending pods, since the start.
     pub woken: u64,
-    /// The limits of ComputeQuotas and their use; none if hcs.io is not served.
+    /// The limits of ComputeQuotas and their use; `None` if hcs.io is not served.
     pub compute_quotas: Option<Vec<QuotaUse>>,
-    /// ComputeTasks by phase; none where this process does not know them.
+    /// ComputeTasks by phase; `None` if this process does not know them.
     pub compute_tasks: Option<BTreeMap<&'static str, u64>>,
     /// Name of the scheduler, which all its replicas have.
     pub scheduler: String,
-    /// What the workloads have asked for and were given.
+    /// The amounts that the workloads have asked for and were given.
     pub accounts: Vec<AccountView>,
 }
 

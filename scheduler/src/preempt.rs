@@ -49,7 +49,7 @@ impl Scheduler {
     }
 }
 
-/// The victims on the node; none if an eviction cannot help.
+/// The victims on the node; `None` if an eviction cannot help.
 fn make_room(
     ledger: &Ledger,
     request: &Request,

@@ -4,7 +4,7 @@ use pages::{Reason, Way, Why};
 
 use crate::explain::{Advised, Explained, OfNode, Verdict};
 
-/// The explanation as a page shows it; none where GPUs are not the reason.
+/// The explanation as a page shows it; `None` if GPUs are not the reason.
 pub(crate) fn why(explained: Explained) -> Option<Why> {
     let summary = match explained.verdict {
         Verdict::NotOurs | Verdict::Placed | Verdict::Reserved | Verdict::Finished => return None,

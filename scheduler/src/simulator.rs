@@ -228,7 +228,7 @@ impl Simulator {
         };
     }
 
-    /// Passes a question on to an extender of the configuration; none if there is no extender with that number and
+    /// Passes a question on to an extender of the configuration; `None` if there is no extender with that number and
     /// verb.
     pub async fn ask_extender(
         &self,

@@ -173,7 +173,7 @@ impl assigner::ClaimLedger for Scheduler {
 }
 
 impl Scheduler {
-    /// The assigner over this scheduler's ledger; none where claims do not count.
+    /// The assigner over this scheduler's ledger; `None` if claims do not count.
     pub fn assigner(&self, settings: assigner::Settings) -> Option<assigner::Assigner> {
         let claims = self.0.settings.claims.as_ref()?;
         let store = claims.store(&self.0.client, self.0.settings.kube_timeout);

@@ -58,7 +58,7 @@ impl Scheduler {
     }
 }
 
-/// Ends a filter's span. Returns its trace if the pod is one of ours.
+/// Ends a filter's span. Returns its trace if the pod is one that vgpu places.
 pub(crate) fn filtered(mut span: Span, answer: &Answer) -> Option<TraceContext> {
     let outcome = answer.outcome();
     if outcome == Outcome::NotOurs {

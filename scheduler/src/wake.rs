@@ -59,7 +59,7 @@ impl Drop for Handle {
 
 #[derive(Default)]
 struct WakerState {
-    /// Nodes with room that kube-scheduler has not been told of, and when to announce each.
+    /// Nodes with room that were not yet announced to kube-scheduler, and when to announce each.
     freed: Mutex<HashMap<String, Due>>,
     news: Notify,
     waiting: AtomicUsize,

@@ -23,7 +23,7 @@ use crate::library;
 use crate::oci::{GIVEN, KIND};
 use crate::values::EngineGpu;
 
-/// What a container has as `/etc/ld.so.preload`.
+/// The file that a container has as `/etc/ld.so.preload`.
 const PRELOAD: &str = "ld.so.preload";
 /// The directory that is at the place of a container's own until the hook covers it.
 const CLOSED: &str = "closed";
@@ -130,7 +130,7 @@ fn spec(gpus: &[Gpu], vendor: Parts, files: &HostFiles, default: &DefaultShare) 
     let mut devices = Vec::new();
     let mut all = Map::new();
     for (gpu, mut edits) in gpus.iter().zip(each) {
-        // What a device has is added last, and would win.
+        // A device's own edits are added last, and would win.
         without_ours(&mut edits);
         put_env(&mut edits, &format!("{GIVEN}{}", gpu.index), &gpu.uuid);
         vendor::add(&mut all, &edits);

@@ -2,7 +2,7 @@
 //! in which each user publishes the floors of their containers, because other users cannot read those containers'
 //! directories.
 //!
-//! Never reads or publishes floors without the board's lock, and believes a file only about its owner's containers.
+//! Never reads or publishes floors without the board's lock, and uses a file only for its owner's containers.
 
 use std::fs::File;
 use std::io::Read;
@@ -242,7 +242,7 @@ fn file_name(uid: u32) -> String {
     format!(".floors-{uid}")
 }
 
-/// The floors that a user published; none if the file is missing or another user's.
+/// The floors that a user published; empty if the file is missing or another user's.
 fn read_file(dir: &OwnedFd, uid: u32) -> Vec<PublishedFloor> {
     let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let Ok(file) = openat(dir, file_name(uid).as_str(), flags, Mode::empty()) else {

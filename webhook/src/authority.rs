@@ -160,7 +160,7 @@ impl CaCertificate {
         }
         let at = |seconds| Timestamp::from_second(seconds).map_err(|_| Broken::Certificate(place));
         Ok(Self {
-            // Encoded anew, so that text around the certificate in the PEM does not get into a
+            // Encoded again, so that text around the certificate in the PEM does not get into a
             // caBundle.
             pem: to_pem(der),
             not_before: at(parsed.validity().not_before.timestamp())?,

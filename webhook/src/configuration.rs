@@ -133,8 +133,8 @@ fn base64(text: &str) -> Value {
     serde_json::to_value(k8s_openapi::ByteString(text.as_bytes().to_vec())).unwrap_or(Value::Null)
 }
 
-/// A merge patch that makes `live` equal to what is wanted and leaves all other fields alone; none
-/// when they already agree.
+/// A merge patch that makes `live` equal to what is wanted and leaves all other fields alone; `None` if they already
+/// agree.
 #[must_use]
 pub fn change(live: &Value, wanted: &Value) -> Option<Value> {
     let mut patch = Map::new();
@@ -214,7 +214,7 @@ pub enum Written {
     Again,
 }
 
-/// Reads the configuration; none when it does not exist.
+/// Reads the configuration; `None` if it does not exist.
 ///
 /// # Errors
 ///

@@ -71,7 +71,7 @@ pub struct Settings {
     pub namespace: String,
     /// Where the certificate comes from.
     pub source: Source,
-    /// None where another program keeps the configurations.
+    /// `None` if another program keeps the configurations.
     pub configurations: Option<Configurations>,
     /// Returns the current time.
     pub clock: Clock,

@@ -38,7 +38,7 @@ type KnownCompute = HashMap<String, HashMap<String, (Limit, Charge)>>;
 /// have, occurs at this interval.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// The quotas of all namespaces; none until the first list has arrived.
+/// The quotas of all namespaces; empty until the first list has arrived.
 pub struct Limits {
     known: RwLock<Known>,
     compute: RwLock<KnownCompute>,

@@ -68,7 +68,7 @@ impl Kept {
     }
 }
 
-/// Reads the Secret; none when it does not exist.
+/// Reads the Secret; `None` if it does not exist.
 ///
 /// # Errors
 ///

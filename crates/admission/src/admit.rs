@@ -120,7 +120,7 @@ impl Admission {
         let judged = self.judge(object, context, Purpose::Change(span.context()));
         match &judged {
             Ok(admitted) if admitted.trace.is_some() => {}
-            // Not a pod that asks for a device of ours.
+            // Not a pod that asks for a device that vgpu gives.
             Ok(_) => span.forget(),
             Err(denied) => span.fail(denied.to_string()),
         }
@@ -341,7 +341,7 @@ impl Admission {
         Ok(admitted)
     }
 
-    /// Whether the label that exempts a pod from admission counts. A warning says so where it does not.
+    /// Whether the label that exempts a pod from admission counts. If it does not, a warning says so.
     fn is_to_be_ignored(
         &self,
         pod: &Pod,
@@ -581,7 +581,7 @@ impl Admission {
         })
     }
 
-    /// Whether any container names a resource of ours with an amount.
+    /// Whether any container names one of the configured resources with an amount.
     fn mentions(&self, pod: &Pod) -> bool {
         self.mentions_where(pod, |_| true)
     }

@@ -50,7 +50,7 @@ const OWN_PATHS: [&str; 5] = [
 /// with the volume, or the same one after a restart, can rename those entries, and Linux then detaches the mounts.
 const ABOVE_OWN_PATHS: [&str; 6] = ["", "/etc", "/run", "/usr", "/usr/local", "/var/run"];
 
-/// Why a variable that a pod with devices sets is refused; none when it is not.
+/// Why a variable that a pod with devices sets is refused; `None` if it is not.
 fn fault(variable: &EnvVar) -> Option<String> {
     let name = variable.name.as_str();
     let elsewhere = variable.value_from.is_some();

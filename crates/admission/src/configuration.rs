@@ -226,8 +226,8 @@ impl Entry<'_> {
     }
 }
 
-/// A pod that asks for a resource of ours, that NVIDIA's runtime starts, that makes devices visible to itself, or that
-/// sets a field that only the scheduler may set.
+/// A pod that asks for one of the configured resources, that NVIDIA's runtime starts, that makes devices visible to
+/// itself, or that sets a field that only the scheduler may set.
 fn concerns_devices(vendors: &Vendors, settings: &Settings) -> String {
     let ours = vendors.resources().map(|(name, _, _)| name);
     let resources = list(ours.chain(kube_api::hcs_request::names(vendors)));

@@ -25,7 +25,7 @@ pub struct Context<'a> {
     pub namespace: &'a str,
     /// The user that requests it (`system:serviceaccount:team-a:default`).
     pub user: &'a str,
-    /// The object before the operation; none when it is created.
+    /// The object before the operation; `None` if it is created.
     pub old: Option<&'a Value>,
     /// Whether the API server will discard the result. The answer is the same, because admission
     /// keeps nothing.

@@ -27,7 +27,7 @@ impl<'a> Patch<'a> {
         }
     }
 
-    /// The value at a path; none if it is missing or null.
+    /// The value at a path; `None` if it is missing or null.
     pub fn get(&self, path: &[&str]) -> Option<&Value> {
         path.iter()
             .try_fold(&*self.object, |value, token| child(value, token))

@@ -13,7 +13,7 @@ pub trait Quotas: Send + Sync {
     /// value means no limit.
     fn left(&self, namespace: &str, traits: &PodTraits, vendor: &Vendor) -> Quota;
 
-    /// Why a ComputeQuota of the namespace does not allow the pod's amounts of `ai.compute/*`; none where it does.
+    /// Why a ComputeQuota of the namespace does not allow the pod's amounts of `ai.compute/*`; `None` if it does.
     fn exceeded(&self, namespace: &str, pod: &Pod) -> Option<String> {
         let _ = (namespace, pod);
         None

@@ -54,7 +54,8 @@ pub struct Settings {
     /// Whether containers with a GPU get `NVIDIA_VISIBLE_DEVICES` from the pod's annotation, for nodes whose runtime
     /// has no CDI (containerd 1.6).
     pub devices_by_annotation: bool,
-    /// What pods with a GPU say to cluster autoscalers that want to remove their node; nothing is written without.
+    /// The answer of pods with a GPU to cluster autoscalers that want to remove their node; if it is not set, nothing
+    /// is written.
     pub safe_to_evict: Option<bool>,
     /// Whether pods with a GPU may use the host's process ids.
     pub allow_host_pid: bool,

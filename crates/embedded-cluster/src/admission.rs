@@ -85,7 +85,7 @@ pub trait Admission: Send + Sync {
 /// Carries a review to a webhook of a stored configuration.
 pub trait WebhookClient: Send + Sync {
     /// Sends an `AdmissionReview` to the address in `webhook` (an entry of `webhooks`), within its `timeoutSeconds`,
-    /// and returns the `AdmissionReview` that answers it. None if the webhook's `matchConditions` exclude this review.
+    /// and returns the `AdmissionReview` that answers it. `None` if the webhook's `matchConditions` exclude this review.
     /// An error is a failed call; the entry's `failurePolicy` decides its effect.
     fn call<'a>(
         &'a self,

@@ -640,7 +640,7 @@ fn review(kind: &str, asked: &Asked) -> Result<Response, Status> {
     Ok(json_answer(StatusCode::CREATED, &object))
 }
 
-/// The percent-decoded path; none if it is not UTF-8.
+/// The percent-decoded path; `None` if it is not UTF-8.
 fn decode(path: &str) -> Option<String> {
     if !path.contains('%') {
         return Some(path.to_owned());

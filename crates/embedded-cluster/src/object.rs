@@ -178,7 +178,7 @@ pub(crate) fn to_json(value: &Value) -> Vec<u8> {
     serde_json::to_vec(value).expect("a value without maps of odd keys can be printed")
 }
 
-/// `metadata`, created if it is missing; none if the value is not an object.
+/// `metadata`, created if it is missing; `None` if the value is not an object.
 pub(crate) fn metadata_mut(object: &mut Value) -> Option<&mut Map<String, Value>> {
     object
         .as_object_mut()?

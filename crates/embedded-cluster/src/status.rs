@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 pub struct Status {
     /// The HTTP status.
     pub code: u16,
-    /// The word for machines.
+    /// The reason, for programs.
     pub reason: Reason,
     /// The message for people.
     pub message: String,
@@ -18,7 +18,7 @@ pub struct Status {
     pub details: Map<String, Value>,
 }
 
-/// The machine's word for a refusal. Client libraries decide on it.
+/// The reason of a refusal, for programs. Client libraries decide on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[expect(missing_docs, reason = "Kubernetes' own words")]
 pub enum Reason {

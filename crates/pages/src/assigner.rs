@@ -58,9 +58,9 @@ pub struct DeviceRow {
     pub node: String,
     /// Labels that a pod may ask for, as whole keys (`fudo.org/gpu.a100`), sorted.
     pub labels: Vec<String>,
-    /// Model as the driver names it; empty if no agent of ours registered the device.
+    /// Model as the driver names it; empty if no vgpu agent registered the device.
     pub model: String,
-    /// Memory in bytes; 0 if no agent of ours registered the device.
+    /// Memory in bytes; 0 if no vgpu agent registered the device.
     pub memory_bytes: u64,
     /// The number of containers that share it without a reservation by label (through the scheduler extender).
     pub sharers: u32,

@@ -1,6 +1,6 @@
-//! A small row for each object of a cluster, updated by the changes that it is told. Rows hold what lists and node
-//! cards need, so that a page costs as much as it shows, not as much as the cluster holds. Rows are not whole objects,
-//! and the board decides nothing.
+//! A small row for each object of a cluster, updated by the changes that its source reports. Rows hold what lists and
+//! node cards need, so that a page costs as much as it shows, not as much as the cluster holds. Rows are not whole
+//! objects, and the board decides nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub struct NodeRow {
     pub gpus: Vec<NodeGpu>,
     /// Whether it is closed to new pods.
     pub unschedulable: bool,
-    /// Whether its condition `Ready` is true; none if it has no such condition.
+    /// Whether its condition `Ready` is true; `None` if it has no such condition.
     pub ready: Option<bool>,
     /// Its taints as `key=value:Effect`.
     pub taints: Vec<String>,
@@ -294,7 +294,7 @@ impl Board {
         self.version_of(kind, namespace, name) == Some(version)
     }
 
-    /// The `resourceVersion` of an object; none if the board has no such object.
+    /// The `resourceVersion` of an object; `None` if the board has no such object.
     pub fn version_of(&self, kind: Kind, namespace: &str, name: &str) -> Option<&str> {
         match kind {
             Kind::Nodes => self.node(name).map(|row| row.version.as_str()),

@@ -28,7 +28,7 @@ pub trait GpuSource: Send + Sync + 'static {
     /// another result.
     fn changes(&self) -> watch::Receiver<u64>;
 
-    /// Why a pending pod is not placed, and what would help; none if there is no answer.
+    /// Why a pending pod is not placed, and what would help; `None` if there is no answer.
     fn why<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Future<'a, Option<Why>>;
 }
 
@@ -74,11 +74,11 @@ pub struct Gpu {
     pub memory_bytes: u64,
     /// The part of its memory that pods hold.
     pub given_bytes: u64,
-    /// The part of its memory in use, as the driver reports it; none if no agent reports it.
+    /// The part of its memory in use, as the driver reports it; `None` if no agent reports it.
     pub used_bytes: Option<u64>,
-    /// The part of its compute that pods hold; none if the vendor counts no compute.
+    /// The part of its compute that pods hold; `None` if the vendor counts no compute.
     pub given_compute: Option<u32>,
-    /// How busy it was in the last sample; none if no agent reports it.
+    /// How busy it was in the last sample; `None` if no agent reports it.
     pub busy_compute: Option<u32>,
     /// The most containers that may share it.
     pub slots: u32,
@@ -116,7 +116,7 @@ pub struct Share {
     pub memory_bytes: u64,
     /// The compute that the pod holds; none for a pod without a compute share.
     pub compute: Option<u32>,
-    /// The pod's use of it; none if no agent reports it.
+    /// The pod's use of it; `None` if no agent reports it.
     pub usage: Option<Usage>,
 }
 
@@ -127,7 +127,7 @@ pub struct Usage {
     pub memory_bytes: u64,
     /// The most memory in the time that the history covers.
     pub most_bytes: u64,
-    /// Compute in use now; none if it is not measured.
+    /// Compute in use now; `None` if it is not measured.
     pub compute: Option<u32>,
     /// Average compute over the time that the history covers.
     pub mean_compute: Option<u32>,
@@ -151,13 +151,13 @@ pub struct Total {
     pub memory_bytes: u64,
     /// Memory that pods hold.
     pub given_bytes: u64,
-    /// Memory that pods use; none where no agent answered.
+    /// Memory that pods use; `None` if no agent answered.
     pub used_bytes: Option<u64>,
     /// Compute of all GPUs.
     pub compute: u64,
     /// Compute that pods hold.
     pub given_compute: u64,
-    /// Compute that pods use; none where no agent answered.
+    /// Compute that pods use; `None` if no agent answered.
     pub used_compute: Option<u64>,
 }
 
@@ -190,7 +190,7 @@ pub struct OfGpu {
 pub struct Point {
     /// Memory.
     pub memory_bytes: u64,
-    /// Compute; none if it is not measured.
+    /// Compute; `None` if it is not measured.
     pub compute: Option<u32>,
     /// Memory refusals since the step before.
     pub ooms: u32,

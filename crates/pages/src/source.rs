@@ -44,7 +44,7 @@ pub trait Source: Send + Sync + 'static {
         name: &'a str,
     ) -> Future<'a, Result<(), Refused>>;
 
-    /// Why a pending pod is not placed, and what would help. None if there is nothing to add to what the pod itself
+    /// Why a pending pod is not placed, and what would help. `None` if there is nothing to add to what the pod itself
     /// says.
     fn why<'a>(&'a self, namespace: &'a str, name: &'a str) -> Future<'a, Option<Why>>;
 
@@ -54,7 +54,7 @@ pub trait Source: Send + Sync + 'static {
     /// Replaces the scheduler's configuration. A configuration that cannot run is refused and changes nothing.
     fn configure(&self, configuration: Value) -> Future<'_, Result<(), Refused>>;
 
-    /// The present configuration plus the plugins that it lacks to place shares of GPUs; none if it lacks none.
+    /// The present configuration plus the plugins that it lacks to place shares of GPUs; `None` if it lacks none.
     fn configuration_for_gpus(&self) -> Option<Value> {
         None
     }

@@ -382,7 +382,7 @@ impl<'r> Draft<'r> {
     }
 }
 
-/// How many of the first entries fit, and the size of the text with them; none where not even the marker fits.
+/// How many of the first entries fit, and the size of the text with them; `None` if not even the marker fits.
 fn entries_kept(
     sizes: impl ExactSizeIterator<Item = Size> + Clone,
     whole: Size,

@@ -44,7 +44,7 @@ impl Devices {
         })
     }
 
-    /// The devices that a node reports; none where it reports none. A report that cannot be read counts as absent, as
+    /// The devices that a node reports; `None` if it reports none. A report that cannot be read counts as absent, as
     /// in the scheduler's ledger.
     pub(crate) fn read_node(&self, object: &Value) -> Option<Arc<placement::Node>> {
         let vendors = self.vendors.as_deref()?;
@@ -53,7 +53,7 @@ impl Devices {
         (!report.node.devices.is_empty()).then(|| Arc::new(report.node))
     }
 
-    /// A pod's request, or why it cannot be read; none where the pod asks for no device.
+    /// A pod's request, or why it cannot be read; `None` if the pod asks for no device.
     pub(crate) fn read_pod(&self, object: &Value) -> Option<Arc<Result<Request, DevicesError>>> {
         let vendors = self.vendors.as_deref()?;
         let read =
@@ -64,7 +64,7 @@ impl Devices {
         }
     }
 
-    /// The devices in the annotations of a pod with a node; none where it holds none.
+    /// The devices in the annotations of a pod with a node; `None` if it holds none.
     ///
     /// # Errors
     ///

@@ -72,7 +72,7 @@ impl Names {
         symbol
     }
 
-    /// The number of this text; none if the table does not have it.
+    /// The number of this text; `None` if the table does not have it.
     pub fn known(&self, text: &str) -> Option<Symbol> {
         self.numbers.get(text).copied()
     }

@@ -144,7 +144,7 @@ impl Framework {
             .map_or(&[], |(_, plugins)| plugins.as_slice())
     }
 
-    /// Why the pod may not enter the queue; none where it may. Gates count only where `SchedulingGates` is enabled.
+    /// Why the pod may not enter the queue; `None` if it may. Gates count only where `SchedulingGates` is enabled.
     pub fn gate(&self, pod: &Pod) -> Option<String> {
         let asked = self.plugins(Point::PreEnqueue);
         if pod.gates.is_empty() || !asked.contains(&Plugin::SchedulingGates) {

@@ -320,7 +320,7 @@ impl Queue {
         keys.len()
     }
 
-    /// When the next pod becomes ready by itself, in milliseconds of the caller's clock; none where a pod is ready or
+    /// When the next pod becomes ready by itself, in milliseconds of the caller's clock; `None` if a pod is ready or
     /// no pod is in backoff.
     pub fn next_ms(&self) -> Option<u64> {
         if !self.active.is_empty() {

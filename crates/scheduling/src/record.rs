@@ -22,7 +22,7 @@ pub enum Said {
 pub struct Verdict {
     /// How many of [`Record::filters`] the node passed.
     pub passed: u32,
-    /// The text of the filter that refused it, as an index into [`Record::texts`]; none where all passed.
+    /// The text of the filter that refused it, as an index into [`Record::texts`]; `None` if all passed.
     pub refused: Option<u32>,
 }
 
@@ -31,7 +31,7 @@ pub struct Verdict {
 pub struct PostFilter {
     /// The plugin that searched.
     pub plugin: Plugin,
-    /// The node from which pods are evicted; none where an eviction does not help.
+    /// The node from which pods are evicted; `None` if an eviction does not help.
     pub nominated: Option<Arc<str>>,
 }
 

@@ -486,7 +486,7 @@ impl Snapshot {
         self.nominated.get(&node).map_or(&[], Vec::as_slice)
     }
 
-    /// The labels of a namespace; none if it is unknown.
+    /// The labels of a namespace; `None` if it is unknown.
     pub fn namespace(&self, name: Symbol) -> Option<&Labels> {
         self.namespaces.get(&name)
     }

@@ -61,7 +61,7 @@ pub enum Code {
     Unschedulable,
     /// It cannot (`UnschedulableAndUnresolvable`).
     Unresolvable,
-    /// The plugin could not tell (`Error`).
+    /// The plugin could not decide (`Error`).
     Error,
 }
 

@@ -20,7 +20,7 @@ pub struct Bins {
 pub struct Simulated(Told);
 
 impl Simulated {
-    /// None if the driver is a real one.
+    /// `None` if the driver is a real one.
     ///
     /// # Errors
     /// There is no driver.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kube_api::object::{Node, Taint};
 use serde_json::Value;
 
-/// The nodes that the pod may run on; none where it may run on all.
+/// The nodes that the pod may run on; `None` if it may run on all.
 pub(super) fn open<'a>(
     pod: &Value,
     nodes: impl Iterator<Item = (&'a Arc<str>, &'a Arc<Node>)>,

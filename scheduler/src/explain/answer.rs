@@ -195,7 +195,7 @@ pub enum Edit {
         container: String,
         /// Name of the resource.
         resource: String,
-        /// The current value; none where it is not set.
+        /// The current value; `None` if it is not set.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         from: Option<String>,
         /// The new value.

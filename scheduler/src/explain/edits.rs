@@ -35,7 +35,7 @@ fn without_claims(change: &Change) -> Option<Change> {
 }
 
 impl Subject<'_> {
-    /// The advice with its edits; none if there are no such edits, or they would not be enough.
+    /// The advice with its edits; `None` if there are no such edits, or they would not be enough.
     pub(super) fn advised(&self, advice: &Advice) -> Option<Advised> {
         let mut pod = self.pod.clone();
         let mut changes: Vec<Changed> = Vec::new();

@@ -35,7 +35,7 @@ pub enum PodUnread {
 
 /// The source of pods and of the view of the cluster.
 pub trait Source: Send + Sync + 'static {
-    /// The pod of this namespace and name; none if it does not exist.
+    /// The pod of this namespace and name; `None` if it does not exist.
     fn pod<'a>(
         &'a self,
         namespace: &'a str,

@@ -107,7 +107,7 @@ impl History {
         self.step > 1 && known.is_none_or(|series| series.first + 1 >= self.step)
     }
 
-    /// Records a pod's use of a GPU in this step; none where no agent reported any.
+    /// Records a pod's use of a GPU in this step; `None` if no agent reported any.
     pub(crate) fn record(&mut self, key: &Key, uid: &Arc<str>, now: Option<Now>, ooms: u64) {
         let (step, oldest) = (self.step, self.oldest());
         let same = self.series.get(key).is_some_and(|had| *had.uid == **uid);

@@ -152,7 +152,7 @@ pub(crate) fn record(history: &mut History, seen: &LedgerView, latest: &Latest) 
     });
 }
 
-/// Compute in thousandths of a GPU; none where the vendor counts none.
+/// Compute in thousandths of a GPU; `None` if the vendor counts none.
 fn compute(cores: u32, of: u32) -> Option<u32> {
     if of == 0 {
         return None;

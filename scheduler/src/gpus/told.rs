@@ -40,7 +40,7 @@ pub(crate) struct Use {
     pub(crate) index: u32,
     /// Memory in bytes.
     pub(crate) memory_bytes: u64,
-    /// Thousandths of the GPU; none where it is not measured.
+    /// Thousandths of the GPU; `None` if it is not measured.
     pub(crate) compute: Option<u32>,
 }
 

@@ -38,7 +38,7 @@ pub struct AccountKey {
     pub workload: String,
 }
 
-/// What a workload has held, as it is shown.
+/// The sums of what a workload has held, as they are shown.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AccountView {
     /// Its account.
@@ -109,7 +109,7 @@ struct Open {
     key: Arc<AccountKey>,
     held: Amounts,
     since: Duration,
-    /// What its containers asked for, to know its amounts anew.
+    /// The requests of its containers, to compute its amounts again.
     asks: Vec<Asked>,
     /// A device of it was not known: its amounts are rough.
     is_rough: bool,
@@ -276,7 +276,7 @@ impl Ledger {
     }
 }
 
-/// The compute that each container asks for; nothing where the pod's request cannot be read.
+/// The compute that each container asks for; empty if the pod's request cannot be read.
 fn asks(pod: &Pod, vendors: &kube_api::vendor::Vendors) -> Vec<Asked> {
     let Ok(request) = request::request(pod, vendors, &Defaults::default()) else {
         return Vec::new();
@@ -289,7 +289,7 @@ fn asks(pod: &Pod, vendors: &kube_api::vendor::Vendors) -> Vec<Asked> {
     containers.collect()
 }
 
-/// What a placement holds at one moment, and whether a device of it is not known.
+/// The amounts that a placement holds at one moment, and whether one of its devices is unknown.
 fn amounts(
     placement: &Placement,
     initialised: bool,
@@ -321,7 +321,7 @@ fn amounts(
     (sidecars.plus(apps.peak(init)), is_rough)
 }
 
-/// What one grant holds. A device that is not known counts by the units of NVIDIA's.
+/// The amounts of one grant. A device that is not known counts by the units of NVIDIA's.
 fn amounts_of(grant: &Grant, ask: Option<(Compute, bool)>, device: Option<&Device>) -> Amounts {
     let (compute, is_exclusive) = ask.unwrap_or((Compute::Units(grant.cores), false));
     let by_lanes = matches!(compute, Compute::Lanes(_));

@@ -492,7 +492,7 @@ impl Ledger {
         self.cluster.reserve(pod, rest);
     }
 
-    /// The part of the GPU that its claim takes; none if it takes nothing.
+    /// The part of the GPU that its claim takes; `None` if it takes nothing.
     fn rest_of(&self, gpu: &str) -> Option<Placement> {
         let held = self.claims.by_gpu.get(gpu).filter(|held| !held.lapsed)?;
         let (node, view) = self.gpu(gpu)?;

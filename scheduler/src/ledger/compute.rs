@@ -50,7 +50,7 @@ pub struct QuotaView {
 }
 
 impl QuotaView {
-    /// Why the pod with this placement would exceed a quota; none where it would not.
+    /// Why the pod with this placement would exceed a quota; `None` if it would not.
     pub fn exceeded(
         &self,
         pod: &placement::Pod,
@@ -174,7 +174,7 @@ impl Ledger {
             .collect()
     }
 
-    /// Why the pod's request alone would exceed a quota on any node; none where it would not. Devices that the assigner
+    /// Why the pod's request alone would exceed a quota on any node; `None` if it would not. Devices that the assigner
     /// has reserved for the pod are not counted twice.
     pub fn exceeds_compute_quota(&self, namespace: &str, pod: &Pod) -> Option<String> {
         self.vendors.hcs()?;
@@ -188,7 +188,7 @@ impl Ledger {
         self.compute.exceeded(namespace, &without, &counted)
     }
 
-    /// Why a reservation of these whole GPUs would exceed a quota; none if it would not. The remains of an earlier
+    /// Why a reservation of these whole GPUs would exceed a quota; `None` if it would not. The remains of an earlier
     /// choice for the same reservation are being released, and do not count.
     pub(super) fn claim_exceeds_compute_quota(
         &self,
@@ -206,7 +206,7 @@ impl Ledger {
         self.compute.exceeded(&ask.namespace, &without, &counted)
     }
 
-    /// Why the pod with this placement would exceed a quota; none where it would not.
+    /// Why the pod with this placement would exceed a quota; `None` if it would not.
     pub(super) fn over_compute_quota(
         &self,
         namespace: &str,

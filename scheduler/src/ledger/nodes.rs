@@ -117,7 +117,7 @@ impl Ledger {
                 }
             }
             self.take_node(Arc::clone(&name), node);
-            // No event of the node says so.
+            // No event of the node shows this.
             self.freed(name);
         }
     }

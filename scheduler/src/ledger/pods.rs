@@ -84,7 +84,7 @@ impl Ledger {
                     let of = identity(pod);
                     self.count_compute(&of.namespace, uid, pod, &placement);
                     let before = self.cluster.reserve(of, placement);
-                    // What it held by a reservation, or on another node, does not count any more.
+                    // Devices that it held by a reservation, or on another node, do not count any more.
                     self.accounts.close(uid, now);
                     self.settle_claims_of(uid);
                     if let Some(before) = before.filter(|before| *before.placement.node != *node) {

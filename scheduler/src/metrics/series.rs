@@ -506,8 +506,8 @@ fn compute<S: FnMut(Piece) -> fmt::Result>(snapshot: &Snapshot, page: &mut Page<
     Ok(())
 }
 
-/// What every replica shows: its build, and whether it answers. Alerts use the scheduler's name to tell the replicas
-/// of different installations apart.
+/// The series of every replica: its build, and whether it answers. Alerts use the scheduler's name to tell the
+/// replicas of different installations apart.
 fn replica<S: FnMut(Piece) -> fmt::Result>(snapshot: &Snapshot, page: &mut Page<S>) -> fmt::Result {
     page.family(
         "hami_build_info",

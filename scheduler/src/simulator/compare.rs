@@ -54,7 +54,7 @@ pub struct Comparison {
     pub base: String,
     /// Whether all pods were placed again.
     pub anew: bool,
-    /// The request by which fragmentation is judged; none if no pod asks for GPUs.
+    /// The request by which fragmentation is judged; `None` if no pod asks for GPUs.
     pub typical_request: Option<TypicalRequest>,
     /// The base, then each variant.
     pub runs: Vec<Column>,

@@ -15,7 +15,7 @@ const TRIES: usize = 5;
 /// The objects and the configuration to take over.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Import {
-    /// None if the current one stays.
+    /// `None` if the current one stays.
     pub configuration: Option<Value>,
     /// Whether objects that cannot be taken over are skipped, with a line in the log, instead of ending the import.
     pub lenient: bool,

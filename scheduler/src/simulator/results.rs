@@ -88,7 +88,7 @@ impl Entry {
 #[derive(Debug)]
 pub(super) struct Results {
     latest: Arc<Try>,
-    /// The oldest first; none if there is no room for the annotation.
+    /// The oldest first; `None` if there is no room for the annotation.
     history: Option<Box<[Entry]>>,
     size: usize,
 }
@@ -193,7 +193,7 @@ impl Compact for Results {
     }
 }
 
-/// The newest entries that fit into a list of this many bytes: the oldest are dropped first. None where not even an
+/// The newest entries that fit into a list of this many bytes: the oldest are dropped first. `None` if not even an
 /// empty list fits.
 fn bounded(mut entries: Vec<Entry>, most: usize) -> Option<Box<[Entry]>> {
     let mut length = list_len(&entries);
@@ -214,7 +214,7 @@ fn list_len(entries: &[Entry]) -> usize {
     2 + entries.iter().map(Entry::len).sum::<usize>() + entries.len().saturating_sub(1)
 }
 
-/// The entries of the history under either prefix; none if it cannot be parsed.
+/// The entries of the history under either prefix; `None` if it cannot be parsed.
 fn entries(present: &Map<String, Value>, before: Option<&Results>) -> Vec<Entry> {
     for prefix in [Prefix::New, Prefix::Old] {
         if let Some(before) = before.filter(|before| before.latest.prefix == prefix)

@@ -177,7 +177,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// Processes all changes and gives the next pod its turn; none if no pod is ready.
+    /// Processes all changes and gives the next pod its turn; `None` if no pod is ready.
     pub(super) async fn step(&mut self) -> Result<Option<Tried>, Status> {
         self.catch_up()?;
         let Some(popped) = self.queue.pop(self.clock.now_ms()) else {

@@ -8,7 +8,7 @@ use clap::Subcommand;
 use super::BoardArg;
 use crate::values::{self, EngineGpu, Shown};
 
-/// What a container gets that names no share of its own.
+/// The share of a container that names none of its own.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct DefaultShare {
     /// Memory limit of containers without VGPU_MEMORY [default: none]

@@ -358,7 +358,7 @@ pub(crate) fn writable(path: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The file of a path's name, made anew.
+/// Writes a new file at this path.
 pub(crate) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }

@@ -73,8 +73,8 @@ impl Curve {
         })
     }
 
-    /// When after `from_ns` the first window lies near what is asked, nanoseconds from there; nothing
-    /// when none does.
+    /// When after `from_ns` the first window lies near the requested share, nanoseconds from there; `None` if no
+    /// window does.
     pub(crate) fn reached(&self, from_ns: u64, to_ns: u64, asked: f64) -> Option<u64> {
         let near = |share: f64| (share - asked).abs() <= NEAR;
         let at = self

@@ -42,7 +42,7 @@ const MOST_METRICS: u64 = 32 << 20;
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct NodeFacts {
-    /// The driver's answers; nothing where it was not asked, as below another root.
+    /// The driver's answers; `None` if it was not asked, as below another root.
     driver: Option<Driver>,
     /// Why the driver does not answer.
     driver_error: Option<String>,
@@ -54,10 +54,10 @@ pub(super) struct NodeFacts {
     runtime: Runtime,
     /// The agent's decision on the runtime.
     served: Option<ServedRuntime>,
-    /// Names in the kubelet's directory of device plugins; nothing where there is no such directory.
+    /// Names in the kubelet's directory of device plugins; `None` if there is no such directory.
     plugin_sockets: Option<Vec<String>>,
     pod_resources: FileFacts,
-    /// Ids that the kubelet has been told of, by resource.
+    /// Ids that the kubelet knows, by resource.
     registered: Option<BTreeMap<String, Vec<String>>>,
     registered_error: Option<String>,
     state_path: String,
@@ -155,7 +155,7 @@ struct Listener {
 struct Metrics {
     error: Option<String>,
     status: u16,
-    /// Whether series of ours were among the answer.
+    /// Whether vgpu's series were among the answer.
     ours: bool,
     /// GPUs that the agent says are sick.
     sick: Vec<String>,

@@ -1,7 +1,7 @@
-//! What an OCI runtime says of a container: its state, and its `config.json`. Owns how much of it is read, and what is
-//! accepted.
+//! An OCI runtime's description of a container: its state, and its `config.json`. Owns how much of it is read, and
+//! what is accepted.
 //!
-//! Never believes a size, a kind or a path without a check: a state may come from anywhere.
+//! Never uses a size, a kind or a path without a check: a state may come from anywhere.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -100,7 +100,7 @@ pub(super) struct Config {
     pub(super) args: Vec<String>,
     /// The container's root directory on the host.
     pub(super) root: PathBuf,
-    /// What the engine wrote beside it.
+    /// The engine's annotations of the container.
     pub(super) annotations: Vec<(String, String)>,
     /// Where the file is from that the container has as `/etc/hostname`.
     pub(super) hostname_file: Option<PathBuf>,

@@ -1,5 +1,5 @@
-//! The OCI hooks of a container with a GPU of ours: its directory on the board is made before it starts and removed
-//! when it has ended.
+//! The OCI hooks of a container with a vgpu GPU: its directory on the board is made before it starts and removed when
+//! it has ended.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

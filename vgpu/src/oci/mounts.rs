@@ -1,6 +1,6 @@
 //! A container's own files, mounted where its programs look for them: the instance read-only at `/etc/vgpu`, its region
-//! at `/run/vgpu/region`. The engine has mounted files of ours at both places before, with which no program may use a
-//! GPU; these cover them.
+//! at `/run/vgpu/region`. The engine has mounted placeholder files at both places before, with which no program may
+//! use a GPU; these mounts cover them.
 //!
 //! Works in the container's mount namespace, from which this process does not return. Follows links of the image only
 //! within the image, and never mounts into the host's namespace.
@@ -105,7 +105,7 @@ impl Root {
             none,
         )
         .with_context(|| format!("cannot mount {} at {inside}", source.display()))?;
-        // Found anew: the mount that covers the place is what is changed.
+        // Looked up again, because the mount that covers the place is the one to change.
         let mounted = self.find(inside)?;
         let mut flags = MsFlags::MS_BIND
             | MsFlags::MS_REMOUNT

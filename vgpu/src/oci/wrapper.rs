@@ -138,7 +138,7 @@ fn show_gpus(bundle: &Path, spec: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Names of the CDI devices that the container asks for; nothing if it asks for none, or already has them.
+/// Names of the CDI devices that the container asks for; `None` if it asks for none, or already has them.
 fn wanted(env: &[String]) -> Result<Option<Vec<String>>, Misuse> {
     let pairs = || env.iter().rev().filter_map(|entry| entry.split_once('='));
     let value = |wanted: &str| {

@@ -94,7 +94,7 @@ struct Device {
     compute: Compute,
 }
 
-/// Waits at the gate that were longer than those of the entry before, and at most so long.
+/// Waits at the gate that were longer than those of the entry before, and at most this long.
 #[derive(Debug, Serialize)]
 struct WaitsOfLength {
     /// `None` in the last one.

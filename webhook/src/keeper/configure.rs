@@ -16,7 +16,7 @@ const VERSION_HOLDS: SignedDuration = SignedDuration::from_mins(10);
 /// The result of a look at the configurations.
 #[derive(Default)]
 pub(super) struct Trust {
-    /// Whether all existing configurations trust the CA that signs; none when that is not known.
+    /// Whether all existing configurations trust the CA that signs; `None` if that is not known.
     pub(super) current: Option<bool>,
     /// The first that does not trust the certificate on the port.
     pub(super) stranger: Option<String>,
@@ -174,7 +174,7 @@ impl Keeper {
         }
     }
 
-    /// The CAs for every `caBundle`; none where another program keeps the `caBundle`.
+    /// The CAs for every `caBundle`; `None` if another program keeps the `caBundle`.
     fn bundle(&self) -> anyhow::Result<Option<String>> {
         match &self.settings.source {
             Source::Own { .. } => Ok(self.agreed.as_ref().map(Agreed::bundle)),

@@ -244,7 +244,7 @@ fn meaning(state: DeviceState) -> &'static str {
     }
 }
 
-/// A device's page; none if the device does not exist.
+/// A device's page; `None` if the device does not exist.
 pub fn device_detail(
     inventory: &Inventory,
     uuid: &str,

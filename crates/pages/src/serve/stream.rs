@@ -1,4 +1,4 @@
-//! The stream that tells a page which of its topics changed.
+//! The stream that notifies a page which of its topics changed.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -14,7 +14,7 @@ const GATHER: Duration = Duration::from_millis(200);
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// The topics that changed, for as long as a page listens. The first event is `hello`, with the number of changes so
-/// far: it tells the page whether it missed a change since it was rendered. Each later event is `changed`, with the
+/// far: it shows the page whether it missed a change since it was rendered. Each later event is `changed`, with the
 /// names separated by spaces.
 ///
 /// `changed` wakes the stream after each change; `versions` returns how often each topic has changed, in the order of

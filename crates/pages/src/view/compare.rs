@@ -63,7 +63,7 @@ pub struct Column {
     pub baseline: usize,
 }
 
-/// The name of a measure, its value, and whether more is better. None if neither direction is better: a run that
+/// The name of a measure, its value, and whether more is better. `None` if neither direction is better: a run that
 /// places fewer pods has shorter waits.
 type Measure = (&'static str, fn(&Run) -> f64, Option<bool>);
 

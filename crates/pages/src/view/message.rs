@@ -4,7 +4,7 @@
 /// One reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Refusal {
-    /// The number of nodes that have it; none if the message does not say.
+    /// The number of nodes that have it; `None` if the message does not say.
     pub nodes: Option<u64>,
     /// The reason in the scheduler's words.
     pub text: String,
@@ -15,7 +15,7 @@ pub struct Refusal {
 /// A message in its parts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Message {
-    /// The number of nodes in all; none if the message does not say.
+    /// The number of nodes in all; `None` if the message does not say.
     pub nodes: Option<u64>,
     /// The reasons, in the order of the message.
     pub refusals: Vec<Refusal>,

@@ -31,7 +31,7 @@ pub struct PodPage {
     pub facts: Vec<(&'static str, String)>,
     /// Its shares of GPUs.
     pub shares: Vec<ShareLine>,
-    /// Why it waits; none if it does not.
+    /// Why it waits; `None` if it does not.
     pub pending: Option<Pending>,
     /// The answers of the scheduler's plugins.
     pub decision: Decision,

@@ -1,4 +1,5 @@
-//! Keeps open pages up to date: a task that follows the source, and the stream that tells a page which kinds changed.
+//! Keeps open pages up to date: a task that follows the source, and the stream that notifies a page which kinds
+//! changed.
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -112,7 +112,7 @@ pub struct Failed {
     pub plugins: PluginSet,
     /// Whether an extender refused nodes. Every event then makes another try worthwhile.
     pub by_extender: bool,
-    /// The pods whose eviction makes room, and their node; none if eviction does not help.
+    /// The pods whose eviction makes room, and their node; `None` if eviction does not help.
     pub preemption: Option<Victims>,
     /// All the candidates for eviction, of which `preemption` is the best. Extenders may refuse some of them;
     /// [`choose_victims`] chooses the best of the rest.

@@ -11,7 +11,7 @@ use crate::plugins::{
 use crate::record::{Said, Scored};
 use crate::snapshot::NodeState;
 
-/// A plugin's scores of the nodes; none if the plugin does not apply to the pod.
+/// A plugin's scores of the nodes; `None` if the plugin does not apply to the pod.
 fn ask(
     context: &Context<'_>,
     state: &State,

@@ -52,7 +52,7 @@ impl HostPort {
 pub struct Toleration {
     /// The taint's key; the empty text stands for every key.
     pub key: Symbol,
-    /// The taint's value; none if any value is tolerated.
+    /// The taint's value; `None` if any value is tolerated.
     pub value: Option<Symbol>,
     /// The taint's effect; none for every effect.
     pub effect: Option<Effect>,
@@ -200,7 +200,7 @@ pub struct Pod {
     pub nominated: Symbol,
     /// When it was created, in milliseconds since 1970; 0 if unknown.
     pub created_ms: i64,
-    /// When it started, in milliseconds since 1970; none if it has not started.
+    /// When it started, in milliseconds since 1970; `None` if it has not started.
     pub started_ms: Option<i64>,
     /// Whether it is being deleted.
     pub terminating: bool,
@@ -217,11 +217,11 @@ pub struct Pod {
     pub non_zero: (i64, i64),
     /// The taints that it tolerates.
     pub tolerations: Box<[Toleration]>,
-    /// Labels that its node must have; none if it requires none.
+    /// Labels that its node must have; `None` if it requires none.
     pub node_selector: Option<Labels>,
     /// The rules that its node must match.
     pub required_nodes: Option<NodeSelector>,
-    /// The rules that its node should match; none if it has no preference.
+    /// The rules that its node should match; `None` if it has no preference.
     pub preferred_nodes: Option<Box<[Preferred]>>,
     /// The ports of the node that it asks for.
     pub ports: Box<[HostPort]>,
@@ -237,7 +237,7 @@ pub struct Pod {
     pub volumes: Box<[Volume]>,
     /// API version, kind and name of its controller.
     pub controller: Option<(Symbol, Symbol, Symbol)>,
-    /// Its request for shared devices, or why that cannot be read; none if it asks for none.
+    /// Its request for shared devices, or why that cannot be read; `None` if it asks for none.
     pub devices: Option<Arc<Result<placement::Request, DevicesError>>>,
 }
 

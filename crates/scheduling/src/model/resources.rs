@@ -21,7 +21,7 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// The amount of an extended resource, or of huge pages; none if it is not named.
+    /// The amount of an extended resource, or of huge pages; `None` if it is not named.
     pub fn scalar(&self, name: Symbol) -> Option<i64> {
         self.scalars
             .iter()

@@ -223,7 +223,7 @@ impl NodeTerm {
 pub struct NodeSelector {
     /// The alternatives. An empty list selects no node.
     pub terms: Box<[NodeTerm]>,
-    /// For each term the names of the nodes that its `metadata.name In` rules allow. None unless every term has such
+    /// For each term the names of the nodes that its `metadata.name In` rules allow. `None` unless every term has such
     /// rules.
     pub(crate) only: Option<Box<[Symbol]>>,
 }
@@ -312,7 +312,7 @@ pub(crate) fn node_selector(names: &mut Names, written: &core::NodeSelector) -> 
     }
 }
 
-/// The names that the `metadata.name In` rules of all terms allow; none if a term has no such rule.
+/// The names that the `metadata.name In` rules of all terms allow; `None` if a term has no such rule.
 fn only(names: &mut Names, terms: &[core::NodeSelectorTerm]) -> Option<Box<[Symbol]>> {
     let mut all: Vec<Symbol> = Vec::new();
     for term in terms {

@@ -94,7 +94,7 @@ pub struct PersistentVolumeClaim {
     pub lost: bool,
     /// Whether it is being deleted.
     pub terminating: bool,
-    /// The node at which the provisioner was told to make the volume; empty for none.
+    /// The node for which the provisioner has to make the volume; empty for none.
     pub selected_node: Symbol,
     /// The uid of the pod that it was made for, from a template; empty for none.
     pub owner: Symbol,
@@ -107,7 +107,7 @@ pub struct PersistentVolumeClaim {
 pub struct CsiDriver {
     /// The driver.
     pub name: Symbol,
-    /// The number of volumes; none if there is no limit.
+    /// The number of volumes; `None` if there is no limit.
     pub most: Option<i64>,
 }
 

@@ -4,7 +4,7 @@ use super::{Context, Scores, each, fit};
 use crate::profile::Counted;
 use crate::snapshot::NodeState;
 
-/// 100 minus the standard deviation of the used fractions, in percent; none if the pod asks for none of these
+/// 100 minus the standard deviation of the used fractions, in percent; `None` if the pod asks for none of these
 /// resources.
 pub(crate) fn score(context: &Context<'_>, nodes: &[&NodeState]) -> Option<Scores> {
     let wanted: Vec<(Counted, i64)> = context

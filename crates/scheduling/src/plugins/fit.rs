@@ -92,7 +92,7 @@ fn is_ignored(context: &Context<'_>, name: crate::names::Symbol) -> bool {
         && (ignored.contains(&name) || ignored_groups.iter().any(|other| other == group))
 }
 
-/// The amount of a resource that a node offers, and the amount requested with the pod on it; none if the resource
+/// The amount of a resource that a node offers, and the amount requested with the pod on it; `None` if the resource
 /// does not count.
 pub(crate) fn use_of(
     node: &NodeState,

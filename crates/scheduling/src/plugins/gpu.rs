@@ -129,7 +129,7 @@ impl Prepared {
         }
     }
 
-    /// The node alone, with the devices that the coming pods would get on it; none if no such pod comes. A coming pod
+    /// The node alone, with the devices that the coming pods would get on it; `None` if no such pod comes. A coming pod
     /// that does not fit there holds nothing.
     fn with_coming(
         &self,

@@ -188,7 +188,7 @@ pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
     (Before::Run, Some(prepared))
 }
 
-/// The scores of the nodes by the preferred terms; none if no such term concerns a pod.
+/// The scores of the nodes by the preferred terms; `None` if no such term concerns a pod.
 pub(crate) fn score(context: &Context<'_>, nodes: &[&NodeState]) -> Option<Scores> {
     let own = affinity(context.pod);
     let prefers = !own.preferred.is_empty() || !own.preferred_anti.is_empty();

@@ -44,7 +44,7 @@ pub(crate) fn filter(context: &Context<'_>, node: &NodeState) -> Result<(), Reje
     Ok(())
 }
 
-/// The sum of the weights of the preferred terms that the node matches; none if neither pod nor profile has any.
+/// The sum of the weights of the preferred terms that the node matches; `None` if neither pod nor profile has any.
 pub(crate) fn score(context: &Context<'_>, nodes: &[&NodeState]) -> Option<Scores> {
     let own = context.pod.preferred_nodes.as_deref();
     let added = context.settings.added_preferred.as_deref();

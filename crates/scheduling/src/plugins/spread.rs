@@ -216,7 +216,7 @@ impl Soft<'_> {
     }
 }
 
-/// Nodes with fewer pods in their domains score higher; none if no constraint is soft.
+/// Nodes with fewer pods in their domains score higher; `None` if no constraint is soft.
 pub(crate) fn score(context: &Context<'_>, nodes: &[&NodeState]) -> Option<Scores> {
     let constraints = constraints(context, false);
     if constraints.is_empty() {

@@ -321,7 +321,7 @@ fn most_common<T: Ord + Copy>(mut values: Vec<T>) -> Option<T> {
     runs.max_by_key(|run| run.len())?.first().copied()
 }
 
-/// The share at which half of the memory is reached when shares are sorted by size; none if no share has memory.
+/// The share at which half of the memory is reached when shares are sorted by size; `None` if no share has memory.
 fn middle(mut shares: Vec<(u64, u32)>) -> Option<(u64, u32)> {
     shares.sort_unstable();
     let all: u128 = shares.iter().map(|(memory, _)| u128::from(*memory)).sum();

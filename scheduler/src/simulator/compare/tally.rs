@@ -62,7 +62,7 @@ pub struct Utilisation {
     pub memory: Option<f64>,
 }
 
-/// Times in seconds of the simulated clock, over pods that got their node in the run; none if no pod did.
+/// Times in seconds of the simulated clock, over pods that got their node in the run; there are none if no pod did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Waiting {
@@ -109,7 +109,7 @@ pub(super) struct Sample {
     pub(super) cpu: Part,
     pub(super) memory: Part,
     /// The part of the free memory of the typical request's vendor that is on GPUs where the request does not fit;
-    /// none if there is no typical request.
+    /// `None` if there is no typical request.
     pub(super) stranded: Option<Part>,
 }
 
@@ -122,7 +122,7 @@ enum Stage {
     Runs,
     /// It had a node, and is gone.
     Ended,
-    /// It is gone, and never had a node.
+    /// It was removed, and never had a node.
     Left,
 }
 

@@ -120,7 +120,7 @@ fn config(settings: &config::Extender) -> Result<kube::Config, SettingsError> {
     Ok(config)
 }
 
-/// The certificates in `caData`, or else `caFile`; none where neither is set.
+/// The certificates in `caData`, or else `caFile`; `None` if neither is set.
 fn authorities(tls: &Tls) -> Result<Option<Vec<Vec<u8>>>, SettingsError> {
     let (field, pem) = match &tls.ca_data {
         Some(data) if !data.is_empty() => {

@@ -79,7 +79,7 @@ pub(crate) struct TrainingFigures {
     pub(crate) share_percent: f64,
     /// The GPU time against the GPU time of the same training alone, percent.
     pub(crate) of_alone_percent: f64,
-    /// The GPU time against the GPU time that the service left, percent. Nothing when the service left none, or where
+    /// The GPU time against the GPU time that the service left, percent. `None` if the service left none, or where
     /// there is no service.
     pub(crate) of_left_percent: Option<f64>,
 }
@@ -93,7 +93,7 @@ pub(crate) struct Latency {
 }
 
 /// The percentiles of all requests. A request that the service gave up counts with the time that it had waited, so that
-/// the slowest requests are not left out. Nothing when there was no request.
+/// the slowest requests are not left out. `None` if there was no request.
 pub(crate) fn latency(served: &Served) -> Option<Latency> {
     let mut all_ns = [&served.finished_ns[..], &served.unfinished_ns[..]].concat();
     all_ns.sort_unstable();
@@ -122,7 +122,7 @@ pub(crate) fn pieces_per_second(share_percent: f64, piece_ns: u64) -> f64 {
     share_percent / 100.0 * 1e9 / float(piece_ns.max(1))
 }
 
-/// A part of a whole in percent. Nothing when the whole is not above zero.
+/// A part of a whole in percent. `None` if the whole is not above zero.
 pub(crate) fn percent_of(part: f64, whole: f64) -> Option<f64> {
     (whole > 0.0).then(|| part / whole * 100.0)
 }

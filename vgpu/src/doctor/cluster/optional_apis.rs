@@ -14,7 +14,7 @@ const KINDS: [&str; 4] = [
     "computetopologies",
 ];
 
-/// The scheduler takes an agent for gone that has not reported for so long.
+/// The scheduler treats an agent as not connected if it has not reported for this long.
 const SILENCE_S: u64 = 120;
 
 /// Whether the pod was started with this switch.
@@ -30,7 +30,7 @@ fn has_switch(pod: &Value, switch: &str) -> bool {
 }
 
 impl ClusterFacts {
-    /// Pods of ours that serve hcs.io, or why there is nothing to look at.
+    /// vgpu's pods that serve hcs.io, or why there is nothing to look at.
     fn serving_hcs(&self) -> Result<Vec<&Value>, Finding> {
         self.read(&["pods"])?;
         let parts = ["agent", "scheduler"];

@@ -24,7 +24,7 @@ const PATIENCE: u64 = 60;
 /// The kubelet, the agent and an image that has to be pulled may take that long, seconds.
 const START: u64 = 300;
 
-/// A pod that asks for devices of ours.
+/// A pod that asks for devices that vgpu gives.
 struct Asking<'a> {
     pod: &'a Value,
     typed: Pod,

@@ -24,7 +24,7 @@ pub(super) fn decoded(text: &str) -> Option<String> {
         .filter(|text| !text.is_empty())
 }
 
-/// The certificates of a PEM text; none where it has none that can be read.
+/// The certificates of a PEM text that can be read.
 pub(super) fn certificates(pem: &str) -> Vec<Certificate> {
     let found = Pem::iter_from_buffer(pem.as_bytes()).filter_map(Result::ok);
     found

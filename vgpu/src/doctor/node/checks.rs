@@ -238,7 +238,7 @@ impl NodeFacts {
         Ok(())
     }
 
-    /// How the agent tells the runtime, where it was told.
+    /// The manner in which the agent passes devices to the runtime, if it is set.
     pub(super) fn told_manner(&self) -> Option<String> {
         let plugin = self.agents.iter().find(|agent| is_plugin(agent))?;
         flag(plugin, "--manner")

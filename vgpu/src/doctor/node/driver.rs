@@ -142,7 +142,7 @@ pub(super) fn cdi_fits(facts: &NodeFacts) -> Judged {
                 several(&spec.missing)
             ));
         }
-        // Devices go by UUID or by index, as the toolkit was told.
+        // Devices are named by UUID or by index, depending on the toolkit's setting.
         let names = |gpu: &DriverGpu| {
             spec.devices.iter().any(|name| {
                 *name == gpu.uuid

@@ -32,7 +32,7 @@ pub(super) struct Runtime {
     /// The file that was read.
     pub(super) path: Option<String>,
     pub(super) default_runtime: Option<String>,
-    /// Whether CDI is switched on or off; nothing where the file does not say.
+    /// Whether CDI is switched on or off; `None` if the file does not say.
     pub(super) enable_cdi: Option<bool>,
 }
 
@@ -140,7 +140,7 @@ fn of_yaml(root: &Root, text: &str) -> CdiSpec {
         if !line.starts_with([' ', '-']) {
             in_devices = key == "devices";
         }
-        // A device's own name stands one step in; deeper ones are of device nodes and hooks.
+        // A device's own name is indented by one step; deeper names are of device nodes and hooks.
         let indent = line.len() - line.trim_start().len();
         match key {
             "kind" if indent == 0 => value.clone_into(&mut spec.kind),

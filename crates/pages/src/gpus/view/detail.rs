@@ -61,7 +61,7 @@ pub struct GpuDetail {
     pub state: &'static str,
     /// Its memory.
     pub memory: Meter,
-    /// Its compute; none if its vendor counts none.
+    /// Its compute; `None` if its vendor counts none.
     pub compute: Option<Meter>,
     /// Facts about it, as pairs of name and value.
     pub facts: Vec<(&'static str, String)>,

@@ -41,7 +41,7 @@ pub struct GpuRow {
     pub node: String,
     /// Its memory.
     pub memory: Meter,
-    /// Its compute; none if its vendor counts none.
+    /// Its compute; `None` if its vendor counts none.
     pub compute: Option<Meter>,
     /// How many containers share it.
     pub slots: String,

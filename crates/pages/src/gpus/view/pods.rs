@@ -47,7 +47,7 @@ pub struct PodRow {
     pub most: String,
     /// Compute that it holds and uses.
     pub compute: String,
-    /// Its memory use over time; none if nothing was measured.
+    /// Its memory use over time; `None` if nothing was measured.
     pub chart: Option<Lines>,
     /// How often it was refused memory.
     pub ooms: u32,
