@@ -39,6 +39,8 @@ extern CUresult cuStreamCreate(CUstream *, unsigned);
 extern CUresult cuStreamBeginCapture_v2(CUstream, int);
 extern CUresult cuStreamEndCapture(CUstream, handle *);
 extern CUresult cuGraphCreate(handle *, unsigned);
+extern CUresult cuGraphAddKernelNode(handle *, handle, const handle *, size_t, const kernel_node *);
+extern CUresult cuGraphAddNode(handle *, handle, const handle *, size_t, any_node *);
 extern CUresult cuGraphAddKernelNode_v2(handle *, handle, const handle *, size_t, const kernel_node *);
 extern CUresult cuGraphInstantiateWithFlags(handle *, handle, unsigned long long);
 extern CUresult cuGraphExecKernelNodeSetParams(handle, handle, const kernel_node *);
@@ -125,6 +127,8 @@ static CUresult step(const char *name, double number) {
         return result != 0 ? result : ended;
     }
     if (IS("graph")) return FIRST(cuGraphCreate(&graph, 0), cuGraphAddKernelNode_v2(&node, graph, NULL, 0, &node_in));
+    if (IS("graph_old")) return FIRST(cuGraphCreate(&graph, 0), cuGraphAddKernelNode(&node, graph, NULL, 0, &node_in));
+    if (IS("graph_any")) return FIRST(cuGraphCreate(&graph, 0), cuGraphAddNode(&node, graph, NULL, 0, &any_in));
     if (IS("instantiate")) return cuGraphInstantiateWithFlags(&executable, graph, 0);
     if (IS("exchange")) return cuGraphExecKernelNodeSetParams_v2(executable, node, &node_in);
     if (IS("exchange_any")) return cuGraphExecNodeSetParams(executable, node, &any_in);

@@ -73,11 +73,17 @@ fn what_loads_code_by_another_call_counts() {
 
 #[test]
 fn a_graphs_first_launch_counts_when_it_takes_memory() {
-    for get in [
-        "function; graph; instantiate",
-        "function; captured; instantiate",
-    ] {
-        check("data", get, "graph_launch");
+    check("data", "function; captured; instantiate", "graph_launch");
+}
+
+/// A kernel node is added to a graph with a function that was never launched. The usual driver loads the function when
+/// the graph is launched, the contrary one at once.
+#[test]
+fn the_function_of_an_added_node_counts_when_it_takes_memory() {
+    for graph in ["graph", "graph_old", "graph_any"] {
+        let first_use = format!("{graph}; instantiate; graph_launch");
+        check("data", "function", &first_use);
+        check("library", "kernel", &first_use);
     }
 }
 

@@ -345,14 +345,20 @@ hooks! {
     fn cuKernelGetFunction(func: *mut CuFunction, kernel: CuKernel) => { libraries::before_use_kernel("cuKernelGetFunction", kernel), libraries::after_use_kernel(func, kernel) }
     // Memory of graphs.
 
+    /// Counts the code that it loads for the node's function, as the graph's first launch does.
+    fn cuGraphAddKernelNode(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, count: usize, params: *const CuKernelNodeParamsV1)
+        => { first_use::before_exchange(params), first_use::after_add() }
+    /// Counts the code that it loads for the node's function, as the graph's first launch does.
+    fn cuGraphAddKernelNode_v2(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, count: usize, params: *const CuKernelNodeParams)
+        => { first_use::before_exchange(params), first_use::after_add() }
     /// The process has a memory node: launches of graphs look for their memory from here on.
     fn cuGraphAddMemAllocNode(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, count: usize, params: *mut CuMemAllocNodeParams) => { _, graphs::after_add_alloc() }
-    /// As `cuGraphAddMemAllocNode`, if the node is a memory node.
-    fn cuGraphAddNode(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, count: usize, params: *mut CuGraphNodeParams) => { _, graphs::after_add(params) }
-    /// As `cuGraphAddMemAllocNode`, if the node is a memory node.
-    fn cuGraphAddNode_v2(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, data: *const CuGraphEdgeData, count: usize, params: *mut CuGraphNodeParams) => { _, graphs::after_add(params) }
-    /// As `cuGraphAddMemAllocNode`, if the node is a memory node.
-    fn cuGraphAddNode_v3(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, data: *const CuGraphEdgeData, count: usize, params: *mut CuGraphNodeParams) => { _, graphs::after_add(params) }
+    /// As `cuGraphAddMemAllocNode` or `cuGraphAddKernelNode`, if the node is of that kind.
+    fn cuGraphAddNode(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, count: usize, params: *mut CuGraphNodeParams) => { graphs::before_node(params), graphs::after_add(params) }
+    /// As `cuGraphAddMemAllocNode` or `cuGraphAddKernelNode`, if the node is of that kind.
+    fn cuGraphAddNode_v2(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, data: *const CuGraphEdgeData, count: usize, params: *mut CuGraphNodeParams) => { graphs::before_node(params), graphs::after_add(params) }
+    /// As `cuGraphAddMemAllocNode` or `cuGraphAddKernelNode`, if the node is of that kind.
+    fn cuGraphAddNode_v3(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, data: *const CuGraphEdgeData, count: usize, params: *mut CuGraphNodeParams) => { graphs::before_node(params), graphs::after_add(params) }
     /// Counts the memory that it will want.
     fn cuGraphInstantiate(out: *mut CuGraphExec, graph: CuGraph, error_node: *mut CuGraphNode, text: *mut c_char, length: usize) => { graphs::before_instantiate("cuGraphInstantiate", graph, 0), graphs::after_instantiate("cuGraphInstantiate", out) }
     /// Counts the memory that it will want.

@@ -177,15 +177,15 @@ impl KernelNode for CuKernelNodeParams {
     }
 }
 
-/// A kernel node of an executable graph is about to get a function that waits for its first use.
+/// A kernel node is about to get a function that waits for its first use.
 #[derive(Clone, Copy)]
 pub(crate) struct Exchange {
     function: u64,
     first: Option<FirstUse>,
 }
 
-/// Before a kernel node of an executable graph gets new parameters: the driver may load the function now,
-/// or when the graph is launched. Passes a function that was used already, so that a program that
+/// Before a kernel node is added to a graph, or a node of an executable graph gets new parameters: the driver may load
+/// the function now, or when the graph is launched. Passes a function that was used already, so that a program that
 /// changes its nodes all the time waits for no measurement.
 pub(crate) fn before_exchange<P: KernelNode>(params: InPtr<P>) -> Verdict<Exchange> {
     match params.read().and_then(exchange) {
@@ -212,6 +212,14 @@ pub(crate) fn exchange<P: KernelNode>(params: P) -> Option<Exchange> {
         Where::Elsewhere | Where::Denied => None,
     };
     Some(Exchange { function, first })
+}
+
+/// A kernel node was added: charges what the driver loaded for it. The function goes on waiting, because the driver may
+/// load it only when the graph is launched.
+pub(crate) fn after_add(exchange: Exchange, result: CuResult) {
+    if let Some(first) = exchange.first {
+        after(first, result);
+    }
 }
 
 /// The node has the function: what that took is charged, and the graph's next launch is measured.

@@ -45,7 +45,14 @@ pub(crate) fn after_add_alloc(result: CuResult) {
 }
 
 /// `cuGraphAddNode`: of any kind.
-pub(crate) fn after_add(result: CuResult, params: OutPtr<CuGraphNodeParams>) {
+pub(crate) fn after_add(
+    exchange: Option<Exchange>,
+    result: CuResult,
+    params: OutPtr<CuGraphNodeParams>,
+) {
+    if let Some(exchange) = exchange {
+        first_use::after_add(exchange, result);
+    }
     if params
         .read()
         .is_some_and(|params| params.kind == query::NODE_ALLOC)

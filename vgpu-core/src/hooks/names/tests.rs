@@ -63,11 +63,7 @@ const WITHOUT_A_HOOK: [(&str, &[&str]); 5] = [
 ];
 
 /// Names of the launch class that have no hook.
-const NO_LAUNCH: [(&str, &[&str]); 3] = [
-    (
-        "a graph is charged when it is launched, whatever it was made of",
-        &["cuGraphAddKernelNode", "cuGraphAddKernelNode_v2"],
-    ),
+const NO_LAUNCH: [(&str, &[&str]); 2] = [
     (
         "a write into memory takes no time of the multiprocessors and waits for nothing",
         &[

@@ -70,9 +70,9 @@ pub(crate) fn says_lazy() -> bool {
     std::env::var("CUDA_MODULE_LOADING").as_deref() != Ok("EAGER")
 }
 
-/// Whether a function that an executable graph's node is given is loaded by that call, or when the graph is launched.
+/// Whether a function that a node of a graph is given is loaded by that call, or when the graph is launched.
 #[must_use]
-pub(crate) fn exchanges_load() -> bool {
+pub(crate) fn nodes_load() -> bool {
     contrary()
 }
 

@@ -16,12 +16,11 @@ use crate::base::table::Table;
 use crate::memory::blocks;
 use crate::memory::context;
 use crate::memory::graph_memory;
-use crate::process::choices;
 use crate::process::helper;
 use crate::process::work::exec;
 use crate::streams::capturing;
 use crate::streams::graph;
-use crate::streams::graph::{Body, Conditional, CopyParams, Graph, Memset};
+use crate::streams::graph::{Body, Conditional, CopyParams, Graph, Memset, load_given};
 use crate::streams::module;
 use crate::streams::stream;
 use crate::streams::stream::Stream;
@@ -369,11 +368,7 @@ pub(crate) fn set(
     if found.body.kind() != body.kind() {
         return Err(CuResult::INVALID_VALUE);
     }
-    if let Body::Kernel(launch) = &body
-        && choices::exchanges_load()
-    {
-        module::load_for(&launch.function, context::current()?)?;
-    }
+    load_given(&body)?;
     found.body = body;
     Ok(())
 }

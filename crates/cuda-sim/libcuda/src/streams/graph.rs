@@ -11,10 +11,13 @@ use crate::base::border::{Done, Opaque, handle, lock, read, read_all, write};
 use crate::base::table::Table;
 use crate::base::values;
 use crate::base::values::ValueOp;
+use crate::memory::context;
 use crate::memory::graph_memory;
+use crate::process::choices;
 use crate::streams::event;
 use crate::streams::event::Event;
 use crate::streams::launch::Launch;
+use crate::streams::module;
 
 /// One operation of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -389,7 +392,18 @@ pub(crate) fn add(
         return Err(CuResult::INVALID_VALUE);
     }
     let body = make()?;
+    load_given(&body)?;
     write(out, handle(graph.add(body, &after)?))
+}
+
+/// Loads the function that a kernel node is given, on a driver that does so at that call.
+pub(crate) fn load_given(body: &Body) -> Done {
+    match body {
+        Body::Kernel(launch) if choices::nodes_load() => {
+            module::load_for(&launch.function, context::current()?)
+        }
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn host(params: *const CuHostNodeParams) -> Done<Body> {
