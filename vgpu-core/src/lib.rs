@@ -6,9 +6,8 @@
 //! hooks through the linker, or through `dlsym` and `cuGetProcAddress` (`hooks::linker`, `rules::dispatch`).
 //!
 //! A guest: it starts no thread, installs no signal handler, changes no environment variable, prints
-//! nothing, keeps `errno`, has no constructor, waits for no peer longer than 100 ms (a
-//! context of unknown size: 3 s, decision 0011), and keeps nothing
-//! of its own alive across a call of the driver.
+//! nothing, keeps `errno`, has no constructor, waits for no other process longer than 100 ms (a context of unknown
+//! size: 3 s, decision 0011), and keeps nothing of its own alive across a call of the driver.
 
 mod base;
 mod driver;

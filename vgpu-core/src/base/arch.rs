@@ -1,4 +1,4 @@
-//! The only assembly: functions that stand in for the loader's and jump on to them, so that the real one still sees its
+//! The only assembly: functions that replace the loader's and jump on to them, so that the real one still sees its
 //! caller's return address (`RTLD_NEXT` and `$ORIGIN` depend on it), and a thread's room at a fixed distance from its
 //! pointer. One file for each processor. Never decides anything: `linker.rs` does.
 
@@ -22,7 +22,7 @@ use x86_64 as processor;
 
 pub(crate) use processor::{ask_and_jump, stack_pointer, thread_block};
 
-/// The arguments that a stand-in was called with, saved on its stack. The rule may change it before the jump.
+/// The arguments of a replaced function, saved on its stack. The rule may change it before the jump.
 #[repr(C)]
 pub(crate) struct Arguments {
     /// First, second and third argument, as the caller passed them.

@@ -2,8 +2,8 @@
 //! processes of a host, and sleeps on it. Both are bare of cancellation points. The clock is read by a system call
 //! of our own, since a program may put another `clock_gettime` in the C library's place, and in the host's time
 //! namespace, since a tenant may have made one of its own. Built with the feature
-//! `virtual-clock` (tests only), the simulated driver's clock stands in for it, so that a test's time is
-//! exact; a product has no way to another clock, since a tenant could set it.
+//! `virtual-clock` (tests only), it is the simulated driver's clock, so that a test's time is exact; a product has no
+//! way to another clock, since a tenant could set it.
 
 use core::sync::atomic::{AtomicI64, Ordering};
 
@@ -17,7 +17,7 @@ pub(crate) fn now_ns() -> u64 {
     monotonic_ns()
 }
 
-/// Sleeps so long, or a little longer, or until a signal comes.
+/// Sleeps for `ns`, or a little longer, or until a signal comes.
 pub(crate) fn sleep_ns(ns: u64) {
     #[cfg(feature = "virtual-clock")]
     if simulated::sleep_ns(ns) {
@@ -53,7 +53,7 @@ pub(crate) fn sleep_exactly_ns(ns: u64) {
     };
     set_timer_slack(1);
     sleep_ns(ns);
-    // A real-time thread is told 0, which would set the default.
+    // A real-time thread's slack reads 0, and setting 0 would set the default.
     set_timer_slack(old.max(1));
 }
 

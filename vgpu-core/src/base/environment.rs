@@ -5,7 +5,7 @@ use core::ffi::CStr;
 
 /// The value of a variable now; `None` where it is not set.
 ///
-/// `read` gets the value and keeps nothing of it: the program may change its environment after this.
+/// `read` gets the value and must not keep a reference to it: the program may change its environment after this.
 pub(crate) fn read<T>(name: &CStr, read: impl FnOnce(&[u8]) -> T) -> Option<T> {
     // SAFETY: `name` ends in a zero. A program that changes its environment in another thread meanwhile
     // breaks the C library's contract for every reader, its own included.

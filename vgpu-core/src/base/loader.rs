@@ -1,5 +1,5 @@
-//! The genuine functions of the loader: where they are, and calling them. Exact names only. Allocates
-//! nothing and takes no lock of ours, since an allocator may be the caller.
+//! The genuine functions of the loader: where they are, and calling them. Exact names only. Allocates nothing and
+//! takes no lock of the library, since an allocator may be the caller.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -11,7 +11,7 @@ pub(crate) type Dlvsym =
     unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 pub(crate) type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
 
-/// A function of the loader: its name, the genuine one, and ours.
+/// A function of the loader: its name, the genuine one, and the library's.
 pub(crate) struct Genuine {
     pub(crate) name: &'static CStr,
     address: AtomicPtr<c_void>,

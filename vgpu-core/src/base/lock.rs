@@ -5,9 +5,9 @@
 //! that other threads read without a lock, or work that happens once.
 //!
 //! The program's own call of the driver is never made while one of these locks is held: an exception or a
-//! jump may leave that call, and the lock would stay held. A call that we make for ourselves
-//! (`driver::query`) cannot be left that way, and a lock whose doc says so is held across such calls. Other
-//! threads may then wait as long as the driver takes; a wait gives up after ten seconds at most.
+//! jump may leave that call, and the lock would stay held. The library's own calls (`driver::query`) cannot be left
+//! that way, and a lock whose doc says so is held across such calls. Other threads may then wait as long as the
+//! driver takes; a wait gives up after ten seconds at most.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -19,7 +19,7 @@ const FREE: u32 = 0;
 const HELD: u32 = 1;
 
 /// How long a caller waits that would lose a charge or a refund by giving up. The holder is another thread
-/// of this process and releases the lock as soon as it runs; the wait ends even if that thread is gone.
+/// of this process and releases the lock as soon as it runs; the wait ends even if that thread has ended.
 const LONGEST_WAIT_MS: i64 = 10_000;
 
 /// How long a caller waits that loses nothing by giving up.
@@ -67,7 +67,7 @@ impl Lock {
 
     #[inline]
     fn take(&self) -> bool {
-        // Acquire: what the last holder wrote under the lock is seen.
+        // Acquire: sees what the last holder wrote under the lock.
         self.0
             .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
@@ -231,7 +231,7 @@ impl ProcessLock {
         let me = std::process::id();
         let deadline = milliseconds() + longest_ms;
         loop {
-            // Acquire: what the last holder wrote under the lock is seen.
+            // Acquire: sees what the last holder wrote under the lock.
             let Err(holder) =
                 self.0
                     .compare_exchange(FREE, me, Ordering::Acquire, Ordering::Acquire)

@@ -1,6 +1,6 @@
 //! One line to the file that the settings name, by default nowhere. Formatted on the stack, written
-//! with one `write(2)`, the file opened anew each time (the host may close every descriptor). Never
-//! allocates, never prints to stdout or stderr, never fails visibly.
+//! with one `write(2)`, the file opened again each time (the host may close every descriptor). Never allocates, never
+//! prints to stdout or stderr, never fails visibly.
 
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int};
@@ -157,7 +157,7 @@ fn append(text: &[u8]) {
     if file < 0 {
         return;
     }
-    // SAFETY: our own descriptor, and a buffer of that length. A write that fails goes unseen.
+    // SAFETY: our own descriptor, and a buffer of that length. A failed write is ignored.
     unsafe { libc::syscall(libc::SYS_write, file, text.as_ptr(), text.len()) };
     // SAFETY: our own descriptor.
     unsafe { libc::syscall(libc::SYS_close, file) };

@@ -24,7 +24,7 @@ pub(crate) const ENTRY_BYTES: usize = 24;
 /// No other type has the same `SPACE`, and it is not 0. (So a cell whose key is in a space holds a value of that
 /// space's type.)
 pub(crate) unsafe trait Kept: Copy + 'static {
-    /// Tells the type's keys from those of other types.
+    /// Distinguishes the type's keys from those of other types.
     const SPACE: u8;
 }
 
@@ -65,7 +65,7 @@ impl<'a> Found<'a> {
         space_of(self.0.key)
     }
 
-    /// The number that it stands under, exact below 2^56.
+    /// The entry's number, exact below 2^56.
     pub(crate) fn number(&self) -> u64 {
         self.0.key & NUMBER
     }
@@ -108,7 +108,7 @@ pub(crate) enum Then {
 /// The bits of a key that hold the number.
 const NUMBER: u64 = (1 << 56) - 1;
 
-/// The number as a key: spaces do not meet, and nothing is 0.
+/// The number as a key: keys of two spaces are never equal, and no key is 0.
 fn key_of<T: Kept>(number: u64) -> u64 {
     // The driver's pointers and handles have at most 57 bits; the fold keeps longer ones apart.
     (number ^ number >> 56 << 48) & NUMBER | u64::from(T::SPACE) << 56
@@ -135,8 +135,8 @@ impl Map {
         Some(work(&mut table, usize::try_from(hash).unwrap_or(0)))
     }
 
-    /// Remembers an entry; one that stands under this number already is replaced and comes back.
-    /// False as the second: there was no memory to remember it in.
+    /// Remembers an entry. Replaces and returns the entry that this number has already. False as the second: there
+    /// was no memory to remember it in.
     pub(crate) fn put<T: Kept>(&self, number: u64, entry: T) -> (Option<T>, bool) {
         let key = key_of::<T>(number);
         self.with(key, |table, hash| table.put(key, hash, entry))
@@ -180,8 +180,8 @@ impl Map {
         })?
     }
 
-    /// Takes out all entries that `goes` points at, and lets it change the others. Linear in the number
-    /// of entries.
+    /// Takes out all entries for which `goes` returns true, and lets it change the others. Linear in the number of
+    /// entries.
     pub(crate) fn sweep(&self, mut goes: impl FnMut(Found<'_>) -> bool) {
         for shard in &self.shards {
             let Some(mut table) = shard.0.hold() else {
@@ -268,7 +268,7 @@ impl Table {
                 break;
             }
             let home = usize::try_from(hash(moved.key)).unwrap_or(0) & mask;
-            // Does it lie in the gap's way, that is, not between the gap and where it stands?
+            // Whether it may move into the gap: its home is not between the gap and its place.
             if (next.wrapping_sub(home) & mask) >= (next.wrapping_sub(gap) & mask) {
                 if let Some(cell) = self.cell(gap) {
                     *cell = moved;

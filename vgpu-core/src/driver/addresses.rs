@@ -77,14 +77,14 @@ impl Lookup {
         rows.get(..count)
     }
 
-    /// The number of the one hook that stands for the function at this address.
+    /// The number of the one hook for the function at this address.
     fn by_address(&self, address: usize) -> Option<usize> {
         // Acquire: the table was stored before.
         if FILLED.load(Ordering::Acquire) == 0 {
             self.fill();
         }
         for at in (0..SLOTS).map(|step| spread(address) + step) {
-            // Acquire: what the hook of a joined address calls was stored before.
+            // Acquire: the function that the hook of a joined address calls was stored before.
             let entry = BY_ADDRESS
                 .get(at % SLOTS)
                 .map_or(0, |slot| slot.load(Ordering::Acquire));
@@ -169,7 +169,7 @@ pub(crate) const fn first_rows(index: &[u16], names: &[&str]) -> [u16; 1024] {
     let mut count = 0;
     let mut first = 0;
     while first < rows.len() {
-        // The rows of a name stand together.
+        // The rows of a name are next to each other.
         let mut end = first;
         let mut any = false;
         while end < rows.len() && is_same(rows[end].name.as_bytes(), rows[first].name.as_bytes()) {
@@ -190,7 +190,7 @@ const SLOTS: usize = 2048;
 const MIXED: u64 = 0xffff;
 
 /// Address (48 bits) and number of its hook (16 bits, [`MIXED`] where several functions share an
-/// address); 0 is empty. Exported addresses stand in it before the first use, others join.
+/// address); 0 is empty. Exported addresses are in it before the first use, and others join.
 static BY_ADDRESS: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
 static FILLED: AtomicU64 = AtomicU64::new(0);
 

@@ -38,8 +38,8 @@ pub(crate) static VGPU_LIBRARY_MARKER: u32 = vgpu_abi::layout::REGION_VERSION;
 
 const MARKER: &CStr = c"VGPU_LIBRARY_MARKER";
 
-/// Another copy of ours that was loaded before this one, into the same namespace: a preload, where we
-/// are the overlay under the driver's name. It charges, and we hand every call on to it.
+/// Another copy of the library that was loaded before this one into the same namespace: a preload, while this copy is
+/// the overlay under the driver's name. It charges, and we hand every call on to it.
 pub(crate) fn elder() -> Option<Object> {
     let first = elf::first(|object| object.find(MARKER).is_some().then_some(*object))?;
     (!loader::is_ours(&first)).then_some(first)
@@ -78,8 +78,8 @@ impl Library {
         object.path().map(<[u8]>::to_vec)
     }
 
-    /// Where we stand in for the library under its own name, we are linked to it by its path. A static
-    /// program's loader tells us no more than that.
+    /// As an overlay under the driver's own name, this library is linked to the driver by its path. A static
+    /// program's loader shows no more than that.
     fn beneath_us(&self) -> Option<Object> {
         let ourselves = loader::ourselves()?;
         let path = ourselves.needed(|name| {
@@ -91,7 +91,7 @@ impl Library {
         self.is_genuine(&object).then_some(object)
     }
 
-    /// Is this object the vendor's library (and not one of ours under its name)?
+    /// Whether this object is the vendor's library (and not a copy of this library under its name).
     fn is_genuine(&self, object: &Object) -> bool {
         object.is_called(self.stem)
             && object.find(self.proof).is_some()
@@ -121,8 +121,8 @@ impl Library {
         }
     }
 
-    /// Does this address, which the loader gave for a name of ours, belong to the genuine library? One
-    /// that lives in another `dlmopen` namespace counts, and is taken if we have no other.
+    /// Whether this address, which the loader gave for a name that this library exports, belongs to the genuine
+    /// library. One that lives in another `dlmopen` namespace counts, and is taken if we have no other.
     pub(crate) fn owns(&self, row: usize, address: *mut c_void) -> bool {
         if self.is_loaded() && self.address(row) == address {
             return true;

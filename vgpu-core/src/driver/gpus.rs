@@ -28,7 +28,7 @@ static VISIBLE: Visible = Visible {
     entries: [const { AtomicU32::new(0) }; MAX_ORDINALS],
 };
 
-/// The driver is about to read `CUDA_VISIBLE_DEVICES`: what it says from now on counts for nothing.
+/// The driver is about to read `CUDA_VISIBLE_DEVICES`: later changes of the variable have no effect.
 pub(crate) fn note_visible() {
     let note = |list: &[u8]| {
         let mut entries = list.split(|&byte| byte == b',');
@@ -91,7 +91,7 @@ fn index_of_gpu(ordinal: i32) -> Option<usize> {
         .or(Some(ordinal_index))
 }
 
-/// The device's place in limits that come from a file. `None`: the driver does not tell its UUID (yet).
+/// The device's place in limits that come from a file. `None`: the driver does not report its UUID (yet).
 pub(crate) fn in_file(limits: &LimitsValue, ordinal: i32) -> Option<Device> {
     let names = query::device_uuids(ordinal)?;
     let found = names

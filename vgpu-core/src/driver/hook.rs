@@ -1,7 +1,7 @@
-//! Hooks, and how one is made: the macro that exports a function of the driver with the rule that
-//! stands before its call and the one that stands after it. Between the two stands the genuine function and
-//! nothing of ours, because an exception, a cancelled thread or a `longjmp` may leave through it. Tables
-//! of names are made when this is compiled.
+//! Hooks, and how one is made: the macro that exports a function of the driver with the rule that runs before its
+//! call and the rule that runs after it. Between the two only the genuine function runs, and nothing of the library
+//! is alive, because an exception, a cancelled thread or a `longjmp` may leave through it. Tables of names are made
+//! when this is compiled.
 
 use core::ffi::{CStr, c_void};
 
@@ -25,8 +25,8 @@ unsafe impl Sync for Hook {}
 /// `cuda_api`'s does not compile.
 ///
 /// A row with two names exports two functions: the second is the one whose default stream is the thread's own
-/// (`_ptsz`). In the braces the word after the type of the results stands for the default stream of the
-/// function that is called ([`crate::guest::border::DefaultStream`]).
+/// (`_ptsz`). In the braces the word after the type of the results is the default stream of the function that is
+/// called ([`crate::guest::border::DefaultStream`]).
 macro_rules! hooks {
     (
         $library:ident -> $ret:ty, $default:ident;
@@ -110,7 +110,7 @@ macro_rules! way {
             crate::guest::manners::Verdict::Refuse(result) => result,
         }
     }};
-    // With a look at whether the call may go at once, with nothing of ours around it.
+    // First asks whether the call may be passed to the driver at once, with nothing of the library around it.
     ($library:ident $name:ident ($($arg:ident),*)
         if $($pass:ident)::+ ($($p:expr),* $(,)?);
         $($before:ident)::+ ($($b:expr),* $(,)?), $($after:ident)::+ ($($a:expr),* $(,)?)
@@ -122,8 +122,8 @@ macro_rules! way {
         crate::driver::hook::way!($library $name ($($arg),*)
             $($before)::+ ($($b),*), $($after)::+ ($($a),*))
     }};
-    // Where the third rule says so of what is carried, another function of the driver is called in place
-    // of this one.
+    // If the third rule returns true for the carried value, another function of the driver is called in place of this
+    // one.
     ($library:ident $name:ident ($($arg:ident),*)
         $($before:ident)::+ ($($b:expr),* $(,)?), $($after:ident)::+ ($($a:expr),* $(,)?),
         $($instead:ident)::+ => $other:ident ($($o:expr),* $(,)?)

@@ -17,7 +17,7 @@ pub(crate) trait Source {
 /// The memory that an image takes, as far as the image says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Declared {
-    /// The image itself, and the variables that stand in it without a content, bytes.
+    /// The image itself, and the variables that it declares without content, bytes.
     pub(crate) bytes: u64,
     /// All of the image was read and understood. Otherwise it may take more than `bytes`.
     pub(crate) is_whole: bool,

@@ -69,8 +69,8 @@ impl Figures {
         self.have_room(bytes, promised) || (!counts_live && self.used >= bytes)
     }
 
-    /// Right after a graph with memory was launched, which made its memory grow by so much: does the
-    /// driver leave what the graph has out of what is in use?
+    /// Right after the launch of a graph with memory that made its memory grow by `grown`: whether the driver does
+    /// not report mapped memory as in use.
     pub(crate) fn count_live(self, grown: u64) -> bool {
         let free = self.reserved.saturating_sub(self.used);
         self.reserved > 0 && (self.used == 0 || (grown > 0 && free >= grown))
@@ -78,7 +78,7 @@ impl Figures {
 }
 
 /// May a request pass that the container has no room to grow for? Only while the charges are within the
-/// limit: otherwise nothing is given, also not out of memory that the driver has reserved already.
+/// limit: otherwise no request is granted, not even out of memory that the driver has reserved already.
 pub(crate) fn may_pass_without_growth(refusal: &Refusal) -> bool {
     matches!(refusal.why, Why::Full | Why::NotPageable) && refusal.used <= refusal.limit
 }
@@ -105,7 +105,7 @@ impl Promised {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Promises so much more.
+    /// Promises `bytes` more.
     pub(crate) fn add(&self, now_ms: u64, bytes: u64) {
         let before = self.bytes(now_ms);
         if before == 0 {
@@ -142,7 +142,7 @@ pub(crate) enum Moves {
 pub(crate) struct Launched {
     /// The graph has had its memory since its last launch.
     pub(crate) was_mapped: bool,
-    /// When it got its memory, no other graph had any of it.
+    /// No other graph had any of this memory when the graph got it.
     pub(crate) is_own: bool,
     /// Something that it allocates outlives the launch.
     pub(crate) keeps: bool,

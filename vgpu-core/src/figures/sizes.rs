@@ -8,7 +8,7 @@ const ROW_STEP: u64 = 512;
 /// The driver's granularity from 1 MiB on, and of everything that is mapped.
 pub(crate) const STEP: u64 = 2 << 20;
 
-/// The smallest granularity that a driver's device has told, bytes. A forked child has the same devices.
+/// The smallest granularity that a device of the driver has reported, bytes. A forked child has the same devices.
 static GRANULARITY: AtomicU64 = AtomicU64::new(STEP);
 
 /// A device's granularity is known.
@@ -17,7 +17,7 @@ pub(crate) fn note_granularity(bytes: u64) {
     GRANULARITY.fetch_min(bytes.max(SMALL_STEP), Ordering::Relaxed);
 }
 
-/// The smallest granularity that a driver's device has told, bytes.
+/// The smallest granularity that a device of the driver has reported, bytes.
 pub(crate) fn granularity() -> u64 {
     // Relaxed: as above.
     GRANULARITY.load(Ordering::Relaxed)
@@ -50,7 +50,7 @@ pub(crate) fn mapped(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(STEP).unwrap_or(u64::MAX)
 }
 
-/// A size of C as ours.
+/// A size of C as `u64`.
 #[inline]
 pub(crate) fn size(bytes: usize) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX)

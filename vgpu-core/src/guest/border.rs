@@ -283,8 +283,8 @@ fn image(image: *const c_void) -> Declared {
     image::declared(&memory)
 }
 
-/// Where the system does not let a process read its own memory by a call: as long as the image says
-/// that it is, read as the driver does.
+/// If the system does not let a process read its own memory by a call: reads the image plainly, as the driver does,
+/// up to the length that it states.
 fn plain_image(mut start: *const u8) -> Declared {
     if magic(start) == WRAPPER {
         // SAFETY: a wrapper has two words and a pointer.
@@ -300,7 +300,7 @@ fn plain_image(mut start: *const u8) -> Declared {
         let header = unsafe { start.cast::<[u8; 64]>().read_unaligned() };
         image::size_in(&header).unwrap_or(0)
     } else {
-        // SAFETY: what is no binary is text that ends in a zero, as the driver reads it.
+        // SAFETY: an image that is no binary is text that ends in a zero, as the driver reads it.
         let length = unsafe { libc::strnlen(start.cast(), 1 << 30) };
         u64::try_from(length).unwrap_or(u64::MAX)
     };
@@ -349,7 +349,7 @@ impl Source for File {
     }
 }
 
-/// Memory of this process, from an address on, read by the system: what is not there is not read.
+/// Memory of this process, from an address on, read by a system call, which fails where no memory is mapped.
 struct Raw<'a> {
     start: u64,
     answers: &'a Cell<bool>,
@@ -376,7 +376,7 @@ impl Source for Raw<'_> {
             iov_len: most,
         };
         let process = libc::c_long::from(std::process::id());
-        // SAFETY: writes to `into` alone; what it reads it finds or refuses by itself.
+        // SAFETY: writes to `into` alone, and refuses to read memory that is not mapped.
         let read = unsafe {
             libc::syscall(
                 libc::SYS_process_vm_readv,

@@ -1,6 +1,6 @@
-//! Manners of a guest in another program's thread: what surrounds every rule of ours. Keeps `errno`,
-//! contains panics, puts off cancellation, and knows a call from within our own code by where the
-//! stack stands. Never surrounds the driver's call itself.
+//! Manners of a guest in another program's thread: the code around every rule. Keeps `errno`, contains panics, puts
+//! off cancellation, and recognises a call from within the library's own code by the position of the stack. Never
+//! surrounds the driver's call itself.
 
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
@@ -17,13 +17,13 @@ use crate::guest::thread::{Thread, thread};
 pub(crate) enum Verdict<T, R = cuda_api::CuResult> {
     /// Call the driver, then hand this to the `after` rule.
     Call(T),
-    /// Call the driver; this call is none of our business.
+    /// Call the driver; no rule after it is needed.
     Pass,
     /// Do not call the driver; the caller gets this.
     Refuse(R),
 }
 
-/// The answer of an `after` rule: nothing (the driver's result stands) or another result.
+/// The answer of an `after` rule: nothing (the driver's result is returned) or another result.
 pub(crate) trait Answer<R> {
     fn or(self, result: R) -> R;
 }
@@ -80,7 +80,7 @@ pub(crate) fn watch_thread() {
 fn watch(thread: &Thread) {
     // Relaxed: as above.
     if let Some(key) = KEY.load(Ordering::Relaxed).checked_sub(1) {
-        // Any value but null: what we want is the call.
+        // Any value but null: only the call at the thread's end matters.
         let value = core::ptr::from_ref(thread).cast();
         // SAFETY: a key that was made above.
         let done = unsafe { libc::pthread_setspecific(key, value) };
@@ -105,9 +105,9 @@ pub(crate) fn settle_pending() {
     thread(|thread| thread.pending_mark.set(0));
 }
 
-/// A charge whose call was left by a jump or an exception: this call stands no deeper on the stack
-/// than that one did, so it is not called by it. Whether the driver gave what was asked before the
-/// jump is not known, so the charge is to be kept until it is measured.
+/// A charge whose call was left by a jump or an exception: this call is no deeper on the stack than that one was, so
+/// it is not called by it. Whether the driver gave what was asked before the jump is not known, so the charge is to
+/// be kept until it is measured.
 #[inline(always)]
 pub(crate) fn take_left_behind(keep: impl FnOnce(Charge)) {
     thread(|thread| {
@@ -120,14 +120,13 @@ pub(crate) fn take_left_behind(keep: impl FnOnce(Charge)) {
     });
 }
 
-/// Is this thread within a rule of ours (so that the call comes from our own doing)?
+/// Whether this thread is within a rule, so that the call comes from the library itself.
 #[inline]
 pub(crate) fn is_inside() -> bool {
     thread(Thread::is_inside)
 }
 
-/// Runs the part of a hook that stands before the driver's call, and writes what it says; a panic
-/// leaves `verdict` as it is.
+/// Runs the part of a hook before the driver's call, and writes its verdict; a panic leaves `verdict` as it is.
 ///
 /// Not inlined: the hook's own frame, which an exception may leave through, is to catch nothing.
 #[inline(never)]
@@ -138,8 +137,8 @@ pub(crate) fn before<T: Copy, R: Copy>(
     surround(|| *verdict = rule());
 }
 
-/// Runs the part of a hook that stands after the driver's call. After a panic the driver's result
-/// stands. Not inlined: see [`before`].
+/// Runs the part of a hook after the driver's call. After a panic the driver's result is returned. Not inlined: see
+/// [`before`].
 #[inline(never)]
 pub(crate) fn after<A: Answer<R>, R: Copy>(result: R, rule: impl FnOnce() -> A) -> R {
     let mut answer = result;
@@ -171,8 +170,8 @@ pub(crate) fn surround(rule: impl FnOnce()) {
 }
 
 /// Runs what may call the C library's points of cancellation: a cancelled thread unwinds from there,
-/// and Rust's frames do not let that through. (What every call goes through has none: the region and
-/// the log make bare system calls.)
+/// and Rust's frames do not let that through. (The code that every call runs has no such point: the region and the
+/// log make bare system calls.)
 pub(crate) fn uncancelled<T>(work: impl FnOnce() -> T) -> T {
     const DISABLED: c_int = 1;
     let mut old = 0;
@@ -186,8 +185,8 @@ unsafe extern "C" {
     safe fn pthread_setcancelstate(state: c_int, old: Option<&mut c_int>) -> c_int;
 }
 
-/// Makes panics of ours silent. The hook belongs to our own copy of the standard library (this is a
-/// `cdylib`), so the host's own hook, if it is written in Rust, is another one.
+/// Makes the library's panics silent. The hook belongs to our own copy of the standard library (this is a `cdylib`),
+/// so the host's own hook, if it is written in Rust, is another one.
 pub(crate) fn silence_panics() {
     #[cfg(not(test))]
     std::panic::set_hook(Box::new(|_| {}));
@@ -197,7 +196,7 @@ pub(crate) fn silence_panics() {
 mod tests {
     use super::*;
 
-    /// Not inlined: a call within a rule comes by way of the driver, so it stands deeper on the stack.
+    /// Not inlined: a call within a rule comes by way of the driver, so it is deeper on the stack.
     #[inline(never)]
     fn runs() -> bool {
         let mut ran = false;

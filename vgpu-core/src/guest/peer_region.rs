@@ -1,6 +1,6 @@
 //! Where the usage region is when the peers' variables give the limits. The file that they name may be another
-//! program's: HAMi-core keeps a region of its own there, and an older release of ours has another layout.
-//! Such a file is left as it is, and our region stands beside it.
+//! program's: HAMi-core keeps a region of its own there, and an older release of vgpu has another layout. Such a file
+//! is left as it is, and this library's region is made beside it.
 
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
@@ -42,7 +42,7 @@ fn candidates(named: &Path, is_own: bool, last: &Path) -> [Candidate; 4] {
     ]
 }
 
-/// Opens the region that the peers' variables name, or the one that stands in for it.
+/// Opens the region that the peers' variables name, or the one in its place.
 ///
 /// # Errors
 /// The candidate that was tried first, and what is wrong with it.

@@ -1,5 +1,5 @@
-//! Every variable that we read, once. Says what a container may use and where its files are, or why
-//! that was not understood; opens nothing and changes nothing. (`VGPU_DEEPBIND_KEEP` is read by
+//! Every variable that we read, once. Reads what a container may use and where its files are, or
+//! why that was not understood; opens nothing and changes nothing. (`VGPU_DEEPBIND_KEEP` is read by
 //! `linker.rs` at each `dlopen` that it is about, since that comes before any set-up.)
 
 use core::ffi::CStr;

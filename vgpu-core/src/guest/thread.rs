@@ -18,7 +18,7 @@ pub(crate) struct Thread {
     pub(crate) inside: Cell<usize>,
     /// Where the C library keeps this thread's `errno`; null until it was asked.
     errno: Cell<*mut c_int>,
-    /// Hooked calls by group that the region has not been told of yet, and how many it waits for.
+    /// Hooked calls by group that are not yet added to the region, and how many calls there must be before they are.
     pub(crate) calls: [(Cell<u32>, Cell<u32>); 8],
     /// The context that was current when `device` was looked up, and the process epoch of then.
     pub(crate) context: Cell<u64>,
@@ -28,7 +28,7 @@ pub(crate) struct Thread {
     pub(crate) device: Cell<u32>,
     /// Our own number of `context`.
     pub(crate) context_number: Cell<u64>,
-    /// Where the stack stood when `pending` was noted; 0: nothing is pending.
+    /// The position of the stack when `pending` was noted; 0: nothing is pending.
     pub(crate) pending_mark: Cell<usize>,
     /// A charge whose call has not come back yet.
     pub(crate) pending: Cell<MaybeUninit<Charge>>,
@@ -49,7 +49,7 @@ pub(crate) fn thread<T>(f: impl FnOnce(&Thread) -> T) -> T {
 }
 
 impl Thread {
-    /// Are we called from within a rule of ours? Then the stack stands below the mark.
+    /// Whether this call comes from within a rule. Then the stack is below the mark.
     #[inline]
     pub(crate) fn is_inside(&self) -> bool {
         let mark = self.inside.get();

@@ -1,5 +1,5 @@
 //! Memory that was freed in the order of a stream: the driver takes it back when the stream gets there,
-//! so its charge stays until an event of ours after the free has completed. For pools, the driver's
+//! so its charge stays until an event that the library recorded after the free has completed. For pools, the driver's
 //! figure is used instead (`pools.rs`). Puts nothing into a stream that captures.
 
 use core::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ use crate::state::deferred_free_table::{
 use crate::state::holdings::CHORE_DEFERRED_FREES;
 
 impl DeferredFree {
-    /// The first part has been done: what it held is released, and the second takes its place.
+    /// The first part has been done: its memory is refunded, and the second part takes its place.
     fn release_first(&self, accounts: &Accounts) {
         self.release(accounts, 0);
         if get(&self.events[0]) != 0 {
@@ -91,7 +91,7 @@ pub(crate) enum ChargedTo {
     Object(u64),
 }
 
-/// The driver has been told to free an allocation when the stream gets there.
+/// The program has asked the driver to free an allocation when the stream gets there.
 pub(crate) fn enter(accounts: &Accounts, freed: Freed, of: OfStream) {
     let OfStream {
         stream,
@@ -105,7 +105,7 @@ pub(crate) fn enter(accounts: &Accounts, freed: Freed, of: OfStream) {
         ChargedTo::Object(number) => (HOLD, [number, 0]),
     };
     let Some(table) = accounts.holdings().deferred_frees.hold() else {
-        // Charged until the end: nothing is known of it.
+        // Charged until the process ends, because the library does not know the allocation.
         return;
     };
     let number = stream as u64;
@@ -233,7 +233,7 @@ pub(crate) fn wait(accounts: &Accounts) {
     }
 }
 
-/// The current context has been waited for: what could not be marked in it is gone.
+/// The program has waited for the current context, so frees in it that could not be marked have happened.
 pub(crate) fn context_is_idle(accounts: &Accounts, context: u64) {
     let Some(table) = accounts.holdings().deferred_frees.hold_briefly() else {
         return;
@@ -291,7 +291,7 @@ pub(crate) fn context_goes(accounts: &Accounts, context: u64) {
     }
 }
 
-/// A context is gone, with its memory and its streams.
+/// A context was destroyed, and its memory and its streams with it.
 pub(crate) fn context_gone(accounts: &Accounts, owner: u64) {
     let Some(table) = table(accounts) else {
         return;

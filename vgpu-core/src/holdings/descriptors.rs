@@ -39,7 +39,7 @@ pub(crate) fn put(
     }
 }
 
-/// A descriptor is gone, and keeps this no longer. Under the lock of the objects.
+/// A descriptor was closed, and keeps this memory no longer. Under the lock of the objects.
 fn ended(accounts: &Accounts, objects: &Objects<'_>, kept: KeptMemory) {
     // Relaxed: as above.
     accounts

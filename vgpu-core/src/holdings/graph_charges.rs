@@ -11,8 +11,8 @@ use crate::state::accounts::Accounts;
 use crate::state::entries::GraphAllocation;
 use crate::state::holdings::GraphMemory;
 
-/// Has this process (or one that it was forked from) made a memory node? Stands outside
-/// the wiped memory, so that a launch looks at nothing else.
+/// Has this process (or one that it was forked from) made a memory node? Outside the memory that a fork wipes, so
+/// that a launch reads one word only.
 pub(crate) static ANY: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn any() -> bool {
@@ -26,8 +26,8 @@ pub(crate) fn note_memory_node(_books: &Accounts) {
     ANY.store(1, Ordering::Relaxed);
 }
 
-/// A graph with memory nodes has just been launched, which made the device's graph memory grow by so
-/// much: what does the driver count as in use?
+/// A graph with memory nodes has just been launched, which made the device's graph memory grow by `grown` bytes:
+/// learns what the driver counts as in use.
 pub(crate) fn learn_figures(accounts: &Accounts, device: usize, grown: u64) {
     let Some(memory) = accounts.holdings().graphs.get(device) else {
         return;
@@ -114,7 +114,7 @@ pub(crate) fn freed_outside(accounts: &Accounts, address: u64) {
     }
 }
 
-/// The program has trimmed graph memory: what no graph used has gone back.
+/// The program has trimmed graph memory: the driver has taken back what no graph used.
 pub(crate) fn trimmed(accounts: &Accounts, device: usize) {
     if !any() {
         return;

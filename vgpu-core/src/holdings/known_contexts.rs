@@ -78,8 +78,8 @@ pub(crate) fn recharge(accounts: &Accounts, context: u64, change: impl FnOnce(u6
     accounts.holdings().map.change(context, recharged);
 }
 
-/// A call was left by a jump: what is there now is measured, so that its charge does not stay if the
-/// driver gave nothing.
+/// A call was left by a jump: measures what the device has now, so that its charge does not stay if the driver gave
+/// nothing.
 pub(crate) fn measure_again(accounts: &Accounts, device: usize) {
     if !measure::settle(accounts, device, Learn::Nothing) {
         // The host may know.
@@ -148,7 +148,7 @@ pub(crate) fn adopt(accounts: &Accounts, context: u64, device: usize) -> u64 {
     entry.number()
 }
 
-/// The address of a context may stand for another one from here on.
+/// From now on the address of a context may be that of another context.
 pub(crate) fn forget_addresses(accounts: &Accounts) {
     // Relaxed: threads that use a context while it is destroyed are the host's own race.
     accounts

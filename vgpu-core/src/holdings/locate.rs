@@ -59,7 +59,7 @@ fn find_context(accounts: &Accounts, context: u64, epoch: u32) -> Destination {
     }
 }
 
-/// Differs when an address may stand for another context than before.
+/// Changes when an address may be that of another context than before.
 #[inline]
 fn context_epoch(accounts: &Accounts) -> u32 {
     // Relaxed: a context that is destroyed while it is used is the host's own race.

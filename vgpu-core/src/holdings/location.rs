@@ -26,7 +26,7 @@ pub(crate) const DEVICE: u32 = 1;
 /// `CU_MEM_LOCATION_TYPE_NONE`, and of `HOST`, `HOST_NUMA` and `HOST_NUMA_CURRENT`.
 const NONE: u32 = 0;
 const HOST: core::ops::RangeInclusive<u32> = 2..=4;
-/// `CU_MEM_LOCATION_TYPE_INVISIBLE`: no process may use the memory, and the number beside it is none.
+/// `CU_MEM_LOCATION_TYPE_INVISIBLE`: no process may use the memory, and the number beside it is no device.
 const INVISIBLE: u32 = 5;
 /// `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN`: the lowest byte of the number is the device, the next
 /// one a part of it, and the others are not set.
@@ -35,8 +35,8 @@ const LOCALITY_DOMAIN: u32 = 6;
 const MANAGED: u32 = 2;
 
 /// Where memory of this location and allocation type lies. Managed memory moves to the device that uses
-/// it, wherever it begins. A location type that is not known here is memory of a device, and the number
-/// beside it means nothing here.
+/// it, wherever it begins. An unknown location type counts as memory of a device, and the number beside it is
+/// ignored.
 pub(crate) fn lies(at: CuMemLocation, allocation: u32) -> Lies {
     match at.kind {
         DEVICE => Lies::On(at.id),
@@ -52,7 +52,7 @@ fn is_unknown(kind: u32) -> bool {
     !(matches!(kind, DEVICE | NONE | INVISIBLE | LOCALITY_DOMAIN) || HOST.contains(&kind))
 }
 
-/// Kinds of location that were told of, a bit each.
+/// Kinds of location that the log has reported, a bit each.
 static TOLD: AtomicU32 = AtomicU32::new(0);
 
 /// Says once of each unknown kind what it is counted as.
@@ -67,8 +67,8 @@ pub(crate) fn tell_if_unknown(kind: u32) {
     }
 }
 
-/// The device that memory of this location and allocation type is charged to. Where the location does
-/// not tell, it is the current context's; without a context it is the first device that has a limit.
+/// The device that memory of this location and allocation type is charged to. If the location does not name the
+/// device, it is the current context's; without a context it is the first device that has a limit.
 pub(crate) fn place(accounts: &Accounts, at: CuMemLocation, allocation: u32) -> Destination {
     tell_if_unknown(at.kind);
     match lies(at, allocation) {

@@ -5,10 +5,9 @@
 //! Decides no call. The figures that stand for a missing answer are functions of values ([`guess`],
 //! [`beyond`], [`context_figure`], [`settled`]).
 //!
-//! A process's figure is one sum for all that it holds. Contexts and modules are what is left of it
-//! without the buffers, so it matters how well the buffers are known: what they are charged is an upper
-//! bound, and [`buffer_of`] says by how much it may be too high. A charge is lowered no further than that
-//! allows.
+//! A process's figure is one sum for all that it holds. Contexts and modules are the rest of the figure without the
+//! buffers, so it matters how well the buffers are known: what they are charged is an upper bound, and [`buffer_of`]
+//! says by how much it may be too high. A charge is lowered no further than that allows.
 
 use vgpu_abi::region::{Kind, Refusal, Why};
 
@@ -24,7 +23,7 @@ use crate::state::holdings::{CHORE_DEFERRED_FREES, Learn, Part};
 
 const MIB: u64 = 1 << 20;
 
-/// A context takes no less than this, whatever was measured beside busy neighbours.
+/// A context takes at least this much, even if a measurement beside busy neighbours shows less.
 pub(crate) const LEAST_CONTEXT: u64 = 8 * MIB;
 
 /// A safe figure for a context of a GPU of which only the multiprocessors and the memory are known: 64 MiB, and 4 MiB
@@ -91,7 +90,8 @@ enum When {
 
 fn booked(accounts: &Accounts, device: usize, when: When) -> u64 {
     let region = &accounts.container.region;
-    // Memory that another process of the container asks for meanwhile counts as ours rather than not at all.
+    // Memory that another process of the container asks for meanwhile counts as this process's, rather than not at
+    // all.
     match when {
         When::Before => region.used(device).saturating_add(region.pending(device)),
         When::After => region.used(device),
@@ -137,8 +137,8 @@ pub(crate) fn before_context(accounts: &Accounts, device: usize, ordinal: i32) -
 /// use any more. (Memory that other processes of the container free cannot be told from the charges of dead
 /// processes that they clear.)
 ///
-/// A neighbour that allocates meanwhile makes it too large, which is why NVML is asked before it is
-/// believed; one that frees makes it too small, which is why it never lowers a charge.
+/// A neighbour that allocates meanwhile makes it too large, so NVML is asked before this figure is used. A neighbour
+/// that frees makes it too small, so it never lowers a charge.
 fn beyond(before: &Look, after: &Look, charged: u64) -> u64 {
     let freed = before.buffers.saturating_sub(after.buffers);
     let more = after
@@ -226,7 +226,7 @@ impl Own {
     }
 }
 
-/// `None` where NVML does not know the process, or where its figure says nothing.
+/// `None` if NVML does not know the process, or if its figure cannot be used.
 fn own_overhead(accounts: &Accounts, device: usize) -> Option<Own> {
     let region = &accounts.container.region;
     if region.oversubscribed_by_me(device) > 0 {
@@ -281,8 +281,8 @@ fn buffers(accounts: &Accounts, device: usize) -> Buffers {
     sum
 }
 
-/// The device of an entry, and what it adds, on a driver of this granularity, to what stands in this process's slot.
-/// `None`: it is no buffer.
+/// The device of an entry, and the bytes that it adds to the charges in this process's slot, on a driver of this
+/// granularity. `None`: it is no buffer.
 fn buffer_of(entry: &Entry<'_>, granularity: u64) -> Option<(u8, Buffers)> {
     // The driver may give as much less of a step than we charge.
     let by_steps = |bytes| {
@@ -293,7 +293,7 @@ fn buffer_of(entry: &Entry<'_>, granularity: u64) -> Option<(u8, Buffers)> {
         }
     };
     let in_slot = |doubtful| Buffers { bytes: 0, doubtful };
-    // Exported memory stands in the container's table, and so does what others have exported. The driver
+    // Exported memory is in the container's table, and so is memory that other processes have exported. The driver
     // counts that for this process once its maker has let go.
     let in_table = |bytes, doubtful| Buffers { bytes, doubtful };
     Some(match entry {
@@ -497,9 +497,9 @@ pub(crate) fn wanted(accounts: &Accounts, device: usize) {
     }
 }
 
-/// Since a runtime's context was made, this much more is in use than the charges know of, where NVML does
-/// not know the process: what was loaded past the hooks. It counts in full up to four times what a
-/// context is taken for: neighbours may be the cause of more.
+/// If NVML does not know the process: the growth of uncharged memory in use since a runtime's context was made is
+/// what the runtime loaded past the hooks. It counts in full up to four times what a context is taken for: neighbours
+/// may be the cause of more.
 pub(crate) fn settle_loaded(accounts: &Accounts, device: usize, ordinal: i32) -> bool {
     if query::current_ordinal() != Some(ordinal) {
         return false;
@@ -525,7 +525,7 @@ pub(crate) fn settle_loaded(accounts: &Accounts, device: usize, ordinal: i32) ->
     true
 }
 
-/// Remembers how the device stands, for [`settle_loaded`].
+/// Remembers the device's uncharged memory in use, for [`settle_loaded`].
 pub(crate) fn keep_baseline(accounts: &Accounts, device: usize, context: u64) {
     if let Some(now) = look(accounts, device, From::Context(context), When::After) {
         let baseline = now.in_use.saturating_sub(now.booked);
@@ -533,8 +533,8 @@ pub(crate) fn keep_baseline(accounts: &Accounts, device: usize, context: u64) {
     }
 }
 
-/// Something was loaded at its first use: it is charged, since the driver has given it. Where the limit
-/// is passed by it, a record says so, and nothing is given until it fits again.
+/// Something was loaded at its first use: it is charged, since the driver has given it. If the container is then over
+/// its limit, a record says so, and no request is granted until the charges fit again.
 pub(crate) fn charge_loaded(accounts: &Accounts, call: &str, device: usize, bytes: u64) {
     if bytes == 0 {
         return;
@@ -569,8 +569,8 @@ pub(crate) fn record_excess(accounts: &Accounts, call: &str, device: usize, aske
     true
 }
 
-/// The container is above its limit on this device: what this process keeps without using it (in pools,
-/// of graphs) goes back to the driver.
+/// The container is above its limit on this device: returns to the driver what the process's pools and graphs keep
+/// without using it.
 #[cold]
 pub(crate) fn bring_down(accounts: &Accounts, device: usize) {
     let Some(ordinal) = accounts.ordinal_of(device) else {

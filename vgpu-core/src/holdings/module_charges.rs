@@ -16,8 +16,8 @@ pub(crate) fn loaded(accounts: &Accounts, number: u64, context: u64) -> Option<L
     Some(loaded)
 }
 
-/// The number of a library's copy in a context. A library that is not known has number 0: what a context loads
-/// of those goes with the context, too.
+/// The number of a library's copy in a context. An unknown library has number 0: a context's copies of such libraries
+/// also end with the context.
 fn copy_of(accounts: &Accounts, library: u64, context: u64) -> u64 {
     let library = accounts.holdings().map.get::<Library>(library);
     copy_number(library.map_or(0, |library| library.number), context)

@@ -1,7 +1,7 @@
 //! Memory that is made apart from addresses: which objects there are, which handles name them, and how
 //! often each is held (by handles, mappings and bindings). An object's charge ends with its last hold,
-//! and a hold ends only when the driver has done its part. Every change stands under one lock of this
-//! process, which is never held across a call of the driver.
+//! and a hold ends only when the driver has done its part. Every change is made under one lock of this process, which
+//! is never held across a call of the driver.
 
 use core::sync::atomic::Ordering;
 
@@ -71,7 +71,7 @@ impl<'a> Objects<'a> {
         number
     }
 
-    /// The handle stands for this object from now on, with one reference.
+    /// From now on the handle names this object, with one reference.
     fn name(&self, number: u64, handle: u64) {
         let map = &self.accounts.holdings().map;
         let (before, _) = map.put(handle, Handle::first(number));
@@ -106,7 +106,7 @@ impl<'a> Objects<'a> {
         });
     }
 
-    /// The object that a handle stands for.
+    /// The object that a handle names.
     pub(crate) fn of(&self, handle: u64) -> Option<Object> {
         let handle: Handle = self.accounts.holdings().map.get(handle)?;
         self.get(handle.object)
@@ -255,7 +255,7 @@ impl<'a> Objects<'a> {
         }
     }
 
-    /// A multicast object is gone, and its bindings with it.
+    /// A multicast object was released, which ends its bindings.
     fn unbind_all(&self, multicast: u64) {
         const AT_ONCE: usize = 32;
         loop {
@@ -329,7 +329,7 @@ pub(crate) fn keep_import(accounts: &Accounts, of: ImportOf, import: &Import) {
     }
 }
 
-/// A context's number, short enough to stand in an entry beside others.
+/// A context's number, short enough to share an entry with other fields.
 pub(crate) fn context_mark(context: u64) -> u32 {
     u32::try_from(context).unwrap_or(u32::MAX)
 }

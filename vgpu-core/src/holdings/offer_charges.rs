@@ -39,12 +39,12 @@ pub(crate) fn freed(accounts: &Accounts, pointer: u64, from: OfPool, bytes: u64,
             pool.charged.fetch_add(bytes, Ordering::Relaxed);
         }
     }
-    // Last: until here the memory may be charged twice, and is never charged to nothing.
+    // Last, so that the memory may be charged twice up to here, but is never uncharged.
     ended(accounts, object);
 }
 
-/// The program has freed an import once. True: that was the last time, and the object is held no more
-/// once the driver has let go of it.
+/// The program has freed an import once. True if that was the last time. The hold then ends once the driver has
+/// released the object.
 pub(crate) fn is_last(accounts: &Accounts, pointer: u64, import: &Pointer) -> bool {
     let mut left = *import;
     match &mut left {
@@ -55,7 +55,7 @@ pub(crate) fn is_last(accounts: &Accounts, pointer: u64, import: &Pointer) -> bo
     false
 }
 
-/// The driver has let go of it.
+/// The driver has released it.
 pub(crate) fn ended(accounts: &Accounts, object: u64) {
     Objects::lock(accounts).drop_hold(object);
 }

@@ -36,9 +36,8 @@ fn fits_without(refusal: &Refusal, bytes: u64) -> bool {
     bytes != 0 && used.saturating_add(refusal.asked) <= refusal.limit
 }
 
-/// A request did not fit: waits for what stands in its way without need, as long as that takes
-/// and no longer than is stated, and asks again. The refusal in the end names what the driver
-/// holds beyond the charges.
+/// A request did not fit: waits, up to the stated bounds, for charges that will end by themselves, and asks again.
+/// The refusal in the end names what the driver holds beyond the charges.
 #[cold]
 #[inline(never)]
 pub(crate) fn ask_again(
@@ -126,8 +125,8 @@ fn bury(accounts: &Accounts) -> Remains {
     remains
 }
 
-/// Whether the driver still knows the process on any device that it used. Nothing where that
-/// cannot be told: NVML counts processes as the machine does, and not as a pid namespace.
+/// Whether the driver still knows the process on any device that it used. `None` if that is unknown: NVML knows
+/// processes by the machine's numbers, and not by those of a pid namespace.
 fn is_listed(accounts: &Accounts, dead: &Dead) -> Option<bool> {
     if dead.pid_namespace != HOST_PID_NAMESPACE {
         return None;

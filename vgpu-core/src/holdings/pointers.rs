@@ -1,4 +1,4 @@
-//! Pointers that this process was given: what ends when the driver has taken one back.
+//! Pointers that the driver gave to this process, and the charges that end when the driver has taken one back.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -12,7 +12,7 @@ use crate::state::accounts::Accounts;
 use crate::state::entries::{Array, External, Graphics, Pointer};
 
 /// Has this process (or one that it was forked from) memory that is managed in place of the device's
-/// own? Stands outside the wiped memory, so that a question about a pointer looks at nothing else.
+/// own? Outside the memory that a fork wipes, so that a question about a pointer reads one word only.
 pub(crate) static ANY_PAGED: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn any_paged() -> bool {
@@ -64,7 +64,7 @@ impl Charged for Pointer {
     }
 }
 
-/// For kinds that are neither exported nor managed: the charge stands in this process's slot.
+/// For kinds that are neither exported nor managed: the charge is in this process's slot.
 macro_rules! plainly_charged {
     ($($kind:ty),*) => {
         $(impl Charged for $kind {

@@ -142,7 +142,7 @@ pub(crate) fn trim_device(accounts: &Accounts, device: usize) {
     }
 }
 
-/// Does the pool hold nothing, once it has given back what is not in use?
+/// Whether the pool holds nothing once it has given back what is not in use.
 pub(crate) fn is_empty(accounts: &Accounts, pool: &Pool) -> bool {
     // Acquire: as in `find`.
     let handle = pool.handle.load(Ordering::Acquire);
@@ -152,7 +152,7 @@ pub(crate) fn is_empty(accounts: &Accounts, pool: &Pool) -> bool {
     pool.charged.load(Ordering::Relaxed) == 0 && pool.offered.load(Ordering::Relaxed) == 0
 }
 
-/// The driver's pool is gone, and its place is free again.
+/// The driver's pool was destroyed, so its place is free again.
 pub(crate) fn leave(accounts: &Accounts, pool: &Pool) {
     // Relaxed: the handle publishes it.
     let device = pool.device.load(Ordering::Relaxed);

@@ -15,7 +15,7 @@ use crate::holdings::{
 use crate::state::accounts::Accounts;
 use crate::state::holdings::{CHORE_DEFERRED_FREES, CHORE_POOLS};
 
-/// Reserves room, or says what the caller is told instead.
+/// Reserves room, or returns the error for the caller.
 #[inline(always)]
 pub(crate) fn reserve(
     accounts: &Accounts,

@@ -13,7 +13,7 @@ pub(crate) fn has_parts(accounts: &Accounts) -> bool {
     accounts.holdings().sparse_parts.load(Ordering::Relaxed) != 0
 }
 
-/// An array is gone, and nothing lies under it any more.
+/// An array was destroyed: no memory is mapped to it any more.
 pub(crate) fn array_gone(accounts: &Accounts, array: u64) {
     const AT_ONCE: usize = 128;
     if !has_parts(accounts) {

@@ -220,7 +220,7 @@ hooks! {
     fn cuMemAllocAsync(out: *mut CuDevicePtr, bytes: usize, stream: CuStream) and cuMemAllocAsync_ptsz => { pools::before_alloc("cuMemAllocAsync", bytes, None, default.handle(stream)), pools::after_alloc("cuMemAllocAsync", out, default.handle(stream)) }
     /// Reserves the growth of its pool.
     fn cuMemAllocFromPoolAsync(out: *mut CuDevicePtr, bytes: usize, pool: CuMemoryPool, stream: CuStream) and cuMemAllocFromPoolAsync_ptsz => { pools::before_alloc("cuMemAllocFromPoolAsync", bytes, Some(pool), default.handle(stream)), pools::after_alloc("cuMemAllocFromPoolAsync", out, default.handle(stream)) }
-    /// Goes back to its pool.
+    /// Returns the memory to its pool.
     fn cuMemFreeAsync(ptr: CuDevicePtr, stream: CuStream) and cuMemFreeAsync_ptsz => {
         memory::before_free_async(ptr, default.handle(stream)), memory::after_free_async(default.handle(stream)),
         memory::is_freed_plainly => cuMemFree_v2(ptr)
@@ -295,9 +295,9 @@ hooks! {
     fn cuGraphicsUnregisterResource(resource: CuGraphicsResource) => { external::before_unregister(resource), external::after_unregister() }
     // Checkpoints.
 
-    /// The process's charges stand aside.
+    /// Refunds the process's charges until it is restored.
     fn cuCheckpointProcessCheckpoint(pid: i32, arguments: *mut c_void) => { _, checkpoint::after_checkpoint(pid, arguments) }
-    /// The charges of processes that are checkpointed stand aside.
+    /// Refunds the charges of processes that are checkpointed until they are restored.
     fn cuCheckpointOperationComplete(operation: CuCheckpointOperationHandle) => { _, checkpoint::after_complete() }
     /// Refused where the process's memory has no room any more.
     fn cuCheckpointProcessRestore(pid: i32, arguments: *mut c_void) => { checkpoint::before_restore("cuCheckpointProcessRestore", pid, arguments), checkpoint::after_restore() }
@@ -407,7 +407,7 @@ hooks! {
     fn cuLaunchGrid(function: CuFunction, grid_width: i32, grid_height: i32) => { compute::before(Work::kernel(function as usize, [grid_width.unsigned_abs(), grid_height.unsigned_abs(), 1], [1; 3]), 1), compute::after() }
     /// Waits for its share of the device.
     fn cuLaunchGridAsync(function: CuFunction, grid_width: i32, grid_height: i32, stream: CuStream) => { compute::before(Work::kernel(function as usize, [grid_width.unsigned_abs(), grid_height.unsigned_abs(), 1], [1; 3]), default.number(stream)), compute::after() }
-    // Other work that goes into streams.
+    // Other work that is put into streams.
 
     /// Counted, not charged.
     fn cuLaunchHostFunc(stream: CuStream, callback: CuHostFn, data: *mut c_void) and cuLaunchHostFunc_ptsz => { _, copies::after_host_function(default.number(stream)) }
@@ -465,7 +465,7 @@ hooks! {
     fn cuMemcpyDtoHAsync(dst: *mut c_void, src: u32, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, default.number(stream)) }
     /// Counted, not charged.
     fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CuDevicePtr, bytes: usize, stream: CuStream) and cuMemcpyDtoHAsync_v2_ptsz => { _, copies::after(bytes, 1, default.number(stream)) }
-    /// Counted, not charged; its bytes stand in a list whose form is not published.
+    /// Counted, not charged; its bytes are in a list whose form is not published.
     fn cuFabricCpyBatchAsync(count_ops: usize, op_list: *mut c_void, flags: u64, stream: CuStream) and cuFabricCpyBatchAsync_ptsz => { _, copies::after(0_usize, count_ops, default.number(stream)) }
     /// Counted, not charged.
     fn cuMemcpyHtoAAsync(dst: CuArray, dst_offset: u32, src: *const c_void, bytes: u32, stream: CuStream) => { _, copies::after(bytes, 1, default.number(stream)) }

@@ -1,7 +1,7 @@
 //! The ways round the linker: `dlsym` and `dlvsym` give our hook where they would give the genuine
 //! driver's function, `dlopen` and `dlmopen` lose the flag that hides us. Exact names only, and only
-//! names that the driver has, so "is CUDA here?" gets a true answer. Allocates nothing and takes no
-//! lock of ours, since an allocator may be the caller. Everything else goes to the real function.
+//! names that the driver has, so "is CUDA here?" gets a true answer. Allocates nothing and takes no lock of the
+//! library, since an allocator may be the caller. Everything else goes to the real function.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 
@@ -87,7 +87,7 @@ fn decide_symbol(
         return jump(genuine);
     }
     if handle != RTLD_DEFAULT && handle != RTLD_NEXT {
-        // An explicit handle: what the real one finds does not depend on the object that asks.
+        // An explicit handle: the real function's answer does not depend on the object that asks.
         let found = look_up(real, call.args);
         let is_ours = elf::holding(found).is_some_and(|object| is_ours(&object));
         if found.is_null() || (!is_ours && !wanted.is_genuine(found)) {
@@ -100,7 +100,7 @@ fn decide_symbol(
     }
     let is_first = handle == RTLD_DEFAULT && is_first_of_all(wanted.name());
     if is_first {
-        // The real one would find our hook. Without us it finds what stands behind us.
+        // The real one would find our hook. Without this library, the look-up finds the next library's function.
         let behind = look_up(real, [RTLD_NEXT, name, version]);
         if !behind.is_null() {
             return answer(call, behind);
@@ -118,7 +118,7 @@ fn decide_symbol(
     jump(genuine)
 }
 
-/// A name that we stand in for.
+/// A name that the library exports in place of the real one.
 enum Wanted {
     /// One of the vendor's functions.
     Driver {
@@ -166,7 +166,7 @@ impl Wanted {
         }
     }
 
-    /// Is this address the function that we stand in for?
+    /// Whether this address is the function that the library replaces.
     fn is_genuine(&self, found: *mut c_void) -> bool {
         match self {
             Self::Driver { library, hook } => library.owns(hook.row, found),
@@ -174,7 +174,7 @@ impl Wanted {
         }
     }
 
-    /// Does the process have the function that we stand in for?
+    /// Whether the process has the function that the library replaces.
     fn is_there(&self) -> bool {
         match self {
             Self::Driver { library, hook } => {
@@ -192,7 +192,7 @@ impl Wanted {
     }
 }
 
-/// Is ours the first definition that the whole process sees?
+/// Whether the library's definition is the first that the whole process sees.
 fn is_first_of_all(name: &CStr) -> bool {
     let real = DLOPEN.get();
     if real.is_null() {

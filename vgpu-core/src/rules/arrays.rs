@@ -28,7 +28,7 @@ pub(crate) fn before_array<D: Described>(
     }
 }
 
-/// Charged is the driver's own figure where it has one for a format of which ours is an estimate.
+/// Charges the driver's own figure if it has one for a format that the library can only estimate.
 pub(crate) fn after_array<D: Described>(
     reserved: Reserved,
     result: CuResult,
@@ -74,7 +74,7 @@ fn after<A: Address, D: Described>(
     given(&accounts, reserved, array.number(), bytes, entry);
 }
 
-/// An array about to go, with its charge; a sparse one has none of its own.
+/// An array about to be destroyed, with its charge; a sparse one has none of its own.
 #[derive(Clone, Copy)]
 pub(crate) struct Going {
     array: u64,

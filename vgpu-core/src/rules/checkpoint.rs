@@ -1,6 +1,6 @@
-//! Rules: processes that are checkpointed. The driver takes their memory off the devices, and their
-//! charges stand aside meanwhile; they are reserved again before the driver restores the memory, and
-//! without room the driver is not asked to. Any process of the container may ask for another one.
+//! Rules: processes that are checkpointed. The driver takes their memory off the devices, and their charges are
+//! refunded meanwhile. They are reserved again before the driver restores the memory; without room the call is
+//! refused. Any process of the container may ask for another one.
 
 use core::ffi::c_void;
 
@@ -45,7 +45,7 @@ pub(crate) fn after_checkpoint(result: CuResult, pid: i32, arguments: OutPtr<c_v
     }
 }
 
-/// A checkpoint is complete, of whichever process: the driver says of each where it stands.
+/// A checkpoint of some process is complete: asks the driver for the state of each process.
 pub(crate) fn after_complete(result: CuResult) {
     let Some(accounts) = standing::opened() else {
         return;
@@ -73,7 +73,7 @@ pub(crate) struct Restoring {
     charges: [Option<Charge>; MAX_DEVICES],
 }
 
-/// A pair of `CUcheckpointGpuPair`: which device's memory goes to which.
+/// A pair of `CUcheckpointGpuPair`: the old device of the memory and the new one.
 type Pair = [CuUuid; 2];
 
 /// How the arguments of a restore begin.

@@ -1,5 +1,5 @@
 //! Rules: contexts. Each takes memory that no call names: a learned size is reserved when one is made,
-//! settled to what NVML or the host measures; what the driver frees with a context is refunded.
+//! settled to the figure that NVML or the host measures; memory that the driver frees with a context is refunded.
 
 use cuda_api::{CuContext, CuDevice, CuResult};
 use vgpu_abi::region::{Charge, Kind, Refusal, Why};
@@ -92,8 +92,8 @@ fn make(accounts: &Accounts, call: &'static str, ordinal: i32) -> Verdict<Making
         // The memory kept since the process fetched its table is reserved from here on.
         accounts.container.region.loaded(device);
     }
-    // A context of a size that is not known is compared with what the device had before it; so is one
-    // beside another one, which takes a look only.
+    // The memory in use is measured before and after if the context's size is unknown. It is also measured if the
+    // thread has a context on the device already, because that costs only a query.
     let is_known = known_contexts::known_bytes(accounts, device) != 0;
     let is_beside = query::current_ordinal() == Some(ordinal);
     let before = (is_beside || !is_known)
@@ -146,7 +146,7 @@ pub(crate) fn after_create(
     })
 }
 
-/// There is no context: nothing is loaded into it either.
+/// There is no context, so no code can be loaded into it.
 fn failed(accounts: &Accounts, making: Making) {
     refund(accounts, making);
     if making.loads {
@@ -160,12 +160,12 @@ fn refund(accounts: &Accounts, making: Making) {
     }
 }
 
-/// Confirms the memory that the context itself takes. The rest is kept by the mark that stands since it was
-/// reserved, less what the charges have.
+/// Confirms the memory that the context itself takes. From here on the mark that was set with the reservation keeps
+/// room for the rest, minus what is charged already.
 fn confirm(accounts: &Accounts, making: Making) {
     let Some(charge) = making.charge else { return };
     let (own, rest) = charge.split(making.bytes);
-    // First: what the context does not take was never in use.
+    // First, because the part that the context does not take was never in use.
     accounts.refund(rest);
     accounts.confirm(own, Kind::Context);
     if making.loads {
@@ -230,8 +230,8 @@ fn outgrew(reserved: u64, is: u64, used: u64, limit: u64) -> bool {
     is > reserved && limit != 0 && used > limit
 }
 
-/// Takes one reference off a context. True: that was the last one, and the context goes. One of a green
-/// context goes with that, and one with more references than are counted stays until it is destroyed.
+/// Takes one reference off a context. True if that was the last one; the context then ends. A green context's one
+/// ends with the green context, and one with more references than can be counted stays until it is destroyed.
 fn drop_reference(context: &mut Context) -> bool {
     match context {
         Context::OfGreen { .. }
@@ -316,7 +316,7 @@ pub(crate) fn before_destroy(context: CuContext) -> Verdict<Going> {
     let context = context as u64;
     let known: Option<Context> = accounts.holdings().map.get(context);
     if known.is_some_and(|known| known.is_of_green()) {
-        // The context goes with its green context, and has no memory of its own.
+        // The context ends with its green context, and has no memory of its own.
         return Verdict::Pass;
     }
     match accounts.holdings().map.take(context) {
@@ -339,7 +339,7 @@ pub(crate) fn after_destroy(going: Going, result: CuResult) {
     }
 }
 
-/// The driver has freed the context and everything in it. (A green context's is gone with that.)
+/// The driver has freed the context and everything in it. (A green context's one has ended with the green context.)
 fn gone(accounts: &Accounts, context: &Context) {
     let &Context::Own {
         number,
@@ -455,7 +455,7 @@ pub(crate) fn after_attach(result: CuResult, out: OutPtr<CuContext>) {
     }
 }
 
-/// `cuCtxDetach`: one reference less; with the last one the context goes.
+/// `cuCtxDetach`: one reference less; the last one ends the context.
 pub(crate) fn before_detach(context: CuContext) -> Verdict<Going> {
     let accounts = accounts!(Context);
     let number = context as u64;
@@ -522,7 +522,7 @@ fn primary_is(accounts: &Accounts, making: Making, context: u64) -> Option<CuRes
         && before != context
         && let Some(entry) = accounts.holdings().map.take(before)
     {
-        // The primary context was destroyed and made anew past our hooks.
+        // The primary context was destroyed and made again past the hooks.
         gone(accounts, &entry);
     }
     if accounts.holdings().map.get::<Context>(context).is_some() {

@@ -34,8 +34,8 @@ fn may_wait<F>(accounts: &Accounts, function: *mut F) -> bool {
     !function.is_null() && accounts.process.compute.first_uses.is_lazy()
 }
 
-/// A function of a module or a library was handed out. `kernel` is the library's kernel that it stands
-/// for, or null.
+/// A function of a module or a library was handed out. `kernel` is the library's kernel that the function is of, or
+/// null.
 pub(crate) fn function_given<F, K>(
     accounts: &Accounts,
     function: *mut F,
@@ -222,7 +222,7 @@ pub(crate) fn after_add(exchange: Exchange, result: CuResult) {
     }
 }
 
-/// The node has the function: what that took is charged, and the graph's next launch is measured.
+/// The node has the function: charges what the driver loaded for it, and has the graph's next launch measured.
 pub(crate) fn after_exchange(exchange: Exchange, result: CuResult, exec: CuGraphExec) {
     if let Some(first) = exchange.first {
         after(first, result);
@@ -255,7 +255,7 @@ pub(crate) fn after(first: FirstUse, result: CuResult) {
     module_charges::charge_first_use(&accounts, "first launch", device, before, owner);
 }
 
-/// An executable graph is gone, or made: its name stands for something else.
+/// An executable graph was destroyed or made: from now on its handle is that of another graph.
 pub(crate) fn forget_graph(exec: CuGraphExec) {
     if let Standing::Ready(_, process) = standing::standing() {
         process.compute.costs.forget(Work::graph(exec as usize).key);

@@ -393,13 +393,13 @@ fn grow(result: CuResult, exec: CuGraphExec, graph: CuGraph, sum: fn(u64, u64) -
     for (device, known) in known.into_iter().enumerate() {
         let Some(known) = known else { continue };
         let (bytes, growth) = wants.of(device);
-        // Its next launch gets memory anew.
+        // Its next launch gets memory again.
         let part = GraphPart::new(sum(known.bytes, bytes), sum(known.growth, growth));
         map.put(key(exec, device), part);
     }
 }
 
-/// `cuDeviceGraphMemTrim`: what no graph uses goes back.
+/// `cuDeviceGraphMemTrim`: the driver takes back the memory that no graph uses.
 pub(crate) fn after_trim(result: CuResult, device: CuDevice) {
     if !any() || result != CuResult::SUCCESS {
         return;
@@ -412,7 +412,7 @@ pub(crate) fn after_trim(result: CuResult, device: CuDevice) {
     }
 }
 
-/// An executable graph or a graph is gone.
+/// An executable graph or a graph was destroyed.
 pub(crate) fn after_destroy(result: CuResult, exec: CuGraphExec) {
     first_use::forget_graph(exec);
     if !any() || result != CuResult::SUCCESS {

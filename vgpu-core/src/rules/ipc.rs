@@ -1,6 +1,6 @@
-//! Rules: plain memory that processes share by IPC. Its charge stands in the region's table, once, and
-//! every process that may hold it holds its charge. A handle names the allocation that the pointer is
-//! in; a program that asks again gets the first handle.
+//! Rules: plain memory that processes share by IPC. Its charge is in the region's table, once, and every process that
+//! may hold the memory holds the charge. A handle names the allocation that the pointer is in; a program that asks
+//! again gets the first handle.
 
 use cuda_api::{CuDevicePtr, CuIpcMemHandle, CuResult};
 use vgpu_abi::region::{Family, Import, Kind};
@@ -148,8 +148,8 @@ pub(crate) fn before_open(handle: CuIpcMemHandle) -> Verdict<Import> {
     }
 }
 
-/// Memory of another process. If that one is of this container, we hold its charge with it; what is in
-/// no charge of the container is charged here, in full.
+/// Memory of another process. If that process is of this container, this process now also holds its charge. Memory
+/// that the container is not charged for yet is charged here, in full.
 pub(crate) fn after_open<A: Address>(
     import: Import,
     result: CuResult,
@@ -299,8 +299,8 @@ pub(crate) fn after_close(closing: Closing, result: CuResult, pointer: CuDeviceP
     }
 }
 
-/// A context is gone: what it had exported is freed, what it had opened is closed. Others hold on, and
-/// so do descriptors.
+/// A context was destroyed: the driver has freed what it had exported, and closed what it had opened. Others hold on,
+/// and so do descriptors.
 pub(crate) fn context_gone(accounts: &Accounts, context: u64) {
     const AT_ONCE: usize = 32;
     let map = &accounts.holdings().map;

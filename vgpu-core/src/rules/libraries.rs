@@ -1,6 +1,6 @@
 //! Rules: libraries. A library belongs to no context: each context gets a copy of its own when something of the
-//! library is first used there, and the copy goes with the context. The memory of a copy is reserved
-//! before it is loaded, and compared with the memory that the driver took, as for a module.
+//! library is first used there, and the copy ends with the context. The memory of a copy is reserved before it is
+//! loaded, and compared with the memory that the driver took, as for a module.
 
 use core::sync::atomic::Ordering;
 
@@ -42,7 +42,7 @@ pub(crate) struct Using {
 
 #[derive(Clone, Copy)]
 enum How {
-    /// The context has a copy, or none is known of.
+    /// The context has a copy, or the library does not know whether it has.
     Known(LookingUp),
     /// The context gets its copy, by this number.
     First(modules::Loading, u64),
@@ -128,9 +128,9 @@ pub(crate) fn after_unload(unloading: Unloading, result: CuResult) {
     }
 }
 
-/// A library is gone, in all contexts.
+/// A library was unloaded, in all contexts.
 fn copies_gone(accounts: &Accounts, library: &Library) {
-    // Relaxed: a context that is made while a library goes has no copy of it.
+    // Relaxed: a context that is made while a library is unloaded has no copy of it.
     let contexts = accounts
         .holdings()
         .contexts_numbered

@@ -270,7 +270,7 @@ pub(crate) fn pitched(width: usize, height: usize) -> usize {
     usize::try_from(row(size(width)).saturating_mul(size(height))).unwrap_or(usize::MAX)
 }
 
-/// As [`after_pitch`]; the pitch of managed memory is ours to tell.
+/// As [`after_pitch`]; of managed memory the library computes the pitch.
 pub(crate) fn after_pageable_pitch(
     reserved: Reserved,
     result: CuResult,
@@ -307,7 +307,7 @@ pub(crate) fn after_pitch<A: Address, P: Copy + TryInto<u64>>(
     }
 }
 
-/// A pointer that we have not seen goes to the driver unchanged. One that we have is taken out before
+/// A pointer that the library has not seen is passed to the driver unchanged. One that we have is taken out before
 /// the call: after it another thread may be given the same number.
 #[inline(always)]
 pub(crate) fn before_free(pointer: impl Address) -> Verdict<Freeing> {
@@ -437,7 +437,7 @@ const DEVICE_MEMORY: u32 = 2;
 
 /// Memory that a program requested as device memory looks like device memory to it, even if it is managed: the program
 /// asks in order to choose a way of copying, or to tell another library about its memory. (The driver says where a page
-/// of managed memory is.) That it cannot be shared by IPC the driver says when the program tries to.
+/// of managed memory is.) When the program tries to share it by IPC, the driver answers that it cannot.
 pub(crate) fn after_attribute(
     result: CuResult,
     data: OutPtr<c_void>,
@@ -460,7 +460,7 @@ pub(crate) fn after_attribute(
     None
 }
 
-/// As [`after_attribute`], of several at once: what does not apply is 0 there, and no error.
+/// As [`after_attribute`], of several at once: an attribute that does not apply is 0 there, and no error.
 pub(crate) fn after_attributes(
     result: CuResult,
     count: u32,

@@ -112,7 +112,7 @@ pub(crate) fn refund(accounts: &Accounts, loading: Loading) {
 }
 
 /// The driver has loaded the module: it is charged with the memory that it took. `None`: that went past the limit, so
-/// the module was unloaded again. The answer for the caller stands beside it.
+/// the module was unloaded again. Also returns the answer for the caller.
 pub(crate) fn loaded(
     accounts: &Accounts,
     loading: Loading,
@@ -167,7 +167,7 @@ pub(crate) fn in_advance(loaded: &Loaded) -> u64 {
     u64::from(loaded.steps_in_advance).saturating_mul(sizes::STEP)
 }
 
-/// A module is gone, or the copy of a library.
+/// A module, or the copy of a library, was unloaded.
 pub(crate) fn gone(accounts: &Accounts, loaded: &Loaded) {
     let device = usize::from(loaded.device);
     let holdings = accounts.holdings();

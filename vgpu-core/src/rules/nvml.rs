@@ -1,7 +1,7 @@
 //! The NVML that a container sees: its share as if it were the GPU, its processes as if there were no
 //! others. The real function has always been called first; a rule here changes an answer that the
-//! driver gave, or translates a failure that comes from the container's own numbering. Nothing is
-//! allocated, and what the driver says of a device that is not the container's stays as it is.
+//! driver gave, or translates a failure that comes from the container's own numbering. Allocates nothing, and leaves
+//! the driver's answers about devices that are not the container's as they are.
 //!
 //! `nvmlInternalGetExportTable` and everything that has no row here is the driver's alone.
 
@@ -32,10 +32,10 @@ hooks! {
     /// Handles are looked at again afterwards.
     fn nvmlInitWithFlags(flags: u32) => { _, after_init() }
 
-    /// The container's share, and what it has used of it.
+    /// The container's share, and the used part of it.
     fn nvmlDeviceGetMemoryInfo(device: NvmlDevice, memory: *mut NvmlMemory)
         => { _, after_memory(device, memory) }
-    /// The container's share, and what it has used of it.
+    /// The container's share, and the used part of it.
     fn nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, memory: *mut NvmlMemoryV2)
         => { _, after_memory_v2(device, memory) }
 
@@ -178,8 +178,8 @@ hooks! {
         device: NvmlDevice,
         info: *mut NvmlProcessesUtilizationInfo,
     ) => { lists::room_of_samples(info), lists::after_samples_info(device, info) }
-    /// The share of the device that the container's own processes keep busy, where the driver tells processes
-    /// apart.
+    /// The share of the device that the container's own processes keep busy, if the driver has figures for each
+    /// process.
     fn nvmlDeviceGetUtilizationRates(device: NvmlDevice, utilization: *mut NvmlUtilization)
         => { _, lists::after_rates(device, utilization) }
 
@@ -210,7 +210,7 @@ fn here() -> Option<Accounts> {
     Some(accounts)
 }
 
-/// The container's device behind a handle; `None` when the driver's answer is to stand.
+/// The container's device behind a handle; `None` if the driver's answer is not changed.
 fn limited(device: NvmlDevice) -> Option<Limited> {
     let accounts = here()?;
     match devices::of(accounts.container, device)? {

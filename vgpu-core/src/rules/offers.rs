@@ -1,6 +1,6 @@
-//! Rules: memory of pools that processes name to each other. A named allocation stands in the region's
-//! table of shared objects, once, and its pool is charged that much less. An import is found there by its
-//! name, or is charged in full to the process that imports it, until that frees it.
+//! Rules: memory of pools that processes name to each other. A named allocation has one entry in the region's table
+//! of shared objects, and its pool is charged that much less. An import is found there by its name, or is charged in
+//! full to the process that imports it, until that frees it.
 
 use core::sync::atomic::Ordering;
 
@@ -260,7 +260,7 @@ fn keep(accounts: &Accounts, pointer: u64, device: usize, number: u64) {
     }
 }
 
-/// The last context of a device is gone: so is what pools gave there, own ones and imported ones.
+/// The last context of a device was destroyed, and with it all memory that own and imported pools gave there.
 pub(crate) fn device_gone(accounts: &Accounts, device: usize) {
     const AT_ONCE: usize = 32;
     let map = &accounts.holdings().map;

@@ -1,7 +1,7 @@
 //! Rules: stream-ordered memory. A pool grows in chunks and shrinks when it likes, so what is charged
 //! is what the driver says the pool holds: a chunk is reserved before the call, the pool is settled
-//! after it and at every synchronisation. Freed memory gives room when the driver says so. A
-//! captured call belongs to a graph (`graphs.rs`).
+//! after it and at every synchronisation. Freed memory gives room once the driver reports that the pool has it back.
+//! A captured call belongs to a graph (`graphs.rs`).
 
 use core::sync::atomic::Ordering;
 
@@ -246,8 +246,8 @@ fn draw(
     }
 }
 
-/// Has the pool room for so much, by the driver's word and beside what was promised to others? Then it
-/// is promised to this call.
+/// Whether the pool has room for `bytes`, by the driver's figures and beside what was promised to other allocations.
+/// Then it is promised to this call.
 fn promise(pool: &Pool, bytes: u64) -> bool {
     let Some(_held) = pool.lock.hold_briefly() else {
         return false;
@@ -322,8 +322,8 @@ pub(crate) fn after_alloc(
     if is.saturating_sub(was) <= reserved {
         return None;
     }
-    // The pool has grown by more than was reserved. Where that passes the limit, the allocation goes
-    // back. Behind work that does not end it stays, and so does its charge.
+    // The pool has grown by more than was reserved. If that passes the limit, the allocation is freed again. Behind
+    // work that does not end it stays, and so does its charge.
     let over = requests::above_limit(&accounts, drawing.device)?;
     // Acquire: as in `find`.
     let handle = pool.handle.load(Ordering::Acquire);
@@ -460,8 +460,8 @@ fn enter_unless_known(accounts: &Accounts, handle: u64, location: CuMemLocation,
     }
 }
 
-/// An imported pool is memory of the process that made it: what is imported out of it is charged on its
-/// own (`offers.rs`).
+/// An imported pool is memory of the process that made it: allocations that are imported out of it are charged on
+/// their own (`offers.rs`).
 pub(crate) fn after_import(result: CuResult, out: OutPtr<CuMemoryPool>) {
     let Some(accounts) = standing::opened() else {
         return;
@@ -471,9 +471,8 @@ pub(crate) fn after_import(result: CuResult, out: OutPtr<CuMemoryPool>) {
     }
 }
 
-/// The pool's name is taken off before the call: after it another pool may have it. A pool that holds
-/// memory cannot be asked for it once it is destroyed, so the driver's pool stays until it is empty; to
-/// the program it is gone.
+/// The pool's name is taken off before the call: after it another pool may have it. A destroyed pool cannot be asked
+/// how much memory it holds, so the driver's pool stays until it is empty. For the program it is destroyed.
 pub(crate) fn before_destroy(pool: CuMemoryPool) -> Verdict<&'static Pool> {
     let accounts = accounts!(Memory);
     let handle = pool as u64;
@@ -527,7 +526,7 @@ pub(crate) fn after_destroy(known: &'static Pool, result: CuResult, pool: CuMemo
     }
 }
 
-/// Trimmed, or told to keep less.
+/// The pool was trimmed, or set to keep less.
 pub(crate) fn after_change(result: CuResult, pool: CuMemoryPool) {
     let Some(accounts) = standing::opened() else {
         return;

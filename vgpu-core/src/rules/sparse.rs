@@ -1,6 +1,6 @@
 //! Rules: memory that is mapped to parts of sparse arrays. The driver does that in stream order: each tile
-//! of a part holds its memory from the call on, and until an event of ours after the call that unmapped it
-//! has completed.
+//! of a part holds its memory from the call on, and until an event that the library recorded after the call that
+//! unmapped it has completed.
 
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
@@ -28,7 +28,8 @@ struct Part {
     part_kind: u32,
     /// Padding.
     _between: u32,
-    /// Of a level: level, layer, offsets and extents. Of a mipmap's tail: layer, nothing, offset and size in two each.
+    /// Of a level: level, layer, offsets and extents. Of a mipmap's tail: layer, an unused word, offset and size in
+    /// two words each.
     place: [u32; 8],
     operation: u32,
     handle_kind: u32,
@@ -94,7 +95,7 @@ impl Piece {
 fn pieces(part_kind: u32, place: [u32; 8], tile: Option<[u32; 3]>, mut each: impl FnMut(Piece)) {
     let [level, layer, x, y, z, width, height, depth] = place;
     if part_kind == TAIL {
-        // Nothing stands between layer and offset.
+        // The word between layer and offset is unused.
         return each(Piece::Tail([level, x, y]));
     }
     let tile = tile.filter(|sides| sides.iter().all(|side| *side != 0));

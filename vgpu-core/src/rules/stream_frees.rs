@@ -1,5 +1,5 @@
-//! Rules: memory is freed in the order of a stream. Its charge stays until an event of ours after the free
-//! has completed (`deferred_free_charges.rs`). Puts nothing into a stream that captures.
+//! Rules: memory is freed in the order of a stream. Its charge stays until an event that the library recorded after
+//! the free has completed (`deferred_free_charges.rs`). Puts nothing into a stream that captures.
 
 use cuda_api::{CuResult, CuStream};
 
@@ -11,8 +11,8 @@ use crate::state::accounts::{Accounts, Destination};
 use crate::state::holdings::CHORE_DEFERRED_FREES;
 use crate::state::standing;
 
-/// The driver has been told to free an allocation when the stream gets there. `stream` is 2 for the
-/// thread's own.
+/// The program has asked the driver to free an allocation when the stream gets there. `stream` is 2 for the thread's
+/// own.
 pub(crate) fn leave(accounts: &Accounts, freed: Freed, stream: CuStream) {
     manners::uncancelled(|| {
         query::relaxed(|| {

@@ -75,7 +75,7 @@ pub(crate) struct Releasing {
     number: u64,
 }
 
-/// The object stays held until the driver has released the reference: what maps the memory meanwhile
+/// The object stays held until the driver has released the reference, so that a call that maps the memory meanwhile
 /// finds it.
 pub(crate) fn before_release(handle: CuMemAllocationHandle) -> Verdict<Releasing> {
     let accounts = accounts!(Memory);
@@ -96,7 +96,7 @@ pub(crate) fn after_release(releasing: Releasing, result: CuResult) {
     Objects::lock(&accounts).end_release(number, handle, result == CuResult::SUCCESS);
 }
 
-/// Whether the driver says that a handle stands for memory of a device that the container has limits for.
+/// Whether the driver says that a handle is that of memory on a device that the container has limits for.
 pub(crate) fn is_of_a_device(accounts: &Accounts, handle: u64) -> bool {
     let properties = query::relaxed(|| query::allocation_properties(handle));
     properties.is_some_and(|it| !matches!(place_of(accounts, &it), Destination::Elsewhere))
@@ -132,7 +132,7 @@ fn hold(accounts: &Accounts, call: &str, handle: u64, bytes: u64) -> Verdict<Hol
                 charge: None,
             };
             let Some(properties) = query::allocation_properties(handle) else {
-                // The driver does not know it either, and says so.
+                // The driver does not know it either, and returns the error.
                 return Verdict::Call(holding);
             };
             match place_of(accounts, &properties) {
@@ -209,7 +209,7 @@ fn held(accounts: &Accounts, holding: Holding, handle: u64, bytes: u64) -> u64 {
     if number == 0 {
         return 0;
     }
-    // The object was freed, made anew and released meanwhile: only this handle holds it now.
+    // The object was freed, made again and released meanwhile: only this handle holds it now.
     drop(objects);
     let place = query::allocation_properties(handle).map(|it| place_of(accounts, &it));
     let Some(Destination::Device { device, .. }) = place else {
@@ -263,8 +263,8 @@ static UNMAPPINGS: AtomicU32 = AtomicU32::new(0);
 
 /// Where what is not known may begin: the smallest page of any driver.
 const LEAST_STEP: u64 = 64 << 10;
-/// So many such pages are stepped over. (The driver takes off what is mapped without a gap, and knows
-/// nothing of larger ones.)
+/// At most this many such pages are stepped over. (The driver unmaps a range that is mapped without a gap, and knows
+/// nothing of larger ranges.)
 const MOST_GAPS: u32 = 1 << 16;
 
 /// Steps through a range from one known part to the next. `each` says how long the part is that begins
@@ -337,7 +337,7 @@ pub(crate) fn after_retain(
     if Objects::lock(&accounts).refer(handle.0) {
         return;
     }
-    // A driver that gives another handle than before: what is mapped there is what it stands for.
+    // The driver returned another handle than before, so the object is the one whose memory is mapped at the address.
     let Some(base) = query::relaxed(|| query::allocation_of(CuDevicePtr(address as u64))) else {
         return;
     };
@@ -348,7 +348,7 @@ pub(crate) fn after_retain(
 }
 
 /// The name of exported memory that is the same in every process, if there is one: the file behind the descriptor.
-/// (The real driver's descriptors are of its device node, which names nothing.)
+/// (The real driver's descriptors are of its device node, which identifies no object.)
 fn key_of_descriptor(descriptor: c_int) -> Option<SharedKey> {
     // SAFETY: a C struct of numbers, for which all zeros is a value.
     let mut file: libc::stat = unsafe { core::mem::zeroed() };
@@ -450,7 +450,7 @@ fn take_back(out: OutPtr<c_void>, kind: u32) {
     match kind {
         FILE_DESCRIPTOR => {
             if let Some(descriptor) = out.cast::<c_int>().read() {
-                // SAFETY: a descriptor that the driver made just now; the program is not told of it.
+                // SAFETY: a descriptor that the driver made just now; the program does not get it.
                 unsafe { libc::syscall(libc::SYS_close, descriptor) };
             }
             out.cast::<c_int>().write(-1);
@@ -480,8 +480,8 @@ pub(crate) fn before_import(name: InPtr<c_void>, kind: u32) -> Verdict<Import> {
     }
 }
 
-/// Memory that another process made. If that one is of this container, its charge is held together;
-/// what is not charged in the container is charged here, in full.
+/// Memory that another process made. If that process is of this container, both processes hold its charge. Memory
+/// that the container is not charged for yet is charged here, in full.
 pub(crate) fn after_import(
     import: Import,
     result: CuResult,

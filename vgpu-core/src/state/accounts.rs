@@ -35,7 +35,7 @@ pub(crate) enum Destination {
         /// Our number of the context that it dies with; 0 for none.
         owner: u64,
     },
-    /// Where nothing is charged (no context, an unlimited device): the driver answers.
+    /// Nothing is charged (no context, an unlimited device): the driver answers.
     Elsewhere,
     /// To a device that the container may not use.
     Denied,
@@ -49,7 +49,7 @@ pub(crate) enum Group {
     Memory = 0,
     /// A figure is shown.
     Report = 1,
-    /// A context or a module comes or goes.
+    /// A context or a module is made or destroyed.
     Context = 2,
     /// Work is launched.
     Launch = 3,
@@ -154,7 +154,7 @@ impl Accounts {
         manners::settle_pending();
     }
 
-    /// Records a refusal, and says what the caller is told.
+    /// Records a refusal, and returns the error for the caller.
     #[cold]
     pub(crate) fn refuse(&self, call: &str, device: usize, refusal: &Refusal) -> CuResult {
         let unix_ns = clock::unix_ns();

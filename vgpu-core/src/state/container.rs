@@ -32,8 +32,8 @@ pub(crate) enum LimitsFrom {
     Peers(Box<PeerSettings>),
 }
 
-/// The charges of a dead process stay at most this long after it was seen to be dead. A driver lets
-/// go within a second; one that hangs must not keep the room for ever.
+/// The charges of a dead process stay at most this long after it was seen to be dead. A driver releases the memory
+/// within a second; a driver that hangs must not keep the room for ever.
 pub(crate) const DEAD_NS: u64 = KEEP_DEAD_NS;
 
 /// If the host has not written for this long, it is considered dead, and its targets no longer count.
@@ -105,7 +105,7 @@ impl Container {
         self.targets.as_ref()?.target(slot, generation)
     }
 
-    /// The limits as they stand, for what is not cached.
+    /// The present limits, for values that are not cached.
     pub(crate) fn limits(&self) -> Option<LimitsValue> {
         match &self.limits {
             LimitsFrom::File(map) => map.load().ok(),
@@ -128,8 +128,8 @@ impl Container {
         }
     }
 
-    /// Memory that the driver holds for this container beyond its charges, as the host says: nothing where it
-    /// has not looked for a while.
+    /// Memory that the driver holds for this container beyond its charges, as the host measured it; 0 if the host has
+    /// not measured for a while.
     pub(crate) fn unaccounted(&self, device: usize) -> Unaccounted {
         let none = Unaccounted::default();
         let Some(targets) = &self.targets else {
@@ -143,7 +143,7 @@ impl Container {
         if age_ns < SILENT_NS { said } else { none }
     }
 
-    /// Tells the host's arbiter that this container begins to work.
+    /// Notifies the host's arbiter that this container begins to work.
     pub(crate) fn ring(&self) {
         if let Some(doorbell) = &self.doorbell {
             doorbell.ring();
@@ -156,8 +156,7 @@ impl Container {
         self.targets.as_ref().map_or(0, TargetsMap::generation)
     }
 
-    /// When the host's arbiter last wrote, nanoseconds of the monotonic clock; nothing where there is
-    /// none.
+    /// When the host's arbiter last wrote, nanoseconds of the monotonic clock; `None` if there is no arbiter.
     pub(crate) fn arbiter_heartbeat_ns(&self) -> Option<u64> {
         self.targets.as_ref().map(TargetsMap::heartbeat_ns)
     }

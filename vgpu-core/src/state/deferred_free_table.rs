@@ -6,12 +6,12 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::base::growing::{self, Growing};
 use crate::base::lock::Guarded;
 
-/// Every deferred free of this process. Held while events are recorded, asked and destroyed: these calls of
-/// the driver are ours.
+/// Every deferred free of this process. Held while the library records, queries and destroys its own events, which
+/// are calls of the driver.
 pub(crate) type DeferredFreeTable = Guarded<Growing<DeferredFree>>;
 
 /// The memory that one stream frees, in two parts: an event stands behind each, and the second part begins before the
-/// stream has reached the first event. So the charge of a stream that never idles goes down, too.
+/// stream has reached the first event. So the charge of a stream that never idles falls, too.
 #[repr(C)]
 pub(crate) struct DeferredFree {
     pub(crate) state: AtomicU32,

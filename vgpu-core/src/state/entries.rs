@@ -1,5 +1,5 @@
-//! The entries of this process's map: one type for each kind of pointer or handle, which says all that the
-//! rules know of it. Calls nothing.
+//! The entries of this process's map: one type for each kind of pointer or handle, with all that the rules know of
+//! it. Calls nothing.
 
 use core::num::NonZeroU64;
 
@@ -81,7 +81,7 @@ entries! {
     18 IpcHandlePart,
     /// A resource of a graphics API that was mapped.
     19 Graphics,
-    /// Holds of a sparse array that end at an event of ours, by the event.
+    /// Holds of a sparse array that end at an event of the library, by the event.
     20 Ending,
     /// A file descriptor that keeps memory after it was freed.
     21 Descriptor,
@@ -95,8 +95,8 @@ entries! {
     25 GraphPart,
 }
 
-/// Calls `goes` with the number of each entry (exact below 2^56); an entry for which it answers true is taken
-/// out. Linear in the number of entries.
+/// Calls `goes` with the number of each entry (exact below 2^56), and takes out each entry for which it returns true.
+/// Linear in the number of entries.
 pub(crate) fn sweep(map: &Map, mut goes: impl FnMut(u64, Entry<'_>) -> bool) {
     map.sweep(|found| {
         let number = found.number();
@@ -113,7 +113,7 @@ pub(crate) enum Pointer {
         bytes: u64,
         context: u64,
         device: u8,
-        /// So many file descriptors keep it.
+        /// Number of file descriptors that keep it.
         descriptors: u32,
     },
     /// From a pool that cannot be asked what it holds: a charge of its own, which ends with no context.
@@ -123,12 +123,12 @@ pub(crate) enum Pointer {
         bytes: u64,
         context: u64,
         device: u8,
-        /// So many file descriptors keep it.
+        /// Number of file descriptors that keep it.
         descriptors: u32,
     },
     /// Exported by another process, and opened here: charged in the region's shared table.
     Opened {
-        /// So many times.
+        /// How many times.
         times: u64,
         context: u64,
         device: u8,
@@ -156,7 +156,7 @@ pub(crate) enum Pointer {
     /// From a pool, named to other processes: charged in the region's shared table.
     Offered {
         bytes: u64,
-        /// The object that stands in the shared table.
+        /// The object in the shared table.
         object: u64,
         device: u8,
         /// The pool's place in the table of pools.
@@ -164,7 +164,7 @@ pub(crate) enum Pointer {
     },
     /// From a pool of another process.
     Taken {
-        /// So many times.
+        /// How many times.
         times: u64,
         /// The object that holds it.
         object: u64,
@@ -218,7 +218,7 @@ pub(crate) enum DeviceCharge {
 /// A memory handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
-    /// Our number of the object that it stands for.
+    /// The library's number of the object that it names.
     pub(crate) object: u64,
     /// Number of references that the program holds.
     pub(crate) references: u64,
@@ -299,7 +299,7 @@ pub(crate) struct Module(pub(crate) Loaded);
 /// A library, which belongs to no context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Library {
-    /// Our number of it.
+    /// The library's number of it.
     pub(crate) number: u64,
     /// The bytes that its image declares.
     pub(crate) declared: u64,
@@ -316,7 +316,7 @@ pub(crate) struct LibraryCopy(pub(crate) Loaded);
 pub(crate) enum Context {
     /// A primary context, or one that the program has made.
     Own {
-        /// Our number of it.
+        /// The library's number of it.
         number: u64,
         /// Charged.
         bytes: u64,
@@ -382,9 +382,9 @@ pub(crate) struct GraphExec {
 /// The part of an executable graph on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GraphPart {
-    /// Its nodes want so much.
+    /// Memory that its nodes want, bytes.
     pub(crate) bytes: u64,
-    /// The device's graph memory can grow by so much for it.
+    /// The device's graph memory can grow by this for it, bytes.
     pub(crate) growth: u64,
     /// The launch that got its memory here, if there was one.
     pub(crate) mapped: MappedBy,
@@ -423,7 +423,7 @@ pub(crate) enum TableName {
     Exported(SharedKey),
     /// Imported by this name, in a family of this number.
     Imported { name: SharedKey, family: u8 },
-    /// Imported by a name that says nothing.
+    /// Imported by a name that identifies no object.
     Unnamed { family: u8 },
 }
 
@@ -442,7 +442,7 @@ pub(crate) struct ImportRange {
     pub(crate) until: u64,
     /// No smaller object, bytes.
     pub(crate) least: u64,
-    /// So many objects.
+    /// Number of objects.
     pub(crate) objects: u32,
     /// The device of the first one.
     pub(crate) device: u8,
@@ -461,7 +461,7 @@ pub(crate) struct ObjectImport(pub(crate) ImportRange);
 pub(crate) struct Binding {
     /// The object of the memory.
     pub(crate) object: u64,
-    /// So much is bound.
+    /// Bytes that are bound.
     pub(crate) bytes: u64,
     /// The low half of the multicast object's number; 0: not known.
     pub(crate) multicast: u32,
@@ -515,14 +515,14 @@ pub(crate) struct Ending {
     pub(crate) object: u64,
     /// The driver's event.
     pub(crate) event: u64,
-    /// So many holds end.
+    /// Number of holds that end.
     pub(crate) holds: u32,
 }
 
 /// A file descriptor that keeps memory after it was freed. Its key is the descriptor's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Descriptor {
-    /// Tells the file from others that get the number later.
+    /// Distinguishes the file from others that get the number later.
     pub(crate) file: u64,
     pub(crate) keeps: KeptMemory,
 }

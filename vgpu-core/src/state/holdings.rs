@@ -18,8 +18,8 @@ use crate::state::deferred_free_table::DeferredFreeTable;
 pub(crate) const CHORE_DEFERRED_FREES: u32 = 1;
 /// A chore that waits: pools that their owner has destroyed while they held memory.
 pub(crate) const CHORE_POOLS: u32 = 2;
-/// A chore that waits: what a call took that was left by a jump is to be measured. From this bit on
-/// there is one for each device.
+/// A chore that waits: measure what a call took that was left by a jump. From this bit on there is one for each
+/// device.
 const CHORE_MEASURE: u32 = 1 << 16;
 
 /// See the module's text. All zeros is an empty one.
@@ -27,7 +27,7 @@ const CHORE_MEASURE: u32 = 1 << 16;
 pub(crate) struct Holdings {
     /// Everything that the driver gave a name.
     pub(crate) map: Map,
-    /// Contexts that are gone: what was remembered of a context by its address is void.
+    /// Number of destroyed contexts. When it changes, all that was remembered of a context by its address is void.
     pub(crate) contexts_gone: AtomicU32,
     /// Numbers given to contexts so far.
     pub(crate) contexts_numbered: AtomicU32,
@@ -76,7 +76,8 @@ struct Overhead {
     measured_bytes: AtomicU64,
     /// When this process measured by itself, milliseconds; 0: it has not.
     measured_here_ms: AtomicU64,
-    /// Since when the host is to say what a runtime has loaded, milliseconds; 0: nothing is awaited.
+    /// Since when the process waits for the host's measurement of what a runtime has loaded, milliseconds; 0: it does
+    /// not wait.
     awaited_ms: AtomicU64,
     /// When a measurement was last asked for, milliseconds.
     wanted_ms: AtomicU64,
@@ -113,18 +114,17 @@ const HOST_LOOKS_MS: u64 = 500;
 pub(crate) struct Pool {
     /// The driver's handle; 0 is an unused place.
     pub(crate) handle: AtomicU64,
-    /// Held while it is settled, which asks the driver for the pool's figures, and while it is destroyed:
-    /// these calls of the driver are ours.
+    /// Held while it is settled and while it is destroyed, which makes the library's own calls of the driver.
     pub(crate) lock: Lock,
     /// Region index of its device, or what else it is (`pools.rs`).
     pub(crate) device: AtomicU32,
     /// Its charge, bytes.
     pub(crate) charged: AtomicU64,
-    /// The part of it that was named to other processes, bytes: its charge stands in the table of shared objects.
+    /// The part of it that was named to other processes, bytes: its charge is in the table of shared objects.
     pub(crate) offered: AtomicU64,
     /// The part of the driver's reported room that calls under way were promised.
     pub(crate) promised: Promised,
-    /// Its owner has destroyed it, while it held memory: the driver's pool goes when it is empty.
+    /// Its owner has destroyed it, while it held memory: the driver's pool is destroyed when it is empty.
     pub(crate) is_going: AtomicU32,
 }
 
@@ -134,7 +134,7 @@ unsafe impl growing::Element for Pool {}
 /// The memory that the graphs of a device hold.
 #[repr(C)]
 pub(crate) struct GraphMemory {
-    /// Held while it is settled, which asks the driver for its figures: these calls are ours.
+    /// Held while it is settled, which makes the library's own calls of the driver.
     pub(crate) lock: Lock,
     /// The driver's ordinal of the device, plus one.
     pub(crate) ordinal: AtomicU32,
@@ -298,8 +298,8 @@ impl Holdings {
         region.release(device, gone, Kind::Module);
     }
 
-    /// A context is gone, which was charged `bytes` when it was made; those that stay were charged
-    /// `others`. With the last one all goes. Where contexts were measured since, or a jump left
+    /// A context was destroyed that was charged `bytes` when it was made; the contexts that stay were charged
+    /// `others`. The last one takes the whole charge with it. Where contexts were measured since, or a jump left
     /// something, what is left is to be measured again.
     pub(crate) fn drop_context(&self, region: &Region, device: usize, bytes: u64, others: u64) {
         let Some(overhead) = self.overhead.get(device) else {
@@ -329,7 +329,7 @@ impl Holdings {
     }
 
     /// The host measured what contexts and modules take of each device: the charges follow when the
-    /// figure has changed. (Between two looks, estimates stand on top of it.)
+    /// figure has changed. (Between two measurements, estimates are added to it.)
     pub(crate) fn settle_overhead(
         &self,
         region: &Region,
@@ -515,14 +515,14 @@ impl Holdings {
     /// Remembers the primary context of a device of the driver (its handle; 0: none); gives the one
     /// before.
     pub(crate) fn swap_primary(&self, ordinal: i32, context: u64) -> u64 {
-        // Relaxed: a handle guards no memory of ours.
+        // Relaxed: a handle guards no memory of the library.
         self.primary_word(ordinal)
             .map_or(0, |word| word.swap(context, Ordering::Relaxed))
     }
 
     /// The primary context of a device of the driver, as far as it is known; 0: none.
     pub(crate) fn primary(&self, ordinal: i32) -> u64 {
-        // Relaxed: a handle guards no memory of ours.
+        // Relaxed: a handle guards no memory of the library.
         self.primary_word(ordinal)
             .map_or(0, |word| word.load(Ordering::Relaxed))
     }
@@ -544,8 +544,8 @@ fn divided(bytes: u64, contexts: u64, modules: u64) -> (u64, u64) {
     (bytes - modules, modules)
 }
 
-/// The part of the charge of all contexts that goes with one that was charged `bytes`: the rest (other contexts,
-/// and charges that jumps left) keeps its charge, since it is not known which of them was measured to be
+/// The part of the charge of all contexts that ends with the context that was charged `bytes`. The rest (other
+/// contexts, and charges that jumps left) keeps its charge, since it is not known which of them was measured to be
 /// smaller.
 fn context_goes(charged: u64, bytes: u64, others: u64) -> u64 {
     bytes.min(charged.saturating_sub(others))

@@ -33,7 +33,7 @@ pub(crate) struct State {
     pub(crate) devices: [DeviceState; MAX_DEVICES],
     /// The generation of the targets for which the doorbell was rung, plus one; 0: never.
     rung: AtomicU64,
-    /// Not 0: the arbiter waits to see that this process is at rest.
+    /// Not 0: the arbiter waits for this process to rest.
     is_awaited: AtomicU32,
     /// How long launches of the container's other processes had waited when that was last asked, nanoseconds.
     pub(crate) waited_elsewhere_ns: AtomicU64,
@@ -45,15 +45,15 @@ pub(crate) struct State {
 #[repr(C)]
 pub(crate) struct DeviceState {
     pub(crate) in_flight_ns: AtomicI64,
-    /// When all that was launched ends if each launch takes as long as was charged, nanoseconds.
+    /// When all launched work ends, if each launch takes as long as it was charged, nanoseconds.
     pub(crate) ends_at_ns: AtomicU64,
     /// How long work keeps the device busy that is charged [`PACE_ONE`], of late: less where kernels of several streams
     /// run side by side. 0: nothing has ended yet.
     pub(crate) pace: AtomicU64,
     /// When work was last seen to end, or a launch was let in by the progress rule.
     pub(crate) progress_ns: AtomicU64,
-    /// How much too late threads of the process lately woke that waited for room beside a container of a higher priority,
-    /// nanoseconds.
+    /// How much too late the process's threads lately woke when they waited for room beside a container of a higher
+    /// priority, nanoseconds.
     pub(crate) overslept_ns: AtomicU64,
     pub(crate) waiting: AtomicU32,
     /// Which overdue work launches were last let in for without credit, and how many.
@@ -67,7 +67,7 @@ pub(crate) struct DeviceState {
 
 /// One, in parts of which [`DeviceState::pace`] is given.
 const PACE_ONE: u64 = 1 << 20;
-/// A pace is the mean over so much charged work, nanoseconds.
+/// A pace is the mean over this much charged work, nanoseconds.
 const PACED_NS: u64 = 20_000_000;
 
 impl DeviceState {
@@ -126,7 +126,7 @@ impl State {
         self.rung.load(Ordering::Relaxed) != next && self.rung.swap(next, Ordering::Relaxed) != next
     }
 
-    /// Notes whether the arbiter waits to see that this process is at rest.
+    /// Notes whether the arbiter waits for this process to rest.
     pub(crate) fn set_awaited(&self, is_awaited: bool) {
         let is_awaited = u32::from(is_awaited);
         // Relaxed: a hint.

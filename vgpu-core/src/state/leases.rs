@@ -1,5 +1,5 @@
-//! Credit that threads hold in advance: how the region and the spans are told what a thread launched, and
-//! how its lease goes back.
+//! Credit that threads hold in advance: how a thread's launches are added to the region and the spans, and how its
+//! lease is returned.
 
 use core::sync::atomic::Ordering;
 
@@ -50,7 +50,7 @@ pub(crate) fn add_in_flight(
     sum
 }
 
-/// Tells the region and the stream what this thread has launched since, and gives its lease back.
+/// Adds to the region and the stream what this thread has launched since, and returns its lease.
 pub(crate) fn tell(accounts: &Accounts) {
     thread(|thread| {
         let gate = &thread.gate;

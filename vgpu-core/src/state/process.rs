@@ -25,8 +25,8 @@ fn share_of_the_device(limit: &DeviceLimit) -> u64 {
     }
 }
 
-/// The rest of a limit when the driver holds so much beyond the charges; 0 is no limit, and no
-/// limit becomes none.
+/// The rest of a limit when the driver holds `unaccounted` bytes beyond the charges. 0 means no limit, so a limit
+/// without any room left becomes 1.
 fn room_of(limit: u64, unaccounted: u64) -> u64 {
     match limit {
         0 => 0,
@@ -47,7 +47,7 @@ pub(crate) struct Process {
     /// A bit for each device into whose context a runtime is loading past the hooks, and another one for
     /// each of which a measurement is wanted.
     loading: AtomicU32,
-    /// Held while what was loaded is measured, by calls of the driver and of NVML that are ours.
+    /// Held while loaded code is measured, by the library's own calls of the driver and of NVML.
     pub(crate) loaded_lock: Lock,
     /// Held while the limits are read from their file. No call of the driver is made meanwhile.
     limits_lock: Lock,
@@ -125,7 +125,7 @@ impl Process {
             .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
     }
 
-    /// Of [`Process::room`], which was asked for before: what may be memory of the device itself,
+    /// The part of [`Process::room`], which the caller has asked for before, that may be memory of the device itself,
     /// bytes; 0 is all of it.
     #[inline]
     pub(crate) fn resident_room(&self, device: usize) -> u64 {
@@ -143,7 +143,7 @@ impl Process {
             .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
     }
 
-    /// Takes over what the host says of memory beyond the charges. Tells whether any room changed.
+    /// Takes over what the host says of memory beyond the charges. Returns whether any room changed.
     pub(crate) fn take_over_room(&self, container: &Container) -> bool {
         let mut changed = false;
         for device in 0..MAX_DEVICES {
@@ -198,7 +198,7 @@ impl Process {
             .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
     }
 
-    /// Is it so? Asked once for each device; what cannot be answered is not so, and asked again.
+    /// Is it so? Asked once for each device. Without an answer it returns false, and asks again at the next call.
     pub(crate) fn is(
         &self,
         device: usize,
@@ -222,7 +222,7 @@ impl Process {
         answer
     }
 
-    /// Reads the limits anew.
+    /// Reads the limits again.
     #[cold]
     pub(crate) fn refresh_limits(&self, container: &Container) {
         let Some(_held) = self.limits_lock.hold_briefly() else {
@@ -384,7 +384,7 @@ impl Process {
         self.loading.fetch_and(!(1 << device), Ordering::Relaxed);
     }
 
-    /// At most every 50 ms: looks after our slot and clears those of dead processes. True when it did.
+    /// At most every 50 ms: maintains this process's slot and clears those of dead processes. True when it did.
     #[inline]
     pub(crate) fn tick(&self, container: &Container) -> bool {
         let now = lock::milliseconds().unsigned_abs();

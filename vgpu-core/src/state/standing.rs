@@ -1,5 +1,5 @@
-//! How this process stands: it has limits, it has none, or they were not understood. Set up at the first
-//! hooked call, again in a forked child (whose memory of it the kernel wipes), and never in a constructor.
+//! The state of this process: it has limits, it has none, or they were not understood. Set up at the first hooked
+//! call, again in a forked child (whose memory of it the kernel wipes), and never in a constructor.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -18,7 +18,7 @@ use crate::state::container::Container;
 use crate::state::leases;
 use crate::state::process::Process;
 
-/// How this process stands.
+/// The state of this process.
 #[derive(Clone, Copy)]
 pub(crate) enum Standing {
     /// There are limits, and they are understood.
@@ -60,7 +60,7 @@ static ONCE: AtomicU32 = AtomicU32::new(0);
 /// Another thread's set-up is waited for this long; it opens files, no more.
 const LONGEST_SET_UP_MS: i64 = 10_000;
 
-/// How this process stands. Sets it up at the first call.
+/// The state of this process. Sets it up at the first call.
 #[inline]
 pub(crate) fn standing() -> Standing {
     match process() {
@@ -85,7 +85,7 @@ pub(crate) fn known_now() -> Option<(&'static Container, &'static Process)> {
 /// Has this process been set up, and found that no limit is set?
 #[inline]
 pub(crate) fn is_transparent_now() -> bool {
-    // Acquire: what the phase speaks of was made before.
+    // Acquire: the state behind this phase was made before.
     process().is_some_and(|process| process.phase.load(Ordering::Acquire) == TRANSPARENT)
 }
 
@@ -189,7 +189,7 @@ unsafe extern "C" fn in_forked_child() {
     }
 }
 
-/// A thread ends: a charge that it left behind is kept, and what it leased goes back.
+/// A thread ends: keeps a charge that it left behind, and returns what it leased.
 unsafe extern "C" fn at_thread_end(_value: *mut c_void) {
     manners::surround(|| {
         let left_behind = manners::thread_ended();

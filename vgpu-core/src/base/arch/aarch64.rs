@@ -1,6 +1,7 @@
 //! 64-bit ARM, with its procedure call standard (AAPCS64).
 
-/// The body of a stand-in: saves the arguments, asks the rule, and jumps to its answer or returns.
+/// The body of a function that replaces the loader's: saves the arguments, asks the rule, and jumps to its answer or
+/// returns.
 macro_rules! ask_and_jump {
     ($rule:path) => {
         // 48 bytes keep the stack aligned to 16: the frame, three arguments, and 8 that are not used. x16 may hold
@@ -26,7 +27,7 @@ macro_rules! ask_and_jump {
 }
 pub(crate) use ask_and_jump;
 
-/// About where the stack stands; it grows down.
+/// The approximate position of the stack, which grows down.
 #[inline(always)]
 pub(crate) fn stack_pointer() -> usize {
     let pointer: usize;

@@ -1,6 +1,7 @@
 //! x86-64, with the calling convention of System V.
 
-/// The body of a stand-in: saves the arguments, asks the rule, and jumps to its answer or returns.
+/// The body of a function that replaces the loader's: saves the arguments, asks the rule, and jumps
+/// to its answer or returns.
 macro_rules! ask_and_jump {
     ($rule:path) => {
         // Three pushes align the stack for the call (it came in at 8 modulo 16).
@@ -25,7 +26,7 @@ macro_rules! ask_and_jump {
 }
 pub(crate) use ask_and_jump;
 
-/// About where the stack stands; it grows down.
+/// The approximate position of the stack, which grows down.
 #[inline(always)]
 pub(crate) fn stack_pointer() -> usize {
     let pointer: usize;

@@ -81,7 +81,7 @@ pub(crate) fn device_granularity(ordinal: i32) -> Option<u64> {
     u64::try_from(granularity(&properties)?).ok()
 }
 
-/// Where a process stands that may be checkpointed (`CUprocessState`).
+/// The state of a process that may be checkpointed (`CUprocessState`).
 pub(crate) fn process_state(pid: i32) -> Option<u32> {
     let mut state = 0;
     // SAFETY: one word to write to.

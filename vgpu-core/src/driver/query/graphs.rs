@@ -67,7 +67,7 @@ pub(crate) enum MemoryNode {
     Free { address: u64 },
 }
 
-/// Tells the memory nodes of a graph, of the graphs within it and of its conditional nodes' bodies.
+/// Calls `each` with the memory nodes of a graph, of the graphs within it and of its conditional nodes' bodies.
 /// `None` where the driver does not say all of them, or there is no memory to hear it in.
 pub(crate) fn memory_nodes(graph: CuGraph, each: &mut impl FnMut(MemoryNode)) -> Option<()> {
     let mut graphs: Vec<CuGraph> = Vec::new();
@@ -127,8 +127,7 @@ fn nodes_of(graph: CuGraph) -> Option<Vec<CuGraphNode>> {
     Some(nodes)
 }
 
-/// The bodies of a conditional node. Drivers before 13.2 do not tell them, and let no memory node be in
-/// one.
+/// The bodies of a conditional node. Drivers before 13.2 do not return them, and allow no memory node in one.
 fn bodies_of(node: CuGraphNode, graphs: &mut Vec<CuGraph>) -> Option<()> {
     let mut params = CuGraphNodeParams::zeroed();
     // SAFETY: a node that the driver named just now, and room for the parameters.
@@ -168,9 +167,9 @@ pub(crate) fn kernel_of(params: &CuGraphNodeParams) -> Option<CuKernelNodeParams
     Some(unsafe { params.body::<CuKernelNodeParams>().read_unaligned() })
 }
 
-/// Destroys an executable graph that the program was not told of.
+/// Destroys an executable graph whose handle the program has not got.
 pub(crate) fn destroy_graph_exec(exec: CuGraphExec) {
-    // SAFETY: the driver made it just now, and the program was not told of it.
+    // SAFETY: the driver made it just now, and the program has not got the handle.
     let destroyed = unsafe { cuda::cuGraphExecDestroy(exec) };
     debug_assert_eq!(destroyed, CuResult::SUCCESS);
 }

@@ -46,8 +46,8 @@ pub(crate) fn allocation_properties(handle: u64) -> Option<CuMemAllocationProp> 
     Some(properties)
 }
 
-/// How large imported memory is, which no call of the driver tells: the largest range that it can be
-/// mapped to. No call can reach it there, and the program does not learn the address. `None`: it cannot be mapped so.
+/// The size of imported memory, which no call of the driver returns: the largest range that it can be mapped to. No
+/// call can reach it there, and the program does not learn the address. `None`: it cannot be mapped so.
 pub(crate) fn imported_bytes(handle: u64, properties: &CuMemAllocationProp) -> Option<u64> {
     /// More than any device has.
     const MOST: usize = 1 << 42;
@@ -79,22 +79,22 @@ pub(crate) fn imported_bytes(handle: u64, properties: &CuMemAllocationProp) -> O
             bytes += more;
         }
     }
-    // SAFETY: our own range, where nothing is mapped any more.
+    // SAFETY: the library's own range, where nothing is mapped any more.
     let freed = unsafe { cuda::cuMemAddressFree(base, MOST) };
     debug_assert_eq!(freed, CuResult::SUCCESS);
     u64::try_from(bytes).ok().filter(|&bytes| bytes > 0)
 }
 
-/// Releases imported memory that the caller is not told of.
+/// Releases imported memory whose handle the caller does not get.
 pub(crate) fn release_memory(handle: u64) {
-    // SAFETY: a reference that the driver gave just now; the program was not told of it.
+    // SAFETY: a reference that the driver gave just now; the program has not got it.
     let released = unsafe { cuda::cuMemRelease(CuMemAllocationHandle(handle)) };
     debug_assert_eq!(released, CuResult::SUCCESS);
 }
 
 /// As [`release_memory`], of what was opened by IPC.
 pub(crate) fn close_ipc(pointer: u64) {
-    // SAFETY: opened just now; the program was not told of it.
+    // SAFETY: opened just now; the program has not got it.
     let closed = unsafe { cuda::cuIpcCloseMemHandle(CuDevicePtr(pointer)) };
     debug_assert_eq!(closed, CuResult::SUCCESS);
 }
@@ -151,7 +151,7 @@ pub(crate) fn resource_bytes(resource: CuGraphicsResource) -> Option<u64> {
     Some(shapes::bytes_of(description))
 }
 
-/// Unmaps resources that the caller is not told of.
+/// Unmaps resources of which the caller gets an error.
 pub(crate) fn unmap_resources(
     count: u32,
     resources: *mut CuGraphicsResource,
@@ -168,8 +168,8 @@ pub(crate) fn unmap_resources(
     debug_assert_eq!(unmapped, CuResult::SUCCESS);
 }
 
-/// Tells the driver that managed memory belongs on the device: its pages leave it for want of room
-/// only. A hint: a driver that does not take it loses nothing.
+/// Advises the driver to keep managed memory on the device: its pages leave it only if there is no room. Only a hint,
+/// so a failure is ignored.
 pub(crate) fn prefer_device(pointer: CuDevicePtr, bytes: u64) {
     const SET_PREFERRED_LOCATION: u32 = 3;
     let (Some(ordinal), Ok(bytes)) = (current_ordinal(), usize::try_from(bytes)) else {
@@ -210,7 +210,7 @@ pub(crate) fn free_import(pointer: u64) {
 
 /// Gives back what was allocated in stream order a moment ago.
 pub(crate) fn free_async(pointer: CuDevicePtr, stream: CuStream) {
-    // SAFETY: memory that the driver gave just now; the program was not told of it.
+    // SAFETY: memory that the driver gave just now; the program has not got it.
     let freed = unsafe { cuda::cuMemFreeAsync(pointer, stream) };
     let _stays_in_the_pool = freed;
 }

@@ -124,8 +124,7 @@ fn processes(device: NvmlDevice) -> Option<List> {
     found(mine.map(|info| info.used_gpu_memory).max())
 }
 
-/// Whether NVML lists a process on the device, by its number on the machine; nothing where NVML does
-/// not answer.
+/// Whether NVML lists a process on the device, by its number on the machine; `None` if NVML does not answer.
 pub(crate) fn lists_process(ordinal: i32, pid: u32) -> Option<bool> {
     const MOST: usize = 256;
     with_nvml(|| {

@@ -90,7 +90,7 @@ pub(crate) fn pool_figures(pool: u64) -> Option<Figures> {
     })
 }
 
-/// Tells a pool to keep nothing at a synchronisation.
+/// Sets a pool to keep nothing at a synchronisation.
 pub(crate) fn keep_nothing(pool: u64) {
     let mut nothing = 0u64;
     let value: *mut c_void = (&raw mut nothing).cast();
@@ -114,7 +114,7 @@ pub(crate) fn destroy_pool(pool: u64) -> bool {
     ok(unsafe { cuda::cuMemPoolDestroy(handle(pool)) }).is_some()
 }
 
-/// Tells a pool to keep no more than this, bytes.
+/// Trims a pool so that it keeps no more than this, bytes.
 pub(crate) fn trim_pool(pool: u64, keep: u64) {
     let (Ok(pool), Ok(keep)) = (usize::try_from(pool), usize::try_from(keep)) else {
         return;

@@ -38,8 +38,8 @@ pub(crate) fn is_capturing(stream: CuStream) -> bool {
     ok(asked).is_some() && status == CAPTURING
 }
 
-/// May something of ours be put into this stream? Not while it captures, and not into the legacy stream
-/// while a stream that waits for it does (the driver then answers with an error).
+/// Whether the library may put an event into this stream. Not while it captures, and not into the legacy stream while
+/// a stream that waits for it does (the driver then answers with an error).
 pub(crate) fn is_out_of_captures(stream: u64) -> bool {
     let mut status = 0;
     // SAFETY: the caller's own stream; one word to write to.
@@ -52,7 +52,7 @@ pub(crate) fn stream(number: u64) -> CuStream {
     handle(number)
 }
 
-/// An event that tells times, of the current context.
+/// Makes an event with timing in the current context.
 pub(crate) fn create_event() -> Option<u64> {
     let mut event: CuEvent = core::ptr::null_mut();
     // SAFETY: one handle to write to.
@@ -60,13 +60,13 @@ pub(crate) fn create_event() -> Option<u64> {
     (!event.is_null()).then_some(event as u64)
 }
 
-/// Puts an event of ours into a stream.
+/// Records an event of the library in a stream.
 pub(crate) fn record_event(event: u64, stream: u64) -> bool {
     // SAFETY: our own event, the caller's own stream.
     ok(unsafe { cuda::cuEventRecord(handle(event), handle(stream)) }).is_some()
 }
 
-/// Has an event of ours come to pass? `None`: the driver does not know it (any more).
+/// Whether an event of the library has happened. `None`: the driver does not know it (any more).
 pub(crate) fn event_is_done(event: u64) -> Option<bool> {
     // SAFETY: our own event.
     match unsafe { cuda::cuEventQuery(handle(event)) } {
@@ -76,7 +76,7 @@ pub(crate) fn event_is_done(event: u64) -> Option<bool> {
     }
 }
 
-/// From one event of ours to another, both done, nanoseconds.
+/// The time from one event of the library to another, both done, nanoseconds.
 pub(crate) fn elapsed_ns(start: u64, end: u64) -> Option<u64> {
     let mut milliseconds = 0.0_f32;
     // SAFETY: our own events, one number to write to.
@@ -96,7 +96,7 @@ pub(crate) fn elapsed_ns(start: u64, end: u64) -> Option<u64> {
 }
 
 /// Does every launch of this process wait for its end (`CUDA_LAUNCH_BLOCKING=1`, which the driver reads
-/// when it starts)? Then the time that the call takes says nothing of when its work began.
+/// when it starts)? Then the call's own time does not show when its work began.
 pub(crate) fn launches_block() -> bool {
     const NO: u32 = 1;
     const YES: u32 = 2;
@@ -114,7 +114,7 @@ pub(crate) fn launches_block() -> bool {
     }
 }
 
-/// An event of ours is not needed any more.
+/// Destroys an event of the library.
 pub(crate) fn destroy_event(event: u64) {
     // SAFETY: an event that we made and have not handed out.
     let destroyed = unsafe { cuda::cuEventDestroy_v2(handle(event)) };
@@ -125,20 +125,20 @@ pub(crate) fn destroy_event(event: u64) {
 /// The number of a thread's own stream (`CU_STREAM_PER_THREAD`).
 pub(crate) const PER_THREAD: u64 = 2;
 
-/// Whether a stream has passed a mark of ours.
+/// Whether a stream has passed a mark of the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// The stream has passed it.
     Passed,
     /// The stream has not reached it.
     Ahead,
-    /// The mark's context is gone, and its streams with it.
+    /// The mark's context was destroyed, and its streams with it.
     Gone,
     /// The driver does not say.
     Unknown,
 }
 
-/// Puts a mark of ours into a stream of this context: `event`, or a new one where that is 0.
+/// Puts a mark into a stream of this context: `event`, or a new event if that is 0.
 pub(crate) fn mark(context: u64, stream: CuStream, event: u64) -> Option<u64> {
     const DISABLE_TIMING: u32 = 2;
     within(context, || {

@@ -2,7 +2,7 @@
 
 use super::{Declared, LONGEST_TEXT, Source, WIDEST_TYPE, Window, placed};
 
-/// PTX text ends in a zero, or with the entry that it stands in.
+/// PTX text ends in a zero, or with the entry that contains it.
 pub(super) fn text(image: &Window<'_, impl Source>) -> Declared {
     let mut reader = Reader::new(image);
     let mut sum = Sum::default();
@@ -60,7 +60,7 @@ impl<'a, 'w, S: Source> Reader<'a, 'w, S> {
         self.filled = self.image.read(self.read, &mut self.buffer);
         self.next = 0;
         if self.filled == 0 {
-            // The end of the entry that it stands in, rather than of what can be read.
+            // The end of the entry that contains it, rather than of the readable memory.
             self.has_ended = self.read == self.image.bytes;
             return None;
         }
@@ -169,9 +169,9 @@ impl Default for Sum {
 }
 
 impl Sum {
-    /// All declarations of the text. Several may stand in a line, behind directives that end without
-    /// a semicolon. A state space within an instruction (`ld.global`) has no space in front of it, and
-    /// one in brackets is that of a parameter.
+    /// All declarations of the text. A line may have several of them, behind directives that end without a semicolon.
+    /// A state space within an instruction (`ld.global`) has no space in front of it, and one in brackets is that of
+    /// a parameter.
     fn add_all<S: Source>(&mut self, reader: &mut Reader<'_, '_, S>) {
         let mut is_elsewhere = false;
         let mut brackets = 0_u32;

@@ -1,5 +1,5 @@
-//! Which contexts there is room for: those of a size that is known, those of a size that is not, and
-//! those that a CUDA runtime will make past the hooks.
+//! Decides whether there is room for a context: one of a known size, one of an unknown size, or one that a CUDA
+//! runtime will make past the hooks.
 
 use cuda_api::{CuResult, CuUuid};
 use vgpu_abi::region::{Charge, Refusal, Why};
@@ -45,9 +45,9 @@ pub(super) struct Admitted {
 /// The situation when room is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Room {
-    /// Left beside all that is charged, asked for and kept, bytes.
+    /// The rest of the limit after all that is charged, requested and kept, bytes.
     left: u64,
-    /// Another context is being made, or a runtime loads: what it takes will be known.
+    /// Another context is being made, or a runtime loads: its size will be known soon.
     is_awaited: bool,
     /// The guess for a context, bytes.
     guess: u64,

@@ -1,6 +1,6 @@
 //! Rules: green contexts. A green context is a share of a device's multiprocessors over the primary context. Memory
-//! that is allocated while it is current belongs to the primary context, and stays when the green context goes. A
-//! reset of the primary context ends the green contexts over it, too.
+//! that is allocated while it is current belongs to the primary context, and stays when the green context is
+//! destroyed. A reset of the primary context ends the green contexts over it, too.
 
 use core::num::NonZeroU64;
 
@@ -22,8 +22,8 @@ use crate::state::accounts::Accounts;
 use crate::state::entries::{Context, Green};
 use crate::state::standing::{self, accounts};
 
-/// The primary context is made for it if it is not there yet. How the device stood before says what the
-/// green one takes beside it.
+/// The primary context is made for it if it is not there yet. The measurement before the call shows what the green
+/// context takes beside it.
 pub(crate) fn before_green_create(call: &'static str, device: CuDevice) -> Verdict<Making> {
     match before_retain(call, device) {
         Verdict::Call(making) if making.before.is_none() => {
@@ -109,7 +109,7 @@ pub(crate) struct GoingGreen {
     entry: Green,
 }
 
-/// The context of a green one: what is allocated in it is the primary context's.
+/// The context of a green one: memory that is allocated in it belongs to the primary context.
 pub(crate) fn after_from_green(result: CuResult, out: OutPtr<CuContext>, green: CuGreenCtx) {
     let Some(accounts) = standing::opened() else {
         return;
@@ -122,7 +122,7 @@ pub(crate) fn after_from_green(result: CuResult, out: OutPtr<CuContext>, green: 
     };
     let map = &accounts.holdings().map;
     let named = |entry: &mut Green| {
-        // The context goes with the green context.
+        // The context ends with the green context.
         entry.context = NonZeroU64::new(context as u64);
         (Then::Keep, *entry)
     };
@@ -174,7 +174,7 @@ pub(crate) fn after_green_destroy(going: GoingGreen, result: CuResult) {
     released(&accounts, i32::from(entry.ordinal));
 }
 
-/// A green context that is gone has released its primary one, which may be gone, too.
+/// A destroyed green context has released its primary one, which may have been destroyed by that.
 fn released(accounts: &Accounts, ordinal: i32) {
     if query::primary_is_active(ordinal) == Some(false) {
         super::primary_gone(accounts, ordinal);

@@ -9,7 +9,7 @@ use super::*;
 pub(crate) struct Launching {
     run: Run,
     taken: Taken,
-    /// The first of the devices on which it gets memory anew.
+    /// The first of the devices on which it gets memory again.
     anew: Option<Anew>,
 }
 
@@ -35,8 +35,8 @@ impl Anew {
         }
     }
 
-    /// The launch has come back: has the graph got memory that no other graph had? The driver then says
-    /// that graphs use so much more than before. Where other launches ran meanwhile, that is not known.
+    /// The launch has come back: has the graph got memory that no other graph had? The driver then reports that
+    /// graphs use that much more than before. Where other launches ran meanwhile, that is not known.
     fn is_own(&self, accounts: &Accounts) -> bool {
         let Some(memory) = accounts.holdings().graphs.get(self.device) else {
             return false;
@@ -144,8 +144,8 @@ pub(crate) fn after_launch(launching: Launching, result: CuResult) {
     mark_mapped(&accounts, launching.run, own);
     for device in devices(grown) {
         if let Some(over) = requests::above_limit(&accounts, device) {
-            // It cannot be undone: what graphs do not use goes back, and nothing else is given until
-            // the charges are within the limit.
+            // The launch cannot be undone: memory that no graph uses is returned to the driver, and no request is
+            // granted until the charges are within the limit.
             relieve(&accounts, device);
             let _recorded = accounts.refuse("a graph's launch", device, &over);
         }

@@ -17,9 +17,9 @@ pub(super) enum Room {
     Promised,
 }
 
-/// Reserves what a graph can make its device's graph memory grow by. Where the container has no room
-/// for that, a graph whose memory is there since its last launch (`is_mapped`) may pass if the driver's
-/// figures say so. For any other, what graphs hold and do not use is given back first.
+/// Reserves what a graph can make its device's graph memory grow by. If the container has no room for that, a graph
+/// that still has its memory of its last launch (`is_mapped`) may pass if the driver's figures confirm it. For any
+/// other, what graphs hold and do not use is given back first.
 pub(super) fn reserve(
     accounts: &Accounts,
     call: &str,
@@ -82,7 +82,7 @@ fn is_there(accounts: &Accounts, device: usize, bytes: u64, may_pass: bool) -> T
 }
 
 /// The memory reserved for a call on its devices. Only one charge may lie on the stack; the memory that further
-/// devices need is confirmed at once, and goes when they are settled.
+/// devices need is confirmed at once, and is corrected when they are settled.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Taken {
     pub(super) charge: Option<Charge>,

@@ -1,5 +1,5 @@
-//! Which device of the container an NVML handle stands for, and which devices the container sees at
-//! all. The findings are kept in a table without locks. Changes no answer: the rules do.
+//! Maps NVML handles to devices of the container, and decides which devices the container sees at all. The findings
+//! are kept in a table without locks. Changes no answer: the rules do.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -17,8 +17,8 @@ const REMEMBERED: usize = 256;
 /// Being written by another thread: no handle has this value.
 const TAKEN: usize = 1;
 
-/// A handle and what it stands for. Written once: value first, handle last. A writer that a fork left
-/// behind loses one row, no more.
+/// A handle and its device. Written once: value first, handle last. A writer that a fork left behind loses one row,
+/// no more.
 struct Row {
     handle: AtomicUsize,
     value: AtomicU32,
@@ -31,10 +31,10 @@ static ROWS: [Row; REMEMBERED] = [const {
     }
 }; REMEMBERED];
 
-/// Counts `nvmlInit` calls: after one, the same handle may stand for another device.
+/// Counts `nvmlInit` calls: after one, the same handle may be that of another device.
 static ROUND: AtomicU32 = AtomicU32::new(1);
 
-/// NVML was initialised: what was remembered is to be looked at again.
+/// NVML was initialised: the remembered handles have to be looked up again.
 pub(crate) fn forget() {
     // Relaxed: a thread that asks with the old round gets the old answer, which was right then.
     ROUND.fetch_add(1, Ordering::Relaxed);
@@ -223,8 +223,8 @@ fn at(index: u32) -> Option<NvmlDevice> {
     result.is_success().then_some(handle)
 }
 
-/// NVML's own indices of the GPUs that the container sees, in NVML's order. A GPU that gives no
-/// handle (a lost one) cannot be told apart from a neighbour's, so it is not among them.
+/// NVML's own indices of the GPUs that the container sees, in NVML's order. A GPU without a handle (a lost one) may
+/// be a neighbour's, so it is not among them.
 fn visible(container: &Container) -> impl Iterator<Item = u32> {
     (0..all()).filter(|&index| at(index).is_some_and(|handle| is_visible(container, handle)))
 }

@@ -1,5 +1,5 @@
 //! Lists of processes, made the container's own: those that compute on a device, those that keep it busy,
-//! those that NVML accounts for. The driver counts by the host's pids; what the container gets are its own.
+//! those that NVML accounts for. The driver lists the host's pids; the container gets its own pids.
 
 use core::mem::MaybeUninit;
 
@@ -39,8 +39,8 @@ fn members(container: &Container, index: usize) -> impl Iterator<Item = Member> 
     })
 }
 
-/// The host's pid where the host has told it, else the one that the process knows itself by: they are
-/// the same where the container has no pid namespace of its own.
+/// The host's pid if the host has written it, otherwise the process's own: the two are the same if the container has
+/// no pid namespace of its own.
 fn driver_pid(container: &Container, process: &ProcessUse) -> u32 {
     container
         .target_of(process.slot, process.generation)
@@ -298,7 +298,7 @@ pub(super) fn after_samples_info(
 }
 
 /// How busy the container keeps the device: the newest sample of each of its processes, of the last second. The
-/// driver's answer stands where it does not tell processes apart.
+/// driver's answer is not changed if it has no figures for each process.
 pub(super) fn after_rates(
     result: NvmlReturn,
     device: NvmlDevice,
@@ -333,7 +333,7 @@ pub(super) fn after_rates(
     utilization.write(busy(samples, |pid| member(&limited, pid).is_some()));
 }
 
-/// Sums the newest sample of each process that is ours.
+/// Sums the newest sample of each process of the container.
 fn busy(
     samples: &[NvmlProcessUtilizationSample],
     is_ours: impl Fn(u32) -> bool,
@@ -436,7 +436,7 @@ impl<T: Copy> List<T> {
 
     /// Leaves what `keep` keeps. When the driver found too little room, or gave only the number, it is
     /// asked again with room of our own, since the program's may be enough for what is kept: `ask` gets the
-    /// number of entries that there is room for and the room. `None`: the driver's answer stands.
+    /// number of entries that there is room for and the room. `None`: the driver's answer is not changed.
     fn settle(
         &self,
         number: &mut u32,

@@ -66,12 +66,12 @@ fn mix(value: u64) -> u64 {
 }
 
 const CELLS: usize = 4096;
-/// Places that an entry may stand at, from its home on.
+/// Places that an entry may have, from its home on.
 const PROBES: usize = 4;
 /// A cost word: nanoseconds from this bit on; how often it was measured (up to 255) below.
 const COST_SHIFT: u32 = 8;
 const TIMES: u64 = (1 << COST_SHIFT) - 1;
-/// A launch is measured each time until it was measured so often: one that took little time once may take much.
+/// A launch is measured each time until it has this many measurements: one that took little time once may take much.
 const WELL_KNOWN: u64 = 4;
 const MOST_COST_NS: u64 = u64::MAX >> COST_SHIFT;
 
@@ -165,7 +165,7 @@ impl Costs {
         (cost != 0).then_some(cost >> COST_SHIFT)
     }
 
-    /// The least that it has ever cost, nanoseconds; 0 where nothing is known.
+    /// Its lowest cost so far, nanoseconds; 0 if it has none.
     pub(crate) fn least(&self, key: u64) -> u64 {
         // Relaxed: see `cell`.
         self.cell(key)
@@ -243,7 +243,7 @@ impl Costs {
         Some(cell)
     }
 
-    /// Nothing is known of it any more: its name now stands for something else.
+    /// Forgets it, because its name now means another launch.
     pub(crate) fn forget(&self, key: u64) {
         if let Some(cell) = self.cell(key) {
             // Relaxed: see `cell`.

@@ -13,7 +13,7 @@ use crate::state::launches::costs::Work;
 /// measured when memory is next asked for.
 const PLACES: usize = 4096;
 
-/// Places that a number may stand at, from its home on.
+/// Places that a number may have, from its home on.
 const PROBES: usize = 32;
 
 /// FirstUse::number: nothing, ever; nothing any more.
@@ -84,7 +84,7 @@ impl FirstUses {
 
     fn find(&self, number: u64) -> Option<&FirstUse> {
         for place in self.probes(number) {
-            // Acquire: what stands beside the number was written before it.
+            // Acquire: the words beside the number were written before it.
             match place.number.load(Ordering::Acquire) {
                 EMPTY => return None,
                 found if found == number => return Some(place),
@@ -134,7 +134,7 @@ impl FirstUses {
         Some(place.owner.load(Ordering::Relaxed)).filter(|&owner| owner != 0)
     }
 
-    /// It is used now, for the first time: answers what it is of. Once for each, in one thread.
+    /// It is used now, for the first time: returns its owner. Once for each, in one thread.
     pub(crate) fn take(&self, number: u64) -> Option<u64> {
         // Relaxed: as in `waits`.
         if self.waiting.load(Ordering::Relaxed) == 0 {
@@ -163,7 +163,8 @@ impl FirstUses {
         won
     }
 
-    /// Waits again for a first use: the function was not used after all, or its number may stand for another one now.
+    /// Waits again for a first use: the function was not used after all, or its number may now be that of another
+    /// function.
     pub(crate) fn wait_again(&self, number: u64) {
         let Some(place) = self.find(number) else {
             return;
@@ -193,14 +194,14 @@ impl FirstUses {
         }
     }
 
-    /// A module or a library is gone, with its functions.
+    /// A module or a library was unloaded, and its functions with it.
     pub(crate) fn forget_owner(&self, owner: u64) {
         if owner != 0 {
             self.forget(&self.places, |_, its_owner| its_owner == owner);
         }
     }
 
-    /// An executable graph is gone, or made: its number stands for something else.
+    /// An executable graph was destroyed or made: from now on its number is that of another graph.
     pub(crate) fn forget_graph(&self, exec: CuGraphExec) {
         let number = Work::graph(exec as usize).key;
         if self.find(number).is_some() {

@@ -1,5 +1,6 @@
-//! The container's part in a device's timetable where there is no arbiter: what this process remembers of it, and what
-//! follows from that. The numbers and the decisions; `rules/compute/roster.rs` exchanges them with other containers.
+//! The container's part in a device's timetable without an arbiter: what this process remembers of it, and the
+//! decisions that follow. The numbers and the decisions; `rules/compute/roster.rs` exchanges them with other
+//! containers.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -9,8 +10,8 @@ use vgpu_abi::roster::Entry;
 
 /// Time between two looks of a process at the roster of a device, nanoseconds.
 const LOOK_NS: u64 = 50_000_000;
-/// The same between two of its intervals. So a process that first looked within an interval looks between them from then
-/// on: what a container did in whole intervals is known there.
+/// The same between two of its intervals. So a process that first looked within an interval looks between them from
+/// then on, when it is known what a container did in whole intervals.
 const BETWEEN_NS: u64 = 25_000_000;
 /// A look takes at most one part in so many of a process's time: any process that may read the roster's file can fill it
 /// with locks, and each call on it then takes longer.
@@ -18,7 +19,7 @@ const SLOW: u64 = 100;
 /// A container whose launches waited for its cap within this time wants more, nanoseconds.
 const WANTED_NS: u64 = 200_000_000;
 
-/// Launches that were too long for any period are tried again after so long, nanoseconds.
+/// Launches that were too long for any period are tried again after this long, nanoseconds.
 const TOO_LONG_NS: u64 = 10_000_000_000;
 
 /// What this process remembers. Wiped by a fork; all zeros is the beginning.
@@ -77,9 +78,9 @@ history! {
     busy_ns,
     /// It takes no part until then, nanoseconds.
     left_out_until_ns,
-    /// A period is at least so long because shorter ones lost too much, milliseconds.
+    /// The shortest period to use, because shorter ones lost too much, milliseconds.
     least_ms,
-    /// What this process had used then, nanoseconds.
+    /// GPU time that this process had used then, nanoseconds.
     own_busy_ns,
     /// For how many launches.
     own_launches,
@@ -151,7 +152,7 @@ impl Part {
         self.others.load(Ordering::Relaxed)
     }
 
-    /// A look begins: what to say for a container with this cap, percent.
+    /// A look begins: returns the entry for a container with this cap, percent.
     pub(crate) fn begin(&self, percent: u32, counts: Counts, now_ns: u64) -> Entry {
         let interval = self.interval();
         let history = self
@@ -216,7 +217,7 @@ impl History {
         if next.fitting(percent).is_none() {
             next.too_long_until_ns = now_ns.saturating_add(TOO_LONG_NS);
         }
-        // What was used in an interval that is still open counts as used, and is not counted as given.
+        // Time used in an interval that is still open counts as used, but not as given.
         let lengthened = period::lengthened_ms(interval.period_ns(), given_ns, used_ns);
         if let Some(least_ms) = lengthened.filter(|_| !is_open) {
             next.least_ms = u64::from(least_ms);
@@ -247,8 +248,8 @@ impl History {
         period::fitting(needed_ns, least_ms)
     }
 
-    /// The period that suits the container, as [`Entry::period`] has it. What launches take beside others says too much,
-    /// so launches that seem too long are tried in the longest period.
+    /// The period that suits the container, as [`Entry::period`] has it. Launches look longer beside other
+    /// containers' work than they are, so launches that seem too long are tried in the longest period.
     fn period(&self, percent: u32, now_ns: u64) -> usize {
         let is_too_long = now_ns < self.too_long_until_ns;
         if is_too_long {
@@ -346,7 +347,7 @@ mod tests {
         for (used_ms, waited_ms, wants_more) in [
             (60, 1_190, true),
             (36, 1_001, true),
-            // It uses less than most of its cap, or its launches wait for nothing.
+            // It uses less than most of its cap, or its launches do not wait.
             (35, 1_190, false),
             (60, 999, false),
         ] {
@@ -363,7 +364,7 @@ mod tests {
         assert_eq!((part.interval(), part.others()), (Some(FIRST), 1));
     }
 
-    /// One that used its cap, had its interval then, and used so much of four of them twice.
+    /// A container that used its cap, then had its interval, and used this much of four intervals, twice.
     fn after_intervals(used_ms: [u64; 2]) -> (Box<Part>, Entry) {
         let part = part();
         part.begin(30, used(400), 1_010 * MS);

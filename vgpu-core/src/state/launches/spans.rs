@@ -4,7 +4,7 @@
 //! A *mark* is a launch with an event before and one after it. Two marks follow each other without a gap
 //! when the first had not ended before the launches up to the second were made: then everything between
 //! them is measured. Otherwise only the marked launch is measured, and the time that the stream idled between its
-//! event and its launch is taken off. Most launches only try a lock of ours, and none waits for it longer than
+//! event and its launch is taken off. Most launches only try a lock of the library, and none waits for it longer than
 //! 100 ms; a launch that does not get it is not measured.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -21,15 +21,16 @@ mod stretch;
 
 /// Streams that are looked after at a time; launches to further ones are charged and not measured.
 const STREAMS: usize = 256;
-/// Places that a stream may stand at.
+/// Places that a stream may have.
 const PROBES: usize = 8;
 /// Marks of a stream that are not known to have ended.
 const MARKS: usize = 8;
-/// Contexts with events of ours.
+/// Contexts that have events of the library.
 const CONTEXTS: usize = 32;
 /// Events that a context keeps for the next marks.
 const SPARE: usize = 64;
-/// The context's base event is replaced after so long: a time since it is a 32-bit float.
+/// The context's base event is replaced after this long, because the driver returns the time since it as a 32-bit
+/// float.
 const BASE_NS: u64 = 1_000_000_000;
 
 /// A launch with an event before and one after it.
@@ -78,7 +79,7 @@ pub(crate) struct Stream {
     key: AtomicU64,
     /// Something else than launches was put into the stream since the last mark.
     is_broken: AtomicU32,
-    /// Held while events are recorded, asked and compared: these calls of the driver are ours.
+    /// Held while the library records, queries and compares its own events, which are calls of the driver.
     marks: Guarded<Marks>,
 }
 
@@ -95,7 +96,7 @@ struct Events {
 #[repr(C)]
 struct Pool {
     context: AtomicU64,
-    /// Held while events are compared and destroyed: these calls of the driver are ours.
+    /// Held while the library compares and destroys its own events, which are calls of the driver.
     events: Guarded<Events>,
 }
 
@@ -106,12 +107,12 @@ pub(crate) struct Spans {
     /// One bit for each stream that has marks, or work that is not known to be done.
     busy: [AtomicU64; STREAMS / 64],
     pools: [Pool; CONTEXTS],
-    /// Held while a stream or a context is entered. The events of a stream whose place is taken over may
-    /// be destroyed meanwhile, which is a call of the driver of ours.
+    /// Held while a stream or a context is entered. The events of a stream whose place is taken over may be destroyed
+    /// meanwhile, which is one of the library's own calls of the driver.
     entering: Lock,
 }
 
-/// Which stream a launch goes to.
+/// The stream of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     /// The driver's handle; 1 and 2 are the legacy and the thread's own stream.
@@ -152,9 +153,9 @@ pub(crate) struct Begun {
 /// A measurement of one launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Measured {
-    /// The launch was too short beside its own call to say how long it took.
+    /// The launch was too short, compared with its own call, for the measurement to be of use.
     InDoubt,
-    /// It took so long.
+    /// The measured time.
     Took {
         /// With the turns of other processes, nanoseconds.
         ns: u64,
@@ -184,8 +185,8 @@ impl Spans {
     /// The stream's number, where it is looked after. Makes room for a new one.
     pub(crate) fn stream(&self, target: &Target) -> Option<usize> {
         let key = target.key();
-        // Relaxed: the thread that launches to a stream enters it, and it is taken out before its handle can
-        // stand for another.
+        // Relaxed: the thread that launches to a stream enters it, and it is taken out before its handle can be that
+        // of another.
         let is_it = |at: &usize| self.key_at(*at) == key;
         places(key).find(is_it).or_else(|| self.enter(key, target))
     }
@@ -303,8 +304,8 @@ impl Spans {
         marks.submitted_ns.saturating_sub(marked)
     }
 
-    /// Something that takes time of its own was put into the stream: what lies between two marks around
-    /// it is not only launches.
+    /// Something that takes time of its own was put into the stream, so the time between two marks around it is not
+    /// that of launches alone.
     pub(crate) fn interrupted(&self, target: &Target) {
         let key = target.key();
         if let Some(at) = places(key).find(|at| self.key_at(*at) == key)
@@ -315,7 +316,8 @@ impl Spans {
         }
     }
 
-    /// The program has waited for all that it launched to a stream: what stands behind the last mark has ended, too.
+    /// The program has waited for all that it launched to a stream, so the launches after the last mark have ended,
+    /// too.
     pub(crate) fn ended(&self, target: &Target) -> Option<(usize, Found)> {
         let key = target.key();
         let at = places(key).find(|at| self.key_at(*at) == key)?;
@@ -361,7 +363,7 @@ impl Spans {
         })
     }
 
-    /// Puts an event behind the launch that `begun` stands before. False: it is not measured.
+    /// Records an event behind the launch that `begun` was made for. False: it is not measured.
     pub(crate) fn end(&self, begun: &Begun, work: Work, charged_ns: u64, is_unknown: bool) -> bool {
         let now_ns = clock::now_ns();
         let Some(stream) = self.streams.get(begun.stream) else {
@@ -373,7 +375,7 @@ impl Spans {
         let marks = &mut *marks;
         // Relaxed: see `stream`.
         if stream.key.load(Ordering::Relaxed) != begun.key {
-            // Its context is gone, and our event with it.
+            // Its context was destroyed, and the library's event with it.
             return false;
         }
         marks.submitted_ns += charged_ns;
@@ -410,7 +412,7 @@ impl Spans {
         true
     }
 
-    /// The launch that `begun` stands before was not made.
+    /// The launch that `begun` was made for did not happen.
     pub(crate) fn cancel(&self, begun: &Begun) {
         if let Some(stream) = self.streams.get(begun.stream)
             && let Some(marks) = stream.marks.try_hold()
@@ -421,9 +423,9 @@ impl Spans {
         }
     }
 
-    /// Looks at all streams: what each device's finished work really took. `beside` says what else works on a
-    /// device. `learn` is told what a launch was measured at, which includes the turns that other processes had
-    /// meanwhile, and says how much of it is the launch's own time.
+    /// Looks at all streams, and measures how long each device's finished work really took. `beside` returns the
+    /// other work on a device. `learn` gets the measured time of a launch, which includes the turns that other
+    /// processes had meanwhile, and returns how much of it is the launch's own time.
     pub(crate) fn collect(
         &self,
         now_ns: u64,
@@ -478,7 +480,7 @@ impl Spans {
                     sum.owed_ns = sum.owed_ns.saturating_add(more.owed_ns);
                     sum.more_occupied_ns = sum.more_occupied_ns.saturating_add(more.occupied_ns);
                 }
-                // The driver knows the event no more: what was charged stands.
+                // The driver no longer knows the event, so the charge stays as it is.
                 None => {}
             }
             sum.ended_unknown |= mark.is_unknown;
@@ -490,7 +492,7 @@ impl Spans {
             marks.last_seen_ns = now_ns;
             marks.drop_oldest();
         }
-        // Launches after the last mark end some time, although no event says so.
+        // Launches after the last mark end at some time, although no event shows it.
         let rest = marks.submitted_ns.saturating_sub(marks.done_ns);
         if marks.count == 0 && has_ended_unmarked(rest, now_ns.saturating_sub(marks.at_ns)) {
             sum.done_ns += marks.done_up_to(marks.submitted_ns);
@@ -622,8 +624,8 @@ impl Spans {
         }
     }
 
-    /// A stream is about to go: its handle may stand for another one afterwards. Its launches go on, and
-    /// the driver keeps the events in it, so its marks are collected as before.
+    /// A stream is about to be destroyed: its handle may be that of another stream afterwards. Its launches go on,
+    /// and the driver keeps the events in it, so its marks are collected as before.
     pub(crate) fn forget_stream(&self, target: &Target) {
         let key = target.key();
         for stream in places(key).filter_map(|at| self.streams.get(at)) {
@@ -710,8 +712,8 @@ impl Marks {
         self.ring.get((self.first + last) % MARKS)
     }
 
-    /// How long the stream is still busy whose oldest mark has not ended, charged nanoseconds: what is left of the work
-    /// up to the end of that mark, which runs since the mark before was seen to have ended, and all behind it.
+    /// How long a stream whose oldest mark has not ended is still busy, charged nanoseconds: the rest of the work up
+    /// to the end of that mark, which has run since the mark before was seen to have ended, and all work behind it.
     fn left_ns(&self, oldest: &Mark, now_ns: u64) -> u64 {
         let up_to_it = oldest.submitted_ns.saturating_sub(self.last_submitted_ns);
         let runs_ns = now_ns.saturating_sub(self.last_seen_ns.max(oldest.begun_ns));

@@ -16,8 +16,8 @@ const SHORTEST_TURN_NS: u64 = 400_000;
 /// No driver gives longer turns, nanoseconds: a measurement that is longer than its launch by more than this for
 /// each other process was not interrupted, the launch itself took longer.
 const LONGEST_TURN_NS: u64 = 6_500_000;
-/// Two measurements of the same launch differ by this much at most when neither was interrupted, nanoseconds:
-/// what events and a launch's own beginning add.
+/// Two measurements of the same launch differ by this much at most when neither was interrupted, nanoseconds: the
+/// time that events and a launch's own beginning add.
 const NOISE_NS: u64 = 5_000;
 /// A launch that spans other processes' turns is compared with itself over this many measurements.
 const WINDOW: u8 = 16;
@@ -27,9 +27,9 @@ const LEAST_LONG: u8 = 2;
 
 /// A launch that takes up to this many times its fastest run is still the same work.
 const SAME_WORK: u64 = 4;
-/// A launch is charged at most this much more than its fastest run where that is less than [`SAME_WORK`] says,
-/// nanoseconds, and owes the rest: a kernel that waits for another rank's is not held back at once for all of it.
-/// Otherwise each of the two would wait for credit while the other waits for it, both for longer and longer.
+/// A launch is charged at most this much more than its fastest run, if that is less than [`SAME_WORK`] allows,
+/// nanoseconds. It owes the rest, so a kernel that waits for another rank's kernel is not held back at once for all
+/// of it. Otherwise each of the two would wait for credit while the other waits for it, both for longer and longer.
 pub(crate) const MOST_WAITING_NS: u64 = 50_000_000;
 /// A launch is charged up to this much more than its fastest run in any case, nanoseconds.
 pub(crate) const MOST_ODD_NS: u64 = 5_000_000;
@@ -48,8 +48,8 @@ pub(crate) struct Beside {
     pub(crate) own_part: u64,
     /// Other processes of the container waited for credit meanwhile: this one's launch may have waited for theirs.
     pub(crate) has_waiters: bool,
-    /// The launch followed other work in its stream without a gap. One that did not may have waited for its
-    /// process's turn, and that is measured with it.
+    /// The launch followed other work in its stream without a gap. A launch that does not follow one may have waited
+    /// for its process's turn, and the measurement includes that wait.
     pub(crate) follows: bool,
 }
 
@@ -83,9 +83,9 @@ pub(crate) struct Estimate {
     pub(crate) times: u8,
     /// The least that it was measured at, nanoseconds: ever, or in this window while `is_spanning`.
     pub(crate) least_ns: u64,
-    /// Every measurement so far may have other processes' turns in it.
+    /// Every measurement so far may include other processes' turns.
     pub(crate) is_spanning: bool,
-    /// Measurements of this window, and those of them that were short and long.
+    /// Measurements of this window, and how many of them were short and long.
     pub(crate) window: u8,
     pub(crate) short: u8,
     pub(crate) long: u8,
@@ -130,7 +130,7 @@ impl Estimate {
         }
         let own_ns = beside.own(ns);
         if self.is_same(own_ns) || ns <= self.cost_ns.saturating_add(beside.round_ns()) {
-            // Other processes' turns interrupted the launch: the measurement says nothing about its own time.
+            // Other processes' turns interrupted the launch, so the measurement does not show its own time.
             return (self, OwnTime::now(self.cost_ns));
         }
         self.charge(own_ns, ns, beside)
@@ -160,7 +160,7 @@ impl Estimate {
         (next.measured(most_ns, ns), own)
     }
 
-    /// No measurement so far is known to be free of other processes' turns.
+    /// Every measurement so far may include other processes' turns.
     fn spanning(self, ns: u64, beside: Beside) -> (Self, OwnTime) {
         if ns <= SHORTEST_TURN_NS {
             // It is now: the earlier measurements were mostly other processes' time.
@@ -225,8 +225,8 @@ impl Estimate {
         }
     }
 
-    /// The most that it is charged, whatever was measured, nanoseconds: a kernel that runs so much longer than its
-    /// fastest run is waiting for other work.
+    /// The most that it is charged, whatever was measured, nanoseconds: a kernel that runs longer than this is
+    /// waiting for other work.
     fn most(&self) -> u64 {
         match self.times {
             0 => MOST_UNKNOWN_NS,

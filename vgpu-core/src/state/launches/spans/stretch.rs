@@ -1,5 +1,5 @@
-//! What two events around launches say of their time: which reading of them is a launch's own, and how much more than was
-//! charged a stretch of a stream's time was. Pure functions of numbers.
+//! The time between two events around launches: whether it is a launch's own time, and how much more than its charge
+//! a stretch of a stream took. Pure functions of numbers.
 
 use crate::state::launches::costs::estimate::{Beside, OwnTime, scale};
 
@@ -7,24 +7,24 @@ use crate::state::launches::costs::estimate::{Beside, OwnTime, scale};
 const DOUBTFUL_PART: u64 = 3;
 /// A launch in doubt took at least this part of what was measured.
 const LEAST_PART: u64 = 16;
-/// Launches behind the last mark have ended after this many times as long as they take, and so much more, nanoseconds,
-/// although no event says so: as much as turns of other processes may delay them.
+/// Launches behind the last mark count as ended after this many times their own length plus [`UNMARKED_NS`], although
+/// no event shows it. Turns of other processes may delay them by that much.
 const UNMARKED_TIMES: u64 = 4;
 const UNMARKED_NS: u64 = 2_000_000;
 
-/// What the events before and after a launch say of it.
+/// The time of a launch, read from the events before and after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reading {
     /// How long the launch took, nanoseconds.
     pub(super) alone_ns: u64,
-    /// Launch and gap cannot be told apart well.
+    /// The launch and the gap before it cannot be separated well.
     pub(super) is_doubtful: bool,
-    /// It tells what such a launch costs.
+    /// The cost of such launches can be learned from it.
     pub(super) is_sample: bool,
 }
 
-/// Reads the `whole_ns` between two events, of which the stream may have idled for `gap_ns`. `is_alone`: they stand around
-/// one launch. A launch of unknown cost is a sample in any case: a doubtful one is better than none.
+/// Reads the `whole_ns` between two events, of which the stream may have idled for `gap_ns`. `is_alone`: the events
+/// are around one launch only. A launch of unknown cost is a sample in any case: a doubtful one is better than none.
 pub(super) fn reading(whole_ns: u64, gap_ns: u64, is_alone: bool, is_unknown: bool) -> Reading {
     // A thread that was put aside between its event and its launch has measured itself.
     let is_doubtful = gap_ns > whole_ns / DOUBTFUL_PART;
@@ -40,7 +40,7 @@ pub(super) fn reading(whole_ns: u64, gap_ns: u64, is_alone: bool, is_unknown: bo
     }
 }
 
-/// Whether work of `ns` that was launched `passed_ns` ago, and behind which no mark stands, has ended.
+/// Whether work of `ns` that was launched `passed_ns` ago, without a mark behind it, has ended.
 pub(super) fn has_ended_unmarked(ns: u64, passed_ns: u64) -> bool {
     let longest_ns = ns.saturating_mul(UNMARKED_TIMES);
     ns > 0 && passed_ns > longest_ns.saturating_add(UNMARKED_NS)
@@ -170,7 +170,7 @@ mod tests {
             occupied_ns,
         };
         assert_eq!(stretch.more(Beside::NOTHING), more(300, 300));
-        // Beside others their turns are in it, and what was charged stands.
+        // Beside other processes it includes their turns, so the charge stays as it is.
         assert_eq!(stretch.more(ONE_OTHER), more(0, 300));
     }
 
