@@ -72,8 +72,9 @@ pub(super) struct Counted {
 impl Sums {
     /// Takes in the containers as they are at `now`, since 1970.
     pub fn look(&mut self, seen: &[Seen], now: Duration) {
+        self.follow_the_clock(now);
         // Before the first look nothing is known of the time, and what containers used then is not counted. A clock
-        // that was set back counts nothing until it has caught up.
+        // that was set back a little counts nothing until it has caught up.
         let since = match self.looked {
             Duration::ZERO => Duration::ZERO,
             looked => now.saturating_sub(looked),
@@ -111,6 +112,20 @@ impl Sums {
         self.looked = self.looked.max(now);
         self.accounts
             .retain(|account| now.saturating_sub(account.seen) < KEPT);
+    }
+
+    /// Moves all times with a clock that was set back by much. Without that nothing would be counted until it has caught
+    /// up, which may take years.
+    fn follow_the_clock(&mut self, now: Duration) {
+        let back = self.looked.saturating_sub(now);
+        if back <= LONGEST {
+            return;
+        }
+        self.looked = now;
+        for account in &mut self.accounts {
+            account.began = account.began.saturating_sub(back);
+            account.seen = account.seen.saturating_sub(back);
+        }
     }
 
     /// The sums as they are shown at `now`, since 1970.
@@ -288,10 +303,37 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_was_years_ahead_does_not_end_the_sums() {
+        const AHEAD: u64 = 10 * 365 * 86_400;
+        let mut all = Sums::default();
+        all.look(&[], at(AHEAD));
+        all.look(
+            &[seen("a", AHEAD, 1, 0), seen("gone", AHEAD, 1, 0)],
+            at(AHEAD + 5),
+        );
+
+        all.look(&[seen("a", AHEAD, 2, 1)], at(1000));
+        all.look(&[seen("a", AHEAD, 7, 1)], at(1005));
+        all.look(
+            &[seen("a", AHEAD, 12, 1), seen("new", 1006, 2, 0)],
+            at(1010),
+        );
+
+        let shown = sums(&all, 1070);
+        let shown: Vec<_> = shown
+            .iter()
+            .map(|(name, gpu, gib)| (name.as_str(), *gpu, *gib))
+            .collect();
+        assert_eq!(shown, [("a", 11, 10), ("gone", 1, 0), ("new", 2, 0)]);
+        all.look(&[], at(1000 + 3 * 3600));
+        assert_eq!(sums(&all, 20_000), []);
+    }
+
+    #[test]
     fn a_clock_that_is_set_back_counts_nothing_twice() {
         let mut all = Sums::default();
         all.look(&[seen("a", 900, 10, 1)], at(1000));
-        all.look(&[seen("a", 900, 11, 1)], at(500));
+        all.look(&[seen("a", 900, 11, 1)], at(950));
         all.look(&[seen("a", 900, 12, 1)], at(1001));
 
         let [(_, gpu, memory)] = sums(&all, 2000).try_into().unwrap();
