@@ -24,6 +24,8 @@ mod faults;
 #[cfg(test)]
 mod release;
 #[cfg(test)]
+mod rights;
+#[cfg(test)]
 mod rules;
 #[cfg(test)]
 mod runtime;
