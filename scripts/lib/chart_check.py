@@ -650,10 +650,18 @@ def values_that_cannot_work_are_refused_with_what_is_wrong(_):
         list(pool.map(refused, REFUSED))
 
 
+def several_tenants_before_policies_are_accepted_by_a_value(_):
+    arguments = ["template", RELEASE, str(CHART), "-n", NAMESPACE, "-f", str(CHART / "profiles/multi-tenant.yaml"), "--kube-version", "1.29.9"]
+    said = run("helm", *arguments, "--set", "devicePlugin.acceptUnconfined=true").stdout
+    need("kind: DaemonSet" in said and "ValidatingAdmissionPolicy" not in said, "1.29 with acceptUnconfined")
+
+
 def the_notes_name_the_traps(_):
     said = run("helm", "install", RELEASE, str(CHART), "-n", NAMESPACE, "--dry-run=client", "-f", str(CHART / "ci/hami-values.yaml")).stdout
     for word in ("kubectl label node NODE gpu=on", "scripts/images", "Another device plugin", "pod-security", "scheduler.admissionWebhook", "devicePlugin.deviceListStrategy", "vgpu doctor"):
         need(word in said, f"NOTES do not say \"{word}\"")
+    capacity = lambda *more: "ignoredByScheduler" in run("helm", "install", RELEASE, str(CHART), "-n", NAMESPACE, "--dry-run=client", "--set", "scheduler.kubeScheduler.enabled=false", *more).stdout
+    need(capacity("--set", "devicePlugin.reportCapacity=true") and not capacity(), "NOTES: another scheduler has to ignore what reportCapacity reports")
 
 
 def what_an_upgrade_cannot_change_is_as_it_was(all_rendered):
@@ -866,6 +874,7 @@ STATIC = [
     claims_and_the_device_plugin_never_meet_on_a_node,
     versions_with_a_vendors_suffix_are_taken,
     values_that_cannot_work_are_refused_with_what_is_wrong,
+    several_tenants_before_policies_are_accepted_by_a_value,
     the_notes_name_the_traps,
     what_an_upgrade_cannot_change_is_as_it_was,
 ]
@@ -881,7 +890,7 @@ SERVER = [
 PROFILES = sorted(file.stem for file in CHART.glob("profiles/*.yaml"))
 SETS = ["defaults", *sorted(file.name.removesuffix("-values.yaml") for file in CHART.glob("ci/*-values.yaml")), *PROFILES]
 # The oldest Kubernetes that a set is for.
-OLDEST = {"multi-tenant": 28, "dra": 34}
+OLDEST = {"multi-tenant": 30, "dra": 34}
 
 
 def main():

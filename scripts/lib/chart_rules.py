@@ -154,7 +154,7 @@ REFUSED = [
     (["--set", "devicePlugin.monitor.evictGraceSeconds=5m"], "evictGraceSeconds", "want integer"),
     (["--set", "devicePlugin.monitor.attest=evict,devicePlugin.hostPID=false"], "devicePlugin.hostPID: \"false\" contradicts devicePlugin.monitor.attest: evict"),
     (["--set", "devicePlugin.monitor.attest=evict,devicePlugin.monitor.enabled=false"], "devicePlugin.monitor.enabled: \"false\" contradicts"),
-    *((["-f", MULTI_TENANT, *arguments], text) for arguments, text in (
+    *((["-f", MULTI_TENANT, *arguments], *texts) for arguments, *texts in (
         (["--set", "webhook.enabled=false"], "webhook.enabled: \"false\" contradicts multiTenant: true"),
         (["--set", "webhook.ignoreNamespaceLabel=true"], "webhook.ignoreNamespaceLabel: \"true\" contradicts"),
         (["--set", "webhook.hideDevices=runtime-classes"], "webhook.hideDevices: \"runtime-classes\" contradicts"),
@@ -166,7 +166,12 @@ REFUSED = [
         (["--set", "devicePlugin.monitor.appArmorProfile=RuntimeDefault"], "devicePlugin.monitor.appArmorProfile"),
         (["--set", "webhook.extraArgs={--exempt-namespaces=team-a}"], "webhook.extraArgs: \"--exempt-namespaces=team-a\" contradicts"),
         (["--set", "devicePlugin.monitor.extraArgs={--attest-exempt-programs=x}"], "devicePlugin.monitor.extraArgs"),
-        (["--kube-version", "1.27.3"], "multiTenant: true needs Kubernetes 1.28"),
+        (["--set", "scheduler.metricsAccess=open"], "scheduler.metricsAccess: \"open\" contradicts multiTenant: true"),
+        (["--set", "networkPolicies.enabled=false"], "networkPolicies.enabled: \"false\" contradicts multiTenant: true"),
+        (["--set-json", "networkPolicies.metricsFrom=[]"], "networkPolicies.metricsFrom: [] contradicts multiTenant: true"),
+        (["--set", "devicePlugin.confineToNode=false"], "devicePlugin.confineToNode: \"false\" contradicts multiTenant: true"),
+        (["--kube-version", "1.29.9"], "multiTenant: true needs Kubernetes 1.30", "devicePlugin.acceptUnconfined"),
+        (["--kube-version", "1.27.3", "--set", "devicePlugin.acceptUnconfined=true"], "multiTenant: true needs Kubernetes 1.28"),
     )),
     (["--kube-version", "1.17.0"], "kubeVersion"),
 ]

@@ -49,8 +49,19 @@
   (list "devicePlugin.monitor.attest" "evict" "a process that got past the webhook would keep its GPU")
   (list "devicePlugin.monitor.evictDryRun" false "a dry run evicts no pod")
   (list "devicePlugin.monitor.appArmorProfile" "Unconfined" "AppArmor's standard profile hides other processes from the exporter")
+  (list "scheduler.metricsAccess" "authorized" "the scheduler's metrics and explanations name the pods of all namespaces")
+  (list "networkPolicies.enabled" true "the agents' metrics name pods and ask for no token, so the network has to keep tenants out")
 -}}
 {{- include "vgpu.needs" (dict "root" $ "at" (index . 0) "needed" (index . 1) "by" "multiTenant: true" "why" (index . 2)) -}}
+{{- end -}}
+{{- if not .Values.networkPolicies.metricsFrom -}}
+{{- fail "networkPolicies.metricsFrom: [] contradicts multiTenant: true, which needs the pods that may fetch metrics: the agents' metrics name pods and ask for no token" -}}
+{{- end -}}
+{{- if eq (toString $plugin.confineToNode) "false" -}}
+{{- fail "devicePlugin.confineToNode: \"false\" contradicts multiTenant: true, which needs true or auto: a stolen token of one agent would be good for the pods of all nodes" -}}
+{{- end -}}
+{{- if and (not (include "vgpu.confined" .)) (not $plugin.acceptUnconfined) -}}
+{{- fail (printf "multiTenant: true needs Kubernetes 1.30 or newer, and this is %s: an older API server cannot keep an agent to its own node, so that its stolen token is good for the pods of all nodes; devicePlugin.acceptUnconfined: true accepts that" (include "vgpu.kubeVersion" .)) -}}
 {{- end -}}
 {{- /* A list that is given twice grows, past the checks above. */ -}}
 {{- range $at, $arguments := dict "webhook.extraArgs" .Values.webhook.extraArgs "devicePlugin.monitor.extraArgs" $plugin.monitor.extraArgs -}}
