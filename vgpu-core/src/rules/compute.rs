@@ -206,7 +206,7 @@ fn metered(
     let least_ns = state.costs.least(work.key);
     let in_flight_ns = add_launched(accounts, compute, target.device, charged_ns, now_ns);
     // The work that was in flight before, and the least that this launch takes.
-    let ahead_ns = in_flight_ns.saturating_sub(charged_ns) + least_ns;
+    let ahead_ns = decisions::ahead_ns(in_flight_ns, charged_ns, least_ns);
     // Relaxed: a time.
     compute.own().expected_by_ns.fetch_max(
         now_ns.saturating_add(rate.with_turns(ahead_ns)),
@@ -235,12 +235,8 @@ fn metered(
             );
         }
     }
-    let lease_ns = if rate.has_cap() && rate.interval.is_none() {
-        more_ns.saturating_mul(u64::from(Grant::ONE)) / u64::from(rate.scale)
-    } else {
-        // Measured, and charged to no account.
-        most_ns
-    };
+    let is_charged = rate.has_cap() && rate.interval.is_none();
+    let lease_ns = decisions::thread_lease_ns(is_charged, more_ns, most_ns, rate.scale);
     if more_ns > 0 {
         manners::watch_thread();
     }

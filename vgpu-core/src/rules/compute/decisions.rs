@@ -1,11 +1,19 @@
-//! What a launch that may have to wait is told: whether there is room for it in flight, whether it is let in although
-//! nothing has ended, and how long it sleeps until it looks again. Pure functions of numbers: no clock, no shared word,
-//! no call of the driver. `wait` reads the numbers and acts.
+//! What a launch is told: whether it goes at once, what it is charged, whether there is room for it in flight, whether it
+//! is let in although nothing has ended, and how long it sleeps until it looks again. Pure functions of numbers: no clock,
+//! no shared word, no call of the driver. `wait`, `gate` and `compute` read the numbers and act.
 
 use vgpu_abi::credit::LEASE_NS;
-use vgpu_abi::targets::Ahead;
+use vgpu_abi::targets::{Ahead, Grant};
 
 use crate::state::launches::DUE_NS;
+use crate::state::launches::costs::Expected;
+use crate::state::launches::costs::estimate::{MOST_WAITING_NS, scale};
+
+/// Launches that a thread counts before it tells. It begins with one and doubles, so that a short
+/// program is seen, too.
+const MOST_UNTOLD: u32 = 256;
+/// The charge of a launch of unknown cost, nanoseconds: the launch is measured, and no other one of unknown cost runs.
+const UNKNOWN_NS: u64 = 100_000;
 
 /// Work in flight on a device, of one process, beyond which launches wait: what was lent comes back as
 /// soon as it is done. Nanoseconds, as all that follows.
@@ -44,13 +52,145 @@ const MOST_OVERDUE: u32 = 2;
 /// Such work is overdue after this time: before the next launch that waits for it is out of patience.
 pub(super) const OVERDUE_NS: u64 = PROGRESS_NS / 2;
 /// Launches that are let in without credit for one state of work that is overdue.
-pub(super) const EXCUSES: u32 = 8;
+const EXCUSES: u32 = 8;
 /// A wait looks again at least this often.
 const LOOK_NS: u64 = 50_000_000;
 /// The same while the wait ends by another's doing: other work that ends, or a grant.
 const WATCH_NS: u64 = 500_000;
+/// The first looks at such a wait come so often: most launches are shorter.
+const FIRST_WATCH_NS: u64 = WATCH_NS / 10;
+/// After so many looks the time between two of them doubles, and so many times.
+const WATCHES_UNTIL_RARER: u32 = 4;
+const WATCH_DOUBLES: u32 = 4;
 /// A look costs some microseconds, so no wait for work is shorter than this.
 const LEAST_WATCH_NS: u64 = WATCH_NS / 20;
+/// A thread that woke less late than is believed takes one part in so many off what is believed.
+const OVERSLEPT_FALLS: u64 = 16;
+
+/// What is left of a thread's lease and what it has launched since its last look, nanoseconds, after a launch that costs
+/// `cost_ns`. `None`: it has not so much left, or its work is due to be measured.
+#[inline(always)]
+pub(super) fn spent(left_ns: u64, work_ns: u64, cost_ns: u64) -> Option<(u64, u64)> {
+    let left_ns = left_ns.checked_sub(cost_ns)?;
+    let work_ns = work_ns + cost_ns;
+    (work_ns < DUE_NS).then_some((left_ns, work_ns))
+}
+
+/// How many launches a thread counts before it tells next, after it told of `untold`.
+pub(super) fn next_untold(untold: u32) -> u32 {
+    untold.saturating_mul(2).clamp(1, MOST_UNTOLD)
+}
+
+/// Whether launches on a device with this limit (percent; 0 is none) may go without a look, if nothing else bounds them.
+pub(super) fn may_be_free(percent: u32) -> bool {
+    matches!(percent, 0 | 100..)
+}
+
+/// What a launch is charged in advance, nanoseconds. For `overdue_ns` it waited for one of unknown cost that did not end:
+/// one that is let in beside it is charged for as long.
+pub(super) fn charge_ns(expected: Expected, overdue_ns: u64) -> u64 {
+    match expected {
+        Expected::Known(ns) | Expected::Guessed(ns) => ns,
+        Expected::Unknown => UNKNOWN_NS.max(overdue_ns),
+    }
+}
+
+/// What a launch of unknown cost does while another one is in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// It goes beside the other one.
+    Goes,
+    /// It looks again after so long, nanoseconds.
+    Waits(u64),
+    /// The other one's process shows no progress, or its launch waits for this one. The other one counts no longer, which
+    /// has shown nothing for so long, nanoseconds.
+    TakesOver(u64),
+}
+
+/// The turn of a launch of unknown cost. `quiet_ns`: how long the other one has shown no progress; `None`: it has ended.
+/// After `stalls` launches that were let in without progress, and `rounds` looks. `is_stuck` is [`is_stuck`], and asked
+/// only where it decides.
+pub(super) fn turn(
+    is_unbounded: bool,
+    quiet_ns: Option<u64>,
+    stalls: u32,
+    rounds: u32,
+    is_stuck: impl FnOnce() -> bool,
+) -> Turn {
+    if is_unbounded {
+        return Turn::Goes;
+    }
+    let Some(quiet_ns) = quiet_ns else {
+        return Turn::Waits(0);
+    };
+    if quiet_ns < patience_ns(stalls) || is_stuck() {
+        return Turn::Waits(watch_ns(rounds));
+    }
+    Turn::TakesOver(quiet_ns.min(MOST_WAITING_NS))
+}
+
+/// Whether a launch whose cost is to be measured waits until its stream has room for an event. `waited_ns`: how long it
+/// has waited, as in all that follows; `None`: it does not yet.
+pub(super) fn waits_for_mark(is_known: bool, has_room: bool, waited_ns: Option<u64>) -> bool {
+    !is_known && !has_room && waited_ns.is_none_or(|waited_ns| waited_ns < PROGRESS_NS)
+}
+
+/// Whether a launch without credit has waited long enough to go all the same, if work is overdue. At a rate of nothing it
+/// has not: another container has the device.
+pub(super) fn may_be_excused(permille: u32, waited_ns: Option<u64>, stalls: u32) -> bool {
+    permille != 0 && waited_ns.is_some_and(|waited_ns| waited_ns >= patience_ns(stalls))
+}
+
+/// Whether one more launch goes without credit for a state of overdue work, after so many.
+pub(super) fn is_excused(before: u32) -> bool {
+    before < EXCUSES
+}
+
+/// Whether a launch goes without room in flight: nothing has ended for `quiet_ns`, so what is in flight may be waiting for
+/// it.
+pub(super) fn goes_without_an_end(
+    waited_ns: Option<u64>,
+    quiet_ns: u64,
+    stalls: u32,
+    is_stuck: impl FnOnce() -> bool,
+) -> bool {
+    waited_ns.is_some_and(|waited_ns| waited_ns >= PROGRESS_NS)
+        && quiet_ns >= patience_ns(stalls)
+        && !is_stuck()
+}
+
+/// How long work in flight still takes that was charged `charged_ns` in all, nanoseconds: it ends when it was expected to,
+/// or when all of it would have run since the last launch.
+pub(super) fn left_ns(charged_ns: u64, launched_ns: u64, expected_by_ns: u64, now_ns: u64) -> u64 {
+    let end_ns = expected_by_ns.min(launched_ns.saturating_add(charged_ns));
+    end_ns.saturating_sub(now_ns)
+}
+
+/// When the work in flight ought to have ended: all of it keeps the device busy for `paced_ns`, and what has ended since
+/// the last event is still counted in it, so no later than `ends_at_ns`. 0: nothing is in flight.
+pub(super) fn busy_until_ns(in_flight_ns: u64, paced_ns: u64, ends_at_ns: u64, now_ns: u64) -> u64 {
+    match in_flight_ns {
+        0 => 0,
+        _ => ends_at_ns.min(now_ns.saturating_add(paced_ns)),
+    }
+}
+
+/// The work that ends with a launch, nanoseconds: what was in flight before it, and the least that it takes itself.
+/// `in_flight_ns` has its charge.
+pub(super) fn ahead_ns(in_flight_ns: u64, charged_ns: u64, least_ns: u64) -> u64 {
+    in_flight_ns
+        .saturating_sub(charged_ns)
+        .saturating_add(least_ns)
+}
+
+/// What a thread may launch next without a look, nanoseconds of its own time: what it took from the account beyond the
+/// launch, or, where nothing is charged to an account, what there is room for.
+pub(super) fn thread_lease_ns(is_charged: bool, more_ns: u64, most_ns: u64, weight: u32) -> u64 {
+    match is_charged {
+        true => scale(more_ns, u64::from(Grant::ONE), u64::from(weight)),
+        false => most_ns,
+    }
+}
 
 /// A process's work in flight on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -124,7 +264,8 @@ fn too_much_in_flight(in_flight_ns: u64, cost_ns: u64, most_ns: u64) -> Option<u
     if in_flight_ns == 0 || sum_ns <= bound_ns {
         return None;
     }
-    Some(((sum_ns - bound_ns) / 2).clamp(WATCH_NS / 10, WATCH_NS))
+    // Half of it, since what is in flight may end sooner than it was charged.
+    Some(((sum_ns - bound_ns) / 2).clamp(FIRST_WATCH_NS, WATCH_NS))
 }
 
 /// [`room`] beside a container of a higher priority: a little, or one launch. A thread that wakes late may launch so much
@@ -188,7 +329,7 @@ pub(super) fn is_stuck(overdue_processes: u32, is_shared: bool) -> bool {
 /// How long a launch sleeps that waits for the end of another one: briefly at first, for short launches, then
 /// up to 16 times as long.
 pub(super) fn watch_ns(rounds: u32) -> u64 {
-    (WATCH_NS / 10) << (rounds / 4).min(4)
+    FIRST_WATCH_NS << (rounds / WATCHES_UNTIL_RARER).min(WATCH_DOUBLES)
 }
 
 /// How long to sleep of a wait that began `waited_ns` ago. Where work is in flight, or only a grant ends the wait, no
@@ -219,7 +360,7 @@ pub(super) fn oversleeping_ns(old_ns: u64, nap_ns: u64, slept_ns: u64) -> u64 {
     if late_ns > old_ns {
         old_ns + (late_ns - old_ns).div_ceil(2)
     } else {
-        old_ns - (old_ns - late_ns) / 16
+        old_ns - (old_ns - late_ns) / OVERSLEPT_FALLS
     }
 }
 
@@ -231,6 +372,109 @@ mod tests {
 
     const US: u64 = 1_000;
     const MS: u64 = 1_000_000;
+
+    #[test]
+    fn thread_spends_its_lease_until_its_work_is_due() {
+        assert_eq!(spent(100, 0, 60), Some((40, 60)));
+        assert_eq!(spent(100, 0, 101), None);
+        assert_eq!(
+            spent(u64::MAX, DUE_NS - 10, 9),
+            Some((u64::MAX - 9, DUE_NS - 1))
+        );
+        assert_eq!(spent(u64::MAX, DUE_NS - 10, 10), None);
+        // It tells of its launches more and more rarely.
+        let told = core::iter::successors(Some(0), |untold| Some(next_untold(*untold)));
+        assert_eq!(
+            told.take(11).collect::<Vec<_>>(),
+            [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 256]
+        );
+        assert_eq!(next_untold(u32::MAX), 256);
+    }
+
+    #[test]
+    fn only_a_device_without_a_cap_may_be_free() {
+        let free = [0, 1, 99, 100, u32::MAX].map(may_be_free);
+        assert_eq!(free, [true, false, false, true, true]);
+    }
+
+    #[test]
+    fn unknown_launch_is_charged_for_the_time_that_the_one_before_it_was_quiet() {
+        assert_eq!(charge_ns(Expected::Known(7), MS), 7);
+        assert_eq!(charge_ns(Expected::Guessed(7), MS), 7);
+        assert_eq!(charge_ns(Expected::Unknown, 0), 100 * US);
+        assert_eq!(charge_ns(Expected::Unknown, MS), MS);
+    }
+
+    #[test]
+    fn one_launch_of_unknown_cost_is_in_flight() {
+        let turn = |quiet_ns, stalls, is_stuck| turn(false, quiet_ns, stalls, 0, || is_stuck);
+        // The other one has ended; it runs; it is quiet for too long.
+        assert_eq!(turn(None, 0, true), Turn::Waits(0));
+        assert_eq!(turn(Some(100 * MS - 1), 0, false), Turn::Waits(50 * US));
+        assert_eq!(turn(Some(100 * MS), 0, false), Turn::TakesOver(50 * MS));
+        // Others were let in before; two processes have overdue work.
+        assert_eq!(turn(Some(100 * MS), 1, false), Turn::Waits(50 * US));
+        assert_eq!(turn(Some(u64::MAX), 0, true), Turn::Waits(50 * US));
+        // A container that waits for nothing, and then nothing else is asked.
+        let unasked = || panic!("asked");
+        assert_eq!(super::turn(true, Some(0), 0, 0, unasked), Turn::Goes);
+        assert_eq!(
+            super::turn(false, Some(0), 0, 0, unasked),
+            Turn::Waits(50 * US)
+        );
+    }
+
+    #[test]
+    fn launch_that_is_to_be_measured_waits_for_room_for_its_event() {
+        assert!(waits_for_mark(false, false, None));
+        assert!(waits_for_mark(false, false, Some(100 * MS - 1)));
+        assert!(!waits_for_mark(false, false, Some(100 * MS)));
+        assert!(!waits_for_mark(true, false, None));
+        assert!(!waits_for_mark(false, true, None));
+    }
+
+    #[test]
+    fn eight_launches_go_without_credit_after_a_long_wait() {
+        assert!(!may_be_excused(100, None, 0));
+        assert!(!may_be_excused(100, Some(100 * MS - 1), 0));
+        assert!(may_be_excused(100, Some(100 * MS), 0));
+        assert!(!may_be_excused(100, Some(100 * MS), 1));
+        assert!(!may_be_excused(0, Some(u64::MAX), 0));
+        assert!(is_excused(7) && !is_excused(8));
+    }
+
+    #[test]
+    fn launch_without_room_goes_when_nothing_ends() {
+        let goes = |waited_ns, quiet_ns, stalls| {
+            goes_without_an_end(waited_ns, quiet_ns, stalls, || false)
+        };
+        assert!(goes(Some(100 * MS), 100 * MS, 0));
+        assert!(!goes(None, u64::MAX, 0));
+        assert!(!goes(Some(100 * MS - 1), u64::MAX, 0));
+        assert!(!goes(Some(u64::MAX), 199 * MS, 1));
+        assert!(!goes_without_an_end(Some(u64::MAX), u64::MAX, 0, || true));
+    }
+
+    #[test]
+    fn work_in_flight_ends_when_its_charges_say() {
+        // Expected in 3 ms; all of it would have run in 2 ms; it ought to have ended.
+        assert_eq!(left_ns(9 * MS, 10 * MS, 13 * MS, 10 * MS), 3 * MS);
+        assert_eq!(left_ns(2 * MS, 10 * MS, 13 * MS, 10 * MS), 2 * MS);
+        assert_eq!(left_ns(2 * MS, 10 * MS, 13 * MS, 12 * MS), 0);
+        assert_eq!(busy_until_ns(0, 0, u64::MAX, 7), 0);
+        assert_eq!(busy_until_ns(4 * MS, MS, u64::MAX, 7), MS + 7);
+        assert_eq!(busy_until_ns(4 * MS, MS, 8, 7), 8);
+        // A launch's own charge is replaced by the least that it takes.
+        assert_eq!(ahead_ns(5 * MS, 2 * MS, MS), 4 * MS);
+    }
+
+    #[test]
+    fn lease_is_worth_more_own_time_where_that_counts_less() {
+        let one = u32::from(Grant::ONE);
+        assert_eq!(thread_lease_ns(true, MS, 7, one), MS);
+        assert_eq!(thread_lease_ns(true, MS, 7, one / 2), 2 * MS);
+        assert_eq!(thread_lease_ns(false, MS, 7, one), 7);
+    }
 
     #[test]
     fn patience_doubles_four_times() {
@@ -408,6 +652,55 @@ mod tests {
     }
 
     proptest! {
+        /// A launch of unknown cost that waits is told a time within which it looks again, and takes over no sooner than
+        /// work that runs is given to end.
+        #[test]
+        fn unknown_launch_waits_for_another_one_but_not_for_ever(
+            quiet_ns: u64, stalls: u32, rounds: u32, is_stuck: bool,
+        ) {
+            match turn(false, Some(quiet_ns), stalls, rounds, || is_stuck) {
+                Turn::Goes => prop_assert!(false),
+                Turn::Waits(wait_ns) => {
+                    prop_assert!(is_stuck || quiet_ns < patience_ns(stalls));
+                    prop_assert!((FIRST_WATCH_NS..=2 * WATCH_NS).contains(&wait_ns));
+                }
+                Turn::TakesOver(overdue_ns) => {
+                    prop_assert!(!is_stuck && quiet_ns >= PROGRESS_NS);
+                    prop_assert!(overdue_ns <= quiet_ns);
+                }
+            }
+        }
+
+        /// A thread never spends more than it has, nor more than is measured at once.
+        #[test]
+        fn thread_spends_no_more_than_its_lease(
+            left_ns: u64, work_ns in 0..DUE_NS, cost_ns in 0..4 * DUE_NS,
+        ) {
+            if let Some((left, work)) = spent(left_ns, work_ns, cost_ns) {
+                prop_assert_eq!(left + cost_ns, left_ns);
+                prop_assert!(work < DUE_NS && work == work_ns + cost_ns);
+            }
+        }
+
+        /// For any numbers, work in flight is not taken to last longer than what it was charged.
+        #[test]
+        fn work_in_flight_lasts_no_longer_than_its_charges(
+            charged_ns: u64, launched_ns: u64, expected_by_ns: u64, later_ns: u64, paced_ns: u64,
+        ) {
+            let now_ns = launched_ns.saturating_add(later_ns);
+            prop_assert!(left_ns(charged_ns, launched_ns, expected_by_ns, now_ns) <= charged_ns);
+            let until_ns = busy_until_ns(charged_ns, paced_ns, expected_by_ns, now_ns);
+            prop_assert!(until_ns <= now_ns.saturating_add(paced_ns));
+        }
+
+        /// A lease of the account's time is never worth less own time than the account would give back for it.
+        #[test]
+        fn lease_and_what_it_counts_for_agree(more_ns in 0..u64::MAX >> 20, weight in 1..1_u32 << 20) {
+            let own_ns = thread_lease_ns(true, more_ns, 0, weight);
+            let counts_ns = scale(own_ns, u64::from(weight), u64::from(Grant::ONE));
+            prop_assert!(counts_ns <= more_ns);
+        }
+
         /// For any numbers, a wait has a length, and ends within a millisecond.
         #[test]
         fn every_wait_for_room_ends_soon(

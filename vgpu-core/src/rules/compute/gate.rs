@@ -6,11 +6,11 @@ use core::sync::atomic::Ordering;
 
 use cuda_api::CuLaunchConfig;
 
+use super::decisions;
 use super::rate::rate;
 use crate::guest::border::{DefaultStream, InPtr};
 use crate::guest::thread::{Gate, thread};
 use crate::state::accounts::Accounts;
-use crate::state::launches::DUE_NS;
 use crate::state::launches::costs::Work;
 use crate::state::launches::spans::Target;
 use crate::state::leases::FREE;
@@ -18,10 +18,6 @@ use crate::state::process::Process;
 use crate::state::standing;
 
 const ANY: u64 = u64::MAX;
-
-/// Launches that a thread counts before it tells. It begins with one and doubles, so that a short
-/// program is seen, too.
-const UNTOLD: u32 = 256;
 
 /// May this launch go at once, without a look at anything that is shared? Then it is counted.
 ///
@@ -83,16 +79,11 @@ fn has_credit(gate: &Gate, process: &Process, work: Work, stream: u64) -> bool {
 /// measured; then nothing is taken.
 #[inline(always)]
 fn spend(gate: &Gate, cost: u64) -> bool {
-    let (Some(left), work_ns) = (
-        gate.left_ns.get().checked_sub(cost),
-        gate.work_ns.get() + cost,
-    ) else {
+    let spent = decisions::spent(gate.left_ns.get(), gate.work_ns.get(), cost);
+    let Some((left_ns, work_ns)) = spent else {
         return false;
     };
-    if work_ns >= DUE_NS {
-        return false;
-    }
-    gate.left_ns.set(left);
+    gate.left_ns.set(left_ns);
     gate.work_ns.set(work_ns);
     gate.launches.set(gate.launches.get() + 1);
     true
@@ -132,7 +123,7 @@ pub(super) fn remember_free(accounts: &Accounts, target: &Target, stream: u64, n
     let all = (0..devices).all(|device| {
         device == target.device || {
             let (_, percent) = accounts.process.compute_limit(accounts.container, device);
-            matches!(percent, 0 | 100..) && rate(accounts, device, now_ns).is_free()
+            decisions::may_be_free(percent) && rate(accounts, device, now_ns).is_free()
         }
     });
     open_gate(accounts, |gate| {
@@ -156,13 +147,14 @@ pub(super) fn open_gate(accounts: &Accounts, set: impl FnOnce(&Gate)) {
         let epoch = state.epoch.load(Ordering::Relaxed) + 1;
         gate.epoch.set(if captures { 0 } else { epoch });
         gate.owner.set(accounts.process.number());
-        gate.untold.set((gate.untold.get() * 2).clamp(1, UNTOLD));
+        gate.untold.set(decisions::next_untold(gate.untold.get()));
     });
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::launches::DUE_NS;
 
     fn gate(left_ns: u64, work_ns: u64) -> Gate {
         // SAFETY: numbers in cells, for which all zeros is a value.

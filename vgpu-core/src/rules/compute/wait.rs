@@ -8,17 +8,13 @@ use vgpu_abi::targets::Ahead;
 use vgpu_abi::waits::WaitCause;
 
 use super::collect;
-use super::decisions::{self, Bound, EXCUSES, Flight, OVERDUE_NS, PROGRESS_NS};
+use super::decisions::{self, Bound, Flight, OVERDUE_NS, PROGRESS_NS, Turn};
 use super::rate::{self, Rate, rate};
 use super::roster;
 use super::timetable::{self, Fit};
 use crate::base::clock;
 use crate::state::accounts::Accounts;
-use crate::state::launches::costs::estimate::MOST_WAITING_NS;
 use crate::state::launches::costs::{Expected, Work};
-
-/// The charge of a launch of unknown cost, nanoseconds: the launch is measured, and no other one of unknown cost runs.
-const UNKNOWN_NS: u64 = 100_000;
 
 /// A launch that waits until it may go.
 pub(super) struct Wait<'a> {
@@ -108,10 +104,7 @@ impl<'a> Wait<'a> {
                 self.has_mark = false;
                 self.compute.end_unknown();
             }
-            let cost_ns = match expected {
-                Expected::Known(ns) | Expected::Guessed(ns) => ns,
-                Expected::Unknown => UNKNOWN_NS.max(overdue_ns),
-            };
+            let cost_ns = decisions::charge_ns(expected, overdue_ns);
             let lease = self
                 .interval(&rate, cost_ns, now_ns)
                 .map_err(|wait_ns| (rate.bound_by(), wait_ns))
@@ -231,13 +224,10 @@ impl<'a> Wait<'a> {
             return 0;
         };
         // Relaxed throughout: numbers and times.
-        let in_flight = u64::try_from(state.in_flight_ns.load(Ordering::Relaxed)).unwrap_or(0);
-        if in_flight == 0 {
-            return 0;
-        }
+        let in_flight = state.in_flight_ns.load(Ordering::Relaxed);
+        let in_flight_ns = u64::try_from(in_flight).unwrap_or(0);
         let ends_at_ns = state.ends_at_ns.load(Ordering::Relaxed);
-        // What has ended since the last mark is still counted as in flight.
-        ends_at_ns.min(now_ns.saturating_add(state.paced(in_flight)))
+        decisions::busy_until_ns(in_flight_ns, state.paced(in_flight_ns), ends_at_ns, now_ns)
     }
 
     /// Of launches of unknown cost, one is in flight at a time.
@@ -255,21 +245,22 @@ impl<'a> Wait<'a> {
             self.has_mark = true;
             return Ok(());
         }
-        if rate.is_unbounded() {
-            return Ok(());
+        let quiet_ns = self
+            .compute
+            .unknown_since_ns()
+            .map(|(since_ns, _)| now_ns.saturating_sub(since_ns.max(self.progress_ns())));
+        let is_stuck = || self.is_stuck(rate, now_ns);
+        let is_unbounded = rate.is_unbounded();
+        match decisions::turn(is_unbounded, quiet_ns, self.stalls(), self.rounds, is_stuck) {
+            Turn::Goes => Ok(()),
+            Turn::Waits(wait_ns) => Err(wait_ns),
+            Turn::TakesOver(quiet_ns) => {
+                *overdue_ns = quiet_ns;
+                self.compute.forget_unknown();
+                self.made_progress(now_ns);
+                Err(0)
+            }
         }
-        let Some((since_ns, _)) = self.compute.unknown_since_ns() else {
-            return Err(0);
-        };
-        let quiet_ns = now_ns.saturating_sub(since_ns.max(self.progress_ns()));
-        if quiet_ns < self.patience_ns() || self.is_stuck(rate, now_ns) {
-            return Err(decisions::watch_ns(self.rounds));
-        }
-        // The process that has the mark shows no progress, or its launch waits for this one.
-        *overdue_ns = quiet_ns.min(MOST_WAITING_NS);
-        self.compute.forget_unknown();
-        self.made_progress(now_ns);
-        Err(0)
     }
 
     /// Something runs far longer than it ever did, so it may be waiting for this very launch: then it
@@ -284,8 +275,7 @@ impl<'a> Wait<'a> {
         let Some(state) = self.accounts.process.compute.device(self.device) else {
             return Err(wait_ns);
         };
-        let has_waited = now_ns.saturating_sub(self.since_ns) >= self.patience_ns();
-        if rate.permille == 0 || self.since_ns == 0 || !has_waited {
+        if !decisions::may_be_excused(rate.permille, self.waited_ns(now_ns), self.stalls()) {
             return Err(wait_ns);
         }
         let overdue = self.accounts.container.region.overdue(now_ns, PROGRESS_NS);
@@ -296,7 +286,7 @@ impl<'a> Wait<'a> {
         if state.excuse.swap(overdue, Ordering::Relaxed) != overdue {
             state.excused.store(0, Ordering::Relaxed);
         }
-        if state.excused.fetch_add(1, Ordering::Relaxed) >= EXCUSES {
+        if !decisions::is_excused(state.excused.fetch_add(1, Ordering::Relaxed)) {
             return Err(wait_ns);
         }
         state.stalls.fetch_add(1, Ordering::Relaxed);
@@ -311,12 +301,16 @@ impl<'a> Wait<'a> {
         state.map_or(0, |state| state.progress_ns.load(Ordering::Relaxed))
     }
 
-    /// How long nothing must have ended.
-    fn patience_ns(&self) -> u64 {
+    /// Launches that were let in since something was last seen to end.
+    fn stalls(&self) -> u32 {
         let state = self.accounts.process.compute.device(self.device);
         // Relaxed: a number.
-        let stalls = state.map_or(0, |state| state.stalls.load(Ordering::Relaxed));
-        decisions::patience_ns(stalls)
+        state.map_or(0, |state| state.stalls.load(Ordering::Relaxed))
+    }
+
+    /// For how long it has waited, nanoseconds; nothing before it does.
+    fn waited_ns(&self, now_ns: u64) -> Option<u64> {
+        (self.since_ns != 0).then(|| now_ns.saturating_sub(self.since_ns))
     }
 
     /// Whether so many processes have overdue work on the device that another one's launch is not what it waits for.
@@ -345,11 +339,10 @@ impl<'a> Wait<'a> {
         let waits_for_nothing = rate.is_unbounded() || rate.is_roomy();
         let is_known = matches!(expected, Expected::Known(_)) || waits_for_nothing;
         let has_room = self.stream.is_none_or(|at| spans.has_room(at));
-        let has_waited = self.since_ns != 0 && now_ns.saturating_sub(self.since_ns) >= PROGRESS_NS;
-        if is_known || has_room || has_waited {
-            return Ok(());
+        if decisions::waits_for_mark(is_known, has_room, self.waited_ns(now_ns)) {
+            return Err(decisions::watch_ns(self.rounds));
         }
-        Err(decisions::watch_ns(self.rounds))
+        Ok(())
     }
 
     /// Is there room for it in flight? How much is left for launches that follow at once, nanoseconds.
@@ -365,11 +358,10 @@ impl<'a> Wait<'a> {
         let charged_ns = u64::try_from(charged).unwrap_or(0);
         let expected_by_ns = self.compute.own().expected_by_ns.load(Ordering::Relaxed);
         let launched_ns = self.compute.own().last_launch_ns.load(Ordering::Relaxed);
-        let end_ns = expected_by_ns.min(launched_ns.saturating_add(charged_ns));
         let spans = &self.accounts.process.compute.spans;
         let flight = Flight {
             charged_ns,
-            left_ns: end_ns.saturating_sub(now_ns),
+            left_ns: decisions::left_ns(charged_ns, launched_ns, expected_by_ns, now_ns),
             believed_ns: rate.with_turns(charged_ns),
             late_ns: now_ns.saturating_sub(expected_by_ns.max(self.progress_ns())),
             is_marked: self.stream.is_some_and(|at| spans.has_marks(at)),
@@ -377,10 +369,10 @@ impl<'a> Wait<'a> {
         let overslept_ns = state.overslept_ns.load(Ordering::Relaxed);
         let bound = Bound::of(rate.ahead, rate.has_cap(), overslept_ns);
         decisions::room(&flight, cost_ns, bound, self.rounds).or_else(|wait_ns| {
-            let waited_ns = now_ns.saturating_sub(self.since_ns);
+            let waited_ns = self.waited_ns(now_ns);
             let quiet_ns = now_ns.saturating_sub(self.progress_ns());
-            let is_quiet = waited_ns >= PROGRESS_NS && quiet_ns >= self.patience_ns();
-            if self.since_ns == 0 || !is_quiet || self.is_stuck(rate, now_ns) {
+            let is_stuck = || self.is_stuck(rate, now_ns);
+            if !decisions::goes_without_an_end(waited_ns, quiet_ns, self.stalls(), is_stuck) {
                 return Err(wait_ns);
             }
             self.made_progress(now_ns);
