@@ -25,6 +25,14 @@ pub const MOST_LEASED_NS: u64 = 1_000_000;
 /// One part in this many of earned credit pays debt: slowly, since two processes that wait for each other's
 /// launches hold each other up for as long as either waits for credit.
 const OWED_PART: u64 = 8;
+/// An account saves up what its rate earns in this time at most, nanoseconds.
+const SAVED_TIME_NS: u64 = 20_000_000;
+/// No account saves up more GPU time than this, nanoseconds.
+const MOST_SAVED_NS: u64 = 5_000_000;
+/// A new account has this part of what it may save up.
+const FIRST_PART: u64 = 4;
+/// A lease is this part of the account at most, so that the next thread finds some, too.
+const LEASED_PART: u64 = 8;
 /// A refill that stands this far in the future was made with another clock. From here on this clock counts; what
 /// was used is owed all the same.
 const ANOTHER_CLOCK_NS: u64 = 1_000_000_000;
@@ -33,7 +41,7 @@ const ANOTHER_CLOCK_NS: u64 = 1_000_000_000;
 /// program below its rate never waits, and little enough that no tenth of a second shows it.
 #[must_use]
 pub fn most_saved_ns(permille: u32) -> u64 {
-    (20_000 * u64::from(permille)).min(5_000_000)
+    (SAVED_TIME_NS / 1_000 * u64::from(permille)).min(MOST_SAVED_NS)
 }
 
 /// The time in which an account earns `ns` at this rate, nanoseconds, rounded up; `u64::MAX` if the rate is 0.
@@ -61,7 +69,7 @@ pub(crate) fn refill(cells: &RegionDevice, now_ns: u64, permille: u32) {
         let earned = if is_first {
             // A quarter of it to begin with: nothing was saved yet, and launches whose cost
             // is not known come on top.
-            most_saved_ns(permille) / 4
+            most_saved_ns(permille) / FIRST_PART
         } else {
             let passed = u128::from(now_ns.saturating_sub(at));
             let earned = passed * u128::from(permille) / 1000;
@@ -193,8 +201,7 @@ impl Compute<'_> {
             if have <= 0 {
                 return Err(time_to_earn_ns(have.unsigned_abs() + 1, permille));
             }
-            // An eighth, so that the next thread finds some too.
-            let more = (have.unsigned_abs() / 8).min(most_ns);
+            let more = (have.unsigned_abs() / LEASED_PART).min(most_ns);
             // Relaxed: a bound that may be passed by a few threads' leases at once.
             let leased = self.device.leased_ns.load(Ordering::Relaxed);
             let fits = want_ns < more && leased < MOST_LEASED_NS;

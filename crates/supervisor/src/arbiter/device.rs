@@ -22,6 +22,10 @@ use super::turns::{Contender, Turns};
 
 /// How far apart ticks are, nanoseconds.
 const TICK_NS: u64 = 50_000_000;
+/// A container that does not want all of its share is taken to want a quarter more than it uses, and so much besides,
+/// thousandths: it may begin to want more before the next tick.
+const RISE_PARTS: (u32, u32) = (5, 4);
+const RISE: u32 = 20;
 /// A container that has done nothing for this long is idle.
 const IDLE_NS: u64 = 95_000_000;
 /// A container that was held back within this time wants more than it gets.
@@ -412,7 +416,7 @@ impl Device {
             demand: if hungry {
                 WHOLE
             } else {
-                (used * 5 / 4 + 20).min(WHOLE)
+                (used * RISE_PARTS.0 / RISE_PARTS.1 + RISE).min(WHOLE)
             },
         }
     }

@@ -27,6 +27,15 @@ const LEAST_CORRECTION: f64 = 0.25;
 const MOST_CORRECTION: f64 = 8.0;
 /// The driver's correction moves by at most this part of itself with each sample.
 const CORRECTION_STEP: f64 = 0.1;
+/// A process that is busy for less than this part of the time rests.
+const RESTING: f64 = 0.02;
+/// One that rested and is busy for more than this part of the time between two looks has begun to work: what it did before
+/// says nothing about it.
+const BEGINNING: f64 = 0.1;
+/// One that is busy for more than this part of the time would use more if it could.
+const SATURATED: f64 = 0.9;
+/// Work that is settled late counts for at most so many times the time since the last look.
+const MOST_SETTLED: f64 = 4.0;
 /// The whole scale stays within these.
 const LEAST_SCALE: f64 = 1.0 / 32.0;
 const MOST_SCALE: f64 = 8.0;
@@ -176,7 +185,7 @@ impl Meter {
                     };
                     let part = (real(occupied_ns) / real(passed)).min(1.0);
                     // At first, and after a rest, the mean of all there is.
-                    let begins = known.busy < 0.02 && part > 0.1;
+                    let begins = known.busy < RESTING && part > BEGINNING;
                     let looks = if begins {
                         1
                     } else {
@@ -186,7 +195,7 @@ impl Meter {
                     let weight = weight.max(1.0 / f64::from(looks));
                     let busy = known.busy + (part - known.busy) * weight;
                     // Work that was settled late belongs to more than one look.
-                    let spent_ns = real(spent_ns).min(4.0 * real(passed));
+                    let spent_ns = real(spent_ns).min(MOST_SETTLED * real(passed));
                     (
                         Process {
                             busy,
@@ -308,7 +317,7 @@ impl Meter {
         seen.retain(|who, _| busy.contains_key(who));
         for (who, busy) in &busy {
             let seen = seen.entry(*who).or_default();
-            if *busy < 0.02 {
+            if *busy < RESTING {
                 seen.busy_since_ns = None;
             } else {
                 seen.busy_since_ns.get_or_insert(now_ns);
@@ -540,7 +549,7 @@ impl Meter {
     pub fn is_saturated(&self, id: u64) -> bool {
         self.processes
             .iter()
-            .any(|(key, process)| key.0 == id && process.busy > 0.9)
+            .any(|(key, process)| key.0 == id && process.busy > SATURATED)
     }
 }
 

@@ -39,6 +39,20 @@ const MOST_UNKNOWN_NS: u64 = 200_000_000;
 /// two launches that wait for each other in turns, each second one does not wait.)
 const ODD_IN_A_ROW: u8 = 3;
 
+/// Two measurements of the same launch differ by a quarter at most when neither was interrupted, beside [`NOISE_NS`].
+const SAME_QUARTERS: u64 = 5;
+/// An interrupted one is longer by three quarters at least, beside a whole turn of another process.
+const LONGER_QUARTERS: u64 = 7;
+/// A measurement that may have the wait for a turn in it moves the estimate by one part in so many.
+const MAYBE_WAITED: u64 = 16;
+/// A measurement moves the estimate by one part in so many at least.
+const NEWEST_PART: u64 = 4;
+
+/// So many quarters of `ns`. A quarter is rounded down first, so nothing overflows.
+fn quarters(ns: u64, quarters: u64) -> u64 {
+    (ns / 4).saturating_mul(quarters)
+}
+
 /// The other work on the device beside this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Beside {
@@ -123,7 +137,7 @@ impl Estimate {
             let (mut next, own) = self.charge(ns, ns, beside);
             if !beside.follows && ns > self.cost_ns {
                 // Part of it may be the wait for a turn.
-                next.cost_ns = self.cost_ns + (ns - self.cost_ns) / 16;
+                next.cost_ns = self.cost_ns + (ns - self.cost_ns) / MAYBE_WAITED;
                 return (next, OwnTime::now(next.cost_ns));
             }
             return (next, own);
@@ -172,12 +186,10 @@ impl Estimate {
             _ => self.least_ns.min(ns),
         };
         let is_long = |ns: u64, least_ns: u64| {
-            ns >= (least_ns / 4)
-                .saturating_mul(7)
-                .saturating_add(SHORTEST_TURN_NS)
+            ns >= quarters(least_ns, LONGER_QUARTERS).saturating_add(SHORTEST_TURN_NS)
         };
         let is_short = |ns: u64, least_ns: u64| {
-            ns <= (least_ns / 4).saturating_mul(5).saturating_add(NOISE_NS)
+            ns <= quarters(least_ns, SAME_QUARTERS).saturating_add(NOISE_NS)
         };
         let mut next = self;
         if self.window > 0 && is_long(self.least_ns, least_ns) {
@@ -192,7 +204,7 @@ impl Estimate {
             // An interruption is a whole turn, and a launch that none of the short ones interrupted is shorter
             // than a turn. Had each of them been interrupted, one more turn would not make that difference.
             let first = Self::default().measured(least_ns, least_ns);
-            let own_ns = ns.min((least_ns / 4).saturating_mul(5).max(least_ns));
+            let own_ns = ns.min(quarters(least_ns, SAME_QUARTERS).max(least_ns));
             return (first, OwnTime::now(own_ns));
         }
         if next.window >= WINDOW {
@@ -206,9 +218,7 @@ impl Estimate {
 
     /// Does a measurement of this length fit what is known, with nothing else in it?
     fn is_same(&self, ns: u64) -> bool {
-        ns <= (self.cost_ns / 4)
-            .saturating_mul(5)
-            .saturating_add(NOISE_NS)
+        ns <= quarters(self.cost_ns, SAME_QUARTERS).saturating_add(NOISE_NS)
     }
 
     fn measured(self, own_ns: u64, ns: u64) -> Self {
@@ -257,7 +267,7 @@ fn follow(old: u64, times: u8, ns: u64) -> u64 {
     if times == 0 {
         return ns;
     }
-    let weight = (u64::from(times) + 1).min(4);
+    let weight = (u64::from(times) + 1).min(NEWEST_PART);
     if ns > old {
         old + (ns - old) / weight
     } else {
