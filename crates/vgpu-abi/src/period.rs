@@ -88,9 +88,86 @@ pub fn part(ns: u64, part: u64, whole: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const MS: u64 = 1_000_000;
+
+    fn any_interval() -> impl Strategy<Value = Interval> {
+        (
+            proptest::sample::select(&PERIODS_MS[..]),
+            any::<u32>(),
+            any::<u32>(),
+        )
+            .prop_map(|(period_ms, from_us, length_us)| Interval {
+                period_ms,
+                from_us: from_us % (u32::from(period_ms) * 1_000),
+                length_us: length_us % (u32::from(period_ms) * 1_000 + 1),
+            })
+    }
+
+    proptest! {
+        /// A longer launch, or a smaller share of the same launch, never asks for a shorter period.
+        #[test]
+        fn longer_launches_and_smaller_shares_need_longer_periods(
+            launch_ns: u64, more_ns: u64, share: u32, less: u32,
+        ) {
+            let needed = needed_ns(launch_ns, share);
+            prop_assert!(needed <= needed_ns(launch_ns.saturating_add(more_ns), share));
+            prop_assert!(needed <= needed_ns(launch_ns, share.saturating_sub(less)));
+            prop_assert!(needed >= launch_ns);
+        }
+
+        /// The period that is chosen is long enough, and the shortest such one. Only launches, and no loss, can leave none.
+        #[test]
+        fn shortest_period_that_is_long_enough_is_chosen(needed_ns in 0..400 * MS, least_ms: u16) {
+            let asked_ns = needed_ns.max(u64::from(least_ms.min(200)) * MS);
+            match fitting(needed_ns, least_ms) {
+                Some(at) => {
+                    prop_assert!(u64::from(PERIODS_MS[at]) * MS >= asked_ns);
+                    prop_assert!(at == 0 || u64::from(PERIODS_MS[at - 1]) * MS < asked_ns);
+                }
+                None => prop_assert!(needed_ns > 200 * MS),
+            }
+        }
+
+        /// A period grows only if more than a little was lost, and then by more the more was lost.
+        #[test]
+        fn more_loss_asks_for_a_longer_period(
+            period_ns in 0..200 * MS, given_ns: u64, used_ns: u64, less_ns: u64,
+        ) {
+            let found = lengthened_ms(period_ns, given_ns, used_ns);
+            prop_assert!(found.is_none() || used_ns < given_ns);
+            let later = lengthened_ms(period_ns, given_ns, used_ns.saturating_sub(less_ns));
+            prop_assert!(found <= later, "{:?} {:?}", found, later);
+        }
+
+        /// A container that used all of its intervals wants its share, and one that used nothing of them does not.
+        #[test]
+        fn whole_use_is_never_too_little(given_ns: u64, used_ns: u64, less_ns: u64) {
+            prop_assert!(!wants_less(given_ns, given_ns));
+            prop_assert!(wants_less(given_ns, 0) == (given_ns > 1));
+            let used_less = wants_less(given_ns, used_ns.saturating_sub(less_ns));
+            prop_assert!(used_less || !wants_less(given_ns, used_ns));
+        }
+
+        /// Each period ends exactly one interval, wherever it begins.
+        #[test]
+        fn one_interval_ends_in_each_period(interval in any_interval(), now_ns in 0..1_u64 << 60) {
+            let (now_ns, period_ns) = (now_ns + 2 * interval.period_ns(), interval.period_ns());
+            let over = intervals_over(interval, now_ns);
+            prop_assert_eq!(intervals_over(interval, now_ns + period_ns), over + 1);
+            prop_assert!(intervals_over(interval, now_ns + 1) <= over + 1);
+        }
+
+        /// Without overflow, and never more than the whole.
+        #[test]
+        fn part_is_no_more_than_the_whole(ns: u64, of: u64, whole: u64) {
+            prop_assert!(part(ns, of.min(whole), whole) <= ns);
+            prop_assert!(part(ns, of, 0) == part(ns, of, 1));
+        }
+    }
 
     #[test]
     fn period_is_long_enough_for_launches_and_for_what_is_lost() {
