@@ -70,7 +70,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// From the flags; nothing if attestation is off.
+    /// From the flags; `None` if attestation is off.
     #[must_use]
     pub fn of(flags: &Flags, root: &Path, node: &str) -> Option<Self> {
         let policy = match flags.attest {
@@ -251,7 +251,7 @@ impl Looker {
         self.picture(owners, now)
     }
 
-    /// The files that are ours: libraries, limits, regions; and owner containers they are.
+    /// The agent's files: libraries, limits, regions; and the containers that they belong to.
     fn read_ours(&mut self) {
         for entry in fs::read_dir(&self.settings.libraries)
             .into_iter()
@@ -286,7 +286,7 @@ impl Looker {
                 path: path.clone(),
                 ..ManagedContainer::default()
             };
-            // The pod's name is believed only where root or we wrote it.
+            // The pod's name is used only if root or this process's user wrote it.
             if instance.owner() == 0 || instance.owner() == our_uid {
                 let labels = instance.labels().unwrap_or_default();
                 known.namespace = labels.namespace;

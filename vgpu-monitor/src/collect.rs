@@ -21,7 +21,7 @@ use crate::delivery::{Delivery, Name};
 pub struct LivingPod {
     /// Its uid.
     pub uid: String,
-    /// How many of its containers, init containers included, hold slots of ours.
+    /// How many of its containers, init containers included, hold slots of this plugin.
     pub containers: usize,
 }
 
@@ -71,7 +71,7 @@ pub struct Looked {
     pub removed: Vec<Name>,
     /// Partial files, descriptions and versions of the library that were removed.
     pub cleared: Vec<PathBuf>,
-    /// Allotments whose pods are gone, and which stay until the grace is over or their last process ends.
+    /// Allotments whose pods have ended. They stay until the grace is over or their last process ends.
     pub waiting: Vec<Name>,
     /// Allotments and files that could not be removed, with the reasons.
     pub failed: Vec<String>,

@@ -1,6 +1,6 @@
-//! Files that tell dcgm-exporter which containers are on each GPU: its mapping of jobs (`--hpc-job-mapping-dir`). Each
-//! file has the number of a GPU as its name and a job in each line; dcgm-exporter puts the job into the label `hpc_job` of
-//! the GPU's series.
+//! Files in which dcgm-exporter reads which containers are on each GPU: its mapping of jobs
+//! (`--hpc-job-mapping-dir`). Each file has the number of a GPU as its name and a job in each line; dcgm-exporter
+//! puts the job into the label `hpc_job` of the GPU's series.
 //!
 //! By itself dcgm-exporter knows the pods of a GPU from the kubelet's device ids, and ours name no GPU.
 

@@ -1,5 +1,5 @@
 //! The delivery to a container, as files of the host: its directory with limits and region, the library, and the
-//! description for the runtime (CDI). Never finds out which container it is: the caller says so.
+//! description for the runtime (CDI). Never finds out which container it is: the caller passes its name.
 //!
 //! Never shortens or replaces a file that a running container may have mapped, never maps the region, and
 //! never answers before everything that it promised is on the disk.
@@ -489,7 +489,7 @@ impl Delivery {
         }
         match manner {
             Manner::Cdi | Manner::Claim => Ok(self.library.version.clone()),
-            // The kubelet keeps the paths that it was told.
+            // The kubelet keeps the paths of the first answer.
             Manner::Mounts => Err(DeliveryError::LibraryGone {
                 path: lib.join(&before.library),
             }),
@@ -530,7 +530,7 @@ impl Delivery {
         loads.iter().map(pair).collect()
     }
 
-    /// What it was given, if it was.
+    /// The shares that it was given, if it was given any.
     pub(crate) fn given(&self, name: &Name) -> Option<Given> {
         self.loads.lock().get(name)?.record.given()
     }

@@ -65,7 +65,7 @@ impl DriverFiles {
         });
     }
 
-    /// Waits until this container's files are out of date, and says so: the process ends with this text.
+    /// Waits until this container's files are out of date. The process ends with the returned text.
     pub async fn outdated(&self) -> String {
         let Some(patience) = self.0.patience else {
             return std::future::pending().await;

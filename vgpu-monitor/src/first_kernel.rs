@@ -91,7 +91,7 @@ impl FirstKernels {
         self.fresh = false;
     }
 
-    /// When the container was created, and whether it needs no more looks; nothing if it cannot be read yet.
+    /// When the container was created, and whether it needs no more looks; `None` if it cannot be read yet.
     fn look_at(&self, instance: &Instance) -> Option<(u64, bool)> {
         let labels = instance.labels().ok()?;
         let Some(parent) = TraceContext::of_pod(labels.traceparent.as_deref(), &labels.pod_uid)
@@ -130,7 +130,7 @@ impl FirstKernels {
     }
 }
 
-/// Wall-clock time of the last launch; nothing if the region does not have it.
+/// Wall-clock time of the last launch; `None` if the region does not have it.
 fn last_launch(view: &ContainerView) -> Option<SystemTime> {
     let at_ns = view
         .devices

@@ -1,9 +1,9 @@
 //! Follows objects of the API server by one watch that goes on for days. Owns when the agent lists: at its start, and
 //! when the API server no longer has the past that a watch would go on from.
 //!
-//! A thousand agents begin anew at one moment when an API server restarts. So every pause has a random part, a watch
-//! goes on from the last bookmark, and the objects come through the watch itself (a streaming list) where the API server
-//! can do that; else by a list from its cache (`resourceVersion=0`), never from etcd.
+//! A thousand agents list again at one moment when an API server restarts. So every pause has a random part, a watch
+//! goes on from the last bookmark, and the objects come through the watch itself (a streaming list) where the API
+//! server can do that; else by a list from its cache (`resourceVersion=0`), never from etcd.
 
 use std::fmt::Debug;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -19,7 +19,8 @@ use tokio::time::{sleep, timeout};
 /// The first pause after a failure, and the longest.
 const FIRST: Duration = Duration::from_secs(1);
 const MOST: Duration = Duration::from_secs(60);
-/// Agents whose watch has expired begin anew within this time: together with a streaming list, or with a list each.
+/// Agents whose watch has expired read everything again within this time: the first if the API server streams lists,
+/// the second if not.
 const SPREAD: Duration = Duration::from_secs(10);
 const LISTS_SPREAD: Duration = Duration::from_secs(60);
 /// A watch ends after this time and begins again where it ended; not all of a cluster at one moment.
@@ -33,7 +34,7 @@ const STREAMS_FROM: (u32, u32) = (1, 32);
 /// The annotation of the bookmark after which all objects have come.
 const ALL_CAME: &str = "k8s.io/initial-events-end";
 
-/// What is told of the objects.
+/// A message about the objects.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Told<K> {
     /// All there are; others that were known are gone.
@@ -44,7 +45,7 @@ pub enum Told<K> {
     Gone(K),
     /// The watch goes on after [`Told::Down`].
     Up,
-    /// The API server does not answer; what was told before may be out of date.
+    /// The API server does not answer; earlier messages may be out of date.
     Down(String),
 }
 
@@ -70,7 +71,7 @@ where
     told
 }
 
-/// Whether the API server may stream a list. It says so itself when it cannot.
+/// Whether the API server may stream a list. An API server that cannot returns an error.
 async fn streams(client: &Client) -> bool {
     let Ok(Ok(version)) = timeout(PATIENCE, client.apiserver_version()).await else {
         return false;

@@ -1,4 +1,4 @@
-//! The parent of the device plugin: holds the kubelet's connection, so that a plugin that ends and is started anew costs
+//! The parent of the device plugin: holds the kubelet's connection, so that a plugin that ends and is restarted costs
 //! no pod. The kubelet takes all devices for gone as soon as the stream of their list ends.
 //!
 //! ```text
@@ -44,7 +44,7 @@ use crate::proto::front::behind_client::BehindClient;
 use crate::proto::front::{Told, Watched};
 use known::{Answering, Known};
 
-/// How often the process is spoken to, when there is nothing to tell.
+/// Time between two messages to the process when nothing changes.
 const TELL: Duration = Duration::from_secs(2);
 /// A process that has answered and is silent for this long hangs.
 const SILENT: Duration = Duration::from_secs(20);

@@ -68,7 +68,7 @@ impl Asker {
         })
     }
 
-    /// The driver's answer; nothing if it is missing, fails, or does not answer in time.
+    /// The driver's answer; `None` if it is missing, fails, or does not answer in time.
     #[must_use]
     pub fn ask(&self) -> Option<Answer> {
         let answer = self.question();

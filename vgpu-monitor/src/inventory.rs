@@ -46,7 +46,7 @@ pub struct Settings {
     pub node_config: Option<PathBuf>,
     /// The MIG strategy of nodes for which the per-node file sets none.
     pub mig_strategy: MigStrategy,
-    /// Where the kernel tells of devices.
+    /// The kernel's directory of devices.
     pub sysfs: PathBuf,
     /// The driver's library; without, `libnvidia-ml.so.1` where the loader finds it.
     pub library: Option<PathBuf>,
@@ -58,7 +58,8 @@ pub struct Settings {
     pub silence: Duration,
     /// Files of the configuration are looked at this often.
     pub look: Duration,
-    /// Why this node's container runtime cannot give a container its GPU: all GPUs are sick while it says so.
+    /// Why this node's container runtime cannot give a container its GPU: all GPUs are unhealthy while there is a
+    /// reason.
     pub hindrance: watch::Receiver<Option<String>>,
 }
 

@@ -94,7 +94,7 @@ fn plugin(args: PluginArgs) -> ExitCode {
     }
 }
 
-/// How often dcgm-exporter is told which containers are on each GPU.
+/// Time between two writes of the files with the containers on each GPU, for dcgm-exporter.
 const MAP_EVERY: Duration = Duration::from_secs(15);
 
 async fn map_jobs(directory: PathBuf, node: Arc<Node>) {

@@ -300,7 +300,7 @@ impl Memory {
     }
 }
 
-/// Busy part of the time between two looks, by the library's own measurement; nothing if it does not measure.
+/// Busy part of the time between two looks, by the library's own measurement; `None` if it does not measure.
 fn busy_percent(was: &Remembered, busy_ns: u64, now: Instant) -> Option<f64> {
     // For a shorter interval the edges of both looks outweigh the time between them.
     const SHORTEST: Duration = Duration::from_millis(100);

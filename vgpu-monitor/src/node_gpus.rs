@@ -1,5 +1,5 @@
-//! The values in which the parts of the agent tell each other about the node's GPUs. Nothing here asks a driver or the
-//! API server.
+//! The values that the parts of the agent exchange about the node's GPUs. Nothing here asks a driver or the API
+//! server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub struct KnownGpu {
 pub struct Inventory {
     /// By index.
     pub gpus: Vec<KnownGpu>,
-    /// The NUMA node of all of them, where there is one and the kubelet is to be told.
+    /// The NUMA node of all of them, if there is one and the agent reports it to the kubelet.
     pub numa: Option<u32>,
     /// How well pairs of them reach each other, both ways.
     pub pairs: Vec<placement::PairScore>,
@@ -65,7 +65,7 @@ pub struct Nic {
     pub name: String,
     /// Its port.
     pub port: u32,
-    /// NUMA node; nothing if the kernel does not report it.
+    /// NUMA node; `None` if the kernel does not report it.
     pub numa: Option<u32>,
     /// Bandwidth, both directions together, in MB/s (10^6 bytes).
     pub mb_s: u32,

@@ -27,7 +27,7 @@ pub mod device_plugin;
 )]
 pub mod pod_resources;
 
-/// What the front and the process behind it say to each other.
+/// The messages between the front and the process behind it.
 #[allow(
     missing_docs,
     unreachable_pub,

@@ -40,7 +40,7 @@ pub struct Holds {
     pub pid: u32,
     /// Memory that it holds, as the driver says.
     pub held_bytes: u64,
-    /// The charged part of it; nothing if the process has no slot.
+    /// The charged part of it; `None` if the process has no slot.
     pub charged_bytes: Option<u64>,
 }
 

@@ -243,7 +243,7 @@ fn launches(compute: &ComputeSnapshot) -> u64 {
     compute.launches.saturating_add(compute.graph_launches)
 }
 
-/// Time since the arbiter's last heartbeat; nothing if there never was one.
+/// Time since the arbiter's last heartbeat; `None` if there never was one.
 fn arbiter_age(view: &ContainerView, now_ns: u64) -> Option<Duration> {
     let at_ns = view.arbiter_at_ns;
     (at_ns != 0).then(|| Duration::from_nanos(now_ns.saturating_sub(at_ns)))

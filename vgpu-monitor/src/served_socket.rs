@@ -80,7 +80,7 @@ impl ServedSocket {
         !self.task.is_finished() && self.is.is_some() && identity(&self.path) == self.is
     }
 
-    /// Takes the socket away, if it is still ours, and ends. Calls that are being answered have so long.
+    /// Takes the socket away, if it is still ours, and ends. Calls that are being answered get `patience` to end.
     pub(crate) async fn end(self, patience: Duration) {
         if self.is.is_some() && identity(&self.path) == self.is {
             drop(std::fs::remove_file(&self.path));

@@ -1,5 +1,5 @@
-//! What the workloads of this node have used of its GPUs: seconds of GPU time, and memory over time. Owns the sums,
-//! which outlive the containers that they are of, and the agent.
+//! The use of this node's GPUs by its workloads: seconds of GPU time, and memory over time. Owns the sums, which
+//! outlive the containers that they are of, and the agent.
 //!
 //! GPU time is what the library counted in each container's region, so a container that ends between two looks loses
 //! none of it. Memory is what the container held at each look. Never shows more than there can have been: a container

@@ -47,7 +47,7 @@ pub fn is_request(key: &str) -> bool {
         .is_some_and(|name| name == "gpu" || name.starts_with("gpu."))
 }
 
-/// The labels that a GPU must have for this pod; none if the pod asks for no GPU by label. Only keys count: a label
+/// The labels that a GPU must have for this pod; `None` if the pod asks for no GPU by label. Only keys count: a label
 /// with the value `false` counts too. [`ASSIGN`] alone asks for any GPU, and is never part of the answer.
 pub fn wanted(pod: &Pod) -> Option<BTreeSet<String>> {
     let labels = pod.metadata.labels.as_ref()?;
@@ -103,7 +103,7 @@ pub struct PodClaim {
     pub gpus: Vec<String>,
 }
 
-/// The pod's reservation, by its labels and annotations; none if it has none.
+/// The pod's reservation, by its labels and annotations; `None` if it has none.
 pub fn pod_claim(pod: &Pod) -> Option<PodClaim> {
     let text = |key: &str| {
         let text = pod.metadata.annotations.as_ref()?.get(key)?.trim();

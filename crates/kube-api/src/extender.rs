@@ -19,7 +19,7 @@ use crate::object::Pod;
 pub struct ExtenderArgs {
     /// The pod that needs a node.
     pub pod: Option<Pod>,
-    /// Whole nodes as they were sent; none if names are given.
+    /// Whole nodes as they were sent; `None` if names are given.
     pub nodes: Option<Vec<Box<RawValue>>>,
     /// Names of nodes, from a caller that relies on our own cache of nodes.
     pub node_names: Option<Vec<String>>,

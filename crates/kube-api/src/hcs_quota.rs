@@ -255,7 +255,7 @@ impl Limit {
                 .is_none_or(|selector| selects(selector, &pod.labels))
     }
 
-    /// The amount that would exceed the quota if `more` were added to `used`, in a sentence; none if nothing would.
+    /// The amount that would exceed the quota if `more` were added to `used`, in a sentence; `None` if nothing would.
     pub fn exceeded(&self, used: Charge, more: Charge) -> Option<String> {
         /// Formats an amount for people.
         type Say<'a> = &'a dyn Fn(u64) -> String;

@@ -28,7 +28,7 @@ const MOST_GFLOPS: i128 = 1_000_000_000;
 /// The pod's preferences about vendors and connections, from its annotations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preferences {
-    /// The preferred vendor; none if all are equal.
+    /// The preferred vendor; `None` if all are equal.
     pub vendor: Option<Maker>,
     /// Whether other vendors are accepted.
     pub downgrade: bool,

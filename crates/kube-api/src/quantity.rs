@@ -189,12 +189,12 @@ impl Amount {
         })
     }
 
-    /// The amount as a whole number; none if it has a fraction.
+    /// The amount as a whole number; `None` if it has a fraction.
     pub fn whole(self) -> Option<i128> {
         (self.nano % NANO == 0).then_some(self.nano / NANO)
     }
 
-    /// In thousandths; none when it is finer.
+    /// In thousandths; `None` if it is finer.
     pub fn milli(self) -> Option<i128> {
         let milli = NANO / 1000;
         (self.nano % milli == 0).then_some(self.nano / milli)

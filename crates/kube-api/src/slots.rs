@@ -233,7 +233,7 @@ pub fn decode_instances(text: &str) -> Result<Vec<MigAllocation>, DecodeError> {
     Ok(instances)
 }
 
-/// The instances of a placement on this vendor's devices; none if it has none.
+/// The instances of a placement on this vendor's devices; `None` if it has none.
 pub(crate) fn encode_instances(vendor: &str, placement: &Placement) -> Option<String> {
     let mut instances = Vec::new();
     for (container_index, granted) in placement.containers.iter().enumerate() {

@@ -14,7 +14,7 @@ use crate::request::{AnyVendor, Demand, Family, NodePolicy, Request};
 use crate::reservation::{Granted, Placement};
 
 impl Demand {
-    /// The number of devices like this one that satisfy the demand if no pod uses them; none if no number does.
+    /// The number of devices like this one that satisfy the demand if no pod uses them; `None` if no number does.
     fn count_on(&self, device: &Device) -> Option<u32> {
         let parts = |asked: u64, each: u64| match (asked, each) {
             (0, _) => Some(1),

@@ -203,7 +203,7 @@ impl Cluster {
         self.quotas.limit(pod, vendor, &[])
     }
 
-    /// The limit of the quota of this name and its present use; none if the quota does not count the pod.
+    /// The limit of the quota of this name and its present use; `None` if the quota does not count the pod.
     pub fn quota_named(&self, pod: &Pod, name: &str, vendor: &Vendor) -> Option<(Quota, Load)> {
         self.quotas.named(pod, name, vendor)
     }

@@ -311,7 +311,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// None if no cost is left.
+    /// `None` if no cost is left.
     fn pay(&self, cost: u64) -> Option<()> {
         let before = self.left.get();
         let mut left = before.checked_sub(cost);

@@ -33,7 +33,7 @@ impl Readiness {
         *self.lock() = Some(reason.into());
     }
 
-    /// Why the daemon is not ready; none when it is.
+    /// Why the daemon is not ready; `None` if it is.
     #[must_use]
     pub fn reason(&self) -> Option<String> {
         self.lock().clone()

@@ -263,7 +263,7 @@ async fn follow(tls: &Tls) {
     }
 }
 
-/// The stream under TLS; none when the client is too slow or speaks another protocol, or the daemon
+/// The stream under TLS; `None` if the client is too slow or speaks another protocol, or the daemon
 /// stops.
 async fn shake_hands(
     stream: TcpStream,

@@ -26,7 +26,7 @@ pub struct Tls {
 }
 
 struct TlsState {
-    /// None until there is a certificate; every handshake is refused until then.
+    /// `None` until there is a certificate; every handshake is refused until then.
     shown: RwLock<Option<Shown>>,
     source: Source,
     /// The PEMs that were given or last read from files, whether they could be used or not.
@@ -232,7 +232,7 @@ impl Tls {
         Ok(true)
     }
 
-    /// The certificate on the port, as DER; none while there is none.
+    /// The certificate on the port, as DER; `None` while there is none.
     #[must_use]
     pub fn certificate(&self) -> Option<Vec<u8>> {
         Some(self.shown()?.certificate.to_vec())
@@ -262,7 +262,7 @@ impl Tls {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The configuration of the next handshake; none while there is no certificate.
+    /// The configuration of the next handshake; `None` while there is no certificate.
     pub(crate) fn config(&self) -> Option<Arc<ServerConfig>> {
         Some(self.shown()?.config)
     }

@@ -286,7 +286,7 @@ impl Span {
         }
     }
 
-    /// The identifier that other spans name as their parent; none where traces are off.
+    /// The identifier that other spans name as their parent; `None` if traces are off.
     #[must_use]
     pub fn context(&self) -> Option<TraceContext> {
         self.0.as_ref().map(|live| live.own)

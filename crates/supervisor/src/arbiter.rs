@@ -290,7 +290,7 @@ impl Arbiter {
         }
         self.measure(now_ns, gpus);
         let verdicts = self.decide(now_ns, gpus);
-        // Heard before its library is told to ring.
+        // The doorbell is watched before its library is asked to ring.
         let ringing = verdicts.values().filter(|verdict| verdict.rings);
         let ringing: Vec<u64> = ringing.map(|verdict| verdict.id).collect();
         self.listen(now_ns, &ringing);
@@ -553,7 +553,7 @@ impl BoardDevice {
             periods.retain(|period| Some(period.at_us) == newest);
         }
         if samples.is_empty() && self.told_until_us == 0 && percent.is_some() {
-            // The driver does not tell processes apart, so its figure is of this moment, on our clock.
+            // The driver has no figures for each process, so its figure is of this moment, on the arbiter's clock.
             periods.push(Sample {
                 at_us: now_ns / 1000,
                 processes: Vec::new(),

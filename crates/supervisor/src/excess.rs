@@ -124,7 +124,7 @@ mod tests {
         }
     }
 
-    /// The excess that is believed after each of these looks.
+    /// The excess that counts after each of these looks.
     fn believed(looks: &[Comparison]) -> Vec<u64> {
         let mut excess = Excess::default();
         looks.iter().map(|look| excess.look(look)).collect()
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn late_driver_figures_make_no_excess() {
-        // The process has freed 400; NVML says so three looks later.
+        // The process has freed 400; NVML shows it three looks later.
         let mut looks = vec![quiet(700, 700); 4];
         looks.extend([quiet(700, 300); 3]);
         looks.extend([quiet(300, 300); 4]);

@@ -27,12 +27,12 @@ pub struct Gpu {
     pub memory_bytes: u64,
     /// Used memory, bytes, by all processes and the driver together.
     pub used_bytes: u64,
-    /// Busy part of the last sample period, percent; nothing where NVML does not say.
+    /// Busy part of the last sample period, percent; `None` if NVML does not say.
     pub utilization_percent: Option<u32>,
     /// Part of the last sample period in which its memory was read or written, percent; nothing
     /// where NVML does not say.
     pub memory_utilization_percent: Option<u32>,
-    /// The instances that it is split into; none where it is whole.
+    /// The instances that it is split into; empty if it is whole.
     pub instances: Vec<MigInstance>,
 }
 
@@ -43,7 +43,7 @@ pub struct MigInstance {
     pub uuid: String,
     /// Its shape, such as `1g.5gb`; empty where NVML does not say.
     pub profile: String,
-    /// Ids of its GPU instance and compute instance; nothing where NVML does not say.
+    /// Ids of its GPU instance and compute instance; `None` if NVML does not say.
     pub ids: Option<(u32, u32)>,
 }
 
@@ -54,9 +54,9 @@ pub struct GpuProcess {
     pub uuid: String,
     /// Process id on the host.
     pub pid: u32,
-    /// Memory, bytes; nothing where NVML does not say.
+    /// Memory, bytes; `None` if NVML does not say.
     pub used_bytes: Option<u64>,
-    /// Its part of the GPU's busy time in the last sample period, percent; nothing where NVML does
+    /// Its part of the GPU's busy time in the last sample period, percent; `None` if NVML does
     /// not say.
     pub utilization_percent: Option<u32>,
 }
@@ -124,7 +124,7 @@ pub trait Gpus: Send {
     fn processes(&self) -> Result<Vec<GpuProcess>, GpuError>;
 
     /// How busy the GPU or instance of this UUID was in the sample periods that ended after
-    /// `since_us` on the driver's clock; nothing where the driver does not say.
+    /// `since_us` on the driver's clock; without a figure if the driver does not say.
     fn busy(&self, uuid: &str, since_us: u64) -> Busy {
         let _nothing = (uuid, since_us);
         Busy::default()
@@ -237,7 +237,7 @@ impl NvmlGpus {
 const INSTANCES_MOST: u32 = 16;
 
 fn instances(device: &nvml_wrapper::Device<'_>) -> Vec<MigInstance> {
-    // An error stands for a GPU that cannot be split, or is not.
+    // An error means a GPU that cannot be split, or is not.
     let places = device.mig_device_count().unwrap_or(0).min(INSTANCES_MOST);
     let mut instances = Vec::new();
     for place in 0..places {
@@ -279,7 +279,7 @@ impl Gpus for NvmlGpus {
             .map_err(call("nvmlDeviceGetCount_v2"))?;
         let mut all: Vec<GpuProcess> = Vec::new();
         for index in 0..count {
-            // A lost GPU: `inventory` says so, here it just has no processes.
+            // A lost GPU: `inventory` reports it, and here it has no processes.
             let Ok(device) = self.nvml.device_by_index(index) else {
                 continue;
             };

@@ -289,7 +289,7 @@ impl Instance {
         match instance.write_labels(labels) {
             Ok(lock) => Ok((instance, lock)),
             Err(error) => {
-                // Nothing else stands in a directory that was made a moment ago.
+                // A directory that was made a moment ago has no other entries.
                 unlinkat(&instance.dir, LABELS, UnlinkatFlags::NoRemoveDir).ok();
                 unlinkat(parent, name, UnlinkatFlags::RemoveDir).ok();
                 Err(error)
@@ -576,7 +576,7 @@ impl Instance {
     }
 }
 
-/// When a process started, in clock ticks since boot; nothing if there is no such process, or only its remains that
+/// When a process started, in clock ticks since boot; `None` if there is no such process, or only its remains that
 /// its parent has not collected yet.
 #[must_use]
 pub fn started_ticks(pid: u32) -> Option<u64> {

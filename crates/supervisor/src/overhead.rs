@@ -127,7 +127,7 @@ mod tests {
         DeviceUuid::new("GPU-a").unwrap()
     }
 
-    /// A region with one process, of which the driver has given so much.
+    /// A region with one process, which has got these amounts from the driver.
     fn snapshot(buffers: u64, contexts: u64, pending: u64) -> Snapshot {
         let mut devices = [DeviceUseSnapshot::default(); MAX_DEVICES];
         devices[0] = DeviceUseSnapshot {

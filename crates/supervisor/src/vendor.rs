@@ -98,7 +98,7 @@ pub struct Wanted {
     pub uuid: String,
     /// UUID of the GPU.
     pub gpu: String,
-    /// The GPU's number, as the driver counts; nothing if the GPU is not known now.
+    /// The GPU's number, as the driver counts; `None` if the GPU is not known now.
     pub index: Option<u32>,
     /// The number in `/dev/nvidiaN`.
     pub minor: Option<u32>,
@@ -468,7 +468,7 @@ fn is_same(list: &str, one: &Value, other: &Value) -> bool {
     one == other || (one.get(place).is_some() && one.get(place) == other.get(place))
 }
 
-/// The names in a directory, in order; none where there is no such directory.
+/// The names in a directory, in order; empty if there is no such directory.
 fn names(dir: &Path) -> std::io::Result<Vec<String>> {
     let entries = match std::fs::read_dir(dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),

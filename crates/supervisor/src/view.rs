@@ -45,7 +45,7 @@ pub struct ContainerView {
     pub created_unix: u64,
     /// Process that supervises it; 0 where the node agent does.
     pub runner_pid: u32,
-    /// Whether that process lives; nothing where the node agent supervises.
+    /// Whether that process lives; `None` if the node agent supervises.
     pub runner_alive: Option<bool>,
     /// Limits file of the container in which it was started: its memory is part of that container's, and
     /// counts once.
@@ -137,7 +137,7 @@ pub struct ProcessView {
     pub slot: usize,
     /// Process id in its own namespace, as it says.
     pub pid: u32,
-    /// Process id on the host, as the kernel says; nothing where it is not visible from here.
+    /// Process id on the host, as the kernel says; `None` if it is not visible from here.
     pub host_pid: Option<u32>,
     /// Name of the program, as it says.
     pub name: String,

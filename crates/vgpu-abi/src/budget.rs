@@ -55,8 +55,8 @@ impl Charge {
         self.bytes
     }
 
-    /// Whether there was room only past the container's share of the device: what is to be asked
-    /// of the driver is managed memory.
+    /// Whether there was room only past the container's share of the device. The caller then asks the driver for
+    /// managed memory.
     #[must_use]
     pub fn is_beyond(&self) -> bool {
         self.beyond
@@ -134,9 +134,9 @@ pub(crate) trait Charges {
     fn cells(&self, slot: usize, device: usize) -> Option<&DeviceUse>;
     /// The charge word of all shared objects of a device.
     fn shared(&self, device: usize) -> Option<&AtomicU64>;
-    /// The memory that contexts and modules of a process will take of a device whose runtime has been loading
-    /// since then: what such processes were seen to take, or `guess` before one was seen; 0 when it
-    /// has had time enough.
+    /// The memory that contexts and modules of a process will take of a device whose runtime has been loading since
+    /// `since_ns`: the most that such processes were seen to take, or `guess` before one was seen; 0 when the runtime
+    /// has had enough time.
     fn expected(&self, device: usize, since_ns: u64, guess: u64) -> u64;
 }
 

@@ -103,8 +103,8 @@ pub(crate) fn pass(name: &str) {
 }
 
 /// How long bounded waits may last in a process of a test: `VGPU_CRASH_WAIT_MS` milliseconds. On a machine that is
-/// busy with other tests the living owner of a lock may not run for as long as a product waits; what a dead owner
-/// has left behind is not given back in any time.
+/// busy with other tests the living owner of a lock may not run for as long as a product waits; a dead owner's lock
+/// is never released, however long the wait is.
 #[cfg(all(feature = "crash-points", not(loom)))]
 pub(crate) fn most_wait_ns() -> Option<u64> {
     use std::sync::OnceLock;

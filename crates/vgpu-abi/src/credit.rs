@@ -10,8 +10,9 @@
 //! * a refill adds no more than the rate times the time since the refill before, takes nothing away, and fills no
 //!   account beyond [`most_saved_ns`];
 //! * no moment is earned twice, and what is paid of a debt is not added to the credit;
-//! * a lease takes exactly what it says, and only from an account above zero; one that says to wait takes nothing;
-//! * a process that waits as long as it was told is let in, if no other process took the credit meanwhile;
+//! * a lease takes exactly the returned credit, and only from an account above zero; if it returns a wait, it takes
+//!   nothing;
+//! * a process that waits for the returned time is let in, if no other process took the credit meanwhile;
 //! * no sum passes the end of its range.
 
 use crate::atomic::{AtomicU64, Ordering};
@@ -19,8 +20,8 @@ use crate::layout::{ComputeUse, RegionDevice};
 
 /// The credit that a thread takes at a time, so that most of its launches touch no shared word, nanoseconds.
 pub const LEASE_NS: u64 = 200_000;
-/// All threads of a container together hold at most this much on a device, nanoseconds: what a
-/// thread that sleeps holds may be spent long after.
+/// All threads of a container together hold at most this much on a device, nanoseconds: a thread that sleeps may
+/// spend its lease long after.
 pub const MOST_LEASED_NS: u64 = 1_000_000;
 /// One part in this many of earned credit pays debt: slowly, since two processes that wait for each other's
 /// launches hold each other up for as long as either waits for credit.
@@ -33,8 +34,8 @@ const MOST_SAVED_NS: u64 = 5_000_000;
 const FIRST_PART: u64 = 4;
 /// A lease is this part of the account at most, so that the next thread finds some, too.
 const LEASED_PART: u64 = 8;
-/// A refill that stands this far in the future was made with another clock. From here on this clock counts; what
-/// was used is owed all the same.
+/// A refill time this far in the future was written by another clock. From here on this clock counts; used time is
+/// owed all the same.
 const ANOTHER_CLOCK_NS: u64 = 1_000_000_000;
 
 /// The most that is saved up at this rate (thousandths of the device), nanoseconds: enough that a
@@ -117,7 +118,7 @@ fn earn(credit: &AtomicU64, ns: u64, most: u64) {
     let _old = credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
 }
 
-/// Pays what is owed out of so much at most; says how much was paid.
+/// Pays debt, up to `most_ns`; returns how much was paid.
 fn pay(owed: &AtomicU64, most_ns: u64) -> u64 {
     // Relaxed: numbers; nothing else is guarded.
     if owed.load(Ordering::Relaxed) == 0 {
@@ -169,8 +170,8 @@ pub struct Compute<'a> {
 
 impl Compute<'_> {
     /// Takes `want_ns`, and where there is enough a little more for the launches that follow: how
-    /// much more. An account above zero gives whatever is wanted, and goes into debt; one that is
-    /// not says how long it takes until it is, in nanoseconds.
+    /// much more. An account above zero gives all that is wanted, and goes into debt. Otherwise returns the time
+    /// until the account is above zero, nanoseconds.
     ///
     /// # Errors
     /// How long to wait, nanoseconds; `u64::MAX` at no rate.
@@ -210,7 +211,7 @@ impl Compute<'_> {
             match credit.compare_exchange(old, next, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => {
                     let more = granted - want_ns;
-                    // Relaxed: numbers. Our own first: a reaper takes away what stands there.
+                    // Relaxed: numbers. This process's own word first, because a reaper takes away what it holds.
                     self.own.leased_ns.fetch_add(more, Ordering::Relaxed);
                     self.device.leased_ns.fetch_add(more, Ordering::Relaxed);
                     return Ok(more);
@@ -231,7 +232,7 @@ impl Compute<'_> {
         );
     }
 
-    /// Settles what was charged in advance: `ns` more (less) credit is gone than was taken.
+    /// Settles a charge made in advance: the work used `ns` more (or less) credit than was taken.
     pub fn settle(&self, ns: i64) {
         change(&self.device.credit_ns, ns.saturating_neg());
     }
@@ -343,7 +344,7 @@ pub(crate) fn overdue(of: &ComputeUse, now_ns: u64, patience_ns: u64) -> u64 {
     if is_overdue { since_ns.max(1) } else { 0 }
 }
 
-/// Keeps what a process that is gone has launched, and empties its words.
+/// Keeps the counts of a process that has ended, and empties its words.
 pub(crate) fn keep(cells: &RegionDevice, of: &ComputeUse) {
     // Relaxed throughout: numbers for reports.
     let take = |word: &AtomicU64| word.swap(0, Ordering::Relaxed);

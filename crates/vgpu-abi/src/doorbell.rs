@@ -1,6 +1,6 @@
-//! A container's doorbell: an empty file of the host's beside its limits. To open it is to ring: the host's kernel tells
-//! the arbiter that it was opened. Nothing is written, so nothing can block or raise a signal, and a container that may
-//! only read rings as well.
+//! A container's doorbell: an empty file of the host's beside its limits. To open it is to ring: the host's kernel
+//! notifies the arbiter that it was opened. Nothing is written, so nothing can block or raise a signal, and a
+//! container that may only read rings as well.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ pub const NAME: &str = "doorbell";
 pub struct Doorbell(Box<CPath>);
 
 impl Doorbell {
-    /// The doorbell of the container with these targets. Nothing if the path is too long.
+    /// The doorbell of the container with these targets. `None` if the path is too long.
     #[must_use]
     pub fn beside(targets: &Path) -> Option<Self> {
         use std::os::unix::ffi::OsStrExt;

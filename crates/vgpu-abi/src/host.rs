@@ -22,8 +22,8 @@ use crate::sys::{self, LockOwner};
 use crate::uuid::DeviceUuid;
 use crate::waits::Waits;
 
-/// So long the charges of a dead process stay at most, counted from when another process of its container found it
-/// dead: a driver that has not let go of the memory by then may never do so.
+/// The charges of a dead process stay at most this long after another process of its container found it dead: a
+/// driver that has not released the memory by then may never do so.
 pub const KEEP_DEAD_NS: u64 = 2_000_000_000;
 
 /// Names of the groups in which hooked calls are counted; the rest of [`HOOK_GROUPS`] is room.
@@ -99,13 +99,14 @@ pub struct SlotSnapshot {
     pub name: String,
     /// When it joined, nanoseconds since 1970, as it says.
     pub joined_unix_ns: u64,
-    /// Whether its record lock is held: the kernel says so.
+    /// Whether its record lock is held, as the kernel reports.
     pub alive: bool,
     /// The process that holds the lock, as the kernel says; `None` where it is not visible from here.
     pub host_pid: Option<u32>,
     /// When another process of the container found it dead, nanoseconds of the monotonic clock; 0: none has.
     pub gone_since_ns: u64,
-    /// A process lives that was forked from it, and holds its device memory too: the kernel says so.
+    /// Whether a process that was forked from it is alive, as the kernel reports. That process holds its device
+    /// memory too.
     pub has_family: bool,
     /// Its use of each device.
     pub devices: [DeviceUseSnapshot; MAX_DEVICES],
@@ -286,8 +287,8 @@ pub struct Counters {
 }
 
 impl SlotSnapshot {
-    /// Whether this is a dead process whose charges the library still counts. `released` is what the
-    /// container's targets say of the process: whether the driver has let go of its memory, or nothing.
+    /// Whether this is a dead process whose charges the library still counts. `released` is read from the container's
+    /// targets: whether the driver has released the process's memory; `None` if the targets do not say.
     #[must_use]
     pub fn is_kept(&self, released: Option<bool>, now_ns: u64) -> bool {
         if self.alive || self.devices.iter().all(|used| used.confirmed_bytes == 0) {

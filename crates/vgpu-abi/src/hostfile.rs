@@ -58,7 +58,7 @@ impl HostFile {
         let file = options.open(path).map_err(refused_io("open"))?;
         let made = Self::fill_new(file, make, fill);
         if made.is_err() {
-            // Half a file is of no use. If it cannot be removed, the first error is still the one to tell.
+            // Half a file is of no use. If it cannot be removed, the first error is still the one to report.
             let _gone = std::fs::remove_file(path);
         }
         made
@@ -132,8 +132,8 @@ impl HostFile {
     }
 
     /// Waits until no other process writes, but not for ever: a container that can read the file can
-    /// lock it, too, and keep the lock. After `patience` the caller writes without its turn, since a
-    /// lock that a writer keeps so long is none of ours. The lock goes with the guard.
+    /// lock it, too, and keep the lock. After `patience` the caller writes without the lock, since no writer of vgpu
+    /// keeps it that long. Dropping the guard releases the lock.
     pub(crate) fn exclusive(&self, patience: Duration) -> Result<Turn<'_>, FileError> {
         let until = Instant::now() + patience;
         loop {
@@ -168,7 +168,7 @@ impl HostFile {
         self.words.store(HEARTBEAT, now_ns);
     }
 
-    /// Changes a word of the header that stands for itself.
+    /// Changes a word of the header that depends on no other word.
     pub(crate) fn set_word(&self, offset: usize, word: u64) {
         if offset < HEADER_BYTES {
             self.words.store(offset, word);
@@ -232,7 +232,7 @@ impl Unmapped {
         Ok(Self { file })
     }
 
-    /// So many bytes at this offset, as words.
+    /// Reads `N` words at this offset.
     pub(crate) fn words<const N: usize>(&self, offset: usize) -> Result<[u64; N], FileError> {
         read_words(&self.file, offset)
     }
@@ -310,8 +310,7 @@ pub(crate) fn heartbeat(words: &Words) -> u64 {
     words.load(HEARTBEAT)
 }
 
-/// A checksum that tells a whole copy from a torn one. It keeps no attacker out: the host alone
-/// can write.
+/// A checksum that distinguishes a whole copy from a torn one. It keeps no attacker out: the host alone can write.
 pub(crate) fn checksum(words: &[u64]) -> u64 {
     let mut sum = 0x7667_7075_5f61_6269_u64;
     for word in words {
@@ -371,7 +370,7 @@ impl FieldsMut<'_> {
     }
 }
 
-/// Words as the bytes that stand in a file.
+/// Words as the bytes of a file.
 pub(crate) fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }

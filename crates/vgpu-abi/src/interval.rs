@@ -1,8 +1,8 @@
 //! The part of each period in which a container's launches may go, where the containers of a device work one after the
 //! other: one word of the targets file, that the compute arbiter writes and the library reads.
 //!
-//! Both read the same monotonic clock. So the containers change over at the same moment although no process tells
-//! another one, and a container needs no word of the arbiter between two periods.
+//! Both read the same monotonic clock. So the containers change over at the same moment without a message between
+//! processes, and a container needs no message of the arbiter between two periods.
 
 /// The longest interval and the last beginning that a word has room for, microseconds.
 const MOST_US: u32 = (1 << 24) - 1;
@@ -19,15 +19,15 @@ pub struct Interval {
     pub length_us: u32,
 }
 
-/// What an interval says of a moment.
+/// Whether an interval is open at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
-    /// It lasts for so long from now, nanoseconds.
+    /// How long it still lasts, nanoseconds.
     Open {
         /// Nanoseconds.
         left_ns: u64,
     },
-    /// It begins so long from now, nanoseconds.
+    /// The time until it begins, nanoseconds.
     Closed {
         /// Nanoseconds.
         wait_ns: u64,
@@ -43,7 +43,7 @@ impl Interval {
             | u64::from(self.length_us.min(MOST_US)) << 40
     }
 
-    /// The interval of a word; nothing where the word is of none.
+    /// The interval of a word; `None` if the word holds none.
     #[must_use]
     pub fn of(word: u64) -> Option<Self> {
         let part = |shift: u32| u32::try_from(word >> shift & u64::from(MOST_US)).unwrap_or(0);

@@ -63,7 +63,7 @@ pub const SLOT_USED: u32 = 2;
 pub const SHARED_FREE: u32 = 0;
 /// A place in the shared-object table that is being filled or cleared.
 pub const SHARED_CHANGING: u32 = 1;
-/// A place in the shared-object table whose charge stands.
+/// A place in the shared-object table whose charge counts.
 pub const SHARED_LIVE: u32 = 2;
 
 /// Record locks of a region lie beyond every byte of it: the one on this byte plus the slot says
@@ -236,7 +236,7 @@ pub struct SlotHead {
 
 /// [`SlotHead::abilities`], bit 0: launches keep to the container's interval of the timetable.
 pub const KEEPS_INTERVALS: u64 = 1;
-/// What the library of this release can do.
+/// The abilities of the library of this release.
 pub const ABILITIES: u64 = KEEPS_INTERVALS;
 
 /// The launches of one process on one device.
@@ -319,7 +319,7 @@ pub struct Slot {
     pub devices: [DeviceUse; MAX_DEVICES],
 }
 
-/// An object that several processes may hold: its charge stands here, once.
+/// An object that several processes may hold, with its one charge.
 #[repr(C, align(64))]
 pub struct SharedObject {
     /// [`SHARED_FREE`], [`SHARED_CHANGING`] or [`SHARED_LIVE`].

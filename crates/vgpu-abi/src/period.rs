@@ -35,7 +35,7 @@ pub fn wants_less(given_ns: u64, used_ns: u64) -> bool {
 }
 
 /// How long a period has to be at least, milliseconds, after one of `period_ns` in which containers that wanted all of
-/// their intervals used so much of what they were given; nothing if little enough was lost.
+/// their intervals used so much of what they were given; `None` if little enough was lost.
 #[must_use]
 pub fn lengthened_ms(period_ns: u64, given_ns: u64, used_ns: u64) -> Option<u16> {
     let lost_ns = given_ns.saturating_sub(used_ns);
@@ -58,7 +58,7 @@ pub fn needed_ns(launch_ns: u64, share: u32) -> u64 {
 }
 
 /// The number in [`PERIODS_MS`] of the shortest period that is so long, where `least_ms` only asks for the longest at
-/// most; nothing if none is long enough.
+/// most; `None` if none is long enough.
 #[must_use]
 pub fn fitting(needed_ns: u64, least_ms: u16) -> Option<usize> {
     let [.., longest_ms] = PERIODS_MS;

@@ -18,7 +18,7 @@ const FIRST: u64 = 1 << 62;
 const GPU_BITS: u32 = 17;
 const CONTAINER_BITS: u32 = 18;
 const PROCESS_BITS: u32 = 8;
-/// The lock of one process is somewhere in so many bytes.
+/// The lock of one process is somewhere in this many bytes (as a power of two).
 const ENTRY_BITS: u32 = 19;
 const PERCENT_BITS: u32 = 7;
 const PERIOD_BITS: u32 = 2;
@@ -29,10 +29,10 @@ const GPU_SHIFT: u32 = CONTAINER_SHIFT + CONTAINER_BITS;
 const ENTRY_BYTES: u64 = 1 << ENTRY_BITS;
 const PAGE_BYTES: u64 = 1 << GPU_SHIFT;
 
-/// A stamp lasts so long, nanoseconds. A process renews its lock at least as often while it launches work; with an older
-/// one it does not count.
+/// How long a stamp lasts, nanoseconds. A process renews its lock at least as often while it launches work; with an
+/// older one it does not count.
 const STAMP_NS: u64 = 1 << 30;
-/// An entry counts for so many stamps after its own.
+/// An entry counts for this many stamps after its own.
 const FRESH_STAMPS: u64 = 1;
 
 /// Our descriptor is not below this where the limit on descriptors lets us.
@@ -50,8 +50,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// By numbers that tell GPUs, the containers of a host, and the processes of a container apart. A few bits of each
-    /// count.
+    /// By the numbers of the GPU, of the container on its host, and of the process in its container. A few bits of
+    /// each count.
     #[must_use]
     pub fn new(gpu: u64, container: u64, process: u64) -> Self {
         let of = |number: u64, bits: u32| mix(number) >> (64 - bits);
@@ -76,7 +76,7 @@ fn mix(number: u64) -> u64 {
     (number ^ number >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }
 
-/// What a process says for its container.
+/// A process's entry for its container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Entry {
     /// Its cap, percent; 0 is none.
@@ -97,7 +97,7 @@ impl Entry {
         1 + ((bits << PERIOD_BITS | period) << PERCENT_BITS | percent)
     }
 
-    /// What a lock of this length says; nothing if it is of no process that works now.
+    /// The entry of a lock of this length; `None` if it is of no process that works now.
     fn of(length: u64, now_ns: u64) -> Option<Self> {
         let bits = length.checked_sub(1)?;
         if bits >= 1 << (PERCENT_BITS + PERIOD_BITS + STAMP_BITS + 1) {
@@ -187,9 +187,9 @@ impl Members {
             .count()
     }
 
-    /// The period that suits all that work on the GPU, milliseconds. Nothing where there can be no timetable: a container
-    /// without a cap works there, too, and would keep to no interval; caps add up to more than the GPU; or launches are
-    /// too long for any period.
+    /// The period that suits all that work on the GPU, milliseconds. `None` if there can be no timetable: a container
+    /// without a cap works there, too, and would keep to no interval; caps add up to more than the GPU; or launches
+    /// are too long for any period.
     fn period_ms(&self) -> Option<u16> {
         let members = self.members();
         let sum: u32 = members.iter().map(|member| member.entry.percent).sum();
@@ -202,7 +202,7 @@ impl Members {
 }
 
 /// The own container's interval in the timetable of those that want more than their caps. All that read the same roster
-/// find intervals that follow each other, each as long as its container's cap. Nothing where there is no timetable: the
+/// find intervals that follow each other, each as long as its container's cap. `None` if there is no timetable: the
 /// container does not want more, or no other one does, or there can be none.
 #[must_use]
 pub fn interval(own: &Place, members: &Members) -> Option<Interval> {
@@ -261,7 +261,7 @@ impl Roster {
     }
 
     /// Says what the process wants at its place, and reads what all others say. `paths` are the files that may be the
-    /// roster, the best first; they are asked for once. Nothing where there is no such file, and while another thread
+    /// roster, the best first; they are asked for once. `None` if there is no such file, and while another thread
     /// opens it.
     pub fn exchange<P: Iterator<Item: AsRef<[u8]>>>(
         &self,
@@ -345,8 +345,8 @@ fn open(paths: impl Iterator<Item: AsRef<[u8]>>) -> Option<(Descriptor, sys::Sta
     second
 }
 
-/// Reads what other processes say of the own GPU. The kernel names one lock of a range at a time: what lies before it and
-/// behind it is asked for next.
+/// Reads what other processes say of the own GPU. The kernel names one lock of a range at a time, so the ranges
+/// before it and behind it are asked for next.
 fn read(fd: c_int, own: &Place, now_ns: u64) -> Members {
     let mut members = Members::NONE;
     let mut ranges = [(0, 0); 2 * MOST];

@@ -1,6 +1,6 @@
 //! Sizes as text, in the two dialects that people use. Owns the one table of suffixes.
 //!
-//! Never guesses: what is not in the table is an error that says what was read and what is
+//! Never guesses: a text that is not in the table is an error that says what was read and what is
 //! accepted. Zero parses; whether it means "no limit" is for the caller to say.
 
 use std::fmt;

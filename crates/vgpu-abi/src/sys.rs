@@ -1,6 +1,6 @@
 //! The system calls of this crate, each with its one `unsafe` block. They allocate nothing and go
-//! through `syscall(2)`, which is no cancellation point (a cancelled thread must not vanish while
-//! it holds a lock of ours) and which no preloaded library interposes.
+//! through `syscall(2)`, which is no cancellation point (a cancelled thread must not vanish while it holds a lock of
+//! the library) and which no preloaded library interposes.
 //!
 //! Never retries, never decides: an answer or an `errno`.
 
@@ -18,7 +18,7 @@ pub(crate) const PATH_BYTES: usize = 4096;
 pub(crate) struct CPath([u8; PATH_BYTES]);
 
 impl CPath {
-    /// Nothing when the path is too long or holds a zero byte.
+    /// `None` if the path is too long or holds a zero byte.
     pub(crate) fn new(path: &[u8]) -> Option<Self> {
         let mut bytes = [0; PATH_BYTES];
         if path.len() >= PATH_BYTES || path.is_empty() || path.contains(&0) {
@@ -59,7 +59,7 @@ pub(crate) fn open(path: &CPath, flags: c_int) -> Result<c_int, Errno> {
 
 /// `close`. No caller could act on an error of the kernel.
 pub(crate) fn close(fd: c_int) {
-    // SAFETY: closing a descriptor touches no memory of ours; the callers own `fd`.
+    // SAFETY: closing a descriptor touches no memory of this process; the callers own `fd`.
     let _done = unsafe { libc::syscall(libc::SYS_close, fd) };
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn inode_of(path: &CPath) -> Result<u64, Errno> {
     stat.map(|s| s.inode)
 }
 
-/// `fallocate`: room for `bytes` from the start; what stands there stays.
+/// `fallocate`: room for `bytes` from the start; the present content stays.
 pub(crate) fn allocate(fd: c_int, bytes: u64) -> Result<(), Errno> {
     let bytes = i64::try_from(bytes).map_err(|_| libc::EFBIG)?;
     // SAFETY: the call takes integers and touches no memory.
@@ -327,7 +327,7 @@ pub(crate) fn thread_exists(tid: u32) -> bool {
     answer(result) != Err(libc::ESRCH)
 }
 
-/// This process, asked anew each time: a forked child must not believe its parent's answer.
+/// This process, asked again each time: a forked child must not use its parent's answer.
 pub(crate) fn process_id() -> u32 {
     // SAFETY: the call takes nothing and cannot fail.
     let result = unsafe { libc::syscall(libc::SYS_getpid) };

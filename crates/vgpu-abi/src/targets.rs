@@ -28,7 +28,7 @@ pub struct Target {
     pub released: bool,
     /// Memory that the driver takes for the process beyond its own allocations, by device, bytes.
     pub overhead_bytes: [u64; MAX_DEVICES],
-    /// The compute arbiter's grants, by device; nothing where it has granted nothing.
+    /// The compute arbiter's grants, by device; `None` if it has granted nothing.
     pub grants: [Option<Grant>; MAX_DEVICES],
 }
 
@@ -43,7 +43,7 @@ pub struct Grant {
     /// Of a measured interval that other containers' turns may lie in: the part that is the container's own, in
     /// parts of [`Grant::ONE`]. [`Grant::ONE`] where no other container works, or an older arbiter wrote the file.
     pub own: u16,
-    /// Other containers work on the device too: what events measure may be their time.
+    /// Other containers work on the device too, so the time between events may be theirs.
     pub contended: bool,
     /// The container's work is to be measured and bounded although nothing caps it, because others
     /// depend on knowing it.
@@ -58,7 +58,7 @@ pub struct Grant {
 /// How much work a container may have in flight on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Ahead {
-    /// What an arbiter of an earlier release lets it have.
+    /// The bound under an arbiter of an earlier release.
     #[default]
     Usual,
     /// Little: a container of a higher priority may start at any moment, and waits for what is in flight.
@@ -126,7 +126,7 @@ impl Grant {
 pub struct ComputeStatus {
     /// The share that the arbiter grants, thousandths; `None` if it has granted none.
     pub granted_permille: Option<u16>,
-    /// The share that was used in the last second, thousandths; nothing where it is not known.
+    /// The share that was used in the last second, thousandths; `None` if it is not known.
     pub used_permille: Option<u16>,
     /// Thousandths of the last second that launches have waited; 1000 at most, however many did.
     pub throttled_permille: u16,
@@ -176,7 +176,7 @@ pub struct Head {
     pub seen: [ComputeStatus; MAX_DEVICES],
     /// Memory that the driver holds beyond the container's charges, by device.
     pub unaccounted: [Unaccounted; MAX_DEVICES],
-    /// The container's part of the timetable, by device; nothing where there is none.
+    /// The container's part of the timetable, by device; `None` if there is none.
     pub intervals: [Option<Interval>; MAX_DEVICES],
 }
 
@@ -316,13 +316,13 @@ impl TargetsFile {
         }
     }
 
-    /// The target of a slot, as it stands.
+    /// The present target of a slot.
     #[must_use]
     pub fn target(&self, slot: usize) -> Option<Target> {
         load(self.0.words(), slot)
     }
 
-    /// The targets as they stand.
+    /// The present targets.
     ///
     /// # Errors
     /// None today; the form leaves room for one.
@@ -361,7 +361,8 @@ impl TargetsWriter {
             let at = current.other_offset(COPY_BYTES) + slot * ENTRY_BYTES;
             self.0.write(&encode(target, generation), at)?;
         }
-        // The word that flips the copies, the heartbeat and the looks' results stand side by side: one write.
+        // The word that flips the copies, the heartbeat and the other words of the head are next to each other: one
+        // write.
         let mut words = [0; 1 + HEAD_WORDS];
         let [flip, rest @ ..] = &mut words;
         *flip = current.flipped(generation);
@@ -380,7 +381,7 @@ impl TargetsWriter {
             .write(&words, offset_of!(HostFileHeader, heartbeat_ns))
     }
 
-    /// The target of a slot, as it stands.
+    /// The present target of a slot.
     ///
     /// # Errors
     /// See [`FileError`].
@@ -493,8 +494,8 @@ impl TargetsMap {
         heartbeat(&self.0)
     }
 
-    /// Memory that the driver holds beyond the container's charges on a device, as the host last said: a host
-    /// of an earlier release says nothing, which reads as 0.
+    /// Memory that the driver holds beyond the container's charges on a device, as the host last wrote; a host of an
+    /// earlier release writes nothing, which reads as 0.
     #[must_use]
     pub fn unaccounted(&self, device: usize) -> Unaccounted {
         if device >= MAX_DEVICES {

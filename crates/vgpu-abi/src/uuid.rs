@@ -1,11 +1,11 @@
-//! The UUID of a device as text of a fixed room, as it stands in the shared files.
+//! The UUID of a device as text of a fixed size, as in the shared files.
 
 use std::fmt;
 
 use crate::layout::UUID_BYTES;
 
-/// A device's UUID as text (`GPU-…`, `MIG-…`), at most 95 bytes. The empty one stands for "the
-/// device at this index".
+/// A device's UUID as text (`GPU-…`, `MIG-…`), at most 95 bytes. The empty one means "the device at
+/// this index".
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeviceUuid([u8; UUID_BYTES]);
 
@@ -44,7 +44,7 @@ impl DeviceUuid {
         Self(text)
     }
 
-    /// The zero-padded bytes, as they stand in a file.
+    /// The zero-padded bytes, as in a file.
     #[must_use]
     pub fn bytes(&self) -> &[u8; UUID_BYTES] {
         &self.0
@@ -58,7 +58,7 @@ impl DeviceUuid {
         std::str::from_utf8(text).unwrap_or_default()
     }
 
-    /// Whether it stands for an index only.
+    /// Whether it means an index only.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.first() == Some(&0)

@@ -103,8 +103,8 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Starts attestation of the node's processes; nothing if it is off. The driver is asked unless `driver` is nothing.
-    /// Needs a running tokio.
+    /// Starts attestation of the node's processes; `None` if it is off. The driver is asked unless `driver` is
+    /// `None`. Needs a running tokio.
     ///
     /// # Errors
     /// `--kubernetes` was given and neither a service account nor a kubeconfig is there; the system gives no

@@ -60,7 +60,7 @@ const CALL: Duration = Duration::from_secs(10);
 const END_WITHIN_S: u32 = 30;
 /// The annotation with the GPUs that the scheduler gave a pod.
 const ALLOCATED: &str = "hami.io/vgpu-devices-allocated";
-/// More refused evictions than this are not remembered: then their grace begins anew.
+/// More refused evictions than this are not remembered: then their grace begins again.
 const MOST_REFUSED: usize = 1024;
 
 impl Cluster {

@@ -25,7 +25,7 @@ pub struct FileId {
     pub inode: u64,
 }
 
-/// Which files are ours.
+/// The agent's files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ours {
     /// The libraries that were installed, with the name of their version.
@@ -65,7 +65,7 @@ pub struct Facts {
     pub library: Library,
     /// The container whose limits it has mapped.
     pub limits: Option<PathBuf>,
-    /// It has mapped a file with the name of limits that is not one of ours.
+    /// It has mapped a file with the name of limits that is not one of the agent's.
     pub other_limits: bool,
     /// The container whose region it has mapped.
     pub region: Option<PathBuf>,
@@ -128,7 +128,7 @@ impl Eyes {
         Ok(pids)
     }
 
-    /// When the process began, and whether it is a thread of the kernel; nothing if it is gone.
+    /// When the process began, and whether it is a thread of the kernel; `None` if it has ended.
     #[must_use]
     pub fn begun(&self, pid: u32) -> Option<(u64, bool)> {
         const KERNEL_THREAD: u64 = 0x0020_0000;
@@ -191,8 +191,8 @@ impl Eyes {
         })
     }
 
-    /// The files of ours that it has mapped, devices that it has mapped and perhaps closed, and the number of
-    /// its mappings.
+    /// The agent's files that it has mapped, devices that it has mapped and perhaps closed, and the number of its
+    /// mappings.
     ///
     /// # Errors
     /// As [`Self::open_devices`].
@@ -292,7 +292,7 @@ fn mapping(line: &str) -> Option<(FileId, &str)> {
     Some((FileId { device, inode }, path))
 }
 
-/// The identity of the file at this path; nothing if there is none. A link counts as none.
+/// The identity of the file at this path; `None` if there is none. A link counts as none.
 #[must_use]
 pub fn file_id(path: &Path) -> Option<FileId> {
     let stat = fs::symlink_metadata(path).ok()?;

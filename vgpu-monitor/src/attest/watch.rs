@@ -61,7 +61,7 @@ pub struct GpuHolder {
     pub executable: String,
     /// The judgement.
     pub judged: Judged,
-    /// A bad verdict has stood long enough to be told.
+    /// A bad verdict has lasted long enough to be reported.
     pub confirmed: bool,
     bad_since: Option<Instant>,
     bad_looks: u32,
@@ -211,7 +211,7 @@ impl Watch {
         self.seen.insert(pid, seen);
     }
 
-    /// The GPUs that a process holds; nothing if it holds none. `thorough` reads its mappings also if it has
+    /// The GPUs that a process holds; `None` if it holds none. `thorough` reads its mappings also if it has
     /// no device open.
     fn facts(
         &self,

@@ -54,7 +54,7 @@ pub(super) fn describe_claim(
     let ours = mounts.iter().map(|mount| json!(mount.container));
     let ours: Vec<Value> = ours.collect();
     let devices = each.into_iter().enumerate().map(|(at, mut edits)| {
-        // What a device has is added last, and would win.
+        // A device's own edits are added last, and would win.
         if let Some(Value::Array(mounts)) = edits.get_mut("mounts") {
             mounts.retain(|mount| !ours.contains(&mount["containerPath"]));
         }
@@ -139,7 +139,7 @@ fn text(spec: &Value) -> Vec<u8> {
     text
 }
 
-/// The allotment that a file of the CDI directory describes, if it is one of ours.
+/// The allotment that a file of the CDI directory describes, if the agent wrote it.
 pub(super) fn own_name(file: &str) -> Option<Name> {
     let name = file.strip_prefix("vgpu-")?.strip_suffix(".json")?;
     let name = Name(name.to_owned());

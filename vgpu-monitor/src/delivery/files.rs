@@ -126,7 +126,7 @@ pub(super) fn remove(path: &Path) -> Result<(), DeliveryError> {
     }
 }
 
-/// The names in a directory, in order; none where there is no such directory.
+/// The names in a directory, in order; empty if there is no such directory.
 pub(super) fn names(dir: &Path) -> Result<Vec<String>, DeliveryError> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),

@@ -1,8 +1,8 @@
 //! One container's directory on the host: how it is created, repaired, judged used and removed.
 //!
 //! It appears under its name whole or not at all. A region in which a process holds a lock is never touched.
-//! A region that no process uses and that its container has spoilt is made anew, since the container can
-//! write it.
+//! A region that its container has damaged, and that no process uses, is made again, since the container can write
+//! it.
 
 use std::fs::{self, File, Permissions};
 use std::io::ErrorKind;
@@ -172,7 +172,7 @@ fn repair_targets(instance: &Instance) -> Result<(), DeliveryError> {
     show(&path)
 }
 
-/// The container's programs open it by its name, so one that is not a file of ours is made anew.
+/// The container's programs open it by its name, so a file that the agent did not make is replaced.
 fn repair_doorbell(instance: &Instance) -> Result<(), DeliveryError> {
     let path = instance.path().join(DOORBELL);
     match instance.host_file(DOORBELL, false) {
@@ -293,8 +293,8 @@ fn taken(is: &fs::Metadata) -> u64 {
 }
 
 /// Truncates a region that its container has extended, or for which it has allocated blocks beyond its end
-/// (`fallocate` with `FALLOC_FL_KEEP_SIZE`): it is the only file of ours that a tenant can grow, on the
-/// node's disk. The library maps only the part before that end. Returns how many bytes were cut.
+/// (`fallocate` with `FALLOC_FL_KEEP_SIZE`): it is the only file of the agent that a tenant can grow, on the node's
+/// disk. The library maps only the part before that end. Returns how many bytes were cut.
 pub(super) fn trim(root: &Path, name: &Name) -> Result<u64, DeliveryError> {
     let path = root.join(&name.0).join(REGION);
     let end = size_of::<RegionLayout>() as u64;

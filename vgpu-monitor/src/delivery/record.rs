@@ -127,7 +127,7 @@ impl Record {
         }
     }
 
-    /// What was given; nothing as long as nothing was.
+    /// The shares that were given; `None` until some were.
     pub(super) fn given(&self) -> Option<Given> {
         if self.devices.is_empty() {
             return None;

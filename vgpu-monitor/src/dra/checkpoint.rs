@@ -75,7 +75,7 @@ impl Checkpoint {
         })
     }
 
-    /// What is known of a claim.
+    /// The record of a claim.
     pub fn get(&self, uid: &str) -> Option<Ready> {
         self.claims.lock().get(uid).cloned()
     }

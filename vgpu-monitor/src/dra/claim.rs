@@ -1,5 +1,5 @@
-//! What a ResourceClaim gives on this node, out of its allocation: values in, values out. Reads the amounts that the
-//! scheduler charged (`consumedCapacity`), and never what the claim asked for.
+//! Reads the shares that a ResourceClaim gives on this node out of its allocation: values in, values out. Reads the
+//! amounts that the scheduler charged (`consumedCapacity`), and never what the claim asked for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,7 +52,7 @@ pub struct Share {
     pub physical_bytes: u64,
     /// Percent of the GPU's compute; 0 is no cap.
     pub cores: u32,
-    /// What the claim's and the class's configuration say.
+    /// The parameters in the claim's and the class's configuration.
     pub parameters: Parameters,
 }
 
@@ -63,7 +63,7 @@ pub const KIND: &str = "ShareParameters";
 /// The largest priority, as in `vgpu run`.
 const PRIORITY_MOST: u32 = 9;
 
-/// What a share's opaque parameters say; every field may be left out.
+/// A share's opaque parameters; every field may be left out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Parameters {
@@ -109,10 +109,10 @@ struct Written {
     policy: Option<PolicyWord>,
 }
 
-/// What the claim was given of this driver's devices on this node, in the order of its allocation.
+/// The shares of this driver's devices on this node that the claim was given, in the order of its allocation.
 ///
 /// # Errors
-/// The claim is another one, has no allocation of ours, or one that cannot be held.
+/// The claim is another one, has no allocation of this driver, or one that cannot be held.
 pub fn shares(
     claim: &ResourceClaim,
     asked: &Asked,
@@ -518,7 +518,7 @@ fn check(part: &Part) -> Result<(), Refusal> {
     }
 }
 
-/// Which claims of ours a container would get beside each other: a container can have one.
+/// The claims of this driver that a container would get together: a container can have only one.
 #[must_use]
 pub fn crowded(uses: &[Use], is_ours: impl Fn(&str) -> bool) -> Option<(String, Vec<String>)> {
     let mut by_container: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();

@@ -193,7 +193,7 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
     ended
 }
 
-/// Waits until no device plugin's front works in the state directory. Returns nothing if it was asked to stop first.
+/// Waits until no device plugin's front works in the state directory. Returns `None` if it was asked to stop first.
 async fn no_front(
     state: &Path,
     stop: impl Future<Output = &'static str>,
@@ -239,7 +239,7 @@ async fn clear(collector: Collector<Leftovers>, checkpoint: Arc<Checkpoint>) {
     }
 }
 
-/// Takes back what a device plugin of ours has registered on this node.
+/// Takes back what vgpu's device plugin has registered on this node.
 async fn withdraw(client: kube::Client, node: String) {
     loop {
         match timeout(PATIENCE, inventory::withdraw(&client, &node)).await {

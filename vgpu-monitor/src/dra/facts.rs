@@ -1,5 +1,5 @@
-//! What the driver and the kernel say of the GPUs beside the inventory, for the attributes of devices. A driver that
-//! hangs holds up no other part: the slices are published without it, and again when it has answered.
+//! Facts of the driver and the kernel about the GPUs that the inventory does not have, for the attributes of devices.
+//! A driver that hangs holds up no other part: the slices are published without it, and again when it has answered.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

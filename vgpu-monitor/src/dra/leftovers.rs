@@ -1,4 +1,4 @@
-//! What claims and containers of the device plugin have left: the sources for the garbage collection. A claim's
+//! The remains of claims and of containers of the device plugin: the sources for the garbage collection. A claim's
 //! directory is in use as long as the API server has the claim with an allocation, and a directory of either kind as
 //! long as the kubelet has its pod. Never removes anything.
 

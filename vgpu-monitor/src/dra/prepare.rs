@@ -21,7 +21,7 @@ use crate::delivery::{Delivery, Given, GivenDevice, Name};
 use crate::node_gpus::{Healths, Inventories};
 use crate::plugin::identity;
 
-/// What is needed to make claims ready.
+/// All that is needed to make claims ready.
 #[derive(Clone)]
 pub struct Parts {
     /// Name of the node, which is the pool's.
@@ -57,7 +57,7 @@ struct State {
     turn: tokio::sync::Mutex<()>,
 }
 
-/// A device of a claim that is ready, as the kubelet is told.
+/// A device of a claim that is ready, as the answer to the kubelet names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadyDevice {
     /// The request.
@@ -66,7 +66,7 @@ pub struct ReadyDevice {
     pub device: String,
     /// Which share of it.
     pub share_id: Option<String>,
-    /// What the runtime is to add, as `vendor/class=name`.
+    /// The CDI device that the runtime is to add, as `vendor/class=name`.
     pub cdi_device: String,
 }
 
@@ -94,7 +94,7 @@ impl Preparer {
     /// Makes a claim ready. `beside` are the other claims of the same call.
     ///
     /// # Errors
-    /// Why it is not ready. What it had before is as it was.
+    /// Why it is not ready. The earlier state is unchanged.
     pub async fn prepare(
         &self,
         asked: &Asked,
@@ -157,7 +157,7 @@ impl Preparer {
         self.make(asked, ready, &reserved).await
     }
 
-    /// Gives every part again, as it was: what is missing is made anew.
+    /// Gives every part again, as it was: makes again what is missing.
     async fn again(&self, asked: &Asked, ready: &Ready) -> Result<Vec<ReadyDevice>, Refusal> {
         let (delivery, uid, parts) = (
             Arc::clone(&self.0.parts.delivery),

@@ -28,7 +28,7 @@ const ONE: Duration = Duration::from_secs(10);
 /// Letters of a name that the API server takes.
 const LETTERS_MOST: usize = 253;
 
-/// What the slices are made of.
+/// The sources of the slices.
 pub struct Publisher {
     /// Name of the node.
     pub node: String,
@@ -44,7 +44,7 @@ pub struct Publisher {
     pub facts: watch::Receiver<Arc<NodeFacts>>,
     /// Counts.
     pub metrics: Metrics,
-    /// Nothing until the slices are published for the first time; then why they are not, if they are not.
+    /// `None` until the slices are published for the first time; then why they are not, if they are not.
     pub published: watch::Sender<Option<Result<(), String>>>,
 }
 
@@ -54,7 +54,7 @@ impl std::fmt::Debug for Publisher {
     }
 }
 
-/// What is to be done to slices.
+/// The changes to make to slices.
 #[derive(Debug, Clone, PartialEq)]
 struct Plan {
     /// Written, by name; those that are there with their versions.
@@ -63,7 +63,7 @@ struct Plan {
     deletes: Vec<String>,
 }
 
-/// What turns the slices that are there into those that are wanted; nothing if nothing has to be done.
+/// The changes that turn the present slices into the wanted ones; `None` if there are none.
 fn plan(node: &str, there: &[ResourceSlice], wanted: Vec<ResourceSliceSpec>) -> Option<Plan> {
     let name = |slice: &ResourceSlice| slice.metadata.name.clone().unwrap_or_default();
     let find = |wanted: &str| there.iter().find(|slice| name(slice) == wanted);
@@ -189,7 +189,7 @@ impl Publisher {
         Ok(())
     }
 
-    /// What the API server would drop of these, without writing them.
+    /// The fields that the API server would drop of these slices, without writing them.
     async fn tried(
         &self,
         api: &Api<ResourceSlice>,

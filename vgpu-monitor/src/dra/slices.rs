@@ -21,7 +21,7 @@ const STRING_MOST: usize = 64;
 /// The taint of a GPU that must not be used now.
 pub(super) const UNHEALTHY: &str = "gpu.vgpu.io/unhealthy";
 
-/// What the driver and the kernel say of a GPU, beside the inventory.
+/// Facts of the driver and the kernel about a GPU that the inventory does not have.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Major and minor number of its compute capability.
@@ -39,7 +39,7 @@ pub struct NodeFacts {
     pub gpus: BTreeMap<String, Facts>,
 }
 
-/// What there is to publish.
+/// The GPUs to publish, with their facts.
 #[derive(Debug, Clone, Copy)]
 pub struct Offer<'a> {
     /// The node; its name is the pool's.
@@ -84,7 +84,7 @@ pub fn slices(offer: &Offer<'_>) -> Vec<ResourceSliceSpec> {
     chunks.into_iter().map(slice).collect()
 }
 
-/// A GPU as a device; nothing if none of it is to be given.
+/// A GPU as a device; `None` if none of it is to be given.
 fn device(gpu: &KnownGpu, offer: &Offer<'_>) -> Option<Device> {
     let device = &gpu.device;
     let memory = device.memory_bytes / MIB;
@@ -112,7 +112,7 @@ fn device(gpu: &KnownGpu, offer: &Offer<'_>) -> Option<Device> {
     })
 }
 
-/// What may be charged to a GPU, and how a request is rounded to it.
+/// The amounts that may be charged to a GPU, and how a request is rounded to them.
 fn capacity(memory_mib: u64, cores: u32, slots: u32) -> BTreeMap<String, DeviceCapacity> {
     let quantity = |text: String| Quantity(text);
     // Rounded down to whole MiB: nothing that is charged is more than there is.
@@ -293,7 +293,7 @@ fn amounts(capacity: &mut DeviceCapacity) {
     }
 }
 
-/// What an API server dropped of a slice, because a feature gate is off.
+/// The fields that an API server dropped of a slice, because a feature gate is off.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Dropped {
     /// A device cannot be shared (`DRAConsumableCapacity`).

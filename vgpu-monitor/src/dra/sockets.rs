@@ -59,13 +59,13 @@ impl Sockets {
         Ok(sockets)
     }
 
-    /// Whether the kubelet has taken the driver, or why not; nothing as long as it has said neither.
+    /// Whether the kubelet has accepted the driver, or why not; `None` as long as it has answered neither.
     #[must_use]
     pub fn registered(&self) -> watch::Receiver<Option<Result<(), String>>> {
         self.registered.subscribe()
     }
 
-    /// Serves until `stop` ends. The sockets are made anew where they are removed.
+    /// Serves until `stop` ends. Sockets that are removed are made again.
     pub async fn serve(&self, service: Service, stop: impl Future<Output = ()>) {
         let mut stop = std::pin::pin!(stop);
         loop {

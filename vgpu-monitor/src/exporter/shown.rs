@@ -15,11 +15,11 @@ pub struct Shown {
     pub node: String,
     /// Its GPUs, in order of index.
     pub gpus: Vec<Gpu>,
-    /// Their hardware, in order of index; none where the driver has not answered.
+    /// Their hardware, in order of index; empty if the driver has not answered.
     pub hardware: Vec<Hardware>,
     /// Its containers; no two have the same namespace, pod and container.
     pub containers: Vec<Container>,
-    /// What its workloads have used, those that have ended too.
+    /// The use of its workloads, those that have ended too.
     pub workloads: Vec<Used>,
     /// How the look at them went.
     pub look: Look,
@@ -39,7 +39,7 @@ pub struct Account {
     pub workload: String,
 }
 
-/// What a workload has used, as it is shown.
+/// The use of a workload, as it is shown.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Used {
     /// Its account.
@@ -92,7 +92,7 @@ pub struct Container {
     pub priority: u32,
     /// When its compute limits count; empty where that is not known.
     pub policy: &'static str,
-    /// Since the compute arbiter last said that it lives; nothing where none ever did.
+    /// Time since the compute arbiter's last heartbeat; `None` if there never was one.
     pub arbiter_age: Option<Duration>,
 }
 
@@ -105,7 +105,7 @@ pub struct Device {
     pub uuid: String,
     /// Charged, bytes.
     pub used_bytes: u64,
-    /// Its limit, bytes; nothing where neither a limit nor the GPU's size is known.
+    /// Its limit, bytes; `None` if neither a limit nor the GPU's size is known.
     pub limit_bytes: Option<u64>,
     /// Of the charged: contexts, bytes.
     pub context_bytes: u64,
@@ -117,9 +117,9 @@ pub struct Device {
     pub ended_bytes: u64,
     /// Busy part of the last period, percent, summed over processes.
     pub utilization_percent: Option<f64>,
-    /// Since a launch was last seen; nothing where none ever was.
+    /// Time since a launch was last seen; `None` if none ever was.
     pub since_launch: Option<Duration>,
-    /// Memory that the driver holds for the container and that is not charged, bytes; nothing if the driver
+    /// Memory that the driver holds for the container and that is not charged, bytes; `None` if the driver
     /// was not asked.
     pub unaccounted_bytes: Option<u64>,
     /// More is used than the limit allows.
@@ -128,7 +128,7 @@ pub struct Device {
     pub instance: Option<Instance>,
     /// Its share of the device's time.
     pub compute: Compute,
-    /// Charged memory past the container's share of the device, bytes; nothing where it has no
+    /// Charged memory past the container's share of the device, bytes; `None` if it has no
     /// such share.
     pub oversubscribed_bytes: Option<u64>,
 }
@@ -142,7 +142,7 @@ pub struct Compute {
     pub floor: Option<f64>,
     /// The arbiter's grant; nothing without an arbiter.
     pub granted: Option<f64>,
-    /// The share that it used in the last second; nothing if unknown.
+    /// The share that it used in the last second; `None` if unknown.
     pub used: Option<f64>,
     /// Part of the last second in which at least one of its launches waited; nothing without an arbiter.
     pub waiting: Option<f64>,
@@ -193,11 +193,11 @@ pub struct Look {
     pub broken: u64,
     /// Containers left out since the agent started, by reason.
     pub skipped: Vec<(&'static str, u64)>,
-    /// Whether the driver answered; nothing where it was not to be asked.
+    /// Whether the driver answered; `None` if it was not to be asked.
     pub nvml_up: Option<bool>,
     /// GPUs that did not answer.
     pub gpu_faults: u64,
-    /// The compute arbiter of this process; nothing where it has none.
+    /// The compute arbiter of this process; `None` if it has none.
     pub arbiter: Option<Status>,
     /// The duration of the look.
     pub took: Duration,

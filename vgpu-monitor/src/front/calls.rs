@@ -18,8 +18,8 @@ const HELD: Duration = Duration::from_secs(10);
 /// A client of the process behind.
 pub(super) type Client = DevicePluginClient<Channel>;
 
-/// Asks the process behind, and once more each time that one dies over it. All calls can be repeated: an allotment is
-/// made anew, and the first one of these slots is forgotten.
+/// Asks the process behind, and once more each time that one dies over it. All calls can be repeated: a repeated call
+/// makes a new allotment, and the first one of these slots is forgotten.
 ///
 /// # Errors
 ///

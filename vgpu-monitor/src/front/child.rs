@@ -67,7 +67,7 @@ impl Child {
 
     /// Ends when the process has.
     pub(super) async fn over(&self) {
-        // Its sender says so before it goes.
+        // The sender sets the value before it is dropped.
         drop(self.over.clone().wait_for(|over| *over).await);
     }
 

@@ -143,7 +143,7 @@ async fn end(child: Child) {
 }
 
 /// Waits until no other agent works in the state directory. Until then this one is alive, and not ready.
-/// Returns nothing if it was asked to stop first.
+/// Returns `None` if it was asked to stop first.
 async fn alone(
     args: &PluginArgs,
     state: &Path,

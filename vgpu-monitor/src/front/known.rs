@@ -1,5 +1,5 @@
-//! What the front knows, for as long as it lives: the last list of each resource, and what the kubelet does with it.
-//! Never asks a process.
+//! The front's knowledge, for as long as it lives: the last list of each resource, and the kubelet's use of it. Never
+//! asks a process.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,10 +10,10 @@ use tonic::transport::Channel;
 
 use crate::proto::device_plugin::ListAndWatchResponse;
 
-/// A list for the kubelet; none until a process has made one.
+/// A list for the kubelet; `None` until a process has made one.
 pub(super) type List = Option<Arc<ListAndWatchResponse>>;
 
-/// What the kubelet does with a resource.
+/// The kubelet's use of a resource.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Kubelets {
     /// It watches the list.
@@ -85,7 +85,7 @@ impl Known {
         }
     }
 
-    /// What the kubelet does, as it changes.
+    /// The kubelet's use of each resource, as it changes.
     pub(super) fn kubelets(&self) -> watch::Receiver<BTreeMap<String, Kubelets>> {
         self.0.kubelets.subscribe()
     }

@@ -75,7 +75,8 @@ async fn watch_folder(folder: PathBuf, told: watch::Sender<()>) {
             Ok(events) => {
                 told.send_replace(());
                 while let Ok(mut ready) = events.readable().await {
-                    // No event to read is no change; after any other error the watch is made anew.
+                    // If there is no event to read, nothing has changed; after any other error the watch is made
+                    // again.
                     match ready.get_inner().0.read_events() {
                         Ok(events) => {
                             told.send_replace(());
@@ -219,7 +220,7 @@ impl Keeper {
         ended
     }
 
-    /// Returns when the socket has to be created anew.
+    /// Returns when the socket has to be created again.
     async fn stay(
         &mut self,
         kubelet: &Path,

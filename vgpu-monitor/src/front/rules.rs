@@ -1,12 +1,12 @@
-//! What the front does about the process behind it. Values in, values out.
+//! How the front reacts to the end of the process behind it. Values in, values out.
 
 use std::time::Duration;
 
-/// The exit code of a process that wants its container started anew: its files are too old for it.
+/// The exit code of a process that wants its container restarted: its files are too old for it.
 pub const CONTAINER: u8 = 3;
 /// A process that served for this long has not failed at its start: failures before it are forgotten.
 const CALM: Duration = Duration::from_secs(60);
-/// More failures in a row end the front, so that the kubelet sees them and tells of them.
+/// More failures in a row end the front, so that the kubelet sees and reports them.
 const MOST: u32 = 8;
 /// The pause after the second failure in a row, doubled by each further one, and the longest.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -32,12 +32,12 @@ pub struct Life {
     pub served: bool,
 }
 
-/// What comes next.
+/// The front's next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     /// Another process, after this pause.
     Start(Duration),
-    /// The front ends, too: the kubelet starts the container anew.
+    /// The front ends, too: the kubelet restarts the container.
     End,
 }
 
@@ -49,7 +49,7 @@ pub struct Past {
     served: bool,
 }
 
-/// What comes after a process has ended without having been asked to.
+/// The front's next step after a process has ended without having been asked to.
 pub fn next(past: Past, life: Life) -> (Next, Past) {
     let served = past.served || life.served;
     let calm = life.served && life.ran >= CALM;

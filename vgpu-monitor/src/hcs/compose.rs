@@ -48,13 +48,14 @@ impl From<Node> for NodeSeen {
     }
 }
 
-/// The devices that a pod of the node holds, by its annotations; nothing if it holds none or is over.
+/// The devices that a pod of the node holds, by its annotations; `None` if it holds none or is over.
 pub fn held(pod: &Pod, node: &str, vendors: &Vendors) -> Option<Placement> {
     let over = matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
     if over || pod.spec.node_name != node {
         return None;
     }
-    // Annotations that cannot be read count as nothing, as they do for the scheduler, which tells the pod.
+    // Annotations that cannot be read count as nothing, as they do for the scheduler, which writes an event for the
+    // pod.
     let mut placement = allocation::read(pod, vendors).ok().flatten()?;
     placement.node = node.into();
     Some(placement)

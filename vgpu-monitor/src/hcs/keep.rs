@@ -186,7 +186,7 @@ impl Tracked {
         }
     }
 
-    /// Nothing until all pods were listed once: an unknown amount is not 0.
+    /// `None` until all pods were listed once: an unknown amount is not 0.
     fn known(&self) -> Option<&Held> {
         self.listed.then_some(&self.held)
     }

@@ -59,7 +59,7 @@ impl Object {
     }
 
     /// Makes the object what it should be. `status` gets the present status, and returns the wanted one, or
-    /// nothing if the present one may stay. Returns the number of writes.
+    /// `None` if the present one may stay. Returns the number of writes.
     pub(super) async fn bring(
         &mut self,
         wanted: &Wanted,

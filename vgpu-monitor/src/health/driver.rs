@@ -245,11 +245,11 @@ fn new_xids(gpu: &Watched<'_>) -> Vec<u64> {
         match events.wait(0) {
             Ok(event) => match event.event_data {
                 Some(XidError::Value(number)) => numbers.push(number),
-                // NVML's word for an XID that it does not know.
+                // NVML's value for an XID that it does not know.
                 Some(XidError::Unknown) => numbers.push(999),
                 None => {}
             },
-            // Also of a GPU that is lost: the probe says so.
+            // Also for a GPU that is lost, which the probe reports.
             Err(_) => break,
         }
     }

@@ -111,7 +111,7 @@ pub enum News {
         /// Why it was sick.
         was: String,
     },
-    /// The driver fails for all GPUs; told once for the node.
+    /// The driver fails for all GPUs; reported once for the node.
     DriverDown(String),
     /// It answers again.
     DriverUp,

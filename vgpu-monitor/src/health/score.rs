@@ -14,7 +14,7 @@ pub struct Vitals {
     pub pages_pending: bool,
     /// The parts that it is cut into (MIG).
     pub instances: Vec<String>,
-    /// Degrees Celsius; nothing if the GPU does not report them.
+    /// Degrees Celsius; `None` if the GPU does not report them.
     pub celsius: Option<u32>,
     /// Errors of memory that could not be corrected, since the driver was started.
     pub uncorrected: u64,

@@ -37,7 +37,7 @@ pub fn pods_on(root: &Path, uuids: &BTreeSet<String>) -> BTreeSet<PodOn> {
         {
             return;
         }
-        // The name of the pod is believed only where root or we wrote it.
+        // The name of the pod is used only if root or this process's user wrote it.
         let ours = nix::unistd::geteuid().as_raw();
         let Ok(labels) = instance.labels() else {
             return;
@@ -57,7 +57,7 @@ pub fn pods_on(root: &Path, uuids: &BTreeSet<String>) -> BTreeSet<PodOn> {
     pods
 }
 
-/// The event for a piece of news: its reason, its kind and its text; nothing if it is only logged.
+/// The event for a piece of news: its reason, its kind and its text. News that is only logged has none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sentence {
     /// The event's reason.

@@ -22,7 +22,7 @@ use super::rules::Rules;
 use crate::follow::{Told, follow};
 use crate::node_gpus::{Inventories, Inventory};
 
-/// What a node reports of a resource that has no total (a priority): more than any pods ask for together.
+/// A node's amount of a resource that has no total (a priority): more than all pods can ask for together.
 const BOUNDLESS: u64 = 2_147_483_647;
 const MIB: u64 = 1 << 20;
 
@@ -32,10 +32,11 @@ type Amounts = BTreeMap<String, u64>;
 /// The rules of this node, as they change. `None` until the configuration was read for the first time.
 pub type RulesNow = watch::Receiver<Option<std::sync::Arc<Rules>>>;
 
-/// The totals of a node by the names of its configuration. Nothing where too little is known to say it; empty for a node
+/// The totals of a node by the names of its configuration. `None` if too little is known to say it; empty for a node
 /// without GPUs.
 ///
-/// A sick GPU counts like the others: a kubelet that starts anew refuses running pods whose requests exceed the capacity.
+/// A sick GPU counts like the others: a kubelet that restarts refuses running pods whose requests exceed the
+/// capacity.
 #[must_use]
 pub fn totals(inventory: &Inventory, nvidia: &Nvidia) -> Option<Amounts> {
     if inventory.gpus.is_empty() {
@@ -61,7 +62,7 @@ pub fn totals(inventory: &Inventory, nvidia: &Nvidia) -> Option<Amounts> {
     Some(named.map(|(name, amount)| (name.clone(), amount)).collect())
 }
 
-/// What the Node says.
+/// The Node's present capacity.
 #[derive(Debug, Default, Clone, PartialEq)]
 struct Standing {
     /// Resources that the agent has reported, by its note on the Node.
@@ -88,7 +89,7 @@ impl Standing {
     }
 }
 
-/// The merge patch of the Node that makes its capacity right; nothing where it is right.
+/// The merge patch of the Node that makes its capacity right; `None` if it is right.
 ///
 /// Allocatable is written, too: the kubelet copies it from the capacity, but up to 10 s later.
 fn change(stands: &Standing, wanted: &Amounts) -> Option<Value> {

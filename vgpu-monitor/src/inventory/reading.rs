@@ -42,7 +42,7 @@ pub struct Physical {
     pub index: u32,
     /// Its model.
     pub name: String,
-    /// Its memory; nothing where the driver does not say, as on machines that share it with the processor.
+    /// Its memory; `None` if the driver does not say, as on machines that share it with the processor.
     pub memory_bytes: Option<u64>,
     /// `00000000:65:00.0`.
     pub pci_bus_id: String,
@@ -50,11 +50,11 @@ pub struct Physical {
     pub minor: u32,
     /// NUMA node; 0 where there is none.
     pub numa: u32,
-    /// Whether it is in MIG mode; nothing where it has none.
+    /// Whether it is in MIG mode; `None` if it has none.
     pub mig: Option<bool>,
     /// The MIG shapes that it can be cut into.
     pub profiles: Vec<Shape>,
-    /// Why the driver does not answer for it: what stands here is what it said before.
+    /// Why the driver does not answer for it: the other fields are from its last answer.
     pub fault: Option<String>,
 }
 
@@ -152,8 +152,8 @@ pub fn read(nvml: &Nvml, sysfs: &Path, before: Option<&Reading>) -> Result<Readi
     Ok(reading)
 }
 
-/// The driver counts anew when a GPU has fallen off: what is remembered under an index may be a GPU that has answered
-/// under another, and each is there once.
+/// The driver numbers its GPUs again when one has fallen off: what is remembered under an index may be a GPU that has
+/// answered under another, and each is there once.
 fn drop_moved(reading: &mut Reading) {
     let answered = reading.gpus.iter().filter(|gpu| gpu.fault.is_none());
     let answered: BTreeSet<String> = answered.map(|gpu| gpu.uuid.clone()).collect();
@@ -208,7 +208,7 @@ fn gpu(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<Physical, NvmlEr
     })
 }
 
-/// The kernel's word for where a PCI device is attached; 0 where it has none.
+/// The NUMA node that the kernel reports for a PCI device; 0 if it reports none.
 fn numa_node(sysfs: &Path, pci_bus_id: &str) -> u32 {
     // NVML writes the domain with eight digits, the kernel with four.
     let (domain, rest) = pci_bus_id.split_once(':').unwrap_or(("0", pci_bus_id));
@@ -243,7 +243,7 @@ fn ends(device: &Device<'_>, gpus: &[(String, String, Device<'_>)]) -> Ends {
     let mut ends = Ends::default();
     for link in 0..LINKS {
         let link = device.link_wrapper_for(link);
-        // An error stands for a GPU without links, or without this one.
+        // An error means a GPU without links, or without this link.
         if !link.is_active().unwrap_or(false) {
             continue;
         }

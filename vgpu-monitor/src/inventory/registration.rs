@@ -29,7 +29,7 @@ use crate::node_gpus::{Health, Healths, Inventories, Inventory};
 pub struct RegisterSettings {
     /// Name of the Node object.
     pub node: String,
-    /// Namespace of the agent, in which its Lease stands.
+    /// Namespace of the agent and of its Lease.
     pub namespace: String,
     /// The form of the register annotation.
     pub format: RegisterFormat,
@@ -55,7 +55,7 @@ impl RegisterSettings {
     }
 }
 
-/// The keys that are ours.
+/// The agent's keys.
 const OURS: [&str; 3] = [
     keys::NVIDIA_REGISTER,
     keys::NVIDIA_SCORE,
@@ -138,7 +138,7 @@ fn wanted(
     Some((Some(encode(&registered, format)), scores))
 }
 
-/// The changes that make the annotations right; nothing where they are right already.
+/// The changes that make the annotations right; `None` if they are right already.
 fn changes(
     stands: &BTreeMap<String, String>,
     register: Option<&str>,
@@ -178,7 +178,7 @@ struct LastWritten {
 }
 
 impl LastWritten {
-    /// A watch may tell of the time before our own write.
+    /// A watch may deliver the state before this agent's own write.
     fn see(&mut self, node: PartialObjectMeta<Node>) {
         let version = node.metadata.resource_version.as_deref();
         let version = version.and_then(|version| version.parse().ok());
@@ -253,7 +253,7 @@ async fn keep(
                     None => seen = None,
                 },
                 Some(Told::Put(node)) => seen.get_or_insert_default().see(node),
-                // The Node is made anew, or is not there yet.
+                // The Node is being created again, or does not exist yet.
                 Some(Told::Gone(_)) => seen = None,
                 Some(Told::Up) => {}
                 Some(Told::Down(why)) => tracing::warn!(why, "cannot watch the own node"),

@@ -1,5 +1,5 @@
-//! The two threads: one that asks the driver and may hang with it, and one that keeps and publishes what is known. What
-//! is promised of a GPU is `promise`'s to say.
+//! The two threads: one that asks the driver and may hang with it, and one that keeps and publishes what is known.
+//! `promise` decides how much of a GPU is promised.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -83,7 +83,7 @@ fn ask(
             nvml = Some(open);
             Ok(answer)
         });
-        // A driver that failed, or was replaced under us, is opened anew at the next question.
+        // A driver that failed, or was replaced meanwhile, is opened again at the next question.
         if answers.send(Event::Answer(answer)).is_err() {
             return;
         }

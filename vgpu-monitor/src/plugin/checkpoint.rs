@@ -1,6 +1,7 @@
 //! The kubelet's own record of which container of which pod holds which slots, `kubelet_internal_checkpoint`
 //! beside its sockets. Read only, and only where its API is silent: its list has no uids and no plain init
-//! containers. A lost memory of ours can be restored from the record, since the kubelet keeps what `Allocate` answered.
+//! containers. The plugin's lost state can be restored from the record, since the kubelet keeps the answers of
+//! `Allocate`.
 //!
 //! The format is not part of any API: what cannot be read counts as absent.
 
@@ -63,7 +64,7 @@ struct PodDevices {
     answer: Option<String>,
 }
 
-/// The entries of the text; none when it is no checkpoint.
+/// The entries of the text; `None` if it is no checkpoint.
 pub fn decode(text: &[u8]) -> Option<Vec<Entry>> {
     let wire: Wire = serde_json::from_slice(text).ok()?;
     let entries = wire.data.pod_device_entries.unwrap_or_default();

@@ -252,7 +252,7 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
 }
 
 /// Waits until no other agent works in the state directory. Until then this one is alive, and not ready.
-/// Returns nothing if it was asked to stop first.
+/// Returns `None` if it was asked to stop first.
 pub(crate) async fn alone(
     listener: Listener,
     state: &Path,
@@ -386,8 +386,8 @@ fn record(state: &Path, said: &str, verdict: &Verdict) {
     }
 }
 
-/// Waits until the node's runtime wants to be served in another way, and says so: the process ends with this text.
-/// The Node is asked again only while no pod can be served.
+/// Waits until the node's runtime has to be served in another way. The process ends with the returned text. The Node
+/// is asked again only while no pod can be served.
 async fn runtime_changed(
     args: &PluginArgs,
     client: &kube::Client,

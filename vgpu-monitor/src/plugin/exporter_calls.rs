@@ -185,7 +185,7 @@ async fn end(
     forward(&calls, request, body.to_vec()).await
 }
 
-/// The only part of a query that is passed on: that nothing is to happen in earnest.
+/// The only part of a query that is passed on: `dryRun`.
 fn dry_run(query: Option<&str>) -> &'static str {
     let mut words = query.unwrap_or_default().split('&');
     if words.any(|word| word.starts_with("dryRun=")) {
@@ -250,8 +250,8 @@ fn answer(code: u16, message: &str) -> Response {
     (code, Json(status)).into_response()
 }
 
-/// A client whose API server is the plugin at this socket. Each call connects anew, so a plugin that was restarted is
-/// found again.
+/// A client whose API server is the plugin at this socket. Each call makes a new connection, so a plugin that was
+/// restarted is found again.
 #[must_use]
 pub fn client(socket: PathBuf) -> kube::Client {
     let calls = tower::service_fn(move |request: Request<kube::client::Body>| {
@@ -352,7 +352,7 @@ mod tests {
         };
         assert!(is_here().await, "a dry run has ended it");
         assert_eq!(code(pods.delete("here", &earnest).await), 200);
-        // The watch is told of it.
+        // The watch delivers it.
         while is_here().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

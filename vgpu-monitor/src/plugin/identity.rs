@@ -119,7 +119,7 @@ pub struct Wanted {
     pub claim: Claim,
 }
 
-/// The uid, which tells a pod from other pods that had its namespace and name.
+/// The uid, which distinguishes a pod from other pods that had its namespace and name.
 pub fn uid(pod: &Pod) -> &str {
     pod.metadata.uid.as_deref().unwrap_or_default()
 }
@@ -434,7 +434,7 @@ pub fn workload(pod: &Pod, team_label: &str) -> Workload {
     }
 }
 
-/// The containers that ask for this vendor's GPUs, by fields that cannot be changed; none if those cannot be
+/// The containers that ask for this vendor's GPUs, by fields that cannot be changed; `None` if those cannot be
 /// read.
 pub fn names_asking(pod: &Pod, vendor: &str, vendors: &Vendors) -> Option<Vec<String>> {
     let asked = request::request(pod, vendors, &Defaults::default()).ok()?;
@@ -474,7 +474,7 @@ pub fn shown_as_given(pod: &Pod, claim: &Claim) -> Result<(), Refusal> {
     )))
 }
 
-/// How many containers of the pod ask for served resources; none where that cannot be read.
+/// How many containers of the pod ask for served resources; 0 if that cannot be read.
 pub fn asking(pod: &Pod, served: &[Served], vendors: &Vendors) -> usize {
     let Ok(asked) = request::request(pod, vendors, &Defaults::default()) else {
         return 0;

@@ -58,8 +58,8 @@ pub(super) async fn run(shared: Weak<PluginState>) {
     }
 }
 
-/// The kubelet is told slots only after they are saved: an agent that ends right after the telling knows them when it
-/// runs again.
+/// Slots are reported to the kubelet only after they are saved, so an agent that ends right after the report knows
+/// them when it runs again.
 async fn take_in(plugin: &Plugin, path: &Path, last: &mut Known) {
     let known = count(plugin);
     if !known.is_empty() && known != *last {

@@ -176,8 +176,8 @@ pub fn holders<'a>(pods: &'a [PodSlots], called: &[String]) -> Vec<&'a PodSlots>
 }
 
 /// The uid of the pod to which the kubelet gave these slots, if its record shows that it is another pod than `uid`. The
-/// list of the kubelet names pods without their uids, so a pod that was deleted by force and made anew looks like the
-/// one that holds the slots. `recorded` has the uid and the slots of each entry of the resource.
+/// list of the kubelet names pods without their uids, so a pod that was deleted by force and created again looks like
+/// the one that holds the slots. `recorded` has the uid and the slots of each entry of the resource.
 pub fn other_holder<'a>(
     recorded: impl IntoIterator<Item = (&'a str, &'a [String])>,
     called: &[String],

@@ -376,8 +376,8 @@ impl Case<'_> {
         Ok(())
     }
 
-    /// Refuses a pod that only has the name of the one that holds the slots. Without a readable record it cannot be
-    /// told.
+    /// Refuses a pod that only has the name of the one that holds the slots. Without a readable record that is
+    /// unknown.
     async fn is_the_holder(&self, pod: &Pod) -> Result<(), Refusal> {
         let entries = record(self.call.plugin).await;
         let of_resource = entries

@@ -1,5 +1,5 @@
 //! Whether a GPU has room for a new pod, given what living pods already hold of it. Values in, values out;
-//! `placement` does the sums. Never decides which pods live: the caller says so.
+//! `placement` does the sums. Never decides which pods live: the caller passes them.
 
 use std::collections::BTreeMap;
 

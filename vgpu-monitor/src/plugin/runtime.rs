@@ -22,9 +22,9 @@ const FILES_MOST: usize = 64;
 pub struct Containerd {
     /// The file that was read.
     pub file: PathBuf,
-    /// Whether CDI is switched on or off; nothing where no file says so.
+    /// Whether CDI is switched on or off; `None` if no file says so.
     pub enable_cdi: Option<bool>,
-    /// Directories of CDI specifications; nothing where no file names them.
+    /// Directories of CDI specifications; `None` if no file names them.
     pub cdi_spec_dirs: Option<Vec<PathBuf>>,
     /// Whether the runtime of pods that name no class is NVIDIA's.
     pub nvidia_by_default: bool,
@@ -43,7 +43,7 @@ pub struct Wishes {
     pub pod_runtime_class: String,
 }
 
-/// What is decided for this node.
+/// The decision for this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     /// How containers get their files.
@@ -195,7 +195,7 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
 }
 
 /// Reads containerd's configuration with what it imports. `seen` turns a path of the host into one of this process.
-/// Nothing where the file is not there or is no TOML.
+/// `None` if the file is not there or is no TOML.
 pub fn read(file: &Path, seen: &dyn Fn(&Path) -> PathBuf) -> Option<Containerd> {
     let mut merged = Merged::default();
     let mut files = 0;

@@ -328,7 +328,7 @@ impl Behind for Service {
     }
 }
 
-/// The next list; none when there will be no other.
+/// The next list; `None` if there will be no other.
 async fn next(lists: &mut Lists) -> Option<Arc<ListAndWatchResponse>> {
     loop {
         lists.changed().await.ok()?;

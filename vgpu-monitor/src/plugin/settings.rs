@@ -1,4 +1,4 @@
-//! What both of the plugin's processes read from the settings. Values in, values out, but for files of configuration.
+//! The settings that both of the plugin's processes read. Values in, values out, but for files of configuration.
 
 use std::path::{Path, PathBuf};
 

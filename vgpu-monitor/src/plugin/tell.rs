@@ -18,13 +18,13 @@ use super::allotments::Claim;
 use super::api::{self, Without};
 use super::{Plugin, PluginState, identity};
 
-/// A pod that is to be told.
+/// A pod whose annotations are to be written.
 #[derive(Debug)]
 pub(super) struct Untold {
     namespace: String,
     name: String,
     uid: String,
-    /// As it was read; nothing if it has to be read first.
+    /// As it was read; `None` if it has to be read first.
     pod: Option<Box<Pod>>,
 }
 
@@ -36,7 +36,7 @@ const LATE: Duration = Duration::from_secs(60);
 /// After this many failed attempts the pod is left as it is.
 const TRIES: u32 = 40;
 
-/// Has the pod told, if it was not. `asking` is how many of its containers have devices.
+/// Has the pod's annotations written, if they are not. `asking` is how many of its containers have devices.
 pub(super) fn later(plugin: &Plugin, pod: Pod, asking: usize) {
     let uid = identity::uid(&pod).to_owned();
     let all = plugin.0.store.all();
@@ -185,7 +185,7 @@ fn annotations(
     written
 }
 
-/// The list of MIG instances with what the driver calls those that are made; none when it cannot be read.
+/// The list of MIG instances with what the driver calls those that are made; `None` if it cannot be read.
 fn instances(pod: &Pod, text: &str, claims: &[&Claim]) -> Option<String> {
     let mut instances: Vec<MigAllocation> = allocation::decode_instances(text).ok()?;
     let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);

@@ -76,7 +76,7 @@ mod tests {
         let mut again = read(folder.path()).unwrap();
         assert_eq!(again, sums);
 
-        // What the container did meanwhile is counted, and what was counted before is not counted again.
+        // The container's use meanwhile is counted, and no use is counted twice.
         let busier = Seen {
             busy_ns: vec![6_000_000_000],
             ..seen

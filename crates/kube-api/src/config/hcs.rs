@@ -92,7 +92,7 @@ pub struct ImageRule {
 }
 
 impl ImageRule {
-    /// The replacement for this image; none if the rule does not match.
+    /// The replacement for this image; `None` if the rule does not match.
     pub fn apply(&self, image: &str) -> Option<String> {
         match self.from.strip_suffix('*') {
             Some(prefix) => {

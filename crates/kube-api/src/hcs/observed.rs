@@ -74,7 +74,7 @@ pub struct ObservedDevice {
     pub links: Vec<ObservedLink>,
     /// Its health, from 0 to 100.
     pub score: u8,
-    /// Why it must not be used; none if it may be used.
+    /// Why it must not be used; `None` if it may be used.
     pub sick: Option<String>,
     /// Whether an operator has cordoned it.
     pub cordoned: bool,
@@ -100,7 +100,7 @@ pub struct ObservedLink {
 pub struct ObservedPort {
     /// Its name, such as `mlx5_0`.
     pub name: String,
-    /// NUMA node; none if the kernel does not report it.
+    /// NUMA node; `None` if the kernel does not report it.
     pub numa: Option<u32>,
     /// Bandwidth, both directions together, in MB/s.
     pub mb_s: u32,

@@ -119,7 +119,7 @@ fn is_zero(number: &u64) -> bool {
 
 impl Chip {
     /// The smallest template with this much memory, and its memory; the whole device if no template is large enough.
-    /// None if even the device is too small.
+    /// `None` if even the device is too small.
     fn template(&self, mib: u64) -> Option<(u64, &str)> {
         (self.config.templates.iter())
             .find(|template| mib <= template.memory)
@@ -139,7 +139,7 @@ impl Chip {
         self.config.super_pod && !Self::is_soft(pod)
     }
 
-    /// Memory on each device in MiB, rounded by how the device is shared; none if the container names none.
+    /// Memory on each device in MiB, rounded by how the device is shared; `None` if the container names none.
     fn memory(
         &self,
         row: &Row,

@@ -13,7 +13,7 @@ use crate::quantity::MIB;
 use crate::register::{self, Problem};
 use crate::slots::{self, AllocationError, Slot};
 
-/// The number of devices that the container asks for; none if it asks for none. 0 and less ask for none, as in the
+/// The number of devices that the container asks for; `None` if it asks for none. 0 and less ask for none, as in the
 /// reference.
 pub(crate) fn count(row: &Row, container: &Container) -> Result<Option<u32>, RequestError> {
     let resource = row.resource(Role::Count);

@@ -350,7 +350,7 @@ impl Vendors {
         &self.config
     }
 
-    /// The rules for reading requests of hcs.io; none if they are not read.
+    /// The rules for reading requests of hcs.io; `None` if they are not read.
     pub fn hcs(&self) -> Option<&Rules> {
         self.hcs.as_ref()
     }
@@ -427,7 +427,7 @@ fn is_extended(name: &str) -> bool {
 }
 
 impl Row {
-    /// Name of the resource with this role; none if the vendor has none.
+    /// Name of the resource with this role; `None` if the vendor has none.
     pub fn resource(&self, role: Role) -> Option<&str> {
         self.resources
             .iter()
@@ -435,7 +435,7 @@ impl Row {
             .map(|(_, name)| name.as_str())
     }
 
-    /// The container's ask to this vendor; none if it asks for nothing of it.
+    /// The container's ask to this vendor; `None` if it asks for nothing of it.
     pub(crate) fn ask(
         &self,
         container: &Container,

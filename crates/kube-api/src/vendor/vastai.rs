@@ -89,7 +89,7 @@ pub(super) fn counted(
     Ok(ask)
 }
 
-/// The accelerator of a die; none if whole devices are given.
+/// The accelerator of a die; `None` if whole devices are given.
 fn accelerator(registered: &Registered) -> Option<&str> {
     let info = registered.custom_info.as_ref()?;
     if info.get("DeviceStrategy")?.as_str()? != "die" {

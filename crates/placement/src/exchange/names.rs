@@ -38,7 +38,7 @@ const FORMS: [&str; 12] = [
 /// Words for the mounting that affect the figures of some chips.
 const VARIANTS: [&str; 2] = ["PCIE", "NVL"];
 
-/// Splits a name into its parts; none if nothing is left of it.
+/// Splits a name into its parts; `None` if nothing is left of it.
 pub(super) fn parse(text: &str) -> Option<Name> {
     let upper = text.to_uppercase();
     let mut chip: Vec<String> = Vec::new();

@@ -52,7 +52,7 @@ impl TraceContext {
     }
 
     /// The trace of a pod that has no `traceparent`: its uid, so that all programs that see the pod use the same trace.
-    /// None where the uid is not a UUID.
+    /// `None` if the uid is not a UUID.
     #[must_use]
     pub fn of_uid(uid: &str) -> Option<Self> {
         let digits: String = uid.chars().filter(|letter| *letter != '-').collect();

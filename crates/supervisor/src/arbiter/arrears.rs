@@ -23,8 +23,8 @@ const NOISE: f64 = 0.05;
 const MOST_LENT: f64 = 0.75;
 /// Of its floor a container gives at most this part, and only what it had too much while others had too little.
 const MOST_PROMISED: f64 = 0.5;
-/// A container that had more than its grant stands still until its account is even: it is taken not to use its
-/// grant for as long as that takes, in ticks of so many nanoseconds.
+/// A container that had more than its grant stands still until its account is even: until then it is assumed not to
+/// use its grant, in ticks of this many nanoseconds.
 const TICK_NS: f64 = 50e6;
 /// Credit that it had saved up is no such overrun, nanoseconds.
 const SAVED_NS: f64 = 5e6;
@@ -50,7 +50,7 @@ pub(super) struct Party {
     pub(super) active: bool,
     /// A launch of it waited since the last tick, or it was busy all the time.
     pub(super) waited: bool,
-    /// It stands still by itself after it had more than its grant. In a timetable no container does.
+    /// Its library makes it wait by itself after it had more than its grant. In a timetable no container does.
     pub(super) pays: bool,
     /// GPU time that it got since the last tick, nanoseconds.
     pub(super) got_ns: f64,
@@ -140,7 +140,7 @@ impl Arrears {
             let made_good_ns = (got_ns - promised_ns).clamp(0.0, account.arrears_ns);
             let late_ns = (party.got_late_ns * (1.0 - NOISE)).max(0.0);
             account.arrears_ns = (account.arrears_ns - made_good_ns - late_ns).max(0.0);
-            // What it had beyond its grant it pays for by itself, or it had that too much, too.
+            // Time beyond its grant is either paid back by the container itself, or counts as too much, too.
             let kept_ns = match party.pays {
                 true => got_ns.min(granted_ns),
                 false => got_ns,

@@ -1,8 +1,8 @@
-//! What a ring of a container's doorbell does: how many rings are answered, for how long the container holds up
-//! those of a lower priority, and when it rests. One [`Bell`] for each container and device.
+//! The effect of a container's ring: how many rings are answered, for how long the container holds up those of a
+//! lower priority, and when it rests. One [`Bell`] for each container and device.
 //!
-//! A ring says "look now" and nothing else. What the container says of its work is believed only as far as its cap
-//! and the driver's figures allow, because its tenant can write any number into its region.
+//! A ring says "look now" and nothing else. The container's own figures of its work count only as far as its cap and
+//! the driver's figures allow, because its tenant can write any number into its region.
 //!
 //! Values in, values out: never reads a clock, a file or the driver.
 
@@ -36,21 +36,21 @@ const RESTS: [u64; 11] = [
 ];
 /// The usual one.
 const USUAL_REST_NS: u64 = MS;
-/// Waiting through gaps may take so much of all their time, thousandths.
+/// Waiting through gaps may take this part of all their time, thousandths.
 const WAITED_PERMILLE: u64 = 80;
 
-/// After a ring the launch is not in the region yet, for so long at most, nanoseconds.
+/// After a ring, the launch may be missing from the region for at most this long, nanoseconds.
 const LAUNCHING_NS: u64 = 300 * US;
-/// After a ring that no launch followed, no ring is answered for so long, nanoseconds; twice as long after the next one,
-/// up to [`FALSE_RINGS_MOST`] times.
+/// After a ring that no launch followed, no ring is answered for this long, nanoseconds; twice as long after the next
+/// such ring, up to [`FALSE_RINGS_MOST`] times.
 const FALSE_RING_NS: u64 = 2 * MS;
 const FALSE_RINGS_MOST: u32 = 6;
-/// Work may end so much later than was expected, nanoseconds, or half as much later as it takes.
+/// Work may end this much later than expected, nanoseconds, or later by half of its own length.
 const LATE_NS: u64 = 500 * US;
 /// Between two looks at a container that works, nanoseconds.
 const LOOK_NS: (u64, u64) = (250 * US, MS);
 
-/// A container with a cap may hold others up for so long beyond it, nanoseconds.
+/// A container with a cap may hold others up for this long beyond it, nanoseconds.
 const BEYOND_CAP_NS: u64 = 200 * MS;
 /// The same beyond what the driver says that it used: its figures are a second late.
 const BEYOND_TOLD_NS: u64 = 3_000 * MS;
@@ -180,8 +180,8 @@ pub struct Allowed {
 }
 
 impl Allowed {
-    /// Of a container with this cap, beside lower ones with floors of so much together. `told` is the share that the
-    /// driver says it used, where the driver tells processes apart. Thousandths throughout.
+    /// For a container with this cap, beside lower ones whose floors add up to `lower_floors`. `told` is the share
+    /// that the driver reports for it, if the driver has figures for each process. Thousandths throughout.
     ///
     /// A container that holds others up also does so while it rests for a moment, and its work takes longer while the
     /// floors of others are served.
@@ -197,7 +197,7 @@ impl Allowed {
     }
 }
 
-/// What a container's region says of its work on the device.
+/// A container's work on the device, as its region shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Seen {
     /// Kernels and graphs launched.
@@ -244,7 +244,7 @@ enum State {
     },
 }
 
-/// What a look decides.
+/// The decision after a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// As it was.

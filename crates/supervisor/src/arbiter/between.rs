@@ -1,5 +1,5 @@
-//! What the arbiter does between two ticks: it answers doorbells, and sees when the containers that rang are at rest
-//! again. It reads the few words of those containers, and writes the shares that are others by that.
+//! The arbiter's work between two ticks: it answers doorbells, and notices when the containers that rang rest again.
+//! It reads the few words of those containers, and writes the shares that are others by that.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use super::device::Process;
 use super::served::name_of;
 use super::{Arbiter, Board, Ticked};
 
-/// A wait is at least so long, nanoseconds: what is due at once leaves the processor for a moment.
+/// The shortest wait, nanoseconds: even if the next look is due at once, the arbiter leaves the processor for a
+/// moment.
 const LEAST_WAIT_NS: u64 = 20_000;
 /// A doorbell that cannot be heard is tried again after this, nanoseconds.
 const RETRY_NS: u64 = 2_000_000_000;
@@ -37,7 +38,7 @@ impl Waker {
 }
 
 impl Board {
-    /// What ends a pause early; nothing if the system has no descriptor left.
+    /// Makes the handle that ends a pause early; `None` if the system has no descriptor left.
     #[must_use]
     pub fn waker(&mut self) -> Option<Waker> {
         if self.waker.is_none() {
@@ -47,7 +48,7 @@ impl Board {
     }
 
     /// Waits until the next tick is due, and answers doorbells meanwhile. `clock` is the monotonic clock,
-    /// nanoseconds. Returns early when its [`Waker`] says so.
+    /// nanoseconds. Returns early when its [`Waker`] is used.
     pub fn pause(&mut self, ticked: &Ticked, clock: impl Fn() -> u64) {
         let length_ns = u64::try_from(ticked.next.as_nanos()).unwrap_or(u64::MAX);
         let end_ns = clock().saturating_add(length_ns);
@@ -64,7 +65,7 @@ impl Board {
         }
     }
 
-    /// Waits so long, or until something happens. Tells whether the waker woke it.
+    /// Waits for `time`, or until something happens. Tells whether the waker woke it.
     fn wait(&self, time: Duration) -> bool {
         let mut fds = Vec::with_capacity(2);
         let waker = self.waker.as_ref();
@@ -208,7 +209,7 @@ impl Arbiter {
 }
 
 impl super::served::Served {
-    /// What its processes do on a device at this moment, of those that lived at the last tick.
+    /// The present work of its processes on a device, of those that lived at the last tick.
     fn peek(&self, index: usize) -> Option<Vec<Process>> {
         let known = &self.look.processes;
         let uses = self.container.peek(known, index)?;

@@ -81,8 +81,8 @@ pub struct Process {
     pub launches: u64,
     /// GPU time that it counts as its own, nanoseconds.
     pub busy_ns: u64,
-    /// Time in which it had work on the device, other processes' turns included, nanoseconds; 0 where its library
-    /// does not tell them apart.
+    /// Time in which it had work on the device, other processes' turns included, nanoseconds; 0 if its library does
+    /// not measure that.
     pub occupied_ns: u64,
     /// Estimated GPU time in flight, nanoseconds.
     pub in_flight_ns: u64,
@@ -127,7 +127,7 @@ pub struct Verdict {
     pub id: u64,
     /// By process, in the order in which they were found.
     pub grants: Vec<Grant>,
-    /// When its launches may go; nothing where they may at any time.
+    /// When its launches may go; `None` if they may at any time.
     pub interval: Option<Interval>,
     /// The figures for display.
     pub seen: ComputeStatus,
@@ -160,12 +160,12 @@ struct Moved {
     at_ns: u64,
 }
 
-/// What the arrears of a container count until the next period.
+/// The changes that a container's arrears count until the next period.
 #[derive(Debug, Clone, Copy, Default)]
 struct Counted {
     /// GPU time that it had, nanoseconds.
     got_ns: f64,
-    /// What it is granted meanwhile, thousandths.
+    /// Its grant meanwhile, thousandths.
     granted: u32,
 }
 
@@ -186,14 +186,14 @@ pub struct Device {
     kept: Vec<Kept>,
 }
 
-/// What a tick leaves for the time until the next one.
+/// The results of a tick that are used until the next one.
 #[derive(Debug)]
 struct Kept {
     id: u64,
     claim: Claim,
     /// Its share is decided by turns, whatever the claims say.
     has_fixed_share: bool,
-    /// What the claims said at the tick, and what was granted then: more or less where arrears are made good.
+    /// The shares by the claims of the tick, and the grants: they differ while arrears are made good.
     usual: u32,
     granted: u32,
     /// As granted last.
@@ -247,7 +247,7 @@ impl Device {
         let is_amended = self.make_good(now_ns, turn.is_some(), &holding, tenants, &mut shares);
         self.plan(now_ns, turn.is_some(), &holding, tenants, &shares);
         for ((tenant, claim), share) in tenants.iter().zip(&claims).zip(&shares) {
-            // What a container gets that is held up now and then is not its share.
+            // The use of a container that is held up now and then does not show its share.
             let is_held_up = claims
                 .iter()
                 .any(|c| c.active && c.priority < claim.priority);
@@ -643,7 +643,7 @@ impl Device {
 }
 
 /// Whether a container's work in flight is bounded although it is the only one on the device: it has the time only until
-/// another one comes that is owed some of it. What is queued by then cannot be taken back.
+/// another one comes that is owed some of it. Work that is queued by then cannot be taken back.
 fn is_bounded(claim: &Claim) -> bool {
     let is_limited = claim.cap < WHOLE || claim.floor > 0 || claim.priority > 0;
     claim.policy != Policy::Disable && is_limited
@@ -659,7 +659,7 @@ fn takes_turns(tenant: &Tenant, claim: &Claim) -> bool {
     tenant.oversubscribed_bytes > 0 && claim.policy != Policy::Disable
 }
 
-/// What a container's processes say of their work.
+/// The work of a container's processes, as they report it.
 fn seen(processes: &[Process], is_closed: bool) -> Seen {
     let mut seen = Seen::default();
     let mut waits = false;

@@ -1,5 +1,5 @@
 //! The doorbells that the arbiter hears: files which containers' processes open when they begin to work. The kernel
-//! tells that a file was opened, by inotify, and the arbiter reads nothing that a tenant could have written.
+//! reports by inotify that a file was opened, and the arbiter reads nothing that a tenant could have written.
 //!
 //! However often a file is opened, its events follow each other as one event until that is read. Two files can still
 //! fill the kernel's queue. Events are lost then, so a full queue counts as a ring of every container.
@@ -71,7 +71,7 @@ impl Doorbells {
         }
     }
 
-    /// What a wait for the next ring waits on.
+    /// The descriptor to wait on for the next ring.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         let is_heard = !self.of_container.is_empty();
         self.inotify.as_ref().filter(|_| is_heard).map(AsFd::as_fd)

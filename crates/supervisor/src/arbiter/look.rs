@@ -38,13 +38,13 @@ const SCALE_STEP: u16 = 16;
 pub(super) struct Container {
     pub(super) id: u64,
     pub(super) path: PathBuf,
-    /// Device and inode of the directory: they tell it from a later one of the same name.
+    /// Device and inode of the directory: they distinguish it from a later one of the same name.
     place: (u64, u64),
     region: File,
     limits_file: LimitsSource,
     limits_word: Option<u64>,
     pub(super) limits: Limits,
-    /// Nothing if this process may not write them: the container then counts only as a neighbour.
+    /// `None` if this process may not write them: the container then counts only as a neighbour.
     targets: Option<Targets>,
     /// The targets as last written, and the moment of the last write.
     written: Option<Vec<(usize, Target)>>,
@@ -349,7 +349,7 @@ impl Container {
         }))
     }
 
-    /// What its processes of the last look do on one device at this moment. Nothing if they are too many to be read
+    /// The present work on one device of the processes of the last look. `None` if they are too many to be read
     /// between two ticks.
     pub(super) fn peek(&self, known: &[Process], device: usize) -> Option<Vec<Use>> {
         if known.len() > PEEKED_MOST || device >= MAX_DEVICES {
@@ -373,8 +373,8 @@ impl Container {
         read.map_err(unreadable)
     }
 
-    /// The process that holds the slot's lock, as the kernel says: its process id on the host, 0 if it is not
-    /// visible from here, or nothing if the process is gone.
+    /// The process that holds the slot's lock, as the kernel reports it: its process id on the host, 0 if it is not
+    /// visible from here, or `None` if the process has ended.
     fn owner(&self, slot: usize) -> Option<u32> {
         let mut lock = nix::libc::flock {
             l_type: lock_type(nix::libc::F_WRLCK),
@@ -497,8 +497,8 @@ impl Container {
     }
 
     /// Publishes if anything differs from what was published last, and updates the heartbeat in any case.
-    /// With `anew`, publishes the same again: a thread of a process that waits for nothing counts its
-    /// launches only after a publication, or after many launches.
+    /// With `anew`, publishes the same again: a thread of a process whose launches do not wait counts them only after
+    /// a publication, or after many launches.
     pub(super) fn publish(
         &mut self,
         targets: Vec<(usize, Target)>,

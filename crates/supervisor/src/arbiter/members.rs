@@ -2,7 +2,7 @@
 //! slots show it; a process that released its lock still belongs to the container as long as the driver holds
 //! memory for it.
 //!
-//! Never believes what a region says of a process.
+//! Never trusts a region's data about a process.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,7 +20,7 @@ pub(super) struct Members(HashMap<u32, Option<u64>>);
 
 impl Members {
     /// Takes those that hold a lock at the moment, and forgets those that the driver knows no more
-    /// or whose number another process has. `start` tells when a process was started.
+    /// or whose number another process has. `start` returns when a process was started.
     pub(super) fn meet(
         &mut self,
         locked: &HashSet<u32>,
@@ -106,7 +106,7 @@ impl DeadProcesses {
     }
 }
 
-/// When a process was started, in clock ticks since boot; nothing if there is no such process.
+/// When a process was started, in clock ticks since boot; `None` if there is no such process.
 pub(super) fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     // The name in the second field may hold anything.

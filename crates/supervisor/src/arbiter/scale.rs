@@ -1,5 +1,5 @@
-//! The scale of the time that a container measures. Two events around a long kernel cannot tell its time from that
-//! of another process whose turn came in between; the arbiter, outside the tenants, sees both. Owns two factors:
+//! The scale of the time that a container measures. The time between two events around a long kernel includes the
+//! time of another process whose turn came in between. The arbiter, outside the tenants, sees both. Owns two factors:
 //! [`Meter::own`], the part of a long measurement that is the process's own (the library finds that part by itself
 //! for short kernels), and in [`Meter::scale`] the correction of what the process counts.
 //!
@@ -67,7 +67,7 @@ pub struct Sample {
     pub at_us: u64,
     /// Percent of the period, by process id on the host.
     pub processes: Vec<(u32, u32)>,
-    /// Percent of the period that the whole device was busy, where processes are not told apart.
+    /// Percent of the period that the whole device was busy, if there are no figures for each process.
     pub device: Option<u32>,
 }
 
@@ -80,8 +80,8 @@ pub struct Work {
     pub host_pid: Option<u32>,
     /// GPU time that it counts as its own so far, nanoseconds.
     pub busy_ns: u64,
-    /// Time in which it had work on the device so far, other processes' turns included, nanoseconds. 0: its
-    /// library does not tell the two apart, and `busy_ns` has those turns, too.
+    /// Time in which it had work on the device so far, other processes' turns included, nanoseconds. 0: its library
+    /// does not measure the two separately, and `busy_ns` includes those turns, too.
     pub occupied_ns: u64,
 }
 
@@ -119,7 +119,7 @@ struct Container {
     /// GPU time beyond its share that it had while it wanted all of the share, by the driver's figures,
     /// nanoseconds; negative is time that it missed.
     ahead: f64,
-    /// The share that it is held to, a part of one; nothing if it does not want all of it.
+    /// The share that it is held to, a part of one; `None` if it does not want all of it.
     held_to: Option<f64>,
     held_since_ns: u64,
     /// GPU time by the model so far, nanoseconds, and when, newest last.
@@ -158,7 +158,7 @@ pub struct Meter {
     /// From the driver's clock to ours: the least that a sample was late, nanoseconds.
     offset_ns: Option<i128>,
     told_until_us: u64,
-    /// When the driver last told processes apart.
+    /// When the driver last had figures for each process.
     told_apart_ns: Option<u64>,
     /// By container and process id on the host; 0 means processes that are not visible.
     seen: HashMap<(u64, u32), ProcessHistory>,
@@ -301,7 +301,7 @@ impl Meter {
     }
 
     /// How busy each process counts for the others. A tenant can write anything into its region. So a host
-    /// process is busy once, in however many slots it is. If the driver tells processes apart, a process that
+    /// process is busy once, in however many slots it is. If the driver has figures for each process, a process that
     /// it never saw busy is not busy. As long as the driver cannot have reported yet, all such processes of a
     /// container together count as one.
     fn bound(&mut self, now_ns: u64) {
@@ -314,9 +314,9 @@ impl Meter {
             *busy.entry(of(key, process)).or_default() += process.busy;
         }
         let mut seen = std::mem::take(&mut self.seen);
-        seen.retain(|who, _| busy.contains_key(who));
-        for (who, busy) in &busy {
-            let seen = seen.entry(*who).or_default();
+        seen.retain(|host_process, _| busy.contains_key(host_process));
+        for (host_process, busy) in &busy {
+            let seen = seen.entry(*host_process).or_default();
             if *busy < RESTING {
                 seen.busy_since_ns = None;
             } else {
@@ -324,29 +324,35 @@ impl Meter {
             }
         }
         self.seen = seen;
-        let is_told = |who: &(u64, u32)| {
-            let seen = self.seen.get(who).copied().unwrap_or_default();
-            // Of a process that is not visible the driver cannot be asked.
-            who.1 == 0 || recent(seen.told_busy_ns)
+        let is_told = |host_process: &(u64, u32)| {
+            let seen = self.seen.get(host_process).copied().unwrap_or_default();
+            // The driver cannot be asked about a process that is not visible.
+            host_process.1 == 0 || recent(seen.told_busy_ns)
         };
-        // Those of which the driver cannot have spoken yet, by container.
+        // Processes that the driver cannot have reported yet, by container.
         let mut fresh: HashMap<u64, f64> = HashMap::new();
-        for (who, busy) in busy.iter().filter(|(who, _)| !is_told(who)) {
-            *fresh.entry(who.0).or_default() += busy.min(1.0);
+        for (host_process, busy) in busy
+            .iter()
+            .filter(|(host_process, _)| !is_told(host_process))
+        {
+            *fresh.entry(host_process.0).or_default() += busy.min(1.0);
         }
-        let part = |who: &(u64, u32)| {
-            let sum = busy.get(who).copied().unwrap_or(0.0);
+        let part = |host_process: &(u64, u32)| {
+            let sum = busy.get(host_process).copied().unwrap_or(0.0);
             let once = 1.0 / sum.max(1.0);
-            if !told_apart || is_told(who) {
+            if !told_apart || is_told(host_process) {
                 return once;
             }
-            let seen = self.seen.get(who).copied().unwrap_or_default();
+            let seen = self.seen.get(host_process).copied().unwrap_or_default();
             if !recent(seen.busy_since_ns) {
                 return 0.0;
             }
-            once / fresh.get(&who.0).copied().unwrap_or(1.0).max(1.0)
+            once / fresh.get(&host_process.0).copied().unwrap_or(1.0).max(1.0)
         };
-        let parts: HashMap<(u64, u32), f64> = busy.keys().map(|who| (*who, part(who))).collect();
+        let parts: HashMap<(u64, u32), f64> = busy
+            .keys()
+            .map(|host_process| (*host_process, part(host_process)))
+            .collect();
         for (key, process) in &mut self.processes {
             let part = parts.get(&of(key, process)).copied().unwrap_or(1.0);
             process.counted = process.busy * part;
@@ -397,8 +403,8 @@ impl Meter {
         }
         for (pid, told_percent) in &sample.processes {
             if *told_percent > 0 {
-                for (who, seen) in &mut self.seen {
-                    if who.1 == *pid {
+                for (host_process, seen) in &mut self.seen {
+                    if host_process.1 == *pid {
                         seen.told_busy_ns = Some(now_ns);
                     }
                 }
@@ -435,7 +441,7 @@ impl Meter {
         }
     }
 
-    /// Sets the share that a container is held to, as a part of one; nothing if it does not want all of it.
+    /// Sets the share that a container is held to, as a part of one; `None` if it does not want all of it.
     pub fn hold(&mut self, now_ns: u64, id: u64, share: Option<f64>) {
         let Some(container) = self.containers.get_mut(&id) else {
             return;
@@ -528,8 +534,8 @@ impl Meter {
         })
     }
 
-    /// The share that the driver says a container used lately, thousandths; nothing where it does not tell processes
-    /// apart. A driver may take one process for another, so what all containers used beyond `others` counts, too.
+    /// The share that a container used lately by the driver's figures, thousandths; `None` if it has none for each
+    /// process. A driver may take one process for another, so what all containers used beyond `others` counts, too.
     #[must_use]
     pub fn told_permille(&self, now_ns: u64, id: u64, others: u32) -> Option<u32> {
         let is_recent = |at: u64| now_ns.saturating_sub(at) < TOLD_WITHIN_NS;

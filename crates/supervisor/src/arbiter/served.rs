@@ -228,7 +228,7 @@ fn cap_permille(limit: &DeviceLimit, policy: Policy) -> u32 {
     }
 }
 
-/// How devices are told apart: by UUID, or by index if the limits go by index.
+/// The name that distinguishes a device: its UUID, or its index if the limits go by index.
 pub(super) fn name_of(limit: &DeviceLimit, index: usize) -> String {
     if limit.uuid.is_empty() {
         format!("#{index}")

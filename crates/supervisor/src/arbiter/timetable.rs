@@ -3,8 +3,8 @@
 //! a container measures in its interval is its own time.
 //!
 //! A container that wants less than its share needs no interval: it launches when it likes. So a timetable has at
-//! least two containers that were held back. Intervals follow from shares alone. What containers say of their work
-//! decides who takes part and how long the period is, and gives no container more than its share.
+//! least two containers that were held back. Intervals follow from shares alone. The containers' own figures of their
+//! work decide which containers take part and how long the period is. They give no container more than its share.
 //!
 //! Values in, values out: never reads a clock, a file or the driver.
 
@@ -32,7 +32,7 @@ pub struct Candidate {
     pub launches: u64,
 }
 
-/// What is remembered of a container.
+/// The remembered past of a container.
 #[derive(Debug, Clone, Copy, Default)]
 struct History {
     /// The counts when this look at it began, and when that was.
@@ -53,7 +53,7 @@ pub struct Timetable {
     known: HashMap<u64, History>,
     /// The last timetable; empty where there is none.
     intervals: Vec<(u64, Interval)>,
-    /// The period is at least so long because shorter ones lost too much, milliseconds.
+    /// The shortest period to use, because shorter ones lost too much, milliseconds.
     least_ms: u16,
     looked_at_ns: u64,
     ticked_at_ns: u64,
@@ -81,7 +81,7 @@ impl Timetable {
         };
         let is: Vec<u64> = self.intervals.iter().map(|(id, _)| *id).collect();
         if was != is {
-            // What was lost with others says nothing.
+            // Losses with other containers do not count.
             self.begin(now_ns, candidates);
         }
         &self.intervals
@@ -162,7 +162,8 @@ impl Timetable {
             return;
         }
         self.looked_at_ns = now_ns;
-        // What a kernel without an end took, or a container did not want, is not lost between two intervals.
+        // Time that a kernel without an end took, or that a container did not want, is not lost between two
+        // intervals.
         let mut is_lost = !std::mem::take(&mut self.was_held_up);
         let (mut given_ns, mut used_ns) = (0, 0);
         for candidate in candidates {
@@ -200,7 +201,7 @@ impl Timetable {
         }
     }
 
-    /// How long a period is that suits all, milliseconds; nothing if none does, because launches are too long.
+    /// How long a period is that suits all, milliseconds; `None` if none does, because launches are too long.
     fn period_ms(&self, taking_part: &[Candidate], shares: &[u32]) -> Option<u16> {
         let needed_ns = taking_part.iter().zip(shares).map(|(candidate, share)| {
             let known = self.known.get(&candidate.id);

@@ -33,8 +33,8 @@ pub struct Profile {
     pub most: u32,
     /// Memory of one, MiB.
     pub memory_mib: u64,
-    /// Where one can lie, in slices of memory: first slice and number of slices. None where the driver does not say,
-    /// which it does not before the GPU is in MIG mode.
+    /// Where one can lie, in slices of memory: first slice and number of slices. Empty if the driver does not say, as
+    /// before the GPU is in MIG mode.
     pub placements: Vec<(u32, u32)>,
 }
 
@@ -54,7 +54,7 @@ pub struct GpuInstance {
 }
 
 // NVML numbers the kinds of profiles: 17 of GPU instances and 8 of compute instances today; the next driver may have
-// more, and says so of a number that it does not know.
+// more, and returns an error for a number that it does not know.
 const PROFILE_KINDS: u32 = 32;
 const COMPUTE_KINDS: u32 = 16;
 /// The one kind of engines that NVML knows.
@@ -62,7 +62,7 @@ const ENGINES_SHARED: u32 = 0;
 /// More of anything is not believed of a GPU.
 const MOST: u32 = 64;
 
-/// The shapes that the GPU offers; none where it cannot be cut.
+/// The shapes that the GPU offers; empty if it cannot be split.
 ///
 /// # Errors
 /// The GPU is lost, or NVML fails otherwise.
@@ -92,7 +92,7 @@ pub fn profiles(device: &Device<'_>) -> Result<Vec<Profile>, NvmlError> {
     Ok(profiles)
 }
 
-/// The profile's name; nothing where the driver is too old to say.
+/// The profile's name; `None` if the driver is too old to say.
 fn profile_name(device: &Device<'_>, kind: u32) -> Option<String> {
     let library = device.nvml().lib();
     let call = nvml_sym(library.nvmlDeviceGetGpuInstanceProfileInfoV.as_ref()).ok()?;

@@ -11,7 +11,7 @@ use crate::layout::DeviceUse;
 /// Why nothing was reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// The slot is no longer ours: join and try again.
+    /// The slot no longer belongs to this process: join and try again.
     Stale,
     Full {
         used: u64,
@@ -65,9 +65,9 @@ pub(crate) enum Room {
 /// Reserves room. The driver can give `pageable` memory as managed memory too, so such a request also gets room
 /// past the container's share of the device.
 ///
-/// As long as all that is charged fits the smaller bound, a look at the sum decides. From there on one request
-/// at a time is decided, under the device's lock: two sums are bounded by one set of words, and only under
-/// the lock is nothing added to the word that is subtracted.
+/// As long as all charges fit the smaller bound, the sum alone decides. From there on one request at a time is
+/// decided, under the device's lock: two sums are bounded by one set of words, and only under the lock is nothing
+/// added to the word that is subtracted.
 #[inline]
 pub(crate) fn reserve<O: Outside + ?Sized>(
     outside: &O,
@@ -173,7 +173,7 @@ struct Request {
     at_once: bool,
 }
 
-/// Yes, no, or (nothing) "not as long as others wait for their driver". The caller holds the device's lock.
+/// Yes, no, or (`None`) "not as long as others wait for their driver". The caller holds the device's lock.
 fn decide<O: Outside + ?Sized>(
     outside: &O,
     own: &DeviceUse,
@@ -199,7 +199,7 @@ fn decide<O: Outside + ?Sized>(
     }
     crash_point!("slow:pending");
     seq_cst_point();
-    // Where the whole limit may be memory of the device, nothing is past it.
+    // If the whole limit may be memory of the device, no request is past the share.
     let past_share = || match bounds.resident {
         Bounds::NO_CAP => 0,
         _ => beyond(outside, device),

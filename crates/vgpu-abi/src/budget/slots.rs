@@ -7,7 +7,7 @@ use crate::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::crash::crash_point;
 use crate::layout::{ABILITIES, ComputeUse, SLOT_FREE, SLOT_JOINING, SLOT_USED, SlotHead};
 
-/// The owner of a slot, as it stands there.
+/// The owner of a slot, as the slot states it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Identity {
     pub(crate) pid: u32,
@@ -55,10 +55,10 @@ pub(crate) trait Slots: Charges {
     /// Takes the slot's own lock, or says at once that it is held.
     fn try_lock(&self, slot: usize) -> bool;
     fn unlock(&self, slot: usize);
-    /// The second look: whether the owner is gone although, or because, its lock is free.
+    /// The second check, after the lock was found free: whether the owner has ended.
     fn is_gone(&self, owner: &Identity) -> bool;
-    /// Whether the charges of a dead owner stay for the moment, because the driver may still hold the
-    /// memory that they stand for. The caller holds the slot's lock.
+    /// Whether the charges of a dead owner stay for the moment, because the driver may still hold the charged memory.
+    /// The caller holds the slot's lock.
     fn keeps(&self, slot: usize, head: &SlotHead) -> bool;
     /// Whether processes that were forked from an earlier owner of the slot live.
     fn has_family(&self, slot: usize) -> bool;
@@ -70,7 +70,7 @@ pub(crate) trait Slots: Charges {
     fn keep_counts(&self, slot: usize);
 }
 
-/// Clears a slot whose lock the caller holds and whose owner is gone. False when it has to wait.
+/// Clears a slot whose lock the caller holds and whose owner has ended. False when it has to wait.
 fn clear<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead) -> bool {
     crash_point!("clear:begin");
     if !slots.let_go_of_shared(slot) {
@@ -113,7 +113,7 @@ fn clear<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead) -> bool {
     true
 }
 
-/// Clears a slot if its owner is gone. `me` is never taken for gone.
+/// Clears a slot if its owner has ended. `me` is never taken for gone.
 pub(crate) fn reap_slot<S: Slots + ?Sized>(slots: &S, slot: usize, me: &Identity) -> bool {
     let Some(head) = slots.head(slot) else {
         return false;
@@ -145,8 +145,8 @@ pub(crate) fn reap_slot<S: Slots + ?Sized>(slots: &S, slot: usize, me: &Identity
 pub(crate) fn claim<S: Slots + ?Sized>(slots: &S, me: &Identity) -> Option<(usize, u64)> {
     for slot in 0..slots.slot_count() {
         let Some(head) = slots.head(slot) else { break };
-        // SeqCst: a look without the lock. A slot that is ours already (another copy of the
-        // library in this process) must not be locked: unlocking it would drop the other's lock.
+        // SeqCst: a look without the lock. A slot that this process already has (by another copy of the library) must
+        // not be locked: unlocking it would drop the other's lock.
         if head.state.load(Ordering::SeqCst) == SLOT_USED && Identity::of(head) == *me {
             continue;
         }
@@ -205,7 +205,7 @@ fn occupy<S: Slots + ?Sized>(slots: &S, slot: usize, head: &SlotHead, me: &Ident
         word.fetch_or(1 << (slot % 64), Ordering::SeqCst);
     }
     crash_point!("join:in-use");
-    // SeqCst: last; the identity stands.
+    // SeqCst: last, after the identity was written.
     head.state.store(SLOT_USED, Ordering::SeqCst);
     crash_point!("join:done");
     generation

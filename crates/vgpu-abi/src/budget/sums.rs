@@ -28,7 +28,7 @@ pub(crate) fn each_slot<L: Charges + ?Sized>(charges: &L, mut each: impl FnMut(u
 /// goes, so it is seen at least once.
 #[inline]
 pub(crate) fn kept<L: Charges + ?Sized>(charges: &L, cells: &DeviceUse, device: usize) -> u64 {
-    // SeqCst: stands after our own addition in the one order of all changes, as the charges do.
+    // SeqCst: comes after this process's own addition in the one order of all changes, as the charges do.
     match cells.loading_since_ns.load(Ordering::SeqCst) {
         0 => 0,
         since_ns => kept_since(charges, cells, device, since_ns),
@@ -42,7 +42,7 @@ fn kept_since<L: Charges + ?Sized>(
     device: usize,
     since_ns: u64,
 ) -> u64 {
-    // Acquire: what the breakdown says is in `confirmed`, which is read after it.
+    // Acquire: all bytes of the breakdown are in `confirmed`, which is read after it.
     let contexts = cells.contexts.load(Ordering::Acquire);
     let modules = cells.modules.load(Ordering::Acquire);
     // SeqCst: stored before the mark.
@@ -51,7 +51,7 @@ fn kept_since<L: Charges + ?Sized>(
     expected.saturating_sub(contexts.saturating_add(modules))
 }
 
-/// Everything that is charged or may become charged: what must not exceed the limit.
+/// Everything that is charged or may become charged. This sum must not exceed the limit.
 ///
 /// Of each slot pending is read first: a charge is added to confirmed before it is taken from
 /// pending, so it is seen at least once. Slots are read before shared objects, for the same reason.
@@ -60,7 +60,7 @@ pub(super) fn charged<L: Charges + ?Sized>(charges: &L, device: usize) -> u64 {
     let mut sum = 0_u64;
     each_slot(charges, |slot| {
         if let Some(cells) = charges.cells(slot, device) {
-            // SeqCst: these loads stand after our own addition in the one order of all changes.
+            // SeqCst: these loads come after this process's own addition in the one order of all changes.
             let pending = bytes_in(cells.pending.load(Ordering::SeqCst));
             let kept = kept(charges, cells, device);
             let confirmed = bytes_in(cells.confirmed.load(Ordering::SeqCst));
@@ -85,7 +85,7 @@ pub(super) fn beyond<L: Charges + ?Sized>(charges: &L, device: usize) -> u64 {
     let mut sum = 0_u64;
     each_slot(charges, |slot| {
         if let Some(cells) = charges.cells(slot, device) {
-            // SeqCst: stands after the loads of the other words in the one order of all changes.
+            // SeqCst: comes after the loads of the other words in the one order of all changes.
             sum = sum.saturating_add(bytes_in(cells.oversubscribed.load(Ordering::SeqCst)));
         }
     });
@@ -132,8 +132,8 @@ fn look_at_confirmed<L: Charges + ?Sized>(charges: &L, device: usize) -> (u64, u
 const LOOKS: usize = 16;
 
 /// The sum of the confirmed memory at one moment: nothing was added to any word between two looks, so all that
-/// the second look found was there when it began. A refusal that stands on this sum is explained
-/// by it; a sum read word by word could hold a charge on both sides of a free and an allocation.
+/// the second look found was there when it began. A refusal that uses this sum is explained by it; a sum read word by
+/// word could hold a charge on both sides of a free and an allocation.
 pub(super) fn confirmed_at_one_moment<L: Charges + ?Sized>(
     charges: &L,
     device: usize,

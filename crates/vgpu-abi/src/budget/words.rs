@@ -35,7 +35,7 @@ pub(crate) struct Stale;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NotAdded {
     Stale,
-    /// The word has no room for so many.
+    /// The word has no room for this many bytes.
     Overflow,
 }
 
@@ -50,8 +50,8 @@ pub(super) fn change(
         if old & TAG_MASK != tag {
             return Err(NotAdded::Stale);
         }
-        // SeqCst: every process must see all changes of all charge words in one order; the proof
-        // that no two can both slip past the limit stands on it.
+        // SeqCst: every process must see all changes of all charge words in one order; the proof that no two can both
+        // slip past the limit depends on it.
         match word.compare_exchange(old, next(old)?, Ordering::SeqCst, Ordering::Relaxed) {
             Ok(_) => return Ok(()),
             Err(seen) => old = seen,
@@ -80,7 +80,7 @@ pub(crate) fn take(word: &AtomicU64, tag: u64, bytes: u64) -> Result<(), Stale> 
     .map_err(|_| Stale)
 }
 
-/// Adds to a word that only its own process writes; what does not fit is left out.
+/// Adds to a word that only its own process writes, and leaves out bytes that do not fit.
 #[inline]
 fn add_plain(word: &AtomicU64, bytes: u64) {
     // Release: a process that sees the breakdown (and keeps less room for what loads) sees the charge.
@@ -124,8 +124,8 @@ pub(crate) fn confirm(cells: &DeviceUse, tag: u64, bytes: u64, kind: Kind) -> Re
     Ok(())
 }
 
-/// A dead process's driver may have given what was asked for: it stands as given from here on. Added
-/// before it is taken, as in [`confirm`]; the caller holds the slot's lock.
+/// The driver may have given a dead process the memory that it asked for, so its pending charge counts as given from
+/// here on. Added before it is taken, as in [`confirm`]; the caller holds the slot's lock.
 pub(crate) fn confirm_for_the_dead(cells: &DeviceUse) {
     // SeqCst: as every look at a charge word that decides.
     let pending = cells.pending.load(Ordering::SeqCst);

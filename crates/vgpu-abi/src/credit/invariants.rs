@@ -144,7 +144,8 @@ proptest! {
         }
     }
 
-    /// A process that waits as long as it was told is let in, where nothing is owed and no other process took the credit.
+    /// A process that waits for the returned time is let in, if there is no debt and no other process took the
+    /// credit.
     #[test]
     fn waiting_as_told_is_enough(
         debt_ns in 0_i64..1 << 50,

@@ -168,7 +168,7 @@ proptest! {
         prop_assert!(given <= earned + most_saved_ns(permille) + largest);
     }
 
-    /// A process that always asks again when told to gets exactly the rate.
+    /// A process that always asks again after the returned time gets exactly the rate.
     #[test]
     fn waiting_as_told_gets_all_of_the_rate(permille in 1_u32..=1000, want in 1_000_u64..5_000_000) {
         let (device, own) = (region_device(), compute_use());

@@ -62,7 +62,7 @@ impl Region {
             .map(|packed| slot_tag_of(packed).slot)
     }
 
-    /// Dead processes whose charges stand until the driver has let go of their memory.
+    /// Dead processes whose charges stay until the driver has released their memory.
     pub fn dead(&self) -> impl Iterator<Item = Dead> + '_ {
         (0..self.high_water_slots()).filter_map(|slot| {
             let head = self.head(slot)?;
@@ -103,7 +103,7 @@ impl Region {
     }
 
     /// The driver holds nothing more for a dead process: clears its slot, unless the slot has changed
-    /// hands or a process lives that was forked from it. Tells whether it did.
+    /// hands or a process lives that was forked from it. Returns whether it did.
     pub fn let_go(&self, dead: &Dead) -> bool {
         let Some(head) = self.head(dead.slot) else {
             return false;
@@ -166,8 +166,8 @@ impl Region {
 
     /// Whether processes live that were forked from an owner of this slot.
     pub(super) fn family_lives(&self, slot: usize) -> bool {
-        // The kernel does not tell a process of its own locks.
-        // Relaxed: the number that `descriptor` has checked before the slots were looked at.
+        // The kernel does not report a process's own locks to it. Relaxed: the number that `descriptor` has checked
+        // before the slots were looked at.
         self.forebears().any(|own| own == slot)
             || matches!(
                 sys::lock_owner(self.fd.load(Ordering::Relaxed), family_byte(slot)),

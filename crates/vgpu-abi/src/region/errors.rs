@@ -41,7 +41,7 @@ pub enum ShareError {
     TableFull,
     /// No object of this name.
     Unknown,
-    /// An object of this name stands there already.
+    /// An object of this name is there already.
     Exists,
     /// A bounded wait for another process ran out.
     TimedOut,

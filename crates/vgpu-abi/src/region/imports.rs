@@ -1,5 +1,5 @@
-//! Imports of shared objects: which objects of the table an import may be, where its name tells, and
-//! where it does not. An import whose name tells nothing holds every object that it may be.
+//! Imports of shared objects: which objects of the table an import may be, if its name identifies one, and if it does
+//! not. An import whose name identifies no object holds every object that it may be.
 //!
 //! Never guesses in favour of the importer: what may be held is charged until the import ends.
 
@@ -122,7 +122,7 @@ impl Region {
     }
 
     /// As [`Region::share`], for objects whose name may be missing, or be that of another object, too:
-    /// such an object stands under a name of ours, and every import of the family may be it.
+    /// such an object gets a name made by this library, and every import of the family may be it.
     ///
     /// # Errors
     /// See [`ShareError`]; the charge then stays with this process.
@@ -211,7 +211,7 @@ impl Region {
         }
     }
 
-    /// The import is gone: what it holds, it holds once less.
+    /// The import has ended: it holds each of its objects once less.
     ///
     /// # Errors
     /// [`ShareError::TimedOut`] where the table could not be changed in time: the holds are gone all

@@ -68,8 +68,8 @@ impl Wait {
     }
 }
 
-/// A lock among the threads of this process: a futex word with its owner's thread id. A lock whose
-/// owner is gone, or jumped out of our code, is taken over.
+/// A lock among the threads of this process: a futex word with its owner's thread id. A lock whose owner has ended,
+/// or jumped out of the library's code, is taken over.
 #[repr(transparent)]
 pub(super) struct ThreadLock(AtomicU32);
 
@@ -79,7 +79,7 @@ impl ThreadLock {
     /// False when the time is over.
     pub(super) fn lock(&self, wait: &mut Wait) -> bool {
         let me = sys::thread_id();
-        // Acquire: what the last owner wrote is seen.
+        // Acquire: sees what the last owner wrote.
         if self
             .0
             .compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
@@ -119,15 +119,15 @@ impl ThreadLock {
     }
 
     pub(super) fn unlock(&self) {
-        // Release: what we wrote is seen by the next owner.
+        // Release: the next owner sees what this thread wrote.
         if self.0.swap(0, Ordering::Release) & WAITERS != 0 {
             sys::futex_wake(&self.0);
         }
     }
 }
 
-/// This process's own sum of what it has charged on a device: what it tells a new slot when its
-/// old one was taken away.
+/// This process's own sum of its charges on a device, which it writes into a new slot when its old one was taken
+/// away.
 #[repr(C, align(64))]
 pub(super) struct OwnUse {
     /// A charge word, tagged as those in the slot.

@@ -1,5 +1,5 @@
-//! Objects that several processes hold: their charge stands in the region's table, once, until the
-//! last holder lets go. Owns every change of that table, under its one lock.
+//! Objects that several processes hold: their charge is in the region's table, once, until the last holder releases
+//! it. Owns every change of that table, under its one lock.
 //!
 //! Never leaves a step at which a death would lose a charge or keep one: an object that is going
 //! keeps its holders' bits until its bytes are out of the sum.
@@ -131,8 +131,8 @@ impl Region {
         table.into_iter().find(|(_, object)| object.is_live(key))
     }
 
-    /// The sum of a device's objects, made anew from the table: what a dead process left half-done
-    /// in it does not last.
+    /// The sum of a device's objects, computed again from the table, so that a half-done change of a dead process
+    /// does not last.
     fn sum_up(&self, device: usize) {
         let table = self.layout().shared.iter().take(self.high_water_shared());
         // Relaxed: the table's lock orders its changes.
@@ -245,7 +245,7 @@ impl Region {
         table.any(|object| object.is_held_by(slot))
     }
 
-    /// Takes a dead slot out of all objects. False when the table's lock is not to be had.
+    /// Takes a dead slot out of all objects. False if the table's lock cannot be taken.
     pub(super) fn let_go_of_all(&self, slot: usize, wait: &mut Wait) -> bool {
         let held = || {
             let table = self.layout().shared.iter().take(self.high_water_shared());
@@ -265,7 +265,7 @@ impl Region {
         true
     }
 
-    /// After a slot was taken away: what this process holds, held by its new slot.
+    /// After a slot was taken away: enters this process's holds for its new slot.
     pub(super) fn bring_holds(&self, slot: usize) {
         let holds = &self.private().holds;
         if holds.iter().all(|hold| hold.count() == 0) {
@@ -401,8 +401,7 @@ impl Region {
         found.ok_or(ShareError::Unknown)
     }
 
-    /// One more hold of this process, whose bit stands in the object. `None` where no more can be
-    /// counted.
+    /// One more hold of this process, whose bit is set in the object. `None` where no more can be counted.
     pub(super) fn count_hold(&self, index: usize, object: &SharedObject) -> Option<ObjectCharge> {
         let hold = self.private().holds.get(index)?;
         // Relaxed: the table's lock orders its changes.
@@ -414,8 +413,7 @@ impl Region {
         Some(ObjectCharge { device, bytes })
     }
 
-    /// This process holds the object once less. With the last holder of all the charge goes; then
-    /// the answer is true.
+    /// This process holds the object once less. The last holder of all ends the charge; then returns true.
     ///
     /// # Errors
     /// [`ShareError::Unknown`] where this process does not hold it. [`ShareError::TimedOut`] where

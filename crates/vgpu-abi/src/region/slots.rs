@@ -1,8 +1,7 @@
 //! How this process gets a slot, keeps it, and clears those of the dead; and the region as the
 //! reserve algorithm sees it.
 //!
-//! Never believes a lock that it has not checked the descriptor of, and never touches its own
-//! slot's lock except to take it.
+//! Never trusts a lock without checking its descriptor, and never touches its own slot's lock except to take it.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -32,10 +31,10 @@ const NAP_NS: u64 = 100_000;
 const NAPS: u32 = 5;
 
 impl Region {
-    /// The descriptor, if it still is ours: a program may have closed it, and another file may
-    /// have its number.
+    /// The descriptor, if it is still the region's: a program may have closed it, and another file may have its
+    /// number.
     pub(super) fn descriptor_as_is(&self) -> Option<c_int> {
-        // Relaxed: a number; what it stands for is asked of the kernel.
+        // Relaxed: a number; the kernel is asked which file it is.
         let fd = self.fd.load(Ordering::Relaxed);
         let stat = sys::fstat(fd).ok()?;
         (stat.device == self.device && stat.inode == self.inode).then_some(fd)
@@ -63,7 +62,7 @@ impl Region {
             return None;
         }
         let fd = opened.keep();
-        // Relaxed: a number; what it stands for is asked of the kernel.
+        // Relaxed: a number; the kernel is asked which file it is.
         self.fd.store(fd, Ordering::Relaxed);
         // Relaxed: our own slot; its generation is looked at by the next tick.
         let packed = self.private().packed.load(Ordering::Relaxed);
@@ -207,7 +206,7 @@ impl Region {
         if private.packed.load(Ordering::Relaxed) == 0 || !private.slot_lock.lock(&mut wait) {
             return;
         }
-        // AcqRel: changed under its lock; other threads join anew.
+        // AcqRel: changed under its lock; other threads join again.
         let packed = private.packed.swap(0, Ordering::AcqRel);
         let fd = self.descriptor();
         crash_point!("leave:begin");
@@ -265,7 +264,7 @@ impl Region {
 
     /// Looks after the slot: takes a lost lock again, joins again where the slot was taken away.
     /// `now_ns` is any monotonic clock; does something at most every 50 ms. Call it on hooked
-    /// calls. Tells whether it looked.
+    /// calls. Returns whether it looked.
     #[inline]
     pub fn tick(&self, now_ns: u64) -> bool {
         let ticked = &self.private().ticked_ns;
@@ -298,7 +297,7 @@ impl Region {
             self.is_mine(packed)
         };
         if !mine {
-            // When that fails, the next charge says so.
+            // If that fails, the next charge returns the error.
             let _packed = self.take_slot(packed);
         }
         self.sweep();
@@ -392,12 +391,12 @@ impl Charges for Region {
     #[inline]
     fn in_use(&self, word: usize) -> Option<u64> {
         let header = &self.layout().header;
-        // SeqCst: raised before anything is written to a slot; sums stand on it.
+        // SeqCst: raised before anything is written to a slot; sums depend on it.
         let above = header.slots_high_water.load(Ordering::SeqCst) as usize;
         if word * 64 >= above {
             return None;
         }
-        // SeqCst: set before the first charge; sums stand on it.
+        // SeqCst: set before the first charge; sums depend on it.
         header
             .slots_in_use
             .get(word)
@@ -547,8 +546,8 @@ impl Slots for Region {
     }
 }
 
-/// Whether an owner whose lock is free is gone. In another pid namespace a free lock has to do; in
-/// ours the process must not exist, or be another one, or run another program.
+/// Whether an owner whose lock is free has ended. In another pid namespace a free lock is enough. In this process's
+/// own namespace the process must also not exist, or be another one, or run another program.
 fn is_gone(owner: &Identity, me: &Identity) -> bool {
     if owner.pid_namespace == 0 || owner.pid_namespace != me.pid_namespace {
         return true;
@@ -604,7 +603,7 @@ struct ProcessStat {
 }
 
 impl ProcessStat {
-    /// Nothing where there is no such file.
+    /// `None` if there is no such file.
     fn read(path: &[u8]) -> Option<Self> {
         let end = path
             .iter()
