@@ -87,7 +87,7 @@
 // A place in the shared-object table that is being filled or cleared.
 #define VGPU_SHARED_CHANGING 1
 
-// A place in the shared-object table whose charge stands.
+// A place in the shared-object table whose charge counts.
 #define VGPU_SHARED_LIVE 2
 
 // Record locks of a region lie beyond every byte of it: the one on this byte plus the slot says
@@ -107,7 +107,7 @@
 // SlotHead::abilities, bit 0: launches keep to the container's interval of the timetable.
 #define VGPU_KEEPS_INTERVALS 1
 
-// What the library of this release can do.
+// The abilities of the library of this release.
 #define VGPU_ABILITIES VGPU_KEEPS_INTERVALS
 
 // How long launches of the container's processes, living and gone, waited at the gate of one device. A wait
@@ -311,7 +311,7 @@ typedef struct VGPU_ALIGNED(64) VgpuOomEntry {
   uint64_t reserved_1[8];
 } VgpuOomEntry;
 
-// An object that several processes may hold: its charge stands here, once.
+// An object that several processes may hold, with its one charge.
 typedef struct VGPU_ALIGNED(64) VgpuSharedObject {
   // SHARED_FREE, SHARED_CHANGING or SHARED_LIVE.
   uint32_t state;
@@ -436,7 +436,7 @@ typedef struct VGPU_ALIGNED(64) VgpuHostFileHeader {
   // launches have waited; bit 48: others work on the device too; bit 49: it waits for its turn.
   uint64_t seen[VGPU_MAX_DEVICES];
   // Of the targets, by device: bytes that the driver holds for the container's processes and the
-  // region's charges do not have. So much of the limit is not given.
+  // region's charges do not have. The library subtracts them from the limit.
   uint64_t unaccounted[VGPU_MAX_DEVICES];
   // Of the targets, by device: the sum of the charges that `unaccounted` was measured against.
   uint64_t unaccounted_beside[VGPU_MAX_DEVICES];
