@@ -15,7 +15,7 @@ const GLIBC_FLOOR: (u32, u32) = (2, 17);
 const NEEDED: [&str; 3] = ["libc.so.6", "libpthread.so.0", "libdl.so.2"];
 /// The library's exports beside the driver's own names: its ways round the dynamic linker.
 const LINKER_NAMES: [&str; 4] = ["dlsym", "dlvsym", "dlopen", "dlmopen"];
-/// Our own names begin so; the marker that tells our library from the driver is one.
+/// vgpu's own names begin with this; the marker that distinguishes the library from the driver is one.
 const OWN_PREFIX: &str = "VGPU_";
 
 #[derive(clap::Args)]
@@ -25,7 +25,7 @@ pub(crate) struct Args {
     library: Option<PathBuf>,
 }
 
-/// Runs every check and tells all that failed, not only the first.
+/// Runs every check and reports all that failed, not only the first.
 ///
 /// # Errors
 /// When a check fails.

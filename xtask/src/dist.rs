@@ -10,7 +10,7 @@ use anyhow::{Context, bail, ensure};
 use crate::sbom;
 
 const GLIBC: &str = "2.17";
-/// Links of a simulated driver's folder, and the file that each one stands for.
+/// Links of a simulated driver's folder, and the file that each one points to.
 const SIM_NAMES: [(&str, &str); 4] = [
     ("libcuda.so", "libcuda.so"),
     ("libcuda.so.1", "libcuda.so"),

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
-/// From a crate to those of ours that its `[dependencies]` name.
+/// From a crate to the crates of this workspace that its `[dependencies]` name.
 pub(crate) type Graph = BTreeMap<String, BTreeSet<String>>;
 
 /// Edges that cargo has and the picture lacks, or the other way round, one sentence each.

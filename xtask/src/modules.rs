@@ -456,7 +456,7 @@ mod tests {
         path.split("::").map(str::to_owned).collect()
     }
 
-    /// The modules that `code`, which stands in `here`, imports.
+    /// The modules that `code` of the module `here` imports.
     fn imported(here: &str, code: &str) -> Vec<String> {
         let modules = ["a", "a::x", "a::y", "b", "b::z"].map(module).into();
         let mut paths = Vec::new();

@@ -13,7 +13,7 @@ use crate::{dist, elf};
 /// Our own library has this symbol, whatever it is called; a vendor's has not.
 const MARKER: &str = "VGPU_LIBRARY_MARKER";
 
-/// For each vendor's library: a symbol that tells it apart, the name by which programs open it, and the name that they
+/// For each vendor's library: a symbol that identifies it, the name by which programs open it, and the name that they
 /// link to.
 const STANDS_FOR: [(&str, &str, &str); 2] = [
     ("cuInit", "libcuda.so.1", "libcuda.so"),
@@ -128,7 +128,7 @@ fn link_to(target: &str, link: &Path) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    /// A shared object that exports these names, or nothing where there is no compiler.
+    /// A shared object that exports these names, or `None` without a compiler.
     fn object(folder: &Path, name: &str, exports: &[&str]) -> Option<PathBuf> {
         let (source, file) = (folder.join(format!("{name}.c")), folder.join(name));
         let text: String = exports

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 pub(crate) const FILE: &str = "sbom.cdx.json";
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// Writes the list of what these packages of ours link into `to`.
+/// Writes the list of all that these packages of the workspace link into `to`.
 ///
 /// # Errors
 /// When cargo does not answer, or a package has no licence.
@@ -58,7 +58,7 @@ fn checksums(lock: &str) -> BTreeMap<(String, String), String> {
     entries.filter_map(read).collect()
 }
 
-/// What cargo says of one package.
+/// Cargo's data about one package.
 struct Package<'a> {
     name: &'a str,
     version: &'a str,
@@ -283,7 +283,7 @@ mod tests {
         );
     }
 
-    /// What cargo itself says it links for each program and library.
+    /// The packages that cargo itself lists for each program and library.
     #[test]
     fn all_that_cargo_links_is_listed() {
         let root = crate::root();

@@ -152,14 +152,14 @@ pub fn is_resource(name: &str, vendors: &Vendors) -> bool {
                 && vendors.of_resource(name).is_none()))
 }
 
-/// All names that requests of hcs.io use; none if such requests are not read.
+/// All names that requests of hcs.io use; empty if such requests are not read.
 pub fn names(vendors: &Vendors) -> impl Iterator<Item = &str> {
     let aliases = ALIASES.iter().map(|(name, _): &(&str, _)| *name);
     let names = keys::RESOURCES.into_iter().chain(aliases);
     names.filter(|name| is_resource(name, vendors))
 }
 
-/// The request of one container; none if it uses no name of the API.
+/// The request of one container, all empty if it uses no name of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
     /// The demand over all its devices.

@@ -19,7 +19,7 @@ pub use crate::register::{
 /// A node's inventory, and the annotations that cannot be read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// Its devices, of all vendors that could be read; none when it reports none.
+    /// Its devices, of all vendors that could be read; empty if it reports none.
     pub node: placement::Node,
     /// The errors. A vendor with an error has no devices on the node until its annotation is written again.
     pub problems: Vec<Problem>,

@@ -1,4 +1,4 @@
-//! What resource.k8s.io says of GPUs: which GPU a driver's device is, and which ones ResourceClaims have. Owns the reading
+//! The GPUs in resource.k8s.io: which GPU a driver's device is, and which ones ResourceClaims have. Owns the reading
 //! of ResourceSlices and ResourceClaims in each of their versions. Never asks an API server.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -5,7 +5,7 @@
 
 use crate::object::Pod;
 
-/// The label by which a ReplicaSet of a Deployment is told from its other ones.
+/// The label that distinguishes a ReplicaSet of a Deployment from its other ones.
 const TEMPLATE_HASH: &str = "pod-template-hash";
 
 /// The shortest number of minutes since 1970 that a CronJob puts behind the names of its Jobs: since 1989.

@@ -208,7 +208,7 @@ impl Cluster {
         self.quotas.named(pod, name, vendor)
     }
 
-    /// What all pods of the namespace hold of the vendor.
+    /// The vendor's devices that all pods of the namespace hold.
     pub fn quota_use(&self, namespace: &str, vendor: &Vendor) -> Load {
         self.quotas.used_of(namespace, vendor, &[], &[])
     }

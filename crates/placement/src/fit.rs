@@ -297,7 +297,7 @@ impl<'a> Fit<'a> {
     }
 
     /// Position of the device of each share that the step could take, in the order of its policy. A device in MIG
-    /// mode stands there once for each instance that its free slots allow.
+    /// mode is listed once for each instance that its free slots allow.
     fn shares(&self, step: &Step<'_>, state: &State, candidates: &[Candidate]) -> Vec<usize> {
         let mut shares = Vec::with_capacity(candidates.len());
         for position in candidates.iter().map(|candidate| candidate.position) {

@@ -97,7 +97,7 @@ impl Limits {
     }
 }
 
-/// What the pods of one kind in a namespace hold of a vendor's devices.
+/// The parts of a vendor's devices that the pods of one kind in a namespace hold.
 #[derive(Debug, Clone)]
 struct Use {
     vendor: Vendor,
@@ -195,7 +195,7 @@ impl Quotas {
             })
     }
 
-    /// What the namespace's pods that meet these conditions hold, without those that leave.
+    /// The devices that the namespace's pods with these conditions hold, without the pods that leave.
     pub(crate) fn used_of(
         &self,
         namespace: &str,

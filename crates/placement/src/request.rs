@@ -344,7 +344,7 @@ pub struct Wish {
 pub struct Family {
     /// The maker.
     pub maker: Maker,
-    /// The engine's word for them.
+    /// The placement engine's name for them.
     pub vendor: Vendor,
     /// Families of a lower tier are taken first, whatever their score.
     pub tier: u32,

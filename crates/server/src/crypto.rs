@@ -13,7 +13,7 @@ use rustls::crypto::CryptoProvider;
 )]
 pub struct NotFips;
 
-/// What every TLS configuration of ours is made with.
+/// The crypto provider of every TLS configuration of vgpu.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     #[cfg(feature = "fips")]
     let provider = rustls::crypto::default_fips_provider();

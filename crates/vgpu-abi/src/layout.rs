@@ -129,8 +129,7 @@ pub struct RegionHeader {
     pub reaped: AtomicU64,
     /// Objects that found no place in the shared-object table.
     pub shared_full: AtomicU64,
-    /// Refusals recorded so far; the last one stands at this number less one, modulo
-    /// [`MAX_OOMS`].
+    /// Refusals recorded so far; the last one is at this number less one, modulo [`MAX_OOMS`].
     pub ooms: AtomicU64,
     /// Processes that found no free slot.
     pub slots_full: AtomicU64,
@@ -228,7 +227,7 @@ pub struct SlotHead {
     /// When the owner was first seen to be gone while the slot still had charges, nanoseconds of the
     /// monotonic clock; 0 as long as it lives. The charges stay until the driver has let go.
     pub gone_since_ns: AtomicU64,
-    /// What the process's library can do: see [`ABILITIES`]; 0 of an earlier release.
+    /// The abilities of the process's library: see [`ABILITIES`]; 0 of an earlier release.
     pub abilities: AtomicU64,
     /// Room for what a later version knows of a process.
     pub reserved: [AtomicU64; 5],
@@ -332,8 +331,8 @@ pub struct SharedObject {
     pub bytes: AtomicU64,
     /// When it came into the table: monotonic nanoseconds, different for each object.
     pub sequence: AtomicU64,
-    /// How it is passed between processes; the highest bit is set where its name tells it from no
-    /// other object.
+    /// How it is passed between processes; the highest bit is set if its name does not distinguish it from other
+    /// objects.
     pub family: AtomicU64,
     /// Room that keeps the next field on a line of its own.
     pub reserved: [AtomicU64; 2],
@@ -344,7 +343,7 @@ pub struct SharedObject {
 /// A process that held memory when a request was refused, or all shared objects together.
 #[repr(C)]
 pub struct OomHolder {
-    /// Process id in its own namespace; 0 ends the list; `UINT32_MAX` stands for shared objects.
+    /// Process id in its own namespace; 0 ends the list; `UINT32_MAX` means shared objects.
     pub pid: AtomicU32,
     /// Its slot.
     pub slot: AtomicU32,
@@ -437,7 +436,7 @@ pub struct HostFileHeader {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LimitsDevice {
-    /// UUID text, zero-padded; empty stands for "the device at this index".
+    /// UUID text, zero-padded; empty means "the device at this index".
     pub uuid: [u8; UUID_BYTES],
     /// Memory limit, bytes; 0 is no cap.
     pub memory_bytes: u64,

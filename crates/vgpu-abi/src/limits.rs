@@ -130,7 +130,7 @@ const MAKE: Make = Make {
 };
 
 impl Policy {
-    /// The number that stands for it in the files.
+    /// Its number in the files.
     #[must_use]
     pub fn number(self) -> u32 {
         match self {

@@ -101,15 +101,15 @@ pub(crate) struct PrivateMap<T> {
 pub(crate) unsafe trait Zeroed {}
 
 impl<T: Zeroed> PrivateMap<T> {
-    /// Maps zeroed memory. Where the kernel cannot wipe it in a child (before Linux 4.14), the
-    /// child has to be told.
+    /// Maps zeroed memory. If the kernel cannot wipe it in a child (before Linux 4.14), the child
+    /// has to do so.
     pub(crate) fn new() -> Result<Self, i32> {
         let map = MmapOptions::new()
             .len(size_of::<T>())
             .map_anon()
             .map_err(|e| errno_of(&e))?;
         let map = MmapRaw::from(map);
-        // A child without the wipe is told by `Region::after_fork_in_child`.
+        // Without the wipe, `Region::after_fork_in_child` clears it in the child.
         let _wiped = crate::sys::wipe_on_fork(map.as_mut_ptr(), map.len());
         Ok(Self {
             map,

@@ -6,10 +6,10 @@ use crate::interval::Interval;
 /// The lengths that a period may have, milliseconds. A fifth of a second has a whole number of each: so a container has
 /// its share in any fifth of a second, wherever that begins.
 pub const PERIODS_MS: [u16; 3] = [50, 100, 200];
-/// A period is so many times as long as the launches of any container: the last launch of an interval ends up to half
-/// of its length away from the interval's end.
+/// A period is at least this many times as long as the launches of any container: the last launch of an interval ends
+/// up to half of its length away from the interval's end.
 const LAUNCHES_A_PERIOD: u64 = 16;
-/// An interval has room for so many launches of its container.
+/// An interval has room for at least this many launches of its container.
 const LAUNCHES_AN_INTERVAL: u64 = 2;
 /// A container's behaviour is judged over this many periods, and over at least this time, nanoseconds.
 const LOOKED_PERIODS: u64 = 2;
@@ -34,8 +34,8 @@ pub fn wants_less(given_ns: u64, used_ns: u64) -> bool {
     used_ns < part(given_ns, WANTED_PERMILLE, 1_000)
 }
 
-/// How long a period has to be at least, milliseconds, after one of `period_ns` in which containers that wanted all of
-/// their intervals used so much of what they were given; `None` if little enough was lost.
+/// How long a period has to be at least, milliseconds, after one of `period_ns` in which containers that wanted all
+/// of their intervals used `used_ns` of `given_ns`; `None` if little enough was lost.
 #[must_use]
 pub fn lengthened_ms(period_ns: u64, given_ns: u64, used_ns: u64) -> Option<u16> {
     let lost_ns = given_ns.saturating_sub(used_ns);
@@ -48,7 +48,7 @@ pub fn lengthened_ms(period_ns: u64, given_ns: u64, used_ns: u64) -> Option<u16>
     Some(u16::try_from(period_ms).unwrap_or(u16::MAX))
 }
 
-/// How long a period has to be for launches that take so long, of a container with this share (thousandths),
+/// How long a period has to be for launches of `launch_ns`, of a container with this share (thousandths),
 /// nanoseconds.
 #[must_use]
 pub fn needed_ns(launch_ns: u64, share: u32) -> u64 {
@@ -57,8 +57,8 @@ pub fn needed_ns(launch_ns: u64, share: u32) -> u64 {
     of_interval.max(launch_ns.saturating_mul(LAUNCHES_A_PERIOD))
 }
 
-/// The number in [`PERIODS_MS`] of the shortest period that is so long, where `least_ms` only asks for the longest at
-/// most; `None` if none is long enough.
+/// The number in [`PERIODS_MS`] of the shortest period that is long enough. `least_ms` can require the longest period
+/// at most. `None` if none is long enough.
 #[must_use]
 pub fn fitting(needed_ns: u64, least_ms: u16) -> Option<usize> {
     let [.., longest_ms] = PERIODS_MS;

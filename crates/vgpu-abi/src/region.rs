@@ -67,7 +67,7 @@ pub struct ObjectCharge {
 /// A process that holds memory of a device, or all shared objects together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryHolder {
-    /// Process id in its own namespace; 0 ends the list; `u32::MAX` stands for shared objects.
+    /// Process id in its own namespace; 0 ends the list; `u32::MAX` means shared objects.
     pub pid: u32,
     /// Its slot.
     pub slot: u32,
@@ -193,7 +193,7 @@ impl Region {
         self.on_overlay
     }
 
-    /// A number for the file, which tells the regions of a host apart.
+    /// A number for the file, which distinguishes the regions of a host.
     #[must_use]
     pub fn file_number(&self) -> u64 {
         self.inode ^ self.device.rotate_left(32)
@@ -216,7 +216,7 @@ impl Region {
     }
 
     /// Takes a slot for this process, unless it has one. Every call that needs a slot does this by
-    /// itself, also in a forked child; this one tells why it cannot be done.
+    /// itself, also in a forked child; this one returns why it cannot be done.
     ///
     /// # Errors
     /// See [`JoinError`].

@@ -313,7 +313,7 @@ pub(crate) fn read_small<'a>(path: &CPath, buffer: &'a mut [u8]) -> Result<&'a [
     Ok(buffer.get(..read).unwrap_or_default())
 }
 
-/// Whether a process of this id exists, as far as a signal of number 0 can tell.
+/// Whether a process of this id exists, as far as a signal of number 0 can show.
 pub(crate) fn process_exists(pid: u32) -> bool {
     // SAFETY: signal 0 is not delivered; the call takes integers.
     let result = unsafe { libc::syscall(libc::SYS_kill, pid, 0) };

@@ -153,7 +153,7 @@ fn in_its_turn(accounts: &Accounts, work: Work, stream: u64) -> Verdict<Launched
 /// or it captures).
 fn target(accounts: &Accounts, stream: u64) -> Option<Target> {
     let state = &accounts.process.compute;
-    // Relaxed: the thread that launches into a capture has begun it, or was told of it by the one that has.
+    // Relaxed: the thread that launches into a capture has begun it, or got the stream from the thread that has.
     if state.captures.load(Ordering::Relaxed) > 0 && !query::is_out_of_captures(stream) {
         return None;
     }
@@ -464,8 +464,8 @@ pub(crate) fn after_sync(result: CuResult) {
     }
 }
 
-/// After `cuStreamSynchronize`. If the arbiter waits to see that this container is at rest, it is told at once what has
-/// ended, although no mark stands behind the last launches.
+/// After `cuStreamSynchronize`. If the arbiter waits for this container to rest, the region shows at once which work
+/// has ended, although the last launches have no mark behind them.
 pub(crate) fn after_stream_sync(result: CuResult, handle: u64) {
     let opened = standing::opened().filter(|accounts| accounts.process.compute.is_awaited());
     if let Some(accounts) = &opened {

@@ -82,7 +82,7 @@ pub enum Scope {
     Named(NamedScope),
     /// By the name of the pod's priority class.
     Priority(PriorityScope),
-    /// A spelling that no version of ours reads. The quota counts every pod, and its status says so.
+    /// A spelling that no release of vgpu reads. The quota counts every pod, and its status says so.
     Unknown(serde_json::Value),
 }
 

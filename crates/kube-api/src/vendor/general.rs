@@ -126,7 +126,7 @@ pub(crate) fn devices(row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
         .collect())
 }
 
-/// The entries of the row's register annotation; none if the vendor's agent is gone.
+/// The entries of the row's register annotation; empty if the vendor's agent no longer runs.
 pub(crate) fn registered(row: &Row, node: &Node) -> Result<Vec<register::Registered>, Problem> {
     let Some(key) = row.keys.register.as_deref() else {
         return Ok(Vec::new());

@@ -219,8 +219,8 @@ pub(crate) trait Family: fmt::Debug + Send + Sync {
         general::pairs(row, node)
     }
 
-    /// Adds the annotations that tell the agent, and the scheduler after a restart, what the pod got. Only called if
-    /// the pod got something of this vendor.
+    /// Adds the annotations in which the agent, and the scheduler after a restart, read what the pod got. Only called
+    /// if the pod got something of this vendor.
     fn annotate(&self, row: &Row, writing: &Writing<'_>, into: &mut BTreeMap<String, String>) {
         general::annotate(row, writing, into);
     }
@@ -445,7 +445,7 @@ impl Row {
         self.family.ask(self, container, pod, rules)
     }
 
-    /// The vendor's devices on the node; none if the node reports none.
+    /// The vendor's devices on the node; empty if the node reports none.
     pub(crate) fn devices(&self, node: &Node) -> Result<Vec<Device>, Problem> {
         self.family.devices(self, node)
     }

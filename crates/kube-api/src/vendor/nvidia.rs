@@ -165,7 +165,7 @@ impl Family for NvidiaFamily {
         {
             edits.limits.insert(name.to_owned(), units);
         }
-        // What has no effect on the GPU has none on the kubelet's sums either, where nodes report their totals.
+        // An amount without effect on the GPU has none on the kubelet's sums either, if nodes report their totals.
         if let Some(name) = row.resource(Role::MemoryPercent)
             && percent.is_some_and(|percent| percent > 0)
             && fields::mebibytes(container, memory, row.memory_unit_mib)?.is_some_and(|mib| mib > 0)
@@ -217,7 +217,7 @@ impl Family for NvidiaFamily {
 }
 
 /// Tells each container that refers to the annotation which devices it sees. Admission adds the reference to pods for
-/// nodes whose runtime has no CDI. An instance that is not created yet has no name to tell.
+/// nodes whose runtime has no CDI. An instance that is not created yet has no name to show.
 fn show(row: &Row, writing: &Writing<'_>, into: &mut BTreeMap<String, String>) {
     let containers = fields::in_order(writing.pod).zip(&writing.placement.containers);
     for ((container, _), granted) in containers {

@@ -258,7 +258,7 @@ impl Table {
             .ok_or_else(|| ExchangeError::UnknownModel(model.to_owned()))
     }
 
-    /// The profile of a device that calls itself `text` and has this much memory (0 if unknown). If the name stands for
+    /// The profile of a device that calls itself `text` and has this much memory (0 if unknown). If the name means
     /// several sizes, the size in the name decides, else the memory, else the smallest size is taken.
     pub fn find(&self, maker: Maker, text: &str, memory_bytes: u64) -> Option<&Profile> {
         let of_maker = || {

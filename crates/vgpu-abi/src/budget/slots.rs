@@ -141,7 +141,7 @@ pub(crate) fn reap_slot<S: Slots + ?Sized>(slots: &S, slot: usize, me: &Identity
     cleared
 }
 
-/// Takes a slot for `me` and keeps its lock. Nothing when all are used by living processes.
+/// Takes a slot for `me` and keeps its lock. `None` if all are used by living processes.
 pub(crate) fn claim<S: Slots + ?Sized>(slots: &S, me: &Identity) -> Option<(usize, u64)> {
     for slot in 0..slots.slot_count() {
         let Some(head) = slots.head(slot) else { break };

@@ -1,7 +1,7 @@
 //! Processes that were checkpointed: their memory on a device is taken off their charges and
 //! remembered in their slot, and is charged again before they are restored. Any process of the container may do both.
 //!
-//! Never gives back without a reservation, and never believes what an earlier owner of the slot left.
+//! Never gives back without a reservation, and never uses what an earlier owner of the slot left.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +13,7 @@ use crate::layout::{CHARGE_TAG_SHIFT, DeviceUse};
 const TAG_MASK: u64 = u64::MAX << CHARGE_TAG_SHIFT;
 
 impl Region {
-    /// The process of this number, if it has a slot and this process can tell it by that number.
+    /// The process of this number, if it has a slot and this process can recognise it by that number.
     #[must_use]
     pub fn process(&self, pid: u32) -> Option<ProcessUse> {
         let namespace = self.identity().pid_namespace;
@@ -48,7 +48,7 @@ impl Region {
         }
     }
 
-    /// The part of the process's memory that stands aside, bytes.
+    /// The part of the process's memory that a checkpoint has taken off, bytes.
     #[must_use]
     pub fn away(&self, process: &ProcessUse, device: usize) -> u64 {
         self.cells_of(process, device).map_or(0, |(cells, tag)| {

@@ -32,7 +32,7 @@ impl Region {
     }
 
     /// As [`Region::reserve`], for memory that the driver can also give as managed memory: it gets room past
-    /// `bounds.resident`, too, and its charge says so ([`Charge::is_beyond`]).
+    /// `bounds.resident`, too, and its charge shows that ([`Charge::is_beyond`]).
     ///
     /// # Errors
     /// As [`Region::reserve`].
@@ -228,7 +228,7 @@ impl Region {
         let _old = refused.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// Counts a refusal, and says what it stands on.
+    /// Counts a refusal, and returns it with the figures that it is based on.
     fn refusal(&self, device: usize, asked: u64, bounds: Bounds, refused: Refused) -> Refusal {
         bump(&self.layout().header.refused);
         let (limit, used, why) = match refused {

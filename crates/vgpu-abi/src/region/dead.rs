@@ -29,7 +29,7 @@ impl Region {
     }
 
     /// In a forked child: the driver frees the memory of its parent, and of the parent's parent, when
-    /// this child has ended too. One lock for each says so.
+    /// this child has ended too. One lock for each shows that.
     pub(super) fn follow_family(&self) {
         // Relaxed in both: a forked child has one thread, and all of its parent's stores.
         for index in (1..self.family.len()).rev() {

@@ -1,6 +1,7 @@
-//! What a launch is told: whether it goes at once, what it is charged, whether there is room for it in flight, whether it
-//! is let in although nothing has ended, and how long it sleeps until it looks again. Pure functions of numbers: no clock,
-//! no shared word, no call of the driver. `wait`, `gate` and `compute` read the numbers and act.
+//! The decisions about a launch: whether it is admitted at once, what it is charged, whether there is room for it in
+//! flight, whether it is let in although nothing has ended, and how long it sleeps until it looks again. Pure
+//! functions of numbers: no clock, no shared word, no call of the driver. `wait`, `gate` and `compute` read the
+//! numbers and act.
 
 use vgpu_abi::credit::LEASE_NS;
 use vgpu_abi::targets::{Ahead, Grant};
@@ -9,7 +10,7 @@ use crate::state::launches::DUE_NS;
 use crate::state::launches::costs::Expected;
 use crate::state::launches::costs::estimate::{MOST_WAITING_NS, scale};
 
-/// Launches that a thread counts before it tells. It begins with one and doubles, so that a short
+/// Launches that a thread counts before it adds them to the region. It begins with one and doubles, so that a short
 /// program is seen, too.
 const MOST_UNTOLD: u32 = 256;
 /// The charge of a launch of unknown cost, nanoseconds: the launch is measured, and no other one of unknown cost runs.
@@ -23,7 +24,7 @@ const IN_FLIGHT_NS: u64 = 10_000_000;
 const MUCH_IN_FLIGHT_NS: u64 = 1_000_000_000;
 /// The same beside a container of a higher priority, which waits for what is in flight when it starts.
 const BRIEF_IN_FLIGHT_NS: u64 = 300_000;
-/// What a thread may launch then without a look at what is in flight.
+/// The work that a thread may launch then without a look at the work in flight, nanoseconds.
 const BRIEF_LEASE_NS: u64 = 50_000;
 /// The bound is larger by the time that the process's threads lately woke too late, and by this at most: otherwise the
 /// device would be idle for that time after each such wait.
@@ -33,7 +34,8 @@ const MOST_OVERSLEPT_NS: u64 = 200_000;
 const BRIEF_DUE_NS: u64 = 100_000;
 /// At most this part of what is left of a container's interval is launched between two marks.
 const DUES_BEFORE_THE_END: u64 = 4;
-/// A launch that waits for a container of a higher priority looks again so often at first, and for so long.
+/// A launch that waits for a container of a higher priority looks again this often at first, and does so for this
+/// long.
 const BRIEF_NAP_NS: u64 = 200_000;
 const BRIEF_NAPS_NS: u64 = 50_000_000;
 /// The most of a long launch that may be in flight before another one.
@@ -57,18 +59,18 @@ const EXCUSES: u32 = 8;
 const LOOK_NS: u64 = 50_000_000;
 /// The same while the wait ends by another's doing: other work that ends, or a grant.
 const WATCH_NS: u64 = 500_000;
-/// The first looks at such a wait come so often: most launches are shorter.
+/// Time between the first looks of such a wait: most launches are shorter.
 const FIRST_WATCH_NS: u64 = WATCH_NS / 10;
-/// After so many looks the time between two of them doubles, and so many times.
+/// After this many looks the time between two of them doubles, up to [`WATCH_DOUBLES`] times.
 const WATCHES_UNTIL_RARER: u32 = 4;
 const WATCH_DOUBLES: u32 = 4;
 /// A look costs some microseconds, so no wait for work is shorter than this.
 const LEAST_WATCH_NS: u64 = WATCH_NS / 20;
-/// A thread that woke less late than is believed takes one part in so many off what is believed.
+/// A thread that woke less late than estimated lowers the estimate by one part in this many.
 const OVERSLEPT_FALLS: u64 = 16;
 
-/// What is left of a thread's lease and what it has launched since its last look, nanoseconds, after a launch that costs
-/// `cost_ns`. `None`: it has not so much left, or its work is due to be measured.
+/// The rest of a thread's lease and the work that it has launched since its last look, nanoseconds, after a launch
+/// that costs `cost_ns`. `None`: it has less left, or its work is due to be measured.
 #[inline(always)]
 pub(super) fn spent(left_ns: u64, work_ns: u64, cost_ns: u64) -> Option<(u64, u64)> {
     let left_ns = left_ns.checked_sub(cost_ns)?;
@@ -76,7 +78,7 @@ pub(super) fn spent(left_ns: u64, work_ns: u64, cost_ns: u64) -> Option<(u64, u6
     (work_ns < DUE_NS).then_some((left_ns, work_ns))
 }
 
-/// How many launches a thread counts before it tells next, after it told of `untold`.
+/// How many launches a thread counts before it next adds them to the region, after it added `untold`.
 pub(super) fn next_untold(untold: u32) -> u32 {
     untold.saturating_mul(2).clamp(1, MOST_UNTOLD)
 }
@@ -86,8 +88,8 @@ pub(super) fn may_be_free(percent: u32) -> bool {
     matches!(percent, 0 | 100..)
 }
 
-/// What a launch is charged in advance, nanoseconds. For `overdue_ns` it waited for one of unknown cost that did not end:
-/// one that is let in beside it is charged for as long.
+/// The charge of a launch in advance, nanoseconds. For `overdue_ns` it waited for one of unknown cost that did not
+/// end: one that is let in beside it is charged for as long.
 pub(super) fn charge_ns(expected: Expected, overdue_ns: u64) -> u64 {
     match expected {
         Expected::Known(ns) | Expected::Guessed(ns) => ns,
@@ -95,15 +97,15 @@ pub(super) fn charge_ns(expected: Expected, overdue_ns: u64) -> u64 {
     }
 }
 
-/// What a launch of unknown cost does while another one is in flight.
+/// The turn of a launch of unknown cost while another one is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     /// It goes beside the other one.
     Goes,
-    /// It looks again after so long, nanoseconds.
+    /// It waits, and looks again after this long, nanoseconds.
     Waits(u64),
-    /// The other one's process shows no progress, or its launch waits for this one. The other one counts no longer, which
-    /// has shown nothing for so long, nanoseconds.
+    /// The other one's process shows no progress, or its launch waits for this one. The other one, which has shown no
+    /// progress for this long (nanoseconds), counts no longer.
     TakesOver(u64),
 }
 
@@ -141,7 +143,7 @@ pub(super) fn may_be_excused(permille: u32, waited_ns: Option<u64>, stalls: u32)
     permille != 0 && waited_ns.is_some_and(|waited_ns| waited_ns >= patience_ns(stalls))
 }
 
-/// Whether one more launch goes without credit for a state of overdue work, after so many.
+/// Whether one more launch is admitted without credit for a state of overdue work, after `before` of them.
 pub(super) fn is_excused(before: u32) -> bool {
     before < EXCUSES
 }
@@ -183,8 +185,8 @@ pub(super) fn ahead_ns(in_flight_ns: u64, charged_ns: u64, least_ns: u64) -> u64
         .saturating_add(least_ns)
 }
 
-/// What a thread may launch next without a look, nanoseconds of its own time: what it took from the account beyond the
-/// launch, or, where nothing is charged to an account, what there is room for.
+/// The work that a thread may launch next without a look, nanoseconds of its own time: what it took from the account
+/// beyond the launch, or, where nothing is charged to an account, what there is room for.
 pub(super) fn thread_lease_ns(is_charged: bool, more_ns: u64, most_ns: u64, weight: u32) -> u64 {
     match is_charged {
         true => scale(more_ns, u64::from(Grant::ONE), u64::from(weight)),
@@ -203,7 +205,7 @@ pub(super) struct Flight {
     pub(super) believed_ns: u64,
     /// How much later it is than that, and than the last end of work, nanoseconds.
     pub(super) late_ns: u64,
-    /// An event stands behind some of it and has not happened. Without one it is not known whether work has ended.
+    /// An event behind some of it has not happened yet. Without one it is not known whether work has ended.
     pub(super) is_marked: bool,
 }
 
@@ -212,8 +214,8 @@ pub(super) struct Flight {
 pub(super) enum Bound {
     /// At most this many nanoseconds, or one launch of any length, or two launches shorter than [`AHEAD_NS`].
     Most(u64),
-    /// Little, or one launch: a container of a higher priority waits for it. The process's threads wake so much too
-    /// late, nanoseconds.
+    /// Little, or one launch: a container of a higher priority waits for it. The process's threads wake too late by
+    /// `overslept_ns`.
     Brief {
         /// Nanoseconds.
         overslept_ns: u64,
@@ -221,7 +223,7 @@ pub(super) enum Bound {
 }
 
 impl Bound {
-    /// The bound that the arbiter's word stands for.
+    /// The bound that the arbiter has set.
     pub(super) fn of(ahead: Ahead, has_cap: bool, overslept_ns: u64) -> Self {
         match ahead {
             Ahead::Brief => Self::Brief { overslept_ns },
@@ -268,8 +270,8 @@ fn too_much_in_flight(in_flight_ns: u64, cost_ns: u64, most_ns: u64) -> Option<u
     Some(((sum_ns - bound_ns) / 2).clamp(FIRST_WATCH_NS, WATCH_NS))
 }
 
-/// [`room`] beside a container of a higher priority: a little, or one launch. A thread that wakes late may launch so much
-/// before the work in flight ends.
+/// [`room`] beside a container of a higher priority: a little, or one launch. A thread that wakes late may launch its
+/// work that much before the work in flight ends.
 fn brief_room(flight: &Flight, cost_ns: u64, overslept_ns: u64) -> Result<u64, u64> {
     let overslept_ns = overslept_ns.min(MOST_OVERSLEPT_NS);
     let bound_ns = BRIEF_IN_FLIGHT_NS.max(cost_ns).saturating_add(overslept_ns);
@@ -289,7 +291,7 @@ pub(super) fn is_second(in_flight_ns: i64, credit_ns: i64, wanted_ns: u64) -> bo
     in_flight_ns > 0 && credit_ns > 0_i64.saturating_sub_unsigned(wanted_ns)
 }
 
-/// What a thread takes at a time for the launches that follow, nanoseconds, where so much room is left in flight.
+/// A thread's lease for the launches that follow, nanoseconds, if `room_ns` of room is left in flight.
 pub(super) fn lease_ns(room_ns: u64) -> u64 {
     room_ns.min(LEASE_NS)
 }
@@ -333,8 +335,8 @@ pub(super) fn watch_ns(rounds: u32) -> u64 {
 }
 
 /// How long to sleep of a wait that began `waited_ns` ago. Where work is in flight, or only a grant ends the wait, no
-/// longer than a millisecond: what has ended may have cost less than was charged, and a grant may come. What a container
-/// of a higher priority leaves comes in pieces.
+/// longer than a millisecond: what has ended may have cost less than was charged, and a grant may come. The time that
+/// a container of a higher priority leaves comes in pieces.
 pub(super) fn nap_ns(wait_ns: u64, waited_ns: u64, ahead: Ahead, is_anything_busy: bool) -> u64 {
     let longest_ns = if ahead == Ahead::Brief && waited_ns < BRIEF_NAPS_NS {
         BRIEF_NAP_NS
@@ -346,8 +348,8 @@ pub(super) fn nap_ns(wait_ns: u64, waited_ns: u64, ahead: Ahead, is_anything_bus
     wait_ns.min(longest_ns)
 }
 
-/// Whether a sleep of so long has to be exact to some microseconds: beside a container of a higher priority the device is
-/// idle while a launch sleeps for too long.
+/// Whether a sleep of `nap_ns` has to be exact to some microseconds: beside a container of a higher priority the
+/// device is idle while a launch sleeps for too long.
 pub(super) fn is_exact(ahead: Ahead, nap_ns: u64) -> bool {
     ahead == Ahead::Brief && nap_ns <= WATCH_NS
 }
@@ -382,7 +384,7 @@ mod tests {
             Some((u64::MAX - 9, DUE_NS - 1))
         );
         assert_eq!(spent(u64::MAX, DUE_NS - 10, 10), None);
-        // It tells of its launches more and more rarely.
+        // It adds its launches to the region more and more rarely.
         let told = core::iter::successors(Some(0), |untold| Some(next_untold(*untold)));
         assert_eq!(
             told.take(11).collect::<Vec<_>>(),
@@ -652,8 +654,8 @@ mod tests {
     }
 
     proptest! {
-        /// A launch of unknown cost that waits is told a time within which it looks again, and takes over no sooner than
-        /// work that runs is given to end.
+        /// A launch of unknown cost that waits looks again within a bounded time, and takes over no sooner than
+        /// running work has had the time to end.
         #[test]
         fn unknown_launch_waits_for_another_one_but_not_for_ever(
             quiet_ns: u64, stalls: u32, rounds: u32, is_stuck: bool,
@@ -736,8 +738,8 @@ mod tests {
             }
         }
 
-        /// Of work that takes as long as it is believed to, a launch that waits as it is told has room in the end, and
-        /// does not wait longer than that work takes.
+        /// If the work in flight takes as long as estimated, a launch that waits for the returned times has room in
+        /// the end, and does not wait longer than that work takes.
         #[test]
         fn waiting_as_told_leads_to_room(
             charged_ns in 1..20 * MS, cost_ns in 1..20 * MS, overslept_ns in 0..MS, is_marked: bool,
@@ -755,7 +757,7 @@ mod tests {
             }
         }
 
-        /// What a thread may launch without a look is never more than the room that is left.
+        /// A thread's lease is never more than the room that is left.
         #[test]
         fn lease_stays_within_the_room(room_ns: u64) {
             prop_assert!(lease_ns(room_ns) <= room_ns.min(LEASE_NS));

@@ -1,6 +1,6 @@
 //! The state that a thread keeps of its launches, so that most of them look at nothing that is shared: one
-//! lease, one stream, and the words that say whether both still count. Owns that memory, the look at it
-//! ([`passes`]) and how it is told and given back ([`tell`]). Never waits, decides no rate.
+//! lease, one stream, and the words that say whether both still count. Owns that memory, the look at it ([`passes`]),
+//! and how it is added to the region and returned ([`tell`]). Never waits, decides no rate.
 
 use core::sync::atomic::Ordering;
 
@@ -75,8 +75,8 @@ fn has_credit(gate: &Gate, process: &Process, work: Work, stream: u64) -> bool {
     spend(gate, cost)
 }
 
-/// Takes a launch's cost off what the thread may launch. False: it has not so much, or its work is due to be
-/// measured; then nothing is taken.
+/// Takes a launch's cost off what the thread may launch. False: it has less, or its work is due to be measured; then
+/// nothing is taken.
 #[inline(always)]
 fn spend(gate: &Gate, cost: u64) -> bool {
     let spent = decisions::spent(gate.left_ns.get(), gate.work_ns.get(), cost);
@@ -117,7 +117,7 @@ pub(super) fn of_config(
     ))
 }
 
-/// Nothing stands in the way of launches to this stream, or to any.
+/// Launches to this stream, or to any, do not have to wait.
 pub(super) fn remember_free(accounts: &Accounts, target: &Target, stream: u64, now_ns: u64) {
     let devices = accounts.container.region.device_count();
     let all = (0..devices).all(|device| {

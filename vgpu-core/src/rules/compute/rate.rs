@@ -11,7 +11,7 @@ use crate::state::accounts::Accounts;
 use crate::state::launches::costs::estimate::{self, Beside};
 use crate::state::launches::roster::Part;
 
-/// An arbiter that has not written for so long does not count.
+/// An arbiter that has not written for this long does not count.
 const FRESH_NS: u64 = 300_000_000;
 
 /// Which rate counts for this container on a device now.
@@ -31,7 +31,7 @@ pub(super) struct Rate {
     pub(super) rings: bool,
     /// How much may be in flight.
     pub(super) ahead: Ahead,
-    /// The part of each period in which its launches may go; nothing where they may at any time.
+    /// The part of each period in which its launches are admitted; `None` if they are at any time.
     pub(super) interval: Option<Interval>,
     /// An arbiter decides about the device, or no container's time counts there.
     pub(super) has_arbiter: bool,
@@ -82,7 +82,7 @@ impl Rate {
         }
     }
 
-    /// What a nanosecond of its own time takes from the account, in parts of [`Grant::ONE`]: nothing in its intervals.
+    /// The charge to the account for a nanosecond of its own time, in parts of [`Grant::ONE`]: 0 in its intervals.
     pub(super) fn charged(&self) -> u32 {
         if self.interval.is_some() {
             0
@@ -254,7 +254,7 @@ mod tests {
         let capped = by_itself(30, Some(interval), 3);
         assert_eq!((capped.interval, capped.percent()), (Some(interval), 30));
         assert_eq!(capped.charged(), 0);
-        // What a launch takes longer because it waits for the neighbour before it is not its own time.
+        // The wait for the neighbour before it is not a launch's own time.
         assert!(capped.beside.is_contended);
         assert_eq!(capped.beside.own_part, estimate::WHOLE);
         // One without an interval, beside one other and beside none, and one without a cap.

@@ -12,8 +12,8 @@ pub(super) struct Fit {
     pub(super) beyond_ns: u64,
 }
 
-/// What is in flight is believed to take at least so long when a launch that does not fit behind it looks again within
-/// the interval, nanoseconds. Less is not worth another look.
+/// A launch that does not fit behind the work in flight looks again within the interval if that work is estimated to
+/// take at least this long, nanoseconds. Less is not worth another look.
 const WORTH_A_LOOK_NS: u64 = 100_000;
 
 /// Whether a launch that takes `ns` may go now, when what its process has in flight ends at `busy_until_ns`; or how
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn a_launch_looks_again_until_nothing_worth_a_look_is_in_flight() {
-        // What is in flight ends when it was believed to, and fills the interval.
+        // Work in flight ends when it was estimated to, and fills the interval.
         let (mut now_ns, mut looks) = (0, 0);
         loop {
             let answered = fits(INTERVAL, now_ns, 15 * MS, 5_000);

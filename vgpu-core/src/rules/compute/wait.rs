@@ -313,7 +313,8 @@ impl<'a> Wait<'a> {
         (self.since_ns != 0).then(|| now_ns.saturating_sub(self.since_ns))
     }
 
-    /// Whether so many processes have overdue work on the device that another one's launch is not what it waits for.
+    /// Whether so many processes have overdue work on the device that admitting a launch of one more process would
+    /// not help.
     fn is_stuck(&self, rate: &Rate, now_ns: u64) -> bool {
         let region = &self.accounts.container.region;
         let is_shared = rate.is_shared();
@@ -395,7 +396,7 @@ impl<'a> Wait<'a> {
         self.accounts.process.tick(self.accounts.container);
     }
 
-    /// Sleeps so long, and remembers how much longer that was.
+    /// Sleeps for `ns`, and remembers how much longer it slept.
     fn sleep_exactly(&self, ns: u64) {
         let from_ns = clock::now_ns();
         clock::sleep_exactly_ns(ns);
