@@ -151,7 +151,7 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
             ),
             _ => answer.with(
                 Verdict::NotOurs,
-                "asks for no device of ours: kube-scheduler places it without asking here"
+                "asks for no device that vgpu gives: kube-scheduler places it without asking here"
                     .to_owned(),
             ),
         };

@@ -246,7 +246,7 @@ impl Scheduler {
                 // A change of leadership between two checks shows in the term.
                 () = tokio::time::sleep(LOOK_EVERY) => {}
                 () = self.0.broke.notified() => {
-                    tracing::error!("the ledger is made anew");
+                    tracing::error!("the ledger is built again");
                     drop(tasks);
                     *self.0.ledger.lock() = self.0.settings.ledger(&self.0.vendors);
                     tasks = self.start_view(term);

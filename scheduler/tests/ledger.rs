@@ -132,7 +132,7 @@ fn gpu_that_another_driver_gave_out_takes_no_pod_until_it_is_back() {
         "{problem}"
     );
     assert!(
-        problem.contains("one container of ours holds a share"),
+        problem.contains("one container of vgpu holds a share"),
         "{problem}"
     );
     let second = pod("second", 1_000);

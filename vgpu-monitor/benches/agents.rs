@@ -226,7 +226,7 @@ fn report(
     );
     for (key, value) in after {
         let more = value - before.get(key).copied().unwrap_or_default();
-        // An API server that was started anew counts anew.
+        // An API server that was restarted counts from the beginning.
         if more != 0.0 {
             println!("  {key}: {more}");
         }

@@ -49,7 +49,7 @@ impl Usage {
     pub fn start(root: &Path) -> std::io::Result<Self> {
         let sums = state::read(root).unwrap_or_else(|error| {
             if error.kind() != std::io::ErrorKind::NotFound {
-                tracing::warn!(%error, "the sums of what workloads used cannot be read: they begin anew");
+                tracing::warn!(%error, "the sums of what workloads used cannot be read: they begin at 0");
             }
             Sums::default()
         });
@@ -119,7 +119,7 @@ impl Shared {
             && *is_writable
         {
             let root = self.root.display();
-            tracing::warn!(%error, %root, "the sums of what workloads used cannot be written: they begin anew with the next agent");
+            tracing::warn!(%error, %root, "the sums of what workloads used cannot be written: they begin at 0 with the next agent");
         }
         *is_writable = written.is_ok();
     }

@@ -448,7 +448,7 @@ fn restart_keeps_held_instances_and_clears_half_made_ones() {
     mig.unmake(&held.uuid).unwrap();
     assert_eq!(board.gpu_instances(0), []);
 
-    // The machine was started anew: GPUs come without instances, and the next start makes them again.
+    // The machine was restarted: GPUs come without instances, and the next start makes them again.
     let again = mig.make(&gpu, "2g.10gb", span(0, 2)).unwrap();
     let (_, there) = board.instance_named(&again.uuid).unwrap();
     board.destroy_compute_instance(0, there.index).unwrap();

@@ -50,7 +50,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotGuarded {
     /// The GPU is reserved by label for another pod.
-    #[error("GPU {} is reserved by label for another pod; the pod is placed anew", .0.gpu)]
+    #[error("GPU {} is reserved by label for another pod; the pod is placed again", .0.gpu)]
     Reserved(Box<Claim>),
     /// A Lease that is no reservation has the name of the GPU's.
     #[error("{0}; delete the Lease")]

@@ -48,7 +48,7 @@ impl Ledger {
             .iter()
             .map(|problem| {
                 format!(
-                    "{problem}; until it is written anew, the node has no devices of that vendor"
+                    "{problem}; until it is written again, the node has no devices of that vendor"
                 )
             })
             .collect();
@@ -57,7 +57,7 @@ impl Ledger {
         } else if let Err(problem) = self.cluster.set_node(said.node) {
             self.cluster.remove_node(&name);
             problems.push(format!(
-                "{problem}; until it is written anew, the node takes no pods that ask for devices"
+                "{problem}; until it is written again, the node takes no pods that ask for devices"
             ));
         }
         self.settle_claims_on(&name, label_problems.clone());
@@ -189,8 +189,8 @@ impl Ledger {
 fn is_given_out(gpu: &str, claim: &str, containers: u32) -> String {
     let beside = match containers {
         0 => String::new(),
-        1 => "; one container of ours holds a share of it, and both use it now".to_owned(),
-        more => format!("; {more} containers of ours hold shares of it, and all use it now"),
+        1 => "; one container of vgpu holds a share of it, and both use it now".to_owned(),
+        more => format!("; {more} containers of vgpu hold shares of it, and all use it now"),
     };
     format!(
         "GPU {gpu} is given out to ResourceClaim {claim}: it takes no pods until that claim is gone{beside}. Let one \

@@ -203,7 +203,7 @@ fn a_pod_that_is_no_question_hears_why() {
         &limits(json!({ "cpu": "1" })),
         Verdict::NotOurs,
         expect![[r#"
-            ml/p asks for no device of ours: kube-scheduler places it without asking here
+            ml/p asks for no device that vgpu gives: kube-scheduler places it without asking here
         "#]],
     );
     check(

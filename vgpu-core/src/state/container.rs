@@ -40,7 +40,7 @@ pub(crate) const DEAD_NS: u64 = KEEP_DEAD_NS;
 const SILENT_NS: u64 = 2_000_000_000;
 
 fn closed(path: &Path, error: &impl core::fmt::Display) {
-    line!(Error, "nothing may be had: {}: {error}", path.display());
+    line!(Error, "CUDA is refused: {}: {error}", path.display());
 }
 
 impl Container {
@@ -50,7 +50,7 @@ impl Container {
     /// The settings were not understood, or a file that they name cannot be used; the log says which.
     pub(crate) fn open() -> Result<Option<Self>, ()> {
         let settings = Settings::read(&Here)
-            .inspect_err(|error| line!(Error, "nothing may be had: {error}"))
+            .inspect_err(|error| line!(Error, "CUDA is refused: {error}"))
             .map_err(|_| ())?;
         let container = match settings.source {
             Source::None => return Ok(None),

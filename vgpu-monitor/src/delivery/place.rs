@@ -220,7 +220,7 @@ fn repair_region(
     }
     // One that was made before anything was given knows no device, which is as it should be.
     if was_given {
-        tracing::warn!(path = %path.display(), "the usage region is damaged: creating it anew");
+        tracing::warn!(path = %path.display(), "the usage region is damaged: creating it again");
     }
     files::remove(&path)?;
     step();

@@ -76,7 +76,7 @@ impl Sockets {
                         while both.iter().all(ServedSocket::is_there) {
                             sleep(LOOK).await;
                         }
-                        tracing::warn!("a socket of the driver was removed: making it anew");
+                        tracing::warn!("a socket of the driver was removed: making it again");
                     }
                     Err(error) => {
                         tracing::error!(

@@ -50,7 +50,7 @@ where
         };
         let Some(process) = process else {
             return Err(Status::unavailable(
-                "vgpu: the device plugin's process is being started anew",
+                "vgpu: the device plugin's process is being restarted",
             ));
         };
         let mut request = Request::new(question.clone());

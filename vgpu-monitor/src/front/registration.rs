@@ -237,7 +237,7 @@ impl Keeper {
                 return;
             }
             if identity(kubelet).is_some_and(|found| found != kubelet_is) {
-                break "the kubelet has begun anew";
+                break "the kubelet has restarted";
             }
             if !serving.is_there() {
                 break "the plugin's socket was removed";

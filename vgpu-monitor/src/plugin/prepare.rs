@@ -573,7 +573,7 @@ impl Case<'_> {
     /// The annotations were changed after they were first read. The first shares stay.
     fn changed(&self, pod: &Pod, container: &str) {
         let text = format!(
-            "container {container}: the annotations say something else than when its devices were given; what was given first stays. Delete the pod and let the scheduler place it anew"
+            "container {container}: the annotations say something else than when its devices were given; what was given first stays. Delete the pod and let the scheduler place it again"
         );
         let about = About::from(pod);
         tracing::warn!(

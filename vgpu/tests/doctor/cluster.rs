@@ -663,7 +663,7 @@ const FAULTS: &[Fault<Source>] = &[
     broken(
         "VGPU-K51",
         "warn",
-        "a DRA driver offers a GPU of ours",
+        "a DRA driver offers a GPU that vgpu gives",
         |source| {
             let nodes = source.state["nodes"].as_array().unwrap();
             let registers = nodes

@@ -66,7 +66,7 @@ fn giving_again_repairs_missing_and_damaged_files() {
         ("the record is half", |node, name| {
             std::fs::write(node.container(name, "container.json"), "{\"na").unwrap()
         }),
-        ("the machine was started anew", |node, _| {
+        ("the machine was restarted", |node, _| {
             std::fs::remove_dir_all(node.path("var/run/cdi")).unwrap()
         }),
     ];

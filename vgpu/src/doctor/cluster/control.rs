@@ -174,7 +174,7 @@ pub(super) fn images(facts: &ClusterFacts) -> Judged {
         })
         .collect();
     if wrong.is_empty() {
-        return Ok(ok("no container of ours waits for its image"));
+        return Ok(ok("no container of vgpu waits for its image"));
     }
     Ok(fail(several(&wrong)))
 }
@@ -324,7 +324,7 @@ pub(super) fn webhook_ready(facts: &ClusterFacts) -> Judged {
             .iter()
             .any(|object| facts.is_our_configuration(object))
         {
-            return Err(fail(format!("there is no {kind} of ours")));
+            return Err(fail(format!("there is no {kind} of vgpu")));
         }
     }
     ready(&pods)
@@ -616,7 +616,7 @@ pub(super) fn one_release(facts: &ClusterFacts) -> Judged {
         .map(|(release, pod)| format!("{pod} is of {release}"))
         .collect();
     Ok(match releases.len() {
-        0 => skip("no pod of ours says its release"),
+        0 => skip("no pod of vgpu states its release"),
         1 => ok(several(&shown)),
         _ => warn(several(&shown)),
     })

@@ -410,7 +410,7 @@ pub(super) fn metrics(facts: &ClusterFacts) -> Judged {
         .filter_map(|answer| {
             let why = match &answer.error {
                 Some(error) => error.clone(),
-                None if !answer.ours => String::from("no series of ours"),
+                None if !answer.ours => String::from("no series of vgpu"),
                 None => return None,
             };
             Some(format!("{}:{}/metrics: {why}", answer.pod, answer.port))

@@ -379,7 +379,7 @@ fn glibc_new_enough(facts: &ContainerFacts) -> Judged {
             let library = facts.libraries.get(path)?.as_ref()?;
             Some((path, library.needs_glibc.as_deref()?))
         })
-        .ok_or_else(|| skip("no library of ours is preloaded (VGPU-C07, VGPU-C08)"))?;
+        .ok_or_else(|| skip("the library is not preloaded (VGPU-C07, VGPU-C08)"))?;
     let said = format!("{path} needs glibc {needed}, the image has {here}");
     if glibc_version(here) < glibc_version(needed) {
         return Ok(fail(said));
@@ -549,7 +549,7 @@ fn nothing_missing(facts: &ContainerFacts) -> Judged {
     facts
         .preload()
         .and_then(|(path, _)| facts.libraries.get(path)?.as_ref())
-        .ok_or_else(|| skip("no library of ours is preloaded (VGPU-C07, VGPU-C08)"))?;
+        .ok_or_else(|| skip("the library is not preloaded (VGPU-C07, VGPU-C08)"))?;
     if facts.missing.is_empty() {
         return Ok(ok("nothing is missing"));
     }

@@ -31,7 +31,7 @@ pub(super) fn metrics_answer(facts: &NodeFacts) -> Judged {
             let why = match &answer.error {
                 Some(error) => error.clone(),
                 None if answer.status != 200 => format!("status {}", answer.status),
-                None if !answer.ours => String::from("no series of ours"),
+                None if !answer.ours => String::from("no series of vgpu"),
                 None => return None,
             };
             Some(format!("localhost:{port}/metrics: {why}"))
