@@ -84,7 +84,7 @@ HOST_PATHS = {
     # Only with dra.enabled.
     "/var/lib/kubelet/plugins_registry",
     "/var/lib/kubelet/plugins/gpu.vgpu.io",
-    # A mount by which NVIDIA's runtime is told to show all GPUs.
+    # A mount that makes NVIDIA's runtime show all GPUs.
     "/dev/null",
 }
 

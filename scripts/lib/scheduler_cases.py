@@ -26,7 +26,7 @@ import time
 
 ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
 KEYS = [ZONE, HOST, "disk"]
-# One size for an image: kube-scheduler takes the size that the first node told.
+# One size for an image: kube-scheduler takes the size that the first node reported.
 IMAGES_MIB = {"img0:latest": 40, "img1:latest": 300, "img2:latest": 700}
 # The node for which volumes are bound: without a controller manager the pod itself gets none.
 ASSUMED = re.compile(r'"AssumePodVolumes".* pod="default/(\S+)" node="(\S+)"')

@@ -4,7 +4,7 @@ use crate::lab::{Asks, Curve, Lab, MS, US};
 
 const CAPS: [u32; 6] = [5, 10, 25, 50, 75, 90];
 
-/// Runs a pattern under a cap for so long, alone.
+/// Runs a pattern under a cap for `ms` milliseconds, alone.
 fn under(cap: u32, words: &str, ms: u64) -> Curve {
     let lab = Lab::new();
     let container = lab.container("alone", Asks::cap(cap));

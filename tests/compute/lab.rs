@@ -518,7 +518,7 @@ impl Curve {
         self.used_ms(from_ms, to_ms) / (to_ms - from_ms) as f64 * 100.0
     }
 
-    /// The lowest and the highest share of windows so long, between two moments.
+    /// The lowest and the highest share of windows of this length, between two moments.
     pub(crate) fn windows(&self, from_ms: u64, to_ms: u64, length_ms: u64) -> (f64, f64) {
         let (mut low, mut high) = (f64::MAX, f64::MIN);
         let mut begin_ms = from_ms;
@@ -530,7 +530,7 @@ impl Curve {
         (low, high)
     }
 
-    /// Shares of windows so long, one after another, for the message of a failed test.
+    /// Shares of windows of this length, one after another, for the message of a failed test.
     pub(crate) fn shape(&self, to_ms: u64, length_ms: u64) -> String {
         (0..to_ms / length_ms)
             .map(|n| format!("{:.0} ", self.share(n * length_ms, (n + 1) * length_ms)))
@@ -538,7 +538,7 @@ impl Curve {
     }
 }
 
-/// The board as NVML tells of it: integer percents of whole sampling periods, late.
+/// The board as NVML reports it: integer percents of whole sampling periods, late.
 struct BoardGpus<'a>(&'a Lab);
 
 impl BoardGpus<'_> {

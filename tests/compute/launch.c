@@ -121,7 +121,7 @@ static void say(const char *format, ...) {
     fflush(stdout);
 }
 
-/* A kernel that takes so long; `name` tells kernels of one length apart. */
+/* A kernel of this length; `name` distinguishes kernels of one length. */
 static handle kernel_named(const char *name) {
     char text[400];
     handle module, function;

@@ -113,7 +113,7 @@ static CUresult jumped(size_t bytes) {
     signal(SIGSEGV, jump);
     if (sigsetjmp(place, 1) == 0) result = cuMemAlloc_v2(page, bytes);
     signal(SIGSEGV, SIG_DFL);
-    /* The thread's next request is what tells the library that its call was left. */
+    /* The library notices at the thread's next request that its call was left. */
     CUdeviceptr next;
     if (driver.alloc(&next, 4) == 0) driver.free(next);
     return result;

@@ -92,7 +92,7 @@ static CUresult step(const char *name, double number) {
                      FIRST(driver.set_current(primary), cuStreamCreate(&stream, 1))));
     if (IS("alloc")) return driver.alloc(&piece, bytes);
     if (IS("free")) return driver.free(piece);
-    /* An image of so many MiB of code, which nothing in it tells. */
+    /* An image of this many MiB of code, which nothing in it states. */
     if (IS("file")) {
         FILE *file = fopen("lazy.ptx", "w");
         fputs(text_of(bytes), file);

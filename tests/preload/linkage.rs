@@ -15,7 +15,7 @@ again 0
 freed 0
 ";
 
-/// Its output when nothing of ours reaches it.
+/// Its output when the library does not reach it.
 pub(crate) const UNLIMITED: &str = "\
 ready 0
 total 1024

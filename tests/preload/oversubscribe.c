@@ -146,7 +146,7 @@ static CUresult step(const char *name, size_t bytes) {
     return 999;
 }
 
-/* Total, used and free as NVML tells them, MiB. */
+/* Total, used and free as NVML reports them, MiB. */
 static void nvml(void) {
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW), *device = NULL;
     unsigned long long memory[3] = {0};

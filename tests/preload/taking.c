@@ -145,7 +145,7 @@ static CUresult updated(int at, size_t bytes) {
     return result != 0 ? result : cuGraphExecUpdate_v2(executable, graphs[graph_count - 1], &info);
 }
 
-/* A graph that allocates and fills what it has allocated, and then is told to fill something else. */
+/* A graph that allocates and fills what it has allocated, and is then set to fill something else. */
 static CUresult refilled(size_t bytes) {
     memset_params fill = {.pitch = 4, .value = 1, .element = 4, .width = 1, .height = 1};
     const access_desc access = {{1, 0}, 3};

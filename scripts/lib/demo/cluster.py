@@ -29,7 +29,7 @@ from vgpu_client import ApiError, Client, Denied, Object  # noqa: E402
 GIB = 1024
 #: Of 20 nodes, how many have which GPU, and its memory in MiB.
 MODELS = (("NVIDIA-H100 80GB HBM3", 6, 81559), ("NVIDIA-A100-SXM4-40GB", 8, 40960), ("NVIDIA-L4", 6, 23034))
-#: What people ask for: words, weight, gpu, gpumem in MiB or percent, cores, further annotations.
+#: The requests: words, weight, gpu, gpumem in MiB or percent, cores, further annotations.
 KINDS: tuple[tuple[str, int, int, Any, Any, dict[str, str]], ...] = (
     ("inference, small", 34, 1, (2000, 3000, 4000, 6000), (10, 20, 25), {}),
     ("inference, large", 20, 1, (10000, 16000, 20000), (30, 50), {}),

@@ -155,7 +155,7 @@ static void tables(void) {
     }
 }
 
-/* Exports a buffer by a pointer inside it, and dies when it is told to. */
+/* Exports a buffer by a pointer inside it, and dies on request. */
 static void exporter(void) {
     CUdeviceptr pointer;
     name64 name;

@@ -81,7 +81,7 @@ impl Board {
             return Err(Refused::Unknown);
         }
         let instance = instance_of(&state.processes[member.index]);
-        // Room of the part of the GPU that the process works on; none if that is the whole GPU.
+        // Room of the part of the GPU that the process works on; `None` if that is the whole GPU.
         let part = match instance {
             None => None,
             Some(index) => {
