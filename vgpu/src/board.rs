@@ -177,7 +177,22 @@ impl UserLock<'_> {
         name: &str,
         labels: &instance::Labels,
     ) -> Result<(Instance, RunnerLock), instance::InstanceError> {
-        Instance::create(&self.user.dir, &self.user.path, name, labels)
+        let create = || Instance::create(&self.user.dir, &self.user.path, name, labels);
+        match create() {
+            Err(error) if error.errno() == Some(Errno::EEXIST) && self.remove_half(name) => {
+                create()
+            }
+            made => made,
+        }
+    }
+
+    /// Removes a directory of this name that a killed command has left half made or half removed. Under the lock no
+    /// command is about to make it.
+    fn remove_half(&self, name: &str) -> bool {
+        Instance::open(&self.user.path.join(name))
+            .ok()
+            .filter(Instance::is_half)
+            .is_some_and(|half| half.remove(&self.user.dir).is_ok())
     }
 
     /// Removes the directory of a container of an engine that has ended, by the runtime's id.

@@ -239,6 +239,34 @@ fn names_are_unique_and_a_taken_one_is_refused() {
 }
 
 #[test]
+fn a_name_is_free_again_after_a_command_was_killed_while_it_made_or_removed_the_directory() {
+    let machine = Machine::new();
+    let run = |name: &str| machine.run(&["run", "--gpumem", "1Gi", "--name", name, "--", "true"]);
+    assert_eq!(run("first").code, Some(0));
+    let half = machine.containers().join("mine");
+    for labels in [None, Some(r#"{"name":"mine","runner_pid":4194304}"#)] {
+        fs::create_dir(&half).unwrap();
+        if let Some(labels) = labels {
+            fs::write(half.join("container.json"), labels).unwrap();
+        }
+
+        let ended = run("mine");
+
+        assert_eq!(
+            (ended.code, ended.err.as_str()),
+            (Some(0), ""),
+            "{labels:?}"
+        );
+        assert_eq!(machine.names(), [""; 0]);
+    }
+    // What another program has put there is not ours to remove.
+    fs::create_dir(&half).unwrap();
+    fs::write(half.join("theirs"), "").unwrap();
+    assert_eq!(run("mine").code, Some(1));
+    assert!(half.join("theirs").exists());
+}
+
+#[test]
 fn twenty_runs_at_once_get_a_name_each_and_leave_nothing() {
     let machine = Machine::new();
     let children: Vec<_> = (0..20)

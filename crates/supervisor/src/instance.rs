@@ -496,6 +496,13 @@ impl Instance {
         engine.is_some_and(|(pid, engine)| process_lives(pid, engine.started_ticks))
     }
 
+    /// Whether the directory is one that a killed command has half made, or half removed: no program can be under its
+    /// limits, and no scan shows it.
+    #[must_use]
+    pub fn is_half(&self) -> bool {
+        !has(&self.dir, LIMITS) && !has(&self.dir, REGION) && !self.runner_lives()
+    }
+
     /// Whether the runner holds its lock: the kernel drops the lock on any death.
     fn is_locked(&self) -> bool {
         let Ok(file) = self.host_file(LABELS, false) else {
