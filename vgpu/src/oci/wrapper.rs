@@ -24,6 +24,16 @@ use crate::values::GpuRef;
 const AS_RUNTIME: &str = "vgpu-runtime";
 /// The OCI runtimes that are looked for.
 const RUNTIMES: [&str; 2] = ["runc", "crun"];
+/// Flags of theirs before the command whose value is the next word.
+const WITH_VALUE: [&str; 7] = [
+    "--log",
+    "--log-format",
+    "--log-level",
+    "--root",
+    "--criu",
+    "--rootless",
+    "--cgroup-manager",
+];
 
 /// This program's arguments; under the name of an OCI runtime, those of `vgpu oci-runtime`.
 pub(crate) fn as_runtime(words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
@@ -76,8 +86,19 @@ impl Asked {
                 names.contains(&name).then(|| PathBuf::from(value))
             })
         };
+        // Later words may be a container's name, or a command for it.
+        let mut before = words.iter();
+        let command = loop {
+            match before.next() {
+                Some(word) if WITH_VALUE.iter().any(|flag| word == *flag) => {
+                    before.next();
+                }
+                Some(word) if word.as_encoded_bytes().starts_with(b"-") => {}
+                command => break command,
+            }
+        };
         Self {
-            creates: words.iter().any(|word| word == "create" || word == "run"),
+            creates: command.is_some_and(|word| word == "create" || word == "run"),
             bundle: value(&["--bundle", "-b"]).unwrap_or_else(|| PathBuf::from(".")),
             log: value(&["--log"]),
         }
@@ -222,6 +243,15 @@ mod tests {
         );
         let asked = Asked::of(&words("--log /l delete id"));
         assert_eq!((asked.creates, asked.bundle), (false, PathBuf::from(".")));
+        for (text, creates) in [
+            ("--systemd-cgroup --log-format json run -b /b id", true),
+            ("--root create state id", false),
+            ("--log=/l delete --force run", false),
+            ("exec web create", false),
+            ("", false),
+        ] {
+            assert_eq!(Asked::of(&words(text)).creates, creates, "{text}");
+        }
     }
 
     #[test]
