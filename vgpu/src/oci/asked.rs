@@ -327,6 +327,20 @@ mod tests {
     }
 
     #[test]
+    fn empty_values_leave_nothing_of_what_an_image_sets() {
+        let cleared = one(&[
+            "VGPU_CORES=30",
+            "VGPU_POLICY=",
+            "VGPU_FLOOR=",
+            "VGPU_PRIORITY=",
+            "VGPU_OVERSUBSCRIBE=",
+            "VGPU_NAME=",
+        ]);
+
+        assert_eq!(cleared.unwrap(), one(&["VGPU_CORES=30"]).unwrap());
+    }
+
+    #[test]
     fn what_is_not_understood_is_refused_with_what_was_read_and_what_is_accepted() {
         let check = |env: &[&str], expected: Expect| {
             expected.assert_eq(&one(env).unwrap_err().to_string());
