@@ -215,6 +215,27 @@ fn the_hook_mounts_a_containers_own_files_and_the_sweep_removes_them() {
 }
 
 #[test]
+fn a_container_with_very_long_arguments_keeps_its_limits() {
+    if !is_root() {
+        println!("skipped: mount namespaces need root");
+        return;
+    }
+    let machine = Machine::new();
+    let long = Handmade::new(&machine, "long", &["VGPU_MEMORY=4Gi"]);
+    let file = long.bundle.join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    config["process"]["args"] = json!(["python", "-c", "#".repeat(100_000), "#".repeat(200_000)]);
+    fs::write(&file, config.to_string()).unwrap();
+    let ended = hook(&machine, "create", &long.state());
+    assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""));
+
+    let top = machine.top();
+
+    assert_eq!(top["containers"][0]["name"], "long");
+    assert!(long.inside("/etc/vgpu/limits").exists());
+}
+
+#[test]
 fn links_of_an_image_lead_nowhere_outside_it() {
     if !is_root() {
         println!("skipped: mount namespaces need root");
