@@ -17,7 +17,7 @@ use nix::sys::signal::kill;
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat};
 use nix::unistd::{Gid, Pid, Uid, UnlinkatFlags, fchown, unlinkat};
 use serde::{Deserialize, Serialize};
-use supervisor::instance::Instance;
+use supervisor::instance::{Instance, pid_namespace};
 use supervisor::view::{ContainerView, Views};
 
 use crate::board::{self, BoardLock};
@@ -231,11 +231,6 @@ fn start_time(pid: u32) -> u64 {
     let fields = stat.rsplit(')').next().unwrap_or_default();
     let field = fields.split_whitespace().nth(19);
     field.and_then(|text| text.parse().ok()).unwrap_or(0)
-}
-
-fn pid_namespace() -> u64 {
-    use std::os::unix::fs::MetadataExt;
-    std::fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino())
 }
 
 fn file_name(uid: u32) -> String {

@@ -236,6 +236,29 @@ fn a_container_with_very_long_arguments_keeps_its_limits() {
 }
 
 #[test]
+fn a_command_in_another_pid_namespace_removes_no_running_container() {
+    if !is_root() {
+        println!("skipped: mount namespaces need root");
+        return;
+    }
+    let machine = Machine::new();
+    let mut container = Handmade::new(&machine, "web", &["VGPU_MEMORY=4Gi"]);
+    let ended = hook(&machine, "create", &container.state());
+    assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""));
+
+    // As in a container of monitoring that has the board mounted.
+    let mut apart = machine.command("unshare");
+    apart.args(["--pid", "--fork", "--mount-proc", VGPU, "top", "--json"]);
+    let top = common::ended(&mut apart);
+
+    assert_eq!(top.code, Some(0), "{top:?}");
+    assert_eq!(machine.names(), ["web"]);
+    container.end();
+    machine.top();
+    assert_eq!(machine.names(), [""; 0]);
+}
+
+#[test]
 fn links_of_an_image_lead_nowhere_outside_it() {
     if !is_root() {
         println!("skipped: mount namespaces need root");

@@ -205,6 +205,25 @@ pub struct EngineContainer {
     pub id: String,
     /// When its first process started, in clock ticks since boot; 0 is not known.
     pub started_ticks: u64,
+    /// The pid namespace in which its first process has its number; 0 is not known.
+    pub pid_namespace: u64,
+}
+
+impl EngineContainer {
+    /// Whether its first process lives, which has this number. A process of another pid namespace cannot see it, so
+    /// there it counts as alive.
+    fn lives(&self, pid: u32) -> bool {
+        let here = pid_namespace();
+        let is_hidden = self.pid_namespace != 0 && here != 0 && self.pid_namespace != here;
+        is_hidden || process_lives(pid, self.started_ticks)
+    }
+}
+
+/// The pid namespace of this process; 0 is not known.
+#[must_use]
+pub fn pid_namespace() -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino())
 }
 
 /// The workload to which a pod belongs, and its team; all empty under `vgpu run`.
@@ -493,7 +512,7 @@ impl Instance {
         }
         let labels = self.labels().ok();
         let engine = labels.and_then(|labels| Some((labels.runner_pid, labels.engine?)));
-        engine.is_some_and(|(pid, engine)| process_lives(pid, engine.started_ticks))
+        engine.is_some_and(|(pid, engine)| engine.lives(pid))
     }
 
     /// Whether the directory is one that a killed command has half made, or half removed: no program can be under its

@@ -64,6 +64,7 @@ fn create(args: &HookCreateArgs, state: &State) -> Result<ExitCode, Failure> {
         engine: Some(EngineContainer {
             id: state.id.clone(),
             started_ticks,
+            pid_namespace: instance::pid_namespace(),
         }),
         ..Labels::default()
     };

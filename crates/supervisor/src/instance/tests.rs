@@ -54,6 +54,7 @@ fn labels_of_a_very_long_command_can_be_read() {
     let engine = EngineContainer {
         id: String::from("e"),
         started_ticks: started_ticks(std::process::id()).unwrap(),
+        pid_namespace: 0,
     };
     let labels = |command: Vec<String>| Labels {
         command,
@@ -92,6 +93,33 @@ fn runner_lives_until_its_lock_is_dropped() {
     drop(lock);
 
     assert!(!instance.runner_lives());
+}
+
+#[test]
+fn an_engines_container_lives_for_a_process_that_cannot_see_it() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = tempfile::tempdir().unwrap();
+    let here = fs::metadata("/proc/self/ns/pid").unwrap().ino();
+    let own = std::process::id();
+    let instance = {
+        let made = Instance::create(&parent(dir.path()), dir.path(), "a", &Labels::default());
+        made.unwrap().0
+    };
+    // No process has this number.
+    let none = 1_u32 << 30;
+    for (pid, namespace, lives) in [
+        (own, here, true),
+        (none, here, false),
+        (none, 0, false),
+        (none, here + 1, true),
+    ] {
+        let text = format!(
+            r#"{{"runner_pid":{pid},"engine":{{"id":"e","started_ticks":0,"pid_namespace":{namespace}}}}}"#
+        );
+        fs::write(dir.path().join("a/container.json"), text).unwrap();
+
+        assert_eq!(instance.runner_lives(), lives, "{pid} {namespace}");
+    }
 }
 
 #[test]
