@@ -555,6 +555,10 @@ def a_pod_without_a_request_is_kept_from_gpus(all_rendered):
     for rendered in by.values():
         deletes = any("delete" in rule["verbs"] and "pods" in rule["resources"] for role in rendered.of("ClusterRole") if role["metadata"]["name"].endswith("-monitor") for rule in role["rules"])
         need(deletes == (rendered.values in ("all-on", "multi-tenant")), f"{rendered}: the agent may delete pods: {deletes}")
+        # Evictions are limited to dry runs wherever an agent may ask for them.
+        evicts = any("pods/eviction" in rule.get("resources", []) for role in rendered.of("ClusterRole") for rule in role["rules"])
+        limited = any(policy["metadata"]["name"].endswith("-monitor-evictions") for policy in rendered.of("ValidatingAdmissionPolicy"))
+        need(evicts == limited, f"{rendered}: the agent asks for evictions: {evicts}, limited to dry runs: {limited}")
         for agent in rendered.of("DaemonSet"):
             for container in agent["spec"]["template"]["spec"]["containers"]:
                 mounts = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "all-gpus"]

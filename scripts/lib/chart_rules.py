@@ -57,7 +57,7 @@ RBAC = {
         ("", "pods nodes", "get list watch", False),
         ("", "pods/status nodes/status", "patch", False),
         ("", "events", "create patch", False),
-        # Only with devicePlugin.monitor.attest: evict.
+        # Only with devicePlugin.monitor.attest: evict. Policies allow dry runs alone.
         ("", "pods/eviction", "create", False),
         # The same, with evictDryRun: false.
         ("", "pods", "delete", False),

@@ -6,8 +6,11 @@
     reason = "a test: a panic is its answer"
 )]
 
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use axum::extract::Request;
+use axum::middleware::{self, Next};
 use embedded_cluster::{Cluster as Server, Options};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
@@ -21,6 +24,8 @@ struct World {
     pods: Api<Pod>,
     runtime: tokio::runtime::Runtime,
     began: Instant,
+    /// The agent's evictions and deletions, in their order: method, path and query.
+    asked: Arc<Mutex<Vec<String>>>,
 }
 
 impl World {
@@ -71,15 +76,26 @@ impl World {
             let made = runtime.block_on(api.create(&Default::default(), &budget));
             made.unwrap();
         }
+        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+        let noted = Arc::clone(&asked);
+        let note = move |request: Request, next: Next| {
+            if !request.method().is_safe() {
+                let asks = format!("{} {}", request.method(), request.uri());
+                noted.lock().unwrap().push(asks);
+            }
+            next.run(request)
+        };
+        let agents = server.router().layer(middleware::from_fn(note));
         let cluster = {
             let _inside = runtime.enter();
-            Cluster::start(client.clone(), "n1")
+            Cluster::start(kube::Client::new(agents, "default"), "n1")
         };
         Self {
             cluster,
             pods: Api::namespaced(client, "ml"),
             runtime,
             began: Instant::now(),
+            asked,
         }
     }
 
@@ -124,6 +140,23 @@ fn an_evicted_pod_ends_soon_whatever_its_author_wrote() {
     world.evict("slow", Duration::ZERO, |_| {});
 
     assert_eq!(world.until_ending("slow"), 30);
+}
+
+/// The API server does not tell its policies on which node the pod of an eviction is. So they let an agent make none in
+/// earnest.
+#[test]
+fn an_eviction_is_only_asked_about_and_the_pod_is_deleted() {
+    let world = World::new(&[("one", json!({}))], &[]);
+
+    world.evict("one", Duration::ZERO, |evict| evict.dry_run = true);
+    world.evict("one", Duration::ZERO, |_| {});
+
+    world.until_ending("one");
+    let asks = "POST /api/v1/namespaces/ml/pods/one/eviction?&dryRun=All";
+    assert_eq!(
+        *world.asked.lock().unwrap(),
+        [asks, asks, "DELETE /api/v1/namespaces/ml/pods/one?"]
+    );
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn apply(world: &World, file: &str) -> (bool, String) {
 }
 
 /// The four kinds, served.
-fn define(world: &World) {
+pub(crate) fn define(world: &World) {
     let (well, text) = apply(world, "charts/vgpu/files/hcs-crds.yaml");
     assert!(well, "{text}");
     for kind in [

@@ -113,13 +113,27 @@ async fn agent_on(world: &World, node: &str) -> Pod {
 /// A merge patch of `path` below `/api/v1`: 200, or the code and the message of the refusal.
 async fn patch(client: &Client, path: &str, change: &Value) -> (u16, String) {
     let request = http::Request::patch(format!("/api/v1/{path}"))
-        .header("content-type", "application/merge-patch+json")
-        .body(change.to_string().into_bytes())
-        .unwrap();
+        .header("content-type", "application/merge-patch+json");
+    send(client, request, change).await
+}
+
+/// The code of the answer, and what it says.
+async fn send(client: &Client, request: http::request::Builder, body: &Value) -> (u16, String) {
+    let request = request.body(body.to_string().into_bytes()).unwrap();
     let answer = client.send(request.map(Body::from)).await.unwrap();
     let code = answer.status().as_u16();
     let body = answer.into_body().collect_bytes().await.unwrap();
     (code, String::from_utf8_lossy(&body).into_owned())
+}
+
+async fn post(client: &Client, path: &str, object: &Value) -> (u16, String) {
+    let request = http::Request::post(path).header("content-type", "application/json");
+    send(client, request, object).await
+}
+
+async fn delete(client: &Client, path: &str) -> (u16, String) {
+    let request = http::Request::delete(path).header("content-type", "application/json");
+    send(client, request, &json!({})).await
 }
 
 /// Applies an object as a program would, whether it exists or not.
@@ -412,6 +426,185 @@ fn the_agents_token_is_good_for_its_own_node_and_the_annotations_it_writes_alone
         .await;
         assert_eq!(code, 403, "{said}");
         assert!(said.contains("names no node"), "{said}");
+    });
+}
+
+fn pod_path(pod: &str) -> String {
+    format!("/api/v1/namespaces/default/pods/{pod}")
+}
+
+/// Asks for the eviction of a pod; `query` is that of the request.
+async fn evict(client: &Client, pod: &str, query: &str) -> (u16, String) {
+    let eviction =
+        json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}});
+    let path = format!("{}/eviction{query}", pod_path(pod));
+    post(client, &path, &eviction).await
+}
+
+/// The API server tells a policy nothing of the pod of an eviction, and all of the pod of a deletion.
+#[test]
+fn an_agent_that_evicts_deletes_pods_of_its_own_node_alone() {
+    within(async |world| {
+        let values = "devicePlugin.monitor.attest=evict,devicePlugin.monitor.evictDryRun=false";
+        let _rights = Rights::install(world, &["--set", values]);
+        world.make_nodes(["mine", "other"], &Gpus::default()).await;
+        let on = |name: &str, node: &str| {
+            let mut pod = pod(name, json!({}));
+            pod["spec"]["nodeName"] = json!(node);
+            pod
+        };
+        for (name, node) in [("held", "mine"), ("far", "other")] {
+            world.make_pod(on(name, node)).await;
+        }
+        world.make_pod(pod("waiting", json!({}))).await;
+        let agent = agent_on(world, "mine").await;
+        let client = client_with(world, "own-monitor", Some(&agent)).await;
+
+        // A pod that may end before the API server knows the policies.
+        world
+            .eventually("the API server knows the policies", async || {
+                let probe = from(on("probe", "other"));
+                drop(world.pods().create(&PostParams::default(), &probe).await);
+                let evicted = evict(&client, "probe", "").await.0;
+                let deleted = delete(&client, &pod_path("probe")).await.0;
+                ([evicted, deleted] == [403; 2]).then_some(())
+            })
+            .await;
+
+        for pod in ["held", "far"] {
+            let (code, said) = evict(&client, pod, "").await;
+            assert_eq!(code, 403, "{pod}: {said}");
+            assert!(said.contains("dry run"), "{said}");
+            let (code, said) = evict(&client, pod, "?dryRun=All").await;
+            assert_eq!(code, 201, "{pod}: {said}");
+            let stays = world.pods().get(pod).await.unwrap();
+            assert_eq!(stays.metadata.deletion_timestamp, None, "{pod}");
+        }
+        for (pod, expected) in [("far", 403), ("waiting", 403), ("held", 200)] {
+            let (code, said) = delete(&client, &pod_path(pod)).await;
+            assert_eq!(code, expected, "{pod}: {said}");
+        }
+        let (code, said) = delete(&client, "/api/v1/namespaces/default/pods").await;
+        assert_eq!(code, 403, "all pods: {said}");
+
+        // A token that names no node asks for nothing.
+        let stray = client_with(world, "own-monitor", None).await;
+        let (code, said) = evict(&stray, "far", "?dryRun=All").await;
+        assert_eq!(code, 403, "{said}");
+        assert!(said.contains("names no node"), "{said}");
+    });
+}
+
+#[test]
+fn an_agent_describes_its_own_node_alone_in_hcs_io() {
+    within(async |world| {
+        crate::hcs::define(world);
+        let _rights = Rights::install(world, &["--set", "hcs.enabled=true"]);
+        world.make_nodes(["mine", "other"], &Gpus::default()).await;
+        let agent = agent_on(world, "mine").await;
+        let client = client_with(world, "own-monitor", Some(&agent)).await;
+        let all = "/apis/hcs.io/v1alpha1";
+        let example: Value =
+            serde_saphyr::from_str(include_str!("../../../examples/hcs/compute-node.yaml"))
+                .unwrap();
+        let described = |name: &str| {
+            let mut node = example.clone();
+            node["metadata"] = json!({"name": name});
+            let topology = json!({"apiVersion": "hcs.io/v1alpha1", "kind": "ComputeTopology",
+                "metadata": {"name": name}, "spec": {"nodeName": name, "devices": []}});
+            [
+                (format!("{all}/computenodes"), node),
+                (format!("{all}/computetopologies"), topology),
+            ]
+        };
+
+        world
+            .eventually("the API server knows the policy", async || {
+                let mut refused = 0;
+                for (path, object) in described("other") {
+                    let path = format!("{path}?dryRun=All");
+                    refused += u8::from(post(&client, &path, &object).await.0 == 403);
+                }
+                (refused == 2).then_some(())
+            })
+            .await;
+
+        for (path, object) in described("mine") {
+            let (code, said) = post(&client, &path, &object).await;
+            assert_eq!(code, 201, "{path}: {said}");
+        }
+        for (path, object) in described("other") {
+            let (code, said) = post(&client, &path, &object).await;
+            assert_eq!(code, 403, "{path}: {said}");
+            let (code, said) = post(&world.client, &path, &object).await;
+            assert_eq!(code, 201, "{path}: {said}");
+        }
+        for (name, expected) in [("mine", 200), ("other", 403)] {
+            for (path, _) in described(name) {
+                for part in ["", "/status"] {
+                    let path = format!("{path}/{name}{part}");
+                    let read = http::Request::get(&path).body(Body::empty()).unwrap();
+                    let read = world.client.send(read).await.unwrap();
+                    let read = read.into_body().collect_bytes().await.unwrap();
+                    let object: Value = serde_json::from_slice(&read).unwrap();
+                    let write =
+                        http::Request::put(&path).header("content-type", "application/json");
+                    let (code, said) = send(&client, write, &object).await;
+                    assert_eq!(code, expected, "{path}: {said}");
+                }
+            }
+        }
+        for name in ["mine", "other"] {
+            for (path, _) in described(name) {
+                let (code, said) = delete(&world.client, &format!("{path}/{name}")).await;
+                assert_eq!(code, 200, "{said}");
+            }
+        }
+    });
+}
+
+#[test]
+fn an_agent_writes_resource_slices_of_its_own_node_and_driver_alone() {
+    within(async |world| {
+        let _rights = Rights::install(world, &["--set", "dra.enabled=true"]);
+        world.make_nodes(["mine", "other"], &Gpus::default()).await;
+        let agent = agent_on(world, "mine").await;
+        let client = client_with(world, "own-monitor", Some(&agent)).await;
+        let all = "/apis/resource.k8s.io/v1/resourceslices";
+        let slice = |name: &str, node: &str, pool: &str, driver: &str| {
+            json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name},
+                "spec": {"driver": driver, "nodeName": node, "devices": [],
+                    "pool": {"name": pool, "generation": 1, "resourceSliceCount": 1}}})
+        };
+        let own = slice("own", "mine", "mine", "gpu.vgpu.io");
+        let foreign = [
+            slice("far", "other", "other", "gpu.vgpu.io"),
+            slice("pool", "mine", "other", "gpu.vgpu.io"),
+            slice("driver", "mine", "mine", "gpu.nvidia.com"),
+        ];
+
+        let tried = format!("{all}?dryRun=All");
+        world
+            .eventually("the API server knows the policy", async || {
+                (post(&client, &tried, &foreign[0]).await.0 == 403).then_some(())
+            })
+            .await;
+
+        for slice in &foreign {
+            let (code, said) = post(&client, all, slice).await;
+            assert_eq!(code, 403, "{slice}: {said}");
+            let (code, said) = post(&world.client, all, slice).await;
+            assert_eq!(code, 201, "{slice}: {said}");
+            let path = format!("{all}/{}", slice["metadata"]["name"].as_str().unwrap());
+            let (code, said) = delete(&client, &path).await;
+            assert_eq!(code, 403, "{path}: {said}");
+            let (code, said) = delete(&world.client, &path).await;
+            assert_eq!(code, 200, "{path}: {said}");
+        }
+        let (code, said) = post(&client, all, &own).await;
+        assert_eq!(code, 201, "{said}");
+        let (code, said) = delete(&client, &format!("{all}/own")).await;
+        assert_eq!(code, 200, "{said}");
     });
 }
 

@@ -1,6 +1,11 @@
 //! Attestation's calls to the API server: finding the pod of a uid, and evicting a pod. A task of its own; no other
 //! part of the agent waits for it or breaks without it.
 //!
+//! The API server is asked whether it would evict (a dry run of `pods/eviction`), and the pod is then deleted. An
+//! eviction does not tell the API server's policies on which node its pod is, and a deletion does: so an agent's token
+//! ends pods of its own node alone. A dry run checks a disruption budget, and takes nothing off it: until the budget's
+//! controller has seen the deletion, another eviction is allowed by the same budget.
+//!
 //! A pod whose eviction the API server refuses (a disruption budget allows none, or several budgets name the pod) is
 //! deleted after a grace: the author of the pod may write budgets, and would otherwise decide how long it stays.
 
@@ -150,69 +155,105 @@ async fn evict(client: kube::Client, node: String, mut asked: mpsc::Receiver<Evi
     let mut refused: HashMap<String, Instant> = HashMap::new();
     while let Some(evict) = asked.recv().await {
         let pods: Api<Pod> = Api::namespaced(client.clone(), &evict.namespace);
-        let Evict {
-            namespace,
-            pod,
-            dry_run,
-            ..
-        } = &evict;
+        let Evict { namespace, pod, .. } = &evict;
         if evict.never_asked
             && let Some(why) = stays(&client, &node, &evict).await
         {
             tracing::warn!(%namespace, %pod, "not evicted: {why}");
             continue;
         }
-        let waited = |refused: &HashMap<String, Instant>| {
-            let first = refused.get(&evict.uid)?;
-            Some(evict.at.saturating_duration_since(*first))
+        let answer = match refused.get(&evict.uid) {
+            // Not asked again: a budget is respected for so long.
+            Some(first) if ends(&evict, Answer::HeldBack, *first) => Answer::HeldBack,
+            _ => ask(&pods, &evict).await,
         };
-        let is_over =
-            |refused: &_| !dry_run && waited(refused).is_some_and(|waited| waited >= evict.grace);
-        if !is_over(&refused) {
-            let parameters = PostParams {
-                dry_run: *dry_run,
-                ..PostParams::default()
-            };
-            let body = eviction(&evict);
-            let evicts =
-                pods.create_subresource::<Value, Value>("eviction", pod, &parameters, &body);
-            match timeout(CALL, evicts).await {
-                Ok(Ok(_)) => {
-                    refused.remove(&evict.uid);
-                    tracing::warn!(%namespace, %pod, dry_run, "evicted: it holds a GPU past its limits")
-                }
-                Ok(Err(error)) => {
-                    tracing::warn!(%namespace, %pod, dry_run, %error, "not evicted");
-                    if holds_back(&error) {
-                        remember(&mut refused, &evict);
-                    }
-                }
-                // The client tries again by itself what a budget refuses (429), for as long as the API server says.
-                Err(_) => {
-                    tracing::warn!(
-                        %namespace, %pod, dry_run,
-                        "not evicted within {} s: by a disruption budget, or the API server does not answer",
-                        CALL.as_secs()
-                    );
-                    remember(&mut refused, &evict);
-                }
-            }
+        if answer == Answer::HeldBack {
+            remember(&mut refused, &evict);
         }
-        if is_over(&refused) {
-            match timeout(CALL, pods.delete(pod, &ending(&evict))).await {
-                Ok(Ok(_)) => {
-                    refused.remove(&evict.uid);
+        let first = refused.get(&evict.uid).copied().unwrap_or(evict.at);
+        if !ends(&evict, answer, first) {
+            continue;
+        }
+        match timeout(CALL, pods.delete(pod, &ending(&evict))).await {
+            Ok(Ok(_)) => {
+                refused.remove(&evict.uid);
+                if answer == Answer::HeldBack {
                     tracing::warn!(
                         %namespace, %pod,
                         "deleted: it holds a GPU past its limits, and its eviction has been refused for {} s",
                         evict.grace.as_secs()
                     );
-                }
-                Ok(Err(error)) => tracing::warn!(%namespace, %pod, %error, "not deleted"),
-                Err(_) => {
-                    tracing::warn!(%namespace, %pod, "not deleted: the API server does not answer")
+                } else {
+                    tracing::warn!(%namespace, %pod, "evicted: it holds a GPU past its limits");
                 }
             }
+            Ok(Err(error)) => tracing::warn!(%namespace, %pod, %error, "not deleted"),
+            Err(_) => {
+                tracing::warn!(%namespace, %pod, "not deleted: the API server does not answer")
+            }
+        }
+    }
+}
+
+/// What the API server says about an eviction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// It would evict the pod now.
+    Allowed,
+    /// It does not evict the pod, and may later.
+    HeldBack,
+    /// There is no such pod, or this agent may not evict it.
+    Refused,
+}
+
+/// Whether a pod is deleted after this answer. `first` is when its eviction was first held back.
+fn ends(evict: &Evict, answer: Answer, first: Instant) -> bool {
+    let has_waited = || evict.at.saturating_duration_since(first) >= evict.grace;
+    !evict.dry_run
+        && match answer {
+            Answer::Allowed => true,
+            Answer::HeldBack => has_waited(),
+            Answer::Refused => false,
+        }
+}
+
+/// Asks whether it would be evicted now.
+async fn ask(pods: &Api<Pod>, evict: &Evict) -> Answer {
+    let Evict {
+        namespace,
+        pod,
+        dry_run,
+        ..
+    } = evict;
+    let parameters = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let body = eviction(evict);
+    let asked = pods.create_subresource::<Value, Value>("eviction", pod, &parameters, &body);
+    match timeout(CALL, asked).await {
+        Ok(Ok(_)) => {
+            if *dry_run {
+                tracing::warn!(%namespace, %pod, dry_run, "would be evicted: it holds a GPU past its limits");
+            }
+            Answer::Allowed
+        }
+        Ok(Err(error)) => {
+            tracing::warn!(%namespace, %pod, dry_run, %error, "not evicted");
+            if holds_back(&error) {
+                Answer::HeldBack
+            } else {
+                Answer::Refused
+            }
+        }
+        // The client tries again by itself what a budget refuses (429), for as long as the API server says.
+        Err(_) => {
+            tracing::warn!(
+                %namespace, %pod, dry_run,
+                "not evicted within {} s: by a disruption budget, or the API server does not answer",
+                CALL.as_secs()
+            );
+            Answer::HeldBack
         }
     }
 }
@@ -227,7 +268,11 @@ fn remember(refused: &mut HashMap<String, Instant>, evict: &Evict) {
 /// The body of an `Eviction`. Not by `Api::evict`, whose options the API server does not know (`delete_options`): another
 /// pod of that name would be evicted, and in its own time.
 fn eviction(evict: &Evict) -> Value {
-    json!({ "metadata": { "name": evict.pod }, "deleteOptions": ending(evict) })
+    let options = DeleteParams {
+        dry_run: true,
+        ..ending(evict)
+    };
+    json!({ "metadata": { "name": evict.pod }, "deleteOptions": options })
 }
 
 /// How an evicted pod ends: the pod of that uid, and soon.
@@ -278,4 +323,43 @@ async fn stays(client: &kube::Client, node: &str, evict: &Evict) -> Option<Strin
              plugin on this node?",
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pod_is_deleted_when_its_eviction_is_allowed_or_its_grace_is_over() {
+        let first = Instant::now();
+        let after = |seconds, grace, dry_run| Evict {
+            namespace: "ml".to_owned(),
+            pod: "p".to_owned(),
+            uid: "u".to_owned(),
+            dry_run,
+            never_asked: true,
+            grace: Duration::from_secs(grace),
+            at: first + Duration::from_secs(seconds),
+        };
+        for (seconds, grace, answer, expected) in [
+            (0, 300, Answer::Allowed, true),
+            (0, 300, Answer::HeldBack, false),
+            (299, 300, Answer::HeldBack, false),
+            (300, 300, Answer::HeldBack, true),
+            (0, 0, Answer::HeldBack, true),
+            (300, 300, Answer::Refused, false),
+            (0, 0, Answer::Refused, false),
+        ] {
+            let evict = after(seconds, grace, false);
+            assert_eq!(
+                ends(&evict, answer, first),
+                expected,
+                "{answer:?} {seconds}"
+            );
+            assert!(
+                !ends(&after(seconds, grace, true), answer, first),
+                "a dry run ends a pod"
+            );
+        }
+    }
 }

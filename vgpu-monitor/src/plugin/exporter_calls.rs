@@ -1,6 +1,6 @@
 //! The calls of the API server that the plugin makes for the exporter, which has no token: over a socket that only the
-//! agent's two containers share. Owns what the exporter may ask: the pods of this node, events of the agent, and the
-//! eviction or deletion of a pod of this node. Never decides when it asks.
+//! agent's two containers share. Owns what the exporter may ask: the pods of this node, events of the agent, whether a pod
+//! of this node may be evicted, and its deletion. Never decides when it asks.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
@@ -79,7 +79,7 @@ fn routes(client: kube::Client, node: String, pods: OwnPods) -> Router {
         )
         .route(
             "/api/v1/namespaces/{namespace}/pods/{name}/eviction",
-            post(evict),
+            post(may_evict),
         )
         .route(
             "/api/v1/namespaces/{namespace}/pods/{name}",
@@ -153,23 +153,22 @@ async fn repeat_event(
     forward(&calls, request, body.to_vec()).await
 }
 
-/// Only of a pod of this node: the API server cannot check that, because it does not show a policy the pod.
-async fn evict(
+/// Whether a pod of this node may be evicted. Only a dry run, whatever is asked for: the API server does not tell its
+/// policies on which node the pod of an eviction is, so it lets an agent make no other.
+async fn may_evict(
     State(calls): State<Arc<Calls>>,
     Parts((namespace, name)): Parts<(String, String)>,
-    RawQuery(query): RawQuery,
     body: Bytes,
 ) -> Response {
     if let Some(refusal) = not_of_this_node(&calls, &namespace, &name).await {
         return refusal;
     }
-    let query = dry_run(query.as_deref());
-    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/eviction{query}");
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/eviction?dryRun=All");
     let request = Request::post(path).header(CONTENT_TYPE, "application/json");
     forward(&calls, request, body.to_vec()).await
 }
 
-/// Deletes a pod of this node, which a disruption budget protects from eviction.
+/// Deletes a pod of this node.
 async fn end(
     State(calls): State<Arc<Calls>>,
     Parts((namespace, name)): Parts<(String, String)>,
@@ -345,6 +344,8 @@ mod tests {
             ..EvictParams::default()
         };
         assert_eq!(code(pods.evict("here", &dry_eviction).await), 200);
+        // It is told whether the pod would be evicted, whatever it asks for.
+        assert_eq!(code(pods.evict("here", &EvictParams::default()).await), 200);
         assert_eq!(code(pods.delete("here", &dry).await), 200);
         let is_here = async || {
             let listed = everywhere.list_metadata(&ListParams::default()).await;
