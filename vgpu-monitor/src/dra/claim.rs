@@ -13,10 +13,9 @@ use vgpu_abi::limits::Policy;
 use super::{CORES, DRIVER, MEMORY, device_name};
 use crate::node_gpus::{Inventory, KnownGpu};
 
-/// Why a claim is not made ready. The kubelet shows the text at the pod and asks again.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Refusal(pub String);
+mod error;
+
+pub use error::{ClaimError, ParametersError, PartError, ShareError};
 
 /// The claim that the kubelet asks about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,44 +117,37 @@ pub fn shares(
     asked: &Asked,
     pool: &str,
     inventory: &Inventory,
-) -> Result<Vec<Share>, Refusal> {
+) -> Result<Vec<Share>, ClaimError> {
     let uid = claim.metadata.uid.as_deref().unwrap_or_default();
     if uid != asked.uid {
-        return Err(Refusal(format!(
-            "{asked} has the uid {uid:?}, and the kubelet asks about {:?}: the claim was deleted and another one of \
-             this name made. Delete the pod, so that one comes with the present claim",
-            asked.uid
-        )));
+        return Err(ClaimError::OtherUid {
+            asked: asked.clone(),
+            found: uid.to_owned(),
+        });
     }
     let allocation = claim.status.as_ref().and_then(|it| it.allocation.as_ref());
     let Some(devices) = allocation.and_then(|allocation| allocation.devices.as_ref()) else {
-        return Err(Refusal(format!(
-            "{asked} has no allocation: no scheduler has given it a device, or it was taken back"
-        )));
+        return Err(ClaimError::NoAllocation(asked.clone()));
     };
     let results = devices.results.as_deref().unwrap_or_default();
     let ours: Vec<_> = results.iter().filter(|it| it.driver == DRIVER).collect();
     if ours.is_empty() {
         let others: BTreeSet<&str> = results.iter().map(|it| it.driver.as_str()).collect();
-        let others: Vec<&str> = others.into_iter().collect();
-        return Err(Refusal(format!(
-            "{asked} has no device of {DRIVER}; its devices are of: {}",
-            listed(&others)
-        )));
+        return Err(ClaimError::NoneOfOurs {
+            asked: asked.clone(),
+            others: others.into_iter().map(str::to_owned).collect(),
+        });
     }
     let config = devices.config.as_deref().unwrap_or_default();
     ours.into_iter()
-        .map(|result| share(result, config, pool, inventory))
-        .collect::<Result<_, _>>()
-        .map_err(|Refusal(why)| Refusal(format!("{asked}: {why}")))
-}
-
-fn listed(words: &[&str]) -> String {
-    if words.is_empty() {
-        String::from("none")
-    } else {
-        words.join(", ")
-    }
+        .map(|result| {
+            share(result, config, pool, inventory).map_err(|why| ClaimError::Share {
+                asked: asked.clone(),
+                request: result.request.clone(),
+                why: Box::new(why),
+            })
+        })
+        .collect()
 }
 
 fn share(
@@ -163,89 +155,79 @@ fn share(
     config: &[DeviceAllocationConfiguration],
     pool: &str,
     inventory: &Inventory,
-) -> Result<Share, Refusal> {
+) -> Result<Share, ShareError> {
     let DeviceRequestAllocationResult {
         request, device, ..
     } = result;
-    let here = |why: String| Refusal(format!("request {request}: {why}"));
     if result.pool != pool {
-        return Err(here(format!(
-            "its device {device} is in the pool {:?}, and this node's is {pool:?}",
-            result.pool
-        )));
+        return Err(ShareError::OtherPool {
+            device: device.clone(),
+            found: result.pool.clone(),
+            ours: pool.to_owned(),
+        });
     }
     if result.admin_access == Some(true) {
-        return Err(here(String::from(
-            "adminAccess is not served: a share is always limited. Leave adminAccess out",
-        )));
+        return Err(ShareError::AdminAccess);
     }
-    let gpu = gpu_of(device, inventory).map_err(here)?;
+    let gpu = gpu_of(device, inventory)?;
     let consumed = result
         .consumed_capacity
         .as_ref()
         .filter(|it| !it.is_empty());
     let Some(consumed) = consumed else {
-        return Err(here(format!(
-            "its allocation of device {device} has no consumedCapacity, so the share is not known. The feature gate \
-             DRAConsumableCapacity has to be on in kube-apiserver and kube-scheduler (by default from Kubernetes 1.36)"
-        )));
+        return Err(ShareError::NothingConsumed {
+            device: device.clone(),
+        });
     };
     let amount = |name: &str| {
         let found = consumed
             .get(name)
             .or_else(|| consumed.get(&format!("{DRIVER}/{name}")));
-        found.map(|amount| amount.0.as_str()).ok_or_else(|| {
-            let known: Vec<&str> = consumed.keys().map(String::as_str).collect();
-            here(format!(
-                "its consumedCapacity has no {name}; it has {}",
-                listed(&known)
-            ))
-        })
+        found
+            .map(|amount| amount.0.as_str())
+            .ok_or_else(|| ShareError::NotConsumed {
+                capacity: name.to_owned(),
+                known: consumed.keys().cloned().collect(),
+            })
     };
     Ok(Share {
         request: base(request).to_owned(),
         device: device.clone(),
         share_id: result.share_id.clone(),
         gpu: gpu.device.id.clone(),
-        memory_bytes: memory(amount(MEMORY)?).map_err(here)?,
+        memory_bytes: memory(amount(MEMORY)?)?,
         physical_bytes: gpu.physical_bytes,
-        cores: cores(amount(CORES)?).map_err(here)?,
-        parameters: parameters(request, config).map_err(here)?,
+        cores: cores(amount(CORES)?)?,
+        parameters: parameters(request, config)?,
     })
 }
 
 /// The GPU of a device's name.
-fn gpu_of<'a>(device: &str, inventory: &'a Inventory) -> Result<&'a KnownGpu, String> {
+fn gpu_of<'a>(device: &str, inventory: &'a Inventory) -> Result<&'a KnownGpu, ShareError> {
     let mut gpus = inventory.gpus.iter();
     let found = gpus.find(|gpu| device_name(&gpu.device.id) == device);
-    found.ok_or_else(|| {
-        let known: Vec<String> = inventory
+    found.ok_or_else(|| ShareError::NotHere {
+        device: device.to_owned(),
+        known: inventory
             .gpus
             .iter()
             .map(|gpu| device_name(&gpu.device.id))
-            .collect();
-        let known: Vec<&str> = known.iter().map(String::as_str).collect();
-        format!(
-            "device {device} is not on this node; there are: {}",
-            listed(&known)
-        )
+            .collect(),
     })
 }
 
 /// Bytes of a GPU's memory.
-fn memory(text: &str) -> Result<u64, String> {
+fn memory(text: &str) -> Result<u64, ShareError> {
     let bytes = whole(text).filter(|bytes| *bytes > 0);
-    bytes.ok_or_else(|| {
-        format!("its consumedCapacity has memory {text:?}; accepted: a number of bytes above 0, such as 4Gi")
-    })
+    bytes.ok_or_else(|| ShareError::Memory(text.to_owned()))
 }
 
 /// Percent of a GPU's compute.
-fn cores(text: &str) -> Result<u32, String> {
+fn cores(text: &str) -> Result<u32, ShareError> {
     let percent = whole(text).and_then(|percent| u32::try_from(percent).ok());
-    percent.filter(|percent| *percent <= 100).ok_or_else(|| {
-        format!("its consumedCapacity has cores {text:?}; accepted: a whole number of percent from 0 to 100")
-    })
+    percent
+        .filter(|percent| *percent <= 100)
+        .ok_or_else(|| ShareError::Cores(text.to_owned()))
 }
 
 fn whole(text: &str) -> Option<u64> {
@@ -264,7 +246,7 @@ fn base(request: &str) -> &str {
 fn parameters(
     request: &str,
     config: &[DeviceAllocationConfiguration],
-) -> Result<Parameters, String> {
+) -> Result<Parameters, ShareError> {
     let mut all = Parameters::default();
     for entry in config {
         let Some(opaque) = entry.opaque.as_ref().filter(|it| it.driver == DRIVER) else {
@@ -279,24 +261,18 @@ fn parameters(
             "FromClass" => "the DeviceClass",
             _ => "the claim",
         };
-        let accepted = format!(
-            "accepted: apiVersion {API_VERSION}, kind {KIND}, and any of priority (0, the highest, to {PRIORITY_MOST}) \
-             and policy (default, force, floor, disable)"
-        );
-        let written = Written::deserialize(&opaque.parameters.0).map_err(|error| {
-            format!("the parameters of {of} cannot be read: {error}; {accepted}")
-        })?;
+        let refused = |why| ShareError::Parameters { of, why };
+        let written = Written::deserialize(&opaque.parameters.0)
+            .map_err(|error| refused(ParametersError::Unreadable(error.to_string())))?;
         if written.api_version != API_VERSION || written.kind != KIND {
-            return Err(format!(
-                "the parameters of {of} are {} {}; {accepted}",
-                written.api_version, written.kind
-            ));
+            return Err(refused(ParametersError::OtherKind {
+                version: written.api_version,
+                kind: written.kind,
+            }));
         }
         if let Some(priority) = written.priority {
             if priority > PRIORITY_MOST {
-                return Err(format!(
-                    "the parameters of {of} have the priority {priority}; {accepted}"
-                ));
+                return Err(refused(ParametersError::Priority(priority)));
             }
             all.priority = priority;
         }
@@ -436,7 +412,7 @@ pub struct Part {
 ///
 /// # Errors
 /// A part has one GPU twice, or parameters that contradict each other.
-pub fn parts(shares: Vec<Share>, uses: &[Use]) -> Result<Vec<Part>, Refusal> {
+pub fn parts(shares: Vec<Share>, uses: &[Use]) -> Result<Vec<Part>, PartError> {
     let requests: BTreeSet<&str> = shares.iter().map(|share| share.request.as_str()).collect();
     // The requests of each container; without any all of them.
     let mut together: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
@@ -494,15 +470,15 @@ pub fn parts(shares: Vec<Share>, uses: &[Use]) -> Result<Vec<Part>, Refusal> {
     names.iter().map(part).collect()
 }
 
-fn check(part: &Part) -> Result<(), Refusal> {
+fn check(part: &Part) -> Result<(), PartError> {
     let mut gpus: BTreeMap<&str, &str> = BTreeMap::new();
     for share in &part.shares {
         if let Some(other) = gpus.insert(&share.gpu, &share.request) {
-            return Err(Refusal(format!(
-                "one container would get GPU {} twice (requests {other} and {}). Ask for different GPUs by the \
-                 constraint distinctAttribute: {DRIVER}/uuid, or for one larger share",
-                share.gpu, share.request
-            )));
+            return Err(PartError::SameGpu {
+                gpu: share.gpu.clone(),
+                first: other.to_owned(),
+                second: share.request.clone(),
+            });
         }
     }
     let mut shares = part.shares.iter();
@@ -510,10 +486,10 @@ fn check(part: &Part) -> Result<(), Refusal> {
         return Ok(());
     };
     match shares.find(|share| share.parameters != first.parameters) {
-        Some(other) => Err(Refusal(format!(
-            "request {} has other parameters than {}, and a container uses both: give both the same",
-            other.request, first.request
-        ))),
+        Some(other) => Err(PartError::OtherParameters {
+            first: first.request.clone(),
+            second: other.request.clone(),
+        }),
         None => Ok(()),
     }
 }

@@ -19,8 +19,8 @@ use super::args::DraArgs;
 use super::checkpoint::Checkpoint;
 use super::leftovers::{Leftovers, claims_by_part};
 use super::prepare::{Parts, Preparer};
-use super::publish::Publisher;
-use super::service::Service;
+use super::publish::{PublishError, Publisher};
+use super::service::{Registered, Service};
 use super::{DRIVER, Metrics, Sockets, facts, is_claims};
 use crate::collect::{self, Collector};
 use crate::delivery::{self, Delivery, Manner};
@@ -163,7 +163,7 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
         %address, driver = DRIVER, node = args.node_name, state = %args.state_dir.display(),
         "serving claims, and /metrics"
     );
-    let registered = sockets.registered();
+    let registration = sockets.registration();
     let until_stopped = until(stopped.clone());
     let called = tokio::spawn(async move { sockets.serve(service, until_stopped).await });
     let beside = [
@@ -174,7 +174,11 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
         )),
         tokio::spawn(withdraw(client.clone(), args.node_name.clone())),
         tokio::spawn(watch_runtime(args, client, hindered)),
-        tokio::spawn(tell_readiness(registered, published.subscribe(), readiness)),
+        tokio::spawn(tell_readiness(
+            registration,
+            published.subscribe(),
+            readiness,
+        )),
     ];
     let ended = tokio::select! {
         signal = stop => {
@@ -295,20 +299,24 @@ async fn watch_runtime(
 
 /// Ready means: the kubelet has taken the driver, and the slices are published.
 async fn tell_readiness(
-    mut registered: watch::Receiver<Option<Result<(), String>>>,
-    mut published: watch::Receiver<Option<Result<(), String>>>,
+    mut registration: watch::Receiver<Registered>,
+    mut published: watch::Receiver<Option<Result<(), PublishError>>>,
     readiness: Readiness,
 ) {
     loop {
         let missing = {
-            let (registered, published) = (
-                registered.borrow_and_update(),
+            let (registration, published) = (
+                registration.borrow_and_update(),
                 published.borrow_and_update(),
             );
-            match (&*registered, &*published) {
-                (Some(Ok(())), Some(Ok(()))) => None,
-                (Some(Err(why)), _) => Some(format!("the kubelet does not take the driver: {why}")),
-                (None, _) => Some(String::from("the kubelet has not found the driver yet")),
+            match (&*registration, &*published) {
+                (Registered::Accepted, Some(Ok(()))) => None,
+                (Registered::Refused(why), _) => {
+                    Some(format!("the kubelet does not take the driver: {why}"))
+                }
+                (Registered::NotYet, _) => {
+                    Some(String::from("the kubelet has not found the driver yet"))
+                }
                 (_, Some(Err(why))) => Some(format!("the ResourceSlices are not published: {why}")),
                 (_, None) => Some(String::from("the ResourceSlices are not published yet")),
             }
@@ -318,7 +326,7 @@ async fn tell_readiness(
             Some(why) => readiness.not_ready(why),
         }
         tokio::select! {
-            changed = registered.changed() => if changed.is_err() { return },
+            changed = registration.changed() => if changed.is_err() { return },
             changed = published.changed() => if changed.is_err() { return },
         }
     }

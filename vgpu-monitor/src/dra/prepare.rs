@@ -3,6 +3,7 @@
 //! what a claim gives: `claim` does.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -11,13 +12,13 @@ use kube_api::object::Pod;
 use placement::Kind;
 use serde::Deserialize as _;
 use serde_json::Value;
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinError, spawn_blocking};
 
 use super::api::{self, Without};
 use super::checkpoint::{Checkpoint, Ready};
-use super::claim::{self, Asked, Part, PodClaims, Refusal, Share, Use};
+use super::claim::{self, Asked, ClaimError, Part, PartError, PodClaims, Share, Use};
 use super::{part_name, parts_of};
-use crate::delivery::{Delivery, Given, GivenDevice, Name};
+use crate::delivery::{Delivery, DeliveryError, Given, GivenDevice, Name};
 use crate::node_gpus::{Healths, Inventories};
 use crate::plugin::identity;
 
@@ -44,6 +45,115 @@ impl std::fmt::Debug for Parts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Parts").finish_non_exhaustive()
     }
+}
+
+/// Why a claim is not made ready. The kubelet shows the text at the pod and asks again.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// The claim was deleted.
+    #[error("{0} is gone: it was deleted")]
+    Gone(Asked),
+    /// The API server refuses to show the claim, or one of its pods.
+    #[error("the API server does not show {what}: {why}")]
+    NotShown {
+        /// The claim or the pod.
+        what: String,
+        /// The API server's answer.
+        why: String,
+    },
+    /// The API server does not answer, and there is nothing to give again.
+    #[error("the API server does not answer ({why}), and {asked} was not ready before")]
+    Away {
+        /// The claim.
+        asked: Asked,
+        /// How the call ended.
+        why: String,
+    },
+    /// The GPUs are not known yet.
+    #[error("the node's GPUs have not been read yet; it is tried again")]
+    GpusUnread,
+    /// The claim gives nothing here.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// The claim's shares cannot be divided among its containers.
+    #[error("{asked}: {why}")]
+    Parts {
+        /// The claim.
+        asked: Asked,
+        /// Why not.
+        why: Box<PartError>,
+    },
+    /// A pod of the claim is not as the API server's kinds are.
+    #[error("pod {namespace}/{name} cannot be read: {why}")]
+    Pod {
+        /// The pod's namespace.
+        namespace: String,
+        /// The pod's name.
+        name: String,
+        /// What is wrong.
+        why: serde_json::Error,
+    },
+    /// The claim has no pod.
+    #[error("{0} is reserved for no pod that there is: its pod was deleted")]
+    NoPod(Asked),
+    /// A container uses more than one claim of ours.
+    #[error(
+        "container {container} uses {} claims of GPUs ({}); it can have one: put its requests into one claim",
+        claims.len(), claims.join(", ")
+    )]
+    Crowded {
+        /// The container.
+        container: String,
+        /// The claims.
+        claims: Vec<String>,
+    },
+    /// A GPU of the claim is sick.
+    #[error("GPU {gpu} cannot be used now: {reason}")]
+    Sick {
+        /// The GPU.
+        gpu: String,
+        /// Why.
+        reason: String,
+    },
+    /// What the claim had before cannot be taken away.
+    #[error("{asked} was given other devices than those that are ready, and {why}")]
+    InTheWay {
+        /// The claim.
+        asked: Asked,
+        /// Why not.
+        why: Box<DiskError>,
+    },
+    /// What the claim's containers get cannot be made or taken away.
+    #[error("{asked}: {why}")]
+    Disk {
+        /// The claim.
+        asked: Asked,
+        /// Why not.
+        why: Box<DiskError>,
+    },
+}
+
+/// Why the files of a claim cannot be made or taken away.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// A process uses a directory that is to be removed.
+    #[error("a process still uses {}; it is tried again", .0.display())]
+    Used(PathBuf),
+    /// A process uses a directory that is to get other devices.
+    #[error("a process still uses {}, which was given other devices; it is tried again", .0.display())]
+    UsedOtherwise(PathBuf),
+    /// What containers get cannot be made or removed.
+    #[error(transparent)]
+    Delivery(#[from] DeliveryError),
+    /// A claim cannot be added to the record.
+    #[error("cannot write the record of claims: {0}; make room on the node's disk")]
+    Put(io::Error),
+    /// A claim cannot be removed from the record.
+    #[error("cannot write the record of claims: {0}")]
+    Remove(io::Error),
+    /// The thread that writes has panicked.
+    #[error("the thread that writes the disk has ended: {0}")]
+    Ended(#[from] JoinError),
 }
 
 /// The preparer of this node. Clones are the same one.
@@ -99,24 +209,22 @@ impl Preparer {
         &self,
         asked: &Asked,
         beside: &[Asked],
-    ) -> Result<Vec<ReadyDevice>, Refusal> {
+    ) -> Result<Vec<ReadyDevice>, PrepareError> {
         let parts = &self.0.parts;
         let before = parts.checkpoint.get(&asked.uid);
         let claim = match api::claim(&parts.client, &asked.namespace, &asked.name).await {
             Ok(claim) => claim,
             Err(Without::Gone) => {
-                return Err(Refusal(format!("{asked} is gone: it was deleted")));
+                return Err(PrepareError::Gone(asked.clone()));
             }
             Err(Without::Refused(why)) => {
-                return Err(Refusal(format!(
-                    "the API server does not show {asked}: {why}"
-                )));
+                let what = asked.to_string();
+                return Err(PrepareError::NotShown { what, why });
             }
             Err(Without::Away(why)) => {
                 let Some(before) = before else {
-                    return Err(Refusal(format!(
-                        "the API server does not answer ({why}), and {asked} was not ready before"
-                    )));
+                    let asked = asked.clone();
+                    return Err(PrepareError::Away { asked, why });
                 };
                 tracing::info!(claim = %asked, "the API server is away: giving again what is remembered");
                 let _turn = self.0.turn.lock().await;
@@ -124,11 +232,7 @@ impl Preparer {
             }
         };
         let inventory = parts.inventories.borrow().clone();
-        let inventory = inventory.ok_or_else(|| {
-            Refusal(String::from(
-                "the node's GPUs have not been read yet; it is tried again",
-            ))
-        })?;
+        let inventory = inventory.ok_or(PrepareError::GpusUnread)?;
         let shares = claim::shares(&claim, asked, &parts.node, &inventory)?;
         let before = before.map(|before| (holds(&before, &shares), before));
         if let Some((true, before)) = &before {
@@ -151,14 +255,16 @@ impl Preparer {
         let ready = Ready {
             namespace: asked.namespace.clone(),
             name: asked.name.clone(),
-            parts: claim::parts(shares, &uses)
-                .map_err(|Refusal(why)| Refusal(format!("{asked}: {why}")))?,
+            parts: claim::parts(shares, &uses).map_err(|why| PrepareError::Parts {
+                asked: asked.clone(),
+                why: Box::new(why),
+            })?,
         };
         self.make(asked, ready, &reserved).await
     }
 
     /// Gives every part again, as it was: makes again what is missing.
-    async fn again(&self, asked: &Asked, ready: &Ready) -> Result<Vec<ReadyDevice>, Refusal> {
+    async fn again(&self, asked: &Asked, ready: &Ready) -> Result<Vec<ReadyDevice>, PrepareError> {
         let (delivery, uid, parts) = (
             Arc::clone(&self.0.parts.delivery),
             asked.uid.clone(),
@@ -171,24 +277,29 @@ impl Preparer {
                 let given = delivery
                     .given(&name)
                     .unwrap_or_else(|| given(part, &Reserved::default(), "", ""));
-                delivery.give(&name, &given)
+                delivery.give(&name, &given).map_err(DiskError::from)
             })
         });
-        disk(given.await)?.map_err(|error| Refusal(format!("{asked}: {error}")))?;
+        let given = given.await.map_err(DiskError::from);
+        given.flatten().map_err(on_disk(asked))?;
         Ok(devices(&asked.uid, ready))
     }
 
     /// The claim was given other devices than before. Nothing that runs loses what it has.
-    async fn make_way(&self, asked: &Asked) -> Result<(), Refusal> {
-        self.take_away(&asked.uid).await.map_err(|Refusal(why)| {
-            Refusal(format!(
-                "{asked} was given other devices than those that are ready, and {why}"
-            ))
+    async fn make_way(&self, asked: &Asked) -> Result<(), PrepareError> {
+        let taken = self.take_away(&asked.uid).await;
+        taken.map_err(|why| PrepareError::InTheWay {
+            asked: asked.clone(),
+            why: Box::new(why),
         })
     }
 
     /// Reads the pods for which the claim is reserved.
-    async fn reserved(&self, asked: &Asked, claim: &ResourceClaim) -> Result<Reserved, Refusal> {
+    async fn reserved(
+        &self,
+        asked: &Asked,
+        claim: &ResourceClaim,
+    ) -> Result<Reserved, PrepareError> {
         let mut reserved = Reserved::default();
         let consumers = claim
             .status
@@ -204,20 +315,19 @@ impl Preparer {
                 // Another pod of the claim may have ended a moment ago.
                 Err(Without::Gone) => continue,
                 Err(Without::Refused(why) | Without::Away(why)) => {
-                    return Err(Refusal(format!(
-                        "the API server does not show pod {}/{}: {why}",
-                        asked.namespace, consumer.name
-                    )));
+                    return Err(PrepareError::NotShown {
+                        what: format!("pod {}/{}", asked.namespace, consumer.name),
+                        why,
+                    });
                 }
             };
             if pod.pointer("/metadata/uid").and_then(Value::as_str) != Some(&consumer.uid) {
                 continue;
             }
-            let claims = PodClaims::deserialize(&pod).map_err(|error| {
-                Refusal(format!(
-                    "pod {}/{} cannot be read: {error}",
-                    asked.namespace, consumer.name
-                ))
+            let claims = PodClaims::deserialize(&pod).map_err(|why| PrepareError::Pod {
+                namespace: asked.namespace.clone(),
+                name: consumer.name.clone(),
+                why,
             })?;
             reserved.uses.extend(claims.uses(&consumer.name));
             if reserved.first.is_none() {
@@ -228,15 +338,13 @@ impl Preparer {
                 .push((consumer.name.clone(), consumer.uid.clone()));
         }
         if reserved.pods.is_empty() {
-            return Err(Refusal(format!(
-                "{asked} is reserved for no pod that there is: its pod was deleted"
-            )));
+            return Err(PrepareError::NoPod(asked.clone()));
         }
         Ok(reserved)
     }
 
     /// A container has room for one claim: two would be mounted over each other.
-    fn is_alone(&self, asked: &Asked, beside: &[Asked], uses: &[Use]) -> Result<(), Refusal> {
+    fn is_alone(&self, asked: &Asked, beside: &[Asked], uses: &[Use]) -> Result<(), PrepareError> {
         let known = self.0.parts.checkpoint.all();
         let known = known
             .values()
@@ -245,23 +353,21 @@ impl Preparer {
         let beside = beside.iter().map(|asked| asked.name.as_str());
         let ours: BTreeSet<&str> = known.chain(beside).chain([asked.name.as_str()]).collect();
         match claim::crowded(uses, |name| ours.contains(name)) {
-            Some((container, claims)) if claims.contains(&asked.name) => Err(Refusal(format!(
-                "container {container} uses {} claims of GPUs ({}); it can have one: put its requests into one claim",
-                claims.len(),
-                claims.join(", ")
-            ))),
+            Some((container, claims)) if claims.contains(&asked.name) => {
+                Err(PrepareError::Crowded { container, claims })
+            }
             _ => Ok(()),
         }
     }
 
-    fn are_well(&self, shares: &[Share]) -> Result<(), Refusal> {
+    fn are_well(&self, shares: &[Share]) -> Result<(), PrepareError> {
         let health = self.0.parts.healths.borrow().clone();
         for share in shares {
             if let Some(sick) = health.get(&share.gpu) {
-                return Err(Refusal(format!(
-                    "GPU {} cannot be used now: {}",
-                    share.gpu, sick.reason
-                )));
+                return Err(PrepareError::Sick {
+                    gpu: share.gpu.clone(),
+                    reason: sick.reason.clone(),
+                });
             }
         }
         Ok(())
@@ -273,7 +379,7 @@ impl Preparer {
         asked: &Asked,
         ready: Ready,
         reserved: &Reserved,
-    ) -> Result<Vec<ReadyDevice>, Refusal> {
+    ) -> Result<Vec<ReadyDevice>, PrepareError> {
         let all: Vec<(Name, Given)> = ready
             .parts
             .iter()
@@ -290,29 +396,20 @@ impl Preparer {
         let (uid, kept) = (asked.uid.clone(), ready.clone());
         let made = spawn_blocking(move || {
             // The record of claims may have been lost while containers run.
-            let known = delivery.known().map_err(|error| error.to_string())?;
+            let known = delivery.known()?;
             let changed = |(name, given): &&(Name, Given)| {
                 let before = delivery.given(name);
                 before.is_some_and(|before| before.devices != given.devices)
                     && delivery.is_used(name)
             };
             if let Some((name, _)) = all.iter().find(changed) {
-                return Err(format!(
-                    "a process still uses {}, which was given other devices; it is tried again",
-                    delivery.root().join(&name.0).display()
-                ));
+                return Err(DiskError::UsedOtherwise(delivery.root().join(&name.0)));
             }
             let made = all
                 .iter()
                 .try_for_each(|(name, given)| delivery.give(name, given))
-                .map_err(|error| error.to_string());
-            let made = made.and_then(|()| {
-                checkpoint.put(&uid, kept).map_err(|error| {
-                    format!(
-                        "cannot write the record of claims: {error}; make room on the node's disk"
-                    )
-                })
-            });
+                .map_err(DiskError::from);
+            let made = made.and_then(|()| checkpoint.put(&uid, kept).map_err(DiskError::Put));
             if made.is_err() {
                 // No container has been started with what is new. A rest is removed at the next try.
                 let fresh = all.iter().filter(|(name, _)| !known.contains(name));
@@ -322,7 +419,8 @@ impl Preparer {
             }
             made
         });
-        disk(made.await)?.map_err(|why| Refusal(format!("{asked}: {why}")))?;
+        let made = made.await.map_err(DiskError::from);
+        made.flatten().map_err(on_disk(asked))?;
         tracing::info!(claim = %asked, uid = asked.uid, parts = ready.parts.len(), "the claim is ready");
         Ok(devices(&asked.uid, &ready))
     }
@@ -331,35 +429,29 @@ impl Preparer {
     ///
     /// # Errors
     /// A process still uses it, or the disk does not let it go.
-    pub async fn unprepare(&self, asked: &Asked) -> Result<(), Refusal> {
+    pub async fn unprepare(&self, asked: &Asked) -> Result<(), PrepareError> {
         let _turn = self.0.turn.lock().await;
         let taken = self.take_away(&asked.uid).await;
-        taken.map_err(|Refusal(why)| Refusal(format!("{asked}: {why}")))
+        taken.map_err(on_disk(asked))
     }
 
-    async fn take_away(&self, uid: &str) -> Result<(), Refusal> {
+    async fn take_away(&self, uid: &str) -> Result<(), DiskError> {
         let (delivery, checkpoint) = (
             Arc::clone(&self.0.parts.delivery),
             Arc::clone(&self.0.parts.checkpoint),
         );
         let uid = uid.to_owned();
         let taken = spawn_blocking(move || {
-            let names = delivery.known().map_err(|error| error.to_string())?;
-            let names: Vec<Name> = parts_of(&uid, names);
+            let names: Vec<Name> = parts_of(&uid, delivery.known()?);
             if let Some(name) = names.iter().find(|name| delivery.is_used(name)) {
-                return Err(format!(
-                    "a process still uses {}; it is tried again",
-                    delivery.root().join(&name.0).display()
-                ));
+                return Err(DiskError::Used(delivery.root().join(&name.0)));
             }
             for name in &names {
-                delivery.remove(name).map_err(|error| error.to_string())?;
+                delivery.remove(name)?;
             }
-            checkpoint
-                .remove(&uid)
-                .map_err(|error| format!("cannot write the record of claims: {error}"))
+            checkpoint.remove(&uid).map_err(DiskError::Remove)
         });
-        disk(taken.await)?.map_err(Refusal)
+        taken.await?
     }
 
     /// Where claims have their directories.
@@ -369,12 +461,12 @@ impl Preparer {
     }
 }
 
-fn disk<T>(done: Result<T, tokio::task::JoinError>) -> Result<T, Refusal> {
-    done.map_err(|error| {
-        Refusal(format!(
-            "the thread that writes the disk has ended: {error}"
-        ))
-    })
+fn on_disk(asked: &Asked) -> impl FnOnce(DiskError) -> PrepareError {
+    let asked = asked.clone();
+    |why| PrepareError::Disk {
+        asked,
+        why: Box::new(why),
+    }
 }
 
 /// Whether the parts that are ready hold exactly the shares that the claim was given.

@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use sha2::Digest as _;
 use tokio::sync::watch;
+use tokio::time::error::Elapsed;
 use tokio::time::{sleep, timeout};
 
 use super::metrics::Metrics;
@@ -45,13 +46,33 @@ pub struct Publisher {
     /// Counts.
     pub metrics: Metrics,
     /// `None` until the slices are published for the first time; then why they are not, if they are not.
-    pub published: watch::Sender<Option<Result<(), String>>>,
+    pub published: watch::Sender<Option<Result<(), PublishError>>>,
 }
 
 impl std::fmt::Debug for Publisher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Publisher").finish_non_exhaustive()
     }
+}
+
+/// Why the slices are not published.
+#[derive(Debug, thiserror::Error)]
+pub enum PublishError {
+    /// The GPUs are not known yet.
+    #[error("the node's GPUs have not been read yet")]
+    NotRead,
+    /// The API server would keep the slices without their sharing. They are deleted.
+    #[error(
+        "the API server drops allowMultipleAllocations, so every GPU would be given out as a whole. The feature gate \
+             DRAConsumableCapacity has to be on in kube-apiserver and kube-scheduler (by default from Kubernetes 1.36)"
+    )]
+    DropsSharing,
+    /// The API server refuses, or cannot be reached.
+    #[error("the API server: {0}")]
+    Api(#[from] kube::Error),
+    /// The API server does not answer.
+    #[error("the API server: no answer in time")]
+    Late(#[from] Elapsed),
 }
 
 /// The changes to make to slices.
@@ -124,7 +145,10 @@ impl Publisher {
                     AGAIN
                 }
                 Err(why) => {
-                    tracing::warn!(why, "the ResourceSlices of this node are not published");
+                    if matches!(why, PublishError::DropsSharing) {
+                        self.metrics.devices(0);
+                    }
+                    tracing::warn!(%why, "the ResourceSlices of this node are not published");
                     pause = (pause * 2).min(AGAIN);
                     pause
                 }
@@ -139,9 +163,9 @@ impl Publisher {
         }
     }
 
-    async fn once(&mut self) -> Result<(), String> {
+    async fn once(&mut self) -> Result<(), PublishError> {
         let Some(inventory) = self.inventories.borrow_and_update().clone() else {
-            return Err(String::from("the node's GPUs have not been read yet"));
+            return Err(PublishError::NotRead);
         };
         let health = self.healths.borrow_and_update().clone();
         let facts = self.facts.borrow_and_update().clone();
@@ -156,7 +180,9 @@ impl Publisher {
         };
         let api: Api<ResourceSlice> = Api::all(self.client.clone());
         let of = format!("spec.nodeName={},spec.driver={DRIVER}", self.node);
-        let there = ended(timeout(ONE, api.list(&ListParams::default().fields(&of))).await)?.items;
+        let there = timeout(ONE, api.list(&ListParams::default().fields(&of)))
+            .await??
+            .items;
         let mut wanted = slices::slices(&offer);
         if plan(&self.node, &there, wanted.clone()).is_some() {
             let dropped = self.tried(&api, &wanted).await?;
@@ -164,12 +190,7 @@ impl Publisher {
                 for slice in &there {
                     delete(&api, slice.metadata.name.as_deref().unwrap_or_default()).await?;
                 }
-                self.metrics.devices(0);
-                return Err(String::from(
-                    "the API server drops allowMultipleAllocations, so every GPU would be given out as a whole. The \
-                     feature gate DRAConsumableCapacity has to be on in kube-apiserver and kube-scheduler (by default \
-                     from Kubernetes 1.36)",
-                ));
+                return Err(PublishError::DropsSharing);
             }
             if dropped.taints {
                 offer.taints = false;
@@ -194,7 +215,7 @@ impl Publisher {
         &self,
         api: &Api<ResourceSlice>,
         wanted: &[ResourceSliceSpec],
-    ) -> Result<Dropped, String> {
+    ) -> Result<Dropped, PublishError> {
         let mut all = Dropped::default();
         let params = PostParams {
             dry_run: true,
@@ -208,7 +229,7 @@ impl Publisher {
                 },
                 spec: spec.clone(),
             };
-            let kept = ended(timeout(ONE, api.create(&params, &slice)).await)?;
+            let kept = timeout(ONE, api.create(&params, &slice)).await??;
             let dropped = slices::dropped(spec, &kept.spec);
             all.sharing |= dropped.sharing;
             all.taints |= dropped.taints;
@@ -216,9 +237,9 @@ impl Publisher {
         Ok(all)
     }
 
-    async fn carry_out(&self, api: &Api<ResourceSlice>, plan: Plan) -> Result<(), String> {
+    async fn carry_out(&self, api: &Api<ResourceSlice>, plan: Plan) -> Result<(), PublishError> {
         let nodes: Api<Node> = Api::all(self.client.clone());
-        let node = ended(timeout(ONE, nodes.get_metadata(&self.node)).await)?;
+        let node = timeout(ONE, nodes.get_metadata(&self.node)).await??;
         let owner = OwnerReference {
             api_version: String::from("v1"),
             kind: String::from("Node"),
@@ -242,7 +263,7 @@ impl Publisher {
                 Some(_) => timeout(ONE, api.replace(&name, &params, &slice)).await,
                 None => timeout(ONE, api.create(&params, &slice)).await,
             };
-            ended(written)?;
+            written??;
         }
         for name in plan.deletes {
             delete(api, &name).await?;
@@ -251,18 +272,13 @@ impl Publisher {
     }
 }
 
-async fn delete(api: &Api<ResourceSlice>, name: &str) -> Result<(), String> {
+async fn delete(api: &Api<ResourceSlice>, name: &str) -> Result<(), PublishError> {
     match timeout(ONE, api.delete(name, &DeleteParams::default())).await {
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(()),
-        answer => ended(answer).map(|_| ()),
-    }
-}
-
-fn ended<T>(answer: Result<kube::Result<T>, tokio::time::error::Elapsed>) -> Result<T, String> {
-    match answer {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(format!("the API server: {error}")),
-        Err(_) => Err(String::from("the API server: no answer in time")),
+        answer => {
+            answer??;
+            Ok(())
+        }
     }
 }
 

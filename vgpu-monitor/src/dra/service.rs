@@ -8,12 +8,13 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::Stream;
 use futures_util::stream::unfold;
+use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::checkpoint::Checkpoint;
-use super::claim::{Asked, Refusal};
+use super::claim::Asked;
 use super::metrics::Metrics;
-use super::prepare::{Preparer, ReadyDevice};
+use super::prepare::{PrepareError, Preparer, ReadyDevice};
 use super::{DRIVER, device_name};
 use crate::node_gpus::{Health, Healths, Inventories, Inventory};
 use crate::proto::dra_health::dra_resource_health_server::DraResourceHealth;
@@ -56,7 +57,7 @@ impl Service {
     async fn prepare(
         &self,
         claims: Vec<Asked>,
-    ) -> Vec<(String, Result<Vec<ReadyDevice>, Refusal>)> {
+    ) -> Vec<(String, Result<Vec<ReadyDevice>, PrepareError>)> {
         let mut answers = Vec::new();
         for asked in &claims {
             let begun = Instant::now();
@@ -82,9 +83,9 @@ impl Service {
                 .called("unprepare", begun.elapsed(), answer.is_ok());
             let error = match answer {
                 Ok(()) => String::new(),
-                Err(Refusal(why)) => {
-                    tracing::warn!(claim = %asked, uid = asked.uid, why, "the claim is not taken away");
-                    why
+                Err(why) => {
+                    tracing::warn!(claim = %asked, uid = asked.uid, %why, "the claim is not taken away");
+                    why.to_string()
                 }
             };
             answers.push((asked.uid.clone(), error));
@@ -123,9 +124,9 @@ macro_rules! serve {
                             devices: devices.into_iter().map(device).collect(),
                             error: String::new(),
                         },
-                        Err(Refusal(error)) => $proto::NodePrepareResourceResponse {
+                        Err(why) => $proto::NodePrepareResourceResponse {
                             devices: Vec::new(),
-                            error,
+                            error: why.to_string(),
                         },
                     };
                     (uid, answer)
@@ -222,13 +223,24 @@ fn all_health(
 /// Seconds after which the kubelet would call the health unknown: a year.
 const NEVER: i64 = 31_536_000;
 
+/// What the kubelet has said of the driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Registered {
+    /// The kubelet has not found the driver yet.
+    NotYet,
+    /// The kubelet calls the driver.
+    Accepted,
+    /// The kubelet does not take the driver, and says why.
+    Refused(String),
+}
+
 /// How the kubelet gets to know the driver.
 #[derive(Debug, Clone)]
 pub(super) struct Introduction {
     /// The socket on which the services are.
     pub(super) endpoint: String,
     /// Whether the kubelet has taken the driver, or why not.
-    pub(super) registered: tokio::sync::watch::Sender<Option<Result<(), String>>>,
+    pub(super) registration: watch::Sender<Registered>,
 }
 
 #[tonic::async_trait]
@@ -252,10 +264,10 @@ impl Registration for Introduction {
         } = request.into_inner();
         if plugin_registered {
             tracing::info!("registered with the kubelet");
-            self.registered.send_replace(Some(Ok(())));
+            self.registration.send_replace(Registered::Accepted);
         } else {
             tracing::error!(error, "the kubelet did not accept the driver");
-            self.registered.send_replace(Some(Err(error)));
+            self.registration.send_replace(Registered::Refused(error));
         }
         Ok(Response::new(RegistrationStatusResponse {}))
     }

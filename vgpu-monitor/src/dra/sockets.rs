@@ -15,7 +15,7 @@ use tonic::transport::Server;
 use tonic::transport::server::Router;
 
 use super::DRIVER;
-use super::service::{Introduction, Service};
+use super::service::{Introduction, Registered, Service};
 use crate::proto::dra_health::dra_resource_health_server::DraResourceHealthServer;
 use crate::proto::dra_v1::dra_plugin_server::DraPluginServer;
 use crate::proto::dra_v1beta1::dra_plugin_server::DraPluginServer as DraPluginServerV1beta1;
@@ -34,7 +34,7 @@ const PATH_MOST: usize = 108;
 pub struct Sockets {
     finding: PathBuf,
     calls: PathBuf,
-    registered: watch::Sender<Option<Result<(), String>>>,
+    registration: watch::Sender<Registered>,
 }
 
 impl Sockets {
@@ -46,7 +46,7 @@ impl Sockets {
         let sockets = Self {
             finding: kubelet.join(format!("plugins_registry/{DRIVER}@reg.sock")),
             calls: kubelet.join(format!("plugins/{DRIVER}/dra@vgpu.sock")),
-            registered: watch::Sender::new(None),
+            registration: watch::Sender::new(Registered::NotYet),
         };
         for path in [&sockets.finding, &sockets.calls] {
             let bytes = path.as_os_str().len();
@@ -61,8 +61,8 @@ impl Sockets {
 
     /// Whether the kubelet has accepted the driver, or why not; `None` as long as it has answered neither.
     #[must_use]
-    pub fn registered(&self) -> watch::Receiver<Option<Result<(), String>>> {
-        self.registered.subscribe()
+    pub fn registration(&self) -> watch::Receiver<Registered> {
+        self.registration.subscribe()
     }
 
     /// Serves until `stop` ends. Sockets that are removed are made again.
@@ -91,7 +91,7 @@ impl Sockets {
                 () = pause => false,
                 () = &mut stop => true,
             };
-            self.registered.send_replace(None);
+            self.registration.send_replace(Registered::NotYet);
             for serving in begun.into_iter().flatten() {
                 serving.end(END).await;
             }
@@ -111,7 +111,7 @@ impl Sockets {
             .with_context(|| format!("cannot make the socket {}", self.calls.display()))?;
         let introduction = Introduction {
             endpoint: self.calls.display().to_string(),
-            registered: self.registered.clone(),
+            registration: self.registration.clone(),
         };
         let finding = Server::builder().add_service(RegistrationServer::new(introduction));
         let finding = begin(&self.finding, finding)

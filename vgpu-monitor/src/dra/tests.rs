@@ -19,7 +19,7 @@ use vgpu_abi::limits::LimitsMap;
 
 use super::checkpoint::Checkpoint;
 use super::prepare::{Parts, Preparer};
-use super::service::Service;
+use super::service::{Registered, Service};
 use super::*;
 use crate::delivery::tests::{GIB, GPUS, NodeDir};
 use crate::delivery::{Delivery, Manner};
@@ -299,7 +299,7 @@ impl Running {
 async fn kubelet_finds_the_driver_and_takes_it() {
     let world = World::new();
     let driver = world.driver().await;
-    let mut registered = driver.sockets.registered();
+    let mut registration = driver.sockets.registration();
     let mut kubelet = RegistrationClient::new(connect(&driver.finding).await.unwrap());
 
     let info = kubelet.get_info(InfoRequest {}).await.unwrap().into_inner();
@@ -315,13 +315,13 @@ async fn kubelet_finds_the_driver_and_takes_it() {
             "v1alpha1.DRAResourceHealth"
         ]
     );
-    assert_eq!(*registered.borrow_and_update(), None);
+    assert_eq!(*registration.borrow_and_update(), Registered::NotYet);
     let status = RegistrationStatus {
         plugin_registered: true,
         error: String::new(),
     };
     kubelet.notify_registration_status(status).await.unwrap();
-    assert_eq!(*registered.borrow_and_update(), Some(Ok(())));
+    assert_eq!(*registration.borrow_and_update(), Registered::Accepted);
 
     // A kubelet that begins anew may clear its folder.
     std::fs::remove_file(&driver.finding).unwrap();

@@ -35,12 +35,12 @@ fn claim(results: &Value, config: &Value) -> ResourceClaim {
     .unwrap()
 }
 
-fn given(results: &Value) -> Result<Vec<Share>, Refusal> {
+fn given(results: &Value) -> Result<Vec<Share>, ClaimError> {
     shares(&claim(results, &json!([])), &asked(), POOL, &inventory(1))
 }
 
 fn refusal(results: &Value) -> String {
-    given(results).unwrap_err().0
+    given(results).unwrap_err().to_string()
 }
 
 #[test]
@@ -71,7 +71,9 @@ fn another_claim_of_the_name_is_refused() {
     other.uid = String::from("u0");
     let claim = claim(&json!([result("gpu", 0, four())]), &json!([]));
 
-    let Refusal(why) = shares(&claim, &other, POOL, &inventory(1)).unwrap_err();
+    let why = shares(&claim, &other, POOL, &inventory(1))
+        .unwrap_err()
+        .to_string();
 
     assert!(why.contains("\"u1\"") && why.contains("\"u0\""), "{why}");
     assert!(why.contains("was deleted"), "{why}");
@@ -81,7 +83,9 @@ fn another_claim_of_the_name_is_refused() {
 fn claim_without_an_allocation_of_ours_is_refused() {
     let mut bare = claim(&json!([]), &json!([]));
     bare.status = None;
-    let Refusal(why) = shares(&bare, &asked(), POOL, &inventory(1)).unwrap_err();
+    let why = shares(&bare, &asked(), POOL, &inventory(1))
+        .unwrap_err()
+        .to_string();
     assert!(why.contains("has no allocation"), "{why}");
 
     let mut foreign = result("gpu", 0, four());
@@ -186,7 +190,9 @@ fn malformed_parameters_are_refused_with_what_is_accepted() {
     ] {
         let config = json!([opaque("FromClaim", &json!([]), &parameters)]);
         let claim = claim(&json!([result("gpu", 0, four())]), &config);
-        let Refusal(why) = shares(&claim, &asked(), POOL, &inventory(1)).unwrap_err();
+        let why = shares(&claim, &asked(), POOL, &inventory(1))
+            .unwrap_err()
+            .to_string();
         assert!(why.contains(says), "{why}");
         assert!(why.contains("accepted: apiVersion gpu.vgpu.io/v1"), "{why}");
         assert!(why.contains("the claim"), "{why}");
@@ -227,7 +233,9 @@ fn requests_that_no_container_uses_together_are_parts_of_their_own() {
     );
 
     // Both shares are of one GPU: a container with both could not tell them apart.
-    let Refusal(why) = parts(same.clone(), &uses(&[("x", None)])).unwrap_err();
+    let why = parts(same.clone(), &uses(&[("x", None)]))
+        .unwrap_err()
+        .to_string();
     assert!(why.contains("distinctAttribute: gpu.vgpu.io/uuid"), "{why}");
     // As is one of whose containers nothing is known.
     parts(same, &[]).unwrap_err();
@@ -262,7 +270,9 @@ fn one_container_has_one_set_of_parameters() {
     let results = json!([result("a", 0, four()), result("b", 1, four())]);
     let given = shares(&claim(&results, &config), &asked(), POOL, &inventory(1)).unwrap();
 
-    let Refusal(why) = parts(given.clone(), &uses(&[("x", None)])).unwrap_err();
+    let why = parts(given.clone(), &uses(&[("x", None)]))
+        .unwrap_err()
+        .to_string();
     assert!(
         why.contains("request b has other parameters than a"),
         "{why}"
