@@ -19,6 +19,9 @@ use super::scale::{Meter, ProcessKey, Sample, Work};
 use super::shares::{self, Claim, Share, WHOLE};
 use super::timetable::{Candidate, Timetable};
 use super::turns::{Contender, Turns};
+use history::{ContainerHistory, HUNGRY_NS};
+
+mod history;
 
 /// How far apart ticks are, nanoseconds.
 const TICK_NS: u64 = 50_000_000;
@@ -28,14 +31,8 @@ const RISE_PARTS: (u32, u32) = (5, 4);
 const RISE: u32 = 20;
 /// A container that has done nothing for this long is idle.
 const IDLE_NS: u64 = 95_000_000;
-/// A container that was held back within this time wants more than it gets.
-const HUNGRY_NS: u64 = 100_000_000;
-/// Work in flight that has not changed for this long was abandoned.
-const STALE_NS: u64 = 5_000_000_000;
 /// A container's use is averaged over this time.
 const DEMAND_NS: u64 = 200_000_000;
-/// The span of the throttled share that is shown.
-const SHOWN_NS: u64 = 1_000_000_000;
 
 /// A container on the device, as it was found at a tick.
 #[derive(Debug, Clone)]
@@ -138,26 +135,6 @@ pub struct Verdict {
     pub anew: bool,
     /// It is to be heard when it rings.
     pub rings: bool,
-}
-
-/// The facts about a container that one tick keeps for the next.
-#[derive(Debug, Default)]
-struct ContainerHistory {
-    worked_at_ns: Option<u64>,
-    hungry_at_ns: Option<u64>,
-    throttled: Vec<(u64, u64)>,
-    looked_at_ns: Option<u64>,
-    processes: HashMap<(usize, u64), Moved>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Moved {
-    launches: u64,
-    busy_ns: u64,
-    in_flight_ns: u64,
-    throttled_ns: u64,
-    waited_ns: u64,
-    at_ns: u64,
 }
 
 /// The changes that a container's arrears count until the next period.
@@ -700,72 +677,6 @@ fn works(tenant: &Tenant) -> impl Iterator<Item = Work> + '_ {
             occupied_ns: process.occupied_ns,
         }
     })
-}
-
-impl ContainerHistory {
-    fn look(&mut self, now_ns: u64, tenant: &Tenant) {
-        let mut processes = HashMap::with_capacity(tenant.processes.len());
-        let mut throttled_ns = 0_u64;
-        for process in &tenant.processes {
-            let was = self.processes.get(&process.slot);
-            let same = was.filter(|was| {
-                was.launches == process.launches
-                    && was.busy_ns == process.busy_ns
-                    && was.in_flight_ns == process.in_flight_ns
-                    && was.throttled_ns == process.throttled_ns
-            });
-            let moved_at_ns = match (same, was) {
-                (Some(same), _) => same.at_ns,
-                (None, Some(_)) => now_ns,
-                // Seen for the first time: the region's own moment, where it keeps one.
-                (None, None) => process.last_launch_ns.min(now_ns),
-            };
-            let moved = same.is_none() && was.is_some();
-            let in_flight =
-                process.in_flight_ns > 0 && now_ns.saturating_sub(moved_at_ns) <= STALE_NS;
-            if moved || in_flight || process.is_waiting() {
-                self.worked_at_ns = Some(now_ns);
-            } else if was.is_none() && process.last_launch_ns != 0 {
-                self.worked_at_ns = self.worked_at_ns.max(Some(moved_at_ns));
-            }
-            let waited_ns = process.waited_ns(now_ns);
-            let held = waited_ns.saturating_sub(was.map_or(waited_ns, |was| was.waited_ns));
-            if process.is_waiting() || held > 0 {
-                self.hungry_at_ns = Some(now_ns);
-            }
-            throttled_ns = throttled_ns.saturating_add(held);
-            processes.insert(
-                process.slot,
-                Moved {
-                    launches: process.launches,
-                    busy_ns: process.busy_ns,
-                    in_flight_ns: process.in_flight_ns,
-                    throttled_ns: process.throttled_ns,
-                    waited_ns,
-                    at_ns: moved_at_ns,
-                },
-            );
-        }
-        self.processes = processes;
-        // Threads that wait at the same moment do not make the time since the last look longer.
-        let passed_ns = self.looked_at_ns.map_or(0, |at| now_ns.saturating_sub(at));
-        let throttled_ns = throttled_ns.min(passed_ns);
-        self.looked_at_ns = Some(now_ns);
-        self.throttled
-            .retain(|(at, _)| now_ns.saturating_sub(*at) < SHOWN_NS);
-        if throttled_ns > 0 {
-            self.throttled.push((now_ns, throttled_ns));
-        }
-    }
-
-    fn throttled_permille(&self, now_ns: u64) -> u16 {
-        let recent = self
-            .throttled
-            .iter()
-            .filter(|(at, _)| now_ns.saturating_sub(*at) < SHOWN_NS);
-        let sum = recent.fold(0_u64, |sum, (_, ns)| sum.saturating_add(*ns));
-        u16::try_from((sum.saturating_mul(1000) / SHOWN_NS).min(1000)).unwrap_or(1000)
-    }
 }
 
 fn short(permille: u32) -> u16 {
