@@ -31,6 +31,9 @@ const RISE_PARTS: (u32, u32) = (5, 4);
 const RISE: u32 = 20;
 /// A container that has done nothing for this long is idle.
 const IDLE_NS: u64 = 95_000_000;
+/// A hungry container takes part in a timetable after so many looks: a program's first launches wait once, because it is
+/// not known yet what they cost.
+const HUNGRY_LOOKS: u32 = 2;
 /// A container's use is averaged over this time.
 const DEMAND_NS: u64 = 200_000_000;
 
@@ -197,6 +200,7 @@ impl Device {
             if self.meter.is_saturated(tenant.id) {
                 known.hungry_at_ns = Some(now_ns);
             }
+            known.count_hungry_looks(now_ns);
             self.known.insert(tenant.id, known);
         }
 
@@ -398,6 +402,12 @@ impl Device {
         }
     }
 
+    /// Whether a container is hungry and was seen so too few times to take part in a timetable.
+    fn is_only_just_hungry(&self, id: u64) -> bool {
+        let looks = self.known.get(&id).map_or(0, |known| known.hungry_looks);
+        (1..HUNGRY_LOOKS).contains(&looks)
+    }
+
     /// Lays out the timetable of the containers that work at the highest priority and are limited, or beside which
     /// others are.
     fn plan(
@@ -427,7 +437,7 @@ impl Device {
             .map(|((tenant, claim), share)| Candidate {
                 id: tenant.id,
                 share: share.permille.min(WHOLE),
-                wants_more: claim.demand >= WHOLE,
+                wants_more: claim.demand >= WHOLE && !self.is_only_just_hungry(tenant.id),
                 is_held_up: tenant
                     .processes
                     .iter()
