@@ -199,6 +199,8 @@ impl Device {
             known.look(now_ns, tenant);
             if self.meter.is_saturated(tenant.id) {
                 known.hungry_at_ns = Some(now_ns);
+                // Two looks have shown it.
+                known.hungry_looks = known.hungry_looks.max(HUNGRY_LOOKS);
             }
             known.count_hungry_looks(now_ns);
             self.known.insert(tenant.id, known);

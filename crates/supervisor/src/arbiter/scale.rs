@@ -14,6 +14,8 @@ use std::collections::{HashMap, VecDeque};
 
 /// How fast a process's busy share follows what it does, nanoseconds.
 const FOLLOW_NS: f64 = 300e6;
+/// A process that is busy for more than this part of the time is busy nearly all the time.
+const SATURATED: f64 = 0.9;
 /// Times below this are mostly rounding, nanoseconds of GPU time in one sample.
 const ASSUMED_NS: f64 = 3e6;
 /// A container's time beyond its share is balanced over this time, nanoseconds.
@@ -93,6 +95,8 @@ struct Process {
     occupied_ns: u64,
     /// Part of the time that it is busy, as it measures.
     busy: f64,
+    /// The same between the last two looks, and between the two before.
+    lately: [f64; 2],
     /// The part of `busy` for which others are taken to wait: no more than the driver's figures allow.
     counted: f64,
     /// Part of its measured time that is its own, by the model.
@@ -199,6 +203,7 @@ impl Meter {
                     (
                         Process {
                             busy,
+                            lately: [part, known.lately[0]],
                             looks,
                             ..known
                         },
@@ -550,12 +555,14 @@ impl Meter {
         Some(whole(told.clamp(0.0, 1.0) * 1000.0))
     }
 
-    /// Whether a process of the container is busy nearly all the time, as it measures.
+    /// Whether a process of the container is busy nearly all the time, as it measures: on average, or since the last look
+    /// but two. A program that comes back from a rest is not told from one that works now and then by the average.
     #[must_use]
     pub fn is_saturated(&self, id: u64) -> bool {
+        let lately = |process: &Process| process.lately.iter().sum::<f64>() / 2.0;
         self.processes
             .iter()
-            .any(|(key, process)| key.0 == id && process.busy > SATURATED)
+            .any(|(key, process)| key.0 == id && process.busy.max(lately(process)) > SATURATED)
     }
 }
 
@@ -707,6 +714,27 @@ mod tests {
 
         assert_eq!(two, [50, 50]);
         assert_eq!(four, [25, 28, 28, 28]);
+    }
+
+    #[test]
+    fn process_that_comes_back_from_a_rest_is_saturated_after_two_looks() {
+        let mut meter = Meter::default();
+        let mut busy_ns = 0;
+        let mut look = |now_ms: u64, more_ms: u64| {
+            busy_ns += more_ms * MS;
+            meter.look(now_ms * MS, &[work(1, busy_ns)]);
+            meter.is_saturated(1)
+        };
+
+        // Busy for a second, at rest for half of one, busy.
+        let worked: Vec<bool> = (0..20).map(|at| look(1_000 + at * 50, 50)).collect();
+        let rested: Vec<bool> = (20..30).map(|at| look(1_000 + at * 50, 0)).collect();
+        let back = [look(2_500, 50), look(2_550, 50)];
+
+        assert!(worked[2..].iter().all(|is_saturated| *is_saturated));
+        assert!(!rested[1..].iter().any(|is_saturated| *is_saturated));
+        assert_eq!(back, [false, true]);
+        assert!(!look(2_600, 25));
     }
 
     #[test]
