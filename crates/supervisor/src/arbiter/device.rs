@@ -591,10 +591,17 @@ impl Device {
             // In its interval all that a container measures is its own time.
             let (scale, own) = match interval {
                 Some(_) => (Grant::ONE, Grant::ONE),
-                None => (
-                    fixed(self.meter.scale(&key)),
-                    fixed(self.meter.own(&key)).min(Grant::ONE),
-                ),
+                None => {
+                    let own = self.meter.own(&key);
+                    let scale = self.meter.scale(&key);
+                    // Beside none, all that a container measures is its own time: it counts no less.
+                    let scale = if share.contended {
+                        scale
+                    } else {
+                        scale.max(own)
+                    };
+                    (fixed(scale), fixed(own).min(Grant::ONE))
+                }
             };
             Grant {
                 permille: short(permille),

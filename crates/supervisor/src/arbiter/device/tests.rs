@@ -612,6 +612,36 @@ fn program_whose_first_launches_waited_is_put_into_no_timetable() {
 }
 
 #[test]
+fn container_beside_none_counts_no_less_than_it_measures() {
+    let mut tenants = [1, 2].map(|id| Program::new(id, 500, MS).tenant);
+    let mut device = Device::default();
+    let mut grants = Vec::new();
+    for tick in 0..60 {
+        let now = SECOND + tick * 50 * MS;
+        // The second one works from the third second on. The driver says too little of the first one.
+        for tenant in &mut tenants[..if tick < 40 { 1 } else { 2 }] {
+            let process = &mut tenant.processes[0];
+            (process.launches, process.busy_ns) = (tick * 20, tick * 20 * MS);
+        }
+        let sample = Sample {
+            at_us: now / 1_000,
+            processes: vec![(1, 20)],
+            device: None,
+        };
+        let samples = if tick % 4 == 0 {
+            vec![sample]
+        } else {
+            Vec::new()
+        };
+        grants.push(device.tick(now, 0, &tenants, &samples)[0].grants[0]);
+    }
+
+    let counts_less = |grant: &Grant| grant.scale < grant.own;
+    assert!(!grants[..40].iter().any(counts_less), "{grants:?}");
+    assert!(grants[45..].iter().all(counts_less), "{grants:?}");
+}
+
+#[test]
 fn unused_part_of_a_floor_is_lent() {
     let sparse = Program::new(1, 1000, MS).floor(500).gap(9 * MS);
     let greedy = Program::new(2, 1000, MS).floor(500);
