@@ -13,6 +13,7 @@ mod races;
 mod support;
 
 mod checkpoint;
+mod clocks;
 mod delivery;
 mod ended;
 mod environment;

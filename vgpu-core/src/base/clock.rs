@@ -5,7 +5,8 @@
 //! `virtual-clock` (tests only), it is the simulated driver's clock, so that a test's time is exact; a product has no
 //! way to another clock, since a tenant could set it.
 
-use core::sync::atomic::{AtomicI64, Ordering};
+use core::ffi::{CStr, c_int};
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 /// Nanoseconds of a clock that only goes forward.
 #[inline]
@@ -65,18 +66,102 @@ fn set_timer_slack(ns: libc::c_ulong) {
 
 /// The offset of this process's time namespace from the host's monotonic clock, nanoseconds.
 static NAMESPACE_NS: AtomicI64 = AtomicI64::new(0);
+/// When that was read last, by the namespace's clock, nanoseconds.
+static READ_AT_NS: AtomicU64 = AtomicU64::new(0);
+/// Another part of the library doubts the clock.
+static IS_DOUBTED: AtomicBool = AtomicBool::new(false);
 
-/// Finds out what this process's time namespace adds to the host's clock. Opens a file: call it while the process is
-/// set up.
+/// A process of one thread may go into another time namespace at any time, if it may make one. So the offset is read
+/// again after this time, nanoseconds: it takes some microseconds.
+const READ_EVERY_NS: u64 = 1_000_000_000;
+/// The same while the clock is doubted, nanoseconds.
+const READ_IN_DOUBT_EVERY_NS: u64 = 50_000_000;
+
+/// The kernel's name of the host's time namespace.
+const HOSTS: &[u8] = b"time:[4026531834]";
+
+/// Finds out what this process's time namespace adds to the host's clock.
 pub(crate) fn set_up() {
-    let Ok(text) = std::fs::read_to_string("/proc/self/timens_offsets") else {
-        // Before Linux 5.6 there are no such namespaces.
-        return;
+    read_offset(namespace_ns());
+}
+
+/// The clock may be another one than before: the host's arbiter seems to be silent.
+pub(crate) fn doubt() {
+    // Relaxed: a hint for the next look at the clock.
+    IS_DOUBTED.store(true, Ordering::Relaxed);
+}
+
+/// Whether the offset is to be read again, which was read at `read_at_ns`. Both are of the namespace's clock: one that has
+/// gone back is another one.
+fn is_due(clock_ns: u64, read_at_ns: u64, is_doubted: bool) -> bool {
+    let every_ns = if is_doubted {
+        READ_IN_DOUBT_EVERY_NS
+    } else {
+        READ_EVERY_NS
     };
-    if let Some(ns) = monotonic_offset_ns(&text) {
-        // Relaxed: a number; the process is published after it.
+    clock_ns
+        .checked_sub(read_at_ns)
+        .is_none_or(|passed_ns| passed_ns >= every_ns)
+}
+
+/// Reads the offset when it is `clock_ns` by the namespace's clock. Where the kernel does not say it, the last one counts.
+#[cold]
+fn read_offset(clock_ns: u64) {
+    let mut words = [[0; 40]; 2];
+    let [own, of_children] = &mut words;
+    let mut text = [0; 256];
+    let own = read_link(c"/proc/self/ns/time", own);
+    let of_children = read_link(c"/proc/self/ns/time_for_children", of_children);
+    let offsets = read_file(c"/proc/self/timens_offsets", &mut text);
+    // Relaxed throughout: numbers and a hint; the process is published after the first time.
+    if let Some(ns) = offset_of(own, of_children, offsets) {
         NAMESPACE_NS.store(ns, Ordering::Relaxed);
     }
+    READ_AT_NS.store(clock_ns, Ordering::Relaxed);
+    IS_DOUBTED.store(false, Ordering::Relaxed);
+}
+
+/// The offset of the namespace `own`, nanoseconds; `None` where it is not known. `offsets` is of the namespace that the
+/// process's children will have. Before Linux 5.6 there are no such namespaces, and all three are empty.
+fn offset_of(own: &[u8], of_children: &[u8], offsets: &[u8]) -> Option<i64> {
+    if own == HOSTS {
+        return Some(0);
+    }
+    let is_own = own == of_children;
+    monotonic_offset_ns(core::str::from_utf8(offsets).ok()?).filter(|_| is_own)
+}
+
+/// The target of a link; empty if it cannot be read.
+fn read_link<'a>(path: &CStr, into: &'a mut [u8]) -> &'a [u8] {
+    // Bare system calls here and below: the C library's functions are points of cancellation.
+    // SAFETY: a path that ends in a zero, and a buffer of that length to write to.
+    let read = unsafe {
+        libc::syscall(
+            libc::SYS_readlinkat,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            into.as_mut_ptr(),
+            into.len(),
+        )
+    };
+    into.get(..usize::try_from(read).unwrap_or(0))
+        .unwrap_or(&[])
+}
+
+/// The beginning of a file; empty if it cannot be read.
+fn read_file<'a>(path: &CStr, into: &'a mut [u8]) -> &'a [u8] {
+    const FLAGS: c_int = libc::O_RDONLY | libc::O_CLOEXEC;
+    // SAFETY: the path ends in a zero.
+    let file = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), FLAGS, 0) };
+    if file < 0 {
+        return &[];
+    }
+    // SAFETY: our own descriptor, and a buffer of that length to write to.
+    let read = unsafe { libc::syscall(libc::SYS_read, file, into.as_mut_ptr(), into.len()) };
+    // SAFETY: our own descriptor.
+    unsafe { libc::syscall(libc::SYS_close, file) };
+    into.get(..usize::try_from(read).unwrap_or(0))
+        .unwrap_or(&[])
 }
 
 /// The line `monotonic SECONDS NANOSECONDS` of a process's `timens_offsets`, in nanoseconds.
@@ -91,6 +176,18 @@ fn monotonic_offset_ns(text: &str) -> Option<i64> {
 }
 
 fn monotonic_ns() -> u64 {
+    let clock_ns = namespace_ns();
+    // Relaxed: a number and a hint.
+    let read_at_ns = READ_AT_NS.load(Ordering::Relaxed);
+    if is_due(clock_ns, read_at_ns, IS_DOUBTED.load(Ordering::Relaxed)) {
+        read_offset(clock_ns);
+    }
+    // Relaxed: see `read_offset`.
+    clock_ns.saturating_add_signed(-NAMESPACE_NS.load(Ordering::Relaxed))
+}
+
+/// The monotonic clock of this process's time namespace, nanoseconds.
+fn namespace_ns() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
@@ -103,8 +200,7 @@ fn monotonic_ns() -> u64 {
             &raw mut now,
         )
     };
-    // Relaxed: see `set_up`.
-    nanoseconds(now).saturating_add_signed(-NAMESPACE_NS.load(Ordering::Relaxed))
+    nanoseconds(now)
 }
 
 /// Nanoseconds since 1970, by the machine's wall clock.
@@ -138,18 +234,31 @@ mod simulated {
 
     static NOW: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
     static SLEEP_UNTIL: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-    /// 0: not looked for, 1: found.
+    /// 0: not looked for, 1: found, 2: the board's clock is the machine's, so ours is to be read.
     static STATE: AtomicU32 = AtomicU32::new(0);
 
     fn find() -> bool {
         // Acquire: the addresses were stored before.
-        if STATE.load(Ordering::Acquire) == 1 {
-            return true;
+        match STATE.load(Ordering::Acquire) {
+            0 => {}
+            state => return state == 1,
         }
         let of = |name: &CStr| elf::first(|object| object.find(name));
-        let (Some(now), Some(sleep)) = (of(c"vgpuSimNow"), of(c"vgpuSimSleepUntil")) else {
+        let (Some(now), Some(sleep), Some(has_own)) = (
+            of(c"vgpuSimNow"),
+            of(c"vgpuSimSleepUntil"),
+            of(c"vgpuSimHasOwnClock"),
+        ) else {
             return false;
         };
+        // SAFETY: the simulated driver defines it so.
+        let has_own =
+            unsafe { core::mem::transmute::<*mut c_void, extern "C" fn() -> u32>(has_own) };
+        if has_own() == 0 {
+            // Relaxed: no address goes with it.
+            STATE.store(2, Ordering::Relaxed);
+            return false;
+        }
         // Relaxed: the state publishes them.
         NOW.store(now, Ordering::Relaxed);
         SLEEP_UNTIL.store(sleep, Ordering::Relaxed);
@@ -249,6 +358,32 @@ mod tests {
         command.args(within).arg(std::env::current_exe().unwrap());
 
         tells_the_hosts_time(command);
+    }
+
+    #[test]
+    fn offset_is_read_again_each_second_and_sooner_in_doubt() {
+        const SECOND: u64 = 1_000_000_000;
+        assert!(!is_due(5 * SECOND, 5 * SECOND, true));
+        assert!(!is_due(6 * SECOND - 1, 5 * SECOND, false));
+        assert!(is_due(6 * SECOND, 5 * SECOND, false));
+        assert!(!is_due(5 * SECOND + 49_999_999, 5 * SECOND, true));
+        assert!(is_due(5 * SECOND + 50_000_000, 5 * SECOND, true));
+        // The clock went back, or far ahead.
+        assert!(is_due(5 * SECOND - 1, 5 * SECOND, false));
+        assert!(is_due(u64::MAX, 0, false));
+    }
+
+    #[test]
+    fn offsets_of_a_namespace_for_children_are_not_the_processs_own() {
+        let text = b"monotonic 86400 0\nboottime 86400 0\n";
+        let (one, other) = (&b"time:[4026532222]"[..], &b"time:[4026533333]"[..]);
+        assert_eq!(offset_of(HOSTS, one, text), Some(0));
+        assert_eq!(offset_of(one, one, text), Some(86_400_000_000_000));
+        assert_eq!(offset_of(one, other, text), None);
+        // A kernel without such namespaces, or a process without /proc.
+        assert_eq!(offset_of(b"", b"", b""), None);
+        assert_eq!(offset_of(b"", b"", text), Some(86_400_000_000_000));
+        assert_eq!(offset_of(one, one, b"monotonic \xff"), None);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use vgpu_abi::limits::Policy;
 use vgpu_abi::targets::{Ahead, Grant};
 use vgpu_abi::waits::WaitCause;
 
+use crate::base::clock;
 use crate::holdings::mps;
 use crate::state::accounts::Accounts;
 use crate::state::launches::costs::estimate::{self, Beside};
@@ -202,6 +203,10 @@ pub(super) fn rate(accounts: &Accounts, device: usize, now_ns: u64) -> Rate {
     let grant = target.and_then(|target| target.grants.get(device).copied().flatten());
     let interval = accounts.container.interval(device);
     let rate = rate_of(policy, percent, grant, interval);
+    if heartbeat_ns.is_some() && !arbiter_lives {
+        // Or this process has gone into another time namespace.
+        clock::doubt();
+    }
     if !arbiter_lives {
         let part = accounts.process.compute.device(device).map(|it| &it.part);
         let interval = part.and_then(Part::interval);
@@ -217,7 +222,101 @@ pub(super) fn rate(accounts: &Accounts, device: usize, now_ns: u64) -> Rate {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    fn any_policy() -> impl Strategy<Value = Policy> {
+        proptest::sample::select(vec![
+            Policy::Force,
+            Policy::Default,
+            Policy::Floor,
+            Policy::Disable,
+        ])
+    }
+
+    fn any_grant() -> impl Strategy<Value = Grant> {
+        let ahead =
+            proptest::sample::select(vec![Ahead::Usual, Ahead::Any, Ahead::Much, Ahead::Brief]);
+        (any::<(u16, u16, u16, bool, bool, bool)>(), ahead).prop_map(
+            |((permille, scale, own, contended, measured, rings), ahead)| Grant {
+                permille,
+                scale,
+                own,
+                contended,
+                measured,
+                rings,
+                ahead,
+            },
+        )
+    }
+
+    fn any_interval() -> impl Strategy<Value = Option<Interval>> {
+        proptest::option::of(any::<(u16, u32, u32)>().prop_map(
+            |(period_ms, from_us, length_us)| Interval {
+                period_ms,
+                from_us,
+                length_us,
+            },
+        ))
+    }
+
+    proptest! {
+        /// No grant, whatever it says, gives a container with a forced cap more than that cap.
+        #[test]
+        fn no_grant_passes_a_forced_cap(
+            percent in 1..100_u32, grant in proptest::option::of(any_grant()), interval in any_interval(),
+        ) {
+            let rate = rate_of(Policy::Force, percent, grant, interval);
+            prop_assert!(rate.permille <= percent * 10 && rate.has_cap() && !rate.is_free());
+        }
+
+        /// A grant counts as it is, unless the cap is forced; without one the cap counts; a container without limits is
+        /// free.
+        #[test]
+        fn grant_counts_where_there_is_one(
+            policy in any_policy(), percent: u32, grant in proptest::option::of(any_grant()),
+            interval in any_interval(),
+        ) {
+            let rate = rate_of(policy, percent, grant, interval);
+            let cap = if matches!(percent, 0 | 100..) { 1_000 } else { percent * 10 };
+            match (policy, grant) {
+                (Policy::Disable, _) => prop_assert!(rate.is_free()),
+                (_, None) => prop_assert_eq!(rate.permille, cap),
+                (Policy::Force, Some(grant)) => {
+                    prop_assert_eq!(rate.permille, u32::from(grant.permille).min(cap));
+                }
+                (_, Some(grant)) => prop_assert_eq!(rate.permille, u32::from(grant.permille)),
+            }
+        }
+
+        /// Time is never counted as nothing, however the arbiter weighs it, and only a container that is measured has an
+        /// interval.
+        #[test]
+        fn weight_is_never_zero(
+            policy in any_policy(), percent: u32, grant in any_grant(), interval in any_interval(),
+        ) {
+            let rate = rate_of(policy, percent, Some(grant), interval);
+            prop_assert!(rate.scale > 0 && rate.beside.own_part > 0);
+            prop_assert!(rate.interval.is_none() || rate.is_measured);
+            prop_assert_eq!(rate.charged() == 0, rate.interval.is_some());
+            // No sum passes the end of its range.
+            prop_assert!(rate.counted(u64::MAX) > 0);
+            prop_assert!(rate.with_turns(u64::MAX) > 0);
+        }
+
+        /// Without an arbiter a cap is what it was, and nothing is granted beyond it.
+        #[test]
+        fn cap_is_the_same_without_an_arbiter(
+            policy in any_policy(), percent: u32, interval in any_interval(), others: u32,
+        ) {
+            let alone = rate_of(policy, percent, None, None);
+            let rate = by_itself(alone, interval, others);
+            prop_assert_eq!((rate.permille, rate.has_arbiter), (alone.permille, false));
+            prop_assert!(rate.interval.is_none() || rate.has_cap());
+            prop_assert!(rate.beside.own_part > 0);
+        }
+    }
 
     const GRANT: Grant = Grant {
         permille: 400,

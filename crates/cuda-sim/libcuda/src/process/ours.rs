@@ -5,7 +5,7 @@
 use std::sync::OnceLock;
 
 use cuda_sim::Board;
-use cuda_sim::clock::monotonic_ns;
+use cuda_sim::clock::{ClockKind, monotonic_ns};
 use cuda_sim::exec::Exec;
 
 /// Tells libraries that look for the real driver that this one is simulated.
@@ -22,6 +22,14 @@ pub extern "C" fn vgpuSimNow() -> u64 {
             exec.clock().now()
         }
         None => monotonic_ns(),
+    })
+}
+
+/// Whether the clock of [`vgpuSimNow`] is another one than `CLOCK_MONOTONIC`: 1 or 0.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn vgpuSimHasOwnClock() -> u32 {
+    keeping_errno(|| {
+        board_work().map_or(0, |exec| u32::from(exec.clock().kind() != ClockKind::Real))
     })
 }
 
