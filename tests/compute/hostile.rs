@@ -122,6 +122,10 @@ fn gains_nothing(words: &str, ms: u64, mut does: impl FnMut(&Container<'_>)) {
     }
 }
 
+/// The priority of a container that asks for none, and the lowest one.
+const USUAL_PRIORITY: u32 = 1;
+const LOWEST_PRIORITY: u32 = 9;
+
 const GREEDY: &str = "steady ns=1000000";
 
 #[test]
@@ -210,29 +214,60 @@ fn kernels_that_never_end_are_not_let_in_one_after_the_other() {
     assert!(low >= 49.0, "{low}");
 }
 
-/// A container that launches 1,000 s of work within a moment, and one of the highest priority that comes later.
+/// What was in flight before has ended ten seconds before this, milliseconds.
+const LATER_MS: u64 = 30_000;
+
+/// A container that launches 1,000 s of work within a moment, and one that comes later. `others` is a container that works
+/// all the time, and what the later one has in the end at least, percent.
 #[track_caller]
-fn a_later_one_gets_its_time(first: Asks) {
+fn a_later_one_gets_its_time(first: Asks, others: Option<Asks>, later: Asks, least: f64) {
     let lab = Lab::on(&PLAIN, LIFE);
     let mut arbiter = lab.arbiter();
     let flood = lab.container("flood", first);
+    let others = others.map(|asks| lab.container("other", asks));
+    let _works = others.map(|other| other.start("steady ns=1000000 for=60000"));
     let flood = flood.start(&format!(
         "flood launches=1000 ns=1000000000 idle={KNOWN_MS} for=60000"
     ));
     lab.watch(KNOWN_MS + 500, &[], |_| arbiter.look());
-    let later = lab.container("later", Asks::nothing().priority(0));
-    let later = later.start("steady ns=1000000 for=60000");
+    let late = lab.container("later", later);
+    let late = late.start("steady ns=1000000 for=60000");
 
-    let curves = lab.watch(10_000, &[&[&flood], &[&later]], |_| arbiter.look());
+    let curves = lab.watch(LATER_MS, &[&[&flood], &[&late]], |_| arbiter.look());
 
-    println!("{first:?}: {}", curves[1].shape(10_000, 500));
+    println!("{first:?}, {later:?}: {}", curves[1].shape(LATER_MS, 500));
     // What is in flight when it comes ends first, beside its own: a launch, and those that were let in because nothing
     // ended for 100 ms and for 200 ms more.
-    let share = curves[1].share(7_000, 10_000);
-    assert!(share >= 97.0, "{first:?}: {share}");
+    let share = curves[1].share(LATER_MS - 10_000, LATER_MS);
+    assert!(share >= least, "{first:?}, {later:?}: {share}");
+    // Launches that were let in without credit are paid for later.
+    let share = curves[1].share(0, LATER_MS);
+    assert!(share >= least * 0.9, "{first:?}, {later:?}: {share} of all");
 }
 
 #[test]
 fn work_that_was_queued_before_a_container_of_a_higher_priority_came_is_bounded() {
-    a_later_one_gets_its_time(Asks::nothing().priority(9));
+    for priority in [USUAL_PRIORITY, LOWEST_PRIORITY] {
+        let first = Asks::nothing().priority(priority);
+        a_later_one_gets_its_time(first, None, Asks::nothing().priority(0), 97.0);
+    }
+}
+
+#[test]
+fn work_that_was_queued_before_a_container_with_a_floor_came_is_bounded() {
+    let usual = |asks: Asks| asks.priority(USUAL_PRIORITY);
+    a_later_one_gets_its_time(usual(Asks::nothing()), None, usual(Asks::floor(80)), 78.0);
+}
+
+#[test]
+fn work_that_was_queued_beside_a_capped_container_is_bounded() {
+    let usual = |asks: Asks| asks.priority(USUAL_PRIORITY);
+    let capped = Some(usual(Asks::cap(20)));
+    a_later_one_gets_its_time(
+        usual(Asks::nothing()),
+        capped,
+        Asks::nothing().priority(0),
+        97.0,
+    );
+    a_later_one_gets_its_time(usual(Asks::nothing()), capped, usual(Asks::floor(80)), 78.0);
 }

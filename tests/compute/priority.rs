@@ -2,8 +2,12 @@
 //! that it leaves the training gets. Hostile ones, too. The board's clock stands still while programs compute, and the
 //! arbiter looks every 50 us of it.
 
+use std::mem::offset_of;
+
+use vgpu_abi::layout::{ComputeUse, DeviceUse};
+
 use crate::boards::{Board, PLAIN};
-use crate::lab::{Asks, Curve, Lab, Program, US};
+use crate::lab::{Asks, Container, Curve, Lab, Program, US};
 
 /// How often the arbiter may be woken.
 const WOKEN_NS: u64 = 50 * US;
@@ -192,4 +196,59 @@ fn greedy_container_of_the_highest_priority_gets_all_but_that() {
         Asks::nothing(),
     );
     assert!(high >= 97.0 && low <= 2.0, "{high}, {low}");
+}
+
+/// The training's share beside a container of the highest priority with a cap of 20 that has no work of its own, and does
+/// this at each look, from its second second on.
+fn share_beside_idle(low: Asks, mut does: impl FnMut(&Container<'_>)) -> f64 {
+    const SECOND_MS: u64 = 1_000;
+    let lab = Lab::on(&PLAIN, LIFE);
+    let mut arbiter = lab.arbiter();
+    let high = lab.container("hostile", Asks::cap(20).priority(HIGHEST));
+    let low = lab.container("training", low.priority(LOWEST));
+    let _idle = high.start("late ns=1000000 after=60000 for=60001");
+    let training = low.start(&training(1_000_000, 6_000));
+    let mut look = |_| {
+        does(&high);
+        arbiter.look();
+    };
+    lab.watch(KNOWN_MS, &[], &mut look);
+    let curves = lab.watch_every(WOKEN_NS, 5 * SECOND_MS, &[&[&training]], &mut look);
+    let share = curves[0].share(SECOND_MS, 5 * SECOND_MS);
+    println!("{share:.1} %: {}", curves[0].shape(5 * SECOND_MS, 250));
+    share
+}
+
+/// A training without limits, and one with a floor.
+fn trainings() -> [Asks; 2] {
+    [Asks::nothing(), Asks::floor(30)]
+}
+
+#[test]
+fn rings_without_work_cost_the_training_little() {
+    for low in trainings() {
+        let share = share_beside_idle(low, |hostile| hostile.ring());
+        assert!(share >= 80.0, "{low:?}: {share}");
+    }
+}
+
+/// What a container writes that claims to work without end.
+const NEVER_RESTS: [(usize, u64); 3] = {
+    let compute = offset_of!(DeviceUse, compute);
+    [
+        (compute + offset_of!(ComputeUse, in_flight_ns), u64::MAX),
+        (compute + offset_of!(ComputeUse, expected_by_ns), u64::MAX),
+        (compute + offset_of!(ComputeUse, last_launch_ns), u64::MAX),
+    ]
+};
+
+#[test]
+fn forged_work_holds_the_training_up_for_the_cap_and_a_fifth_of_the_rest() {
+    for low in trainings() {
+        let share = share_beside_idle(low, |hostile| {
+            hostile.forge(&NEVER_RESTS);
+            hostile.ring();
+        });
+        assert!(share >= 0.8 * 80.0, "{low:?}: {share}");
+    }
 }

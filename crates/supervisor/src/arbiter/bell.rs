@@ -54,6 +54,19 @@ const LOOK_NS: (u64, u64) = (250 * US, MS);
 const BEYOND_CAP_NS: u64 = 200 * MS;
 /// The same beyond what the driver says that it used: its figures are a second late.
 const BEYOND_TOLD_NS: u64 = 3_000 * MS;
+/// After it has held others up for too long it may do so again from this part of what it may save on, so that it does not
+/// begin and end at every look.
+const AGAIN_FROM_PART: i64 = 4;
+/// Beyond its cap a container may hold others up for this part of the rest of the time: it also does so while it rests for
+/// a moment. What the others lose is more by the time until they are awake again, and below a fifth together.
+const RESTS_PART: u32 = 6;
+/// The driver's figure of its processes may be too low by half, and by so much besides, thousandths.
+const TOLD_TIMES: u32 = 2;
+const TOLD_MORE: u32 = 200;
+/// Floors of others count up to here, thousandths: beside more than that its work would take for ever.
+const MOST_FLOORS: u32 = 900;
+/// Work may end later than expected by this part of the time that it takes.
+const LATE_PART: u64 = 2;
 
 /// Bounds how many rings are answered: a bucket of `RINGS_SAVED`.
 #[derive(Debug, Default)]
@@ -164,7 +177,7 @@ impl Allowance {
             .min(self.most_ns);
         if self.left_ns <= 0 {
             self.is_spent = true;
-        } else if self.left_ns >= self.most_ns / 4 {
+        } else if self.left_ns >= self.most_ns / AGAIN_FROM_PART {
             self.is_spent = false;
         }
     }
@@ -188,11 +201,11 @@ impl Allowed {
     #[must_use]
     pub fn of(cap: u32, lower_floors: u32, told: Option<u32>) -> Self {
         let cap = cap.min(1_000);
-        let with_rests = cap + (1_000 - cap) / 5;
-        let beside_floors = with_rests * 1_000 / (1_000 - lower_floors.min(900));
+        let with_rests = cap + (1_000 - cap) / RESTS_PART;
+        let beside_floors = with_rests * 1_000 / (1_000 - lower_floors.min(MOST_FLOORS));
         Self {
             by_cap: beside_floors.min(1_000),
-            by_driver: told.map_or(1_000, |told| (told * 2 + 200).min(1_000)),
+            by_driver: told.map_or(1_000, |told| (told * TOLD_TIMES + TOLD_MORE).min(1_000)),
         }
     }
 }
@@ -221,7 +234,7 @@ impl Seen {
         let late_ns = match self.is_at_cap {
             // It looks at its work only now and then, and it could not go on anyway.
             true => 0,
-            false => LATE_NS.max(self.in_flight_ns / 2),
+            false => LATE_NS.max(self.in_flight_ns / LATE_PART),
         };
         self.is_closed
             || self.in_flight_ns > 0 && now_ns < self.expected_by_ns.saturating_add(late_ns)
