@@ -30,9 +30,12 @@ pub struct ResourceClaims {
 impl ResourceClaims {
     /// Takes in a ResourceSlice.
     pub fn set_slice(&mut self, slice: &Value) {
-        let before = self
-            .slices
-            .insert(text(slice, "/metadata/name"), gpus_of(slice));
+        let (name, devices) = (text(slice, "/metadata/name"), gpus_of(slice));
+        let mut before = self.slices.remove(&name);
+        if let Some(before) = &mut before {
+            before.retain(|device, _| !devices.contains_key(device));
+        }
+        self.slices.insert(name, devices);
         self.remember(before);
     }
 
@@ -87,12 +90,15 @@ impl ResourceClaims {
 
     /// The GPUs that claims have, each with the first of its claims (`NAMESPACE/NAME of DRIVER`).
     pub fn given_out(&self) -> BTreeMap<String, String> {
+        // By device: this is asked at each event of a claim, and a search through all slices for each claim would grow
+        // with both. Of several slices the first counts.
+        let sliced = self.slices.values().rev().flatten();
+        let known: BTreeMap<&Device, &BTreeSet<String>> =
+            self.remembered.iter().chain(sliced).collect();
         let mut given = BTreeMap::new();
         for ((namespace, name), devices) in &self.claims {
             for device in devices {
-                let sliced = self.slices.values().find_map(|slice| slice.get(device));
-                let gpus = sliced.or_else(|| self.remembered.get(device));
-                for gpu in gpus.into_iter().flatten() {
+                for gpu in known.get(device).copied().into_iter().flatten() {
                     let claim = || format!("{namespace}/{name} of {}", device.0);
                     given.entry(gpu.clone()).or_insert_with(claim);
                 }
@@ -256,6 +262,20 @@ mod tests {
         assert_eq!(given(&known), [said]);
         known.remove_claim(&("team".to_owned(), "c".to_owned()));
         assert_eq!(given(&known), []);
+    }
+
+    #[test]
+    fn present_slice_counts_more_than_what_was_remembered_and_the_first_of_several_most() {
+        let mut known = known();
+        known.set_claim(&claim("c", &has("gpu-0")));
+        known.remove_slice("s1");
+        for (name, uuid) in [("s3", "GPU-3"), ("s2", "GPU-2")] {
+            let device = json!([{"name": "gpu-0", "attributes": {"uuid": {"string": uuid}}}]);
+            known.set_slice(&slice(name, &device));
+        }
+
+        let gpus: Vec<String> = given(&known).into_iter().map(|(gpu, _)| gpu).collect();
+        assert_eq!(gpus, ["GPU-2"]);
     }
 
     #[test]
