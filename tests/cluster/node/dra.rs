@@ -80,7 +80,7 @@ fn apply(world: &World, text: &str) {
 #[test]
 fn two_pods_share_a_gpu_by_claims_and_are_held_to_them() {
     within(async |world| {
-        if !world.has_cdi {
+        if !world.has_claims() {
             return;
         }
         by_claims(world).await;
@@ -152,7 +152,7 @@ fn two_pods_share_a_gpu_by_claims_and_are_held_to_them() {
 #[test]
 fn claim_is_shared_by_containers_and_outlives_the_agent() {
     within(async |world| {
-        if !world.has_cdi {
+        if !world.has_claims() {
             return;
         }
         by_claims(world).await;

@@ -39,6 +39,12 @@ async fn a_pod_runs(world: &World, name: &str) {
 #[test]
 fn a_pod_whose_extender_never_starts_takes_no_lease() {
     within(async |world| {
+        if world.minor < 29 {
+            println!(
+                "left out: the extender starts first as a sidecar, which Kubernetes has from 1.29 on"
+            );
+            return;
+        }
         let before: Vec<String> = schedulers(world)
             .await
             .iter()

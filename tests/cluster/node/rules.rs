@@ -124,7 +124,7 @@ fn a_process_that_holds_a_gpu_past_its_limits_is_reported() {
         // Its namespace's label exempts the pod from the webhook, and not from attestation. Its image asks for all GPUs.
         let mut baked = gpu_pod("baked", &json!({}), &["count", "take=1000", "hold"]);
         baked["spec"]["containers"][0]["image"] = json!("localhost/cuda-baked:1");
-        if world.has_cdi {
+        if !world.nvidia_by_default {
             baked["spec"]["runtimeClassName"] = json!("nvidia");
         }
         make_exempt(world, baked).await;

@@ -38,7 +38,7 @@ fn node_without_cdi_gets_no_pod_until_it_has_it() {
             .replace(on, "")
             .replace(TABLE, &format!("{TABLE}  enable_cdi = false\n"));
         assert_ne!(off, before);
-        if !world.has_cdi {
+        if !world.by_cdi {
             println!("left out: this node's containers get their GPUs by mounts");
             return;
         }

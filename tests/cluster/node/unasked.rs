@@ -20,7 +20,7 @@ fn greedy(name: &str) -> Value {
 /// A pod that NVIDIA's runtime starts. With containerd 1.6 that is the node's default runtime.
 fn under_nvidia(world: &World, name: &str, containers: &[Value]) -> Value {
     let mut pod = pod_of(name, containers);
-    if world.has_cdi {
+    if !world.nvidia_by_default {
         pod["spec"]["runtimeClassName"] = json!("nvidia");
     }
     pod

@@ -31,8 +31,12 @@ pub(crate) struct World {
     /// The folder of the cluster.
     pub(crate) run: PathBuf,
     pub(crate) client: Client,
-    /// Whether containerd has CDI.
-    pub(crate) has_cdi: bool,
+    /// The N of Kubernetes 1.N.
+    pub(crate) minor: u32,
+    /// NVIDIA's runtime starts every container, so no pod names a runtime class.
+    pub(crate) nvidia_by_default: bool,
+    /// Containers get their GPUs by CDI; otherwise by the agent's mounts and NVIDIA's runtime.
+    pub(crate) by_cdi: bool,
     /// The truth about the GPUs.
     pub(crate) board: Board,
 }
@@ -56,10 +60,10 @@ pub(crate) fn within<T: AsyncFnOnce(&World)>(test: T) {
         .unwrap();
     runtime.block_on(async {
         let world = World::enter(run.into()).await;
+        // Remains of a failed test. The kubelet ends a pod with a claim only while the DRA driver answers.
+        world.empty().await;
         world.by_plugin();
         world.is_whole().await;
-        // Remains of a failed test.
-        world.empty().await;
         let began = Instant::now();
         tokio::time::timeout(4 * PATIENCE, test(&world))
             .await
@@ -81,11 +85,17 @@ impl World {
         let nodes: Api<KubeNode> = Api::all(client.clone());
         let info = nodes.get(NAME).await.unwrap().status.unwrap().node_info;
         let runtime = info.unwrap().container_runtime_version;
+        let minor = client.apiserver_version().await.unwrap().minor;
+        let minor = minor.parse().expect(&minor);
+        let is_old = runtime.starts_with("containerd://1.6");
         let board = std::env::var_os("VGPU_SIM_BOARD").expect("VGPU_SIM_BOARD");
         Self {
             run,
             client,
-            has_cdi: !runtime.starts_with("containerd://1.6"),
+            minor,
+            nvidia_by_default: is_old,
+            // An older kubelet drops the CDI names of a device plugin's answer.
+            by_cdi: !is_old && minor >= 29,
             board: Board::open(Path::new(&board)).unwrap(),
         }
     }
@@ -108,17 +118,27 @@ impl World {
         .await;
     }
 
+    /// Whether GPUs can be given by claims here; prints the reason if not.
+    pub(crate) fn has_claims(&self) -> bool {
+        if !self.by_cdi {
+            println!("left out: claims need CDI, which this node does not have");
+        } else if self.minor < 34 {
+            println!(
+                "left out: claims that share a device need Kubernetes 1.34, and this is 1.{}",
+                self.minor
+            );
+        }
+        self.by_cdi && self.minor >= 34
+    }
+
     /// The node's GPUs are given by the device plugin, and not by claims.
     fn by_plugin(&self) {
-        for template in ["small-share", "large-share"] {
-            self.kubectl(&[
-                "delete",
-                "resourceclaimtemplate",
-                template,
-                "--ignore-not-found",
-            ])
-            .unwrap();
+        if self.minor < 34 {
+            return;
         }
+        let kinds = "resourceclaims,resourceclaimtemplates";
+        let all = ["delete", kinds, "--all", "-n", "default", "--timeout=60s"];
+        self.kubectl(&all).unwrap();
         self.kubectl(&["label", "node", NAME, "vgpu.io/dra-"])
             .unwrap();
     }
@@ -246,15 +266,15 @@ impl World {
 
     /// The same program once more, in a container that runs.
     pub(crate) fn ask(&self, pod: &str, container: &str, words: &[&str]) -> Vec<String> {
-        // The simulated driver finds its board by variables, and containerd 1.6 gives those that a runtime has added
-        // to a container's first process alone.
+        // The simulated driver finds its board by variables, and those that NVIDIA's runtime has added are given to a
+        // container's first process alone.
         let mut all = vec!["env"];
         let driver = [
             "VGPU_SIM_BOARD=/run/vgpu-sim/board",
             "VGPU_SIM_PROC=/run/vgpu-sim/proc",
             "VGPU_SIM_DEVICES_DIR=/dev",
         ];
-        if !self.has_cdi {
+        if !self.by_cdi {
             all.extend(driver);
         }
         all.push("gpu");
@@ -304,7 +324,7 @@ impl World {
     }
 
     /// No pod of a test is left, nor anything that one had on a GPU.
-    async fn empty(&self) {
+    pub(crate) async fn empty(&self) {
         self.kubectl(&["delete", "pods", "--all", "--wait=false", "-n", "default"])
             .unwrap();
         for namespace in ["strict", "lax"] {

@@ -20,6 +20,9 @@ fn api(world: &World, kind: &str) -> Api<DynamicObject> {
 #[test]
 fn a_gpu_of_a_resource_claim_takes_no_pod_until_the_claim_is_gone() {
     within(async |world| {
+        if !world.has(34, "resource.k8s.io/v1") {
+            return;
+        }
         let one = Gpus {
             count: 1,
             ..Gpus::default()

@@ -119,7 +119,7 @@ impl Probe {
     fn of_the_chart(world: &World) -> Self {
         let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/vgpu");
         let output = Command::new(world.bin.join("helm"))
-            .args(["template", "vgpu", chart, "--kube-version", "1.35.4"])
+            .args(["template", "vgpu", chart, "--kube-version", &world.version])
             .args(["--show-only", "templates/scheduler/deployment.yaml"])
             .output()
             .unwrap();

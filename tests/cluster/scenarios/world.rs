@@ -42,6 +42,8 @@ pub(crate) struct World {
     /// The directory of vgpu-scheduler and vgpu-webhook.
     pub(crate) ours: PathBuf,
     pub(crate) client: Client,
+    /// The version of the API server, as in 1.35.4.
+    pub(crate) version: String,
     test: String,
 }
 
@@ -86,8 +88,11 @@ impl World {
         std::fs::remove_dir_all(&logs).ok();
         std::fs::create_dir_all(&logs).unwrap();
         let client = client_of(&run, "admin").await;
+        let version = client.apiserver_version().await.unwrap().git_version;
+        let version = version.trim_start_matches('v').to_owned();
         Self {
             run,
+            version,
             bin: folder("VGPU_CLUSTER_BIN"),
             ours: folder("VGPU_BIN"),
             client,
@@ -101,6 +106,24 @@ impl World {
             .join("logs")
             .join(&self.test)
             .join(format!("{program}.log"))
+    }
+
+    /// The N of Kubernetes 1.N.
+    pub(crate) fn minor(&self) -> u32 {
+        let minor = self.version.split('.').nth(1).unwrap();
+        minor.parse().unwrap()
+    }
+
+    /// Whether Kubernetes is 1.`first` or newer; prints that `what` is missing if not.
+    pub(crate) fn has(&self, first: u32, what: &str) -> bool {
+        let has = self.minor() >= first;
+        if !has {
+            println!(
+                "left out: {what} came with Kubernetes 1.{first}, and this is {}",
+                self.version
+            );
+        }
+        has
     }
 
     /// A client with the rights of another account.
