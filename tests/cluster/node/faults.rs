@@ -149,7 +149,7 @@ fn the_plugin_killed_behind_its_front() {
         let (run, ready) = agent_run(world).await.unwrap();
         assert!(
             ready && run == before,
-            "the agent's container was started anew"
+            "the agent's container was restarted"
         );
         witness.is_unharmed(world).await;
     });

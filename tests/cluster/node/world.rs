@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use cuda_sim::Board;
 use k8s_openapi::api::core::v1::{ContainerStatus, Event, Node as KubeNode, Pod};
+use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use serde_json::{Value, json};
+
+use crate::client::client_of;
 
 /// The namespace of the product.
 pub(crate) const SYSTEM: &str = "vgpu-system";
@@ -376,14 +377,6 @@ pub(crate) fn run(command: &mut Command) -> Result<String, String> {
     } else {
         Err(text(output.stderr) + &text(output.stdout))
     }
-}
-
-async fn client_of(run: &Path, account: &str) -> Client {
-    let file = Kubeconfig::read_from(run.join(format!("{account}.kubeconfig"))).unwrap();
-    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-        .await
-        .unwrap();
-    Client::try_from(config).unwrap()
 }
 
 /// A container whose program executes these words on its GPUs (`tests/cluster/gpu.py`).

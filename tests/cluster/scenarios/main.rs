@@ -5,6 +5,10 @@
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
+#[path = "../client.rs"]
+mod client;
+
+#[cfg(test)]
 mod http;
 #[cfg(test)]
 mod objects;

@@ -66,12 +66,12 @@ async fn measure(world: &World, policy: &str, pods: usize) {
 }
 
 #[test]
-fn pods_bound_per_second_when_packing() {
+fn packing_a_thousand_pods_overfills_no_gpu() {
     within(async |world| measure(world, "binpack", 1000).await);
 }
 
 #[test]
-fn pods_bound_per_second_when_spreading() {
+fn spreading_a_thousand_pods_overfills_no_gpu() {
     within(async |world| measure(world, "spread", 1000).await);
 }
 

@@ -22,6 +22,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde_json::{Value, json};
 
+use crate::client::client_of;
 use crate::objects::{Gpus, from, node};
 
 /// The namespace of the product.
@@ -361,12 +362,4 @@ impl World {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
-}
-
-async fn client_of(run: &std::path::Path, account: &str) -> Client {
-    let file = Kubeconfig::read_from(run.join(format!("{account}.kubeconfig"))).unwrap();
-    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-        .await
-        .unwrap();
-    Client::try_from(config).unwrap()
 }
