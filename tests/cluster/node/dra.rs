@@ -1,20 +1,24 @@
 //! GPUs by ResourceClaims: the stock kube-scheduler shares a GPU between pods, and nothing of ours takes part in it but
 //! the driver on the node.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
+use futures_util::future::join_all;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{Api, ListParams};
-use serde_json::json;
+use kube_api::quantity::Quantity;
+use serde_json::{Value, json};
 
-use crate::world::{CONTAINERS, NAME, World, run, within};
+use crate::agent::{self, Stopped};
+use crate::world::{CONTAINERS, NAME, World, gpu_container, pod_of, run, run_of, status, within};
 
 const MIB: u64 = 1 << 20;
 const LABEL: &str = "vgpu.io/dra";
 const EXAMPLE: &str = include_str!("../../../examples/pods/dra.yaml");
 
 /// The node's GPUs are given by claims from here on.
-async fn by_claims(world: &World) {
+pub(crate) async fn by_claims(world: &World) {
     let label = format!("{LABEL}=on");
     world
         .kubectl(&["label", "node", NAME, "--overwrite", &label])
@@ -42,7 +46,7 @@ async fn devices(world: &World) -> Option<Vec<(String, String, String)>> {
     Some(devices.filter_map(device).collect())
 }
 
-/// What claims have on the node's disk.
+/// What claims have on the node's disk, sorted.
 fn left() -> Vec<String> {
     let names = |folder: &str, beginning: &str| -> Vec<String> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -51,6 +55,7 @@ fn left() -> Vec<String> {
     };
     let mut all = names(CONTAINERS, "claim-");
     all.extend(names("/var/run/cdi", "vgpu-claim-"));
+    all.sort();
     all
 }
 
@@ -67,6 +72,68 @@ fn example(words: &[&str]) -> String {
             "restartPolicy: Never",
             "restartPolicy: Never\n  terminationGracePeriodSeconds: 0",
         )
+}
+
+/// The spec of a claim for this many MiB of a GPU.
+fn share_of(memory_mib: u64) -> Value {
+    let capacity = json!({"requests": {"memory": format!("{memory_mib}Mi")}});
+    let exactly = json!({"deviceClassName": "gpu.vgpu.io", "capacity": capacity});
+    json!({"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}})
+}
+
+/// A template: each pod that names it has a claim of its own for this many MiB.
+pub(crate) fn make_template(world: &World, name: &str, memory_mib: u64) {
+    let template = json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": name},
+        "spec": {"spec": share_of(memory_mib)},
+    });
+    apply(world, &template.to_string());
+}
+
+/// A pod of one container, with the claim or the template that `source` names.
+pub(crate) fn claim_pod(name: &str, mut container: Value, source: Value) -> Value {
+    container["resources"] = json!({"claims": [{"name": "share"}]});
+    let mut pod = pod_of(name, &[container]);
+    pod["spec"]["resourceClaims"] = json!([source]);
+    pod["spec"]["resourceClaims"][0]["name"] = json!("share");
+    pod
+}
+
+/// A pod that executes these words with a claim of its own.
+fn own_claim_pod(name: &str, template: &str, words: &[&str]) -> Value {
+    let container = gpu_container("work", &json!({}), words);
+    claim_pod(
+        name,
+        container,
+        json!({"resourceClaimTemplateName": template}),
+    )
+}
+
+/// Asserts that `count` claims have a GPU, and that no GPU is charged for more memory than it has.
+pub(crate) async fn nothing_is_charged_twice(world: &World, count: usize) {
+    let bytes = |text: &str| Quantity::from(text).parse().unwrap().whole().unwrap();
+    let claims: Api<ResourceClaim> = Api::default_namespaced(world.client.clone());
+    let claims = claims.list(&ListParams::default()).await.unwrap().items;
+    let mut charged: BTreeMap<String, i128> = BTreeMap::new();
+    let mut allocated = 0;
+    for claim in &claims {
+        let allocation = claim.status.as_ref().and_then(|it| it.allocation.as_ref());
+        let devices = allocation.and_then(|it| it.devices.as_ref());
+        for result in devices
+            .and_then(|it| it.results.as_ref())
+            .into_iter()
+            .flatten()
+        {
+            let memory = &result.consumed_capacity.as_ref().unwrap()["memory"];
+            *charged.entry(result.device.clone()).or_default() += bytes(&memory.0);
+            allocated += 1;
+        }
+    }
+    assert_eq!(allocated, count);
+    for (name, _, memory) in devices(world).await.unwrap() {
+        let charged = charged.get(&name).copied().unwrap_or_default();
+        assert!(charged <= bytes(&memory), "{name}: {charged} of {memory}");
+    }
 }
 
 fn apply(world: &World, text: &str) {
@@ -189,12 +256,7 @@ fn claim_is_shared_by_containers_and_outlives_the_agent() {
         // What one container has, the other one cannot get.
         let more = world.ask("both", "one", &["take=900", "take=900"]);
         assert_eq!(more[1], "refused CUDA_ERROR_OUT_OF_MEMORY");
-        let files = || {
-            let mut files: Vec<String> = left();
-            files.sort();
-            files
-        };
-        let before = files();
+        let before = left();
 
         let selector = "app.kubernetes.io/component=dra";
         let system = crate::world::SYSTEM;
@@ -206,7 +268,7 @@ fn claim_is_shared_by_containers_and_outlives_the_agent() {
         let said = world.lines("later", "two", 2).await;
         assert_eq!(said[1], "take=1000 took");
 
-        let after = files();
+        let after = left();
         assert!(
             before.iter().all(|name| after.contains(name)),
             "{before:?} {after:?}"
@@ -222,11 +284,120 @@ fn claim_is_shared_by_containers_and_outlives_the_agent() {
     });
 }
 
+#[test]
+fn claim_of_two_pods_has_one_limit_and_outlives_the_first() {
+    within(async |world| {
+        if !world.has_claims() {
+            return;
+        }
+        by_claims(world).await;
+        let claim = json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "common"},
+            "spec": share_of(3000),
+        });
+        apply(world, &claim.to_string());
+        for name in ["first", "second"] {
+            let container = gpu_container("work", &json!({}), &["total", "take=1000", "hold"]);
+            let source = json!({"resourceClaimName": "common"});
+            world.make_pod(claim_pod(name, container, source)).await;
+            let said = world.lines(name, "work", 3).await;
+            let total = format!("total {}", 3000 * MIB);
+            assert_eq!(said[..2], [total, String::from("take=1000 took")], "{name}");
+        }
+        nothing_is_charged_twice(world, 1).await;
+        // Each of the three processes has a context of 300 MiB besides.
+        let more = world.ask("second", "work", &["take=500"]);
+        assert_eq!(more, ["refused CUDA_ERROR_OUT_OF_MEMORY"]);
+        let second = world.until_ready("second").await;
+        let process = agent::process_of(&second, "work");
+        let files = left();
+
+        world.remove("first").await;
+
+        assert!(agent::lives(process));
+        // A request waits for a dead process's memory, though not for a node that is slow to see its end.
+        world
+            .eventually("the memory of the first pod is the second's", async || {
+                let said = world.ask("second", "work", &["take=500"]);
+                (said == ["took"]).then_some(())
+            })
+            .await;
+        let now = world.until_ready("second").await;
+        assert_eq!(run_of(&now, "work"), run_of(&second, "work"));
+        assert_eq!(left(), files, "the claim has lost something on the node");
+        clear(world, &["second"]).await;
+    });
+}
+
+#[test]
+fn driver_killed_while_ten_pods_start_gives_each_its_claim() {
+    within(async |world| {
+        if !world.has_claims() {
+            return;
+        }
+        by_claims(world).await;
+        make_template(world, "ten", 700);
+        let names: Vec<String> = (0..10).map(|index| format!("ten-{index}")).collect();
+        let pod = |name: &String| world.make_pod(own_claim_pod(name, "ten", &["total", "hold"]));
+        join_all(names.iter().map(pod)).await;
+        while left().is_empty() {
+            tokio::task::yield_now().await;
+        }
+
+        agent::kill_contained("vgpu-monitor");
+
+        println!("killed when {} files of claims were there", left().len());
+        for name in &names {
+            let said = world.lines(name, "work", 2).await;
+            assert_eq!(said[0], format!("total {}", 700 * MIB), "{name}");
+        }
+        nothing_is_charged_twice(world, names.len()).await;
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        clear(world, &names).await;
+    });
+}
+
+#[test]
+fn kubelet_killed_beside_a_claim() {
+    within(async |world| {
+        if !world.has_claims() {
+            return;
+        }
+        by_claims(world).await;
+        make_template(world, "own", 2000);
+        let words = ["take=1000", "hold"];
+        world
+            .make_pod(own_claim_pod("witness", "own", &words))
+            .await;
+        world.lines("witness", "work", words.len()).await;
+        let before = world.until_ready("witness").await;
+        let process = agent::process_of(&before, "work");
+
+        let kubelet = Stopped::kill("kubelet", &world.run.join("logs"));
+        let words = ["total", "hold"];
+        world
+            .make_pod(own_claim_pod("meanwhile", "own", &words))
+            .await;
+        kubelet.start();
+
+        let said = world.lines("meanwhile", "work", words.len()).await;
+        assert_eq!(said[0], format!("total {}", 2000 * MIB));
+        assert!(agent::lives(process));
+        let now = world.until_ready("witness").await;
+        assert_eq!(run_of(&now, "work"), run_of(&before, "work"));
+        assert_eq!(status(&now, "work").unwrap().restart_count, 0);
+        // Of its 2000 MiB, the program takes 1000, and the contexts of the two processes 600.
+        let more = world.ask("witness", "work", &["take=300", "take=101"]);
+        assert_eq!(more, ["took", "refused CUDA_ERROR_OUT_OF_MEMORY"]);
+        nothing_is_charged_twice(world, 2).await;
+        clear(world, &["witness", "meanwhile"]).await;
+    });
+}
+
 /// The pods go, and all that their claims had on the node.
 async fn clear(world: &World, pods: &[&str]) {
-    for pod in pods {
-        world.remove(pod).await;
-    }
+    let remove = |pod| world.remove(pod);
+    join_all(pods.iter().copied().map(remove)).await;
     world
         .eventually("nothing of the claims is left", async || {
             left().is_empty().then_some(())
@@ -234,19 +405,49 @@ async fn clear(world: &World, pods: &[&str]) {
         .await;
 }
 
-/// The mean of the driver's own measurement.
-async fn prepared_in_ms(world: &World) -> f64 {
+/// The driver's own measurement of the claims that it has made ready.
+async fn prepared(world: &World) -> Vec<String> {
     let label = ListParams::default().labels("app.kubernetes.io/component=dra");
     let pods = world.system().list(&label).await.unwrap().items;
     let address = pods[0].status.as_ref().unwrap().pod_ip.clone().unwrap();
     let url = format!("http://{address}:31992/metrics");
     let text = run(std::process::Command::new("curl").args(["-sSf", &url])).unwrap();
-    let value = |name: &str| -> f64 {
-        let is_it = |line: &&str| {
-            line.starts_with(name) && line.contains("\"prepare\"") && line.contains("\"ok\"")
-        };
-        let line = text.lines().find(is_it).unwrap();
-        line.rsplit(' ').next().unwrap().parse().unwrap()
+    let is_it = |line: &&str| {
+        let of = "vgpu_dra_call_seconds";
+        line.starts_with(of) && line.contains("\"prepare\"") && line.contains("\"ok\"")
     };
-    1000.0 * value("vgpu_dra_call_seconds_sum") / value("vgpu_dra_call_seconds_count")
+    text.lines().filter(is_it).map(str::to_owned).collect()
+}
+
+/// The last word of a series, which is its value.
+fn value(line: &str) -> f64 {
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+/// Its mean.
+async fn prepared_in_ms(world: &World) -> f64 {
+    let lines = prepared(world).await;
+    let of = |part: &str| value(lines.iter().find(|line| line.contains(part)).unwrap());
+    1000.0 * of("_sum{") / of("_count{")
+}
+
+/// The bounds, in milliseconds, between which its median is.
+pub(crate) async fn median_of_prepare(world: &World) -> (f64, f64) {
+    let mut buckets: Vec<(f64, f64)> = Vec::new();
+    for line in prepared(world).await {
+        let Some((_, rest)) = line.split_once("le=\"") else {
+            continue;
+        };
+        let bound = rest.split('"').next().unwrap();
+        let bound = bound.parse().unwrap_or(f64::INFINITY);
+        buckets.push((1000.0 * bound, value(&line)));
+    }
+    buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let half = buckets.last().unwrap().1 / 2.0;
+    let at = buckets
+        .iter()
+        .position(|(_, count)| *count >= half)
+        .unwrap();
+    let below = if at == 0 { 0.0 } else { buckets[at - 1].0 };
+    (below, buckets[at].0)
 }
