@@ -24,7 +24,7 @@ from chart_rules import RBAC, HOST_PATHS, CAPABILITIES, REFUSED, UPGRADES_KEEP
 CHART = pathlib.Path("charts/vgpu")
 NAMESPACE = "gpu-system"
 RELEASE = "vgpu"
-VERSIONS = [f"1.{minor}.{patch}" for minor, patch in zip(range(18, 36), [20, 16, 15, 14, 17, 17, 17, 16, 15, 16, 15, 15, 14, 13, 12, 8, 3, 4])]
+VERSIONS = [f"1.{minor}.{patch}" for minor, patch in zip(range(18, 38), [20, 16, 15, 14, 17, 17, 17, 16, 15, 16, 15, 15, 14, 13, 12, 8, 3, 4, 1, 2])]
 LATEST = VERSIONS[-1]
 # Kinds that the API server of our tests lacks; the checks themselves look at their shape.
 OPERATOR = {"ServiceMonitor", "PrometheusRule"}

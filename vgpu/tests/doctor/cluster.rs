@@ -192,7 +192,7 @@ const FAULTS: &[Fault<Source>] = &[
         "warn",
         "Kubernetes is newer than any that was tried",
         |facts| {
-            facts["version"]["minor"] = "36+".into();
+            facts["version"]["minor"] = "38+".into();
         },
     ),
     seen("VGPU-K01", "fail", "Kubernetes is too old", |facts| {

@@ -9,7 +9,7 @@ pub(in crate::doctor) const CHECKS: &[Check<ClusterFacts>] = &[
     Check {
         id: "VGPU-K01",
         title: "Kubernetes is of a version that works in full",
-        cure: "use Kubernetes 1.28 to 1.35; from 1.18 on it works with a webhook that fails open (a vendor's suffix such as -eks-1 does no harm)",
+        cure: "use Kubernetes 1.28 to 1.37; from 1.18 on it works with a webhook that fails open (a vendor's suffix such as -eks-1 does no harm)",
         judge: control::version,
     },
     Check {

@@ -14,7 +14,7 @@ use super::tls::{Certificate, certificates};
 use crate::doctor::check::{Finding, Judged, fail, ok, several, skip, warn};
 
 /// Versions that work in full, of Kubernetes 1.
-const FULL: std::ops::RangeInclusive<u32> = 28..=35;
+const FULL: std::ops::RangeInclusive<u32> = 28..=37;
 /// The oldest that works at all.
 const OLDEST: u32 = 18;
 /// The parts, by the label that says so.

@@ -1,0 +1,1 @@
+../kubebox/main.go
