@@ -1,11 +1,16 @@
 //! What many agents ask of a real API server: each follows the pods of its node and its Node, registers its GPUs and
-//! keeps its Lease, as the agent's program does, with a connection of its own. Counts are the API server's.
+//! keeps its Lease, as the agent's program does, with a connection of its own.
 //!
 //! ```sh
 //! cargo bench -p vgpu-monitor --bench agents --no-run
 //! scripts/cluster up
-//! scripts/cluster exec target/release/deps/agents-… --agents 200 --seconds 180
+//! scripts/cluster exec target/release/deps/agents-… --agents 1000 --seconds 1200
 //! ```
+//!
+//! The API server counts the requests of all clients together, and kwok and the controllers list these nodes and pods,
+//! too. So the agents' own requests are counted as they leave; the API server's figure stands beside them. The time is
+//! divided into three windows; watches are renewed after five minutes, so a window of more than that has a renewal of
+//! each watch.
 //!
 //! Without a cluster in KUBECONFIG it says so and ends.
 #![allow(
@@ -21,21 +26,30 @@ use std::time::{Duration, Instant};
 
 use axum::http::Request;
 use events::Events;
-use kube::Client;
+use futures_util::stream::{self, StreamExt as _};
 use kube::api::{Api, Patch, PatchParams};
+use kube::client::{Body, ClientBuilder};
 use kube::core::DynamicObject;
 use kube::discovery::ApiResource;
+use kube::{Client, Config};
 use kube_api::node::RegisterFormat;
+use parking_lot::Mutex;
 use placement::Device;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::sleep;
+use tower::util::MapRequestLayer;
 use vgpu_monitor::inventory::{RegisterSettings, register};
 use vgpu_monitor::node_gpus::{Inventory, KnownGpu};
 use vgpu_monitor::own_pods::OwnPods;
 
 /// As often as the garbage collection asks.
 const LOOK: Duration = Duration::from_secs(30);
+/// How many objects are made, and how many agents are started, at the same time.
+const AT_ONCE: usize = 32;
+
+/// Numbers of requests, by verb and resource.
+type Counts = BTreeMap<String, f64>;
 
 fn main() {
     if std::env::var_os("KUBECONFIG").is_none() {
@@ -60,34 +74,32 @@ fn argument(name: &str, otherwise: u64) -> u64 {
 
 async fn run(agents: u64, seconds: u64) {
     let client = Client::try_default().await.unwrap();
-    for number in 0..agents {
-        objects(&client, number).await;
-    }
-    println!("{agents} nodes with two pods each are there");
-
-    let before = counts(&client).await;
     let began = Instant::now();
-    let mut all = Vec::new();
-    for number in 0..agents {
-        all.push(Agent::start(number).await);
-    }
-    for agent in &all {
-        assert_eq!(agent.pods.all().await.unwrap().len(), 2);
-    }
+    stream::iter(0..agents)
+        .for_each_concurrent(AT_ONCE, async |number| objects(&client, number).await)
+        .await;
+    println!(
+        "{agents} nodes with two pods each are there after {:.1} s",
+        began.elapsed().as_secs_f64()
+    );
+
+    let mut seen = Seen::new(&client).await;
+    let all: Vec<Agent> = stream::iter(0..agents)
+        .map(|number| Agent::start(number, Arc::clone(&seen.own)))
+        .buffer_unordered(AT_ONCE)
+        .collect()
+        .await;
     println!(
         "all of them know their pods after {:.1} s",
-        began.elapsed().as_secs_f64()
+        seen.began.elapsed().as_secs_f64()
     );
     // Annotations and Leases are written.
     sleep(Duration::from_secs(20)).await;
-    let started = counts(&client).await;
-    report("the start", &before, &started, began.elapsed());
+    seen.report("the start", &client).await;
 
-    let mut before = started;
     for window in 1..=3 {
-        let began = Instant::now();
         let (mut well, mut away) = (0_u64, 0_u64);
-        while began.elapsed() < Duration::from_secs(seconds) / 3 {
+        while seen.began.elapsed() < Duration::from_secs(seconds) / 3 {
             for agent in &all {
                 match agent.pods.all().await {
                     Ok(pods) => {
@@ -97,13 +109,16 @@ async fn run(agents: u64, seconds: u64) {
                     Err(_) => away += 1,
                 }
             }
+            seen.look(&client).await;
             sleep(LOOK.min(Duration::from_secs(seconds) / 3)).await;
         }
         println!("window {window}: {well} questions were answered, {away} were not");
-        let after = counts(&client).await;
-        report("the window", &before, &after, began.elapsed());
-        before = after;
+        seen.report("the window", &client).await;
     }
+    println!(
+        "this process, with all agents: {} MiB at most",
+        peak_memory_mib()
+    );
 }
 
 struct Agent {
@@ -112,9 +127,9 @@ struct Agent {
 }
 
 impl Agent {
-    async fn start(number: u64) -> Self {
-        // A connection of its own.
-        let client = Client::try_default().await.unwrap();
+    /// Starts, and knows its pods.
+    async fn start(number: u64, counts: Arc<Mutex<Counts>>) -> Self {
+        let client = counting(counts).await;
         let node = node(number);
         let gpu = KnownGpu {
             device: Device::new("NVIDIA", &format!("GPU-{number}"), "NVIDIA H100", 80 << 30),
@@ -138,11 +153,49 @@ impl Agent {
             registering.await;
             drop(healthy);
         });
+        let pods_known = async || loop {
+            if let Ok(known) = pods.all().await {
+                break known.len();
+            }
+        };
+        assert_eq!(pods_known().await, 2);
         Self {
             pods,
             _inventory: inventory,
         }
     }
+}
+
+/// A client with a connection of its own, whose requests are counted.
+async fn counting(counts: Arc<Mutex<Counts>>) -> Client {
+    let count = move |request: Request<Body>| {
+        let kind = kind(request.method().as_str(), request.uri());
+        *counts.lock().entry(kind).or_default() += 1.0;
+        request
+    };
+    let config = Config::infer().await.unwrap();
+    let builder = ClientBuilder::try_from(config).unwrap();
+    builder.with_layer(&MapRequestLayer::new(count)).build()
+}
+
+/// Verb and resource of a request, as the API server names them. Of what is no resource, method and path.
+fn kind(method: &str, uri: &axum::http::Uri) -> String {
+    let mut parts = uri.path().split('/').skip_while(|part| *part != "v1");
+    let resource = match (parts.nth(1), parts.next()) {
+        (Some("namespaces"), Some(_)) => parts.next().map(|part| (part, parts.next())),
+        (Some(part), name) => Some((part, name)),
+        (None, _) => None,
+    };
+    let Some((resource, name)) = resource else {
+        return format!("{method} {}", uri.path());
+    };
+    let is_watch = uri.query().is_some_and(|query| query.contains("watch="));
+    let verb = match (method, name) {
+        ("GET", _) if is_watch => "WATCH",
+        ("GET", None) => "LIST",
+        (other, _) => other,
+    };
+    format!("{verb} {resource}")
 }
 
 fn node(number: u64) -> String {
@@ -190,15 +243,93 @@ async fn put(client: &Client, kind: &str, namespace: Option<&str>, mut object: V
         .unwrap();
 }
 
-/// The API server's requests for pods and nodes so far, by verb and resource.
-async fn counts(client: &Client) -> BTreeMap<String, f64> {
+/// What has been counted since a report.
+struct Seen {
+    began: Instant,
+    own: Arc<Mutex<Counts>>,
+    own_before: Counts,
+    before: Counts,
+    /// The most memory that the API server was seen with, in MiB.
+    memory_mib: f64,
+}
+
+impl Seen {
+    async fn new(client: &Client) -> Self {
+        let (before, memory_mib) = counts(client).await;
+        Self {
+            began: Instant::now(),
+            own: Arc::default(),
+            own_before: Counts::new(),
+            before,
+            memory_mib,
+        }
+    }
+
+    /// Looks at the API server's memory.
+    async fn look(&mut self, client: &Client) {
+        let (_, memory_mib) = counts(client).await;
+        self.memory_mib = self.memory_mib.max(memory_mib);
+    }
+
+    /// Prints what is new since the last report, and begins the next.
+    async fn report(&mut self, what: &str, client: &Client) {
+        let (after, memory_mib) = counts(client).await;
+        let own = self.own.lock().clone();
+        let seconds = self.began.elapsed().as_secs_f64();
+        println!("{what} ({seconds:.0} s), requests of the agents, and of all clients:");
+        let mut keys: Vec<&String> = after.keys().chain(own.keys()).collect();
+        keys.sort();
+        keys.dedup();
+        for key in keys {
+            let more = |now: &Counts, before: &Counts| {
+                let of = |counts: &Counts| counts.get(key).copied().unwrap_or_default();
+                of(now) - of(before)
+            };
+            // An API server that was started anew counts anew.
+            let (own, all) = (more(&own, &self.own_before), more(&after, &self.before));
+            if own == 0.0 && all == 0.0 {
+                continue;
+            }
+            let pace = if key.starts_with("LIST ") {
+                let a_minute = |count: f64| count * 60.0 / seconds;
+                format!(" ({:.2} and {:.2} a minute)", a_minute(own), a_minute(all))
+            } else {
+                String::new()
+            };
+            println!("  {key}: {own}, {all}{pace}");
+        }
+        println!(
+            "  the API server's memory: {:.0} MiB at most",
+            self.memory_mib.max(memory_mib)
+        );
+        self.began = Instant::now();
+        self.own_before = own;
+        self.before = after;
+        self.memory_mib = memory_mib;
+    }
+}
+
+fn peak_memory_mib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1));
+    kib.unwrap().parse::<u64>().unwrap() / 1024
+}
+
+/// The API server's requests for pods, nodes and Leases so far, and its memory in MiB.
+async fn counts(client: &Client) -> (Counts, f64) {
     let request = Request::get("/metrics").body(Vec::new()).unwrap();
     let text = client.request_text(request).await.unwrap();
-    let mut counts = BTreeMap::new();
-    let series = text
-        .lines()
-        .filter(|line| line.starts_with("apiserver_request_total{"));
-    for line in series {
+    let mut counts = Counts::new();
+    let mut memory = 0.0;
+    for line in text.lines() {
+        let value = || -> f64 { line.rsplit(' ').next().unwrap().parse().unwrap() };
+        if line.starts_with("process_resident_memory_bytes ") {
+            memory = value() / f64::from(1 << 20);
+        }
+        if !line.starts_with("apiserver_request_total{") {
+            continue;
+        }
         let label = |name: &str| {
             let from = line.find(&format!("{name}=\""))? + name.len() + 2;
             line.get(from..)?.split('"').next()
@@ -206,29 +337,9 @@ async fn counts(client: &Client) -> BTreeMap<String, f64> {
         let (Some(verb), Some(resource)) = (label("verb"), label("resource")) else {
             continue;
         };
-        let value: f64 = line.rsplit(' ').next().unwrap().parse().unwrap();
         if ["pods", "nodes", "leases"].contains(&resource) {
-            *counts.entry(format!("{verb} {resource}")).or_default() += value;
+            *counts.entry(format!("{verb} {resource}")).or_default() += value();
         }
     }
-    counts
-}
-
-fn report(
-    what: &str,
-    before: &BTreeMap<String, f64>,
-    after: &BTreeMap<String, f64>,
-    took: Duration,
-) {
-    println!(
-        "{what} ({:.0} s), requests of all clients:",
-        took.as_secs_f64()
-    );
-    for (key, value) in after {
-        let more = value - before.get(key).copied().unwrap_or_default();
-        // An API server that was restarted counts from the beginning.
-        if more != 0.0 {
-            println!("  {key}: {more}");
-        }
-    }
+    (counts, memory)
 }
