@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded_and_forged_tokens_displace_no_caller() {
+    fn token_cache_is_bounded_and_forged_tokens_displace_no_caller() {
         let mut kept = Kept::default();
         let now = Instant::now();
         let reader = key("reader", "/metrics");

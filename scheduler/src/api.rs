@@ -164,7 +164,7 @@ mod tests {
     use crate::{Company, Settings};
 
     #[tokio::test]
-    async fn a_defect_of_ours_is_answered_for_and_the_ledger_made_anew() {
+    async fn panic_is_answered_and_the_ledger_built_again() {
         let cluster = embedded_cluster::Cluster::default();
         let switches = Switches {
             ascend: false,

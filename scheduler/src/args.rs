@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_go_together_is_refused() {
+    fn flags_that_exclude_each_other_are_refused() {
         for wrong in [
             &["vgpu-scheduler", "--token", "x"][..],
             &["vgpu-scheduler", "--admit"],

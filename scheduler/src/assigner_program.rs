@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_of_the_credentials_is_named() {
+    fn missing_credentials_are_named() {
         let missing = |flags: &[&str], inferable| credentials(&args(flags), inferable);
 
         assert_eq!(

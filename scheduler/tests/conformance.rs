@@ -378,7 +378,7 @@ fn the_register_has_every_suspected_defect_with_a_reason() {
 }
 
 #[test]
-fn what_differs_is_found_and_what_is_left_to_chance_counts() {
+fn differences_are_found_and_chance_is_allowed() {
     let facts = |text: &str| text.split(' ').map(str::to_owned).collect::<Facts>();
     let check = |theirs: &[&str], ours: &str, reference: &str, only: &str| {
         let theirs: Vec<Facts> = theirs.iter().map(|text| facts(text)).collect();

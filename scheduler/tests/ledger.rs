@@ -261,7 +261,7 @@ fn a_repeated_failure_without_an_event_frees_the_reservation() {
 }
 
 #[test]
-fn a_binding_in_doubt_stands_until_the_cluster_tells() {
+fn binding_in_doubt_counts_until_the_cluster_answers() {
     let doubt = |kept: &mut Kept| {
         kept.filter(&pod("a", 6000), &["n1"]);
         assert!(matches!(kept.bind(&pod("a", 6000), "n1"), Begun::Go { .. }));
@@ -337,7 +337,7 @@ fn a_bound_pods_devices_are_read_once() {
 }
 
 #[test]
-fn what_another_has_bound_in_the_meantime_is_not_bound_again() {
+fn pod_bound_meanwhile_is_not_bound_again() {
     let mut other = Kept::two_nodes();
     let theirs = other.bound(&pod("theirs", 6000), "n1");
     let mut kept = Kept::two_nodes();
@@ -513,7 +513,7 @@ fn a_node_that_goes_and_comes_back_has_its_pods_still() {
 }
 
 #[test]
-fn waiting_pods_are_told_of_room_that_no_event_shows() {
+fn waiting_pods_are_woken_for_room_that_no_event_shows() {
     let freed = |kept: &mut Kept| {
         let notices = kept.ledger.take_notices();
         notices

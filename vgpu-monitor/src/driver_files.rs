@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn module_that_goes_begins_the_patience_anew() {
+    fn unloaded_module_restarts_the_patience() {
         let mut judged = judging();
 
         assert_eq!(judged(Some("550"), 0), None);

@@ -573,7 +573,7 @@ async fn sick_gpu_removes_free_slots_first_and_starts_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kubelet_is_told_the_numa_node_that_all_gpus_have_in_common() {
+async fn common_numa_node_of_all_gpus_is_reported_to_the_kubelet() {
     let world = World::new();
     let agent = world.up().await;
     assert_eq!(world.kubelet.numa(GPU), [Vec::<i64>::new()]);

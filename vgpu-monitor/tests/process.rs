@@ -78,7 +78,7 @@ fn limit_below_use_shows_as_pending_shrink() {
 }
 
 #[test]
-fn what_a_workload_used_outlives_its_container_and_the_agent() {
+fn use_of_a_workload_outlives_its_container_and_the_agent() {
     let board = Board::new();
     let dir = board.container("train", 4 << 30);
     let of = |agent: &Agent, name: &str| {
@@ -244,10 +244,8 @@ fn exporter_without_the_drivers_library_ends_when_the_driver_appears() {
 }
 
 #[test]
-fn plugin_with_another_drivers_library_ends_and_is_well_when_started_anew() {
-    let Some(home) =
-        alone("process::plugin_with_another_drivers_library_ends_and_is_well_when_started_anew")
-    else {
+fn plugin_with_another_drivers_library_ends_and_recovers() {
+    let Some(home) = alone("process::plugin_with_another_drivers_library_ends_and_recovers") else {
         return;
     };
     let board = cuda_sim::Board::create(&home.join("board"), &cuda_sim::Config::default()).unwrap();

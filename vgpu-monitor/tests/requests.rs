@@ -163,7 +163,7 @@ async fn agents_come_back_apart_from_each_other_and_without_a_list() {
 
 /// An API server whose past is lost at each watch, as one that has just been started: `lists` is what it can do.
 #[tokio::test(start_paused = true)]
-async fn expired_watches_begin_anew_within_a_minute_of_each_other() {
+async fn expired_watches_list_again_spread_over_a_minute() {
     for (version, within) in [("1.35", 10), ("1.30", 60)] {
         let mut again = Vec::new();
         for _ in 0..20 {

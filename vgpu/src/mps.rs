@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_hold_under_mps_says_why_and_what_to_do() {
+    fn limit_that_mps_cannot_hold_is_refused_with_a_cure() {
         check(
             &[30, 50],
             Policy::Force,

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_of_compute_time_is_said_in_a_word_or_two() {
+    fn compute_request_is_shown_in_a_word_or_two() {
         let asked = [
             asked_text(Policy::Force, 30, 0),
             asked_text(Policy::Default, 30, 0),

@@ -513,7 +513,7 @@ fn oom_says_what_was_refused_who_held_it_and_what_would_fit() {
 }
 
 #[test]
-fn a_broken_container_is_told_of_and_hides_no_other() {
+fn broken_container_is_reported_and_hides_no_other() {
     let machine = Machine::new();
     let (running, _region) = container(&machine, "train");
     let broken = |name: &str, break_it: fn(&Path)| {

@@ -343,7 +343,7 @@ fn top_cleans_up_after_a_killed_runner_and_command() {
 }
 
 #[test]
-fn what_the_command_left_in_the_background_keeps_its_files() {
+fn background_process_of_the_command_keeps_its_files() {
     let machine = Machine::new();
     let ended = machine.run(&[
         "run",
@@ -846,7 +846,7 @@ fn floors_inside_a_container_are_together_no_more_than_its_own() {
 }
 
 #[test]
-fn where_mps_runs_a_cap_is_told_to_it() {
+fn cap_is_passed_to_a_running_mps() {
     let machine = Machine::new();
     let pipe = machine.path("mps");
     fs::create_dir(&pipe).unwrap();

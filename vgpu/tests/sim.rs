@@ -223,7 +223,7 @@ fn files_of_a_killed_simulation_are_removed_once_unused() {
 }
 
 #[test]
-fn missing_libraries_and_scripts_are_told_of() {
+fn missing_libraries_and_scripts_are_reported() {
     let machine = Machine::new();
     fs::create_dir(machine.path("empty")).unwrap();
     let mut command = sim(&machine, &["--", "echo", "started"]);

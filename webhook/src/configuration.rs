@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_newer_api_server_fills_in_is_not_fought_over() {
+    fn fields_of_a_newer_api_server_are_left_alone() {
         let wanted = json!({
             "metadata": { "labels": { "app.kubernetes.io/managed-by": "vgpu-webhook" } },
             "webhooks": [{

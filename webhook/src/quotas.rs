@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_status_says_is_used_counts() {
+    fn use_in_the_status_counts() {
         let none = json!({});
         let limits = limits_with(&[quota("32Gi", Some("20Gi"))]);
 

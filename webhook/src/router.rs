@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_review_is_answered_and_counted() {
+    async fn body_without_a_review_is_answered_and_counted() {
         let router = router();
         let mib = axum::body::Bytes::from(vec![b' '; 1 << 20]);
         let long = |mibs| {

@@ -308,7 +308,7 @@ async fn it_is_found_by_what_it_wrote_and_answers_reviews() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_edited_or_deleted_comes_back_while_it_runs() {
+async fn edited_or_deleted_objects_come_back_while_it_runs() {
     let served = Served::start().await;
     let config = served.kubeconfig();
     let mut program = Program::start(&[&COMMON[..], &["--kubeconfig", &config]].concat());
@@ -424,7 +424,7 @@ async fn after_the_signal_it_serves_on_and_releases_the_lease() {
 }
 
 #[test]
-fn what_keeps_it_from_starting_is_said() {
+fn reason_for_not_starting_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name).display().to_string();
     std::fs::write(at("config.yaml"), "nvidia:\n  resourceCounter: x\n").unwrap();

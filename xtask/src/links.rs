@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_links_and_runbooks_are_told_and_good_ones_are_not() {
+    fn broken_links_and_runbooks_are_reported() {
         let root = tempfile::tempdir().unwrap();
         let write = |file: &str, text: &str| {
             let file = root.path().join(file);

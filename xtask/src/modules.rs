@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_tests_is_not_looked_at() {
+    fn code_for_tests_is_ignored() {
         assert_eq!(
             imported(
                 "b",

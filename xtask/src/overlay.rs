@@ -188,8 +188,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_the_vendors_library_is_refused() {
-        if !tools("what_is_not_the_vendors_library_is_refused") {
+    fn library_of_another_vendor_is_refused() {
+        if !tools("library_of_another_vendor_is_refused") {
             return;
         }
         let folder = tempfile::tempdir().unwrap();

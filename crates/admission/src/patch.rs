@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_on_the_way_is_made_in_one_operation() {
+    fn missing_parents_are_made_in_one_operation() {
         let operations = check(
             &json!({"spec": {"containers": [{"resources": null}]}}),
             |patch| {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_there_already_is_no_operation() {
+    fn present_value_is_no_operation() {
         let object = json!({"spec": {"schedulerName": "ours"}});
 
         let operations = check(&object, |patch| {

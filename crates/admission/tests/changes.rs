@@ -182,7 +182,7 @@ fn recorded_pods_of_the_autoscaler_tests_are_what_admission_makes() {
 }
 
 #[test]
-fn autoscalers_are_told_whether_a_pod_with_a_gpu_may_go() {
+fn pods_with_a_gpu_state_whether_autoscalers_may_evict() {
     let at = "/metadata/annotations/cluster-autoscaler.kubernetes.io~1safe-to-evict";
     let stays = "/metadata/annotations/karpenter.sh~1do-not-disrupt";
     let said = |said: Value| {
@@ -277,7 +277,7 @@ fn a_container_without_a_gpu_beside_one_with_a_gpu_sees_none() {
 }
 
 #[test]
-fn a_pod_with_devices_of_another_vendor_is_not_told_of_nvidia() {
+fn pod_with_another_vendors_devices_sees_no_nvidia_variable() {
     let admission = admission(Settings::default());
     let pod = pod(json!({
         "schedulerName": "hami-scheduler",

@@ -145,7 +145,7 @@ fn several_vendors_get_nothing_that_is_of_one() {
 }
 
 #[test]
-fn what_a_pod_says_itself_stays() {
+fn pods_own_values_stay() {
     let annotations = json!({ "hcs.io/vendor-preference": "huawei" });
     let mut said = pod(annotations, vram());
     said["spec"]["runtimeClassName"] = "own".into();

@@ -307,7 +307,7 @@ fn only_pods_that_concern_us_are_sent_for_review() {
 }
 
 #[test]
-fn what_is_not_sent_would_have_been_left_as_it_is() {
+fn unsent_pods_would_have_been_left_unchanged() {
     let admission = common::admission(Settings::default());
 
     for (name, sent, pod) in corpus() {

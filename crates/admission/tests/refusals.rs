@@ -203,7 +203,7 @@ fn rights_over_the_host_are_refused_beside_devices() {
 }
 
 #[test]
-fn what_only_the_scheduler_says_is_refused_from_all_others() {
+fn fields_of_the_scheduler_are_refused_from_all_others() {
     let settings = Settings {
         own_accounts: vec![OWN.into()],
         ..Settings::default()
@@ -289,7 +289,7 @@ fn what_only_the_scheduler_says_is_refused_from_all_others() {
 
 /// After a restart the scheduler learns only from these annotations what is taken.
 #[test]
-fn a_bound_pod_cannot_be_told_to_hold_less_than_it_was_given() {
+fn annotations_of_a_bound_pod_cannot_be_lowered() {
     let admission = admission(Settings {
         own_accounts: vec![OWN.into()],
         ..Settings::default()

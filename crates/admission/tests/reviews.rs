@@ -86,7 +86,7 @@ fn a_dry_run_is_answered_like_any_other() {
 }
 
 #[test]
-fn what_leaves_a_pod_as_it_is_has_no_patch() {
+fn unchanged_pod_has_no_patch() {
     let plain = json!({ "metadata": {}, "spec": { "containers": [{ "name": "c" }] } });
 
     let answer = ask(&review(json!({ "object": plain })));
@@ -154,7 +154,7 @@ fn bindings_are_looked_at_by_both_of_their_names() {
 }
 
 #[test]
-fn what_is_missing_or_null_is_absent() {
+fn missing_and_null_are_absent() {
     let sparse = json!({ "request": {
         "uid": null, "kind": null, "resource": {}, "subResource": null, "userInfo": null, "operation": null,
         "dryRun": null, "newField": { "x": 1 }, "object": pod(),
@@ -275,7 +275,7 @@ async fn each_response_carries_the_outcome_of_its_review() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_that_is_no_review_is_told_so_with_400() {
+async fn body_without_a_review_is_answered_with_400() {
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     for body in [
         "",

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn negative_and_broken_numbers_are_told_apart() {
+    fn negative_and_broken_numbers_are_distinguished() {
         let read = |text| Amount::read(text).map(|amount| (amount.negative, amount.fraction));
 
         assert_eq!(read("-1"), Some((true, false)));

@@ -530,7 +530,7 @@ async fn a_watch_begins_with_what_there_is_and_marks_the_end_of_that() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_fell_behind_is_told_that_its_version_is_gone() {
+async fn watch_that_fell_behind_gets_version_expired() {
     let cluster = Cluster::new(Options {
         remembered_changes: 3,
         ..Options::default()

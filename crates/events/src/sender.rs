@@ -295,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_gives_its_burst_and_then_one_each_so_often() {
+    fn bucket_gives_its_burst_and_then_one_per_interval() {
         let start = Instant::now();
         let mut bucket = Bucket::new(2, Duration::from_secs(30));
         bucket.since = start;

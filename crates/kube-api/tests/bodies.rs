@@ -238,7 +238,7 @@ fn amounts_are_exact() {
 }
 
 #[test]
-fn what_is_no_amount_says_why() {
+fn invalid_amount_is_refused_with_a_reason() {
     for text in [
         "",
         ".",

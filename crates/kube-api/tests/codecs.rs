@@ -191,7 +191,7 @@ fn an_empty_slot_is_always_written() {
 }
 
 #[test]
-fn broken_mig_instances_are_told_apart() {
+fn broken_mig_instances_are_distinguished() {
     let check = |text: &str, expected: &str| {
         let error = allocation::decode_instances(text).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");

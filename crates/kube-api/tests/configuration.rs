@@ -23,7 +23,7 @@ fn every_configuration_of_the_recordings_is_read() {
 }
 
 #[test]
-fn what_holds_without_a_file_is_what_the_reference_ships() {
+fn defaults_without_a_file_are_the_references() {
     let theirs = std::fs::read_to_string(recordings().join("_configs/default.yaml")).unwrap();
 
     assert_eq!(
@@ -70,7 +70,7 @@ fn values_are_read_from_every_section() {
 }
 
 #[test]
-fn what_a_section_leaves_out_is_as_in_the_reference() {
+fn missing_keys_of_a_section_are_as_in_the_reference() {
     // A chart that renders an empty value writes null.
     let text =
         "nvidia:\n  resourceCountName: x/gpu\n  runtimeClassName:\n  overwriteEnv: ~\nhygon:\n";
@@ -172,7 +172,7 @@ fn an_unknown_key_is_refused_with_its_place_and_the_nearest_one() {
 }
 
 #[test]
-fn what_is_no_configuration_says_where_and_why() {
+fn invalid_configuration_is_refused_with_place_and_reason() {
     let check = |text: &str, expected: &str| {
         let error = error(text);
         assert!(error.starts_with(expected), "{text:?}: {error}");

@@ -155,7 +155,7 @@ fn node_has_no_devices_if_its_kubelet_offers_none() {
 }
 
 #[test]
-fn what_is_broken_takes_out_one_vendor_of_the_node_and_says_why() {
+fn broken_annotation_takes_out_one_vendor_with_a_reason() {
     let dcu = "DCU-0,4,32768,100,DCU-Z100,0,true:";
     let check = |text: &str, expected: Expect| {
         let all = text_of(&reporting(

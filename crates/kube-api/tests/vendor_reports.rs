@@ -62,7 +62,7 @@ fn line(device: &Device) -> String {
 }
 
 #[test]
-fn what_a_node_reports_is_read_in_each_vendors_form() {
+fn node_reports_are_read_in_each_vendors_form() {
     let vendors = common::vendors();
     let none = json!({});
     let cases: Vec<(Value, Value, &[&str])> = vec![
@@ -186,7 +186,7 @@ fn what_a_node_reports_is_read_in_each_vendors_form() {
 }
 
 #[test]
-fn a_ring_is_told_from_the_kind_of_machine() {
+fn ring_follows_from_the_kind_of_machine() {
     let vendors = common::vendors();
     for (kind, ring) in [("inf2.48xlarge", true), ("trn1.32xlarge", false)] {
         let node: Node = common::node(json!({

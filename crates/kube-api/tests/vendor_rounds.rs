@@ -247,7 +247,7 @@ fn annotations_of_every_vendor_read_back_and_decide_the_same() {
 }
 
 #[test]
-fn broken_annotations_of_a_vendor_are_told_with_their_key() {
+fn broken_annotations_of_a_vendor_are_reported_with_their_key() {
     let vendors = common::vendors();
     for (annotations, expected) in [
         (
@@ -269,7 +269,7 @@ fn broken_annotations_of_a_vendor_are_told_with_their_key() {
 }
 
 #[test]
-fn nothing_that_a_node_or_a_pod_can_say_stops_a_vendor() {
+fn no_annotation_of_a_node_or_a_pod_stops_a_vendor() {
     let vendors = common::vendors();
     let texts = [
         "",

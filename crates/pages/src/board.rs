@@ -693,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_shown_and_harms_nothing_else() {
+    fn unreadable_object_is_shown_and_harms_no_other() {
         let broken = json!({ "metadata": { "name": "n1", "annotations": { "hami.io/node-nvidia-register": "[{" } } });
         let odd =
             json!({ "metadata": { "name": "p", "namespace": "x" }, "spec": { "containers": 3 } });

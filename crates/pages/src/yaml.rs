@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_reads_back_as_the_same_value() {
+    fn written_yaml_reads_back_as_the_same_value() {
         let awkward = json!({
             "a": "yes", "b": "1.0", "c": "0x10", "d": "line\nline\n", "e": "", "f": null, "g": [], "h": {},
             "i": " leading", "j": "a: b # c", "k": "~", "l": 1, "m": 1.5, "n": true, "o": ["x", {"y": "null"}],

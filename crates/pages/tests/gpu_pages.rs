@@ -201,7 +201,7 @@ async fn lists_are_paged() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_404_and_a_part_says_it_is_gone() {
+async fn missing_page_is_404_and_a_part_reports_it() {
     let site = site(large(1));
 
     let (status, text, _) = get(&site, "/page/gpus/gpu-0000/none", "").await;

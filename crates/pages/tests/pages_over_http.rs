@@ -409,7 +409,7 @@ async fn import(router: &Router, fields: &[(&str, &str)]) -> (StatusCode, String
 }
 
 #[tokio::test]
-async fn what_is_exported_can_be_imported_after_a_reset() {
+async fn export_can_be_imported_after_a_reset() {
     let site = site(sample());
     let node = "metadata: {name: node-9}\nstatus: {allocatable: {cpu: '1'}}";
     form(&site, "/page/new/nodes", &[("text", node)]).await;
@@ -523,7 +523,7 @@ async fn a_page_that_is_not_there_says_so() {
 }
 
 #[tokio::test]
-async fn the_stream_tells_which_kinds_changed() {
+async fn stream_reports_which_kinds_changed() {
     use futures_util::StreamExt as _;
     let site = site(sample());
     page(&site, "/").await;

@@ -89,7 +89,7 @@ fn pod_gets_a_device_with_room_and_reserve_takes_it() {
 }
 
 #[test]
-fn what_is_released_can_be_taken_again() {
+fn released_devices_can_be_taken_again() {
     let mut cluster = cluster(&[node("n1", &[80])]);
     place(&mut cluster, &asking("a", &[gib(1, 50)]));
 

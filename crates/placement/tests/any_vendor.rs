@@ -262,7 +262,7 @@ fn vendors_that_the_pod_does_not_take_say_so() {
 }
 
 #[test]
-fn what_fits_on_a_node_is_what_place_takes_there() {
+fn fit_on_a_node_equals_its_placement() {
     let cluster = cluster(vec![
         node("a100", Maker::Nvidia, "A100-80GB", 1),
         node("k100", Maker::Hygon, "K100-64GB", 1),

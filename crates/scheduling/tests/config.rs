@@ -334,7 +334,7 @@ fn what_cannot_be_used_is_named_with_its_place() {
 }
 
 #[test]
-fn every_problem_is_told_at_once() {
+fn all_problems_are_reported_at_once() {
     let said = Configuration::read(&json!({"parallelism": 0, "percentageOfNodesToScore": -1}))
         .unwrap_err();
 

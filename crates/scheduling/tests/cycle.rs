@@ -21,7 +21,7 @@ fn started(pod: Value, at: &str) -> Value {
 }
 
 #[test]
-fn equal_nodes_are_told_and_the_first_by_name_is_taken() {
+fn equal_nodes_are_reported_and_the_first_by_name_is_taken() {
     let mut world = World::of(&[roomy("c", ""), roomy("a", ""), roomy("b", "")]);
 
     let placed = world.run(&spec(json!({}))).0.result.unwrap();
@@ -310,7 +310,7 @@ fn extender_that_refuses_the_nominated_node_leaves_the_others() {
 }
 
 #[test]
-fn gates_are_told_by_name() {
+fn gates_are_reported_by_name() {
     let mut snapshot = Snapshot::new();
     let framework = Framework::all(&Configuration::default(), snapshot.names_mut()).remove(0);
     let gated = spec(json!({"schedulingGates": [{"name": "a"}, {"name": "b"}]}));

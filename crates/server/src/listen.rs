@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_without_ipv6_is_told_from_other_failures() {
+    fn machine_without_ipv6_is_distinguished_from_failures() {
         for (number, without) in [(97, true), (99, true), (98, false), (13, false)] {
             let error = io::Error::from_raw_os_error(number);
             assert_eq!(is_without_ipv6(&error), without, "{error}");

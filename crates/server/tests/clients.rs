@@ -184,7 +184,7 @@ async fn big_heads_are_answered_with_431() {
 }
 
 #[tokio::test]
-async fn what_is_not_http_is_answered_with_400() {
+async fn bytes_that_are_not_http_are_answered_with_400() {
     let served = plain(quick()).await;
 
     let answer = served

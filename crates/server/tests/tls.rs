@@ -392,7 +392,7 @@ async fn clients_are_asked_with_a_certificate_from_memory_too() {
 }
 
 #[tokio::test]
-async fn plain_http_is_told_to_use_https() {
+async fn plain_http_is_answered_with_use_https() {
     let pair = Ca::new("one").signs("localhost");
     let tls = Tls::from_pem(pair.certificate.as_bytes(), pair.key.as_bytes()).unwrap();
     let served = serve(tls, manners()).await;

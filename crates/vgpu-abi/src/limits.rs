@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_what_is_read() {
+    fn written_limits_are_read_back() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("limits");
 
@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_without_a_mapping_is_the_same() {
+    fn limits_read_without_a_mapping_are_the_same() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("limits");
         let file = LimitsFile::create(&path, &limits(1 << 30)).unwrap();
@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_limits_file_says_why() {
+    fn other_file_is_refused_as_limits_with_a_reason() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let good = at("good");

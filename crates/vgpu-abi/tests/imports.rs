@@ -115,7 +115,7 @@ fn a_full_table_says_so_before_anything_is_shared() {
 }
 
 #[test]
-fn what_a_checkpoint_puts_away_comes_back() {
+fn charges_taken_off_by_a_checkpoint_come_back() {
     let place = RegionDir::new();
     let region = Region::open(&place.path()).unwrap();
     charged(&region, 60);

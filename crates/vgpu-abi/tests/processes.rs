@@ -309,7 +309,7 @@ fn a_dead_process_without_memory_is_cleared_at_once() {
 }
 
 #[test]
-fn what_a_dead_process_had_asked_for_counts_as_given() {
+fn pending_charge_of_a_dead_process_counts_as_given() {
     let place = RegionDir::new();
     let (mut one, mut two) = (start(&place), start(&place));
     two.ask("keep 60000");

@@ -11,7 +11,7 @@ use vgpu_abi::region::{
 const GIB: u64 = 1 << 30;
 
 #[test]
-fn what_is_reserved_is_confirmed_or_refunded() {
+fn reservation_is_confirmed_or_refunded() {
     let place = RegionDir::new();
     let region = place.open();
 
@@ -339,7 +339,7 @@ fn two_copies_of_the_library_in_one_process_take_two_slots() {
 }
 
 #[test]
-fn what_is_no_region_says_why() {
+fn other_file_is_refused_as_region_with_a_reason() {
     let place = RegionDir::new();
     let at = |name: &str| place.dir.path().join(name);
     std::os::unix::fs::symlink(place.path(), at("link")).unwrap();

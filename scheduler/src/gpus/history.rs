@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn another_pod_of_the_same_name_begins_anew() {
+    fn another_pod_of_the_same_name_starts_from_zero() {
         let mut history = History::default();
         step(&mut history, "a", now(9, 0));
         history.begin();

@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_stands_beside_what_is_used() {
+    fn held_and_used_amounts_are_shown_together() {
         let mut history = History::default();
         let latest = Latest::of([told(&[("g0", 3), ("g1", 4)], 0)]);
         record(&mut history, &seen(), &latest);

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_fails_is_told_and_the_others_are_read() {
+    async fn failed_agent_is_reported_and_the_others_are_read() {
         let text = "hami_host_gpu_memory_used_bytes{device_uuid=\"g\"} 7\n";
         let well = monitor(text, StatusCode::OK).await;
         let ill = monitor("", StatusCode::SERVICE_UNAVAILABLE).await;
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_place_without_addresses_is_told() {
+    async fn place_without_addresses_is_reported() {
         let places = vec!["no-such-host.invalid:1".to_owned()];
 
         let (_, monitors) = Scraper::new(places).round().await;

@@ -184,7 +184,7 @@ mod tests {
     const OPEN: &str = include_str!("../../../vgpu-monitor/tests/golden/present.openmetrics.txt");
 
     #[test]
-    fn what_the_monitor_writes_is_read() {
+    fn series_of_the_monitor_are_read() {
         let told = read(GOLDEN);
 
         let first = &told.uses[0];

@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_that_went_before_a_list_is_told_after_it() {
+    fn object_removed_before_a_list_is_reported_after_it() {
         let kind = *KINDS.iter().find(|kind| kind.key == "nodes").unwrap();
         let described = ApiResource {
             group: String::new(),

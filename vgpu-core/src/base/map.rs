@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_put_comes_back_once() {
+    fn entry_is_taken_out_once() {
         let map = empty();
         let handle = Handle(1, 2, 3);
 
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_takes_what_it_is_told_to() {
+    fn sweep_takes_out_the_chosen_entries() {
         let map = empty();
         for number in 1..=1000u64 {
             map.put(number << 9, Pointer(number % 2));

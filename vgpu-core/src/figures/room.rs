@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_driver_counts_is_learned_from_a_launch() {
+    fn drivers_way_of_counting_is_learned_from_a_launch() {
         let figures = |reserved, used| Figures { reserved, used };
         for (figures, grown, counts_live) in [
             (figures(0, 0), 0, false),
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_passes_while_the_books_are_above_the_limit() {
+    fn no_request_passes_while_charges_exceed_the_limit() {
         let refusal = |used, why| Refusal {
             limit: 10,
             used,

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_is_no_limit_at_all() {
+    fn no_setting_means_no_limit() {
         assert_eq!(Source::read(&Fake(&[], false)), Ok(Source::None));
         assert_eq!(
             Source::read(&Fake(&[("CUDA_TASK_PRIORITY", "0")], false)),

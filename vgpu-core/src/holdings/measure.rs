@@ -637,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_call_took_is_what_is_in_use_beyond_the_books() {
+    fn call_took_the_growth_beyond_the_charges() {
         let before = at(1000, 100);
         assert_eq!(beyond(&before, &at(1500, 100), 200), 300);
         // A process of the container has taken 200 of it.

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_between_the_fields_of_a_tail_means_nothing() {
+    fn bytes_between_the_fields_of_a_tail_are_ignored() {
         let tail = |noise| {
             let mut found = Vec::new();
             pieces(TAIL, [3, noise, 5, 0, 64, 0, 0, 0], None, |piece| {

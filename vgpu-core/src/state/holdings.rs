@@ -565,7 +565,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_measured_is_divided_among_contexts_and_modules() {
+    fn measurement_is_divided_among_contexts_and_modules() {
         for (bytes, contexts, modules, divided_into) in [
             (100, 30, 60, (40, 60)),
             (90, 30, 60, (30, 60)),

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_as_wanted_is_left_alone() {
+    fn slices_that_are_as_wanted_are_left_alone() {
         let there = [there(&slice_name("n", 0), spec(&["a"], 4))];
 
         assert_eq!(plan("n", &there, vec![spec(&["a"], 0)]), None);

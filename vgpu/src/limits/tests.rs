@@ -154,7 +154,7 @@ fn a_list_by_gpu_chooses_those_gpus() {
 }
 
 #[test]
-fn what_cannot_be_granted_says_what_can() {
+fn refused_amount_names_the_accepted_ones() {
     check(
         "",
         &["17Gi"],

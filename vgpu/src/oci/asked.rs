@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused_with_what_was_read_and_what_is_accepted() {
+    fn unknown_value_is_refused_with_the_accepted_ones() {
         let check = |env: &[&str], expected: Expect| {
             expected.assert_eq(&one(env).unwrap_err().to_string());
         };

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_applied_is_refused() {
+    fn edits_that_cannot_be_applied_are_refused() {
         for (edits, part) in [
             (json!([]), "no object"),
             (

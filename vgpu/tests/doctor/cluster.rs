@@ -728,7 +728,7 @@ fn a_cluster_without_it_says_what_is_missing_and_skips_the_rest() {
 }
 
 #[test]
-fn what_may_not_be_listed_is_skipped_with_the_servers_words() {
+fn forbidden_list_is_skipped_with_the_servers_message() {
     let dir = TempDir::with_prefix("vgpu-test-").unwrap();
     let source = Source::of(state(), true);
     let config = serve(&source, dir.path());

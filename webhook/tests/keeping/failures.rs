@@ -40,7 +40,7 @@ async fn without_an_api_server_only_a_new_replica_waits() {
 }
 
 #[tokio::test]
-async fn what_is_forbidden_is_said_and_the_rest_is_done() {
+async fn forbidden_writes_are_reported_and_the_rest_is_done() {
     let world = World::new();
     world.forbidden.lock().unwrap().extend([
         // A configuration is made by server-side apply.

@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_tells_its_history() {
+    fn device_page_shows_its_history() {
         let happening = Happening {
             at_unix_ms: 1_790_000_000_123,
             what: Happened::Finalized,

@@ -302,7 +302,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_was_never_used_counts_as_unused() {
+    fn memory_never_used_counts_as_unused() {
         let sum = Sum::of(picture().holders.iter().flat_map(|holder| &holder.shares));
 
         assert_eq!((sum.memory, sum.measured), (30 * GIB, 20 * GIB));

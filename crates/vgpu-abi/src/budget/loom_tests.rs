@@ -605,7 +605,7 @@ fn dead_process_stays_charged_until_the_driver_frees() {
 }
 
 #[test]
-fn what_was_pending_at_death_is_seen_at_every_moment() {
+fn pending_charge_of_a_dead_process_is_always_seen() {
     check(3, || {
         let model = Arc::new(Model::with_slots(2));
         model.reserve(0, 6, 10).unwrap();
@@ -760,7 +760,7 @@ fn of_two_racing_reserves_one_gets_the_share_and_one_is_paged() {
 /// One frees what is paged and takes memory of the device in its place, while another one asks for
 /// memory of the device: a sum from which the freed bytes were taken twice would let both in.
 #[test]
-fn what_is_no_longer_paged_makes_no_room_on_the_device() {
+fn end_of_paging_makes_no_room_on_the_device() {
     check(3, || {
         let model = Arc::new(Model::with_slots(3));
         let device = Driver::new();

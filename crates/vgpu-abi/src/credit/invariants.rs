@@ -147,7 +147,7 @@ proptest! {
     /// A process that waits for the returned time is let in, if there is no debt and no other process took the
     /// credit.
     #[test]
-    fn waiting_as_told_is_enough(
+    fn waiting_for_the_returned_time_is_enough(
         debt_ns in 0_i64..1 << 50,
         now_ns in 1_u64..1 << 60,
         want_ns in any_ns(),

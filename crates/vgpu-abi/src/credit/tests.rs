@@ -73,7 +73,7 @@ fn credit_leased_in_advance_is_bounded_over_all_threads() {
 }
 
 #[test]
-fn what_a_thread_did_not_use_goes_back() {
+fn unused_lease_is_returned() {
     let (device, own) = (region_device(), compute_use());
     let compute = packed(&device, &own, 1);
     refill(&device, START_NS, 1000);
@@ -89,7 +89,7 @@ fn what_a_thread_did_not_use_goes_back() {
 }
 
 #[test]
-fn what_a_dead_process_held_is_counted_and_leased_no_more() {
+fn dead_process_is_counted_and_leases_no_more() {
     let (device, own) = (region_device(), compute_use());
     let compute = packed(&device, &own, 1);
     compute.lease(1000, START_NS, 1000).unwrap();
@@ -132,7 +132,7 @@ fn a_time_from_another_clock_is_not_waited_for() {
 }
 
 #[test]
-fn what_is_owed_is_paid_out_of_an_eighth_of_what_is_earned() {
+fn debt_is_paid_from_an_eighth_of_earned_credit() {
     let (device, own) = (region_device(), compute_use());
     let compute = packed(&device, &own, 1);
     refill(&device, START_NS, 500);
@@ -170,7 +170,7 @@ proptest! {
 
     /// A process that always asks again after the returned time gets exactly the rate.
     #[test]
-    fn waiting_as_told_gets_all_of_the_rate(permille in 1_u32..=1000, want in 1_000_u64..5_000_000) {
+    fn waiting_for_the_returned_time_gets_the_whole_rate(permille in 1_u32..=1000, want in 1_000_u64..5_000_000) {
         let (device, own) = (region_device(), compute_use());
         let compute = packed(&device, &own, 1);
         let (mut now_ns, mut given) = (START_NS, 0_u64);

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_added_is_a_number_and_a_node() {
+    fn only_a_number_and_a_node_can_be_added() {
         let read = |text: &str| text.parse::<Added>();
 
         assert_eq!(

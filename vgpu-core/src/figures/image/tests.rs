@@ -19,7 +19,7 @@ fn text_declares(body: &str, bytes: u64) {
 }
 
 #[test]
-fn a_header_tells_the_size_of_its_image() {
+fn size_of_an_image_is_read_from_its_header() {
     let mut elf = [0u8; 64];
     elf[..4].copy_from_slice(b"\x7fELF");
     elf[40..42].copy_from_slice(&0x1000u16.to_le_bytes());
@@ -65,7 +65,7 @@ fn other_state_spaces_of_a_text_do_not_count() {
 }
 
 #[test]
-fn what_is_not_understood_is_not_whole() {
+fn unknown_image_is_not_whole() {
     for body in [
         ".global .b8 x[4 * 1024];",
         ".global .unheard x[4];",

@@ -84,7 +84,7 @@ const NO_LAUNCH: [(&str, &[&str]); 2] = [
 ];
 
 #[test]
-fn whatever_launches_has_a_hook_or_a_reason() {
+fn every_launch_call_has_a_hook_or_a_reason() {
     let newer = PROC_ADDRESSES.iter().map(|row| &row.symbol);
     for name in cuda_api::DRIVER_SYMBOLS.iter().chain(newer) {
         let launches = cuda_api::class_of(name) == Some(cuda_api::Class::Launch);
@@ -94,7 +94,7 @@ fn whatever_launches_has_a_hook_or_a_reason() {
 }
 
 #[test]
-fn whatever_a_memory_limit_is_about_has_a_hook_or_a_reason() {
+fn every_memory_call_has_a_hook_or_a_reason() {
     use cuda_api::Class::{Alloc, Context, Report};
     let newer = PROC_ADDRESSES.iter().map(|row| &row.symbol);
     for name in cuda_api::DRIVER_SYMBOLS.iter().chain(newer) {

@@ -741,7 +741,7 @@ mod tests {
         /// If the work in flight takes as long as estimated, a launch that waits for the returned times has room in
         /// the end, and does not wait longer than that work takes.
         #[test]
-        fn waiting_as_told_leads_to_room(
+        fn waiting_for_the_returned_time_leads_to_room(
             charged_ns in 1..20 * MS, cost_ns in 1..20 * MS, overslept_ns in 0..MS, is_marked: bool,
         ) {
             let mut left_ns = charged_ns;

@@ -126,7 +126,7 @@ mod tests {
     proptest! {
         /// A launch that has slept for the returned time is admitted, if nothing is in flight at that moment.
         #[test]
-        fn waiting_as_told_is_enough(
+        fn waiting_for_the_returned_time_is_enough(
             period_ms in 1_u16..1000,
             from_us: u32,
             part in 1_u32..1000,

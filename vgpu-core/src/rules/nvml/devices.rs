@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_remembered_of_a_handle_comes_back() {
+    fn remembered_handle_is_found_again() {
         for device in [
             Device::Unlimited,
             Device::Denied,

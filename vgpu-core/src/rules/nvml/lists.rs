@@ -557,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn too_little_room_tells_the_number_of_our_own() {
+    fn too_little_room_returns_the_number_of_own_processes() {
         let mut array = [0; 1];
 
         assert_eq!(

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_is_known_and_another_shape_is_guessed() {
+    fn measured_shape_is_known_and_another_is_guessed() {
         let costs = empty();
         for ns in [10_000, 30_000, 20_000, 20_000] {
             let guessed = costs.expected(&kernel(0x7000, 100));

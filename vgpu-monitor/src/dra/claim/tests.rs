@@ -80,7 +80,7 @@ fn another_claim_of_the_name_is_refused() {
 }
 
 #[test]
-fn claim_without_an_allocation_of_ours_is_refused() {
+fn claim_without_an_allocation_of_this_driver_is_refused() {
     let mut bare = claim(&json!([]), &json!([]));
     bare.status = None;
     let why = shares(&bare, &asked(), POOL, &inventory(1))

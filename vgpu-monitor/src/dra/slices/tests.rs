@@ -211,7 +211,7 @@ fn slices_of_eight_gpus_are_small() {
 }
 
 #[test]
-fn what_the_api_server_drops_is_seen() {
+fn fields_that_the_api_server_drops_are_noticed() {
     let offer = Offer {
         node: "n1",
         inventory: &inventory(1),

@@ -168,7 +168,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_others_keep_in_their_pods_is_not_kept_here() {
+    fn fields_of_other_programs_pods_are_dropped() {
         let mut facts = ClusterFacts {
             pods: vec![json!({
                 "metadata": { "name": "p", "managedFields": [1], "annotations": { "kubectl.kubernetes.io/last-applied-configuration": "hush" } },

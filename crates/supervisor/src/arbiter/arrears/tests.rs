@@ -66,7 +66,7 @@ fn container_that_gets_its_floor_changes_nothing() {
 }
 
 #[test]
-fn what_was_missed_comes_back_within_the_second() {
+fn missed_time_comes_back_within_the_second() {
     for (floors, shares) in [([300, 0], [300, 700]), ([500, 500], [500, 500])] {
         let mut parties = [
             party(1, floors[0], shares[0]),
