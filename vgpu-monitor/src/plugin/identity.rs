@@ -20,7 +20,8 @@ use crate::node_gpus::{Health, Inventory, KnownGpu};
 /// Bytes of a MiB.
 const MIB: u64 = 1 << 20;
 
-/// Why a container is not started now. The text reaches the pod's events and its status, and the kubelet tries again.
+/// Why a container is not started now. The text reaches the pod's events and its status, and the kubelet tries again
+/// whatever it says: no caller decides by it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refusal(pub String);

@@ -18,7 +18,8 @@ use super::checkpoint::{self, Entry};
 use super::identity::{self, Refusal, Wanted, is_over};
 use super::matching::{self, Evidence, Lot, PodSlots};
 use super::pods::Pods;
-use super::{Plugin, answered_name, mounts, room, tell};
+use super::room::{self, NoRoom};
+use super::{Plugin, answered_name, mounts, tell};
 use crate::delivery::Name;
 use crate::node_gpus::{Health, Inventory};
 
@@ -604,16 +605,20 @@ impl Case<'_> {
             let pod = claims.first();
             pod.is_some_and(|claim| self.named.pods.has(&claim.namespace, &claim.pod))
         });
-        let Err(refusal) = room::check(inventory, &others, &own) else {
-            return Ok(());
-        };
-        // Perhaps the kubelet still lists pods that are over. The API server knows them by uid.
-        // All other containers of the node wait meanwhile.
-        let Ok(over) = timeout(LOOK, self.over(&others)).await else {
-            return Err(refusal);
-        };
-        others.retain(|uid, _| !over.contains(*uid));
-        room::check(inventory, &others, &own)
+        let refused = |why: NoRoom| Refusal(why.to_string());
+        match room::check(inventory, &others, &own) {
+            Ok(()) => Ok(()),
+            Err(why @ NoRoom::Node(_)) => Err(refused(why)),
+            Err(why @ NoRoom::Full { .. }) => {
+                // Perhaps the kubelet still lists pods that are over. The API server knows them by uid.
+                // All other containers of the node wait meanwhile.
+                let Ok(over) = timeout(LOOK, self.over(&others)).await else {
+                    return Err(refused(why));
+                };
+                others.retain(|uid, _| !over.contains(*uid));
+                room::check(inventory, &others, &own).map_err(refused)
+            }
+        }
     }
 
     /// The pods among these that are over or gone. The watch may be behind, so what it says of them is read again, by

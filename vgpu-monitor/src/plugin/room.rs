@@ -3,11 +3,28 @@
 
 use std::collections::BTreeMap;
 
-use placement::{Cluster, Granted, Instance, Node, Placement, Pod};
+use placement::{Cluster, Granted, Instance, InvalidNode, Node, Placement, Pod};
 
 use super::allotments::{Allotment, Claim};
-use super::identity::Refusal;
 use crate::node_gpus::Inventory;
+
+/// Why there is no room.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoRoom {
+    /// The node's own GPUs cannot be counted, whichever pods hold them.
+    #[error("{0}")]
+    Node(#[from] InvalidNode),
+    /// A GPU would have to give more than it has.
+    #[error("GPU {gpu} would have to give {excess}; the others there are {others}")]
+    Full {
+        /// The GPU.
+        gpu: String,
+        /// The amount, beside what the GPU has.
+        excess: String,
+        /// The pods that hold shares of it.
+        others: String,
+    },
+}
 
 /// The shares of each pod: claims by uid, in the order of their containers.
 pub fn by_pod(allotments: &[Allotment]) -> BTreeMap<&str, Vec<&Claim>> {
@@ -32,7 +49,7 @@ pub fn check(
     inventory: &Inventory,
     others: &BTreeMap<&str, Vec<&Claim>>,
     own: &[&Claim],
-) -> Result<(), Refusal> {
+) -> Result<(), NoRoom> {
     const NODE: &str = "this node";
     let mut cluster = Cluster::new();
     let node = Node {
@@ -44,9 +61,7 @@ pub fn check(
             .collect(),
         pairs: Vec::new(),
     };
-    cluster
-        .set_node(node)
-        .map_err(|error| Refusal(error.to_string()))?;
+    cluster.set_node(node)?;
     let mut hold = |uid: &str, claims: &[&Claim]| {
         let placement = Placement {
             node: NODE.into(),
@@ -69,7 +84,7 @@ pub fn check(
             continue;
         };
         let (used, device) = (view.used(), view.device());
-        let what = if used.memory_bytes > device.memory_bytes && !device.is_mig() {
+        let excess = if used.memory_bytes > device.memory_bytes && !device.is_mig() {
             format!(
                 "{} MiB of {} MiB memory",
                 used.memory_bytes >> 20,
@@ -91,11 +106,11 @@ pub fn check(
         } else {
             continue;
         };
-        return Err(Refusal(format!(
-            "GPU {} would have to give {what}; the others there are {}",
-            grant.device,
-            holders(&grant.device, others)
-        )));
+        return Err(NoRoom::Full {
+            gpu: grant.device.to_string(),
+            excess,
+            others: holders(&grant.device, others),
+        });
     }
     Ok(())
 }

@@ -30,6 +30,30 @@ pub(crate) struct Prepared {
     volumes: Vec<Arc<PersistentVolume>>,
 }
 
+/// Why a node cannot serve a bound claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unmet {
+    /// There is no volume of the claim's.
+    Missing,
+    /// The node does not reach the claim's volume.
+    Elsewhere,
+}
+
+impl Unmet {
+    fn reason(self) -> Reason {
+        Reason::Fixed(match self {
+            Self::Missing => {
+                "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)"
+            }
+            Self::Elsewhere => "node(s) didn't match PersistentVolume's node affinity",
+        })
+    }
+}
+
+/// A waiting claim has no volume that the node reaches.
+const NONE_TO_BIND: Reason =
+    Reason::Fixed("node(s) didn't find available persistent volumes to bind");
+
 pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
     if context.pod.claims.is_empty() {
         return (Before::Skip, None);
@@ -140,36 +164,31 @@ impl Prepared {
     }
 
     fn find(&self, context: &Context<'_>, node: &NodeState) -> Result<Found<'_>, Rejection> {
-        let mut reasons = Vec::new();
-        for claim in &self.bound {
-            let Some(volume) = context.snapshot.volumes.get(&claim.volume) else {
-                reasons.push(Reason::Fixed(
-                    "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)",
-                ));
-                break;
-            };
-            if !reaches(context, volume, &node.node.labels) {
-                reasons.push(Reason::Fixed(
-                    "node(s) didn't match PersistentVolume's node affinity",
-                ));
-                break;
-            }
-        }
+        let unmet = self.unmet(context, node);
         let found = self.find_waiting(context, node)?;
-        if found.is_none() {
-            // This reason comes before the one about missing volumes.
-            let reason = Reason::Fixed("node(s) didn't find available persistent volumes to bind");
-            let missing = matches!(reasons.first(), Some(Reason::Fixed(text)) if text.ends_with("non-existent pv(s)"));
-            reasons.insert(if missing { 0 } else { reasons.len() }, reason);
-        }
-        match (reasons.len(), found) {
-            (0, Some(found)) => Ok(found),
-            _ => Err(Rejection {
-                plugin: Some(Plugin::VolumeBinding),
-                code: Code::Unresolvable,
-                reasons: Reasons::Several(reasons.into()),
-            }),
-        }
+        let reasons = match (unmet, found) {
+            (None, Some(found)) => return Ok(found),
+            (None, None) => vec![NONE_TO_BIND],
+            (Some(unmet), Some(_)) => vec![unmet.reason()],
+            // kube-scheduler's order.
+            (Some(Unmet::Missing), None) => vec![NONE_TO_BIND, Unmet::Missing.reason()],
+            (Some(Unmet::Elsewhere), None) => vec![Unmet::Elsewhere.reason(), NONE_TO_BIND],
+        };
+        Err(Rejection {
+            plugin: Some(Plugin::VolumeBinding),
+            code: Code::Unresolvable,
+            reasons: Reasons::Several(reasons.into()),
+        })
+    }
+
+    /// Why the node cannot serve the first of the bound claims that it cannot serve.
+    fn unmet(&self, context: &Context<'_>, node: &NodeState) -> Option<Unmet> {
+        self.bound.iter().find_map(|claim| {
+            let Some(volume) = context.snapshot.volumes.get(&claim.volume) else {
+                return Some(Unmet::Missing);
+            };
+            (!reaches(context, volume, &node.node.labels)).then_some(Unmet::Elsewhere)
+        })
     }
 
     /// Volumes for the waiting claims, or none if the node cannot serve one of them.

@@ -588,9 +588,13 @@ pub(super) fn node_config(facts: &ClusterFacts) -> Judged {
         .filter(|map| map.pointer(key).is_some());
     let mut wrong = Vec::new();
     let mut entries = 0;
+    let mut is_broken = false;
     for map in maps {
         match NodeOverrides::parse(text(map, key)) {
-            Err(error) => wrong.push(format!("ConfigMap {}: {error}", name(map))),
+            Err(error) => {
+                is_broken = true;
+                wrong.push(format!("ConfigMap {}: {error}", name(map)));
+            }
             Ok(read) => {
                 for entry in &read.nodes {
                     entries += 1;
@@ -608,8 +612,7 @@ pub(super) fn node_config(facts: &ClusterFacts) -> Judged {
     if wrong.is_empty() {
         return Ok(ok(format!("{entries} entries")));
     }
-    let broken = wrong.iter().any(|said| !said.contains("there is no node"));
-    Ok(if broken {
+    Ok(if is_broken {
         fail(several(&wrong))
     } else {
         warn(several(&wrong))
