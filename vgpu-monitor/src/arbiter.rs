@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use nix::time::{ClockId, clock_gettime};
 use supervisor::arbiter::{Board, Waker};
+use supervisor::clock::monotonic_ns;
 use supervisor::gpu::{GpuError, GpuProcess, Gpus, Inventory, NvmlGpus};
 
 /// A driver that is not there is looked for again after this.
@@ -138,16 +138,4 @@ impl Gpus for NoDriver {
     fn processes(&self) -> Result<Vec<GpuProcess>, GpuError> {
         Err(GpuError::NoLibrary(String::from("not asked")))
     }
-}
-
-/// The clock that regions and targets are stamped with.
-#[must_use]
-pub fn monotonic_ns() -> u64 {
-    let Ok(now) = clock_gettime(ClockId::CLOCK_MONOTONIC) else {
-        return 0;
-    };
-    let seconds = u64::try_from(now.tv_sec()).unwrap_or(0);
-    seconds
-        .saturating_mul(1_000_000_000)
-        .saturating_add(u64::try_from(now.tv_nsec()).unwrap_or(0))
 }

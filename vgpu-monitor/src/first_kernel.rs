@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use server::{TraceContext, Traces};
+use supervisor::clock::monotonic_ns;
 use supervisor::instance::{self, Instance, Labels};
 use supervisor::view::{self, ContainerView};
-
-use crate::arbiter::monotonic_ns;
 
 /// How often it looks: as exact as the span's end is where the region does not say when it was.
 const EVERY: Duration = Duration::from_secs(1);

@@ -8,7 +8,9 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod api_answer;
 mod durable;
+mod families;
 pub mod logging;
 mod served_socket;
 

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::DescriptorEncoder;
 use server::Readiness;
+use supervisor::clock::monotonic_ns;
 use supervisor::gpu::hardware::Hardware;
 
-use crate::arbiter::{Arbiter, monotonic_ns};
+use crate::arbiter::Arbiter;
 use crate::attest::Attestation;
 use crate::attest::series::Picture;
 use crate::exporter::{self, Container, Detail, Gpu, Look, Names, Shown};

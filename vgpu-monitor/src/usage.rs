@@ -14,10 +14,10 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
+use supervisor::clock::monotonic_ns;
 
 pub use sums::{Seen, Sums};
 
-use crate::arbiter::monotonic_ns;
 use crate::exporter::{Account, Used};
 use crate::regions::{self, Budget, Found};
 

@@ -22,9 +22,9 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
 use serde_json::{Value, json};
 use server::Traces;
+use supervisor::clock::monotonic_ns;
 use vgpu_abi::budget::Kind;
 use vgpu_abi::region::Region;
-use vgpu_monitor::arbiter::monotonic_ns;
 use vgpu_monitor::first_kernel::FirstKernels;
 
 use crate::common::Board;

@@ -22,9 +22,9 @@ mod top;
 
 mod board;
 mod child;
-mod clock;
 mod failure;
 mod floors;
+mod kubeconfig;
 mod library;
 mod limits;
 mod mps;

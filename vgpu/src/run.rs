@@ -13,6 +13,7 @@ use anyhow::anyhow;
 use nix::errno::Errno;
 use nix::unistd::Uid;
 use supervisor::arbiter::{Board, Waker};
+use supervisor::clock::monotonic_ns;
 use supervisor::gpu::{Gpus, NvmlGpus};
 use supervisor::instance::{INSIDE_LIMITS, Instance, LIMITS, Labels, REGION, RunnerLock};
 use supervisor::view;
@@ -20,7 +21,6 @@ use vgpu_abi::size::Size;
 
 use crate::args::RunArgs;
 use crate::board::{self, BoardLock, UserDir, UserLock};
-use crate::clock::monotonic_ns;
 use crate::failure::{Failure, Misuse};
 use crate::floors::{AskedFloor, Floors};
 use crate::limits::{self, Outer, Share, Shares, Wish};

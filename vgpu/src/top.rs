@@ -11,13 +11,13 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use supervisor::clock::monotonic_ns;
 use supervisor::gpu::{GpuError, GpuProcess, Gpus, Inventory, NvmlGpus};
 use supervisor::view::{ContainerView, DeviceView, Views};
 use vgpu_abi::host::ComputeSnapshot;
 use vgpu_abi::targets::ComputeStatus;
 
 use crate::args::TopArgs;
-use crate::clock::monotonic_ns;
 use crate::text::Paint;
 use crate::{Failure, board};
 

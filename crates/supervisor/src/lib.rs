@@ -10,6 +10,8 @@
 
 mod container_error;
 
+pub mod clock;
+
 pub mod instance;
 
 pub mod library;

@@ -11,6 +11,7 @@ use prometheus_client::registry::Unit;
 
 use super::verdict::Verdict;
 use crate::exporter::Detail;
+use crate::families::{Labels, gauge};
 use crate::reconcile::Owners;
 
 /// The processes of the node at one moment.
@@ -57,8 +58,6 @@ pub struct Row {
     /// The directory of its container.
     pub container: Option<PathBuf>,
 }
-
-type Labels<'a> = Vec<(&'static str, Cow<'a, str>)>;
 
 impl Picture {
     /// Writes every series.
@@ -177,23 +176,4 @@ impl Picture {
             ("container", Cow::Borrowed(owner.container.as_str())),
         ]
     }
-}
-
-/// A family without a sample is left out.
-fn gauge<'a>(
-    out: &mut DescriptorEncoder<'_>,
-    name: &str,
-    unit: Option<Unit>,
-    help: &str,
-    samples: impl IntoIterator<Item = (Labels<'a>, u64)>,
-) -> fmt::Result {
-    let mut samples = samples.into_iter().peekable();
-    if samples.peek().is_none() {
-        return Ok(());
-    }
-    let mut family = out.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
-    for (labels, value) in samples {
-        family.encode_family(&labels)?.encode_gauge(&value)?;
-    }
-    Ok(())
 }

@@ -8,19 +8,10 @@ use kube::api::Api;
 use serde_json::Value;
 use tokio::time::timeout;
 
+use crate::api_answer::{Without, ended};
+
 /// Longest wait for one answer: the kubelet gives a call 45 s.
 const ONE: Duration = Duration::from_secs(5);
-
-/// How a question ended without an answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Without {
-    /// There is none of this name.
-    Gone,
-    /// The API server says no.
-    Refused(String),
-    /// No answer.
-    Away(String),
-}
 
 /// The claim of this name.
 pub(super) async fn claim(
@@ -42,17 +33,4 @@ pub(super) async fn pod(
     let request = Request::get(path).body(Vec::new());
     let request = request.map_err(|error| Without::Refused(error.to_string()))?;
     ended(timeout(ONE, client.request(request)).await)
-}
-
-fn ended<T>(answer: Result<kube::Result<T>, tokio::time::error::Elapsed>) -> Result<T, Without> {
-    match answer {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(kube::Error::Api(status))) => Err(match status.code {
-            404 => Without::Gone,
-            429 | 500.. => Without::Away(status.message.clone()),
-            _ => Without::Refused(status.message.clone()),
-        }),
-        Ok(Err(error)) => Err(Without::Away(error.to_string())),
-        Err(_) => Err(Without::Away(String::from("no answer in time"))),
-    }
 }

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use supervisor::instance::Labels;
 
-use super::api::{self, Without};
+use super::api;
 use super::checkpoint::{Checkpoint, Ready};
 use super::part_name;
+use crate::api_answer::Without;
 use crate::collect::{LivingPod, SourceError, Sources};
 use crate::delivery::{Delivery, Name};
 use crate::own_pods::OwnPods;

@@ -14,10 +14,11 @@ use serde::Deserialize as _;
 use serde_json::Value;
 use tokio::task::{JoinError, spawn_blocking};
 
-use super::api::{self, Without};
+use super::api;
 use super::checkpoint::{Checkpoint, Ready};
 use super::claim::{self, Asked, ClaimError, Part, PartError, PodClaims, Share, Use};
 use super::{part_name, parts_of};
+use crate::api_answer::Without;
 use crate::delivery::{Delivery, DeliveryError, Given, GivenDevice, Name};
 use crate::node_gpus::{Healths, Inventories};
 use crate::plugin::identity;

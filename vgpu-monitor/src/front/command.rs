@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use nix::fcntl::Flock;
 use nix::sys::signal::Signal;
-use server::{Listener, Manners, Readiness};
+use server::Listener;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -15,7 +15,7 @@ use super::child::{self, Child};
 use super::rules::{Ended, Life, Next, Past, next};
 use super::{Front, Useless};
 use crate::plugin::args::PluginArgs;
-use crate::plugin::lock::{self, Tried};
+use crate::plugin::lock;
 use crate::plugin::settings;
 
 /// How long a process that was asked to end may take; then it is killed.
@@ -149,25 +149,13 @@ async fn alone(
     state: &Path,
     stop: impl Future<Output = &'static str>,
 ) -> anyhow::Result<Option<Flock<std::fs::File>>> {
-    let failed = || format!("cannot lock {}", state.join(lock::FRONT).display());
-    if let Tried::Ours(lock) = lock::try_take(state, lock::FRONT).with_context(failed)? {
+    if let Some(lock) = lock::at_once(state, lock::FRONT)? {
         return Ok(Some(lock));
     }
     let listener = Listener::bind(args.metrics_addr).await.map_err(|error| {
         anyhow!("{error}; perhaps another vgpu-monitor plugin: --metrics-addr takes another port")
     })?;
-    let mut taken = None;
-    let waiting = Readiness::waiting_for("another vgpu-monitor plugin of this node to end");
-    let until = async {
-        tokio::select! {
-            lock = lock::take(state, lock::FRONT) => taken = Some(lock),
-            signal = stop => tracing::info!(signal, "stopping"),
-        }
-    };
-    listener
-        .serve(server::health(waiting), Manners::default(), until)
-        .await;
-    taken.transpose().with_context(failed)
+    lock::serving_meanwhile(state, lock::FRONT, listener, stop).await
 }
 
 /// In the process behind: the connection to its front.

@@ -5,12 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::encoding::DescriptorEncoder;
 
 use super::judge::{Figures, GpuFigures};
 use super::xid;
 use crate::exporter::Detail;
+use crate::families::{Labels, counter, gauge};
 
 /// Writes the figures as they are at a scrape.
 #[derive(Debug, Clone)]
@@ -20,8 +20,6 @@ pub struct Collector {
     pub(super) figures: Arc<Mutex<Figures>>,
 }
 
-type Labels<'a> = Vec<(&'static str, Cow<'a, str>)>;
-
 impl prometheus_client::collector::Collector for Collector {
     fn encode(&self, mut out: DescriptorEncoder<'_>) -> fmt::Result {
         let figures = self.figures.lock().clone();
@@ -29,6 +27,7 @@ impl prometheus_client::collector::Collector for Collector {
         gauge(
             &mut out,
             "vgpu_gpu_healthy",
+            None,
             "1 if the GPU is healthy enough to take new pods",
             gpus.iter().map(|gpu| {
                 let mut labels = self.labels(gpu);
@@ -40,6 +39,7 @@ impl prometheus_client::collector::Collector for Collector {
         gauge(
             &mut out,
             "vgpu_gpu_sick_info",
+            None,
             "Reason why the GPU takes no new pods, and whether a probe may find it healthy again; always 1",
             gpus.iter().filter_map(|gpu| {
                 let sick = gpu.sick.as_ref()?;
@@ -52,6 +52,7 @@ impl prometheus_client::collector::Collector for Collector {
         gauge(
             &mut out,
             "vgpu_gpu_warning",
+            None,
             "Warning of a GPU that is still healthy, by kind (remap_pending, pages_pending); always 1",
             gpus.iter().flat_map(|gpu| {
                 gpu.warnings.iter().map(|kind| {
@@ -86,6 +87,7 @@ impl prometheus_client::collector::Collector for Collector {
         gauge(
             &mut out,
             "vgpu_gpu_driver_up",
+            None,
             "1 if the NVIDIA driver answers the health check",
             [(
                 vec![("node", Cow::Borrowed(self.node.as_str()))],
@@ -113,41 +115,4 @@ impl Collector {
             ("device_uuid", Cow::Borrowed(gpu.known.uuid.as_str())),
         ]
     }
-}
-
-/// A family without a sample is left out.
-fn gauge<'a>(
-    out: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    samples: impl IntoIterator<Item = (Labels<'a>, u64)>,
-) -> fmt::Result {
-    let mut samples = samples.into_iter().peekable();
-    if samples.peek().is_none() {
-        return Ok(());
-    }
-    let mut family = out.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for (labels, value) in samples {
-        family.encode_family(&labels)?.encode_gauge(&value)?;
-    }
-    Ok(())
-}
-
-fn counter<'a>(
-    out: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    samples: impl IntoIterator<Item = (Labels<'a>, u64)>,
-) -> fmt::Result {
-    let mut samples = samples.into_iter().peekable();
-    if samples.peek().is_none() {
-        return Ok(());
-    }
-    let mut family = out.encode_descriptor(name, help, None, MetricType::Counter)?;
-    for (labels, value) in samples {
-        family
-            .encode_family(&labels)?
-            .encode_counter::<NoLabelSet, u64, u64>(&value, None)?;
-    }
-    Ok(())
 }

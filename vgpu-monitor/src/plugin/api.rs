@@ -3,23 +3,14 @@
 use std::time::Duration;
 
 use kube::api::{Api, Patch, PatchParams};
-use kube::core::PartialObjectMeta;
+use kube::core::{PartialObjectMeta, Status};
 use kube_api::object::Pod;
 use tokio::time::timeout;
 
+use crate::api_answer::{Without, ended};
+
 /// Longest wait for one answer.
 const ONE: Duration = Duration::from_secs(4);
-
-/// How a question ended without an answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Without {
-    /// There is no such pod, or another one under its name.
-    Gone,
-    /// The API server says no.
-    Refused(String),
-    /// No answer.
-    Away(String),
-}
 
 /// The pod of this name.
 pub(super) async fn pod(
@@ -42,20 +33,14 @@ pub(super) async fn patch(
     let api: Api<PartialObjectMeta<Pod>> = Api::namespaced(client.clone(), namespace);
     let params = PatchParams::default();
     let patch = Patch::Merge(patch);
-    ended(timeout(ONE, api.patch_status(name, &params, &patch)).await).map(|_| ())
+    match timeout(ONE, api.patch_status(name, &params, &patch)).await {
+        Ok(Err(kube::Error::Api(status))) if is_of_another(&status) => Err(Without::Gone),
+        answer => ended(answer).map(|_| ()),
+    }
 }
 
-fn ended<T>(answer: Result<kube::Result<T>, tokio::time::error::Elapsed>) -> Result<T, Without> {
-    match answer {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(kube::Error::Api(status))) => Err(match status.code {
-            // A uid that is another one is a conflict; in a pod's status, an impossible change of the uid.
-            404 | 409 => Without::Gone,
-            422 if status.message.contains("metadata.uid") => Without::Gone,
-            429 | 500.. => Without::Away(status.message.clone()),
-            _ => Without::Refused(status.message.clone()),
-        }),
-        Ok(Err(error)) => Err(Without::Away(error.to_string())),
-        Err(_) => Err(Without::Away("no answer in time".to_owned())),
-    }
+/// Whether another pod has the name by now. A uid that is another one is a conflict; in a pod's status, an impossible
+/// change of the uid.
+fn is_of_another(status: &Status) -> bool {
+    status.code == 409 || (status.code == 422 && status.message.contains("metadata.uid"))
 }

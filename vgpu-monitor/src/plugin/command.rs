@@ -25,7 +25,7 @@ use tokio::time::{sleep, timeout};
 
 use super::args::{FormatArg, MannerArg, PluginArgs};
 use super::exporter_calls;
-use super::lock::{self, Tried};
+use super::lock;
 use super::runtime::{self, Record, Verdict, Wishes};
 use super::settings::{seen, served, state_dir, vendors};
 use super::{Giver, Living, Made, Metrics, NodePods, Parts, Plugin, Settings};
@@ -258,23 +258,11 @@ pub(crate) async fn alone(
     state: &Path,
     stop: impl Future<Output = &'static str>,
 ) -> anyhow::Result<Option<(Listener, Flock<File>)>> {
-    let failed = || format!("cannot lock {}", state.join(lock::PLUGIN).display());
-    if let Tried::Ours(lock) = lock::try_take(state, lock::PLUGIN).with_context(failed)? {
+    if let Some(lock) = lock::at_once(state, lock::PLUGIN)? {
         return Ok(Some((listener, lock)));
     }
     let address = listener.address();
-    let mut taken = None;
-    let waiting = Readiness::waiting_for("another vgpu-monitor plugin of this node to end");
-    let until = async {
-        tokio::select! {
-            lock = lock::take(state, lock::PLUGIN) => taken = Some(lock),
-            signal = stop => tracing::info!(signal, "stopping"),
-        }
-    };
-    listener
-        .serve(server::health(waiting), Manners::default(), until)
-        .await;
-    let Some(lock) = taken.transpose().with_context(failed)? else {
+    let Some(lock) = lock::serving_meanwhile(state, lock::PLUGIN, listener, stop).await? else {
         return Ok(None);
     };
     Ok(Some((Listener::bind(address).await?, lock)))

@@ -7,8 +7,10 @@ use std::io::{self, Read as _, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use server::{Listener, Manners, Readiness};
 use tokio::time::sleep;
 
 /// The front's file.
@@ -85,6 +87,46 @@ pub(crate) async fn take(state: &Path, name: &str) -> io::Result<Flock<File>> {
         }
         sleep(AGAIN).await;
     }
+}
+
+/// The lock, if no other process holds it now.
+///
+/// # Errors
+/// As [`try_take`].
+pub(crate) fn at_once(state: &Path, name: &str) -> anyhow::Result<Option<Flock<File>>> {
+    match try_take(state, name).with_context(|| failed(state, name))? {
+        Tried::Ours(lock) => Ok(Some(lock)),
+        Tried::Taken(_) => Ok(None),
+    }
+}
+
+/// The lock, once no other process holds it. Until then `listener` says that this process is alive, and not ready.
+/// Returns nothing if it was asked to stop first.
+///
+/// # Errors
+/// As [`try_take`].
+pub(crate) async fn serving_meanwhile(
+    state: &Path,
+    name: &str,
+    listener: Listener,
+    stop: impl Future<Output = &'static str>,
+) -> anyhow::Result<Option<Flock<File>>> {
+    let mut taken = None;
+    let waiting = Readiness::waiting_for("another vgpu-monitor plugin of this node to end");
+    let until = async {
+        tokio::select! {
+            lock = take(state, name) => taken = Some(lock),
+            signal = stop => tracing::info!(signal, "stopping"),
+        }
+    };
+    listener
+        .serve(server::health(waiting), Manners::default(), until)
+        .await;
+    taken.transpose().with_context(|| failed(state, name))
+}
+
+fn failed(state: &Path, name: &str) -> String {
+    format!("cannot lock {}", state.join(name).display())
 }
 
 #[cfg(test)]

@@ -13,13 +13,14 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::allotments::{Allotment, Claim};
-use super::api::{self, Without};
+use super::api;
 use super::checkpoint::{self, Entry};
 use super::identity::{self, Refusal, Wanted, is_over};
 use super::matching::{self, Evidence, Lot, PodSlots};
 use super::pods::Pods;
 use super::room::{self, NoRoom};
 use super::{Plugin, answered_name, mounts, tell};
+use crate::api_answer::Without;
 use crate::delivery::Name;
 use crate::node_gpus::{Health, Inventory};
 

@@ -15,8 +15,9 @@ use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::sleep;
 
 use super::allotments::Claim;
-use super::api::{self, Without};
+use super::api;
 use super::{Plugin, PluginState, identity};
+use crate::api_answer::Without;
 
 /// A pod whose annotations are to be written.
 #[derive(Debug)]

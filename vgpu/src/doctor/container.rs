@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use supervisor::clock::monotonic_ns;
 use vgpu_abi::file::FileError;
 use vgpu_abi::host::snapshot_at;
 use vgpu_abi::limits;
@@ -16,7 +17,6 @@ use super::elf::{self, Library};
 use super::proc::{self, Process};
 use super::root::{FileFacts, Mount, Root, mount_of, mounts};
 use crate::args::doctor::DoctorArgs;
-use crate::clock::monotonic_ns;
 
 pub(super) use checks::CHECKS;
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, bail, ensure};
 use kube::api::{Api, ListParams};
 use kube::client::Body;
-use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
+use kube::config::AuthInfo;
 use kube::{Client, Config};
 use kube_api::config::DeviceConfig;
 use kube_api::object::{Node, Pod, ResourceQuota};
@@ -20,6 +20,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::args::explain::ExplainArgs;
+use crate::kubeconfig;
 
 /// How many objects one answer of an API server holds.
 const PAGE: u32 = 500;
@@ -233,22 +234,12 @@ async fn from_cluster(
 }
 
 async fn config(args: &ExplainArgs) -> anyhow::Result<Config> {
-    let options = KubeConfigOptions {
-        context: args.context.clone(),
-        ..KubeConfigOptions::default()
-    };
-    let config = match (&args.kubeconfig, &args.context) {
-        (Some(file), _) => {
-            let read = Kubeconfig::read_from(file)
-                .with_context(|| format!("cannot read {}", file.display()))?;
-            Config::from_custom_kubeconfig(read, &options).await?
-        }
-        (None, Some(_)) => Config::from_kubeconfig(&options).await?,
-        (None, None) => Config::infer()
-            .await
-            .context("no cluster is known: give --kubeconfig FILE, --server URL or --state FILE")?,
-    };
-    Ok(config)
+    kubeconfig::config(
+        args.kubeconfig.as_deref(),
+        args.context.as_deref(),
+        "give --kubeconfig FILE, --server URL or --state FILE",
+    )
+    .await
 }
 
 fn refused(error: kube::Error, server: &str, what: &str) -> anyhow::Error {

@@ -4,9 +4,8 @@ use std::fmt::{self, Display};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
+use kube::Client;
 use kube::client::Body;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use kube_api::resource_claims::{GROUP, VERSIONS};
 use serde_json::{Map, Value, json};
 
@@ -16,6 +15,7 @@ use super::{Access, Answer, ClusterFacts, DryRun};
 use crate::args::doctor::DoctorArgs;
 use crate::doctor::node;
 use crate::doctor::root::unix_now;
+use crate::kubeconfig;
 
 /// How many objects one answer holds.
 const PAGE: usize = 500;
@@ -29,7 +29,12 @@ pub(in crate::doctor) fn gather(args: &DoctorArgs) -> anyhow::Result<ClusterFact
         .build()
         .context("cannot start")?;
     runtime.block_on(async {
-        let config = config(args).await?;
+        let config = kubeconfig::config(
+            args.kubeconfig.as_deref(),
+            args.context.as_deref(),
+            "give --kubeconfig FILE",
+        )
+        .await?;
         let mut facts = ClusterFacts {
             server: config.cluster_url.to_string(),
             namespace: args.namespace.clone(),
@@ -52,24 +57,6 @@ pub(in crate::doctor) fn gather(args: &DoctorArgs) -> anyhow::Result<ClusterFact
         asker.optional_apis(&mut facts).await;
         facts.trim();
         Ok(facts)
-    })
-}
-
-async fn config(args: &DoctorArgs) -> anyhow::Result<Config> {
-    let options = KubeConfigOptions {
-        context: args.context.clone(),
-        ..KubeConfigOptions::default()
-    };
-    Ok(match (&args.kubeconfig, &args.context) {
-        (Some(file), _) => {
-            let read = Kubeconfig::read_from(file)
-                .with_context(|| format!("cannot read {}", file.display()))?;
-            Config::from_custom_kubeconfig(read, &options).await?
-        }
-        (None, Some(_)) => Config::from_kubeconfig(&options).await?,
-        (None, None) => Config::infer()
-            .await
-            .context("no cluster is known: give --kubeconfig FILE")?,
     })
 }
 

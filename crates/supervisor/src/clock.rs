@@ -1,9 +1,11 @@
-//! The clock that the arbiter, the library and the command compare times by.
+//! The clock that regions and targets are stamped with, and that the arbiter, the library and the command compare times
+//! by.
 
 use nix::time::{ClockId, clock_gettime};
 
 /// The monotonic clock, nanoseconds.
-pub(crate) fn monotonic_ns() -> u64 {
+#[must_use]
+pub fn monotonic_ns() -> u64 {
     let Ok(now) = clock_gettime(ClockId::CLOCK_MONOTONIC) else {
         return 0;
     };
