@@ -285,7 +285,7 @@ impl Seen {
                 let of = |counts: &Counts| counts.get(key).copied().unwrap_or_default();
                 of(now) - of(before)
             };
-            // An API server that was started anew counts anew.
+            // An API server that was restarted counts from the beginning.
             let (own, all) = (more(&own, &self.own_before), more(&after, &self.before));
             if own == 0.0 && all == 0.0 {
                 continue;

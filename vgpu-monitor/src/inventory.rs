@@ -121,5 +121,5 @@ fn write_whole(path: &std::path::Path, value: &impl serde::Serialize) -> io::Res
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
-    durable::replace(path, &serde_json::to_vec_pretty(value)?)
+    durable::replace(path, &serde_json::to_vec_pretty(value)?, 0o644)
 }

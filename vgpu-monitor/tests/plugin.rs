@@ -289,7 +289,7 @@ async fn lost_allotments_are_restored_from_the_kubelets_record() {
 async fn slots_are_allotted_while_the_file_cannot_be_written() {
     let world = World::new();
     // Where the file would be stands a directory.
-    std::fs::create_dir_all(world.folder.path().join("state/allotments.new")).unwrap();
+    std::fs::create_dir_all(world.folder.path().join("state/.allotments.json.new")).unwrap();
     let agent = world.up().await;
     let pod = world.pod("p", &[("main", "app", &[(0, 100)])]).await;
 

@@ -5,7 +5,6 @@
 //! Never reads or publishes floors without the board's lock, and uses a file only for its owner's containers.
 
 use std::fs::File;
-use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -14,10 +13,11 @@ use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::signal::kill;
-use nix::sys::stat::{Mode, SFlag, fchmod, fstat};
+use nix::sys::stat::{Mode, fchmod, fstat};
 use nix::unistd::{Gid, Pid, Uid, UnlinkatFlags, fchown, unlinkat};
 use serde::{Deserialize, Serialize};
 use supervisor::instance::{Instance, pid_namespace};
+use supervisor::regular;
 use supervisor::view::{ContainerView, Views};
 
 use crate::board::{self, BoardLock};
@@ -239,19 +239,16 @@ fn file_name(uid: u32) -> String {
 
 /// The floors that a user published; empty if the file is missing or another user's.
 fn read_file(dir: &OwnedFd, uid: u32) -> Vec<PublishedFloor> {
-    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-    let Ok(file) = openat(dir, file_name(uid).as_str(), flags, Mode::empty()) else {
+    let name = file_name(uid);
+    let Ok(file) = regular::open_at(dir, Path::new(&name), OFlag::O_RDONLY) else {
         return Vec::new();
     };
-    let is_owned = fstat(&file).is_ok_and(|stat| {
-        stat.st_uid == uid
-            && SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG
-    });
-    let mut text = Vec::new();
-    let read = File::from(file).take(MOST_BYTES).read_to_end(&mut text);
-    if !is_owned || read.is_err() {
+    if !fstat(&file).is_ok_and(|stat| stat.st_uid == uid) {
         return Vec::new();
     }
+    let Ok(text) = regular::first(file, MOST_BYTES) else {
+        return Vec::new();
+    };
     // Only the first document counts: the rest may be left over from a longer one.
     let mut documents = serde_json::Deserializer::from_slice(&text).into_iter::<FloorsFile>();
     let found = documents.next().and_then(Result::ok).unwrap_or_default();

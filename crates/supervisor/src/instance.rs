@@ -14,12 +14,14 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl, openat};
-use nix::sys::stat::{FileStat, Mode, SFlag, fstat, mkdirat};
+use nix::sys::stat::{FileStat, Mode, fstat, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 use serde::{Deserialize, Serialize};
 use vgpu_abi::limits::{Limits, LimitsFile};
 use vgpu_abi::region::{Region, RegionDevice};
 use vgpu_abi::targets::TargetsFile;
+
+use crate::regular::{self, OpenError};
 
 /// The container's limits; host-owned.
 pub const LIMITS: &str = "limits";
@@ -442,30 +444,24 @@ impl Instance {
         } else {
             OFlag::O_RDONLY
         };
-        let flags = access | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        let file = openat(&self.dir, name, flags, Mode::empty()).map_err(|errno| match errno {
-            Errno::ELOOP => InstanceError::Kind {
+        let opened = regular::open_at(&self.dir, Path::new(name), access);
+        let file = opened.map_err(|error| match error {
+            OpenError::NotRegular => InstanceError::Kind {
                 path: path.clone(),
                 expected: "regular file",
             },
-            errno => InstanceError::System {
+            OpenError::System(errno) => InstanceError::System {
                 action: "open",
                 path: path.clone(),
                 errno,
             },
         })?;
         let stat = fstat(&file).map_err(InstanceError::system("look at", &path))?;
-        self.check_host_file(&path, &stat)?;
-        Ok(File::from(file))
+        self.check_owner(&path, &stat)?;
+        Ok(file)
     }
 
-    fn check_host_file(&self, path: &Path, stat: &FileStat) -> Result<(), InstanceError> {
-        if SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
-            return Err(InstanceError::Kind {
-                path: path.to_owned(),
-                expected: "regular file",
-            });
-        }
+    fn check_owner(&self, path: &Path, stat: &FileStat) -> Result<(), InstanceError> {
         let mode = stat.st_mode & 0o7777;
         if (stat.st_uid != self.owner && stat.st_uid != 0) || mode & 0o022 != 0 {
             return Err(InstanceError::Ownership {

@@ -12,6 +12,8 @@ mod container_error;
 
 pub mod clock;
 
+pub mod regular;
+
 pub mod instance;
 
 pub mod library;

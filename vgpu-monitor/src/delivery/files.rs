@@ -1,14 +1,15 @@
 //! Files that are there as a whole or not at all. Never follows a link as the last part of a path that it writes.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::fs::{self, DirBuilder, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::OFlag;
+use supervisor::regular;
 
 use super::DeliveryError;
 use super::steps::step;
+use crate::durable;
 
 /// The error of an operation on a path.
 pub(super) fn failed(
@@ -37,30 +38,10 @@ pub(super) fn make_dir(path: &Path, mode: u32) -> Result<(), DeliveryError> {
     Ok(())
 }
 
-/// The temporary name of a file: no reader of the directory takes it for one of its own.
-fn beside(path: &Path) -> PathBuf {
-    let mut name = std::ffi::OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(".new");
-    path.with_file_name(name)
-}
-
 /// Writes a whole file to the disk under a temporary name; a file of a killed process there is removed first.
 pub(super) fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<(), DeliveryError> {
     remove(path)?;
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true).mode(mode);
-    options.custom_flags(OFlag::O_NOFOLLOW.bits());
-    let written = options.open(path).and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.set_permissions(Permissions::from_mode(mode))?;
-        file.sync_all()
-    });
-    written.map_err(|error| {
-        // A partial file is of no use; a failure to remove it is not the error to report.
-        fs::remove_file(path).ok();
-        failed("write", path)(error)
-    })
+    durable::create(path, bytes, mode).map_err(failed("write", path))
 }
 
 /// Replaces a file by one rename, in the same directory, by way of `temporary`.
@@ -81,13 +62,13 @@ pub(super) fn replace_if_changed(
     bytes: &[u8],
     mode: u32,
 ) -> Result<(), DeliveryError> {
-    if read(path, bytes.len() as u64 + 1).is_ok_and(|old| old == bytes) {
+    if regular::read(path, bytes.len() as u64 + 1).is_ok_and(|old| old == bytes) {
         return Ok(());
     }
     if let Some(dir) = path.parent().filter(|dir| !dir.exists()) {
         make_dir(dir, 0o755)?;
     }
-    replace_by(&beside(path), path, bytes, mode)
+    replace_by(&durable::beside(path), path, bytes, mode)
 }
 
 /// Renames a file, and waits until the rename is on the disk.
@@ -98,24 +79,8 @@ pub(super) fn rename(from: &Path, to: &Path) -> Result<(), DeliveryError> {
 
 /// Waits until the names of a directory are on the disk.
 pub(super) fn sync_parent(path: &Path) -> Result<(), DeliveryError> {
-    let Some(dir) = path.parent() else {
-        return Ok(());
-    };
-    let synced = File::open(dir).and_then(|dir| dir.sync_all());
-    synced.map_err(failed("write", dir))
-}
-
-/// Reads at most this many bytes of a regular file; follows no link.
-pub(super) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let mut options = OpenOptions::new();
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let file = options.read(true).custom_flags(flags.bits()).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    let mut bytes = Vec::new();
-    file.take(most).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    let dir = path.parent().unwrap_or(path);
+    durable::sync_parent(path).map_err(failed("write", dir))
 }
 
 /// Deletes a file that may not be there.

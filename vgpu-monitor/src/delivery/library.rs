@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use sha2::{Digest, Sha256};
 use supervisor::instance::INSIDE_LIBRARY;
+use supervisor::regular;
 
 use super::DeliveryError;
 use super::files::{self, failed};
@@ -105,7 +106,7 @@ fn preload() -> String {
 
 fn holds(dir: &Path, bytes: &[u8]) -> bool {
     let is = |name: &str, wanted: &[u8]| {
-        files::read(&dir.join(name), MOST_BYTES).is_ok_and(|found| found == wanted)
+        regular::read(&dir.join(name), MOST_BYTES).is_ok_and(|found| found == wanted)
     };
     is(FILE, bytes) && is(PRELOAD, preload().as_bytes())
 }

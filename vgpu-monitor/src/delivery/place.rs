@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, FcntlArg, fcntl};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 use supervisor::instance::{DOORBELL, Instance, InstanceError, LABELS, LIMITS, REGION, TARGETS};
-use supervisor::view;
+use supervisor::{regular, view};
 use vgpu_abi::file::{self, Access, FileError};
 use vgpu_abi::layout::RegionLayout;
 use vgpu_abi::limits::{Limits, LimitsFile};
@@ -122,7 +122,7 @@ pub(super) fn repair(
     step();
     let file = path.join(LABELS);
     let text = text(record);
-    if !files::read(&file, RECORD_MOST_BYTES).is_ok_and(|old| old == text) {
+    if !regular::read(&file, RECORD_MOST_BYTES).is_ok_and(|old| old == text) {
         let temporary = root.join(format!("{RECORD}{name}"));
         files::replace_by(&temporary, &file, &text, RECORD_MODE)?;
     }
@@ -396,7 +396,7 @@ pub(super) fn clear_halves(root: &Path) -> Result<Vec<PathBuf>, DeliveryError> {
 pub(super) fn read(root: &Path, name: &Name) -> anyhow::Result<Record> {
     let instance = Instance::open(&root.join(&name.0))?;
     let path = instance.path().join(LABELS);
-    let bytes = files::read(&path, RECORD_MOST_BYTES)
+    let bytes = regular::read(&path, RECORD_MOST_BYTES)
         .with_context(|| format!("cannot read {}", path.display()))?;
     serde_json::from_slice(&bytes).with_context(|| path.display().to_string())
 }

@@ -117,7 +117,7 @@ impl Checkpoint {
             version: VERSION,
             claims: next,
         };
-        replace(&self.path, &serde_json::to_vec_pretty(&content)?)?;
+        replace(&self.path, &serde_json::to_vec_pretty(&content)?, 0o644)?;
         *claims = content.claims;
         Ok(())
     }

@@ -526,7 +526,7 @@ async fn claim_that_cannot_be_written_is_refused_and_leaves_other_claims_alone()
     let before = files("claim-u-one");
 
     // A folder in the place of the record's new version: it cannot be written, by root either.
-    let new = world.node.path("var/lib/vgpu/claims.new");
+    let new = world.node.path("var/lib/vgpu/.claims.json.new");
     std::fs::create_dir(&new).unwrap();
     let why = driver.prepare_one("two").await.unwrap_err();
     assert!(why.contains("cannot write the record of claims"), "{why}");
@@ -595,7 +595,7 @@ async fn lost_record_costs_no_running_container_its_files() {
     let driver = world.driver().await;
 
     // The record cannot be written, and the claim was given something else meanwhile.
-    let new = world.node.path("var/lib/vgpu/claims.new");
+    let new = world.node.path("var/lib/vgpu/.claims.json.new");
     std::fs::create_dir(&new).unwrap();
     let why = driver.prepare_one("share").await.unwrap_err();
     assert!(why.contains("cannot write the record"), "{why}");

@@ -498,7 +498,7 @@ impl AllotmentStore {
     fn write(&self, inner: &mut Inner) -> io::Result<()> {
         let written = encode(&inner.allotments)
             .map_err(io::Error::other)
-            .and_then(|text| replace(&self.path, text.as_bytes()));
+            .and_then(|text| replace(&self.path, text.as_bytes(), 0o644));
         inner.unwritten = written.is_err();
         if let Err(error) = &written {
             inner.errors += 1;

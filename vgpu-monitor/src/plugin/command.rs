@@ -323,7 +323,7 @@ async fn said_of_runtime(args: &PluginArgs, client: &kube::Client, state: &Path)
         };
         match said {
             Ok(runtime) if !runtime.is_empty() => {
-                if let Err(error) = durable::replace(&file, runtime.as_bytes()) {
+                if let Err(error) = durable::replace(&file, runtime.as_bytes(), 0o644) {
                     tracing::warn!(%error, "cannot save which runtime the node has");
                 }
                 return runtime;
@@ -369,7 +369,7 @@ fn record(state: &Path, said: &str, verdict: &Verdict) {
         hindrance: verdict.hindrance.clone(),
     };
     let text = serde_json::to_vec_pretty(&record).unwrap_or_default();
-    if let Err(error) = durable::replace(&state.join(runtime::RECORD), &text) {
+    if let Err(error) = durable::replace(&state.join(runtime::RECORD), &text, 0o644) {
         tracing::warn!(%error, "cannot save how the node's runtime is served");
     }
 }

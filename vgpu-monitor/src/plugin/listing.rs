@@ -96,7 +96,7 @@ fn last_known(path: &PathBuf) -> Known {
 async fn remember(path: PathBuf, known: Known) {
     let written = spawn_blocking(move || {
         let text = serde_json::to_string(&known).map_err(std::io::Error::other)?;
-        durable::replace(&path, text.as_bytes())
+        durable::replace(&path, text.as_bytes(), 0o644)
     });
     if let Ok(Err(error)) = written.await {
         tracing::warn!(%error, "cannot save the number of slots");

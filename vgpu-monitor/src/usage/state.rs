@@ -1,26 +1,20 @@
 //! The file in which the sums outlive the agent: `.usage` beside the containers' directories.
 
-use std::fs::{File, Permissions};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::io;
 use std::path::Path;
 
+use supervisor::regular;
+
 use super::Sums;
+use crate::durable;
 
 const NAME: &str = ".usage";
-const NEXT: &str = ".usage.next";
 /// A larger file was not written by this program.
 const MOST_BYTES: u64 = 16 << 20;
 
 /// The sums as they were last written.
 pub(super) fn read(root: &Path) -> io::Result<Sums> {
-    let mut options = File::options();
-    let file = options
-        .read(true)
-        .custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK)
-        .open(root.join(NAME))?;
-    let mut text = Vec::new();
-    file.take(MOST_BYTES).read_to_end(&mut text)?;
+    let text = regular::read(&root.join(NAME), MOST_BYTES)?;
     serde_json::from_slice(&text).map_err(io::Error::other)
 }
 
@@ -32,19 +26,7 @@ pub(super) fn text(sums: &Sums) -> Vec<u8> {
 
 /// Replaces the file as a whole, so that a crash leaves the one before.
 pub(super) fn write(root: &Path, text: &[u8]) -> io::Result<()> {
-    let next = root.join(NEXT);
-    let mut options = File::options();
-    let mut file = options
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .custom_flags(nix::libc::O_NOFOLLOW)
-        .open(&next)?;
-    file.set_permissions(Permissions::from_mode(0o600))?;
-    file.write_all(text)?;
-    file.sync_data()?;
-    std::fs::rename(&next, root.join(NAME))
+    durable::replace(&root.join(NAME), text, 0o600)
 }
 
 #[cfg(test)]

@@ -3,16 +3,15 @@
 //!
 //! Never uses a size, a kind or a path without a check: a state may come from anywhere.
 
-use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, bail};
-use nix::fcntl::OFlag;
 use nix::unistd::Uid;
 use serde::Deserialize;
 use serde_json::Value;
+use supervisor::regular::{self, OpenError};
 
 use crate::failure::Misuse;
 
@@ -114,25 +113,19 @@ pub(super) fn config(bundle: &Path) -> anyhow::Result<Config> {
 
 /// Reads `config.json` as it is.
 pub(super) fn read(path: &Path) -> anyhow::Result<Value> {
-    let mut options = fs::OpenOptions::new();
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let file: File = options
-        .read(true)
-        .custom_flags(flags.bits())
-        .open(path)
-        .with_context(|| {
+    let file = match regular::open(path) {
+        Err(OpenError::NotRegular) => bail!("{} is not a regular file", path.display()),
+        opened => opened.with_context(|| {
             format!(
                 "cannot open {} (the state's bundle must be an OCI bundle)",
                 path.display()
             )
-        })?;
+        })?,
+    };
     let is = file
         .metadata()
         .with_context(|| format!("cannot look at {}", path.display()))?;
     let me = Uid::effective().as_raw();
-    if !is.is_file() {
-        bail!("{} is not a regular file", path.display());
-    }
     if (is.uid() != me && is.uid() != 0) || is.mode() & 0o022 != 0 {
         bail!(
             "{} belongs to uid {} with mode {:04o}; it must belong to root or to uid {me}, and no other user may \
@@ -142,9 +135,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Value> {
             is.mode() & 0o7777
         );
     }
-    let mut bytes = Vec::new();
-    file.take(CONFIG_MOST + 1)
-        .read_to_end(&mut bytes)
+    let bytes = regular::first(file, CONFIG_MOST + 1)
         .with_context(|| format!("cannot read {}", path.display()))?;
     if bytes.len() as u64 > CONFIG_MOST {
         bail!("{} is larger than {CONFIG_MOST} bytes", path.display());
@@ -182,6 +173,8 @@ pub(super) fn config_of(config: &Value, bundle: &Path) -> anyhow::Result<Config>
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use serde_json::json;
 
@@ -254,7 +247,7 @@ mod tests {
         assert!(error(dir.path()).contains("cannot open"));
         let file = dir.path().join("config.json");
         symlink("/etc/passwd", &file).unwrap();
-        assert!(error(dir.path()).contains("cannot open"));
+        assert!(error(dir.path()).contains("not a regular file"));
         fs::remove_file(&file).unwrap();
         fs::create_dir(&file).unwrap();
         assert!(error(dir.path()).contains("not a regular file"));

@@ -2,12 +2,10 @@
 //! engine keeps it.
 
 use std::fs;
-use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use nix::fcntl::OFlag;
 use serde_json::Value;
+use supervisor::regular;
 
 use super::bundle::{Config, State};
 use crate::values::{self, ContainerName, NAME_MOST};
@@ -100,18 +98,7 @@ fn docker(id: &str, hostname_file: &Path) -> Option<String> {
     if dir.file_name()? != id {
         return None;
     }
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let mut options = fs::OpenOptions::new();
-    let file = options
-        .read(true)
-        .custom_flags(flags.bits())
-        .open(dir.join("config.v2.json"))
-        .ok()?;
-    if !file.metadata().ok()?.is_file() {
-        return None;
-    }
-    let mut text = Vec::new();
-    file.take(DOCKER_MOST).read_to_end(&mut text).ok()?;
+    let text = regular::read(&dir.join("config.v2.json"), DOCKER_MOST).ok()?;
     let description: Value = serde_json::from_slice(&text).ok()?;
     Some(description.get("Name")?.as_str()?.to_owned())
 }

@@ -96,7 +96,7 @@ fn kill_during_a_write_leaves_the_old_file() {
     let (book, _) = AllotmentStore::open(&path);
     book.add(&name(0), "r", &ids(&[0])).unwrap();
     // Half of the next content stands beside it.
-    std::fs::write(folder.path().join("allotments.new"), "{\"sum\":\"1").unwrap();
+    std::fs::write(folder.path().join(".allotments.json.new"), "{\"sum\":\"1").unwrap();
 
     let (again, opened) = AllotmentStore::open(&path);
 
