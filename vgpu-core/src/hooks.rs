@@ -4,3 +4,4 @@
 pub(crate) mod cuda;
 mod linker;
 mod names;
+mod nvml;

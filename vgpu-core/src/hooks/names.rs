@@ -2,16 +2,15 @@
 
 use core::ffi::CStr;
 
-use super::cuda;
+use super::{cuda, nvml};
 use crate::driver::genuine::{self, Library};
-use crate::driver::hook::{Hook, hash, index};
-use crate::rules::nvml;
+use crate::driver::hook::{Hook, hash};
 
 /// The driver's function of this name that we export, and its library. Exact names only.
 pub(crate) fn find(name: &CStr) -> Option<(&'static Library, &'static Hook)> {
     let (library, hooks, index): (_, _, &[u16]) = match name.to_bytes() {
         [b'c', b'u', ..] => (&genuine::cuda::LIBRARY, cuda::HOOKS, &cuda::INDEX),
-        [b'n', b'v', ..] => (&genuine::nvml::LIBRARY, nvml::HOOKS, &NVML_INDEX),
+        [b'n', b'v', ..] => (&genuine::nvml::LIBRARY, nvml::HOOKS, &nvml::INDEX),
         _ => return None,
     };
     let mut at = hash(name.to_bytes());
@@ -24,8 +23,6 @@ pub(crate) fn find(name: &CStr) -> Option<(&'static Library, &'static Hook)> {
         at += 1;
     }
 }
-
-const NVML_INDEX: [u16; 256] = index(nvml::NAMES);
 
 #[cfg(test)]
 mod tests;

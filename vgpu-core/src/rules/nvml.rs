@@ -3,197 +3,21 @@
 //! driver gave, or translates a failure that comes from the container's own numbering. Allocates nothing, and leaves
 //! the driver's answers about devices that are not the container's as they are.
 //!
-//! `nvmlInternalGetExportTable` and everything that has no row here is the driver's alone.
+//! `nvmlInternalGetExportTable` and everything that has no row in `hooks/nvml.rs` is the driver's alone.
 
 pub(crate) mod devices;
-mod lists;
-mod names;
-
-use core::ffi::c_char;
+pub(crate) mod lists;
+pub(crate) mod names;
 
 use cuda_api::nvml::*;
 
 use crate::driver::device::Device;
 use crate::driver::genuine::nvml as driver;
-use crate::driver::hook::hooks;
 use crate::driver::query;
 use crate::guest::border::OutPtr;
 use crate::guest::manners::Verdict;
 use crate::state::accounts::{Accounts, Group};
 use crate::state::standing;
-
-hooks! {
-    nvml -> NvmlReturn, default;
-
-    /// Handles are looked at again afterwards.
-    fn nvmlInit() => { _, after_init() }
-    /// Handles are looked at again afterwards.
-    fn nvmlInit_v2() => { _, after_init() }
-    /// Handles are looked at again afterwards.
-    fn nvmlInitWithFlags(flags: u32) => { _, after_init() }
-
-    /// The container's share, and the used part of it.
-    fn nvmlDeviceGetMemoryInfo(device: NvmlDevice, memory: *mut NvmlMemory)
-        => { _, after_memory(device, memory) }
-    /// The container's share, and the used part of it.
-    fn nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, memory: *mut NvmlMemoryV2)
-        => { _, after_memory_v2(device, memory) }
-
-    /// The container's share of the window through which the CPU sees the GPU's memory.
-    fn nvmlDeviceGetBAR1MemoryInfo(device: NvmlDevice, bar1_memory: *mut NvmlBar1Memory)
-        => { _, after_bar1(device, bar1_memory) }
-
-    /// The GPUs that the container sees.
-    fn nvmlDeviceGetCount(device_count: *mut u32) => { _, after_count(device_count) }
-    /// The GPUs that the container sees.
-    fn nvmlDeviceGetCount_v2(device_count: *mut u32) => { _, after_count(device_count) }
-    /// By the container's numbering.
-    fn nvmlDeviceGetHandleByIndex(index: u32, device: *mut NvmlDevice)
-        => { _, after_handle_by_index(index, device) }
-    /// By the container's numbering.
-    fn nvmlDeviceGetHandleByIndex_v2(index: u32, device: *mut NvmlDevice)
-        => { _, after_handle_by_index(index, device) }
-    /// In the container's numbering.
-    fn nvmlDeviceGetIndex(device: NvmlDevice, index: *mut u32)
-        => { _, after_index(device, index) }
-    /// Not found when the container does not see it.
-    fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut NvmlDevice)
-        => { _, after_handle(device) }
-    /// Not found when the container does not see it.
-    fn nvmlDeviceGetHandleBySerial(serial: *const c_char, device: *mut NvmlDevice)
-        => { _, after_handle(device) }
-    /// Not found when the container does not see it.
-    fn nvmlDeviceGetHandleByPciBusId(pci_bus_id: *const c_char, device: *mut NvmlDevice)
-        => { _, after_handle(device) }
-    /// Not found when the container does not see it.
-    fn nvmlDeviceGetHandleByPciBusId_v2(pci_bus_id: *const c_char, device: *mut NvmlDevice)
-        => { _, after_handle(device) }
-    /// Not found when the container does not see it.
-    fn nvmlDeviceGetMigDeviceHandleByIndex(
-        device: NvmlDevice,
-        index: u32,
-        mig_device: *mut NvmlDevice,
-    ) => { _, after_handle(mig_device) }
-
-    /// The container's own processes.
-    fn nvmlDeviceGetComputeRunningProcesses(
-        device: NvmlDevice,
-        info_count: *mut u32,
-        infos: *mut NvmlProcessInfoV1,
-    ) => { room(info_count), lists::after_compute(device, info_count, infos) }
-    /// The container's own processes.
-    fn nvmlDeviceGetComputeRunningProcesses_v2(
-        device: NvmlDevice,
-        info_count: *mut u32,
-        infos: *mut NvmlProcessInfo,
-    ) => { room(info_count), lists::after_compute(device, info_count, infos) }
-    /// The container's own processes.
-    fn nvmlDeviceGetComputeRunningProcesses_v3(
-        device: NvmlDevice,
-        info_count: *mut u32,
-        infos: *mut NvmlProcessInfo,
-    ) => { room(info_count), lists::after_compute(device, info_count, infos) }
-    /// The container's own processes.
-    fn nvmlDeviceGetGraphicsRunningProcesses(
-        device: NvmlDevice,
-        info_count: *mut u32,
-        infos: *mut NvmlProcessInfoV1,
-    ) => {
-        room(info_count),
-        lists::after_others(
-            device, info_count, infos, driver::nvmlDeviceGetGraphicsRunningProcesses
-        )
-    }
-    /// The container's own processes.
-    fn nvmlDeviceGetGraphicsRunningProcesses_v2(
-        device: NvmlDevice,
-        info_count: *mut u32,
-        infos: *mut NvmlProcessInfo,
-    ) => {
-        room(info_count),
-        lists::after_others(
-            device, info_count, infos, driver::nvmlDeviceGetGraphicsRunningProcesses_v2
-        )
-    }
-    /// The container's own processes.
-    fn nvmlDeviceGetGraphicsRunningProcesses_v3(
-        device: NvmlDevice,
-        info_count: *mut u32,
-        infos: *mut NvmlProcessInfo,
-    ) => {
-        room(info_count),
-        lists::after_others(
-            device, info_count, infos, driver::nvmlDeviceGetGraphicsRunningProcesses_v3
-        )
-    }
-    /// The container's own processes.
-    fn nvmlDeviceGetMPSComputeRunningProcesses(
-        device: NvmlDevice,
-        info_count: *mut u32,
-        infos: *mut NvmlProcessInfoV1,
-    ) => {
-        room(info_count),
-        lists::after_others(
-            device, info_count, infos, driver::nvmlDeviceGetMPSComputeRunningProcesses
-        )
-    }
-    /// The container's own processes.
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(
-        device: NvmlDevice,
-        info_count: *mut u32,
-        infos: *mut NvmlProcessInfo,
-    ) => {
-        room(info_count),
-        lists::after_others(
-            device, info_count, infos, driver::nvmlDeviceGetMPSComputeRunningProcesses_v2
-        )
-    }
-    /// The container's own processes.
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
-        device: NvmlDevice,
-        info_count: *mut u32,
-        infos: *mut NvmlProcessInfo,
-    ) => {
-        room(info_count),
-        lists::after_others(
-            device, info_count, infos, driver::nvmlDeviceGetMPSComputeRunningProcesses_v3
-        )
-    }
-    /// The container's own processes.
-    fn nvmlDeviceGetRunningProcessDetailList(device: NvmlDevice, list: *mut NvmlProcessDetailList)
-        => { lists::room_of_details(list), lists::after_details(device, list) }
-
-    /// The container's own processes.
-    fn nvmlDeviceGetProcessUtilization(
-        device: NvmlDevice,
-        utilization: *mut NvmlProcessUtilizationSample,
-        process_samples_count: *mut u32,
-        last_seen_time_stamp: u64,
-    ) => {
-        room(process_samples_count),
-        lists::after_samples(device, utilization, process_samples_count, last_seen_time_stamp)
-    }
-    /// The container's own processes.
-    fn nvmlDeviceGetProcessesUtilizationInfo(
-        device: NvmlDevice,
-        info: *mut NvmlProcessesUtilizationInfo,
-    ) => { lists::room_of_samples(info), lists::after_samples_info(device, info) }
-    /// The share of the device that the container's own processes keep busy, if the driver has figures for each
-    /// process.
-    fn nvmlDeviceGetUtilizationRates(device: NvmlDevice, utilization: *mut NvmlUtilization)
-        => { _, lists::after_rates(device, utilization) }
-
-    /// The container's own processes.
-    fn nvmlDeviceGetAccountingPids(device: NvmlDevice, count: *mut u32, pids: *mut u32)
-        => { room(count), lists::after_accounting_pids(device, count, pids) }
-    /// Of the container's own processes, by the pid that the container knows.
-    fn nvmlDeviceGetAccountingStats(device: NvmlDevice, pid: u32, stats: *mut NvmlAccountingStats)
-        => { _, lists::after_accounting_stats(device, pid, stats) }
-
-    /// By the pid that the container knows.
-    fn nvmlSystemGetProcessName(pid: u32, name: *mut c_char, length: u32)
-        => { _, names::after_process_name(pid, name, length) }
-}
 
 /// A device that is charged, and the container's accounts.
 #[derive(Clone, Copy)]
@@ -223,14 +47,14 @@ fn limited(device: NvmlDevice) -> Option<Limited> {
 }
 
 /// How much room the caller has for a list, before the driver overwrites it.
-fn room(count: OutPtr<u32>) -> Verdict<u32, NvmlReturn> {
+pub(crate) fn room(count: OutPtr<u32>) -> Verdict<u32, NvmlReturn> {
     match count.read() {
         Some(room) if standing::opened().is_some() => Verdict::Call(room),
         _ => Verdict::Pass,
     }
 }
 
-fn after_init(result: NvmlReturn) {
+pub(crate) fn after_init(result: NvmlReturn) {
     if result.is_success() {
         devices::forget();
     }
@@ -287,7 +111,7 @@ impl Limited {
     }
 }
 
-fn after_memory(result: NvmlReturn, device: NvmlDevice, memory: OutPtr<NvmlMemory>) {
+pub(crate) fn after_memory(result: NvmlReturn, device: NvmlDevice, memory: OutPtr<NvmlMemory>) {
     if !result.is_success() {
         return;
     }
@@ -296,7 +120,11 @@ fn after_memory(result: NvmlReturn, device: NvmlDevice, memory: OutPtr<NvmlMemor
     }
 }
 
-fn after_memory_v2(result: NvmlReturn, device: NvmlDevice, memory: OutPtr<NvmlMemoryV2>) {
+pub(crate) fn after_memory_v2(
+    result: NvmlReturn,
+    device: NvmlDevice,
+    memory: OutPtr<NvmlMemoryV2>,
+) {
     if !result.is_success() {
         return;
     }
@@ -319,7 +147,7 @@ fn after_memory_v2(result: NvmlReturn, device: NvmlDevice, memory: OutPtr<NvmlMe
     }
 }
 
-fn after_bar1(result: NvmlReturn, device: NvmlDevice, memory: OutPtr<NvmlBar1Memory>) {
+pub(crate) fn after_bar1(result: NvmlReturn, device: NvmlDevice, memory: OutPtr<NvmlBar1Memory>) {
     if !result.is_success() {
         return;
     }
@@ -331,7 +159,7 @@ fn after_bar1(result: NvmlReturn, device: NvmlDevice, memory: OutPtr<NvmlBar1Mem
     }
 }
 
-fn after_count(result: NvmlReturn, count: OutPtr<u32>) {
+pub(crate) fn after_count(result: NvmlReturn, count: OutPtr<u32>) {
     if !result.is_success() {
         return;
     }
@@ -342,7 +170,7 @@ fn after_count(result: NvmlReturn, count: OutPtr<u32>) {
     }
 }
 
-fn after_handle_by_index(
+pub(crate) fn after_handle_by_index(
     result: NvmlReturn,
     index: u32,
     device: OutPtr<NvmlDevice>,
@@ -362,7 +190,7 @@ fn after_handle_by_index(
     Some(unsafe { driver::nvmlDeviceGetHandleByIndex_v2(real, device.raw()) })
 }
 
-fn after_index(result: NvmlReturn, device: NvmlDevice, index: OutPtr<u32>) {
+pub(crate) fn after_index(result: NvmlReturn, device: NvmlDevice, index: OutPtr<u32>) {
     if !result.is_success() {
         return;
     }
@@ -380,7 +208,7 @@ fn after_index(result: NvmlReturn, device: NvmlDevice, index: OutPtr<u32>) {
     }
 }
 
-fn after_handle(result: NvmlReturn, device: OutPtr<NvmlDevice>) -> Option<NvmlReturn> {
+pub(crate) fn after_handle(result: NvmlReturn, device: OutPtr<NvmlDevice>) -> Option<NvmlReturn> {
     if !result.is_success() {
         return None;
     }

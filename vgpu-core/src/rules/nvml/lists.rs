@@ -57,7 +57,7 @@ fn member(limited: &Limited, driver_pid: u32) -> Option<Member> {
 
 /// The processes that compute are known from the region, so the driver's list is not looked at: other
 /// containers alone may make it too long for the caller.
-pub(super) fn after_compute<T: ProcessEntry>(
+pub(crate) fn after_compute<T: ProcessEntry>(
     room: u32,
     result: NvmlReturn,
     device: NvmlDevice,
@@ -127,7 +127,7 @@ type ProcessList<T> = unsafe fn(NvmlDevice, *mut u32, *mut T) -> NvmlReturn;
 
 /// Only the driver knows the processes that draw, or compute under MPS: its list without those of other
 /// containers.
-pub(super) fn after_others<T: ProcessEntry>(
+pub(crate) fn after_others<T: ProcessEntry>(
     room: u32,
     result: NvmlReturn,
     device: NvmlDevice,
@@ -161,14 +161,14 @@ fn own_entry<T: ProcessEntry>(limited: &Limited, entry: T) -> Option<T> {
 }
 
 /// How much room the caller has, before the driver overwrites it.
-pub(super) fn room_of_details(list: OutPtr<NvmlProcessDetailList>) -> Verdict<u32, NvmlReturn> {
+pub(crate) fn room_of_details(list: OutPtr<NvmlProcessDetailList>) -> Verdict<u32, NvmlReturn> {
     match list.read() {
         Some(list) if standing::opened().is_some() => Verdict::Call(list.count),
         _ => Verdict::Pass,
     }
 }
 
-pub(super) fn after_details(
+pub(crate) fn after_details(
     room: u32,
     result: NvmlReturn,
     device: NvmlDevice,
@@ -219,7 +219,7 @@ pub(super) fn after_details(
     answer
 }
 
-pub(super) fn after_samples(
+pub(crate) fn after_samples(
     room: u32,
     result: NvmlReturn,
     device: NvmlDevice,
@@ -248,7 +248,7 @@ pub(super) fn after_samples(
 }
 
 /// How much room the caller has, before the driver overwrites it.
-pub(super) fn room_of_samples(
+pub(crate) fn room_of_samples(
     info: OutPtr<NvmlProcessesUtilizationInfo>,
 ) -> Verdict<u32, NvmlReturn> {
     match info.read() {
@@ -257,7 +257,7 @@ pub(super) fn room_of_samples(
     }
 }
 
-pub(super) fn after_samples_info(
+pub(crate) fn after_samples_info(
     room: u32,
     result: NvmlReturn,
     device: NvmlDevice,
@@ -299,7 +299,7 @@ pub(super) fn after_samples_info(
 
 /// How busy the container keeps the device: the newest sample of each of its processes, of the last second. The
 /// driver's answer is not changed if it has no figures for each process.
-pub(super) fn after_rates(
+pub(crate) fn after_rates(
     result: NvmlReturn,
     device: NvmlDevice,
     utilization: OutPtr<NvmlUtilization>,
@@ -359,7 +359,7 @@ fn now_us() -> u64 {
     clock::unix_ns() / 1_000
 }
 
-pub(super) fn after_accounting_pids(
+pub(crate) fn after_accounting_pids(
     room: u32,
     result: NvmlReturn,
     device: NvmlDevice,
@@ -383,7 +383,7 @@ pub(super) fn after_accounting_pids(
 
 /// The driver was asked about a pid of the container, which on the host may belong to no process or to another
 /// one.
-pub(super) fn after_accounting_stats(
+pub(crate) fn after_accounting_stats(
     result: NvmlReturn,
     device: NvmlDevice,
     pid: u32,

@@ -11,7 +11,7 @@ use crate::state::accounts::Accounts;
 
 /// A member of the container is named by what its own `/proc` says, and so is a process that the
 /// driver does not find.
-pub(super) fn after_process_name(
+pub(crate) fn after_process_name(
     result: NvmlReturn,
     pid: u32,
     name: OutPtr<c_char>,
