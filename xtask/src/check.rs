@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 
 use crate::elf::{self, Dynamic};
-use crate::{codegen, crds, dist, graph, header, links, modules, protogen};
+use crate::{codegen, crds, dist, graph, header, links, modules, protogen, source};
 
 /// The newest glibc that a program may need to load us.
 const GLIBC_FLOOR: (u32, u32) = (2, 17);
@@ -55,9 +55,26 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         "the definitions of hcs.io are fresh",
         crds::run(true).map(|()| String::new()),
     );
-    report("crates depend as docs/architecture.md draws", crate_graph());
-    report("modules import downwards", module_imports());
-    report("links of docs and alerts lead somewhere", links());
+    report(
+        "crates depend as docs/architecture.md draws",
+        none(graph::differences(&crate::root())),
+    );
+    report(
+        "modules import downwards",
+        none(modules::complaints(&crate::root())),
+    );
+    report(
+        "files are short, errors have types, and hooks stand in hooks/",
+        none(source::complaints(&crate::root())),
+    );
+    report(
+        "unsafe stands where docs/architecture.md lists it",
+        none(source::unsafe_complaints(&crate::root())),
+    );
+    report(
+        "links of docs and alerts lead somewhere",
+        none(links::complaints(&crate::root())),
+    );
     report(
         "the layers in docs/architecture.md are fresh",
         modules::run(true).map(|()| String::new()),
@@ -83,24 +100,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn crate_graph() -> anyhow::Result<String> {
-    let differences = graph::differences(&crate::root())?;
-    if !differences.is_empty() {
-        bail!("{}", differences.join("; "));
-    }
-    Ok(String::new())
-}
-
-fn module_imports() -> anyhow::Result<String> {
-    let complaints = modules::complaints(&crate::root())?;
-    if !complaints.is_empty() {
-        bail!("{}", complaints.join("; "));
-    }
-    Ok(String::new())
-}
-
-fn links() -> anyhow::Result<String> {
-    let complaints = links::complaints(&crate::root())?;
+/// Fails with all complaints, if there are any.
+fn none(complaints: anyhow::Result<Vec<String>>) -> anyhow::Result<String> {
+    let complaints = complaints?;
     if !complaints.is_empty() {
         bail!("{}", complaints.join("; "));
     }

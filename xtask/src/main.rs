@@ -19,6 +19,7 @@ mod modules;
 mod overlay;
 mod protogen;
 mod sbom;
+mod source;
 
 use std::path::{Path, PathBuf};
 

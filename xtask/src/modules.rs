@@ -147,7 +147,7 @@ pub(crate) fn run(check: bool) -> anyhow::Result<()> {
 }
 
 /// Members of the workspace that have source of their own, by name.
-fn crates(root: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
+pub(crate) fn crates(root: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
     let manifest =
         std::fs::read_to_string(root.join("Cargo.toml")).context("cannot read Cargo.toml")?;
     let members = manifest
@@ -248,7 +248,7 @@ impl Imports {
 }
 
 /// Rust files with the module that each is. Files of tests are left out.
-fn files_below(
+pub(crate) fn files_below(
     folder: &Path,
     module: &mut Module,
     files: &mut Vec<(Module, PathBuf)>,
@@ -405,7 +405,7 @@ fn is_colons(tokens: &[TokenTree], at: usize) -> bool {
 }
 
 /// Is it the `[cfg(test)]` or `[cfg(all(test, …))]` of an attribute?
-fn is_for_tests(token: Option<&TokenTree>) -> bool {
+pub(crate) fn is_for_tests(token: Option<&TokenTree>) -> bool {
     let Some(TokenTree::Group(group)) = token else {
         return false;
     };
