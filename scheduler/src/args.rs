@@ -8,9 +8,9 @@ use axum::http::Uri;
 use clap::builder::BoolishValueParser;
 use clap::{Parser, Subcommand};
 use server::TraceArgs;
+use server::flags::{CertificateArgs, LogArgs, address};
 
 use crate::assigner::Pin;
-use crate::flags::{CertificateArgs, LogArgs};
 use crate::metrics::{Choice, Detail};
 use crate::{ClaimSettings, parse};
 
@@ -25,7 +25,9 @@ use crate::{ClaimSettings, parse};
     version,
     max_term_width = 100,
     args_conflicts_with_subcommands = true,
-    disable_help_subcommand = true
+    disable_help_subcommand = true,
+    mut_arg("log", |flag| flag.env("VGPU_SCHEDULER_LOG")),
+    mut_arg("log_format", |flag| flag.env("VGPU_SCHEDULER_LOG_FORMAT"))
 )]
 pub struct Args {
     /// Run another of the program's parts instead of a cluster's scheduler.
@@ -39,7 +41,7 @@ pub struct Args {
         env = "VGPU_HTTP_BIND",
         value_name = "ADDRESS",
         default_value = "127.0.0.1:8080",
-        value_parser = parse::address
+        value_parser = address
     )]
     pub http_bind: SocketAddr,
 
@@ -48,7 +50,7 @@ pub struct Args {
     pub certificate: CertificateArgs,
 
     /// Serve /metrics and /explain here, too: ADDRESS:PORT, or :PORT for every address.
-    #[arg(long, env = "VGPU_METRICS_ADDR", value_name = "ADDRESS", value_parser = parse::address)]
+    #[arg(long, env = "VGPU_METRICS_ADDR", value_name = "ADDRESS", value_parser = address)]
     pub metrics_bind_address: Option<SocketAddr>,
 
     /// Which callers from other machines may read /metrics and /explain, which name pods. No token is asked for on a
@@ -58,7 +60,7 @@ pub struct Args {
 
     /// Serve the cluster's GPU page here: which pods hold and use which GPUs, over time. ADDRESS:PORT, or :PORT for
     /// every address, which needs --gpu-page-token. Off by default.
-    #[arg(long, env = "VGPU_GPU_PAGE", value_name = "ADDRESS", value_parser = parse::address)]
+    #[arg(long, env = "VGPU_GPU_PAGE", value_name = "ADDRESS", value_parser = address)]
     pub gpu_page: Option<SocketAddr>,
 
     /// Ask readers of the GPU page for this token: as a bearer token, or as the password that a browser asks for.
@@ -249,11 +251,11 @@ pub struct Args {
 
     /// With --assigner: the address of /mutate for the API server, over HTTPS if --cert_file names a certificate. By
     /// default :443; not served by default with --embedded, where --admit needs no webhook.
-    #[arg(long, value_name = "ADDRESS", value_parser = parse::address, requires = "assigner")]
+    #[arg(long, value_name = "ADDRESS", value_parser = address, requires = "assigner")]
     pub assigner_bind: Option<SocketAddr>,
 
     /// With --assigner: the address of its routes for people.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081", value_parser = parse::address)]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081", value_parser = address)]
     pub assigner_ui_bind: SocketAddr,
 
     /// With --assigner: how a pod is tied to its node.

@@ -15,11 +15,11 @@ use kube_api::config::DeviceConfig;
 use kube_api::vendor::{Switches, Vendors};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use server::flags::CertificateArgs;
 use server::{Listener, LogFormat, Manners, Tls};
 use tokio::sync::watch;
 
 use crate::assigner::{Assigner, Pin, Settings};
-use crate::flags::CertificateArgs;
 use crate::{ClaimSettings, Company, Scheduler, api};
 
 /// Hands out whole GPUs to pods that ask by label, at admission, with reservations that are finalized later.
@@ -287,7 +287,7 @@ async fn run(args: Args, credentials: Credentials) -> anyhow::Result<()> {
     let assigner = scheduler
         .assigner(Settings { pin: args.pin })
         .context("reservations do not count")?;
-    let tls = args.certificate.tls()?;
+    let tls = args.certificate.tls(None)?;
     if tls.is_none() {
         tracing::warn!("no --cert_file: an API server calls a webhook over HTTPS only");
     }

@@ -22,7 +22,6 @@ pub mod embedded;
 pub mod events;
 pub mod explain;
 pub mod filter;
-pub mod flags;
 mod given_out;
 pub mod gpus;
 mod hcs;

@@ -224,7 +224,7 @@ async fn serve_assigner(args: &Args, assigner: &Assigner) -> anyhow::Result<Serv
     let api = match args.assigner_bind.or(here) {
         Some(address) => Some((
             bind(address, "--assigner-bind").await?,
-            args.certificate.tls()?,
+            args.certificate.tls(None)?,
         )),
         None => None,
     };
@@ -254,7 +254,7 @@ async fn serve(
         head_timeout: Duration::from_secs(120),
         ..Manners::default()
     };
-    match args.certificate.tls()? {
+    match args.certificate.tls(None)? {
         Some(tls) => listener.serve_tls(router, manners, tls, stop).await,
         None => listener.serve(router, manners, stop).await,
     }

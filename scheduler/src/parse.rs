@@ -1,6 +1,5 @@
-//! Values of flags as people and Go programs write them: times, addresses. Text in, value out.
+//! Values of flags as people and Go programs write them: times, and addresses to connect to. Text in, value out.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use axum::http::Uri;
@@ -8,8 +7,6 @@ use axum::http::Uri;
 /// Why a flag's value cannot be read: what is expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FlagError {
-    #[error("expected ADDRESS:PORT, such as 127.0.0.1:8080, or :8080")]
-    Address,
     #[error("expected HOST:PORT, such as vgpu-monitor.kube-system.svc:31993")]
     HostPort,
     #[error("expected an address such as https://127.0.0.1:10259/healthz")]
@@ -20,21 +17,6 @@ pub(crate) enum FlagError {
     Interval,
     #[error("expected 100ms to 100s, so that a reservation of 300 s is renewed in time")]
     RenewInterval,
-}
-
-/// `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`, or `:8080` for every address.
-pub(crate) fn address(text: &str) -> Result<SocketAddr, FlagError> {
-    if let Ok(address) = text.parse() {
-        return Ok(address);
-    }
-    let (host, port) = text.rsplit_once(':').ok_or(FlagError::Address)?;
-    let port: u16 = port.parse().map_err(|_| FlagError::Address)?;
-    let host: IpAddr = match host {
-        "" => Ipv4Addr::UNSPECIFIED.into(),
-        "localhost" => Ipv4Addr::LOCALHOST.into(),
-        _ => return Err(FlagError::Address),
-    };
-    Ok(SocketAddr::new(host, port))
 }
 
 /// `HOST:PORT`.
@@ -128,19 +110,6 @@ mod tests {
         assert_eq!(read("30"), Ok(30_000));
         for wrong in ["", "m", "15", "15x", "-5s", "1h-", "s15"] {
             assert_eq!(read(wrong).is_err(), wrong != "15", "{wrong}");
-        }
-    }
-
-    #[test]
-    fn addresses_are_read_as_the_reference_takes_them() {
-        let read = |text| address(text).map(|address| address.to_string());
-
-        assert_eq!(read("127.0.0.1:80"), Ok("127.0.0.1:80".into()));
-        assert_eq!(read(":9395"), Ok("0.0.0.0:9395".into()));
-        assert_eq!(read("localhost:1"), Ok("127.0.0.1:1".into()));
-        assert_eq!(read("[::1]:2"), Ok("[::1]:2".into()));
-        for wrong in ["", "8080", "host:80", "127.0.0.1", ":99999"] {
-            assert!(read(wrong).is_err(), "{wrong}");
         }
     }
 

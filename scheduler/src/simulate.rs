@@ -19,6 +19,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube_api::config::DeviceConfig;
 use kube_api::vendor::{Switches, Vendors};
 use serde_json::Value;
+use server::flags::{self, LogArgs};
 use server::{Bodies, Listener, Manners};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -26,7 +27,6 @@ use tokio::task::JoinSet;
 pub use self::compare::CompareArgs;
 
 use crate::api::simulator::{Origins, kubernetes as kubernetes_routes, routes};
-use crate::flags::LogArgs;
 use crate::simulator::gpus::{GpuPlugins, has_devices};
 use crate::simulator::recording::Pace;
 use crate::simulator::scenario::Scenario;
@@ -44,7 +44,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
     name = "simulator",
     version,
     args_conflicts_with_subcommands = true,
-    disable_help_subcommand = true
+    disable_help_subcommand = true,
+    mut_arg("log", |flag| flag.env("VGPU_SCHEDULER_LOG")),
+    mut_arg("log_format", |flag| flag.env("VGPU_SCHEDULER_LOG_FORMAT"))
 )]
 pub struct Args {
     /// Do this instead of serving.
@@ -57,7 +59,7 @@ pub struct Args {
         env = "VGPU_SIMULATOR_BIND",
         value_name = "ADDRESS",
         default_value = "127.0.0.1:1212",
-        value_parser = crate::parse::address
+        value_parser = flags::address
     )]
     pub bind: SocketAddr,
 
@@ -200,7 +202,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let kubernetes = match args.kubernetes_bind.as_str() {
         "off" | "" => None,
         text => {
-            let address = crate::parse::address(text)
+            let address = flags::address(text)
                 .map_err(|why| anyhow!("--kubernetes-bind {text}: {why}, or off"))?;
             Some(bind(address, "--kubernetes-bind").await?)
         }

@@ -7,12 +7,12 @@
 
 #![forbid(unsafe_code)]
 
-mod address;
 mod api_answer;
 mod durable;
 mod families;
-pub mod logging;
 mod served_socket;
+
+pub mod agent_args;
 
 pub mod args;
 

@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     match args.command.take() {
         Some(Command::Plugin(args)) => return plugin(*args),
         Some(Command::Dra(args)) => {
-            let (format, filter) = (args.log.log_format, args.log.log.clone());
+            let (format, filter) = (args.agent.log.log_format, args.agent.log.log.clone());
             // Calls of the kubelet, of which some wait for the disk or the driver.
             let mut runtime = tokio::runtime::Builder::new_multi_thread();
             runtime.worker_threads(2).max_blocking_threads(16);
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
 
 /// The front, or the plugin behind it.
 fn plugin(args: PluginArgs) -> ExitCode {
-    let (format, filter) = (args.log.log_format, args.log.log.clone());
+    let (format, filter) = (args.agent.log.log_format, args.agent.log.log.clone());
     let Some(parent) = args.front else {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         runtime.max_blocking_threads(1);
@@ -138,8 +138,8 @@ async fn run(args: Args) -> anyhow::Result<()> {
     } else {
         Names::Present
     };
-    let patience = Duration::from_secs(args.driver_patience.into());
-    let files = DriverFiles::new(&args.sysfs, patience);
+    let patience = Duration::from_secs(args.driver.driver_patience.into());
+    let files = DriverFiles::new(&args.driver.sysfs, patience);
     let asker = if args.no_nvml {
         None
     } else {

@@ -191,7 +191,7 @@ fn invalid_settings_start_nothing() {
     ]);
     assert!(root.contains("not a directory"), "{root}");
     let address = refused(&["--metrics-addr", "everywhere"]);
-    assert!(address.contains("such as 0.0.0.0:31993"), "{address}");
+    assert!(address.contains("such as 127.0.0.1:8080"), "{address}");
     let log = refused(&["--log", "vgpu=loud"]);
     assert!(log.contains("accepted: error, warn, info"), "{log}");
 }

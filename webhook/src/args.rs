@@ -1,14 +1,15 @@
 //! The webhook's command-line flags, their environment variables and defaults. Names are HAMi's
 //! where HAMi has the flag. Nothing here acts on them.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use admission::{Agent, ClientConfig, Settings};
 use clap::{ArgAction, Parser, ValueEnum};
 use jiff::SignedDuration;
 use kube_api::request::Defaults;
-use server::{LogFormat, TraceArgs};
+use server::TraceArgs;
+use server::flags::{AddressError, CertificateArgs, LogArgs, address};
 
 use crate::authority::{Lifetimes, LifetimesError};
 
@@ -20,7 +21,16 @@ use crate::authority::{Lifetimes, LifetimesError};
 /// on both kinds of webhook configurations, list and watch on resource quotas (and on ComputeQuotas,
 /// where the device config has hcs), and get on the ClusterRole of --owner-cluster-role.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "vgpu-webhook", version)]
+#[command(
+    name = "vgpu-webhook",
+    version,
+    mut_arg("cert_file", |flag| flag.help(
+        "Show this certificate instead of one from the webhook's own CA: PEM, the server's certificate first; with \
+         --key_file. Read again when it changes"
+    )),
+    mut_arg("log", |flag| flag.env("VGPU_WEBHOOK_LOG")),
+    mut_arg("log_format", |flag| flag.env("VGPU_WEBHOOK_LOG_FORMAT"))
+)]
 pub struct Args {
     /// Where to serve reviews over TLS: ADDRESS:PORT, or :PORT for every address.
     #[arg(
@@ -43,24 +53,9 @@ pub struct Args {
     )]
     pub metrics_bind_address: Address,
 
-    /// Show this certificate instead of one from the webhook's own CA: PEM, the server's
-    /// certificate first. The file is re-read when it changes.
-    #[arg(
-        long = "cert_file",
-        alias = "cert-file",
-        value_name = "FILE",
-        requires = "key_file"
-    )]
-    pub cert_file: Option<PathBuf>,
-
-    /// The private key of --cert_file: PEM.
-    #[arg(
-        long = "key_file",
-        alias = "key-file",
-        value_name = "FILE",
-        requires = "cert_file"
-    )]
-    pub key_file: Option<PathBuf>,
+    /// The certificate to show.
+    #[command(flatten)]
+    pub certificate: CertificateArgs,
 
     /// With --cert_file: the CA to write into the caBundle. Without this flag the webhook does not
     /// touch the caBundle; another program (cert-manager does it) must fill it in.
@@ -288,18 +283,9 @@ pub struct Args {
     #[command(flatten)]
     pub traces: TraceArgs,
 
-    /// Log level: error, warn, info or debug, or directives such as warn,webhook=debug.
-    #[arg(
-        long,
-        env = "VGPU_WEBHOOK_LOG",
-        value_name = "FILTER",
-        default_value = "info"
-    )]
-    pub log: String,
-
-    /// The format of log lines.
-    #[arg(long, env = "VGPU_WEBHOOK_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
-    pub log_format: LogFormat,
+    /// The log.
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
 /// An address, or none.
@@ -463,12 +449,8 @@ enum FlagError {
         "accepted: names of RuntimeClass objects (lower-case letters, digits, - and .), separated by commas"
     )]
     RuntimeClass,
-    #[error("accepted: an address with a port, such as 0.0.0.0:9443, [::]:9443 or :9443")]
-    Address,
-    #[error(
-        "accepted: an address with a port, such as 0.0.0.0:9443, [::]:9443 or :9443, or 0 for nowhere"
-    )]
-    AddressOrNone,
+    #[error("{0}; or 0 for nowhere")]
+    AddressOrNone(AddressError),
 }
 
 fn url(text: &str) -> Result<String, FlagError> {
@@ -509,22 +491,11 @@ fn duration(text: &str) -> Result<SignedDuration, FlagError> {
     read().ok_or(FlagError::Duration)
 }
 
-fn address(text: &str) -> Result<SocketAddr, FlagError> {
-    // HAMi accepts ":443", as all Go programs do.
-    let port = text
-        .strip_prefix(':')
-        .and_then(|port| port.parse::<u16>().ok());
-    if let Some(port) = port {
-        return Ok(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)));
-    }
-    text.parse().map_err(|_| FlagError::Address)
-}
-
 fn address_or_none(text: &str) -> Result<Address, FlagError> {
     if text == "0" {
         return Ok(Address(None));
     }
-    let found = address(text).map_err(|_| FlagError::AddressOrNone)?;
+    let found = address(text).map_err(FlagError::AddressOrNone)?;
     Ok(Address(Some(found)))
 }
 
@@ -561,10 +532,12 @@ mod tests {
         assert_eq!(args.http_bind, "[::1]:443".parse().unwrap());
         let metrics = args.metrics_bind_address.0.unwrap();
         assert_eq!(metrics, "0.0.0.0:9395".parse().unwrap());
-        for bad in ["", "0", "443", "localhost:443", ":70000"] {
+        let args = parse(&["--http_bind=localhost:443"]).unwrap();
+        assert_eq!(args.http_bind, "127.0.0.1:443".parse().unwrap());
+        for bad in ["", "0", "443", "localhost", ":70000"] {
             let error = parse(&[&format!("--http_bind={bad}")]).unwrap_err();
             assert!(
-                error.to_string().contains("such as 0.0.0.0:9443"),
+                error.to_string().contains("such as 127.0.0.1:8080"),
                 "{error}"
             );
         }

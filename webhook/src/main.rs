@@ -14,7 +14,7 @@ use kube::api::Api;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube_api::config::DeviceConfig;
 use kube_api::vendor::{Switches, Vendors};
-use server::{Listener, Readiness, Tls, TlsFiles};
+use server::{Listener, Readiness, Tls};
 use tokio::sync::watch;
 use webhook::args::Args;
 use webhook::authority::Lifetimes;
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let (format, filter) = (args.log_format, args.log.clone());
+    let (format, filter) = (args.log.log_format, args.log.log.clone());
     let runtime = &mut tokio::runtime::Builder::new_multi_thread();
     server::program("vgpu-webhook", format, &filter, runtime, run(args))
 }
@@ -47,18 +47,14 @@ enum Stage {
 async fn run(args: Args) -> anyhow::Result<()> {
     let lifetimes = args.lifetimes()?;
     let vendors = Arc::new(vendors(&args)?);
-    let tls = match (&args.cert_file, &args.key_file) {
-        (Some(certificate), Some(key)) => Tls::from_files(TlsFiles {
-            certificate: certificate.clone(),
-            key: key.clone(),
-            client_ca: args.client_ca_file.clone(),
-        })?,
-        _ => match &args.client_ca_file {
+    let tls = match args.certificate.tls(args.client_ca_file.clone())? {
+        Some(tls) => tls,
+        None => match &args.client_ca_file {
             Some(client_ca) => Tls::for_clients_of(client_ca.clone())?,
             None => Tls::without_certificate(),
         },
     };
-    let own = args.cert_file.is_none();
+    let own = args.certificate.cert_file.is_none();
     let cluster = if own || args.write_configuration || args.check_quotas {
         match cluster(&args).await {
             Ok(config) => Some(config),
@@ -233,7 +229,7 @@ fn keeper(
     meters: &Meters,
     lifetimes: Lifetimes,
 ) -> Keeper {
-    let source = if args.cert_file.is_some() {
+    let source = if args.certificate.cert_file.is_some() {
         Source::Given {
             bundle: args.ca_file.clone(),
         }

@@ -9,6 +9,7 @@
 mod bodies;
 mod crypto;
 mod exposition;
+pub mod flags;
 mod health;
 mod listen;
 mod logging;

@@ -85,7 +85,7 @@ pub struct CompareArgs {
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
 
-    /// Log level: error, warn, info or debug, or directives such as warn,scheduler=debug.
+    /// Log level: error, warn, info or debug, or directives such as warn,kube=debug.
     #[arg(
         long,
         env = "VGPU_SCHEDULER_LOG",

@@ -27,6 +27,7 @@ use crate::delivery::{self, Delivery, Manner};
 use crate::driver_files::DriverFiles;
 use crate::own_pods::OwnPods;
 use crate::plugin::command::{alone, client};
+use crate::plugin::settings::state_dir;
 use crate::plugin::{self, Lister, exporter_calls, lock, runtime};
 use crate::{health, inventory};
 
@@ -47,13 +48,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub async fn run(args: DraArgs) -> anyhow::Result<()> {
     let stop = server::asked_to_stop().context("cannot handle signals")?;
     let mut stop = std::pin::pin!(stop);
-    let sockets = Sockets::new(&args.kubelet_dir)?;
-    let listener = Listener::bind(args.metrics_addr).await.map_err(|error| {
-        anyhow!("{error}; perhaps another vgpu-monitor: --metrics-addr takes another port")
-    })?;
-    let state = args.seen(&args.state_dir);
-    std::fs::create_dir_all(&state)
-        .with_context(|| format!("--state-dir {}", args.state_dir.display()))?;
+    let sockets = Sockets::new(&args.agent.kubelet_dir)?;
+    let listener = Listener::bind(args.agent.metrics_addr)
+        .await
+        .map_err(|error| {
+            anyhow!("{error}; perhaps another vgpu-monitor: --metrics-addr takes another port")
+        })?;
+    let state = state_dir(&args.agent)?;
     // A node's GPUs are given by the device plugin or by this driver: both take both locks.
     let Some((listener, _plugin)) = alone(listener, &state, stop.as_mut()).await? else {
         return Ok(());
@@ -61,28 +62,32 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
     let Some(_front) = no_front(&state, stop.as_mut()).await? else {
         return Ok(());
     };
-    let client = client(args.kubeconfig.as_deref()).await?;
+    let client = client(args.agent.kubeconfig.as_deref()).await?;
     let events = Events::start(client.clone(), "vgpu-monitor");
 
     let (hindered, hindrance) = watch::channel(None);
     let gpus = inventory::start(inventory::Settings {
         hindrance,
-        device_config: args.device_config_file.clone(),
-        node_config: Some(args.node_config_file.clone()),
-        sysfs: args.sysfs.clone(),
-        ..inventory::Settings::new(args.node_name.clone(), state.clone())
+        device_config: args.agent.device_config_file.clone(),
+        node_config: Some(args.agent.node_config_file.clone()),
+        sysfs: args.agent.driver.sysfs.clone(),
+        ..inventory::Settings::new(args.agent.node_name.clone(), state.clone())
     })
     .context("cannot start the thread that reads the GPUs")?;
-    let patience = Duration::from_secs(args.driver_patience.into());
-    let files = DriverFiles::new(&args.sysfs, patience);
+    let patience = Duration::from_secs(args.agent.driver.driver_patience.into());
+    let files = DriverFiles::new(&args.agent.driver.sysfs, patience);
     let sick = health::start(
-        health::Settings::of(&args.node_name, state.join("containers"), files.clone()),
+        health::Settings::of(
+            &args.agent.node_name,
+            state.join("containers"),
+            files.clone(),
+        ),
         gpus.inventories.clone(),
         events.clone(),
     )
     .context("cannot start the threads that watch the GPUs")?;
 
-    let metrics = Metrics::new(&args.node_name);
+    let metrics = Metrics::new(&args.agent.node_name);
     let mut registry = Registry::default();
     metrics.register(&mut registry);
     registry.register_collector(Box::new(sick.collector));
@@ -97,11 +102,11 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
     let serving = tokio::spawn(listener.serve(router, Manners::default(), until(stopped.clone())));
 
     let delivery = Delivery::new(delivery::Settings {
-        state_dir: args.state_dir.clone(),
-        host_prefix: args.host_prefix.clone().unwrap_or_default(),
-        cdi_dir: args.cdi_dir.clone(),
-        vendor_cdi_dirs: vec![PathBuf::from("/etc/cdi"), args.cdi_dir.clone()],
-        library: args.library.clone(),
+        state_dir: args.agent.state_dir.clone(),
+        host_prefix: args.agent.host_prefix.clone().unwrap_or_default(),
+        cdi_dir: args.agent.cdi_dir.clone(),
+        vendor_cdi_dirs: vec![PathBuf::from("/etc/cdi"), args.agent.cdi_dir.clone()],
+        library: args.agent.library.clone(),
         ..delivery::Settings::new(Manner::Claim, gpus.inventories.clone())
     })
     .context("cannot prepare what containers get")?;
@@ -111,18 +116,18 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
         .with_context(|| format!("cannot read the record of claims, {}", file.display()))?;
     let checkpoint = Arc::new(checkpoint);
     let preparer = Preparer::new(Parts {
-        node: args.node_name.clone(),
+        node: args.agent.node_name.clone(),
         client: client.clone(),
         delivery: Arc::clone(&delivery),
         checkpoint: Arc::clone(&checkpoint),
         inventories: gpus.inventories.clone(),
         healths: sick.healths.clone(),
-        team_label: args.team_label.clone(),
+        team_label: args.agent.team_label.clone(),
     });
-    let pods = OwnPods::start(&client, &args.node_name);
-    if let Some(socket) = &args.exporter_socket {
+    let pods = OwnPods::start(&client, &args.agent.node_name);
+    if let Some(socket) = &args.agent.exporter_socket {
         let listener = exporter_calls::listen(socket)?;
-        let node = args.node_name.clone();
+        let node = args.agent.node_name.clone();
         tokio::spawn(exporter_calls::serve(
             listener,
             client.clone(),
@@ -132,19 +137,19 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
     }
     let published = watch::Sender::new(None);
     let publisher = Publisher {
-        node: args.node_name.clone(),
+        node: args.agent.node_name.clone(),
         client: client.clone(),
         delivery: Arc::clone(&delivery),
         inventories: gpus.inventories.clone(),
         healths: sick.healths.clone(),
-        facts: facts::start(gpus.inventories.clone(), args.sysfs.clone()),
+        facts: facts::start(gpus.inventories.clone(), args.agent.driver.sysfs.clone()),
         metrics: metrics.clone(),
         published: published.clone(),
     };
     let service = Service {
         preparer,
         checkpoint: Arc::clone(&checkpoint),
-        node: args.node_name.clone(),
+        node: args.agent.node_name.clone(),
         inventories: gpus.inventories.clone(),
         healths: sick.healths.clone(),
         metrics,
@@ -155,12 +160,12 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
         checkpoint: Arc::clone(&checkpoint),
         pods,
         lister: Lister::start(
-            args.kubelet_dir.join("pod-resources/kubelet.sock"),
-            plugin::Metrics::new(&args.node_name),
+            args.agent.kubelet_dir.join("pod-resources/kubelet.sock"),
+            plugin::Metrics::new(&args.agent.node_name),
         ),
     };
     tracing::info!(
-        %address, driver = DRIVER, node = args.node_name, state = %args.state_dir.display(),
+        %address, driver = DRIVER, node = args.agent.node_name, state = %args.agent.state_dir.display(),
         "serving claims, and /metrics"
     );
     let registration = sockets.registration();
@@ -172,7 +177,7 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
             Collector::new(Arc::clone(&delivery), leftovers),
             checkpoint,
         )),
-        tokio::spawn(withdraw(client.clone(), args.node_name.clone())),
+        tokio::spawn(withdraw(client.clone(), args.agent.node_name.clone())),
         tokio::spawn(watch_runtime(args, client, hindered)),
         tokio::spawn(tell_readiness(
             registration,
@@ -266,7 +271,7 @@ async fn watch_runtime(
 ) {
     let nodes: Api<Node> = Api::all(client);
     loop {
-        if let Ok(Ok(node)) = timeout(PATIENCE, nodes.get(&args.node_name)).await {
+        if let Ok(Ok(node)) = timeout(PATIENCE, nodes.get(&args.agent.node_name)).await {
             let info = node.status.and_then(|status| status.node_info);
             let said = info.map(|info| {
                 format!(
@@ -277,9 +282,9 @@ async fn watch_runtime(
             let said = said.unwrap_or_default();
             let read = said
                 .starts_with("containerd://")
-                .then(|| runtime::read(&args.runtime_config, &|path| args.seen(path)))
+                .then(|| runtime::read(&args.agent.runtime_config, &|path| args.agent.seen(path)))
                 .flatten();
-            let why = runtime::lacks_cdi(&said, read.as_ref(), &args.cdi_dir)
+            let why = runtime::lacks_cdi(&said, read.as_ref(), &args.agent.cdi_dir)
                 .map(|why| format!("{why}, and claims are served by CDI alone"));
             hindered.send_if_modified(|known| {
                 let changed = *known != why;

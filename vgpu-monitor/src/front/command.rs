@@ -41,12 +41,12 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<Outcome> {
     let stop = server::asked_to_stop().context("cannot handle signals")?;
     let vendors = settings::vendors(&args)?;
     let served = settings::served(&args, &vendors)?;
-    let state = settings::state_dir(&args)?;
+    let state = settings::state_dir(&args.agent)?;
     let mut stop = std::pin::pin!(stop);
     let Some(_lock) = alone(&args, &state, stop.as_mut()).await? else {
         return Ok(Outcome::Stopped);
     };
-    let folder = args.kubelet_dir.join("device-plugins");
+    let folder = args.agent.kubelet_dir.join("device-plugins");
     let resources = served.into_iter().map(|served| served.resource);
     let front = Front::new(folder, resources.collect());
     let (stopping, mut stopped) = watch::channel(false);
@@ -152,9 +152,13 @@ async fn alone(
     if let Some(lock) = lock::at_once(state, lock::FRONT)? {
         return Ok(Some(lock));
     }
-    let listener = Listener::bind(args.metrics_addr).await.map_err(|error| {
-        anyhow!("{error}; perhaps another vgpu-monitor plugin: --metrics-addr takes another port")
-    })?;
+    let listener = Listener::bind(args.agent.metrics_addr)
+        .await
+        .map_err(|error| {
+            anyhow!(
+                "{error}; perhaps another vgpu-monitor plugin: --metrics-addr takes another port"
+            )
+        })?;
     lock::serving_meanwhile(state, lock::FRONT, listener, stop).await
 }
 

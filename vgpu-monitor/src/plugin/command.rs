@@ -27,7 +27,7 @@ use super::args::{FormatArg, MannerArg, PluginArgs};
 use super::exporter_calls;
 use super::lock;
 use super::runtime::{self, Record, Verdict, Wishes};
-use super::settings::{seen, served, state_dir, vendors};
+use super::settings::{served, state_dir, vendors};
 use super::{Giver, Living, Made, Metrics, NodePods, Parts, Plugin, Settings};
 use crate::collect::Collector;
 use crate::delivery::{self, Allotted, Delivery, DeliveryError, Given, Manner, Name};
@@ -61,44 +61,52 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
         .start("vgpu-plugin", env!("CARGO_PKG_VERSION"))?;
     let vendors = Arc::new(vendors(&args)?);
     let served = served(&args, &vendors)?;
-    let listener = Listener::bind(args.metrics_addr).await.map_err(|error| {
-        anyhow!("{error}; perhaps another vgpu-monitor plugin: --metrics-addr takes another port")
-    })?;
-    let state = state_dir(&args)?;
+    let listener = Listener::bind(args.agent.metrics_addr)
+        .await
+        .map_err(|error| {
+            anyhow!(
+                "{error}; perhaps another vgpu-monitor plugin: --metrics-addr takes another port"
+            )
+        })?;
+    let state = state_dir(&args.agent)?;
     let mut stop = std::pin::pin!(stop);
     let Some((listener, _lock)) = alone(listener, &state, stop.as_mut()).await? else {
         return Ok(());
     };
-    let client = client(args.kubeconfig.as_deref()).await?;
+    let client = client(args.agent.kubeconfig.as_deref()).await?;
     let events = Events::start(client.clone(), "vgpu-monitor");
 
     let (hindered, hindrance) = watch::channel(None);
     let gpus = inventory::start(inventory::Settings {
         hindrance,
-        device_config: args.device_config_file.clone(),
-        node_config: Some(args.node_config_file.clone()),
+        device_config: args.agent.device_config_file.clone(),
+        node_config: Some(args.agent.node_config_file.clone()),
         mig_strategy: args.mig_strategy,
-        sysfs: args.sysfs.clone(),
-        ..inventory::Settings::new(args.node_name.clone(), state.clone())
+        sysfs: args.agent.driver.sysfs.clone(),
+        ..inventory::Settings::new(args.agent.node_name.clone(), state.clone())
     })
     .context("cannot start the thread that reads the GPUs")?;
-    let patience = Duration::from_secs(args.driver_patience.into());
-    let files = DriverFiles::new(&args.sysfs, patience);
+    let patience = Duration::from_secs(args.agent.driver.driver_patience.into());
+    let files = DriverFiles::new(&args.agent.driver.sysfs, patience);
     let sick = health::start(
-        health::Settings::of(&args.node_name, state.join("containers"), files.clone()),
+        health::Settings::of(
+            &args.agent.node_name,
+            state.join("containers"),
+            files.clone(),
+        ),
         gpus.inventories.clone(),
         events.clone(),
     )
     .context("cannot start the threads that watch the GPUs")?;
     let mig = Mig::start(&state, None).context("the journal of MIG instances")?;
 
-    let metrics = Metrics::new(&args.node_name);
+    let metrics = Metrics::new(&args.agent.node_name);
     let mut registry = Registry::default();
     metrics.register(args.metrics_detail, &mut registry);
     traces.register(&mut registry);
     registry.register_collector(Box::new(sick.collector.with_detail(args.metrics_detail)));
     let reports = args.hcs.then(|| {
-        let series = hcs::Series::new(&args.node_name);
+        let series = hcs::Series::new(&args.agent.node_name);
         registry.register_collector(Box::new(series.clone()));
         let sources = hcs::Sources {
             inventories: gpus.inventories.clone(),
@@ -107,7 +115,7 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
             vendors: Arc::clone(&vendors),
             speeds: speeds(&vendors),
         };
-        let settings = hcs::Settings::new(&args.node_name);
+        let settings = hcs::Settings::new(&args.agent.node_name);
         tokio::spawn(hcs::keep(client.clone(), settings, sources, series))
     });
     let readiness = Readiness::waiting_for("the registration with the kubelet");
@@ -147,11 +155,11 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
     }
     hindered.send_replace(served_by.hindrance.clone());
     let delivery = Delivery::new(delivery::Settings {
-        state_dir: args.state_dir.clone(),
-        host_prefix: args.host_prefix.clone().unwrap_or_default(),
-        cdi_dir: args.cdi_dir.clone(),
-        vendor_cdi_dirs: vec![PathBuf::from("/etc/cdi"), args.cdi_dir.clone()],
-        library: args.library.clone(),
+        state_dir: args.agent.state_dir.clone(),
+        host_prefix: args.agent.host_prefix.clone().unwrap_or_default(),
+        cdi_dir: args.agent.cdi_dir.clone(),
+        vendor_cdi_dirs: vec![PathBuf::from("/etc/cdi"), args.agent.cdi_dir.clone()],
+        library: args.agent.library.clone(),
         ..delivery::Settings::new(manner, gpus.inventories.clone())
     })
     .context("cannot prepare what containers get")?;
@@ -159,17 +167,17 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
 
     let runtime_state = state.clone();
     let settings = Settings {
-        node: args.node_name.clone(),
+        node: args.agent.node_name.clone(),
         served,
         state,
-        device_plugins: args.kubelet_dir.join("device-plugins"),
-        pod_resources: args.kubelet_dir.join("pod-resources/kubelet.sock"),
-        team_label: args.team_label.clone(),
+        device_plugins: args.agent.kubelet_dir.join("device-plugins"),
+        pod_resources: args.agent.kubelet_dir.join("pod-resources/kubelet.sock"),
+        team_label: args.agent.team_label.clone(),
     };
     let pods = NodePods::open(&settings, &client, &vendors, &events, &metrics);
-    if let Some(socket) = &args.exporter_socket {
+    if let Some(socket) = &args.agent.exporter_socket {
         let listener = exporter_calls::listen(socket)?;
-        let node = args.node_name.clone();
+        let node = args.agent.node_name.clone();
         tokio::spawn(exporter_calls::serve(
             listener,
             client.clone(),
@@ -203,9 +211,9 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
 
     tracing::info!(
         %address,
-        node = args.node_name,
+        node = args.agent.node_name,
         manner = ?manner,
-        state = %args.state_dir.display(),
+        state = %args.agent.state_dir.display(),
         "serving /metrics"
     );
     let registered = register_format(args.register_format);
@@ -220,7 +228,7 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
             inventory::RegisterSettings {
                 format: registered,
                 ..inventory::RegisterSettings::new(
-                    args.node_name.clone(),
+                    args.agent.node_name.clone(),
                     args.namespace.clone(),
                     events,
                 )
@@ -307,7 +315,7 @@ async fn said_of_runtime(args: &PluginArgs, client: &kube::Client, state: &Path)
     let file = state.join(SAID);
     let nodes: Api<Node> = Api::all(client.clone());
     loop {
-        let said = match timeout(PATIENCE, nodes.get(&args.node_name)).await {
+        let said = match timeout(PATIENCE, nodes.get(&args.agent.node_name)).await {
             Ok(Ok(node)) => Ok(node
                 .status
                 .and_then(|status| status.node_info)
@@ -344,14 +352,14 @@ async fn said_of_runtime(args: &PluginArgs, client: &kube::Client, state: &Path)
 
 /// How containers get their files on this node, and whether they can.
 fn verdict(args: &PluginArgs, said: &str) -> Verdict {
-    let file = &args.runtime_config;
+    let file = &args.agent.runtime_config;
     let read = said
         .starts_with("containerd://")
-        .then(|| runtime::read(file, &|path| seen(args, path)))
+        .then(|| runtime::read(file, &|path| args.agent.seen(path)))
         .flatten();
     let wishes = Wishes {
         manner: args.manner,
-        cdi_dir: args.cdi_dir.clone(),
+        cdi_dir: args.agent.cdi_dir.clone(),
         annotates: args.devices_by_annotation,
         pod_runtime_class: args.pod_runtime_class.clone(),
     };
@@ -406,7 +414,7 @@ fn report_capacity(
     client: kube::Client,
     gpus: &inventory::Watcher,
 ) -> impl Future<Output = ()> + Send + 'static {
-    let (node, report) = (args.node_name.clone(), args.report_capacity);
+    let (node, report) = (args.agent.node_name.clone(), args.report_capacity);
     let (inventories, rules) = (gpus.inventories.clone(), gpus.rules.clone());
     let pause = Duration::from_secs(1);
     async move {

@@ -1,6 +1,7 @@
-//! The settings that both of the plugin's processes read. Values in, values out, but for files of configuration.
+//! The settings that the processes of the plugin and of the DRA driver read. Values in, values out, but for files of
+//! configuration.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 use kube_api::config::DeviceConfig;
@@ -8,22 +9,15 @@ use kube_api::vendor::{Role, Switches, Vendors};
 
 use super::Served;
 use super::args::PluginArgs;
-
-/// A path of the host as this process sees it.
-pub(crate) fn seen(args: &PluginArgs, host: &Path) -> PathBuf {
-    match &args.host_prefix {
-        Some(prefix) => prefix.join(host.strip_prefix("/").unwrap_or(host)),
-        None => host.to_owned(),
-    }
-}
+use crate::agent_args::AgentArgs;
 
 /// The state directory, made if it is not there.
 ///
 /// # Errors
 ///
 /// When it cannot be made.
-pub(crate) fn state_dir(args: &PluginArgs) -> anyhow::Result<PathBuf> {
-    let state = seen(args, &args.state_dir);
+pub(crate) fn state_dir(args: &AgentArgs) -> anyhow::Result<PathBuf> {
+    let state = args.seen(&args.state_dir);
     std::fs::create_dir_all(&state)
         .with_context(|| format!("--state-dir {}", args.state_dir.display()))?;
     Ok(state)
@@ -35,7 +29,7 @@ pub(crate) fn state_dir(args: &PluginArgs) -> anyhow::Result<PathBuf> {
 ///
 /// When the device configuration cannot be used.
 pub(crate) fn vendors(args: &PluginArgs) -> anyhow::Result<Vendors> {
-    let config = match &args.device_config_file {
+    let config = match &args.agent.device_config_file {
         Some(path) => {
             let said = || format!("--device-config-file {}", path.display());
             let text = std::fs::read_to_string(path).with_context(said)?;
