@@ -451,6 +451,20 @@ pub(crate) fn after_many(launched: ManyLaunched, result: CuResult) {
 pub(crate) fn after_context_sync(result: CuResult) {
     stream_frees::after_context_sync(result);
     after_sync(result);
+    let opened = standing::opened().filter(|_| result == CuResult::SUCCESS);
+    let Some(accounts) = opened.filter(|it| it.process.compute.spans.is_anything_busy()) else {
+        return;
+    };
+    if let Some(context) = query::current_context() {
+        let found = |device, found| settle_ended(&accounts, device, found);
+        accounts.process.compute.spans.ended_in(context, found);
+    }
+}
+
+/// The program has seen for itself that work has ended, and no event says how long it took.
+fn settle_ended(accounts: &Accounts, device: usize, found: Found) {
+    let scale = u32::from(Grant::ONE);
+    settle(accounts, device, found, scale, clock::now_ns());
 }
 
 /// The program has waited for the device: pools give memory back, and work that has ended is settled.
@@ -467,8 +481,10 @@ pub(crate) fn after_sync(result: CuResult) {
 /// After `cuStreamSynchronize`. If the arbiter waits for this container to rest, the region shows at once which work
 /// has ended, although the last launches have no mark behind them.
 pub(crate) fn after_stream_sync(result: CuResult, handle: u64) {
-    let opened = standing::opened().filter(|accounts| accounts.process.compute.is_awaited());
-    if let Some(accounts) = &opened {
+    let opened = standing::opened();
+    if let Some(accounts) = &opened
+        && accounts.process.compute.is_awaited()
+    {
         tell(accounts);
     }
     after_sync(result);
@@ -488,13 +504,7 @@ pub(crate) fn after_stream_sync(result: CuResult, handle: u64) {
         };
         let ended = accounts.process.compute.spans.ended(&target);
         if let Some((device, found)) = ended {
-            settle(
-                &accounts,
-                device,
-                found,
-                u32::from(Grant::ONE),
-                clock::now_ns(),
-            );
+            settle_ended(&accounts, device, found);
         }
     }
 }

@@ -321,9 +321,29 @@ impl Spans {
     pub(crate) fn ended(&self, target: &Target) -> Option<(usize, Found)> {
         let key = target.key();
         let at = places(key).find(|at| self.key_at(*at) == key)?;
+        self.ended_at(at, |_| true)
+    }
+
+    /// The program has waited for all that it launched to the streams of a context.
+    pub(crate) fn ended_in(&self, context: u64, mut found: impl FnMut(usize, Found)) {
+        for (index, word) in self.busy.iter().enumerate() {
+            // Relaxed: a hint where to look.
+            let mut bits = word.load(Ordering::Relaxed);
+            while bits != 0 {
+                let at = index * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                let ended = self.ended_at(at, |marks| marks.context == context);
+                if let Some((device, sum)) = ended {
+                    found(device, sum);
+                }
+            }
+        }
+    }
+
+    fn ended_at(&self, at: usize, is_it: impl Fn(&Marks) -> bool) -> Option<(usize, Found)> {
         let mut marks = self.streams.get(at)?.marks.try_hold()?;
         let marks = &mut *marks;
-        if marks.count > 0 || marks.done_ns >= marks.submitted_ns {
+        if marks.count > 0 || marks.done_ns >= marks.submitted_ns || !is_it(marks) {
             return None;
         }
         let found = Found {
@@ -846,6 +866,33 @@ mod tests {
         assert_eq!(marks.done_up_to(40), 0);
         assert_eq!(marks.done_up_to(100), 40);
         assert_eq!(marks.done_ns, 100);
+    }
+
+    #[test]
+    fn work_behind_the_last_mark_of_a_context_has_ended_once() {
+        // SAFETY: numbers, for which all zeros is a value.
+        let spans = unsafe { Box::<Spans>::new_zeroed().assume_init() };
+        let of = |context| Target {
+            handle: 16 * context,
+            context,
+            device: 1,
+        };
+        for context in [7, 8] {
+            let at = spans.stream(&of(context)).unwrap();
+            assert!(spans.launched(at, 100 * context, 0));
+        }
+        let ended = |context| {
+            let mut all = Vec::new();
+            spans.ended_in(context, |device, found| all.push((device, found.done_ns)));
+            all
+        };
+
+        assert_eq!(ended(9), []);
+        assert_eq!(ended(7), [(1, 700)]);
+        assert_eq!(ended(7), []);
+        assert!(spans.is_anything_busy());
+        assert_eq!(ended(8), [(1, 800)]);
+        assert!(!spans.is_anything_busy());
     }
 
     #[test]
