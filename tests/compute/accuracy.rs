@@ -174,11 +174,12 @@ fn a_day_passes_without_drift() {
     assert!((hours[0] - hours[23]).abs() <= 0.1, "{hours:?}");
 }
 
+/// A driver's calls take time of their own, those of the library's measuring too.
+const CALLS: &str = "call cuLaunchKernel 2us\ncall cuEventRecord 1us\n\
+    call cuEventQuery 300ns\ncall cuEventElapsedTime 300ns\ncall cuStreamSynchronize 2us\n";
+
 /// How much longer a program takes that asks for less than its cap, percent.
 fn slower(cap: u32, words: &str) -> f64 {
-    // A driver's calls take time of their own, those of the library's measuring too.
-    const CALLS: &str = "call cuLaunchKernel 2us\ncall cuEventRecord 1us\n\
-        call cuEventQuery 300ns\ncall cuEventElapsedTime 300ns\ncall cuStreamSynchronize 2us\n";
     let lab = Lab::with_script(CALLS);
     let native = lab.native(words).tells("took");
     let container = lab.container("sparse", Asks::cap(cap));
@@ -234,6 +235,53 @@ fn program_with_two_rhythms_below_its_cap_is_not_slowed() {
         println!("{words} under {cap}: {percent:.3}% slower");
         assert!(percent <= 1.0, "{words} under {cap}: {percent}% slower");
     }
+}
+
+/// Kernels of 2 us, one every 7 us: the program's own time decides how long it takes. It uses 29 % of the GPU.
+const LAUNCH_BOUND: &str = "sparse wait=0 ns=2000 pause=5000 steps=300000";
+
+#[test]
+fn launch_bound_program_below_its_cap_is_not_slowed() {
+    for cap in [35, 50] {
+        let percent = slower(cap, LAUNCH_BOUND);
+        println!("under {cap}: {percent:.3}% slower");
+        assert!(percent <= 3.0, "under {cap}: {percent}% slower");
+    }
+}
+
+#[test]
+fn launch_bound_program_beside_a_greedy_one_is_not_slowed() {
+    const GREEDY: &str = "steady ns=1000000 for=20000";
+    const MS_LONG: u64 = 6_000;
+    // Its first launches wait, because it is not known yet what they cost. So it is taken for one that wants more, and
+    // loses a tenth of a second once.
+    let words = "sparse wait=0 ns=2000 pause=5000 steps=800000 idle=300";
+    let native = {
+        let lab = Lab::with_script(CALLS);
+        let _greedy = lab.native(GREEDY);
+        let program = lab.native(words);
+        lab.watch(MS_LONG, &[], |_| {});
+        program.tells("took")
+    };
+    let lab = Lab::with_script(CALLS);
+    let mut arbiter = lab.arbiter();
+    let (one, other) = (
+        lab.container("greedy", Asks::cap(50)),
+        lab.container("bound", Asks::cap(50)),
+    );
+    let greedy = one.start(GREEDY);
+    let program = other.start(words);
+    let curves = lab.watch(MS_LONG, &[&[&greedy], &[&program]], |_| arbiter.look());
+    let shapes = [&curves[0], &curves[1]]
+        .map(|curve| curve.shape(MS_LONG, 100))
+        .join("; ");
+    let took = program.tells("took");
+    let percent = (took as f64 / native as f64 - 1.0) * 100.0;
+    println!("{percent:.3}% slower than {native} ns: {shapes}");
+    assert!(
+        percent <= 3.0,
+        "{percent}% slower than {native} ns: {shapes}"
+    );
 }
 
 #[test]

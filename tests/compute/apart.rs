@@ -49,17 +49,33 @@ fn side_by_side(board: &Board, programs: &[(u32, &str)], ms: u64) -> Vec<Curve> 
 fn caps_are_kept(test: &str, board: &Board, programs: [(u32, &str); 2]) {
     let caps = programs.map(|(cap, _)| cap);
     let owed = boards::owed(&caps, offered(board, &programs.map(|(_, words)| words)));
+    shares_are_kept(test, board, programs, &owed);
+}
+
+/// The same for programs that do not ask for the GPU all the time, because they wait for their own launches.
+#[track_caller]
+fn caps_are_kept_with_gaps(test: &str, board: &Board, programs: [(u32, &str); 2]) {
+    let caps = programs.map(|(cap, _)| cap);
+    let words = programs.map(|(_, words)| words);
+    let alone = words.map(|words| offered(board, &[words]));
+    let owed = boards::owed_to_each(&caps, offered(board, &words), &alone);
+    shares_are_kept(test, board, programs, &owed);
+}
+
+#[track_caller]
+fn shares_are_kept(test: &str, board: &Board, programs: [(u32, &str); 2], owed: &[f64]) {
+    let caps = programs.map(|(cap, _)| cap);
     let curves = side_by_side(board, &programs, LONG);
 
     let got: Vec<f64> = curves
         .iter()
         .map(|curve| curve.share(FOUND, LONG))
         .collect();
-    let each = got.iter().zip(&owed).zip(caps);
+    let each = got.iter().zip(owed).zip(caps);
     let off = each
         .map(|((got, owed), cap)| boards::off(*got, *owed, cap))
         .fold(0.0, f64::max);
-    let least = got.iter().zip(&owed).map(|(got, owed)| got / owed);
+    let least = got.iter().zip(owed).map(|(got, owed)| got / owed);
     let least = least.fold(f64::MAX, f64::min);
     let told = format!(
         "{}, {programs:?}: got {got:.2?}, owed {owed:.2?}, off by {off:.2}, least {least:.2}",
@@ -85,6 +101,11 @@ on_every_board! {
     fn caps_of_50_and_50_are_kept_beside_launches_that_are_waited_for(board) {
         let programs = ["steady ns=1000000 sync=1", "steady ns=250000 streams=4"];
         caps_are_kept(TEST, board, programs.map(|words| (50, words)));
+    }
+
+    fn caps_of_30_and_70_are_kept_by_small_launches_that_are_waited_for(board) {
+        let programs = [(30, "steady ns=20000 sync=1"), (70, "steady ns=1000000 sync=1")];
+        caps_are_kept_with_gaps(TEST, board, programs);
     }
 }
 

@@ -89,6 +89,15 @@ impl Board {
         }
     }
 
+    /// The allowed error of a share in a fifth of a second, points.
+    pub(crate) fn window_points(&self) -> f64 {
+        if self.script.contains("slice empty kept") {
+            KEPT_WINDOW_POINTS
+        } else {
+            WINDOW_POINTS
+        }
+    }
+
     /// Whether one process's kernels run at a moment.
     pub(crate) fn has_slices(&self) -> bool {
         !self.mps
@@ -102,12 +111,25 @@ pub(crate) const POINTS: f64 = 1.5;
 /// over, the time until that slice ends is lost to all. No other board has an allowance of its own.
 const KEPT_POINTS: f64 = 4.0;
 
+/// The allowed errors of a share in a fifth of a second, points: on most boards, and on those that keep a slice whose
+/// process has nothing more to run. There the period may become longer at any time, which moves intervals once.
+const WINDOW_POINTS: f64 = 3.0;
+const KEPT_WINDOW_POINTS: f64 = 6.0;
+
 /// The shares that containers with caps must get from a GPU that gives `offered` percent to programs without limits:
 /// their caps, or parts of `offered` in proportion to their caps if it is less than their sum.
 pub(crate) fn owed(caps: &[u32], offered: f64) -> Vec<f64> {
     let asked: f64 = caps.iter().map(|cap| f64::from(*cap)).sum();
     let part = (offered / asked).min(1.0);
     caps.iter().map(|cap| f64::from(*cap) * part).collect()
+}
+
+/// The same, where each program would use `alone` percent of the GPU by itself: a container is not owed the time for
+/// which its program does not ask.
+pub(crate) fn owed_to_each(caps: &[u32], offered: f64, alone: &[f64]) -> Vec<f64> {
+    let each = owed(caps, offered).into_iter().zip(caps).zip(alone);
+    each.map(|((owed, cap), alone)| owed.min(f64::from(*cap) * alone / 100.0))
+        .collect()
 }
 
 /// How many points a share is off: below what the container is owed, or above its cap.
@@ -179,6 +201,12 @@ fn a_gpu_that_gives_less_is_divided_by_the_caps() {
     // Where less is asked than there is, and where kernels run side by side.
     assert_eq!(owed(&[10, 50], 90.0), [10.0, 50.0]);
     assert_eq!(owed(&[30, 70], 200.0), [30.0, 70.0]);
+}
+
+#[test]
+fn a_program_is_owed_no_more_of_its_cap_than_it_would_use_of_a_gpu() {
+    assert_eq!(owed_to_each(&[30, 70], 100.0, &[80.0, 100.0]), [24.0, 70.0]);
+    assert_eq!(owed_to_each(&[30, 70], 90.0, &[95.0, 80.0]), [27.0, 56.0]);
 }
 
 #[test]

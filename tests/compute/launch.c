@@ -310,17 +310,17 @@ static void requests(void) {
     for (uint64_t i = 0; i < steps; i++) say("%llu\n", (unsigned long long)took[i]);
 }
 
-/* bursts ns=N on=MS off=MS for=MS: busy and idle in turn. */
+/* bursts ns=N on=MS off=MS for=MS: busy and idle in turn, from fixed moments on. */
 static void bursts(void) {
     handle function = kernel(option("ns", MS));
     CUstream own = stream();
-    while (vgpuSimNow() < end()) {
-        uint64_t until = vgpuSimNow() + option("on", 500) * MS;
-        while (vgpuSimNow() < until) {
+    uint64_t on = option("on", 500) * MS, off = option("off", 500) * MS;
+    for (uint64_t start = vgpuSimNow(); start < end(); start += on + off) {
+        vgpuSimSleepUntil(start);
+        while (vgpuSimNow() < start + on) {
             run(function, own);
             OK(cuStreamSynchronize(own));
         }
-        vgpuSimSleepUntil(vgpuSimNow() + option("off", 500) * MS);
     }
     say("bursts\n");
 }

@@ -524,11 +524,11 @@ hooks! {
     // Waiting: pools give back then, and what has ended is settled.
 
     /// Settles pools to the memory that they keep.
-    fn cuCtxSynchronize() => { _, compute::after_context_sync() }
+    fn cuCtxSynchronize() => { compute::before_sync(), compute::after_context_sync() }
     /// Settles pools to the memory that they keep.
-    fn cuCtxSynchronize_v2(context: CuContext) => { _, compute::after_sync() }
+    fn cuCtxSynchronize_v2(context: CuContext) => { compute::before_sync(), compute::after_sync() }
     /// Settles pools to the memory that they keep.
-    fn cuStreamSynchronize(stream: CuStream) and cuStreamSynchronize_ptsz => { _, compute::after_stream_sync(default.number(stream)) }
+    fn cuStreamSynchronize(stream: CuStream) and cuStreamSynchronize_ptsz => { compute::before_sync(), compute::after_stream_sync(default.number(stream)) }
     /// Settles pools to the memory that they keep.
-    fn cuEventSynchronize(event: CuEvent) => { _, compute::after_sync() }
+    fn cuEventSynchronize(event: CuEvent) => { compute::before_sync(), compute::after_sync() }
 }

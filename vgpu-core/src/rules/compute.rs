@@ -34,7 +34,7 @@ use crate::state::launches::State;
 use crate::state::launches::costs::Work;
 use crate::state::launches::costs::estimate::{Beside, MOST_ODD_NS, OwnTime};
 use crate::state::launches::spans::{Begun, Found, Measured, Target};
-use crate::state::leases::{add_in_flight, add_launched, tell};
+use crate::state::leases::{FREE, add_in_flight, add_launched, tell};
 use crate::state::standing::{self, Standing, accounts};
 
 pub(crate) mod copies;
@@ -447,10 +447,23 @@ pub(crate) fn after_many(launched: ManyLaunched, result: CuResult) {
     }
 }
 
+/// Before the program waits for the device: since when it waits, if it has launched work that is counted.
+pub(crate) fn before_sync() -> Verdict<Option<u64>> {
+    let may_count = standing::opened().is_some_and(|accounts| {
+        thread(|thread| {
+            let gate = &thread.gate;
+            let is_own = gate.owner.get() == accounts.process.number();
+            let is_told = accounts.process.compute.spans.is_anything_busy();
+            is_own && gate.left_ns.get() != FREE && (is_told || gate.work_ns.get() > 0)
+        })
+    });
+    Verdict::Call(may_count.then(clock::now_ns))
+}
+
 /// After `cuCtxSynchronize`: all of the context's streams have been waited for.
-pub(crate) fn after_context_sync(result: CuResult) {
+pub(crate) fn after_context_sync(since_ns: Option<u64>, result: CuResult) {
     stream_frees::after_context_sync(result);
-    after_sync(result);
+    after_sync(since_ns, result);
     let opened = standing::opened().filter(|_| result == CuResult::SUCCESS);
     let Some(accounts) = opened.filter(|it| it.process.compute.spans.is_anything_busy()) else {
         return;
@@ -468,7 +481,7 @@ fn settle_ended(accounts: &Accounts, device: usize, found: Found) {
 }
 
 /// The program has waited for the device: pools give memory back, and work that has ended is settled.
-pub(crate) fn after_sync(result: CuResult) {
+pub(crate) fn after_sync(since_ns: Option<u64>, result: CuResult) {
     pools::after_sync(result);
     let Some(accounts) = standing::opened() else {
         return;
@@ -476,18 +489,38 @@ pub(crate) fn after_sync(result: CuResult) {
     if accounts.process.compute.spans.is_anything_busy() {
         manners::uncancelled(|| query::relaxed(|| collect(&accounts, clock::now_ns())));
     }
+    if let Some(since_ns) = since_ns {
+        count_blocked(&accounts, since_ns);
+    }
+}
+
+/// A thread has waited for the device that it launched to last.
+fn count_blocked(accounts: &Accounts, since_ns: u64) {
+    let device = thread(|thread| thread.gate.device.get()) as usize;
+    let state = accounts.process.compute.device(device);
+    let (Some(state), Some(compute)) = (state, accounts.container.region.compute(device)) else {
+        return;
+    };
+    // Relaxed: a number.
+    let occupied_ns = compute.own().occupied_ns.load(Ordering::Relaxed);
+    let more_ns = state
+        .blocked
+        .more_ns(since_ns, clock::now_ns(), occupied_ns);
+    if more_ns > 0 {
+        compute.count_occupied(i64::try_from(more_ns).unwrap_or(i64::MAX));
+    }
 }
 
 /// After `cuStreamSynchronize`. If the arbiter waits for this container to rest, the region shows at once which work
 /// has ended, although the last launches have no mark behind them.
-pub(crate) fn after_stream_sync(result: CuResult, handle: u64) {
+pub(crate) fn after_stream_sync(since_ns: Option<u64>, result: CuResult, handle: u64) {
     let opened = standing::opened();
     if let Some(accounts) = &opened
         && accounts.process.compute.is_awaited()
     {
         tell(accounts);
     }
-    after_sync(result);
+    after_sync(since_ns, result);
     let Some(accounts) = opened.filter(|_| result == CuResult::SUCCESS) else {
         return;
     };

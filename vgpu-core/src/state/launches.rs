@@ -1,6 +1,7 @@
 //! This process's memory of its launches: their costs, their measured times, the work under way on each
 //! device, and which functions were not launched yet. Decides nothing: the rules do (`compute.rs`).
 
+pub(crate) mod blocked;
 pub(crate) mod costs;
 pub(crate) mod first_uses;
 
@@ -10,6 +11,7 @@ pub(crate) mod spans;
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
+use blocked::Blocked;
 use costs::Costs;
 use costs::estimate::scale;
 use first_uses::FirstUses;
@@ -61,6 +63,8 @@ pub(crate) struct DeviceState {
     pub(crate) excused: AtomicU32,
     /// Launches that were let in by the progress rule since something was last seen to end.
     pub(crate) stalls: AtomicU32,
+    /// How long the program's threads have waited for the device.
+    pub(crate) blocked: Blocked,
     /// The container's part in the timetable that containers without an arbiter find by themselves.
     pub(crate) part: Part,
 }

@@ -103,6 +103,7 @@ fn counts(compute: &Compute<'_>, state: &DeviceState, now_ns: u64) -> Counts {
         own_busy_ns: own.busy_ns.load(Ordering::Relaxed),
         own_launches: own.launches.load(Ordering::Relaxed)
             + own.graph_launches.load(Ordering::Relaxed),
+        own_occupied_ns: own.occupied_ns.load(Ordering::Relaxed),
         is_held_up: is_in_flight && now_ns.saturating_sub(progress_ns) > period_ns * 2,
     }
 }

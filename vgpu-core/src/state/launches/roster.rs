@@ -19,6 +19,9 @@ const SLOW: u64 = 100;
 /// A container whose launches waited for its cap within this time wants more, nanoseconds.
 const WANTED_NS: u64 = 200_000_000;
 
+/// A process that had work on the device for this part of the time wants more than it gets, although none of its launches
+/// waits for its cap: it waits for the turns of others. Percent.
+const SATURATED_PERCENT: u64 = 90;
 /// Launches that were too long for any period are tried again after this long, nanoseconds.
 const TOO_LONG_NS: u64 = 10_000_000_000;
 
@@ -90,6 +93,10 @@ history! {
     too_long_until_ns,
     /// The interval that the roster said at the last look, as a word.
     said,
+    /// How long this process had had work on the device then, nanoseconds.
+    own_occupied_ns,
+    /// Not 0: it had work on the device nearly all the time, when that was last looked at.
+    is_saturated,
     /// Not 0: the container used most of its cap, or of its intervals, when that was last looked at.
     uses_its_cap,
 }
@@ -102,6 +109,8 @@ pub(crate) struct Counts {
     /// GPU time that this process has used so far, nanoseconds, and for how many launches.
     pub(crate) own_busy_ns: u64,
     pub(crate) own_launches: u64,
+    /// Time in which this process had work on the device so far, turns of others included, nanoseconds.
+    pub(crate) own_occupied_ns: u64,
     /// Work in flight has not ended for longer than a period.
     pub(crate) is_held_up: bool,
 }
@@ -165,7 +174,9 @@ impl Part {
         self.history.store(history);
         Entry {
             percent,
-            wants_more: (interval.is_some() || is_wanted && history.uses_its_cap != 0)
+            wants_more: (interval.is_some()
+                || is_wanted && history.uses_its_cap != 0
+                || history.is_saturated != 0)
                 && now_ns >= history.left_out_until_ns,
             period: history.period(percent, now_ns),
         }
@@ -197,6 +208,10 @@ impl History {
         let launches = counts.own_launches.saturating_sub(self.own_launches);
         let own_ns = counts.own_busy_ns.saturating_sub(self.own_busy_ns);
         next.launch_ns = own_ns.checked_div(launches).unwrap_or(self.launch_ns);
+        let occupied_ns = counts.own_occupied_ns.saturating_sub(self.own_occupied_ns);
+        let saturated_ns = period::part(passed_ns, SATURATED_PERCENT, 100);
+        // Nothing is known of the time before the first look.
+        next.is_saturated = u64::from(self.since_ns != 0 && occupied_ns > saturated_ns);
         let Some(interval) = interval else {
             let cap_ns = period::part(passed_ns, percent.into(), 100);
             next.uses_its_cap = u64::from(!period::wants_less(cap_ns, used_ns));
@@ -238,6 +253,7 @@ impl History {
             busy_ns: counts.busy_ns,
             own_busy_ns: counts.own_busy_ns,
             own_launches: counts.own_launches,
+            own_occupied_ns: counts.own_occupied_ns,
             ..self
         }
     }
@@ -309,6 +325,7 @@ mod tests {
             busy_ns: ms * MS,
             own_busy_ns: ms * MS,
             own_launches: ms,
+            own_occupied_ns: ms * MS,
             is_held_up: false,
         }
     }
@@ -362,6 +379,20 @@ mod tests {
         part.end(Some(FIRST), 1, used(0), 1_300 * MS);
         assert!(part.begin(30, used(0), 1_350 * MS).wants_more);
         assert_eq!((part.interval(), part.others()), (Some(FIRST), 1));
+    }
+
+    #[test]
+    fn a_container_that_waits_for_others_nearly_all_the_time_wants_more() {
+        for (occupied_ms, wants_more) in [(171, false), (181, true), (200, true)] {
+            let part = part();
+            part.begin(30, used(0), 1_000 * MS);
+            let counts = Counts {
+                own_occupied_ns: occupied_ms * MS,
+                ..used(2)
+            };
+            let entry = part.begin(30, counts, 1_200 * MS);
+            assert_eq!(entry.wants_more, wants_more, "{occupied_ms}");
+        }
     }
 
     /// A container that used its cap, then had its interval, and used this much of four intervals, twice.

@@ -15,7 +15,8 @@ use crate::base::clock;
 use crate::base::lock::{Guarded, Lock};
 use crate::driver::query;
 use crate::guest::thread::thread;
-use stretch::{More, Sample, Stretch, has_ended_unmarked, reading, uncovered_ns};
+pub(crate) use stretch::uncovered_ns;
+use stretch::{More, Sample, Stretch, has_ended_unmarked, reading};
 
 mod stretch;
 

@@ -47,7 +47,7 @@ pub(super) fn has_ended_unmarked(ns: u64, passed_ns: u64) -> bool {
 }
 
 /// The part of the `ns` up to `end_ns` that lies behind `covered_ns`, up to where other streams' work was counted.
-pub(super) fn uncovered_ns(end_ns: u64, ns: u64, covered_ns: u64) -> u64 {
+pub(crate) fn uncovered_ns(end_ns: u64, ns: u64, covered_ns: u64) -> u64 {
     let start_ns = end_ns.saturating_sub(ns);
     end_ns.saturating_sub(start_ns.max(covered_ns)).min(ns)
 }
