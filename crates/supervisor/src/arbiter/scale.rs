@@ -14,7 +14,7 @@ use std::collections::{HashMap, VecDeque};
 
 /// How fast a process's busy share follows what it does, nanoseconds.
 const FOLLOW_NS: f64 = 300e6;
-/// A process that is busy for more than this part of the time is busy nearly all the time.
+/// A process that is busy for more than this part of the time would use more if it could.
 const SATURATED: f64 = 0.9;
 /// Times below this are mostly rounding, nanoseconds of GPU time in one sample.
 const ASSUMED_NS: f64 = 3e6;
@@ -34,8 +34,6 @@ const RESTING: f64 = 0.02;
 /// One that rested and is busy for more than this part of the time between two looks has begun to work: what it did before
 /// says nothing about it.
 const BEGINNING: f64 = 0.1;
-/// One that is busy for more than this part of the time would use more if it could.
-const SATURATED: f64 = 0.9;
 /// Work that is settled late counts for at most so many times the time since the last look.
 const MOST_SETTLED: f64 = 4.0;
 /// The whole scale stays within these.
