@@ -81,19 +81,34 @@ pub(crate) fn offered(board: &Board, words: &[&str]) -> f64 {
 #[track_caller]
 fn caps_are_kept(test: &str, board: &Board, caps: &[u32], words: &[&str], ms: u64) {
     let owed = boards::owed(caps, offered(board, words));
-    shares_are_kept(test, board, caps, words, &owed, ms);
+    shares_are_kept(test, board, caps, words, &owed, board.points, ms);
 }
 
 /// The same for programs that do not ask for the GPU all the time, because they wait for their own launches.
 #[track_caller]
-fn caps_are_kept_with_gaps(test: &str, board: &Board, caps: &[u32], words: &[&str], ms: u64) {
+fn caps_are_kept_with_gaps(
+    test: &str,
+    board: &Board,
+    caps: &[u32],
+    words: &[&str],
+    points: f64,
+    ms: u64,
+) {
     let alone: Vec<f64> = words.iter().map(|words| offered(board, &[words])).collect();
     let owed = boards::owed_to_each(caps, offered(board, words), &alone);
-    shares_are_kept(test, board, caps, words, &owed, ms);
+    shares_are_kept(test, board, caps, words, &owed, points, ms);
 }
 
 #[track_caller]
-fn shares_are_kept(test: &str, board: &Board, caps: &[u32], words: &[&str], owed: &[f64], ms: u64) {
+fn shares_are_kept(
+    test: &str,
+    board: &Board,
+    caps: &[u32],
+    words: &[&str],
+    owed: &[f64],
+    points: f64,
+    ms: u64,
+) {
     let programs: Vec<_> = caps
         .iter()
         .zip(words)
@@ -114,7 +129,7 @@ fn shares_are_kept(test: &str, board: &Board, caps: &[u32], words: &[&str], owed
         board.name
     );
     println!("{test} on {told}");
-    assert!(off <= board.points, "{told}; allowed {}", board.points);
+    assert!(off <= points, "{told}; allowed {points}");
     let enough = if board.points > boards::POINTS {
         0.8
     } else {
@@ -205,6 +220,8 @@ fn bursts_get_their_cap(test: &str, board: &Board) {
     assert!(least >= enough * owed[0], "{told}; at least {enough}");
 }
 
+/// The allowed error of a share of programs that launch by chance, points.
+const MIXED_POINTS: f64 = 2.0;
 /// How long containers run side by side, milliseconds of the board; with small kernels a run costs more.
 const LONG: u64 = 5_000;
 /// The same with kernels of which few fit into a second.
@@ -257,7 +274,8 @@ on_every_board! {
 
     fn caps_are_kept_by_mixtures(board) {
         let words = ["mixed seed=1", "mixed seed=2"];
-        caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, LONGER);
+        let points = board.points.max(MIXED_POINTS);
+        caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, points, LONGER);
     }
 
     fn bursts_get_their_cap_beside_a_greedy_neighbour(board) {
@@ -266,7 +284,7 @@ on_every_board! {
 
     fn caps_are_kept_by_short_bursts(board) {
         let words = ["bursts on=60 off=40", "steady ns=1000000"];
-        caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, LONG);
+        caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, board.points, LONG);
     }
 
     fn caps_are_kept_in_every_fifth_of_a_second(board) {
@@ -292,7 +310,7 @@ on_every_board! {
 
     fn caps_are_kept_by_small_launches_that_are_waited_for(board) {
         let words = ["steady ns=20000 sync=1", "steady ns=1000000 sync=1"];
-        caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, SMALL_LONG);
+        caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, board.points, SMALL_LONG);
     }
 
     fn caps_are_kept_by_the_smallest_kernels(board) {
