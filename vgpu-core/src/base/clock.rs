@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn offsets_of_a_namespace_for_children_are_not_the_processs_own() {
+    fn offsets_of_a_namespace_for_children_are_not_its_own() {
         let text = b"monotonic 86400 0\nboottime 86400 0\n";
         let (one, other) = (&b"time:[4026532222]"[..], &b"time:[4026533333]"[..]);
         assert_eq!(offset_of(HOSTS, one, text), Some(0));
