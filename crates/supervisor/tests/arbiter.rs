@@ -464,6 +464,60 @@ fn cpu_of_answering_a_request() {
 }
 
 #[test]
+#[ignore = "a measurement by the machine's clock, for docs/performance.md: run it with --release"]
+fn time_from_a_ring_to_new_targets() {
+    const ROUNDS: usize = 1_000;
+    let (mut place, mut high, _low, mut board) = service_and_training(0);
+    let waker = board.waker().unwrap();
+    // The clock that the arbiter reads is the test's, moved on between two rounds, plus the machine's.
+    let began = std::time::Instant::now();
+    let mut took_us = Vec::with_capacity(ROUNDS);
+    for _ in 0..ROUNDS {
+        high.does("launch");
+        let ticked = supervisor::arbiter::Ticked {
+            next: std::time::Duration::from_secs(60),
+            leads: true,
+            served: 2,
+            failed: 0,
+        };
+        let (start_ns, start) = (place.now_ns, std::time::Instant::now());
+        let clock = move || start_ns + u64::try_from(start.elapsed().as_nanos()).unwrap();
+        let map = TargetsMap::open(&place.path("low").join(TARGETS)).unwrap();
+        let us = std::thread::scope(|scope| {
+            let ringer = scope.spawn(|| {
+                // The arbiter sleeps in `pause` by then.
+                std::thread::sleep(std::time::Duration::from_millis(2));
+                let generation = map.generation();
+                let rang = std::time::Instant::now();
+                place.ring("high");
+                while map.generation() == generation {
+                    assert!(began.elapsed().as_secs() < 300, "no new targets");
+                    std::hint::spin_loop();
+                }
+                let us = rang.elapsed().as_micros();
+                waker.wake();
+                us
+            });
+            board.pause(&ticked, clock);
+            ringer.join().unwrap()
+        });
+        took_us.push(us);
+        // It rests, and the lower one goes on.
+        place.now_ns = clock() + 10 * MS;
+        board.answer(place.now_ns);
+        place.pass(&mut board, 20 * MS);
+        assert_eq!(place.grant("low").permille, 1000);
+    }
+    took_us.sort_unstable();
+    let at = |percent: usize| took_us[ROUNDS * percent / 100];
+    println!(
+        "from a ring to new targets: p50 {} us, p99 {} us of {ROUNDS}",
+        at(50),
+        at(99)
+    );
+}
+
+#[test]
 fn floor_of_a_lower_container_outlives_rings_without_end() {
     let (mut place, mut high, mut low, mut board) = service_and_training(30);
     let mut least = u16::MAX;
@@ -530,8 +584,8 @@ fn container_that_never_rests_closes_the_gate_for_its_share() {
         }
     }
     let percent = closed * 100 / looks;
-    // Its cap, a fifth of the rest, and 0.2 s of 5 s.
-    assert!(percent <= 42, "{percent} %");
+    // Its cap, a sixth of the rest, and 0.2 s of 5 s.
+    assert!(percent <= 39, "{percent} %");
     assert!(percent >= 30, "{percent} %");
 }
 
