@@ -34,19 +34,31 @@ pub enum Kind {
 /// must be handed back by `confirm` or `refund`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Charge {
-    pub(crate) device: u32,
-    /// Counted as managed memory past the container's share of the device.
-    pub(crate) beyond: bool,
     pub(crate) bytes: u64,
     /// The slot and its generation, as the region packs them.
     pub(crate) packed: u64,
+    /// The device's index, and [`Charge::BEYOND`]: whole words, so that copies of it are cheap.
+    place: u64,
 }
 
 impl Charge {
+    /// Counted as managed memory past the container's share of the device.
+    const BEYOND: u64 = 1 << 32;
+
+    #[inline(always)]
+    pub(crate) fn new(device: usize, beyond: bool, bytes: u64, packed: u64) -> Self {
+        let device = u64::from(u32::try_from(device).unwrap_or(u32::MAX));
+        Self {
+            bytes,
+            packed,
+            place: device | if beyond { Self::BEYOND } else { 0 },
+        }
+    }
+
     /// The device's index.
     #[must_use]
     pub fn device(&self) -> usize {
-        self.device as usize
+        usize::try_from(self.place & u64::from(u32::MAX)).unwrap_or(usize::MAX)
     }
 
     /// How much, bytes.
@@ -59,7 +71,7 @@ impl Charge {
     /// managed memory.
     #[must_use]
     pub fn is_beyond(&self) -> bool {
-        self.beyond
+        self.place & Self::BEYOND != 0
     }
 
     /// Splits the charge into one of `bytes` and the rest. Each part is confirmed or refunded separately.

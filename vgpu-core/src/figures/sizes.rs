@@ -34,14 +34,15 @@ pub(crate) fn taken(bytes: u64) -> u64 {
 /// steps from the granularity on, else steps of 512 bytes.
 #[inline]
 fn taken_of(bytes: u64, granularity: u64) -> u64 {
-    let step = if bytes >= 1 << 20 {
-        STEP
+    // A step that is known here needs no division.
+    let taken = if bytes >= 1 << 20 {
+        bytes.checked_next_multiple_of(STEP)
     } else if bytes >= granularity {
-        granularity
+        bytes.checked_next_multiple_of(granularity)
     } else {
-        SMALL_STEP
+        bytes.checked_next_multiple_of(SMALL_STEP)
     };
-    bytes.checked_next_multiple_of(step).unwrap_or(u64::MAX)
+    taken.unwrap_or(u64::MAX)
 }
 
 /// The bytes that the driver takes for mapped memory: steps of 2 MiB.

@@ -68,7 +68,7 @@ pub(crate) enum Room {
 /// As long as all charges fit the smaller bound, the sum alone decides. From there on one request at a time is
 /// decided, under the device's lock: two sums are bounded by one set of words, and only under the lock is nothing
 /// added to the word that is subtracted.
-#[inline]
+#[inline(always)]
 pub(crate) fn reserve<O: Outside + ?Sized>(
     outside: &O,
     place: SlotTag,
@@ -80,14 +80,8 @@ pub(crate) fn reserve<O: Outside + ?Sized>(
     let Some(own) = outside.cells(place.slot, device) else {
         return Err(Refused::NoSuchDevice);
     };
-    match add(&own.pending, place.tag, bytes) {
-        Ok(()) => {}
-        Err(NotAdded::Stale) => return Err(Refused::Stale),
-        Err(NotAdded::Overflow) => {
-            return Err(Refused::Full {
-                used: confirmed(outside, device),
-            });
-        }
+    if let Err(why) = add(&own.pending, place.tag, bytes) {
+        return Err(not_added(outside, device, why));
     }
     crash_point!("reserve:pending");
     let least = bounds.least();
@@ -99,10 +93,45 @@ pub(crate) fn reserve<O: Outside + ?Sized>(
         crash_point!("reserve:done");
         return Ok(Room::Device);
     }
+    let request = Request {
+        place,
+        device,
+        bytes,
+        bounds,
+        pageable,
+        at_once: false,
+    };
+    reserve_slowly(outside, own, request)
+}
+
+#[cold]
+fn not_added<O: Outside + ?Sized>(outside: &O, device: usize, why: NotAdded) -> Refused {
+    match why {
+        NotAdded::Stale => Refused::Stale,
+        NotAdded::Overflow => Refused::Full {
+            used: confirmed(outside, device),
+        },
+    }
+}
+
+/// The rest of [`reserve`] where the sum is too large: under the device's lock.
+#[cold]
+#[inline(never)]
+fn reserve_slowly<O: Outside + ?Sized>(
+    outside: &O,
+    own: &DeviceUse,
+    mut request: Request,
+) -> Result<Room, Refused> {
+    let Request {
+        place,
+        device,
+        bytes,
+        pageable,
+        ..
+    } = request;
     take(&own.pending, place.tag, bytes).map_err(|Stale| Refused::Stale)?;
     crash_point!("reserve:taken-back");
     let mut wait = outside.begin_wait();
-    let mut at_once = false;
     loop {
         if !outside.enter(device, &mut wait) {
             return Err(Refused::TimedOut {
@@ -110,14 +139,6 @@ pub(crate) fn reserve<O: Outside + ?Sized>(
             });
         }
         crash_point!("slow:locked");
-        let request = Request {
-            place,
-            device,
-            bytes,
-            bounds,
-            pageable,
-            at_once,
-        };
         let decision = decide(outside, own, request, &mut wait);
         outside.leave(device);
         crash_point!("slow:unlocked");
@@ -125,13 +146,13 @@ pub(crate) fn reserve<O: Outside + ?Sized>(
             return decision;
         }
         if !outside.pause(&mut wait) {
-            if at_once || !pageable {
+            if request.at_once || !pageable {
                 return Err(Refused::TimedOut {
                     used: confirmed(outside, device),
                 });
             }
             // Others wait for their driver as long: better managed memory than none.
-            at_once = true;
+            request.at_once = true;
         }
     }
 }
@@ -188,14 +209,8 @@ fn decide<O: Outside + ?Sized>(
         pageable,
         at_once,
     } = request;
-    match add(&own.pending, place.tag, bytes) {
-        Ok(()) => {}
-        Err(NotAdded::Stale) => return Some(Err(Refused::Stale)),
-        Err(NotAdded::Overflow) => {
-            return Some(Err(Refused::Full {
-                used: confirmed(outside, device),
-            }));
-        }
+    if let Err(why) = add(&own.pending, place.tag, bytes) {
+        return Some(Err(not_added(outside, device, why)));
     }
     crash_point!("slow:pending");
     seq_cst_point();

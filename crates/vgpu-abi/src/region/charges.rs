@@ -54,24 +54,10 @@ impl Region {
         bounds: Bounds,
         pageable: bool,
     ) -> Result<Charge, Refusal> {
-        let ask =
-            |packed| budget::reserve(self, slot_tag_of(packed), device, bytes, bounds, pageable);
         let packed = self.packed_slot();
-        match (ask(packed), u32::try_from(device)) {
-            (Ok(room), Ok(device)) => Ok(Charge {
-                device,
-                beyond: room == Room::Beyond,
-                bytes,
-                packed,
-            }),
-            (Err(refused), _) => self.ask_again(device, bytes, bounds, packed, refused, ask),
-            (Ok(_), Err(_)) => Err(Refusal {
-                limit: bounds.limit,
-                used: 0,
-                asked: bytes,
-                unaccounted: 0,
-                why: Why::Closed,
-            }),
+        match budget::reserve(self, slot_tag_of(packed), device, bytes, bounds, pageable) {
+            Ok(room) => Ok(Charge::new(device, room == Room::Beyond, bytes, packed)),
+            Err(refused) => self.ask_again(device, bytes, bounds, pageable, packed, refused),
         }
     }
 
@@ -105,12 +91,7 @@ impl Region {
             match budget::reserve_loading(self, slot_tag_of(packed), device, need, bounds, since_ns)
             {
                 Ok(bytes) => {
-                    return Ok(Charge {
-                        device: u32::try_from(device).unwrap_or(u32::MAX),
-                        beyond: false,
-                        bytes,
-                        packed,
-                    });
+                    return Ok(Charge::new(device, false, bytes, packed));
                 }
                 Err(Refused::Stale) => match self.take_slot(packed) {
                     Ok(next) => packed = next,
@@ -187,14 +168,15 @@ impl Region {
 
     /// The rare ends of `reserve`: a slot that was taken away, a refusal.
     #[cold]
+    #[inline(never)]
     fn ask_again(
         &self,
         device: usize,
         bytes: u64,
         bounds: Bounds,
+        pageable: bool,
         mut packed: u64,
         mut refused: Refused,
-        ask: impl Fn(u64) -> Result<Room, Refused>,
     ) -> Result<Charge, Refusal> {
         for _try in 0..TRIES {
             if refused != Refused::Stale {
@@ -204,15 +186,9 @@ impl Region {
                 Ok(packed) => packed,
                 Err(_) => break,
             };
-            match ask(packed) {
+            match budget::reserve(self, slot_tag_of(packed), device, bytes, bounds, pageable) {
                 Ok(room) => {
-                    let device = u32::try_from(device).unwrap_or(u32::MAX);
-                    return Ok(Charge {
-                        device,
-                        beyond: room == Room::Beyond,
-                        bytes,
-                        packed,
-                    });
+                    return Ok(Charge::new(device, room == Room::Beyond, bytes, packed));
                 }
                 Err(again) => refused = again,
             }
@@ -289,7 +265,7 @@ impl Region {
             && let Some((cells, tag)) = self.slot_device(packed, charge.device())
         {
             // A slot that was taken away took the pending charge with it.
-            if charge.beyond {
+            if charge.is_beyond() {
                 let _stale = budget::not_beyond(cells, tag, charge.bytes);
             }
             let _stale = budget::refund(cells, tag, charge.bytes);
