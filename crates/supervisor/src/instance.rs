@@ -23,6 +23,10 @@ use vgpu_abi::targets::TargetsFile;
 
 use crate::regular::{self, OpenError};
 
+mod error;
+
+pub use error::InstanceError;
+
 /// The container's limits; host-owned.
 pub const LIMITS: &str = "limits";
 /// The host's measurements and grants; host-owned.
@@ -60,83 +64,6 @@ const ENTRIES_MOST: usize = 65_536;
 const DIRECTORIES_MOST: usize = 4096;
 /// More places than this that could not be read are not remembered.
 const COMPLAINTS_MOST: usize = 1000;
-
-/// Why a directory cannot be used as an instance.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum InstanceError {
-    /// The system said no.
-    #[error("cannot {action} {path}: {errno}", path = path.display(), errno = errno.desc())]
-    System {
-        /// The action that was tried.
-        action: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// The answer.
-        errno: Errno,
-    },
-    /// Not the kind of file that it must be.
-    #[error("{path} is not a {expected}", path = path.display())]
-    Kind {
-        /// The path that was looked at.
-        path: PathBuf,
-        /// The kind that it must be.
-        expected: &'static str,
-    },
-    /// Another user could have written it.
-    #[error("{path} belongs to uid {owner} with mode {mode:03o}; it must belong to uid {expected} or root, and no other user may write it", path = path.display())]
-    Ownership {
-        /// The path that was looked at.
-        path: PathBuf,
-        /// Its owner's user id.
-        owner: u32,
-        /// The user id that must own it.
-        expected: u32,
-        /// Its permission bits.
-        mode: u32,
-    },
-    /// The labels cannot be read.
-    #[error("{path} is not a label file: {reason}", path = path.display())]
-    Labels {
-        /// The file.
-        path: PathBuf,
-        /// The fault.
-        reason: String,
-    },
-    /// One of the files cannot be made.
-    #[error("cannot make {path}: {reason}", path = path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The obstacle.
-        reason: String,
-    },
-    /// Another runner has the directory.
-    #[error("{path} is in use by another runner", path = path.display())]
-    InUse {
-        /// The directory.
-        path: PathBuf,
-    },
-}
-
-impl InstanceError {
-    fn system(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(Errno) -> Self {
-        let path = path.into();
-        move |errno| Self::System {
-            action,
-            path,
-            errno,
-        }
-    }
-
-    /// The system's answer, where that is the reason.
-    #[must_use]
-    pub fn errno(&self) -> Option<Errno> {
-        match self {
-            Self::System { errno, .. } => Some(*errno),
-            _ => None,
-        }
-    }
-}
 
 /// `container.json`: whose directory it is. Every field may be missing, so that releases can be
 /// mixed.
@@ -263,13 +190,13 @@ impl Instance {
     /// It is missing, a link, no directory, or others may write it.
     pub fn open(path: &Path) -> Result<Self, InstanceError> {
         let dir = nix::fcntl::open(path, DIR_FLAGS, Mode::empty())
-            .map_err(|errno| dir_error(path, errno))?;
+            .map_err(|errno| InstanceError::directory(path, errno))?;
         Self::adopt(path.to_owned(), dir)
     }
 
     fn open_at(parent: &OwnedFd, name: &[u8], path: PathBuf) -> Result<Self, InstanceError> {
         let dir = openat(parent, name, DIR_FLAGS, Mode::empty())
-            .map_err(|errno| dir_error(&path, errno))?;
+            .map_err(|errno| InstanceError::directory(&path, errno))?;
         Self::adopt(path, dir)
     }
 
@@ -657,20 +584,6 @@ fn whole_file() -> nix::libc::flock {
     }
 }
 
-fn dir_error(path: &Path, errno: Errno) -> InstanceError {
-    match errno {
-        Errno::ELOOP | Errno::ENOTDIR => InstanceError::Kind {
-            path: path.to_owned(),
-            expected: "directory (a link counts as none)",
-        },
-        errno => InstanceError::System {
-            action: "open",
-            path: path.to_owned(),
-            errno,
-        },
-    }
-}
-
 /// Something below a root that could not be read as an instance, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
@@ -699,8 +612,8 @@ pub struct Scan {
 /// The root itself cannot be read.
 pub fn scan(root: &Path, visit: &mut dyn FnMut(Instance)) -> Result<Scan, InstanceError> {
     let flags = DIR_FLAGS.difference(OFlag::O_NOFOLLOW);
-    let dir =
-        nix::fcntl::open(root, flags, Mode::empty()).map_err(|errno| dir_error(root, errno))?;
+    let dir = nix::fcntl::open(root, flags, Mode::empty())
+        .map_err(|errno| InstanceError::directory(root, errno))?;
     let mut found = Scan::default();
     let mut walk = Walk {
         visit,
