@@ -173,8 +173,7 @@ typedef struct VGPU_ALIGNED(64) VgpuRegionHeader {
   uint64_t reaped;
   // Objects that found no place in the shared-object table.
   uint64_t shared_full;
-  // Refusals recorded so far; the last one stands at this number less one, modulo
-  // MAX_OOMS.
+  // Refusals recorded so far; the last one is at this number less one, modulo MAX_OOMS.
   uint64_t ooms;
   // Processes that found no free slot.
   uint64_t slots_full;
@@ -272,7 +271,7 @@ typedef struct VGPU_ALIGNED(64) VgpuRegionDevice {
 
 // A process that held memory when a request was refused, or all shared objects together.
 typedef struct VgpuOomHolder {
-  // Process id in its own namespace; 0 ends the list; `UINT32_MAX` stands for shared objects.
+  // Process id in its own namespace; 0 ends the list; `UINT32_MAX` means shared objects.
   uint32_t pid;
   // Its slot.
   uint32_t slot;
@@ -323,8 +322,8 @@ typedef struct VGPU_ALIGNED(64) VgpuSharedObject {
   uint64_t bytes;
   // When it came into the table: monotonic nanoseconds, different for each object.
   uint64_t sequence;
-  // How it is passed between processes; the highest bit is set where its name tells it from no
-  // other object.
+  // How it is passed between processes; the highest bit is set if its name does not distinguish it from other
+  // objects.
   uint64_t family;
   // Room that keeps the next field on a line of its own.
   uint64_t reserved[2];
@@ -358,7 +357,7 @@ typedef struct VGPU_ALIGNED(64) VgpuSlotHead {
   // When the owner was first seen to be gone while the slot still had charges, nanoseconds of the
   // monotonic clock; 0 as long as it lives. The charges stay until the driver has let go.
   uint64_t gone_since_ns;
-  // What the process's library can do: see ABILITIES; 0 of an earlier release.
+  // The abilities of the process's library: see ABILITIES; 0 of an earlier release.
   uint64_t abilities;
   // Room for what a later version knows of a process.
   uint64_t reserved[5];
@@ -451,7 +450,7 @@ typedef struct VGPU_ALIGNED(64) VgpuHostFileHeader {
 
 // The limits of a container on one device.
 typedef struct VgpuLimitsDevice {
-  // UUID text, zero-padded; empty stands for "the device at this index".
+  // UUID text, zero-padded; empty means "the device at this index".
   uint8_t uuid[VGPU_UUID_BYTES];
   // Memory limit, bytes; 0 is no cap.
   uint64_t memory_bytes;
