@@ -190,6 +190,56 @@ fn latency_is_measured_alone_beside_training_and_with_priorities() {
 }
 
 #[test]
+fn latency_measures_other_requests_in_bursts() {
+    let machine = Machine::new();
+    for request in ["small-model", "generation"] {
+        let words = [
+            "bench",
+            "latency",
+            "--arrivals",
+            "bursts",
+            "--request",
+            request,
+        ];
+        let words = [
+            &words[..],
+            &["--training", "1ms", "--time", "300ms", "--json"],
+        ]
+        .concat();
+
+        let ended = machine.run(&words);
+
+        assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{request}");
+        let results: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+        let rows = results["rows"].as_array().unwrap();
+        let settings: Vec<_> = rows
+            .iter()
+            .map(|row| row["setting"].as_str().unwrap())
+            .collect();
+        assert_eq!(settings, ["alone", "alone", "beside", "vgpu"], "{results}");
+        let services = rows
+            .iter()
+            .map(|row| &row["service"])
+            .filter(|it| it.is_object());
+        let services: Vec<_> = services.collect();
+        assert_eq!(services.len(), 3, "{results}");
+        for service in services {
+            assert_eq!(
+                (&service["request"], &service["arrivals"]),
+                (&request.into(), &"bursts".into())
+            );
+            let at = |field: &str| service[field].as_f64().unwrap();
+            assert!(service["requests"].as_u64().unwrap() > 0, "{service}");
+            assert!(
+                0.0 < at("p50_ms") && at("p50_ms") <= at("p99_ms"),
+                "{service}"
+            );
+        }
+    }
+    assert_eq!(machine.names(), Vec::<String>::new());
+}
+
+#[test]
 fn latency_prints_json_instead_of_the_table() {
     let machine = Machine::new();
     let words = ["bench", "latency", "--quick", "--time", "100ms", "--json"];

@@ -12,9 +12,11 @@ use crate::common;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
 
 use common::{Machine, Running};
 use expect_test::expect;
+use nix::time::{ClockId, clock_gettime};
 use vgpu_abi::region::{Kind, Region};
 
 /// One process, which ends at once when it is asked to.
@@ -53,6 +55,12 @@ fn be_seen(machine: &Machine) {
             devices.iter().all(is_seen)
         })
     });
+}
+
+/// The machine's monotonic clock, nanoseconds.
+fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap();
+    u64::try_from(std::time::Duration::from(now).as_nanos()).unwrap()
 }
 
 /// The text without the parts that differ in each run, and so without the width of the columns.
@@ -258,6 +266,54 @@ fn top_shows_who_uses_what() {
     let live = machine.run(&["top"]);
     assert_eq!(steady(&live.out), steady(&top.out));
     assert!(!live.out.contains('\u{1b}'));
+    running.stop();
+    other.stop();
+}
+
+#[test]
+fn top_names_the_process_whose_kernel_never_ends() {
+    let machine = Machine::new();
+    let (running, region) = container(&machine, "endless");
+    let (other, _region) = container(&machine, "honest");
+    charge(&region, 1, 1 << 10, Kind::Buffer);
+    // What the library writes: a launch is in flight that ought to have ended at some moment.
+    let in_flight = |expected_by_ns: u64, progress_ns: u64| {
+        let compute = region.compute(1).unwrap();
+        let own = compute.own();
+        own.launches.store(1, Relaxed);
+        own.expected_by_ns.store(expected_by_ns, Relaxed);
+        own.progress_ns.store(progress_ns, Relaxed);
+        own.in_flight_ns.store(1_000_000, Relaxed);
+    };
+    let table = || steady(&machine.run(&["top", "--once"]).out);
+    let now_ns = monotonic_ns();
+
+    in_flight(now_ns + 10_000_000_000, 0);
+    assert!(!table().contains("overdue"), "{}", table());
+    // Other work of the process has just ended.
+    in_flight(now_ns - 10_000_000_000, monotonic_ns());
+    assert!(!table().contains("overdue"), "{}", table());
+    in_flight(monotonic_ns() - 10_000_000_000, 1);
+
+    let top = table();
+    let note = "! endless: a kernel of process PID (PROGRAM) on GPU 1 should have ended ";
+    assert!(top.contains(note), "{top}");
+    let row = top.lines().find(|line| line.contains("  overdue "));
+    assert!(
+        row.is_some_and(|row| row.starts_with("  1  1Gi") || row.starts_with("  PID PROGRAM")),
+        "{top}"
+    );
+    assert!(!top.contains("! honest"), "{top}");
+    let json = machine.top();
+    let of = |name: &str| {
+        let containers = json["containers"].as_array().unwrap();
+        let container = containers.iter().find(|c| c["name"] == name).unwrap();
+        container["processes"].clone()
+    };
+    let overdue_ns = of("endless")[0]["devices"][1]["overdue_ns"].as_u64();
+    assert!(overdue_ns.is_some_and(|ns| ns >= 10_000_000_000), "{json}");
+    assert!(of("endless")[0]["devices"][0]["overdue_ns"].is_null());
+    assert_eq!(of("honest"), serde_json::json!([]));
     running.stop();
     other.stop();
 }
