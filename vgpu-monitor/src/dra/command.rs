@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,11 +56,7 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
             anyhow!("{error}; perhaps another vgpu-monitor: --metrics-addr takes another port")
         })?;
     let state = state_dir(&args.agent)?;
-    // A node's GPUs are given by the device plugin or by this driver: both take both locks.
-    let Some((listener, _plugin)) = alone(listener, &state, stop.as_mut()).await? else {
-        return Ok(());
-    };
-    let Some(_front) = no_front(&state, stop.as_mut()).await? else {
+    let Some((listener, _locks)) = without_plugin(listener, &state, stop.as_mut()).await? else {
         return Ok(());
     };
     let client = client(args.agent.kubeconfig.as_deref()).await?;
@@ -202,21 +199,20 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
     ended
 }
 
-/// Waits until no device plugin's front works in the state directory. Returns `None` if it was asked to stop first.
-async fn no_front(
+/// A node's GPUs are given by the device plugin or by this driver: both take both locks. Waits for them in the order in
+/// which the plugin takes them, the front's first. A driver that held the plugin's lock while it waits for the front's
+/// would keep the front from starting its process again.
+async fn without_plugin(
+    listener: Listener,
     state: &Path,
-    stop: impl Future<Output = &'static str>,
-) -> anyhow::Result<Option<Flock<File>>> {
-    tokio::select! {
-        lock = lock::take(state, lock::FRONT) => {
-            let failed = || format!("cannot lock {}", state.join(lock::FRONT).display());
-            lock.map(Some).with_context(failed)
-        }
-        signal = stop => {
-            tracing::info!(signal, "stopping");
-            Ok(None)
-        }
-    }
+    mut stop: Pin<&mut impl Future<Output = &'static str>>,
+) -> anyhow::Result<Option<(Listener, [Flock<File>; 2])>> {
+    let front = alone(listener, state, lock::FRONT, stop.as_mut()).await?;
+    let Some((listener, front)) = front else {
+        return Ok(None);
+    };
+    let plugin = alone(listener, state, lock::PLUGIN, stop).await?;
+    Ok(plugin.map(|(listener, plugin)| (listener, [front, plugin])))
 }
 
 /// Runs the garbage collection for as long as the driver lives.
@@ -334,5 +330,55 @@ async fn tell_readiness(
             changed = registration.changed() => if changed.is_err() { return },
             changed = published.changed() => if changed.is_err() { return },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    /// The answer of `/healthz` at this address.
+    async fn health(address: std::net::SocketAddr) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let asked = b"GET /healthz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n";
+        stream.write_all(asked).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn waiting_driver_leaves_the_plugins_lock_free() {
+        let state = tempfile::tempdir().unwrap();
+        let front = lock::take(state.path(), lock::FRONT).await.unwrap();
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap())
+            .await
+            .unwrap();
+        let address = listener.address();
+        let path = state.path().to_owned();
+        let waiting = tokio::spawn(async move {
+            let stop = std::pin::pin!(std::future::pending());
+            let taken = without_plugin(listener, &path, stop).await.unwrap();
+            taken.is_some()
+        });
+
+        // It is alive, so it waits for the front.
+        let answer = timeout(Duration::from_secs(20), health(address))
+            .await
+            .unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let plugin = lock::try_take(state.path(), lock::PLUGIN).unwrap();
+        assert!(matches!(plugin, lock::Tried::Ours(_)), "{plugin:?}");
+
+        drop((front, plugin));
+        assert!(
+            timeout(Duration::from_secs(20), waiting)
+                .await
+                .unwrap()
+                .unwrap()
+        );
     }
 }

@@ -13,7 +13,7 @@ use crate::inventory::MigStrategy;
 /// Settings of `vgpu-monitor plugin`.
 #[derive(Debug, Clone, Parser)]
 pub struct PluginArgs {
-    /// What the DRA driver has, too.
+    /// The flags that the DRA driver takes, too.
     #[command(flatten)]
     pub agent: AgentArgs,
 

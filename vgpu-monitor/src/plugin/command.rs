@@ -70,7 +70,8 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
         })?;
     let state = state_dir(&args.agent)?;
     let mut stop = std::pin::pin!(stop);
-    let Some((listener, _lock)) = alone(listener, &state, stop.as_mut()).await? else {
+    let Some((listener, _lock)) = alone(listener, &state, lock::PLUGIN, stop.as_mut()).await?
+    else {
         return Ok(());
     };
     let client = client(args.agent.kubeconfig.as_deref()).await?;
@@ -259,18 +260,19 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
     ended
 }
 
-/// Waits until no other agent works in the state directory. Until then this one is alive, and not ready.
-/// Returns `None` if it was asked to stop first.
+/// Waits until no other process holds the lock `name` of the state directory. Until then this one is alive, and not
+/// ready. Returns `None` if it was asked to stop first.
 pub(crate) async fn alone(
     listener: Listener,
     state: &Path,
+    name: &str,
     stop: impl Future<Output = &'static str>,
 ) -> anyhow::Result<Option<(Listener, Flock<File>)>> {
-    if let Some(lock) = lock::at_once(state, lock::PLUGIN)? {
+    if let Some(lock) = lock::at_once(state, name)? {
         return Ok(Some((listener, lock)));
     }
     let address = listener.address();
-    let Some(lock) = lock::serving_meanwhile(state, lock::PLUGIN, listener, stop).await? else {
+    let Some(lock) = lock::serving_meanwhile(state, name, listener, stop).await? else {
         return Ok(None);
     };
     Ok(Some((Listener::bind(address).await?, lock)))

@@ -1,6 +1,6 @@
 //! One agent works in a state directory at a time: the one whose front holds the lock on the file `front.lock`, and whose
-//! plugin holds that on `lock`. Owns taking them and waiting for them. Never breaks it: the kernel takes it back from a process that is gone,
-//! however it ended.
+//! plugin holds that on `lock`. Owns taking them and waiting for them. Never breaks a lock: the kernel releases it when
+//! its process has ended, however it ended.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -16,7 +16,7 @@ use tokio::time::sleep;
 /// The front's file.
 pub(crate) const FRONT: &str = "front.lock";
 /// The plugin's file.
-pub(super) const PLUGIN: &str = "lock";
+pub(crate) const PLUGIN: &str = "lock";
 /// Between two tries.
 const AGAIN: Duration = Duration::from_secs(1);
 /// At most this much of the holder's text is read.
@@ -101,7 +101,7 @@ pub(crate) fn at_once(state: &Path, name: &str) -> anyhow::Result<Option<Flock<F
 }
 
 /// The lock, once no other process holds it. Until then `listener` says that this process is alive, and not ready.
-/// Returns nothing if it was asked to stop first.
+/// Returns `None` if it was asked to stop first.
 ///
 /// # Errors
 /// As [`try_take`].
