@@ -31,9 +31,6 @@ const RISE_PARTS: (u32, u32) = (5, 4);
 const RISE: u32 = 20;
 /// A container that has done nothing for this long is idle.
 const IDLE_NS: u64 = 95_000_000;
-/// A hungry container takes part in a timetable after so many looks: a program's first launches wait once, because it is
-/// not known yet what they cost.
-const HUNGRY_LOOKS: u32 = 2;
 /// A container's use is averaged over this time.
 const DEMAND_NS: u64 = 200_000_000;
 
@@ -199,10 +196,7 @@ impl Device {
             known.look(now_ns, tenant);
             if self.meter.is_saturated(tenant.id) {
                 known.hungry_at_ns = Some(now_ns);
-                // Two looks have shown it.
-                known.hungry_looks = known.hungry_looks.max(HUNGRY_LOOKS);
             }
-            known.count_hungry_looks(now_ns);
             self.known.insert(tenant.id, known);
         }
 
@@ -404,12 +398,6 @@ impl Device {
         }
     }
 
-    /// Whether a container is hungry and was seen so too few times to take part in a timetable.
-    fn is_only_just_hungry(&self, id: u64) -> bool {
-        let looks = self.known.get(&id).map_or(0, |known| known.hungry_looks);
-        (1..HUNGRY_LOOKS).contains(&looks)
-    }
-
     /// Lays out the timetable of the containers that work at the highest priority and are limited, or beside which
     /// others are.
     fn plan(
@@ -439,7 +427,7 @@ impl Device {
             .map(|((tenant, claim), share)| Candidate {
                 id: tenant.id,
                 share: share.permille.min(WHOLE),
-                wants_more: claim.demand >= WHOLE && !self.is_only_just_hungry(tenant.id),
+                wants_more: claim.demand >= WHOLE,
                 is_held_up: tenant
                     .processes
                     .iter()

@@ -19,8 +19,6 @@ pub(super) struct ContainerHistory {
     pub(super) worked_at_ns: Option<u64>,
     /// When it was last held back.
     pub(super) hungry_at_ns: Option<u64>,
-    /// How many looks have found it held back since it was last not hungry.
-    pub(super) hungry_looks: u32,
     throttled: Vec<(u64, u64)>,
     looked_at_ns: Option<u64>,
     processes: HashMap<(usize, u64), Moved>,
@@ -91,15 +89,6 @@ impl ContainerHistory {
         if throttled_ns > 0 {
             self.throttled.push((now_ns, throttled_ns));
         }
-    }
-
-    /// Counts this look, after all that makes a container hungry was looked at.
-    pub(super) fn count_hungry_looks(&mut self, now_ns: u64) {
-        self.hungry_looks = match self.hungry_at_ns {
-            Some(at_ns) if at_ns == now_ns => self.hungry_looks.saturating_add(1),
-            Some(at_ns) if now_ns.saturating_sub(at_ns) <= HUNGRY_NS => self.hungry_looks,
-            _ => 0,
-        };
     }
 
     /// How long launches have waited in the last second, thousandths.

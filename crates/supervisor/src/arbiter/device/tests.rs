@@ -578,39 +578,6 @@ fn threads_that_wait_together_count_once_in_the_waiting_share() {
     assert_eq!((shown[0], shown[10], shown[30]), (0, 500, 1000));
 }
 
-/// Whether a timetable is made for a greedy container and for one that uses a fifth of the GPU, and whose launches waited
-/// before these ticks.
-fn has_timetable(waited: &[u64]) -> bool {
-    let mut tenants = [1, 2].map(|id| {
-        let mut tenant = Program::new(id, 500, MS).tenant;
-        tenant.keeps_intervals = true;
-        tenant
-    });
-    let mut device = Device::default();
-    let mut found = false;
-    for tick in 0..20 {
-        let now = SECOND + tick * 50 * MS;
-        let greedy = &mut tenants[0].processes[0];
-        (greedy.launches, greedy.busy_ns) = (tick * 40, tick * 40 * MS);
-        greedy.waiting_since_ns = now - MS;
-        let modest = &mut tenants[1].processes[0];
-        (modest.launches, modest.busy_ns) = (tick * 10, tick * 10 * MS);
-        modest.throttled_ns += if waited.contains(&tick) { 5 * MS } else { 0 };
-        let verdicts = device.tick(now, 0, &tenants, &[]);
-        found |= verdicts.iter().any(|verdict| verdict.interval.is_some());
-    }
-    found
-}
-
-#[test]
-fn program_whose_first_launches_waited_is_put_into_no_timetable() {
-    assert!(!has_timetable(&[]));
-    assert!(!has_timetable(&[3]));
-    assert!(!has_timetable(&[3, 10]));
-    assert!(has_timetable(&[3, 4]));
-    assert!(has_timetable(&[3, 5]));
-}
-
 #[test]
 fn container_beside_none_counts_no_less_than_it_measures() {
     let mut tenants = [1, 2].map(|id| Program::new(id, 500, MS).tenant);
