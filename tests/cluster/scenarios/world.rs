@@ -19,7 +19,7 @@ use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use kube::{Client, Config, Resource};
 use serde_json::{Value, json};
 
 use crate::client::client_of;
@@ -189,14 +189,30 @@ impl World {
         for class in ["low", "high"] {
             classes.delete(class, &DeleteParams::default()).await.ok();
         }
+        // Controllers let pods and volumes go: an object that is still being deleted keeps its name.
         self.eventually("the cluster is empty", async || {
-            let pods: Api<Pod> = Api::all(self.client.clone());
-            let pods = pods.list(&ListParams::default()).await.unwrap();
-            let nodes: Api<Node> = Api::all(self.client.clone());
-            let nodes = nodes.list(&ListParams::default()).await.unwrap();
-            (pods.items.is_empty() && nodes.items.is_empty()).then_some(())
+            let is_empty = [
+                self.has_none::<Pod>().await,
+                self.has_none::<Node>().await,
+                self.has_none::<PersistentVolumeClaim>().await,
+                self.has_none::<PersistentVolume>().await,
+            ];
+            is_empty.iter().all(|it| *it).then_some(())
         })
         .await;
+    }
+
+    /// Whether no object of this kind is there, in any namespace.
+    async fn has_none<K>(&self) -> bool
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned,
+    {
+        let api: Api<K> = Api::all(self.client.clone());
+        api.list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .is_empty()
     }
 
     async fn remove_all<K>(&self, api: Api<K>)
