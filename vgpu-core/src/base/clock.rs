@@ -104,7 +104,7 @@ fn is_due(clock_ns: u64, read_at_ns: u64, is_doubted: bool) -> bool {
         .is_none_or(|passed_ns| passed_ns >= every_ns)
 }
 
-/// Reads the offset when it is `clock_ns` by the namespace's clock. Where the kernel does not say it, the last one counts.
+/// Reads the offset; the namespace's clock is `clock_ns` at this moment. If the kernel does not say it, the last one stays.
 #[cold]
 fn read_offset(clock_ns: u64) {
     let mut words = [[0; 40]; 2];
@@ -121,7 +121,7 @@ fn read_offset(clock_ns: u64) {
     IS_DOUBTED.store(false, Ordering::Relaxed);
 }
 
-/// The offset of the namespace `own`, nanoseconds; `None` where it is not known. `offsets` is of the namespace that the
+/// The offset of the namespace `own`, nanoseconds; `None` if it is not known. `offsets` is of the namespace that the
 /// process's children will have. Before Linux 5.6 there are no such namespaces, and all three are empty.
 fn offset_of(own: &[u8], of_children: &[u8], offsets: &[u8]) -> Option<i64> {
     if own == HOSTS {
