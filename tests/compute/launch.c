@@ -289,23 +289,32 @@ static void sparse(void) {
     say("took %llu\n", (unsigned long long)(vgpuSimNow() - start));
 }
 
-/* requests ns=N kernels=N pause=US steps=N: a service. Each request launches kernels and waits for them once; the next
- * one arrives after a pause of up to a tenth more or less. Prints how long each took, microseconds. */
+/* requests ns=N kernels=N pause=US steps=N [every=US]: a service. Each request launches kernels and waits for them once;
+ * the next one arrives after a pause of up to a tenth more or less. With every=US requests arrive by themselves, that far
+ * apart on average and at most twice as far, and wait for the ones before them. Prints how long each took from its
+ * arrival, microseconds. */
 static void requests(void) {
     enum { MOST = 4096 };
     static uint64_t took[MOST];
     handle function = kernel(option("ns", MS));
     CUstream own = stream();
     uint64_t steps = option("steps", 100), kernels = option("kernels", 10), pause = option("pause", 10000) * 1000;
+    uint64_t every = option("every", 0) * 1000, start = vgpuSimNow();
     uint64_t chance = 88172645463325252ull;
     if (steps > MOST) steps = MOST;
     for (uint64_t i = 0; i < steps; i++) {
-        uint64_t start = vgpuSimNow();
+        if (every == 0)
+            start = vgpuSimNow();
+        else if (start > vgpuSimNow())
+            vgpuSimSleepUntil(start);
         for (uint64_t k = 0; k < kernels; k++) run(function, own);
         OK(cuStreamSynchronize(own));
         took[i] = (vgpuSimNow() - start) / 1000;
         chance ^= chance << 13, chance ^= chance >> 7, chance ^= chance << 17;
-        vgpuSimSleepUntil(vgpuSimNow() + pause * 9 / 10 + chance % (pause / 5 + 1));
+        if (every == 0)
+            vgpuSimSleepUntil(vgpuSimNow() + pause * 9 / 10 + chance % (pause / 5 + 1));
+        else
+            start += chance % (2 * every + 1);
     }
     for (uint64_t i = 0; i < steps; i++) say("%llu\n", (unsigned long long)took[i]);
 }

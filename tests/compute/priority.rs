@@ -18,22 +18,48 @@ const LOWEST: u32 = 9;
 
 /// Launches take some time, and kernels not always the same.
 const LIFE: &str = "kernel k__100000ns 100us ±5%
+kernel k__500000ns 500us ±5%
 kernel k__200000ns 200us ±5%
 kernel k__1000000ns 1ms ±5%
 kernel k__5000000ns 5ms ±5%
 call cuLaunchKernel 3us
 ";
 
-/// A service: requests of ten kernels of 200 us, and how long each pause lasts, microseconds. It ends within the time.
-fn service(pause_us: u64, ms: u64) -> String {
-    let longest_us = pause_us * 11 / 10 + 5_000;
-    let steps = ms * 1_000 / longest_us.max(pause_us + 3_000);
-    format!("requests ns=200000 kernels=10 pause={pause_us} steps={steps} idle={KNOWN_MS}")
+/// When the requests of a service come. Each is ten kernels of 200 us.
+#[derive(Clone, Copy, Debug)]
+enum Requests {
+    /// This long after the one before has been answered, microseconds.
+    After(u64),
+    /// This far apart on average, microseconds, whether the one before has been answered or not.
+    Every(u64),
 }
 
-fn training(ns: u64, ms: u64) -> String {
-    format!("steady ns={ns} idle={KNOWN_MS} for={}", ms + KNOWN_MS + 200)
+impl Requests {
+    /// The service. It ends within the time.
+    fn words(self, ms: u64) -> String {
+        let (when, apart_us) = match self {
+            Self::After(us) => (
+                format!("pause={us}"),
+                (us * 11 / 10 + 5_000).max(us + 3_000),
+            ),
+            Self::Every(us) => (format!("every={us}"), us * 11 / 10),
+        };
+        let steps = ms * 1_000 / apart_us;
+        format!("requests ns=200000 kernels=10 {when} steps={steps} idle={KNOWN_MS}")
+    }
 }
+
+/// The kernels of the training are this long, nanoseconds; from 10 ms on they are graphs of 20 kernels.
+fn training(ns: u64, ms: u64) -> String {
+    let work = match ns {
+        GRAPHS_NS.. => format!("way=8 ns={} nodes={GRAPH_KERNELS}", ns / GRAPH_KERNELS),
+        _ => format!("ns={ns}"),
+    };
+    format!("steady {work} idle={KNOWN_MS} for={}", ms + KNOWN_MS + 200)
+}
+
+const GRAPHS_NS: u64 = 10_000_000;
+const GRAPH_KERNELS: u64 = 20;
 
 /// Both for so long: what each used, and what 99 of 100 requests do not exceed, microseconds.
 struct Ran {
@@ -63,20 +89,20 @@ fn p99(all: &[u64]) -> u64 {
     all[(all.len() * 99).div_ceil(100) - 1]
 }
 
-fn alone(board: &Board, pause_us: u64, ms: u64) -> u64 {
+fn alone(board: &Board, requests: Requests, ms: u64) -> u64 {
     let lab = Lab::on(board, LIFE);
-    let program = lab.native(&service(pause_us, ms));
+    let program = lab.native(&requests.words(ms));
     lab.watch(ms, &[], |_| {});
     p99(&latencies(&program.end()))
 }
 
-fn beside(board: &Board, pause_us: u64, kernel_ns: u64, ms: u64) -> Ran {
+fn beside(board: &Board, requests: Requests, kernel_ns: u64, ms: u64) -> Ran {
     let lab = Lab::on(board, LIFE);
     let mut arbiter = lab.arbiter();
     let high = lab.container("service", Asks::nothing().priority(HIGHEST));
     let low = lab.container("training", Asks::nothing().priority(LOWEST));
     let running = (
-        high.start(&service(pause_us, ms)),
+        high.start(&requests.words(ms)),
         low.start(&training(kernel_ns, ms)),
     );
     lab.watch(KNOWN_MS, &[], |_| arbiter.look());
@@ -92,7 +118,7 @@ fn beside(board: &Board, pause_us: u64, kernel_ns: u64, ms: u64) -> Ran {
         ms,
     };
     println!(
-        "{}: pauses of {pause_us} us beside kernels of {kernel_ns} ns: p99 {} us of {} requests, left {:.1} %",
+        "{}: requests {requests:?} us beside kernels of {kernel_ns} ns: p99 {} us of {} requests, left {:.1} %",
         board.name,
         ran.p99_us,
         all.len(),
@@ -102,14 +128,17 @@ fn beside(board: &Board, pause_us: u64, kernel_ns: u64, ms: u64) -> Ran {
 }
 
 /// Of a service with a request every 20 ms, and one every 6 ms.
-const PAUSES_US: &[u64] = &[18_000, 4_000];
+const PAUSES: &[Requests] = &[Requests::After(18_000), Requests::After(4_000)];
+/// 30 % of the GPU. What delays one request delays those that come meanwhile, so that a second launch in front of a request
+/// shows, which time slices hide from a service that waits for each answer.
+const ARRIVALS: &[Requests] = &[Requests::Every(6_500)];
 
-/// Both bounds, for services with such pauses, on a GPU that takes so long to switch to another process and back.
+/// Both bounds, for services with such requests, on a GPU that takes so long to switch to another process and back.
 #[track_caller]
-fn bounds_hold(board: &Board, kernel_ns: u64, pauses_us: &[u64], switches_us: u64) {
-    for pause_us in pauses_us {
-        let alone_us = alone(board, *pause_us, 1_000);
-        let ran = beside(board, *pause_us, kernel_ns, 3_000);
+fn bounds_hold(board: &Board, kernel_ns: u64, services: &[Requests], switches_us: u64) {
+    for requests in services {
+        let alone_us = alone(board, *requests, 3_000);
+        let ran = beside(board, *requests, kernel_ns, 3_000);
         let most_us = alone_us * 110 / 100 + kernel_ns / US + switches_us;
         assert!(
             ran.p99_us <= most_us,
@@ -126,17 +155,38 @@ fn bounds_hold(board: &Board, kernel_ns: u64, pauses_us: &[u64], switches_us: u6
 
 #[test]
 fn service_beside_short_kernels_is_as_fast_as_alone() {
-    bounds_hold(&PLAIN, 100_000, PAUSES_US, 0);
+    bounds_hold(&PLAIN, 100_000, PAUSES, 0);
 }
 
 #[test]
 fn service_beside_kernels_of_a_millisecond_waits_for_one() {
-    bounds_hold(&PLAIN, 1_000_000, PAUSES_US, 0);
+    bounds_hold(&PLAIN, 1_000_000, PAUSES, 0);
 }
 
 #[test]
 fn service_beside_long_kernels_waits_for_one() {
-    bounds_hold(&PLAIN, 5_000_000, PAUSES_US, 0);
+    bounds_hold(&PLAIN, 5_000_000, PAUSES, 0);
+}
+
+#[test]
+fn service_beside_graphs_waits_for_one() {
+    bounds_hold(&PLAIN, GRAPHS_NS, PAUSES, 0);
+}
+
+#[test]
+fn requests_that_arrive_by_themselves_wait_for_one_short_kernel() {
+    bounds_hold(&PLAIN, 100_000, ARRIVALS, 0);
+    bounds_hold(&PLAIN, 1_000_000, ARRIVALS, 0);
+}
+
+#[test]
+fn requests_that_arrive_by_themselves_wait_for_one_long_kernel() {
+    bounds_hold(&PLAIN, 5_000_000, ARRIVALS, 0);
+}
+
+#[test]
+fn requests_that_arrive_by_themselves_wait_for_one_graph() {
+    bounds_hold(&PLAIN, GRAPHS_NS, ARRIVALS, 0);
 }
 
 /// Other drivers: turns of other lengths, in another order, and some that take time to switch.
@@ -146,7 +196,7 @@ fn service_beside_training_is_fast_on_other_boards() {
         ("slices-500us-least-run-no-figures", 0),
         ("slices-1ms-round-robin-switch-50us-wrong-figures", 100),
     ] {
-        bounds_hold(Board::named(name), 1_000_000, &[18_000], switches_us);
+        bounds_hold(Board::named(name), 1_000_000, &PAUSES[..1], switches_us);
     }
 }
 

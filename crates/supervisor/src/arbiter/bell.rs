@@ -45,8 +45,12 @@ const LAUNCHING_NS: u64 = 300 * US;
 /// such ring, up to [`FALSE_RINGS_MOST`] times.
 const FALSE_RING_NS: u64 = 2 * MS;
 const FALSE_RINGS_MOST: u32 = 6;
-/// Work may end this much later than expected, nanoseconds, or later by half of its own length.
+/// Work may end this much later than expected, nanoseconds, or later by half of its own length, or by as much as work of
+/// others that was in flight before it.
 const LATE_NS: u64 = 500 * US;
+/// Work of others delays it by this at most, nanoseconds: a figure of a container of a lower priority, which its tenant can
+/// write.
+const MOST_DELAY_NS: u64 = 50 * MS;
 /// Between two looks at a container that works, nanoseconds.
 const LOOK_NS: (u64, u64) = (250 * US, MS);
 
@@ -227,6 +231,9 @@ pub struct Seen {
     pub is_at_cap: bool,
     /// A launch waits because a container of a higher priority works.
     pub is_closed: bool,
+    /// Work that containers of a lower priority may have had in flight when it began, nanoseconds. The driver gives it
+    /// turns, or lets it end first.
+    pub delay_ns: u64,
 }
 
 impl Seen {
@@ -234,7 +241,9 @@ impl Seen {
         let late_ns = match self.is_at_cap {
             // It looks at its work only now and then, and it could not go on anyway.
             true => 0,
-            false => LATE_NS.max(self.in_flight_ns / LATE_PART),
+            false => LATE_NS
+                .max(self.in_flight_ns / LATE_PART)
+                .max(self.delay_ns.min(MOST_DELAY_NS)),
         };
         self.is_closed
             || self.in_flight_ns > 0 && now_ns < self.expected_by_ns.saturating_add(late_ns)

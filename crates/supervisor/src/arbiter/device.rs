@@ -280,7 +280,7 @@ impl Device {
             let floors = below.fold(0, |sum: u32, c| sum.saturating_add(c.floor));
             let told = self.meter.told_permille(now_ns, tenant.id, floors);
             bell.allow(now_ns, Allowed::of(claim.cap, floors, told));
-            let seen = seen(&tenant.processes, self.is_closed(tenant.id));
+            let seen = self.seen(tenant.id, &tenant.processes);
             if bell.look(now_ns, &seen, IDLE_NS) == Step::Open && bell.open(now_ns, &seen) {
                 opened.push(tenant.id);
             }
@@ -308,6 +308,26 @@ impl Device {
         self.kept.iter().any(holds)
     }
 
+    /// The work of a container's processes, and what may delay it.
+    fn seen(&self, id: u64, processes: &[Process]) -> Seen {
+        Seen {
+            delay_ns: self.delay_ns(id),
+            ..seen(processes, self.is_closed(id))
+        }
+    }
+
+    /// The most work that a container of a lower priority lately had in flight, nanoseconds.
+    fn delay_ns(&self, id: u64) -> u64 {
+        let own = self.kept.iter().find(|kept| kept.id == id);
+        let own = own.map_or(u32::MAX, |kept| kept.claim.priority);
+        let below = self.kept.iter().filter(|kept| kept.claim.priority > own);
+        let in_flight = below.filter_map(|kept| self.known.get(&kept.id));
+        in_flight
+            .map(|known| known.most_in_flight_ns)
+            .max()
+            .unwrap_or(0)
+    }
+
     /// A container's doorbell rang. Tells whether that closes the way of others: then [`Device::divide_again`].
     pub fn rang(&mut self, now_ns: u64, id: u64) -> bool {
         let listened = self.bells.len();
@@ -317,7 +337,7 @@ impl Device {
 
     /// Looks at a container between two ticks.
     pub fn look(&mut self, now_ns: u64, id: u64, processes: &[Process]) -> Step {
-        let seen = seen(processes, self.is_closed(id));
+        let seen = self.seen(id, processes);
         let bell = self.bells.get_mut(&id);
         bell.map_or(Step::Stays, |bell| bell.look(now_ns, &seen, IDLE_NS))
     }
@@ -331,7 +351,7 @@ impl Device {
 
     /// Whether others go on, after [`Device::look`] said so and the container's doorbell was armed.
     pub fn open(&mut self, now_ns: u64, id: u64, processes: &[Process]) -> bool {
-        let seen = seen(processes, self.is_closed(id));
+        let seen = self.seen(id, processes);
         let bell = self.bells.get_mut(&id);
         bell.is_some_and(|bell| bell.open(now_ns, &seen))
     }
@@ -654,7 +674,7 @@ fn seen(processes: &[Process], is_closed: bool) -> Seen {
         waits |= process.waiting_since_ns != 0;
         if process.in_flight_ns > 0 {
             seen.in_flight_ns = seen.in_flight_ns.max(process.in_flight_ns);
-            // Nothing takes turns with it while it holds others up.
+            // While it holds others up, nothing takes turns with it but what was in flight before it: see `delay_ns`.
             let alone_ns = process.last_launch_ns.saturating_add(process.in_flight_ns);
             let end_ns = process.expected_by_ns.min(alone_ns);
             seen.expected_by_ns = seen.expected_by_ns.max(end_ns);

@@ -117,6 +117,24 @@ fn long_work_is_waited_for_as_long_as_it_ought_to_take() {
 }
 
 #[test]
+fn work_that_others_delay_is_waited_for() {
+    for (delay_ns, holds_for) in [(10 * MS, 12 * MS), (u64::MAX, 52 * MS)] {
+        let mut world = World::new();
+        world.ring();
+        world.seen.launches = 1;
+        world.seen.in_flight_ns = 2 * MS;
+        world.seen.expected_by_ns = world.now_ns + 2 * MS;
+        world.seen.delay_ns = delay_ns;
+
+        world.pass(holds_for - MS);
+        assert!(world.bell.holds(), "it waits behind what was in flight");
+
+        world.pass(5 * MS);
+        assert!(!world.bell.holds(), "{delay_ns}");
+    }
+}
+
+#[test]
 fn a_ring_without_work_is_forgotten() {
     let mut world = World::new();
     world.ring();

@@ -9,6 +9,9 @@ use super::Tenant;
 pub(super) const HUNGRY_NS: u64 = 100_000_000;
 /// Work in flight that has not changed for this long was abandoned.
 const STALE_NS: u64 = 5_000_000_000;
+/// At each tick the most work in flight that is remembered falls by one part in this many: a launch that is over between
+/// two ticks counts for a second.
+const IN_FLIGHT_FALLS: u64 = 16;
 /// The span of the throttled share that is shown.
 const SHOWN_NS: u64 = 1_000_000_000;
 
@@ -19,6 +22,8 @@ pub(super) struct ContainerHistory {
     pub(super) worked_at_ns: Option<u64>,
     /// When it was last held back.
     pub(super) hungry_at_ns: Option<u64>,
+    /// The most work that a process lately had in flight, nanoseconds.
+    pub(super) most_in_flight_ns: u64,
     throttled: Vec<(u64, u64)>,
     looked_at_ns: Option<u64>,
     processes: HashMap<(usize, u64), Moved>,
@@ -39,6 +44,9 @@ impl ContainerHistory {
     pub(super) fn look(&mut self, now_ns: u64, tenant: &Tenant) {
         let mut processes = HashMap::with_capacity(tenant.processes.len());
         let mut throttled_ns = 0_u64;
+        let in_flight = tenant.processes.iter().map(|process| process.in_flight_ns);
+        let fallen_ns = self.most_in_flight_ns - self.most_in_flight_ns / IN_FLIGHT_FALLS;
+        self.most_in_flight_ns = fallen_ns.max(in_flight.max().unwrap_or(0));
         for process in &tenant.processes {
             let was = self.processes.get(&process.slot);
             let same = was.filter(|was| {
