@@ -10,9 +10,9 @@ pub mod library;
 mod loads;
 mod place;
 mod record;
-mod steps;
 #[cfg(test)]
 pub(crate) mod tests;
+mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -28,8 +28,9 @@ use vgpu_abi::limits::{Limits, Policy};
 
 use crate::delivery::loads::{GivenContainer, GpuLoads};
 use crate::delivery::record::Record;
-use crate::delivery::steps::step;
+use crate::delivery::turns::Turns;
 use crate::node_gpus::Inventories;
+use crate::steps::step;
 
 /// The name of an allotment: new for each one, and of characters that paths, CDI names and annotations accept.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -302,7 +303,9 @@ pub struct Delivery {
     root: PathBuf,
     /// The library for new allotments.
     library: library::Installed,
+    /// Held while leftovers are cleared, and otherwise for no change of the disk.
     loads: Mutex<GpuLoads>,
+    turns: Turns,
 }
 
 impl Delivery {
@@ -327,6 +330,7 @@ impl Delivery {
             root,
             library,
             loads: Mutex::new(loads),
+            turns: Turns::default(),
         })
     }
 
@@ -360,9 +364,9 @@ impl Delivery {
             }
             Manner::Mounts => {
                 let record = Record::empty(&name, Manner::Mounts, &self.library.version);
-                let mut loads = self.loads.lock();
+                let _turn = self.turns.of(&name);
                 place::make(&self.root, &name, &record, &nothing())?;
-                loads.hold(&name, record);
+                self.loads.lock().hold(&name, record);
                 allotted.mounts = self.mounts(&name, &self.library.version);
             }
         }
@@ -379,41 +383,71 @@ impl Delivery {
     pub fn give(&self, name: &Name, given: &Given) -> Result<(), DeliveryError> {
         name.check()?;
         let inventory = self.settings.gpus.borrow().clone();
-        let mut loads = self.loads.lock();
-        let before = loads.get(name).map(|held| held.record.clone());
-        let manner = before
-            .as_ref()
-            .map_or(self.settings.manner, |record| record.manner());
-        let version = self.version_for(before.as_ref(), manner)?;
-        let record = Record::of(name, given, manner, &version, before.as_ref())?;
-        // A container keeps what it was given, whatever has become of the GPUs or of the configuration.
-        if loads.has_more(name, &record) {
-            let inventory = inventory.as_deref().ok_or(DeliveryError::NoInventory)?;
-            loads.check(name, &record, inventory, &self.root)?;
+        let _turn = self.turns.of(name);
+        let before = self.loads.lock().get(name).cloned();
+        let old = before.as_ref().map(|held| &held.record);
+        let manner = old.map_or(self.settings.manner, Record::manner);
+        let version = self.version_for(old, manner)?;
+        let record = Record::of(name, given, manner, &version, old)?;
+        self.reserve(name, &record, inventory.as_deref())?;
+        let placed = self.place(name, old, &record, inventory.as_deref());
+        {
+            let mut loads = self.loads.lock();
+            match &placed {
+                Ok(_) => loads.hold(name, record),
+                Err(_) => loads.put_back(name, before),
+            }
         }
+        if let Some(spec) = placed? {
+            step();
+            files::replace_if_changed(&self.spec_path(name), &spec, 0o644)?;
+            step();
+        }
+        Ok(())
+    }
+
+    /// Counts what a container is about to be given together with what it has, so that no other container is promised
+    /// either while its files are written.
+    fn reserve(
+        &self,
+        name: &Name,
+        record: &Record,
+        inventory: Option<&crate::node_gpus::Inventory>,
+    ) -> Result<(), DeliveryError> {
+        let mut loads = self.loads.lock();
+        // A container keeps what it was given, whatever has become of the GPUs or of the configuration.
+        if loads.has_more(name, record) {
+            let inventory = inventory.ok_or(DeliveryError::NoInventory)?;
+            loads.check(name, record, inventory, &self.root)?;
+        }
+        loads.reserve(name, record);
+        Ok(())
+    }
+
+    /// Makes or repairs a container's directory; returns the description for the runtime, which is to be written next.
+    fn place(
+        &self,
+        name: &Name,
+        before: Option<&Record>,
+        record: &Record,
+        inventory: Option<&crate::node_gpus::Inventory>,
+    ) -> Result<Option<Vec<u8>>, DeliveryError> {
         let limits = record.limits()?;
-        let limits = match &inventory {
+        let limits = match inventory {
             Some(inventory) => loads::shared_out(limits, inventory),
             None => limits,
         };
         // Before anything is written: a refusal must leave no half.
-        let spec = match manner {
-            Manner::Cdi | Manner::Claim => Some(self.spec(name, &record, inventory.as_deref())?),
+        let spec = match record.manner() {
+            Manner::Cdi | Manner::Claim => Some(self.spec(name, record, inventory)?),
             Manner::Mounts => None,
         };
-        if loads.get(name).is_some() {
-            place::repair(&self.root, name, before.as_ref(), &record, &limits)?;
+        if before.is_some() {
+            place::repair(&self.root, name, before, record, &limits)?;
         } else {
-            place::make(&self.root, name, &record, &limits)?;
+            place::make(&self.root, name, record, &limits)?;
         }
-        loads.hold(name, record);
-        if let Some(spec) = spec {
-            let path = self.spec_path(name);
-            step();
-            files::replace_if_changed(&path, &spec, 0o644)?;
-            step();
-        }
-        Ok(())
+        Ok(spec)
     }
 
     /// The names of the allotments that have a directory.
@@ -430,17 +464,18 @@ impl Delivery {
     /// Something cannot be deleted.
     pub fn remove(&self, name: &Name) -> Result<(), DeliveryError> {
         name.check()?;
-        let mut loads = self.loads.lock();
-        self.remove_in(&mut loads, name)
+        let _turn = self.turns.of(name);
+        self.take_away(name)
     }
 
-    fn remove_in(&self, loads: &mut GpuLoads, name: &Name) -> Result<(), DeliveryError> {
+    /// The caller has the container's turn. What is not removed yet counts.
+    fn take_away(&self, name: &Name) -> Result<(), DeliveryError> {
         // The description first: then no container can be started with the files that are removed next.
         step();
         files::remove(&self.spec_path(name))?;
         step();
         place::remove(&self.root, name)?;
-        loads.forget(name);
+        self.loads.lock().forget(name);
         Ok(())
     }
 
@@ -601,17 +636,19 @@ impl Delivery {
     /// Removes the directory, unless it was given again since the moment.
     pub(crate) fn collect(&self, name: &Name, moment: u64) -> Result<bool, DeliveryError> {
         name.check()?;
-        let mut loads = self.loads.lock();
-        if loads.get(name).is_some_and(|held| held.touched > moment) || self.is_used(name) {
+        let _turn = self.turns.of(name);
+        let is_later = |loads: &GpuLoads| loads.get(name).is_some_and(|held| held.touched > moment);
+        if is_later(&self.loads.lock()) || self.is_used(name) {
             return Ok(false);
         }
-        self.remove_in(&mut loads, name)?;
+        self.take_away(name)?;
         Ok(true)
     }
 
     /// Clears what a killed agent left half created or half removed, descriptions without a directory, and
     /// versions of the library that no container was given. Returns what it removed.
     pub(crate) fn tidy(&self) -> Result<Vec<PathBuf>, DeliveryError> {
+        let _quiet = self.turns.all();
         let loads = self.loads.lock();
         let mut cleared = place::clear_halves(&self.root)?;
         let cdi = self.settings.seen(&self.settings.cdi_dir);

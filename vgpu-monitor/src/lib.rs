@@ -11,6 +11,7 @@ mod api_answer;
 mod durable;
 mod families;
 mod served_socket;
+mod steps;
 
 pub mod agent_args;
 

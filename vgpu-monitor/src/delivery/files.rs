@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use supervisor::regular;
 
 use super::DeliveryError;
-use super::steps::step;
 use crate::durable;
+use crate::steps::step;
 
 /// The error of an operation on a path.
 pub(super) fn failed(

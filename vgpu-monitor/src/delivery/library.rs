@@ -16,7 +16,7 @@ use supervisor::regular;
 
 use super::DeliveryError;
 use super::files::{self, failed};
-use super::steps::step;
+use crate::steps::step;
 
 /// The library in its directory.
 pub const FILE: &str = "libvgpu.so";

@@ -14,7 +14,7 @@ use super::{DeliveryError, Name, files, place};
 use crate::node_gpus::{Inventory, KnownGpu};
 
 /// A container's delivery.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct GivenContainer {
     pub(super) record: Record,
     /// When it was last given, in [`GpuLoads::moment`]s.
@@ -91,6 +91,31 @@ impl GpuLoads {
             broken: None,
         };
         self.held.insert(name.clone(), held);
+    }
+
+    /// Counts a record that is about to be written: of each GPU the container has the most that it has before or after.
+    /// A record that the container already has changes nothing.
+    pub(super) fn reserve(&mut self, name: &Name, wanted: &Record) {
+        let mut record = wanted.clone();
+        let before = self.held.get(name).filter(|held| !held.gone);
+        for held in before.iter().flat_map(|held| &held.record.devices) {
+            match record.devices.iter_mut().find(|it| it.uuid == held.uuid) {
+                Some(device) => {
+                    device.memory_bytes = device.memory_bytes.max(held.memory_bytes);
+                    device.cores = device.cores.max(held.cores);
+                }
+                None => record.devices.push(held.clone()),
+            }
+        }
+        self.hold(name, record);
+    }
+
+    /// Takes a reservation back: the container has what it had before.
+    pub(super) fn put_back(&mut self, name: &Name, before: Option<GivenContainer>) {
+        match before {
+            Some(before) => self.held.insert(name.clone(), before),
+            None => self.held.remove(name),
+        };
     }
 
     pub(super) fn forget(&mut self, name: &Name) {

@@ -22,8 +22,8 @@ use vgpu_abi::targets::TargetsFile;
 
 use super::files::{self, failed};
 use super::record::Record;
-use super::steps::step;
 use super::{DeliveryError, Name};
+use crate::steps::step;
 
 /// A directory that is being made.
 const NEW: &str = ".new-";

@@ -605,3 +605,127 @@ fn overpromised_gpu_gives_each_its_part_of_real_memory() {
     assert_eq!(resident, [10 * GIB, 6 * GIB]);
     assert!(delivery.give(&name("c"), &given("c", GIB)).is_err());
 }
+
+/// Another thread that gives a container its share, and stands still between two changes of the disk.
+struct Standing {
+    go_on: std::sync::mpsc::Sender<()>,
+    thread: std::thread::JoinHandle<Result<(), DeliveryError>>,
+}
+
+impl Standing {
+    fn still(delivery: &Arc<Delivery>, to: Name, given: Given) -> Self {
+        let (stands, stood) = std::sync::mpsc::channel();
+        let (go_on, goes_on) = std::sync::mpsc::channel::<()>();
+        let delivery = Arc::clone(delivery);
+        let thread = std::thread::spawn(move || {
+            let mut is_first = true;
+            crate::steps::at_each(move || {
+                if std::mem::take(&mut is_first) {
+                    stands.send(()).unwrap();
+                    // Ends with the other end, too.
+                    assert!(goes_on.recv().is_err());
+                }
+            });
+            delivery.give(&to, &given)
+        });
+        stood.recv().unwrap();
+        Self { go_on, thread }
+    }
+
+    fn end(self) -> Result<(), DeliveryError> {
+        drop(self.go_on);
+        self.thread.join().unwrap()
+    }
+}
+
+/// What `work` returns, if that does not take for ever.
+fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (send, receive) = std::sync::mpsc::channel();
+    std::thread::spawn(move || drop(send.send(work())));
+    // Far beyond what it takes: only a thread that waits for the other one reaches it.
+    receive
+        .recv_timeout(std::time::Duration::from_secs(20))
+        .ok()
+}
+
+#[test]
+fn container_waits_for_no_other_containers_files() {
+    let node = NodeDir::new();
+    let delivery = Arc::new(node.delivery(Manner::Cdi));
+    let slow = Standing::still(&delivery, name("slow"), given("slow", GIB));
+
+    let other = Arc::clone(&delivery);
+    let given_and_removed = in_time(move || {
+        other.give(&name("other"), &given("other", GIB)).unwrap();
+        other.remove(&name("other")).unwrap();
+        other.gpus_but(|_| false)
+    });
+
+    let taken = given_and_removed.expect("another container's files hold nothing up");
+    assert_eq!(taken, BTreeSet::from([GPUS[0].to_owned()]));
+    slow.end().unwrap();
+    assert_eq!(node.limits(&name("slow")).devices[0].memory_bytes, GIB);
+}
+
+#[test]
+fn share_counts_while_its_files_are_written() {
+    let node = NodeDir::new();
+    let delivery = Arc::new(node.delivery(Manner::Cdi));
+    delivery.give(&name("a"), &given("a", 9 * GIB)).unwrap();
+    // On its way from 9 to 2 GiB, and the new container from none to 6.
+    let smaller = Standing::still(&delivery, name("a"), given("a", 2 * GIB));
+    let new = Standing::still(&delivery, name("b"), given("b", 6 * GIB));
+
+    let third = Arc::clone(&delivery);
+    let refused = in_time(move || third.give(&name("c"), &given("c", 2 * GIB)));
+
+    let refused = refused.expect("it waits for no files").unwrap_err();
+    assert!(
+        matches!(refused, DeliveryError::Overcommitted(_)),
+        "{refused}"
+    );
+    smaller.end().unwrap();
+    new.end().unwrap();
+    delivery.give(&name("c"), &given("c", 2 * GIB)).unwrap();
+}
+
+#[test]
+fn failed_share_counts_no_longer_and_the_earlier_one_does() {
+    let node = NodeDir::new();
+    let delivery = node.delivery(Manner::Cdi);
+    delivery.give(&name("a"), &given("a", 4 * GIB)).unwrap();
+    let limits = node.container(&name("a"), "limits");
+    std::fs::remove_file(&limits).unwrap();
+    std::fs::create_dir(&limits).unwrap();
+
+    delivery
+        .give(&name("a"), &given("a", 12 * GIB))
+        .unwrap_err();
+
+    delivery.give(&name("b"), &given("b", 12 * GIB)).unwrap();
+    let refused = delivery.give(&name("c"), &given("c", GIB)).unwrap_err();
+    assert!(
+        matches!(refused, DeliveryError::Overcommitted(_)),
+        "{refused}"
+    );
+}
+
+#[test]
+fn leftovers_are_cleared_between_two_containers() {
+    let node = NodeDir::new();
+    let delivery = Arc::new(node.delivery(Manner::Cdi));
+    let slow = Standing::still(&delivery, name("slow"), given("slow", GIB));
+    let clearing = Arc::clone(&delivery);
+    let (send, receive) = std::sync::mpsc::channel();
+    let cleared = std::thread::spawn(move || {
+        send.send(()).unwrap();
+        clearing.tidy()
+    });
+    receive.recv().unwrap();
+
+    slow.end().unwrap();
+
+    assert!(cleared.join().unwrap().unwrap().is_empty());
+    assert!(node.spec(&name("slow")).exists());
+    assert_eq!(node.limits(&name("slow")).devices[0].memory_bytes, GIB);
+}

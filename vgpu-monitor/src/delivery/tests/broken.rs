@@ -2,6 +2,7 @@
 
 use super::repair::is_whole;
 use super::*;
+use crate::steps;
 
 /// A node whose disk has room for this many KiB: a file system in a name space of this command's own.
 #[test]
