@@ -39,17 +39,9 @@ mod sockets;
 
 use crate::delivery::Name;
 
+pub use kube_api::shares::{CORES, DRIVER, MEMORY, SHARES};
 pub use metrics::Metrics;
 pub use sockets::Sockets;
-
-/// The driver's name.
-pub const DRIVER: &str = "gpu.vgpu.io";
-/// A device's capacity: bytes of its memory.
-pub const MEMORY: &str = "memory";
-/// A device's capacity: percent of its compute time.
-pub const CORES: &str = "cores";
-/// A device's capacity: how many claims may share it.
-pub const SHARES: &str = "shares";
 
 /// How the directories of claims are named.
 const CLAIM: &str = "claim-";

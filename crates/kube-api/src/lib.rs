@@ -27,6 +27,7 @@ mod register;
 pub mod request;
 pub mod resource_claims;
 pub mod results;
+pub mod shares;
 mod slots;
 pub mod vendor;
 pub mod workload;

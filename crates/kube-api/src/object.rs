@@ -77,6 +77,24 @@ pub struct PodSpec {
     /// The rules about other pods.
     #[serde(deserialize_with = "or_default")]
     pub affinity: Affinity,
+    /// The ResourceClaims that its containers may use.
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    pub resource_claims: Vec<PodClaim>,
+}
+
+/// A ResourceClaim of a pod: one that exists, or one that is made for it from a template.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodClaim {
+    /// Its name in the pod.
+    #[serde(deserialize_with = "or_default")]
+    pub name: String,
+    /// The claim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource_claim_name: Option<String>,
+    /// The template.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource_claim_template_name: Option<String>,
 }
 
 /// A pod's rules about other pods, reduced to the namespaces in which they look.
@@ -175,6 +193,18 @@ pub struct ResourceNeeds {
     /// The least that it needs.
     #[serde(deserialize_with = "or_default")]
     pub requests: Resources,
+    /// The claims of the pod that it uses.
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<UsedClaim>,
+}
+
+/// A claim of the pod that a container uses.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct UsedClaim {
+    /// Its name in the pod.
+    #[serde(deserialize_with = "or_default")]
+    pub name: String,
 }
 
 /// A variable of a container's environment.

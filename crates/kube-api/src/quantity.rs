@@ -194,6 +194,11 @@ impl Amount {
         (self.nano % NANO == 0).then_some(self.nano / NANO)
     }
 
+    /// The smallest whole number that is not below it.
+    pub fn rounded_up(self) -> i128 {
+        self.nano.div_euclid(NANO) + i128::from(self.nano.rem_euclid(NANO) > 0)
+    }
+
     /// In thousandths; `None` if it is finer.
     pub fn milli(self) -> Option<i128> {
         let milli = NANO / 1000;

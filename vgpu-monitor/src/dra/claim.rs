@@ -15,7 +15,8 @@ use crate::node_gpus::{Inventory, KnownGpu};
 
 mod error;
 
-pub use error::{ClaimError, ParametersError, PartError, ShareError};
+pub use error::{ClaimError, PartError, ShareError};
+pub use kube_api::shares::parameters::{Parameters, PolicyWord};
 
 /// The claim that the kubelet asks about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,57 +56,15 @@ pub struct Share {
     pub parameters: Parameters,
 }
 
-/// The version and the kind of our opaque parameters.
-pub const API_VERSION: &str = "gpu.vgpu.io/v1";
-/// See [`API_VERSION`].
-pub const KIND: &str = "ShareParameters";
-/// The largest priority, as in `vgpu run`.
-const PRIORITY_MOST: u32 = 9;
-
-/// A share's opaque parameters; every field may be left out.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Parameters {
-    /// The priority; 0 is the highest.
-    pub priority: u32,
-    /// When the cap on compute time holds.
-    pub policy: PolicyWord,
-}
-
-/// A policy, as it is written.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PolicyWord {
-    /// The cap holds while another container works on the GPU.
-    #[default]
-    Default,
-    /// It always holds.
-    Force,
-    /// The percentage is a floor and not a cap.
-    Floor,
-    /// There is no cap.
-    Disable,
-}
-
-impl From<PolicyWord> for Policy {
-    fn from(word: PolicyWord) -> Self {
-        match word {
-            PolicyWord::Default => Self::Default,
-            PolicyWord::Force => Self::Force,
-            PolicyWord::Floor => Self::Floor,
-            PolicyWord::Disable => Self::Disable,
-        }
+/// The policy as the container's limits have it.
+#[must_use]
+pub fn policy(word: PolicyWord) -> Policy {
+    match word {
+        PolicyWord::Default => Policy::Default,
+        PolicyWord::Force => Policy::Force,
+        PolicyWord::Floor => Policy::Floor,
+        PolicyWord::Disable => Policy::Disable,
     }
-}
-
-/// Parameters as they are written. A later one changes what it names.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Written {
-    api_version: String,
-    kind: String,
-    priority: Option<u32>,
-    policy: Option<PolicyWord>,
 }
 
 /// The shares of this driver's devices on this node that the claim was given, in the order of its allocation.
@@ -261,22 +220,9 @@ fn parameters(
             "FromClass" => "the DeviceClass",
             _ => "the claim",
         };
-        let refused = |why| ShareError::Parameters { of, why };
-        let written = Written::deserialize(&opaque.parameters.0)
-            .map_err(|error| refused(ParametersError::Unreadable(error.to_string())))?;
-        if written.api_version != API_VERSION || written.kind != KIND {
-            return Err(refused(ParametersError::OtherKind {
-                version: written.api_version,
-                kind: written.kind,
-            }));
-        }
-        if let Some(priority) = written.priority {
-            if priority > PRIORITY_MOST {
-                return Err(refused(ParametersError::Priority(priority)));
-            }
-            all.priority = priority;
-        }
-        all.policy = written.policy.unwrap_or(all.policy);
+        all = all
+            .changed_by(&opaque.parameters.0)
+            .map_err(|why| ShareError::Parameters { of, why })?;
     }
     Ok(all)
 }

@@ -518,7 +518,7 @@ fn given(part: &Part, reserved: &Reserved, namespace: &str, team_label: &str) ->
         kind: Kind::App,
         devices: part.shares.iter().map(device).collect(),
         priority: parameters.priority,
-        policy: parameters.policy.into(),
+        policy: claim::policy(parameters.policy),
         workload: first
             .map(|pod| identity::workload(pod, team_label))
             .unwrap_or_default(),

@@ -1,6 +1,8 @@
 //! Why a claim gives nothing on this node. The kubelet shows these texts at the pod and asks again.
 
-use super::{API_VERSION, Asked, KIND, PRIORITY_MOST};
+use kube_api::shares::parameters::ParametersError;
+
+use super::Asked;
 use crate::dra::DRIVER;
 
 /// Why a claim has no shares here.
@@ -95,35 +97,13 @@ pub enum ShareError {
     )]
     Cores(String),
     /// The parameters of the claim or of its class are not ours.
-    #[error(
-        "the parameters of {of} {why}; accepted: apiVersion {API_VERSION}, kind {KIND}, and any of priority (0, the \
-             highest, to {PRIORITY_MOST}) and policy (default, force, floor, disable)"
-    )]
+    #[error("the parameters of {of} {why}")]
     Parameters {
         /// `the claim` or `the DeviceClass`.
         of: &'static str,
         /// What is wrong with them.
         why: ParametersError,
     },
-}
-
-/// What is wrong with parameters.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ParametersError {
-    /// They have other fields or values.
-    #[error("cannot be read: {0}")]
-    Unreadable(String),
-    /// They are of another version or kind.
-    #[error("are {version} {kind}")]
-    OtherKind {
-        /// Their `apiVersion`.
-        version: String,
-        /// Their kind.
-        kind: String,
-    },
-    /// The priority is too large.
-    #[error("have the priority {0}")]
-    Priority(u32),
 }
 
 /// Why a claim's shares cannot be divided among containers.

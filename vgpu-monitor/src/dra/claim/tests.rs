@@ -1,3 +1,4 @@
+use kube_api::shares::parameters::{API_VERSION, KIND};
 use serde_json::{Value, from_value, json};
 
 use super::*;

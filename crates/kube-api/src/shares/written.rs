@@ -1,0 +1,324 @@
+//! Claims, their templates and DeviceClasses as a user writes them: what our driver could never give is found here,
+//! before a pod waits for it. Only what is about our driver is read; the API server judges the rest.
+
+use serde_json::Value;
+
+use super::parameters::{Parameters, ParametersError};
+use super::{CLASS, CORES, DRIVER, MEMORY, SHARES, UUID};
+use crate::quantity::{Quantity, shortened};
+
+/// The kind of an object that may name our driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Written {
+    /// A ResourceClaim.
+    Claim,
+    /// A ResourceClaimTemplate.
+    Template,
+    /// A DeviceClass.
+    Class,
+}
+
+/// What is refused: where it is in the object, and why.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{path}: {why}")]
+pub struct Unacceptable {
+    /// The field, from the object's root.
+    pub path: String,
+    /// What was read, what is accepted and what to do.
+    pub why: Why,
+}
+
+/// Why our driver could not give what a claim asks for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Why {
+    /// The opaque parameters.
+    #[error("the parameters {0}")]
+    Parameters(#[from] ParametersError),
+    /// A share without a limit.
+    #[error("true is not served: a share is always limited; leave it out")]
+    AdminAccess,
+    /// A capacity that our devices do not have.
+    #[error(
+        "{0:?} is no capacity of a device of {DRIVER}; accepted: memory (bytes, such as 4Gi), cores (percent of a GPU's \
+         compute time, 0 to 100) and shares (1)"
+    )]
+    UnknownCapacity(String),
+    /// An amount of memory that no device gives.
+    #[error("{0:?} is no amount of memory; accepted: a number of bytes above 0, such as 4Gi")]
+    Memory(String),
+    /// A share of compute time that no device gives.
+    #[error(
+        "{0:?} is no share of a GPU's compute time; accepted: percent from 0 (no limit) to 100"
+    )]
+    Cores(String),
+    /// Another number of shares than one.
+    #[error("{0:?} is not accepted; each device is one share: write 1, or leave it out")]
+    Shares(String),
+}
+
+/// Finds the first thing that our driver could not give. Returns warnings for what it may not be able to give.
+///
+/// # Errors
+/// What is refused.
+pub fn check(kind: Written, object: &Value) -> Result<Vec<String>, Unacceptable> {
+    let (devices, path) = match kind {
+        Written::Claim => (object.pointer("/spec/devices"), "spec.devices"),
+        Written::Template => (object.pointer("/spec/spec/devices"), "spec.spec.devices"),
+        Written::Class => (object.get("spec"), "spec"),
+    };
+    let Some(devices) = devices else {
+        return Ok(Vec::new());
+    };
+    for (at, entry) in list(devices, "config") {
+        let Some(opaque) = entry.get("opaque").filter(|it| is(it, "driver", DRIVER)) else {
+            continue;
+        };
+        let parameters = opaque.get("parameters").unwrap_or(&Value::Null);
+        Parameters::default()
+            .changed_by(parameters)
+            .map_err(|why| Unacceptable {
+                path: format!("{path}.config[{at}].opaque.parameters"),
+                why: why.into(),
+            })?;
+    }
+    let mut warnings = Vec::new();
+    for (at, request) in list(devices, "requests") {
+        let name = request.get("name").and_then(Value::as_str);
+        let path = format!("{path}.requests[{at}]");
+        // Until v1beta1 the fields of `exactly` are the request's own.
+        let exactly = match request.get("exactly") {
+            Some(exactly) => (exactly, format!("{path}.exactly")),
+            None => (request, path.clone()),
+        };
+        let alternatives = list(request, "firstAvailable")
+            .map(|(at, one)| (one, format!("{path}.firstAvailable[{at}]")));
+        for (asked, path) in std::iter::once(exactly).chain(alternatives) {
+            if !is(asked, "deviceClassName", CLASS) {
+                continue;
+            }
+            amounts(asked, &path)?;
+            let is_all = is(asked, "allocationMode", "All");
+            let count = asked.get("count").and_then(Value::as_u64).unwrap_or(1);
+            if count > 1 && !is_all && !are_apart(devices, name.unwrap_or_default()) {
+                warnings.push(format!(
+                    "{path}.count: {count} shares may be of one GPU, and the node then refuses the claim; ask for \
+                     different GPUs by constraints: [{{requests: [{}], distinctAttribute: {UUID}}}]",
+                    shortened(name.unwrap_or_default())
+                ));
+            }
+        }
+    }
+    Ok(warnings)
+}
+
+/// Checks the amounts of one request for a device of ours.
+fn amounts(asked: &Value, path: &str) -> Result<(), Unacceptable> {
+    if asked.get("adminAccess") == Some(&Value::Bool(true)) {
+        return Err(Unacceptable {
+            path: format!("{path}.adminAccess"),
+            why: Why::AdminAccess,
+        });
+    }
+    let capacities = asked.pointer("/capacity/requests");
+    for (name, amount) in capacities.and_then(Value::as_object).into_iter().flatten() {
+        let refused = |why: fn(String) -> Why, read: &str| {
+            Err(Unacceptable {
+                path: format!("{path}.capacity.requests[{}]", shortened(name)),
+                why: why(shortened(read)),
+            })
+        };
+        let read = match amount {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        let parsed = Quantity(read.clone()).parse().ok();
+        let least = parsed.filter(|amount| !amount.is_negative());
+        // kube-scheduler rounds an amount up to the next step.
+        let whole = least.map(|amount| amount.rounded_up());
+        match name.strip_prefix("gpu.vgpu.io/").unwrap_or(name) {
+            MEMORY if whole.is_some_and(|bytes| bytes > 0) => {}
+            MEMORY => return refused(Why::Memory, &read),
+            CORES if whole.is_some_and(|percent| percent <= 100) => {}
+            CORES => return refused(Why::Cores, &read),
+            SHARES if whole == Some(1) => {}
+            SHARES => return refused(Why::Shares, &read),
+            _ => return refused(Why::UnknownCapacity, name),
+        }
+    }
+    Ok(())
+}
+
+/// Whether a constraint keeps the shares of this request on different GPUs.
+fn are_apart(devices: &Value, request: &str) -> bool {
+    list(devices, "constraints").any(|(_, constraint)| {
+        let mut named = list(constraint, "requests").peekable();
+        let covers = named.peek().is_none() || named.any(|(_, one)| *one == request);
+        covers && is(constraint, "distinctAttribute", UUID)
+    })
+}
+
+fn is(value: &Value, field: &str, text: &str) -> bool {
+    value.get(field).and_then(Value::as_str) == Some(text)
+}
+
+fn list<'v>(value: &'v Value, field: &str) -> impl Iterator<Item = (usize, &'v Value)> {
+    let list = value.get(field).and_then(Value::as_array);
+    list.into_iter().flatten().enumerate()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn claim(exactly: &Value, config: &Value) -> Value {
+        json!({"devices": {"config": config, "requests": [{"name": "gpu", "exactly": exactly}]}})
+    }
+
+    fn ours(more: &Value) -> Value {
+        let mut exactly =
+            json!({"deviceClassName": CLASS, "allocationMode": "ExactCount", "count": 1});
+        for (name, value) in more.as_object().unwrap() {
+            exactly[name] = value.clone();
+        }
+        exactly
+    }
+
+    fn with(parameters: &Value) -> Value {
+        json!([{"opaque": {"driver": DRIVER, "parameters": parameters}}])
+    }
+
+    fn judged(kind: Written, spec: Value) -> Result<Vec<String>, String> {
+        let object = match kind {
+            Written::Claim | Written::Class => json!({"spec": spec}),
+            Written::Template => json!({"spec": {"spec": spec}}),
+        };
+        check(kind, &object).map_err(|why| why.to_string())
+    }
+
+    #[test]
+    fn what_the_driver_gives_is_accepted() {
+        let amounts = json!({"memory": "4Gi", "cores": "30", "gpu.vgpu.io/shares": "1"});
+        let asked = ours(&json!({"capacity": {"requests": amounts}}));
+        let parameters = with(
+            &json!({"apiVersion": "gpu.vgpu.io/v1", "kind": "ShareParameters", "priority": 1}),
+        );
+
+        let spec = claim(&asked, &parameters);
+        assert_eq!(judged(Written::Claim, spec.clone()), Ok(Vec::new()));
+        assert_eq!(judged(Written::Template, spec), Ok(Vec::new()));
+        assert_eq!(
+            judged(Written::Class, json!({"config": parameters})),
+            Ok(Vec::new())
+        );
+        assert_eq!(judged(Written::Claim, json!({})), Ok(Vec::new()));
+        assert_eq!(check(Written::Template, &json!(null)), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn what_other_drivers_get_is_left_to_them() {
+        let foreign =
+            json!([{"opaque": {"driver": "gpu.example.com", "parameters": {"kind": "X"}}}]);
+        let asked = json!({"deviceClassName": "gpu.example.com", "adminAccess": true,
+            "capacity": {"requests": {"wheels": "4"}}});
+
+        let spec = claim(&asked, &foreign);
+        assert_eq!(judged(Written::Claim, spec), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn refusals_name_the_field_what_was_read_and_what_is_accepted() {
+        let wrong = with(
+            &json!({"apiVersion": "gpu.vgpu.io/v1", "kind": "ShareParameters", "priority": 10}),
+        );
+        for (kind, path) in [
+            (Written::Claim, "spec.devices.config[0].opaque.parameters: "),
+            (
+                Written::Template,
+                "spec.spec.devices.config[0].opaque.parameters: ",
+            ),
+        ] {
+            let why = judged(kind, claim(&ours(&json!({})), &wrong)).unwrap_err();
+            assert!(why.starts_with(path), "{why}");
+            assert!(
+                why.contains("priority 10") && why.contains("accepted"),
+                "{why}"
+            );
+        }
+        let why = judged(Written::Class, json!({"config": wrong})).unwrap_err();
+        assert!(
+            why.starts_with("spec.config[0].opaque.parameters: "),
+            "{why}"
+        );
+
+        let at = "spec.devices.requests[0].exactly.";
+        for (more, says) in [
+            (json!({"adminAccess": true}), "adminAccess: true"),
+            (
+                json!({"capacity": {"requests": {"gpumem": "4Gi"}}}),
+                "capacity.requests[gpumem]: \"gpumem\" is no capacity",
+            ),
+            (
+                json!({"capacity": {"requests": {"memory": "0"}}}),
+                "capacity.requests[memory]: \"0\" is no amount",
+            ),
+            (
+                json!({"capacity": {"requests": {"memory": "-1Gi"}}}),
+                "\"-1Gi\"",
+            ),
+            (
+                json!({"capacity": {"requests": {"cores": "101"}}}),
+                "capacity.requests[cores]: \"101\"",
+            ),
+            (
+                json!({"capacity": {"requests": {"cores": "much"}}}),
+                "\"much\"",
+            ),
+            (
+                json!({"capacity": {"requests": {"gpu.vgpu.io/shares": 2}}}),
+                "[gpu.vgpu.io/shares]: \"2\"",
+            ),
+        ] {
+            let why = judged(Written::Claim, claim(&ours(&more), &json!([]))).unwrap_err();
+            assert!(why.starts_with(at) && why.contains(says), "{why}");
+        }
+    }
+
+    #[test]
+    fn alternatives_and_older_versions_are_read_too() {
+        let wrong = ours(&json!({"capacity": {"requests": {"cores": "200"}}}));
+        let first = json!({"devices": {"requests": [{"name": "gpu", "firstAvailable": [
+            {"name": "a", "deviceClassName": "gpu.example.com"}, wrong]}]}});
+        let why = judged(Written::Claim, first).unwrap_err();
+        assert!(
+            why.starts_with("spec.devices.requests[0].firstAvailable[1].capacity"),
+            "{why}"
+        );
+
+        let mut beta = wrong;
+        beta["name"] = json!("gpu");
+        let why = judged(Written::Claim, json!({"devices": {"requests": [beta]}})).unwrap_err();
+        assert!(
+            why.starts_with("spec.devices.requests[0].capacity"),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn several_gpus_without_the_constraint_are_warned_of() {
+        let two = claim(&ours(&json!({"count": 2})), &json!([]));
+        let warnings = judged(Written::Claim, two.clone()).unwrap();
+        assert!(
+            warnings.len() == 1 && warnings[0].contains("distinctAttribute: gpu.vgpu.io/uuid"),
+            "{warnings:?}"
+        );
+
+        for requests in [json!(["gpu"]), json!([]), json!(null)] {
+            let mut apart = two.clone();
+            apart["devices"]["constraints"] =
+                json!([{"requests": requests, "distinctAttribute": UUID}]);
+            assert_eq!(judged(Written::Claim, apart), Ok(Vec::new()));
+        }
+    }
+}
