@@ -237,6 +237,25 @@ fn program_with_two_rhythms_below_its_cap_is_not_slowed() {
     }
 }
 
+#[test]
+fn program_without_a_cap_may_launch_half_a_second_ahead() {
+    // Steps of 0.8 s of work, and how long the program does something else after each, milliseconds. If that is longer
+    // than half a second, the GPU is idle for the rest of it.
+    for (pause_ms, most_percent) in [(400, 1.0), (450, 2.0), (600, 20.0)] {
+        let words = format!("ahead ns=1000000 kernels=800 pause={pause_ms} steps=6 idle=300");
+        let lab = Lab::with_script(CALLS);
+        let native = lab.native(&words).tells("took");
+        let mut arbiter = lab.arbiter();
+        let container = lab.container("ahead", Asks::nothing().priority(1));
+        let program = container.start(&words);
+        lab.watch(10_000, &[], |_| arbiter.look());
+        let took = program.tells("took");
+        let percent = (took as f64 / native as f64 - 1.0) * 100.0;
+        println!("{pause_ms} ms: {percent:.2} % slower");
+        assert!(percent <= most_percent, "{pause_ms} ms: {percent:.2} %");
+    }
+}
+
 /// Kernels of 2 us, one every 7 us: the program's own time decides how long it takes. It uses 29 % of the GPU.
 const LAUNCH_BOUND: &str = "sparse wait=0 ns=2000 pause=5000 steps=300000";
 

@@ -7,7 +7,7 @@ use std::mem::offset_of;
 use vgpu_abi::layout::{ComputeUse, DeviceUse, SlotHead};
 
 use crate::boards::PLAIN;
-use crate::lab::{Asks, Container, Curve, Lab, Program};
+use crate::lab::{Asks, Container, Curve, Lab, MS, Program};
 
 /// The share of one program alone under a cap of 10, over this many milliseconds.
 fn under_ten(words: &str, ms: u64) -> f64 {
@@ -236,6 +236,7 @@ fn a_later_one_gets_its_time(first: Asks, others: Option<Asks>, later: Asks, lea
     let curves = lab.watch(LATER_MS, &[&[&flood], &[&late]], |_| arbiter.look());
 
     println!("{first:?}, {later:?}: {}", curves[1].shape(LATER_MS, 500));
+    println!("of all: {:.1}", curves[1].share(0, LATER_MS));
     // What is in flight when it comes ends first, beside its own: a launch, and those that were let in because nothing
     // ended for 100 ms and for 200 ms more.
     let share = curves[1].share(LATER_MS - 10_000, LATER_MS);
@@ -270,4 +271,49 @@ fn work_that_was_queued_beside_a_capped_container_is_bounded() {
         97.0,
     );
     a_later_one_gets_its_time(usual(Asks::nothing()), capped, usual(Asks::floor(80)), 78.0);
+}
+
+/// When a later container has its time, where the first one has queued 1,000 s of kernels of this length: from then on it
+/// has `least` percent in each second, milliseconds.
+fn has_its_time_after(ns: u64, others: Option<Asks>, later: Asks, least: f64) -> u64 {
+    const LONG_MS: u64 = 5_000;
+    let lab = Lab::on(&PLAIN, LIFE);
+    let mut arbiter = lab.arbiter();
+    let flood = lab.container("flood", Asks::nothing().priority(USUAL_PRIORITY));
+    let others = others.map(|asks| lab.container("other", asks));
+    let _works = others.map(|other| other.start("steady ns=1000000 for=60000"));
+    let launches = 1_000_000 * MS / ns;
+    let _floods = flood.start(&format!(
+        "flood launches={launches} ns={ns} idle={KNOWN_MS} for=60000"
+    ));
+    lab.watch(KNOWN_MS + 1_500, &[], |_| arbiter.look());
+    let late = lab.container("later", later);
+    let late = late.start("steady ns=1000000 for=60000");
+
+    let curves = lab.watch(LONG_MS, &[&[&late]], |_| arbiter.look());
+
+    println!("{ns} ns: {}", curves[0].shape(LONG_MS, 100));
+    let has = |from_ms: &u64| curves[0].windows(*from_ms, LONG_MS, 1_000).0 >= least;
+    (0..LONG_MS - 1_000)
+        .step_by(50)
+        .find(has)
+        .unwrap_or(LONG_MS)
+}
+
+#[test]
+fn short_kernels_that_were_queued_hold_up_a_later_container_for_a_second() {
+    let usual = |asks: Asks| asks.priority(USUAL_PRIORITY);
+    let capped = Some(usual(Asks::cap(20)));
+    for ns in [20_000, 1_000_000, 5_000_000, 50_000_000] {
+        for others in [None, capped] {
+            for (later, least) in [(usual(Asks::floor(80)), 78.0), (Asks::nothing(), 97.0)] {
+                let after_ms = has_its_time_after(ns, others, later, least);
+                println!("kernels of {ns} ns, beside {others:?}, {later:?} after {after_ms} ms");
+                assert!(
+                    after_ms <= 1_000,
+                    "{ns} ns, {others:?}, {later:?}: {after_ms} ms"
+                );
+            }
+        }
+    }
 }

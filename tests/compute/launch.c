@@ -393,6 +393,20 @@ static void flood(void) {
     say("flood\n");
 }
 
+/* ahead ns=N kernels=N pause=MS steps=N: launches the kernels of a step, does something else for a while, and goes on
+ * with the next step without a wait; says how long all took. */
+static void ahead(void) {
+    handle function = kernel(option("ns", MS));
+    CUstream own = stream();
+    uint64_t start = vgpuSimNow();
+    for (uint64_t i = 0; i < option("steps", 10); i++) {
+        for (uint64_t k = 0; k < option("kernels", 100); k++) run(function, own);
+        vgpuSimSleepUntil(vgpuSimNow() + option("pause", 100) * MS);
+    }
+    OK(cuStreamSynchronize(own));
+    say("took %llu\n", (unsigned long long)(vgpuSimNow() - start));
+}
+
 /* ranks rounds=N: this process's half of kernels that wait for each other; the other half is another process's,
  * or with streams=2 another stream's. Says when the last was done. */
 static void ranks(void) {
@@ -553,7 +567,7 @@ static void beside(void) {
 int main(int count, char **given) {
     static const struct { const char *name; void (*run)(void); } patterns[] = {
         {"steady", steady}, {"mixed", mixed},     {"sparse", sparse}, {"requests", requests}, {"bursts", bursts},   {"late", late},     {"fresh", fresh},  {"taught", taught},
-        {"novel", novel},   {"flood", flood},
+        {"novel", novel},   {"flood", flood},     {"ahead", ahead},
         {"ranks", ranks},   {"capture", capture}, {"update", update}, {"threads", threads}, {"beside", beside},
     };
     words_count = count, words = given;

@@ -86,6 +86,22 @@ impl Region {
         count
     }
 
+    /// Whether another process of the container has work on any device that is overdue by more than `patience_ns`.
+    #[must_use]
+    pub fn is_overdue_elsewhere(&self, now_ns: u64, patience_ns: u64) -> bool {
+        // Relaxed: a number that the process wrote itself.
+        let own = slot_tag_of(self.private().packed.load(Ordering::Relaxed)).slot;
+        let mut is_any = false;
+        budget::each_slot(self, |slot| {
+            for device in (0..self.device_count()).filter(|_| slot != own) {
+                if let Some(cells) = self.cells(slot, device) {
+                    is_any |= credit::overdue(&cells.compute, now_ns, patience_ns) != 0;
+                }
+            }
+        });
+        is_any
+    }
+
     /// How long launches of the container's other processes have waited for credit so far, nanoseconds.
     #[must_use]
     pub fn waited_elsewhere_ns(&self) -> u64 {

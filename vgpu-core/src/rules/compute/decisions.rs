@@ -9,6 +9,7 @@ use vgpu_abi::targets::{Ahead, Grant};
 use crate::state::launches::DUE_NS;
 use crate::state::launches::costs::Expected;
 use crate::state::launches::costs::estimate::{MOST_WAITING_NS, scale};
+use crate::state::launches::spans::MARKS;
 
 /// Launches that a thread counts before it adds them to the region. It begins with one and doubles, so that a short
 /// program is seen, too.
@@ -20,8 +21,8 @@ const UNKNOWN_NS: u64 = 100_000;
 /// soon as it is done. Nanoseconds, as all that follows.
 const IN_FLIGHT_NS: u64 = 10_000_000;
 /// The same of a container without a cap that is the only one on the device: what it queues before another one comes
-/// delays that one, and a program that launches ahead of itself for less is not slowed.
-const MUCH_IN_FLIGHT_NS: u64 = 1_000_000_000;
+/// delays that one for twice as long, and a program that launches ahead of itself for less is not slowed.
+const MUCH_IN_FLIGHT_NS: u64 = 500_000_000;
 /// The same beside a container of a higher priority, which waits for what is in flight when it starts.
 const BRIEF_IN_FLIGHT_NS: u64 = 300_000;
 /// The work that a thread may launch then without a look at the work in flight, nanoseconds.
@@ -44,6 +45,10 @@ const AHEAD_NS: u64 = 50_000_000;
 /// as long for the next launch, up to [`PATIENCE_DOUBLES`] times, until work ends: it may just be a long kernel.
 pub(super) const PROGRESS_NS: u64 = 100_000_000;
 const PATIENCE_DOUBLES: u32 = 4;
+/// The least such time of a launch to the stream whose kernel runs and is all that the container's processes have in
+/// flight. That kernel waits for no launch behind it in its own stream. Only a thread of the program that waits for the
+/// launch may be what the kernel waits for.
+const BEHIND_NS: u64 = 2_000_000_000;
 /// Work in flight may end this much later than expected, beside the delay that its own length allows:
 /// events and threads are noticed late on a busy machine.
 const LATE_NS: u64 = 3_000_000;
@@ -110,14 +115,14 @@ pub(super) enum Turn {
 }
 
 /// The turn of a launch of unknown cost. `quiet_ns`: how long the other one has shown no progress; `None`: it has ended.
-/// After `stalls` launches that were let in without progress, and `rounds` looks. `is_stuck` is [`is_stuck`], and asked
-/// only where it decides.
+/// After `stalls` launches that were let in without progress, and `rounds` looks. `may_help` is [`may_help`] after this
+/// quiet time, and asked only where it decides.
 pub(super) fn turn(
     is_unbounded: bool,
     quiet_ns: Option<u64>,
     stalls: u32,
     rounds: u32,
-    is_stuck: impl FnOnce() -> bool,
+    may_help: impl FnOnce(u64) -> bool,
 ) -> Turn {
     if is_unbounded {
         return Turn::Goes;
@@ -125,7 +130,7 @@ pub(super) fn turn(
     let Some(quiet_ns) = quiet_ns else {
         return Turn::Waits(0);
     };
-    if quiet_ns < patience_ns(stalls) || is_stuck() {
+    if quiet_ns < patience_ns(stalls) || !may_help(quiet_ns) {
         return Turn::Waits(watch_ns(rounds));
     }
     Turn::TakesOver(quiet_ns.min(MOST_WAITING_NS))
@@ -154,11 +159,11 @@ pub(super) fn goes_without_an_end(
     waited_ns: Option<u64>,
     quiet_ns: u64,
     stalls: u32,
-    is_stuck: impl FnOnce() -> bool,
+    may_help: impl FnOnce(u64) -> bool,
 ) -> bool {
     waited_ns.is_some_and(|waited_ns| waited_ns >= PROGRESS_NS)
         && quiet_ns >= patience_ns(stalls)
-        && !is_stuck()
+        && may_help(quiet_ns)
 }
 
 /// How long work in flight still takes that was charged `charged_ns` in all, nanoseconds: it ends when it was expected to,
@@ -297,23 +302,28 @@ pub(super) fn lease_ns(room_ns: u64) -> u64 {
 }
 
 /// Whether a launch that is charged `charged_ns` is measured, when `unmarked_ns` were launched to its stream since the
-/// last measured one. `is_well_known`: its cost was measured often enough. `left_ns`: what is left of the container's
-/// interval behind it. Launches without an event behind them count as in flight, so events stand the closer together the
-/// nearer the interval's end is: otherwise its last part would be left to work that has long ended.
+/// last measured one. `is_well_known`: its cost was measured often enough. `due_ns`: see [`due_ns`].
 pub(super) fn is_measured(
     is_well_known: bool,
     unmarked_ns: u64,
     charged_ns: u64,
-    ahead: Ahead,
-    left_ns: u64,
+    due_ns: u64,
 ) -> bool {
-    let due_ns = match ahead {
+    !is_well_known || unmarked_ns.saturating_add(charged_ns) >= due_ns
+}
+
+/// The work launched to a stream between two events, nanoseconds. `left_ns`: what is left of the container's interval
+/// behind the launch. Launches without an event behind them count as in flight, so events stand the closer together the
+/// nearer the interval's end is: otherwise its last part would be left to work that has long ended. Where much may be
+/// in flight, the events that a stream may have stand evenly in it: otherwise most of it would seem to end at once.
+pub(super) fn due_ns(ahead: Ahead, has_cap: bool, left_ns: u64) -> u64 {
+    match ahead {
         Ahead::Brief => BRIEF_DUE_NS,
+        Ahead::Much if !has_cap => MUCH_IN_FLIGHT_NS / MARKS as u64,
         Ahead::Usual | Ahead::Any | Ahead::Much => {
             (left_ns / DUES_BEFORE_THE_END).clamp(BRIEF_DUE_NS, DUE_NS)
         }
-    };
-    !is_well_known || unmarked_ns.saturating_add(charged_ns) >= due_ns
+    }
 }
 
 /// The time without any end of work after which a launch is let in all the same, after `stalls` such launches.
@@ -321,11 +331,21 @@ pub(super) fn patience_ns(stalls: u32) -> u64 {
     PROGRESS_NS << stalls.min(PATIENCE_DOUBLES)
 }
 
-/// Whether so many processes of the container have overdue work on a device that admitting a launch of one more
-/// process would not help. Always false on a device that no other container uses, because no other container loses
-/// time.
-pub(super) fn is_stuck(overdue_processes: u32, is_shared: bool) -> bool {
-    is_shared && overdue_processes >= MOST_OVERDUE
+/// The work in flight that a launch waits for, where nothing has ended for long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    /// Processes of the container whose work on the device is overdue; 0 on a device that no other container uses,
+    /// because no other container loses time there.
+    pub(super) overdue_processes: u32,
+    /// All of it is the running kernel of the launch's own stream, and work behind that.
+    pub(super) is_in_own_stream: bool,
+}
+
+/// Whether a launch that is let in without credit or room may end the wait, after nothing has ended for `quiet_ns`. Not
+/// where so many processes have overdue work that one more would not help. And at first not behind work of its own
+/// stream, which cannot wait for it.
+pub(super) fn may_help(held: Held, quiet_ns: u64) -> bool {
+    held.overdue_processes < MOST_OVERDUE && (!held.is_in_own_stream || quiet_ns >= BEHIND_NS)
 }
 
 /// How long a launch sleeps that waits for the end of another one: briefly at first, for short launches, then
@@ -409,7 +429,8 @@ mod tests {
 
     #[test]
     fn one_launch_of_unknown_cost_is_in_flight() {
-        let turn = |quiet_ns, stalls, is_stuck| turn(false, quiet_ns, stalls, 0, || is_stuck);
+        let turn =
+            |quiet_ns, stalls, is_stuck: bool| turn(false, quiet_ns, stalls, 0, |_| !is_stuck);
         // The other one has ended; it runs; it is quiet for too long.
         assert_eq!(turn(None, 0, true), Turn::Waits(0));
         assert_eq!(turn(Some(100 * MS - 1), 0, false), Turn::Waits(50 * US));
@@ -418,7 +439,7 @@ mod tests {
         assert_eq!(turn(Some(100 * MS), 1, false), Turn::Waits(50 * US));
         assert_eq!(turn(Some(u64::MAX), 0, true), Turn::Waits(50 * US));
         // A container that waits for nothing, and then nothing else is asked.
-        let unasked = || panic!("asked");
+        let unasked = |_| panic!("asked");
         assert_eq!(super::turn(true, Some(0), 0, 0, unasked), Turn::Goes);
         assert_eq!(
             super::turn(false, Some(0), 0, 0, unasked),
@@ -448,13 +469,13 @@ mod tests {
     #[test]
     fn launch_without_room_goes_when_nothing_ends() {
         let goes = |waited_ns, quiet_ns, stalls| {
-            goes_without_an_end(waited_ns, quiet_ns, stalls, || false)
+            goes_without_an_end(waited_ns, quiet_ns, stalls, |asked_ns| asked_ns == quiet_ns)
         };
         assert!(goes(Some(100 * MS), 100 * MS, 0));
         assert!(!goes(None, u64::MAX, 0));
         assert!(!goes(Some(100 * MS - 1), u64::MAX, 0));
         assert!(!goes(Some(u64::MAX), 199 * MS, 1));
-        assert!(!goes_without_an_end(Some(u64::MAX), u64::MAX, 0, || true));
+        assert!(!goes_without_an_end(Some(u64::MAX), u64::MAX, 0, |_| false));
     }
 
     #[test]
@@ -494,15 +515,38 @@ mod tests {
 
     #[test]
     fn third_process_with_overdue_work_waits_where_others_have_the_device_too() {
-        assert!(!is_stuck(1, true));
-        assert!(is_stuck(2, true));
-        assert!(!is_stuck(9, false));
+        let helps = |overdue_processes| {
+            let held = Held {
+                overdue_processes,
+                is_in_own_stream: false,
+            };
+            may_help(held, PROGRESS_NS)
+        };
+        assert!(helps(0) && helps(1));
+        assert!(!helps(2));
+    }
+
+    #[test]
+    fn launch_behind_the_only_running_kernel_waits_longer_and_not_for_ever() {
+        for overdue_processes in [0, 1] {
+            let held = Held {
+                overdue_processes,
+                is_in_own_stream: true,
+            };
+            assert!(!may_help(held, 2_000 * MS - 1));
+            assert!(may_help(held, 2_000 * MS));
+        }
     }
 
     #[test]
     fn launch_is_measured_until_its_cost_is_well_known_and_then_now_and_then() {
         let far = |known, unmarked_ns, charged_ns, ahead| {
-            is_measured(known, unmarked_ns, charged_ns, ahead, u64::MAX)
+            is_measured(
+                known,
+                unmarked_ns,
+                charged_ns,
+                due_ns(ahead, true, u64::MAX),
+            )
         };
         assert!(far(false, 0, 1, Ahead::Usual));
         assert!(!far(true, 500 * US, 499 * US, Ahead::Usual));
@@ -510,11 +554,16 @@ mod tests {
         assert!(!far(true, 0, 99 * US, Ahead::Brief));
         assert!(far(true, 100 * US, 100 * US, Ahead::Brief));
         assert!(far(true, u64::MAX, u64::MAX, Ahead::Much));
+        assert!(far(true, 0, MS, Ahead::Much));
+        // Eight events stand in all that may be in flight.
+        assert_eq!(due_ns(Ahead::Much, false, u64::MAX), 62_500 * US);
     }
 
     #[test]
     fn launches_are_measured_more_often_near_the_end_of_an_interval() {
-        let near = |left_ns, unmarked_ns| is_measured(true, unmarked_ns, US, Ahead::Usual, left_ns);
+        let near = |left_ns, unmarked_ns| {
+            is_measured(true, unmarked_ns, US, due_ns(Ahead::Usual, true, left_ns))
+        };
         assert!(!near(4 * MS, 998 * US) && near(4 * MS, 999 * US));
         assert!(!near(MS, 248 * US) && near(MS, 249 * US));
         assert!(!near(0, 98 * US) && near(0, 99 * US));
@@ -527,7 +576,7 @@ mod tests {
             Bound::Brief { .. } => 0,
         };
         assert_eq!(most(Ahead::Usual, false), 10);
-        assert_eq!(most(Ahead::Much, false), 1_000);
+        assert_eq!(most(Ahead::Much, false), 500);
         assert_eq!(most(Ahead::Much, true), 10);
         assert_eq!(most(Ahead::Brief, false), 0);
     }
@@ -660,7 +709,7 @@ mod tests {
         fn unknown_launch_waits_for_another_one_but_not_for_ever(
             quiet_ns: u64, stalls: u32, rounds: u32, is_stuck: bool,
         ) {
-            match turn(false, Some(quiet_ns), stalls, rounds, || is_stuck) {
+            match turn(false, Some(quiet_ns), stalls, rounds, |_| !is_stuck) {
                 Turn::Goes => prop_assert!(false),
                 Turn::Waits(wait_ns) => {
                     prop_assert!(is_stuck || quiet_ns < patience_ns(stalls));

@@ -8,7 +8,7 @@ use vgpu_abi::targets::Ahead;
 use vgpu_abi::waits::WaitCause;
 
 use super::collect;
-use super::decisions::{self, Bound, Flight, OVERDUE_NS, PROGRESS_NS, Turn};
+use super::decisions::{self, Bound, Flight, Held, OVERDUE_NS, PROGRESS_NS, Turn};
 use super::rate::{self, Rate, rate};
 use super::roster;
 use super::timetable::{self, Fit};
@@ -249,9 +249,9 @@ impl<'a> Wait<'a> {
             .compute
             .unknown_since_ns()
             .map(|(since_ns, _)| now_ns.saturating_sub(since_ns.max(self.progress_ns())));
-        let is_stuck = || self.is_stuck(rate, now_ns);
+        let may_help = |quiet_ns| self.may_help(rate, quiet_ns, now_ns);
         let is_unbounded = rate.is_unbounded();
-        match decisions::turn(is_unbounded, quiet_ns, self.stalls(), self.rounds, is_stuck) {
+        match decisions::turn(is_unbounded, quiet_ns, self.stalls(), self.rounds, may_help) {
             Turn::Goes => Ok(()),
             Turn::Waits(wait_ns) => Err(wait_ns),
             Turn::TakesOver(quiet_ns) => {
@@ -275,11 +275,12 @@ impl<'a> Wait<'a> {
         let Some(state) = self.accounts.process.compute.device(self.device) else {
             return Err(wait_ns);
         };
-        if !decisions::may_be_excused(rate.permille, self.waited_ns(now_ns), self.stalls()) {
+        let waited_ns = self.waited_ns(now_ns);
+        if !decisions::may_be_excused(rate.permille, waited_ns, self.stalls()) {
             return Err(wait_ns);
         }
         let overdue = self.accounts.container.region.overdue(now_ns, PROGRESS_NS);
-        if overdue == 0 || self.is_stuck(rate, now_ns) {
+        if overdue == 0 || !self.may_help(rate, waited_ns.unwrap_or(0), now_ns) {
             return Err(wait_ns);
         }
         // Relaxed: a bound that threads which race pass by one each.
@@ -313,16 +314,19 @@ impl<'a> Wait<'a> {
         (self.since_ns != 0).then(|| now_ns.saturating_sub(self.since_ns))
     }
 
-    /// Whether so many processes have overdue work on the device that admitting a launch of one more process would
-    /// not help.
-    fn is_stuck(&self, rate: &Rate, now_ns: u64) -> bool {
+    /// Whether this launch may end the wait of work in flight of which nothing has ended for `quiet_ns`.
+    fn may_help(&self, rate: &Rate, quiet_ns: u64, now_ns: u64) -> bool {
         let region = &self.accounts.container.region;
-        let is_shared = rate.is_shared();
-        let overdue = match is_shared {
-            true => region.overdue_processes(self.device, now_ns, OVERDUE_NS),
-            false => 0,
+        let spans = &self.accounts.process.compute.spans;
+        let held = Held {
+            overdue_processes: match rate.is_shared() {
+                true => region.overdue_processes(self.device, now_ns, OVERDUE_NS),
+                false => 0,
+            },
+            is_in_own_stream: self.stream.is_some_and(|at| spans.is_all_behind(at))
+                && !region.is_overdue_elsewhere(now_ns, OVERDUE_NS),
         };
-        decisions::is_stuck(overdue, is_shared)
+        decisions::may_help(held, quiet_ns)
     }
 
     /// A launch is let in although nothing has ended.
@@ -372,8 +376,8 @@ impl<'a> Wait<'a> {
         decisions::room(&flight, cost_ns, bound, self.rounds).or_else(|wait_ns| {
             let waited_ns = self.waited_ns(now_ns);
             let quiet_ns = now_ns.saturating_sub(self.progress_ns());
-            let is_stuck = || self.is_stuck(rate, now_ns);
-            if !decisions::goes_without_an_end(waited_ns, quiet_ns, self.stalls(), is_stuck) {
+            let may_help = |quiet_ns| self.may_help(rate, quiet_ns, now_ns);
+            if !decisions::goes_without_an_end(waited_ns, quiet_ns, self.stalls(), may_help) {
                 return Err(wait_ns);
             }
             self.made_progress(now_ns);

@@ -25,7 +25,7 @@ const STREAMS: usize = 256;
 /// Places that a stream may have.
 const PROBES: usize = 8;
 /// Marks of a stream that are not known to have ended.
-const MARKS: usize = 8;
+pub(crate) const MARKS: usize = 8;
 /// Contexts that have events of the library.
 const CONTEXTS: usize = 32;
 /// Events that a context keeps for the next marks.
@@ -255,6 +255,27 @@ impl Spans {
         self.busy
             .iter()
             .any(|word| word.load(Ordering::Relaxed) != 0)
+    }
+
+    /// Is all work that is not known to have ended in this stream, and does a launch of it run that has not ended? Then
+    /// no launch to the stream begins before that one ends.
+    pub(crate) fn is_all_behind(&self, at: usize) -> bool {
+        // Relaxed: a hint.
+        let busy = self
+            .busy
+            .each_ref()
+            .map(|word| word.load(Ordering::Relaxed));
+        if !is_only(&busy, at) {
+            return false;
+        }
+        let Some(stream) = self.streams.get(at) else {
+            return false;
+        };
+        let oldest = stream.marks.try_hold().and_then(|marks| marks.oldest());
+        oldest.is_some_and(|mark| {
+            query::event_is_done(mark.start) == Some(true)
+                && query::event_is_done(mark.end) == Some(false)
+        })
     }
 
     /// Work was launched to the stream, charged nanoseconds. False: another thread has the stream just
@@ -718,6 +739,13 @@ impl Spans {
     }
 }
 
+/// Whether this bit is set and no other one.
+fn is_only(words: &[u64], bit: usize) -> bool {
+    let wanted = |index| u64::from(index == bit / 64) << (bit % 64);
+    let is_as_wanted = |(index, word): (usize, &u64)| *word == wanted(index);
+    bit / 64 < words.len() && words.iter().enumerate().all(is_as_wanted)
+}
+
 fn places(key: u64) -> impl Iterator<Item = usize> {
     let home = usize::try_from(key >> 48).unwrap_or(0);
     (0..PROBES).map(move |step| (home + step) % STREAMS)
@@ -909,6 +937,15 @@ mod tests {
         assert_eq!(events.take_spare(), Some(SPARE as u64));
         assert!(events.put_spare(1000));
         assert_eq!(events.take_spare(), Some(1000));
+    }
+
+    #[test]
+    fn only_one_bit_of_all_words_is_looked_for() {
+        assert!(is_only(&[0, 1 << 3], 67));
+        for words in [[0, 0], [1, 1 << 3], [0, 0b11 << 3], [1 << 3, 0]] {
+            assert!(!is_only(&words, 67), "{words:?}");
+        }
+        assert!(!is_only(&[0, 0], 128));
     }
 
     #[test]
