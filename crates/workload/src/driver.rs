@@ -112,7 +112,7 @@ impl Told {
         let library = load()?;
         // SAFETY: the simulated driver's signature for this name, which no other driver has.
         let busy = unsafe { library.get(b"vgpuSimBusyNs\0") }.map(|symbol| *symbol);
-        // SAFETY: as above.
+        // SAFETY: the simulated driver's signature for this name, which no other driver has.
         let now = unsafe { library.get(b"vgpuSimNow\0") }.map(|symbol| *symbol);
         let (Ok(busy), Ok(now)) = (busy, now) else {
             return Ok(None);
@@ -130,7 +130,7 @@ impl Told {
     }
 
     pub(crate) fn now_ns(&self) -> u64 {
-        // SAFETY: as above.
+        // SAFETY: it takes nothing, and the library is loaded as long as we are.
         unsafe { (self.now)() }
     }
 }

@@ -345,7 +345,7 @@ mod tests {
         const SPACE: u8 = 1;
     }
 
-    // SAFETY: as above.
+    // SAFETY: this space and the one of the other type differ.
     unsafe impl Kept for Handle {
         const SPACE: u8 = 2;
     }

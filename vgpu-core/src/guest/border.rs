@@ -644,10 +644,10 @@ mod tests {
             (100 + text.len() as u64, false)
         );
         // One that claims more than there is.
-        // SAFETY: as above.
+        // SAFETY: five bytes at the start of the first page.
         unsafe { at.cast::<[u8; 5]>().write_unaligned(*b"\x7fELF\x02") };
         assert_eq!(image(at), Declared::UNKNOWN);
-        // SAFETY: as above.
+        // SAFETY: four bytes at the start of the first page.
         unsafe { at.cast::<u32>().write_unaligned(WRAPPER) };
         assert!(!image(at).is_whole);
         assert_eq!(image(second), Declared::UNKNOWN);

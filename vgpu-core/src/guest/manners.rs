@@ -159,7 +159,7 @@ pub(crate) fn surround(rule: impl FnOnce()) {
         // SAFETY: this thread's own errno.
         let kept = unsafe { errno.read() };
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(rule));
-        // SAFETY: as above.
+        // SAFETY: this thread's own errno: the rule ran on this thread.
         unsafe { errno.write(kept) };
         thread.inside.set(0);
         if let Err(payload) = outcome {

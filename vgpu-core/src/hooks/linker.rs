@@ -276,7 +276,7 @@ mod tests {
         ] {
             // SAFETY: a handle and a name as dlsym takes them.
             let ours = unsafe { dlsym(handle, name.as_ptr()) };
-            // SAFETY: as above.
+            // SAFETY: a handle and a name as dlsym takes them.
             let real = unsafe { libc::dlsym(handle, name.as_ptr()) };
             assert_eq!(ours, real, "{name:?}");
         }

@@ -339,7 +339,7 @@ pub fn ids(device: &Device<'_>) -> Result<(u32, u32), NvmlError> {
     let (mut gpu, mut compute) = (0, 0);
     // SAFETY: the device is alive; the pointer leads to a local.
     nvml_try(unsafe { of_gpu(handle(device), &raw mut gpu) })?;
-    // SAFETY: as above.
+    // SAFETY: the device is alive; the pointer leads to a local.
     nvml_try(unsafe { of_compute(handle(device), &raw mut compute) })?;
     Ok((gpu, compute))
 }

@@ -81,7 +81,7 @@ pub(crate) fn memory_nodes(graph: CuGraph, each: &mut impl FnMut(MemoryNode)) ->
             match kind {
                 NODE_ALLOC => {
                     let mut params = CuMemAllocNodeParams::zeroed();
-                    // SAFETY: as above, and room for the parameters.
+                    // SAFETY: the driver named this node just now; it writes one structure, which this frame owns.
                     ok(unsafe { cuda::cuGraphMemAllocNodeGetParams(node, &raw mut params) })?;
                     each(MemoryNode::Alloc {
                         location: params.pool.location,
@@ -92,13 +92,13 @@ pub(crate) fn memory_nodes(graph: CuGraph, each: &mut impl FnMut(MemoryNode)) ->
                 }
                 NODE_FREE => {
                     let mut address = CuDevicePtr(0);
-                    // SAFETY: as above, and room for one address.
+                    // SAFETY: the driver named this node just now; it writes one address, which this frame owns.
                     ok(unsafe { cuda::cuGraphMemFreeNodeGetParams(node, &raw mut address) })?;
                     each(MemoryNode::Free { address: address.0 });
                 }
                 NODE_CHILD => {
                     let mut child: CuGraph = core::ptr::null_mut();
-                    // SAFETY: as above, and room for one handle.
+                    // SAFETY: the driver named this node just now; it writes one handle, which this frame owns.
                     ok(unsafe { cuda::cuGraphChildGraphNodeGetGraph(node, &raw mut child) })?;
                     graphs.try_reserve(1).ok()?;
                     graphs.push(child);

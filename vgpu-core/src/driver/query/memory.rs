@@ -19,7 +19,7 @@ use crate::figures::shapes;
 pub(crate) fn allocation_of(address: CuDevicePtr) -> Option<u64> {
     let mut base = CuDevicePtr(0);
     let mut bytes = 0usize;
-    // SAFETY: two words to write to.
+    // SAFETY: the driver writes two words, which this frame owns.
     let asked = unsafe { cuda::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, address) };
     ok(asked)?;
     Some(base.0)
@@ -29,7 +29,7 @@ pub(crate) fn allocation_of(address: CuDevicePtr) -> Option<u64> {
 pub(crate) fn allocation_bytes(address: CuDevicePtr) -> Option<u64> {
     let mut base = CuDevicePtr(0);
     let mut bytes = 0usize;
-    // SAFETY: two words to write to.
+    // SAFETY: the driver writes two words, which this frame owns.
     let asked = unsafe { cuda::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, address) };
     ok(asked)?;
     u64::try_from(bytes).ok()
@@ -135,7 +135,7 @@ pub(crate) fn sparse_tile(array: u64, is_mipmapped: bool) -> Option<[u32; 3]> {
 pub(crate) fn resource_bytes(resource: CuGraphicsResource) -> Option<u64> {
     let mut pointer = CuDevicePtr(0);
     let mut bytes = 0usize;
-    // SAFETY: the caller's own resource, two words to write to.
+    // SAFETY: the caller's own resource; the driver writes two words, which this frame owns.
     let asked = unsafe {
         cuda::cuGraphicsResourceGetMappedPointer_v2(&raw mut pointer, &raw mut bytes, resource)
     };
@@ -143,7 +143,7 @@ pub(crate) fn resource_bytes(resource: CuGraphicsResource) -> Option<u64> {
         return u64::try_from(bytes).ok();
     }
     let mut array: CuArray = core::ptr::null_mut();
-    // SAFETY: as above, one handle to write to.
+    // SAFETY: the caller's own resource; the driver writes one handle, which this frame owns.
     ok(unsafe { cuda::cuGraphicsSubResourceGetMappedArray(&raw mut array, resource, 0, 0) })?;
     let mut description = CuArray3DDescriptor::zeroed();
     // SAFETY: an array that the driver named just now, and room for its description.
@@ -162,7 +162,7 @@ pub(crate) fn unmap_resources(
         // SAFETY: the caller's own list, mapped just now.
         unsafe { cuda::cuGraphicsUnmapResources_ptsz(count, resources, stream) }
     } else {
-        // SAFETY: as above.
+        // SAFETY: the caller's own list, mapped just now.
         unsafe { cuda::cuGraphicsUnmapResources(count, resources, stream) }
     };
     debug_assert_eq!(unmapped, CuResult::SUCCESS);

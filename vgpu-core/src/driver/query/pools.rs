@@ -28,7 +28,7 @@ const POOL_LOCATION: u32 = 12;
 /// The pool that `cuMemAllocAsync` takes from on this device.
 pub(crate) fn device_pool(ordinal: i32) -> Option<u64> {
     let mut pool: CuMemoryPool = core::ptr::null_mut();
-    // SAFETY: one handle to write to.
+    // SAFETY: the driver writes one handle, which this frame owns.
     ok(unsafe { cuda::cuDeviceGetMemPool(&raw mut pool, CuDevice(ordinal)) })?;
     (!pool.is_null()).then_some(pool as u64)
 }
@@ -36,7 +36,7 @@ pub(crate) fn device_pool(ordinal: i32) -> Option<u64> {
 /// The pool that a device has from the beginning.
 pub(crate) fn default_pool(ordinal: i32) -> Option<u64> {
     let mut pool: CuMemoryPool = core::ptr::null_mut();
-    // SAFETY: one handle to write to.
+    // SAFETY: the driver writes one handle, which this frame owns.
     ok(unsafe { cuda::cuDeviceGetDefaultMemPool(&raw mut pool, CuDevice(ordinal)) })?;
     (!pool.is_null()).then_some(pool as u64)
 }

@@ -43,7 +43,8 @@ pub(crate) fn load(address: u64, bits: u32) -> u64 {
         };
         return word.load(Ordering::SeqCst).into();
     }
-    // SAFETY: as above.
+    // SAFETY: the program vouches for the address; it is aligned (checked), and read as an atomic since others write
+    // it.
     let word = unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(address)) };
     word.load(Ordering::SeqCst)
 }

@@ -105,7 +105,7 @@ fn put_text(out: *mut c_char, len: i32, text: &[u8]) -> Done {
     let fitting = text.len().min(room - 1);
     // SAFETY: the caller's buffer has `room` bytes.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), out.cast::<u8>(), fitting) };
-    // SAFETY: as above.
+    // SAFETY: `fitting` is less than `room`, the length of the caller's buffer.
     unsafe { out.cast::<u8>().add(fitting).write(0) };
     Ok(())
 }
