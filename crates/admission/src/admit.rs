@@ -9,12 +9,14 @@ use kube_api::keys;
 use kube_api::object::{Container, EnvVar, Pod};
 use kube_api::quantity::Quantity;
 use kube_api::request::request;
+use kube_api::shares::template;
 use kube_api::vendor::{Edits, Role, Vendors};
 use placement::Request;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use server::{Span, TraceContext, Traces};
 
+use crate::by_claims;
 use crate::checks::{self, Asks};
 use crate::context::{Context, Operation};
 use crate::denied::Denied;
@@ -264,7 +266,7 @@ impl Admission {
             if mentions {
                 checks::environment(container, |variable| of_vendors(at, container, variable))?;
             }
-            let asks = if self.gets_gpu(container) {
+            let asks = if self.gets_gpu(&pod, container) {
                 Asks::Itself
             } else if mentions {
                 Asks::Beside
@@ -282,7 +284,11 @@ impl Admission {
         for (index, (at, container)) in At::of(&pod).enumerate() {
             let ours = |variable: &EnvVar| of_vendors(at, container, variable);
             let place = (index, container);
-            let source = visible::source(&self.vendors, &request, &pod, place, is_foreign);
+            let source = if !is_foreign && template::is_used(&pod, container) {
+                Source::Ours
+            } else {
+                visible::source(&self.vendors, &request, &pod, place, is_foreign)
+            };
             if purpose == Purpose::Look {
                 visible::check(container, source, is_hidden, ours)?;
                 continue;
@@ -304,10 +310,21 @@ impl Admission {
             return Ok(admitted);
         }
 
+        let has_claims = At::of(&pod).any(|(_, container)| template::is_used(&pod, container));
+        by_claims::check(&pod)?;
         if !request.asks_for_devices() {
+            if has_claims {
+                for (_, container) in At::of(&pod) {
+                    checks::rights(container)?;
+                }
+                self.check_pod(&pod, object)?;
+                self.warn_of_capabilities(&pod, object, &mut admitted.warnings);
+                inject(&self.settings, &pod, object, &request, &mut patch);
+            }
             admitted.patch = patch.into_operations();
             return Ok(admitted);
         }
+        let by_claims = self.settings.by_claims && by_claims::is_meant(&request)?;
         for (_, container) in At::of(&pod) {
             checks::rights(container)?;
         }
@@ -321,10 +338,15 @@ impl Admission {
                 return Err(Denied::pod("spec.containers", why));
             }
         }
-        for (at, container) in At::of(&pod) {
-            self.equalise(at, container, &mut patch);
+        if by_claims {
+            let warnings = by_claims::turn(&self.vendors, &pod, &request, &mut patch)?;
+            admitted.warnings.extend(warnings);
+        } else {
+            for (at, container) in At::of(&pod) {
+                self.equalise(at, container, &mut patch);
+            }
         }
-        if !self.settings.scheduler_name.is_empty() {
+        if !by_claims && !self.settings.scheduler_name.is_empty() {
             let own = self.settings.scheduler_name.as_str();
             let any_vendor = self.vendors.any_vendor_scheduler();
             let name = any_vendor.filter(|_| takes_several_vendors).unwrap_or(own);
@@ -415,9 +437,12 @@ impl Admission {
                     if here.get(name).is_some_and(|here| same(here, &amount)) {
                         continue;
                     }
-                    let mut path = of_container(&["resources", kind]);
-                    path.push(name);
-                    patch.set(&path, json!(amount.0));
+                    // Claims replace the resource.
+                    if !(self.settings.by_claims && by_claims::replaces(&self.vendors, name)) {
+                        let mut path = of_container(&["resources", kind]);
+                        path.push(name);
+                        patch.set(&path, json!(amount.0));
+                    }
                     here.insert(name.clone(), amount);
                 }
             }
@@ -591,12 +616,15 @@ impl Admission {
     }
 
     fn mentions_where(&self, pod: &Pod, vendor: impl Fn(&str) -> bool) -> bool {
-        At::of(pod).any(|(_, container)| self.names_device(container, &vendor))
+        At::of(pod).any(|(_, container)| {
+            self.names_device(container, &vendor)
+                || (vendor(NVIDIA) && template::is_used(pod, container))
+        })
     }
 
     /// Whether the container may get a GPU into which the node agent mounts its files.
-    fn gets_gpu(&self, container: &Container) -> bool {
-        self.names_device(container, |vendor| vendor == NVIDIA)
+    fn gets_gpu(&self, pod: &Pod, container: &Container) -> bool {
+        self.names_device(container, |vendor| vendor == NVIDIA) || template::is_used(pod, container)
     }
 
     /// Whether the container names a resource of such a vendor with an amount; one of hcs.io may be of any vendor.
@@ -632,7 +660,7 @@ fn decode(object: &Value) -> Result<Pod, Denied> {
 }
 
 /// The namespace of the request: a pod that is being created may leave its own out.
-fn namespace<'a>(object: &'a Value, context: &Context<'a>) -> &'a str {
+pub(crate) fn namespace<'a>(object: &'a Value, context: &Context<'a>) -> &'a str {
     if !context.namespace.is_empty() {
         return context.namespace;
     }
@@ -642,7 +670,7 @@ fn namespace<'a>(object: &'a Value, context: &Context<'a>) -> &'a str {
         .unwrap_or_default()
 }
 
-fn among(names: &[String], name: &str) -> bool {
+pub(crate) fn among(names: &[String], name: &str) -> bool {
     names.iter().any(|one| one == name)
 }
 

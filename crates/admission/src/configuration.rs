@@ -6,6 +6,7 @@
 //! checked with `has()` before it is read, and the tests evaluate the conditions on pods of all shapes.
 
 use kube_api::keys;
+use kube_api::shares::{self, template};
 use kube_api::vendor::Vendors;
 use serde_json::{Value, json};
 
@@ -61,18 +62,42 @@ impl ClientConfig {
     }
 }
 
-/// The operation and the resources for which an entry is called.
-type Rule = (&'static str, &'static [&'static str]);
+/// What an entry is called for.
+struct Rule {
+    group: &'static str,
+    versions: &'static str,
+    operations: &'static [&'static str],
+    resources: &'static [&'static str],
+    scope: &'static str,
+}
+
+const fn core(operations: &'static [&'static str], resources: &'static [&'static str]) -> Rule {
+    Rule {
+        group: "",
+        versions: "v1",
+        operations,
+        resources,
+        scope: "Namespaced",
+    }
+}
 
 const MADE: [Rule; 2] = [
-    ("CREATE", &["pods"]),
-    ("UPDATE", &["pods/ephemeralcontainers"]),
+    core(&["CREATE"], &["pods"]),
+    core(&["UPDATE"], &["pods/ephemeralcontainers"]),
 ];
 const CHANGED: [Rule; 2] = [
-    ("UPDATE", &["pods", "pods/status"]),
+    core(&["UPDATE"], &["pods", "pods/status"]),
     // `bindings` is the older name of the same resource.
-    ("CREATE", &["pods/binding", "bindings"]),
+    core(&["CREATE"], &["pods/binding", "bindings"]),
 ];
+/// In every version, because clusters serve different ones. What is read is the same in all of them.
+const CLAIMS: [Rule; 1] = [Rule {
+    group: "resource.k8s.io",
+    versions: "*",
+    operations: &["CREATE", "UPDATE"],
+    resources: &["resourceclaims", "resourceclaimtemplates", "deviceclasses"],
+    scope: "*",
+}];
 
 /// The `MutatingWebhookConfiguration` and the `ValidatingWebhookConfiguration`, both of `settings.configuration_name`.
 pub fn webhook_configurations(
@@ -111,6 +136,12 @@ pub fn webhook_configurations(
                 ("not-by-ourselves", not_by(&settings.own_accounts)),
                 ("changes-what-is-reserved", changes_reserved(vendors)),
             ],
+        ),
+        entry.value(
+            "validate.claims.vgpu.io",
+            "/validate-claims",
+            &CLAIMS,
+            &[("names-our-driver", names_our_driver())],
         ),
     ];
     let object = |kind: &str, webhooks: Vec<Value>| {
@@ -191,13 +222,13 @@ impl Entry<'_> {
         };
         let rules: Vec<Value> = rules
             .iter()
-            .map(|(operation, resources)| {
+            .map(|rule| {
                 json!({
-                    "apiGroups": [""],
-                    "apiVersions": ["v1"],
-                    "operations": [operation],
-                    "resources": resources,
-                    "scope": "Namespaced",
+                    "apiGroups": [rule.group],
+                    "apiVersions": [rule.versions],
+                    "operations": rule.operations,
+                    "resources": rule.resources,
+                    "scope": rule.scope,
                 })
             })
             .collect();
@@ -257,14 +288,37 @@ fn concerns_devices(vendors: &Vendors, settings: &Settings) -> String {
     );
     let classes = visible::runtime_classes(vendors, settings);
     format!(
-        "{}.exists(c, ({asks}) || ({shows}) || ({mounts})) || (has(object.spec) && \
+        "{}.exists(c, ({asks}) || ({shows}) || ({mounts})) || (has(object.spec) && has(object.spec.resourceClaims) && \
+         object.spec.resourceClaims.exists(r, has(r.resourceClaimTemplateName) && \
+         r.resourceClaimTemplateName.startsWith({}))) || (has(object.spec) && \
          has(object.spec.runtimeClassName) && object.spec.runtimeClassName in {}) || \
          (has(object.metadata.annotations) && object.metadata.annotations.exists(k, {})) || \
          (has(object.metadata.labels) && {} in object.metadata.labels)",
         containers(),
+        text(template::PREFIX),
         list(classes.iter().map(String::as_str)),
         is_reserved(vendors),
         text(keys::VGPU_NODE),
+    )
+}
+
+/// A claim, a template or a DeviceClass with parameters for our driver, a request for a device of our class, or the name
+/// of a template that the scheduler makes.
+fn names_our_driver() -> String {
+    let (driver, class) = (text(shares::DRIVER), text(shares::CLASS));
+    let is_ours = |request: &str| {
+        format!("has({request}.deviceClassName) && {request}.deviceClassName == {class}")
+    };
+    format!(
+        "(has(object.metadata.name) && object.metadata.name.startsWith({prefix})) || (has(object.spec) && [has(object.spec.spec) \
+         ? (has(object.spec.spec.devices) ? object.spec.spec.devices : {{}}) : (has(object.spec.devices) ? \
+         object.spec.devices : object.spec)].exists(d, (has(d.config) && d.config.exists(c, has(c.opaque) && \
+         has(c.opaque.driver) && c.opaque.driver == {driver})) || (has(d.requests) && d.requests.exists(r, ({direct}) || \
+         (has(r.exactly) && {exactly}) || (has(r.firstAvailable) && r.firstAvailable.exists(f, {first}))))))",
+        prefix = text(template::PREFIX),
+        direct = is_ours("r"),
+        exactly = is_ours("r.exactly"),
+        first = is_ours("f"),
     )
 }
 

@@ -3,6 +3,7 @@
 
 use kube_api::keys;
 use kube_api::object::{Container, EnvVar, Pod};
+use kube_api::shares::template;
 use placement::Request;
 use serde_json::{Value, json};
 
@@ -22,13 +23,16 @@ pub(crate) fn inject(
     request: &Request,
     patch: &mut Patch<'_>,
 ) {
-    let has = |index: usize| gets_gpu(request, index);
     // The request lists its containers in the same order.
     let containers: Vec<(At, &Container)> = At::of(pod).collect();
+    let has = |index: usize| {
+        let by_claim = |(_, container): &(At, &Container)| template::is_used(pod, container);
+        gets_gpu(request, index) || containers.get(index).is_some_and(by_claim)
+    };
     if !(0..containers.len()).any(has) {
         return;
     }
-    for (index, (at, container)) in containers.into_iter().enumerate() {
+    for (index, (at, container)) in containers.iter().copied().enumerate() {
         if !has(index) {
             hide_devices(patch, at);
             continue;

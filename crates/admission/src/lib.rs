@@ -8,7 +8,9 @@
 #![forbid(unsafe_code)]
 
 mod admit;
+mod by_claims;
 mod checks;
+mod claims;
 mod configuration;
 mod context;
 mod denied;

@@ -121,6 +121,27 @@ impl<'a> Patch<'a> {
         }
     }
 
+    /// Takes the value at a path out of its object. Does nothing if it is not there.
+    pub fn take(&mut self, path: &[&str]) {
+        let Some((last, parents)) = path.split_last() else {
+            return;
+        };
+        let is_there = |value: &Value| value.as_object().is_some_and(|it| it.contains_key(*last));
+        if !self.get(parents).is_some_and(is_there) {
+            return;
+        }
+        self.operations
+            .push(PatchOperation::Remove(RemoveOperation {
+                path: PointerBuf::from_tokens(path.iter().copied()),
+            }));
+        let parent = parents
+            .iter()
+            .try_fold(self.object.to_mut(), |value, token| child_mut(value, token));
+        if let Some(parent) = parent.and_then(Value::as_object_mut) {
+            parent.remove(*last);
+        }
+    }
+
     /// The operations, in order.
     pub fn into_operations(self) -> Vec<PatchOperation> {
         self.operations
@@ -261,6 +282,20 @@ mod tests {
                 {"op": "remove", "path": "/made/0"},
                 {"op": "add", "path": "/made/-", "value": "b"},
             ])
+        );
+    }
+
+    #[test]
+    fn a_field_that_is_taken_out_is_one_operation() {
+        let operations = check(&json!({"limits": {"a/b": 1, "c": 2}}), |patch| {
+            patch.take(&["limits", "a/b"]);
+            patch.take(&["limits", "a/b"]);
+            patch.take(&["requests", "c"]);
+        });
+
+        assert_eq!(
+            operations,
+            json!([{"op": "remove", "path": "/limits/a~1b"}])
         );
     }
 

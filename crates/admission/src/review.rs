@@ -3,11 +3,13 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use kube_api::shares::written::Written;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use server::TraceContext;
 
 use crate::admit::{Admission, Admitted};
+use crate::claims;
 use crate::context::{Context, Operation};
 use crate::denied::Denied;
 
@@ -114,6 +116,21 @@ impl Request {
             Some(("bindings", true)) => Some("binding"),
             Some(_) => None,
         }
+    }
+
+    /// The kind of the object, if it is one that may name our DRA driver.
+    fn claim(&self) -> Option<Written> {
+        const GROUP: &str = "resource.k8s.io";
+        if !self.sub_resource.as_deref().unwrap_or_default().is_empty() {
+            return None;
+        }
+        let told = match (&self.resource, &self.kind) {
+            (Some(Resource { group, resource }), _) if resource.is_some() => (group, resource),
+            (_, Some(Kind { group, kind })) => (group, kind),
+            _ => return None,
+        };
+        let (group, name) = (told.0.as_deref()?, told.1.as_deref()?);
+        claims::kind(name).filter(|_| group == GROUP)
     }
 
     fn context<'a>(&'a self, subresource: &'a str) -> Context<'a> {
@@ -253,6 +270,15 @@ impl Admission {
     }
 
     fn asked(&self, kind: WebhookKind, request: &Request) -> Result<Admitted, Denied> {
+        if let Some(kind) = request.claim() {
+            let context = request.context("");
+            return match &request.object {
+                Some(object) if context.operation != Operation::Other => {
+                    self.claim(kind, object, &context)
+                }
+                _ => Ok(Admitted::default()),
+            };
+        }
         let Some(part) = request.part() else {
             return Ok(Admitted::default());
         };

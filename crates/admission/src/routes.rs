@@ -17,14 +17,15 @@ const BODY_LIMIT: usize = 64 << 20;
 /// A larger body is reviewed on a blocking thread, away from the threads that serve.
 const LARGE: usize = 1 << 20;
 
-/// `POST /webhook`, `/mutate` and `/mutate-v1-pod` change pods; `/validate-v1-pod` only allows or denies. Each response
-/// has a [`Reviewed`](crate::Reviewed) among its extensions.
+/// `POST /webhook`, `/mutate` and `/mutate-v1-pod` change pods; `/validate-v1-pod` and `/validate-claims` only allow or
+/// deny. Each response has a [`Reviewed`](crate::Reviewed) among its extensions.
 pub fn routes(admission: Arc<Admission>) -> Router {
     Router::new()
         .route("/webhook", post(mutate))
         .route("/mutate", post(mutate))
         .route("/mutate-v1-pod", post(mutate))
         .route("/validate-v1-pod", post(validate))
+        .route("/validate-claims", post(validate))
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
         .with_state(admission)
 }

@@ -67,6 +67,8 @@ pub struct Settings {
     /// Whether the API server knows match conditions (Kubernetes 1.28 and later). Without them every pod is sent, so a
     /// webhook that is down is ignored.
     pub match_conditions: bool,
+    /// Whether the cluster gives NVIDIA's GPUs by ResourceClaims: a pod's resources are replaced by claims.
+    pub by_claims: bool,
     /// How long the API server waits for an answer, in seconds: 1 to 30.
     pub timeout_seconds: u8,
 }
@@ -97,6 +99,7 @@ impl Default for Settings {
             },
             configuration_name: "vgpu-webhook".into(),
             match_conditions: true,
+            by_claims: false,
             timeout_seconds: 10,
         }
     }

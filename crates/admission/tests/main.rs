@@ -8,6 +8,7 @@
 
 mod anything;
 mod changes;
+mod claims;
 mod common;
 mod hcs;
 mod match_conditions;

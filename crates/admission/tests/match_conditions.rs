@@ -307,6 +307,84 @@ fn only_pods_that_concern_us_are_sent_for_review() {
 }
 
 #[test]
+fn pods_that_name_templates_of_ours_are_sent() {
+    let (mutating, validating) =
+        webhook_configurations(&vendors("default"), &settings(), &client());
+    let named = |claim: Value| {
+        pod(
+            json!({ "containers": [container(json!({}))], "resourceClaims": [{ "name": "a" }, claim] }),
+        )
+    };
+    for (claim, sent) in [
+        (
+            json!({ "name": "b", "resourceClaimTemplateName": "vgpu-share-1xall-0c-0000000000" }),
+            true,
+        ),
+        (
+            json!({ "name": "b", "resourceClaimTemplateName": "mine" }),
+            false,
+        ),
+        (json!({ "name": "b", "resourceClaimName": "mine" }), false),
+    ] {
+        let pod = named(claim);
+        for webhook in [
+            Conditions::of(&mutating, "mutate.pods.vgpu.io"),
+            Conditions::of(&validating, "validate.pods.vgpu.io"),
+        ] {
+            assert_eq!(webhook.send(&pod, &Value::Null, "alice"), sent, "{pod}");
+        }
+    }
+}
+
+#[test]
+fn only_claims_that_name_our_driver_are_sent() {
+    let (_, validating) = webhook_configurations(&vendors("default"), &settings(), &client());
+    let webhook = Conditions::of(&validating, "validate.claims.vgpu.io");
+    let of = |class: &str| json!({ "deviceClassName": class });
+    let exactly = |class: &str| json!({ "requests": [{ "name": "r" }, { "name": "g", "exactly": of(class) }] });
+    let opaque = |driver: &str| json!({ "config": [{}, { "opaque": { "driver": driver, "parameters": {} } }] });
+    let ours = "gpu.vgpu.io";
+
+    for (devices, sent) in [
+        (json!({}), false),
+        (json!({ "requests": [], "config": [] }), false),
+        (exactly("gpu.example.com"), false),
+        (opaque("gpu.example.com"), false),
+        (exactly(ours), true),
+        (opaque(ours), true),
+        (json!({ "requests": [of(ours)] }), true),
+        (
+            json!({ "requests": [{ "firstAvailable": [of("a"), of(ours)] }] }),
+            true,
+        ),
+        (
+            json!({ "requests": [{ "firstAvailable": [of("a")] }] }),
+            false,
+        ),
+    ] {
+        let claim = json!({ "metadata": { "name": "c" }, "spec": { "devices": devices } });
+        let template = json!({ "metadata": { "generateName": "c-" }, "spec": { "spec": { "devices": devices } } });
+        for object in [&claim, &template] {
+            assert_eq!(
+                webhook.send(object, &Value::Null, "alice"),
+                sent,
+                "{object}"
+            );
+        }
+    }
+    let class = |spec: Value| json!({ "metadata": { "name": "c" }, "spec": spec });
+    assert!(webhook.send(&class(opaque(ours)), &Value::Null, "alice"));
+    assert!(!webhook.send(&class(json!({ "selectors": [] })), &Value::Null, "alice"));
+    assert!(!webhook.send(
+        &json!({ "metadata": { "name": "c" } }),
+        &Value::Null,
+        "alice"
+    ));
+    let name = json!({ "metadata": { "name": "vgpu-share-x" }, "spec": { "spec": {} } });
+    assert!(webhook.send(&name, &Value::Null, "alice"));
+}
+
+#[test]
 fn unsent_pods_would_have_been_left_unchanged() {
     let admission = common::admission(Settings::default());
 
