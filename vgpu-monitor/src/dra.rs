@@ -31,6 +31,8 @@ pub mod slices;
 
 mod api;
 
+mod claim_turns;
+
 mod leftovers;
 
 mod metrics;

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
 
+use crate::steps::step;
+
 /// Puts new content under a name, so that every reader sees the old or the new one, also after a power cut.
 pub(crate) fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let fresh = beside(path);
@@ -17,8 +19,11 @@ pub(crate) fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> 
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
     }
+    step();
     create(&fresh, content, mode)?;
+    step();
     fs::rename(&fresh, path).inspect_err(|_| drop(fs::remove_file(&fresh)))?;
+    step();
     sync_parent(path)
 }
 

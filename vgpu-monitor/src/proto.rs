@@ -63,7 +63,7 @@ pub mod dra_v1;
 )]
 pub mod dra_v1beta1;
 
-/// The health of a DRA driver's devices.
+/// The health of a DRA driver's devices (v1alpha1).
 #[allow(
     missing_docs,
     unreachable_pub,
@@ -74,6 +74,18 @@ pub mod dra_v1beta1;
     reason = "generated; its comments stand in the .proto file"
 )]
 pub mod dra_health;
+
+/// The health of a DRA driver's devices (v1).
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    unused_qualifications,
+    clippy::all,
+    clippy::str_to_string,
+    clippy::allow_attributes_without_reason,
+    reason = "generated; its comments stand in the .proto file"
+)]
+pub mod dra_health_v1;
 
 /// How the kubelet gets to know a plugin of its folder `plugins_registry`.
 #[allow(

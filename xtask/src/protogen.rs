@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::Context as _;
 
 /// Protocol, package in it (the name that the generator gives its file), committed file.
-const PROTOCOLS: [(&str, &str, &str); 7] = [
+const PROTOCOLS: [(&str, &str, &str); 8] = [
     ("deviceplugin.proto", "v1beta1", "device_plugin.rs"),
     ("podresources.proto", "v1", "pod_resources.rs"),
     ("front.proto", "vgpu.front", "front.rs"),
@@ -22,6 +22,7 @@ const PROTOCOLS: [(&str, &str, &str); 7] = [
         "dra_v1beta1.rs",
     ),
     ("dra_health.proto", "v1alpha1", "dra_health.rs"),
+    ("dra_health_v1.proto", "v1", "dra_health_v1.rs"),
     (
         "pluginregistration.proto",
         "pluginregistration",

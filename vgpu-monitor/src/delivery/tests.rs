@@ -27,8 +27,7 @@ pub(crate) struct NodeDir {
 impl NodeDir {
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let gpus = watch::Sender::new(Some(Arc::new(inventory(1))));
-        let node = Self { dir, gpus };
+        let node = Self { dir, gpus: gpus() };
         node.write_library(b"one");
         std::fs::create_dir_all(node.path("etc/cdi")).unwrap();
         std::fs::write(node.path("etc/cdi/nvidia.yaml"), VENDOR).unwrap();
@@ -76,7 +75,12 @@ impl NodeDir {
     }
 }
 
-fn settings(root: &Path, manner: Manner, gpus: Inventories) -> Settings {
+/// The node's GPUs, as they are read.
+pub(crate) fn gpus() -> watch::Sender<Option<Arc<Inventory>>> {
+    watch::Sender::new(Some(Arc::new(inventory(1))))
+}
+
+pub(crate) fn settings(root: &Path, manner: Manner, gpus: Inventories) -> Settings {
     Settings {
         host_prefix: root.to_owned(),
         library: root.join("image/libvgpu.so"),

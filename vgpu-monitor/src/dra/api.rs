@@ -23,6 +23,24 @@ pub(super) async fn claim(
     ended(timeout(ONE, api.get(name)).await)
 }
 
+/// Whether there is the claim of this uid, and it has devices.
+pub(super) async fn is_given(
+    client: &kube::Client,
+    namespace: &str,
+    name: &str,
+    uid: &str,
+) -> Result<bool, Without> {
+    match claim(client, namespace, name).await {
+        Ok(claim) => {
+            let is_it = claim.metadata.uid.as_deref() == Some(uid);
+            let status = claim.status.unwrap_or_default();
+            Ok(is_it && status.allocation.is_some())
+        }
+        Err(Without::Gone) => Ok(false),
+        Err(other) => Err(other),
+    }
+}
+
 /// The pod of this name, with all its fields.
 pub(super) async fn pod(
     client: &kube::Client,

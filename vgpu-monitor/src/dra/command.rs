@@ -17,12 +17,12 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::args::DraArgs;
-use super::checkpoint::Checkpoint;
-use super::leftovers::{Leftovers, claims_by_part};
+use super::checkpoint::{self, Checkpoint};
+use super::leftovers::Leftovers;
 use super::prepare::{Parts, Preparer};
 use super::publish::{PublishError, Publisher};
 use super::service::{Registered, Service};
-use super::{DRIVER, Metrics, Sockets, facts, is_claims};
+use super::{DRIVER, Metrics, Sockets, facts};
 use crate::collect::{self, Collector};
 use crate::delivery::{self, Delivery, Manner};
 use crate::driver_files::DriverFiles;
@@ -32,8 +32,6 @@ use crate::plugin::settings::state_dir;
 use crate::plugin::{self, Lister, exporter_calls, lock, runtime};
 use crate::{health, inventory};
 
-/// The record of claims, in the state directory.
-pub const CHECKPOINT: &str = "claims.json";
 /// Time between two searches for the remains of ended claims.
 const CLEAR: Duration = Duration::from_secs(30);
 /// How often is looked whether the container runtime can serve claims.
@@ -108,9 +106,12 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
     })
     .context("cannot prepare what containers get")?;
     let delivery = Arc::new(delivery);
-    let file = state.join(CHECKPOINT);
-    let checkpoint = Checkpoint::open(&file)
-        .with_context(|| format!("cannot read the record of claims, {}", file.display()))?;
+    let checkpoint = Checkpoint::open(&state).with_context(|| {
+        format!(
+            "cannot read the records of claims in {}",
+            state.join(checkpoint::FOLDER).display()
+        )
+    })?;
     let checkpoint = Arc::new(checkpoint);
     let preparer = Preparer::new(Parts {
         node: args.agent.node_name.clone(),
@@ -144,7 +145,7 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
         published: published.clone(),
     };
     let service = Service {
-        preparer,
+        preparer: preparer.clone(),
         checkpoint: Arc::clone(&checkpoint),
         node: args.agent.node_name.clone(),
         inventories: gpus.inventories.clone(),
@@ -154,7 +155,7 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
     let leftovers = Leftovers {
         client: client.clone(),
         delivery: Arc::clone(&delivery),
-        checkpoint: Arc::clone(&checkpoint),
+        checkpoint,
         pods,
         lister: Lister::start(
             args.agent.kubelet_dir.join("pod-resources/kubelet.sock"),
@@ -172,7 +173,7 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
         tokio::spawn(publisher.run()),
         tokio::spawn(clear(
             Collector::new(Arc::clone(&delivery), leftovers),
-            checkpoint,
+            preparer,
         )),
         tokio::spawn(withdraw(client.clone(), args.agent.node_name.clone())),
         tokio::spawn(watch_runtime(args, client, hindered)),
@@ -216,25 +217,12 @@ async fn without_plugin(
 }
 
 /// Runs the garbage collection for as long as the driver lives.
-async fn clear(collector: Collector<Leftovers>, checkpoint: Arc<Checkpoint>) {
+async fn clear(collector: Collector<Leftovers>, preparer: Preparer) {
     loop {
         match collector.look().await {
             Ok(looked) => {
                 collect::say(&looked);
-                let all = checkpoint.all();
-                let by_part = claims_by_part(&all);
-                let gone = looked.removed.iter().filter(|name| is_claims(name));
-                for (uid, ready) in gone.filter_map(|name| by_part.get(name)) {
-                    tracing::info!(
-                        namespace = ready.namespace,
-                        claim = ready.name,
-                        uid,
-                        "the claim is gone, and the kubelet has not said so"
-                    );
-                    if let Err(error) = checkpoint.remove(uid) {
-                        tracing::warn!(%error, "cannot write the record of claims");
-                    }
-                }
+                preparer.forget_gone().await;
             }
             Err(reason) => {
                 tracing::warn!(%reason, "garbage collection skipped until the next look");

@@ -38,15 +38,11 @@ pub(super) fn claims_by_part(claims: &BTreeMap<String, Ready>) -> BTreeMap<Name,
 impl Leftovers {
     /// Whether the API server has the claim, given out.
     async fn is_given(&self, uid: &str, ready: &Ready) -> Result<bool, SourceError> {
-        match api::claim(&self.client, &ready.namespace, &ready.name).await {
-            Ok(claim) => {
-                let is_it = claim.metadata.uid.as_deref() == Some(uid);
-                let status = claim.status.unwrap_or_default();
-                Ok(is_it && status.allocation.is_some())
-            }
-            Err(Without::Gone) => Ok(false),
-            Err(Without::Refused(why) | Without::Away(why)) => Err(SourceError::ApiServer(why)),
-        }
+        let given = api::is_given(&self.client, &ready.namespace, &ready.name, uid).await;
+        given.map_err(|without| match without {
+            Without::Gone => SourceError::ApiServer(String::from("the claim is gone")),
+            Without::Refused(why) | Without::Away(why) => SourceError::ApiServer(why),
+        })
     }
 }
 

@@ -1,6 +1,9 @@
 //! Makes a claim ready, and takes it away: reads the claim, gives each of its parts a directory and a description for the
-//! container runtime, and remembers it before the kubelet has its answer. Everything can be done twice. Never decides
-//! what a claim gives: `claim` does.
+//! container runtime, and remembers it before the kubelet has its answer. Everything can be done twice. Different claims
+//! are worked on at the same time, and one claim by one task. Never decides what a claim gives: `claim` does.
+//!
+//! A task takes its claim's turn first, then the turns of the claim's directories one after the other (`delivery`), and
+//! holds each lock on values in memory for a moment.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -17,6 +20,7 @@ use tokio::task::{JoinError, spawn_blocking};
 use super::api;
 use super::checkpoint::{Checkpoint, Ready};
 use super::claim::{self, Asked, ClaimError, Part, PartError, PodClaims, Share, Use};
+use super::claim_turns::ClaimTurns;
 use super::{part_name, parts_of};
 use crate::api_answer::Without;
 use crate::delivery::{Delivery, DeliveryError, Given, GivenDevice, Name};
@@ -146,11 +150,11 @@ pub enum DiskError {
     /// What containers get cannot be made or removed.
     #[error(transparent)]
     Delivery(#[from] DeliveryError),
-    /// A claim cannot be added to the record.
-    #[error("cannot write the record of claims: {0}; make room on the node's disk")]
+    /// A claim's record cannot be written.
+    #[error("cannot write the claim's record: {0}; make room on the node's disk")]
     Put(io::Error),
-    /// A claim cannot be removed from the record.
-    #[error("cannot write the record of claims: {0}")]
+    /// A claim's record cannot be removed.
+    #[error("cannot remove the claim's record: {0}")]
     Remove(io::Error),
     /// The thread that writes has panicked.
     #[error("the thread that writes the disk has ended: {0}")]
@@ -164,8 +168,7 @@ pub struct Preparer(Arc<State>);
 #[derive(Debug)]
 struct State {
     parts: Parts,
-    /// One claim is made ready or taken away at a time: the disk is the bound in any case.
-    turn: tokio::sync::Mutex<()>,
+    turns: ClaimTurns,
 }
 
 /// A device of a claim that is ready, as the answer to the kubelet names it.
@@ -198,7 +201,7 @@ impl Preparer {
     pub fn new(parts: Parts) -> Self {
         Self(Arc::new(State {
             parts,
-            turn: tokio::sync::Mutex::default(),
+            turns: ClaimTurns::default(),
         }))
     }
 
@@ -207,6 +210,21 @@ impl Preparer {
     /// # Errors
     /// Why it is not ready. The earlier state is unchanged.
     pub async fn prepare(
+        &self,
+        asked: &Asked,
+        beside: &[Asked],
+    ) -> Result<Vec<ReadyDevice>, PrepareError> {
+        let (this, of, beside) = (self.clone(), asked.clone(), beside.to_vec());
+        // A task of its own: it keeps the claim's turn until the disk is written, also if the kubelet waits no longer.
+        let task = tokio::spawn(async move {
+            let _turn = this.0.turns.of(&of.uid).await;
+            this.made(&of, &beside).await
+        });
+        let done = task.await.map_err(DiskError::from);
+        done.map_err(on_disk(asked))?
+    }
+
+    async fn made(
         &self,
         asked: &Asked,
         beside: &[Asked],
@@ -228,7 +246,6 @@ impl Preparer {
                     return Err(PrepareError::Away { asked, why });
                 };
                 tracing::info!(claim = %asked, "the API server is away: giving again what is remembered");
-                let _turn = self.0.turn.lock().await;
                 return self.again(asked, &before).await;
             }
         };
@@ -237,11 +254,9 @@ impl Preparer {
         let shares = claim::shares(&claim, asked, &parts.node, &inventory)?;
         let before = before.map(|before| (holds(&before, &shares), before));
         if let Some((true, before)) = &before {
-            let _turn = self.0.turn.lock().await;
             return self.again(asked, before).await;
         }
         let reserved = self.reserved(asked, &claim).await?;
-        let _turn = self.0.turn.lock().await;
         if before.is_some() {
             self.make_way(asked).await?;
         }
@@ -346,11 +361,8 @@ impl Preparer {
 
     /// A container has room for one claim: two would be mounted over each other.
     fn is_alone(&self, asked: &Asked, beside: &[Asked], uses: &[Use]) -> Result<(), PrepareError> {
-        let known = self.0.parts.checkpoint.all();
-        let known = known
-            .values()
-            .filter(|ready| ready.namespace == asked.namespace)
-            .map(|ready| ready.name.as_str());
+        let known = self.0.parts.checkpoint.names_in(&asked.namespace);
+        let known = known.iter().map(String::as_str);
         let beside = beside.iter().map(|asked| asked.name.as_str());
         let ours: BTreeSet<&str> = known.chain(beside).chain([asked.name.as_str()]).collect();
         match claim::crowded(uses, |name| ours.contains(name)) {
@@ -431,9 +443,59 @@ impl Preparer {
     /// # Errors
     /// A process still uses it, or the disk does not let it go.
     pub async fn unprepare(&self, asked: &Asked) -> Result<(), PrepareError> {
-        let _turn = self.0.turn.lock().await;
-        let taken = self.take_away(&asked.uid).await;
-        taken.map_err(on_disk(asked))
+        let (this, of) = (self.clone(), asked.clone());
+        let task = tokio::spawn(async move {
+            let _turn = this.0.turns.of(&of.uid).await;
+            let taken = this.take_away(&of.uid).await;
+            taken.map_err(on_disk(&of))
+        });
+        let done = task.await.map_err(DiskError::from);
+        done.map_err(on_disk(asked))?
+    }
+
+    /// Forgets each claim that has no directory any more and that the API server does not have allocated: its directories
+    /// were cleared, or the driver was killed between the last directory and the record. What cannot be forgotten now is
+    /// tried again at the next call.
+    pub async fn forget_gone(&self) {
+        let Parts {
+            client,
+            delivery,
+            checkpoint,
+            ..
+        } = &self.0.parts;
+        let is_without_directory = |uid: &str| {
+            let known = delivery.known().unwrap_or_default();
+            parts_of(uid, known).is_empty()
+        };
+        for (uid, ready) in checkpoint.all() {
+            if !is_without_directory(&uid) {
+                continue;
+            }
+            // The one that has the claim's turn makes its directories again.
+            let Some(_turn) = self.0.turns.free(&uid) else {
+                continue;
+            };
+            let given = api::is_given(client, &ready.namespace, &ready.name, &uid).await;
+            if !matches!(given, Ok(false)) || !is_without_directory(&uid) {
+                continue;
+            }
+            let (store, of) = (Arc::clone(checkpoint), uid.clone());
+            let removed = spawn_blocking(move || store.remove(&of).map_err(DiskError::Remove));
+            let Ready {
+                namespace, name, ..
+            } = ready;
+            match removed.await.map_err(DiskError::from).flatten() {
+                Ok(()) => tracing::info!(
+                    namespace,
+                    claim = name,
+                    uid,
+                    "the claim is gone, and the kubelet has not said so"
+                ),
+                Err(error) => {
+                    tracing::warn!(namespace, claim = name, uid, %error, "the claim's record stays")
+                }
+            }
+        }
     }
 
     async fn take_away(&self, uid: &str) -> Result<(), DiskError> {

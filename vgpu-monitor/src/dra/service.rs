@@ -1,13 +1,14 @@
 //! The kubelet's calls, in both versions of the protocol, and the stream of the devices' health. Never decides: `prepare`
 //! does.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use futures_util::Stream;
+use futures_util::future::join_all;
 use futures_util::stream::unfold;
+use futures_util::{Stream, StreamExt as _};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
@@ -16,22 +17,18 @@ use super::claim::Asked;
 use super::metrics::Metrics;
 use super::prepare::{PrepareError, Preparer, ReadyDevice};
 use super::{DRIVER, device_name};
-use crate::node_gpus::{Health, Healths, Inventories, Inventory};
-use crate::proto::dra_health::dra_resource_health_server::DraResourceHealth;
-use crate::proto::dra_health::{
-    DeviceHealth, DeviceIdentifier, HealthStatus, NodeWatchResourcesRequest,
-    NodeWatchResourcesResponse,
-};
+use crate::node_gpus::{Health, Healths, Inventories, Inventory, KnownGpu};
 use crate::proto::plugin_registration::registration_server::Registration;
 use crate::proto::plugin_registration::{
     InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
 };
-use crate::proto::{dra_v1, dra_v1beta1};
+use crate::proto::{dra_health, dra_health_v1, dra_v1, dra_v1beta1};
 
 /// The services that the driver announces to the kubelet, which uses the first one of each kind that it supports.
-const SERVICES: [&str; 3] = [
+const SERVICES: [&str; 4] = [
     "v1.DRAPlugin",
     "v1beta1.DRAPlugin",
+    "v1.DRAResourceHealth",
     "v1alpha1.DRAResourceHealth",
 ];
 
@@ -58,8 +55,7 @@ impl Service {
         &self,
         claims: Vec<Asked>,
     ) -> Vec<(String, Result<Vec<ReadyDevice>, PrepareError>)> {
-        let mut answers = Vec::new();
-        for asked in &claims {
+        let one = async |asked: &Asked| {
             let begun = Instant::now();
             let answer = self.preparer.prepare(asked, &claims).await;
             self.metrics
@@ -67,16 +63,16 @@ impl Service {
             if let Err(why) = &answer {
                 tracing::warn!(claim = %asked, uid = asked.uid, %why, "the claim is not made ready");
             }
-            answers.push((asked.uid.clone(), answer));
-        }
-        self.metrics.claims(self.checkpoint.all().len());
+            (asked.uid.clone(), answer)
+        };
+        let answers = join_all(claims.iter().map(one)).await;
+        self.metrics.claims(self.checkpoint.count());
         answers
     }
 
     /// Takes each claim away, and answers for each: a text where it could not be.
     async fn unprepare(&self, claims: Vec<Asked>) -> Vec<(String, String)> {
-        let mut answers = Vec::new();
-        for asked in &claims {
+        let one = async |asked: &Asked| {
             let begun = Instant::now();
             let answer = self.preparer.unprepare(asked).await;
             self.metrics
@@ -88,9 +84,10 @@ impl Service {
                     why.to_string()
                 }
             };
-            answers.push((asked.uid.clone(), error));
-        }
-        self.metrics.claims(self.checkpoint.all().len());
+            (asked.uid.clone(), error)
+        };
+        let answers = join_all(claims.iter().map(one)).await;
+        self.metrics.claims(self.checkpoint.count());
         answers
     }
 }
@@ -158,21 +155,66 @@ macro_rules! serve {
 serve!(dra_v1, dra_v1::dra_plugin_server::DraPlugin, share_id);
 serve!(dra_v1beta1, dra_v1beta1::dra_plugin_server::DraPlugin,);
 
-#[tonic::async_trait]
-impl DraResourceHealth for Service {
-    type NodeWatchResourcesStream =
-        Pin<Box<dyn Stream<Item = Result<NodeWatchResourcesResponse, Status>> + Send>>;
+/// The health of a device, for every version of the protocol.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct DeviceState {
+    /// Its name in the node's pool.
+    device: String,
+    /// Why it is not to be used; `None` for a healthy one.
+    sick: Option<String>,
+}
 
-    async fn node_watch_resources(
-        &self,
-        _: Request<NodeWatchResourcesRequest>,
-    ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
+/// The stream of the health of one version of the protocol.
+macro_rules! serve_health {
+    ($proto:ident) => {
+        #[tonic::async_trait]
+        impl $proto::dra_resource_health_server::DraResourceHealth for Service {
+            type NodeWatchResourcesStream = Pin<
+                Box<dyn Stream<Item = Result<$proto::NodeWatchResourcesResponse, Status>> + Send>,
+            >;
+
+            async fn node_watch_resources(
+                &self,
+                _: Request<$proto::NodeWatchResourcesRequest>,
+            ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
+                let node = self.node.clone();
+                let stream = self.states().map(move |(states, seconds)| {
+                    let device = |state: DeviceState| $proto::DeviceHealth {
+                        device: Some($proto::DeviceIdentifier {
+                            pool_name: node.clone(),
+                            device_name: state.device,
+                        }),
+                        health: match &state.sick {
+                            Some(_) => $proto::HealthStatus::Unhealthy,
+                            None => $proto::HealthStatus::Healthy,
+                        }
+                        .into(),
+                        last_updated_time: seconds,
+                        // As long as the stream lives, what was said last holds: nothing is repeated.
+                        health_check_timeout_seconds: NEVER,
+                        message: state.sick.unwrap_or_default(),
+                    };
+                    let devices = states.into_iter().map(device).collect();
+                    Ok($proto::NodeWatchResourcesResponse { devices })
+                });
+                Ok(Response::new(Box::pin(stream)))
+            }
+        }
+    };
+}
+
+serve_health!(dra_health);
+serve_health!(dra_health_v1);
+
+impl Service {
+    /// The health of all devices with the time, in seconds since 1970: now, and at each change.
+    fn states(&self) -> impl Stream<Item = (Vec<DeviceState>, i64)> + Send + use<> {
         let (mut inventories, mut healths) = (self.inventories.clone(), self.healths.clone());
         inventories.mark_changed();
         healths.mark_changed();
-        let begun = (inventories, healths, self.node.clone());
-        let stream = unfold(begun, async |(mut inventories, mut healths, node)| {
-            loop {
+        unfold(
+            (inventories, healths),
+            async |(mut inventories, mut healths)| loop {
                 tokio::select! {
                     changed = inventories.changed() => changed.ok()?,
                     changed = healths.changed() => changed.ok()?,
@@ -180,44 +222,33 @@ impl DraResourceHealth for Service {
                 let inventory = inventories.borrow_and_update().clone();
                 let health = healths.borrow_and_update().clone();
                 if let Some(inventory) = inventory {
-                    let devices = all_health(&node, &inventory, &health, SystemTime::now());
-                    let answer = NodeWatchResourcesResponse { devices };
-                    return Some((Ok(answer), (inventories, healths, node)));
+                    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+                    let seconds = i64::try_from(now.unwrap_or_default().as_secs());
+                    let states = all_states(&inventory, &health);
+                    return Some((
+                        (states, seconds.unwrap_or(i64::MAX)),
+                        (inventories, healths),
+                    ));
                 }
-            }
-        });
-        Ok(Response::new(Box::pin(stream)))
+            },
+        )
     }
 }
 
 /// The health of every device.
-fn all_health(
-    node: &str,
-    inventory: &Inventory,
-    health: &Health,
-    now: SystemTime,
-) -> Vec<DeviceHealth> {
-    let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let sick: BTreeSet<&str> = health.keys().map(String::as_str).collect();
-    let device = |gpu: &crate::node_gpus::KnownGpu| {
+fn all_states(inventory: &Inventory, health: &Health) -> Vec<DeviceState> {
+    let state = |gpu: &KnownGpu| {
         let uuid = gpu.device.id.as_str();
-        let status = if sick.contains(uuid) || !gpu.device.healthy {
-            HealthStatus::Unhealthy
-        } else {
-            HealthStatus::Healthy
-        };
-        DeviceHealth {
-            device: Some(DeviceIdentifier {
-                pool_name: node.to_owned(),
-                device_name: device_name(uuid),
-            }),
-            health: status.into(),
-            last_updated_time: i64::try_from(seconds).unwrap_or(i64::MAX),
-            // As long as the stream lives, what was said last holds: nothing is repeated.
-            health_check_timeout_seconds: NEVER,
+        let unnamed = || (!gpu.device.healthy).then(|| String::from("the GPU is not healthy"));
+        DeviceState {
+            device: device_name(uuid),
+            sick: health
+                .get(uuid)
+                .map(|sick| sick.reason.clone())
+                .or_else(unnamed),
         }
     };
-    inventory.gpus.iter().map(device).collect()
+    inventory.gpus.iter().map(state).collect()
 }
 
 /// Seconds after which the kubelet would call the health unknown: a year.
@@ -276,27 +307,35 @@ impl Registration for Introduction {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::delivery::tests::inventory;
+    use crate::delivery::tests::{GPUS, inventory};
     use crate::node_gpus::Sick;
 
     #[test]
-    fn health_names_every_device_of_the_pool() {
-        let inventory = inventory(1);
-        let first = inventory.gpus[0].device.id.clone();
+    fn health_names_every_device_and_what_is_wrong() {
+        let mut inventory = inventory(1);
+        let (first, second) = (GPUS[0].to_owned(), GPUS[1]);
         let sick = Sick {
             reason: String::from("XID 79"),
             since: UNIX_EPOCH,
             recovers: false,
         };
         let health = Health::from([(first.clone(), sick)]);
+        let state = |uuid: &str, sick: Option<&str>| DeviceState {
+            device: device_name(uuid),
+            sick: sick.map(str::to_owned),
+        };
 
-        let all = all_health("n1", &inventory, &health, UNIX_EPOCH);
+        let all = all_states(&inventory, &health);
 
-        assert_eq!(all.len(), inventory.gpus.len());
-        let device = all[0].device.clone().unwrap();
-        assert_eq!(device.pool_name, "n1");
-        assert_eq!(device.device_name, device_name(&first));
-        assert_eq!(all[0].health, i32::from(HealthStatus::Unhealthy));
-        assert_eq!(all[1].health, i32::from(HealthStatus::Healthy));
+        assert_eq!(all, [state(&first, Some("XID 79")), state(second, None)]);
+        inventory.gpus[1].device.healthy = false;
+        let all = all_states(&inventory, &Health::default());
+        assert_eq!(
+            all,
+            [
+                state(&first, None),
+                state(second, Some("the GPU is not healthy"))
+            ]
+        );
     }
 }

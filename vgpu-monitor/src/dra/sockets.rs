@@ -17,6 +17,7 @@ use tonic::transport::server::Router;
 use super::DRIVER;
 use super::service::{Introduction, Registered, Service};
 use crate::proto::dra_health::dra_resource_health_server::DraResourceHealthServer;
+use crate::proto::dra_health_v1::dra_resource_health_server::DraResourceHealthServer as DraResourceHealthServerV1;
 use crate::proto::dra_v1::dra_plugin_server::DraPluginServer;
 use crate::proto::dra_v1beta1::dra_plugin_server::DraPluginServer as DraPluginServerV1beta1;
 use crate::proto::plugin_registration::registration_server::RegistrationServer;
@@ -106,7 +107,8 @@ impl Sockets {
         let calls = Server::builder()
             .add_service(DraPluginServer::new(service.clone()))
             .add_service(DraPluginServerV1beta1::new(service.clone()))
-            .add_service(DraResourceHealthServer::new(service.clone()));
+            .add_service(DraResourceHealthServer::new(service.clone()))
+            .add_service(DraResourceHealthServerV1::new(service.clone()));
         let calls = begin(&self.calls, calls)
             .with_context(|| format!("cannot make the socket {}", self.calls.display()))?;
         let introduction = Introduction {

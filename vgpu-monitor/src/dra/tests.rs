@@ -21,12 +21,17 @@ use super::checkpoint::Checkpoint;
 use super::prepare::{Parts, Preparer};
 use super::service::{Registered, Service};
 use super::*;
+
+mod killed;
+
 use crate::delivery::tests::{GIB, GPUS, NodeDir};
 use crate::delivery::{Delivery, Manner};
 use crate::node_gpus::{Health, Inventories, Sick};
 use crate::plugin::connect;
 use crate::proto::dra_health::NodeWatchResourcesRequest;
 use crate::proto::dra_health::dra_resource_health_client::DraResourceHealthClient;
+use crate::proto::dra_health_v1;
+use crate::proto::dra_health_v1::dra_resource_health_client::DraResourceHealthClient as DraResourceHealthClientV1;
 use crate::proto::dra_v1::dra_plugin_client::DraPluginClient;
 use crate::proto::dra_v1::{
     Claim, Device, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest,
@@ -62,11 +67,18 @@ type Claims<'a> = &'a [(&'a str, Option<&'a str>)];
 
 /// The objects of an API server by their path, or its absence.
 #[derive(Clone, Default)]
-struct Objects(Arc<Mutex<Option<BTreeMap<String, Value>>>>);
+struct Objects(
+    Arc<Mutex<Option<BTreeMap<String, Value>>>>,
+    /// Questions about claims are answered when as many of them have come.
+    Option<Arc<tokio::sync::Barrier>>,
+);
 
 impl Objects {
     fn router(&self) -> Router {
         async fn find(State(objects): State<Objects>, Path(path): Path<String>) -> Response {
+            if let Some(barrier) = objects.1.filter(|_| path.contains("/resourceclaims/")) {
+                barrier.wait().await;
+            }
             let all = objects.0.lock();
             let Some(all) = all.as_ref() else {
                 return StatusCode::SERVICE_UNAVAILABLE.into_response();
@@ -166,6 +178,8 @@ struct World {
 /// One process of the driver.
 struct Running {
     delivery: Arc<Delivery>,
+    preparer: Preparer,
+    checkpoint: Arc<Checkpoint>,
     sockets: Sockets,
     calls: PathBuf,
     finding: PathBuf,
@@ -187,8 +201,8 @@ impl World {
 
     async fn driver(&self) -> Running {
         let delivery = Arc::new(self.node.delivery(Manner::Claim));
-        let file = self.node.path("var/lib/vgpu").join(command::CHECKPOINT);
-        let checkpoint = Arc::new(Checkpoint::open(&file).unwrap());
+        let state = self.node.path("var/lib/vgpu");
+        let checkpoint = Arc::new(Checkpoint::open(&state).unwrap());
         let preparer = Preparer::new(Parts {
             node: String::from("n1"),
             client: kube::Client::new(self.objects.router(), "default"),
@@ -199,8 +213,8 @@ impl World {
             team_label: String::from("team"),
         });
         let service = Service {
-            preparer,
-            checkpoint,
+            preparer: preparer.clone(),
+            checkpoint: Arc::clone(&checkpoint),
             node: String::from("n1"),
             inventories: self.inventories.clone(),
             healths: self.health.subscribe(),
@@ -215,6 +229,8 @@ impl World {
         });
         let running = Running {
             delivery,
+            preparer,
+            checkpoint,
             sockets,
             calls: kubelet.join("plugins/gpu.vgpu.io/dra@vgpu.sock"),
             finding: kubelet.join("plugins_registry/gpu.vgpu.io@reg.sock"),
@@ -312,6 +328,7 @@ async fn kubelet_finds_the_driver_and_takes_it() {
         [
             "v1.DRAPlugin",
             "v1beta1.DRAPlugin",
+            "v1.DRAResourceHealth",
             "v1alpha1.DRAResourceHealth"
         ]
     );
@@ -526,10 +543,10 @@ async fn claim_that_cannot_be_written_is_refused_and_leaves_other_claims_alone()
     let before = files("claim-u-one");
 
     // A folder in the place of the record's new version: it cannot be written, by root either.
-    let new = world.node.path("var/lib/vgpu/.claims.json.new");
+    let new = world.node.path("var/lib/vgpu/claims/.u-two.json.new");
     std::fs::create_dir(&new).unwrap();
     let why = driver.prepare_one("two").await.unwrap_err();
-    assert!(why.contains("cannot write the record of claims"), "{why}");
+    assert!(why.contains("cannot write the claim's record"), "{why}");
     assert_eq!(world.description("claim-u-two"), None);
     assert_eq!(driver.delivery.known().unwrap(), [part_name("u-one", 0)]);
     std::fs::remove_dir(&new).unwrap();
@@ -587,7 +604,7 @@ async fn lost_record_costs_no_running_container_its_files() {
     let driver = world.driver().await;
     let given = driver.prepare_one("share").await.unwrap();
     driver.end().await;
-    let record = world.node.path("var/lib/vgpu/claims.json");
+    let record = world.node.path("var/lib/vgpu/claims/u-share.json");
     std::fs::remove_file(&record).unwrap();
     let folder = world.node.path("var/lib/vgpu/containers/claim-u-share");
     let slot = crate::delivery::tests::repair::lock(&folder.join("region"));
@@ -595,10 +612,10 @@ async fn lost_record_costs_no_running_container_its_files() {
     let driver = world.driver().await;
 
     // The record cannot be written, and the claim was given something else meanwhile.
-    let new = world.node.path("var/lib/vgpu/.claims.json.new");
+    let new = world.node.path("var/lib/vgpu/claims/.u-share.json.new");
     std::fs::create_dir(&new).unwrap();
     let why = driver.prepare_one("share").await.unwrap_err();
-    assert!(why.contains("cannot write the record"), "{why}");
+    assert!(why.contains("cannot write the claim's record"), "{why}");
     std::fs::remove_dir(&new).unwrap();
     world.objects.claim("share", &[("gpu", 0, 2048, 0)]);
     let why = driver.prepare_one("share").await.unwrap_err();
@@ -611,6 +628,67 @@ async fn lost_record_costs_no_running_container_its_files() {
     assert!(record.exists());
     drop(slot);
     assert_eq!(driver.unprepare("share").await, "");
+    driver.end().await;
+}
+
+#[tokio::test]
+async fn claims_of_one_call_are_made_ready_at_the_same_time() {
+    let mut world = World::new();
+    world
+        .objects
+        .pod(&[("x", &[("one", None)]), ("y", &[("two", None)])]);
+    world.objects.claim("one", &[("gpu", 0, 1024, 0)]);
+    world.objects.claim("two", &[("gpu", 1, 2048, 0)]);
+    // The API server shows the first claim when it is asked for the second.
+    world.objects.1 = Some(Arc::new(tokio::sync::Barrier::new(2)));
+    let driver = world.driver().await;
+
+    let answers = driver.prepare(&["one", "two"]).await;
+
+    assert_eq!(answers.len(), 2);
+    for (uid, answer) in answers {
+        assert!(answer.is_ok(), "{uid}: {answer:?}");
+    }
+    driver.end().await;
+}
+
+#[tokio::test]
+async fn record_that_could_not_be_removed_is_removed_later() {
+    let world = World::new();
+    world
+        .objects
+        .pod(&[("x", &[("one", None)]), ("y", &[("two", None)])]);
+    world.objects.claim("one", &[("gpu", 0, 1024, 0)]);
+    world.objects.claim("two", &[("gpu", 1, 2048, 0)]);
+    let driver = world.driver().await;
+    driver.prepare_one("one").await.unwrap();
+    driver.prepare_one("two").await.unwrap();
+    // The garbage collection has cleared one claim, and the disk keeps its record.
+    driver.delivery.remove(&part_name("u-one", 0)).unwrap();
+    let record = world.node.path("var/lib/vgpu/claims/u-one.json");
+    let text = std::fs::read(&record).unwrap();
+    std::fs::remove_file(&record).unwrap();
+    std::fs::create_dir(&record).unwrap();
+    let known = || driver.checkpoint.all().into_keys().collect::<Vec<_>>();
+
+    // Neither as long as the API server has it allocated, nor while that cannot be known.
+    driver.preparer.forget_gone().await;
+    let objects = world.objects.0.lock().take();
+    driver.preparer.forget_gone().await;
+    *world.objects.0.lock() = objects;
+    assert_eq!(known(), ["u-one", "u-two"]);
+    world.objects.remove(&claim_path("one"));
+    world.objects.remove(&claim_path("two"));
+    driver.preparer.forget_gone().await;
+    assert_eq!(known(), ["u-one", "u-two"], "the disk keeps the record");
+
+    std::fs::remove_dir(&record).unwrap();
+    std::fs::write(&record, text).unwrap();
+    driver.preparer.forget_gone().await;
+
+    // The other claim has its directory, so the garbage collection decides about it.
+    assert_eq!(known(), ["u-two"]);
+    assert!(!record.exists());
     driver.end().await;
 }
 
@@ -643,12 +721,19 @@ async fn kubelet_hears_of_every_change_of_health() {
             let next = stream.message().await.unwrap().unwrap();
             let health: Vec<i32> = next.devices.iter().map(|it| it.health).collect();
             if health == [1, 2] {
-                return;
+                return next.devices[1].message.clone();
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), told)
-        .await
-        .unwrap();
+    let told = tokio::time::timeout(Duration::from_secs(30), told).await;
+    assert_eq!(told.unwrap(), "XID 79");
+    // Newer kubelets ask for the same by another name.
+    let mut newer = DraResourceHealthClientV1::new(connect(&driver.calls).await.unwrap());
+    let request = dra_health_v1::NodeWatchResourcesRequest {};
+    let stream = newer.node_watch_resources(request).await.unwrap();
+    let first = stream.into_inner().message().await.unwrap().unwrap();
+    let said = first.devices.iter();
+    let said: Vec<(i32, &str)> = said.map(|it| (it.health, it.message.as_str())).collect();
+    assert_eq!(said, [(1, ""), (2, "XID 79")]);
     driver.end().await;
 }

@@ -22,6 +22,9 @@ pub struct DeviceHealth {
     /// The kubelet calls the health unknown after this; 0 is its own default.
     #[prost(int64, tag = "4")]
     pub health_check_timeout_seconds: i64,
+    /// For people: at most 1024 characters, of which the kubelet cuts what is longer. Empty for a healthy device.
+    #[prost(string, tag = "5")]
+    pub message: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeWatchResourcesResponse {
