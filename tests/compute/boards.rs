@@ -12,6 +12,8 @@ pub(crate) struct Board {
     script: &'static str,
     /// The parts that its NVML lacks.
     nvml: &'static str,
+    /// The CUDA version that the driver reports.
+    driver_version: u32,
     /// Whether an MPS server runs the kernels of all processes side by side.
     mps: bool,
     /// The allowed error of each share, points.
@@ -23,8 +25,15 @@ pub(crate) const PLAIN: Board = Board {
     name: "slices-2ms-round-robin",
     script: "",
     nvml: "",
+    driver_version: 12_040,
     mps: false,
     points: POINTS,
+};
+
+/// The same with a driver of CUDA 13.
+pub(crate) const NEWER: Board = Board {
+    driver_version: 13_010,
+    ..PLAIN
 };
 
 /// Every board.
@@ -84,6 +93,7 @@ impl Board {
         Config {
             script: format!("{}{script}", self.script),
             nvml: self.nvml.to_owned(),
+            driver_version: self.driver_version,
             mps: self.mps,
             ..Config::default()
         }

@@ -56,6 +56,9 @@ extern CUresult cuStreamDestroy_v2(CUstream);
 extern CUresult cuEventCreate(handle *, unsigned);
 extern CUresult cuEventRecord(handle, CUstream);
 extern CUresult cuEventSynchronize(handle);
+extern CUresult cuEventQuery(handle);
+extern CUresult cuStreamQuery(CUstream);
+extern CUresult cuCtxSynchronize_v2(CUcontext);
 extern CUresult cuLaunchKernel(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                CUstream, void **, void **);
 extern CUresult cuLaunchKernel_ptsz(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
@@ -221,7 +224,32 @@ static CUcontext green_context(void) {
     return made;
 }
 
-/* steady way=W ns=N nodes=N streams=N sync=0|1 priority=0|1 contexts=N green=0|1 for=MS: one launch after another. */
+/* How a program waits for what it launched: not at all, in a call of the driver, or by asking every 5 us. */
+enum { NOT, STREAM, STREAM_ASKED, EVENT, EVENT_ASKED, CONTEXT, CONTEXT_V2 };
+
+static void asked(CUresult (*ask)(void *), void *what) {
+    CUresult result;
+    while ((result = ask(what)) == 600) vgpuSimSleepUntil(vgpuSimNow() + 5000);
+    OK(result);
+}
+
+static void wait_for(int how, CUstream own) {
+    static handle event;
+    if (how == EVENT || how == EVENT_ASKED) {
+        if (!event) OK(cuEventCreate(&event, 2));
+        OK(cuEventRecord(event, own));
+    }
+    switch (how) {
+    case STREAM: OK(cuStreamSynchronize(own)); break;
+    case STREAM_ASKED: asked((CUresult (*)(void *))cuStreamQuery, own); break;
+    case EVENT: OK(cuEventSynchronize(event)); break;
+    case EVENT_ASKED: asked(cuEventQuery, event); break;
+    case CONTEXT: OK(cuCtxSynchronize()); break;
+    case CONTEXT_V2: OK(cuCtxSynchronize_v2(context)); break;
+    }
+}
+
+/* steady way=W ns=N nodes=N streams=N sync=HOW priority=0|1 contexts=N green=0|1 for=MS: one launch after another. */
 static void steady(void) {
     enum { MOST = 16 };
     int way = (int)option("way", PLAIN), sync = (int)option("sync", 0);
@@ -246,7 +274,7 @@ static void steady(void) {
             unsigned c = s % contexts;
             if (contexts > 1) OK(driver.set_current(in[c]));
             once(way, what[c], where[s]);
-            if (sync) OK(cuStreamSynchronize(where[s]));
+            wait_for(sync, where[s]);
             launches++;
         }
     }
@@ -289,9 +317,9 @@ static void sparse(void) {
     say("took %llu\n", (unsigned long long)(vgpuSimNow() - start));
 }
 
-/* requests ns=N kernels=N pause=US steps=N [every=US]: a service. Each request launches kernels and waits for them once;
- * the next one arrives after a pause of up to a tenth more or less. With every=US requests arrive by themselves, that far
- * apart on average and at most twice as far, and wait for the ones before them. Prints how long each took from its
+/* requests ns=N kernels=N pause=US steps=N sync=HOW [every=US]: a service. Each request launches kernels and waits for them
+ * once; the next one arrives after a pause of up to a tenth more or less. With every=US requests arrive by themselves, that
+ * far apart on average and at most twice as far, and wait for the ones before them. Prints how long each took from its
  * arrival, microseconds. */
 static void requests(void) {
     enum { MOST = 4096 };
@@ -300,6 +328,7 @@ static void requests(void) {
     CUstream own = stream();
     uint64_t steps = option("steps", 100), kernels = option("kernels", 10), pause = option("pause", 10000) * 1000;
     uint64_t every = option("every", 0) * 1000, start = vgpuSimNow();
+    int sync = (int)option("sync", STREAM);
     uint64_t chance = 88172645463325252ull;
     if (steps > MOST) steps = MOST;
     for (uint64_t i = 0; i < steps; i++) {
@@ -308,7 +337,7 @@ static void requests(void) {
         else if (start > vgpuSimNow())
             vgpuSimSleepUntil(start);
         for (uint64_t k = 0; k < kernels; k++) run(function, own);
-        OK(cuStreamSynchronize(own));
+        wait_for(sync, own);
         took[i] = (vgpuSimNow() - start) / 1000;
         chance ^= chance << 13, chance ^= chance >> 7, chance ^= chance << 17;
         if (every == 0)

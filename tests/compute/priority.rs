@@ -6,7 +6,7 @@ use std::mem::offset_of;
 
 use vgpu_abi::layout::{ComputeUse, DeviceUse};
 
-use crate::boards::{Board, PLAIN};
+use crate::boards::{Board, NEWER, PLAIN};
 use crate::lab::{Asks, Container, Curve, Lab, Program, US};
 
 /// How often the arbiter may be woken.
@@ -25,6 +25,9 @@ kernel k__5000000ns 5ms ±5%
 call cuLaunchKernel 3us
 ";
 
+/// A program waits for its requests in `cuStreamSynchronize`: `sync=` of `launch.c`.
+const USUAL_WAY: u32 = 1;
+
 /// When the requests of a service come. Each is ten kernels of 200 us.
 #[derive(Clone, Copy, Debug)]
 enum Requests {
@@ -36,7 +39,7 @@ enum Requests {
 
 impl Requests {
     /// The service. It ends within the time.
-    fn words(self, ms: u64) -> String {
+    fn words(self, way: u32, ms: u64) -> String {
         let (when, apart_us) = match self {
             Self::After(us) => (
                 format!("pause={us}"),
@@ -45,7 +48,7 @@ impl Requests {
             Self::Every(us) => (format!("every={us}"), us * 11 / 10),
         };
         let steps = ms * 1_000 / apart_us;
-        format!("requests ns=200000 kernels=10 {when} steps={steps} idle={KNOWN_MS}")
+        format!("requests ns=200000 kernels=10 sync={way} {when} steps={steps} idle={KNOWN_MS}")
     }
 }
 
@@ -89,20 +92,20 @@ fn p99(all: &[u64]) -> u64 {
     all[(all.len() * 99).div_ceil(100) - 1]
 }
 
-fn alone(board: &Board, requests: Requests, ms: u64) -> u64 {
+fn alone(board: &Board, requests: Requests, way: u32, ms: u64) -> u64 {
     let lab = Lab::on(board, LIFE);
-    let program = lab.native(&requests.words(ms));
+    let program = lab.native(&requests.words(way, ms));
     lab.watch(ms, &[], |_| {});
     p99(&latencies(&program.end()))
 }
 
-fn beside(board: &Board, requests: Requests, kernel_ns: u64, ms: u64) -> Ran {
+fn beside(board: &Board, requests: Requests, way: u32, kernel_ns: u64, ms: u64) -> Ran {
     let lab = Lab::on(board, LIFE);
     let mut arbiter = lab.arbiter();
     let high = lab.container("service", Asks::nothing().priority(HIGHEST));
     let low = lab.container("training", Asks::nothing().priority(LOWEST));
     let running = (
-        high.start(&requests.words(ms)),
+        high.start(&requests.words(way, ms)),
         low.start(&training(kernel_ns, ms)),
     );
     lab.watch(KNOWN_MS, &[], |_| arbiter.look());
@@ -136,9 +139,21 @@ const ARRIVALS: &[Requests] = &[Requests::Every(6_500)];
 /// Both bounds, for services with such requests, on a GPU that takes so long to switch to another process and back.
 #[track_caller]
 fn bounds_hold(board: &Board, kernel_ns: u64, services: &[Requests], switches_us: u64) {
+    bounds_hold_where_it_waits(board, kernel_ns, services, USUAL_WAY, switches_us);
+}
+
+/// The same for a service that waits in another way.
+#[track_caller]
+fn bounds_hold_where_it_waits(
+    board: &Board,
+    kernel_ns: u64,
+    services: &[Requests],
+    way: u32,
+    switches_us: u64,
+) {
     for requests in services {
-        let alone_us = alone(board, *requests, 3_000);
-        let ran = beside(board, *requests, kernel_ns, 3_000);
+        let alone_us = alone(board, *requests, way, 3_000);
+        let ran = beside(board, *requests, way, kernel_ns, 3_000);
         let most_us = alone_us * 110 / 100 + kernel_ns / US + switches_us;
         assert!(
             ran.p99_us <= most_us,
@@ -187,6 +202,15 @@ fn requests_that_arrive_by_themselves_wait_for_one_long_kernel() {
 #[test]
 fn requests_that_arrive_by_themselves_wait_for_one_graph() {
     bounds_hold(&PLAIN, GRAPHS_NS, ARRIVALS, 0);
+}
+
+/// By asking its stream or an event, by an event, and by its context.
+#[test]
+fn service_is_as_fast_however_it_waits_for_its_requests() {
+    for way in [2, 3, 4, 6] {
+        println!("sync={way}");
+        bounds_hold_where_it_waits(&NEWER, 1_000_000, PAUSES, way, 0);
+    }
 }
 
 /// Other drivers: turns of other lengths, in another order, and some that take time to switch.

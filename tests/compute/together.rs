@@ -2,7 +2,7 @@
 
 use vgpu_abi::limits::Policy;
 
-use crate::boards::{self, Board, PLAIN};
+use crate::boards::{self, Board, NEWER, PLAIN};
 use crate::lab::{Asks, Curve, Lab};
 
 /// Kernels that take another time at each launch, and launches that take some: no two programs of real
@@ -129,6 +129,10 @@ fn shares_are_kept(
         board.name
     );
     println!("{test} on {told}");
+    assert!(
+        owed.iter().all(|owed| *owed > 1.0),
+        "{told}: a program fails"
+    );
     assert!(off <= points, "{told}; allowed {points}");
     let enough = if board.points > boards::POINTS {
         0.8
@@ -313,6 +317,11 @@ on_every_board! {
         caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, board.points, SMALL_LONG);
     }
 
+    fn caps_are_kept_by_small_launches_that_are_asked_for(board) {
+        let words = ["steady ns=20000 sync=4", "steady ns=1000000 sync=4"];
+        caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, board.points, SMALL_LONG);
+    }
+
     fn caps_are_kept_by_the_smallest_kernels(board) {
         for caps in [[30, 70], [10, 90], [50, 50]] {
             caps_are_kept(TEST, board, &caps, &["steady ns=5000"; 2], SMALL_LONG);
@@ -350,6 +359,23 @@ on_every_board! {
         let off = (owed[0] - got[0]).max(owed[1] - got[1]);
         println!("{TEST} on {}: got {got:.2?}, owed {owed:.2?}, off by {off:.2}", board.name);
         assert!(off <= board.points, "{got:?}, owed {owed:?}");
+    }
+}
+
+/// Each way in which a program may wait for its work: `sync=` of `launch.c`.
+#[test]
+fn caps_are_kept_by_small_launches_that_are_waited_for_in_each_way() {
+    for way in 1..=6 {
+        let words = [20_000, 1_000_000].map(|ns| format!("steady ns={ns} sync={way}"));
+        let words = [words[0].as_str(), words[1].as_str()];
+        caps_are_kept_with_gaps(
+            "each way",
+            &NEWER,
+            &[30, 70],
+            &words,
+            NEWER.points,
+            SMALL_LONG,
+        );
     }
 }
 

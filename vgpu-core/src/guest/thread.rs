@@ -34,6 +34,8 @@ pub(crate) struct Thread {
     pub(crate) pending: Cell<MaybeUninit<Charge>>,
     /// Not 0: the C library calls us when this thread ends.
     pub(crate) is_watched: Cell<u32>,
+    /// The thread's questions whether its work has ended.
+    pub(crate) wait: Cell<Wait>,
     /// The thread's memory of its launches.
     pub(crate) gate: Gate,
 }
@@ -64,6 +66,16 @@ impl Thread {
         }
         self.errno.get()
     }
+}
+
+/// A thread's wait for its work by questions whether it has ended. All zeros: it does not wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wait {
+    /// The event or the stream that it asked first.
+    pub(crate) what: u64,
+    /// When it first and last heard that work has not ended, nanoseconds.
+    pub(crate) since_ns: u64,
+    pub(crate) last_ns: u64,
 }
 
 /// A thread's memory of its launches, so that most of them look at nothing else. All zeros: no memory.

@@ -524,11 +524,15 @@ hooks! {
     // Waiting: pools give back then, and what has ended is settled.
 
     /// Settles pools to the memory that they keep.
-    fn cuCtxSynchronize() => { compute::before_sync(), compute::after_context_sync() }
+    fn cuCtxSynchronize() => { compute::before_sync(), compute::after_context_sync(core::ptr::null_mut()) }
     /// Settles pools to the memory that they keep.
-    fn cuCtxSynchronize_v2(context: CuContext) => { compute::before_sync(), compute::after_sync() }
+    fn cuCtxSynchronize_v2(context: CuContext) => { compute::before_sync(), compute::after_context_sync(context) }
     /// Settles pools to the memory that they keep.
     fn cuStreamSynchronize(stream: CuStream) and cuStreamSynchronize_ptsz => { compute::before_sync(), compute::after_stream_sync(default.number(stream)) }
     /// Settles pools to the memory that they keep.
-    fn cuEventSynchronize(event: CuEvent) => { compute::before_sync(), compute::after_sync() }
+    fn cuEventSynchronize(event: CuEvent) => { compute::before_sync(), compute::after_event_sync() }
+    /// A program that asks again and again waits.
+    fn cuStreamQuery(stream: CuStream) and cuStreamQuery_ptsz => { _, compute::after_stream_query(default.number(stream)) }
+    /// A program that asks again and again waits.
+    fn cuEventQuery(event: CuEvent) => { _, compute::after_event_query(event) }
 }

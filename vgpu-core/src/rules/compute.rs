@@ -13,6 +13,10 @@ pub(crate) use gate::{passes, passes_config};
 use cuda_api::{CuLaunchConfig, CuLaunchParams, CuResult, CuStream};
 use gate::{of_config, open_gate, remember_free};
 use rate::rate;
+pub(crate) use sync::{
+    after_context_sync, after_event_query, after_event_sync, after_stream_query, after_stream_sync,
+    before_sync,
+};
 use vgpu_abi::credit::Compute;
 use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::targets::Grant;
@@ -27,14 +31,12 @@ use crate::holdings::deferred_free_charges;
 use crate::holdings::locate;
 use crate::holdings::requests;
 use crate::rules::first_use::{self, FirstUse};
-use crate::rules::pools;
-use crate::rules::stream_frees;
 use crate::state::accounts::{Accounts, Destination};
 use crate::state::launches::State;
 use crate::state::launches::costs::Work;
 use crate::state::launches::costs::estimate::{Beside, MOST_ODD_NS, OwnTime};
 use crate::state::launches::spans::{Begun, Found, Measured, Target};
-use crate::state::leases::{FREE, add_in_flight, add_launched, tell};
+use crate::state::leases::{add_in_flight, add_launched, tell};
 use crate::state::standing::{self, Standing, accounts};
 
 pub(crate) mod copies;
@@ -46,6 +48,8 @@ mod gate;
 mod rate;
 
 mod roster;
+
+mod sync;
 
 mod timetable;
 
@@ -445,101 +449,6 @@ pub(crate) fn before_many(params: InPtr<CuLaunchParams>, count: u32) -> Verdict<
 pub(crate) fn after_many(launched: ManyLaunched, result: CuResult) {
     for one in launched.0.into_iter().flatten() {
         after(one, result);
-    }
-}
-
-/// Before the program waits for the device: since when it waits, if it has launched work that is counted.
-pub(crate) fn before_sync() -> Verdict<Option<u64>> {
-    let may_count = standing::opened().is_some_and(|accounts| {
-        thread(|thread| {
-            let gate = &thread.gate;
-            let is_own = gate.owner.get() == accounts.process.number();
-            let is_told = accounts.process.compute.spans.is_anything_busy();
-            is_own && gate.left_ns.get() != FREE && (is_told || gate.work_ns.get() > 0)
-        })
-    });
-    Verdict::Call(may_count.then(clock::now_ns))
-}
-
-/// After `cuCtxSynchronize`: all of the context's streams have been waited for.
-pub(crate) fn after_context_sync(since_ns: Option<u64>, result: CuResult) {
-    stream_frees::after_context_sync(result);
-    after_sync(since_ns, result);
-    let opened = standing::opened().filter(|_| result == CuResult::SUCCESS);
-    let Some(accounts) = opened.filter(|it| it.process.compute.spans.is_anything_busy()) else {
-        return;
-    };
-    if let Some(context) = query::current_context() {
-        let found = |device, found| settle_ended(&accounts, device, found);
-        accounts.process.compute.spans.ended_in(context, found);
-    }
-}
-
-/// The program has seen for itself that work has ended, and no event says how long it took.
-fn settle_ended(accounts: &Accounts, device: usize, found: Found) {
-    let scale = u32::from(Grant::ONE);
-    settle(accounts, device, found, scale, clock::now_ns());
-}
-
-/// The program has waited for the device: pools give memory back, and work that has ended is settled.
-pub(crate) fn after_sync(since_ns: Option<u64>, result: CuResult) {
-    pools::after_sync(result);
-    let Some(accounts) = standing::opened() else {
-        return;
-    };
-    if accounts.process.compute.spans.is_anything_busy() {
-        manners::uncancelled(|| query::relaxed(|| collect(&accounts, clock::now_ns())));
-    }
-    if let Some(since_ns) = since_ns {
-        count_blocked(&accounts, since_ns);
-    }
-}
-
-/// A thread has waited for the device that it launched to last.
-fn count_blocked(accounts: &Accounts, since_ns: u64) {
-    let device = thread(|thread| thread.gate.device.get()) as usize;
-    let state = accounts.process.compute.device(device);
-    let (Some(state), Some(compute)) = (state, accounts.container.region.compute(device)) else {
-        return;
-    };
-    // Relaxed: a number.
-    let occupied_ns = compute.own().occupied_ns.load(Ordering::Relaxed);
-    let more_ns = state
-        .blocked
-        .more_ns(since_ns, clock::now_ns(), occupied_ns);
-    if more_ns > 0 {
-        compute.count_occupied(i64::try_from(more_ns).unwrap_or(i64::MAX));
-    }
-}
-
-/// After `cuStreamSynchronize`. If the arbiter waits for this container to rest, the region shows at once which work
-/// has ended, although the last launches have no mark behind them.
-pub(crate) fn after_stream_sync(since_ns: Option<u64>, result: CuResult, handle: u64) {
-    let opened = standing::opened();
-    if let Some(accounts) = &opened
-        && accounts.process.compute.is_awaited()
-    {
-        tell(accounts);
-    }
-    after_sync(since_ns, result);
-    let Some(accounts) = opened.filter(|_| result == CuResult::SUCCESS) else {
-        return;
-    };
-    if accounts.process.compute.spans.is_anything_busy() {
-        let context = if handle > 2 {
-            0
-        } else {
-            query::current_context().unwrap_or(0)
-        };
-        let target = Target {
-            handle,
-            context,
-            device: 0,
-        };
-        let ended = accounts.process.compute.spans.ended(&target);
-        if let Some((device, found)) = ended {
-            settle_ended(&accounts, device, found);
-        }
     }
 }
 

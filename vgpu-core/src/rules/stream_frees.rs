@@ -34,14 +34,14 @@ pub(crate) fn leave(accounts: &Accounts, freed: Freed, stream: CuStream) {
     });
 }
 
-/// After `cuCtxSynchronize`.
-pub(crate) fn after_context_sync(result: CuResult) {
+/// After `cuCtxSynchronize` of this context.
+pub(crate) fn after_context_sync(result: CuResult, context: impl FnOnce() -> Option<u64>) {
     let Some(accounts) = standing::opened() else {
         return;
     };
     if result == CuResult::SUCCESS
         && accounts.holdings().has_chore(CHORE_DEFERRED_FREES)
-        && let Some(context) = query::current_context()
+        && let Some(context) = context()
     {
         deferred_free_charges::context_is_idle(&accounts, context);
     }

@@ -47,6 +47,12 @@ pub(crate) fn is_out_of_captures(stream: u64) -> bool {
     ok(asked).is_some() && status == 0
 }
 
+/// Whether all work of the caller's stream has ended. Not while it captures.
+pub(crate) fn stream_has_ended(stream: u64) -> bool {
+    // SAFETY: the caller's own stream; where the caller has destroyed it, the driver says that it does not know it.
+    ok(unsafe { cuda::cuStreamQuery(handle(stream)) }).is_some()
+}
+
 /// A stream by its number.
 pub(crate) fn stream(number: u64) -> CuStream {
     handle(number)

@@ -6,9 +6,16 @@
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use super::spans::uncovered_ns;
+use crate::guest::thread::Wait;
 
 /// Work is counted when it is launched, and may be waited for later: as much as may be in flight, nanoseconds.
 const MOST_AHEAD_NS: i64 = 10_000_000;
+
+/// A thread that asks whether its work has ended waits for it as long as it asks at least this often, nanoseconds.
+const ASKED_NS: u64 = 10_000_000;
+/// Work that has ended since the last question ran until now if that was this long ago at most. Otherwise the program
+/// did something else meanwhile, and the work may have ended long ago.
+const LATELY_NS: u64 = 200_000;
 
 /// What this process remembers of a device. Wiped by a fork; all zeros is the beginning.
 #[repr(C)]
@@ -36,6 +43,39 @@ impl Blocked {
         self.occupied_ns
             .store(occupied_ns.saturating_add(more_ns), Ordering::Relaxed);
         more_ns
+    }
+}
+
+impl Wait {
+    /// The thread has asked an event or a stream, and heard that work has not ended.
+    #[must_use]
+    pub(crate) fn not_yet(self, what: u64, now_ns: u64) -> Self {
+        if self.since_ns == 0 || now_ns.saturating_sub(self.last_ns) > ASKED_NS {
+            return Self {
+                what,
+                since_ns: now_ns.max(1),
+                last_ns: now_ns,
+            };
+        }
+        Self {
+            last_ns: now_ns,
+            ..self
+        }
+    }
+
+    /// Whether the thread waits for this event or stream.
+    pub(crate) fn is_for(self, what: u64) -> bool {
+        self.since_ns != 0 && self.what == what
+    }
+
+    /// The thread has asked again, and heard that the work has ended: from when to when it has waited, nanoseconds.
+    pub(crate) fn ended(self, what: u64, now_ns: u64) -> Option<(u64, u64)> {
+        let until_ns = if now_ns.saturating_sub(self.last_ns) <= LATELY_NS {
+            now_ns
+        } else {
+            self.last_ns
+        };
+        self.is_for(what).then_some((self.since_ns, until_ns))
     }
 }
 
@@ -79,6 +119,27 @@ mod tests {
     }
 
     #[test]
+    fn thread_that_asks_until_its_work_has_ended_has_waited() {
+        let wait = Wait::default().not_yet(7, 5 * MS);
+        assert!(wait.is_for(7) && !wait.is_for(8));
+        // Of several events, the first one that it asked ends the wait.
+        let wait = wait.not_yet(8, 6 * MS).not_yet(7, 7 * MS);
+        assert_eq!(wait.ended(8, 7 * MS), None);
+        assert_eq!(
+            wait.ended(7, 7 * MS + 200 * US),
+            Some((5 * MS, 7 * MS + 200 * US))
+        );
+        // It did something else before it asked again.
+        assert_eq!(wait.ended(7, 7 * MS + 201 * US), Some((5 * MS, 7 * MS)));
+        assert_eq!(wait.not_yet(7, 17 * MS).since_ns, 5 * MS);
+        let later = wait.not_yet(8, 17 * MS + 1);
+        assert_eq!((later.what, later.since_ns), (8, 17 * MS + 1));
+        // A thread that never heard "not yet" has not waited.
+        assert_eq!(Wait::default().ended(0, MS), None);
+        assert!(Wait::default().not_yet(0, 0).is_for(0));
+    }
+
+    #[test]
     fn small_launches_beside_turns_of_others_are_blocked_most_of_the_time() {
         let blocked = blocked();
         let (mut now_ns, mut occupied_ns) = (MS, 0);
@@ -119,6 +180,19 @@ mod tests {
                 added_ns += more_ns;
             }
             prop_assert!(added_ns <= now_ns - begin_ns, "{added_ns}");
+        }
+
+        /// However a thread asks, it has waited for no longer than from its first question to its last.
+        #[test]
+        fn questions_add_no_time(steps in prop::collection::vec((0..20 * MS, 0..3_u64), 1..50)) {
+            let (mut now_ns, mut wait) = (MS, Wait::default());
+            for (passed_ns, what) in steps {
+                now_ns += passed_ns;
+                if let Some((since_ns, until_ns)) = wait.ended(what, now_ns) {
+                    prop_assert!(MS <= since_ns && since_ns <= until_ns && until_ns <= now_ns);
+                }
+                wait = wait.not_yet(what, now_ns);
+            }
         }
 
         /// Of a program whose work is counted whole before it is waited for, waits add nothing.

@@ -80,7 +80,8 @@ pub(crate) struct Stream {
     key: AtomicU64,
     /// Something else than launches was put into the stream since the last mark.
     is_broken: AtomicU32,
-    /// Held while the library records, queries and compares its own events, which are calls of the driver.
+    /// Held while the library records, queries and compares its own events, and asks whether the stream has ended, which
+    /// are calls of the driver.
     marks: Guarded<Marks>,
 }
 
@@ -338,12 +339,17 @@ impl Spans {
         }
     }
 
-    /// The program has waited for all that it launched to a stream, so the launches after the last mark have ended,
-    /// too.
-    pub(crate) fn ended(&self, target: &Target) -> Option<(usize, Found)> {
+    /// If all that was launched to a stream has ended, so have the launches after its last mark. `has_ended` gets the
+    /// stream's handle, which stays valid meanwhile, and is asked only where such launches are left.
+    pub(crate) fn ended(
+        &self,
+        target: &Target,
+        has_ended: impl Fn(u64) -> bool,
+    ) -> Option<(usize, Found)> {
         let key = target.key();
         let at = places(key).find(|at| self.key_at(*at) == key)?;
-        self.ended_at(at, |_| true)
+        let is_same = || self.key_at(at) == key;
+        self.ended_at(at, |marks| is_same() && has_ended(marks.handle))
     }
 
     /// The program has waited for all that it launched to the streams of a context.
