@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 
 use crate::elf::{self, Dynamic};
-use crate::{codegen, crds, dist, graph, header, links, modules, protogen, source};
+use crate::{codegen, crds, dist, graph, header, links, modules, product, protogen, source};
 
 /// The newest glibc that a program may need to load us.
 const GLIBC_FLOOR: (u32, u32) = (2, 17);
@@ -59,18 +59,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         "crates depend as docs/architecture.md draws",
         none(graph::differences(&crate::root())),
     );
-    report(
-        "modules import downwards",
-        none(modules::complaints(&crate::root())),
-    );
-    report(
-        "files are short, errors have types, and hooks stand in hooks/",
-        none(source::complaints(&crate::root())),
-    );
-    report(
-        "unsafe stands where docs/architecture.md lists it",
-        none(source::unsafe_complaints(&crate::root())),
-    );
+    match product::files(&crate::root()) {
+        Err(error) => report("the source of the products can be read", Err(error)),
+        Ok(files) => {
+            report(
+                "modules import downwards",
+                none(Ok(modules::complaints(&files))),
+            );
+            report(
+                "files are short, errors have types, and hooks stand in hooks/",
+                none(Ok(source::complaints(&files))),
+            );
+            report(
+                "unsafe stands where docs/architecture.md lists it",
+                none(source::unsafe_complaints(&crate::root(), &files)),
+            );
+        }
+    }
     report(
         "links of docs and alerts lead somewhere",
         none(links::complaints(&crate::root())),

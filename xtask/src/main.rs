@@ -17,6 +17,7 @@ mod header;
 mod links;
 mod modules;
 mod overlay;
+mod product;
 mod protogen;
 mod sbom;
 mod source;

@@ -3,11 +3,12 @@
 //! downwards. Tests are not looked at.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 
 use anyhow::{Context, bail};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
+
+use crate::product::{File, Module};
 
 /// Crates whose modules stand in layers: each with the folder of the crate and its layers, the lowest one first. A layer is a
 /// folder; it imports itself and those before it.
@@ -24,56 +25,30 @@ const LAYERED: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Circles that there still are, each with all of its modules: one that shrinks, grows or goes away is to be
-/// changed here, too.
-const STILL_IN_CIRCLES: &[(&str, &[&str])] = &[];
-
-/// A module by its path below the crate's root: `["rules", "nvml", "lists"]`.
-type Module = Vec<String>;
-
 /// Imports between the modules of one crate.
 #[derive(Debug, Default)]
 struct Imports(BTreeMap<Module, BTreeSet<Module>>);
 
 /// Every circle and every import of a higher layer, one sentence each.
-///
-/// # Errors
-/// When the source cannot be read, or is no Rust.
-pub(crate) fn complaints(root: &Path) -> anyhow::Result<Vec<String>> {
+pub(crate) fn complaints(files: &[File]) -> Vec<String> {
     let mut found = Vec::new();
-    for (name, source) in crates(root)? {
-        let imports = Imports::read(&source)?;
-        let known: Vec<&[&str]> = STILL_IN_CIRCLES
-            .iter()
-            .filter(|(of, _)| *of == name)
-            .map(|(_, modules)| *modules)
-            .collect();
-        let circles = imports.circles();
-        for gone in known
-            .iter()
-            .filter(|known| !circles.iter().any(|it| it == *known))
-        {
-            found.push(format!(
-                "{name}: {} are told to be a circle in xtask/src/modules.rs, and are none",
-                gone.join(", ")
-            ));
-        }
-        for circle in circles {
-            if known.iter().any(|known| circle == *known) {
-                continue;
-            }
+    for files in files.chunk_by(|a, b| a.folder == b.folder) {
+        let Some(File { folder, .. }) = files.first() else {
+            continue;
+        };
+        let name = folder.rsplit('/').next().unwrap_or(folder);
+        let imports = Imports::of(files);
+        for circle in imports.circles() {
             found.push(format!(
                 "{name}: {} import each other in a circle",
                 circle.join(", ")
             ));
         }
-        for (folder, layers) in LAYERED {
-            if source == root.join(folder).join("src") {
-                found.extend(imports.upward(&name, layers));
-            }
+        for (_, layers) in LAYERED.iter().filter(|(layered, _)| layered == folder) {
+            found.extend(imports.upward(name, layers));
         }
     }
-    Ok(found)
+    found
 }
 
 /// The layers of a crate as docs/architecture.md shows them: made from the folders' own first words.
@@ -146,50 +121,21 @@ pub(crate) fn run(check: bool) -> anyhow::Result<()> {
     std::fs::write(&file, fresh).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Members of the workspace that have source of their own, by name.
-pub(crate) fn crates(root: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
-    let manifest =
-        std::fs::read_to_string(root.join("Cargo.toml")).context("cannot read Cargo.toml")?;
-    let members = manifest
-        .split_once("members = [")
-        .and_then(|(_, rest)| rest.split_once(']'))
-        .context("Cargo.toml names no members")?
-        .0;
-    let mut found = Vec::new();
-    for member in members.split(',').map(|it| it.trim().trim_matches('"')) {
-        let source = root.join(member).join("src");
-        if !member.is_empty() && source.is_dir() {
-            let name = member.rsplit('/').next().unwrap_or(member);
-            found.push((name.to_owned(), source));
-        }
-    }
-    Ok(found)
-}
-
 impl Imports {
-    /// Reads the modules below `source`, which holds `lib.rs` or `main.rs`.
-    fn read(source: &Path) -> anyhow::Result<Self> {
-        let mut files = Vec::new();
-        files_below(source, &mut Vec::new(), &mut files)?;
-        let modules: BTreeSet<Module> = files.iter().map(|(module, _)| module.clone()).collect();
+    /// The imports between the modules of one crate.
+    fn of(files: &[File]) -> Self {
+        let modules: BTreeSet<Module> = files.iter().map(|file| file.module.clone()).collect();
         let mut imports = Self::default();
-        for (module, file) in files {
-            let code = std::fs::read_to_string(&file)
-                .with_context(|| format!("cannot read {}", file.display()))?;
-            let tokens = TokenStream::from_str(&code)
-                .map_err(|error| anyhow::anyhow!("{}: {error}", file.display()))?;
+        for file in files {
             let mut paths = Vec::new();
-            collect(tokens, &mut paths);
-            let to = imports.0.entry(module.clone()).or_default();
-            for path in paths {
-                if let Some(target) = path.resolve(&module, &modules)
-                    && target != module
-                {
-                    to.insert(target);
-                }
-            }
+            collect(file.tokens.clone(), &mut paths);
+            let to = imports.0.entry(file.module.clone()).or_default();
+            let targets = paths
+                .iter()
+                .filter_map(|path| path.resolve(&file.module, &modules));
+            to.extend(targets.filter(|target| *target != file.module));
         }
-        Ok(imports)
+        imports
     }
 
     /// Circles among modules that stand side by side, at every depth.
@@ -247,42 +193,6 @@ impl Imports {
     }
 }
 
-/// Rust files with the module that each is. Files of tests are left out.
-pub(crate) fn files_below(
-    folder: &Path,
-    module: &mut Module,
-    files: &mut Vec<(Module, PathBuf)>,
-) -> anyhow::Result<()> {
-    let read =
-        std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
-    let mut entries: Vec<PathBuf> = read
-        .map(|entry| entry.map(|entry| entry.path()))
-        .collect::<Result<_, _>>()?;
-    entries.sort();
-    for path in entries {
-        let name = path
-            .file_stem()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        if name == "tests" || name.ends_with("_tests") {
-            continue;
-        }
-        if path.is_dir() {
-            module.push(name);
-            files_below(&path, module, files)?;
-            module.pop();
-        } else if path.extension().is_some_and(|it| it == "rs") {
-            let mut of = module.clone();
-            if !matches!(name.as_str(), "lib" | "main" | "mod") {
-                of.push(name);
-            }
-            files.push((of, path));
-        }
-    }
-    Ok(())
-}
-
 /// A path that begins with `crate`, or with this many `super`.
 #[derive(Debug, PartialEq, Eq)]
 struct Written {
@@ -310,24 +220,12 @@ impl Written {
     }
 }
 
-/// The paths in a stream of tokens. Code behind `#[cfg(test)]` is left out.
+/// The paths in a stream of tokens.
 fn collect(tokens: TokenStream, paths: &mut Vec<Written>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut at = 0;
     while let Some(token) = tokens.get(at) {
         match token {
-            TokenTree::Punct(mark) if mark.as_char() == '#' && is_for_tests(tokens.get(at + 1)) => {
-                at += 2;
-                // The item: up to its braces, or to a semicolon.
-                while let Some(token) = tokens.get(at) {
-                    at += 1;
-                    match token {
-                        TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => break,
-                        TokenTree::Punct(mark) if mark.as_char() == ';' => break,
-                        _ => {}
-                    }
-                }
-            }
             TokenTree::Ident(name) if name == "crate" || name == "super" => {
                 let mut ups = None;
                 let mut next = at + 1;
@@ -404,17 +302,6 @@ fn is_colons(tokens: &[TokenTree], at: usize) -> bool {
     is_colon(tokens.get(at)) && is_colon(tokens.get(at + 1))
 }
 
-/// Is it the `[cfg(test)]` or `[cfg(all(test, …))]` of an attribute?
-pub(crate) fn is_for_tests(token: Option<&TokenTree>) -> bool {
-    let Some(TokenTree::Group(group)) = token else {
-        return false;
-    };
-    let text: String = group.stream().to_string().split_whitespace().collect();
-    text.starts_with("cfg(test")
-        || text.starts_with("cfg(all(test")
-        || text.starts_with("cfg(all(loom,test")
-}
-
 /// Groups of two or more that reach each other.
 fn strongly_connected(edges: &BTreeMap<String, BTreeSet<String>>) -> Vec<Vec<String>> {
     let reach = |from: &String| {
@@ -451,6 +338,7 @@ fn strongly_connected(edges: &BTreeMap<String, BTreeSet<String>>) -> Vec<Vec<Str
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::str::FromStr;
 
     fn module(path: &str) -> Module {
         path.split("::").map(str::to_owned).collect()
@@ -492,21 +380,6 @@ mod tests {
         assert_eq!(
             imported("b", "use std::sync::Arc; fn a() { x::y() }"),
             [""; 0]
-        );
-    }
-
-    #[test]
-    fn code_for_tests_is_ignored() {
-        assert_eq!(
-            imported(
-                "b",
-                "#[cfg(test)] mod tests { use crate::a; } use crate::a::y;"
-            ),
-            ["a::y"]
-        );
-        assert_eq!(
-            imported("b", "#[cfg(test)] use crate::a; use crate::a::y;"),
-            ["a::y"]
         );
     }
 

@@ -4,12 +4,11 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::str::FromStr;
 
 use anyhow::Context;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-use crate::modules::{crates, files_below, is_for_tests};
+use crate::product::File;
 
 /// The longest file of product code, lines.
 const LINES_MOST: usize = 800;
@@ -25,68 +24,32 @@ const HOOKS_MACRO: &str = "vgpu-core/src/driver/hook.rs";
 /// The heading in docs/architecture.md over the tables of places with `unsafe`.
 const HEADING: &str = "## Where `unsafe` is";
 
-/// A file of product code.
-struct File {
-    /// Its path from the top of the repository.
-    path: String,
-    /// Its lines, tests left out.
-    lines: usize,
-    /// Its tokens, tests left out.
-    words: Vec<String>,
-}
-
 /// Files that are too long, errors that are text, and tables of hooks in the wrong place, one sentence each.
-///
-/// # Errors
-/// When the source cannot be read, or is no Rust.
-pub(crate) fn complaints(root: &Path) -> anyhow::Result<Vec<String>> {
-    let files = files(root)?;
-    Ok(files.iter().flat_map(faults).collect())
+pub(crate) fn complaints(files: &[File]) -> Vec<String> {
+    let judged = files.iter().map(|file| {
+        let words = words(&file.tokens);
+        faults(&file.path, product_lines(&file.text), &words)
+    });
+    judged.flatten().collect()
 }
 
 /// Files with `unsafe` that the tables in docs/architecture.md do not list, and places in the tables without `unsafe`.
 ///
 /// # Errors
-/// When the source or the document cannot be read.
-pub(crate) fn unsafe_complaints(root: &Path) -> anyhow::Result<Vec<String>> {
+/// When the document cannot be read.
+pub(crate) fn unsafe_complaints(root: &Path, files: &[File]) -> anyhow::Result<Vec<String>> {
     let document = root.join("docs/architecture.md");
     let text = std::fs::read_to_string(&document)
         .with_context(|| format!("cannot read {}", document.display()))?;
     let listed = listed(&text).with_context(|| format!("{}", document.display()))?;
-    let files = files(root)?;
     let with_unsafe = files
         .iter()
-        .filter(|file| file.words.iter().any(|word| word == "unsafe"))
+        .filter(|file| words(&file.tokens).iter().any(|word| word == "unsafe"))
         .map(|file| file.path.as_str());
     Ok(compared(&listed, &with_unsafe.collect::<Vec<_>>()))
 }
 
-/// All product code of the workspace's members.
-fn files(root: &Path) -> anyhow::Result<Vec<File>> {
-    let mut found = Vec::new();
-    for (_, source) in crates(root)? {
-        let mut files = Vec::new();
-        files_below(&source, &mut Vec::new(), &mut files)?;
-        for (_, file) in files {
-            let code = std::fs::read_to_string(&file)
-                .with_context(|| format!("cannot read {}", file.display()))?;
-            let tokens = TokenStream::from_str(&code)
-                .map_err(|error| anyhow::anyhow!("{}: {error}", file.display()))?;
-            let mut words = Vec::new();
-            flatten(tokens, &mut words);
-            let path = file.strip_prefix(root).unwrap_or(&file);
-            found.push(File {
-                path: path.to_string_lossy().into_owned(),
-                lines: product_lines(&code),
-                words,
-            });
-        }
-    }
-    Ok(found)
-}
-
-fn faults(file: &File) -> Vec<String> {
-    let File { path, lines, words } = file;
+fn faults(path: &str, lines: usize, words: &[String]) -> Vec<String> {
     if GENERATED
         .iter()
         .any(|generated| path.starts_with(generated))
@@ -94,7 +57,7 @@ fn faults(file: &File) -> Vec<String> {
         return Vec::new();
     }
     let mut found = Vec::new();
-    if *lines > LINES_MOST {
+    if lines > LINES_MOST {
         found.push(format!(
             "{path} has {lines} lines beside its tests; a file of product code has at most {LINES_MOST}: split it"
         ));
@@ -115,37 +78,28 @@ fn faults(file: &File) -> Vec<String> {
     found
 }
 
-/// The tokens in order, with the brackets of groups. Code behind `#[cfg(test)]` is left out.
+/// The tokens in order, with the brackets of groups.
+fn words(tokens: &TokenStream) -> Vec<String> {
+    let mut words = Vec::new();
+    flatten(tokens.clone(), &mut words);
+    words
+}
+
 fn flatten(tokens: TokenStream, words: &mut Vec<String>) {
-    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
-    let mut at = 0;
-    while let Some(token) = tokens.get(at) {
-        at += 1;
-        match token {
-            TokenTree::Punct(mark) if mark.as_char() == '#' && is_for_tests(tokens.get(at)) => {
-                // The item: up to its braces, or to a semicolon.
-                while let Some(token) = tokens.get(at) {
-                    at += 1;
-                    match token {
-                        TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => break,
-                        TokenTree::Punct(mark) if mark.as_char() == ';' => break,
-                        _ => {}
-                    }
-                }
-            }
-            TokenTree::Group(group) => {
-                let (open, close) = match group.delimiter() {
-                    Delimiter::Parenthesis => ("(", ")"),
-                    Delimiter::Brace => ("{", "}"),
-                    Delimiter::Bracket => ("[", "]"),
-                    Delimiter::None => ("", ""),
-                };
-                words.push(open.to_owned());
-                flatten(group.stream(), words);
-                words.push(close.to_owned());
-            }
-            token => words.push(token.to_string()),
-        }
+    for token in tokens {
+        let TokenTree::Group(group) = token else {
+            words.push(token.to_string());
+            continue;
+        };
+        let (open, close) = match group.delimiter() {
+            Delimiter::Parenthesis => ("(", ")"),
+            Delimiter::Brace => ("{", "}"),
+            Delimiter::Bracket => ("[", "]"),
+            Delimiter::None => ("", ""),
+        };
+        words.push(open.to_owned());
+        flatten(group.stream(), words);
+        words.push(close.to_owned());
     }
 }
 
@@ -273,20 +227,11 @@ fn compared(listed: &BTreeSet<String>, with_unsafe: &[&str]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn words(code: &str) -> Vec<String> {
-        let mut words = Vec::new();
-        flatten(TokenStream::from_str(code).unwrap(), &mut words);
-        words
-    }
+    use crate::product;
 
     fn said(path: &str, code: &str) -> String {
-        let file = File {
-            path: path.to_owned(),
-            lines: product_lines(code),
-            words: words(code),
-        };
-        faults(&file).join("; ")
+        let tokens = product::tokens(code).unwrap();
+        faults(path, product_lines(code), &words(&tokens)).join("; ")
     }
 
     #[test]
