@@ -14,7 +14,7 @@ pub(crate) fn nvml_index(ordinal: i32) -> Option<usize> {
     with_nvml(|| {
         let gpu = nvml_gpu(ordinal)?;
         let mut index = 0;
-        // SAFETY: a handle that NVML gave just now; NVML writes one word, which this frame owns.
+        // SAFETY: NVML gave this handle just now, and writes to the local `index` alone.
         let asked = unsafe { nvml::nvmlDeviceGetIndex(gpu, &raw mut index) };
         asked.is_success().then(|| usize::try_from(index).ok())?
     })
@@ -61,7 +61,7 @@ pub(crate) fn used_bytes(ordinal: i32) -> Option<u64> {
             free: 0,
             used: 0,
         };
-        // SAFETY: a handle that NVML gave just now; NVML writes one structure, which this frame owns.
+        // SAFETY: NVML gave this handle just now, and writes to the local `memory` alone.
         let asked = unsafe { nvml::nvmlDeviceGetMemoryInfo(device, &raw mut memory) };
         asked
             .is_success()
@@ -93,7 +93,7 @@ fn processes(device: NvmlDevice) -> Option<List> {
     };
     if !asked.is_success() {
         count = u32::try_from(MOST_PROCESSES).ok()?;
-        // SAFETY: NVML writes `count` structures at most, and `infos` has room for that many.
+        // SAFETY: room for as many as are asked for.
         asked = unsafe {
             nvml::nvmlDeviceGetComputeRunningProcesses_v2(
                 device,
@@ -186,7 +186,7 @@ fn nvml_by_bus(ordinal: i32) -> Option<NvmlDevice> {
     // SAFETY: 31 bytes of room, so the last one stays zero.
     ok(unsafe { cuda::cuDeviceGetPCIBusId(place.as_mut_ptr(), 31, CuDevice(ordinal)) })?;
     let mut device = NvmlDevice::NULL;
-    // SAFETY: a text that ends in a zero; NVML writes one handle, which this frame owns.
+    // SAFETY: the last byte of `place` is a zero, see above; NVML writes to the local `device` alone.
     let asked = unsafe { nvml::nvmlDeviceGetHandleByPciBusId_v2(place.as_ptr(), &raw mut device) };
     asked.is_success().then_some(device)
 }
@@ -207,7 +207,7 @@ fn nvml_by_uuid(prefix: &[u8; 4], uuid: &[u8; 16]) -> Option<NvmlDevice> {
         }
     }
     let mut device = NvmlDevice::NULL;
-    // SAFETY: a text that ends in a zero; NVML writes one handle, which this frame owns.
+    // SAFETY: `text` has 48 bytes and at most 40 are written, so a zero follows; NVML writes to `device` alone.
     let asked = unsafe { nvml::nvmlDeviceGetHandleByUUID(text.as_ptr().cast(), &raw mut device) };
     asked.is_success().then_some(device)
 }
@@ -215,7 +215,7 @@ fn nvml_by_uuid(prefix: &[u8; 4], uuid: &[u8; 16]) -> Option<NvmlDevice> {
 /// The GPU of a MIG device.
 pub(crate) fn gpu_of(handle: NvmlDevice) -> Option<NvmlDevice> {
     let mut gpu = NvmlDevice::NULL;
-    // SAFETY: NVML writes one handle, which this frame owns.
+    // SAFETY: NVML checks the handle, and writes to the local `gpu` alone.
     let result =
         unsafe { nvml::nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle, &raw mut gpu) };
     (result.is_success() && gpu != handle).then_some(gpu)

@@ -165,7 +165,7 @@ impl Name {
 /// NVML's own index of a GPU.
 pub(crate) fn index_of(handle: NvmlDevice) -> Option<u32> {
     let mut index = 0;
-    // SAFETY: NVML writes one word, which this frame owns.
+    // SAFETY: NVML checks the handle, and writes to the local `index` alone.
     let result = unsafe { driver::nvmlDeviceGetIndex(handle, &raw mut index) };
     result.is_success().then_some(index)
 }
@@ -188,13 +188,13 @@ fn has_listed_part(container: &Container, gpu: NvmlDevice) -> bool {
         return false;
     }
     let mut most = 0;
-    // SAFETY: NVML writes one word, which this frame owns.
+    // SAFETY: NVML checks the handle, and writes to the local `most` alone.
     if !unsafe { driver::nvmlDeviceGetMaxMigDeviceCount(gpu, &raw mut most) }.is_success() {
         return false;
     }
     (0..most.min(64)).any(|index| {
         let mut part = NvmlDevice::NULL;
-        // SAFETY: NVML writes one handle, which this frame owns.
+        // SAFETY: NVML checks the handle and the index, and writes to the local `part` alone.
         let result =
             unsafe { driver::nvmlDeviceGetMigDeviceHandleByIndex(gpu, index, &raw mut part) };
         result.is_success() && matches!(of(container, part), Some(Device::Limited(_)))
@@ -211,14 +211,14 @@ pub(crate) fn hides(container: &Container) -> bool {
 /// GPUs of the machine, as NVML counts them.
 fn all() -> u32 {
     let mut count = 0;
-    // SAFETY: NVML writes one word, which this frame owns.
+    // SAFETY: NVML writes to the local `count` alone.
     let result = unsafe { driver::nvmlDeviceGetCount_v2(&raw mut count) };
     if result.is_success() { count } else { 0 }
 }
 
 fn at(index: u32) -> Option<NvmlDevice> {
     let mut handle = NvmlDevice::NULL;
-    // SAFETY: NVML writes one handle, which this frame owns.
+    // SAFETY: NVML checks the index, and writes to the local `handle` alone.
     let result = unsafe { driver::nvmlDeviceGetHandleByIndex_v2(index, &raw mut handle) };
     result.is_success().then_some(handle)
 }

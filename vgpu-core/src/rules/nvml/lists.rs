@@ -108,12 +108,12 @@ fn write_members<T: ProcessEntry>(
 fn instance_of(device: NvmlDevice) -> (u32, u32) {
     let (mut gpu, mut compute) = (NO_INSTANCE, NO_INSTANCE);
     if query::gpu_of(device).is_some() {
-        // SAFETY: NVML writes one word, which this frame owns.
+        // SAFETY: NVML checks the handle, and writes to the local `gpu` alone.
         let result = unsafe { driver::nvmlDeviceGetGpuInstanceId(device, &raw mut gpu) };
         if !result.is_success() {
             gpu = NO_INSTANCE;
         }
-        // SAFETY: NVML writes one word, which this frame owns.
+        // SAFETY: NVML checks the handle, and writes to the local `compute` alone.
         let result = unsafe { driver::nvmlDeviceGetComputeInstanceId(device, &raw mut compute) };
         if !result.is_success() {
             compute = NO_INSTANCE;
