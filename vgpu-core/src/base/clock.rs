@@ -134,7 +134,7 @@ fn offset_of(own: &[u8], of_children: &[u8], offsets: &[u8]) -> Option<i64> {
 /// The target of a link; empty if it cannot be read.
 fn read_link<'a>(path: &CStr, into: &'a mut [u8]) -> &'a [u8] {
     // Bare system calls here and below: the C library's functions are points of cancellation.
-    // SAFETY: a path that ends in a zero, and a buffer of that length to write to.
+    // SAFETY: a `CStr` ends in a zero, and the kernel writes at most `into.len()` bytes, all within `into`.
     let read = unsafe {
         libc::syscall(
             libc::SYS_readlinkat,
@@ -156,7 +156,7 @@ fn read_file<'a>(path: &CStr, into: &'a mut [u8]) -> &'a [u8] {
     if file < 0 {
         return &[];
     }
-    // SAFETY: our own descriptor, and a buffer of that length to write to.
+    // SAFETY: opened above; the kernel writes at most `into.len()` bytes, all within `into`.
     let read = unsafe { libc::syscall(libc::SYS_read, file, into.as_mut_ptr(), into.len()) };
     // SAFETY: our own descriptor.
     unsafe { libc::syscall(libc::SYS_close, file) };

@@ -170,8 +170,7 @@ impl<T> Deref for Guard<'_, T> {
 impl<T> DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the guard holds the lock of this cell and is borrowed exclusively, so no other reference to the
-        // value exists.
+        // SAFETY: the guard holds the lock of this cell, and `&mut self` is exclusive.
         unsafe { &mut *self.value.get() }
     }
 }
@@ -295,7 +294,7 @@ fn futex_wait(word: &AtomicU32, expected: u32, longest_ms: i64) {
 }
 
 fn futex_wake_one(word: &AtomicU32) {
-    // SAFETY: the word lives as long as the reference; waking is harmless when no thread waits.
+    // SAFETY: the word lives as long as the reference; a wake-up reads no memory and is harmless when no thread waits.
     unsafe {
         libc::syscall(
             libc::SYS_futex,

@@ -340,12 +340,12 @@ mod tests {
     #[derive(Clone, Copy, Debug, PartialEq)]
     struct Handle(u64, u64, u32);
 
-    // SAFETY: two spaces, of two types.
+    // SAFETY: no other type in this module's tests has space 1.
     unsafe impl Kept for Pointer {
         const SPACE: u8 = 1;
     }
 
-    // SAFETY: this space and the one of the other type differ.
+    // SAFETY: no other type in this module's tests has space 2.
     unsafe impl Kept for Handle {
         const SPACE: u8 = 2;
     }

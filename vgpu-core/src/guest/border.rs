@@ -644,10 +644,10 @@ mod tests {
             (100 + text.len() as u64, false)
         );
         // One that claims more than there is.
-        // SAFETY: five bytes at the start of the first page.
+        // SAFETY: five bytes; `at` is as many bytes before the first page's end as `text` has, which are more.
         unsafe { at.cast::<[u8; 5]>().write_unaligned(*b"\x7fELF\x02") };
         assert_eq!(image(at), Declared::UNKNOWN);
-        // SAFETY: four bytes at the start of the first page.
+        // SAFETY: four bytes; `at` is as many bytes before the first page's end as `text` has, which are more.
         unsafe { at.cast::<u32>().write_unaligned(WRAPPER) };
         assert!(!image(at).is_whole);
         assert_eq!(image(second), Declared::UNKNOWN);

@@ -60,7 +60,7 @@ static KEY: AtomicU32 = AtomicU32::new(0);
 /// Asks the C library to call this when a thread ends. Once for a process and its children.
 pub(crate) fn watch_threads(at_thread_end: unsafe extern "C" fn(*mut c_void)) {
     let mut key = 0;
-    // SAFETY: one number to write to; the function stays, since the library is never unloaded.
+    // SAFETY: the C library writes to the local `key` alone; the function stays, since the library is never unloaded.
     if unsafe { libc::pthread_key_create(&raw mut key, Some(at_thread_end)) } == 0 {
         // Relaxed: a number guards no memory.
         KEY.store(key + 1, Ordering::Relaxed);
@@ -159,7 +159,7 @@ pub(crate) fn surround(rule: impl FnOnce()) {
         // SAFETY: this thread's own errno.
         let kept = unsafe { errno.read() };
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(rule));
-        // SAFETY: this thread's own errno: the rule ran on this thread.
+        // SAFETY: this thread's own errno.
         unsafe { errno.write(kept) };
         thread.inside.set(0);
         if let Err(payload) = outcome {

@@ -276,7 +276,7 @@ mod tests {
         ] {
             // SAFETY: a handle and a name as dlsym takes them.
             let ours = unsafe { dlsym(handle, name.as_ptr()) };
-            // SAFETY: a handle and a name as dlsym takes them.
+            // SAFETY: dlsym takes any of these handles, and a name that ends in a zero: a C string literal does.
             let real = unsafe { libc::dlsym(handle, name.as_ptr()) };
             assert_eq!(ours, real, "{name:?}");
         }

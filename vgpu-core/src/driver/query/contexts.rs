@@ -10,7 +10,7 @@ use crate::driver::genuine::cuda;
 #[inline]
 pub(crate) fn current_context() -> Option<u64> {
     let mut context: CuContext = core::ptr::null_mut();
-    // SAFETY: the driver writes one handle, which this frame owns.
+    // SAFETY: the driver writes to `context` alone, a local of the type in the table of signatures.
     ok(unsafe { cuda::cuCtxGetCurrent(&raw mut context) })?;
     (!context.is_null()).then_some(context as u64)
 }
@@ -18,7 +18,7 @@ pub(crate) fn current_context() -> Option<u64> {
 /// The driver's ordinal of the current context's device.
 pub(crate) fn current_ordinal() -> Option<i32> {
     let mut device = CuDevice(0);
-    // SAFETY: the driver writes one word, which this frame owns.
+    // SAFETY: the driver writes to `device` alone, a local of the type in the table of signatures.
     ok(unsafe { cuda::cuCtxGetDevice(&raw mut device) })?;
     Some(device.0)
 }
@@ -26,7 +26,7 @@ pub(crate) fn current_ordinal() -> Option<i32> {
 /// Is the device's primary context alive?
 pub(crate) fn primary_is_active(ordinal: i32) -> Option<bool> {
     let (mut flags, mut active) = (0, 0);
-    // SAFETY: the driver writes two words, which this frame owns.
+    // SAFETY: the driver writes to `flags` and `active` alone, locals of the types in the table of signatures.
     ok(unsafe {
         cuda::cuDevicePrimaryCtxGetState(CuDevice(ordinal), &raw mut flags, &raw mut active)
     })?;
@@ -39,7 +39,7 @@ pub(crate) fn stream_context(stream: CuStream) -> Option<u64> {
         return current_context();
     }
     let mut context: CuContext = core::ptr::null_mut();
-    // SAFETY: the caller's own stream; the driver writes one handle, which this frame owns.
+    // SAFETY: the program passed this stream to the driver; the driver writes to the local `context` alone.
     ok(unsafe { cuda::cuStreamGetCtx(stream, &raw mut context) })?;
     (!context.is_null()).then_some(context as u64)
 }
@@ -75,7 +75,7 @@ pub(crate) fn memory_info(context: u64) -> Option<(u64, u64)> {
 
 fn memory_info_here() -> Option<(u64, u64)> {
     let (mut free, mut total) = (0usize, 0usize);
-    // SAFETY: the driver writes two words, which this frame owns.
+    // SAFETY: the driver writes to `free` and `total` alone, locals of the types in the table of signatures.
     ok(unsafe { cuda::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
     Some((u64::try_from(free).ok()?, u64::try_from(total).ok()?))
 }
@@ -91,7 +91,7 @@ pub(crate) fn release_primary(ordinal: i32) -> bool {
     // SAFETY: a reference that the driver gave just now and that its caller has not seen.
     let mut released = unsafe { cuda::cuDevicePrimaryCtxRelease_v2(CuDevice(ordinal)) };
     if released == CuResult::NOT_FOUND {
-        // SAFETY: the reference of the call above, which took nothing back: drivers before 11.0 have this name alone.
+        // SAFETY: the same reference, under the name that drivers before 11.0 have for the call.
         released = unsafe { cuda::cuDevicePrimaryCtxRelease(CuDevice(ordinal)) };
     }
     ok(released).is_some()
@@ -109,7 +109,7 @@ pub(crate) fn primary_context(ordinal: i32) -> Option<u64> {
         return None;
     }
     let mut context: CuContext = core::ptr::null_mut();
-    // SAFETY: the driver writes one handle, which this frame owns.
+    // SAFETY: the driver writes to `context` alone, a local of the type in the table of signatures.
     ok(unsafe { cuda::cuDevicePrimaryCtxRetain(&raw mut context, CuDevice(ordinal)) })?;
     // Other references keep it alive.
     release_primary(ordinal);
@@ -119,7 +119,7 @@ pub(crate) fn primary_context(ordinal: i32) -> Option<u64> {
 /// A limit of the current context (`CU_LIMIT_*`), bytes.
 pub(crate) fn context_limit(limit: u32) -> Option<u64> {
     let mut value = 0usize;
-    // SAFETY: the driver writes one word, which this frame owns.
+    // SAFETY: the driver writes to `value` alone, a local of the type in the table of signatures.
     ok(unsafe { cuda::cuCtxGetLimit(&raw mut value, limit) })?;
     u64::try_from(value).ok()
 }

@@ -11,7 +11,7 @@ use crate::driver::genuine::cuda;
 /// The version of the driver.
 pub(crate) fn driver_version() -> Option<i32> {
     let mut version = 0;
-    // SAFETY: the driver writes one word, which this frame owns.
+    // SAFETY: the driver writes to `version` alone, a local of the type in the table of signatures.
     ok(unsafe { cuda::cuDriverGetVersion(&raw mut version) })?;
     (version > 0).then_some(version)
 }
@@ -21,11 +21,11 @@ pub(crate) fn proc_address(symbol: &CStr, version: i32, flags: u64) -> Option<us
     let mut found: *mut c_void = core::ptr::null_mut();
     let name = symbol.as_ptr();
     let mut status = 0;
-    // SAFETY: a C string; the driver writes one address and one word, which this frame owns.
+    // SAFETY: `name` points into a `CStr`, and the driver writes to the locals `found` and `status` alone.
     let newer =
         unsafe { cuda::cuGetProcAddress_v2(name, &raw mut found, version, flags, &raw mut status) };
     if newer == CuResult::NOT_FOUND {
-        // SAFETY: the name is a C string; the driver writes one address, which this frame owns.
+        // SAFETY: `name` points into a `CStr`, and the driver writes to the local `found` alone.
         ok(unsafe { cuda::cuGetProcAddress(name, &raw mut found, version, flags) })?;
     } else {
         ok(newer)?;
@@ -37,9 +37,9 @@ pub(crate) fn proc_address(symbol: &CStr, version: i32, flags: u64) -> Option<us
 pub(crate) fn device_uuids(ordinal: i32) -> Option<[[u8; 16]; 2]> {
     let mut instance = CuUuid { bytes: [0; 16] };
     let mut gpu = CuUuid { bytes: [0; 16] };
-    // SAFETY: the driver writes sixteen bytes, which this frame owns.
+    // SAFETY: the driver writes the 16 bytes of a UUID, to the local `instance`.
     let by_instance = ok(unsafe { cuda::cuDeviceGetUuid_v2(&raw mut instance, CuDevice(ordinal)) });
-    // SAFETY: the driver writes sixteen bytes, which this frame owns.
+    // SAFETY: the driver writes the 16 bytes of a UUID, to the local `gpu`.
     let by_gpu = ok(unsafe { cuda::cuDeviceGetUuid(&raw mut gpu, CuDevice(ordinal)) });
     match (by_instance, by_gpu) {
         (None, None) => None,
@@ -55,7 +55,7 @@ pub(crate) const CONCURRENT_MANAGED_ACCESS: u32 = 89;
 /// A figure of a device; `None` where the driver does not know it.
 pub(crate) fn device_attribute(ordinal: i32, attribute: u32) -> Option<i32> {
     let mut value = 0;
-    // SAFETY: the driver writes one word, which this frame owns.
+    // SAFETY: the driver writes to `value` alone, a local of the type in the table of signatures.
     ok(unsafe { cuda::cuDeviceGetAttribute(&raw mut value, attribute, CuDevice(ordinal)) })?;
     Some(value)
 }
@@ -64,7 +64,7 @@ pub(crate) fn device_attribute(ordinal: i32, attribute: u32) -> Option<i32> {
 pub(super) fn granularity(properties: &CuMemAllocationProp) -> Option<usize> {
     const MINIMUM: u32 = 0;
     let mut step = 0usize;
-    // SAFETY: one word to write to, and properties to read.
+    // SAFETY: the driver writes to the local `step` and reads the structure behind the reference `properties`.
     ok(unsafe { cuda::cuMemGetAllocationGranularity(&raw mut step, properties, MINIMUM) })?;
     (step > 0).then_some(step)
 }
@@ -84,7 +84,7 @@ pub(crate) fn device_granularity(ordinal: i32) -> Option<u64> {
 /// The state of a process that may be checkpointed (`CUprocessState`).
 pub(crate) fn process_state(pid: i32) -> Option<u32> {
     let mut state = 0;
-    // SAFETY: the driver writes one word, which this frame owns.
+    // SAFETY: the driver writes to `state` alone, a local of the type in the table of signatures.
     ok(unsafe { cuda::cuCheckpointProcessGetState(pid, &raw mut state) })?;
     Some(state)
 }
@@ -92,7 +92,7 @@ pub(crate) fn process_state(pid: i32) -> Option<u32> {
 /// How many devices the driver shows.
 pub(crate) fn device_count() -> Option<i32> {
     let mut count = 0;
-    // SAFETY: the driver writes one word, which this frame owns.
+    // SAFETY: the driver writes to `count` alone, a local of the type in the table of signatures.
     ok(unsafe { cuda::cuDeviceGetCount(&raw mut count) })?;
     Some(count)
 }
@@ -100,7 +100,7 @@ pub(crate) fn device_count() -> Option<i32> {
 /// All memory of a device, bytes.
 pub(crate) fn total_bytes(ordinal: i32) -> Option<u64> {
     let mut bytes = 0usize;
-    // SAFETY: the driver writes one word, which this frame owns.
+    // SAFETY: the driver writes to `bytes` alone, a local of the type in the table of signatures.
     ok(unsafe { cuda::cuDeviceTotalMem_v2(&raw mut bytes, CuDevice(ordinal)) })?;
     u64::try_from(bytes).ok()
 }

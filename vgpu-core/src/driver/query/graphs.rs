@@ -81,7 +81,7 @@ pub(crate) fn memory_nodes(graph: CuGraph, each: &mut impl FnMut(MemoryNode)) ->
             match kind {
                 NODE_ALLOC => {
                     let mut params = CuMemAllocNodeParams::zeroed();
-                    // SAFETY: the driver named this node just now; it writes one structure, which this frame owns.
+                    // SAFETY: the driver named this node just now, and writes to the local `params`.
                     ok(unsafe { cuda::cuGraphMemAllocNodeGetParams(node, &raw mut params) })?;
                     each(MemoryNode::Alloc {
                         location: params.pool.location,
@@ -92,13 +92,13 @@ pub(crate) fn memory_nodes(graph: CuGraph, each: &mut impl FnMut(MemoryNode)) ->
                 }
                 NODE_FREE => {
                     let mut address = CuDevicePtr(0);
-                    // SAFETY: the driver named this node just now; it writes one address, which this frame owns.
+                    // SAFETY: the driver named this node just now, and writes one address, to the local `address`.
                     ok(unsafe { cuda::cuGraphMemFreeNodeGetParams(node, &raw mut address) })?;
                     each(MemoryNode::Free { address: address.0 });
                 }
                 NODE_CHILD => {
                     let mut child: CuGraph = core::ptr::null_mut();
-                    // SAFETY: the driver named this node just now; it writes one handle, which this frame owns.
+                    // SAFETY: the driver named this node just now, and writes one handle, to the local `child`.
                     ok(unsafe { cuda::cuGraphChildGraphNodeGetGraph(node, &raw mut child) })?;
                     graphs.try_reserve(1).ok()?;
                     graphs.push(child);

@@ -19,7 +19,7 @@ use crate::figures::shapes;
 pub(crate) fn allocation_of(address: CuDevicePtr) -> Option<u64> {
     let mut base = CuDevicePtr(0);
     let mut bytes = 0usize;
-    // SAFETY: the driver writes two words, which this frame owns.
+    // SAFETY: the driver writes to `base` and `bytes` alone, locals of the types in the table of signatures.
     let asked = unsafe { cuda::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, address) };
     ok(asked)?;
     Some(base.0)
@@ -29,7 +29,7 @@ pub(crate) fn allocation_of(address: CuDevicePtr) -> Option<u64> {
 pub(crate) fn allocation_bytes(address: CuDevicePtr) -> Option<u64> {
     let mut base = CuDevicePtr(0);
     let mut bytes = 0usize;
-    // SAFETY: the driver writes two words, which this frame owns.
+    // SAFETY: the driver writes to `base` and `bytes` alone, locals of the types in the table of signatures.
     let asked = unsafe { cuda::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, address) };
     ok(asked)?;
     u64::try_from(bytes).ok()
@@ -54,7 +54,7 @@ pub(crate) fn imported_bytes(handle: u64, properties: &CuMemAllocationProp) -> O
     let step = granularity(properties)?;
     let step = step.clamp(1 << 12, 1 << 30).next_power_of_two();
     let mut base = CuDevicePtr(0);
-    // SAFETY: one word to write to; the driver chooses a free range of addresses.
+    // SAFETY: the driver writes to the local `base` alone; it chooses a free range, as no address is asked for (0).
     ok(unsafe { cuda::cuMemAddressReserve(&raw mut base, MOST, 0, CuDevicePtr(0), 0) })?;
     let fits = |bytes: usize| {
         let handle = CuMemAllocationHandle(handle);
@@ -135,7 +135,7 @@ pub(crate) fn sparse_tile(array: u64, is_mipmapped: bool) -> Option<[u32; 3]> {
 pub(crate) fn resource_bytes(resource: CuGraphicsResource) -> Option<u64> {
     let mut pointer = CuDevicePtr(0);
     let mut bytes = 0usize;
-    // SAFETY: the caller's own resource; the driver writes two words, which this frame owns.
+    // SAFETY: the driver checks the program's resource, and writes to the locals `pointer` and `bytes`.
     let asked = unsafe {
         cuda::cuGraphicsResourceGetMappedPointer_v2(&raw mut pointer, &raw mut bytes, resource)
     };
@@ -143,7 +143,7 @@ pub(crate) fn resource_bytes(resource: CuGraphicsResource) -> Option<u64> {
         return u64::try_from(bytes).ok();
     }
     let mut array: CuArray = core::ptr::null_mut();
-    // SAFETY: the caller's own resource; the driver writes one handle, which this frame owns.
+    // SAFETY: the program passed this resource to the driver, which checks it; it writes to the local `array`.
     ok(unsafe { cuda::cuGraphicsSubResourceGetMappedArray(&raw mut array, resource, 0, 0) })?;
     let mut description = CuArray3DDescriptor::zeroed();
     // SAFETY: an array that the driver named just now, and room for its description.

@@ -9,7 +9,7 @@ use crate::driver::genuine::cuda;
 /// The module that a function is of.
 pub(crate) fn module_of(function: CuFunction) -> Option<u64> {
     let mut module: CuModule = core::ptr::null_mut();
-    // SAFETY: the caller's own function; the driver writes one handle, which this frame owns.
+    // SAFETY: the program passed this function to the driver, which writes to the local `module` alone.
     ok(unsafe { cuda::cuFuncGetModule(&raw mut module, function) })?;
     (!module.is_null()).then_some(module as u64)
 }
@@ -28,7 +28,7 @@ pub(crate) enum Loading {
 pub(crate) fn loading_mode() -> Loading {
     const LAZY: u32 = 2;
     let mut mode = 0;
-    // SAFETY: the driver writes one word, which this frame owns.
+    // SAFETY: the driver writes to `mode` alone, a local of the type in the table of signatures.
     let asked = unsafe { cuda::cuModuleGetLoadingMode(&raw mut mode) };
     if ok(asked).is_some() && mode == LAZY {
         Loading::Lazy
@@ -41,7 +41,7 @@ pub(crate) fn loading_mode() -> Loading {
 pub(crate) fn is_loaded(function: CuFunction) -> Option<bool> {
     const LOADED: u32 = 1;
     let mut state = 0;
-    // SAFETY: a function that the driver gave just now; the driver writes one word, which this frame owns.
+    // SAFETY: the driver gave this function just now, and writes to the local `state` alone.
     ok(unsafe { cuda::cuFuncIsLoaded(&raw mut state, function) })?;
     Some(state == LOADED)
 }
@@ -49,7 +49,7 @@ pub(crate) fn is_loaded(function: CuFunction) -> Option<bool> {
 /// How many functions a module has.
 pub(crate) fn function_count(module: u64) -> Option<u32> {
     let mut count = 0;
-    // SAFETY: the caller's own module; the driver writes one word, which this frame owns.
+    // SAFETY: the driver gave the program this module, and writes to the local `count` alone.
     ok(unsafe { cuda::cuModuleGetFunctionCount(&raw mut count, handle(module)) })?;
     Some(count)
 }
@@ -57,7 +57,7 @@ pub(crate) fn function_count(module: u64) -> Option<u32> {
 /// How many kernels a library has.
 pub(crate) fn kernel_count(library: u64) -> Option<u32> {
     let mut count = 0;
-    // SAFETY: the caller's own library; the driver writes one word, which this frame owns.
+    // SAFETY: the driver gave the program this library, and writes to the local `count` alone.
     ok(unsafe { cuda::cuLibraryGetKernelCount(&raw mut count, handle(library)) })?;
     Some(count)
 }
@@ -65,7 +65,7 @@ pub(crate) fn kernel_count(library: u64) -> Option<u32> {
 /// The library that a kernel is of.
 pub(crate) fn library_of(kernel: CuKernel) -> Option<u64> {
     let mut library: CuLibrary = core::ptr::null_mut();
-    // SAFETY: the caller's own kernel; the driver writes one handle, which this frame owns.
+    // SAFETY: the program passed this kernel to the driver, which writes to the local `library` alone.
     ok(unsafe { cuda::cuKernelGetLibrary(&raw mut library, kernel) })?;
     (!library.is_null()).then_some(library as u64)
 }

@@ -28,7 +28,7 @@ const POOL_LOCATION: u32 = 12;
 /// The pool that `cuMemAllocAsync` takes from on this device.
 pub(crate) fn device_pool(ordinal: i32) -> Option<u64> {
     let mut pool: CuMemoryPool = core::ptr::null_mut();
-    // SAFETY: the driver writes one handle, which this frame owns.
+    // SAFETY: the driver writes to `pool` alone, a local of the type in the table of signatures.
     ok(unsafe { cuda::cuDeviceGetMemPool(&raw mut pool, CuDevice(ordinal)) })?;
     (!pool.is_null()).then_some(pool as u64)
 }
@@ -36,7 +36,7 @@ pub(crate) fn device_pool(ordinal: i32) -> Option<u64> {
 /// The pool that a device has from the beginning.
 pub(crate) fn default_pool(ordinal: i32) -> Option<u64> {
     let mut pool: CuMemoryPool = core::ptr::null_mut();
-    // SAFETY: the driver writes one handle, which this frame owns.
+    // SAFETY: the driver writes to `pool` alone, a local of the type in the table of signatures.
     ok(unsafe { cuda::cuDeviceGetDefaultMemPool(&raw mut pool, CuDevice(ordinal)) })?;
     (!pool.is_null()).then_some(pool as u64)
 }
@@ -47,7 +47,7 @@ pub(crate) fn is_host_pool(handle: u64) -> bool {
     const PINNED: u32 = 1;
     let mut pool: CuMemoryPool = core::ptr::null_mut();
     let mut location = CuMemLocation { kind: HOST, id: 0 };
-    // SAFETY: one handle to write to, one location to read.
+    // SAFETY: the driver writes to `pool` and reads `location`, both locals of the types in the table of signatures.
     let asked = unsafe { cuda::cuMemGetDefaultMemPool(&raw mut pool, &raw mut location, PINNED) };
     ok(asked).is_some() && pool as u64 == handle
 }

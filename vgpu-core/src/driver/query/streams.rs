@@ -19,11 +19,11 @@ const CAPTURING: u32 = 1;
 /// Runs queries in the relaxed capture mode, in which they invalidate no capture.
 pub(crate) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     let mut mode = RELAXED;
-    // SAFETY: one word to read and write; it exchanges this thread's mode.
+    // SAFETY: the driver exchanges this thread's mode with the local `mode`.
     let exchanged = ok(unsafe { cuda::cuThreadExchangeStreamCaptureMode(&raw mut mode) });
     let answer = work();
     if exchanged.is_some() {
-        // SAFETY: the driver reads and writes one word, which this frame owns: the thread gets its own mode back.
+        // SAFETY: the driver exchanges this thread's mode with the local `mode`, which holds the thread's own.
         let restored = unsafe { cuda::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
         debug_assert_eq!(restored, CuResult::SUCCESS);
     }
@@ -33,7 +33,7 @@ pub(crate) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
 /// Is work on this stream being captured rather than done?
 pub(crate) fn is_capturing(stream: CuStream) -> bool {
     let mut status = 0;
-    // SAFETY: the caller's own stream; the driver writes one word, which this frame owns.
+    // SAFETY: the program passed this stream to the driver; the driver writes to the local `status` alone.
     let asked = unsafe { cuda::cuStreamIsCapturing(stream, &raw mut status) };
     ok(asked).is_some() && status == CAPTURING
 }
@@ -42,7 +42,7 @@ pub(crate) fn is_capturing(stream: CuStream) -> bool {
 /// a stream that waits for it does (the driver then answers with an error).
 pub(crate) fn is_out_of_captures(stream: u64) -> bool {
     let mut status = 0;
-    // SAFETY: the caller's own stream; the driver writes one word, which this frame owns.
+    // SAFETY: the program passed this stream to the driver; the driver writes to the local `status` alone.
     let asked = unsafe { cuda::cuStreamIsCapturing(handle(stream), &raw mut status) };
     ok(asked).is_some() && status == 0
 }
@@ -61,7 +61,7 @@ pub(crate) fn stream(number: u64) -> CuStream {
 /// Makes an event with timing in the current context.
 pub(crate) fn create_event() -> Option<u64> {
     let mut event: CuEvent = core::ptr::null_mut();
-    // SAFETY: the driver writes one handle, which this frame owns.
+    // SAFETY: the driver writes to `event` alone, a local of the type in the table of signatures.
     ok(unsafe { cuda::cuEventCreate(&raw mut event, 0) })?;
     (!event.is_null()).then_some(event as u64)
 }
@@ -85,7 +85,7 @@ pub(crate) fn event_is_done(event: u64) -> Option<bool> {
 /// The time from one event of the library to another, both done, nanoseconds.
 pub(crate) fn elapsed_ns(start: u64, end: u64) -> Option<u64> {
     let mut milliseconds = 0.0_f32;
-    // SAFETY: our own events; the driver writes one number, which this frame owns.
+    // SAFETY: the library made both events; the driver writes to the local `milliseconds` alone.
     let asked =
         unsafe { cuda::cuEventElapsedTime(&raw mut milliseconds, handle(start), handle(end)) };
     ok(asked)?;
@@ -150,7 +150,7 @@ pub(crate) fn mark(context: u64, stream: CuStream, event: u64) -> Option<u64> {
     within(context, || {
         let mut made: CuEvent = handle(event);
         if event == 0 {
-            // SAFETY: the driver writes one handle, which this frame owns.
+            // SAFETY: the driver writes to `made` alone, a local of the type in the table of signatures.
             ok(unsafe { cuda::cuEventCreate(&raw mut made, DISABLE_TIMING) })?;
         }
         // SAFETY: our own event, the caller's own stream.
