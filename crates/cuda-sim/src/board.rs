@@ -362,7 +362,7 @@ impl Board {
         let area = self.map.as_mut_ptr().cast::<Area>();
         // SAFETY: the mapping holds an Area; only the address is taken.
         let lock = unsafe { &raw mut (*area).lock };
-        // SAFETY: the mapping holds an Area; only the address is taken.
+        // SAFETY: the mapping holds an Area; only the address of another field is taken.
         let state = unsafe { &raw mut (*area).state };
         // SAFETY: both live in the mapping, which self keeps; the mutex was made by `init` and
         // guards this state.

@@ -254,7 +254,7 @@ impl Exec {
         let area = self.map.as_mut_ptr().cast::<Area>();
         // SAFETY: the mapping holds an Area; only the address is taken.
         let lock = unsafe { &raw mut (*area).lock };
-        // SAFETY: the mapping holds an Area; only the address is taken.
+        // SAFETY: the mapping holds an Area; only the address of another field is taken.
         let state = unsafe { &raw mut (*area).state };
         // SAFETY: both live in the mapping, which self keeps; the mutex was made by `create` and
         // guards this state.
@@ -420,7 +420,7 @@ mod tests {
         }
         // SAFETY: our own child.
         unsafe { libc::kill(child, libc::SIGKILL) };
-        // SAFETY: our own child, not waited for yet; nothing is asked of its status.
+        // SAFETY: our own child, not yet waited for; NULL asks for no status.
         unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
 
         exec.reap();

@@ -252,7 +252,7 @@ impl<'a> FileLock<'a> {
 
 impl Drop for FileLock<'_> {
     fn drop(&mut self) {
-        // SAFETY: a call on a descriptor that this lock owns; after a failure its close gives the lock back.
+        // SAFETY: `self` borrows the file, so its descriptor is open; if the call fails, the close unlocks.
         unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
     }
 }
@@ -326,7 +326,7 @@ impl<T> Deref for Locked<'_, T> {
 
 impl<T> DerefMut for Locked<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the mutex is held, `take`'s caller vouched for the pointer, and self is borrowed mutably.
+        // SAFETY: the mutex is held, `take`'s caller vouched for the pointer, and `&mut self` is exclusive.
         unsafe { &mut *self.state }
     }
 }

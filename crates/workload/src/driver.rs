@@ -130,7 +130,7 @@ impl Told {
     }
 
     pub(crate) fn now_ns(&self) -> u64 {
-        // SAFETY: it takes nothing, and the library is loaded as long as we are.
+        // SAFETY: it takes nothing, and `_library` keeps its code loaded.
         unsafe { (self.now)() }
     }
 }

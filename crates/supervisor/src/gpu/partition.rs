@@ -124,7 +124,7 @@ fn placements(device: &Device<'_>, profile: u32) -> Result<Vec<(u32, u32)>, Nvml
             .as_ref(),
     )?;
     let mut count = 0;
-    // SAFETY: the device is alive (as above); NVML takes NULL for "how many".
+    // SAFETY: the device lives as long as its NVML, which `device` borrows; NULL asks for the number alone.
     let asked = unsafe { call(handle(device), profile, ptr::null_mut(), &raw mut count) };
     match nvml_try(asked) {
         Ok(()) => {}
@@ -337,9 +337,9 @@ pub fn ids(device: &Device<'_>) -> Result<(u32, u32), NvmlError> {
     let of_gpu = nvml_sym(library.nvmlDeviceGetGpuInstanceId.as_ref())?;
     let of_compute = nvml_sym(library.nvmlDeviceGetComputeInstanceId.as_ref())?;
     let (mut gpu, mut compute) = (0, 0);
-    // SAFETY: the device is alive; the pointer leads to a local.
+    // SAFETY: the device lives as long as its NVML, which `device` borrows; NVML writes to the local `gpu` alone.
     nvml_try(unsafe { of_gpu(handle(device), &raw mut gpu) })?;
-    // SAFETY: the device is alive; the pointer leads to a local.
+    // SAFETY: the device lives as long as its NVML, which `device` borrows; NVML writes to the local `compute` alone.
     nvml_try(unsafe { of_compute(handle(device), &raw mut compute) })?;
     Ok((gpu, compute))
 }
