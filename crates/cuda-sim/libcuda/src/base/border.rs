@@ -87,7 +87,7 @@ pub(crate) struct Opaque(pub(crate) *mut c_void);
 // SAFETY: nothing here reads through it; the program's function gets it as it came.
 unsafe impl Send for Opaque {}
 
-// SAFETY: nothing here reads through it, so two threads may have it.
+// SAFETY: a shared reference gives only the number; nothing here reads through it.
 unsafe impl Sync for Opaque {}
 
 /// Calls a program's host function, on the helper thread.

@@ -43,8 +43,7 @@ pub(crate) fn load(address: u64, bits: u32) -> u64 {
         };
         return word.load(Ordering::SeqCst).into();
     }
-    // SAFETY: the program vouches for the address; it is aligned (checked), and read as an atomic since others write
-    // it.
+    // SAFETY: the program gave the driver this address; `check` refuses one that is not a multiple of eight.
     let word = unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(address)) };
     word.load(Ordering::SeqCst)
 }

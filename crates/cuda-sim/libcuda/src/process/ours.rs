@@ -110,10 +110,10 @@ impl Drop for Leaves {
 fn keeping_errno<T>(body: impl FnOnce() -> T) -> T {
     // SAFETY: the address of this thread's errno, good as long as the thread.
     let errno = unsafe { libc::__errno_location() };
-    // SAFETY: this thread's errno is there as long as the thread.
+    // SAFETY: this thread's errno, read by this thread.
     let before = unsafe { errno.read() };
     let result = body();
-    // SAFETY: this thread's errno is there as long as the thread.
+    // SAFETY: this thread's errno, written by this thread.
     unsafe { errno.write(before) };
     result
 }

@@ -30,7 +30,7 @@ pub(crate) struct CopyParams(pub(crate) CuMemcpy3D);
 // SAFETY: addresses of the program's, read through only when the graph is launched.
 unsafe impl Send for CopyParams {}
 
-// SAFETY: nothing reads through these addresses but the launch of the graph, on one thread.
+// SAFETY: a shared reference gives only a copy of the addresses; nothing reads through them before a launch.
 unsafe impl Sync for CopyParams {}
 
 /// The work of a node.

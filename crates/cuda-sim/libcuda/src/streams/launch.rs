@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
 // SAFETY: the pointers point into `values`, which is never changed.
 unsafe impl Send for Arguments {}
 
-// SAFETY: the pointers point into `values`, which no thread changes.
+// SAFETY: `values` and `pointers` are never changed, so threads may read them at once.
 unsafe impl Sync for Arguments {}
 
 /// A launch that is done later: a graph's node.
@@ -251,7 +251,7 @@ pub(crate) fn packed(extra: *mut *mut c_void) -> Done<Option<(*const u8, usize)>
         if key == 0 {
             break;
         }
-        // SAFETY: the key was not the zero that ends the list, so its value follows: the caller's contract.
+        // SAFETY: a key that is not zero has a value behind it: the caller's contract.
         let value = unsafe { extra.add(at + 1).read() };
         match key {
             BUFFER => buffer = value.cast(),

@@ -195,7 +195,7 @@ pub(crate) fn load_for_runtime(out: *mut CuModule, start: *const c_void) -> Done
     }
     // SAFETY: the runtime vouches for an image at this address, until it unloads it.
     let start = unsafe { image::unwrapped(start.cast()) };
-    // SAFETY: the runtime vouches for an image at this address; `extent` is the length that its header says.
+    // SAFETY: `extent` reads the image's length from its head; the runtime keeps it until it unloads it.
     let bytes = unsafe { std::slice::from_raw_parts(start, image::extent(start)) };
     let taken = image::biggest_entry(bytes) as u64;
     runtime_code(context, |bytes| *bytes += taken)?;
