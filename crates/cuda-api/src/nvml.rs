@@ -21,6 +21,7 @@ macro_rules! nvml_functions {
             fn nvmlDeviceGetAccountingMode(device: NvmlDevice, mode: *mut u32);
             fn nvmlDeviceGetAccountingPids(device: NvmlDevice, count: *mut u32, pids: *mut u32);
             fn nvmlDeviceGetAccountingStats(device: NvmlDevice, pid: u32, stats: *mut NvmlAccountingStats);
+            fn nvmlDeviceGetAccountingStats_v2(device: NvmlDevice, stats: *mut NvmlAccountingStatsV2);
             fn nvmlDeviceGetApplicationsClock(device: NvmlDevice, clock_type: u32, clock_mhz: *mut u32);
             fn nvmlDeviceGetArchitecture(device: NvmlDevice, arch: *mut u32);
             fn nvmlDeviceGetAttributes(device: NvmlDevice, attributes: *mut NvmlDeviceAttributes);
@@ -79,6 +80,7 @@ macro_rules! nvml_functions {
             fn nvmlDeviceGetHandleByPciBusId_v2(pci_bus_id: *const c_char, device: *mut NvmlDevice);
             fn nvmlDeviceGetHandleBySerial(serial: *const c_char, device: *mut NvmlDevice);
             fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut NvmlDevice);
+            fn nvmlDeviceGetHandleByUUIDV(uuid: *const NvmlUuid, device: *mut NvmlDevice);
             fn nvmlDeviceGetIndex(device: NvmlDevice, index: *mut u32);
             fn nvmlDeviceGetInforomConfigurationChecksum(device: NvmlDevice, checksum: *mut u32);
             fn nvmlDeviceGetInforomImageVersion(device: NvmlDevice, version: *mut c_char, length: u32);
@@ -98,6 +100,7 @@ macro_rules! nvml_functions {
             fn nvmlDeviceGetMemoryErrorCounter(device: NvmlDevice, error_type: u32, counter_type: u32, location_type: u32, count: *mut u64);
             fn nvmlDeviceGetMemoryInfo(device: NvmlDevice, memory: *mut NvmlMemory);
             fn nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, memory: *mut NvmlMemoryV2);
+            fn nvmlDeviceGetMemoryLimits_v1(device: NvmlDevice, limits: *mut NvmlMemoryLimits);
             fn nvmlDeviceGetMigDeviceHandleByIndex(device: NvmlDevice, index: u32, mig_device: *mut NvmlDevice);
             fn nvmlDeviceGetMigMode(device: NvmlDevice, current_mode: *mut u32, pending_mode: *mut u32);
             fn nvmlDeviceGetMinMaxClockOfPState(device: NvmlDevice, kind: u32, pstate: u32, min_clock_mhz: *mut u32, max_clock_mhz: *mut u32);
@@ -163,6 +166,7 @@ macro_rules! nvml_functions {
             fn nvmlDeviceIsMigDeviceHandle(device: NvmlDevice, is_mig_device: *mut u32);
             fn nvmlDeviceOnSameBoard(device1: NvmlDevice, device2: NvmlDevice, on_same_board: *mut i32);
             fn nvmlDeviceRegisterEvents(device: NvmlDevice, event_types: u64, set: NvmlEventSet);
+            fn nvmlDeviceSetMemoryLimits_v1(device: NvmlDevice, limits: *const NvmlSetMemoryLimits);
             fn nvmlEventSetCreate(set: *mut NvmlEventSet);
             fn nvmlEventSetFree(set: NvmlEventSet);
             fn nvmlEventSetWait(set: NvmlEventSet, data: *mut NvmlEventData, timeoutms: u32);

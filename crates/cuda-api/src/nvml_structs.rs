@@ -251,6 +251,62 @@ structs! {
         reserved: [u32; 5],
     } size 56;
 
+    /// The figures of a process in accounting mode, for drivers from CUDA 13.3 on.
+    struct NvmlAccountingStatsV2 {
+        /// The process that is asked about, set by the caller.
+        pid: u32,
+        /// 1 while it lives.
+        is_running: u32,
+        /// Percent of its life in which one of its kernels ran.
+        gpu_utilization: u32,
+        /// Percent of its life in which it used memory.
+        memory_utilization: u32,
+        /// The most memory that it held, in bytes.
+        max_memory_usage: u64,
+        /// Samples since it began.
+        sample_count: u32,
+        /// Sum of its use of the multiprocessors, in hundredths of a percent.
+        sum_gpu_util: u64,
+        /// Sum of its use of the memory's bandwidth, in hundredths of a percent.
+        sum_fb_util: u64,
+        /// Milliseconds that it has had a context.
+        time: u64,
+        /// When it began, microseconds since the epoch.
+        start_time: u64,
+    } size 64;
+
+    /// The memory limits of a control group on a device.
+    struct NvmlMemoryLimits {
+        /// The directory of the control group, set by the caller.
+        name_space: *const c_char,
+        /// Bytes that are guaranteed; 0 is none.
+        soft_limit: u64,
+        /// Bytes that the group cannot pass, or [`MEMORY_LIMIT_MAX`].
+        hard_limit: u64,
+        /// Bytes that count against the limits.
+        current_used: u64,
+    } size 32;
+
+    /// The memory limits that a control group gets on a device.
+    struct NvmlSetMemoryLimits {
+        /// The directory of the control group.
+        name_space: *const c_char,
+        /// Bytes that are guaranteed; 0 is none.
+        soft_limit: u64,
+        /// Bytes that the group cannot pass, or [`MEMORY_LIMIT_MAX`].
+        hard_limit: u64,
+    } size 24;
+
+    /// The UUID of a device, as text or as its 16 bytes.
+    struct NvmlUuid {
+        /// [`NvmlUuid::VERSION`].
+        version: u32,
+        /// [`UUID_ASCII`] or [`UUID_BINARY`].
+        kind: u32,
+        /// Text with a closing zero, or 16 bytes.
+        value: [u8; 41],
+    } size 52;
+
     /// The shape of a MIG device.
     struct NvmlDeviceAttributes {
         /// Multiprocessors.
@@ -471,6 +527,7 @@ versions! {
     NvmlProcessesUtilizationInfo = 1;
     NvmlPciInfoExt = 1;
     NvmlGpuInstanceProfileInfoV2 = 2;
+    NvmlUuid = 1;
 }
 
 /// A value whose type is given elsewhere: C's union, kept as its eight bytes so that no reader has to read a union.

@@ -117,3 +117,9 @@ pub const fn struct_version<T>(version: u32) -> u32 {
 pub const VALUE_NOT_AVAILABLE: u64 = u64::MAX;
 /// In a process list: the process runs on no GPU instance or compute instance.
 pub const NO_INSTANCE: u32 = u32::MAX;
+/// In memory limits: the size of the device, which is no limit.
+pub const MEMORY_LIMIT_MAX: u64 = u64::MAX;
+/// A UUID as text.
+pub const UUID_ASCII: u32 = 1;
+/// A UUID as its 16 bytes.
+pub const UUID_BINARY: u32 = 2;

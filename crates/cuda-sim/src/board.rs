@@ -8,6 +8,7 @@
 mod checkpoint;
 mod cut;
 mod files;
+mod limits;
 mod members;
 mod trouble;
 mod truth;
@@ -24,21 +25,25 @@ use memmap2::{MmapOptions, MmapRaw};
 use crate::clock::monotonic_ns;
 use crate::config::{self, Config, MAX_GPUS};
 use crate::exec::{Exec, ExecConfig};
+use crate::groups::Groups;
 use crate::mig;
 use crate::pci;
 use crate::process::{self, Identity};
 
 pub use checkpoint::{Stage, Stays};
+pub use limits::{GroupLimit, NO_LIMIT};
 pub use trouble::{Driver, UnknownTrouble};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vgpuboad");
-const VERSION: u64 = 7;
+const VERSION: u64 = 8;
 /// Processes that can be on the board at once.
 pub const MAX_PROCESSES: usize = 1024;
 /// Allocations that several processes can hold together at once.
 pub const MAX_SHARED: usize = 4096;
 /// Processes that can hold one of them.
 pub const MAX_HOLDERS: usize = 32;
+/// Control groups that can have limits at once.
+pub const MAX_GROUPS: usize = 128;
 
 /// Why memory was not given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +61,8 @@ pub enum Refused {
 pub enum Kind {
     /// Asked for by the program.
     Alloc,
+    /// The same, managed: no limit of a control group counts it.
+    Managed,
     /// Contexts, modules: what the driver takes for itself.
     Overhead,
 }
@@ -91,7 +98,17 @@ pub struct ProcessUse {
 #[derive(Clone, Copy)]
 struct Use {
     alloc: u64,
+    /// The managed part of `alloc`.
+    managed: u64,
     overhead: u64,
+}
+
+impl Use {
+    const NONE: Self = Self {
+        alloc: 0,
+        managed: 0,
+        overhead: 0,
+    };
 }
 
 #[repr(C)]
@@ -103,6 +120,8 @@ struct Process {
     died_ns: u64,
     /// Index of the MIG device that it works on, plus one; 0 is none.
     instance: u64,
+    /// The control groups that it was in when it joined.
+    groups: Groups,
     uses: [Use; MAX_GPUS],
     /// How far a checkpoint has come with it, as `checkpoint::Stage` numbers it.
     stage: u64,
@@ -166,6 +185,7 @@ struct State {
     exports: u64,
     devices: [Device; MAX_GPUS],
     cuts: [mig::Cut; MAX_GPUS],
+    groups: [limits::Group; MAX_GROUPS],
     processes: [Process; MAX_PROCESSES],
     shared: [SharedAllocation; MAX_SHARED],
 }
@@ -307,6 +327,7 @@ impl Board {
         area.state.process_end = 0;
         area.state.shared_end = 0;
         area.state.exports = 0;
+        area.state.groups = [limits::Group::EMPTY; MAX_GROUPS];
         for process in &mut area.state.processes {
             process.generation = 0;
             process.stage = 0;
@@ -541,12 +562,27 @@ impl State {
 
     /// Bytes of a GPU that processes of one MIG device of it have taken.
     fn part_used(&self, gpu: usize, instance: Option<u32>) -> u64 {
-        let is_of = |process: &Process| process.generation != 0 && instance_of(process) == instance;
-        let own: u64 = self
-            .processes
-            .iter()
+        let is_of = |process: &Process| instance_of(process) == instance;
+        let managed: u64 = self
+            .living()
             .filter(|process| is_of(process))
-            .map(|process| process.uses[gpu].alloc + process.uses[gpu].overhead)
+            .map(|process| process.uses[gpu].managed)
+            .sum();
+        self.used_by(gpu, is_of) + managed
+    }
+
+    fn living(&self) -> impl Iterator<Item = &Process> {
+        let all = self.processes[..self.process_end()].iter();
+        all.filter(|process| process.generation != 0)
+    }
+
+    /// Bytes of a GPU that some processes have taken, without managed memory.
+    fn used_by(&self, gpu: usize, is_of: impl Fn(&Process) -> bool) -> u64 {
+        let own: u64 = self
+            .living()
+            .filter(|process| is_of(process))
+            .map(|process| &process.uses[gpu])
+            .map(|uses| (uses.alloc + uses.overhead).saturating_sub(uses.managed))
             .sum();
         let of_first_holder = |shared: &&SharedAllocation| {
             let first = shared.holders.iter().find(|holder| holder.process != 0);

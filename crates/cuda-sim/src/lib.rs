@@ -14,6 +14,7 @@ pub mod exec;
 pub mod exports;
 pub mod faults;
 pub mod figures;
+pub mod groups;
 pub mod lacks;
 pub mod mig;
 pub mod nodes;

@@ -3,6 +3,8 @@
 //! would.
 
 use cuda_api::nvml::*;
+use cuda_sim::board::GroupLimit;
+use cuda_sim::groups::Groups;
 use cuda_sim::pci::Address;
 use cuda_sim::topology::MAX_LINKS;
 
@@ -62,6 +64,19 @@ pub(crate) fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut NvmlDe
         return put(device, handle(gpu, Some(part.index)));
     }
     find(device, |gpu| gpu.uuid() == uuid)
+}
+
+pub(crate) fn nvmlDeviceGetHandleByUUIDV(uuid: *const NvmlUuid, device: *mut NvmlDevice) -> Answer {
+    let given = get(uuid)?;
+    if given.version != NvmlUuid::VERSION {
+        return Err(NvmlReturn::ARGUMENT_VERSION_MISMATCH);
+    }
+    match given.kind {
+        UUID_ASCII => nvmlDeviceGetHandleByUUID(given.value.as_ptr().cast(), device),
+        UUID_BINARY if gpu::lacks().uuid => Err(NvmlReturn::FUNCTION_NOT_FOUND),
+        UUID_BINARY => find(device, |gpu| gpu.uuid_bytes()[..] == given.value[..16]),
+        _ => Err(NvmlReturn::INVALID_ARGUMENT),
+    }
 }
 
 pub(crate) fn nvmlDeviceGetHandleBySerial(
@@ -335,8 +350,16 @@ pub(crate) fn nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, info: *mut NvmlMemo
     if get(info)?.version != NvmlMemoryV2::VERSION {
         return Err(NvmlReturn::ARGUMENT_VERSION_MISMATCH);
     }
-    let (total, reserved, used) = memory(device)?;
-    let free = total.saturating_sub(used).saturating_sub(reserved);
+    let (mut total, reserved, mut used) = memory(device)?;
+    let mut free = total.saturating_sub(used).saturating_sub(reserved);
+    // A limit of the driver on the caller's control group is the size that this version reports; the first version
+    // reports the GPU.
+    if let Target::Gpu(gpu) = target(device)?
+        && let Some((limit, held)) = gpu.seen_from(&Groups::own())
+    {
+        (total, used) = (limit, held);
+        free = free.min(limit.saturating_sub(held));
+    }
     put(
         info,
         NvmlMemoryV2 {
@@ -345,6 +368,63 @@ pub(crate) fn nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, info: *mut NvmlMemo
             reserved,
             free,
             used,
+        },
+    )
+}
+
+/// The directory of a control group, from the caller.
+fn groups(name_space: *const c_char) -> Result<Groups, NvmlReturn> {
+    let path = text(name_space)?;
+    Groups::of(path.as_ref()).ok_or(NvmlReturn::INVALID_ARGUMENT)
+}
+
+/// A GPU that may have limits of control groups: not one in MIG mode.
+fn limitable(device: NvmlDevice) -> Result<BoardGpu, NvmlReturn> {
+    match target(device)? {
+        Target::Gpu(gpu) if !gpu.is_mig() => Ok(gpu),
+        _ => Err(NvmlReturn::NOT_SUPPORTED),
+    }
+}
+
+pub(crate) fn nvmlDeviceSetMemoryLimits_v1(
+    device: NvmlDevice,
+    limits: *const NvmlSetMemoryLimits,
+) -> Answer {
+    let gpu = limitable(device)?;
+    let wanted = get(limits)?;
+    // SAFETY: no argument, no failure.
+    if unsafe { libc::geteuid() } != 0 {
+        return Err(NvmlReturn::NO_PERMISSION);
+    }
+    let groups = groups(wanted.name_space)?;
+    let limit = GroupLimit {
+        soft: wanted.soft_limit,
+        hard: wanted.hard_limit,
+    };
+    if limit.soft > limit.hard {
+        return Err(NvmlReturn::INVALID_ARGUMENT);
+    }
+    if gpu.limit_group(&groups, limit) {
+        Ok(())
+    } else {
+        Err(NvmlReturn::INSUFFICIENT_RESOURCES)
+    }
+}
+
+pub(crate) fn nvmlDeviceGetMemoryLimits_v1(
+    device: NvmlDevice,
+    limits: *mut NvmlMemoryLimits,
+) -> Answer {
+    let gpu = limitable(device)?;
+    let asked = get(limits)?;
+    let (limit, used) = gpu.group_limit(&groups(asked.name_space)?);
+    put(
+        limits,
+        NvmlMemoryLimits {
+            soft_limit: limit.soft,
+            hard_limit: limit.hard,
+            current_used: used,
+            ..asked
         },
     )
 }

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use cuda_api::nvml::{NO_INSTANCE, NvmlReturn};
 use cuda_sim::Board;
-use cuda_sim::board::Driver;
+use cuda_sim::board::{Driver, GroupLimit, NO_LIMIT};
 use cuda_sim::exec::Exec;
 use cuda_sim::faults::Faults;
+use cuda_sim::groups::Groups;
 use cuda_sim::lacks::{self, Lacks};
 use cuda_sim::mig::{self, Instance};
 use cuda_sim::nodes::Nodes;
@@ -202,6 +203,30 @@ impl BoardGpu {
     /// Used by processes, in bytes.
     pub(crate) fn used(self) -> u64 {
         board().map_or(0, |board| board.used_bytes(self.0))
+    }
+
+    /// Its UUID's 16 bytes.
+    pub(crate) fn uuid_bytes(self) -> [u8; 16] {
+        board().map_or([0; 16], |board| board.uuid_bytes(self.0))
+    }
+
+    /// Its size and use as processes of these control groups see them, if a limit holds for them.
+    pub(crate) fn seen_from(self, groups: &Groups) -> Option<(u64, u64)> {
+        board()?.seen_from(self.0, groups)
+    }
+
+    /// Limits a control group. Answers whether there was room for one more.
+    pub(crate) fn limit_group(self, groups: &Groups, limit: GroupLimit) -> bool {
+        board().is_some_and(|board| board.limit_group(self.0, groups, limit))
+    }
+
+    /// A control group's limits, and the memory that they count.
+    pub(crate) fn group_limit(self, groups: &Groups) -> (GroupLimit, u64) {
+        let none = GroupLimit {
+            soft: 0,
+            hard: NO_LIMIT,
+        };
+        board().map_or((none, 0), |board| board.group_limit(self.0, groups))
     }
 
     /// Where it stands on the PCI bus.

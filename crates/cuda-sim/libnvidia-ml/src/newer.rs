@@ -1,6 +1,6 @@
 //! Names that drivers after 550 have, with the CUDA version of the driver that had each first (NVIDIA's bindings for
-//! Python name them). None of them is simulated: they answer `NOT_SUPPORTED`, as a GPU may. Which of them this library
-//! has is decided when it is loaded: those of the board's driver, no newer ones.
+//! Python name them). Most of them are not simulated: they answer `NOT_SUPPORTED`, as a GPU may. Which of them this
+//! library has is decided when it is loaded: those of the board's driver, no newer ones.
 
 use cuda_api::nvml::NvmlReturn;
 #[cfg(not(test))]
@@ -40,7 +40,7 @@ newer! {
         nvmlDeviceWorkloadPowerProfileGetProfilesInfo
         nvmlDeviceWorkloadPowerProfileSetRequestedProfiles nvmlVgpuInstanceGetRuntimeStateSize;
     12090:
-        nvmlDeviceGetHandleByUUIDV nvmlGpuInstanceGetActiveVgpus nvmlGpuInstanceGetCreatableVgpus
+        nvmlGpuInstanceGetActiveVgpus nvmlGpuInstanceGetCreatableVgpus
         nvmlGpuInstanceGetVgpuHeterogeneousMode nvmlGpuInstanceGetVgpuSchedulerLog
         nvmlGpuInstanceGetVgpuSchedulerState nvmlGpuInstanceGetVgpuTypeCreatablePlacements
         nvmlGpuInstanceSetVgpuHeterogeneousMode nvmlGpuInstanceSetVgpuSchedulerState
@@ -60,24 +60,33 @@ newer! {
         nvmlDeviceVgpuForceGspUnload nvmlGpuInstanceGetVgpuSchedulerLog_v2
         nvmlGpuInstanceGetVgpuSchedulerState_v2 nvmlGpuInstanceSetVgpuSchedulerState_v2;
     13030:
-        nvmlDeviceGetAccountingStats_v2 nvmlDeviceGetBBXTimeData_v1 nvmlDeviceGetRemappedRows_v2
+        nvmlDeviceGetBBXTimeData_v1 nvmlDeviceGetRemappedRows_v2
         nvmlSystemGetCPER_v1;
     13040:
         nvmlDeviceGetAdaptiveTgpModeInfo_v1 nvmlDeviceGetBankRemapperStatus_v1
-        nvmlDeviceGetGpuFabricInfo_v4 nvmlDeviceGetMemoryLimits_v1
+        nvmlDeviceGetGpuFabricInfo_v4
         nvmlDeviceGetNvLinkTelemetrySamples_v1 nvmlDevicePerfMetricsGetSamples_v1
-        nvmlDeviceSetAdaptiveTgpMode_v1 nvmlDeviceSetMemoryLimits_v1
+        nvmlDeviceSetAdaptiveTgpMode_v1
         nvmlDeviceSetNvlinkBwModeAsync_v1 nvmlEventSetGetContextCount_v1
         nvmlEventSetGetContextData_v1 nvmlEventSetGetContextInfo_v1
         nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1
         nvmlEventSetRegisterGpuOperationalEvents_v1 nvmlEventSetWait_v3;
 }
 
+/// Names that are simulated, with the CUDA version of the driver that had each first.
+const SIMULATED: &[(&str, u32)] = &[
+    ("nvmlDeviceGetHandleByUUIDV", 12_090),
+    ("nvmlDeviceGetAccountingStats_v2", 13_030),
+    ("nvmlDeviceGetMemoryLimits_v1", 13_040),
+    ("nvmlDeviceSetMemoryLimits_v1", 13_040),
+];
+
 /// Whether the library of this driver has a name.
 fn has(wanted: &Wanted, name: &str) -> bool {
     let by_uuid = name.starts_with("nvmlDeviceGetHandleByUUID");
     let since = NEWER
         .iter()
+        .chain(SIMULATED)
         .find(|row| row.0 == name)
         .map_or(0, |row| row.1);
     since <= wanted.version && !wanted.lacks(name) && !(by_uuid && wanted.nvml.uuid)
@@ -113,6 +122,7 @@ mod tests {
 
         assert!(has(&wanted, "nvmlInit_v2") && has(&wanted, "nvmlDeviceGetPdi"));
         assert!(!has(&wanted, "nvmlDeviceGetMemoryLimits_v1"));
+        assert!(has(&wanted, "nvmlDeviceGetHandleByUUIDV"));
         assert!(!has(&wanted, "nvmlDeviceGetName"));
         assert!(has(&wanted, "nvmlDeviceGetHandleByUUID"));
         wanted.nvml.uuid = true;

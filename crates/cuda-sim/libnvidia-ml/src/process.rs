@@ -310,3 +310,30 @@ pub(crate) fn nvmlDeviceGetAccountingStats(
         },
     )
 }
+
+pub(crate) fn nvmlDeviceGetAccountingStats_v2(
+    device: NvmlDevice,
+    stats: *mut NvmlAccountingStatsV2,
+) -> Answer {
+    let asked = get(stats)?;
+    let processes = whole(device)?.processes();
+    let process = processes
+        .iter()
+        .find(|process| process.pid == asked.pid)
+        .ok_or(NvmlReturn::NOT_FOUND)?;
+    put(
+        stats,
+        NvmlAccountingStatsV2 {
+            pid: asked.pid,
+            is_running: 1,
+            gpu_utilization: 0,
+            memory_utilization: 0,
+            max_memory_usage: process.bytes,
+            sample_count: 0,
+            sum_gpu_util: 0,
+            sum_fb_util: 0,
+            time: 0,
+            start_time: 0,
+        },
+    )
+}

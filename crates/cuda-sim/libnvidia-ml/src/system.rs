@@ -71,6 +71,7 @@ const RELEASES: &[(i32, &str)] = &[
     (12_080, "570.211.01"),
     (12_090, "575.64.05"),
     (13_000, "580.126.09"),
+    (13_030, "590.48.01"),
 ];
 
 /// The driver release that reports this CUDA version.
@@ -78,7 +79,7 @@ fn driver_version(cuda: i32) -> &'static str {
     RELEASES
         .iter()
         .find(|(newest, _)| cuda <= *newest)
-        .map_or("590.48.01", |(_, release)| release)
+        .map_or("615.71.09", |(_, release)| release)
 }
 
 pub(crate) fn nvmlSystemGetHicVersion(count: *mut u32, entries: *mut NvmlHwbcEntry) -> Answer {

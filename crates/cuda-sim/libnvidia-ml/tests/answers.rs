@@ -64,6 +64,8 @@ fn world() -> &'static World {
             memory_bytes: vec![16 * GIB, 40 * GIB, 16 * GIB, 16 * GIB],
             mig: "1=1g,2g,3g".to_owned(),
             faults: "fail:nvmlDeviceGetPowerUsage=3".to_owned(),
+            // Every name of the table is there.
+            driver_version: 13_050,
             ..Config::default()
         };
         let board = Board::create(&path, &config).unwrap();
@@ -466,13 +468,13 @@ fn versions_follow_the_boards_driver() {
         (nvml.nvmlSystemGetCudaDriverVersion_v2),
         &raw mut cuda
     ));
-    assert_eq!(cuda, 12_040);
+    assert_eq!(cuda, 13_050);
     ok(call!(
         (nvml.nvmlSystemGetDriverVersion),
         text.as_mut_ptr(),
         80
     ));
-    assert_eq!(string(&text), "550.163.01");
+    assert_eq!(string(&text), "615.71.09");
     let short = call!((nvml.nvmlSystemGetDriverVersion), text.as_mut_ptr(), 4);
     assert_eq!(short, NvmlReturn::INSUFFICIENT_SIZE);
 }

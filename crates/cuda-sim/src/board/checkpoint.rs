@@ -43,10 +43,7 @@ impl State {
         for gpu in 0..MAX_GPUS {
             let uses = self.processes[index].uses[gpu];
             self.processes[index].away[gpu] = uses;
-            self.processes[index].uses[gpu] = Use {
-                alloc: 0,
-                overhead: 0,
-            };
+            self.processes[index].uses[gpu] = Use::NONE;
             let used = &mut self.devices[gpu].used;
             *used = used.saturating_sub(uses.alloc + uses.overhead);
         }

@@ -5,6 +5,7 @@ use super::{
     SharedAllocation, SharedId, State, Use, files, instance_of,
 };
 use crate::config::MAX_GPUS;
+use crate::groups::Groups;
 use crate::process::Identity;
 
 impl Board {
@@ -14,6 +15,11 @@ impl Board {
     /// # Errors
     /// When 1,024 living processes are there.
     pub fn join(&self) -> Result<Member, Refused> {
+        self.join_groups(Groups::own())
+    }
+
+    /// The same for a process of these control groups.
+    pub(super) fn join_groups(&self, groups: Groups) -> Result<Member, Refused> {
         let identity = Identity::own();
         let mut state = self.lock();
         self.look(&mut state);
@@ -33,15 +39,10 @@ impl Board {
             generation,
             died_ns: 0,
             instance: 0,
-            uses: [Use {
-                alloc: 0,
-                overhead: 0,
-            }; MAX_GPUS],
+            groups,
+            uses: [Use::NONE; MAX_GPUS],
             stage: 0,
-            away: [Use {
-                alloc: 0,
-                overhead: 0,
-            }; MAX_GPUS],
+            away: [Use::NONE; MAX_GPUS],
         };
         drop(state);
         files::stand(&self.path, generation);
@@ -74,7 +75,8 @@ impl Board {
     /// Takes memory.
     ///
     /// # Errors
-    /// When the GPU has no room for it, dead processes' memory counted as free.
+    /// When the GPU, or a limit of the process's control groups, has no room for it; dead processes' memory counts as
+    /// free.
     pub fn take(&self, member: Member, gpu: usize, bytes: u64, kind: Kind) -> Result<(), Refused> {
         let mut state = self.lock();
         if gpu >= self.gpus() || state.own(member).is_none() {
@@ -90,9 +92,12 @@ impl Board {
                 Some(part.ok_or(Refused::Unknown)?.bytes)
             }
         };
+        let nests = self.is_contrary();
         let has_room = |state: &State| {
             let fits = |total| state.part_used(gpu, instance).saturating_add(bytes) <= total;
-            state.has_room(gpu, bytes) && part.is_none_or(fits)
+            let groups = || state.groups_have_room(gpu, member.index, bytes, nests);
+            let of_system = kind == Kind::Managed;
+            state.has_room(gpu, bytes) && part.is_none_or(fits) && (of_system || groups())
         };
         if !has_room(&state) {
             self.look(&mut state);
@@ -104,6 +109,10 @@ impl Board {
         let uses = &mut state.processes[member.index].uses[gpu];
         match kind {
             Kind::Alloc => uses.alloc += bytes,
+            Kind::Managed => {
+                uses.alloc += bytes;
+                uses.managed += bytes;
+            }
             Kind::Overhead => uses.overhead += bytes,
         }
         Ok(())
@@ -118,6 +127,10 @@ impl Board {
         let uses = &mut state.processes[member.index].uses[gpu];
         let word = match kind {
             Kind::Alloc => &mut uses.alloc,
+            Kind::Managed => {
+                uses.managed = uses.managed.saturating_sub(bytes);
+                &mut uses.alloc
+            }
             Kind::Overhead => &mut uses.overhead,
         };
         let bytes = bytes.min(*word);
@@ -141,6 +154,7 @@ impl Board {
             .get_mut(gpu)
             .ok_or(Refused::Unknown)?;
         uses.alloc = uses.alloc.checked_sub(bytes).ok_or(Refused::Unknown)?;
+        uses.managed = uses.managed.min(uses.alloc);
         let id = state.next_shared;
         state.next_shared += 1;
         state.shared_end = state.shared_end.max(slot as u64 + 1);

@@ -209,6 +209,11 @@ fn info() -> Done<(u64, u64)> {
             .sum();
         return Ok((part.bytes.saturating_sub(used), part.bytes));
     }
+    // A limit of the driver on the process's control group is the size that the process sees.
+    if let Some((limit, used)) = board.seen_by(context.gpu, driver.member) {
+        let physical = board.total_bytes(context.gpu) - board.used_bytes(context.gpu);
+        return Ok((limit.saturating_sub(used).min(physical), limit));
+    }
     let total = board.total_bytes(context.gpu);
     Ok((total.saturating_sub(board.used_bytes(context.gpu)), total))
 }

@@ -72,6 +72,14 @@ impl Kind {
         matches!(self, Self::Host { .. } | Self::Registered)
     }
 
+    /// What the board calls the memory of such a block.
+    fn on_board(&self) -> board::Kind {
+        match self {
+            Self::Managed => board::Kind::Managed,
+            _ => board::Kind::Alloc,
+        }
+    }
+
     /// Whether the addresses are pieces of the space.
     fn is_in_space(&self) -> bool {
         !matches!(self, Self::Registered | Self::Mapped(_))
@@ -160,6 +168,7 @@ pub(crate) fn make(
 ) -> Done<u64> {
     let driver = driver::the()?;
     let taken = take(driver, context.gpu, taken, &kind)?;
+    let on_board = kind.on_board();
     let block = Block {
         bytes,
         taken,
@@ -170,7 +179,7 @@ pub(crate) fn make(
         id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
         shared: None,
     };
-    place(block, low).inspect_err(|_| driver.give(context.gpu, taken, board::Kind::Alloc))
+    place(block, low).inspect_err(|_| driver.give(context.gpu, taken, on_board))
 }
 
 /// Takes a block's device memory; returns the amount. Managed memory that finds no room stays on the host; other
@@ -179,11 +188,11 @@ fn take(driver: &Driver, gpu: usize, bytes: u64, kind: &Kind) -> Done<u64> {
     if bytes == 0 {
         return Ok(0);
     }
-    match driver.take(gpu, bytes, board::Kind::Alloc) {
+    match driver.take(gpu, bytes, kind.on_board()) {
         Err(CuResult::OUT_OF_MEMORY) if matches!(kind, Kind::Managed) => Ok(0),
         Err(CuResult::OUT_OF_MEMORY) => {
             page_out(driver, gpu);
-            driver.take(gpu, bytes, board::Kind::Alloc).map(|()| bytes)
+            driver.take(gpu, bytes, kind.on_board()).map(|()| bytes)
         }
         taken => taken.map(|()| bytes),
     }
@@ -196,7 +205,7 @@ fn page_out(driver: &Driver, gpu: usize) {
             .values_mut()
             .filter(|block| block.gpu == gpu && matches!(block.kind, Kind::Managed));
         for block in managed {
-            driver.give(gpu, block.taken, board::Kind::Alloc);
+            driver.give(gpu, block.taken, board::Kind::Managed);
             block.taken = 0;
         }
     });
@@ -280,7 +289,7 @@ fn give_memory(driver: &Driver, block: &Block) {
                 files::forget(driver, shared);
             }
         }
-        None if block.taken > 0 => driver.give(block.gpu, block.taken, board::Kind::Alloc),
+        None if block.taken > 0 => driver.give(block.gpu, block.taken, block.kind.on_board()),
         None => {}
     }
 }

@@ -230,6 +230,13 @@ impl Pool {
         })
     }
 
+    fn on_board(&self) -> board::Kind {
+        match self.sort {
+            Sort::Managed => board::Kind::Managed,
+            _ => board::Kind::Alloc,
+        }
+    }
+
     /// Takes device memory; if there is none, first frees the empty memory of this process's pools. Returns the
     /// amount taken.
     fn grow(&self, bytes: u64) -> Done<u64> {
@@ -237,7 +244,7 @@ impl Pool {
             return Ok(0);
         }
         let driver = driver::the()?;
-        let take = || driver.take(self.gpu, bytes, board::Kind::Alloc);
+        let take = || driver.take(self.gpu, bytes, self.on_board());
         let taken = take().or_else(|_| {
             for pool in with(|pools| pools.all.clone()) {
                 if pool.gpu == self.gpu {
@@ -290,7 +297,7 @@ impl Pool {
         }
         drop(state);
         if let Some(driver) = driver::get().filter(|_| given > 0) {
-            driver.give(self.gpu, given, board::Kind::Alloc);
+            driver.give(self.gpu, given, self.on_board());
         }
     }
 
