@@ -322,6 +322,15 @@ fn ask_devices(nvml: &Nvml, count: u32) {
     for (on_board, uuid) in uuids.iter().enumerate() {
         let mut device = NvmlDevice::NULL;
         let result = call!(nvml.nvmlDeviceGetHandleByUUID(uuid.as_ptr(), &raw mut device));
+        let mut named = NvmlUuid {
+            version: NvmlUuid::VERSION,
+            kind: UUID_ASCII,
+            value: [0; 41],
+        };
+        named.value[..40].copy_from_slice(uuid.as_bytes());
+        let mut same = NvmlDevice::NULL;
+        let again = call!(nvml.nvmlDeviceGetHandleByUUIDV(&raw const named, &raw mut same));
+        assert_eq!((again, same), (result, device));
         say!(
             "the board's {on_board} by uuid: {result:?}, handle {}",
             !device.is_null()
@@ -455,6 +464,27 @@ fn ask_processes(nvml: &Nvml, device: NvmlDevice) {
     count = 1;
     let result = call!(nvml.nvmlDeviceGetAccountingPids(device, &raw mut count, pids.as_mut_ptr()));
     say!("accounted for: {result:?}, {:?}", &pids[..count as usize]);
+    // The last one is this program, which holds nothing and is no member.
+    for (who, pid) in [("the member", pids[0]), ("no member", std::process::id())] {
+        let mut newer = NvmlAccountingStatsV2 {
+            pid,
+            is_running: 0,
+            gpu_utilization: 0,
+            memory_utilization: 0,
+            max_memory_usage: 0,
+            sample_count: 0,
+            sum_gpu_util: 0,
+            sum_fb_util: 0,
+            time: 0,
+            start_time: 0,
+        };
+        let result = call!(nvml.nvmlDeviceGetAccountingStats_v2(device, &raw mut newer));
+        assert_eq!(newer.pid, pid);
+        say!(
+            "account of {who}: {result:?}, {} MiB",
+            newer.max_memory_usage >> 20
+        );
+    }
 }
 
 fn ask_utilization(nvml: &Nvml, device: NvmlDevice) {
@@ -527,6 +557,8 @@ fn container_sees_only_its_own_processes() {
         asked as of old: NvmlReturn(0), 1: PID, 1 GiB
         asked for details: NvmlReturn(0), 1: PID, 1 GiB
         accounted for: NvmlReturn(0), [PID]
+        account of the member: NvmlReturn(0), 1024 MiB
+        account of no member: NvmlReturn(6), 0 MiB
     "#]]
     .assert_eq(&world.told("processes"));
 }

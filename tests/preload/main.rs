@@ -18,6 +18,7 @@ mod delivery;
 mod ended;
 mod environment;
 mod external;
+mod fence;
 mod forged;
 mod fuzz;
 mod guest;

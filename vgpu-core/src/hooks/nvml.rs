@@ -27,6 +27,13 @@ hooks! {
     fn nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, memory: *mut NvmlMemoryV2)
         => { _, nvml::after_memory_v2(device, memory) }
 
+    /// The container's share and what it has used of it, whichever control group the caller names.
+    fn nvmlDeviceGetMemoryLimits_v1(device: NvmlDevice, limits: *mut NvmlMemoryLimits)
+        => { _, nvml::after_limits(device, limits) }
+    /// Not permitted to a container, as to a program that is not root.
+    fn nvmlDeviceSetMemoryLimits_v1(device: NvmlDevice, limits: *const NvmlSetMemoryLimits)
+        => { nvml::before_set_limits(device), _ }
+
     /// The container's share of the window through which the CPU sees the GPU's memory.
     fn nvmlDeviceGetBAR1MemoryInfo(device: NvmlDevice, bar1_memory: *mut NvmlBar1Memory)
         => { _, nvml::after_bar1(device, bar1_memory) }
@@ -46,6 +53,9 @@ hooks! {
         => { _, nvml::after_index(device, index) }
     /// Not found when the container does not see it.
     fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut NvmlDevice)
+        => { _, nvml::after_handle(device) }
+    /// Not found when the container does not see it.
+    fn nvmlDeviceGetHandleByUUIDV(uuid: *const NvmlUuid, device: *mut NvmlDevice)
         => { _, nvml::after_handle(device) }
     /// Not found when the container does not see it.
     fn nvmlDeviceGetHandleBySerial(serial: *const c_char, device: *mut NvmlDevice)
@@ -177,6 +187,10 @@ hooks! {
     /// Of the container's own processes, by the pid that the container knows.
     fn nvmlDeviceGetAccountingStats(device: NvmlDevice, pid: u32, stats: *mut NvmlAccountingStats)
         => { _, nvml::lists::after_accounting_stats(device, pid, stats) }
+    /// Of the container's own processes, by the pid that the container knows.
+    fn nvmlDeviceGetAccountingStats_v2(device: NvmlDevice, stats: *mut NvmlAccountingStatsV2) => {
+        nvml::lists::asked_process(stats), nvml::lists::after_accounting_stats_v2(device, stats)
+    }
 
     /// By the pid that the container knows.
     fn nvmlSystemGetProcessName(pid: u32, name: *mut c_char, length: u32)

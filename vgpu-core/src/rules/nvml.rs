@@ -97,11 +97,17 @@ fn window(limit: u64, held: u64, driver: &NvmlBar1Memory) -> NvmlBar1Memory {
 }
 
 impl Limited {
+    /// Bytes that the container holds, as far as the library or the host knows.
+    fn used(&self) -> u64 {
+        let Accounts { container, process } = self.accounts;
+        let beyond = process.unaccounted(self.index);
+        container.region.used(self.index).saturating_add(beyond)
+    }
+
     fn share(&self, physical: u64, physical_free: u64) -> NvmlMemory {
         let Accounts { container, process } = self.accounts;
         let limit = process.memory_limit(container, self.index);
-        let beyond = process.unaccounted(self.index);
-        let used = container.region.used(self.index).saturating_add(beyond);
+        let used = self.used();
         // Where a part of the share is managed memory, the GPU is no bound.
         let physical = match process.resident_limit(self.index) {
             0 => physical,
@@ -144,6 +150,41 @@ pub(crate) fn after_memory_v2(
             free,
             used,
         });
+    }
+}
+
+/// A control group's limits as the container has them: its share where that is smaller, and its own use instead of the
+/// group's, which may be a neighbour's. Without a cap the driver's limits stay.
+fn limits(limit: u64, used: u64, driver: &NvmlMemoryLimits) -> NvmlMemoryLimits {
+    let cap = if limit == 0 { MEMORY_LIMIT_MAX } else { limit };
+    NvmlMemoryLimits {
+        soft_limit: driver.soft_limit.min(cap),
+        hard_limit: driver.hard_limit.min(cap),
+        current_used: used,
+        ..*driver
+    }
+}
+
+pub(crate) fn after_limits(
+    result: NvmlReturn,
+    device: NvmlDevice,
+    answer: OutPtr<NvmlMemoryLimits>,
+) {
+    if !result.is_success() {
+        return;
+    }
+    if let (Some(limited), Some(driver)) = (limited(device), answer.read()) {
+        let Accounts { container, process } = limited.accounts;
+        let limit = process.memory_limit(container, limited.index);
+        answer.write(limits(limit, limited.used(), &driver));
+    }
+}
+
+/// A container's root could otherwise raise the limit that the host has set.
+pub(crate) fn before_set_limits(device: NvmlDevice) -> Verdict<(), NvmlReturn> {
+    match limited(device) {
+        Some(_) => Verdict::Refuse(NvmlReturn::NO_PERMISSION),
+        None => Verdict::Pass,
     }
 }
 
@@ -248,6 +289,25 @@ mod tests {
     #[test]
     fn free_memory_is_never_more_than_the_driver_reports() {
         assert_eq!(share(4 * GIB, GIB, 3 * GIB, GIB), memory(3, 1, 1));
+    }
+
+    #[test]
+    fn limits_of_a_group_are_the_share_and_the_own_use() {
+        let driver = |soft, hard, current_used| NvmlMemoryLimits {
+            name_space: core::ptr::null(),
+            soft_limit: soft,
+            hard_limit: hard,
+            current_used,
+        };
+        for (limit, hard, seen) in [
+            (4 * GIB, 5 * GIB, 4 * GIB),
+            (4 * GIB, 3 * GIB, 3 * GIB),
+            (4 * GIB, MEMORY_LIMIT_MAX, 4 * GIB),
+            (0, MEMORY_LIMIT_MAX, MEMORY_LIMIT_MAX),
+        ] {
+            let answer = limits(limit, GIB, &driver(0, hard, 9 * GIB));
+            assert_eq!(answer, driver(0, seen, GIB), "{limit} {hard}");
+        }
     }
 
     #[test]

@@ -389,24 +389,75 @@ pub(crate) fn after_accounting_stats(
     pid: u32,
     stats: OutPtr<NvmlAccountingStats>,
 ) -> Option<NvmlReturn> {
+    match accounted(result, device, pid)? {
+        Some(driver_pid) if driver_pid == pid => None,
+        Some(driver_pid) => {
+            // SAFETY: `stats` is the program's, for a call that writes such a structure there.
+            Some(unsafe { driver::nvmlDeviceGetAccountingStats(device, driver_pid, stats.raw()) })
+        }
+        None => {
+            if result.is_success() && !stats.is_null() {
+                // SAFETY: a structure of numbers, of which all zeros is a value.
+                stats.write(unsafe { core::mem::zeroed() });
+            }
+            Some(NvmlReturn::NOT_FOUND)
+        }
+    }
+}
+
+/// The pid that the program asks about, before the driver writes the structure.
+pub(crate) fn asked_process(stats: OutPtr<NvmlAccountingStatsV2>) -> Verdict<u32, NvmlReturn> {
+    match stats.read() {
+        Some(asked) if standing::opened().is_some() => Verdict::Call(asked.pid),
+        _ => Verdict::Pass,
+    }
+}
+
+/// As [`after_accounting_stats`], with the pid in the structure.
+pub(crate) fn after_accounting_stats_v2(
+    pid: u32,
+    result: NvmlReturn,
+    device: NvmlDevice,
+    stats: OutPtr<NvmlAccountingStatsV2>,
+) -> Option<NvmlReturn> {
+    let of = |pid| NvmlAccountingStatsV2 {
+        pid,
+        is_running: 0,
+        gpu_utilization: 0,
+        memory_utilization: 0,
+        max_memory_usage: 0,
+        sample_count: 0,
+        sum_gpu_util: 0,
+        sum_fb_util: 0,
+        time: 0,
+        start_time: 0,
+    };
+    match accounted(result, device, pid)? {
+        Some(driver_pid) if driver_pid == pid => None,
+        Some(driver_pid) => {
+            let mut own = of(driver_pid);
+            // SAFETY: a structure of our own, which the driver fills.
+            let result = unsafe { driver::nvmlDeviceGetAccountingStats_v2(device, &raw mut own) };
+            stats.write(NvmlAccountingStatsV2 { pid, ..own });
+            Some(result)
+        }
+        None => {
+            stats.write(of(pid));
+            Some(NvmlReturn::NOT_FOUND)
+        }
+    }
+}
+
+/// The driver's pid of the container's process with this pid, `Some(None)` if the container has no such process.
+/// `None`: the driver's answer is not changed.
+fn accounted(result: NvmlReturn, device: NvmlDevice, pid: u32) -> Option<Option<u32>> {
     if !matches!(result, NvmlReturn::SUCCESS | NvmlReturn::NOT_FOUND) {
         return None;
     }
     let limited = limited(device)?;
-    let member =
-        members(limited.accounts.container, limited.index).find(|member| member.pid == pid);
-    let Some(Member { driver_pid, .. }) = member else {
-        if result.is_success() && !stats.is_null() {
-            // SAFETY: a structure of numbers, of which all zeros is a value.
-            stats.write(unsafe { core::mem::zeroed() });
-        }
-        return Some(NvmlReturn::NOT_FOUND);
-    };
-    if driver_pid == pid {
-        return None;
-    }
-    // SAFETY: `stats` is the program's, for a call that writes such a structure there.
-    Some(unsafe { driver::nvmlDeviceGetAccountingStats(device, driver_pid, stats.raw()) })
+    let mut own = members(limited.accounts.container, limited.index);
+    let member = own.find(|member| member.pid == pid);
+    Some(member.map(|member| member.driver_pid))
 }
 
 /// A list of the program's, by NVML's protocol: its number is the room before the call and the number of
