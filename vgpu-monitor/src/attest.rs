@@ -292,6 +292,7 @@ impl Looker {
                 known.namespace = labels.namespace;
                 known.pod = labels.pod;
                 known.pod_uid = labels.pod_uid;
+                known.sharers = labels.claim.unwrap_or_default().pods.into_iter().collect();
                 known.container = labels.container;
             }
             for (file, files) in [(LIMITS, &mut ours.limits), (REGION, &mut ours.regions)] {
@@ -367,9 +368,10 @@ impl Looker {
             .chain(hidden)
             .collect();
         for holder in &bad {
+            let known = holder.judged.container.as_ref();
+            let known = known.and_then(|path| self.ground.containers.get(path));
             if let Some(place) = &holder.facts.place
-                && holder.judged.container.is_none()
-                && !self.ground.pods.contains_key(&place.pod_uid)
+                && self.ground.pod(known, &place.pod_uid).is_none()
             {
                 unknown = true;
                 // Reported later, with its name and its namespace's exemption; without them if the name stays

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use parking_lot::Mutex;
 use placement::{Kind, Span};
 use supervisor::instance::{
-    INSIDE, INSIDE_LIBRARY, INSIDE_REGION, InstanceError, Labels, REGION, Workload,
+    ClaimLabel, INSIDE, INSIDE_LIBRARY, INSIDE_REGION, InstanceError, Labels, REGION, Workload,
 };
 use supervisor::library::LibraryError;
 use vgpu_abi::limits::{Limits, Policy};
@@ -130,6 +130,8 @@ pub struct Given {
     pub workload: Workload,
     /// The pod's trace, as the W3C `traceparent`, where it has one.
     pub traceparent: Option<String>,
+    /// The ResourceClaim that gives it, and the pods that may use the claim.
+    pub claim: Option<ClaimLabel>,
 }
 
 /// A part of a GPU.
@@ -580,6 +582,22 @@ impl Delivery {
         let loads = self.loads.lock();
         let labels = &loads.get(name)?.record.labels;
         (!labels.pod.is_empty()).then(|| labels.clone())
+    }
+
+    /// Writes down the claim that gave an allotment, with its pods; nothing else of the allotment changes.
+    pub(crate) fn label_claim(&self, name: &Name, claim: &ClaimLabel) -> Result<(), DeliveryError> {
+        name.check()?;
+        let _turn = self.turns.of(name);
+        let Some(mut record) = self.loads.lock().get(name).map(|held| held.record.clone()) else {
+            return Ok(());
+        };
+        if record.labels.claim.as_ref() == Some(claim) {
+            return Ok(());
+        }
+        record.labels.claim = Some(claim.clone());
+        place::write_record(&self.root, name, &record)?;
+        self.loads.lock().hold(name, record);
+        Ok(())
     }
 
     /// Cuts back regions that their containers have made longer, and returns the names of the containers.

@@ -37,6 +37,8 @@ mod leftovers;
 
 mod metrics;
 
+mod sharers;
+
 mod sockets;
 
 use crate::delivery::Name;

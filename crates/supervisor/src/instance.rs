@@ -98,6 +98,21 @@ pub struct Labels {
     /// Limits file of the container in which this one was started: its limits are a ceiling.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outer_limits: Option<PathBuf>,
+    /// The ResourceClaim that gave it, whose pods share its limits. `pod` is the first of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub claim: Option<ClaimLabel>,
+}
+
+/// A ResourceClaim in the namespace of the labels.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClaimLabel {
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+    /// The uids of the pods that may use it.
+    pub pods: Vec<String>,
 }
 
 impl Labels {

@@ -66,6 +66,7 @@ impl Teller {
             .and_then(|path| ground.containers.get(path));
         let place = holder.facts.place.as_ref();
         let uid = place.map_or("", |place| place.pod_uid.as_str());
+        let named = ground.pod(known, uid);
         let reason = holder.judged.reason;
         let key = format!(
             "{uid}/{}/{}/{}",
@@ -75,12 +76,6 @@ impl Teller {
         );
         if self.is_news(key, now) {
             let text = sentence(holder, known, place.is_some());
-            let named = known
-                .map(|known| (known.namespace.as_str(), known.pod.as_str()))
-                .or_else(|| {
-                    let (namespace, pod) = ground.pods.get(uid)?;
-                    Some((namespace.as_str(), pod.as_str()))
-                });
             tracing::warn!(pid = holder.facts.pid, reason = reason.as_str(), "{text}");
             let event = event_reason(reason);
             if let Some((namespace, pod)) = named
@@ -98,8 +93,11 @@ impl Teller {
                 self.events.node(&self.node, Kind::Warning, event, text);
             }
         }
-        if let Some(known) = known.filter(|known| is_evictable(known, reason, uid)) {
-            self.evict((&known.namespace, &known.pod, uid), false, now);
+        if known.is_some_and(|known| is_evictable(known, reason, uid)) {
+            // A pod of a shared claim is named by the API server, which may not have answered yet.
+            if let Some((namespace, pod)) = named {
+                self.evict((namespace, pod, uid), false, now);
+            }
         } else if reason == Reason::NotAsked
             && let Some((namespace, pod)) = ground.pods.get(uid)
         {
@@ -197,7 +195,7 @@ impl Teller {
 /// A pod that asked for our resources is evicted only if this host wrote whose it is, and the process really is in it.
 fn is_evictable(known: &ManagedContainer, reason: Reason, uid: &str) -> bool {
     !known.pod.is_empty()
-        && known.pod_uid == uid
+        && known.is_of(uid)
         && matches!(
             reason,
             Reason::NoLibrary | Reason::ForeignLibrary | Reason::Bypassed | Reason::ForeignLimits

@@ -132,8 +132,18 @@ pub struct ManagedContainer {
     pub pod_uid: String,
     /// Its name.
     pub container: String,
+    /// Uids of further pods that use its limits: those of a ResourceClaim that several pods share.
+    pub sharers: BTreeSet<String>,
     /// Host pids that hold a slot of its region.
     pub slots: BTreeSet<u32>,
+}
+
+impl ManagedContainer {
+    /// Whether it is the container of a pod, or one of a claim that the pod uses.
+    #[must_use]
+    pub fn is_of(&self, pod_uid: &str) -> bool {
+        self.pod_uid == pod_uid || self.sharers.contains(pod_uid)
+    }
 }
 
 /// The judge's knowledge besides a process's facts.
@@ -149,6 +159,23 @@ pub struct Ground {
     pub exempt_programs: BTreeSet<String>,
     /// Namespace and name of pods by uid, as the API server has them.
     pub pods: HashMap<String, (String, String)>,
+}
+
+impl Ground {
+    /// Namespace and name of the pod with this uid: as the directory of its container has it, otherwise as the API server
+    /// has it.
+    #[must_use]
+    pub fn pod<'a>(
+        &'a self,
+        known: Option<&'a ManagedContainer>,
+        uid: &str,
+    ) -> Option<(&'a str, &'a str)> {
+        if let Some(known) = known.filter(|known| known.pod_uid == uid) {
+            return Some((&known.namespace, &known.pod));
+        }
+        let (namespace, pod) = self.pods.get(uid)?;
+        Some((namespace, pod))
+    }
 }
 
 /// The judgement of a process.
@@ -190,7 +217,7 @@ pub fn judge(facts: &Facts, executable: &str, ground: &Ground) -> Judged {
     let mut asked = true;
     match &facts.place {
         Some(place) => {
-            let of_pod = |known: &&ManagedContainer| known.pod_uid == place.pod_uid;
+            let of_pod = |known: &&ManagedContainer| known.is_of(&place.pod_uid);
             let ours = ground.containers.values().find(of_pod);
             let namespace = match ours {
                 Some(known) => Some(known.namespace.as_str()),
@@ -245,7 +272,7 @@ fn is_its_own(facts: &Facts, limits: &Path, ground: &Ground) -> bool {
     };
     match &facts.place {
         // A container nested in a pod (vgpu run in a pod) is below that pod's; its limits name no pod.
-        Some(place) => known.pod_uid == place.pod_uid,
+        Some(place) => known.is_of(&place.pod_uid),
         None => known.pod_uid.is_empty(),
     }
 }
@@ -261,7 +288,7 @@ fn container_of(facts: &Facts, ground: &Ground) -> Option<PathBuf> {
     let in_pod = |path: &&PathBuf| {
         let known = ground.containers.get(*path);
         known.is_some_and(|known| match &facts.place {
-            Some(place) => known.pod_uid == place.pod_uid,
+            Some(place) => known.is_of(&place.pod_uid),
             None => known.pod_uid.is_empty(),
         })
     };
@@ -276,7 +303,7 @@ fn container_of(facts: &Facts, ground: &Ground) -> Option<PathBuf> {
         let mut of_pod = ground
             .containers
             .values()
-            .filter(|known| known.pod_uid == place.pod_uid);
+            .filter(|known| known.is_of(&place.pod_uid));
         let only = of_pod.next()?;
         of_pod.next().is_none().then_some(&only.path)
     };
@@ -285,4 +312,67 @@ fn container_of(facts: &Facts, ground: &Ground) -> Option<PathBuf> {
         .or_else(by_files)
         .or_else(by_pod)
         .cloned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attest::cgroup::PodContainer;
+
+    const CLAIM: &str = "/var/lib/vgpu/containers/claim-u1";
+
+    /// A claim that the pods p1 and p2 share; the driver labels its directory with the first one's name.
+    fn ground() -> Ground {
+        let claim = ManagedContainer {
+            path: PathBuf::from(CLAIM),
+            namespace: String::from("default"),
+            pod: String::from("first"),
+            pod_uid: String::from("p1"),
+            sharers: BTreeSet::from(["p1", "p2"].map(str::to_owned)),
+            ..ManagedContainer::default()
+        };
+        let second = (String::from("default"), String::from("second"));
+        Ground {
+            containers: HashMap::from([(claim.path.clone(), claim)]),
+            pods: HashMap::from([(String::from("p2"), second)]),
+            ..Ground::default()
+        }
+    }
+
+    fn facts(pod_uid: &str, library: Library) -> Facts {
+        Facts {
+            pid: 7,
+            place: Some(PodContainer {
+                pod_uid: pod_uid.to_owned(),
+                container_id: String::new(),
+            }),
+            library,
+            limits: Some(PathBuf::from(CLAIM)),
+            ..Facts::default()
+        }
+    }
+
+    #[test]
+    fn every_pod_of_a_shared_claim_has_asked() {
+        let installed = || Library::Installed(String::from("1"));
+        for pod in ["p1", "p2"] {
+            let judged = judge(&facts(pod, installed()), "", &ground());
+            assert_eq!(judged.verdict, Verdict::Managed, "{pod}");
+            assert_eq!(judged.container, Some(PathBuf::from(CLAIM)), "{pod}");
+            // It is held to the limits all the same.
+            let judged = judge(&facts(pod, Library::None), "", &ground());
+            assert_eq!(judged.reason, Reason::NoLibrary, "{pod}");
+        }
+        let judged = judge(&facts("p3", installed()), "", &ground());
+        assert_eq!(judged.reason, Reason::NotAsked);
+    }
+
+    #[test]
+    fn pod_of_a_shared_claim_has_its_own_name() {
+        let ground = ground();
+        let known = ground.containers.values().next();
+        assert_eq!(ground.pod(known, "p1"), Some(("default", "first")));
+        assert_eq!(ground.pod(known, "p2"), Some(("default", "second")));
+        assert_eq!(ground.pod(known, "p3"), None);
+    }
 }

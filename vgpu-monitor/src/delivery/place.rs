@@ -120,7 +120,12 @@ pub(super) fn repair(
     let was_given = before.is_some_and(|before| !before.devices.is_empty());
     repair_region(&instance, limits, was_given)?;
     step();
-    let file = path.join(LABELS);
+    write_record(root, name, record)
+}
+
+/// Replaces a container's record if it says something else.
+pub(super) fn write_record(root: &Path, name: &Name, record: &Record) -> Result<(), DeliveryError> {
+    let file = root.join(&name.0).join(LABELS);
     let text = text(record);
     if !regular::read(&file, RECORD_MOST_BYTES).is_ok_and(|old| old == text) {
         let temporary = root.join(format!("{RECORD}{name}"));

@@ -95,6 +95,7 @@ impl Record {
         record.labels.container.clone_from(&given.container);
         record.labels.workload.clone_from(&given.workload);
         record.labels.traceparent.clone_from(&given.traceparent);
+        record.labels.claim.clone_from(&given.claim);
         record.runs = String::from(match given.kind {
             Kind::App => "app",
             Kind::Init => "init",
@@ -159,6 +160,7 @@ impl Record {
             policy: Policy::of(self.policy).unwrap_or_default(),
             workload: self.labels.workload.clone(),
             traceparent: self.labels.traceparent.clone(),
+            claim: self.labels.claim.clone(),
         })
     }
 

@@ -191,6 +191,7 @@ pub(crate) fn given(pod: &str, memory_bytes: u64) -> Given {
         policy: Policy::Force,
         workload: Workload::default(),
         traceparent: None,
+        claim: None,
     }
 }
 

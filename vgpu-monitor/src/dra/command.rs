@@ -22,6 +22,7 @@ use super::leftovers::Leftovers;
 use super::prepare::{Parts, Preparer};
 use super::publish::{PublishError, Publisher};
 use super::service::{Registered, Service};
+use super::sharers::Sharers;
 use super::{DRIVER, Metrics, Sockets, facts};
 use crate::collect::{self, Collector};
 use crate::delivery::{self, Delivery, Manner};
@@ -152,6 +153,12 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
         healths: sick.healths.clone(),
         metrics,
     };
+    let sharers = Sharers {
+        client: client.clone(),
+        delivery: Arc::clone(&delivery),
+        checkpoint: Arc::clone(&checkpoint),
+        pods: pods.clone(),
+    };
     let leftovers = Leftovers {
         client: client.clone(),
         delivery: Arc::clone(&delivery),
@@ -171,6 +178,7 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
     let called = tokio::spawn(async move { sockets.serve(service, until_stopped).await });
     let beside = [
         tokio::spawn(publisher.run()),
+        tokio::spawn(sharers.run()),
         tokio::spawn(clear(
             Collector::new(Arc::clone(&delivery), leftovers),
             preparer,

@@ -15,6 +15,7 @@ use kube_api::object::Pod;
 use placement::Kind;
 use serde::Deserialize as _;
 use serde_json::Value;
+use supervisor::instance::ClaimLabel;
 use tokio::task::{JoinError, spawn_blocking};
 
 use super::api;
@@ -281,18 +282,18 @@ impl Preparer {
 
     /// Gives every part again, as it was: makes again what is missing.
     async fn again(&self, asked: &Asked, ready: &Ready) -> Result<Vec<ReadyDevice>, PrepareError> {
-        let (delivery, uid, parts) = (
+        let (delivery, asked_for, parts) = (
             Arc::clone(&self.0.parts.delivery),
-            asked.uid.clone(),
+            asked.clone(),
             ready.parts.clone(),
         );
         let given = spawn_blocking(move || {
             parts.iter().enumerate().try_for_each(|(at, part)| {
-                let name = part_name(&uid, at);
+                let name = part_name(&asked_for.uid, at);
                 // Labels stay as they are on the disk.
                 let given = delivery
                     .given(&name)
-                    .unwrap_or_else(|| given(part, &Reserved::default(), "", ""));
+                    .unwrap_or_else(|| given(part, &Reserved::default(), &asked_for, ""));
                 delivery.give(&name, &given).map_err(DiskError::from)
             })
         });
@@ -398,7 +399,7 @@ impl Preparer {
             .iter()
             .enumerate()
             .map(|(at, part)| {
-                let given = given(part, reserved, &asked.namespace, &self.0.parts.team_label);
+                let given = given(part, reserved, asked, &self.0.parts.team_label);
                 (part_name(&asked.uid, at), given)
             })
             .collect();
@@ -560,7 +561,7 @@ fn devices(uid: &str, ready: &Ready) -> Vec<ReadyDevice> {
     devices.collect()
 }
 
-fn given(part: &Part, reserved: &Reserved, namespace: &str, team_label: &str) -> Given {
+fn given(part: &Part, reserved: &Reserved, asked: &Asked, team_label: &str) -> Given {
     let (pod, pod_uid) = reserved.pods.first().cloned().unwrap_or_default();
     let parameters = part.shares.first().map(|share| share.parameters);
     let parameters = parameters.unwrap_or_default();
@@ -573,7 +574,7 @@ fn given(part: &Part, reserved: &Reserved, namespace: &str, team_label: &str) ->
     };
     let first = reserved.first.as_ref();
     Given {
-        namespace: namespace.to_owned(),
+        namespace: asked.namespace.clone(),
         pod,
         pod_uid,
         container: part.containers.join(","),
@@ -585,5 +586,10 @@ fn given(part: &Part, reserved: &Reserved, namespace: &str, team_label: &str) ->
             .map(|pod| identity::workload(pod, team_label))
             .unwrap_or_default(),
         traceparent: first.and_then(identity::traceparent),
+        claim: Some(ClaimLabel {
+            name: asked.name.clone(),
+            uid: asked.uid.clone(),
+            pods: reserved.pods.iter().map(|(_, uid)| uid.clone()).collect(),
+        }),
     }
 }

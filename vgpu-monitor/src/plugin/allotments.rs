@@ -206,6 +206,7 @@ impl Claim {
             policy: policy(&self.policy),
             workload: self.workload.clone(),
             traceparent: self.traceparent.clone(),
+            claim: None,
         }
     }
 
