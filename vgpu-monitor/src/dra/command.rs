@@ -23,6 +23,7 @@ use super::prepare::{Parts, Preparer};
 use super::publish::{PublishError, Publisher};
 use super::service::{Registered, Service};
 use super::sharers::Sharers;
+use super::slices::Others;
 use super::{DRIVER, Metrics, Sockets, facts};
 use crate::collect::{self, Collector};
 use crate::delivery::{self, Delivery, Manner};
@@ -143,6 +144,8 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
         healths: sick.healths.clone(),
         facts: facts::start(gpus.inventories.clone(), args.agent.driver.sysfs.clone()),
         metrics: metrics.clone(),
+        events: events.clone(),
+        others: Others::new(),
         published: published.clone(),
     };
     let service = Service {

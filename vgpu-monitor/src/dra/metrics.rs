@@ -22,6 +22,12 @@ struct OfNode {
     node: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfOther {
+    node: String,
+    driver: String,
+}
+
 /// Clones count together.
 #[derive(Clone)]
 pub struct Metrics(Arc<Series>);
@@ -31,6 +37,7 @@ struct Series {
     claims: Family<OfNode, Gauge>,
     calls: Family<OfCall, Histogram>,
     devices: Family<OfNode, Gauge>,
+    others: Family<OfOther, Gauge>,
 }
 
 impl fmt::Debug for Metrics {
@@ -58,6 +65,7 @@ impl Metrics {
             claims: Family::default(),
             calls: Family::new_with_constructor(histogram),
             devices: Family::default(),
+            others: Family::default(),
         }))
     }
 
@@ -73,6 +81,11 @@ impl Metrics {
             "vgpu_dra_devices",
             "GPUs that this node's ResourceSlices offer",
             series.devices.clone(),
+        );
+        registry.register(
+            "vgpu_dra_devices_of_other_drivers",
+            "GPUs that are not offered because another DRA driver publishes them on this node",
+            series.others.clone(),
         );
         registry.register(
             "vgpu_dra_call_seconds",
@@ -99,6 +112,19 @@ impl Metrics {
         gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
+    /// How many GPUs each other driver publishes. A driver that publishes none any more has no series.
+    pub(super) fn others<'a>(&self, drivers: impl Iterator<Item = &'a str>) {
+        let family = &self.0.others;
+        family.clear();
+        for driver in drivers {
+            let of = OfOther {
+                node: self.0.node.clone(),
+                driver: driver.to_owned(),
+            };
+            family.get_or_create(&of).inc();
+        }
+    }
+
     /// One claim of one call.
     pub(super) fn called(&self, call: &'static str, took: Duration, ok: bool) {
         let of = OfCall {
@@ -119,6 +145,7 @@ mod tests {
         let metrics = Metrics::new("n1");
         metrics.claims(1);
         metrics.devices(2);
+        metrics.others(["gpu.nvidia.com"].into_iter());
         metrics.called("prepare", Duration::from_millis(3), true);
         let mut registry = Registry::default();
         metrics.register(&mut registry);

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use events::{Events, Kind};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -15,7 +16,7 @@ use tokio::time::error::Elapsed;
 use tokio::time::{sleep, timeout};
 
 use super::metrics::Metrics;
-use super::slices::{self, Dropped, NodeFacts, Offer};
+use super::slices::{self, Dropped, NodeFacts, Offer, OtherDevice, Others};
 use super::{DRIVER, is_claims};
 use crate::delivery::Delivery;
 use crate::node_gpus::{Healths, Inventories};
@@ -45,6 +46,10 @@ pub struct Publisher {
     pub facts: watch::Receiver<Arc<NodeFacts>>,
     /// Counts.
     pub metrics: Metrics,
+    /// Events of the node.
+    pub events: Events,
+    /// The GPUs that other drivers publish, as of the last look.
+    pub others: Others,
     /// `None` until the slices are published for the first time; then why they are not, if they are not.
     pub published: watch::Sender<Option<Result<(), PublishError>>>,
 }
@@ -170,19 +175,25 @@ impl Publisher {
         let health = self.healths.borrow_and_update().clone();
         let facts = self.facts.borrow_and_update().clone();
         let taken: BTreeSet<String> = self.delivery.gpus_but(is_claims);
+        let api: Api<ResourceSlice> = Api::all(self.client.clone());
+        let of = format!("spec.nodeName={}", self.node);
+        let there = timeout(ONE, api.list(&ListParams::default().fields(&of)))
+            .await??
+            .items;
+        let others = slices::others(&there, &inventory);
+        self.tell_others(&others);
+        self.others = others;
+        let ours = |slice: &ResourceSlice| slice.spec.driver == DRIVER;
+        let there: Vec<ResourceSlice> = there.into_iter().filter(ours).collect();
         let mut offer = Offer {
             node: &self.node,
             inventory: &inventory,
             health: &health,
             facts: &facts,
             taken: &taken,
+            others: &self.others,
             taints: true,
         };
-        let api: Api<ResourceSlice> = Api::all(self.client.clone());
-        let of = format!("spec.nodeName={},spec.driver={DRIVER}", self.node);
-        let there = timeout(ONE, api.list(&ListParams::default().fields(&of)))
-            .await??
-            .items;
         let mut wanted = slices::slices(&offer);
         if plan(&self.node, &there, wanted.clone()).is_some() {
             let dropped = self.tried(&api, &wanted).await?;
@@ -208,6 +219,41 @@ impl Publisher {
         }
         self.metrics.devices(count);
         Ok(())
+    }
+
+    /// Says which GPUs other drivers publish, and which ones they do not publish any more.
+    fn tell_others(&self, others: &Others) {
+        self.metrics
+            .others(others.values().map(|of| of.driver.as_str()));
+        for (gpu, of) in others {
+            if self.others.get(gpu) == Some(of) {
+                continue;
+            }
+            let OtherDevice {
+                driver,
+                pool,
+                device,
+            } = of;
+            let text = format!(
+                "GPU {gpu} is not offered by {DRIVER}: the DRA driver {driver} publishes it, too (device {device} of pool \
+                 {pool}), and each driver would give out all of it. Take the label vgpu.io/dra from this node, or let \
+                 {driver} leave this GPU out"
+            );
+            tracing::error!(gpu, driver, "{text}");
+            self.events
+                .node(&self.node, Kind::Warning, "GPUOfTwoDrivers", text);
+        }
+        for (gpu, of) in &self.others {
+            if !others.contains_key(gpu) {
+                let text = format!(
+                    "GPU {gpu} can be offered by {DRIVER} again: {} does not publish it any more",
+                    of.driver
+                );
+                tracing::info!(gpu, "{text}");
+                self.events
+                    .node(&self.node, Kind::Normal, "GPUOfOneDriver", text);
+            }
+        }
     }
 
     /// The fields that the API server would drop of these slices, without writing them.
@@ -284,8 +330,13 @@ async fn delete(api: &Api<ResourceSlice>, name: &str) -> Result<(), PublishError
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, ResourcePool};
+
     use super::*;
-    use k8s_openapi::api::resource::v1::{Device, ResourcePool};
+    use crate::delivery::Manner;
+    use crate::delivery::tests::{GPUS, NodeDir};
 
     fn spec(devices: &[&str], generation: i64) -> ResourceSliceSpec {
         let device = |name: &&str| Device {
@@ -354,5 +405,99 @@ mod tests {
         let other = format!("{}m", "n".repeat(252));
         assert_ne!(slice_name(&node, 0), slice_name(&other, 0));
         assert_eq!(slice_name("one", 2), "one-gpu.vgpu.io-2");
+    }
+
+    /// ResourceSlices, which the embedded API server does not have by itself.
+    const DEFINITION: &str = r#"{
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "resourceslices.resource.k8s.io"},
+        "spec": {
+            "group": "resource.k8s.io", "scope": "Cluster",
+            "names": {"kind": "ResourceSlice", "plural": "resourceslices", "singular": "resourceslice",
+                "listKind": "ResourceSliceList"},
+            "versions": [{"name": "v1", "served": true, "storage": true,
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": {"type": "object",
+                    "properties": {"nodeName": {"type": "string"}}, "x-kubernetes-preserve-unknown-fields": true}}}},
+                "selectableFields": [{"jsonPath": ".spec.nodeName"}]}]
+        }
+    }"#;
+
+    /// The UUIDs of the GPUs in our slices.
+    async fn offered(api: &Api<ResourceSlice>) -> Vec<String> {
+        let slices = api.list(&ListParams::default()).await.unwrap().items;
+        let ours = slices.iter().filter(|slice| slice.spec.driver == DRIVER);
+        let devices = ours.flat_map(|slice| slice.spec.devices.iter().flatten());
+        devices
+            .map(|it| {
+                it.attributes.as_ref().unwrap()["uuid"]
+                    .string
+                    .clone()
+                    .unwrap()
+            })
+            .collect()
+    }
+
+    #[tokio::test]
+    async fn gpu_of_another_driver_is_left_out_until_that_lets_it_go() {
+        let cluster = embedded_cluster::Cluster::default();
+        let definition: serde_json::Value = serde_json::from_str(DEFINITION).unwrap();
+        cluster
+            .import(&serde_json::json!({
+                "customResourceDefinitions": [definition], "nodes": [{"metadata": {"name": "n1"}}],
+            }))
+            .unwrap();
+        let client = kube::Client::new(cluster.router(), "default");
+        let api: Api<ResourceSlice> = Api::all(client.clone());
+        let node = NodeDir::new();
+        let delivery = Arc::new(node.delivery(Manner::Claim));
+        let (_, facts) = watch::channel(Arc::default());
+        let metrics = Metrics::new("n1");
+        let mut publisher = Publisher {
+            node: String::from("n1"),
+            client,
+            delivery,
+            inventories: node.settings(Manner::Claim).gpus,
+            healths: watch::Sender::default().subscribe(),
+            facts,
+            metrics: metrics.clone(),
+            events: Events::silent(),
+            others: Others::new(),
+            published: watch::Sender::default(),
+        };
+        publisher.once().await.unwrap();
+        assert_eq!(offered(&api).await, GPUS);
+
+        let mut other = there("n1-gpu.nvidia.com", spec(&["gpu-1"], 1));
+        other.metadata.resource_version = None;
+        other.spec.driver = String::from("gpu.nvidia.com");
+        other.spec.node_name = Some(String::from("n1"));
+        let uuid = DeviceAttribute {
+            string: Some(GPUS[1].to_owned()),
+            ..DeviceAttribute::default()
+        };
+        other.spec.devices.as_mut().unwrap()[0].attributes =
+            Some(BTreeMap::from([(String::from("uuid"), uuid)]));
+        api.create(&PostParams::default(), &other).await.unwrap();
+        publisher.once().await.unwrap();
+
+        assert_eq!(offered(&api).await, [GPUS[0]]);
+        let series = |metrics: &Metrics| {
+            let mut registry = prometheus_client::registry::Registry::default();
+            metrics.register(&mut registry);
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            text
+        };
+        let one = "vgpu_dra_devices_of_other_drivers{node=\"n1\",driver=\"gpu.nvidia.com\"} 1";
+        assert!(series(&metrics).contains(one), "{}", series(&metrics));
+        // The other driver's slice stays as it is.
+        let name = "n1-gpu.nvidia.com";
+        assert_eq!(api.get(name).await.unwrap().spec, other.spec);
+
+        delete(&api, name).await.unwrap();
+        publisher.once().await.unwrap();
+
+        assert_eq!(offered(&api).await, GPUS);
+        assert!(!series(&metrics).contains("gpu.nvidia.com"));
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity,
-    DeviceTaint, ResourcePool, ResourceSliceSpec,
+    DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -52,6 +52,8 @@ pub struct Offer<'a> {
     pub facts: &'a NodeFacts,
     /// GPUs of which containers of the device plugin still have shares.
     pub taken: &'a BTreeSet<String>,
+    /// GPUs that another DRA driver publishes on this node.
+    pub others: &'a Others,
     /// Whether the API server keeps taints; without them a sick GPU is left out.
     pub taints: bool,
 }
@@ -90,7 +92,10 @@ fn device(gpu: &KnownGpu, offer: &Offer<'_>) -> Option<Device> {
     let memory = device.memory_bytes / MIB;
     // A GPU in MIG mode is given by instances, which this driver does not make.
     let is_whole = device.mode != "mig";
-    if !is_whole || memory == 0 || device.slots == 0 || offer.taken.contains(&device.id) {
+    if !is_whole || memory == 0 || device.slots == 0 {
+        return None;
+    }
+    if offer.taken.contains(&device.id) || offer.others.contains_key(&device.id) {
         return None;
     }
     let sick = offer.health.get(&device.id).is_some() || !device.healthy || device.cordoned;
@@ -291,6 +296,57 @@ fn amounts(capacity: &mut DeviceCapacity) {
             plain(amount);
         }
     }
+}
+
+/// Devices of other DRA drivers that are GPUs of this node, by the GPU's UUID.
+pub type Others = BTreeMap<String, OtherDevice>;
+
+/// A device of another DRA driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherDevice {
+    /// The driver.
+    pub driver: String,
+    /// Its pool.
+    pub pool: String,
+    /// The device in the pool.
+    pub device: String,
+}
+
+/// Finds this node's GPUs among the devices of other drivers: by the UUID of the GPU, or of the GPU that a MIG instance is
+/// cut out of, or by the PCI address. The first device of a GPU stands for all.
+#[must_use]
+pub fn others(there: &[ResourceSlice], inventory: &Inventory) -> Others {
+    let mut found = Others::new();
+    for slice in there.iter().filter(|slice| slice.spec.driver != DRIVER) {
+        for device in slice.spec.devices.iter().flatten() {
+            let attributes = device.attributes.iter().flatten();
+            let texts: Vec<(String, &str)> = attributes
+                .filter_map(|(key, value)| {
+                    // An attribute of the driver's own domain may be named with the domain or without it.
+                    let name = key.rsplit('/').next().unwrap_or_default();
+                    Some((name.to_ascii_lowercase(), value.string.as_deref()?))
+                })
+                .collect();
+            let is_it = |gpu: &&KnownGpu| {
+                let address = bus_id(&gpu.pci_bus_id);
+                texts.iter().any(|(name, text)| match name.as_str() {
+                    "uuid" | "parentuuid" => *text == gpu.device.id,
+                    "pcibusid" | "pciaddress" => address.is_some() && bus_id(text) == address,
+                    _ => false,
+                })
+            };
+            for gpu in inventory.gpus.iter().filter(is_it) {
+                found
+                    .entry(gpu.device.id.clone())
+                    .or_insert_with(|| OtherDevice {
+                        driver: slice.spec.driver.clone(),
+                        pool: slice.spec.pool.name.clone(),
+                        device: device.name.clone(),
+                    });
+            }
+        }
+    }
+    found
 }
 
 /// The fields that an API server dropped of a slice, because a feature gate is off.

@@ -37,6 +37,7 @@ fn published(
         health,
         facts: &facts(),
         taken,
+        others: &Others::new(),
         taints,
     });
     assert_eq!(slices.len(), 1);
@@ -190,6 +191,7 @@ fn pool_of_many_gpus_has_several_slices() {
         health: &Health::new(),
         facts: &NodeFacts::default(),
         taken: &BTreeSet::new(),
+        others: &Others::new(),
         taints: true,
     });
 
@@ -218,6 +220,7 @@ fn fields_that_the_api_server_drops_are_noticed() {
         health: &sick(),
         facts: &NodeFacts::default(),
         taken: &BTreeSet::new(),
+        others: &Others::new(),
         taints: true,
     };
     let sent = slices(&offer).remove(0);
@@ -249,6 +252,7 @@ fn amounts_are_compared_and_not_their_texts() {
         health: &Health::new(),
         facts: &NodeFacts::default(),
         taken: &BTreeSet::new(),
+        others: &Others::new(),
         taints: true,
     };
     let sent = slices(&offer).remove(0);
@@ -261,4 +265,51 @@ fn amounts_are_compared_and_not_their_texts() {
 
     let other = serde_json::from_str(&text.replace("16384Mi", "15Gi")).unwrap();
     assert!(!same(&sent, &other));
+}
+
+/// A slice of another driver with one device.
+fn others_slice(driver: &str, device: &str, attributes: &Value) -> ResourceSlice {
+    let slice = serde_json::json!({
+        "metadata": {"name": format!("n1-{driver}")},
+        "spec": {
+            "driver": driver, "nodeName": "n1",
+            "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": device, "attributes": attributes}],
+        },
+    });
+    serde_json::from_value(slice).unwrap()
+}
+
+#[test]
+fn gpu_of_another_driver_is_found_by_uuid_or_address() {
+    let mut inventory = inventory(1);
+    inventory.gpus[1].pci_bus_id = String::from("00000000:66:00.0");
+    let find = |attributes: Value| {
+        let there = [others_slice("gpu.nvidia.com", "gpu-0", &attributes)];
+        let found = others(&there, &inventory);
+        found.into_keys().collect::<Vec<_>>()
+    };
+    let text = |key: &str, value: &str| serde_json::json!({key: {"string": value}});
+
+    assert_eq!(find(text("uuid", GPUS[0])), [GPUS[0]]);
+    assert_eq!(find(text("gpu.nvidia.com/uuid", GPUS[1])), [GPUS[1]]);
+    assert_eq!(find(text("parentUUID", GPUS[0])), [GPUS[0]]);
+    let address = "resource.kubernetes.io/pciBusID";
+    assert_eq!(find(text(address, "0000:66:00.0")), [GPUS[1]]);
+    assert_eq!(find(text(address, "00000000:65:00.0")), [GPUS[0]]);
+    assert_eq!(find(text(address, "0000:67:00.0")), [""; 0]);
+    assert_eq!(find(text("productName", GPUS[0])), [""; 0]);
+    assert_eq!(find(serde_json::json!({"uuid": {"int": 7}})), [""; 0]);
+    let ours = [others_slice(DRIVER, "gpu-0", &text("uuid", GPUS[0]))];
+    assert_eq!(others(&ours, &inventory), Others::new());
+}
+
+#[test]
+fn unknown_address_of_a_gpu_is_no_other_devices() {
+    let mut inventory = inventory(1);
+    inventory.gpus[0].pci_bus_id = String::new();
+    let attributes = serde_json::json!({"pciBusID": {"string": ""}});
+    let there = [others_slice("net.example.com", "nic-0", &attributes)];
+
+    assert_eq!(others(&there, &inventory), Others::new());
 }
