@@ -491,6 +491,10 @@ def values_reach_what_they_are_for(all_rendered):
             if container != "exporter":
                 need(f"--team-label={team}" in args(by[name], container), f"{name}: {container}: teamLabel")
     need("--report-capacity=false" in args(by["defaults"], "plugin"), "defaults: reportCapacity")
+    for version, answer in (("1.30.14", "true"), ("1.31.0", "false")):
+        need(f"--report-capacity={answer}" in args(render("defaults", version), "plugin"), f"{version}: reportCapacity is not {answer}")
+    for version, count in (("1.23.17", 0), ("1.24.17", 1), ("1.29.15", 1), ("1.30.14", 0)):
+        need(len(args_of(render("defaults", version), "kube-scheduler", "--pod-max-in-unschedulable-pods-duration=1m")) == count, f"{version}: kube-scheduler's flag for pods that wait")
     need("--report-capacity=true" in args(by["all-on"], "plugin"), "all-on: reportCapacity")
     need(not any(arg.startswith("--safe-to-evict") for arg in args(by["defaults"], "vgpu-webhook")), "defaults: safeToEvict")
     need("--safe-to-evict=false" in args(by["all-on"], "vgpu-webhook"), "all-on: safeToEvict")

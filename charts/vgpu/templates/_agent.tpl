@@ -76,7 +76,7 @@ spec:
   - name: removable
     expression: '{{ toJson $names }}'
   - name: writable
-    expression: '{{ ternary (toJson $names) "[]" (eq (toString .Values.devicePlugin.reportCapacity) "true") }}'
+    expression: '{{ ternary (toJson $names) "[]" (eq (include "vgpu.reportCapacity" .) "true") }}'
   - name: sizes
     expression: >-
       variables.changes ? ['capacity', 'allocatable'].map(k, [oldObject.?status[?k].orValue({}),

@@ -205,6 +205,13 @@ topologySpreadConstraints:
 {{- end -}}
 {{- end -}}
 
+{{/* "true" where the agents report memory and compute in the nodes' capacity; with auto before Kubernetes 1.31, whose
+kubelets refuse a pod with an init container that asks for a resource which its node does not have. */}}
+{{- define "vgpu.reportCapacity" -}}
+{{- $asked := toString .Values.devicePlugin.reportCapacity -}}
+{{- if eq $asked "auto" -}}{{- semverCompare "<1.31.0" (include "vgpu.kubeVersion" .) -}}{{- else -}}{{- $asked -}}{{- end -}}
+{{- end -}}
+
 {{- define "vgpu.webhookByAnnotation" -}}
 {{- $asked := .Values.webhook.devicesByAnnotation -}}
 {{- if eq (toString $asked) "auto" -}}{{- eq (include "vgpu.manner" .) "mounts" -}}{{- else -}}{{- $asked -}}{{- end -}}
