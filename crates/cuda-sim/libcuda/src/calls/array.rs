@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, check_out, read, write};
+use crate::base::border::{Done, check_out, number, read, write};
 use crate::memory::array;
 use crate::memory::array::{
     Array, DEFERRED, Mipmap, Shape, find, keep, keep_mipmap, shape_3d, sparse_properties, with,
@@ -75,6 +75,88 @@ calls! {
         let told = sparse_properties(&first_level(mipmap)?.1)?;
         write(out, told)
     };
+    cuArrayCreate, cuArrayCreate_v2(handle, desc) => {
+        check_out(handle)?;
+        let desc = read(desc)?;
+        let shape = Shape {
+            width: number(desc.width),
+            height: number(desc.height),
+            depth: 0,
+            format: desc.format,
+            channels: desc.num_channels,
+            flags: 0,
+        };
+        write(handle, create(shape)?)
+    };
+    cuArray3DCreate(handle, desc) => {
+        check_out(handle)?;
+        let desc = read(desc)?;
+        let shape = Shape {
+            width: desc.width.into(),
+            height: desc.height.into(),
+            depth: desc.depth.into(),
+            format: desc.format,
+            channels: desc.num_channels,
+            flags: desc.flags,
+        };
+        write(handle, create(shape)?)
+    };
+    cuArrayDestroy(array) => {
+        context::current()?;
+        let found = find(array)?;
+        if found.is_level {
+            return Err(CuResult::INVALID_HANDLE);
+        }
+        with(|arrays| arrays.arrays.remove(&array.addr()));
+        sparse::forget(array.addr());
+        end_block(found.base);
+        Ok(())
+    };
+    cuArray3DGetDescriptor(desc, array) => {
+        let told = find(array)?.desc.told();
+        let told = CuArray3DDescriptorV1 {
+            width: told.width as u32,
+            height: told.height as u32,
+            depth: told.depth as u32,
+            format: told.format,
+            num_channels: told.num_channels,
+            flags: told.flags,
+        };
+        write(desc, told)
+    };
+    cuMipmappedArrayCreate(handle, desc, count_mipmap_levels) => {
+        check_out(handle)?;
+        let shape = shape_3d(&read(desc)?).checked()?;
+        let context = context::current()?.home();
+        let longest = shape.width.max(shape.height).max(shape.depth).max(1);
+        let most = longest.ilog2() + 1;
+        if count_mipmap_levels == 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let levels = count_mipmap_levels.min(most);
+        let mut bytes = 0;
+        for level in 0..levels {
+            bytes += shape.level(level).bytes()?;
+        }
+        let base = blocks::make(context, bytes, shape.taken(bytes), Kind::Array, false)?;
+        let made = keep_mipmap(base, bytes, context, shape, levels);
+        write(handle, made)
+    };
+    cuMipmappedArrayDestroy(mipmapped_array) => {
+        context::current()?;
+        let found = find_mipmap(mipmapped_array)?;
+        with(|arrays| {
+            arrays.mipmaps.remove(&mipmapped_array.addr());
+            for level in &found.levels {
+                arrays.arrays.remove(level);
+            }
+        });
+        sparse::forget(mipmapped_array.addr());
+        if found.bytes > 0 {
+            end_block(found.base);
+        }
+        Ok(())
+    };
 }
 
 fn find_mipmap(handle: CuMipmappedArray) -> Done<Arc<Mipmap>> {
@@ -102,73 +184,6 @@ fn end_block(base: u64) {
 
 // --- arrays -----------------------------------------------------------------------------------------
 
-pub(crate) fn cuArrayCreate_v2(handle: *mut CuArray, desc: *const CuArrayDescriptor) -> Done {
-    check_out(handle)?;
-    let desc = read(desc)?;
-    let shape = Shape {
-        width: desc.width as u64,
-        height: desc.height as u64,
-        depth: 0,
-        format: desc.format,
-        channels: desc.num_channels,
-        flags: 0,
-    };
-    write(handle, create(shape)?)
-}
-
-pub(crate) fn cuArrayCreate(handle: *mut CuArray, desc: *const CuArrayDescriptorV1) -> Done {
-    check_out(handle)?;
-    let desc = read(desc)?;
-    let shape = Shape {
-        width: desc.width.into(),
-        height: desc.height.into(),
-        depth: 0,
-        format: desc.format,
-        channels: desc.num_channels,
-        flags: 0,
-    };
-    write(handle, create(shape)?)
-}
-
-pub(crate) fn cuArray3DCreate(handle: *mut CuArray, desc: *const CuArray3DDescriptorV1) -> Done {
-    check_out(handle)?;
-    let desc = read(desc)?;
-    let shape = Shape {
-        width: desc.width.into(),
-        height: desc.height.into(),
-        depth: desc.depth.into(),
-        format: desc.format,
-        channels: desc.num_channels,
-        flags: desc.flags,
-    };
-    write(handle, create(shape)?)
-}
-
-pub(crate) fn cuArrayDestroy(array: CuArray) -> Done {
-    context::current()?;
-    let found = find(array)?;
-    if found.is_level {
-        return Err(CuResult::INVALID_HANDLE);
-    }
-    with(|arrays| arrays.arrays.remove(&array.addr()));
-    sparse::forget(array.addr());
-    end_block(found.base);
-    Ok(())
-}
-
-pub(crate) fn cuArray3DGetDescriptor(desc: *mut CuArray3DDescriptorV1, array: CuArray) -> Done {
-    let told = find(array)?.desc.told();
-    let told = CuArray3DDescriptorV1 {
-        width: told.width as u32,
-        height: told.height as u32,
-        depth: told.depth as u32,
-        format: told.format,
-        num_channels: told.num_channels,
-        flags: told.flags,
-    };
-    write(desc, told)
-}
-
 fn requirements(flags: u32, bytes: u64) -> Done<CuArrayMemoryRequirements> {
     if flags & DEFERRED == 0 {
         return Err(CuResult::INVALID_VALUE);
@@ -181,45 +196,6 @@ fn requirements(flags: u32, bytes: u64) -> Done<CuArrayMemoryRequirements> {
 }
 
 // --- mipmaps ----------------------------------------------------------------------------------------
-
-pub(crate) fn cuMipmappedArrayCreate(
-    handle: *mut CuMipmappedArray,
-    desc: *const CuArray3DDescriptor,
-    count_mipmap_levels: u32,
-) -> Done {
-    check_out(handle)?;
-    let shape = shape_3d(&read(desc)?).checked()?;
-    let context = context::current()?.home();
-    let longest = shape.width.max(shape.height).max(shape.depth).max(1);
-    let most = longest.ilog2() + 1;
-    if count_mipmap_levels == 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let levels = count_mipmap_levels.min(most);
-    let mut bytes = 0;
-    for level in 0..levels {
-        bytes += shape.level(level).bytes()?;
-    }
-    let base = blocks::make(context, bytes, shape.taken(bytes), Kind::Array, false)?;
-    let made = keep_mipmap(base, bytes, context, shape, levels);
-    write(handle, made)
-}
-
-pub(crate) fn cuMipmappedArrayDestroy(mipmapped_array: CuMipmappedArray) -> Done {
-    context::current()?;
-    let found = find_mipmap(mipmapped_array)?;
-    with(|arrays| {
-        arrays.mipmaps.remove(&mipmapped_array.addr());
-        for level in &found.levels {
-            arrays.arrays.remove(level);
-        }
-    });
-    sparse::forget(mipmapped_array.addr());
-    if found.bytes > 0 {
-        end_block(found.base);
-    }
-    Ok(())
-}
 
 fn first_level(mipmap: CuMipmappedArray) -> Done<(u64, Shape)> {
     let found = find_mipmap(mipmap)?;

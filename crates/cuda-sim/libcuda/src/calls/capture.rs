@@ -35,6 +35,25 @@ calls! {
         }
         write(mode, MODE.replace(wanted))
     };
+    cuStreamBeginCaptureToGraph(stream, graph, dependencies, _dependency_data, count, mode) => {
+        let graph = graph::find(graph)?;
+        let after: Vec<usize> = read_all(dependencies, count)?
+            .iter()
+            .map(|node| node.addr())
+            .collect();
+        if !after.iter().all(|&node| graph.has(node)) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        begin(stream, mode, Some((graph, after)))
+    };
+    cuStreamGetCaptureInfo_v2(stream, capture_status_out, id_out, graph_out, dependencies_out,
+        count_out)
+        => info(stream, capture_status_out, id_out, graph_out, dependencies_out, count_out);
+    cuStreamGetCaptureInfo_v3(stream, capture_status_out, id_out, graph_out, dependencies_out,
+        edge_data_out, count_out) => {
+        write_if(edge_data_out, std::ptr::null());
+        info(stream, capture_status_out, id_out, graph_out, dependencies_out, count_out)
+    };
 }
 
 const THREAD_LOCAL: u32 = 1;
@@ -222,61 +241,4 @@ fn update_dependencies(
         }
     }
     Ok(())
-}
-
-pub(crate) fn cuStreamBeginCaptureToGraph(
-    stream: CuStream,
-    graph: CuGraph,
-    dependencies: *const CuGraphNode,
-    _dependency_data: *const CuGraphEdgeData,
-    count: usize,
-    mode: CuStreamCaptureMode,
-) -> Done {
-    let graph = graph::find(graph)?;
-    let after: Vec<usize> = read_all(dependencies, count)?
-        .iter()
-        .map(|node| node.addr())
-        .collect();
-    if !after.iter().all(|&node| graph.has(node)) {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    begin(stream, mode, Some((graph, after)))
-}
-
-pub(crate) fn cuStreamGetCaptureInfo_v2(
-    stream: CuStream,
-    capture_status_out: *mut CuStreamCaptureStatus,
-    id_out: *mut u64,
-    graph_out: *mut CuGraph,
-    dependencies_out: *mut *const CuGraphNode,
-    count_out: *mut usize,
-) -> Done {
-    info(
-        stream,
-        capture_status_out,
-        id_out,
-        graph_out,
-        dependencies_out,
-        count_out,
-    )
-}
-
-pub(crate) fn cuStreamGetCaptureInfo_v3(
-    stream: CuStream,
-    capture_status_out: *mut CuStreamCaptureStatus,
-    id_out: *mut u64,
-    graph_out: *mut CuGraph,
-    dependencies_out: *mut *const CuGraphNode,
-    edge_data_out: *mut *const CuGraphEdgeData,
-    count_out: *mut usize,
-) -> Done {
-    write_if(edge_data_out, std::ptr::null());
-    info(
-        stream,
-        capture_status_out,
-        id_out,
-        graph_out,
-        dependencies_out,
-        count_out,
-    )
 }

@@ -118,6 +118,94 @@ calls! {
     cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2(device) => release_primary(device);
     cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2(device) => reset_primary(device);
     cuDevicePrimaryCtxSetFlags_v2(device, flags) => set_primary_flags(device, flags);
+    cuCtxCreate_v4(out, params, flags, device) => {
+        if !params.is_null() {
+            let params = read(params.cast_const())?;
+            if params.num_affinity > 0 {
+                return Err(CuResult::UNSUPPORTED_EXEC_AFFINITY);
+            }
+            if !params.cig.is_null() {
+                return Err(CuResult::NOT_SUPPORTED);
+            }
+        }
+        create(out, flags, device, 3020)
+    };
+    cuCtxGetStreamPriorityRange(least_priority, greatest_priority) => {
+        current()?;
+        write_if(least_priority, 0);
+        write_if(greatest_priority, -5);
+        Ok(())
+    };
+    // The GPU gives the memory of a bigger stack, heap or printf buffer at once, and gets it back of a smaller one.
+    cuCtxSetLimit(limit, value) => {
+        let context = current()?;
+        let driver = driver::the()?;
+        let mut settings = context.settings();
+        let index = limit as usize;
+        if index >= LIMITS {
+            return Err(CuResult::UNSUPPORTED_LIMIT);
+        }
+        let mut limits = settings.limits;
+        limits[index] = value;
+        let over = |index: usize| limits[index].saturating_sub(LIMIT_DEFAULTS[index]) as u64;
+        let stacks = over(STACK_LIMIT).saturating_mul(RESIDENT_THREADS);
+        let heap_bytes = over(PRINTF_LIMIT)
+            .saturating_add(over(HEAP_LIMIT))
+            .saturating_add(stacks)
+            .checked_next_multiple_of(2 << 20)
+            .ok_or(CuResult::OUT_OF_MEMORY)?;
+        match heap_bytes.checked_sub(settings.heap_bytes) {
+            Some(more) => driver.take(context.gpu, more, Kind::Overhead)?,
+            None => {
+                driver.give(
+                    context.gpu,
+                    settings.heap_bytes - heap_bytes,
+                    Kind::Overhead,
+                );
+            }
+        }
+        settings.heap_bytes = heap_bytes;
+        settings.limits = limits;
+        Ok(())
+    };
+    cuCtxEnablePeerAccess(peer_context, flags) => {
+        let context = current()?;
+        let peer = find(peer_context)?;
+        if flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        if peer.gpu == context.gpu {
+            return Err(CuResult::INVALID_CONTEXT);
+        }
+        let mut settings = context.settings();
+        if settings.peers.contains(&peer.gpu) {
+            return Err(CuResult::PEER_ACCESS_ALREADY_ENABLED);
+        }
+        settings.peers.push(peer.gpu);
+        Ok(())
+    };
+    // The first form refuses to change the flags of an existing context.
+    cuDevicePrimaryCtxSetFlags(device, flags) => {
+        let gpu = driver::the()?.gpu(device)?;
+        let primary = with(|contexts| primary_of(contexts, gpu).context);
+        let active = primary.is_some_and(Context::is_alive);
+        if active {
+            return Err(CuResult::PRIMARY_CONTEXT_ACTIVE);
+        }
+        set_primary_flags(device, flags)
+    };
+    cuDevicePrimaryCtxGetState(device, flags, active) => {
+        let gpu = driver::the()?.gpu(device)?;
+        let (set, alive) = with(|contexts| {
+            let primary = primary_of(contexts, gpu);
+            (
+                primary.flags,
+                primary.context.is_some_and(Context::is_alive),
+            )
+        });
+        write(flags, set)?;
+        write(active, i32::from(alive))
+    };
 }
 
 const STACK_LIMIT: usize = 0;
@@ -143,24 +231,6 @@ const FLAGS: u32 = 0xff;
 const SCHEDULING: u32 = 7;
 
 const BLOCKING: u32 = 4;
-
-pub(crate) fn cuCtxCreate_v4(
-    out: *mut CuContext,
-    params: *mut CuCtxCreateParams,
-    flags: u32,
-    device: CuDevice,
-) -> Done {
-    if !params.is_null() {
-        let params = read(params.cast_const())?;
-        if params.num_affinity > 0 {
-            return Err(CuResult::UNSUPPORTED_EXEC_AFFINITY);
-        }
-        if !params.cig.is_null() {
-            return Err(CuResult::NOT_SUPPORTED);
-        }
-    }
-    create(out, flags, device, 3020)
-}
 
 fn destroy(handle: CuContext) -> Done {
     let context = known(handle)?;
@@ -189,68 +259,8 @@ fn pop_current(out: *mut CuContext) -> Done {
 
 // --- what a context says of itself --------------------------------------------------------------
 
-pub(crate) fn cuCtxGetStreamPriorityRange(
-    least_priority: *mut i32,
-    greatest_priority: *mut i32,
-) -> Done {
-    current()?;
-    write_if(least_priority, 0);
-    write_if(greatest_priority, -5);
-    Ok(())
-}
-
 /// Threads that a GPU runs at once, each with a stack.
 const RESIDENT_THREADS: u64 = crate::base::model::MULTIPROCESSORS as u64 * 2048;
-
-/// Bigger stacks, a bigger heap or printf buffer are taken of the GPU at once; a smaller one gives it back.
-pub(crate) fn cuCtxSetLimit(limit: CuLimit, value: usize) -> Done {
-    let context = current()?;
-    let driver = driver::the()?;
-    let mut settings = context.settings();
-    let index = limit as usize;
-    if index >= LIMITS {
-        return Err(CuResult::UNSUPPORTED_LIMIT);
-    }
-    let mut limits = settings.limits;
-    limits[index] = value;
-    let over = |index: usize| limits[index].saturating_sub(LIMIT_DEFAULTS[index]) as u64;
-    let stacks = over(STACK_LIMIT).saturating_mul(RESIDENT_THREADS);
-    let heap_bytes = over(PRINTF_LIMIT)
-        .saturating_add(over(HEAP_LIMIT))
-        .saturating_add(stacks)
-        .checked_next_multiple_of(2 << 20)
-        .ok_or(CuResult::OUT_OF_MEMORY)?;
-    match heap_bytes.checked_sub(settings.heap_bytes) {
-        Some(more) => driver.take(context.gpu, more, Kind::Overhead)?,
-        None => {
-            driver.give(
-                context.gpu,
-                settings.heap_bytes - heap_bytes,
-                Kind::Overhead,
-            );
-        }
-    }
-    settings.heap_bytes = heap_bytes;
-    settings.limits = limits;
-    Ok(())
-}
-
-pub(crate) fn cuCtxEnablePeerAccess(peer_context: CuContext, flags: u32) -> Done {
-    let context = current()?;
-    let peer = find(peer_context)?;
-    if flags != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    if peer.gpu == context.gpu {
-        return Err(CuResult::INVALID_CONTEXT);
-    }
-    let mut settings = context.settings();
-    if settings.peers.contains(&peer.gpu) {
-        return Err(CuResult::PEER_ACCESS_ALREADY_ENABLED);
-    }
-    settings.peers.push(peer.gpu);
-    Ok(())
-}
 
 // --- primary contexts -----------------------------------------------------------------------------
 
@@ -291,31 +301,4 @@ fn set_primary_flags(device: CuDevice, flags: u32) -> Done {
         }
     });
     Ok(())
-}
-
-/// The first form refuses to change the flags of an existing context.
-pub(crate) fn cuDevicePrimaryCtxSetFlags(device: CuDevice, flags: u32) -> Done {
-    let gpu = driver::the()?.gpu(device)?;
-    let active = with(|contexts| primary_of(contexts, gpu).context).is_some_and(Context::is_alive);
-    if active {
-        return Err(CuResult::PRIMARY_CONTEXT_ACTIVE);
-    }
-    set_primary_flags(device, flags)
-}
-
-pub(crate) fn cuDevicePrimaryCtxGetState(
-    device: CuDevice,
-    flags: *mut u32,
-    active: *mut i32,
-) -> Done {
-    let gpu = driver::the()?.gpu(device)?;
-    let (set, alive) = with(|contexts| {
-        let primary = primary_of(contexts, gpu);
-        (
-            primary.flags,
-            primary.context.is_some_and(Context::is_alive),
-        )
-    });
-    write(flags, set)?;
-    write(active, i32::from(alive))
 }

@@ -84,6 +84,51 @@ calls! {
     cuFlushGPUDirectRDMAWrites(_target, _scope) => context::current().map(drop);
     cuProfilerInitialize(_config, _output, _mode) => Err(CuResult::PROFILER_DISABLED);
     cuProfilerStart, cuProfilerStop() => context::current().map(drop);
+    cuDeviceGetByPCIBusId(device, pci_bus_id) => {
+        let driver = driver::the()?;
+        if pci_bus_id.is_null() || device.is_null() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        // SAFETY: the caller passes a string.
+        let text = unsafe { CStr::from_ptr(pci_bus_id) }
+            .to_str()
+            .unwrap_or_default();
+        let place = Address::parse(text).ok_or(CuResult::INVALID_VALUE)?;
+        let stands = |gpu| driver.board.pci(gpu) == place;
+        let found = (0..driver.device_count() as i32)
+            .map(CuDevice)
+            .find(|&device| driver.gpu(device).is_ok_and(stands))
+            .ok_or(CuResult::INVALID_DEVICE)?;
+        write(device, found)
+    };
+    cuDeviceGetProperties(prop, device) => {
+        driver_of(device)?;
+        let properties = CuDevprop {
+            max_threads_per_block: 1024,
+            max_threads_dim: [1024, 1024, 64],
+            max_grid_size: [i32::MAX, 65_535, 65_535],
+            shared_mem_per_block: 48 << 10,
+            total_constant_memory: 64 << 10,
+            simd_width: 32,
+            mem_pitch: i32::MAX,
+            regs_per_block: 65_536,
+            clock_rate: 1_980_000,
+            texture_align: 512,
+        };
+        write(prop, properties)
+    };
+    cuDeviceGetAttribute(out, attribute, device) => {
+        let (driver, gpu) = driver_of(device)?;
+        let value = match attribute {
+            MPS_ENABLED => i32::from(crate::process::work::exec()?.is_mps()),
+            PCI_BUS => driver.board.pci(gpu).bus as i32,
+            PCI_DEVICE => driver.board.pci(gpu).device as i32,
+            PCI_DOMAIN => driver.board.pci(gpu).domain as i32,
+            _ => attribute_of(attribute, gpu, driver.device_count())
+                .ok_or(CuResult::INVALID_VALUE)?,
+        };
+        write(out, value)
+    };
 }
 
 const CAPABILITY: (i32, i32) = (9, 0);
@@ -105,7 +150,7 @@ fn put_text(out: *mut c_char, len: i32, text: &[u8]) -> Done {
     let fitting = text.len().min(room - 1);
     // SAFETY: the caller's buffer has `room` bytes.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), out.cast::<u8>(), fitting) };
-    // SAFETY: `fitting` is less than `room`, the length of the caller's buffer.
+    // SAFETY: `fitting` is less than `room`, the bytes of the caller's buffer.
     unsafe { out.cast::<u8>().add(fitting).write(0) };
     Ok(())
 }
@@ -122,57 +167,6 @@ fn total_of(device: CuDevice) -> Done<u64> {
     Ok(driver
         .instance
         .map_or_else(|| driver.board.total_bytes(gpu), |part| part.bytes))
-}
-
-pub(crate) fn cuDeviceGetByPCIBusId(device: *mut CuDevice, pci_bus_id: *const c_char) -> Done {
-    let driver = driver::the()?;
-    if pci_bus_id.is_null() || device.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    // SAFETY: the caller passes a string.
-    let text = unsafe { CStr::from_ptr(pci_bus_id) }
-        .to_str()
-        .unwrap_or_default();
-    let place = Address::parse(text).ok_or(CuResult::INVALID_VALUE)?;
-    let stands = |gpu| driver.board.pci(gpu) == place;
-    let found = (0..driver.device_count() as i32)
-        .map(CuDevice)
-        .find(|&device| driver.gpu(device).is_ok_and(stands))
-        .ok_or(CuResult::INVALID_DEVICE)?;
-    write(device, found)
-}
-
-pub(crate) fn cuDeviceGetProperties(prop: *mut CuDevprop, device: CuDevice) -> Done {
-    driver_of(device)?;
-    let properties = CuDevprop {
-        max_threads_per_block: 1024,
-        max_threads_dim: [1024, 1024, 64],
-        max_grid_size: [i32::MAX, 65_535, 65_535],
-        shared_mem_per_block: 48 << 10,
-        total_constant_memory: 64 << 10,
-        simd_width: 32,
-        mem_pitch: i32::MAX,
-        regs_per_block: 65_536,
-        clock_rate: 1_980_000,
-        texture_align: 512,
-    };
-    write(prop, properties)
-}
-
-pub(crate) fn cuDeviceGetAttribute(
-    out: *mut i32,
-    attribute: CuDeviceAttribute,
-    device: CuDevice,
-) -> Done {
-    let (driver, gpu) = driver_of(device)?;
-    let value = match attribute {
-        MPS_ENABLED => i32::from(crate::process::work::exec()?.is_mps()),
-        PCI_BUS => driver.board.pci(gpu).bus as i32,
-        PCI_DEVICE => driver.board.pci(gpu).device as i32,
-        PCI_DOMAIN => driver.board.pci(gpu).domain as i32,
-        _ => attribute_of(attribute, gpu, driver.device_count()).ok_or(CuResult::INVALID_VALUE)?,
-    };
-    write(out, value)
 }
 
 const MPS_ENABLED: u32 = 133;

@@ -15,31 +15,27 @@ use crate::memory::blocks::Kind;
 use crate::memory::shared;
 use crate::process::driver;
 
+calls! {
+    cuMemGetHandleForAddressRange(handle, ptr, size, handle_type, flags) => {
+        check_out(handle)?;
+        let (address, bytes) = (ptr.0, size as u64);
+        let whole = address.is_multiple_of(PAGE) && bytes.is_multiple_of(PAGE) && bytes > 0;
+        if !whole || handle_type != DMA_BUF || flags & !OVER_PCIE != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let id = shared(address, bytes)?;
+        let file = driver::the()?
+            .board
+            .export(id)
+            .map_err(|_| CuResult::OPERATING_SYSTEM)?;
+        write(handle.cast::<i32>(), file.into_raw_fd())
+    };
+}
+
 const DMA_BUF: u32 = 1;
 
 /// The range as the PCIe bus shows it.
 const OVER_PCIE: u64 = 1;
-
-pub(crate) fn cuMemGetHandleForAddressRange(
-    handle: *mut c_void,
-    ptr: CuDevicePtr,
-    size: usize,
-    handle_type: CuMemRangeHandleType,
-    flags: u64,
-) -> Done {
-    check_out(handle)?;
-    let (address, bytes) = (ptr.0, size as u64);
-    let whole = address.is_multiple_of(PAGE) && bytes.is_multiple_of(PAGE) && bytes > 0;
-    if !whole || handle_type != DMA_BUF || flags & !OVER_PCIE != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let id = shared(address, bytes)?;
-    let file = driver::the()?
-        .board
-        .export(id)
-        .map_err(|_| CuResult::OPERATING_SYSTEM)?;
-    write(handle.cast::<i32>(), file.into_raw_fd())
-}
 
 /// The memory of a range, as the board knows it, with its own file.
 fn shared(address: u64, bytes: u64) -> Done<SharedId> {

@@ -31,6 +31,61 @@ calls! {
         }
         Ok(())
     };
+    cuEventQuery(event) => {
+        let record = find(event)?.record_to_query()?;
+        capturing::unsafe_call()?;
+        if record.number == 0 || exec()?.record_time_ns(record).is_some() {
+            Ok(())
+        } else {
+            Err(CuResult::NOT_READY)
+        }
+    };
+    cuEventSynchronize(event) => {
+        let record = find(event)?.record_to_query()?;
+        capturing::unsafe_call()?;
+        if record.number != 0 {
+            exec()?.wait_record(record);
+        }
+        Ok(())
+    };
+    cuIpcGetEventHandle(out, event) => {
+        let event = find(event)?;
+        if event.flags & INTERPROCESS == 0 || event.opened {
+            return Err(CuResult::INVALID_HANDLE);
+        }
+        let EventId { index, generation } = event.id;
+        let shared = HandleContents {
+            magic: MAGIC,
+            index,
+            generation,
+            flags: event.flags,
+            rest: [0; 11],
+        };
+        write(out.cast::<HandleContents>(), shared)
+    };
+    cuIpcOpenEventHandle(out, event_handle) => {
+        let shared = read((&raw const event_handle).cast::<HandleContents>())?;
+        if shared.magic != MAGIC {
+            return Err(CuResult::INVALID_HANDLE);
+        }
+        let id = EventId {
+            index: shared.index,
+            generation: shared.generation,
+        };
+        exec()?
+            .last_record(id)
+            .map_err(|_| CuResult::INVALID_HANDLE)?;
+        let context = context::current()?;
+        let last = Mutex::new(Last::Board);
+        let event = Event {
+            id,
+            context,
+            flags: shared.flags,
+            opened: true,
+            last,
+        };
+        write(out, handle(EVENTS.insert(Arc::new(event))))
+    };
 }
 
 const BLOCKING_SYNC: u32 = 1;
@@ -84,25 +139,6 @@ fn elapsed(out: *mut f32, start: CuEvent, end: CuEvent) -> Done {
     write(out, ((end as f64 - start as f64) / 1e6) as f32)
 }
 
-pub(crate) fn cuEventQuery(event: CuEvent) -> Done {
-    let record = find(event)?.record_to_query()?;
-    capturing::unsafe_call()?;
-    if record.number == 0 || exec()?.record_time_ns(record).is_some() {
-        Ok(())
-    } else {
-        Err(CuResult::NOT_READY)
-    }
-}
-
-pub(crate) fn cuEventSynchronize(event: CuEvent) -> Done {
-    let record = find(event)?.record_to_query()?;
-    capturing::unsafe_call()?;
-    if record.number != 0 {
-        exec()?.wait_record(record);
-    }
-    Ok(())
-}
-
 /// The contents of an event's handle for other processes.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -115,43 +151,3 @@ struct HandleContents {
 }
 
 const MAGIC: u64 = u64::from_le_bytes(*b"simevent");
-
-pub(crate) fn cuIpcGetEventHandle(out: *mut CuIpcEventHandle, event: CuEvent) -> Done {
-    let event = find(event)?;
-    if event.flags & INTERPROCESS == 0 || event.opened {
-        return Err(CuResult::INVALID_HANDLE);
-    }
-    let EventId { index, generation } = event.id;
-    let shared = HandleContents {
-        magic: MAGIC,
-        index,
-        generation,
-        flags: event.flags,
-        rest: [0; 11],
-    };
-    write(out.cast::<HandleContents>(), shared)
-}
-
-pub(crate) fn cuIpcOpenEventHandle(out: *mut CuEvent, event_handle: CuIpcEventHandle) -> Done {
-    let shared = read((&raw const event_handle).cast::<HandleContents>())?;
-    if shared.magic != MAGIC {
-        return Err(CuResult::INVALID_HANDLE);
-    }
-    let id = EventId {
-        index: shared.index,
-        generation: shared.generation,
-    };
-    exec()?
-        .last_record(id)
-        .map_err(|_| CuResult::INVALID_HANDLE)?;
-    let context = context::current()?;
-    let last = Mutex::new(Last::Board);
-    let event = Event {
-        id,
-        context,
-        flags: shared.flags,
-        opened: true,
-        last,
-    };
-    write(out, handle(EVENTS.insert(Arc::new(event))))
-}

@@ -9,10 +9,19 @@ use std::sync::Mutex;
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, answer, handle, lock, read, write};
+use crate::base::border::{answer, handle, lock, read, write};
 use crate::memory::context;
 use crate::memory::context::Ctx;
 use crate::streams::module;
+
+calls! {
+    cuGetExportTable(out, export_table_id) => {
+        let wanted = read(export_table_id)?.bytes;
+        let found = TABLES.iter().find(|(id, _)| *id == wanted);
+        let (_, table) = found.ok_or(CuResult::NOT_FOUND)?;
+        write(out, table.as_ptr().cast())
+    };
+}
 
 /// An entry: a function, a size in bytes, or nothing.
 #[repr(transparent)]
@@ -98,13 +107,6 @@ const TABLES: [([u8; 16], &[Entry]); 4] = [
         &STORAGE,
     ),
 ];
-
-pub(crate) fn cuGetExportTable(out: *mut *const c_void, export_table_id: *const CuUuid) -> Done {
-    let wanted = read(export_table_id)?.bytes;
-    let found = TABLES.iter().find(|(id, _)| *id == wanted);
-    let (_, table) = found.ok_or(CuResult::NOT_FOUND)?;
-    write(out, table.as_ptr().cast())
-}
 
 // --- the runtime's interface ----------------------------------------------------------------
 

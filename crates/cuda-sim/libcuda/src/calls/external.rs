@@ -59,6 +59,54 @@ calls! {
     cuSignalExternalSemaphoresAsync,
     cuWaitExternalSemaphoresAsync(ext_sem_array, _params_array, count_ext_sems, stream)
         => all_known(ext_sem_array, count_ext_sems, stream);
+    cuImportExternalMemory(ext_mem_out, mem_handle_desc) => {
+        let context = context::current()?.home();
+        check_out(ext_mem_out)?;
+        let desc = read(mem_handle_desc)?;
+        if desc.kind != OPAQUE_FD {
+            return Err(CuResult::NOT_SUPPORTED);
+        }
+        if desc.size == 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        // SAFETY: the kind says that it is a descriptor.
+        let file = take_over(unsafe { desc.handle.fd })?;
+        let length = file.metadata().map_err(|_| CuResult::INVALID_VALUE)?.len();
+        if length < desc.size {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let taken = blocks::rounded(desc.size);
+        driver::the()?.take(context.gpu, taken, board::Kind::Alloc)?;
+        let memory = Memory {
+            context,
+            file,
+            bytes: desc.size,
+            gpu: context.gpu,
+            taken,
+        };
+        let handle = with(|imports| {
+            let handle = number(imports);
+            imports.memories.insert(handle, Arc::new(memory));
+            handle
+        });
+        write(ext_mem_out, std::ptr::without_provenance_mut(handle))
+    };
+    cuImportExternalSemaphore(ext_sem_out, sem_handle_desc) => {
+        let context = context::current()?.home();
+        check_out(ext_sem_out)?;
+        let desc = read(sem_handle_desc)?;
+        if desc.kind != OPAQUE_FD && desc.kind != TIMELINE_FD {
+            return Err(CuResult::NOT_SUPPORTED);
+        }
+        // SAFETY: the kind says that it is a descriptor.
+        let file = take_over(unsafe { desc.handle.fd })?;
+        let handle = with(|imports| {
+            let handle = number(imports);
+            imports.semaphores.insert(handle, (context, file));
+            handle
+        });
+        write(ext_sem_out, std::ptr::without_provenance_mut(handle))
+    };
 }
 
 #[derive(Debug)]
@@ -124,42 +172,6 @@ fn take_over(fd: i32) -> Done<File> {
     Ok(file)
 }
 
-pub(crate) fn cuImportExternalMemory(
-    ext_mem_out: *mut CuExternalMemory,
-    mem_handle_desc: *const CuExternalMemoryHandleDesc,
-) -> Done {
-    let context = context::current()?.home();
-    check_out(ext_mem_out)?;
-    let desc = read(mem_handle_desc)?;
-    if desc.kind != OPAQUE_FD {
-        return Err(CuResult::NOT_SUPPORTED);
-    }
-    if desc.size == 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    // SAFETY: the kind says that it is a descriptor.
-    let file = take_over(unsafe { desc.handle.fd })?;
-    let length = file.metadata().map_err(|_| CuResult::INVALID_VALUE)?.len();
-    if length < desc.size {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let taken = blocks::rounded(desc.size);
-    driver::the()?.take(context.gpu, taken, board::Kind::Alloc)?;
-    let memory = Memory {
-        context,
-        file,
-        bytes: desc.size,
-        gpu: context.gpu,
-        taken,
-    };
-    let handle = with(|imports| {
-        let handle = number(imports);
-        imports.memories.insert(handle, Arc::new(memory));
-        handle
-    });
-    write(ext_mem_out, std::ptr::without_provenance_mut(handle))
-}
-
 fn find(handle: CuExternalMemory) -> Done<Arc<Memory>> {
     with(|imports| imports.memories.get(&handle.addr()).cloned()).ok_or(CuResult::INVALID_HANDLE)
 }
@@ -186,26 +198,6 @@ fn map(memory: &Memory, offset: u64, bytes: u64) -> Done<u64> {
 }
 
 // --- semaphores: signalled and waited for at once, since nothing else runs on their other side ------
-
-pub(crate) fn cuImportExternalSemaphore(
-    ext_sem_out: *mut CuExternalSemaphore,
-    sem_handle_desc: *const CuExternalSemaphoreHandleDesc,
-) -> Done {
-    let context = context::current()?.home();
-    check_out(ext_sem_out)?;
-    let desc = read(sem_handle_desc)?;
-    if desc.kind != OPAQUE_FD && desc.kind != TIMELINE_FD {
-        return Err(CuResult::NOT_SUPPORTED);
-    }
-    // SAFETY: the kind says that it is a descriptor.
-    let file = take_over(unsafe { desc.handle.fd })?;
-    let handle = with(|imports| {
-        let handle = number(imports);
-        imports.semaphores.insert(handle, (context, file));
-        handle
-    });
-    write(ext_sem_out, std::ptr::without_provenance_mut(handle))
-}
 
 fn all_known(semaphores: *const CuExternalSemaphore, count: u32, stream: CuStream) -> Done {
     stream::find(stream)?;

@@ -214,6 +214,86 @@ calls! {
         release_user_object(object.addr(), count);
         Ok(())
     };
+    cuGraphNodeFindInClone(node_out, original_node, cloned_graph) => {
+        let graph = find(cloned_graph)?;
+        let nodes = graph.nodes();
+        let twin = nodes
+            .iter()
+            .find(|node| node.original == original_node.addr());
+        write(
+            node_out,
+            handle(twin.ok_or(CuResult::INVALID_VALUE)?.handle()),
+        )
+    };
+    cuGraphConditionalHandleCreate(handle_out, graph, _context, default_launch_value, flags) => {
+        if flags > 1 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        find(graph)?;
+        // Relaxed: only has to differ from every other.
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let value = if flags == 1 { default_launch_value } else { 0 };
+        lock(&CONDITIONS)
+            .get_or_insert_with(HashMap::new)
+            .insert(id, value);
+        write(handle_out, id)
+    };
+    cuGraphKernelNodeCopyAttributes(dst, src) => {
+        let attributes = match &*lock(&find_node(src)?.body) {
+            Body::Kernel(launch) => launch.attributes.clone(),
+            _ => return Err(CuResult::INVALID_VALUE),
+        };
+        match &mut *lock(&find_node(dst)?.body) {
+            Body::Kernel(launch) => launch.attributes = attributes,
+            _ => return Err(CuResult::INVALID_VALUE),
+        }
+        Ok(())
+    };
+    // Writes the graph in the language of `dot`.
+    cuGraphDebugDotPrint(graph, path, _flags) => {
+        let mut dot = "digraph dot {\n".to_owned();
+        for (place, (node, after)) in find(graph)?.in_order()?.iter().enumerate() {
+            let kind = lock(&node.body).kind();
+            dot.push_str(&format!("n{place} [label=\"{place}: type {kind}\"];\n"));
+            for before in after {
+                dot.push_str(&format!("n{before} -> n{place};\n"));
+            }
+        }
+        dot.push_str("}\n");
+        std::fs::write(text(path)?, dot).map_err(|_| CuResult::OPERATING_SYSTEM)
+    };
+    cuUserObjectCreate(object_out, ptr, destroy, initial_refcount, flags) => {
+        let destroy = destroy.ok_or(CuResult::INVALID_VALUE)?;
+        if initial_refcount == 0 || flags != 1 || object_out.is_null() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let count = Mutex::new(initial_refcount);
+        let object = Arc::new(UserObject {
+            data: Opaque(ptr),
+            destroy,
+            count,
+        });
+        write(object_out, handle(USER_OBJECTS.insert(object)))
+    };
+    cuUserObjectRelease(object, count) => {
+        USER_OBJECTS
+            .get(object.addr())
+            .ok_or(CuResult::INVALID_VALUE)?;
+        release_user_object(object.addr(), count);
+        Ok(())
+    };
+    cuGraphRetainUserObject(graph, object, count, flags) => {
+        const MOVE: u32 = 1;
+        let graph = find(graph)?;
+        let found = USER_OBJECTS
+            .get(object.addr())
+            .ok_or(CuResult::INVALID_VALUE)?;
+        if flags & MOVE == 0 {
+            *lock(&found.count) += count;
+        }
+        *lock(&graph.users).entry(object.addr()).or_insert(0) += count;
+        Ok(())
+    };
 }
 
 // --- making nodes ---------------------------------------------------------------------------
@@ -356,113 +436,5 @@ fn relink(
     for (from, to) in read_all(from, count)?.iter().zip(read_all(to, count)?) {
         change(&graph, from.addr(), to.addr())?;
     }
-    Ok(())
-}
-
-pub(crate) fn cuGraphNodeFindInClone(
-    node_out: *mut CuGraphNode,
-    original_node: CuGraphNode,
-    cloned_graph: CuGraph,
-) -> Done {
-    let graph = find(cloned_graph)?;
-    let nodes = graph.nodes();
-    let twin = nodes
-        .iter()
-        .find(|node| node.original == original_node.addr());
-    write(
-        node_out,
-        handle(twin.ok_or(CuResult::INVALID_VALUE)?.handle()),
-    )
-}
-
-pub(crate) fn cuGraphConditionalHandleCreate(
-    handle_out: *mut u64,
-    graph: CuGraph,
-    _context: CuContext,
-    default_launch_value: u32,
-    flags: u32,
-) -> Done {
-    if flags > 1 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    find(graph)?;
-    // Relaxed: only has to differ from every other.
-    let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-    let value = if flags == 1 { default_launch_value } else { 0 };
-    lock(&CONDITIONS)
-        .get_or_insert_with(HashMap::new)
-        .insert(id, value);
-    write(handle_out, id)
-}
-
-pub(crate) fn cuGraphKernelNodeCopyAttributes(dst: CuGraphNode, src: CuGraphNode) -> Done {
-    let attributes = match &*lock(&find_node(src)?.body) {
-        Body::Kernel(launch) => launch.attributes.clone(),
-        _ => return Err(CuResult::INVALID_VALUE),
-    };
-    match &mut *lock(&find_node(dst)?.body) {
-        Body::Kernel(launch) => launch.attributes = attributes,
-        _ => return Err(CuResult::INVALID_VALUE),
-    }
-    Ok(())
-}
-
-/// Writes the graph in the language of `dot`.
-pub(crate) fn cuGraphDebugDotPrint(graph: CuGraph, path: *const c_char, _flags: u32) -> Done {
-    let mut dot = "digraph dot {\n".to_owned();
-    for (place, (node, after)) in find(graph)?.in_order()?.iter().enumerate() {
-        let kind = lock(&node.body).kind();
-        dot.push_str(&format!("n{place} [label=\"{place}: type {kind}\"];\n"));
-        for before in after {
-            dot.push_str(&format!("n{before} -> n{place};\n"));
-        }
-    }
-    dot.push_str("}\n");
-    std::fs::write(text(path)?, dot).map_err(|_| CuResult::OPERATING_SYSTEM)
-}
-
-pub(crate) fn cuUserObjectCreate(
-    object_out: *mut CuUserObject,
-    ptr: *mut c_void,
-    destroy: CuHostFn,
-    initial_refcount: u32,
-    flags: u32,
-) -> Done {
-    let destroy = destroy.ok_or(CuResult::INVALID_VALUE)?;
-    if initial_refcount == 0 || flags != 1 || object_out.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let count = Mutex::new(initial_refcount);
-    let object = Arc::new(UserObject {
-        data: Opaque(ptr),
-        destroy,
-        count,
-    });
-    write(object_out, handle(USER_OBJECTS.insert(object)))
-}
-
-pub(crate) fn cuUserObjectRelease(object: CuUserObject, count: u32) -> Done {
-    USER_OBJECTS
-        .get(object.addr())
-        .ok_or(CuResult::INVALID_VALUE)?;
-    release_user_object(object.addr(), count);
-    Ok(())
-}
-
-pub(crate) fn cuGraphRetainUserObject(
-    graph: CuGraph,
-    object: CuUserObject,
-    count: u32,
-    flags: u32,
-) -> Done {
-    const MOVE: u32 = 1;
-    let graph = find(graph)?;
-    let found = USER_OBJECTS
-        .get(object.addr())
-        .ok_or(CuResult::INVALID_VALUE)?;
-    if flags & MOVE == 0 {
-        *lock(&found.count) += count;
-    }
-    *lock(&graph.users).entry(object.addr()).or_insert(0) += count;
     Ok(())
 }

@@ -73,6 +73,50 @@ calls! {
             u32::from(found.ok_or(CuResult::INVALID_VALUE)?.is_enabled),
         )
     };
+    cuGraphInstantiateWithParams(out, graph, instantiate_params) => {
+        const SUCCESS: u32 = 0;
+        const ERROR: u32 = 1;
+        let mut params = read(instantiate_params.cast_const())?;
+        let made = instantiate(out, graph, params.flags).and_then(|made| {
+            if params.flags & UPLOAD != 0 {
+                upload(&made).inspect_err(|_| {
+                    EXECS.remove(Arc::as_ptr(&made).addr());
+                })?;
+            }
+            Ok(made)
+        });
+        params.error_node = std::ptr::null_mut();
+        params.result = if made.is_ok() { SUCCESS } else { ERROR };
+        write(instantiate_params, params)?;
+        made.map(drop)
+    };
+    cuGraphExecUpdate_v2(graph_exec, graph, result_info) => {
+        let (result, node) = update(graph_exec, graph)?;
+        let error_from_node = std::ptr::null_mut();
+        let info = CuGraphExecUpdateResultInfo {
+            result,
+            error_node: handle(node),
+            error_from_node,
+        };
+        write(result_info, info)?;
+        if result == UPDATE_SUCCESS {
+            Ok(())
+        } else {
+            Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE)
+        }
+    };
+    cuGraphNodeSetEnabled(graph_exec, node, is_enabled) => {
+        let made = find(graph_exec)?;
+        let mut nodes = lock(&made.nodes);
+        let found = nodes.iter_mut().find(|known| known.origin == node.addr());
+        let found = found.ok_or(CuResult::INVALID_VALUE)?;
+        // Kernels, copies and fills only.
+        if found.body.kind() > 2 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        found.is_enabled = is_enabled != 0;
+        Ok(())
+    };
 }
 
 const UPLOAD: u64 = 2;
@@ -143,63 +187,4 @@ fn update(graph_exec: CuGraphExec, graph: CuGraph) -> Done<(u32, usize)> {
     }
     *lock(&made.template) = graph::find(graph)?.copy().ok();
     Ok((UPDATE_SUCCESS, 0))
-}
-
-pub(crate) fn cuGraphInstantiateWithParams(
-    out: *mut CuGraphExec,
-    graph: CuGraph,
-    instantiate_params: *mut CuGraphInstantiateParams,
-) -> Done {
-    const SUCCESS: u32 = 0;
-    const ERROR: u32 = 1;
-    let mut params = read(instantiate_params.cast_const())?;
-    let made = instantiate(out, graph, params.flags).and_then(|made| {
-        if params.flags & UPLOAD != 0 {
-            upload(&made).inspect_err(|_| {
-                EXECS.remove(Arc::as_ptr(&made).addr());
-            })?;
-        }
-        Ok(made)
-    });
-    params.error_node = std::ptr::null_mut();
-    params.result = if made.is_ok() { SUCCESS } else { ERROR };
-    write(instantiate_params, params)?;
-    made.map(drop)
-}
-
-pub(crate) fn cuGraphExecUpdate_v2(
-    graph_exec: CuGraphExec,
-    graph: CuGraph,
-    result_info: *mut CuGraphExecUpdateResultInfo,
-) -> Done {
-    let (result, node) = update(graph_exec, graph)?;
-    let error_from_node = std::ptr::null_mut();
-    let info = CuGraphExecUpdateResultInfo {
-        result,
-        error_node: handle(node),
-        error_from_node,
-    };
-    write(result_info, info)?;
-    if result == UPDATE_SUCCESS {
-        Ok(())
-    } else {
-        Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE)
-    }
-}
-
-pub(crate) fn cuGraphNodeSetEnabled(
-    graph_exec: CuGraphExec,
-    node: CuGraphNode,
-    is_enabled: u32,
-) -> Done {
-    let made = find(graph_exec)?;
-    let mut nodes = lock(&made.nodes);
-    let found = nodes.iter_mut().find(|known| known.origin == node.addr());
-    let found = found.ok_or(CuResult::INVALID_VALUE)?;
-    // Kernels, copies and fills only.
-    if found.body.kind() > 2 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    found.is_enabled = is_enabled != 0;
-    Ok(())
 }

@@ -54,6 +54,39 @@ calls! {
         }
         Ok(())
     };
+    cuDevResourceGenerateDesc(out, resources, count) => {
+        let mut total = 0;
+        for part in read_all(resources.cast_const(), count as usize)? {
+            if part.kind != SM {
+                return Err(CuResult::INVALID_RESOURCE_TYPE);
+            }
+            total += part.sm.sm_count;
+        }
+        if total == 0 || total > MULTIPROCESSORS as u32 {
+            return Err(CuResult::INVALID_RESOURCE_CONFIGURATION);
+        }
+        write(
+            out,
+            handle(DESCRIPTIONS.insert(Arc::new(Description(total)))),
+        )
+    };
+    cuGreenCtxCreate(out, desc, device, flags) => {
+        const DEFAULT_STREAM: u32 = 1;
+        let Description(share) = *DESCRIPTIONS
+            .get(desc.addr())
+            .ok_or(CuResult::INVALID_HANDLE)?;
+        if flags != DEFAULT_STREAM || out.is_null() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let green = Green {
+            context: context::make_green(device, share)?,
+            multiprocessors: share,
+            // Relaxed: only has to differ from every other.
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            is_gone: AtomicBool::new(false),
+        };
+        write(out, handle(GREENS.insert(Arc::new(green))))
+    };
 }
 
 const SM: u32 = 1;
@@ -190,48 +223,4 @@ pub(crate) fn of_context(context: Ctx) -> usize {
 /// Called at the end of a context: the green context of an ended one becomes invalid.
 pub(crate) fn context_gone(context: Ctx) {
     GREENS.take(|green| green.context.handle == context.handle);
-}
-
-pub(crate) fn cuDevResourceGenerateDesc(
-    out: *mut CuDevResourceDesc,
-    resources: *mut CuDevResource,
-    count: u32,
-) -> Done {
-    let mut total = 0;
-    for part in read_all(resources.cast_const(), count as usize)? {
-        if part.kind != SM {
-            return Err(CuResult::INVALID_RESOURCE_TYPE);
-        }
-        total += part.sm.sm_count;
-    }
-    if total == 0 || total > MULTIPROCESSORS as u32 {
-        return Err(CuResult::INVALID_RESOURCE_CONFIGURATION);
-    }
-    write(
-        out,
-        handle(DESCRIPTIONS.insert(Arc::new(Description(total)))),
-    )
-}
-
-pub(crate) fn cuGreenCtxCreate(
-    out: *mut CuGreenCtx,
-    desc: CuDevResourceDesc,
-    device: CuDevice,
-    flags: u32,
-) -> Done {
-    const DEFAULT_STREAM: u32 = 1;
-    let Description(share) = *DESCRIPTIONS
-        .get(desc.addr())
-        .ok_or(CuResult::INVALID_HANDLE)?;
-    if flags != DEFAULT_STREAM || out.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let green = Green {
-        context: context::make_green(device, share)?,
-        multiprocessors: share,
-        // Relaxed: only has to differ from every other.
-        id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-        is_gone: AtomicBool::new(false),
-    };
-    write(out, handle(GREENS.insert(Arc::new(green))))
 }

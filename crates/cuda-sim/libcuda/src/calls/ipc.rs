@@ -23,6 +23,25 @@ calls! {
     };
     cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2(out, handle, flags)
         => open_handle(out, handle, flags);
+    cuIpcCloseMemHandle(ptr) => {
+        let left = blocks::change(ptr.0, |block| match &mut block.kind {
+            Kind::Opened { times } => {
+                *times -= 1;
+                Some(*times)
+            }
+            _ => None,
+        });
+        match left.flatten() {
+            None => Err(CuResult::INVALID_VALUE),
+            Some(0) => {
+                if let Some(block) = blocks::remove(ptr.0, |_| true) {
+                    blocks::end(ptr.0, &block);
+                }
+                Ok(())
+            }
+            Some(_) => Ok(()),
+        }
+    };
 }
 
 fn open_handle(out: *mut CuDevicePtr, handle: CuIpcMemHandle, flags: u32) -> Done {
@@ -52,24 +71,4 @@ fn open_handle(out: *mut CuDevicePtr, handle: CuIpcMemHandle, flags: u32) -> Don
         None => open(&name, Kind::Opened { times: 1 }, Some(context))?,
     };
     write(out, CuDevicePtr(base))
-}
-
-pub(crate) fn cuIpcCloseMemHandle(ptr: CuDevicePtr) -> Done {
-    let left = blocks::change(ptr.0, |block| match &mut block.kind {
-        Kind::Opened { times } => {
-            *times -= 1;
-            Some(*times)
-        }
-        _ => None,
-    });
-    match left.flatten() {
-        None => Err(CuResult::INVALID_VALUE),
-        Some(0) => {
-            if let Some(block) = blocks::remove(ptr.0, |_| true) {
-                blocks::end(ptr.0, &block);
-            }
-            Ok(())
-        }
-        Some(_) => Ok(()),
-    }
 }

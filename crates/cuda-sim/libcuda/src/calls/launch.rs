@@ -51,6 +51,75 @@ calls! {
         let each = blocks_per_multiprocessor(&function, threads as i32, shared)?;
         write(count_clusters, (each * MULTIPROCESSORS / 8) as i32)
     };
+    cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream,
+        params, extra) => {
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        launch(&Call { function, grid, block, shared, stream, params, extra, attributes: &[] })
+    };
+    cuLaunchKernelEx(config, function, params, extra) => {
+        let config = read(config)?;
+        let count = config.num_attributes as usize;
+        let attributes = read_all(config.attributes.cast_const(), count)?;
+        launch(&Call {
+            function,
+            grid: [config.grid_x, config.grid_y, config.grid_z],
+            block: [config.block_x, config.block_y, config.block_z],
+            shared: config.shared_bytes,
+            stream: config.stream,
+            params,
+            extra,
+            attributes: &attributes,
+        })
+    };
+    cuLaunchCooperativeKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
+        shared, stream, params) => {
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        let extra = std::ptr::null_mut();
+        cooperative(&Call { function, grid, block, shared, stream, params, extra, attributes: &[] })
+    };
+    cuLaunchCooperativeKernelMultiDevice(launch_params_list, count_devices, flags) => {
+        if count_devices == 0 || flags > 3 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        for p in read_all(launch_params_list.cast_const(), count_devices as usize)? {
+            if stream::find(p.stream)?.kind == stream::Kind::Legacy {
+                return Err(CuResult::INVALID_VALUE);
+            }
+            cooperative(&Call {
+                function: p.function,
+                grid: [p.grid_x, p.grid_y, p.grid_z],
+                block: [p.block_x, p.block_y, p.block_z],
+                shared: p.shared_bytes,
+                stream: p.stream,
+                params: p.params,
+                extra: std::ptr::null_mut(),
+                attributes: &[],
+            })?;
+        }
+        Ok(())
+    };
+    cuParamSetSize(function, numbytes) => {
+        let function = module::function(function)?;
+        lock(&function.old_style).parameters.resize(numbytes as usize, 0);
+        Ok(())
+    };
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(count_blocks, function, block_size,
+        dynamic, _flags) => occupancy(count_blocks, function, block_size, dynamic);
+    cuOccupancyMaxPotentialBlockSize(min_grid_size, block_size, function, dynamic_of, dynamic,
+        limit)
+        => best_block(min_grid_size, block_size, function, dynamic_of, dynamic, limit);
+    cuOccupancyMaxPotentialBlockSizeWithFlags(min_grid_size, block_size, function, dynamic_of,
+        dynamic, limit, _flags)
+        => best_block(min_grid_size, block_size, function, dynamic_of, dynamic, limit);
+    cuOccupancyAvailableDynamicSMemPerBlock(out, function, count_blocks, block_size) => {
+        let function = module::function(function)?;
+        if count_blocks <= 0 || block_size <= 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let each = SHARED_PER_MULTIPROCESSOR / count_blocks as u32;
+        let most = each.min(SHARED_BYTES_OPT_IN) as usize;
+        write(out, most.saturating_sub(function.kernel.shared_bytes as usize))
+    };
 }
 
 const THREADS_PER_MULTIPROCESSOR: u32 = 2048;
@@ -199,55 +268,6 @@ fn best_block(
     write(block_out, best.1)
 }
 
-pub(crate) fn cuLaunchKernel(
-    function: CuFunction,
-    grid_x: u32,
-    grid_y: u32,
-    grid_z: u32,
-    block_x: u32,
-    block_y: u32,
-    block_z: u32,
-    shared: u32,
-    stream: CuStream,
-    params: *mut *mut c_void,
-    extra: *mut *mut c_void,
-) -> Done {
-    let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-    launch(&Call {
-        function,
-        grid,
-        block,
-        shared,
-        stream,
-        params,
-        extra,
-        attributes: &[],
-    })
-}
-
-pub(crate) fn cuLaunchKernelEx(
-    config: *const CuLaunchConfig,
-    function: CuFunction,
-    params: *mut *mut c_void,
-    extra: *mut *mut c_void,
-) -> Done {
-    let config = read(config)?;
-    let attributes = read_all(
-        config.attributes.cast_const(),
-        config.num_attributes as usize,
-    )?;
-    launch(&Call {
-        function,
-        grid: [config.grid_x, config.grid_y, config.grid_z],
-        block: [config.block_x, config.block_y, config.block_z],
-        shared: config.shared_bytes,
-        stream: config.stream,
-        params,
-        extra,
-        attributes: &attributes,
-    })
-}
-
 fn cooperative(call: &Call<'_>) -> Done {
     let function = module::function(call.function)?;
     let threads = call.block.iter().product::<u32>() as i32;
@@ -257,58 +277,6 @@ fn cooperative(call: &Call<'_>) -> Done {
         return Err(CuResult::COOPERATIVE_LAUNCH_TOO_LARGE);
     }
     launch(call)
-}
-
-pub(crate) fn cuLaunchCooperativeKernel(
-    function: CuFunction,
-    grid_x: u32,
-    grid_y: u32,
-    grid_z: u32,
-    block_x: u32,
-    block_y: u32,
-    block_z: u32,
-    shared: u32,
-    stream: CuStream,
-    params: *mut *mut c_void,
-) -> Done {
-    let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-    let extra = std::ptr::null_mut();
-    cooperative(&Call {
-        function,
-        grid,
-        block,
-        shared,
-        stream,
-        params,
-        extra,
-        attributes: &[],
-    })
-}
-
-pub(crate) fn cuLaunchCooperativeKernelMultiDevice(
-    launch_params_list: *mut CuLaunchParams,
-    count_devices: u32,
-    flags: u32,
-) -> Done {
-    if count_devices == 0 || flags > 3 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    for p in read_all(launch_params_list.cast_const(), count_devices as usize)? {
-        if stream::find(p.stream)?.kind == stream::Kind::Legacy {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        cooperative(&Call {
-            function: p.function,
-            grid: [p.grid_x, p.grid_y, p.grid_z],
-            block: [p.block_x, p.block_y, p.block_z],
-            shared: p.shared_bytes,
-            stream: p.stream,
-            params: p.params,
-            extra: std::ptr::null_mut(),
-            attributes: &[],
-        })?;
-    }
-    Ok(())
 }
 
 /// A launch of the old kind: block, shared memory and parameters were set on the function before.
@@ -338,13 +306,6 @@ fn old_launch(function: CuFunction, width: i32, height: i32, stream: CuStream) -
     })
 }
 
-pub(crate) fn cuParamSetSize(function: CuFunction, numbytes: u32) -> Done {
-    lock(&module::function(function)?.old_style)
-        .parameters
-        .resize(numbytes as usize, 0);
-    Ok(())
-}
-
 fn set_parameter(function: CuFunction, offset: i32, bytes: &[u8]) -> Done {
     let function = module::function(function)?;
     let mut old = lock(&function.old_style);
@@ -358,69 +319,4 @@ fn set_parameter(function: CuFunction, offset: i32, bytes: &[u8]) -> Done {
     }
     old.parameters[start..end].copy_from_slice(bytes);
     Ok(())
-}
-
-pub(crate) fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    count_blocks: *mut i32,
-    function: CuFunction,
-    block_size: i32,
-    dynamic: usize,
-    _flags: u32,
-) -> Done {
-    occupancy(count_blocks, function, block_size, dynamic)
-}
-
-pub(crate) fn cuOccupancyMaxPotentialBlockSize(
-    min_grid_size: *mut i32,
-    block_size: *mut i32,
-    function: CuFunction,
-    dynamic_of: CuOccupancyB2DSize,
-    dynamic: usize,
-    limit: i32,
-) -> Done {
-    best_block(
-        min_grid_size,
-        block_size,
-        function,
-        dynamic_of,
-        dynamic,
-        limit,
-    )
-}
-
-pub(crate) fn cuOccupancyMaxPotentialBlockSizeWithFlags(
-    min_grid_size: *mut i32,
-    block_size: *mut i32,
-    function: CuFunction,
-    dynamic_of: CuOccupancyB2DSize,
-    dynamic: usize,
-    limit: i32,
-    _flags: u32,
-) -> Done {
-    best_block(
-        min_grid_size,
-        block_size,
-        function,
-        dynamic_of,
-        dynamic,
-        limit,
-    )
-}
-
-pub(crate) fn cuOccupancyAvailableDynamicSMemPerBlock(
-    out: *mut usize,
-    function: CuFunction,
-    count_blocks: i32,
-    block_size: i32,
-) -> Done {
-    let function = module::function(function)?;
-    if count_blocks <= 0 || block_size <= 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let each = SHARED_PER_MULTIPROCESSOR / count_blocks as u32;
-    let most = each.min(SHARED_BYTES_OPT_IN) as usize;
-    write(
-        out,
-        most.saturating_sub(function.kernel.shared_bytes as usize),
-    )
 }

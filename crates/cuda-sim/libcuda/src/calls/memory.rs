@@ -136,6 +136,44 @@ calls! {
         }
         Ok(())
     };
+    cuMemFreeHost(p) => {
+        context::current()?;
+        if p.is_null() {
+            return Ok(());
+        }
+        let base = p.addr() as u64;
+        let block = remove(base, |block| matches!(block.kind, Kind::Host { .. }))
+            .ok_or(CuResult::INVALID_VALUE)?;
+        end(base, &block);
+        Ok(())
+    };
+    cuMemHostUnregister(p) => {
+        context::current()?;
+        let base = p.addr() as u64;
+        let block = remove(base, |block| matches!(block.kind, Kind::Registered))
+            .ok_or(CuResult::HOST_MEMORY_NOT_REGISTERED)?;
+        end(base, &block);
+        Ok(())
+    };
+    cuMemPrefetchBatchAsync(dptrs, sizes, count, _prefetch_locs, _prefetch_loc_idxs,
+        _count_prefetch_locs, flags, _stream) => batch(dptrs, sizes, count, flags);
+    cuMemDiscardAndPrefetchBatchAsync(dptrs, sizes, count, _prefetch_locs, _prefetch_loc_idxs,
+        _count_prefetch_locs, flags, _stream) => batch(dptrs, sizes, count, flags);
+    // A pointer that the driver does not know is no error here: its attributes are all zero.
+    cuPointerGetAttributes(count_attributes, attributes, data, ptr) => {
+        for index in 0..count_attributes as usize {
+            let attribute = read(attributes.wrapping_add(index))?;
+            let data = read(data.wrapping_add(index))?;
+            let nothing = match attribute {
+                2 | 6 | 8 | 10 | 13 | 15 | 16 | 21 => Value::Int(0),
+                9 => Value::Int(-2),
+                _ => Value::Long(0),
+            };
+            let value = pointer_attribute(attribute, ptr.0).unwrap_or(nothing);
+            put_value(data, &value)?;
+        }
+        Ok(())
+    };
 }
 
 // --- device memory ------------------------------------------------------------------------------
@@ -236,18 +274,6 @@ fn alloc_host(out: *mut *mut c_void, bytes: usize, flags: u32) -> Done {
     write(out, space::address(base))
 }
 
-pub(crate) fn cuMemFreeHost(p: *mut c_void) -> Done {
-    context::current()?;
-    if p.is_null() {
-        return Ok(());
-    }
-    let base = p.addr() as u64;
-    let block = remove(base, |block| matches!(block.kind, Kind::Host { .. }))
-        .ok_or(CuResult::INVALID_VALUE)?;
-    end(base, &block);
-    Ok(())
-}
-
 fn register(p: *mut c_void, bytes: usize, flags: u32) -> Done {
     let context = context::current()?;
     if p.is_null() || bytes == 0 || flags & !REGISTER_FLAGS != 0 {
@@ -256,14 +282,6 @@ fn register(p: *mut c_void, bytes: usize, flags: u32) -> Done {
     let mut block = block(bytes as u64, context.gpu, Kind::Registered);
     block.context = Some(context);
     place_at(p.addr() as u64, block).map_err(|_| CuResult::HOST_MEMORY_ALREADY_REGISTERED)
-}
-
-pub(crate) fn cuMemHostUnregister(p: *mut c_void) -> Done {
-    context::current()?;
-    let registered = |block: &Block| matches!(block.kind, Kind::Registered);
-    let block = remove(p.addr() as u64, registered).ok_or(CuResult::HOST_MEMORY_NOT_REGISTERED)?;
-    end(p.addr() as u64, &block);
-    Ok(())
 }
 
 fn host_block(p: *mut c_void) -> Done<(u64, Block)> {
@@ -319,32 +337,6 @@ fn batch(ptrs: *mut CuDevicePtr, sizes: *mut usize, count: usize, flags: u64) ->
         managed(ptr.0, read(sizes.wrapping_add(index))?)?;
     }
     Ok(())
-}
-
-pub(crate) fn cuMemPrefetchBatchAsync(
-    dptrs: *mut CuDevicePtr,
-    sizes: *mut usize,
-    count: usize,
-    _prefetch_locs: *mut CuMemLocation,
-    _prefetch_loc_idxs: *mut usize,
-    _count_prefetch_locs: usize,
-    flags: u64,
-    _stream: CuStream,
-) -> Done {
-    batch(dptrs, sizes, count, flags)
-}
-
-pub(crate) fn cuMemDiscardAndPrefetchBatchAsync(
-    dptrs: *mut CuDevicePtr,
-    sizes: *mut usize,
-    count: usize,
-    _prefetch_locs: *mut CuMemLocation,
-    _prefetch_loc_idxs: *mut usize,
-    _count_prefetch_locs: usize,
-    flags: u64,
-    _stream: CuStream,
-) -> Done {
-    batch(dptrs, sizes, count, flags)
 }
 
 fn range_attribute(
@@ -435,25 +427,4 @@ fn put_value(data: *mut c_void, value: &Value) -> Done {
         Value::Int(value) => write(data.cast::<i32>(), value),
         Value::Long(value) => write(data.cast::<u64>(), value),
     }
-}
-
-/// A pointer that the driver does not know is no error here: its attributes are all zero.
-pub(crate) fn cuPointerGetAttributes(
-    count_attributes: u32,
-    attributes: *mut CuPointerAttribute,
-    data: *mut *mut c_void,
-    ptr: CuDevicePtr,
-) -> Done {
-    for index in 0..count_attributes as usize {
-        let attribute = read(attributes.wrapping_add(index))?;
-        let data = read(data.wrapping_add(index))?;
-        let nothing = match attribute {
-            2 | 6 | 8 | 10 | 13 | 15 | 16 | 21 => Value::Int(0),
-            9 => Value::Int(-2),
-            _ => Value::Long(0),
-        };
-        let value = pointer_attribute(attribute, ptr.0).unwrap_or(nothing);
-        put_value(data, &value)?;
-    }
-    Ok(())
 }

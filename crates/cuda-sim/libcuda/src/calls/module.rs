@@ -170,6 +170,56 @@ calls! {
         Ok(())
     };
     cuLinkDestroy(state) => LINKS.remove(state.addr()).map(drop).ok_or(CuResult::INVALID_HANDLE);
+    cuModuleLoadDataEx(module, image, count_options, options, option_values) => {
+        answer_options(count_options, options, option_values)?;
+        load_current(module, || image_at(image))
+    };
+    cuModuleEnumerateFunctions(functions, count_functions, module) => {
+        let image = Arc::clone(&find_module(module)?.image);
+        for (index, name) in image
+            .kernels
+            .keys()
+            .take(count_functions as usize)
+            .enumerate()
+        {
+            let found = module_function(module.addr(), name)?;
+            // SAFETY: the program's array has as much room as it says.
+            write(unsafe { functions.add(index) }, handle(found))?;
+        }
+        Ok(())
+    };
+    cuLibraryLoadData(library, code, jit_options, jit_options_values, count_jit_options,
+        _library_options, _library_option_values, _count_library_options) => {
+        answer_options(count_jit_options, jit_options, jit_options_values)?;
+        load_library(library, || image_at(code))
+    };
+    cuLibraryLoadFromFile(library, file_name, jit_options, jit_options_values,
+        count_jit_options, _library_options, _library_option_values, _count_library_options) => {
+        answer_options(count_jit_options, jit_options, jit_options_values)?;
+        load_library(library, || image_in(file_name))
+    };
+    cuLibraryEnumerateKernels(kernels, count_kernels, lib) => {
+        let image = Arc::clone(&find_library(lib)?.image);
+        for (index, name) in image
+            .kernels
+            .keys()
+            .take(count_kernels as usize)
+            .enumerate()
+        {
+            let found = kernel_of(lib, name)?;
+            // SAFETY: the program's array has as much room as it says.
+            write(unsafe { kernels.add(index) }, handle(found))?;
+        }
+        Ok(())
+    };
+    cuKernelGetAttribute(out, attribute, kernel, device) => {
+        driver::the()?.gpu(device)?;
+        write(out, attribute_of(&*function(kernel.cast())?, attribute)?)
+    };
+    cuKernelSetAttribute(attribute, val, kernel, device) => {
+        driver::the()?.gpu(device)?;
+        set_attribute(&*function(kernel.cast())?, attribute, val)
+    };
 }
 
 static LINKS: Table<Link> = Table::new();
@@ -377,17 +427,6 @@ fn unload_library(library: usize) {
     }
 }
 
-pub(crate) fn cuModuleLoadDataEx(
-    module: *mut CuModule,
-    image: *const c_void,
-    count_options: u32,
-    options: *mut CuJitOption,
-    option_values: *mut *mut c_void,
-) -> Done {
-    answer_options(count_options, options, option_values)?;
-    load_current(module, || image_at(image))
-}
-
 /// Answers the options that ask something: the logs of a compiler that did not run are empty.
 fn answer_options(count: u32, options: *mut CuJitOption, values: *mut *mut c_void) -> Done {
     const WALL_TIME: u32 = 2;
@@ -400,25 +439,6 @@ fn answer_options(count: u32, options: *mut CuJitOption, values: *mut *mut c_voi
             // SAFETY: as many values as options, and these are the driver's to write.
             write_if(unsafe { values.add(index) }, std::ptr::null_mut());
         }
-    }
-    Ok(())
-}
-
-pub(crate) fn cuModuleEnumerateFunctions(
-    functions: *mut CuFunction,
-    count_functions: u32,
-    module: CuModule,
-) -> Done {
-    let image = Arc::clone(&find_module(module)?.image);
-    for (index, name) in image
-        .kernels
-        .keys()
-        .take(count_functions as usize)
-        .enumerate()
-    {
-        let found = module_function(module.addr(), name)?;
-        // SAFETY: the program's array has as much room as it says.
-        write(unsafe { functions.add(index) }, handle(found))?;
     }
     Ok(())
 }
@@ -483,34 +503,6 @@ fn parameter(function: &Function, index: usize, offset: *mut usize, size: *mut u
 
 // --- libraries ----------------------------------------------------------------------------------
 
-pub(crate) fn cuLibraryLoadData(
-    library: *mut CuLibrary,
-    code: *const c_void,
-    jit_options: *mut CuJitOption,
-    jit_options_values: *mut *mut c_void,
-    count_jit_options: u32,
-    _library_options: *mut CuLibraryOption,
-    _library_option_values: *mut *mut c_void,
-    _count_library_options: u32,
-) -> Done {
-    answer_options(count_jit_options, jit_options, jit_options_values)?;
-    load_library(library, || image_at(code))
-}
-
-pub(crate) fn cuLibraryLoadFromFile(
-    library: *mut CuLibrary,
-    file_name: *const c_char,
-    jit_options: *mut CuJitOption,
-    jit_options_values: *mut *mut c_void,
-    count_jit_options: u32,
-    _library_options: *mut CuLibraryOption,
-    _library_option_values: *mut *mut c_void,
-    _count_library_options: u32,
-) -> Done {
-    answer_options(count_jit_options, jit_options, jit_options_values)?;
-    load_library(library, || image_in(file_name))
-}
-
 fn kernel_of(library: CuLibrary, name: &str) -> Done<usize> {
     let found = find_library(library)?;
     function_in(
@@ -519,45 +511,6 @@ fn kernel_of(library: CuLibrary, name: &str) -> Done<usize> {
         name,
         Owner::Library(library.addr()),
     )
-}
-
-pub(crate) fn cuLibraryEnumerateKernels(
-    kernels: *mut CuKernel,
-    count_kernels: u32,
-    lib: CuLibrary,
-) -> Done {
-    let image = Arc::clone(&find_library(lib)?.image);
-    for (index, name) in image
-        .kernels
-        .keys()
-        .take(count_kernels as usize)
-        .enumerate()
-    {
-        let found = kernel_of(lib, name)?;
-        // SAFETY: the program's array has as much room as it says.
-        write(unsafe { kernels.add(index) }, handle(found))?;
-    }
-    Ok(())
-}
-
-pub(crate) fn cuKernelGetAttribute(
-    out: *mut i32,
-    attribute: CuFunctionAttribute,
-    kernel: CuKernel,
-    device: CuDevice,
-) -> Done {
-    driver::the()?.gpu(device)?;
-    write(out, attribute_of(&*function(kernel.cast())?, attribute)?)
-}
-
-pub(crate) fn cuKernelSetAttribute(
-    attribute: CuFunctionAttribute,
-    val: i32,
-    kernel: CuKernel,
-    device: CuDevice,
-) -> Done {
-    driver::the()?.gpu(device)?;
-    set_attribute(&*function(kernel.cast())?, attribute, val)
 }
 
 // --- linking ------------------------------------------------------------------------------------

@@ -35,31 +35,57 @@ calls! {
         => bind_address(mc_handle, None, mc_offset, memptr.0, size, flags);
     cuMulticastBindAddr_v2(mc_handle, device, mc_offset, memptr, size, flags)
         => bind_address(mc_handle, Some(device), mc_offset, memptr.0, size, flags);
+    // A multicast object: addresses without memory of their own.
+    cuMulticastCreate(mc_handle, prop) => {
+        check_out(mc_handle)?;
+        let prop = read(prop)?;
+        let bytes = prop.size as u64;
+        let shareable = prop.handle_types & FILE_DESCRIPTOR != 0;
+        let whole = bytes > 0 && bytes.is_multiple_of(granularity());
+        if prop.num_devices == 0 || !whole || prop.flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let object = Multicast {
+            count: prop.num_devices,
+            devices: AtomicU32::new(0),
+            bound: Mutex::default(),
+        };
+        let made = physical::make_multicast(bytes, shareable, object)?;
+        write(mc_handle, made)
+    };
+    cuMulticastAddDevice(mc_handle, device) => {
+        let object = found(mc_handle)?;
+        let object = of(&object)?;
+        let bit = 1 << driver::the()?.gpu(device)?;
+        // Relaxed: a mask, and nothing else.
+        let joined = object.devices.load(Ordering::Relaxed);
+        let room = joined.count_ones() < object.count;
+        if joined & bit != 0 || !room {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        object.devices.fetch_or(bit, Ordering::Relaxed);
+        Ok(())
+    };
+    cuMulticastUnbind(mc_handle, device, mc_offset, size) => {
+        let gpu = driver::the()?.gpu(device)?;
+        let object = found(mc_handle)?;
+        let (offset, bytes) = part(&object, mc_offset, size)?;
+        let gone: Vec<Binding> = lock(&of(&object)?.bound)
+            .extract_if(.., |binding| {
+                let inside =
+                    binding.offset >= offset && binding.offset + binding.bytes <= offset + bytes;
+                binding.gpu == gpu && inside
+            })
+            .collect();
+        // May be the last that held the memory; nothing is locked here.
+        for binding in gone {
+            drop(binding.memory);
+        }
+        Ok(())
+    };
 }
 
 const FILE_DESCRIPTOR: u64 = 1;
-
-/// A multicast object: addresses without memory of their own.
-pub(crate) fn cuMulticastCreate(
-    mc_handle: *mut CuMemAllocationHandle,
-    prop: *const CuMulticastObjectProp,
-) -> Done {
-    check_out(mc_handle)?;
-    let prop = read(prop)?;
-    let bytes = prop.size as u64;
-    let shareable = prop.handle_types & FILE_DESCRIPTOR != 0;
-    let whole = bytes > 0 && bytes.is_multiple_of(granularity());
-    if prop.num_devices == 0 || !whole || prop.flags != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let object = Multicast {
-        count: prop.num_devices,
-        devices: AtomicU32::new(0),
-        bound: Mutex::default(),
-    };
-    let made = physical::make_multicast(bytes, shareable, object)?;
-    write(mc_handle, made)
-}
 
 fn found(handle: CuMemAllocationHandle) -> Done<Arc<Physical>> {
     held(handle).and_then(|physical| match physical.multicast {
@@ -70,20 +96,6 @@ fn found(handle: CuMemAllocationHandle) -> Done<Arc<Physical>> {
 
 fn of(object: &Physical) -> Done<&Multicast> {
     object.multicast.as_ref().ok_or(CuResult::INVALID_VALUE)
-}
-
-pub(crate) fn cuMulticastAddDevice(mc_handle: CuMemAllocationHandle, device: CuDevice) -> Done {
-    let object = found(mc_handle)?;
-    let object = of(&object)?;
-    let bit = 1 << driver::the()?.gpu(device)?;
-    // Relaxed: a mask, and nothing else.
-    let joined = object.devices.load(Ordering::Relaxed);
-    let room = joined.count_ones() < object.count;
-    if joined & bit != 0 || !room {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    object.devices.fetch_or(bit, Ordering::Relaxed);
-    Ok(())
 }
 
 /// A part of an object, if it is one.
@@ -162,27 +174,4 @@ fn bind_address(
         None => block.gpu,
     };
     bind(mc_handle, mc_offset, size, gpu, memory)
-}
-
-pub(crate) fn cuMulticastUnbind(
-    mc_handle: CuMemAllocationHandle,
-    device: CuDevice,
-    mc_offset: usize,
-    size: usize,
-) -> Done {
-    let gpu = driver::the()?.gpu(device)?;
-    let object = found(mc_handle)?;
-    let (offset, bytes) = part(&object, mc_offset, size)?;
-    let gone: Vec<Binding> = lock(&of(&object)?.bound)
-        .extract_if(.., |binding| {
-            let inside =
-                binding.offset >= offset && binding.offset + binding.bytes <= offset + bytes;
-            binding.gpu == gpu && inside
-        })
-        .collect();
-    // May be the last that held the memory; nothing is locked here.
-    for binding in gone {
-        drop(binding.memory);
-    }
-    Ok(())
 }

@@ -3,7 +3,7 @@
 use cuda_api::driver::*;
 use cuda_sim::exec::Work;
 
-use crate::base::border::{Done, check_out, write};
+use crate::base::border::{check_out, write};
 use crate::calls::graph;
 use crate::memory::blocks;
 use crate::memory::blocks::Kind;
@@ -12,59 +12,40 @@ use crate::process::work::exec;
 use crate::streams::capturing;
 use crate::streams::stream;
 
-pub(crate) fn cuGraphAddNode_v3(
-    out: *mut CuGraphNode,
-    graph: CuGraph,
-    dependencies: *const CuGraphNode,
-    dependency_data: *const CuGraphEdgeData,
-    count: usize,
-    params: *mut CuGraphNodeParams,
-) -> Done {
-    graph::cuGraphAddNode_v2(out, graph, dependencies, dependency_data, count, params)
-}
-
-/// Copies between GPUs of a fabric: they take the time of their latency each, and move nothing.
-pub(crate) fn cuFabricCpyBatchAsync(
-    count_ops: usize,
-    op_list: *mut c_void,
-    flags: u64,
-    stream: CuStream,
-) -> Done {
-    check_out(op_list)?;
-    let found = stream::find(stream)?;
-    if count_ops == 0 || flags != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    capturing::forbidden(&found)?;
-    for _ in 0..count_ops.min(1024) {
-        let ns = exec()?.script().copy_ns(0);
-        stream::submit(&found, Work::Copy { ns })?;
-    }
-    Ok(())
-}
-
-/// The location of memory: the device that it was made on.
-pub(crate) fn cuMemGetLocationInfo(
-    ptr: CuDevicePtr,
-    size: usize,
-    _summary_granularity: usize,
-    _sampling_granularity: usize,
-    location_out: *mut CuMemLocation,
-) -> Done {
-    const DEVICE: u32 = 1;
-    const HOST: u32 = 2;
-    let (_, block) = blocks::find(ptr.0).ok_or(CuResult::INVALID_VALUE)?;
-    if size == 0 || !blocks::is_reachable(ptr.0, size as u64) {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let ordinal = driver::the()?.ordinal(block.gpu);
-    let on_host = matches!(block.kind, Kind::Host { .. } | Kind::Registered);
-    let location = match ordinal.filter(|_| !on_host) {
-        Some(device) => CuMemLocation {
-            kind: DEVICE,
-            id: device.0,
-        },
-        None => CuMemLocation { kind: HOST, id: 0 },
+calls! {
+    cuGraphAddNode_v3(out, graph, dependencies, dependency_data, count, params)
+        => graph::cuGraphAddNode_v2(out, graph, dependencies, dependency_data, count, params);
+    // Copies between GPUs of a fabric: they take the time of their latency each, and move nothing.
+    cuFabricCpyBatchAsync(count_ops, op_list, flags, stream) => {
+        check_out(op_list)?;
+        let found = stream::find(stream)?;
+        if count_ops == 0 || flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        capturing::forbidden(&found)?;
+        for _ in 0..count_ops.min(1024) {
+            let ns = exec()?.script().copy_ns(0);
+            stream::submit(&found, Work::Copy { ns })?;
+        }
+        Ok(())
     };
-    write(location_out, location)
+    // The location of memory: the device that it was made on.
+    cuMemGetLocationInfo(ptr, size, _summary_granularity, _sampling_granularity, location_out) => {
+        const DEVICE: u32 = 1;
+        const HOST: u32 = 2;
+        let (_, block) = blocks::find(ptr.0).ok_or(CuResult::INVALID_VALUE)?;
+        if size == 0 || !blocks::is_reachable(ptr.0, size as u64) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let ordinal = driver::the()?.ordinal(block.gpu);
+        let on_host = matches!(block.kind, Kind::Host { .. } | Kind::Registered);
+        let location = match ordinal.filter(|_| !on_host) {
+            Some(device) => CuMemLocation {
+                kind: DEVICE,
+                id: device.0,
+            },
+            None => CuMemLocation { kind: HOST, id: 0 },
+        };
+        write(location_out, location)
+    };
 }

@@ -4,7 +4,7 @@ use cuda_api::driver::*;
 
 use crate::base::border::{Done, check_out, write};
 use crate::memory::blocks;
-use crate::memory::blocks::Kind;
+use crate::memory::blocks::{Block, Kind};
 use crate::memory::graph_memory;
 use crate::memory::pool;
 use crate::process::driver;
@@ -16,6 +16,26 @@ use crate::streams::stream;
 calls! {
     cuMemAllocAsync(out, bytes, stream) => alloc(out, bytes, None, stream);
     cuMemAllocFromPoolAsync(out, bytes, pool, stream) => alloc(out, bytes, Some(pool), stream);
+    cuMemFreeAsync(ptr, stream) => {
+        let found = stream::find(stream)?;
+        let node = || graph_memory::make_free(ptr.0).map(Body::MemFree);
+        if capturing::takes(&found, node)? {
+            return Ok(());
+        }
+        if graph_memory::is_graphs(ptr.0) {
+            if !graph_memory::is_live(ptr.0) {
+                return Err(CuResult::INVALID_VALUE);
+            }
+            return queue::free_in_order(&found, move || {
+                graph_memory::free(ptr.0);
+            });
+        }
+        // Plain memory may be freed like this too.
+        let own =
+            |block: &Block| matches!(block.kind, Kind::Pool(_) | Kind::Device | Kind::Managed);
+        let block = blocks::remove(ptr.0, own).ok_or(CuResult::INVALID_VALUE)?;
+        queue::free_in_order(&found, move || blocks::end(ptr.0, &block))
+    };
 }
 
 fn device_of(gpu: usize) -> Done<CuDevice> {
@@ -44,25 +64,4 @@ fn alloc(
         base = pool.allocate(bytes as u64)?;
     }
     write(out, CuDevicePtr(base))
-}
-
-pub(crate) fn cuMemFreeAsync(ptr: CuDevicePtr, stream: CuStream) -> Done {
-    let found = stream::find(stream)?;
-    let node = || graph_memory::make_free(ptr.0).map(Body::MemFree);
-    if capturing::takes(&found, node)? {
-        return Ok(());
-    }
-    if graph_memory::is_graphs(ptr.0) {
-        if !graph_memory::is_live(ptr.0) {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        return queue::free_in_order(&found, move || {
-            graph_memory::free(ptr.0);
-        });
-    }
-    // Plain memory may be freed like this too.
-    let own =
-        |block: &blocks::Block| matches!(block.kind, Kind::Pool(_) | Kind::Device | Kind::Managed);
-    let block = blocks::remove(ptr.0, own).ok_or(CuResult::INVALID_VALUE)?;
-    queue::free_in_order(&found, move || blocks::end(ptr.0, &block))
 }

@@ -40,6 +40,156 @@ calls! {
         let (gpu, sort) = sort_at(location, kind)?;
         set_current(gpu, sort, pool)
     };
+    cuMemPoolCreate(pool, pool_props) => {
+        check_out(pool)?;
+        let props = read(pool_props)?;
+        if u64::from(props.handle_types) & !HANDLE_FILE_DESCRIPTOR != 0 {
+            return Err(CuResult::NOT_SUPPORTED);
+        }
+        let (gpu, sort) = sort_of(props.location, props.kind)?;
+        let types = props.handle_types.into();
+        let made = new(gpu, sort, false, types, props.max_size as u64);
+        with(|pools| pools.all.push(made));
+        write(pool, made.as_handle())
+    };
+    cuMemPoolDestroy(pool) => {
+        let found = find(pool)?;
+        if found.is_default {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        with(|pools| {
+            pools.all.retain(|other| !std::ptr::eq(*other, found));
+            pools
+                .current
+                .retain(|_, other| !std::ptr::eq(*other, found));
+        });
+        found.state().is_destroyed = true;
+        found.trim(0);
+        Ok(())
+    };
+    // An attribute is a 32-bit or a 64-bit number, depending on the attribute.
+    cuMemPoolGetAttribute(pool, attribute, value) => {
+        let pool = find(pool)?;
+        let [used, used_high, reserved, reserved_high] = pool.figures();
+        let state = pool.state();
+        let number = match attribute {
+            1..=3 => {
+                let set = state.reuse[attribute as usize - 1];
+                return write(value.cast::<i32>(), set);
+            }
+            4 => state.threshold,
+            5 => reserved,
+            6 => reserved_high,
+            7 => used,
+            8 => used_high,
+            _ => return Err(CuResult::INVALID_VALUE),
+        };
+        write(value.cast::<u64>(), number)
+    };
+    cuMemPoolSetAttribute(pool, attribute, value) => {
+        let pool = find(pool)?;
+        if let 1..=3 = attribute {
+            // SAFETY: the caller's pointer, of the attribute's type.
+            pool.state().reuse[attribute as usize - 1] = read(value.cast::<i32>())?;
+            return Ok(());
+        }
+        let number = read(value.cast::<u64>())?;
+        match attribute {
+            4 => pool.state().threshold = number,
+            6 | 8 if number == 0 => pool.reset_marks(attribute == 8, attribute == 6),
+            _ => return Err(CuResult::INVALID_VALUE),
+        }
+        Ok(())
+    };
+    cuMemPoolSetAccess(pool, map, count) => {
+        let pool = find(pool)?;
+        for index in 0..count {
+            let desc = read(map.wrapping_add(index))?;
+            let gpu = location::gpu_of(desc.location)?;
+            if desc.flags == 0 && gpu == pool.gpu {
+                return Err(CuResult::INVALID_VALUE);
+            }
+            let mut state = pool.state();
+            state
+                .access
+                .retain(|(device, _)| *device != desc.location.id);
+            state.access.push((desc.location.id, desc.flags));
+        }
+        Ok(())
+    };
+    cuMemPoolGetAccess(flags, pool, location) => {
+        const READ_WRITE: u32 = 3;
+        let pool = find(pool)?;
+        let location = read(location)?;
+        let gpu = driver::the()?.gpu(CuDevice(location.id))?;
+        let set = pool
+            .state()
+            .access
+            .iter()
+            .find(|(device, _)| *device == location.id)
+            .map(|(_, f)| *f);
+        let own = if gpu == pool.gpu { READ_WRITE } else { 0 };
+        write(flags, set.unwrap_or(own))
+    };
+    cuMemPoolExportToShareableHandle(handle_out, pool, handle_type, flags) => {
+        let pool = find(pool)?;
+        let wanted = u64::from(handle_type);
+        if flags != 0 || wanted != HANDLE_FILE_DESCRIPTOR || pool.handle_types & wanted == 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        check_out(handle_out)?;
+        let token = PoolToken {
+            magic: POOL_MAGIC,
+            gpu: pool.gpu as u64,
+            handle_types: pool.handle_types,
+        };
+        let length = size_of::<PoolToken>() as u64;
+        let (file, number) = files::shareable_file(c"vgpu-sim-pool", length)?;
+        files::write_record(&file, 0, &token)?;
+        let fd = files::exported(&file, number)?;
+        write(handle_out.cast::<i32>(), fd)
+    };
+    cuMemPoolImportFromShareableHandle(pool_out, handle, handle_type, flags) => {
+        check_out(pool_out)?;
+        if flags != 0 || u64::from(handle_type) != HANDLE_FILE_DESCRIPTOR {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let (file, _) = files::imported(handle.addr() as i32)?;
+        let token: PoolToken = files::read_record(&file, 0)?;
+        let driver = driver::the()?;
+        let gpu = token.gpu as usize;
+        if token.magic != POOL_MAGIC || driver.ordinal(gpu).is_none() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let pool = new(gpu, Sort::Imported, false, token.handle_types, 0);
+        with(|pools| pools.all.push(pool));
+        write(pool_out, pool.as_handle())
+    };
+    cuMemPoolExportPointer(share_data_out, ptr) => {
+        check_out(share_data_out)?;
+        let (base, block) = blocks::find(ptr.0).ok_or(CuResult::INVALID_VALUE)?;
+        let Kind::Pool(pool) = block.kind else {
+            return Err(CuResult::INVALID_VALUE);
+        };
+        if base != ptr.0 || pool.handle_types & HANDLE_FILE_DESCRIPTOR == 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let name = shared::share(base, &block, || pool.detach(base))?;
+        let mut data = CuMemPoolPtrExportData { reserved: [0; 64] };
+        name.write(&mut data.reserved);
+        write(share_data_out, data)
+    };
+    cuMemPoolImportPointer(ptr_out, pool, share_data) => {
+        check_out(ptr_out)?;
+        let pool = find(pool)?;
+        let data = read(share_data)?;
+        let name = files::Name::read(&data.reserved).ok_or(CuResult::INVALID_VALUE)?;
+        if pool.sort != Sort::Imported || name.gpu != pool.gpu as u64 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let base = shared::open(&name, Kind::Pool(pool), None)?;
+        write(ptr_out, CuDevicePtr(base))
+    };
 }
 
 // --- pools ----------------------------------------------------------------------------------------
@@ -68,119 +218,6 @@ fn sort_of(location: CuMemLocation, kind: u32) -> Done<(usize, Sort)> {
     }
 }
 
-pub(crate) fn cuMemPoolCreate(pool: *mut CuMemoryPool, pool_props: *const CuMemPoolProps) -> Done {
-    check_out(pool)?;
-    let props = read(pool_props)?;
-    if u64::from(props.handle_types) & !HANDLE_FILE_DESCRIPTOR != 0 {
-        return Err(CuResult::NOT_SUPPORTED);
-    }
-    let (gpu, sort) = sort_of(props.location, props.kind)?;
-    let types = props.handle_types.into();
-    let made = new(gpu, sort, false, types, props.max_size as u64);
-    with(|pools| pools.all.push(made));
-    write(pool, made.as_handle())
-}
-
-pub(crate) fn cuMemPoolDestroy(pool: CuMemoryPool) -> Done {
-    let found = find(pool)?;
-    if found.is_default {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    with(|pools| {
-        pools.all.retain(|other| !std::ptr::eq(*other, found));
-        pools
-            .current
-            .retain(|_, other| !std::ptr::eq(*other, found));
-    });
-    found.state().is_destroyed = true;
-    found.trim(0);
-    Ok(())
-}
-
-/// An attribute is a 32-bit or a 64-bit number, depending on the attribute.
-pub(crate) fn cuMemPoolGetAttribute(
-    pool: CuMemoryPool,
-    attribute: CuMemPoolAttribute,
-    value: *mut c_void,
-) -> Done {
-    let pool = find(pool)?;
-    let [used, used_high, reserved, reserved_high] = pool.figures();
-    let state = pool.state();
-    let number = match attribute {
-        1..=3 => {
-            let set = state.reuse[attribute as usize - 1];
-            return write(value.cast::<i32>(), set);
-        }
-        4 => state.threshold,
-        5 => reserved,
-        6 => reserved_high,
-        7 => used,
-        8 => used_high,
-        _ => return Err(CuResult::INVALID_VALUE),
-    };
-    write(value.cast::<u64>(), number)
-}
-
-pub(crate) fn cuMemPoolSetAttribute(
-    pool: CuMemoryPool,
-    attribute: CuMemPoolAttribute,
-    value: *mut c_void,
-) -> Done {
-    let pool = find(pool)?;
-    if let 1..=3 = attribute {
-        // SAFETY: the caller's pointer, of the attribute's type.
-        pool.state().reuse[attribute as usize - 1] = read(value.cast::<i32>())?;
-        return Ok(());
-    }
-    let number = read(value.cast::<u64>())?;
-    match attribute {
-        4 => pool.state().threshold = number,
-        6 | 8 if number == 0 => pool.reset_marks(attribute == 8, attribute == 6),
-        _ => return Err(CuResult::INVALID_VALUE),
-    }
-    Ok(())
-}
-
-pub(crate) fn cuMemPoolSetAccess(
-    pool: CuMemoryPool,
-    map: *const CuMemAccessDesc,
-    count: usize,
-) -> Done {
-    let pool = find(pool)?;
-    for index in 0..count {
-        let desc = read(map.wrapping_add(index))?;
-        let gpu = location::gpu_of(desc.location)?;
-        if desc.flags == 0 && gpu == pool.gpu {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let mut state = pool.state();
-        state
-            .access
-            .retain(|(device, _)| *device != desc.location.id);
-        state.access.push((desc.location.id, desc.flags));
-    }
-    Ok(())
-}
-
-pub(crate) fn cuMemPoolGetAccess(
-    flags: *mut CuMemAccessFlags,
-    pool: CuMemoryPool,
-    location: *mut CuMemLocation,
-) -> Done {
-    const READ_WRITE: u32 = 3;
-    let pool = find(pool)?;
-    let location = read(location)?;
-    let gpu = driver::the()?.gpu(CuDevice(location.id))?;
-    let set = pool
-        .state()
-        .access
-        .iter()
-        .find(|(device, _)| *device == location.id)
-        .map(|(_, f)| *f);
-    let own = if gpu == pool.gpu { READ_WRITE } else { 0 };
-    write(flags, set.unwrap_or(own))
-}
-
 fn set_current(gpu: usize, sort: Sort, pool: CuMemoryPool) -> Done {
     let pool = find(pool)?;
     if pool.gpu != gpu || pool.sort != sort {
@@ -207,83 +244,3 @@ struct PoolToken {
 }
 
 const POOL_MAGIC: u64 = u64::from_le_bytes(*b"vgpupool");
-
-pub(crate) fn cuMemPoolExportToShareableHandle(
-    handle_out: *mut c_void,
-    pool: CuMemoryPool,
-    handle_type: CuMemAllocationHandleType,
-    flags: u64,
-) -> Done {
-    let pool = find(pool)?;
-    let wanted = u64::from(handle_type);
-    if flags != 0 || wanted != HANDLE_FILE_DESCRIPTOR || pool.handle_types & wanted == 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    check_out(handle_out)?;
-    let token = PoolToken {
-        magic: POOL_MAGIC,
-        gpu: pool.gpu as u64,
-        handle_types: pool.handle_types,
-    };
-    let length = size_of::<PoolToken>() as u64;
-    let (file, number) = files::shareable_file(c"vgpu-sim-pool", length)?;
-    files::write_record(&file, 0, &token)?;
-    let fd = files::exported(&file, number)?;
-    write(handle_out.cast::<i32>(), fd)
-}
-
-pub(crate) fn cuMemPoolImportFromShareableHandle(
-    pool_out: *mut CuMemoryPool,
-    handle: *mut c_void,
-    handle_type: CuMemAllocationHandleType,
-    flags: u64,
-) -> Done {
-    check_out(pool_out)?;
-    if flags != 0 || u64::from(handle_type) != HANDLE_FILE_DESCRIPTOR {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let (file, _) = files::imported(handle.addr() as i32)?;
-    let token: PoolToken = files::read_record(&file, 0)?;
-    let driver = driver::the()?;
-    let gpu = token.gpu as usize;
-    if token.magic != POOL_MAGIC || driver.ordinal(gpu).is_none() {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let pool = new(gpu, Sort::Imported, false, token.handle_types, 0);
-    with(|pools| pools.all.push(pool));
-    write(pool_out, pool.as_handle())
-}
-
-pub(crate) fn cuMemPoolExportPointer(
-    share_data_out: *mut CuMemPoolPtrExportData,
-    ptr: CuDevicePtr,
-) -> Done {
-    check_out(share_data_out)?;
-    let (base, block) = blocks::find(ptr.0).ok_or(CuResult::INVALID_VALUE)?;
-    let Kind::Pool(pool) = block.kind else {
-        return Err(CuResult::INVALID_VALUE);
-    };
-    if base != ptr.0 || pool.handle_types & HANDLE_FILE_DESCRIPTOR == 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let name = shared::share(base, &block, || pool.detach(base))?;
-    let mut data = CuMemPoolPtrExportData { reserved: [0; 64] };
-    name.write(&mut data.reserved);
-    write(share_data_out, data)
-}
-
-pub(crate) fn cuMemPoolImportPointer(
-    ptr_out: *mut CuDevicePtr,
-    pool: CuMemoryPool,
-    share_data: *mut CuMemPoolPtrExportData,
-) -> Done {
-    check_out(ptr_out)?;
-    let pool = find(pool)?;
-    let data = read(share_data)?;
-    let name = files::Name::read(&data.reserved).ok_or(CuResult::INVALID_VALUE)?;
-    if pool.sort != Sort::Imported || name.gpu != pool.gpu as u64 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let base = shared::open(&name, Kind::Pool(pool), None)?;
-    write(ptr_out, CuDevicePtr(base))
-}

@@ -2,43 +2,45 @@
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, read_all};
+use crate::base::border::read_all;
 use crate::memory::physical;
 use crate::memory::sparse::{MapInfo, Under, with};
 use crate::streams::queue;
 use crate::streams::stream;
 
-pub(crate) fn cuMemMapArrayAsync(map_info_list: *mut c_void, count: u32, stream: CuStream) -> Done {
-    const MAP: u32 = 1;
-    const UNMAP: u32 = 2;
-    let found = stream::find(stream)?;
-    crate::streams::capturing::forbidden(&found)?;
-    let list = read_all(map_info_list.cast_const().cast::<MapInfo>(), count as usize)?;
-    let mut planned = Vec::new();
-    for info in list {
-        info.checked()?;
-        let memory = match info.operation {
-            MAP => Some(physical::held(CuMemAllocationHandle(info.handle))?),
-            UNMAP => None,
-            _ => return Err(CuResult::INVALID_VALUE),
-        };
-        planned.extend(info.parts().into_iter().map(|part| (part, memory.clone())));
-    }
-    let context = found.context.home();
-    queue::free_in_order(&found, move || {
-        for (part, memory) in planned {
-            let before = with(|mapped| match memory {
-                Some(memory) => {
-                    let under = Under {
-                        _memory: memory,
-                        context,
-                    };
-                    mapped.insert(part, under)
-                }
-                None => mapped.remove(&part),
-            });
-            // May be the last that held it; nothing is locked here.
-            drop(before);
+calls! {
+    cuMemMapArrayAsync(map_info_list, count, stream) => {
+        const MAP: u32 = 1;
+        const UNMAP: u32 = 2;
+        let found = stream::find(stream)?;
+        crate::streams::capturing::forbidden(&found)?;
+        let list = read_all(map_info_list.cast_const().cast::<MapInfo>(), count as usize)?;
+        let mut planned = Vec::new();
+        for info in list {
+            info.checked()?;
+            let memory = match info.operation {
+                MAP => Some(physical::held(CuMemAllocationHandle(info.handle))?),
+                UNMAP => None,
+                _ => return Err(CuResult::INVALID_VALUE),
+            };
+            planned.extend(info.parts().into_iter().map(|part| (part, memory.clone())));
         }
-    })
+        let context = found.context.home();
+        queue::free_in_order(&found, move || {
+            for (part, memory) in planned {
+                let before = with(|mapped| match memory {
+                    Some(memory) => {
+                        let under = Under {
+                            _memory: memory,
+                            context,
+                        };
+                        mapped.insert(part, under)
+                    }
+                    None => mapped.remove(&part),
+                });
+                // May be the last that held it; nothing is locked here.
+                drop(before);
+            }
+        })
+    };
 }

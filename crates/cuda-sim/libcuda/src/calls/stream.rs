@@ -111,6 +111,20 @@ calls! {
     };
     cuStreamBatchMemOp, cuStreamBatchMemOp_v2(stream, count, param_array, flags)
         => batch(stream, count, param_array, flags);
+    cuStreamAddCallback(stream, callback, data, flags) => {
+        let callback = callback.ok_or(CuResult::INVALID_VALUE)?;
+        if flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let found = find(stream)?;
+        capturing::forbidden(&found)?;
+        let (handle, data) = (Handle(stream), Opaque(data));
+        submit_call(&found, move || {
+            let (handle, data) = (handle, data);
+            // SAFETY: the program vouches for its callback and its data until it has run.
+            unsafe { callback(handle.0, CuResult::SUCCESS, data.0) };
+        })
+    };
 }
 
 // --- values ---------------------------------------------------------------------------------
@@ -163,26 +177,6 @@ fn synchronize_context(context: Ctx) -> Done {
     drain_context(context)?;
     crate::memory::pool::synchronized(context.gpu);
     Ok(())
-}
-
-pub(crate) fn cuStreamAddCallback(
-    stream: CuStream,
-    callback: CuStreamCallback,
-    data: *mut c_void,
-    flags: u32,
-) -> Done {
-    let callback = callback.ok_or(CuResult::INVALID_VALUE)?;
-    if flags != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let found = find(stream)?;
-    capturing::forbidden(&found)?;
-    let (handle, data) = (Handle(stream), Opaque(data));
-    submit_call(&found, move || {
-        let (handle, data) = (handle, data);
-        // SAFETY: the program vouches for its callback and its data until it has run.
-        unsafe { callback(handle.0, CuResult::SUCCESS, data.0) };
-    })
 }
 
 fn launch_host(stream: CuStream, function: CuHostFn, data: *mut c_void) -> Done {

@@ -163,7 +163,9 @@ calls! {
         change(surf_ref.addr(), |reference| reference.array = array.addr())
     };
     cuTensorMapEncodeIm2col(tensor_map, _tensor_data_type, tensor_rank, global_address,
-        _global_dim, _global_strides, _pixel_box_lower_corner, _pixel_box_upper_corner, _channels_per_pixel, _pixels_per_column, _element_strides, _interleave, _swizzle, _l2_promotion, _oob_fill) => {
+        _global_dim, _global_strides, _pixel_box_lower_corner, _pixel_box_upper_corner,
+        _channels_per_pixel, _pixels_per_column, _element_strides, _interleave, _swizzle,
+        _l2_promotion, _oob_fill) => {
         if tensor_rank < 3 {
             return Err(CuResult::INVALID_VALUE);
         }
@@ -173,6 +175,66 @@ calls! {
         let words = read(tensor_map.cast::<[u64; 16]>())?;
         encode(tensor_map, words[1] as u32, global_address)
     };
+    cuTexObjectCreate(tex_object, res_desc, tex_desc, res_view_desc) => {
+        check_out(tex_object)?;
+        context::current()?;
+        let resource = resource(res_desc)?;
+        let texture = Some(read(tex_desc.cast::<Texture>())?);
+        let view = read(res_view_desc.cast::<View>()).ok();
+        let made = with(|textures| {
+            let made = number(textures);
+            textures.textures.insert(
+                made,
+                Object {
+                    resource,
+                    texture,
+                    view,
+                },
+            );
+            made
+        });
+        write(tex_object, made)
+    };
+    cuSurfObjectCreate(surf_object, res_desc) => {
+        check_out(surf_object)?;
+        context::current()?;
+        let resource = resource(res_desc)?;
+        if resource.0[0] != 0 {
+            // A surface is of an array only.
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let made = with(|textures| {
+            let made = number(textures);
+            textures.surfaces.insert(
+                made,
+                Object {
+                    resource,
+                    texture: None,
+                    view: None,
+                },
+            );
+            made
+        });
+        write(surf_object, made)
+    };
+    cuTexRefSetAddressMode(tex_ref, dim, am) => {
+        let Ok(dim) = usize::try_from(dim) else {
+            return Err(CuResult::INVALID_VALUE);
+        };
+        if dim > 2 || am > 3 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        change(tex_ref.addr(), |reference| {
+            reference.address_modes[dim] = am
+        })
+    };
+    cuTexRefGetMipmapLevelClamp(pmin_mipmap_level_clamp, pmax_mipmap_level_clamp, tex_ref) => {
+        tell(tex_ref.addr(), pmin_mipmap_level_clamp, |r| r.clamp.0)?;
+        tell(tex_ref.addr(), pmax_mipmap_level_clamp, |r| r.clamp.1)
+    };
+    cuTensorMapEncodeTiled(tensor_map, _tensor_data_type, tensor_rank, global_address,
+        _global_dim, _global_strides, _box_dim, _element_strides, _interleave, _swizzle,
+        _l2_promotion, _oob_fill) => encode(tensor_map, tensor_rank, global_address);
 }
 
 /// A description of a resource, a texture, a view: CUDA's bytes, of which only the first is read.
@@ -277,57 +339,8 @@ fn resource(from: *const c_void) -> Done<Resource> {
 
 // --- objects ----------------------------------------------------------------------------------------
 
-pub(crate) fn cuTexObjectCreate(
-    tex_object: *mut u64,
-    res_desc: *const c_void,
-    tex_desc: *const c_void,
-    res_view_desc: *const c_void,
-) -> Done {
-    check_out(tex_object)?;
-    context::current()?;
-    let resource = resource(res_desc)?;
-    let texture = Some(read(tex_desc.cast::<Texture>())?);
-    let view = read(res_view_desc.cast::<View>()).ok();
-    let made = with(|textures| {
-        let made = number(textures);
-        textures.textures.insert(
-            made,
-            Object {
-                resource,
-                texture,
-                view,
-            },
-        );
-        made
-    });
-    write(tex_object, made)
-}
-
 fn texture(object: u64) -> Done<Object> {
     with(|textures| textures.textures.get(&object).copied()).ok_or(CuResult::INVALID_VALUE)
-}
-
-pub(crate) fn cuSurfObjectCreate(surf_object: *mut u64, res_desc: *const c_void) -> Done {
-    check_out(surf_object)?;
-    context::current()?;
-    let resource = resource(res_desc)?;
-    if resource.0[0] != 0 {
-        // A surface is of an array only.
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let made = with(|textures| {
-        let made = number(textures);
-        textures.surfaces.insert(
-            made,
-            Object {
-                resource,
-                texture: None,
-                view: None,
-            },
-        );
-        made
-    });
-    write(surf_object, made)
 }
 
 // --- references -------------------------------------------------------------------------------------
@@ -364,27 +377,6 @@ fn set_2d_wide(tex_ref: CuTexref, desc: *const CuArrayDescriptor, ptr: CuDeviceP
     set_2d(tex_ref, desc.format, desc.num_channels, ptr.0)
 }
 
-pub(crate) fn cuTexRefSetAddressMode(tex_ref: CuTexref, dim: i32, am: CuAddressMode) -> Done {
-    let Ok(dim) = usize::try_from(dim) else {
-        return Err(CuResult::INVALID_VALUE);
-    };
-    if dim > 2 || am > 3 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    change(tex_ref.addr(), |reference| {
-        reference.address_modes[dim] = am
-    })
-}
-
-pub(crate) fn cuTexRefGetMipmapLevelClamp(
-    pmin_mipmap_level_clamp: *mut f32,
-    pmax_mipmap_level_clamp: *mut f32,
-    tex_ref: CuTexref,
-) -> Done {
-    tell(tex_ref.addr(), pmin_mipmap_level_clamp, |r| r.clamp.0)?;
-    tell(tex_ref.addr(), pmax_mipmap_level_clamp, |r| r.clamp.1)
-}
-
 // --- tensor maps ------------------------------------------------------------------------------------
 
 /// The driver's 128 bytes, opaque to programs: ours hold the address, for `ReplaceAddress`.
@@ -397,21 +389,4 @@ fn encode(map: *mut c_void, rank: u32, address: *mut c_void) -> Done {
     let mut words = [0_u64; 16];
     (words[0], words[1]) = (address.addr() as u64, rank.into());
     write(map.cast(), words)
-}
-
-pub(crate) fn cuTensorMapEncodeTiled(
-    tensor_map: *mut c_void,
-    _tensor_data_type: CuTensorMapDataType,
-    tensor_rank: u32,
-    global_address: *mut c_void,
-    _global_dim: *const u64,
-    _global_strides: *const u64,
-    _box_dim: *const u32,
-    _element_strides: *const u32,
-    _interleave: CuTensorMapInterleave,
-    _swizzle: CuTensorMapSwizzle,
-    _l2_promotion: CuTensorMapL2promotion,
-    _oob_fill: CuTensorMapFloatOOBfill,
-) -> Done {
-    encode(tensor_map, tensor_rank, global_address)
 }

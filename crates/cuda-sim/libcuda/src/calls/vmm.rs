@@ -39,6 +39,264 @@ calls! {
         }
         Ok(())
     };
+    cuMemAddressReserve(ptr, size, alignment, addr, flags) => {
+        check_out(ptr)?;
+        let bytes = size as u64;
+        let aligned = alignment == 0 || alignment.is_power_of_two();
+        if bytes == 0 || !bytes.is_multiple_of(granularity()) || !aligned || flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let base = reserve(bytes, (alignment as u64).max(granularity()), addr.0)?;
+        lock(&RESERVED).insert(base, bytes);
+        write(ptr, CuDevicePtr(base))
+    };
+    cuMemAddressFree(ptr, size) => {
+        let (base, bytes) = (ptr.0, size as u64);
+        let mut reserved = lock(&RESERVED);
+        if reserved.get(&base) != Some(&bytes) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        if !blocks::select(base..base + bytes, is_mapping).is_empty() {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        reserved.remove(&base);
+        // SAFETY: our own reservation, in which nothing is mapped.
+        unsafe { libc::munmap(address(base), size) };
+        Ok(())
+    };
+    cuMemCreate(handle, size, prop, flags) => {
+        check_out(handle)?;
+        let prop = read(prop)?;
+        let (gpu, on_host) = checked(&prop)?;
+        let bytes = size as u64;
+        if bytes == 0 || !bytes.is_multiple_of(granularity()) || flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let driver = driver::the()?;
+        if !on_host {
+            driver.take(gpu, bytes, board::Kind::Alloc)?;
+        }
+        let (file, offset, token) =
+            contents(bytes, prop.requested_handle_types != 0).inspect_err(|_| {
+                if !on_host {
+                    driver.give(gpu, bytes, board::Kind::Alloc);
+                }
+            })?;
+        let made = keep(|handle| Physical {
+            handle,
+            gpu,
+            bytes,
+            on_host,
+            prop: Prop {
+                handle_types: prop.requested_handle_types,
+                location: (prop.location.kind, prop.location.id),
+                usage: prop.usage,
+                compression: prop.compression_type,
+                rdma: prop.gpu_direct_rdma_capable,
+            },
+            file,
+            offset,
+            token,
+            shared: Mutex::new(None),
+            multicast: None,
+        });
+        write(handle, made)
+    };
+    cuMemRelease(handle) => {
+        let mut handles = lock(&HANDLES);
+        let Some(held) = handles.get_mut(&handle.0) else {
+            return Err(CuResult::INVALID_VALUE);
+        };
+        held.times -= 1;
+        if held.times > 0 {
+            return Ok(());
+        }
+        let gone = handles.remove(&handle.0);
+        drop(handles);
+        // Gives the memory back, unless it is still mapped.
+        drop(gone);
+        Ok(())
+    };
+    cuMemRetainAllocationHandle(handle, addr) => {
+        check_out(handle)?;
+        let (_, block) = blocks::find(addr.addr() as u64).ok_or(CuResult::INVALID_VALUE)?;
+        let Kind::Mapped(mapping) = block.kind else {
+            return Err(CuResult::INVALID_VALUE);
+        };
+        let physical = mapping.physical;
+        let number = physical.handle;
+        lock(&HANDLES)
+            .entry(number)
+            .or_insert(Held { physical, times: 0 })
+            .times += 1;
+        write(handle, CuMemAllocationHandle(number))
+    };
+    cuMemGetAllocationPropertiesFromHandle(prop, handle) => {
+        let physical = held(handle)?;
+        let own = &physical.prop;
+        let mut told = CuMemAllocationProp::zeroed();
+        told.kind = PINNED;
+        told.requested_handle_types = own.handle_types;
+        told.location = CuMemLocation {
+            kind: own.location.0,
+            id: own.location.1,
+        };
+        told.usage = own.usage;
+        told.compression_type = own.compression;
+        told.gpu_direct_rdma_capable = own.rdma;
+        write(prop, told)
+    };
+    cuMemMap(ptr, size, offset, handle, flags) => {
+        let (base, bytes, offset) = (ptr.0, size as u64, offset as u64);
+        let physical = held(handle)?;
+        let whole = base.is_multiple_of(granularity())
+            && bytes.is_multiple_of(granularity())
+            && offset.is_multiple_of(granularity());
+        let inside = offset
+            .checked_add(bytes)
+            .is_some_and(|end| end <= physical.bytes);
+        if bytes == 0 || !whole || !inside || flags != 0 || !is_reserved(base, bytes) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let (gpu, file) = (physical.gpu, Arc::clone(&physical.file));
+        let start = physical.offset + offset;
+        let mapping = Mapping {
+            physical,
+            access: Arc::default(),
+        };
+        blocks::place_at(base, blocks::block(bytes, gpu, Kind::Mapped(mapping)))
+            .map_err(|_| CuResult::INVALID_VALUE)?;
+        shared::map_over(base, bytes, &file.file, start, false).inspect_err(|_| {
+            drop(blocks::remove(base, is_mapping));
+        })
+    };
+    cuMemSetAccess(ptr, size, desc, count) => {
+        if count == 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let found = mappings(ptr.0, size as u64)?;
+        for index in 0..count {
+            let desc = read(desc.wrapping_add(index))?;
+            let bit = match location::of(desc.location)? {
+                Location::Gpu(gpu) => 1 << gpu,
+                Location::Host => 1 << 31,
+            };
+            let (read, write) = match desc.flags {
+                0 => (false, false),
+                1 => (true, false),
+                3 => (true, true),
+                _ => return Err(CuResult::INVALID_VALUE),
+            };
+            for (_, block) in &found {
+                if let Kind::Mapped(mapping) = &block.kind {
+                    set(&mapping.access.read, bit, read);
+                    set(&mapping.access.write, bit, write);
+                }
+            }
+        }
+        for (base, block) in &found {
+            let Kind::Mapped(mapping) = &block.kind else {
+                continue;
+            };
+            let any = mapping.access.read.load(Ordering::Relaxed) != 0;
+            mapping.access.any.store(any, Ordering::Relaxed);
+            let protection = if any {
+                libc::PROT_READ | libc::PROT_WRITE
+            } else {
+                libc::PROT_NONE
+            };
+            // SAFETY: a mapping of ours.
+            unsafe { libc::mprotect(address(*base), block.bytes as usize, protection) };
+        }
+        Ok(())
+    };
+    cuMemGetAccess(flags, location, ptr) => {
+        let location = read(location)?;
+        let (_, block) = blocks::find(ptr.0).ok_or(CuResult::INVALID_VALUE)?;
+        let Kind::Mapped(mapping) = block.kind else {
+            return Err(CuResult::INVALID_VALUE);
+        };
+        let gpu = match location::of(location)? {
+            Location::Gpu(gpu) => gpu,
+            Location::Host => 31,
+        };
+        write(flags, mapping.access_of(gpu).into())
+    };
+    cuMemExportToShareableHandle(shareable_handle, handle, handle_type, flags) => {
+        check_out(shareable_handle)?;
+        let physical = held(handle)?;
+        let types = physical.prop.handle_types & FILE_DESCRIPTOR;
+        if handle_type != FILE_DESCRIPTOR || types == 0 || flags != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let is_new = lock(&physical.shared).is_none();
+        let id = physical.share()?.map_or(0, |id| id.0);
+        if is_new {
+            let label = Label {
+                magic: LABEL_MAGIC,
+                id,
+                gpu: physical.gpu as u64,
+                bytes: physical.bytes,
+                location: [physical.prop.location.0, physical.prop.location.1 as u32],
+            };
+            files::write_record(&physical.file.file, physical.bytes, &label)?;
+        }
+        let fd = files::exported(&physical.file.file, physical.token)?;
+        write(shareable_handle.cast::<i32>(), fd)
+    };
+    cuMemImportFromShareableHandle(handle, os_handle, sh_handle_type) => {
+        check_out(handle)?;
+        if sh_handle_type != FILE_DESCRIPTOR {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let (file, token) = files::imported(os_handle.addr() as i32)?;
+        let length = file.metadata().map_err(|_| CuResult::INVALID_VALUE)?.len();
+        let at = length
+            .checked_sub(size_of::<Label>() as u64)
+            .ok_or(CuResult::INVALID_VALUE)?;
+        let label: Label = files::read_record(&file, at)?;
+        let driver = driver::the()?;
+        let gpu = label.gpu as usize;
+        let on_host = HOST.contains(&label.location[0]);
+        if label.magic != LABEL_MAGIC || label.bytes != at {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let ordinal = driver.ordinal(gpu).ok_or(CuResult::INVALID_DEVICE)?;
+        let shared = (label.id != 0).then_some(SharedId(label.id));
+        if let Some(number) = shared.and_then(own_handle) {
+            return write(handle, number);
+        }
+        if let Some(id) = shared {
+            driver
+                .board
+                .hold(driver.member, id)
+                .map_err(|_| CuResult::INVALID_VALUE)?;
+        }
+        let id = if on_host {
+            label.location[1] as i32
+        } else {
+            ordinal.0
+        };
+        let made = keep(|handle| Physical {
+            handle,
+            gpu,
+            bytes: label.bytes,
+            on_host,
+            prop: Prop {
+                handle_types: FILE_DESCRIPTOR,
+                location: (label.location[0], id),
+                usage: 0,
+                compression: 0,
+                rdma: 0,
+            },
+            file: Arc::new(Contents { file, free: None }),
+            offset: 0,
+            token,
+            shared: Mutex::new(shared),
+            multicast: None,
+        });
+        write(handle, made)
+    };
 }
 
 const PINNED: u32 = 1;
@@ -50,24 +308,6 @@ const FILE_DESCRIPTOR: u32 = 1;
 static RESERVED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
 // --- addresses --------------------------------------------------------------------------------------
-
-pub(crate) fn cuMemAddressReserve(
-    ptr: *mut CuDevicePtr,
-    size: usize,
-    alignment: usize,
-    addr: CuDevicePtr,
-    flags: u64,
-) -> Done {
-    check_out(ptr)?;
-    let bytes = size as u64;
-    let aligned = alignment == 0 || alignment.is_power_of_two();
-    if bytes == 0 || !bytes.is_multiple_of(granularity()) || !aligned || flags != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let base = reserve(bytes, (alignment as u64).max(granularity()), addr.0)?;
-    lock(&RESERVED).insert(base, bytes);
-    write(ptr, CuDevicePtr(base))
-}
 
 fn reserve(bytes: u64, alignment: u64, wanted: u64) -> Done<u64> {
     const NO_PAGES: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -111,21 +351,6 @@ fn is_mapping(block: &Block) -> bool {
     matches!(block.kind, Kind::Mapped(_))
 }
 
-pub(crate) fn cuMemAddressFree(ptr: CuDevicePtr, size: usize) -> Done {
-    let (base, bytes) = (ptr.0, size as u64);
-    let mut reserved = lock(&RESERVED);
-    if reserved.get(&base) != Some(&bytes) {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    if !blocks::select(base..base + bytes, is_mapping).is_empty() {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    reserved.remove(&base);
-    // SAFETY: our own reservation, in which nothing is mapped.
-    unsafe { libc::munmap(address(base), size) };
-    Ok(())
-}
-
 fn is_reserved(base: u64, bytes: u64) -> bool {
     let reserved = lock(&RESERVED);
     let last = reserved.range(..=base).next_back();
@@ -147,135 +372,7 @@ fn checked(prop: &CuMemAllocationProp) -> Done<(usize, bool)> {
     })
 }
 
-pub(crate) fn cuMemCreate(
-    handle: *mut CuMemAllocationHandle,
-    size: usize,
-    prop: *const CuMemAllocationProp,
-    flags: u64,
-) -> Done {
-    check_out(handle)?;
-    let prop = read(prop)?;
-    let (gpu, on_host) = checked(&prop)?;
-    let bytes = size as u64;
-    if bytes == 0 || !bytes.is_multiple_of(granularity()) || flags != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let driver = driver::the()?;
-    if !on_host {
-        driver.take(gpu, bytes, board::Kind::Alloc)?;
-    }
-    let (file, offset, token) =
-        contents(bytes, prop.requested_handle_types != 0).inspect_err(|_| {
-            if !on_host {
-                driver.give(gpu, bytes, board::Kind::Alloc);
-            }
-        })?;
-    let made = keep(|handle| Physical {
-        handle,
-        gpu,
-        bytes,
-        on_host,
-        prop: Prop {
-            handle_types: prop.requested_handle_types,
-            location: (prop.location.kind, prop.location.id),
-            usage: prop.usage,
-            compression: prop.compression_type,
-            rdma: prop.gpu_direct_rdma_capable,
-        },
-        file,
-        offset,
-        token,
-        shared: Mutex::new(None),
-        multicast: None,
-    });
-    write(handle, made)
-}
-
-pub(crate) fn cuMemRelease(handle: CuMemAllocationHandle) -> Done {
-    let mut handles = lock(&HANDLES);
-    let Some(held) = handles.get_mut(&handle.0) else {
-        return Err(CuResult::INVALID_VALUE);
-    };
-    held.times -= 1;
-    if held.times > 0 {
-        return Err(CuResult::SUCCESS);
-    }
-    let gone = handles.remove(&handle.0);
-    drop(handles);
-    // Gives the memory back, unless it is still mapped.
-    drop(gone);
-    Ok(())
-}
-
-pub(crate) fn cuMemRetainAllocationHandle(
-    handle: *mut CuMemAllocationHandle,
-    addr: *mut c_void,
-) -> Done {
-    check_out(handle)?;
-    let (_, block) = blocks::find(addr.addr() as u64).ok_or(CuResult::INVALID_VALUE)?;
-    let Kind::Mapped(mapping) = block.kind else {
-        return Err(CuResult::INVALID_VALUE);
-    };
-    let physical = mapping.physical;
-    let number = physical.handle;
-    lock(&HANDLES)
-        .entry(number)
-        .or_insert(Held { physical, times: 0 })
-        .times += 1;
-    write(handle, CuMemAllocationHandle(number))
-}
-
-pub(crate) fn cuMemGetAllocationPropertiesFromHandle(
-    prop: *mut CuMemAllocationProp,
-    handle: CuMemAllocationHandle,
-) -> Done {
-    let physical = held(handle)?;
-    let own = &physical.prop;
-    let mut told = CuMemAllocationProp::zeroed();
-    told.kind = PINNED;
-    told.requested_handle_types = own.handle_types;
-    told.location = CuMemLocation {
-        kind: own.location.0,
-        id: own.location.1,
-    };
-    told.usage = own.usage;
-    told.compression_type = own.compression;
-    told.gpu_direct_rdma_capable = own.rdma;
-    write(prop, told)
-}
-
 // --- mapping ----------------------------------------------------------------------------------------
-
-pub(crate) fn cuMemMap(
-    ptr: CuDevicePtr,
-    size: usize,
-    offset: usize,
-    handle: CuMemAllocationHandle,
-    flags: u64,
-) -> Done {
-    let (base, bytes, offset) = (ptr.0, size as u64, offset as u64);
-    let physical = held(handle)?;
-    let whole = base.is_multiple_of(granularity())
-        && bytes.is_multiple_of(granularity())
-        && offset.is_multiple_of(granularity());
-    let inside = offset
-        .checked_add(bytes)
-        .is_some_and(|end| end <= physical.bytes);
-    if bytes == 0 || !whole || !inside || flags != 0 || !is_reserved(base, bytes) {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let (gpu, file) = (physical.gpu, Arc::clone(&physical.file));
-    let start = physical.offset + offset;
-    let mapping = Mapping {
-        physical,
-        access: Arc::default(),
-    };
-    blocks::place_at(base, blocks::block(bytes, gpu, Kind::Mapped(mapping)))
-        .map_err(|_| CuResult::INVALID_VALUE)?;
-    shared::map_over(base, bytes, &file.file, start, false).inspect_err(|_| {
-        drop(blocks::remove(base, is_mapping));
-    })
-}
 
 /// The mappings of a range, which must be whole and leave no gap.
 fn mappings(base: u64, bytes: u64) -> Done<Vec<(u64, Block)>> {
@@ -298,52 +395,6 @@ fn mappings(base: u64, bytes: u64) -> Done<Vec<(u64, Block)>> {
     }
 }
 
-pub(crate) fn cuMemSetAccess(
-    ptr: CuDevicePtr,
-    size: usize,
-    desc: *const CuMemAccessDesc,
-    count: usize,
-) -> Done {
-    if count == 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let found = mappings(ptr.0, size as u64)?;
-    for index in 0..count {
-        let desc = read(desc.wrapping_add(index))?;
-        let bit = match location::of(desc.location)? {
-            Location::Gpu(gpu) => 1 << gpu,
-            Location::Host => 1 << 31,
-        };
-        let (read, write) = match desc.flags {
-            0 => (false, false),
-            1 => (true, false),
-            3 => (true, true),
-            _ => return Err(CuResult::INVALID_VALUE),
-        };
-        for (_, block) in &found {
-            if let Kind::Mapped(mapping) = &block.kind {
-                set(&mapping.access.read, bit, read);
-                set(&mapping.access.write, bit, write);
-            }
-        }
-    }
-    for (base, block) in &found {
-        let Kind::Mapped(mapping) = &block.kind else {
-            continue;
-        };
-        let any = mapping.access.read.load(Ordering::Relaxed) != 0;
-        mapping.access.any.store(any, Ordering::Relaxed);
-        let protection = if any {
-            libc::PROT_READ | libc::PROT_WRITE
-        } else {
-            libc::PROT_NONE
-        };
-        // SAFETY: a mapping of ours.
-        unsafe { libc::mprotect(address(*base), block.bytes as usize, protection) };
-    }
-    Ok(())
-}
-
 fn set(mask: &AtomicU32, bit: u32, on: bool) {
     if on {
         mask.fetch_or(bit, Ordering::Relaxed);
@@ -352,54 +403,9 @@ fn set(mask: &AtomicU32, bit: u32, on: bool) {
     }
 }
 
-pub(crate) fn cuMemGetAccess(
-    flags: *mut u64,
-    location: *const CuMemLocation,
-    ptr: CuDevicePtr,
-) -> Done {
-    let location = read(location)?;
-    let (_, block) = blocks::find(ptr.0).ok_or(CuResult::INVALID_VALUE)?;
-    let Kind::Mapped(mapping) = block.kind else {
-        return Err(CuResult::INVALID_VALUE);
-    };
-    let gpu = match location::of(location)? {
-        Location::Gpu(gpu) => gpu,
-        Location::Host => 31,
-    };
-    write(flags, mapping.access_of(gpu).into())
-}
-
 // --- between processes ------------------------------------------------------------------------------
 
 const LABEL_MAGIC: u64 = u64::from_le_bytes(*b"vgpu-vmm");
-
-pub(crate) fn cuMemExportToShareableHandle(
-    shareable_handle: *mut c_void,
-    handle: CuMemAllocationHandle,
-    handle_type: CuMemAllocationHandleType,
-    flags: u64,
-) -> Done {
-    check_out(shareable_handle)?;
-    let physical = held(handle)?;
-    let allowed = handle_type == FILE_DESCRIPTOR && physical.prop.handle_types & handle_type != 0;
-    if !allowed || flags != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let is_new = lock(&physical.shared).is_none();
-    let id = physical.share()?.map_or(0, |id| id.0);
-    if is_new {
-        let label = Label {
-            magic: LABEL_MAGIC,
-            id,
-            gpu: physical.gpu as u64,
-            bytes: physical.bytes,
-            location: [physical.prop.location.0, physical.prop.location.1 as u32],
-        };
-        files::write_record(&physical.file.file, physical.bytes, &label)?;
-    }
-    let fd = files::exported(&physical.file.file, physical.token)?;
-    write(shareable_handle.cast::<i32>(), fd)
-}
 
 /// The handle of memory that this process has already, with one more reference, if the driver returns the same
 /// handle.
@@ -412,62 +418,4 @@ fn own_handle(id: SharedId) -> Option<CuMemAllocationHandle> {
     let held = handles.values_mut().find(is_it)?;
     held.times += 1;
     Some(CuMemAllocationHandle(held.physical.handle))
-}
-
-pub(crate) fn cuMemImportFromShareableHandle(
-    handle: *mut CuMemAllocationHandle,
-    os_handle: *mut c_void,
-    sh_handle_type: CuMemAllocationHandleType,
-) -> Done {
-    check_out(handle)?;
-    if sh_handle_type != FILE_DESCRIPTOR {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let (file, token) = files::imported(os_handle.addr() as i32)?;
-    let length = file.metadata().map_err(|_| CuResult::INVALID_VALUE)?.len();
-    let at = length
-        .checked_sub(size_of::<Label>() as u64)
-        .ok_or(CuResult::INVALID_VALUE)?;
-    let label: Label = files::read_record(&file, at)?;
-    let driver = driver::the()?;
-    let gpu = label.gpu as usize;
-    let on_host = HOST.contains(&label.location[0]);
-    if label.magic != LABEL_MAGIC || label.bytes != at {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    let ordinal = driver.ordinal(gpu).ok_or(CuResult::INVALID_DEVICE)?;
-    let shared = (label.id != 0).then_some(SharedId(label.id));
-    if let Some(number) = shared.and_then(own_handle) {
-        return write(handle, number);
-    }
-    if let Some(id) = shared {
-        driver
-            .board
-            .hold(driver.member, id)
-            .map_err(|_| CuResult::INVALID_VALUE)?;
-    }
-    let id = if on_host {
-        label.location[1] as i32
-    } else {
-        ordinal.0
-    };
-    let made = keep(|handle| Physical {
-        handle,
-        gpu,
-        bytes: label.bytes,
-        on_host,
-        prop: Prop {
-            handle_types: FILE_DESCRIPTOR,
-            location: (label.location[0], id),
-            usage: 0,
-            compression: 0,
-            rdma: 0,
-        },
-        file: Arc::new(Contents { file, free: None }),
-        offset: 0,
-        token,
-        shared: Mutex::new(shared),
-        multicast: None,
-    });
-    write(handle, made)
 }
