@@ -302,25 +302,29 @@ pub(crate) fn after_close(closing: Closing, result: CuResult, pointer: CuDeviceP
 /// A context was destroyed: the driver has freed what it had exported, and closed what it had opened. Others hold on,
 /// and so do descriptors.
 pub(crate) fn context_gone(accounts: &Accounts, context: u64) {
+    forget_all(accounts, |pointer| match *pointer {
+        Pointer::Exported { context: of, .. }
+        | Pointer::Opened { context: of, .. }
+        | Pointer::Own {
+            context: of,
+            descriptors: 1..,
+            ..
+        } if of == context => Some(*pointer),
+        _ => None,
+    });
+}
+
+/// Forgets the pointers for which `gone` returns an entry: that entry is what is given back.
+pub(super) fn forget_all(accounts: &Accounts, gone: impl Fn(&Pointer) -> Option<Pointer>) {
     const AT_ONCE: usize = 32;
     let map = &accounts.holdings().map;
     loop {
         let mut pointers = [None; AT_ONCE];
         let mut count = 0;
         map.sweep_of(|number, pointer: &mut Pointer| {
-            let goes = match *pointer {
-                Pointer::Exported { context: of, .. }
-                | Pointer::Opened { context: of, .. }
-                | Pointer::Own {
-                    context: of,
-                    descriptors: 1..,
-                    ..
-                } => of == context,
-                _ => false,
-            };
-            match pointers.get_mut(count) {
-                Some(place) if goes => {
-                    *place = Some((number, *pointer));
+            match (pointers.get_mut(count), gone(pointer)) {
+                (Some(place), Some(gone)) => {
+                    *place = Some((number, gone));
                     count += 1;
                     true
                 }

@@ -16,6 +16,7 @@ use crate::guest::manners::Verdict;
 use crate::holdings::objects::{self, ImportOf, Objects};
 use crate::holdings::pointers::Charged;
 use crate::holdings::{exports, locate, pool_charges, requests};
+use crate::rules::ipc;
 use crate::state::accounts::{Accounts, Destination};
 use crate::state::entries::{ObjectKind, ObjectName, Pointer, TableName, key_of};
 use crate::state::holdings::Pool;
@@ -262,38 +263,16 @@ fn keep(accounts: &Accounts, pointer: u64, device: usize, number: u64) {
 
 /// The last context of a device was destroyed, and with it all memory that own and imported pools gave there.
 pub(crate) fn device_gone(accounts: &Accounts, device: usize) {
-    const AT_ONCE: usize = 32;
-    let map = &accounts.holdings().map;
-    loop {
-        let mut pointers = [None; AT_ONCE];
-        let mut count = 0;
-        map.sweep_of(|number, pointer: &mut Pointer| {
-            let mut gone = *pointer;
-            let goes = match &mut gone {
-                Pointer::Offered { device: of, .. } => usize::from(*of) == device,
-                Pointer::Taken {
-                    device: of, times, ..
-                } => {
-                    // However often it was imported.
-                    *times = 1;
-                    usize::from(*of) == device
-                }
-                _ => false,
-            };
-            match pointers.get_mut(count) {
-                Some(place) if goes => {
-                    *place = Some((number, gone));
-                    count += 1;
-                    true
-                }
-                _ => false,
-            }
-        });
-        for (number, pointer) in pointers.iter().flatten() {
-            pointer.forget(accounts, *number);
-        }
-        if count < AT_ONCE {
-            return;
-        }
-    }
+    ipc::forget_all(accounts, |pointer| match *pointer {
+        Pointer::Offered { device: of, .. } if usize::from(of) == device => Some(*pointer),
+        Pointer::Taken {
+            device: of, object, ..
+        } if usize::from(of) == device => Some(Pointer::Taken {
+            // However often it was imported.
+            times: 1,
+            object,
+            device: of,
+        }),
+        _ => None,
+    });
 }
