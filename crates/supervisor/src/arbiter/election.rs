@@ -14,6 +14,8 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl, open, openat};
 use nix::sys::stat::{Mode, SFlag, fstat};
 use nix::unistd::{Uid, UnlinkatFlags, unlinkat};
 
+use crate::regular;
+
 /// The file's name in its directory.
 const NAME: &str = ".arbiter";
 /// Seats; a process beyond them looks on.
@@ -124,11 +126,9 @@ impl Candidate {
 /// Whether a process leads by the file in this directory, if this process trusts the file: it belongs to root
 /// or to the same user.
 pub(super) fn is_taken(directory: &Path, now_ns: u64) -> bool {
-    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-    let Ok(file) = open(&directory.join(NAME), flags, Mode::empty()) else {
+    let Ok(file) = regular::open(&directory.join(NAME)) else {
         return false;
     };
-    let file = File::from(file);
     let said = said(&file);
     let speaks =
         |(seat, at): (usize, &u64)| now_ns.saturating_sub(*at) < SILENT_NS && is_held(&file, seat);
