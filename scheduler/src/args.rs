@@ -249,6 +249,12 @@ pub struct Args {
           num_args = 0..=1, default_value = "true", default_missing_value = "true", require_equals = true)]
     pub resource_claims: bool,
 
+    /// Make the ResourceClaimTemplates that the webhook names in pods where it runs with --by-claims, and delete those
+    /// that no pod waits for. Off with --embedded.
+    #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(),
+          num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
+    pub claim_templates: bool,
+
     /// With --assigner: the address of /mutate for the API server, over HTTPS if --cert_file names a certificate. By
     /// default :443; not served by default with --embedded, where --admit needs no webhook.
     #[arg(long, value_name = "ADDRESS", value_parser = address, requires = "assigner")]

@@ -15,6 +15,7 @@ pub mod assigner_program;
 pub mod beside;
 pub mod bind;
 pub mod calls;
+pub mod claim_templates;
 pub mod compute_nodes;
 mod compute_quotas;
 pub mod compute_tasks;

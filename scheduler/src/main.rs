@@ -26,7 +26,9 @@ use scheduler::events::Events;
 use scheduler::gpus::Gpus;
 use scheduler::leader::{self, Leadership};
 use scheduler::wake::Waker;
-use scheduler::{Company, Scheduler, Settings, api, compute_nodes, limit, simulate};
+use scheduler::{
+    Company, Scheduler, Settings, api, claim_templates, compute_nodes, limit, simulate,
+};
 use server::{Bodies, Listener, Manners, Traces};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -406,6 +408,14 @@ async fn on_cluster(
         leadership,
     };
     let scheduler = Scheduler::new(client.clone(), vendors, settings, company);
+    if args.claim_templates {
+        let pace = claim_templates::Pace::default();
+        tokio::spawn(claim_templates::keep(
+            client.clone(),
+            scheduler.clone(),
+            pace,
+        ));
+    }
     if args.hcs {
         let keeping =
             compute_nodes::keep(client, scheduler.clone(), compute_nodes::Pace::default());

@@ -636,6 +636,8 @@ def claims_and_the_device_plugin_never_meet_on_a_node(all_rendered):
     kind = rendered.one("DeviceClass", "gpu.vgpu.io")["spec"]
     need(kind["extendedResourceName"] == "example.com/whole-gpu", f"dra: {kind}")
     need(kind["config"][0]["opaque"]["parameters"] == {"apiVersion": "gpu.vgpu.io/v1", "kind": "ShareParameters", "priority": 1, "policy": "force"}, f"dra: {kind}")
+    args = [c["args"] for d in ("webhook", "scheduler") for s in [rendered.one("Deployment", f"{RELEASE}-{d}")["spec"]["template"]["spec"]] for c in s["containers"] + s.get("initContainers", []) if "args" in c]
+    need(any("--by-claims" in a for a in args) and any("--claim-templates" in a for a in args), "dra.replaceResources: a program does not know of it")
     everywhere = render("dra", LATEST, "--set-json", "dra.nodeSelector=null")
     need([d["metadata"]["name"] for d in everywhere.of("DaemonSet")] == [f"{RELEASE}-monitor-dra"], "dra without nodeSelector: the device plugin is there, too")
 

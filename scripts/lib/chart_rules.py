@@ -22,6 +22,8 @@ RBAC = {
         ("authorization.k8s.io", "subjectaccessreviews", "create", False),
         # Only with scheduler.resourceClaims.
         ("resource.k8s.io", "resourceclaims resourceslices", "list watch", False),
+        # Only with dra.replaceResources.
+        ("resource.k8s.io", "resourceclaimtemplates", "get list watch create delete", False),
         # Only with hcs.enabled.
         ("hcs.io", "computenodes", "get list watch create patch delete", False),
         ("hcs.io", "computetopologies", "get create patch delete", False),
@@ -139,6 +141,10 @@ REFUSED = [
     (["--set", "devicePlugin.createRuntimeClass=true"], "needs devicePlugin.runtimeClassName"),
     (["--set", "dra.enabled=true", "--kube-version", "1.33.0"], "dra.enabled needs Kubernetes 1.34"),
     (["--set", "dra.enabled=true", "--set-json", "devicePlugin.affinity={\"nodeAffinity\":{}}", "--kube-version", "1.35.0"], "devicePlugin.affinity.nodeAffinity contradicts dra.enabled"),
+    (["--set", "dra.replaceResources=true", "--kube-version", "1.35.0"], "dra.enabled: \"false\" contradicts dra.replaceResources: true"),
+    (["--set", "dra.enabled=true,dra.replaceResources=true,scheduler.enabled=false", "--kube-version", "1.35.0"], "scheduler.enabled: \"false\" contradicts dra.replaceResources: true"),
+    (["--set", "dra.enabled=true,dra.replaceResources=true,devicePlugin.manner=mounts", "--kube-version", "1.35.0"], "dra.replaceResources: true contradicts webhook.devicesByAnnotation"),
+    (["--set", "dra.enabled=true,dra.replaceResources=true,dra.extendedResourceName=nvidia.com/gpu", "--kube-version", "1.35.0"], "dra.extendedResourceName: nvidia.com/gpu contradicts dra.replaceResources"),
     (["--set", "dra.parameters.policy=hard"], "dra/parameters/policy", "'force'"),
     (["--set", "dra.parameters.priority=10"], "dra/parameters/priority", "maximum"),
     (["--set", "dra.extendedResourceName=gpu"], "dra/extendedResourceName"),

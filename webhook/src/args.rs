@@ -247,6 +247,12 @@ pub struct Args {
     #[arg(long, value_name = "BOOL")]
     pub safe_to_evict: Option<bool>,
 
+    /// Whether the cluster gives NVIDIA's GPUs by ResourceClaims: a pod's GPU resources are replaced by claims, whose
+    /// templates vgpu-scheduler makes with --claim-templates.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
+          default_missing_value = "true", require_equals = true)]
+    pub by_claims: bool,
+
     /// Whether pods with a GPU may use the host's process ids.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
           default_missing_value = "true", require_equals = true)]
@@ -348,6 +354,7 @@ impl Args {
             library: self.library.clone(),
             devices_by_annotation: self.devices_by_annotation,
             safe_to_evict: self.safe_to_evict,
+            by_claims: self.by_claims,
             allow_host_pid: self.allow_host_pid,
             defaults: Defaults {
                 node_policy: self.node_scheduler_policy.clone(),

@@ -314,6 +314,25 @@ kubelets refuse a pod with an init container that asks for a resource which its 
 {{- if and .Values.dra.enabled .Values.dra.nodeSelector (hasKey (default dict .Values.devicePlugin.affinity) "nodeAffinity") -}}
 {{- fail "devicePlugin.affinity.nodeAffinity contradicts dra.enabled, which keeps the device plugin from the nodes of dra.nodeSelector by an affinity of its own. Use devicePlugin.nvidiaNodeSelector, or set dra.nodeSelector to null (all nodes give by claims)" -}}
 {{- end -}}
+{{- if .Values.dra.replaceResources -}}
+{{- range list
+  (list "dra.enabled" true "it installs the driver that gives GPUs by claims")
+  (list "webhook.enabled" true "the webhook is what replaces the resources")
+  (list "webhook.nodeAgent" "vgpu" "no other agent gives GPUs by claims")
+  (list "scheduler.enabled" true "the scheduler makes the templates of the claims")
+-}}
+{{- include "vgpu.needs" (dict "root" $ "at" (index . 0) "needed" (index . 1) "by" "dra.replaceResources: true" "why" (index . 2)) -}}
+{{- end -}}
+{{- if eq (include "vgpu.webhookByAnnotation" .) "true" -}}
+{{- fail "dra.replaceResources: true contradicts webhook.devicesByAnnotation, or devicePlugin.manner: mounts, which are for runtimes without CDI: claims are given by CDI alone. Leave them at auto" -}}
+{{- end -}}
+{{- if .Values.dra.extendedResourceName -}}
+{{- $plugin := default "nvidia.com/gpu" .Values.resourceName -}}
+{{- if eq .Values.dra.extendedResourceName $plugin -}}
+{{- fail (printf "dra.extendedResourceName: %s contradicts dra.replaceResources: true, which replaces this resource by claims. Set one of them" $plugin) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- include "vgpu.tenancyChecks" . -}}
 {{- if and (eq (toString .Values.devicePlugin.monitor.service.type) "NodePort") (not .Values.devicePlugin.monitor.enabled) -}}
 {{- fail "devicePlugin.monitor.service.type: NodePort needs devicePlugin.monitor.enabled" -}}

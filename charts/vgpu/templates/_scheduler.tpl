@@ -93,6 +93,9 @@
   - --claims-namespace={{ $.Values.assigner.claimsNamespace }}
   {{- end }}
   - --resource-claims={{ .resourceClaims }}
+  {{- if $.Values.dra.replaceResources }}
+  - --claim-templates
+  {{- end }}
   {{- if .gpuPage.enabled }}
   # The page of the cluster's GPUs, for readers with its token.
   - --gpu-page={{ $.Values.listenAddress }}:{{ .gpuPage.port }}
