@@ -2,7 +2,8 @@
 //! the driver on the node.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use futures_util::future::join_all;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
@@ -15,6 +16,9 @@ use crate::world::{CONTAINERS, NAME, World, gpu_container, pod_of, run, run_of, 
 
 const MIB: u64 = 1 << 20;
 const LABEL: &str = "vgpu.io/dra";
+/// The records of claims that are ready, and the one file in which earlier releases had them.
+const RECORDS: &str = "/var/lib/vgpu/claims";
+const EARLIER_RECORDS: &str = "/var/lib/vgpu/claims.json";
 const EXAMPLE: &str = include_str!("../../../examples/pods/dra.yaml");
 
 /// The node's GPUs are given by claims from here on.
@@ -394,6 +398,81 @@ fn kubelet_killed_beside_a_claim() {
     });
 }
 
+/// Writes the claims' records as the releases did that had one file for all of them.
+fn write_as_earlier_releases_did() {
+    let mut claims = serde_json::Map::new();
+    for entry in std::fs::read_dir(RECORDS).unwrap().flatten() {
+        let text = std::fs::read_to_string(entry.path()).unwrap();
+        let mut record: serde_json::Map<String, Value> = serde_json::from_str(&text).unwrap();
+        record.remove("version").unwrap();
+        let uid = record.remove("uid").unwrap();
+        claims.insert(uid.as_str().unwrap().to_owned(), Value::Object(record));
+        std::fs::remove_file(entry.path()).unwrap();
+    }
+    let all = json!({"version": 1, "claims": claims});
+    std::fs::write(EARLIER_RECORDS, all.to_string()).unwrap();
+}
+
+#[test]
+fn upgrade_of_the_driver_keeps_claims_of_an_earlier_release() {
+    within(async |world| {
+        if !world.has_claims() {
+            return;
+        }
+        by_claims(world).await;
+        make_template(world, "own", 2000);
+        let words = ["take=1000", "hold"];
+        world.make_pod(own_claim_pod("old", "own", &words)).await;
+        world.lines("old", "work", words.len()).await;
+        let before = world.until_ready("old").await;
+        let (process, files) = (agent::process_of(&before, "work"), left());
+        write_as_earlier_releases_did();
+
+        // The same driver with another library in its image is another version.
+        let images = PathBuf::from(std::env::var_os("VGPU_IMAGES").unwrap());
+        run(Command::new("ctr")
+            .args(["--namespace", "k8s.io", "images", "import"])
+            .arg(images.join("next.tar")))
+        .unwrap();
+        let (system, daemons) = (crate::world::SYSTEM, "daemonset/vgpu-monitor-dra");
+        let image = "dra=localhost/vgpu-monitor:next";
+        world
+            .kubectl(&["set", "image", "-n", system, daemons, image])
+            .unwrap();
+        let rollout = ["rollout", "status", "-n", system, daemons, "--timeout=180s"];
+        world.kubectl(&rollout).unwrap();
+
+        world
+            .eventually("the record is taken over", async || {
+                (!Path::new(EARLIER_RECORDS).exists()).then_some(())
+            })
+            .await;
+        assert_eq!(std::fs::read_dir(RECORDS).unwrap().count(), 1);
+        // A new pod gets its claim, and the old one has what it had.
+        let words = ["total", "hold"];
+        world.make_pod(own_claim_pod("new", "own", &words)).await;
+        let said = world.lines("new", "work", words.len()).await;
+        assert_eq!(said[0], format!("total {}", 2000 * MIB));
+        assert!(agent::lives(process));
+        let now = world.until_ready("old").await;
+        assert_eq!(run_of(&now, "work"), run_of(&before, "work"));
+        assert_eq!(status(&now, "work").unwrap().restart_count, 0);
+        let there = left();
+        assert!(files.iter().all(|name| there.contains(name)), "{there:?}");
+        // Of its 2000 MiB, the program takes 1000, and the contexts of the two processes 600.
+        let more = world.ask("old", "work", &["take=300", "take=101"]);
+        assert_eq!(more, ["took", "refused CUDA_ERROR_OUT_OF_MEMORY"]);
+        nothing_is_charged_twice(world, 2).await;
+        clear(world, &["old", "new"]).await;
+        world
+            .eventually("no record is left", async || {
+                let left = std::fs::read_dir(RECORDS).unwrap().count();
+                (left == 0).then_some(())
+            })
+            .await;
+    });
+}
+
 /// The pods go, and all that their claims had on the node.
 async fn clear(world: &World, pods: &[&str]) {
     let remove = |pod| world.remove(pod);
@@ -411,7 +490,7 @@ async fn prepared(world: &World) -> Vec<String> {
     let pods = world.system().list(&label).await.unwrap().items;
     let address = pods[0].status.as_ref().unwrap().pod_ip.clone().unwrap();
     let url = format!("http://{address}:31992/metrics");
-    let text = run(std::process::Command::new("curl").args(["-sSf", &url])).unwrap();
+    let text = run(Command::new("curl").args(["-sSf", &url])).unwrap();
     let is_it = |line: &&str| {
         let of = "vgpu_dra_call_seconds";
         line.starts_with(of) && line.contains("\"prepare\"") && line.contains("\"ok\"")
