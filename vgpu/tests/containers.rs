@@ -12,7 +12,7 @@ use crate::program::compiled;
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -621,4 +621,130 @@ fn a_service_of_systemd_has_its_share_and_ends_with_its_signal() {
     let log = fs::read_to_string(machine.path("log")).unwrap_or_default();
     assert_eq!(said(), "ready\n8192\n2\nok\nstopped\n", "{log}");
     assert!(top.out.contains("\nserve "), "{}", top.out);
+}
+
+/// The service manager of one user, as `user@UID.service` starts it, with a home directory and a control group of the
+/// user's. The first process waits for it.
+const USER_SYSTEMD: &str = r#"
+group=/sys/fs/cgroup/systemd/vgpu-test-$$
+mkdir "$group" && chown 65534:65534 "$group" "$group/cgroup.procs" "$group/tasks" && echo $$ > "$group/cgroup.procs"
+exec unshare --mount --pid --fork --kill-child --cgroup --mount-proc bash -c '
+    # A manager of one user starts only where this directory says that systemd runs the machine.
+    mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system
+    umount /sys/fs/cgroup/unified 2>/dev/null
+    umount /sys/fs/cgroup/systemd && mount -t cgroup -o none,name=systemd systemd /sys/fs/cgroup/systemd
+    setpriv --reuid 65534 --regid 65534 --clear-groups /lib/systemd/systemd --user
+    exit # the manager is not the first process
+'
+"#;
+
+#[test]
+fn a_service_of_one_user_has_its_share_and_ends_when_it_is_stopped() {
+    if let Some(why) = missing(&["systemd", "unshare", "setpriv", "systemctl", "nsenter"]) {
+        println!("skipped: {why}");
+        return;
+    }
+    if !Path::new("/sys/fs/cgroup/systemd").is_dir() {
+        println!("skipped: a systemd of one user is tried with the named cgroup hierarchy only");
+        return;
+    }
+    let machine = Machine::new();
+    let Some(program) = compiled(&machine) else {
+        return;
+    };
+    fs::set_permissions(machine.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let home = machine.path("home");
+    let units = home.join(".config/systemd/user");
+    fs::create_dir_all(units.join("default.target.wants")).unwrap();
+    fs::create_dir(home.join("runtime")).unwrap();
+    let out = home.join("out");
+    // The file of the examples, with the paths of this machine and a command that shows its share.
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/systemd");
+    let command = format!(
+        "/bin/sh -c 'trap \"echo stopped >> {out}; exit 0\" TERM; \
+         (echo total; echo alloc 9000; echo alloc 1000) | {program} >> {out}; \
+         while :; do sleep 0.05; done'",
+        out = out.display(),
+        program = program.display()
+    );
+    let service = fs::read_to_string(examples.join("serve.service")).unwrap();
+    let service = service
+        .replace("/usr/local/bin/vgpu", VGPU)
+        .replace("/usr/bin/python3 -m http.server", &command);
+    assert!(service.contains("trap"));
+    fs::write(units.join("serve.service"), service).unwrap();
+    symlink(
+        "../serve.service",
+        units.join("default.target.wants/serve.service"),
+    )
+    .unwrap();
+    for place in ["", "runtime", ".config/systemd/user"] {
+        chown(home.join(place), Some(65534), Some(65534)).unwrap();
+    }
+    fs::set_permissions(home.join("runtime"), PermissionsExt::from_mode(0o700)).unwrap();
+    fs::create_dir(&machine.board).unwrap();
+    fs::set_permissions(&machine.board, PermissionsExt::from_mode(0o1777)).unwrap();
+    let about = |command: &mut Command| {
+        command
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("HOME", &home)
+            .env("XDG_RUNTIME_DIR", home.join("runtime"))
+            .env("VGPU_SIM_BOARD", home.join("sim-board"));
+    };
+    let mut systemd = machine.command("bash");
+    about(&mut systemd);
+    let mut systemd = systemd
+        .args(["-c", USER_SYSTEMD])
+        .env("SYSTEMD_LOG_TARGET", "console")
+        .stdout(Stdio::null())
+        .stderr(fs::File::create(machine.path("log")).unwrap())
+        .spawn()
+        .unwrap();
+    let said = || fs::read_to_string(&out).unwrap_or_default();
+    let ends = |process: &mut Child| process.try_wait().unwrap().is_some();
+
+    until("the service has allocated", || {
+        said().contains("ok") || ends(&mut systemd)
+    });
+    let has_ended = ends(&mut systemd);
+    let top = machine.run(&["top", "--json"]);
+    let first = fs::read_to_string(format!("/proc/{0}/task/{0}/children", systemd.id()));
+    let first = first.unwrap_or_default();
+    let mut stop = machine.command("nsenter");
+    about(&mut stop);
+    stop.args(["--target", first.trim(), "--mount", "--pid", "--cgroup"]);
+    stop.args(["setpriv", "--reuid", "65534", "--regid", "65534"]);
+    stop.args(["--clear-groups", "systemctl", "--user", "stop", "serve"]);
+    let stopped = common::ended(&mut stop);
+    until("the service has ended", || {
+        said().contains("stopped") || has_ended
+    });
+    let own = machine.board.join("65534");
+    let is_empty = || {
+        let names = fs::read_dir(&own).map(|entries| entries.flatten().collect::<Vec<_>>());
+        names.is_ok_and(|names| names.iter().all(|entry| entry.file_name() != "serve"))
+    };
+    until("its directory is gone", || is_empty() || has_ended);
+    systemd.kill().ok();
+    systemd.wait().ok();
+    let group = format!("/sys/fs/cgroup/systemd/vgpu-test-{}", systemd.id());
+    until("its control groups are empty", || {
+        Command::new("find")
+            .args([group.as_str(), "-depth", "-type", "d", "-delete"])
+            .stderr(Stdio::null())
+            .status()
+            .ok();
+        !Path::new(&group).exists()
+    });
+
+    let log = fs::read_to_string(machine.path("log")).unwrap_or_default();
+    assert_eq!(said(), "ready\n8192\n2\nok\nstopped\n", "{log}");
+    assert_eq!(stopped.code, Some(0), "{stopped:?}");
+    let top: serde_json::Value = serde_json::from_str(&top.out).unwrap();
+    let shown = &top["containers"][0];
+    assert_eq!(
+        (&shown["name"], &shown["owner_uid"]),
+        (&json!("serve"), &json!(65534))
+    );
+    assert_eq!(shown["devices"][0]["cap_percent"], 30);
 }
