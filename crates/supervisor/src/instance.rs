@@ -89,6 +89,9 @@ pub struct Labels {
     /// The container of a container engine (Podman, Docker) that the directory is of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineContainer>,
+    /// The job of Slurm that the directory is of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slurm: Option<SlurmJob>,
     /// The workload under which metrics sum up the container's use.
     #[serde(skip_serializing_if = "Workload::is_unknown")]
     pub workload: Workload,
@@ -161,6 +164,34 @@ impl EngineContainer {
         let is_hidden = self.pid_namespace != 0 && here != 0 && self.pid_namespace != here;
         is_hidden || process_lives(pid, self.started_ticks)
     }
+}
+
+/// The directory beside the instances that holds a record of each job of Slurm between its prolog and its epilog.
+pub const SLURM_RECORDS: &str = ".slurm";
+
+/// A job of Slurm on this node. No process lives as long as the job does; its record does.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SlurmJob {
+    /// Slurm's number of the job; its record has this name.
+    pub id: u32,
+    /// The boot of the machine in which the prolog ran.
+    pub boot: String,
+}
+
+impl SlurmJob {
+    /// Whether the job's epilog has not run yet. A job of another boot has ended with the machine.
+    fn lives(&self, instance: &OwnedFd) -> bool {
+        let record = format!("../{SLURM_RECORDS}/{}", self.id);
+        self.boot == boot() && has(instance, &record)
+    }
+}
+
+/// Which boot of the machine this is; empty if it is not known.
+#[must_use]
+pub fn boot() -> String {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    text.trim().to_owned()
 }
 
 /// The pid namespace of this process; 0 is not known.
@@ -442,15 +473,18 @@ impl Instance {
     }
 
     /// Whether the container is still supervised: the runner that made the directory lives, or the first process of
-    /// the engine's container does.
+    /// the engine's container does, or Slurm's job has not had its epilog.
     #[must_use]
     pub fn runner_lives(&self) -> bool {
         if self.is_locked() {
             return true;
         }
-        let labels = self.labels().ok();
-        let engine = labels.and_then(|labels| Some((labels.runner_pid, labels.engine?)));
-        engine.is_some_and(|(pid, engine)| engine.lives(pid))
+        let Ok(labels) = self.labels() else {
+            return false;
+        };
+        let engine = labels.engine.as_ref();
+        engine.is_some_and(|engine| engine.lives(labels.runner_pid))
+            || labels.slurm.is_some_and(|job| job.lives(&self.dir))
     }
 
     /// Whether the directory is one that a killed command has half made, or half removed: no program can be under its

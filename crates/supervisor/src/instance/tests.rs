@@ -123,6 +123,33 @@ fn an_engines_container_lives_for_a_process_that_cannot_see_it() {
 }
 
 #[test]
+fn a_job_of_slurm_lives_while_its_record_exists() {
+    let dir = tempfile::tempdir().unwrap();
+    let create = |name: &str, boot: String| {
+        let labels = Labels {
+            slurm: Some(SlurmJob { id: 12, boot }),
+            ..Labels::default()
+        };
+        let (instance, lock) =
+            Instance::create(&parent(dir.path()), dir.path(), name, &labels).unwrap();
+        drop(lock);
+        instance
+    };
+    let job = create("slurm-12", boot());
+    let before_the_boot = create("old", String::from("another"));
+    assert!(!job.runner_lives());
+
+    let records = dir.path().join(SLURM_RECORDS);
+    fs::create_dir(&records).unwrap();
+    fs::write(records.join("12"), "").unwrap();
+    assert!(job.runner_lives());
+    assert!(!before_the_boot.runner_lives());
+
+    fs::remove_file(records.join("12")).unwrap();
+    assert!(!job.runner_lives());
+}
+
+#[test]
 fn a_name_is_taken_once() {
     let dir = tempfile::tempdir().unwrap();
     let make = || Instance::create(&parent(dir.path()), dir.path(), "a", &Labels::default());
