@@ -6,6 +6,7 @@ pub(crate) mod bench;
 pub(crate) mod containers;
 pub(crate) mod doctor;
 pub(crate) mod explain;
+pub(crate) mod slurm;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -58,6 +59,8 @@ pub(crate) enum Command {
     OciHook(containers::OciHookArgs),
     /// Run runc for a container engine without CDI
     OciRuntime(containers::OciRuntimeArgs),
+    /// Give jobs of Slurm their shares; slurmd runs it
+    Slurm(slurm::SlurmArgs),
     /// Measure how accurately limits hold
     Bench(bench::BenchArgs),
     /// Explain why a pod is not placed, and the smallest change that would place it

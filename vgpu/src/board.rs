@@ -76,6 +76,11 @@ impl UserDir {
         &self.board
     }
 
+    /// Its path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Waits at most 5 s for other commands of this user to finish creating or removing directories.
     pub(crate) fn lock(&self) -> anyhow::Result<UserLock<'_>> {
         let path = self.path.join(".lock");
@@ -213,6 +218,16 @@ impl UserLock<'_> {
             self.remove(instance)?;
         }
         Ok(())
+    }
+
+    /// Removes the directory of this name, unless a living process needs it. Says whether it is gone.
+    pub(crate) fn remove_ended_name(&self, name: &str) -> Result<bool, instance::InstanceError> {
+        match Instance::open(&self.user.path.join(name)) {
+            Ok(instance) if has_ended(&instance) => self.remove(instance).map(|()| true),
+            Ok(_) => Ok(false),
+            Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 
     /// Removes an instance directory of this user.

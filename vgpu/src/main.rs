@@ -1,7 +1,7 @@
-//! The `vgpu` command: `run`, `top`, `set`, `oom`, `sim`, `cdi`, `explain`, `simulate`, `doctor`. Owns the command line and
+//! The `vgpu` command: `run`, `top`, `set`, `oom`, `sim`, `cdi`, `slurm`, `explain`, `simulate`, `doctor`. Owns the command line and
 //! its output; code that the daemons share is in `supervisor`.
 //!
-//! Never needs root (except for containers of container engines), talks to no daemon (except that `explain` and
+//! Never needs root (except for containers of container engines and jobs of Slurm), talks to no daemon (except that `explain` and
 //! `doctor` talk to a cluster's), and never starts a program under a limit that it did not understand.
 
 #![forbid(unsafe_code)]
@@ -18,6 +18,7 @@ mod oom;
 mod run;
 mod set;
 mod sim;
+mod slurm;
 mod top;
 
 mod board;
@@ -27,6 +28,7 @@ mod floors;
 mod kubeconfig;
 mod library;
 mod limits;
+mod mounts;
 mod mps;
 mod text;
 
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Cdi(args) => ("vgpu cdi", cdi::run(&args)),
         Command::OciHook(args) => ("vgpu oci-hook", oci::hook(&args)),
         Command::OciRuntime(args) => ("vgpu oci-runtime", oci::runtime(&args)),
+        Command::Slurm(args) => ("vgpu slurm", slurm::run(&args)),
         Command::Bench(args) => ("vgpu bench", bench::run(&args)),
         Command::Doctor(args) => ("vgpu doctor", doctor::run(&args)),
         Command::Explain(args) => ("vgpu explain", explain::run(&args)),

@@ -8,10 +8,9 @@ mod bundle;
 mod engine;
 mod hook;
 mod inject;
-mod mounts;
 mod wrapper;
 
-pub(crate) use hook::run as hook;
+pub(crate) use hook::{fill, run as hook};
 pub(crate) use wrapper::{as_runtime, run as runtime};
 
 /// What `vgpu cdi` writes in front of a GPU's number: the variable that says which GPUs a container was given.

@@ -276,6 +276,20 @@ pub(crate) fn gpu_mem(text: &str) -> Result<PerGpu, BadValue> {
     per_gpu(text, limit, SIZES)
 }
 
+/// Slurm's shards of each GPU.
+pub(crate) fn shards(text: &str) -> Result<PerGpu, BadValue> {
+    const ACCEPTED: &str = "one NUMBER for every GPU (16), or a list of GPU=NUMBER (0=16,1=32)";
+    fn number(text: &str) -> Result<u64, BadValue> {
+        match text.trim().parse::<u32>() {
+            Ok(number) if number > 0 => Ok(u64::from(number)),
+            _ => Err(BadValue::new(format!(
+                "{text:?} is no number of shards; accepted: the Count of gres.conf's line for the GPU's shards, {ACCEPTED}"
+            ))),
+        }
+    }
+    per_gpu(text, number, ACCEPTED)
+}
+
 /// Managed memory beyond the limit; `none` removes it.
 pub(crate) fn oversubscribe(text: &str) -> Result<PerGpu, BadValue> {
     fn more(text: &str) -> Result<u64, BadValue> {

@@ -17,12 +17,13 @@ use supervisor::instance::{
 
 use super::asked::{Asked, asked, in_variables};
 use super::bundle::{self, Config, State};
-use super::{engine, mounts};
+use super::engine;
 use crate::args::containers::{HookCreateArgs, HookMoment, HookRemoveArgs, OciHookArgs};
 use crate::board::{BoardLock, UserDir, UserLock};
 use crate::failure::{Failure, Misuse};
 use crate::floors::Floors;
 use crate::limits::{self, Shares};
+use crate::mounts;
 use crate::run::guarantee;
 use crate::values::{ContainerName, EngineGpu};
 
@@ -178,7 +179,8 @@ fn claim(
     )))
 }
 
-fn fill(instance: &Instance, shares: &Shares) -> anyhow::Result<()> {
+/// Makes the instance's files, so that programs of any user may use them where they are mounted.
+pub(crate) fn fill(instance: &Instance, shares: &Shares) -> anyhow::Result<()> {
     instance.fill(&limits::limits_of(shares)?, REGION_MODE)?;
     let set = |path: &Path, mode: u32| {
         fs::set_permissions(path, fs::Permissions::from_mode(mode))

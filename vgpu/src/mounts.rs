@@ -1,6 +1,6 @@
 //! A container's own files, mounted where its programs look for them: the instance read-only at `/etc/vgpu`, its region
-//! at `/run/vgpu/region`. The engine has mounted placeholder files at both places before, with which no program may
-//! use a GPU; these mounts cover them.
+//! at `/run/vgpu/region`. A container engine has mounted placeholder files at both places before, with which no program
+//! may use a GPU; these mounts cover them. For a job of Slurm, its prolog has made the places.
 //!
 //! Works in the container's mount namespace, from which this process does not return. Follows links of the image only
 //! within the image, and never mounts into the host's namespace.
@@ -21,22 +21,36 @@ use supervisor::instance::{INSIDE, INSIDE_REGION, Instance, LIMITS, REGION};
 type Identity = (u64, u64);
 
 /// Mounts the instance's files into the container of this first process, whose root directory is at `root`.
-pub(super) fn mount_into(pid: u32, root: &Path, instance: &Instance) -> anyhow::Result<()> {
-    let identity = |name: &str| -> anyhow::Result<Identity> {
-        let found = std::fs::metadata(instance.steady_path(name))
-            .with_context(|| format!("cannot look at {}", instance.path().join(name).display()))?;
-        Ok((found.dev(), found.ino()))
-    };
-    let (limits, region) = (identity(LIMITS)?, identity(REGION)?);
-    let dir = instance.path().to_owned();
+pub(crate) fn mount_into(pid: u32, root: &Path, instance: &Instance) -> anyhow::Result<()> {
     enter(pid)?;
-    let root = Root::open(root)?;
-    // The container's programs may run as any user, so what the mounts allow is what holds.
-    root.cover(INSIDE, &dir, true)?;
-    root.cover(INSIDE_REGION, &dir.join(REGION), false)?;
-    root.check(&format!("{INSIDE}/{LIMITS}"), limits)?;
-    root.check(INSIDE_REGION, region)
+    Root::open(root)?.take(instance)
 }
+
+/// Mounts the instance's files, and the list of libraries to preload, in this process's own mount namespace. No mount
+/// reaches the host's namespace; mounts that the host makes later are still seen.
+pub(crate) fn mount_here(instance: &Instance, preload: &Path) -> anyhow::Result<()> {
+    let own = |path: &str| {
+        std::fs::metadata(path)
+            .map(|found| found.ino())
+            .with_context(|| format!("cannot look at {path}"))
+    };
+    if own("/proc/self/ns/mnt")? == own("/proc/1/ns/mnt")? {
+        bail!(
+            "this process is in the machine's own mount namespace, so its mounts would be the machine's; Slurm's \
+             plugin vgpu_spank.so runs this command in a namespace of the task's own"
+        );
+    }
+    let none = None::<&str>;
+    let flags = MsFlags::MS_REC | MsFlags::MS_SLAVE;
+    mount(none, "/", none, flags, none)
+        .context("cannot keep the task's mounts out of the machine's namespace")?;
+    let root = Root::open(Path::new("/"))?;
+    root.cover(PRELOAD, preload, true)?;
+    root.take(instance)
+}
+
+/// The loader's list of libraries to preload into every program.
+pub(crate) const PRELOAD: &str = "/etc/ld.so.preload";
 
 /// Moves this process into the mount namespace of another one.
 fn enter(pid: u32) -> anyhow::Result<()> {
@@ -79,6 +93,23 @@ impl Root {
         })
     }
 
+    /// Covers the places of limits and region by the instance's own.
+    fn take(&self, instance: &Instance) -> anyhow::Result<()> {
+        let identity = |name: &str| -> anyhow::Result<Identity> {
+            let found = std::fs::metadata(instance.steady_path(name)).with_context(|| {
+                format!("cannot look at {}", instance.path().join(name).display())
+            })?;
+            Ok((found.dev(), found.ino()))
+        };
+        let (limits, region) = (identity(LIMITS)?, identity(REGION)?);
+        let dir = instance.path();
+        // The container's programs may run as any user, so what the mounts allow is what holds.
+        self.cover(INSIDE, dir, true)?;
+        self.cover(INSIDE_REGION, &dir.join(REGION), false)?;
+        self.check(&format!("{INSIDE}/{LIMITS}"), limits)?;
+        self.check(INSIDE_REGION, region)
+    }
+
     /// Finds a path as the container's programs will: links lead within the root.
     fn find(&self, inside: &str) -> anyhow::Result<OwnedFd> {
         let how = OpenHow::new()
@@ -87,7 +118,7 @@ impl Root {
         openat2(&self.dir, inside, how).with_context(|| {
             format!(
                 "cannot find {inside} in the container's root directory {}: the engine has not made the mounts of \
-                 vgpu cdi's file",
+                 vgpu cdi's file, or Slurm's prolog has not made the place",
                 self.path.display()
             )
         })

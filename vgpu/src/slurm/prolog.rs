@@ -1,0 +1,231 @@
+//! Before a job's first task: decides its share, makes its directory and, last, its record.
+
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, anyhow, bail};
+use nix::errno::Errno;
+use nix::unistd::Uid;
+use supervisor::gpu::{Gpus, NvmlGpus};
+use supervisor::instance::{self, INSIDE, INSIDE_REGION, Labels, SlurmJob, Workload};
+
+use super::allocation::{Allocation, Unclear, allocation};
+use super::job::{Job, job};
+use super::name_of;
+use super::record::{PRELOAD, Record, Records, Verdict};
+use super::share::{NoShare, share};
+use crate::args::slurm::PrologArgs;
+use crate::board::{UserDir, UserLock};
+use crate::failure::{Failure, Misuse};
+use crate::limits::Shares;
+use crate::{library, mounts, oci};
+
+pub(super) fn run(args: &PrologArgs) -> Result<ExitCode, Failure> {
+    let variable = |name: &str| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned());
+    let job = job(&variable)?;
+    require_root()?;
+    let library = library::find(args.library.as_deref())?;
+    let (decided, title) = decide(args, &job)?;
+    let user = UserDir::open(args.board.board.as_deref())?;
+    let only_one = user.lock()?;
+    only_one.clear_ended()?;
+    let records = Records::of(user.path());
+    records.make()?;
+    let verdict = match decided {
+        Ok(None) => Verdict::Free,
+        Err(reason) => Verdict::Refused(reason.to_string()),
+        Ok(Some(shares)) => {
+            make_places()?;
+            records.remove(job.id)?;
+            records.replace(PRELOAD, preload(&library).as_bytes(), 0o644)?;
+            Verdict::Share(make(&only_one, &job, &title, &shares)?)
+        }
+    };
+    let record = Record {
+        verdict,
+        asked: job.asked,
+        boot: instance::boot(),
+    };
+    // The last step: a directory without a record belongs to no job, and the next command removes it.
+    records.write(job.id, &record)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) fn require_root() -> anyhow::Result<()> {
+    if Uid::effective().is_root() {
+        return Ok(());
+    }
+    bail!(
+        "this is not root, and limits that hold against a job's owner have to be root's; run slurmd as root"
+    )
+}
+
+/// What a job gets: its share, nothing, or the reason why its tasks do not start.
+type Decided = Result<Option<Shares>, Misuse>;
+
+/// Decides a job's share; with it, the name that the job's owner gave the job.
+fn decide(args: &PrologArgs, job: &Job) -> anyhow::Result<(Decided, String)> {
+    let (allocation, title) = if job.gpus.is_empty() {
+        (Allocation::Nothing, String::new())
+    } else {
+        let text = show_job(&args.scontrol, job.id)?;
+        match allocation(&text, &job.node, &job.gpus) {
+            Ok(allocation) => (allocation, title(&text)),
+            Err(unclear @ (Unclear::SeveralLines | Unclear::SeveralGpus(_))) => {
+                return Ok((Err(Misuse::new(unclear.to_string())), title(&text)));
+            }
+            Err(unclear @ (Unclear::NoLine | Unclear::Form(_))) => {
+                bail!("job {}: {unclear}", job.id)
+            }
+        }
+    };
+    let gpus = match allocation {
+        Allocation::Nothing => Vec::new(),
+        _ => NvmlGpus::open()?.inventory()?.gpus,
+    };
+    match share(&allocation, &job.gpus, &args.shards, &job.asked, &gpus) {
+        Ok(shares) => Ok((Ok(shares), title)),
+        Err(NoShare::Refused(reason)) => Ok((Err(Misuse::new(reason)), title)),
+        Err(NoShare::Fault(reason)) => bail!("job {}: {reason}", job.id),
+    }
+}
+
+/// Asks slurmctld what it has allocated.
+fn show_job(scontrol: &Path, job: u32) -> anyhow::Result<String> {
+    let shown = scontrol.display();
+    let answer = Command::new(scontrol)
+        .args(["--details", "show", "job", &job.to_string()])
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| {
+            format!("cannot run {shown}; say where Slurm's scontrol is with --scontrol")
+        })?;
+    if !answer.status.success() {
+        let error = String::from_utf8_lossy(&answer.stderr);
+        bail!("{shown} --details show job {job} failed: {}", error.trim());
+    }
+    Ok(String::from_utf8_lossy(&answer.stdout).into_owned())
+}
+
+/// The job's name, for people.
+fn title(text: &str) -> String {
+    let first = text.lines().next().unwrap_or_default();
+    let name = first.split_once(" JobName=").map_or("", |(_, name)| name);
+    name.chars().filter(|c| !c.is_control()).take(128).collect()
+}
+
+fn make(
+    only_one: &UserLock<'_>,
+    job: &Job,
+    title: &str,
+    shares: &Shares,
+) -> anyhow::Result<String> {
+    let name = name_of(job.id);
+    let user = std::env::var_os("SLURM_JOB_USER").unwrap_or_default();
+    let labels = Labels {
+        name: name.clone(),
+        container: name.clone(),
+        command: vec![title.to_owned()],
+        created_unix: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |time| time.as_secs()),
+        slurm: Some(SlurmJob {
+            id: job.id,
+            boot: instance::boot(),
+        }),
+        workload: Workload {
+            team: user.to_string_lossy().into_owned(),
+            kind: String::from("slurm"),
+            name: title.to_owned(),
+        },
+        ..Labels::default()
+    };
+    let (instance, lock) = match only_one.create(&name, &labels) {
+        Err(error) if error.errno() == Some(Errno::EEXIST) => {
+            // A prolog that slurmd repeats for a job. A process of the job that still runs keeps its limits, and
+            // the job's further tasks share them.
+            if !only_one.remove_ended_name(&name)? {
+                return Ok(name);
+            }
+            only_one.create(&name, &labels)?
+        }
+        made => made?,
+    };
+    if let Err(error) = oci::fill(&instance, shares) {
+        only_one.remove(instance).ok();
+        return Err(error);
+    }
+    drop(lock);
+    Ok(name)
+}
+
+/// The list of libraries that a task preloads: the machine's own, and ours.
+fn preload(library: &Path) -> String {
+    let own = fs::read_to_string(mounts::PRELOAD).unwrap_or_default();
+    let library = library.display().to_string();
+    let mut lines: Vec<&str> = own.lines().filter(|line| *line != library).collect();
+    lines.push(&library);
+    lines.join("\n") + "\n"
+}
+
+/// Makes the places at which tasks find their limits. Nothing is in them outside of tasks.
+fn make_places() -> anyhow::Result<()> {
+    for dir in [Some(Path::new(INSIDE)), Path::new(INSIDE_REGION).parent()] {
+        let Some(dir) = dir else { continue };
+        match fs::DirBuilder::new().mode(0o755).create(dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(error).with_context(|| format!("cannot make {}", dir.display()));
+            }
+            _ => check(dir, fs::Metadata::is_dir)?,
+        }
+    }
+    for file in [INSIDE_REGION, mounts::PRELOAD].map(Path::new) {
+        let make = || {
+            let mut options = fs::OpenOptions::new();
+            options.write(true).create_new(true).mode(0o644).open(file)
+        };
+        let is_ours = match make() {
+            Ok(_) => true,
+            Err(_) => check(file, fs::Metadata::is_file).is_ok(),
+        };
+        // Every user may put a file of any kind on the board. The machine's own list is never replaced.
+        if !is_ours && file == Path::new(INSIDE_REGION) {
+            fs::remove_file(file).with_context(|| format!("cannot remove {}", file.display()))?;
+            make().with_context(|| format!("cannot make {}", file.display()))?;
+        }
+        check(file, fs::Metadata::is_file)?;
+    }
+    Ok(())
+}
+
+fn check(path: &Path, is_kind: fn(&fs::Metadata) -> bool) -> anyhow::Result<()> {
+    let found =
+        fs::symlink_metadata(path).with_context(|| format!("cannot look at {}", path.display()))?;
+    if found.uid() == 0 && is_kind(&found) {
+        return Ok(());
+    }
+    Err(anyhow!(
+        "{} is not root's, or is a link or of another kind; remove it: tasks have their limits mounted there",
+        path.display()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_jobs_name_is_shown_without_control_characters() {
+        let of = |text: &str| title(text);
+        assert_eq!(of("JobId=3 JobName=my job\n   UserId=x"), "my job");
+        assert_eq!(of("JobId=3 JobName=a\u{1b}[31mb"), "a[31mb");
+        assert_eq!(
+            of(&format!("JobId=3 JobName={}", "x".repeat(999))).len(),
+            128
+        );
+        assert_eq!(of(""), "");
+    }
+}

@@ -1,0 +1,125 @@
+//! In each task, before its program starts: puts the task under its job's limits, as the prolog recorded them.
+
+use std::process::ExitCode;
+
+use anyhow::anyhow;
+use supervisor::instance::Instance;
+
+use super::job::Asked;
+use super::prolog::require_root;
+use super::record::{PRELOAD, Record, Records, Verdict};
+use crate::args::slurm::TaskArgs;
+use crate::board::UserDir;
+use crate::failure::{Failure, Misuse};
+use crate::mounts;
+
+pub(super) fn run(args: &TaskArgs) -> Result<ExitCode, Failure> {
+    require_root()?;
+    let user = UserDir::open(args.board.board.as_deref())?;
+    let records = Records::of(user.path());
+    let asked = Asked {
+        gpumem: args.gpumem.clone(),
+        gpucores: args.gpucores.clone(),
+        gpupriority: args.gpupriority.clone(),
+    };
+    let may_start = permit(args.job, records.read(args.job)?.as_ref(), &asked);
+    let name = may_start.map_err(|reason| Failure::Failed(anyhow!("{reason}")))?;
+    if let Some(name) = name {
+        let instance = Instance::open(&user.path().join(name))?;
+        mounts::mount_here(&instance, &records.path(PRELOAD))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a task may start, and the directory with its limits; the error is what the job's owner reads.
+fn permit(job: u32, record: Option<&Record>, asked: &Asked) -> Result<Option<String>, Misuse> {
+    let Some(record) = record else {
+        return Err(Misuse::new(format!(
+            "the prolog of job {job} has not run on this node, so its limits are not known; have Prolog= of slurm.conf \
+             run vgpu slurm prolog on every node that loads vgpu_spank.so"
+        )));
+    };
+    if let Verdict::Refused(reason) = &record.verdict {
+        return Err(Misuse::new(reason.clone()));
+    }
+    for ((flag, wanted), (_, had)) in asked.each().into_iter().zip(record.asked.each()) {
+        if wanted.is_some() && wanted != had {
+            return Err(Misuse::new(format!(
+                "{flag} is an option of the whole job, whose steps share its limits; give it to the sbatch, salloc or \
+                 srun that starts the job"
+            )));
+        }
+    }
+    match &record.verdict {
+        Verdict::Share(name) => Ok(Some(name.clone())),
+        _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(verdict: Verdict, gpumem: Option<&str>) -> Record {
+        Record {
+            verdict,
+            asked: Asked {
+                gpumem: gpumem.map(str::to_owned),
+                ..Asked::default()
+            },
+            boot: String::new(),
+        }
+    }
+
+    fn memory(text: &str) -> Asked {
+        Asked {
+            gpumem: Some(text.to_owned()),
+            ..Asked::default()
+        }
+    }
+
+    #[test]
+    fn a_task_starts_as_its_prolog_decided() {
+        let share = record(Verdict::Share(String::from("slurm-1")), Some("4Gi"));
+        let none = Asked::default();
+        assert_eq!(
+            permit(1, Some(&share), &none),
+            Ok(Some(String::from("slurm-1")))
+        );
+        assert_eq!(
+            permit(1, Some(&share), &memory("4Gi")),
+            Ok(Some(String::from("slurm-1")))
+        );
+        assert_eq!(
+            permit(1, Some(&record(Verdict::Free, None)), &none),
+            Ok(None)
+        );
+    }
+
+    #[test]
+    fn a_task_without_a_decision_does_not_start() {
+        let error = permit(1, None, &Asked::default()).unwrap_err().to_string();
+        assert!(error.contains("the prolog of job 1 has not run"), "{error}");
+        let refused = record(Verdict::Refused(String::from("too much")), None);
+        assert_eq!(
+            permit(1, Some(&refused), &Asked::default()),
+            Err(Misuse::new("too much"))
+        );
+    }
+
+    #[test]
+    fn a_step_cannot_change_the_jobs_options() {
+        let share = record(Verdict::Share(String::from("slurm-1")), Some("4Gi"));
+        for other in ["8Gi", "1Gi"] {
+            let error = permit(1, Some(&share), &memory(other))
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains("--gpumem is an option of the whole job"),
+                "{error}"
+            );
+        }
+        let free = record(Verdict::Free, None);
+        assert!(permit(1, Some(&free), &memory("1Gi")).is_err());
+    }
+}
