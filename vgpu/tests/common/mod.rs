@@ -88,10 +88,13 @@ impl Machine {
         names
     }
 
-    /// A command with the machine's environment and nothing else.
+    /// A command with the machine's environment and nothing else. No signal is ignored in it, as it is in the tests
+    /// themselves if they run under `nohup` or in the background of a script: a shell cannot trap such a signal.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new(program);
+        let mut command = Command::new("env");
         command
+            .arg("--default-signal")
+            .arg(program)
             .env_clear()
             .env("PATH", "/usr/local/bin:/usr/bin:/bin")
             .env("HOME", "/nonexistent")
