@@ -83,7 +83,7 @@ impl<T> Clone for OutPtr<T> {
 impl<T> Copy for OutPtr<T> {}
 
 impl<T> InPtr<T> {
-    /// Does it point nowhere?
+    /// Is it null?
     #[inline]
     pub(crate) fn is_null(self) -> bool {
         self.0.is_null()
@@ -126,7 +126,7 @@ impl<T> InPtr<T> {
 }
 
 impl<T> OutPtr<T> {
-    /// Does it point nowhere?
+    /// Is it null?
     #[inline]
     pub(crate) fn is_null(self) -> bool {
         self.0.is_null()
@@ -165,7 +165,7 @@ impl<T> OutPtr<T> {
         OutPtr(self.0.cast())
     }
 
-    /// A pointer in what the program passed is one that it passed, too.
+    /// Follows a pointer within the structure that the program passed.
     #[inline]
     pub(crate) fn follow<U>(self, pointer: impl FnOnce(&T) -> *mut U) -> Option<OutPtr<U>>
     where
@@ -248,7 +248,7 @@ impl Given<Image> for *const c_char {
 }
 
 impl Image {
-    /// Its declared memory; `None` where nothing was named.
+    /// The image's declared memory; `None` where the program named no image.
     pub(crate) fn declared(self) -> Option<Declared> {
         match self {
             Self::Memory(at) => (!at.is_null()).then(|| image(at.0)),
@@ -361,7 +361,7 @@ impl Source for Raw<'_> {
         let Some(from) = self.start.checked_add(at) else {
             return 0;
         };
-        // A page is there or not: up to its end at once.
+        // A page is mapped as a whole, so each read goes to the end of its page.
         let most = usize::try_from(PAGE - from % PAGE).unwrap_or(0);
         let most = most.min(into.len());
         let Ok(from) = usize::try_from(from) else {
@@ -425,7 +425,7 @@ impl Source for Memory {
     }
 }
 
-/// A source of which the parts that were read last are kept: an image is read in small steps.
+/// A source that keeps the parts that were read last, because an image is read in small steps.
 struct Cached<S> {
     of: S,
     cache: RefCell<Cache>,
@@ -574,7 +574,7 @@ pub(crate) trait DefaultStream: Copy {
     /// The stream under a name that says which one it is in every function.
     fn handle(self, stream: CuStream) -> CuStream;
 
-    /// Is it the thread's own?
+    /// Is it the thread's own default stream?
     #[inline(always)]
     fn is_per_thread(self) -> bool {
         Self::NUMBER == PerThread::NUMBER
@@ -643,7 +643,7 @@ mod tests {
             (found.bytes, found.is_whole),
             (100 + text.len() as u64, false)
         );
-        // One that claims more than there is.
+        // An image that states more bytes than are mapped.
         // SAFETY: five bytes; `at` is as many bytes before the first page's end as `text` has, which are more.
         unsafe { at.cast::<[u8; 5]>().write_unaligned(*b"\x7fELF\x02") };
         assert_eq!(image(at), Declared::UNKNOWN);

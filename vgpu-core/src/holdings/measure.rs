@@ -1,13 +1,14 @@
-//! The memory that the driver takes and no call names: contexts, modules, code loaded at its first use. Asks,
-//! in this order: NVML, which knows each process; how much less memory is free after a call than before
-//! it; what the container has learned; at last a guess for the GPU. Never answers "nothing".
+//! Measures the memory that the driver takes although no call asks for it: contexts, modules, code loaded at
+//! its first use. The sources, in this order: NVML, which knows each process; how much less memory is free
+//! after a call than before it; sizes that the container has learned; a guess for the GPU. The answer is
+//! never "nothing".
 //!
 //! Decides no call. The figures that stand for a missing answer are functions of values ([`guess`],
 //! [`beyond`], [`context_figure`], [`settled`]).
 //!
-//! A process's figure is one sum for all that it holds. Contexts and modules are the rest of the figure without the
-//! buffers, so it matters how well the buffers are known: what they are charged is an upper bound, and [`buffer_of`]
-//! says by how much it may be too high. A charge is lowered no further than that allows.
+//! NVML gives one sum for everything that a process holds. Its contexts and modules are that sum less its
+//! buffers. The charges of the buffers are upper bounds, and [`buffer_of`] says by how much each may be too
+//! high. A charge for contexts or modules is lowered no further than this allows.
 
 use vgpu_abi::region::{Kind, Refusal, Why};
 
@@ -48,7 +49,7 @@ pub(crate) fn guess(multiprocessors: u64, total_bytes: u64) -> u64 {
 
 /// The guess for a device of the driver.
 pub(crate) fn guess_for(ordinal: i32) -> u64 {
-    /// For a GPU that does not say.
+    /// For a GPU whose multiprocessors the driver does not count.
     const MANY: u64 = 160;
     let count = query::device_attribute(ordinal, query::MULTIPROCESSORS);
     let count = count
@@ -90,8 +91,8 @@ enum When {
 
 fn booked(accounts: &Accounts, device: usize, when: When) -> u64 {
     let region = &accounts.container.region;
-    // Memory that another process of the container asks for meanwhile counts as this process's, rather than not at
-    // all.
+    // Memory that another process of the container requests meanwhile counts as this process's. Otherwise it
+    // would not count at all.
     match when {
         When::Before => region.used(device).saturating_add(region.pending(device)),
         When::After => region.used(device),
@@ -106,7 +107,7 @@ fn look(accounts: &Accounts, device: usize, from: From, when: When) -> Option<Lo
         }
         From::Nvml(ordinal) => manners::uncancelled(|| query::used_bytes(ordinal))?,
     };
-    // Memory that a stream has freed until then is in neither figure.
+    // Memory that a stream has freed by then is in neither figure.
     if accounts.holdings().has_chore(CHORE_DEFERRED_FREES) {
         deferred_free_charges::settle(accounts);
     }
@@ -200,7 +201,7 @@ pub(crate) fn taken(
     });
     let beyond = match by_nvml {
         Some(own) if own < least => {
-            // A neighbour's, or NVML is late: it is asked again.
+            // The memory is a neighbour's, or NVML is late: a later measurement asks NVML again.
             soon(accounts, device);
             own
         }
@@ -230,7 +231,7 @@ impl Own {
 fn own_overhead(accounts: &Accounts, device: usize) -> Option<Own> {
     let region = &accounts.container.region;
     if region.oversubscribed_by_me(device) > 0 {
-        // How much of the managed memory NVML counts as this process's cannot be known.
+        // NVML does not say how much of the managed memory it counts as this process's.
         return None;
     }
     let ordinal = accounts.ordinal_of(device)?;
@@ -284,7 +285,7 @@ fn buffers(accounts: &Accounts, device: usize) -> Buffers {
 /// The device of an entry, and the bytes that it adds to the charges in this process's slot, on a driver of this
 /// granularity. `None`: it is no buffer.
 fn buffer_of(entry: &Entry<'_>, granularity: u64) -> Option<(u8, Buffers)> {
-    // The driver may give as much less of a step than we charge.
+    // The driver may give less than the charge, by up to one step.
     let by_steps = |bytes| {
         if bytes >= sizes::STEP {
             sizes::STEP.saturating_sub(granularity)
@@ -305,9 +306,9 @@ fn buffer_of(entry: &Entry<'_>, granularity: u64) -> Option<(u8, Buffers)> {
                 Pointer::Taken { .. } => in_slot(0),
                 Pointer::Exported { bytes, .. } => in_table(bytes, by_steps(bytes)),
                 Pointer::Opened { size, .. } => in_table(size.bytes(), size.bytes()),
-                // Past the share.
+                // Memory past the limit (oversubscription).
                 Pointer::Paged { .. } | Pointer::Managed { .. } => in_slot(0),
-                // Its pages may be the host's.
+                // Its pages may be on the host.
                 Pointer::ManagedHere { bytes, .. } => in_slot(bytes),
             };
             (pointer.device(), buffers)
@@ -377,7 +378,7 @@ fn context_figure(beyond_the_books: Option<u64>, guess: u64) -> u64 {
         .max(LEAST_CONTEXT.min(guess))
 }
 
-/// A context that was made just now, or was found.
+/// A context that was made just now, or that the library found.
 #[derive(Clone, Copy)]
 pub(crate) struct NewContext {
     pub(crate) device: usize,
@@ -549,7 +550,7 @@ pub(crate) fn charge_loaded(accounts: &Accounts, call: &str, device: usize, byte
     record_excess(accounts, call, device, bytes);
 }
 
-/// A record of what went past the limit all the same; true where it did.
+/// Records that the container is over its limit. Returns whether it is.
 pub(crate) fn record_excess(accounts: &Accounts, call: &str, device: usize, asked: u64) -> bool {
     let limit = accounts.process.memory_limit(accounts.container, device);
     let used = accounts.container.region.used(device);
@@ -589,7 +590,7 @@ pub(crate) fn bring_down(accounts: &Accounts, device: usize) {
     );
 }
 
-/// Looks, now and then, whether the container is above its limit on a device of this process.
+/// Checks from time to time whether the container is above its limit on a device of this process.
 pub(crate) fn look_for_excess(accounts: &Accounts) {
     for device in 0..accounts.container.region.device_count() {
         if !accounts.holdings().has_context(device) {
