@@ -49,7 +49,7 @@ pub(crate) fn before_create(
             }
         }
         Destination::Elsewhere => Verdict::Pass,
-        // A device that is not there is the driver's to answer for.
+        // The driver reports the error of a device that does not exist.
         Destination::Denied if location::names_no_device(properties.location, properties.kind) => {
             Verdict::Pass
         }
@@ -68,7 +68,7 @@ pub(crate) fn after_create(charge: Charge, result: CuResult, out: OutPtr<CuMemAl
     Objects::lock(&accounts).make(handle.0, charge.device(), charge.bytes(), ObjectKind::Own);
 }
 
-/// A reference about to go.
+/// A reference that the driver is about to release.
 #[derive(Clone, Copy)]
 pub(crate) struct Releasing {
     handle: u64,
@@ -102,7 +102,7 @@ pub(crate) fn is_of_a_device(accounts: &Accounts, handle: u64) -> bool {
     properties.is_some_and(|it| !matches!(place_of(accounts, &it), Destination::Elsewhere))
 }
 
-/// Something that is about to hold memory.
+/// A handle, mapping, binding or import that is about to hold memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Holding {
     /// The object, or 0 for memory that is not charged.
@@ -132,7 +132,7 @@ fn hold(accounts: &Accounts, call: &str, handle: u64, bytes: u64) -> Verdict<Hol
                 charge: None,
             };
             let Some(properties) = query::allocation_properties(handle) else {
-                // The driver does not know it either, and returns the error.
+                // The driver does not know the handle either, and returns the error.
                 return Verdict::Call(holding);
             };
             match place_of(accounts, &properties) {
@@ -163,7 +163,7 @@ fn hold(accounts: &Accounts, call: &str, handle: u64, bytes: u64) -> Verdict<Hol
     }
 }
 
-/// The driver did not do what would have held it.
+/// The driver refused the call, so nothing holds the memory.
 fn not_held(accounts: &Accounts, holding: Holding) {
     if let Some(charge) = holding.charge {
         accounts.refund(charge);
@@ -261,14 +261,14 @@ pub(crate) fn after_map(
 /// Marks of calls that take mappings off.
 static UNMAPPINGS: AtomicU32 = AtomicU32::new(0);
 
-/// Where what is not known may begin: the smallest page of any driver.
+/// Unknown mappings begin at multiples of this: the smallest page of any driver.
 const LEAST_STEP: u64 = 64 << 10;
 /// At most this many such pages are stepped over. (The driver unmaps a range that is mapped without a gap, and knows
 /// nothing of larger ranges.)
 const MOST_GAPS: u32 = 1 << 16;
 
-/// Steps through a range from one known part to the next. `each` says how long the part is that begins
-/// at a place, if any does.
+/// Steps through a range from one known part to the next. `each` returns the length of the part that begins
+/// at an address, if one does.
 fn walk(from: u64, bytes: u64, mut each: impl FnMut(u64) -> Option<u64>) {
     let end = from.saturating_add(bytes);
     let mut at = from;
@@ -285,7 +285,7 @@ fn walk(from: u64, bytes: u64, mut each: impl FnMut(u64) -> Option<u64>) {
     }
 }
 
-/// Marks what is taken off: after the call another thread may have mapped something there.
+/// Marks the mappings that the call removes: after the call another thread may have mapped something there.
 pub(crate) fn before_unmap(pointer: CuDevicePtr, bytes: usize) -> Verdict<u32> {
     let accounts = accounts!(Memory);
     // Relaxed: only has to differ from other calls in flight.
@@ -388,7 +388,7 @@ fn is_own(kind: ObjectKind) -> bool {
     matches!(kind, ObjectKind::Own | ObjectKind::Adopted)
 }
 
-/// Others may import it from now on: its charge moves to the shared table.
+/// Other processes may import the memory from now on, so its charge moves to the shared table.
 pub(crate) fn after_export(
     (): (),
     result: CuResult,
@@ -560,11 +560,11 @@ pub(crate) fn before_bind(
     memory: CuMemAllocationHandle,
     offset: usize,
     bytes: usize,
-) -> Verdict<Binding> {
+) -> Verdict<MemoryToBind> {
     let accounts = accounts!(Memory);
     let end = size(offset).saturating_add(size(bytes));
     match hold(&accounts, call, memory.0, end) {
-        Verdict::Call(holding) => Verdict::Call(Binding {
+        Verdict::Call(holding) => Verdict::Call(MemoryToBind {
             holding,
             handle: memory.0,
         }),
@@ -575,19 +575,19 @@ pub(crate) fn before_bind(
 
 /// Memory that is about to be bound.
 #[derive(Clone, Copy)]
-pub(crate) struct Binding {
+pub(crate) struct MemoryToBind {
     holding: Holding,
     handle: u64,
 }
 
-/// Bound by address: it is the mapping's memory that is held.
-pub(crate) fn before_bind_address(pointer: CuDevicePtr) -> Verdict<Binding> {
+/// The program binds by address: the library holds the memory of the mapping at that address.
+pub(crate) fn before_bind_address(pointer: CuDevicePtr) -> Verdict<MemoryToBind> {
     let accounts = accounts!(Memory);
     let base = query::relaxed(|| query::allocation_of(pointer)).unwrap_or(pointer.0);
     let objects = Objects::lock(&accounts);
     let mapping: Option<Mapping> = accounts.holdings().map.get(base);
     match mapping {
-        Some(mapping) if objects.hold(mapping.object) => Verdict::Call(Binding {
+        Some(mapping) if objects.hold(mapping.object) => Verdict::Call(MemoryToBind {
             holding: Holding {
                 number: mapping.object,
                 charge: None,
@@ -599,7 +599,7 @@ pub(crate) fn before_bind_address(pointer: CuDevicePtr) -> Verdict<Binding> {
 }
 
 pub(crate) fn after_bind(
-    bound: Binding,
+    bound: MemoryToBind,
     result: CuResult,
     multicast: CuMemAllocationHandle,
     offset: usize,
@@ -608,7 +608,7 @@ pub(crate) fn after_bind(
     let Some(accounts) = standing::opened() else {
         return;
     };
-    let Binding { holding, handle } = bound;
+    let MemoryToBind { holding, handle } = bound;
     if result != CuResult::SUCCESS {
         return not_held(&accounts, holding);
     }
