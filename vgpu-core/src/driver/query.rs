@@ -31,7 +31,7 @@ pub(crate) use memory::{
     prefer_device, release_memory, resource_bytes, sparse_tile, unmap_resources,
 };
 pub(crate) use modules::{
-    Loading, function_count, is_loaded, kernel_count, library_of, loading_mode, module_of,
+    LoadingMode, function_count, is_loaded, kernel_count, library_of, loading_mode, module_of,
     unload_library, unload_module,
 };
 pub(crate) use nvml::{

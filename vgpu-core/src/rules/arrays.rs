@@ -76,20 +76,20 @@ fn after<A: Address, D: Described>(
 
 /// An array about to be destroyed, with its charge; a sparse one has none of its own.
 #[derive(Clone, Copy)]
-pub(crate) struct Going {
+pub(crate) struct FreeingArray {
     array: u64,
     charged: Option<Freeing<Array>>,
 }
 
-pub(crate) fn before_array_free<A>(array: *mut A) -> Verdict<Going> {
+pub(crate) fn before_array_free<A>(array: *mut A) -> Verdict<FreeingArray> {
     let accounts = accounts!(Memory);
     let array = array.number();
     match freeing(&accounts, array) {
-        Verdict::Call(freeing) => Verdict::Call(Going {
+        Verdict::Call(freeing) => Verdict::Call(FreeingArray {
             array,
             charged: Some(freeing),
         }),
-        _ if sparse_charges::has_parts(&accounts) => Verdict::Call(Going {
+        _ if sparse_charges::has_parts(&accounts) => Verdict::Call(FreeingArray {
             array,
             charged: None,
         }),
@@ -98,7 +98,7 @@ pub(crate) fn before_array_free<A>(array: *mut A) -> Verdict<Going> {
     }
 }
 
-pub(crate) fn after_array_free(going: Going, result: CuResult) {
+pub(crate) fn after_array_free(going: FreeingArray, result: CuResult) {
     if let Some(freeing) = going.charged {
         after_free(freeing, result);
     }

@@ -35,7 +35,7 @@ mod limits;
 
 /// A context about to be made.
 #[derive(Clone, Copy)]
-pub(crate) struct Making {
+pub(crate) struct ContextCreation {
     call: &'static str,
     /// `None` where nothing has to be made.
     charge: Option<Charge>,
@@ -51,7 +51,7 @@ pub(crate) struct Making {
     ordinal: i32,
 }
 
-impl Making {
+impl ContextCreation {
     fn nothing(call: &'static str, device: usize, ordinal: i32) -> Self {
         Self {
             call,
@@ -68,17 +68,17 @@ impl Making {
 
 /// A context about to go.
 #[derive(Clone, Copy)]
-pub(crate) struct Going {
+pub(crate) struct EndingContext {
     context: u64,
     entry: Context,
 }
 
-pub(crate) fn before_create(call: &'static str, device: CuDevice) -> Verdict<Making> {
+pub(crate) fn before_create(call: &'static str, device: CuDevice) -> Verdict<ContextCreation> {
     let accounts = accounts!(Context);
     make(&accounts, call, device.0)
 }
 
-fn make(accounts: &Accounts, call: &'static str, ordinal: i32) -> Verdict<Making> {
+fn make(accounts: &Accounts, call: &'static str, ordinal: i32) -> Verdict<ContextCreation> {
     let device = match accounts.of_ordinal(ordinal) {
         Destination::Device { device, .. } => device,
         Destination::Elsewhere => return Verdict::Pass,
@@ -100,7 +100,7 @@ fn make(accounts: &Accounts, call: &'static str, ordinal: i32) -> Verdict<Making
         .then(|| measure::before_context(accounts, device, ordinal))
         .flatten();
     match admission::reserve(accounts, call, device, ordinal, loads) {
-        Ok(admitted) => Verdict::Call(Making {
+        Ok(admitted) => Verdict::Call(ContextCreation {
             call,
             charge: Some(admitted.charge),
             bytes: admitted.bytes,
@@ -125,7 +125,7 @@ fn refuse_device<T>(ordinal: i32) -> Verdict<T> {
 }
 
 pub(crate) fn after_create(
-    making: Making,
+    making: ContextCreation,
     result: CuResult,
     out: OutPtr<CuContext>,
 ) -> Option<CuResult> {
@@ -147,14 +147,14 @@ pub(crate) fn after_create(
 }
 
 /// There is no context, so no code can be loaded into it.
-fn failed(accounts: &Accounts, making: Making) {
+fn failed(accounts: &Accounts, making: ContextCreation) {
     refund(accounts, making);
     if making.loads {
         accounts.container.region.loaded(making.device);
     }
 }
 
-fn refund(accounts: &Accounts, making: Making) {
+fn refund(accounts: &Accounts, making: ContextCreation) {
     if let Some(charge) = making.charge {
         accounts.refund(charge);
     }
@@ -162,7 +162,7 @@ fn refund(accounts: &Accounts, making: Making) {
 
 /// Confirms the memory that the context itself takes. From here on the mark that was set with the reservation keeps
 /// room for the rest, minus what is charged already.
-fn confirm(accounts: &Accounts, making: Making) {
+fn confirm(accounts: &Accounts, making: ContextCreation) {
     let Some(charge) = making.charge else { return };
     let (own, rest) = charge.split(making.bytes);
     // First, because the part that the context does not take was never in use.
@@ -175,8 +175,8 @@ fn confirm(accounts: &Accounts, making: Making) {
 
 /// The driver has made a context. Returns the refusal if the container has no room for the memory that the context
 /// turned out to take.
-fn made(accounts: &Accounts, making: Making, context: u64) -> Option<CuResult> {
-    let Making { device, bytes, .. } = making;
+fn made(accounts: &Accounts, making: ContextCreation, context: u64) -> Option<CuResult> {
+    let ContextCreation { device, bytes, .. } = making;
     let entry = numbered(accounts, device, bytes);
     let (before, kept) = accounts.holdings().map.put(context, entry);
     if let Some(before) = before {
@@ -249,8 +249,8 @@ fn drop_reference(context: &mut Context) -> bool {
 
 /// Charges a new context as what it turned out to take, which is given back. That is known before its
 /// reservation ends, since others may wait for it.
-fn settle_new(accounts: &Accounts, making: Making, context: u64) -> u64 {
-    let Making {
+fn settle_new(accounts: &Accounts, making: ContextCreation, context: u64) -> u64 {
+    let ContextCreation {
         device,
         ordinal,
         bytes,
@@ -274,7 +274,7 @@ fn settle_new(accounts: &Accounts, making: Making, context: u64) -> u64 {
     let own = is.min(reserved);
     confirm(
         accounts,
-        Making {
+        ContextCreation {
             bytes: own,
             ..making
         },
@@ -295,7 +295,7 @@ fn settle_new(accounts: &Accounts, making: Making, context: u64) -> u64 {
 /// Takes a context back that there is no room for. Where the driver keeps it, it stays charged.
 fn undo(
     accounts: &Accounts,
-    making: Making,
+    making: ContextCreation,
     context: u64,
     refused: CuResult,
     destroy: impl FnOnce() -> bool,
@@ -311,7 +311,7 @@ fn undo(
     Some(refused)
 }
 
-pub(crate) fn before_destroy(context: CuContext) -> Verdict<Going> {
+pub(crate) fn before_destroy(context: CuContext) -> Verdict<EndingContext> {
     let accounts = accounts!(Context);
     let context = context as u64;
     let known: Option<Context> = accounts.holdings().map.get(context);
@@ -322,13 +322,13 @@ pub(crate) fn before_destroy(context: CuContext) -> Verdict<Going> {
     match accounts.holdings().map.take(context) {
         Some(entry) => {
             compute::context_goes(&accounts, context);
-            Verdict::Call(Going { context, entry })
+            Verdict::Call(EndingContext { context, entry })
         }
         None => Verdict::Pass,
     }
 }
 
-pub(crate) fn after_destroy(going: Going, result: CuResult) {
+pub(crate) fn after_destroy(going: EndingContext, result: CuResult) {
     let Some(accounts) = standing::opened() else {
         return;
     };
@@ -456,7 +456,7 @@ pub(crate) fn after_attach(result: CuResult, out: OutPtr<CuContext>) {
 }
 
 /// `cuCtxDetach`: one reference less; the last one ends the context.
-pub(crate) fn before_detach(context: CuContext) -> Verdict<Going> {
+pub(crate) fn before_detach(context: CuContext) -> Verdict<EndingContext> {
     let accounts = accounts!(Context);
     let number = context as u64;
     let less = accounts.holdings().map.change(number, |entry| {
@@ -472,7 +472,7 @@ pub(crate) fn before_detach(context: CuContext) -> Verdict<Going> {
     }
     match less.flatten() {
         // As it stood before: so it stays if the driver refuses.
-        Some(entry) => Verdict::Call(Going {
+        Some(entry) => Verdict::Call(EndingContext {
             context: number,
             entry,
         }),
@@ -480,12 +480,12 @@ pub(crate) fn before_detach(context: CuContext) -> Verdict<Going> {
     }
 }
 
-pub(crate) fn before_retain(call: &'static str, device: CuDevice) -> Verdict<Making> {
+pub(crate) fn before_retain(call: &'static str, device: CuDevice) -> Verdict<ContextCreation> {
     let accounts = accounts!(Context);
     if query::primary_is_active(device.0) == Some(true) {
         return match accounts.of_ordinal(device.0) {
             Destination::Device { device: index, .. } => {
-                Verdict::Call(Making::nothing(call, index, device.0))
+                Verdict::Call(ContextCreation::nothing(call, index, device.0))
             }
             Destination::Elsewhere => Verdict::Pass,
             Destination::Denied => refuse_device(device.0),
@@ -495,7 +495,7 @@ pub(crate) fn before_retain(call: &'static str, device: CuDevice) -> Verdict<Mak
 }
 
 pub(crate) fn after_retain(
-    making: Making,
+    making: ContextCreation,
     result: CuResult,
     out: OutPtr<CuContext>,
 ) -> Option<CuResult> {
@@ -516,7 +516,7 @@ pub(crate) fn after_retain(
 }
 
 /// This is the device's primary context, from now on or since long.
-fn primary_is(accounts: &Accounts, making: Making, context: u64) -> Option<CuResult> {
+fn primary_is(accounts: &Accounts, making: ContextCreation, context: u64) -> Option<CuResult> {
     let before = accounts.holdings().swap_primary(making.ordinal, context);
     if before != 0
         && before != context

@@ -145,7 +145,7 @@ pub(crate) struct Instantiating {
 
 /// The same, with what the driver may load for it.
 #[derive(Clone, Copy)]
-pub(crate) struct Making {
+pub(crate) struct NewExecutable {
     memory: Option<Instantiating>,
     first: Option<FirstUse>,
 }
@@ -157,20 +157,20 @@ pub(crate) fn before_instantiate_with(
     call: &str,
     graph: CuGraph,
     params: InPtr<CuGraphInstantiateParams>,
-) -> Verdict<Making> {
+) -> Verdict<NewExecutable> {
     let params = params.read().unwrap_or(CuGraphInstantiateParams::zeroed());
     let stream = Legacy.number(params.upload_stream);
     make_executable(call, graph, params.flags, stream)
 }
 
 /// Counts what the graph will want, and reserves it where the graph is uploaded at once.
-pub(crate) fn before_instantiate(call: &str, graph: CuGraph, flags: u64) -> Verdict<Making> {
+pub(crate) fn before_instantiate(call: &str, graph: CuGraph, flags: u64) -> Verdict<NewExecutable> {
     make_executable(call, graph, flags, Legacy::NUMBER)
 }
 
-fn make_executable(call: &str, graph: CuGraph, flags: u64, stream: u64) -> Verdict<Making> {
+fn make_executable(call: &str, graph: CuGraph, flags: u64, stream: u64) -> Verdict<NewExecutable> {
     match reserve_executable(call, graph, flags, stream) {
-        Verdict::Call(memory) => Verdict::Call(Making {
+        Verdict::Call(memory) => Verdict::Call(NewExecutable {
             memory,
             first: first_use::before_instantiate(),
         }),
@@ -253,7 +253,7 @@ fn refuse_unknown(accounts: &Accounts, call: &str) -> CuResult {
 }
 
 pub(crate) fn after_instantiate(
-    making: Making,
+    making: NewExecutable,
     result: CuResult,
     call: &str,
     out: OutPtr<CuGraphExec>,

@@ -20,15 +20,15 @@ use crate::state::standing::{self, accounts};
 
 /// A library about to be loaded.
 #[derive(Clone, Copy)]
-pub(crate) struct Loading {
+pub(crate) struct LibraryLoad {
     declared: Declared,
     /// The copy of the current context; `None` where there is none.
-    copy: Option<modules::Loading>,
+    copy: Option<modules::ModuleLoad>,
 }
 
 /// A library about to go.
 #[derive(Clone, Copy)]
-pub(crate) struct Unloading {
+pub(crate) struct LibraryUnload {
     library: u64,
     entry: Library,
 }
@@ -45,10 +45,10 @@ enum How {
     /// The context has a copy, or the library does not know whether it has.
     Known(LookingUp),
     /// The context gets its copy, by this number.
-    First(modules::Loading, u64),
+    First(modules::ModuleLoad, u64),
 }
 
-pub(crate) fn before_load(call: &'static str, image: Image) -> Verdict<Loading> {
+pub(crate) fn before_load(call: &'static str, image: Image) -> Verdict<LibraryLoad> {
     let accounts = accounts!(Context);
     let Some(declared) = manners::uncancelled(|| image.declared()) else {
         return Verdict::Pass;
@@ -62,11 +62,11 @@ pub(crate) fn before_load(call: &'static str, image: Image) -> Verdict<Loading> 
             Err(result) => return Verdict::Refuse(result),
         },
     };
-    Verdict::Call(Loading { declared, copy })
+    Verdict::Call(LibraryLoad { declared, copy })
 }
 
 pub(crate) fn after_load(
-    loading: Loading,
+    loading: LibraryLoad,
     result: CuResult,
     out: OutPtr<CuLibrary>,
 ) -> Option<CuResult> {
@@ -106,20 +106,20 @@ pub(crate) fn after_load(
     answer
 }
 
-pub(crate) fn before_unload(library: CuLibrary) -> Verdict<Unloading> {
+pub(crate) fn before_unload(library: CuLibrary) -> Verdict<LibraryUnload> {
     let accounts = accounts!(Context);
     let library = library.number();
     match accounts.holdings().map.take(library) {
-        Some(entry) => Verdict::Call(Unloading { library, entry }),
+        Some(entry) => Verdict::Call(LibraryUnload { library, entry }),
         None => Verdict::Pass,
     }
 }
 
-pub(crate) fn after_unload(unloading: Unloading, result: CuResult) {
+pub(crate) fn after_unload(unloading: LibraryUnload, result: CuResult) {
     let Some(accounts) = standing::opened() else {
         return;
     };
-    let Unloading { library, entry } = unloading;
+    let LibraryUnload { library, entry } = unloading;
     if result == CuResult::SUCCESS {
         accounts.process.compute.first_uses.forget_owner(library);
         copies_gone(&accounts, &entry);

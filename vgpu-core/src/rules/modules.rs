@@ -23,7 +23,7 @@ use crate::state::standing::{self, accounts};
 
 /// A module about to be loaded, or the copy of a library.
 #[derive(Clone, Copy)]
-pub(crate) struct Loading {
+pub(crate) struct ModuleLoad {
     pub(crate) call: &'static str,
     charge: Charge,
     /// The context that it dies with.
@@ -34,7 +34,7 @@ pub(crate) struct Loading {
 
 /// A module about to go.
 #[derive(Clone, Copy)]
-pub(crate) struct Unloading {
+pub(crate) struct ModuleUnload {
     number: u64,
     entry: Module,
 }
@@ -49,7 +49,7 @@ pub(crate) struct LookingUp {
     module: u64,
 }
 
-pub(crate) fn before_load(call: &'static str, image: Image) -> Verdict<Loading> {
+pub(crate) fn before_load(call: &'static str, image: Image) -> Verdict<ModuleLoad> {
     let accounts = accounts!(Context);
     let destination = match locate::here(&accounts) {
         Destination::Elsewhere => return Verdict::Pass,
@@ -70,14 +70,14 @@ pub(crate) fn reserve_at(
     call: &'static str,
     destination: Destination,
     declared: Declared,
-) -> Result<Loading, CuResult> {
+) -> Result<ModuleLoad, CuResult> {
     let Destination::Device { device, owner } = destination else {
         return Err(CuResult::NOT_PERMITTED);
     };
     let before = measure::before(accounts, device);
     let bytes = mapped(declared.bytes.max(1));
     let charge = requests::reserve_overhead(accounts, call, device, bytes)?;
-    Ok(Loading {
+    Ok(ModuleLoad {
         call,
         charge,
         owner,
@@ -87,7 +87,7 @@ pub(crate) fn reserve_at(
 }
 
 pub(crate) fn after_load<A>(
-    loading: Loading,
+    loading: ModuleLoad,
     result: CuResult,
     out: OutPtr<*mut A>,
 ) -> Option<CuResult> {
@@ -107,7 +107,7 @@ pub(crate) fn after_load<A>(
 }
 
 /// The driver has not loaded it.
-pub(crate) fn refund(accounts: &Accounts, loading: Loading) {
+pub(crate) fn refund(accounts: &Accounts, loading: ModuleLoad) {
     accounts.refund(loading.charge);
 }
 
@@ -115,7 +115,7 @@ pub(crate) fn refund(accounts: &Accounts, loading: Loading) {
 /// the module was unloaded again. Also returns the answer for the caller.
 pub(crate) fn loaded(
     accounts: &Accounts,
-    loading: Loading,
+    loading: ModuleLoad,
     unload: impl FnOnce() -> bool,
 ) -> (Option<Loaded>, Option<CuResult>) {
     let (mut entry, more) = confirm(accounts, loading);
@@ -142,7 +142,7 @@ pub(crate) fn loaded(
 }
 
 /// Confirms the module's charge. Also returns the bytes that the driver took beyond it.
-pub(crate) fn confirm(accounts: &Accounts, loading: Loading) -> (Loaded, u64) {
+pub(crate) fn confirm(accounts: &Accounts, loading: ModuleLoad) -> (Loaded, u64) {
     let charge = loading.charge;
     let device = charge.device();
     let taken = measure::taken(accounts, device, loading.before, charge.bytes());
@@ -175,20 +175,20 @@ pub(crate) fn gone(accounts: &Accounts, loaded: &Loaded) {
     holdings.drop_module(&accounts.container.region, device, loaded.bytes);
 }
 
-pub(crate) fn before_unload<M>(module: *mut M) -> Verdict<Unloading> {
+pub(crate) fn before_unload<M>(module: *mut M) -> Verdict<ModuleUnload> {
     let accounts = accounts!(Context);
     let number = module.number();
     match accounts.holdings().map.take(number) {
-        Some(entry) => Verdict::Call(Unloading { number, entry }),
+        Some(entry) => Verdict::Call(ModuleUnload { number, entry }),
         None => Verdict::Pass,
     }
 }
 
-pub(crate) fn after_unload(unloading: Unloading, result: CuResult) {
+pub(crate) fn after_unload(unloading: ModuleUnload, result: CuResult) {
     let Some(accounts) = standing::opened() else {
         return;
     };
-    let Unloading { number, entry } = unloading;
+    let ModuleUnload { number, entry } = unloading;
     if result == CuResult::SUCCESS {
         accounts.process.compute.first_uses.forget_owner(number);
         gone(&accounts, &entry.0);

@@ -16,7 +16,7 @@ pub(crate) fn module_of(function: CuFunction) -> Option<u64> {
 
 /// When the driver loads the code of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Loading {
+pub(crate) enum LoadingMode {
     /// With the module.
     Eager = 0,
     /// At its first use.
@@ -25,15 +25,15 @@ pub(crate) enum Loading {
 
 /// How this process's modules are loaded. A driver that does not know the question (before 11.7) has one
 /// way.
-pub(crate) fn loading_mode() -> Loading {
+pub(crate) fn loading_mode() -> LoadingMode {
     const LAZY: u32 = 2;
     let mut mode = 0;
     // SAFETY: the driver writes to `mode` alone, a local of the type in the table of signatures.
     let asked = unsafe { cuda::cuModuleGetLoadingMode(&raw mut mode) };
     if ok(asked).is_some() && mode == LAZY {
-        Loading::Lazy
+        LoadingMode::Lazy
     } else {
-        Loading::Eager
+        LoadingMode::Eager
     }
 }
 

@@ -7,7 +7,7 @@ use core::num::NonZeroU64;
 use cuda_api::{CuContext, CuDevice, CuGreenCtx, CuResult};
 use vgpu_abi::region::Kind;
 
-use super::Making;
+use super::ContextCreation;
 use super::before_retain;
 use super::failed;
 use super::primary_is;
@@ -24,14 +24,17 @@ use crate::state::standing::{self, accounts};
 
 /// The primary context is made for it if it is not there yet. The measurement before the call shows what the green
 /// context takes beside it.
-pub(crate) fn before_green_create(call: &'static str, device: CuDevice) -> Verdict<Making> {
+pub(crate) fn before_green_create(
+    call: &'static str,
+    device: CuDevice,
+) -> Verdict<ContextCreation> {
     match before_retain(call, device) {
         Verdict::Call(making) if making.before.is_none() => {
             let Some(accounts) = standing::opened() else {
                 return Verdict::Call(making);
             };
             let before = measure::before_context(&accounts, making.device, making.ordinal);
-            Verdict::Call(Making { before, ..making })
+            Verdict::Call(ContextCreation { before, ..making })
         }
         verdict => verdict,
     }
@@ -40,7 +43,7 @@ pub(crate) fn before_green_create(call: &'static str, device: CuDevice) -> Verdi
 /// The primary context is there now, made for it if need be. The green context's own memory
 /// is charged to it.
 pub(crate) fn after_green_create(
-    making: Making,
+    making: ContextCreation,
     result: CuResult,
     out: OutPtr<CuGreenCtx>,
 ) -> Option<CuResult> {

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use cuda_api::CuGraphExec;
 
 use crate::base::lock::Lock;
-use crate::driver::query::{self, Loading};
+use crate::driver::query::{self, LoadingMode};
 use crate::state::launches::costs::Work;
 
 /// Functions that can be remembered, those included that were launched since. One that finds no place is
@@ -31,7 +31,7 @@ const USED: u32 = 1;
 pub(crate) struct FirstUses {
     /// How many wait.
     waiting: AtomicU32,
-    /// How the driver loads modules: 0 is not known, else a `Loading` plus one.
+    /// How the driver loads modules: 0 is not known, else a `LoadingMode` plus one.
     mode: AtomicU32,
     /// Held while a place is given to a number, or taken from it. No call of the driver is made meanwhile.
     lock: Lock,
@@ -220,7 +220,7 @@ impl FirstUses {
             }
             known => known,
         };
-        known == Loading::Lazy as u32 + 1
+        known == LoadingMode::Lazy as u32 + 1
     }
 }
 
