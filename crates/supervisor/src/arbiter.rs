@@ -50,7 +50,7 @@ mod between;
 pub use between::Waker;
 use device::{Device, Tenant, Verdict};
 use doorbells::Doorbells;
-use election::{Candidate, CandidateKind};
+use election::{Contender, ContenderKind};
 use look::{Container, Look};
 use scale::Sample;
 use served::{Served, name_of};
@@ -85,7 +85,7 @@ pub struct Board {
     role: Role,
     /// When it leads, it serves the containers below this directory.
     scope: PathBuf,
-    candidate: Option<Candidate>,
+    candidate: Option<Contender>,
     arbiter: Arbiter,
     waker: Option<Waker>,
 }
@@ -132,7 +132,7 @@ impl Board {
             },
             scope: scope.to_owned(),
             // Without a seat each runner serves its own container.
-            candidate: Candidate::open(scope, CandidateKind::Runner).ok(),
+            candidate: Contender::open(scope, ContenderKind::Runner).ok(),
             arbiter: Arbiter::default(),
             waker: None,
         })
@@ -192,7 +192,7 @@ impl Board {
             Role::Own { .. } => {}
             Role::All => {
                 if self.candidate.is_none() {
-                    self.candidate = Candidate::open(&self.scope, CandidateKind::Agent).ok();
+                    self.candidate = Contender::open(&self.scope, ContenderKind::Agent).ok();
                 }
             }
         }
