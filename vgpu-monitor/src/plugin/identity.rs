@@ -367,17 +367,18 @@ fn not_more_than_asked(
 
 fn names(inventory: &Inventory) -> String {
     const MOST_NAMED: usize = 8;
-    let mut names: Vec<&str> = inventory
-        .gpus
-        .iter()
-        .map(|gpu| gpu.device.id.as_str())
-        .collect();
-    let more = names.len().saturating_sub(MOST_NAMED);
-    names.truncate(MOST_NAMED);
-    match (names.is_empty(), more) {
+    let gpus = inventory.gpus.iter();
+    let names: Vec<&str> = gpus.map(|gpu| gpu.device.id.as_str()).collect();
+    listed(&names, MOST_NAMED)
+}
+
+/// Names as a message lists them: the first `most`, and how many more there are.
+pub(super) fn listed<S: AsRef<str>>(names: &[S], most: usize) -> String {
+    let first: Vec<&str> = names.iter().take(most).map(AsRef::as_ref).collect();
+    match (first.is_empty(), names.len() - first.len()) {
         (true, _) => "none".to_owned(),
-        (false, 0) => names.join(", "),
-        (false, more) => format!("{} and {more} more", names.join(", ")),
+        (false, 0) => first.join(", "),
+        (false, more) => format!("{} and {more} more", first.join(", ")),
     }
 }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use placement::{Cluster, Granted, Instance, InvalidNode, Node, Placement, Pod};
 
 use super::allotments::{Allotment, Claim};
+use super::identity::listed;
 use crate::node_gpus::Inventory;
 
 /// Why there is no room.
@@ -133,11 +134,5 @@ fn holders(gpu: &str, others: &BTreeMap<&str, Vec<&Claim>>) -> String {
             names.push(name);
         }
     }
-    let more = names.len().saturating_sub(MOST_NAMED);
-    names.truncate(MOST_NAMED);
-    match (names.is_empty(), more) {
-        (true, _) => "none".to_owned(),
-        (false, 0) => names.join(", "),
-        (false, more) => format!("{} and {more} more", names.join(", ")),
-    }
+    listed(&names, MOST_NAMED)
 }
