@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use supervisor::arbiter::{Board, Waker};
 use supervisor::clock::monotonic_ns;
+use supervisor::fence::{Keeper, Kept};
 use supervisor::gpu::{GpuError, GpuProcess, Gpus, Inventory, NvmlGpus};
 
 /// A driver that is not there is looked for again after this.
@@ -93,6 +94,7 @@ fn serve(root: PathBuf, nvml: bool, state: &State) {
         gpus: None,
         failed_at: None,
     };
+    let mut keeper = Keeper::default();
     let mut led = None;
     // Relaxed throughout: see `Arbiter`.
     while !state.stop.load(Ordering::Relaxed) {
@@ -105,7 +107,25 @@ fn serve(root: PathBuf, nvml: bool, state: &State) {
             led = Some(ticked.leads);
             tracing::info!(leads = ticked.leads, root = %root.display(), "arbiter of compute time");
         }
+        if ticked.leads {
+            let kept = keeper.tick(monotonic_ns(), driver.open(), &root);
+            kept.iter().for_each(say);
+        }
         board.pause(&ticked, monotonic_ns);
+    }
+}
+
+/// Logs that the driver limits a container's control group as well, or why it does not.
+fn say(kept: &Kept) {
+    let path = kept.path.display();
+    for device in &kept.fence.devices {
+        let (gpu, bytes) = (&device.uuid, device.limit_bytes);
+        if device.reason.is_empty() {
+            tracing::info!(%path, gpu, bytes, "the driver's own memory limit");
+        } else {
+            let reason = &device.reason;
+            tracing::warn!(%path, gpu, reason, "no memory limit of the driver; the library's holds");
+        }
     }
 }
 

@@ -252,6 +252,23 @@ fn ours(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
         every().filter_map(|(labels, d)| Some((labels, d.unaccounted_bytes?.into()))),
     )?;
     out.gauge(
+        "vgpu_container_driver_limit",
+        BYTES,
+        "The driver's own memory limit on the container's control group, in bytes; it counts all device memory, whole contexts too",
+        every().filter_map(|(labels, d)| Some((labels, d.driver_limit_bytes?.into()))),
+    )?;
+    out.gauge(
+        "vgpu_container_memory_fences_info",
+        None,
+        "Which fences keep the container to its memory limit: library, driver, both, or none; always 1",
+        every()
+            .filter(|(_, d)| !d.fences.is_empty())
+            .map(|(mut labels, d)| {
+                labels.push(("fences", text(d.fences)));
+                (labels, 1_u64.into())
+            }),
+    )?;
+    out.gauge(
         "vgpu_container_ended",
         BYTES,
         "Device memory still charged to the container for processes that have ended, in bytes",

@@ -33,6 +33,15 @@ pub fn add_slotless(view: &mut ContainerView, held: &[GpuProcess], owners: &Owne
     }
 }
 
+/// Whether the library reaches every process of a container that the driver names: each of them has a slot.
+#[must_use]
+pub fn is_reached(view: &ContainerView, held: &[GpuProcess], owners: &Owners) -> bool {
+    let has_slot = |pid: u32| view.processes.iter().any(|slot| slot.host_pid == Some(pid));
+    let is_ours = |process: &&GpuProcess| owners.get(&process.pid) == Some(&view.path);
+    let mut ours = held.iter().filter(is_ours);
+    ours.all(|process| has_slot(process.pid))
+}
+
 /// A process and its memory on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holds {

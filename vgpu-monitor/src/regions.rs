@@ -170,6 +170,8 @@ fn found(
     if is_over(&view) {
         return None;
     }
+    let reaches = answer
+        .is_none_or(|(answer, owners)| reconcile::is_reached(&view, &answer.processes, owners));
     if let Some((answer, owners)) = answer {
         view.account(&answer.processes);
         reconcile::add_slotless(&mut view, &answer.processes, owners);
@@ -196,7 +198,7 @@ fn found(
             devices: view
                 .devices
                 .iter()
-                .map(|d| device(&view, d, answer, now_ns))
+                .map(|d| device(&view, d, answer, reaches, now_ns))
                 .collect(),
             processes: view.processes.len() as u64,
             ooms: view.oom_count,
@@ -288,6 +290,7 @@ fn device(
     view: &ContainerView,
     device: &DeviceView,
     answer: Option<&Answer>,
+    reaches: bool,
     now_ns: u64,
 ) -> Device {
     let gpu = answer.and_then(|answer| {
@@ -325,6 +328,8 @@ fn device(
         oversubscribed_bytes: (device.resident_bytes != 0 || device.oversubscribed_bytes != 0)
             .then_some(device.oversubscribed_bytes),
         unaccounted_bytes: gpu.map(|_| device.unaccounted_bytes),
+        driver_limit_bytes: (device.driver_limit_bytes != 0).then_some(device.driver_limit_bytes),
+        fences: device.fences(reaches),
         pending_shrink: device.pending_shrink,
         instance: instance.map(|instance| Instance {
             profile: instance.profile.clone(),
@@ -414,6 +419,8 @@ mod tests {
             waits: vgpu_abi::waits::Waits::default(),
             seen: vgpu_abi::targets::ComputeStatus::default(),
             unaccounted_bytes: 0,
+            driver_limit_bytes: 0,
+            driver_limit_reason: String::new(),
         }
     }
 
@@ -590,6 +597,36 @@ mod tests {
             (elsewhere.limit_bytes, elsewhere.unaccounted_bytes),
             (None, None)
         );
+    }
+
+    #[test]
+    fn fences_that_hold_are_shown() {
+        let fences = |limit_bytes, driver_limit_bytes, owner_of_12: &str| {
+            let mut view = container(0, "/r/a", "a");
+            view.devices = vec![DeviceView {
+                limit_bytes,
+                driver_limit_bytes,
+                ..device_of("GPU-1")
+            }];
+            view.processes = vec![process(11)];
+            let answer = Answer {
+                inventory: Inventory::default(),
+                processes: vec![held("GPU-1", 11, 1, None), held("GPU-1", 12, 1, None)],
+            };
+            let owners = Owners::from([
+                (11, PathBuf::from("/r/a")),
+                (12, PathBuf::from(owner_of_12)),
+            ]);
+            let found = found(view, Some((&answer, &owners)), 0, 0).unwrap();
+            found.shown.devices[0].fences
+        };
+
+        assert_eq!(fences(100, 150, "/r/b"), "both");
+        assert_eq!(fences(100, 0, "/r/b"), "library");
+        assert_eq!(fences(0, 0, "/r/b"), "none");
+        // A process of the container holds memory and has no slot.
+        assert_eq!(fences(100, 150, "/r/a"), "driver");
+        assert_eq!(fences(100, 0, "/r/a"), "none");
     }
 
     #[test]

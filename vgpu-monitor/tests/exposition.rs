@@ -115,6 +115,8 @@ fn node() -> Shown {
                 utilization_percent: Some(62.5),
                 since_launch: Some(Duration::from_millis(250)),
                 unaccounted_bytes: Some(1_048_576),
+                driver_limit_bytes: Some(4_609_540_096),
+                fences: "both",
                 pending_shrink: false,
                 instance: None,
                 compute: Compute {

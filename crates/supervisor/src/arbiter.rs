@@ -151,6 +151,12 @@ impl Board {
         }
     }
 
+    /// The directory below which it serves all containers when it leads.
+    #[must_use]
+    pub fn scope(&self) -> &Path {
+        &self.scope
+    }
+
     /// Looks at the containers and, if this process is the arbiter, publishes grants. Call it again after
     /// [`Ticked::next`]. `now_ns` is the monotonic clock. An error of one container does not affect the
     /// others.

@@ -3,12 +3,15 @@
 //!
 //! Never caches: each call asks the driver. One sick GPU never hides the others.
 
+pub mod group_limit;
 pub mod hardware;
 pub mod partition;
 
 use std::ffi::OsStr;
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use group_limit::{GroupLimit, GroupLimitError};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
@@ -128,6 +131,25 @@ pub trait Gpus: Send {
     fn busy(&self, uuid: &str, since_us: u64) -> Busy {
         let _nothing = (uuid, since_us);
         Busy::default()
+    }
+
+    /// Whether the driver can limit the memory of control groups.
+    fn limits_groups(&self) -> bool {
+        false
+    }
+
+    /// Limits the memory of a control group on the GPU of this UUID; `group` is the group's directory.
+    ///
+    /// # Errors
+    /// The driver cannot, or this process may not.
+    fn limit_group(
+        &self,
+        uuid: &str,
+        group: &Path,
+        limit: GroupLimit,
+    ) -> Result<(), GroupLimitError> {
+        let _nothing = (uuid, group, limit);
+        Err(GroupLimitError::Missing)
     }
 }
 
@@ -257,6 +279,19 @@ fn instances(device: &nvml_wrapper::Device<'_>) -> Vec<MigInstance> {
 }
 
 impl Gpus for NvmlGpus {
+    fn limits_groups(&self) -> bool {
+        self.has_group_limits()
+    }
+
+    fn limit_group(
+        &self,
+        uuid: &str,
+        group: &Path,
+        limit: GroupLimit,
+    ) -> Result<(), GroupLimitError> {
+        self.set_group_limit(uuid, group, limit)
+    }
+
     fn inventory(&self) -> Result<Inventory, GpuError> {
         let count = self
             .nvml

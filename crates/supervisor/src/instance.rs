@@ -35,6 +35,11 @@ pub const TARGETS: &str = "targets";
 pub const DOORBELL: &str = vgpu_abi::doorbell::NAME;
 /// Memory and compute use of the processes; the container writes it.
 pub const REGION: &str = "region";
+/// What is known of the driver's own limit on the container's control group; host-owned. Missing if no process has set
+/// one.
+pub const FENCE: &str = "fence.json";
+/// The same while it is written.
+pub const FENCE_HALF: &str = ".fence.json";
 /// Names the container that the directory is of; host-owned, and locked by the runner while the runner lives.
 pub const LABELS: &str = "container.json";
 
@@ -556,7 +561,8 @@ impl Instance {
             });
         };
         // The labels go last: they say whose the rest is, should this process die here.
-        for file in [REGION, DOORBELL, TARGETS, LIMITS, LABELS] {
+        let names = [REGION, DOORBELL, TARGETS, FENCE_HALF, FENCE, LIMITS, LABELS];
+        for file in names {
             match unlinkat(&self.dir, file, UnlinkatFlags::NoRemoveDir) {
                 Ok(()) | Err(Errno::ENOENT) => {}
                 Err(errno) => {

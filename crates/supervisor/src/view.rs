@@ -16,6 +16,7 @@ use vgpu_abi::targets::{self, ComputeStatus, Head};
 use vgpu_abi::waits::Waits;
 
 use crate::ContainerError;
+use crate::fence_file;
 use crate::instance::{
     self, Broken, Instance, InstanceError, LIMITS, Labels, REGION, TARGETS, Workload,
 };
@@ -128,6 +129,27 @@ pub struct DeviceView {
     pub seen: ComputeStatus,
     /// Bytes that NVML sees and the region does not.
     pub unaccounted_bytes: u64,
+    /// The driver's own limit on the container's control group, bytes; 0 if there is none.
+    pub driver_limit_bytes: u64,
+    /// Why the driver has no limit; empty if it has one, or if none was tried.
+    pub driver_limit_reason: String,
+}
+
+impl DeviceView {
+    /// Which fences keep the container to its limit on the device: `both`, `library`, `driver`, or `none`.
+    /// `is_reached` says whether the library reaches the container's processes.
+    #[must_use]
+    pub fn fences(&self, is_reached: bool) -> &'static str {
+        match (
+            is_reached && self.limit_bytes != 0,
+            self.driver_limit_bytes != 0,
+        ) {
+            (true, true) => "both",
+            (true, false) => "library",
+            (false, true) => "driver",
+            (false, false) => "none",
+        }
+    }
 }
 
 /// A process of a container.
@@ -261,7 +283,7 @@ pub fn read(instance: &Instance) -> Result<ContainerView, ContainerError> {
     // Without targets no arbiter serves the container; the rest can still be shown.
     let head = targets_head(instance).unwrap_or_default();
     let ended = ended(instance, &snapshot, &head);
-    Ok(compose(
+    let mut view = compose(
         instance,
         &limits,
         labels,
@@ -269,7 +291,16 @@ pub fn read(instance: &Instance) -> Result<ContainerView, ContainerError> {
         &ended,
         &head,
         runner_alive,
-    ))
+    );
+    // Only root sets limits of the driver; what another user wrote there is no fence.
+    if let Some(fence) = fence_file::read(instance).filter(|_| instance.owner() == 0) {
+        for device in &mut view.devices {
+            let known = fence.devices.iter().find(|it| it.uuid == device.uuid);
+            device.driver_limit_bytes = known.map_or(0, |known| known.limit_bytes);
+            device.driver_limit_reason = known.map_or_else(String::new, |it| plain(&it.reason));
+        }
+    }
+    Ok(view)
 }
 
 /// Reads the limits of an instance, checking first that its owner wrote them.
@@ -456,6 +487,8 @@ fn device(
         waits: region.map_or_else(Waits::default, |device| device.waits),
         seen: head.seen.get(index).copied().unwrap_or_default(),
         unaccounted_bytes: head.unaccounted.get(index).map_or(0, |at| at.bytes),
+        driver_limit_bytes: 0,
+        driver_limit_reason: String::new(),
     })
 }
 

@@ -13,7 +13,9 @@ use anyhow::Context as _;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, FcntlArg, fcntl};
 use nix::unistd::{UnlinkatFlags, unlinkat};
-use supervisor::instance::{DOORBELL, Instance, InstanceError, LABELS, LIMITS, REGION, TARGETS};
+use supervisor::instance::{
+    DOORBELL, FENCE, FENCE_HALF, Instance, InstanceError, LABELS, LIMITS, REGION, TARGETS,
+};
 use supervisor::{regular, view};
 use vgpu_abi::file::{self, Access, FileError};
 use vgpu_abi::layout::RegionLayout;
@@ -348,7 +350,7 @@ pub(super) fn remove(root: &Path, name: &Name) -> Result<(), DeliveryError> {
 
 /// Deletes the names that we know of a directory, then the directory. Any other entry in the directory keeps it.
 fn take_away(path: &Path) -> Result<(), DeliveryError> {
-    for name in [REGION, DOORBELL, TARGETS, LIMITS, LABELS] {
+    for name in [REGION, DOORBELL, TARGETS, FENCE_HALF, FENCE, LIMITS, LABELS] {
         let file = path.join(name);
         match fs::remove_file(&file) {
             Err(error)

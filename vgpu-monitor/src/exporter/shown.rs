@@ -122,6 +122,10 @@ pub struct Device {
     /// Memory that the driver holds for the container and that is not charged, bytes; `None` if the driver
     /// was not asked.
     pub unaccounted_bytes: Option<u64>,
+    /// The driver's own limit on the container's control group, bytes; `None` if there is none.
+    pub driver_limit_bytes: Option<u64>,
+    /// Which fences keep the container to its limit; empty where that is not known.
+    pub fences: &'static str,
     /// More is used than the limit allows.
     pub pending_shrink: bool,
     /// The MIG instance that it is.

@@ -1,0 +1,371 @@
+//! The driver's own memory limit as a second fence around a container: how high it is, on which control group, and what
+//! is known of it afterwards. The library is the first fence; this one also holds for programs that the library does
+//! not reach.
+//!
+//! A container without the second fence runs all the same, and its file says why. Never limits a control group that has
+//! other processes than the container's: neither the root group, nor one that this process is in.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use vgpu_abi::host::Snapshot;
+use vgpu_abi::limits::{DeviceLimit, Limits};
+
+use crate::fence_file;
+pub use crate::fence_file::{Fence, FencedDevice, read};
+use crate::gpu::Gpus;
+use crate::gpu::group_limit::{GroupLimit, NO_LIMIT};
+use crate::instance::{self, INSIDE_LIMITS, Instance, LIMITS};
+use crate::view;
+
+/// Memory for a context that has not been measured yet, bytes, and as a part of the GPU: as the library guesses.
+const CONTEXT_MOST: u64 = 640 << 20;
+const CONTEXT_PART: u64 = 8;
+/// How often [`Keeper`] compares limits and fences, nanoseconds.
+const EVERY_NS: u64 = 1_000_000_000;
+
+/// The driver's limit for a container's limit, or none if the container has no cap. The driver counts whole contexts, so
+/// there is room for one more than the library charges: `context_bytes` is the largest that the container's processes
+/// had, 0 if there was none. Managed memory past the container's share of the GPU is the system's to the driver.
+#[must_use]
+pub fn limit_for(limit: &DeviceLimit, context_bytes: u64) -> Option<u64> {
+    let cap = match (limit.memory_bytes, limit.resident_bytes) {
+        (0, _) => return None,
+        (bytes, 0) => bytes,
+        (bytes, resident) => resident.min(bytes),
+    };
+    let guess = match limit.physical_bytes {
+        0 => CONTEXT_MOST,
+        physical => (physical / CONTEXT_PART).min(CONTEXT_MOST),
+    };
+    let context = match context_bytes {
+        0 => guess,
+        // A tenant can write any number into its region.
+        learned => learned.min(guess.saturating_mul(4)),
+    };
+    Some(cap.saturating_add(context))
+}
+
+/// The path of the control group of version 2 in the text of `/proc/PID/cgroup`.
+#[must_use]
+pub fn path_in(text: &str) -> Option<&str> {
+    let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
+    (path.starts_with('/') && !path.split('/').any(|part| part == "..")).then_some(path)
+}
+
+/// Where control groups of version 2 are mounted, in the text of `/proc/PID/mountinfo`.
+#[must_use]
+pub fn mount_in(text: &str) -> Option<&str> {
+    text.lines().find_map(|line| {
+        let (place, kind) = line.split_once(" - ")?;
+        let mut fields = place.split(' ');
+        let (root, at) = (fields.nth(3)?, fields.next()?);
+        (kind.starts_with("cgroup2 ") && root == "/").then_some(at)
+    })
+}
+
+/// The lowest group that contains all of these.
+fn common(paths: &[String]) -> Option<PathBuf> {
+    let (first, rest) = paths.split_first()?;
+    let group = Path::new(first)
+        .ancestors()
+        .find(|group| rest.iter().all(|path| Path::new(path).starts_with(group)))?;
+    Some(group.to_owned())
+}
+
+/// Whether a group may be limited for a container, seen from a process in the group `own`.
+fn may_limit(group: &Path, own: &str) -> bool {
+    group.parent().is_some() && !Path::new(own).starts_with(group)
+}
+
+fn group_of(pid: &str) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    path_in(&text).map(str::to_owned)
+}
+
+/// The directory of a group.
+fn directory(group: &Path) -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let below = group.strip_prefix("/").ok()?;
+    let directory = Path::new(mount_in(&mounts)?).join(below);
+    directory.is_dir().then_some(directory)
+}
+
+/// The directory of the control group that these processes are in, if it is theirs alone.
+#[must_use]
+pub fn group_of_processes(pids: &[u32]) -> Option<PathBuf> {
+    let groups: Vec<String> = pids
+        .iter()
+        .filter_map(|pid| group_of(&pid.to_string()))
+        .collect();
+    let group = common(&groups)?;
+    may_limit(&group, &group_of("self")?)
+        .then(|| directory(&group))
+        .flatten()
+}
+
+/// Makes a control group below this process's own, for a command that is about to start.
+///
+/// # Errors
+/// There are no control groups of version 2 here, or they cannot be written.
+pub fn make_group(name: &str) -> std::io::Result<PathBuf> {
+    let missing = || std::io::Error::from_raw_os_error(Errno::ENOENT as i32);
+    let own = group_of("self").ok_or_else(missing)?;
+    let group = directory(Path::new(&own))
+        .ok_or_else(missing)?
+        .join(format!("vgpu.{name}"));
+    match fs::create_dir(&group) {
+        // Of a command that was killed.
+        Err(error) if error.raw_os_error() == Some(Errno::EEXIST as i32) => {}
+        made => made?,
+    }
+    Ok(group)
+}
+
+/// This process in a control group, so that a command that it starts is there from its first moment. Dropped, the
+/// process goes back to its own group.
+#[derive(Debug)]
+pub struct Entered {
+    own: PathBuf,
+}
+
+/// Moves this process into a control group for a moment.
+///
+/// # Errors
+/// The group cannot be entered.
+pub fn enter(group: &Path) -> std::io::Result<Entered> {
+    let missing = || std::io::Error::from_raw_os_error(Errno::ENOENT as i32);
+    let own = group_of("self").and_then(|own| directory(Path::new(&own)));
+    let own = own.ok_or_else(missing)?;
+    move_to(group)?;
+    Ok(Entered { own })
+}
+
+fn move_to(group: &Path) -> std::io::Result<()> {
+    fs::write(group.join("cgroup.procs"), std::process::id().to_string())
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // A process that cannot leave counts in the command's group, and takes no memory there.
+        move_to(&self.own).ok();
+    }
+}
+
+/// Sets the driver's limits on the container's control group, and writes down how that went.
+pub fn raise(
+    gpus: &dyn Gpus,
+    instance: &Instance,
+    limits: &Limits,
+    region: Option<&Snapshot>,
+    group: Result<&Path, &str>,
+    is_made: bool,
+) -> Fence {
+    let known = read(instance);
+    let devices = limits.devices.iter().enumerate().map(|(index, limit)| {
+        let uuid = limit.uuid.as_str();
+        let learned = region.and_then(|region| region.devices.get(index));
+        let learned = learned.map_or(0, |device| device.context_bytes.max(device.module_bytes));
+        let was = known.as_ref().map_or(0, |known| known.limit_bytes(uuid));
+        let wanted = limit_for(limit, learned);
+        let done = match (group, wanted) {
+            // Nothing to lift.
+            (_, None) if was == 0 => Ok(()),
+            (Err(reason), _) => Err(reason.to_owned()),
+            (Ok(group), wanted) => {
+                let limit = GroupLimit {
+                    // Nothing is kept for it: what is kept would stay kept if the group went without us.
+                    soft_bytes: 0,
+                    hard_bytes: wanted.unwrap_or(NO_LIMIT),
+                };
+                let set = gpus.limit_group(uuid, group, limit);
+                set.map_err(|error| error.to_string())
+            }
+        };
+        let limit_bytes = done.as_ref().map_or(0, |()| wanted.unwrap_or(0));
+        FencedDevice {
+            uuid: uuid.to_owned(),
+            limit_bytes,
+            reason: done.err().unwrap_or_default(),
+        }
+    });
+    let fence = Fence {
+        control_group: group.ok().map(Path::to_owned),
+        is_made,
+        devices: devices.collect(),
+    };
+    if known.as_ref() != Some(&fence) {
+        // Unwritten, the fence holds, and is not shown.
+        fence_file::write(instance, &fence).ok();
+    }
+    fence
+}
+
+/// Whether this process's user owns the directory. Another user could name any control group in it.
+fn is_ours(instance: &Instance) -> bool {
+    instance.owner() == nix::unistd::geteuid().as_raw()
+}
+
+/// Sets a container's second fence again, after its limits have changed, and returns the first device on which that
+/// failed. Nothing happens if the container has none.
+pub fn renew(gpus: &dyn Gpus, instance: &Instance) -> Option<FencedDevice> {
+    let fence = read(instance).filter(|_| is_ours(instance))?;
+    let group = fence.control_group?;
+    let limits = view::read_limits(instance).ok()?;
+    let region = view::snapshot(instance).ok();
+    let group = Ok(group.as_path());
+    let now = raise(
+        gpus,
+        instance,
+        &limits,
+        region.as_ref(),
+        group,
+        fence.is_made,
+    );
+    now.devices.into_iter().find(|it| !it.reason.is_empty())
+}
+
+/// Takes the driver's limits off the container's control group, and removes a group that `vgpu run` has made. A group
+/// with processes stays.
+pub fn lower(gpus: Option<&dyn Gpus>, instance: &Instance) {
+    let Some(Fence {
+        control_group: Some(group),
+        is_made,
+        devices,
+    }) = read(instance).filter(|_| is_ours(instance))
+    else {
+        return;
+    };
+    let limited = devices.iter().filter(|device| device.limit_bytes != 0);
+    for (gpus, device) in limited.filter_map(|device| Some((gpus?, device))) {
+        let none = GroupLimit {
+            soft_bytes: 0,
+            hard_bytes: NO_LIMIT,
+        };
+        // A group that is gone has no limits.
+        gpus.limit_group(&device.uuid, &group, none).ok();
+    }
+    if is_made {
+        fs::remove_dir(&group).ok();
+    }
+}
+
+/// Keeps the second fences of all containers of a board as high as their limits.
+#[derive(Debug, Default)]
+pub struct Keeper {
+    next_ns: u64,
+    /// What was set, by directory: the limits' generation and the sizes of contexts.
+    set: HashMap<PathBuf, (u64, Vec<u64>)>,
+}
+
+/// A container whose second fence has changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Its fence.
+    pub fence: Fence,
+}
+
+impl Keeper {
+    /// Looks at the containers below `root`, at most once a second, and returns those whose fence was set or could not
+    /// be. `now_ns` is the monotonic clock.
+    pub fn tick(&mut self, now_ns: u64, gpus: &dyn Gpus, root: &Path) -> Vec<Kept> {
+        if now_ns < self.next_ns || !gpus.limits_groups() {
+            return Vec::new();
+        }
+        self.next_ns = now_ns.saturating_add(EVERY_NS);
+        let mut instances = Vec::new();
+        instance::scan(root, &mut |instance| instances.push(instance)).ok();
+        instances.retain(is_ours);
+        self.set
+            .retain(|path, _| instances.iter().any(|instance| instance.path() == path));
+        let mut groups = None;
+        let mut kept = Vec::new();
+        for instance in instances {
+            let Ok(limits) = view::read_limits(&instance) else {
+                continue;
+            };
+            let region = view::snapshot(&instance).ok();
+            let sizes = region.iter().flat_map(|region| &region.devices);
+            let sizes = sizes.map(|device| device.context_bytes.max(device.module_bytes));
+            let state = (limits.generation, sizes.collect::<Vec<_>>());
+            let known = read(&instance);
+            let group = known.as_ref().and_then(|known| known.control_group.clone());
+            let group = group.filter(|group| group.is_dir());
+            if group.is_some() && self.set.get(instance.path()) == Some(&state) {
+                continue;
+            }
+            let found = || {
+                let groups = groups.get_or_insert_with(groups_by_limits);
+                let limits = fs::metadata(instance.steady_path(LIMITS)).ok()?;
+                groups.get(&(limits.dev(), limits.ino())).cloned()
+            };
+            let Some(group) = group.or_else(|| of_engine(&instance)).or_else(found) else {
+                // A pod's container that runs has a group; where this process cannot see it, that is said once.
+                let runs = region.iter().flat_map(|region| &region.slots);
+                let runs = runs.into_iter().any(|slot| slot.alive);
+                let is_pods = instance.labels().is_ok_and(|it| !it.pod_uid.is_empty());
+                if runs && is_pods && known.is_none() {
+                    let group = Err(NO_GROUP);
+                    let fence = raise(gpus, &instance, &limits, region.as_ref(), group, false);
+                    let path = instance.path().to_owned();
+                    kept.push(Kept { path, fence });
+                }
+                continue;
+            };
+            let is_made = known.is_some_and(|known| known.is_made);
+            let group = Ok(group.as_path());
+            let fence = raise(gpus, &instance, &limits, region.as_ref(), group, is_made);
+            let path = instance.path().to_owned();
+            self.set.insert(path.clone(), state);
+            kept.push(Kept { path, fence });
+        }
+        kept
+    }
+}
+
+/// The control group of a container engine's container, by its first process.
+fn of_engine(instance: &Instance) -> Option<PathBuf> {
+    let labels = instance.labels().ok()?;
+    let is_here = labels.engine?.pid_namespace == instance::pid_namespace();
+    let lives = is_here && instance.runner_lives();
+    lives.then(|| group_of_processes(&[labels.runner_pid]))?
+}
+
+/// The control groups of the containers that see a limits file where the agent and the OCI hook mount it, by the file's
+/// device and inode.
+fn groups_by_limits() -> HashMap<(u64, u64), PathBuf> {
+    let mut pids: HashMap<(u64, u64), Vec<u32>> = HashMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        let inside = format!("/proc/{pid}/root{INSIDE_LIMITS}");
+        if let Ok(found) = fs::symlink_metadata(inside) {
+            pids.entry((found.dev(), found.ino()))
+                .or_default()
+                .push(pid);
+        }
+    }
+    pids.into_iter()
+        .filter_map(|(file, pids)| Some((file, group_of_processes(&pids)?)))
+        .collect()
+}
+
+/// Why a container has no second fence, if no group could be found or made.
+pub const NO_GROUP: &str =
+    "this process sees no control group of version 2 that is the container's alone";
+
+/// Whether the driver of these GPUs can limit control groups at all.
+#[must_use]
+pub fn is_possible(gpus: &dyn Gpus) -> bool {
+    gpus.limits_groups() && nix::unistd::geteuid().is_root()
+}
+
+#[cfg(test)]
+mod tests;
