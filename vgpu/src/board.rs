@@ -15,6 +15,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag, openat};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, mkdirat};
 use nix::unistd::{AccessFlags, Uid, access};
+use supervisor::fence;
 use supervisor::instance::{self, Instance, RunnerLock};
 use supervisor::view::{self, ContainerView, Views};
 
@@ -169,6 +170,8 @@ impl UserLock<'_> {
         for instance in ended {
             let is_direct_child = instance.path().parent() == Some(&self.user.path);
             if is_direct_child && has_ended(&instance) {
+                // The control group of its command is empty by now, and goes with its limit.
+                fence::lower(None, &instance);
                 // A directory that cannot be removed does no harm; `top` keeps showing it.
                 instance.remove(&self.user.dir).ok();
             }

@@ -14,6 +14,7 @@ use nix::errno::Errno;
 use nix::unistd::Uid;
 use supervisor::arbiter::{Board, Waker};
 use supervisor::clock::monotonic_ns;
+use supervisor::fence::{self, Entered, Keeper};
 use supervisor::gpu::{Gpus, NvmlGpus};
 use supervisor::instance::{INSIDE_LIMITS, Instance, LIMITS, Labels, REGION, RunnerLock};
 use supervisor::view;
@@ -70,7 +71,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Failure> {
     if let Some(percent) = of_mps {
         variables.push((mps::VARIABLE, percent));
     }
-    let child = match child::start(&args.command, &variables, &signals) {
+    let entered = container.raise_fence(&gpus);
+    let child = child::start(&args.command, &variables, &signals);
+    drop(entered);
+    let child = match child {
         Ok(child) => child,
         Err(failure) => {
             container.end(&user);
@@ -161,6 +165,43 @@ impl Container {
         }
     }
 
+    /// Sets the driver's own limit as a second fence, where the driver has one and this process may: on a control group
+    /// of the command's own, which this process is in until it has started the command. Without it the command runs
+    /// behind the library's fence alone.
+    fn raise_fence(&self, gpus: &NvmlGpus) -> Option<Entered> {
+        use std::io::Write;
+        if !fence::is_possible(gpus) {
+            return None;
+        }
+        let limits = view::read_limits(&self.instance).ok()?;
+        if limits.devices.iter().all(|device| device.memory_bytes == 0) {
+            return None;
+        }
+        let made = fence::make_group(&self.name);
+        let entered = made.as_ref().ok().map(|group| fence::enter(group));
+        let group = match (&made, &entered) {
+            (Ok(group), Some(Ok(_))) => Ok(group.clone()),
+            (Ok(group), _) => {
+                std::fs::remove_dir(group).ok();
+                Err(fence::NO_GROUP)
+            }
+            (Err(_), _) => Err(fence::NO_GROUP),
+        };
+        let group = group.as_deref().map_err(|reason| *reason);
+        let fence = fence::raise(gpus, &self.instance, &limits, None, group, true);
+        let mut devices = fence.devices.iter();
+        if let Some(device) = devices.find(|device| !device.reason.is_empty()) {
+            writeln!(
+                std::io::stderr(),
+                "vgpu run: the driver's own limit on GPU {} is not set: {}; the library's limit holds",
+                device.uuid,
+                device.reason
+            )
+            .ok();
+        }
+        entered.and_then(Result::ok)
+    }
+
     /// Removes the directory, or leaves it to processes that still run.
     fn end(self, user: &UserDir) {
         use std::io::Write;
@@ -175,6 +216,11 @@ impl Container {
             )
             .ok();
             return;
+        }
+        if fence::read(&self.instance).is_some() {
+            let gpus = NvmlGpus::open().ok();
+            let gpus = gpus.as_ref().map(|gpus| -> &dyn Gpus { gpus });
+            fence::lower(gpus, &self.instance);
         }
         let limits = view::read_limits(&self.instance);
         let removed = match user.lock() {
@@ -317,15 +363,20 @@ impl Watching {
     fn start(instance: &Instance, gpus: Box<dyn Gpus>) -> Option<Self> {
         // The thread has its own descriptors, because ours are closed with the directory.
         let mut board = Board::join(instance.path()).ok()?;
+        let is_root = Uid::effective().is_root();
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
         let waker = board.waker();
         let thread = std::thread::Builder::new()
             .name(String::from("watch"))
             .spawn(move || {
+                let mut keeper = Keeper::default();
                 // Relaxed: the flag guards no other memory.
                 while !seen.load(Ordering::Relaxed) {
                     let ticked = board.tick(monotonic_ns(), &*gpus);
+                    if ticked.leads && is_root {
+                        keeper.tick(monotonic_ns(), &*gpus, board.scope());
+                    }
                     board.pause(&ticked, monotonic_ns);
                 }
             })

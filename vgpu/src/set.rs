@@ -6,6 +6,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
+use nix::unistd::Uid;
+use supervisor::fence;
 use supervisor::instance::LIMITS;
 use supervisor::view;
 use vgpu_abi::limits::{DeviceLimit, Limits, LimitsFile, Policy};
@@ -67,8 +69,29 @@ pub(crate) fn run(args: &SetArgs) -> Result<ExitCode, Failure> {
     if let Some(floors) = floors {
         floors.publish(found.instance.owner())?;
     }
+    renew_fence(&found);
     report(&wish, &found, &old, &new, &gpu_numbers)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Moves the container's second fence, the driver's own limit, if it has one.
+fn renew_fence(found: &Found) {
+    use supervisor::gpu::NvmlGpus;
+    if fence::read(&found.instance).is_none() || !Uid::effective().is_root() {
+        return;
+    }
+    let reason = match NvmlGpus::open() {
+        Ok(gpus) => fence::renew(&gpus, &found.instance).map(|device| device.reason),
+        Err(error) => Some(error.to_string()),
+    };
+    if let Some(reason) = reason {
+        writeln!(
+            std::io::stderr(),
+            "vgpu set: the driver's own limit of {} is not changed: {reason}; the library's limit holds",
+            found.view.name
+        )
+        .ok();
+    }
 }
 
 /// Checks that every raised floor can be guaranteed.

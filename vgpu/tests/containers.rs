@@ -23,9 +23,14 @@ const GPU: &str = "GPU-a3faf39f-125e-5a58-d006-d933d89baa4b";
 
 /// Runs a hook with this state, as a runtime does.
 fn hook(machine: &Machine, moment: &str, state: &[u8]) -> Ended {
+    hook_on(machine, moment, state, GPU)
+}
+
+/// The same where GPU 0 has this UUID.
+pub(crate) fn hook_on(machine: &Machine, moment: &str, state: &[u8], uuid: &str) -> Ended {
     let mut command = machine.vgpu(["oci-hook", moment]);
     if moment == "create" {
-        command.arg(format!("--gpu=0={GPU}=17179869184"));
+        command.arg(format!("--gpu=0={uuid}=17179869184"));
     }
     let mut child = command
         .stdin(Stdio::piped())
@@ -83,14 +88,19 @@ fn hostile_state_is_refused_and_leaves_nothing() {
 }
 
 /// A container as a runtime has it when it runs the hook: a process in a mount namespace, and a bundle.
-struct Handmade {
-    process: Child,
+pub(crate) struct Handmade {
+    pub(crate) process: Child,
     bundle: PathBuf,
     id: String,
 }
 
 impl Handmade {
     fn new(machine: &Machine, id: &str, env: &[&str]) -> Self {
+        Self::on(machine, id, env, GPU)
+    }
+
+    /// The same with the GPU of this UUID.
+    pub(crate) fn on(machine: &Machine, id: &str, env: &[&str], uuid: &str) -> Self {
         let process = Command::new("unshare")
             .args(["--mount", "--propagation", "private", "sleep", "1000"])
             .spawn()
@@ -104,7 +114,7 @@ impl Handmade {
         fs::create_dir_all(root.join("etc/vgpu")).unwrap();
         fs::create_dir_all(root.join("run/vgpu")).unwrap();
         fs::write(root.join("run/vgpu/region"), "").unwrap();
-        let given = format!("VGPU_GPU_0={GPU}");
+        let given = format!("VGPU_GPU_0={uuid}");
         let env: Vec<&str> = [&[given.as_str()], env].concat();
         let config = json!({
             "root": {"path": "rootfs"},
@@ -118,7 +128,7 @@ impl Handmade {
         }
     }
 
-    fn state(&self) -> Vec<u8> {
+    pub(crate) fn state(&self) -> Vec<u8> {
         json!({"ociVersion": "1.0.2", "id": self.id, "pid": self.process.id(), "bundle": self.bundle})
             .to_string()
             .into_bytes()

@@ -11,6 +11,7 @@ mod common;
 mod containers;
 mod doctor;
 mod explain;
+mod fence;
 mod manage;
 mod program;
 mod run;

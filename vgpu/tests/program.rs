@@ -18,7 +18,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 /// The driver's word for a refusal: `CUDA_ERROR_OUT_OF_MEMORY`.
-const OUT_OF_MEMORY: &str = "2";
+pub(crate) const OUT_OF_MEMORY: &str = "2";
 
 /// The compiled program; none if there is no C compiler.
 pub(crate) fn compiled(machine: &Machine) -> Option<PathBuf> {
@@ -43,14 +43,14 @@ pub(crate) fn compiled(machine: &Machine) -> Option<PathBuf> {
 }
 
 /// The program while it runs.
-struct Client {
+pub(crate) struct Client {
     child: Child,
     to: Option<ChildStdin>,
     from: BufReader<ChildStdout>,
 }
 
 impl Client {
-    fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -74,13 +74,13 @@ impl Client {
         line.trim().to_owned()
     }
 
-    fn ask(&mut self, command: &str) -> String {
+    pub(crate) fn ask(&mut self, command: &str) -> String {
         writeln!(self.to.as_mut().unwrap(), "{command}").unwrap();
         self.answer()
     }
 
     /// The end of its input ends it.
-    fn end(mut self) {
+    pub(crate) fn end(mut self) {
         drop(self.to.take());
         assert!(self.child.wait().unwrap().success());
     }

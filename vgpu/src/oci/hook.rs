@@ -10,10 +10,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, anyhow};
 use nix::errno::Errno;
 use nix::unistd::Uid;
-use supervisor::gpu::Gpu;
+use supervisor::fence;
+use supervisor::gpu::{Gpu, NvmlGpus};
 use supervisor::instance::{
     self, DOORBELL, EngineContainer, Instance, LIMITS, Labels, RunnerLock, TARGETS,
 };
+use supervisor::view;
 
 use super::asked::{Asked, asked, in_variables};
 use super::bundle::{self, Config, State};
@@ -82,7 +84,22 @@ fn create(args: &HookCreateArgs, state: &State) -> Result<ExitCode, Failure> {
             path.file_name().unwrap_or_default().display()
         ))));
     }
+    raise_fence(&made, state.pid);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Sets the driver's own limit as a second fence, where the driver has one: on the control group that the runtime has
+/// made for the container. How that went stands in the container's directory; a container without it starts all the
+/// same.
+fn raise_fence(made: &Instance, pid: u32) {
+    let Ok(gpus) = NvmlGpus::open() else { return };
+    let limits = view::read_limits(made);
+    let (true, Ok(limits)) = (fence::is_possible(&gpus), limits) else {
+        return;
+    };
+    let group = fence::group_of_processes(&[pid]);
+    let group = group.as_deref().ok_or(fence::NO_GROUP);
+    fence::raise(&gpus, made, &limits, None, group, false);
 }
 
 /// A rootless engine's hook has no right to the board of the machine, and is root only by name.

@@ -34,6 +34,8 @@ pub(crate) struct Ended {
 pub(crate) struct Machine {
     pub(crate) dir: TempDir,
     pub(crate) board: PathBuf,
+    /// The CUDA version of its driver.
+    driver: &'static str,
 }
 
 /// The directory of the test binary, in which cargo puts the libraries.
@@ -65,7 +67,19 @@ impl Machine {
             symlink(file, libs.join(link)).unwrap();
         }
         let board = dir.path().join("board");
-        Self { dir, board }
+        Self {
+            dir,
+            board,
+            driver: "12.4",
+        }
+    }
+
+    /// The same with another driver.
+    pub(crate) fn with_driver(driver: &'static str) -> Self {
+        Self {
+            driver,
+            ..Self::new()
+        }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -103,6 +117,7 @@ impl Machine {
             .env("VGPU_SIM_LIBS", self.path("sim"))
             .env("LD_LIBRARY_PATH", self.path("sim"))
             .env("VGPU_SIM_BOARD", self.path("sim-board"))
+            .env("VGPU_SIM_DRIVER", self.driver)
             .stdin(Stdio::null());
         command
     }
