@@ -6,6 +6,7 @@
 //! fits.
 
 mod answer;
+mod claims;
 mod edits;
 mod http;
 mod outside;
@@ -19,6 +20,7 @@ use kube_api::object::{Node, Pod, ResourceQuota};
 use kube_api::request::{Defaults, RequestError};
 use kube_api::vendor::Vendors;
 use placement::{Advice, Among, Ask, Cluster, Compute, Memory, Misfit, Placement, Reason, Request};
+use serde_json::Value;
 
 pub use answer::{
     Advised, Asked, Changed, Counted, Edit, Explained, OfDevice, OfNode, Placed, PlacedContainer,
@@ -51,6 +53,8 @@ pub struct View {
     pub node_selector: String,
     /// Remarks that belong to every answer.
     pub notes: Vec<String>,
+    /// The ResourceClaims of the pod's namespace; `None` if they were not read.
+    pub claims: Option<Vec<Value>>,
 }
 
 impl View {
@@ -85,6 +89,7 @@ impl View {
             scheduler_name: String::new(),
             node_selector: String::new(),
             notes: Vec::new(),
+            claims: None,
         }
     }
 }
@@ -140,6 +145,9 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
     request.pod = identity;
     answer.asks = asked(&request);
     if !request.asks_for_devices() {
+        if let Some((verdict, summary)) = claims::explain(view, pod, &mut answer.notes) {
+            return answer.with(verdict, summary);
+        }
         return match missing {
             outside::Missing::Resource(name) if pod.spec.node_name.is_empty() => answer.with(
                 Verdict::DoesNotFit,

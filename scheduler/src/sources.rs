@@ -118,6 +118,7 @@ impl explain::Source for Scheduler {
             },
             node_selector: settings.node_selector.clone(),
             notes: Vec::new(),
+            claims: None,
         }
     }
 }

@@ -6,13 +6,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use kube::api::{Api, ListParams};
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use kube::client::Body;
 use kube::config::AuthInfo;
 use kube::{Client, Config};
 use kube_api::config::DeviceConfig;
 use kube_api::object::{Node, Pod, ResourceQuota};
 use kube_api::request::Defaults;
+use kube_api::resource_claims::GROUP;
 use kube_api::vendor::{Switches, Vendors};
 use scheduler::explain::{Detail, Explained, View, explain};
 use serde::Deserialize;
@@ -186,6 +187,7 @@ fn view(args: &ExplainArgs, objects: Objects) -> anyhow::Result<View> {
     view.scheduler_name.clone_from(&args.scheduler_name);
     view.node_selector.clone_from(&args.node_label_selector);
     view.notes = objects.notes;
+    view.claims = objects.claims;
     Ok(view)
 }
 
@@ -194,6 +196,7 @@ struct Objects {
     nodes: Vec<Node>,
     pods: Vec<Pod>,
     quotas: Vec<ResourceQuota>,
+    claims: Option<Vec<Value>>,
     notes: Vec<String>,
 }
 
@@ -223,6 +226,21 @@ async fn from_cluster(
             .map_err(|error| refused(error, &server, "list pods"))?,
         ..Objects::default()
     };
+    if !pod.spec.resource_claims.is_empty() {
+        let kind = GroupVersionKind::gvk(GROUP, "v1", "ResourceClaim");
+        let resource = ApiResource::from_gvk(&kind);
+        let claims: Api<DynamicObject> =
+            Api::namespaced_with(client.clone(), &namespace, &resource);
+        match list(&claims, ListParams::default()).await {
+            Ok(claims) => {
+                let values = claims.into_iter().map(serde_json::to_value);
+                objects.claims = Some(values.collect::<Result<_, _>>()?);
+            }
+            Err(error) => objects.notes.push(format!(
+                "ResourceClaims could not be read ({error}): none was looked at"
+            )),
+        }
+    }
     let quotas: Api<ResourceQuota> = Api::namespaced(client, &namespace);
     match list(&quotas, ListParams::default()).await {
         Ok(quotas) => objects.quotas = quotas,
@@ -322,6 +340,7 @@ fn objects(text: &str) -> anyhow::Result<Objects> {
         nodes: state.nodes.unwrap_or_default(),
         pods: state.pods.unwrap_or_default(),
         quotas: state.resource_quotas.unwrap_or_default(),
+        claims: None,
         notes: Vec::new(),
     };
     for (position, item) in state.items.into_iter().flatten().enumerate() {
@@ -334,6 +353,7 @@ fn objects(text: &str) -> anyhow::Result<Objects> {
             "Pod" => objects
                 .pods
                 .push(serde_json::from_value(item).with_context(at)?),
+            "ResourceClaim" => objects.claims.get_or_insert_default().push(item),
             "ResourceQuota" => objects
                 .quotas
                 .push(serde_json::from_value(item).with_context(at)?),
