@@ -20,6 +20,8 @@ mod world;
 #[cfg(test)]
 mod assigner;
 #[cfg(test)]
+mod claims;
+#[cfg(test)]
 mod configuration;
 #[cfg(test)]
 mod given_out;

@@ -252,12 +252,17 @@ pub(crate) fn start_kube_scheduler(world: &World, place: Place, tuning: Tuning) 
         .log(&format!("kube-scheduler-{}", place.host))
         .with_extension("yaml");
     std::fs::write(&file, config).unwrap();
-    let arguments = [
+    let mut arguments = vec![
         format!("--config={}", file.display()),
         format!("--bind-address={}", place.ip),
         format!("--secure-port={}", place.scheduler),
         "--v=2".to_owned(),
     ];
+    // As in cluster-init: on by default from 1.36 on.
+    if matches!(world.minor(), 34 | 35) {
+        arguments
+            .push("--feature-gates=DRAConsumableCapacity=true,DRADeviceTaints=true".to_owned());
+    }
     Program::start(
         world,
         place.host,
