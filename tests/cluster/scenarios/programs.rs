@@ -263,6 +263,10 @@ pub(crate) fn start_kube_scheduler(world: &World, place: Place, tuning: Tuning) 
         arguments
             .push("--feature-gates=DRAConsumableCapacity=true,DRADeviceTaints=true".to_owned());
     }
+    if world.minor() < 30 {
+        // As in the chart: these versions try a pod again for fewer reasons.
+        arguments.push("--pod-max-in-unschedulable-pods-duration=1m".to_owned());
+    }
     Program::start(
         world,
         place.host,

@@ -459,6 +459,9 @@ async fn evict(client: &Client, pod: &str, query: &str) -> (u16, String) {
 #[test]
 fn an_agent_that_evicts_deletes_pods_of_its_own_node_alone() {
     within(async |world| {
+        if !world.has(30, POLICIES) {
+            return;
+        }
         let values = "devicePlugin.monitor.attest=evict,devicePlugin.monitor.evictDryRun=false";
         let _rights = Rights::install(world, &["--set", values]);
         world.make_nodes(["mine", "other"], &Gpus::default()).await;
@@ -512,6 +515,9 @@ fn an_agent_that_evicts_deletes_pods_of_its_own_node_alone() {
 #[test]
 fn an_agent_describes_its_own_node_alone_in_hcs_io() {
     within(async |world| {
+        if !world.has(30, POLICIES) {
+            return;
+        }
         crate::hcs::define(world);
         let _rights = Rights::install(world, &["--set", "hcs.enabled=true"]);
         world.make_nodes(["mine", "other"], &Gpus::default()).await;
@@ -580,6 +586,9 @@ fn an_agent_describes_its_own_node_alone_in_hcs_io() {
 #[test]
 fn an_agent_writes_resource_slices_of_its_own_node_and_driver_alone() {
     within(async |world| {
+        if !world.has(34, "claims that share a device") {
+            return;
+        }
         let _rights = Rights::install(world, &["--set", "dra.enabled=true"]);
         world.make_nodes(["mine", "other"], &Gpus::default()).await;
         let agent = agent_on(world, "mine").await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
-use k8s_openapi::api::core::v1::{Pod, Secret, Service};
+use k8s_openapi::api::core::v1::{Endpoints, Pod, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -49,6 +49,39 @@ pub(crate) async fn publish(
         .patch(name, &apply, &Patch::Apply(slice))
         .await
         .unwrap();
+    if world.minor() < 35 {
+        publish_for_older(world, namespace, name, port, replicas).await;
+    }
+}
+
+/// The same for an API server that looks for a webhook's endpoints in an object of their own, and knows no slices of them.
+async fn publish_for_older(
+    world: &World,
+    namespace: &str,
+    name: &str,
+    port: u16,
+    replicas: &[u16],
+) {
+    let addresses: Vec<Value> = replicas
+        .iter()
+        .map(|replica| json!({"ip": format!("10.99.0.{replica}")}))
+        .collect();
+    let ports = json!([{"name": "https", "port": port, "protocol": "TCP"}]);
+    let subsets = if addresses.is_empty() {
+        json!([])
+    } else {
+        json!([{"addresses": addresses, "ports": ports}])
+    };
+    let endpoints = json!({"apiVersion": "v1", "kind": "Endpoints", "subsets": subsets,
+        "metadata": {"name": name, "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}}});
+    let api: Api<Endpoints> = Api::namespaced(world.client.clone(), namespace);
+    api.patch(
+        name,
+        &PatchParams::apply("test").force(),
+        &Patch::Apply(endpoints),
+    )
+    .await
+    .unwrap();
 }
 
 async fn ready(world: &World, replica: u16) {

@@ -75,7 +75,7 @@ pub(crate) fn within<T: AsyncFnOnce(&World)>(test: T) {
         let world = World::enter(run.into(), name).await;
         world.empty().await;
         let began = Instant::now();
-        tokio::time::timeout(3 * PATIENCE, test(&world))
+        tokio::time::timeout(3 * world.patience(), test(&world))
             .await
             .expect("the test ends in three minutes");
         println!("{} took {:.1} s", world.test, began.elapsed().as_secs_f64());
@@ -107,6 +107,15 @@ impl World {
             .join("logs")
             .join(&self.test)
             .join(format!("{program}.log"))
+    }
+
+    /// How long a test waits. A kube-scheduler before 1.30 tries some pods again after a minute and a half only.
+    fn patience(&self) -> Duration {
+        if self.minor() < 30 {
+            3 * PATIENCE
+        } else {
+            PATIENCE
+        }
     }
 
     /// The N of Kubernetes 1.N.
@@ -369,7 +378,7 @@ impl World {
         what: &str,
         mut ask: impl AsyncFnMut() -> Option<T>,
     ) -> T {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + self.patience();
         loop {
             if let Some(answer) = ask().await {
                 return answer;
