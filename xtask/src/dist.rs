@@ -19,8 +19,14 @@ const SIM_NAMES: [(&str, &str); 4] = [
 ];
 
 /// Our packages that ship as programs and libraries, but for the simulated driver.
-pub(crate) const PROGRAMS: [&str; 5] =
-    ["vgpu", "vgpu-monitor", "scheduler", "webhook", "vgpu-core"];
+pub(crate) const PROGRAMS: [&str; 6] = [
+    "vgpu",
+    "vgpu-monitor",
+    "scheduler",
+    "webhook",
+    "vgpu-core",
+    "slurm-spank",
+];
 /// Those of the simulated driver.
 const SIMULATOR: [&str; 2] = ["cuda-sim-libcuda", "cuda-sim-libnvidia-ml"];
 
@@ -142,6 +148,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     );
     if !args.library {
         build(&release(&["vgpu", "vgpu-monitor", "scheduler", "webhook"]))?;
+        build(&["-p", "slurm-spank", "--lib", "--profile", "preload"])?;
+        place(
+            &processor.built("preload", "libvgpu_spank.so"),
+            &dist.join("lib/vgpu/vgpu_spank.so"),
+        )?;
         for program in ["vgpu", "vgpu-monitor", "vgpu-scheduler", "vgpu-webhook"] {
             let built = processor.built("release", program);
             place(&built, &dist.join("bin").join(program))?;
