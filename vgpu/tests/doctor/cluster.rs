@@ -797,3 +797,41 @@ fn containerd_1_7_is_fine_while_its_node_has_a_healthy_gpu() {
         "{evidence}"
     );
 }
+
+#[test]
+fn agents_that_give_by_claims_are_agents() {
+    let dir = TempDir::with_prefix("vgpu-test-").unwrap();
+    let mut source = Source::of(state(), true);
+    for (kind, names) in [
+        ("pods", &["vgpu-monitor-a", "vgpu-monitor-b"][..]),
+        ("daemonSets", &["vgpu-monitor"]),
+    ] {
+        for name in names {
+            let labels = &mut object(&mut source, kind, name)["metadata"]["labels"];
+            labels["app.kubernetes.io/component"] = "dra".into();
+        }
+    }
+    let config = serve(&source, dir.path());
+    let judged = |ready: bool| {
+        let (_, document) = diagnosed(&["cluster", "--kubeconfig", &config], |facts| {
+            let pods = facts["pods"].as_array_mut().unwrap().iter_mut();
+            let mut first = pods.filter(|pod| pod["metadata"]["name"] == "vgpu-monitor-a");
+            if !ready {
+                first.next().unwrap()["status"]["conditions"] = json!([]);
+            }
+        });
+        let verdict = |id: &str| {
+            let rows = document["checks"].as_array().unwrap();
+            let row = rows.iter().find(|row| row["id"] == id).unwrap();
+            (row["verdict"].clone(), row["evidence"].to_string())
+        };
+        [verdict("VGPU-K02"), verdict("VGPU-K04")]
+    };
+
+    let [installed, alive] = judged(true);
+    assert_eq!(installed.0, "ok", "{installed:?}");
+    assert_eq!(alive.0, "ok", "{alive:?}");
+    let [_, alive] = judged(false);
+    assert_eq!(alive.0, "fail", "{alive:?}");
+    assert!(alive.1.contains("vgpu-monitor-a"), "{alive:?}");
+}

@@ -9,7 +9,7 @@ use kube::client::Body;
 use kube_api::resource_claims::{GROUP, VERSIONS};
 use serde_json::{Map, Value, json};
 
-use super::objects::{flag, full_name, is_part, items, name, namespace, text};
+use super::objects::{flag, full_name, is_agent, is_part, items, name, namespace, text};
 use super::rights::{RIGHTS, Right};
 use super::{Access, Answer, ClusterFacts, DryRun};
 use crate::args::doctor::DoctorArgs;
@@ -396,7 +396,7 @@ impl Asker {
 
     async fn agents(&self, facts: &mut ClusterFacts) {
         let mut found = Vec::new();
-        let agents = facts.pods.iter().filter(|pod| is_part(pod, "agent"));
+        let agents = facts.pods.iter().filter(|pod| is_agent(pod));
         for pod in agents.take(MOST_AGENTS) {
             let ports = items(pod, "/spec/containers")
                 .flat_map(|container| items(container, "/ports"))
@@ -516,7 +516,7 @@ impl ClusterFacts {
                 .chain(&self.daemonsets);
             let found = parts
                 .filter(|object| {
-                    ["scheduler", "webhook", "agent"]
+                    ["scheduler", "webhook", "agent", "dra"]
                         .iter()
                         .any(|part| is_part(object, part))
                 })

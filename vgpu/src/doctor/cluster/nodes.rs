@@ -11,7 +11,8 @@ use serde_json::Value;
 use super::ClusterFacts;
 use super::control::{is_nvidias_plugin, unready};
 use super::objects::{
-    amount, annotation, flag, full_name, is_part, is_ready, items, label, name, number, text, unix,
+    amount, annotation, flag, full_name, is_agent, is_part, is_ready, items, label, name, number,
+    text, unix,
 };
 use crate::doctor::check::{Finding, Judged, fail, ok, several, skip, warn};
 
@@ -139,9 +140,9 @@ pub(super) fn labelled(facts: &ClusterFacts) -> Judged {
 }
 
 pub(super) fn agents_ready(facts: &ClusterFacts) -> Judged {
-    let pods = facts.need("agent")?;
+    let pods = facts.agents()?;
     let mut wrong = unready(&pods);
-    for set in facts.daemonsets.iter().filter(|set| is_part(set, "agent")) {
+    for set in facts.daemonsets.iter().filter(|set| is_agent(set)) {
         let wanted = number(set, "/status/desiredNumberScheduled");
         let made = number(set, "/status/currentNumberScheduled");
         if made < wanted {
@@ -393,7 +394,7 @@ pub(super) fn no_memory_resource(facts: &ClusterFacts) -> Judged {
 }
 
 pub(super) fn metrics(facts: &ClusterFacts) -> Judged {
-    facts.need("agent")?;
+    facts.agents()?;
     if facts.metrics.is_empty() {
         return Err(skip("the agents' pods name no port"));
     }
@@ -423,7 +424,7 @@ pub(super) fn metrics(facts: &ClusterFacts) -> Judged {
 }
 
 pub(super) fn driver_seen(facts: &ClusterFacts) -> Judged {
-    facts.need("agent")?;
+    facts.agents()?;
     let asked: Vec<_> = facts
         .metrics
         .iter()

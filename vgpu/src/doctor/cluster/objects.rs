@@ -83,6 +83,11 @@ pub(super) fn is_part(object: &Value, part: &str) -> bool {
         && label(object, "app.kubernetes.io/component") == part
 }
 
+/// Whether it is of the node agent: with the device plugin (`agent`), or with the DRA driver in its place (`dra`).
+pub(super) fn is_agent(object: &Value) -> bool {
+    is_part(object, "agent") || is_part(object, "dra")
+}
+
 pub(super) fn is_ours(object: &Value) -> bool {
     label(object, "app.kubernetes.io/name") == "vgpu"
 }
@@ -161,6 +166,17 @@ impl ClusterFacts {
         let pods = self.pods_of(part);
         if pods.is_empty() {
             return Err(skip(format!("no pod of the {part} was found (VGPU-K02)")));
+        }
+        Ok(pods)
+    }
+
+    /// The pods of node agents that give GPUs in either way, or why there are none to check.
+    pub(super) fn agents(&self) -> Result<Vec<&Value>, Finding> {
+        self.read(&["pods"])?;
+        let mut pods = self.pods_of("agent");
+        pods.extend(self.pods_of("dra"));
+        if pods.is_empty() {
+            return Err(skip("no pod of the agent was found (VGPU-K02)"));
         }
         Ok(pods)
     }
