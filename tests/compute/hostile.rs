@@ -6,8 +6,9 @@ use std::mem::offset_of;
 
 use vgpu_abi::layout::{ComputeUse, DeviceUse, SlotHead};
 
-use crate::boards::PLAIN;
+use crate::boards::{self, Board, PLAIN};
 use crate::lab::{Asks, Container, Curve, Lab, MS, Program};
+use crate::together::offered;
 
 /// The share of one program alone under a cap of 10, over this many milliseconds.
 fn under_ten(words: &str, ms: u64) -> f64 {
@@ -76,12 +77,13 @@ call cuLaunchKernel 3us
 /// A hostile container with a cap of 10 beside an honest one, under an arbiter: the programs of the first one, and the
 /// tenant's own doing at each look. Returns what each container used.
 fn beside(
+    board: &Board,
     honest: Asks,
     words: &[&str],
     ms: u64,
     mut does: impl FnMut(&Container<'_>),
 ) -> [Curve; 2] {
-    let lab = Lab::on(&PLAIN, LIFE);
+    let lab = Lab::on(board, LIFE);
     let mut arbiter = lab.arbiter();
     let hostile = lab.container("hostile", Asks::cap(10));
     let honest = lab.container("honest", honest);
@@ -111,14 +113,30 @@ fn beside(
 /// A container that is hostile in this way has its cap of 10 at most, and its neighbour nearly its own of 90; a
 /// neighbour with a floor of 80 has that.
 #[track_caller]
-fn gains_nothing(words: &str, ms: u64, mut does: impl FnMut(&Container<'_>)) {
-    for (asks, least) in [(Asks::cap(90), 85.0), (Asks::floor(80), 78.0)] {
-        let [greedy, owed] = beside(asks, &[words], ms, &mut does);
+fn gains_nothing(words: &str, ms: u64, does: impl FnMut(&Container<'_>)) {
+    gains_nothing_on(&PLAIN, 100.0, words, ms, does);
+}
+
+/// The same on a board that gives `offered` percent to two programs without limits.
+#[track_caller]
+fn gains_nothing_on(
+    board: &Board,
+    offered: f64,
+    words: &str,
+    ms: u64,
+    mut does: impl FnMut(&Container<'_>),
+) {
+    let capped = boards::owed(&[90, 10], offered)[0] - 5.0;
+    let floor = boards::owed(&[80, 20], offered)[0] - board.points.max(2.0);
+    for (asks, least) in [(Asks::cap(90), capped), (Asks::floor(80), floor)] {
+        let [greedy, owed] = beside(board, asks, &[words], ms, &mut does);
         let (greedy, owed) = (greedy.share(0, ms), owed.share(0, ms));
-        assert!(
-            greedy <= 12.0 && owed >= least,
-            "{words}: {greedy:.2}, and {owed:.2} beside it of {asks:?}"
+        let told = format!(
+            "{}: {words}: {greedy:.2}, and {owed:.2} beside it of {asks:?}, owed {least:.2}",
+            board.name
         );
+        println!("{told}");
+        assert!(greedy <= 12.0 && owed >= least, "{told}");
     }
 }
 
@@ -203,15 +221,21 @@ const ENDLESS: &str = "steady ns=1000000000000000";
 
 #[test]
 fn kernels_that_never_end_are_not_let_in_one_after_the_other() {
-    let [_, owed] = beside(Asks::floor(80), &[ENDLESS; 4], 20_000, |_| {});
+    let [_, owed] = beside(&PLAIN, Asks::floor(80), &[ENDLESS; 4], 20_000, |_| {});
 
     // The driver gives a kernel that runs as much as the neighbour, and only the driver could end it. A second one of the
     // container may be what the first one waits for. The other two are not let in.
     let (low, _) = owed.windows(1_000, 20_000, 1_000);
     assert!(low >= 100.0 / 3.0 - 1.0, "{low}");
-    let [_, owed] = beside(Asks::floor(80), &[ENDLESS], 5_000, |_| {});
+    let [_, owed] = beside(&PLAIN, Asks::floor(80), &[ENDLESS], 5_000, |_| {});
     let (low, _) = owed.windows(1_000, 5_000, 1_000);
     assert!(low >= 49.0, "{low}");
+}
+
+on_every_board! {
+    fn launches_that_all_look_new_gain_nothing(board) {
+        gains_nothing_on(board, offered(board, &[GREEDY; 2]), NOVEL[0], 5_000, |_| {});
+    }
 }
 
 /// What was in flight before has ended ten seconds before this, milliseconds.
