@@ -83,6 +83,7 @@ fn given(world: &World, memory_bytes: u64) -> Given {
         policy: Policy::Force,
         workload: supervisor::instance::Workload::default(),
         traceparent: None,
+        claim: None,
     }
 }
 

@@ -1,12 +1,10 @@
 //! Makes the exported functions: one for each row of `cuda_api::driver_functions!` whose name a
 //! module of src/calls/ implements, and an answer "not supported" for every other name of the driver.
 //!
-//! A module implements a driver function under the driver's own name, in one of two ways. In its table,
-//! `calls! { cuEventQuery(event) => …; }`, where the types of the arguments come from the row: build.rs
-//! writes the macro `typed!` with the signature of each row for that. Or as plain Rust,
-//! `pub(crate) fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize) -> Done`. The export around it takes
-//! its types from the row, so another signature does not compile. A `_ptsz` or `_ptds` form that no
-//! module writes is the plain form with per-thread default streams.
+//! A module implements a driver function as a row of its table, `calls! { cuEventQuery(event) => …; }`, under the driver's
+//! own name. The types of the arguments come from the row of `driver_functions!`: build.rs writes the macro `typed!` with the
+//! signature of each row for that. A `_ptsz` or `_ptds` form that no module writes is the plain form with per-thread default
+//! streams.
 //! It also links the library as the real one is: its SONAME, and its own symbols bound to itself.
 
 use std::collections::{BTreeMap, BTreeSet};
