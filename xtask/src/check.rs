@@ -129,7 +129,11 @@ fn driver_names() -> anyhow::Result<BTreeSet<String>> {
         std::fs::read_to_string(folder.join(name)).with_context(|| format!("cannot read {name}"))
     };
     let mut names: BTreeSet<String> = BTreeSet::new();
-    for list in ["libcuda-550.txt", "libnvidia-ml-550.txt", "libnvidia-ml-newer.txt"] {
+    for list in [
+        "libcuda-550.txt",
+        "libnvidia-ml-550.txt",
+        "libnvidia-ml-newer.txt",
+    ] {
         names.extend(read(list)?.lines().map(|line| line.trim().to_owned()));
     }
     let table = read("procaddr.csv")?;
