@@ -470,6 +470,11 @@ fn upgrade_of_the_driver_keeps_claims_of_an_earlier_release() {
                 (left == 0).then_some(())
             })
             .await;
+        // Helm refuses to change an image that another program has set to another value.
+        world
+            .kubectl(&["rollout", "undo", "-n", system, daemons])
+            .unwrap();
+        world.kubectl(&rollout).unwrap();
     });
 }
 
