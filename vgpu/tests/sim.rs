@@ -20,7 +20,8 @@ fn sim(machine: &Machine, words: &[&str]) -> Command {
     let mut command = machine.vgpu([&["sim"], words].concat());
     command
         .env_remove("LD_LIBRARY_PATH")
-        .env_remove("VGPU_SIM_BOARD");
+        .env_remove("VGPU_SIM_BOARD")
+        .env_remove("VGPU_SIM_DRIVER");
     command
 }
 
