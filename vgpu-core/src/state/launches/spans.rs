@@ -15,9 +15,11 @@ use crate::base::clock;
 use crate::base::lock::{Guarded, Lock};
 use crate::driver::query;
 use crate::guest::thread::thread;
+use events::Events;
 pub(crate) use stretch::uncovered_ns;
 use stretch::{More, Sample, Stretch, has_ended_unmarked, reading};
 
+mod events;
 mod stretch;
 
 /// Streams that are looked after at a time; launches to further ones are charged and not measured.
@@ -28,8 +30,6 @@ const PROBES: usize = 8;
 pub(crate) const MARKS: usize = 8;
 /// Contexts that have events of the library.
 const CONTEXTS: usize = 32;
-/// Events that a context keeps for the next marks.
-const SPARE: usize = 64;
 /// The context's base event is replaced after this long, because the driver returns the time since it as a 32-bit
 /// float.
 const BASE_NS: u64 = 1_000_000_000;
@@ -83,16 +83,6 @@ pub(crate) struct Stream {
     /// Held while the library records, queries and compares its own events, and asks whether the stream has ended, which
     /// are calls of the driver.
     marks: Guarded<Marks>,
-}
-
-struct Events {
-    spare: [u64; SPARE],
-    count: usize,
-    /// An event that times are counted from, and what its own time is called.
-    base: u64,
-    base_ns: u64,
-    /// Up to here the context's work has been counted.
-    covered_ns: u64,
 }
 
 #[repr(C)]
@@ -800,25 +790,9 @@ impl Marks {
     }
 }
 
-impl Events {
-    fn take_spare(&mut self) -> Option<u64> {
-        let last = self.count.checked_sub(1)?;
-        self.count = last;
-        self.spare.get(last).copied()
-    }
-
-    fn put_spare(&mut self, event: u64) -> bool {
-        let Some(place) = self.spare.get_mut(self.count) else {
-            return false;
-        };
-        *place = event;
-        self.count += 1;
-        true
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::events::SPARE;
     use super::*;
 
     fn marks() -> Box<Marks> {
