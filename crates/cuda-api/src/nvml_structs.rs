@@ -281,7 +281,7 @@ structs! {
         name_space: *const c_char,
         /// Bytes that are guaranteed; 0 is none.
         soft_limit: u64,
-        /// Bytes that the group cannot pass, or [`MEMORY_LIMIT_MAX`].
+        /// Bytes that the group cannot pass, or `MEMORY_LIMIT_MAX`.
         hard_limit: u64,
         /// Bytes that count against the limits.
         current_used: u64,
@@ -293,7 +293,7 @@ structs! {
         name_space: *const c_char,
         /// Bytes that are guaranteed; 0 is none.
         soft_limit: u64,
-        /// Bytes that the group cannot pass, or [`MEMORY_LIMIT_MAX`].
+        /// Bytes that the group cannot pass, or `MEMORY_LIMIT_MAX`.
         hard_limit: u64,
     } size 24;
 
@@ -301,7 +301,7 @@ structs! {
     struct NvmlUuid {
         /// [`NvmlUuid::VERSION`].
         version: u32,
-        /// [`UUID_ASCII`] or [`UUID_BINARY`].
+        /// `UUID_ASCII` or `UUID_BINARY`.
         kind: u32,
         /// Text with a closing zero, or 16 bytes.
         value: [u8; 41],
