@@ -1,6 +1,7 @@
 //! A container's own files, mounted where its programs look for them: the instance read-only at `/etc/vgpu`, its region
-//! at `/run/vgpu/region`. A container engine has mounted placeholder files at both places before, with which no program
-//! may use a GPU; these mounts cover them. For a job of Slurm, its prolog has made the places.
+//! at `/run/vgpu/region`. Before that, a container engine has mounted a directory with an empty limits file and an empty
+//! region there, with which the library lets no program use a GPU; these mounts cover them. On a node of Slurm, the prolog
+//! has made both places.
 //!
 //! Works in the container's mount namespace, from which this process does not return. Follows links of the image only
 //! within the image, and never mounts into the host's namespace.

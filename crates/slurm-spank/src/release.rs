@@ -11,8 +11,8 @@ const fn number(year: u32, month: u32) -> u32 {
     (year << 16) | (month << 8)
 }
 
-/// The release whose `slurm_api_version` is this. Each release has the next API number. Slurm appeared every nine
-/// months up to 23.11, and appears every six months since.
+/// The release of Slurm that answers this number to `slurm_api_version`. Each release has the next API number. Up to
+/// 23.11 a release came out every nine months, and since then every six.
 pub(crate) fn of_api(version: i64) -> Option<u32> {
     let api = u32::try_from(version >> 16).ok()?;
     let since = api.checked_sub(API_OF_22_05)?;

@@ -261,7 +261,7 @@ pub struct Keeper {
     set: HashMap<PathBuf, (u64, Vec<u64>)>,
 }
 
-/// A container whose second fence has changed.
+/// The fence that one look has set, or could not set, for a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kept {
     /// Its directory.
@@ -271,8 +271,8 @@ pub struct Kept {
 }
 
 impl Keeper {
-    /// Looks at the containers below `root`, at most once a second, and returns those whose fence was set or could not
-    /// be. `now_ns` is the monotonic clock.
+    /// Looks at the containers below `root`, at most once a second. Returns an entry for each container whose fence it
+    /// has set, and for each where the driver refused that. `now_ns` is the monotonic clock.
     pub fn tick(&mut self, now_ns: u64, gpus: &dyn Gpus, root: &Path) -> Vec<Kept> {
         if now_ns < self.next_ns || !gpus.limits_groups() {
             return Vec::new();

@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "a part of taking_over_goes_on_after_a_kill_at_any_step"]
+    #[ignore = "taking_over_goes_on_after_a_kill_at_any_step starts it as a process of its own, and it is killed"]
     fn child_that_is_killed() {
         let state = PathBuf::from(std::env::var_os("VGPU_TEST_NODE").unwrap());
         crate::steps::arm(std::env::var("VGPU_TEST_STEP").unwrap().parse().unwrap());

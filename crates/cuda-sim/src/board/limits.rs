@@ -51,7 +51,7 @@ impl State {
         group.map_or(GroupLimit::NONE, |group| group.limits[gpu])
     }
 
-    /// The groups whose limits hold for a process of `groups`, with the limits.
+    /// The numbers and hard limits of the groups that bound a process which is in `groups`.
     fn holding(&self, gpu: usize, groups: &Groups, nests: bool) -> Vec<(u64, u64)> {
         let limited = groups.numbers().filter_map(|number| {
             let hard = self.limit_of(gpu, number).hard;
@@ -127,7 +127,7 @@ impl Board {
         (state.limit_of(gpu, number), used)
     }
 
-    /// The group whose limit is reported to the processes of `groups`.
+    /// The number of the group that NVML and `cuMemGetInfo` report to a process which is in `groups`.
     fn reported(&self, state: &State, gpu: usize, groups: &Groups) -> u64 {
         let own = groups.lowest();
         if self.is_contrary() {

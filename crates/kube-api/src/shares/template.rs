@@ -57,10 +57,10 @@ pub struct Shape {
     /// All GPUs on one NUMA node.
     #[serde(skip_serializing_if = "is_default")]
     pub one_numa_node: bool,
-    /// Only GPUs whose model contains one of these texts, in any case.
+    /// A GPU fits only if its model contains one of these texts; upper and lower case are the same.
     #[serde(skip_serializing_if = "is_default")]
     pub use_types: Vec<String>,
-    /// No GPU whose model contains one of these texts.
+    /// A GPU does not fit if its model contains one of these texts.
     #[serde(skip_serializing_if = "is_default")]
     pub nouse_types: Vec<String>,
     /// Only these GPUs.

@@ -135,7 +135,7 @@ async fn next_driver_goes_on_after_a_kill_at_any_step() {
 }
 
 #[tokio::test]
-#[ignore = "a part of next_driver_goes_on_after_a_kill_at_any_step"]
+#[ignore = "next_driver_goes_on_after_a_kill_at_any_step starts it as a process of its own, and it is killed"]
 async fn child_that_is_killed() {
     let root = PathBuf::from(std::env::var_os("VGPU_TEST_NODE").unwrap());
     let driver = Driver::on(&root);
