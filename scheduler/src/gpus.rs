@@ -138,7 +138,7 @@ impl Gpus {
             let cluster = ledger.cluster().clone();
             let unbound = cluster
                 .reservations()
-                .filter(|held| ledger.bound_pod(&held.pod.uid).is_none())
+                .filter(|held| !ledger.is_bound(&held.pod.uid))
                 .map(|held| held.pod.uid.as_str().into());
             LedgerView {
                 unbound: unbound.collect(),

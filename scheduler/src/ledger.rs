@@ -166,6 +166,17 @@ enum LedgerEntry {
 /// Amounts by resource, in thousandths, as kube-scheduler counts them.
 pub type Counted = Arc<[(Box<str>, i128)]>;
 
+/// What preemption must know of a pod that holds devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// The pod's priority: pods of a higher one may preempt it.
+    pub priority: i32,
+    /// The amounts that kube-scheduler counts for it.
+    pub counted: Counted,
+    /// Whether kube-scheduler certainly counts it on its node: it is bound, or its binding is under way.
+    pub on_node: bool,
+}
+
 #[derive(Debug)]
 struct Reserved {
     pod: Arc<Pod>,
@@ -307,14 +318,28 @@ impl Ledger {
         }
     }
 
-    /// The priority of a bound pod, and the amounts that kube-scheduler counts for it.
-    pub fn bound_pod(&self, uid: &str) -> Option<(i32, &Counted)> {
-        match self.holders.get(uid)? {
+    /// Whether the pod is bound, as far as the ledger knows.
+    pub fn is_bound(&self, uid: &str) -> bool {
+        matches!(self.holders.get(uid), Some(LedgerEntry::Bound { .. }))
+    }
+
+    /// What preemption must know of a pod that holds devices. kube-scheduler counts a pod on its node from the filter
+    /// on, so it may name a pod as a victim before the ledger hears that the pod is bound.
+    pub fn holder(&self, uid: &str) -> Option<Holder> {
+        Some(match self.holders.get(uid)? {
             LedgerEntry::Bound {
                 priority, counted, ..
-            } => Some((*priority, counted)),
-            LedgerEntry::Reserved(_) => None,
-        }
+            } => Holder {
+                priority: *priority,
+                counted: Arc::clone(counted),
+                on_node: true,
+            },
+            LedgerEntry::Reserved(reserved) => Holder {
+                priority: reserved.pod.spec.priority.unwrap_or_default(),
+                counted: read::counted(&reserved.pod).into(),
+                on_node: reserved.binding == Binding::UnderWay,
+            },
+        })
     }
 
     /// The vendors whose devices the ledger counts.

@@ -112,24 +112,25 @@ fn spared<'a>(
     added: &[&'a str],
     fits: impl Fn(&[&str]) -> bool,
 ) -> Vec<&'a str> {
-    let mut freed: BTreeMap<&str, i128> = BTreeMap::new();
+    let mut freed: BTreeMap<Box<str>, i128> = BTreeMap::new();
     for uid in added {
-        let Some((_, counted)) = ledger.bound_pod(uid) else {
+        let Some(holder) = ledger.holder(uid) else {
             return Vec::new();
         };
-        for (resource, amount) in counted.iter() {
-            *freed.entry(resource).or_default() += amount;
+        for (resource, amount) in holder.counted.iter() {
+            *freed.entry(resource.clone()).or_default() += amount;
         }
     }
     let mut staying: Vec<&str> = Vec::new();
     for uid in named {
         // The ledger does not know what a pod without devices frees.
-        let Some((_, counted)) = ledger.bound_pod(uid) else {
+        let Some(holder) = ledger.holder(uid) else {
             continue;
         };
-        let enough = counted.iter().all(|(resource, amount)| {
-            freed.get(&**resource).copied().unwrap_or_default() >= *amount
-        });
+        let enough = holder
+            .counted
+            .iter()
+            .all(|(resource, amount)| freed.get(resource).copied().unwrap_or_default() >= *amount);
         let leaving: Vec<&str> = named
             .iter()
             .chain(added)
@@ -137,8 +138,8 @@ fn spared<'a>(
             .copied()
             .collect();
         if enough && fits(&leaving) {
-            for (resource, amount) in counted.iter() {
-                if let Some(left) = freed.get_mut(&**resource) {
+            for (resource, amount) in holder.counted.iter() {
+                if let Some(left) = freed.get_mut(resource) {
                     *left -= amount;
                 }
             }
@@ -155,7 +156,8 @@ struct Other<'a> {
     holds: u64,
 }
 
-/// The pods on the node that hold devices, have a lower priority and are not named yet.
+/// The pods on the node that hold devices, have a lower priority and are not named yet. kube-scheduler refuses the whole
+/// answer if it names a pod that kube-scheduler does not count on the node.
 fn evictable<'a>(
     ledger: &'a Ledger,
     cluster: &'a Cluster,
@@ -168,10 +170,10 @@ fn evictable<'a>(
         .reservations_on(node)
         .filter(|held| held.pod.uid != request.pod.uid && !named.contains(&held.pod.uid.as_str()))
         .filter_map(|held| {
-            let (of, _) = ledger.bound_pod(&held.pod.uid)?;
-            (of < priority).then(|| Other {
+            let holder = ledger.holder(&held.pod.uid)?;
+            (holder.on_node && holder.priority < priority).then(|| Other {
                 uid: &held.pod.uid,
-                priority: of,
+                priority: holder.priority,
                 holds: held.load().memory_bytes,
             })
         })

@@ -389,6 +389,42 @@ async fn only_pods_that_make_room_are_evicted() {
     assert_eq!(preempt(20_000, &["low-0"]).await, None);
 }
 
+/// kube-scheduler knows a pod's node before the extender hears that the binding has succeeded.
+#[tokio::test]
+async fn a_pod_whose_binding_is_not_confirmed_is_not_evicted_in_vain() {
+    let victim = |name: &str| {
+        let annotations = json!({
+            "hami.io/vgpu-node": "n1", "hami.io/vgpu-devices-allocated": "n1-gpu-1,NVIDIA,4000,0:;",
+        });
+        placed(pod(name, 4000), "n1", &annotations)
+    };
+    let mut cluster = state(&[node("n1", 2, 2, 10_000)]);
+    let mut high = placed(
+        pod("high-0", 4000),
+        "n1",
+        &json!({
+            "hami.io/vgpu-node": "n1", "hami.io/vgpu-devices-allocated": "n1-gpu-0,NVIDIA,4000,0:;",
+        }),
+    );
+    high["spec"]["priority"] = 100.into();
+    cluster["pods"] = json!([high, victim("low-1a"), victim("low-1b")]);
+    let served = Served::start(cluster).await;
+    // It is placed on the first GPU, and its binding is not over.
+    served.filter(&pod("low-0", 4000), &["n1"]).await.unwrap();
+
+    let mut urgent = pod("urgent", 10_000);
+    urgent["spec"]["priority"] = 100.into();
+    let named = json!({ "n1": { "Pods": [{ "UID": "uid-low-0" }], "NumPDBViolations": 0 } });
+    let args = json!({ "Pod": urgent, "NodeNameToMetaVictims": named });
+    let answer = served.post("/preempt", &args).await;
+
+    let pods = &answer["NodeNameToMetaVictims"]["n1"]["Pods"];
+    assert_eq!(
+        *pods,
+        json!([{ "UID": "uid-low-1a" }, { "UID": "uid-low-1b" }])
+    );
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_forty_pods_at_once_eight_get_the_eight_free_slots() {
     let served = Served::start(state(&[node("a", 1, 4, 10_000), node("b", 1, 4, 10_000)])).await;
