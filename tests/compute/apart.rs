@@ -107,6 +107,11 @@ on_every_board! {
         let programs = [(30, "steady ns=20000 sync=1"), (70, "steady ns=1000000 sync=1")];
         caps_are_kept_with_gaps(TEST, board, programs);
     }
+
+    fn caps_of_30_and_70_are_kept_by_small_launches_that_are_rarely_asked_for(board) {
+        let programs = [(30, "steady ns=20000 sync=2 ask=20"), (70, "steady ns=1000000 sync=1")];
+        caps_are_kept_with_gaps(TEST, board, programs);
+    }
 }
 
 #[test]

@@ -224,12 +224,13 @@ static CUcontext green_context(void) {
     return made;
 }
 
-/* How a program waits for what it launched: not at all, in a call of the driver, or by asking every 5 us. */
+/* How a program waits for what it launched: not at all, in a call of the driver, or by asking every 5 us (ask=US). */
 enum { NOT, STREAM, STREAM_ASKED, EVENT, EVENT_ASKED, CONTEXT, CONTEXT_V2 };
 
 static void asked(CUresult (*ask)(void *), void *what) {
     CUresult result;
-    while ((result = ask(what)) == 600) vgpuSimSleepUntil(vgpuSimNow() + 5000);
+    uint64_t pause = option("ask", 5) * 1000;
+    while ((result = ask(what)) == 600) vgpuSimSleepUntil(vgpuSimNow() + pause);
     OK(result);
 }
 
@@ -249,7 +250,7 @@ static void wait_for(int how, CUstream own) {
     }
 }
 
-/* steady way=W ns=N nodes=N streams=N sync=HOW priority=0|1 contexts=N green=0|1 for=MS: one launch after another. */
+/* steady way=W ns=N nodes=N streams=N sync=HOW ask=US priority=0|1 contexts=N green=0|1 for=MS: one launch after another. */
 static void steady(void) {
     enum { MOST = 16 };
     int way = (int)option("way", PLAIN), sync = (int)option("sync", 0);

@@ -322,6 +322,13 @@ on_every_board! {
         caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, board.points, SMALL_LONG);
     }
 
+    fn caps_are_kept_by_small_launches_that_are_rarely_asked_for(board) {
+        for asks in ["sync=2 ask=20", "sync=4 ask=200"] {
+            let words = [&format!("steady ns=20000 {asks}"), "steady ns=1000000"];
+            caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, board.points, SMALL_LONG);
+        }
+    }
+
     fn caps_are_kept_by_the_smallest_kernels(board) {
         for caps in [[30, 70], [10, 90], [50, 50]] {
             caps_are_kept(TEST, board, &caps, &["steady ns=5000"; 2], SMALL_LONG);

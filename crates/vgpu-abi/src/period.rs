@@ -17,7 +17,9 @@ const LOOKED_NS: u64 = 190_000_000;
 /// If more than this part of the intervals is lost where they change over, the period becomes so long that half of it
 /// would be lost, thousandths.
 const LOST_PERMILLE: u64 = 40;
-/// A container that uses less than this part of its intervals wants less than its share, thousandths.
+/// A container that uses less than this part of its intervals wants less than its share, thousandths. It wants its share
+/// all the same if its programs wait for their own work in this part of them: small launches that are each waited for
+/// leave the device idle in between, and outside of a timetable they would wait for whole turns of others.
 const WANTED_PERMILLE: u64 = 600;
 /// How long such a container stays out of the timetable, nanoseconds.
 pub const LEFT_OUT_NS: u64 = 1_000_000_000;
@@ -28,10 +30,11 @@ pub fn looked_ns(period_ns: u64) -> u64 {
     LOOKED_NS.max(period_ns.saturating_mul(LOOKED_PERIODS))
 }
 
-/// Whether a container that was given `given_ns` and used `used_ns` of it wants less than its share.
+/// Whether a container wants less than its share that was given `given_ns`, used `used_ns` of it, and had work on the
+/// device or waited for that work for `occupied_ns`.
 #[must_use]
-pub fn wants_less(given_ns: u64, used_ns: u64) -> bool {
-    used_ns < part(given_ns, WANTED_PERMILLE, 1_000)
+pub fn wants_less(given_ns: u64, used_ns: u64, occupied_ns: u64) -> bool {
+    used_ns.max(occupied_ns) < part(given_ns, WANTED_PERMILLE, 1_000)
 }
 
 /// How long a period has to be at least, milliseconds, after one of `period_ns` in which containers that wanted all
@@ -145,11 +148,13 @@ mod tests {
 
         /// A container that used all of its intervals wants its share, and one that used nothing of them does not.
         #[test]
-        fn whole_use_is_never_too_little(given_ns: u64, used_ns: u64, less_ns: u64) {
-            prop_assert!(!wants_less(given_ns, given_ns));
-            prop_assert!(wants_less(given_ns, 0) == (given_ns > 1));
-            let used_less = wants_less(given_ns, used_ns.saturating_sub(less_ns));
-            prop_assert!(used_less || !wants_less(given_ns, used_ns));
+        fn whole_use_is_never_too_little(given_ns: u64, used_ns: u64, waited_ns: u64, less_ns: u64) {
+            prop_assert!(!wants_less(given_ns, given_ns, 0));
+            prop_assert!(!wants_less(given_ns, 0, given_ns));
+            prop_assert!(wants_less(given_ns, 0, 0) == (given_ns > 1));
+            let wants = !wants_less(given_ns, used_ns, waited_ns);
+            prop_assert!(wants || wants_less(given_ns, used_ns.saturating_sub(less_ns), waited_ns));
+            prop_assert!(wants || wants_less(given_ns, used_ns, waited_ns.saturating_sub(less_ns)));
         }
 
         /// Each period ends exactly one interval, wherever it begins.
@@ -199,9 +204,11 @@ mod tests {
 
     #[test]
     fn less_than_three_fifths_is_less_than_is_given() {
-        assert!(wants_less(100 * MS, 59 * MS));
-        assert!(!wants_less(100 * MS, 60 * MS));
-        assert!(!wants_less(0, 0));
+        assert!(wants_less(100 * MS, 59 * MS, 59 * MS));
+        assert!(!wants_less(100 * MS, 60 * MS, 0));
+        // It waits for small launches, with pauses in between.
+        assert!(!wants_less(100 * MS, 20 * MS, 60 * MS));
+        assert!(!wants_less(0, 0, 0));
     }
 
     #[test]

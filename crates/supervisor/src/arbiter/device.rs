@@ -453,6 +453,7 @@ impl Device {
                     .iter()
                     .any(|process| process.waits_for(now_ns, period_ns)),
                 busy_ns: tenant.sum(|process| process.busy_ns),
+                occupied_ns: tenant.sum(|process| process.occupied_ns),
                 launches: tenant.sum(|process| process.launches),
             })
             .collect();

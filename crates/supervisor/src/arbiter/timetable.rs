@@ -28,6 +28,9 @@ pub struct Candidate {
     pub is_held_up: bool,
     /// GPU time that it counts as its own so far, nanoseconds.
     pub busy_ns: u64,
+    /// Time in which it had work on the device so far, or its programs waited for that work, nanoseconds; 0 if its
+    /// libraries do not measure that.
+    pub occupied_ns: u64,
     /// Kernels and graphs launched so far.
     pub launches: u64,
 }
@@ -38,6 +41,7 @@ struct History {
     /// The counts when this look at it began, and when that was.
     since_ns: u64,
     busy_ns: u64,
+    occupied_ns: u64,
     launches: u64,
     /// The mean length of its launches in the look before, nanoseconds; 0 is not known.
     launch_ns: u64,
@@ -128,6 +132,7 @@ impl Timetable {
             if let Some(known) = self.known.get_mut(&candidate.id) {
                 known.since_ns = now_ns;
                 known.busy_ns = candidate.busy_ns;
+                known.occupied_ns = candidate.occupied_ns;
                 known.launches = candidate.launches;
                 known.given_ns = 0;
             }
@@ -150,6 +155,7 @@ impl Timetable {
             self.known.entry(candidate.id).or_insert_with(|| History {
                 since_ns: now_ns,
                 busy_ns: candidate.busy_ns,
+                occupied_ns: candidate.occupied_ns,
                 launches: candidate.launches,
                 // All that it ever did.
                 launch_ns: candidate.busy_ns / candidate.launches.max(1),
@@ -172,12 +178,14 @@ impl Timetable {
                 continue;
             };
             let busy_ns = candidate.busy_ns.saturating_sub(known.busy_ns);
+            let occupied_ns = candidate.occupied_ns.saturating_sub(known.occupied_ns);
             let launches = candidate.launches.saturating_sub(known.launches);
             let is_whole = known.since_ns <= now_ns.saturating_sub(passed_ns);
             let given = known.given_ns;
             *known = History {
                 since_ns: now_ns,
                 busy_ns: candidate.busy_ns,
+                occupied_ns: candidate.occupied_ns,
                 launches: candidate.launches,
                 given_ns: 0,
                 launch_ns: match launches {
@@ -191,7 +199,7 @@ impl Timetable {
             }
             given_ns += given;
             used_ns += busy_ns.min(given);
-            if period::wants_less(given, busy_ns) && !candidate.is_held_up {
+            if period::wants_less(given, busy_ns, occupied_ns) && !candidate.is_held_up {
                 known.left_out_until_ns = now_ns.saturating_add(LEFT_OUT_NS);
                 is_lost = false;
             }
@@ -264,37 +272,42 @@ mod tests {
         launch_ns: u64,
         /// The part of its interval that it uses, thousandths.
         uses: u64,
+        /// The part of it in which it has work on the device or waits for it, thousandths.
+        occupies: u64,
     }
 
     const GREEDY: Tenant = Tenant {
         share: 500,
         launch_ns: MS / 10,
         uses: 1_000,
+        occupies: 1_000,
     };
 
     /// Ticks every 50 ms for a while. Returns the last timetable.
     fn play(tenants: &[Tenant], ms: u64, lost_ns: u64) -> Vec<(u64, Interval)> {
         let mut timetable = Timetable::default();
-        let mut busy: Vec<u64> = tenants.iter().map(|tenant| tenant.launch_ns).collect();
+        let mut spent: Vec<[u64; 2]> = tenants.iter().map(|tenant| [tenant.launch_ns; 2]).collect();
         for now_ms in (0..=ms).step_by(50) {
             for (id, tenant) in tenants.iter().enumerate() {
-                let ns = match timetable.interval(id as u64) {
+                let of = |permille: u64| match timetable.interval(id as u64) {
                     Some(at) => {
                         let each_ns = at.length_ns().saturating_sub(lost_ns);
-                        part(50 * MS, each_ns * tenant.uses / 1_000, at.period_ns())
+                        part(50 * MS, each_ns * permille / 1_000, at.period_ns())
                     }
                     None => part(50 * MS, tenant.share.into(), 1_000),
                 };
-                busy[id] += ns;
+                spent[id][0] += of(tenant.uses);
+                spent[id][1] += of(tenant.occupies);
             }
-            let each = tenants.iter().zip(&busy).enumerate();
+            let each = tenants.iter().zip(&spent).enumerate();
             let candidates: Vec<Candidate> = each
-                .map(|(id, (tenant, busy_ns))| Candidate {
+                .map(|(id, (tenant, [busy_ns, occupied_ns]))| Candidate {
                     id: id as u64,
                     share: tenant.share,
                     wants_more: true,
                     is_held_up: false,
                     busy_ns: *busy_ns,
+                    occupied_ns: *occupied_ns,
                     launches: busy_ns / tenant.launch_ns,
                 })
                 .collect();
@@ -326,6 +339,7 @@ mod tests {
                     wants_more: true,
                     is_held_up: false,
                     busy_ns: 0,
+                    occupied_ns: 0,
                     launches: 0,
                 })
                 .collect();
@@ -376,10 +390,26 @@ mod tests {
     fn a_container_that_wants_less_than_its_share_takes_no_part() {
         let modest = Tenant {
             uses: 500,
+            occupies: 590,
             ..GREEDY
         };
         assert_eq!(play(&[GREEDY, modest], 1_000, 0), []);
         assert_eq!(lengths(&play(&[GREEDY, modest, GREEDY], 1_000, 0)).len(), 2);
+    }
+
+    #[test]
+    fn a_container_that_waits_for_its_small_launches_keeps_its_interval() {
+        let waits = Tenant {
+            share: 300,
+            uses: 300,
+            occupies: 950,
+            ..GREEDY
+        };
+        let intervals = play(&[GREEDY, waits], 5_000, 0);
+        let shares = intervals
+            .iter()
+            .map(|(_, at)| at.length_us / u32::from(at.period_ms));
+        assert_eq!(shares.collect::<Vec<_>>(), [500, 300]);
     }
 
     proptest! {
@@ -387,16 +417,16 @@ mod tests {
         #[test]
         fn no_word_of_a_container_makes_its_interval_longer(
             ticks in prop::collection::vec(
-                prop::collection::vec((0_u32..=1_000, any::<bool>(), any::<u64>(), any::<u64>()), 0..6),
+                prop::collection::vec((0_u32..=1_000, any::<bool>(), any::<[u64; 3]>()), 0..6),
                 1..20,
             ),
         ) {
             let mut timetable = Timetable::default();
             for (tick, claims) in ticks.iter().enumerate() {
                 let candidates: Vec<Candidate> = claims.iter().zip(0..).map(|(claim, id)| {
-                    let (share, wants_more, busy_ns, launches) = *claim;
+                    let (share, wants_more, [busy_ns, occupied_ns, launches]) = *claim;
                     let is_held_up = busy_ns % 3 == 0;
-                    Candidate { id, share, wants_more, is_held_up, busy_ns, launches }
+                    Candidate { id, share, wants_more, is_held_up, busy_ns, occupied_ns, launches }
                 }).collect();
                 let intervals = timetable.tick(tick as u64 * 50 * MS, &candidates);
                 prop_assert!(intervals.len() != 1);

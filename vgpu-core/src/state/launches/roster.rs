@@ -214,7 +214,7 @@ impl History {
         next.is_saturated = u64::from(self.since_ns != 0 && occupied_ns > saturated_ns);
         let Some(interval) = interval else {
             let cap_ns = period::part(passed_ns, percent.into(), 100);
-            next.uses_its_cap = u64::from(!period::wants_less(cap_ns, used_ns));
+            next.uses_its_cap = u64::from(!period::wants_less(cap_ns, used_ns, 0));
             return next.since(counts, now_ns);
         };
         // Whole intervals are compared with what was used, so looks between two of them say most. A container that
@@ -237,7 +237,7 @@ impl History {
         if let Some(least_ms) = lengthened.filter(|_| !is_open) {
             next.least_ms = u64::from(least_ms);
         }
-        let wants_less = period::wants_less(given_ns, used_ns);
+        let wants_less = period::wants_less(given_ns, used_ns, occupied_ns);
         if wants_less && self.uses_its_cap == 0 {
             // Twice: it was no loss between intervals that were too short.
             next.left_out_until_ns = now_ns.saturating_add(LEFT_OUT_NS);
@@ -424,6 +424,21 @@ mod tests {
         part.wants_more(2_400 * MS);
         assert!(!part.begin(30, used(800), 2_419 * MS).wants_more);
         assert!(part.begin(30, used(800), 2_421 * MS).wants_more);
+    }
+
+    #[test]
+    fn a_container_that_waits_for_its_small_launches_keeps_its_interval() {
+        let part = part();
+        part.end(Some(FIRST), 1, used(0), 1_020 * MS);
+        for looks in 1..4 {
+            // Of four intervals it uses a fifth, and waits in nearly all of the rest.
+            let counts = Counts {
+                own_occupied_ns: looks * 58 * MS,
+                ..used(looks * 12)
+            };
+            let entry = part.begin(30, counts, (1_020 + looks * 200) * MS);
+            assert!(entry.wants_more, "{looks}");
+        }
     }
 
     #[test]
