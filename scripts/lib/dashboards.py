@@ -118,6 +118,12 @@ VDEVICE = "node, namespace, pod, container, vdevice_index"
 OF_CONTAINER = "{{namespace}}/{{pod}}/{{container}} GPU {{vdevice_index}}"
 WHOLE_CONTAINER = "{{namespace}}/{{pod}}/{{container}}"
 
+
+def by_claim(value, chosen):
+    """A value of each device of a container, for the containers that a ResourceClaim gave, with the claim's name."""
+    info = f"max by (node, namespace, pod, container, claim) (vgpu_container_claim_info{{{chosen}}})"
+    return f"{value} * on (node, namespace, pod, container) group_left (claim) {info}"
+
 HEALTH_COLUMNS = [("node", "Node", None), ("device_index", "GPU", None), ("device_uuid", "UUID", None),
                   ("device_type", "Type", None), ("Value", "Healthy", "yes or no")]
 
@@ -431,6 +437,14 @@ def workload():
               [("namespace", "Namespace", None), ("pod", "Pod", None), ("container_index", "Container", None), ("node", "Node", None),
                ("device_uuid", "GPU", None), ("Value #A", "Memory", "bytes"), ("Value #B", "Cores", "count")], width=12,
               sort="Memory"),
+        table("Which ResourceClaim gave each container its share",
+              "The claim of each container on a node that gives GPUs by claims, with its limit, what is charged, and the part "
+              "of the device's time in the last second. Pods that share a claim are one container here, with the first pod's name.",
+              [by_claim(f"max by ({VDEVICE}) ({series}{one})", PODS)
+               for series in ("hami_vgpu_memory_limit_bytes", "hami_vgpu_memory_used_bytes", "vgpu_container_compute_used_ratio")],
+              [("namespace", "Namespace", None), ("claim", "Claim", None), ("pod", "Pod", None), ("container", "Container", None),
+               ("vdevice_index", "GPU", None), ("node", "Node", None), ("Value #A", "Limit", "bytes"),
+               ("Value #B", "Charged", "bytes"), ("Value #C", "Time used", "share")], sort="Charged"),
         table("Which containers use the most memory", "The ten with the most charged memory.",
               f"topk(10, hami_vgpu_memory_used_bytes{one})",
               [("namespace", "Namespace", None), ("pod", "Pod", None), ("container", "Container", None), ("node", "Node", None),

@@ -23,7 +23,9 @@ use out::{
     BYTES, Out, Value, container_labels, devices, gpu_labels, ids, labels, legacy_gpu_labels,
     legacy_labels, number, text,
 };
-pub use shown::{Account, Compute, Container, Device, Gpu, Instance, Look, Shown, Used, Work};
+pub use shown::{
+    Account, Claim, Compute, Container, Device, Gpu, Instance, Look, Shown, Used, Work,
+};
 
 /// Without details, only a heartbeat that is older than this is shown.
 const SILENT: Duration = Duration::from_secs(1);
@@ -237,6 +239,19 @@ fn ours(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
                 labels.push(("group", text(group)));
                 (labels, *calls)
             })
+        }),
+    )?;
+    out.gauge(
+        "vgpu_container_claim_info",
+        None,
+        "ResourceClaim that gave the container its devices, in the container's namespace; always 1",
+        whole().filter_map(|(mut labels, c)| {
+            let claim = c.claim.as_ref()?;
+            labels.extend([
+                ("claim", text(&claim.name)),
+                ("claim_uid", text(&claim.uid)),
+            ]);
+            Some((labels, 1_u64.into()))
         }),
     )?;
     out.gauge(

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use supervisor::gpu::Gpu;
 use supervisor::instance::{self, Broken, InstanceError, Workload};
-use supervisor::view::{self, ContainerView, DeviceView};
+use supervisor::view::{self, ClaimView, ContainerView, DeviceView};
 
 use vgpu_abi::host::ComputeSnapshot;
 use vgpu_abi::limits::Policy;
 
-use crate::exporter::{Compute, Container, Device, Instance, Work};
+use crate::exporter::{Claim, Compute, Container, Device, Instance, Work};
 use crate::gpu::Answer;
 use crate::reconcile::{self, Owners};
 
@@ -195,6 +195,7 @@ fn found(
             namespace: believed(&view.namespace),
             pod: believed(&view.pod),
             container: name.clone(),
+            claim: view.claim.as_ref().filter(|_| trusted).map(claim),
             devices: view
                 .devices
                 .iter()
@@ -230,6 +231,13 @@ fn is_over(view: &ContainerView) -> bool {
     view.runner_alive == Some(false)
         && view.processes.is_empty()
         && view.devices.iter().all(|device| device.used_bytes == 0)
+}
+
+fn claim(claim: &ClaimView) -> Claim {
+    Claim {
+        name: claim.name.clone(),
+        uid: claim.uid.clone(),
+    }
 }
 
 fn policy(policy: Policy) -> &'static str {
@@ -374,6 +382,7 @@ mod tests {
             container: name.to_owned(),
             pod_uid: String::new(),
             workload: Workload::default(),
+            claim: None,
             command: Vec::new(),
             created_unix: 0,
             runner_pid: 0,
@@ -533,6 +542,7 @@ mod tests {
         let forge = |owner: u32| {
             let mut view = container(owner, &format!("/r/{owner}"), &format!("c{owner}"));
             (view.namespace, view.pod) = ("prod".to_owned(), "payments".to_owned());
+            view.claim = Some(ClaimView::default());
             view
         };
 
@@ -542,6 +552,8 @@ mod tests {
             names(&census),
             ["prod|payments|c0", "prod|payments|c500", "||c1000"]
         );
+        let claims = census.found.iter().map(|it| it.shown.claim.is_some());
+        assert_eq!(claims.collect::<Vec<_>>(), [true, true, false]);
     }
 
     #[test]

@@ -19,8 +19,8 @@ use vgpu_monitor::arbiter::Status;
 use vgpu_monitor::attest::series::{Owner, Picture, Row};
 use vgpu_monitor::attest::verdict::Verdict;
 use vgpu_monitor::exporter::{
-    Account, Compute, Container, Detail, Device, Gpu, Instance, Look, Names, Shown, Used, Work,
-    encode,
+    Account, Claim, Compute, Container, Detail, Device, Gpu, Instance, Look, Names, Shown, Used,
+    Work, encode,
 };
 
 #[derive(Debug)]
@@ -102,6 +102,10 @@ fn node() -> Shown {
         namespace: "research".to_owned(),
         pod: "train-0".to_owned(),
         container: "main".to_owned(),
+        claim: Some(Claim {
+            name: "train-0-share-x7k2p".to_owned(),
+            uid: "5a7e3c1d-0b42-4f6e-9d18-2f3a4b5c6d7e".to_owned(),
+        }),
         devices: vec![
             Device {
                 index: 0,
@@ -351,6 +355,8 @@ fn full_node() -> Shown {
     let containers = (0..20).map(|number| {
         let mut container = training.clone();
         container.pod = format!("train-{number}");
+        // One series more for each container that a claim gave.
+        container.claim = None;
         container.ooms = u64::from(number == 0);
         container.waits_expired = 0;
         let device = &mut container.devices[0];

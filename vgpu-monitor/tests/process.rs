@@ -78,6 +78,28 @@ fn limit_below_use_shows_as_pending_shrink() {
 }
 
 #[test]
+fn claim_that_gave_a_container_its_share_is_named() {
+    let board = Board::new();
+    let labels = serde_json::json!({
+        "name": "claim-5a7e", "namespace": "research", "pod": "train-0", "container": "main", "created_unix": 1,
+        "claim": {"name": "train-0-share-x7k2p", "uid": "5a7e", "pods": ["u-train-0", "u-train-1"]},
+    });
+    board.container_with("claim-5a7e", 4 << 30, &labels);
+    board.container("without", 1 << 30);
+    let agent = Agent::start(board.root(), &["--no-nvml", "--metrics-detail=standard"]);
+
+    let node = agent.series("vgpu_monitor_root_readable");
+    let node = node[0].split('"').nth(1).unwrap();
+    assert_eq!(
+        agent.series("vgpu_container_claim_info"),
+        [format!(
+            "vgpu_container_claim_info{{node=\"{node}\",namespace=\"research\",pod=\"train-0\",container=\"main\",\
+             claim=\"train-0-share-x7k2p\",claim_uid=\"5a7e\"}} 1"
+        )]
+    );
+}
+
+#[test]
 fn use_of_a_workload_outlives_its_container_and_the_agent() {
     let board = Board::new();
     let dir = board.container("train", 4 << 30);

@@ -40,6 +40,8 @@ pub struct ContainerView {
     pub pod_uid: String,
     /// The workload under which metrics sum up the container's use.
     pub workload: Workload,
+    /// The ResourceClaim that gave it, in its namespace; `None` without one.
+    pub claim: Option<ClaimView>,
     /// The command with its arguments; empty in a pod.
     pub command: Vec<String>,
     /// When it was made, seconds since 1970.
@@ -78,6 +80,15 @@ pub struct ContainerView {
     /// Bytes that NVML sees and the region does not, over all devices; 0 until [`ContainerView::account`] is
     /// called.
     pub unaccounted_bytes: u64,
+}
+
+/// A ResourceClaim that gave a container its devices.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClaimView {
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
 }
 
 /// A device of a container.
@@ -404,6 +415,10 @@ fn compose(
             kind: plain(&labels.workload.kind),
             name: plain(&labels.workload.name),
         },
+        claim: labels.claim.as_ref().map(|claim| ClaimView {
+            name: plain(&claim.name),
+            uid: plain(&claim.uid),
+        }),
         command: labels.command.iter().map(|word| plain(word)).collect(),
         created_unix: labels.created_unix,
         runner_pid: labels.runner_pid,

@@ -26,6 +26,7 @@ mod killed;
 
 use crate::delivery::tests::{GIB, GPUS, NodeDir};
 use crate::delivery::{Delivery, Manner};
+use crate::exporter;
 use crate::node_gpus::{Health, Inventories, Sick};
 use crate::plugin::connect;
 use crate::proto::dra_health::NodeWatchResourcesRequest;
@@ -40,6 +41,7 @@ use crate::proto::dra_v1beta1;
 use crate::proto::dra_v1beta1::dra_plugin_client::DraPluginClient as DraPluginClientV1beta1;
 use crate::proto::plugin_registration::registration_client::RegistrationClient;
 use crate::proto::plugin_registration::{InfoRequest, RegistrationStatus};
+use crate::regions;
 
 #[test]
 fn device_names_are_dns_labels() {
@@ -391,6 +393,17 @@ async fn claim_is_made_ready_again_and_taken_away() {
         ),
         ("p", "work", "vision")
     );
+    // The exporter finds the claim's name where it finds the container.
+    let containers = world.node.path("var/lib/vgpu/containers");
+    let uid = nix::unistd::getuid().as_raw();
+    let census = regions::read(&containers, None, uid, 0, regions::Budget::default()).unwrap();
+    let shown: Vec<_> = census
+        .found
+        .iter()
+        .map(|it| it.shown.claim.clone())
+        .collect();
+    let (name, uid) = (String::from("share"), String::from("u-share"));
+    assert_eq!(shown, [Some(exporter::Claim { name, uid })]);
 
     // Again, as after a restart of the kubelet; and by an agent that has just begun, without an API server.
     assert_eq!(driver.prepare_one("share").await.unwrap(), given);

@@ -3,14 +3,14 @@
 /// How many series are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Detail {
-    /// The series that the alerts and the accounts need: three to seven of each container.
+    /// The series that the alerts and the accounts need: three to eight of each container.
     Standard,
     /// Every series, HAMi's names among them.
     Full,
 }
 
 /// The families of [`Detail::Standard`], without the endings that encoding adds.
-const STANDARD: [&str; 24] = [
+const STANDARD: [&str; 25] = [
     "hami_host_gpu_memory_used",
     "hami_host_gpu_utilization_ratio",
     "vgpu_gpu_power_watts",
@@ -26,6 +26,7 @@ const STANDARD: [&str; 24] = [
     "hami_vgpu_memory_limit",
     "hami_mig_device_info",
     "hami_build_info",
+    "vgpu_container_claim_info",
     "vgpu_container_compute_floor_ratio",
     "vgpu_container_compute_used_ratio",
     "vgpu_container_compute_throttled_seconds",

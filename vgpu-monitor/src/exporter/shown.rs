@@ -76,6 +76,8 @@ pub struct Container {
     pub pod: String,
     /// Container; the name under `vgpu run`.
     pub container: String,
+    /// The ResourceClaim that gave it; `None` without one.
+    pub claim: Option<Claim>,
     /// Its devices, in the order in which it sees them.
     pub devices: Vec<Device>,
     /// Living processes that have touched a device.
@@ -94,6 +96,15 @@ pub struct Container {
     pub policy: &'static str,
     /// Time since the compute arbiter's last heartbeat; `None` if there never was one.
     pub arbiter_age: Option<Duration>,
+}
+
+/// A ResourceClaim, in the namespace of its container.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Claim {
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
 }
 
 /// A device of a container.
