@@ -145,6 +145,10 @@ pub struct GivenDevice {
     pub physical_bytes: u64,
     /// Percent of the GPU's compute; 0 is no cap.
     pub cores: u32,
+    /// Percent of the GPU's compute that the policy `floor` guarantees below the cap; 0 is all of `cores`, without a cap.
+    pub floor: u32,
+    /// Bytes that the container may have beyond its memory of the GPU, as managed memory.
+    pub oversubscribe_bytes: u64,
     /// The instance that was cut out of a GPU for it.
     pub instance: Option<GivenInstance>,
 }

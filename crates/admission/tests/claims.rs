@@ -309,6 +309,19 @@ fn claims_that_the_driver_cannot_serve_are_refused_when_they_are_written() {
         review(&template("share", 9), &nothing, "CREATE", "alice"),
         (true, String::new())
     );
+    for (field, value, says) in [
+        (
+            "floor",
+            json!(20),
+            "parameters.floor: the parameters have the floor 20, and the cap",
+        ),
+        ("oversubscribe", json!("4Gi"), "only a DeviceClass may set"),
+    ] {
+        let mut bad = template("share", 9);
+        bad["spec"]["spec"]["devices"]["config"][0]["opaque"]["parameters"][field] = value;
+        let (allowed, why) = review(&bad, &nothing, "CREATE", "alice");
+        assert!(!allowed && why.contains(says), "{why}");
+    }
     // Its finalizers can still be removed.
     let mut released = template("share", 10);
     released["metadata"]["labels"] = json!({"a": "b"});

@@ -418,7 +418,15 @@ pub(super) fn shared_out(mut limits: Limits, inventory: &Inventory) -> Limits {
         let Some(gpu) = inventory.gpus.iter().find(|gpu| gpu.device.id == uuid) else {
             continue;
         };
-        device.resident_bytes = resident(gpu, device.memory_bytes);
+        // What is beyond the share is promised of no GPU.
+        let of_the_gpu = match device.resident_bytes {
+            0 => device.memory_bytes,
+            share => share,
+        };
+        match resident(gpu, of_the_gpu) {
+            0 => {}
+            part => device.resident_bytes = part,
+        }
     }
     limits
 }

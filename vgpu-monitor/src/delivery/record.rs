@@ -39,6 +39,10 @@ pub(super) struct RecordDevice {
     pub(super) memory_bytes: u64,
     pub(super) physical_bytes: u64,
     pub(super) cores: u32,
+    /// As [`GivenDevice::floor`].
+    pub(super) floor: u32,
+    /// As [`GivenDevice::oversubscribe_bytes`].
+    pub(super) oversubscribe_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) instance: Option<RecordInstance>,
 }
@@ -114,7 +118,7 @@ impl Record {
             memory_bytes: device.memory_bytes,
             physical_bytes: device.physical_bytes,
             cores: device.core_percent.max(device.floor_percent),
-            instance: None,
+            ..RecordDevice::default()
         };
         Self {
             labels: Labels {
@@ -138,6 +142,8 @@ impl Record {
             memory_bytes: device.memory_bytes,
             physical_bytes: device.physical_bytes,
             cores: device.cores,
+            floor: device.floor,
+            oversubscribe_bytes: device.oversubscribe_bytes,
             instance: device.instance.as_ref().map(|instance| GivenInstance {
                 gpu: instance.gpu.clone(),
                 profile: instance.profile.clone(),
@@ -187,12 +193,20 @@ impl Record {
             let uuid = DeviceUuid::new(&device.uuid);
             let uuid = uuid.map_err(|error| nonsense(format!("{}: {error}", device.uuid)))?;
             let (cap, floor) = match policy {
-                Policy::Floor => (0, device.cores),
+                Policy::Floor if device.floor == 0 => (0, device.cores),
+                Policy::Floor => (device.cores, device.floor),
                 _ => (device.cores, 0),
+            };
+            let resident_bytes = match device.oversubscribe_bytes {
+                0 => 0,
+                _ => device.memory_bytes,
             };
             Ok(DeviceLimit {
                 uuid,
-                memory_bytes: device.memory_bytes,
+                memory_bytes: device
+                    .memory_bytes
+                    .saturating_add(device.oversubscribe_bytes),
+                resident_bytes,
                 core_percent: cap.min(100),
                 floor_percent: floor.min(100),
                 physical_bytes: device.physical_bytes,
@@ -252,6 +266,8 @@ impl From<&GivenDevice> for RecordDevice {
             memory_bytes: device.memory_bytes,
             physical_bytes: device.physical_bytes,
             cores: device.cores,
+            floor: device.floor,
+            oversubscribe_bytes: device.oversubscribe_bytes,
             instance,
         }
     }
@@ -290,10 +306,11 @@ fn check(given: &Given) -> Result<(), DeliveryError> {
             return Err(nonsense(format!("{container} was given GPU {uuid} twice")));
         }
         // In a limits file 0 is "no limit".
-        if device.memory_bytes == 0 || device.memory_bytes > MEMORY_MOST {
+        let (bytes, beyond) = (device.memory_bytes, device.oversubscribe_bytes);
+        if bytes == 0 || bytes.saturating_add(beyond) > MEMORY_MOST {
             return Err(nonsense(format!(
-                "{container} was given {} bytes of GPU {uuid}; accepted: 1 to {}",
-                device.memory_bytes,
+                "{container} was given {bytes} bytes of GPU {uuid} and {beyond} bytes beyond it; accepted: at least 1, \
+                 and together at most {}",
                 Size(MEMORY_MOST)
             )));
         }

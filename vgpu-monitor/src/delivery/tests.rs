@@ -201,6 +201,8 @@ fn device(uuid: &str, memory_bytes: u64) -> GivenDevice {
         memory_bytes,
         physical_bytes: 16 * GIB,
         cores: 30,
+        floor: 0,
+        oversubscribe_bytes: 0,
         instance: None,
     }
 }
@@ -609,6 +611,55 @@ fn overpromised_gpu_gives_each_its_part_of_real_memory() {
     let resident = ["a", "b"].map(|of| node.limits(&name(of)).devices[0].resident_bytes);
     assert_eq!(resident, [10 * GIB, 6 * GIB]);
     assert!(delivery.give(&name("c"), &given("c", GIB)).is_err());
+}
+
+#[test]
+fn floor_stands_below_the_cap_and_memory_beyond_the_share_is_promised_of_no_gpu() {
+    let node = NodeDir::new();
+    let delivery = node.delivery(Manner::Claim);
+    let roomy = |pod: &str| {
+        let mut given = given(pod, 8 * GIB);
+        given.policy = Policy::Floor;
+        given.devices[0].floor = 20;
+        given.devices[0].oversubscribe_bytes = 4 * GIB;
+        given
+    };
+    let seen = |of: &str| {
+        let device = node.limits(&name(of)).devices[0];
+        let (cap, floor) = (device.core_percent, device.floor_percent);
+        (device.memory_bytes, device.resident_bytes, cap, floor)
+    };
+
+    // Together they have all 16 GiB of the GPU.
+    delivery.give(&name("a"), &roomy("a")).unwrap();
+    delivery.give(&name("b"), &roomy("b")).unwrap();
+
+    assert_eq!(seen("a"), (12 * GIB, 8 * GIB, 30, 20));
+    assert_eq!(seen("b"), seen("a"));
+    assert_eq!(delivery.given(&name("a")), Some(roomy("a")));
+    assert!(delivery.give(&name("c"), &given("c", GIB)).is_err());
+
+    let mut endless = roomy("d");
+    endless.devices[0].oversubscribe_bytes = 8 << 40;
+    let why = delivery.give(&name("d"), &endless).unwrap_err().to_string();
+    assert!(why.contains("bytes beyond it"), "{why}");
+}
+
+#[test]
+fn memory_beyond_the_share_of_an_overpromised_gpu_counts_from_the_part_of_real_memory() {
+    let node = NodeDir::new();
+    node.gpus.send_replace(Some(Arc::new(inventory(2))));
+    let delivery = node.delivery(Manner::Claim);
+    let mut roomy = given("a", 20 * GIB);
+    roomy.devices[0].oversubscribe_bytes = 4 * GIB;
+
+    delivery.give(&name("a"), &roomy).unwrap();
+
+    let device = node.limits(&name("a")).devices[0];
+    assert_eq!(
+        (device.memory_bytes, device.resident_bytes),
+        (24 * GIB, 10 * GIB)
+    );
 }
 
 /// Another thread that gives a container its share, and stands still between two changes of the disk.

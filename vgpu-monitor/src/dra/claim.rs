@@ -16,7 +16,7 @@ use crate::node_gpus::{Inventory, KnownGpu};
 mod error;
 
 pub use error::{ClaimError, PartError, ShareError};
-pub use kube_api::shares::parameters::{Parameters, PolicyWord};
+pub use kube_api::shares::parameters::{Parameters, PolicyWord, Source};
 
 /// The claim that the kubelet asks about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -149,6 +149,7 @@ fn share(
                 known: consumed.keys().cloned().collect(),
             })
     };
+    let cores = cores(amount(CORES)?)?;
     Ok(Share {
         request: base(request).to_owned(),
         device: device.clone(),
@@ -156,8 +157,8 @@ fn share(
         gpu: gpu.device.id.clone(),
         memory_bytes: memory(amount(MEMORY)?)?,
         physical_bytes: gpu.physical_bytes,
-        cores: cores(amount(CORES)?)?,
-        parameters: parameters(request, config)?,
+        cores,
+        parameters: parameters(request, config, cores)?,
     })
 }
 
@@ -201,12 +202,14 @@ fn base(request: &str) -> &str {
     request.split_once('/').map_or(request, |(base, _)| base)
 }
 
-/// The parameters of a request: those of the class first, then the claim's.
+/// The parameters of a request: those of the class first, then the claim's. `cores` is the cap that was charged.
 fn parameters(
     request: &str,
     config: &[DeviceAllocationConfiguration],
+    cores: u32,
 ) -> Result<Parameters, ShareError> {
     let mut all = Parameters::default();
+    let mut floor_of = "the claim";
     for entry in config {
         let Some(opaque) = entry.opaque.as_ref().filter(|it| it.driver == DRIVER) else {
             continue;
@@ -216,15 +219,19 @@ fn parameters(
         if !(requests.is_empty() || requests.iter().any(is_meant)) {
             continue;
         }
-        let of = match entry.source.as_str() {
-            "FromClass" => "the DeviceClass",
-            _ => "the claim",
+        let (of, source) = match entry.source.as_str() {
+            "FromClass" => ("the DeviceClass", Source::Class),
+            _ => ("the claim", Source::Claim),
         };
         all = all
-            .changed_by(&opaque.parameters.0)
+            .changed_by(&opaque.parameters.0, source)
             .map_err(|why| ShareError::Parameters { of, why })?;
+        if opaque.parameters.0.get("floor").is_some() {
+            floor_of = of;
+        }
     }
-    Ok(all)
+    all.under_cap(cores)
+        .map_err(|why| ShareError::Parameters { of: floor_of, why })
 }
 
 /// How a container uses a claim.

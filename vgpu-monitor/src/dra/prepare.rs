@@ -570,6 +570,8 @@ fn given(part: &Part, reserved: &Reserved, asked: &Asked, team_label: &str) -> G
         memory_bytes: share.memory_bytes,
         physical_bytes: share.physical_bytes,
         cores: share.cores,
+        floor: share.parameters.floor,
+        oversubscribe_bytes: share.parameters.oversubscribe_bytes,
         instance: None,
     };
     let first = reserved.first.as_ref();

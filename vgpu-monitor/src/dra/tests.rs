@@ -351,6 +351,37 @@ async fn kubelet_finds_the_driver_and_takes_it() {
 }
 
 #[tokio::test]
+async fn floor_of_a_claim_and_memory_beyond_its_share_reach_the_limits() {
+    let world = World::new();
+    world.objects.claim("share", &[("gpu", 0, 4096, 30)]);
+    world.objects.pod(&[("work", &[("share", None)])]);
+    if let Some(all) = world.objects.0.lock().as_mut() {
+        let claim = all.get_mut(&claim_path("share")).unwrap();
+        let with = |source: &str, field: &str, value: Value| {
+            json!({"source": source, "opaque": {"driver": DRIVER, "parameters": {
+                "apiVersion": "gpu.vgpu.io/v1", "kind": "ShareParameters", field: value}}})
+        };
+        claim["status"]["allocation"]["devices"]["config"] = json!([
+            with("FromClass", "oversubscribe", json!("2Gi")),
+            with("FromClaim", "floor", json!(20)),
+        ]);
+    }
+    let driver = world.driver().await;
+
+    driver.prepare_one("share").await.unwrap();
+
+    let limits = world
+        .node
+        .path("var/lib/vgpu/containers/claim-u-share/limits");
+    let limits = LimitsMap::open(&limits).unwrap().load().unwrap();
+    let limits = vgpu_abi::limits::Limits::from(&limits);
+    let gpu = limits.devices[0];
+    assert_eq!((gpu.memory_bytes, gpu.resident_bytes), (6 * GIB, 4 * GIB));
+    assert_eq!((gpu.core_percent, gpu.floor_percent), (30, 20));
+    driver.end().await;
+}
+
+#[tokio::test]
 async fn claim_is_made_ready_again_and_taken_away() {
     let world = World::new();
     world.objects.claim("share", &[("gpu", 0, 4096, 30)]);

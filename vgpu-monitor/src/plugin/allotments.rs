@@ -192,6 +192,8 @@ impl Claim {
                 memory_bytes: share.memory_bytes,
                 physical_bytes: share.physical_bytes,
                 cores: share.cores,
+                floor: 0,
+                oversubscribe_bytes: 0,
                 instance,
             }
         });

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::parameters::{Parameters, ParametersError};
+use super::parameters::{Parameters, ParametersError, Source};
 use super::{CLASS, CORES, DRIVER, MEMORY, SHARES, UUID};
 use crate::quantity::{Quantity, shortened};
 
@@ -75,7 +75,7 @@ pub fn check(kind: Written, object: &Value) -> Result<Vec<String>, Unacceptable>
         };
         let parameters = opaque.get("parameters").unwrap_or(&Value::Null);
         Parameters::default()
-            .changed_by(parameters)
+            .changed_by(parameters, source(kind))
             .map_err(|why| Unacceptable {
                 path: format!("{path}.config[{at}].opaque.parameters"),
                 why: why.into(),
@@ -84,7 +84,7 @@ pub fn check(kind: Written, object: &Value) -> Result<Vec<String>, Unacceptable>
     let mut warnings = Vec::new();
     for (at, request) in list(devices, "requests") {
         let name = request.get("name").and_then(Value::as_str);
-        let path = format!("{path}.requests[{at}]");
+        let (of, path) = (path, format!("{path}.requests[{at}]"));
         // Until v1beta1 the fields of `exactly` are the request's own.
         let exactly = match request.get("exactly") {
             Some(exactly) => (exactly, format!("{path}.exactly")),
@@ -97,6 +97,13 @@ pub fn check(kind: Written, object: &Value) -> Result<Vec<String>, Unacceptable>
                 continue;
             }
             amounts(asked, &path)?;
+            let alternative = asked.get("name").and_then(Value::as_str);
+            floor(devices, name.unwrap_or_default(), alternative, asked).map_err(|(at, why)| {
+                Unacceptable {
+                    path: format!("{of}.config[{at}].opaque.parameters.floor"),
+                    why: why.into(),
+                }
+            })?;
             let is_all = is(asked, "allocationMode", "All");
             let count = asked.get("count").and_then(Value::as_u64).unwrap_or(1);
             if count > 1 && !is_all && !are_apart(devices, name.unwrap_or_default()) {
@@ -109,6 +116,62 @@ pub fn check(kind: Written, object: &Value) -> Result<Vec<String>, Unacceptable>
         }
     }
     Ok(warnings)
+}
+
+fn source(kind: Written) -> Source {
+    match kind {
+        Written::Claim | Written::Template => Source::Claim,
+        Written::Class => Source::Class,
+    }
+}
+
+/// Compares the floor that the claim's configuration gives a request with the request's cap. Answers with the place of
+/// the entry that is wrong.
+fn floor(
+    devices: &Value,
+    request: &str,
+    alternative: Option<&str>,
+    asked: &Value,
+) -> Result<(), (usize, ParametersError)> {
+    let whole = alternative.map(|alternative| format!("{request}/{alternative}"));
+    let mut all = Parameters::default();
+    let mut set_by = 0;
+    for (at, entry) in list(devices, "config") {
+        let Some(opaque) = entry.get("opaque").filter(|it| is(it, "driver", DRIVER)) else {
+            continue;
+        };
+        let mut named = list(entry, "requests").peekable();
+        let is_meant = |(_, one): (usize, &Value)| {
+            one.as_str()
+                .is_some_and(|one| one == request || whole.as_deref() == Some(one))
+        };
+        if named.peek().is_some() && !named.any(is_meant) {
+            continue;
+        }
+        let parameters = opaque.get("parameters").unwrap_or(&Value::Null);
+        all = all
+            .changed_by(parameters, Source::Claim)
+            .map_err(|why| (at, why))?;
+        if parameters.get("floor").is_some() {
+            set_by = at;
+        }
+    }
+    let amounts = asked.pointer("/capacity/requests");
+    let cores = [CORES, "gpu.vgpu.io/cores"]
+        .iter()
+        .find_map(|name| amounts?.get(name));
+    let percent = cores.and_then(|cores| {
+        let text = match cores {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        let amount = Quantity(text).parse().ok()?.rounded_up();
+        u32::try_from(amount).ok()
+    });
+    // Without an amount nothing is charged, and there is no cap.
+    all.under_cap(percent.unwrap_or(0))
+        .map(drop)
+        .map_err(|why| (set_by, why))
 }
 
 /// Checks the amounts of one request for a device of ours.
@@ -283,6 +346,29 @@ mod tests {
             let why = judged(Written::Claim, claim(&ours(&more), &json!([]))).unwrap_err();
             assert!(why.starts_with(at) && why.contains(says), "{why}");
         }
+    }
+
+    #[test]
+    fn floor_above_the_cap_is_refused_at_its_field() {
+        let fields =
+            json!({"apiVersion": "gpu.vgpu.io/v1", "kind": "ShareParameters", "floor": 30});
+        let mut config = with(&fields);
+        let cores = |cores: &str| ours(&json!({"capacity": {"requests": {"cores": cores}}}));
+
+        let spec = claim(&cores("30"), &config);
+        assert_eq!(judged(Written::Template, spec), Ok(Vec::new()));
+        for (asked, says) in [
+            (cores("29"), "cores, is 29 %"),
+            (ours(&json!({})), "cores, is 0 %"),
+        ] {
+            let why = judged(Written::Template, claim(&asked, &config)).unwrap_err();
+            let at = "spec.spec.devices.config[0].opaque.parameters.floor: ";
+            assert!(why.starts_with(at) && why.contains(says), "{why}");
+        }
+        // It is another request's.
+        config[0]["requests"] = json!(["other"]);
+        let spec = claim(&cores("29"), &config);
+        assert_eq!(judged(Written::Claim, spec), Ok(Vec::new()));
     }
 
     #[test]

@@ -170,16 +170,68 @@ fn claims_parameters_stand_above_the_classes() {
     let expected = Parameters {
         priority: 2,
         policy: PolicyWord::Force,
+        ..Parameters::default()
     };
     assert_eq!(shares[0].parameters, expected);
     assert_eq!(shares[0].request, "gpu");
 }
 
 #[test]
+fn floor_and_oversubscription_are_judged_by_what_was_charged_and_who_wrote_them() {
+    let of = |config: Value| {
+        let claim = claim(
+            &json!([result("gpu", 0, json!({"memory": "4Gi", "cores": "30"}))]),
+            &config,
+        );
+        let found = shares(&claim, &asked(), POOL, &inventory(1));
+        found
+            .map(|shares| shares[0].parameters)
+            .map_err(|it| it.to_string())
+    };
+    let class = |fields: Value| opaque("FromClass", &json!([]), &ours(&fields));
+    let own = |fields: Value| opaque("FromClaim", &json!([]), &ours(&fields));
+
+    let given = of(json!([
+        class(json!({"oversubscribe": "4Gi"})),
+        own(json!({"floor": 30}))
+    ]));
+    let expected = Parameters {
+        policy: PolicyWord::Floor,
+        floor: 30,
+        oversubscribe_bytes: 4 << 30,
+        ..Parameters::default()
+    };
+    assert_eq!(given, Ok(expected));
+
+    for (config, says) in [
+        (
+            json!([own(json!({"floor": 31}))]),
+            "of the claim have the floor 31",
+        ),
+        (
+            json!([class(json!({"floor": 31}))]),
+            "of the DeviceClass have the floor 31",
+        ),
+        (
+            json!([own(json!({"oversubscribe": "4Gi"}))]),
+            "only a DeviceClass",
+        ),
+        (json!([class(json!({"oversubscribe": "4Pi"}))]), "\"4Pi\""),
+    ] {
+        let why = of(config).unwrap_err();
+        assert!(
+            why.contains(says) && why.contains("research/share"),
+            "{why}"
+        );
+    }
+}
+
+#[test]
 fn malformed_parameters_are_refused_with_what_is_accepted() {
     for (parameters, says) in [
         (json!({"priority": 1}), "missing field `apiVersion`"),
-        (ours(&json!({"floor": 1})), "unknown field `floor`"),
+        (ours(&json!({"speed": 1})), "unknown field `speed`"),
+        (ours(&json!({"floor": 101})), "floor 101"),
         (ours(&json!({"policy": "hard"})), "unknown variant `hard`"),
         (ours(&json!({"priority": -1})), "invalid value"),
         (ours(&json!({"priority": 10})), "priority 10"),
