@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 
 use supervisor::arbiter::{Board, Waker};
 use supervisor::clock::monotonic_ns;
-use supervisor::fence::{Keeper, Kept};
+use supervisor::fence::{ByLimits, Keeper};
 use supervisor::gpu::{GpuError, GpuProcess, Gpus, Inventory, NvmlGpus};
+
+use crate::fence;
 
 /// A driver that is not there is looked for again after this.
 const RETRY: Duration = Duration::from_secs(10);
@@ -48,16 +50,16 @@ pub struct Status {
 
 impl Arbiter {
     /// Starts the thread, for the containers below `root`. Without `nvml` it goes by what programs
-    /// measure themselves.
+    /// measure themselves. With `fences` it sets the driver's own limits, too.
     ///
     /// # Errors
     /// The system gives no thread.
-    pub fn start(root: &Path, nvml: bool) -> std::io::Result<Self> {
+    pub fn start(root: &Path, nvml: bool, fences: bool) -> std::io::Result<Self> {
         let state = Arc::new(State::default());
         let (seen, root) = (Arc::clone(&state), root.to_owned());
         std::thread::Builder::new()
             .name("arbiter".to_owned())
-            .spawn(move || serve(root, nvml, &seen))?;
+            .spawn(move || serve(root, nvml, fences, &seen))?;
         Ok(Self { state })
     }
 
@@ -84,7 +86,7 @@ impl Drop for Arbiter {
     }
 }
 
-fn serve(root: PathBuf, nvml: bool, state: &State) {
+fn serve(root: PathBuf, nvml: bool, fences: bool, state: &State) {
     let mut board = Board::serve(&root);
     if let Some(waker) = board.waker() {
         state.waker.set(waker).ok();
@@ -94,7 +96,7 @@ fn serve(root: PathBuf, nvml: bool, state: &State) {
         gpus: None,
         failed_at: None,
     };
-    let mut keeper = Keeper::default();
+    let (mut keeper, mut finder) = (Keeper::default(), ByLimits::default());
     let mut led = None;
     // Relaxed throughout: see `Arbiter`.
     while !state.stop.load(Ordering::Relaxed) {
@@ -107,25 +109,11 @@ fn serve(root: PathBuf, nvml: bool, state: &State) {
             led = Some(ticked.leads);
             tracing::info!(leads = ticked.leads, root = %root.display(), "arbiter of compute time");
         }
-        if ticked.leads {
-            let kept = keeper.tick(monotonic_ns(), driver.open(), &root);
-            kept.iter().for_each(say);
+        if ticked.leads && fences {
+            let kept = keeper.tick(monotonic_ns(), driver.open(), &root, &mut finder);
+            kept.iter().for_each(fence::say);
         }
         board.pause(&ticked, monotonic_ns);
-    }
-}
-
-/// Logs that the driver limits a container's control group as well, or why it does not.
-fn say(kept: &Kept) {
-    let path = kept.path.display();
-    for device in &kept.fence.devices {
-        let (gpu, bytes) = (&device.uuid, device.limit_bytes);
-        if device.reason.is_empty() {
-            tracing::info!(%path, gpu, bytes, "the driver's own memory limit");
-        } else {
-            let reason = &device.reason;
-            tracing::warn!(%path, gpu, reason, "no memory limit of the driver; the library's holds");
-        }
     }
 }
 

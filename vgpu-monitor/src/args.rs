@@ -10,6 +10,7 @@ use server::flags::{LogArgs, address};
 use crate::agent_args::DriverArgs;
 use crate::dra::args::DraArgs;
 use crate::exporter::Detail;
+use crate::fence::args::FenceArgs;
 use crate::plugin::args::{InstallArgs, PluginArgs};
 
 /// Exports what every container on this node uses of its GPUs to Prometheus, and divides the GPUs' compute
@@ -81,6 +82,11 @@ pub struct Args {
           num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub no_arbiter: bool,
 
+    /// Do not set the driver's own memory limits: `vgpu-monitor fence` does on this node.
+    #[arg(long, env = "VGPU_NO_FENCE", value_parser = clap::builder::BoolishValueParser::new(),
+          num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
+    pub no_fence: bool,
+
     #[command(flatten)]
     #[allow(
         missing_docs,
@@ -106,6 +112,9 @@ pub enum Command {
     /// Run the DRA driver in the place of the device plugin: publish this node's GPUs as ResourceSlices, and give
     /// containers what their ResourceClaims were allocated.
     Dra(Box<DraArgs>),
+    /// Keep the driver's own memory limits on the control groups of this node's containers, as a second fence beside the
+    /// library. It needs the host's control groups and process ids, and a driver from 615 on.
+    Fence(FenceArgs),
     /// Copy the library to the directory from which containers get it, and exit.
     Install(InstallArgs),
 }

@@ -35,6 +35,8 @@ pub mod usage;
 
 pub mod dcgm;
 
+pub mod fence;
+
 pub mod arbiter;
 
 pub mod node;

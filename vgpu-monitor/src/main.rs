@@ -36,6 +36,12 @@ fn main() -> ExitCode {
             let run = vgpu_monitor::dra::command::run(*args);
             return server::program("vgpu-monitor dra", format, &filter, &mut runtime, run);
         }
+        Some(Command::Fence(args)) => {
+            let (format, filter) = (args.log.log_format, args.log.log.clone());
+            let runtime = &mut tokio::runtime::Builder::new_current_thread();
+            let run = vgpu_monitor::fence::command::run(args);
+            return server::program("vgpu-monitor fence", format, &filter, runtime, run);
+        }
         Some(Command::Install(install)) => {
             let copied = async move {
                 let installed =
@@ -157,7 +163,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let arbiter = if args.no_arbiter {
         None
     } else {
-        let thread = Arbiter::start(&args.root, !args.no_nvml);
+        let thread = Arbiter::start(&args.root, !args.no_nvml, !args.no_fence);
         Some(thread.context("cannot start the thread that arbitrates compute time")?)
     };
     let attestation = args

@@ -9,6 +9,7 @@ mod attest;
 mod common;
 mod evict;
 mod exposition;
+mod fence;
 mod first_kernel;
 mod front;
 mod harness;

@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::unistd::Uid;
 use supervisor::arbiter::{Board, Waker};
 use supervisor::clock::monotonic_ns;
-use supervisor::fence::{self, Entered, Keeper};
+use supervisor::fence::{self, ByLimits, Entered, Keeper};
 use supervisor::gpu::{Gpus, NvmlGpus};
 use supervisor::instance::{INSIDE_LIMITS, Instance, LIMITS, Labels, REGION, RunnerLock};
 use supervisor::view;
@@ -180,14 +180,13 @@ impl Container {
         let made = fence::make_group(&self.name);
         let entered = made.as_ref().ok().map(|group| fence::enter(group));
         let group = match (&made, &entered) {
-            (Ok(group), Some(Ok(_))) => Ok(group.clone()),
+            (Ok(group), Some(Ok(_))) => Ok(std::slice::from_ref(group)),
             (Ok(group), _) => {
                 std::fs::remove_dir(group).ok();
                 Err(fence::NO_GROUP)
             }
             (Err(_), _) => Err(fence::NO_GROUP),
         };
-        let group = group.as_deref().map_err(|reason| *reason);
         let fence = fence::raise(gpus, &self.instance, &limits, None, group, true);
         let mut devices = fence.devices.iter();
         if let Some(device) = devices.find(|device| !device.reason.is_empty()) {
@@ -370,12 +369,12 @@ impl Watching {
         let thread = std::thread::Builder::new()
             .name(String::from("watch"))
             .spawn(move || {
-                let mut keeper = Keeper::default();
+                let (mut keeper, mut finder) = (Keeper::default(), ByLimits::default());
                 // Relaxed: the flag guards no other memory.
                 while !seen.load(Ordering::Relaxed) {
                     let ticked = board.tick(monotonic_ns(), &*gpus);
                     if ticked.leads && is_root {
-                        keeper.tick(monotonic_ns(), &*gpus, board.scope());
+                        keeper.tick(monotonic_ns(), &*gpus, board.scope(), &mut finder);
                     }
                     board.pause(&ticked, monotonic_ns);
                 }

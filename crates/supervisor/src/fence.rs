@@ -26,6 +26,9 @@ const CONTEXT_MOST: u64 = 640 << 20;
 const CONTEXT_PART: u64 = 8;
 /// How often [`Keeper`] compares limits and fences, nanoseconds.
 const EVERY_NS: u64 = 1_000_000_000;
+/// How often [`Keeper`] sets an unchanged limit again: a driver that was loaded anew has none, and a driver that refused
+/// one may take it.
+const AGAIN_NS: u64 = 60 * EVERY_NS;
 
 /// The driver's limit for a container's limit, or none if the container has no cap. The driver counts whole contexts, so
 /// there is room for one more than the library charges: `context_bytes` is the largest that the container's processes
@@ -155,13 +158,14 @@ impl Drop for Entered {
     }
 }
 
-/// Sets the driver's limits on the container's control group, and writes down how that went.
+/// Sets the driver's limits on the container's control groups, and writes down how that went. The driver knows no limit
+/// for several groups together, so each gets the whole one.
 pub fn raise(
     gpus: &dyn Gpus,
     instance: &Instance,
     limits: &Limits,
     region: Option<&Snapshot>,
-    group: Result<&Path, &str>,
+    groups: Result<&[PathBuf], &str>,
     is_made: bool,
 ) -> Fence {
     let known = read(instance);
@@ -171,17 +175,18 @@ pub fn raise(
         let learned = learned.map_or(0, |device| device.context_bytes.max(device.module_bytes));
         let was = known.as_ref().map_or(0, |known| known.limit_bytes(uuid));
         let wanted = limit_for(limit, learned);
-        let done = match (group, wanted) {
+        let done = match (groups, wanted) {
             // Nothing to lift.
             (_, None) if was == 0 => Ok(()),
             (Err(reason), _) => Err(reason.to_owned()),
-            (Ok(group), wanted) => {
+            (Ok(groups), wanted) => {
                 let limit = GroupLimit {
                     // Nothing is kept for it: what is kept would stay kept if the group went without us.
                     soft_bytes: 0,
                     hard_bytes: wanted.unwrap_or(NO_LIMIT),
                 };
-                let set = gpus.limit_group(uuid, group, limit);
+                let mut groups = groups.iter();
+                let set = groups.try_for_each(|group| gpus.limit_group(uuid, group, limit));
                 set.map_err(|error| error.to_string())
             }
         };
@@ -193,7 +198,7 @@ pub fn raise(
         }
     });
     let fence = Fence {
-        control_group: group.ok().map(Path::to_owned),
+        control_groups: groups.map(<[PathBuf]>::to_vec).unwrap_or_default(),
         is_made,
         devices: devices.collect(),
     };
@@ -212,17 +217,18 @@ fn is_ours(instance: &Instance) -> bool {
 /// Sets a container's second fence again, after its limits have changed, and returns the first device on which that
 /// failed. Nothing happens if the container has none.
 pub fn renew(gpus: &dyn Gpus, instance: &Instance) -> Option<FencedDevice> {
-    let fence = read(instance).filter(|_| is_ours(instance))?;
-    let group = fence.control_group?;
+    let fence = read(instance).filter(|fence| {
+        // A fence without a group holds nothing.
+        is_ours(instance) && !fence.control_groups.is_empty()
+    })?;
     let limits = view::read_limits(instance).ok()?;
     let region = view::snapshot(instance).ok();
-    let group = Ok(group.as_path());
     let now = raise(
         gpus,
         instance,
         &limits,
         region.as_ref(),
-        group,
+        Ok(&fence.control_groups),
         fence.is_made,
     );
     now.devices.into_iter().find(|it| !it.reason.is_empty())
@@ -232,7 +238,7 @@ pub fn renew(gpus: &dyn Gpus, instance: &Instance) -> Option<FencedDevice> {
 /// with processes stays.
 pub fn lower(gpus: Option<&dyn Gpus>, instance: &Instance) {
     let Some(Fence {
-        control_group: Some(group),
+        control_groups,
         is_made,
         devices,
     }) = read(instance).filter(|_| is_ours(instance))
@@ -245,11 +251,89 @@ pub fn lower(gpus: Option<&dyn Gpus>, instance: &Instance) {
             soft_bytes: 0,
             hard_bytes: NO_LIMIT,
         };
-        // A group that is gone has no limits.
-        gpus.limit_group(&device.uuid, &group, none).ok();
+        for group in &control_groups {
+            // A group that is gone has no limits.
+            gpus.limit_group(&device.uuid, group, none).ok();
+        }
     }
     if is_made {
-        fs::remove_dir(&group).ok();
+        for group in &control_groups {
+            fs::remove_dir(group).ok();
+        }
+    }
+}
+
+/// What a look has found of a container's control groups.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// The directories of the groups that have the container's processes, and no others.
+    Groups(Vec<PathBuf>),
+    /// The container has no control group at the moment: no process of it runs.
+    Gone,
+    /// This process cannot tell; the text says why.
+    Unseen(&'static str),
+}
+
+/// Finds the control groups of containers.
+pub trait Finder {
+    /// A look at these containers begins.
+    fn begin(&mut self, now_ns: u64, instances: &[Instance]);
+
+    /// The container's groups; `known` are those of the look before.
+    fn find(&mut self, instance: &Instance, known: &[PathBuf]) -> Found;
+}
+
+/// Finds a container's group by the limits that its processes see, or by the first process of an engine's container.
+/// For a process in the host's control groups.
+#[derive(Debug, Default)]
+pub struct ByLimits {
+    groups: Option<HashMap<(u64, u64), PathBuf>>,
+}
+
+impl Finder for ByLimits {
+    fn begin(&mut self, _: u64, _: &[Instance]) {
+        self.groups = None;
+    }
+
+    fn find(&mut self, instance: &Instance, known: &[PathBuf]) -> Found {
+        if !known.is_empty() && known.iter().all(|group| group.is_dir()) {
+            return Found::Groups(known.to_vec());
+        }
+        let by_limits = || {
+            let groups = self.groups.get_or_insert_with(groups_by_limits);
+            let limits = fs::metadata(instance.steady_path(LIMITS)).ok()?;
+            groups.get(&(limits.dev(), limits.ino())).cloned()
+        };
+        of_engine(instance)
+            .or_else(by_limits)
+            .map_or(Found::Unseen(NO_GROUP), |group| Found::Groups(vec![group]))
+    }
+}
+
+/// What is to be done about a container's second fence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Step {
+    /// It is as it should be.
+    Nothing,
+    /// The limit is set on these groups.
+    Set(Vec<PathBuf>),
+    /// It is written down that there is none, and why.
+    Tell(&'static str),
+    /// The group was removed, and its limit with it.
+    Forget,
+}
+
+/// Decides that. `known` is what is written down, `is_set` whether these groups have had this limit lately, and `is_lost`
+/// whether the container is a pod's that runs: it has a control group, seen or not.
+fn step(found: Found, known: Option<&Fence>, is_set: bool, is_lost: bool) -> Step {
+    let was_limited = known.is_some_and(|known| !known.control_groups.is_empty());
+    match found {
+        Found::Groups(groups) if is_set && was_limited && !groups.is_empty() => Step::Nothing,
+        Found::Groups(groups) if !groups.is_empty() => Step::Set(groups),
+        Found::Groups(_) | Found::Gone if was_limited => Step::Forget,
+        Found::Groups(_) | Found::Gone if is_lost && known.is_none() => Step::Tell(NO_GROUP),
+        Found::Unseen(reason) if is_lost && known.is_none() => Step::Tell(reason),
+        Found::Groups(_) | Found::Gone | Found::Unseen(_) => Step::Nothing,
     }
 }
 
@@ -257,8 +341,15 @@ pub fn lower(gpus: Option<&dyn Gpus>, instance: &Instance) {
 #[derive(Debug, Default)]
 pub struct Keeper {
     next_ns: u64,
-    /// What was set, by directory: the limits' generation and the sizes of contexts.
-    set: HashMap<PathBuf, (u64, Vec<u64>)>,
+    /// What was set, by directory.
+    set: HashMap<PathBuf, Set>,
+}
+
+#[derive(Debug)]
+struct Set {
+    /// The limits' generation, the sizes of contexts, and the groups.
+    state: (u64, Vec<u64>, Vec<PathBuf>),
+    at_ns: u64,
 }
 
 /// The fence that one look has set, or could not set, for a container.
@@ -272,8 +363,14 @@ pub struct Kept {
 
 impl Keeper {
     /// Looks at the containers below `root`, at most once a second. Returns an entry for each container whose fence it
-    /// has set, and for each where the driver refused that. `now_ns` is the monotonic clock.
-    pub fn tick(&mut self, now_ns: u64, gpus: &dyn Gpus, root: &Path) -> Vec<Kept> {
+    /// has changed, or could not set. `now_ns` is the monotonic clock.
+    pub fn tick(
+        &mut self,
+        now_ns: u64,
+        gpus: &dyn Gpus,
+        root: &Path,
+        finder: &mut dyn Finder,
+    ) -> Vec<Kept> {
         if now_ns < self.next_ns || !gpus.limits_groups() {
             return Vec::new();
         }
@@ -283,48 +380,64 @@ impl Keeper {
         instances.retain(is_ours);
         self.set
             .retain(|path, _| instances.iter().any(|instance| instance.path() == path));
-        let mut groups = None;
-        let mut kept = Vec::new();
-        for instance in instances {
-            let Ok(limits) = view::read_limits(&instance) else {
-                continue;
-            };
-            let region = view::snapshot(&instance).ok();
-            let sizes = region.iter().flat_map(|region| &region.devices);
-            let sizes = sizes.map(|device| device.context_bytes.max(device.module_bytes));
-            let state = (limits.generation, sizes.collect::<Vec<_>>());
-            let known = read(&instance);
-            let group = known.as_ref().and_then(|known| known.control_group.clone());
-            let group = group.filter(|group| group.is_dir());
-            if group.is_some() && self.set.get(instance.path()) == Some(&state) {
-                continue;
+        finder.begin(now_ns, &instances);
+        let kept = instances
+            .iter()
+            .filter_map(|instance| self.look(now_ns, gpus, instance, finder));
+        kept.collect()
+    }
+
+    fn look(
+        &mut self,
+        now_ns: u64,
+        gpus: &dyn Gpus,
+        instance: &Instance,
+        finder: &mut dyn Finder,
+    ) -> Option<Kept> {
+        let limits = view::read_limits(instance).ok()?;
+        let region = view::snapshot(instance).ok();
+        let known = read(instance);
+        let found = {
+            let known = known.as_ref().map(|known| known.control_groups.as_slice());
+            finder.find(instance, known.unwrap_or_default())
+        };
+        let sizes = region.iter().flat_map(|region| &region.devices);
+        let sizes = sizes.map(|device| device.context_bytes.max(device.module_bytes));
+        let groups = match &found {
+            Found::Groups(groups) => groups.clone(),
+            Found::Gone | Found::Unseen(_) => Vec::new(),
+        };
+        let state = (limits.generation, sizes.collect(), groups);
+        let last = self.set.get(instance.path());
+        let is_same = last.is_some_and(|last| last.state == state);
+        let is_set =
+            is_same && last.is_some_and(|last| now_ns < last.at_ns.saturating_add(AGAIN_NS));
+        let mut slots = region.iter().flat_map(|region| &region.slots);
+        let is_lost = slots.any(|slot| slot.alive)
+            && instance.labels().is_ok_and(|it| !it.pod_uid.is_empty());
+        let path = instance.path().to_owned();
+        let (groups, is_made) = match step(found, known.as_ref(), is_set, is_lost) {
+            Step::Nothing => return None,
+            Step::Forget => {
+                self.set.remove(&path);
+                fence_file::remove(instance);
+                return None;
             }
-            let found = || {
-                let groups = groups.get_or_insert_with(groups_by_limits);
-                let limits = fs::metadata(instance.steady_path(LIMITS)).ok()?;
-                groups.get(&(limits.dev(), limits.ino())).cloned()
-            };
-            let Some(group) = group.or_else(|| of_engine(&instance)).or_else(found) else {
-                // A pod's container that runs has a group; where this process cannot see it, that is said once.
-                let runs = region.iter().flat_map(|region| &region.slots);
-                let runs = runs.into_iter().any(|slot| slot.alive);
-                let is_pods = instance.labels().is_ok_and(|it| !it.pod_uid.is_empty());
-                if runs && is_pods && known.is_none() {
-                    let group = Err(NO_GROUP);
-                    let fence = raise(gpus, &instance, &limits, region.as_ref(), group, false);
-                    let path = instance.path().to_owned();
-                    kept.push(Kept { path, fence });
-                }
-                continue;
-            };
-            let is_made = known.is_some_and(|known| known.is_made);
-            let group = Ok(group.as_path());
-            let fence = raise(gpus, &instance, &limits, region.as_ref(), group, is_made);
-            let path = instance.path().to_owned();
-            self.set.insert(path.clone(), state);
-            kept.push(Kept { path, fence });
-        }
-        kept
+            Step::Tell(reason) => (Err(reason), false),
+            Step::Set(groups) => (Ok(groups), known.as_ref().is_some_and(|it| it.is_made)),
+        };
+        let fence = raise(
+            gpus,
+            instance,
+            &limits,
+            region.as_ref(),
+            groups.as_deref().map_err(|reason| *reason),
+            is_made,
+        );
+        let at_ns = now_ns;
+        self.set.insert(path.clone(), Set { state, at_ns });
+        // The same limit once more is no news.
+        (!is_same || known.as_ref() != Some(&fence)).then_some(Kept { path, fence })
     }
 }
 
@@ -337,7 +450,7 @@ fn of_engine(instance: &Instance) -> Option<PathBuf> {
 }
 
 /// The control groups of the containers that see a limits file where the agent and the OCI hook mount it, by the file's
-/// device and inode.
+/// device and inode. A group that has a process with other limits, or with none, is left out.
 fn groups_by_limits() -> HashMap<(u64, u64), PathBuf> {
     let mut pids: HashMap<(u64, u64), Vec<u32>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -353,8 +466,37 @@ fn groups_by_limits() -> HashMap<(u64, u64), PathBuf> {
         }
     }
     pids.into_iter()
-        .filter_map(|(file, pids)| Some((file, group_of_processes(&pids)?)))
+        .filter_map(|(file, pids)| {
+            let group = group_of_processes(&pids)?;
+            let has_others = processes_below(&group, NESTED_MOST)
+                .iter()
+                .any(|pid| !pids.contains(pid));
+            (!has_others).then_some((file, group))
+        })
         .collect()
+}
+
+/// Groups below each other that are looked into.
+const NESTED_MOST: u32 = 8;
+
+/// The processes of a group and of the groups below it.
+fn processes_below(group: &Path, depth: u32) -> Vec<u32> {
+    let mut pids = processes_of(group);
+    let below = fs::read_dir(group).into_iter().flatten().flatten();
+    let below = below.filter(|entry| depth > 0 && entry.file_type().is_ok_and(|it| it.is_dir()));
+    for entry in below {
+        pids.extend(processes_below(&entry.path(), depth - 1));
+    }
+    pids
+}
+
+/// The processes of a control group, without those of the groups below it. A process of a pid namespace that this process
+/// does not see has no number here, and is left out.
+#[must_use]
+pub fn processes_of(group: &Path) -> Vec<u32> {
+    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    let pids = text.lines().filter_map(|line| line.parse().ok());
+    pids.filter(|&pid| pid != 0).collect()
 }
 
 /// Why a container has no second fence, if no group could be found or made.

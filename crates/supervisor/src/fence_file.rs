@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use nix::fcntl::{OFlag, openat, renameat};
 use nix::sys::stat::Mode;
+use nix::unistd::{UnlinkatFlags, unlinkat};
 use serde::{Deserialize, Serialize};
 
 use crate::instance::{FENCE, FENCE_HALF, Instance};
@@ -18,9 +19,9 @@ const MOST_BYTES: u64 = 64 << 10;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Fence {
-    /// The directory of the control group that is limited.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub control_group: Option<PathBuf>,
+    /// The directories of the control groups that are limited: several where containers share what a ResourceClaim gave.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub control_groups: Vec<PathBuf>,
     /// Whether `vgpu run` has made the control group, so that it goes with the container.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_made: bool,
@@ -79,4 +80,9 @@ pub(crate) fn write(instance: &Instance, fence: &Fence) -> std::io::Result<()> {
     fs::File::from(file).write_all(&text)?;
     renameat(instance.dir(), FENCE_HALF, instance.dir(), FENCE)?;
     Ok(())
+}
+
+/// Forgets what is known: the container has no control group.
+pub(crate) fn remove(instance: &Instance) {
+    unlinkat(instance.dir(), FENCE, UnlinkatFlags::NoRemoveDir).ok();
 }

@@ -36,10 +36,16 @@ fn of_path(path: &str) -> Option<PodContainer> {
     })
 }
 
-/// `pod<uid>`, or `kubepods[-class]-pod<uid with _>.slice`.
-fn pod_uid(part: &str) -> Option<String> {
+/// The pod of a control group with this name: `pod<uid>`, or `kubepods[-class]-pod<uid with _>.slice`, which has more in
+/// front where the kubelet was given a group of its own.
+#[must_use]
+pub fn pod_uid(part: &str) -> Option<String> {
     let (uid, systemd) = match part.strip_suffix(".slice") {
-        Some(slice) => (slice.strip_prefix("kubepods")?.rsplit_once("-pod")?.1, true),
+        Some(slice) => {
+            let (above, uid) = slice.rsplit_once("-pod")?;
+            above.split('-').find(|&word| word == "kubepods")?;
+            (uid, true)
+        }
         None => (part.strip_prefix("pod")?, false),
     };
     let uid = if systemd {
@@ -80,6 +86,7 @@ mod tests {
             format!("0::/kubepods.slice/kubepods-pod{dashed}.slice/crio-{ID}.scope"),
             format!("0::/../../kubepods-burstable-pod{dashed}.slice/docker-{ID}.scope"),
             format!("0::/../../../burstable/pod{UID}/{ID}/docker/feedbeef/init.scope"),
+            format!("0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{dashed}.slice/cri-containerd-{ID}.scope"),
             format!("4:memory:/\n3:cpu:/user.slice\n0::/kubelet.slice/kubepods/burstable/pod{UID}/{ID}"),
             format!("0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{dashed}.slice:cri-containerd:{ID}").replace(".slice:cri", ".slice/x.slice:cri"),
         ];

@@ -98,8 +98,11 @@ fn raise_fence(made: &Instance, pid: u32) {
         return;
     };
     let group = fence::group_of_processes(&[pid]);
-    let group = group.as_deref().ok_or(fence::NO_GROUP);
-    fence::raise(&gpus, made, &limits, None, group, false);
+    let groups = group.as_slice();
+    let groups = (!groups.is_empty())
+        .then_some(groups)
+        .ok_or(fence::NO_GROUP);
+    fence::raise(&gpus, made, &limits, None, groups, false);
 }
 
 /// A rootless engine's hook has no right to the board of the machine, and is root only by name.

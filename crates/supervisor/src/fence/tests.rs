@@ -5,6 +5,7 @@ use vgpu_abi::limits::{DeviceUuid, LimitsFile};
 use super::*;
 use crate::gpu::group_limit::GroupLimitError;
 use crate::gpu::{GpuError, GpuProcess, Inventory};
+use crate::instance::INSIDE;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -121,7 +122,14 @@ fn limits_of_a_group_are_set_changed_and_lifted() {
     fs::create_dir(&group).unwrap();
     let driver = Told::default();
 
-    raise(&driver, &instance, &limits, None, Ok(&group), true);
+    raise(
+        &driver,
+        &instance,
+        &limits,
+        None,
+        Ok(std::slice::from_ref(&group)),
+        true,
+    );
     assert_eq!(
         read(&instance).unwrap().limit_bytes("GPU-a"),
         GIB + CONTEXT_MOST
@@ -155,7 +163,14 @@ fn refused_limit_leaves_the_reason() {
         ..Told::default()
     };
 
-    let fence = raise(&driver, &instance, &limits, None, Ok(dir.path()), false);
+    let fence = raise(
+        &driver,
+        &instance,
+        &limits,
+        None,
+        Ok(&[dir.path().to_owned()]),
+        false,
+    );
 
     assert_eq!(fence.limit_bytes("GPU-a"), 0);
     assert!(fence.devices[0].reason.contains("MIG"), "{fence:?}");
@@ -170,71 +185,231 @@ fn keeper_sets_a_fence_again_when_the_limits_change() {
     let (instance, limits) = container(&dir.path().join("0/a"), GIB);
     container(&dir.path().join("0/shares-its-group"), GIB);
     let driver = Told::default();
-    raise(&driver, &instance, &limits, None, Ok(dir.path()), false);
+    raise(
+        &driver,
+        &instance,
+        &limits,
+        None,
+        Ok(&[dir.path().to_owned()]),
+        false,
+    );
     let mut keeper = Keeper::default();
 
-    assert_eq!(keeper.tick(1, &driver, dir.path()).len(), 1);
-    assert_eq!(keeper.tick(2, &driver, dir.path()), []);
-    assert_eq!(keeper.tick(EVERY_NS + 1, &driver, dir.path()), []);
+    assert_eq!(
+        keeper
+            .tick(1, &driver, dir.path(), &mut ByLimits::default())
+            .len(),
+        1
+    );
+    assert_eq!(
+        keeper.tick(2, &driver, dir.path(), &mut ByLimits::default()),
+        []
+    );
+    assert_eq!(
+        keeper.tick(EVERY_NS + 1, &driver, dir.path(), &mut ByLimits::default()),
+        []
+    );
     let file = LimitsFile::open(&dir.path().join("0/a").join(LIMITS)).unwrap();
     let twice = Limits {
         devices: vec![limit(2 * GIB)],
         ..limits
     };
     file.update(|_| twice.clone()).unwrap();
-    let kept = keeper.tick(3 * EVERY_NS, &driver, dir.path());
+    let kept = keeper.tick(3 * EVERY_NS, &driver, dir.path(), &mut ByLimits::default());
 
     assert_eq!(kept.len(), 1);
     assert_eq!(kept[0].fence.limit_bytes("GPU-a"), 2 * GIB + CONTEXT_MOST);
 }
 
-/// The directory of this process's control group of version 2, if this process may make groups in it.
-fn own_group() -> Option<PathBuf> {
+/// A process in a mount namespace in which a container's limits stand at their place, as in a container.
+struct Inside(std::process::Child);
+
+impl Inside {
+    fn of(instance: &Instance) -> Self {
+        let script = format!(
+            "mount -t tmpfs none /etc && mkdir {INSIDE} && mount --bind {} {INSIDE} && exec sleep 1000",
+            instance.path().display()
+        );
+        let process = std::process::Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sh", "-c", &script])
+            .spawn()
+            .unwrap();
+        let seen = format!("/proc/{}/root{INSIDE_LIMITS}", process.id());
+        let file = fs::metadata(instance.path().join(LIMITS)).unwrap().ino();
+        for _ in 0..1000 {
+            if fs::metadata(&seen).is_ok_and(|seen| seen.ino() == file) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        Self(process)
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// A control group for one test, which goes with it.
+struct Group(PathBuf);
+
+impl Group {
+    fn add(&self, process: &Inside) {
+        fs::write(self.0.join("cgroup.procs"), process.pid()).unwrap();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // The kernel needs a moment for the last process.
+        for _ in 0..500 {
+            if fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+}
+
+/// A control group below this process's own, if this process may make one.
+fn test_group(name: &str) -> Option<Group> {
     let own = directory(Path::new(&group_of("self")?))?;
-    let probe = own.join(format!("vgpu-probe-{}", std::process::id()));
-    fs::create_dir(&probe).ok()?;
-    fs::remove_dir(probe).ok()?;
-    nix::unistd::geteuid().is_root().then_some(own)
+    let group = own.join(format!("vgpu-test-{name}-{}", std::process::id()));
+    if let Err(error) = fs::create_dir(&group) {
+        println!("skipped: {}: {error}", group.display());
+        return None;
+    }
+    Some(Group(group))
 }
 
 #[test]
-fn keeper_finds_a_pods_group_by_the_limits_that_its_processes_see() {
-    let Some(own) = own_group() else {
-        println!("skipped: this process may make no control group of version 2");
+fn keeper_finds_a_group_by_the_limits_that_its_processes_see() {
+    let Some(group) = test_group("limits") else {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    let (instance, _) = container(&dir.path().join("pod/web"), GIB);
-    let limits = instance.path().join(LIMITS);
-    // As in a container: a mount namespace in which the limits stand at their place.
-    let script = format!(
-        "mount -t tmpfs none /etc && mkdir /etc/vgpu && touch {INSIDE_LIMITS} \
-         && mount --bind {} {INSIDE_LIMITS} && exec sleep 1000",
-        limits.display()
-    );
-    let mut process = std::process::Command::new("unshare")
-        .args(["--mount", "--propagation", "private", "sh", "-c", &script])
-        .spawn()
-        .unwrap();
-    let group = own.join(format!("vgpu-test-{}", process.id()));
-    fs::create_dir(&group).unwrap();
-    fs::write(group.join("cgroup.procs"), process.id().to_string()).unwrap();
-    let seen = format!("/proc/{}/root{INSIDE_LIMITS}", process.id());
-    let file = fs::metadata(&limits).unwrap().ino();
-    for _ in 0..1000 {
-        if fs::metadata(&seen).is_ok_and(|seen| seen.ino() == file) {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    let (instance, _) = container(&dir.path().join("job"), GIB);
+    let process = Inside::of(&instance);
+    group.add(&process);
 
     let driver = Told::default();
-    let kept = Keeper::default().tick(1, &driver, dir.path());
+    let kept = Keeper::default().tick(1, &driver, dir.path(), &mut ByLimits::default());
 
-    process.kill().unwrap();
-    process.wait().unwrap();
-    fs::remove_dir(&group).unwrap();
     assert_eq!(kept.len(), 1);
-    assert_eq!(kept[0].fence.control_group.as_ref(), Some(&group));
+    assert_eq!(kept[0].fence.control_groups, std::slice::from_ref(&group.0));
     assert_eq!(kept[0].fence.limit_bytes("GPU-a"), GIB + CONTEXT_MOST);
+}
+
+#[test]
+fn group_with_a_process_that_sees_other_limits_is_not_limited() {
+    let Some(group) = test_group("shared") else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let (one, _) = container(&dir.path().join("one"), GIB);
+    let (other, _) = container(&dir.path().join("other"), GIB);
+    let (one, other) = (Inside::of(&one), Inside::of(&other));
+    group.add(&one);
+    group.add(&other);
+
+    let driver = Told::default();
+    Keeper::default().tick(1, &driver, dir.path(), &mut ByLimits::default());
+
+    assert!(driver.limits.borrow().is_empty(), "{:?}", driver.limits);
+}
+
+#[test]
+fn fence_follows_the_groups_that_are_found() {
+    let groups = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
+    let limited = Fence {
+        control_groups: groups(&["/a"]),
+        ..Fence::default()
+    };
+    let told = Fence::default();
+    let found = |names: &[&str]| Found::Groups(groups(names));
+    let unseen = Found::Unseen("no mount");
+    for (found, known, is_set, is_lost, wanted) in [
+        (
+            found(&["/a"]),
+            None,
+            false,
+            true,
+            Step::Set(groups(&["/a"])),
+        ),
+        (found(&["/a"]), Some(&limited), true, true, Step::Nothing),
+        // New limits, another group, or a minute later.
+        (
+            found(&["/a"]),
+            Some(&limited),
+            false,
+            true,
+            Step::Set(groups(&["/a"])),
+        ),
+        (
+            found(&["/a", "/b"]),
+            Some(&limited),
+            false,
+            true,
+            Step::Set(groups(&["/a", "/b"])),
+        ),
+        // Another process has taken the file away.
+        (found(&["/a"]), None, true, true, Step::Set(groups(&["/a"]))),
+        (Found::Gone, Some(&limited), true, false, Step::Forget),
+        (Found::Gone, Some(&told), false, false, Step::Nothing),
+        (Found::Gone, None, false, false, Step::Nothing),
+        (Found::Gone, None, false, true, Step::Tell(NO_GROUP)),
+        // What another process has set is not undone by one that cannot see.
+        (unseen.clone(), Some(&limited), false, true, Step::Nothing),
+        (unseen.clone(), None, false, true, Step::Tell("no mount")),
+        (unseen.clone(), Some(&told), false, true, Step::Nothing),
+        (unseen, None, false, false, Step::Nothing),
+    ] {
+        let said = format!("{found:?} {known:?} {is_set} {is_lost}");
+        assert_eq!(step(found, known, is_set, is_lost), wanted, "{said}");
+    }
+}
+
+/// A finder that says what it is told.
+struct Says(Found);
+
+impl Finder for Says {
+    fn begin(&mut self, _: u64, _: &[Instance]) {}
+
+    fn find(&mut self, _: &Instance, _: &[PathBuf]) -> Found {
+        self.0.clone()
+    }
+}
+
+#[test]
+fn fence_of_a_container_that_ended_is_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let (instance, _) = container(&dir.path().join("0/a"), GIB);
+    let driver = Told::default();
+    let mut keeper = Keeper::default();
+    let mut tick = |second, found| {
+        keeper
+            .tick(second * EVERY_NS, &driver, dir.path(), &mut Says(found))
+            .len()
+    };
+    let groups = || Found::Groups(vec!["/a".into(), "/b".into()]);
+
+    assert_eq!(tick(1, groups()), 1);
+    assert_eq!(driver.limits.borrow().len(), 2);
+    assert_eq!(read(&instance).unwrap().control_groups.len(), 2);
+    assert_eq!(tick(2, Found::Gone), 0);
+    assert_eq!(read(&instance), None);
+    // It was started again.
+    assert_eq!(tick(3, groups()), 1);
+    // The limit is set again after a minute, in case the driver was loaded anew, and that is no news.
+    assert_eq!(tick(62, groups()), 0);
+    assert_eq!(driver.limits.borrow().len(), 4);
+    assert_eq!(tick(63, groups()), 0);
+    assert_eq!(driver.limits.borrow().len(), 6);
 }
