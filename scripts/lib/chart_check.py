@@ -126,7 +126,11 @@ def no_container_has_more_rights_than_it_needs(rendered):
         added = set(security["capabilities"].get("add", []))
         need(added <= CAPABILITIES.get(container["name"], set()), f"{name} has the capabilities {added}")
         mixed = "--mig-strategy=mixed" in container.get("args", [])
-        need(("SYS_ADMIN" in added) == mixed, f"{name}: SYS_ADMIN is for MIG alone")
+        fence = container["name"] == "fence"
+        need(("SYS_ADMIN" in added) == (mixed or fence), f"{name}: SYS_ADMIN is for MIG and the second fence alone")
+        groups = [m["name"] for m in container.get("volumeMounts", []) if m["mountPath"] == "/sys/fs/cgroup"]
+        need(groups == (["control-groups"] if fence else []), f"{name}: the host's control groups are for the second fence alone: {groups}")
+        need(not (fence and container.get("ports")), f"{name} serves something")
         need("limits" in container["resources"] or container["name"].endswith("scheduler"), f"{name} has no limit")
         pod = workload["spec"]["template"]
         host = pod["spec"]
@@ -147,7 +151,7 @@ def only_the_plugin_has_the_agents_token(rendered):
     path = "/var/run/secrets/kubernetes.io/serviceaccount"
     for workload, container in rendered.containers():
         over = [m["name"] for m in container["volumeMounts"] if m["mountPath"] == path]
-        need(over == (["no-token"] if container["name"] == "exporter" else []), f"{rendered}: {container['name']}: {over} at {path}")
+        need(over == (["no-token"] if container["name"] in ("exporter", "fence") else []), f"{rendered}: {container['name']}: {over} at {path}")
         volumes = {v["name"]: v for v in workload["spec"]["template"]["spec"].get("volumes", [])}
         need(not over or "emptyDir" in volumes["no-token"], f"{rendered}: {volumes.get('no-token')}")
 
@@ -504,6 +508,8 @@ def values_reach_what_they_are_for(all_rendered):
         ours = [n["resource%sName" % word] for n in [device(by[name])] for word in ("Memory", "MemoryPercentage", "Core", "Priority")]
         need(words == {"removable": ours, "writable": ours if reports else []}, f"{name}: an agent writes {words} of {ours}")
     need("dcgm" not in by["defaults"].text, "defaults: files for dcgm-exporter")
+    need("/sys/fs/cgroup" not in by["defaults"].text, "defaults: a second fence")
+    need("--no-fence" in args(by["all-on"], "exporter") and "--control-groups=/sys/fs/cgroup" in args(by["all-on"], "fence"), "all-on: no second fence")
     need("--dcgm-job-mapping-dir=/run/dcgm-jobs" in args(by["all-on"], "exporter") and "path: /var/lib/vgpu-dcgm" in by["all-on"].text,
          "all-on: dcgmJobMappingDir")
     boards = [c for c in by["all-on"].of("ConfigMap") if "grafana_dashboard" in c["metadata"]["labels"]]
@@ -631,7 +637,7 @@ def claims_and_the_device_plugin_never_meet_on_a_node(all_rendered):
     [term] = plugin["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     need(term == {"matchExpressions": [{"key": "example.com/gives", "operator": "NotIn", "values": ["claims"]}]}, f"dra: {term}")
     names = [[c["name"] for c in spec["containers"]] for spec in (plugin, claims)]
-    need(names == [["plugin", "exporter"], ["dra", "exporter"]], f"dra: {names}")
+    need(names == [["plugin", "exporter", "fence"], ["dra", "exporter", "fence"]], f"dra: {names}")
     need("--driver-patience=60" in claims["containers"][0]["args"], "dra: extraArgs")
     kind = rendered.one("DeviceClass", "gpu.vgpu.io")["spec"]
     need(kind["extendedResourceName"] == "example.com/whole-gpu", f"dra: {kind}")

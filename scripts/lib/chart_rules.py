@@ -86,11 +86,13 @@ HOST_PATHS = {
     # Only with dra.enabled.
     "/var/lib/kubelet/plugins_registry",
     "/var/lib/kubelet/plugins/gpu.vgpu.io",
+    # Only with devicePlugin.secondFence.enabled, in its container alone.
+    "/sys/fs/cgroup",
     # A mount that makes NVIDIA's runtime show all GPUs.
     "/dev/null",
 }
 
-CAPABILITIES = {"plugin": {"DAC_OVERRIDE", "SYS_ADMIN"}, "dra": {"DAC_OVERRIDE"}, "exporter": {"SYS_PTRACE", "DAC_READ_SEARCH"}}
+CAPABILITIES = {"plugin": {"DAC_OVERRIDE", "SYS_ADMIN"}, "dra": {"DAC_OVERRIDE"}, "exporter": {"SYS_PTRACE", "DAC_READ_SEARCH"}, "fence": {"SYS_ADMIN"}}
 
 MULTI_TENANT = "charts/vgpu/profiles/multi-tenant.yaml"
 
@@ -106,6 +108,10 @@ REFUSED = [
     (["--set", "devicePlugin.stateDir=var/lib"], "stateDir"),
     (["--set", "devicePlugin.monitor.attest=kill"], "attest", "'report'"),
     (["--set", "devicePlugin.monitor.service.type=LoadBalancer"], "service/type", "'NodePort'"),
+    (["--set", "devicePlugin.secondFence.enabled=true,devicePlugin.hostPID=false"], "secondFence.enabled contradicts devicePlugin.hostPID: false"),
+    (["--set", "devicePlugin.secondFence.enabled=true,devicePlugin.enabled=false"], "secondFence.enabled contradicts devicePlugin.enabled: false"),
+    (["--set", "devicePlugin.secondFence.enabled=true,devicePlugin.monitor.extraArgs={--no-fence=false}"], "--no-fence=false contradicts devicePlugin.secondFence"),
+    (["--set", "devicePlugin.secondFence.capabilities={SYS_PTRACE}"], "secondFence/capabilities", "'SYS_ADMIN'"),
     (["--set", "devicePlugin.image.tag=a b"], "tag"),
     (["--set", "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy=pack"], "nodeSchedulerPolicy", "'binpack'"),
     (["--set", "scheduler.kubeScheduler.percentageOfNodesToScore=0"], "percentageOfNodesToScore"),

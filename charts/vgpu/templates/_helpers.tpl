@@ -308,6 +308,17 @@ kubelets refuse a pod with an init container that asks for a resource which its 
 {{- if and .Values.devicePlugin.createRuntimeClass (not .Values.devicePlugin.runtimeClassName) -}}
 {{- fail "devicePlugin.createRuntimeClass needs devicePlugin.runtimeClassName, such as nvidia" -}}
 {{- end -}}
+{{- if and .Values.devicePlugin.secondFence.enabled (not .Values.devicePlugin.enabled) -}}
+{{- fail "devicePlugin.secondFence.enabled contradicts devicePlugin.enabled: false, which installs no agent that could set the driver's limits. Set one of them" -}}
+{{- end -}}
+{{- if and .Values.devicePlugin.secondFence.enabled (not .Values.devicePlugin.hostPID) -}}
+{{- fail "devicePlugin.secondFence.enabled contradicts devicePlugin.hostPID: false: a container's control group is found by its processes. Set one of them" -}}
+{{- end -}}
+{{- range .Values.devicePlugin.monitor.extraArgs -}}
+{{- if and $.Values.devicePlugin.secondFence.enabled (regexMatch "^--no-fence(=|$)" .) -}}
+{{- fail (printf "devicePlugin.monitor.extraArgs: %s contradicts devicePlugin.secondFence.enabled, which sets this flag. Leave it out" .) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.dra.enabled (semverCompare "<1.34.0" (include "vgpu.kubeVersion" .)) -}}
 {{- fail (printf "dra.enabled needs Kubernetes 1.34 or newer, which lets claims share a device (feature gate DRAConsumableCapacity); this cluster has %s" (include "vgpu.kubeVersion" .)) -}}
 {{- end -}}
