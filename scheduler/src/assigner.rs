@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
-use kube_api::assigner::{Claim, Finalize, PodClaim, State, pod_claim};
+use kube_api::assigner::{Claim, Finalize, PodGpuClaim, State, pod_claim};
 use tokio::sync::watch;
 
 use crate::calls::CallError;
@@ -565,7 +565,7 @@ impl Assigner {
     /// Checks every claim once: makes a claim active whose pod exists, renews active claims, and releases claims whose
     /// pods are gone. A write that fails is repeated at the next check.
     pub async fn tend(&self) {
-        let due: Vec<(Held, Option<PodClaim>, Tend)> = self.change(|ledger, now| {
+        let due: Vec<(Held, Option<PodGpuClaim>, Tend)> = self.change(|ledger, now| {
             ledger.expire(now);
             let claims = ledger.claims().map(|(_, held)| {
                 let pod = ledger.claimant(&held.claim);
@@ -579,7 +579,7 @@ impl Assigner {
             }
         }
         // The pods of each namespace, read once; none where they cannot be read.
-        let mut carriers: HashMap<String, Option<Vec<PodClaim>>> = HashMap::new();
+        let mut carriers: HashMap<String, Option<Vec<PodGpuClaim>>> = HashMap::new();
         for (held, pod, tend) in due {
             let claim = held.claim;
             match (tend, pod) {
@@ -653,7 +653,7 @@ impl Assigner {
 }
 
 /// Whether the claim is for this pod.
-fn carries(pod: &PodClaim, claim: &Claim) -> bool {
+fn carries(pod: &PodGpuClaim, claim: &Claim) -> bool {
     let is_holder = claim.state == State::Proposed || pod.uid == claim.holder;
     is_holder && pod.reservation == claim.reservation
 }

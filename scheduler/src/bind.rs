@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::Status;
-use kube_api::allocation::{self, Written};
+use kube_api::allocation::{self, BindingMarks};
 use kube_api::assigner::{Claim, pod_claim};
 use kube_api::extender::ExtenderBindingArgs;
 use kube_api::keys;
@@ -260,7 +260,7 @@ impl Scheduler {
                 return Err(BindError::NoNode(args.node.clone()));
             }
         }
-        let binding = binding(args, &args.pod_uid, &Written::default());
+        let binding = binding(args, &args.pod_uid, &BindingMarks::default());
         match self.send_binding(args, &binding).await {
             Sent::Done => Ok(()),
             Sent::Refused(status) => Err(BindError::Refused(status.message)),
@@ -373,7 +373,7 @@ impl Scheduler {
         &self,
         args: &ExtenderBindingArgs,
         uid: &str,
-        written: &Written,
+        written: &BindingMarks,
         refusal: String,
     ) -> Result<(), BindError> {
         let pod = match self.read_pod(args).await {
@@ -405,7 +405,7 @@ impl Scheduler {
         within(self.0.settings.kube_timeout, pods.get_opt(&args.pod_name)).await
     }
 
-    fn written(&self, pod: &Pod, placement: &Placement) -> Written {
+    fn written(&self, pod: &Pod, placement: &Placement) -> BindingMarks {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or(Duration::ZERO);
@@ -426,7 +426,7 @@ impl Scheduler {
     }
 
     /// The fields written with the binding: HAMi's device plugin finds its pod by the phase and the time.
-    fn written_at_bind(&self, pod: &Pod, placement: &Placement) -> Written {
+    fn written_at_bind(&self, pod: &Pod, placement: &Placement) -> BindingMarks {
         let mut written = self.written(pod, placement);
         let time = Timestamp::now().as_second().to_string();
         written.annotations.extend([
@@ -524,7 +524,7 @@ fn judge<T>(result: Result<T, CallError>) -> Sent {
     }
 }
 
-fn binding(args: &ExtenderBindingArgs, uid: &str, written: &Written) -> Value {
+fn binding(args: &ExtenderBindingArgs, uid: &str, written: &BindingMarks) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Binding",
@@ -541,7 +541,7 @@ fn binding(args: &ExtenderBindingArgs, uid: &str, written: &Written) -> Value {
 }
 
 /// Whether the pod has everything that was to be written, apart from times.
-fn carries(pod: &Pod, written: &Written) -> bool {
+fn carries(pod: &Pod, written: &BindingMarks) -> bool {
     let empty = std::collections::BTreeMap::new();
     let annotations = pod.metadata.annotations.as_ref().unwrap_or(&empty);
     written

@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
-use kube_api::assigner::{Claim, PodClaim, lease_name, pod_claim};
+use kube_api::assigner::{Claim, PodGpuClaim, lease_name, pod_claim};
 use kube_api::object::Pod;
 
 use crate::calls::{CallError, within};
@@ -62,7 +62,7 @@ pub trait Store: Send + Sync + 'static {
     fn carriers<'a>(
         &'a self,
         namespace: &'a str,
-    ) -> BoxFuture<'a, Result<Vec<PodClaim>, CallError>>;
+    ) -> BoxFuture<'a, Result<Vec<PodGpuClaim>, CallError>>;
     /// The pods that are bound to a node and have not ended, as they are now.
     fn bound<'a>(&'a self, node: &'a str) -> BoxFuture<'a, Result<Vec<Pod>, CallError>>;
 }
@@ -196,7 +196,7 @@ impl Store for ApiServer {
     fn carriers<'a>(
         &'a self,
         namespace: &'a str,
-    ) -> BoxFuture<'a, Result<Vec<PodClaim>, CallError>> {
+    ) -> BoxFuture<'a, Result<Vec<PodGpuClaim>, CallError>> {
         Box::pin(async move {
             let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
             let all = self.read(pods.list(&ListParams::default())).await?;

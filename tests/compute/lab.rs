@@ -19,7 +19,7 @@ use supervisor::gpu::{Busy, Gpu, GpuError, GpuProcess, Gpus, Inventory, ProcessS
 use vgpu_abi::host::Snapshot;
 use vgpu_abi::layout::{RegionLayout, Slot};
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile, Policy};
-use vgpu_abi::region::{Region, RegionDevice};
+use vgpu_abi::region::{NewDevice, Region};
 use vgpu_abi::targets::TargetsFile;
 
 use crate::boards::Board;
@@ -166,7 +166,7 @@ impl Lab {
         LimitsFile::create(&dir.join("limits"), &asks.limits(uuid)).unwrap();
         drop(TargetsFile::create(&dir.join("targets")).unwrap());
         std::fs::write(dir.join("doorbell"), "").unwrap();
-        let device = RegionDevice {
+        let device = NewDevice {
             uuid,
             physical_bytes: GPU_BYTES,
         };

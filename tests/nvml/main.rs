@@ -20,7 +20,7 @@ use expect_test::expect;
 use libloading::Library;
 use supervisor::gpu::{Gpus, NvmlGpus};
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile, Unlisted};
-use vgpu_abi::region::{Kind, Region, RegionDevice};
+use vgpu_abi::region::{Kind, NewDevice, Region};
 use vgpu_abi::targets::{Target, TargetsFile};
 
 const GIB: u64 = 1 << 30;
@@ -72,7 +72,7 @@ impl World {
                 physical_bytes,
                 ..DeviceLimit::default()
             });
-            rows.push(RegionDevice {
+            rows.push(NewDevice {
                 uuid,
                 physical_bytes,
             });

@@ -14,11 +14,11 @@ use nix::unistd::Pid;
 use supervisor::arbiter::Board;
 use supervisor::gpu::{GpuError, GpuProcess, Gpus, Inventory};
 use vgpu_abi::layout::{
-    CHARGE_BYTES_MASK, DeviceUse, MAX_SHARED, MAX_SLOTS, RegionDevice as DeviceLayout,
-    RegionLayout, SHARED_FREE, SharedObject, Slot,
+    CHARGE_BYTES_MASK, DeviceUse, MAX_SHARED, MAX_SLOTS, NewDevice as DeviceLayout, RegionLayout,
+    SHARED_FREE, SharedObject, Slot,
 };
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
-use vgpu_abi::region::{Region, RegionDevice};
+use vgpu_abi::region::{NewDevice, Region};
 use vgpu_abi::targets::{Head, TargetsFile, read_head};
 
 use crate::support::{CONTEXT, GPU_BYTES, MIB, Program, Running, World};
@@ -70,7 +70,7 @@ impl Hosted {
         };
         LimitsFile::create(&dir.join("limits"), &limits).unwrap();
         drop(TargetsFile::create(&dir.join("targets")).unwrap());
-        let device = RegionDevice {
+        let device = NewDevice {
             uuid,
             physical_bytes: GPU_BYTES,
         };

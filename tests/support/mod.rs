@@ -17,7 +17,7 @@ use cuda_sim::{Board, Config};
 use tempfile::TempDir;
 use vgpu_abi::host::Snapshot;
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
-use vgpu_abi::region::{Kind, Region, RegionDevice, ShareError, SharedKey};
+use vgpu_abi::region::{Kind, NewDevice, Region, ShareError, SharedKey};
 
 /// One mebibyte.
 pub(crate) const MIB: u64 = 1 << 20;
@@ -95,7 +95,7 @@ impl World {
         };
         LimitsFile::create(&world.path("limits"), &limits_file).expect("the limits file is new");
         let region: Vec<_> = (0..limits.len())
-            .map(|gpu| RegionDevice {
+            .map(|gpu| NewDevice {
                 uuid: uuid(gpu),
                 physical_bytes,
             })

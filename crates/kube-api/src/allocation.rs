@@ -16,7 +16,7 @@ pub use crate::slots::{
 
 /// The annotations and labels that are written with a pod's binding.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Written {
+pub struct BindingMarks {
     /// Annotations to set.
     pub annotations: BTreeMap<String, String>,
     /// Labels to set.
@@ -69,7 +69,7 @@ pub fn write(
     node: Option<NodeView<'_>>,
     vendors: &Vendors,
     unix_nanoseconds: u64,
-) -> Written {
+) -> BindingMarks {
     const NANOSECONDS: u64 = 1_000_000_000;
     let writing = Writing {
         pod,
@@ -77,7 +77,7 @@ pub fn write(
         node,
         unix_nanoseconds,
     };
-    let mut written = Written::default();
+    let mut written = BindingMarks::default();
     for row in vendors.iter() {
         let grants = placement
             .containers

@@ -90,7 +90,7 @@ pub fn gpus(text: &str) -> Vec<String> {
 
 /// A pod's reservation, by its labels and annotations.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodClaim {
+pub struct PodGpuClaim {
     /// Its UID.
     pub uid: String,
     /// Its namespace.
@@ -104,14 +104,14 @@ pub struct PodClaim {
 }
 
 /// The pod's reservation, by its labels and annotations; `None` if it has none.
-pub fn pod_claim(pod: &Pod) -> Option<PodClaim> {
+pub fn pod_claim(pod: &Pod) -> Option<PodGpuClaim> {
     let text = |key: &str| {
         let text = pod.metadata.annotations.as_ref()?.get(key)?.trim();
         (!text.is_empty()).then_some(text)
     };
     let reservation = text(RESERVATION_ID)?.to_owned();
     let identity = crate::fields::identity(pod);
-    Some(PodClaim {
+    Some(PodGpuClaim {
         reservation,
         gpus: gpus(text(GPU_UUID).unwrap_or_default()),
         uid: identity.uid,

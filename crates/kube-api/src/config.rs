@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 pub use hcs::{ANY, Hcs, HcsProfile, ImageRule};
 pub use nodes::{FilteredDevices, NodeOverride, NodeOverrides, OperatingMode};
 pub use sections::{
-    Amd, Ascend, AscendTemplate, AwsNeuron, Cambricon, CorePolicy, Counted, Enflame, Hygon,
+    Amd, Ascend, AscendTemplate, AwsNeuron, Cambricon, CorePolicy, CountedVendor, Enflame, Hygon,
     Iluvatar, Kunlun, Metax, MigAllowed, Mthreads, Nvidia, Vnpus,
 };
 
@@ -45,9 +45,9 @@ pub struct DeviceConfig {
     /// AMD.
     pub amd: Option<Amd>,
     /// Vastai.
-    pub vastai: Option<Counted>,
+    pub vastai: Option<CountedVendor>,
     /// Biren.
-    pub biren: Option<Counted>,
+    pub biren: Option<CountedVendor>,
     /// Huawei Ascend, one entry for each chip.
     pub vnpus: Option<Vnpus>,
     /// The rules for requests of hcs.io, over the vendors above.

@@ -17,13 +17,13 @@ pub struct Quantity(pub String);
 
 impl<'de> Deserialize<'de> for Quantity {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Written)
+        deserializer.deserialize_any(AmountVisitor)
     }
 }
 
-struct Written;
+struct AmountVisitor;
 
-impl de::Visitor<'_> for Written {
+impl de::Visitor<'_> for AmountVisitor {
     type Value = Quantity;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

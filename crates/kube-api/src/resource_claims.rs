@@ -11,7 +11,7 @@ pub const GROUP: &str = "resource.k8s.io";
 pub const VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1beta1"];
 
 /// A device as a driver names it: driver, pool, device.
-type Device = (String, String, String);
+type DriverDevice = (String, String, String);
 /// Namespace and name.
 type Name = (String, String);
 
@@ -19,12 +19,12 @@ type Name = (String, String);
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ResourceClaims {
     /// The GPUs behind each device, by the name of the slice.
-    slices: BTreeMap<String, BTreeMap<Device, BTreeSet<String>>>,
+    slices: BTreeMap<String, BTreeMap<DriverDevice, BTreeSet<String>>>,
     /// The devices that each claim has.
-    claims: BTreeMap<Name, BTreeSet<Device>>,
+    claims: BTreeMap<Name, BTreeSet<DriverDevice>>,
     /// The GPUs of devices that a claim still has although no ResourceSlice has them any more. A DRA driver that is being
     /// replaced deletes its slices and publishes them again, and a driver may take a sick GPU out of its slice.
-    remembered: BTreeMap<Device, BTreeSet<String>>,
+    remembered: BTreeMap<DriverDevice, BTreeSet<String>>,
 }
 
 impl ResourceClaims {
@@ -46,7 +46,7 @@ impl ResourceClaims {
     }
 
     /// Remembers what claims have of a slice that is not as it was.
-    fn remember(&mut self, before: Option<BTreeMap<Device, BTreeSet<String>>>) {
+    fn remember(&mut self, before: Option<BTreeMap<DriverDevice, BTreeSet<String>>>) {
         for (device, gpus) in before.into_iter().flatten() {
             if self.claims.values().any(|claim| claim.contains(&device)) {
                 self.remembered.insert(device, gpus);
@@ -93,7 +93,7 @@ impl ResourceClaims {
         // By device: this is asked at each event of a claim, and a search through all slices for each claim would grow
         // with both. Of several slices the first counts.
         let sliced = self.slices.values().rev().flatten();
-        let known: BTreeMap<&Device, &BTreeSet<String>> =
+        let known: BTreeMap<&DriverDevice, &BTreeSet<String>> =
             self.remembered.iter().chain(sliced).collect();
         let mut given = BTreeMap::new();
         for ((namespace, name), devices) in &self.claims {
@@ -149,7 +149,7 @@ pub fn gpus_of(slice: &Value) -> BTreeMap<(String, String, String), BTreeSet<Str
 }
 
 /// The devices that a claim has been given. Access for administration leaves a device to others.
-fn devices_of(claim: &Value) -> BTreeSet<Device> {
+fn devices_of(claim: &Value) -> BTreeSet<DriverDevice> {
     list(claim, "/status/allocation/devices/results")
         .filter(|result| result.get("adminAccess") != Some(&Value::Bool(true)))
         .map(|result| {

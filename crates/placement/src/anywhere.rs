@@ -235,7 +235,7 @@ impl Cluster {
 
     /// The score of a placement of such a request, 0 to 100, by the node's devices of the vendor.
     pub fn score_of_any(&self, any: &AnyVendor, placement: &Placement) -> i32 {
-        let Some(NodeView { node, vendor }) = self.granted_any(any, placement) else {
+        let Some(VendorOnNode { node, vendor }) = self.granted_any(any, placement) else {
             return 0;
         };
         let maker = any
@@ -250,10 +250,10 @@ impl Cluster {
         &'a self,
         any: &AnyVendor,
         placement: &'a Placement,
-    ) -> Option<NodeView<'a>> {
+    ) -> Option<VendorOnNode<'a>> {
         let wish = any.wishes.first()?;
         let grant = placement.containers.get(wish.container)?.grants.first()?;
-        Some(NodeView {
+        Some(VendorOnNode {
             node: self.node_state(&placement.node)?,
             vendor: &grant.vendor,
         })
@@ -367,7 +367,7 @@ impl Cluster {
     }
 }
 
-struct NodeView<'a> {
+struct VendorOnNode<'a> {
     node: &'a NodeState,
     vendor: &'a Vendor,
 }

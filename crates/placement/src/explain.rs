@@ -94,7 +94,7 @@ impl Cluster {
             .collect();
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
         nodes.dedup_by(|a, b| a.name == b.name);
-        let search = Search {
+        let search = AdviceSearch {
             cluster: self,
             request,
             nodes: nodes.into_iter().map(Cow::Borrowed).collect(),
@@ -108,7 +108,7 @@ impl Cluster {
     }
 }
 
-struct Search<'a> {
+struct AdviceSearch<'a> {
     cluster: &'a Cluster,
     request: &'a Request,
     /// Without the request's own reservation, by name.
@@ -118,7 +118,7 @@ struct Search<'a> {
     go_on: &'a dyn Fn() -> bool,
 }
 
-impl<'a> Search<'a> {
+impl<'a> AdviceSearch<'a> {
     fn advice(&self) -> Vec<Advice> {
         let kinds = self.kinds();
         for together in 1..=MOST_TOGETHER {

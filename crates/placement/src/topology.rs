@@ -20,7 +20,7 @@ pub(crate) fn best_subset(
     if take == 0 {
         return Vec::new();
     }
-    let mut search = Search::new(count, take, pair);
+    let mut search = GroupSearch::new(count, take, pair);
     search.best_sum = search.greedy_sum().saturating_sub(1);
     search.extend(0, 0);
     if search.best.len() == take {
@@ -43,7 +43,7 @@ pub(crate) fn least_missed(count: usize, pair: impl Fn(usize, usize) -> i64) -> 
         .unwrap_or(0)
 }
 
-struct Search<F> {
+struct GroupSearch<F> {
     count: usize,
     take: usize,
     pair: F,
@@ -62,7 +62,7 @@ struct Search<F> {
     clippy::indexing_slicing,
     reason = "positions are below `count`, which is the length of every list here"
 )]
-impl<F: Fn(usize, usize) -> i64> Search<F> {
+impl<F: Fn(usize, usize) -> i64> GroupSearch<F> {
     fn new(count: usize, take: usize, pair: F) -> Self {
         let greatest = (0..count)
             .map(|device| {

@@ -18,7 +18,7 @@ use nix::sys::stat::{FileStat, Mode, fstat, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 use serde::{Deserialize, Serialize};
 use vgpu_abi::limits::{Limits, LimitsFile};
-use vgpu_abi::region::{Region, RegionDevice};
+use vgpu_abi::region::{NewDevice, Region};
 use vgpu_abi::targets::TargetsFile;
 
 use crate::regular::{self, OpenError};
@@ -366,7 +366,7 @@ impl Instance {
     /// # Errors
     /// It is there already, or the disk is full.
     pub fn make_region(&self, limits: &Limits, mode: u32) -> Result<(), InstanceError> {
-        let devices = limits.devices.iter().map(|device| RegionDevice {
+        let devices = limits.devices.iter().map(|device| NewDevice {
             uuid: device.uuid,
             physical_bytes: device.physical_bytes,
         });

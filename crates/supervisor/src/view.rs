@@ -612,7 +612,7 @@ pub(crate) mod tests {
 
     fn make(path: &Path) {
         use vgpu_abi::limits::{DeviceLimit, LimitsFile};
-        use vgpu_abi::region::{Region, RegionDevice};
+        use vgpu_abi::region::{NewDevice, Region};
         let limits = Limits {
             devices: vec![DeviceLimit {
                 memory_bytes: 1 << 30,
@@ -621,7 +621,7 @@ pub(crate) mod tests {
             ..Limits::default()
         };
         LimitsFile::create(&path.join(LIMITS), &limits).unwrap();
-        Region::create(&path.join(REGION), &[RegionDevice::default()], 0o600).unwrap();
+        Region::create(&path.join(REGION), &[NewDevice::default()], 0o600).unwrap();
     }
 
     proptest::proptest! {

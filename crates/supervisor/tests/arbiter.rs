@@ -21,7 +21,7 @@ use vgpu_abi::layout::{
     Slot,
 };
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile, Policy};
-use vgpu_abi::region::{Kind, Region, RegionDevice};
+use vgpu_abi::region::{Kind, NewDevice, Region};
 use vgpu_abi::targets::{Ahead, Grant, Head, Target, TargetsFile, TargetsMap, read_head};
 
 const MS: u64 = 1_000_000;
@@ -105,7 +105,7 @@ impl TestBoard {
         LimitsFile::create(&path.join(LIMITS), limits).unwrap();
         TargetsFile::create(&path.join(TARGETS)).unwrap();
         std::fs::write(path.join(DOORBELL), "").unwrap();
-        let device = RegionDevice {
+        let device = NewDevice {
             uuid: limits.devices[0].uuid,
             physical_bytes: 16 * GIB,
         };

@@ -4,12 +4,12 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
 use vgpu_abi::limits::{DeviceLimit, Limits, LimitsFile, LimitsMap};
-use vgpu_abi::region::{Kind, Region, RegionDevice};
+use vgpu_abi::region::{Kind, NewDevice, Region};
 
 fn calls(criterion: &mut Criterion) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("region");
-    Region::create(&path, &[RegionDevice::default()], 0o600).expect("a region");
+    Region::create(&path, &[NewDevice::default()], 0o600).expect("a region");
     let region = Region::open(&path).expect("a region");
     region.join().expect("a slot");
 

@@ -5,7 +5,7 @@
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-use vgpu_abi::region::{Kind, Region, RegionDevice};
+use vgpu_abi::region::{Kind, NewDevice, Region};
 
 const CALLS: usize = 200_000;
 
@@ -28,7 +28,7 @@ fn main() {
 fn measure(processes: usize) -> Vec<u32> {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("region");
-    Region::create(&path, &[RegionDevice::default()], 0o600).expect("a region");
+    Region::create(&path, &[NewDevice::default()], 0o600).expect("a region");
     let region = Region::open(&path).expect("a region");
     let times = std::fs::File::create_new(dir.path().join("times")).expect("a file");
     let children: Vec<_> = (0..processes)

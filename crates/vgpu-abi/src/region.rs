@@ -35,7 +35,7 @@ pub use crate::budget::{Bounds, Charge, Kind, Refusal, Why};
 
 /// One device of a new region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RegionDevice {
+pub struct NewDevice {
     /// Its UUID; may be empty.
     pub uuid: DeviceUuid,
     /// Its size, bytes; 0 where it is not known.
@@ -272,7 +272,7 @@ impl Region {
 
     /// The device at this index, as it was named when the region was made.
     #[must_use]
-    pub fn device(&self, device: usize) -> Option<RegionDevice> {
+    pub fn device(&self, device: usize) -> Option<NewDevice> {
         if device >= self.device_count() {
             return None;
         }
@@ -282,7 +282,7 @@ impl Region {
             // Relaxed: written before the version, which `open` has seen.
             *to = from.load(Ordering::Relaxed);
         }
-        Some(RegionDevice {
+        Some(NewDevice {
             uuid: DeviceUuid::from_bytes(&uuid),
             // Relaxed: as above.
             physical_bytes: entry.physical_bytes.load(Ordering::Relaxed),

@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use vgpu_abi::limits::{DeviceLimit, Limits, LimitsFile, LimitsMap};
-use vgpu_abi::region::{Kind, Region, RegionDevice, SharedKey};
+use vgpu_abi::region::{Kind, NewDevice, Region, SharedKey};
 use vgpu_abi::targets::{Target, TargetsFile, TargetsMap};
 
 thread_local! {
@@ -34,7 +34,7 @@ static ALLOCATOR: Counting = Counting;
 fn after_open_nothing_allocates() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    Region::create(&at("region"), &[RegionDevice::default()], 0o600).unwrap();
+    Region::create(&at("region"), &[NewDevice::default()], 0o600).unwrap();
     let region = Region::open(&at("region")).unwrap();
     let devices = vec![DeviceLimit::default(); 2];
     LimitsFile::create(

@@ -10,13 +10,13 @@ use vgpu_abi::file::{FileError, FileKind};
 use vgpu_abi::host::{self, Snapshot};
 use vgpu_abi::layout::{MAX_DEVICES, MAX_HOLDERS, MAX_OOMS, MAX_SHARED, MAX_SLOTS, RegionLayout};
 use vgpu_abi::limits::DeviceUuid;
-use vgpu_abi::region::{Kind, Region, RegionDevice, SharedKey};
+use vgpu_abi::region::{Kind, NewDevice, Region, SharedKey};
 
 const BYTES: usize = size_of::<RegionLayout>();
 
 fn region(dir: &Path) -> std::path::PathBuf {
     let path = dir.join("region");
-    let device = RegionDevice {
+    let device = NewDevice {
         uuid: DeviceUuid::new("GPU-0").unwrap(),
         physical_bytes: 1 << 34,
     };

@@ -5,7 +5,7 @@ use vgpu_abi::file::{FileError, FileKind};
 use vgpu_abi::host;
 use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::region::{
-    Bounds, Kind, MemoryHolder, Refusal, Region, RegionDevice, ShareError, SharedKey, Why,
+    Bounds, Kind, MemoryHolder, NewDevice, Refusal, Region, ShareError, SharedKey, Why,
 };
 
 const GIB: u64 = 1 << 30;
@@ -382,7 +382,7 @@ fn other_file_is_refused_as_region_with_a_reason() {
         Region::create(&place.path(), &[], 0o600),
         Err(FileError::Exists)
     );
-    let many = [RegionDevice::default(); 17];
+    let many = [NewDevice::default(); 17];
     assert_eq!(
         Region::create(&at("many"), &many, 0o600),
         Err(FileError::TooManyDevices { asked: 17 })
@@ -425,7 +425,7 @@ fn many_who_make_the_same_region_get_the_same_one() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                let region = Region::open_or_create(&path, &[RegionDevice::default()], 0o600);
+                let region = Region::open_or_create(&path, &[NewDevice::default()], 0o600);
                 let region = region.unwrap();
                 region.charge(0, 1, Kind::Buffer);
                 // The slot goes with the region.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kube_api::allocation;
 use kube_api::assigner::{
-    ACTIVE_LASTS, Claim, Finalize, PROPOSAL_LASTS, PodClaim, State, pod_claim,
+    ACTIVE_LASTS, Claim, Finalize, PROPOSAL_LASTS, PodGpuClaim, State, pod_claim,
 };
 use kube_api::object::Pod;
 use kube_api::vendor::Vendors;
@@ -57,7 +57,7 @@ pub enum Tend {
 }
 
 /// Judges a claim by the pod that was seen for it.
-pub fn tend(held: &Held, pod: Option<&PodClaim>, now: Duration) -> Tend {
+pub fn tend(held: &Held, pod: Option<&PodGpuClaim>, now: Duration) -> Tend {
     if held.is_unwritten() {
         return Tend::Keep;
     }
@@ -157,14 +157,14 @@ mod tests {
 
     #[test]
     fn time_and_pod_say_what_becomes_of_a_reservation() {
-        let pod = PodClaim {
+        let pod = PodGpuClaim {
             uid: "u".into(),
             namespace: "ns".into(),
             name: "pod".into(),
             reservation: "r".into(),
             gpus: vec!["GPU-1".into()],
         };
-        let check = |state, pod: Option<&PodClaim>, carried, age| {
+        let check = |state, pod: Option<&PodGpuClaim>, carried, age| {
             let held = Held {
                 claim: claim(state),
                 since: Duration::ZERO,

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use jiff::Timestamp;
-use kube_api::assigner::{Claim, PodClaim, State};
+use kube_api::assigner::{Claim, PodGpuClaim, State};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -73,7 +73,7 @@ pub struct Guarded {
     /// Its namespace.
     pub namespace: String,
     /// The reservation by label that it carries.
-    pub claim: Option<PodClaim>,
+    pub claim: Option<PodGpuClaim>,
 }
 
 /// The ledger's and the clock's knowledge about an existing Lease.

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube_api::assigner::{Claim, PodClaim, State, lease_name, pod_claim};
+use kube_api::assigner::{Claim, PodGpuClaim, State, lease_name, pod_claim};
 use kube_api::hcs_quota::{Charge, Counted};
 use kube_api::object::Pod;
 use placement::{Cluster, DeviceView, Grant, Granted, Load, Placement};
@@ -39,7 +39,7 @@ pub(super) struct Claims {
     by_gpu: BTreeMap<Arc<str>, Held>,
     guards: Guards,
     /// The pods that carry a claim and have not ended, by uid.
-    pods: HashMap<Arc<str>, PodClaim>,
+    pods: HashMap<Arc<str>, PodGpuClaim>,
     /// How quotas count these pods.
     counted: HashMap<Arc<str>, Counted>,
     /// The claims that are known only from a question. They are forgotten together with their reservations.
@@ -117,8 +117,8 @@ impl Ledger {
     }
 
     /// The pod that carries a claim, if it was seen and has not ended.
-    pub fn claimant(&self, claim: &Claim) -> Option<&PodClaim> {
-        let belongs = |pod: &&PodClaim| {
+    pub fn claimant(&self, claim: &Claim) -> Option<&PodGpuClaim> {
+        let belongs = |pod: &&PodGpuClaim| {
             pod.namespace == claim.namespace
                 && pod.reservation == claim.reservation
                 && pod.gpus.contains(&claim.gpu)

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use vgpu_abi::file::FileError;
 use vgpu_abi::layout::{MAX_DEVICES, REGION_VERSION};
-use vgpu_abi::region::{Region, RegionDevice};
+use vgpu_abi::region::{NewDevice, Region};
 
 use crate::base::log::line;
 use crate::guest::settings::{PeerSettings, Process, Surroundings};
@@ -58,7 +58,7 @@ pub(crate) fn open(peers: &PeerSettings) -> Result<Region, (PathBuf, FileError)>
     }
     let mut first = None;
     for candidate in &candidates {
-        let devices = [RegionDevice::default(); MAX_DEVICES];
+        let devices = [NewDevice::default(); MAX_DEVICES];
         // A file that was named is for all users of the container, others are for this user.
         let mode = if candidate.is_own { 0o600 } else { 0o666 };
         let error = match opened(candidate, |path| {

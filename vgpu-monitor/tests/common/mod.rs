@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
-use vgpu_abi::region::{Region, RegionDevice};
+use vgpu_abi::region::{NewDevice, Region};
 use vgpu_abi::targets::TargetsFile;
 
 /// A board that goes away with its value.
@@ -59,7 +59,7 @@ impl Board {
         TargetsFile::create(&dir.join("targets")).unwrap();
         Region::create(
             &dir.join("region"),
-            &[RegionDevice {
+            &[NewDevice {
                 uuid,
                 physical_bytes,
             }],

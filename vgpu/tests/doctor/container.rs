@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tempfile::TempDir;
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
-use vgpu_abi::region::{Region, RegionDevice};
+use vgpu_abi::region::{NewDevice, Region};
 use vgpu_abi::targets::{Head, TargetsFile};
 
 use crate::common::library;
@@ -65,7 +65,7 @@ fn container() -> Files {
     TargetsFile::create(&root.join("etc/vgpu/targets")).unwrap();
     // Far enough in the future that no machine is slow enough to make it old.
     beat(root, 0);
-    let device = RegionDevice {
+    let device = NewDevice {
         uuid: DeviceUuid::new(UUID).unwrap(),
         physical_bytes: 16 << 30,
     };

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
-use vgpu_abi::region::{Region, RegionDevice};
+use vgpu_abi::region::{NewDevice, Region};
 
 use crate::common::library;
 use crate::doctor::{Fault, broken, diagnosed, drive, link, proc, process, put, replace, seen};
@@ -105,7 +105,7 @@ fn given(root: &Path) {
         ..Limits::default()
     };
     LimitsFile::create(&dir.join("limits"), &limits).unwrap();
-    let device = RegionDevice {
+    let device = NewDevice {
         uuid: device.uuid,
         physical_bytes: 16 << 30,
     };

@@ -334,7 +334,7 @@ pub struct Amd {
 /// A vendor whose devices are only counted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct Counted {
+pub struct CountedVendor {
     /// The resource for the number of devices.
     #[serde(deserialize_with = "or_default")]
     pub resource_count_name: String,

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Condition, LinkType, Vendor};
+use super::{HcsCondition, LinkType, Vendor};
 use crate::quantity::Quantity;
 
 /// The compute resources and devices of one node.
@@ -171,7 +171,7 @@ pub struct ComputeNodeStatus {
     /// `Ready`, `HardwareHealthy`, `AgentConnected` and `Schedulable`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<HcsCondition>,
     /// When the agent last reported, in RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Amounts, Condition, Vendor, schema};
+use super::{Amounts, HcsCondition, Vendor, schema};
 
 /// A task that runs once, on devices that fit its request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -141,7 +141,7 @@ pub struct ComputeTaskStatus {
     /// `Scheduled` and `Complete`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<HcsCondition>,
     /// The generation of the spec that this status is of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,

@@ -115,7 +115,7 @@ impl LinkType {
 /// One observation about an object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Condition {
+pub struct HcsCondition {
     /// The subject of the condition, such as `Ready`.
     #[serde(rename = "type")]
     pub kind: String,

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Capacity, ComputeNodeSpec, ComputeNodeStatus, ComputeTopologySpec, Condition, Device,
-    DeviceCompute, DeviceTopology, Interconnect, Link, LinkType, NodeTopology, Phase,
+    Capacity, ComputeNodeSpec, ComputeNodeStatus, ComputeTopologySpec, Device, DeviceCompute,
+    DeviceTopology, HcsCondition, Interconnect, Link, LinkType, NodeTopology, Phase,
     TopologyDevice, TopologyGroup, TopologyLink, Vendor, condition, error,
 };
 use crate::quantity::Quantity;
@@ -458,12 +458,12 @@ fn conditioned(
     (holds, reason, message): Said,
     before: Option<&ComputeNodeStatus>,
     now: &str,
-) -> Condition {
+) -> HcsCondition {
     let status = if holds { "True" } else { "False" };
     let mut conditions = before.into_iter().flat_map(|before| &before.conditions);
     let same = conditions.find(|it| it.kind == kind && it.status == status);
     let since = same.and_then(|it| it.last_transition_time.clone());
-    Condition {
+    HcsCondition {
         kind: kind.to_owned(),
         status: status.to_owned(),
         reason: reason.to_owned(),

@@ -115,7 +115,7 @@ const ACCEPTED: &str = "accepted: apiVersion gpu.vgpu.io/v1, kind ShareParameter
 /// Parameters as they are written.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Written {
+struct WrittenParameters {
     api_version: String,
     kind: String,
     priority: Option<u32>,
@@ -161,7 +161,7 @@ impl Parameters {
     /// # Errors
     /// The later ones are not of our kind, or have a field or a value that is not accepted.
     pub fn changed_by(self, later: &Value, source: Source) -> Result<Self, ParametersError> {
-        let written = Written::deserialize(later)
+        let written = WrittenParameters::deserialize(later)
             .map_err(|error| ParametersError::Unreadable(beginning(&error.to_string())))?;
         if written.api_version != API_VERSION || written.kind != KIND {
             return Err(ParametersError::OtherKind {

@@ -102,7 +102,7 @@ struct Chip {
 
 /// The annotation that the chip's plugin reads.
 #[derive(Debug, Serialize)]
-struct Assigned<'a> {
+struct AscendShare<'a> {
     #[serde(rename = "UUID")]
     uuid: &'a str,
     #[serde(rename = "temp", skip_serializing_if = "str::is_empty")]
@@ -249,12 +249,12 @@ impl Family for Chip {
         let seconds = writing.unix_nanoseconds / 1_000_000_000;
         into.insert(TIME.to_owned(), seconds.to_string());
         let soft = Self::is_soft(writing.pod);
-        let assigned: Vec<Assigned<'_>> = capacity::grants(row, writing)
+        let assigned: Vec<AscendShare<'_>> = capacity::grants(row, writing)
             .flatten()
             .map(|grant| {
                 let mib = grant.memory_bytes.div_ceil(MIB);
                 let template = self.template(mib).filter(|_| !soft && grant.cores == 0);
-                Assigned {
+                AscendShare {
                     uuid: &grant.device,
                     template: template.map_or("", |(_, name)| name),
                     memory: mib,

@@ -67,7 +67,7 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
                 nouse_ids: nouse_ids.clone(),
                 ..Keys::default()
             },
-            family: Box::new(Whole),
+            family: Box::new(EnflameWhole),
         },
         Row {
             word: "Enflame".to_owned(),
@@ -94,9 +94,9 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
 }
 
 #[derive(Debug)]
-struct Whole;
+struct EnflameWhole;
 
-impl Family for Whole {
+impl Family for EnflameWhole {
     fn devices(&self, row: &Row, node: &Node) -> Result<Vec<Device>, Problem> {
         let count = capacity::of(node, row.resource(Role::Count));
         let mut devices = capacity::devices(row, node, "GCU", count, WHOLE_MIB);
@@ -113,7 +113,7 @@ struct Slices;
 /// The node's report of its devices.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Capacity {
+struct NodeReport {
     devices: Vec<ReportedDevice>,
     /// Identifier by name (`3g.24gb`).
     profiles: BTreeMap<String, Word>,
@@ -155,7 +155,7 @@ impl Word {
 /// A container's share, as the plugin reads it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Assigned {
+struct EnflameShare {
     allocated: bool,
     /// The number of slices.
     request: u32,
@@ -245,7 +245,7 @@ impl Slices {
             key: CAPACITY.to_owned(),
             problem,
         };
-        let said: Option<Capacity> =
+        let said: Option<NodeReport> =
             serde_json::from_str(text).map_err(|error| broken(format!("no capacity: {error}")))?;
         let said = said.unwrap_or_default();
         let sized: Vec<(&str, u32, u32)> = (said.profiles.keys())
@@ -363,7 +363,7 @@ impl Family for Slices {
             }
             assigned.insert(
                 container.name.as_str(),
-                Assigned {
+                EnflameShare {
                     allocated: false,
                     request: grant.slots,
                     profile_id: identifier.unwrap_or_default().to_owned(),
@@ -381,7 +381,7 @@ impl Family for Slices {
         let Some(mut granted) = general::granted(row, pod)? else {
             return Ok(None);
         };
-        let assigned: BTreeMap<String, Assigned> = match fields::annotation(pod, CONTAINERS) {
+        let assigned: BTreeMap<String, EnflameShare> = match fields::annotation(pod, CONTAINERS) {
             None => BTreeMap::new(),
             Some(text) => serde_json::from_str(text).map_err(|error| AllocationError {
                 key: CONTAINERS.to_owned(),

@@ -41,7 +41,7 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
                 nouse_ids: lists(["baidu.com/nouse-gpuuuid", "hami.io/no-use-xpu-uuid"]),
                 ..Keys::default()
             },
-            family: Box::new(Whole),
+            family: Box::new(KunlunWhole),
         },
         Row {
             word: "XPU".to_owned(),
@@ -60,15 +60,15 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
                 nouse_ids: vec!["hami.io/no-use-xpu-uuid".to_owned()],
                 ..Keys::default()
             },
-            family: Box::new(Shares),
+            family: Box::new(KunlunShares),
         },
     ])
 }
 
 #[derive(Debug)]
-struct Whole;
+struct KunlunWhole;
 
-impl Family for Whole {
+impl Family for KunlunWhole {
     fn ask(
         &self,
         row: &Row,
@@ -103,9 +103,9 @@ impl Family for Whole {
 }
 
 #[derive(Debug)]
-struct Shares;
+struct KunlunShares;
 
-impl Shares {
+impl KunlunShares {
     /// The smallest share with this much memory; a whole device if no share is large enough.
     fn rounded(mib: u64) -> u64 {
         (SHARES_MIB.into_iter())
@@ -114,7 +114,7 @@ impl Shares {
     }
 }
 
-impl Family for Shares {
+impl Family for KunlunShares {
     fn ask(
         &self,
         row: &Row,

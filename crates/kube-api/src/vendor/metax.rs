@@ -70,7 +70,7 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
                 allocated: Some("hami.io/metax-gpu-devices-allocated".to_owned()),
                 ..Keys::default()
             },
-            family: Box::new(Whole),
+            family: Box::new(MetaxWhole),
         },
         Row {
             word: "Metax-SGPU".to_owned(),
@@ -90,7 +90,7 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
                 nouse_ids: vec!["metax-tech.com/nouse-gpuuuid".to_owned()],
                 ..Keys::default()
             },
-            family: Box::new(Shares {
+            family: Box::new(MetaxShares {
                 weigh: metax.sgpu_topology_aware,
             }),
         },
@@ -98,9 +98,9 @@ pub(super) fn rows(config: &DeviceConfig) -> Result<Vec<Row>, ConfigError> {
 }
 
 #[derive(Debug)]
-struct Whole;
+struct MetaxWhole;
 
-impl Family for Whole {
+impl Family for MetaxWhole {
     fn ask(
         &self,
         row: &Row,
@@ -143,7 +143,7 @@ fn appraisal(node: &Node) -> Option<Appraisal> {
 }
 
 #[derive(Debug)]
-struct Shares {
+struct MetaxShares {
     /// Whether nodes are compared by how well whole devices are connected, if the pod does not say.
     weigh: bool,
 }
@@ -166,7 +166,7 @@ struct Reported {
 
 /// A container's share of a device, as the plugin reads it.
 #[derive(Debug, Serialize)]
-struct Assigned<'a> {
+struct MetaxShare<'a> {
     uuid: &'a str,
     #[serde(skip_serializing_if = "is_zero")]
     compute: u64,
@@ -179,7 +179,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-impl Shares {
+impl MetaxShares {
     /// The class of a container with this much compute. Online pods share a device with online and offline ones,
     /// offline pods with those of their policy, all others with those of their policy.
     fn company(pod: &Pod, cores: u32) -> Company {
@@ -222,7 +222,7 @@ impl Shares {
     }
 }
 
-impl Family for Shares {
+impl Family for MetaxShares {
     fn ask(
         &self,
         row: &Row,
@@ -283,11 +283,11 @@ impl Family for Shares {
 
     fn annotate(&self, row: &Row, writing: &Writing<'_>, into: &mut BTreeMap<String, String>) {
         general::annotate(row, writing, into);
-        let containers: Vec<Vec<Assigned<'_>>> = capacity::grants(row, writing)
+        let containers: Vec<Vec<MetaxShare<'_>>> = capacity::grants(row, writing)
             .map(|grants| {
                 grants
                     .into_iter()
-                    .map(|grant| Assigned {
+                    .map(|grant| MetaxShare {
                         uuid: &grant.device,
                         compute: u64::from(grant.cores),
                         vram: grant.memory_bytes.div_ceil(MIB),

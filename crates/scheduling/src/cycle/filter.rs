@@ -22,12 +22,12 @@ pub(super) type Narrowed = (Vec<Symbol>, Vec<Plugin>);
 pub(super) struct State {
     /// The filters that apply to the pod, in their order.
     pub(super) filters: Vec<Plugin>,
-    spread: Option<spread::Prepared>,
-    inter_pod: Option<inter_pod::Prepared>,
-    restrictions: Option<volume_restrictions::Prepared>,
-    pub(super) volumes: Option<volume_binding::Prepared>,
-    zones: Option<volume_zone::Prepared>,
-    pub(super) devices: Option<gpu::Prepared>,
+    spread: Option<spread::HardConstraints>,
+    inter_pod: Option<inter_pod::AffinityDomains>,
+    restrictions: Option<volume_restrictions::ExclusiveClaims>,
+    pub(super) volumes: Option<volume_binding::ClaimsToBind>,
+    zones: Option<volume_zone::ZoneLabels>,
+    pub(super) devices: Option<gpu::EngineAnswers>,
 }
 
 fn keep<T>(place: &mut Option<T>, (before, prepared): (Before, Option<T>)) -> Before {

@@ -15,7 +15,7 @@ type Answer = Result<f64, Rejection>;
 
 /// The question to the engine, and its answer about every node in its present state.
 #[derive(Debug, Clone)]
-pub(crate) struct Prepared {
+pub(crate) struct EngineAnswers {
     request: Arc<Result<Request, DevicesError>>,
     /// By the node's index; none for a node without shared devices.
     answers: Arc<Vec<Option<Answer>>>,
@@ -28,7 +28,7 @@ pub(crate) struct Prepared {
     coming: Vec<Arc<Pod>>,
 }
 
-pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
+pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<EngineAnswers>) {
     let Some(devices) = &context.pod.devices else {
         return (Before::Skip, None);
     };
@@ -42,7 +42,7 @@ pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
     };
     let containers = request.containers.iter();
     let asks: usize = containers.map(|container| container.asks.len()).sum();
-    let prepared = Prepared {
+    let prepared = EngineAnswers {
         request: Arc::clone(devices),
         answers: Arc::new(ask_all(context, request)),
         each: asks > 1,
@@ -83,7 +83,7 @@ fn refusal(misfit: &Misfit) -> Rejection {
     )
 }
 
-impl Prepared {
+impl EngineAnswers {
     /// Adds a pod (1) or removes it (-1) for a trial.
     pub(crate) fn change(&mut self, pod: &Arc<Pod>, by: i64) {
         let before = self.leaving.len();
@@ -167,7 +167,7 @@ impl Prepared {
 /// nodes, `spread` empty ones. `known` holds `GpuFit`'s results.
 pub(crate) fn score(
     context: &Context<'_>,
-    known: Option<&Prepared>,
+    known: Option<&EngineAnswers>,
     nodes: &[&NodeState],
 ) -> Option<Scores> {
     let devices = context.pod.devices.as_deref()?;

@@ -72,7 +72,7 @@ fn affinity(pod: &Pod) -> Terms<'_> {
 
 /// The domains that matter to the pod.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Prepared {
+pub(crate) struct AffinityDomains {
     /// Domains with running pods that do not want this one near them.
     unwelcome: Domains,
     /// Domains with running pods that this one wants near it.
@@ -81,7 +81,7 @@ pub(crate) struct Prepared {
     unwanted: Domains,
 }
 
-impl Prepared {
+impl AffinityDomains {
     fn of_existing(&mut self, context: &Context<'_>, node: &NodeState, pod: &Pod, by: i64) {
         for term in affinity(pod).required_anti {
             if selects(context, TermOwner::Existing, term, context.pod) {
@@ -166,9 +166,9 @@ impl Prepared {
     }
 }
 
-pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
+pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<AffinityDomains>) {
     let own = affinity(context.pod);
-    let mut prepared = Prepared::default();
+    let mut prepared = AffinityDomains::default();
     for node in context.snapshot.nodes_with_affinity() {
         for pod in &node.with_affinity {
             prepared.of_existing(context, node, pod, 1);

@@ -23,7 +23,7 @@ struct Hard {
 
 /// All constraints that must hold.
 #[derive(Debug, Clone)]
-pub(crate) struct Prepared(Vec<Hard>);
+pub(crate) struct HardConstraints(Vec<Hard>);
 
 /// Selects the pods that are like this one, if it has no constraint of its own: those of its services and its
 /// controller.
@@ -116,7 +116,7 @@ impl Hard {
     }
 }
 
-pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
+pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<HardConstraints>) {
     let constraints = constraints(context, true);
     if constraints.is_empty() {
         return (Before::Skip, None);
@@ -148,10 +148,10 @@ pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
         }
     }
     prepared.iter_mut().for_each(Hard::settle);
-    (Before::Run, Some(Prepared(prepared)))
+    (Before::Run, Some(HardConstraints(prepared)))
 }
 
-impl Prepared {
+impl HardConstraints {
     /// Adds a pod to the node (1) or removes it (-1) for a trial.
     pub(crate) fn change(
         &mut self,

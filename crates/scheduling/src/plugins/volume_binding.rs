@@ -22,7 +22,7 @@ pub struct VolumeWork {
 
 /// The pod's claims.
 #[derive(Debug, Clone)]
-pub(crate) struct Prepared {
+pub(crate) struct ClaimsToBind {
     bound: Vec<Arc<PersistentVolumeClaim>>,
     /// Claims without a volume, the smallest first.
     waiting: Vec<Arc<PersistentVolumeClaim>>,
@@ -54,7 +54,7 @@ impl Unmet {
 const NONE_TO_BIND: Reason =
     Reason::Fixed("node(s) didn't find available persistent volumes to bind");
 
-pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
+pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<ClaimsToBind>) {
     if context.pod.claims.is_empty() {
         return (Before::Skip, None);
     }
@@ -64,11 +64,11 @@ pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
     }
 }
 
-fn prepare(context: &Context<'_>) -> Result<Prepared, Rejection> {
+fn prepare(context: &Context<'_>) -> Result<ClaimsToBind, Rejection> {
     let hopeless = |why: String| hopeless(Plugin::VolumeBinding, why);
     let names = context.names();
     let pod = context.pod;
-    let mut prepared = Prepared {
+    let mut prepared = ClaimsToBind {
         bound: Vec::new(),
         waiting: Vec::new(),
         volumes: Vec::new(),
@@ -140,7 +140,7 @@ struct Found<'a> {
     provision: Vec<&'a PersistentVolumeClaim>,
 }
 
-impl Prepared {
+impl ClaimsToBind {
     pub(crate) fn filter(&self, context: &Context<'_>, node: &NodeState) -> Result<(), Rejection> {
         self.find(context, node).map(|_| ())
     }

@@ -13,7 +13,7 @@ use crate::status::Rejection;
 
 /// Claims that only this pod may mount, and how many of them are mounted.
 #[derive(Debug, Clone)]
-pub(crate) struct Prepared {
+pub(crate) struct ExclusiveClaims {
     alone: Vec<Symbol>,
     conflicts: i64,
 }
@@ -22,7 +22,7 @@ fn is_restricted(volume: &Volume) -> bool {
     !matches!(volume, Volume::Csi { .. })
 }
 
-pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
+pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<ExclusiveClaims>) {
     let pod = context.pod;
     if pod.claims.is_empty() && pod.volumes.is_empty() {
         return (Before::Skip, None);
@@ -54,7 +54,7 @@ pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
     if conflicts == 0 && !pod.volumes.iter().any(is_restricted) {
         return (Before::Skip, None);
     }
-    (Before::Run, Some(Prepared { alone, conflicts }))
+    (Before::Run, Some(ExclusiveClaims { alone, conflicts }))
 }
 
 fn mounted(pod: &Pod, names: &[Symbol]) -> i64 {
@@ -66,7 +66,7 @@ fn mounted(pod: &Pod, names: &[Symbol]) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-impl Prepared {
+impl ExclusiveClaims {
     /// Adds a pod (1) or removes it (-1) for a trial.
     pub(crate) fn change(&mut self, context: &Context<'_>, pod: &Pod, by: i64) {
         if pod.namespace == context.pod.namespace {

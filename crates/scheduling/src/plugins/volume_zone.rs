@@ -18,9 +18,9 @@ const LABELS: [(Symbol, Symbol); 4] = [
 
 /// For each label of a volume the values that the node may have.
 #[derive(Debug, Clone)]
-pub(crate) struct Prepared(Vec<(Symbol, Symbol, Vec<Symbol>)>);
+pub(crate) struct ZoneLabels(Vec<(Symbol, Symbol, Vec<Symbol>)>);
 
-pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
+pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<ZoneLabels>) {
     match prepare(context) {
         Ok(prepared) if prepared.0.is_empty() => (Before::Skip, None),
         Ok(prepared) => (Before::Run, Some(prepared)),
@@ -28,7 +28,7 @@ pub(crate) fn pre_filter(context: &Context<'_>) -> (Before, Option<Prepared>) {
     }
 }
 
-fn prepare(context: &Context<'_>) -> Result<Prepared, Rejection> {
+fn prepare(context: &Context<'_>) -> Result<ZoneLabels, Rejection> {
     let hopeless = |why: String| hopeless(Plugin::VolumeZone, why);
     let pod = context.pod;
     let names = context.names();
@@ -57,7 +57,7 @@ fn prepare(context: &Context<'_>) -> Result<Prepared, Rejection> {
             return Err(Rejection::unresolvable(Plugin::VolumeZone, why));
         }
     }
-    Ok(Prepared(prepared))
+    Ok(ZoneLabels(prepared))
 }
 
 fn topologies(
@@ -76,7 +76,7 @@ fn topologies(
         .collect()
 }
 
-impl Prepared {
+impl ZoneLabels {
     pub(crate) fn filter(&self, node: &NodeState) -> Result<(), Rejection> {
         let labels = &node.node.labels;
         if !LABELS.iter().any(|(key, _)| labels.get(*key).is_some()) {

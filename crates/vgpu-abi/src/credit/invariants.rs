@@ -8,14 +8,14 @@ use super::*;
 
 /// The words of an account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Words {
+struct AccountWords {
     credit_ns: i64,
     at_ns: u64,
     owed_ns: u64,
     leased_ns: u64,
 }
 
-impl Words {
+impl AccountWords {
     fn device(self) -> RegionDevice {
         let device = region_device();
         // Relaxed, here and below: one thread.
@@ -52,12 +52,14 @@ fn any_ns() -> impl Strategy<Value = u64> {
     ]
 }
 
-fn words() -> impl Strategy<Value = Words> {
-    (any_ns(), any_ns(), any_ns(), any_ns()).prop_map(|(credit, at_ns, owed_ns, leased_ns)| Words {
-        credit_ns: credit.cast_signed(),
-        at_ns,
-        owed_ns,
-        leased_ns,
+fn words() -> impl Strategy<Value = AccountWords> {
+    (any_ns(), any_ns(), any_ns(), any_ns()).prop_map(|(credit, at_ns, owed_ns, leased_ns)| {
+        AccountWords {
+            credit_ns: credit.cast_signed(),
+            at_ns,
+            owed_ns,
+            leased_ns,
+        }
     })
 }
 
@@ -75,7 +77,7 @@ proptest! {
 
         refill(&device, now_ns, permille);
 
-        let after = Words::of(&device);
+        let after = AccountWords::of(&device);
         let most = i64::try_from(most_saved_ns(permille)).unwrap();
         prop_assert!(after.credit_ns >= before.credit_ns);
         prop_assert!(after.credit_ns <= before.credit_ns.max(most));
@@ -100,13 +102,13 @@ proptest! {
 
         refill(&device, now_ns, permille);
 
-        let at_ns = Words::of(&device).at_ns;
+        let at_ns = AccountWords::of(&device).at_ns;
         let is_other_clock = before.at_ns > now_ns.saturating_add(ANOTHER_CLOCK_NS);
         prop_assert!(at_ns <= now_ns.max(1).max(before.at_ns));
         prop_assert!(is_other_clock || at_ns >= before.at_ns);
-        let once = Words::of(&device);
+        let once = AccountWords::of(&device);
         refill(&device, now_ns, permille);
-        prop_assert_eq!(Words::of(&device), once, "a second refill at the same moment");
+        prop_assert_eq!(AccountWords::of(&device), once, "a second refill at the same moment");
     }
 
     /// A lease takes from the account exactly what it says, and leaves the account alone where it says to wait.
@@ -120,11 +122,11 @@ proptest! {
         let (device, own) = (before.device(), compute_use());
         let compute = Compute { device: &device, own: &own, packed: 1 };
         refill(&device, now_ns, permille);
-        let filled = Words::of(&device);
+        let filled = AccountWords::of(&device);
 
         let answer = compute.lease(want_ns, now_ns, permille);
 
-        let after = Words::of(&device);
+        let after = AccountWords::of(&device);
         match answer {
             Ok(more) => {
                 prop_assert!(permille > 0 && filled.credit_ns > 0);
@@ -153,7 +155,7 @@ proptest! {
         want_ns in any_ns(),
         permille in 1_u32..=1000,
     ) {
-        let before = Words { credit_ns: -debt_ns, at_ns: now_ns, owed_ns: 0, leased_ns: 0 };
+        let before = AccountWords { credit_ns: -debt_ns, at_ns: now_ns, owed_ns: 0, leased_ns: 0 };
         let own = compute_use();
         let lease = |at_ns: u64| {
             let device = before.device();
@@ -181,6 +183,6 @@ proptest! {
         prop_assert_eq!(compute.credit_ns(), settled.saturating_add(given_back));
 
         compute.owe(unused_ns);
-        prop_assert_eq!(Words::of(&device).owed_ns, before.owed_ns.saturating_add(unused_ns));
+        prop_assert_eq!(AccountWords::of(&device).owed_ns, before.owed_ns.saturating_add(unused_ns));
     }
 }

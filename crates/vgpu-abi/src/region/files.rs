@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-use super::{Region, RegionDevice};
+use super::{NewDevice, Region};
 use crate::file::{self, Access, FileError, FileKind, refused, refused_io};
 use crate::layout::{
     MAX_DEVICES, MAX_OOMS, MAX_SHARED, MAX_SLOTS, REGION_MAGIC, REGION_VERSION, RegionHeader,
@@ -20,7 +20,7 @@ use crate::sys::{self, CPath, Descriptor, Stat};
 const LOWEST_FD: c_int = 1000;
 
 /// The header and the device table of a new region, as bytes.
-fn new_head(devices: &[RegionDevice]) -> Vec<u8> {
+fn new_head(devices: &[NewDevice]) -> Vec<u8> {
     use std::mem::offset_of;
 
     const DEVICE: usize = size_of::<crate::layout::RegionDevice>();
@@ -90,7 +90,7 @@ impl Region {
     ///
     /// # Errors
     /// See [`FileError`]; [`FileError::NoSpace`] where the disk is full.
-    pub fn create(path: &Path, devices: &[RegionDevice], mode: u32) -> Result<(), FileError> {
+    pub fn create(path: &Path, devices: &[NewDevice], mode: u32) -> Result<(), FileError> {
         if devices.len() > MAX_DEVICES {
             return Err(FileError::TooManyDevices {
                 asked: devices.len(),
@@ -120,7 +120,7 @@ impl Region {
         made
     }
 
-    fn create_at(path: &Path, devices: &[RegionDevice], mode: u32) -> Result<(), FileError> {
+    fn create_at(path: &Path, devices: &[NewDevice], mode: u32) -> Result<(), FileError> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
         let file = options.open(path).map_err(refused_io("open"))?;
@@ -177,7 +177,7 @@ impl Region {
     /// See [`FileError`].
     pub fn open_or_create(
         path: &Path,
-        devices: &[RegionDevice],
+        devices: &[NewDevice],
         mode: u32,
     ) -> Result<Self, FileError> {
         match Self::open(path) {

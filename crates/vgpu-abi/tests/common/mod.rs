@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use vgpu_abi::limits::DeviceUuid;
-use vgpu_abi::region::{Region, RegionDevice};
+use vgpu_abi::region::{NewDevice, Region};
 
 const ROLE: &str = "VGPU_TEST_ROLE";
 const REGION: &str = "VGPU_TEST_REGION";
@@ -22,7 +22,7 @@ impl RegionDir {
         let place = Self {
             dir: tempfile::tempdir().unwrap(),
         };
-        let device = |n: u32| RegionDevice {
+        let device = |n: u32| NewDevice {
             uuid: DeviceUuid::new(&format!("GPU-{n}")).unwrap(),
             physical_bytes: 16 << 30,
         };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube_api::allocation;
-use kube_api::assigner::{Claim, PodClaim, lease_name, pod_claim};
+use kube_api::assigner::{Claim, PodGpuClaim, lease_name, pod_claim};
 use kube_api::hcs::{ComputeTask, keys};
 use kube_api::object::Pod;
 use placement::Grant;
@@ -59,7 +59,7 @@ pub(super) enum Event {
 /// The fields of a pod that the storm reads.
 struct Read {
     pod: Pod,
-    claim: Option<PodClaim>,
+    claim: Option<PodGpuClaim>,
     grants: Vec<Grant>,
     task: Option<String>,
     has_ended: bool,
@@ -203,7 +203,7 @@ impl Truth {
     }
 
     /// The reservations of pods that have not ended.
-    pub(super) fn carried(&self) -> impl Iterator<Item = &PodClaim> {
+    pub(super) fn carried(&self) -> impl Iterator<Item = &PodGpuClaim> {
         self.read().filter_map(|(_, read)| read.claim.as_ref())
     }
 
@@ -358,7 +358,7 @@ impl Store for Flaky {
         Box::pin(self.read(move |truth| truth.pods.get(name).map(typed)))
     }
 
-    fn carriers<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Vec<PodClaim>, CallError>> {
+    fn carriers<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Vec<PodGpuClaim>, CallError>> {
         Box::pin(self.read(|truth| truth.carried().cloned().collect()))
     }
 
