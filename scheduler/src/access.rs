@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The API server's answer about a caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Verdict {
+enum AccessVerdict {
     /// It may read the path.
     Allowed,
     /// The token was not issued by this cluster.
@@ -82,7 +82,7 @@ impl Access {
         routes.route_layer(from_fn_with_state(self.clone(), check))
     }
 
-    async fn verdict(&self, token: &str, path: &str) -> Result<Verdict, Unreviewed> {
+    async fn verdict(&self, token: &str, path: &str) -> Result<AccessVerdict, Unreviewed> {
         let key = key(token, path);
         if let Some(verdict) = self.0.kept.lock().get(&key, Instant::now()) {
             return Ok(verdict);
@@ -101,7 +101,7 @@ impl Access {
         Ok(verdict)
     }
 
-    async fn review(&self, token: &str, path: &str) -> Result<Verdict, CallError> {
+    async fn review(&self, token: &str, path: &str) -> Result<AccessVerdict, CallError> {
         let params = PostParams::default();
         let tokens: Api<TokenReview> = Api::all(self.0.client.clone());
         let review = TokenReview {
@@ -114,7 +114,7 @@ impl Access {
         let call = tokens.create(&params, &review);
         let status = within(PATIENCE, call).await?.status.unwrap_or_default();
         if status.authenticated != Some(true) {
-            return Ok(Verdict::Unknown);
+            return Ok(AccessVerdict::Unknown);
         }
         let UserInfo {
             username,
@@ -140,9 +140,9 @@ impl Access {
         let call = reviews.create(&params, &review);
         let status = within(PATIENCE, call).await?.status;
         Ok(if status.is_some_and(|status| status.allowed) {
-            Verdict::Allowed
+            AccessVerdict::Allowed
         } else {
-            Verdict::Forbidden(username.unwrap_or_default())
+            AccessVerdict::Forbidden(username.unwrap_or_default())
         })
     }
 }
@@ -156,11 +156,11 @@ async fn check(State(access): State<Access>, request: Request, next: Next) -> Re
         ));
     };
     match access.verdict(token, &path).await {
-        Ok(Verdict::Allowed) => next.run(request).await,
-        Ok(Verdict::Unknown) => unauthorized(
+        Ok(AccessVerdict::Allowed) => next.run(request).await,
+        Ok(AccessVerdict::Unknown) => unauthorized(
             "the API server does not know this token, or it has expired; kubectl create token makes one",
         ),
-        Ok(Verdict::Forbidden(account)) => server::error(
+        Ok(AccessVerdict::Forbidden(account)) => server::error(
             StatusCode::FORBIDDEN,
             &format!(
                 "{account} may not read {path}: bind it to a ClusterRole with nonResourceURLs [{path}], verbs [get]"
@@ -195,9 +195,9 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// A hash, so that no token stays in memory.
-type Key = [u8; 32];
+type TokenHash = [u8; 32];
 
-fn key(token: &str, path: &str) -> Key {
+fn key(token: &str, path: &str) -> TokenHash {
     let mut hash = Sha256::new();
     hash.update(path);
     hash.update([0]);
@@ -208,23 +208,23 @@ fn key(token: &str, path: &str) -> Key {
 /// Answers of the API server. Refusals have a place of their own, so that forged tokens displace no known caller.
 #[derive(Default)]
 struct Kept {
-    allowed: HashMap<Key, (Verdict, Instant)>,
-    refused: HashMap<Key, (Verdict, Instant)>,
+    allowed: HashMap<TokenHash, (AccessVerdict, Instant)>,
+    refused: HashMap<TokenHash, (AccessVerdict, Instant)>,
 }
 
 impl Kept {
-    fn get(&self, key: &Key, now: Instant) -> Option<Verdict> {
+    fn get(&self, key: &TokenHash, now: Instant) -> Option<AccessVerdict> {
         let found = self.allowed.get(key).or_else(|| self.refused.get(key));
         let (verdict, until) = found?;
         (now < *until).then(|| verdict.clone())
     }
 
-    fn insert(&mut self, key: Key, verdict: Verdict, now: Instant) {
+    fn insert(&mut self, key: TokenHash, verdict: AccessVerdict, now: Instant) {
         self.allowed.remove(&key);
         self.refused.remove(&key);
         let place = match verdict {
-            Verdict::Allowed => &mut self.allowed,
-            Verdict::Unknown | Verdict::Forbidden(_) => &mut self.refused,
+            AccessVerdict::Allowed => &mut self.allowed,
+            AccessVerdict::Unknown | AccessVerdict::Forbidden(_) => &mut self.refused,
         };
         if place.len() >= MOST {
             place.retain(|_, (_, until)| now < *until);
@@ -412,15 +412,19 @@ mod tests {
         let mut kept = Kept::default();
         let now = Instant::now();
         let reader = key("reader", "/metrics");
-        kept.insert(reader, Verdict::Allowed, now);
+        kept.insert(reader, AccessVerdict::Allowed, now);
         for number in 0..2 * MOST {
-            kept.insert(key(&number.to_string(), "/metrics"), Verdict::Unknown, now);
+            kept.insert(
+                key(&number.to_string(), "/metrics"),
+                AccessVerdict::Unknown,
+                now,
+            );
         }
         assert_eq!(kept.refused.len(), MOST);
-        assert_eq!(kept.get(&reader, now), Some(Verdict::Allowed));
+        assert_eq!(kept.get(&reader, now), Some(AccessVerdict::Allowed));
         assert_eq!(kept.get(&reader, now + KEPT), None);
         // A caller that loses its right is refused, and not allowed as well.
-        kept.insert(reader, Verdict::Forbidden("reader".to_owned()), now);
+        kept.insert(reader, AccessVerdict::Forbidden("reader".to_owned()), now);
         assert!(kept.allowed.is_empty());
     }
 }

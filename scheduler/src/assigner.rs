@@ -23,10 +23,10 @@ use kube_api::assigner::{Claim, Finalize, PodGpuClaim, State, pod_claim};
 use tokio::sync::watch;
 
 use crate::calls::CallError;
-use crate::leases::{self, Found, Sent, Store};
+use crate::leases::{self, FoundLease, Sent, Store};
 use crate::ledger::{ClaimAsk, Held, Ledger, NotClaimed};
-use judge::{Tend, Verdict};
-use meters::Meters;
+use judge::{FinalizeEffect, Tend};
+use meters::AssignerMeters;
 
 /// How often GPUs are chosen again because another replica was faster.
 const MOST_CHOICES: usize = 16;
@@ -77,7 +77,7 @@ struct Inner {
     claim_ledger: Arc<dyn ClaimLedger>,
     store: Arc<dyn Store>,
     settings: Settings,
-    meters: Meters,
+    meters: AssignerMeters,
 }
 
 impl std::fmt::Debug for Assigner {
@@ -148,7 +148,7 @@ impl Assigner {
             claim_ledger,
             store,
             settings,
-            meters: Meters::default(),
+            meters: AssignerMeters::default(),
         }))
     }
 
@@ -158,7 +158,7 @@ impl Assigner {
     }
 
     /// Its counters.
-    pub fn meters(&self) -> &Meters {
+    pub fn meters(&self) -> &AssignerMeters {
         &self.0.meters
     }
 
@@ -330,15 +330,15 @@ impl Assigner {
                 Sent::Conflict | Sent::Gone => {}
             }
             match self.0.store.find(&claim.gpu).await {
-                Ok(Found::Nothing) => {}
-                Ok(Found::Foreign(text)) => {
+                Ok(FoundLease::Nothing) => {}
+                Ok(FoundLease::Foreign(text)) => {
                     tracing::warn!(gpu = claim.gpu, problem = text, "a Lease is in the way");
                     return Wrote::Lost(None);
                 }
-                Ok(Found::Claim(there)) if there.reservation == claim.reservation => {
+                Ok(FoundLease::Claim(there)) if there.reservation == claim.reservation => {
                     return Wrote::Won(there);
                 }
-                Ok(Found::Claim(there)) => {
+                Ok(FoundLease::Claim(there)) => {
                     if !self.has_run_out(claim, &there).await {
                         return Wrote::Lost(Some(there));
                     }
@@ -367,13 +367,15 @@ impl Assigner {
     /// Reads from the API server the Lease of a claim that the ledger shows as written.
     async fn written_before(&self, claim: &Claim) -> Wrote {
         match self.0.store.find(&claim.gpu).await {
-            Ok(Found::Claim(there)) if there.reservation == claim.reservation => Wrote::Won(there),
-            Ok(Found::Claim(there)) => Wrote::Lost(Some(there)),
-            Ok(Found::Nothing) => {
+            Ok(FoundLease::Claim(there)) if there.reservation == claim.reservation => {
+                Wrote::Won(there)
+            }
+            Ok(FoundLease::Claim(there)) => Wrote::Lost(Some(there)),
+            Ok(FoundLease::Nothing) => {
                 self.forget(claim);
                 Wrote::Lost(None)
             }
-            Ok(Found::Foreign(_)) => Wrote::Lost(None),
+            Ok(FoundLease::Foreign(_)) => Wrote::Lost(None),
             Err(why) => Wrote::Failed {
                 why: why.to_string(),
                 certain: false,
@@ -440,7 +442,7 @@ impl Assigner {
             let mut tries = 0;
             loop {
                 match self.judge(asked, &gpu, lease.as_ref()) {
-                    Ok(Verdict::Promote) => {}
+                    Ok(FinalizeEffect::Promote) => {}
                     Err(why) if is_named => return Err(why),
                     _ => break,
                 }
@@ -467,8 +469,8 @@ impl Assigner {
 
     async fn find(&self, gpu: &str) -> Result<Option<Claim>, NotFinalized> {
         match self.0.store.find(gpu).await {
-            Ok(Found::Claim(claim)) => Ok(Some(*claim)),
-            Ok(Found::Nothing | Found::Foreign(_)) => Ok(None),
+            Ok(FoundLease::Claim(claim)) => Ok(Some(*claim)),
+            Ok(FoundLease::Nothing | FoundLease::Foreign(_)) => Ok(None),
             Err(why) => Err(NotFinalized::Unanswered(why.to_string())),
         }
     }
@@ -478,7 +480,7 @@ impl Assigner {
         asked: &Finalize,
         gpu: &str,
         lease: Option<&Claim>,
-    ) -> Result<Verdict, NotFinalized> {
+    ) -> Result<FinalizeEffect, NotFinalized> {
         let verdict = judge::finalize(asked, lease);
         let another = || {
             NotFinalized::Another(format!(
@@ -487,8 +489,8 @@ impl Assigner {
             ))
         };
         match verdict {
-            Verdict::Done => Ok(verdict),
-            Verdict::Promote => {
+            FinalizeEffect::Done => Ok(verdict),
+            FinalizeEffect::Promote => {
                 // An expired proposal still counts, until another pod gets the GPU.
                 let taken = self.change(|ledger, _| {
                     let held = ledger.claim(gpu);
@@ -496,11 +498,11 @@ impl Assigner {
                 });
                 if taken { Err(another()) } else { Ok(verdict) }
             }
-            Verdict::Unknown => Err(NotFinalized::Unknown(format!(
+            FinalizeEffect::Unknown => Err(NotFinalized::Unknown(format!(
                 "there is no reservation {} of {gpu}: it was never made, or it ran out",
                 asked.reservation
             ))),
-            Verdict::Another => Err(another()),
+            FinalizeEffect::Another => Err(another()),
         }
     }
 

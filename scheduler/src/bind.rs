@@ -22,7 +22,7 @@ use tokio::task::JoinError;
 
 use crate::calls::{CallError, within};
 use crate::events::Kind;
-use crate::leases::guards::{GIVE_UP_AFTER, Guard, Guarded, Known, NotGuarded};
+use crate::leases::guards::{GIVE_UP_AFTER, Guard, Guarded, LeaseKnowledge, NotGuarded};
 use crate::ledger::{Begun, identity, uid_of};
 use crate::{DEFAULT_NAMESPACE, Scheduler};
 
@@ -122,7 +122,7 @@ pub(crate) enum WriteError {
 }
 
 /// The outcome of a call that writes.
-enum Sent {
+enum WriteOutcome {
     Done,
     /// It did not happen, and will not.
     Refused(Box<Status>),
@@ -262,9 +262,9 @@ impl Scheduler {
         }
         let binding = binding(args, &args.pod_uid, &BindingMarks::default());
         match self.send_binding(args, &binding).await {
-            Sent::Done => Ok(()),
-            Sent::Refused(status) => Err(BindError::Refused(status.message)),
-            Sent::Unknown(why) => Err(BindError::Unanswered(why)),
+            WriteOutcome::Done => Ok(()),
+            WriteOutcome::Refused(status) => Err(BindError::Refused(status.message)),
+            WriteOutcome::Unknown(why) => Err(BindError::Unanswered(why)),
         }
     }
 
@@ -345,15 +345,15 @@ impl Scheduler {
             .send_binding(args, &binding(args, given, &written))
             .await;
         match sent {
-            Sent::Done => {
+            WriteOutcome::Done => {
                 self.change(|ledger, now| ledger.bound(uid, now));
                 Ok(())
             }
-            Sent::Refused(status) if status.code == 409 => {
+            WriteOutcome::Refused(status) if status.code == 409 => {
                 self.after_conflict(args, uid, &written, status.message)
                     .await
             }
-            Sent::Refused(status) => {
+            WriteOutcome::Refused(status) => {
                 self.change(|ledger, _| ledger.bind_refused(uid));
                 Err(if status.code == 404 && !status.is_not_found() {
                     BindError::NoPod(args.pod_name.clone())
@@ -361,7 +361,7 @@ impl Scheduler {
                     BindError::Refused(status.message)
                 })
             }
-            Sent::Unknown(why) => {
+            WriteOutcome::Unknown(why) => {
                 self.change(|ledger, now| ledger.bind_in_doubt(uid, now));
                 Err(BindError::Unanswered(why))
             }
@@ -436,7 +436,7 @@ impl Scheduler {
         written
     }
 
-    async fn send_binding(&self, args: &ExtenderBindingArgs, binding: &Value) -> Sent {
+    async fn send_binding(&self, args: &ExtenderBindingArgs, binding: &Value) -> WriteOutcome {
         let pods: Api<Pod> = Api::namespaced(self.0.client.clone(), &args.pod_namespace);
         let params = PostParams {
             field_manager: Some(FIELD_MANAGER.into()),
@@ -488,14 +488,14 @@ impl Scheduler {
             judge(within(patience, call).await)
         });
         match call.await? {
-            Sent::Done => Ok(()),
-            Sent::Refused(status) => Err(WriteError::Failed(status.message)),
-            Sent::Unknown(why) => Err(WriteError::Failed(why)),
+            WriteOutcome::Done => Ok(()),
+            WriteOutcome::Refused(status) => Err(WriteError::Failed(status.message)),
+            WriteOutcome::Unknown(why) => Err(WriteError::Failed(why)),
         }
     }
 }
 
-impl Known for Scheduler {
+impl LeaseKnowledge for Scheduler {
     fn has_run_out(&self, claim: &Claim) -> bool {
         self.change(|ledger, now| {
             ledger.expire(now);
@@ -509,18 +509,18 @@ impl Known for Scheduler {
     }
 }
 
-fn judge<T>(result: Result<T, CallError>) -> Sent {
+fn judge<T>(result: Result<T, CallError>) -> WriteOutcome {
     match result {
-        Ok(_) => Sent::Done,
+        Ok(_) => WriteOutcome::Done,
         // A write that the server refuses has not happened. After an internal error of the server it may have.
         Err(CallError::Failed(kube::Error::Api(status)))
             if (400..500).contains(&status.code) && status.code != 408 =>
         {
-            Sent::Refused(status)
+            WriteOutcome::Refused(status)
         }
         // The write happened, and the server's answer has a form that is not needed here.
-        Err(CallError::Failed(kube::Error::SerdeError(_))) => Sent::Done,
-        Err(error) => Sent::Unknown(error.to_string()),
+        Err(CallError::Failed(kube::Error::SerdeError(_))) => WriteOutcome::Done,
+        Err(error) => WriteOutcome::Unknown(error.to_string()),
     }
 }
 

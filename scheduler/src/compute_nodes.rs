@@ -45,14 +45,14 @@ const MANAGER: &str = "vgpu-scheduler";
 
 /// The timing of the checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pace {
+pub struct NodeCheckPace {
     /// See [`SILENCE`].
     pub silence: Duration,
     /// The time between two checks.
     pub every: Duration,
 }
 
-impl Default for Pace {
+impl Default for NodeCheckPace {
     fn default() -> Self {
         Self {
             silence: SILENCE,
@@ -63,13 +63,13 @@ impl Default for Pace {
 
 /// A ComputeNode from the watch.
 #[derive(Debug, Clone)]
-struct Stands {
+struct WatchedNode {
     object: ComputeNode,
     /// When its heartbeat was seen to change.
     beat: Instant,
 }
 
-impl Stands {
+impl WatchedNode {
     fn is_by_agent(&self) -> bool {
         writer(&self.object) == Some("agent")
     }
@@ -86,14 +86,14 @@ fn writer(object: &ComputeNode) -> Option<&str> {
 
 /// All ComputeNodes.
 #[derive(Debug, Default)]
-struct Known {
-    nodes: HashMap<String, Stands>,
+struct KnownNodes {
+    nodes: HashMap<String, WatchedNode>,
     /// The names in a list that is in progress.
     listing: Option<BTreeSet<String>>,
     listed: bool,
 }
 
-impl Known {
+impl KnownNodes {
     fn take(&mut self, event: Event<ComputeNode>, now: Instant) {
         match event {
             Event::Init => {
@@ -126,17 +126,17 @@ impl Known {
 
     fn set(&mut self, object: ComputeNode, now: Instant) {
         let name = object.metadata.name.clone().unwrap_or_default();
-        let fresh = Stands { object, beat: now };
+        let fresh = WatchedNode { object, beat: now };
         let before = self.nodes.get(&name);
         let beat = match before {
             Some(before) if before.heartbeat() == fresh.heartbeat() => before.beat,
             _ => now,
         };
-        self.nodes.insert(name, Stands { beat, ..fresh });
+        self.nodes.insert(name, WatchedNode { beat, ..fresh });
     }
 
     /// Silent agents that are not marked as such yet, by name of their ComputeNode.
-    fn silent(&self, silence: Duration, now: Instant) -> Vec<(&String, &Stands)> {
+    fn silent(&self, silence: Duration, now: Instant) -> Vec<(&String, &WatchedNode)> {
         let all = self.nodes.iter().filter(|(_, stands)| {
             let said = stands.object.status.as_ref();
             stands.is_by_agent()
@@ -150,12 +150,12 @@ impl Known {
 }
 
 /// Checks them periodically. Never returns.
-pub async fn keep(client: kube::Client, scheduler: Scheduler, pace: Pace) {
+pub async fn keep(client: kube::Client, scheduler: Scheduler, pace: NodeCheckPace) {
     let api: Api<ComputeNode> = Api::all(client.clone());
     let topologies: Api<ComputeTopology> = Api::all(client);
     let mut watch =
         std::pin::pin!(watcher(api.clone(), watcher::Config::default()).default_backoff());
-    let mut known = Known::default();
+    let mut known = KnownNodes::default();
     let mut look = interval(pace.every);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut said: Option<String> = None;
@@ -186,7 +186,7 @@ pub async fn keep(client: kube::Client, scheduler: Scheduler, pace: Pace) {
     }
 }
 
-async fn say_silent(api: &Api<ComputeNode>, known: &Known, pace: Pace) {
+async fn say_silent(api: &Api<ComputeNode>, known: &KnownNodes, pace: NodeCheckPace) {
     let now = Instant::now();
     for (name, stands) in known
         .silent(pace.silence, now)
@@ -222,7 +222,7 @@ async fn say_silent(api: &Api<ComputeNode>, known: &Known, pace: Pace) {
 async fn mirror(
     api: &Api<ComputeNode>,
     topologies: &Api<ComputeTopology>,
-    known: &Known,
+    known: &KnownNodes,
     scheduler: &Scheduler,
 ) {
     let wanted = mirrored(&scheduler.0.ledger.lock(), known);
@@ -303,7 +303,7 @@ fn written_now() -> String {
 }
 
 /// The devices that no agent describes: by name of the ComputeNode, the node's uid and its devices.
-fn mirrored(ledger: &Ledger, known: &Known) -> BTreeMap<String, (String, Observed)> {
+fn mirrored(ledger: &Ledger, known: &KnownNodes) -> BTreeMap<String, (String, Observed)> {
     let mut wanted = BTreeMap::new();
     for (name, node) in ledger.nodes() {
         let Some(view) = ledger.cluster().node(name) else {
@@ -315,7 +315,10 @@ fn mirrored(ledger: &Ledger, known: &Known) -> BTreeMap<String, (String, Observe
         };
         for vendor in vendors {
             let object = observed::name(name, vendor, first);
-            let by_agent = known.nodes.get(&object).is_some_and(Stands::is_by_agent);
+            let by_agent = known
+                .nodes
+                .get(&object)
+                .is_some_and(WatchedNode::is_by_agent);
             if !by_agent {
                 let uid = node.metadata.uid.clone().unwrap_or_default();
                 wanted.insert(object, (uid, of_node(node, view, vendor)));

@@ -19,9 +19,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The wait before a failed watch restarts. In a cluster without the definition every watch fails.
 const PAUSE: Duration = Duration::from_secs(5);
 
-type Name = (String, String);
+type QuotaName = (String, String);
 
-fn name_of(quota: &ComputeQuota) -> Name {
+fn name_of(quota: &ComputeQuota) -> QuotaName {
     let metadata = &quota.metadata;
     (
         metadata.namespace.clone().unwrap_or_default(),
@@ -79,7 +79,7 @@ impl Scheduler {
 
     /// Writes changed use into the quotas' statuses, while this replica answers.
     pub(crate) async fn keep_compute_quotas(self) {
-        let mut written: HashMap<Name, ComputeQuotaStatus> = HashMap::new();
+        let mut written: HashMap<QuotaName, ComputeQuotaStatus> = HashMap::new();
         let mut tick = tokio::time::interval(LOOK_EVERY);
         loop {
             tick.tick().await;
@@ -89,7 +89,7 @@ impl Scheduler {
                 continue;
             }
             let wanted = self.with_ledger(Ledger::compute_quotas);
-            let there: Vec<Name> = wanted
+            let there: Vec<QuotaName> = wanted
                 .iter()
                 .map(|(namespace, name, _)| (namespace.clone(), name.clone()))
                 .collect();
@@ -112,7 +112,7 @@ impl Scheduler {
 
     async fn write_compute_quota(
         &self,
-        (namespace, name): &Name,
+        (namespace, name): &QuotaName,
         status: &ComputeQuotaStatus,
     ) -> Result<(), CallError> {
         let quotas: Api<ComputeQuota> = Api::namespaced(self.0.client.clone(), namespace);

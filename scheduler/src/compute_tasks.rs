@@ -40,7 +40,7 @@ pub enum Next {
 
 /// The pod of a task's attempt: present, absent, or a pod of the same name that is not the task's.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Found {
+pub enum AttemptPod {
     /// There is no pod with that name.
     None,
     /// The task's.
@@ -73,7 +73,7 @@ pub fn is_over(task: &ComputeTask) -> bool {
 }
 
 /// The next action, given the pod of the current attempt. `now` is in RFC 3339.
-pub fn next(task: &ComputeTask, found: &Found, now: &str) -> Next {
+pub fn next(task: &ComputeTask, found: &AttemptPod, now: &str) -> Next {
     if is_over(task) || task.metadata.deletion_timestamp.is_some() {
         return Next::Wait;
     }
@@ -81,7 +81,7 @@ pub fn next(task: &ComputeTask, found: &Found, now: &str) -> Next {
     let attempt = attempt(task);
     let was_made = before.attempts.unwrap_or(0) >= attempt;
     let status = match found {
-        Found::Foreign => failed(
+        AttemptPod::Foreign => failed(
             &before,
             now,
             "NameTaken",
@@ -90,12 +90,12 @@ pub fn next(task: &ComputeTask, found: &Found, now: &str) -> Next {
                 pod_name(task.metadata.name.as_deref().unwrap_or_default(), attempt)
             ),
         ),
-        Found::None if was_made => {
+        AttemptPod::None if was_made => {
             let why = "the pod was deleted before it ended".to_owned();
             return after_failure(task, &before, attempt, now, "PodDeleted", why);
         }
-        Found::None => return make(task, &before, attempt, now),
-        Found::Own(pod) => match pod.status.phase.as_str() {
+        AttemptPod::None => return make(task, &before, attempt, now),
+        AttemptPod::Own(pod) => match pod.status.phase.as_str() {
             "Succeeded" => ComputeTaskStatus {
                 phase: Some(TaskPhase::Succeeded),
                 reason: Some("PodSucceeded".to_owned()),
@@ -333,13 +333,13 @@ fn is_own(pod: &Pod, task: &ComputeTask) -> bool {
 }
 
 /// Namespace and name of a task.
-type Name = (String, String);
+type TaskName = (String, String);
 
 /// The tasks that there are, and those to look at.
 #[derive(Debug, Default)]
 struct Tasks {
-    known: HashMap<Name, ComputeTask>,
-    due: BTreeSet<Name>,
+    known: HashMap<TaskName, ComputeTask>,
+    due: BTreeSet<TaskName>,
 }
 
 impl Tasks {
@@ -404,7 +404,7 @@ fn word(phase: TaskPhase) -> &'static str {
     }
 }
 
-fn name_of(task: &ComputeTask) -> Name {
+fn name_of(task: &ComputeTask) -> TaskName {
     (
         task.metadata.namespace.clone().unwrap_or_default(),
         task.metadata.name.clone().unwrap_or_default(),
@@ -522,9 +522,9 @@ impl Scheduler {
             .strftime("%Y-%m-%dT%H:%M:%SZ")
             .to_string();
         let found = match pods.get_opt(&pod_name(name, attempt(task))).await {
-            Ok(None) => Found::None,
-            Ok(Some(pod)) if is_own(&pod, task) => Found::Own(Box::new(pod)),
-            Ok(Some(_)) => Found::Foreign,
+            Ok(None) => AttemptPod::None,
+            Ok(Some(pod)) if is_own(&pod, task) => AttemptPod::Own(Box::new(pod)),
+            Ok(Some(_)) => AttemptPod::Foreign,
             Err(error) => return Err(error),
         };
         let status = match next(task, &found, &now) {
@@ -640,8 +640,8 @@ mod tests {
         task.clone().with_status(status)
     }
 
-    fn pod(phase: &str, node: &str) -> Found {
-        Found::Own(Box::new(
+    fn pod(phase: &str, node: &str) -> AttemptPod {
+        AttemptPod::Own(Box::new(
             serde_json::from_value(json!({
                 "metadata": { "name": "train-1", "annotations": {
                     "hcs.io/assigned-vendor": "nvidia", "hcs.io/assigned-devices": "0,1",
@@ -669,7 +669,7 @@ mod tests {
 
     #[test]
     fn the_pod_has_the_tasks_request() {
-        let (pod, status) = made(next(&task(0), &Found::None, NOW));
+        let (pod, status) = made(next(&task(0), &AttemptPod::None, NOW));
 
         assert_eq!(pod["metadata"]["name"], "train-1");
         assert_eq!(pod["metadata"]["ownerReferences"][0]["uid"], "uid");
@@ -685,7 +685,7 @@ mod tests {
 
     #[test]
     fn the_status_follows_the_pod() {
-        let (_, status) = made(next(&task(0), &Found::None, NOW));
+        let (_, status) = made(next(&task(0), &AttemptPod::None, NOW));
         let task = after(&task(0), status);
 
         let running = report(next(&task, &pod("Running", "n"), NOW));
@@ -697,12 +697,15 @@ mod tests {
 
         let done = report(next(&task, &pod("Succeeded", "n"), NOW));
         assert_eq!(done.phase, Some(TaskPhase::Succeeded));
-        assert_eq!(next(&after(&task, done), &Found::None, NOW), Next::Wait);
+        assert_eq!(
+            next(&after(&task, done), &AttemptPod::None, NOW),
+            Next::Wait
+        );
     }
 
     #[test]
     fn a_failed_pod_is_made_again_as_often_as_allowed() {
-        let (_, status) = made(next(&task(1), &Found::None, NOW));
+        let (_, status) = made(next(&task(1), &AttemptPod::None, NOW));
         let first = after(&task(1), status);
 
         let (pod_again, status) = made(next(&first, &pod("Failed", "n"), NOW));
@@ -716,16 +719,16 @@ mod tests {
 
     #[test]
     fn a_pod_that_is_deleted_counts_as_failed() {
-        let (_, status) = made(next(&task(0), &Found::None, NOW));
+        let (_, status) = made(next(&task(0), &AttemptPod::None, NOW));
 
-        let end = report(next(&after(&task(0), status), &Found::None, NOW));
+        let end = report(next(&after(&task(0), status), &AttemptPod::None, NOW));
 
         assert_eq!(end.reason.as_deref(), Some("PodDeleted"));
     }
 
     #[test]
     fn a_pod_of_another_owner_is_left_alone() {
-        let end = report(next(&task(3), &Found::Foreign, NOW));
+        let end = report(next(&task(3), &AttemptPod::Foreign, NOW));
 
         assert_eq!(end.reason.as_deref(), Some("NameTaken"));
     }

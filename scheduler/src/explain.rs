@@ -23,10 +23,10 @@ use placement::{Advice, Among, Ask, Cluster, Compute, Memory, Misfit, Placement,
 use serde_json::Value;
 
 pub use answer::{
-    Advised, Asked, Changed, Counted, Edit, Explained, OfDevice, OfNode, Placed, PlacedContainer,
-    PlacedDevice, Verdict,
+    Advised, Changed, ContainerRequest, Edit, Explained, OfDevice, OfNode, Placed, PlacedContainer,
+    PlacedDevice, ReasonCount, Verdict,
 };
-pub use http::{PodUnread, Source, routes};
+pub use http::{PodUnread, ViewSource, routes};
 
 use crate::ledger::{Ledger, QuotaView, identity};
 
@@ -96,14 +96,14 @@ impl View {
 
 /// The amount of detail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Detail {
+pub struct AnswerDetail {
     /// How many nodes are shown with all their devices and with advice of their own.
     pub nodes: usize,
     /// The time limit for finding advice, because a pod of sixty containers has too many combinations to try.
     pub patience: Duration,
 }
 
-impl Default for Detail {
+impl Default for AnswerDetail {
     fn default() -> Self {
         Self {
             nodes: 5,
@@ -112,7 +112,7 @@ impl Default for Detail {
     }
 }
 
-impl Detail {
+impl AnswerDetail {
     /// Every node.
     pub fn all() -> Self {
         Self {
@@ -126,7 +126,7 @@ impl Detail {
 const FIRST_NAMES: usize = 5;
 
 /// Answers for the pod. Examines every node, so it is meant for a person's question.
-pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
+pub fn explain(view: &View, pod: &Pod, detail: AnswerDetail) -> Explained {
     let identity = identity(pod);
     let mut answer = Explained::of(&identity);
     answer.notes = view.notes.clone();
@@ -206,7 +206,7 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
                 .get(*name)
                 .is_some_and(|node| node.spec.unschedulable)
         });
-    let clock = Clock {
+    let clock = AdviceTimer {
         began: Instant::now(),
         patience: detail.patience,
     };
@@ -227,16 +227,16 @@ pub fn explain(view: &View, pod: &Pod, detail: Detail) -> Explained {
             fits(answer, view, &request, &placement, missed)
         }
         Ok(explanation) => {
-            let mut refusals: Vec<Refusal> = explanation
+            let mut refusals: Vec<RefusingNode> = explanation
                 .misfits
                 .into_iter()
-                .map(|misfit| Refusal {
+                .map(|misfit| RefusingNode {
                     node: misfit.node,
                     misfit: Some(misfit.misfit),
                 })
                 .collect();
             for name in closed {
-                refusals.push(Refusal {
+                refusals.push(RefusingNode {
                     node: name.into(),
                     misfit: view.cluster.place_on(&request, name).err(),
                 });
@@ -306,25 +306,25 @@ fn fits(
 }
 
 /// The time limit for advice.
-struct Clock {
+struct AdviceTimer {
     began: Instant,
     patience: Duration,
 }
 
-impl Clock {
+impl AdviceTimer {
     fn goes_on(&self) -> bool {
         self.began.elapsed() < self.patience
     }
 }
 
 /// A node that does not take the pod.
-struct Refusal {
+struct RefusingNode {
     node: Arc<str>,
     /// None: the pod would fit, but kube-scheduler leaves the node out because it is closed.
     misfit: Option<Misfit>,
 }
 
-impl Refusal {
+impl RefusingNode {
     /// The order of the nodes, nearest to a fit first: a closed node, then nodes that others' leaving would help, then
     /// other devices.
     fn rank(&self) -> u32 {
@@ -348,14 +348,14 @@ impl Refusal {
 /// One question: its subject, its detail, and its time limit.
 struct Inquiry<'a> {
     subject: edits::Subject<'a>,
-    detail: Detail,
-    clock: Clock,
+    detail: AnswerDetail,
+    clock: AdviceTimer,
 }
 
 fn nowhere(
     mut answer: Explained,
     inquiry: &Inquiry<'_>,
-    mut refusals: Vec<Refusal>,
+    mut refusals: Vec<RefusingNode>,
     advice: &[Advice],
 ) -> Explained {
     let Inquiry {
@@ -367,14 +367,14 @@ fn nowhere(
     let registered = refusals.len();
     for name in view.nodes.keys() {
         if view.cluster.node(name).is_none() {
-            refusals.push(Refusal {
+            refusals.push(RefusingNode {
                 node: name.as_str().into(),
                 misfit: Some(Misfit::UnknownNode),
             });
         }
     }
     refusals.sort_by(|a, b| {
-        let key = |refusal: &Refusal| refusal.rank();
+        let key = |refusal: &RefusingNode| refusal.rank();
         key(a).cmp(&key(b)).then_with(|| a.node.cmp(&b.node))
     });
     let nodes = refusals.len();
@@ -414,7 +414,7 @@ fn nowhere(
     answer.with(Verdict::DoesNotFit, summary)
 }
 
-fn of_node(inquiry: &Inquiry<'_>, refusal: &Refusal, nodes: usize) -> OfNode {
+fn of_node(inquiry: &Inquiry<'_>, refusal: &RefusingNode, nodes: usize) -> OfNode {
     let Inquiry { subject, clock, .. } = inquiry;
     let (view, request) = (subject.view, subject.request);
     let name = &refusal.node;
@@ -486,7 +486,7 @@ fn of_node(inquiry: &Inquiry<'_>, refusal: &Refusal, nodes: usize) -> OfNode {
 }
 
 /// Each reason with its number of nodes, the most frequent first.
-fn counted(refusals: &[Refusal]) -> Vec<Counted> {
+fn counted(refusals: &[RefusingNode]) -> Vec<ReasonCount> {
     let mut by_reason: BTreeMap<&str, (usize, Vec<String>)> = BTreeMap::new();
     for refusal in refusals {
         for code in refusal.codes() {
@@ -497,9 +497,9 @@ fn counted(refusals: &[Refusal]) -> Vec<Counted> {
             }
         }
     }
-    let mut counted: Vec<Counted> = by_reason
+    let mut counted: Vec<ReasonCount> = by_reason
         .into_iter()
-        .map(|(reason, (nodes, first))| Counted {
+        .map(|(reason, (nodes, first))| ReasonCount {
             reason: reason.to_owned(),
             nodes,
             first,
@@ -532,11 +532,11 @@ fn in_words(reason: &Reason) -> String {
     }
 }
 
-fn asked(request: &Request) -> Vec<Asked> {
+fn asked(request: &Request) -> Vec<ContainerRequest> {
     let mut asks = Vec::new();
     for container in &request.containers {
         for ask in container.asks.iter().filter(|ask| ask.count > 0) {
-            asks.push(Asked {
+            asks.push(ContainerRequest {
                 container: container.name.clone(),
                 vendor: ask.vendor.to_string(),
                 devices: ask.count,

@@ -245,13 +245,13 @@ fn count_codes(misfit: &Misfit, key: &mut Vec<(*const u8, u32)>) {
 }
 
 /// The candidate nodes.
-enum Asked {
+enum CandidateNodes {
     Names(Vec<String>),
     /// Whole nodes, each with its name.
     Nodes(Vec<(String, Box<RawValue>)>),
 }
 
-impl Asked {
+impl CandidateNodes {
     fn of(args: &mut ExtenderArgs) -> Option<Self> {
         if let Some(names) = args.node_names.take() {
             return Some(Self::Names(names));
@@ -346,7 +346,7 @@ impl Scheduler {
         let Some(pod) = args.pod.take() else {
             return Answer::error(QuestionError::NoPod.to_string());
         };
-        let asked = Asked::of(&mut args);
+        let asked = CandidateNodes::of(&mut args);
         let request = self.request(&pod).map_err(QuestionError::Request);
         let request = request.and_then(|request| {
             self.check_admitted(&request, body)
@@ -360,7 +360,10 @@ impl Scheduler {
                 self.0
                     .events
                     .pod(&pod, Kind::Warning, "FilteringFailed", problem.clone());
-                let names = asked.as_ref().map(Asked::names).unwrap_or_default();
+                let names = asked
+                    .as_ref()
+                    .map(CandidateNodes::names)
+                    .unwrap_or_default();
                 return Answer {
                     refused: Some(Refused::all(names.into_iter().map(Arc::from), problem)),
                     ..Answer::default()
@@ -394,7 +397,7 @@ impl Scheduler {
             }
             Filtered::Placed(placement) => self.placed(&request, &pod, placement, asked).await,
             Filtered::Nowhere(misfits) => {
-                if matches!(asked, Asked::Names(_)) {
+                if matches!(asked, CandidateNodes::Names(_)) {
                     let about = &request.pod;
                     tracing::info!(namespace = %about.namespace, pod = %about.name, nodes = misfits.len(), "fits nowhere");
                     self.0.events.pod(
@@ -434,10 +437,10 @@ impl Scheduler {
     /// The node for the pod. If the question has names, the devices are reserved. A question with whole nodes comes
     /// from a caller without a node cache, or one that only wants to know: nothing is reserved, and a binding that
     /// follows fits the pod again.
-    fn choose(&self, request: &Request, pod: &Arc<Pod>, asked: &Asked) -> Filtered {
+    fn choose(&self, request: &Request, pod: &Arc<Pod>, asked: &CandidateNodes) -> Filtered {
         let names = asked.names();
         let among = Among::Names(&names);
-        let Asked::Nodes(nodes) = asked else {
+        let CandidateNodes::Nodes(nodes) = asked else {
             return self.change(|ledger, now| ledger.filter(request, pod, among, now));
         };
         let strange: Vec<&RawValue> = self.with_ledger(|ledger| {
@@ -482,11 +485,11 @@ impl Scheduler {
         request: &Request,
         pod: &Arc<Pod>,
         placement: Placement,
-        asked: Asked,
+        asked: CandidateNodes,
     ) -> Answer {
         let about = &request.pod;
         let node = Arc::clone(&placement.node);
-        let holds = matches!(asked, Asked::Names(_));
+        let holds = matches!(asked, CandidateNodes::Names(_));
         if holds
             && self.0.settings.write_at_filter
             && let Err(problem) = self.write_at_filter(pod, &placement).await
@@ -517,7 +520,7 @@ impl Scheduler {
         let Some(pod) = args.pod.take() else {
             return Err(QuestionError::NoPod);
         };
-        let Some(asked) = Asked::of(&mut args) else {
+        let Some(asked) = CandidateNodes::of(&mut args) else {
             return Ok(Vec::new());
         };
         let request = self.request(&pod)?;

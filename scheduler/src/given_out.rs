@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A message of a watch.
-enum Said {
+enum WatchMessage {
     Slice(Value),
     SliceGone(String),
     Slices(BTreeSet<String>),
@@ -99,19 +99,19 @@ impl Scheduler {
                 };
                 let Some(next) = next else { return };
                 match next {
-                    Said::Slice(slice) => known.set_slice(&slice),
-                    Said::SliceGone(name) => known.remove_slice(&name),
-                    Said::Claim(claim) => known.set_claim(&claim),
-                    Said::ClaimGone(name) => known.remove_claim(&name),
-                    Said::Slices(listed) => {
+                    WatchMessage::Slice(slice) => known.set_slice(&slice),
+                    WatchMessage::SliceGone(name) => known.remove_slice(&name),
+                    WatchMessage::Claim(claim) => known.set_claim(&claim),
+                    WatchMessage::ClaimGone(name) => known.remove_claim(&name),
+                    WatchMessage::Slices(listed) => {
                         known.keep_slices(&listed);
                         missing -= usize::from(missing > 0);
                     }
-                    Said::Claims(listed) => {
+                    WatchMessage::Claims(listed) => {
                         known.keep_claims(&listed);
                         missing -= usize::from(missing > 0);
                     }
-                    Said::Refused(why) => {
+                    WatchMessage::Refused(why) => {
                         if !refused {
                             tracing::warn!(
                                 why,
@@ -133,7 +133,7 @@ impl Scheduler {
         tokio::join!(slices, claims, keeping);
     }
 
-    async fn watch_kind(&self, version: &str, kind: &str, says: mpsc::Sender<Said>) {
+    async fn watch_kind(&self, version: &str, kind: &str, says: mpsc::Sender<WatchMessage>) {
         let is_slice = kind == "ResourceSlice";
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, version, kind));
         let api: Api<DynamicObject> = Api::all_with(self.0.client.clone(), &resource);
@@ -149,38 +149,38 @@ impl Scheduler {
                     let value = value(object);
                     listed.insert(name_of(&value));
                     if is_slice {
-                        Said::Slice(value)
+                        WatchMessage::Slice(value)
                     } else {
-                        Said::Claim(value)
+                        WatchMessage::Claim(value)
                     }
                 }
                 Ok(Event::InitDone) => {
                     let listed = std::mem::take(&mut listed);
                     if is_slice {
-                        Said::Slices(listed.into_iter().map(|(_, name)| name).collect())
+                        WatchMessage::Slices(listed.into_iter().map(|(_, name)| name).collect())
                     } else {
-                        Said::Claims(listed)
+                        WatchMessage::Claims(listed)
                     }
                 }
                 Ok(Event::Apply(object)) => {
                     let value = value(object);
                     if is_slice {
-                        Said::Slice(value)
+                        WatchMessage::Slice(value)
                     } else {
-                        Said::Claim(value)
+                        WatchMessage::Claim(value)
                     }
                 }
                 Ok(Event::Delete(object)) => {
                     let name = name_of(&value(object));
                     if is_slice {
-                        Said::SliceGone(name.1)
+                        WatchMessage::SliceGone(name.1)
                     } else {
-                        Said::ClaimGone(name)
+                        WatchMessage::ClaimGone(name)
                     }
                 }
                 Err(error) => {
                     tokio::time::sleep(PAUSE).await;
-                    Said::Refused(error.to_string())
+                    WatchMessage::Refused(error.to_string())
                 }
             };
             if says.send(said).await.is_err() {

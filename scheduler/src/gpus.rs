@@ -19,11 +19,11 @@ use pages::gpus::{GpuPod, GpuSource, Monitors, OfGpu, Picture, Share};
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as Turn, Semaphore, watch};
 
-use self::history::{History, Key};
+use self::history::{History, PodOnGpu};
 use self::picture::{Latest, LedgerView};
 use self::scrape::Scraper;
 use crate::Scheduler;
-use crate::explain::{Detail, Source as _, explain};
+use crate::explain::{AnswerDetail, ViewSource as _, explain};
 use crate::shown::why;
 
 /// How often the picture is made while a page listens.
@@ -219,7 +219,7 @@ impl Gpus {
         };
         let scheduler = self.0.scheduler.clone();
         let explained = tokio::task::spawn_blocking(move || {
-            explain(&scheduler.view(&pod), &pod, Detail::default())
+            explain(&scheduler.view(&pod), &pod, AnswerDetail::default())
         });
         why(explained.await.ok()?)
     }
@@ -239,12 +239,12 @@ impl GpuSource for Gpus {
         let remembered = self.0.remembered.lock();
         match held {
             Some(holder) => {
-                let key = |share: &Share| Key {
+                let key = |share: &Share| PodOnGpu {
                     namespace: Arc::clone(&holder.namespace),
                     pod: Arc::clone(&holder.pod),
                     gpu: Arc::clone(&share.gpu),
                 };
-                let keys: Vec<Key> = holder.shares.iter().map(key).collect();
+                let keys: Vec<PodOnGpu> = holder.shares.iter().map(key).collect();
                 remembered.history.of_gpus(&keys)
             }
             None => remembered.history.of_pod(namespace, pod),

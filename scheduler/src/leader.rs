@@ -124,7 +124,7 @@ fn because(problem: &str) -> String {
 
 /// Says whether this replica answers. Clones share one state.
 #[derive(Clone)]
-pub struct Leadership(Option<Arc<Handle>>);
+pub struct Leadership(Option<Arc<LeadershipTask>>);
 
 impl fmt::Debug for Leadership {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -132,12 +132,12 @@ impl fmt::Debug for Leadership {
     }
 }
 
-struct Handle {
+struct LeadershipTask {
     shared: Arc<LeadershipState>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Drop for Handle {
+impl Drop for LeadershipTask {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -145,7 +145,7 @@ impl Drop for Handle {
 
 struct LeadershipState {
     settings: Settings,
-    view: Mutex<View>,
+    view: Mutex<LeaseView>,
     /// Whether the last read said yes. Callers that wait for a change wait on this.
     answers: watch::Sender<bool>,
     asked: Notify,
@@ -170,7 +170,7 @@ impl Leadership {
             terms: AtomicU64::new(0),
         });
         let task = tokio::spawn(follow(client, Arc::clone(&shared)));
-        Self(Some(Arc::new(Handle { shared, task })))
+        Self(Some(Arc::new(LeadershipTask { shared, task })))
     }
 
     /// Whether this replica answers now.
@@ -312,7 +312,7 @@ impl Record {
 
 /// The last read of the Lease.
 #[derive(Debug, Default)]
-struct View {
+struct LeaseView {
     seen: Option<LeaseReading>,
     /// Why the last read failed; empty where it did not.
     problem: String,
@@ -326,7 +326,7 @@ struct LeaseReading {
     since: Option<Instant>,
 }
 
-impl View {
+impl LeaseView {
     fn read(&mut self, record: Option<Record>, now: Instant, clock: Timestamp) {
         self.problem.clear();
         let since = match &self.seen {

@@ -33,7 +33,7 @@ pub enum Sent<T> {
 
 /// The current Lease of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Found {
+pub enum FoundLease {
     /// There is no Lease.
     Nothing,
     /// It reserves the GPU.
@@ -51,7 +51,7 @@ pub trait Store: Send + Sync + 'static {
     /// Deletes a Lease that has not changed since it was read.
     fn delete(&self, claim: Claim) -> BoxFuture<'_, Sent<()>>;
     /// Reads the current Lease of a GPU.
-    fn find<'a>(&'a self, gpu: &'a str) -> BoxFuture<'a, Result<Found, CallError>>;
+    fn find<'a>(&'a self, gpu: &'a str) -> BoxFuture<'a, Result<FoundLease, CallError>>;
     /// Reads a pod.
     fn pod<'a>(
         &'a self,
@@ -168,16 +168,16 @@ impl Store for ApiServer {
         })
     }
 
-    fn find<'a>(&'a self, gpu: &'a str) -> BoxFuture<'a, Result<Found, CallError>> {
+    fn find<'a>(&'a self, gpu: &'a str) -> BoxFuture<'a, Result<FoundLease, CallError>> {
         Box::pin(async move {
             let name = lease_name(gpu);
             let Some(lease) = self.read(self.leases.get_opt(&name)).await? else {
-                return Ok(Found::Nothing);
+                return Ok(FoundLease::Nothing);
             };
             Ok(match Claim::read(&lease) {
-                Ok(claim) if claim.gpu == gpu => Found::Claim(Box::new(claim)),
-                Ok(claim) => Found::Foreign(format!("Lease {name} reserves {}", claim.gpu)),
-                Err(problem) => Found::Foreign(problem.to_string()),
+                Ok(claim) if claim.gpu == gpu => FoundLease::Claim(Box::new(claim)),
+                Ok(claim) => FoundLease::Foreign(format!("Lease {name} reserves {}", claim.gpu)),
+                Err(problem) => FoundLease::Foreign(problem.to_string()),
             })
         })
     }

@@ -417,8 +417,11 @@ async fn on_cluster(
         ));
     }
     if args.hcs {
-        let keeping =
-            compute_nodes::keep(client, scheduler.clone(), compute_nodes::Pace::default());
+        let keeping = compute_nodes::keep(
+            client,
+            scheduler.clone(),
+            compute_nodes::NodeCheckPace::default(),
+        );
         tokio::spawn(keeping);
     }
     Ok(scheduler)

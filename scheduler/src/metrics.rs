@@ -122,7 +122,7 @@ pub struct InstanceNames {
 }
 
 /// The source of snapshots.
-pub trait Source: Send + Sync + 'static {
+pub trait SnapshotSource: Send + Sync + 'static {
     /// The current state. Called on a blocking thread; must hold a lock only for the time of a clone.
     fn snapshot(&self) -> Snapshot;
 }
@@ -286,14 +286,14 @@ impl Meters {
 }
 
 struct Exposition {
-    source: Arc<dyn Source>,
+    source: Arc<dyn SnapshotSource>,
     meters: Meters,
     choice: Choice,
     turn: Arc<Semaphore>,
 }
 
 /// `GET /metrics`.
-pub fn routes(source: Arc<dyn Source>, meters: Meters, choice: Choice) -> Router {
+pub fn routes(source: Arc<dyn SnapshotSource>, meters: Meters, choice: Choice) -> Router {
     let exposition = Exposition {
         source,
         meters,

@@ -28,7 +28,7 @@ pub use self::compare::CompareArgs;
 
 use crate::api::simulator::{Origins, kubernetes as kubernetes_routes, routes};
 use crate::simulator::gpus::{GpuPlugins, has_devices};
-use crate::simulator::recording::Pace;
+use crate::simulator::recording::ReplayPace;
 use crate::simulator::scenario::Scenario;
 use crate::simulator::{Import, Merge, Prefix, Scheduling, Setup, Simulator, outside, recording};
 
@@ -51,7 +51,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub struct Args {
     /// Do this instead of serving.
     #[command(subcommand)]
-    pub command: Option<Command>,
+    pub command: Option<SimulateCommand>,
 
     /// The address of the simulator's API and its cluster's: ADDRESS:PORT, or :PORT for every address.
     #[arg(
@@ -116,7 +116,7 @@ pub struct Args {
 
     /// The pace of the replay: none (as fast as possible), original, or a factor of the original pace.
     #[arg(long, value_name = "PACE", default_value = "none", requires = "replay")]
-    pub replay_pace: Pace,
+    pub replay_pace: ReplayPace,
 
     /// Play this scenario without serving anything, print the state after each step as JSON, and exit: with code 0 if
     /// it succeeded and every pod has a node, else 1.
@@ -165,14 +165,14 @@ pub struct Args {
 
 /// The simulator's subcommands, besides serving.
 #[derive(Debug, Clone, Subcommand)]
-pub enum Command {
+pub enum SimulateCommand {
     /// Compare configurations, more nodes and drained nodes over one export or recording
     Compare(CompareArgs),
 }
 
 /// The whole program: its log, its runtime, its exit code. Errors start with `name`.
 pub fn program(name: &str, args: Args) -> ExitCode {
-    if let Some(Command::Compare(args)) = args.command {
+    if let Some(SimulateCommand::Compare(args)) = args.command {
         return compare::program(&format!("{name} compare"), args);
     }
     let (format, filter) = (args.log.log_format, args.log.log.clone());

@@ -21,7 +21,7 @@ use crate::{Scheduler, assigner, explain, metrics};
 /// create any number of series.
 const MOST_QUOTAS: usize = 1000;
 
-impl metrics::Source for Scheduler {
+impl metrics::SnapshotSource for Scheduler {
     fn snapshot(&self) -> metrics::Snapshot {
         let answers = self.0.leadership.answers().is_ok();
         let synced = self.is_synced();
@@ -70,7 +70,7 @@ fn count(number: usize) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
 }
 
-impl explain::Source for Scheduler {
+impl explain::ViewSource for Scheduler {
     fn pod<'a>(
         &'a self,
         namespace: &'a str,

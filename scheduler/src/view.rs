@@ -78,7 +78,7 @@ impl Progress {
 }
 
 /// How one kind of object enters the ledger.
-trait Watched:
+trait LedgerObject:
     kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static
 {
     /// Position in [`KINDS`].
@@ -103,7 +103,7 @@ trait Watched:
     );
 }
 
-impl Watched for Node {
+impl LedgerObject for Node {
     const KIND: usize = 0;
 
     fn key(&self) -> Arc<str> {
@@ -123,7 +123,7 @@ impl Watched for Node {
     }
 }
 
-impl Watched for Pod {
+impl LedgerObject for Pod {
     const KIND: usize = 1;
 
     fn key(&self) -> Arc<str> {
@@ -152,7 +152,7 @@ impl Watched for Pod {
     }
 }
 
-impl Watched for ResourceQuota {
+impl LedgerObject for ResourceQuota {
     const KIND: usize = 2;
 
     fn key(&self) -> Arc<str> {
@@ -183,7 +183,7 @@ impl Watched for ResourceQuota {
     }
 }
 
-impl Watched for Lease {
+impl LedgerObject for Lease {
     const KIND: usize = 3;
 
     fn key(&self) -> Arc<str> {
@@ -300,7 +300,7 @@ impl Scheduler {
         tasks
     }
 
-    async fn watch<K: Watched>(self, api: Api<K>, config: watcher::Config) {
+    async fn watch<K: LedgerObject>(self, api: Api<K>, config: watcher::Config) {
         let mut stream = std::pin::pin!(watcher(api, config));
         let mut pause = LEAST_PAUSE;
         let mut listed = HashSet::new();
@@ -361,7 +361,7 @@ impl Scheduler {
 
     /// Puts the object into the ledger. If our code panics on one object, that object is left out and the others are
     /// not affected.
-    fn set<K: Watched>(&self, object: K, listed: Option<SignedDuration>) {
+    fn set<K: LedgerObject>(&self, object: K, listed: Option<SignedDuration>) {
         let key = object.key();
         let set = AssertUnwindSafe(|| self.change(|ledger, now| object.set(ledger, now, listed)));
         if std::panic::catch_unwind(set).is_err() {

@@ -36,7 +36,7 @@ const CALL: Duration = Duration::from_secs(5);
 
 /// Wakes pending pods. Clones share one queue.
 #[derive(Clone)]
-pub struct Waker(Option<Arc<Handle>>);
+pub struct Waker(Option<Arc<WakerTasks>>);
 
 impl fmt::Debug for Waker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -44,12 +44,12 @@ impl fmt::Debug for Waker {
     }
 }
 
-struct Handle {
+struct WakerTasks {
     shared: Arc<WakerState>,
     tasks: [tokio::task::JoinHandle<()>; 2],
 }
 
-impl Drop for Handle {
+impl Drop for WakerTasks {
     fn drop(&mut self) {
         for task in &self.tasks {
             task.abort();
@@ -90,7 +90,7 @@ impl Waker {
             told: HashMap::new(),
             last: 0,
         };
-        Self(Some(Arc::new(Handle {
+        Self(Some(Arc::new(WakerTasks {
             shared,
             tasks: [tokio::spawn(task.run()), tokio::spawn(nudging)],
         })))
@@ -134,13 +134,13 @@ impl Waker {
 
     /// How many announcements were made since the start.
     pub fn woken(&self) -> u64 {
-        let woken = |handle: &Arc<Handle>| handle.shared.woken.load(Ordering::Relaxed);
+        let woken = |handle: &Arc<WakerTasks>| handle.shared.woken.load(Ordering::Relaxed);
         self.0.as_ref().map_or(0, woken)
     }
 
     /// How many announcements failed at their first try.
     pub fn failed(&self) -> u64 {
-        let failed = |handle: &Arc<Handle>| handle.shared.failed.load(Ordering::Relaxed);
+        let failed = |handle: &Arc<WakerTasks>| handle.shared.failed.load(Ordering::Relaxed);
         self.0.as_ref().map_or(0, failed)
     }
 }

@@ -6,14 +6,14 @@ use embedded_cluster::Cluster;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube_api::hcs::observed::{self, Observed, ObservedDevice};
 use kube_api::hcs::{ComputeNode, ComputeTopology, LinkType, Phase, Vendor, condition, crd};
-use scheduler::compute_nodes::{self, Pace};
+use scheduler::compute_nodes::{self, NodeCheckPace};
 use scheduler::{Company, Scheduler};
 use serde_json::{Value, json};
 
 use crate::support::{Served, node};
 
 const PATIENCE: Duration = Duration::from_secs(30);
-const PACE: Pace = Pace {
+const PACE: NodeCheckPace = NodeCheckPace {
     silence: Duration::from_millis(400),
     every: Duration::from_millis(20),
 };

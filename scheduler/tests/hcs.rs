@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kube_api::config::DeviceConfig;
 use kube_api::config::Hcs;
 use kube_api::vendor::{Switches, Vendors};
-use scheduler::metrics::Source as _;
+use scheduler::metrics::SnapshotSource as _;
 use serde_json::{Value, json};
 
 use crate::support::{Served, until};

@@ -15,7 +15,7 @@ use kube_api::config::DeviceConfig;
 use kube_api::object::Pod;
 use kube_api::request::Defaults;
 use kube_api::vendor::{Switches, Vendors};
-use scheduler::explain::{PodUnread, Source, View, routes};
+use scheduler::explain::{PodUnread, View, ViewSource, routes};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -216,7 +216,7 @@ fn a_cluster_is_read_through_a_kubeconfig() {
 
 struct Fixed;
 
-impl Source for Fixed {
+impl ViewSource for Fixed {
     fn pod<'a>(
         &'a self,
         _namespace: &'a str,

@@ -14,7 +14,7 @@ use pages::assigner::DeviceSource;
 use serde_json::{Value, json};
 use server::Bodies;
 
-use crate::assigner::page::Devices;
+use crate::assigner::page::DevicesPage;
 use crate::assigner::{Assigner, review};
 
 /// An API server sends at most an object and its previous version, 1.5 MiB each.
@@ -104,7 +104,7 @@ async fn finalize(State(assigner): State<Assigner>, body: Bytes) -> Response {
 }
 
 async fn devices(State(assigner): State<Assigner>) -> Response {
-    match serde_json::to_vec(&Devices(assigner.inventory())) {
+    match serde_json::to_vec(&DevicesPage(assigner.inventory())) {
         Ok(body) => ([(CONTENT_TYPE, "application/json")], body).into_response(),
         Err(problem) => refusal(
             StatusCode::INTERNAL_SERVER_ERROR,

@@ -17,7 +17,7 @@ pub const RENEW_AFTER: Duration = Duration::from_secs(ACTIVE_LASTS.as_secs() / 3
 
 /// The effect of a finalize request on the Lease of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum FinalizeEffect {
     /// The Lease becomes active, held by the pod.
     Promote,
     /// The Lease is already active for the pod.
@@ -29,17 +29,17 @@ pub enum Verdict {
 }
 
 /// Judges a finalize request by the GPU's Lease in the API server.
-pub fn finalize(asked: &Finalize, lease: Option<&Claim>) -> Verdict {
+pub fn finalize(asked: &Finalize, lease: Option<&Claim>) -> FinalizeEffect {
     let Some(lease) = lease else {
-        return Verdict::Unknown;
+        return FinalizeEffect::Unknown;
     };
     if lease.reservation != asked.reservation || lease.namespace != asked.namespace {
-        return Verdict::Another;
+        return FinalizeEffect::Another;
     }
     match lease.state {
-        State::Proposed => Verdict::Promote,
-        State::Active if lease.holder == asked.uid => Verdict::Done,
-        State::Active | State::Binding => Verdict::Another,
+        State::Proposed => FinalizeEffect::Promote,
+        State::Active if lease.holder == asked.uid => FinalizeEffect::Done,
+        State::Active | State::Binding => FinalizeEffect::Another,
     }
 }
 
@@ -135,10 +135,13 @@ mod tests {
         let check =
             |reservation, namespace| finalize(&asked(reservation, namespace, "u"), Some(&proposed));
 
-        assert_eq!(check("r", "ns"), Verdict::Promote);
-        assert_eq!(check("other", "ns"), Verdict::Another);
-        assert_eq!(check("r", "other"), Verdict::Another);
-        assert_eq!(finalize(&asked("r", "ns", "u"), None), Verdict::Unknown);
+        assert_eq!(check("r", "ns"), FinalizeEffect::Promote);
+        assert_eq!(check("other", "ns"), FinalizeEffect::Another);
+        assert_eq!(check("r", "other"), FinalizeEffect::Another);
+        assert_eq!(
+            finalize(&asked("r", "ns", "u"), None),
+            FinalizeEffect::Unknown
+        );
     }
 
     #[test]
@@ -147,11 +150,11 @@ mod tests {
 
         assert_eq!(
             finalize(&asked("r", "ns", "u"), Some(&active)),
-            Verdict::Done
+            FinalizeEffect::Done
         );
         assert_eq!(
             finalize(&asked("r", "ns", "v"), Some(&active)),
-            Verdict::Another
+            FinalizeEffect::Another
         );
     }
 
@@ -194,7 +197,7 @@ mod tests {
 
         assert_eq!(
             finalize(&asked("r", "ns", "u"), Some(&binding)),
-            Verdict::Another
+            FinalizeEffect::Another
         );
     }
 

@@ -15,7 +15,7 @@ use prometheus_client::registry::Registry;
 use server::Seconds;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
+struct OutcomeLabel {
     outcome: &'static str,
 }
 
@@ -31,15 +31,15 @@ struct OfState {
 
 /// Counters and durations. Clones share them.
 #[derive(Debug, Clone)]
-pub struct Meters {
-    reviews: Family<Outcome, Counter<u64, AtomicU64>>,
+pub struct AssignerMeters {
+    reviews: Family<OutcomeLabel, Counter<u64, AtomicU64>>,
     refusals: Family<Reason, Counter<u64, AtomicU64>>,
     released: Family<OfState, Counter<u64, AtomicU64>>,
-    finalizes: Family<Outcome, Counter<u64, AtomicU64>>,
+    finalizes: Family<OutcomeLabel, Counter<u64, AtomicU64>>,
     to_finalize: Seconds,
 }
 
-impl Default for Meters {
+impl Default for AssignerMeters {
     fn default() -> Self {
         Self {
             reviews: Family::default(),
@@ -53,10 +53,10 @@ impl Default for Meters {
     }
 }
 
-impl Meters {
+impl AssignerMeters {
     /// Counts an answered review: `reserved`, `passed`, `refused`, `failed`.
     pub fn reviewed(&self, outcome: &'static str) {
-        self.reviews.get_or_create(&Outcome { outcome }).inc();
+        self.reviews.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
     /// Counts a refused pod, by reason.
@@ -71,7 +71,9 @@ impl Meters {
 
     /// Counts a finalize request that was answered with this code.
     pub fn asked_to_finalize(&self, outcome: &'static str) {
-        self.finalizes.get_or_create(&Outcome { outcome }).inc();
+        self.finalizes
+            .get_or_create(&OutcomeLabel { outcome })
+            .inc();
     }
 
     /// Counts a released claim.
@@ -105,21 +107,21 @@ impl Meters {
             "From the proposal of a GPU to its active reservation",
             self.to_finalize.clone(),
         );
-        all.register_collector(Box::new(Devices(devices)));
+        all.register_collector(Box::new(DeviceCounts(devices)));
         all
     }
 }
 
 /// Counts the devices at each scrape.
-struct Devices(Arc<dyn DeviceSource>);
+struct DeviceCounts(Arc<dyn DeviceSource>);
 
-impl std::fmt::Debug for Devices {
+impl std::fmt::Debug for DeviceCounts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Devices")
+        f.write_str("DeviceCounts")
     }
 }
 
-impl Collector for Devices {
+impl Collector for DeviceCounts {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let inventory = self.0.inventory();
         let count = |wanted: &dyn Fn(DeviceState) -> bool| {

@@ -133,7 +133,7 @@ fn assignment(ledger: &Ledger, held: &Held) -> Assignment {
 
 /// The body of `GET /devices`: by UUID, with the reference's field names.
 #[derive(Debug)]
-pub struct Devices(pub Arc<Inventory>);
+pub struct DevicesPage(pub Arc<Inventory>);
 
 #[derive(Serialize)]
 struct Device<'a> {
@@ -158,7 +158,7 @@ struct Assigned<'a> {
     state: &'static str,
 }
 
-impl Serialize for Devices {
+impl Serialize for DevicesPage {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let by_uuid: BTreeMap<&str, &DeviceRow> = self
             .0

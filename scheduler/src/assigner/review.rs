@@ -304,7 +304,7 @@ impl Assigner {
 
     fn ask(&self, review: &Review, pod: &Pod, labels: BTreeSet<String>) -> ClaimAsk {
         self.change(|ledger, _| {
-            let words = Words::of(ledger);
+            let words = NvidiaNames::of(ledger);
             let listed = |keys: &[String]| -> BTreeSet<String> {
                 let annotations = pod.metadata.annotations.as_ref();
                 keys.iter()
@@ -334,7 +334,7 @@ impl Assigner {
             let first = claims.first().and_then(|claim| ledger.gpu(&claim.gpu));
             let node: Arc<str> = first.map_or_else(|| "".into(), |(node, _)| Arc::clone(node));
             let vendor = first.map(|(_, view)| view.device().vendor.as_str() != LABELLED);
-            (node, vendor.unwrap_or_default(), Words::of(ledger))
+            (node, vendor.unwrap_or_default(), NvidiaNames::of(ledger))
         });
         let gpus: Vec<&str> = claims.iter().map(|claim| claim.gpu.as_str()).collect();
         let reservation = claims
@@ -445,13 +445,13 @@ fn name_of(pod: &Pod) -> &str {
 }
 
 /// The configured names of NVIDIA's resource and annotations.
-struct Words {
+struct NvidiaNames {
     resource: String,
     use_ids: Vec<String>,
     nouse_ids: Vec<String>,
 }
 
-impl Words {
+impl NvidiaNames {
     fn of(ledger: &Ledger) -> Self {
         let row = ledger.vendors().get(NVIDIA);
         let resource = row.and_then(|row| row.resource(Role::Count));

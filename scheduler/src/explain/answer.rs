@@ -45,14 +45,14 @@ pub struct Explained {
     /// A sentence whose subject is the pod.
     pub summary: String,
     /// The requests of its containers.
-    pub asks: Vec<Asked>,
+    pub asks: Vec<ContainerRequest>,
     /// Its node and devices, or those that it would get.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placed: Option<Placed>,
     /// Alternative changes; each is enough by itself.
     pub advice: Vec<Advised>,
     /// Reasons by how many nodes have them.
-    pub reasons: Vec<Counted>,
+    pub reasons: Vec<ReasonCount>,
     /// The number of nodes.
     pub nodes_in_question: usize,
     /// How many of them are not listed under `nodes`.
@@ -66,7 +66,7 @@ pub struct Explained {
 /// A container's request for one vendor's devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Asked {
+pub struct ContainerRequest {
     /// Its name.
     pub container: String,
     /// The vendor's word.
@@ -119,7 +119,7 @@ pub struct PlacedDevice {
 /// A reason and the nodes that have it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Counted {
+pub struct ReasonCount {
     /// The reason's name, as HAMi's users know it.
     pub reason: String,
     /// The number of nodes.
@@ -318,7 +318,7 @@ impl fmt::Display for Explained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} {}", self.pod, self.summary)?;
         for asked in &self.asks {
-            let Asked {
+            let ContainerRequest {
                 container,
                 vendor,
                 devices,

@@ -225,7 +225,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::explain::Detail;
+    use crate::explain::AnswerDetail;
 
     fn view(claims: Option<Vec<Value>>) -> View {
         let switches = Switches {
@@ -273,7 +273,7 @@ mod tests {
     }
 
     fn ask(view: &View, pod: &Pod) -> (Verdict, String, String) {
-        let answer = crate::explain::explain(view, pod, Detail::default());
+        let answer = crate::explain::explain(view, pod, AnswerDetail::default());
         (answer.verdict, answer.summary, answer.notes.join("\n"))
     }
 

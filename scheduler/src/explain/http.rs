@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::{Detail, View, explain};
+use super::{AnswerDetail, View, explain};
 use crate::calls::CallError;
 
 /// How long a question waits for its turn.
@@ -34,7 +34,7 @@ pub enum PodUnread {
 }
 
 /// The source of pods and of the view of the cluster.
-pub trait Source: Send + Sync + 'static {
+pub trait ViewSource: Send + Sync + 'static {
     /// The pod of this namespace and name; `None` if it does not exist.
     fn pod<'a>(
         &'a self,
@@ -47,7 +47,7 @@ pub trait Source: Send + Sync + 'static {
 }
 
 #[derive(Deserialize)]
-struct Asked {
+struct ExplainQuery {
     #[serde(default)]
     pod: String,
     #[serde(default)]
@@ -55,14 +55,14 @@ struct Asked {
 }
 
 struct Explainer {
-    source: Arc<dyn Source>,
+    source: Arc<dyn ViewSource>,
     /// An answer examines every node, so only one question is answered at a time. Otherwise frequent questions would
     /// slow down placing.
     turn: Arc<Semaphore>,
 }
 
 /// `GET /explain`.
-pub fn routes(source: Arc<dyn Source>) -> Router {
+pub fn routes(source: Arc<dyn ViewSource>) -> Router {
     let explainer = Explainer {
         source,
         turn: Arc::new(Semaphore::new(1)),
@@ -74,7 +74,7 @@ pub fn routes(source: Arc<dyn Source>) -> Router {
 
 async fn answer(
     State(explainer): State<Arc<Explainer>>,
-    Query(asked): Query<Asked>,
+    Query(asked): Query<ExplainQuery>,
     headers: HeaderMap,
 ) -> Response {
     let (namespace, name) = asked.pod.split_once('/').unwrap_or(("default", &asked.pod));
@@ -85,8 +85,8 @@ async fn answer(
         );
     }
     let detail = match asked.all.as_deref() {
-        Some("false" | "0") | None => Detail::default(),
-        Some(_) => Detail::all(),
+        Some("false" | "0") | None => AnswerDetail::default(),
+        Some(_) => AnswerDetail::all(),
     };
     let turn = Arc::clone(&explainer.turn);
     let Ok(Ok(permit)) = timeout(PATIENCE, turn.acquire_owned()).await else {

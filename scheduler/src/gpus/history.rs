@@ -18,7 +18,7 @@ const MIB: u64 = 1 << 20;
 
 /// A pod on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Key {
+pub(crate) struct PodOnGpu {
     pub(crate) namespace: Arc<str>,
     pub(crate) pod: Arc<str>,
     pub(crate) gpu: Arc<str>,
@@ -26,13 +26,13 @@ pub(crate) struct Key {
 
 /// One sample. The largest values of its fields mean "not known".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Sample {
+struct UseSample {
     memory_mib: u32,
     compute: u16,
     ooms: u16,
 }
 
-const NONE: Sample = Sample {
+const NONE: UseSample = UseSample {
     memory_mib: u32::MAX,
     compute: u16::MAX,
     ooms: 0,
@@ -43,7 +43,7 @@ struct Series {
     /// The uid of the pod, because names are used again.
     uid: Arc<str>,
     /// By step, modulo [`STEPS`].
-    samples: Box<[Sample]>,
+    samples: Box<[UseSample]>,
     first: u64,
     last: u64,
     usage: Option<Usage>,
@@ -62,7 +62,7 @@ pub(crate) struct Now {
 pub(crate) struct History {
     /// The number of the current step; 0 before the first.
     step: u64,
-    series: HashMap<Key, Series>,
+    series: HashMap<PodOnGpu, Series>,
     /// How often each container was refused memory at its last report, and the step of that report.
     counters: HashMap<Container, (u64, u64)>,
     totals: VecDeque<Total>,
@@ -101,14 +101,14 @@ impl History {
     }
 
     /// Whether the pod is followed only since the current step or the one before.
-    pub(crate) fn is_fresh(&self, key: &Key, uid: &str) -> bool {
+    pub(crate) fn is_fresh(&self, key: &PodOnGpu, uid: &str) -> bool {
         let known = self.series.get(key).filter(|series| *series.uid == *uid);
         // In the first step all pods look new.
         self.step > 1 && known.is_none_or(|series| series.first + 1 >= self.step)
     }
 
     /// Records a pod's use of a GPU in this step; `None` if no agent reported any.
-    pub(crate) fn record(&mut self, key: &Key, uid: &Arc<str>, now: Option<Now>, ooms: u64) {
+    pub(crate) fn record(&mut self, key: &PodOnGpu, uid: &Arc<str>, now: Option<Now>, ooms: u64) {
         let (step, oldest) = (self.step, self.oldest());
         let same = self.series.get(key).is_some_and(|had| *had.uid == **uid);
         if !same {
@@ -129,7 +129,7 @@ impl History {
         for missed in series.last + 1..step {
             set(&mut series.samples, missed, NONE);
         }
-        let sample = now.map_or(NONE, |now| Sample {
+        let sample = now.map_or(NONE, |now| UseSample {
             memory_mib: u32::try_from(now.memory_bytes.div_ceil(MIB)).unwrap_or(u32::MAX - 1),
             compute: now.compute.map_or(u16::MAX, |compute| {
                 u16::try_from(compute)
@@ -139,7 +139,7 @@ impl History {
             ooms: 0,
         });
         let ooms = u16::try_from(ooms).unwrap_or(u16::MAX);
-        set(&mut series.samples, step, Sample { ooms, ..sample });
+        set(&mut series.samples, step, UseSample { ooms, ..sample });
         series.last = step;
         series.sum_up(oldest, now);
     }
@@ -172,7 +172,7 @@ impl History {
 
     /// A pod's use of a GPU, and how often it was refused memory. The use is none if no agent reported it in the
     /// current step or the one before.
-    pub(crate) fn usage(&self, key: &Key, uid: &str) -> (Option<Usage>, u32) {
+    pub(crate) fn usage(&self, key: &PodOnGpu, uid: &str) -> (Option<Usage>, u32) {
         match self.series.get(key) {
             Some(series) if *series.uid == *uid => {
                 let recent = series.last + 1 >= self.step;
@@ -184,23 +184,23 @@ impl History {
 
     /// The history of a pod on each of its GPUs.
     pub(crate) fn of_pod(&self, namespace: &str, pod: &str) -> Vec<OfGpu> {
-        let of = |key: &&Key| *key.namespace == *namespace && *key.pod == *pod;
-        let mut keys: Vec<&Key> = self.series.keys().filter(of).collect();
+        let of = |key: &&PodOnGpu| *key.namespace == *namespace && *key.pod == *pod;
+        let mut keys: Vec<&PodOnGpu> = self.series.keys().filter(of).collect();
         keys.sort_by(|a, b| a.gpu.cmp(&b.gpu));
         keys.into_iter().map(|key| self.of_key(key)).collect()
     }
 
     /// The history of a pod on these GPUs, which it holds.
-    pub(crate) fn of_gpus(&self, keys: &[Key]) -> Vec<OfGpu> {
+    pub(crate) fn of_gpus(&self, keys: &[PodOnGpu]) -> Vec<OfGpu> {
         let known = keys.iter().filter(|key| self.series.contains_key(*key));
         known.map(|key| self.of_key(key)).collect()
     }
 
-    fn of_key(&self, key: &Key) -> OfGpu {
+    fn of_key(&self, key: &PodOnGpu) -> OfGpu {
         let points = self.series.get(key).map_or_else(Vec::new, |series| {
             let from = series.first.max(self.oldest());
             (from..=self.step)
-                .map(|step| series.at(step).map(Sample::point))
+                .map(|step| series.at(step).map(UseSample::point))
                 .map(Option::flatten)
                 .collect()
         });
@@ -215,14 +215,14 @@ fn slot(step: u64) -> usize {
     usize::try_from(step % STEPS as u64).unwrap_or_default()
 }
 
-fn set(samples: &mut [Sample], step: u64, sample: Sample) {
+fn set(samples: &mut [UseSample], step: u64, sample: UseSample) {
     if let Some(place) = samples.get_mut(slot(step)) {
         *place = sample;
     }
 }
 
 impl Series {
-    fn at(&self, step: u64) -> Option<Sample> {
+    fn at(&self, step: u64) -> Option<UseSample> {
         if step < self.first || step > self.last {
             return None;
         }
@@ -259,7 +259,7 @@ impl Series {
     }
 }
 
-impl Sample {
+impl UseSample {
     fn point(self) -> Option<Point> {
         let told = self.memory_mib != u32::MAX;
         (told || self.ooms > 0).then(|| Point {
@@ -280,8 +280,8 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn key(pod: &str) -> Key {
-        Key {
+    fn key(pod: &str) -> PodOnGpu {
+        PodOnGpu {
             namespace: "ns".into(),
             pod: pod.into(),
             gpu: "gpu-0".into(),
@@ -397,6 +397,6 @@ mod tests {
 
         assert_eq!((history.series.len(), history.left_out()), (SERIES, 2));
         assert!(history.of_pod("ns", "ended").is_empty());
-        assert_eq!(size_of::<Sample>(), 8);
+        assert_eq!(size_of::<UseSample>(), 8);
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use pages::gpus::{Gpu, GpuPod, Index, Monitors, Pending, Picture, Share, Total};
 use placement::{Cluster, Reservation};
 
-use super::history::{History, Key, Now, STEPS};
-use super::told::{Told, Use};
+use super::history::{History, Now, PodOnGpu, STEPS};
+use super::told::{AgentReport, Use};
 
 /// The ledger's part of the picture.
 #[derive(Debug, Clone, Default)]
@@ -34,7 +34,7 @@ pub(crate) struct Latest {
 
 impl Latest {
     /// All reports of a round. If two agents report the same container, the later report counts.
-    pub(crate) fn of(told: impl IntoIterator<Item = Told>) -> Self {
+    pub(crate) fn of(told: impl IntoIterator<Item = AgentReport>) -> Self {
         let mut latest = Self::default();
         for told in told {
             for (device, used, busy) in told.gpus {
@@ -57,8 +57,8 @@ impl Latest {
     }
 }
 
-fn key(reservation: &Reservation, gpu: &str) -> Key {
-    Key {
+fn key(reservation: &Reservation, gpu: &str) -> PodOnGpu {
+    PodOnGpu {
         namespace: reservation.pod.namespace.as_str().into(),
         pod: reservation.pod.name.as_str().into(),
         gpu: gpu.into(),
@@ -333,7 +333,7 @@ mod tests {
         }
     }
 
-    fn told(devices: &[(&str, u64)], ooms: u64) -> Told {
+    fn told(devices: &[(&str, u64)], ooms: u64) -> AgentReport {
         let of = super::super::told::Container {
             namespace: "ns".into(),
             pod: "train".into(),
@@ -346,7 +346,7 @@ mod tests {
             memory_bytes: gib * GIB,
             compute: Some(250),
         };
-        Told {
+        AgentReport {
             uses: devices.iter().enumerate().map(used).collect(),
             ooms: vec![(of.clone(), ooms)],
             gpus: vec![("g0".into(), Some(5 * GIB), Some(300))],

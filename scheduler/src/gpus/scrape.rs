@@ -16,7 +16,7 @@ use hyper_util::rt::TokioExecutor;
 use pages::gpus::Monitors;
 use tokio::time::timeout;
 
-use super::told::{self, Told};
+use super::told::{self, AgentReport};
 
 /// How many agents are asked at the same time.
 const AT_ONCE: usize = 16;
@@ -75,7 +75,7 @@ impl Scraper {
     }
 
     /// Asks every agent once.
-    pub(super) async fn round(&self) -> (Vec<Told>, Monitors) {
+    pub(super) async fn round(&self) -> (Vec<AgentReport>, Monitors) {
         let mut monitors = Monitors {
             configured: !self.places.is_empty(),
             asked: true,
@@ -104,7 +104,7 @@ impl Scraper {
         (all, monitors)
     }
 
-    async fn ask(&self, address: SocketAddr) -> Result<Told, AgentError> {
+    async fn ask(&self, address: SocketAddr) -> Result<AgentReport, AgentError> {
         match timeout(PATIENCE, self.fetch(address)).await {
             Ok(Ok(text)) => Ok(told::read(&text)),
             Ok(Err(why)) => Err(why),

@@ -13,7 +13,7 @@ const NAME: usize = 253;
 
 /// The report of one agent.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Told {
+pub(crate) struct AgentReport {
     /// The use of each container, in the order in which the container numbers its devices.
     pub(crate) uses: Vec<Use>,
     /// How often each container was refused memory since it started.
@@ -45,8 +45,8 @@ pub(crate) struct Use {
 }
 
 /// Reads the text of a node agent's `/metrics`. Lines that cannot be parsed are skipped.
-pub(crate) fn read(text: &str) -> Told {
-    let mut told = Told::default();
+pub(crate) fn read(text: &str) -> AgentReport {
+    let mut told = AgentReport::default();
     let mut fallback: Vec<(Container, String, f64)> = Vec::new();
     let mut compute: Vec<(Container, String, f64)> = Vec::new();
     for line in text.lines() {
@@ -106,10 +106,10 @@ pub(crate) fn read(text: &str) -> Told {
 }
 
 /// Names and values of labels.
-type Labels<'a> = Vec<(&'a str, String)>;
+type LabelPairs<'a> = Vec<(&'a str, String)>;
 
 /// The name, labels and value of a sample; none for a comment and for a line that cannot be parsed.
-fn sample(line: &str) -> Option<(&str, Labels<'_>, f64)> {
+fn sample(line: &str) -> Option<(&str, LabelPairs<'_>, f64)> {
     if line.starts_with('#') {
         return None;
     }
@@ -125,7 +125,7 @@ fn sample(line: &str) -> Option<(&str, Labels<'_>, f64)> {
 }
 
 /// The labels up to the closing brace, and the text after it.
-fn labels(mut rest: &str) -> Option<(Labels<'_>, &str)> {
+fn labels(mut rest: &str) -> Option<(LabelPairs<'_>, &str)> {
     let mut labels = Vec::new();
     loop {
         rest = rest.trim_start_matches([',', ' ']);

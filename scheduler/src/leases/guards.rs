@@ -29,7 +29,7 @@ use kube_api::assigner::{Claim, PodGpuClaim, State};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Found, Sent, Store};
+use super::{FoundLease, Sent, Store};
 
 /// How long after its Lease was asked for a binding may be sent.
 pub const SEND_WITHIN: Duration = Duration::from_secs(10);
@@ -77,7 +77,7 @@ pub struct Guarded {
 }
 
 /// The ledger's and the clock's knowledge about an existing Lease.
-pub trait Known: Send + Sync {
+pub trait LeaseKnowledge: Send + Sync {
     /// Whether the ledger has seen this version of the reservation run out.
     fn has_run_out(&self, claim: &Claim) -> bool;
     /// The machine's clock, for the times that Leases show.
@@ -155,7 +155,7 @@ impl Guards {
         &self,
         gpus: &[String],
         pod: &Guarded,
-        known: &dyn Known,
+        known: &dyn LeaseKnowledge,
     ) -> Result<Guard, NotGuarded> {
         let mut guard = Guard {
             gpus: Vec::new(),
@@ -210,7 +210,7 @@ impl Guards {
         &self,
         gpu: &str,
         pod: &Guarded,
-        known: &dyn Known,
+        known: &dyn LeaseKnowledge,
     ) -> Result<Taken, NotGuarded> {
         let slot = self.slot(gpu);
         let mut slot = slot.lock().await;
@@ -248,20 +248,20 @@ impl Guards {
                 Sent::Conflict | Sent::Gone => {}
             }
             match self.store.find(gpu).await {
-                Ok(Found::Nothing) => {}
-                Ok(Found::Foreign(text)) => return Err(NotGuarded::InTheWay(text)),
-                Ok(Found::Claim(there)) if there.reservation == wanted.reservation => {
+                Ok(FoundLease::Nothing) => {}
+                Ok(FoundLease::Foreign(text)) => return Err(NotGuarded::InTheWay(text)),
+                Ok(FoundLease::Claim(there)) if there.reservation == wanted.reservation => {
                     slot.lease = Some((*there, since));
                     slot.users = slot.users.saturating_add(1);
                     return Ok(Taken::Lease(since));
                 }
-                Ok(Found::Claim(there)) if there.state == State::Binding => {
+                Ok(FoundLease::Claim(there)) if there.state == State::Binding => {
                     // The Lease belongs to another process, or to an earlier binding of this process that may still
                     // succeed. It lasts at least as long as ours would, so no process deletes it.
                     slot.in_doubt = true;
                     over = Some(*there);
                 }
-                Ok(Found::Claim(there)) => match self.judge(*there, pod, known).await? {
+                Ok(FoundLease::Claim(there)) => match self.judge(*there, pod, known).await? {
                     Judged::Own => return Ok(Taken::Own(None)),
                     Judged::Renewed(written) => return Ok(Taken::Own(Some(written))),
                     Judged::Over(there) => over = Some(*there),
@@ -286,7 +286,7 @@ impl Guards {
         &self,
         there: Claim,
         pod: &Guarded,
-        known: &dyn Known,
+        known: &dyn LeaseKnowledge,
     ) -> Result<Judged, NotGuarded> {
         let is_own = pod.claim.as_ref().is_some_and(|claim| {
             claim.namespace == there.namespace

@@ -110,13 +110,13 @@ struct Open {
     held: Amounts,
     since: Duration,
     /// The requests of its containers, to compute its amounts again.
-    asks: Vec<Asked>,
+    asks: Vec<VendorRequests>,
     /// A device of it was not known: its amounts are rough.
     is_rough: bool,
 }
 
 /// A container's asks: for each vendor the compute, and whether whole devices were asked for.
-type Asked = Vec<(placement::Vendor, Compute, bool)>;
+type VendorRequests = Vec<(placement::Vendor, Compute, bool)>;
 
 impl Default for Accounts {
     fn default() -> Self {
@@ -277,7 +277,7 @@ impl Ledger {
 }
 
 /// The compute that each container asks for; empty if the pod's request cannot be read.
-fn asks(pod: &Pod, vendors: &kube_api::vendor::Vendors) -> Vec<Asked> {
+fn asks(pod: &Pod, vendors: &kube_api::vendor::Vendors) -> Vec<VendorRequests> {
     let Ok(request) = request::request(pod, vendors, &Defaults::default()) else {
         return Vec::new();
     };
@@ -293,7 +293,7 @@ fn asks(pod: &Pod, vendors: &kube_api::vendor::Vendors) -> Vec<Asked> {
 fn amounts(
     placement: &Placement,
     initialised: bool,
-    asks: &[Asked],
+    asks: &[VendorRequests],
     cluster: &Cluster,
 ) -> (Amounts, bool) {
     let node = cluster.node(&placement.node);

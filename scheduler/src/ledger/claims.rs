@@ -22,7 +22,7 @@ use placement::{Cluster, DeviceView, Grant, Granted, Load, Placement};
 
 use super::{Ledger, uid_of};
 pub use ask::{ClaimAsk, NotClaimed};
-use guards::Guards;
+use guards::BindingLeases;
 pub use past::Past;
 use past::Pasts;
 
@@ -37,7 +37,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 pub(super) struct Claims {
     on: bool,
     by_gpu: BTreeMap<Arc<str>, Held>,
-    guards: Guards,
+    guards: BindingLeases,
     /// The pods that carry a claim and have not ended, by uid.
     pods: HashMap<Arc<str>, PodGpuClaim>,
     /// How quotas count these pods.

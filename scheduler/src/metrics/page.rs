@@ -43,11 +43,11 @@ impl<S: FnMut(Piece) -> fmt::Result> Page<S> {
         &mut self,
         name: &str,
         value: impl fmt::Display,
-        labels: impl FnOnce(&mut Labels<'_>),
+        labels: impl FnOnce(&mut LabelWriter<'_>),
     ) -> fmt::Result {
         self.text.push_str(name);
         let before = self.text.len();
-        labels(&mut Labels {
+        labels(&mut LabelWriter {
             text: &mut self.text,
             before,
         });
@@ -86,12 +86,12 @@ impl<S: FnMut(Piece) -> fmt::Result> Page<S> {
 }
 
 /// The labels of one sample.
-pub(super) struct Labels<'a> {
+pub(super) struct LabelWriter<'a> {
     text: &'a mut String,
     before: usize,
 }
 
-impl Labels<'_> {
+impl LabelWriter<'_> {
     fn name(&mut self, name: &str) {
         let separator = if self.text.len() == self.before {
             '{'

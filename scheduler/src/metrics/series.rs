@@ -7,7 +7,7 @@ use kube_api::vendor::Role;
 use placement::{DeviceView, Reservation};
 use server::Format;
 
-use super::page::{Labels, Page, Piece};
+use super::page::{LabelWriter, Page, Piece};
 use super::{Choice, Detail, InstanceAt, Snapshot};
 use crate::ledger::{AccountView, CLAIM_UID};
 
@@ -21,7 +21,7 @@ enum More {
 }
 
 /// A series of each device.
-struct OfDevice {
+struct DeviceSeries {
     standard: Standard,
     name: &'static str,
     legacy: &'static str,
@@ -46,8 +46,8 @@ enum Value {
     None,
 }
 
-const OF_DEVICE: [OfDevice; 7] = [
-    OfDevice {
+const OF_DEVICE: [DeviceSeries; 7] = [
+    DeviceSeries {
         standard: Standard::Yes,
         name: "hami_gpu_memory_limit_bytes",
         legacy: "GPUDeviceMemoryLimit",
@@ -55,7 +55,7 @@ const OF_DEVICE: [OfDevice; 7] = [
         more: More::Type,
         value: |device| Value::Whole(device.device().memory_bytes),
     },
-    OfDevice {
+    DeviceSeries {
         standard: Standard::Unless(100),
         name: "hami_gpu_core_limit_ratio",
         legacy: "GPUDeviceCoreLimit",
@@ -63,7 +63,7 @@ const OF_DEVICE: [OfDevice; 7] = [
         more: More::Type,
         value: |device| Value::Whole(device.device().cores.into()),
     },
-    OfDevice {
+    DeviceSeries {
         standard: Standard::Yes,
         name: "hami_gpu_core_allocated_ratio",
         legacy: "GPUDeviceCoreAllocated",
@@ -71,7 +71,7 @@ const OF_DEVICE: [OfDevice; 7] = [
         more: More::Type,
         value: |device| Value::Whole(device.used().cores.into()),
     },
-    OfDevice {
+    DeviceSeries {
         standard: Standard::No,
         name: "hami_gpu_shared_count",
         legacy: "GPUDeviceSharedNum",
@@ -79,7 +79,7 @@ const OF_DEVICE: [OfDevice; 7] = [
         more: More::Type,
         value: |device| Value::Whole(device.used().slots.into()),
     },
-    OfDevice {
+    DeviceSeries {
         standard: Standard::Yes,
         name: "hami_gpu_memory_allocated_bytes",
         legacy: "GPUDeviceMemoryAllocated",
@@ -87,7 +87,7 @@ const OF_DEVICE: [OfDevice; 7] = [
         more: More::TypeCores,
         value: |device| Value::Whole(device.used().memory_bytes),
     },
-    OfDevice {
+    DeviceSeries {
         standard: Standard::No,
         name: "hami_node_gpu_overview",
         legacy: "nodeGPUOverview",
@@ -95,7 +95,7 @@ const OF_DEVICE: [OfDevice; 7] = [
         more: More::TypeCoresMemory,
         value: |device| Value::Whole(device.used().memory_bytes),
     },
-    OfDevice {
+    DeviceSeries {
         standard: Standard::No,
         name: "hami_node_gpu_memory_allocated_ratio",
         legacy: "nodeGPUMemoryPercentage",
@@ -117,7 +117,7 @@ fn part(used: u64, total: u64) -> f64 {
 }
 
 /// The names of labels: the current ones, or the older ones.
-struct Words {
+struct LabelNames {
     node: &'static str,
     device: &'static str,
     index: &'static str,
@@ -126,7 +126,7 @@ struct Words {
     memory: &'static str,
 }
 
-const PRESENT: Words = Words {
+const PRESENT: LabelNames = LabelNames {
     node: "node",
     device: "device_uuid",
     index: "device_index",
@@ -135,7 +135,7 @@ const PRESENT: Words = Words {
     memory: "device_memory_limit",
 };
 
-const OLDER: Words = Words {
+const OLDER: LabelNames = LabelNames {
     node: "nodeid",
     device: "deviceuuid",
     index: "deviceidx",
@@ -222,9 +222,9 @@ fn accounts<S: FnMut(Piece) -> fmt::Result>(
 
 fn devices<S: FnMut(Piece) -> fmt::Result>(
     snapshot: &Snapshot,
-    family: &OfDevice,
+    family: &DeviceSeries,
     name: &str,
-    words: &Words,
+    words: &LabelNames,
     shows: impl Fn(&Value) -> bool,
     page: &mut Page<S>,
 ) -> fmt::Result {
@@ -232,7 +232,7 @@ fn devices<S: FnMut(Piece) -> fmt::Result>(
     for node in snapshot.cluster.nodes() {
         for view in node.devices() {
             let device = view.device();
-            let labels = |labels: &mut Labels<'_>| {
+            let labels = |labels: &mut LabelWriter<'_>| {
                 labels
                     .text(words.node, node.name())
                     .text(words.device, view.id())
@@ -481,7 +481,7 @@ fn compute<S: FnMut(Piece) -> fmt::Result>(snapshot: &Snapshot, page: &mut Page<
             page.family(name, help)?;
             for quota in quotas {
                 let amount = if is_hard { quota.hard } else { quota.used };
-                let labels = |labels: &mut Labels<'_>| {
+                let labels = |labels: &mut LabelWriter<'_>| {
                     labels
                         .text("namespace", &quota.namespace)
                         .text("quota", &quota.quota)

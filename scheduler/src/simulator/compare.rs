@@ -27,7 +27,7 @@ use self::variant::World;
 use super::{Refusal, Setup};
 
 pub use self::base::Base;
-pub use self::tally::{Evicted, Figures, Utilisation, Waiting};
+pub use self::tally::{Evicted, Figures, Utilisation, WaitTimes};
 pub use self::variant::{Added, MOST_ADDED, Variant};
 
 /// The most variants in one comparison: more columns would be unreadable.

@@ -21,7 +21,7 @@ use embedded_cluster::{Cluster, DeleteOptions, Target, Write};
 
 use super::import::{Import, put};
 use super::kinds::{KINDS, Kind};
-use super::recording::{Happening, Line, Pace, Recorder};
+use super::recording::{ChangeKind, Line, Recorder, ReplayPace};
 use super::{Refusal, Simulator};
 
 /// How many objects one request lists.
@@ -106,7 +106,7 @@ impl Simulator {
 
     /// Replays a recording at this pace, and returns the number of lines that failed. Changes of a pod after it had a
     /// node are left out: here this scheduler decides.
-    pub async fn replay(&self, lines: Vec<Line>, pace: Pace) -> usize {
+    pub async fn replay(&self, lines: Vec<Line>, pace: ReplayPace) -> usize {
         let begun = tokio::time::Instant::now();
         let Some(first) = lines.first().map(|line| line.time) else {
             return 0;
@@ -117,7 +117,7 @@ impl Simulator {
             if !due.is_zero() {
                 tokio::time::sleep_until(begun + due).await;
             }
-            let gone = line.happening == Happening::Delete;
+            let gone = line.happening == ChangeKind::Delete;
             refused += usize::from(!self.mirror(&line.kind, line.object, gone).await);
             tokio::task::yield_now().await;
         }
@@ -197,7 +197,7 @@ fn watch(
             plural: kind.plural.to_owned(),
         };
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &described);
-        let mut known = Known {
+        let mut known = KnownObjects {
             kind: *kind,
             described,
             present: imported
@@ -216,7 +216,7 @@ fn watch(
 }
 
 /// The existing objects of one kind, by namespace and name.
-struct Known {
+struct KnownObjects {
     kind: Kind,
     described: ApiResource,
     present: BTreeSet<(String, String)>,
@@ -224,7 +224,7 @@ struct Known {
     listed: BTreeSet<(String, String)>,
 }
 
-impl Known {
+impl KnownObjects {
     /// The objects of an event, and whether each is gone.
     fn take(
         &mut self,
@@ -308,7 +308,7 @@ mod tests {
         };
         let imported = DynamicObject::new("imported", &described);
         let imported = serde_json::to_value(imported).unwrap();
-        let mut known = Known {
+        let mut known = KnownObjects {
             kind,
             described: described.clone(),
             present: Import::of(vec![(kind, imported)], true).names(&kind),

@@ -26,7 +26,7 @@ use serde_json::Value;
 use super::compare::{Added, Base, Column, MOST_ADDED, Question, Variant};
 use super::gpus::with_gpus;
 use super::{Import, Merge, Refusal, Simulator};
-use crate::explain::{Detail, View, explain};
+use crate::explain::{AnswerDetail, View, explain};
 use crate::shown::why;
 
 /// The field manager of a person's changes; the reference's page has the same name.
@@ -194,28 +194,28 @@ impl From<Refusal> for Refused {
 }
 
 /// An item from the watch of one kind.
-enum Told {
+enum WatchItem {
     Change(Change),
     Started,
     Lost,
 }
 
-fn told(kind: Kind, watch: Watch) -> impl Stream<Item = Told> + Send {
+fn told(kind: Kind, watch: Watch) -> impl Stream<Item = WatchItem> + Send {
     stream::unfold(Some(watch), move |watch| async move {
         let mut watch = watch?;
         Some(match watch.next().await {
             Ok(Event::Object(Happened::Deleted, object)) => {
                 let change = Change::Gone(kind, Arc::new(object.bare()));
-                (Told::Change(change), Some(watch))
+                (WatchItem::Change(change), Some(watch))
             }
             Ok(Event::Object(_, object)) => {
                 let change = Change::Put(kind, Arc::new(object.bare()));
-                (Told::Change(change), Some(watch))
+                (WatchItem::Change(change), Some(watch))
             }
-            Ok(Event::Started(_)) => (Told::Started, Some(watch)),
+            Ok(Event::Started(_)) => (WatchItem::Started, Some(watch)),
             Err(status) => {
                 tracing::debug!(kind = kind.plural(), %status, "the pages list again");
-                (Told::Lost, None)
+                (WatchItem::Lost, None)
             }
         })
     })
@@ -240,15 +240,15 @@ impl Source for Pages {
         };
         let mut left = watches.len();
         let changes = stream::select_all(watches)
-            .take_while(|told| std::future::ready(!matches!(told, Told::Lost)))
+            .take_while(|told| std::future::ready(!matches!(told, WatchItem::Lost)))
             .filter_map(move |told| {
                 std::future::ready(match told {
-                    Told::Change(change) => Some(change),
-                    Told::Started => {
+                    WatchItem::Change(change) => Some(change),
+                    WatchItem::Started => {
                         left = left.saturating_sub(1);
                         (left == 0).then_some(Change::Listed)
                     }
-                    Told::Lost => None,
+                    WatchItem::Lost => None,
                 })
             });
         stream::once(async { Change::Began }).chain(changes).boxed()
@@ -299,7 +299,7 @@ impl Source for Pages {
             let pod: Pod = self.cluster().get(&target).ok()?.parse().ok()?;
             let view = self.view();
             let explained =
-                tokio::task::spawn_blocking(move || explain(&view, &pod, Detail::default()));
+                tokio::task::spawn_blocking(move || explain(&view, &pod, AnswerDetail::default()));
             why(explained.await.ok()?)
         })
     }

@@ -16,7 +16,7 @@ use super::kinds::{KINDS, Kind};
 
 /// The kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Happening {
+pub enum ChangeKind {
     /// It is new.
     Add,
     /// It has changed.
@@ -31,7 +31,7 @@ pub struct Line {
     /// The time.
     pub time: Timestamp,
     /// The change.
-    pub happening: Happening,
+    pub happening: ChangeKind,
     /// The object's kind.
     pub kind: Kind,
     /// The object.
@@ -40,7 +40,7 @@ pub struct Line {
 
 /// The pace of a replay.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Pace {
+pub enum ReplayPace {
     /// As fast as possible.
     None,
     /// This many times as fast as the original; 1 is the original pace.
@@ -52,7 +52,7 @@ pub enum Pace {
 #[error("expected none, original, or how many times as fast: 10, 0.5")]
 pub struct PaceError;
 
-impl FromStr for Pace {
+impl FromStr for ReplayPace {
     type Err = PaceError;
 
     fn from_str(text: &str) -> Result<Self, PaceError> {
@@ -67,7 +67,7 @@ impl FromStr for Pace {
     }
 }
 
-impl Pace {
+impl ReplayPace {
     /// When a line is due, after the start of the replay.
     pub fn due(self, first: Timestamp, line: Timestamp) -> Duration {
         match self {
@@ -137,9 +137,9 @@ fn parse(line: &str) -> Result<Option<Line>, LineProblem> {
         .parse()
         .map_err(|_| LineProblem::Time(time.to_owned()))?;
     let happening = match text("/event") {
-        "Add" => Happening::Add,
-        "Update" => Happening::Update,
-        "Delete" => Happening::Delete,
+        "Add" => ChangeKind::Add,
+        "Update" => ChangeKind::Update,
+        "Delete" => ChangeKind::Delete,
         other => return Err(LineProblem::Event(other.to_owned())),
     };
     if text("/resource/metadata/name").is_empty() {
@@ -161,13 +161,13 @@ fn parse(line: &str) -> Result<Option<Line>, LineProblem> {
 }
 
 /// Formats a line. For an object that is gone, only its identifying fields are kept.
-pub fn print(time: Timestamp, happening: Happening, object: &Value) -> String {
+pub fn print(time: Timestamp, happening: ChangeKind, object: &Value) -> String {
     let event = match happening {
-        Happening::Add => "Add",
-        Happening::Update => "Update",
-        Happening::Delete => "Delete",
+        ChangeKind::Add => "Add",
+        ChangeKind::Update => "Update",
+        ChangeKind::Delete => "Delete",
     };
-    let resource = if happening == Happening::Delete {
+    let resource = if happening == ChangeKind::Delete {
         let metadata = |name: &str| object.pointer(&format!("/metadata/{name}")).cloned();
         let mut short = json!({
             "apiVersion": object.get("apiVersion"), "kind": object.get("kind"), "metadata": { "name": metadata("name") },
@@ -222,9 +222,9 @@ impl Recorder {
             text("/metadata/name")
         );
         let happening = match (gone, self.known.contains(&key)) {
-            (true, _) => Happening::Delete,
-            (false, true) => Happening::Update,
-            (false, false) => Happening::Add,
+            (true, _) => ChangeKind::Delete,
+            (false, true) => ChangeKind::Update,
+            (false, false) => ChangeKind::Add,
         };
         if gone {
             self.known.remove(&key);
@@ -248,25 +248,25 @@ mod tests {
     fn a_line_is_read_as_it_was_written() {
         let time: Timestamp = "2026-11-21T12:07:49.263572864Z".parse().unwrap();
 
-        let text = print(time, Happening::Update, &node("n"));
+        let text = print(time, ChangeKind::Update, &node("n"));
         let lines = read(&format!("{text}\n\n{text}")).unwrap();
 
         assert_eq!(lines.len(), 2);
         assert_eq!(
             (lines[1].time, lines[1].happening),
-            (time, Happening::Update)
+            (time, ChangeKind::Update)
         );
         assert_eq!(
             (lines[1].kind.plural, &lines[1].object),
             ("nodes", &node("n"))
         );
-        let gone = read(&print(time, Happening::Delete, &node("n"))).unwrap();
+        let gone = read(&print(time, ChangeKind::Delete, &node("n"))).unwrap();
         assert!(gone[0].object.get("spec").is_none());
     }
 
     #[test]
     fn a_line_that_cannot_be_read_is_named() {
-        let good = print(Timestamp::UNIX_EPOCH, Happening::Add, &node("n"));
+        let good = print(Timestamp::UNIX_EPOCH, ChangeKind::Add, &node("n"));
 
         for (bad, why) in [
             ("{", "line 2: EOF"),
@@ -291,7 +291,7 @@ mod tests {
             "2026-01-01T00:00:20Z".parse().unwrap(),
         );
         let due = |pace: &str| {
-            pace.parse::<Pace>()
+            pace.parse::<ReplayPace>()
                 .map(|pace| pace.due(first, later).as_secs())
         };
 
@@ -302,6 +302,6 @@ mod tests {
         assert!(
             due("0").is_err() && due("-1").is_err() && due("fast").is_err() && due("NaN").is_err()
         );
-        assert_eq!(Pace::Times(1.0).due(later, first), Duration::ZERO);
+        assert_eq!(ReplayPace::Times(1.0).due(later, first), Duration::ZERO);
     }
 }

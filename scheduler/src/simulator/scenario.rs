@@ -73,12 +73,12 @@ pub struct Report {
     /// Why it failed; empty if it succeeded.
     pub message: String,
     /// The state after each step.
-    pub steps: Vec<Step>,
+    pub steps: Vec<StepState>,
 }
 
 /// The state after a step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Step {
+pub struct StepState {
     /// Its number.
     pub step: u32,
     /// The number of pods with a node.
@@ -271,8 +271,8 @@ impl Simulator {
         Ok(Target::object(resource, namespace, &meta.name))
     }
 
-    fn count(&self, step: u32) -> Step {
-        let mut count = Step {
+    fn count(&self, step: u32) -> StepState {
+        let mut count = StepState {
             step,
             placed: 0,
             pending: 0,

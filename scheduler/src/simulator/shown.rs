@@ -31,7 +31,7 @@ pub struct Shown {
     #[serde(deserialize_with = "list", skip_serializing_if = "Vec::is_empty")]
     profiles: Vec<Profile>,
     #[serde(deserialize_with = "list", skip_serializing_if = "Vec::is_empty")]
-    extenders: Vec<Extender>,
+    extenders: Vec<ShownExtender>,
     #[serde(skip_serializing_if = "is_default")]
     delay_cache_until_active: bool,
 }
@@ -159,7 +159,7 @@ struct PluginConfig {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Extender {
+struct ShownExtender {
     url_prefix: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     filter_verb: String,
@@ -185,7 +185,7 @@ struct Extender {
     ignorable: bool,
 }
 
-impl Default for Extender {
+impl Default for ShownExtender {
     fn default() -> Self {
         Self {
             url_prefix: String::new(),

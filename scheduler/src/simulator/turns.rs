@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use super::extender::{Agreed, Extender, ExtenderError};
 use super::results::Drafts;
-use super::view::View;
+use super::view::SnapshotFeed;
 use super::writes::{Scheduling, Writer};
 use super::{Rest, Setup, Simulator};
 
@@ -33,14 +33,14 @@ const IDLE: Duration = Duration::from_secs(60);
 
 /// The loop's clock.
 #[derive(Debug, Clone)]
-pub(super) enum Clock {
+pub(super) enum LoopClock {
     /// The machine's clock, counted from this moment.
     Machine(Instant),
     /// Milliseconds set by the caller.
     Given(Arc<AtomicU64>),
 }
 
-impl Clock {
+impl LoopClock {
     fn now_ms(&self) -> u64 {
         match self {
             Self::Machine(begun) => u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
@@ -52,7 +52,7 @@ impl Clock {
 
 /// A pod after its turn: it has a node, or this is why not.
 #[derive(Debug)]
-pub(super) struct Tried {
+pub(super) struct TurnResult {
     pub(super) pod: Arc<Pod>,
     pub(super) result: Result<(), Failed>,
 }
@@ -63,10 +63,10 @@ pub(super) struct Turns<'a> {
     setup: Arc<Setup>,
     frameworks: Vec<Framework>,
     extenders: Vec<Extender>,
-    view: View,
+    view: SnapshotFeed,
     queue: Queue,
     writer: Writer,
-    clock: Clock,
+    clock: LoopClock,
     record: bool,
     /// Where the next search for nodes starts.
     start: usize,
@@ -74,7 +74,7 @@ pub(super) struct Turns<'a> {
 
 /// The answers of extenders, by their URL.
 #[derive(Debug, Default)]
-struct Said {
+struct ExtenderAnswers {
     filter: BTreeMap<String, Value>,
     prioritize: BTreeMap<String, Value>,
     preempt: BTreeMap<String, Value>,
@@ -85,7 +85,7 @@ impl Simulator {
     /// Schedules pods until the future is dropped.
     pub async fn schedule(&self, scheduling: &Scheduling) {
         loop {
-            let clock = Clock::Machine(Instant::now());
+            let clock = LoopClock::Machine(Instant::now());
             let ended = match Turns::open(self, scheduling, clock) {
                 Ok(mut turns) => turns.run().await,
                 Err(status) => Err(status),
@@ -104,7 +104,7 @@ impl<'a> Turns<'a> {
     pub(super) fn open(
         simulator: &'a Simulator,
         scheduling: &Scheduling,
-        clock: Clock,
+        clock: LoopClock,
     ) -> Result<Self, Status> {
         let setup = simulator.setup();
         let devices = match &scheduling.vendors {
@@ -114,7 +114,7 @@ impl<'a> Turns<'a> {
         let mut snapshot = Snapshot::with_devices(devices);
         let frameworks = Framework::all(&setup.running, snapshot.names_mut());
         let schedulers = frameworks.iter().map(|framework| framework.name().into());
-        let view = View::open(simulator.cluster(), snapshot, schedulers.collect())?;
+        let view = SnapshotFeed::open(simulator.cluster(), snapshot, schedulers.collect())?;
         let milliseconds = |seconds: i64| u64::try_from(seconds).unwrap_or_default() * 1000;
         let queue = Queue::new(
             milliseconds(setup.running.pod_initial_backoff_seconds),
@@ -178,7 +178,7 @@ impl<'a> Turns<'a> {
     }
 
     /// Processes all changes and gives the next pod its turn; `None` if no pod is ready.
-    pub(super) async fn step(&mut self) -> Result<Option<Tried>, Status> {
+    pub(super) async fn step(&mut self) -> Result<Option<TurnResult>, Status> {
         self.catch_up()?;
         let Some(popped) = self.queue.pop(self.clock.now_ms()) else {
             return Ok(None);
@@ -189,7 +189,7 @@ impl<'a> Turns<'a> {
             self.queue.failed(&popped.pod.key, failed, now);
         }
         let pod = popped.pod;
-        Ok(Some(Tried { pod, result }))
+        Ok(Some(TurnResult { pod, result }))
     }
 
     /// Processes all changes.
@@ -286,7 +286,11 @@ impl<'a> Turns<'a> {
     }
 
     /// Runs the framework and calls the interested extenders.
-    async fn decide(&self, popped: &Popped, object: &Value) -> Result<(Outcome, Said), Failed> {
+    async fn decide(
+        &self,
+        popped: &Popped,
+        object: &Value,
+    ) -> Result<(Outcome, ExtenderAnswers), Failed> {
         let pod = &popped.pod;
         let framework = self
             .frameworks
@@ -297,7 +301,7 @@ impl<'a> Turns<'a> {
             start: self.start,
             record: self.record,
         };
-        let mut said = Said::default();
+        let mut said = ExtenderAnswers::default();
         let mut cycle = framework.begin(&self.view.snapshot, pod, options);
         let mut further = BTreeMap::new();
         let interested: Vec<&Extender> = self
@@ -353,7 +357,7 @@ impl<'a> Turns<'a> {
         interested: &[&Extender],
         object: &Value,
         cycle: &mut Cycle<'_>,
-        said: &mut Said,
+        said: &mut ExtenderAnswers,
     ) -> Result<(), ExtenderError> {
         for extender in interested.iter().filter(|extender| extender.filters()) {
             let nodes = self
@@ -385,7 +389,7 @@ impl<'a> Turns<'a> {
         &self,
         object: &Value,
         node: &str,
-        said: &mut Said,
+        said: &mut ExtenderAnswers,
     ) -> Result<bool, ExtenderError> {
         let binders = self
             .extenders
@@ -411,7 +415,12 @@ impl<'a> Turns<'a> {
     }
 
     /// The best set of victims that every extender agrees to.
-    async fn agreed(&self, object: &Value, failed: &Failed, said: &mut Said) -> Option<Victims> {
+    async fn agreed(
+        &self,
+        object: &Value,
+        failed: &Failed,
+        said: &mut ExtenderAnswers,
+    ) -> Option<Victims> {
         let mut candidates = failed.candidates.clone();
         let asked = self
             .extenders
@@ -474,7 +483,7 @@ impl<'a> Turns<'a> {
         Ok(left)
     }
 
-    fn results<'r>(&self, outcome: &'r Outcome, said: &Said) -> Drafts<'r> {
+    fn results<'r>(&self, outcome: &'r Outcome, said: &ExtenderAnswers) -> Drafts<'r> {
         let mut results = outcome
             .record
             .as_ref()

@@ -13,16 +13,16 @@ use scheduling::snapshot::{Kind, Snapshot};
 
 /// The kind of object that a watch delivers.
 #[derive(Debug, Clone, Copy)]
-enum Watched {
+enum WatchedKind {
     Nodes,
     Pods,
     Others(Kind, Option<Event>),
 }
 
 /// Group, plural, kind of object. Pods come last, so that the objects that they name are known before.
-const WATCHED: [(&str, &str, Watched); 13] = {
+const WATCHED: [(&str, &str, WatchedKind); 13] = {
     use Event::{Claim, CsiNode, Namespace, StorageClass, Volume};
-    use Watched::{Nodes, Others, Pods};
+    use WatchedKind::{Nodes, Others, Pods};
     [
         (
             "scheduling.k8s.io",
@@ -70,14 +70,14 @@ const WATCHED: [(&str, &str, Watched); 13] = {
 
 /// The watches and the snapshot.
 #[derive(Debug)]
-pub(super) struct View {
-    watches: Vec<(Watched, Watch)>,
+pub(super) struct SnapshotFeed {
+    watches: Vec<(WatchedKind, Watch)>,
     pub(super) snapshot: Snapshot,
     /// Only pods of these schedulers enter the queue.
     schedulers: Vec<Arc<str>>,
 }
 
-impl View {
+impl SnapshotFeed {
     pub(super) fn open(
         cluster: &Cluster,
         snapshot: Snapshot,
@@ -119,22 +119,22 @@ impl View {
         Ok((at, event?))
     }
 
-    /// Processes an event from [`View::next`].
+    /// Processes an event from [`SnapshotFeed::next`].
     pub(super) fn take_next(&mut self, at: usize, event: &Told, queue: &mut Queue, now: u64) {
         if let Some((watched, _)) = self.watches.get(at) {
             self.take(*watched, event, queue, now);
         }
     }
 
-    fn take(&mut self, watched: Watched, event: &Told, queue: &mut Queue, now: u64) {
+    fn take(&mut self, watched: WatchedKind, event: &Told, queue: &mut Queue, now: u64) {
         let Told::Object(happened, object) = event else {
             return;
         };
         let gone = *happened == Happened::Deleted;
         match watched {
-            Watched::Pods => self.pod(object, gone, queue, now),
-            Watched::Nodes => self.node(object, gone, queue, now),
-            Watched::Others(kind, happening) => {
+            WatchedKind::Pods => self.pod(object, gone, queue, now),
+            WatchedKind::Nodes => self.node(object, gone, queue, now),
+            WatchedKind::Others(kind, happening) => {
                 if gone {
                     self.snapshot
                         .remove_object(kind, object.namespace(), object.name());

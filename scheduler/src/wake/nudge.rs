@@ -71,7 +71,7 @@ impl Nudges {
 
 /// The outcome of reading or changing the pod.
 #[derive(Debug, PartialEq, Eq)]
-enum Outcome {
+enum Nudged {
     Done,
     /// No nudge is needed: the pod has a node, is gone, is nominated by another program, or may not be changed.
     Needless,
@@ -111,13 +111,13 @@ pub(super) async fn run(
         let outcome = nudge_pod(&client, &nudge).await;
         earliest = Instant::now() + EVERY;
         let later = match outcome {
-            Outcome::Done => {
+            Nudged::Done => {
                 count(&woken);
                 pause = EVERY;
                 AGAIN.get(nudge.done).map(|after| (*after, nudge.done + 1))
             }
-            Outcome::Needless => None,
-            Outcome::Failed(reason) => {
+            Nudged::Needless => None,
+            Nudged::Failed(reason) => {
                 count(&failed);
                 tracing::debug!(pod = %nudge.pod.name, %reason, "refused pods not tried again yet");
                 pause = (pause * 2).min(MOST_PAUSE);
@@ -136,11 +136,11 @@ pub(super) async fn run(
 
 /// Nominates the pod for the node, and then for none. kube-scheduler reacts only to the second change. The first
 /// reserves room for the pod on the node, but only for the time between the two calls.
-async fn nudge_pod(client: &kube::Client, nudge: &Nudge) -> Outcome {
+async fn nudge_pod(client: &kube::Client, nudge: &Nudge) -> Nudged {
     let api: Api<Pod> = Api::namespaced(client.clone(), &nudge.pod.namespace);
     let pod = match timeout(CALL, api.get_opt(&nudge.pod.name)).await {
         Ok(Ok(Some(pod))) => pod,
-        Ok(Ok(None)) => return Outcome::Needless,
+        Ok(Ok(None)) => return Nudged::Needless,
         Ok(Err(error)) => return outcome_of(&error),
         Err(_elapsed) => return unanswered(),
     };
@@ -157,17 +157,17 @@ async fn nudge_pod(client: &kube::Client, nudge: &Nudge) -> Outcome {
         || !pod.spec.node_name.is_empty()
         || !pod.status.nominated_node_name.is_empty()
     {
-        return Outcome::Needless;
+        return Nudged::Needless;
     }
     let named = nominate(&api, &nudge.pod, json!(nudge.node), Some(&pod)).await;
-    if named == Outcome::Needless {
+    if named == Nudged::Needless {
         return named;
     }
     // The nomination reserves room for the pod, so it is withdrawn even if the outcome of the first call is unknown.
     let mut pause = EVERY;
     loop {
         match nominate(&api, &nudge.pod, Value::Null, None).await {
-            Outcome::Failed(reason) => {
+            Nudged::Failed(reason) => {
                 tracing::debug!(pod = %nudge.pod.name, %reason, "nomination not withdrawn yet");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(MOST_PAUSE);
@@ -182,7 +182,7 @@ async fn nominate(
     pod: &placement::Pod,
     node: Value,
     unchanged: Option<&Pod>,
-) -> Outcome {
+) -> Nudged {
     let version = unchanged.and_then(|pod| pod.metadata.resource_version.as_deref());
     let metadata = match version {
         Some(version) => json!({ "uid": pod.uid, "resourceVersion": version }),
@@ -194,22 +194,22 @@ async fn nominate(
     }));
     let params = PatchParams::default();
     match timeout(CALL, api.patch_status(&pod.name, &params, &patch)).await {
-        Ok(Ok(_)) => Outcome::Done,
+        Ok(Ok(_)) => Nudged::Done,
         Ok(Err(error)) => outcome_of(&error),
         Err(_elapsed) => unanswered(),
     }
 }
 
-fn outcome_of(error: &kube::Error) -> Outcome {
+fn outcome_of(error: &kube::Error) -> Nudged {
     match error {
         kube::Error::Api(status) if matches!(status.code, 401 | 403 | 404 | 422) => {
             tracing::warn!(reason = %status.message, "refused pods not tried again");
-            Outcome::Needless
+            Nudged::Needless
         }
-        error => Outcome::Failed(error.to_string()),
+        error => Nudged::Failed(error.to_string()),
     }
 }
 
-fn unanswered() -> Outcome {
-    Outcome::Failed(format!("no answer within {CALL:?}"))
+fn unanswered() -> Nudged {
+    Nudged::Failed(format!("no answer within {CALL:?}"))
 }

@@ -6,7 +6,7 @@ use kube_api::config::{DeviceConfig, Hcs};
 use kube_api::object::Pod;
 use kube_api::vendor::{Switches, Vendors};
 use scheduler::assigner::Settings;
-use scheduler::explain::{Detail, Source, Verdict, explain};
+use scheduler::explain::{AnswerDetail, Verdict, ViewSource, explain};
 use serde_json::{Value, json};
 
 use super::support::{Combined, labelled, wants};
@@ -98,7 +98,8 @@ async fn explain_does_not_count_a_pods_own_reservation() {
     let combined = with_quota(json!({"hard": {"devices": "1"}})).await;
     combined.make(&wants("first", &["x"], 1)).await;
     let first = combined.scheduler.pod("default", "first").await;
-    let explained = |pod: &Pod| explain(&combined.scheduler.view(pod), pod, Detail::default());
+    let explained =
+        |pod: &Pod| explain(&combined.scheduler.view(pod), pod, AnswerDetail::default());
 
     let said = explained(&first.unwrap().unwrap());
     assert_eq!(said.verdict, Verdict::Fits, "{said}");

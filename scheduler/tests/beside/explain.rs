@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use http::{Request, StatusCode};
 use kube_api::object::{Node, Pod, ResourceQuota};
 use kube_api::request::Defaults;
-use scheduler::explain::{Detail, PodUnread, Source, Verdict, View, explain, routes};
+use scheduler::explain::{AnswerDetail, PodUnread, Verdict, View, ViewSource, explain, routes};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -64,7 +64,7 @@ fn view(nodes: &[Value], pods: &[Value], quotas: &[Value]) -> View {
 
 fn check(view: &View, pod: &Value, verdict: Verdict, expected: Expect) {
     let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
-    let explained = explain(view, &pod, Detail::default());
+    let explained = explain(view, &pod, AnswerDetail::default());
     expected.assert_eq(&explained.to_string());
     assert_eq!(explained.verdict, verdict);
     // The answer survives a round trip through JSON.
@@ -343,9 +343,9 @@ fn thousands_of_nodes_are_summarised_by_reason() {
     let asks: Pod = serde_json::from_value(asks).unwrap();
     let view = view(&nodes, &[], &[]);
 
-    let patient = Detail {
+    let patient = AnswerDetail {
         patience: Duration::MAX,
-        ..Detail::default()
+        ..AnswerDetail::default()
     };
     let explained = explain(&view, &asks, patient);
 
@@ -360,7 +360,7 @@ fn thousands_of_nodes_are_summarised_by_reason() {
         explained.advice[0].text,
         "container main asks for 9999 MiB instead of 20000 (10001 less)"
     );
-    assert_eq!(explain(&view, &asks, Detail::all()).nodes.len(), 2000);
+    assert_eq!(explain(&view, &asks, AnswerDetail::all()).nodes.len(), 2000);
 }
 
 #[test]
@@ -379,9 +379,9 @@ fn a_pod_of_sixty_containers_gets_partial_advice() {
         .map(|number| json!({ "name": format!("c{number}"), "resources": { "limits": limits } }))
         .collect();
     let asks: Pod = serde_json::from_value(asks).unwrap();
-    let hasty = Detail {
+    let hasty = AnswerDetail {
         patience: Duration::from_millis(50),
-        ..Detail::default()
+        ..AnswerDetail::default()
     };
 
     let explained = explain(&view(&nodes, &[], &[]), &asks, hasty);
@@ -393,7 +393,7 @@ fn a_pod_of_sixty_containers_gets_partial_advice() {
 
 struct Fixed(View);
 
-impl Source for Fixed {
+impl ViewSource for Fixed {
     fn pod<'a>(
         &'a self,
         namespace: &'a str,

@@ -12,7 +12,8 @@ use placement::{
 use scheduler::events;
 use scheduler::ledger::{AccountKey, AccountView, Amounts, QuotaUse};
 use scheduler::metrics::{
-    Choice, Detail, InstanceAt, InstanceNames, Meters, Outcome, Snapshot, Source, Verb, routes,
+    Choice, Detail, InstanceAt, InstanceNames, Meters, Outcome, Snapshot, SnapshotSource, Verb,
+    routes,
 };
 use tower::ServiceExt;
 
@@ -33,7 +34,7 @@ const STANDARD: Choice = Choice {
 
 struct Fixed(Snapshot);
 
-impl Source for Fixed {
+impl SnapshotSource for Fixed {
     fn snapshot(&self) -> Snapshot {
         self.0.clone()
     }
@@ -474,7 +475,7 @@ async fn series_of_a_thousand_nodes_are_as_many_as_documented() {
 
 struct Panics;
 
-impl Source for Panics {
+impl SnapshotSource for Panics {
     fn snapshot(&self) -> Snapshot {
         panic!("a source of this test panics");
     }

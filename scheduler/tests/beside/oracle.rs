@@ -11,7 +11,7 @@ use kube_api::object::{Node, Pod, ResourceQuota};
 use kube_api::request::{self, Defaults};
 use placement::Among;
 use proptest::prelude::*;
-use scheduler::explain::{Advised, Detail, Edit, Verdict, View, explain};
+use scheduler::explain::{Advised, AnswerDetail, Edit, Verdict, View, explain};
 use scheduler::ledger::{Filtered, Ledger};
 use serde_json::{Map, Value, json};
 
@@ -533,7 +533,7 @@ proptest! {
         );
         let asks: Pod = serde_json::from_value(state.asks.clone()).unwrap();
 
-        let explained = explain(&view, &asks, Detail { nodes: usize::MAX, patience: Duration::MAX });
+        let explained = explain(&view, &asks, AnswerDetail { nodes: usize::MAX, patience: Duration::MAX });
 
         prop_assert_eq!(explained.verdict == Verdict::Fits, state.fits());
         if explained.verdict == Verdict::Fits {

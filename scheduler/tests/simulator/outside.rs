@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use embedded_cluster::{Cluster, Target};
-use scheduler::simulator::recording::{self, Pace};
+use scheduler::simulator::recording::{self, ReplayPace};
 use scheduler::simulator::{Merge, outside};
 use serde_json::{Value, json};
 
@@ -134,13 +134,13 @@ async fn a_recording_of_the_reference_is_replayed() {
     for line in &lines {
         let name = line.object["metadata"]["name"].as_str().unwrap().to_owned();
         match line.happening {
-            recording::Happening::Delete => drop(there.remove(&(line.kind.key, name))),
+            recording::ChangeKind::Delete => drop(there.remove(&(line.kind.key, name))),
             _ => drop(there.insert((line.kind.key, name))),
         }
     }
     let served = Served::scheduling(None).await;
 
-    let refused = served.simulator.replay(lines, Pace::None).await;
+    let refused = served.simulator.replay(lines, ReplayPace::None).await;
 
     assert_eq!(refused, 0);
     let export = served.export().await;
@@ -187,7 +187,10 @@ async fn what_was_recorded_can_be_replayed() {
 
     let served = Served::start(None).await;
     assert_eq!(
-        served.simulator.replay(recorded, Pace::Times(1000.0)).await,
+        served
+            .simulator
+            .replay(recorded, ReplayPace::Times(1000.0))
+            .await,
         0
     );
 

@@ -15,7 +15,7 @@ use kube_api::object::{Node, Pod, ResourceQuota};
 use kube_api::request::Defaults;
 use kube_api::resource_claims::GROUP;
 use kube_api::vendor::{Switches, Vendors};
-use scheduler::explain::{Detail, Explained, View, explain};
+use scheduler::explain::{AnswerDetail, Explained, View, explain};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -43,9 +43,9 @@ pub(super) async fn ask(
         None => from_cluster(args, namespace, name).await?,
     };
     let detail = if args.all {
-        Detail::all()
+        AnswerDetail::all()
     } else {
-        Detail::default()
+        AnswerDetail::default()
     };
     Ok(explain(&view, &pod, detail))
 }

@@ -12,9 +12,9 @@ use crate::ledger::Ledger;
 
 /// The Leases by GPU, each with the time from when its age counts.
 #[derive(Debug, Default)]
-pub(super) struct Guards(BTreeMap<Arc<str>, (Claim, Duration)>);
+pub(super) struct BindingLeases(BTreeMap<Arc<str>, (Claim, Duration)>);
 
-impl Guards {
+impl BindingLeases {
     pub(super) fn set(&mut self, claim: Claim, since: Duration) {
         let known = self.0.get(claim.gpu.as_str());
         let is_known = known.is_some_and(|(known, _)| {

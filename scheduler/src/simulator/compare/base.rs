@@ -15,8 +15,8 @@ use serde_json::{Map, Value};
 use super::super::import::Import;
 use super::super::kinds::Kind;
 use super::super::outside::adapted;
-use super::super::recording::{Happening as Recorded, Line};
-use super::tally::Asked;
+use super::super::recording::{ChangeKind as Recorded, Line};
+use super::tally::PodRequest;
 
 /// Objects, and the times at which they appear.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -228,7 +228,7 @@ pub(super) fn fields_mut<'a>(
 #[derive(Debug, Clone, Default)]
 pub(super) struct Facts {
     /// By `namespace/name`.
-    pub(super) asked: BTreeMap<String, Asked>,
+    pub(super) asked: BTreeMap<String, PodRequest>,
     /// The share of a GPU that pods typically ask for.
     pub(super) typical: Option<Typical>,
     /// The names of the schedulers of all pods.
@@ -276,10 +276,10 @@ impl Facts {
                 continue;
             };
             facts.schedulers.insert(Arc::clone(&pod.scheduler));
-            let mut asked = Asked {
+            let mut asked = PodRequest {
                 cpu_milli: amount(pod.requests.cpu_milli),
                 memory_bytes: amount(pod.requests.memory_bytes),
-                ..Asked::default()
+                ..PodRequest::default()
             };
             if let Some(Ok(request)) = pod.devices.as_deref() {
                 for (vendor, memory_bytes, cores) in shares_of(request, &sizes) {

@@ -15,11 +15,11 @@ use scheduling::snapshot::Snapshot;
 use serde_json::Value;
 
 use super::super::import::{self, Import, Merge};
-use super::super::turns::{Clock, Tried, Turns};
+use super::super::turns::{LoopClock, TurnResult, Turns};
 use super::super::writes::Scheduling;
 use super::super::{Refusal, Setup, Simulator};
 use super::base::{Base, Facts, Happening, Typical, text};
-use super::tally::{Figures, Part, Sample, Tally};
+use super::tally::{ClusterSample, Figures, Part, Tally};
 use super::variant::{World, unbind};
 
 /// How long one try of a pod takes on the simulated clock, in milliseconds.
@@ -88,7 +88,11 @@ pub(super) async fn run(
         ..Scheduling::default()
     };
     let clock = Arc::new(AtomicU64::new(0));
-    let turns = Turns::open(&simulator, &scheduling, Clock::Given(Arc::clone(&clock)))?;
+    let turns = Turns::open(
+        &simulator,
+        &scheduling,
+        LoopClock::Given(Arc::clone(&clock)),
+    )?;
     let mut run = Run {
         pods: cluster.resource("", "pods")?,
         world,
@@ -242,7 +246,7 @@ impl<'a> Run<'a> {
     }
 
     /// Processes the outcome of a pod's turn.
-    async fn took(&mut self, tried: &Tried) -> Result<(), Refusal> {
+    async fn took(&mut self, tried: &TurnResult) -> Result<(), Refusal> {
         let key = &*tried.pod.key;
         let changes = self.changes;
         match &tried.result {
@@ -485,10 +489,14 @@ fn is_count(text: &str) -> bool {
 }
 
 /// The use of the nodes that are not drained, and the free memory on which the typical request still fits.
-fn sample(snapshot: &Snapshot, typical: Option<&Typical>, drained: &BTreeSet<String>) -> Sample {
-    let mut sample = Sample {
+fn sample(
+    snapshot: &Snapshot,
+    typical: Option<&Typical>,
+    drained: &BTreeSet<String>,
+) -> ClusterSample {
+    let mut sample = ClusterSample {
         stranded: typical.map(|_| Part::default()),
-        ..Sample::default()
+        ..ClusterSample::default()
     };
     let positive = |amount: i64| u64::try_from(amount).unwrap_or_default();
     for state in snapshot.nodes() {

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 /// The request of a pod.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct PodRequest {
     pub(super) cpu_milli: u64,
     pub(super) memory_bytes: u64,
     pub(super) gpu_memory_bytes: u64,
@@ -15,7 +15,7 @@ pub(super) struct Asked {
     pub(super) gpu_cores: u64,
 }
 
-impl Asked {
+impl PodRequest {
     fn amounts(self) -> [u64; 4] {
         [
             self.cpu_milli,
@@ -43,7 +43,7 @@ pub struct Figures {
     /// How evenly namespaces got what they asked for: Jain's index, 0 to 1.
     pub fairness: Option<f64>,
     /// How long pods waited for their node.
-    pub waiting: Waiting,
+    pub waiting: WaitTimes,
     /// Pods that lost their node.
     pub evicted: Evicted,
 }
@@ -65,7 +65,7 @@ pub struct Utilisation {
 /// Times in seconds of the simulated clock, over pods that got their node in the run; there are none if no pod did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Waiting {
+pub struct WaitTimes {
     /// Half of the pods waited at most this long.
     pub p50_seconds: Option<f64>,
     /// 95 % of the pods waited at most this long.
@@ -103,7 +103,7 @@ impl Part {
 
 /// The cluster at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Sample {
+pub(super) struct ClusterSample {
     pub(super) gpu_memory: Part,
     pub(super) gpu_cores: Part,
     pub(super) cpu: Part,
@@ -128,7 +128,7 @@ enum Stage {
 
 #[derive(Debug, Clone, PartialEq)]
 struct Track {
-    asked: Asked,
+    asked: PodRequest,
     stage: Stage,
     reason: String,
 }
@@ -141,23 +141,23 @@ pub(super) struct Tally {
     past: Vec<(String, Track)>,
     waits_ms: Vec<u64>,
     evicted: Evicted,
-    samples: Vec<Sample>,
+    samples: Vec<ClusterSample>,
 }
 
 const LEFT: &str = "gone before it found a node";
 
 impl Tally {
     /// A new pod waits.
-    pub(super) fn waits(&mut self, key: &str, asked: Asked, now_ms: u64, reason: &str) {
+    pub(super) fn waits(&mut self, key: &str, asked: PodRequest, now_ms: u64, reason: &str) {
         self.enter(key, asked, Stage::Waits { since_ms: now_ms }, reason);
     }
 
     /// A new pod already has a node.
-    pub(super) fn runs(&mut self, key: &str, asked: Asked) {
+    pub(super) fn runs(&mut self, key: &str, asked: PodRequest) {
         self.enter(key, asked, Stage::Runs, "");
     }
 
-    fn enter(&mut self, key: &str, asked: Asked, stage: Stage, reason: &str) {
+    fn enter(&mut self, key: &str, asked: PodRequest, stage: Stage, reason: &str) {
         let track = Track {
             asked,
             stage,
@@ -215,7 +215,7 @@ impl Tally {
     }
 
     /// Adds the cluster's state at this moment; the samples are averaged.
-    pub(super) fn sample(&mut self, sample: Sample) {
+    pub(super) fn sample(&mut self, sample: ClusterSample) {
         self.samples.push(sample);
     }
 
@@ -244,7 +244,7 @@ impl Tally {
             };
             *figures.reasons.entry(reason).or_insert(0) += 1;
         }
-        let mean = |of: fn(&Sample) -> Option<f64>| {
+        let mean = |of: fn(&ClusterSample) -> Option<f64>| {
             let known: Vec<f64> = self.samples.iter().filter_map(of).collect();
             let count = u32::try_from(known.len()).unwrap_or(u32::MAX);
             (count > 0).then(|| rounded(known.iter().sum::<f64>() / f64::from(count), 100.0))
@@ -264,7 +264,7 @@ impl Tally {
         figures.fairness = jain(&shares).map(|index| rounded(index, 10_000.0));
         self.waits_ms.sort_unstable();
         let at = |percent| percentile(&self.waits_ms, percent).map(|ms| float(ms) / 1000.0);
-        figures.waiting = Waiting {
+        figures.waiting = WaitTimes {
             p50_seconds: at(50),
             p95_seconds: at(95),
             max_seconds: at(100),
@@ -287,7 +287,7 @@ struct Got {
 }
 
 impl Got {
-    fn add(&mut self, asked: Asked, got: bool) {
+    fn add(&mut self, asked: PodRequest, got: bool) {
         self.pods.add(u64::from(got), 1);
         for (at, amount) in asked.amounts().into_iter().enumerate() {
             let sums = [(&mut self.asked, true), (&mut self.got, got)];
@@ -353,10 +353,10 @@ fn float(number: u64) -> f64 {
 mod tests {
     use super::*;
 
-    fn cpu(cpu_milli: u64) -> Asked {
-        Asked {
+    fn cpu(cpu_milli: u64) -> PodRequest {
+        PodRequest {
             cpu_milli,
-            ..Asked::default()
+            ..PodRequest::default()
         }
     }
 
@@ -441,15 +441,15 @@ mod tests {
     fn samples_are_averaged_and_nothing_to_measure_is_none() {
         let full = Part { used: 3, total: 4 };
         let mut tally = Tally::default();
-        tally.sample(Sample {
+        tally.sample(ClusterSample {
             cpu: full,
-            ..Sample::default()
+            ..ClusterSample::default()
         });
-        tally.sample(Sample {
+        tally.sample(ClusterSample {
             cpu: Part { used: 0, total: 4 },
             gpu_memory: full,
             stranded: Some(Part::default()),
-            ..Sample::default()
+            ..ClusterSample::default()
         });
 
         let figures = tally.figures();
@@ -464,10 +464,10 @@ mod tests {
     #[test]
     fn a_namespace_that_asks_for_several_things_gets_their_mean() {
         let mut got = Got::default();
-        let asked = Asked {
+        let asked = PodRequest {
             cpu_milli: 1000,
             gpu_memory_bytes: 10,
-            ..Asked::default()
+            ..PodRequest::default()
         };
         got.add(asked, true);
         got.add(cpu(1000), false);

@@ -12,7 +12,7 @@ use kube_api::hcs::{ComputeTask, keys};
 use kube_api::object::Pod;
 use placement::Grant;
 use scheduler::calls::CallError;
-use scheduler::leases::{Found, Sent, Store};
+use scheduler::leases::{FoundLease, Sent, Store};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
@@ -341,11 +341,11 @@ impl Store for Flaky {
         Box::pin(self.write(LATE, move |truth| truth.delete(&claim, planted)))
     }
 
-    fn find<'a>(&'a self, gpu: &'a str) -> BoxFuture<'a, Result<Found, CallError>> {
+    fn find<'a>(&'a self, gpu: &'a str) -> BoxFuture<'a, Result<FoundLease, CallError>> {
         Box::pin(
             self.read(move |truth| match truth.leases.get(&lease_name(gpu)) {
-                Some(lease) => Found::Claim(Box::new(Claim::read(lease).unwrap())),
-                None => Found::Nothing,
+                Some(lease) => FoundLease::Claim(Box::new(Claim::read(lease).unwrap())),
+                None => FoundLease::Nothing,
             }),
         )
     }

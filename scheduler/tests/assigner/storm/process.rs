@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use kube_api::assigner::Claim;
 use kube_api::vendor::Vendors;
 use scheduler::assigner::ClaimLedger;
-use scheduler::leases::guards::Known;
+use scheduler::leases::guards::LeaseKnowledge;
 use scheduler::ledger::Ledger;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -128,7 +128,7 @@ impl Process {
     }
 }
 
-impl Known for Process {
+impl LeaseKnowledge for Process {
     fn has_run_out(&self, claim: &Claim) -> bool {
         self.with(|ledger, now| {
             ledger.expire(now);

@@ -14,7 +14,7 @@ use kube_api::quantity::Quantity;
 use kube_api::request::{Defaults, identity, request};
 use placement::{Among, Placement};
 use scheduler::assigner::{Assigner, ClaimLedger, Settings};
-use scheduler::compute_tasks::{self, Found as FoundPod, Next};
+use scheduler::compute_tasks::{self, AttemptPod as FoundPod, Next};
 use scheduler::leases::Sent;
 use scheduler::leases::guards::{GIVE_UP_AFTER, Guard, Guarded, Guards};
 use scheduler::ledger::{Begun, Filtered, Ledger};
