@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use vgpu_abi::limits::Policy;
-use vgpu_monitor::collect::{Collector, LivingPod, SourceError, Sources};
+use vgpu_monitor::collect::{LeftoverCollector, LifeSources, LivingPod, SourceError};
 use vgpu_monitor::delivery::{Delivery, Given, GivenDevice, Manner, Name, Settings};
 use vgpu_monitor::node_gpus::{Inventory, KnownGpu};
 
@@ -115,7 +115,7 @@ fn start(world: &World, name: &Name) -> Running {
 /// A kubelet and an API server to which every pod is gone.
 struct Gone;
 
-impl Sources for Gone {
+impl LifeSources for Gone {
     async fn in_use(&self) -> Result<BTreeSet<Name>, SourceError> {
         Ok(BTreeSet::new())
     }
@@ -147,7 +147,7 @@ fn program_sees_its_share_and_its_directory_is_removed_after() {
     assert_eq!(program.step("alloc 40"), "alloc 2");
 
     // Gone as the two see it, and yet alive.
-    let collector = Collector::new(Arc::clone(&delivery), Gone).with_grace(Duration::ZERO);
+    let collector = LeftoverCollector::new(Arc::clone(&delivery), Gone).with_grace(Duration::ZERO);
     let look = || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()

@@ -30,7 +30,7 @@ use server::Readiness;
 use vgpu_abi::budget::Kind;
 use vgpu_abi::region::Region;
 use vgpu_monitor::exporter::Names;
-use vgpu_monitor::node::{Collector, Node};
+use vgpu_monitor::node::{Node, NodeCollector};
 
 const CONTAINERS: usize = 100;
 const TENANTS: &str = "VGPU_BENCH_TENANTS";
@@ -71,7 +71,7 @@ fn main() {
         b.iter(|| looked.look(&readiness))
     });
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Collector::new(node(), readiness)));
+    registry.register_collector(Box::new(NodeCollector::new(node(), readiness)));
     criterion.bench_function("look and exposition, 100 containers", |b| {
         b.iter(|| {
             let mut text = String::new();

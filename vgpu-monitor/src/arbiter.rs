@@ -22,11 +22,11 @@ const RETRY: Duration = Duration::from_secs(10);
 /// The thread.
 #[derive(Debug)]
 pub struct Arbiter {
-    state: Arc<State>,
+    state: Arc<ArbiterState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ArbiterState {
     leads: AtomicBool,
     served: AtomicU64,
     failed: AtomicU64,
@@ -37,7 +37,7 @@ struct State {
 
 /// How the arbiter does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Status {
+pub struct ArbiterStatus {
     /// This process is the node's arbiter.
     pub leads: bool,
     /// Containers that it serves.
@@ -55,7 +55,7 @@ impl Arbiter {
     /// # Errors
     /// The system gives no thread.
     pub fn start(root: &Path, nvml: bool, fences: bool) -> std::io::Result<Self> {
-        let state = Arc::new(State::default());
+        let state = Arc::new(ArbiterState::default());
         let (seen, root) = (Arc::clone(&state), root.to_owned());
         std::thread::Builder::new()
             .name("arbiter".to_owned())
@@ -65,9 +65,9 @@ impl Arbiter {
 
     /// How it does at the moment.
     #[must_use]
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> ArbiterStatus {
         // Relaxed: numbers for a scrape; they guard no other memory.
-        Status {
+        ArbiterStatus {
             leads: self.state.leads.load(Ordering::Relaxed),
             served: self.state.served.load(Ordering::Relaxed),
             failed: self.state.failed.load(Ordering::Relaxed),
@@ -86,12 +86,12 @@ impl Drop for Arbiter {
     }
 }
 
-fn serve(root: PathBuf, nvml: bool, fences: bool, state: &State) {
+fn serve(root: PathBuf, nvml: bool, fences: bool, state: &ArbiterState) {
     let mut board = Board::serve(&root);
     if let Some(waker) = board.waker() {
         state.waker.set(waker).ok();
     }
-    let mut driver = Driver {
+    let mut driver = ArbiterDriver {
         nvml,
         gpus: None,
         failed_at: None,
@@ -118,13 +118,13 @@ fn serve(root: PathBuf, nvml: bool, fences: bool, state: &State) {
 }
 
 /// The driver, once it is there.
-struct Driver {
+struct ArbiterDriver {
     nvml: bool,
     gpus: Option<NvmlGpus>,
     failed_at: Option<Instant>,
 }
 
-impl Driver {
+impl ArbiterDriver {
     fn open(&mut self) -> &dyn Gpus {
         let is_due = self.failed_at.is_none_or(|at| at.elapsed() >= RETRY);
         if self.nvml && self.gpus.is_none() && is_due {

@@ -32,15 +32,15 @@ use sha2::{Digest, Sha256};
 use supervisor::instance::{self, LIMITS, REGION};
 use supervisor::view::{self, ContainerView};
 
-use crate::gpu::{Answer, Asker};
-use crate::reconcile::{self, Owners, Standing};
+use crate::gpu::{Asker, DriverAnswer};
+use crate::reconcile::{self, Owners, StandingGaps};
 use args::{Flags, Mode};
 use cluster::Cluster;
 use look::{Eyes, FileId, Ours, file_id};
 use series::{Owner, Picture, Row};
 use tell::{Policy, Teller};
 use verdict::{Ground, ManagedContainer, Verdict};
-use watch::{GpuHolder, Pace, Watch};
+use watch::{GpuHolder, LookPace, Watch};
 
 /// The settings of attestation.
 #[derive(Debug, Clone)]
@@ -64,7 +64,7 @@ pub struct Settings {
     /// The reaction to a confirmed bad verdict.
     pub policy: Policy,
     /// How often processes are looked at.
-    pub pace: Pace,
+    pub pace: LookPace,
     /// The driver's figures are compared with the charges this often.
     pub reconcile: Duration,
 }
@@ -97,7 +97,7 @@ impl Settings {
             exempt_namespaces: names(&flags.attest_exempt_namespaces),
             exempt_programs: names(&flags.attest_exempt_programs),
             policy,
-            pace: Pace::default(),
+            pace: LookPace::default(),
             reconcile: Duration::from_secs(10),
         })
     }
@@ -170,8 +170,8 @@ struct Looker {
     ours_at: Option<Instant>,
     driver_at: Option<Instant>,
     named: BTreeSet<u32>,
-    answer: Option<Answer>,
-    standing: Standing,
+    answer: Option<DriverAnswer>,
+    standing: StandingGaps,
     turns: u64,
     complained: bool,
 }
@@ -200,7 +200,7 @@ impl Looker {
             driver_at: None,
             named: BTreeSet::new(),
             answer: None,
-            standing: Standing::default(),
+            standing: StandingGaps::default(),
             turns: 0,
             complained: false,
             settings,

@@ -52,7 +52,7 @@ pub enum LookError {
 
 /// The two sources that have to agree. An error means that the source cannot be asked now, or has not seen everything yet; an
 /// empty answer means that there is nothing.
-pub trait Sources: Send + Sync {
+pub trait LifeSources: Send + Sync {
     /// The kubelet: the allotments whose device IDs a pod holds.
     fn in_use(&self) -> impl Future<Output = Result<BTreeSet<Name>, SourceError>> + Send;
 
@@ -82,16 +82,16 @@ pub const GRACE: Duration = Duration::from_secs(60);
 
 /// Looks for what dead containers have left.
 #[derive(Debug)]
-pub struct Collector<S> {
+pub struct LeftoverCollector<S> {
     delivery: Arc<Delivery>,
     sources: S,
     grace: Duration,
     begun: Instant,
-    /// When both sources first said so, by the clock of [`Collector::look_at`].
+    /// When both sources first said so, by the clock of [`LeftoverCollector::look_at`].
     gone_since: Mutex<BTreeMap<Name, Duration>>,
 }
 
-impl<S: Sources> Collector<S> {
+impl<S: LifeSources> LeftoverCollector<S> {
     /// With a [`GRACE`] of a minute.
     pub fn new(delivery: Arc<Delivery>, sources: S) -> Self {
         Self {
@@ -141,7 +141,7 @@ impl<S: Sources> Collector<S> {
     /// The same by another clock.
     ///
     /// # Errors
-    /// As [`Collector::look`].
+    /// As [`LeftoverCollector::look`].
     pub async fn look_at(&self, now: Duration) -> Result<Looked, LookError> {
         // Allotments given from here on are not judged by answers from before.
         let delivery = Arc::clone(&self.delivery);

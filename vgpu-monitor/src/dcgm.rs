@@ -10,11 +10,11 @@ use std::path::Path;
 
 use supervisor::gpu::hardware::Hardware;
 
-use crate::exporter::Container;
+use crate::exporter::ShownContainer;
 
 /// The lines of each GPU's file, by the number of the GPU; empty for one without containers.
 #[must_use]
-pub fn jobs(gpus: &[Hardware], containers: &[Container]) -> BTreeMap<u32, BTreeSet<String>> {
+pub fn jobs(gpus: &[Hardware], containers: &[ShownContainer]) -> BTreeMap<u32, BTreeSet<String>> {
     let mut jobs: BTreeMap<u32, BTreeSet<String>> = gpus
         .iter()
         .map(|gpu| (gpu.index, BTreeSet::new()))
@@ -31,7 +31,7 @@ pub fn jobs(gpus: &[Hardware], containers: &[Container]) -> BTreeMap<u32, BTreeS
 }
 
 /// `NAMESPACE/POD/CONTAINER`; under `vgpu run` the run's name.
-fn name(container: &Container) -> String {
+fn name(container: &ShownContainer) -> String {
     let parts = [&container.namespace, &container.pod, &container.container];
     let parts: Vec<&str> = parts
         .into_iter()
@@ -83,8 +83,8 @@ mod tests {
         }
     }
 
-    fn container(pod: &str, gpus: &[u32]) -> Container {
-        Container {
+    fn container(pod: &str, gpus: &[u32]) -> ShownContainer {
+        ShownContainer {
             namespace: "research".to_owned(),
             pod: pod.to_owned(),
             container: "main".to_owned(),
@@ -95,7 +95,7 @@ mod tests {
                     ..Device::default()
                 })
                 .collect(),
-            ..Container::default()
+            ..ShownContainer::default()
         }
     }
 
@@ -103,11 +103,11 @@ mod tests {
     fn each_gpus_file_names_its_containers() {
         let folder = tempfile::tempdir().unwrap();
         let read = |name: &str| std::fs::read_to_string(folder.path().join(name));
-        let run = Container {
+        let run = ShownContainer {
             container: "a\nb".to_owned(),
             ..container("", &[1])
         };
-        let run = Container {
+        let run = ShownContainer {
             namespace: String::new(),
             ..run
         };

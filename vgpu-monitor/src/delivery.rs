@@ -27,7 +27,7 @@ use supervisor::library::LibraryError;
 use vgpu_abi::limits::{Limits, Policy};
 
 use crate::delivery::loads::{GivenContainer, GpuLoads};
-use crate::delivery::record::Record;
+use crate::delivery::record::ContainerRecord;
 use crate::delivery::turns::Turns;
 use crate::node_gpus::Inventories;
 use crate::steps::step;
@@ -369,7 +369,7 @@ impl Delivery {
                 allotted.cdi_devices.push(format!("{}={name}", cdi::KIND));
             }
             Manner::Mounts => {
-                let record = Record::empty(&name, Manner::Mounts, &self.library.version);
+                let record = ContainerRecord::empty(&name, Manner::Mounts, &self.library.version);
                 let _turn = self.turns.of(&name);
                 place::make(&self.root, &name, &record, &nothing())?;
                 self.loads.lock().hold(&name, record);
@@ -392,9 +392,9 @@ impl Delivery {
         let _turn = self.turns.of(name);
         let before = self.loads.lock().get(name).cloned();
         let old = before.as_ref().map(|held| &held.record);
-        let manner = old.map_or(self.settings.manner, Record::manner);
+        let manner = old.map_or(self.settings.manner, ContainerRecord::manner);
         let version = self.version_for(old, manner)?;
-        let record = Record::of(name, given, manner, &version, old)?;
+        let record = ContainerRecord::of(name, given, manner, &version, old)?;
         self.reserve(name, &record, inventory.as_deref())?;
         let placed = self.place(name, old, &record, inventory.as_deref());
         {
@@ -417,7 +417,7 @@ impl Delivery {
     fn reserve(
         &self,
         name: &Name,
-        record: &Record,
+        record: &ContainerRecord,
         inventory: Option<&crate::node_gpus::Inventory>,
     ) -> Result<(), DeliveryError> {
         let mut loads = self.loads.lock();
@@ -434,8 +434,8 @@ impl Delivery {
     fn place(
         &self,
         name: &Name,
-        before: Option<&Record>,
-        record: &Record,
+        before: Option<&ContainerRecord>,
+        record: &ContainerRecord,
         inventory: Option<&crate::node_gpus::Inventory>,
     ) -> Result<Option<Vec<u8>>, DeliveryError> {
         let limits = record.limits()?;
@@ -493,7 +493,7 @@ impl Delivery {
     fn spec(
         &self,
         name: &Name,
-        record: &Record,
+        record: &ContainerRecord,
         inventory: Option<&crate::node_gpus::Inventory>,
     ) -> Result<Vec<u8>, DeliveryError> {
         let dirs = self.settings.vendor_cdi_dirs.iter();
@@ -518,7 +518,7 @@ impl Delivery {
     /// The library: a container keeps the one that it had.
     fn version_for(
         &self,
-        before: Option<&Record>,
+        before: Option<&ContainerRecord>,
         manner: Manner,
     ) -> Result<String, DeliveryError> {
         let Some(before) = before.filter(|before| !before.library.is_empty()) else {

@@ -20,10 +20,10 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// The driver's files as the threads find them that open the driver. Clones are the same.
 #[derive(Debug, Clone)]
-pub struct DriverFiles(Arc<State>);
+pub struct DriverFiles(Arc<DriverFilesState>);
 
 #[derive(Debug)]
-struct State {
+struct DriverFilesState {
     /// The kernel says here which version of NVIDIA's module it has.
     module: PathBuf,
     /// How long the files may be unusable while the kernel has a driver; `None` means without limit.
@@ -41,7 +41,7 @@ impl DriverFiles {
     /// `sysfs` is the kernel's; a patience of 0 is for ever.
     #[must_use]
     pub fn new(sysfs: &Path, patience: Duration) -> Self {
-        Self(Arc::new(State {
+        Self(Arc::new(DriverFilesState {
             module: sysfs.join("module/nvidia/version"),
             patience: (!patience.is_zero()).then_some(patience),
             failing: Mutex::new(None),

@@ -17,14 +17,14 @@ use prometheus_client::registry::Unit;
 
 use vgpu_abi::waits::{WAIT_BOUNDS_NS, WaitCause, Waits};
 
-use crate::arbiter::Status;
+use crate::arbiter::ArbiterStatus;
 pub use detail::Detail;
 use out::{
     BYTES, Out, Value, container_labels, devices, gpu_labels, ids, labels, legacy_gpu_labels,
     legacy_labels, number, text,
 };
 pub use shown::{
-    Account, Claim, Compute, Container, Device, Gpu, Instance, Look, Shown, Used, Work,
+    Account, Claim, Compute, Device, Gpu, Instance, Look, Shown, ShownContainer, Used, Work,
 };
 
 /// Without details, only a heartbeat that is older than this is shown.
@@ -521,7 +521,7 @@ fn look(shown: &Shown, out: &mut Out<'_>) -> fmt::Result {
         "GPUs that did not answer although the driver did",
         look.nvml_up.map(|_| (labels(), look.gpu_faults.into())),
     )?;
-    let arbiter = |value: &dyn Fn(&Status) -> u64| {
+    let arbiter = |value: &dyn Fn(&ArbiterStatus) -> u64| {
         let value = look.arbiter.as_ref().map(value);
         value.map(|value| (labels(), value.into()))
     };

@@ -87,7 +87,7 @@ async fn streams(client: &Client) -> bool {
 struct Gone;
 
 /// How one watch ended.
-enum Ended {
+enum WatchEnd {
     /// In time: it begins again where it ended.
     Over,
     /// The API server no longer has what came after the last event.
@@ -119,15 +119,15 @@ where
                 Err(gone) => return gone,
             };
             let (wait, why) = match ended {
-                Ended::NoStreams => {
+                WatchEnd::NoStreams => {
                     self.streams = false;
                     continue;
                 }
-                Ended::Over => {
+                WatchEnd::Over => {
                     pause = FIRST;
                     (FIRST.mul_f64(jitter()), None)
                 }
-                Ended::Expired => {
+                WatchEnd::Expired => {
                     self.version = None;
                     let spread = if self.streams { SPREAD } else { LISTS_SPREAD };
                     (
@@ -135,7 +135,7 @@ where
                         Some("the watch has expired".to_owned()),
                     )
                 }
-                Ended::Failed(why) => {
+                WatchEnd::Failed(why) => {
                     let wait = pause.mul_f64(0.5 + jitter());
                     pause = (pause * 2).min(MOST);
                     (wait, Some(why))
@@ -159,13 +159,13 @@ where
     }
 
     /// One watch, from its beginning to its end.
-    async fn once(&mut self) -> Result<Ended, Gone> {
+    async fn once(&mut self) -> Result<WatchEnd, Gone> {
         if self.version.is_none() && !self.streams {
             let from_cache = ListParams::default().fields(&self.fields).match_any();
             let listed = match timeout(ALL, self.api.list(&from_cache)).await {
                 Ok(Ok(listed)) => listed,
                 Ok(Err(error)) => return Ok(self.failed(&error)),
-                Err(_) => return Ok(Ended::Failed("no answer in time".to_owned())),
+                Err(_) => return Ok(WatchEnd::Failed("no answer in time".to_owned())),
             };
             self.version = listed.metadata.resource_version;
             self.tell(Told::All(listed.items)).await?;
@@ -190,14 +190,14 @@ where
         let mut events = match asked {
             Ok(Ok(events)) => Box::pin(events),
             Ok(Err(error)) => return Ok(self.failed(&error)),
-            Err(_) => return Ok(Ended::Failed("no answer in time".to_owned())),
+            Err(_) => return Ok(WatchEnd::Failed("no answer in time".to_owned())),
         };
         if from.is_none() {
             match timeout(ALL, self.initial(&mut events)).await {
                 Ok(Ok(None)) => {}
                 Ok(Ok(Some(ended))) => return Ok(ended),
                 Ok(Err(gone)) => return Err(gone),
-                Err(_) => return Ok(Ended::Failed("not all objects came in time".to_owned())),
+                Err(_) => return Ok(WatchEnd::Failed("not all objects came in time".to_owned())),
             }
         } else if std::mem::take(&mut self.is_down) {
             self.tell(Told::Up).await?;
@@ -208,7 +208,7 @@ where
                 () = self.to.closed() => return Err(Gone),
             };
             match event {
-                None => return Ok(Ended::Over),
+                None => return Ok(WatchEnd::Over),
                 Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object))) => {
                     self.version = object.resource_version();
                     self.tell(Told::Put(object)).await?;
@@ -232,11 +232,11 @@ where
     async fn initial(
         &mut self,
         events: &mut (impl Stream<Item = kube::Result<WatchEvent<K>>> + Unpin),
-    ) -> Result<Option<Ended>, Gone> {
+    ) -> Result<Option<WatchEnd>, Gone> {
         let mut all = Vec::new();
         loop {
             match events.next().await {
-                None => return Ok(Some(Ended::Failed("the watch ended early".to_owned()))),
+                None => return Ok(Some(WatchEnd::Failed("the watch ended early".to_owned()))),
                 Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object))) => {
                     all.push(object);
                 }
@@ -260,16 +260,16 @@ where
         }
     }
 
-    fn failed(&mut self, error: &kube::Error) -> Ended {
+    fn failed(&mut self, error: &kube::Error) -> WatchEnd {
         if let kube::Error::Api(status) = error {
             match status.code {
-                410 => return Ended::Expired,
+                410 => return WatchEnd::Expired,
                 // It knows the question, and has the answer switched off.
-                400 | 422 if self.streams && self.version.is_none() => return Ended::NoStreams,
+                400 | 422 if self.streams && self.version.is_none() => return WatchEnd::NoStreams,
                 _ => {}
             }
         }
-        Ended::Failed(error.to_string())
+        WatchEnd::Failed(error.to_string())
     }
 }
 

@@ -18,7 +18,7 @@ const RETRY: Duration = Duration::from_secs(10);
 
 /// The driver's answer.
 #[derive(Debug, Clone, Default)]
-pub struct Answer {
+pub struct DriverAnswer {
     /// The GPUs.
     pub inventory: Inventory,
     /// The memory that processes hold.
@@ -28,7 +28,7 @@ pub struct Answer {
 /// The thread that asks.
 #[derive(Debug)]
 pub struct Asker {
-    questions: SyncSender<Sender<Option<Answer>>>,
+    questions: SyncSender<Sender<Option<DriverAnswer>>>,
     patience: Duration,
     /// The last question was not answered in time: it has been said.
     silent: AtomicBool,
@@ -70,7 +70,7 @@ impl Asker {
 
     /// The driver's answer; `None` if it is missing, fails, or does not answer in time.
     #[must_use]
-    pub fn ask(&self) -> Option<Answer> {
+    pub fn ask(&self) -> Option<DriverAnswer> {
         let answer = self.question();
         // Relaxed: the flag guards no other memory.
         let was_silent = self.silent.swap(answer.is_err(), Ordering::Relaxed);
@@ -81,7 +81,7 @@ impl Asker {
         answer.ok().flatten()
     }
 
-    fn question(&self) -> Result<Option<Answer>, RecvTimeoutError> {
+    fn question(&self) -> Result<Option<DriverAnswer>, RecvTimeoutError> {
         let (reply, answer) = channel();
         let begun = Instant::now();
         // The thread may still be on its way back to its channel, which takes a moment: it is asked again for a while,
@@ -99,7 +99,7 @@ impl Asker {
 
 type Open = dyn Fn() -> Result<Box<dyn Gpus>, GpuError>;
 
-fn answer_all(questions: &Receiver<Sender<Option<Answer>>>, open: &Open) {
+fn answer_all(questions: &Receiver<Sender<Option<DriverAnswer>>>, open: &Open) {
     let mut gpus: Option<Box<dyn Gpus>> = None;
     let mut failed_at: Option<Instant> = None;
     let mut last_failure = String::new();
@@ -132,7 +132,7 @@ fn answer_all(questions: &Receiver<Sender<Option<Answer>>>, open: &Open) {
         }
         let ask = |gpus: &dyn Gpus| match reply {
             Some(_) => ask_once(gpus),
-            None => gpus.inventory().map(|_| Answer::default()),
+            None => gpus.inventory().map(|_| DriverAnswer::default()),
         };
         let answer = gpus.as_deref().map(ask).transpose();
         let answer = answer.unwrap_or_else(|error| {
@@ -149,8 +149,8 @@ fn answer_all(questions: &Receiver<Sender<Option<Answer>>>, open: &Open) {
     }
 }
 
-fn ask_once(gpus: &dyn Gpus) -> Result<Answer, GpuError> {
-    Ok(Answer {
+fn ask_once(gpus: &dyn Gpus) -> Result<DriverAnswer, GpuError> {
+    Ok(DriverAnswer {
         inventory: gpus.inventory()?,
         processes: gpus.processes()?,
     })

@@ -25,13 +25,13 @@ const RETRY: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct HardwareWatch {
     wake: SyncSender<()>,
-    shared: Arc<Shared>,
+    shared: Arc<WatchState>,
     every: Duration,
     wait: Duration,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct WatchState {
     last: Mutex<Last>,
     changed: Condvar,
 }
@@ -47,7 +47,7 @@ struct Last {
 }
 
 /// Asks the driver once.
-trait Ask {
+trait AskDriver {
     fn ask(&mut self) -> Option<Vec<Hardware>>;
 }
 
@@ -57,15 +57,15 @@ impl HardwareWatch {
     /// # Errors
     /// The system gives no thread.
     pub fn start() -> std::io::Result<Self> {
-        Self::start_with(Driver::default(), EVERY, WAIT)
+        Self::start_with(WatchedDriver::default(), EVERY, WAIT)
     }
 
     fn start_with(
-        ask: impl Ask + Send + 'static,
+        ask: impl AskDriver + Send + 'static,
         every: Duration,
         wait: Duration,
     ) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(WatchState::default());
         let (wake, woken) = sync_channel(1);
         let of_thread = Arc::clone(&shared);
         std::thread::Builder::new()
@@ -106,7 +106,7 @@ impl HardwareWatch {
     }
 }
 
-fn serve(mut ask: impl Ask, woken: &Receiver<()>, shared: &Shared) {
+fn serve(mut ask: impl AskDriver, woken: &Receiver<()>, shared: &WatchState) {
     while woken.recv().is_ok() {
         let figures = ask.ask();
         let mut last = shared.last.lock();
@@ -119,13 +119,13 @@ fn serve(mut ask: impl Ask, woken: &Receiver<()>, shared: &Shared) {
 
 /// The driver, once it is there.
 #[derive(Default)]
-struct Driver {
+struct WatchedDriver {
     gpus: Option<NvmlGpus>,
     failed_at: Option<Instant>,
     last_failure: String,
 }
 
-impl Driver {
+impl WatchedDriver {
     fn fail(&mut self, error: &GpuError) {
         self.gpus = None;
         self.failed_at = Some(Instant::now());
@@ -138,7 +138,7 @@ impl Driver {
     }
 }
 
-impl Ask for Driver {
+impl AskDriver for WatchedDriver {
     fn ask(&mut self) -> Option<Vec<Hardware>> {
         if self.gpus.is_none() {
             if self.failed_at.is_some_and(|at| at.elapsed() < RETRY) {
@@ -173,7 +173,7 @@ mod tests {
         rounds: Arc<AtomicU32>,
     }
 
-    impl Ask for Slow {
+    impl AskDriver for Slow {
         fn ask(&mut self) -> Option<Vec<Hardware>> {
             self.go.recv().ok()?;
             let index = self.rounds.fetch_add(1, Ordering::SeqCst);

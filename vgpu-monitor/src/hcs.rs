@@ -12,5 +12,5 @@ mod object;
 
 mod series;
 
-pub use keep::{Settings, Sources, keep};
-pub use series::Series;
+pub use keep::{ReportSources, Settings, keep};
+pub use series::WriteSeries;

@@ -29,9 +29,9 @@ use tokio::sync::watch;
 
 use crate::driver_files::DriverFiles;
 use crate::node_gpus::{Health, Healths, Inventories, Scores};
-use driver::Pace;
+use driver::QueryPace;
 use judge::{Figures, GpuIdentity, Judge, Patience, Report};
-use series::Collector;
+use series::HealthCollector;
 use xid::Checks;
 
 /// The settings of the health check.
@@ -46,7 +46,7 @@ pub struct Settings {
     /// How patient it is.
     pub patience: Patience,
     /// How often it asks.
-    pub pace: Pace,
+    pub pace: QueryPace,
     /// NVML's library; nothing is the driver's own, by its name.
     pub library: Option<OsString>,
     /// Hears how opening the driver ends.
@@ -66,7 +66,7 @@ impl Settings {
                 &read("DP_ENABLE_HEALTHCHECKS"),
             ),
             patience: Patience::default(),
-            pace: Pace::default(),
+            pace: QueryPace::default(),
             library: None,
             files,
         }
@@ -81,7 +81,7 @@ pub struct Started {
     /// How well each GPU is, as it changes.
     pub scores: watch::Receiver<Arc<Scores>>,
     /// For a registry of series.
-    pub collector: Collector,
+    pub collector: HealthCollector,
 }
 
 /// Looks this often whether the driver has gone silent.
@@ -101,7 +101,7 @@ pub fn start(
     let (verdicts, healths) = watch::channel(Arc::new(Health::new()));
     let (scored, scores) = watch::channel(Arc::default());
     let figures = Arc::new(Mutex::new(Figures::default()));
-    let collector = Collector {
+    let collector = HealthCollector {
         node: settings.node.clone(),
         detail: crate::exporter::Detail::Full,
         figures: Arc::clone(&figures),

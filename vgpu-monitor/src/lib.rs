@@ -73,12 +73,12 @@ use axum::Router;
 use prometheus_client::registry::Registry;
 use server::{Readiness, Traces};
 
-use crate::node::{AttestationCollector, Collector, Node};
+use crate::node::{AttestationCollector, Node, NodeCollector};
 
 /// Every route of the agent.
 pub fn router(node: Arc<Node>, readiness: Readiness, traces: &Traces) -> Router {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Collector::new(
+    registry.register_collector(Box::new(NodeCollector::new(
         Arc::clone(&node),
         readiness.clone(),
     )));

@@ -16,7 +16,7 @@ use vgpu_monitor::dcgm;
 use vgpu_monitor::driver_files::DriverFiles;
 use vgpu_monitor::exporter::Names;
 use vgpu_monitor::first_kernel::FirstKernels;
-use vgpu_monitor::front::{self, command::Outcome};
+use vgpu_monitor::front::{self, command::FrontOutcome};
 use vgpu_monitor::gpu::Asker;
 use vgpu_monitor::hardware::HardwareWatch;
 use vgpu_monitor::node::Node;
@@ -75,7 +75,7 @@ fn plugin(args: PluginArgs) -> ExitCode {
         runtime.max_blocking_threads(1);
         let mut given_up = false;
         let front = async {
-            given_up = front::command::run(args).await? == Outcome::GivenUp;
+            given_up = front::command::run(args).await? == FrontOutcome::GivenUp;
             anyhow::Ok(())
         };
         let code = server::program("vgpu-monitor plugin", format, &filter, &mut runtime, front);

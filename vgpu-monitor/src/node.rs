@@ -17,8 +17,8 @@ use supervisor::gpu::hardware::Hardware;
 use crate::arbiter::Arbiter;
 use crate::attest::Attestation;
 use crate::attest::series::Picture;
-use crate::exporter::{self, Container, Detail, Gpu, Look, Names, Shown};
-use crate::gpu::{Answer, Asker};
+use crate::exporter::{self, Detail, Gpu, Look, Names, Shown, ShownContainer};
+use crate::gpu::{Asker, DriverAnswer};
 use crate::hardware::HardwareWatch;
 use crate::reconcile::Owners;
 use crate::regions::{self, Budget, Census, Found};
@@ -40,11 +40,11 @@ pub struct Node {
     arbiter: Option<Arbiter>,
     attestation: Option<Attestation>,
     our_uid: u32,
-    memory: Mutex<Memory>,
+    memory: Mutex<PastLooks>,
 }
 
 #[derive(Debug)]
-struct Memory {
+struct PastLooks {
     devices: HashMap<(PathBuf, usize), Remembered>,
     /// By reason, since the agent started.
     skipped: [(&'static str, u64); 5],
@@ -77,7 +77,7 @@ impl Node {
             arbiter: None,
             attestation: None,
             our_uid,
-            memory: Mutex::new(Memory::new()),
+            memory: Mutex::new(PastLooks::new()),
         }
     }
 
@@ -122,7 +122,7 @@ impl Node {
 
     /// The GPUs and the containers, without what needs two looks. No GPUs where the driver does not answer.
     #[must_use]
-    pub fn placed(&self) -> (Vec<Hardware>, Vec<Container>) {
+    pub fn placed(&self) -> (Vec<Hardware>, Vec<ShownContainer>) {
         let gpus = self.hardware.as_ref().map(HardwareWatch::figures);
         let census = regions::read(
             &self.root,
@@ -199,7 +199,7 @@ impl Node {
     }
 }
 
-fn gpus(answer: &Answer) -> Vec<Gpu> {
+fn gpus(answer: &DriverAnswer) -> Vec<Gpu> {
     let shown = |gpu: &supervisor::gpu::Gpu| Gpu {
         index: gpu.index,
         uuid: gpu.uuid.clone(),
@@ -211,7 +211,7 @@ fn gpus(answer: &Answer) -> Vec<Gpu> {
     answer.inventory.gpus.iter().map(shown).collect()
 }
 
-impl Memory {
+impl PastLooks {
     fn new() -> Self {
         Self {
             devices: HashMap::new(),
@@ -315,12 +315,12 @@ fn busy_percent(was: &Remembered, busy_ns: u64, now: Instant) -> Option<f64> {
 }
 
 /// Reads the node at each scrape and writes its series.
-pub struct Collector {
+pub struct NodeCollector {
     node: Arc<Node>,
     readiness: Readiness,
 }
 
-impl Collector {
+impl NodeCollector {
     /// For one node.
     #[must_use]
     pub fn new(node: Arc<Node>, readiness: Readiness) -> Self {
@@ -328,7 +328,7 @@ impl Collector {
     }
 }
 
-impl fmt::Debug for Collector {
+impl fmt::Debug for NodeCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Collector")
             .field("root", &self.node.root)
@@ -336,7 +336,7 @@ impl fmt::Debug for Collector {
     }
 }
 
-impl prometheus_client::collector::Collector for Collector {
+impl prometheus_client::collector::Collector for NodeCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let shown = self.node.look(&self.readiness);
         exporter::encode(&shown, self.node.names, self.node.detail, encoder)
@@ -367,14 +367,14 @@ impl prometheus_client::collector::Collector for AttestationCollector {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exporter::{Container, Device};
+    use crate::exporter::{Device, ShownContainer};
 
     fn found(created_unix: u64, launches: u64, busy_ns: u64) -> Found {
         let devices = vec![Device::default()];
         Found {
-            shown: Container {
+            shown: ShownContainer {
                 devices,
-                ..Container::default()
+                ..ShownContainer::default()
             },
             path: PathBuf::from("/r/a"),
             created_unix,
@@ -387,7 +387,7 @@ mod tests {
     /// launch was seen, and how busy the device was.
     fn looks(looks: &[(u64, Found)]) -> Vec<(Option<u64>, Option<f64>)> {
         let begun = Instant::now();
-        let mut memory = Memory::new();
+        let mut memory = PastLooks::new();
         let mut seen = Vec::new();
         for (second, found) in looks {
             let mut found = [found.clone()];
@@ -435,7 +435,7 @@ mod tests {
 
     #[test]
     fn containers_that_are_gone_are_forgotten() {
-        let mut memory = Memory::new();
+        let mut memory = PastLooks::new();
         memory.compare(&mut [found(1, 1, 1)], Instant::now());
         assert_eq!(memory.devices.len(), 1);
 

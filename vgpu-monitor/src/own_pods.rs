@@ -34,7 +34,7 @@ pub enum PodsUnknown {
 
 /// The pods. Clones are the same.
 #[derive(Clone)]
-pub struct OwnPods(Arc<State>);
+pub struct OwnPods(Arc<OwnPodsState>);
 
 impl std::fmt::Debug for OwnPods {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -42,14 +42,14 @@ impl std::fmt::Debug for OwnPods {
     }
 }
 
-struct State {
-    known: Mutex<Known>,
-    /// Whether [`Known`] is what the API server has; or why not.
-    standing: watch::Sender<Standing>,
+struct OwnPodsState {
+    known: Mutex<KnownPods>,
+    /// Whether [`KnownPods`] is what the API server has; or why not.
+    standing: watch::Sender<Freshness>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Standing {
+enum Freshness {
     /// Nothing has come yet.
     Waiting,
     Fresh,
@@ -57,7 +57,7 @@ enum Standing {
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct KnownPods {
     /// By uid.
     pods: BTreeMap<String, Pod>,
     /// When pods were read by their names, by uid.
@@ -66,7 +66,7 @@ struct Known {
     gone: BTreeMap<String, Instant>,
 }
 
-impl Known {
+impl KnownPods {
     fn take(&mut self, told: Told<Pod>, now: Instant) {
         match told {
             Told::All(pods) => {
@@ -122,9 +122,9 @@ impl OwnPods {
     /// Starts the watch. Needs a running tokio.
     #[must_use]
     pub fn start(client: &kube::Client, node: &str) -> Self {
-        let state = Arc::new(State {
+        let state = Arc::new(OwnPodsState {
             known: Mutex::default(),
-            standing: watch::Sender::new(Standing::Waiting),
+            standing: watch::Sender::new(Freshness::Waiting),
         });
         let api: Api<Pod> = Api::all(client.clone());
         let told = follow(client.clone(), api, &format!("spec.nodeName={node}"));
@@ -141,11 +141,11 @@ impl OwnPods {
         let mut standing = self.0.standing.subscribe();
         let known = timeout(
             PATIENCE,
-            standing.wait_for(|standing| *standing != Standing::Waiting),
+            standing.wait_for(|standing| *standing != Freshness::Waiting),
         );
         match known.await.map(|known| known.map(|known| known.clone())) {
-            Ok(Ok(Standing::Fresh)) => Ok(self.0.known.lock().pods.values().cloned().collect()),
-            Ok(Ok(Standing::Down(why))) => Err(PodsUnknown::Down(why)),
+            Ok(Ok(Freshness::Fresh)) => Ok(self.0.known.lock().pods.values().cloned().collect()),
+            Ok(Ok(Freshness::Down(why))) => Err(PodsUnknown::Down(why)),
             _ => Err(PodsUnknown::NoAnswer(PATIENCE)),
         }
     }
@@ -161,7 +161,7 @@ impl OwnPods {
     }
 }
 
-async fn keep(state: std::sync::Weak<State>, mut told: mpsc::Receiver<Told<Pod>>) {
+async fn keep(state: std::sync::Weak<OwnPodsState>, mut told: mpsc::Receiver<Told<Pod>>) {
     loop {
         // The wait holds the state no longer than a moment, so that the watch ends with its last owner.
         let next = timeout(PATIENCE, told.recv()).await;
@@ -171,10 +171,10 @@ async fn keep(state: std::sync::Weak<State>, mut told: mpsc::Receiver<Told<Pod>>
         let Ok(next) = next else { continue };
         let Some(told) = next else { return };
         let standing = match &told {
-            Told::All(_) | Told::Up => Some(Standing::Fresh),
+            Told::All(_) | Told::Up => Some(Freshness::Fresh),
             Told::Down(why) => {
                 tracing::warn!(why, "cannot watch the pods of this node");
-                Some(Standing::Down(why.clone()))
+                Some(Freshness::Down(why.clone()))
             }
             Told::Put(_) | Told::Gone(_) => None,
         };
@@ -200,13 +200,13 @@ mod tests {
         pod
     }
 
-    fn uids(known: &Known) -> Vec<&str> {
+    fn uids(known: &KnownPods) -> Vec<&str> {
         known.pods.keys().map(String::as_str).collect()
     }
 
     #[test]
     fn pod_that_was_read_by_its_name_outlives_an_older_list() {
-        let (mut known, now) = (Known::default(), Instant::now());
+        let (mut known, now) = (KnownPods::default(), Instant::now());
         known.take(Told::All(vec![pod("a", 1), pod("b", 2)]), now);
         known.saw(pod("c", 9), now);
 
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn deleted_pod_is_gone_though_it_was_read() {
-        let (mut known, now) = (Known::default(), Instant::now());
+        let (mut known, now) = (KnownPods::default(), Instant::now());
         known.saw(pod("c", 9), now);
 
         known.take(Told::Gone(pod("c", 10)), now);

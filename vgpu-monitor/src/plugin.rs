@@ -69,12 +69,12 @@ use crate::delivery::{Allotted, Given, Name};
 use crate::node_gpus::{Healths, Inventories};
 use crate::proto::device_plugin::ListAndWatchResponse;
 
-pub use allotments::Made;
+pub use allotments::InstanceNames;
 use allotments::{Allotment, AllotmentStore};
 pub use identity::Served;
-pub use metrics::Metrics;
+pub use metrics::PluginMetrics;
 pub use node_pods::{Living, NodePods};
-pub use pods::{Ask, Lister, Pods};
+pub use pods::{AskKubelet, Lister, Pods};
 pub(crate) use service::{OPTIONS, RESOURCE, patience};
 pub(crate) use socket::connect;
 
@@ -99,7 +99,7 @@ pub trait Giver: Send + Sync + 'static {
     /// # Errors
     ///
     /// Why it cannot be created, for the pod's event.
-    fn make(&self, gpu: &str, profile: &MigProfile, span: Span) -> anyhow::Result<Made>;
+    fn make(&self, gpu: &str, profile: &MigProfile, span: Span) -> anyhow::Result<InstanceNames>;
 
     /// Names of the instances on this host, with what is known of the container: to restore a lost memory.
     fn known(&self) -> Vec<Name>;
@@ -123,7 +123,7 @@ pub struct Settings {
 }
 
 /// The parts that the plugin works with.
-pub struct Parts {
+pub struct PluginParts {
     /// The table of resources and annotations.
     pub vendors: Arc<Vendors>,
     /// The pods of this node and what they hold.
@@ -139,12 +139,12 @@ pub struct Parts {
     /// Which of them are sick.
     pub healths: Healths,
     /// Counts.
-    pub metrics: Metrics,
+    pub metrics: PluginMetrics,
     /// A span for each container that is to start.
     pub traces: server::Traces,
 }
 
-impl std::fmt::Debug for Parts {
+impl std::fmt::Debug for PluginParts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Parts").finish_non_exhaustive()
     }
@@ -164,7 +164,7 @@ impl std::fmt::Debug for Plugin {
 
 struct PluginState {
     settings: Settings,
-    parts: Parts,
+    parts: PluginParts,
     store: Arc<AllotmentStore>,
     lister: Lister,
     /// The list for the kubelet by resource; none until something is known about the node.
@@ -185,7 +185,7 @@ struct PluginState {
 
 impl Plugin {
     /// Starts the plugin and the tasks beside it. Needs a running tokio.
-    pub fn start(settings: Settings, parts: Parts) -> Self {
+    pub fn start(settings: Settings, parts: PluginParts) -> Self {
         let (store, lister) = (Arc::clone(&parts.pods.store), parts.pods.lister.clone());
         let opened = parts.pods.opened;
         let lists = settings
@@ -305,7 +305,7 @@ fn answered_name(answer: &crate::proto::device_plugin::ContainerAllocateResponse
 }
 
 /// Whether the answer mounts this name's directory.
-fn mounts(entry: &checkpoint::Entry, name: &Name) -> bool {
+fn mounts(entry: &checkpoint::CheckpointEntry, name: &Name) -> bool {
     entry
         .answer
         .iter()

@@ -148,9 +148,9 @@ const LOOKS: u32 = 3;
 
 /// Remembers for how many looks each gap has lasted.
 #[derive(Debug, Default)]
-pub struct Standing(HashMap<(PathBuf, usize), u32>);
+pub struct StandingGaps(HashMap<(PathBuf, usize), u32>);
 
-impl Standing {
+impl StandingGaps {
     /// The large gaps of one look that have stood for several looks.
     pub fn take(&mut self, gaps: Vec<Gap>) -> Vec<Gap> {
         let mut before = std::mem::take(&mut self.0);
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn large_lasting_gap_is_reported() {
         const GIB: u64 = 1 << 30;
-        let mut standing = Standing::default();
+        let mut standing = StandingGaps::default();
         let mut told = |bytes: u64, limit: u64| standing.take(vec![gap(bytes, limit)]).len();
 
         assert_eq!([told(GIB, 0), told(GIB, 0), told(GIB, 0)], [0, 0, 1]);

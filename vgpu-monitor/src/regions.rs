@@ -17,8 +17,8 @@ use supervisor::view::{self, ClaimView, ContainerView, DeviceView};
 use vgpu_abi::host::ComputeSnapshot;
 use vgpu_abi::limits::Policy;
 
-use crate::exporter::{Claim, Compute, Container, Device, Instance, Work};
-use crate::gpu::Answer;
+use crate::exporter::{Claim, Compute, Device, Instance, ShownContainer, Work};
+use crate::gpu::DriverAnswer;
 use crate::reconcile::{self, Owners};
 
 /// The allowed cost of reading one owner's containers in one look, for owners other than root and ourselves.
@@ -44,7 +44,7 @@ impl Default for Budget {
 #[derive(Debug, Clone, Default)]
 pub struct Found {
     /// The container as it is shown.
-    pub shown: Container,
+    pub shown: ShownContainer,
     /// Its directory.
     pub path: PathBuf,
     /// Uid that owns the directory.
@@ -80,7 +80,7 @@ pub struct Census {
 /// The root is there and cannot be read.
 pub fn read(
     root: &Path,
-    answer: Option<(&Answer, &Owners)>,
+    answer: Option<(&DriverAnswer, &Owners)>,
     our_uid: u32,
     now_ns: u64,
     budget: Budget,
@@ -131,7 +131,7 @@ impl Census {
         let mut taken: HashSet<[String; 3]> = HashSet::with_capacity(self.found.len());
         let duplicates = &mut self.duplicates;
         self.found.retain_mut(|found| {
-            let Container {
+            let ShownContainer {
                 namespace,
                 pod,
                 container,
@@ -163,7 +163,7 @@ impl Census {
 /// a shared board and write any pod's name into it.
 fn found(
     mut view: ContainerView,
-    answer: Option<(&Answer, &Owners)>,
+    answer: Option<(&DriverAnswer, &Owners)>,
     our_uid: u32,
     now_ns: u64,
 ) -> Option<Found> {
@@ -191,7 +191,7 @@ fn found(
         &view.container
     };
     Some(Found {
-        shown: Container {
+        shown: ShownContainer {
             namespace: believed(&view.namespace),
             pod: believed(&view.pod),
             container: name.clone(),
@@ -297,7 +297,7 @@ fn compute(view: &ContainerView, device: &DeviceView, now_ns: u64) -> Compute {
 fn device(
     view: &ContainerView,
     device: &DeviceView,
-    answer: Option<&Answer>,
+    answer: Option<&DriverAnswer>,
     reaches: bool,
     now_ns: u64,
 ) -> Device {
@@ -352,7 +352,7 @@ fn utilization(
     view: &ContainerView,
     device: &DeviceView,
     gpu: &Gpu,
-    answer: &Answer,
+    answer: &DriverAnswer,
 ) -> Option<f64> {
     let pids: HashSet<u32> = view.processes.iter().filter_map(|p| p.host_pid).collect();
     let held = answer
@@ -467,7 +467,7 @@ mod tests {
         }
     }
 
-    fn census(views: Vec<ContainerView>, answer: Option<&Answer>, our_uid: u32) -> Census {
+    fn census(views: Vec<ContainerView>, answer: Option<&DriverAnswer>, our_uid: u32) -> Census {
         let no_owners = Owners::new();
         let answer = answer.map(|answer| (answer, &no_owners));
         let found = views
@@ -483,7 +483,7 @@ mod tests {
 
     fn names(census: &Census) -> Vec<String> {
         let name = |found: &Found| {
-            let Container {
+            let ShownContainer {
                 namespace,
                 pod,
                 container,
@@ -579,7 +579,7 @@ mod tests {
             profile: "1g.5gb".to_owned(),
             ids: Some((7, 0)),
         }];
-        let answer = Answer {
+        let answer = DriverAnswer {
             inventory: Inventory {
                 gpus: vec![whole],
                 faults: Vec::new(),
@@ -621,7 +621,7 @@ mod tests {
                 ..device_of("GPU-1")
             }];
             view.processes = vec![process(11)];
-            let answer = Answer {
+            let answer = DriverAnswer {
                 inventory: Inventory::default(),
                 processes: vec![held("GPU-1", 11, 1, None), held("GPU-1", 12, 1, None)],
             };
@@ -653,7 +653,7 @@ mod tests {
                 gpus: vec![gpu],
                 faults: Vec::new(),
             };
-            let answer = Answer {
+            let answer = DriverAnswer {
                 inventory,
                 processes: vec![held("GPU-1", 11, 1, of_process)],
             };

@@ -29,14 +29,14 @@ const LOOKS_TO_WRITE: u32 = 6;
 /// The sums of this node, and the thread that makes them.
 #[derive(Debug)]
 pub struct Usage {
-    shared: Arc<Shared>,
+    shared: Arc<UsageState>,
     /// Dropped to end the thread.
     stop: Option<Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct UsageState {
     root: PathBuf,
     sums: Mutex<Sums>,
 }
@@ -53,7 +53,7 @@ impl Usage {
             }
             Sums::default()
         });
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(UsageState {
             root: root.to_owned(),
             sums: Mutex::new(sums),
         });
@@ -99,7 +99,7 @@ impl Drop for Usage {
     }
 }
 
-impl Shared {
+impl UsageState {
     fn look(&self) {
         let our_uid = nix::unistd::geteuid().as_raw();
         // Without a root there are no containers; the scrape says that it cannot be read.

@@ -29,7 +29,7 @@ use vgpu_monitor::attest::cluster::Cluster;
 use vgpu_monitor::attest::series::Row;
 use vgpu_monitor::attest::tell::Policy;
 use vgpu_monitor::attest::verdict::Verdict;
-use vgpu_monitor::attest::watch::Pace;
+use vgpu_monitor::attest::watch::LookPace;
 use vgpu_monitor::attest::{Attestation, Settings};
 use vgpu_monitor::driver_files::DriverFiles;
 use vgpu_monitor::gpu::Asker;
@@ -204,7 +204,7 @@ impl World {
             exempt_namespaces: ["trusted".to_owned()].into(),
             exempt_programs: ["raw".to_owned()].into(),
             policy,
-            pace: Pace {
+            pace: LookPace {
                 every: Duration::from_millis(20),
                 turn: Duration::from_secs(1),
                 idle: Duration::from_millis(40),

@@ -15,12 +15,12 @@ use prometheus_client::registry::Registry;
 use supervisor::gpu::hardware::{Hardware, Pcie};
 use tower::ServiceExt;
 use vgpu_abi::waits::Waits;
-use vgpu_monitor::arbiter::Status;
+use vgpu_monitor::arbiter::ArbiterStatus;
 use vgpu_monitor::attest::series::{Owner, Picture, Row};
 use vgpu_monitor::attest::verdict::Verdict;
 use vgpu_monitor::exporter::{
-    Account, Claim, Compute, Container, Detail, Device, Gpu, Instance, Look, Names, Shown, Used,
-    Work, encode,
+    Account, Claim, Compute, Detail, Device, Gpu, Instance, Look, Names, Shown, ShownContainer,
+    Used, Work, encode,
 };
 
 #[derive(Debug)]
@@ -98,7 +98,7 @@ fn hardware(index: u32) -> Hardware {
 /// A node with a pod on a GPU, a run without Kubernetes on an instance, and a GPU that says
 /// nothing of its use.
 fn node() -> Shown {
-    let training = Container {
+    let training = ShownContainer {
         namespace: "research".to_owned(),
         pod: "train-0".to_owned(),
         container: "main".to_owned(),
@@ -168,7 +168,7 @@ fn node() -> Shown {
         policy: "floor",
         arbiter_age: Some(Duration::from_millis(37)),
     };
-    let serving = Container {
+    let serving = ShownContainer {
         container: "serve".to_owned(),
         devices: vec![Device {
             index: 0,
@@ -179,7 +179,7 @@ fn node() -> Shown {
             }),
             ..Device::default()
         }],
-        ..Container::default()
+        ..ShownContainer::default()
     };
     Shown {
         node: "gpu-node-1".to_owned(),
@@ -216,7 +216,7 @@ fn node() -> Shown {
             skipped: vec![("broken", 5), ("duplicate", 0)],
             nvml_up: Some(true),
             gpu_faults: 0,
-            arbiter: Some(Status {
+            arbiter: Some(ArbiterStatus {
                 leads: true,
                 served: 2,
                 failed: 0,
@@ -288,10 +288,10 @@ fn empty_node_still_shows_its_own_series() {
 #[test]
 fn container_name_cannot_inject_a_series() {
     let hostile = "x\"} 1\nhami_vgpu_memory_used_bytes{container=\"prod\\";
-    let container = Container {
+    let container = ShownContainer {
         container: hostile.to_owned(),
         devices: vec![Device::default()],
-        ..Container::default()
+        ..ShownContainer::default()
     };
     let shown = Shown {
         containers: vec![container],
@@ -350,7 +350,7 @@ fn documented_series_match_served_series() {
 /// A node of 8 GPUs with NVLink and 20 containers of 20 workloads that work; two have a floor, one was refused memory
 /// once, one GPU is throttled.
 fn full_node() -> Shown {
-    let [mut training, _] = <[Container; 2]>::try_from(node().containers).unwrap();
+    let [mut training, _] = <[ShownContainer; 2]>::try_from(node().containers).unwrap();
     training.devices.truncate(1);
     let containers = (0..20).map(|number| {
         let mut container = training.clone();

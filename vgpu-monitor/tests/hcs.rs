@@ -21,7 +21,7 @@ use kube_api::vendor::{Switches, Vendors};
 use placement::Device;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use vgpu_monitor::hcs::{self, Series, Settings, Sources, compose::Speed};
+use vgpu_monitor::hcs::{self, ReportSources, Settings, WriteSeries, compose::Speed};
 use vgpu_monitor::node_gpus::{Health, Inventory, KnownGpu, Nic, Scores, Sick, Wires};
 
 use crate::harness::Server;
@@ -40,7 +40,7 @@ struct World {
     gpus: watch::Sender<Option<Arc<Inventory>>>,
     health: watch::Sender<Arc<Health>>,
     scores: watch::Sender<Arc<Scores>>,
-    series: Series,
+    series: WriteSeries,
     settings: Settings,
     agent: tokio::task::JoinHandle<()>,
 }
@@ -139,8 +139,8 @@ impl World {
             absent: Duration::from_millis(50),
             ..Settings::new("n1")
         };
-        let series = Series::new("n1");
-        let sources = Sources {
+        let series = WriteSeries::new("n1");
+        let sources = ReportSources {
             inventories,
             healths,
             scores: scored,
@@ -476,7 +476,7 @@ async fn nothing_is_written_while_nothing_changes() {
 
     // A heartbeat is one write.
     world.agent.abort();
-    let sources = Sources {
+    let sources = ReportSources {
         inventories: world.gpus.subscribe(),
         healths: world.health.subscribe(),
         scores: world.scores.subscribe(),

@@ -19,7 +19,7 @@ use supervisor::instance::{LIMITS, Labels};
 use tokio::sync::watch;
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
 use vgpu_monitor::driver_files::DriverFiles;
-use vgpu_monitor::health::driver::Pace;
+use vgpu_monitor::health::driver::QueryPace;
 use vgpu_monitor::health::judge::Patience;
 use vgpu_monitor::health::xid::{Checks, TABLE, Until};
 use vgpu_monitor::health::{self, Settings, Started};
@@ -68,7 +68,7 @@ impl World {
                     silence: Duration::from_millis(1500),
                     start: Duration::from_secs(30),
                 },
-                pace: Pace {
+                pace: QueryPace {
                     events: Duration::from_millis(10),
                     probe: Duration::from_millis(30),
                     retry: Duration::from_millis(50),

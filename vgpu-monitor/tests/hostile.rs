@@ -23,7 +23,7 @@ use prometheus_client::registry::Registry;
 use proptest::prelude::*;
 use server::Readiness;
 use vgpu_monitor::exporter::{Names, Shown};
-use vgpu_monitor::node::{Collector, Node};
+use vgpu_monitor::node::{Node, NodeCollector};
 
 /// Far more than a look takes; without it a hanging look would hang the test run.
 const HANGS: Duration = Duration::from_secs(60);
@@ -345,7 +345,7 @@ fn unreadable_root_is_reported() {
 fn exposition(node: Arc<Node>) -> String {
     let mut registry = Registry::default();
     let readiness = Readiness::waiting_for("the first look");
-    registry.register_collector(Box::new(Collector::new(node, readiness)));
+    registry.register_collector(Box::new(NodeCollector::new(node, readiness)));
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
     text

@@ -21,7 +21,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{sleep, timeout};
 
 /// Pods by uid: namespace and name.
-pub type Pods = HashMap<String, (String, String)>;
+pub type PodNames = HashMap<String, (String, String)>;
 
 /// A pod that is to be evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub struct Cluster(Option<Arc<Link>>);
 
 #[derive(Debug)]
 struct Link {
-    pods: Mutex<Arc<Pods>>,
+    pods: Mutex<Arc<PodNames>>,
     wanted: Notify,
     evictions: mpsc::Sender<Evict>,
 }
@@ -91,7 +91,7 @@ impl Cluster {
 
     /// The pods of the node as of the last time that a caller wanted a pod that was not in the list.
     #[must_use]
-    pub fn pods(&self) -> Arc<Pods> {
+    pub fn pods(&self) -> Arc<PodNames> {
         self.0
             .as_ref()
             .map(|link| Arc::clone(&link.pods.lock()))
@@ -164,10 +164,12 @@ async fn evict(client: kube::Client, node: String, mut asked: mpsc::Receiver<Evi
         }
         let answer = match refused.get(&evict.uid) {
             // Not asked again: a budget is respected for so long.
-            Some(first) if ends(&evict, Answer::HeldBack, *first) => Answer::HeldBack,
+            Some(first) if ends(&evict, EvictionAnswer::HeldBack, *first) => {
+                EvictionAnswer::HeldBack
+            }
             _ => ask(&pods, &evict).await,
         };
-        if answer == Answer::HeldBack {
+        if answer == EvictionAnswer::HeldBack {
             remember(&mut refused, &evict);
         }
         let first = refused.get(&evict.uid).copied().unwrap_or(evict.at);
@@ -177,7 +179,7 @@ async fn evict(client: kube::Client, node: String, mut asked: mpsc::Receiver<Evi
         match timeout(CALL, pods.delete(pod, &ending(&evict))).await {
             Ok(Ok(_)) => {
                 refused.remove(&evict.uid);
-                if answer == Answer::HeldBack {
+                if answer == EvictionAnswer::HeldBack {
                     tracing::warn!(
                         %namespace, %pod,
                         "deleted: it holds a GPU past its limits, and its eviction has been refused for {} s",
@@ -197,7 +199,7 @@ async fn evict(client: kube::Client, node: String, mut asked: mpsc::Receiver<Evi
 
 /// What the API server says about an eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Answer {
+enum EvictionAnswer {
     /// It would evict the pod now.
     Allowed,
     /// It does not evict the pod, and may later.
@@ -207,18 +209,18 @@ enum Answer {
 }
 
 /// Whether a pod is deleted after this answer. `first` is when its eviction was first held back.
-fn ends(evict: &Evict, answer: Answer, first: Instant) -> bool {
+fn ends(evict: &Evict, answer: EvictionAnswer, first: Instant) -> bool {
     let has_waited = || evict.at.saturating_duration_since(first) >= evict.grace;
     !evict.dry_run
         && match answer {
-            Answer::Allowed => true,
-            Answer::HeldBack => has_waited(),
-            Answer::Refused => false,
+            EvictionAnswer::Allowed => true,
+            EvictionAnswer::HeldBack => has_waited(),
+            EvictionAnswer::Refused => false,
         }
 }
 
 /// Asks whether it would be evicted now.
-async fn ask(pods: &Api<Pod>, evict: &Evict) -> Answer {
+async fn ask(pods: &Api<Pod>, evict: &Evict) -> EvictionAnswer {
     let Evict {
         namespace,
         pod,
@@ -236,14 +238,14 @@ async fn ask(pods: &Api<Pod>, evict: &Evict) -> Answer {
             if *dry_run {
                 tracing::warn!(%namespace, %pod, dry_run, "would be evicted: it holds a GPU past its limits");
             }
-            Answer::Allowed
+            EvictionAnswer::Allowed
         }
         Ok(Err(error)) => {
             tracing::warn!(%namespace, %pod, dry_run, %error, "not evicted");
             if holds_back(&error) {
-                Answer::HeldBack
+                EvictionAnswer::HeldBack
             } else {
-                Answer::Refused
+                EvictionAnswer::Refused
             }
         }
         // The client tries again by itself what a budget refuses (429), for as long as the API server says.
@@ -253,7 +255,7 @@ async fn ask(pods: &Api<Pod>, evict: &Evict) -> Answer {
                 "not evicted within {} s: by a disruption budget, or the API server does not answer",
                 CALL.as_secs()
             );
-            Answer::HeldBack
+            EvictionAnswer::HeldBack
         }
     }
 }
@@ -342,13 +344,13 @@ mod tests {
             at: first + Duration::from_secs(seconds),
         };
         for (seconds, grace, answer, expected) in [
-            (0, 300, Answer::Allowed, true),
-            (0, 300, Answer::HeldBack, false),
-            (299, 300, Answer::HeldBack, false),
-            (300, 300, Answer::HeldBack, true),
-            (0, 0, Answer::HeldBack, true),
-            (300, 300, Answer::Refused, false),
-            (0, 0, Answer::Refused, false),
+            (0, 300, EvictionAnswer::Allowed, true),
+            (0, 300, EvictionAnswer::HeldBack, false),
+            (299, 300, EvictionAnswer::HeldBack, false),
+            (300, 300, EvictionAnswer::HeldBack, true),
+            (0, 0, EvictionAnswer::HeldBack, true),
+            (300, 300, EvictionAnswer::Refused, false),
+            (0, 0, EvictionAnswer::Refused, false),
         ] {
             let evict = after(seconds, grace, false);
             assert_eq!(

@@ -50,7 +50,7 @@ pub enum Library {
 
 /// The facts that a look at a process found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct ProcessFacts {
     /// Process id on the host.
     pub pid: u32,
     /// When it began, in clock ticks since boot: with the pid, it is one process.
@@ -196,7 +196,7 @@ impl Eyes {
     ///
     /// # Errors
     /// As [`Self::open_devices`].
-    pub fn mapped(&self, facts: &mut Facts, ours: &Ours) -> std::io::Result<usize> {
+    pub fn mapped(&self, facts: &mut ProcessFacts, ours: &Ours) -> std::io::Result<usize> {
         let file = fs::File::open(self.of_pid(facts.pid, "maps"))?;
         let mut lines = BufReader::with_capacity(64 << 10, file);
         let mut line = Vec::new();
@@ -213,7 +213,7 @@ impl Eyes {
         }
     }
 
-    fn mapping(&self, facts: &mut Facts, ours: &Ours, id: FileId, path: &str) {
+    fn mapping(&self, facts: &mut ProcessFacts, ours: &Ours, id: FileId, path: &str) {
         if let Some(version) = ours.libraries.get(&id) {
             facts.library = Library::Installed(version.clone());
         } else if let Some(dir) = ours.limits.get(&id) {
@@ -230,7 +230,7 @@ impl Eyes {
     }
 
     /// Fills in the process's identity and the container that it belongs to.
-    pub fn introduce(&self, facts: &mut Facts, ours: &Ours) {
+    pub fn introduce(&self, facts: &mut ProcessFacts, ours: &Ours) {
         let program = fs::read_to_string(self.of_pid(facts.pid, "comm")).unwrap_or_default();
         facts.program = plain(program.trim_end());
         let cgroup = fs::read_to_string(self.of_pid(facts.pid, "cgroup")).unwrap_or_default();
@@ -354,9 +354,9 @@ mod tests {
         let mut ours = Ours::default();
         ours.libraries
             .insert(file_id(&program).unwrap(), "0.1".to_owned());
-        let mut facts = Facts {
+        let mut facts = ProcessFacts {
             pid,
-            ..Facts::default()
+            ..ProcessFacts::default()
         };
         assert!(eyes.mapped(&mut facts, &ours).unwrap() > 3);
         assert_eq!(facts.library, Library::Installed("0.1".to_owned()));

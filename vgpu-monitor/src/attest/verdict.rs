@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
-use super::look::{Facts, Library};
+use super::look::{Library, ProcessFacts};
 
 /// The verdict on a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -200,7 +200,7 @@ pub fn can_compute(devices: &BTreeSet<String>) -> bool {
 
 /// Judges a process that holds a GPU. `executable` is the name of its program's file.
 #[must_use]
-pub fn judge(facts: &Facts, executable: &str, ground: &Ground) -> Judged {
+pub fn judge(facts: &ProcessFacts, executable: &str, ground: &Ground) -> Judged {
     let container = container_of(facts, ground);
     let judged = |verdict, reason| Judged {
         verdict,
@@ -266,7 +266,7 @@ pub fn judge(facts: &Facts, executable: &str, ground: &Ground) -> Judged {
 }
 
 /// Whether these limits are of the pod that the process is in; outside of pods, of a run of this host's.
-fn is_its_own(facts: &Facts, limits: &Path, ground: &Ground) -> bool {
+fn is_its_own(facts: &ProcessFacts, limits: &Path, ground: &Ground) -> bool {
     let Some(known) = ground.containers.get(limits) else {
         return false;
     };
@@ -279,7 +279,7 @@ fn is_its_own(facts: &Facts, limits: &Path, ground: &Ground) -> bool {
 
 /// The managed container that a process belongs to: by a slot that it holds, by the limits that it has mapped
 /// or sees, otherwise by its pod if that has only one.
-fn container_of(facts: &Facts, ground: &Ground) -> Option<PathBuf> {
+fn container_of(facts: &ProcessFacts, ground: &Ground) -> Option<PathBuf> {
     let by_slot = ground
         .containers
         .values()
@@ -339,8 +339,8 @@ mod tests {
         }
     }
 
-    fn facts(pod_uid: &str, library: Library) -> Facts {
-        Facts {
+    fn facts(pod_uid: &str, library: Library) -> ProcessFacts {
+        ProcessFacts {
             pid: 7,
             place: Some(PodContainer {
                 pod_uid: pod_uid.to_owned(),
@@ -348,7 +348,7 @@ mod tests {
             }),
             library,
             limits: Some(PathBuf::from(CLAIM)),
-            ..Facts::default()
+            ..ProcessFacts::default()
         }
     }
 

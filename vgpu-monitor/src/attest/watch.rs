@@ -1,5 +1,5 @@
 //! Which processes are looked at when. Each is looked at soon after it began and again and again, those that hold a GPU
-//! or are named by the driver first; never more in one turn than [`Pace::turn`] allows, so that what this costs has a
+//! or are named by the driver first; never more in one turn than [`LookPace::turn`] allows, so that what this costs has a
 //! bound whatever the processes do. Judges nothing.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 
-use super::look::{Eyes, Facts, Ours};
+use super::look::{Eyes, Ours, ProcessFacts};
 use super::verdict::{self, Ground, Judged, Reason, Verdict};
 
 /// How often processes are looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pace {
+pub struct LookPace {
     /// Processes are listed this often.
     pub every: Duration,
     /// Looks of one turn take about this much processor time at most.
@@ -28,7 +28,7 @@ pub struct Pace {
     pub confirm: Duration,
 }
 
-impl Default for Pace {
+impl Default for LookPace {
     fn default() -> Self {
         Self {
             every: Duration::from_secs(2),
@@ -56,7 +56,7 @@ fn spent() -> Duration {
 #[derive(Debug, Clone)]
 pub struct GpuHolder {
     /// The facts of the last look.
-    pub facts: Facts,
+    pub facts: ProcessFacts,
     /// Name of its program's file.
     pub executable: String,
     /// The judgement.
@@ -89,7 +89,7 @@ struct WatchedProcess {
 #[derive(Debug)]
 pub struct Watch {
     eyes: Eyes,
-    pace: Pace,
+    pace: LookPace,
     seen: HashMap<u32, WatchedProcess>,
     /// Processes that could not be looked at, at the last try.
     refused: HashSet<u32>,
@@ -100,7 +100,7 @@ pub struct Watch {
 impl Watch {
     /// Nothing seen yet.
     #[must_use]
-    pub fn new(eyes: Eyes, pace: Pace) -> Self {
+    pub fn new(eyes: Eyes, pace: LookPace) -> Self {
         Self {
             eyes,
             pace,
@@ -219,16 +219,16 @@ impl Watch {
         started: u64,
         ours: &Ours,
         thorough: bool,
-    ) -> std::io::Result<Option<Facts>> {
+    ) -> std::io::Result<Option<ProcessFacts>> {
         let (devices, _) = self.eyes.open_devices(pid)?;
         if !thorough && !verdict::can_compute(&devices) {
             return Ok(None);
         }
-        let mut facts = Facts {
+        let mut facts = ProcessFacts {
             pid,
             started,
             devices,
-            ..Facts::default()
+            ..ProcessFacts::default()
         };
         self.eyes.mapped(&mut facts, ours)?;
         if !verdict::can_compute(&facts.devices) {
@@ -240,7 +240,7 @@ impl Watch {
 
     fn judged(
         &self,
-        facts: Facts,
+        facts: ProcessFacts,
         old: Option<Box<GpuHolder>>,
         now: Instant,
         ground: &Ground,
@@ -282,9 +282,9 @@ impl Watch {
             .iter()
             .filter(move |(_, since)| now.saturating_duration_since(**since) >= confirm)
             .map(|(pid, since)| GpuHolder {
-                facts: Facts {
+                facts: ProcessFacts {
                     pid: *pid,
-                    ..Facts::default()
+                    ..ProcessFacts::default()
                 },
                 executable: String::new(),
                 judged: Judged {

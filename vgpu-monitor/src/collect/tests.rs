@@ -17,7 +17,7 @@ struct Saying {
     uncut: Vec<Option<String>>,
 }
 
-impl Sources for Said {
+impl LifeSources for Said {
     async fn in_use(&self) -> Result<BTreeSet<Name>, SourceError> {
         let meanwhile = self.0.lock().meanwhile.take();
         if let Some(meanwhile) = meanwhile {
@@ -39,7 +39,7 @@ struct World {
     node: NodeDir,
     delivery: Arc<Delivery>,
     said: Said,
-    collector: Collector<Said>,
+    collector: LeftoverCollector<Said>,
 }
 
 const GRACE: Duration = Duration::from_secs(30);
@@ -54,7 +54,8 @@ impl World {
             meanwhile: None,
             uncut: Vec::new(),
         })));
-        let collector = Collector::new(Arc::clone(&delivery), said.clone()).with_grace(GRACE);
+        let collector =
+            LeftoverCollector::new(Arc::clone(&delivery), said.clone()).with_grace(GRACE);
         Self {
             node,
             delivery,
@@ -229,7 +230,8 @@ fn unreadable_directory_still_counts_its_memory() {
         std::fs::write(world.node.path("var/lib/vgpu/lib/0.0.1-old").join(file), "").unwrap();
     }
     let again = Arc::new(world.node.delivery(Manner::Cdi));
-    let collector = Collector::new(Arc::clone(&again), world.said.clone()).with_grace(GRACE);
+    let collector =
+        LeftoverCollector::new(Arc::clone(&again), world.said.clone()).with_grace(GRACE);
     let world = World {
         delivery: again,
         collector,

@@ -9,14 +9,14 @@ use placement::Kind;
 use vgpu_abi::limits::Limits;
 use vgpu_abi::size::Size;
 
-use super::record::{Record, RecordDevice};
+use super::record::{ContainerRecord, RecordDevice};
 use super::{DeliveryError, Name, files, place};
 use crate::node_gpus::{Inventory, KnownGpu};
 
 /// A container's delivery.
 #[derive(Debug, Clone)]
 pub(super) struct GivenContainer {
-    pub(super) record: Record,
+    pub(super) record: ContainerRecord,
     /// When it was last given, in [`GpuLoads::moment`]s.
     pub(super) touched: u64,
     /// Two sources say that its pod is gone: it counts for no GPU.
@@ -47,7 +47,7 @@ impl GpuLoads {
                 Err(reason) => {
                     let limits = place::read_limits(root, &name).unwrap_or_default();
                     (
-                        Record::of_limits(&name, &limits),
+                        ContainerRecord::of_limits(&name, &limits),
                         Some(format!("{reason:#}")),
                     )
                 }
@@ -82,7 +82,7 @@ impl GpuLoads {
             .filter_map(|(name, held)| Some((name, held.broken.as_deref()?)))
     }
 
-    pub(super) fn hold(&mut self, name: &Name, record: Record) {
+    pub(super) fn hold(&mut self, name: &Name, record: ContainerRecord) {
         self.clock += 1;
         let held = GivenContainer {
             record,
@@ -95,7 +95,7 @@ impl GpuLoads {
 
     /// Counts a record that is about to be written: of each GPU the container has the most that it has before or after.
     /// A record that the container already has changes nothing.
-    pub(super) fn reserve(&mut self, name: &Name, wanted: &Record) {
+    pub(super) fn reserve(&mut self, name: &Name, wanted: &ContainerRecord) {
         let mut record = wanted.clone();
         let before = self.held.get(name).filter(|held| !held.gone);
         for held in before.iter().flat_map(|held| &held.record.devices) {
@@ -137,7 +137,7 @@ impl GpuLoads {
     }
 
     /// Whether the record has more of any GPU than the container has already.
-    pub(super) fn has_more(&self, name: &Name, wanted: &Record) -> bool {
+    pub(super) fn has_more(&self, name: &Name, wanted: &ContainerRecord) -> bool {
         wanted.devices.iter().any(|device| !self.has(name, device))
     }
 
@@ -158,7 +158,7 @@ impl GpuLoads {
     pub(super) fn check(
         &self,
         name: &Name,
-        wanted: &Record,
+        wanted: &ContainerRecord,
         inventory: &Inventory,
         root: &Path,
     ) -> Result<(), DeliveryError> {
@@ -187,7 +187,7 @@ impl GpuLoads {
     fn sum(
         &self,
         name: &Name,
-        wanted: &Record,
+        wanted: &ContainerRecord,
         device: &RecordDevice,
         root: &Path,
     ) -> (Load, Vec<(String, Load)>) {
@@ -231,7 +231,7 @@ impl GpuLoads {
     }
 }
 
-fn container_of(record: &Record) -> String {
+fn container_of(record: &ContainerRecord) -> String {
     let labels = &record.labels;
     if labels.pod.is_empty() {
         return format!("allotment {}", labels.name);
@@ -342,26 +342,26 @@ impl Most {
         })
     }
 
-    fn is_passed_by(&self, sum: &Load) -> Option<Part> {
+    fn is_passed_by(&self, sum: &Load) -> Option<LoadPart> {
         let Self(most) = self;
         if sum.memory_bytes > most.memory_bytes {
-            return Some(Part::Memory);
+            return Some(LoadPart::Memory);
         }
         if sum.cores > most.cores {
-            return Some(Part::Cores);
+            return Some(LoadPart::Cores);
         }
-        (sum.slots > most.slots).then_some(Part::Slots)
+        (sum.slots > most.slots).then_some(LoadPart::Slots)
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum LoadPart {
     Memory,
     Cores,
     Slots,
 }
 
-impl Part {
+impl LoadPart {
     fn of(self, load: &Load) -> String {
         match self {
             Self::Memory => Size(load.memory_bytes).to_string(),
@@ -379,7 +379,7 @@ impl Part {
 pub struct Overcommit {
     container: String,
     uuid: String,
-    part: Part,
+    part: LoadPart,
     asked: Load,
     most: Most,
     holders: Vec<(String, Load)>,

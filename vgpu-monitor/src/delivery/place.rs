@@ -23,7 +23,7 @@ use vgpu_abi::limits::{Limits, LimitsFile};
 use vgpu_abi::targets::TargetsFile;
 
 use super::files::{self, failed};
-use super::record::Record;
+use super::record::ContainerRecord;
 use super::{DeliveryError, Name};
 use crate::steps::step;
 
@@ -50,7 +50,7 @@ pub(super) const RECORD_MOST_BYTES: u64 = 256 << 10;
 pub(super) fn make(
     root: &Path,
     name: &Name,
-    record: &Record,
+    record: &ContainerRecord,
     limits: &Limits,
 ) -> Result<(), DeliveryError> {
     let new = root.join(format!("{NEW}{name}"));
@@ -67,7 +67,7 @@ pub(super) fn make(
     made
 }
 
-fn fill(new: &Path, record: &Record, limits: &Limits) -> Result<(), DeliveryError> {
+fn fill(new: &Path, record: &ContainerRecord, limits: &Limits) -> Result<(), DeliveryError> {
     files::make_dir(new, DIR_MODE)?;
     step();
     let instance = Instance::open(new)?;
@@ -95,8 +95,8 @@ fn show(path: &Path) -> Result<(), DeliveryError> {
 pub(super) fn repair(
     root: &Path,
     name: &Name,
-    before: Option<&Record>,
-    record: &Record,
+    before: Option<&ContainerRecord>,
+    record: &ContainerRecord,
     limits: &Limits,
 ) -> Result<(), DeliveryError> {
     let path = root.join(&name.0);
@@ -126,7 +126,11 @@ pub(super) fn repair(
 }
 
 /// Replaces a container's record if it says something else.
-pub(super) fn write_record(root: &Path, name: &Name, record: &Record) -> Result<(), DeliveryError> {
+pub(super) fn write_record(
+    root: &Path,
+    name: &Name,
+    record: &ContainerRecord,
+) -> Result<(), DeliveryError> {
     let file = root.join(&name.0).join(LABELS);
     let text = text(record);
     if !regular::read(&file, RECORD_MOST_BYTES).is_ok_and(|old| old == text) {
@@ -400,7 +404,7 @@ pub(super) fn clear_halves(root: &Path) -> Result<Vec<PathBuf>, DeliveryError> {
 }
 
 /// The record of a directory.
-pub(super) fn read(root: &Path, name: &Name) -> anyhow::Result<Record> {
+pub(super) fn read(root: &Path, name: &Name) -> anyhow::Result<ContainerRecord> {
     let instance = Instance::open(&root.join(&name.0))?;
     let path = instance.path().join(LABELS);
     let bytes = regular::read(&path, RECORD_MOST_BYTES)
@@ -414,7 +418,7 @@ pub(super) fn read_limits(root: &Path, name: &Name) -> Option<Limits> {
     view::read_limits(&instance).ok()
 }
 
-fn text(record: &Record) -> Vec<u8> {
+fn text(record: &ContainerRecord) -> Vec<u8> {
     // A record is made of texts and numbers, which all can be written.
     let mut text = serde_json::to_vec_pretty(record).unwrap_or_default();
     text.push(b'\n');

@@ -15,7 +15,7 @@ use crate::node_gpus::Inventory;
 /// A container's record. Every field may be missing, so that releases can be mixed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct Record {
+pub(super) struct ContainerRecord {
     #[serde(flatten)]
     pub(super) labels: Labels,
     /// Name of the directory that has its library.
@@ -60,7 +60,7 @@ pub(super) struct RecordInstance {
     pub(super) compute_instance: u32,
 }
 
-impl Record {
+impl ContainerRecord {
     /// The record of a container that is not known yet.
     pub(super) fn empty(name: &Name, manner: Manner, library: &str) -> Self {
         let created = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

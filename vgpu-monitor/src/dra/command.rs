@@ -25,7 +25,7 @@ use super::service::{Registered, Service};
 use super::sharers::Sharers;
 use super::slices::Others;
 use super::{DRIVER, Metrics, Sockets, facts};
-use crate::collect::{self, Collector};
+use crate::collect::{self, LeftoverCollector};
 use crate::delivery::{self, Delivery, Manner};
 use crate::driver_files::DriverFiles;
 use crate::own_pods::OwnPods;
@@ -169,7 +169,7 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
         pods,
         lister: Lister::start(
             args.agent.kubelet_dir.join("pod-resources/kubelet.sock"),
-            plugin::Metrics::new(&args.agent.node_name),
+            plugin::PluginMetrics::new(&args.agent.node_name),
         ),
     };
     tracing::info!(
@@ -183,7 +183,7 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
         tokio::spawn(publisher.run()),
         tokio::spawn(sharers.run()),
         tokio::spawn(clear(
-            Collector::new(Arc::clone(&delivery), leftovers),
+            LeftoverCollector::new(Arc::clone(&delivery), leftovers),
             preparer,
         )),
         tokio::spawn(withdraw(client.clone(), args.agent.node_name.clone())),
@@ -228,7 +228,7 @@ async fn without_plugin(
 }
 
 /// Runs the garbage collection for as long as the driver lives.
-async fn clear(collector: Collector<Leftovers>, preparer: Preparer) {
+async fn clear(collector: LeftoverCollector<Leftovers>, preparer: Preparer) {
     loop {
         match collector.look().await {
             Ok(looked) => {

@@ -12,7 +12,7 @@ use super::checkpoint::{Checkpoint, Ready};
 use super::claim::Asked;
 use super::part_name;
 use crate::api_answer::Without;
-use crate::collect::{LivingPod, SourceError, Sources};
+use crate::collect::{LifeSources, LivingPod, SourceError};
 use crate::delivery::{Delivery, Name};
 use crate::own_pods::OwnPods;
 use crate::plugin::Lister;
@@ -65,7 +65,7 @@ impl Leftovers {
     }
 }
 
-impl Sources for Leftovers {
+impl LifeSources for Leftovers {
     async fn in_use(&self) -> Result<BTreeSet<Name>, SourceError> {
         let listed = self.lister.pods().await?;
         let claims = self.checkpoint.all();

@@ -11,11 +11,11 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
 use super::detail::Detail;
-use super::shown::{Container, Device, Gpu, Instance, Shown};
+use super::shown::{Device, Gpu, Instance, Shown, ShownContainer};
+
+pub(super) use crate::families::Labels;
 
 pub(super) const BYTES: Option<Unit> = Some(Unit::Bytes);
-
-pub(super) type Labels<'a> = Vec<(&'static str, Cow<'a, str>)>;
 
 pub(super) fn text(text: &str) -> Cow<'_, str> {
     Cow::Borrowed(text)
@@ -36,7 +36,7 @@ pub(super) fn device_type(gpu: &Gpu) -> Cow<'_, str> {
     Cow::Owned(format!("NVIDIA-{}", gpu.model))
 }
 
-pub(super) fn devices(shown: &Shown) -> impl Iterator<Item = (&Container, &Device)> {
+pub(super) fn devices(shown: &Shown) -> impl Iterator<Item = (&ShownContainer, &Device)> {
     shown
         .containers
         .iter()
@@ -62,7 +62,7 @@ pub(super) fn legacy_gpu_labels<'a>(node: &'a str, gpu: &'a Gpu) -> Labels<'a> {
     ]
 }
 
-pub(super) fn container_labels<'a>(node: &'a str, container: &'a Container) -> Labels<'a> {
+pub(super) fn container_labels<'a>(node: &'a str, container: &'a ShownContainer) -> Labels<'a> {
     vec![
         ("node", text(node)),
         ("namespace", text(&container.namespace)),
@@ -73,7 +73,7 @@ pub(super) fn container_labels<'a>(node: &'a str, container: &'a Container) -> L
 
 pub(super) fn labels<'a>(
     node: &'a str,
-    container: &'a Container,
+    container: &'a ShownContainer,
     device: &'a Device,
 ) -> Labels<'a> {
     let mut labels = container_labels(node, container);
@@ -84,7 +84,7 @@ pub(super) fn labels<'a>(
     labels
 }
 
-pub(super) fn legacy_labels<'a>(container: &'a Container, device: &'a Device) -> Labels<'a> {
+pub(super) fn legacy_labels<'a>(container: &'a ShownContainer, device: &'a Device) -> Labels<'a> {
     vec![
         ("podnamespace", text(&container.namespace)),
         ("podname", text(&container.pod)),

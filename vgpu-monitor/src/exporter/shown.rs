@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use supervisor::gpu::hardware::Hardware;
 use vgpu_abi::waits::Waits;
 
-use crate::arbiter::Status;
+use crate::arbiter::ArbiterStatus;
 
 /// A node at one moment.
 #[derive(Debug, Clone, Default)]
@@ -18,7 +18,7 @@ pub struct Shown {
     /// Their hardware, in order of index; empty if the driver has not answered.
     pub hardware: Vec<Hardware>,
     /// Its containers; no two have the same namespace, pod and container.
-    pub containers: Vec<Container>,
+    pub containers: Vec<ShownContainer>,
     /// The use of its workloads, those that have ended too.
     pub workloads: Vec<Used>,
     /// How the look at them went.
@@ -69,7 +69,7 @@ pub struct Gpu {
 
 /// A container.
 #[derive(Debug, Clone, Default)]
-pub struct Container {
+pub struct ShownContainer {
     /// Kubernetes namespace; empty under `vgpu run`.
     pub namespace: String,
     /// Pod; empty under `vgpu run`.
@@ -213,7 +213,7 @@ pub struct Look {
     /// GPUs that did not answer.
     pub gpu_faults: u64,
     /// The compute arbiter of this process; `None` if it has none.
-    pub arbiter: Option<Status>,
+    pub arbiter: Option<ArbiterStatus>,
     /// The duration of the look.
     pub took: Duration,
 }

@@ -15,7 +15,7 @@ use nix::unistd::{Pid, getppid};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
-use super::rules::Ended;
+use super::rules::ProcessEnd;
 
 /// A process of this program, with the arguments that this one has. Dies with this value, and with this process.
 #[derive(Debug)]
@@ -72,15 +72,15 @@ impl Child {
     }
 
     /// How it ended, and how long it ran. Called once it is over.
-    pub(super) fn end(mut self) -> (Ended, Duration) {
+    pub(super) fn end(mut self) -> (ProcessEnd, Duration) {
         let ran = self.began.elapsed();
         let ended = match self.process.wait() {
             Ok(status) => match (status.code(), status.signal()) {
-                (Some(code), _) => Ended::Code(code),
-                (None, signal) => Ended::Signal(signal.unwrap_or_default()),
+                (Some(code), _) => ProcessEnd::Code(code),
+                (None, signal) => ProcessEnd::Signal(signal.unwrap_or_default()),
             },
             // Cannot fail: the child is this process's own, and no other code waits for it.
-            Err(_) => Ended::Signal(0),
+            Err(_) => ProcessEnd::Signal(0),
         };
         (ended, ran)
     }

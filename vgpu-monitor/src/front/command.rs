@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::child::{self, Child};
-use super::rules::{Ended, Life, Next, Past, next};
+use super::rules::{Life, NextStep, Past, ProcessEnd, next};
 use super::{Front, Useless};
 use crate::plugin::args::PluginArgs;
 use crate::plugin::lock;
@@ -25,7 +25,7 @@ const SOCKETS: Duration = Duration::from_secs(5);
 
 /// How the front ended, where that is no error of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum FrontOutcome {
     /// It was asked to.
     Stopped,
     /// The process behind it gave up, and has said why.
@@ -37,14 +37,14 @@ pub enum Outcome {
 /// # Errors
 ///
 /// When a setting cannot be, the state directory cannot be used, or the system has no process left.
-pub async fn run(args: PluginArgs) -> anyhow::Result<Outcome> {
+pub async fn run(args: PluginArgs) -> anyhow::Result<FrontOutcome> {
     let stop = server::asked_to_stop().context("cannot handle signals")?;
     let vendors = settings::vendors(&args)?;
     let served = settings::served(&args, &vendors)?;
     let state = settings::state_dir(&args.agent)?;
     let mut stop = std::pin::pin!(stop);
     let Some(_lock) = alone(&args, &state, stop.as_mut()).await? else {
-        return Ok(Outcome::Stopped);
+        return Ok(FrontOutcome::Stopped);
     };
     let folder = args.agent.kubelet_dir.join("device-plugins");
     let resources = served.into_iter().map(|served| served.resource);
@@ -90,7 +90,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<Outcome> {
         let (coming, now) = next(past, Life { ended, ran, served });
         past = now;
         number += 1;
-        let Next::Start(pause) = coming else {
+        let NextStep::Start(pause) = coming else {
             break None;
         };
         let how = words(ended);
@@ -105,7 +105,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<Outcome> {
                 tracing::info!(signal, "stopping");
                 stopping.send_replace(true);
                 drop(timeout(SOCKETS, serving).await);
-                return Ok(Outcome::Stopped);
+                return Ok(FrontOutcome::Stopped);
             }
         }
     };
@@ -115,16 +115,16 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<Outcome> {
     match running {
         Some(child) => {
             end(child).await;
-            Ok(Outcome::Stopped)
+            Ok(FrontOutcome::Stopped)
         }
-        None => Ok(Outcome::GivenUp),
+        None => Ok(FrontOutcome::GivenUp),
     }
 }
 
-fn words(ended: Ended) -> String {
+fn words(ended: ProcessEnd) -> String {
     match ended {
-        Ended::Code(code) => format!("exit code {code}"),
-        Ended::Signal(signal) => match Signal::try_from(signal) {
+        ProcessEnd::Code(code) => format!("exit code {code}"),
+        ProcessEnd::Signal(signal) => match Signal::try_from(signal) {
             Ok(name) => name.as_str().to_owned(),
             Err(_) => format!("signal {signal}"),
         },

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::{Channel, Server};
 
 use super::known::Known;
-use super::service::Service;
+use super::service::FrontService;
 use crate::plugin::{OPTIONS, connect};
 use crate::proto::device_plugin::RegisterRequest;
 use crate::proto::device_plugin::device_plugin_server::DevicePluginServer;
@@ -54,7 +54,7 @@ pub(super) async fn serve(known: &Known, stop: impl Future<Output = ()>) {
     let (stopping, stopped) = watch::channel(false);
     let mut served = JoinSet::new();
     for resource in known.resources() {
-        let keeper = Keeper {
+        let keeper = RegistrationKeeper {
             known: known.clone(),
             resource: resource.clone(),
             changes: changes.clone(),
@@ -99,15 +99,15 @@ async fn watch_folder(folder: PathBuf, told: watch::Sender<()>) {
 }
 
 /// As tokio's reactor takes it.
-struct Watched(Inotify);
+struct WatchedFolder(Inotify);
 
-impl AsRawFd for Watched {
+impl AsRawFd for WatchedFolder {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_fd().as_raw_fd()
     }
 }
 
-impl AsFd for Watched {
+impl AsFd for WatchedFolder {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -117,7 +117,7 @@ impl AsFd for Watched {
     deprecated,
     reason = "`register` is unsafe code; what is registered here owns its descriptor, and closes it only when it goes"
 )]
-fn inotify(folder: &Path) -> io::Result<AsyncFd<Watched>> {
+fn inotify(folder: &Path) -> io::Result<AsyncFd<WatchedFolder>> {
     let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
     let what = AddWatchFlags::IN_CREATE
         | AddWatchFlags::IN_DELETE
@@ -125,18 +125,18 @@ fn inotify(folder: &Path) -> io::Result<AsyncFd<Watched>> {
         | AddWatchFlags::IN_MOVED_FROM
         | AddWatchFlags::IN_DELETE_SELF;
     inotify.add_watch(folder, what)?;
-    AsyncFd::new(Watched(inotify))
+    AsyncFd::new(WatchedFolder(inotify))
 }
 
 /// Keeps one resource there.
-struct Keeper {
+struct RegistrationKeeper {
     known: Known,
     resource: String,
     changes: watch::Receiver<()>,
     stopped: watch::Receiver<bool>,
 }
 
-impl Keeper {
+impl RegistrationKeeper {
     async fn run(mut self) {
         let resource = self.resource.clone();
         self.tell(false);
@@ -196,7 +196,7 @@ impl Keeper {
         // pods do not.
         let channel = connect(&kubelet).await?;
         let own = folder.join(endpoint(&self.resource));
-        let service = Service::new(&self.known, &self.resource);
+        let service = FrontService::new(&self.known, &self.resource);
         let router = Server::builder().add_service(DevicePluginServer::new(service.clone()));
         let serving = ServedSocket::begin(&own, router).inspect_err(|error| {
             tracing::error!(path = %own.display(), %error, "cannot listen for the kubelet");
@@ -226,7 +226,7 @@ impl Keeper {
         kubelet: &Path,
         kubelet_is: Identity,
         serving: &ServedSocket,
-        service: &Service,
+        service: &FrontService,
     ) {
         let resource = self.resource.clone();
         let mut watchers = service.watchers();

@@ -14,7 +14,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub enum ProcessEnd {
     /// By itself, with this exit code.
     Code(i32),
     /// By a signal: a crash, the kernel for want of memory, or the front because the process did not answer.
@@ -25,7 +25,7 @@ pub enum Ended {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Life {
     /// How it ended.
-    pub ended: Ended,
+    pub ended: ProcessEnd,
     /// How long it ran.
     pub ran: Duration,
     /// Whether it has ever named its slots.
@@ -34,7 +34,7 @@ pub struct Life {
 
 /// The front's next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub enum NextStep {
     /// Another process, after this pause.
     Start(Duration),
     /// The front ends, too: the kubelet restarts the container.
@@ -50,20 +50,20 @@ pub struct Past {
 }
 
 /// The front's next step after a process has ended without having been asked to.
-pub fn next(past: Past, life: Life) -> (Next, Past) {
+pub fn next(past: Past, life: Life) -> (NextStep, Past) {
     let served = past.served || life.served;
     let calm = life.served && life.ran >= CALM;
     let failures = if calm { 1 } else { past.failures + 1 };
     let past = Past { failures, served };
     let next = match life.ended {
-        Ended::Code(code) if code == i32::from(CONTAINER) => Next::End,
+        ProcessEnd::Code(code) if code == i32::from(CONTAINER) => NextStep::End,
         // It refuses its settings: another one would do the same.
-        Ended::Code(_) if !served => Next::End,
-        _ if failures > MOST => Next::End,
-        _ if failures == 1 => Next::Start(Duration::ZERO),
+        ProcessEnd::Code(_) if !served => NextStep::End,
+        _ if failures > MOST => NextStep::End,
+        _ if failures == 1 => NextStep::Start(Duration::ZERO),
         _ => {
             let doubled = PAUSE * 2_u32.saturating_pow((failures - 2).min(16));
-            Next::Start(doubled.min(LONGEST))
+            NextStep::Start(doubled.min(LONGEST))
         }
     };
     (next, past)
@@ -73,9 +73,9 @@ pub fn next(past: Past, life: Life) -> (Next, Past) {
 mod tests {
     use super::*;
 
-    const CRASH: Ended = Ended::Signal(11);
+    const CRASH: ProcessEnd = ProcessEnd::Signal(11);
 
-    fn life(ended: Ended, seconds: u64, served: bool) -> Life {
+    fn life(ended: ProcessEnd, seconds: u64, served: bool) -> Life {
         Life {
             ended,
             ran: Duration::from_secs(seconds),
@@ -86,10 +86,10 @@ mod tests {
     #[test]
     fn crash_is_followed_by_another_process_at_once() {
         let (next, past) = next(Past::default(), life(CRASH, 3600, true));
-        assert_eq!(next, Next::Start(Duration::ZERO));
+        assert_eq!(next, NextStep::Start(Duration::ZERO));
         // A day later the first crash is forgotten.
         let (next, _) = super::next(past, life(CRASH, 86_400, true));
-        assert_eq!(next, Next::Start(Duration::ZERO));
+        assert_eq!(next, NextStep::Start(Duration::ZERO));
     }
 
     #[test]
@@ -100,34 +100,34 @@ mod tests {
             let (next, now) = next(past, life(CRASH, 1, true));
             past = now;
             match next {
-                Next::Start(pause) => pauses.push(pause.as_millis()),
-                Next::End => break,
+                NextStep::Start(pause) => pauses.push(pause.as_millis()),
+                NextStep::End => break,
             }
         }
         assert_eq!(pauses, [0, 100, 200, 400, 800, 1600, 3200, 5000]);
         // A process that runs long without serving anything is a failure, too.
         let (next, _) = next(past, life(CRASH, 600, false));
-        assert_eq!(next, Next::End);
+        assert_eq!(next, NextStep::End);
     }
 
     #[test]
     fn process_that_wants_another_container_or_refuses_its_settings_is_not_replaced() {
-        let container = Ended::Code(i32::from(CONTAINER));
+        let container = ProcessEnd::Code(i32::from(CONTAINER));
         for (ended, served, expected) in [
-            (container, true, Next::End),
-            (container, false, Next::End),
-            (Ended::Code(1), false, Next::End),
-            (Ended::Code(2), false, Next::End),
-            (Ended::Code(1), true, Next::Start(Duration::ZERO)),
-            (Ended::Code(0), true, Next::Start(Duration::ZERO)),
-            (CRASH, false, Next::Start(Duration::ZERO)),
+            (container, true, NextStep::End),
+            (container, false, NextStep::End),
+            (ProcessEnd::Code(1), false, NextStep::End),
+            (ProcessEnd::Code(2), false, NextStep::End),
+            (ProcessEnd::Code(1), true, NextStep::Start(Duration::ZERO)),
+            (ProcessEnd::Code(0), true, NextStep::Start(Duration::ZERO)),
+            (CRASH, false, NextStep::Start(Duration::ZERO)),
         ] {
             let (next, _) = next(Past::default(), life(ended, 100, served));
             assert_eq!(next, expected, "{ended:?} {served}");
         }
         // Another process has served with these settings: what this one lacks may come.
         let (_, past) = next(Past::default(), life(CRASH, 100, true));
-        let (next, _) = next(past, life(Ended::Code(1), 0, false));
-        assert_eq!(next, Next::Start(PAUSE));
+        let (next, _) = next(past, life(ProcessEnd::Code(1), 0, false));
+        assert_eq!(next, NextStep::Start(PAUSE));
     }
 }

@@ -22,7 +22,7 @@ use crate::proto::device_plugin::{
 
 /// One resource, for as long as one socket of it lives.
 #[derive(Clone)]
-pub(super) struct Service {
+pub(super) struct FrontService {
     known: Known,
     resource: String,
     /// The number of streams that watch the list.
@@ -31,7 +31,7 @@ pub(super) struct Service {
     over: watch::Sender<bool>,
 }
 
-impl Service {
+impl FrontService {
     pub(super) fn new(known: &Known, resource: &str) -> Self {
         Self {
             known: known.clone(),
@@ -71,7 +71,7 @@ impl Drop for Watching {
 }
 
 #[tonic::async_trait]
-impl DevicePlugin for Service {
+impl DevicePlugin for FrontService {
     async fn get_device_plugin_options(
         &self,
         _: Request<Empty>,

@@ -27,8 +27,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::compose::{self, Held, NodeSeen, Speeds};
-use super::object::{Failed, Object, Wanted};
-use super::series::Series;
+use super::object::{Failed, Object, WantedObject};
+use super::series::WriteSeries;
 use crate::follow::{Told, follow};
 use crate::node_gpus::{Healths, Inventories, Scores};
 
@@ -69,7 +69,7 @@ const MOST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Sources of the values.
 #[derive(Clone)]
-pub struct Sources {
+pub struct ReportSources {
     /// The GPUs.
     pub inventories: Inventories,
     /// Which of them are sick.
@@ -82,15 +82,20 @@ pub struct Sources {
     pub speeds: Speeds,
 }
 
-impl std::fmt::Debug for Sources {
+impl std::fmt::Debug for ReportSources {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Sources").finish_non_exhaustive()
     }
 }
 
 /// Keeps the two objects for as long as the agent lives.
-pub async fn keep(client: kube::Client, settings: Settings, sources: Sources, series: Series) {
-    let Sources {
+pub async fn keep(
+    client: kube::Client,
+    settings: Settings,
+    sources: ReportSources,
+    series: WriteSeries,
+) {
+    let ReportSources {
         mut inventories,
         mut healths,
         scores,
@@ -195,7 +200,7 @@ impl Tracked {
 /// Writes, and remembers when to write next.
 struct Writer {
     settings: Settings,
-    series: Series,
+    series: WriteSeries,
     node: Object,
     topology: Object,
     /// The last written values, without scores.
@@ -211,7 +216,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(client: kube::Client, settings: Settings, series: Series) -> Self {
+    fn new(client: kube::Client, settings: Settings, series: WriteSeries) -> Self {
         let now = Instant::now();
         Self {
             node: Object::new::<ComputeNode>(client.clone(), &settings.node),
@@ -296,7 +301,7 @@ impl Writer {
     async fn bring(&mut self, observed: &Observed, uid: &str) -> Result<u32, Failed> {
         let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         let beat = Instant::now() >= self.next;
-        let wanted = |spec| Wanted {
+        let wanted = |spec| WantedObject {
             labels: observed.object_labels("agent"),
             owner: OwnerReference {
                 api_version: "v1".to_owned(),

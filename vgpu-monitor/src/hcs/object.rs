@@ -27,7 +27,7 @@ pub(super) enum Failed {
 
 /// The object as it should be.
 #[derive(Debug, Clone)]
-pub(super) struct Wanted {
+pub(super) struct WantedObject {
     /// Labels to set; others stay.
     pub(super) labels: BTreeMap<String, String>,
     /// The object that this one is deleted with.
@@ -62,16 +62,16 @@ impl Object {
     /// `None` if the present one may stay. Returns the number of writes.
     pub(super) async fn bring(
         &mut self,
-        wanted: &Wanted,
+        wanted: &WantedObject,
         status: impl Fn(Option<&Value>) -> Option<Value>,
     ) -> Result<u32, Failed> {
         let mut writes = 0;
         for _ in 0..TRIES {
             match self.step(wanted, &status).await {
-                Ok(Step::Wrote) => writes += 1,
-                Ok(Step::Done) => return Ok(writes),
+                Ok(WriteStep::Wrote) => writes += 1,
+                Ok(WriteStep::Done) => return Ok(writes),
                 // The object was changed or deleted meanwhile: it is read again.
-                Ok(Step::Stale) => self.stands = None,
+                Ok(WriteStep::Stale) => self.stands = None,
                 Err(failed) => {
                     self.stands = None;
                     return Err(failed);
@@ -80,9 +80,9 @@ impl Object {
         }
         // There are three kinds of writes: creation, spec and status.
         match self.step(wanted, &status).await? {
-            Step::Done => Ok(writes),
-            Step::Wrote => Ok(writes + 1),
-            Step::Stale => {
+            WriteStep::Done => Ok(writes),
+            WriteStep::Wrote => Ok(writes + 1),
+            WriteStep::Stale => {
                 self.stands = None;
                 Err(Failed::Other(format!(
                     "{} {} is changed by others at each try",
@@ -94,15 +94,15 @@ impl Object {
 
     async fn step(
         &mut self,
-        wanted: &Wanted,
+        wanted: &WantedObject,
         status: &impl Fn(Option<&Value>) -> Option<Value>,
-    ) -> Result<Step, Failed> {
+    ) -> Result<WriteStep, Failed> {
         let stands = match self.stands.take() {
             Some(stands) => stands,
             None => match ended(timeout(PATIENCE, self.api.get_opt(&self.name)).await)? {
-                Answer::Done(Some(stands)) => stands,
-                Answer::Done(None) => return self.create(wanted).await,
-                Answer::Conflict | Answer::Missing => return Ok(Step::Stale),
+                CallAnswer::Done(Some(stands)) => stands,
+                CallAnswer::Done(None) => return self.create(wanted).await,
+                CallAnswer::Conflict | CallAnswer::Missing => return Ok(WriteStep::Stale),
             },
         };
         let labels = stands.metadata.labels.clone().unwrap_or_default();
@@ -127,18 +127,18 @@ impl Object {
             self.api_call(call).await?
         } else {
             self.stands = Some(stands);
-            return Ok(Step::Done);
+            return Ok(WriteStep::Done);
         };
         Ok(match answer {
-            Answer::Done(next) => {
+            CallAnswer::Done(next) => {
                 self.stands = Some(next);
-                Step::Wrote
+                WriteStep::Wrote
             }
-            Answer::Conflict | Answer::Missing => Step::Stale,
+            CallAnswer::Conflict | CallAnswer::Missing => WriteStep::Stale,
         })
     }
 
-    async fn create(&mut self, wanted: &Wanted) -> Result<Step, Failed> {
+    async fn create(&mut self, wanted: &WantedObject) -> Result<WriteStep, Failed> {
         let mut fresh = DynamicObject::new(&self.name, &self.resource);
         fresh.metadata.labels = Some(wanted.labels.clone());
         fresh.metadata.owner_references = Some(vec![wanted.owner.clone()]);
@@ -146,31 +146,31 @@ impl Object {
         let params = PostParams::default();
         let created = self.api_call(self.api.create(&params, &fresh)).await?;
         match created {
-            Answer::Done(created) => {
+            CallAnswer::Done(created) => {
                 self.stands = Some(created);
-                Ok(Step::Wrote)
+                Ok(WriteStep::Wrote)
             }
-            Answer::Conflict => Ok(Step::Stale),
+            CallAnswer::Conflict => Ok(WriteStep::Stale),
             // A create fails like this only if the kind is not installed.
-            Answer::Missing => Err(Failed::NotInstalled),
+            CallAnswer::Missing => Err(Failed::NotInstalled),
         }
     }
 
     async fn api_call<T>(
         &self,
         call: impl Future<Output = kube::Result<T>>,
-    ) -> Result<Answer<T>, Failed> {
+    ) -> Result<CallAnswer<T>, Failed> {
         ended(timeout(PATIENCE, call).await)
     }
 }
 
-enum Step {
+enum WriteStep {
     Wrote,
     Done,
     Stale,
 }
 
-enum Answer<T> {
+enum CallAnswer<T> {
     Done(T),
     Conflict,
     Missing,
@@ -178,11 +178,11 @@ enum Answer<T> {
 
 fn ended<T>(
     answer: Result<kube::Result<T>, tokio::time::error::Elapsed>,
-) -> Result<Answer<T>, Failed> {
+) -> Result<CallAnswer<T>, Failed> {
     match answer {
-        Ok(Ok(done)) => Ok(Answer::Done(done)),
-        Ok(Err(kube::Error::Api(status))) if status.code == 409 => Ok(Answer::Conflict),
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(Answer::Missing),
+        Ok(Ok(done)) => Ok(CallAnswer::Done(done)),
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 => Ok(CallAnswer::Conflict),
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(CallAnswer::Missing),
         Ok(Err(error)) => Err(Failed::Other(error.to_string())),
         Err(_) => Err(Failed::Other(format!(
             "no answer within {} s",

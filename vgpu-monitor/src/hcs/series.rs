@@ -11,7 +11,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 
 /// Counts of writes, and when the last report went well. Clones count together.
 #[derive(Debug, Clone)]
-pub struct Series(Arc<Counts>);
+pub struct WriteSeries(Arc<Counts>);
 
 #[derive(Debug)]
 struct Counts {
@@ -21,7 +21,7 @@ struct Counts {
     reported: AtomicU64,
 }
 
-impl Series {
+impl WriteSeries {
     /// The series of this node.
     pub fn new(node: &str) -> Self {
         Self(Arc::new(Counts {
@@ -49,7 +49,7 @@ impl Series {
     }
 }
 
-impl Collector for Series {
+impl Collector for WriteSeries {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> std::fmt::Result {
         let labels = [("node", self.0.node.as_str())];
         for (name, help, value) in [

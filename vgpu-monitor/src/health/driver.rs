@@ -22,7 +22,7 @@ use crate::node_gpus::Inventories;
 
 /// How often the driver is queried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pace {
+pub struct QueryPace {
     /// Events are looked for this often.
     pub events: Duration,
     /// Each GPU is asked how it is this often.
@@ -31,7 +31,7 @@ pub struct Pace {
     pub retry: Duration,
 }
 
-impl Default for Pace {
+impl Default for QueryPace {
     fn default() -> Self {
         Self {
             events: Duration::from_millis(250),
@@ -51,7 +51,7 @@ const INSTANCES_MOST: u32 = 16;
 /// Queries until the receiver is dropped. `library` is NVML's file; nothing means the driver's own.
 pub(super) fn ask(
     library: Option<&OsStr>,
-    pace: Pace,
+    pace: QueryPace,
     files: &DriverFiles,
     inventories: &Inventories,
     to: &Sender<Report>,
@@ -71,7 +71,7 @@ pub(super) fn ask(
             // a driver which has been replaced meanwhile.
             Ok(nvml) => match session(&nvml, pace, inventories, to) {
                 Ok(reason) => reason,
-                Err(Gone) => return,
+                Err(ReceiverDropped) => return,
             },
             Err(error) => error.to_string(),
         };
@@ -83,7 +83,7 @@ pub(super) fn ask(
 }
 
 /// The receiver was dropped.
-struct Gone;
+struct ReceiverDropped;
 
 /// Why the driver as a whole does not work.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -134,7 +134,7 @@ fn open(library: Option<&OsStr>) -> Result<Nvml, DriverError> {
     Err(missing.unwrap_or(DriverError::NotLoaded))
 }
 
-struct Watched<'nvml> {
+struct WatchedGpu<'nvml> {
     device: Device<'nvml>,
     events: Option<EventSet<'nvml>>,
     /// It answered when it was last asked.
@@ -143,22 +143,24 @@ struct Watched<'nvml> {
 
 fn session(
     nvml: &Nvml,
-    pace: Pace,
+    pace: QueryPace,
     inventories: &Inventories,
     to: &Sender<Report>,
-) -> Result<String, Gone> {
-    let mut watched: BTreeMap<String, Watched<'_>> = BTreeMap::new();
+) -> Result<String, ReceiverDropped> {
+    let mut watched: BTreeMap<String, WatchedGpu<'_>> = BTreeMap::new();
     let first = match watch(nvml, &mut watched) {
         Ok(known) => known,
         Err(error) => return Ok(DriverError::from(&error).to_string()),
     };
-    to.send(Report::Started(first)).map_err(|_| Gone)?;
+    to.send(Report::Started(first))
+        .map_err(|_| ReceiverDropped)?;
     let mut probed_at: Option<Instant> = None;
     loop {
         for (uuid, gpu) in &watched {
             for number in new_xids(gpu) {
                 let uuid = uuid.clone();
-                to.send(Report::Xid { uuid, number }).map_err(|_| Gone)?;
+                to.send(Report::Xid { uuid, number })
+                    .map_err(|_| ReceiverDropped)?;
             }
         }
         if probed_at.is_none_or(|at| at.elapsed() >= pace.probe) {
@@ -177,11 +179,12 @@ fn session(
                 return Ok(format!("the NVIDIA driver does not work: {first}"));
             }
             for (uuid, found) in probes {
-                to.send(Report::Probed { uuid, found }).map_err(|_| Gone)?;
+                to.send(Report::Probed { uuid, found })
+                    .map_err(|_| ReceiverDropped)?;
             }
             probed_at = Some(Instant::now());
         }
-        to.send(Report::Alive).map_err(|_| Gone)?;
+        to.send(Report::Alive).map_err(|_| ReceiverDropped)?;
         std::thread::sleep(pace.events);
     }
 }
@@ -191,7 +194,7 @@ fn session(
 /// that says no more whose it was.
 fn watch<'nvml>(
     nvml: &'nvml Nvml,
-    watched: &mut BTreeMap<String, Watched<'nvml>>,
+    watched: &mut BTreeMap<String, WatchedGpu<'nvml>>,
 ) -> Result<Vec<GpuIdentity>, NvmlError> {
     let mut listed = Vec::new();
     for index in 0..nvml.device_count()? {
@@ -213,7 +216,7 @@ fn watch<'nvml>(
         {
             tracing::warn!(%uuid, %error, "the GPU reports no XID events: only its state is polled");
         }
-        let gpu = Watched {
+        let gpu = WatchedGpu {
             device,
             events: events.ok(),
             answers: true,
@@ -236,7 +239,7 @@ fn events_of<'nvml>(
 /// At most this many events of one GPU are taken at once: the rest comes next time.
 const EVENTS_MOST: usize = 64;
 
-fn new_xids(gpu: &Watched<'_>) -> Vec<u64> {
+fn new_xids(gpu: &WatchedGpu<'_>) -> Vec<u64> {
     let Some(events) = &gpu.events else {
         return Vec::new();
     };
@@ -258,7 +261,7 @@ fn new_xids(gpu: &Watched<'_>) -> Vec<u64> {
 
 fn probe_all(
     nvml: &Nvml,
-    watched: &mut BTreeMap<String, Watched<'_>>,
+    watched: &mut BTreeMap<String, WatchedGpu<'_>>,
     inventories: &Inventories,
 ) -> BTreeMap<String, Result<Vitals, Fault>> {
     let mut probes: BTreeMap<String, Result<Vitals, Fault>> = BTreeMap::new();

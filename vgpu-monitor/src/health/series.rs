@@ -14,13 +14,13 @@ use crate::families::{Labels, counter, gauge};
 
 /// Writes the figures as they are at a scrape.
 #[derive(Debug, Clone)]
-pub struct Collector {
+pub struct HealthCollector {
     pub(super) node: String,
     pub(super) detail: Detail,
     pub(super) figures: Arc<Mutex<Figures>>,
 }
 
-impl prometheus_client::collector::Collector for Collector {
+impl prometheus_client::collector::Collector for HealthCollector {
     fn encode(&self, mut out: DescriptorEncoder<'_>) -> fmt::Result {
         let figures = self.figures.lock().clone();
         let gpus = &figures.gpus;
@@ -102,7 +102,7 @@ fn model(gpu: &GpuFigures) -> &str {
     model.strip_prefix("NVIDIA ").unwrap_or(model)
 }
 
-impl Collector {
+impl HealthCollector {
     /// The same with this much detail.
     #[must_use]
     pub fn with_detail(self, detail: Detail) -> Self {

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::lease;
-use super::pace::Pace;
+use super::pace::WritePace;
 use super::rules::Rules;
 use crate::follow::{Told, follow};
 use crate::node_gpus::{Inventories, Inventory};
@@ -64,14 +64,14 @@ pub fn totals(inventory: &Inventory, nvidia: &Nvidia) -> Option<Amounts> {
 
 /// The Node's present capacity.
 #[derive(Debug, Default, Clone, PartialEq)]
-struct Standing {
+struct NodeCapacity {
     /// Resources that the agent has reported, by its note on the Node.
     noted: BTreeSet<String>,
     capacity: BTreeMap<String, Quantity>,
     allocatable: BTreeMap<String, Quantity>,
 }
 
-impl Standing {
+impl NodeCapacity {
     fn of(node: Node) -> Self {
         let noted = node
             .metadata
@@ -92,7 +92,7 @@ impl Standing {
 /// The merge patch of the Node that makes its capacity right; `None` if it is right.
 ///
 /// Allocatable is written, too: the kubelet copies it from the capacity, but up to 10 s later.
-fn change(stands: &Standing, wanted: &Amounts) -> Option<Value> {
+fn change(stands: &NodeCapacity, wanted: &Amounts) -> Option<Value> {
     let mut capacity = BTreeMap::new();
     let mut allocatable = BTreeMap::new();
     for (name, amount) in wanted {
@@ -157,8 +157,8 @@ pub async fn keep(
 ) {
     let nodes: Api<Node> = Api::all(client.clone());
     let mut watch = follow(client, nodes.clone(), &format!("metadata.name={node}"));
-    let mut seen: Option<Standing> = None;
-    let mut pace = Pace::new(pause);
+    let mut seen: Option<NodeCapacity> = None;
+    let mut pace = WritePace::new(pause);
     loop {
         let inventory = inventories.borrow_and_update().clone();
         let rules_now = rules.borrow_and_update().clone();
@@ -178,7 +178,7 @@ pub async fn keep(
                         ?wanted,
                         "reported memory and compute in the Node's capacity"
                     );
-                    seen = Some(Standing::of(written));
+                    seen = Some(NodeCapacity::of(written));
                 }
                 Err(error) => {
                     tracing::warn!(node, %error, "cannot report memory and compute in the Node's capacity; tried again");
@@ -188,8 +188,8 @@ pub async fn keep(
         }
         tokio::select! {
             told = watch.recv() => match told {
-                Some(Told::All(nodes)) => seen = nodes.into_iter().next().map(Standing::of),
-                Some(Told::Put(node)) => seen = Some(Standing::of(node)),
+                Some(Told::All(nodes)) => seen = nodes.into_iter().next().map(NodeCapacity::of),
+                Some(Told::Put(node)) => seen = Some(NodeCapacity::of(node)),
                 Some(Told::Gone(_)) => seen = None,
                 Some(Told::Up) => {}
                 Some(Told::Down(why)) => tracing::warn!(why, "cannot watch the own node"),
@@ -226,7 +226,7 @@ pub(super) async fn taken_back(nodes: &Api<Node>, node: &str) -> kube::Result<()
     let Some(stands) = nodes.get_opt(node).await? else {
         return Ok(());
     };
-    let stands = Standing::of(stands);
+    let stands = NodeCapacity::of(stands);
     if stands.noted.is_empty() {
         return Ok(());
     }
@@ -265,12 +265,12 @@ mod tests {
         }
     }
 
-    fn standing(noted: &str, capacity: Value, allocatable: Value) -> Standing {
+    fn standing(noted: &str, capacity: Value, allocatable: Value) -> NodeCapacity {
         let node = json!({
             "metadata": { "annotations": { keys::REPORTED_CAPACITY: noted } },
             "status": { "capacity": capacity, "allocatable": allocatable },
         });
-        Standing::of(serde_json::from_value(node).unwrap())
+        NodeCapacity::of(serde_json::from_value(node).unwrap())
     }
 
     fn amounts(of: &[(&str, u64)]) -> Amounts {

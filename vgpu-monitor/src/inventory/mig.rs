@@ -23,7 +23,7 @@ use placement::Span;
 use supervisor::gpu::partition::{self, GpuInstance, Profile};
 
 use gpu::{MigGpu, failed};
-use journal::{Entry, Journal, Step};
+use journal::{InstanceStep, Journal, JournalInstance};
 
 /// The kubelet gives a container 30 s to be prepared; the refusal has to come before that.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -32,7 +32,7 @@ const MIG_DEVICES: u32 = 16;
 
 /// An instance with its compute instance, which is what a container gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Made {
+pub struct MadeInstance {
     /// `MIG-…`.
     pub uuid: String,
     /// UUID of the GPU.
@@ -170,7 +170,7 @@ impl Mig {
     ///
     /// # Errors
     /// With the sentence for the pod.
-    pub fn make(&self, gpu: &str, profile: &str, span: Span) -> Result<Made, MigError> {
+    pub fn make(&self, gpu: &str, profile: &str, span: Span) -> Result<MadeInstance, MigError> {
         let (gpu, profile) = (gpu.to_owned(), profile.to_owned());
         self.ask(move |cutter| cutter.make(&gpu, &profile, span))
     }
@@ -203,7 +203,7 @@ impl Mig {
     ///
     /// # Errors
     /// As the driver has them.
-    pub fn list(&self) -> Result<Vec<Made>, MigError> {
+    pub fn list(&self) -> Result<Vec<MadeInstance>, MigError> {
         self.ask(Instances::list)
     }
 
@@ -267,7 +267,7 @@ impl Instances {
         Ok(())
     }
 
-    fn make(&mut self, uuid: &str, profile: &str, span: Span) -> Result<Made, MigError> {
+    fn make(&mut self, uuid: &str, profile: &str, span: Span) -> Result<MadeInstance, MigError> {
         self.asked.insert((uuid.to_owned(), span), Instant::now());
         self.nvml(uuid)?;
         let Some(nvml) = &self.nvml else {
@@ -317,13 +317,13 @@ impl Instances {
             };
             entry.gpu != uuid || !span.overlaps(other)
         });
-        entries.push(Entry {
+        entries.push(JournalInstance {
             gpu: uuid.to_owned(),
             profile: profile.to_owned(),
             profile_id: shape.id,
             start: span.start,
             size: span.size,
-            step: Step::Making,
+            step: InstanceStep::Making,
             uuid: None,
             ours: true,
         });
@@ -334,11 +334,11 @@ impl Instances {
         }
         let made = create(&gpu, shape, span);
         let entry = self.journal.entries.iter_mut().find(|entry| {
-            entry.gpu == uuid && entry.step == Step::Making && entry.start == span.start
+            entry.gpu == uuid && entry.step == InstanceStep::Making && entry.start == span.start
         });
         match (&made, entry) {
             (Ok(made), Some(entry)) => {
-                entry.step = Step::Made;
+                entry.step = InstanceStep::Made;
                 entry.uuid = Some(made.uuid.clone());
                 tracing::info!(instance = %made.uuid, %profile, gpu = %uuid, start = span.start, "created a MIG instance");
             }
@@ -361,7 +361,7 @@ impl Instances {
     }
 
     /// Removes the instances of the entries that `which` picks; the first that cannot be removed ends it.
-    fn unmake(&mut self, which: impl Fn(&Entry) -> bool) -> Result<(), MigError> {
+    fn unmake(&mut self, which: impl Fn(&JournalInstance) -> bool) -> Result<(), MigError> {
         let entries = self.journal.entries.clone();
         for entry in entries.iter().filter(|entry| which(entry)) {
             if entry.ours {
@@ -379,7 +379,7 @@ impl Instances {
         Ok(())
     }
 
-    fn remove(&mut self, entry: &Entry) -> Result<(), MigError> {
+    fn remove(&mut self, entry: &JournalInstance) -> Result<(), MigError> {
         self.nvml(&entry.gpu)?;
         let Some(nvml) = &self.nvml else {
             return Err(MigError::Silent);
@@ -407,7 +407,7 @@ impl Instances {
         }
         for known in &mut self.journal.entries {
             if known == entry {
-                known.step = Step::Removing;
+                known.step = InstanceStep::Removing;
             }
         }
         if let Err(error) = self.journal.write() {
@@ -423,7 +423,7 @@ impl Instances {
             held.contains(place) || self.asked.get(place).is_some_and(|asked| *asked >= as_of)
         };
         let entries = self.journal.entries.iter();
-        let gone: Vec<Entry> = entries
+        let gone: Vec<JournalInstance> = entries
             .filter(|entry| !is_held(&entry.place()))
             .cloned()
             .collect();
@@ -433,7 +433,7 @@ impl Instances {
             .collect()
     }
 
-    fn list(&mut self) -> Result<Vec<Made>, MigError> {
+    fn list(&mut self) -> Result<Vec<MadeInstance>, MigError> {
         let gpus: BTreeSet<String> = self
             .journal
             .entries
@@ -458,7 +458,7 @@ impl Instances {
                     continue;
                 };
                 let shape = gpu.profiles.iter().find(|it| it.id == instance.profile);
-                all.push(Made {
+                all.push(MadeInstance {
                     uuid: mig,
                     gpu: uuid.clone(),
                     profile: entry.profile.clone(),
@@ -477,7 +477,7 @@ impl Instances {
 }
 
 /// Whether both are one instance, however far it is.
-fn is_step_of(one: &Entry, other: &Entry) -> bool {
+fn is_step_of(one: &JournalInstance, other: &JournalInstance) -> bool {
     (&one.gpu, one.profile_id, one.start, one.size)
         == (&other.gpu, other.profile_id, other.start, other.size)
 }
@@ -511,7 +511,7 @@ fn adopt(
     shape: &Profile,
     instance: &GpuInstance,
     journal: &mut Journal,
-) -> Result<Made, MigError> {
+) -> Result<MadeInstance, MigError> {
     let compute = match instance.compute.as_slice() {
         [] => partition::create_compute(&gpu.device, instance.id)
             .map_err(failed(gpu.uuid, "creating a compute instance"))?,
@@ -531,16 +531,16 @@ fn adopt(
     let made = made(gpu, shape, instance, compute)?;
     match journal.at(gpu.uuid, instance) {
         Some(entry) => {
-            entry.step = Step::Made;
+            entry.step = InstanceStep::Made;
             entry.uuid = Some(made.uuid.clone());
         }
-        None => journal.entries.push(Entry {
+        None => journal.entries.push(JournalInstance {
             gpu: gpu.uuid.to_owned(),
             profile: shape.name.clone(),
             profile_id: shape.id,
             start: instance.start,
             size: instance.size,
-            step: Step::Made,
+            step: InstanceStep::Made,
             uuid: Some(made.uuid.clone()),
             ours: false,
         }),
@@ -550,7 +550,7 @@ fn adopt(
 }
 
 /// Makes an instance, or nothing.
-fn create(gpu: &MigGpu<'_>, shape: &Profile, span: Span) -> Result<Made, MigError> {
+fn create(gpu: &MigGpu<'_>, shape: &Profile, span: Span) -> Result<MadeInstance, MigError> {
     let id = partition::create(&gpu.device, shape.id, span.start, span.size)
         .map_err(failed(gpu.uuid, "creating a GPU instance"))?;
     let mut instance = GpuInstance {
@@ -579,13 +579,13 @@ fn made(
     shape: &Profile,
     instance: &GpuInstance,
     compute: u32,
-) -> Result<Made, MigError> {
+) -> Result<MadeInstance, MigError> {
     let step = "finding the new MIG device";
     let device = gpu
         .device_of(instance.id, compute)
         .ok_or(NvmlError::NotFound)
         .map_err(failed(gpu.uuid, step))?;
-    Ok(Made {
+    Ok(MadeInstance {
         uuid: device.uuid().map_err(failed(gpu.uuid, step))?,
         gpu: gpu.uuid.to_owned(),
         profile: shape.name.clone(),

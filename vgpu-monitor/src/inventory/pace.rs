@@ -9,14 +9,14 @@ const MOST_PAUSE: Duration = Duration::from_secs(60);
 
 /// When the next write may happen: at once, unless writes fail or another program undoes them repeatedly.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct WritePace {
     first: Duration,
     pause: Duration,
     last: Option<Instant>,
     failed: bool,
 }
 
-impl Pace {
+impl WritePace {
     pub(super) fn new(first: Duration) -> Self {
         Self {
             first,
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn failed_and_undone_writes_back_off_until_a_quiet_time() {
-        let mut pace = Pace::new(Duration::from_secs(1));
+        let mut pace = WritePace::new(Duration::from_secs(1));
         let mut now = Instant::now();
         pace.wrote(true, now, 0.0);
         assert_eq!(pace.pause, Duration::ZERO);

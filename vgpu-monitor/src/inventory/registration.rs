@@ -19,7 +19,7 @@ use kube_api::node::{RegisterFormat, Registered, encode, encode_scores};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until};
 
-use super::pace::Pace;
+use super::pace::WritePace;
 use super::{capacity, lease};
 use crate::follow::{Told, follow};
 use crate::node_gpus::{Health, Healths, Inventories, Inventory};
@@ -204,7 +204,7 @@ async fn keep(
     let own = format!("metadata.name={}", settings.node);
     let mut watch = follow(client, nodes.clone(), &own);
     let mut seen: Option<LastWritten> = None;
-    let mut pace = Pace::new(settings.pause);
+    let mut pace = WritePace::new(settings.pause);
     let mut told: Vec<String> = Vec::new();
     loop {
         let inventory = inventories.borrow_and_update().clone();

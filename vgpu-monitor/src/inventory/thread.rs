@@ -41,8 +41,8 @@ pub(super) fn start(
     std::thread::Builder::new()
         .name("inventory-nvml".to_owned())
         .spawn(move || ask(&asked, &answers, library.as_deref(), &sysfs))?;
-    let kept = Memory::new(&settings.state_dir);
-    let mut keeper = Keeper {
+    let kept = AnswerFile::new(&settings.state_dir);
+    let mut keeper = InventoryKeeper {
         reading: kept.load(),
         kept,
         settings,
@@ -91,11 +91,11 @@ fn ask(
 }
 
 /// Keeps what is known.
-struct Keeper {
+struct InventoryKeeper {
     settings: Settings,
     inventories: watch::Sender<Option<Arc<Inventory>>>,
     rules: watch::Sender<Option<Arc<Rules>>>,
-    kept: Memory,
+    kept: AnswerFile,
     /// The driver's last word, perhaps from an earlier life.
     reading: Option<Reading>,
     /// The configuration as it was read last, well or not.
@@ -110,7 +110,7 @@ struct Keeper {
     again: bool,
 }
 
-impl Keeper {
+impl InventoryKeeper {
     fn run(&mut self, heard: &Receiver<Event>, questions: &Sender<Option<Reading>>) {
         loop {
             if self.inventories.is_closed() {
@@ -259,7 +259,7 @@ impl Keeper {
 }
 
 /// The driver's last answer, on disk.
-struct Memory {
+struct AnswerFile {
     path: PathBuf,
 }
 
@@ -267,12 +267,12 @@ struct Memory {
 const FORM: u32 = 1;
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Kept {
+struct AnswerDocument {
     form: u32,
     reading: Reading,
 }
 
-impl Memory {
+impl AnswerFile {
     fn new(state_dir: &Path) -> Self {
         Self {
             path: state_dir.join("inventory.json"),
@@ -289,7 +289,7 @@ impl Memory {
                 return None;
             }
         };
-        match serde_json::from_str::<Kept>(&text) {
+        match serde_json::from_str::<AnswerDocument>(&text) {
             Ok(kept) if kept.form == FORM => Some(kept.reading),
             Ok(_) => None,
             Err(error) => {
@@ -300,7 +300,7 @@ impl Memory {
     }
 
     fn save(&self, reading: &Reading) {
-        let kept = Kept {
+        let kept = AnswerDocument {
             form: FORM,
             reading: reading.clone(),
         };

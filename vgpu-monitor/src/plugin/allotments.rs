@@ -58,7 +58,7 @@ pub struct Claim {
     /// Word of the vendor.
     pub vendor: String,
     /// The shares, in the order in which the container sees them.
-    pub shares: Vec<Share>,
+    pub shares: Vec<GpuShare>,
     /// The priority; 0 is the highest.
     pub priority: u32,
     /// When its cap on compute time holds.
@@ -76,7 +76,7 @@ pub struct Claim {
 
 /// A share of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Share {
+pub struct GpuShare {
     /// UUID of the GPU.
     #[serde(rename = "card")]
     pub gpu: String,
@@ -110,12 +110,12 @@ pub struct Cut {
     pub size: u32,
     /// The driver's names for it, once it is made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub made: Option<Made>,
+    pub made: Option<InstanceNames>,
 }
 
 /// The driver's names for an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Made {
+pub struct InstanceNames {
     /// Its UUID.
     pub uuid: String,
     /// Number of the GPU instance.

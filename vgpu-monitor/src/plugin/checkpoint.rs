@@ -22,7 +22,7 @@ const MOST_BYTES: u64 = 64 << 20;
 
 /// One container's slots.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
+pub struct CheckpointEntry {
     /// The pod's uid.
     pub uid: String,
     /// The container.
@@ -65,7 +65,7 @@ struct PodDevices {
 }
 
 /// The entries of the text; `None` if it is no checkpoint.
-pub fn decode(text: &[u8]) -> Option<Vec<Entry>> {
+pub fn decode(text: &[u8]) -> Option<Vec<CheckpointEntry>> {
     let wire: Wire = serde_json::from_slice(text).ok()?;
     let entries = wire.data.pod_device_entries.unwrap_or_default();
     let entry = |entry: PodDevices| {
@@ -73,7 +73,7 @@ pub fn decode(text: &[u8]) -> Option<Vec<Entry>> {
         let mut ids: Vec<String> = ids.into_values().flatten().flatten().collect();
         ids.sort();
         ids.dedup();
-        Entry {
+        CheckpointEntry {
             uid: entry.uid,
             container: entry.container,
             resource: entry.resource,
@@ -88,7 +88,7 @@ pub fn decode(text: &[u8]) -> Option<Vec<Entry>> {
 }
 
 /// Reads the record below the kubelet's folder of device plugins. Blocks for as long as the file takes.
-pub fn read(folder: &Path) -> Option<Vec<Entry>> {
+pub fn read(folder: &Path) -> Option<Vec<CheckpointEntry>> {
     let mut text = Vec::new();
     let file = std::fs::File::open(folder.join(FILE)).ok()?;
     file.take(MOST_BYTES).read_to_end(&mut text).ok()?;

@@ -26,10 +26,10 @@ use tokio::time::{sleep, timeout};
 use super::args::{FormatArg, MannerArg, PluginArgs};
 use super::exporter_calls;
 use super::lock;
-use super::runtime::{self, Record, Verdict, Wishes};
+use super::runtime::{self, RuntimeRecord, RuntimeVerdict, Wishes};
 use super::settings::{served, state_dir, vendors};
-use super::{Giver, Living, Made, Metrics, NodePods, Parts, Plugin, Settings};
-use crate::collect::Collector;
+use super::{Giver, InstanceNames, Living, NodePods, Plugin, PluginMetrics, PluginParts, Settings};
+use crate::collect::LeftoverCollector;
 use crate::delivery::{self, Allotted, Delivery, DeliveryError, Given, Manner, Name};
 use crate::driver_files::DriverFiles;
 use crate::inventory::mig::{Mig, MigError};
@@ -101,15 +101,15 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
     .context("cannot start the threads that watch the GPUs")?;
     let mig = Mig::start(&state, None).context("the journal of MIG instances")?;
 
-    let metrics = Metrics::new(&args.agent.node_name);
+    let metrics = PluginMetrics::new(&args.agent.node_name);
     let mut registry = Registry::default();
     metrics.register(args.metrics_detail, &mut registry);
     traces.register(&mut registry);
     registry.register_collector(Box::new(sick.collector.with_detail(args.metrics_detail)));
     let reports = args.hcs.then(|| {
-        let series = hcs::Series::new(&args.agent.node_name);
+        let series = hcs::WriteSeries::new(&args.agent.node_name);
         registry.register_collector(Box::new(series.clone()));
-        let sources = hcs::Sources {
+        let sources = hcs::ReportSources {
             inventories: gpus.inventories.clone(),
             healths: sick.healths.clone(),
             scores: sick.scores.clone(),
@@ -186,7 +186,7 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
             pods.watched(),
         ));
     }
-    let collector = Arc::new(Collector::new(Arc::clone(&delivery), pods.clone()));
+    let collector = Arc::new(LeftoverCollector::new(Arc::clone(&delivery), pods.clone()));
     let giver = Arc::new(Host {
         delivery,
         mig: mig.clone(),
@@ -197,7 +197,7 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
     });
     let plugin = Plugin::start(
         settings,
-        Parts {
+        PluginParts {
             vendors,
             pods,
             giver: Arc::clone(&giver) as Arc<dyn Giver>,
@@ -353,7 +353,7 @@ async fn said_of_runtime(args: &PluginArgs, client: &kube::Client, state: &Path)
 }
 
 /// How containers get their files on this node, and whether they can.
-fn verdict(args: &PluginArgs, said: &str) -> Verdict {
+fn verdict(args: &PluginArgs, said: &str) -> RuntimeVerdict {
     let file = &args.agent.runtime_config;
     let read = said
         .starts_with("containerd://")
@@ -369,8 +369,8 @@ fn verdict(args: &PluginArgs, said: &str) -> Verdict {
 }
 
 /// Keeps the verdict for `vgpu doctor`.
-fn record(state: &Path, said: &str, verdict: &Verdict) {
-    let record = Record {
+fn record(state: &Path, said: &str, verdict: &RuntimeVerdict) {
+    let record = RuntimeRecord {
         runtime: said.trim().to_owned(),
         manner: match verdict.manner {
             Manner::Cdi | Manner::Claim => String::from("cdi"),
@@ -391,7 +391,7 @@ async fn runtime_changed(
     client: &kube::Client,
     state: &Path,
     mut said: String,
-    decided: &Verdict,
+    decided: &RuntimeVerdict,
 ) -> String {
     loop {
         sleep(RUNTIME).await;
@@ -441,7 +441,7 @@ struct Host {
     delivery: Arc<Delivery>,
     mig: Mig,
     /// Frees the memory of dead containers when a GPU is full.
-    collector: Arc<Collector<NodePods>>,
+    collector: Arc<LeftoverCollector<NodePods>>,
     /// Says which MIG instances are still held when a position is taken.
     pods: NodePods,
     /// One thread at a time waits for the collector.
@@ -467,7 +467,7 @@ impl Giver for Host {
         Ok(done?)
     }
 
-    fn make(&self, gpu: &str, profile: &MigProfile, span: Span) -> anyhow::Result<Made> {
+    fn make(&self, gpu: &str, profile: &MigProfile, span: Span) -> anyhow::Result<InstanceNames> {
         let mut made = self.mig.make(gpu, &profile.name, span);
         if let Err(MigError::Occupied { .. }) = &made {
             // The instance may be of a pod that has ended since the last look.
@@ -477,7 +477,7 @@ impl Giver for Host {
             }
         }
         let made = made?;
-        Ok(Made {
+        Ok(InstanceNames {
             uuid: made.uuid,
             gpu_instance: made.gpu_instance,
             compute_instance: made.compute_instance,
@@ -490,7 +490,12 @@ impl Giver for Host {
 }
 
 /// Runs the garbage collection for as long as the agent lives.
-async fn clear(plugin: Plugin, collector: Arc<Collector<NodePods>>, giver: Arc<Host>, mig: Mig) {
+async fn clear(
+    plugin: Plugin,
+    collector: Arc<LeftoverCollector<NodePods>>,
+    giver: Arc<Host>,
+    mig: Mig,
+) {
     loop {
         // The look itself logs what it could not do.
         let looked = collector.look().await;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, Path as Parts, RawQuery, State};
+use axum::extract::{DefaultBodyLimit, Path as PathParts, RawQuery, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{Method, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -111,7 +111,7 @@ async fn list_pods(State(calls): State<Arc<Calls>>) -> Response {
 
 async fn make_event(
     State(calls): State<Arc<Calls>>,
-    Parts(namespace): Parts<String>,
+    PathParts(namespace): PathParts<String>,
     body: Bytes,
 ) -> Response {
     let Ok(event) = serde_json::from_slice::<Value>(&body) else {
@@ -134,7 +134,7 @@ async fn make_event(
 
 async fn repeat_event(
     State(calls): State<Arc<Calls>>,
-    Parts((namespace, name)): Parts<(String, String)>,
+    PathParts((namespace, name)): PathParts<(String, String)>,
     body: Bytes,
 ) -> Response {
     let change = serde_json::from_slice::<Value>(&body).unwrap_or_default();
@@ -157,7 +157,7 @@ async fn repeat_event(
 /// policies on which node the pod of an eviction is, so it lets an agent make no other.
 async fn may_evict(
     State(calls): State<Arc<Calls>>,
-    Parts((namespace, name)): Parts<(String, String)>,
+    PathParts((namespace, name)): PathParts<(String, String)>,
     body: Bytes,
 ) -> Response {
     if let Some(refusal) = not_of_this_node(&calls, &namespace, &name).await {
@@ -171,7 +171,7 @@ async fn may_evict(
 /// Deletes a pod of this node.
 async fn end(
     State(calls): State<Arc<Calls>>,
-    Parts((namespace, name)): Parts<(String, String)>,
+    PathParts((namespace, name)): PathParts<(String, String)>,
     RawQuery(query): RawQuery,
     body: Bytes,
 ) -> Response {

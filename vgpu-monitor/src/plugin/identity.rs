@@ -13,7 +13,7 @@ use placement::{Compute, Grant, Memory};
 use supervisor::instance::Workload;
 use vgpu_abi::limits::Policy;
 
-use super::allotments::{Claim, Cut, Share, kind_word, policy_word};
+use super::allotments::{Claim, Cut, GpuShare, kind_word, policy_word};
 use super::matching::Asking;
 use crate::node_gpus::{Health, Inventory, KnownGpu};
 
@@ -109,7 +109,7 @@ pub struct Served {
 
 /// A container that asks for one of our resources, in spec order, init containers first.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct WantedContainer {
     /// Position among all containers of the pod, init containers first.
     pub index: usize,
     /// Which resource.
@@ -143,7 +143,7 @@ pub fn wanted(
     vendors: &Vendors,
     inventory: &Inventory,
     health: &Health,
-) -> Result<Vec<Wanted>, Refusal> {
+) -> Result<Vec<WantedContainer>, Refusal> {
     if pod.spec.node_name != node {
         return Err(Refusal(format!(
             "the pod is bound to node {:?}, and this is node {node:?}",
@@ -216,7 +216,7 @@ pub fn wanted(
                     Err(why) => return refuse(why.to_string()),
                 }
             }
-            wanted.push(Wanted {
+            wanted.push(WantedContainer {
                 index,
                 resource: served.resource.clone(),
                 asking: Asking {
@@ -250,7 +250,7 @@ fn share(
     compute: &Compute,
     inventory: &Inventory,
     health: &Health,
-) -> Result<Share, Mismatch> {
+) -> Result<GpuShare, Mismatch> {
     let id = &*grant.device;
     let Some(gpu) = inventory.gpus.iter().find(|gpu| gpu.device.id == id) else {
         return Err(Mismatch::NotHere {
@@ -277,7 +277,7 @@ fn share(
     if instance.is_none() {
         not_more_than_asked(grant, memory, compute, gpu)?;
     }
-    Ok(Share {
+    Ok(GpuShare {
         gpu: id.to_owned(),
         memory_bytes: grant.memory_bytes,
         physical_bytes: instance

@@ -60,7 +60,7 @@ pub(super) async fn run(shared: Weak<PluginState>) {
 
 /// Slots are reported to the kubelet only after they are saved, so an agent that ends right after the report knows
 /// them when it runs again.
-async fn take_in(plugin: &Plugin, path: &Path, last: &mut Known) {
+async fn take_in(plugin: &Plugin, path: &Path, last: &mut SlotCounts) {
     let known = count(plugin);
     if !known.is_empty() && known != *last {
         *last = known;
@@ -69,12 +69,12 @@ async fn take_in(plugin: &Plugin, path: &Path, last: &mut Known) {
     refresh(plugin, last).await;
 }
 
-type Known = BTreeMap<String, usize>;
+type SlotCounts = BTreeMap<String, usize>;
 
 /// The slots of each resource as the driver has them; empty until it has said so.
-fn count(plugin: &Plugin) -> Known {
+fn count(plugin: &Plugin) -> SlotCounts {
     let Some(inventory) = plugin.0.parts.inventories.borrow().clone() else {
-        return Known::new();
+        return SlotCounts::new();
     };
     let health = plugin.0.parts.healths.borrow().clone();
     let served = plugin.0.settings.served.iter();
@@ -88,12 +88,12 @@ fn count(plugin: &Plugin) -> Known {
 
 /// The slots when the agent last ran: a kubelet that knows no slots kills pods that hold some, and a driver
 /// may take half a minute to list its GPUs.
-fn last_known(path: &PathBuf) -> Known {
+fn last_known(path: &PathBuf) -> SlotCounts {
     let text = std::fs::read(path).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
-async fn remember(path: PathBuf, known: Known) {
+async fn remember(path: PathBuf, known: SlotCounts) {
     let written = spawn_blocking(move || {
         let text = serde_json::to_string(&known).map_err(std::io::Error::other)?;
         durable::replace(&path, text.as_bytes(), 0o644)
@@ -103,7 +103,7 @@ async fn remember(path: PathBuf, known: Known) {
     }
 }
 
-async fn refresh(plugin: &Plugin, last: &Known) {
+async fn refresh(plugin: &Plugin, last: &SlotCounts) {
     let inventory = plugin.0.parts.inventories.borrow().clone();
     let health = plugin.0.parts.healths.borrow().clone();
     for served in &plugin.0.settings.served {

@@ -21,7 +21,7 @@ use crate::proto::front::Told;
 
 /// How one call of the kubelet ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum CallOutcome {
     /// Answered as asked.
     Ok,
     /// The container is not started now, with a reason for a person.
@@ -30,7 +30,7 @@ pub(super) enum Outcome {
     Failed,
 }
 
-impl Outcome {
+impl CallOutcome {
     fn word(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -41,7 +41,7 @@ impl Outcome {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfCall {
+struct CallLabels {
     node: String,
     call: &'static str,
     outcome: &'static str,
@@ -61,7 +61,7 @@ struct OfState {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfNode {
+struct NodeLabels {
     node: String,
 }
 
@@ -73,23 +73,23 @@ struct OfOutcome {
 
 /// Clones count together.
 #[derive(Clone)]
-pub struct Metrics(Arc<Series>);
+pub struct PluginMetrics(Arc<PluginSeries>);
 
-struct Series {
+struct PluginSeries {
     node: String,
-    calls: Family<OfCall, Seconds>,
+    calls: Family<CallLabels, Seconds>,
     registered: Family<OfResource, Gauge>,
     registrations: Family<OfResource, Counter>,
-    restarts: Family<OfNode, Counter>,
+    restarts: Family<NodeLabels, Counter>,
     slots: Family<OfState, Gauge>,
     pod_resources: Family<OfOutcome, Histogram>,
-    pod_resources_refused: Family<OfNode, Counter>,
+    pod_resources_refused: Family<NodeLabels, Counter>,
     annotations: Family<OfOutcome, Counter>,
-    uncut: Family<OfNode, Counter>,
+    uncut: Family<NodeLabels, Counter>,
     store: Mutex<Option<Arc<AllotmentStore>>>,
 }
 
-impl fmt::Debug for Metrics {
+impl fmt::Debug for PluginMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Metrics").finish_non_exhaustive()
     }
@@ -108,10 +108,10 @@ fn histogram() -> Histogram {
     Histogram::new(SECONDS)
 }
 
-impl Metrics {
+impl PluginMetrics {
     /// Series of this node.
     pub fn new(node: &str) -> Self {
-        Self(Arc::new(Series {
+        Self(Arc::new(PluginSeries {
             node: node.to_owned(),
             calls: Family::new_with_constructor(seconds),
             registered: Family::default(),
@@ -196,11 +196,11 @@ impl Metrics {
     pub(super) fn call(
         &self,
         call: &'static str,
-        outcome: Outcome,
+        outcome: CallOutcome,
         took: Duration,
         trace: Option<TraceContext>,
     ) {
-        let labels = OfCall {
+        let labels = CallLabels {
             node: self.0.node.clone(),
             call,
             outcome: outcome.word(),
@@ -217,7 +217,7 @@ impl Metrics {
             let counter = self.0.registrations.get_or_create(&labels).clone();
             counter.inc_by(watched.registrations.saturating_sub(counter.get()));
         }
-        let labels = OfNode {
+        let labels = NodeLabels {
             node: self.0.node.clone(),
         };
         let counter = self.0.restarts.get_or_create(&labels).clone();
@@ -246,14 +246,14 @@ impl Metrics {
     }
 
     pub(super) fn pod_resources_refused(&self) {
-        let labels = OfNode {
+        let labels = NodeLabels {
             node: self.0.node.clone(),
         };
         self.0.pod_resources_refused.get_or_create(&labels).inc();
     }
 
     pub(super) fn uncut(&self) {
-        let labels = OfNode {
+        let labels = NodeLabels {
             node: self.0.node.clone(),
         };
         self.0.uncut.get_or_create(&labels).inc();
@@ -276,7 +276,7 @@ impl Metrics {
 }
 
 #[derive(Debug)]
-struct StoreCollector(Metrics, Detail);
+struct StoreCollector(PluginMetrics, Detail);
 
 impl Collector for StoreCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
@@ -325,7 +325,7 @@ mod tests {
 
     /// A node of 8 GPUs on which pods start, without the store's series.
     fn series(detail: Detail) -> usize {
-        let metrics = Metrics::new("n1");
+        let metrics = PluginMetrics::new("n1");
         let mut registry = Registry::default();
         metrics.register(detail, &mut registry);
         metrics.told(&Told {
@@ -338,7 +338,7 @@ mod tests {
         });
         metrics.slots("nvidia.com/gpu", 80, 0);
         for call in ["allocate", "pre_start_container"] {
-            metrics.call(call, Outcome::Ok, Duration::from_millis(3), None);
+            metrics.call(call, CallOutcome::Ok, Duration::from_millis(3), None);
         }
         metrics.pod_resources_asked(Duration::from_millis(3), true);
         metrics.annotations("ok");

@@ -13,9 +13,9 @@ use supervisor::instance::Labels;
 use super::Settings;
 use super::allotments::{AllotmentStore, Opened};
 use super::identity::{self, Served, is_over};
-use super::metrics::Metrics;
+use super::metrics::PluginMetrics;
 use super::pods::Lister;
-use crate::collect::{LivingPod, SourceError, Sources};
+use crate::collect::{LifeSources, LivingPod, SourceError};
 use crate::delivery::Name;
 use crate::own_pods::OwnPods;
 
@@ -26,7 +26,7 @@ pub struct NodePods {
     served: Arc<[Served]>,
     vendors: Arc<Vendors>,
     events: Events,
-    metrics: Metrics,
+    metrics: PluginMetrics,
     /// As the API server has them.
     pub(super) pods: OwnPods,
     pub(super) store: Arc<AllotmentStore>,
@@ -62,7 +62,7 @@ impl NodePods {
         client: &kube::Client,
         vendors: &Arc<Vendors>,
         events: &Events,
-        metrics: &Metrics,
+        metrics: &PluginMetrics,
     ) -> Self {
         let (store, opened) = AllotmentStore::open(&settings.state.join("allotments.json"));
         let store = Arc::new(store);
@@ -176,7 +176,7 @@ impl NodePods {
     }
 }
 
-impl Sources for NodePods {
+impl LifeSources for NodePods {
     /// Names of the allotments whose slots the kubelet says are held.
     async fn in_use(&self) -> Result<BTreeSet<Name>, SourceError> {
         let all = self.store.all();

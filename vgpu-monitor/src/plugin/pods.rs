@@ -13,7 +13,7 @@ use tonic::Code;
 use tonic::transport::Channel;
 
 use super::matching::PodSlots;
-use super::metrics::Metrics;
+use super::metrics::PluginMetrics;
 use super::socket::connect;
 use crate::collect::SourceError;
 use crate::proto::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
@@ -109,14 +109,14 @@ impl From<ListError> for SourceError {
 }
 
 /// Where the questions go: tests have a place of their own.
-pub trait Ask: Send + 'static {
+pub trait AskKubelet: Send + 'static {
     /// One question and its answer.
     fn ask(&mut self) -> impl Future<Output = Result<Pods, ListError>> + Send;
 }
 
 impl Lister {
     /// Starts the task that asks on this socket. Needs a running tokio.
-    pub fn start(socket: PathBuf, metrics: Metrics) -> Self {
+    pub fn start(socket: PathBuf, metrics: PluginMetrics) -> Self {
         let ask = Socket {
             path: socket,
             channel: None,
@@ -125,7 +125,7 @@ impl Lister {
     }
 
     /// The same with another source.
-    pub fn start_with(ask: impl Ask, metrics: Metrics) -> Self {
+    pub fn start_with(ask: impl AskKubelet, metrics: PluginMetrics) -> Self {
         let (send, receive) = mpsc::channel(1024);
         tokio::spawn(serve(receive, ask, metrics));
         Self(send)
@@ -143,7 +143,11 @@ impl Lister {
     }
 }
 
-async fn serve(mut waiting: mpsc::Receiver<Waiter>, mut ask: impl Ask, metrics: Metrics) {
+async fn serve(
+    mut waiting: mpsc::Receiver<Waiter>,
+    mut ask: impl AskKubelet,
+    metrics: PluginMetrics,
+) {
     while let Some(first) = waiting.recv().await {
         let begun = Instant::now();
         let mut waiters = vec![first];
@@ -181,7 +185,7 @@ struct Socket {
     channel: Option<PodResourcesListerClient<Channel>>,
 }
 
-impl Ask for Socket {
+impl AskKubelet for Socket {
     async fn ask(&mut self) -> Result<Pods, ListError> {
         let mut client = match self.channel.take() {
             Some(client) => client,

@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::allotments::{Allotment, Claim};
 use super::api;
-use super::checkpoint::{self, Entry};
-use super::identity::{self, Refusal, Wanted, is_over};
+use super::checkpoint::{self, CheckpointEntry};
+use super::identity::{self, Refusal, WantedContainer, is_over};
 use super::matching::{self, Evidence, Lot, PodSlots};
 use super::pods::Pods;
 use super::room::{self, NoRoom};
@@ -264,7 +264,7 @@ struct Named {
 }
 
 /// The kubelet's own record.
-async fn record(plugin: &Plugin) -> Vec<Entry> {
+async fn record(plugin: &Plugin) -> Vec<CheckpointEntry> {
     let folder = plugin.0.settings.device_plugins.clone();
     let read = spawn_blocking(move || checkpoint::read(&folder)).await;
     read.ok().flatten().unwrap_or_default()
@@ -322,7 +322,7 @@ impl Case<'_> {
             &health,
         )?;
         let workload = identity::workload(pod, &settings.team_label);
-        let wanted: Vec<Wanted> = wanted
+        let wanted: Vec<WantedContainer> = wanted
             .into_iter()
             .filter(|wanted| wanted.resource == self.call.resource)
             .map(|mut wanted| {
@@ -505,7 +505,7 @@ impl Case<'_> {
     }
 
     /// The allotment of each container.
-    async fn orders(&self, uid: &str, wanted: &[Wanted]) -> Result<Vec<u64>, Refusal> {
+    async fn orders(&self, uid: &str, wanted: &[WantedContainer]) -> Result<Vec<u64>, Refusal> {
         let asking: Vec<matching::Asking> =
             wanted.iter().map(|wanted| wanted.asking.clone()).collect();
         let of_init = asking.iter().any(|asking| asking.kind == Kind::Init);
@@ -555,7 +555,7 @@ impl Case<'_> {
     }
 
     /// The allotment that the kubelet's record names, by container.
-    fn recorded(&self, uid: &str, entries: &[Entry]) -> BTreeMap<String, u64> {
+    fn recorded(&self, uid: &str, entries: &[CheckpointEntry]) -> BTreeMap<String, u64> {
         let all = self.call.plugin.0.store.all();
         let of_pod = entries
             .iter()

@@ -45,7 +45,7 @@ pub struct Wishes {
 
 /// The decision for this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
+pub struct RuntimeVerdict {
     /// How containers get their files.
     pub manner: Manner,
     /// Why no pod can be served, for the Node's event and `vgpu doctor`.
@@ -54,7 +54,7 @@ pub struct Verdict {
 
 /// The verdict in the state directory, for `vgpu doctor`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct RuntimeRecord {
     /// The Node's words: `containerd://1.7.27 v1.35.4`.
     pub runtime: String,
     /// `cdi` or `mounts`.
@@ -63,12 +63,12 @@ pub struct Record {
     pub hindrance: Option<String>,
 }
 
-/// The file of [`Record`] in the state directory.
+/// The file of [`RuntimeRecord`] in the state directory.
 pub const RECORD: &str = "runtime.json";
 
 /// Decides by what the Node says of its runtime and its kubelet (`containerd://2.1.4 v1.35.4`) and by containerd's
 /// configuration, where it could be read. An unknown runtime is assumed to have CDI.
-pub fn decide(said: &str, containerd: Option<&Containerd>, wishes: &Wishes) -> Verdict {
+pub fn decide(said: &str, containerd: Option<&Containerd>, wishes: &Wishes) -> RuntimeVerdict {
     let cdi = has_cdi(said, containerd, &wishes.cdi_dir);
     let manner = match wishes.manner {
         MannerArg::Cdi => Manner::Cdi,
@@ -105,7 +105,7 @@ pub fn decide(said: &str, containerd: Option<&Containerd>, wishes: &Wishes) -> V
             }
         }
     };
-    Verdict { manner, hindrance }
+    RuntimeVerdict { manner, hindrance }
 }
 
 /// Why the node's runtime surely has no CDI, which a DRA driver's devices need.

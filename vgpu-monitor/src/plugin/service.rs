@@ -16,7 +16,7 @@ use tonic::metadata::MetadataMap;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use super::metrics::Outcome;
+use super::metrics::CallOutcome;
 use super::prepare::Call;
 use super::{Plugin, slots};
 use crate::delivery::Allotted;
@@ -54,7 +54,7 @@ pub(super) async fn serve(
     front: UnixStream,
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
-    let service = Service {
+    let service = PluginService {
         plugin: plugin.clone(),
         over: watch::Sender::new(false),
     };
@@ -90,13 +90,13 @@ pub(super) async fn serve(
 
 /// All resources.
 #[derive(Clone)]
-struct Service {
+struct PluginService {
     plugin: Plugin,
     /// True once the plugin stops: lists that are watched have no end of their own.
     over: watch::Sender<bool>,
 }
 
-impl Service {
+impl PluginService {
     /// The resource of a call.
     fn resource(&self, metadata: &MetadataMap) -> Result<String, Status> {
         let named = metadata.get(RESOURCE).and_then(|name| name.to_str().ok());
@@ -115,9 +115,9 @@ impl Service {
         trace: Option<TraceContext>,
     ) {
         let outcome = match answer {
-            Ok(_) => Outcome::Ok,
-            Err(status) if status.code() == tonic::Code::FailedPrecondition => Outcome::Refused,
-            Err(_) => Outcome::Failed,
+            Ok(_) => CallOutcome::Ok,
+            Err(status) if status.code() == tonic::Code::FailedPrecondition => CallOutcome::Refused,
+            Err(_) => CallOutcome::Failed,
         };
         let metrics = &self.plugin.0.parts.metrics;
         metrics.call(call, outcome, begun.elapsed(), trace);
@@ -202,7 +202,7 @@ pub(crate) fn patience(metadata: &MetadataMap) -> Duration {
 type Lists = watch::Receiver<Option<Arc<ListAndWatchResponse>>>;
 
 #[tonic::async_trait]
-impl DevicePlugin for Service {
+impl DevicePlugin for PluginService {
     async fn get_device_plugin_options(
         &self,
         _: Request<Empty>,
@@ -312,7 +312,7 @@ impl DevicePlugin for Service {
 }
 
 #[tonic::async_trait]
-impl Behind for Service {
+impl Behind for PluginService {
     async fn tell(&self, request: Request<Told>) -> Result<Response<Heard>, Status> {
         let told = request.into_inner();
         let plugin = &self.plugin.0;

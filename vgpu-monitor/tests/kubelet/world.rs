@@ -26,7 +26,9 @@ use tower::ServiceExt as _;
 use vgpu_monitor::delivery::{Allotted, Given, Name};
 use vgpu_monitor::front::{Behind, Front, Useless};
 use vgpu_monitor::node_gpus::{Health, Inventory, KnownGpu};
-use vgpu_monitor::plugin::{Giver, Made, Metrics, NodePods, Parts, Plugin, Served, Settings};
+use vgpu_monitor::plugin::{
+    Giver, InstanceNames, NodePods, Plugin, PluginMetrics, PluginParts, Served, Settings,
+};
 
 use super::{Kubelet, until};
 
@@ -103,7 +105,7 @@ impl Giver for Fake {
         Ok(())
     }
 
-    fn make(&self, gpu: &str, profile: &MigProfile, span: Span) -> anyhow::Result<Made> {
+    fn make(&self, gpu: &str, profile: &MigProfile, span: Span) -> anyhow::Result<InstanceNames> {
         self.0.wait_while_hanging();
         let mut made = self.0.made.lock();
         let one = (gpu.to_owned(), profile.name.clone(), span);
@@ -113,7 +115,7 @@ impl Giver for Fake {
             made.len() - 1
         });
         let number = u32::try_from(at).unwrap();
-        Ok(Made {
+        Ok(InstanceNames {
             uuid: format!("MIG-{number}"),
             gpu_instance: number + 1,
             compute_instance: 0,
@@ -366,12 +368,12 @@ impl World {
         let vendors = Arc::new(vendors);
         let (events, metrics) = (
             Events::start(client.clone(), "vgpu-monitor"),
-            Metrics::new("n1"),
+            PluginMetrics::new("n1"),
         );
         let pods = NodePods::open(&settings, &client, &vendors, &events, &metrics);
         let plugin = Plugin::start(
             settings,
-            Parts {
+            PluginParts {
                 vendors,
                 pods,
                 giver: Arc::new(Fake(Arc::clone(&self.hands), Arc::clone(&dead))),

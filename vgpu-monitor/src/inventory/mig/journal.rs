@@ -14,7 +14,7 @@ use crate::inventory::write_whole;
 /// How far an instance is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Step {
+pub(super) enum InstanceStep {
     /// Being made: it may be there, half or whole.
     Making,
     /// There.
@@ -25,21 +25,21 @@ pub(super) enum Step {
 
 /// An instance of the journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Entry {
+pub(super) struct JournalInstance {
     #[serde(rename = "card")]
     pub(super) gpu: String,
     pub(super) profile: String,
     pub(super) profile_id: u32,
     pub(super) start: u32,
     pub(super) size: u32,
-    pub(super) step: Step,
+    pub(super) step: InstanceStep,
     /// Once it is made.
     pub(super) uuid: Option<String>,
     /// False where it was there before: then it stays when its container goes.
     pub(super) ours: bool,
 }
 
-impl Entry {
+impl JournalInstance {
     pub(super) fn place(&self) -> (String, Span) {
         let span = Span {
             start: self.start,
@@ -58,7 +58,7 @@ impl Entry {
 #[derive(Debug)]
 pub(super) struct Journal {
     path: PathBuf,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<JournalInstance>,
     /// Why it could not be read.
     pub(super) broken: Option<String>,
 }
@@ -67,9 +67,9 @@ pub(super) struct Journal {
 const FORM: u32 = 1;
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Kept {
+struct JournalDocument {
     form: u32,
-    instances: Vec<Entry>,
+    instances: Vec<JournalInstance>,
 }
 
 /// Why the file cannot be read.
@@ -104,13 +104,13 @@ impl Journal {
         }
     }
 
-    fn read(path: &Path) -> Result<Vec<Entry>, Unreadable> {
+    fn read(path: &Path) -> Result<Vec<JournalInstance>, Unreadable> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(error.into()),
         };
-        let kept: Kept = serde_json::from_str(&text)?;
+        let kept: JournalDocument = serde_json::from_str(&text)?;
         if kept.form == FORM {
             Ok(kept.instances)
         } else {
@@ -126,14 +126,14 @@ impl Journal {
     }
 
     pub(super) fn write(&self) -> Result<(), MigError> {
-        let kept = Kept {
+        let kept = JournalDocument {
             form: FORM,
             instances: self.entries.clone(),
         };
         write_whole(&self.path, &kept).map_err(|error| self.error(error.to_string()))
     }
 
-    pub(super) fn at(&mut self, gpu: &str, instance: &GpuInstance) -> Option<&mut Entry> {
+    pub(super) fn at(&mut self, gpu: &str, instance: &GpuInstance) -> Option<&mut JournalInstance> {
         let mut entries = self.entries.iter_mut();
         entries.find(|entry| entry.gpu == gpu && entry.lies_as(instance))
     }

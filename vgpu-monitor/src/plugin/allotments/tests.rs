@@ -19,7 +19,7 @@ fn claim(uid: &str, pod: &str) -> Claim {
         container: "main".to_owned(),
         kind: "app".to_owned(),
         vendor: "NVIDIA".to_owned(),
-        shares: vec![Share {
+        shares: vec![GpuShare {
             gpu: "GPU-0".to_owned(),
             memory_bytes: 1 << 30,
             physical_bytes: 1 << 34,
