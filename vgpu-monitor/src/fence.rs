@@ -10,19 +10,3 @@ pub mod mounts;
 pub mod pods;
 
 pub mod command;
-
-use supervisor::fence::Kept;
-
-/// Logs that the driver limits a container's control group as well, or why it does not.
-pub fn say(kept: &Kept) {
-    let path = kept.path.display();
-    for device in &kept.fence.devices {
-        let (gpu, bytes) = (&device.uuid, device.limit_bytes);
-        if device.reason.is_empty() {
-            tracing::info!(%path, gpu, bytes, "the driver's own memory limit");
-        } else {
-            let reason = &device.reason;
-            tracing::warn!(%path, gpu, reason, "no memory limit of the driver; the library's holds");
-        }
-    }
-}

@@ -35,8 +35,6 @@ pub mod usage;
 
 pub mod dcgm;
 
-pub mod fence;
-
 pub mod arbiter;
 
 pub mod node;
@@ -66,6 +64,8 @@ pub mod collect;
 pub mod attest;
 
 pub mod reconcile;
+
+pub mod fence;
 
 use std::sync::Arc;
 

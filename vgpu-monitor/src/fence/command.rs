@@ -11,7 +11,7 @@ use supervisor::gpu::{GpuError, Gpus, NvmlGpus};
 
 use super::args::FenceArgs;
 use super::pods::PodGroups;
-use super::say;
+use crate::arbiter::say;
 use crate::driver_files::DriverFiles;
 
 /// Time between two looks at the containers.
