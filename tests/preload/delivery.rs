@@ -77,6 +77,8 @@ fn given(world: &World, memory_bytes: u64) -> Given {
             memory_bytes,
             physical_bytes: GPU_BYTES,
             cores: 0,
+            floor: 0,
+            oversubscribe_bytes: 0,
             instance: None,
         }],
         priority: 1,

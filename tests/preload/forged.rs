@@ -14,8 +14,8 @@ use nix::unistd::Pid;
 use supervisor::arbiter::Board;
 use supervisor::gpu::{GpuError, GpuProcess, Gpus, Inventory};
 use vgpu_abi::layout::{
-    CHARGE_BYTES_MASK, DeviceUse, MAX_SHARED, MAX_SLOTS, NewDevice as DeviceLayout, RegionLayout,
-    SHARED_FREE, SharedObject, Slot,
+    CHARGE_BYTES_MASK, DeviceUse, MAX_SHARED, MAX_SLOTS, RegionDevice as DeviceLayout,
+    RegionLayout, SHARED_FREE, SharedObject, Slot,
 };
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
 use vgpu_abi::region::{NewDevice, Region};
