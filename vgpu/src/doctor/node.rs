@@ -32,6 +32,11 @@ use runtime::{CdiSpec, Runtime, ServedRuntime};
 pub(super) use checks::CHECKS;
 
 const PLUGINS: &str = "/var/lib/kubelet/device-plugins";
+/// Where the kubelet finds drivers that give by claims, and the socket of ours there.
+const REGISTRY: &str = "/var/lib/kubelet/plugins_registry";
+const DRA_FINDING: &str = "gpu.vgpu.io";
+/// Where the kubelet calls ours.
+const DRA_CALLS: &str = "/var/lib/kubelet/plugins/gpu.vgpu.io";
 const POD_RESOURCES: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 /// The exporter's port, and the plugin's.
 const PORTS: [u16; 2] = [31993, 31992];
@@ -56,6 +61,10 @@ pub(super) struct NodeFacts {
     served: Option<ServedRuntime>,
     /// Names in the kubelet's directory of device plugins; `None` if there is no such directory.
     plugin_sockets: Option<Vec<String>>,
+    /// Sockets of our driver in the kubelet's registry of drivers; empty where it is not mounted.
+    dra_findings: Vec<String>,
+    /// Sockets on which the kubelet calls our driver.
+    dra_calls: Vec<String>,
     pod_resources: FileFacts,
     /// Ids that the kubelet knows, by resource.
     registered: Option<BTreeMap<String, Vec<String>>>,
@@ -242,6 +251,9 @@ impl NodeFacts {
     }
 
     fn read_kubelet(&mut self, root: &Root) {
+        let of_ours = |name: &String| name.starts_with(DRA_FINDING);
+        self.dra_findings = root.names(REGISTRY).into_iter().filter(of_ours).collect();
+        self.dra_calls = root.names(DRA_CALLS);
         if !root.look(PLUGINS).directory {
             return;
         }
@@ -414,6 +426,13 @@ fn is_plugin(process: &Process) -> bool {
         && process.command.iter().any(|word| word == "plugin")
 }
 
+/// Whether it is `vgpu-monitor dra`, which gives the node's GPUs by claims.
+fn is_dra(process: &Process) -> bool {
+    let program = process.command.first();
+    program.is_some_and(|program| program.ends_with("vgpu-monitor"))
+        && process.command.get(1).is_some_and(|word| word == "dra")
+}
+
 /// Whether it is `vgpu-monitor`, the exporter and arbiter.
 fn is_exporter(process: &Process) -> bool {
     process
@@ -421,6 +440,7 @@ fn is_exporter(process: &Process) -> bool {
         .first()
         .is_some_and(|program| program.ends_with("vgpu-monitor"))
         && !is_plugin(process)
+        && !is_dra(process)
 }
 
 /// `--flag value` or `--flag=value`.

@@ -91,6 +91,18 @@ fn node() -> Files {
     dir
 }
 
+const FINDING: &str = "var/lib/kubelet/plugins_registry/gpu.vgpu.io@reg.sock";
+const CALLS: &str = "var/lib/kubelet/plugins/gpu.vgpu.io/dra@vgpu.sock";
+
+/// Makes the node one that gives its GPUs by claims.
+fn by_claims(root: &Path) {
+    fs::remove_dir_all(root.join("proc/100")).unwrap();
+    fs::remove_file(root.join(PLUGINS).join("vgpu.sock")).unwrap();
+    process(root, 102, &["/usr/bin/vgpu-monitor", "dra"], &[], &[]);
+    put(root, FINDING, "");
+    put(root, CALLS, "");
+}
+
 /// The agent's files for a container.
 fn given(root: &Path) {
     let dir = root.join(GIVEN);
@@ -212,6 +224,15 @@ const FAULTS: &[Fault<Files>] = &[
     broken("VGPU-N10", "fail", "the kubelet was never told", |files| {
         replace(root(files), CHECKPOINT, r#"["vgpu-0","vgpu-1"]"#, "[]");
     }),
+    broken(
+        "VGPU-N10",
+        "fail",
+        "the kubelet cannot find the driver for claims",
+        |files| {
+            by_claims(root(files));
+            fs::remove_file(root(files).join(FINDING)).unwrap();
+        },
+    ),
     broken("VGPU-N11", "fail", "NVIDIA's plugin runs too", |files| {
         put(root(files), &format!("{PLUGINS}/nvidia-gpu.sock"), "");
     }),
@@ -302,6 +323,28 @@ const FAULTS: &[Fault<Files>] = &[
         fs::remove_dir_all(root.join("proc/101")).unwrap();
         fs::remove_file(root.join("proc/net/tcp")).unwrap();
     }),
+    broken(
+        "VGPU-N18",
+        "fail",
+        "the exporter of a node that gives by claims does not run",
+        |files| {
+            let root = root(files);
+            by_claims(root);
+            fs::remove_dir_all(root.join("proc/101")).unwrap();
+            fs::remove_file(root.join("proc/net/tcp")).unwrap();
+        },
+    ),
+    broken(
+        "VGPU-N18",
+        "fail",
+        "the node gives by claims and by the device plugin",
+        |files| {
+            let root = root(files);
+            process(root, 102, &["/usr/bin/vgpu-monitor", "dra"], &[], &[]);
+            put(root, FINDING, "");
+            put(root, CALLS, "");
+        },
+    ),
     seen("VGPU-N19", "fail", "the agent answers 503", |facts| {
         facts["metrics"]["31993"] = json!({ "status": 503, "ours": true });
     }),

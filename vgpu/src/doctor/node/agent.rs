@@ -1,6 +1,6 @@
 //! The agent, its configuration, and processes on GPUs. Facts in, verdicts out.
 
-use super::{NodeFacts, PORTS, is_exporter, is_plugin};
+use super::{NodeFacts, PORTS, is_dra, is_exporter, is_plugin};
 use crate::doctor::check::{Judged, fail, ok, several, skip, warn};
 use crate::doctor::proc::Process;
 
@@ -8,6 +8,15 @@ pub(super) fn agents_run(facts: &NodeFacts) -> Judged {
     facts.of_a_cluster()?;
     let plugin = facts.agents.iter().any(is_plugin);
     let exporter = facts.agents.iter().any(is_exporter);
+    if facts.agents.iter().any(is_dra) {
+        return Ok(match (plugin, exporter) {
+            (true, _) => fail(
+                "vgpu-monitor dra and vgpu-monitor plugin both run: a node gives its GPUs by claims or by the device plugin",
+            ),
+            (false, true) => ok("vgpu-monitor, vgpu-monitor dra"),
+            (false, false) => fail("vgpu-monitor dra runs, the exporter does not"),
+        });
+    }
     match (plugin, exporter) {
         (true, true) => Ok(ok("vgpu-monitor, vgpu-monitor plugin")),
         (true, false) => Ok(fail("vgpu-monitor plugin runs, the exporter does not")),
@@ -66,7 +75,7 @@ pub(super) fn no_hami(facts: &NodeFacts) -> Judged {
     let wrong: Vec<String> = facts
         .agents
         .iter()
-        .filter(|agent| !is_plugin(agent) && !is_exporter(agent))
+        .filter(|agent| !is_plugin(agent) && !is_exporter(agent) && !is_dra(agent))
         .map(Process::shown)
         .collect();
     if wrong.is_empty() {

@@ -63,7 +63,7 @@ pub(in crate::doctor) const CHECKS: &[Check<NodeFacts>] = &[
     },
     Check {
         id: "VGPU-N10",
-        title: "vgpu's device plugin is registered with the kubelet",
+        title: "the kubelet knows vgpu's device plugin, or its driver for claims",
         cure: "look at the agent's log (kubectl logs, container plugin): the agent registers again whenever the kubelet recreates kubelet.sock; restart its pod if it does not",
         judge: kubelet::plugin_registered,
     },

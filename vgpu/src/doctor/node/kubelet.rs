@@ -3,7 +3,7 @@
 use vgpu_abi::layout::REGION_VERSION;
 use vgpu_abi::size::Size;
 
-use super::{NodeFacts, PLUGINS, POD_RESOURCES};
+use super::{DRA_CALLS, DRA_FINDING, NodeFacts, PLUGINS, POD_RESOURCES, REGISTRY, is_dra};
 use crate::doctor::check::{Judged, fail, ok, several, skip, warn};
 use crate::doctor::elf::is_of_glibc;
 use crate::doctor::root::Mount;
@@ -37,6 +37,9 @@ pub(super) fn kubelet_sockets(facts: &NodeFacts) -> Judged {
 }
 
 pub(super) fn plugin_registered(facts: &NodeFacts) -> Judged {
+    if facts.agents.iter().any(is_dra) {
+        return driver_found(facts);
+    }
     let sockets = facts.sockets()?;
     let ours: Vec<&str> = sockets
         .iter()
@@ -63,6 +66,32 @@ pub(super) fn plugin_registered(facts: &NodeFacts) -> Judged {
         ))),
         count => Ok(ok(format!("{count} slots of {resource}"))),
     }
+}
+
+/// The same on a node that gives its GPUs by claims: the kubelet finds the driver by one socket and calls it on another.
+fn driver_found(facts: &NodeFacts) -> Judged {
+    facts.sockets()?;
+    let mut missing = Vec::new();
+    if facts.dra_findings.is_empty() {
+        missing.push(format!(
+            "{REGISTRY} has no socket that begins with {DRA_FINDING}"
+        ));
+    }
+    if facts.dra_calls.is_empty() {
+        missing.push(format!("{DRA_CALLS} has no socket"));
+    }
+    if missing.is_empty() {
+        let sockets = [
+            several(&facts.dra_findings),
+            format!("{DRA_CALLS}/{}", several(&facts.dra_calls)),
+        ];
+        return Ok(ok(format!("by claims: {}", several(&sockets))));
+    }
+    facts.not_in_pod("the directories of the kubelet's drivers are not mounted")?;
+    Ok(fail(format!(
+        "vgpu-monitor dra runs, and {}",
+        several(&missing)
+    )))
 }
 
 pub(super) fn one_plugin(facts: &NodeFacts) -> Judged {
