@@ -50,8 +50,8 @@ mod between;
 pub use between::Waker;
 use device::{Device, Tenant, Verdict};
 use doorbells::Doorbells;
-use election::{Contender, ContenderKind};
-use look::{Container, Look};
+use election::{ContenderKind, SeatCandidate};
+use look::{Look, ServedContainer};
 use scale::Sample;
 use served::{Served, name_of};
 
@@ -85,7 +85,7 @@ pub struct Board {
     role: Role,
     /// When it leads, it serves the containers below this directory.
     scope: PathBuf,
-    candidate: Option<Contender>,
+    candidate: Option<SeatCandidate>,
     arbiter: Arbiter,
     waker: Option<Waker>,
 }
@@ -120,7 +120,7 @@ impl Board {
     pub fn join(own: &Path) -> Result<Self, ContainerError> {
         let instance = Instance::open(own)?;
         // A broken directory is reported here rather than at every tick.
-        Container::open(0, &instance)?;
+        ServedContainer::open(0, &instance)?;
         let user = own.parent().unwrap_or(own);
         let board = user.parent().unwrap_or(user);
         let is_root = nix::unistd::geteuid().is_root();
@@ -132,7 +132,7 @@ impl Board {
             },
             scope: scope.to_owned(),
             // Without a seat each runner serves its own container.
-            candidate: Contender::open(scope, ContenderKind::Runner).ok(),
+            candidate: SeatCandidate::open(scope, ContenderKind::Runner).ok(),
             arbiter: Arbiter::default(),
             waker: None,
         })
@@ -198,7 +198,7 @@ impl Board {
             Role::Own { .. } => {}
             Role::All => {
                 if self.candidate.is_none() {
-                    self.candidate = Contender::open(&self.scope, ContenderKind::Agent).ok();
+                    self.candidate = SeatCandidate::open(&self.scope, ContenderKind::Agent).ok();
                 }
             }
         }
@@ -375,7 +375,7 @@ impl Arbiter {
             }
             self.next_id += 1;
             // An instance that is being created or removed: the next scan sees it.
-            if let Ok(container) = Container::open(self.next_id, &instance) {
+            if let Ok(container) = ServedContainer::open(self.next_id, &instance) {
                 self.containers.push(Served::new(container));
             }
         }

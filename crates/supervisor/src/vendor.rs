@@ -103,12 +103,12 @@ pub struct Wanted {
     /// The number in `/dev/nvidiaN`.
     pub minor: Option<u32>,
     /// The instance that was made on it.
-    pub instance: Option<Instance>,
+    pub instance: Option<InstanceIds>,
 }
 
 /// The driver's numbers of a MIG instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Instance {
+pub struct InstanceIds {
     /// Id of the GPU instance.
     pub gpu_instance: u32,
     /// Id of the compute instance.
@@ -133,20 +133,20 @@ struct Spec {
     cdi_version: Value,
     kind: String,
     #[serde(default)]
-    devices: Vec<Device>,
+    devices: Vec<SpecDevice>,
     #[serde(default)]
     container_edits: Map<String, Value>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Device {
+struct SpecDevice {
     name: Value,
     #[serde(default)]
     container_edits: Map<String, Value>,
 }
 
-impl Device {
+impl SpecDevice {
     fn name(&self) -> String {
         match &self.name {
             Value::String(name) => name.clone(),
@@ -283,7 +283,7 @@ impl Vendor<'_> {
     fn capability_nodes(
         &self,
         wanted: &Wanted,
-        instance: Instance,
+        instance: InstanceIds,
     ) -> Result<Map<String, Value>, VendorError> {
         // A driver without MIG does not make this directory. The simulated driver is one, and a process opens its
         // instances by the GPU's own node.
@@ -323,7 +323,7 @@ impl Vendor<'_> {
 }
 
 /// The device of a GPU, and whether it is that of its MIG instance itself.
-fn find<'a>(spec: &'a Spec, wanted: &Wanted) -> Option<(&'a Device, bool)> {
+fn find<'a>(spec: &'a Spec, wanted: &Wanted) -> Option<(&'a SpecDevice, bool)> {
     let named = |name: &str| spec.devices.iter().find(|device| device.name() == name);
     if let Some(device) = named(&wanted.uuid) {
         return Some((device, wanted.instance.is_some()));
@@ -337,7 +337,7 @@ fn find<'a>(spec: &'a Spec, wanted: &Wanted) -> Option<(&'a Device, bool)> {
     }
     // Numbers change when a GPU is added or lost; the device node says which GPU is meant.
     let node = wanted.minor.map(|minor| format!("/dev/nvidia{minor}"));
-    let is_it = |device: &&Device| match &node {
+    let is_it = |device: &&SpecDevice| match &node {
         Some(node) => device.has_node(node) || !device.has_a_gpu(),
         None => true,
     };
@@ -372,7 +372,7 @@ fn find<'a>(spec: &'a Spec, wanted: &Wanted) -> Option<(&'a Device, bool)> {
 
 fn no_device(specs: &[Found], wanted: &Wanted) -> VendorError {
     let names = |found: &Found| {
-        let names: Vec<_> = found.spec.devices.iter().map(Device::name).collect();
+        let names: Vec<_> = found.spec.devices.iter().map(SpecDevice::name).collect();
         if names.is_empty() {
             String::from("none")
         } else {

@@ -37,7 +37,7 @@ struct Symbol {
 
 /// One loaded object. Plain addresses: right for as long as the object stays loaded.
 #[derive(Clone, Copy)]
-pub(crate) struct Object {
+pub(crate) struct LoadedObject {
     base: usize,
     start: usize,
     end: usize,
@@ -51,7 +51,7 @@ pub(crate) struct Object {
     dynamic: *const Dynamic,
 }
 
-impl Object {
+impl LoadedObject {
     /// The fields that the loader lists for us: base, name, program headers.
     ///
     /// # Safety
@@ -340,12 +340,12 @@ fn sysv_hash(name: &[u8]) -> u32 {
 
 /// The first loaded object for which `choose` gives something, with what it gave. Objects come in
 /// the order of loading; those of other `dlmopen` namespaces do not come.
-pub(crate) fn first<T, F: FnMut(&Object) -> Option<T>>(choose: F) -> Option<T> {
+pub(crate) fn first<T, F: FnMut(&LoadedObject) -> Option<T>>(choose: F) -> Option<T> {
     struct Search<T, F> {
         choose: F,
         found: Option<T>,
     }
-    extern "C" fn visit<T, F: FnMut(&Object) -> Option<T>>(
+    extern "C" fn visit<T, F: FnMut(&LoadedObject) -> Option<T>>(
         info: *mut libc::dl_phdr_info,
         _size: usize,
         data: *mut c_void,
@@ -355,7 +355,7 @@ pub(crate) fn first<T, F: FnMut(&Object) -> Option<T>>(choose: F) -> Option<T> {
         // SAFETY: the loader's own description of an object, valid during the visit.
         let info = unsafe { &*info };
         // SAFETY: the loader holds its lock, so the object stays loaded during the visit.
-        if let Some(object) = unsafe { Object::from_phdr(info) } {
+        if let Some(object) = unsafe { LoadedObject::from_phdr(info) } {
             search.found = (search.choose)(&object);
         }
         c_int::from(search.found.is_some())
@@ -370,7 +370,7 @@ pub(crate) fn first<T, F: FnMut(&Object) -> Option<T>>(choose: F) -> Option<T> {
 }
 
 /// The object that an address belongs to, whichever namespace it was loaded into.
-pub(crate) fn holding(address: *const c_void) -> Option<Object> {
+pub(crate) fn holding(address: *const c_void) -> Option<LoadedObject> {
     // SAFETY: a C struct of pointers, for which all zeros is a value.
     let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
     // SAFETY: dladdr takes any address and fills the struct when it knows it.
@@ -378,7 +378,7 @@ pub(crate) fn holding(address: *const c_void) -> Option<Object> {
         return None;
     }
     // SAFETY: the loader gave this base for an object that holds the address.
-    unsafe { Object::at(info.dli_fbase, info.dli_fname) }
+    unsafe { LoadedObject::at(info.dli_fbase, info.dli_fname) }
 }
 
 #[cfg(test)]

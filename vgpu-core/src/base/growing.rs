@@ -21,13 +21,13 @@ pub(crate) unsafe trait Element: Sync + 'static {}
 #[repr(C)]
 pub(crate) struct Growing<T: Element> {
     first: [T; FIRST],
-    more: AtomicPtr<Piece<T>>,
+    more: AtomicPtr<GrowingPiece<T>>,
 }
 
 #[repr(C)]
-struct Piece<T> {
+struct GrowingPiece<T> {
     places: [T; MORE],
-    more: AtomicPtr<Piece<T>>,
+    more: AtomicPtr<GrowingPiece<T>>,
 }
 
 impl<T: Element> Growing<T> {
@@ -45,7 +45,7 @@ impl<T: Element> Growing<T> {
         while let Some(piece) = next(end) {
             end = &piece.more;
         }
-        let Some(memory) = map::zeroed(size_of::<Piece<T>>()) else {
+        let Some(memory) = map::zeroed(size_of::<GrowingPiece<T>>()) else {
             return false;
         };
         // Release: the places are zeros before they are seen.
@@ -54,7 +54,7 @@ impl<T: Element> Growing<T> {
     }
 }
 
-fn next<T: Element>(link: &AtomicPtr<Piece<T>>) -> Option<&Piece<T>> {
+fn next<T: Element>(link: &AtomicPtr<GrowingPiece<T>>) -> Option<&GrowingPiece<T>> {
     // Acquire: see `grow`.
     let piece = link.load(Ordering::Acquire);
     // SAFETY: null, or mapped as zeros by `grow` with the size of a piece, and never unmapped.

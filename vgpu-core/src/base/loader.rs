@@ -4,7 +4,7 @@
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::base::elf::{self, Object};
+use crate::base::elf::{self, LoadedObject};
 
 pub(crate) type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 pub(crate) type Dlvsym =
@@ -53,7 +53,7 @@ pub(crate) static DLMOPEN: Genuine = Genuine::new(c"dlmopen");
 
 /// The C library or the part of it that holds the loader's functions: glibc (before and since
 /// 2.34), musl.
-pub(crate) fn is_libc(object: &Object) -> bool {
+pub(crate) fn is_libc(object: &LoadedObject) -> bool {
     const STEMS: [&[u8]; 6] = [
         b"libc.so",
         b"libdl.so",
@@ -66,7 +66,7 @@ pub(crate) fn is_libc(object: &Object) -> bool {
 }
 
 /// Is it the object that this code is in?
-pub(crate) fn is_ours(object: &Object) -> bool {
+pub(crate) fn is_ours(object: &LoadedObject) -> bool {
     object.holds(is_ours as *const () as usize)
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn look_up(library: *mut c_void, name: &CStr) -> *mut c_void {
 }
 
 /// The object that this code is in.
-pub(crate) fn ourselves() -> Option<Object> {
+pub(crate) fn ourselves() -> Option<LoadedObject> {
     elf::holding(ourselves as *const c_void)
 }
 

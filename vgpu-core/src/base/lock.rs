@@ -32,7 +32,7 @@ const BRIEF_WAIT_MS: i64 = 100;
 pub(crate) struct Lock(AtomicU32);
 
 /// The lock is held until this is dropped.
-pub(crate) struct Held<'a>(&'a Lock);
+pub(crate) struct LockGuard<'a>(&'a Lock);
 
 impl Lock {
     #[cfg(test)]
@@ -42,18 +42,18 @@ impl Lock {
 
     /// Waits up to ten seconds; `None` when that was not enough.
     #[inline]
-    pub(crate) fn hold(&self) -> Option<Held<'_>> {
+    pub(crate) fn hold(&self) -> Option<LockGuard<'_>> {
         if self.take() {
-            Some(Held(self))
+            Some(LockGuard(self))
         } else {
             self.wait(LONGEST_WAIT_MS)
         }
     }
 
     /// Waits up to 100 ms; `None` when that was not enough.
-    pub(crate) fn hold_briefly(&self) -> Option<Held<'_>> {
+    pub(crate) fn hold_briefly(&self) -> Option<LockGuard<'_>> {
         if self.take() {
-            Some(Held(self))
+            Some(LockGuard(self))
         } else {
             self.wait(BRIEF_WAIT_MS)
         }
@@ -61,8 +61,8 @@ impl Lock {
 
     /// Does not wait; `None` when another thread holds it.
     #[inline]
-    pub(crate) fn try_hold(&self) -> Option<Held<'_>> {
-        self.take().then(|| Held(self))
+    pub(crate) fn try_hold(&self) -> Option<LockGuard<'_>> {
+        self.take().then(|| LockGuard(self))
     }
 
     #[inline]
@@ -74,13 +74,13 @@ impl Lock {
     }
 
     #[cold]
-    fn wait(&self, longest_ms: i64) -> Option<Held<'_>> {
+    fn wait(&self, longest_ms: i64) -> Option<LockGuard<'_>> {
         let mut looks = 0u32;
         let mut deadline = None;
         loop {
             // Relaxed: a look, before the exchange that counts.
             if self.0.load(Ordering::Relaxed) == FREE && self.take() {
-                return Some(Held(self));
+                return Some(LockGuard(self));
             }
             looks += 1;
             if looks < 200 {
@@ -96,7 +96,7 @@ impl Lock {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for LockGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         // Release: the next holder sees what we wrote.
@@ -118,7 +118,7 @@ unsafe impl<T: Send> Sync for Guarded<T> {}
 /// The value of a [`Guarded`], whose lock is held until this is dropped.
 pub(crate) struct Guard<'a, T> {
     value: &'a UnsafeCell<T>,
-    _held: Held<'a>,
+    _held: LockGuard<'a>,
 }
 
 impl<T> Guarded<T> {
@@ -149,7 +149,7 @@ impl<T> Guarded<T> {
     }
 
     #[inline]
-    fn guard<'a>(&'a self, held: Option<Held<'a>>) -> Option<Guard<'a, T>> {
+    fn guard<'a>(&'a self, held: Option<LockGuard<'a>>) -> Option<Guard<'a, T>> {
         held.map(|held| Guard {
             value: &self.value,
             _held: held,

@@ -31,17 +31,17 @@ pub(crate) unsafe trait Kept: Copy + 'static {
 /// A value of any type that the map keeps.
 type Words = MaybeUninit<[u64; ENTRY_BYTES / size_of::<u64>()]>;
 
-const _: () = assert!(size_of::<Cell>() == 32);
+const _: () = assert!(size_of::<MapCell>() == 32);
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Cell {
+struct MapCell {
     /// Space and number; 0 is empty.
     key: u64,
     entry: Words,
 }
 
-impl Cell {
+impl MapCell {
     fn new<T: Kept>(key: u64, entry: T) -> Self {
         const { assert!(size_of::<T>() <= ENTRY_BYTES && align_of::<T>() <= align_of::<Words>()) };
         let mut words = Words::uninit();
@@ -52,15 +52,15 @@ impl Cell {
 
     /// The entry, if it is one of this type.
     fn entry<T: Kept>(&mut self) -> Option<&mut T> {
-        // SAFETY: a key in the space of `T` was put by `Cell::new::<T>`, since no other type has the space.
+        // SAFETY: a key in the space of `T` was put by `MapCell::new::<T>`, since no other type has the space.
         (space_of(self.key) == T::SPACE).then(|| unsafe { &mut *self.entry.as_mut_ptr().cast() })
     }
 }
 
 /// An entry of any type, as [`Map::sweep`] visits it.
-pub(crate) struct Found<'a>(&'a mut Cell);
+pub(crate) struct FoundEntry<'a>(&'a mut MapCell);
 
-impl<'a> Found<'a> {
+impl<'a> FoundEntry<'a> {
     pub(crate) fn space(&self) -> u8 {
         space_of(self.0.key)
     }
@@ -82,7 +82,7 @@ struct Shard(Guarded<Table>);
 
 #[repr(C)]
 struct Table {
-    cells: *mut Cell,
+    cells: *mut MapCell,
     capacity: usize,
     live: usize,
 }
@@ -182,7 +182,7 @@ impl Map {
 
     /// Takes out all entries for which `goes` returns true, and lets it change the others. Linear in the number of
     /// entries.
-    pub(crate) fn sweep(&self, mut goes: impl FnMut(Found<'_>) -> bool) {
+    pub(crate) fn sweep(&self, mut goes: impl FnMut(FoundEntry<'_>) -> bool) {
         for shard in &self.shards {
             let Some(mut table) = shard.0.hold() else {
                 continue;
@@ -190,7 +190,7 @@ impl Map {
             let mut at = 0;
             while at < table.capacity {
                 let found = table.cell(at).filter(|cell| cell.key != 0);
-                if found.is_some_and(|cell| goes(Found(cell))) {
+                if found.is_some_and(|cell| goes(FoundEntry(cell))) {
                     // The entry that moves into the gap is looked at next.
                     table.remove(at);
                 } else {
@@ -210,7 +210,7 @@ impl Map {
 }
 
 impl Table {
-    fn cell(&mut self, at: usize) -> Option<&mut Cell> {
+    fn cell(&mut self, at: usize) -> Option<&mut MapCell> {
         if at >= self.capacity {
             return None;
         }
@@ -232,7 +232,7 @@ impl Table {
 
     fn put<T: Kept>(&mut self, key: u64, hash: usize, entry: T) -> (Option<T>, bool) {
         if let Some(at) = self.find(key, hash) {
-            let old = self.cell(at).and_then(Cell::entry);
+            let old = self.cell(at).and_then(MapCell::entry);
             return (old.map(|old| core::mem::replace(old, entry)), true);
         }
         if (self.live + 1) * 4 > self.capacity * 3 && !self.grow() {
@@ -241,12 +241,12 @@ impl Table {
                 return (None, false);
             }
         }
-        self.place(Cell::new(key, entry), hash);
+        self.place(MapCell::new(key, entry), hash);
         self.live += 1;
         (None, true)
     }
 
-    fn place(&mut self, new: Cell, hash: usize) {
+    fn place(&mut self, new: MapCell, hash: usize) {
         let mask = self.capacity - 1;
         let mut at = hash & mask;
         while let Some(cell) = self.cell(at) {
@@ -285,7 +285,7 @@ impl Table {
 
     fn grow(&mut self) -> bool {
         let capacity = (self.capacity * 2).max(FIRST_CAPACITY);
-        let size = capacity * size_of::<Cell>();
+        let size = capacity * size_of::<MapCell>();
         let Some(memory) = zeroed(size) else {
             return false;
         };
@@ -301,7 +301,7 @@ impl Table {
         }
         if !old.cells.is_null() {
             // SAFETY: our own mapping of that size, and no reference to it is left.
-            unsafe { libc::munmap(old.cells.cast(), old.capacity * size_of::<Cell>()) };
+            unsafe { libc::munmap(old.cells.cast(), old.capacity * size_of::<MapCell>()) };
         }
         true
     }

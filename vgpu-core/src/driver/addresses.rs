@@ -40,7 +40,7 @@ impl Lookup {
         if let Some(number) = self.by_address(found as usize) {
             return self.hooks.get(number).map(|hook| hook.address);
         }
-        let wanted = Wanted {
+        let wanted = AskedAddress {
             version,
             per_thread: flags & PER_THREAD != 0,
             driver: query::driver_version().unwrap_or(i32::MAX),
@@ -116,7 +116,7 @@ impl Lookup {
 
 /// An address that the driver gave: how it was asked for, and of which driver.
 #[derive(Clone, Copy)]
-struct Wanted {
+struct AskedAddress {
     /// The version that the program asked for.
     version: i32,
     /// The program asked for per-thread default streams.
@@ -127,7 +127,7 @@ struct Wanted {
     found: usize,
 }
 
-impl Wanted {
+impl AskedAddress {
     /// The row of the name that the address is. `answer` is the address that the driver gives for
     /// another version of the name, in the same stream mode. `None`: a form of the function that is
     /// newer than our table, whose arguments are not known.
@@ -245,7 +245,7 @@ mod tests {
                 .or(answers.first())
                 .map_or(0, |(_, address)| *address)
         };
-        let wanted = Wanted {
+        let wanted = AskedAddress {
             version,
             per_thread,
             driver,
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn an_address_that_changes_each_time_is_taken_by_its_version() {
-        let wanted = Wanted {
+        let wanted = AskedAddress {
             version: 12_000,
             per_thread: false,
             driver: 12_040,

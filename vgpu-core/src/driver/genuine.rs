@@ -5,11 +5,11 @@
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use crate::base::elf::{self, Object};
+use crate::base::elf::{self, LoadedObject};
 use crate::base::loader;
 
 /// A library of the vendor: how to know it, and where its functions are kept.
-pub(crate) struct Library {
+pub(crate) struct VendorLibrary {
     /// The beginning of its file name or soname.
     stem: &'static [u8],
     /// The name to load it by, when a hook is called before the program has loaded it.
@@ -40,12 +40,12 @@ const MARKER: &CStr = c"VGPU_LIBRARY_MARKER";
 
 /// Another copy of the library that was loaded before this one into the same namespace: a preload, while this copy is
 /// the overlay under the driver's name. It charges, and we hand every call on to it.
-pub(crate) fn elder() -> Option<Object> {
+pub(crate) fn elder() -> Option<LoadedObject> {
     let first = elf::first(|object| object.find(MARKER).is_some().then_some(*object))?;
     (!loader::is_ours(&first)).then_some(first)
 }
 
-impl Library {
+impl VendorLibrary {
     /// Is the genuine library loaded? Looks for it when it was not there the last time.
     pub(crate) fn is_loaded(&self) -> bool {
         // Acquire: the addresses were stored before the state.
@@ -80,7 +80,7 @@ impl Library {
 
     /// As an overlay under the driver's own name, this library is linked to the driver by its path. A static
     /// program's loader shows no more than that.
-    fn beneath_us(&self) -> Option<Object> {
+    fn beneath_us(&self) -> Option<LoadedObject> {
         let ourselves = loader::ourselves()?;
         let path = ourselves.needed(|name| {
             let file = name.to_bytes().rsplit(|&byte| byte == b'/').next();
@@ -92,7 +92,7 @@ impl Library {
     }
 
     /// Whether this object is the vendor's library (and not a copy of this library under its name).
-    fn is_genuine(&self, object: &Object) -> bool {
+    fn is_genuine(&self, object: &LoadedObject) -> bool {
         object.is_called(self.stem)
             && object.find(self.proof).is_some()
             && object.find(MARKER).is_none()
@@ -100,7 +100,7 @@ impl Library {
 
     /// Keeps the addresses of all functions that we may call: an elder copy's where it has a hook, and
     /// only of those that the library has.
-    fn take(&self, object: &Object) {
+    fn take(&self, object: &LoadedObject) {
         let elder = elder();
         for (name, slot) in self.names.iter().zip(self.real) {
             let genuine = object.find(name);
@@ -243,10 +243,10 @@ pub(crate) mod cuda {
     )]
     use cuda_api::*;
 
-    use super::{AtomicPtr, AtomicU32, CStr, Library, c_void};
+    use super::{AtomicPtr, AtomicU32, CStr, VendorLibrary, c_void};
 
     /// Where its functions are.
-    pub(crate) static LIBRARY: Library = Library {
+    pub(crate) static LIBRARY: VendorLibrary = VendorLibrary {
         stem: b"libcuda.so",
         soname: c"libcuda.so.1",
         proof: c"cuInit",
@@ -286,10 +286,10 @@ pub(crate) mod nvml {
     )]
     use cuda_api::nvml::*;
 
-    use super::{AtomicPtr, AtomicU32, CStr, Library};
+    use super::{AtomicPtr, AtomicU32, CStr, VendorLibrary};
 
     /// Where its functions are.
-    pub(crate) static LIBRARY: Library = Library {
+    pub(crate) static LIBRARY: VendorLibrary = VendorLibrary {
         stem: b"libnvidia-ml.so",
         soname: c"libnvidia-ml.so.1",
         proof: c"nvmlInit_v2",

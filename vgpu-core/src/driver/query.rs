@@ -42,7 +42,7 @@ pub(crate) use pools::{
     pool_location, pool_reserved, trim_pool, use_default_pool,
 };
 pub(crate) use streams::{
-    Mark, PER_THREAD, create_event, destroy_event, elapsed_ns, event_is_done, is_capturing,
+    PER_THREAD, StreamMark, create_event, destroy_event, elapsed_ns, event_is_done, is_capturing,
     is_out_of_captures, launches_block, mark, passed, record_event, relaxed, stream,
     stream_has_ended,
 };

@@ -1,6 +1,6 @@
 //! The device memory that a module's image declares: PTX text, cubins (ELF) and fat binaries.
 //! Bytes in, a figure out. An image may lie, end early or be nothing at all: whatever it says, the
-//! answer is a figure, no byte beyond what `Source` has is read, and the work is bounded.
+//! answer is a figure, no byte beyond what `ImageSource` has is read, and the work is bounded.
 
 mod ptx;
 #[cfg(test)]
@@ -9,7 +9,7 @@ mod tests;
 use self::ptx::text;
 
 /// Where the bytes of an image are. A read beyond the end gives fewer bytes than asked for, or none.
-pub(crate) trait Source {
+pub(crate) trait ImageSource {
     /// Copies bytes from this offset on; how many there were.
     fn read(&self, at: u64, into: &mut [u8]) -> usize;
 }
@@ -50,7 +50,7 @@ pub(crate) fn is_binary(magic: u32) -> bool {
 
 /// How long an image of this header says that it is; `None` for text.
 pub(crate) fn size_in(header: &[u8; 64]) -> Option<u64> {
-    let raw = Raw(header);
+    let raw = ElfHeader(header);
     match u32::try_from(raw.number(0, 4)).ok()? {
         // The header's length and what follows it.
         FATBIN => Some(raw.number(6, 2).saturating_add(raw.number(8, 8))),
@@ -64,7 +64,7 @@ pub(crate) fn size_in(header: &[u8; 64]) -> Option<u64> {
 }
 
 /// The memory that the image takes.
-pub(crate) fn declared(image: &impl Source) -> Declared {
+pub(crate) fn declared(image: &impl ImageSource) -> Declared {
     declared_in(&Window {
         of: image,
         from: 0,
@@ -72,7 +72,7 @@ pub(crate) fn declared(image: &impl Source) -> Declared {
     })
 }
 
-fn declared_in(image: &Window<'_, impl Source>) -> Declared {
+fn declared_in(image: &Window<'_, impl ImageSource>) -> Declared {
     match image.u32(0) {
         Some(FATBIN) => fat_binary(image),
         Some(ELF) => cubin(image),
@@ -87,7 +87,7 @@ struct Window<'a, S> {
     bytes: u64,
 }
 
-impl<S: Source> Window<'_, S> {
+impl<S: ImageSource> Window<'_, S> {
     fn read(&self, at: u64, into: &mut [u8]) -> usize {
         let Some(left) = self.bytes.checked_sub(at) else {
             return 0;
@@ -137,7 +137,7 @@ impl<S: Source> Window<'_, S> {
 
 /// A fat binary has an entry for each kind of device, of which one is loaded: the container as it is,
 /// and the most that an entry takes beyond its own place in it.
-fn fat_binary(image: &Window<'_, impl Source>) -> Declared {
+fn fat_binary(image: &Window<'_, impl ImageSource>) -> Declared {
     const PTX: u64 = 1;
     const CUBIN: u64 = 2;
     /// An entry's bits that say that its content is compressed, in one way or another.
@@ -196,7 +196,7 @@ fn fat_binary(image: &Window<'_, impl Source>) -> Declared {
 }
 
 /// An entry is text or a cubin; a fat binary within a fat binary is not followed.
-fn declared_of_entry(is_text: bool, entry: &Window<'_, impl Source>) -> Declared {
+fn declared_of_entry(is_text: bool, entry: &Window<'_, impl ImageSource>) -> Declared {
     match (is_text, entry.u32(0)) {
         (true, _) => text(entry),
         (false, Some(ELF)) => cubin(entry),
@@ -205,7 +205,7 @@ fn declared_of_entry(is_text: bool, entry: &Window<'_, impl Source>) -> Declared
 }
 
 /// How long an ELF file is: its section table comes last, unless a section ends later.
-fn cubin(image: &Window<'_, impl Source>) -> Declared {
+fn cubin(image: &Window<'_, impl ImageSource>) -> Declared {
     const WIDE: u64 = 2;
     const SYMBOLS: u32 = 2;
     const NO_BITS: u32 = 8;
@@ -288,12 +288,12 @@ struct Section {
 }
 
 impl Section {
-    fn read(image: &Window<'_, impl Source>, at: u64) -> Option<Self> {
+    fn read(image: &Window<'_, impl ImageSource>, at: u64) -> Option<Self> {
         let mut raw = [0; 64];
         if image.read(at, &mut raw) < raw.len() {
             return None;
         }
-        let raw = Raw(&raw);
+        let raw = ElfHeader(&raw);
         Some(Self {
             name: raw.number(0, 4),
             kind: u32::try_from(raw.number(4, 4)).unwrap_or(0),
@@ -306,9 +306,9 @@ impl Section {
     }
 }
 
-struct Raw<'a>(&'a [u8; 64]);
+struct ElfHeader<'a>(&'a [u8; 64]);
 
-impl Raw<'_> {
+impl ElfHeader<'_> {
     fn number(&self, at: usize, bytes: usize) -> u64 {
         let field = self.0.get(at..at + bytes).unwrap_or(&[]);
         field
@@ -319,7 +319,7 @@ impl Raw<'_> {
 }
 
 /// Shared memory lies in the multiprocessors.
-fn is_on_chip(image: &Window<'_, impl Source>, names: u64, name: u64) -> bool {
+fn is_on_chip(image: &Window<'_, impl ImageSource>, names: u64, name: u64) -> bool {
     const SHARED: &[u8] = b".nv.shared";
     const RESERVED: &[u8] = b".nv.reservedSmem";
     let mut text = [0; RESERVED.len()];
@@ -335,7 +335,7 @@ fn placed(bytes: u64, align: u64) -> u64 {
 }
 
 /// An image in memory that may not be there.
-impl Source for &[u8] {
+impl ImageSource for &[u8] {
     fn read(&self, at: u64, into: &mut [u8]) -> usize {
         let rest = usize::try_from(at).ok().and_then(|at| self.get(at..));
         let rest = rest.unwrap_or(&[]);

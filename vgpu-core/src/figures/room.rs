@@ -139,7 +139,7 @@ pub(crate) enum Moves {
 
 /// A graph that was launched or uploaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Launched {
+pub(crate) struct LaunchedGraph {
     /// The graph has had its memory since its last launch.
     pub(crate) was_mapped: bool,
     /// No other graph had any of this memory when the graph got it.
@@ -150,7 +150,7 @@ pub(crate) struct Launched {
     pub(crate) in_streams: bool,
 }
 
-impl Launched {
+impl LaunchedGraph {
     /// Graphs may use the same memory as long as one of them ends before the next begins, and frees all
     /// that it has allocated. A graph that is launched while its memory is used by another one gets
     /// other memory.
@@ -308,7 +308,7 @@ mod tests {
             (false, true, true, false, Shared),
             (true, true, true, true, Shared),
         ] {
-            let launched = Launched {
+            let launched = LaunchedGraph {
                 was_mapped,
                 is_own,
                 keeps,

@@ -7,7 +7,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 
 use cuda_api::{CuDevicePtr, CuStream};
 
-use crate::figures::image::{self, Declared, Source, WRAPPER};
+use crate::figures::image::{self, Declared, ImageSource, WRAPPER};
 
 /// A pointer that the program passed to a hook, to something that the function reads: null, or valid for reads
 /// as long as the call lasts.
@@ -261,7 +261,7 @@ impl Image {
 /// An address that is not mapped is not read.
 fn image(image: *const c_void) -> Declared {
     let start = image as u64;
-    let memory = Memory::at(start);
+    let memory = OwnMemory::at(start);
     let mut head = [0; 16];
     let read = memory.read(0, &mut head);
     if read == 0 && !memory.answers.get() {
@@ -277,7 +277,7 @@ fn image(image: *const c_void) -> Declared {
     if read == head.len() && word(0, 4) == u64::from(WRAPPER) {
         return match word(8, 8) {
             0 => Declared::UNKNOWN,
-            inner => image::declared(&Memory::at(inner)),
+            inner => image::declared(&OwnMemory::at(inner)),
         };
     }
     image::declared(&memory)
@@ -340,7 +340,7 @@ fn image_file(path: &CStr) -> Declared {
 /// An open file.
 struct File(c_int);
 
-impl Source for File {
+impl ImageSource for File {
     fn read(&self, at: u64, into: &mut [u8]) -> usize {
         let Ok(at) = i64::try_from(at) else { return 0 };
         // SAFETY: room for as many bytes as are asked for.
@@ -350,12 +350,12 @@ impl Source for File {
 }
 
 /// Memory of this process, from an address on, read by a system call, which fails where no memory is mapped.
-struct Raw<'a> {
+struct UncachedMemory<'a> {
     start: u64,
     answers: &'a Cell<bool>,
 }
 
-impl Source for Raw<'_> {
+impl ImageSource for UncachedMemory<'_> {
     fn read(&self, at: u64, into: &mut [u8]) -> usize {
         const PAGE: u64 = 4096;
         let Some(from) = self.start.checked_add(at) else {
@@ -399,13 +399,13 @@ impl Source for Raw<'_> {
     }
 }
 
-struct Memory {
+struct OwnMemory {
     start: u64,
     answers: Cell<bool>,
     cache: RefCell<Cache>,
 }
 
-impl Memory {
+impl OwnMemory {
     fn at(start: u64) -> Self {
         Self {
             start,
@@ -415,9 +415,9 @@ impl Memory {
     }
 }
 
-impl Source for Memory {
+impl ImageSource for OwnMemory {
     fn read(&self, at: u64, into: &mut [u8]) -> usize {
-        let raw = Raw {
+        let raw = UncachedMemory {
             start: self.start,
             answers: &self.answers,
         };
@@ -440,7 +440,7 @@ impl<S> Cached<S> {
     }
 }
 
-impl<S: Source> Source for Cached<S> {
+impl<S: ImageSource> ImageSource for Cached<S> {
     fn read(&self, at: u64, into: &mut [u8]) -> usize {
         read_through(&self.cache, &self.of, at, into)
     }
@@ -448,12 +448,12 @@ impl<S: Source> Source for Cached<S> {
 
 /// Two parts of an image: its tables are read beside its names.
 struct Cache {
-    parts: [Part; 2],
+    parts: [CachedPart; 2],
     /// The part that was used last.
     last: usize,
 }
 
-struct Part {
+struct CachedPart {
     at: u64,
     filled: usize,
     bytes: [u8; 1024],
@@ -462,7 +462,7 @@ struct Part {
 impl Cache {
     const EMPTY: Self = Self {
         parts: [const {
-            Part {
+            CachedPart {
                 at: 0,
                 filled: 0,
                 bytes: [0; 1024],
@@ -472,7 +472,7 @@ impl Cache {
     };
 }
 
-fn read_through(cache: &RefCell<Cache>, of: &impl Source, at: u64, into: &mut [u8]) -> usize {
+fn read_through(cache: &RefCell<Cache>, of: &impl ImageSource, at: u64, into: &mut [u8]) -> usize {
     let Ok(mut cache) = cache.try_borrow_mut() else {
         return 0;
     };
@@ -524,7 +524,7 @@ impl Cache {
         0
     }
 
-    fn fill(&mut self, of: &impl Source, at: u64) {
+    fn fill(&mut self, of: &impl ImageSource, at: u64) {
         let other = 1 - self.last.min(1);
         if let Some(part) = self.parts.get_mut(other) {
             part.at = at;

@@ -11,7 +11,7 @@ use vgpu_abi::layout::{MAX_DEVICES, REGION_VERSION};
 use vgpu_abi::region::{NewDevice, Region};
 
 use crate::base::log::line;
-use crate::guest::settings::{PeerSettings, Process, Surroundings};
+use crate::guest::settings::{PeerSettings, Surroundings, ThisProcess};
 
 /// A file that may become the usage region.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,7 +98,7 @@ fn opened(
 
 /// Does the file belong to this user (and not to another user, whose process was first in a shared directory)?
 fn is_own(path: &Path) -> bool {
-    std::fs::symlink_metadata(path).is_ok_and(|file| file.uid() == Process.user())
+    std::fs::symlink_metadata(path).is_ok_and(|file| file.uid() == ThisProcess.user())
 }
 
 #[cfg(test)]

@@ -22,14 +22,14 @@ const HOST_REGION: &str = "/run/vgpu/region";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Settings {
     /// Where the limits come from.
-    pub(crate) source: Source,
+    pub(crate) source: LimitsSource,
     /// Where log lines go; `None`: nowhere.
     pub(crate) log: Option<(CString, Level)>,
 }
 
 /// Where the limits come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum LimitsSource {
     /// No limits are set: the library changes nothing.
     None,
     /// From files that the host wrote.
@@ -97,9 +97,9 @@ pub(crate) trait Surroundings {
 }
 
 /// This process.
-pub(crate) struct Process;
+pub(crate) struct ThisProcess;
 
-impl Surroundings for Process {
+impl Surroundings for ThisProcess {
     fn variable(&self, name: &CStr) -> Option<Vec<u8>> {
         environment::read(name, <[u8]>::to_vec)
     }
@@ -145,13 +145,13 @@ impl Settings {
     /// The value that was read, and the values that are accepted.
     pub(crate) fn read(from: &impl Surroundings) -> Result<Self, SettingError> {
         Ok(Self {
-            source: Source::read(from)?,
+            source: LimitsSource::read(from)?,
             log: Self::log_of(from),
         })
     }
 }
 
-impl Source {
+impl LimitsSource {
     fn read(from: &impl Surroundings) -> Result<Self, SettingError> {
         if from.exists(Path::new(HOST_LIMITS)) {
             return Ok(Self::Files {
@@ -247,18 +247,21 @@ mod tests {
     }
 
     fn peers(variables: &'static [(&'static str, &'static str)]) -> PeerSettings {
-        match Source::read(&Fake(variables, false)).unwrap() {
-            Source::Peers(limits) => *limits,
+        match LimitsSource::read(&Fake(variables, false)).unwrap() {
+            LimitsSource::Peers(limits) => *limits,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn no_setting_means_no_limit() {
-        assert_eq!(Source::read(&Fake(&[], false)), Ok(Source::None));
         assert_eq!(
-            Source::read(&Fake(&[("CUDA_TASK_PRIORITY", "0")], false)),
-            Ok(Source::None)
+            LimitsSource::read(&Fake(&[], false)),
+            Ok(LimitsSource::None)
+        );
+        assert_eq!(
+            LimitsSource::read(&Fake(&[("CUDA_TASK_PRIORITY", "0")], false)),
+            Ok(LimitsSource::None)
         );
     }
 
@@ -269,9 +272,11 @@ mod tests {
             ("CUDA_DEVICE_MEMORY_LIMIT", "rubbish"),
         ];
 
-        let source = Source::read(&Fake(set, true)).unwrap();
+        let source = LimitsSource::read(&Fake(set, true)).unwrap();
 
-        assert!(matches!(source, Source::Files { limits, .. } if limits == Path::new(HOST_LIMITS)));
+        assert!(
+            matches!(source, LimitsSource::Files { limits, .. } if limits == Path::new(HOST_LIMITS))
+        );
     }
 
     #[test]
@@ -282,9 +287,9 @@ mod tests {
             ("HCS_VRAM_QUOTA", "1g"),
         ];
 
-        let source = Source::read(&Fake(set, false)).unwrap();
+        let source = LimitsSource::read(&Fake(set, false)).unwrap();
 
-        let Source::Files {
+        let LimitsSource::Files {
             limits,
             targets,
             region,
@@ -299,7 +304,7 @@ mod tests {
 
     #[test]
     fn limits_without_a_region_are_not_understood() {
-        let read = Source::read(&Fake(&[("VGPU_LIMITS", "/x/limits")], false));
+        let read = LimitsSource::read(&Fake(&[("VGPU_LIMITS", "/x/limits")], false));
 
         assert_eq!(read, Err(SettingError::NoRegion));
     }
@@ -314,7 +319,7 @@ mod tests {
 
     #[test]
     fn peers_limit_that_is_not_understood_is_an_error() {
-        let read = Source::read(&Fake(&[("CUDA_DEVICE_MEMORY_LIMIT", "4x")], false));
+        let read = LimitsSource::read(&Fake(&[("CUDA_DEVICE_MEMORY_LIMIT", "4x")], false));
 
         assert!(matches!(read, Err(SettingError::Peer(_))), "{read:?}");
     }
@@ -326,6 +331,6 @@ mod tests {
         assert!(peers(set).is_oversubscribed);
         assert!(!peers(&[("HCS_VRAM_QUOTA", "5g")]).is_oversubscribed);
         let alone = Fake(&[("CUDA_OVERSUBSCRIBE", "true")], false);
-        assert_eq!(Source::read(&alone), Ok(Source::None));
+        assert_eq!(LimitsSource::read(&alone), Ok(LimitsSource::None));
     }
 }

@@ -35,7 +35,7 @@ pub(crate) struct Thread {
     /// Not 0: the C library calls us when this thread ends.
     pub(crate) is_watched: Cell<u32>,
     /// The thread's questions whether its work has ended.
-    pub(crate) wait: Cell<Wait>,
+    pub(crate) wait: Cell<ThreadWait>,
     /// The thread's memory of its launches.
     pub(crate) gate: Gate,
 }
@@ -70,7 +70,7 @@ impl Thread {
 
 /// A thread's wait for its work by questions whether it has ended. All zeros: it does not wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Wait {
+pub(crate) struct ThreadWait {
     /// The event or the stream that it asked first.
     pub(crate) what: u64,
     /// When it first and last heard that work has not ended, nanoseconds.

@@ -10,7 +10,7 @@ use vgpu_abi::region::{Kind, SharedKey};
 use crate::base::growing::Growing;
 use crate::base::lock::{self, Guard};
 use crate::base::log::line;
-use crate::driver::query::{self, Mark};
+use crate::driver::query::{self, StreamMark};
 use crate::guest::manners;
 use crate::holdings::objects::{self, Objects};
 use crate::state::accounts::Accounts;
@@ -177,8 +177,8 @@ pub(crate) fn enter(accounts: &Accounts, freed: Freed, of: OfStream) {
 fn settle_one(accounts: &Accounts, one: &DeferredFree) {
     while one.state() != UNUSED && get(&one.events[0]) != 0 {
         match query::passed(get(&one.events[0])) {
-            Mark::Passed | Mark::Gone => one.release_first(accounts),
-            Mark::Ahead | Mark::Unknown => return,
+            StreamMark::Passed | StreamMark::Gone => one.release_first(accounts),
+            StreamMark::Ahead | StreamMark::Unknown => return,
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::holdings::measure::{self, NewContext};
 use crate::holdings::mps;
 use crate::state::accounts::Accounts;
 use crate::state::entries::Context;
-use crate::state::holdings::{Learn, Part};
+use crate::state::holdings::{Learn, OverheadKind};
 use crate::state::process;
 
 /// Charges a context that was found, rather than made by our leave: it counts as any other one.
@@ -139,7 +139,9 @@ pub(crate) fn adopt(accounts: &Accounts, context: u64, device: usize) -> u64 {
     // A runtime that makes contexts past the hooks loads modules past them too, and may be loading now.
     process::load_past_us();
     mark_loading(accounts, device);
-    accounts.holdings().add_overhead(device, Part::Context, 0);
+    accounts
+        .holdings()
+        .add_overhead(device, OverheadKind::Context, 0);
     let ordinal = accounts.ordinal_of(device).unwrap_or(0);
     let bytes = settle_found(accounts, device, ordinal, context, Learn::Runtime);
     recharge(accounts, context, |_| bytes);

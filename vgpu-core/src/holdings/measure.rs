@@ -20,7 +20,7 @@ use crate::guest::manners;
 use crate::holdings::{deferred_free_charges, graph_charges, pool_charges};
 use crate::state::accounts::Accounts;
 use crate::state::entries::{self, Entry, ObjectKind, Pointer};
-use crate::state::holdings::{CHORE_DEFERRED_FREES, Learn, Part};
+use crate::state::holdings::{CHORE_DEFERRED_FREES, Learn, OverheadKind};
 
 const MIB: u64 = 1 << 20;
 
@@ -155,7 +155,7 @@ const LOOKS: usize = 3;
 
 /// The difference between what a call took and what it was charged; of the two, at least one is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Taken {
+pub(crate) struct TakenDifference {
     /// Taken beyond the charge, bytes.
     pub(crate) beyond: u64,
     /// Charged and not taken (yet), bytes.
@@ -169,9 +169,9 @@ pub(crate) fn taken(
     device: usize,
     before: Option<Look>,
     charged: u64,
-) -> Taken {
+) -> TakenDifference {
     let Some(before) = before else {
-        return Taken::default();
+        return TakenDifference::default();
     };
     let mut least = u64::MAX;
     for _look in 0..LOOKS {
@@ -180,14 +180,14 @@ pub(crate) fn taken(
         };
         least = least.min(beyond(&before, &after, 0));
         if least <= charged {
-            return Taken {
+            return TakenDifference {
                 beyond: 0,
                 short: charged - least,
             };
         }
     }
     if least == u64::MAX {
-        return Taken::default();
+        return TakenDifference::default();
     }
     let least = least.saturating_sub(charged);
     let by_nvml = own_overhead(accounts, device).map(|own| {
@@ -207,7 +207,7 @@ pub(crate) fn taken(
         }
         _ => least,
     };
-    Taken { beyond, short: 0 }
+    TakenDifference { beyond, short: 0 }
 }
 
 /// NVML's figure of this process's contexts and modules: all but its buffers.
@@ -546,7 +546,7 @@ pub(crate) fn charge_loaded(accounts: &Accounts, call: &str, device: usize, byte
         .charge(device, bytes, Kind::Module);
     accounts
         .holdings()
-        .add_overhead(device, Part::Module, bytes);
+        .add_overhead(device, OverheadKind::Module, bytes);
     record_excess(accounts, call, device, bytes);
 }
 

@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 
 use vgpu_abi::region::{Family, Import, Kind, ObjectCharge, SharedKey};
 
-use crate::base::lock::Held;
+use crate::base::lock::LockGuard;
 use crate::base::log::line;
 use crate::base::map::Then;
 use crate::state::accounts::Accounts;
@@ -18,7 +18,7 @@ use crate::state::entries::{
 
 /// An object as a rule sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Object {
+pub(crate) struct HeldObject {
     /// Our number of it.
     pub(crate) number: u64,
     /// Charged, bytes.
@@ -31,7 +31,7 @@ pub(crate) struct Object {
 /// The objects of this process, under their lock.
 pub(crate) struct Objects<'a> {
     accounts: &'a Accounts,
-    _held: Option<Held<'a>>,
+    _held: Option<LockGuard<'a>>,
 }
 
 impl<'a> Objects<'a> {
@@ -107,14 +107,14 @@ impl<'a> Objects<'a> {
     }
 
     /// The object that a handle names.
-    pub(crate) fn of(&self, handle: u64) -> Option<Object> {
+    pub(crate) fn of(&self, handle: u64) -> Option<HeldObject> {
         let handle: Handle = self.accounts.holdings().map.get(handle)?;
         self.get(handle.object)
     }
 
-    pub(crate) fn get(&self, number: u64) -> Option<Object> {
+    pub(crate) fn get(&self, number: u64) -> Option<HeldObject> {
         let object: MemoryObject = self.accounts.holdings().map.get(number)?;
-        Some(Object {
+        Some(HeldObject {
             number,
             bytes: object.bytes,
             device: object.device,

@@ -4,32 +4,32 @@ use core::sync::atomic::Ordering;
 
 use vgpu_abi::region::Kind;
 
-use crate::base::lock::Held;
+use crate::base::lock::LockGuard;
 use crate::base::log::line;
 use crate::driver::query;
 use crate::state::accounts::Accounts;
-use crate::state::holdings::{CHORE_POOLS, Pool};
+use crate::state::holdings::{CHORE_POOLS, PoolCharge};
 
 /// A handle that no pool has: its place is being given back.
 pub(crate) const DEAD: u64 = 1;
 
-/// `Pool::device` of a pool that is not charged: memory of the host, or of a device without a limit.
+/// `PoolCharge::device` of a pool that is not charged: memory of the host, or of a device without a limit.
 pub(crate) const NO_DEVICE: u32 = u32::MAX;
 
-/// `Pool::device` of a pool whose device is known at its first allocation only: that of the stream.
+/// `PoolCharge::device` of a pool whose device is known at its first allocation only: that of the stream.
 pub(crate) const HERE: u32 = u32::MAX - 1;
 
-/// `Pool::device` of a pool on a device that the container may not use.
+/// `PoolCharge::device` of a pool on a device that the container may not use.
 pub(crate) const DENIED: u32 = u32::MAX - 2;
 
-/// `Pool::device` of a pool that another process made, and that is charged there.
+/// `PoolCharge::device` of a pool that another process made, and that is charged there.
 pub(crate) const IMPORTED: u32 = u32::MAX - 3;
 
 pub(crate) fn region_index(device: usize) -> u32 {
     u32::try_from(device).unwrap_or(NO_DEVICE)
 }
 
-pub(crate) fn find(accounts: &Accounts, handle: u64) -> Option<&'static Pool> {
+pub(crate) fn find(accounts: &Accounts, handle: u64) -> Option<&'static PoolCharge> {
     accounts
         .holdings()
         .pools
@@ -39,7 +39,7 @@ pub(crate) fn find(accounts: &Accounts, handle: u64) -> Option<&'static Pool> {
 }
 
 /// The pool's place in the table, which stays its own while memory of it is named to others.
-pub(crate) fn place_of(accounts: &Accounts, pool: &Pool) -> u32 {
+pub(crate) fn place_of(accounts: &Accounts, pool: &PoolCharge) -> u32 {
     let mut pools = accounts.holdings().pools.iter();
     let place = pools.position(|other| core::ptr::eq(other, pool));
     place
@@ -48,13 +48,13 @@ pub(crate) fn place_of(accounts: &Accounts, pool: &Pool) -> u32 {
 }
 
 /// See [`place_of`].
-pub(crate) fn at_place(accounts: &Accounts, place: u32) -> Option<&'static Pool> {
+pub(crate) fn at_place(accounts: &Accounts, place: u32) -> Option<&'static PoolCharge> {
     let place = usize::try_from(place).ok()?;
     accounts.holdings().pools.iter().nth(place)
 }
 
 /// Enters a pool. `None`: there is no memory for its entry.
-pub(crate) fn enter(accounts: &Accounts, handle: u64, device: u32) -> Option<&'static Pool> {
+pub(crate) fn enter(accounts: &Accounts, handle: u64, device: u32) -> Option<&'static PoolCharge> {
     let holdings = accounts.holdings();
     let _held = holdings.pools_lock.hold()?;
     if let Some(known) = find(accounts, handle) {
@@ -86,13 +86,17 @@ pub(crate) fn is_accounted(device: u32) -> bool {
 
 /// Charges the pool what it holds now, less the part that is charged in the table of shared objects. Gives the
 /// charge before this; `None`: the driver does not say what the pool holds.
-pub(crate) fn settle(accounts: &Accounts, pool: &Pool) -> Option<u64> {
+pub(crate) fn settle(accounts: &Accounts, pool: &PoolCharge) -> Option<u64> {
     let held = pool.lock.hold()?;
     settle_held(accounts, pool, &held)
 }
 
 /// As [`settle`], of a pool that the caller holds.
-pub(crate) fn settle_held(accounts: &Accounts, pool: &Pool, _held: &Held<'_>) -> Option<u64> {
+pub(crate) fn settle_held(
+    accounts: &Accounts,
+    pool: &PoolCharge,
+    _held: &LockGuard<'_>,
+) -> Option<u64> {
     // Acquire: as in `find`.
     let handle = pool.handle.load(Ordering::Acquire);
     // Relaxed: under the lock, as all below.
@@ -143,7 +147,7 @@ pub(crate) fn trim_device(accounts: &Accounts, device: usize) {
 }
 
 /// Whether the pool holds nothing once it has given back what is not in use.
-pub(crate) fn is_empty(accounts: &Accounts, pool: &Pool) -> bool {
+pub(crate) fn is_empty(accounts: &Accounts, pool: &PoolCharge) -> bool {
     // Acquire: as in `find`.
     let handle = pool.handle.load(Ordering::Acquire);
     query::relaxed(|| query::trim_pool(handle, 0));
@@ -153,7 +157,7 @@ pub(crate) fn is_empty(accounts: &Accounts, pool: &Pool) -> bool {
 }
 
 /// The driver's pool was destroyed, so its place is free again.
-pub(crate) fn leave(accounts: &Accounts, pool: &Pool) {
+pub(crate) fn leave(accounts: &Accounts, pool: &PoolCharge) {
     // Relaxed: the handle publishes it.
     let device = pool.device.load(Ordering::Relaxed);
     let charged = pool.charged.swap(0, Ordering::Relaxed);

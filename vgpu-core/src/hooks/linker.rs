@@ -12,7 +12,7 @@ use crate::base::environment;
 use crate::base::loader::{
     DLMOPEN, DLOPEN, DLSYM, DLVSYM, Dlopen, Dlsym, Dlvsym, Genuine, is_libc, is_ours, load, look_up,
 };
-use crate::driver::genuine::Library;
+use crate::driver::genuine::VendorLibrary;
 use crate::driver::hook::Hook;
 use crate::guest::manners;
 
@@ -119,10 +119,10 @@ fn decide_symbol(
 }
 
 /// A name that the library exports in place of the real one.
-enum Wanted {
+enum ExportedName {
     /// One of the vendor's functions.
     Driver {
-        library: &'static Library,
+        library: &'static VendorLibrary,
         hook: &'static Hook,
     },
     /// One of the loader's.
@@ -132,7 +132,7 @@ enum Wanted {
     },
 }
 
-fn wanted(name: usize) -> Option<Wanted> {
+fn wanted(name: usize) -> Option<ExportedName> {
     let name: *const c_char = pointer(name);
     if name.is_null() {
         return None;
@@ -142,7 +142,7 @@ fn wanted(name: usize) -> Option<Wanted> {
     match name.to_bytes() {
         [b'c', b'u', ..] | [b'n', b'v', b'm', b'l', ..] => {
             let (library, hook) = names::find(name)?;
-            Some(Wanted::Driver { library, hook })
+            Some(ExportedName::Driver { library, hook })
         }
         [b'd', b'l', ..] => {
             let (genuine, ours) = match name.to_bytes() {
@@ -152,13 +152,13 @@ fn wanted(name: usize) -> Option<Wanted> {
                 b"dlmopen" => (&DLMOPEN, dlmopen as *const c_void),
                 _ => return None,
             };
-            Some(Wanted::Loader { genuine, ours })
+            Some(ExportedName::Loader { genuine, ours })
         }
         _ => None,
     }
 }
 
-impl Wanted {
+impl ExportedName {
     fn name(&self) -> &'static CStr {
         match self {
             Self::Driver { hook, .. } => hook.name,

@@ -17,7 +17,7 @@ use crate::holdings::mps;
 use crate::rules::{compute, modules};
 use crate::state::accounts::{Accounts, Destination};
 use crate::state::entries::{self, Context, DeviceCharge, Entry, LibraryCopy, Module};
-use crate::state::holdings::{Learn, Part};
+use crate::state::holdings::{Learn, OverheadKind};
 use crate::state::process;
 use crate::state::standing::{self, accounts};
 pub(crate) use admission::{after_export_table, before_export_table};
@@ -202,7 +202,9 @@ fn made(accounts: &Accounts, making: ContextCreation, context: u64) -> Option<Cu
         } else {
             Learn::Context
         };
-        accounts.holdings().add_overhead(device, Part::Context, 0);
+        accounts
+            .holdings()
+            .add_overhead(device, OverheadKind::Context, 0);
         settle_found(accounts, device, making.ordinal, context, learn)
     };
     recharge(accounts, context, |_| is);
@@ -279,7 +281,9 @@ fn settle_new(accounts: &Accounts, making: ContextCreation, context: u64) -> u64
             ..making
         },
     );
-    accounts.holdings().add_overhead(device, Part::Context, own);
+    accounts
+        .holdings()
+        .add_overhead(device, OverheadKind::Context, own);
     if is > own {
         accounts
             .container

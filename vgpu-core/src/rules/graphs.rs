@@ -18,7 +18,7 @@ use crate::base::log::line;
 use crate::base::map::Then;
 use crate::driver::device::Device;
 use crate::driver::query::{self, MemoryNode};
-use crate::figures::room::{self, Launched, Moves, Want};
+use crate::figures::room::{self, LaunchedGraph, Moves, Want};
 use crate::guest::border::{DefaultStream as _, InPtr, Legacy, OutPtr};
 use crate::guest::manners::Verdict;
 use crate::holdings::graph_charges::{
@@ -138,7 +138,7 @@ fn key(exec: u64, device: usize) -> u64 {
 #[derive(Clone, Copy)]
 pub(crate) struct Instantiating {
     wants: Wants,
-    taken: Taken,
+    taken: TakenForCall,
     /// Where it is uploaded.
     stream: Option<u16>,
 }
@@ -199,7 +199,7 @@ fn reserve_executable(
         );
         return Verdict::Refuse(CuResult::NOT_PERMITTED);
     }
-    let mut taken = Taken::default();
+    let mut taken = TakenForCall::default();
     if flags & UPLOAD != 0 {
         for device in devices(wants.set()) {
             let result = taken.take(&accounts, call, device, wants.of(device), false);

@@ -26,12 +26,12 @@ pub(crate) struct Reserved {
     charge: Charge,
     /// Our number of the context that it will die with.
     context: u64,
-    memory: Memory,
+    memory: AskedMemory,
 }
 
 /// The memory that the driver is asked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Memory {
+enum AskedMemory {
     /// The device's own.
     Own,
     /// Managed memory in place of the device's own.
@@ -44,7 +44,7 @@ enum Memory {
 
 /// Is the driver to be asked for managed memory in place of its own?
 pub(crate) fn is_paged(reserved: Reserved) -> bool {
-    reserved.memory == Memory::Paged
+    reserved.memory == AskedMemory::Paged
 }
 
 impl Reserved {
@@ -61,23 +61,23 @@ impl Reserved {
     fn pointer(&self, bytes: u64) -> Pointer {
         let (context, device) = (self.context, self.device());
         match self.memory {
-            Memory::Own => Pointer::Own {
+            AskedMemory::Own => Pointer::Own {
                 bytes,
                 context,
                 device,
                 descriptors: 0,
             },
-            Memory::Paged => Pointer::Paged {
+            AskedMemory::Paged => Pointer::Paged {
                 bytes,
                 context,
                 device,
             },
-            Memory::ManagedHere => Pointer::ManagedHere {
+            AskedMemory::ManagedHere => Pointer::ManagedHere {
                 bytes,
                 context,
                 device,
             },
-            Memory::Managed => Pointer::Managed {
+            AskedMemory::Managed => Pointer::Managed {
                 bytes,
                 context,
                 device,
@@ -119,7 +119,7 @@ pub(crate) fn reserve_here(accounts: &Accounts, call: &str, bytes: u64) -> Verdi
                 Ok(charge) => Verdict::Call(Reserved {
                     charge,
                     context: owner,
-                    memory: Memory::Own,
+                    memory: AskedMemory::Own,
                 }),
                 Err(result) => Verdict::Refuse(result),
             }
@@ -130,10 +130,10 @@ pub(crate) fn reserve_here(accounts: &Accounts, call: &str, bytes: u64) -> Verdi
 }
 
 /// Plain memory, within the share and past it.
-const PAGEABLE: (Memory, Memory) = (Memory::Own, Memory::Paged);
+const PAGEABLE: (AskedMemory, AskedMemory) = (AskedMemory::Own, AskedMemory::Paged);
 
 /// The same of managed memory.
-const MANAGED: (Memory, Memory) = (Memory::ManagedHere, Memory::Managed);
+const MANAGED: (AskedMemory, AskedMemory) = (AskedMemory::ManagedHere, AskedMemory::Managed);
 
 /// The same for what the driver can give as managed memory: within the container's share of the device
 /// it is `here`, past it `past`.
@@ -142,7 +142,7 @@ fn reserve_pageable_here(
     accounts: &Accounts,
     call: &str,
     bytes: u64,
-    (here, past): (Memory, Memory),
+    (here, past): (AskedMemory, AskedMemory),
 ) -> Verdict<Reserved> {
     match locate::here(accounts) {
         Destination::Device { device, owner } => {

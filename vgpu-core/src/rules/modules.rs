@@ -18,7 +18,7 @@ use crate::holdings::{locate, requests};
 use crate::rules::first_use;
 use crate::state::accounts::{Accounts, Destination};
 use crate::state::entries::{Loaded, Module};
-use crate::state::holdings::Part;
+use crate::state::holdings::OverheadKind;
 use crate::state::standing::{self, accounts};
 
 /// A module about to be loaded, or the copy of a library.
@@ -135,7 +135,9 @@ pub(crate) fn loaded(
                 answer = Some(refused);
             }
         }
-        accounts.holdings().add_overhead(device, Part::Module, more);
+        accounts
+            .holdings()
+            .add_overhead(device, OverheadKind::Module, more);
         entry.bytes = entry.bytes.saturating_add(more);
     }
     (Some(entry), answer)
@@ -148,7 +150,7 @@ pub(crate) fn confirm(accounts: &Accounts, loading: ModuleLoad) -> (Loaded, u64)
     let taken = measure::taken(accounts, device, loading.before, charge.bytes());
     accounts.confirm(charge, Kind::Module);
     let holdings = accounts.holdings();
-    holdings.add_overhead(device, Part::Module, charge.bytes());
+    holdings.add_overhead(device, OverheadKind::Module, charge.bytes());
     let is_whole = loading.is_whole && !accounts.process.compute.first_uses.is_lazy();
     let short = if is_whole { 0 } else { taken.short };
     holdings.charged_in_advance(device, short);

@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 use cuda_api::{CuDevicePtr, CuMemPoolPtrExportData, CuResult};
 use vgpu_abi::region::{Family, Import, Kind, ShareError};
 
-use crate::base::lock::Held;
+use crate::base::lock::LockGuard;
 use crate::base::log::line;
 use crate::driver::query;
 use crate::figures::sizes::taken;
@@ -19,28 +19,28 @@ use crate::holdings::{exports, locate, pool_charges, requests};
 use crate::rules::ipc;
 use crate::state::accounts::{Accounts, Destination};
 use crate::state::entries::{ObjectKind, ObjectName, Pointer, TableName, key_of};
-use crate::state::holdings::Pool;
+use crate::state::holdings::PoolCharge;
 use crate::state::standing::{self, accounts};
 
 /// Pools give memory in steps of this many bytes. An import keeps no less than the allocation itself.
 const PIECE: u64 = 512;
 
 /// An allocation of a pool that is charged to a device of the container.
-struct Piece {
+struct OfferedBlock {
     base: u64,
-    pool: &'static Pool,
+    pool: &'static PoolCharge,
     device: usize,
     bytes: u64,
 }
 
-fn piece(accounts: &Accounts, pointer: CuDevicePtr) -> Option<Piece> {
+fn piece(accounts: &Accounts, pointer: CuDevicePtr) -> Option<OfferedBlock> {
     let handle = query::relaxed(|| query::pool_of_pointer(pointer))?;
     let pool = pool_charges::find(accounts, handle)?;
     // Relaxed: entered before the handle.
     let device = pool.device.load(Ordering::Relaxed);
     let (base, bytes) =
         query::relaxed(|| query::allocation_of(pointer).zip(query::allocation_bytes(pointer)))?;
-    Some(Piece {
+    Some(OfferedBlock {
         base,
         pool,
         device: pool_charges::is_accounted(device).then_some(device as usize)?,
@@ -105,11 +105,11 @@ pub(crate) fn after_export(
 /// Moves the charge of an allocation from its pool, which the caller holds, to the shared table.
 fn offer(
     accounts: &Accounts,
-    piece: &Piece,
-    held: &Held<'_>,
+    piece: &OfferedBlock,
+    held: &LockGuard<'_>,
     name: &CuMemPoolPtrExportData,
 ) -> Result<(), ShareError> {
-    let Piece {
+    let OfferedBlock {
         base, pool, device, ..
     } = *piece;
     let _was = pool_charges::settle_held(accounts, pool, held);

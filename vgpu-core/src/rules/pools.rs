@@ -26,7 +26,7 @@ use crate::holdings::pool_charges::{
 use crate::holdings::{deferred_free_charges, graph_charges, locate, requests};
 use crate::state::accounts::{self, Accounts, Destination};
 use crate::state::entries::Pointer;
-use crate::state::holdings::{CHORE_DEFERRED_FREES, CHORE_POOLS, Pool};
+use crate::state::holdings::{CHORE_DEFERRED_FREES, CHORE_POOLS, PoolCharge};
 use crate::state::standing::{self, accounts};
 
 /// An allocation out of a pool.
@@ -36,7 +36,7 @@ pub(crate) struct Drawing {
     charge: Option<Charge>,
     device: usize,
     /// `None`: the pool cannot be asked what it holds.
-    pool: Option<&'static Pool>,
+    pool: Option<&'static PoolCharge>,
     bytes: u64,
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn before_alloc(
         (
             captured,
             if captured {
-                Source::Uncharged
+                PoolSource::Uncharged
             } else {
                 source_of(&accounts, pool, stream)
             },
@@ -67,12 +67,12 @@ pub(crate) fn before_alloc(
     }
     let bytes = size(bytes);
     match source {
-        Source::Uncharged => Verdict::Pass,
-        Source::Denied => Verdict::Refuse(CuResult::NOT_PERMITTED),
-        Source::Gone => Verdict::Refuse(CuResult::INVALID_VALUE),
-        Source::Pool { device, pool } => draw(&accounts, call, device, pool, bytes),
-        Source::Apart(device) => draw_apart(&accounts, call, device, bytes),
-        Source::NoMemory(device) => {
+        PoolSource::Uncharged => Verdict::Pass,
+        PoolSource::Denied => Verdict::Refuse(CuResult::NOT_PERMITTED),
+        PoolSource::Gone => Verdict::Refuse(CuResult::INVALID_VALUE),
+        PoolSource::Pool { device, pool } => draw(&accounts, call, device, pool, bytes),
+        PoolSource::Apart(device) => draw_apart(&accounts, call, device, bytes),
+        PoolSource::NoMemory(device) => {
             line!(Error, "{call}: no memory for the charges of a pool");
             let refusal = Refusal {
                 limit: accounts.process.memory_limit(accounts.container, device),
@@ -86,9 +86,12 @@ pub(crate) fn before_alloc(
     }
 }
 
-enum Source {
+enum PoolSource {
     /// A pool that can be asked what it holds.
-    Pool { device: usize, pool: &'static Pool },
+    Pool {
+        device: usize,
+        pool: &'static PoolCharge,
+    },
     /// Memory of a pool that cannot: each allocation is charged by itself.
     Apart(usize),
     /// Memory that is not charged.
@@ -101,7 +104,7 @@ enum Source {
     NoMemory(usize),
 }
 
-fn source_of(accounts: &Accounts, pool: Option<CuMemoryPool>, stream: CuStream) -> Source {
+fn source_of(accounts: &Accounts, pool: Option<CuMemoryPool>, stream: CuStream) -> PoolSource {
     if let Some(handle) = pool
         && let Some(known) = find(accounts, handle as u64)
         && let Some(source) = source(known)
@@ -109,12 +112,12 @@ fn source_of(accounts: &Accounts, pool: Option<CuMemoryPool>, stream: CuStream) 
         return source;
     }
     let Some(context) = query::stream_context(stream) else {
-        return Source::Uncharged;
+        return PoolSource::Uncharged;
     };
     let device = match locate::of_context(accounts, context) {
         Destination::Device { device, .. } => device,
-        Destination::Elsewhere => return Source::Uncharged,
-        Destination::Denied => return Source::Denied,
+        Destination::Elsewhere => return PoolSource::Uncharged,
+        Destination::Denied => return PoolSource::Denied,
     };
     let known = match pool {
         Some(handle) => {
@@ -122,7 +125,7 @@ fn source_of(accounts: &Accounts, pool: Option<CuMemoryPool>, stream: CuStream) 
             match find(accounts, handle) {
                 Some(known) => Some(known),
                 // The driver itself refuses a handle that is no pool.
-                None if query::pool_reserved(handle).is_none() => return Source::Uncharged,
+                None if query::pool_reserved(handle).is_none() => return PoolSource::Uncharged,
                 None => {
                     let owner = device_of(accounts, handle, device);
                     enter(accounts, handle, owner)
@@ -132,17 +135,17 @@ fn source_of(accounts: &Accounts, pool: Option<CuMemoryPool>, stream: CuStream) 
         None => {
             let handle = query::context_ordinal(context).and_then(query::device_pool);
             let Some(handle) = handle else {
-                return Source::Apart(device);
+                return PoolSource::Apart(device);
             };
             find(accounts, handle).or_else(|| enter(accounts, handle, region_index(device)))
         }
     };
     let Some(known) = known else {
-        return Source::NoMemory(device);
+        return PoolSource::NoMemory(device);
     };
     source(known).unwrap_or_else(|| {
         settle_down(accounts, known, device);
-        Source::Pool {
+        PoolSource::Pool {
             device,
             pool: known,
         }
@@ -150,16 +153,16 @@ fn source_of(accounts: &Accounts, pool: Option<CuMemoryPool>, stream: CuStream) 
 }
 
 /// Where a pool's memory is; `None`: on the stream's device.
-fn source(known: &'static Pool) -> Option<Source> {
+fn source(known: &'static PoolCharge) -> Option<PoolSource> {
     // Relaxed: written before the handle.
     if known.is_going.load(Ordering::Relaxed) != 0 {
-        return Some(Source::Gone);
+        return Some(PoolSource::Gone);
     }
     match known.device.load(Ordering::Relaxed) {
-        NO_DEVICE => Some(Source::Uncharged),
-        DENIED => Some(Source::Denied),
+        NO_DEVICE => Some(PoolSource::Uncharged),
+        DENIED => Some(PoolSource::Denied),
         HERE | IMPORTED => None,
-        device => Some(Source::Pool {
+        device => Some(PoolSource::Pool {
             device: device as usize,
             pool: known,
         }),
@@ -167,7 +170,7 @@ fn source(known: &'static Pool) -> Option<Source> {
 }
 
 /// A pool whose device was not known lies on this one from here on.
-fn settle_down(accounts: &Accounts, known: &Pool, device: usize) {
+fn settle_down(accounts: &Accounts, known: &PoolCharge, device: usize) {
     // Relaxed: the word says all.
     let found = known.device.compare_exchange(
         HERE,
@@ -200,7 +203,7 @@ fn device_of(accounts: &Accounts, handle: u64, device: usize) -> u32 {
     own.map_or(region_index(device), |ordinal| on(accounts, ordinal))
 }
 
-/// The value of `Pool::device` for a location.
+/// The value of `PoolCharge::device` for a location.
 fn at(accounts: &Accounts, location: CuMemLocation, kind: u32) -> u32 {
     location::tell_if_unknown(location.kind);
     match location::lies(location, kind) {
@@ -226,7 +229,7 @@ fn draw(
     accounts: &Accounts,
     call: &str,
     device: usize,
-    pool: &'static Pool,
+    pool: &'static PoolCharge,
     bytes: u64,
 ) -> Verdict<Drawing> {
     let drawing = |charge| {
@@ -248,7 +251,7 @@ fn draw(
 
 /// Whether the pool has room for `bytes`, by the driver's figures and beside what was promised to other allocations.
 /// Then it is promised to this call.
-fn promise(pool: &Pool, bytes: u64) -> bool {
+fn promise(pool: &PoolCharge, bytes: u64) -> bool {
     let Some(_held) = pool.lock.hold_briefly() else {
         return false;
     };
@@ -473,7 +476,7 @@ pub(crate) fn after_import(result: CuResult, out: OutPtr<CuMemoryPool>) {
 
 /// The pool's name is taken off before the call: after it another pool may have it. A destroyed pool cannot be asked
 /// how much memory it holds, so the driver's pool stays until it is empty. For the program it is destroyed.
-pub(crate) fn before_destroy(pool: CuMemoryPool) -> Verdict<&'static Pool> {
+pub(crate) fn before_destroy(pool: CuMemoryPool) -> Verdict<&'static PoolCharge> {
     let accounts = accounts!(Memory);
     let handle = pool as u64;
     let Some(known) = find(&accounts, handle) else {
@@ -514,7 +517,7 @@ pub(crate) fn before_destroy(pool: CuMemoryPool) -> Verdict<&'static Pool> {
     Verdict::Call(known)
 }
 
-pub(crate) fn after_destroy(known: &'static Pool, result: CuResult, pool: CuMemoryPool) {
+pub(crate) fn after_destroy(known: &'static PoolCharge, result: CuResult, pool: CuMemoryPool) {
     let Some(accounts) = standing::opened() else {
         return;
     };

@@ -22,7 +22,7 @@ use crate::state::standing::{self, accounts};
 /// `CUarrayMapInfo`: a part of a sparse array.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Part {
+struct MapInfo {
     resource_kind: u32,
     resource: u64,
     part_kind: u32,
@@ -42,7 +42,7 @@ struct Part {
 
 const PART_BYTES: usize = 96;
 
-const _: () = assert!(size_of::<Part>() == PART_BYTES);
+const _: () = assert!(size_of::<MapInfo>() == PART_BYTES);
 
 /// `CU_MEM_OPERATION_TYPE_MAP` and `..._UNMAP`.
 const MAP: u32 = 1;
@@ -58,13 +58,13 @@ const MIPMAPPED: u32 = 1;
 /// A part of more tiles is remembered as a whole: it stays charged until it is taken off as a whole.
 const MOST_TILES: u64 = 1 << 20;
 
-fn part(parts: OutPtr<c_void>, at: u32) -> Option<Part> {
-    parts.cast::<Part>().at(at as usize).read()
+fn part(parts: OutPtr<c_void>, at: u32) -> Option<MapInfo> {
+    parts.cast::<MapInfo>().at(at as usize).read()
 }
 
 /// The part of an array that is remembered under one name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Piece {
+enum ArrayPiece {
     /// Level, layer, and the tile's place.
     Tile([u32; 5]),
     /// Layer, and the offset in two halves.
@@ -73,7 +73,7 @@ enum Piece {
     Whole([u32; 8]),
 }
 
-impl Piece {
+impl ArrayPiece {
     fn name(self, resource: u64) -> u64 {
         let (kind, place) = match self {
             Self::Tile([a, b, c, d, e]) => (0, [a, b, c, d, e, 0, 0, 0]),
@@ -92,15 +92,20 @@ impl Piece {
 }
 
 /// The pieces of a part, of an array whose tiles are so wide, high and deep; `None`: that is not known.
-fn pieces(part_kind: u32, place: [u32; 8], tile: Option<[u32; 3]>, mut each: impl FnMut(Piece)) {
+fn pieces(
+    part_kind: u32,
+    place: [u32; 8],
+    tile: Option<[u32; 3]>,
+    mut each: impl FnMut(ArrayPiece),
+) {
     let [level, layer, x, y, z, width, height, depth] = place;
     if part_kind == TAIL {
         // The word between layer and offset is unused.
-        return each(Piece::Tail([level, x, y]));
+        return each(ArrayPiece::Tail([level, x, y]));
     }
     let tile = tile.filter(|sides| sides.iter().all(|side| *side != 0));
     let Some([wide, high, deep]) = tile else {
-        return each(Piece::Whole(place));
+        return each(ArrayPiece::Whole(place));
     };
     // The tiles from the first one to the last one, which may be cut by the array's end.
     let span = |from: u32, length: u32, side: u32| {
@@ -117,20 +122,20 @@ fn pieces(part_kind: u32, place: [u32; 8], tile: Option<[u32; 3]>, mut each: imp
         .saturating_mul(count(&rows))
         .saturating_mul(count(&slices));
     if tiles > MOST_TILES {
-        return each(Piece::Whole(place));
+        return each(ArrayPiece::Whole(place));
     }
     let narrow = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
     for slice in slices {
         for row in rows.clone() {
             for column in columns.clone() {
                 let [column, row, slice] = [column, row, slice].map(narrow);
-                each(Piece::Tile([level, layer, column, row, slice]));
+                each(ArrayPiece::Tile([level, layer, column, row, slice]));
             }
         }
     }
 }
 
-impl Part {
+impl MapInfo {
     fn each_name(&self, mut each: impl FnMut(u64)) {
         let is_mipmapped = self.resource_kind == MIPMAPPED;
         let tile = query::relaxed(|| query::sparse_tile(self.resource, is_mipmapped));
@@ -294,7 +299,7 @@ fn end_behind(accounts: &Accounts, number: u64, holds: u32, stream: CuStream) {
 mod tests {
     use super::*;
 
-    fn all(place: [u32; 8], tile: Option<[u32; 3]>) -> Vec<Piece> {
+    fn all(place: [u32; 8], tile: Option<[u32; 3]>) -> Vec<ArrayPiece> {
         let mut found = Vec::new();
         pieces(0, place, tile, |piece| found.push(piece));
         found
@@ -304,7 +309,7 @@ mod tests {
     fn a_part_is_its_tiles() {
         let found = all([1, 2, 128, 64, 0, 200, 64, 1], Some([128, 64, 1]));
 
-        let tile = |column| Piece::Tile([1, 2, column, 1, 0]);
+        let tile = |column| ArrayPiece::Tile([1, 2, column, 1, 0]);
         assert_eq!(found, [tile(1), tile(2)]);
     }
 
@@ -322,7 +327,7 @@ mod tests {
     fn a_part_without_known_tiles_or_with_too_many_is_whole() {
         let place = [0, 0, 0, 0, 0, u32::MAX, u32::MAX, u32::MAX];
         for tile in [None, Some([0, 1, 1]), Some([1, 1, 1])] {
-            assert_eq!(all(place, tile), [Piece::Whole(place)], "{tile:?}");
+            assert_eq!(all(place, tile), [ArrayPiece::Whole(place)], "{tile:?}");
         }
         let edge = [u32::MAX; 8];
         // From the tile 1 to the tile 3, in each direction.
@@ -340,6 +345,6 @@ mod tests {
         };
 
         assert_eq!(tail(0), tail(7));
-        assert_eq!(tail(0), [Piece::Tail([3, 5, 0])]);
+        assert_eq!(tail(0), [ArrayPiece::Tail([3, 5, 0])]);
     }
 }

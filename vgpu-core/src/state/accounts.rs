@@ -14,7 +14,7 @@ use crate::guest::manners;
 use crate::guest::thread::thread;
 use crate::state::container::Container;
 use crate::state::holdings::Holdings;
-use crate::state::process::Process;
+use crate::state::process::ProcessState;
 
 /// The container's accounts, open for a call.
 #[derive(Clone, Copy)]
@@ -22,7 +22,7 @@ pub(crate) struct Accounts {
     /// The shared files.
     pub(crate) container: &'static Container,
     /// This process's own state.
-    pub(crate) process: &'static Process,
+    pub(crate) process: &'static ProcessState,
 }
 
 /// Where a call's memory goes.

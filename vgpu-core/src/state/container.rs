@@ -13,7 +13,7 @@ use vgpu_abi::targets::{Target, TargetsMap, Unaccounted};
 use crate::base::clock;
 use crate::base::log::line;
 use crate::guest::peer_region;
-use crate::guest::settings::{PeerSettings, Process as Here, Settings, Source};
+use crate::guest::settings::{LimitsSource, PeerSettings, Settings, ThisProcess as Here};
 
 /// The shared files. Survives a fork: the mappings are shared.
 pub(crate) struct Container {
@@ -53,8 +53,8 @@ impl Container {
             .inspect_err(|error| line!(Error, "CUDA is refused: {error}"))
             .map_err(|_| ())?;
         let container = match settings.source {
-            Source::None => return Ok(None),
-            Source::Files {
+            LimitsSource::None => return Ok(None),
+            LimitsSource::Files {
                 limits,
                 targets,
                 region,
@@ -68,7 +68,7 @@ impl Container {
                     doorbell: Doorbell::beside(&targets),
                 }
             }
-            Source::Peers(peers) => {
+            LimitsSource::Peers(peers) => {
                 if peers.is_oversubscribed {
                     line!(
                         Info,

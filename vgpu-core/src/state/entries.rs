@@ -5,7 +5,7 @@ use core::num::NonZeroU64;
 
 use vgpu_abi::region::SharedKey;
 
-use crate::base::map::{ENTRY_BYTES, Found, Kept, Map};
+use crate::base::map::{ENTRY_BYTES, FoundEntry, Kept, Map};
 
 /// Makes [`Entry`] and gives each of its types a space of the map.
 macro_rules! entries {
@@ -18,7 +18,7 @@ macro_rules! entries {
         }
 
         impl<'a> Entry<'a> {
-            fn of(found: Found<'a>) -> Option<Self> {
+            fn of(found: FoundEntry<'a>) -> Option<Self> {
                 match found.space() {
                     $($space => found.entry().map(Self::$kind),)*
                     _ => None,

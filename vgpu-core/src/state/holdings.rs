@@ -49,7 +49,7 @@ pub(crate) struct Holdings {
     /// driver, each with a primary context of its own, and one device of the region.
     primaries: [AtomicU64; MAX_ORDINALS],
     /// Memory pools.
-    pub(crate) pools: Growing<Pool>,
+    pub(crate) pools: Growing<PoolCharge>,
     /// Held while a pool is entered into `pools`. No call of the driver is made meanwhile.
     pub(crate) pools_lock: Lock,
     /// Pools that have something charged; 0 means that no synchronisation needs a look.
@@ -111,7 +111,7 @@ const HOST_LOOKS_MS: u64 = 500;
 
 /// One memory pool of the driver.
 #[repr(C)]
-pub(crate) struct Pool {
+pub(crate) struct PoolCharge {
     /// The driver's handle; 0 is an unused place.
     pub(crate) handle: AtomicU64,
     /// Held while it is settled and while it is destroyed, which makes the library's own calls of the driver.
@@ -129,7 +129,7 @@ pub(crate) struct Pool {
 }
 
 // SAFETY: atomics only, of which zeros are values; handle 0 is an unused place.
-unsafe impl growing::Element for Pool {}
+unsafe impl growing::Element for PoolCharge {}
 
 /// The memory that the graphs of a device hold.
 #[repr(C)]
@@ -164,7 +164,7 @@ pub(crate) struct GraphMemory {
 
 /// The two kinds of overhead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum OverheadKind {
     /// Contexts.
     Context,
     /// Modules and libraries.
@@ -172,10 +172,10 @@ pub(crate) enum Part {
 }
 
 impl Overhead {
-    fn word(&self, part: Part) -> &AtomicU64 {
+    fn word(&self, part: OverheadKind) -> &AtomicU64 {
         match part {
-            Part::Context => &self.context_bytes,
-            Part::Module => &self.module_bytes,
+            OverheadKind::Context => &self.context_bytes,
+            OverheadKind::Module => &self.module_bytes,
         }
     }
 }
@@ -241,7 +241,7 @@ impl Holdings {
     }
 
     /// The region was charged this much for a context or a module.
-    pub(crate) fn add_overhead(&self, device: usize, part: Part, bytes: u64) {
+    pub(crate) fn add_overhead(&self, device: usize, part: OverheadKind, bytes: u64) {
         let Some(overhead) = self.overhead.get(device) else {
             return;
         };
@@ -249,10 +249,10 @@ impl Holdings {
         overhead.word(part).fetch_add(bytes, Ordering::Relaxed);
         // Relaxed: as above.
         match part {
-            Part::Context => {
+            OverheadKind::Context => {
                 overhead.contexts.fetch_add(1, Ordering::Relaxed);
             }
-            Part::Module => {
+            OverheadKind::Module => {
                 overhead.modules_named.fetch_add(bytes, Ordering::Relaxed);
             }
         }

@@ -15,7 +15,7 @@ use blocked::Blocked;
 use costs::Costs;
 use costs::estimate::scale;
 use first_uses::FirstUses;
-use roster::Part;
+use roster::RosterState;
 use spans::Spans;
 use vgpu_abi::layout::MAX_DEVICES;
 
@@ -66,7 +66,7 @@ pub(crate) struct DeviceState {
     /// How long the program's threads have waited for the device.
     pub(crate) blocked: Blocked,
     /// The container's part in the timetable that containers without an arbiter find by themselves.
-    pub(crate) part: Part,
+    pub(crate) part: RosterState,
 }
 
 /// One, in parts of which [`DeviceState::pace`] is given.

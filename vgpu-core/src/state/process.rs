@@ -37,7 +37,7 @@ fn room_of(limit: u64, unaccounted: u64) -> u64 {
 /// State that dies with a fork: the kernel gives a child zeros in its place, and all zeros means "not set
 /// up yet".
 #[repr(C)]
-pub(crate) struct Process {
+pub(crate) struct ProcessState {
     /// How far it is set up (`standing.rs`).
     pub(crate) phase: AtomicU32,
     /// Differs between a process and its forked child, and is never 0 once set up.
@@ -93,7 +93,7 @@ pub(crate) fn load_past_us() {
     LOADS_PAST_US.store(1, Ordering::Relaxed);
 }
 
-impl Process {
+impl ProcessState {
     /// The memory limit of a device as of now, bytes; 0 is no cap.
     #[inline]
     pub(crate) fn memory_limit(&self, container: &Container, device: usize) -> u64 {
@@ -125,7 +125,7 @@ impl Process {
             .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
     }
 
-    /// The part of [`Process::room`], which the caller has asked for before, that may be memory of the device itself,
+    /// The part of [`ProcessState::room`], which the caller has asked for before, that may be memory of the device itself,
     /// bytes; 0 is all of it.
     #[inline]
     pub(crate) fn resident_room(&self, device: usize) -> u64 {
@@ -188,7 +188,7 @@ impl Process {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// How much of [`Process::memory_limit`], which was asked for before, may be memory of the device
+    /// How much of [`ProcessState::memory_limit`], which was asked for before, may be memory of the device
     /// itself, bytes; 0 is all of it.
     #[inline]
     pub(crate) fn resident_limit(&self, device: usize) -> u64 {

@@ -11,18 +11,18 @@ use crate::base::log::line;
 use crate::base::{clock, loader, map};
 use crate::driver::genuine;
 use crate::guest::manners::{self, Verdict};
-use crate::guest::settings::{Process as Here, Settings};
+use crate::guest::settings::{Settings, ThisProcess as Here};
 use crate::guest::thread::thread;
 use crate::state::accounts::{Accounts, Group};
 use crate::state::container::Container;
 use crate::state::leases;
-use crate::state::process::Process;
+use crate::state::process::ProcessState;
 
 /// The state of this process.
 #[derive(Clone, Copy)]
 pub(crate) enum Standing {
     /// There are limits, and they are understood.
-    Ready(&'static Container, &'static Process),
+    Ready(&'static Container, &'static ProcessState),
     /// No limit is set: every call goes to the driver unchanged.
     Transparent,
     /// There are limits that were not understood: every request is refused.
@@ -48,7 +48,7 @@ fn container() -> Option<&'static Container> {
     unsafe { container.as_ref() }
 }
 
-static PROCESS: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
+static PROCESS: AtomicPtr<ProcessState> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Held while the process is set up, which opens files. No call of the driver is made meanwhile.
 static SET_UP: ProcessLock = ProcessLock::new();
@@ -77,7 +77,7 @@ pub(crate) fn standing() -> Standing {
 /// This process and its container for a path that neither sets up nor waits. `None` before they are set
 /// up; whether there are limits at all is not asked.
 #[inline(always)]
-pub(crate) fn known_now() -> Option<(&'static Container, &'static Process)> {
+pub(crate) fn known_now() -> Option<(&'static Container, &'static ProcessState)> {
     let process = process()?;
     Some((container()?, process))
 }
@@ -90,7 +90,7 @@ pub(crate) fn is_transparent_now() -> bool {
 }
 
 #[inline]
-fn process() -> Option<&'static Process> {
+fn process() -> Option<&'static ProcessState> {
     // Acquire: the memory was mapped before.
     let process = PROCESS.load(Ordering::Acquire);
     // SAFETY: mapped once and never unmapped; all its words are atomics.
@@ -98,7 +98,7 @@ fn process() -> Option<&'static Process> {
 }
 
 #[inline]
-fn ready(process: &'static Process) -> Standing {
+fn ready(process: &'static ProcessState) -> Standing {
     container().map_or(Standing::Closed, |it| Standing::Ready(it, process))
 }
 
@@ -204,8 +204,8 @@ unsafe extern "C" fn at_thread_end(_value: *mut c_void) {
     });
 }
 
-fn map_process() -> Option<&'static Process> {
-    let size = size_of::<Process>();
+fn map_process() -> Option<&'static ProcessState> {
+    let size = size_of::<ProcessState>();
     let Some(memory) = map::zeroed(size) else {
         line!(Error, "no memory for the holdings");
         return None;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 pub use supervisor::vendor::VendorError;
-pub(super) use supervisor::vendor::{CAPABILITIES, Edits, Instance, Parts, Vendor, Wanted};
+pub(super) use supervisor::vendor::{CAPABILITIES, Edits, InstanceIds, Parts, Vendor, Wanted};
 
 use super::{DeliveryError, Mount, Name, files};
 

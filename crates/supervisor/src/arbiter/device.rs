@@ -160,12 +160,12 @@ pub struct Device {
     /// Of the containers that come before others.
     bells: HashMap<u64, Bell>,
     /// The last tick's containers.
-    kept: Vec<Kept>,
+    kept: Vec<TickResult>,
 }
 
 /// The results of a tick that are used until the next one.
 #[derive(Debug)]
-struct Kept {
+struct TickResult {
     id: u64,
     claim: Claim,
     /// Its share is decided by turns, whatever the claims say.
@@ -248,7 +248,7 @@ impl Device {
             .iter()
             .zip(&claims)
             .zip(shares.iter().zip(&usual))
-            .map(|((tenant, claim), (share, usual))| Kept {
+            .map(|((tenant, claim), (share, usual))| TickResult {
                 id: tenant.id,
                 claim: *claim,
                 has_fixed_share: turn.is_some() && takes_turns(tenant, claim),
@@ -302,7 +302,7 @@ impl Device {
         let Some(own) = self.kept.iter().find(|kept| kept.id == id) else {
             return false;
         };
-        let holds = |kept: &Kept| {
+        let holds = |kept: &TickResult| {
             kept.claim.priority < own.claim.priority && self.while_held(kept.id, &kept.claim).active
         };
         self.kept.iter().any(holds)

@@ -25,7 +25,7 @@ const SILENT_NS: u64 = 180_000_000;
 
 /// A candidate for the seats of one file.
 #[derive(Debug)]
-pub(super) struct Contender {
+pub(super) struct SeatCandidate {
     file: File,
     held: Option<usize>,
     kind: ContenderKind,
@@ -40,7 +40,7 @@ pub(super) enum ContenderKind {
     Runner,
 }
 
-impl Contender {
+impl SeatCandidate {
     /// Opens the file in a directory, making it where there is none.
     pub(super) fn open(directory: &Path, kind: ContenderKind) -> Result<Self, Errno> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -187,8 +187,8 @@ mod tests {
     #[test]
     fn next_candidate_leads_when_the_leader_dies() {
         let dir = tempfile::tempdir().unwrap();
-        let mut one = Contender::open(dir.path(), ContenderKind::Runner).unwrap();
-        let mut two = Contender::open(dir.path(), ContenderKind::Runner).unwrap();
+        let mut one = SeatCandidate::open(dir.path(), ContenderKind::Runner).unwrap();
+        let mut two = SeatCandidate::open(dir.path(), ContenderKind::Runner).unwrap();
         assert!(one.tick(1000 * MS));
         assert!(!two.tick(1000 * MS));
         assert!(is_taken(dir.path(), 1000 * MS));
@@ -202,9 +202,9 @@ mod tests {
     #[test]
     fn stopped_leader_is_replaced_until_it_resumes() {
         let dir = tempfile::tempdir().unwrap();
-        let mut one = Contender::open(dir.path(), ContenderKind::Runner).unwrap();
-        let mut two = Contender::open(dir.path(), ContenderKind::Runner).unwrap();
-        let mut three = Contender::open(dir.path(), ContenderKind::Runner).unwrap();
+        let mut one = SeatCandidate::open(dir.path(), ContenderKind::Runner).unwrap();
+        let mut two = SeatCandidate::open(dir.path(), ContenderKind::Runner).unwrap();
+        let mut three = SeatCandidate::open(dir.path(), ContenderKind::Runner).unwrap();
         assert!(one.tick(1000 * MS));
 
         assert!(!two.tick(1100 * MS));
@@ -223,9 +223,9 @@ mod tests {
     #[test]
     fn agent_leads_before_earlier_runners() {
         let dir = tempfile::tempdir().unwrap();
-        let mut runner = Contender::open(dir.path(), ContenderKind::Runner).unwrap();
+        let mut runner = SeatCandidate::open(dir.path(), ContenderKind::Runner).unwrap();
         assert!(runner.tick(1000 * MS));
-        let mut agent = Contender::open(dir.path(), ContenderKind::Agent).unwrap();
+        let mut agent = SeatCandidate::open(dir.path(), ContenderKind::Agent).unwrap();
 
         assert!(agent.tick(1010 * MS));
         assert!(!runner.tick(1050 * MS));
@@ -238,7 +238,7 @@ mod tests {
     fn file_writable_by_others_is_not_trusted() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
-        let mut one = Contender::open(dir.path(), ContenderKind::Runner).unwrap();
+        let mut one = SeatCandidate::open(dir.path(), ContenderKind::Runner).unwrap();
         assert!(one.tick(MS));
         assert!(is_taken(dir.path(), MS));
 
@@ -248,7 +248,7 @@ mod tests {
         assert!(!is_taken(dir.path(), MS));
         let elsewhere = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(dir.path().join(NAME), elsewhere.path().join(NAME)).unwrap();
-        assert!(Contender::open(elsewhere.path(), ContenderKind::Runner).is_err());
+        assert!(SeatCandidate::open(elsewhere.path(), ContenderKind::Runner).is_err());
         assert!(!is_taken(elsewhere.path(), MS));
     }
 }

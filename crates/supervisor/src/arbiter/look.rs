@@ -35,7 +35,7 @@ const SCALE_STEP: u16 = 16;
 
 /// A container that is served.
 #[derive(Debug)]
-pub(super) struct Container {
+pub(super) struct ServedContainer {
     pub(super) id: u64,
     pub(super) path: PathBuf,
     /// Device and inode of the directory: they distinguish it from a later one of the same name.
@@ -84,7 +84,7 @@ const CHECK_NS: u64 = 95_000_000;
 
 /// A living process of a container.
 #[derive(Debug, Clone)]
-pub(super) struct Process {
+pub(super) struct LivingProcess {
     pub(super) slot: usize,
     pub(super) generation: u64,
     pub(super) host_pid: Option<u32>,
@@ -142,7 +142,7 @@ impl DeviceCharges {
 /// A container at one moment.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Look {
-    pub(super) processes: Vec<Process>,
+    pub(super) processes: Vec<LivingProcess>,
     /// Objects that several processes hold, by device, bytes.
     pub(super) shared_bytes: [u64; MAX_DEVICES],
     /// Whether there ever was one.
@@ -152,7 +152,7 @@ pub(super) struct Look {
 impl Look {
     /// The charges, in the form of a whole snapshot without shared objects.
     pub(super) fn charges(&self) -> Snapshot {
-        let slot = |process: &Process| SlotSnapshot {
+        let slot = |process: &LivingProcess| SlotSnapshot {
             slot: process.slot,
             generation: process.generation,
             pid: 0,
@@ -193,7 +193,7 @@ impl Look {
     }
 }
 
-impl Container {
+impl ServedContainer {
     /// Opens the files of an instance.
     pub(super) fn open(id: u64, instance: &Instance) -> Result<Self, ContainerError> {
         let region = instance.steady_path(REGION);
@@ -305,7 +305,11 @@ impl Container {
         Ok(())
     }
 
-    fn process(&mut self, slot: usize, devices: usize) -> Result<Option<Process>, ContainerError> {
+    fn process(
+        &mut self,
+        slot: usize,
+        devices: usize,
+    ) -> Result<Option<LivingProcess>, ContainerError> {
         let mut buffer = [0; size_of::<Slot>()];
         let bytes = offset_of!(Slot, devices) + devices * size_of::<DeviceUse>();
         let buffer = buffer.get_mut(..bytes).unwrap_or_default();
@@ -340,7 +344,7 @@ impl Container {
                 ..compute_of(buffer, at + offset_of!(DeviceUse, compute))
             }
         };
-        Ok(Some(Process {
+        Ok(Some(LivingProcess {
             slot,
             generation: word(buffer, offset_of!(SlotHead, generation)),
             host_pid: Some(host_pid).filter(|pid| *pid != 0),
@@ -351,11 +355,11 @@ impl Container {
 
     /// The present work on one device of the processes of the last look. `None` if they are too many to be read
     /// between two ticks.
-    pub(super) fn peek(&self, known: &[Process], device: usize) -> Option<Vec<Use>> {
+    pub(super) fn peek(&self, known: &[LivingProcess], device: usize) -> Option<Vec<Use>> {
         if known.len() > PEEKED_MOST || device >= MAX_DEVICES {
             return None;
         }
-        let one = |process: &Process| {
+        let one = |process: &LivingProcess| {
             let mut buffer = [0; size_of::<ComputeUse>()];
             let at = offset_of!(RegionLayout, slots)
                 + process.slot * size_of::<Slot>()
@@ -556,7 +560,7 @@ fn compute_of(bytes: &[u8], at: usize) -> Use {
     }
 }
 
-impl Container {
+impl ServedContainer {
     /// Publishes the last targets again between two ticks, with another share on one device where one is given.
     pub(super) fn republish(
         &mut self,

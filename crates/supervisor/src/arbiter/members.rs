@@ -118,7 +118,7 @@ pub(super) fn start_time(pid: u32) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arbiter::look::Process;
+    use crate::arbiter::look::LivingProcess;
 
     fn held(pid: u32, bytes: u64) -> GpuProcess {
         GpuProcess {
@@ -130,7 +130,7 @@ mod tests {
     }
 
     fn look(processes: &[(usize, u32)]) -> Look {
-        let process = |(slot, pid): &(usize, u32)| Process {
+        let process = |(slot, pid): &(usize, u32)| LivingProcess {
             slot: *slot,
             generation: 7,
             host_pid: Some(*pid),

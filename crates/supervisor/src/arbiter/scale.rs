@@ -86,7 +86,7 @@ pub struct Work {
 }
 
 #[derive(Debug, Default)]
-struct Process {
+struct ProcessScale {
     /// Looks at it, since it was first busy.
     looks: u32,
     busy_ns: u64,
@@ -112,7 +112,7 @@ struct ProcessHistory {
 }
 
 #[derive(Debug)]
-struct Container {
+struct ContainerScale {
     /// The driver's figure divided by the model's.
     correction: f64,
     /// Its mean of the last seconds. A driver's sample that begins before a change of what a container does and
@@ -135,7 +135,7 @@ struct Container {
     unreported_ns: f64,
 }
 
-impl Default for Container {
+impl Default for ContainerScale {
     fn default() -> Self {
         Self {
             correction: 1.0,
@@ -155,8 +155,8 @@ impl Default for Container {
 #[derive(Debug, Default)]
 pub struct Meter {
     looked_at_ns: Option<u64>,
-    processes: HashMap<ProcessKey, Process>,
-    containers: HashMap<u64, Container>,
+    processes: HashMap<ProcessKey, ProcessScale>,
+    containers: HashMap<u64, ContainerScale>,
     /// From the driver's clock to ours: the least that a sample was late, nanoseconds.
     offset_ns: Option<i128>,
     told_until_us: u64,
@@ -199,7 +199,7 @@ impl Meter {
                     // Work that was settled late belongs to more than one look.
                     let spent_ns = real(spent_ns).min(MOST_SETTLED * real(passed));
                     (
-                        Process {
+                        ProcessScale {
                             busy,
                             lately: [part, known.lately[0]],
                             looks,
@@ -209,7 +209,7 @@ impl Meter {
                     )
                 }
                 // The first look: what it did before is unknown.
-                _ => (Process::default(), 0.0),
+                _ => (ProcessScale::default(), 0.0),
             };
             process.busy_ns = work.busy_ns;
             process.occupied_ns = work.occupied_ns;
@@ -308,7 +308,7 @@ impl Meter {
     /// it never saw busy is not busy. As long as the driver cannot have reported yet, all such processes of a
     /// container together count as one.
     fn bound(&mut self, now_ns: u64) {
-        let of = |key: &ProcessKey, process: &Process| (key.0, process.host_pid.unwrap_or(0));
+        let of = |key: &ProcessKey, process: &ProcessScale| (key.0, process.host_pid.unwrap_or(0));
         let recent =
             |at: Option<u64>| at.is_some_and(|at| now_ns.saturating_sub(at) < TOLD_WITHIN_NS);
         let told_apart = recent(self.told_apart_ns);
@@ -471,7 +471,7 @@ impl Meter {
     pub fn scale(&self, key: &ProcessKey) -> f64 {
         let own = self.own(key);
         let container = self.containers.get(&key.0);
-        let balance = container.map_or(1.0, Container::balance);
+        let balance = container.map_or(1.0, ContainerScale::balance);
         (own * self.correction(key.0) * balance).clamp(LEAST_SCALE, MOST_SCALE)
     }
 
@@ -543,7 +543,7 @@ impl Meter {
     pub fn told_permille(&self, now_ns: u64, id: u64, others: u32) -> Option<u32> {
         let is_recent = |at: u64| now_ns.saturating_sub(at) < TOLD_WITHIN_NS;
         self.told_apart_ns.filter(|at| is_recent(*at))?;
-        let share = |container: &Container| {
+        let share = |container: &ContainerScale| {
             let told = container.last_told.filter(|(at, _)| is_recent(*at));
             told.map_or(0.0, |(_, share)| share)
         };
@@ -557,14 +557,14 @@ impl Meter {
     /// but two. A program that comes back from a rest is not told from one that works now and then by the average.
     #[must_use]
     pub fn is_saturated(&self, id: u64) -> bool {
-        let lately = |process: &Process| process.lately.iter().sum::<f64>() / 2.0;
+        let lately = |process: &ProcessScale| process.lately.iter().sum::<f64>() / 2.0;
         self.processes
             .iter()
             .any(|(key, process)| key.0 == id && process.busy.max(lately(process)) > SATURATED)
     }
 }
 
-impl Container {
+impl ContainerScale {
     /// GPU time by the model between two moments, nanoseconds.
     fn between(&self, from_ns: u64, until_ns: u64) -> f64 {
         let at = |ns: u64| {

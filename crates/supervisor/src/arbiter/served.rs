@@ -11,7 +11,7 @@ use vgpu_abi::limits::{DeviceLimit, Policy};
 use vgpu_abi::targets::{Target, Unaccounted};
 
 use super::device::{self, Tenant};
-use super::look::{self, ChargeSums, Container, Look, Use};
+use super::look::{self, ChargeSums, Look, ServedContainer, Use};
 use super::members::{self, DeadProcesses, Members};
 use super::{MEASURE_IDLE_NS, shares};
 use crate::excess::{self, Excess};
@@ -21,7 +21,7 @@ use crate::view;
 /// A container that is served.
 #[derive(Debug)]
 pub(super) struct Served {
-    pub(super) container: Container,
+    pub(super) container: ServedContainer,
     pub(super) look: Look,
     /// The memory that the driver holds for its processes, by slot and generation.
     pub(super) known: HashMap<(usize, u64), Target>,
@@ -43,7 +43,7 @@ pub(super) struct Served {
 pub(super) type Charges = Vec<(usize, u64, Vec<([u64; 4], u64)>)>;
 
 impl Served {
-    pub(super) fn new(container: Container) -> Self {
+    pub(super) fn new(container: ServedContainer) -> Self {
         Self {
             container,
             look: Look::default(),
@@ -71,7 +71,7 @@ impl Served {
     pub(super) fn meet(&mut self, look: Look, now_ns: u64) {
         self.dead.meet(&self.look, &look, now_ns);
         self.look = look;
-        let key = |process: &look::Process| (process.slot, process.generation);
+        let key = |process: &look::LivingProcess| (process.slot, process.generation);
         let mut old = std::mem::take(&mut self.known);
         for process in &self.look.processes {
             let inherited = || {
@@ -122,7 +122,7 @@ impl Served {
     }
 
     pub(super) fn charges(&self) -> Charges {
-        let of_process = |process: &look::Process| {
+        let of_process = |process: &look::LivingProcess| {
             let charges = process.devices.iter();
             let charges = charges.map(|used| (used.charges, used.launches)).collect();
             (process.slot, process.generation, charges)
@@ -154,7 +154,7 @@ impl Served {
     pub(super) fn tenant(&self, index: usize, limit: &DeviceLimit) -> Tenant {
         let limits = &self.container.limits;
         let used =
-            |process: &look::Process| process.devices.get(index).copied().unwrap_or_default();
+            |process: &look::LivingProcess| process.devices.get(index).copied().unwrap_or_default();
         let sum = |part: &dyn Fn(&Use) -> u64| {
             let parts = self
                 .look
@@ -164,7 +164,7 @@ impl Served {
             parts.fold(0_u64, u64::saturating_add)
         };
         let shared = self.look.shared_bytes.get(index).copied().unwrap_or(0);
-        let process = |known: &look::Process| process(known, &used(known));
+        let process = |known: &look::LivingProcess| process(known, &used(known));
         // At most what the limits allow, because a tenant can write any number into its region.
         let (most, past) = most_bytes(limit);
         Tenant {
@@ -189,7 +189,7 @@ impl Served {
 }
 
 /// A process and its use of one device.
-pub(super) fn process(process: &look::Process, used: &Use) -> device::Process {
+pub(super) fn process(process: &look::LivingProcess, used: &Use) -> device::Process {
     device::Process {
         slot: (process.slot, process.generation),
         host_pid: process.host_pid,

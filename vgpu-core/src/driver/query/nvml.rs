@@ -45,8 +45,8 @@ pub(crate) fn own_bytes(ordinal: i32) -> Option<u64> {
     with_nvml(|| {
         let device = nvml_gpu(ordinal)?;
         let bytes = match processes(device)? {
-            List::Known(bytes) => bytes,
-            List::Unknown => return None,
+            ListedUse::Known(bytes) => bytes,
+            ListedUse::Unknown => return None,
         };
         (bytes != cuda_api::nvml::VALUE_NOT_AVAILABLE).then_some(bytes)
     })
@@ -70,13 +70,13 @@ pub(crate) fn used_bytes(ordinal: i32) -> Option<u64> {
 }
 
 /// The entry of this process in a list.
-enum List {
+enum ListedUse {
     Known(u64),
     Unknown,
 }
 
 /// Looks this process up in NVML's newest list that there is. `None`: there is no list.
-fn processes(device: NvmlDevice) -> Option<List> {
+fn processes(device: NvmlDevice) -> Option<ListedUse> {
     const EMPTY: NvmlProcessInfo = NvmlProcessInfo {
         pid: 0,
         used_gpu_memory: 0,
@@ -84,7 +84,7 @@ fn processes(device: NvmlDevice) -> Option<List> {
         compute_instance_id: 0,
     };
     let me = std::process::id();
-    let found = |found: Option<u64>| Some(found.map_or(List::Unknown, List::Known));
+    let found = |found: Option<u64>| Some(found.map_or(ListedUse::Unknown, ListedUse::Known));
     let mut infos = [EMPTY; MOST_PROCESSES];
     let mut count = u32::try_from(MOST_PROCESSES).ok()?;
     // SAFETY: room for as many as are asked for.

@@ -133,7 +133,7 @@ pub(crate) const PER_THREAD: u64 = 2;
 
 /// Whether a stream has passed a mark of the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mark {
+pub(crate) enum StreamMark {
     /// The stream has passed it.
     Passed,
     /// The stream has not reached it.
@@ -165,14 +165,14 @@ pub(crate) fn mark(context: u64, stream: CuStream, event: u64) -> Option<u64> {
 }
 
 /// See [`mark`].
-pub(crate) fn passed(event: u64) -> Mark {
+pub(crate) fn passed(event: u64) -> StreamMark {
     // SAFETY: our own event.
     match unsafe { cuda::cuEventQuery(handle(event)) } {
-        CuResult::SUCCESS => Mark::Passed,
-        CuResult::NOT_READY => Mark::Ahead,
+        CuResult::SUCCESS => StreamMark::Passed,
+        CuResult::NOT_READY => StreamMark::Ahead,
         CuResult::INVALID_HANDLE | CuResult::INVALID_CONTEXT | CuResult::CONTEXT_IS_DESTROYED => {
-            Mark::Gone
+            StreamMark::Gone
         }
-        _ => Mark::Unknown,
+        _ => StreamMark::Unknown,
     }
 }

@@ -1,9 +1,9 @@
 //! PTX: the variables that a text declares without a value, and the bytes that they take.
 
-use super::{Declared, LONGEST_TEXT, Source, WIDEST_TYPE, Window, placed};
+use super::{Declared, ImageSource, LONGEST_TEXT, WIDEST_TYPE, Window, placed};
 
 /// PTX text ends in a zero, or with the entry that contains it.
-pub(super) fn text(image: &Window<'_, impl Source>) -> Declared {
+pub(super) fn text(image: &Window<'_, impl ImageSource>) -> Declared {
     let mut reader = Reader::new(image);
     let mut sum = Sum::default();
     sum.add_all(&mut reader);
@@ -25,7 +25,7 @@ struct Reader<'a, 'w, S> {
     has_ended: bool,
 }
 
-impl<'a, 'w, S: Source> Reader<'a, 'w, S> {
+impl<'a, 'w, S: ImageSource> Reader<'a, 'w, S> {
     fn new(image: &'a Window<'w, S>) -> Self {
         Self {
             image,
@@ -172,7 +172,7 @@ impl Sum {
     /// All declarations of the text. A line may have several of them, behind directives that end without a semicolon.
     /// A state space within an instruction (`ld.global`) has no space in front of it, and one in brackets is that of
     /// a parameter.
-    fn add_all<S: Source>(&mut self, reader: &mut Reader<'_, '_, S>) {
+    fn add_all<S: ImageSource>(&mut self, reader: &mut Reader<'_, '_, S>) {
         let mut is_elsewhere = false;
         let mut brackets = 0_u32;
         let mut is_apart = true;
@@ -214,7 +214,7 @@ impl Sum {
     }
 
     /// After `.global` or `.const`: the declaration's other words, and its names.
-    fn variables<S: Source>(&mut self, reader: &mut Reader<'_, '_, S>) {
+    fn variables<S: ImageSource>(&mut self, reader: &mut Reader<'_, '_, S>) {
         let mut align = 1;
         let mut lanes = 1;
         let mut each = 0;
@@ -254,7 +254,7 @@ impl Sum {
     }
 
     /// One name with its dimensions and its content. True where another one follows.
-    fn variable<S: Source>(
+    fn variable<S: ImageSource>(
         &mut self,
         reader: &mut Reader<'_, '_, S>,
         each: u64,
@@ -307,7 +307,7 @@ enum Dimension {
     Unknown,
 }
 
-fn dimension<S: Source>(reader: &mut Reader<'_, '_, S>, end: u8) -> Dimension {
+fn dimension<S: ImageSource>(reader: &mut Reader<'_, '_, S>, end: u8) -> Dimension {
     reader.skip_space();
     let word = reader.word();
     reader.skip_space();

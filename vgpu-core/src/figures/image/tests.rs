@@ -205,7 +205,7 @@ fn images_that_lie_about_their_size_are_not_whole() {
 /// Counts what is read, and fails on a read that begins beyond the end twice in a row.
 struct Bounded<'a>(&'a [u8], core::cell::Cell<usize>);
 
-impl Source for Bounded<'_> {
+impl ImageSource for Bounded<'_> {
     fn read(&self, at: u64, into: &mut [u8]) -> usize {
         self.1.set(self.1.get() + 1);
         self.0.read(at, into)

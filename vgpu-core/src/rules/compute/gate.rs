@@ -14,7 +14,7 @@ use crate::state::accounts::Accounts;
 use crate::state::launches::costs::Work;
 use crate::state::launches::spans::Target;
 use crate::state::leases::FREE;
-use crate::state::process::Process;
+use crate::state::process::ProcessState;
 use crate::state::standing;
 
 const ANY: u64 = u64::MAX;
@@ -49,12 +49,12 @@ pub(crate) fn passes(work: Work, stream: u64) -> bool {
 /// The same while functions that were handed out wait for their first launch.
 #[cold]
 #[inline(never)]
-fn passes_while_any_waits(gate: &Gate, process: &Process, work: Work, stream: u64) -> bool {
+fn passes_while_any_waits(gate: &Gate, process: &ProcessState, work: Work, stream: u64) -> bool {
     !process.compute.first_uses.waits(work.function) && has_credit(gate, process, work, stream)
 }
 
 #[inline(always)]
-fn has_credit(gate: &Gate, process: &Process, work: Work, stream: u64) -> bool {
+fn has_credit(gate: &Gate, process: &ProcessState, work: Work, stream: u64) -> bool {
     if gate.left_ns.get() == FREE && (gate.stream.get() == ANY || gate.stream.get() == stream) {
         gate.launches.set(gate.launches.get() + 1);
         return true;

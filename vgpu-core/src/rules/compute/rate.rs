@@ -10,7 +10,7 @@ use crate::base::clock;
 use crate::holdings::mps;
 use crate::state::accounts::Accounts;
 use crate::state::launches::costs::estimate::{self, Beside};
-use crate::state::launches::roster::Part;
+use crate::state::launches::roster::RosterState;
 
 /// An arbiter that has not written for this long does not count.
 const FRESH_NS: u64 = 300_000_000;
@@ -209,8 +209,8 @@ pub(super) fn rate(accounts: &Accounts, device: usize, now_ns: u64) -> Rate {
     }
     if !arbiter_lives {
         let part = accounts.process.compute.device(device).map(|it| &it.part);
-        let interval = part.and_then(Part::interval);
-        return by_itself(rate, interval, part.map_or(0, Part::others));
+        let interval = part.and_then(RosterState::interval);
+        return by_itself(rate, interval, part.map_or(0, RosterState::others));
     }
     Rate {
         // An arbiter that has not met this process yet will have within a tick: until then nothing

@@ -11,7 +11,7 @@ use super::{collect, settle};
 use crate::base::clock;
 use crate::driver::query;
 use crate::guest::manners::{self, Verdict};
-use crate::guest::thread::{Gate, Wait, thread};
+use crate::guest::thread::{Gate, ThreadWait, thread};
 use crate::rules::{pools, stream_frees};
 use crate::state::accounts::Accounts;
 use crate::state::launches::spans::{Found, Target};
@@ -106,7 +106,7 @@ fn asked(result: CuResult, what: u64) -> Option<Accounts> {
             if !wait.is_for(what) && !is_awaited || !may_wait(&accounts) {
                 return None;
             }
-            thread(|thread| thread.wait.set(Wait::default()));
+            thread(|thread| thread.wait.set(ThreadWait::default()));
             show_at_once();
             settle_all(&accounts);
             if let Some((since_ns, until_ns)) = wait.ended(what, clock::now_ns()) {

@@ -34,7 +34,7 @@ const TABLE_NS: u64 = 10_000_000_000;
 
 /// Room for a context.
 #[derive(Clone, Copy)]
-pub(super) struct Admitted {
+pub(super) struct AdmittedContext {
     pub(super) charge: Charge,
     /// The memory that the context itself is expected to take.
     pub(super) bytes: u64,
@@ -44,7 +44,7 @@ pub(super) struct Admitted {
 
 /// The situation when room is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Room {
+struct ContextRoom {
     /// The rest of the limit after all that is charged, requested and kept, bytes.
     left: u64,
     /// Another context is being made, or a runtime loads: its size will be known soon.
@@ -67,7 +67,7 @@ enum Step {
 
 /// A context of unknown size reserves the guess. Where that does not fit, one at a time is let in and
 /// reserves all that is left; the others wait until its size is known.
-fn step(room: Room) -> Step {
+fn step(room: ContextRoom) -> Step {
     if room.left >= room.guess {
         Step::Ask(room.guess)
     } else if !room.is_awaited {
@@ -89,14 +89,14 @@ pub(super) fn reserve(
     device: usize,
     ordinal: i32,
     loads: bool,
-) -> Result<Admitted, CuResult> {
+) -> Result<AdmittedContext, CuResult> {
     let ask = |bytes, is_guess| {
         let charge = if loads {
             requests::try_reserve_loading(accounts, device, bytes)?
         } else {
             requests::try_reserve_now(accounts, device, bytes)?
         };
-        Ok(Admitted {
+        Ok(AdmittedContext {
             charge,
             bytes,
             is_guess,
@@ -133,7 +133,7 @@ fn reserve_by<T>(
         let region = &accounts.container.region;
         let pending = region.pending(device);
         let used = region.used(device);
-        let room = Room {
+        let room = ContextRoom {
             left: limit.saturating_sub(used).saturating_sub(pending),
             is_awaited: pending > 0 || region.kept(device) > 0,
             guess,
@@ -236,7 +236,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn room(left: u64, is_awaited: bool, waited_ms: u64) -> Step {
-        step(Room {
+        step(ContextRoom {
             left: left * MIB,
             is_awaited,
             guess: 500 * MIB,

@@ -8,7 +8,7 @@ use super::*;
 #[derive(Clone, Copy)]
 pub(crate) struct Launching {
     run: Run,
-    taken: Taken,
+    taken: TakenForCall,
     /// The first of the devices on which it gets memory again.
     anew: Option<Anew>,
 }
@@ -93,7 +93,7 @@ pub(crate) fn before_launch(call: &str, exec: CuGraphExec, stream: u64) -> Verdi
     };
     let mut launching = Launching {
         run,
-        taken: Taken::default(),
+        taken: TakenForCall::default(),
         anew: None,
     };
     for device in devices(head.devices) {
@@ -190,7 +190,7 @@ pub(super) fn mark_mapped(accounts: &Accounts, run: Run, own: u32) {
             known if known == stream => stream,
             _ => IN_STREAMS,
         };
-        let launched = Launched {
+        let launched = LaunchedGraph {
             was_mapped,
             is_own,
             keeps: run.keeps,

@@ -10,7 +10,7 @@ pub(super) fn devices(set: u32) -> impl Iterator<Item = usize> {
 
 /// Room for what a call may take of one device.
 #[derive(Clone, Copy)]
-pub(super) enum Room {
+pub(super) enum RoomForCall {
     /// Reserved in the container.
     Reserved(Charge),
     /// Room within the memory that the driver already holds for graphs.
@@ -26,18 +26,18 @@ pub(super) fn reserve(
     device: usize,
     (bytes, growth): (u64, u64),
     is_mapped: bool,
-) -> Result<Room, CuResult> {
+) -> Result<RoomForCall, CuResult> {
     let refusal = match requests::try_reserve(accounts, device, growth) {
-        Ok(charge) => return Ok(Room::Reserved(charge)),
+        Ok(charge) => return Ok(RoomForCall::Reserved(charge)),
         Err(refusal) => refusal,
     };
     let may_pass = is_mapped && room::may_pass_without_growth(&refusal);
     match is_there(accounts, device, bytes, may_pass) {
-        There::Yes => return Ok(Room::Promised),
+        There::Yes => return Ok(RoomForCall::Promised),
         There::Unused => {
             relieve(accounts, device);
             if let Ok(charge) = requests::try_reserve(accounts, device, growth) {
-                return Ok(Room::Reserved(charge));
+                return Ok(RoomForCall::Reserved(charge));
             }
         }
         There::No => {}
@@ -84,13 +84,13 @@ fn is_there(accounts: &Accounts, device: usize, bytes: u64, may_pass: bool) -> T
 /// The memory reserved for a call on its devices. Only one charge may lie on the stack; the memory that further
 /// devices need is confirmed at once, and is corrected when they are settled.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Taken {
+pub(super) struct TakenForCall {
     pub(super) charge: Option<Charge>,
     pub(super) advanced: u32,
     pub(super) promised: u32,
 }
 
-impl Taken {
+impl TakenForCall {
     pub(super) fn take(
         &mut self,
         accounts: &Accounts,
@@ -100,8 +100,8 @@ impl Taken {
         is_mapped: bool,
     ) -> Result<(), CuResult> {
         match reserve(accounts, call, device, wanted, is_mapped)? {
-            Room::Promised => self.promised |= 1 << device,
-            Room::Reserved(charge) => {
+            RoomForCall::Promised => self.promised |= 1 << device,
+            RoomForCall::Reserved(charge) => {
                 if let Some(before) = self.charge.replace(charge) {
                     self.advance(accounts, before);
                 }

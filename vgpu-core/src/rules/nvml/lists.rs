@@ -136,7 +136,7 @@ pub(crate) fn after_others<T: ProcessEntry>(
     ask: ProcessList<T>,
 ) -> Option<NvmlReturn> {
     let limited = limited(device)?;
-    let list = List {
+    let list = NvmlList {
         room,
         array: infos,
         when_empty: NvmlReturn::SUCCESS,
@@ -145,7 +145,7 @@ pub(crate) fn after_others<T: ProcessEntry>(
         count,
         result,
         |entry| own_entry(&limited, entry),
-        // SAFETY: `infos` has room for `count` entries (see `List::settle`).
+        // SAFETY: `infos` has room for `count` entries (see `NvmlList::settle`).
         |count, infos| unsafe { ask(device, count, infos) },
     )
 }
@@ -191,7 +191,7 @@ pub(crate) fn after_details(
         ))
     } else {
         let (version, mode) = (request.version, request.mode);
-        let own = List {
+        let own = NvmlList {
             room,
             array,
             when_empty: NvmlReturn::SUCCESS,
@@ -207,7 +207,7 @@ pub(crate) fn after_details(
                     count: *count,
                     array,
                 };
-                // SAFETY: `array` has room for `count` entries (see `List::settle`).
+                // SAFETY: `array` has room for `count` entries (see `NvmlList::settle`).
                 let result =
                     unsafe { driver::nvmlDeviceGetRunningProcessDetailList(device, &raw mut own) };
                 *count = own.count;
@@ -228,7 +228,7 @@ pub(crate) fn after_samples(
     last_seen: u64,
 ) -> Option<NvmlReturn> {
     let limited = limited(device)?;
-    let list = List {
+    let list = NvmlList {
         room,
         array: samples,
         when_empty: NvmlReturn::NOT_FOUND,
@@ -240,7 +240,7 @@ pub(crate) fn after_samples(
             let pid = member(&limited, sample.pid)?.pid;
             Some(NvmlProcessUtilizationSample { pid, ..sample })
         },
-        // SAFETY: `samples` has room for `count` entries (see `List::settle`).
+        // SAFETY: `samples` has room for `count` entries (see `NvmlList::settle`).
         |count, samples| unsafe {
             driver::nvmlDeviceGetProcessUtilization(device, samples, count, last_seen)
         },
@@ -267,7 +267,7 @@ pub(crate) fn after_samples_info(
     let mut request = info.read()?;
     let array = info.follow(|it| it.array)?;
     let (version, last_seen) = (request.version, request.last_seen);
-    let list = List {
+    let list = NvmlList {
         room,
         array,
         when_empty: NvmlReturn::NOT_FOUND,
@@ -286,7 +286,7 @@ pub(crate) fn after_samples_info(
                 last_seen,
                 array,
             };
-            // SAFETY: `array` has room for `count` entries (see `List::settle`).
+            // SAFETY: `array` has room for `count` entries (see `NvmlList::settle`).
             let result =
                 unsafe { driver::nvmlDeviceGetProcessesUtilizationInfo(device, &raw mut own) };
             *count = own.count;
@@ -367,7 +367,7 @@ pub(crate) fn after_accounting_pids(
     pids: OutPtr<u32>,
 ) -> Option<NvmlReturn> {
     let limited = limited(device)?;
-    let list = List {
+    let list = NvmlList {
         room,
         array: pids,
         when_empty: NvmlReturn::SUCCESS,
@@ -376,7 +376,7 @@ pub(crate) fn after_accounting_pids(
         count,
         result,
         |pid| Some(member(&limited, pid)?.pid),
-        // SAFETY: `pids` has room for `count` entries (see `List::settle`).
+        // SAFETY: `pids` has room for `count` entries (see `NvmlList::settle`).
         |count, pids| unsafe { driver::nvmlDeviceGetAccountingPids(device, count, pids) },
     )
 }
@@ -462,7 +462,7 @@ fn accounted(result: NvmlReturn, device: NvmlDevice, pid: u32) -> Option<Option<
 
 /// A list of the program's, by NVML's protocol: its number is the room before the call and the number of
 /// entries after it; with too little room only the number is written.
-struct List<T> {
+struct NvmlList<T> {
     /// The room that the caller had.
     room: u32,
     array: OutPtr<T>,
@@ -470,8 +470,8 @@ struct List<T> {
     when_empty: NvmlReturn,
 }
 
-impl<T: Copy> List<T> {
-    /// As [`List::settle`], of a number that the program has a pointer to.
+impl<T: Copy> NvmlList<T> {
+    /// As [`NvmlList::settle`], of a number that the program has a pointer to.
     fn settle_at(
         &self,
         count: OutPtr<u32>,
@@ -574,7 +574,7 @@ mod tests {
         let mut count = room;
         let array = array.map_or(test::null(), test::output);
         let result = driver(&mut count, array.raw());
-        let list = List {
+        let list = NvmlList {
             room,
             array,
             when_empty: NvmlReturn::NOT_FOUND,

@@ -6,7 +6,7 @@
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use super::spans::uncovered_ns;
-use crate::guest::thread::Wait;
+use crate::guest::thread::ThreadWait;
 
 /// Work is counted when it is launched, and may be waited for later: as much as may be in flight, nanoseconds.
 const MOST_AHEAD_NS: i64 = 10_000_000;
@@ -46,7 +46,7 @@ impl Blocked {
     }
 }
 
-impl Wait {
+impl ThreadWait {
     /// The thread has asked an event or a stream, and heard that work has not ended.
     #[must_use]
     pub(crate) fn not_yet(self, what: u64, now_ns: u64) -> Self {
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn thread_that_asks_until_its_work_has_ended_has_waited() {
-        let wait = Wait::default().not_yet(7, 5 * MS);
+        let wait = ThreadWait::default().not_yet(7, 5 * MS);
         assert!(wait.is_for(7) && !wait.is_for(8));
         // Of several events, the first one that it asked ends the wait.
         let wait = wait.not_yet(8, 6 * MS).not_yet(7, 7 * MS);
@@ -135,8 +135,8 @@ mod tests {
         let later = wait.not_yet(8, 17 * MS + 1);
         assert_eq!((later.what, later.since_ns), (8, 17 * MS + 1));
         // A thread that never heard "not yet" has not waited.
-        assert_eq!(Wait::default().ended(0, MS), None);
-        assert!(Wait::default().not_yet(0, 0).is_for(0));
+        assert_eq!(ThreadWait::default().ended(0, MS), None);
+        assert!(ThreadWait::default().not_yet(0, 0).is_for(0));
     }
 
     #[test]
@@ -185,7 +185,7 @@ mod tests {
         /// However a thread asks, it has waited for no longer than from its first question to its last.
         #[test]
         fn questions_add_no_time(steps in prop::collection::vec((0..20 * MS, 0..3_u64), 1..50)) {
-            let (mut now_ns, mut wait) = (MS, Wait::default());
+            let (mut now_ns, mut wait) = (MS, ThreadWait::default());
             for (passed_ns, what) in steps {
                 now_ns += passed_ns;
                 if let Some((since_ns, until_ns)) = wait.ended(what, now_ns) {

@@ -76,7 +76,7 @@ const WELL_KNOWN: u64 = 4;
 const MOST_COST_NS: u64 = u64::MAX >> COST_SHIFT;
 
 #[repr(C)]
-struct Cell {
+struct CostCell {
     key: AtomicU64,
     cost: AtomicU64,
     /// Of a function's own entry: threads of the launch that was measured last.
@@ -90,10 +90,10 @@ struct Cell {
 /// See the module's text. All zeros is an empty one.
 #[repr(C)]
 pub(crate) struct Costs {
-    cells: [Cell; CELLS],
+    cells: [CostCell; CELLS],
 }
 
-impl Cell {
+impl CostCell {
     fn estimate(&self) -> Estimate {
         // Relaxed throughout: see `Costs::cell`.
         let cost = self.cost.load(Ordering::Relaxed);
@@ -137,13 +137,13 @@ impl Cell {
 
 impl Costs {
     #[inline(always)]
-    fn places(&self, key: u64) -> impl Iterator<Item = &Cell> {
+    fn places(&self, key: u64) -> impl Iterator<Item = &CostCell> {
         let home = usize::try_from(key >> 40).unwrap_or(0);
         (0..PROBES).filter_map(move |step| self.cells.get((home + step) % CELLS))
     }
 
     #[inline(always)]
-    fn cell(&self, key: u64) -> Option<&Cell> {
+    fn cell(&self, key: u64) -> Option<&CostCell> {
         // Relaxed: an entry that changes hands in this moment gives a wrong estimate, which the next
         // measurement corrects.
         self.places(key)
@@ -229,9 +229,9 @@ impl Costs {
     }
 
     /// A place for a new entry: a free one, else that of the entry that was measured least.
-    fn take(&self, key: u64) -> Option<&Cell> {
+    fn take(&self, key: u64) -> Option<&CostCell> {
         // Relaxed throughout: see `cell`.
-        let rank = |cell: &&Cell| match cell.key.load(Ordering::Relaxed) {
+        let rank = |cell: &&CostCell| match cell.key.load(Ordering::Relaxed) {
             0 => 0,
             _ => 1 + (cell.cost.load(Ordering::Relaxed) & 0xff),
         };

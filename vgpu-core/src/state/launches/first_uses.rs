@@ -35,11 +35,11 @@ pub(crate) struct FirstUses {
     mode: AtomicU32,
     /// Held while a place is given to a number, or taken from it. No call of the driver is made meanwhile.
     lock: Lock,
-    places: [FirstUse; PLACES],
+    places: [FirstUsePlace; PLACES],
 }
 
 #[repr(C)]
-struct FirstUse {
+struct FirstUsePlace {
     /// The function or graph as launches name it (`Work`); odd.
     number: AtomicU64,
     /// The module or library that it is of; 0 is none.
@@ -77,12 +77,12 @@ impl FirstUses {
         })
     }
 
-    fn probes(&self, number: u64) -> impl Iterator<Item = &FirstUse> {
+    fn probes(&self, number: u64) -> impl Iterator<Item = &FirstUsePlace> {
         let places = self.places.iter().cycle().skip(home(number));
         places.take(PROBES)
     }
 
-    fn find(&self, number: u64) -> Option<&FirstUse> {
+    fn find(&self, number: u64) -> Option<&FirstUsePlace> {
         for place in self.probes(number) {
             // Acquire: the words beside the number were written before it.
             match place.number.load(Ordering::Acquire) {
@@ -151,7 +151,7 @@ impl FirstUses {
         Some(place.owner.load(Ordering::Relaxed))
     }
 
-    fn use_up(&self, place: &FirstUse) -> bool {
+    fn use_up(&self, place: &FirstUsePlace) -> bool {
         // Relaxed: one of the threads that launch it wins.
         let won = place
             .state
@@ -180,7 +180,7 @@ impl FirstUses {
     }
 
     /// Those that this says are gone: their numbers may come again.
-    fn forget(&self, places: &[FirstUse], is_gone: impl Fn(u64, u64) -> bool) {
+    fn forget(&self, places: &[FirstUsePlace], is_gone: impl Fn(u64, u64) -> bool) {
         let Some(_held) = self.lock.hold() else {
             return;
         };

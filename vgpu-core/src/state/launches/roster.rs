@@ -27,7 +27,7 @@ const TOO_LONG_NS: u64 = 10_000_000_000;
 
 /// What this process remembers. Wiped by a fork; all zeros is the beginning.
 #[repr(C)]
-pub(crate) struct Part {
+pub(crate) struct RosterState {
     /// When it was last looked at; the thread that moves this on looks.
     looked_ns: AtomicU64,
     /// How long the last look took, nanoseconds.
@@ -115,7 +115,7 @@ pub(crate) struct Counts {
     pub(crate) is_held_up: bool,
 }
 
-impl Part {
+impl RosterState {
     /// Whether this thread is to look at the roster now.
     pub(crate) fn is_due(&self, is_between: bool, now_ns: u64) -> bool {
         let pause_ns = if is_between { BETWEEN_NS } else { LOOK_NS };
@@ -315,9 +315,9 @@ mod tests {
         ..FIRST
     };
 
-    fn part() -> Box<Part> {
+    fn part() -> Box<RosterState> {
         // SAFETY: numbers, for which all zeros is a value.
-        unsafe { Box::<Part>::new_zeroed().assume_init() }
+        unsafe { Box::<RosterState>::new_zeroed().assume_init() }
     }
 
     fn used(ms: u64) -> Counts {
@@ -396,7 +396,7 @@ mod tests {
     }
 
     /// A container that used its cap, then had its interval, and used this much of four intervals, twice.
-    fn after_intervals(used_ms: [u64; 2]) -> (Box<Part>, Entry) {
+    fn after_intervals(used_ms: [u64; 2]) -> (Box<RosterState>, Entry) {
         let part = part();
         part.begin(30, used(400), 1_010 * MS);
         part.end(Some(FIRST), 1, used(400), 1_020 * MS);
