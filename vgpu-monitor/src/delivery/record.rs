@@ -8,7 +8,7 @@ use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, Policy, Unlisted};
 use vgpu_abi::size::Size;
 
-use super::cdi::{Instance, Wanted};
+use super::cdi::{InstanceIds, Wanted};
 use super::{DeliveryError, Given, GivenDevice, GivenInstance, Manner, Name};
 use crate::node_gpus::Inventory;
 
@@ -238,7 +238,7 @@ impl ContainerRecord {
                 gpu: gpu.clone(),
                 index: found.map(|gpu| gpu.device.index),
                 minor: found.map(|gpu| gpu.minor),
-                instance: device.instance.as_ref().map(|instance| Instance {
+                instance: device.instance.as_ref().map(|instance| InstanceIds {
                     gpu_instance: instance.gpu_instance,
                     compute_instance: instance.compute_instance,
                 }),

@@ -31,7 +31,7 @@ fn gpu(uuid: &str, index: u32, minor: u32) -> Wanted {
 fn instance(uuid: &str, gpu: &str, gpu_instance: u32, compute_instance: u32) -> Wanted {
     Wanted {
         uuid: uuid.to_owned(),
-        instance: Some(Instance {
+        instance: Some(InstanceIds {
             gpu_instance,
             compute_instance,
         }),
