@@ -2,6 +2,7 @@
 //! allocates, never keeps a pointer into an object that may be unloaded for longer than its caller.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ops::Range;
 
 const DT_NULL: i64 = 0;
 const DT_NEEDED: i64 = 1;
@@ -126,17 +127,13 @@ impl LoadedObject {
             return None;
         }
         object.dynamic = dynamic;
+        let within = object.start..object.end;
         let mut soname_offset = None;
         loop {
             // SAFETY: the dynamic section ends with DT_NULL, and we stop there.
             let entry = unsafe { dynamic.read() };
             let value = usize::try_from(entry.value).ok()?;
-            // glibc relocates these addresses in place, musl and the vdso leave them as they are.
-            let address = if value < base {
-                value.wrapping_add(base)
-            } else {
-                value
-            };
+            let address = located(value, base, &within).unwrap_or_default();
             match entry.tag {
                 DT_NULL => break,
                 DT_SYMTAB => object.symbols = core::ptr::with_exposed_provenance(address),
@@ -149,6 +146,7 @@ impl LoadedObject {
             }
             dynamic = dynamic.wrapping_add(1);
         }
+        // Also if it lies in none of the object's segments.
         if object.symbols.is_null() || object.strings.is_null() {
             return None;
         }
@@ -324,6 +322,16 @@ impl LoadedObject {
     }
 }
 
+/// Where a table of an object lies whose dynamic section gives this value. glibc has added the object's base to it; musl
+/// leaves it as the file has it, and so does every loader for the vdso, which the kernel may have linked to any address.
+/// `None` if it lies in none of the object's segments.
+fn located(value: usize, base: usize, within: &Range<usize>) -> Option<usize> {
+    let moved = value.wrapping_add(base);
+    [value, moved]
+        .into_iter()
+        .find(|address| within.contains(address))
+}
+
 fn gnu_hash(name: &[u8]) -> u32 {
     name.iter().fold(5381, |hash, &byte| {
         hash.wrapping_mul(33).wrapping_add(u32::from(byte))
@@ -384,6 +392,26 @@ pub(crate) fn holding(address: *const c_void) -> Option<LoadedObject> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The vdso of Linux in user mode: linked to an address near the top, which no loader relocates.
+    #[test]
+    fn a_table_is_found_whether_or_not_the_loader_has_added_the_base() {
+        let relocated = located(0x7000_0250, 0x7000_0000, &(0x7000_0000..0x7000_2000));
+        let as_in_the_file = located(0x250, 0x7000_0000, &(0x7000_0000..0x7000_2000));
+        let fixed = located(0x40_0250, 0, &(0x40_0000..0x40_2000));
+        let linked_high = located(
+            0xffff_ffff_ff70_0250,
+            0x7f_bfff_f000_usize.wrapping_sub(0xffff_ffff_ff70_0000),
+            &(0x7f_bfff_f000..0x7f_c000_0000),
+        );
+        let elsewhere = located(0x9000_0000, 0x7000_0000, &(0x7000_0000..0x7000_2000));
+
+        assert_eq!(relocated, Some(0x7000_0250));
+        assert_eq!(as_in_the_file, Some(0x7000_0250));
+        assert_eq!(fixed, Some(0x40_0250));
+        assert_eq!(linked_high, Some(0x7f_bfff_f250));
+        assert_eq!(elsewhere, None);
+    }
 
     #[test]
     fn finds_what_dlsym_finds() {
