@@ -2,6 +2,7 @@
 //! another name than the tests' own roles, and without its programs.
 
 use std::process::Command;
+use std::time::Duration;
 
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Pod, Secret, ServiceAccount};
@@ -708,8 +709,22 @@ impl Stopped {
         let number = std::fs::read_to_string(file).unwrap();
         let pid = Pid::from_raw(number.trim().parse().unwrap());
         kill(pid, Signal::SIGSTOP).unwrap();
+        // On a busy machine its threads go on until the one that takes the signal gets a processor.
+        while !is_stopped(pid) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         Self(pid)
     }
+}
+
+/// Whether every thread of the process is stopped.
+fn is_stopped(pid: Pid) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    threads.flatten().all(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ")
+            .is_none_or(|(_, fields)| fields.starts_with('T'))
+    })
 }
 
 impl Drop for Stopped {
