@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 
 use supervisor::arbiter::{Board, Waker};
 use supervisor::clock::monotonic_ns;
-use supervisor::fence::{ByLimits, Keeper, Kept};
+use supervisor::fence::{ByLimits, Keeper};
 use supervisor::gpu::{GpuError, GpuProcess, Gpus, Inventory, NvmlGpus};
+
+use crate::fence_log;
 
 /// A driver that is not there is looked for again after this.
 const RETRY: Duration = Duration::from_secs(10);
@@ -109,23 +111,9 @@ fn serve(root: PathBuf, nvml: bool, fences: bool, state: &ArbiterState) {
         }
         if ticked.leads && fences {
             let kept = keeper.tick(monotonic_ns(), driver.open(), &root, &mut finder);
-            kept.iter().for_each(say);
+            kept.iter().for_each(fence_log::outcome);
         }
         board.pause(&ticked, monotonic_ns);
-    }
-}
-
-/// Logs that the driver limits a container's control group as well, or why it does not.
-pub(crate) fn say(kept: &Kept) {
-    let path = kept.path.display();
-    for device in &kept.fence.devices {
-        let (gpu, bytes) = (&device.uuid, device.limit_bytes);
-        if device.reason.is_empty() {
-            tracing::info!(%path, gpu, bytes, "the driver's own memory limit");
-        } else {
-            let reason = &device.reason;
-            tracing::warn!(%path, gpu, reason, "no memory limit of the driver; the library's holds");
-        }
     }
 }
 

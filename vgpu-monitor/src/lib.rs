@@ -10,6 +10,7 @@
 mod api_answer;
 mod durable;
 mod families;
+mod fence_log;
 mod served_socket;
 mod steps;
 

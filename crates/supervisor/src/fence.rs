@@ -342,19 +342,20 @@ fn step(found: Found, known: Option<&Fence>, is_set: bool, is_lost: bool) -> Ste
 pub struct Keeper {
     next_ns: u64,
     /// What was set, by directory.
-    set: HashMap<PathBuf, Set>,
+    set: HashMap<PathBuf, LastSet>,
 }
 
+/// What the keeper has set for a container, and when.
 #[derive(Debug)]
-struct Set {
+struct LastSet {
     /// The limits' generation, the sizes of contexts, and the groups.
     state: (u64, Vec<u64>, Vec<PathBuf>),
     at_ns: u64,
 }
 
-/// The fence that one look has set, or could not set, for a container.
+/// What a look of [`Keeper`] has done about one container: it has set the limit, or could not.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
+pub struct FenceOutcome {
     /// Its directory.
     pub path: PathBuf,
     /// Its fence.
@@ -362,15 +363,16 @@ pub struct Kept {
 }
 
 impl Keeper {
-    /// Looks at the containers below `root`, at most once a second. Returns an entry for each container whose fence it
-    /// has changed, or could not set. `now_ns` is the monotonic clock.
+    /// The keeper reads the containers' directories below `root`, at most once a second, and sets the limits that have
+    /// changed. It returns an outcome for each container whose limit is new, or could not be set. `now_ns` is the
+    /// monotonic clock.
     pub fn tick(
         &mut self,
         now_ns: u64,
         gpus: &dyn Gpus,
         root: &Path,
         finder: &mut dyn Finder,
-    ) -> Vec<Kept> {
+    ) -> Vec<FenceOutcome> {
         if now_ns < self.next_ns || !gpus.limits_groups() {
             return Vec::new();
         }
@@ -393,7 +395,7 @@ impl Keeper {
         gpus: &dyn Gpus,
         instance: &Instance,
         finder: &mut dyn Finder,
-    ) -> Option<Kept> {
+    ) -> Option<FenceOutcome> {
         let limits = view::read_limits(instance).ok()?;
         let region = view::snapshot(instance).ok();
         let known = read(instance);
@@ -435,9 +437,9 @@ impl Keeper {
             is_made,
         );
         let at_ns = now_ns;
-        self.set.insert(path.clone(), Set { state, at_ns });
+        self.set.insert(path.clone(), LastSet { state, at_ns });
         // The same limit once more is no news.
-        (!is_same || known.as_ref() != Some(&fence)).then_some(Kept { path, fence })
+        (!is_same || known.as_ref() != Some(&fence)).then_some(FenceOutcome { path, fence })
     }
 }
 

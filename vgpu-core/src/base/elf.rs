@@ -322,9 +322,9 @@ impl LoadedObject {
     }
 }
 
-/// Where a table of an object lies whose dynamic section gives this value. glibc has added the object's base to it; musl
-/// leaves it as the file has it, and so does every loader for the vdso, which the kernel may have linked to any address.
-/// `None` if it lies in none of the object's segments.
+/// The address of one of an object's tables. `value` is the table's entry in the dynamic section, and `within` the range
+/// of the object's segments. glibc adds the object's base to the entry; musl does not. No loader adds it for the vdso,
+/// and a kernel may link the vdso to any address. `None` if neither the entry nor the entry plus the base lies in `within`.
 fn located(value: usize, base: usize, within: &Range<usize>) -> Option<usize> {
     let moved = value.wrapping_add(base);
     [value, moved]

@@ -16,7 +16,8 @@ pub(crate) const DEAD: u64 = 1;
 /// `PoolCharge::device` of a pool that is not charged: memory of the host, or of a device without a limit.
 pub(crate) const NO_DEVICE: u32 = u32::MAX;
 
-/// `PoolCharge::device` of a pool whose device is known at its first allocation only: that of the stream.
+/// `PoolCharge::device` of a pool whose device the library learns at the pool's first allocation: it is the device of the
+/// stream.
 pub(crate) const HERE: u32 = u32::MAX - 1;
 
 /// `PoolCharge::device` of a pool on a device that the container may not use.

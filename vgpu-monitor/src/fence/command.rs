@@ -11,8 +11,8 @@ use supervisor::gpu::{GpuError, Gpus, NvmlGpus};
 
 use super::args::FenceArgs;
 use super::pods::PodGroups;
-use crate::arbiter::say;
 use crate::driver_files::DriverFiles;
+use crate::fence_log;
 
 /// Time between two looks at the containers.
 const LOOK: Duration = Duration::from_secs(1);
@@ -63,7 +63,7 @@ fn keep(args: &FenceArgs, files: &DriverFiles, ended: &AtomicBool) {
     while !ended.load(Ordering::Relaxed) {
         if let Some(gpus) = driver.opened(files) {
             let kept = keeper.tick(monotonic_ns(), gpus, &args.root, &mut groups);
-            kept.iter().for_each(say);
+            kept.iter().for_each(fence_log::outcome);
         }
         std::thread::sleep(LOOK);
     }

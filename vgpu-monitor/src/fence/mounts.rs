@@ -1,5 +1,5 @@
-//! What is mounted where, in the text of `/proc/PID/mountinfo`: text in, places out. Any process may read that file of
-//! any other, whatever its user, so no capability is needed to tell whose container a process is in.
+//! What is mounted where, in the text of `/proc/PID/mountinfo`: text in, places out. The kernel lets every user read
+//! this file of every process, so this process needs no capability to find out which container a process belongs to.
 
 use std::path::{Path, PathBuf};
 

@@ -160,7 +160,7 @@ impl Finder for PodGroups {
     }
 }
 
-/// The pods whose containers may use what the directory is of: one, or those of a ResourceClaim.
+/// The uids of the pods whose containers may use this directory: its one pod, or all pods of its ResourceClaim.
 fn pods_of(instance: &Instance) -> Vec<String> {
     let Ok(labels) = instance.labels() else {
         return Vec::new();
