@@ -187,7 +187,7 @@ fn hook_limits_the_group_of_the_container() {
     // A host process that serves the board finds the group of a container that has no second fence yet.
     fs::remove_file(&file).unwrap();
     assert_eq!(fences(&machine, "web").0, "library");
-    let server = machine.start(&["--gpumem", "1Gi"], "echo ready; read line");
+    let server = machine.start(&["--gpumem", "1Gi"], "echo ready; exec sleep 600");
     until("the container's fence is set again", || {
         fences(&machine, "web") == both
     });
