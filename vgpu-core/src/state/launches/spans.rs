@@ -17,7 +17,9 @@ use crate::driver::query;
 use crate::guest::thread::thread;
 use events::Events;
 pub(crate) use stretch::uncovered_ns;
-use stretch::{More, Sample, Stretch, has_ended_unmarked, reading};
+use stretch::{
+    ContextTime, Ends, More, Sample, Stretch, gap_ns, has_ended_unmarked, is_alone, reading,
+};
 
 mod events;
 mod stretch;
@@ -30,9 +32,6 @@ const PROBES: usize = 8;
 pub(crate) const MARKS: usize = 8;
 /// Contexts that have events of the library.
 const CONTEXTS: usize = 32;
-/// The context's base event is replaced after this long, because the driver returns the time since it as a 32-bit
-/// float.
-const BASE_NS: u64 = 1_000_000_000;
 
 /// A launch with an event before and one after it.
 #[derive(Clone, Copy)]
@@ -433,16 +432,12 @@ impl Spans {
         let mark = Mark {
             start: begun.start,
             end,
-            gap_ns: if had_started && !query::launches_block() {
-                now_ns.saturating_sub(begun.at_ns)
-            } else {
-                0
-            },
+            gap_ns: gap_ns(had_started, query::launches_block(), begun.at_ns, now_ns),
             submitted_ns: marks.submitted_ns,
             charged_ns,
             begun_ns: begun.at_ns,
             work,
-            is_alone: marks.submitted_ns == begun.submitted_ns + charged_ns,
+            is_alone: is_alone(begun.submitted_ns, marks.submitted_ns, charged_ns),
             is_chained: begun.is_chained,
             is_unknown,
         };
@@ -566,16 +561,18 @@ impl Spans {
             own: learn(&mark.work, took),
             charged_ns: mark.charged_ns,
         });
-        let chain_ns = (mark.is_chained && marks.last != 0 && !read.is_doubtful)
+        let chain_ns = read
+            .is_chain(mark.is_chained, marks.last != 0)
             .then(|| query::elapsed_ns(marks.last, mark.end))
             .flatten();
-        let (charged_ns, measured_ns) = match chain_ns {
-            Some(ns) => (
-                mark.submitted_ns.saturating_sub(marks.last_submitted_ns),
-                ns.saturating_sub(mark.gap_ns),
-            ),
-            None if is_sample => (mark.charged_ns, alone_ns),
-            None => return More::default(),
+        let ends = Ends {
+            gap_ns: mark.gap_ns,
+            charged_ns: mark.charged_ns,
+            submitted_ns: mark.submitted_ns,
+            last_submitted_ns: marks.last_submitted_ns,
+        };
+        let Some((charged_ns, measured_ns)) = ends.shown(chain_ns, read) else {
+            return More::default();
         };
         let counted_ns = self.uncounted(marks.context, mark, measured_ns);
         let stretch = Stretch {
@@ -596,23 +593,22 @@ impl Spans {
         let Some(mut events) = pool.events.try_hold() else {
             return ns;
         };
-        let end_ns = if events.base == 0 {
-            events.covered_ns + ns
-        } else {
-            match query::elapsed_ns(events.base, mark.end) {
-                Some(since) => events.base_ns + since,
+        let since_base_ns = match events.base {
+            0 => None,
+            base => match query::elapsed_ns(base, mark.end) {
                 // The mark ended before the base did.
                 None => return ns,
-            }
+                since => since,
+            },
         };
-        let counted_ns = uncovered_ns(end_ns, ns, events.covered_ns);
-        events.covered_ns = events.covered_ns.max(end_ns);
-        if (events.base == 0 || end_ns.saturating_sub(events.base_ns) > BASE_NS)
+        let end_ns = events.time.end_ns(since_base_ns, ns);
+        let counted_ns = events.time.count(end_ns, ns);
+        if events.time.needs_base(events.base != 0, end_ns)
             && let Some(whole) = query::elapsed_ns(mark.start, mark.end)
         {
             // The caller, which collects the mark, hands this event back and finds that it is the base now.
             let old = core::mem::replace(&mut events.base, mark.start);
-            events.base_ns = end_ns.saturating_sub(whole);
+            events.time.base_ns = end_ns.saturating_sub(whole);
             if old != 0 && !events.put_spare(old) {
                 query::destroy_event(old);
             }
@@ -694,8 +690,7 @@ impl Spans {
         if base != 0 {
             query::destroy_event(base);
         }
-        events.base_ns = 0;
-        events.covered_ns = 0;
+        events.time = ContextTime::default();
         // Relaxed: see `pool`.
         pool.context.store(0, Ordering::Relaxed);
     }

@@ -1,5 +1,7 @@
 //! The library's own events in a context: the base that times are counted from, and the spare ones for the next marks.
 
+use super::stretch::ContextTime;
+
 /// Events that a context keeps for the next marks.
 pub(super) const SPARE: usize = 64;
 
@@ -7,11 +9,9 @@ pub(super) const SPARE: usize = 64;
 pub(super) struct Events {
     spare: [u64; SPARE],
     count: usize,
-    /// An event that times are counted from, and what its own time is called.
+    /// The event that `time` is counted from; 0: none.
     pub(super) base: u64,
-    pub(super) base_ns: u64,
-    /// Up to here the context's work has been counted.
-    pub(super) covered_ns: u64,
+    pub(super) time: ContextTime,
 }
 
 impl Events {

@@ -1,5 +1,5 @@
-//! The time between two events around launches: whether it is a launch's own time, and how much more than its charge
-//! a stretch of a stream took. Pure functions of numbers.
+//! The time between two events around launches: whether it is a launch's own time, which part of it was not counted
+//! before, and how much more than its charge a stretch of a stream took. Pure functions of numbers.
 
 use crate::state::launches::costs::estimate::{Beside, OwnTime, scale};
 
@@ -11,6 +11,25 @@ const LEAST_PART: u64 = 16;
 /// no event shows it. Turns of other processes may delay them by that much.
 const UNMARKED_TIMES: u64 = 4;
 const UNMARKED_NS: u64 = 2_000_000;
+/// The context's base event is replaced after this long, because the driver returns the time since it as a 32-bit
+/// float.
+const BASE_NS: u64 = 1_000_000_000;
+
+/// How long the stream may have idled between the event recorded at `begun_ns` and its launch, which returned at
+/// `now_ns`. `had_started`: the event had happened by then, so the stream was not busy with earlier work. A driver whose
+/// launches block returns only after the kernel's end, so the time until then is the kernel's own.
+pub(super) fn gap_ns(had_started: bool, launches_block: bool, begun_ns: u64, now_ns: u64) -> u64 {
+    match had_started && !launches_block {
+        true => now_ns.saturating_sub(begun_ns),
+        false => 0,
+    }
+}
+
+/// Whether nothing but one launch of `charged_ns` was submitted to the stream between two events: the work submitted
+/// up to each of them shows it.
+pub(super) fn is_alone(begun_submitted_ns: u64, submitted_ns: u64, charged_ns: u64) -> bool {
+    submitted_ns == begun_submitted_ns + charged_ns
+}
 
 /// The time of a launch, read from the events before and after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +56,73 @@ pub(super) fn reading(whole_ns: u64, gap_ns: u64, is_alone: bool, is_unknown: bo
         },
         is_doubtful,
         is_sample: is_alone && (!is_doubtful || is_unknown),
+    }
+}
+
+impl Reading {
+    /// Whether the time since the end of the mark before may be measured: the stream was busy all the time.
+    pub(super) fn is_chain(&self, is_chained: bool, has_last: bool) -> bool {
+        is_chained && has_last && !self.is_doubtful
+    }
+}
+
+/// A mark and the mark before it, as numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends {
+    /// How long the stream may have idled before the mark's launch, nanoseconds.
+    pub(super) gap_ns: u64,
+    /// The charge of the mark's launch, nanoseconds.
+    pub(super) charged_ns: u64,
+    /// The work submitted to the stream up to the end of the mark, and of the mark before, nanoseconds.
+    pub(super) submitted_ns: u64,
+    pub(super) last_submitted_ns: u64,
+}
+
+impl Ends {
+    /// The charge of the launches that a mark measures, and the time that they took, nanoseconds. `chain_ns`: the time
+    /// since the end of the mark before, during which the stream was busy; then all launches since are measured. Else
+    /// the mark's own launch is, where `read` is a sample of it. `None`: the mark measures nothing.
+    pub(super) fn shown(&self, chain_ns: Option<u64>, read: Reading) -> Option<(u64, u64)> {
+        match chain_ns {
+            Some(ns) => Some((
+                self.submitted_ns.saturating_sub(self.last_submitted_ns),
+                ns.saturating_sub(self.gap_ns),
+            )),
+            None => read.is_sample.then_some((self.charged_ns, read.alone_ns)),
+        }
+    }
+}
+
+/// The time of a context, as its events show it, and up to where the work of its streams was counted. All zeros is a
+/// context of which nothing was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ContextTime {
+    /// The time of the base event, nanoseconds.
+    pub(super) base_ns: u64,
+    /// Up to here work has been counted, nanoseconds.
+    pub(super) covered_ns: u64,
+}
+
+impl ContextTime {
+    /// When work that took `ns` has ended: `since_base_ns` after the base event. Without one, it is taken to follow all
+    /// that was counted.
+    pub(super) fn end_ns(&self, since_base_ns: Option<u64>, ns: u64) -> u64 {
+        match since_base_ns {
+            Some(since_ns) => self.base_ns + since_ns,
+            None => self.covered_ns + ns,
+        }
+    }
+
+    /// Counts the `ns` up to `end_ns`: how much of it was not counted before, nanoseconds.
+    pub(super) fn count(&mut self, end_ns: u64, ns: u64) -> u64 {
+        let counted_ns = uncovered_ns(end_ns, ns, self.covered_ns);
+        self.covered_ns = self.covered_ns.max(end_ns);
+        counted_ns
+    }
+
+    /// Whether the context needs another base event.
+    pub(super) fn needs_base(&self, has_base: bool, end_ns: u64) -> bool {
+        !has_base || end_ns.saturating_sub(self.base_ns) > BASE_NS
     }
 }
 
@@ -140,6 +226,89 @@ mod tests {
     }
 
     #[test]
+    fn stream_idles_only_where_its_event_came_before_the_launch() {
+        assert_eq!(gap_ns(true, false, 100, 130), 30);
+        // Earlier work was still running; the driver returns at the kernel's end; the clock did not move.
+        assert_eq!(gap_ns(false, false, 100, 130), 0);
+        assert_eq!(gap_ns(true, true, 100, 130), 0);
+        assert_eq!(gap_ns(true, false, 130, 100), 0);
+    }
+
+    #[test]
+    fn mark_is_alone_if_only_its_charge_was_submitted() {
+        assert!(is_alone(100, 107, 7));
+        assert!(!is_alone(100, 108, 7) && !is_alone(101, 107, 7));
+    }
+
+    const CLEAR: Reading = Reading {
+        alone_ns: 40,
+        is_doubtful: false,
+        is_sample: true,
+    };
+
+    #[test]
+    fn chain_needs_a_mark_before_it_without_a_gap() {
+        let doubtful = Reading {
+            is_doubtful: true,
+            ..CLEAR
+        };
+        assert!(CLEAR.is_chain(true, true));
+        assert!(!CLEAR.is_chain(false, true) && !CLEAR.is_chain(true, false));
+        assert!(!doubtful.is_chain(true, true));
+    }
+
+    #[test]
+    fn chain_measures_all_launches_since_the_mark_before() {
+        let ends = Ends {
+            gap_ns: 5,
+            charged_ns: 10,
+            submitted_ns: 100,
+            last_submitted_ns: 70,
+        };
+        assert_eq!(ends.shown(Some(45), CLEAR), Some((30, 40)));
+        // The gap is no longer than what it is taken from.
+        assert_eq!(ends.shown(Some(3), CLEAR), Some((30, 0)));
+        // A single launch: its own charge, and its own time, from which the gap is already taken.
+        assert_eq!(ends.shown(None, CLEAR), Some((10, 40)));
+        let no_sample = Reading {
+            is_sample: false,
+            ..CLEAR
+        };
+        assert_eq!(ends.shown(None, no_sample), None);
+        assert_eq!(ends.shown(Some(45), no_sample), Some((30, 40)));
+    }
+
+    #[test]
+    fn context_counts_from_its_base_event() {
+        let mut time = ContextTime::default();
+        // Without a base event, work follows what was counted.
+        assert_eq!(time.end_ns(None, 30), 30);
+        assert_eq!(time.count(30, 30), 30);
+        assert_eq!(time.end_ns(None, 20), 50);
+        // A base event at 10: work that ended 45 after it, of which 25 had been counted.
+        time.base_ns = 10;
+        let end_ns = time.end_ns(Some(45), 50);
+        assert_eq!(end_ns, 55);
+        assert_eq!(time.count(end_ns, 50), 25);
+        assert_eq!(time.covered_ns, 55);
+        // Another stream's work that ended before counts nothing, and takes nothing back.
+        assert_eq!(time.count(40, 20), 0);
+        assert_eq!(time.covered_ns, 55);
+    }
+
+    #[test]
+    fn base_event_is_replaced_after_a_second() {
+        let time = ContextTime {
+            base_ns: 500,
+            covered_ns: 0,
+        };
+        assert!(time.needs_base(false, 500));
+        assert!(!time.needs_base(true, 0));
+        assert!(!time.needs_base(true, 1_000_000_500));
+        assert!(time.needs_base(true, 1_000_000_501));
+    }
+
+    #[test]
     fn unmarked_work_has_ended_after_four_times_as_long() {
         assert!(!has_ended_unmarked(1_000, 2_004_000));
         assert!(has_ended_unmarked(1_000, 2_004_001));
@@ -213,6 +382,18 @@ mod tests {
         #[test]
         fn no_more_is_counted_than_was_measured(end: u64, ns: u64, covered: u64) {
             prop_assert!(uncovered_ns(end, ns, covered) <= ns);
+        }
+
+        /// Work of several streams, in whatever order it is counted, is never more than the time it lies in.
+        #[test]
+        fn streams_together_count_no_more_than_the_time_passed(
+            works in proptest::collection::vec((0..1_000_u64, 0..1_000_u64), 0..8),
+        ) {
+            let mut time = ContextTime::default();
+            let counted: u64 = works.iter().map(|&(end_ns, ns)| time.count(end_ns, ns)).sum();
+            let last_ns = works.iter().map(|&(end_ns, _)| end_ns).max().unwrap_or(0);
+            prop_assert!(counted <= last_ns);
+            prop_assert_eq!(time.covered_ns, last_ns);
         }
 
         /// Alone, charge and correction together are the time that was measured and counted, or less where it is owed.
