@@ -5,7 +5,9 @@
 
 use vgpu_abi::credit::LEASE_NS;
 use vgpu_abi::targets::{Ahead, Grant};
+use vgpu_abi::waits::WaitCause;
 
+use super::timetable::Fit;
 use crate::state::launches::DUE_NS;
 use crate::state::launches::costs::Expected;
 use crate::state::launches::costs::estimate::{MOST_WAITING_NS, scale};
@@ -74,6 +76,31 @@ const LEAST_WATCH_NS: u64 = WATCH_NS / 20;
 /// A thread that woke less late than estimated lowers the estimate by one part in this many.
 const OVERSLEPT_FALLS: u64 = 16;
 
+/// What held when a thread's gate was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Opened {
+    /// See [`opened_epoch`].
+    pub(super) epoch: u64,
+    /// The generations of the limits and of the targets.
+    pub(super) limits: u64,
+    pub(super) targets: u64,
+}
+
+/// The epoch of a gate that is opened in the process's `epoch`: that epoch plus one, or 0 (closed) while any thread
+/// captures.
+pub(super) fn opened_epoch(captures: u32, epoch: u64) -> u64 {
+    match captures {
+        0 => epoch + 1,
+        _ => 0,
+    }
+}
+
+/// Whether a gate is still open: the epoch and both generations are those in which it was opened.
+#[inline(always)]
+pub(super) fn is_open(opened: Opened, epoch: u64, limits: u64, targets: u64) -> bool {
+    opened.epoch == epoch + 1 && opened.limits == limits && opened.targets == targets
+}
+
 /// The rest of a thread's lease and the work that it has launched since its last look, nanoseconds, after a launch
 /// that costs `cost_ns`. `None`: it has less left, or its work is due to be measured.
 #[inline(always)]
@@ -136,10 +163,27 @@ pub(super) fn turn(
     Turn::TakesOver(quiet_ns.min(MOST_WAITING_NS))
 }
 
-/// Whether a launch whose cost is to be measured waits until its stream has room for an event. `waited_ns`: how long it
-/// has waited, as in all that follows; `None`: it does not yet.
-pub(super) fn waits_for_mark(is_known: bool, has_room: bool, waited_ns: Option<u64>) -> bool {
-    !is_known && !has_room && waited_ns.is_none_or(|waited_ns| waited_ns < PROGRESS_NS)
+/// Whether a launch has to be measured before others like it go, because its cost is not well known. Not where no launch
+/// waits for anything, whatever it costs.
+pub(super) fn is_measured_first(expected: Expected, waits_for_nothing: bool) -> bool {
+    !waits_for_nothing && !matches!(expected, Expected::Known(_))
+}
+
+/// Whether a launch waits until its stream has room for an event, if it has to be measured. `waited_ns`: how long it has
+/// waited, as in all that follows; `None`: it does not yet.
+pub(super) fn waits_for_mark(is_measured: bool, has_room: bool, waited_ns: Option<u64>) -> bool {
+    is_measured && !has_room && waited_ns.is_none_or(|waited_ns| waited_ns < PROGRESS_NS)
+}
+
+/// How long ago the later of two moments was, nanoseconds; 0 while one of them is to come.
+pub(super) fn since_both_ns(one_ns: u64, other_ns: u64, now_ns: u64) -> u64 {
+    now_ns.saturating_sub(one_ns.max(other_ns))
+}
+
+/// Whether the other containers are to know that a launch waits for this cause: without an arbiter, containers at their
+/// caps ask one another for a longer interval.
+pub(super) fn asks_others(cause: WaitCause, has_arbiter: bool) -> bool {
+    cause == WaitCause::Cap && !has_arbiter
 }
 
 /// Whether a launch without credit has waited long enough to go all the same, if work is overdue. At a rate of nothing it
@@ -291,14 +335,44 @@ fn brief_room(flight: &Flight, cost_ns: u64, overslept_ns: u64) -> Result<u64, u
     Err(wait_ns.clamp(LEAST_WATCH_NS, WATCH_NS))
 }
 
+/// Whether launches go in pairs: beside containers at work, where no arbiter makes a timetable.
+pub(super) fn goes_in_pairs(has_arbiter: bool, is_contended: bool) -> bool {
+    !has_arbiter && is_contended
+}
+
 /// Whether a launch is the second one of a pair: one is in flight, and no more is owed than that one was charged.
 pub(super) fn is_second(in_flight_ns: i64, credit_ns: i64, wanted_ns: u64) -> bool {
     in_flight_ns > 0 && credit_ns > 0_i64.saturating_sub_unsigned(wanted_ns)
 }
 
-/// A thread's lease for the launches that follow, nanoseconds, if `room_ns` of room is left in flight.
-pub(super) fn lease_ns(room_ns: u64) -> u64 {
-    room_ns.min(LEASE_NS)
+/// What a launch takes from the container's account, nanoseconds of its own time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Draw {
+    /// The launch waits until there is credit for this much.
+    pub(super) wanted_ns: u64,
+    /// At most this much is taken beyond it, where there is credit for more.
+    pub(super) more_ns: u64,
+    /// The thread launches at most this much next without a look.
+    pub(super) most_ns: u64,
+}
+
+/// What a launch that costs `cost_ns` takes from the account, if `room_ns` of room is left in flight. `fit`: how it lies
+/// in the container's interval, if there is a timetable. The time of the interval is the container's own, so only the
+/// part of the launch beyond it is taken, and what follows ends with the interval.
+pub(super) fn draw(cost_ns: u64, fit: Option<Fit>, room_ns: u64) -> Draw {
+    let lease_ns = room_ns.min(LEASE_NS);
+    match fit {
+        Some(fit) => Draw {
+            wanted_ns: fit.beyond_ns,
+            more_ns: 0,
+            most_ns: fit.left_ns.min(lease_ns),
+        },
+        None => Draw {
+            wanted_ns: cost_ns,
+            more_ns: lease_ns,
+            most_ns: lease_ns,
+        },
+    }
 }
 
 /// Whether a launch that is charged `charged_ns` is measured, when `unmarked_ns` were launched to its stream since the
@@ -396,6 +470,38 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
+    fn gate_is_open_until_something_changes() {
+        let opened = Opened {
+            epoch: opened_epoch(0, 4),
+            limits: 7,
+            targets: 9,
+        };
+        assert!(is_open(opened, 4, 7, 9));
+        for (epoch, limits, targets) in [(5, 7, 9), (3, 7, 9), (4, 8, 9), (4, 7, 10), (4, 6, 9)] {
+            assert!(!is_open(opened, epoch, limits, targets));
+        }
+    }
+
+    #[test]
+    fn gate_stays_closed_while_a_thread_captures() {
+        for captures in [1, 2, u32::MAX] {
+            let opened = Opened {
+                epoch: opened_epoch(captures, 4),
+                limits: 7,
+                targets: 9,
+            };
+            assert!((0..6).all(|epoch| !is_open(opened, epoch, 7, 9)));
+        }
+        // The memory of a thread that has opened no gate is zero.
+        let never = Opened {
+            epoch: 0,
+            limits: 0,
+            targets: 0,
+        };
+        assert!(!is_open(never, 0, 0, 0));
+    }
+
+    #[test]
     fn thread_spends_its_lease_until_its_work_is_due() {
         assert_eq!(spent(100, 0, 60), Some((40, 60)));
         assert_eq!(spent(100, 0, 101), None);
@@ -449,11 +555,73 @@ mod tests {
 
     #[test]
     fn launch_that_is_to_be_measured_waits_for_room_for_its_event() {
-        assert!(waits_for_mark(false, false, None));
-        assert!(waits_for_mark(false, false, Some(100 * MS - 1)));
-        assert!(!waits_for_mark(false, false, Some(100 * MS)));
-        assert!(!waits_for_mark(true, false, None));
-        assert!(!waits_for_mark(false, true, None));
+        assert!(waits_for_mark(true, false, None));
+        assert!(waits_for_mark(true, false, Some(100 * MS - 1)));
+        assert!(!waits_for_mark(true, false, Some(100 * MS)));
+        assert!(!waits_for_mark(false, false, None));
+        assert!(!waits_for_mark(true, true, None));
+    }
+
+    #[test]
+    fn only_a_launch_of_well_known_cost_need_not_be_measured_first() {
+        assert!(is_measured_first(Expected::Unknown, false));
+        assert!(is_measured_first(Expected::Guessed(7), false));
+        assert!(!is_measured_first(Expected::Known(7), false));
+        for expected in [Expected::Unknown, Expected::Guessed(7), Expected::Known(7)] {
+            assert!(!is_measured_first(expected, true));
+        }
+    }
+
+    #[test]
+    fn quiet_time_begins_with_the_later_moment() {
+        assert_eq!(since_both_ns(10, 40, 100), 60);
+        assert_eq!(since_both_ns(40, 10, 100), 60);
+        assert_eq!(since_both_ns(10, 140, 100), 0);
+        assert_eq!(since_both_ns(140, 10, 100), 0);
+    }
+
+    #[test]
+    fn containers_without_an_arbiter_ask_one_another_at_their_caps() {
+        let asking = |has_arbiter| WaitCause::ALL.map(|cause| asks_others(cause, has_arbiter));
+        for (cause, asks) in WaitCause::ALL.into_iter().zip(asking(false)) {
+            assert_eq!(asks, cause == WaitCause::Cap, "{cause:?}");
+        }
+        assert!(!asking(true).contains(&true));
+    }
+
+    #[test]
+    fn launch_outside_of_a_timetable_draws_its_cost_and_a_lease() {
+        let drawn = |wanted_ns, lease_ns| Draw {
+            wanted_ns,
+            more_ns: lease_ns,
+            most_ns: lease_ns,
+        };
+        assert_eq!(draw(7, None, u64::MAX), drawn(7, LEASE_NS));
+        assert_eq!(draw(7, None, LEASE_NS - 1), drawn(7, LEASE_NS - 1));
+        assert_eq!(draw(7, None, 0), drawn(7, 0));
+    }
+
+    #[test]
+    fn launch_in_an_interval_draws_what_lies_beyond_it() {
+        let fit = |left_ns, beyond_ns| Some(Fit { left_ns, beyond_ns });
+        let drawn = |wanted_ns, most_ns| Draw {
+            wanted_ns,
+            more_ns: 0,
+            most_ns,
+        };
+        assert_eq!(draw(7, fit(LEASE_NS, 0), u64::MAX), drawn(0, LEASE_NS));
+        assert_eq!(draw(7, fit(0, 4), u64::MAX), drawn(4, 0));
+        // What follows ends with the interval, and has no more than there is room for.
+        assert_eq!(draw(7, fit(50, 0), 60), drawn(0, 50));
+        assert_eq!(draw(7, fit(60, 0), 50), drawn(0, 50));
+        assert_eq!(draw(7, fit(u64::MAX, 0), u64::MAX), drawn(0, LEASE_NS));
+    }
+
+    #[test]
+    fn launches_go_in_pairs_beside_others_without_an_arbiter() {
+        let pairs = [(false, true), (false, false), (true, true), (true, false)]
+            .map(|(has_arbiter, is_contended)| goes_in_pairs(has_arbiter, is_contended));
+        assert_eq!(pairs, [true, false, false, false]);
     }
 
     #[test]
@@ -806,10 +974,13 @@ mod tests {
             }
         }
 
-        /// A thread's lease is never more than the room that is left.
+        /// What a thread launches without a look is never more than the room that is left, nor than its interval.
         #[test]
-        fn lease_stays_within_the_room(room_ns: u64) {
-            prop_assert!(lease_ns(room_ns) <= room_ns.min(LEASE_NS));
+        fn lease_stays_within_the_room(cost_ns: u64, left_ns: u64, beyond_ns: u64, room_ns: u64) {
+            let most_ns = room_ns.min(LEASE_NS);
+            let inside = draw(cost_ns, Some(Fit { left_ns, beyond_ns }), room_ns);
+            prop_assert!(inside.most_ns <= most_ns.min(left_ns));
+            prop_assert_eq!(draw(cost_ns, None, room_ns).most_ns, most_ns);
         }
     }
 }

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 
 use cuda_api::CuLaunchConfig;
 
-use super::decisions;
+use super::decisions::{self, Opened};
 use super::rate::rate;
 use crate::guest::border::{DefaultStream, InPtr};
 use crate::guest::thread::{Gate, thread};
@@ -30,10 +30,18 @@ pub(crate) fn passes(work: Work, stream: u64) -> bool {
         let Some((container, process)) = standing::known_now() else {
             return standing::is_transparent_now();
         };
+        let opened = Opened {
+            epoch: gate.epoch.get(),
+            limits: gate.limits.get(),
+            targets: gate.targets.get(),
+        };
         // Relaxed: the word publishes nothing else.
-        let is_open = gate.epoch.get() == process.compute.epoch.load(Ordering::Relaxed) + 1
-            && gate.limits.get() == container.limits_generation()
-            && gate.targets.get() == container.targets_generation();
+        let is_open = decisions::is_open(
+            opened,
+            process.compute.epoch.load(Ordering::Relaxed),
+            container.limits_generation(),
+            container.targets_generation(),
+        );
         if !is_open || gate.launches.get() >= gate.untold.get() {
             return false;
         }
@@ -143,9 +151,9 @@ pub(super) fn open_gate(accounts: &Accounts, set: impl FnOnce(&Gate)) {
         gate.limits.set(accounts.container.limits_generation());
         gate.targets.set(accounts.container.targets_generation());
         // Relaxed: see `passes`.
-        let captures = state.captures.load(Ordering::Relaxed) > 0;
-        let epoch = state.epoch.load(Ordering::Relaxed) + 1;
-        gate.epoch.set(if captures { 0 } else { epoch });
+        let captures = state.captures.load(Ordering::Relaxed);
+        let epoch = state.epoch.load(Ordering::Relaxed);
+        gate.epoch.set(decisions::opened_epoch(captures, epoch));
         gate.owner.set(accounts.process.number());
         gate.untold.set(decisions::next_untold(gate.untold.get()));
     });

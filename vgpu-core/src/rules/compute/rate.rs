@@ -190,15 +190,28 @@ fn scale_of_own(grant: Grant) -> u32 {
     (scale / u32::from(grant.own.max(1))).max(1)
 }
 
+/// Whether an arbiter that last wrote at `heartbeat_ns` lives; `None`: there is none.
+fn is_alive(heartbeat_ns: Option<u64>, now_ns: u64) -> bool {
+    heartbeat_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) < FRESH_NS)
+}
+
+/// The rate where an arbiter lives. One that has not met this process yet will have within a tick: until then the
+/// process is measured, and nothing is put on the device that could not be taken back.
+fn by_arbiter(rate: Rate, has_grant: bool) -> Rate {
+    Rate {
+        is_measured: rate.is_measured || !has_grant,
+        ..rate
+    }
+}
+
 pub(super) fn rate(accounts: &Accounts, device: usize, now_ns: u64) -> Rate {
     let (policy, percent) = accounts.process.compute_limit(accounts.container, device);
     if policy == Policy::Disable || mps::under_mps(accounts, device) {
         // Kernels of several processes run at the same time under MPS: its server shares.
         return Rate::FREE;
     }
-    let is_fresh = |at: u64| now_ns.saturating_sub(at) < FRESH_NS;
     let heartbeat_ns = accounts.container.arbiter_heartbeat_ns();
-    let arbiter_lives = heartbeat_ns.is_some_and(is_fresh);
+    let arbiter_lives = is_alive(heartbeat_ns, now_ns);
     let target = accounts.container.target().filter(|_| arbiter_lives);
     let grant = target.and_then(|target| target.grants.get(device).copied().flatten());
     let interval = accounts.container.interval(device);
@@ -212,12 +225,7 @@ pub(super) fn rate(accounts: &Accounts, device: usize, now_ns: u64) -> Rate {
         let interval = part.and_then(RosterState::interval);
         return by_itself(rate, interval, part.map_or(0, RosterState::others));
     }
-    Rate {
-        // An arbiter that has not met this process yet will have within a tick: until then nothing
-        // is put on the device that could not be taken back.
-        is_measured: rate.is_measured || (arbiter_lives && grant.is_none()),
-        ..rate
-    }
+    by_arbiter(rate, grant.is_some())
 }
 
 #[cfg(test)]
@@ -225,6 +233,27 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn arbiter_lives_for_300_ms_after_its_heartbeat() {
+        const NOW_NS: u64 = 1_000_000_000;
+        assert!(!is_alive(None, NOW_NS));
+        assert!(is_alive(Some(NOW_NS - 299_999_999), NOW_NS));
+        assert!(!is_alive(Some(NOW_NS - 300_000_000), NOW_NS));
+        // It wrote after this process had read the clock.
+        assert!(is_alive(Some(NOW_NS + 1), NOW_NS));
+    }
+
+    #[test]
+    fn process_that_the_arbiter_has_not_met_is_measured() {
+        assert!(!by_arbiter(Rate::FREE, false).is_free());
+        assert!(by_arbiter(Rate::FREE, true).is_free());
+        let measured = Rate {
+            is_measured: true,
+            ..Rate::FREE
+        };
+        assert_eq!(by_arbiter(measured, true), measured);
+    }
 
     fn any_policy() -> impl Strategy<Value = Policy> {
         proptest::sample::select(vec![

@@ -139,7 +139,7 @@ impl<'a> Wait<'a> {
                 }
                 Err((cause, wait_ns)) => {
                     self.spent.look(Some(cause), now_ns);
-                    if cause == WaitCause::Cap && !rate.has_arbiter {
+                    if decisions::asks_others(cause, rate.has_arbiter) {
                         self.wants_more(now_ns);
                     }
                     // A launch that waits is not in flight.
@@ -173,21 +173,17 @@ impl<'a> Wait<'a> {
         room_ns: u64,
         now_ns: u64,
     ) -> Result<(u64, u64), u64> {
-        let lease_ns = decisions::lease_ns(room_ns);
-        let (wanted_ns, taken_ns, most_ns) = match fit {
-            Some(fit) => (fit.beyond_ns, 0, fit.left_ns.min(lease_ns)),
-            None => (cost_ns, lease_ns, lease_ns),
-        };
+        let draw = decisions::draw(cost_ns, fit, room_ns);
         if !rate.has_cap() {
-            return Ok((0, most_ns));
+            return Ok((0, draw.most_ns));
         }
-        let wanted_ns = rate.counted(wanted_ns).max(1);
+        let wanted_ns = rate.counted(draw.wanted_ns).max(1);
         let lease = self
             .compute
-            .lease_at_most(wanted_ns, taken_ns, now_ns, rate.permille);
+            .lease_at_most(wanted_ns, draw.more_ns, now_ns, rate.permille);
         lease
             .or_else(|wait_ns| self.excused(rate, wanted_ns, wait_ns, now_ns))
-            .map(|more_ns| (more_ns, most_ns))
+            .map(|more_ns| (more_ns, draw.most_ns))
     }
 
     /// Beside others that keep to no timetable, launches go in pairs: the second one right behind the first, without
@@ -197,7 +193,7 @@ impl<'a> Wait<'a> {
         let Some(state) = self.accounts.process.compute.device(self.device) else {
             return Err(wait_ns);
         };
-        if rate.has_arbiter || !rate.beside.is_contended {
+        if !decisions::goes_in_pairs(rate.has_arbiter, rate.beside.is_contended) {
             return Err(wait_ns);
         }
         let wanted_ns = rate.counted(cost_ns).max(1);
@@ -248,7 +244,7 @@ impl<'a> Wait<'a> {
         let quiet_ns = self
             .compute
             .unknown_since_ns()
-            .map(|(since_ns, _)| now_ns.saturating_sub(since_ns.max(self.progress_ns())));
+            .map(|(since_ns, _)| decisions::since_both_ns(since_ns, self.progress_ns(), now_ns));
         let may_help = |quiet_ns| self.may_help(rate, quiet_ns, now_ns);
         let is_unbounded = rate.is_unbounded();
         match decisions::turn(is_unbounded, quiet_ns, self.stalls(), self.rounds, may_help) {
@@ -342,9 +338,9 @@ impl<'a> Wait<'a> {
     fn mark(&self, rate: &Rate, expected: Expected, now_ns: u64) -> Result<(), u64> {
         let spans = &self.accounts.process.compute.spans;
         let waits_for_nothing = rate.is_unbounded() || rate.is_roomy();
-        let is_known = matches!(expected, Expected::Known(_)) || waits_for_nothing;
+        let is_measured = decisions::is_measured_first(expected, waits_for_nothing);
         let has_room = self.stream.is_none_or(|at| spans.has_room(at));
-        if decisions::waits_for_mark(is_known, has_room, self.waited_ns(now_ns)) {
+        if decisions::waits_for_mark(is_measured, has_room, self.waited_ns(now_ns)) {
             return Err(decisions::watch_ns(self.rounds));
         }
         Ok(())
@@ -368,7 +364,7 @@ impl<'a> Wait<'a> {
             charged_ns,
             left_ns: decisions::left_ns(charged_ns, launched_ns, expected_by_ns, now_ns),
             believed_ns: rate.with_turns(charged_ns),
-            late_ns: now_ns.saturating_sub(expected_by_ns.max(self.progress_ns())),
+            late_ns: decisions::since_both_ns(expected_by_ns, self.progress_ns(), now_ns),
             is_marked: self.stream.is_some_and(|at| spans.has_marks(at)),
         };
         let overslept_ns = state.overslept_ns.load(Ordering::Relaxed);
