@@ -8,6 +8,7 @@
 //! | a pod waits for a template that is not there | makes it |
 //! | the pod's description does not belong to the template's name | `ClaimTemplateForged` on the pod |
 //! | a template of this name has another content | `ClaimTemplateForeign` on the pod |
+//! | a template of ours has other parameters, from an earlier release | deletes it, and makes it again |
 //! | the API server refuses it | `ClaimTemplateRefused` on the pod; tried again |
 //! | no pod has waited for a template of ours for [`Pace::keep`] | deletes it |
 
@@ -205,6 +206,14 @@ impl Known {
             }
         }
         for (name, shape) in &wanted {
+            // An earlier release wrote parameters that hide those of the DeviceClass.
+            if let Some(stands) = self.templates.get(name)
+                && stands.is_ours()
+                && !has_right_parameters(&stands.object, &shape.template(&name.0))
+            {
+                steps.push(Step::Delete(name.clone()));
+                continue;
+            }
             if let Some(stands) = self.templates.get_mut(name) {
                 stands.unused = now;
                 continue;
@@ -233,6 +242,12 @@ fn is_as_wanted(live: &DynamicObject, wanted: &Value) -> bool {
     let (live, wanted) = (live.data.get("spec"), wanted.get("spec"));
     live.zip(wanted)
         .is_some_and(|(live, wanted)| template::has(live, wanted))
+}
+
+fn has_right_parameters(live: &DynamicObject, wanted: &Value) -> bool {
+    let (live, wanted) = (live.data.get("spec"), wanted.get("spec"));
+    live.zip(wanted)
+        .is_some_and(|(live, wanted)| template::has_parameters(live, wanted))
 }
 
 fn forged(why: &ShapesError) -> String {
@@ -455,6 +470,25 @@ mod tests {
         assert_eq!(known.steps(start, KEEP), [], "it is said once");
         known.take_pod(Event::Delete(good("p", &shape)));
         assert_eq!(known.steps(start + 2 * KEEP, KEEP), []);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn template_of_ours_with_an_earlier_releases_parameters_is_made_again() {
+        let (mut known, mut shape) = (Known::default(), shape(1024));
+        shape.priority = 3;
+        known.set_pod(&good("p", &shape));
+        let mut earlier = object(&shape);
+        let parameters = "/spec/spec/devices/config/0/opaque/parameters";
+        earlier.data.pointer_mut(parameters).unwrap()["policy"] = json!("default");
+        let start = Instant::now();
+        known.set_template(earlier.clone(), start);
+        assert_eq!(known.steps(start, KEEP), [Step::Delete(at(&shape))]);
+        known.take_template(Event::Delete(earlier), start);
+        let again = [Step::Make(at(&shape), shape.clone())];
+        assert_eq!(known.steps(start, KEEP), again);
+
+        known.set_template(object(&shape), start);
+        assert_eq!(known.steps(start, KEEP), []);
     }
 
     #[tokio::test(start_paused = true)]

@@ -153,6 +153,7 @@ REFUSED = [
     (["--set", "dra.enabled=true,dra.replaceResources=true,dra.extendedResourceName=nvidia.com/gpu", "--kube-version", "1.35.0"], "dra.extendedResourceName: nvidia.com/gpu contradicts dra.replaceResources"),
     (["--set", "dra.parameters.policy=hard"], "dra/parameters/policy", "'force'"),
     (["--set", "dra.parameters.priority=10"], "dra/parameters/priority", "maximum"),
+    (["--set", "dra.parameters.floor=0"], "dra/parameters/floor", "minimum"),
     (["--set", "dra.parameters.oversubscribe=much"], "dra/parameters/oversubscribe", "pattern"),
     (["--set", "dra.extendedResourceName=gpu"], "dra/extendedResourceName"),
     (["--set", "deviceConfig.content=a: {", "--set-json", "deviceConfig.overrides={}"], "no YAML"),

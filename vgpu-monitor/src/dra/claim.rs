@@ -209,7 +209,7 @@ fn parameters(
     cores: u32,
 ) -> Result<Parameters, ShareError> {
     let mut all = Parameters::default();
-    let mut floor_of = "the claim";
+    let mut floor_of = Source::Class;
     for entry in config {
         let Some(opaque) = entry.opaque.as_ref().filter(|it| it.driver == DRIVER) else {
             continue;
@@ -227,11 +227,16 @@ fn parameters(
             .changed_by(&opaque.parameters.0, source)
             .map_err(|why| ShareError::Parameters { of, why })?;
         if opaque.parameters.0.get("floor").is_some() {
-            floor_of = of;
+            floor_of = source;
         }
     }
-    all.under_cap(cores)
-        .map_err(|why| ShareError::Parameters { of: floor_of, why })
+    match floor_of {
+        Source::Class => Ok(all.lowered_to_cap(cores)),
+        Source::Claim => all.under_cap(cores).map_err(|why| {
+            let of = "the claim";
+            ShareError::Parameters { of, why }
+        }),
+    }
 }
 
 /// How a container uses a claim.

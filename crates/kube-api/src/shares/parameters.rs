@@ -203,6 +203,13 @@ impl Parameters {
         })
     }
 
+    /// The same with a floor of at most this cap: a DeviceClass is for claims of every size.
+    #[must_use]
+    pub fn lowered_to_cap(self, cores: u32) -> Self {
+        let floor = self.floor.min(cores);
+        Self { floor, ..self }
+    }
+
     /// Whether a share with this cap can have the floor.
     ///
     /// # Errors

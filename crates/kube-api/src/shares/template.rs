@@ -288,8 +288,14 @@ impl Shape {
             devices["constraints"] = Value::Array(constraints);
         }
         if self.priority != 0 || self.policy != PolicyWord::Default {
-            let parameters = json!({"apiVersion": API_VERSION, "kind": KIND, "priority": self.priority,
-                "policy": self.policy});
+            let mut parameters = json!({"apiVersion": API_VERSION, "kind": KIND});
+            // What the pod does not ask for is left to the DeviceClass.
+            if self.priority != 0 {
+                parameters["priority"] = json!(self.priority);
+            }
+            if self.policy != PolicyWord::Default {
+                parameters["policy"] = json!(self.policy);
+            }
             devices["config"] = json!([{"requests": [REQUEST],
                 "opaque": {"driver": DRIVER, "parameters": parameters}}]);
         }
@@ -353,6 +359,21 @@ pub fn has(live: &Value, wanted: &Value) -> bool {
     }
 }
 
+/// Whether a template in the cluster carries exactly the parameters of this shape. An API server adds nothing to them,
+/// and one more would hide what the DeviceClass says.
+#[must_use]
+pub fn has_parameters(live: &Value, wanted: &Value) -> bool {
+    let config = |spec: &Value| {
+        let entries = spec
+            .pointer("/spec/devices/config")
+            .and_then(Value::as_array);
+        let parameters = entries.into_iter().flatten();
+        let parameters = parameters.map(|entry| entry.pointer("/opaque/parameters").cloned());
+        parameters.collect::<Vec<_>>()
+    };
+    config(live) == config(wanted)
+}
+
 /// A text in CEL. It comes from an annotation, so it may contain any character.
 fn literal(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
@@ -391,6 +412,7 @@ pub fn policy(container: &Container, config: &Nvidia) -> PolicyWord {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shares::parameters::{Parameters, Source};
     use crate::shares::written::{Written, check};
 
     fn shape() -> Shape {
@@ -467,6 +489,39 @@ mod tests {
             devices["config"][0]["opaque"]["parameters"],
             json!({"apiVersion": "gpu.vgpu.io/v1", "kind": "ShareParameters", "priority": 3, "policy": "force"})
         );
+    }
+
+    #[test]
+    fn template_leaves_to_the_class_what_the_pod_does_not_ask_for() {
+        let class = Parameters {
+            priority: 5,
+            policy: PolicyWord::Floor,
+            floor: 20,
+            ..Parameters::default()
+        };
+        let with_class = |priority, policy| {
+            let shape = Shape {
+                priority,
+                policy,
+                ..shape()
+            };
+            let template = shape.template("research");
+            match template.pointer("/spec/spec/devices/config/0/opaque/parameters") {
+                Some(written) => class.changed_by(written, Source::Claim).unwrap(),
+                None => class,
+            }
+        };
+        let of_class = |priority| Parameters { priority, ..class };
+        let forced = |priority| Parameters {
+            priority,
+            policy: PolicyWord::Force,
+            ..Parameters::default()
+        };
+
+        assert_eq!(with_class(0, PolicyWord::Default), of_class(5));
+        assert_eq!(with_class(3, PolicyWord::Default), of_class(3));
+        assert_eq!(with_class(0, PolicyWord::Force), forced(5));
+        assert_eq!(with_class(3, PolicyWord::Force), forced(3));
     }
 
     #[test]

@@ -203,14 +203,16 @@ fn floor_and_oversubscription_are_judged_by_what_was_charged_and_who_wrote_them(
     };
     assert_eq!(given, Ok(expected));
 
+    // A class is for claims of every size.
+    for (floor, has) in [(20, 20), (31, 30)] {
+        let given = of(json!([class(json!({"floor": floor}))])).unwrap();
+        assert_eq!((given.policy, given.floor), (PolicyWord::Floor, has));
+    }
+
     for (config, says) in [
         (
             json!([own(json!({"floor": 31}))]),
             "of the claim have the floor 31",
-        ),
-        (
-            json!([class(json!({"floor": 31}))]),
-            "of the DeviceClass have the floor 31",
         ),
         (
             json!([own(json!({"oversubscribe": "4Gi"}))]),
