@@ -232,7 +232,35 @@ fn kernels_that_never_end_are_not_let_in_one_after_the_other() {
     assert!(low >= 49.0, "{low}");
 }
 
+/// What a program without limits has beside two others whose kernels never end: what the driver's turns give it, percent.
+fn beside_endless_ones(board: &Board) -> f64 {
+    let lab = Lab::on(board, LIFE);
+    let _endless = [lab.native(ENDLESS), lab.native(ENDLESS)];
+    let program = lab.native("steady ns=1000000 for=3000");
+    lab.watch(2_900, &[&[&program]], |_| {})[0].share(500, 2_900)
+}
+
+/// No container's limits can end a kernel that never ends. Beside two of them a container has what the driver's turns give
+/// it, in each second: the arbiter takes none of that away, whatever it knows of the kernels.
+#[track_caller]
+fn endless_kernels_take_only_their_turns(board: &Board, honest: Asks, most: f64) {
+    let least = beside_endless_ones(board).min(most) - board.points.max(2.0);
+    let [_, owed] = beside(board, honest, &[ENDLESS; 2], 10_000, |_| {});
+    let (low, _) = owed.windows(1_000, 10_000, 1_000);
+    let told = format!("{}: {honest:?}: {low:.2}, owed {least:.2}", board.name);
+    println!("{told}");
+    assert!(low >= least, "{told}");
+}
+
 on_every_board! {
+    fn endless_kernels_beside_a_floor_take_only_their_turns(board) {
+        endless_kernels_take_only_their_turns(board, Asks::floor(80), 80.0);
+    }
+
+    fn endless_kernels_beside_a_cap_take_only_their_turns(board) {
+        endless_kernels_take_only_their_turns(board, Asks::cap(90), 90.0);
+    }
+
     fn launches_that_all_look_new_gain_nothing(board) {
         gains_nothing_on(board, offered(board, &[GREEDY; 2]), NOVEL[0], 5_000, |_| {});
     }

@@ -111,6 +111,17 @@ struct ProcessHistory {
     told_busy_ns: Option<u64>,
 }
 
+/// A container's times up to a look, nanoseconds.
+#[derive(Debug, Default, Clone, Copy)]
+struct Sums {
+    at_ns: u64,
+    /// GPU time by the model.
+    own_ns: f64,
+    /// The most of what it reports that can be its own: all that a library measured which does not leave out the turns of
+    /// others, and the same as `own_ns` for one that does.
+    most_ns: f64,
+}
+
 #[derive(Debug)]
 struct ContainerScale {
     /// The driver's figure divided by the model's.
@@ -124,8 +135,8 @@ struct ContainerScale {
     /// The share that it is held to, a part of one; `None` if it does not want all of it.
     held_to: Option<f64>,
     held_since_ns: u64,
-    /// GPU time by the model so far, nanoseconds, and when, newest last.
-    looks: VecDeque<(u64, f64)>,
+    /// Newest last.
+    looks: VecDeque<Sums>,
     /// The share by the driver, of its last sample, and when it came.
     last_told: Option<(u64, f64)>,
     /// The driver's reported time beyond the model's, less the time already taken and the model's surplus,
@@ -224,28 +235,33 @@ impl Meter {
         for work in found {
             self.containers.entry(work.key.0).or_default();
         }
-        let mut own_ns: HashMap<u64, f64> = HashMap::new();
+        let mut sums: HashMap<u64, (f64, f64)> = HashMap::new();
         for (work, spent_ns) in found.iter().zip(spent) {
             let own = match work.occupied_ns {
                 0 => self.processes.get(&work.key).map_or(1.0, |p| p.own),
                 // The process has already left out the other processes' turns.
                 _ => 1.0,
             };
-            *own_ns.entry(work.key.0).or_default() += spent_ns * own;
+            let (own_ns, most_ns) = sums.entry(work.key.0).or_default();
+            *own_ns += spent_ns * own;
+            *most_ns += spent_ns;
         }
         self.containers.retain(|id, container| {
-            let own_ns = own_ns.get(id).copied();
+            let more = sums.get(id).copied();
             let weight = passed.map_or(0.0, |passed| (real(passed) / STEADY_NS).min(1.0));
             let apart = container.correction - container.steady_correction;
             container.steady_correction += apart * weight;
-            let sum = container.looks.back().map_or(0.0, |(_, sum)| *sum);
-            container
-                .looks
-                .push_back((now_ns, sum + own_ns.unwrap_or(0.0)));
+            let last = container.looks.back().copied().unwrap_or_default();
+            let (own_ns, most_ns) = more.unwrap_or_default();
+            container.looks.push_back(Sums {
+                at_ns: now_ns,
+                own_ns: last.own_ns + own_ns,
+                most_ns: last.most_ns + most_ns,
+            });
             while container.looks.len() > LOOKS {
                 container.looks.pop_front();
             }
-            own_ns.is_some()
+            more.is_some()
         });
     }
 
@@ -421,16 +437,18 @@ impl Meter {
             }
         }
         if let (Some(percent), true) = (sample.device, sample.processes.is_empty()) {
-            // A figure that the driver does not divide by process corrects all processes alike.
+            // A figure that the driver does not divide by process corrects all processes alike. It does not say who used
+            // the time that none reports: a kernel that never ends, or one whose container writes what it likes. So none of
+            // that time counts for a container that reports its own time.
             let total = f64::from(percent.min(100)) / 100.0 * period;
-            let modelled = self
-                .containers
-                .values()
-                .map(|c| c.between(from_ns, until_ns));
-            let modelled: f64 = modelled.sum();
-            for (id, container) in &self.containers {
-                let part = container.between(from_ns, until_ns) / modelled.max(1.0);
-                told.insert(*id, total * part);
+            let between = self.containers.iter();
+            let between: Vec<(u64, Sums)> = between
+                .map(|(id, container)| (*id, container.between(from_ns, until_ns)))
+                .collect();
+            let modelled: f64 = between.iter().map(|(_, sums)| sums.own_ns).sum();
+            for (id, sums) in between {
+                let part = sums.own_ns / modelled.max(1.0);
+                told.insert(id, (total * part).min(sums.most_ns));
             }
         }
         for (id, told_ns) in told {
@@ -492,19 +510,19 @@ impl Meter {
     #[must_use]
     pub fn used_within(&self, now_ns: u64, id: u64, span_ns: u64) -> Option<u32> {
         let container = self.containers.get(&id)?;
-        let (newest_ns, newest) = container.looks.back()?;
+        let newest = container.looks.back()?;
         let from_ns = now_ns.saturating_sub(span_ns);
         let earlier = container.looks.iter().rev().skip(1);
         let mut oldest = None;
         for look in earlier {
             oldest = Some(look);
-            if look.0 <= from_ns {
+            if look.at_ns <= from_ns {
                 break;
             }
         }
-        let (oldest_ns, oldest) = oldest?;
-        let passed = real(newest_ns.saturating_sub(*oldest_ns)).max(1.0);
-        let own = (newest - oldest) / passed * container.correction;
+        let oldest = oldest?;
+        let passed = real(newest.at_ns.saturating_sub(oldest.at_ns)).max(1.0);
+        let own = (newest.own_ns - oldest.own_ns) / passed * container.correction;
         // Work that the library does not measure is known to the driver alone.
         let told = container
             .last_told
@@ -523,7 +541,7 @@ impl Meter {
         let Some(container) = self.containers.get(&id) else {
             return 0.0;
         };
-        let mut newest = container.looks.iter().rev().map(|(_, sum)| *sum);
+        let mut newest = container.looks.iter().rev().map(|sums| sums.own_ns);
         let (last, before) = (newest.next().unwrap_or(0.0), newest.next());
         (last - before.unwrap_or(last)).max(0.0) * container.steady_correction
     }
@@ -565,26 +583,34 @@ impl Meter {
 }
 
 impl ContainerScale {
-    /// GPU time by the model between two moments, nanoseconds.
-    fn between(&self, from_ns: u64, until_ns: u64) -> f64 {
-        let at = |ns: u64| {
-            let after = self.looks.iter().position(|(at, _)| *at >= ns);
-            let Some(after) = after else {
-                return self.looks.back().map_or(0.0, |(_, sum)| *sum);
-            };
-            let (next_ns, next) = self.looks.get(after).copied().unwrap_or_default();
-            let Some((last_ns, last)) = after
-                .checked_sub(1)
-                .and_then(|i| self.looks.get(i))
-                .copied()
-            else {
-                return next;
-            };
-            let part =
-                real(ns.saturating_sub(last_ns)) / real(next_ns.saturating_sub(last_ns).max(1));
-            last + (next - last) * part
+    /// Its times between two moments, the first of which is in `at_ns`.
+    fn between(&self, from_ns: u64, until_ns: u64) -> Sums {
+        let (from, until) = (self.at(from_ns), self.at(until_ns));
+        Sums {
+            at_ns: from_ns,
+            own_ns: (until.own_ns - from.own_ns).max(0.0),
+            most_ns: (until.most_ns - from.most_ns).max(0.0),
+        }
+    }
+
+    /// Its times at a moment, as if all it did between two looks was spread evenly.
+    fn at(&self, ns: u64) -> Sums {
+        let Some(after) = self.looks.iter().position(|look| look.at_ns >= ns) else {
+            return self.looks.back().copied().unwrap_or_default();
         };
-        (at(until_ns) - at(from_ns)).max(0.0)
+        let next = self.looks.get(after).copied().unwrap_or_default();
+        let before = after.checked_sub(1).and_then(|i| self.looks.get(i));
+        let Some(last) = before.copied() else {
+            return next;
+        };
+        let passed = real(next.at_ns.saturating_sub(last.at_ns).max(1));
+        let part = real(ns.saturating_sub(last.at_ns)) / passed;
+        let blend = |last: f64, next: f64| last + (next - last) * part;
+        Sums {
+            at_ns: ns,
+            own_ns: blend(last.own_ns, next.own_ns),
+            most_ns: blend(last.most_ns, next.most_ns),
+        }
     }
 
     /// Adds up what it had beyond its share. Programs can fall into step with a device's turns, so that a
@@ -611,7 +637,7 @@ impl ContainerScale {
     fn compare(&mut self, told_ns: f64, from_ns: u64, until_ns: u64) {
         let period = real(until_ns.saturating_sub(from_ns)).max(1.0);
         let tolerated_ns = told_ns / period * APART_NS;
-        let modelled_ns = self.between(from_ns, until_ns) * self.correction;
+        let modelled_ns = self.between(from_ns, until_ns).own_ns * self.correction;
         let sum_ns = self.beyond_model_ns + told_ns - modelled_ns;
         let beyond_ns = (sum_ns - tolerated_ns).max(0.0);
         self.unreported_ns += beyond_ns;
@@ -620,9 +646,9 @@ impl ContainerScale {
 
     fn correct(&mut self, told_ns: f64, from_ns: u64, until_ns: u64) {
         // Events before the first look are unknown.
-        let seen_all = self.looks.front().is_some_and(|(at, _)| *at <= from_ns);
+        let seen_all = self.looks.front().is_some_and(|look| look.at_ns <= from_ns);
         let modelled_ns = if seen_all {
-            self.between(from_ns, until_ns)
+            self.between(from_ns, until_ns).own_ns
         } else {
             0.0
         };
@@ -776,6 +802,45 @@ mod tests {
             "{:?}",
             scales(&meter, 2)
         );
+    }
+
+    /// Scales after 15 seconds in which the device was busy all the time, by a figure that names no process.
+    fn scales_beside(processes: &[Work]) -> Vec<f64> {
+        let mut meter = Meter::default();
+        for period in 1..=60 {
+            for now in (period * 250..period * 250 + 250).step_by(50) {
+                let at = |work: &Work| Work {
+                    busy_ns: work.busy_ns * now * MS / 100,
+                    occupied_ns: work.occupied_ns * now * MS / 100,
+                    ..*work
+                };
+                meter.look(now * MS, &processes.iter().map(at).collect::<Vec<_>>());
+            }
+            let sample = Sample {
+                at_us: period * 250_000,
+                processes: Vec::new(),
+                device: Some(100),
+            };
+            meter.told((period * 250 + 200) * MS, &[sample]);
+        }
+        let scale = |work: &Work| meter.scale(&work.key) / meter.own(&work.key);
+        processes.iter().map(scale).collect()
+    }
+
+    #[test]
+    fn time_that_no_container_reports_is_charged_to_none() {
+        // The honest one has a third, and always work in flight; the other one's kernel never ends, or it says so.
+        let honest = Work {
+            occupied_ns: 100,
+            ..work(1, 33)
+        };
+        for occupied_ns in [0, 1, 100] {
+            let silent = Work {
+                occupied_ns,
+                ..work(2, 0)
+            };
+            assert_eq!(scales_beside(&[honest, silent]), [1.0, 1.0]);
+        }
     }
 
     proptest! {
