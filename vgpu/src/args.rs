@@ -229,6 +229,7 @@ pub(crate) struct SetArgs {
 Examples:
   vgpu top                    live; q or Ctrl-C ends it
   vgpu top --once             print once
+  vgpu top --waits            with how long launches waited, and for what
   vgpu top --json | jq .      for programs; docs/command.md lists the fields
 
 When output is not a terminal, vgpu top prints once. NO_COLOR switches colour off.")]
@@ -240,6 +241,10 @@ pub(crate) struct TopArgs {
     /// Print once, as JSON
     #[arg(long)]
     pub(crate) json: bool,
+
+    /// Add a table of how long launches waited, and for what
+    #[arg(long)]
+    pub(crate) waits: bool,
 
     /// How often to redraw the live table: 500ms, 2s or a number of seconds
     #[arg(long, default_value = "1s", value_parser = values::interval, allow_hyphen_values = true)]

@@ -5,6 +5,7 @@
 mod json;
 mod screen;
 mod table;
+mod waits;
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -62,12 +63,12 @@ pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
     };
     if args.once || !is_terminal || !std::io::stdin().is_terminal() {
         let picture = look(named, &gpus)?;
-        out.write_all(table::draw(&picture, paint, columns()).as_bytes())?;
+        out.write_all(table::draw(&picture, paint, columns(), args.waits).as_bytes())?;
         return Ok(ExitCode::SUCCESS);
     }
     screen::run(args.interval, &mut || {
         let picture = look(named, &gpus)?;
-        Ok(table::draw(&picture, paint, columns()))
+        Ok(table::draw(&picture, paint, columns(), args.waits))
     })?;
     Ok(ExitCode::SUCCESS)
 }

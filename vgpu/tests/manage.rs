@@ -319,6 +319,34 @@ fn top_names_the_process_whose_kernel_never_ends() {
 }
 
 #[test]
+fn top_shows_how_long_launches_waited_if_it_is_asked() {
+    let machine = Machine::new();
+    let (running, region) = container(&machine, "train");
+    let (other, _region) = container(&machine, "serve");
+    // Causes in the order of the words: the cap, the arbiter's grant, work in flight, a launch of unknown cost.
+    region.count_wait(0, [0, 0, 50_000, 0]);
+    region.count_wait(0, [2_000_000, 3_000_000, 0, 0]);
+    region.count_wait(1, [0, 0, 0, 12_000_000_000]);
+    be_seen(&machine);
+
+    let top = steady(&machine.run(&["top", "--once", "--waits"]).out);
+
+    let waits = top.find("WAITS OF").map(|at| &top[at..]);
+    expect![[r#"
+        WAITS OF  GPU  ENDED  <=100us  <=1ms  <=10ms  <=100ms  <=1s  <=10s  >10s  CAP  GRANT  IN FLIGHT  UNKNOWN COST
+        serve  0  0  0  0  0  0  0  0  0  0ms  0ms  0ms  0ms
+          1  0  0  0  0  0  0  0  0  0ms  0ms  0ms  0ms
+        train  0  2  1  0  1  0  0  0  0  2ms  3ms  0ms  0ms
+          1  1  0  0  0  0  0  0  1  0ms  0ms  0ms  12.0s
+    "#]]
+    .assert_eq(waits.unwrap_or(&top));
+    let without = machine.run(&["top", "--once"]).out;
+    assert!(!without.contains("WAITS OF"), "{without}");
+    running.stop();
+    other.stop();
+}
+
+#[test]
 fn top_without_containers_says_how_to_start_one() {
     let machine = Machine::new();
 

@@ -6,7 +6,7 @@ use supervisor::view::{ContainerView, DeviceView, ProcessView};
 use vgpu_abi::host::ComputeSnapshot;
 use vgpu_abi::size::Size;
 
-use super::{Picture, state};
+use super::{Picture, state, waits};
 use crate::text::{
     Paint, Table, asked_text, bar, number, percent, percent_text, permille_text, span, used_of, utc,
 };
@@ -15,8 +15,14 @@ const BAR: usize = 16;
 /// The width of a bar in a row with many columns.
 const SHORT_BAR: usize = 10;
 
-/// The table for a terminal of this width; as wide as needed if there is no width.
-pub(super) fn draw(picture: &Picture, paint: Paint, columns: Option<usize>) -> String {
+/// The table for a terminal of this width, as wide as needed if there is no width; with a second table of waits if it is
+/// asked for.
+pub(super) fn draw(
+    picture: &Picture,
+    paint: Paint,
+    columns: Option<usize>,
+    with_waits: bool,
+) -> String {
     let mut out = String::new();
     let containers = &picture.views.containers;
     let processes: usize = containers.iter().map(|c| c.processes.len()).sum();
@@ -33,6 +39,10 @@ pub(super) fn draw(picture: &Picture, paint: Paint, columns: Option<usize>) -> S
     draw_gpus(picture, paint, columns, &mut out);
     writeln!(out).ok();
     draw_containers(picture, paint, columns, &mut out);
+    if with_waits && !containers.is_empty() {
+        writeln!(out).ok();
+        waits::draw(picture, paint, columns, &mut out);
+    }
     draw_notes(picture, paint, &mut out);
     out
 }
@@ -124,7 +134,6 @@ fn draw_containers(picture: &Picture, paint: Paint, columns: Option<usize>, out:
 fn container_rows(picture: &Picture, container: &ContainerView, paint: Paint, table: &mut Table) {
     for (row, device) in container.devices.iter().enumerate() {
         let first = |text: String| if row == 0 { text } else { String::new() };
-        let gpu = picture.gpu_number(&device.uuid);
         let seen = picture.seen(container, device);
         let word = if device.pending_shrink {
             "pending-shrink"
@@ -156,7 +165,7 @@ fn container_rows(picture: &Picture, container: &ContainerView, paint: Paint, ta
         table.row(vec![
             first(paint.bold(&full_name(container))),
             first(container.priority.to_string()),
-            gpu.map_or_else(|| format!("#{}", device.index), |gpu| gpu.to_string()),
+            gpu_text(picture, device),
             memory_text(device),
             share(device.used_bytes, device.limit_bytes),
             bar(device.used_bytes, device.limit_bytes, SHORT_BAR, paint),
@@ -190,11 +199,10 @@ fn container_rows(picture: &Picture, container: &ContainerView, paint: Paint, ta
 fn ended_rows(picture: &Picture, container: &ContainerView, paint: Paint, table: &mut Table) {
     let mut name = Some(String::from("  ended processes"));
     for device in container.devices.iter().filter(|it| it.ended_bytes > 0) {
-        let gpu = picture.gpu_number(&device.uuid);
         table.row(vec![
             name.take().unwrap_or_default(),
             String::new(),
-            gpu.map_or_else(|| format!("#{}", device.index), |gpu| gpu.to_string()),
+            gpu_text(picture, device),
             Size(device.ended_bytes).to_string(),
             share(device.ended_bytes, device.limit_bytes),
             bar(device.ended_bytes, device.limit_bytes, SHORT_BAR, paint),
@@ -218,11 +226,10 @@ fn process_rows(
         if !has_any && !is_last_chance {
             continue;
         }
-        let gpu = picture.gpu_number(&device.uuid);
         table.row(vec![
             name.take().unwrap_or_default(),
             String::new(),
-            gpu.map_or_else(|| format!("#{}", device.index), |gpu| gpu.to_string()),
+            gpu_text(picture, device),
             Size(used.confirmed_bytes).to_string(),
             share(used.confirmed_bytes, device.limit_bytes),
             bar(used.confirmed_bytes, device.limit_bytes, SHORT_BAR, paint),
@@ -308,8 +315,7 @@ fn overdue_notes(picture: &Picture, container: &ContainerView) -> Vec<String> {
         let each = container.devices.iter().zip(&process.devices);
         let overdue = each.filter_map(|(device, used)| {
             let ns = picture.overdue_ns(&used.compute)?;
-            let gpu = picture.gpu_number(&device.uuid);
-            let gpu = gpu.map_or_else(|| format!("#{}", device.index), |gpu| gpu.to_string());
+            let gpu = gpu_text(picture, device);
             Some(format!(
                 "{}: a kernel of process {pid} ({}) on GPU {gpu} should have ended {} ago; only its own end \
                  or the end of the process stops it",
@@ -323,7 +329,13 @@ fn overdue_notes(picture: &Picture, container: &ContainerView) -> Vec<String> {
     container.processes.iter().flat_map(of_process).collect()
 }
 
-fn full_name(container: &ContainerView) -> String {
+/// The GPU's number as `nvidia-smi` counts, or the container's number for it.
+pub(super) fn gpu_text(picture: &Picture, device: &DeviceView) -> String {
+    let gpu = picture.gpu_number(&device.uuid);
+    gpu.map_or_else(|| format!("#{}", device.index), |gpu| gpu.to_string())
+}
+
+pub(super) fn full_name(container: &ContainerView) -> String {
     if container.pod.is_empty() {
         container.name.clone()
     } else {
@@ -340,7 +352,7 @@ fn share(used: u64, limit: u64) -> String {
         .unwrap_or_default()
 }
 
-fn heads(names: &[&str], paint: Paint) -> Vec<String> {
+pub(super) fn heads(names: &[&str], paint: Paint) -> Vec<String> {
     names
         .iter()
         .map(|name| {
