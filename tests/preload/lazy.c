@@ -42,6 +42,9 @@ extern CUresult cuGraphCreate(handle *, unsigned);
 extern CUresult cuGraphAddKernelNode(handle *, handle, const handle *, size_t, const kernel_node *);
 extern CUresult cuGraphAddNode(handle *, handle, const handle *, size_t, any_node *);
 extern CUresult cuGraphAddKernelNode_v2(handle *, handle, const handle *, size_t, const kernel_node *);
+extern CUresult cuGraphKernelNodeSetParams(handle, const kernel_node *);
+extern CUresult cuGraphKernelNodeSetParams_v2(handle, const kernel_node *);
+extern CUresult cuGraphNodeSetParams(handle, any_node *);
 extern CUresult cuGraphInstantiateWithFlags(handle *, handle, unsigned long long);
 extern CUresult cuGraphExecKernelNodeSetParams(handle, handle, const kernel_node *);
 extern CUresult cuGraphExecKernelNodeSetParams_v2(handle, handle, const kernel_node *);
@@ -129,6 +132,15 @@ static CUresult step(const char *name, double number) {
     if (IS("graph")) return FIRST(cuGraphCreate(&graph, 0), cuGraphAddKernelNode_v2(&node, graph, NULL, 0, &node_in));
     if (IS("graph_old")) return FIRST(cuGraphCreate(&graph, 0), cuGraphAddKernelNode(&node, graph, NULL, 0, &node_in));
     if (IS("graph_any")) return FIRST(cuGraphCreate(&graph, 0), cuGraphAddNode(&node, graph, NULL, 0, &any_in));
+    if (IS("change")) return cuGraphKernelNodeSetParams_v2(node, &node_in);
+    if (IS("change_old")) return cuGraphKernelNodeSetParams(node, &node_in);
+    if (IS("change_any")) return cuGraphNodeSetParams(node, &any_in);
+    if (IS("change_newest")) {
+        CUresult (*set)(handle, any_node *) = NULL;
+        int status;
+        result = cuGetProcAddress_v2("cuGraphNodeSetParams", (void **)&set, 13040, 0, &status);
+        return result != 0 ? result : set(node, &any_in);
+    }
     if (IS("instantiate")) return cuGraphInstantiateWithFlags(&executable, graph, 0);
     if (IS("exchange")) return cuGraphExecKernelNodeSetParams_v2(executable, node, &node_in);
     if (IS("exchange_any")) return cuGraphExecNodeSetParams(executable, node, &any_in);

@@ -8,11 +8,15 @@ use crate::unasked::steps;
 
 /// A container with 100 MiB beside a context, on the usual driver or the contrary one.
 fn world(contrary: bool) -> World {
-    let config = Config {
+    world_on(&Config {
         contrary,
         ..Config::default()
-    };
-    World::with_limits_on(&config, &[100 * MIB + CONTEXT])
+    })
+}
+
+/// The same container on this board.
+fn world_on(config: &Config) -> World {
+    World::with_limits_on(config, &[100 * MIB + CONTEXT])
 }
 
 /// A program whose modules take their memory as they are loaded, or at their first use.
@@ -25,8 +29,17 @@ fn start(world: &World, loading: &str) -> Running {
 /// nothing is given then.
 #[track_caller]
 fn check(load: &str, get: &str, first_use: &str) {
+    check_on(&Config::default(), load, get, first_use);
+}
+
+/// The same on such a board, whose driver is once the usual and once the contrary one.
+#[track_caller]
+fn check_on(config: &Config, load: &str, get: &str, first_use: &str) {
     for contrary in [false, true] {
-        let world = world(contrary);
+        let world = world_on(&Config {
+            contrary,
+            ..config.clone()
+        });
         let mut program = start(&world, "LAZY");
         steps(&world, &mut program, &format!("ready; {load} 60; {get}"));
         let before = world.board().used_bytes(0);
@@ -85,6 +98,33 @@ fn the_function_of_an_added_node_counts_when_it_takes_memory() {
         check("data", "function", &first_use);
         check("library", "kernel", &first_use);
     }
+}
+
+/// A kernel node of a graph that is not executable yet gets another function, which was never launched. The usual driver
+/// loads it when the graph is launched, the contrary one at once.
+#[test]
+fn the_new_function_of_a_node_counts_before_its_graph_is_instantiated() {
+    for change in ["change", "change_old", "change_any"] {
+        let first_use = format!("{change}; instantiate; graph_launch");
+        check("data 0; function; graph; data", "function", &first_use);
+        check("data 0; function; graph; library", "kernel", &first_use);
+    }
+}
+
+/// The form of `cuGraphNodeSetParams` that came with CUDA 13.4.
+#[test]
+fn the_new_function_of_a_node_counts_by_the_newest_call() {
+    let config = Config {
+        driver_version: 13_040,
+        ..Config::default()
+    };
+    let first_use = "change_newest; instantiate; graph_launch";
+    check_on(
+        &config,
+        "data 0; function; graph; data",
+        "function",
+        first_use,
+    );
 }
 
 /// A kernel node of an executable graph gets another function, which was never launched. The usual driver loads it when

@@ -359,6 +359,16 @@ hooks! {
     fn cuGraphAddNode_v2(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, data: *const CuGraphEdgeData, count: usize, params: *mut CuGraphNodeParams) => { graphs::before_node(params), graphs::after_add(params) }
     /// As `cuGraphAddMemAllocNode` or `cuGraphAddKernelNode`, if the node is of that kind.
     fn cuGraphAddNode_v3(out: *mut CuGraphNode, graph: CuGraph, dependencies: *const CuGraphNode, data: *const CuGraphEdgeData, count: usize, params: *mut CuGraphNodeParams) => { graphs::before_node(params), graphs::after_add(params) }
+    /// Counts the code that it loads for the node's new function, as the graph's first launch does.
+    fn cuGraphKernelNodeSetParams(node: CuGraphNode, params: *const CuKernelNodeParamsV1)
+        => { first_use::before_exchange(params), first_use::after_add() }
+    /// Counts the code that it loads for the node's new function, as the graph's first launch does.
+    fn cuGraphKernelNodeSetParams_v2(node: CuGraphNode, params: *const CuKernelNodeParams)
+        => { first_use::before_exchange(params), first_use::after_add() }
+    /// As `cuGraphKernelNodeSetParams`, if the node is a kernel.
+    fn cuGraphNodeSetParams(node: CuGraphNode, params: *mut CuGraphNodeParams) => { graphs::before_node(params), graphs::after_add(params) }
+    /// As `cuGraphKernelNodeSetParams`, if the node is a kernel.
+    fn cuGraphNodeSetParams_v2(node: CuGraphNode, params: *mut CuGraphNodeParams) => { graphs::before_node(params), graphs::after_add(params) }
     /// Counts the memory that it will want.
     fn cuGraphInstantiate(out: *mut CuGraphExec, graph: CuGraph, error_node: *mut CuGraphNode, text: *mut c_char, length: usize) => { graphs::before_instantiate("cuGraphInstantiate", graph, 0), graphs::after_instantiate("cuGraphInstantiate", out) }
     /// Counts the memory that it will want.

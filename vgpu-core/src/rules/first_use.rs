@@ -2,8 +2,8 @@
 //! first launch of a function may take memory. A function that was handed out and may not be loaded yet is
 //! remembered; its first launch is measured as the load of a module is, what it took is charged, and where
 //! that is past the limit nothing more is given. So are the first launch of an executable graph, and the
-//! making of one, while such functions wait. A kernel node of an executable graph may be given such a
-//! function: that call is measured, and the graph's next launch.
+//! making of one, while such functions wait. A kernel node may be given such a function when it is added or
+//! changed: that call is measured, and the next launch of an executable graph.
 //!
 //! Launches pass the table without a lock, and with one look at one word while nothing waits. Never
 //! measures within a capture, which launches nothing.
@@ -184,9 +184,9 @@ pub(crate) struct Exchange {
     first: Option<FirstUse>,
 }
 
-/// Before a kernel node is added to a graph, or a node of an executable graph gets new parameters: the driver may load
-/// the function now, or when the graph is launched. Passes a function that was used already, so that a program that
-/// changes its nodes all the time waits for no measurement.
+/// Before a kernel node is added to a graph, or a node of a graph or of an executable graph gets new parameters: the
+/// driver may load the function now, or when the graph is launched. Passes a function that was used already, so that a
+/// program that changes its nodes all the time waits for no measurement.
 pub(crate) fn before_exchange<P: KernelNode>(params: InPtr<P>) -> Verdict<Exchange> {
     match params.read().and_then(exchange) {
         Some(exchange) => Verdict::Call(exchange),
@@ -214,8 +214,8 @@ pub(crate) fn exchange<P: KernelNode>(params: P) -> Option<Exchange> {
     Some(Exchange { function, first })
 }
 
-/// A kernel node was added: charges what the driver loaded for it. The function goes on waiting, because the driver may
-/// load it only when the graph is launched.
+/// A kernel node was added to a graph, or a kernel node of the graph got new parameters: charges what the driver loaded
+/// for it. The function goes on waiting, because the driver may load it only when the graph is launched.
 pub(crate) fn after_add(exchange: Exchange, result: CuResult) {
     if let Some(first) = exchange.first {
         after(first, result);

@@ -44,7 +44,7 @@ pub(crate) fn after_add_alloc(result: CuResult) {
     }
 }
 
-/// `cuGraphAddNode`: of any kind.
+/// `cuGraphAddNode`, `cuGraphNodeSetParams`: of any kind.
 pub(crate) fn after_add(
     exchange: Option<Exchange>,
     result: CuResult,

@@ -11,8 +11,8 @@ use crate::memory::graph_memory;
 use crate::streams::event;
 use crate::streams::graph::{
     Body, CONDITIONS, CopyParams, GRAPHS, Graph, NEXT_ID, Node, USER_OBJECTS, UserObject, add, any,
-    batch, child, create, find, find_node, host, kernel, kernel_v1, list, memcpy, memset,
-    release_user_object,
+    batch, child, create, find, find_node, host, kernel, kernel_v1, list, load_given, memcpy,
+    memset, release_user_object,
 };
 
 calls! {
@@ -362,6 +362,7 @@ fn set(node: CuGraphNode, make: impl FnOnce() -> Done<Body>) -> Done {
     if old.kind() != body.kind() {
         return Err(CuResult::INVALID_VALUE);
     }
+    load_given(&body)?;
     *old = body;
     Ok(())
 }

@@ -15,6 +15,7 @@ use crate::streams::stream;
 calls! {
     cuGraphAddNode_v3(out, graph, dependencies, dependency_data, count, params)
         => graph::cuGraphAddNode_v2(out, graph, dependencies, dependency_data, count, params);
+    cuGraphNodeSetParams_v2(node, params) => graph::cuGraphNodeSetParams(node, params);
     // Copies between GPUs of a fabric: they take the time of their latency each, and move nothing.
     cuFabricCpyBatchAsync(count_ops, op_list, flags, stream) => {
         check_out(op_list)?;
