@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use kube_api::object::Pod;
 use pages::Why;
-use pages::gpus::{GpuPod, GpuSource, Monitors, OfGpu, Picture, Share};
+use pages::gpus::{GpuPod, GpuShare, GpuSource, Monitors, OfGpu, Picture};
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as Turn, Semaphore, watch};
 
@@ -37,9 +37,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The source of the GPU page. Clones share it.
 #[derive(Clone)]
-pub struct Gpus(Arc<Inner>);
+pub struct Gpus(Arc<GpusInner>);
 
-struct Inner {
+struct GpusInner {
     scheduler: Scheduler,
     scraper: Scraper,
     interval: Duration,
@@ -77,7 +77,7 @@ impl Gpus {
             },
             ..Remembered::default()
         };
-        Self(Arc::new(Inner {
+        Self(Arc::new(GpusInner {
             scheduler: scheduler.clone(),
             scraper: Scraper::new(monitors),
             interval,
@@ -239,7 +239,7 @@ impl GpuSource for Gpus {
         let remembered = self.0.remembered.lock();
         match held {
             Some(holder) => {
-                let key = |share: &Share| PodOnGpu {
+                let key = |share: &GpuShare| PodOnGpu {
                     namespace: Arc::clone(&holder.namespace),
                     pod: Arc::clone(&holder.pod),
                     gpu: Arc::clone(&share.gpu),

@@ -95,7 +95,7 @@ pub struct PodRow {
     /// The amounts that it asks for.
     pub requests: Amounts,
     /// Its shares of GPUs.
-    pub shares: Vec<Share>,
+    pub shares: Vec<RequestedShare>,
     /// Its priority.
     pub priority: i32,
     /// The node on which room is being made for it; empty for none.
@@ -131,7 +131,7 @@ impl State {
 
 /// A pod's share of a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Share {
+pub struct RequestedShare {
     /// Identifier of the GPU.
     pub gpu: String,
     /// Memory in bytes.
@@ -508,8 +508,8 @@ fn pod_row(object: &Value, vendors: &Vendors) -> PodRow {
 }
 
 /// One share for each GPU: the sum over all containers.
-fn shares(placement: Option<placement::Placement>) -> Vec<Share> {
-    let mut by_gpu: BTreeMap<String, Share> = BTreeMap::new();
+fn shares(placement: Option<placement::Placement>) -> Vec<RequestedShare> {
+    let mut by_gpu: BTreeMap<String, RequestedShare> = BTreeMap::new();
     let granted = placement.into_iter().flat_map(|held| held.containers);
     for grant in granted.flat_map(|granted| granted.grants) {
         let share = by_gpu.entry(grant.device.to_string()).or_default();
@@ -518,7 +518,7 @@ fn shares(placement: Option<placement::Placement>) -> Vec<Share> {
     }
     let named = by_gpu
         .into_iter()
-        .map(|(gpu, share)| Share { gpu, ..share });
+        .map(|(gpu, share)| RequestedShare { gpu, ..share });
     named.collect()
 }
 

@@ -10,9 +10,9 @@ pub(crate) struct Shell {
     /// The name of the site, which links to its first page.
     pub(crate) brand: &'static str,
     /// The navigation.
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<NavLink>,
     /// The menu of objects that can be created; empty for none.
-    pub(crate) menu: Vec<Entry>,
+    pub(crate) menu: Vec<NavLink>,
     /// A message about the action that led to this page; empty for none.
     pub(crate) done: String,
     /// The number of changes that the page has seen, or a smaller one. The page fetches later changes when its stream
@@ -24,7 +24,7 @@ pub(crate) struct Shell {
 
 /// A link of the navigation or of the menu.
 #[derive(Debug, Clone)]
-pub(crate) struct Entry {
+pub(crate) struct NavLink {
     /// Its text.
     pub(crate) title: String,
     /// Its address.
@@ -33,7 +33,7 @@ pub(crate) struct Entry {
     here: bool,
 }
 
-impl Entry {
+impl NavLink {
     /// A link with this text. `here` says whether the page with the link belongs to this entry.
     pub(crate) fn new(title: impl Into<String>, href: impl Into<String>, here: bool) -> Self {
         Self {

@@ -44,7 +44,7 @@ pub struct Picture {
     /// By namespace, then by name.
     pub holders: Vec<GpuPod>,
     /// Pods that asked for GPUs and got none, by namespace and name.
-    pub pending: Vec<Pending>,
+    pub pending: Vec<GpuPendingPod>,
     /// The sums over all GPUs, the oldest first, one for each step.
     pub totals: Vec<Total>,
     /// Seconds between two values of a history.
@@ -102,14 +102,14 @@ pub struct GpuPod {
     /// Whether it is bound to its node; else its GPUs are reserved for it.
     pub bound: bool,
     /// Its share of each GPU, in the order of their positions.
-    pub shares: Vec<Share>,
+    pub shares: Vec<GpuShare>,
     /// How often its containers were refused memory in the time that the histories cover.
     pub ooms: u32,
 }
 
 /// A pod's share of a GPU.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Share {
+pub struct GpuShare {
     /// Identifier of the GPU.
     pub gpu: Arc<str>,
     /// Memory that the pod holds.
@@ -135,7 +135,7 @@ pub struct Usage {
 
 /// A pod that waits for GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pending {
+pub struct GpuPendingPod {
     /// Its namespace.
     pub namespace: Arc<str>,
     /// Its name.

@@ -28,7 +28,7 @@ mod kind;
 mod text;
 mod yaml;
 
-pub use board::{Board, NodeGpu, NodeRow, OtherRow, PodKey, PodRow, Share, State};
+pub use board::{Board, NodeGpu, NodeRow, OtherRow, PodKey, PodRow, RequestedShare, State};
 pub use kind::Kind;
 pub use source::{
     Change, Changes, Compare, Comparison, Future, Reason, Refused, Run, Source, Way, Why,

@@ -3,7 +3,7 @@
 use askama::Template;
 
 use crate::board::OtherRow;
-use crate::frame::{Entry, Shell};
+use crate::frame::{NavLink, Shell};
 use crate::kind::Kind;
 use crate::source::Why;
 use crate::view::compare::Compared;
@@ -24,8 +24,8 @@ pub(crate) enum NavSection {
 
 impl NavSection {
     /// The navigation of a page in this section.
-    pub(crate) fn entries(self, compare: bool) -> Vec<Entry> {
-        let entry = |title: &str, href: &str, place| Entry::new(title, href, self == place);
+    pub(crate) fn entries(self, compare: bool) -> Vec<NavLink> {
+        let entry = |title: &str, href: &str, place| NavLink::new(title, href, self == place);
         let mut entries = vec![
             entry("Overview", "/", Self::Overview),
             entry("Objects", "/page/objects/nodes", Self::Objects),
@@ -40,9 +40,9 @@ impl NavSection {
 }
 
 /// The menu of objects that can be created.
-pub(crate) fn menu() -> Vec<Entry> {
+pub(crate) fn menu() -> Vec<NavLink> {
     let entry = |kind: Kind| {
-        Entry::new(
+        NavLink::new(
             format!("New {}", kind.singular()),
             address::new(kind),
             false,

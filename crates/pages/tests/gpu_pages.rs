@@ -6,7 +6,9 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
 use pages::assigner::{self, DeviceRow, DeviceSource, DeviceState, Happening, Inventory};
-use pages::gpus::{self, Gpu, GpuPod, GpuSource, OfGpu, Pending, Picture, Point, Share, Usage};
+use pages::gpus::{
+    self, Gpu, GpuPendingPod, GpuPod, GpuShare, GpuSource, OfGpu, Picture, Point, Usage,
+};
 use pages::{Future, Way, Why};
 use tokio::sync::watch;
 use tower::ServiceExt as _;
@@ -95,7 +97,7 @@ fn holder(namespace: &str, pod: &str, node: &Arc<str>, id: &Arc<str>) -> GpuPod 
         pod: pod.into(),
         node: node.clone(),
         bound: true,
-        shares: vec![Share {
+        shares: vec![GpuShare {
             gpu: id.clone(),
             memory_bytes: 20 << 30,
             compute: Some(300),
@@ -139,7 +141,7 @@ async fn names_with_html_are_text_on_every_gpu_page() {
     let picture = Picture {
         gpus: vec![gpu],
         holders: vec![holder(EVIL, EVIL, &name, &name)],
-        pending: vec![Pending {
+        pending: vec![GpuPendingPod {
             namespace: name.clone(),
             pod: name.clone(),
             reason: EVIL.into(),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use pages::gpus::{Gpu, GpuPod, Index, Monitors, Pending, Picture, Share, Total};
+use pages::gpus::{Gpu, GpuPendingPod, GpuPod, GpuShare, Index, Monitors, Picture, Total};
 use placement::{Cluster, Reservation};
 
 use super::history::{History, Now, PodOnGpu, STEPS};
@@ -177,10 +177,10 @@ pub(crate) fn picture(
         .filter(|holder| !holder.shares.is_empty())
         .collect();
     holders.sort_by(|a, b| (&a.namespace, &a.pod).cmp(&(&b.namespace, &b.pod)));
-    let mut pending: Vec<Pending> = seen
+    let mut pending: Vec<GpuPendingPod> = seen
         .waiting
         .iter()
-        .map(|(namespace, pod, reason)| Pending {
+        .map(|(namespace, pod, reason)| GpuPendingPod {
             namespace: namespace.as_str().into(),
             pod: pod.as_str().into(),
             reason: (*reason).to_owned(),
@@ -246,13 +246,13 @@ fn holder(seen: &LedgerView, history: &History, reservation: &Reservation) -> Gp
     let node = seen.cluster.node(&reservation.placement.node);
     let uid = reservation.pod.uid.as_str();
     let mut ooms = 0_u32;
-    let mut shares: Vec<(u32, Share)> = reservation
+    let mut shares: Vec<(u32, GpuShare)> = reservation
         .devices()
         .map(|(gpu, load)| {
             let view = node.as_ref().and_then(|node| node.device(gpu));
             let (usage, refused) = history.usage(&key(reservation, gpu), uid);
             ooms = ooms.saturating_add(refused);
-            let share = Share {
+            let share = GpuShare {
                 gpu: gpu.into(),
                 memory_bytes: load.memory_bytes,
                 compute: match (load.cores, &view) {

@@ -76,14 +76,14 @@ pub struct DeviceDetail {
     /// Facts about it, as pairs of name and value.
     pub facts: Vec<(&'static str, String)>,
     /// Its history, the newest entry first.
-    pub history: Vec<Entry>,
+    pub history: Vec<HistoryEntry>,
     /// The address of the live part.
     pub part: String,
 }
 
 /// An entry of a device's history.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Entry {
+pub struct HistoryEntry {
     /// The time, for a machine.
     pub datetime: String,
     /// The time, for a reader.
@@ -280,7 +280,7 @@ pub fn device_detail(
     })
 }
 
-fn entry(happening: &Happening) -> Entry {
+fn entry(happening: &Happening) -> HistoryEntry {
     let (datetime, when) = moment(happening.at_unix_ms);
     let pod = match (&*happening.namespace, &*happening.pod) {
         ("", "") => String::new(),
@@ -292,7 +292,7 @@ fn entry(happening: &Happening) -> Entry {
         super::Happened::Finalized => "state-placed",
         super::Happened::Released => "state-available",
     };
-    Entry {
+    HistoryEntry {
         datetime,
         when,
         what: happening.what.word(),

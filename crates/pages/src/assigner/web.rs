@@ -16,14 +16,14 @@ use super::DeviceSource;
 use super::view::{DeviceDetail, DeviceList, PART, device_detail, device_list};
 use crate::frame::Shell;
 use crate::pages::{GonePart, ProblemPage};
-use crate::serve::list::{Asking, addressed, asked};
+use crate::serve::list::{ListQueryResult, addressed, asked};
 use crate::serve::stream::stream;
 use crate::serve::{dressed, print, shown};
 
 /// The topics of the stream.
 const TOPICS: [&str; 1] = ["devices"];
 
-type Site = Arc<dyn DeviceSource>;
+type SharedDeviceSource = Arc<dyn DeviceSource>;
 
 #[derive(Debug, Template)]
 #[template(path = "assigner/devices.html")]
@@ -64,7 +64,9 @@ pub fn router(source: Arc<dyn DeviceSource>) -> Router {
     dressed(routes)
 }
 
-async fn events(State(site): State<Site>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+async fn events(
+    State(site): State<SharedDeviceSource>,
+) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let changed = site.changes();
     let version = changed.clone();
     stream(changed, &TOPICS, move || vec![*version.borrow()])
@@ -80,7 +82,7 @@ fn shell(title: &str, seen: u64) -> Shell {
     }
 }
 
-async fn devices(State(site): State<Site>, query: Asking) -> Response {
+async fn devices(State(site): State<SharedDeviceSource>, query: ListQueryResult) -> Response {
     let inventory = site.inventory();
     shown(&DevicesPage {
         shell: shell("GPU Device Assignment", inventory.version),
@@ -88,19 +90,23 @@ async fn devices(State(site): State<Site>, query: Asking) -> Response {
     })
 }
 
-async fn devices_part(State(site): State<Site>, headers: HeaderMap, query: Asking) -> Response {
+async fn devices_part(
+    State(site): State<SharedDeviceSource>,
+    headers: HeaderMap,
+    query: ListQueryResult,
+) -> Response {
     let query = asked(query);
     let list = device_list(&site.inventory(), &query);
     addressed(&headers, &query, "/", shown(&DevicesPart { list }))
 }
 
-fn found(site: &Site, uuid: &str) -> (u64, Option<DeviceDetail>) {
+fn found(site: &SharedDeviceSource, uuid: &str) -> (u64, Option<DeviceDetail>) {
     let inventory = site.inventory();
     let history = site.history(uuid).unwrap_or_default();
     (inventory.version, device_detail(&inventory, uuid, &history))
 }
 
-async fn device(State(site): State<Site>, Path(uuid): Path<String>) -> Response {
+async fn device(State(site): State<SharedDeviceSource>, Path(uuid): Path<String>) -> Response {
     match found(&site, &uuid) {
         (seen, Some(device)) => shown(&DevicePage {
             shell: shell(&format!("{uuid} – GPU Device Assignment"), seen),
@@ -117,7 +123,7 @@ async fn device(State(site): State<Site>, Path(uuid): Path<String>) -> Response 
     }
 }
 
-async fn device_part(State(site): State<Site>, Path(uuid): Path<String>) -> Response {
+async fn device_part(State(site): State<SharedDeviceSource>, Path(uuid): Path<String>) -> Response {
     match found(&site, &uuid).1 {
         Some(device) => shown(&DevicePart { device }),
         None => shown(&GonePart {

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::OnceLock;
 
-use super::{GpuPod, Picture, Share};
+use super::{GpuPod, GpuShare, Picture};
 use crate::view::address::segment;
 
 /// The addresses of pages and parts.
@@ -140,15 +140,15 @@ impl Picture {
     pub(crate) fn pods_on<'a>(
         &'a self,
         gpu: &'a Indexed,
-    ) -> impl ExactSizeIterator<Item = (&'a GpuPod, &'a Share)> {
-        let pods: Vec<(&GpuPod, &Share)> = self.at(&gpu.pods).collect();
+    ) -> impl ExactSizeIterator<Item = (&'a GpuPod, &'a GpuShare)> {
+        let pods: Vec<(&GpuPod, &GpuShare)> = self.at(&gpu.pods).collect();
         pods.into_iter()
     }
 
     fn at<'a>(
         &'a self,
         pods: &'a [(usize, usize)],
-    ) -> impl Iterator<Item = (&'a GpuPod, &'a Share)> {
+    ) -> impl Iterator<Item = (&'a GpuPod, &'a GpuShare)> {
         pods.iter().filter_map(|(holder, share)| {
             let holder = self.holders.get(*holder)?;
             Some((holder, holder.shares.get(*share)?))
@@ -185,7 +185,7 @@ pub struct Sum {
 
 impl Sum {
     /// The sum over these shares.
-    pub fn of<'a>(shares: impl IntoIterator<Item = &'a Share>) -> Self {
+    pub fn of<'a>(shares: impl IntoIterator<Item = &'a GpuShare>) -> Self {
         let mut sum = Self::default();
         for share in shares {
             sum.add(share);
@@ -193,7 +193,7 @@ impl Sum {
         sum
     }
 
-    fn add(&mut self, share: &Share) {
+    fn add(&mut self, share: &GpuShare) {
         let held = share.compute.map_or(0, u64::from);
         self.shares += 1;
         self.memory += share.memory_bytes;
@@ -220,7 +220,7 @@ impl Sum {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::{Gpu, Pending, Usage};
+    use super::super::{Gpu, GpuPendingPod, Usage};
     use super::*;
 
     pub(crate) const GIB: u64 = 1 << 30;
@@ -243,8 +243,8 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn share(gpu: &str, held: u64, used: Option<(u64, u64)>) -> Share {
-        Share {
+    pub(crate) fn share(gpu: &str, held: u64, used: Option<(u64, u64)>) -> GpuShare {
+        GpuShare {
             gpu: gpu.into(),
             memory_bytes: held * GIB,
             compute: Some(500),
@@ -257,7 +257,7 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn holder(namespace: &str, pod: &str, node: &str, shares: Vec<Share>) -> GpuPod {
+    pub(crate) fn holder(namespace: &str, pod: &str, node: &str, shares: Vec<GpuShare>) -> GpuPod {
         GpuPod {
             namespace: namespace.into(),
             pod: pod.into(),
@@ -290,7 +290,7 @@ pub(crate) mod tests {
                 },
                 holder("team-b", "serve", "n1", vec![share("n1-0", 10, None)]),
             ],
-            pending: vec![Pending {
+            pending: vec![GpuPendingPod {
                 namespace: "team-b".into(),
                 pod: "large".into(),
                 reason: "CardInsufficientMemory".into(),

@@ -13,8 +13,8 @@ use axum::routing::get;
 use futures_util::Stream;
 
 use super::pages::{
-    GpuPage, GpuPart, GpusPage, GpusPart, NamespacesPage, NamespacesPart, OverviewPage,
-    OverviewPart, PendingPage, PendingPart, PodPage, PodPart, PodsPage, PodsPart,
+    GpuOverviewPage, GpuOverviewPart, GpuPage, GpuPart, GpuPendingPage, GpuPendingPart, GpuPodPage,
+    GpuPodPart, GpuPodsPage, GpuPodsPart, GpusPage, GpusPart, NamespacesPage, NamespacesPart,
 };
 use super::view::at;
 use super::view::detail::{gpu_detail, pod_detail};
@@ -23,9 +23,9 @@ use super::view::namespaces::namespace_list;
 use super::view::overview::{overview, pending};
 use super::view::pods::pod_list;
 use super::{GpuPod, GpuSource, Picture};
-use crate::frame::{Entry, Shell};
+use crate::frame::{NavLink, Shell};
 use crate::pages::{GonePart, ProblemPage, WhyPart};
-use crate::serve::list::{Asking, addressed, asked};
+use crate::serve::list::{ListQueryResult, addressed, asked};
 use crate::serve::stream::stream;
 use crate::serve::{dressed, print, shown};
 
@@ -35,7 +35,7 @@ const BRAND: &str = "vgpu GPUs";
 /// The topics of the stream.
 const TOPICS: [&str; 1] = ["gpus"];
 
-type Site = Arc<dyn GpuSource>;
+type SharedGpuSource = Arc<dyn GpuSource>;
 
 /// All routes of the GPU page: `/`, and everything else below `/page/`.
 pub fn router(source: Arc<dyn GpuSource>) -> Router {
@@ -61,14 +61,16 @@ pub fn router(source: Arc<dyn GpuSource>) -> Router {
     dressed(routes)
 }
 
-async fn events(State(site): State<Site>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+async fn events(
+    State(site): State<SharedGpuSource>,
+) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let changed = site.changes();
     let version = changed.clone();
     stream(changed, &TOPICS, move || vec![*version.borrow()])
 }
 
 fn shell(title: &str, here: &str, picture: &Picture) -> Shell {
-    let entry = |title: &str, href: &str| Entry::new(title, href, href == here);
+    let entry = |title: &str, href: &str| NavLink::new(title, href, href == here);
     let waiting = match picture.pending.len() {
         0 => "Pending".to_owned(),
         pods => format!("Pending ({pods})"),
@@ -98,29 +100,29 @@ fn missing(picture: &Picture, what: String) -> Response {
     print(StatusCode::NOT_FOUND, &page)
 }
 
-async fn nowhere(State(site): State<Site>) -> Response {
+async fn nowhere(State(site): State<SharedGpuSource>) -> Response {
     let picture = site.picture().await;
     missing(&picture, "There is no such page.".to_owned())
 }
 
-fn history<'a>(site: &'a Site) -> impl Fn(&GpuPod) -> Vec<super::OfGpu> + 'a {
+fn history<'a>(site: &'a SharedGpuSource) -> impl Fn(&GpuPod) -> Vec<super::OfGpu> + 'a {
     |holder| site.history(&holder.namespace, &holder.pod)
 }
 
-async fn first(State(site): State<Site>) -> Response {
+async fn first(State(site): State<SharedGpuSource>) -> Response {
     let picture = site.picture().await;
-    shown(&OverviewPage {
+    shown(&GpuOverviewPage {
         shell: shell("Overview", "/", &picture),
         page: overview(&picture),
     })
 }
 
-async fn first_part(State(site): State<Site>) -> Response {
+async fn first_part(State(site): State<SharedGpuSource>) -> Response {
     let page = overview(&*site.picture().await);
-    shown(&OverviewPart { page })
+    shown(&GpuOverviewPart { page })
 }
 
-async fn gpus(State(site): State<Site>, query: Asking) -> Response {
+async fn gpus(State(site): State<SharedGpuSource>, query: ListQueryResult) -> Response {
     let picture = site.picture().await;
     shown(&GpusPage {
         shell: shell("GPUs", at::GPUS, &picture),
@@ -128,27 +130,35 @@ async fn gpus(State(site): State<Site>, query: Asking) -> Response {
     })
 }
 
-async fn gpus_part(State(site): State<Site>, headers: HeaderMap, query: Asking) -> Response {
+async fn gpus_part(
+    State(site): State<SharedGpuSource>,
+    headers: HeaderMap,
+    query: ListQueryResult,
+) -> Response {
     let query = asked(query);
     let list = gpu_list(&*site.picture().await, &query);
     addressed(&headers, &query, at::GPUS, shown(&GpusPart { list }))
 }
 
-async fn pods(State(site): State<Site>, query: Asking) -> Response {
+async fn pods(State(site): State<SharedGpuSource>, query: ListQueryResult) -> Response {
     let picture = site.picture().await;
-    shown(&PodsPage {
+    shown(&GpuPodsPage {
         shell: shell("Pods", at::PODS, &picture),
         list: pod_list(&picture, &asked(query), history(&site)),
     })
 }
 
-async fn pods_part(State(site): State<Site>, headers: HeaderMap, query: Asking) -> Response {
+async fn pods_part(
+    State(site): State<SharedGpuSource>,
+    headers: HeaderMap,
+    query: ListQueryResult,
+) -> Response {
     let query = asked(query);
     let list = pod_list(&*site.picture().await, &query, history(&site));
-    addressed(&headers, &query, at::PODS, shown(&PodsPart { list }))
+    addressed(&headers, &query, at::PODS, shown(&GpuPodsPart { list }))
 }
 
-async fn of_namespaces(State(site): State<Site>, query: Asking) -> Response {
+async fn of_namespaces(State(site): State<SharedGpuSource>, query: ListQueryResult) -> Response {
     let picture = site.picture().await;
     shown(&NamespacesPage {
         shell: shell("Namespaces", at::NAMESPACES, &picture),
@@ -156,7 +166,11 @@ async fn of_namespaces(State(site): State<Site>, query: Asking) -> Response {
     })
 }
 
-async fn namespaces_part(State(site): State<Site>, headers: HeaderMap, query: Asking) -> Response {
+async fn namespaces_part(
+    State(site): State<SharedGpuSource>,
+    headers: HeaderMap,
+    query: ListQueryResult,
+) -> Response {
     let query = asked(query);
     let list = namespace_list(&*site.picture().await, &query);
     addressed(
@@ -167,33 +181,45 @@ async fn namespaces_part(State(site): State<Site>, headers: HeaderMap, query: As
     )
 }
 
-async fn waiting(State(site): State<Site>, query: Asking) -> Response {
+async fn waiting(State(site): State<SharedGpuSource>, query: ListQueryResult) -> Response {
     let picture = site.picture().await;
-    shown(&PendingPage {
+    shown(&GpuPendingPage {
         shell: shell("Pending pods", at::PENDING, &picture),
         list: pending(&picture, &asked(query)),
     })
 }
 
-async fn pending_part(State(site): State<Site>, headers: HeaderMap, query: Asking) -> Response {
+async fn pending_part(
+    State(site): State<SharedGpuSource>,
+    headers: HeaderMap,
+    query: ListQueryResult,
+) -> Response {
     let query = asked(query);
     let list = pending(&*site.picture().await, &query);
-    addressed(&headers, &query, at::PENDING, shown(&PendingPart { list }))
+    addressed(
+        &headers,
+        &query,
+        at::PENDING,
+        shown(&GpuPendingPart { list }),
+    )
 }
 
-async fn why(State(site): State<Site>, Path((namespace, pod)): Path<(String, String)>) -> Response {
+async fn why(
+    State(site): State<SharedGpuSource>,
+    Path((namespace, pod)): Path<(String, String)>,
+) -> Response {
     let why = site.why(&namespace, &pod).await;
     shown(&WhyPart { why })
 }
 
 async fn pod(
-    State(site): State<Site>,
+    State(site): State<SharedGpuSource>,
     Path((namespace, name)): Path<(String, String)>,
 ) -> Response {
     let picture = site.picture().await;
     let history = site.history(&namespace, &name);
     match pod_detail(&picture, &namespace, &name, &history) {
-        Some(pod) => shown(&PodPage {
+        Some(pod) => shown(&GpuPodPage {
             shell: shell(&format!("Pod {name}"), at::PODS, &picture),
             pod,
         }),
@@ -202,13 +228,13 @@ async fn pod(
 }
 
 async fn pod_part(
-    State(site): State<Site>,
+    State(site): State<SharedGpuSource>,
     Path((namespace, name)): Path<(String, String)>,
 ) -> Response {
     let picture = site.picture().await;
     let history = site.history(&namespace, &name);
     match pod_detail(&picture, &namespace, &name, &history) {
-        Some(pod) => shown(&PodPart { pod }),
+        Some(pod) => shown(&GpuPodPart { pod }),
         None => shown(&GonePart {
             id: "pod",
             what: format!("Pod {name} holds no GPU any more."),
@@ -216,7 +242,10 @@ async fn pod_part(
     }
 }
 
-async fn gpu(State(site): State<Site>, Path((node, id)): Path<(String, String)>) -> Response {
+async fn gpu(
+    State(site): State<SharedGpuSource>,
+    Path((node, id)): Path<(String, String)>,
+) -> Response {
     let picture = site.picture().await;
     match gpu_detail(&picture, &node, &id, history(&site)) {
         Some(gpu) => shown(&GpuPage {
@@ -227,7 +256,10 @@ async fn gpu(State(site): State<Site>, Path((node, id)): Path<(String, String)>)
     }
 }
 
-async fn gpu_part(State(site): State<Site>, Path((node, id)): Path<(String, String)>) -> Response {
+async fn gpu_part(
+    State(site): State<SharedGpuSource>,
+    Path((node, id)): Path<(String, String)>,
+) -> Response {
     let picture = site.picture().await;
     match gpu_detail(&picture, &node, &id, history(&site)) {
         Some(gpu) => shown(&GpuPart { gpu }),

@@ -12,7 +12,7 @@ use crate::view::query::Query;
 /// The query parameters of a list.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Asked {
+pub(crate) struct ListParameters {
     q: String,
     show: String,
     sort: String,
@@ -20,10 +20,10 @@ pub(crate) struct Asked {
 }
 
 /// The query of an address, if it can be read.
-pub(crate) type Asking = Result<InAddress<Asked>, QueryRejection>;
+pub(crate) type ListQueryResult = Result<InAddress<ListParameters>, QueryRejection>;
 
 /// The query. Parameters that cannot be read count as absent.
-pub(crate) fn asked(query: Asking) -> Query {
+pub(crate) fn asked(query: ListQueryResult) -> Query {
     let asked = query.map(|InAddress(asked)| asked).unwrap_or_default();
     Query {
         page: asked.page.parse().unwrap_or(1),

@@ -40,7 +40,7 @@ pub struct Segment {
 
 /// The input for one part of a bar.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Part {
+pub struct BarPart {
     /// The amount.
     pub amount: u128,
     /// The letter of the pod; empty if the part stands for many pods.
@@ -52,7 +52,7 @@ pub struct Part {
 }
 
 /// A bar of these parts of a whole.
-pub fn bar(label: &str, text: String, whole: u128, parts: &[Part]) -> Bar {
+pub fn bar(label: &str, text: String, whole: u128, parts: &[BarPart]) -> Bar {
     let taken: u128 = parts.iter().map(|part| part.amount).sum();
     // If more is promised than there is, the bar's full width stands for the promised amount.
     let scale = whole.max(taken);
@@ -126,8 +126,8 @@ pub fn letter(position: usize) -> String {
 mod tests {
     use super::*;
 
-    fn part(amount: u128, position: usize) -> Part {
-        Part {
+    fn part(amount: u128, position: usize) -> BarPart {
+        BarPart {
             amount,
             letter: letter(position),
             position,

@@ -8,9 +8,9 @@ pub struct Compared {
     /// The names of the runs, which are the columns.
     pub runs: Vec<String>,
     /// The measures.
-    pub rows: Vec<Line>,
+    pub rows: Vec<ComparedLine>,
     /// The reasons for which pods wait, by run.
-    pub reasons: Vec<Line>,
+    pub reasons: Vec<ComparedLine>,
     /// A group of bars for each measure that is drawn.
     pub charts: Vec<Chart>,
     /// Notes for the reader.
@@ -19,16 +19,16 @@ pub struct Compared {
 
 /// A line of the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Line {
+pub struct ComparedLine {
     /// The measure, with its unit.
     pub label: String,
     /// One value for each run.
-    pub cells: Vec<Cell>,
+    pub cells: Vec<RunValue>,
 }
 
 /// A value of one run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Cell {
+pub struct RunValue {
     /// The value.
     pub text: String,
     /// Whether no other run is better and at least one is worse.
@@ -155,13 +155,13 @@ pub fn compared(comparison: &Comparison) -> Compared {
         .collect();
     reasons.sort_unstable();
     reasons.dedup();
-    let reason_line = |reason: &str| Line {
+    let reason_line = |reason: &str| ComparedLine {
         label: reason.to_owned(),
         cells: runs
             .iter()
             .map(|run| {
                 let pods = run.pending.iter().find(|(other, _)| other == reason);
-                Cell {
+                RunValue {
                     text: pods.map_or(0, |(_, pods)| *pods).to_string(),
                     best: false,
                 }
@@ -183,16 +183,16 @@ pub fn compared(comparison: &Comparison) -> Compared {
     }
 }
 
-fn line((label, value, more_is_better): &Measure, runs: &[Run]) -> Line {
+fn line((label, value, more_is_better): &Measure, runs: &[Run]) -> ComparedLine {
     let values: Vec<f64> = runs.iter().map(value).collect();
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
     let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let best = more_is_better.map(|more| if more { most } else { least });
-    let cells = values.iter().map(|value| Cell {
+    let cells = values.iter().map(|value| RunValue {
         text: number(*value),
         best: least < most && best.is_some_and(|best| value.total_cmp(&best).is_eq()),
     });
-    Line {
+    ComparedLine {
         label: (*label).to_owned(),
         cells: cells.collect(),
     }
@@ -279,7 +279,8 @@ mod tests {
 
         let compared = compared(&comparison);
 
-        let best = |line: &Line| line.cells.iter().map(|cell| cell.best).collect::<Vec<_>>();
+        let best =
+            |line: &ComparedLine| line.cells.iter().map(|cell| cell.best).collect::<Vec<_>>();
         assert_eq!(best(&compared.rows[0]), [false, true]);
         assert_eq!(best(&compared.rows[1]), [false, true]);
         assert_eq!(best(&compared.rows[2]), [false, false]);

@@ -24,7 +24,7 @@ pub struct Decision {
     /// The number of nodes that passed every filter.
     pub passed: usize,
     /// The reasons of refusals with the number of nodes for each, the most frequent first.
-    pub refusals: Vec<Refused>,
+    pub refusals: Vec<RefusedNodes>,
     /// The refusals of plugins before any node was examined.
     pub before: Vec<(String, String)>,
     /// The nodes and the filters that refused them.
@@ -43,7 +43,7 @@ pub struct Decision {
 
 /// A reason with the nodes that have it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Refused {
+pub struct RefusedNodes {
     /// The plugin that refuses.
     pub plugin: String,
     /// Its reason.
@@ -75,14 +75,14 @@ pub struct Row {
     /// Whether a filter refused it.
     pub refused: bool,
     /// One cell for each plugin.
-    pub cells: Vec<Cell>,
+    pub cells: Vec<PluginAnswer>,
     /// The sum, in tables of scores.
     pub total: String,
 }
 
 /// The answer of one plugin about one node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Cell {
+pub enum PluginAnswer {
     /// It was not asked.
     #[default]
     Unasked,
@@ -94,7 +94,7 @@ pub enum Cell {
     Number(String),
 }
 
-impl Cell {
+impl PluginAnswer {
     /// Whether a filter lets the node pass.
     pub fn is_passed(&self) -> bool {
         *self == Self::Passed
@@ -179,13 +179,14 @@ pub fn decision(
         .skip(rows.skipped())
         .take(rows.len())
         .collect();
-    let table = |by_node: &ByNode, cell: fn(&str) -> Cell, sum: bool| {
+    let table = |by_node: &ByNode, cell: fn(&str) -> PluginAnswer, sum: bool| {
         let plugins: BTreeSet<&String> = by_node.values().flat_map(BTreeMap::keys).collect();
         let of_node = |name: &&str| {
             let said = by_node.get(*name)?;
-            let cells = plugins
-                .iter()
-                .map(|plugin| said.get(*plugin).map_or(Cell::Unasked, |said| cell(said)));
+            let cells = plugins.iter().map(|plugin| {
+                said.get(*plugin)
+                    .map_or(PluginAnswer::Unasked, |said| cell(said))
+            });
             Some(Row {
                 node: (*name).to_owned(),
                 href: address::node(name),
@@ -225,16 +226,16 @@ pub fn sentence(annotations: &BTreeMap<String, String>, node: &str) -> String {
     decision(annotations, node, 1, |_| String::new()).sentence
 }
 
-fn filtered(said: &str) -> Cell {
+fn filtered(said: &str) -> PluginAnswer {
     if said == "passed" {
-        Cell::Passed
+        PluginAnswer::Passed
     } else {
-        Cell::Refused(said.to_owned())
+        PluginAnswer::Refused(said.to_owned())
     }
 }
 
-fn number(said: &str) -> Cell {
-    Cell::Number(said.to_owned())
+fn number(said: &str) -> PluginAnswer {
+    PluginAnswer::Number(said.to_owned())
 }
 
 fn total(scores: &BTreeMap<String, String>) -> i64 {
@@ -258,7 +259,7 @@ fn read<T: serde::de::DeserializeOwned + Default>(
     })
 }
 
-fn refusals(filter: &ByNode) -> Vec<Refused> {
+fn refusals(filter: &ByNode) -> Vec<RefusedNodes> {
     const FIRST: usize = 5;
     let mut by_reason: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
     for (node, plugins) in filter {
@@ -266,7 +267,7 @@ fn refusals(filter: &ByNode) -> Vec<Refused> {
             by_reason.entry((plugin, said)).or_default().push(node);
         }
     }
-    let mut refusals: Vec<Refused> = by_reason
+    let mut refusals: Vec<RefusedNodes> = by_reason
         .into_iter()
         .map(|((plugin, reason), nodes)| {
             let first: Vec<&str> = nodes.iter().take(FIRST).copied().collect();
@@ -275,7 +276,7 @@ fn refusals(filter: &ByNode) -> Vec<Refused> {
             if more > 0 {
                 first.push_str(&format!(" and {more} more"));
             }
-            Refused {
+            RefusedNodes {
                 plugin: plugin.to_owned(),
                 reason: reason.to_owned(),
                 nodes: nodes.len(),
@@ -465,7 +466,13 @@ mod tests {
 
         let row = &decision.filter.rows[2];
         assert_eq!(row.node, "n3");
-        assert_eq!(row.cells, [Cell::Refused("no room".into()), Cell::Unasked]);
+        assert_eq!(
+            row.cells,
+            [
+                PluginAnswer::Refused("no room".into()),
+                PluginAnswer::Unasked
+            ]
+        );
     }
 
     #[test]

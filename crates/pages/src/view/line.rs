@@ -8,7 +8,7 @@ pub struct Lines {
     /// The last column of the drawing; the first is 0.
     pub width: usize,
     /// The lines.
-    pub lines: Vec<Line>,
+    pub lines: Vec<ChartLine>,
     /// The columns with events.
     pub marks: Vec<String>,
     /// The value at the upper edge, in words.
@@ -21,7 +21,7 @@ pub struct Lines {
 
 /// One line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Line {
+pub struct ChartLine {
     /// The measured quantity.
     pub name: &'static str,
     /// Its class in the style sheet.
@@ -72,9 +72,9 @@ pub fn lines(
     let width = steps.max(LEAST) - 1;
     // The newest value is at the right edge.
     let moved = (width + 1).saturating_sub(steps);
-    let drawn: Vec<Line> = lines
+    let drawn: Vec<ChartLine> = lines
         .iter()
-        .map(|line| Line {
+        .map(|line| ChartLine {
             name: line.name,
             class: line.class,
             pieces: pieces(&line.values, moved, top),

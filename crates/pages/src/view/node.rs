@@ -4,7 +4,7 @@ use crate::board::{Board, NodeGpu, NodeRow, PodRow};
 use crate::text;
 
 use super::address;
-use super::bar::{self, Bar, Part};
+use super::bar::{self, Bar, BarPart};
 
 /// A node.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -167,9 +167,9 @@ fn resources(row: &NodeRow, pods: &[&PodRow]) -> Vec<Bar> {
             text::amount(resource, taken),
             text::amount(resource, whole)
         );
-        let part = Part {
+        let part = BarPart {
             amount: taken.max(0).unsigned_abs(),
-            ..Part::default()
+            ..BarPart::default()
         };
         Some(bar::bar(label, words, whole.max(0).unsigned_abs(), &[part]))
     };
@@ -208,20 +208,20 @@ fn gpu_view(gpu: &NodeGpu, pods: &[&PodRow]) -> GpuView {
         sharing += 1;
         let letter = bar::letter(position);
         let name = short_name(&pod.namespace, &pod.name);
-        memory.push(Part {
+        memory.push(BarPart {
             amount: u128::from(share.memory_bytes),
             title: format!("{letter} {name}: {}", text::bytes(share.memory_bytes)),
             letter: letter.clone(),
             position,
         });
-        cores.push(Part {
+        cores.push(BarPart {
             amount: u128::from(share.cores),
             title: format!("{letter} {name}: {}", units(share.cores, gpu.cores)),
             letter,
             position,
         });
     }
-    let sum = |parts: &[Part]| parts.iter().map(|part| part.amount).sum::<u128>();
+    let sum = |parts: &[BarPart]| parts.iter().map(|part| part.amount).sum::<u128>();
     let held = text::bytes(u64::try_from(sum(&memory)).unwrap_or(u64::MAX));
     let mut bars = vec![bar::bar(
         "Memory",

@@ -4,7 +4,7 @@ use crate::board::{Board, NodeRow, PodRow, State};
 use crate::kind::Kind;
 use crate::text;
 
-use super::bar::{self, Bar, Part};
+use super::bar::{self, Bar, BarPart};
 use super::message;
 use super::node::{Most, NodeCard, asks, node_card, short_name};
 use super::{Slice, address};
@@ -56,9 +56,9 @@ pub fn summary(board: &Board) -> Summary {
     let mut bars = Vec::new();
     if count > 0 {
         let words = |bytes: u128| text::bytes(u64::try_from(bytes).unwrap_or(u64::MAX));
-        let part = |amount| Part {
+        let part = |amount| BarPart {
             amount,
-            ..Part::default()
+            ..BarPart::default()
         };
         bars.push(bar::bar(
             "GPU memory",
@@ -89,7 +89,7 @@ pub fn summary(board: &Board) -> Summary {
 
 /// A pod that waits for a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Pending {
+pub struct PendingPod {
     /// Its name, with its namespace unless that is `default`.
     pub name: String,
     /// The address of its page.
@@ -110,7 +110,7 @@ pub struct Pending {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PendingList {
     /// The first of them.
-    pub pods: Vec<Pending>,
+    pub pods: Vec<PendingPod>,
     /// The number of pods that are not shown.
     pub more: usize,
     /// The address of the list of all of them.
@@ -133,7 +133,7 @@ pub fn pending_list(board: &Board) -> PendingList {
 }
 
 /// A pod that waits.
-pub fn pending(pod: &PodRow) -> Pending {
+pub fn pending(pod: &PodRow) -> PendingPod {
     let message = message::read(&pod.message);
     let state = match pod.state {
         State::Gated => {
@@ -154,7 +154,7 @@ pub fn pending(pod: &PodRow) -> Pending {
     } else {
         format!("Room is being made for it on {}.", pod.nominated)
     };
-    Pending {
+    PendingPod {
         name: short_name(&pod.namespace, &pod.name),
         href: address::pod(&pod.namespace, &pod.name),
         why: address::why(&pod.namespace, &pod.name),

@@ -10,7 +10,7 @@ use crate::kind::Kind;
 use super::address;
 use super::decision::{self, Decision};
 use super::node::asks;
-use super::overview::{Pending, pending, state_word};
+use super::overview::{PendingPod, pending, state_word};
 
 /// The page of a pod.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -32,7 +32,7 @@ pub struct PodPage {
     /// Its shares of GPUs.
     pub shares: Vec<ShareLine>,
     /// Why it waits; `None` if it does not.
-    pub pending: Option<Pending>,
+    pub pending: Option<PendingPod>,
     /// The answers of the scheduler's plugins.
     pub decision: Decision,
     /// The errors in its annotations.
@@ -125,7 +125,7 @@ fn priority(row: &PodRow, object: &Value) -> String {
 
 fn shares(board: &Board, row: &PodRow) -> Vec<ShareLine> {
     let node = board.node(&row.node);
-    let line = |share: &crate::board::Share| {
+    let line = |share: &crate::board::RequestedShare| {
         let gpu = node.and_then(|node| node.gpus.iter().find(|gpu| gpu.id == share.gpu));
         ShareLine {
             gpu: match gpu {

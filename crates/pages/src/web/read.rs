@@ -29,7 +29,7 @@ const OBJECTS: usize = 50;
 /// The query parameters of an address.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Asked {
+pub(super) struct PageParameters {
     nodes: String,
     only: String,
     sort: String,
@@ -42,7 +42,7 @@ pub(super) struct Asked {
     pub(super) name: String,
 }
 
-impl Asked {
+impl PageParameters {
     fn page(&self) -> usize {
         self.page.parse().unwrap_or(1)
     }
@@ -81,14 +81,17 @@ impl Asked {
 }
 
 /// The query of an address, if it can be read.
-pub(super) type Asking<T> = Result<Query<T>, QueryRejection>;
+pub(super) type QueryResult<T> = Result<Query<T>, QueryRejection>;
 
 /// The query, or an empty one if it cannot be parsed.
-pub(super) fn plain<T: Default>(query: Asking<T>) -> T {
+pub(super) fn plain<T: Default>(query: QueryResult<T>) -> T {
     query.map(|Query(asked)| asked).unwrap_or_default()
 }
 
-pub(super) async fn overview(State(site): State<Site>, query: Asking<Asked>) -> Response {
+pub(super) async fn overview(
+    State(site): State<Site>,
+    query: QueryResult<PageParameters>,
+) -> Response {
     let asked = plain(query);
     let shell = site.shell("Overview", NavSection::Overview);
     let (summary, pending, nodes, mut pods) = site
@@ -140,13 +143,19 @@ pub(super) async fn pending_part(State(site): State<Site>) -> Response {
     shown(&PendingPart { pending })
 }
 
-pub(super) async fn nodes_part(State(site): State<Site>, query: Asking<Asked>) -> Response {
+pub(super) async fn nodes_part(
+    State(site): State<Site>,
+    query: QueryResult<PageParameters>,
+) -> Response {
     let query = plain(query).of_nodes();
     let nodes = site.read(|board| node_list(board, &query)).await;
     shown(&NodesPart { nodes })
 }
 
-pub(super) async fn pods_part(State(site): State<Site>, query: Asking<Asked>) -> Response {
+pub(super) async fn pods_part(
+    State(site): State<Site>,
+    query: QueryResult<PageParameters>,
+) -> Response {
     let query = plain(query).of_pods();
     let mut pods = site.read(|board| pod_list(board, &query)).await;
     explain(&site, &mut pods).await;
@@ -185,7 +194,7 @@ async fn found_pod(
 pub(super) async fn pod(
     State(site): State<Site>,
     Path((namespace, name)): Path<(String, String)>,
-    query: Asking<Asked>,
+    query: QueryResult<PageParameters>,
 ) -> Response {
     let asked = plain(query);
     let shell = site.shell(&format!("Pod {name}"), NavSection::Objects);
@@ -201,7 +210,7 @@ pub(super) async fn pod(
 pub(super) async fn pod_part(
     State(site): State<Site>,
     Path((namespace, name)): Path<(String, String)>,
-    query: Asking<Asked>,
+    query: QueryResult<PageParameters>,
 ) -> Response {
     match found_pod(&site, &namespace, &name, plain(query).page()).await {
         Ok(pod) => shown(&PodPart { pod }),
@@ -220,7 +229,7 @@ fn no_node(name: &str) -> Refused {
 pub(super) async fn node(
     State(site): State<Site>,
     Path(name): Path<String>,
-    query: Asking<Asked>,
+    query: QueryResult<PageParameters>,
 ) -> Response {
     let asked = plain(query);
     let shell = site.shell(&format!("Node {name}"), NavSection::Objects);
@@ -278,7 +287,7 @@ fn tabs(board: &Board, current: Kind) -> Vec<Tab> {
     Kind::ALL.into_iter().map(tab).collect()
 }
 
-fn object_list(board: &Board, kind: Kind, asked: &Asked) -> ObjectList {
+fn object_list(board: &Board, kind: Kind, asked: &PageParameters) -> ObjectList {
     let wanted = asked.q.trim().to_lowercase();
     let takes = |row: &OtherRow| {
         wanted.is_empty()
@@ -343,7 +352,7 @@ fn object_list(board: &Board, kind: Kind, asked: &Asked) -> ObjectList {
 pub(super) async fn objects(
     State(site): State<Site>,
     Path(plural): Path<String>,
-    query: Asking<Asked>,
+    query: QueryResult<PageParameters>,
 ) -> Response {
     let asked = plain(query);
     let kind = match kind(&plural) {
@@ -379,7 +388,7 @@ pub(super) async fn objects(
 pub(super) async fn objects_part(
     State(site): State<Site>,
     Path(plural): Path<String>,
-    query: Asking<Asked>,
+    query: QueryResult<PageParameters>,
 ) -> Response {
     match kind(&plural) {
         Ok(kind) => {

@@ -12,7 +12,7 @@ use kube_api::results;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::read::{Asked, Asking, kind, plain};
+use super::read::{PageParameters, QueryResult, kind, plain};
 use super::{Site, code, print, shown};
 use crate::board::{identity, text};
 use crate::kind::Kind;
@@ -141,7 +141,7 @@ fn new_page(site: &Site, kind: Kind, template: &str) -> EditPage {
 pub(super) async fn new(
     State(site): State<Site>,
     Path(plural): Path<String>,
-    query: Asking<Begun>,
+    query: QueryResult<Begun>,
 ) -> Response {
     let begun = plain(query);
     match kind(&plural) {
@@ -429,8 +429,11 @@ fn configuration_page(site: &Site) -> EditPage {
     }
 }
 
-pub(super) async fn configuration(State(site): State<Site>, query: Asking<Asked>) -> Response {
-    let asked: Asked = plain(query);
+pub(super) async fn configuration(
+    State(site): State<Site>,
+    query: QueryResult<PageParameters>,
+) -> Response {
+    let asked: PageParameters = plain(query);
     match site.source().configuration().await {
         Ok(configuration) => {
             let mut page = configuration_page(&site);
@@ -470,8 +473,8 @@ pub(super) async fn configure(
 
 // ---- Import, export, reset.
 
-pub(super) async fn data(State(site): State<Site>, query: Asking<Asked>) -> Response {
-    let asked: Asked = plain(query);
+pub(super) async fn data(State(site): State<Site>, query: QueryResult<PageParameters>) -> Response {
+    let asked: PageParameters = plain(query);
     shown(&DataPage {
         shell: asked.tell(site.shell("Import and export", NavSection::Data)),
         error: String::new(),
@@ -574,7 +577,7 @@ pub(super) struct Wanted {
     format: String,
 }
 
-pub(super) async fn export(State(site): State<Site>, query: Asking<Wanted>) -> Response {
+pub(super) async fn export(State(site): State<Site>, query: QueryResult<Wanted>) -> Response {
     let wanted = plain(query);
     match site.source().export().await {
         Ok(state) => {

@@ -1,6 +1,6 @@
 //! The page of one pod, and the page of one GPU: the shares that pods hold, and their use over time.
 
-use super::super::{GpuPod, OfGpu, Picture, Share};
+use super::super::{GpuPod, GpuShare, OfGpu, Picture};
 use super::gpus::{state, title};
 use super::meter::{self, Meter};
 use super::pods::gpu_of;
@@ -10,7 +10,7 @@ use crate::view::line::{Lines, Values, lines};
 
 /// A pod's page.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PodDetail {
+pub struct GpuPodDetail {
     /// Its namespace.
     pub namespace: String,
     /// Its name.
@@ -77,7 +77,7 @@ pub fn pod_detail(
     namespace: &str,
     name: &str,
     history: &[OfGpu],
-) -> Option<PodDetail> {
+) -> Option<GpuPodDetail> {
     let holder = holder(picture, namespace, name);
     if holder.is_none() && history.is_empty() {
         return None;
@@ -105,7 +105,7 @@ pub fn pod_detail(
             ..OfOne::default()
         }));
     }
-    Some(PodDetail {
+    Some(GpuPodDetail {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
         node: holder.map_or_else(String::new, |holder| holder.node.to_string()),
@@ -164,7 +164,7 @@ pub fn gpu_detail(
     })
 }
 
-fn of_one(picture: &Picture, share: &Share, past: Option<&OfGpu>) -> OfOne {
+fn of_one(picture: &Picture, share: &GpuShare, past: Option<&OfGpu>) -> OfOne {
     let sum = Sum::of([share]);
     let mean = share.usage.and_then(|usage| usage.mean_compute);
     OfOne {
@@ -183,7 +183,7 @@ fn of_one(picture: &Picture, share: &Share, past: Option<&OfGpu>) -> OfOne {
     }
 }
 
-fn charts(picture: &Picture, share: Option<&Share>, past: &OfGpu) -> Vec<Lines> {
+fn charts(picture: &Picture, share: Option<&GpuShare>, past: &OfGpu) -> Vec<Lines> {
     let of = |class, values| Values {
         name: "used",
         class,

@@ -153,7 +153,7 @@ fn percent(gpu: &Gpu, part: u64) -> u16 {
 fn row(picture: &Picture, gpu: &Gpu, indexed: &Indexed) -> GpuRow {
     let pods = picture.pods_on(indexed);
     let more = pods.len().saturating_sub(PODS);
-    let link = |(holder, _): (&super::GpuPod, &super::Share)| Link {
+    let link = |(holder, _): (&super::GpuPod, &super::GpuShare)| Link {
         text: format!("{}/{}", holder.namespace, holder.pod),
         href: at::pod(&holder.namespace, &holder.pod),
     };

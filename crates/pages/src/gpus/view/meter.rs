@@ -16,14 +16,14 @@ pub struct Meter {
     /// Whether more is held than exists.
     pub over: bool,
     /// The parts, from the left.
-    pub parts: Vec<Part>,
+    pub parts: Vec<MeterPart>,
     /// The bar in words, for screen readers.
     pub spoken: String,
 }
 
 /// A part of a bar.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Part {
+pub struct MeterPart {
     /// Its class in the style sheet.
     pub class: &'static str,
     /// Its start, in percent of the bar with two decimals.
@@ -59,7 +59,7 @@ pub fn meter(
         (UNKNOWN, held.saturating_sub(measured)),
     ] {
         if amount > 0 {
-            parts.push(Part {
+            parts.push(MeterPart {
                 class,
                 from: format!("{:.2}", share(begin, scale)),
                 width: format!("{:.2}", share(amount.into(), scale)),

@@ -1,7 +1,7 @@
 //! The first page: how much of the GPUs is held and used, over time; pods that were refused memory; pending pods; and
 //! unused shares.
 
-use super::super::{GpuPod, Monitors, Pending, Picture, Total};
+use super::super::{GpuPendingPod, GpuPod, Monitors, Picture, Total};
 use super::gpus::Link;
 use super::meter::{self, Meter};
 use super::namespaces::{NamespaceRow, namespace_list};
@@ -39,7 +39,7 @@ pub struct Overview {
     /// How many of those are not shown.
     pub more_ooms: usize,
     /// The pods that wait.
-    pub pending: PendingList,
+    pub pending: GpuPendingList,
     /// The namespaces with the most memory that was never used.
     pub namespaces: Vec<NamespaceRow>,
     /// How many namespaces are not shown.
@@ -54,7 +54,7 @@ pub struct Overview {
 
 /// Pods that wait.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PendingList {
+pub struct GpuPendingList {
     /// The form above them.
     pub filter: Filter,
     /// The rows of this page.
@@ -203,17 +203,17 @@ fn charts(picture: &Picture) -> (Vec<Lines>, Vec<Lines>) {
 }
 
 /// The pending pods that match the query, on a page of their own.
-pub fn pending(picture: &Picture, query: &Query) -> PendingList {
+pub fn pending(picture: &Picture, query: &Query) -> GpuPendingList {
     pending_list(picture, query, PENDING_ROWS)
 }
 
-fn pending_list(picture: &Picture, query: &Query, size: usize) -> PendingList {
+fn pending_list(picture: &Picture, query: &Query, size: usize) -> GpuPendingList {
     let words = query.words();
-    let takes = |pod: &&Pending| has_all(&words, &[&pod.namespace, &pod.pod, &pod.reason]);
-    let rows: Vec<&Pending> = picture.pending.iter().filter(takes).collect();
+    let takes = |pod: &&GpuPendingPod| has_all(&words, &[&pod.namespace, &pod.pod, &pod.reason]);
+    let rows: Vec<&GpuPendingPod> = picture.pending.iter().filter(takes).collect();
     let slice = query.slice(at::PENDING, rows.len(), size);
     let shown = rows.iter().skip(slice.skipped()).take(slice.len());
-    let row = |pod: &&Pending| PendingRow {
+    let row = |pod: &&GpuPendingPod| PendingRow {
         namespace: pod.namespace.to_string(),
         name: pod.pod.to_string(),
         reason: message::of_engine(&pod.reason).map_or_else(
@@ -222,7 +222,7 @@ fn pending_list(picture: &Picture, query: &Query, size: usize) -> PendingList {
         ),
         why: at::why(&pod.namespace, &pod.pod),
     };
-    PendingList {
+    GpuPendingList {
         rows: shown.map(row).collect(),
         part: query.at(&at::part(at::PENDING), slice.page),
         slice,

@@ -13,11 +13,11 @@ const ROWS: usize = 25;
 
 /// The pods that match a query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PodList {
+pub struct GpuPodList {
     /// The form above them.
     pub filter: Filter,
     /// The rows of this page.
-    pub rows: Vec<PodRow>,
+    pub rows: Vec<GpuPodRow>,
     /// The position of this page among all pages.
     pub slice: Slice,
     /// The address of this list.
@@ -28,7 +28,7 @@ pub struct PodList {
 
 /// A pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PodRow {
+pub struct GpuPodRow {
     /// Its namespace.
     pub namespace: String,
     /// Its name.
@@ -59,7 +59,7 @@ pub fn pod_list(
     picture: &Picture,
     query: &Query,
     history: impl Fn(&GpuPod) -> Vec<OfGpu>,
-) -> PodList {
+) -> GpuPodList {
     let words = query.words();
     let mut rows: Vec<(&GpuPod, Sum)> = picture
         .holders
@@ -82,7 +82,7 @@ pub fn pod_list(
     }
     let slice = query.slice(at::PODS, rows.len(), ROWS);
     let shown = rows.iter().skip(slice.skipped()).take(slice.len());
-    PodList {
+    GpuPodList {
         rows: shown
             .map(|(holder, sum)| row(picture, holder, sum, &history(holder)))
             .collect(),
@@ -125,8 +125,8 @@ pub fn pod_list(
     }
 }
 
-fn row(picture: &Picture, holder: &GpuPod, sum: &Sum, history: &[OfGpu]) -> PodRow {
-    PodRow {
+fn row(picture: &Picture, holder: &GpuPod, sum: &Sum, history: &[OfGpu]) -> GpuPodRow {
+    GpuPodRow {
         namespace: holder.namespace.to_string(),
         name: holder.pod.to_string(),
         href: at::pod(&holder.namespace, &holder.pod),
@@ -171,7 +171,7 @@ pub(super) fn gpu_of<'a>(picture: &'a Picture, node: &str, id: &str) -> Option<&
 
 /// `GPU 0` or `GPUs 0, 1, 2`.
 fn which(picture: &Picture, holder: &GpuPod) -> String {
-    let index = |share: &super::Share| {
+    let index = |share: &super::GpuShare| {
         gpu_of(picture, &holder.node, &share.gpu)
             .map_or_else(|| share.gpu.to_string(), |gpu| gpu.index.to_string())
     };
@@ -225,7 +225,7 @@ mod tests {
     use super::super::tests::{GIB, picture};
     use super::*;
 
-    fn listed(show: &str, sort: &str) -> PodList {
+    fn listed(show: &str, sort: &str) -> GpuPodList {
         let query = Query {
             show: show.into(),
             sort: sort.into(),
@@ -278,8 +278,9 @@ mod tests {
 
     #[test]
     fn choices_and_orders_hold() {
-        let names =
-            |list: PodList| -> Vec<String> { list.rows.into_iter().map(|row| row.name).collect() };
+        let names = |list: GpuPodList| -> Vec<String> {
+            list.rows.into_iter().map(|row| row.name).collect()
+        };
 
         assert_eq!(names(listed("", "")), ["train", "serve"]);
         assert_eq!(names(listed("oom", "")), ["train"]);
