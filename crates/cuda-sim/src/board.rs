@@ -47,7 +47,7 @@ pub const MAX_GROUPS: usize = 128;
 
 /// Why memory was not given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refused {
+pub enum MemoryRefused {
     /// The GPU has no room for it.
     NoMemory,
     /// The board's tables are full.
@@ -113,7 +113,7 @@ impl Use {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Process {
+struct ProcessMemory {
     identity: Identity,
     generation: u64,
     /// When it was first seen dead, in ns of the machine's clock; 0 while it lives.
@@ -151,7 +151,7 @@ struct SharedAllocation {
 }
 
 #[repr(C)]
-struct Device {
+struct DeviceMemory {
     total: u64,
     used: u64,
     faults: u64,
@@ -163,7 +163,7 @@ struct Device {
     remap_failed: u64,
 }
 
-impl Device {
+impl DeviceMemory {
     fn met(&mut self, xid: u64) {
         self.faults += 1;
         self.last_xid = xid;
@@ -174,7 +174,7 @@ impl Device {
 }
 
 #[repr(C)]
-struct State {
+struct BoardState {
     next_generation: u64,
     next_shared: u64,
     /// No process ever stood at this index or above: what a look at all of them need not read.
@@ -183,17 +183,17 @@ struct State {
     shared_end: u64,
     /// Shared allocations that descriptors keep: while there is none, no file has to be looked at.
     exports: u64,
-    devices: [Device; MAX_GPUS],
+    devices: [DeviceMemory; MAX_GPUS],
     cuts: [mig::Cut; MAX_GPUS],
     groups: [limits::Group; MAX_GROUPS],
-    processes: [Process; MAX_PROCESSES],
+    processes: [ProcessMemory; MAX_PROCESSES],
     shared: [SharedAllocation; MAX_SHARED],
 }
 
 const TEXT: usize = 4096;
 
 #[repr(C)]
-struct Area {
+struct MemoryArea {
     magic: AtomicU64,
     version: u64,
     boot_id: [u8; 40],
@@ -214,7 +214,7 @@ struct Area {
     /// 1 while some process may be locked by a checkpoint.
     any_halted: AtomicU64,
     lock: libc::pthread_mutex_t,
-    state: State,
+    state: BoardState,
 }
 
 /// One process's view of the board's memory.
@@ -275,8 +275,8 @@ impl Board {
             if config.is_none() {
                 return Err(not_ours());
             }
-            file.set_len(size_of::<Area>() as u64)?;
-        } else if file.metadata()?.len() != size_of::<Area>() as u64 {
+            file.set_len(size_of::<MemoryArea>() as u64)?;
+        } else if file.metadata()?.len() != size_of::<MemoryArea>() as u64 {
             return Err(not_ours());
         }
         // Best effort: the creator's umask must not keep another user's programs off the board.
@@ -299,7 +299,7 @@ impl Board {
     fn init(&self, config: &Config) -> io::Result<()> {
         // SAFETY: the file has an Area's size, and the file lock keeps every other process out of
         // it until the magic is published.
-        let area = unsafe { &mut *self.map.as_mut_ptr().cast::<Area>() };
+        let area = unsafe { &mut *self.map.as_mut_ptr().cast::<MemoryArea>() };
         // SeqCst: no process may take an old magic for the new content.
         area.magic.store(0, Ordering::SeqCst);
         area.version = VERSION;
@@ -337,7 +337,7 @@ impl Board {
             shared.id = 0;
         }
         for (device, &bytes) in area.state.devices.iter_mut().zip(&config.memory_bytes) {
-            *device = Device {
+            *device = DeviceMemory {
                 total: bytes,
                 used: 0,
                 faults: 0,
@@ -373,21 +373,21 @@ impl Board {
         Ok(())
     }
 
-    fn area(&self) -> &Area {
+    fn area(&self) -> &MemoryArea {
         // SAFETY: the mapping has an Area's size and lives as long as self; what others write in it
         // is atomic, or under the lock, or was written before the magic.
-        unsafe { &*self.map.as_ptr().cast::<Area>() }
+        unsafe { &*self.map.as_ptr().cast::<MemoryArea>() }
     }
 
-    fn lock(&self) -> process::Locked<'_, State> {
-        let area = self.map.as_mut_ptr().cast::<Area>();
+    fn lock(&self) -> process::Locked<'_, BoardState> {
+        let area = self.map.as_mut_ptr().cast::<MemoryArea>();
         // SAFETY: the mapping holds an Area; only the address is taken.
         let lock = unsafe { &raw mut (*area).lock };
         // SAFETY: the mapping holds an Area; only the address of another field is taken.
         let state = unsafe { &raw mut (*area).state };
         // SAFETY: both live in the mapping, which self keeps; the mutex was made by `init` and
         // guards this state.
-        unsafe { process::Locked::take(lock, state, State::repair) }
+        unsafe { process::Locked::take(lock, state, BoardState::repair) }
     }
 
     /// Where the board is.
@@ -513,7 +513,7 @@ impl Board {
     }
 }
 
-impl Process {
+impl ProcessMemory {
     fn is_same_process(&self, identity: &Identity) -> bool {
         self.generation != 0
             && self.identity.pid == identity.pid
@@ -522,11 +522,11 @@ impl Process {
     }
 }
 
-fn instance_of(process: &Process) -> Option<u32> {
+fn instance_of(process: &ProcessMemory) -> Option<u32> {
     process.instance.checked_sub(1).map(|index| index as u32)
 }
 
-impl State {
+impl BoardState {
     /// After a holder of the lock died: `used` is derived from what each process holds.
     fn repair(&mut self) {
         for gpu in 0..MAX_GPUS {
@@ -546,7 +546,7 @@ impl State {
         }
     }
 
-    fn own(&self, member: Member) -> Option<&Process> {
+    fn own(&self, member: Member) -> Option<&ProcessMemory> {
         self.processes
             .get(member.index)
             .filter(|process| process.generation == member.generation)
@@ -562,7 +562,7 @@ impl State {
 
     /// Bytes of a GPU that processes of one MIG device of it have taken.
     fn part_used(&self, gpu: usize, instance: Option<u32>) -> u64 {
-        let is_of = |process: &Process| instance_of(process) == instance;
+        let is_of = |process: &ProcessMemory| instance_of(process) == instance;
         let managed: u64 = self
             .living()
             .filter(|process| is_of(process))
@@ -571,13 +571,13 @@ impl State {
         self.used_by(gpu, is_of) + managed
     }
 
-    fn living(&self) -> impl Iterator<Item = &Process> {
+    fn living(&self) -> impl Iterator<Item = &ProcessMemory> {
         let all = self.processes[..self.process_end()].iter();
         all.filter(|process| process.generation != 0)
     }
 
     /// Bytes of a GPU that some processes have taken, without managed memory.
-    fn used_by(&self, gpu: usize, is_of: impl Fn(&Process) -> bool) -> u64 {
+    fn used_by(&self, gpu: usize, is_of: impl Fn(&ProcessMemory) -> bool) -> u64 {
         let own: u64 = self
             .living()
             .filter(|process| is_of(process))
@@ -732,7 +732,7 @@ mod tests {
         assert_eq!(board.take(me, 0, 1 << 29, Kind::Alloc), Ok(()));
         assert_eq!(
             board.take(me, 0, (1 << 29) + 1, Kind::Alloc),
-            Err(Refused::NoMemory)
+            Err(MemoryRefused::NoMemory)
         );
 
         assert_eq!(board.used_bytes(0), 1 << 29);
@@ -817,7 +817,10 @@ mod tests {
         board.settle(me, 0);
 
         assert_eq!(board.take(me, 0, 2 << 30, Kind::Alloc), Ok(()));
-        assert_eq!(board.take(me, 0, 512, Kind::Alloc), Err(Refused::NoMemory));
+        assert_eq!(
+            board.take(me, 0, 512, Kind::Alloc),
+            Err(MemoryRefused::NoMemory)
+        );
         assert_eq!(board.processes(0)[0].instance, Some(0));
     }
 }

@@ -31,7 +31,7 @@ pub use model::{
     BusyStretch, DEPTH, MAX_DEVICES, Position, ProcessTruth, STRETCHES, UtilizationSample, Waiting,
     Work,
 };
-use model::{Settings, State};
+use model::{Settings, WorkState};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vgpuexec");
 const VERSION: u32 = 3;
@@ -54,7 +54,7 @@ pub struct ExecConfig {
 }
 
 #[repr(C)]
-struct Area {
+struct WorkArea {
     magic: AtomicU64,
     version: AtomicU32,
     reserved0: u32,
@@ -70,12 +70,12 @@ struct Area {
     script_len: u64,
     script: [u8; MAX_SCRIPT_BYTES],
     lock: libc::pthread_mutex_t,
-    state: State,
+    state: WorkState,
 }
 
 const _: () = assert!(
-    std::mem::offset_of!(Area, clock) == CLOCK_OFFSET
-        && std::mem::offset_of!(Area, lockstep) == LOCKSTEP_OFFSET,
+    std::mem::offset_of!(WorkArea, clock) == CLOCK_OFFSET
+        && std::mem::offset_of!(WorkArea, lockstep) == LOCKSTEP_OFFSET,
     "documented"
 );
 
@@ -125,7 +125,7 @@ pub struct Record {
 
 /// Why work was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refused {
+pub enum WorkRefused {
     /// The stream is gone, with its context or its process's place.
     Closed,
     /// The board has no room for another process, stream or event.
@@ -150,8 +150,8 @@ impl Exec {
         let _locked = process::FileLock::take(&file)?;
         let fresh = file.metadata()?.len() == 0;
         if fresh {
-            file.set_len(size_of::<Area>() as u64)?;
-        } else if file.metadata()?.len() != size_of::<Area>() as u64 {
+            file.set_len(size_of::<WorkArea>() as u64)?;
+        } else if file.metadata()?.len() != size_of::<WorkArea>() as u64 {
             return Err(invalid(format!(
                 "{} is not a board's work of this version",
                 path.display()
@@ -168,7 +168,7 @@ impl Exec {
         if fresh || exec.area().magic.load(Ordering::Acquire) == 0 || exec.is_of_an_earlier_boot() {
             // All zeros again: no process is left that works on what was there.
             file.set_len(0)?;
-            file.set_len(size_of::<Area>() as u64)?;
+            file.set_len(size_of::<WorkArea>() as u64)?;
             exec.create(config)?;
         } else if exec.area().magic.load(Ordering::Acquire) != MAGIC
             || exec.area().version.load(Ordering::Acquire) != VERSION
@@ -184,7 +184,7 @@ impl Exec {
     }
 
     fn create(&mut self, config: &ExecConfig) -> io::Result<()> {
-        let area = self.map.as_mut_ptr().cast::<Area>();
+        let area = self.map.as_mut_ptr().cast::<WorkArea>();
         // SAFETY: the file has an Area's size, and the file lock keeps every other process out of
         // it until the magic is published; what was there before belongs to an earlier boot.
         let area = unsafe { &mut *area };
@@ -224,10 +224,10 @@ impl Exec {
         Script::parse(&String::from_utf8_lossy(bytes)).map_err(invalid)
     }
 
-    fn area(&self) -> &Area {
+    fn area(&self) -> &WorkArea {
         // SAFETY: the mapping has an Area's size and lives as long as self; what others write in it
         // is atomic, or under the lock, or was written before the magic.
-        unsafe { &*self.map.as_ptr().cast::<Area>() }
+        unsafe { &*self.map.as_ptr().cast::<WorkArea>() }
     }
 
     /// The board's clock.
@@ -251,18 +251,18 @@ impl Exec {
     }
 
     fn lock(&self) -> Guard<'_> {
-        let area = self.map.as_mut_ptr().cast::<Area>();
+        let area = self.map.as_mut_ptr().cast::<WorkArea>();
         // SAFETY: the mapping holds an Area; only the address is taken.
         let lock = unsafe { &raw mut (*area).lock };
         // SAFETY: the mapping holds an Area; only the address of another field is taken.
         let state = unsafe { &raw mut (*area).state };
         // SAFETY: both live in the mapping, which self keeps; the mutex was made by `create` and
         // guards this state.
-        unsafe { process::Locked::take(lock, state, State::repair) }
+        unsafe { process::Locked::take(lock, state, WorkState::repair) }
     }
 
     /// Looks whether the processes that have work are alive, at most every 10 ms of real time.
-    fn reap_sometimes(&self, state: &mut State, board_ns: u64) {
+    fn reap_sometimes(&self, state: &mut WorkState, board_ns: u64) {
         let now_ns = match self.clock().kind() {
             ClockKind::Real => board_ns,
             ClockKind::Virtual | ClockKind::Jump | ClockKind::Lockstep => monotonic_ns(),
@@ -299,18 +299,18 @@ const SPINS: u32 = 20;
 
 /// Which participant this thread is, on the board that it looked at last.
 #[derive(Clone, Copy)]
-struct Part {
+struct ThreadSlot {
     board: usize,
     slot: usize,
     generation: u32,
 }
 
 thread_local! {
-    static PART: Cell<Part> = const { Cell::new(Part { board: 0, slot: 0, generation: 0 }) };
+    static PART: Cell<ThreadSlot> = const { Cell::new(ThreadSlot { board: 0, slot: 0, generation: 0 }) };
 }
 
 /// The state, locked.
-type Guard<'a> = process::Locked<'a, State>;
+type Guard<'a> = process::Locked<'a, WorkState>;
 
 fn invalid(why: impl Into<Box<dyn Error + Send + Sync>>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)

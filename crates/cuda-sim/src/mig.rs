@@ -21,7 +21,7 @@ pub const SIZES: [u32; 5] = [1, 2, 3, 4, 7];
 
 /// Why an instance is not made or destroyed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refused {
+pub enum InstanceRefused {
     /// The GPU is not in MIG mode.
     Off,
     /// There is no room.
@@ -98,7 +98,7 @@ impl Instance {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-struct Part {
+struct InstanceSlot {
     /// 0 is no instance.
     sevenths: u32,
     start: u32,
@@ -111,14 +111,14 @@ struct Part {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cut {
     on: u64,
-    parts: [Part; MAX_INSTANCES as usize],
+    parts: [InstanceSlot; MAX_INSTANCES as usize],
 }
 
 impl Cut {
     /// A GPU that is not in MIG mode.
     pub(crate) const NONE: Self = Self {
         on: 0,
-        parts: [Part {
+        parts: [InstanceSlot {
             sevenths: 0,
             start: 0,
             compute: 0,
@@ -127,7 +127,7 @@ impl Cut {
     };
 
     /// A GPU in MIG mode with MIG devices of these sizes.
-    pub(crate) fn into(sizes: &[u32]) -> Result<Self, Refused> {
+    pub(crate) fn into(sizes: &[u32]) -> Result<Self, InstanceRefused> {
         let mut cut = Self {
             on: 1,
             ..Self::NONE
@@ -144,9 +144,9 @@ impl Cut {
             let free = places
                 .into_iter()
                 .find(|&start| cut.is_free(sizes[at], start));
-            cut.parts[at] = Part {
+            cut.parts[at] = InstanceSlot {
                 sevenths: sizes[at],
-                start: free.ok_or(Refused::NoRoom)?,
+                start: free.ok_or(InstanceRefused::NoRoom)?,
                 compute: 1,
                 reserved: 0,
             };
@@ -183,23 +183,27 @@ impl Cut {
             .collect()
     }
 
-    pub(crate) fn create(&mut self, sevenths: u32, start: Option<u32>) -> Result<u32, Refused> {
+    pub(crate) fn create(
+        &mut self,
+        sevenths: u32,
+        start: Option<u32>,
+    ) -> Result<u32, InstanceRefused> {
         if !self.is_on() {
-            return Err(Refused::Off);
+            return Err(InstanceRefused::Off);
         }
         let places = starts(sevenths);
         let start = match start {
-            Some(start) if !places.contains(&start) => return Err(Refused::Misplaced),
+            Some(start) if !places.contains(&start) => return Err(InstanceRefused::Misplaced),
             Some(start) => Some(start).filter(|&start| self.is_free(sevenths, start)),
             None => places
                 .iter()
                 .copied()
                 .find(|&start| self.is_free(sevenths, start)),
         };
-        let start = start.ok_or(Refused::NoRoom)?;
+        let start = start.ok_or(InstanceRefused::NoRoom)?;
         let index = self.parts.iter().position(|part| part.sevenths == 0);
-        let index = index.ok_or(Refused::NoRoom)?;
-        self.parts[index] = Part {
+        let index = index.ok_or(InstanceRefused::NoRoom)?;
+        self.parts[index] = InstanceSlot {
             sevenths,
             start,
             compute: 0,
@@ -208,26 +212,26 @@ impl Cut {
         Ok(index as u32)
     }
 
-    pub(crate) fn set_compute(&mut self, index: u32, compute: bool) -> Result<(), Refused> {
+    pub(crate) fn set_compute(&mut self, index: u32, compute: bool) -> Result<(), InstanceRefused> {
         let part = self.parts.get_mut(index as usize);
         let part = part
             .filter(|part| part.sevenths > 0)
-            .ok_or(Refused::Unknown)?;
+            .ok_or(InstanceRefused::Unknown)?;
         match (part.compute != 0, compute) {
-            (true, true) => return Err(Refused::NoRoom),
-            (false, false) => return Err(Refused::Unknown),
+            (true, true) => return Err(InstanceRefused::NoRoom),
+            (false, false) => return Err(InstanceRefused::Unknown),
             _ => part.compute = u32::from(compute),
         }
         Ok(())
     }
 
-    pub(crate) fn destroy(&mut self, index: u32) -> Result<(), Refused> {
+    pub(crate) fn destroy(&mut self, index: u32) -> Result<(), InstanceRefused> {
         let part = self.parts.get_mut(index as usize);
         let part = part
             .filter(|part| part.sevenths > 0)
-            .ok_or(Refused::Unknown)?;
+            .ok_or(InstanceRefused::Unknown)?;
         if part.compute != 0 {
-            return Err(Refused::InUse);
+            return Err(InstanceRefused::InUse);
         }
         part.sevenths = 0;
         Ok(())
@@ -389,14 +393,20 @@ mod tests {
         let low = board.create_gpu_instance(0, 3, Some(0)).unwrap();
         assert_eq!(
             board.create_gpu_instance(0, 2, Some(2)),
-            Err(Refused::NoRoom)
+            Err(InstanceRefused::NoRoom)
         );
         assert_eq!(
             board.create_gpu_instance(0, 2, Some(3)),
-            Err(Refused::Misplaced)
+            Err(InstanceRefused::Misplaced)
         );
-        assert_eq!(board.create_gpu_instance(0, 7, None), Err(Refused::NoRoom));
-        assert_eq!(board.create_gpu_instance(1, 1, None), Err(Refused::Off));
+        assert_eq!(
+            board.create_gpu_instance(0, 7, None),
+            Err(InstanceRefused::NoRoom)
+        );
+        assert_eq!(
+            board.create_gpu_instance(1, 1, None),
+            Err(InstanceRefused::Off)
+        );
         assert_eq!(board.create_gpu_instance(0, 2, None).unwrap().start, 4);
         assert_eq!(board.instances(0), []);
 
@@ -415,7 +425,7 @@ mod tests {
         );
         assert_eq!(
             other.destroy_gpu_instance(0, low.index),
-            Err(Refused::InUse)
+            Err(InstanceRefused::InUse)
         );
 
         let me = board.join().unwrap();
@@ -425,7 +435,7 @@ mod tests {
             .unwrap();
         assert_eq!(
             other.destroy_compute_instance(0, low.index),
-            Err(Refused::InUse)
+            Err(InstanceRefused::InUse)
         );
         board.leave(me);
         other.destroy_compute_instance(0, low.index).unwrap();

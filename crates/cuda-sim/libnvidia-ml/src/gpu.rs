@@ -257,15 +257,15 @@ impl BoardGpu {
     /// Cuts it, or takes a cut back.
     pub(crate) fn cut<T>(
         self,
-        how: impl FnOnce(&Board, usize) -> Result<T, mig::Refused>,
+        how: impl FnOnce(&Board, usize) -> Result<T, mig::InstanceRefused>,
     ) -> Result<T, NvmlReturn> {
         let board = board().ok_or(NvmlReturn::UNINITIALIZED)?;
         how(board, self.0).map_err(|refused| match refused {
-            mig::Refused::Off => NvmlReturn::NOT_SUPPORTED,
-            mig::Refused::NoRoom => NvmlReturn::INSUFFICIENT_RESOURCES,
-            mig::Refused::Misplaced => NvmlReturn::INVALID_ARGUMENT,
-            mig::Refused::Unknown => NvmlReturn::NOT_FOUND,
-            mig::Refused::InUse => NvmlReturn::IN_USE,
+            mig::InstanceRefused::Off => NvmlReturn::NOT_SUPPORTED,
+            mig::InstanceRefused::NoRoom => NvmlReturn::INSUFFICIENT_RESOURCES,
+            mig::InstanceRefused::Misplaced => NvmlReturn::INVALID_ARGUMENT,
+            mig::InstanceRefused::Unknown => NvmlReturn::NOT_FOUND,
+            mig::InstanceRefused::InUse => NvmlReturn::IN_USE,
         })
     }
 

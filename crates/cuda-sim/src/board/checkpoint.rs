@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Board, MAX_GPUS, Member, State, Use};
+use super::{Board, BoardState, MAX_GPUS, Member, Use};
 
 /// How far a process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum Stays {
 
 const STAGES: [Stage; 3] = [Stage::Running, Stage::Locked, Stage::Checkpointed];
 
-impl State {
+impl BoardState {
     fn of_pid(&self, pid: u32) -> Result<usize, Stays> {
         let end = (self.process_end as usize).min(self.processes.len());
         let is_it = |index: &usize| {

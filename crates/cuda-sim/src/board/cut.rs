@@ -2,7 +2,7 @@
 //! can be cut, and where, is `mig`'s.
 
 use super::{Board, MAX_GPUS};
-use crate::mig::{Instance, Refused};
+use crate::mig::{Instance, InstanceRefused};
 
 impl Board {
     /// Whether a GPU is in MIG mode.
@@ -30,21 +30,21 @@ impl Board {
         gpu: usize,
         sevenths: u32,
         start: Option<u32>,
-    ) -> Result<Instance, Refused> {
+    ) -> Result<Instance, InstanceRefused> {
         let mut state = self.lock();
         let total = state.devices.get(gpu).map_or(0, |device| device.total);
-        let cut = state.cuts.get_mut(gpu).ok_or(Refused::Unknown)?;
+        let cut = state.cuts.get_mut(gpu).ok_or(InstanceRefused::Unknown)?;
         let index = cut.create(sevenths, start)?;
-        cut.instance(total, index).ok_or(Refused::Unknown)
+        cut.instance(total, index).ok_or(InstanceRefused::Unknown)
     }
 
     /// Gives a GPU instance its compute instance, which makes a MIG device of it.
     ///
     /// # Errors
     /// When there is no such GPU instance, or it has one.
-    pub fn create_compute_instance(&self, gpu: usize, index: u32) -> Result<(), Refused> {
+    pub fn create_compute_instance(&self, gpu: usize, index: u32) -> Result<(), InstanceRefused> {
         let mut state = self.lock();
-        let cut = state.cuts.get_mut(gpu).ok_or(Refused::Unknown)?;
+        let cut = state.cuts.get_mut(gpu).ok_or(InstanceRefused::Unknown)?;
         cut.set_compute(index, true)
     }
 
@@ -52,13 +52,13 @@ impl Board {
     ///
     /// # Errors
     /// When there is none, or a process works on it.
-    pub fn destroy_compute_instance(&self, gpu: usize, index: u32) -> Result<(), Refused> {
+    pub fn destroy_compute_instance(&self, gpu: usize, index: u32) -> Result<(), InstanceRefused> {
         let mut state = self.lock();
         self.look(&mut state);
         if gpu < MAX_GPUS && state.part_used(gpu, Some(index)) > 0 {
-            return Err(Refused::InUse);
+            return Err(InstanceRefused::InUse);
         }
-        let cut = state.cuts.get_mut(gpu).ok_or(Refused::Unknown)?;
+        let cut = state.cuts.get_mut(gpu).ok_or(InstanceRefused::Unknown)?;
         cut.set_compute(index, false)
     }
 
@@ -66,9 +66,9 @@ impl Board {
     ///
     /// # Errors
     /// When there is none, or it has a compute instance.
-    pub fn destroy_gpu_instance(&self, gpu: usize, index: u32) -> Result<(), Refused> {
+    pub fn destroy_gpu_instance(&self, gpu: usize, index: u32) -> Result<(), InstanceRefused> {
         let mut state = self.lock();
-        let cut = state.cuts.get_mut(gpu).ok_or(Refused::Unknown)?;
+        let cut = state.cuts.get_mut(gpu).ok_or(InstanceRefused::Unknown)?;
         cut.destroy(index)
     }
 }

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use super::{Board, SharedId, State};
+use super::{Board, BoardState, SharedId};
 
 /// Our descriptors are high numbers, out of the way of programs that rely on low ones.
 const LEAST_DESCRIPTOR: i32 = 512;
@@ -167,7 +167,7 @@ fn seek(file: &File, from: i32, offset: u64) -> io::Result<u64> {
     Ok(at as u64)
 }
 
-impl State {
+impl BoardState {
     /// Gives back shared memory that only descriptors had kept, once they are closed.
     pub(super) fn collect(&mut self, board: &Path) {
         if self.exports == 0 {

@@ -5,7 +5,7 @@
 //! limits do not nest. The contrary one hands them to the kernel's controller ("dmem"): every limit from the process's
 //! own group upwards holds, and only the own group's is reported.
 
-use super::{Board, MAX_GROUPS, Member, Process, State};
+use super::{Board, BoardState, MAX_GROUPS, Member, ProcessMemory};
 use crate::config::MAX_GPUS;
 use crate::groups::Groups;
 
@@ -45,7 +45,7 @@ impl Group {
     };
 }
 
-impl State {
+impl BoardState {
     fn limit_of(&self, gpu: usize, number: u64) -> GroupLimit {
         let group = self.groups.iter().find(|group| group.number == number);
         group.map_or(GroupLimit::NONE, |group| group.limits[gpu])
@@ -62,7 +62,7 @@ impl State {
 
     /// Bytes that the limit of a group counts: those of its processes, and of the groups below that it holds for.
     fn group_used(&self, gpu: usize, number: u64, nests: bool) -> u64 {
-        self.used_by(gpu, |process: &Process| {
+        self.used_by(gpu, |process: &ProcessMemory| {
             let holding = self.holding(gpu, &process.groups, nests);
             let is_own = process.groups.lowest() == number;
             is_own || holding.iter().any(|&(holds, _)| holds == number)
@@ -128,7 +128,7 @@ impl Board {
     }
 
     /// The number of the group that NVML and `cuMemGetInfo` report to a process which is in `groups`.
-    fn reported(&self, state: &State, gpu: usize, groups: &Groups) -> u64 {
+    fn reported(&self, state: &BoardState, gpu: usize, groups: &Groups) -> u64 {
         let own = groups.lowest();
         if self.is_contrary() {
             return own;
@@ -158,7 +158,7 @@ impl Board {
 mod tests {
     use std::path::Path;
 
-    use super::super::{Kind, Refused};
+    use super::super::{Kind, MemoryRefused};
     use super::*;
     use crate::Config;
 
@@ -194,7 +194,7 @@ mod tests {
 
         board.take(me, 0, 60 * MIB, Kind::Overhead).unwrap();
         let more = board.take(me, 0, 41 * MIB, Kind::Alloc);
-        assert_eq!(more, Err(Refused::NoMemory));
+        assert_eq!(more, Err(MemoryRefused::NoMemory));
         board.take(me, 0, 500 * MIB, Kind::Managed).unwrap();
         board.take(me, 0, 40 * MIB, Kind::Alloc).unwrap();
 
@@ -218,7 +218,7 @@ mod tests {
 
             assert_eq!(
                 board.take(me, 0, 101 * MIB, Kind::Alloc),
-                Err(Refused::NoMemory)
+                Err(MemoryRefused::NoMemory)
             );
             // A parent's limit is not what a leaf of the kernel's controller reports.
             let seen = board.seen_by(0, me);

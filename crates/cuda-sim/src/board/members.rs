@@ -1,8 +1,8 @@
 //! The driver's side of a board: processes that join it, and the memory that they take, give back and share.
 
 use super::{
-    Board, Hold, Kind, MAX_HOLDERS, MAX_PROCESSES, MAX_SHARED, Member, Process, Refused,
-    SharedAllocation, SharedId, State, Use, files, instance_of,
+    Board, BoardState, Hold, Kind, MAX_HOLDERS, MAX_PROCESSES, MAX_SHARED, Member, MemoryRefused,
+    ProcessMemory, SharedAllocation, SharedId, Use, files, instance_of,
 };
 use crate::config::MAX_GPUS;
 use crate::groups::Groups;
@@ -14,12 +14,12 @@ impl Board {
     ///
     /// # Errors
     /// When 1,024 living processes are there.
-    pub fn join(&self) -> Result<Member, Refused> {
+    pub fn join(&self) -> Result<Member, MemoryRefused> {
         self.join_groups(Groups::own())
     }
 
     /// The same for a process of these control groups.
-    pub(super) fn join_groups(&self, groups: Groups) -> Result<Member, Refused> {
+    pub(super) fn join_groups(&self, groups: Groups) -> Result<Member, MemoryRefused> {
         let identity = Identity::own();
         let mut state = self.lock();
         self.look(&mut state);
@@ -30,11 +30,11 @@ impl Board {
         }
         let index = (0..MAX_PROCESSES)
             .find(|&index| state.processes[index].generation == 0)
-            .ok_or(Refused::NoRoom)?;
+            .ok_or(MemoryRefused::NoRoom)?;
         let generation = state.next_generation;
         state.next_generation += 1;
         state.process_end = state.process_end.max(index as u64 + 1);
-        state.processes[index] = Process {
+        state.processes[index] = ProcessMemory {
             identity,
             generation,
             died_ns: 0,
@@ -50,7 +50,7 @@ impl Board {
     }
 
     /// Frees the memory that dead processes and closed descriptors have kept.
-    pub(super) fn look(&self, state: &mut State) {
+    pub(super) fn look(&self, state: &mut BoardState) {
         state.reap(self.area().release_delay_ns, &self.path);
         state.collect(&self.path);
     }
@@ -77,10 +77,16 @@ impl Board {
     /// # Errors
     /// When the GPU, or a limit of the process's control groups, has no room for it; dead processes' memory counts as
     /// free.
-    pub fn take(&self, member: Member, gpu: usize, bytes: u64, kind: Kind) -> Result<(), Refused> {
+    pub fn take(
+        &self,
+        member: Member,
+        gpu: usize,
+        bytes: u64,
+        kind: Kind,
+    ) -> Result<(), MemoryRefused> {
         let mut state = self.lock();
         if gpu >= self.gpus() || state.own(member).is_none() {
-            return Err(Refused::Unknown);
+            return Err(MemoryRefused::Unknown);
         }
         let instance = instance_of(&state.processes[member.index]);
         // Room of the part of the GPU that the process works on; `None` if that is the whole GPU.
@@ -89,11 +95,11 @@ impl Board {
             Some(index) => {
                 let total = state.devices[gpu].total;
                 let part = state.cuts[gpu].instance(total, index);
-                Some(part.ok_or(Refused::Unknown)?.bytes)
+                Some(part.ok_or(MemoryRefused::Unknown)?.bytes)
             }
         };
         let nests = self.is_contrary();
-        let has_room = |state: &State| {
+        let has_room = |state: &BoardState| {
             let fits = |total| state.part_used(gpu, instance).saturating_add(bytes) <= total;
             let groups = || state.groups_have_room(gpu, member.index, bytes, nests);
             let of_system = kind == Kind::Managed;
@@ -102,7 +108,7 @@ impl Board {
         if !has_room(&state) {
             self.look(&mut state);
             if !has_room(&state) {
-                return Err(Refused::NoMemory);
+                return Err(MemoryRefused::NoMemory);
             }
         }
         state.devices[gpu].used += bytes;
@@ -143,17 +149,20 @@ impl Board {
     ///
     /// # Errors
     /// When the process has not that much, or the table is full.
-    pub fn share(&self, member: Member, gpu: usize, bytes: u64) -> Result<SharedId, Refused> {
+    pub fn share(&self, member: Member, gpu: usize, bytes: u64) -> Result<SharedId, MemoryRefused> {
         let mut state = self.lock();
-        state.own(member).ok_or(Refused::Unknown)?;
+        state.own(member).ok_or(MemoryRefused::Unknown)?;
         let slot = (0..MAX_SHARED)
             .find(|&slot| state.shared[slot].id == 0)
-            .ok_or(Refused::NoRoom)?;
+            .ok_or(MemoryRefused::NoRoom)?;
         let uses = state.processes[member.index]
             .uses
             .get_mut(gpu)
-            .ok_or(Refused::Unknown)?;
-        uses.alloc = uses.alloc.checked_sub(bytes).ok_or(Refused::Unknown)?;
+            .ok_or(MemoryRefused::Unknown)?;
+        uses.alloc = uses
+            .alloc
+            .checked_sub(bytes)
+            .ok_or(MemoryRefused::Unknown)?;
         uses.managed = uses.managed.min(uses.alloc);
         let id = state.next_shared;
         state.next_shared += 1;
@@ -182,11 +191,11 @@ impl Board {
     ///
     /// # Errors
     /// When it is gone, or has as many holders as fit.
-    pub fn hold(&self, member: Member, id: SharedId) -> Result<(), Refused> {
+    pub fn hold(&self, member: Member, id: SharedId) -> Result<(), MemoryRefused> {
         let mut state = self.lock();
-        state.own(member).ok_or(Refused::Unknown)?;
+        state.own(member).ok_or(MemoryRefused::Unknown)?;
         let own = member.index as u32 + 1;
-        let shared = state.shared_mut(id).ok_or(Refused::Unknown)?;
+        let shared = state.shared_mut(id).ok_or(MemoryRefused::Unknown)?;
         let is_own =
             |holder: &Hold| holder.process == own && holder.generation == member.generation;
         if let Some(holder) = shared.holders.iter_mut().find(|holder| is_own(holder)) {
@@ -197,7 +206,7 @@ impl Board {
             .holders
             .iter_mut()
             .find(|holder| holder.process == 0)
-            .ok_or(Refused::NoRoom)?;
+            .ok_or(MemoryRefused::NoRoom)?;
         // The place may be one of a process that died with holds of its own.
         *holder = Hold {
             process: own,

@@ -11,7 +11,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::Record;
-use super::model::{Position, State};
+use super::model::{Position, WorkState};
 use crate::process::{self, Identity};
 
 /// Threads that can take part at a time.
@@ -354,7 +354,7 @@ impl LockstepWords {
         self.participants().iter().any(ParticipantWords::runs)
     }
 
-    fn can_go_on(&self, participant: &ParticipantWords, state: &State, now_ns: u64) -> bool {
+    fn can_go_on(&self, participant: &ParticipantWords, state: &WorkState, now_ns: u64) -> bool {
         if !participant.waits() {
             return false;
         }
@@ -382,7 +382,7 @@ impl LockstepWords {
         Woken((before == SLEEPS).then_some(slot))
     }
 
-    fn first_that_can(&self, state: &State, now_ns: u64) -> Option<usize> {
+    fn first_that_can(&self, state: &WorkState, now_ns: u64) -> Option<usize> {
         self.participants()
             .iter()
             .enumerate()
@@ -393,7 +393,7 @@ impl LockstepWords {
     }
 
     /// When no participant runs, lets one go on: at this moment, or else at the next one at which one can.
-    pub(super) fn go_on(&self, state: &mut State, now: &AtomicU64) -> Woken {
+    pub(super) fn go_on(&self, state: &mut WorkState, now: &AtomicU64) -> Woken {
         if self.any_participant_runs() {
             return Woken::default();
         }
@@ -475,7 +475,7 @@ impl LockstepWords {
 
     /// Looks after participants that keep time standing still: the dead are forgotten, and one that has made no progress
     /// for too long is taken for away. The caller has let the board forget dead processes.
-    pub(super) fn watch(&self, state: &mut State, now: &AtomicU64, real_ns: u64) -> Woken {
+    pub(super) fn watch(&self, state: &mut WorkState, now: &AtomicU64, real_ns: u64) -> Woken {
         self.watch_ns.store(real_ns + WATCH_NS, LOCKED);
         self.forget_dead(ParticipantWords::runs);
         let steps = self.steps.load(LOCKED);

@@ -1,11 +1,11 @@
 //! The work of a board's GPUs, as a value: channels with queues of work, processes that take
 //! turns, and the moment at which each thing is done.
 //!
-//! Exact and lazy: [`State::advance`] plays everything that happens up to a moment, in order of
+//! Exact and lazy: [`WorkState::advance`] plays everything that happens up to a moment, in order of
 //! time, whichever process calls it. Pure: no clock, no lock, no system call; the same bytes in every process.
 //! It is written so that a process killed between any two of its stores leaves queues that can be
 //! read: an item is written before the tail that shows it, and only derived words are rebuilt by
-//! [`State::repair`].
+//! [`WorkState::repair`].
 //!
 //! The model. A channel is a stream: its items run in order. The kernels of one process run side by
 //! side, each at full speed; processes share a GPU in slices, as [`crate::slices`] says. Copies have engines of their
@@ -258,7 +258,7 @@ struct Usage {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-struct Process {
+struct ProcessWork {
     /// 0 never used, 1 alive, 2 dead and remembered.
     state: u32,
     reserved: u32,
@@ -277,7 +277,7 @@ struct RawSample {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-struct Device {
+struct DeviceWork {
     holder: u32, // of the slice: process + 1; 0 is none
     last: u32,   // holder of the slice before: process + 1; 0 is none
     slice_from_ns: u64,
@@ -373,7 +373,7 @@ impl From<RawSample> for UtilizationSample {
 /// The board's work. A zeroed one, started, is an idle board.
 #[repr(C)]
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct WorkState {
     time_ns: u64,
     next_sample_ns: u64,
     slice_ns: u64,
@@ -399,8 +399,8 @@ pub(super) struct State {
     lag_ns: u64,
     /// Which channels have work: derived from heads and tails.
     busy: [u64; MAX_CHANNELS / 64],
-    devices: [Device; MAX_DEVICES],
-    processes: [Process; MAX_PROCESSES],
+    devices: [DeviceWork; MAX_DEVICES],
+    processes: [ProcessWork; MAX_PROCESSES],
     channels: [Channel; MAX_CHANNELS],
     events: [Event; MAX_EVENTS],
     rings: [[Item; DEPTH]; MAX_CHANNELS],
@@ -418,7 +418,7 @@ pub(super) struct Settings {
     pub(super) mps: bool,
 }
 
-impl State {
+impl WorkState {
     /// Begins the board's life at `now_ns`.
     pub(super) fn start(&mut self, now_ns: u64, settings: Settings) {
         self.time_ns = now_ns;
@@ -459,9 +459,9 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn board() -> Box<State> {
+    fn board() -> Box<WorkState> {
         // SAFETY: a zeroed State is an idle board: it holds only integers.
-        let mut state = unsafe { Box::<State>::new_zeroed().assume_init() };
+        let mut state = unsafe { Box::<WorkState>::new_zeroed().assume_init() };
         state.start(1000 * MS, settings(""));
         state
     }
@@ -477,7 +477,7 @@ mod tests {
         }
     }
 
-    fn board_with(script: &str) -> Box<State> {
+    fn board_with(script: &str) -> Box<WorkState> {
         let mut state = board();
         state.start(1000 * MS, settings(script));
         state
@@ -493,7 +493,7 @@ mod tests {
         1000 * MS + ns
     }
 
-    fn stream(state: &mut State, process: u32) -> u32 {
+    fn stream(state: &mut WorkState, process: u32) -> u32 {
         state.open_channel(process, 0).unwrap().0
     }
 
@@ -501,7 +501,7 @@ mod tests {
         Work::Kernel { ns: ms * MS }
     }
 
-    fn record(state: &mut State, channel: u32, process: u32) -> u32 {
+    fn record(state: &mut WorkState, channel: u32, process: u32) -> u32 {
         let (event, _) = state.open_event(process).unwrap();
         let number = state.next_record(event);
         state

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::lockstep::{LockstepWords, Wait, Woken};
-use super::{Exec, Guard, PART, Part, SPINS, lockstep};
+use super::{Exec, Guard, PART, SPINS, ThreadSlot, lockstep};
 use crate::clock::ClockKind;
 use crate::clock::monotonic_ns;
 use crate::process;
@@ -102,7 +102,7 @@ impl Exec {
     }
 
     pub(super) fn remember(&self, slot: usize) {
-        PART.set(Part {
+        PART.set(ThreadSlot {
             board: self.map.as_ptr().addr(),
             slot,
             generation: self.lockstep().generation(slot),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::lockstep::Wait;
 use super::model::{Position, Waiting, Work};
-use super::{ChannelId, EventId, Exec, ProcessId, Record, Refused};
+use super::{ChannelId, EventId, Exec, ProcessId, Record, WorkRefused};
 use crate::process::Identity;
 
 impl Exec {
@@ -12,13 +12,13 @@ impl Exec {
     ///
     /// # Errors
     /// When 256 living processes are there.
-    pub fn join(&self) -> Result<ProcessId, Refused> {
+    pub fn join(&self) -> Result<ProcessId, WorkRefused> {
         let mut state = self.now();
         state.reap(Identity::is_alive);
         state
             .join(Identity::own())
             .map(ProcessId)
-            .ok_or(Refused::NoRoom)
+            .ok_or(WorkRefused::NoRoom)
     }
 
     /// Gives the place back.
@@ -30,12 +30,16 @@ impl Exec {
     ///
     /// # Errors
     /// When the board has no room for one more.
-    pub fn open_channel(&self, process: ProcessId, device: usize) -> Result<ChannelId, Refused> {
-        let device = u32::try_from(device).map_err(|_| Refused::NoRoom)?;
+    pub fn open_channel(
+        &self,
+        process: ProcessId,
+        device: usize,
+    ) -> Result<ChannelId, WorkRefused> {
+        let device = u32::try_from(device).map_err(|_| WorkRefused::NoRoom)?;
         let opened = self
             .now()
             .open_channel(process.0, device)
-            .ok_or(Refused::NoRoom)?;
+            .ok_or(WorkRefused::NoRoom)?;
         Ok(ChannelId {
             index: opened.0,
             generation: opened.1,
@@ -64,7 +68,7 @@ impl Exec {
     ///
     /// # Errors
     /// When the stream is closed.
-    pub fn submit(&self, channel: ChannelId, work: Work) -> Result<Position, Refused> {
+    pub fn submit(&self, channel: ChannelId, work: Work) -> Result<Position, WorkRefused> {
         self.submit_after(channel, &[], work)
     }
 
@@ -77,7 +81,7 @@ impl Exec {
         channel: ChannelId,
         after: &[ChannelId],
         work: Work,
-    ) -> Result<Position, Refused> {
+    ) -> Result<Position, WorkRefused> {
         let after: &[(u32, u32)] = &after
             .iter()
             .map(|id| (id.index, id.generation))
@@ -87,7 +91,7 @@ impl Exec {
             let mut state = self.now();
             let end = state.end_of(channel.index);
             if end.generation != channel.generation {
-                return Err(Refused::Closed);
+                return Err(WorkRefused::Closed);
             }
             if let Some(place) = state.submit_after(channel.index, after, work) {
                 return Ok(place);
@@ -105,7 +109,7 @@ impl Exec {
     ///
     /// # Errors
     /// When the stream is closed.
-    pub fn order(&self, channel: ChannelId, after: ChannelId) -> Result<(), Refused> {
+    pub fn order(&self, channel: ChannelId, after: ChannelId) -> Result<(), WorkRefused> {
         if let Some(place) = self.last_place(after) {
             self.submit(channel, Work::WaitChannel { place })?;
         }
@@ -161,8 +165,11 @@ impl Exec {
     ///
     /// # Errors
     /// When the board has no room for one more.
-    pub fn open_event(&self, process: ProcessId) -> Result<EventId, Refused> {
-        let (index, generation) = self.lock().open_event(process.0).ok_or(Refused::NoRoom)?;
+    pub fn open_event(&self, process: ProcessId) -> Result<EventId, WorkRefused> {
+        let (index, generation) = self
+            .lock()
+            .open_event(process.0)
+            .ok_or(WorkRefused::NoRoom)?;
         Ok(EventId { index, generation })
     }
 
@@ -175,12 +182,12 @@ impl Exec {
     ///
     /// # Errors
     /// When the stream or the event is closed.
-    pub fn record(&self, channel: ChannelId, event: EventId) -> Result<Record, Refused> {
+    pub fn record(&self, channel: ChannelId, event: EventId) -> Result<Record, WorkRefused> {
         let number = {
             let mut state = self.lock();
             state
                 .records(event.index, event.generation)
-                .ok_or(Refused::Closed)?;
+                .ok_or(WorkRefused::Closed)?;
             state.next_record(event.index)
         };
         self.submit(
@@ -197,11 +204,11 @@ impl Exec {
     ///
     /// # Errors
     /// The event is closed.
-    pub fn last_record(&self, event: EventId) -> Result<Record, Refused> {
+    pub fn last_record(&self, event: EventId) -> Result<Record, WorkRefused> {
         let number = self
             .lock()
             .records(event.index, event.generation)
-            .ok_or(Refused::Closed)?;
+            .ok_or(WorkRefused::Closed)?;
         Ok(Record { event, number })
     }
 
@@ -209,7 +216,7 @@ impl Exec {
     ///
     /// # Errors
     /// When the stream is closed.
-    pub fn wait_for_record(&self, channel: ChannelId, record: Record) -> Result<(), Refused> {
+    pub fn wait_for_record(&self, channel: ChannelId, record: Record) -> Result<(), WorkRefused> {
         if record.number == 0 || self.lock().event_done(record.event.index, record.number) {
             return Ok(());
         }

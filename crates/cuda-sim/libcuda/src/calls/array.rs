@@ -10,7 +10,7 @@ use crate::memory::array::{
     Array, DEFERRED, Mipmap, Shape, find, keep, keep_mipmap, shape_3d, sparse_properties, with,
 };
 use crate::memory::blocks;
-use crate::memory::blocks::Kind;
+use crate::memory::blocks::BlockKind;
 use crate::memory::context;
 use crate::memory::sparse;
 use crate::process::driver;
@@ -138,7 +138,7 @@ calls! {
         for level in 0..levels {
             bytes += shape.level(level).bytes()?;
         }
-        let base = blocks::make(context, bytes, shape.taken(bytes), Kind::Array, false)?;
+        let base = blocks::make(context, bytes, shape.taken(bytes), BlockKind::Array, false)?;
         let made = keep_mipmap(base, bytes, context, shape, levels);
         write(handle, made)
     };
@@ -167,7 +167,7 @@ fn create(shape: Shape) -> Done<CuArray> {
     let context = context::current()?.home();
     let desc = shape.checked()?;
     let bytes = desc.bytes()?;
-    let base = blocks::make(context, bytes, desc.taken(bytes), Kind::Array, false)?;
+    let base = blocks::make(context, bytes, desc.taken(bytes), BlockKind::Array, false)?;
     Ok(keep(Array {
         desc,
         base,
@@ -177,7 +177,7 @@ fn create(shape: Shape) -> Done<CuArray> {
 }
 
 fn end_block(base: u64) {
-    if let Some(block) = blocks::remove(base, |block| matches!(block.kind, Kind::Array)) {
+    if let Some(block) = blocks::remove(base, |block| matches!(block.kind, BlockKind::Array)) {
         blocks::end(base, &block);
     }
 }

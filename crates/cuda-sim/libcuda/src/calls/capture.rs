@@ -12,7 +12,7 @@ use crate::streams::capturing::{ACTIVE, MODE, finish};
 use crate::streams::graph;
 use crate::streams::graph::Graph;
 use crate::streams::stream;
-use crate::streams::stream::{Kind, Stream};
+use crate::streams::stream::{Stream, StreamKind};
 
 calls! {
     cuStreamBeginCapture(stream) => begin(stream, GLOBAL, None);
@@ -73,7 +73,7 @@ fn begin(stream: CuStream, mode: u32, graph: Option<(Arc<Graph>, Vec<usize>)>) -
         return Err(CuResult::INVALID_VALUE);
     }
     let stream = stream::find(stream)?;
-    if stream.kind == Kind::Legacy {
+    if stream.kind == StreamKind::Legacy {
         return Err(CuResult::STREAM_CAPTURE_UNSUPPORTED);
     }
     let mut own = lock(&stream.capture);
@@ -152,7 +152,7 @@ fn status(stream: &Stream) -> u32 {
 
 fn ask(stream: CuStream) -> Done<Arc<Stream>> {
     let stream = stream::find(stream)?;
-    if stream.kind == Kind::Legacy
+    if stream.kind == StreamKind::Legacy
         && stream::of_context(stream.context)
             .iter()
             .any(|o| o.is_blocking() && o.capture().is_some())

@@ -11,7 +11,7 @@ use cuda_sim::board::SharedId;
 use crate::base::border::{Done, check_out, write};
 use crate::base::space::PAGE;
 use crate::memory::blocks;
-use crate::memory::blocks::Kind;
+use crate::memory::blocks::BlockKind;
 use crate::memory::shared;
 use crate::process::driver;
 
@@ -45,11 +45,11 @@ fn shared(address: u64, bytes: u64) -> Done<SharedId> {
         return Err(CuResult::INVALID_VALUE);
     }
     match &block.kind {
-        Kind::Device => {
+        BlockKind::Device => {
             let name = shared::share(base, &block, || Some(block.taken))?;
             Ok(SharedId(name.id))
         }
-        Kind::Mapped(mapping) => {
+        BlockKind::Mapped(mapping) => {
             let id = mapping.physical().share()?.ok_or(CuResult::NOT_SUPPORTED)?;
             // Its contents are elsewhere; the file only represents it.
             let driver = driver::the()?;

@@ -166,13 +166,13 @@ extern "C-unwind" fn hook_bytes(out: *mut *mut c_void, count: *mut usize) {
 
 type Destructor = Option<unsafe extern "C-unwind" fn(CuContext, *mut c_void, *mut c_void)>;
 
-struct Value {
+struct StoredValue {
     value: usize,
     destructor: Destructor,
 }
 
 /// By context and key.
-static VALUES: Mutex<Option<HashMap<(usize, usize), Value>>> = Mutex::new(None);
+static VALUES: Mutex<Option<HashMap<(usize, usize), StoredValue>>> = Mutex::new(None);
 
 extern "C-unwind" fn storage_put(
     context: CuContext,
@@ -182,7 +182,7 @@ extern "C-unwind" fn storage_put(
 ) -> CuResult {
     answer(|| {
         let context = context::find_or_current(context)?.handle;
-        let value = Value {
+        let value = StoredValue {
             value: value.expose_provenance(),
             destructor,
         };
@@ -225,7 +225,7 @@ pub(crate) fn context_gone(context: Ctx) {
     if let Some(values) = lock(&VALUES).as_mut() {
         gone.extend(values.extract_if(|(owner, _), _| *owner == context.handle));
     }
-    for ((_, key), Value { value, destructor }) in gone {
+    for ((_, key), StoredValue { value, destructor }) in gone {
         if let Some(destructor) = destructor {
             // SAFETY: the runtime's own function, called as its contract with the driver says.
             unsafe { destructor(context.as_handle(), handle(key), handle(value)) };

@@ -13,7 +13,7 @@ use crate::base::border::{Done, check_out, read, write};
 use crate::base::space::PAGE;
 use crate::memory::array;
 use crate::memory::blocks;
-use crate::memory::blocks::Kind;
+use crate::memory::blocks::BlockKind;
 use crate::memory::context;
 use crate::memory::context::Ctx;
 use crate::memory::shared;
@@ -184,7 +184,7 @@ fn map(memory: &Memory, offset: u64, bytes: u64) -> Done<u64> {
     if bytes == 0 || !inside || !offset.is_multiple_of(PAGE) {
         return Err(CuResult::INVALID_VALUE);
     }
-    let mut block = blocks::block(bytes, context.gpu, Kind::External);
+    let mut block = blocks::block(bytes, context.gpu, BlockKind::External);
     block.context = Some(context);
     let base = blocks::place(block, false)?;
     shared::map_over(

@@ -5,7 +5,7 @@ use cuda_sim::board::SharedId;
 
 use crate::base::border::{Done, check_out, write};
 use crate::memory::blocks;
-use crate::memory::blocks::{Block, Kind};
+use crate::memory::blocks::{Block, BlockKind};
 use crate::memory::context;
 use crate::memory::shared::{open, share};
 use crate::process::files::Name;
@@ -14,7 +14,7 @@ calls! {
     cuIpcGetMemHandle(handle, ptr) => {
         check_out(handle)?;
         let (base, block) = blocks::find(ptr.0)
-            .filter(|(_, block)| matches!(block.kind, Kind::Device))
+            .filter(|(_, block)| matches!(block.kind, BlockKind::Device))
             .ok_or(CuResult::INVALID_VALUE)?;
         let name = share(base, &block, || Some(block.taken))?;
         let mut made = CuIpcMemHandle { reserved: [0; 64] };
@@ -25,7 +25,7 @@ calls! {
         => open_handle(out, handle, flags);
     cuIpcCloseMemHandle(ptr) => {
         let left = blocks::change(ptr.0, |block| match &mut block.kind {
-            Kind::Opened { times } => {
+            BlockKind::Opened { times } => {
                 *times -= 1;
                 Some(*times)
             }
@@ -57,18 +57,18 @@ fn open_handle(out: *mut CuDevicePtr, handle: CuIpcMemHandle, flags: u32) -> Don
         return Err(CuResult::INVALID_CONTEXT);
     }
     let same = |block: &Block| {
-        matches!(block.kind, Kind::Opened { .. }) && block.shared == Some(SharedId(name.id))
+        matches!(block.kind, BlockKind::Opened { .. }) && block.shared == Some(SharedId(name.id))
     };
     let base = match blocks::select(0..u64::MAX, same).first() {
         Some((base, _)) => {
             blocks::change(*base, |block| {
-                if let Kind::Opened { times } = &mut block.kind {
+                if let BlockKind::Opened { times } = &mut block.kind {
                     *times += 1;
                 }
             });
             *base
         }
-        None => open(&name, Kind::Opened { times: 1 }, Some(context))?,
+        None => open(&name, BlockKind::Opened { times: 1 }, Some(context))?,
     };
     write(out, CuDevicePtr(base))
 }

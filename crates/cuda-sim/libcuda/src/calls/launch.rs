@@ -82,7 +82,7 @@ calls! {
             return Err(CuResult::INVALID_VALUE);
         }
         for p in read_all(launch_params_list.cast_const(), count_devices as usize)? {
-            if stream::find(p.stream)?.kind == stream::Kind::Legacy {
+            if stream::find(p.stream)?.kind == stream::StreamKind::Legacy {
                 return Err(CuResult::INVALID_VALUE);
             }
             cooperative(&Call {

@@ -7,7 +7,7 @@ use cuda_sim::board;
 use crate::base::border::{Done, check_out, read, write, write_if};
 use crate::base::space;
 use crate::memory::blocks::{
-    Block, Kind, PITCH, block, end, find, make, managed, place_at, remove, rounded,
+    Block, BlockKind, PITCH, block, end, find, make, managed, place_at, remove, rounded,
 };
 use crate::memory::context;
 use crate::memory::graph_memory;
@@ -20,12 +20,12 @@ use crate::streams::stream;
 calls! {
     cuMemAlloc_v2(out, bytes) => {
         check_out(out)?;
-        let base = alloc(bytes as u64, Kind::Device, false)?;
+        let base = alloc(bytes as u64, BlockKind::Device, false)?;
         write(out, CuDevicePtr(base))
     };
     cuMemAlloc(ptr, bytes) => {
         check_out(ptr)?;
-        let base = alloc(u64::from(bytes), Kind::Device, true)?;
+        let base = alloc(u64::from(bytes), BlockKind::Device, true)?;
         write(ptr, base as u32)
     };
     cuMemAllocPitch_v2(out, pitch, width_bytes, height, element_bytes) => {
@@ -47,7 +47,7 @@ calls! {
         if flags != ATTACH_GLOBAL && flags != ATTACH_HOST {
             return Err(CuResult::INVALID_VALUE);
         }
-        let base = alloc(bytes as u64, Kind::Managed, false)?;
+        let base = alloc(bytes as u64, BlockKind::Managed, false)?;
         write(out, CuDevicePtr(base))
     };
     cuMemFree_v2(ptr) => free(ptr.0);
@@ -95,7 +95,7 @@ calls! {
     };
     cuMemHostGetFlags(flags, p) => {
         let (_, block) = host_block(p)?;
-        let Kind::Host { flags: own } = block.kind else {
+        let BlockKind::Host { flags: own } = block.kind else {
             return Err(CuResult::INVALID_VALUE);
         };
         // With one address space, everything is mapped.
@@ -142,7 +142,7 @@ calls! {
             return Ok(());
         }
         let base = p.addr() as u64;
-        let block = remove(base, |block| matches!(block.kind, Kind::Host { .. }))
+        let block = remove(base, |block| matches!(block.kind, BlockKind::Host { .. }))
             .ok_or(CuResult::INVALID_VALUE)?;
         end(base, &block);
         Ok(())
@@ -150,7 +150,7 @@ calls! {
     cuMemHostUnregister(p) => {
         context::current()?;
         let base = p.addr() as u64;
-        let block = remove(base, |block| matches!(block.kind, Kind::Registered))
+        let block = remove(base, |block| matches!(block.kind, BlockKind::Registered))
             .ok_or(CuResult::HOST_MEMORY_NOT_REGISTERED)?;
         end(base, &block);
         Ok(())
@@ -165,9 +165,9 @@ calls! {
             let attribute = read(attributes.wrapping_add(index))?;
             let data = read(data.wrapping_add(index))?;
             let nothing = match attribute {
-                2 | 6 | 8 | 10 | 13 | 15 | 16 | 21 => Value::Int(0),
-                9 => Value::Int(-2),
-                _ => Value::Long(0),
+                2 | 6 | 8 | 10 | 13 | 15 | 16 | 21 => AttributeValue::Int(0),
+                9 => AttributeValue::Int(-2),
+                _ => AttributeValue::Long(0),
             };
             let value = pointer_attribute(attribute, ptr.0).unwrap_or(nothing);
             put_value(data, &value)?;
@@ -178,7 +178,7 @@ calls! {
 
 // --- device memory ------------------------------------------------------------------------------
 
-fn alloc(bytes: u64, kind: Kind, low: bool) -> Done<u64> {
+fn alloc(bytes: u64, kind: BlockKind, low: bool) -> Done<u64> {
     let context = context::current()?;
     if bytes == 0 {
         return Err(CuResult::INVALID_VALUE);
@@ -194,7 +194,7 @@ fn alloc_pitch(width: u64, height: u64, element: u32, low: bool) -> Done<(u64, u
         .checked_next_multiple_of(PITCH)
         .ok_or(CuResult::OUT_OF_MEMORY)?;
     let bytes = pitch.checked_mul(height).ok_or(CuResult::OUT_OF_MEMORY)?;
-    Ok((alloc(bytes, Kind::Device, low)?, pitch))
+    Ok((alloc(bytes, BlockKind::Device, low)?, pitch))
 }
 
 const ATTACH_GLOBAL: u32 = 1;
@@ -217,7 +217,7 @@ fn free(base: u64) -> Done {
     let own = |block: &Block| {
         matches!(
             block.kind,
-            Kind::Device | Kind::Managed | Kind::Pool(_) | Kind::External
+            BlockKind::Device | BlockKind::Managed | BlockKind::Pool(_) | BlockKind::External
         )
     };
     let block = remove(base, own).ok_or(CuResult::INVALID_VALUE)?;
@@ -228,7 +228,7 @@ fn free(base: u64) -> Done {
 fn range_of(address: u64) -> Done<(u64, u64)> {
     context::current()?;
     let (base, block) = find(address)
-        .filter(|(_, block)| !matches!(block.kind, Kind::Array | Kind::Registered))
+        .filter(|(_, block)| !matches!(block.kind, BlockKind::Array | BlockKind::Registered))
         .ok_or(CuResult::NOT_FOUND)?;
     Ok((base, block.bytes))
 }
@@ -270,7 +270,7 @@ fn alloc_host(out: *mut *mut c_void, bytes: usize, flags: u32) -> Done {
     if bytes == 0 || flags & !HOST_FLAGS != 0 {
         return Err(CuResult::INVALID_VALUE);
     }
-    let base = make(context, bytes as u64, 0, Kind::Host { flags }, false)?;
+    let base = make(context, bytes as u64, 0, BlockKind::Host { flags }, false)?;
     write(out, space::address(base))
 }
 
@@ -279,7 +279,7 @@ fn register(p: *mut c_void, bytes: usize, flags: u32) -> Done {
     if p.is_null() || bytes == 0 || flags & !REGISTER_FLAGS != 0 {
         return Err(CuResult::INVALID_VALUE);
     }
-    let mut block = block(bytes as u64, context.gpu, Kind::Registered);
+    let mut block = block(bytes as u64, context.gpu, BlockKind::Registered);
     block.context = Some(context);
     place_at(p.addr() as u64, block).map_err(|_| CuResult::HOST_MEMORY_ALREADY_REGISTERED)
 }
@@ -369,51 +369,51 @@ fn range_attribute(
 // --- what a pointer is ------------------------------------------------------------------------------
 
 /// An attribute's value, in its C type.
-enum Value {
+enum AttributeValue {
     Int(i32),
     Long(u64),
 }
 
-fn pointer_attribute(attribute: u32, address: u64) -> Done<Value> {
+fn pointer_attribute(attribute: u32, address: u64) -> Done<AttributeValue> {
     const HOST: i32 = 1;
     const DEVICE: i32 = 2;
     let driver = driver::the()?;
     let (base, block) = find(address)
-        .filter(|(_, block)| !matches!(block.kind, Kind::Array))
+        .filter(|(_, block)| !matches!(block.kind, BlockKind::Array))
         .ok_or(CuResult::INVALID_VALUE)?;
     let is_host = block.kind.is_host();
-    let yes = |yes: bool| Value::Int(i32::from(yes));
+    let yes = |yes: bool| AttributeValue::Int(i32::from(yes));
     Ok(match attribute {
         1 => {
             let context = block.context.or_else(|| context::any_on(block.gpu));
-            Value::Long(context.map_or(0, |context| context.handle as u64))
+            AttributeValue::Long(context.map_or(0, |context| context.handle as u64))
         }
-        2 => Value::Int(if is_host { HOST } else { DEVICE }),
-        3 => Value::Long(address),
-        4 if is_host || matches!(block.kind, Kind::Managed) => Value::Long(address),
+        2 => AttributeValue::Int(if is_host { HOST } else { DEVICE }),
+        3 => AttributeValue::Long(address),
+        4 if is_host || matches!(block.kind, BlockKind::Managed) => AttributeValue::Long(address),
         6 | 15 | 21 => yes(false),
-        7 => Value::Long(block.id),
-        8 => yes(matches!(block.kind, Kind::Managed)),
-        9 => Value::Int(ordinal(driver, &block)),
-        10 => yes(matches!(block.kind, Kind::Device)),
-        11 => Value::Long(base),
-        12 | 18 => Value::Long(block.bytes),
+        7 => AttributeValue::Long(block.id),
+        8 => yes(matches!(block.kind, BlockKind::Managed)),
+        9 => AttributeValue::Int(ordinal(driver, &block)),
+        10 => yes(matches!(block.kind, BlockKind::Device)),
+        11 => AttributeValue::Long(base),
+        12 | 18 => AttributeValue::Long(block.bytes),
         13 => yes(true),
-        14 => Value::Long(match &block.kind {
-            Kind::Mapped(mapping) => mapping.handle_types(),
-            Kind::Pool(pool) => pool.handle_types(),
+        14 => AttributeValue::Long(match &block.kind {
+            BlockKind::Mapped(mapping) => mapping.handle_types(),
+            BlockKind::Pool(pool) => pool.handle_types(),
             _ => 0,
         }),
-        16 => Value::Int(match &block.kind {
-            Kind::Mapped(mapping) => mapping.access_of(context::current()?.gpu) as i32,
+        16 => AttributeValue::Int(match &block.kind {
+            BlockKind::Mapped(mapping) => mapping.access_of(context::current()?.gpu) as i32,
             _ => 3,
         }),
-        17 => Value::Long(match &block.kind {
-            Kind::Pool(pool) => pool.as_handle().addr() as u64,
+        17 => AttributeValue::Long(match &block.kind {
+            BlockKind::Pool(pool) => pool.as_handle().addr() as u64,
             _ => 0,
         }),
-        19 => Value::Long(base),
-        20 => Value::Long(block.id),
+        19 => AttributeValue::Long(base),
+        20 => AttributeValue::Long(block.id),
         _ => return Err(CuResult::INVALID_VALUE),
     })
 }
@@ -422,9 +422,9 @@ fn ordinal(driver: &Driver, block: &Block) -> i32 {
     driver.ordinal(block.gpu).map_or(-1, |device| device.0)
 }
 
-fn put_value(data: *mut c_void, value: &Value) -> Done {
+fn put_value(data: *mut c_void, value: &AttributeValue) -> Done {
     match *value {
-        Value::Int(value) => write(data.cast::<i32>(), value),
-        Value::Long(value) => write(data.cast::<u64>(), value),
+        AttributeValue::Int(value) => write(data.cast::<i32>(), value),
+        AttributeValue::Long(value) => write(data.cast::<u64>(), value),
     }
 }

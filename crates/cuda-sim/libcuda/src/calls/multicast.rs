@@ -9,7 +9,7 @@ use cuda_api::driver::*;
 
 use crate::base::border::{Done, check_out, lock, read, write};
 use crate::memory::blocks;
-use crate::memory::blocks::Kind;
+use crate::memory::blocks::BlockKind;
 use crate::memory::physical;
 use crate::memory::physical::{Binding, Multicast, Physical, held};
 use crate::process::choices::granularity;
@@ -166,7 +166,7 @@ fn bind_address(
     }
     let (_, block) = blocks::find(address).ok_or(CuResult::INVALID_VALUE)?;
     let memory = match &block.kind {
-        Kind::Mapped(mapping) => Some(Arc::clone(mapping.physical())),
+        BlockKind::Mapped(mapping) => Some(Arc::clone(mapping.physical())),
         _ => None,
     };
     let gpu = match device {

@@ -6,7 +6,7 @@ use cuda_sim::exec::Work;
 use crate::base::border::{check_out, write};
 use crate::calls::graph;
 use crate::memory::blocks;
-use crate::memory::blocks::Kind;
+use crate::memory::blocks::BlockKind;
 use crate::process::driver;
 use crate::process::work::exec;
 use crate::streams::capturing;
@@ -39,7 +39,7 @@ calls! {
             return Err(CuResult::INVALID_VALUE);
         }
         let ordinal = driver::the()?.ordinal(block.gpu);
-        let on_host = matches!(block.kind, Kind::Host { .. } | Kind::Registered);
+        let on_host = matches!(block.kind, BlockKind::Host { .. } | BlockKind::Registered);
         let location = match ordinal.filter(|_| !on_host) {
             Some(device) => CuMemLocation {
                 kind: DEVICE,

@@ -4,7 +4,7 @@ use cuda_api::driver::*;
 
 use crate::base::border::{Done, check_out, write};
 use crate::memory::blocks;
-use crate::memory::blocks::{Block, Kind};
+use crate::memory::blocks::{Block, BlockKind};
 use crate::memory::graph_memory;
 use crate::memory::pool;
 use crate::process::driver;
@@ -32,7 +32,7 @@ calls! {
         }
         // Plain memory may be freed like this too.
         let own =
-            |block: &Block| matches!(block.kind, Kind::Pool(_) | Kind::Device | Kind::Managed);
+            |block: &Block| matches!(block.kind, BlockKind::Pool(_) | BlockKind::Device | BlockKind::Managed);
         let block = blocks::remove(ptr.0, own).ok_or(CuResult::INVALID_VALUE)?;
         queue::free_in_order(&found, move || blocks::end(ptr.0, &block))
     };

@@ -4,7 +4,7 @@ use cuda_api::driver::*;
 
 use crate::base::border::{Done, check_out, read, write};
 use crate::memory::blocks;
-use crate::memory::blocks::Kind;
+use crate::memory::blocks::BlockKind;
 use crate::memory::context;
 use crate::memory::pool::{
     HANDLE_FILE_DESCRIPTOR, Sort, current_at, current_of, default_at, default_of, find, new, with,
@@ -168,7 +168,7 @@ calls! {
     cuMemPoolExportPointer(share_data_out, ptr) => {
         check_out(share_data_out)?;
         let (base, block) = blocks::find(ptr.0).ok_or(CuResult::INVALID_VALUE)?;
-        let Kind::Pool(pool) = block.kind else {
+        let BlockKind::Pool(pool) = block.kind else {
             return Err(CuResult::INVALID_VALUE);
         };
         if base != ptr.0 || pool.handle_types & HANDLE_FILE_DESCRIPTOR == 0 {
@@ -187,7 +187,7 @@ calls! {
         if pool.sort != Sort::Imported || name.gpu != pool.gpu as u64 {
             return Err(CuResult::INVALID_VALUE);
         }
-        let base = shared::open(&name, Kind::Pool(pool), None)?;
+        let base = shared::open(&name, BlockKind::Pool(pool), None)?;
         write(ptr_out, CuDevicePtr(base))
     };
 }

@@ -11,7 +11,7 @@ use cuda_sim::board::{self, SharedId};
 use crate::base::border::{Done, check_out, read, write};
 use crate::base::space::{address, blank};
 use crate::memory::blocks;
-use crate::memory::blocks::{Block, Kind};
+use crate::memory::blocks::{Block, BlockKind};
 use crate::memory::physical::{
     Contents, HANDLES, Held, Label, Mapping, Physical, Prop, contents, held, keep, lock,
 };
@@ -120,7 +120,7 @@ calls! {
     cuMemRetainAllocationHandle(handle, addr) => {
         check_out(handle)?;
         let (_, block) = blocks::find(addr.addr() as u64).ok_or(CuResult::INVALID_VALUE)?;
-        let Kind::Mapped(mapping) = block.kind else {
+        let BlockKind::Mapped(mapping) = block.kind else {
             return Err(CuResult::INVALID_VALUE);
         };
         let physical = mapping.physical;
@@ -164,7 +164,7 @@ calls! {
             physical,
             access: Arc::default(),
         };
-        blocks::place_at(base, blocks::block(bytes, gpu, Kind::Mapped(mapping)))
+        blocks::place_at(base, blocks::block(bytes, gpu, BlockKind::Mapped(mapping)))
             .map_err(|_| CuResult::INVALID_VALUE)?;
         shared::map_over(base, bytes, &file.file, start, false).inspect_err(|_| {
             drop(blocks::remove(base, is_mapping));
@@ -188,14 +188,14 @@ calls! {
                 _ => return Err(CuResult::INVALID_VALUE),
             };
             for (_, block) in &found {
-                if let Kind::Mapped(mapping) = &block.kind {
+                if let BlockKind::Mapped(mapping) = &block.kind {
                     set(&mapping.access.read, bit, read);
                     set(&mapping.access.write, bit, write);
                 }
             }
         }
         for (base, block) in &found {
-            let Kind::Mapped(mapping) = &block.kind else {
+            let BlockKind::Mapped(mapping) = &block.kind else {
                 continue;
             };
             let any = mapping.access.read.load(Ordering::Relaxed) != 0;
@@ -213,7 +213,7 @@ calls! {
     cuMemGetAccess(flags, location, ptr) => {
         let location = read(location)?;
         let (_, block) = blocks::find(ptr.0).ok_or(CuResult::INVALID_VALUE)?;
-        let Kind::Mapped(mapping) = block.kind else {
+        let BlockKind::Mapped(mapping) = block.kind else {
             return Err(CuResult::INVALID_VALUE);
         };
         let gpu = match location::of(location)? {
@@ -348,7 +348,7 @@ fn reserve(bytes: u64, alignment: u64, wanted: u64) -> Done<u64> {
 }
 
 fn is_mapping(block: &Block) -> bool {
-    matches!(block.kind, Kind::Mapped(_))
+    matches!(block.kind, BlockKind::Mapped(_))
 }
 
 fn is_reserved(base: u64, bytes: u64) -> bool {

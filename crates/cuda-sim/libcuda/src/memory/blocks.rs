@@ -34,7 +34,7 @@ pub(crate) struct Block {
     pub(crate) gpu: usize,
     /// The context that it ends with.
     pub(crate) context: Option<&'static Context>,
-    pub(crate) kind: Kind,
+    pub(crate) kind: BlockKind,
     /// Different for every block that there ever was.
     pub(crate) id: u64,
     /// Processes hold it together, and the board carries it.
@@ -43,7 +43,7 @@ pub(crate) struct Block {
 
 /// The kind of a block.
 #[derive(Debug, Clone)]
-pub(crate) enum Kind {
+pub(crate) enum BlockKind {
     Device,
     Managed,
     /// Variables of a module: the module's size carries them.
@@ -67,7 +67,7 @@ pub(crate) enum Kind {
     External,
 }
 
-impl Kind {
+impl BlockKind {
     pub(crate) fn is_host(&self) -> bool {
         matches!(self, Self::Host { .. } | Self::Registered)
     }
@@ -135,7 +135,7 @@ impl Blocks {
         if !block.kind.is_in_space() {
             return;
         }
-        if block.shared.is_some() || matches!(block.kind, Kind::External) {
+        if block.shared.is_some() || matches!(block.kind, BlockKind::External) {
             // A file is mapped over these pages; this makes them anonymous again.
             space::blank(base, block.bytes.next_multiple_of(PAGE), true);
         }
@@ -163,7 +163,7 @@ pub(crate) fn make(
     context: &'static Context,
     bytes: u64,
     taken: u64,
-    kind: Kind,
+    kind: BlockKind,
     low: bool,
 ) -> Done<u64> {
     let driver = driver::the()?;
@@ -184,12 +184,12 @@ pub(crate) fn make(
 
 /// Takes a block's device memory; returns the amount. Managed memory that finds no room stays on the host; other
 /// memory evicts managed memory of this process.
-fn take(driver: &Driver, gpu: usize, bytes: u64, kind: &Kind) -> Done<u64> {
+fn take(driver: &Driver, gpu: usize, bytes: u64, kind: &BlockKind) -> Done<u64> {
     if bytes == 0 {
         return Ok(0);
     }
     match driver.take(gpu, bytes, kind.on_board()) {
-        Err(CuResult::OUT_OF_MEMORY) if matches!(kind, Kind::Managed) => Ok(0),
+        Err(CuResult::OUT_OF_MEMORY) if matches!(kind, BlockKind::Managed) => Ok(0),
         Err(CuResult::OUT_OF_MEMORY) => {
             page_out(driver, gpu);
             driver.take(gpu, bytes, kind.on_board()).map(|()| bytes)
@@ -203,7 +203,7 @@ fn page_out(driver: &Driver, gpu: usize) {
         let managed = blocks
             .all
             .values_mut()
-            .filter(|block| block.gpu == gpu && matches!(block.kind, Kind::Managed));
+            .filter(|block| block.gpu == gpu && matches!(block.kind, BlockKind::Managed));
         for block in managed {
             driver.give(gpu, block.taken, board::Kind::Managed);
             block.taken = 0;
@@ -245,7 +245,7 @@ pub(crate) fn place_at(base: u64, block: Block) -> Done {
 }
 
 /// A block with a number of its own, not yet anywhere.
-pub(crate) fn block(bytes: u64, gpu: usize, kind: Kind) -> Block {
+pub(crate) fn block(bytes: u64, gpu: usize, kind: BlockKind) -> Block {
     // Relaxed: only has to differ from every other.
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
     Block {
@@ -274,7 +274,7 @@ pub(crate) fn remove(base: u64, wanted: impl FnOnce(&Block) -> bool) -> Option<B
 pub(crate) fn end(base: u64, block: &Block) {
     if let Some(driver) = driver::get() {
         give_memory(driver, block);
-        if let Kind::Pool(pool) = block.kind {
+        if let BlockKind::Pool(pool) = block.kind {
             pool.freed(base);
         }
     }
@@ -330,7 +330,7 @@ pub(crate) fn is_reachable(address: u64, bytes: u64) -> bool {
             let Some((base, block)) = blocks.at(at) else {
                 return false;
             };
-            if let Kind::Mapped(mapping) = &block.kind
+            if let BlockKind::Mapped(mapping) = &block.kind
                 && !mapping.is_accessible()
             {
                 return false;
@@ -362,12 +362,12 @@ pub(crate) fn context_gone(context: &'static Context) {
 /// # Errors
 /// When there are no addresses left.
 pub(crate) fn make_variables(context: &'static Context, bytes: u64) -> Done<u64> {
-    make(context, bytes, 0, Kind::Module, false)
+    make(context, bytes, 0, BlockKind::Module, false)
 }
 
 /// Frees the block of [`make_variables`].
 pub(crate) fn drop_variables(base: u64) {
-    if let Some(block) = remove(base, |block| matches!(block.kind, Kind::Module)) {
+    if let Some(block) = remove(base, |block| matches!(block.kind, BlockKind::Module)) {
         end(base, &block);
     }
 }
@@ -382,7 +382,7 @@ pub(crate) const PITCH: u64 = 512;
 pub(crate) fn managed(address: u64, bytes: usize) -> Done {
     let (base, block) = find(address).ok_or(CuResult::INVALID_VALUE)?;
     let inside = bytes > 0 && address - base + bytes as u64 <= block.bytes.next_multiple_of(PAGE);
-    if matches!(block.kind, Kind::Managed) && inside {
+    if matches!(block.kind, BlockKind::Managed) && inside {
         Ok(())
     } else {
         Err(CuResult::INVALID_VALUE)

@@ -10,7 +10,7 @@ use cuda_sim::board::Kind as Taken;
 
 use crate::base::border::{Done, lock, read, write};
 use crate::memory::blocks;
-use crate::memory::blocks::Kind;
+use crate::memory::blocks::BlockKind;
 use crate::memory::context;
 use crate::memory::context::Ctx;
 use crate::process::choices;
@@ -167,7 +167,7 @@ impl Drop for Inner {
         if let Some(all) = lock(&ALLOCATIONS).as_mut() {
             all.remove(&self.address);
         }
-        let own = |block: &blocks::Block| matches!(block.kind, Kind::Graph);
+        let own = |block: &blocks::Block| matches!(block.kind, BlockKind::Graph);
         if let Some(block) = blocks::remove(self.address, own) {
             blocks::end(self.address, &block);
         }
@@ -201,7 +201,7 @@ pub(crate) fn make(params: *mut CuMemAllocNodeParams) -> Done<Allocation> {
 /// # Errors
 /// When there are no addresses left.
 pub(crate) fn reserve_for(gpu: usize, device: CuDevice, bytes: u64) -> Done<Allocation> {
-    let address = blocks::place(blocks::block(bytes, gpu, Kind::Graph), false)?;
+    let address = blocks::place(blocks::block(bytes, gpu, BlockKind::Graph), false)?;
     let bytes = bytes
         .checked_next_multiple_of(512)
         .ok_or(CuResult::OUT_OF_MEMORY)?;

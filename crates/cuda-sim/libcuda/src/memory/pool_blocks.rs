@@ -4,7 +4,7 @@ use cuda_api::driver::*;
 
 use crate::base::border::Done;
 use crate::memory::blocks;
-use crate::memory::blocks::Kind;
+use crate::memory::blocks::BlockKind;
 use crate::memory::context;
 use crate::memory::context::Context;
 use crate::memory::pool::{Pool, Sort, with};
@@ -14,8 +14,9 @@ pub(crate) fn context_gone(context: &'static Context) {
     if context::any_on(context.gpu).is_some() {
         return;
     }
-    let own =
-        |block: &blocks::Block| block.gpu == context.gpu && matches!(block.kind, Kind::Pool(_));
+    let own = |block: &blocks::Block| {
+        block.gpu == context.gpu && matches!(block.kind, BlockKind::Pool(_))
+    };
     for (base, _) in blocks::select(0..u64::MAX, own) {
         if let Some(block) = blocks::remove(base, own) {
             blocks::end(base, &block);
@@ -38,7 +39,7 @@ impl Pool {
             return Err(CuResult::INVALID_VALUE);
         }
         let piece = self.take(bytes)?;
-        let block = blocks::block(bytes, self.gpu, Kind::Pool(self));
+        let block = blocks::block(bytes, self.gpu, BlockKind::Pool(self));
         let base = blocks::place(block, false).inspect_err(|_| self.give(piece))?;
         self.state().pieces.insert(base, piece);
         Ok(base)

@@ -11,7 +11,7 @@ use cuda_sim::board::SharedId;
 use crate::base::border::Done;
 use crate::base::space::{PAGE, address};
 use crate::memory::blocks;
-use crate::memory::blocks::{Block, Kind};
+use crate::memory::blocks::{Block, BlockKind};
 use crate::memory::context::Context;
 use crate::process::driver;
 use crate::process::files::{MAGIC, Name, path_of, sweep};
@@ -104,7 +104,7 @@ pub(crate) fn map_over(base: u64, length: u64, file: &File, offset: u64, readabl
 ///
 /// # Errors
 /// When it is gone, its GPU is not visible here, or there are no addresses.
-pub(crate) fn open(name: &Name, kind: Kind, context: Option<&'static Context>) -> Done<u64> {
+pub(crate) fn open(name: &Name, kind: BlockKind, context: Option<&'static Context>) -> Done<u64> {
     let driver = driver::the()?;
     let gpu = name.gpu as usize;
     if driver.ordinal(gpu).is_none() {

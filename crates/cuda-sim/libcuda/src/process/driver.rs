@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use cuda_api::driver::{CuDevice, CuResult};
 use cuda_sim::Board;
-use cuda_sim::board::{Kind, Member, Refused};
+use cuda_sim::board::{Kind, Member, MemoryRefused};
 use cuda_sim::faults::Faults;
 use cuda_sim::mig::Instance;
 use cuda_sim::nodes::Nodes;
@@ -203,9 +203,9 @@ impl Driver {
 }
 
 /// The board's refusal as a driver code.
-pub(crate) fn refusal(refused: Refused) -> CuResult {
+pub(crate) fn refusal(refused: MemoryRefused) -> CuResult {
     match refused {
-        Refused::NoMemory | Refused::NoRoom => CuResult::OUT_OF_MEMORY,
-        Refused::Unknown => CuResult::INVALID_VALUE,
+        MemoryRefused::NoMemory | MemoryRefused::NoRoom => CuResult::OUT_OF_MEMORY,
+        MemoryRefused::Unknown => CuResult::INVALID_VALUE,
     }
 }

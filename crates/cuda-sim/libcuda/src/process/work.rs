@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use cuda_api::driver::*;
-use cuda_sim::exec::{Exec, ProcessId, Refused};
+use cuda_sim::exec::{Exec, ProcessId, WorkRefused};
 
 use crate::base::border::Done;
 use crate::process::driver;
@@ -32,9 +32,9 @@ pub(crate) fn process() -> Done<ProcessId> {
 }
 
 /// The board's refusal as a driver code.
-pub(crate) fn refused(refused: Refused) -> CuResult {
+pub(crate) fn refused(refused: WorkRefused) -> CuResult {
     match refused {
-        Refused::Closed => CuResult::INVALID_HANDLE,
-        Refused::NoRoom => CuResult::OUT_OF_MEMORY,
+        WorkRefused::Closed => CuResult::INVALID_HANDLE,
+        WorkRefused::NoRoom => CuResult::OUT_OF_MEMORY,
     }
 }

@@ -17,7 +17,7 @@ use crate::memory::context::Ctx;
 use crate::streams::capture::{CAPTURES, Capture, GLOBAL, Membership, RELAXED, numbered};
 use crate::streams::graph::Body;
 use crate::streams::stream;
-use crate::streams::stream::{Kind, Stream};
+use crate::streams::stream::{Stream, StreamKind};
 
 pub(crate) static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 
@@ -69,7 +69,7 @@ pub(crate) fn query_of_stream(stream: &Stream) -> Done {
         return Ok(());
     }
     forbidden(stream)?;
-    if stream.kind == Kind::Legacy {
+    if stream.kind == StreamKind::Legacy {
         legacy_used(stream)?;
     }
     unsafe_call()
@@ -155,7 +155,7 @@ pub(crate) fn waits_outside(stream: &Stream) -> Done {
             capture.invalidate();
             Err(CuResult::STREAM_CAPTURE_ISOLATION)
         }
-        None if stream.kind == Kind::Legacy => legacy_used(stream),
+        None if stream.kind == StreamKind::Legacy => legacy_used(stream),
         None => Ok(()),
     }
 }
@@ -218,7 +218,7 @@ pub(crate) fn takes(stream: &Stream, make: impl FnOnce() -> Done<Body>) -> Done<
     let mut membership = lock(&stream.capture);
     let Some(membership) = membership.as_mut() else {
         drop(membership);
-        if stream.kind == Kind::Legacy {
+        if stream.kind == StreamKind::Legacy {
             legacy_used(stream)?;
         }
         return Ok(false);
@@ -251,7 +251,7 @@ pub(crate) fn place(stream: &Stream) -> Done<Option<(Arc<Capture>, Vec<usize>)>>
     let membership = lock(&stream.capture);
     let Some(membership) = membership.as_ref() else {
         drop(membership);
-        if stream.kind == Kind::Legacy {
+        if stream.kind == StreamKind::Legacy {
             legacy_used(stream)?;
         }
         return Ok(None);
@@ -275,7 +275,7 @@ pub(crate) fn join(stream: &Stream, capture: u64, nodes: &[usize]) -> Done {
     if capture.is_invalid() {
         return Err(CuResult::STREAM_CAPTURE_INVALIDATED);
     }
-    if stream.kind == Kind::Legacy {
+    if stream.kind == StreamKind::Legacy {
         capture.invalidate();
         return Err(CuResult::STREAM_CAPTURE_IMPLICIT);
     }

@@ -32,7 +32,7 @@ const NON_BLOCKING: u32 = 1;
 
 /// Which of the kinds of stream it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum StreamKind {
     /// The context's default stream.
     Legacy,
     /// A thread's default stream.
@@ -46,7 +46,7 @@ pub(crate) enum Kind {
 pub(crate) struct Stream {
     pub(crate) context: Ctx,
     pub(crate) channel: ChannelId,
-    pub(crate) kind: Kind,
+    pub(crate) kind: StreamKind,
     pub(crate) flags: u32,
     pub(crate) priority: i32,
     pub(crate) id: u64,
@@ -58,7 +58,7 @@ pub(crate) struct Stream {
 impl Stream {
     /// Whether it and the legacy stream wait for each other.
     pub(crate) fn is_blocking(&self) -> bool {
-        self.kind != Kind::Legacy && self.flags & NON_BLOCKING == 0
+        self.kind != StreamKind::Legacy && self.flags & NON_BLOCKING == 0
     }
 
     /// The capture that it is part of.
@@ -144,7 +144,7 @@ pub(crate) fn thread_number() -> u64 {
     }
 }
 
-fn open(context: Ctx, kind: Kind, flags: u32, priority: i32) -> Done<Arc<Stream>> {
+fn open(context: Ctx, kind: StreamKind, flags: u32, priority: i32) -> Done<Arc<Stream>> {
     let channel = exec()?
         .open_channel(process()?, context.gpu)
         .map_err(refused)?;
@@ -168,7 +168,7 @@ pub(crate) fn create(context: Ctx, flags: u32, priority: i32) -> Done<Arc<Stream
     }
     let stream = open(
         context,
-        Kind::Made,
+        StreamKind::Made,
         flags,
         priority.clamp(GREATEST_PRIORITY, 0),
     )?;
@@ -194,7 +194,7 @@ pub(crate) fn find(handle: CuStream) -> Done<Arc<Stream>> {
             if let Some(stream) = known.threads.get(&thread) {
                 return Ok(Arc::clone(stream));
             }
-            let stream = open(context, Kind::PerThread, 0, 0)?;
+            let stream = open(context, StreamKind::PerThread, 0, 0)?;
             known.threads.insert(thread, Arc::clone(&stream));
             Ok(stream)
         }
@@ -210,7 +210,7 @@ pub(crate) fn legacy(context: Ctx) -> Done<Arc<Stream>> {
     if let Some(stream) = &known.legacy {
         return Ok(Arc::clone(stream));
     }
-    let stream = open(context, Kind::Legacy, 0, 0)?;
+    let stream = open(context, StreamKind::Legacy, 0, 0)?;
     known.legacy = Some(Arc::clone(&stream));
     Ok(stream)
 }
@@ -285,7 +285,7 @@ pub(crate) fn submit(stream: &Stream, work: Work) -> Done<Position> {
 
 /// The streams whose work comes before what a stream is given next.
 fn others_before(stream: &Stream) -> Vec<ChannelId> {
-    if stream.kind == Kind::Legacy {
+    if stream.kind == StreamKind::Legacy {
         let others = of_context(stream.context);
         return others
             .iter()
@@ -394,7 +394,7 @@ pub(crate) const GREATEST_PRIORITY: i32 = -5;
 /// blocking streams of its context too.
 pub(crate) fn ordered_idle(stream: &Stream) -> Done<bool> {
     let exec = exec()?;
-    if stream.kind == Kind::Legacy {
+    if stream.kind == StreamKind::Legacy {
         for other in of_context(stream.context) {
             if other.is_blocking() && !exec.is_idle(other.channel) {
                 return Ok(false);
@@ -408,7 +408,7 @@ pub(crate) fn ordered_idle(stream: &Stream) -> Done<bool> {
 pub(crate) fn synchronize(stream: &Stream) -> Done {
     let exec = exec()?;
     exec.drain(stream.channel);
-    if stream.kind == Kind::Legacy {
+    if stream.kind == StreamKind::Legacy {
         for other in of_context(stream.context) {
             if other.is_blocking() {
                 exec.drain(other.channel);

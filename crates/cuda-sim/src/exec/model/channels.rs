@@ -3,10 +3,10 @@
 use super::{
     CLOSING, Channel, DEPTH, FLAG_ARRIVED, FLAG_RELEASED, FREE, Item, KIND_COPY, KIND_HOST,
     KIND_KERNEL, KIND_POLL, KIND_RENDEZVOUS, KIND_SPIN, KIND_WAIT_CHANNEL, KIND_WAIT_EVENT,
-    MAX_CHANNELS, MAX_DEVICES, NOWHERE, OPEN, Position, State, Waiting, Work,
+    MAX_CHANNELS, MAX_DEVICES, NOWHERE, OPEN, Position, Waiting, Work, WorkState,
 };
 
-impl State {
+impl WorkState {
     /// Opens a channel of a process on a device; `None` when there is no room.
     pub(in crate::exec) fn open_channel(
         &mut self,

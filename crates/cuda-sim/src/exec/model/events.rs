@@ -1,8 +1,8 @@
 //! Events: records of the time at which a channel came past a place.
 
-use super::{Event, MAX_EVENTS, NOWHERE, Position, State};
+use super::{Event, MAX_EVENTS, NOWHERE, Position, WorkState};
 
-impl State {
+impl WorkState {
     /// A new event: its index and generation; `None` when there is no room.
     pub(in crate::exec) fn open_event(&mut self, process: u32) -> Option<(u32, u32)> {
         let hint = self.event_hint as usize % MAX_EVENTS;

@@ -2,12 +2,12 @@
 
 use super::turns::bits;
 use super::{
-    BusyStretch, FREE, MAX_CHANNELS, MAX_DEVICES, MAX_PROCESSES, Process, ProcessTruth, RawStretch,
-    STRETCHES, State, Usage,
+    BusyStretch, FREE, MAX_CHANNELS, MAX_DEVICES, MAX_PROCESSES, ProcessTruth, ProcessWork,
+    RawStretch, STRETCHES, Usage, WorkState,
 };
 use crate::process::Identity;
 
-impl State {
+impl WorkState {
     /// Gives a process its place; `None` when there is no room.
     pub(in crate::exec) fn join(&mut self, identity: Identity) -> Option<u32> {
         let free = (0..MAX_PROCESSES)
@@ -24,7 +24,7 @@ impl State {
             ran_ns: 0,
         };
         let usage = [zero; MAX_DEVICES];
-        self.processes[free] = Process {
+        self.processes[free] = ProcessWork {
             state: 1,
             reserved: 0,
             identity,
@@ -143,7 +143,7 @@ impl State {
     /// Writes down that a process has held a device from this moment to the next.
     pub(super) fn held(&mut self, device: usize, process: usize, from_ns: u64, to_ns: u64) {
         let log = &mut self.logs[device];
-        let Process {
+        let ProcessWork {
             identity, usage, ..
         } = &mut self.processes[process];
         let last = &mut usage[device].stretch;

@@ -4,10 +4,10 @@ use super::turns::{Turns, bits};
 use super::{
     CLOSING, Channel, DEPTH, FLAG_ARRIVED, FLAG_RELEASED, FREE, Item, KIND_COPY, KIND_HOST,
     KIND_KERNEL, KIND_POLL, KIND_RECORD, KIND_RENDEZVOUS, KIND_SPIN, KIND_WAIT_CHANNEL,
-    KIND_WAIT_EVENT, MAX_DEVICES, MAX_PROCESSES, Position, State,
+    KIND_WAIT_EVENT, MAX_DEVICES, MAX_PROCESSES, Position, WorkState,
 };
 
-impl State {
+impl WorkState {
     /// Plays everything that happens up to `now_ns`.
     pub(in crate::exec) fn advance(&mut self, now_ns: u64) {
         if self.next_busy(0).is_none() && self.nothing_sampled() {

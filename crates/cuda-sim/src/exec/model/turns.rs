@@ -1,6 +1,6 @@
 //! Which process has its turn on each device, and which kernels run in it.
 
-use super::{MAX_DEVICES, MAX_PROCESSES, NO_PROCESS, State};
+use super::{MAX_DEVICES, MAX_PROCESSES, NO_PROCESS, WorkState};
 use crate::slices::{Emptied, Order, Ready, Rules, Slice};
 
 /// The places of a word's set bits, lowest first.
@@ -93,7 +93,7 @@ impl Turns {
     }
 }
 
-impl State {
+impl WorkState {
     fn rules(&self) -> Rules {
         Rules {
             slice_ns: self.slice_ns,

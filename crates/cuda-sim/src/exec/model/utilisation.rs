@@ -1,10 +1,10 @@
 //! Utilisation, as NVML tells it: samples of each process and each device.
 
 use super::turns::bits;
-use super::{RawSample, SAMPLES, State, UtilizationSample};
+use super::{RawSample, SAMPLES, UtilizationSample, WorkState};
 use crate::figures::Rounding;
 
-impl State {
+impl WorkState {
     pub(super) fn sample_after(&self, time_ns: u64) -> u64 {
         let periods = (time_ns - self.started_ns) / self.sample_ns;
         self.started_ns + (periods + 1) * self.sample_ns
