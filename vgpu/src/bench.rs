@@ -19,11 +19,11 @@ use supervisor::gpu::{Gpus, NvmlGpus};
 use workload::{Job, Kind, Service, Simulated};
 
 use crate::args::bench::{
-    AccuracyArgs, Bench, BenchArgs, BenchGpu, WorkerArgs, WorkerKind, WorkloadName,
+    AccuracyArgs, BenchArgs, BenchCommand, BenchGpu, WorkerArgs, WorkerKind, WorkloadName,
 };
 use crate::values::GpuRef;
 use crate::{Failure, library, limits};
-use measure::{Container, Outcome, Setup, Under};
+use measure::{BenchContainer, Outcome, Setup, Under};
 use shares::{Curve, Figures, figures};
 
 const US: u64 = 1_000;
@@ -32,15 +32,15 @@ const CAPS: [u32; 6] = [5, 10, 25, 50, 75, 90];
 
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
     match &args.what {
-        Bench::Accuracy(args) => accuracy(args),
-        Bench::Latency(args) => latency::run(args, setup(&args.on, "latency")?),
-        Bench::Worker(args) => worker(args),
+        BenchCommand::Accuracy(args) => accuracy(args),
+        BenchCommand::Latency(args) => latency::run(args, setup(&args.on, "latency")?),
+        BenchCommand::Worker(args) => worker(args),
     }
 }
 
 /// One line of the table.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct AccuracyRow {
     /// The workload's name.
     pub(crate) workload: String,
     /// Percent that was asked for.
@@ -58,19 +58,19 @@ pub(crate) struct Row {
 
 /// All that was measured.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Results {
+pub(crate) struct AccuracyResults {
     /// Raised where a field changes its meaning.
     pub(crate) version: u32,
     /// Whether the GPU was a simulated one.
     pub(crate) simulated: bool,
     /// How long each case ran, seconds.
     pub(crate) seconds: f64,
-    pub(crate) rows: Vec<Row>,
+    pub(crate) rows: Vec<AccuracyRow>,
 }
 
 fn accuracy(args: &AccuracyArgs) -> Result<ExitCode, Failure> {
     let setup = setup(&args.on, "accuracy")?;
-    let mut results = Results {
+    let mut results = AccuracyResults {
         version: 1,
         simulated: setup.simulated.is_some(),
         seconds: args.time.as_secs_f64(),
@@ -141,7 +141,7 @@ fn chosen(names: &[WorkloadName]) -> Vec<WorkloadName> {
 /// Containers that run side by side.
 struct Case {
     name: String,
-    containers: Vec<Container>,
+    containers: Vec<BenchContainer>,
     /// The longest kernel or graph, nanoseconds.
     longest_ns: u64,
     what: What,
@@ -175,7 +175,7 @@ impl Accuracy {
     fn alone(&self, name: &str, job: Job, longest_ns: u64) -> Vec<Case> {
         let case = |cap: &u32| Case {
             name: name.to_owned(),
-            containers: vec![Container {
+            containers: vec![BenchContainer {
                 job,
                 under: Some(Under::Cap(*cap)),
             }],
@@ -211,7 +211,7 @@ impl Accuracy {
                 .map(|(a, b)| Case {
                     name: format!("two containers, {a}/{b}"),
                     containers: [a, b]
-                        .map(|cap| Container {
+                        .map(|cap| BenchContainer {
                             job: kernels(MS),
                             under: Some(Under::Cap(cap)),
                         })
@@ -226,7 +226,7 @@ impl Accuracy {
             ]
             .map(|(name, job, longest_ns)| Case {
                 name: name.to_owned(),
-                containers: vec![Container {
+                containers: vec![BenchContainer {
                     job,
                     under: Some(Under::Cap(25)),
                 }],
@@ -248,7 +248,7 @@ impl Accuracy {
                 let Some(cap) = lowest else { continue };
                 cases.push(Case {
                     name: format!("{} and {} of pause", time(ns), time(pause_ns)),
-                    containers: vec![Container {
+                    containers: vec![BenchContainer {
                         job: self.job(Kind::Sparse { ns, pause_ns }),
                         under: Some(Under::Cap(*cap)),
                     }],
@@ -260,8 +260,8 @@ impl Accuracy {
         cases
     }
 
-    fn measure(&self, case: &Case) -> anyhow::Result<Vec<Row>> {
-        let run = |containers: &[Container], changes: &[(Duration, u32)]| {
+    fn measure(&self, case: &Case) -> anyhow::Result<Vec<AccuracyRow>> {
+        let run = |containers: &[BenchContainer], changes: &[(Duration, u32)]| {
             self.setup
                 .run(containers, changes)
                 .with_context(|| case.name.clone())
@@ -279,7 +279,7 @@ impl Accuracy {
                     let containers: Vec<_> = case
                         .containers
                         .iter()
-                        .map(|container| Container {
+                        .map(|container| BenchContainer {
                             under: container.under.filter(|_| capped),
                             ..*container
                         })
@@ -296,7 +296,7 @@ impl Accuracy {
                 Ok(case
                     .containers
                     .iter()
-                    .map(|container| Row {
+                    .map(|container| AccuracyRow {
                         workload: case.name.clone(),
                         asked: container.cap().unwrap_or(100),
                         figures: None,
@@ -309,12 +309,12 @@ impl Accuracy {
         }
     }
 
-    fn shares(&self, case: &Case, outcome: &Outcome) -> Vec<Row> {
+    fn shares(&self, case: &Case, outcome: &Outcome) -> Vec<AccuracyRow> {
         let end_ns = self.end_ns();
         let each = case.containers.iter().zip(&outcome.seen);
         each.map(|(container, seen)| {
             let asked = container.cap().unwrap_or(100);
-            Row {
+            AccuracyRow {
                 workload: case.name.clone(),
                 asked,
                 figures: Some(figures(
@@ -332,10 +332,15 @@ impl Accuracy {
     }
 
     /// A row for each part of the time between changes.
-    fn changes(&self, case: &Case, changes: &[(Duration, u32)], outcome: &Outcome) -> Vec<Row> {
+    fn changes(
+        &self,
+        case: &Case,
+        changes: &[(Duration, u32)],
+        outcome: &Outcome,
+    ) -> Vec<AccuracyRow> {
         let nothing = Curve::default();
         let curve = outcome.seen.first().map_or(&nothing, |seen| &seen.curve);
-        let first = case.containers.first().and_then(Container::cap);
+        let first = case.containers.first().and_then(BenchContainer::cap);
         let caps = first.into_iter().chain(changes.iter().map(|(_, cap)| *cap));
         let begins = std::iter::once(0).chain(outcome.changed_ns.iter().copied());
         let mut ends: Vec<u64> = outcome.changed_ns.clone();
@@ -349,7 +354,7 @@ impl Accuracy {
             } else {
                 0
             };
-            rows.push(Row {
+            rows.push(AccuracyRow {
                 workload: case.name.clone(),
                 asked,
                 figures: Some(figures(

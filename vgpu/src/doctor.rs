@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Failure;
 use crate::args::doctor::{DoctorArgs, Scope};
-use check::{Listed, Row, Verdict};
+use check::{CheckRow, CheckVerdict, Listed};
 
 /// The version of the facts file that this release reads and writes.
 const FACTS_VERSION: u32 = 1;
@@ -68,7 +68,7 @@ impl Facts {
         }
     }
 
-    fn judge(&self, only: &[String]) -> Vec<Row> {
+    fn judge(&self, only: &[String]) -> Vec<CheckRow> {
         match &self.seen {
             Gathered::Container(facts) => check::judge(container::CHECKS, facts, only),
             Gathered::Node(facts) => check::judge(node::CHECKS, facts, only),
@@ -121,7 +121,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
     let rows = facts.judge(&args.only);
     print::rows(args, &facts, &rows)?;
     let has = |verdict| rows.iter().any(|row| row.verdict == verdict);
-    Ok(match (has(Verdict::Fail), has(Verdict::Warn)) {
+    Ok(match (has(CheckVerdict::Fail), has(CheckVerdict::Warn)) {
         (true, _) => ExitCode::from(1),
         (false, true) if args.strict => ExitCode::from(2),
         _ => ExitCode::SUCCESS,

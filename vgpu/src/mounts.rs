@@ -24,7 +24,7 @@ type Identity = (u64, u64);
 /// Mounts the instance's files into the container of this first process, whose root directory is at `root`.
 pub(crate) fn mount_into(pid: u32, root: &Path, instance: &Instance) -> anyhow::Result<()> {
     enter(pid)?;
-    Root::open(root)?.take(instance)
+    ContainerRoot::open(root)?.take(instance)
 }
 
 /// Mounts the instance's files, and the list of libraries to preload, in this process's own mount namespace. No mount
@@ -45,7 +45,7 @@ pub(crate) fn mount_here(instance: &Instance, preload: &Path) -> anyhow::Result<
     let flags = MsFlags::MS_REC | MsFlags::MS_SLAVE;
     mount(none, "/", none, flags, none)
         .context("cannot keep the task's mounts out of the machine's namespace")?;
-    let root = Root::open(Path::new("/"))?;
+    let root = ContainerRoot::open(Path::new("/"))?;
     root.cover(PRELOAD, preload, true)?;
     root.take(instance)
 }
@@ -74,12 +74,12 @@ fn enter(pid: u32) -> anyhow::Result<()> {
 }
 
 /// A container's root directory.
-struct Root {
+struct ContainerRoot {
     path: PathBuf,
     dir: OwnedFd,
 }
 
-impl Root {
+impl ContainerRoot {
     fn open(path: &Path) -> anyhow::Result<Self> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let dir = nix::fcntl::open(path, flags, Mode::empty()).with_context(|| {

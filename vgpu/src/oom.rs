@@ -36,13 +36,13 @@ pub(crate) fn run(args: &OomArgs) -> Result<ExitCode, Failure> {
 
 /// Described in docs/command.md; fields are added and never renamed.
 #[derive(Debug, Serialize)]
-struct Document {
+struct OomDocument {
     version: u32,
-    records: Vec<Record>,
+    records: Vec<OomRecord>,
 }
 
 #[derive(Debug, Serialize)]
-struct Record {
+struct OomRecord {
     container: String,
     owner_uid: u32,
     namespace: String,
@@ -70,8 +70,8 @@ struct HeldMemory {
     bytes: u64,
 }
 
-fn document(containers: &[ContainerView], inventory: &Inventory) -> Document {
-    let record = |container: &ContainerView, oom: &OomView| Record {
+fn document(containers: &[ContainerView], inventory: &Inventory) -> OomDocument {
+    let record = |container: &ContainerView, oom: &OomView| OomRecord {
         container: container.name.clone(),
         owner_uid: container.owner,
         namespace: container.namespace.clone(),
@@ -106,7 +106,7 @@ fn document(containers: &[ContainerView], inventory: &Inventory) -> Document {
         .iter()
         .flat_map(|container| container.ooms.iter().map(|oom| record(container, oom)))
         .collect();
-    Document {
+    OomDocument {
         version: 1,
         records,
     }

@@ -49,7 +49,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Failure> {
     let user = UserDir::open(args.board.board.as_deref())?;
     let signals = child::Signals::hold()?;
     child::adopt_orphans();
-    let container = Container::make(&user, args, &mut shares, outer.as_ref())?;
+    let container = HeldInstance::make(&user, args, &mut shares, outer.as_ref())?;
     warn_of_overbooking(args, &shares.gpus);
     let mut variables = vec![
         (
@@ -121,13 +121,13 @@ fn visible_devices(shares: &Shares) -> OsString {
 }
 
 /// The command's instance directory, and the lock that shows that this process is alive.
-struct Container {
+struct HeldInstance {
     instance: Instance,
     lock: RunnerLock,
     name: String,
 }
 
-impl Container {
+impl HeldInstance {
     fn make(
         user: &UserDir,
         args: &RunArgs,

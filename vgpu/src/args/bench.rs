@@ -11,11 +11,11 @@ use crate::values;
 #[derive(Debug, clap::Args)]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
-    pub(crate) what: Bench,
+    pub(crate) what: BenchCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Bench {
+pub(crate) enum BenchCommand {
     /// Compare the compute shares that programs asked for with the shares they got
     Accuracy(AccuracyArgs),
     /// Measure how long a service's requests take beside training of a lower priority

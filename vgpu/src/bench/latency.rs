@@ -15,10 +15,10 @@ use anyhow::Context;
 use clap::ValueEnum;
 use workload::{Arrivals, Job, Kind, Request, Service};
 
-use super::measure::{self, Container, Observed, Setup, Under};
+use super::measure::{self, BenchContainer, Observed, Setup, Under};
 use crate::Failure;
 use crate::args::bench::{ArrivalsName, LatencyArgs, RequestName, TrainingName};
-use figures::{Results, Row, ServiceFigures, Setting, TrainingFigures};
+use figures::{LatencyResults, LatencyRow, ServiceFigures, Setting, TrainingFigures};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -87,7 +87,7 @@ fn chosen<T: ValueEnum + Clone>(names: &[T], quick: Option<T>) -> Vec<T> {
 
 pub(crate) fn run(args: &LatencyArgs, setup: Setup) -> Result<ExitCode, Failure> {
     let time = if args.quick { QUICK_TIME } else { TIME };
-    let bench = Bench {
+    let bench = LatencyBench {
         setup,
         time: args.time.unwrap_or(time),
         load_percent: args.load,
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &LatencyArgs, setup: Setup) -> Result<ExitCode, Failure>
     for path in [json_file, args.svg.as_deref()].into_iter().flatten() {
         measure::writable(path)?;
     }
-    let mut results = Results {
+    let mut results = LatencyResults {
         version: 1,
         simulated: bench.setup.simulated.is_some(),
         seconds: bench.time.as_secs_f64(),
@@ -129,18 +129,18 @@ pub(crate) fn run(args: &LatencyArgs, setup: Setup) -> Result<ExitCode, Failure>
     Ok(ExitCode::SUCCESS)
 }
 
-struct Bench {
+struct LatencyBench {
     setup: Setup,
     time: Duration,
     load_percent: u32,
     seed: u64,
 }
 
-impl Bench {
+impl LatencyBench {
     fn measure(
         &self,
         args: &LatencyArgs,
-        mut tell: impl FnMut(Row) -> anyhow::Result<()>,
+        mut tell: impl FnMut(LatencyRow) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let quick = args.quick;
         let trainings = chosen(&args.training, quick.then_some(TrainingName::Middle));
@@ -150,7 +150,7 @@ impl Bench {
         for training in trainings {
             let share = self.training_alone(training)?;
             alone.push((training, share));
-            tell(Row {
+            tell(LatencyRow {
                 setting: Setting::Alone,
                 service: None,
                 training: Some(of_training(training, share, share, None)),
@@ -185,7 +185,7 @@ impl Bench {
 
     /// The percentage of the GPU that training uses alone.
     fn training_alone(&self, training: TrainingName) -> anyhow::Result<f64> {
-        let container = Container {
+        let container = BenchContainer {
             job: self.job(training.kind()),
             under: None,
         };
@@ -206,7 +206,7 @@ impl Bench {
 
 /// A service and how its requests arrive.
 struct Load<'a> {
-    bench: &'a Bench,
+    bench: &'a LatencyBench,
     request: RequestName,
     arrivals: ArrivalsName,
 }
@@ -217,26 +217,26 @@ impl Load<'_> {
         format!("requests {request}, {arrivals}")
     }
 
-    fn container(&self, under: Option<Under>) -> Container {
+    fn container(&self, under: Option<Under>) -> BenchContainer {
         let service = Service {
             arrivals: self.arrivals.into(),
             request: self.request.into(),
             load_percent: self.bench.load_percent,
             seed: self.bench.seed,
         };
-        Container {
+        BenchContainer {
             job: self.bench.job(Kind::Service(service)),
             under,
         }
     }
 
-    fn alone(&self) -> anyhow::Result<Row> {
+    fn alone(&self) -> anyhow::Result<LatencyRow> {
         let outcome = self.bench.setup.run(&[self.container(None)], &[]);
         let outcome = outcome.with_context(|| format!("{} alone", self.name()))?;
         let [seen] = &outcome.seen[..] else {
             anyhow::bail!("the service was not seen");
         };
-        Ok(Row {
+        Ok(LatencyRow {
             setting: Setting::Alone,
             service: Some(self.figures(seen)?),
             training: None,
@@ -249,12 +249,12 @@ impl Load<'_> {
         training: TrainingName,
         alone_percent: f64,
         setting: Setting,
-    ) -> anyhow::Result<Row> {
+    ) -> anyhow::Result<LatencyRow> {
         let under = |priority| (setting == Setting::Vgpu).then_some(Under::Priority(priority));
         let job = self.bench.job(training.kind());
         let containers = [
             self.container(under(FIRST)),
-            Container {
+            BenchContainer {
                 job: Job {
                     time: job.time + LONGER,
                     ..job
@@ -277,7 +277,7 @@ impl Load<'_> {
         let service = self.figures(service)?;
         let share = self.bench.share(work);
         let left = figures::percent_of(share, alone_percent - service.share_percent);
-        Ok(Row {
+        Ok(LatencyRow {
             setting,
             service: Some(service),
             training: Some(of_training(training, share, alone_percent, left)),

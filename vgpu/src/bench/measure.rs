@@ -31,7 +31,7 @@ pub(crate) struct Setup {
 
 /// A container and its job.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Container {
+pub(crate) struct BenchContainer {
     pub(crate) job: Job,
     /// The settings for `vgpu run`; `None` runs the job without it.
     pub(crate) under: Option<Under>,
@@ -46,7 +46,7 @@ pub(crate) enum Under {
     Priority(u32),
 }
 
-impl Container {
+impl BenchContainer {
     /// The cap, in percent.
     pub(crate) fn cap(&self) -> Option<u32> {
         match self.under {
@@ -76,7 +76,7 @@ impl Setup {
     /// A container with a longer time works until those before it have ended.
     pub(crate) fn run(
         &self,
-        containers: &[Container],
+        containers: &[BenchContainer],
         changes: &[(Duration, u32)],
     ) -> anyhow::Result<Outcome> {
         // One after another: calibration needs the GPU to itself.
@@ -123,7 +123,7 @@ impl Setup {
         Ok(Outcome { seen, changed_ns })
     }
 
-    fn start(&self, index: usize, container: &Container) -> anyhow::Result<Running> {
+    fn start(&self, index: usize, container: &BenchContainer) -> anyhow::Result<Running> {
         let mut command = Command::new(&self.exe);
         if let Some(under) = container.under {
             command.args(["run", "--name", &name_of(index)]);

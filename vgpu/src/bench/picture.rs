@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use super::table::{NOTHING, cells};
-use super::{Results, Row};
+use super::{AccuracyResults, AccuracyRow};
 
 const WIDTH: f64 = 1240.0;
 const MARGIN: f64 = 28.0;
@@ -32,7 +32,7 @@ const COLUMNS: [(&str, f64); 8] = [
 ];
 
 /// The whole picture.
-pub(crate) fn svg(results: &Results) -> String {
+pub(crate) fn svg(results: &AccuracyResults) -> String {
     let panels = panels(&results.rows);
     let height: f64 = MARGIN + 52.0 + panels.iter().map(|panel| height_of(panel)).sum::<f64>();
     let mut to = String::new();
@@ -72,14 +72,14 @@ pub(crate) fn put(to: &mut String, text: std::fmt::Arguments<'_>) {
     let _done = to.write_fmt(text);
 }
 
-struct Panel<'a> {
+struct WorkloadPanel<'a> {
     title: &'a str,
-    rows: Vec<&'a Row>,
+    rows: Vec<&'a AccuracyRow>,
 }
 
 /// Rows of one workload stand together; those that have no share over time share a table.
-fn panels(rows: &[Row]) -> Vec<Panel<'_>> {
-    let mut panels: Vec<Panel<'_>> = Vec::new();
+fn panels(rows: &[AccuracyRow]) -> Vec<WorkloadPanel<'_>> {
+    let mut panels: Vec<WorkloadPanel<'_>> = Vec::new();
     for row in rows {
         let title = if row.slower_percent.is_some() {
             "programs that ask for less than their cap"
@@ -88,7 +88,7 @@ fn panels(rows: &[Row]) -> Vec<Panel<'_>> {
         };
         match panels.last_mut().filter(|panel| panel.title == title) {
             Some(panel) => panel.rows.push(row),
-            None => panels.push(Panel {
+            None => panels.push(WorkloadPanel {
                 title,
                 rows: vec![row],
             }),
@@ -97,13 +97,13 @@ fn panels(rows: &[Row]) -> Vec<Panel<'_>> {
     panels
 }
 
-impl Panel<'_> {
+impl WorkloadPanel<'_> {
     fn has_chart(&self) -> bool {
         self.rows.iter().any(|row| !row.shares.is_empty())
     }
 }
 
-fn height_of(panel: &Panel<'_>) -> f64 {
+fn height_of(panel: &WorkloadPanel<'_>) -> f64 {
     let rows = u32::try_from(panel.rows.len()).unwrap_or(u32::MAX);
     let table = LINE * (f64::from(rows) + 1.0);
     let chart = if panel.has_chart() {
@@ -114,7 +114,7 @@ fn height_of(panel: &Panel<'_>) -> f64 {
     TITLE + table.max(chart) + GAP
 }
 
-fn draw(to: &mut String, panel: &Panel<'_>, top: f64, seconds: f64) {
+fn draw(to: &mut String, panel: &WorkloadPanel<'_>, top: f64, seconds: f64) {
     put(
         to,
         format_args!(
@@ -139,7 +139,7 @@ fn colour(index: usize) -> &'static str {
         .unwrap_or("#000")
 }
 
-fn chart(to: &mut String, panel: &Panel<'_>, top: f64, seconds: f64) {
+fn chart(to: &mut String, panel: &WorkloadPanel<'_>, top: f64, seconds: f64) {
     let x = |at: f64| CHART_LEFT + at / seconds * CHART_WIDTH;
     let y = |share: f64| top + CHART_HEIGHT - share.clamp(0.0, 105.0) / 100.0 * CHART_HEIGHT;
     for percent in [0.0, 25.0, 50.0, 75.0, 100.0] {
@@ -207,7 +207,7 @@ fn chart(to: &mut String, panel: &Panel<'_>, top: f64, seconds: f64) {
     }
 }
 
-fn table(to: &mut String, panel: &Panel<'_>, left: f64, top: f64) {
+fn table(to: &mut String, panel: &WorkloadPanel<'_>, left: f64, top: f64) {
     let alone = !panel.has_chart();
     let texts: Vec<Vec<String>> = panel
         .rows
@@ -278,8 +278,8 @@ pub(crate) fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn row(workload: &str, asked: u32) -> Row {
-        Row {
+    fn row(workload: &str, asked: u32) -> AccuracyRow {
+        AccuracyRow {
             workload: workload.to_owned(),
             asked,
             figures: None,
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn each_workload_has_a_panel_with_a_line_for_each_cap() {
-        let results = Results {
+        let results = AccuracyResults {
             version: 1,
             simulated: true,
             seconds: 1.0,

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use super::Row;
+use super::AccuracyRow;
 
 const NAME: usize = 26;
 /// Where there is nothing to say.
@@ -24,7 +24,7 @@ pub(crate) fn begin(to: &mut impl Write) -> std::io::Result<()> {
     )
 }
 
-pub(crate) fn rows(to: &mut impl Write, rows: &[Row]) -> std::io::Result<()> {
+pub(crate) fn rows(to: &mut impl Write, rows: &[AccuracyRow]) -> std::io::Result<()> {
     for row in rows {
         let [mean, worst, window, mae, overshoot, reached, slower] = cells(row);
         writeln!(
@@ -38,7 +38,7 @@ pub(crate) fn rows(to: &mut impl Write, rows: &[Row]) -> std::io::Result<()> {
 }
 
 /// The cells of a row after its name and the requested share.
-pub(crate) fn cells(row: &Row) -> [String; 7] {
+pub(crate) fn cells(row: &AccuracyRow) -> [String; 7] {
     let point = |value: f64| format!("{value:.1}");
     let figure = |of: fn(&super::Figures) -> f64| {
         row.figures

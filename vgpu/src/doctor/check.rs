@@ -9,7 +9,7 @@ use crate::args::doctor::Scope;
 /// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Verdict {
+pub(super) enum CheckVerdict {
     /// It is as it should be.
     Ok,
     /// It works, but the user should know about it or change it.
@@ -20,7 +20,7 @@ pub(super) enum Verdict {
     Skipped,
 }
 
-impl Verdict {
+impl CheckVerdict {
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -34,7 +34,7 @@ impl Verdict {
 /// A verdict with its evidence: what was read, and from where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Finding {
-    pub(super) verdict: Verdict,
+    pub(super) verdict: CheckVerdict,
     pub(super) evidence: String,
 }
 
@@ -42,22 +42,22 @@ pub(super) struct Finding {
 pub(super) type Judged = Result<Finding, Finding>;
 
 pub(super) fn ok(evidence: impl Into<String>) -> Finding {
-    finding(Verdict::Ok, evidence)
+    finding(CheckVerdict::Ok, evidence)
 }
 
 pub(super) fn warn(evidence: impl Into<String>) -> Finding {
-    finding(Verdict::Warn, evidence)
+    finding(CheckVerdict::Warn, evidence)
 }
 
 pub(super) fn fail(evidence: impl Into<String>) -> Finding {
-    finding(Verdict::Fail, evidence)
+    finding(CheckVerdict::Fail, evidence)
 }
 
 pub(super) fn skip(why: impl Into<String>) -> Finding {
-    finding(Verdict::Skipped, why)
+    finding(CheckVerdict::Skipped, why)
 }
 
-fn finding(verdict: Verdict, evidence: impl Into<String>) -> Finding {
+fn finding(verdict: CheckVerdict, evidence: impl Into<String>) -> Finding {
     Finding {
         verdict,
         evidence: evidence.into(),
@@ -97,10 +97,10 @@ impl<F> Check<F> {
 
 /// A check with its answer.
 #[derive(Debug, Serialize)]
-pub(super) struct Row {
+pub(super) struct CheckRow {
     pub(super) id: &'static str,
     pub(super) title: &'static str,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: CheckVerdict,
     /// The text that was read, and from where; for a skipped check the reason.
     pub(super) evidence: String,
     /// `None` if there is nothing to do.
@@ -108,18 +108,19 @@ pub(super) struct Row {
 }
 
 /// Runs every check, or those named in `only`.
-pub(super) fn judge<F>(checks: &[Check<F>], facts: &F, only: &[String]) -> Vec<Row> {
+pub(super) fn judge<F>(checks: &[Check<F>], facts: &F, only: &[String]) -> Vec<CheckRow> {
     checks
         .iter()
         .filter(|check| only.is_empty() || only.iter().any(|id| id == check.id))
         .map(|check| {
             let (Ok(found) | Err(found)) = (check.judge)(facts);
-            Row {
+            CheckRow {
                 id: check.id,
                 title: check.title,
                 verdict: found.verdict,
                 evidence: found.evidence,
-                cure: matches!(found.verdict, Verdict::Fail | Verdict::Warn).then_some(check.cure),
+                cure: matches!(found.verdict, CheckVerdict::Fail | CheckVerdict::Warn)
+                    .then_some(check.cure),
             }
         })
         .collect()

@@ -14,8 +14,8 @@ use vgpu_abi::limits;
 use vgpu_abi::targets;
 
 use super::elf::{self, Library};
-use super::proc::{self, Process};
-use super::root::{FileFacts, Mount, Root, mount_of, mounts};
+use super::proc::{self, ProcessFacts};
+use super::root::{FileFacts, Mount, RootDir, mount_of, mounts};
 use crate::args::doctor::DoctorArgs;
 
 pub(super) use checks::CHECKS;
@@ -59,7 +59,7 @@ pub(super) struct ContainerFacts {
     glibc: Option<String>,
     /// The image's musl.
     musl: Option<String>,
-    processes: Vec<Process>,
+    processes: Vec<ProcessFacts>,
     /// Numbers of `/dev/nvidiaN`.
     #[serde(rename = "cards")]
     gpus: Vec<u32>,
@@ -98,8 +98,8 @@ pub(super) fn gather(args: &DoctorArgs) -> anyhow::Result<ContainerFacts> {
             String::from("self"),
         ),
     };
-    let root = Root::open(&root)?;
-    let proc = Root::open(&proc)?;
+    let root = RootDir::open(&root)?;
+    let proc = RootDir::open(&proc)?;
     let mut facts = ContainerFacts {
         pid: args.pid,
         env: proc::environment(&proc, &pid_dir).unwrap_or_default(),
@@ -135,7 +135,7 @@ pub(super) fn gather(args: &DoctorArgs) -> anyhow::Result<ContainerFacts> {
 }
 
 impl ContainerFacts {
-    fn read_limits(&mut self, root: &Root, table: &[Mount]) {
+    fn read_limits(&mut self, root: &RootDir, table: &[Mount]) {
         self.limits_path = LIMITS.to_owned();
         if !root.look(LIMITS).present
             && let Some(path) = self.env.get("VGPU_LIMITS")
@@ -178,7 +178,7 @@ impl ContainerFacts {
         }
     }
 
-    fn read_region(&mut self, root: &Root, table: &[Mount]) {
+    fn read_region(&mut self, root: &RootDir, table: &[Mount]) {
         self.region_path = REGION.to_owned();
         if !root.look(REGION).present
             && let Some(path) = self.env.get("VGPU_REGION")
@@ -204,7 +204,7 @@ impl ContainerFacts {
         }
     }
 
-    fn read_libraries(&mut self, root: &Root) {
+    fn read_libraries(&mut self, root: &RootDir) {
         self.preload_file = root.text(PRELOAD).map(|text| {
             text.split_whitespace()
                 .map(str::to_owned)
@@ -257,7 +257,7 @@ impl ContainerFacts {
         }
     }
 
-    fn read_driver(&mut self, root: &Root, proc: &Root) {
+    fn read_driver(&mut self, root: &RootDir, proc: &RootDir) {
         let mut gpus: Vec<u32> = root
             .names("/dev")
             .iter()

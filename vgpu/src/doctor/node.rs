@@ -24,8 +24,8 @@ use vgpu_abi::layout::REGION_VERSION;
 use vgpu_abi::limits;
 
 use super::elf::{self, Library};
-use super::proc::{self, Process};
-use super::root::{FileFacts, Mount, Root, mount_of, mounts};
+use super::proc::{self, ProcessFacts};
+use super::root::{FileFacts, Mount, RootDir, mount_of, mounts};
 use crate::args::doctor::DoctorArgs;
 use runtime::{CdiSpec, Runtime, ServedRuntime};
 
@@ -83,9 +83,9 @@ pub(super) struct NodeFacts {
     /// Directories that look like containers and cannot be read.
     broken: Vec<String>,
     /// The agent's processes, and those of HAMi.
-    agents: Vec<Process>,
+    agents: Vec<ProcessFacts>,
     /// The processes with a CUDA driver and without our library.
-    unmanaged: Vec<Process>,
+    unmanaged: Vec<ProcessFacts>,
     /// How many processes have a CUDA driver.
     cuda_processes: usize,
     /// How many processes could not be looked into.
@@ -95,8 +95,8 @@ pub(super) struct NodeFacts {
     /// The answers of the agent's ports.
     metrics: BTreeMap<u16, Metrics>,
     /// Files that the agent was given: path, and why it cannot be used.
-    device_config: Option<Config>,
-    node_config: Option<Config>,
+    device_config: Option<AgentConfig>,
+    node_config: Option<AgentConfig>,
     /// Leftovers of HAMi's agent.
     leftovers: Vec<String>,
     /// Whether cgroups are of version 2.
@@ -172,7 +172,7 @@ struct Metrics {
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
-struct Config {
+struct AgentConfig {
     path: String,
     error: Option<String>,
     /// The MIG strategy that it sets for this node.
@@ -183,8 +183,8 @@ struct Config {
 
 pub(super) fn gather(args: &DoctorArgs) -> anyhow::Result<NodeFacts> {
     let path = args.root.clone().unwrap_or_else(|| PathBuf::from("/"));
-    let root = Root::open(&path)?;
-    let proc = Root::open(&path.join("proc"))?;
+    let root = RootDir::open(&path)?;
+    let proc = RootDir::open(&path.join("proc"))?;
     let table = mounts(&proc.text("/self/mountinfo").unwrap_or_default());
     let mut facts = NodeFacts {
         kernel_driver: proc
@@ -250,7 +250,7 @@ impl NodeFacts {
         }
     }
 
-    fn read_kubelet(&mut self, root: &Root) {
+    fn read_kubelet(&mut self, root: &RootDir) {
         let of_ours = |name: &String| name.starts_with(DRA_FINDING);
         self.dra_findings = root.names(REGISTRY).into_iter().filter(of_ours).collect();
         self.dra_calls = root.names(DRA_CALLS);
@@ -269,7 +269,7 @@ impl NodeFacts {
         }
     }
 
-    fn read_state(&mut self, root: &Root, host: &Path, state: &str, table: &[Mount]) {
+    fn read_state(&mut self, root: &RootDir, host: &Path, state: &str, table: &[Mount]) {
         state.clone_into(&mut self.state_path);
         self.state = root.look(state);
         self.state_mount = mount_of(table, state).cloned();
@@ -326,7 +326,7 @@ impl NodeFacts {
         }
     }
 
-    fn read_processes(&mut self, root: &Root, proc: &Root) {
+    fn read_processes(&mut self, root: &RootDir, proc: &RootDir) {
         for pid in proc::pids(proc) {
             let Some(process) = proc::process(proc, pid) else {
                 continue;
@@ -376,20 +376,20 @@ impl NodeFacts {
 }
 
 /// A file in another process's root. The link to that is one that the kernel follows by itself, so it is opened there.
-fn proc_text(proc: &Root, path: &str) -> Option<String> {
+fn proc_text(proc: &RootDir, path: &str) -> Option<String> {
     if let Some(text) = proc.text(path) {
         return Some(text);
     }
     let (before, inside) = path.split_once("/root/")?;
     let pid: u32 = before.trim_start_matches('/').parse().ok()?;
-    let root = Root::open(Path::new(&format!("/proc/{pid}/root"))).ok()?;
+    let root = RootDir::open(Path::new(&format!("/proc/{pid}/root"))).ok()?;
     root.text(&format!("/{inside}"))
 }
 
-fn device_config(path: &str, text: Option<String>) -> Config {
-    let mut config = Config {
+fn device_config(path: &str, text: Option<String>) -> AgentConfig {
+    let mut config = AgentConfig {
         path: path.to_owned(),
-        ..Config::default()
+        ..AgentConfig::default()
     };
     match text.map(|text| DeviceConfig::parse(&text)) {
         None => config.error = Some(String::from("it cannot be read")),
@@ -399,10 +399,10 @@ fn device_config(path: &str, text: Option<String>) -> Config {
     config
 }
 
-fn node_config(path: &str, text: Option<String>, node: &str) -> Config {
-    let mut config = Config {
+fn node_config(path: &str, text: Option<String>, node: &str) -> AgentConfig {
+    let mut config = AgentConfig {
         path: path.to_owned(),
-        ..Config::default()
+        ..AgentConfig::default()
     };
     match text.map(|text| NodeOverrides::parse(&text)) {
         None => config.error = Some(String::from("it cannot be read")),
@@ -418,7 +418,7 @@ fn node_config(path: &str, text: Option<String>, node: &str) -> Config {
 }
 
 /// Whether it is `vgpu-monitor plugin`.
-fn is_plugin(process: &Process) -> bool {
+fn is_plugin(process: &ProcessFacts) -> bool {
     process
         .command
         .first()
@@ -427,14 +427,14 @@ fn is_plugin(process: &Process) -> bool {
 }
 
 /// Whether it is `vgpu-monitor dra`, which gives the node's GPUs by claims.
-fn is_dra(process: &Process) -> bool {
+fn is_dra(process: &ProcessFacts) -> bool {
     let program = process.command.first();
     program.is_some_and(|program| program.ends_with("vgpu-monitor"))
         && process.command.get(1).is_some_and(|word| word == "dra")
 }
 
 /// Whether it is `vgpu-monitor`, the exporter and arbiter.
-fn is_exporter(process: &Process) -> bool {
+fn is_exporter(process: &ProcessFacts) -> bool {
     process
         .command
         .first()
@@ -444,7 +444,7 @@ fn is_exporter(process: &Process) -> bool {
 }
 
 /// `--flag value` or `--flag=value`.
-fn flag(process: &Process, name: &str) -> Option<String> {
+fn flag(process: &ProcessFacts, name: &str) -> Option<String> {
     let mut words = process.command.iter();
     while let Some(word) = words.next() {
         if word == name {
@@ -471,7 +471,7 @@ fn registered(bytes: &[u8]) -> Option<BTreeMap<String, Vec<String>>> {
 }
 
 /// The processes that listen on the agent's ports in this process's network namespace.
-fn listeners(proc: &Root) -> Vec<Listener> {
+fn listeners(proc: &RootDir) -> Vec<Listener> {
     const LISTENS: &str = "0A";
     let mut found: Vec<Listener> = Vec::new();
     for table in ["/net/tcp", "/net/tcp6"] {
@@ -502,7 +502,7 @@ fn listeners(proc: &Root) -> Vec<Listener> {
 }
 
 /// The name of the process that has the socket open.
-fn owner(proc: &Root, inode: &str) -> Option<String> {
+fn owner(proc: &RootDir, inode: &str) -> Option<String> {
     let wanted = format!("socket:[{inode}]");
     for pid in proc::pids(proc) {
         let descriptors = format!("/{pid}/fd");
@@ -587,11 +587,11 @@ mod tests {
 
     #[test]
     fn a_flag_is_read_in_both_forms_and_sick_gpus_are_named() {
-        let process = Process {
+        let process = ProcessFacts {
             command: ["/usr/bin/vgpu-monitor", "plugin", "--a=1", "--b", "2"]
                 .map(String::from)
                 .to_vec(),
-            ..Process::default()
+            ..ProcessFacts::default()
         };
         assert_eq!(flag(&process, "--a").as_deref(), Some("1"));
         assert_eq!(flag(&process, "--b").as_deref(), Some("2"));

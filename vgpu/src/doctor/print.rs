@@ -5,20 +5,20 @@ use std::io::{IsTerminal, Write};
 use serde::Serialize;
 
 use super::Facts;
-use super::check::{Listed, Row, Verdict};
+use super::check::{CheckRow, CheckVerdict, Listed};
 use crate::args::doctor::DoctorArgs;
 use crate::text::Paint;
 
 /// The document that `--json` prints. Fields are added and never renamed.
 #[derive(Serialize)]
-struct Document<'a> {
+struct DoctorDocument<'a> {
     version: u32,
     place: &'static str,
     why: &'a str,
     vgpu: &'a str,
     time_unix: u64,
     summary: Summary,
-    checks: &'a [Row],
+    checks: &'a [CheckRow],
 }
 
 /// Number of checks with each verdict.
@@ -31,7 +31,12 @@ struct Summary {
 }
 
 /// The order in which verdicts are printed.
-const ORDER: [Verdict; 4] = [Verdict::Fail, Verdict::Warn, Verdict::Ok, Verdict::Skipped];
+const ORDER: [CheckVerdict; 4] = [
+    CheckVerdict::Fail,
+    CheckVerdict::Warn,
+    CheckVerdict::Ok,
+    CheckVerdict::Skipped,
+];
 
 /// The narrowest line of text.
 const NARROWEST: usize = 40;
@@ -60,21 +65,21 @@ pub(super) fn list(checks: &[&Listed], json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(super) fn rows(args: &DoctorArgs, facts: &Facts, rows: &[Row]) -> anyhow::Result<()> {
+pub(super) fn rows(args: &DoctorArgs, facts: &Facts, rows: &[CheckRow]) -> anyhow::Result<()> {
     let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
     let mut out = std::io::stdout().lock();
     if args.json {
-        let document = Document {
+        let document = DoctorDocument {
             version: 1,
             place: facts.scope().word(),
             why: &facts.why,
             vgpu: &facts.vgpu,
             time_unix: facts.at_unix,
             summary: Summary {
-                ok: count(Verdict::Ok),
-                warn: count(Verdict::Warn),
-                fail: count(Verdict::Fail),
-                skipped: count(Verdict::Skipped),
+                ok: count(CheckVerdict::Ok),
+                warn: count(CheckVerdict::Warn),
+                fail: count(CheckVerdict::Fail),
+                skipped: count(CheckVerdict::Skipped),
             },
             checks: rows,
         };
@@ -89,28 +94,34 @@ pub(super) fn rows(args: &DoctorArgs, facts: &Facts, rows: &[Row]) -> anyhow::Re
     Ok(())
 }
 
-fn drawn(facts: &Facts, rows: &[Row], all: bool, paint: Paint, columns: Option<usize>) -> String {
+fn drawn(
+    facts: &Facts,
+    rows: &[CheckRow],
+    all: bool,
+    paint: Paint,
+    columns: Option<usize>,
+) -> String {
     let mut text = format!(
         "looking at: {} ({})\n",
         facts.scope().word(),
         plain(&facts.why)
     );
     for verdict in ORDER {
-        let of_it: Vec<&Row> = rows.iter().filter(|row| row.verdict == verdict).collect();
+        let of_it: Vec<&CheckRow> = rows.iter().filter(|row| row.verdict == verdict).collect();
         if of_it.is_empty() {
             continue;
         }
         let word = match verdict {
-            Verdict::Fail => paint.red("fail"),
-            Verdict::Warn => paint.yellow("warn"),
-            Verdict::Ok => paint.green("ok"),
-            Verdict::Skipped => paint.dim("skipped"),
+            CheckVerdict::Fail => paint.red("fail"),
+            CheckVerdict::Warn => paint.yellow("warn"),
+            CheckVerdict::Ok => paint.green("ok"),
+            CheckVerdict::Skipped => paint.dim("skipped"),
         };
         text.push_str(&format!("\n{word} ({})\n", of_it.len()));
-        if all || matches!(verdict, Verdict::Fail | Verdict::Warn) {
+        if all || matches!(verdict, CheckVerdict::Fail | CheckVerdict::Warn) {
             for row in of_it {
                 entry(&mut text, row.id, row.title, columns);
-                let saw = if verdict == Verdict::Skipped {
+                let saw = if verdict == CheckVerdict::Skipped {
                     "why"
                 } else {
                     "saw"
@@ -122,7 +133,7 @@ fn drawn(facts: &Facts, rows: &[Row], all: bool, paint: Paint, columns: Option<u
             }
             continue;
         }
-        if verdict == Verdict::Ok {
+        if verdict == CheckVerdict::Ok {
             let ids: Vec<&str> = of_it.iter().map(|row| row.id).collect();
             entry(
                 &mut text,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::root::Root;
+use super::root::RootDir;
 
 /// Variables that matter for GPUs.
 const VARIABLES: [&str; 17] = [
@@ -35,7 +35,7 @@ const MOST_PROCESSES: usize = 20_000;
 /// A process.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct Process {
+pub(super) struct ProcessFacts {
     pub(super) pid: u32,
     pub(super) name: String,
     /// Its relevant variables; `None` if they may not be read.
@@ -52,7 +52,7 @@ pub(super) struct Process {
     pub(super) net_namespace: Option<String>,
 }
 
-impl Process {
+impl ProcessFacts {
     pub(super) fn variable(&self, name: &str) -> Option<&str> {
         self.env.as_ref()?.get(name).map(String::as_str)
     }
@@ -64,7 +64,7 @@ impl Process {
 }
 
 /// Ids of all processes.
-pub(super) fn pids(proc: &Root) -> Vec<u32> {
+pub(super) fn pids(proc: &RootDir) -> Vec<u32> {
     let mut pids: Vec<u32> = proc
         .names("/")
         .iter()
@@ -76,7 +76,7 @@ pub(super) fn pids(proc: &Root) -> Vec<u32> {
 }
 
 /// The variables of `/proc/PID/environ` that are kept.
-pub(super) fn environment(proc: &Root, pid_dir: &str) -> Option<BTreeMap<String, String>> {
+pub(super) fn environment(proc: &RootDir, pid_dir: &str) -> Option<BTreeMap<String, String>> {
     let bytes = proc
         .bytes(&format!("/{pid_dir}/environ"), super::root::MOST_TEXT)
         .ok()??;
@@ -92,12 +92,12 @@ pub(super) fn environment(proc: &Root, pid_dir: &str) -> Option<BTreeMap<String,
 }
 
 /// A namespace of a process.
-pub(super) fn namespace(proc: &Root, pid_dir: &str, kind: &str) -> Option<String> {
+pub(super) fn namespace(proc: &RootDir, pid_dir: &str, kind: &str) -> Option<String> {
     proc.link(&format!("/{pid_dir}/ns/{kind}"))
 }
 
 /// Reads a process from `/proc`; `None` if it has ended.
-pub(super) fn process(proc: &Root, pid: u32) -> Option<Process> {
+pub(super) fn process(proc: &RootDir, pid: u32) -> Option<ProcessFacts> {
     let pid_dir = pid.to_string();
     let name = proc
         .text(&format!("/{pid_dir}/comm"))?
@@ -123,7 +123,7 @@ pub(super) fn process(proc: &Root, pid: u32) -> Option<Process> {
     let known = ["vgpu-monitor", "vGPUmonitor", "nvidia-device-plugin"];
     let program = command.first().map(String::as_str).unwrap_or_default();
     let program = program.rsplit('/').next().unwrap_or_default();
-    Some(Process {
+    Some(ProcessFacts {
         pid,
         env: environment(proc, &pid_dir),
         cuda: mapped("libcuda.so"),

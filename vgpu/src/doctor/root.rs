@@ -27,7 +27,7 @@ pub(super) fn unix_now() -> u64 {
 }
 
 /// A root directory.
-pub(super) struct Root {
+pub(super) struct RootDir {
     path: PathBuf,
     dir: OwnedFd,
 }
@@ -48,7 +48,7 @@ pub(super) struct FileFacts {
     pub(super) owner: u32,
 }
 
-impl Root {
+impl RootDir {
     pub(super) fn open(path: &Path) -> anyhow::Result<Self> {
         let dir = nix::fcntl::open(
             path,
@@ -287,7 +287,7 @@ mod tests {
         ] {
             std::os::unix::fs::symlink(to, dir.path().join("etc").join(name)).unwrap();
         }
-        let root = Root::open(dir.path()).unwrap();
+        let root = RootDir::open(dir.path()).unwrap();
         assert_eq!(root.text("/etc/a").as_deref(), Some("inside"));
         assert_eq!(root.text("/etc/b").as_deref(), Some("inside"));
         assert_eq!(root.text("/etc/c"), None);

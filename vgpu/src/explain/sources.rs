@@ -325,7 +325,7 @@ fn namespace_of(pod: &Pod) -> &str {
 /// A state as `--embedded` reads it, or a list as kubectl prints it.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct State {
+struct StateFile {
     nodes: Option<Vec<Node>>,
     pods: Option<Vec<Pod>>,
     resource_quotas: Option<Vec<ResourceQuota>>,
@@ -333,7 +333,7 @@ struct State {
 }
 
 fn objects(text: &str) -> anyhow::Result<Objects> {
-    let state: State = serde_json::from_str(text).context(
+    let state: StateFile = serde_json::from_str(text).context(
         "expected {\"nodes\":[…],\"pods\":[…],\"resourceQuotas\":[…]}, or a list as kubectl get -o json prints it",
     )?;
     let mut objects = Objects {

@@ -34,7 +34,7 @@ const OF_SIMULATOR: &str = "VGPU_SIM_";
 
 /// A container's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct ContainerRequest {
     /// The GPUs that the engine gave it, in order of their numbers.
     pub(super) gpus: Vec<EngineGpu>,
     pub(super) wish: Wish,
@@ -48,7 +48,7 @@ pub(super) fn asked(
     env: &[String],
     machine: &[EngineGpu],
     default: &DefaultShare,
-) -> Result<Asked, Misuse> {
+) -> Result<ContainerRequest, Misuse> {
     let mut variables: Vec<(&str, &str)> = Vec::new();
     for (name, value) in env.iter().filter_map(|entry| entry.split_once('=')) {
         if name.starts_with("VGPU_") {
@@ -120,7 +120,7 @@ pub(super) fn asked(
         false => Wish::nothing(),
     };
     wish.check_new().map_err(in_variables)?;
-    Ok(Asked {
+    Ok(ContainerRequest {
         gpus,
         wish,
         name: name.transpose()?,
@@ -268,12 +268,12 @@ mod tests {
             .to_vec()
     }
 
-    fn of(env: &[&str]) -> Result<Asked, Misuse> {
+    fn of(env: &[&str]) -> Result<ContainerRequest, Misuse> {
         let env: Vec<_> = env.iter().map(|entry| (*entry).to_owned()).collect();
         asked(&env, &machine(), &DefaultShare::default())
     }
 
-    fn one(env: &[&str]) -> Result<Asked, Misuse> {
+    fn one(env: &[&str]) -> Result<ContainerRequest, Misuse> {
         of(&[&["VGPU_GPU_0=GPU-aa"], env].concat())
     }
 

@@ -24,7 +24,7 @@ const ID_MOST: usize = 1024;
 
 /// The state that the runtime gives a hook (OCI runtime specification, "State").
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub(super) struct State {
+pub(super) struct ContainerState {
     pub(super) id: String,
     /// The container's first process; 0 where there is none any more.
     #[serde(default)]
@@ -33,7 +33,7 @@ pub(super) struct State {
 }
 
 /// Reads a state, and refuses what no runtime writes.
-pub(super) fn state(from: impl Read) -> Result<State, Misuse> {
+pub(super) fn state(from: impl Read) -> Result<ContainerState, Misuse> {
     let mut bytes = Vec::new();
     from.take(STATE_MOST + 1)
         .read_to_end(&mut bytes)
@@ -51,8 +51,8 @@ pub(super) fn state(from: impl Read) -> Result<State, Misuse> {
     parse(&bytes)
 }
 
-fn parse(bytes: &[u8]) -> Result<State, Misuse> {
-    let state: State = serde_json::from_slice(bytes).map_err(|error| {
+fn parse(bytes: &[u8]) -> Result<ContainerState, Misuse> {
+    let state: ContainerState = serde_json::from_slice(bytes).map_err(|error| {
         Misuse::new(format!(
             "standard input is not the state of a container ({error}); accepted: the JSON object that an OCI \
              runtime gives its hooks, with id, pid and bundle. Container engines run this command, by the file \
@@ -92,7 +92,7 @@ fn cut(text: &str) -> String {
 
 /// A bundle's configuration, as far as it matters here.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Config {
+pub(super) struct BundleConfig {
     /// `NAME=VALUE`, as the container's first process gets them.
     pub(super) env: Vec<String>,
     /// The command with its arguments.
@@ -106,7 +106,7 @@ pub(super) struct Config {
 }
 
 /// Reads a bundle's configuration.
-pub(super) fn config(bundle: &Path) -> anyhow::Result<Config> {
+pub(super) fn config(bundle: &Path) -> anyhow::Result<BundleConfig> {
     let path = bundle.join("config.json");
     config_of(&read(&path)?, bundle).with_context(|| path.display().to_string())
 }
@@ -144,7 +144,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Value> {
 }
 
 /// The values of a configuration that was read.
-pub(super) fn config_of(config: &Value, bundle: &Path) -> anyhow::Result<Config> {
+pub(super) fn config_of(config: &Value, bundle: &Path) -> anyhow::Result<BundleConfig> {
     let texts = |place: &str| -> Vec<String> {
         let list = config.pointer(place).and_then(Value::as_array);
         let texts = list.into_iter().flatten().filter_map(Value::as_str);
@@ -160,7 +160,7 @@ pub(super) fn config_of(config: &Value, bundle: &Path) -> anyhow::Result<Config>
         .flatten()
         .find(|mount| mount.get("destination").and_then(Value::as_str) == Some("/etc/hostname"));
     let source = hostname.and_then(|mount| mount.get("source")?.as_str());
-    Ok(Config {
+    Ok(BundleConfig {
         env: texts("/process/env"),
         args: texts("/process/args"),
         root: bundle.join(root),

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::Value;
 use supervisor::regular;
 
-use super::bundle::{Config, State};
+use super::bundle::{BundleConfig, ContainerState};
 use crate::values::{self, ContainerName, NAME_MOST};
 
 /// Annotations with the container's name: nerdctl's, and those of Kubernetes' runtimes.
@@ -21,7 +21,7 @@ const ENGINE_ID: usize = 64;
 const SHORT_ID: usize = 12;
 
 /// The container's name: the engine's if it is known, else the runtime's id, both in the form of a name.
-pub(super) fn name(state: &State, config: &Config) -> ContainerName {
+pub(super) fn name(state: &ContainerState, config: &BundleConfig) -> ContainerName {
     let annotation = || {
         let known = config.annotations.iter();
         let mut named = known.filter(|(key, _)| ANNOTATIONS.contains(&key.as_str()));
@@ -110,16 +110,16 @@ mod tests {
 
     const ID: &str = "3fcc3d39e951139515fc0be707c9a4f3077f6178399386316067ef88e08bd885";
 
-    fn state(id: &str) -> State {
-        State {
+    fn state(id: &str) -> ContainerState {
+        ContainerState {
             id: id.to_owned(),
             pid: 1,
             bundle: PathBuf::from("/b"),
         }
     }
 
-    fn config(annotations: &[(&str, &str)], hostname_file: Option<PathBuf>) -> Config {
-        Config {
+    fn config(annotations: &[(&str, &str)], hostname_file: Option<PathBuf>) -> BundleConfig {
+        BundleConfig {
             env: Vec::new(),
             args: Vec::new(),
             root: PathBuf::from("/r"),

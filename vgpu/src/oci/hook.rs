@@ -17,8 +17,8 @@ use supervisor::instance::{
 };
 use supervisor::view;
 
-use super::asked::{Asked, asked, in_variables};
-use super::bundle::{self, Config, State};
+use super::asked::{ContainerRequest, asked, in_variables};
+use super::bundle::{self, BundleConfig, ContainerState};
 use super::engine;
 use crate::args::containers::{HookCreateArgs, HookMoment, HookRemoveArgs, OciHookArgs};
 use crate::board::{BoardLock, UserDir, UserLock};
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &OciHookArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-fn create(args: &HookCreateArgs, state: &State) -> Result<ExitCode, Failure> {
+fn create(args: &HookCreateArgs, state: &ContainerState) -> Result<ExitCode, Failure> {
     refuse_rootless()?;
     let started_ticks = instance::started_ticks(state.pid).ok_or_else(|| {
         Misuse::new(format!(
@@ -138,9 +138,9 @@ fn gpu(known: &EngineGpu) -> Gpu {
 
 fn make(
     user: &UserDir,
-    asked: &Asked,
-    state: &State,
-    config: &Config,
+    asked: &ContainerRequest,
+    state: &ContainerState,
+    config: &BundleConfig,
     shares: &mut Shares,
     labels: Labels,
 ) -> Result<Instance, Failure> {
@@ -212,7 +212,7 @@ pub(crate) fn fill(instance: &Instance, shares: &Shares) -> anyhow::Result<()> {
     set(&instance.steady_path("."), DIR_MODE)
 }
 
-fn remove(args: &HookRemoveArgs, state: &State) -> Result<ExitCode, Failure> {
+fn remove(args: &HookRemoveArgs, state: &ContainerState) -> Result<ExitCode, Failure> {
     refuse_rootless()?;
     let user = UserDir::open(args.board.board.as_deref())?;
     let only_one = user.lock()?;

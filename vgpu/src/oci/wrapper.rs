@@ -47,7 +47,7 @@ pub(crate) fn as_runtime(words: impl IntoIterator<Item = OsString>) -> Vec<OsStr
 }
 
 pub(crate) fn run(args: &OciRuntimeArgs) -> Result<ExitCode, Failure> {
-    let asked = Asked::of(&args.words);
+    let asked = EngineWords::of(&args.words);
     if asked.creates
         && let Err(failure) = show_gpus(&asked.bundle, &args.spec)
     {
@@ -68,13 +68,13 @@ pub(crate) fn run(args: &OciRuntimeArgs) -> Result<ExitCode, Failure> {
 
 /// The words of the engine that matter here.
 #[derive(Debug, PartialEq, Eq)]
-struct Asked {
+struct EngineWords {
     creates: bool,
     bundle: PathBuf,
     log: Option<PathBuf>,
 }
 
-impl Asked {
+impl EngineWords {
     fn of(words: &[OsString]) -> Self {
         let value = |names: &[&str]| {
             words.iter().enumerate().find_map(|(place, word)| {
@@ -232,16 +232,16 @@ mod tests {
 
     #[test]
     fn engines_words_are_read_in_both_forms() {
-        let asked = Asked::of(&words("--root /r --log=/l create --bundle /b id"));
+        let asked = EngineWords::of(&words("--root /r --log=/l create --bundle /b id"));
         assert_eq!(
             asked,
-            Asked {
+            EngineWords {
                 creates: true,
                 bundle: PathBuf::from("/b"),
                 log: Some(PathBuf::from("/l")),
             }
         );
-        let asked = Asked::of(&words("--log /l delete id"));
+        let asked = EngineWords::of(&words("--log /l delete id"));
         assert_eq!((asked.creates, asked.bundle), (false, PathBuf::from(".")));
         for (text, creates) in [
             ("--systemd-cgroup --log-format json run -b /b id", true),
@@ -250,7 +250,7 @@ mod tests {
             ("exec web create", false),
             ("", false),
         ] {
-            assert_eq!(Asked::of(&words(text)).creates, creates, "{text}");
+            assert_eq!(EngineWords::of(&words(text)).creates, creates, "{text}");
         }
     }
 

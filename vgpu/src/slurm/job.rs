@@ -17,19 +17,19 @@ pub(super) struct Job {
     pub(super) node: String,
     /// The GPUs that the job has something of, by Slurm's numbers, in order.
     pub(super) gpus: Vec<u32>,
-    pub(super) asked: Asked,
+    pub(super) asked: JobOptions,
 }
 
 /// The options of a job, as its owner wrote them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
-pub(super) struct Asked {
+pub(super) struct JobOptions {
     pub(super) gpumem: Option<String>,
     pub(super) gpucores: Option<String>,
     pub(super) gpupriority: Option<String>,
 }
 
-impl Asked {
+impl JobOptions {
     pub(super) fn each(&self) -> [(&'static str, Option<&String>); 3] {
         [
             ("--gpumem", self.gpumem.as_ref()),
@@ -82,7 +82,7 @@ pub(super) fn job(variable: &dyn Fn(&str) -> Option<String>) -> Result<Job, Misu
         id,
         node,
         gpus,
-        asked: Asked {
+        asked: JobOptions {
             gpumem: option("gpumem"),
             gpucores: option("gpucores"),
             gpupriority: option("gpupriority"),

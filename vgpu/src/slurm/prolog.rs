@@ -15,7 +15,7 @@ use supervisor::instance::{self, INSIDE, INSIDE_REGION, Labels, SlurmJob, Worklo
 use super::allocation::{Allocation, Unclear, allocation};
 use super::job::{Job, job};
 use super::name_of;
-use super::record::{PRELOAD, Record, Records, Verdict};
+use super::record::{JobRecord, JobVerdict, PRELOAD, Records};
 use super::share::{NoShare, share};
 use crate::args::slurm::PrologArgs;
 use crate::board::{UserDir, UserLock};
@@ -35,16 +35,16 @@ pub(super) fn run(args: &PrologArgs) -> Result<ExitCode, Failure> {
     let records = Records::of(user.path());
     records.make()?;
     let verdict = match decided {
-        Ok(None) => Verdict::Free,
-        Err(reason) => Verdict::Refused(reason.to_string()),
+        Ok(None) => JobVerdict::Free,
+        Err(reason) => JobVerdict::Refused(reason.to_string()),
         Ok(Some(shares)) => {
             make_places()?;
             records.remove(job.id)?;
             records.replace(PRELOAD, preload(&library).as_bytes(), 0o644)?;
-            Verdict::Share(make(&only_one, &job, &title, &shares)?)
+            JobVerdict::Share(make(&only_one, &job, &title, &shares)?)
         }
     };
-    let record = Record {
+    let record = JobRecord {
         verdict,
         asked: job.asked,
         boot: instance::boot(),

@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use supervisor::instance::{self, SLURM_RECORDS};
 
-use super::job::Asked;
+use super::job::JobOptions;
 
 /// A larger record is not ours, bytes.
 const MOST: u64 = 64 << 10;
@@ -22,7 +22,7 @@ pub(super) const PRELOAD: &str = "ld.so.preload";
 /// What a prolog decided.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Verdict {
+pub(super) enum JobVerdict {
     /// The job is not limited: it has no GPU, or whole ones.
     Free,
     /// The job's limits are in the directory of this name.
@@ -33,9 +33,9 @@ pub(super) enum Verdict {
 
 /// A job's record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Record {
-    pub(super) verdict: Verdict,
-    pub(super) asked: Asked,
+pub(super) struct JobRecord {
+    pub(super) verdict: JobVerdict,
+    pub(super) asked: JobOptions,
     /// The boot of the machine in which the prolog ran.
     pub(super) boot: String,
 }
@@ -61,7 +61,7 @@ impl Records {
         self.0.join(name)
     }
 
-    pub(super) fn write(&self, job: u32, record: &Record) -> anyhow::Result<()> {
+    pub(super) fn write(&self, job: u32, record: &JobRecord) -> anyhow::Result<()> {
         let text = serde_json::to_vec(record).context("cannot write the job's record as JSON")?;
         self.replace(&job.to_string(), &text, 0o600)
     }
@@ -81,7 +81,7 @@ impl Records {
     }
 
     /// The job's record of this boot; `None` if its prolog has not run.
-    pub(super) fn read(&self, job: u32) -> anyhow::Result<Option<Record>> {
+    pub(super) fn read(&self, job: u32) -> anyhow::Result<Option<JobRecord>> {
         let path = self.path(&job.to_string());
         let text = match fs::metadata(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -93,7 +93,7 @@ impl Records {
             }
             _ => fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?,
         };
-        let record: Record = serde_json::from_slice(&text)
+        let record: JobRecord = serde_json::from_slice(&text)
             .with_context(|| format!("cannot read {}", path.display()))?;
         Ok((record.boot == instance::boot()).then_some(record))
     }
@@ -120,9 +120,9 @@ mod tests {
         let records = Records::of(dir.path());
         records.make().unwrap();
         records.make().unwrap();
-        let mut record = Record {
-            verdict: Verdict::Refused(String::from("too much")),
-            asked: Asked::default(),
+        let mut record = JobRecord {
+            verdict: JobVerdict::Refused(String::from("too much")),
+            asked: JobOptions::default(),
             boot: instance::boot(),
         };
         records.write(7, &record).unwrap();

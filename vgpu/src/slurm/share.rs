@@ -4,7 +4,7 @@ use supervisor::gpu::Gpu;
 use vgpu_abi::size::Size;
 
 use super::allocation::Allocation;
-use super::job::Asked;
+use super::job::JobOptions;
 use crate::args::ComputeArgs;
 use crate::failure::Misuse;
 use crate::limits::{self, Shares, Wish};
@@ -38,7 +38,7 @@ pub(super) fn share(
     allocation: &Allocation,
     job_gpus: &[u32],
     per_gpu: &PerGpu,
-    asked: &Asked,
+    asked: &JobOptions,
     gpus: &[Gpu],
 ) -> Result<Option<Shares>, NoShare> {
     let is_asking = asked.each().iter().any(|(_, value)| value.is_some());
@@ -130,7 +130,7 @@ fn part<'a>(gpu: &'a Gpu, count: u64, per_gpu: &PerGpu) -> Result<Most<'a>, NoSh
 }
 
 /// The limits of the job, in the words of `vgpu run`; the error is what the job's owner reads.
-fn wish(most: &[Most<'_>], asked: &Asked) -> Result<Wish, Misuse> {
+fn wish(most: &[Most<'_>], asked: &JobOptions) -> Result<Wish, Misuse> {
     let memory = asked
         .gpumem
         .as_deref()
@@ -221,16 +221,16 @@ mod tests {
         }
     }
 
-    fn asked(memory: &str, cores: &str, priority: &str) -> Asked {
+    fn asked(memory: &str, cores: &str, priority: &str) -> JobOptions {
         let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-        Asked {
+        JobOptions {
             gpumem: some(memory),
             gpucores: some(cores),
             gpupriority: some(priority),
         }
     }
 
-    fn of(count: u64, asked: &Asked) -> Result<Shares, NoShare> {
+    fn of(count: u64, asked: &JobOptions) -> Result<Shares, NoShare> {
         let shards = Allocation::Shards(vec![(1, count)]);
         let gpus = [gpu(0, 80), gpu(1, 16)];
         share(&shards, &[1], &PerGpu::Each(16), asked, &gpus).map(Option::unwrap)
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn shards_are_a_part_of_memory_and_of_time() {
-        let shares = of(4, &Asked::default()).unwrap();
+        let shares = of(4, &JobOptions::default()).unwrap();
 
         assert_eq!(shares.gpus.len(), 1);
         let share = &shares.gpus[0];
@@ -253,7 +253,7 @@ mod tests {
         let gpus = [gpu(0, 80), gpu(1, 16)];
         let shards = Allocation::Shards(vec![(0, 1), (1, 1)]);
 
-        let shares = share(&shards, &[0, 1], &by, &Asked::default(), &gpus)
+        let shares = share(&shards, &[0, 1], &by, &JobOptions::default(), &gpus)
             .unwrap()
             .unwrap();
 
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn more_shards_than_the_gpu_has_are_refused() {
-        match of(17, &Asked::default()) {
+        match of(17, &JobOptions::default()) {
             Err(NoShare::Refused(text)) => assert!(text.contains("ask for at most 16"), "{text}"),
             other => panic!("{other:?}"),
         }
@@ -327,7 +327,7 @@ mod tests {
         ] {
             let shards = Allocation::Shards(vec![shards]);
             let gpus = [gpu(0, 80), gpu(1, 16)];
-            match share(&shards, &[1], &per_gpu, &Asked::default(), &gpus) {
+            match share(&shards, &[1], &per_gpu, &JobOptions::default(), &gpus) {
                 Err(NoShare::Fault(text)) => assert!(text.contains(part), "{text}"),
                 other => panic!("{other:?}"),
             }
@@ -337,10 +337,11 @@ mod tests {
     #[test]
     fn a_whole_gpu_is_limited_only_by_options() {
         let gpus = [gpu(0, 80)];
-        let of =
-            |options: &Asked| share(&Allocation::Whole, &[0], &PerGpu::Each(16), options, &gpus);
+        let of = |options: &JobOptions| {
+            share(&Allocation::Whole, &[0], &PerGpu::Each(16), options, &gpus)
+        };
 
-        assert_eq!(of(&Asked::default()), Ok(None));
+        assert_eq!(of(&JobOptions::default()), Ok(None));
         let shares = of(&asked("8Gi", "", "")).unwrap().unwrap();
         assert_eq!(
             (shares.gpus[0].bytes, shares.gpus[0].core_percent),
@@ -350,10 +351,11 @@ mod tests {
 
     #[test]
     fn options_of_a_job_without_a_gpu_are_refused() {
-        let of =
-            |options: &Asked| share(&Allocation::Nothing, &[], &PerGpu::Each(16), options, &[]);
+        let of = |options: &JobOptions| {
+            share(&Allocation::Nothing, &[], &PerGpu::Each(16), options, &[])
+        };
 
-        assert_eq!(of(&Asked::default()), Ok(None));
+        assert_eq!(of(&JobOptions::default()), Ok(None));
         assert!(matches!(
             of(&asked("1Gi", "", "")),
             Err(NoShare::Refused(_))

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use supervisor::instance::Instance;
 
-use super::job::Asked;
+use super::job::JobOptions;
 use super::prolog::require_root;
-use super::record::{PRELOAD, Record, Records, Verdict};
+use super::record::{JobRecord, JobVerdict, PRELOAD, Records};
 use crate::args::slurm::TaskArgs;
 use crate::board::UserDir;
 use crate::failure::{Failure, Misuse};
@@ -17,7 +17,7 @@ pub(super) fn run(args: &TaskArgs) -> Result<ExitCode, Failure> {
     require_root()?;
     let user = UserDir::open(args.board.board.as_deref())?;
     let records = Records::of(user.path());
-    let asked = Asked {
+    let asked = JobOptions {
         gpumem: args.gpumem.clone(),
         gpucores: args.gpucores.clone(),
         gpupriority: args.gpupriority.clone(),
@@ -32,14 +32,18 @@ pub(super) fn run(args: &TaskArgs) -> Result<ExitCode, Failure> {
 }
 
 /// Whether a task may start, and the directory with its limits; the error is what the job's owner reads.
-fn permit(job: u32, record: Option<&Record>, asked: &Asked) -> Result<Option<String>, Misuse> {
+fn permit(
+    job: u32,
+    record: Option<&JobRecord>,
+    asked: &JobOptions,
+) -> Result<Option<String>, Misuse> {
     let Some(record) = record else {
         return Err(Misuse::new(format!(
             "the prolog of job {job} has not run on this node, so its limits are not known; have Prolog= of slurm.conf \
              run vgpu slurm prolog on every node that loads vgpu_spank.so"
         )));
     };
-    if let Verdict::Refused(reason) = &record.verdict {
+    if let JobVerdict::Refused(reason) = &record.verdict {
         return Err(Misuse::new(reason.clone()));
     }
     for ((flag, wanted), (_, had)) in asked.each().into_iter().zip(record.asked.each()) {
@@ -51,7 +55,7 @@ fn permit(job: u32, record: Option<&Record>, asked: &Asked) -> Result<Option<Str
         }
     }
     match &record.verdict {
-        Verdict::Share(name) => Ok(Some(name.clone())),
+        JobVerdict::Share(name) => Ok(Some(name.clone())),
         _ => Ok(None),
     }
 }
@@ -60,28 +64,28 @@ fn permit(job: u32, record: Option<&Record>, asked: &Asked) -> Result<Option<Str
 mod tests {
     use super::*;
 
-    fn record(verdict: Verdict, gpumem: Option<&str>) -> Record {
-        Record {
+    fn record(verdict: JobVerdict, gpumem: Option<&str>) -> JobRecord {
+        JobRecord {
             verdict,
-            asked: Asked {
+            asked: JobOptions {
                 gpumem: gpumem.map(str::to_owned),
-                ..Asked::default()
+                ..JobOptions::default()
             },
             boot: String::new(),
         }
     }
 
-    fn memory(text: &str) -> Asked {
-        Asked {
+    fn memory(text: &str) -> JobOptions {
+        JobOptions {
             gpumem: Some(text.to_owned()),
-            ..Asked::default()
+            ..JobOptions::default()
         }
     }
 
     #[test]
     fn a_task_starts_as_its_prolog_decided() {
-        let share = record(Verdict::Share(String::from("slurm-1")), Some("4Gi"));
-        let none = Asked::default();
+        let share = record(JobVerdict::Share(String::from("slurm-1")), Some("4Gi"));
+        let none = JobOptions::default();
         assert_eq!(
             permit(1, Some(&share), &none),
             Ok(Some(String::from("slurm-1")))
@@ -91,25 +95,27 @@ mod tests {
             Ok(Some(String::from("slurm-1")))
         );
         assert_eq!(
-            permit(1, Some(&record(Verdict::Free, None)), &none),
+            permit(1, Some(&record(JobVerdict::Free, None)), &none),
             Ok(None)
         );
     }
 
     #[test]
     fn a_task_without_a_decision_does_not_start() {
-        let error = permit(1, None, &Asked::default()).unwrap_err().to_string();
+        let error = permit(1, None, &JobOptions::default())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("the prolog of job 1 has not run"), "{error}");
-        let refused = record(Verdict::Refused(String::from("too much")), None);
+        let refused = record(JobVerdict::Refused(String::from("too much")), None);
         assert_eq!(
-            permit(1, Some(&refused), &Asked::default()),
+            permit(1, Some(&refused), &JobOptions::default()),
             Err(Misuse::new("too much"))
         );
     }
 
     #[test]
     fn a_step_cannot_change_the_jobs_options() {
-        let share = record(Verdict::Share(String::from("slurm-1")), Some("4Gi"));
+        let share = record(JobVerdict::Share(String::from("slurm-1")), Some("4Gi"));
         for other in ["8Gi", "1Gi"] {
             let error = permit(1, Some(&share), &memory(other))
                 .unwrap_err()
@@ -119,7 +125,7 @@ mod tests {
                 "{error}"
             );
         }
-        let free = record(Verdict::Free, None);
+        let free = record(JobVerdict::Free, None);
         assert!(permit(1, Some(&free), &memory("1Gi")).is_err());
     }
 }

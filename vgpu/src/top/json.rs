@@ -12,13 +12,13 @@ use super::Picture;
 use crate::values::policy_word;
 
 #[derive(Debug, Serialize)]
-pub(super) struct Document {
+pub(super) struct TopDocument {
     version: u32,
     time_unix: u64,
     gpus: Vec<Gpu>,
     gpu_error: Option<String>,
     gpu_faults: Vec<String>,
-    containers: Vec<Container>,
+    containers: Vec<TopContainer>,
     broken: Vec<Broken>,
     unreadable: Vec<String>,
 }
@@ -36,7 +36,7 @@ struct Gpu {
 }
 
 #[derive(Debug, Serialize)]
-struct Container {
+struct TopContainer {
     name: String,
     owner_uid: u32,
     namespace: String,
@@ -53,7 +53,7 @@ struct Container {
     policy: &'static str,
     priority: u32,
     devices: Vec<Device>,
-    processes: Vec<Process>,
+    processes: Vec<TopProcess>,
     ooms: u64,
     refused: u64,
     waits_ran_out: u64,
@@ -123,7 +123,7 @@ struct Compute {
 }
 
 #[derive(Debug, Serialize)]
-struct Process {
+struct TopProcess {
     pid: u32,
     host_pid: Option<u32>,
     name: String,
@@ -151,8 +151,8 @@ struct Broken {
     reason: String,
 }
 
-pub(super) fn document(picture: &Picture) -> Document {
-    Document {
+pub(super) fn document(picture: &Picture) -> TopDocument {
+    TopDocument {
         version: 1,
         time_unix: picture.time_unix,
         gpus: picture
@@ -196,8 +196,8 @@ pub(super) fn document(picture: &Picture) -> Document {
     }
 }
 
-fn container(picture: &Picture, view: &ContainerView) -> Container {
-    Container {
+fn container(picture: &Picture, view: &ContainerView) -> TopContainer {
+    TopContainer {
         name: view.name.clone(),
         owner_uid: view.owner,
         namespace: view.namespace.clone(),
@@ -305,7 +305,7 @@ fn compute_of(picture: &Picture, compute: &ComputeSnapshot) -> Compute {
     }
 }
 
-fn process(picture: &Picture, view: &ContainerView, process: &ProcessView) -> Process {
+fn process(picture: &Picture, view: &ContainerView, process: &ProcessView) -> TopProcess {
     let device = |(index, used): (usize, &DeviceUseSnapshot)| ProcessDevice {
         index,
         used_bytes: used.confirmed_bytes,
@@ -320,7 +320,7 @@ fn process(picture: &Picture, view: &ContainerView, process: &ProcessView) -> Pr
             .get(index)
             .and_then(|device| picture.process_busy(&device.uuid, process.host_pid)),
     };
-    Process {
+    TopProcess {
         pid: process.pid,
         host_pid: process.host_pid,
         name: process.name.clone(),

@@ -5,7 +5,7 @@ use workload::Served;
 
 /// All that was measured.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Results {
+pub(crate) struct LatencyResults {
     /// Raised where a field changes its meaning.
     pub(crate) version: u32,
     /// Whether the GPU was a simulated one.
@@ -16,12 +16,12 @@ pub(crate) struct Results {
     pub(crate) load_percent: u32,
     /// The seed of the arrivals.
     pub(crate) seed: u64,
-    pub(crate) rows: Vec<Row>,
+    pub(crate) rows: Vec<LatencyRow>,
 }
 
 /// One line of the table: a service, training, or both side by side.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct LatencyRow {
     pub(crate) setting: Setting,
     pub(crate) service: Option<ServiceFigures>,
     pub(crate) training: Option<TrainingFigures>,

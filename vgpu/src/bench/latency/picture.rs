@@ -1,7 +1,7 @@
 //! The results as a picture (SVG): a panel for each service, with a bar from p50 to p99 for each setting. Text in,
 //! text out; needs no font beyond the viewer's own.
 
-use super::figures::{Latency, Results, Row, ServiceFigures, Setting};
+use super::figures::{Latency, LatencyResults, LatencyRow, ServiceFigures, Setting};
 use super::table::cells;
 use crate::bench::picture::{escaped, put};
 
@@ -25,9 +25,9 @@ const COLUMNS: [(&str, usize, f64); 8] = [
 ];
 
 /// The whole picture.
-pub(crate) fn svg(results: &Results) -> String {
+pub(crate) fn svg(results: &LatencyResults) -> String {
     let panels = panels(&results.rows);
-    let height = MARGIN + 70.0 + panels.iter().map(Panel::height).sum::<f64>();
+    let height = MARGIN + 70.0 + panels.iter().map(ServicePanel::height).sum::<f64>();
     let mut to = String::new();
     put(
         &mut to,
@@ -88,20 +88,20 @@ fn colour(setting: Setting) -> &'static str {
 }
 
 /// The rows of one service.
-struct Panel<'a> {
+struct ServicePanel<'a> {
     title: String,
-    rows: Vec<(&'a Row, &'a ServiceFigures)>,
+    rows: Vec<(&'a LatencyRow, &'a ServiceFigures)>,
 }
 
-impl Panel<'_> {
+impl ServicePanel<'_> {
     fn height(&self) -> f64 {
         let rows = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);
         TITLE + LINE * (f64::from(rows) + 1.0) + GAP
     }
 }
 
-fn panels(rows: &[Row]) -> Vec<Panel<'_>> {
-    let mut panels: Vec<Panel<'_>> = Vec::new();
+fn panels(rows: &[LatencyRow]) -> Vec<ServicePanel<'_>> {
+    let mut panels: Vec<ServicePanel<'_>> = Vec::new();
     for row in rows {
         let Some(service) = &row.service else {
             continue;
@@ -112,7 +112,7 @@ fn panels(rows: &[Row]) -> Vec<Panel<'_>> {
         );
         match panels.last_mut().filter(|panel| panel.title == title) {
             Some(panel) => panel.rows.push((row, service)),
-            None => panels.push(Panel {
+            None => panels.push(ServicePanel {
                 title,
                 rows: vec![(row, service)],
             }),
@@ -138,7 +138,7 @@ fn whole(exponent: f64) -> i32 {
     exponent as i32
 }
 
-fn draw(to: &mut String, panel: &Panel<'_>, top: f64) {
+fn draw(to: &mut String, panel: &ServicePanel<'_>, top: f64) {
     let (first, last) = decades(panel.rows.iter().map(|(_, service)| service.latency));
     let x = |ms: f64| {
         let part = (ms.max(1e-3).log10() - f64::from(first)) / f64::from(last - first);
@@ -219,8 +219,8 @@ fn draw(to: &mut String, panel: &Panel<'_>, top: f64) {
 mod tests {
     use super::*;
 
-    fn row(setting: Setting, request: &str, p99_ms: f64) -> Row {
-        Row {
+    fn row(setting: Setting, request: &str, p99_ms: f64) -> LatencyRow {
+        LatencyRow {
             setting,
             service: Some(ServiceFigures {
                 request: request.to_owned(),
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn each_service_has_a_panel_with_a_bar_for_each_row() {
-        let results = Results {
+        let results = LatencyResults {
             version: 1,
             simulated: true,
             seconds: 1.0,

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use super::figures::Row;
+use super::figures::LatencyRow;
 
 /// Where there is nothing to say.
 const NOTHING: &str = "–";
@@ -26,7 +26,7 @@ pub(crate) fn begin(to: &mut impl Write) -> std::io::Result<()> {
     )
 }
 
-pub(crate) fn row(to: &mut impl Write, row: &Row) -> std::io::Result<()> {
+pub(crate) fn row(to: &mut impl Write, row: &LatencyRow) -> std::io::Result<()> {
     let [
         requests,
         training,
@@ -50,7 +50,7 @@ pub(crate) fn row(to: &mut impl Write, row: &Row) -> std::io::Result<()> {
 }
 
 /// The cells of a row after its setting.
-pub(crate) fn cells(row: &Row) -> [String; 11] {
+pub(crate) fn cells(row: &LatencyRow) -> [String; 11] {
     let nothing = || String::from(NOTHING);
     let percent = |value: f64| format!("{value:.1}%");
     let [requests, p50, p90, p99, count, rate, unfinished] =

@@ -2,7 +2,7 @@
 
 use super::{NodeFacts, PORTS, is_dra, is_exporter, is_plugin};
 use crate::doctor::check::{Judged, fail, ok, several, skip, warn};
-use crate::doctor::proc::Process;
+use crate::doctor::proc::ProcessFacts;
 
 pub(super) fn agents_run(facts: &NodeFacts) -> Judged {
     facts.of_a_cluster()?;
@@ -76,7 +76,7 @@ pub(super) fn no_hami(facts: &NodeFacts) -> Judged {
         .agents
         .iter()
         .filter(|agent| !is_plugin(agent) && !is_exporter(agent) && !is_dra(agent))
-        .map(Process::shown)
+        .map(ProcessFacts::shown)
         .collect();
     if wrong.is_empty() {
         return Ok(ok("no process vGPUmonitor or nvidia-device-plugin"));
@@ -104,7 +104,7 @@ pub(super) fn all_managed(facts: &NodeFacts) -> Judged {
             facts.cuda_processes
         )));
     }
-    let names: Vec<String> = facts.unmanaged.iter().map(Process::shown).collect();
+    let names: Vec<String> = facts.unmanaged.iter().map(ProcessFacts::shown).collect();
     Ok(warn(format!("without the library: {}", several(&names))))
 }
 

@@ -3,7 +3,7 @@
 
 use super::{Driver, NodeFacts, PLUGINS, agent, driver, flag, is_plugin, kubelet};
 use crate::doctor::check::{Check, Finding, skip};
-use crate::doctor::proc::Process;
+use crate::doctor::proc::ProcessFacts;
 
 /// In the order of their ids.
 pub(in crate::doctor) const CHECKS: &[Check<NodeFacts>] = &[
@@ -185,7 +185,7 @@ impl NodeFacts {
     }
 
     /// The plugin's process.
-    pub(super) fn plugin(&self) -> Result<&Process, Finding> {
+    pub(super) fn plugin(&self) -> Result<&ProcessFacts, Finding> {
         self.agents
             .iter()
             .find(|agent| is_plugin(agent))

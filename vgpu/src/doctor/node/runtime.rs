@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::super::root::Root;
+use super::super::root::RootDir;
 
 /// Where specs are looked for.
 const CDI_DIRECTORIES: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
@@ -49,7 +49,7 @@ pub(super) struct ServedRuntime {
 }
 
 /// The specs of kinds that begin with `nvidia.com/`.
-pub(super) fn cdi(root: &Root) -> Vec<CdiSpec> {
+pub(super) fn cdi(root: &RootDir) -> Vec<CdiSpec> {
     let mut found = Vec::new();
     for directory in CDI_DIRECTORIES {
         for name in root.names(directory) {
@@ -79,7 +79,7 @@ pub(super) fn cdi(root: &Root) -> Vec<CdiSpec> {
     found
 }
 
-fn of_json(root: &Root, text: &str) -> CdiSpec {
+fn of_json(root: &RootDir, text: &str) -> CdiSpec {
     let read: Value = match serde_json::from_str(text) {
         Ok(read) => read,
         Err(error) => {
@@ -127,7 +127,7 @@ fn host_paths(value: &Value, into: &mut Vec<String>) {
 }
 
 /// The few keys that matter, by lines: NVIDIA's toolkit writes one key to a line.
-fn of_yaml(root: &Root, text: &str) -> CdiSpec {
+fn of_yaml(root: &RootDir, text: &str) -> CdiSpec {
     let mut spec = CdiSpec::default();
     let mut paths = Vec::new();
     let mut in_devices = false;
@@ -153,7 +153,7 @@ fn of_yaml(root: &Root, text: &str) -> CdiSpec {
     spec
 }
 
-fn missing(root: &Root, mut paths: Vec<String>) -> Vec<String> {
+fn missing(root: &RootDir, mut paths: Vec<String>) -> Vec<String> {
     paths.sort();
     paths.dedup();
     paths.truncate(MOST_PATHS);
@@ -162,7 +162,7 @@ fn missing(root: &Root, mut paths: Vec<String>) -> Vec<String> {
 }
 
 /// Reads containerd's file, or docker's.
-pub(super) fn read(root: &Root) -> Runtime {
+pub(super) fn read(root: &RootDir) -> Runtime {
     for path in [
         "/etc/containerd/config.toml",
         "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
@@ -216,7 +216,7 @@ mod tests {
             "[plugins]\n  # enable_cdi = true\n  enable_cdi = false\n  default_runtime_name = \"nvidia\"\n",
         )
         .unwrap();
-        let root = Root::open(dir.path()).unwrap();
+        let root = RootDir::open(dir.path()).unwrap();
 
         let specs = cdi(&root);
         let names: Vec<_> = specs.iter().map(|spec| spec.devices.join(" ")).collect();
