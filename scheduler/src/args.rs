@@ -312,9 +312,9 @@ pub enum MetricsAccess {
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// Try, replay and explain scheduling without a cluster.
-    Simulator(Box<crate::simulate::Args>),
+    Simulator(Box<crate::simulate::SimulateArgs>),
     /// Hand out whole GPUs to pods that ask by label.
-    Assigner(Box<crate::assigner_program::Args>),
+    Assigner(Box<crate::assigner_program::AssignerArgs>),
 }
 
 impl Args {

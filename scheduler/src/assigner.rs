@@ -64,19 +64,19 @@ pub enum Pin {
 
 /// The settings of an assigner.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Settings {
+pub struct AssignerSettings {
     /// How a pod is tied to its node.
     pub pin: Pin,
 }
 
 /// One replica of the assigner. Clones share it.
 #[derive(Clone)]
-pub struct Assigner(Arc<Inner>);
+pub struct Assigner(Arc<AssignerInner>);
 
-struct Inner {
+struct AssignerInner {
     claim_ledger: Arc<dyn ClaimLedger>,
     store: Arc<dyn Store>,
-    settings: Settings,
+    settings: AssignerSettings,
     meters: AssignerMeters,
 }
 
@@ -142,9 +142,9 @@ impl Assigner {
     pub fn new(
         claim_ledger: Arc<dyn ClaimLedger>,
         store: Arc<dyn Store>,
-        settings: Settings,
+        settings: AssignerSettings,
     ) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(AssignerInner {
             claim_ledger,
             store,
             settings,
@@ -153,7 +153,7 @@ impl Assigner {
     }
 
     /// Its settings.
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &AssignerSettings {
         &self.0.settings
     }
 

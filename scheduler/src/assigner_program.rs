@@ -19,7 +19,7 @@ use server::flags::CertificateArgs;
 use server::{Listener, LogFormat, Manners, Tls};
 use tokio::sync::watch;
 
-use crate::assigner::{Assigner, Pin, Settings};
+use crate::assigner::{Assigner, AssignerSettings, Pin};
 use crate::{ClaimSettings, Company, Scheduler, api};
 
 /// Hands out whole GPUs to pods that ask by label, at admission, with reservations that are finalized later.
@@ -32,7 +32,7 @@ use crate::{ClaimSettings, Company, Scheduler, api};
         "Certificate for HTTPS on --port, PEM; with --key_file. Read again when it changes"
     ))
 )]
-pub struct Args {
+pub struct AssignerArgs {
     /// File with the token for the API server. Read again when it changes.
     #[arg(short = 't', long, value_name = "FILE")]
     pub access_token: Option<PathBuf>,
@@ -180,7 +180,7 @@ enum Credentials {
 }
 
 /// The credentials from the flags; `inferable` says whether there is a cluster without them.
-fn credentials(args: &Args, inferable: bool) -> Result<Credentials, Vec<String>> {
+fn credentials(args: &AssignerArgs, inferable: bool) -> Result<Credentials, Vec<String>> {
     if let Some(path) = &args.kubeconfig {
         return Ok(Credentials::Kubeconfig(path.clone()));
     }
@@ -236,7 +236,7 @@ fn inferable() -> bool {
     clippy::print_stderr,
     reason = "what is wrong with the flags, for the caller of the program"
 )]
-pub fn program(name: &str, args: Args) -> ExitCode {
+pub fn program(name: &str, args: AssignerArgs) -> ExitCode {
     let credentials = match credentials(&args, inferable()) {
         Ok(credentials) => credentials,
         Err(problems) => {
@@ -245,7 +245,7 @@ pub fn program(name: &str, args: Args) -> ExitCode {
             }
             eprintln!(
                 "\n{}",
-                Args::command()
+                AssignerArgs::command()
                     .name("vgpu-scheduler assigner")
                     .render_help()
             );
@@ -257,7 +257,7 @@ pub fn program(name: &str, args: Args) -> ExitCode {
     server::program(name, format, filter, runtime, run(args, credentials))
 }
 
-async fn run(args: Args, credentials: Credentials) -> anyhow::Result<()> {
+async fn run(args: AssignerArgs, credentials: Credentials) -> anyhow::Result<()> {
     let stop = server::asked_to_stop().context("cannot handle signals")?;
     let bind = |port, flag: &'static str| {
         let address = SocketAddr::new(args.address, port);
@@ -285,7 +285,7 @@ async fn run(args: Args, credentials: Credentials) -> anyhow::Result<()> {
     let vendors = Arc::new(vendors(args.device_config_file.as_deref())?);
     let scheduler = Scheduler::new(client, vendors, settings, Company::none());
     let assigner = scheduler
-        .assigner(Settings { pin: args.pin })
+        .assigner(AssignerSettings { pin: args.pin })
         .context("reservations do not count")?;
     let tls = args.certificate.tls(None)?;
     if tls.is_none() {
@@ -450,9 +450,9 @@ fn certificates(bytes: &[u8]) -> anyhow::Result<Vec<Vec<u8>>> {
 mod tests {
     use super::*;
 
-    fn args(flags: &[&str]) -> Args {
+    fn args(flags: &[&str]) -> AssignerArgs {
         let flags = ["assigner"].iter().chain(flags);
-        Args::try_parse_from(flags).unwrap()
+        AssignerArgs::try_parse_from(flags).unwrap()
     }
 
     #[test]

@@ -42,7 +42,7 @@ const DURATION: Duration = Duration::from_secs(15);
 
 /// The Lease to follow, and this replica's host.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct LeaderSettings {
     /// The namespace of the Lease: `kube-system` for kube-scheduler's default.
     pub namespace: String,
     /// Its name: `kube-scheduler`, or the scheduler's own name as the chart sets it.
@@ -53,7 +53,7 @@ pub struct Settings {
     pub now: fn() -> Timestamp,
 }
 
-impl Settings {
+impl LeaderSettings {
     /// The settings for this Lease and host, with the machine's clock.
     pub fn new(namespace: &str, name: &str, host: &str) -> Self {
         Self {
@@ -144,7 +144,7 @@ impl Drop for LeadershipTask {
 }
 
 struct LeadershipState {
-    settings: Settings,
+    settings: LeaderSettings,
     view: Mutex<LeaseView>,
     /// Whether the last read said yes. Callers that wait for a change wait on this.
     answers: watch::Sender<bool>,
@@ -160,7 +160,7 @@ impl Leadership {
     }
 
     /// Starts to follow the Lease. Needs a running tokio. Until the Lease has been read the answer is no.
-    pub fn follow(client: kube::Client, settings: Settings) -> Self {
+    pub fn follow(client: kube::Client, settings: LeaderSettings) -> Self {
         let shared = Arc::new(LeadershipState {
             settings,
             view: Mutex::default(),

@@ -186,7 +186,7 @@ impl Company {
 
 /// One replica of the scheduler. Clones share it.
 #[derive(Clone)]
-pub struct Scheduler(Arc<Inner>);
+pub struct Scheduler(Arc<SchedulerInner>);
 
 impl fmt::Debug for Scheduler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -194,7 +194,7 @@ impl fmt::Debug for Scheduler {
     }
 }
 
-struct Inner {
+struct SchedulerInner {
     settings: Settings,
     vendors: Arc<Vendors>,
     ledger: Mutex<Ledger>,
@@ -269,7 +269,7 @@ impl Scheduler {
             let patience = settings.kube_timeout.min(leases::guards::GIVE_UP_AFTER);
             Guards::new(Arc::new(claims.store(&client, patience)))
         });
-        Self(Arc::new(Inner {
+        Self(Arc::new(SchedulerInner {
             guards,
             settings,
             vendors,

@@ -210,7 +210,7 @@ async fn gpu_page(
 
 /// The assigner over the scheduler's ledger; `None` unless the flags ask for one.
 fn beside(args: &Args, scheduler: &Scheduler) -> Option<Assigner> {
-    let settings = assigner::Settings {
+    let settings = assigner::AssignerSettings {
         pin: args.assigner_pin,
     };
     scheduler.assigner(settings).filter(|_| args.assigner)
@@ -427,7 +427,7 @@ async fn on_cluster(
     Ok(scheduler)
 }
 
-fn lease(args: &Args, namespace: &str) -> anyhow::Result<leader::Settings> {
+fn lease(args: &Args, namespace: &str) -> anyhow::Result<leader::LeaderSettings> {
     let host = match &args.host {
         Some(host) if !host.is_empty() => host.clone(),
         _ => std::fs::read_to_string("/proc/sys/kernel/hostname")
@@ -445,5 +445,5 @@ fn lease(args: &Args, namespace: &str) -> anyhow::Result<leader::Settings> {
         Some(name) => name,
         None => component(args),
     };
-    Ok(leader::Settings::new(namespace, name, &host))
+    Ok(leader::LeaderSettings::new(namespace, name, &host))
 }

@@ -48,7 +48,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
     mut_arg("log", |flag| flag.env("VGPU_SCHEDULER_LOG")),
     mut_arg("log_format", |flag| flag.env("VGPU_SCHEDULER_LOG_FORMAT"))
 )]
-pub struct Args {
+pub struct SimulateArgs {
     /// Do this instead of serving.
     #[command(subcommand)]
     pub command: Option<SimulateCommand>,
@@ -171,7 +171,7 @@ pub enum SimulateCommand {
 }
 
 /// The whole program: its log, its runtime, its exit code. Errors start with `name`.
-pub fn program(name: &str, args: Args) -> ExitCode {
+pub fn program(name: &str, args: SimulateArgs) -> ExitCode {
     if let Some(SimulateCommand::Compare(args)) = args.command {
         return compare::program(&format!("{name} compare"), args);
     }
@@ -185,7 +185,7 @@ pub fn program(name: &str, args: Args) -> ExitCode {
 /// # Errors
 ///
 /// A flag, a file or an address cannot be used.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: SimulateArgs) -> anyhow::Result<()> {
     let stop = server::asked_to_stop().context("cannot handle signals")?;
     if let Some(path) = args.scenario.clone() {
         let played = play(&args, &path);
@@ -283,7 +283,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 }
 
 /// Plays a scenario and prints the result.
-async fn play(args: &Args, path: &Path) -> anyhow::Result<()> {
+async fn play(args: &SimulateArgs, path: &Path) -> anyhow::Result<()> {
     let said = || format!("--scenario {}", path.display());
     let scenario = Scenario::read(&read(path).with_context(said)?);
     let scenario = scenario.with_context(said)?;
@@ -323,7 +323,7 @@ fn vendors() -> anyhow::Result<Vendors> {
 }
 
 /// A simulator with the contents of the files, and what it imported from a real cluster.
-async fn prepare(args: &Args) -> anyhow::Result<(Simulator, Option<Import>)> {
+async fn prepare(args: &SimulateArgs) -> anyhow::Result<(Simulator, Option<Import>)> {
     let setup = match &args.config {
         Some(path) => {
             let said = || format!("--config {}", path.display());
@@ -439,7 +439,12 @@ async fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<Listener> {
 }
 
 /// Restricts the routes to clients with the token, or to this machine.
-fn guarded(router: Router, listener: &Listener, args: &Args, flag: &str) -> anyhow::Result<Router> {
+fn guarded(
+    router: Router,
+    listener: &Listener,
+    args: &SimulateArgs,
+    flag: &str,
+) -> anyhow::Result<Router> {
     let address = listener.address();
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, address.port()));
     guard(router, address, args.token.as_deref())

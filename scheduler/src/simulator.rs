@@ -41,10 +41,10 @@ pub use self::writes::Scheduling;
 
 /// A cluster in memory with a scheduler's configuration. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Simulator(Arc<Inner>);
+pub struct Simulator(Arc<SimulatorInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct SimulatorInner {
     cluster: Cluster,
     setup: RwLock<Arc<Setup>>,
     start: RwLock<Start>,
@@ -158,7 +158,7 @@ impl Simulator {
             objects: cluster.snapshot(),
             setup: setup.clone(),
         };
-        Self(Arc::new(Inner {
+        Self(Arc::new(SimulatorInner {
             cluster,
             setup: RwLock::new(setup),
             start: RwLock::new(start),

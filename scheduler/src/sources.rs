@@ -175,7 +175,7 @@ impl assigner::ClaimLedger for Scheduler {
 
 impl Scheduler {
     /// The assigner over this scheduler's ledger; `None` if claims do not count.
-    pub fn assigner(&self, settings: assigner::Settings) -> Option<assigner::Assigner> {
+    pub fn assigner(&self, settings: assigner::AssignerSettings) -> Option<assigner::Assigner> {
         let claims = self.0.settings.claims.as_ref()?;
         let store = claims.store(&self.0.client, self.0.settings.kube_timeout);
         let claim_ledger = Arc::new(self.clone());

@@ -240,7 +240,7 @@ async fn a_second_replica_takes_over_with_everything_held() {
     let client = embedded::client(&cluster);
     hold(&client, "host-a").await;
     let replica = async |host: &str| {
-        let settings = leader::Settings::new("kube-system", "hami-scheduler", host);
+        let settings = leader::LeaderSettings::new("kube-system", "hami-scheduler", host);
         let company = Company {
             leadership: Leadership::follow(client.clone(), settings),
             ..Company::none()

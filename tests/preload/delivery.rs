@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use vgpu_abi::limits::Policy;
 use vgpu_monitor::collect::{LeftoverCollector, LifeSources, LivingPod, SourceError};
-use vgpu_monitor::delivery::{Delivery, Given, GivenDevice, Manner, Name, Settings};
+use vgpu_monitor::delivery::{Delivery, DeliverySettings, Given, GivenDevice, Manner, Name};
 use vgpu_monitor::node_gpus::{Inventory, KnownGpu};
 
 use crate::support::{CONTEXT, GPU_BYTES, MIB, Running, World, built};
@@ -55,12 +55,12 @@ fn node(world: &World, scale: u64) -> Delivery {
     std::fs::create_dir_all(world.path("cdi")).unwrap();
     std::fs::write(world.path("cdi/nvidia.yaml"), vendor).unwrap();
     let (_, gpus) = watch::channel(Some(Arc::new(inventory)));
-    Delivery::new(Settings {
+    Delivery::new(DeliverySettings {
         state_dir: world.path("state"),
         cdi_dir: world.path("cdi"),
         vendor_cdi_dirs: vec![world.path("cdi")],
         library: built("libvgpu.so"),
-        ..Settings::new(Manner::Cdi, gpus)
+        ..DeliverySettings::new(Manner::Cdi, gpus)
     })
     .unwrap()
 }

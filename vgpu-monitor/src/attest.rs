@@ -44,7 +44,7 @@ use watch::{GpuHolder, LookPace, Watch};
 
 /// The settings of attestation.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct AttestSettings {
     /// Name of the node.
     pub node: String,
     /// Where the containers have their directories.
@@ -69,7 +69,7 @@ pub struct Settings {
     pub reconcile: Duration,
 }
 
-impl Settings {
+impl AttestSettings {
     /// From the flags; `None` if attestation is off.
     #[must_use]
     pub fn of(flags: &Flags, root: &Path, node: &str) -> Option<Self> {
@@ -117,7 +117,7 @@ impl Attestation {
     /// # Errors
     /// The system gives no thread.
     pub fn start(
-        settings: Settings,
+        settings: AttestSettings,
         asker: Option<Asker>,
         events: Events,
         cluster: Cluster,
@@ -155,7 +155,7 @@ const OURS_EVERY: Duration = Duration::from_secs(5);
 const NAMED_WITHIN: Duration = Duration::from_secs(60);
 
 struct Looker {
-    settings: Settings,
+    settings: AttestSettings,
     asker: Option<Asker>,
     cluster: Cluster,
     watch: Watch,
@@ -177,7 +177,12 @@ struct Looker {
 }
 
 impl Looker {
-    fn new(settings: Settings, asker: Option<Asker>, events: Events, cluster: Cluster) -> Self {
+    fn new(
+        settings: AttestSettings,
+        asker: Option<Asker>,
+        events: Events,
+        cluster: Cluster,
+    ) -> Self {
         let eyes = Eyes::of(settings.proc.clone(), settings.devices.clone());
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let mut ground = Ground {
@@ -495,7 +500,7 @@ impl Looker {
 
 /// The name of the newest library: as the plugin names it, by the release and the file's bytes; where that file is not
 /// here, the youngest of the installed directories.
-fn newest(settings: &Settings) -> Option<String> {
+fn newest(settings: &AttestSettings) -> Option<String> {
     if let Ok(bytes) = fs::read(&settings.library) {
         let hash = Sha256::digest(&bytes);
         let hex: String = hash

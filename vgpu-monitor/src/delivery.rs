@@ -170,7 +170,7 @@ pub struct GivenInstance {
 
 /// Paths, and how the runtime learns what a container gets.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct DeliverySettings {
     /// The state that outlives the agent, on the host: `containers`, `lib`.
     pub state_dir: PathBuf,
     /// The prefix of every path of the host as this process sees it; empty where the paths are the same.
@@ -191,7 +191,7 @@ pub struct Settings {
     pub gpus: Inventories,
 }
 
-impl Settings {
+impl DeliverySettings {
     /// The places that the chart mounts.
     #[must_use]
     pub fn new(manner: Manner, gpus: Inventories) -> Self {
@@ -304,7 +304,7 @@ fn is_full(error: &std::io::Error) -> bool {
 /// The node's deliveries to containers.
 #[derive(Debug)]
 pub struct Delivery {
-    settings: Settings,
+    settings: DeliverySettings,
     /// `containers`, as this process sees it.
     root: PathBuf,
     /// The library for new allotments.
@@ -319,7 +319,7 @@ impl Delivery {
     ///
     /// # Errors
     /// The state directory cannot be created or written, or the file is no library.
-    pub fn new(settings: Settings) -> Result<Self, DeliveryError> {
+    pub fn new(settings: DeliverySettings) -> Result<Self, DeliveryError> {
         let state = settings.seen(&settings.state_dir);
         let root = state.join("containers");
         // A process that could pass through it could open other containers' regions.

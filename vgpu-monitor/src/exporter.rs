@@ -24,7 +24,7 @@ use out::{
     legacy_labels, number, text,
 };
 pub use shown::{
-    Account, Claim, Compute, Device, Gpu, Instance, Look, Shown, ShownContainer, Used, Work,
+    Account, Compute, Device, Gpu, Instance, Look, Shown, ShownClaim, ShownContainer, Used, Work,
 };
 
 /// Without details, only a heartbeat that is older than this is shown.

@@ -12,5 +12,5 @@ mod object;
 
 mod series;
 
-pub use keep::{ReportSources, Settings, keep};
+pub use keep::{HcsSettings, ReportSources, keep};
 pub use series::WriteSeries;

@@ -36,7 +36,7 @@ use xid::Checks;
 
 /// The settings of the health check.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct HealthSettings {
     /// Name of the node, for its events and the label of its series.
     pub node: String,
     /// The directory of the containers: their labels say which pods get events.
@@ -53,7 +53,7 @@ pub struct Settings {
     pub files: DriverFiles,
 }
 
-impl Settings {
+impl HealthSettings {
     /// As the environment says (`DP_DISABLE_HEALTHCHECKS`, `DP_ENABLE_HEALTHCHECKS`), the rest by default.
     #[must_use]
     pub fn of(node: &str, root: PathBuf, files: DriverFiles) -> Self {
@@ -93,7 +93,7 @@ const TICK: Duration = Duration::from_millis(250);
 /// # Errors
 /// The system gives no thread.
 pub fn start(
-    settings: Settings,
+    settings: HealthSettings,
     inventories: Inventories,
     events: Events,
 ) -> std::io::Result<Started> {
@@ -132,7 +132,7 @@ pub fn start(
 }
 
 fn judge_all(
-    settings: &Settings,
+    settings: &HealthSettings,
     inventories: &Inventories,
     reported: &Receiver<Report>,
     verdicts: &watch::Sender<Arc<Health>>,

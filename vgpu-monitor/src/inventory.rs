@@ -35,7 +35,7 @@ pub use rules::{MigStrategy, Rules};
 
 /// Where everything is.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct InventorySettings {
     /// Name of this node, by which its entry in the per-node file is found.
     pub node: String,
     /// Directory that outlives the agent.
@@ -63,7 +63,7 @@ pub struct Settings {
     pub hindrance: watch::Receiver<Option<String>>,
 }
 
-impl Settings {
+impl InventorySettings {
     /// With the defaults.
     pub fn new(node: impl Into<String>, state_dir: impl Into<PathBuf>) -> Self {
         Self {
@@ -105,7 +105,7 @@ impl Watcher {
 ///
 /// # Errors
 /// The system gives no thread.
-pub fn start(settings: Settings) -> io::Result<Watcher> {
+pub fn start(settings: InventorySettings) -> io::Result<Watcher> {
     let (inventories, seen) = watch::channel(None);
     let (rules, ruled) = watch::channel(None);
     let events = thread::start(settings, inventories, rules)?;

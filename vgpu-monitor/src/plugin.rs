@@ -107,7 +107,7 @@ pub trait Giver: Send + Sync + 'static {
 
 /// Where things are.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct PluginSettings {
     /// Name of the node.
     pub node: String,
     /// Which resources, one socket each.
@@ -163,7 +163,7 @@ impl std::fmt::Debug for Plugin {
 }
 
 struct PluginState {
-    settings: Settings,
+    settings: PluginSettings,
     parts: PluginParts,
     store: Arc<AllotmentStore>,
     lister: Lister,
@@ -185,7 +185,7 @@ struct PluginState {
 
 impl Plugin {
     /// Starts the plugin and the tasks beside it. Needs a running tokio.
-    pub fn start(settings: Settings, parts: PluginParts) -> Self {
+    pub fn start(settings: PluginSettings, parts: PluginParts) -> Self {
         let (store, lister) = (Arc::clone(&parts.pods.store), parts.pods.lister.clone());
         let opened = parts.pods.opened;
         let lists = settings

@@ -17,7 +17,7 @@ use supervisor::view::{self, ClaimView, ContainerView, DeviceView};
 use vgpu_abi::host::ComputeSnapshot;
 use vgpu_abi::limits::Policy;
 
-use crate::exporter::{Claim, Compute, Device, Instance, ShownContainer, Work};
+use crate::exporter::{Compute, Device, Instance, ShownClaim, ShownContainer, Work};
 use crate::gpu::DriverAnswer;
 use crate::reconcile::{self, Owners};
 
@@ -233,8 +233,8 @@ fn is_over(view: &ContainerView) -> bool {
         && view.devices.iter().all(|device| device.used_bytes == 0)
 }
 
-fn claim(claim: &ClaimView) -> Claim {
-    Claim {
+fn claim(claim: &ClaimView) -> ShownClaim {
+    ShownClaim {
         name: claim.name.clone(),
         uid: claim.uid.clone(),
     }

@@ -30,7 +30,7 @@ use vgpu_monitor::attest::series::Row;
 use vgpu_monitor::attest::tell::Policy;
 use vgpu_monitor::attest::verdict::Verdict;
 use vgpu_monitor::attest::watch::LookPace;
-use vgpu_monitor::attest::{Attestation, Settings};
+use vgpu_monitor::attest::{AttestSettings, Attestation};
 use vgpu_monitor::driver_files::DriverFiles;
 use vgpu_monitor::gpu::Asker;
 use vgpu_monitor::reconcile;
@@ -194,7 +194,7 @@ impl World {
             let _inside = runtime.enter();
             kube::Client::new(cluster.router(), "default")
         };
-        let settings = Settings {
+        let settings = AttestSettings {
             node: "n1".to_owned(),
             root: path("containers"),
             libraries: path("lib"),

@@ -19,8 +19,8 @@ use vgpu_monitor::arbiter::ArbiterStatus;
 use vgpu_monitor::attest::series::{Owner, Picture, Row};
 use vgpu_monitor::attest::verdict::Verdict;
 use vgpu_monitor::exporter::{
-    Account, Claim, Compute, Detail, Device, Gpu, Instance, Look, Names, Shown, ShownContainer,
-    Used, Work, encode,
+    Account, Compute, Detail, Device, Gpu, Instance, Look, Names, Shown, ShownClaim,
+    ShownContainer, Used, Work, encode,
 };
 
 #[derive(Debug)]
@@ -102,7 +102,7 @@ fn node() -> Shown {
         namespace: "research".to_owned(),
         pod: "train-0".to_owned(),
         container: "main".to_owned(),
-        claim: Some(Claim {
+        claim: Some(ShownClaim {
             name: "train-0-share-x7k2p".to_owned(),
             uid: "5a7e3c1d-0b42-4f6e-9d18-2f3a4b5c6d7e".to_owned(),
         }),

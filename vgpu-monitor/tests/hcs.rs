@@ -21,7 +21,7 @@ use kube_api::vendor::{Switches, Vendors};
 use placement::Device;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use vgpu_monitor::hcs::{self, ReportSources, Settings, WriteSeries, compose::Speed};
+use vgpu_monitor::hcs::{self, HcsSettings, ReportSources, WriteSeries, compose::Speed};
 use vgpu_monitor::node_gpus::{Health, Inventory, KnownGpu, Nic, Scores, Sick, Wires};
 
 use crate::harness::Server;
@@ -41,7 +41,7 @@ struct World {
     health: watch::Sender<Arc<Health>>,
     scores: watch::Sender<Arc<Scores>>,
     series: WriteSeries,
-    settings: Settings,
+    settings: HcsSettings,
     agent: tokio::task::JoinHandle<()>,
 }
 
@@ -131,13 +131,13 @@ impl World {
         let (gpus, inventories) = watch::channel(None);
         let (health, healths) = watch::channel(Arc::default());
         let (scores, scored) = watch::channel(Arc::default());
-        let settings = Settings {
+        let settings = HcsSettings {
             // Nothing in these tests waits for a heartbeat unless it says so.
             heartbeat: Duration::from_secs(3600),
             settle: Duration::from_millis(5),
             pause: Duration::from_millis(20),
             absent: Duration::from_millis(50),
-            ..Settings::new("n1")
+            ..HcsSettings::new("n1")
         };
         let series = WriteSeries::new("n1");
         let sources = ReportSources {

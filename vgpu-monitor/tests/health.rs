@@ -22,7 +22,7 @@ use vgpu_monitor::driver_files::DriverFiles;
 use vgpu_monitor::health::driver::QueryPace;
 use vgpu_monitor::health::judge::Patience;
 use vgpu_monitor::health::xid::{Checks, TABLE, Until};
-use vgpu_monitor::health::{self, Settings, Started};
+use vgpu_monitor::health::{self, HealthSettings, Started};
 use vgpu_monitor::node_gpus::{Health, Inventory};
 
 use crate::harness::{alone, built};
@@ -58,7 +58,7 @@ impl World {
             let _inside = runtime.enter();
             let api = kube::Client::new(cluster.router(), "default");
             let events = Events::start(api.clone(), "vgpu-monitor");
-            let settings = Settings {
+            let settings = HealthSettings {
                 node: "n1".to_owned(),
                 root: root.clone(),
                 checks,

@@ -16,7 +16,7 @@ use cuda_sim::board::Kind;
 use cuda_sim::{Board, Config};
 use placement::Span;
 use vgpu_monitor::inventory::mig::{Mig, MigError};
-use vgpu_monitor::inventory::{self, MigStrategy, Settings, Watcher};
+use vgpu_monitor::inventory::{self, InventorySettings, MigStrategy, Watcher};
 use vgpu_monitor::node_gpus::Inventory;
 
 use crate::harness::{alone, built};
@@ -33,15 +33,15 @@ fn board(home: &Path, mig: &str, topology: &str) -> Board {
 }
 
 /// With hardly any patience.
-fn settings(home: &Path) -> Settings {
-    Settings {
+fn settings(home: &Path) -> InventorySettings {
+    InventorySettings {
         library: Some(built("libnvidia_ml.so")),
         sysfs: home.join("sys"),
         rescan: Duration::from_millis(50),
         patience: Duration::from_millis(200),
         silence: Duration::from_millis(600),
         look: Duration::from_millis(20),
-        ..Settings::new("n1", home.join("state"))
+        ..InventorySettings::new("n1", home.join("state"))
     }
 }
 
@@ -81,7 +81,7 @@ fn inventory_matches_driver_kernel_and_board() {
     std::fs::create_dir_all(&device).unwrap();
     std::fs::write(device.join("numa_node"), "1\n").unwrap();
 
-    let watcher = inventory::start(Settings {
+    let watcher = inventory::start(InventorySettings {
         mig_strategy: MigStrategy::Mixed,
         ..settings(&home)
     })
@@ -208,7 +208,7 @@ fn changed_configuration_applies_and_a_bad_one_is_ignored() {
     std::os::unix::fs::symlink("..data/config.json", mount.join("config.json")).unwrap();
     let entry = |rest: &str| format!(r#"{{"nodeconfig":[{{"name":"n1",{rest}}}]}}"#);
     swap("1", &entry(r#""devicesplitcount":"many""#));
-    let watcher = inventory::start(Settings {
+    let watcher = inventory::start(InventorySettings {
         node_config: Some(mount.join("config.json")),
         ..settings(&home)
     })
@@ -280,7 +280,7 @@ fn last_inventory_survives_driver_outage_and_restart() {
         says(known, "hangs") && healthy(known) == [false; 3]
     });
     // An agent that starts now knows its GPUs from before.
-    let next = inventory::start(Settings {
+    let next = inventory::start(InventorySettings {
         silence: Duration::from_secs(600),
         ..settings(&home)
     })

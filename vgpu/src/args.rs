@@ -66,7 +66,7 @@ pub(crate) enum Command {
     /// Explain why a pod is not placed, and the smallest change that would place it
     Explain(explain::ExplainArgs),
     /// Try, replay and explain scheduling without a cluster
-    Simulate(Box<scheduler::simulate::Args>),
+    Simulate(Box<scheduler::simulate::SimulateArgs>),
     /// Find faults in a container, on a node or in a cluster
     Doctor(doctor::DoctorArgs),
     /// Print a shell completion script

@@ -265,7 +265,7 @@ pub fn lower(gpus: Option<&dyn Gpus>, instance: &Instance) {
 
 /// What a look has found of a container's control groups.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Found {
+pub enum FoundGroups {
     /// The directories of the groups that have the container's processes, and no others.
     Groups(Vec<PathBuf>),
     /// The container has no control group at the moment: no process of it runs.
@@ -280,7 +280,7 @@ pub trait Finder {
     fn begin(&mut self, now_ns: u64, instances: &[Instance]);
 
     /// The container's groups; `known` are those of the look before.
-    fn find(&mut self, instance: &Instance, known: &[PathBuf]) -> Found;
+    fn find(&mut self, instance: &Instance, known: &[PathBuf]) -> FoundGroups;
 }
 
 /// Finds a container's group by the limits that its processes see, or by the first process of an engine's container.
@@ -295,9 +295,9 @@ impl Finder for ByLimits {
         self.groups = None;
     }
 
-    fn find(&mut self, instance: &Instance, known: &[PathBuf]) -> Found {
+    fn find(&mut self, instance: &Instance, known: &[PathBuf]) -> FoundGroups {
         if !known.is_empty() && known.iter().all(|group| group.is_dir()) {
-            return Found::Groups(known.to_vec());
+            return FoundGroups::Groups(known.to_vec());
         }
         let by_limits = || {
             let groups = self.groups.get_or_insert_with(groups_by_limits);
@@ -306,13 +306,15 @@ impl Finder for ByLimits {
         };
         of_engine(instance)
             .or_else(by_limits)
-            .map_or(Found::Unseen(NO_GROUP), |group| Found::Groups(vec![group]))
+            .map_or(FoundGroups::Unseen(NO_GROUP), |group| {
+                FoundGroups::Groups(vec![group])
+            })
     }
 }
 
 /// What is to be done about a container's second fence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Step {
+enum FenceStep {
     /// It is as it should be.
     Nothing,
     /// The limit is set on these groups.
@@ -325,15 +327,19 @@ enum Step {
 
 /// Decides that. `known` is what is written down, `is_set` whether these groups have had this limit lately, and `is_lost`
 /// whether the container is a pod's that runs: it has a control group, seen or not.
-fn step(found: Found, known: Option<&Fence>, is_set: bool, is_lost: bool) -> Step {
+fn step(found: FoundGroups, known: Option<&Fence>, is_set: bool, is_lost: bool) -> FenceStep {
     let was_limited = known.is_some_and(|known| !known.control_groups.is_empty());
     match found {
-        Found::Groups(groups) if is_set && was_limited && !groups.is_empty() => Step::Nothing,
-        Found::Groups(groups) if !groups.is_empty() => Step::Set(groups),
-        Found::Groups(_) | Found::Gone if was_limited => Step::Forget,
-        Found::Groups(_) | Found::Gone if is_lost && known.is_none() => Step::Tell(NO_GROUP),
-        Found::Unseen(reason) if is_lost && known.is_none() => Step::Tell(reason),
-        Found::Groups(_) | Found::Gone | Found::Unseen(_) => Step::Nothing,
+        FoundGroups::Groups(groups) if is_set && was_limited && !groups.is_empty() => {
+            FenceStep::Nothing
+        }
+        FoundGroups::Groups(groups) if !groups.is_empty() => FenceStep::Set(groups),
+        FoundGroups::Groups(_) | FoundGroups::Gone if was_limited => FenceStep::Forget,
+        FoundGroups::Groups(_) | FoundGroups::Gone if is_lost && known.is_none() => {
+            FenceStep::Tell(NO_GROUP)
+        }
+        FoundGroups::Unseen(reason) if is_lost && known.is_none() => FenceStep::Tell(reason),
+        FoundGroups::Groups(_) | FoundGroups::Gone | FoundGroups::Unseen(_) => FenceStep::Nothing,
     }
 }
 
@@ -406,8 +412,8 @@ impl Keeper {
         let sizes = region.iter().flat_map(|region| &region.devices);
         let sizes = sizes.map(|device| device.context_bytes.max(device.module_bytes));
         let groups = match &found {
-            Found::Groups(groups) => groups.clone(),
-            Found::Gone | Found::Unseen(_) => Vec::new(),
+            FoundGroups::Groups(groups) => groups.clone(),
+            FoundGroups::Gone | FoundGroups::Unseen(_) => Vec::new(),
         };
         let state = (limits.generation, sizes.collect(), groups);
         let last = self.set.get(instance.path());
@@ -419,14 +425,14 @@ impl Keeper {
             && instance.labels().is_ok_and(|it| !it.pod_uid.is_empty());
         let path = instance.path().to_owned();
         let (groups, is_made) = match step(found, known.as_ref(), is_set, is_lost) {
-            Step::Nothing => return None,
-            Step::Forget => {
+            FenceStep::Nothing => return None,
+            FenceStep::Forget => {
                 self.set.remove(&path);
                 fence_file::remove(instance);
                 return None;
             }
-            Step::Tell(reason) => (Err(reason), false),
-            Step::Set(groups) => (Ok(groups), known.as_ref().is_some_and(|it| it.is_made)),
+            FenceStep::Tell(reason) => (Err(reason), false),
+            FenceStep::Set(groups) => (Ok(groups), known.as_ref().is_some_and(|it| it.is_made)),
         };
         let fence = raise(
             gpus,

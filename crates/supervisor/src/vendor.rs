@@ -178,7 +178,7 @@ impl SpecDevice {
     }
 }
 
-struct Found {
+struct FoundSpec {
     path: PathBuf,
     version: Version,
     spec: Spec,
@@ -232,7 +232,7 @@ impl Vendor<'_> {
     }
 
     /// Every specification of the kind, the one that wins first.
-    fn specs(&self) -> Result<Vec<Found>, VendorError> {
+    fn specs(&self) -> Result<Vec<FoundSpec>, VendorError> {
         let mut specs = Vec::new();
         let mut looked = Vec::new();
         for dir in self.dirs.iter().rev() {
@@ -253,7 +253,7 @@ impl Vendor<'_> {
             for name in names.iter().filter(is_spec) {
                 let path = dir.join(name);
                 match read(&path) {
-                    Ok((version, spec)) if spec.kind == self.kind => specs.push(Found {
+                    Ok((version, spec)) if spec.kind == self.kind => specs.push(FoundSpec {
                         path,
                         version,
                         spec,
@@ -370,8 +370,8 @@ fn find<'a>(spec: &'a Spec, wanted: &Wanted) -> Option<(&'a SpecDevice, bool)> {
         .map(|device| (device, false))
 }
 
-fn no_device(specs: &[Found], wanted: &Wanted) -> VendorError {
-    let names = |found: &Found| {
+fn no_device(specs: &[FoundSpec], wanted: &Wanted) -> VendorError {
+    let names = |found: &FoundSpec| {
         let names: Vec<_> = found.spec.devices.iter().map(SpecDevice::name).collect();
         if names.is_empty() {
             String::from("none")

@@ -1,6 +1,6 @@
 //! From a label to a GPU that a pod holds, and back.
 
-use scheduler::assigner::{Pin, Settings};
+use scheduler::assigner::{AssignerSettings, Pin};
 use serde_json::json;
 
 use super::support::{Combined, finalize_body, labelled, patched, wants};
@@ -136,7 +136,7 @@ async fn an_unfinalized_pod_keeps_its_gpu() {
 
 #[tokio::test]
 async fn node_name_pins_a_pod_as_the_reference_does() {
-    let settings = Settings { pin: Pin::NodeName };
+    let settings = AssignerSettings { pin: Pin::NodeName };
     let combined = Combined::pinning(&[labelled("a", &[&["x"]])], settings).await;
 
     let answer = combined.mutate("u", &wants("first", &["x"], 1)).await;

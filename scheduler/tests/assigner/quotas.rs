@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kube_api::config::{DeviceConfig, Hcs};
 use kube_api::object::Pod;
 use kube_api::vendor::{Switches, Vendors};
-use scheduler::assigner::Settings;
+use scheduler::assigner::AssignerSettings;
 use scheduler::explain::{AnswerDetail, Verdict, ViewSource, explain};
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ async fn with_quota(spec: Value) -> Combined {
     };
     let vendors = Arc::new(Vendors::new(config, switches).unwrap());
     let nodes = [labelled("a", &[&["x"], &["x"]])];
-    let combined = Combined::of(&nodes, Settings::default(), vendors).await;
+    let combined = Combined::of(&nodes, AssignerSettings::default(), vendors).await;
     for definition in kube_api::hcs::crd::definitions() {
         let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
         let (status, answer) =

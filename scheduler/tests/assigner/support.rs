@@ -6,7 +6,7 @@ use axum::Router;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use kube_api::vendor::Vendors;
-use scheduler::assigner::{Assigner, Settings};
+use scheduler::assigner::{Assigner, AssignerSettings};
 use scheduler::embedded::Admit;
 use scheduler::{ClaimSettings, Scheduler, api};
 use serde_json::{Value, json};
@@ -85,16 +85,20 @@ pub(crate) struct Combined {
 impl Combined {
     /// On a cluster of these nodes.
     pub(crate) async fn start(nodes: &[Value]) -> Self {
-        Self::pinning(nodes, Settings::default()).await
+        Self::pinning(nodes, AssignerSettings::default()).await
     }
 
     /// With these settings.
-    pub(crate) async fn pinning(nodes: &[Value], settings: Settings) -> Self {
+    pub(crate) async fn pinning(nodes: &[Value], settings: AssignerSettings) -> Self {
         Self::of(nodes, settings, vendors()).await
     }
 
     /// With these settings, for pods that ask for devices of these vendors.
-    pub(crate) async fn of(nodes: &[Value], settings: Settings, vendors: Arc<Vendors>) -> Self {
+    pub(crate) async fn of(
+        nodes: &[Value],
+        settings: AssignerSettings,
+        vendors: Arc<Vendors>,
+    ) -> Self {
         let cluster = embedded_cluster::Cluster::default();
         cluster.import(&json!({ "nodes": nodes })).unwrap();
         let scheduler = Scheduler::embedded(

@@ -3,7 +3,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
-use scheduler::leader::{Leadership, NotLeader, Settings};
+use scheduler::leader::{LeaderSettings, Leadership, NotLeader};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -18,7 +18,7 @@ fn api() -> support::Api {
 fn follow(api: &support::Api) -> Leadership {
     Leadership::follow(
         api.client(),
-        Settings::new("sched", "hami-scheduler", "host-1"),
+        LeaderSettings::new("sched", "hami-scheduler", "host-1"),
     )
 }
 

@@ -8,7 +8,7 @@ use events::Events;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
 use super::cluster::Cluster;
-use super::{Attestation, Settings};
+use super::{AttestSettings, Attestation};
 use crate::driver_files::DriverFiles;
 use crate::gpu::Asker;
 
@@ -115,7 +115,7 @@ impl Flags {
         node: &str,
         driver: Option<&DriverFiles>,
     ) -> anyhow::Result<Option<Attestation>> {
-        let Some(settings) = Settings::of(self, root, node) else {
+        let Some(settings) = AttestSettings::of(self, root, node) else {
             return Ok(None);
         };
         let (events, cluster) = match self.client().await? {

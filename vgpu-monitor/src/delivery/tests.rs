@@ -38,7 +38,7 @@ impl NodeDir {
         self.dir.path().join(name)
     }
 
-    pub(crate) fn settings(&self, manner: Manner) -> Settings {
+    pub(crate) fn settings(&self, manner: Manner) -> DeliverySettings {
         settings(self.dir.path(), manner, self.gpus.subscribe())
     }
 
@@ -80,11 +80,11 @@ pub(crate) fn gpus() -> watch::Sender<Option<Arc<Inventory>>> {
     watch::Sender::new(Some(Arc::new(inventory(1))))
 }
 
-pub(crate) fn settings(root: &Path, manner: Manner, gpus: Inventories) -> Settings {
-    Settings {
+pub(crate) fn settings(root: &Path, manner: Manner, gpus: Inventories) -> DeliverySettings {
+    DeliverySettings {
         host_prefix: root.to_owned(),
         library: root.join("image/libvgpu.so"),
-        ..Settings::new(manner, gpus)
+        ..DeliverySettings::new(manner, gpus)
     }
 }
 

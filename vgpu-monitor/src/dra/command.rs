@@ -63,18 +63,18 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
     let events = Events::start(client.clone(), "vgpu-monitor");
 
     let (hindered, hindrance) = watch::channel(None);
-    let gpus = inventory::start(inventory::Settings {
+    let gpus = inventory::start(inventory::InventorySettings {
         hindrance,
         device_config: args.agent.device_config_file.clone(),
         node_config: Some(args.agent.node_config_file.clone()),
         sysfs: args.agent.driver.sysfs.clone(),
-        ..inventory::Settings::new(args.agent.node_name.clone(), state.clone())
+        ..inventory::InventorySettings::new(args.agent.node_name.clone(), state.clone())
     })
     .context("cannot start the thread that reads the GPUs")?;
     let patience = Duration::from_secs(args.agent.driver.driver_patience.into());
     let files = DriverFiles::new(&args.agent.driver.sysfs, patience);
     let sick = health::start(
-        health::Settings::of(
+        health::HealthSettings::of(
             &args.agent.node_name,
             state.join("containers"),
             files.clone(),
@@ -98,13 +98,13 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
     let address = listener.address();
     let serving = tokio::spawn(listener.serve(router, Manners::default(), until(stopped.clone())));
 
-    let delivery = Delivery::new(delivery::Settings {
+    let delivery = Delivery::new(delivery::DeliverySettings {
         state_dir: args.agent.state_dir.clone(),
         host_prefix: args.agent.host_prefix.clone().unwrap_or_default(),
         cdi_dir: args.agent.cdi_dir.clone(),
         vendor_cdi_dirs: vec![PathBuf::from("/etc/cdi"), args.agent.cdi_dir.clone()],
         library: args.agent.library.clone(),
-        ..delivery::Settings::new(Manner::Claim, gpus.inventories.clone())
+        ..delivery::DeliverySettings::new(Manner::Claim, gpus.inventories.clone())
     })
     .context("cannot prepare what containers get")?;
     let delivery = Arc::new(delivery);

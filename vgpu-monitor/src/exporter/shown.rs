@@ -77,7 +77,7 @@ pub struct ShownContainer {
     /// Container; the name under `vgpu run`.
     pub container: String,
     /// The ResourceClaim that gave it; `None` without one.
-    pub claim: Option<Claim>,
+    pub claim: Option<ShownClaim>,
     /// Its devices, in the order in which it sees them.
     pub devices: Vec<Device>,
     /// Living processes that have touched a device.
@@ -100,7 +100,7 @@ pub struct ShownContainer {
 
 /// A ResourceClaim, in the namespace of its container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Claim {
+pub struct ShownClaim {
     /// Its name.
     pub name: String,
     /// Its uid.

@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use supervisor::fence::{Finder, Found, processes_of};
+use supervisor::fence::{Finder, FoundGroups, processes_of};
 use supervisor::instance::{INSIDE, Instance};
 
 use super::mounts::{Place, mounted_at, shown_at};
@@ -33,7 +33,7 @@ const NO_GROUPS: &str = "the directory of --control-groups has no control groups
 
 /// A container's control group, as far as it is known.
 #[derive(Debug)]
-struct Known {
+struct KnownGroup {
     /// Its directory's inode: a group that was made again under the same path is another one.
     inode: u64,
     first_ns: u64,
@@ -49,7 +49,7 @@ pub struct PodGroups {
     root: PathBuf,
     /// By pod: the directories directly below the pod's group.
     containers: HashMap<String, Vec<PathBuf>>,
-    known: HashMap<PathBuf, Known>,
+    known: HashMap<PathBuf, KnownGroup>,
     /// This process's mounts, in which the containers' directories are found.
     own_mounts: String,
     now_ns: u64,
@@ -99,7 +99,7 @@ impl PodGroups {
             return false;
         };
         let now_ns = self.now_ns;
-        let new = || Known {
+        let new = || KnownGroup {
             inode,
             first_ns: now_ns,
             next_ns: now_ns,
@@ -137,12 +137,12 @@ impl Finder for PodGroups {
         self.known.retain(|group, _| containers.contains(group));
     }
 
-    fn find(&mut self, instance: &Instance, _: &[PathBuf]) -> Found {
+    fn find(&mut self, instance: &Instance, _: &[PathBuf]) -> FoundGroups {
         if !self.is_version_2 {
-            return Found::Unseen(NO_GROUPS);
+            return FoundGroups::Unseen(NO_GROUPS);
         }
         let Some(own) = shown_at(&self.own_mounts, instance.path()) else {
-            return Found::Gone;
+            return FoundGroups::Gone;
         };
         let pods = pods_of(instance);
         let groups = pods.iter().filter_map(|uid| self.containers.get(uid));
@@ -154,8 +154,8 @@ impl Finder for PodGroups {
             .collect();
         groups.sort();
         match groups.is_empty() {
-            true => Found::Gone,
-            false => Found::Groups(groups),
+            true => FoundGroups::Gone,
+            false => FoundGroups::Groups(groups),
         }
     }
 }

@@ -33,10 +33,10 @@ pub(super) struct Answering {
 
 /// Clones are the same.
 #[derive(Debug, Clone)]
-pub(super) struct Known(Arc<Inner>);
+pub(super) struct Known(Arc<KnownInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct KnownInner {
     folder: PathBuf,
     lists: BTreeMap<String, watch::Sender<List>>,
     kubelets: watch::Sender<BTreeMap<String, Kubelets>>,
@@ -47,7 +47,7 @@ impl Known {
     pub(super) fn new(folder: PathBuf, resources: Vec<String>) -> Self {
         let kubelets = resources.iter().cloned();
         let kubelets = kubelets.map(|resource| (resource, Kubelets::default()));
-        Self(Arc::new(Inner {
+        Self(Arc::new(KnownInner {
             folder,
             kubelets: watch::Sender::new(kubelets.collect()),
             lists: resources

@@ -3,11 +3,11 @@
 //!
 //! | what happens | what is done |
 //! |---|---|
-//! | nothing changes | one write of the status each [`Settings::heartbeat`], a tenth earlier or later |
-//! | something changes | it is written [`Settings::settle`] later, with all that changed meanwhile |
+//! | nothing changes | one write of the status each [`HcsSettings::heartbeat`], a tenth earlier or later |
+//! | something changes | it is written [`HcsSettings::settle`] later, with all that changed meanwhile |
 //! | another writer changed or deleted an object | it is put right with the next write |
 //! | the API server is late or away | tried again after a second, then after twice as long each time, a minute at most |
-//! | the definitions are not installed | said once; looked for again after [`Settings::absent`] |
+//! | the definitions are not installed | said once; looked for again after [`HcsSettings::absent`] |
 //! | the Node is deleted | nothing is written until it is there again; the objects go with it |
 
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use crate::node_gpus::{Healths, Inventories, Scores};
 
 /// How the objects are kept.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct HcsSettings {
     /// Name of the Kubernetes node.
     pub node: String,
     /// The status is written this often where nothing changes. The scheduler takes an agent for gone that has not
@@ -50,7 +50,7 @@ pub struct Settings {
     pub topology: Duration,
 }
 
-impl Settings {
+impl HcsSettings {
     /// With what holds where nothing else is said. 5,000 nodes are 125 writes a second.
     pub fn new(node: impl Into<String>) -> Self {
         Self {
@@ -91,7 +91,7 @@ impl std::fmt::Debug for ReportSources {
 /// Keeps the two objects for as long as the agent lives.
 pub async fn keep(
     client: kube::Client,
-    settings: Settings,
+    settings: HcsSettings,
     sources: ReportSources,
     series: WriteSeries,
 ) {
@@ -199,7 +199,7 @@ impl Tracked {
 
 /// Writes, and remembers when to write next.
 struct Writer {
-    settings: Settings,
+    settings: HcsSettings,
     series: WriteSeries,
     node: Object,
     topology: Object,
@@ -216,7 +216,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(client: kube::Client, settings: Settings, series: WriteSeries) -> Self {
+    fn new(client: kube::Client, settings: HcsSettings, series: WriteSeries) -> Self {
         let now = Instant::now();
         Self {
             node: Object::new::<ComputeNode>(client.clone(), &settings.node),

@@ -138,7 +138,7 @@ pub struct Mig {
 
 impl Mig {
     /// Starts the thread and reads the journal; the driver is opened when it is needed. `library` as
-    /// [`super::Settings::library`].
+    /// [`super::InventorySettings::library`].
     ///
     /// # Errors
     /// The system gives no thread. A journal that exists and cannot be read is no error here: the agent then

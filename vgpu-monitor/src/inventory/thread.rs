@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use supervisor::gpu::GpuError;
 use tokio::sync::watch;
 
-use super::Settings;
+use super::InventorySettings;
 use super::promise::promise;
 use super::reading::{self, Reading};
 use super::rules::{Rules, RulesError, Texts};
@@ -30,7 +30,7 @@ pub(super) enum Event {
 const AGAIN: Duration = Duration::from_secs(5);
 
 pub(super) fn start(
-    settings: Settings,
+    settings: InventorySettings,
     inventories: watch::Sender<Option<Arc<Inventory>>>,
     rules: watch::Sender<Option<Arc<Rules>>>,
 ) -> io::Result<Sender<Event>> {
@@ -92,7 +92,7 @@ fn ask(
 
 /// Keeps what is known.
 struct InventoryKeeper {
-    settings: Settings,
+    settings: InventorySettings,
     inventories: watch::Sender<Option<Arc<Inventory>>>,
     rules: watch::Sender<Option<Arc<Rules>>>,
     kept: AnswerFile,

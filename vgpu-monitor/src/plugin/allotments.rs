@@ -315,11 +315,11 @@ fn encode(allotments: &[Allotment]) -> serde_json::Result<String> {
 #[derive(Debug)]
 pub struct AllotmentStore {
     path: PathBuf,
-    inner: Mutex<Inner>,
+    inner: Mutex<AllotmentsInner>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct AllotmentsInner {
     /// By order.
     allotments: Vec<Allotment>,
     next: u64,
@@ -368,7 +368,7 @@ impl AllotmentStore {
             );
         }
         let next = allotments.last().map_or(1, |last| last.order + 1);
-        let inner = Inner {
+        let inner = AllotmentsInner {
             allotments,
             next,
             unwritten: opened.broken > 0,
@@ -498,7 +498,7 @@ impl AllotmentStore {
         (inner.allotments.len(), inner.errors, inner.unwritten)
     }
 
-    fn write(&self, inner: &mut Inner) -> io::Result<()> {
+    fn write(&self, inner: &mut AllotmentsInner) -> io::Result<()> {
         let written = encode(&inner.allotments)
             .map_err(io::Error::other)
             .and_then(|text| replace(&self.path, text.as_bytes(), 0o644));
@@ -511,7 +511,7 @@ impl AllotmentStore {
     }
 }
 
-impl Inner {
+impl AllotmentsInner {
     fn forget_superseded(&mut self) {
         while self.allotments.len() > MOST {
             let mut since = BTreeSet::new();

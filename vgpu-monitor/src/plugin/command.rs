@@ -28,7 +28,9 @@ use super::exporter_calls;
 use super::lock;
 use super::runtime::{self, RuntimeRecord, RuntimeVerdict, Wishes};
 use super::settings::{served, state_dir, vendors};
-use super::{Giver, InstanceNames, Living, NodePods, Plugin, PluginMetrics, PluginParts, Settings};
+use super::{
+    Giver, InstanceNames, Living, NodePods, Plugin, PluginMetrics, PluginParts, PluginSettings,
+};
 use crate::collect::LeftoverCollector;
 use crate::delivery::{self, Allotted, Delivery, DeliveryError, Given, Manner, Name};
 use crate::driver_files::DriverFiles;
@@ -78,19 +80,19 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
     let events = Events::start(client.clone(), "vgpu-monitor");
 
     let (hindered, hindrance) = watch::channel(None);
-    let gpus = inventory::start(inventory::Settings {
+    let gpus = inventory::start(inventory::InventorySettings {
         hindrance,
         device_config: args.agent.device_config_file.clone(),
         node_config: Some(args.agent.node_config_file.clone()),
         mig_strategy: args.mig_strategy,
         sysfs: args.agent.driver.sysfs.clone(),
-        ..inventory::Settings::new(args.agent.node_name.clone(), state.clone())
+        ..inventory::InventorySettings::new(args.agent.node_name.clone(), state.clone())
     })
     .context("cannot start the thread that reads the GPUs")?;
     let patience = Duration::from_secs(args.agent.driver.driver_patience.into());
     let files = DriverFiles::new(&args.agent.driver.sysfs, patience);
     let sick = health::start(
-        health::Settings::of(
+        health::HealthSettings::of(
             &args.agent.node_name,
             state.join("containers"),
             files.clone(),
@@ -116,7 +118,7 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
             vendors: Arc::clone(&vendors),
             speeds: speeds(&vendors),
         };
-        let settings = hcs::Settings::new(&args.agent.node_name);
+        let settings = hcs::HcsSettings::new(&args.agent.node_name);
         tokio::spawn(hcs::keep(client.clone(), settings, sources, series))
     });
     let readiness = Readiness::waiting_for("the registration with the kubelet");
@@ -155,19 +157,19 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
         ),
     }
     hindered.send_replace(served_by.hindrance.clone());
-    let delivery = Delivery::new(delivery::Settings {
+    let delivery = Delivery::new(delivery::DeliverySettings {
         state_dir: args.agent.state_dir.clone(),
         host_prefix: args.agent.host_prefix.clone().unwrap_or_default(),
         cdi_dir: args.agent.cdi_dir.clone(),
         vendor_cdi_dirs: vec![PathBuf::from("/etc/cdi"), args.agent.cdi_dir.clone()],
         library: args.agent.library.clone(),
-        ..delivery::Settings::new(manner, gpus.inventories.clone())
+        ..delivery::DeliverySettings::new(manner, gpus.inventories.clone())
     })
     .context("cannot prepare what containers get")?;
     let delivery = Arc::new(delivery);
 
     let runtime_state = state.clone();
-    let settings = Settings {
+    let settings = PluginSettings {
         node: args.agent.node_name.clone(),
         served,
         state,

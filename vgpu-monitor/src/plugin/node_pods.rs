@@ -10,7 +10,7 @@ use kube_api::vendor::Vendors;
 use placement::Span;
 use supervisor::instance::Labels;
 
-use super::Settings;
+use super::PluginSettings;
 use super::allotments::{AllotmentStore, Opened};
 use super::identity::{self, Served, is_over};
 use super::metrics::PluginMetrics;
@@ -58,7 +58,7 @@ pub struct Living {
 impl NodePods {
     /// Reads the plugin's record and starts the task that asks the kubelet. Needs a running tokio.
     pub fn open(
-        settings: &Settings,
+        settings: &PluginSettings,
         client: &kube::Client,
         vendors: &Arc<Vendors>,
         events: &Events,

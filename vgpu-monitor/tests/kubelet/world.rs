@@ -27,7 +27,7 @@ use vgpu_monitor::delivery::{Allotted, Given, Name};
 use vgpu_monitor::front::{Behind, Front, Useless};
 use vgpu_monitor::node_gpus::{Health, Inventory, KnownGpu};
 use vgpu_monitor::plugin::{
-    Giver, InstanceNames, NodePods, Plugin, PluginMetrics, PluginParts, Served, Settings,
+    Giver, InstanceNames, NodePods, Plugin, PluginMetrics, PluginParts, PluginSettings, Served,
 };
 
 use super::{Kubelet, until};
@@ -357,7 +357,7 @@ impl World {
             iluvatar: false,
         };
         let vendors = Vendors::new(DeviceConfig::standard(), switches).unwrap();
-        let settings = Settings {
+        let settings = PluginSettings {
             node: "n1".to_owned(),
             served: self.served.clone(),
             state: self.folder.path().join("state"),

@@ -268,7 +268,7 @@ enum State {
 
 /// The decision after a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum BellStep {
     /// As it was.
     Stays,
     /// It works: those of a lower priority wait from now on.
@@ -360,16 +360,16 @@ impl Bell {
     }
 
     /// It rang. `listened` is the number of containers that may ring.
-    pub fn rang(&mut self, now_ns: u64, listened: usize) -> Step {
+    pub fn rang(&mut self, now_ns: u64, listened: usize) -> BellStep {
         self.pass(now_ns);
         self.has_rung = true;
         if self.is_muted() {
             // Heard before that, and not read until now.
-            return Step::Stays;
+            return BellStep::Stays;
         }
         if !self.limit.take(now_ns, listened) {
             self.muted_until_ns = self.limit.open_at_ns(listened).max(now_ns + 1);
-            return Step::Stays;
+            return BellStep::Stays;
         }
         match self.state {
             State::Rests { since_ns } if !self.is_spent() => {
@@ -380,14 +380,14 @@ impl Bell {
                     since_ns: None,
                     look_at_ns: now_ns + LAUNCHING_NS,
                 };
-                Step::Close
+                BellStep::Close
             }
-            State::Rests { .. } | State::Holds { .. } => Step::Stays,
+            State::Rests { .. } | State::Holds { .. } => BellStep::Stays,
         }
     }
 
     /// It was looked at. `idle_ns` is the rest of a container whose library does not ring.
-    pub fn look(&mut self, now_ns: u64, seen: &Seen, idle_ns: u64) -> Step {
+    pub fn look(&mut self, now_ns: u64, seen: &Seen, idle_ns: u64) -> BellStep {
         self.pass(now_ns);
         if self.muted_until_ns <= now_ns {
             self.muted_until_ns = 0;
@@ -399,7 +399,7 @@ impl Bell {
             self.false_rings = 0;
         }
         match self.state {
-            State::Rests { .. } if !(works || moved) || self.is_spent() => Step::Stays,
+            State::Rests { .. } if !(works || moved) || self.is_spent() => BellStep::Stays,
             State::Rests { .. } => {
                 self.state = State::Holds {
                     worked_ns: now_ns,
@@ -407,9 +407,9 @@ impl Bell {
                     since_ns: None,
                     look_at_ns: now_ns + LOOK_NS.0,
                 };
-                Step::Close
+                BellStep::Close
             }
-            State::Holds { .. } if self.is_spent() => Step::Open,
+            State::Holds { .. } if self.is_spent() => BellStep::Open,
             State::Holds {
                 worked_ns,
                 rang_ns,
@@ -429,7 +429,7 @@ impl Bell {
                         since_ns: None,
                         look_at_ns: end_ns.clamp(now_ns + least, now_ns + most),
                     };
-                    return Step::Stays;
+                    return BellStep::Stays;
                 }
                 let mut from_ns = since_ns.unwrap_or(seen.ended_ns.clamp(worked_ns, now_ns));
                 if let (true, Some(since_ns)) = (moved, since_ns) {
@@ -454,7 +454,7 @@ impl Bell {
                         self.false_rings = self.false_rings.saturating_add(1);
                         self.muted_until_ns = now_ns + ns;
                     }
-                    return Step::Open;
+                    return BellStep::Open;
                 }
                 self.state = State::Holds {
                     worked_ns,
@@ -462,7 +462,7 @@ impl Bell {
                     since_ns: Some(from_ns),
                     look_at_ns: open_at_ns,
                 };
-                Step::Stays
+                BellStep::Stays
             }
         }
     }
@@ -479,7 +479,7 @@ impl Bell {
         }
     }
 
-    /// Whether others go on now: after [`Step::Open`], once its doorbell was armed and it was looked at again.
+    /// Whether others go on now: after [`BellStep::Open`], once its doorbell was armed and it was looked at again.
     pub fn open(&mut self, now_ns: u64, seen: &Seen) -> bool {
         let moved = self.launches != Some(seen.launches);
         self.launches = Some(seen.launches);

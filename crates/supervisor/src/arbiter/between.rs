@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 
-use super::bell::Step;
+use super::bell::BellStep;
 use super::device::Process;
 use super::served::name_of;
 use super::{Arbiter, Board, Ticked};
@@ -150,9 +150,9 @@ impl Arbiter {
             self.doorbells.listen(id, &file).ok();
         }
         match step {
-            Step::Stays => false,
-            Step::Close => true,
-            Step::Open => {
+            BellStep::Stays => false,
+            BellStep::Close => true,
+            BellStep::Open => {
                 // Armed first: what it launches from here on rings, and what it launched before is seen.
                 if served.container.republish(now_ns, None).is_err() {
                     self.failed += 1;

@@ -14,7 +14,7 @@ use vgpu_abi::limits::Policy;
 use vgpu_abi::targets::{Ahead, ComputeStatus, Grant};
 
 use super::arrears::{Arrears, Party};
-use super::bell::{Allowed, Bell, Seen, Step};
+use super::bell::{Allowed, Bell, BellStep, Seen};
 use super::scale::{Meter, ProcessKey, Sample, Work};
 use super::shares::{self, Claim, Share, WHOLE};
 use super::timetable::{Candidate, Timetable};
@@ -281,7 +281,7 @@ impl Device {
             let told = self.meter.told_permille(now_ns, tenant.id, floors);
             bell.allow(now_ns, Allowed::of(claim.cap, floors, told));
             let seen = self.seen(tenant.id, &tenant.processes);
-            if bell.look(now_ns, &seen, IDLE_NS) == Step::Open && bell.open(now_ns, &seen) {
+            if bell.look(now_ns, &seen, IDLE_NS) == BellStep::Open && bell.open(now_ns, &seen) {
                 opened.push(tenant.id);
             }
             self.bells.insert(tenant.id, bell);
@@ -332,14 +332,14 @@ impl Device {
     pub fn rang(&mut self, now_ns: u64, id: u64) -> bool {
         let listened = self.bells.len();
         let bell = self.bells.get_mut(&id);
-        bell.is_some_and(|bell| bell.rang(now_ns, listened) == Step::Close)
+        bell.is_some_and(|bell| bell.rang(now_ns, listened) == BellStep::Close)
     }
 
     /// Looks at a container between two ticks.
-    pub fn look(&mut self, now_ns: u64, id: u64, processes: &[Process]) -> Step {
+    pub fn look(&mut self, now_ns: u64, id: u64, processes: &[Process]) -> BellStep {
         let seen = self.seen(id, processes);
         let bell = self.bells.get_mut(&id);
-        bell.map_or(Step::Stays, |bell| bell.look(now_ns, &seen, IDLE_NS))
+        bell.map_or(BellStep::Stays, |bell| bell.look(now_ns, &seen, IDLE_NS))
     }
 
     /// A container could not be looked at: the next tick looks at it.

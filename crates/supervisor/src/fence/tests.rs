@@ -333,43 +333,85 @@ fn fence_follows_the_groups_that_are_found() {
         ..Fence::default()
     };
     let told = Fence::default();
-    let found = |names: &[&str]| Found::Groups(groups(names));
-    let unseen = Found::Unseen("no mount");
+    let found = |names: &[&str]| FoundGroups::Groups(groups(names));
+    let unseen = FoundGroups::Unseen("no mount");
     for (found, known, is_set, is_lost, wanted) in [
         (
             found(&["/a"]),
             None,
             false,
             true,
-            Step::Set(groups(&["/a"])),
+            FenceStep::Set(groups(&["/a"])),
         ),
-        (found(&["/a"]), Some(&limited), true, true, Step::Nothing),
+        (
+            found(&["/a"]),
+            Some(&limited),
+            true,
+            true,
+            FenceStep::Nothing,
+        ),
         // New limits, another group, or a minute later.
         (
             found(&["/a"]),
             Some(&limited),
             false,
             true,
-            Step::Set(groups(&["/a"])),
+            FenceStep::Set(groups(&["/a"])),
         ),
         (
             found(&["/a", "/b"]),
             Some(&limited),
             false,
             true,
-            Step::Set(groups(&["/a", "/b"])),
+            FenceStep::Set(groups(&["/a", "/b"])),
         ),
         // Another process has taken the file away.
-        (found(&["/a"]), None, true, true, Step::Set(groups(&["/a"]))),
-        (Found::Gone, Some(&limited), true, false, Step::Forget),
-        (Found::Gone, Some(&told), false, false, Step::Nothing),
-        (Found::Gone, None, false, false, Step::Nothing),
-        (Found::Gone, None, false, true, Step::Tell(NO_GROUP)),
+        (
+            found(&["/a"]),
+            None,
+            true,
+            true,
+            FenceStep::Set(groups(&["/a"])),
+        ),
+        (
+            FoundGroups::Gone,
+            Some(&limited),
+            true,
+            false,
+            FenceStep::Forget,
+        ),
+        (
+            FoundGroups::Gone,
+            Some(&told),
+            false,
+            false,
+            FenceStep::Nothing,
+        ),
+        (FoundGroups::Gone, None, false, false, FenceStep::Nothing),
+        (
+            FoundGroups::Gone,
+            None,
+            false,
+            true,
+            FenceStep::Tell(NO_GROUP),
+        ),
         // What another process has set is not undone by one that cannot see.
-        (unseen.clone(), Some(&limited), false, true, Step::Nothing),
-        (unseen.clone(), None, false, true, Step::Tell("no mount")),
-        (unseen.clone(), Some(&told), false, true, Step::Nothing),
-        (unseen, None, false, false, Step::Nothing),
+        (
+            unseen.clone(),
+            Some(&limited),
+            false,
+            true,
+            FenceStep::Nothing,
+        ),
+        (
+            unseen.clone(),
+            None,
+            false,
+            true,
+            FenceStep::Tell("no mount"),
+        ),
+        (unseen.clone(), Some(&told), false, true, FenceStep::Nothing),
+        (unseen, None, false, false, FenceStep::Nothing),
     ] {
         let said = format!("{found:?} {known:?} {is_set} {is_lost}");
         assert_eq!(step(found, known, is_set, is_lost), wanted, "{said}");
@@ -377,12 +419,12 @@ fn fence_follows_the_groups_that_are_found() {
 }
 
 /// A finder that says what it is told.
-struct Says(Found);
+struct Says(FoundGroups);
 
 impl Finder for Says {
     fn begin(&mut self, _: u64, _: &[Instance]) {}
 
-    fn find(&mut self, _: &Instance, _: &[PathBuf]) -> Found {
+    fn find(&mut self, _: &Instance, _: &[PathBuf]) -> FoundGroups {
         self.0.clone()
     }
 }
@@ -398,12 +440,12 @@ fn fence_of_a_container_that_ended_is_forgotten() {
             .tick(second * EVERY_NS, &driver, dir.path(), &mut Says(found))
             .len()
     };
-    let groups = || Found::Groups(vec!["/a".into(), "/b".into()]);
+    let groups = || FoundGroups::Groups(vec!["/a".into(), "/b".into()]);
 
     assert_eq!(tick(1, groups()), 1);
     assert_eq!(driver.limits.borrow().len(), 2);
     assert_eq!(read(&instance).unwrap().control_groups.len(), 2);
-    assert_eq!(tick(2, Found::Gone), 0);
+    assert_eq!(tick(2, FoundGroups::Gone), 0);
     assert_eq!(read(&instance), None);
     // It was started again.
     assert_eq!(tick(3, groups()), 1);

@@ -13,7 +13,7 @@ use kube_api::object::Pod;
 use kube_api::quantity::Quantity;
 use kube_api::request::{Defaults, identity, request};
 use placement::{Among, Placement};
-use scheduler::assigner::{Assigner, ClaimLedger, Settings};
+use scheduler::assigner::{Assigner, AssignerSettings, ClaimLedger};
 use scheduler::compute_tasks::{self, AttemptPod as FoundPod, Next};
 use scheduler::leases::Sent;
 use scheduler::leases::guards::{GIVE_UP_AFTER, Guard, Guarded, Guards};
@@ -97,7 +97,11 @@ impl World {
         let assigner = |claim_ledger: &Arc<Process>| {
             let claim_ledger: Arc<dyn ClaimLedger> =
                 Arc::clone(claim_ledger) as Arc<dyn ClaimLedger>;
-            let assigner = Assigner::new(claim_ledger, Arc::new(api.clone()), Settings::default());
+            let assigner = Assigner::new(
+                claim_ledger,
+                Arc::new(api.clone()),
+                AssignerSettings::default(),
+            );
             let keeping = assigner.clone();
             tokio::spawn(async move { keeping.keep(LOOK, 0.0).await });
             assigner

@@ -88,7 +88,7 @@ async fn claim_is_made_ready_again_and_taken_away() {
         .map(|it| it.shown.claim.clone())
         .collect();
     let (name, uid) = (String::from("share"), String::from("u-share"));
-    assert_eq!(shown, [Some(exporter::Claim { name, uid })]);
+    assert_eq!(shown, [Some(exporter::ShownClaim { name, uid })]);
 
     // Again, as after a restart of the kubelet; and by an agent that has just begun, without an API server.
     assert_eq!(driver.prepare_one("share").await.unwrap(), given);

@@ -146,7 +146,7 @@ fn recovered_allotments_are_older_and_known_ones_stay() {
 
 #[test]
 fn full_memory_forgets_reallotted_slots_first() {
-    let mut inner = Inner::default();
+    let mut inner = AllotmentsInner::default();
     for number in 0..MOST + 2 {
         // Slot 5 is held by its first holder for ever, all others change hands.
         let slot = if number == 5 { 5 } else { 10 + number % 7 };

@@ -30,11 +30,11 @@ impl World {
         }
     }
 
-    fn step(&mut self, step: Step) {
+    fn step(&mut self, step: BellStep) {
         match step {
-            Step::Stays => {}
-            Step::Close => self.closed += 1,
-            Step::Open => {
+            BellStep::Stays => {}
+            BellStep::Close => self.closed += 1,
+            BellStep::Open => {
                 self.bell.open(self.now_ns, &self.seen);
             }
         }
@@ -54,7 +54,7 @@ impl World {
                 Some(at_ns) if at_ns <= self.now_ns => {
                     self.bell.look(self.now_ns, &self.seen, IDLE_NS)
                 }
-                _ => Step::Stays,
+                _ => BellStep::Stays,
             };
             self.step(step);
         }
