@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 
 use crate::elf::{self, Dynamic};
-use crate::{codegen, crds, dist, graph, header, links, modules, product, protogen, source};
+use crate::{codegen, crds, dist, graph, header, links, modules, product, protogen, source, types};
 
 /// The newest glibc that a program may need to load us.
 const GLIBC_FLOOR: (u32, u32) = (2, 17);
@@ -19,7 +19,7 @@ const LINKER_NAMES: [&str; 4] = ["dlsym", "dlvsym", "dlopen", "dlmopen"];
 const OWN_PREFIX: &str = "VGPU_";
 
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct CheckArgs {
     /// Look at this libvgpu.so instead of building one for glibc 2.17.
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
@@ -29,7 +29,7 @@ pub(crate) struct Args {
 ///
 /// # Errors
 /// When a check fails.
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     let mut failed = 0_u32;
     let mut report = |what: &str, result: anyhow::Result<String>| match result {
         Ok(note) if note.is_empty() => println!("ok      {what}"),
@@ -71,6 +71,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 none(Ok(source::complaints(&files))),
             );
             report(
+                "a type's name stands for one type in a package",
+                none(Ok(types::complaints(&files))),
+            );
+            report(
                 "unsafe stands where docs/architecture.md lists it",
                 none(source::unsafe_complaints(&crate::root(), &files)),
             );
@@ -87,7 +91,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match (&args.library, dist::tools()) {
         (Some(file), _) => report("libvgpu.so loads everywhere", library(file)),
         (None, Ok(_)) => {
-            let built = dist::run(&dist::Args::LIBRARY);
+            let built = dist::run(&dist::DistArgs::LIBRARY);
             let file = dist::Processor::HERE.folder().join("lib/vgpu/libvgpu.so");
             report(
                 "libvgpu.so loads everywhere",

@@ -78,7 +78,7 @@ impl Processor {
 }
 
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct DistArgs {
     /// Only libvgpu.so, which takes seconds.
     #[arg(long)]
     pub(crate) library: bool,
@@ -90,7 +90,7 @@ pub(crate) struct Args {
     pub(crate) processor: Processor,
 }
 
-impl Args {
+impl DistArgs {
     /// Only the library, for this machine.
     pub(crate) const LIBRARY: Self = Self {
         library: true,
@@ -128,7 +128,7 @@ pub(crate) fn tools() -> anyhow::Result<std::ffi::OsString> {
 ///
 /// # Errors
 /// When a tool is missing or a build fails.
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &DistArgs) -> anyhow::Result<()> {
     let processor = args.processor;
     let path = tools().with_context(|| format!("cannot build for glibc {GLIBC}"))?;
     let build = |args: &[&str]| zigbuild(processor, &path, args);

@@ -21,6 +21,7 @@ mod product;
 mod protogen;
 mod sbom;
 mod source;
+mod types;
 
 use std::path::{Path, PathBuf};
 
@@ -60,9 +61,9 @@ enum Task {
         check: bool,
     },
     /// Build what ships into target/dist: glibc 2.17 and newer, no other dependency that could be missing.
-    Dist(dist::Args),
+    Dist(dist::DistArgs),
     /// Put libvgpu.so before the driver under the driver's own name, for what a preload cannot reach.
-    Overlay(overlay::Args),
+    Overlay(overlay::OverlayArgs),
     /// Write the layers of the library into docs/architecture.md from what their folders say.
     Layers {
         /// Change nothing; fail when the committed file is stale.
@@ -70,7 +71,7 @@ enum Task {
         check: bool,
     },
     /// Header, generated code, crate graph, modules, and the ELF rules for what `dist` built.
-    Check(check::Args),
+    Check(check::CheckArgs),
 }
 
 fn main() -> anyhow::Result<()> {

@@ -21,7 +21,7 @@ const STANDS_FOR: [(&str, &str, &str); 2] = [
 ];
 
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct OverlayArgs {
     /// The vendor's library, such as /usr/lib/x86_64-linux-gnu/libcuda.so.550.163.01.
     #[arg(long, value_name = "FILE")]
     driver: PathBuf,
@@ -37,7 +37,7 @@ pub(crate) struct Args {
 ///
 /// # Errors
 /// When a file is not what it is said to be, or patchelf is missing or fails.
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &OverlayArgs) -> anyhow::Result<()> {
     let library = args
         .library
         .clone()

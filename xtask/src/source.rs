@@ -49,11 +49,15 @@ pub(crate) fn unsafe_complaints(root: &Path, files: &[File]) -> anyhow::Result<V
     Ok(compared(&listed, &with_unsafe.collect::<Vec<_>>()))
 }
 
-fn faults(path: &str, lines: usize, words: &[String]) -> Vec<String> {
-    if GENERATED
+/// Does a program write this file?
+pub(crate) fn is_generated(path: &str) -> bool {
+    GENERATED
         .iter()
         .any(|generated| path.starts_with(generated))
-    {
+}
+
+fn faults(path: &str, lines: usize, words: &[String]) -> Vec<String> {
+    if is_generated(path) {
         return Vec::new();
     }
     let mut found = Vec::new();
