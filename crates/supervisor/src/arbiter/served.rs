@@ -18,6 +18,11 @@ use crate::excess::{self, Excess};
 use crate::gpu::GpuProcess;
 use crate::view;
 
+/// A container that has done nothing for longer than this rests, nanoseconds.
+const REST_NS: u64 = 1_000_000_000;
+/// A container that rests is looked at again after this, nanoseconds.
+const AGAIN_NS: u64 = 95_000_000;
+
 /// A container that is served.
 #[derive(Debug)]
 pub(super) struct Served {
@@ -59,12 +64,9 @@ impl Served {
         }
     }
 
-    /// Whether it did nothing for a second, and was looked at a moment ago.
+    /// Whether it needs no look at this tick: it did nothing for a second, and was looked at a moment ago.
     pub(super) fn rests(&self, now_ns: u64) -> bool {
-        const REST_NS: u64 = 1_000_000_000;
-        const AGAIN_NS: u64 = 95_000_000;
-        now_ns.saturating_sub(self.active_at_ns) > REST_NS
-            && now_ns.saturating_sub(self.looked_at_ns) < AGAIN_NS
+        rests(self.active_at_ns, self.looked_at_ns, now_ns)
     }
 
     /// Takes a look. For a process that is new here, the figures published before are used.
@@ -205,6 +207,10 @@ pub(super) fn process(process: &look::LivingProcess, used: &Use) -> device::Proc
     }
 }
 
+fn rests(active_at_ns: u64, looked_at_ns: u64, now_ns: u64) -> bool {
+    now_ns.saturating_sub(active_at_ns) > REST_NS && now_ns.saturating_sub(looked_at_ns) < AGAIN_NS
+}
+
 /// The most that a container can hold of a device, and the most of that past its share of the
 /// device's own memory, bytes.
 fn most_bytes(limit: &DeviceLimit) -> (u64, u64) {
@@ -234,5 +240,67 @@ pub(super) fn name_of(limit: &DeviceLimit, index: usize) -> String {
         format!("#{index}")
     } else {
         limit.uuid.as_str().to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn container_rests_after_a_second_and_is_looked_at_now_and_then() {
+        for (active_ms, looked_ms, rests_now) in [
+            // Active a second ago, and longer ago.
+            (9_000, 9_990, false),
+            (8_999, 9_990, true),
+            // Looked at 95 ms ago, and later.
+            (1_000, 9_905, false),
+            (1_000, 9_906, true),
+            // Both are due.
+            (9_500, 9_000, false),
+        ] {
+            let found = rests(active_ms * MS, looked_ms * MS, 10_000 * MS);
+            assert_eq!(found, rests_now, "{active_ms} {looked_ms}");
+        }
+    }
+
+    #[test]
+    fn container_holds_at_most_what_its_limits_allow() {
+        let limit = |memory_bytes, resident_bytes, physical_bytes| DeviceLimit {
+            memory_bytes,
+            resident_bytes,
+            physical_bytes,
+            ..DeviceLimit::default()
+        };
+        for (limit, most, past) in [
+            (limit(40, 0, 80), 40, 0),
+            // 30 of 40 bytes are the device's own memory.
+            (limit(40, 30, 80), 40, 10),
+            (limit(40, 50, 80), 40, 0),
+            // Without a limit: the whole device, if its size is known and nothing may be past it.
+            (limit(0, 0, 80), 80, 0),
+            (limit(0, 0, 0), CHARGE_BYTES_MASK, 0),
+            (limit(0, 30, 80), CHARGE_BYTES_MASK, CHARGE_BYTES_MASK - 30),
+        ] {
+            assert_eq!(most_bytes(&limit), (most, past), "{limit:?}");
+        }
+    }
+
+    #[test]
+    fn cap_is_none_at_0_and_from_100_percent_and_under_disable() {
+        let cap = |core_percent, policy| {
+            let limit = DeviceLimit {
+                core_percent,
+                ..DeviceLimit::default()
+            };
+            cap_permille(&limit, policy)
+        };
+        for policy in [Policy::Default, Policy::Force, Policy::Floor] {
+            let caps = [0, 1, 99, 100, u32::MAX].map(|percent| cap(percent, policy));
+            assert_eq!(caps, [1000, 10, 990, 1000, 1000], "{policy:?}");
+        }
+        assert_eq!(cap(30, Policy::Disable), 1000);
     }
 }

@@ -109,3 +109,169 @@ impl ContainerHistory {
         u16::try_from((sum.saturating_mul(1000) / SHOWN_NS).min(1000)).unwrap_or(1000)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use vgpu_abi::limits::Policy;
+
+    use super::super::Process;
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const SECOND: u64 = 1_000 * MS;
+
+    const IDLE: Process = Process {
+        slot: (0, 1),
+        host_pid: Some(1),
+        launches: 5,
+        busy_ns: 50,
+        occupied_ns: 0,
+        in_flight_ns: 0,
+        last_launch_ns: 0,
+        expected_by_ns: 0,
+        ended_ns: 0,
+        waiting_since_ns: 0,
+        throttled_ns: 0,
+    };
+
+    fn tenant(processes: &[Process]) -> Tenant {
+        Tenant {
+            id: 1,
+            policy: Policy::Default,
+            priority: 0,
+            cap: 500,
+            floor: 0,
+            held_bytes: 0,
+            oversubscribed_bytes: 0,
+            keeps_intervals: true,
+            processes: processes.to_vec(),
+        }
+    }
+
+    /// What is remembered after looks at one process at these times.
+    fn after(looks: &[(u64, Process)]) -> ContainerHistory {
+        let mut history = ContainerHistory::default();
+        for (now_ns, process) in looks {
+            history.look(*now_ns, &tenant(&[*process]));
+        }
+        history
+    }
+
+    #[test]
+    fn any_count_that_changes_is_work() {
+        let changes: [fn(&mut Process); 4] = [
+            |process| process.launches += 1,
+            |process| process.busy_ns += 1,
+            |process| process.throttled_ns += 1,
+            // Less is in flight: some of it has ended.
+            |process| process.in_flight_ns = 0,
+        ];
+        for (index, change) in changes.into_iter().enumerate() {
+            let was = Process {
+                in_flight_ns: 7,
+                ..IDLE
+            };
+            let mut is = was;
+            change(&mut is);
+            // Later than work in flight that does not change counts.
+            let worked = after(&[(SECOND, was), (20 * SECOND, is)]).worked_at_ns;
+            assert_eq!(worked, Some(20 * SECOND), "{index}");
+        }
+        assert_eq!(
+            after(&[(SECOND, IDLE), (2 * SECOND, IDLE)]).worked_at_ns,
+            None
+        );
+    }
+
+    #[test]
+    fn process_seen_first_worked_when_it_last_launched() {
+        let launched_at = |last_launch_ns| Process {
+            last_launch_ns,
+            ..IDLE
+        };
+        let worked = |last_launch_ns| after(&[(SECOND, launched_at(last_launch_ns))]).worked_at_ns;
+        assert_eq!(worked(300 * MS), Some(300 * MS));
+        // The region keeps no such moment, or the tenant has written one to come.
+        assert_eq!(worked(0), None);
+        assert_eq!(worked(u64::MAX), Some(SECOND));
+        // Another process of the container that launched earlier takes nothing back.
+        let mut history = after(&[(SECOND, launched_at(300 * MS))]);
+        let newcomer = Process {
+            slot: (1, 1),
+            ..launched_at(200 * MS)
+        };
+        history.look(2 * SECOND, &tenant(&[launched_at(300 * MS), newcomer]));
+        assert_eq!(history.worked_at_ns, Some(300 * MS));
+    }
+
+    #[test]
+    fn work_in_flight_counts_for_five_seconds_without_a_change() {
+        let busy = Process {
+            in_flight_ns: 7,
+            last_launch_ns: SECOND,
+            ..IDLE
+        };
+        let worked = |last_ns| after(&[(SECOND, busy), (last_ns, busy)]).worked_at_ns;
+        assert_eq!(worked(6 * SECOND), Some(6 * SECOND));
+        assert_eq!(worked(6 * SECOND + 1), Some(SECOND));
+    }
+
+    #[test]
+    fn launch_that_waits_is_work_and_holds_the_container_back() {
+        let waits = Process {
+            waiting_since_ns: SECOND,
+            ..IDLE
+        };
+        let history = after(&[(SECOND, IDLE), (2 * SECOND, waits)]);
+        assert_eq!(history.worked_at_ns, Some(2 * SECOND));
+        assert_eq!(history.hungry_at_ns, Some(2 * SECOND));
+        // A wait that began and ended between two looks does, too; one that ended before the first look does not.
+        let waited = |throttled_ns| Process {
+            throttled_ns,
+            ..IDLE
+        };
+        let between = after(&[(SECOND, waited(3)), (2 * SECOND, waited(4))]);
+        assert_eq!(between.hungry_at_ns, Some(2 * SECOND));
+        assert_eq!(after(&[(SECOND, waited(3))]).hungry_at_ns, None);
+        assert_eq!(
+            after(&[(SECOND, IDLE), (2 * SECOND, IDLE)]).hungry_at_ns,
+            None
+        );
+    }
+
+    #[test]
+    fn most_work_in_flight_falls_slowly() {
+        let flying = |in_flight_ns| Process {
+            in_flight_ns,
+            ..IDLE
+        };
+        let mut history = after(&[(SECOND, flying(1_600))]);
+        assert_eq!(history.most_in_flight_ns, 1_600);
+        history.look(SECOND + 50 * MS, &tenant(&[flying(100)]));
+        assert_eq!(history.most_in_flight_ns, 1_500);
+        history.look(SECOND + 100 * MS, &tenant(&[]));
+        assert_eq!(history.most_in_flight_ns, 1_500 - 1_500 / 16);
+        let second = Process {
+            slot: (1, 1),
+            ..flying(2_000)
+        };
+        history.look(SECOND + 150 * MS, &tenant(&[flying(100), second]));
+        assert_eq!(history.most_in_flight_ns, 2_000);
+    }
+
+    #[test]
+    fn waiting_share_is_no_longer_than_the_time_between_two_looks() {
+        let waited = |throttled_ns| Process {
+            throttled_ns,
+            ..IDLE
+        };
+        // Threads waited for 5 s together, within 100 ms.
+        let mut history = after(&[(SECOND, waited(0)), (SECOND + 100 * MS, waited(5 * SECOND))]);
+        assert_eq!(history.throttled_permille(SECOND + 100 * MS), 100);
+        // It is shown for a second.
+        assert_eq!(history.throttled_permille(2 * SECOND + 100 * MS - 1), 100);
+        assert_eq!(history.throttled_permille(2 * SECOND + 100 * MS), 0);
+        history.look(3 * SECOND, &tenant(&[waited(5 * SECOND + MS)]));
+        assert_eq!(history.throttled_permille(3 * SECOND), 1);
+    }
+}
