@@ -388,3 +388,147 @@ impl Record {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::coordination::v1::LeaseSpec;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+
+    use super::*;
+
+    const LASTS: Duration = Duration::from_secs(15);
+    const NANOSECOND: Duration = Duration::from_nanos(1);
+
+    fn wall(seconds: i64) -> Timestamp {
+        Timestamp::from_second(1_700_000_000 + seconds).unwrap()
+    }
+
+    fn record(holder: &str, renewed: i64) -> Record {
+        Record {
+            holder: holder.to_owned(),
+            renewed: Some(wall(renewed)),
+            duration: LASTS,
+        }
+    }
+
+    fn judged(view: &LeaseView, now: Instant) -> &'static str {
+        match view.judge("host-1", "kube-system/kube-scheduler", now) {
+            Ok(()) => "answers",
+            Err(NotLeader::Unknown { .. }) => "unknown",
+            Err(NotLeader::NoLease { .. }) => "no lease",
+            Err(NotLeader::NoHolder { .. }) => "no holder",
+            Err(NotLeader::Other { .. }) => "other",
+            Err(NotLeader::Expired { .. }) => "expired",
+        }
+    }
+
+    #[test]
+    fn only_a_holder_on_this_host_lets_the_replica_answer() {
+        let now = Instant::now();
+        for (record, said) in [
+            (None, "no lease"),
+            (Some(record("", 0)), "no holder"),
+            (Some(record("host-1_uuid", 0)), "answers"),
+            (Some(record("host-2_uuid", 0)), "other"),
+            // Another host's name may begin with this one's.
+            (Some(record("host-10_uuid", 0)), "other"),
+            (Some(record("host-1", 0)), "other"),
+        ] {
+            let mut view = LeaseView::default();
+            assert_eq!(judged(&view, now), "unknown");
+            view.read(record.clone(), now, wall(0));
+            assert_eq!(judged(&view, now), said, "{record:?}");
+        }
+    }
+
+    #[test]
+    fn first_read_counts_if_the_renewal_is_recent_by_the_clock() {
+        let now = Instant::now();
+        for (renewed, said) in [
+            (-14, "answers"),
+            (-15, "expired"),
+            // The holder's clock is ahead.
+            (14, "answers"),
+            (15, "expired"),
+        ] {
+            let mut view = LeaseView::default();
+            view.read(Some(record("host-1_a", renewed)), now, wall(0));
+            assert_eq!(judged(&view, now), said, "{renewed}");
+        }
+        let never = Record {
+            renewed: None,
+            ..record("host-1_a", 0)
+        };
+        assert!(!never.is_fresh(wall(0)));
+    }
+
+    #[test]
+    fn lease_lasts_for_its_duration_after_it_was_seen_to_change() {
+        let start = Instant::now();
+        let mut view = LeaseView::default();
+        view.read(Some(record("host-1_a", 0)), start, wall(0));
+        let later = start + Duration::from_secs(10);
+        // The same again is no renewal, whatever the clock says.
+        view.read(Some(record("host-1_a", 0)), later, wall(0));
+        assert_eq!(judged(&view, start + LASTS - NANOSECOND), "answers");
+        assert_eq!(judged(&view, start + LASTS), "expired");
+        // A change is one, also if the holder's clock is far behind.
+        view.read(Some(record("host-1_a", -900)), later, wall(0));
+        assert_eq!(judged(&view, later + LASTS - NANOSECOND), "answers");
+        assert_eq!(judged(&view, later + LASTS), "expired");
+    }
+
+    #[test]
+    fn old_lease_that_is_renewed_after_the_first_read_counts() {
+        let now = Instant::now();
+        let mut view = LeaseView::default();
+        view.read(Some(record("host-1_a", -900)), now, wall(0));
+        assert_eq!(judged(&view, now), "expired");
+        view.read(Some(record("host-1_a", -898)), now, wall(0));
+        assert_eq!(judged(&view, now), "answers");
+    }
+
+    #[test]
+    fn reason_names_the_failed_read_until_one_succeeds() {
+        let now = Instant::now();
+        let mut view = LeaseView {
+            problem: "connection refused".to_owned(),
+            ..LeaseView::default()
+        };
+        let unread = view.judge("host-1", "ns/l", now).unwrap_err().to_string();
+        assert_eq!(
+            unread,
+            "the lease ns/l has not been read yet (connection refused)"
+        );
+        view.read(Some(record("host-1_a", -900)), now, wall(0));
+        let old = view.judge("host-1", "ns/l", now).unwrap_err().to_string();
+        assert_eq!(
+            old,
+            "host-1_a holds the lease ns/l and was not seen to renew it for 15 s"
+        );
+    }
+
+    #[test]
+    fn lease_without_a_usable_duration_lasts_15_seconds() {
+        let lasts = |seconds| {
+            let spec = LeaseSpec {
+                holder_identity: Some("host-1_a".to_owned()),
+                lease_duration_seconds: seconds,
+                renew_time: Some(MicroTime(wall(3))),
+                ..LeaseSpec::default()
+            };
+            let read = Record::of(&Lease {
+                spec: Some(spec),
+                ..Lease::default()
+            });
+            assert_eq!(
+                (read.holder.as_str(), read.renewed),
+                ("host-1_a", Some(wall(3)))
+            );
+            read.duration.as_secs()
+        };
+        let all = [Some(30), Some(1), Some(0), Some(-5), None].map(lasts);
+        assert_eq!(all, [30, 1, 15, 15, 15]);
+        assert_eq!(Record::of(&Lease::default()).holder, "");
+    }
+}

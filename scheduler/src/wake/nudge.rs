@@ -52,12 +52,8 @@ impl Nudges {
     /// kube-scheduler try all of them.
     pub(super) fn want(&self, node: &str, pod: &placement::Pod) {
         let mut next = self.next.lock();
-        let at = Instant::now() + DELAY;
-        // The time of a waiting nudge stays, so that frequent news cannot postpone it for ever.
-        let at = match &*next {
-            Some(waiting) if waiting.done == 0 => waiting.at.min(at),
-            _ => at,
-        };
+        let waiting = next.as_ref().map(|waiting| (waiting.at, waiting.done));
+        let at = due(waiting, Instant::now() + DELAY);
         *next = Some(Nudge {
             pod: pod.clone(),
             node: node.to_owned(),
@@ -67,6 +63,30 @@ impl Nudges {
         drop(next);
         self.news.notify_one();
     }
+}
+
+/// When the next nudge is due that was asked for just now and would be due at `at`. `waiting`: when the waiting one is
+/// due, and how many times it was done. The time of a first nudge that waits stays, so that frequent news cannot postpone
+/// it for ever. One that is only repeated says nothing about the news.
+fn due(waiting: Option<(Instant, usize)>, at: Instant) -> Instant {
+    match waiting {
+        Some((waiting_at, 0)) => waiting_at.min(at),
+        _ => at,
+    }
+}
+
+/// Whether the pod is still the one that was refused, and no node was found for it or is kept for it.
+fn needs_nudge(pod: &Pod, uid: &str) -> bool {
+    let is_refused = pod
+        .status
+        .conditions
+        .iter()
+        .any(|one| one.kind == "PodScheduled" && one.status == "False");
+    pod.metadata.uid.as_deref() == Some(uid)
+        && pod.metadata.deletion_timestamp.is_none()
+        && is_refused
+        && pod.spec.node_name.is_empty()
+        && pod.status.nominated_node_name.is_empty()
 }
 
 /// The outcome of reading or changing the pod.
@@ -144,19 +164,7 @@ async fn nudge_pod(client: &kube::Client, nudge: &Nudge) -> Nudged {
         Ok(Err(error)) => return outcome_of(&error),
         Err(_elapsed) => return unanswered(),
     };
-    let is_other = pod.metadata.uid.as_deref() != Some(&nudge.pod.uid);
-    let is_refused = pod
-        .status
-        .conditions
-        .iter()
-        .any(|one| one.kind == "PodScheduled" && one.status == "False");
-    let leaves = pod.metadata.deletion_timestamp.is_some();
-    if is_other
-        || leaves
-        || !is_refused
-        || !pod.spec.node_name.is_empty()
-        || !pod.status.nominated_node_name.is_empty()
-    {
+    if !needs_nudge(&pod, &nudge.pod.uid) {
         return Nudged::Needless;
     }
     let named = nominate(&api, &nudge.pod, json!(nudge.node), Some(&pod)).await;
@@ -212,4 +220,58 @@ fn outcome_of(error: &kube::Error) -> Nudged {
 
 fn unanswered() -> Nudged {
     Nudged::Failed(format!("no answer within {CALL:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_nudge_keeps_its_time_and_a_repeated_one_gives_way() {
+        let at = Instant::now();
+        let (sooner, later) = (at - DELAY, at + DELAY);
+        assert_eq!(due(None, at), at);
+        assert_eq!(due(Some((sooner, 0)), at), sooner);
+        assert_eq!(due(Some((later, 0)), at), at);
+        assert_eq!(due(Some((sooner, 1)), at), at);
+        assert_eq!(due(Some((later, 2)), at), at);
+    }
+
+    #[test]
+    fn only_a_refused_pod_without_a_node_is_nudged() {
+        let refused = json!({
+            "metadata": { "name": "p", "uid": "u" },
+            "status": { "conditions": [{ "type": "PodScheduled", "status": "False" }] },
+        });
+        let needs = |path: &str, value: Value| {
+            let mut pod = refused.clone();
+            if !path.is_empty() {
+                let (object, key) = path.rsplit_once('/').unwrap();
+                pod.pointer_mut(object).unwrap()[key] = value;
+            }
+            needs_nudge(&serde_json::from_value(pod).unwrap(), "u")
+        };
+        assert!(needs("", Value::Null));
+        for (path, value) in [
+            // Another pod of the same name, and one that is being deleted.
+            ("/metadata/uid", json!("another")),
+            ("/metadata/uid", Value::Null),
+            ("/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z")),
+            // It has a node, or one is kept for it.
+            ("/spec", json!({ "nodeName": "n1" })),
+            ("/status/nominatedNodeName", json!("n1")),
+            // It was not refused, or not by a scheduler.
+            ("/status/conditions", json!([])),
+            (
+                "/status/conditions",
+                json!([{ "type": "PodScheduled", "status": "True" }]),
+            ),
+            (
+                "/status/conditions",
+                json!([{ "type": "Ready", "status": "False" }]),
+            ),
+        ] {
+            assert!(!needs(path, value.clone()), "{path} {value}");
+        }
+    }
 }

@@ -86,3 +86,115 @@ impl Ledger {
         self.claims.guards.standing(self.latest)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+
+    const NANOSECOND: Duration = Duration::from_nanos(1);
+
+    fn lease(gpu: &str, version: &str, uid: &str) -> Claim {
+        Claim {
+            version: version.to_owned(),
+            lease_uid: uid.to_owned(),
+            ..Claim::binding(gpu, "binding-1", "default", Timestamp::UNIX_EPOCH)
+        }
+    }
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// The version that is known of the GPU's Lease, and since when its age counts.
+    fn known(leases: &BindingLeases, gpu: &str) -> Option<(String, u64)> {
+        let (claim, since) = leases.0.get(gpu)?;
+        Some((claim.version.clone(), since.as_secs()))
+    }
+
+    #[test]
+    fn older_version_of_a_lease_changes_nothing() {
+        let mut leases = BindingLeases::default();
+        leases.set(lease("g", "9", "u"), at(1));
+        // 10 is newer than 9, though "10" sorts before "9".
+        for (version, expected) in [
+            ("9", ("9", 1)),
+            ("8", ("9", 1)),
+            ("10", ("10", 2)),
+            ("9", ("10", 2)),
+        ] {
+            leases.set(lease("g", version, "u"), at(2));
+            let (version, since) = expected;
+            assert_eq!(known(&leases, "g"), Some((version.to_owned(), since)));
+        }
+        // A version that is no number cannot be compared, so it counts as news.
+        leases.set(lease("g", "x", "u"), at(3));
+        assert_eq!(known(&leases, "g"), Some(("x".to_owned(), 3)));
+    }
+
+    #[test]
+    fn lease_is_over_from_a_newer_version_on() {
+        for (version, stays) in [
+            (Some(4), true),
+            (Some(5), true),
+            (Some(6), false),
+            (None, false),
+        ] {
+            let mut leases = BindingLeases::default();
+            leases.set(lease("g", "5", "u"), at(1));
+            leases.is_over("other", version);
+            leases.is_over("g", version);
+            assert_eq!(known(&leases, "g").is_some(), stays, "{version:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_lease_that_is_gone_is_removed() {
+        for (known_uid, gone_uid, stays) in [
+            ("u", "u", false),
+            ("u", "another", true),
+            // Where one of the two is not known, the GPU's name decides.
+            ("u", "", false),
+            ("", "u", false),
+        ] {
+            let mut leases = BindingLeases::default();
+            leases.set(lease("g", "5", known_uid), at(1));
+            leases.remove("g", gone_uid);
+            assert_eq!(
+                known(&leases, "g").is_some(),
+                stays,
+                "{known_uid} {gone_uid}"
+            );
+        }
+    }
+
+    #[test]
+    fn list_removes_older_leases_that_it_lacks() {
+        let mut leases = BindingLeases::default();
+        leases.set(lease("listed", "1", "u"), at(1));
+        leases.set(lease("old", "2", "u"), at(1));
+        leases.set(lease("during", "3", "u"), at(5));
+        let listed = HashSet::from([Arc::from(lease_name("listed"))]);
+
+        leases.keep(&listed, at(5));
+
+        let left: Vec<_> = leases.0.keys().map(|gpu| &**gpu).collect();
+        assert_eq!(left, ["during", "listed"]);
+    }
+
+    #[test]
+    fn lease_keeps_its_gpu_for_a_minute() {
+        let mut leases = BindingLeases::default();
+        leases.set(lease("g", "1", "u"), at(100));
+        let look = |now: Duration| {
+            let standing = leases.standing(now).count();
+            (standing, leases.over(now).count())
+        };
+        assert_eq!(look(at(100)), (1, 0));
+        assert_eq!(look(at(160) - NANOSECOND), (1, 0));
+        assert_eq!(look(at(160)), (0, 1));
+        // Its age counts from a moment to come: it is new.
+        assert_eq!(look(at(50)), (1, 0));
+    }
+}
