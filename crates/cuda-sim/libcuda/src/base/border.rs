@@ -21,11 +21,17 @@ pub(crate) fn answer(body: impl FnOnce() -> Done) -> CuResult {
 
 /// Refuses a null pointer before anything is done.
 pub(crate) fn check_out<T>(out: *const T) -> Done {
-    if out.is_null() {
-        Err(CuResult::INVALID_VALUE)
-    } else {
-        Ok(())
-    }
+    invalid_if(out.is_null())
+}
+
+/// Refuses a call whose arguments are not such as the function takes.
+pub(crate) fn invalid_if(condition: bool) -> Done {
+    refuse_if(condition, CuResult::INVALID_VALUE)
+}
+
+/// Refuses a call with this code.
+pub(crate) fn refuse_if(condition: bool, code: CuResult) -> Done {
+    if condition { Err(code) } else { Ok(()) }
 }
 
 /// Writes an answer; null is refused.

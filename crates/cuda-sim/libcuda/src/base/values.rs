@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_api::driver::*;
 
-use crate::base::border::Done;
+use crate::base::border::{Done, check_out, invalid_if};
 
 /// The operation of a stream on a word of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,10 +25,7 @@ pub(crate) enum ValueOp {
 impl ValueOp {
     pub(crate) fn check(self) -> Done {
         let (Self::Wait { address, bits, .. } | Self::Write { address, bits, .. }) = self;
-        if address == 0 || !address.is_multiple_of(u64::from(bits / 8)) {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        Ok(())
+        invalid_if(address == 0 || !address.is_multiple_of(u64::from(bits / 8)))
     }
 }
 
@@ -67,9 +64,7 @@ pub(crate) fn store(address: u64, value: u64, bits: u32) {
 pub(crate) fn value_ops(ops: *mut CuStreamBatchMemOpParams, count: u32) -> Done<Vec<ValueOp>> {
     let mut read_ops = Vec::new();
     for index in 0..count as usize {
-        if ops.is_null() {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        check_out(ops)?;
         // SAFETY: the program passes `count` operations.
         let op = unsafe { ops.add(index).read() };
         let (address, value, how) = (op.address.0, op.value, op.flags);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, check_out, number, read, write};
+use crate::base::border::{Done, check_out, invalid_if, number, read, refuse_if, write};
 use crate::memory::array;
 use crate::memory::array::{
     Array, DEFERRED, Mipmap, Shape, find, keep, keep_mipmap, shape_3d, sparse_properties, with,
@@ -104,9 +104,7 @@ calls! {
     cuArrayDestroy(array) => {
         context::current()?;
         let found = find(array)?;
-        if found.is_level {
-            return Err(CuResult::INVALID_HANDLE);
-        }
+        refuse_if(found.is_level, CuResult::INVALID_HANDLE)?;
         with(|arrays| arrays.arrays.remove(&array.addr()));
         sparse::forget(array.addr());
         end_block(found.base);
@@ -130,9 +128,7 @@ calls! {
         let context = context::current()?.home();
         let longest = shape.width.max(shape.height).max(shape.depth).max(1);
         let most = longest.ilog2() + 1;
-        if count_mipmap_levels == 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(count_mipmap_levels == 0)?;
         let levels = count_mipmap_levels.min(most);
         let mut bytes = 0;
         for level in 0..levels {
@@ -185,9 +181,7 @@ fn end_block(base: u64) {
 // --- arrays -----------------------------------------------------------------------------------------
 
 fn requirements(flags: u32, bytes: u64) -> Done<CuArrayMemoryRequirements> {
-    if flags & DEFERRED == 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(flags & DEFERRED == 0)?;
     Ok(CuArrayMemoryRequirements {
         size: bytes.next_multiple_of(array::TILE_BYTES) as usize,
         alignment: array::TILE_BYTES as usize,

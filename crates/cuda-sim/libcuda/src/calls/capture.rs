@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, handle, lock, read, read_all, write, write_if};
+use crate::base::border::{
+    Done, handle, invalid_if, lock, read, read_all, refuse_if, write, write_if,
+};
 use crate::streams::capture::{CAPTURES, Capture, GLOBAL, Membership, RELAXED};
 use crate::streams::capturing::{ACTIVE, MODE, finish};
 use crate::streams::graph;
@@ -30,9 +32,7 @@ calls! {
         => update_dependencies(stream, dependencies, count, flags);
     cuThreadExchangeStreamCaptureMode(mode) => {
         let wanted = read(mode)?;
-        if wanted > THREAD_LOCAL.max(RELAXED) {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(wanted > THREAD_LOCAL.max(RELAXED))?;
         write(mode, MODE.replace(wanted))
     };
     cuStreamBeginCaptureToGraph(stream, graph, dependencies, _dependency_data, count, mode) => {
@@ -41,9 +41,7 @@ calls! {
             .iter()
             .map(|node| node.addr())
             .collect();
-        if !after.iter().all(|&node| graph.has(node)) {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(!after.iter().all(|&node| graph.has(node)))?;
         begin(stream, mode, Some((graph, after)))
     };
     cuStreamGetCaptureInfo_v2(stream, capture_status_out, id_out, graph_out, dependencies_out,
@@ -69,17 +67,13 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 // --- beginning and ending -------------------------------------------------------------------
 
 fn begin(stream: CuStream, mode: u32, graph: Option<(Arc<Graph>, Vec<usize>)>) -> Done {
-    if mode > RELAXED {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(mode > RELAXED)?;
     let stream = stream::find(stream)?;
     if stream.kind == StreamKind::Legacy {
         return Err(CuResult::STREAM_CAPTURE_UNSUPPORTED);
     }
     let mut own = lock(&stream.capture);
-    if own.is_some() {
-        return Err(CuResult::ILLEGAL_STATE);
-    }
+    refuse_if(own.is_some(), CuResult::ILLEGAL_STATE)?;
     let (graph, after) = graph.unwrap_or_else(|| (graph::create(), Vec::new()));
     let capture = Arc::new(Capture {
         // Relaxed: only has to differ from every other.
@@ -111,12 +105,8 @@ fn end(stream: CuStream, out: *mut CuGraph) -> Done {
     }
     let joined = all_joined(&capture, &stream);
     finish(&capture);
-    if capture.is_invalid() {
-        return Err(CuResult::STREAM_CAPTURE_INVALIDATED);
-    }
-    if !joined {
-        return Err(CuResult::STREAM_CAPTURE_UNJOINED);
-    }
+    refuse_if(capture.is_invalid(), CuResult::STREAM_CAPTURE_INVALIDATED)?;
+    refuse_if(!joined, CuResult::STREAM_CAPTURE_UNJOINED)?;
     write(out, handle(capture.graph.handle()))
 }
 
@@ -216,9 +206,7 @@ fn update_dependencies(
     flags: u32,
 ) -> Done {
     const SET: u32 = 1;
-    if flags > SET {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(flags > SET)?;
     let nodes: Vec<usize> = read_all(nodes, count)?
         .iter()
         .map(|node| node.addr())

@@ -5,7 +5,7 @@ use cuda_api::driver::*;
 use cuda_sim::Board;
 use cuda_sim::board::{Stage, Stays};
 
-use crate::base::border::{Done, read, write};
+use crate::base::border::{Done, invalid_if, read, write};
 use crate::process::driver;
 
 calls! {
@@ -27,9 +27,7 @@ calls! {
     cuCheckpointProcessRestore(pid, args) => {
         if !args.is_null() {
             let [pairs, count] = read(args.cast_const().cast::<[u64; 2]>())?;
-            if pairs == 0 && count as u32 != 0 {
-                return Err(CuResult::INVALID_VALUE);
-            }
+            invalid_if(pairs == 0 && count as u32 != 0)?;
         }
         moved(pid, Stage::Checkpointed, Stage::Locked)
     };

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use cuda_api::driver::*;
 use cuda_sim::board::Kind;
 
-use crate::base::border::{Done, read, write, write_if};
+use crate::base::border::{Done, check_out, invalid_if, read, refuse_if, write, write_if};
 use crate::memory::context::{
     Context, LIMIT_DEFAULTS, LIMITS, current, end, find, find_or_current, known, make, pop,
     primary_of, push, release_primary, retain_primary, top, with,
@@ -25,9 +25,7 @@ calls! {
     cuCtxDestroy, cuCtxDestroy_v2(context) => destroy(context);
     cuCtxAttach(out, flags) => {
         let context = current()?;
-        if flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(flags != 0)?;
         write(out, context.as_handle())?;
         // Relaxed: a count.
         context.attached.fetch_add(1, Ordering::Relaxed);
@@ -61,9 +59,7 @@ calls! {
     // Relaxed: one number.
     cuCtxGetFlags(flags) => write(flags, current()?.flags.load(Ordering::Relaxed));
     cuCtxSetFlags(flags) => {
-        if flags & !FLAGS != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(flags & !FLAGS != 0)?;
         // Relaxed: one number.
         current()?.flags.store(flags, Ordering::Relaxed);
         Ok(())
@@ -72,17 +68,13 @@ calls! {
     cuCtxGetApiVersion(context, version) => write(version, find_or_current(context)?.version);
     cuCtxGetCacheConfig(config) => write(config, current()?.settings().cache);
     cuCtxSetCacheConfig(config) => {
-        if config > 3 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(config > 3)?;
         current()?.settings().cache = config;
         Ok(())
     };
     cuCtxGetSharedMemConfig(config) => write(config, current()?.settings().shared);
     cuCtxSetSharedMemConfig(config) => {
-        if config > 2 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(config > 2)?;
         current()?.settings().shared = config;
         Ok(())
     };
@@ -109,9 +101,7 @@ calls! {
         Ok(())
     };
     cuDevicePrimaryCtxRetain(out, device) => {
-        if out.is_null() {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        check_out(out)?;
         let context = retain_primary(device)?;
         write(out, context.as_handle())
     };
@@ -121,12 +111,8 @@ calls! {
     cuCtxCreate_v4(out, params, flags, device) => {
         if !params.is_null() {
             let params = read(params.cast_const())?;
-            if params.num_affinity > 0 {
-                return Err(CuResult::UNSUPPORTED_EXEC_AFFINITY);
-            }
-            if !params.cig.is_null() {
-                return Err(CuResult::NOT_SUPPORTED);
-            }
+            refuse_if(params.num_affinity > 0, CuResult::UNSUPPORTED_EXEC_AFFINITY)?;
+            refuse_if(!params.cig.is_null(), CuResult::NOT_SUPPORTED)?;
         }
         create(out, flags, device, 3020)
     };
@@ -142,9 +128,7 @@ calls! {
         let driver = driver::the()?;
         let mut settings = context.settings();
         let index = limit as usize;
-        if index >= LIMITS {
-            return Err(CuResult::UNSUPPORTED_LIMIT);
-        }
+        refuse_if(index >= LIMITS, CuResult::UNSUPPORTED_LIMIT)?;
         let mut limits = settings.limits;
         limits[index] = value;
         let over = |index: usize| limits[index].saturating_sub(LIMIT_DEFAULTS[index]) as u64;
@@ -171,12 +155,8 @@ calls! {
     cuCtxEnablePeerAccess(peer_context, flags) => {
         let context = current()?;
         let peer = find(peer_context)?;
-        if flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        if peer.gpu == context.gpu {
-            return Err(CuResult::INVALID_CONTEXT);
-        }
+        invalid_if(flags != 0)?;
+        refuse_if(peer.gpu == context.gpu, CuResult::INVALID_CONTEXT)?;
         let mut settings = context.settings();
         if settings.peers.contains(&peer.gpu) {
             return Err(CuResult::PEER_ACCESS_ALREADY_ENABLED);
@@ -189,9 +169,7 @@ calls! {
         let gpu = driver::the()?.gpu(device)?;
         let primary = with(|contexts| primary_of(contexts, gpu).context);
         let active = primary.is_some_and(Context::is_alive);
-        if active {
-            return Err(CuResult::PRIMARY_CONTEXT_ACTIVE);
-        }
+        refuse_if(active, CuResult::PRIMARY_CONTEXT_ACTIVE)?;
         set_primary_flags(device, flags)
     };
     cuDevicePrimaryCtxGetState(device, flags, active) => {
@@ -217,9 +195,7 @@ const HEAP_LIMIT: usize = 2;
 // --- making and ending ------------------------------------------------------------------------
 
 fn create(out: *mut CuContext, flags: u32, device: CuDevice, version: u32) -> Done {
-    if out.is_null() || flags & !FLAGS != 0 || flags & SCHEDULING > BLOCKING {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(out.is_null() || flags & !FLAGS != 0 || flags & SCHEDULING > BLOCKING)?;
     let context = make(device, flags & FLAGS, version, false, None)?;
     push(Some(context))?;
     write(out, context.as_handle())
@@ -234,9 +210,7 @@ const BLOCKING: u32 = 4;
 
 fn destroy(handle: CuContext) -> Done {
     let context = known(handle)?;
-    if context.is_primary {
-        return Err(CuResult::INVALID_CONTEXT);
-    }
+    refuse_if(context.is_primary, CuResult::INVALID_CONTEXT)?;
     let context = context.checked()?;
     if top().is_some_and(|current| std::ptr::eq(current, context)) {
         pop();
@@ -289,9 +263,7 @@ fn reset_primary(device: CuDevice) -> Done {
 
 fn set_primary_flags(device: CuDevice, flags: u32) -> Done {
     let gpu = driver::the()?.gpu(device)?;
-    if flags & !FLAGS != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(flags & !FLAGS != 0)?;
     with(|contexts| {
         let primary = primary_of(contexts, gpu);
         primary.flags = flags;

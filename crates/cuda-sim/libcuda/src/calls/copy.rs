@@ -2,7 +2,7 @@
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, Number, number, read, write_if};
+use crate::base::border::{Done, Number, invalid_if, number, read, write_if};
 use crate::base::space::address;
 use crate::memory::context;
 use crate::streams::copies::{Box3, device, either, ends, host, move_rows, within};
@@ -132,9 +132,7 @@ fn fill<T: Copy + Send + Sync + 'static>(
         return Ok(());
     }
     let aligned = dst.is_multiple_of(size) && (height == 1 || pitch.is_multiple_of(size));
-    if !aligned || (height > 1 && pitch < row) {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(!aligned || (height > 1 && pitch < row))?;
     let between = pitch
         .checked_mul(height - 1)
         .ok_or(CuResult::INVALID_VALUE)?;
@@ -181,9 +179,7 @@ fn batch(
     fail_idx: *mut usize,
     stream: CuStream,
 ) -> Done {
-    if count == 0 || stream.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(count == 0 || stream.is_null())?;
     for index in 0..count {
         let one = || {
             let dst = read(dsts.wrapping_add(index))?.0;

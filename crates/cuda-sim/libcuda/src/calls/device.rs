@@ -7,7 +7,7 @@ use cuda_api::driver::*;
 use cuda_sim::mig::Instance;
 use cuda_sim::pci::Address;
 
-use crate::base::border::{Done, write};
+use crate::base::border::{Done, check_out, invalid_if, write};
 use crate::base::model::{MULTIPROCESSORS, NAME};
 use crate::memory::context;
 use crate::process::driver;
@@ -19,9 +19,7 @@ calls! {
         write(count, devices)
     };
     cuDeviceGet(device, ordinal) => {
-        if device.is_null() {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        check_out(device)?;
         driver_of(CuDevice(ordinal))?;
         write(device, CuDevice(ordinal))
     };
@@ -53,9 +51,7 @@ calls! {
     cuDeviceGetPCIBusId(pci_bus_id, len, device) => {
         let (driver, gpu) = driver_of(device)?;
         let text = driver.board.pci(gpu).to_string();
-        if usize::try_from(len).unwrap_or(0) <= text.len() {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(usize::try_from(len).unwrap_or(0) <= text.len())?;
         put_text(pci_bus_id, len, text.as_bytes())
     };
     cuDeviceCanAccessPeer(can_access_peer, device, peer_dev) => {
@@ -66,17 +62,13 @@ calls! {
     cuDeviceGetP2PAttribute(value, attribute, src, dst) => {
         let (_, one) = driver_of(src)?;
         let (_, other) = driver_of(dst)?;
-        if one == other || !(1..=4).contains(&attribute) {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(one == other || !(1..=4).contains(&attribute))?;
         // Performance rank 0, the best; access, atomics and arrays all work.
         write(value, i32::from(attribute != 1))
     };
     cuDeviceGetExecAffinitySupport(out, kind, device) => {
         driver_of(device)?;
-        if kind != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(kind != 0)?;
         write(out, 0)
     };
     cuDeviceGetTexture1DLinearMaxWidth(max_width_in_elements, _format, _count_channels, device)
@@ -86,9 +78,7 @@ calls! {
     cuProfilerStart, cuProfilerStop() => context::current().map(drop);
     cuDeviceGetByPCIBusId(device, pci_bus_id) => {
         let driver = driver::the()?;
-        if pci_bus_id.is_null() || device.is_null() {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(pci_bus_id.is_null() || device.is_null())?;
         // SAFETY: the caller passes a string.
         let text = unsafe { CStr::from_ptr(pci_bus_id) }
             .to_str()
@@ -144,9 +134,7 @@ fn driver_of(device: CuDevice) -> Done<(&'static Driver, usize)> {
 /// Writes the part of a text that fits, and its terminating zero.
 fn put_text(out: *mut c_char, len: i32, text: &[u8]) -> Done {
     let room = usize::try_from(len).unwrap_or(0);
-    if out.is_null() || room == 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(out.is_null() || room == 0)?;
     let fitting = text.len().min(room - 1);
     // SAFETY: the caller's buffer has `room` bytes.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), out.cast::<u8>(), fitting) };

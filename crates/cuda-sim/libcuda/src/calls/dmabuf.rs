@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use cuda_api::driver::*;
 use cuda_sim::board::SharedId;
 
-use crate::base::border::{Done, check_out, write};
+use crate::base::border::{Done, check_out, invalid_if, write};
 use crate::base::space::PAGE;
 use crate::memory::blocks;
 use crate::memory::blocks::BlockKind;
@@ -20,9 +20,7 @@ calls! {
         check_out(handle)?;
         let (address, bytes) = (ptr.0, size as u64);
         let whole = address.is_multiple_of(PAGE) && bytes.is_multiple_of(PAGE) && bytes > 0;
-        if !whole || handle_type != DMA_BUF || flags & !OVER_PCIE != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(!whole || handle_type != DMA_BUF || flags & !OVER_PCIE != 0)?;
         let id = shared(address, bytes)?;
         let file = driver::the()?
             .board
@@ -41,9 +39,7 @@ const OVER_PCIE: u64 = 1;
 fn shared(address: u64, bytes: u64) -> Done<SharedId> {
     let (base, block) = blocks::find(address).ok_or(CuResult::INVALID_VALUE)?;
     let end = address.checked_add(bytes);
-    if end.is_none_or(|end| end > base + block.bytes.next_multiple_of(PAGE)) {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(end.is_none_or(|end| end > base + block.bytes.next_multiple_of(PAGE)))?;
     match &block.kind {
         BlockKind::Device => {
             let name = shared::share(base, &block, || Some(block.taken))?;

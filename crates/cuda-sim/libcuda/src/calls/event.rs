@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use cuda_api::driver::*;
 use cuda_sim::exec::EventId;
 
-use crate::base::border::{Done, handle, read, write};
+use crate::base::border::{Done, handle, invalid_if, read, refuse_if, write};
 use crate::memory::context;
 use crate::process::work::{exec, process, refused};
 use crate::streams::capturing;
@@ -65,9 +65,7 @@ calls! {
     };
     cuIpcOpenEventHandle(out, event_handle) => {
         let shared = read((&raw const event_handle).cast::<HandleContents>())?;
-        if shared.magic != MAGIC {
-            return Err(CuResult::INVALID_HANDLE);
-        }
+        refuse_if(shared.magic != MAGIC, CuResult::INVALID_HANDLE)?;
         let id = EventId {
             index: shared.index,
             generation: shared.generation,
@@ -95,12 +93,11 @@ const DISABLE_TIMING: u32 = 2;
 const INTERPROCESS: u32 = 4;
 
 fn create(flags: u32, out: *mut CuEvent) -> Done {
-    if flags & !(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS) != 0
-        || (flags & INTERPROCESS != 0 && flags & DISABLE_TIMING == 0)
-        || out.is_null()
-    {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(
+        flags & !(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS) != 0
+            || (flags & INTERPROCESS != 0 && flags & DISABLE_TIMING == 0)
+            || out.is_null(),
+    )?;
     let context = context::current()?;
     let id = exec()?.open_event(process()?).map_err(refused)?;
     let last = Mutex::new(Last::Board);
@@ -129,9 +126,7 @@ fn elapsed(out: *mut f32, start: CuEvent, end: CuEvent) -> Done {
     let mut times = [0; 2];
     for (time, event) in times.iter_mut().zip([&start, &end]) {
         let record = event.record_to_query()?;
-        if record.number == 0 {
-            return Err(CuResult::INVALID_HANDLE);
-        }
+        refuse_if(record.number == 0, CuResult::INVALID_HANDLE)?;
         *time = exec()?.record_time_ns(record).ok_or(CuResult::NOT_READY)?;
     }
     let step = crate::process::choices::event_step_ns();

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cuda_api::driver::*;
 use cuda_sim::board;
 
-use crate::base::border::{Done, check_out, read, write};
+use crate::base::border::{Done, check_out, invalid_if, read, refuse_if, write};
 use crate::base::space::PAGE;
 use crate::memory::array;
 use crate::memory::blocks;
@@ -25,9 +25,7 @@ calls! {
     cuExternalMemoryGetMappedBuffer(dev_ptr, ext_mem, buffer_desc) => {
         check_out(dev_ptr)?;
         let desc = read(buffer_desc)?;
-        if desc.flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(desc.flags != 0)?;
         let base = map(&*find(ext_mem)?, desc.offset, desc.size)?;
         write(dev_ptr, CuDevicePtr(base))
     };
@@ -42,19 +40,11 @@ calls! {
     };
     cuDestroyExternalMemory(ext_mem) => {
         let gone = with(|imports| imports.memories.remove(&ext_mem.addr()));
-        if gone.is_some() {
-            Ok(())
-        } else {
-            Err(CuResult::INVALID_HANDLE)
-        }
+        refuse_if(gone.is_none(), CuResult::INVALID_HANDLE)
     };
     cuDestroyExternalSemaphore(ext_sem) => {
         let gone = with(|imports| imports.semaphores.remove(&ext_sem.addr()));
-        if gone.is_some() {
-            Ok(())
-        } else {
-            Err(CuResult::INVALID_HANDLE)
-        }
+        refuse_if(gone.is_none(), CuResult::INVALID_HANDLE)
     };
     cuSignalExternalSemaphoresAsync,
     cuWaitExternalSemaphoresAsync(ext_sem_array, _params_array, count_ext_sems, stream)
@@ -63,18 +53,12 @@ calls! {
         let context = context::current()?.home();
         check_out(ext_mem_out)?;
         let desc = read(mem_handle_desc)?;
-        if desc.kind != OPAQUE_FD {
-            return Err(CuResult::NOT_SUPPORTED);
-        }
-        if desc.size == 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        refuse_if(desc.kind != OPAQUE_FD, CuResult::NOT_SUPPORTED)?;
+        invalid_if(desc.size == 0)?;
         // SAFETY: the kind says that it is a descriptor.
         let file = take_over(unsafe { desc.handle.fd })?;
         let length = file.metadata().map_err(|_| CuResult::INVALID_VALUE)?.len();
-        if length < desc.size {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(length < desc.size)?;
         let taken = blocks::rounded(desc.size);
         driver::the()?.take(context.gpu, taken, board::Kind::Alloc)?;
         let memory = Memory {
@@ -181,9 +165,7 @@ fn map(memory: &Memory, offset: u64, bytes: u64) -> Done<u64> {
     let inside = offset
         .checked_add(bytes)
         .is_some_and(|end| end <= memory.bytes);
-    if bytes == 0 || !inside || !offset.is_multiple_of(PAGE) {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(bytes == 0 || !inside || !offset.is_multiple_of(PAGE))?;
     let mut block = blocks::block(bytes, context.gpu, BlockKind::External);
     block.context = Some(context);
     let base = blocks::place(block, false)?;

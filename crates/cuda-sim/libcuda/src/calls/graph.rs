@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, Opaque, handle, lock, read, read_all, text, write};
+use crate::base::border::{
+    Done, Opaque, check_out, handle, invalid_if, lock, read, read_all, text, write,
+};
 use crate::memory::graph_memory;
 use crate::streams::event;
 use crate::streams::graph::{
@@ -17,16 +19,12 @@ use crate::streams::graph::{
 
 calls! {
     cuGraphCreate(out, flags) => {
-        if flags != 0 || out.is_null() {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(flags != 0 || out.is_null())?;
         write(out, handle(create().handle()))
     };
     cuGraphDestroy(graph) => GRAPHS.remove(graph.addr()).map(drop).ok_or(CuResult::INVALID_VALUE);
     cuGraphClone(out, original_graph) => {
-        if out.is_null() {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        check_out(out)?;
         let copy = find(original_graph)?.copy()?;
         GRAPHS.insert(Arc::clone(&copy));
         write(out, handle(copy.handle()))
@@ -226,9 +224,7 @@ calls! {
         )
     };
     cuGraphConditionalHandleCreate(handle_out, graph, _context, default_launch_value, flags) => {
-        if flags > 1 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(flags > 1)?;
         find(graph)?;
         // Relaxed: only has to differ from every other.
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
@@ -264,9 +260,7 @@ calls! {
     };
     cuUserObjectCreate(object_out, ptr, destroy, initial_refcount, flags) => {
         let destroy = destroy.ok_or(CuResult::INVALID_VALUE)?;
-        if initial_refcount == 0 || flags != 1 || object_out.is_null() {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(initial_refcount == 0 || flags != 1 || object_out.is_null())?;
         let count = Mutex::new(initial_refcount);
         let object = Arc::new(UserObject {
             data: Opaque(ptr),
@@ -359,9 +353,7 @@ fn set(node: CuGraphNode, make: impl FnOnce() -> Done<Body>) -> Done {
     let node = find_node(node)?;
     let body = make()?;
     let mut old = lock(&node.body);
-    if old.kind() != body.kind() {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(old.kind() != body.kind())?;
     load_given(&body)?;
     *old = body;
     Ok(())
@@ -391,9 +383,7 @@ fn edges(graph: CuGraph, from: *mut CuGraphNode, to: *mut CuGraphNode, count: *m
                 .map(|before| (before, node.handle())),
         );
     }
-    if from.is_null() != to.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(from.is_null() != to.is_null())?;
     let starts: Vec<usize> = pairs.iter().map(|pair| pair.0).collect();
     let ends: Vec<usize> = pairs.iter().map(|pair| pair.1).collect();
     let mut room = if from.is_null() {

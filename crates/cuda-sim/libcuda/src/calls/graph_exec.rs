@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, handle, lock, read, write, write_if};
+use crate::base::border::{Done, handle, invalid_if, lock, read, refuse_if, write, write_if};
 use crate::memory::graph_memory;
 use crate::process::choices;
 use crate::streams::capturing;
@@ -35,11 +35,7 @@ calls! {
         let (result, node) = update(graph_exec, graph)?;
         write_if(error_node_out, handle(node));
         write(update_result_out, result)?;
-        if result == UPDATE_SUCCESS {
-            Ok(())
-        } else {
-            Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE)
-        }
+        refuse_if(result != UPDATE_SUCCESS, CuResult::GRAPH_EXEC_UPDATE_FAILURE)
     };
     cuGraphExecKernelNodeSetParams(graph_exec, node, params)
         => set(graph_exec, node, || graph::kernel_v1(params));
@@ -99,11 +95,7 @@ calls! {
             error_from_node,
         };
         write(result_info, info)?;
-        if result == UPDATE_SUCCESS {
-            Ok(())
-        } else {
-            Err(CuResult::GRAPH_EXEC_UPDATE_FAILURE)
-        }
+        refuse_if(result != UPDATE_SUCCESS, CuResult::GRAPH_EXEC_UPDATE_FAILURE)
     };
     cuGraphNodeSetEnabled(graph_exec, node, is_enabled) => {
         let made = find(graph_exec)?;
@@ -111,9 +103,7 @@ calls! {
         let found = nodes.iter_mut().find(|known| known.origin == node.addr());
         let found = found.ok_or(CuResult::INVALID_VALUE)?;
         // Kernels, copies and fills only.
-        if found.body.kind() > 2 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(found.body.kind() > 2)?;
         found.is_enabled = is_enabled != 0;
         Ok(())
     };
@@ -128,9 +118,9 @@ const NODE_PRIORITY: u64 = 8;
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 fn instantiate(out: *mut CuGraphExec, graph: CuGraph, flags: u64) -> Done<Arc<Exec>> {
-    if out.is_null() || flags & !(AUTO_FREE | UPLOAD | DEVICE_LAUNCH | NODE_PRIORITY) != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(
+        out.is_null() || flags & !(AUTO_FREE | UPLOAD | DEVICE_LAUNCH | NODE_PRIORITY) != 0,
+    )?;
     let graph = graph::find(graph)?;
     let made = Arc::new(Exec {
         nodes: Mutex::new(nodes_of(&graph)?),

@@ -2,7 +2,7 @@
 
 use cuda_api::driver::*;
 
-use crate::base::border::{lock, read, write};
+use crate::base::border::{invalid_if, lock, read, write};
 use crate::memory::graph_memory::{STEP, all_of, trim, with_kept};
 use crate::process::choices;
 use crate::process::driver;
@@ -29,9 +29,7 @@ calls! {
     // High-water marks can be set back, to zero only.
     cuDeviceSetGraphMemAttribute(device, attribute, value) => {
         let gpu = driver::the()?.gpu(device)?;
-        if read(value.cast::<u64>().cast_const())? != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(read(value.cast::<u64>().cast_const())? != 0)?;
         with_kept(gpu, |kept| {
             match attribute {
                 USED_HIGH => kept.used_high = kept.used,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, handle, read, read_all, write, write_if};
+use crate::base::border::{Done, handle, invalid_if, read, read_all, refuse_if, write, write_if};
 use crate::base::model::MULTIPROCESSORS;
 use crate::base::table::Table;
 use crate::memory::context;
@@ -40,9 +40,7 @@ calls! {
         const NON_BLOCKING: u32 = 1;
         let green = find(green_ctx)?;
         // It does not concern the default stream of another context.
-        if flags & NON_BLOCKING == 0 || out.is_null() {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(flags & NON_BLOCKING == 0 || out.is_null())?;
         let made = stream::create(green.context, flags, priority)?;
         write(out, handle(Arc::as_ptr(&made).expose_provenance()))
     };
@@ -57,9 +55,7 @@ calls! {
     cuDevResourceGenerateDesc(out, resources, count) => {
         let mut total = 0;
         for part in read_all(resources.cast_const(), count as usize)? {
-            if part.kind != SM {
-                return Err(CuResult::INVALID_RESOURCE_TYPE);
-            }
+            refuse_if(part.kind != SM, CuResult::INVALID_RESOURCE_TYPE)?;
             total += part.sm.sm_count;
         }
         if total == 0 || total > MULTIPROCESSORS as u32 {
@@ -75,9 +71,7 @@ calls! {
         let Description(share) = *DESCRIPTIONS
             .get(desc.addr())
             .ok_or(CuResult::INVALID_HANDLE)?;
-        if flags != DEFAULT_STREAM || out.is_null() {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(flags != DEFAULT_STREAM || out.is_null())?;
         let green = Green {
             context: context::make_green(device, share)?,
             multiprocessors: share,
@@ -129,9 +123,7 @@ fn resource(multiprocessors: u32) -> CuDevResource {
 }
 
 fn put_resource(out: *mut CuDevResource, kind: u32, multiprocessors: u32) -> Done {
-    if kind != SM {
-        return Err(CuResult::INVALID_RESOURCE_TYPE);
-    }
+    refuse_if(kind != SM, CuResult::INVALID_RESOURCE_TYPE)?;
     write(out, resource(multiprocessors))
 }
 
@@ -166,9 +158,7 @@ fn split_by_count(
     let each = min_count.max(1).next_multiple_of(ALIGNMENT);
     let possible = total / each;
     let wanted = read(groups.cast_const())?;
-    if possible == 0 {
-        return Err(CuResult::INVALID_RESOURCE_CONFIGURATION);
-    }
+    refuse_if(possible == 0, CuResult::INVALID_RESOURCE_CONFIGURATION)?;
     // Without room for results it is asked how many there would be.
     if result.is_null() {
         return write(groups, possible);

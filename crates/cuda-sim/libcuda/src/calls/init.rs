@@ -4,16 +4,14 @@ use core::ffi::{CStr, c_char};
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, write};
+use crate::base::border::{Done, invalid_if, write};
 use crate::process::driver;
 use crate::process::exported;
 use crate::process::ours;
 
 calls! {
     cuInit(flags) => {
-        if flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(flags != 0)?;
         driver::init()?;
         ours::board_work().inspect(|exec| ours::take_part(exec));
         Ok(())

@@ -3,7 +3,7 @@
 use cuda_api::driver::*;
 use cuda_sim::board::SharedId;
 
-use crate::base::border::{Done, check_out, write};
+use crate::base::border::{Done, check_out, invalid_if, write};
 use crate::memory::blocks;
 use crate::memory::blocks::{Block, BlockKind};
 use crate::memory::context;
@@ -48,9 +48,7 @@ fn open_handle(out: *mut CuDevicePtr, handle: CuIpcMemHandle, flags: u32) -> Don
     const LAZY_PEER_ACCESS: u32 = 1;
     check_out(out)?;
     let context = context::current()?.home();
-    if flags != LAZY_PEER_ACCESS {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(flags != LAZY_PEER_ACCESS)?;
     let name = Name::read(&handle.reserved).ok_or(CuResult::INVALID_VALUE)?;
     if name.pid == u64::from(std::process::id()) {
         // Its own memory; the real driver does not open it either.

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use cuda_api::driver::*;
 use cuda_sim::script::LAUNCH_ATTRIBUTE_NS;
 
-use crate::base::border::{Done, lock, read, read_all, write};
+use crate::base::border::{Done, invalid_if, lock, read, read_all, refuse_if, write};
 use crate::memory::context;
 use crate::streams::capturing;
 use crate::streams::graph::Body;
@@ -24,9 +24,7 @@ calls! {
     cuLaunchGridAsync(function, grid_width, grid_height, stream)
         => old_launch(function, grid_width, grid_height, stream);
     cuFuncSetBlockShape(function, x, y, z) => {
-        if x <= 0 || y <= 0 || z <= 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(x <= 0 || y <= 0 || z <= 0)?;
         lock(&module::function(function)?.old_style).block = [x as u32, y as u32, z as u32];
         Ok(())
     };
@@ -78,13 +76,9 @@ calls! {
         cooperative(&Call { function, grid, block, shared, stream, params, extra, attributes: &[] })
     };
     cuLaunchCooperativeKernelMultiDevice(launch_params_list, count_devices, flags) => {
-        if count_devices == 0 || flags > 3 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(count_devices == 0 || flags > 3)?;
         for p in read_all(launch_params_list.cast_const(), count_devices as usize)? {
-            if stream::find(p.stream)?.kind == stream::StreamKind::Legacy {
-                return Err(CuResult::INVALID_VALUE);
-            }
+            invalid_if(stream::find(p.stream)?.kind == stream::StreamKind::Legacy)?;
             cooperative(&Call {
                 function: p.function,
                 grid: [p.grid_x, p.grid_y, p.grid_z],
@@ -113,9 +107,7 @@ calls! {
         => best_block(min_grid_size, block_size, function, dynamic_of, dynamic, limit);
     cuOccupancyAvailableDynamicSMemPerBlock(out, function, count_blocks, block_size) => {
         let function = module::function(function)?;
-        if count_blocks <= 0 || block_size <= 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(count_blocks <= 0 || block_size <= 0)?;
         let each = SHARED_PER_MULTIPROCESSOR / count_blocks as u32;
         let most = each.min(SHARED_BYTES_OPT_IN) as usize;
         write(out, most.saturating_sub(function.kernel.shared_bytes as usize))
@@ -164,9 +156,7 @@ struct Call<'a> {
 }
 
 fn launch(call: &Call<'_>) -> Done {
-    if crate::process::helper::is_helper() {
-        return Err(CuResult::NOT_PERMITTED);
-    }
+    refuse_if(crate::process::helper::is_helper(), CuResult::NOT_PERMITTED)?;
     let function = module::function(call.function)?;
     context::current()?;
     let stream = stream::find(call.stream)?;
@@ -213,9 +203,7 @@ fn is_blocking() -> bool {
 // --- occupancy --------------------------------------------------------------------------------
 
 fn blocks_per_multiprocessor(function: &Function, block: i32, dynamic: usize) -> Done<u32> {
-    if block <= 0 || block as u32 > MAX_THREADS {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(block <= 0 || block as u32 > MAX_THREADS)?;
     let warps = (block as u32).div_ceil(32);
     let by_threads = THREADS_PER_MULTIPROCESSOR / (warps * 32);
     let registers = function.kernel.registers.max(16) as u32;
@@ -283,9 +271,7 @@ fn cooperative(call: &Call<'_>) -> Done {
 fn old_launch(function: CuFunction, width: i32, height: i32, stream: CuStream) -> Done {
     let found = module::function(function)?;
     let old = lock(&found.old_style).clone();
-    if width <= 0 || height <= 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(width <= 0 || height <= 0)?;
     let mut size = old.parameters.len();
     let mut extra: [*mut c_void; 5] = [
         std::ptr::without_provenance_mut(1),
@@ -311,9 +297,7 @@ fn set_parameter(function: CuFunction, offset: i32, bytes: &[u8]) -> Done {
     let mut old = lock(&function.old_style);
     let start = usize::try_from(offset).map_err(|_| CuResult::INVALID_VALUE)?;
     let end = start + bytes.len();
-    if end > 4096 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(end > 4096)?;
     if old.parameters.len() < end {
         old.parameters.resize(end, 0);
     }

@@ -4,7 +4,7 @@
 use cuda_api::driver::*;
 use cuda_sim::board;
 
-use crate::base::border::{Done, check_out, read, write, write_if};
+use crate::base::border::{Done, check_out, invalid_if, read, write, write_if};
 use crate::base::space;
 use crate::memory::blocks::{
     Block, BlockKind, PITCH, block, end, find, make, managed, place_at, remove, rounded,
@@ -44,9 +44,7 @@ calls! {
     };
     cuMemAllocManaged(out, bytes, flags) => {
         check_out(out)?;
-        if flags != ATTACH_GLOBAL && flags != ATTACH_HOST {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(flags != ATTACH_GLOBAL && flags != ATTACH_HOST)?;
         let base = alloc(bytes as u64, BlockKind::Managed, false)?;
         write(out, CuDevicePtr(base))
     };
@@ -80,17 +78,13 @@ calls! {
     cuMemHostRegister_v2, cuMemHostRegister(p, bytes, flags) => register(p, bytes, flags);
     cuMemHostGetDevicePointer_v2(out, p, flags) => {
         host_block(p)?;
-        if flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(flags != 0)?;
         write(out, CuDevicePtr(p.addr() as u64))
     };
     cuMemHostGetDevicePointer(out, p, flags) => {
         host_block(p)?;
         let address = u32::try_from(p.addr()).map_err(|_| CuResult::INVALID_VALUE)?;
-        if flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(flags != 0)?;
         write(out, address)
     };
     cuMemHostGetFlags(flags, p) => {
@@ -107,9 +101,7 @@ calls! {
         => advise(dev_ptr, count, advice, location_device(location)?);
     cuMemPrefetchAsync(dev_ptr, count, dst, _stream) => prefetch(dev_ptr, count, dst.0);
     cuMemPrefetchAsync_v2(dev_ptr, count, location, flags, _stream) => {
-        if flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(flags != 0)?;
         prefetch(dev_ptr, count, location_device(location)?)
     };
     cuMemDiscardBatchAsync(dptrs, sizes, count, flags, _stream)
@@ -131,10 +123,7 @@ calls! {
     };
     cuPointerSetAttribute(value, attribute, ptr) => {
         const SYNC_MEMOPS: u32 = 6;
-        if value.is_null() || attribute != SYNC_MEMOPS || find(ptr.0).is_none() {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        Ok(())
+        invalid_if(value.is_null() || attribute != SYNC_MEMOPS || find(ptr.0).is_none())
     };
     cuMemFreeHost(p) => {
         context::current()?;
@@ -180,16 +169,12 @@ calls! {
 
 fn alloc(bytes: u64, kind: BlockKind, low: bool) -> Done<u64> {
     let context = context::current()?;
-    if bytes == 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(bytes == 0)?;
     make(context, bytes, rounded(bytes), kind, low)
 }
 
 fn alloc_pitch(width: u64, height: u64, element: u32, low: bool) -> Done<(u64, u64)> {
-    if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(width == 0 || height == 0 || !matches!(element, 4 | 8 | 16))?;
     let pitch = width
         .checked_next_multiple_of(PITCH)
         .ok_or(CuResult::OUT_OF_MEMORY)?;
@@ -267,18 +252,14 @@ const REGISTER_FLAGS: u32 = 15;
 fn alloc_host(out: *mut *mut c_void, bytes: usize, flags: u32) -> Done {
     check_out(out)?;
     let context = context::current()?;
-    if bytes == 0 || flags & !HOST_FLAGS != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(bytes == 0 || flags & !HOST_FLAGS != 0)?;
     let base = make(context, bytes as u64, 0, BlockKind::Host { flags }, false)?;
     write(out, space::address(base))
 }
 
 fn register(p: *mut c_void, bytes: usize, flags: u32) -> Done {
     let context = context::current()?;
-    if p.is_null() || bytes == 0 || flags & !REGISTER_FLAGS != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(p.is_null() || bytes == 0 || flags & !REGISTER_FLAGS != 0)?;
     let mut block = block(bytes as u64, context.gpu, BlockKind::Registered);
     block.context = Some(context);
     place_at(p.addr() as u64, block).map_err(|_| CuResult::HOST_MEMORY_ALREADY_REGISTERED)
@@ -296,9 +277,7 @@ fn host_block(p: *mut c_void) -> Done<(u64, Block)> {
 fn advise(address: CuDevicePtr, bytes: usize, advice: u32, device: i32) -> Done {
     const HOST: i32 = -1;
     managed(address.0, bytes)?;
-    if !(1..=6).contains(&advice) {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(!(1..=6).contains(&advice))?;
     if advice >= 3 && device != HOST {
         driver::the()?.gpu(CuDevice(device))?;
     }
@@ -329,9 +308,7 @@ fn prefetch(address: CuDevicePtr, bytes: usize, device: i32) -> Done {
 /// Checks every range of a batch. The location of managed memory costs nothing here.
 fn batch(ptrs: *mut CuDevicePtr, sizes: *mut usize, count: usize, flags: u64) -> Done {
     context::current()?;
-    if count == 0 || flags != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(count == 0 || flags != 0)?;
     for index in 0..count {
         let ptr = read(ptrs.wrapping_add(index))?;
         managed(ptr.0, read(sizes.wrapping_add(index))?)?;
@@ -357,9 +334,7 @@ fn range_attribute(
         5..=8 => 0,
         _ => return Err(CuResult::INVALID_VALUE),
     };
-    if bytes == 0 || !bytes.is_multiple_of(4) {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(bytes == 0 || !bytes.is_multiple_of(4))?;
     for index in 0..bytes / 4 {
         write(data.cast::<i32>().wrapping_add(index), value)?;
     }

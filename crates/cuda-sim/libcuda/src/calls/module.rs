@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, handle, lock, read_all, text, write, write_if};
+use crate::base::border::{
+    Done, check_out, handle, invalid_if, lock, read_all, refuse_if, text, write, write_if,
+};
 use crate::base::declared;
 use crate::base::declared::Variable;
 use crate::base::image;
@@ -32,9 +34,7 @@ calls! {
         => load_current(module, || image_at(image));
     cuModuleUnload(module) => {
         let found = find_module(module)?;
-        if found.library != 0 {
-            return Err(CuResult::NOT_PERMITTED);
-        }
+        refuse_if(found.library != 0, CuResult::NOT_PERMITTED)?;
         if let Some(module) = MODULES.remove(module.addr()) {
             module.unload();
         }
@@ -235,9 +235,7 @@ fn unreadable(error: Unreadable) -> CuResult {
 
 /// Reads the image that a program points to.
 fn image_at(start: *const c_void) -> Done<Image> {
-    if start.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    check_out(start)?;
     Image::parse(&image::copied(start.cast())).map_err(unreadable)
 }
 
@@ -249,9 +247,7 @@ fn image_in(path: *const c_char) -> Done<Image> {
 
 fn load_current(out: *mut CuModule, image: impl FnOnce() -> Done<Image>) -> Done {
     let context = context::current()?;
-    if out.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    check_out(out)?;
     write(out, handle(load(context, Arc::new(image()?), 0)?))
 }
 
@@ -392,9 +388,7 @@ fn managed_variable(library: &Library, name: &str) -> Done<(u64, usize)> {
 }
 
 fn load_library(out: *mut CuLibrary, image: impl FnOnce() -> Done<Image>) -> Done {
-    if out.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    check_out(out)?;
     let library = Arc::new(Library {
         image: Arc::new(image()?),
         kernels: Mutex::new(BTreeMap::new()),
@@ -480,9 +474,7 @@ fn set_attribute(function: &Function, attribute: u32, value: i32) -> Done {
     const DYNAMIC_SHARED: u32 = 8;
     if attribute == DYNAMIC_SHARED {
         let most = SHARED_BYTES_OPT_IN as i32 - function.kernel.shared_bytes;
-        if value < 0 || value > most {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(value < 0 || value > most)?;
     } else if !(9..=15).contains(&attribute) {
         return Err(CuResult::INVALID_VALUE);
     }
@@ -530,9 +522,7 @@ const INPUT_FATBIN: u32 = 2;
 
 fn link_add(state: CuLinkState, kind: u32, bytes: Vec<u8>) -> Done {
     let link = LINKS.get(state.addr()).ok_or(CuResult::INVALID_HANDLE)?;
-    if kind > 5 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(kind > 5)?;
     if kind == INPUT_PTX || kind == INPUT_CUBIN || kind == INPUT_FATBIN {
         Image::parse(&bytes).map_err(unreadable)?;
     }
@@ -568,9 +558,7 @@ fn link_create(
     state_out: *mut CuLinkState,
 ) -> Done {
     context::current()?;
-    if state_out.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    check_out(state_out)?;
     answer_options(count, options, values)?;
     write(state_out, handle(LINKS.insert(Arc::new(Link::default()))))
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, check_out, lock, read, write};
+use crate::base::border::{Done, check_out, invalid_if, lock, read, write};
 use crate::memory::blocks;
 use crate::memory::blocks::BlockKind;
 use crate::memory::physical;
@@ -18,9 +18,7 @@ use crate::process::driver;
 calls! {
     cuMulticastGetGranularity(out, prop, option) => {
         let prop = read(prop)?;
-        if option > 1 || prop.num_devices == 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(option > 1 || prop.num_devices == 0)?;
         write(out, granularity() as usize)
     };
     cuMulticastBindMem(mc_handle, mc_offset, mem_handle, mem_offset, size, flags)
@@ -42,9 +40,7 @@ calls! {
         let bytes = prop.size as u64;
         let shareable = prop.handle_types & FILE_DESCRIPTOR != 0;
         let whole = bytes > 0 && bytes.is_multiple_of(granularity());
-        if prop.num_devices == 0 || !whole || prop.flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(prop.num_devices == 0 || !whole || prop.flags != 0)?;
         let object = Multicast {
             count: prop.num_devices,
             devices: AtomicU32::new(0),
@@ -60,9 +56,7 @@ calls! {
         // Relaxed: a mask, and nothing else.
         let joined = object.devices.load(Ordering::Relaxed);
         let room = joined.count_ones() < object.count;
-        if joined & bit != 0 || !room {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(joined & bit != 0 || !room)?;
         object.devices.fetch_or(bit, Ordering::Relaxed);
         Ok(())
     };
@@ -143,9 +137,7 @@ fn bind_memory(
     let inside = mem_offset
         .checked_add(size)
         .is_some_and(|end| end as u64 <= memory.bytes);
-    if flags != 0 || !inside || memory.multicast.is_some() {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(flags != 0 || !inside || memory.multicast.is_some())?;
     let gpu = match device {
         Some(device) => driver::the()?.gpu(device)?,
         None => memory.gpu,
@@ -161,9 +153,7 @@ fn bind_address(
     size: usize,
     flags: u64,
 ) -> Done {
-    if flags != 0 || !blocks::is_reachable(address, size as u64) {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(flags != 0 || !blocks::is_reachable(address, size as u64))?;
     let (_, block) = blocks::find(address).ok_or(CuResult::INVALID_VALUE)?;
     let memory = match &block.kind {
         BlockKind::Mapped(mapping) => Some(Arc::clone(mapping.physical())),

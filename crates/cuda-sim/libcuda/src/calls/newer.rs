@@ -3,7 +3,7 @@
 use cuda_api::driver::*;
 use cuda_sim::exec::Work;
 
-use crate::base::border::{check_out, write};
+use crate::base::border::{check_out, invalid_if, write};
 use crate::calls::graph;
 use crate::memory::blocks;
 use crate::memory::blocks::BlockKind;
@@ -20,9 +20,7 @@ calls! {
     cuFabricCpyBatchAsync(count_ops, op_list, flags, stream) => {
         check_out(op_list)?;
         let found = stream::find(stream)?;
-        if count_ops == 0 || flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(count_ops == 0 || flags != 0)?;
         capturing::forbidden(&found)?;
         for _ in 0..count_ops.min(1024) {
             let ns = exec()?.script().copy_ns(0);
@@ -35,9 +33,7 @@ calls! {
         const DEVICE: u32 = 1;
         const HOST: u32 = 2;
         let (_, block) = blocks::find(ptr.0).ok_or(CuResult::INVALID_VALUE)?;
-        if size == 0 || !blocks::is_reachable(ptr.0, size as u64) {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(size == 0 || !blocks::is_reachable(ptr.0, size as u64))?;
         let ordinal = driver::the()?.ordinal(block.gpu);
         let on_host = matches!(block.kind, BlockKind::Host { .. } | BlockKind::Registered);
         let location = match ordinal.filter(|_| !on_host) {

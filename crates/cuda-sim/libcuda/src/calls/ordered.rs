@@ -2,7 +2,7 @@
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, check_out, write};
+use crate::base::border::{Done, check_out, invalid_if, write};
 use crate::memory::blocks;
 use crate::memory::blocks::{Block, BlockKind};
 use crate::memory::graph_memory;
@@ -23,9 +23,7 @@ calls! {
             return Ok(());
         }
         if graph_memory::is_graphs(ptr.0) {
-            if !graph_memory::is_live(ptr.0) {
-                return Err(CuResult::INVALID_VALUE);
-            }
+            invalid_if(!graph_memory::is_live(ptr.0))?;
             return queue::free_in_order(&found, move || {
                 graph_memory::free(ptr.0);
             });

@@ -2,7 +2,7 @@
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, check_out, read, write};
+use crate::base::border::{Done, check_out, invalid_if, read, write};
 use crate::memory::blocks;
 use crate::memory::blocks::BlockKind;
 use crate::memory::context;
@@ -54,9 +54,7 @@ calls! {
     };
     cuMemPoolDestroy(pool) => {
         let found = find(pool)?;
-        if found.is_default {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(found.is_default)?;
         with(|pools| {
             pools.all.retain(|other| !std::ptr::eq(*other, found));
             pools
@@ -106,9 +104,7 @@ calls! {
         for index in 0..count {
             let desc = read(map.wrapping_add(index))?;
             let gpu = location::gpu_of(desc.location)?;
-            if desc.flags == 0 && gpu == pool.gpu {
-                return Err(CuResult::INVALID_VALUE);
-            }
+            invalid_if(desc.flags == 0 && gpu == pool.gpu)?;
             let mut state = pool.state();
             state
                 .access
@@ -134,9 +130,7 @@ calls! {
     cuMemPoolExportToShareableHandle(handle_out, pool, handle_type, flags) => {
         let pool = find(pool)?;
         let wanted = u64::from(handle_type);
-        if flags != 0 || wanted != HANDLE_FILE_DESCRIPTOR || pool.handle_types & wanted == 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(flags != 0 || wanted != HANDLE_FILE_DESCRIPTOR || pool.handle_types & wanted == 0)?;
         check_out(handle_out)?;
         let token = PoolToken {
             magic: POOL_MAGIC,
@@ -151,16 +145,12 @@ calls! {
     };
     cuMemPoolImportFromShareableHandle(pool_out, handle, handle_type, flags) => {
         check_out(pool_out)?;
-        if flags != 0 || u64::from(handle_type) != HANDLE_FILE_DESCRIPTOR {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(flags != 0 || u64::from(handle_type) != HANDLE_FILE_DESCRIPTOR)?;
         let (file, _) = files::imported(handle.addr() as i32)?;
         let token: PoolToken = files::read_record(&file, 0)?;
         let driver = driver::the()?;
         let gpu = token.gpu as usize;
-        if token.magic != POOL_MAGIC || driver.ordinal(gpu).is_none() {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(token.magic != POOL_MAGIC || driver.ordinal(gpu).is_none())?;
         let pool = new(gpu, Sort::Imported, false, token.handle_types, 0);
         with(|pools| pools.all.push(pool));
         write(pool_out, pool.as_handle())
@@ -171,9 +161,7 @@ calls! {
         let BlockKind::Pool(pool) = block.kind else {
             return Err(CuResult::INVALID_VALUE);
         };
-        if base != ptr.0 || pool.handle_types & HANDLE_FILE_DESCRIPTOR == 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(base != ptr.0 || pool.handle_types & HANDLE_FILE_DESCRIPTOR == 0)?;
         let name = shared::share(base, &block, || pool.detach(base))?;
         let mut data = CuMemPoolPtrExportData { reserved: [0; 64] };
         name.write(&mut data.reserved);
@@ -184,9 +172,7 @@ calls! {
         let pool = find(pool)?;
         let data = read(share_data)?;
         let name = files::Name::read(&data.reserved).ok_or(CuResult::INVALID_VALUE)?;
-        if pool.sort != Sort::Imported || name.gpu != pool.gpu as u64 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(pool.sort != Sort::Imported || name.gpu != pool.gpu as u64)?;
         let base = shared::open(&name, BlockKind::Pool(pool), None)?;
         write(ptr_out, CuDevicePtr(base))
     };
@@ -220,9 +206,7 @@ fn sort_of(location: CuMemLocation, kind: u32) -> Done<(usize, Sort)> {
 
 fn set_current(gpu: usize, sort: Sort, pool: CuMemoryPool) -> Done {
     let pool = find(pool)?;
-    if pool.gpu != gpu || pool.sort != sort {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(pool.gpu != gpu || pool.sort != sort)?;
     with(|pools| pools.current.insert((gpu, sort), pool));
     Ok(())
 }

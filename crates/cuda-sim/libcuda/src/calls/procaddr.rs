@@ -7,7 +7,7 @@ use cuda_api::driver::*;
 use cuda_api::{PROC_ADDRESSES, ProcAddress};
 
 use crate::ADDRESSES;
-use crate::base::border::{Done, write, write_if};
+use crate::base::border::{Done, invalid_if, refuse_if, write, write_if};
 use crate::calls::init;
 use crate::process::choices;
 use crate::process::exported;
@@ -16,11 +16,7 @@ calls! {
     cuGetProcAddress(symbol, out, cuda_version, flags) => {
         let found = look_up(symbol, out, cuda_version, flags)?;
         // The first form, of CUDA 11, cannot report it in another way.
-        if found == FOUND {
-            Ok(())
-        } else {
-            Err(CuResult::NOT_FOUND)
-        }
+        refuse_if(found != FOUND, CuResult::NOT_FOUND)
     };
     cuGetProcAddress_v2(symbol, out, cuda_version, flags, symbol_status) => {
         let found = look_up(symbol, out, cuda_version, flags)?;
@@ -43,9 +39,7 @@ fn look_up(
     version: i32,
     flags: u64,
 ) -> Done<CuDriverProcAddressQueryResult> {
-    if symbol.is_null() || flags > PER_THREAD_DEFAULT_STREAM {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(symbol.is_null() || flags > PER_THREAD_DEFAULT_STREAM)?;
     // SAFETY: the caller passes a string.
     let name = unsafe { CStr::from_ptr(symbol) }
         .to_str()

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, Opaque, call_host, lock, read, write};
+use crate::base::border::{
+    Done, Opaque, call_host, check_out, invalid_if, lock, read, refuse_if, write,
+};
 use crate::base::values::{ValueOp, value_ops};
 use crate::memory::context;
 use crate::memory::context::Ctx;
@@ -40,11 +42,7 @@ calls! {
     cuStreamQuery(stream) => {
         let stream = find(stream)?;
         capturing::query_of_stream(&stream)?;
-        if ordered_idle(&stream)? {
-            Ok(())
-        } else {
-            Err(CuResult::NOT_READY)
-        }
+        refuse_if(!ordered_idle(&stream)?, CuResult::NOT_READY)
     };
     cuStreamSynchronize(stream) => {
         let stream = find(stream)?;
@@ -104,18 +102,14 @@ calls! {
     };
     cuStreamAttachMemAsync(stream, ptr, length, flags) => {
         let _unused = (ptr, length);
-        if !matches!(flags, 1 | 2 | 4) {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(!matches!(flags, 1 | 2 | 4))?;
         find(stream).map(drop)
     };
     cuStreamBatchMemOp, cuStreamBatchMemOp_v2(stream, count, param_array, flags)
         => batch(stream, count, param_array, flags);
     cuStreamAddCallback(stream, callback, data, flags) => {
         let callback = callback.ok_or(CuResult::INVALID_VALUE)?;
-        if flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(flags != 0)?;
         let found = find(stream)?;
         capturing::forbidden(&found)?;
         let (handle, data) = (Handle(stream), Opaque(data));
@@ -139,9 +133,7 @@ fn value_op(stream: CuStream, op: ValueOp) -> Done {
 }
 
 fn batch(stream: CuStream, count: u32, ops: *mut CuStreamBatchMemOpParams, flags: u32) -> Done {
-    if flags != 0 || count > 256 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(flags != 0 || count > 256)?;
     let ops = value_ops(ops, count)?;
     let stream = find(stream)?;
     if capturing::takes(&stream, || {
@@ -192,9 +184,7 @@ fn launch_host(stream: CuStream, function: CuHostFn, data: *mut c_void) -> Done 
 #[allow(non_snake_case, reason = "the part that two exported functions share")]
 fn make(out: *mut CuStream, flags: u32, priority: i32) -> Done {
     let context = context::current()?;
-    if out.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    check_out(out)?;
     let stream = create(context, flags, priority)?;
     write(
         out,

@@ -6,17 +6,15 @@ use std::sync::{Mutex, PoisonError};
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, check_out, read, write, write_if};
+use crate::base::border::{Done, check_out, invalid_if, read, write, write_if};
 use crate::memory::array;
 use crate::memory::blocks;
 use crate::memory::context;
 
 calls! {
     cuTexObjectDestroy(tex_object) => {
-        match with(|textures| textures.textures.remove(&tex_object)) {
-            Some(_) => Ok(()),
-            None => Err(CuResult::INVALID_VALUE),
-        }
+        let gone = with(|textures| textures.textures.remove(&tex_object));
+        invalid_if(gone.is_none())
     };
     cuTexObjectGetResourceDesc(res_desc, tex_object)
         => write(res_desc.cast(), texture(tex_object)?.resource);
@@ -31,10 +29,8 @@ calls! {
         write(res_view_desc.cast(), told)
     };
     cuSurfObjectDestroy(surf_object) => {
-        match with(|textures| textures.surfaces.remove(&surf_object)) {
-            Some(_) => Ok(()),
-            None => Err(CuResult::INVALID_VALUE),
-        }
+        let gone = with(|textures| textures.surfaces.remove(&surf_object));
+        invalid_if(gone.is_none())
     };
     cuSurfObjectGetResourceDesc(res_desc, surf_object) => {
         let found = with(|textures| textures.surfaces.get(&surf_object).copied());
@@ -54,22 +50,16 @@ calls! {
         write(tex_ref, std::ptr::without_provenance_mut(made))
     };
     cuTexRefDestroy(tex_ref) => {
-        match with(|textures| textures.references.remove(&tex_ref.addr())) {
-            Some(_) => Ok(()),
-            None => Err(CuResult::INVALID_VALUE),
-        }
+        let gone = with(|textures| textures.references.remove(&tex_ref.addr()));
+        invalid_if(gone.is_none())
     };
     cuTexRefSetAddress_v2(byte_offset, tex_ref, ptr, bytes) => {
-        if ptr.0 != 0 && !blocks::is_reachable(ptr.0, bytes as u64) {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(ptr.0 != 0 && !blocks::is_reachable(ptr.0, bytes as u64))?;
         write_if(byte_offset, 0);
         change(tex_ref.addr(), |reference| reference.address = ptr.0)
     };
     cuTexRefSetAddress(byte_offset, tex_ref, ptr, bytes) => {
-        if ptr != 0 && !blocks::is_reachable(ptr.into(), bytes.into()) {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(ptr != 0 && !blocks::is_reachable(ptr.into(), bytes.into()))?;
         write_if(byte_offset, 0);
         change(tex_ref.addr(), |reference| reference.address = ptr.into())
     };
@@ -80,15 +70,11 @@ calls! {
     cuTexRefSetAddress2D_v2, cuTexRefSetAddress2D_v3(tex_ref, desc, ptr, _pitch)
         => set_2d_wide(tex_ref, desc, ptr);
     cuTexRefSetArray(tex_ref, array, _flags) => {
-        if array::layout(array).is_err() {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(array::layout(array).is_err())?;
         change(tex_ref.addr(), |reference| reference.array = array.addr())
     };
     cuTexRefSetMipmappedArray(tex_ref, mipmapped_array, _flags) => {
-        if !array::is_mipmap(mipmapped_array.addr()) {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(!array::is_mipmap(mipmapped_array.addr()))?;
         change(tex_ref.addr(), |reference| {
             reference.mipmap = mipmapped_array.addr()
         })
@@ -133,9 +119,8 @@ calls! {
         tell(tex_ref.addr(), mipmapped_array_out, handle)
     };
     cuTexRefGetAddressMode(pam, tex_ref, dim) => {
-        let Some(dim) = usize::try_from(dim).ok().filter(|dim| *dim <= 2) else {
-            return Err(CuResult::INVALID_VALUE);
-        };
+        let dim = usize::try_from(dim).ok().filter(|dim| *dim <= 2);
+        let dim = dim.ok_or(CuResult::INVALID_VALUE)?;
         tell(tex_ref.addr(), pam, |reference| {
             reference.address_modes[dim]
         })
@@ -157,18 +142,14 @@ calls! {
         })
     };
     cuSurfRefSetArray(surf_ref, array, flags) => {
-        if array::layout(array).is_err() || flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(array::layout(array).is_err() || flags != 0)?;
         change(surf_ref.addr(), |reference| reference.array = array.addr())
     };
     cuTensorMapEncodeIm2col(tensor_map, _tensor_data_type, tensor_rank, global_address,
         _global_dim, _global_strides, _pixel_box_lower_corner, _pixel_box_upper_corner,
         _channels_per_pixel, _pixels_per_column, _element_strides, _interleave, _swizzle,
         _l2_promotion, _oob_fill) => {
-        if tensor_rank < 3 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(tensor_rank < 3)?;
         encode(tensor_map, tensor_rank, global_address)
     };
     cuTensorMapReplaceAddress(tensor_map, global_address) => {
@@ -221,9 +202,7 @@ calls! {
         let Ok(dim) = usize::try_from(dim) else {
             return Err(CuResult::INVALID_VALUE);
         };
-        if dim > 2 || am > 3 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(dim > 2 || am > 3)?;
         change(tex_ref.addr(), |reference| {
             reference.address_modes[dim] = am
         })
@@ -347,25 +326,19 @@ fn texture(object: u64) -> Done<Object> {
 
 /// Changes a reference; a module's own begins unset.
 fn change(handle: usize, body: impl FnOnce(&mut Reference)) -> Done {
-    if handle == 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(handle == 0)?;
     with(|textures| body(textures.references.entry(handle).or_insert(UNSET)));
     Ok(())
 }
 
 fn tell<T>(handle: usize, out: *mut T, body: impl FnOnce(&Reference) -> T) -> Done {
-    if handle == 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(handle == 0)?;
     let told = with(|textures| body(textures.references.get(&handle).unwrap_or(&UNSET)));
     write(out, told)
 }
 
 fn set_2d(tex_ref: CuTexref, format: u32, channels: u32, address: u64) -> Done {
-    if !blocks::is_reachable(address, 1) {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(!blocks::is_reachable(address, 1))?;
     change(tex_ref.addr(), |reference| {
         (reference.format, reference.channels) = (format, channels as i32);
         reference.address = address;
@@ -383,9 +356,7 @@ fn set_2d_wide(tex_ref: CuTexref, desc: *const CuArrayDescriptor, ptr: CuDeviceP
 fn encode(map: *mut c_void, rank: u32, address: *mut c_void) -> Done {
     const ALIGNMENT: usize = 16;
     let known = blocks::is_reachable(address.addr() as u64, 1);
-    if !(1..=5).contains(&rank) || !address.addr().is_multiple_of(ALIGNMENT) || !known {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(!(1..=5).contains(&rank) || !address.addr().is_multiple_of(ALIGNMENT) || !known)?;
     let mut words = [0_u64; 16];
     (words[0], words[1]) = (address.addr() as u64, rank.into());
     write(map.cast(), words)

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use cuda_api::driver::*;
 use cuda_sim::board::{self, SharedId};
 
-use crate::base::border::{Done, check_out, read, write};
+use crate::base::border::{Done, check_out, invalid_if, read, write};
 use crate::base::space::{address, blank};
 use crate::memory::blocks;
 use crate::memory::blocks::{Block, BlockKind};
@@ -26,9 +26,7 @@ use crate::process::location::Location;
 calls! {
     cuMemGetAllocationGranularity(out, prop, option) => {
         checked(&read(prop)?)?;
-        if option > 1 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(option > 1)?;
         write(out, granularity() as usize)
     };
     cuMemUnmap(ptr, size) => {
@@ -43,9 +41,7 @@ calls! {
         check_out(ptr)?;
         let bytes = size as u64;
         let aligned = alignment == 0 || alignment.is_power_of_two();
-        if bytes == 0 || !bytes.is_multiple_of(granularity()) || !aligned || flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(bytes == 0 || !bytes.is_multiple_of(granularity()) || !aligned || flags != 0)?;
         let base = reserve(bytes, (alignment as u64).max(granularity()), addr.0)?;
         lock(&RESERVED).insert(base, bytes);
         write(ptr, CuDevicePtr(base))
@@ -53,12 +49,8 @@ calls! {
     cuMemAddressFree(ptr, size) => {
         let (base, bytes) = (ptr.0, size as u64);
         let mut reserved = lock(&RESERVED);
-        if reserved.get(&base) != Some(&bytes) {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        if !blocks::select(base..base + bytes, is_mapping).is_empty() {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(reserved.get(&base) != Some(&bytes))?;
+        invalid_if(!blocks::select(base..base + bytes, is_mapping).is_empty())?;
         reserved.remove(&base);
         // SAFETY: our own reservation, in which nothing is mapped.
         unsafe { libc::munmap(address(base), size) };
@@ -69,9 +61,7 @@ calls! {
         let prop = read(prop)?;
         let (gpu, on_host) = checked(&prop)?;
         let bytes = size as u64;
-        if bytes == 0 || !bytes.is_multiple_of(granularity()) || flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(bytes == 0 || !bytes.is_multiple_of(granularity()) || flags != 0)?;
         let driver = driver::the()?;
         if !on_host {
             driver.take(gpu, bytes, board::Kind::Alloc)?;
@@ -104,9 +94,7 @@ calls! {
     };
     cuMemRelease(handle) => {
         let mut handles = lock(&HANDLES);
-        let Some(held) = handles.get_mut(&handle.0) else {
-            return Err(CuResult::INVALID_VALUE);
-        };
+        let held = handles.get_mut(&handle.0).ok_or(CuResult::INVALID_VALUE)?;
         held.times -= 1;
         if held.times > 0 {
             return Ok(());
@@ -155,9 +143,7 @@ calls! {
         let inside = offset
             .checked_add(bytes)
             .is_some_and(|end| end <= physical.bytes);
-        if bytes == 0 || !whole || !inside || flags != 0 || !is_reserved(base, bytes) {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(bytes == 0 || !whole || !inside || flags != 0 || !is_reserved(base, bytes))?;
         let (gpu, file) = (physical.gpu, Arc::clone(&physical.file));
         let start = physical.offset + offset;
         let mapping = Mapping {
@@ -171,9 +157,7 @@ calls! {
         })
     };
     cuMemSetAccess(ptr, size, desc, count) => {
-        if count == 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(count == 0)?;
         let found = mappings(ptr.0, size as u64)?;
         for index in 0..count {
             let desc = read(desc.wrapping_add(index))?;
@@ -226,9 +210,7 @@ calls! {
         check_out(shareable_handle)?;
         let physical = held(handle)?;
         let types = physical.prop.handle_types & FILE_DESCRIPTOR;
-        if handle_type != FILE_DESCRIPTOR || types == 0 || flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(handle_type != FILE_DESCRIPTOR || types == 0 || flags != 0)?;
         let is_new = lock(&physical.shared).is_none();
         let id = physical.share()?.map_or(0, |id| id.0);
         if is_new {
@@ -246,9 +228,7 @@ calls! {
     };
     cuMemImportFromShareableHandle(handle, os_handle, sh_handle_type) => {
         check_out(handle)?;
-        if sh_handle_type != FILE_DESCRIPTOR {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(sh_handle_type != FILE_DESCRIPTOR)?;
         let (file, token) = files::imported(os_handle.addr() as i32)?;
         let length = file.metadata().map_err(|_| CuResult::INVALID_VALUE)?.len();
         let at = length
@@ -258,9 +238,7 @@ calls! {
         let driver = driver::the()?;
         let gpu = label.gpu as usize;
         let on_host = HOST.contains(&label.location[0]);
-        if label.magic != LABEL_MAGIC || label.bytes != at {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(label.magic != LABEL_MAGIC || label.bytes != at)?;
         let ordinal = driver.ordinal(gpu).ok_or(CuResult::INVALID_DEVICE)?;
         let shared = (label.id != 0).then_some(SharedId(label.id));
         if let Some(number) = shared.and_then(own_handle) {
@@ -360,9 +338,7 @@ fn is_reserved(base: u64, bytes: u64) -> bool {
 // --- physical memory --------------------------------------------------------------------------------
 
 fn checked(prop: &CuMemAllocationProp) -> Done<(usize, bool)> {
-    if prop.kind != PINNED {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(prop.kind != PINNED)?;
     if prop.requested_handle_types & !FILE_DESCRIPTOR != 0 {
         return Err(CuResult::NOT_SUPPORTED);
     }
@@ -383,9 +359,7 @@ fn mappings(base: u64, bytes: u64) -> Done<Vec<(u64, Block)>> {
     let found = blocks::select(base..end, is_mapping);
     let mut at = base;
     for (start, block) in &found {
-        if *start != at {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(*start != at)?;
         at += block.bytes;
     }
     if at == end {

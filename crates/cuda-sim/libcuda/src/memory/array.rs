@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cuda_api::driver::*;
 
-use crate::base::border::Done;
+use crate::base::border::{Done, invalid_if};
 use crate::memory::blocks;
 use crate::memory::blocks::PITCH;
 use crate::memory::context;
@@ -72,17 +72,16 @@ impl Shape {
         let is_cube = self.flags & CUBEMAP != 0;
         let bad_cube = is_cube
             && (self.width != self.height || !self.depth.is_multiple_of(6) || self.depth == 0);
-        if self.width == 0
-            || sides.iter().any(|side| *side > 1 << 31)
-            || !(matches!(self.channels, 1 | 2 | 4)
-                || self.channels == 3 && picture_bytes(self.format).is_some())
-            || self.two_elements().is_none()
-            || self.flags & !KNOWN_FLAGS != 0
-            || bad_cube
-            || (self.flags & LAYERED != 0 && self.depth == 0)
-        {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(
+            self.width == 0
+                || sides.iter().any(|side| *side > 1 << 31)
+                || !(matches!(self.channels, 1 | 2 | 4)
+                    || self.channels == 3 && picture_bytes(self.format).is_some())
+                || self.two_elements().is_none()
+                || self.flags & !KNOWN_FLAGS != 0
+                || bad_cube
+                || (self.flags & LAYERED != 0 && self.depth == 0),
+        )?;
         Ok(self)
     }
 
@@ -226,9 +225,7 @@ pub(crate) fn shape_3d(desc: &CuArray3DDescriptor) -> Shape {
 }
 
 pub(crate) fn sparse_properties(shape: &Shape) -> Done<CuArraySparseProperties> {
-    if shape.flags & SPARSE == 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(shape.flags & SPARSE == 0)?;
     // Tiles of 64 KiB, of the form that elements of their size have on a GPU.
     let element = shape.two_elements().unwrap_or(2).div_ceil(2).max(1);
     let side = (TILE_BYTES / element).isqrt().next_power_of_two() as u32;

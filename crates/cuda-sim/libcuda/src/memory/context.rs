@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cuda_api::driver::*;
 use cuda_sim::board::Kind;
 
-use crate::base::border::Done;
+use crate::base::border::{Done, refuse_if};
 use crate::base::model::MULTIPROCESSORS;
 use crate::process::choices;
 use crate::process::driver;
@@ -255,9 +255,7 @@ fn fresh_settings() -> Settings {
 /// Takes a context's device memory, and returns the amount.
 fn charge(gpu: usize, is_green: bool) -> Done<u64> {
     let driver = driver::the()?;
-    if driver.board.is_lost(gpu) {
-        return Err(CuResult::DEVICE_UNAVAILABLE);
-    }
+    refuse_if(driver.board.is_lost(gpu), CuResult::DEVICE_UNAVAILABLE)?;
     let whole = driver.board.context_bytes();
     let bytes = choices::context_bytes(whole, is_green, any_on(gpu).is_some());
     driver.take(gpu, bytes, Kind::Overhead)?;

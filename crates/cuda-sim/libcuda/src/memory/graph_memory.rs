@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 use cuda_api::driver::*;
 use cuda_sim::board::Kind as Taken;
 
-use crate::base::border::{Done, lock, read, write};
+use crate::base::border::{Done, invalid_if, lock, read, write};
 use crate::memory::blocks;
 use crate::memory::blocks::BlockKind;
 use crate::memory::context;
@@ -183,9 +183,7 @@ pub(crate) fn make(params: *mut CuMemAllocNodeParams) -> Done<Allocation> {
     let mut p = read(params.cast_const())?;
     // Graph memory cannot be handed to other processes.
     let refused = p.bytes == 0 || p.pool.kind != PINNED || p.pool.handle_types != 0;
-    if refused {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(refused)?;
     let gpu = location::gpu_of(p.pool.location)?;
     let device = driver::the()?
         .ordinal(gpu)
@@ -255,9 +253,7 @@ impl Allocation {
     /// When the GPU has no room, or what the launch before took was not freed.
     pub(crate) fn launch(&self, free_first: bool) -> Done {
         if *lock(&self.0.is_live) {
-            if !free_first {
-                return Err(CuResult::INVALID_VALUE);
-            }
+            invalid_if(!free_first)?;
             self.0.give_back();
         }
         self.0.take()?;

@@ -232,9 +232,7 @@ pub(crate) fn contents(bytes: u64, shareable: bool) -> Done<(Arc<Contents>, u64,
     }
     let common = common()?;
     let offset = {
-        let Some(pieces) = &common.free else {
-            return Err(CuResult::UNKNOWN);
-        };
+        let pieces = common.free.as_ref().ok_or(CuResult::UNKNOWN)?;
         let mut pieces = lock(pieces);
         if let Some(offset) = pieces.free.get_mut(&bytes).and_then(Vec::pop) {
             offset

@@ -1,8 +1,6 @@
 //! Blocks of addresses over the memory of pools.
 
-use cuda_api::driver::*;
-
-use crate::base::border::Done;
+use crate::base::border::{Done, invalid_if};
 use crate::memory::blocks;
 use crate::memory::blocks::BlockKind;
 use crate::memory::context;
@@ -35,9 +33,7 @@ impl Pool {
     /// # Errors
     /// When there is no room.
     pub(crate) fn allocate(&'static self, bytes: u64) -> Done<u64> {
-        if bytes == 0 || self.sort == Sort::Imported {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(bytes == 0 || self.sort == Sort::Imported)?;
         let piece = self.take(bytes)?;
         let block = blocks::block(bytes, self.gpu, BlockKind::Pool(self));
         let base = blocks::place(block, false).inspect_err(|_| self.give(piece))?;

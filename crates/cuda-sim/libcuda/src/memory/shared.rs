@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use cuda_api::driver::*;
 use cuda_sim::board::SharedId;
 
-use crate::base::border::Done;
+use crate::base::border::{Done, refuse_if};
 use crate::base::space::{PAGE, address};
 use crate::memory::blocks;
 use crate::memory::blocks::{Block, BlockKind};
@@ -93,11 +93,7 @@ pub(crate) fn map_over(base: u64, length: u64, file: &File, offset: u64, readabl
             offset as libc::off_t,
         )
     };
-    if mapped == libc::MAP_FAILED {
-        Err(CuResult::MAP_FAILED)
-    } else {
-        Ok(())
-    }
+    refuse_if(mapped == libc::MAP_FAILED, CuResult::MAP_FAILED)
 }
 
 /// Opens memory that another process has shared.
@@ -107,9 +103,7 @@ pub(crate) fn map_over(base: u64, length: u64, file: &File, offset: u64, readabl
 pub(crate) fn open(name: &Name, kind: BlockKind, context: Option<&'static Context>) -> Done<u64> {
     let driver = driver::the()?;
     let gpu = name.gpu as usize;
-    if driver.ordinal(gpu).is_none() {
-        return Err(CuResult::INVALID_DEVICE);
-    }
+    refuse_if(driver.ordinal(gpu).is_none(), CuResult::INVALID_DEVICE)?;
     let id = SharedId(name.id);
     driver
         .board

@@ -5,9 +5,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use cuda_api::driver::*;
-
-use crate::base::border::{Done, lock};
+use crate::base::border::{Done, invalid_if, lock};
 use crate::memory::array;
 use crate::memory::array::TILE_BYTES;
 use crate::memory::context::Context;
@@ -94,17 +92,14 @@ impl MapInfo {
     pub(crate) fn checked(&self) -> Done {
         const GENERIC: u32 = 0;
         let whole = self.offset.is_multiple_of(TILE_BYTES);
-        if self.resource_kind > 1 || self.part_kind > 1 || !whole || self.flags != 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(self.resource_kind > 1 || self.part_kind > 1 || !whole || self.flags != 0)?;
         // No array is larger on any side, nor has as many tiles.
         let [.., width, height, depth] = self.part;
         let texels = u64::from(width.max(1)) * u64::from(height.max(1));
         let is_too_large =
             self.part_kind == 0 && texels.saturating_mul(depth.max(1).into()) > 1 << 32;
-        if is_too_large || self.handle_kind != GENERIC || !array::waits_for_memory(self.resource) {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        Ok(())
+        invalid_if(
+            is_too_large || self.handle_kind != GENERIC || !array::waits_for_memory(self.resource),
+        )
     }
 }

@@ -10,7 +10,7 @@ use cuda_sim::faults::Faults;
 use cuda_sim::mig::Instance;
 use cuda_sim::nodes::Nodes;
 
-use crate::base::border::Done;
+use crate::base::border::{Done, refuse_if};
 use crate::process::visible::Visible;
 
 /// An initialised driver.
@@ -63,9 +63,7 @@ pub(crate) fn the() -> Done<&'static Driver> {
 /// When no device is visible, or the board cannot be joined.
 pub(crate) fn init() -> Done {
     // Relaxed, here and below: the flags guard no other memory.
-    if FORKED.load(Ordering::Relaxed) {
-        return Err(CuResult::NOT_INITIALIZED);
-    }
+    refuse_if(FORKED.load(Ordering::Relaxed), CuResult::NOT_INITIALIZED)?;
     if let Some(driver) = get() {
         return if driver.visible.is_empty() {
             Err(CuResult::NO_DEVICE)
@@ -103,9 +101,7 @@ fn make() -> Done {
         gpus: visible,
         instance,
     } = crate::process::visible::devices(&board, &nodes.gpus);
-    if visible.is_empty() {
-        return Err(CuResult::NO_DEVICE);
-    }
+    refuse_if(visible.is_empty(), CuResult::NO_DEVICE)?;
     let member = board.join().map_err(|_| CuResult::OUT_OF_MEMORY)?;
     if let Some(instance) = instance {
         board.settle(member, instance.index);

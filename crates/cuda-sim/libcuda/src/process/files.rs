@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cuda_api::driver::*;
 use cuda_sim::board::SharedId;
 
-use crate::base::border::Done;
+use crate::base::border::{Done, invalid_if, refuse_if};
 use crate::process::choices;
 use crate::process::driver;
 use crate::process::driver::Driver;
@@ -81,9 +81,7 @@ impl Name {
 pub(crate) fn memory_file(name: &CStr, bytes: u64) -> Done<File> {
     // SAFETY: makes a descriptor of ours.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(CuResult::OPERATING_SYSTEM);
-    }
+    refuse_if(fd < 0, CuResult::OPERATING_SYSTEM)?;
     // SAFETY: the descriptor was made above, and nothing else owns it.
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(bytes).map_err(|_| CuResult::OUT_OF_MEMORY)?;
@@ -123,9 +121,7 @@ pub(crate) fn for_program(file: &File) -> Done<i32> {
 pub(crate) fn from_program(fd: i32) -> Done<File> {
     // SAFETY: the program's descriptor, copied and left open; a number that is none fails.
     let file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(fd.max(0)) });
-    if fd < 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(fd < 0)?;
     moved_up(&file).map_err(|_| CuResult::INVALID_VALUE)
 }
 

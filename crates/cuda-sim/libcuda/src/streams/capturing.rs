@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, lock};
+use crate::base::border::{Done, lock, refuse_if};
 use crate::memory::context::Ctx;
 use crate::streams::capture::{CAPTURES, Capture, GLOBAL, Membership, RELAXED, numbered};
 use crate::streams::graph::Body;
@@ -53,11 +53,7 @@ pub(crate) fn unsafe_call() -> Done {
             met = true;
         }
     }
-    if met {
-        Err(CuResult::STREAM_CAPTURE_UNSUPPORTED)
-    } else {
-        Ok(())
-    }
+    refuse_if(met, CuResult::STREAM_CAPTURE_UNSUPPORTED)
 }
 
 /// A question about how far a stream is, or a wait for it.
@@ -106,9 +102,7 @@ pub(crate) fn query_of_context(context: Ctx) -> Done {
         capture.invalidate();
         met = true;
     }
-    if met {
-        return Err(CuResult::STREAM_CAPTURE_UNSUPPORTED);
-    }
+    refuse_if(met, CuResult::STREAM_CAPTURE_UNSUPPORTED)?;
     unsafe_call()
 }
 
@@ -123,11 +117,7 @@ fn legacy_used(stream: &Stream) -> Done {
             met = true;
         }
     }
-    if met {
-        Err(CuResult::STREAM_CAPTURE_IMPLICIT)
-    } else {
-        Ok(())
-    }
+    refuse_if(met, CuResult::STREAM_CAPTURE_IMPLICIT)
 }
 
 /// Asks a stream for something that works while it captures, but not once that is spoilt.
@@ -224,9 +214,7 @@ pub(crate) fn takes(stream: &Stream, make: impl FnOnce() -> Done<Body>) -> Done<
         return Ok(false);
     };
     let capture = Arc::clone(&membership.capture);
-    if capture.is_invalid() {
-        return Err(CuResult::STREAM_CAPTURE_INVALIDATED);
-    }
+    refuse_if(capture.is_invalid(), CuResult::STREAM_CAPTURE_INVALIDATED)?;
     let added = make().and_then(|body| capture.graph.add(body, &membership.after));
     match added {
         Ok(node) => {
@@ -272,9 +260,7 @@ pub(crate) fn place(stream: &Stream) -> Done<Option<(Arc<Capture>, Vec<usize>)>>
 /// is the legacy stream.
 pub(crate) fn join(stream: &Stream, capture: u64, nodes: &[usize]) -> Done {
     let capture = &numbered(capture).ok_or(CuResult::CAPTURED_EVENT)?;
-    if capture.is_invalid() {
-        return Err(CuResult::STREAM_CAPTURE_INVALIDATED);
-    }
+    refuse_if(capture.is_invalid(), CuResult::STREAM_CAPTURE_INVALIDATED)?;
     if stream.kind == StreamKind::Legacy {
         capture.invalidate();
         return Err(CuResult::STREAM_CAPTURE_IMPLICIT);

@@ -3,7 +3,7 @@
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, Number, number};
+use crate::base::border::{Done, Number, invalid_if, number};
 use crate::base::space::address;
 use crate::memory::array;
 use crate::memory::blocks;
@@ -22,9 +22,7 @@ pub(crate) fn device(at: impl Number, bytes: impl Number) -> Done<u64> {
 pub(crate) fn either(at: impl Number, bytes: impl Number) -> Done<u64> {
     let (at, bytes) = (number(at), number(bytes));
     let known = blocks::find(at).is_some();
-    if at == 0 || known && !blocks::is_reachable(at, bytes) {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(at == 0 || known && !blocks::is_reachable(at, bytes))?;
     Ok(at)
 }
 
@@ -76,12 +74,11 @@ pub(crate) struct Rows {
 impl Side {
     fn place(&self, width: u64, height: u64, depth: u64) -> Done<Rows> {
         let small = |at: u64| at < 1 << 40;
-        if ![self.x, self.y, self.z, self.pitch, self.rows]
-            .into_iter()
-            .all(small)
-        {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(
+            ![self.x, self.y, self.z, self.pitch, self.rows]
+                .into_iter()
+                .all(small),
+        )?;
         let (base, pitch, rows) = match self.kind {
             1 => (self.host, self.pitch, self.rows),
             2 | 4 => (self.device, self.pitch, self.rows),
@@ -94,9 +91,9 @@ impl Side {
         // One row, one slice: the caller need not give the distance between rows.
         let pitch = if pitch == 0 { self.x + width } else { pitch };
         let rows = if rows == 0 { self.y + height } else { rows };
-        if pitch < self.x + width && height * depth > 1 || rows < self.y + height && depth > 1 {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(
+            pitch < self.x + width && height * depth > 1 || rows < self.y + height && depth > 1,
+        )?;
         let slice = pitch * rows;
         let start = base + self.z * slice + self.y * pitch + self.x;
         let bytes = (depth - 1) * slice + (height - 1) * pitch + width;
@@ -123,12 +120,11 @@ pub(crate) fn ends(copy: &Box3) -> Done<Option<(Rows, Rows)>> {
     if width == 0 || height == 0 || depth == 0 {
         return Ok(None);
     }
-    if [width, height, depth]
-        .into_iter()
-        .any(|side| side >= 1 << 40)
-    {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(
+        [width, height, depth]
+            .into_iter()
+            .any(|side| side >= 1 << 40),
+    )?;
     Ok(Some((
         copy.src.place(width, height, depth)?,
         copy.dst.place(width, height, depth)?,

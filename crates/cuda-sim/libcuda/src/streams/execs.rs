@@ -11,7 +11,7 @@ use cuda_api::driver::*;
 use cuda_sim::exec::{Position, Work};
 
 use crate::base::border;
-use crate::base::border::{Done, lock};
+use crate::base::border::{Done, invalid_if, lock, refuse_if};
 use crate::base::table::Table;
 use crate::memory::blocks;
 use crate::memory::context;
@@ -291,9 +291,7 @@ fn take_memory(nodes: &[ExecNode], free_first: bool) -> Done {
 }
 
 pub(crate) fn launch(graph_exec: CuGraphExec, stream: CuStream) -> Done {
-    if helper::is_helper() {
-        return Err(CuResult::NOT_PERMITTED);
-    }
+    refuse_if(helper::is_helper(), CuResult::NOT_PERMITTED)?;
     let made = find(graph_exec)?;
     let stream = stream::find(stream)?;
     context::current()?;
@@ -365,9 +363,7 @@ pub(crate) fn set(
     let mut nodes = lock(&made.nodes);
     let found = nodes.iter_mut().find(|known| known.origin == node.addr());
     let found = found.ok_or(CuResult::INVALID_VALUE)?;
-    if found.body.kind() != body.kind() {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(found.body.kind() != body.kind())?;
     load_given(&body)?;
     found.body = body;
     Ok(())

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use cuda_api::driver::*;
 
 use crate::base::border;
-use crate::base::border::{Done, Opaque, handle, lock, read, read_all, write};
+use crate::base::border::{
+    Done, Opaque, check_out, handle, invalid_if, lock, read, read_all, refuse_if, write,
+};
 use crate::base::table::Table;
 use crate::base::values;
 use crate::base::values::ValueOp;
@@ -210,13 +212,12 @@ impl Graph {
     pub(crate) fn add(&self, body: Body, after: &[usize]) -> Done<usize> {
         let mut nodes = lock(&self.nodes);
         let distinct: HashSet<usize> = after.iter().copied().collect();
-        if distinct.len() != after.len()
-            || !after
-                .iter()
-                .all(|&before| nodes.list.iter().any(|node| node.handle() == before))
-        {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(
+            distinct.len() != after.len()
+                || !after
+                    .iter()
+                    .all(|&before| nodes.list.iter().any(|node| node.handle() == before)),
+        )?;
         let graph = self.own.get().cloned().unwrap_or_default();
         // Relaxed: only has to differ from every other.
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
@@ -273,9 +274,7 @@ impl Graph {
                 ordered.push((Arc::clone(node), known));
                 false
             });
-            if left.len() == before {
-                return Err(CuResult::INVALID_VALUE);
-            }
+            invalid_if(left.len() == before)?;
         }
         Ok(ordered)
     }
@@ -341,14 +340,10 @@ impl Graph {
     }
 
     pub(crate) fn link(&self, from: usize, to: usize) -> Done {
-        if from == to || !self.has(from) || !self.has(to) {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(from == to || !self.has(from) || !self.has(to))?;
         let mut nodes = lock(&self.nodes);
         let after = nodes.after.entry(to).or_default();
-        if after.contains(&from) {
-            return Err(CuResult::INVALID_VALUE);
-        }
+        invalid_if(after.contains(&from))?;
         after.push(from);
         Ok(())
     }
@@ -380,17 +375,13 @@ pub(crate) fn add(
     count: usize,
     make: impl FnOnce() -> Done<Body>,
 ) -> Done {
-    if out.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    check_out(out)?;
     let graph = find(graph)?;
     let after: Vec<usize> = read_all(after, count)?
         .iter()
         .map(|node| node.addr())
         .collect();
-    if !after.iter().all(|&node| graph.has(node)) {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(!after.iter().all(|&node| graph.has(node)))?;
     let body = make()?;
     load_given(&body)?;
     write(out, handle(graph.add(body, &after)?))
@@ -424,9 +415,7 @@ pub(crate) fn memset(params: &CuMemsetNodeParams) -> Done<Body> {
         width,
         height,
     } = *params;
-    if !matches!(element_size, 1 | 2 | 4) || dst.0 == 0 || width == 0 || height == 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(!matches!(element_size, 1 | 2 | 4) || dst.0 == 0 || width == 0 || height == 0)?;
     Ok(Body::Memset(Memset {
         dst: dst.0,
         pitch,
@@ -443,9 +432,7 @@ pub(crate) fn memcpy(params: *const CuMemcpy3D) -> Done<Body> {
 
 pub(crate) fn child(graph: CuGraph) -> Done<Body> {
     let graph = find(graph)?;
-    if graph.has_memory_nodes() {
-        return Err(CuResult::NOT_SUPPORTED);
-    }
+    refuse_if(graph.has_memory_nodes(), CuResult::NOT_SUPPORTED)?;
     Ok(Body::Child(graph.copy()?))
 }
 
@@ -475,9 +462,7 @@ pub(crate) fn kernel(params: &CuKernelNodeParams) -> Done<Body> {
 
 /// Reads the parameters that `cuGraphAddNode` and its like take, and answers in them.
 pub(crate) fn any(params: *mut CuGraphNodeParams) -> Done<Body> {
-    if params.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    check_out(params)?;
     // SAFETY: an argument of a driver function, not null; it is the caller's to write.
     let params = unsafe { &mut *params };
     match params.kind {
@@ -502,15 +487,12 @@ pub(crate) fn any(params: *mut CuGraphNodeParams) -> Done<Body> {
 
 pub(crate) fn conditional(params: *mut CuConditionalNodeParams) -> Done<Body> {
     let mut p = read(params.cast_const())?;
-    if p.kind > 2 || p.size == 0 || (p.kind == 1 && p.size != 1) || p.size > 64 {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    if !lock(&CONDITIONS)
-        .get_or_insert_with(HashMap::new)
-        .contains_key(&p.handle)
-    {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(p.kind > 2 || p.size == 0 || (p.kind == 1 && p.size != 1) || p.size > 64)?;
+    invalid_if(
+        !lock(&CONDITIONS)
+            .get_or_insert_with(HashMap::new)
+            .contains_key(&p.handle),
+    )?;
     let bodies: Vec<Arc<Graph>> = (0..p.size).map(|_| create()).collect();
     // The program reads the graphs from an array that the driver keeps for it.
     let shown: Vec<CuGraph> = bodies.iter().map(|graph| handle(graph.handle())).collect();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cuda_api::driver::*;
 use cuda_sim::script::{Duration, LAUNCH_ATTRIBUTE_NS};
 
-use crate::base::border::{Done, handle, lock, read, read_all};
+use crate::base::border::{Done, handle, invalid_if, lock, read, read_all};
 use crate::process::work::{exec, process};
 use crate::streams::module;
 use crate::streams::module::Function;
@@ -207,16 +207,10 @@ pub(crate) const MULTIPROCESSORS: u32 = crate::base::model::MULTIPROCESSORS as u
 const MAX_DYNAMIC_SHARED: u32 = 8;
 
 pub(crate) fn check(function: &Function, grid: [u32; 3], block: [u32; 3], shared: u32) -> Done {
-    if grid.contains(&0) || block.contains(&0) {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    if grid[0] > i32::MAX as u32 || grid[1] > 65_535 || grid[2] > 65_535 || block[2] > 64 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(grid.contains(&0) || block.contains(&0))?;
+    invalid_if(grid[0] > i32::MAX as u32 || grid[1] > 65_535 || grid[2] > 65_535 || block[2] > 64)?;
     let threads = block.iter().map(|&n| u64::from(n)).product::<u64>();
-    if threads > u64::from(MAX_THREADS) {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(threads > u64::from(MAX_THREADS))?;
     let most = function.kernel.max_threads;
     if most > 0 && threads > most as u64 {
         return Err(CuResult::LAUNCH_OUT_OF_RESOURCES);
@@ -226,14 +220,12 @@ pub(crate) fn check(function: &Function, grid: [u32; 3], block: [u32; 3], shared
         .copied()
         .unwrap_or(0);
     let room = SHARED_BYTES.max(asked as u32);
-    if shared
-        > room
-            .saturating_sub(function.kernel.shared_bytes as u32)
-            .max(asked as u32)
-    {
-        return Err(CuResult::INVALID_VALUE);
-    }
-    Ok(())
+    invalid_if(
+        shared
+            > room
+                .saturating_sub(function.kernel.shared_bytes as u32)
+                .max(asked as u32),
+    )
 }
 
 /// The buffer that `extra` names, when it does.

@@ -10,7 +10,7 @@ use cuda_api::driver::*;
 use cuda_sim::board::Kind as Taken;
 use cuda_sim::script::Duration;
 
-use crate::base::border::{Done, handle, lock, write};
+use crate::base::border::{Done, handle, invalid_if, lock, write};
 use crate::base::declared;
 use crate::base::declared::Variable;
 use crate::base::image;
@@ -190,9 +190,7 @@ pub(crate) fn runtime_code(context: Ctx, change: impl FnOnce(&mut u64)) -> Done 
 /// Loads a runtime's image, by its functions' names as the runtime knows them.
 pub(crate) fn load_for_runtime(out: *mut CuModule, start: *const c_void) -> Done {
     let context = context::current()?.home();
-    if out.is_null() || start.is_null() {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(out.is_null() || start.is_null())?;
     // SAFETY: the runtime vouches for an image at this address, until it unloads it.
     let start = unsafe { image::unwrapped(start.cast()) };
     // SAFETY: `extent` reads the image's length from its head; the runtime keeps it until it unloads it.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cuda_api::driver::*;
 use cuda_sim::exec::Record;
 
-use crate::base::border::{Done, lock};
+use crate::base::border::{Done, invalid_if, lock};
 use crate::process::work::{exec, refused};
 use crate::streams::capture;
 use crate::streams::capturing;
@@ -61,9 +61,7 @@ impl Event {
 
 /// Records an event in a stream, or in what it captures.
 pub(crate) fn record(stream: &Stream, event: CuEvent, flags: u32) -> Done {
-    if flags & !EXTERNAL != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(flags & !EXTERNAL != 0)?;
     let event = find(event)?;
     if flags & EXTERNAL != 0 {
         let taken = capturing::takes(stream, || Ok(Body::EventRecord(Arc::clone(&event))))?;
@@ -83,9 +81,7 @@ pub(crate) fn record(stream: &Stream, event: CuEvent, flags: u32) -> Done {
 
 /// Lets a stream wait for an event; a captured one draws the stream into its capture.
 pub(crate) fn wait(stream: &Stream, event: CuEvent, flags: u32) -> Done {
-    if flags & !EXTERNAL != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(flags & !EXTERNAL != 0)?;
     let event = find(event)?;
     if flags & EXTERNAL != 0 {
         let taken = capturing::takes(stream, || Ok(Body::EventWait(Arc::clone(&event))))?;

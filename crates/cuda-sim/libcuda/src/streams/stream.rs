@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use cuda_api::driver::*;
 use cuda_sim::exec::{ChannelId, Position, Work};
 
-use crate::base::border::{Done, lock};
+use crate::base::border::{Done, invalid_if, lock};
 use crate::base::table::Table;
 use crate::base::values::{ValueOp, load, store};
 use crate::memory::context;
@@ -163,9 +163,7 @@ fn open(context: Ctx, kind: StreamKind, flags: u32, priority: i32) -> Done<Arc<S
 
 /// Makes a stream, as `cuStreamCreateWithPriority` and green contexts do.
 pub(crate) fn create(context: Ctx, flags: u32, priority: i32) -> Done<Arc<Stream>> {
-    if flags & !NON_BLOCKING != 0 {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    invalid_if(flags & !NON_BLOCKING != 0)?;
     let stream = open(
         context,
         StreamKind::Made,
