@@ -476,6 +476,10 @@ async fn a_task_runs_as_a_pod_and_says_what_became_of_it() {
         }
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
+    assert_eq!(
+        made["kind"], "Pod",
+        "the task has no pod after 10 s: {made}"
+    );
     assert_eq!(made["metadata"]["labels"]["hami.io/webhook"], Value::Null);
     let node = served.filter(&made, &NODES).await.unwrap();
     assert_eq!(served.bind(&made, &node).await, "");

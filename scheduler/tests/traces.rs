@@ -194,7 +194,9 @@ async fn a_pod_has_one_trace_from_admission_to_binding() {
         assert!(open.lines().any(|line| has(&line)), "{verb}: {open}");
     }
     assert!(open.contains("vgpu_trace_spans_sent_total 4"), "{open}");
-    assert!(!metrics(&served, "text/plain").await.contains("trace_id"));
+    let plain = metrics(&served, "text/plain").await;
+    assert!(plain.contains("verb=\"filter\""), "{plain}");
+    assert!(!plain.contains("trace_id"), "{plain}");
 }
 
 #[tokio::test]

@@ -59,7 +59,9 @@ async fn a_pod_asks_by_label_and_is_finalized_by_the_documented_call() {
             "assignment": {"exists?": true, "namespace": "default", "uid": uid, "name": "example",
                 "reservation-id": reservation, "state": "active"}})
     );
-    assert!(devices["a-gpu-0"].get("assignment").is_none());
+    let free = &devices["a-gpu-0"];
+    assert_eq!(free["node"], "a", "{devices}");
+    assert!(free.get("assignment").is_none(), "{free}");
     assert!(combined.filter(&other, &["a", "b"]).await.is_err());
 }
 

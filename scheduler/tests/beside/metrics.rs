@@ -307,6 +307,7 @@ async fn both_formats_agree_and_older_names_are_optional() {
     let open_metrics = scrape(&of(false), "application/openmetrics-text").await;
     let with_legacy = scrape(&of(true), "*/*").await;
 
+    assert!(!samples(&old_text).is_empty());
     assert_eq!(samples(&old_text), samples(&open_metrics));
     assert!(open_metrics.ends_with("# EOF\n") && !old_text.contains("# EOF"));
     assert!(samples(&old_text).is_subset(&samples(&with_legacy)));

@@ -750,6 +750,7 @@ proptest! {
             (Ok(first), Ok(again)) => {
                 prop_assert_eq!(first.table(), again.table());
                 prop_assert_eq!(first.chart(), again.chart());
+                prop_assert_eq!(first.runs.len(), 3, "the base and two variants");
                 for run in &first.runs {
                     let pending: u64 = run.figures.reasons.values().sum();
                     prop_assert_eq!(pending, run.figures.pending);
@@ -780,6 +781,9 @@ proptest! {
         let again = answer(base, vec![variant], false);
 
         prop_assert_eq!(format!("{first:?}"), format!("{again:?}"));
+        if let Ok(first) = &first {
+            prop_assert_eq!(first.runs.len(), 2, "the base and one variant");
+        }
         for run in first.iter().flat_map(|first| &first.runs) {
             let fairness = run.figures.fairness.unwrap_or(1.0);
             prop_assert!((0.0..=1.0).contains(&fairness), "{fairness}");

@@ -494,8 +494,11 @@ async fn a_configuration_with_an_unusable_extender_is_refused() {
         assert_eq!(posted.code(), 500);
         assert!(posted.message().contains(said), "{}", posted.message());
     }
+    // What was refused left nothing behind: the configuration is the default one.
     let shown = served.get("/api/v1/schedulerconfiguration").await.json();
-    assert!(shown["extenders"].is_null());
+    assert_eq!(shown["kind"], "KubeSchedulerConfiguration", "{shown}");
+    assert!(shown["profiles"].is_array(), "{shown}");
+    assert!(shown["extenders"].is_null(), "{shown}");
 }
 
 #[tokio::test]

@@ -137,6 +137,7 @@ async fn an_edit_takes_the_status_too_and_an_old_one_changes_nothing() {
     assert_eq!(code, 409, "{said}");
     assert!(said.contains("Another client changed it since"));
     let node = served.get("/api/v1/nodes/gpu-1").await.json();
+    assert_eq!(node["metadata"]["name"], "gpu-1", "{node}");
     assert!(node["metadata"]["labels"]["team"].is_null(), "{node}");
     object["metadata"]["resourceVersion"] = Value::Null;
     let (code, said) = write(&served, "/page/edit/nodes/-/gpu-1", &object.to_string()).await;

@@ -373,16 +373,20 @@ fn auto_adds_the_gpu_plugins_if_the_start_has_gpus() {
     // The default of this program is the recorded contract.
     let program = Program::start(&[&import]);
     program.wait(|program| pod(program, "fits").contains("finalscore-result"));
-    let shown = program
-        .send("GET", "/api/v1/schedulerconfiguration", "", "")
-        .1;
-    assert!(!shown.contains("Gpu"), "{shown}");
+    let (code, shown) = program.send("GET", "/api/v1/schedulerconfiguration", "", "");
+    assert_eq!(code, 200, "{shown}");
+    assert!(
+        shown.contains("NodeResourcesFit") && !shown.contains("Gpu"),
+        "{shown}"
+    );
     assert!(!pod(&program, "fits").contains("vgpu-devices-allocated"));
 
     // Without shared GPUs nothing is added.
     let program = Program::start(&["--gpu-plugins=auto"]);
-    let shown = program
-        .send("GET", "/api/v1/schedulerconfiguration", "", "")
-        .1;
-    assert!(!shown.contains("Gpu"), "{shown}");
+    let (code, shown) = program.send("GET", "/api/v1/schedulerconfiguration", "", "");
+    assert_eq!(code, 200, "{shown}");
+    assert!(
+        shown.contains("NodeResourcesFit") && !shown.contains("Gpu"),
+        "{shown}"
+    );
 }

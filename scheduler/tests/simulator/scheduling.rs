@@ -60,6 +60,7 @@ async fn events(served: &Served, reason: &str) -> Vec<Value> {
 async fn pods_of_the_sample_are_placed_and_explained() {
     let mut sample = recording("export-sample.json");
     let recorded = sample["pods"].as_array().unwrap().clone();
+    assert!(!recorded.is_empty(), "the sample has no pods");
     for pod in sample["pods"].as_array_mut().unwrap() {
         pod["spec"].as_object_mut().unwrap().remove("nodeName");
         pod["metadata"]
@@ -242,6 +243,7 @@ async fn each_profile_takes_its_own_pods() {
         .get("/api/v1/namespaces/default/pods/orphan")
         .await
         .json();
+    assert_eq!(orphan["metadata"]["name"], "orphan", "{orphan}");
     assert!(!bound(&orphan) && condition(&orphan).is_null(), "{orphan}");
 }
 

@@ -233,6 +233,7 @@ async fn a_reset_is_one_step_for_readers_and_watches() {
     );
     let seen = reader.await.unwrap();
 
+    assert!(!seen.is_empty(), "the reader saw no state");
     for names in seen {
         assert!(
             names == ["kept", "new"] || names == ["gone", "kept"],
@@ -281,7 +282,9 @@ async fn two_imports_at_once_are_both_whole() {
         assert_eq!((one.code(), other.code()), (200, 200));
         let export = served.export().await;
         let last = export["schedulerConfig"]["profiles"][0]["schedulerName"].clone();
-        for node in export["nodes"].as_array().unwrap() {
+        let nodes = export["nodes"].as_array().unwrap();
+        assert_eq!(nodes.len(), 20);
+        for node in nodes {
             assert_eq!(node["metadata"]["labels"]["writer"], last);
         }
     }
