@@ -640,6 +640,11 @@ def claims_and_the_device_plugin_never_meet_on_a_node(all_rendered):
     need(names == [["plugin", "exporter", "fence"], ["dra", "exporter", "fence"]], f"dra: {names}")
     need("--driver-patience=60" in claims["containers"][0]["args"], "dra: extraArgs")
     kind = rendered.one("DeviceClass", "gpu.vgpu.io")["spec"]
+    profiles = [rendered.one("DeviceClass", name)["spec"]["selectors"][0]["cel"]["expression"].split(" && ")[1] for name in ("gpu.vgpu.io", "mig.vgpu.io")]
+    need(profiles == [f"{no}has(device.attributes[\"gpu.vgpu.io\"].profile)" for no in ("!", "")], f"dra: a device is of both classes: {profiles}")
+    mixed = render("dra", LATEST, "--set", "devicePlugin.migStrategy=mixed").one("DaemonSet", f"{RELEASE}-monitor-dra")["spec"]["template"]["spec"]["containers"][0]
+    need("--mig-strategy=mixed" in mixed["args"] and {"name": "NVIDIA_MIG_CONFIG_DEVICES", "value": "all"} in mixed["env"], f"dra: {mixed}")
+    need("SYS_ADMIN" in mixed["securityContext"]["capabilities"]["add"], "dra: it cannot make MIG instances")
     need(kind["extendedResourceName"] == "example.com/whole-gpu", f"dra: {kind}")
     need(kind["config"][0]["opaque"]["parameters"] == {"apiVersion": "gpu.vgpu.io/v1", "kind": "ShareParameters", "priority": 1, "policy": "force"}, f"dra: {kind}")
     args = [c["args"] for d in ("webhook", "scheduler") for s in [rendered.one("Deployment", f"{RELEASE}-{d}")["spec"]["template"]["spec"]] for c in s["containers"] + s.get("initContainers", []) if "args" in c]

@@ -92,7 +92,7 @@ HOST_PATHS = {
     "/dev/null",
 }
 
-CAPABILITIES = {"plugin": {"DAC_OVERRIDE", "SYS_ADMIN"}, "dra": {"DAC_OVERRIDE"}, "exporter": {"SYS_PTRACE", "DAC_READ_SEARCH"}, "fence": {"SYS_ADMIN"}}
+CAPABILITIES = {"plugin": {"DAC_OVERRIDE", "SYS_ADMIN"}, "dra": {"DAC_OVERRIDE", "SYS_ADMIN"}, "exporter": {"SYS_PTRACE", "DAC_READ_SEARCH"}, "fence": {"SYS_ADMIN"}}
 
 MULTI_TENANT = "charts/vgpu/profiles/multi-tenant.yaml"
 

@@ -21,6 +21,8 @@ pub mod command;
 
 pub mod facts;
 
+pub mod partitions;
+
 pub mod prepare;
 
 pub mod publish;

@@ -7,6 +7,7 @@
 
 mod attest;
 mod common;
+mod dra_mig;
 mod evict;
 mod exposition;
 mod fence;

@@ -202,3 +202,136 @@ fn claims_and_pods_that_lie_are_refused_when_they_are_written() {
         );
     });
 }
+
+/// Claims of MIG instances from our class, each with the profile that it asks for.
+fn claim_of_profile(name: &str, profile: &str) -> ResourceClaim {
+    let expression = format!("device.attributes[\"{CLASS}\"].profile == \"{profile}\"");
+    from(json!({
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "mig.vgpu.io",
+            "selectors": [{"cel": {"expression": expression}}]}}]}},
+    }))
+}
+
+/// A pod that uses the claim of its name.
+fn pod_with_claim(name: &str) -> Value {
+    let mut pod = pod(name, json!({}));
+    pod["spec"]["resourceClaims"] = json!([{"name": "part", "resourceClaimName": name}]);
+    pod["spec"]["containers"][0]["resources"] = json!({"claims": [{"name": "part"}]});
+    pod
+}
+
+/// The slices that our driver publishes of a GPU in MIG mode, as far as these profiles go.
+fn mig_slices() -> [ResourceSlice; 2] {
+    let pool = json!({"name": "a", "generation": 1, "resourceSliceCount": 2});
+    let counters = |slices: std::ops::Range<u32>, compute: u32| {
+        let mut all = json!({"compute-slices": {"value": compute.to_string()}});
+        for slice in slices {
+            all[format!("memory-slice-{slice}")] = json!({"value": "1"});
+        }
+        all
+    };
+    let device = |name: &str,
+                  profile: &str,
+                  gib: u32,
+                  slices: std::ops::Range<u32>,
+                  compute: u32| {
+        json!({"name": name,
+            "attributes": {"uuid": {"string": "GPU-mig-0"}, "profile": {"string": profile}},
+            "capacity": {"memory": {"value": format!("{gib}Gi")}},
+            "consumesCounters": [{"counterSet": "gpu-mig-0", "counters": counters(slices, compute)}]})
+    };
+    let devices = json!([
+        device("gpu-mig-0-3g-20gb-0", "3g.20gb", 20, 0..4, 3),
+        device("gpu-mig-0-3g-20gb-4", "3g.20gb", 20, 4..8, 3),
+        device("gpu-mig-0-7g-40gb-0", "7g.40gb", 40, 0..8, 7),
+    ]);
+    let slice = |name: &str, field: &str, content: Value| -> ResourceSlice {
+        from(json!({"metadata": {"name": name},
+            "spec": {"driver": CLASS, "nodeName": "a", "pool": pool, field: content}}))
+    };
+    let sets = json!([{"name": "gpu-mig-0", "counters": counters(0..8, 7)}]);
+    [
+        slice("a-mig-devices", "devices", devices),
+        slice("a-mig-counters", "sharedCounters", sets),
+    ]
+}
+
+#[test]
+fn mig_instances_of_a_gpu_exclude_each_other() {
+    within(async |world| {
+        if !world.has(35, "counters that devices share") {
+            return;
+        }
+        world.make_nodes(["a"], &Gpus::default()).await;
+        let params = PostParams::default();
+        let slices: Api<ResourceSlice> = Api::all(world.client.clone());
+        for slice in mig_slices() {
+            let kept = slices.create(&params, &slice).await.unwrap();
+            assert_eq!(kept.spec, slice.spec, "the API server drops counters");
+        }
+        let classes: Api<DeviceClass> = Api::all(world.client.clone());
+        for (name, not) in [(CLASS, "!"), ("mig.vgpu.io", "")] {
+            let expression = format!(
+                "device.driver == \"{CLASS}\" && {not}has(device.attributes[\"{CLASS}\"].profile)"
+            );
+            let class = json!({"metadata": {"name": name},
+                "spec": {"selectors": [{"cel": {"expression": expression}}]}});
+            classes.create(&params, &from(class)).await.unwrap();
+        }
+        let _pair = Pair::start_with(world, &[], Tuning::default()).await;
+        let claims: Api<ResourceClaim> = Api::default_namespaced(world.client.clone());
+        let make = async |name: &str, claim: &ResourceClaim| {
+            claims.create(&params, claim).await.unwrap();
+            world.make_pod(pod_with_claim(name)).await;
+        };
+
+        make("one", &claim_of_profile("one", "3g.20gb")).await;
+        make("two", &claim_of_profile("two", "3g.20gb")).await;
+        world.until_placed("one").await;
+        world.until_placed("two").await;
+
+        let mut given = Vec::new();
+        for name in ["one", "two"] {
+            let status = claims.get(name).await.unwrap().status.unwrap();
+            let results = status.allocation.unwrap().devices.unwrap().results.unwrap();
+            assert_eq!(results[0].consumed_capacity, None);
+            given.push(results[0].device.clone());
+        }
+        given.sort();
+        assert_eq!(given, ["gpu-mig-0-3g-20gb-0", "gpu-mig-0-3g-20gb-4"]);
+        // No third one, not the whole, and no share of a GPU that is cut.
+        make("three", &claim_of_profile("three", "3g.20gb")).await;
+        make("whole", &claim_of_profile("whole", "7g.40gb")).await;
+        let share = json!({"metadata": {"name": "share", "namespace": "default"}, "spec": {"devices": {
+            "requests": [{"name": "gpu", "exactly": {"deviceClassName": CLASS}}]}}});
+        make("share", &from(share)).await;
+        for name in ["three", "whole", "share"] {
+            world.until_refused(name).await;
+        }
+        for name in ["three", "share", "one", "two"] {
+            world.remove_pod(name).await;
+            claims.delete(name, &DeleteParams::default()).await.unwrap();
+        }
+        world.until_placed("whole").await;
+
+        world.remove_pod("whole").await;
+        claims
+            .delete("whole", &DeleteParams::default())
+            .await
+            .unwrap();
+        for slice in mig_slices() {
+            let name = slice.metadata.name.unwrap();
+            slices
+                .delete(&name, &DeleteParams::default())
+                .await
+                .unwrap();
+        }
+        for name in [CLASS, "mig.vgpu.io"] {
+            classes
+                .delete(name, &DeleteParams::default())
+                .await
+                .unwrap();
+        }
+    });
+}

@@ -261,7 +261,7 @@ pub(crate) fn start_kube_scheduler(world: &World, place: Place, tuning: Tuning) 
     // As in cluster-init: on by default from 1.36 on.
     if matches!(world.minor(), 34 | 35) {
         arguments
-            .push("--feature-gates=DRAConsumableCapacity=true,DRADeviceTaints=true".to_owned());
+            .push("--feature-gates=DRAConsumableCapacity=true,DRAPartitionableDevices=true,DRADeviceTaints=true".to_owned());
     }
     if world.minor() < 30 {
         // As in the chart: these versions try a pod again for fewer reasons.

@@ -3,6 +3,7 @@
 use clap::Parser;
 
 use crate::agent_args::AgentArgs;
+use crate::inventory::MigStrategy;
 
 /// Settings of `vgpu-monitor dra`.
 #[derive(Debug, Clone, Parser)]
@@ -13,6 +14,15 @@ pub struct DraArgs {
     /// The flags that the device plugin takes, too.
     #[command(flatten)]
     pub agent: AgentArgs,
+    /// How GPUs in MIG mode are offered: none, or mixed (each instance that they can be cut into is a device, which is
+    /// made when a claim has it).
+    #[arg(
+        long,
+        env = "VGPU_MIG_STRATEGY",
+        value_name = "STRATEGY",
+        default_value = "none"
+    )]
+    pub mig_strategy: MigStrategy,
 }
 
 #[cfg(test)]

@@ -7,11 +7,13 @@ use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
 };
 use kube_api::quantity::{Form, Quantity};
+use placement::Span;
 use serde::{Deserialize, Serialize};
 use vgpu_abi::limits::Policy;
 
-use super::{CORES, DRIVER, MEMORY, device_name};
-use crate::node_gpus::{Inventory, KnownGpu};
+use super::partitions::{self, Meant, Partition};
+use super::{CORES, DRIVER, MEMORY};
+use crate::node_gpus::Inventory;
 
 mod error;
 
@@ -54,6 +56,31 @@ pub struct Share {
     pub cores: u32,
     /// The parameters in the claim's and the class's configuration.
     pub parameters: Parameters,
+    /// The MIG instance that is the share; `None` for a share of a whole GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<InstancePlace>,
+}
+
+/// A MIG instance, whether it is made yet or not.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct InstancePlace {
+    /// Name of the profile (`3g.40gb`).
+    pub profile: String,
+    /// The first of its memory slices.
+    pub start: u32,
+    /// How many memory slices it has.
+    pub size: u32,
+}
+
+impl InstancePlace {
+    /// The memory slices on which it lies.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        Span {
+            start: self.start,
+            size: self.size,
+        }
+    }
 }
 
 /// The policy as the container's limits have it.
@@ -128,7 +155,10 @@ fn share(
     if result.admin_access == Some(true) {
         return Err(ShareError::AdminAccess);
     }
-    let gpu = gpu_of(device, inventory)?;
+    let gpu = match meant(device, inventory)? {
+        Meant::Gpu(gpu) => gpu,
+        Meant::Instance(partition) => return whole_instance(result, &partition, config),
+    };
     let consumed = result
         .consumed_capacity
         .as_ref()
@@ -159,19 +189,42 @@ fn share(
         physical_bytes: gpu.physical_bytes,
         cores,
         parameters: parameters(request, config, cores)?,
+        instance: None,
     })
 }
 
-/// The GPU of a device's name.
-fn gpu_of<'a>(device: &str, inventory: &'a Inventory) -> Result<&'a KnownGpu, ShareError> {
-    let mut gpus = inventory.gpus.iter();
-    let found = gpus.find(|gpu| device_name(&gpu.device.id) == device);
-    found.ok_or_else(|| ShareError::NotHere {
+/// The share of a claim that has an instance: all of it. Its compute is bounded by the hardware, and not by a cap.
+fn whole_instance(
+    result: &DeviceRequestAllocationResult,
+    partition: &Partition<'_>,
+    config: &[DeviceAllocationConfiguration],
+) -> Result<Share, ShareError> {
+    let Partition { gpu, profile, span } = partition;
+    Ok(Share {
+        request: base(&result.request).to_owned(),
+        device: result.device.clone(),
+        share_id: result.share_id.clone(),
+        gpu: gpu.device.id.clone(),
+        memory_bytes: profile.memory_bytes,
+        physical_bytes: profile.memory_bytes,
+        cores: 0,
+        parameters: parameters(&result.request, config, 0)?,
+        instance: Some(InstancePlace {
+            profile: profile.name.clone(),
+            start: span.start,
+            size: span.size,
+        }),
+    })
+}
+
+/// What a device's name means.
+fn meant<'a>(device: &str, inventory: &'a Inventory) -> Result<Meant<'a>, ShareError> {
+    partitions::meant(device, inventory).ok_or_else(|| ShareError::NotHere {
         device: device.to_owned(),
         known: inventory
             .gpus
             .iter()
-            .map(|gpu| device_name(&gpu.device.id))
+            .flat_map(partitions::device_names)
             .collect(),
     })
 }
@@ -429,9 +482,10 @@ pub fn parts(shares: Vec<Share>, uses: &[Use]) -> Result<Vec<Part>, PartError> {
 }
 
 fn check(part: &Part) -> Result<(), PartError> {
-    let mut gpus: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut gpus: BTreeMap<_, &str> = BTreeMap::new();
     for share in &part.shares {
-        if let Some(other) = gpus.insert(&share.gpu, &share.request) {
+        let device = (share.gpu.as_str(), share.instance.as_ref());
+        if let Some(other) = gpus.insert(device, &share.request) {
             return Err(PartError::SameGpu {
                 gpu: share.gpu.clone(),
                 first: other.to_owned(),

@@ -28,6 +28,7 @@ use super::{DRIVER, Metrics, Sockets, facts};
 use crate::collect::{self, LeftoverCollector};
 use crate::delivery::{self, Delivery, Manner};
 use crate::driver_files::DriverFiles;
+use crate::inventory::mig::Mig;
 use crate::own_pods::OwnPods;
 use crate::plugin::command::{alone, client};
 use crate::plugin::settings::state_dir;
@@ -67,6 +68,7 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
         hindrance,
         device_config: args.agent.device_config_file.clone(),
         node_config: Some(args.agent.node_config_file.clone()),
+        mig_strategy: args.mig_strategy,
         sysfs: args.agent.driver.sysfs.clone(),
         ..inventory::InventorySettings::new(args.agent.node_name.clone(), state.clone())
     })
@@ -123,6 +125,8 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
         inventories: gpus.inventories.clone(),
         healths: sick.healths.clone(),
         team_label: args.agent.team_label.clone(),
+        mig: Mig::start(&state, None)
+            .context("cannot start the thread that makes MIG instances")?,
     });
     let pods = OwnPods::start(&client, &args.agent.node_name);
     if let Some(socket) = &args.agent.exporter_socket {
@@ -146,6 +150,7 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
         metrics: metrics.clone(),
         events: events.clone(),
         others: Others::new(),
+        without_counters: false,
         published: published.clone(),
     };
     let service = Service {
@@ -234,6 +239,7 @@ async fn clear(collector: LeftoverCollector<Leftovers>, preparer: Preparer) {
             Ok(looked) => {
                 collect::say(&looked);
                 preparer.forget_gone().await;
+                preparer.clear_instances().await;
             }
             Err(reason) => {
                 tracing::warn!(%reason, "garbage collection skipped until the next look");

@@ -2,17 +2,20 @@
 //! container runtime, and remembers it before the kubelet has its answer. Everything can be done twice. Different claims
 //! are worked on at the same time, and one claim by one task. Never decides what a claim gives: `claim` does.
 //!
-//! A task takes its claim's turn first, then the turns of the claim's directories one after the other (`delivery`), and
-//! holds each lock on values in memory for a moment.
+//! A task takes its claim's turn first, then, where MIG instances are made or removed, the turn of the instances, then
+//! the turns of the claim's directories one after the other (`delivery`), and holds each lock on values in memory for a
+//! moment.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube_api::object::Pod;
-use placement::Kind;
+use parking_lot::{Mutex, MutexGuard};
+use placement::{Kind, Span};
 use serde::Deserialize as _;
 use serde_json::Value;
 use supervisor::instance::ClaimLabel;
@@ -24,7 +27,8 @@ use super::claim::{self, Asked, ClaimError, Part, PartError, PodClaims, Share, U
 use super::claim_turns::ClaimTurns;
 use super::{part_name, parts_of};
 use crate::api_answer::Without;
-use crate::delivery::{Delivery, DeliveryError, Given, GivenDevice, Name};
+use crate::delivery::{Delivery, DeliveryError, Given, GivenDevice, GivenInstance, Name};
+use crate::inventory::mig::{Mig, MigError};
 use crate::node_gpus::{Healths, Inventories};
 use crate::plugin::identity;
 
@@ -45,6 +49,8 @@ pub struct Parts {
     pub healths: Healths,
     /// The key of the pod label that names the pod's team.
     pub team_label: String,
+    /// Makes and removes MIG instances.
+    pub mig: Mig,
 }
 
 impl std::fmt::Debug for Parts {
@@ -157,6 +163,9 @@ pub enum DiskError {
     /// A claim's record cannot be removed.
     #[error("cannot remove the claim's record: {0}")]
     Remove(io::Error),
+    /// A MIG instance cannot be made.
+    #[error(transparent)]
+    Instance(#[from] MigError),
     /// The thread that writes has panicked.
     #[error("the thread that writes the disk has ended: {0}")]
     Ended(#[from] JoinError),
@@ -170,6 +179,8 @@ pub struct Preparer(Arc<State>);
 struct State {
     parts: Parts,
     turns: ClaimTurns,
+    /// Held from the making of a claim's instances until its record names them, and while others are removed.
+    instances: Mutex<()>,
 }
 
 /// A device of a claim that is ready, as the answer to the kubelet names it.
@@ -203,6 +214,7 @@ impl Preparer {
         Self(Arc::new(State {
             parts,
             turns: ClaimTurns::default(),
+            instances: Mutex::default(),
         }))
     }
 
@@ -282,18 +294,18 @@ impl Preparer {
 
     /// Gives every part again, as it was: makes again what is missing.
     async fn again(&self, asked: &Asked, ready: &Ready) -> Result<Vec<ReadyDevice>, PrepareError> {
-        let (delivery, asked_for, parts) = (
-            Arc::clone(&self.0.parts.delivery),
-            asked.clone(),
-            ready.parts.clone(),
-        );
+        let (this, asked_for, parts) = (self.clone(), asked.clone(), ready.parts.clone());
         let given = spawn_blocking(move || {
+            let delivery = &this.0.parts.delivery;
+            let turn = this.turn_of_instances(&parts);
             parts.iter().enumerate().try_for_each(|(at, part)| {
                 let name = part_name(&asked_for.uid, at);
                 // Labels stay as they are on the disk.
-                let given = delivery
+                let mut given = delivery
                     .given(&name)
                     .unwrap_or_else(|| given(part, &Reserved::default(), &asked_for, ""));
+                // A reboot takes instances away, and the next one has another name.
+                this.make_instances(&mut given, turn.as_ref(), &places(&parts))?;
                 delivery.give(&name, &given).map_err(DiskError::from)
             })
         });
@@ -403,12 +415,22 @@ impl Preparer {
                 (part_name(&asked.uid, at), given)
             })
             .collect();
-        let (delivery, checkpoint) = (
-            Arc::clone(&self.0.parts.delivery),
-            Arc::clone(&self.0.parts.checkpoint),
-        );
-        let (uid, kept) = (asked.uid.clone(), ready.clone());
+        let (this, uid, kept) = (self.clone(), asked.uid.clone(), ready.clone());
         let made = spawn_blocking(move || {
+            let Parts {
+                delivery,
+                checkpoint,
+                ..
+            } = &this.0.parts;
+            let turn = this.turn_of_instances(&kept.parts);
+            let mut all = all;
+            for (_, given) in &mut all {
+                let made = this.make_instances(given, turn.as_ref(), &places(&kept.parts));
+                if made.is_err() {
+                    this.remove_instances(turn.as_ref(), BTreeSet::new());
+                }
+                made?;
+            }
             // The record of claims may have been lost while containers run.
             let known = delivery.known()?;
             let changed = |(name, given): &&(Name, Given)| {
@@ -430,6 +452,7 @@ impl Preparer {
                 for (name, _) in fresh {
                     drop(delivery.remove(name));
                 }
+                this.remove_instances(turn.as_ref(), BTreeSet::new());
             }
             made
         });
@@ -500,12 +523,15 @@ impl Preparer {
     }
 
     async fn take_away(&self, uid: &str) -> Result<(), DiskError> {
-        let (delivery, checkpoint) = (
-            Arc::clone(&self.0.parts.delivery),
-            Arc::clone(&self.0.parts.checkpoint),
-        );
-        let uid = uid.to_owned();
+        let (this, uid) = (self.clone(), uid.to_owned());
         let taken = spawn_blocking(move || {
+            let Parts {
+                delivery,
+                checkpoint,
+                ..
+            } = &this.0.parts;
+            let before = checkpoint.get(&uid).map(|ready| ready.parts);
+            let turn = this.turn_of_instances(&before.unwrap_or_default());
             let names: Vec<Name> = parts_of(&uid, delivery.known()?);
             if let Some(name) = names.iter().find(|name| delivery.is_used(name)) {
                 return Err(DiskError::Used(delivery.root().join(&name.0)));
@@ -513,9 +539,88 @@ impl Preparer {
             for name in &names {
                 delivery.remove(name)?;
             }
-            checkpoint.remove(&uid).map_err(DiskError::Remove)
+            checkpoint.remove(&uid).map_err(DiskError::Remove)?;
+            this.remove_instances(turn.as_ref(), BTreeSet::new());
+            Ok(())
         });
         taken.await?
+    }
+
+    /// Removes the MIG instances that no claim has: those of claims whose directories were cleared, and those that were
+    /// left when the driver was killed.
+    pub async fn clear_instances(&self) {
+        let this = self.clone();
+        let cleared = spawn_blocking(move || {
+            let turn = this.0.instances.lock();
+            this.remove_instances(Some(&turn), BTreeSet::new());
+        });
+        if let Err(error) = cleared.await {
+            tracing::error!(%error, "the thread that removes MIG instances has ended");
+        }
+    }
+
+    /// The turn of the instances, where these parts have any.
+    fn turn_of_instances(&self, parts: &[Part]) -> Option<MutexGuard<'_, ()>> {
+        let mut shares = parts.iter().flat_map(|part| &part.shares);
+        let has_any = shares.any(|share| share.instance.is_some());
+        has_any.then(|| self.0.instances.lock())
+    }
+
+    /// Makes each instance of a part, or finds the one that is there, and writes down what the driver calls it. The caller
+    /// has the turn; `own` are the places of all instances of the claim.
+    fn make_instances(
+        &self,
+        given: &mut Given,
+        turn: Option<&MutexGuard<'_, ()>>,
+        own: &BTreeSet<(String, Span)>,
+    ) -> Result<(), MigError> {
+        for device in &mut given.devices {
+            let Some(instance) = &mut device.instance else {
+                continue;
+            };
+            let GivenInstance {
+                gpu, profile, span, ..
+            } = &*instance;
+            let mig = &self.0.parts.mig;
+            let mut made = mig.make(gpu, profile, *span);
+            if let Err(MigError::Occupied { .. }) = &made {
+                // It may be of a claim that has ended and whose instance could not be removed then.
+                self.remove_instances(turn, own.clone());
+                made = mig.make(gpu, profile, *span);
+            }
+            let made = made?;
+            device.uuid = made.uuid;
+            instance.gpu_instance = made.gpu_instance;
+            instance.compute_instance = made.compute_instance;
+        }
+        Ok(())
+    }
+
+    /// Removes the instances that were made here, lie in none of these places, and that neither a record nor a directory
+    /// has. One that a process uses stays, and is tried again at the next call. Without the turn nothing is done: no
+    /// instance is concerned.
+    fn remove_instances(
+        &self,
+        turn: Option<&MutexGuard<'_, ()>>,
+        mut held: BTreeSet<(String, Span)>,
+    ) {
+        if turn.is_none() {
+            return;
+        }
+        let Parts {
+            delivery,
+            checkpoint,
+            mig,
+            ..
+        } = &self.0.parts;
+        held.extend(delivery.instances_but(&BTreeSet::new()));
+        for ready in checkpoint.all().values() {
+            held.extend(places(&ready.parts));
+        }
+        let left = mig.keep_only(&held, Instant::now());
+        for error in left.unwrap_or_else(|error| vec![error]) {
+            tracing::warn!(%error, "cannot remove a MIG instance that no claim has; it is tried again");
+        }
     }
 
     /// Where claims have their directories.
@@ -523,6 +628,16 @@ impl Preparer {
     pub fn root(&self) -> PathBuf {
         self.0.parts.delivery.root().to_owned()
     }
+}
+
+/// Where the instances of these parts lie: GPU and memory slices.
+fn places(parts: &[Part]) -> BTreeSet<(String, Span)> {
+    let shares = parts.iter().flat_map(|part| &part.shares);
+    let places = shares.filter_map(|share| {
+        let instance = share.instance.as_ref()?;
+        Some((share.gpu.clone(), instance.span()))
+    });
+    places.collect()
 }
 
 fn on_disk(asked: &Asked) -> impl FnOnce(DiskError) -> PrepareError {
@@ -572,7 +687,14 @@ fn given(part: &Part, reserved: &Reserved, asked: &Asked, team_label: &str) -> G
         cores: share.cores,
         floor: share.parameters.floor,
         oversubscribe_bytes: share.parameters.oversubscribe_bytes,
-        instance: None,
+        // The driver's names of the instance follow when it is made.
+        instance: share.instance.as_ref().map(|it| GivenInstance {
+            gpu: share.gpu.clone(),
+            profile: it.profile.clone(),
+            span: it.span(),
+            gpu_instance: 0,
+            compute_instance: 0,
+        }),
     };
     let first = reserved.first.as_ref();
     Given {

@@ -50,6 +50,8 @@ pub struct Publisher {
     pub events: Events,
     /// The GPUs that other drivers publish, as of the last look.
     pub others: Others,
+    /// Whether the API server dropped counters at the last look, so that GPUs in MIG mode are left out.
+    pub without_counters: bool,
     /// `None` until the slices are published for the first time; then why they are not, if they are not.
     pub published: watch::Sender<Option<Result<(), PublishError>>>,
 }
@@ -193,6 +195,7 @@ impl Publisher {
             taken: &taken,
             others: &self.others,
             taints: true,
+            counters: true,
         };
         let mut wanted = slices::slices(&offer);
         if plan(&self.node, &there, wanted.clone()).is_some() {
@@ -203,11 +206,14 @@ impl Publisher {
                 }
                 return Err(PublishError::DropsSharing);
             }
-            if dropped.taints {
-                offer.taints = false;
+            if dropped.taints || dropped.counters {
+                offer.taints = !dropped.taints;
+                offer.counters = !dropped.counters;
                 wanted = slices::slices(&offer);
             }
         }
+        let without_counters = !offer.counters;
+        self.tell_counters(without_counters);
         let count = wanted
             .iter()
             .flat_map(|spec| &spec.devices)
@@ -219,6 +225,27 @@ impl Publisher {
         }
         self.metrics.devices(count);
         Ok(())
+    }
+
+    /// Says when GPUs in MIG mode are left out because the API server keeps no counters, and when they are back.
+    fn tell_counters(&mut self, are_dropped: bool) {
+        if std::mem::replace(&mut self.without_counters, are_dropped) == are_dropped {
+            return;
+        }
+        if are_dropped {
+            let text = "GPUs in MIG mode are not offered: the API server drops the counters by which their instances \
+                        exclude each other. The feature gate DRAPartitionableDevices has to be on in kube-apiserver and \
+                        kube-scheduler (Kubernetes 1.35 or newer; by default from 1.36)";
+            tracing::error!("{text}");
+            let kind = Kind::Warning;
+            self.events
+                .node(&self.node, kind, "MigNotOffered", text.to_owned());
+        } else {
+            let text = "GPUs in MIG mode are offered: the API server keeps counters";
+            tracing::info!("{text}");
+            self.events
+                .node(&self.node, Kind::Normal, "MigOffered", text.to_owned());
+        }
     }
 
     /// Says which GPUs other drivers publish, and which ones they do not publish any more.
@@ -275,10 +302,18 @@ impl Publisher {
                 },
                 spec: spec.clone(),
             };
-            let kept = timeout(ONE, api.create(&params, &slice)).await??;
+            let kept = match timeout(ONE, api.create(&params, &slice)).await? {
+                // Kubernetes 1.34 has counters of another form, with their devices in one slice, and refuses ours.
+                Err(kube::Error::Api(status)) if status.code == 422 && has_counters(spec) => {
+                    all.counters = true;
+                    continue;
+                }
+                answer => answer?,
+            };
             let dropped = slices::dropped(spec, &kept.spec);
             all.sharing |= dropped.sharing;
             all.taints |= dropped.taints;
+            all.counters |= dropped.counters;
         }
         Ok(all)
     }
@@ -316,6 +351,12 @@ impl Publisher {
         }
         Ok(())
     }
+}
+
+/// Whether a slice has counters, or a device that consumes some.
+fn has_counters(spec: &ResourceSliceSpec) -> bool {
+    let mut devices = spec.devices.iter().flatten();
+    spec.shared_counters.is_some() || devices.any(|device| device.consumes_counters.is_some())
 }
 
 async fn delete(api: &Api<ResourceSlice>, name: &str) -> Result<(), PublishError> {
@@ -462,6 +503,7 @@ mod tests {
             metrics: metrics.clone(),
             events: Events::silent(),
             others: Others::new(),
+            without_counters: false,
             published: watch::Sender::default(),
         };
         publisher.once().await.unwrap();

@@ -16,7 +16,7 @@ use super::checkpoint::Checkpoint;
 use super::claim::Asked;
 use super::metrics::Metrics;
 use super::prepare::{PrepareError, Preparer, ReadyDevice};
-use super::{DRIVER, device_name};
+use super::{DRIVER, partitions};
 use crate::node_gpus::{Health, Healths, Inventories, Inventory, KnownGpu};
 use crate::proto::plugin_registration::registration_server::Registration;
 use crate::proto::plugin_registration::{
@@ -237,18 +237,18 @@ impl Service {
 
 /// The health of every device.
 fn all_states(inventory: &Inventory, health: &Health) -> Vec<DeviceState> {
-    let state = |gpu: &KnownGpu| {
+    let states = |gpu: &KnownGpu| {
         let uuid = gpu.device.id.as_str();
         let unnamed = || (!gpu.device.healthy).then(|| String::from("the GPU is not healthy"));
-        DeviceState {
-            device: device_name(uuid),
-            sick: health
-                .get(uuid)
-                .map(|sick| sick.reason.clone())
-                .or_else(unnamed),
-        }
+        let sick = health.get(uuid).map(|sick| sick.reason.clone());
+        let sick = sick.or_else(unnamed);
+        let devices = partitions::device_names(gpu).into_iter();
+        devices.map(move |device| DeviceState {
+            device,
+            sick: sick.clone(),
+        })
     };
-    inventory.gpus.iter().map(state).collect()
+    inventory.gpus.iter().flat_map(states).collect()
 }
 
 /// Seconds after which the kubelet would call the health unknown: a year.
@@ -308,6 +308,7 @@ impl Registration for Introduction {
 mod tests {
     use super::*;
     use crate::delivery::tests::{GPUS, inventory};
+    use crate::dra::device_name;
     use crate::node_gpus::Sick;
 
     #[test]

@@ -4,22 +4,27 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::resource::v1::{
-    CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity,
-    DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec,
+    CapacityRequestPolicy, CapacityRequestPolicyRange, CounterSet, Device, DeviceAttribute,
+    DeviceCapacity, DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use super::partitions::{self, Partition};
 use super::{CORES, DRIVER, MEMORY, SHARES, device_name};
 use crate::node_gpus::{Health, Inventory, KnownGpu, Wires};
 
 /// Bytes of a MiB, the step in which memory is given.
 const MIB: u64 = 1 << 20;
-/// A slice has no more devices: the API server's bound where one of them has a taint.
+/// A slice has no more devices: the API server's bound where one of them has a taint or consumes counters.
 const DEVICES_MOST: usize = 64;
+/// A slice has no more sets of counters.
+const COUNTER_SETS_MOST: usize = 8;
 /// The API server takes no longer strings as an attribute.
 const STRING_MOST: usize = 64;
 /// The taint of a GPU that must not be used now.
 pub(super) const UNHEALTHY: &str = "gpu.vgpu.io/unhealthy";
+/// The attribute that only MIG instances have, by which the DeviceClasses tell them from GPUs.
+const PROFILE: &str = "profile";
 
 /// Facts of the driver and the kernel about a GPU that the inventory does not have.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -56,23 +61,36 @@ pub struct Offer<'a> {
     pub others: &'a Others,
     /// Whether the API server keeps taints; without them a sick GPU is left out.
     pub taints: bool,
+    /// Whether the API server keeps counters; without them a GPU in MIG mode is left out.
+    pub counters: bool,
 }
 
 /// The slices, with generation 0: the place of a slice in the list is its number.
 #[must_use]
 pub fn slices(offer: &Offer<'_>) -> Vec<ResourceSliceSpec> {
-    let gpus = offer.inventory.gpus.iter();
-    let devices: Vec<Device> = gpus.filter_map(|gpu| device(gpu, offer)).collect();
-    let mut chunks: Vec<Vec<Device>> = devices
+    let offered = offer.inventory.gpus.iter();
+    let offered: Vec<&KnownGpu> = offered.filter(|gpu| is_offered(gpu, offer)).collect();
+    let cut = offered.iter().filter(|gpu| gpu.device.is_mig());
+    let whole = offered.iter().filter(|gpu| !gpu.device.is_mig());
+    let sets: Vec<CounterSet> = cut.clone().map(|gpu| partitions::counters(gpu)).collect();
+    let instances = cut.flat_map(|gpu| partitions::partitions(gpu));
+    let devices = whole.map(|gpu| device(gpu, offer));
+    let devices: Vec<Device> = devices
+        .chain(instances.map(|partition| instance(&partition, offer)))
+        .collect();
+    let mut chunks: Vec<(&[Device], &[CounterSet])> = devices
         .chunks(DEVICES_MOST)
-        .map(<[Device]>::to_vec)
+        .map(|devices| (devices, [].as_slice()))
         .collect();
     // A pool without devices says that the node has none, and not that nothing is known.
     if chunks.is_empty() {
-        chunks.push(Vec::new());
+        chunks.push((&[], &[]));
     }
+    // A slice has either devices or counters, which hold for the whole pool.
+    let sets = sets.chunks(COUNTER_SETS_MOST);
+    chunks.extend(sets.map(|sets| ([].as_slice(), sets)));
     let count = i64::try_from(chunks.len()).unwrap_or(i64::MAX);
-    let slice = |devices: Vec<Device>| ResourceSliceSpec {
+    let slice = |(devices, sets): (&[Device], &[CounterSet])| ResourceSliceSpec {
         driver: DRIVER.to_owned(),
         node_name: Some(offer.node.to_owned()),
         pool: ResourcePool {
@@ -80,41 +98,80 @@ pub fn slices(offer: &Offer<'_>) -> Vec<ResourceSliceSpec> {
             generation: 0,
             resource_slice_count: count,
         },
-        devices: (!devices.is_empty()).then_some(devices),
+        devices: (!devices.is_empty()).then(|| devices.to_vec()),
+        shared_counters: (!sets.is_empty()).then(|| sets.to_vec()),
         ..ResourceSliceSpec::default()
     };
     chunks.into_iter().map(slice).collect()
 }
 
-/// A GPU as a device; `None` if none of it is to be given.
-fn device(gpu: &KnownGpu, offer: &Offer<'_>) -> Option<Device> {
+/// Whether any of a GPU is to be given.
+fn is_offered(gpu: &KnownGpu, offer: &Offer<'_>) -> bool {
     let device = &gpu.device;
-    let memory = device.memory_bytes / MIB;
-    // A GPU in MIG mode is given by instances, which this driver does not make.
-    let is_whole = device.mode != "mig";
-    if !is_whole || memory == 0 || device.slots == 0 {
-        return None;
+    if device.memory_bytes < MIB || device.slots == 0 {
+        return false;
+    }
+    // Without counters two instances could be given the same slices.
+    if device.is_mig() && !offer.counters {
+        return false;
     }
     if offer.taken.contains(&device.id) || offer.others.contains_key(&device.id) {
-        return None;
+        return false;
     }
-    let sick = offer.health.get(&device.id).is_some() || !device.healthy || device.cordoned;
-    if sick && !offer.taints {
-        return None;
-    }
+    offer.taints || !is_sick(gpu, offer)
+}
+
+fn is_sick(gpu: &KnownGpu, offer: &Offer<'_>) -> bool {
+    let device = &gpu.device;
+    offer.health.get(&device.id).is_some() || !device.healthy || device.cordoned
+}
+
+fn taints(gpu: &KnownGpu, offer: &Offer<'_>) -> Option<Vec<DeviceTaint>> {
     let taint = DeviceTaint {
         key: UNHEALTHY.to_owned(),
         effect: String::from("NoSchedule"),
         ..DeviceTaint::default()
     };
-    Some(Device {
+    is_sick(gpu, offer).then(|| vec![taint])
+}
+
+/// A GPU as a device that several claims share.
+fn device(gpu: &KnownGpu, offer: &Offer<'_>) -> Device {
+    let device = &gpu.device;
+    let memory = device.memory_bytes / MIB;
+    Device {
         name: device_name(&device.id),
         allow_multiple_allocations: Some(true),
         attributes: Some(attributes(gpu, offer)),
         capacity: Some(capacity(memory, device.cores, device.slots)),
-        taints: sick.then(|| vec![taint]),
+        taints: taints(gpu, offer),
         ..Device::default()
-    })
+    }
+}
+
+/// A MIG instance that can be made, as a device that one claim gets as a whole.
+fn instance(partition: &Partition<'_>, offer: &Offer<'_>) -> Device {
+    let Partition { gpu, profile, .. } = partition;
+    let amount = |text: String| DeviceCapacity {
+        value: Quantity(text),
+        request_policy: None,
+    };
+    let mut attributes = attributes(gpu, offer);
+    attributes.insert(PROFILE.to_owned(), string(&profile.name));
+    Device {
+        name: partition.name(),
+        attributes: Some(attributes),
+        capacity: Some(BTreeMap::from([
+            (
+                MEMORY.to_owned(),
+                amount(format!("{}Mi", profile.memory_bytes / MIB)),
+            ),
+            (CORES.to_owned(), amount(profile.cores.to_string())),
+        ])),
+        consumes_counters: Some(vec![partition.consumes()]),
+        taints: taints(gpu, offer),
+        ..Device::default()
+    }
 }
 
 /// The amounts that may be charged to a GPU, and how a request is rounded to them.
@@ -168,15 +225,16 @@ fn capacity(memory_mib: u64, cores: u32, slots: u32) -> BTreeMap<String, DeviceC
     ])
 }
 
+fn string(text: &str) -> DeviceAttribute {
+    let fits = text.char_indices().map(|(at, char)| at + char.len_utf8());
+    let end = fits.take_while(|end| *end <= STRING_MOST).last();
+    DeviceAttribute {
+        string: Some(text[..end.unwrap_or(0)].to_owned()),
+        ..DeviceAttribute::default()
+    }
+}
+
 fn attributes(gpu: &KnownGpu, offer: &Offer<'_>) -> BTreeMap<String, DeviceAttribute> {
-    let string = |text: &str| {
-        let fits = text.char_indices().map(|(at, char)| at + char.len_utf8());
-        let end = fits.take_while(|end| *end <= STRING_MOST).last();
-        DeviceAttribute {
-            string: Some(text[..end.unwrap_or(0)].to_owned()),
-            ..DeviceAttribute::default()
-        }
-    };
     let version = |text: String| DeviceAttribute {
         version: Some(text),
         ..DeviceAttribute::default()
@@ -356,6 +414,8 @@ pub struct Dropped {
     pub sharing: bool,
     /// A device cannot be tainted (`DRADeviceTaints`).
     pub taints: bool,
+    /// A device consumes no counters (`DRAPartitionableDevices`).
+    pub counters: bool,
 }
 
 /// Compares what was sent with what the API server has kept.
@@ -364,10 +424,14 @@ pub fn dropped(sent: &ResourceSliceSpec, kept: &ResourceSliceSpec) -> Dropped {
     let any =
         |spec: &ResourceSliceSpec, has: fn(&Device) -> bool| spec.devices.iter().flatten().any(has);
     let shared: fn(&Device) -> bool = |device| device.allow_multiple_allocations == Some(true);
+    let counted: fn(&Device) -> bool =
+        |device| device.consumes_counters.iter().flatten().next().is_some();
+    let sets = |spec: &ResourceSliceSpec| spec.shared_counters.as_ref().map_or(0, Vec::len);
     let tainted: fn(&Device) -> bool = |device| device.taints.iter().flatten().next().is_some();
     Dropped {
         sharing: any(sent, shared) && !any(kept, shared),
         taints: any(sent, tainted) && !any(kept, tainted),
+        counters: any(sent, counted) && !any(kept, counted) || sets(kept) < sets(sent),
     }
 }
 

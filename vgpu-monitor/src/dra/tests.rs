@@ -30,6 +30,7 @@ mod refused;
 
 use crate::delivery::tests::{GPUS, NodeDir};
 use crate::delivery::{Delivery, Manner};
+use crate::inventory::mig::Mig;
 use crate::node_gpus::{Health, Inventories};
 use crate::plugin::connect;
 use crate::proto::dra_v1::dra_plugin_client::DraPluginClient;
@@ -207,6 +208,7 @@ impl World {
             inventories: self.inventories.clone(),
             healths: self.health.subscribe(),
             team_label: String::from("team"),
+            mig: Mig::start(&state, None).unwrap(),
         });
         let service = Service {
             preparer: preparer.clone(),

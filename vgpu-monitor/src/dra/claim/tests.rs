@@ -3,6 +3,7 @@ use serde_json::{Value, from_value, json};
 
 use super::*;
 use crate::delivery::tests::{GIB, GPUS, inventory};
+use crate::dra::device_name;
 
 const POOL: &str = "n1";
 
@@ -385,4 +386,45 @@ fn pod_says_which_container_uses_which_claim() {
         )
     );
     assert_eq!(crowded(&uses, |claim| claim == "share"), None);
+}
+
+#[test]
+fn claim_of_an_instance_gets_all_of_it() {
+    let inventory = partitions::tests::with_mig();
+    let device = format!("{}-3g-20gb-4", device_name(GPUS[1]));
+    let of = |device: &str, config: &Value| {
+        // A device that belongs to one claim has no consumed capacity and no share's id.
+        let result = json!([{"request": "gpu", "driver": DRIVER, "pool": POOL, "device": device}]);
+        shares(&claim(&result, config), &asked(), POOL, &inventory)
+    };
+
+    let share = of(&device, &json!([])).unwrap().remove(0);
+
+    assert_eq!(
+        (share.gpu.as_str(), share.device.as_str()),
+        (GPUS[1], &*device)
+    );
+    assert_eq!(
+        (share.memory_bytes, share.physical_bytes, share.cores),
+        (20 * GIB, 20 * GIB, 0)
+    );
+    let place = share.instance.unwrap();
+    assert_eq!(
+        (place.profile.as_str(), place.start, place.size),
+        ("3g.20gb", 4, 4)
+    );
+    // Neither the GPU that it is cut out of, nor a position where no instance can lie.
+    for other in [
+        device_name(GPUS[1]),
+        format!("{}-3g-20gb-2", device_name(GPUS[1])),
+    ] {
+        let why = of(&other, &json!([])).unwrap_err().to_string();
+        assert!(why.contains("is not on this node; there are:"), "{why}");
+        assert!(why.contains(&device), "{why}");
+    }
+    // The hardware divides the compute time, so nothing is left to guarantee.
+    let floor = json!([{"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": {
+        "apiVersion": API_VERSION, "kind": KIND, "floor": 20}}}]);
+    let why = of(&device, &floor).unwrap_err().to_string();
+    assert!(why.contains("floor 20"), "{why}");
 }

@@ -1,3 +1,4 @@
+use k8s_openapi::api::resource::v1::DeviceCounterConsumption;
 use serde_json::{Value, to_value};
 
 use super::*;
@@ -39,6 +40,7 @@ fn published(
         taken,
         others: &Others::new(),
         taints,
+        counters: true,
     });
     assert_eq!(slices.len(), 1);
     let slice = to_value(&slices[0]).unwrap();
@@ -162,15 +164,108 @@ fn sick_gpu_is_tainted_or_left_out() {
 }
 
 #[test]
-fn gpus_of_the_device_plugin_and_in_mig_mode_are_left_out() {
-    let mut inventory = inventory(1);
+fn gpus_of_the_device_plugin_are_left_out() {
+    let inventory = inventory(1);
     let taken = BTreeSet::from([GPUS[0].to_owned()]);
     let left = published(&inventory, &Health::new(), &taken, true);
     assert_eq!(left.len(), 1);
     assert_eq!(left[0]["name"], device_name(GPUS[1]));
+}
 
-    inventory.gpus[1].device.mode = String::from("mig");
-    assert!(published(&inventory, &Health::new(), &taken, true).is_empty());
+/// The slices of a node whose second GPU is in MIG mode, as they go to the API server.
+fn with_mig(counters: bool, health: &Health) -> Vec<Value> {
+    let slices = slices(&Offer {
+        node: "n1",
+        inventory: &partitions::tests::with_mig(),
+        health,
+        facts: &facts(),
+        taken: &BTreeSet::new(),
+        others: &Others::new(),
+        taints: true,
+        counters,
+    });
+    slices
+        .iter()
+        .map(|slice| to_value(slice).unwrap())
+        .collect()
+}
+
+#[test]
+fn gpu_in_mig_mode_is_its_instances_and_their_counters() {
+    let all = with_mig(true, &Health::new());
+
+    // Devices and counters lie in different slices of one pool.
+    assert_eq!(all.len(), 2);
+    assert!(all.iter().all(|it| it["pool"]["resourceSliceCount"] == 2));
+    assert_eq!(all[0].get("sharedCounters"), None);
+    assert_eq!(all[1].get("devices"), None);
+    let devices = all[0]["devices"].as_array().unwrap();
+    // The other GPU as a whole, then 7 + 7 + 3 + 1 + 2 + 1 instances, the smallest first.
+    assert_eq!(devices.len(), 1 + 21);
+    assert_eq!(devices[0]["name"], device_name(GPUS[0]));
+    assert_eq!(devices[0].get("consumesCounters"), None);
+    let gpu = device_name(GPUS[1]);
+    assert_eq!(devices[1]["name"], format!("{gpu}-1g-5gb-0"));
+    let last = &devices[21];
+    assert_eq!(last["name"], format!("{gpu}-7g-40gb-0"));
+    // An instance belongs to one claim, which gets all of it.
+    assert_eq!(last.get("allowMultipleAllocations"), None);
+    assert_eq!(
+        last["capacity"],
+        serde_json::json!({"memory": {"value": "40960Mi"}, "cores": {"value": "100"}})
+    );
+    assert_eq!(last["attributes"]["profile"]["string"], "7g.40gb");
+    assert_eq!(last["attributes"]["uuid"]["string"], GPUS[1]);
+    let set = &all[1]["sharedCounters"][0];
+    assert_eq!(set["name"], gpu);
+    // All that there is of the GPU.
+    assert_eq!(last["consumesCounters"][0]["counterSet"], gpu);
+    let consumed = &last["consumesCounters"][0]["counters"];
+    for name in ["memory-slice-0", "memory-slice-7", "compute-slices"] {
+        assert_eq!(consumed[name], set["counters"][name], "{name}");
+    }
+}
+
+#[test]
+fn without_counters_a_gpu_in_mig_mode_is_left_out() {
+    let all = with_mig(false, &Health::new());
+
+    assert_eq!(all.len(), 1);
+    let devices = all[0]["devices"].as_array().unwrap();
+    let names: Vec<&Value> = devices.iter().map(|device| &device["name"]).collect();
+    assert_eq!(names, [&device_name(GPUS[0])]);
+}
+
+#[test]
+fn instances_of_a_sick_gpu_are_tainted() {
+    let fault = sick().remove(GPUS[0]).unwrap();
+    let all = with_mig(true, &Health::from([(GPUS[1].to_owned(), fault)]));
+
+    let devices = all[0]["devices"].as_array().unwrap();
+    assert_eq!(devices[0].get("taints"), None);
+    let tainted = |device: &Value| device["taints"][0]["key"] == UNHEALTHY;
+    assert!(devices[1..].iter().all(tainted));
+}
+
+#[test]
+fn counters_that_the_api_server_drops_are_noticed() {
+    let with = |counters: bool| {
+        let mut spec = ResourceSliceSpec::default();
+        let consumes = DeviceCounterConsumption::default();
+        spec.devices = Some(vec![Device {
+            consumes_counters: counters.then(|| vec![consumes]),
+            ..Device::default()
+        }]);
+        spec
+    };
+    assert!(dropped(&with(true), &with(false)).counters);
+    assert!(!dropped(&with(true), &with(true)).counters);
+    let sets = ResourceSliceSpec {
+        shared_counters: Some(vec![CounterSet::default()]),
+        ..ResourceSliceSpec::default()
+    };
+    assert!(dropped(&sets, &ResourceSliceSpec::default()).counters);
+    assert!(!dropped(&sets, &sets).counters);
 }
 
 #[test]
@@ -193,6 +288,7 @@ fn pool_of_many_gpus_has_several_slices() {
         taken: &BTreeSet::new(),
         others: &Others::new(),
         taints: true,
+        counters: true,
     });
 
     let counts = slices.iter().map(|it| it.devices.as_ref().unwrap().len());
@@ -222,6 +318,7 @@ fn fields_that_the_api_server_drops_are_noticed() {
         taken: &BTreeSet::new(),
         others: &Others::new(),
         taints: true,
+        counters: true,
     };
     let sent = slices(&offer).remove(0);
     let mut kept = sent.clone();
@@ -232,7 +329,7 @@ fn fields_that_the_api_server_drops_are_noticed() {
     }
     let taints = Dropped {
         taints: true,
-        sharing: false,
+        ..Dropped::default()
     };
     assert_eq!(dropped(&sent, &kept), taints);
 
@@ -254,6 +351,7 @@ fn amounts_are_compared_and_not_their_texts() {
         taken: &BTreeSet::new(),
         others: &Others::new(),
         taints: true,
+        counters: true,
     };
     let sent = slices(&offer).remove(0);
     let text = serde_json::to_string(&sent).unwrap();

@@ -34,6 +34,7 @@ impl Driver {
             inventories,
             healths: watch::Sender::default().subscribe(),
             team_label: String::from("team"),
+            mig: Mig::start(&root.join("var/lib/vgpu"), None).unwrap(),
         });
         Self {
             preparer,
