@@ -124,11 +124,29 @@ fn gains_nothing_on(
     offered: f64,
     words: &str,
     ms: u64,
-    mut does: impl FnMut(&Container<'_>),
+    does: impl FnMut(&Container<'_>),
 ) {
+    gains_at_most(board, 12.0, neighbours(board, offered), words, ms, does);
+}
+
+/// Neighbours of a hostile container with a cap of 10, and what each is owed at least, percent.
+fn neighbours(board: &Board, offered: f64) -> [(Asks, f64); 2] {
     let capped = boards::owed(&[90, 10], offered)[0] - 5.0;
     let floor = boards::owed(&[80, 20], offered)[0] - board.points.max(2.0);
-    for (asks, least) in [(Asks::cap(90), capped), (Asks::floor(80), floor)] {
+    [(Asks::cap(90), capped), (Asks::floor(80), floor)]
+}
+
+/// A hostile container has `most` percent at most, and each neighbour what it is owed.
+#[track_caller]
+fn gains_at_most(
+    board: &Board,
+    most: f64,
+    neighbours: [(Asks, f64); 2],
+    words: &str,
+    ms: u64,
+    mut does: impl FnMut(&Container<'_>),
+) {
+    for (asks, least) in neighbours {
         let [greedy, owed] = beside(board, asks, &[words], ms, &mut does);
         let (greedy, owed) = (greedy.share(0, ms), owed.share(0, ms));
         let told = format!(
@@ -136,7 +154,7 @@ fn gains_nothing_on(
             board.name
         );
         println!("{told}");
-        assert!(greedy <= 12.0 && owed >= least, "{told}");
+        assert!(greedy <= most && owed >= least, "{told}");
     }
 }
 
@@ -172,8 +190,11 @@ fn rings_without_end_gain_nothing_in_a_timetable() {
 
 const COMPUTE: usize = offset_of!(DeviceUse, compute);
 
-/// What a container may say of its work, whatever it does.
-const LIES: [(&str, &[(usize, u64)]); 4] = [
+/// Words that a container writes into its region.
+type Words = &'static [(usize, u64)];
+
+/// What a container may say of its work, whatever it does, and keep its intervals.
+const LIES: [(&str, Words); 2] = [
     (
         "it never rests",
         &[
@@ -182,6 +203,14 @@ const LIES: [(&str, &[(usize, u64)]); 4] = [
             (COMPUTE + offset_of!(ComputeUse, waiting_since_ns), 1),
         ],
     ),
+    (
+        "its launches are long, and few",
+        &[(COMPUTE + offset_of!(ComputeUse, launches), 1)],
+    ),
+];
+
+/// The same for one that seems to need less than its share, and so has no interval.
+const LIES_OF_LITTLE_USE: [(&str, Words); 2] = [
     (
         "it used nothing",
         &[
@@ -196,15 +225,20 @@ const LIES: [(&str, &[(usize, u64)]); 4] = [
             (COMPUTE + offset_of!(ComputeUse, occupied_ns), u64::MAX),
         ],
     ),
-    (
-        "its launches are long, and few",
-        &[(COMPUTE + offset_of!(ComputeUse, launches), 1)],
-    ),
 ];
 
+/// What a program without limits has beside one that launches a millisecond of work every ten, percent: on a driver that
+/// keeps slices whose process has nothing more to run, each such launch takes a whole one.
+fn beside_few_launches(board: &Board) -> f64 {
+    let lab = Lab::on(board, LIFE);
+    let _few = lab.native("sparse ns=1000000 pause=9000000 steps=1000");
+    let program = lab.native("steady ns=1000000 for=3000");
+    lab.watch(2_900, &[&[&program]], |_| {})[0].share(500, 2_900)
+}
+
 #[test]
-fn forged_figures_gain_nothing_in_a_timetable() {
-    for (lie, words) in LIES {
+fn forged_figures_of_little_use_gain_nothing_where_no_slice_is_kept() {
+    for (lie, words) in LIES_OF_LITTLE_USE {
         println!("{lie}");
         gains_nothing(GREEDY, 5_000, |hostile| hostile.forge(words));
     }
@@ -259,6 +293,25 @@ on_every_board! {
 
     fn endless_kernels_beside_a_cap_take_only_their_turns(board) {
         endless_kernels_take_only_their_turns(board, Asks::cap(90), 90.0);
+    }
+
+    fn forged_figures_gain_nothing(board) {
+        for (lie, words) in LIES {
+            println!("{lie}");
+            let offered = offered(board, &[GREEDY; 2]);
+            gains_nothing_on(board, offered, GREEDY, 5_000, |hostile| hostile.forge(words));
+        }
+    }
+
+    /// They cost a neighbour no more than an honest program that launches little.
+    fn forged_figures_of_little_use_take_no_more_than_few_launches(board) {
+        let offered = offered(board, &[GREEDY; 2]);
+        let few = beside_few_launches(board);
+        let neighbours = neighbours(board, offered).map(|(asks, owed)| (asks, owed.min(few)));
+        for (lie, words) in LIES_OF_LITTLE_USE {
+            println!("{lie}");
+            gains_at_most(board, 13.0, neighbours, GREEDY, 5_000, |hostile| hostile.forge(words));
+        }
     }
 
     fn launches_that_all_look_new_gain_nothing(board) {

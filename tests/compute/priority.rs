@@ -328,9 +328,9 @@ fn greedy_container_of_the_highest_priority_gets_all_but_that() {
 
 /// The training's share beside a container of the highest priority with a cap of 20 that has no work of its own, and does
 /// this at each look, from its second second on.
-fn share_beside_idle(low: Asks, mut does: impl FnMut(&Container<'_>)) -> f64 {
+fn share_beside_idle(board: &Board, low: Asks, mut does: impl FnMut(&Container<'_>)) -> f64 {
     const SECOND_MS: u64 = 1_000;
-    let lab = Lab::on(&PLAIN, LIFE);
+    let lab = Lab::on(board, LIFE);
     let mut arbiter = lab.arbiter();
     let high = lab.container("hostile", Asks::cap(20).priority(HIGHEST));
     let low = lab.container("training", low.priority(LOWEST));
@@ -355,7 +355,7 @@ fn trainings() -> [Asks; 2] {
 #[test]
 fn rings_without_work_cost_the_training_little() {
     for low in trainings() {
-        let share = share_beside_idle(low, |hostile| hostile.ring());
+        let share = share_beside_idle(&PLAIN, low, |hostile| hostile.ring());
         assert!(share >= 80.0, "{low:?}: {share}");
     }
 }
@@ -370,13 +370,14 @@ const NEVER_RESTS: [(usize, u64); 3] = {
     ]
 };
 
-#[test]
-fn forged_work_holds_the_training_up_for_the_cap_and_a_fifth_of_the_rest() {
-    for low in trainings() {
-        let share = share_beside_idle(low, |hostile| {
-            hostile.forge(&NEVER_RESTS);
-            hostile.ring();
-        });
-        assert!(share >= 0.8 * 80.0, "{low:?}: {share}");
+on_every_board! {
+    fn forged_work_holds_the_training_up_for_the_cap_and_a_fifth_of_the_rest(board) {
+        for low in trainings() {
+            let share = share_beside_idle(board, low, |hostile| {
+                hostile.forge(&NEVER_RESTS);
+                hostile.ring();
+            });
+            assert!(share >= 0.8 * 80.0, "{low:?}: {share}");
+        }
     }
 }

@@ -49,6 +49,8 @@ struct History {
     given_ns: u64,
     /// It takes no part until then.
     left_out_until_ns: u64,
+    /// It was held up since then.
+    was_held_up: bool,
 }
 
 /// The timetable of one device, from tick to tick.
@@ -61,8 +63,6 @@ pub struct Timetable {
     least_ms: u16,
     looked_at_ns: u64,
     ticked_at_ns: u64,
-    /// A container was held up since the last look.
-    was_held_up: bool,
 }
 
 impl Timetable {
@@ -143,7 +143,6 @@ impl Timetable {
     fn look(&mut self, now_ns: u64, candidates: &[Candidate]) {
         let tick_ns = now_ns.saturating_sub(self.ticked_at_ns);
         self.ticked_at_ns = now_ns;
-        self.was_held_up |= candidates.iter().any(|candidate| candidate.is_held_up);
         for (id, interval) in &self.intervals {
             if let Some(known) = self.known.get_mut(id) {
                 known.given_ns += part(tick_ns, interval.length_ns(), interval.period_ns());
@@ -161,6 +160,9 @@ impl Timetable {
                 launch_ns: candidate.busy_ns / candidate.launches.max(1),
                 ..History::default()
             });
+            if let Some(known) = self.known.get_mut(&candidate.id) {
+                known.was_held_up |= candidate.is_held_up;
+            }
         }
         let passed_ns = now_ns.saturating_sub(self.looked_at_ns);
         let period_ns = self.period_ns();
@@ -168,9 +170,8 @@ impl Timetable {
             return;
         }
         self.looked_at_ns = now_ns;
-        // Time that a kernel without an end took, or that a container did not want, is not lost between two
-        // intervals.
-        let mut is_lost = !std::mem::take(&mut self.was_held_up);
+        // Time that a container did not want is not lost between two intervals.
+        let mut is_lost = true;
         let (mut given_ns, mut used_ns) = (0, 0);
         for candidate in candidates {
             let interval = self.interval(candidate.id);
@@ -182,12 +183,14 @@ impl Timetable {
             let launches = candidate.launches.saturating_sub(known.launches);
             let is_whole = known.since_ns <= now_ns.saturating_sub(passed_ns);
             let given = known.given_ns;
+            let was_held_up = known.was_held_up;
             *known = History {
                 since_ns: now_ns,
                 busy_ns: candidate.busy_ns,
                 occupied_ns: candidate.occupied_ns,
                 launches: candidate.launches,
                 given_ns: 0,
+                was_held_up: false,
                 launch_ns: match launches {
                     0 => known.launch_ns,
                     _ => busy_ns / launches,
@@ -197,8 +200,12 @@ impl Timetable {
             if interval.is_none() || !is_whole {
                 continue;
             }
-            given_ns += given;
-            used_ns += busy_ns.min(given);
+            // Nor is time that a kernel without an end took from it. The others' intervals count all the same: a container
+            // can say at any time that it is held up.
+            if !was_held_up {
+                given_ns += given;
+                used_ns += busy_ns.min(given);
+            }
             if period::wants_less(given, busy_ns, occupied_ns) && !candidate.is_held_up {
                 known.left_out_until_ns = now_ns.saturating_add(LEFT_OUT_NS);
                 is_lost = false;
@@ -274,6 +281,8 @@ mod tests {
         uses: u64,
         /// The part of it in which it has work on the device or waits for it, thousandths.
         occupies: u64,
+        /// It says that it is held up, at every tick.
+        says_held_up: bool,
     }
 
     const GREEDY: Tenant = Tenant {
@@ -281,6 +290,7 @@ mod tests {
         launch_ns: MS / 10,
         uses: 1_000,
         occupies: 1_000,
+        says_held_up: false,
     };
 
     /// Ticks every 50 ms for a while. Returns the last timetable.
@@ -305,7 +315,7 @@ mod tests {
                     id: id as u64,
                     share: tenant.share,
                     wants_more: true,
-                    is_held_up: false,
+                    is_held_up: tenant.says_held_up,
                     busy_ns: *busy_ns,
                     occupied_ns: *occupied_ns,
                     launches: busy_ns / tenant.launch_ns,
@@ -384,6 +394,17 @@ mod tests {
         assert_eq!(period(MS / 10), 50);
         assert_eq!(period(MS / 2), 50);
         assert_eq!(period(5 * MS), 200);
+    }
+
+    #[test]
+    fn no_word_of_a_container_keeps_a_period_that_loses_too_much() {
+        let says = Tenant {
+            says_held_up: true,
+            ..GREEDY
+        };
+        assert_eq!(play(&[says, GREEDY], 5_000, 5 * MS)[0].1.period_ms, 200);
+        // Where all are held up, a kernel without an end may be what takes their time.
+        assert_eq!(play(&[says; 2], 5_000, 5 * MS)[0].1.period_ms, 50);
     }
 
     #[test]
