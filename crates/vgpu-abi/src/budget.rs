@@ -57,12 +57,14 @@ impl Charge {
 
     /// The device's index.
     #[must_use]
+    #[inline]
     pub fn device(&self) -> usize {
         usize::try_from(self.place & u64::from(u32::MAX)).unwrap_or(usize::MAX)
     }
 
     /// How much, bytes.
     #[must_use]
+    #[inline]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -70,6 +72,7 @@ impl Charge {
     /// Whether there was room only past the container's share of the device. The caller then asks the driver for
     /// managed memory.
     #[must_use]
+    #[inline]
     pub fn is_beyond(&self) -> bool {
         self.place & Self::BEYOND != 0
     }

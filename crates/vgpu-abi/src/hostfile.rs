@@ -193,6 +193,7 @@ impl<S: Source> Source for &S {
 }
 
 impl Source for Words {
+    #[inline]
     fn load(&self, offset: usize) -> u64 {
         Words::load(self, offset)
     }
@@ -277,10 +278,12 @@ impl Drop for Turn<'_> {
 pub(crate) struct Current(u64);
 
 impl Current {
+    #[inline]
     pub(crate) fn of(words: &impl Source) -> Self {
         Self(words.load(CURRENT))
     }
 
+    #[inline]
     pub(crate) fn raw(self) -> u64 {
         self.0
     }

@@ -35,6 +35,7 @@ impl Words {
             .map_err(|e| errno_of(&e))
     }
 
+    #[inline]
     fn word(&self, offset: usize) -> Option<&AtomicU64> {
         if !offset.is_multiple_of(8) || offset.checked_add(8)? > self.map.len() {
             return None;
@@ -47,6 +48,7 @@ impl Words {
     }
 
     /// The word at a byte offset; 0 outside.
+    #[inline]
     pub(crate) fn load(&self, offset: usize) -> u64 {
         // Acquire: what the writer stored before it flipped the copies is seen after the flip.
         self.word(offset)

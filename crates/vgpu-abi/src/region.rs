@@ -310,6 +310,7 @@ impl Region {
         (above as usize).min(MAX_SLOTS)
     }
 
+    #[inline]
     fn shared_word(&self, device: usize) -> Option<&AtomicU64> {
         self.layout()
             .devices

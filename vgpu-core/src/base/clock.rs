@@ -203,6 +203,12 @@ fn namespace_ns() -> u64 {
     nanoseconds(now)
 }
 
+/// Nanoseconds of a clock that only goes forward, in the steps of the kernel's timer.
+#[inline]
+pub(crate) fn coarse_ns() -> u64 {
+    nanoseconds(read(libc::CLOCK_MONOTONIC_COARSE))
+}
+
 /// Nanoseconds since 1970, by the machine's wall clock.
 pub(crate) fn unix_ns() -> u64 {
     nanoseconds(read(libc::CLOCK_REALTIME))

@@ -124,10 +124,12 @@ fn hash(key: u64) -> u64 {
 }
 
 impl Map {
+    #[inline(always)]
     fn shard(&self, hash: u64) -> Option<&Shard> {
         self.shards.get(usize::try_from(hash >> 58).unwrap_or(0))
     }
 
+    #[inline(always)]
     fn with<T>(&self, key: u64, work: impl FnOnce(&mut Table, usize) -> T) -> Option<T> {
         let hash = hash(key);
         let shard = self.shard(hash)?;
@@ -143,15 +145,26 @@ impl Map {
             .unwrap_or((None, false))
     }
 
-    /// Takes an entry out.
-    pub(crate) fn take<T: Kept>(&self, number: u64) -> Option<T> {
+    /// Remembers an entry under a number that has none, the common case of [`Map::put`]. False: the number has one, or
+    /// the table is to grow first; then nothing is changed.
+    #[inline(always)]
+    pub(crate) fn put_new<T: Kept>(&self, number: u64, entry: T) -> bool {
         let key = key_of::<T>(number);
-        self.with(key, |table, hash| {
-            let at = table.find(key, hash)?;
-            let entry = *table.cell(at)?.entry::<T>()?;
-            table.remove(at);
-            Some(entry)
-        })?
+        self.with(key, |table, hash| table.put_new(key, hash, entry))
+            .unwrap_or(false)
+    }
+
+    /// Takes an entry out.
+    #[inline(always)]
+    pub(crate) fn take<T: Kept>(&self, number: u64) -> Option<T> {
+        // Without `with`, whose answer would be copied.
+        let key = key_of::<T>(number);
+        let hash = hash(key);
+        let mut table = self.shard(hash)?.0.hold()?;
+        let at = table.find(key, usize::try_from(hash).unwrap_or(0))?;
+        let entry = *table.cell(at)?.entry::<T>()?;
+        table.remove(at);
+        Some(entry)
     }
 
     /// Looks at an entry.
@@ -210,6 +223,7 @@ impl Map {
 }
 
 impl Table {
+    #[inline(always)]
     fn cell(&mut self, at: usize) -> Option<&mut MapCell> {
         if at >= self.capacity {
             return None;
@@ -218,6 +232,7 @@ impl Table {
         Some(unsafe { &mut *self.cells.wrapping_add(at) })
     }
 
+    #[inline(always)]
     fn find(&mut self, key: u64, hash: usize) -> Option<usize> {
         let mask = self.capacity.checked_sub(1)?;
         let mut at = hash & mask;
@@ -244,6 +259,28 @@ impl Table {
         self.place(MapCell::new(key, entry), hash);
         self.live += 1;
         (None, true)
+    }
+
+    #[inline(always)]
+    fn put_new<T: Kept>(&mut self, key: u64, hash: usize, entry: T) -> bool {
+        if (self.live + 1) * 4 > self.capacity * 3 {
+            return false;
+        }
+        // A table without cells is full.
+        let mask = self.capacity - 1;
+        let mut at = hash & mask;
+        while let Some(cell) = self.cell(at) {
+            if cell.key == 0 {
+                *cell = MapCell::new(key, entry);
+                self.live += 1;
+                return true;
+            }
+            if cell.key == key {
+                return false;
+            }
+            at = (at + 1) & mask;
+        }
+        false
     }
 
     fn place(&mut self, new: MapCell, hash: usize) {

@@ -99,15 +99,16 @@ macro_rules! way {
     ) => {{
         let mut verdict = crate::guest::manners::Verdict::Pass;
         crate::guest::manners::before(&mut verdict, move || $($before)::+($(crate::guest::border::given!($b)),*));
-        match verdict {
+        // By reference: a copy would read again what was written a moment ago, in other pieces.
+        match &verdict {
             crate::guest::manners::Verdict::Call(carried) => {
                 // SAFETY: the caller's own arguments.
                 let result = unsafe { crate::driver::genuine::$library::$name($($arg),*) };
-                crate::guest::manners::after(result, || $($after)::+(carried, result $(, crate::guest::border::given!($a))*))
+                crate::guest::manners::after(result, || $($after)::+(*carried, result $(, crate::guest::border::given!($a))*))
             }
             // SAFETY: the caller's own arguments.
             crate::guest::manners::Verdict::Pass => unsafe { crate::driver::genuine::$library::$name($($arg),*) },
-            crate::guest::manners::Verdict::Refuse(result) => result,
+            crate::guest::manners::Verdict::Refuse(result) => *result,
         }
     }};
     // First asks whether the call may be passed to the driver at once, with nothing of the library around it.
@@ -130,7 +131,8 @@ macro_rules! way {
     ) => {{
         let mut verdict = crate::guest::manners::Verdict::Pass;
         crate::guest::manners::before(&mut verdict, move || $($before)::+($(crate::guest::border::given!($b)),*));
-        match verdict {
+        // By reference: a copy would read again what was written a moment ago, in other pieces.
+        match &verdict {
             crate::guest::manners::Verdict::Call(carried) => {
                 let result = if $($instead)::+(carried) {
                     // SAFETY: made of the caller's own arguments.
@@ -139,11 +141,11 @@ macro_rules! way {
                     // SAFETY: the caller's own arguments.
                     unsafe { crate::driver::genuine::$library::$name($($arg),*) }
                 };
-                crate::guest::manners::after(result, || $($after)::+(carried, result $(, crate::guest::border::given!($a))*))
+                crate::guest::manners::after(result, || $($after)::+(*carried, result $(, crate::guest::border::given!($a))*))
             }
             // SAFETY: the caller's own arguments.
             crate::guest::manners::Verdict::Pass => unsafe { crate::driver::genuine::$library::$name($($arg),*) },
-            crate::guest::manners::Verdict::Refuse(result) => result,
+            crate::guest::manners::Verdict::Refuse(result) => *result,
         }
     }};
     ($library:ident $name:ident ($($arg:ident),*)

@@ -27,7 +27,27 @@ pub(crate) trait Charged: Kept {
 }
 
 impl Charged for Pointer {
+    #[inline(always)]
     fn forget(&self, accounts: &Accounts, number: u64) {
+        if let Self::Own {
+            bytes,
+            device,
+            descriptors: 0,
+            ..
+        } = *self
+        {
+            let region = &accounts.container.region;
+            region.release(usize::from(device), bytes, Kind::Buffer);
+        } else {
+            self.forget_other(accounts, number);
+        }
+    }
+}
+
+impl Pointer {
+    /// [`Charged::forget`] of all that is not plain memory.
+    #[inline(never)]
+    fn forget_other(&self, accounts: &Accounts, number: u64) {
         let region = &accounts.container.region;
         match *self {
             Self::Own {

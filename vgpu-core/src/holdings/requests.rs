@@ -159,16 +159,25 @@ pub(crate) fn try_reserve_now(
     bytes: u64,
 ) -> Result<Charge, Refusal> {
     tick(accounts);
+    let bounds = accounts.bounds(device);
+    let region = &accounts.container.region;
+    let charge = match region.reserve_at_once(device, bytes, bounds) {
+        Some(charge) => charge,
+        None => reserve_patiently(accounts, device, bytes)?,
+    };
+    manners::note_pending(charge);
+    Ok(charge)
+}
+
+/// The rest of [`try_reserve_now`] where there is no room at once.
+#[cold]
+#[inline(never)]
+fn reserve_patiently(accounts: &Accounts, device: usize, bytes: u64) -> Result<Charge, Refusal> {
     let ask = || {
         let bounds = accounts.bounds(device);
         accounts.container.region.reserve(device, bytes, bounds)
     };
-    let charge = match ask() {
-        Ok(charge) => charge,
-        Err(refusal) => patience::ask_again(accounts, device, refusal, ask)?,
-    };
-    manners::note_pending(charge);
-    Ok(charge)
+    ask().or_else(|refusal| patience::ask_again(accounts, device, refusal, ask))
 }
 
 /// Reserves room for what the driver can also give as managed memory. Where the container has a
@@ -188,6 +197,24 @@ pub(crate) fn reserve_pageable(
         do_chores(accounts);
     }
     tick(accounts);
+    let bounds = accounts.bounds(device);
+    let region = &accounts.container.region;
+    let Some(charge) = region.reserve_at_once(device, bytes, bounds) else {
+        return reserve_pageable_patiently(accounts, call, device, bytes);
+    };
+    manners::note_pending(charge);
+    Ok(charge)
+}
+
+/// The rest of [`reserve_pageable`] where there is no room at once.
+#[cold]
+#[inline(never)]
+fn reserve_pageable_patiently(
+    accounts: &Accounts,
+    call: &str,
+    device: usize,
+    bytes: u64,
+) -> Result<Charge, CuResult> {
     let ask = || {
         let bounds = accounts.bounds(device);
         match bounds.resident {
@@ -195,11 +222,7 @@ pub(crate) fn reserve_pageable(
             _ => reserve_past(accounts, device, bytes, bounds),
         }
     };
-    let reserved = match ask() {
-        Ok(charge) => Ok(charge),
-        Err(refusal) => patience::ask_again(accounts, device, refusal, ask),
-    };
-    match reserved {
+    match ask().or_else(|refusal| patience::ask_again(accounts, device, refusal, ask)) {
         Ok(charge) => {
             manners::note_pending(charge);
             Ok(charge)

@@ -43,7 +43,7 @@ enum AskedMemory {
 }
 
 /// Is the driver to be asked for managed memory in place of its own?
-pub(crate) fn is_paged(reserved: Reserved) -> bool {
+pub(crate) fn is_paged(reserved: &Reserved) -> bool {
     reserved.memory == AskedMemory::Paged
 }
 
@@ -58,15 +58,19 @@ impl Reserved {
     }
 
     #[inline(always)]
+    fn own(&self, bytes: u64) -> Pointer {
+        Pointer::Own {
+            bytes,
+            context: self.context,
+            device: self.device(),
+            descriptors: 0,
+        }
+    }
+
     fn pointer(&self, bytes: u64) -> Pointer {
         let (context, device) = (self.context, self.device());
         match self.memory {
-            AskedMemory::Own => Pointer::Own {
-                bytes,
-                context,
-                device,
-                descriptors: 0,
-            },
+            AskedMemory::Own => self.own(bytes),
             AskedMemory::Paged => Pointer::Paged {
                 bytes,
                 context,
@@ -163,8 +167,18 @@ fn reserve_pageable_here(
 /// The driver has given a pointer, to as many bytes.
 #[inline(always)]
 fn given_pointer(accounts: &Accounts, reserved: Reserved, number: u64, bytes: u64) {
+    if reserved.memory == AskedMemory::Own {
+        given(accounts, reserved, number, bytes, reserved.own(bytes));
+    } else {
+        given_managed(accounts, reserved, number, bytes);
+    }
+}
+
+/// The same of managed memory.
+#[inline(never)]
+fn given_managed(accounts: &Accounts, reserved: Reserved, number: u64, bytes: u64) {
     given(accounts, reserved, number, bytes, reserved.pointer(bytes));
-    if is_paged(reserved) {
+    if is_paged(&reserved) {
         // Relaxed: see `any_paged`.
         ANY_PAGED.store(1, Ordering::Relaxed);
         query::relaxed(|| query::prefer_device(CuDevicePtr(number), bytes));
@@ -181,6 +195,15 @@ pub(crate) fn given<T: Charged>(
     entry: T,
 ) {
     accounts.confirm_as(reserved.charge, Kind::Buffer, bytes);
+    if !accounts.holdings().map.put_new(number, entry) {
+        remember(accounts, number, bytes, entry);
+    }
+}
+
+/// Remembers what [`given`] could not put at once: the number has an entry, or the map is to grow.
+#[cold]
+#[inline(never)]
+fn remember<T: Charged>(accounts: &Accounts, number: u64, bytes: u64, entry: T) {
     let (before, kept) = accounts.holdings().map.put(number, entry);
     if let Some(before) = before {
         // The driver has given the same number again: it took the earlier one back past us.
@@ -279,7 +302,7 @@ pub(crate) fn after_pageable_pitch(
     width: usize,
     height: usize,
 ) {
-    if is_paged(reserved) && result == CuResult::SUCCESS {
+    if is_paged(&reserved) && result == CuResult::SUCCESS {
         pitch.write(usize::try_from(row(size(width))).unwrap_or(usize::MAX));
     }
     after_pitch(reserved, result, out, pitch, size(height));
@@ -330,7 +353,7 @@ pub(crate) fn before_free_async(pointer: CuDevicePtr, stream: CuStream) -> Verdi
 }
 
 /// See [`before_free_async`].
-pub(crate) fn is_freed_plainly(freeing: Freeing) -> bool {
+pub(crate) fn is_freed_plainly(freeing: &Freeing) -> bool {
     matches!(freeing.entry, Pointer::Paged { .. })
 }
 

@@ -105,6 +105,7 @@ impl Accounts {
     }
 
     /// The bounds of the container on a device.
+    #[inline(always)]
     pub(crate) fn bounds(&self, device: usize) -> Bounds {
         Bounds {
             limit: self.process.room(self.container, device),
@@ -141,7 +142,7 @@ impl Accounts {
     }
 
     /// The driver has given what was reserved.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn confirm(&self, charge: Charge, kind: Kind) {
         self.container.region.confirm(charge, kind);
         manners::settle_pending();
@@ -180,6 +181,7 @@ impl Accounts {
     }
 
     /// The driver has given what was reserved, and it turned out to be `bytes`.
+    #[inline(always)]
     pub(crate) fn confirm_as(&self, charge: Charge, kind: Kind, bytes: u64) {
         self.confirm(charge, kind);
         if bytes != charge.bytes() {

@@ -6,7 +6,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use vgpu_abi::layout::MAX_DEVICES;
 use vgpu_abi::limits::{DeviceLimit, Policy, Unlisted};
 
-use crate::base::lock::{self, Lock};
+use crate::base::clock;
+use crate::base::lock::Lock;
 use crate::base::log::line;
 use crate::driver::device::{Device, Fact, MAX_ORDINALS};
 use crate::driver::{gpus, query};
@@ -34,6 +35,9 @@ fn room_of(limit: u64, unaccounted: u64) -> u64 {
     }
 }
 
+/// A process looks after its slot and at its limits this often at most, nanoseconds.
+const LOOK_EVERY_NS: u64 = 50_000_000;
+
 /// State that dies with a fork: the kernel gives a child zeros in its place, and all zeros means "not set
 /// up yet".
 #[repr(C)]
@@ -42,8 +46,8 @@ pub(crate) struct ProcessState {
     pub(crate) phase: AtomicU32,
     /// Differs between a process and its forked child, and is never 0 once set up.
     pub(crate) epoch: AtomicU32,
-    /// When something was last looked at that costs a look (milliseconds).
-    looked_at_ms: AtomicU64,
+    /// When something was last looked at that costs a look, nanoseconds of the coarse clock.
+    looked_at_ns: AtomicU64,
     /// A bit for each device into whose context a runtime is loading past the hooks, and another one for
     /// each of which a measurement is wanted.
     loading: AtomicU32,
@@ -387,23 +391,23 @@ impl ProcessState {
     /// At most every 50 ms: maintains this process's slot and clears those of dead processes. True when it did.
     #[inline]
     pub(crate) fn tick(&self, container: &Container) -> bool {
-        let now = lock::milliseconds().unsigned_abs();
+        let now = clock::coarse_ns();
         // Relaxed: a clock's word guards no other memory.
-        let last = self.looked_at_ms.load(Ordering::Relaxed);
-        now.wrapping_sub(last) >= 50 && self.look(container, now, last)
+        let last = self.looked_at_ns.load(Ordering::Relaxed);
+        now.wrapping_sub(last) >= LOOK_EVERY_NS && self.look(container, now, last)
     }
 
     #[cold]
     fn look(&self, container: &Container, now: u64, last: u64) -> bool {
         // Relaxed: only one thread does the work.
         if self
-            .looked_at_ms
+            .looked_at_ns
             .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
             .is_err()
         {
             return false;
         }
-        container.region.tick(now.wrapping_mul(1_000_000));
+        container.region.tick(now);
         container.region.reap();
         container.bury_released();
         self.take_over_room(container);

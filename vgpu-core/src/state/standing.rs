@@ -5,6 +5,7 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use cuda_api::CuResult;
+use vgpu_abi::region::Charge;
 
 use crate::base::lock::ProcessLock;
 use crate::base::log::line;
@@ -61,16 +62,39 @@ static ONCE: AtomicU32 = AtomicU32::new(0);
 const LONGEST_SET_UP_MS: i64 = 10_000;
 
 /// The state of this process. Sets it up at the first call.
-#[inline]
+#[inline(always)]
 pub(crate) fn standing() -> Standing {
-    match process() {
-        Some(process) => match process.phase.load(Ordering::Acquire) {
-            READY => ready(process),
-            TRANSPARENT => Standing::Transparent,
-            CLOSED => Standing::Closed,
-            _ => set_up(),
-        },
-        None => set_up(),
+    match ready_now() {
+        Some(Accounts { container, process }) => Standing::Ready(container, process),
+        None => standing_apart(),
+    }
+}
+
+/// The accounts of a process that is set up and has limits: what nearly every call finds.
+#[inline(always)]
+fn ready_now() -> Option<Accounts> {
+    let process = process()?;
+    // Acquire: the state behind this phase was made before.
+    if process.phase.load(Ordering::Acquire) != READY {
+        return None;
+    }
+    let container = container()?;
+    Some(Accounts { container, process })
+}
+
+/// The state of a process for which [`ready_now`] has no accounts.
+#[cold]
+#[inline(never)]
+fn standing_apart() -> Standing {
+    let Some(process) = process() else {
+        return set_up();
+    };
+    // Acquire: as above.
+    match process.phase.load(Ordering::Acquire) {
+        READY => ready(process),
+        TRANSPARENT => Standing::Transparent,
+        CLOSED => Standing::Closed,
+        _ => set_up(),
     }
 }
 
@@ -239,25 +263,35 @@ fn open() -> Result<Option<&'static Container>, ()> {
 /// Opens the accounts, or says what a rule answers without them.
 #[inline(always)]
 pub(crate) fn open_accounts<T>(group: Group) -> Result<Accounts, Verdict<T>> {
-    match standing() {
-        Standing::Ready(container, process) => {
-            let accounts = Accounts { container, process };
-            manners::take_left_behind(|charge| {
-                process.holdings.keep_left_behind(&container.region, charge);
-            });
-            accounts.count(group);
-            Ok(accounts)
-        }
-        Standing::Transparent => Err(Verdict::Pass),
-        Standing::Closed => Err(Verdict::Refuse(CuResult::NOT_PERMITTED)),
-    }
+    let accounts = match ready_now() {
+        Some(accounts) => accounts,
+        None => match standing_apart() {
+            Standing::Ready(container, process) => Accounts { container, process },
+            Standing::Transparent => return Err(Verdict::Pass),
+            Standing::Closed => return Err(Verdict::Refuse(CuResult::NOT_PERMITTED)),
+        },
+    };
+    manners::take_left_behind(|charge| keep_left_behind(&accounts, charge));
+    accounts.count(group);
+    Ok(accounts)
+}
+
+#[cold]
+#[inline(never)]
+fn keep_left_behind(accounts: &Accounts, charge: Charge) {
+    let region = &accounts.container.region;
+    accounts.holdings().keep_left_behind(region, charge);
 }
 
 /// Opens the accounts for a rule that runs after the call.
+#[inline(always)]
 pub(crate) fn opened() -> Option<Accounts> {
-    match standing() {
-        Standing::Ready(container, process) => Some(Accounts { container, process }),
-        Standing::Transparent | Standing::Closed => None,
+    match ready_now() {
+        Some(accounts) => Some(accounts),
+        None => match standing_apart() {
+            Standing::Ready(container, process) => Some(Accounts { container, process }),
+            Standing::Transparent | Standing::Closed => None,
+        },
     }
 }
 

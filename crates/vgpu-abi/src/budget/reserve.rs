@@ -80,18 +80,10 @@ pub(crate) fn reserve<O: Outside + ?Sized>(
     let Some(own) = outside.cells(place.slot, device) else {
         return Err(Refused::NoSuchDevice);
     };
-    if let Err(why) = add(&own.pending, place.tag, bytes) {
-        return Err(not_added(outside, device, why));
-    }
-    crash_point!("reserve:pending");
-    let least = bounds.least();
-    if least == Bounds::NO_CAP {
-        return Ok(Room::Device);
-    }
-    seq_cst_point();
-    if charged(outside, device) <= least {
-        crash_point!("reserve:done");
-        return Ok(Room::Device);
+    match add_and_look(outside, own, place, device, bytes, bounds) {
+        Ok(true) => return Ok(Room::Device),
+        Ok(false) => {}
+        Err(why) => return Err(not_added(outside, device, why)),
     }
     let request = Request {
         place,
@@ -102,6 +94,55 @@ pub(crate) fn reserve<O: Outside + ?Sized>(
         at_once: false,
     };
     reserve_slowly(outside, own, request)
+}
+
+/// The common case of [`reserve`]: the sum alone decides, and there is room. False: nothing is reserved, and only
+/// [`reserve`] can say whether there is room.
+#[inline(always)]
+pub(crate) fn reserve_at_once<O: Outside + ?Sized>(
+    outside: &O,
+    place: SlotTag,
+    device: usize,
+    bytes: u64,
+    bounds: Bounds,
+) -> bool {
+    let Some(own) = outside.cells(place.slot, device) else {
+        return false;
+    };
+    match add_and_look(outside, own, place, device, bytes, bounds) {
+        Ok(true) => true,
+        Ok(false) => {
+            // A slot that was taken away took the pending charge with it.
+            let _stale = take(&own.pending, place.tag, bytes);
+            false
+        }
+        Err(_) => false,
+    }
+}
+
+/// Reserves first, and then looks whether the sum fits the smaller bound. If it does not, the reservation stands all
+/// the same: the caller decides further, or takes it back.
+#[inline(always)]
+fn add_and_look<O: Outside + ?Sized>(
+    outside: &O,
+    own: &DeviceUse,
+    place: SlotTag,
+    device: usize,
+    bytes: u64,
+    bounds: Bounds,
+) -> Result<bool, NotAdded> {
+    add(&own.pending, place.tag, bytes)?;
+    crash_point!("reserve:pending");
+    let least = bounds.least();
+    if least == Bounds::NO_CAP {
+        return Ok(true);
+    }
+    seq_cst_point();
+    let fits = charged(outside, device) <= least;
+    if fits {
+        crash_point!("reserve:done");
+    }
+    Ok(fits)
 }
 
 #[cold]

@@ -7,7 +7,7 @@ use crate::atomic::{Ordering, seq_cst_point};
 use crate::layout::{CHARGE_BYTES_MASK, CHARGE_COUNT_SHIFT, DeviceUse, SLOT_WORDS};
 
 /// Calls `each` for every slot that may hold charges.
-#[inline]
+#[inline(always)]
 pub(crate) fn each_slot<L: Charges + ?Sized>(charges: &L, mut each: impl FnMut(usize)) {
     for word in 0..SLOT_WORDS {
         let Some(mut bits) = charges.in_use(word) else {
@@ -26,7 +26,7 @@ pub(crate) fn each_slot<L: Charges + ?Sized>(charges: &L, mut each: impl FnMut(u
 /// To be read between the slot's pending and confirmed words: what was reserved leaves pending after
 /// the mark was set, and what is settled is in confirmed before the breakdown says so and the mark
 /// goes, so it is seen at least once.
-#[inline]
+#[inline(always)]
 pub(crate) fn kept<L: Charges + ?Sized>(charges: &L, cells: &DeviceUse, device: usize) -> u64 {
     // SeqCst: comes after this process's own addition in the one order of all changes, as the charges do.
     match cells.loading_since_ns.load(Ordering::SeqCst) {
@@ -55,7 +55,7 @@ fn kept_since<L: Charges + ?Sized>(
 ///
 /// Of each slot pending is read first: a charge is added to confirmed before it is taken from
 /// pending, so it is seen at least once. Slots are read before shared objects, for the same reason.
-#[inline]
+#[inline(always)]
 pub(super) fn charged<L: Charges + ?Sized>(charges: &L, device: usize) -> u64 {
     let mut sum = 0_u64;
     each_slot(charges, |slot| {
@@ -64,10 +64,9 @@ pub(super) fn charged<L: Charges + ?Sized>(charges: &L, device: usize) -> u64 {
             let pending = bytes_in(cells.pending.load(Ordering::SeqCst));
             let kept = kept(charges, cells, device);
             let confirmed = bytes_in(cells.confirmed.load(Ordering::SeqCst));
-            sum = sum
-                .saturating_add(pending)
-                .saturating_add(kept)
-                .saturating_add(confirmed);
+            // Both have 44 bits.
+            let asked_or_given = pending + confirmed;
+            sum = sum.saturating_add(asked_or_given).saturating_add(kept);
         }
     });
     let shared = charges

@@ -31,6 +31,17 @@ impl Region {
         self.reserve_as(device, bytes, bounds.into(), false)
     }
 
+    /// The common case of [`Region::reserve`] and [`Region::reserve_pageable`]: all charges fit the smaller bound. `None`:
+    /// nothing is reserved, and nothing is decided or counted; those two answer.
+    #[inline(always)]
+    #[must_use]
+    pub fn reserve_at_once(&self, device: usize, bytes: u64, bounds: Bounds) -> Option<Charge> {
+        // Acquire: as in `join`. Of no slot, there is no place.
+        let packed = self.private().packed.load(Ordering::Acquire);
+        budget::reserve_at_once(self, slot_tag_of(packed), device, bytes, bounds)
+            .then(|| Charge::new(device, false, bytes, packed))
+    }
+
     /// As [`Region::reserve`], for memory that the driver can also give as managed memory: it gets room past
     /// `bounds.resident`, too, and its charge shows that ([`Charge::is_beyond`]).
     ///
@@ -239,7 +250,7 @@ impl Region {
     }
 
     /// The driver has given what was reserved.
-    #[inline]
+    #[inline(always)]
     pub fn confirm(&self, charge: Charge, kind: Kind) {
         // Acquire: as in `join`.
         let packed = self.private().packed.load(Ordering::Acquire);
@@ -251,8 +262,14 @@ impl Region {
         {
             return;
         }
-        // The slot was taken away, or this is a forked child: what the driver gave is charged to
-        // the slot that we have. The pending charge went with the old one.
+        self.confirm_elsewhere(charge, kind);
+    }
+
+    /// The slot was taken away, or this is a forked child: what the driver gave is charged to the slot that we have.
+    /// The pending charge went with the old one.
+    #[cold]
+    #[inline(never)]
+    fn confirm_elsewhere(&self, charge: Charge, kind: Kind) {
         self.charge(charge.device(), charge.bytes, kind);
     }
 
@@ -273,7 +290,7 @@ impl Region {
     }
 
     /// The driver has taken back what was confirmed. Never goes below zero.
-    #[inline]
+    #[inline(always)]
     pub fn release(&self, device: usize, bytes: u64, kind: Kind) {
         self.on_own(device, |cells, own, tag| {
             budget::release(cells, tag, bytes, kind)?;
@@ -295,6 +312,7 @@ impl Region {
     }
 
     /// Charges what the driver holds already (an estimate that is settled): no limit is looked at.
+    #[inline(never)]
     pub fn charge(&self, device: usize, bytes: u64, kind: Kind) {
         self.on_own(device, |cells, own, tag| {
             budget::charge(cells, tag, bytes, kind)?;
@@ -313,13 +331,33 @@ impl Region {
 
     /// Changes this process's slot and its own sum alike. When the slot turns out to be taken away
     /// between the two, what was done to the old one is lost with it and is done to the new one.
-    #[inline]
+    #[inline(always)]
     fn on_own(
         &self,
         device: usize,
         change: impl Fn(&DeviceUse, &OwnUse, u64) -> Result<(), Stale>,
     ) {
-        let mut packed = self.packed_slot();
+        // Acquire: as in `join`.
+        let packed = self.private().packed.load(Ordering::Acquire);
+        if let Some((cells, tag)) = self.slot_device(packed, device)
+            && let Some(own) = self.private().own.get(device)
+            && change(cells, own, tag).is_ok()
+        {
+            return;
+        }
+        self.on_own_elsewhere(packed, device, change);
+    }
+
+    /// The rare ends of `on_own`: no slot yet, or one that was taken away.
+    #[cold]
+    #[inline(never)]
+    fn on_own_elsewhere(
+        &self,
+        stale: u64,
+        device: usize,
+        change: impl Fn(&DeviceUse, &OwnUse, u64) -> Result<(), Stale>,
+    ) {
+        let mut packed = self.take_slot(stale).unwrap_or(0);
         for _try in 0..TRIES {
             let Some((cells, tag)) = self.slot_device(packed, device) else {
                 return;
