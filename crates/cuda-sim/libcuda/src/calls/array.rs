@@ -5,12 +5,11 @@ use std::sync::Arc;
 use cuda_api::driver::*;
 
 use crate::base::border::{Done, check_out, invalid_if, number, read, refuse_if, write};
-use crate::memory::array;
 use crate::memory::array::{
-    Array, DEFERRED, Mipmap, Shape, find, keep, keep_mipmap, shape_3d, sparse_properties, with,
+    self, Array, DEFERRED, Mipmap, Shape, find, keep, keep_mipmap, shape_3d, sparse_properties,
+    with,
 };
-use crate::memory::blocks;
-use crate::memory::blocks::BlockKind;
+use crate::memory::blocks::{self, BlockKind};
 use crate::memory::context;
 use crate::memory::sparse;
 use crate::process::driver;

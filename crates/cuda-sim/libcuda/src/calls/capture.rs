@@ -11,10 +11,8 @@ use crate::base::border::{
 };
 use crate::streams::capture::{CAPTURES, Capture, GLOBAL, Membership, RELAXED};
 use crate::streams::capturing::{ACTIVE, MODE, finish};
-use crate::streams::graph;
-use crate::streams::graph::Graph;
-use crate::streams::stream;
-use crate::streams::stream::{Stream, StreamKind};
+use crate::streams::graph::{self, Graph};
+use crate::streams::stream::{self, Stream, StreamKind};
 
 calls! {
     cuStreamBeginCapture(stream) => begin(stream, GLOBAL, None);

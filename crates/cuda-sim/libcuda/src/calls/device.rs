@@ -10,8 +10,7 @@ use cuda_sim::pci::Address;
 use crate::base::border::{Done, check_out, invalid_if, write};
 use crate::base::model::{MULTIPROCESSORS, NAME};
 use crate::memory::context;
-use crate::process::driver;
-use crate::process::driver::Driver;
+use crate::process::driver::{self, Driver};
 
 calls! {
     cuDeviceGetCount(count) => {

@@ -10,8 +10,7 @@ use cuda_sim::board::SharedId;
 
 use crate::base::border::{Done, check_out, invalid_if, write};
 use crate::base::space::PAGE;
-use crate::memory::blocks;
-use crate::memory::blocks::BlockKind;
+use crate::memory::blocks::{self, BlockKind};
 use crate::memory::shared;
 use crate::process::driver;
 

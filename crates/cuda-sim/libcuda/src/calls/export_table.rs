@@ -10,8 +10,7 @@ use std::sync::Mutex;
 use cuda_api::driver::*;
 
 use crate::base::border::{answer, handle, lock, read, write};
-use crate::memory::context;
-use crate::memory::context::Ctx;
+use crate::memory::context::{self, Ctx};
 use crate::streams::module;
 
 calls! {

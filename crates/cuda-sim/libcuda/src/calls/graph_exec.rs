@@ -12,8 +12,7 @@ use crate::process::choices;
 use crate::streams::capturing;
 use crate::streams::event;
 use crate::streams::execs::{AUTO_FREE, EXECS, Exec, allocations, find, launch, nodes_of, set};
-use crate::streams::graph;
-use crate::streams::graph::Body;
+use crate::streams::graph::{self, Body};
 use crate::streams::stream;
 
 calls! {

@@ -4,8 +4,7 @@ use cuda_api::driver::*;
 use cuda_sim::board::SharedId;
 
 use crate::base::border::{Done, check_out, invalid_if, write};
-use crate::memory::blocks;
-use crate::memory::blocks::{Block, BlockKind};
+use crate::memory::blocks::{self, Block, BlockKind};
 use crate::memory::context;
 use crate::memory::shared::{open, share};
 use crate::process::files::Name;

@@ -13,8 +13,7 @@ use crate::streams::graph::Body;
 use crate::streams::launch::{
     Launch, MAX_THREADS, MULTIPROCESSORS, SHARED_BYTES_OPT_IN, check, packed, plan,
 };
-use crate::streams::module;
-use crate::streams::module::Function;
+use crate::streams::module::{self, Function};
 use crate::streams::stream;
 
 calls! {

@@ -11,10 +11,8 @@ use crate::memory::blocks::{
 };
 use crate::memory::context;
 use crate::memory::graph_memory;
-use crate::process::driver;
-use crate::process::driver::Driver;
-use crate::process::location;
-use crate::process::location::Location;
+use crate::process::driver::{self, Driver};
+use crate::process::location::{self, Location};
 use crate::streams::stream;
 
 calls! {

@@ -11,14 +11,11 @@ use cuda_api::driver::*;
 use crate::base::border::{
     Done, check_out, handle, invalid_if, lock, read_all, refuse_if, text, write, write_if,
 };
-use crate::base::declared;
-use crate::base::declared::Variable;
-use crate::base::image;
-use crate::base::image::{Image, Unreadable};
+use crate::base::declared::{self, Variable};
+use crate::base::image::{self, Image, Unreadable};
 use crate::base::table::Table;
 use crate::memory::blocks;
-use crate::memory::context;
-use crate::memory::context::Ctx;
+use crate::memory::context::{self, Ctx};
 use crate::process::choices;
 use crate::process::driver;
 use crate::process::work::exec;

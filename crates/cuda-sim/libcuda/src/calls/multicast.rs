@@ -8,10 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use cuda_api::driver::*;
 
 use crate::base::border::{Done, check_out, invalid_if, lock, read, write};
-use crate::memory::blocks;
-use crate::memory::blocks::BlockKind;
-use crate::memory::physical;
-use crate::memory::physical::{Binding, Multicast, Physical, held};
+use crate::memory::blocks::{self, BlockKind};
+use crate::memory::physical::{self, Binding, Multicast, Physical, held};
 use crate::process::choices::granularity;
 use crate::process::driver;
 

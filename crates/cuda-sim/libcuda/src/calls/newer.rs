@@ -5,8 +5,7 @@ use cuda_sim::exec::Work;
 
 use crate::base::border::{check_out, invalid_if, write};
 use crate::calls::graph;
-use crate::memory::blocks;
-use crate::memory::blocks::BlockKind;
+use crate::memory::blocks::{self, BlockKind};
 use crate::process::driver;
 use crate::process::work::exec;
 use crate::streams::capturing;

@@ -3,8 +3,7 @@
 use cuda_api::driver::*;
 
 use crate::base::border::{Done, check_out, invalid_if, write};
-use crate::memory::blocks;
-use crate::memory::blocks::{Block, BlockKind};
+use crate::memory::blocks::{self, Block, BlockKind};
 use crate::memory::graph_memory;
 use crate::memory::pool;
 use crate::process::driver;

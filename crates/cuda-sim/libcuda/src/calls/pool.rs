@@ -3,8 +3,7 @@
 use cuda_api::driver::*;
 
 use crate::base::border::{Done, check_out, invalid_if, read, write};
-use crate::memory::blocks;
-use crate::memory::blocks::BlockKind;
+use crate::memory::blocks::{self, BlockKind};
 use crate::memory::context;
 use crate::memory::pool::{
     HANDLE_FILE_DESCRIPTOR, Sort, current_at, current_of, default_at, default_of, find, new, with,
@@ -12,8 +11,7 @@ use crate::memory::pool::{
 use crate::memory::shared;
 use crate::process::driver;
 use crate::process::files;
-use crate::process::location;
-use crate::process::location::Location;
+use crate::process::location::{self, Location};
 
 calls! {
     cuMemPoolTrimTo(pool, min_bytes_to_keep)

@@ -8,8 +8,7 @@ use crate::base::border::{
     Done, Opaque, call_host, check_out, invalid_if, lock, read, refuse_if, write,
 };
 use crate::base::values::{ValueOp, value_ops};
-use crate::memory::context;
-use crate::memory::context::Ctx;
+use crate::memory::context::{self, Ctx};
 use crate::process::work::exec;
 use crate::streams::capturing;
 use crate::streams::graph::{BatchOp, Body};

@@ -10,18 +10,15 @@ use cuda_sim::board::{self, SharedId};
 
 use crate::base::border::{Done, check_out, invalid_if, read, write};
 use crate::base::space::{address, blank};
-use crate::memory::blocks;
-use crate::memory::blocks::{Block, BlockKind};
+use crate::memory::blocks::{self, Block, BlockKind};
 use crate::memory::physical::{
     Contents, HANDLES, Held, Label, Mapping, Physical, Prop, contents, held, keep, lock,
 };
 use crate::memory::shared;
-use crate::process::choices;
-use crate::process::choices::granularity;
+use crate::process::choices::{self, granularity};
 use crate::process::driver;
 use crate::process::files;
-use crate::process::location;
-use crate::process::location::Location;
+use crate::process::location::{self, Location};
 
 calls! {
     cuMemGetAllocationGranularity(out, prop, option) => {

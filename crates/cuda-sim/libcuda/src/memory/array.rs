@@ -6,10 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cuda_api::driver::*;
 
 use crate::base::border::{Done, invalid_if};
-use crate::memory::blocks;
-use crate::memory::blocks::PITCH;
-use crate::memory::context;
-use crate::memory::context::Context;
+use crate::memory::blocks::{self, PITCH};
+use crate::memory::context::{self, Context};
 
 /// An array, or a level of a mipmapped one.
 #[derive(Debug)]

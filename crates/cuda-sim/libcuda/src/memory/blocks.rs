@@ -12,14 +12,12 @@ use cuda_api::driver::*;
 use cuda_sim::board;
 
 use crate::base::border::Done;
-use crate::base::space;
-use crate::base::space::{PAGE, Space};
+use crate::base::space::{self, PAGE, Space};
 use crate::memory::context::Context;
 use crate::memory::physical;
 use crate::memory::pool::Pool;
 use crate::process::choices;
-use crate::process::driver;
-use crate::process::driver::Driver;
+use crate::process::driver::{self, Driver};
 use crate::process::files;
 
 const SMALL_STEP: u64 = 512;

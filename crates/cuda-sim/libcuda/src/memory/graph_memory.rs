@@ -9,10 +9,8 @@ use cuda_api::driver::*;
 use cuda_sim::board::Kind as Taken;
 
 use crate::base::border::{Done, invalid_if, lock, read, write};
-use crate::memory::blocks;
-use crate::memory::blocks::BlockKind;
-use crate::memory::context;
-use crate::memory::context::Ctx;
+use crate::memory::blocks::{self, BlockKind};
+use crate::memory::context::{self, Ctx};
 use crate::process::choices;
 use crate::process::driver;
 use crate::process::location;

@@ -1,10 +1,8 @@
 //! Blocks of addresses over the memory of pools.
 
 use crate::base::border::{Done, invalid_if};
-use crate::memory::blocks;
-use crate::memory::blocks::BlockKind;
-use crate::memory::context;
-use crate::memory::context::Context;
+use crate::memory::blocks::{self, BlockKind};
+use crate::memory::context::{self, Context};
 use crate::memory::pool::{Pool, Sort, with};
 
 /// Called when the last context of a process on a GPU ends: frees the pools' allocations there.

@@ -10,8 +10,7 @@ use cuda_sim::board::SharedId;
 
 use crate::base::border::{Done, refuse_if};
 use crate::base::space::{PAGE, address};
-use crate::memory::blocks;
-use crate::memory::blocks::{Block, BlockKind};
+use crate::memory::blocks::{self, Block, BlockKind};
 use crate::memory::context::Context;
 use crate::process::driver;
 use crate::process::files::{MAGIC, Name, path_of, sweep};

@@ -6,8 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use crate::base::border::{Done, invalid_if, lock};
-use crate::memory::array;
-use crate::memory::array::TILE_BYTES;
+use crate::memory::array::{self, TILE_BYTES};
 use crate::memory::context::Context;
 use crate::memory::physical::Physical;
 

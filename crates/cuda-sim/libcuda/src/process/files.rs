@@ -13,8 +13,7 @@ use cuda_sim::board::SharedId;
 
 use crate::base::border::{Done, invalid_if, refuse_if};
 use crate::process::choices;
-use crate::process::driver;
-use crate::process::driver::Driver;
+use crate::process::driver::{self, Driver};
 
 /// Our descriptors are high numbers, out of the way of programs that rely on low ones.
 const LEAST_DESCRIPTOR: i32 = 512;

@@ -16,8 +16,7 @@ use crate::base::border::{Done, lock, refuse_if};
 use crate::memory::context::Ctx;
 use crate::streams::capture::{CAPTURES, Capture, GLOBAL, Membership, RELAXED, numbered};
 use crate::streams::graph::Body;
-use crate::streams::stream;
-use crate::streams::stream::{Stream, StreamKind};
+use crate::streams::stream::{self, Stream, StreamKind};
 
 pub(crate) static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 

@@ -10,8 +10,7 @@ use std::sync::{Arc, Mutex};
 use cuda_api::driver::*;
 use cuda_sim::exec::{Position, Work};
 
-use crate::base::border;
-use crate::base::border::{Done, invalid_if, lock, refuse_if};
+use crate::base::border::{self, Done, invalid_if, lock, refuse_if};
 use crate::base::table::Table;
 use crate::memory::blocks;
 use crate::memory::context;
@@ -19,11 +18,9 @@ use crate::memory::graph_memory;
 use crate::process::helper;
 use crate::process::work::exec;
 use crate::streams::capturing;
-use crate::streams::graph;
-use crate::streams::graph::{Body, Conditional, CopyParams, Graph, Memset, load_given};
+use crate::streams::graph::{self, Body, Conditional, CopyParams, Graph, Memset, load_given};
 use crate::streams::module;
-use crate::streams::stream;
-use crate::streams::stream::Stream;
+use crate::streams::stream::{self, Stream};
 
 pub(crate) const AUTO_FREE: u64 = 1;
 

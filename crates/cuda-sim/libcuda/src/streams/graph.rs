@@ -6,18 +6,15 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use cuda_api::driver::*;
 
-use crate::base::border;
 use crate::base::border::{
-    Done, Opaque, check_out, handle, invalid_if, lock, read, read_all, refuse_if, write,
+    self, Done, Opaque, check_out, handle, invalid_if, lock, read, read_all, refuse_if, write,
 };
 use crate::base::table::Table;
-use crate::base::values;
-use crate::base::values::ValueOp;
+use crate::base::values::{self, ValueOp};
 use crate::memory::context;
 use crate::memory::graph_memory;
 use crate::process::choices;
-use crate::streams::event;
-use crate::streams::event::Event;
+use crate::streams::event::{self, Event};
 use crate::streams::launch::Launch;
 use crate::streams::module;
 

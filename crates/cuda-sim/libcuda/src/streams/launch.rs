@@ -9,8 +9,7 @@ use cuda_sim::script::{Duration, LAUNCH_ATTRIBUTE_NS};
 
 use crate::base::border::{Done, handle, invalid_if, lock, read, read_all};
 use crate::process::work::{exec, process};
-use crate::streams::module;
-use crate::streams::module::Function;
+use crate::streams::module::{self, Function};
 
 /// A kernel's arguments, copied, with the array of pointers that programs read them through.
 #[derive(Debug)]

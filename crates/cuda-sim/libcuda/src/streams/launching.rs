@@ -10,8 +10,7 @@ use crate::base::values;
 use crate::memory::context::Ctx;
 use crate::process::work::exec;
 use crate::streams::launch::{MULTIPROCESSORS, Plan};
-use crate::streams::stream;
-use crate::streams::stream::Stream;
+use crate::streams::stream::{self, Stream};
 
 impl Plan {
     /// How long it takes in a context, when that is known.

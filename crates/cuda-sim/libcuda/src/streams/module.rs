@@ -11,14 +11,11 @@ use cuda_sim::board::Kind as Taken;
 use cuda_sim::script::Duration;
 
 use crate::base::border::{Done, handle, invalid_if, lock, write};
-use crate::base::declared;
-use crate::base::declared::Variable;
-use crate::base::image;
-use crate::base::image::Image;
+use crate::base::declared::{self, Variable};
+use crate::base::image::{self, Image};
 use crate::base::table::Table;
 use crate::memory::blocks;
-use crate::memory::context;
-use crate::memory::context::Ctx;
+use crate::memory::context::{self, Ctx};
 use crate::memory::room::Room;
 use crate::process::choices;
 use crate::process::driver;

@@ -12,8 +12,7 @@ use crate::streams::capture;
 use crate::streams::capturing;
 use crate::streams::event::{Event, Last, find};
 use crate::streams::graph::Body;
-use crate::streams::stream;
-use crate::streams::stream::Stream;
+use crate::streams::stream::{self, Stream};
 
 /// For `cuEventRecordWithFlags` and `cuStreamWaitEvent`: the node stands for an event outside.
 const EXTERNAL: u32 = 1;

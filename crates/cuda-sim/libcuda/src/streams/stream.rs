@@ -16,13 +16,10 @@ use cuda_sim::exec::{ChannelId, Position, Work};
 use crate::base::border::{Done, invalid_if, lock};
 use crate::base::table::Table;
 use crate::base::values::{ValueOp, load, store};
-use crate::memory::context;
-use crate::memory::context::Ctx;
-use crate::process::helper;
-use crate::process::helper::Action;
+use crate::memory::context::{self, Ctx};
+use crate::process::helper::{self, Action};
 use crate::process::work::{exec, process, refused};
-use crate::streams::capture;
-use crate::streams::capture::Capture;
+use crate::streams::capture::{self, Capture};
 
 const LEGACY: usize = 1;
 
