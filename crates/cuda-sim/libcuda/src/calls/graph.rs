@@ -17,6 +17,16 @@ use crate::streams::graph::{
     memset, release_user_object,
 };
 
+/// Answers with the contents of a node of one kind.
+macro_rules! get {
+    ($node:ident, $out:ident, $body:pat => $value:expr) => {
+        get($node, $out, |body| match body {
+            $body => Some($value),
+            _ => None,
+        })
+    };
+}
+
 calls! {
     cuGraphCreate(out, flags) => {
         invalid_if(flags != 0 || out.is_null())?;
@@ -32,14 +42,11 @@ calls! {
     cuGraphAddKernelNode(out, graph, dependencies, count, params)
         => add(out, graph, dependencies, count, || kernel_v1(params));
     cuGraphAddKernelNode_v2(out, graph, dependencies, count, params)
-        => add(out, graph, dependencies, count, || kernel(&read(params)?));
+        => add(out, graph, dependencies, count, || kernel(params));
     cuGraphAddMemcpyNode(out, graph, dependencies, count, copy_params, _context)
         => add(out, graph, dependencies, count, || memcpy(copy_params));
-    cuGraphAddMemsetNode(out, graph, dependencies, count, memset_params, _context) => {
-        add(out, graph, dependencies, count, || {
-            memset(&read(memset_params)?)
-        })
-    };
+    cuGraphAddMemsetNode(out, graph, dependencies, count, memset_params, _context)
+        => add(out, graph, dependencies, count, || memset(memset_params));
     cuGraphAddHostNode(out, graph, dependencies, count, params)
         => add(out, graph, dependencies, count, || host(params));
     cuGraphAddChildGraphNode(out, graph, dependencies, count, child_graph)
@@ -63,7 +70,7 @@ calls! {
         add(out, graph, dependencies, count, make)
     };
     cuGraphAddBatchMemOpNode(out, graph, dependencies, count, params)
-        => add(out, graph, dependencies, count, || batch(&read(params)?));
+        => add(out, graph, dependencies, count, || batch(params));
     cuGraphAddNode(out, graph, dependencies, count, params)
         => add(out, graph, dependencies, count, || any(params));
     cuGraphAddNode_v2(out, graph, dependencies, _dependency_data, count, params)
@@ -97,20 +104,12 @@ calls! {
         let (node, graph) = graph_of(node)?;
         graph.remove_node(node.handle())
     };
-    cuGraphKernelNodeGetParams(node, params) => {
-        get(node, params, |body| match body {
-            Body::Kernel(launch) => Some(launch.as_params_v1()),
-            _ => None,
-        })
-    };
-    cuGraphKernelNodeGetParams_v2(node, params) => {
-        get(node, params, |body| match body {
-            Body::Kernel(launch) => Some(launch.as_params()),
-            _ => None,
-        })
-    };
+    cuGraphKernelNodeGetParams(node, params)
+        => get!(node, params, Body::Kernel(launch) => launch.as_params_v1());
+    cuGraphKernelNodeGetParams_v2(node, params)
+        => get!(node, params, Body::Kernel(launch) => launch.as_params());
     cuGraphKernelNodeSetParams(node, params) => set(node, || kernel_v1(params));
-    cuGraphKernelNodeSetParams_v2(node, params) => set(node, || kernel(&read(params)?));
+    cuGraphKernelNodeSetParams_v2(node, params) => set(node, || kernel(params));
     cuGraphKernelNodeSetAttribute(node, attribute, value) => {
         let words = read(value)?.words;
         match &mut *lock(&find_node(node)?.body) {
@@ -122,11 +121,8 @@ calls! {
         }
     };
     cuGraphKernelNodeGetAttribute(node, attribute, value_out) => {
-        get(node, value_out, |body| match body {
-            Body::Kernel(launch) => Some(CuLaunchAttributeValue {
-                words: launch.attribute(attribute).unwrap_or([0; 8]),
-            }),
-            _ => None,
+        get!(node, value_out, Body::Kernel(launch) => CuLaunchAttributeValue {
+            words: launch.attribute(attribute).unwrap_or([0; 8]),
         })
     };
     cuGraphMemcpyNodeGetParams(node, params) => {
@@ -137,20 +133,13 @@ calls! {
         })
     };
     cuGraphMemcpyNodeSetParams(node, params) => set(node, || memcpy(params));
-    cuGraphMemsetNodeGetParams(node, params) => {
-        get(node, params, |body| match *body {
-            Body::Memset(set) => Some(set.as_params()),
-            _ => None,
-        })
-    };
-    cuGraphMemsetNodeSetParams(node, params) => set(node, || memset(&read(params)?));
+    cuGraphMemsetNodeGetParams(node, params)
+        => get!(node, params, Body::Memset(set) => *set);
+    cuGraphMemsetNodeSetParams(node, params) => set(node, || memset(params));
     cuGraphHostNodeGetParams(node, params) => {
-        get(node, params, |body| match *body {
-            Body::Host { function, data } => Some(CuHostNodeParams {
-                callback: Some(function),
-                data: data.0,
-            }),
-            _ => None,
+        get!(node, params, Body::Host { function, data } => CuHostNodeParams {
+            callback: Some(*function),
+            data: data.0,
         })
     };
     cuGraphHostNodeSetParams(node, params) => set(node, || host(params));
@@ -161,35 +150,19 @@ calls! {
         };
         write(out, handle(show(&child)))
     };
-    cuGraphEventRecordNodeGetEvent(node, event_out) => {
-        get(node, event_out, |body| match body {
-            Body::EventRecord(event) => Some(handle(Arc::as_ptr(event).addr())),
-            _ => None,
-        })
-    };
-    cuGraphEventWaitNodeGetEvent(node, event_out) => {
-        get(node, event_out, |body| match body {
-            Body::EventWait(event) => Some(handle(Arc::as_ptr(event).addr())),
-            _ => None,
-        })
-    };
+    cuGraphEventRecordNodeGetEvent(node, event_out)
+        => get!(node, event_out, Body::EventRecord(event) => handle(Arc::as_ptr(event).addr()));
+    cuGraphEventWaitNodeGetEvent(node, event_out)
+        => get!(node, event_out, Body::EventWait(event) => handle(Arc::as_ptr(event).addr()));
     cuGraphEventRecordNodeSetEvent(node, event)
         => set(node, || event::find(event).map(Body::EventRecord));
     cuGraphEventWaitNodeSetEvent(node, event)
         => set(node, || event::find(event).map(Body::EventWait));
-    cuGraphBatchMemOpNodeSetParams(node, params) => set(node, || batch(&read(params)?));
-    cuGraphMemAllocNodeGetParams(node, params_out) => {
-        get(node, params_out, |body| match body {
-            Body::MemAlloc(allocation) => Some(allocation.as_params()),
-            _ => None,
-        })
-    };
-    cuGraphMemFreeNodeGetParams(node, dptr_out) => {
-        get(node, dptr_out, |body| match *body {
-            Body::MemFree(address) => Some(CuDevicePtr(address)),
-            _ => None,
-        })
-    };
+    cuGraphBatchMemOpNodeSetParams(node, params) => set(node, || batch(params));
+    cuGraphMemAllocNodeGetParams(node, params_out)
+        => get!(node, params_out, Body::MemAlloc(allocation) => allocation.as_params());
+    cuGraphMemFreeNodeGetParams(node, dptr_out)
+        => get!(node, dptr_out, Body::MemFree(address) => CuDevicePtr(*address));
     cuGraphNodeGetParams(node, params) => get_any(node, params);
     cuGraphNodeSetParams(node, params) => set(node, || any(params));
     cuGraphNodeGetLocalId(node, node_id) => write(node_id, find_node(node)?.id as u32);
@@ -307,7 +280,7 @@ fn get_any(node: CuGraphNode, out: *mut CuGraphNodeParams) -> Done {
         }
         // A captured copy cannot be reported: only the call that made it knew its parameters.
         Body::Copy { .. } | Body::BatchMemOp(_) => return Err(CuResult::NOT_SUPPORTED),
-        Body::Memset(set) => write(params.body_mut(), set.as_params())?,
+        Body::Memset(set) => write(params.body_mut(), *set)?,
         Body::Host { function, data } => {
             let host = CuHostNodeParams {
                 callback: Some(*function),

@@ -39,11 +39,11 @@ calls! {
     cuGraphExecKernelNodeSetParams(graph_exec, node, params)
         => set(graph_exec, node, || graph::kernel_v1(params));
     cuGraphExecKernelNodeSetParams_v2(graph_exec, node, params)
-        => set(graph_exec, node, || graph::kernel(&read(params)?));
+        => set(graph_exec, node, || graph::kernel(params));
     cuGraphExecMemcpyNodeSetParams(graph_exec, node, copy_params, _context)
         => set(graph_exec, node, || graph::memcpy(copy_params));
     cuGraphExecMemsetNodeSetParams(graph_exec, node, memset_params, _context)
-        => set(graph_exec, node, || graph::memset(&read(memset_params)?));
+        => set(graph_exec, node, || graph::memset(memset_params));
     cuGraphExecHostNodeSetParams(graph_exec, node, params)
         => set(graph_exec, node, || graph::host(params));
     cuGraphExecChildGraphNodeSetParams(graph_exec, node, child_graph)
@@ -56,7 +56,7 @@ calls! {
     cuGraphExecEventWaitNodeSetEvent(graph_exec, node, event)
         => set(graph_exec, node, || event::find(event).map(Body::EventWait));
     cuGraphExecBatchMemOpNodeSetParams(graph_exec, node, params)
-        => set(graph_exec, node, || graph::batch(&read(params)?));
+        => set(graph_exec, node, || graph::batch(params));
     cuGraphExecNodeSetParams(graph_exec, node, params)
         => set(graph_exec, node, || graph::any(params));
     cuGraphNodeGetEnabled(graph_exec, node, is_enabled) => {

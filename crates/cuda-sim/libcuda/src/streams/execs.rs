@@ -18,7 +18,7 @@ use crate::memory::graph_memory;
 use crate::process::helper;
 use crate::process::work::exec;
 use crate::streams::capturing;
-use crate::streams::graph::{self, Body, Conditional, CopyParams, Graph, Memset, load_given};
+use crate::streams::graph::{self, Body, Conditional, CopyParams, Graph, load_given};
 use crate::streams::module;
 use crate::streams::stream::{self, Stream};
 
@@ -324,10 +324,10 @@ pub(crate) fn launch(graph_exec: CuGraphExec, stream: CuStream) -> Done {
 
 // --- memory -----------------------------------------------------------------------------------
 
-fn fill(set: &Memset) {
+fn fill(set: &CuMemsetNodeParams) {
     let row = set.width * set.element_size as usize;
     for line in 0..set.height {
-        let start = set.dst + (line * set.pitch) as u64;
+        let start = set.dst.0 + (line * set.pitch) as u64;
         if !blocks::is_reachable(start, row as u64) {
             return;
         }

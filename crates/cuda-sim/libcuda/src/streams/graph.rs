@@ -37,7 +37,7 @@ unsafe impl Sync for CopyParams {}
 pub(crate) enum Body {
     Kernel(Launch),
     Memcpy(CopyParams),
-    Memset(Memset),
+    Memset(CuMemsetNodeParams),
     /// A copy or a fill that a capture took over: the closure of the call that made it does it.
     Copy {
         act: Arc<dyn Fn() + Send + Sync>,
@@ -60,30 +60,6 @@ pub(crate) enum Body {
 impl std::fmt::Debug for Body {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "node of type {}", self.kind())
-    }
-}
-
-/// A fill.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Memset {
-    pub(crate) dst: u64,
-    pub(crate) pitch: usize,
-    pub(crate) value: u32,
-    pub(crate) element_size: u32,
-    pub(crate) width: usize,
-    pub(crate) height: usize,
-}
-
-impl Memset {
-    pub(crate) fn as_params(&self) -> CuMemsetNodeParams {
-        CuMemsetNodeParams {
-            dst: CuDevicePtr(self.dst),
-            pitch: self.pitch,
-            value: self.value,
-            element_size: self.element_size,
-            width: self.width,
-            height: self.height,
-        }
     }
 }
 
@@ -403,24 +379,11 @@ pub(crate) fn host(params: *const CuHostNodeParams) -> Done<Body> {
     })
 }
 
-pub(crate) fn memset(params: &CuMemsetNodeParams) -> Done<Body> {
-    let CuMemsetNodeParams {
-        dst,
-        pitch,
-        value,
-        element_size,
-        width,
-        height,
-    } = *params;
-    invalid_if(!matches!(element_size, 1 | 2 | 4) || dst.0 == 0 || width == 0 || height == 0)?;
-    Ok(Body::Memset(Memset {
-        dst: dst.0,
-        pitch,
-        value,
-        element_size,
-        width,
-        height,
-    }))
+pub(crate) fn memset(params: *const CuMemsetNodeParams) -> Done<Body> {
+    let set = read(params)?;
+    let no_area = set.dst.0 == 0 || set.width == 0 || set.height == 0;
+    invalid_if(!matches!(set.element_size, 1 | 2 | 4) || no_area)?;
+    Ok(Body::Memset(set))
 }
 
 pub(crate) fn memcpy(params: *const CuMemcpy3D) -> Done<Body> {
@@ -433,7 +396,8 @@ pub(crate) fn child(graph: CuGraph) -> Done<Body> {
     Ok(Body::Child(graph.copy()?))
 }
 
-pub(crate) fn batch(params: &CuBatchMemOpNodeParams) -> Done<Body> {
+pub(crate) fn batch(params: *const CuBatchMemOpNodeParams) -> Done<Body> {
+    let params = read(params)?;
     let ops = values::value_ops(params.ops, params.count)?;
     Ok(Body::BatchMemOp(ops.into_iter().map(BatchOp).collect()))
 }
@@ -445,8 +409,8 @@ pub(crate) fn kernel_v1(params: *const CuKernelNodeParamsV1) -> Done<Body> {
     Launch::read(p.function, grid, block, p.shared_bytes, p.params, p.extra).map(Body::Kernel)
 }
 
-pub(crate) fn kernel(params: &CuKernelNodeParams) -> Done<Body> {
-    let p = *params;
+pub(crate) fn kernel(params: *const CuKernelNodeParams) -> Done<Body> {
+    let p = read(params)?;
     let function = if p.function.is_null() {
         p.kernel.cast()
     } else {
@@ -463,20 +427,20 @@ pub(crate) fn any(params: *mut CuGraphNodeParams) -> Done<Body> {
     // SAFETY: an argument of a driver function, not null; it is the caller's to write.
     let params = unsafe { &mut *params };
     match params.kind {
-        0 => kernel(&read(params.body::<CuKernelNodeParams>())?),
+        0 => kernel(params.body()),
         1 => {
             let copy = read(params.body::<CuMemcpyNodeParams>())?.copy;
             Ok(Body::Memcpy(CopyParams(copy)))
         }
-        2 => memset(&read(params.body::<CuMemsetNodeParams>())?),
-        3 => host(params.body::<CuHostNodeParams>()),
+        2 => memset(params.body()),
+        3 => host(params.body()),
         4 => child(read(params.body::<CuChildGraphNodeParams>())?.graph),
         5 => Ok(Body::Empty),
         6 => event::find(read(params.body::<CuEvent>())?).map(Body::EventWait),
         7 => event::find(read(params.body::<CuEvent>())?).map(Body::EventRecord),
         10 => graph_memory::make(params.body_mut::<CuMemAllocNodeParams>()).map(Body::MemAlloc),
         11 => graph_memory::make_free(read(params.body::<CuDevicePtr>())?.0).map(Body::MemFree),
-        12 => batch(&read(params.body::<CuBatchMemOpNodeParams>())?),
+        12 => batch(params.body()),
         13 => conditional(params.body_mut::<CuConditionalNodeParams>()),
         _ => Err(CuResult::NOT_SUPPORTED),
     }
