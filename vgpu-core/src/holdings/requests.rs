@@ -94,22 +94,33 @@ pub(crate) fn above_limit(accounts: &Accounts, device: usize) -> Option<Refusal>
     let region = &accounts.container.region;
     let used = region.used(device);
     let limit = accounts.process.room(accounts.container, device);
-    let refusal = |limit, used, why| {
-        let refusal = Refusal {
-            limit,
-            used,
-            asked: 0,
-            unaccounted: 0,
-            why,
-        };
-        patience::with_unaccounted(accounts, device, refusal)
-    };
-    if limit != 0 && used > limit {
-        return Some(refusal(limit, used, Why::Full));
-    }
+    let oversubscribed = || region.oversubscribed(device);
     let resident = accounts.process.resident_room(device);
-    let here = used.saturating_sub(region.oversubscribed(device));
-    (resident != 0 && here > resident).then(|| refusal(resident, here, Why::NotPageable))
+    let (limit, used, why) = passed(used, limit, oversubscribed, resident)?;
+    let refusal = Refusal {
+        limit,
+        used,
+        asked: 0,
+        unaccounted: 0,
+        why,
+    };
+    Some(patience::with_unaccounted(accounts, device, refusal))
+}
+
+/// The bound that a container's charges on a device are above, the charges that count against it, and which bound it
+/// is: the limit of all that it uses, or what of that may be memory of the device itself. A bound of 0 is none.
+/// `oversubscribed` returns what is past that share, and is asked only where the limit is kept.
+fn passed(
+    used: u64,
+    limit: u64,
+    oversubscribed: impl FnOnce() -> u64,
+    resident: u64,
+) -> Option<(u64, u64, Why)> {
+    if limit != 0 && used > limit {
+        return Some((limit, used, Why::Full));
+    }
+    let here = used.saturating_sub(oversubscribed());
+    (resident != 0 && here > resident).then_some((resident, here, Why::NotPageable))
 }
 
 /// As [`Accounts::reserve`], for what a context or a module takes: a program that asks for it may not
@@ -256,5 +267,34 @@ fn reserve_past(
         region.reserve_pageable(device, bytes, bounds)
     } else {
         region.reserve(device, bytes, bounds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn charges_may_reach_a_bound_and_not_pass_it() {
+        for (used, limit, oversubscribed, resident, expected) in [
+            (100, 100, 0, 0, None),
+            (101, 100, 0, 0, Some((100, 101, Why::Full))),
+            // No limit.
+            (u64::MAX, 0, 0, 0, None),
+            // 60 of the device's own memory, and 40 past that share.
+            (100, 100, 40, 60, None),
+            (100, 100, 39, 60, Some((60, 61, Why::NotPageable))),
+            (100, 0, 39, 60, Some((60, 61, Why::NotPageable))),
+            // The limit is named first where both are passed.
+            (101, 100, 0, 60, Some((100, 101, Why::Full))),
+            // Charges that another process lowers meanwhile.
+            (10, 100, 40, 60, None),
+        ] {
+            let found = passed(used, limit, || oversubscribed, resident);
+            assert_eq!(
+                found, expected,
+                "{used} {limit} {oversubscribed} {resident}"
+            );
+        }
     }
 }

@@ -43,12 +43,17 @@ impl Anew {
         };
         // Relaxed: as above.
         let launches = memory.launches.fetch_add(1, Ordering::Relaxed);
-        let is_alone = self.launches & 1 == 0 && launches == self.launches.wrapping_add(1);
-        is_alone
+        was_alone(self.launches, launches)
             && self.bytes > 0
             && figures(accounts, memory, self.device)
                 .is_some_and(|now| now.used.saturating_sub(self.used) >= self.bytes)
     }
+}
+
+/// Whether no other launch ran on the device from a launch's begin to its end. Each launch counts once at its begin and
+/// once at its end: `begun` and `ended` are the counts before these. So an odd count at its begin is another launch's.
+fn was_alone(begun: u32, ended: u32) -> bool {
+    begun & 1 == 0 && ended == begun.wrapping_add(1)
 }
 
 /// The stream of a graph's launch, short enough to be kept beside the graph.
@@ -60,15 +65,36 @@ pub(super) fn fold(stream: u64) -> u16 {
 /// Differs when a graph that was launched before may have lost its memory to others.
 pub(super) fn mark(memory: &GraphMemory, keeps: bool, is_own: bool) -> u32 {
     // Relaxed here and below: a trim or a launch at the same time is the host's own race, and is settled.
-    let all = memory.trims.load(Ordering::Relaxed);
-    let moves = memory.moves.load(Ordering::Relaxed);
-    let frees = memory.frees.load(Ordering::Relaxed);
-    let shared = memory.shared_moves.load(Ordering::Relaxed);
-    all.wrapping_add(moves)
-        .wrapping_add(if keeps { frees } else { 0 })
-        .wrapping_add(if is_own { 0 } else { shared })
-        .wrapping_add(1)
-        .max(1)
+    let losses = Losses {
+        all: (memory.trims.load(Ordering::Relaxed))
+            .wrapping_add(memory.moves.load(Ordering::Relaxed)),
+        frees: memory.frees.load(Ordering::Relaxed),
+        shared: memory.shared_moves.load(Ordering::Relaxed),
+    };
+    losses.mark(keeps, is_own)
+}
+
+/// How often graphs of a device may have lost memory.
+#[derive(Clone, Copy)]
+struct Losses {
+    /// All graphs.
+    all: u32,
+    /// Graphs that keep what they allocate: the program has freed such memory.
+    frees: u32,
+    /// Graphs whose memory other graphs may have had before.
+    shared: u32,
+}
+
+impl Losses {
+    /// A number that differs after each loss that counts for such a graph. Never 0, which is the mark of a graph that was
+    /// not launched yet.
+    fn mark(self, keeps: bool, is_own: bool) -> u32 {
+        self.all
+            .wrapping_add(if keeps { self.frees } else { 0 })
+            .wrapping_add(if is_own { 0 } else { self.shared })
+            .wrapping_add(1)
+            .max(1)
+    }
 }
 
 /// Before a launch or an upload. A stream that captures only records it.
@@ -165,6 +191,15 @@ pub(super) struct Run {
 /// `GraphMemory::stream`: launches came in several streams.
 const IN_STREAMS: u32 = u32::MAX;
 
+/// In which stream graphs were launched, after a launch in `stream`. `known`: before it; 0 is none.
+fn streams_after(known: u32, stream: u32) -> u32 {
+    match known {
+        0 => stream,
+        known if known == stream => stream,
+        _ => IN_STREAMS,
+    }
+}
+
 /// The graph has its memory from here on. `own`: the devices on which it got memory that no other graph
 /// had. Graphs that lose memory to it have to find new memory at their next launches.
 pub(super) fn mark_mapped(accounts: &Accounts, run: Run, own: u32) {
@@ -185,11 +220,7 @@ pub(super) fn mark_mapped(accounts: &Accounts, run: Run, own: u32) {
         };
         let stream = u32::from(run.stream) + 1;
         // Relaxed: threads that launch at the same time find several streams, or are the host's own race.
-        let streams = match memory.stream.load(Ordering::Relaxed) {
-            0 => stream,
-            known if known == stream => stream,
-            _ => IN_STREAMS,
-        };
+        let streams = streams_after(memory.stream.load(Ordering::Relaxed), stream);
         let launched = LaunchedGraph {
             was_mapped,
             is_own,
@@ -223,4 +254,71 @@ pub(super) fn mark_mapped(accounts: &Accounts, run: Run, own: u32) {
 /// Has it its memory since its last launch? In the same stream the driver leaves it where it was.
 pub(super) fn is_mapped(memory: &GraphMemory, mapped: MappedBy, run: Run) -> bool {
     mapped.mark == mark(memory, run.keeps, mapped.is_own) && mapped.stream == run.stream
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launch_is_alone_between_its_own_begin_and_end() {
+        assert!(was_alone(0, 1) && was_alone(4, 5));
+        // Another one ran when it began, or began meanwhile, or began and ended.
+        assert!(!was_alone(1, 2));
+        assert!(!was_alone(4, 6) && !was_alone(4, 7));
+        // The counts start again.
+        assert!(was_alone(u32::MAX - 1, u32::MAX));
+        assert!(!was_alone(u32::MAX, 0));
+    }
+
+    #[test]
+    fn mark_changes_with_the_losses_of_such_a_graph_only() {
+        const BEFORE: Losses = Losses {
+            all: 5,
+            frees: 7,
+            shared: 9,
+        };
+        let more = |all, frees, shared| Losses {
+            all: BEFORE.all + all,
+            frees: BEFORE.frees + frees,
+            shared: BEFORE.shared + shared,
+        };
+        for (keeps, is_own) in [(false, false), (false, true), (true, false), (true, true)] {
+            let mark = BEFORE.mark(keeps, is_own);
+            let changes = |losses: Losses| losses.mark(keeps, is_own) != mark;
+            assert!(changes(more(1, 0, 0)));
+            assert_eq!(changes(more(0, 1, 0)), keeps);
+            assert_eq!(changes(more(0, 0, 1)), !is_own);
+        }
+    }
+
+    #[test]
+    fn mark_is_never_that_of_a_graph_without_a_launch() {
+        for all in [0, 1, u32::MAX - 1, u32::MAX] {
+            for shared in [0, 1, u32::MAX] {
+                let losses = Losses {
+                    all,
+                    frees: 0,
+                    shared,
+                };
+                assert_ne!(losses.mark(false, false), 0, "{all} {shared}");
+            }
+        }
+    }
+
+    #[test]
+    fn second_stream_makes_several() {
+        assert_eq!(streams_after(0, 3), 3);
+        assert_eq!(streams_after(3, 3), 3);
+        assert_eq!(streams_after(3, 4), IN_STREAMS);
+        assert_eq!(streams_after(IN_STREAMS, 4), IN_STREAMS);
+    }
+
+    #[test]
+    fn streams_that_differ_in_any_part_of_their_handle_differ() {
+        let stream = 0x0123_4567_89ab_cdef;
+        for bit in 0..64 {
+            assert_ne!(fold(stream), fold(stream ^ 1 << bit), "{bit}");
+        }
+    }
 }
