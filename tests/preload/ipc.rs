@@ -3,7 +3,7 @@
 use cuda_sim::Config;
 
 use crate::support::{CONTEXT, MIB, Running, World};
-use crate::vmm::{self, agree, take};
+use crate::vmm::{self, agree};
 
 fn two() -> (World, Running, Running) {
     vmm::two(&Config::default())
@@ -22,16 +22,16 @@ fn name(program: &mut Running, offset_kib: u32) -> String {
 #[track_caller]
 fn outlives_its_maker(offset_kib: u32, change: impl FnOnce(&mut String)) {
     let (world, mut one, mut other) = two();
-    take(&mut one, "alloc 1 60");
+    one.steps("alloc 1 60");
     let mut name = name(&mut one, offset_kib);
     change(&mut name);
-    take(&mut other, &format!("open 1 {name}"));
+    other.steps(&format!("open 1 {name}"));
     agree(&world, "open");
 
     one.kill();
-    take(&mut other, "alloc 2 60!");
+    other.steps("alloc 2 60!");
     agree(&world, "the maker's death");
-    take(&mut other, "close 1; alloc 2 60");
+    other.steps("close 1; alloc 2 60");
     agree(&world, "close");
 }
 
@@ -48,36 +48,33 @@ fn a_handle_whose_unused_bytes_were_changed_holds_what_it_opens() {
 #[test]
 fn memory_that_is_named_twice_is_shared_once() {
     let (world, mut one, mut other) = two();
-    take(&mut one, "alloc 1 60");
+    one.steps("alloc 1 60");
     let first = name(&mut one, 0);
     let inner = name(&mut one, 1024);
     let again = name(&mut one, 0);
     assert_eq!(first, again);
-    take(&mut other, &format!("open 1 {inner}; open 1 {first}"));
+    other.steps(&format!("open 1 {inner}; open 1 {first}"));
     agree(&world, "two opens");
 
-    take(&mut other, "close 1");
+    other.steps("close 1");
     one.kill();
-    take(&mut other, "alloc 2 60!");
+    other.steps("alloc 2 60!");
     agree(&world, "one close and the maker's death");
-    take(&mut other, "close 1; alloc 2 60");
+    other.steps("close 1; alloc 2 60");
     agree(&world, "the last close");
 }
 
 #[test]
 fn seventy_thousand_opens_are_all_counted() {
     let (world, mut one, mut other) = two();
-    take(&mut one, "alloc 1 60");
+    one.steps("alloc 1 60");
     let name = name(&mut one, 0);
-    take(
-        &mut other,
-        &format!("open_often 1 {name} 70000; close_often 1 69999"),
-    );
+    other.steps(&format!("open_often 1 {name} 70000; close_often 1 69999"));
     one.kill();
 
-    take(&mut other, "alloc 2 60!");
+    other.steps("alloc 2 60!");
     agree(&world, "one close less than there were opens");
-    take(&mut other, "close 1; alloc 2 60");
+    other.steps("close 1; alloc 2 60");
     agree(&world, "the last close");
 }
 
@@ -85,11 +82,11 @@ fn seventy_thousand_opens_are_all_counted() {
 fn named_memory_goes_with_its_context() {
     let world = World::with_limits_on(&Config::default(), &[100 * MIB + 2 * CONTEXT]);
     let mut one = world.program("sharing").linked().start();
-    take(&mut one, "ready; context; alloc 1 60");
+    one.steps("ready; context; alloc 1 60");
     name(&mut one, 0);
-    take(&mut one, "alloc 2 60!; context_destroy");
+    one.steps("alloc 2 60!; context_destroy");
     agree(&world, "the context's end");
-    take(&mut one, "alloc 2 100");
+    one.steps("alloc 2 100");
 }
 
 #[test]
@@ -97,11 +94,11 @@ fn opened_memory_is_let_go_of_with_its_context() {
     let world = World::with_limits_on(&Config::default(), &[100 * MIB + 3 * CONTEXT]);
     let mut one = world.program("sharing").linked().start();
     let mut other = world.program("sharing").linked().start();
-    take(&mut one, "ready; alloc 1 60");
+    one.steps("ready; alloc 1 60");
     let name = name(&mut one, 0);
-    take(&mut other, &format!("ready; context; open 1 {name}"));
+    other.steps(&format!("ready; context; open 1 {name}"));
     one.kill();
-    take(&mut other, "alloc 2 60!; context_destroy; alloc 2 60");
+    other.steps("alloc 2 60!; context_destroy; alloc 2 60");
     agree(&world, "the context's end");
 }
 
@@ -109,11 +106,11 @@ fn opened_memory_is_let_go_of_with_its_context() {
 fn what_finds_no_place_in_the_table_is_not_named() {
     let world = World::with_limits_on(&Config::default(), &[100 * MIB + 2 * CONTEXT]);
     let mut one = world.program("sharing").linked().start();
-    take(&mut one, "ready; alloc 1 2");
+    one.steps("ready; alloc 1 2");
     world.fill_the_shared_table();
 
     assert!(one.step("name 1 0").starts_with("name 2 "));
-    take(&mut one, "create 1 2; export 1 1!; free 1; release 1");
+    one.steps("create 1 2; export 1 1!; free 1; release 1");
     let refused = world.snapshot().ooms;
     assert_eq!(
         refused

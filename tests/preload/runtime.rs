@@ -16,23 +16,10 @@ fn start(world: &World) -> Running {
     world.program("runtime").linked().start()
 }
 
-/// Each step succeeds, or is refused for memory if it ends in `!`.
-#[track_caller]
-fn steps(program: &mut Running, steps: &str) {
-    for step in steps.split(';').map(str::trim) {
-        let (step, code) = step.strip_suffix('!').map_or((step, 0), |step| (step, 2));
-        let name = step.split(' ').next().unwrap();
-        assert_eq!(program.step(step), format!("{name} {code}"), "{step}");
-    }
-}
-
 /// One program of the kind comes, loads and goes.
 fn teach(world: &World) {
     let mut program = start(world);
-    steps(
-        &mut program,
-        &format!("table; context; load {LOADED}; alloc 2"),
-    );
+    program.steps(&format!("table; context; load {LOADED}; alloc 2"));
     program.end();
 }
 
@@ -60,9 +47,9 @@ fn memory_that_a_runtime_loads_past_the_hooks_is_charged_first() {
     let world = World::with_room(100 * MIB);
     let mut program = start(&world);
 
-    steps(&mut program, "table; context; load 40; alloc 61!");
+    program.steps("table; context; load 40; alloc 61!");
     agree(&world);
-    steps(&mut program, "alloc 60; alloc 1!; free; alloc 60");
+    program.steps("alloc 60; alloc 1!; free; alloc 60");
     agree(&world);
 }
 
@@ -71,7 +58,7 @@ fn context_made_past_the_hooks_is_charged_first() {
     let world = World::with_room(100 * MIB);
     let mut program = start(&world);
 
-    steps(&mut program, "table; private_context; load 40; alloc 61!");
+    program.steps("table; private_context; load 40; alloc 61!");
     agree(&world);
 }
 
@@ -82,13 +69,13 @@ fn room_that_one_runtime_needed_is_kept_for_the_next() {
     let (mut loads, mut other) = (start(&world), start(&world));
 
     // Its own context takes 16 MiB of the rest: 100 - 40 - 16.
-    steps(&mut loads, "table; context");
-    steps(&mut other, "init; context; alloc 45!; alloc 44");
-    steps(&mut loads, "load 40");
+    loads.steps("table; context");
+    other.steps("init; context; alloc 45!; alloc 44");
+    loads.steps("load 40");
     holds(&world, 100 + CONTEXT / MIB);
-    steps(&mut loads, "alloc 1!");
-    steps(&mut other, "free; alloc 45!");
-    steps(&mut loads, "alloc 44");
+    loads.steps("alloc 1!");
+    other.steps("free; alloc 45!");
+    loads.steps("alloc 44");
     agree(&world);
 }
 
@@ -96,16 +83,13 @@ fn room_that_one_runtime_needed_is_kept_for_the_next() {
 fn room_that_one_runtime_needed_is_kept_for_one_that_is_loading() {
     let world = World::with_room(200 * MIB);
     let (mut slow, mut quick) = (start(&world), start(&world));
-    steps(&mut slow, "table; context; load 8");
+    slow.steps("table; context; load 8");
 
-    steps(
-        &mut quick,
-        "table; context; load 40; alloc 105!; alloc 104; alloc 1!",
-    );
-    steps(&mut slow, "load 32");
+    quick.steps("table; context; load 40; alloc 105!; alloc 104; alloc 1!");
+    slow.steps("load 32");
 
     holds(&world, 200 + CONTEXT / MIB);
-    steps(&mut slow, "alloc 1!");
+    slow.steps("alloc 1!");
     agree(&world);
 }
 
@@ -114,18 +98,18 @@ fn context_without_room_for_its_runtime_is_refused() {
     let world = World::with_room(100 * MIB);
     teach(&world);
     let (mut holder, mut next) = (start(&world), start(&world));
-    steps(&mut holder, "init; context; alloc 45");
+    holder.steps("init; context; alloc 45");
 
     // It is refused before it begins.
-    steps(&mut next, "table!");
+    next.steps("table!");
     let ooms = world.snapshot().ooms;
 
     let record = ooms.last().expect("a refusal is recorded");
     assert_eq!(record.call, "cuGetExportTable");
     assert_eq!(record.asked, LOADED * MIB + CONTEXT);
     // Nothing is kept for it, and it may try again.
-    steps(&mut holder, "free; alloc 100; free");
-    steps(&mut next, "table; context; load 40; alloc 44");
+    holder.steps("free; alloc 100; free");
+    next.steps("table; context; load 40; alloc 44");
     agree(&world);
 }
 
@@ -134,17 +118,17 @@ fn a_private_context_that_would_not_fit_is_refused_at_its_table() {
     let world = World::with_room(100 * MIB);
     teach(&world);
     let (mut holder, mut next, mut other) = (start(&world), start(&world), start(&world));
-    steps(&mut holder, "init; context; alloc 20");
+    holder.steps("init; context; alloc 20");
 
     // Of 116 MiB, 16 and 20 are taken, and 56 are kept for the process that has its table.
-    steps(&mut next, "table");
-    steps(&mut other, "table!");
-    steps(&mut holder, "alloc 25!");
-    steps(&mut next, "private_context; load 40; alloc 2");
+    next.steps("table");
+    other.steps("table!");
+    holder.steps("alloc 25!");
+    next.steps("private_context; load 40; alloc 2");
     agree(&world);
 
     next.end();
-    steps(&mut holder, "alloc 80");
+    holder.steps("alloc 80");
 }
 
 #[test]
@@ -161,7 +145,7 @@ fn runtimes_that_start_together_stay_below_the_limit() {
         let runs = programs.iter_mut().map(|program| {
             scope.spawn(move || match program.line().as_str() {
                 "table 0" => {
-                    steps(program, "private_context; load 20");
+                    program.steps("private_context; load 20");
                     program.step("alloc 2")
                 }
                 refused => refused.to_owned(),
@@ -188,9 +172,9 @@ fn program_without_a_runtime_needs_room_only_for_its_context() {
     let world = World::with_room(100 * MIB);
     teach(&world);
     let (mut holder, mut next) = (start(&world), start(&world));
-    steps(&mut holder, "init; context; alloc 84");
+    holder.steps("init; context; alloc 84");
 
-    steps(&mut next, "init; context");
+    next.steps("init; context");
 
     holds(&world, 100 + CONTEXT / MIB);
 }
@@ -200,9 +184,9 @@ fn smaller_runtime_returns_its_spare_room_with_its_first_memory() {
     let world = World::with_room(100 * MIB);
     teach(&world);
     let (mut small, mut other) = (start(&world), start(&world));
-    steps(&mut small, "table; context; load 2; alloc 2");
+    small.steps("table; context; load 2; alloc 2");
 
-    steps(&mut other, "init; context; alloc 80");
+    other.steps("init; context; alloc 80");
 
     holds(&world, 100 + CONTEXT / MIB);
     agree(&world);
@@ -213,16 +197,16 @@ fn room_kept_for_a_runtime_is_free_after_its_process_or_context() {
     let world = World::with_room(100 * MIB);
     teach(&world);
     let (mut killed, mut reset, mut other) = (start(&world), start(&world), start(&world));
-    steps(&mut other, "init; context; alloc 20");
-    steps(&mut killed, "table; context");
-    steps(&mut other, "alloc 30!");
+    other.steps("init; context; alloc 20");
+    killed.steps("table; context");
+    other.steps("alloc 30!");
 
     killed.kill();
-    steps(&mut other, "alloc 30; free");
-    steps(&mut reset, "table; context; load 40");
-    steps(&mut other, "alloc 30!");
-    steps(&mut reset, "reset");
-    steps(&mut other, "alloc 80");
+    other.steps("alloc 30; free");
+    reset.steps("table; context; load 40");
+    other.steps("alloc 30!");
+    reset.steps("reset");
+    other.steps("alloc 80");
     agree(&world);
 }
 
@@ -231,7 +215,7 @@ fn hosts_figure_from_during_a_load_does_not_replace_a_later_one() {
     let world = World::with_room(100 * MIB);
     let mut targets = TargetsFile::create(&world.path("targets")).unwrap();
     let mut program = start(&world);
-    steps(&mut program, "table; context; load 40");
+    program.steps("table; context; load 40");
     let slot = &world.snapshot().slots[0];
     let mut midst = Target {
         slot_generation: slot.generation,
@@ -242,7 +226,7 @@ fn hosts_figure_from_during_a_load_does_not_replace_a_later_one() {
 
     // The library looks at the host's figures 50 ms after its last look.
     std::thread::sleep(Duration::from_millis(60));
-    steps(&mut program, "alloc 2");
+    program.steps("alloc 2");
 
     agree(&world);
 }
@@ -251,11 +235,11 @@ fn hosts_figure_from_during_a_load_does_not_replace_a_later_one() {
 fn reset_of_a_runtimes_context_refunds_its_charges() {
     let world = World::with_room(100 * MIB);
     let mut program = start(&world);
-    steps(&mut program, "table; private_context; alloc 60");
+    program.steps("table; private_context; alloc 60");
 
-    steps(&mut program, "reset");
+    program.steps("reset");
     agree(&world);
-    steps(&mut program, "private_context; alloc 60; alloc 60!");
+    program.steps("private_context; alloc 60; alloc 60!");
     agree(&world);
 }
 
@@ -332,7 +316,7 @@ fn pools_give_back_what_they_keep_when_modules_pass_the_limit() {
     let world = World::with_room(100 * MIB);
     let mut targets = TargetsFile::create(&world.path("targets")).unwrap();
     let mut program = start(&world);
-    steps(&mut program, "table; context; alloc 2; keep 64; load 60");
+    program.steps("table; context; alloc 2; keep 64; load 60");
     let held = world.board().used_bytes(0);
     assert!(held > world.limit(0), "{} MiB", held / MIB);
 
@@ -349,7 +333,7 @@ fn pools_give_back_what_they_keep_when_modules_pass_the_limit() {
         program.step("alloc 1000");
     }
 
-    steps(&mut program, "kept_nothing; alloc 38; alloc 2!");
+    program.steps("kept_nothing; alloc 38; alloc 2!");
     holds(&world, 100 + CONTEXT / MIB);
     agree(&world);
 }

@@ -3,13 +3,13 @@
 use cuda_sim::Config;
 
 use crate::support::{CONTEXT, MIB, Running, World};
-use crate::vmm::{agree, take};
+use crate::vmm::agree;
 
 /// One program with room for 100 MiB beside the memory of `block`.
 fn begin(steps: &str) -> (World, Running) {
     let world = World::with_limits_on(&Config::default(), &[102 * MIB + CONTEXT]);
     let mut program = world.program("sharing").linked().start();
-    take(&mut program, "ready");
+    program.steps("ready");
     each(&world, &mut program, steps);
     (world, program)
 }
@@ -19,7 +19,7 @@ fn begin(steps: &str) -> (World, Running) {
 #[track_caller]
 fn each(world: &World, program: &mut Running, steps: &str) {
     for step in steps.split(';').map(str::trim) {
-        take(program, step);
+        program.steps(step);
         let (booked, held) = (world.booked(0), world.board().used_bytes(0));
         assert!(booked >= held, "{step}: {booked} booked, {held} held");
         if step.ends_with('!') {
@@ -52,7 +52,7 @@ fn parts_behind_a_blocked_stream_stay_charged() {
         &mut program,
         "off 1 0 30; create 3 60!; off 1 30 30; create 3 60!",
     );
-    take(&mut program, "open_stream; create 3 100");
+    program.steps("open_stream; create 3 100");
     agree(&world, "the stream has moved");
 }
 

@@ -12,18 +12,10 @@ fn start(world: &World) -> Running {
     world.program("unasked").linked().start()
 }
 
-/// Each step succeeds, or is refused for memory if it ends in `!`.
+/// The steps of [`Running::steps`]; after each of them the charges cover what the board holds.
 #[track_caller]
 pub(crate) fn steps(world: &World, program: &mut Running, steps: &str) {
-    for step in steps.split(';').map(str::trim) {
-        let (step, code) = step.strip_suffix('!').map_or((step, 0), |step| (step, 2));
-        let name = step.split(' ').next().unwrap();
-        assert_eq!(
-            program.step(step),
-            format!("{name} {code}"),
-            "{step}\n{}",
-            world.log()
-        );
+    program.steps_and(steps, |step| {
         let (booked, held) = (world.booked(0), world.board().used_bytes(0));
         assert!(
             booked >= held,
@@ -32,7 +24,7 @@ pub(crate) fn steps(world: &World, program: &mut Running, steps: &str) {
             held / MIB,
             world.log()
         );
-    }
+    });
 }
 
 /// A fresh container with this many MiB that does not know a context's size, on a board whose NVML lacks this.

@@ -11,19 +11,9 @@ pub(crate) fn two(config: &Config) -> (World, Running, Running) {
     let mut one = world.program("sharing").linked().start();
     let mut other = world.program("sharing").linked().start();
     for program in [&mut one, &mut other] {
-        take(program, "ready");
+        program.steps("ready");
     }
     (world, one, other)
-}
-
-/// Runs the program's steps one after another; each must succeed, or be refused for memory if it ends in `!`.
-#[track_caller]
-pub(crate) fn take(program: &mut Running, steps: &str) {
-    for step in steps.split(';').map(str::trim) {
-        let (step, code) = step.strip_suffix('!').map_or((step, 0), |step| (step, 2));
-        let name = step.split(' ').next().unwrap();
-        assert_eq!(program.step(step), format!("{name} {code}"), "{step}");
-    }
 }
 
 #[track_caller]
@@ -46,10 +36,7 @@ pub(crate) fn agree(world: &World, step: &str) {
 fn the_books_agree(config: &Config, limits: &[u64], steps: &str) {
     let world = World::with_limits_on(config, limits);
     let mut program = world.program("sharing").linked().start();
-    for step in steps.split(';').map(str::trim) {
-        take(&mut program, step);
-        agree(&world, step);
-    }
+    program.steps_and(steps, |step| agree(&world, step));
     program.end();
     agree(&world, "the end");
 }
@@ -74,12 +61,12 @@ fn mapped_memory_stays_charged_after_its_handle_is_released() {
     };
     let world = World::with_limits_on(&config, &[ROOM]);
     let mut program = world.program("sharing").linked().start();
-    take(&mut program, "ready; create 1 60; release_slowly 1");
+    program.steps("ready; create 1 60; release_slowly 1");
     std::thread::sleep(std::time::Duration::from_millis(50));
-    take(&mut program, "map 2 1 60; released");
+    program.steps("map 2 1 60; released");
 
     agree(&world, "map and release");
-    take(&mut program, "create 3 60!; unmap 2 60; create 3 60");
+    program.steps("create 3 60!; unmap 2 60; create 3 60");
     agree(&world, "unmap");
 }
 
@@ -87,27 +74,24 @@ fn mapped_memory_stays_charged_after_its_handle_is_released() {
 fn a_handle_that_is_no_memory_is_not_charged() {
     let world = World::with_limits_on(&Config::default(), &[ROOM]);
     let mut program = world.program("sharing").linked().start();
-    take(&mut program, "ready");
+    program.steps("ready");
 
     assert_eq!(program.step("map_number 1 12345 60"), "map_number 1");
     agree(&world, "a map of no handle");
-    take(&mut program, "create 1 100; release 1");
+    program.steps("create 1 100; release 1");
 }
 
 #[test]
 fn a_map_of_memory_made_past_the_hooks_is_charged() {
     let world = World::with_limits_on(&Config::default(), &[ROOM]);
     let mut program = world.program("sharing").linked().start();
-    take(&mut program, "ready; create_past 1 60; map 1 1 60");
+    program.steps("ready; create_past 1 60; map 1 1 60");
     agree(&world, "a map");
 
-    take(&mut program, "alloc 2 60!; create_past 2 60; map 2 2 60!");
+    program.steps("alloc 2 60!; create_past 2 60; map 2 2 60!");
     let record = world.snapshot().ooms.pop().expect("a refusal is recorded");
     assert_eq!(record.call, "cuMemMap");
-    take(
-        &mut program,
-        "release 2; unmap 1 60; release 1; alloc 2 100",
-    );
+    program.steps("release 2; unmap 1 60; release 1; alloc 2 100");
     agree(&world, "the end");
 }
 
@@ -124,17 +108,17 @@ fn memory_of_the_host_is_not_charged() {
 #[test]
 fn imported_memory_stays_charged_after_its_creators_release() {
     let (world, mut one, mut other) = two(&Config::default());
-    take(&mut one, "create 1 60; export 1 1");
+    one.steps("create 1 60; export 1 1");
     let offered = one.step("offer 1");
     let path = offered.strip_prefix("offer 0 ").unwrap().to_owned();
-    take(&mut other, &format!("accept 1 {path}; accept 2 {path}"));
+    other.steps(&format!("accept 1 {path}; accept 2 {path}"));
     agree(&world, "two imports");
 
-    take(&mut one, "release 1");
+    one.steps("release 1");
     agree(&world, "the maker's release");
-    take(&mut other, "release 1; alloc 3 60!");
+    other.steps("release 1; alloc 3 60!");
     agree(&world, "one release");
-    take(&mut other, "release 2; alloc 3 60");
+    other.steps("release 2; alloc 3 60");
     agree(&world, "the last release");
 }
 
@@ -152,8 +136,7 @@ fn memory_imported_from_itself_is_charged_until_both_releases() {
 fn many_imports_of_one_object_are_all_counted() {
     let world = World::with_limits_on(&Config::default(), &[ROOM]);
     let mut program = world.program("sharing").linked().start();
-    take(
-        &mut program,
+    program.steps(
         "ready; create 1 60; export 1 1; import_often 2 1 300; release 1; release 2; create 3 60!",
     );
     agree(&world, "two releases");
@@ -164,20 +147,16 @@ fn multicast_bindings_of_two_devices_at_one_offset_are_two() {
     let limits = [ROOM, ROOM];
     let world = World::with_limits_on(&Config::default(), &limits);
     let mut program = world.program("sharing").linked().start();
-    take(
-        &mut program,
+    program.steps(
         "ready; multicast 1 60 2; create_on 2 60 0; create_on 3 60 1; bind 1 2 60; bind 1 3 60",
     );
     agree(&world, "both bindings");
 
     // The first device's memory is still bound: a driver may keep it.
-    take(&mut program, "unbind 1 1 60; release 3; release 2");
+    program.steps("unbind 1 1 60; release 3; release 2");
     assert_eq!(world.booked(0), 60 * MIB + CONTEXT, "{}", world.log());
     assert_eq!(world.booked(1), 0, "{}", world.log());
-    take(
-        &mut program,
-        "unbind 1 0 60; create_on 2 100 0; create_on 3 100 1",
-    );
+    program.steps("unbind 1 0 60; create_on 2 100 0; create_on 3 100 1");
     agree(&world, "both are unbound");
 }
 
@@ -185,8 +164,7 @@ fn multicast_bindings_of_two_devices_at_one_offset_are_two() {
 fn bindings_go_with_their_multicast_object() {
     let world = World::with_limits_on(&Config::default(), &[ROOM]);
     let mut program = world.program("sharing").linked().start();
-    take(
-        &mut program,
+    program.steps(
         "ready; multicast 1 60 1; create 2 60; bind 1 2 60; release 2; release 1; create 2 100",
     );
     agree(&world, "the multicast object's end");

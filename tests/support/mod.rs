@@ -459,6 +459,30 @@ impl Running {
         self.line()
     }
 
+    /// Tells it these steps, separated by `;`. Each must succeed, or be refused for memory if it ends in `!`.
+    #[track_caller]
+    pub(crate) fn steps(&mut self, steps: &str) {
+        for step in steps.split(';').map(str::trim) {
+            self.accepts(step);
+        }
+    }
+
+    /// The same, and looks at the world after each step.
+    #[track_caller]
+    pub(crate) fn steps_and(&mut self, steps: &str, look: impl Fn(&str)) {
+        for step in steps.split(';').map(str::trim) {
+            self.accepts(step);
+            look(step);
+        }
+    }
+
+    #[track_caller]
+    fn accepts(&mut self, step: &str) {
+        let (line, code) = step.strip_suffix('!').map_or((step, 0), |line| (line, 2));
+        let name = line.split(' ').next().unwrap_or_default();
+        assert_eq!(self.step(line), format!("{name} {code}"), "{step}");
+    }
+
     /// Kills it as the kernel's OOM killer would.
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("it is our child");
