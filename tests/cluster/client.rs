@@ -1,7 +1,10 @@
-//! Clients of the cluster's API server, by the kubeconfigs that `scripts/cluster` writes.
+//! Clients of the cluster's API server, by the kubeconfigs that `scripts/cluster` writes, and how tests ask them.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
+use k8s_openapi::api::core::v1::Event;
+use kube::api::{Api, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
@@ -12,4 +15,32 @@ pub(crate) async fn client_of(run: &Path, account: &str) -> Client {
         .await
         .unwrap();
     Client::try_from(config).unwrap()
+}
+
+/// The notes of all events about an object with this name, each after its reason.
+pub(crate) async fn events_of(api: &Api<Event>, name: &str) -> kube::Result<Vec<String>> {
+    let of = ListParams::default().fields(&format!("involvedObject.name={name}"));
+    let notes = api.list(&of).await?.items.into_iter().map(|event| {
+        let reason = event.reason.unwrap_or_default();
+        format!("{reason}: {}", event.message.unwrap_or_default())
+    });
+    Ok(notes.collect())
+}
+
+/// Asks every `pause` until there is an answer; `None` if there is none within `patience`.
+pub(crate) async fn asked<T>(
+    patience: Duration,
+    pause: Duration,
+    mut ask: impl AsyncFnMut() -> Option<T>,
+) -> Option<T> {
+    let until = Instant::now() + patience;
+    loop {
+        if let Some(answer) = ask().await {
+            return Some(answer);
+        }
+        if Instant::now() >= until {
+            return None;
+        }
+        tokio::time::sleep(pause).await;
+    }
 }

@@ -13,7 +13,7 @@ use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::client::client_of;
+use crate::client::{self, client_of};
 
 /// The namespace of the product.
 pub(crate) const SYSTEM: &str = "vgpu-system";
@@ -307,21 +307,7 @@ impl World {
     /// The notes of all events about an object with this name, in any namespace.
     pub(crate) async fn events_of(&self, name: &str) -> Vec<String> {
         let api: Api<Event> = Api::all(self.client.clone());
-        let of = ListParams::default().fields(&format!("involvedObject.name={name}"));
-        let Ok(events) = api.list(&of).await else {
-            return Vec::new();
-        };
-        events
-            .items
-            .into_iter()
-            .map(|event| {
-                format!(
-                    "{}: {}",
-                    event.reason.unwrap_or_default(),
-                    event.message.unwrap_or_default()
-                )
-            })
-            .collect()
+        client::events_of(&api, name).await.unwrap_or_default()
     }
 
     /// No pod of a test is left, nor anything that one had on a GPU.
@@ -352,17 +338,8 @@ impl World {
         }
     }
 
-    async fn asks<T>(&self, mut ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            if let Some(answer) = ask().await {
-                return Some(answer);
-            }
-            if Instant::now() >= until {
-                return None;
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+    async fn asks<T>(&self, ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+        client::asked(PATIENCE, Duration::from_millis(100), ask).await
     }
 }
 

@@ -22,7 +22,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Resource};
 use serde_json::{Value, json};
 
-use crate::client::client_of;
+use crate::client::{self, client_of};
 use crate::objects::{Gpus, from, node};
 
 /// The namespace of the product.
@@ -358,33 +358,18 @@ impl World {
     /// The notes of all events about a pod.
     pub(crate) async fn events_of(&self, name: &str) -> Vec<String> {
         let api: Api<Event> = Api::default_namespaced(self.client.clone());
-        let of = ListParams::default().fields(&format!("involvedObject.name={name}"));
-        let events = api.list(&of).await.unwrap().items;
-        events
-            .into_iter()
-            .map(|event| {
-                format!(
-                    "{}: {}",
-                    event.reason.unwrap_or_default(),
-                    event.message.unwrap_or_default()
-                )
-            })
-            .collect()
+        client::events_of(&api, name).await.unwrap()
     }
 
     /// Asks until there is an answer; a test whose answer never comes fails with `what`.
     pub(crate) async fn eventually<T>(
         &self,
         what: &str,
-        mut ask: impl AsyncFnMut() -> Option<T>,
+        ask: impl AsyncFnMut() -> Option<T>,
     ) -> T {
-        let until = Instant::now() + self.patience();
-        loop {
-            if let Some(answer) = ask().await {
-                return answer;
-            }
-            assert!(Instant::now() < until, "waited in vain: {what}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
+        match client::asked(self.patience(), Duration::from_millis(50), ask).await {
+            Some(answer) => answer,
+            None => panic!("waited in vain: {what}"),
         }
     }
 }
