@@ -72,11 +72,11 @@ impl Node {
             ..Config::default()
         };
         let board = Board::create(&home.join("board"), &config).unwrap();
-        let gpus = inventory::start(inventory::Settings {
+        let gpus = inventory::start(inventory::InventorySettings {
             library: Some(built("libnvidia_ml.so")),
             mig_strategy: MigStrategy::Mixed,
             sysfs: home.join("sys"),
-            ..inventory::Settings::new("n1", home.join("var/lib/vgpu"))
+            ..inventory::InventorySettings::new("n1", home.join("var/lib/vgpu"))
         })
         .unwrap();
         let begun = Instant::now();
@@ -137,10 +137,10 @@ impl Node {
 
     fn driver(&self) -> Driver {
         let state = self.home.join("var/lib/vgpu");
-        let delivery = Delivery::new(delivery::Settings {
+        let delivery = Delivery::new(delivery::DeliverySettings {
             host_prefix: self.home.clone(),
             library: built("libnvidia_ml.so"),
-            ..delivery::Settings::new(Manner::Claim, self.gpus.inventories.clone())
+            ..delivery::DeliverySettings::new(Manner::Claim, self.gpus.inventories.clone())
         })
         .unwrap();
         let delivery = Arc::new(delivery);
