@@ -4,16 +4,23 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use cuda_api::driver::CuResult;
+
+use crate::base::border::Done;
+
 /// Objects of one kind by their handle.
 #[derive(Debug)]
 pub(crate) struct Table<T> {
+    /// What a call with an invalid handle answers.
+    invalid: CuResult,
     objects: RwLock<Option<HashMap<usize, Arc<T>>>>,
 }
 
 impl<T> Table<T> {
-    /// An empty one.
-    pub(crate) const fn new() -> Self {
+    /// An empty one; a call with an invalid handle answers `invalid`.
+    pub(crate) const fn new(invalid: CuResult) -> Self {
         Self {
+            invalid,
             objects: RwLock::new(None),
         }
     }
@@ -38,6 +45,16 @@ impl<T> Table<T> {
     /// The object of a handle.
     pub(crate) fn get(&self, handle: usize) -> Option<Arc<T>> {
         self.read().as_ref()?.get(&handle).cloned()
+    }
+
+    /// The object of the handle that a call was passed.
+    pub(crate) fn find(&self, handle: usize) -> Done<Arc<T>> {
+        self.get(handle).ok_or(self.invalid)
+    }
+
+    /// Removes the object of the handle that a call was passed.
+    pub(crate) fn end(&self, handle: usize) -> Done {
+        self.remove(handle).map(drop).ok_or(self.invalid)
     }
 
     /// Removes an object; its handle is invalid from then on.

@@ -112,10 +112,7 @@ fn create(flags: u32, out: *mut CuEvent) -> Done {
 }
 
 fn destroy(event: CuEvent) -> Done {
-    EVENTS
-        .remove(event.addr())
-        .map(drop)
-        .ok_or(CuResult::INVALID_HANDLE)
+    EVENTS.end(event.addr())
 }
 
 fn elapsed(out: *mut f32, start: CuEvent, end: CuEvent) -> Done {

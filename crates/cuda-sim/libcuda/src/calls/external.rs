@@ -4,12 +4,12 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cuda_api::driver::*;
 use cuda_sim::board;
 
-use crate::base::border::{Done, check_out, invalid_if, read, refuse_if, write};
+use crate::base::border::{Done, check_out, invalid_if, lock, read, refuse_if, write};
 use crate::base::space::PAGE;
 use crate::memory::array;
 use crate::memory::blocks::{self, BlockKind};
@@ -123,7 +123,7 @@ const OPAQUE_FD: u32 = 1;
 const TIMELINE_FD: u32 = 9;
 
 fn with<T>(body: impl FnOnce(&mut Imports) -> T) -> T {
-    let mut imports = IMPORTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut imports = lock(&IMPORTS);
     body(imports.get_or_insert_with(Imports::default))
 }
 

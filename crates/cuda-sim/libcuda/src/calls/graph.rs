@@ -32,7 +32,7 @@ calls! {
         invalid_if(flags != 0 || out.is_null())?;
         write(out, handle(create().handle()))
     };
-    cuGraphDestroy(graph) => GRAPHS.remove(graph.addr()).map(drop).ok_or(CuResult::INVALID_VALUE);
+    cuGraphDestroy(graph) => GRAPHS.end(graph.addr());
     cuGraphClone(out, original_graph) => {
         check_out(out)?;
         let copy = find(original_graph)?.copy()?;
@@ -170,9 +170,7 @@ calls! {
     cuGraphNodeGetContainingGraph(node, out) => write(out, handle(graph_of(node)?.1.handle()));
     cuGraphGetId(graph, graph_id) => write(graph_id, find(graph)?.id as u32);
     cuUserObjectRetain(object, count) => {
-        let found = USER_OBJECTS
-            .get(object.addr())
-            .ok_or(CuResult::INVALID_VALUE)?;
+        let found = USER_OBJECTS.find(object.addr())?;
         *lock(&found.count) += count;
         Ok(())
     };
@@ -243,18 +241,14 @@ calls! {
         write(object_out, handle(USER_OBJECTS.insert(object)))
     };
     cuUserObjectRelease(object, count) => {
-        USER_OBJECTS
-            .get(object.addr())
-            .ok_or(CuResult::INVALID_VALUE)?;
+        USER_OBJECTS.find(object.addr())?;
         release_user_object(object.addr(), count);
         Ok(())
     };
     cuGraphRetainUserObject(graph, object, count, flags) => {
         const MOVE: u32 = 1;
         let graph = find(graph)?;
-        let found = USER_OBJECTS
-            .get(object.addr())
-            .ok_or(CuResult::INVALID_VALUE)?;
+        let found = USER_OBJECTS.find(object.addr())?;
         if flags & MOVE == 0 {
             *lock(&found.count) += count;
         }

@@ -27,7 +27,7 @@ calls! {
         upload(&made)
     };
     cuGraphExecDestroy(graph_exec)
-        => EXECS.remove(graph_exec.addr()).map(drop).ok_or(CuResult::INVALID_VALUE);
+        => EXECS.end(graph_exec.addr());
     cuGraphExecGetFlags(graph_exec, flags) => write(flags, find(graph_exec)?.flags);
     cuGraphExecGetId(graph_exec, graph_id) => write(graph_id, find(graph_exec)?.id as u32);
     cuGraphExecUpdate(graph_exec, graph, error_node_out, update_result_out) => {

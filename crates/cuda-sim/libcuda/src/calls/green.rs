@@ -67,9 +67,7 @@ calls! {
     };
     cuGreenCtxCreate(out, desc, device, flags) => {
         const DEFAULT_STREAM: u32 = 1;
-        let Description(share) = *DESCRIPTIONS
-            .get(desc.addr())
-            .ok_or(CuResult::INVALID_HANDLE)?;
+        let Description(share) = *DESCRIPTIONS.find(desc.addr())?;
         invalid_if(flags != DEFAULT_STREAM || out.is_null())?;
         let green = Green {
             context: context::make_green(device, share)?,
@@ -99,9 +97,9 @@ struct Green {
     is_gone: AtomicBool,
 }
 
-static DESCRIPTIONS: Table<Description> = Table::new();
+static DESCRIPTIONS: Table<Description> = Table::new(CuResult::INVALID_HANDLE);
 
-static GREENS: Table<Green> = Table::new();
+static GREENS: Table<Green> = Table::new(CuResult::INVALID_HANDLE);
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
@@ -127,7 +125,7 @@ fn put_resource(out: *mut CuDevResource, kind: u32, multiprocessors: u32) -> Don
 }
 
 fn find(green: CuGreenCtx) -> Done<Arc<Green>> {
-    let found = GREENS.get(green.addr()).ok_or(CuResult::INVALID_HANDLE)?;
+    let found = GREENS.find(green.addr())?;
     // SeqCst: destroyed once, by the first call.
     if found.is_gone.load(Ordering::SeqCst) {
         Err(CuResult::INVALID_HANDLE)

@@ -160,13 +160,13 @@ calls! {
     cuLinkAddFile, cuLinkAddFile_v2(state, kind, path, _count_options, _options, _option_values)
         => link_file(state, kind, path);
     cuLinkComplete(state, cubin_out, size_out) => {
-        let link = LINKS.get(state.addr()).ok_or(CuResult::INVALID_HANDLE)?;
+        let link = LINKS.find(state.addr())?;
         let image = link.image.get_or_init(|| linked(&lock(&link.pieces)));
         write(cubin_out, image.as_ptr().cast_mut().cast())?;
         write_if(size_out, image.len());
         Ok(())
     };
-    cuLinkDestroy(state) => LINKS.remove(state.addr()).map(drop).ok_or(CuResult::INVALID_HANDLE);
+    cuLinkDestroy(state) => LINKS.end(state.addr());
     cuModuleLoadDataEx(module, image, count_options, options, option_values) => {
         answer_options(count_options, options, option_values)?;
         load_current(module, || image_at(image))
@@ -219,7 +219,7 @@ calls! {
     };
 }
 
-static LINKS: Table<Link> = Table::new();
+static LINKS: Table<Link> = Table::new(CuResult::INVALID_HANDLE);
 
 // --- loading ------------------------------------------------------------------------------------
 
@@ -296,24 +296,22 @@ fn function_in(
 }
 
 fn find_module(module: CuModule) -> Done<Arc<Module>> {
-    MODULES.get(module.addr()).ok_or(CuResult::INVALID_HANDLE)
+    MODULES.find(module.addr())
 }
 
 fn find_library(library: CuLibrary) -> Done<Arc<Library>> {
-    LIBRARIES
-        .get(library.addr())
-        .ok_or(CuResult::INVALID_HANDLE)
+    LIBRARIES.find(library.addr())
 }
 
 /// The module that a library is in a context, if it is loaded there.
 fn loaded_in(library: usize, context: Ctx) -> Done<Option<usize>> {
-    let found = LIBRARIES.get(library).ok_or(CuResult::INVALID_HANDLE)?;
+    let found = LIBRARIES.find(library)?;
     let modules = lock(&found.modules);
     Ok(modules.get(&context.home().handle).copied())
 }
 
 fn module_function(module: usize, name: &str) -> Done<usize> {
-    let found = MODULES.get(module).ok_or(CuResult::INVALID_HANDLE)?;
+    let found = MODULES.find(module)?;
     function_in(&found.functions, &found.image, name, Owner::Module(module))
 }
 
@@ -518,7 +516,7 @@ const INPUT_PTX: u32 = 1;
 const INPUT_FATBIN: u32 = 2;
 
 fn link_add(state: CuLinkState, kind: u32, bytes: Vec<u8>) -> Done {
-    let link = LINKS.get(state.addr()).ok_or(CuResult::INVALID_HANDLE)?;
+    let link = LINKS.find(state.addr())?;
     invalid_if(kind > 5)?;
     if kind == INPUT_PTX || kind == INPUT_CUBIN || kind == INPUT_FATBIN {
         Image::parse(&bytes).map_err(unreadable)?;

@@ -2,11 +2,11 @@
 //! checked where the driver checks it, kept, and returned.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, check_out, invalid_if, read, write, write_if};
+use crate::base::border::{Done, check_out, invalid_if, lock, read, write, write_if};
 use crate::memory::array;
 use crate::memory::blocks;
 use crate::memory::context;
@@ -283,7 +283,7 @@ struct Textures {
 static TEXTURES: Mutex<Option<Textures>> = Mutex::new(None);
 
 fn with<T>(body: impl FnOnce(&mut Textures) -> T) -> T {
-    let mut textures = TEXTURES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut textures = lock(&TEXTURES);
     body(textures.get_or_insert_with(Textures::default))
 }
 

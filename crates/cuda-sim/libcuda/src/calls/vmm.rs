@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 use cuda_api::driver::*;
 use cuda_sim::board::{self, SharedId};
 
-use crate::base::border::{Done, check_out, invalid_if, read, write};
+use crate::base::border::{Done, check_out, invalid_if, lock, read, write};
 use crate::base::space::{address, blank};
 use crate::memory::blocks::{self, Block, BlockKind};
 use crate::memory::physical::{
-    Contents, HANDLES, Held, Label, Mapping, Physical, Prop, contents, held, keep, lock,
+    Contents, HANDLES, Held, Label, Mapping, Physical, Prop, contents, held, keep,
 };
 use crate::memory::shared;
 use crate::process::choices::{self, granularity};

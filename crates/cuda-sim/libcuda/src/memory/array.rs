@@ -1,11 +1,11 @@
 //! Arrays and mipmaps: memory with a shape, in rows of 512 bytes' multiples, that ends with its context.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, invalid_if};
+use crate::base::border::{Done, invalid_if, lock};
 use crate::memory::blocks::{self, PITCH};
 use crate::memory::context::{self, Context};
 
@@ -47,7 +47,7 @@ pub(crate) struct Arrays {
 static ARRAYS: Mutex<Option<Arrays>> = Mutex::new(None);
 
 pub(crate) fn with<T>(body: impl FnOnce(&mut Arrays) -> T) -> T {
-    let mut arrays = ARRAYS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut arrays = lock(&ARRAYS);
     body(arrays.get_or_insert_with(Arrays::default))
 }
 

@@ -5,13 +5,13 @@
 //! is rounded as the driver rounds it.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use cuda_api::driver::*;
 use cuda_sim::board;
 
-use crate::base::border::Done;
+use crate::base::border::{Done, lock};
 use crate::base::space::{self, PAGE, Space};
 use crate::memory::context::Context;
 use crate::memory::physical;
@@ -99,7 +99,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 const LOW_BYTES: u64 = 1 << 30;
 
 fn with<T>(body: impl FnOnce(&mut Blocks) -> T) -> T {
-    let mut blocks = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut blocks = lock(&BLOCKS);
     body(blocks.get_or_insert_with(Blocks::default))
 }
 

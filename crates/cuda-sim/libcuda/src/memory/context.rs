@@ -4,12 +4,12 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use cuda_api::driver::*;
 use cuda_sim::board::Kind;
 
-use crate::base::border::{Done, refuse_if};
+use crate::base::border::{Done, lock, refuse_if};
 use crate::base::model::MULTIPROCESSORS;
 use crate::process::choices;
 use crate::process::driver;
@@ -107,7 +107,7 @@ impl Context {
     }
 
     pub(crate) fn settings(&self) -> MutexGuard<'_, Settings> {
-        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.settings)
     }
 
     pub(crate) fn checked(&'static self) -> Done<Ctx> {
@@ -120,7 +120,7 @@ impl Context {
 }
 
 pub(crate) fn with<T>(body: impl FnOnce(&mut Contexts) -> T) -> T {
-    let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut contexts = lock(&CONTEXTS);
     body(contexts.get_or_insert_with(Contexts::default))
 }
 
@@ -313,7 +313,7 @@ pub(crate) fn destroy_green(context: Ctx) {
 pub(crate) fn retain_primary(device: CuDevice) -> Done<Ctx> {
     let gpu = driver::the()?.gpu(device)?;
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _guard = lock(&ONE_AT_A_TIME);
     let (known, flags) = with(|contexts| {
         let primary = primary_of(contexts, gpu);
         (primary.context, primary.flags)

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cuda_api::driver::*;
 use cuda_sim::board::{self, SharedId};
 
-use crate::base::border::Done;
+use crate::base::border::{Done, lock};
 use crate::process::choices;
 use crate::process::driver;
 use crate::process::files;
@@ -189,10 +189,6 @@ static NEXT_HANDLE: AtomicU64 = AtomicU64::new(1);
 static FREE_HANDLES: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
 static COMMON: Mutex<Option<Arc<Contents>>> = Mutex::new(None);
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 pub(crate) fn held(handle: CuMemAllocationHandle) -> Done<Arc<Physical>> {
     let handles = lock(&HANDLES);

@@ -3,12 +3,12 @@
 //! The memory of graphs is in `graph_memory`.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use cuda_api::driver::*;
 use cuda_sim::board;
 
-use crate::base::border::Done;
+use crate::base::border::{Done, lock};
 use crate::process::choices;
 use crate::process::driver;
 
@@ -84,7 +84,7 @@ pub(crate) struct Pools {
 static POOLS: Mutex<Option<Pools>> = Mutex::new(None);
 
 pub(crate) fn with<T>(body: impl FnOnce(&mut Pools) -> T) -> T {
-    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut pools = lock(&POOLS);
     body(pools.get_or_insert_with(Pools::default))
 }
 
@@ -175,7 +175,7 @@ impl Pool {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Takes a part of the pool's memory, and more of the GPU's when it has no room.

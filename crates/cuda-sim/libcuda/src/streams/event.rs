@@ -32,7 +32,7 @@ pub(crate) enum Last {
     Captured { capture: u64, nodes: Vec<usize> },
 }
 
-pub(crate) static EVENTS: Table<Event> = Table::new();
+pub(crate) static EVENTS: Table<Event> = Table::new(CuResult::INVALID_HANDLE);
 
 impl Drop for Event {
     fn drop(&mut self) {
@@ -46,7 +46,7 @@ impl Drop for Event {
 
 /// The event that a program means.
 pub(crate) fn find(event: CuEvent) -> Done<Arc<Event>> {
-    EVENTS.get(event.addr()).ok_or(CuResult::INVALID_HANDLE)
+    EVENTS.find(event.addr())
 }
 
 /// A context is gone: its events are dropped with it.

@@ -45,10 +45,10 @@ pub(crate) struct ExecNode {
     pub(crate) is_enabled: bool,
 }
 
-pub(crate) static EXECS: Table<Exec> = Table::new();
+pub(crate) static EXECS: Table<Exec> = Table::new(CuResult::INVALID_VALUE);
 
 pub(crate) fn find(exec: CuGraphExec) -> Done<Arc<Exec>> {
-    EXECS.get(exec.addr()).ok_or(CuResult::INVALID_VALUE)
+    EXECS.find(exec.addr())
 }
 
 pub(crate) fn nodes_of(graph: &Graph) -> Done<Vec<ExecNode>> {

@@ -128,9 +128,9 @@ struct Nodes {
     after: HashMap<usize, Vec<usize>>,
 }
 
-pub(crate) static GRAPHS: Table<Graph> = Table::new();
+pub(crate) static GRAPHS: Table<Graph> = Table::new(CuResult::INVALID_VALUE);
 
-static NODES: Table<Node> = Table::new();
+static NODES: Table<Node> = Table::new(CuResult::INVALID_VALUE);
 
 pub(crate) static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
@@ -168,12 +168,12 @@ pub(crate) fn create() -> Arc<Graph> {
 
 /// The graph that a program means.
 pub(crate) fn find(graph: CuGraph) -> Done<Arc<Graph>> {
-    GRAPHS.get(graph.addr()).ok_or(CuResult::INVALID_VALUE)
+    GRAPHS.find(graph.addr())
 }
 
 /// The node that a program means.
 pub(crate) fn find_node(node: CuGraphNode) -> Done<Arc<Node>> {
-    NODES.get(node.addr()).ok_or(CuResult::INVALID_VALUE)
+    NODES.find(node.addr())
 }
 
 impl Graph {
@@ -500,7 +500,7 @@ pub(crate) struct UserObject {
     pub(crate) count: Mutex<u32>,
 }
 
-pub(crate) static USER_OBJECTS: Table<UserObject> = Table::new();
+pub(crate) static USER_OBJECTS: Table<UserObject> = Table::new(CuResult::INVALID_VALUE);
 
 pub(crate) fn release_user_object(object: usize, count: u32) {
     let Some(found) = USER_OBJECTS.get(object) else {

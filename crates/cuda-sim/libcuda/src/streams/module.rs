@@ -89,17 +89,15 @@ pub(crate) struct Library {
     pub(crate) managed: Mutex<BTreeMap<String, (u64, usize)>>,
 }
 
-pub(crate) static FUNCTIONS: Table<Function> = Table::new();
+pub(crate) static FUNCTIONS: Table<Function> = Table::new(CuResult::INVALID_HANDLE);
 
-pub(crate) static MODULES: Table<Module> = Table::new();
+pub(crate) static MODULES: Table<Module> = Table::new(CuResult::INVALID_HANDLE);
 
-pub(crate) static LIBRARIES: Table<Library> = Table::new();
+pub(crate) static LIBRARIES: Table<Library> = Table::new(CuResult::INVALID_HANDLE);
 
 /// The function that a program means, a library's kernel too.
 pub(crate) fn function(function: CuFunction) -> Done<Arc<Function>> {
-    FUNCTIONS
-        .get(function.addr())
-        .ok_or(CuResult::INVALID_HANDLE)
+    FUNCTIONS.find(function.addr())
 }
 
 /// Makes sure that a function's module is loaded in the context in which it runs.
@@ -258,7 +256,7 @@ pub(crate) fn place(context: Ctx, variable: Variable) -> Done<(u64, usize)> {
 
 /// The module that a library is in a context, loaded when it is not yet.
 pub(crate) fn module_of(library: usize, context: Ctx) -> Done<usize> {
-    let found = LIBRARIES.get(library).ok_or(CuResult::INVALID_HANDLE)?;
+    let found = LIBRARIES.find(library)?;
     let context = context.home();
     let mut modules = lock(&found.modules);
     if let Some(&module) = modules.get(&context.handle) {

@@ -73,7 +73,7 @@ struct Defaults {
     threads: HashMap<u64, Arc<Stream>>,
 }
 
-pub(crate) static STREAMS: Table<Stream> = Table::new();
+pub(crate) static STREAMS: Table<Stream> = Table::new(CuResult::INVALID_HANDLE);
 
 static DEFAULTS: Mutex<Option<HashMap<usize, Defaults>>> = Mutex::new(None);
 
@@ -193,7 +193,7 @@ pub(crate) fn find(handle: CuStream) -> Done<Arc<Stream>> {
             known.threads.insert(thread, Arc::clone(&stream));
             Ok(stream)
         }
-        handle => STREAMS.get(handle).ok_or(CuResult::INVALID_HANDLE),
+        handle => STREAMS.find(handle),
     }
 }
 
