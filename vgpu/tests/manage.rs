@@ -404,6 +404,7 @@ fn the_json_of_top_is_a_promise() {
           "broken": [],
           "containers": [
             {
+              "claim": null,
               "command": "…",
               "container": "train",
               "created_unix": "…",
@@ -710,6 +711,23 @@ fn a_name_that_a_program_made_up_cannot_move_the_cursor() {
 
     assert!(table.out.contains("?[2Jx?y?z"), "{}", table.out);
     assert!(!table.out.contains('\u{1b}') && !table.out.contains('\u{202e}'));
+    running.stop();
+}
+
+#[test]
+fn top_names_the_claim_of_a_container() {
+    let machine = Machine::new();
+    let (running, _region) = container(&machine, "train");
+    let labels = machine.containers().join("train/container.json");
+    let text = fs::read_to_string(&labels).unwrap();
+    let mut written: serde_json::Value = serde_json::from_str(&text).unwrap();
+    written["claim"] = serde_json::json!({"name": "share", "uid": "u-share", "pods": ["p1"]});
+    fs::write(&labels, written.to_string()).unwrap();
+
+    let top = machine.top();
+
+    let claim = serde_json::json!({"name": "share", "uid": "u-share"});
+    assert_eq!(top["containers"][0]["claim"], claim);
     running.stop();
 }
 

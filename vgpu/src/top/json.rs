@@ -43,6 +43,7 @@ struct TopContainer {
     pod: String,
     container: String,
     pod_uid: String,
+    claim: Option<Claim>,
     state: &'static str,
     nested: bool,
     command: Vec<String>,
@@ -59,6 +60,13 @@ struct TopContainer {
     waits_ran_out: u64,
     hook_calls: BTreeMap<&'static str, u64>,
     unaccounted_bytes: u64,
+}
+
+/// The ResourceClaim that gave the container its devices, in the container's namespace.
+#[derive(Debug, Serialize)]
+struct Claim {
+    name: String,
+    uid: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -204,6 +212,10 @@ fn container(picture: &Picture, view: &ContainerView) -> TopContainer {
         pod: view.pod.clone(),
         container: view.container.clone(),
         pod_uid: view.pod_uid.clone(),
+        claim: view.claim.as_ref().map(|claim| Claim {
+            name: claim.name.clone(),
+            uid: claim.uid.clone(),
+        }),
         state: super::state(view),
         nested: view.outer_limits.is_some(),
         command: view.command.clone(),
