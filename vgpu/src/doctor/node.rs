@@ -5,6 +5,7 @@ mod checks;
 mod driver;
 mod kubelet;
 mod runtime;
+mod slices;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -28,6 +29,7 @@ use super::proc::{self, ProcessFacts};
 use super::root::{FileFacts, Mount, RootDir, mount_of, mounts};
 use crate::args::doctor::DoctorArgs;
 use runtime::{CdiSpec, Runtime, ServedRuntime};
+use slices::Slice;
 
 pub(super) use checks::CHECKS;
 
@@ -103,6 +105,10 @@ pub(super) struct NodeFacts {
     cgroup2: bool,
     /// The kubelet's CDI directory that the agent writes.
     cdi_directory: FileFacts,
+    /// The ResourceSlices of a node that gives by claims; `None` if they were not read.
+    slices: Option<Vec<Slice>>,
+    /// Why they were not.
+    slices_error: Option<String>,
 }
 
 /// The driver and its GPUs.
@@ -179,6 +185,10 @@ struct AgentConfig {
     mig_strategy: Option<String>,
     /// Name of the resource that counts GPUs.
     resource: Option<String>,
+    /// The factor by which memory is promised, where it is set.
+    memory_scaling: Option<f64>,
+    /// The memory of a GPU in MiB, where it is set.
+    memory_mib: Option<u64>,
 }
 
 pub(super) fn gather(args: &DoctorArgs) -> anyhow::Result<NodeFacts> {
@@ -209,6 +219,9 @@ pub(super) fn gather(args: &DoctorArgs) -> anyhow::Result<NodeFacts> {
     facts.read_kubelet(&root);
     facts.read_state(&root, &path, &args.state_dir, &table);
     facts.read_processes(&root, &proc);
+    if root.is_here() {
+        facts.read_slices(args);
+    }
     for port in PORTS {
         if root.is_here() && facts.listeners.iter().any(|listener| listener.port == port) {
             facts.metrics.insert(port, metrics(port, args.timeout));
@@ -353,8 +366,10 @@ impl NodeFacts {
             }
         }
         // The files that the agent was given, as it sees them.
-        let plugin = self.agents.iter().find(|agent| is_plugin(agent));
-        let Some(plugin) = plugin else { return };
+        let gives = |agent: &&ProcessFacts| is_plugin(agent) || is_dra(agent);
+        let Some(plugin) = self.agents.iter().find(gives) else {
+            return;
+        };
         let files = [
             flag(plugin, "--device-config-file"),
             flag(plugin, "--node-config-file"),
@@ -394,7 +409,14 @@ fn device_config(path: &str, text: Option<String>) -> AgentConfig {
     match text.map(|text| DeviceConfig::parse(&text)) {
         None => config.error = Some(String::from("it cannot be read")),
         Some(Err(error)) => config.error = Some(error.to_string()),
-        Some(Ok(read)) => config.resource = read.nvidia.map(|nvidia| nvidia.resource_count_name),
+        Some(Ok(read)) => {
+            if let Some(nvidia) = read.nvidia {
+                config.resource = Some(nvidia.resource_count_name);
+                config.memory_scaling = Some(nvidia.device_memory_scaling);
+                let mib = nvidia.pre_configured_device_memory;
+                config.memory_mib = (mib > 0).then_some(mib);
+            }
+        }
     }
     config
 }
@@ -408,10 +430,14 @@ fn node_config(path: &str, text: Option<String>, node: &str) -> AgentConfig {
         None => config.error = Some(String::from("it cannot be read")),
         Some(Err(error)) => config.error = Some(error.to_string()),
         Some(Ok(read)) => {
-            config.mig_strategy = read
-                .of(node)
-                .map(|here| here.mig_strategy.clone())
-                .filter(|strategy| !strategy.is_empty());
+            if let Some(here) = read.of(node) {
+                let strategy = here.mig_strategy.clone();
+                config.mig_strategy = Some(strategy).filter(|strategy| !strategy.is_empty());
+                let scaling = here.device_memory_scaling;
+                config.memory_scaling = Some(scaling).filter(|scaling| *scaling > 0.0);
+                let mib = here.pre_configured_device_memory;
+                config.memory_mib = (mib > 0).then_some(mib);
+            }
         }
     }
     config
@@ -433,6 +459,13 @@ fn is_dra(process: &ProcessFacts) -> bool {
         && process.command.get(1).is_some_and(|word| word == "dra")
 }
 
+/// Whether it is `vgpu-monitor fence`, which sets the driver's limits: the second fence.
+fn is_fence(process: &ProcessFacts) -> bool {
+    let program = process.command.first();
+    program.is_some_and(|program| program.ends_with("vgpu-monitor"))
+        && process.command.get(1).is_some_and(|word| word == "fence")
+}
+
 /// Whether it is `vgpu-monitor`, the exporter and arbiter.
 fn is_exporter(process: &ProcessFacts) -> bool {
     process
@@ -441,6 +474,7 @@ fn is_exporter(process: &ProcessFacts) -> bool {
         .is_some_and(|program| program.ends_with("vgpu-monitor"))
         && !is_plugin(process)
         && !is_dra(process)
+        && !is_fence(process)
 }
 
 /// `--flag value` or `--flag=value`.

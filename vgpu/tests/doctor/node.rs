@@ -1,5 +1,6 @@
 //! A healthy node, and its possible faults.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -10,7 +11,9 @@ use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
 use vgpu_abi::region::{NewDevice, Region};
 
 use crate::common::library;
-use crate::doctor::{Fault, broken, diagnosed, drive, link, proc, process, put, replace, seen};
+use crate::doctor::{
+    Fault, broken, diagnosed, drive, link, proc, process, put, replace, seen, tripped,
+};
 
 const UUID: &str = "GPU-00000000-0000-4000-8000-000000000000";
 const GIVEN: &str = "var/lib/vgpu/containers/a";
@@ -103,6 +106,11 @@ fn by_claims(root: &Path) {
     put(root, CALLS, "");
 }
 
+/// Gives a process that is there other arguments.
+fn restarted(root: &Path, pid: u32, command: &[&str]) {
+    put(root, &format!("proc/{pid}/cmdline"), command.join("\0"));
+}
+
 /// The agent's files for a container.
 fn given(root: &Path) {
     let dir = root.join(GIVEN);
@@ -152,6 +160,18 @@ fn well(facts: &mut Value) {
 
 fn root(files: &mut Files) -> &Path {
     files.path()
+}
+
+/// A fault of the ResourceSlices of a node that gives by claims, in facts that [`with_slices`] has made.
+const fn sliced(
+    verdict: &'static str,
+    what: &'static str,
+    as_seen: fn(&mut Value),
+) -> Fault<Files> {
+    Fault {
+        at_source: |files| by_claims(root(files)),
+        ..seen("VGPU-N29", verdict, what, as_seen)
+    }
 }
 
 const FAULTS: &[Fault<Files>] = &[
@@ -421,6 +441,87 @@ const FAULTS: &[Fault<Files>] = &[
             facts["libraries"]["0.1.0-abcd"]["needs"] = json!(["libc.so.6", "libgcc_s.so.1"]);
         },
     ),
+    broken("VGPU-N18", "fail", "only the second fence runs", |files| {
+        let root = root(files);
+        let fence = ["/usr/bin/vgpu-monitor", "fence"];
+        process(root, 103, &fence, &[], &[]);
+        fs::remove_dir_all(root.join("proc/101")).unwrap();
+        fs::remove_file(root.join("proc/net/tcp")).unwrap();
+    }),
+    broken(
+        "VGPU-N24",
+        "fail",
+        "an unknown key on a node that gives by claims",
+        |files| {
+            let root = root(files);
+            by_claims(root);
+            let dra = [
+                "/usr/bin/vgpu-monitor",
+                "dra",
+                "--device-config-file=/c.yaml",
+            ];
+            restarted(root, 102, &dra);
+            put(root, "proc/102/root/c.yaml", "nvidia: {deviceSplitCoun: 3}");
+        },
+    ),
+    Fault {
+        at_source: |files| by_claims(root(files)),
+        ..seen(
+            "VGPU-N26",
+            "fail",
+            "a GPU is split, and claims are given none of its parts",
+            |facts| facts["driver"]["cards"][0]["instances"] = 2.into(),
+        )
+    },
+    broken(
+        "VGPU-N27",
+        "fail",
+        "the driver for claims writes CDI to nowhere",
+        |files| {
+            let root = root(files);
+            by_claims(root);
+            let dra = ["/usr/bin/vgpu-monitor", "dra", "--cdi-dir=/var/run/cdj"];
+            restarted(root, 102, &dra);
+        },
+    ),
+    sliced("fail", "a GPU that the node has no more", |facts| {
+        facts["slices"][0]["devices"][0]["uuid"] = "GPU-gone".into();
+    }),
+    sliced("fail", "another memory than the driver's", |facts| {
+        facts["slices"][0]["devices"][0]["memory"] = "15Gi".into();
+    }),
+    sliced("fail", "a slice of an older generation", |facts| {
+        let mut old = facts["slices"][0].clone();
+        old["generation"] = 2.into();
+        facts["slices"].as_array_mut().unwrap().push(old);
+    }),
+    sliced("fail", "a slice that is not there yet", |facts| {
+        facts["slices"][0]["count"] = 2.into();
+    }),
+    sliced("fail", "no slice at all", |facts| {
+        facts["slices"] = json!([])
+    }),
+    sliced("warn", "a GPU in no slice", |facts| {
+        facts["slices"][0]["devices"] = json!([]);
+    }),
+    broken(
+        "VGPU-N30",
+        "fail",
+        "the second fence's container does not run",
+        |files| {
+            let exporter = ["/usr/bin/vgpu-monitor", "--no-fence"];
+            restarted(root(files), 101, &exporter);
+        },
+    ),
+    broken(
+        "VGPU-N30",
+        "warn",
+        "two processes set the driver's limits",
+        |files| {
+            let fence = ["/usr/bin/vgpu-monitor", "fence"];
+            process(root(files), 103, &fence, &[], &[]);
+        },
+    ),
     broken(
         "VGPU-N13",
         "warn",
@@ -444,9 +545,52 @@ fn healthy_node_passes_and_each_fault_fails_its_own_check() {
         let root = files.path().to_str().unwrap();
         diagnosed(&["node", "--root", root], |facts| {
             well(facts);
+            if fault.id == "VGPU-N29" {
+                with_slices(facts);
+            }
             (fault.as_seen)(facts);
         })
     });
+}
+
+/// The facts of a node that gives by claims, with one slice of its GPU.
+fn with_slices(facts: &mut Value) {
+    facts["slices"] = json!([{ "name": "n1-gpu.vgpu.io-0", "generation": 3, "count": 1,
+        "devices": [{ "name": "gpu-0", "uuid": UUID, "profile": "", "memory": "16Gi" }] }]);
+}
+
+#[test]
+fn node_that_gives_by_claims_is_judged_by_its_own_process() {
+    let files = node();
+    by_claims(files.path());
+    let fence = ["/usr/bin/vgpu-monitor", "fence"];
+    process(files.path(), 103, &fence, &[], &[]);
+    let exporter = ["/usr/bin/vgpu-monitor", "--no-fence"];
+    restarted(files.path(), 101, &exporter);
+    let root = files.path().to_str().unwrap();
+
+    let (code, document) = diagnosed(&["node", "--root", root], |facts| {
+        well(facts);
+        with_slices(facts);
+        // Half of what the driver shows is an instance.
+        let part =
+            json!({ "name": "gpu-0-1g", "uuid": UUID, "profile": "1g.5gb", "memory": "5Gi" });
+        facts["slices"][0]["devices"]
+            .as_array_mut()
+            .unwrap()
+            .push(part);
+    });
+
+    assert_eq!(tripped(&document, true), BTreeMap::new(), "{document:#}");
+    assert_eq!(code, 0);
+    let rows = document["checks"].as_array().unwrap();
+    let said = |id: &str| rows.iter().find(|row| row["id"] == id).unwrap()["evidence"].clone();
+    assert_eq!(
+        said("VGPU-N29"),
+        "1 slices, 2 devices of 1 GPUs, generation 3"
+    );
+    assert_eq!(said("VGPU-N27"), "by claims, cgroup version 2");
+    assert_eq!(said("VGPU-N30"), "vgpu-monitor fence");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The agent, its configuration, and processes on GPUs. Facts in, verdicts out.
 
-use super::{NodeFacts, PORTS, is_dra, is_exporter, is_plugin};
+use super::{NodeFacts, PORTS, is_dra, is_exporter, is_fence, is_plugin};
 use crate::doctor::check::{Judged, fail, ok, several, skip, warn};
 use crate::doctor::proc::ProcessFacts;
 
@@ -24,6 +24,23 @@ pub(super) fn agents_run(facts: &NodeFacts) -> Judged {
         (false, false) => Ok(fail(
             "neither vgpu-monitor nor vgpu-monitor plugin is among the processes that are seen from here",
         )),
+    }
+}
+
+/// The exporter leaves the driver's limits to the second fence's container where the chart has one.
+pub(super) fn fence_runs(facts: &NodeFacts) -> Judged {
+    let fence = facts.agents.iter().any(is_fence);
+    let exporter = facts.agents.iter().find(|agent| is_exporter(agent));
+    let leaves = exporter.is_some_and(|it| it.command.iter().any(|word| word == "--no-fence"));
+    match (leaves, fence) {
+        (true, true) => Ok(ok("vgpu-monitor fence")),
+        (true, false) => Ok(fail(
+            "vgpu-monitor has --no-fence, and no process vgpu-monitor fence is seen here: no container has the driver's own limit",
+        )),
+        (false, true) if exporter.is_some() => Ok(warn(
+            "vgpu-monitor fence runs, and vgpu-monitor has no --no-fence: both set the driver's limits",
+        )),
+        (false, _) => Ok(ok("the second fence has no process of its own here")),
     }
 }
 
@@ -75,7 +92,9 @@ pub(super) fn no_hami(facts: &NodeFacts) -> Judged {
     let wrong: Vec<String> = facts
         .agents
         .iter()
-        .filter(|agent| !is_plugin(agent) && !is_exporter(agent) && !is_dra(agent))
+        .filter(|agent| {
+            !is_plugin(agent) && !is_exporter(agent) && !is_dra(agent) && !is_fence(agent)
+        })
         .map(ProcessFacts::shown)
         .collect();
     if wrong.is_empty() {
@@ -109,7 +128,7 @@ pub(super) fn all_managed(facts: &NodeFacts) -> Judged {
 }
 
 pub(super) fn device_config_reads(facts: &NodeFacts) -> Judged {
-    facts.plugin()?;
+    facts.giver()?;
     match &facts.device_config {
         None => Ok(ok("the agent was given none: the standard one holds")),
         Some(config) => match &config.error {
@@ -120,7 +139,7 @@ pub(super) fn device_config_reads(facts: &NodeFacts) -> Judged {
 }
 
 pub(super) fn node_config_reads(facts: &NodeFacts) -> Judged {
-    facts.plugin()?;
+    facts.giver()?;
     match &facts.node_config {
         None => Ok(ok("the agent was given none")),
         Some(config) => match &config.error {
@@ -131,14 +150,18 @@ pub(super) fn node_config_reads(facts: &NodeFacts) -> Judged {
 }
 
 pub(super) fn manner(facts: &NodeFacts) -> Judged {
-    facts.plugin()?;
+    let by_claims = is_dra(facts.giver()?);
     let groups = if facts.cgroup2 { 2 } else { 1 };
     let told = facts.told_manner().unwrap_or_else(|| String::from("auto"));
-    if told != "mounts" && !facts.cdi_directory.directory {
+    let how = match by_claims {
+        true => String::from("by claims"),
+        false => format!("--manner={told}"),
+    };
+    if (by_claims || told != "mounts") && !facts.cdi_directory.directory {
         facts.not_in_pod("the directory for CDI specs is not mounted")?;
         return Ok(fail(format!(
-            "--manner={told}, and the directory for CDI specs is not there (cgroup version {groups})"
+            "{how}, and the directory for CDI specs is not there (cgroup version {groups})"
         )));
     }
-    Ok(ok(format!("--manner={told}, cgroup version {groups}")))
+    Ok(ok(format!("{how}, cgroup version {groups}")))
 }

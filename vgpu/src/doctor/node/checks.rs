@@ -1,7 +1,7 @@
 //! The checks of a node, as a list, and the functions that several of them share. The others are grouped by subject:
-//! driver and runtime in `driver`, kubelet and state directory in `kubelet`, agent and processes in `agent`.
+//! driver and runtime in `driver`, kubelet and state directory in `kubelet`, agent and processes in `agent`, ResourceSlices in `slices`.
 
-use super::{Driver, NodeFacts, PLUGINS, agent, driver, flag, is_plugin, kubelet};
+use super::{Driver, NodeFacts, PLUGINS, agent, driver, flag, is_dra, is_plugin, kubelet, slices};
 use crate::doctor::check::{Check, Finding, skip};
 use crate::doctor::proc::ProcessFacts;
 
@@ -175,6 +175,18 @@ pub(in crate::doctor) const CHECKS: &[Check<NodeFacts>] = &[
         cure: "install the released library (cargo xtask dist): with this one no program starts in an image that lacks a library it needs",
         judge: kubelet::library_frugal,
     },
+    Check {
+        id: "VGPU-N29",
+        title: "the node's ResourceSlices show the GPUs that the driver has",
+        cure: "look at kubectl logs -c dra of the agent here: it writes the slices again within 30 s, and says why it cannot",
+        judge: slices::slices_fit,
+    },
+    Check {
+        id: "VGPU-N30",
+        title: "one process sets the driver's own limits",
+        cure: "look at kubectl logs -c fence of the agent here; with helm upgrade, the exporter's --no-fence and the container fence come and go together",
+        judge: agent::fence_runs,
+    },
 ];
 
 impl NodeFacts {
@@ -184,12 +196,34 @@ impl NodeFacts {
             .ok_or_else(|| skip("the driver does not answer (VGPU-N01)"))
     }
 
-    /// The plugin's process.
-    pub(super) fn plugin(&self) -> Result<&ProcessFacts, Finding> {
-        self.agents
-            .iter()
-            .find(|agent| is_plugin(agent))
-            .ok_or_else(|| skip("no process vgpu-monitor plugin is seen here (VGPU-N18)"))
+    /// The process that gives GPUs to containers: the plugin's or, on a node that gives by claims, the driver's.
+    pub(super) fn giver(&self) -> Result<&ProcessFacts, Finding> {
+        let gives = |agent: &&ProcessFacts| is_plugin(agent) || is_dra(agent);
+        self.agents.iter().find(gives).ok_or_else(|| {
+            skip("no process vgpu-monitor plugin or vgpu-monitor dra is seen here (VGPU-N18)")
+        })
+    }
+
+    /// The bytes that the configuration promises of a GPU with this much memory.
+    pub(super) fn promised_memory(&self, bytes: u64) -> u64 {
+        let configs = || {
+            [&self.node_config, &self.device_config]
+                .into_iter()
+                .flatten()
+        };
+        let mib = configs()
+            .find_map(|it| it.memory_mib)
+            .unwrap_or(bytes >> 20);
+        let scaling = configs().find_map(|it| it.memory_scaling).unwrap_or(1.0);
+        #[expect(clippy::cast_precision_loss, reason = "numbers of MiB, far below 2^53")]
+        let scaled = mib as f64 * scaling;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "from 0 to the memory of a machine"
+        )]
+        let scaled = scaled.clamp(0.0, 1e12) as u64;
+        scaled << 20
     }
 
     pub(super) fn has_state(&self) -> Result<(), Finding> {
@@ -232,7 +266,7 @@ impl NodeFacts {
     pub(super) fn not_in_pod(&self, what: &str) -> Result<(), Finding> {
         if self.in_pod {
             return Err(skip(format!(
-                "{what} in this pod: look on the node, or in the agent's container plugin"
+                "{what} in this pod: look on the node, or in the agent's container plugin (or dra)"
             )));
         }
         Ok(())

@@ -197,13 +197,13 @@ pub(super) fn cdi_enabled(facts: &NodeFacts) -> Judged {
 
 pub(super) fn mig_strategy(facts: &NodeFacts) -> Judged {
     let driver = facts.driver()?;
-    let plugin = facts.plugin()?;
+    let agent = facts.giver()?;
     let of_node = facts
         .node_config
         .as_ref()
         .and_then(|config| config.mig_strategy.clone());
     let strategy = of_node
-        .or_else(|| flag(plugin, "--mig-strategy"))
+        .or_else(|| flag(agent, "--mig-strategy"))
         .unwrap_or_else(|| String::from("none"));
     let split: Vec<&str> = driver
         .gpus
