@@ -51,10 +51,8 @@ calls! {
     cuModuleGetFunctionCount(count, module)
         => write(count, find_module(module)?.image.kernels.len() as u32);
     cuModuleGetGlobal_v2(ptr, bytes, module, name) => {
-        let (address, size) = variable_of(module, name)?;
-        write_if(ptr, CuDevicePtr(address));
-        write_if(bytes, size);
-        Ok(())
+        let place = variable_of(module, name)?;
+        tell_place(ptr, bytes, place)
     };
     cuModuleGetTexRef, cuModuleGetSurfRef(tex_ref, module, name)
         => write(tex_ref, handle(reference(module, name)?));
@@ -63,18 +61,12 @@ calls! {
     cuFuncSetAttribute(func, attribute, value)
         => set_attribute(&*function(func)?, attribute, value);
     cuFuncSetCacheConfig(func, config) => {
-        if config > 3 {
-            Err(CuResult::INVALID_VALUE)
-        } else {
-            function(func).map(drop)
-        }
+        invalid_if(config > 3)?;
+        function(func).map(drop)
     };
     cuFuncSetSharedMemConfig(func, config) => {
-        if config > 2 {
-            Err(CuResult::INVALID_VALUE)
-        } else {
-            function(func).map(drop)
-        }
+        invalid_if(config > 2)?;
+        function(func).map(drop)
     };
     cuFuncGetModule(module, func) => {
         let number = match function(func)?.owner {
@@ -108,16 +100,11 @@ calls! {
         => write(module, handle(module_of(library.addr(), context::current()?)?));
     cuLibraryGetGlobal(ptr, bytes, library, name) => {
         let module = module_of(library.addr(), context::current()?)?;
-        let (address, size) = variable_of(handle(module), name)?;
-        write_if(ptr, CuDevicePtr(address));
-        write_if(bytes, size);
-        Ok(())
+        tell_place(ptr, bytes, variable_of(handle(module), name)?)
     };
     cuLibraryGetManaged(ptr, bytes, library, name) => {
-        let (address, size) = managed_variable(&*find_library(library)?, &text(name)?)?;
-        write_if(ptr, CuDevicePtr(address));
-        write_if(bytes, size);
-        Ok(())
+        let place = managed_variable(&*find_library(library)?, &text(name)?)?;
+        tell_place(ptr, bytes, place)
     };
     cuLibraryGetUnifiedFunction(fptr, library, symbol) => {
         let _no_device_symbols = (fptr, text(symbol)?);
@@ -142,11 +129,8 @@ calls! {
     cuKernelGetName(name, kernel) => write(name, function(kernel.cast())?.name.as_ptr());
     cuKernelSetCacheConfig(kernel, config, device) => {
         driver::the()?.gpu(device)?;
-        if config > 3 {
-            Err(CuResult::INVALID_VALUE)
-        } else {
-            function(kernel.cast()).map(drop)
-        }
+        invalid_if(config > 3)?;
+        function(kernel.cast()).map(drop)
     };
     cuKernelGetParamCount(kernel, param_count)
         => write(param_count, function(kernel.cast())?.kernel.parameters.len());
@@ -173,17 +157,8 @@ calls! {
     };
     cuModuleEnumerateFunctions(functions, count_functions, module) => {
         let image = Arc::clone(&find_module(module)?.image);
-        for (index, name) in image
-            .kernels
-            .keys()
-            .take(count_functions as usize)
-            .enumerate()
-        {
-            let found = module_function(module.addr(), name)?;
-            // SAFETY: the program's array has as much room as it says.
-            write(unsafe { functions.add(index) }, handle(found))?;
-        }
-        Ok(())
+        let find = |name: &str| module_function(module.addr(), name);
+        list_kernels(&image, functions, count_functions, find)
     };
     cuLibraryLoadData(library, code, jit_options, jit_options_values, count_jit_options,
         _library_options, _library_option_values, _count_library_options) => {
@@ -197,17 +172,7 @@ calls! {
     };
     cuLibraryEnumerateKernels(kernels, count_kernels, lib) => {
         let image = Arc::clone(&find_library(lib)?.image);
-        for (index, name) in image
-            .kernels
-            .keys()
-            .take(count_kernels as usize)
-            .enumerate()
-        {
-            let found = kernel_of(lib, name)?;
-            // SAFETY: the program's array has as much room as it says.
-            write(unsafe { kernels.add(index) }, handle(found))?;
-        }
-        Ok(())
+        list_kernels(&image, kernels, count_kernels, |name| kernel_of(lib, name))
     };
     cuKernelGetAttribute(out, attribute, kernel, device) => {
         driver::the()?.gpu(device)?;
@@ -293,6 +258,27 @@ fn function_in(
     let handle = function.handle();
     known.insert(name.to_owned(), function);
     Ok(handle)
+}
+
+/// Writes the kernels of an image, as many as the program has room for.
+fn list_kernels<T>(
+    image: &Image,
+    out: *mut *mut T,
+    room: u32,
+    find: impl Fn(&str) -> Done<usize>,
+) -> Done {
+    for (index, name) in image.kernels.keys().take(room as usize).enumerate() {
+        // SAFETY: the program's array has as much room as it says.
+        write(unsafe { out.add(index) }, handle(find(name)?))?;
+    }
+    Ok(())
+}
+
+/// Answers with the address and the size of a variable, each if it is wanted.
+fn tell_place(ptr: *mut CuDevicePtr, bytes: *mut usize, (address, size): (u64, usize)) -> Done {
+    write_if(ptr, CuDevicePtr(address));
+    write_if(bytes, size);
+    Ok(())
 }
 
 fn find_module(module: CuModule) -> Done<Arc<Module>> {

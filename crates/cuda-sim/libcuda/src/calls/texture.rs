@@ -56,12 +56,12 @@ calls! {
     cuTexRefSetAddress_v2(byte_offset, tex_ref, ptr, bytes) => {
         invalid_if(ptr.0 != 0 && !blocks::is_reachable(ptr.0, bytes as u64))?;
         write_if(byte_offset, 0);
-        change(tex_ref.addr(), |reference| reference.address = ptr.0)
+        change(tex_ref, |reference| reference.address = ptr.0)
     };
     cuTexRefSetAddress(byte_offset, tex_ref, ptr, bytes) => {
         invalid_if(ptr != 0 && !blocks::is_reachable(ptr.into(), bytes.into()))?;
         write_if(byte_offset, 0);
-        change(tex_ref.addr(), |reference| reference.address = ptr.into())
+        change(tex_ref, |reference| reference.address = ptr.into())
     };
     cuTexRefSetAddress2D(tex_ref, desc, ptr, _pitch) => {
         let desc = read(desc)?;
@@ -71,79 +71,67 @@ calls! {
         => set_2d_wide(tex_ref, desc, ptr);
     cuTexRefSetArray(tex_ref, array, _flags) => {
         invalid_if(array::layout(array).is_err())?;
-        change(tex_ref.addr(), |reference| reference.array = array.addr())
+        change(tex_ref, |reference| reference.array = array.addr())
     };
     cuTexRefSetMipmappedArray(tex_ref, mipmapped_array, _flags) => {
         invalid_if(!array::is_mipmap(mipmapped_array.addr()))?;
-        change(tex_ref.addr(), |reference| {
-            reference.mipmap = mipmapped_array.addr()
-        })
+        change(tex_ref, |reference| reference.mipmap = mipmapped_array.addr())
     };
     cuTexRefSetFormat(tex_ref, fmt, count_packed_components) => {
-        change(tex_ref.addr(), |reference| {
+        change(tex_ref, |reference| {
             (reference.format, reference.channels) = (fmt, count_packed_components);
         })
     };
-    cuTexRefSetFilterMode(tex_ref, fm) => change(tex_ref.addr(), |reference| reference.filter = fm);
+    cuTexRefSetFilterMode(tex_ref, fm) => change(tex_ref, |reference| reference.filter = fm);
     cuTexRefSetMipmapFilterMode(tex_ref, fm)
-        => change(tex_ref.addr(), |reference| reference.mipmap_filter = fm);
+        => change(tex_ref, |reference| reference.mipmap_filter = fm);
     cuTexRefSetMipmapLevelBias(tex_ref, bias)
-        => change(tex_ref.addr(), |reference| reference.bias = bias);
+        => change(tex_ref, |reference| reference.bias = bias);
     cuTexRefSetMipmapLevelClamp(tex_ref, min_mipmap_level_clamp, max_mipmap_level_clamp) => {
         let clamp = (min_mipmap_level_clamp, max_mipmap_level_clamp);
-        change(tex_ref.addr(), |reference| reference.clamp = clamp)
+        change(tex_ref, |reference| reference.clamp = clamp)
     };
-    cuTexRefSetMaxAnisotropy(tex_ref, max_aniso) => {
-        change(tex_ref.addr(), |reference| {
-            reference.anisotropy = max_aniso as i32
-        })
-    };
+    cuTexRefSetMaxAnisotropy(tex_ref, max_aniso)
+        => change(tex_ref, |reference| reference.anisotropy = max_aniso as i32);
     cuTexRefSetBorderColor(tex_ref, border_color) => {
         let border = read(border_color.cast::<[f32; 4]>())?;
-        change(tex_ref.addr(), |reference| reference.border = border)
+        change(tex_ref, |reference| reference.border = border)
     };
-    cuTexRefSetFlags(tex_ref, flags) => change(tex_ref.addr(), |reference| reference.flags = flags);
-    cuTexRefGetAddress_v2(out, tex_ref) => {
-        tell(tex_ref.addr(), out, |reference| {
-            CuDevicePtr(reference.address)
-        })
-    };
+    cuTexRefSetFlags(tex_ref, flags) => change(tex_ref, |reference| reference.flags = flags);
+    cuTexRefGetAddress_v2(out, tex_ref)
+        => tell(tex_ref, out, |reference| CuDevicePtr(reference.address));
     cuTexRefGetAddress(out, tex_ref)
-        => tell(tex_ref.addr(), out, |reference| reference.address as u32);
+        => tell(tex_ref, out, |reference| reference.address as u32);
     cuTexRefGetArray, cuSurfRefGetArray(array_out, tex_ref) => {
         let handle = |reference: &Reference| std::ptr::without_provenance_mut(reference.array);
-        tell(tex_ref.addr(), array_out, handle)
+        tell(tex_ref, array_out, handle)
     };
     cuTexRefGetMipmappedArray(mipmapped_array_out, tex_ref) => {
         let handle = |reference: &Reference| std::ptr::without_provenance_mut(reference.mipmap);
-        tell(tex_ref.addr(), mipmapped_array_out, handle)
+        tell(tex_ref, mipmapped_array_out, handle)
     };
     cuTexRefGetAddressMode(pam, tex_ref, dim) => {
         let dim = usize::try_from(dim).ok().filter(|dim| *dim <= 2);
         let dim = dim.ok_or(CuResult::INVALID_VALUE)?;
-        tell(tex_ref.addr(), pam, |reference| {
-            reference.address_modes[dim]
-        })
+        tell(tex_ref, pam, |reference| reference.address_modes[dim])
     };
-    cuTexRefGetFilterMode(pfm, tex_ref) => tell(tex_ref.addr(), pfm, |reference| reference.filter);
+    cuTexRefGetFilterMode(pfm, tex_ref) => tell(tex_ref, pfm, |reference| reference.filter);
     cuTexRefGetMipmapFilterMode(pfm, tex_ref)
-        => tell(tex_ref.addr(), pfm, |reference| reference.mipmap_filter);
+        => tell(tex_ref, pfm, |reference| reference.mipmap_filter);
     cuTexRefGetMipmapLevelBias(pbias, tex_ref)
-        => tell(tex_ref.addr(), pbias, |reference| reference.bias);
+        => tell(tex_ref, pbias, |reference| reference.bias);
     cuTexRefGetMaxAnisotropy(pmax_aniso, tex_ref)
-        => tell(tex_ref.addr(), pmax_aniso, |reference| reference.anisotropy);
+        => tell(tex_ref, pmax_aniso, |reference| reference.anisotropy);
     cuTexRefGetBorderColor(border_color, tex_ref)
-        => tell(tex_ref.addr(), border_color.cast::<[f32; 4]>(), |reference| reference.border);
-    cuTexRefGetFlags(flags, tex_ref) => tell(tex_ref.addr(), flags, |reference| reference.flags);
+        => tell(tex_ref, border_color.cast::<[f32; 4]>(), |reference| reference.border);
+    cuTexRefGetFlags(flags, tex_ref) => tell(tex_ref, flags, |reference| reference.flags);
     cuTexRefGetFormat(format, count_channels, tex_ref) => {
-        tell(tex_ref.addr(), format, |reference| reference.format)?;
-        tell(tex_ref.addr(), count_channels, |reference| {
-            reference.channels
-        })
+        tell(tex_ref, format, |reference| reference.format)?;
+        tell(tex_ref, count_channels, |reference| reference.channels)
     };
     cuSurfRefSetArray(surf_ref, array, flags) => {
         invalid_if(array::layout(array).is_err() || flags != 0)?;
-        change(surf_ref.addr(), |reference| reference.array = array.addr())
+        change(surf_ref, |reference| reference.array = array.addr())
     };
     cuTensorMapEncodeIm2col(tensor_map, _tensor_data_type, tensor_rank, global_address,
         _global_dim, _global_strides, _pixel_box_lower_corner, _pixel_box_upper_corner,
@@ -162,16 +150,10 @@ calls! {
         let resource = resource(res_desc)?;
         let texture = Some(read(tex_desc.cast::<Texture>())?);
         let view = read(res_view_desc.cast::<View>()).ok();
+        let object = Object { resource, texture, view };
         let made = with(|textures| {
             let made = number(textures);
-            textures.textures.insert(
-                made,
-                Object {
-                    resource,
-                    texture,
-                    view,
-                },
-            );
+            textures.textures.insert(made, object);
             made
         });
         write(tex_object, made)
@@ -184,16 +166,10 @@ calls! {
             // A surface is of an array only.
             return Err(CuResult::INVALID_VALUE);
         }
+        let object = Object { resource, texture: None, view: None };
         let made = with(|textures| {
             let made = number(textures);
-            textures.surfaces.insert(
-                made,
-                Object {
-                    resource,
-                    texture: None,
-                    view: None,
-                },
-            );
+            textures.surfaces.insert(made, object);
             made
         });
         write(surf_object, made)
@@ -203,13 +179,11 @@ calls! {
             return Err(CuResult::INVALID_VALUE);
         };
         invalid_if(dim > 2 || am > 3)?;
-        change(tex_ref.addr(), |reference| {
-            reference.address_modes[dim] = am
-        })
+        change(tex_ref, |reference| reference.address_modes[dim] = am)
     };
     cuTexRefGetMipmapLevelClamp(pmin_mipmap_level_clamp, pmax_mipmap_level_clamp, tex_ref) => {
-        tell(tex_ref.addr(), pmin_mipmap_level_clamp, |r| r.clamp.0)?;
-        tell(tex_ref.addr(), pmax_mipmap_level_clamp, |r| r.clamp.1)
+        tell(tex_ref, pmin_mipmap_level_clamp, |r| r.clamp.0)?;
+        tell(tex_ref, pmax_mipmap_level_clamp, |r| r.clamp.1)
     };
     cuTensorMapEncodeTiled(tensor_map, _tensor_data_type, tensor_rank, global_address,
         _global_dim, _global_strides, _box_dim, _element_strides, _interleave, _swizzle,
@@ -325,21 +299,23 @@ fn texture(object: u64) -> Done<Object> {
 // --- references -------------------------------------------------------------------------------------
 
 /// Changes a reference; a module's own begins unset.
-fn change(handle: usize, body: impl FnOnce(&mut Reference)) -> Done {
-    invalid_if(handle == 0)?;
+fn change<R>(reference: *mut R, body: impl FnOnce(&mut Reference)) -> Done {
+    check_out(reference)?;
+    let handle = reference.addr();
     with(|textures| body(textures.references.entry(handle).or_insert(UNSET)));
     Ok(())
 }
 
-fn tell<T>(handle: usize, out: *mut T, body: impl FnOnce(&Reference) -> T) -> Done {
-    invalid_if(handle == 0)?;
+fn tell<R, T>(reference: *mut R, out: *mut T, body: impl FnOnce(&Reference) -> T) -> Done {
+    check_out(reference)?;
+    let handle = reference.addr();
     let told = with(|textures| body(textures.references.get(&handle).unwrap_or(&UNSET)));
     write(out, told)
 }
 
 fn set_2d(tex_ref: CuTexref, format: u32, channels: u32, address: u64) -> Done {
     invalid_if(!blocks::is_reachable(address, 1))?;
-    change(tex_ref.addr(), |reference| {
+    change(tex_ref, |reference| {
         (reference.format, reference.channels) = (format, channels as i32);
         reference.address = address;
     })
