@@ -75,10 +75,11 @@ impl Node {
     ///
     /// When it has no name, when a field has another type than Kubernetes gives it, or when an amount cannot be read.
     pub fn read(names: &mut Names, object: &Value) -> Result<Self, ReadError> {
-        let written = wire::Node::deserialize(object).map_err(|error| ReadError::Malformed {
-            object: wire::named("node", object),
-            problem: error.to_string(),
-        })?;
+        let written =
+            wire::NodeObject::deserialize(object).map_err(|error| ReadError::Malformed {
+                object: wire::named("node", object),
+                problem: error.to_string(),
+            })?;
         if written.metadata.name.is_empty() {
             return Err(ReadError::Nameless { kind: "node" });
         }

@@ -249,11 +249,12 @@ impl Pod {
     /// When it has no name, when a field has another type than Kubernetes gives it, or when an amount or a selector
     /// cannot be read.
     pub fn read(names: &mut Names, object: &Value) -> Result<Self, ReadError> {
-        let written = wire::Pod::deserialize(object).map_err(|error| ReadError::Malformed {
-            object: wire::named("pod", object),
-            problem: error.to_string(),
-        })?;
-        let wire::Pod {
+        let written =
+            wire::PodObject::deserialize(object).map_err(|error| ReadError::Malformed {
+                object: wire::named("pod", object),
+                problem: error.to_string(),
+            })?;
+        let wire::PodObject {
             metadata,
             spec,
             status,
@@ -488,7 +489,7 @@ fn toleration(names: &mut Names, written: &core::Toleration) -> Toleration {
     }
 }
 
-fn other_volume(names: &mut Names, volume: &wire::Volume) -> Option<Volume> {
+fn other_volume(names: &mut Names, volume: &wire::VolumeSource) -> Option<Volume> {
     if let Some(disk) = &volume.gce_persistent_disk {
         return Some(Volume::GceDisk {
             name: names.intern(&disk.pd_name),

@@ -195,7 +195,7 @@ impl StorageClass {
     ///
     /// When it has no name, or when a field has another type than Kubernetes gives it.
     pub fn read(names: &mut Names, object: &Value) -> Result<Self, ReadError> {
-        let written: wire::StorageClass = decode("storage class", object)?;
+        let written: wire::StorageClassObject = decode("storage class", object)?;
         let mut topologies = Vec::new();
         for term in &written.allowed_topologies {
             let mut rules = Vec::new();
@@ -234,7 +234,7 @@ impl PersistentVolume {
     ///
     /// When it has no name, when a field has another type than Kubernetes gives it, or when its size cannot be read.
     pub fn read(names: &mut Names, object: &Value) -> Result<Self, ReadError> {
-        let written: wire::PersistentVolume = decode("persistent volume", object)?;
+        let written: wire::PersistentVolumeObject = decode("persistent volume", object)?;
         let spec = &written.spec;
         let name = symbol_of(names, "persistent volume", &written.metadata)?;
         let subject = format!("persistent volume {}", written.metadata.name);
@@ -294,7 +294,7 @@ impl PersistentVolumeClaim {
     /// When it has no name, when a field has another type than Kubernetes gives it, or when its size or its selector
     /// cannot be read.
     pub fn read(names: &mut Names, object: &Value) -> Result<Self, ReadError> {
-        let written: wire::PersistentVolumeClaim = decode("persistent volume claim", object)?;
+        let written: wire::PersistentVolumeClaimObject = decode("persistent volume claim", object)?;
         let spec = &written.spec;
         let name = symbol_of(names, "persistent volume claim", &written.metadata)?;
         let subject = wire::named("persistent volume claim", object);
@@ -364,7 +364,7 @@ impl CsiNode {
     ///
     /// When it has no name, or when a field has another type than Kubernetes gives it.
     pub fn read(names: &mut Names, object: &Value) -> Result<Self, ReadError> {
-        let written: wire::CsiNode = decode("CSI node", object)?;
+        let written: wire::CsiNodeObject = decode("CSI node", object)?;
         Ok(Self {
             name: symbol_of(names, "CSI node", &written.metadata)?,
             drivers: written
@@ -392,7 +392,7 @@ impl Budget {
     /// When it has no name, when a field has another type than Kubernetes gives it, or when its selector cannot be
     /// read.
     pub fn read(names: &mut Names, object: &Value) -> Result<Self, ReadError> {
-        let written: wire::Budget = decode("pod disruption budget", object)?;
+        let written: wire::BudgetObject = decode("pod disruption budget", object)?;
         let selector = selector(names, written.spec.selector.as_ref()).map_err(|problem| {
             ReadError::Malformed {
                 object: wire::named("pod disruption budget", object),

@@ -33,7 +33,7 @@ pub(super) fn named(kind: &str, object: &Value) -> String {
 }
 
 macro_rules! wire {
-    ($($(#[$meta:meta])* $name:ident { $($(#[$attr:meta])* $field:ident: $type:ty,)* })*) => {$(
+    ($($(#[$meta:meta])* struct $name:ident { $($(#[$attr:meta])* $field:ident: $type:ty,)* })*) => {$(
         $(#[$meta])*
         #[derive(Debug, Default, Deserialize)]
         #[serde(default, rename_all = "camelCase")]
@@ -46,7 +46,7 @@ macro_rules! wire {
 type Amounts = BTreeMap<String, Quantity>;
 
 wire! {
-    Metadata {
+    struct Metadata {
         name: String,
         namespace: String,
         uid: String,
@@ -56,20 +56,20 @@ wire! {
         deletion_timestamp: Option<String>,
         owner_references: Vec<Owner>,
     }
-    Owner {
+    struct Owner {
         api_version: String,
         kind: String,
         name: String,
         uid: String,
         controller: bool,
     }
-    Node { metadata: Metadata, spec: NodeSpec, status: NodeStatus, }
-    NodeSpec { taints: Vec<Taint>, unschedulable: bool, }
-    Taint { key: String, value: Option<String>, effect: String, }
-    NodeStatus { allocatable: Amounts, capacity: Amounts, images: Vec<Image>, }
-    Image { names: Vec<String>, size_bytes: i64, }
-    Pod { metadata: Metadata, spec: PodSpec, status: PodStatus, }
-    PodSpec {
+    struct NodeObject { metadata: Metadata, spec: NodeSpec, status: NodeStatus, }
+    struct NodeSpec { taints: Vec<NodeTaint>, unschedulable: bool, }
+    struct NodeTaint { key: String, value: Option<String>, effect: String, }
+    struct NodeStatus { allocatable: Amounts, capacity: Amounts, images: Vec<Image>, }
+    struct Image { names: Vec<String>, size_bytes: i64, }
+    struct PodObject { metadata: Metadata, spec: PodSpec, status: PodStatus, }
+    struct PodSpec {
         node_name: String,
         scheduler_name: String,
         node_selector: Option<BTreeMap<String, String>>,
@@ -79,31 +79,31 @@ wire! {
         containers: Vec<Container>,
         init_containers: Vec<Container>,
         overhead: Option<Amounts>,
-        resources: Option<Needs>,
+        resources: Option<ResourceRequirements>,
         priority: Option<i32>,
         priority_class_name: String,
         preemption_policy: Option<String>,
         scheduling_gates: Vec<Named>,
-        volumes: Vec<Volume>,
+        volumes: Vec<VolumeSource>,
     }
-    Named { name: String, }
-    Container {
+    struct Named { name: String, }
+    struct Container {
         name: String,
         image: String,
         ports: Vec<Port>,
-        resources: Needs,
+        resources: ResourceRequirements,
         restart_policy: Option<String>,
     }
-    Needs { requests: Amounts, limits: Amounts, }
-    Port { host_port: i32, #[serde(rename = "hostIP")] host_ip: String, protocol: String, }
-    PodStatus {
+    struct ResourceRequirements { requests: Amounts, limits: Amounts, }
+    struct Port { host_port: i32, #[serde(rename = "hostIP")] host_ip: String, protocol: String, }
+    struct PodStatus {
         phase: String,
         start_time: Option<String>,
         nominated_node_name: String,
         conditions: Vec<Condition>,
     }
-    Condition { #[serde(rename = "type")] kind: String, status: String, reason: String, }
-    Volume {
+    struct Condition { #[serde(rename = "type")] kind: String, status: String, reason: String, }
+    struct VolumeSource {
         name: String,
         persistent_volume_claim: Option<ClaimSource>,
         ephemeral: Option<Value>,
@@ -113,14 +113,14 @@ wire! {
         rbd: Option<Rbd>,
         csi: Option<InlineCsi>,
     }
-    ClaimSource { claim_name: String, read_only: bool, }
-    GceDisk { pd_name: String, read_only: bool, }
-    AwsDisk { #[serde(rename = "volumeID")] volume_id: String, read_only: bool, }
-    Iscsi { iqn: String, target_portal: String, lun: i32, read_only: bool, }
-    Rbd { monitors: Vec<String>, pool: Option<String>, image: String, read_only: bool, }
-    InlineCsi { driver: String, }
-    PersistentVolume { metadata: Metadata, spec: PersistentVolumeSpec, status: Phase, }
-    PersistentVolumeSpec {
+    struct ClaimSource { claim_name: String, read_only: bool, }
+    struct GceDisk { pd_name: String, read_only: bool, }
+    struct AwsDisk { #[serde(rename = "volumeID")] volume_id: String, read_only: bool, }
+    struct Iscsi { iqn: String, target_portal: String, lun: i32, read_only: bool, }
+    struct Rbd { monitors: Vec<String>, pool: Option<String>, image: String, read_only: bool, }
+    struct InlineCsi { driver: String, }
+    struct PersistentVolumeObject { metadata: Metadata, spec: PersistentVolumeSpec, status: Phase, }
+    struct PersistentVolumeSpec {
         capacity: Amounts,
         access_modes: Vec<String>,
         claim_ref: Option<ClaimRef>,
@@ -130,32 +130,32 @@ wire! {
         csi: Option<CsiSource>,
         volume_attributes_class_name: Option<String>,
     }
-    ClaimRef { namespace: String, name: String, uid: String, }
-    VolumeAffinity { required: Option<core::NodeSelector>, }
-    CsiSource { driver: String, volume_handle: String, }
-    Phase { phase: String, }
-    PersistentVolumeClaim { metadata: Metadata, spec: ClaimSpec, status: Phase, }
-    ClaimSpec {
+    struct ClaimRef { namespace: String, name: String, uid: String, }
+    struct VolumeAffinity { required: Option<core::NodeSelector>, }
+    struct CsiSource { driver: String, volume_handle: String, }
+    struct Phase { phase: String, }
+    struct PersistentVolumeClaimObject { metadata: Metadata, spec: ClaimSpec, status: Phase, }
+    struct ClaimSpec {
         access_modes: Vec<String>,
-        resources: Needs,
+        resources: ResourceRequirements,
         storage_class_name: Option<String>,
         volume_mode: Option<String>,
         volume_name: String,
         selector: Option<LabelSelector>,
         volume_attributes_class_name: Option<String>,
     }
-    StorageClass {
+    struct StorageClassObject {
         metadata: Metadata,
         provisioner: String,
         volume_binding_mode: Option<String>,
         allowed_topologies: Vec<core::TopologySelectorTerm>,
     }
-    CsiNode { metadata: Metadata, spec: CsiNodeSpec, }
-    CsiNodeSpec { drivers: Vec<CsiNodeDriver>, }
-    CsiNodeDriver { name: String, allocatable: Option<Limit>, }
-    Limit { count: Option<i32>, }
-    Budget { metadata: Metadata, spec: BudgetSpec, status: BudgetStatus, }
-    BudgetSpec { selector: Option<LabelSelector>, }
-    BudgetStatus { disruptions_allowed: i32, disrupted_pods: BTreeMap<String, Value>, }
-    Namespace { metadata: Metadata, }
+    struct CsiNodeObject { metadata: Metadata, spec: CsiNodeSpec, }
+    struct CsiNodeSpec { drivers: Vec<CsiNodeDriver>, }
+    struct CsiNodeDriver { name: String, allocatable: Option<Limit>, }
+    struct Limit { count: Option<i32>, }
+    struct BudgetObject { metadata: Metadata, spec: BudgetSpec, status: BudgetStatus, }
+    struct BudgetSpec { selector: Option<LabelSelector>, }
+    struct BudgetStatus { disruptions_allowed: i32, disrupted_pods: BTreeMap<String, Value>, }
+    struct Namespace { metadata: Metadata, }
 }
