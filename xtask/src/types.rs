@@ -1,6 +1,6 @@
 //! A type's name stands for one type in a package: struct, enum, union, trait and alias at the level of a module,
-//! those in a module's macro calls included. Types of functions and of tests are local and may repeat a name, and
-//! so are a trait's associated types.
+//! those in a module's macro calls included where the call writes `struct` or another of these words. Types of
+//! functions and of tests are local and may repeat a name, and so are a trait's associated types.
 
 use std::collections::BTreeMap;
 
