@@ -39,7 +39,7 @@ pub struct Teller {
     policy: Policy,
     events: Events,
     cluster: Cluster,
-    said: HashMap<String, Instant>,
+    said: Said,
     evicted: Option<Instant>,
 }
 
@@ -52,7 +52,7 @@ impl Teller {
             policy,
             events,
             cluster,
-            said: HashMap::new(),
+            said: Said::default(),
             evicted: None,
         }
     }
@@ -74,7 +74,7 @@ impl Teller {
             reason.as_str(),
             holder.facts.program
         );
-        if self.is_news(key, now) {
+        if self.said.is_news(AGAIN, key, now) {
             let text = sentence(holder, known, place.is_some());
             tracing::warn!(pid = holder.facts.pid, reason = reason.as_str(), "{text}");
             let event = event_reason(reason);
@@ -119,13 +119,10 @@ impl Teller {
         else {
             return;
         };
-        let waits = self
-            .evicted
-            .is_some_and(|at| now.saturating_duration_since(at) < every);
-        // A pod is asked for again only after its grace, when it is to be deleted. In a dry run nothing goes away, so
-        // each pod is asked for once in a while.
-        let again = if dry_run { AGAIN } else { grace };
-        if waits || !self.is_news_after(again, format!("evict/{uid}"), now) {
+        let again = asked_again_after(dry_run, grace);
+        if is_too_soon(self.evicted, every, now)
+            || !self.said.is_news(again, format!("evict/{uid}"), now)
+        {
             return;
         }
         let asked = self.cluster.evict(Evict {
@@ -150,7 +147,8 @@ impl Teller {
         programs: &HashMap<u32, String>,
         now: Instant,
     ) {
-        if !self.is_news(format!("gap/{}/{}", gap.path.display(), gap.device), now) {
+        let key = format!("gap/{}/{}", gap.path.display(), gap.device);
+        if !self.said.is_news(AGAIN, key, now) {
             return;
         }
         let text = gap_sentence(gap, known, programs);
@@ -169,27 +167,41 @@ impl Teller {
             text,
         );
     }
+}
 
-    fn is_news(&mut self, key: String, now: Instant) -> bool {
-        self.is_news_after(AGAIN, key, now)
-    }
+/// The reports that were made, with the time of the last one of each kind.
+#[derive(Debug, Default)]
+struct Said(HashMap<String, Instant>);
 
-    fn is_news_after(&mut self, again: Duration, key: String, now: Instant) -> bool {
-        if self.said.len() >= MOST {
-            self.said
+impl Said {
+    /// Whether a report was not made within `again`. Then it counts as made now.
+    fn is_news(&mut self, again: Duration, key: String, now: Instant) -> bool {
+        if self.0.len() >= MOST {
+            self.0
                 .retain(|_, at| now.saturating_duration_since(*at) < AGAIN);
         }
-        if self.said.len() >= MOST {
-            self.said.clear();
+        if self.0.len() >= MOST {
+            self.0.clear();
         }
-        match self.said.get(&key) {
+        match self.0.get(&key) {
             Some(at) if now.saturating_duration_since(*at) < again => false,
             _ => {
-                self.said.insert(key, now);
+                self.0.insert(key, now);
                 true
             }
         }
     }
+}
+
+/// Whether less than `every` has passed since the last eviction.
+fn is_too_soon(last: Option<Instant>, every: Duration, now: Instant) -> bool {
+    last.is_some_and(|at| now.saturating_duration_since(at) < every)
+}
+
+/// The time after which the eviction of a pod is asked for again: its grace, when it is to be deleted. In a dry run no
+/// pod goes away, so each is asked for once in a while.
+fn asked_again_after(dry_run: bool, grace: Duration) -> Duration {
+    if dry_run { AGAIN } else { grace }
 }
 
 /// A pod that asked for our resources is evicted only if this host wrote whose it is, and the process really is in it.
@@ -258,4 +270,94 @@ fn gap_sentence(gap: &Gap, known: &ManagedContainer, programs: &HashMap<u32, Str
         gap.uuid,
         holders.join("; ")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NANOSECOND: Duration = Duration::from_nanos(1);
+
+    #[test]
+    fn only_a_process_of_the_pod_itself_evicts_it() {
+        let known = ManagedContainer {
+            pod: "p".to_owned(),
+            pod_uid: "u".to_owned(),
+            sharers: ["s".to_owned()].into(),
+            ..ManagedContainer::default()
+        };
+        assert!(is_evictable(&known, Reason::NoLibrary, "u"));
+        // A claim that several pods share; a process that has got into another pod's directory.
+        assert!(is_evictable(&known, Reason::NoLibrary, "s"));
+        assert!(!is_evictable(&known, Reason::NoLibrary, "another"));
+        // A container of `vgpu run` has no pod.
+        let of_run = ManagedContainer::default();
+        assert!(!is_evictable(&of_run, Reason::NoLibrary, ""));
+    }
+
+    #[test]
+    fn reasons_that_evict_are_those_of_a_process_without_limits() {
+        let known = ManagedContainer {
+            pod: "p".to_owned(),
+            pod_uid: "u".to_owned(),
+            ..ManagedContainer::default()
+        };
+        for (reason, evicts) in [
+            (Reason::None, false),
+            (Reason::NoLibrary, true),
+            (Reason::ForeignLibrary, true),
+            (Reason::Bypassed, true),
+            (Reason::ForeignLimits, true),
+            (Reason::NotAsked, false),
+            (Reason::Host, false),
+            (Reason::Hidden, false),
+        ] {
+            assert_eq!(is_evictable(&known, reason, "u"), evicts, "{reason:?}");
+        }
+    }
+
+    #[test]
+    fn report_is_made_again_after_its_time() {
+        let mut said = Said::default();
+        let start = Instant::now();
+        let minute = Duration::from_secs(60);
+        let mut is_news = |key: &str, now| said.is_news(minute, key.to_owned(), now);
+        assert!(is_news("a", start));
+        assert!(is_news("b", start + NANOSECOND));
+        assert!(!is_news("a", start + minute - NANOSECOND));
+        // A report that was not made again did not postpone the next one.
+        assert!(is_news("a", start + minute));
+        assert!(!is_news("a", start + minute + NANOSECOND));
+    }
+
+    #[test]
+    fn remembered_reports_have_a_bound() {
+        let mut said = Said::default();
+        let start = Instant::now();
+        for number in 0..MOST {
+            assert!(said.is_news(AGAIN, number.to_string(), start));
+        }
+        // All are recent, so all are forgotten, and are made again.
+        assert!(said.is_news(AGAIN, "more".to_owned(), start));
+        assert_eq!(said.0.len(), 1);
+        assert!(said.is_news(AGAIN, "0".to_owned(), start));
+        // Old ones are forgotten first.
+        let later = start + AGAIN;
+        for number in 0..MOST - 2 {
+            said.is_news(AGAIN, format!("later {number}"), later);
+        }
+        assert!(said.is_news(AGAIN, "last".to_owned(), later));
+        assert_eq!(said.0.len(), MOST - 1);
+        assert!(!said.is_news(AGAIN, "later 0".to_owned(), later));
+    }
+
+    #[test]
+    fn evictions_keep_their_distance() {
+        let (start, every) = (Instant::now(), Duration::from_secs(30));
+        assert!(!is_too_soon(None, every, start));
+        assert!(is_too_soon(Some(start), every, start + every - NANOSECOND));
+        assert!(!is_too_soon(Some(start), every, start + every));
+        assert_eq!(asked_again_after(false, every), every);
+        assert_eq!(asked_again_after(true, every), AGAIN);
+    }
 }

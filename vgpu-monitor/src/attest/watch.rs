@@ -41,6 +41,50 @@ impl Default for LookPace {
     }
 }
 
+impl LookPace {
+    /// How long a process that was first seen `age` ago is left alone after a look, if looks cost nothing. `is_bad`: its
+    /// verdict, if it holds a GPU.
+    fn pause(&self, is_bad: Option<bool>, age: Duration) -> Duration {
+        match is_bad {
+            Some(true) => self.bad,
+            Some(false) => self.holder,
+            None if age < YOUNG => self.bad,
+            None => self.idle,
+        }
+    }
+}
+
+/// For how long and how often a process's verdict has been bad without a break.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct BadLooks {
+    since: Option<Instant>,
+    count: u32,
+}
+
+impl BadLooks {
+    /// After another look with this verdict.
+    fn after(self, is_bad: bool, now: Instant) -> Self {
+        match is_bad {
+            false => Self::default(),
+            true => Self {
+                since: self.since.or(Some(now)),
+                count: self.count.saturating_add(1),
+            },
+        }
+    }
+
+    /// Whether the verdict has been bad for this long.
+    fn have_stood(self, time: Duration, now: Instant) -> bool {
+        self.since
+            .is_some_and(|since| now.saturating_duration_since(since) >= time)
+    }
+
+    /// Whether they count: two looks at least, and for long enough.
+    fn are_confirmed(self, confirm: Duration, now: Instant) -> bool {
+        self.count >= 2 && self.have_stood(confirm, now)
+    }
+}
+
 /// A look may cost this part of the time until the next one.
 const COST_PART: u32 = 200;
 /// A process younger than this is looked at again soon: a program opens its GPU some seconds after its start.
@@ -63,16 +107,14 @@ pub struct GpuHolder {
     pub judged: Judged,
     /// A bad verdict has lasted long enough to be reported.
     pub confirmed: bool,
-    bad_since: Option<Instant>,
-    bad_looks: u32,
+    bad: BadLooks,
 }
 
 impl GpuHolder {
     /// Whether its verdict has been bad for this long.
     #[must_use]
     pub fn has_stood(&self, time: Duration, now: Instant) -> bool {
-        self.bad_since
-            .is_some_and(|since| now.saturating_duration_since(since) >= time)
+        self.bad.have_stood(time, now)
     }
 }
 
@@ -193,13 +235,10 @@ impl Watch {
                 old
             }
         };
-        let young = now.saturating_duration_since(first) < YOUNG;
-        let wait = match &holder {
-            Some(holder) if holder.judged.verdict.is_bad() => self.pace.bad,
-            Some(_) => self.pace.holder,
-            None if young => self.pace.bad,
-            None => self.pace.idle,
-        };
+        let is_bad = holder.as_ref().map(|holder| holder.judged.verdict.is_bad());
+        let wait = self
+            .pace
+            .pause(is_bad, now.saturating_duration_since(first));
         let cost = spent().saturating_sub(begun).saturating_mul(COST_PART);
         let seen = WatchedProcess {
             started,
@@ -252,22 +291,15 @@ impl Watch {
             .map(|name| name.to_string_lossy().into_owned())
             .unwrap_or_default();
         let judged = verdict::judge(&facts, &executable, ground);
-        let bad = judged.verdict.is_bad();
-        let same = old.filter(|old| old.judged.verdict.is_bad() && bad);
-        let bad_since = bad.then(|| same.as_ref().and_then(|old| old.bad_since).unwrap_or(now));
-        let bad_looks = same
-            .map_or(0, |old| old.bad_looks)
-            .saturating_add(u32::from(bad));
-        let mut holder = GpuHolder {
+        let before = old.map_or(BadLooks::default(), |old| old.bad);
+        let bad = before.after(judged.verdict.is_bad(), now);
+        Box::new(GpuHolder {
             facts,
             executable,
             judged,
-            confirmed: false,
-            bad_since,
-            bad_looks,
-        };
-        holder.confirmed = bad_looks >= 2 && holder.has_stood(self.pace.confirm, now);
-        Box::new(holder)
+            confirmed: bad.are_confirmed(self.pace.confirm, now),
+            bad,
+        })
     }
 
     /// The processes that hold a GPU.
@@ -293,8 +325,10 @@ impl Watch {
                     container: None,
                 },
                 confirmed: true,
-                bad_since: Some(*since),
-                bad_looks: 2,
+                bad: BadLooks {
+                    since: Some(*since),
+                    count: 2,
+                },
             })
     }
 
@@ -302,5 +336,55 @@ impl Watch {
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
         (self.seen.len(), self.refused.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NANOSECOND: Duration = Duration::from_nanos(1);
+
+    #[test]
+    fn bad_and_young_processes_are_looked_at_sooner() {
+        let pace = LookPace {
+            idle: Duration::from_secs(70),
+            ..LookPace::default()
+        };
+        let old = YOUNG;
+        let young = YOUNG - NANOSECOND;
+        for (is_bad, age, pause) in [
+            (Some(true), old, pace.bad),
+            (Some(false), old, pace.holder),
+            (Some(false), young, pace.holder),
+            (None, young, pace.bad),
+            (None, old, pace.idle),
+        ] {
+            assert_eq!(pace.pause(is_bad, age), pause, "{is_bad:?} {age:?}");
+        }
+    }
+
+    #[test]
+    fn bad_verdict_counts_after_two_looks_and_its_time() {
+        let (start, confirm) = (Instant::now(), Duration::from_secs(10));
+        let once = BadLooks::default().after(true, start);
+        assert!(once.have_stood(confirm, start + confirm));
+        assert!(!once.are_confirmed(confirm, start + confirm));
+        let twice = once.after(true, start + NANOSECOND);
+        assert_eq!(twice.since, Some(start));
+        assert!(!twice.are_confirmed(confirm, start + confirm - NANOSECOND));
+        assert!(twice.are_confirmed(confirm, start + confirm));
+    }
+
+    #[test]
+    fn good_verdict_between_two_bad_ones_begins_anew() {
+        let (start, confirm) = (Instant::now(), Duration::from_secs(10));
+        let later = start + confirm;
+        let looks = BadLooks::default().after(true, start).after(true, start);
+        let good = looks.after(false, start);
+        assert_eq!(good, BadLooks::default());
+        assert!(!good.have_stood(Duration::ZERO, later));
+        let again = good.after(true, later);
+        assert_eq!((again.since, again.count), (Some(later), 1));
     }
 }

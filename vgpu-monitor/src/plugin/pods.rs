@@ -211,3 +211,74 @@ impl AskKubelet for Socket {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::pod_resources::{ContainerDevices, ContainerResources, PodResources};
+
+    fn devices(resource: &str, ids: &[&str]) -> ContainerDevices {
+        ContainerDevices {
+            resource_name: resource.to_owned(),
+            device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+        }
+    }
+
+    fn pod(
+        namespace: &str,
+        name: &str,
+        container: &str,
+        held: &[ContainerDevices],
+    ) -> PodResources {
+        PodResources {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            containers: vec![ContainerResources {
+                name: container.to_owned(),
+                devices: held.to_vec(),
+            }],
+        }
+    }
+
+    fn pods() -> Pods {
+        Pods::of(ListPodResourcesResponse {
+            pod_resources: vec![
+                // The kubelet lists the slots of a container by NUMA node, in any order.
+                pod(
+                    "a",
+                    "p",
+                    "c",
+                    &[devices("gpu", &["s2", "s0"]), devices("gpu", &["s2", "s1"])],
+                ),
+                pod(
+                    "b",
+                    "p",
+                    "c",
+                    &[devices("other", &["s0"]), devices("gpu", &[])],
+                ),
+                pod("c", "q", "d", &[]),
+            ],
+        })
+    }
+
+    #[test]
+    fn holders_are_pods_with_slots_of_that_resource() {
+        let held = |resource| -> Vec<_> {
+            let holders = pods().holders(resource).into_iter();
+            let named = holders.map(|pod| (format!("{}/{}", pod.namespace, pod.name), pod.slots));
+            named
+                .map(|(name, slots)| format!("{name} {slots:?}"))
+                .collect()
+        };
+        assert_eq!(held("gpu"), [r#"a/p {"c": ["s0", "s1", "s2"]}"#]);
+        assert_eq!(held("other"), [r#"b/p {"c": ["s0"]}"#]);
+        assert_eq!(held("none"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn pod_is_known_by_namespace_and_name() {
+        let pods = pods();
+        assert!(pods.has("a", "p") && pods.has("b", "p") && pods.has("c", "q"));
+        assert!(!pods.has("c", "p") && !pods.has("a", "q") && !pods.has("", "p"));
+    }
+}

@@ -136,3 +136,187 @@ fn holders(gpu: &str, others: &BTreeMap<&str, Vec<&Claim>>) -> String {
     }
     listed(&names, MOST_NAMED)
 }
+
+#[cfg(test)]
+mod tests {
+    use placement::Device;
+
+    use super::super::allotments::{Cut, GpuShare};
+    use super::*;
+    use crate::node_gpus::KnownGpu;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Two GPUs of 1,000 MiB, 100 cores and 3 slots.
+    fn inventory(mode: &str) -> Inventory {
+        let gpu = |id: &str| KnownGpu {
+            device: Device {
+                slots: 3,
+                mode: mode.to_owned(),
+                ..Device::new("NVIDIA", id, "model", 1_000 * MIB)
+            },
+            physical_bytes: 1_000 * MIB,
+            pci_bus_id: String::new(),
+            minor: 0,
+        };
+        Inventory {
+            gpus: vec![gpu("g0"), gpu("g1")],
+            ..Inventory::default()
+        }
+    }
+
+    fn share(gpu: &str, mib: u64, cores: u32) -> GpuShare {
+        GpuShare {
+            gpu: gpu.to_owned(),
+            memory_bytes: mib * MIB,
+            physical_bytes: 1_000 * MIB,
+            cores,
+            slots: 1,
+            instance: None,
+        }
+    }
+
+    fn cut(gpu: &str, start: u32) -> GpuShare {
+        GpuShare {
+            instance: Some(Cut {
+                profile: "2g".to_owned(),
+                memory_bytes: 250 * MIB,
+                cores: 25,
+                slices: 2,
+                start,
+                size: 2,
+                made: None,
+            }),
+            ..share(gpu, 250, 25)
+        }
+    }
+
+    fn claim(pod: &str, container: &str, shares: &[GpuShare]) -> Claim {
+        Claim {
+            uid: format!("uid-{pod}"),
+            namespace: "ns".to_owned(),
+            pod: pod.to_owned(),
+            container: container.to_owned(),
+            kind: "app".to_owned(),
+            vendor: "NVIDIA".to_owned(),
+            shares: shares.to_vec(),
+            priority: 0,
+            policy: String::new(),
+            workload: supervisor::instance::Workload::default(),
+            traceparent: None,
+            told: false,
+        }
+    }
+
+    /// Whether there is room for one share beside those of other pods, or what there is not enough of.
+    fn checked(mode: &str, others: &[GpuShare], own: &GpuShare) -> Result<(), String> {
+        let others: Vec<Claim> = (0..)
+            .zip(others)
+            .map(|(number, other)| claim(&format!("p{number}"), "c", std::slice::from_ref(other)))
+            .collect();
+        let others: BTreeMap<&str, Vec<&Claim>> = others
+            .iter()
+            .map(|one| (one.uid.as_str(), vec![one]))
+            .collect();
+        let own = claim("own", "c", std::slice::from_ref(own));
+        match check(&inventory(mode), &others, &[&own]) {
+            Err(NoRoom::Full { gpu, excess, .. }) => Err(format!("{gpu}: {excess}")),
+            Err(node @ NoRoom::Node(_)) => panic!("{node}"),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    #[test]
+    fn gpu_gives_all_that_it_has_and_no_more() {
+        let full = |others: &[GpuShare], own| checked("hami-core", others, &own);
+        let others = [share("g0", 400, 30), share("g1", 1_000, 100)];
+        assert_eq!(full(&others, share("g0", 600, 70)), Ok(()));
+        assert_eq!(
+            full(&others, share("g0", 601, 70)),
+            Err("g0: 1001 MiB of 1000 MiB memory".to_owned())
+        );
+        assert_eq!(
+            full(&others, share("g0", 600, 71)),
+            Err("g0: 101 of 100 cores".to_owned())
+        );
+        let small = || share("g0", 1, 0);
+        assert_eq!(full(&[small(), small()], small()), Ok(()));
+        assert_eq!(
+            full(&[small(), small(), small()], small()),
+            Err("g0: 4 of 3 slots".to_owned())
+        );
+    }
+
+    #[test]
+    fn full_neighbour_and_unknown_gpu_take_no_room() {
+        let others = [share("g1", 2_000, 0), share("gone", 1, 0)];
+        assert_eq!(
+            checked("hami-core", &others, &share("g0", 1_000, 100)),
+            Ok(())
+        );
+        assert_eq!(checked("hami-core", &[], &share("gone", 9_000, 0)), Ok(()));
+    }
+
+    #[test]
+    fn instances_of_a_gpu_do_not_share_a_slice() {
+        assert_eq!(checked("mig", &[cut("g0", 0)], &cut("g0", 2)), Ok(()));
+        assert_eq!(checked("mig", &[cut("g1", 0)], &cut("g0", 0)), Ok(()));
+        for start in [0, 1] {
+            let refused = checked("mig", &[cut("g0", 1)], &cut("g0", start));
+            let text = format!("g0: two instances in the same place (2g at slice {start})");
+            assert_eq!(refused, Err(text));
+        }
+    }
+
+    #[test]
+    fn refusal_names_each_pod_on_the_gpu_once() {
+        let held = [
+            claim("a", "one", &[share("g0", 300, 0)]),
+            claim("a", "two", &[share("g0", 300, 0)]),
+            claim("b", "c", &[share("g1", 300, 0)]),
+        ];
+        let others = BTreeMap::from([
+            ("uid-a", vec![&held[0], &held[1]]),
+            ("uid-b", vec![&held[2]]),
+        ]);
+        let own = claim("own", "c", &[share("g0", 500, 0)]);
+        let refused = check(&inventory("hami-core"), &others, &[&own]).unwrap_err();
+        let text =
+            "GPU g0 would have to give 1100 MiB of 1000 MiB memory; the others there are ns/a";
+        assert_eq!(refused.to_string(), text);
+    }
+
+    #[test]
+    fn newer_allotment_of_a_container_replaces_the_older_one() {
+        let allotment = |order: u64, claim: Option<Claim>| Allotment {
+            order,
+            name: format!("v{order}"),
+            resource: "r".to_owned(),
+            ids: Vec::new(),
+            claim,
+        };
+        let allotments = [
+            allotment(1, Some(claim("a", "one", &[share("g0", 1, 0)]))),
+            allotment(2, Some(claim("a", "two", &[share("g0", 2, 0)]))),
+            allotment(3, None),
+            allotment(4, Some(claim("a", "one", &[share("g0", 3, 0)]))),
+            allotment(5, Some(claim("b", "one", &[share("g0", 4, 0)]))),
+        ];
+        let found: Vec<_> = by_pod(&allotments)
+            .into_iter()
+            .map(|(uid, claims)| {
+                let mib = claims
+                    .iter()
+                    .map(|claim| claim.shares[0].memory_bytes / MIB);
+                (uid.to_owned(), mib.collect::<Vec<_>>())
+            })
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("uid-a".to_owned(), vec![2, 3]),
+                ("uid-b".to_owned(), vec![4])
+            ]
+        );
+    }
+}
