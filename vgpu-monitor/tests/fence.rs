@@ -11,7 +11,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cuda_sim::Config;
 use cuda_sim::groups::Groups;
@@ -19,7 +19,7 @@ use supervisor::fence;
 use supervisor::instance::{ClaimLabel, Instance, Labels};
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
 
-use crate::common::agent::{Agent, HANGS, command};
+use crate::common::agent::{Agent, command, until};
 use crate::harness::built;
 
 const GIB: u64 = 1 << 30;
@@ -163,14 +163,6 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
-    }
-}
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < HANGS, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -8,7 +8,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cuda_sim::{Board, Config};
 use embedded_cluster::Cluster;
@@ -25,6 +25,7 @@ use vgpu_monitor::health::xid::{Checks, TABLE, Until};
 use vgpu_monitor::health::{self, HealthSettings, Started};
 use vgpu_monitor::node_gpus::{Health, Inventory};
 
+use crate::common::agent::until;
 use crate::harness::{alone, built};
 
 struct World {
@@ -117,7 +118,7 @@ impl World {
 
     /// Waits for what the series say.
     fn until(&self, what: &str, is: impl Fn(&str) -> bool) {
-        wait(what, || is(&self.series()));
+        until(what, || is(&self.series()));
     }
 
     /// Events of a reason: the object that each is about, and its text.
@@ -143,15 +144,6 @@ impl World {
             .collect();
         said.sort();
         said
-    }
-}
-
-fn wait(what: &str, is: impl Fn() -> bool) {
-    // Far beyond what it takes: only a broken agent reaches it.
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is() {
-        assert!(Instant::now() < end, "waited in vain: {what}");
-        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -196,7 +188,7 @@ fn each_xid_reaches_its_verdict_and_the_gpu_recovers() {
             continue;
         }
         if xid.until == Until::Reset {
-            wait(&format!("XID {number} makes the GPU sick"), || {
+            until(&format!("XID {number} makes the GPU sick"), || {
                 world.sick(0).is_some()
             });
             assert!(
@@ -204,7 +196,7 @@ fn each_xid_reaches_its_verdict_and_the_gpu_recovers() {
                 "XID {number}"
             );
             world.board.lose(0, true);
-            wait(&format!("after XID {number} the GPU is lost"), || {
+            until(&format!("after XID {number} the GPU is lost"), || {
                 world.sick(0).is_some_and(|reason| reason.contains("lost"))
             });
             world.board.reset(0);
@@ -219,7 +211,7 @@ fn each_xid_reaches_its_verdict_and_the_gpu_recovers() {
             series.contains(&counted)
         });
         // The count and the health are published one after the other.
-        wait(&format!("after XID {number} the health says so"), || {
+        until(&format!("after XID {number} the health says so"), || {
             world.sick(0).is_none()
         });
         assert_eq!(world.sick(1), None, "XID {number} is the other GPU's");
@@ -234,7 +226,7 @@ fn only_pods_of_the_gpu_get_events() {
     let world = World::new(&home, Checks::default());
 
     world.board.fault(0, 31);
-    wait("the pod is told", || {
+    until("the pod is told", || {
         !world.events("GPUXidError").is_empty()
     });
     let said = world.events("GPUXidError");
@@ -255,7 +247,7 @@ fn only_pods_of_the_gpu_get_events() {
     assert_eq!(world.sick(0), None);
 
     world.board.fault(0, 119);
-    wait("the pod is told that it is over", || {
+    until("the pod is told that it is over", || {
         world.events("GPUHealthy").len() == 2
     });
     let objects = |reason: &str| -> Vec<String> {
@@ -276,7 +268,7 @@ fn lost_gpu_is_out_until_it_is_back() {
 
     // Without an XID: the agent may have been away when it came.
     world.board.lose(1, true);
-    wait("the GPU is out", || world.sick(1).is_some());
+    until("the GPU is out", || world.sick(1).is_some());
     assert!(
         world.sick(1).unwrap().contains("lost"),
         "{:?}",
@@ -284,12 +276,12 @@ fn lost_gpu_is_out_until_it_is_back() {
     );
     assert_eq!(world.sick(0), None);
     world.board.reset(1);
-    wait("the GPU is back", || world.sick(1).is_none());
+    until("the GPU is back", || world.sick(1).is_none());
 
     // It tells of XIDs again.
     world.board.fault(1, 74);
-    wait("the GPU is out again", || world.sick(1).is_some());
-    wait("and back", || world.sick(1).is_none());
+    until("the GPU is out again", || world.sick(1).is_some());
+    until("and back", || world.sick(1).is_none());
 }
 
 #[test]
@@ -305,16 +297,16 @@ fn driver_failures_take_all_gpus_out_until_it_recovers() {
     ] {
         world.board.trouble(trouble).unwrap();
         for gpu in [0, 1] {
-            wait(trouble, || {
+            until(trouble, || {
                 world.sick(gpu).is_some_and(|text| text.contains(reason))
             });
         }
         assert!(world.health()[&world.board.uuid(0)].recovers);
         assert!(world.series().contains("vgpu_gpu_driver_up{node=\"n1\"} 0"));
         world.board.trouble("driver=well").unwrap();
-        wait("all is well", || world.health().is_empty());
+        until("all is well", || world.health().is_empty());
     }
-    wait("the node is told", || {
+    until("the node is told", || {
         world.events("GPUDriverUp").len() == 1
     });
 }
@@ -331,9 +323,9 @@ fn pending_rows_warn_and_a_failed_row_takes_the_gpu_out() {
     });
     assert_eq!(world.sick(0), None);
     world.board.trouble("remap:0=failed").unwrap();
-    wait("the GPU is out", || world.sick(0).is_some());
+    until("the GPU is out", || world.sick(0).is_some());
     world.board.trouble("reset:0").unwrap();
-    wait("the GPU is well", || world.sick(0).is_none());
+    until("the GPU is well", || world.sick(0).is_none());
 }
 
 #[test]
@@ -346,6 +338,6 @@ fn reference_health_variables_are_respected() {
     world.until("XID 48 is counted", |series| series.contains("xid=\"48\""));
     assert_eq!(world.sick(0), None);
     world.board.fault(0, 31);
-    wait("XID 31 takes the GPU out", || world.sick(0).is_some());
-    wait("and it comes back", || world.sick(0).is_none());
+    until("XID 31 takes the GPU out", || world.sick(0).is_some());
+    until("and it comes back", || world.sick(0).is_none());
 }

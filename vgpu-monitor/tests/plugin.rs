@@ -556,7 +556,13 @@ async fn sick_gpu_removes_free_slots_first_and_starts_nothing() {
         world.kubelet.slots(GPU) == (40, 30)
     })
     .await;
-    assert!(held.iter().all(|id| !world.kubelet.sick(GPU).contains(id)));
+    assert!(!held.is_empty());
+    let withdrawn = world.kubelet.sick(GPU);
+    assert_eq!(withdrawn.len(), 10, "{withdrawn:?}");
+    assert!(
+        held.iter().all(|id| !withdrawn.contains(id)),
+        "{held:?} {withdrawn:?}"
+    );
     let refused = world.kubelet.starts(uid(&pod), "main").await.unwrap_err();
     assert!(
         refused.message().contains("XID 79"),

@@ -17,7 +17,7 @@ use vgpu_abi::budget::Kind;
 use vgpu_abi::region::Region;
 
 use crate::common::Board;
-use crate::common::agent::{Agent, HANGS, command};
+use crate::common::agent::{Agent, HANGS, command, until};
 use crate::harness::{alone, built};
 
 fn refused(args: &[&str]) -> String {
@@ -144,10 +144,9 @@ fn health_and_readiness_answer_and_stop_is_clean() {
         let agent = Agent::start(&board.root().join("later"), &["--no-nvml"]);
 
         assert!(agent.get("/healthz").ends_with("\r\n\r\nok\n"));
-        let begun = Instant::now();
-        while !agent.get("/readyz").ends_with("\r\n\r\nready\n") {
-            assert!(begun.elapsed() < HANGS, "the first look ends");
-        }
+        until("the first look ends", || {
+            agent.get("/readyz").ends_with("\r\n\r\nready\n")
+        });
         assert!(agent.get("/").starts_with("HTTP/1.1 404 "));
 
         assert_eq!(agent.stop(signal).code(), Some(0));
@@ -367,9 +366,5 @@ fn a_cluster_without_dcgm_sees_the_hardware_and_one_with_it_the_pods() {
     assert!(agent.series("vgpu_gpu_ecc_errors_total").is_empty());
     assert!(agent.series("vgpu_gpu_throttled").is_empty());
     // dcgm-exporter's file of GPU 0 is there; the container's GPU is none of this board's.
-    let begun = Instant::now();
-    while !jobs.join("0").exists() {
-        assert!(begun.elapsed() < HANGS, "the files are written");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    until("the files are written", || jobs.join("0").exists());
 }
