@@ -404,6 +404,19 @@ async fn after_the_signal_it_serves_on_and_releases_the_lease() {
     let (port, plain) = ports(&mut program);
     becomes_ready(plain).await;
     let mutating = served.configuration("mutatingwebhookconfigurations");
+    let holder = || {
+        let leases = served
+            .cluster
+            .resource("coordination.k8s.io", "leases")
+            .unwrap();
+        let target = Target::object(&leases, "vgpu-system", "vgpu-webhook");
+        served.cluster.get(&target).unwrap().value()["spec"]["holderIdentity"].clone()
+    };
+    assert!(
+        holder().is_string(),
+        "no replica holds the lease: {}",
+        holder()
+    );
 
     program.is_told_to_stop();
     program.says("stopping");
@@ -414,13 +427,7 @@ async fn after_the_signal_it_serves_on_and_releases_the_lease() {
     let answer = ask(port, &mutating["webhooks"][0], &review("default", "1")).await;
     assert_eq!(answer["response"]["allowed"], true);
     assert!(program.child.wait().unwrap().success());
-    let leases = served
-        .cluster
-        .resource("coordination.k8s.io", "leases")
-        .unwrap();
-    let target = Target::object(&leases, "vgpu-system", "vgpu-webhook");
-    let lease = served.cluster.get(&target).unwrap();
-    assert_eq!(lease.value()["spec"]["holderIdentity"], Value::Null);
+    assert_eq!(holder(), Value::Null);
 }
 
 #[test]

@@ -349,7 +349,9 @@ async fn a_given_certificate_comes_with_or_without_a_ca_bundle() {
     let mut replica = world.replica_with("a", wanted(), hour, given, tls()).await;
     replica.settles().await;
     let live = world.configuration(MUTATING).await;
-    assert_eq!(live["webhooks"][0]["clientConfig"]["caBundle"], json!(null));
+    let client = &live["webhooks"][0]["clientConfig"];
+    assert_eq!(client["service"]["name"], "vgpu-webhook", "{live}");
+    assert_eq!(client["caBundle"], json!(null), "{live}");
     assert!(replica.is_ready());
     assert!(
         world
