@@ -635,6 +635,7 @@ fn compute_limit_is_forced_by_default_and_leaves_memory_alone() {
         let running = machine.start(&[&["--name", "c"], flags].concat(), LOOP);
         let limits = limits(&machine, "c");
         assert_eq!(limits.policy, policy, "{flags:?}");
+        assert!(!limits.devices.is_empty(), "{flags:?}");
         for device in limits.devices {
             assert_eq!((device.core_percent, device.memory_bytes), (percent, 0));
         }
@@ -677,14 +678,21 @@ fn floors_of_a_gpu_are_never_more_than_the_whole_of_it() {
     assert_eq!(set("first", "50").code, Some(0));
     assert_eq!(set("first", "1=60").code, Some(0));
 
+    let lists = || {
+        let entries = fs::read_dir(&machine.board).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name());
+        names
+            .filter(|name| name.to_string_lossy().starts_with(".floors"))
+            .count()
+    };
+    assert_eq!(lists(), 1, "the user's list of floors");
+
     // The floor of an ended container is free again.
     first.stop();
     assert_eq!(tried("60").1, "started\n");
     second.stop();
     assert_eq!(tried("100").1, "started\n");
-    let mut left = fs::read_dir(&machine.board).unwrap();
-    let is_list = |name: std::ffi::OsString| name.to_string_lossy().starts_with(".floors");
-    assert!(!left.any(|entry| is_list(entry.unwrap().file_name())));
+    assert_eq!(lists(), 0);
 }
 
 #[test]
