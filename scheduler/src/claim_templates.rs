@@ -9,6 +9,7 @@
 //! | the pod's description does not belong to the template's name | `ClaimTemplateForged` on the pod |
 //! | a template of this name has another content | `ClaimTemplateForeign` on the pod |
 //! | a template of ours has other parameters, from an earlier release | deletes it, and makes it again |
+//! | the template is there, and kube-controller-manager has not made the claim after [`WAKE_AFTER`] | a condition on the pod, which wakes kube-controller-manager |
 //! | the API server refuses it | `ClaimTemplateRefused` on the pod; tried again |
 //! | no pod has waited for a template of ours for [`Pace::keep`] | deletes it |
 
@@ -17,13 +18,13 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, PostParams};
-use kube::api::{Preconditions, ResourceExt as _};
+use kube::api::{Patch, PatchParams, Preconditions, ResourceExt as _};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube_api::object::Pod;
 use kube_api::resource_claims::GROUP;
 use kube_api::shares::template::{self, MANAGED_BY, Shape, ShapesError, named_by};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::Scheduler;
@@ -37,6 +38,15 @@ const CALL: Duration = Duration::from_secs(5);
 const MOST_WRITES: usize = 100;
 /// A template that the API server refused is tried again after this time.
 const AGAIN: Duration = Duration::from_secs(10);
+
+/// kube-controller-manager makes the claims of a pod. It looks again after ever longer pauses, up to 17 minutes, when it
+/// finds no template, and at once when the pod changes; a template that appears is no reason for it to look. In a burst of
+/// pods it takes seconds by itself, because it limits its own calls.
+const WAKE_AFTER: Duration = Duration::from_secs(5);
+/// The most pause between two changes of a pod. They begin with [`WAKE_AFTER`] and double.
+const WAKE_AT_MOST: Duration = Duration::from_secs(60);
+/// The pod's condition that says that its templates are there.
+const CONDITION: &str = "vgpu.io/ClaimTemplates";
 
 /// The timing of the checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,9 +74,14 @@ type Name = (String, String);
 struct Waits {
     about: About,
     namespace: String,
+    name: String,
     shapes: Result<BTreeMap<String, Shape>, ShapesError>,
     /// What was said on the pod last.
     said: Option<String>,
+    /// Whether a claim from a template of ours is still to be made.
+    lacks_claims: bool,
+    /// When kube-controller-manager is woken next, and the pause after that.
+    wake: Option<(Instant, Duration)>,
 }
 
 /// A template with a name of ours.
@@ -90,6 +105,7 @@ enum Step {
     Make(Name, Shape),
     Delete(Name),
     Say(String, &'static str, String),
+    Wake(String),
 }
 
 /// The pods and templates of the cluster.
@@ -134,13 +150,22 @@ impl Known {
         }
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
         let name = pod.metadata.name.clone().unwrap_or_default();
-        let said = self.pods.remove(&uid).and_then(|before| before.said);
+        let before = self.pods.remove(&uid);
+        let (said, wake) = before.map_or((None, None), |it| (it.said, it.wake));
+        let made = &pod.status.resource_claim_statuses;
+        let lacks_claims = pod.spec.resource_claims.iter().any(|claim| {
+            let of_ours = claim.resource_claim_template_name.as_deref();
+            of_ours.is_some_and(template::is_ours) && !made.iter().any(|it| it.name == claim.name)
+        });
         let about = About::pod(&namespace, &name, &uid);
         let waits = Waits {
             about,
             namespace,
+            name,
             shapes,
             said,
+            lacks_claims,
+            wake,
         };
         self.pods.insert(uid, waits);
     }
@@ -175,10 +200,33 @@ impl Known {
         self.templates.insert(name, Stands { object, unused });
     }
 
+    /// The pods for which kube-controller-manager has not made all claims, although it could.
+    fn wakes(&mut self, now: Instant) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for (uid, waits) in &mut self.pods {
+            let of_shape = |name: &String| (waits.namespace.clone(), name.clone());
+            let stand = waits.shapes.as_ref().is_ok_and(|shapes| {
+                let mut names = shapes.keys();
+                names.all(|name| self.templates.contains_key(&of_shape(name)))
+            });
+            if !(stand && waits.lacks_claims) {
+                waits.wake = None;
+                continue;
+            }
+            let (at, pause) = *waits.wake.get_or_insert((now + WAKE_AFTER, WAKE_AFTER));
+            if now >= at {
+                let next = (pause * 2).min(WAKE_AT_MOST);
+                waits.wake = Some((now + next, next));
+                steps.push(Step::Wake(uid.clone()));
+            }
+        }
+        steps
+    }
+
     /// What is to be done. Notes which templates pods wait for.
     fn steps(&mut self, now: Instant, keep: Duration) -> Vec<Step> {
+        let mut steps = self.wakes(now);
         let mut wanted: BTreeMap<Name, &Shape> = BTreeMap::new();
-        let mut steps = Vec::new();
         for (uid, waits) in &self.pods {
             let mut say = |reason, text: String| {
                 if waits.said.as_ref() != Some(&text) {
@@ -318,6 +366,11 @@ pub async fn keep(client: kube::Client, scheduler: Scheduler, pace: Pace) {
                     make(&in_namespace(&name.0), &mut known, name, &shape).await
                 }
                 Step::Delete(name) => delete(&in_namespace(&name.0), &mut known, name).await,
+                Step::Wake(uid) => {
+                    if let Some(waits) = known.pods.get(&uid) {
+                        wake(&client, waits, &uid).await;
+                    }
+                }
                 Step::Say(uid, reason, text) => {
                     if let Some(waits) = known.pods.get_mut(&uid) {
                         let events = &scheduler.0.events;
@@ -355,6 +408,30 @@ async fn make(api: &Api<DynamicObject>, known: &mut Known, name: Name, shape: &S
     }
 }
 
+/// Changes the pod's status, so that kube-controller-manager looks at the pod again.
+async fn wake(client: &kube::Client, waits: &Waits, uid: &str) {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &waits.namespace);
+    let name = &waits.name;
+    let time = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ");
+    let condition = json!({
+        "type": CONDITION, "status": "True", "reason": "Made", "lastProbeTime": time.to_string(),
+        "message": "the ResourceClaimTemplates are there, and kube-controller-manager makes claims from them",
+    });
+    // Tied to what was seen: another pod of this name is not changed.
+    let patch = json!({"metadata": {"uid": uid}, "status": {"conditions": [condition]}});
+    let (params, patch) = (PatchParams::default(), Patch::Strategic(&patch));
+    match within(CALL, pods.patch_status(name, &params, &patch)).await {
+        Ok(_) => tracing::info!(
+            namespace = waits.namespace,
+            name,
+            "its claims have not been made from their templates: kube-controller-manager was asked to look again"
+        ),
+        Err(error) => {
+            tracing::warn!(namespace = waits.namespace, name, %error, "cannot change the status of a pod that waits for its claims");
+        }
+    }
+}
+
 async fn delete(api: &Api<DynamicObject>, known: &mut Known, name: Name) {
     let Some(stands) = known.templates.get_mut(&name) else {
         return;
@@ -386,8 +463,6 @@ async fn delete(api: &Api<DynamicObject>, known: &mut Known, name: Name) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     const KEEP: Duration = Duration::from_secs(60);
@@ -449,6 +524,36 @@ mod tests {
         assert_eq!(known.steps(start + 2 * KEEP, KEEP), []);
         known.take_template(Event::Delete(object(&shape)), start);
         assert_eq!(known.steps(start + 2 * KEEP, KEEP), made);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pod_whose_claim_is_not_made_from_the_template_is_changed_until_it_is() {
+        let (mut known, shape) = (Known::default(), shape(1024));
+        let start = Instant::now();
+        let mut pod = good("p", &shape);
+        known.set_pod(&pod);
+        let made = [Step::Make(at(&shape), shape.clone())];
+        assert_eq!(known.steps(start + 9 * WAKE_AFTER, KEEP), made);
+
+        // The template appears long after the pod.
+        let start = start + 10 * WAKE_AFTER;
+        known.set_template(object(&shape), start);
+        let mut seconds = Vec::new();
+        for second in 0..200 {
+            let steps = known.steps(start + Duration::from_secs(second), KEEP * 10);
+            if !steps.is_empty() {
+                assert_eq!(steps, [Step::Wake("p".to_owned())]);
+                seconds.push(second);
+                // As its own change comes back.
+                known.set_pod(&pod);
+            }
+        }
+        assert_eq!(seconds, [5, 15, 35, 75, 135, 195]);
+
+        let claims = json!([{"name": "vgpu-0", "resourceClaimName": "p-vgpu-0-x"}]);
+        pod.status.resource_claim_statuses = serde_json::from_value(claims).unwrap();
+        known.set_pod(&pod);
+        assert_eq!(known.steps(start + 4 * KEEP, KEEP * 10), []);
     }
 
     #[tokio::test(start_paused = true)]

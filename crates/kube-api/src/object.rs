@@ -250,6 +250,21 @@ pub struct PodStatus {
     /// The init containers.
     #[serde(deserialize_with = "or_default")]
     pub init_container_statuses: Vec<ContainerStatus>,
+    /// The claims that were made for it from templates.
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    pub resource_claim_statuses: Vec<MadeClaim>,
+}
+
+/// A claim that was made for a pod from a template.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct MadeClaim {
+    /// Its name in the pod.
+    #[serde(deserialize_with = "or_default")]
+    pub name: String,
+    /// The claim; none if the pod needs none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource_claim_name: Option<String>,
 }
 
 /// A condition of a pod or node.
