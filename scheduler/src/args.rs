@@ -243,8 +243,8 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse::duration)]
     pub claims_clock_skew: Duration,
 
-    /// Read the ResourceClaims and ResourceSlices of other drivers (resource.k8s.io): a GPU that one of them has is given
-    /// to no pod. Off with --embedded.
+    /// Read ResourceClaims and ResourceSlices (resource.k8s.io): a GPU that a claim has is given to no pod, and
+    /// /prioritize scores nodes for pods with claims of vgpu's driver. Off with --embedded.
     #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(),
           num_args = 0..=1, default_value = "true", default_missing_value = "true", require_equals = true)]
     pub resource_claims: bool,

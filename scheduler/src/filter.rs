@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube_api::extender::{ExtenderArgs, HostPriority};
 use kube_api::node::report;
@@ -20,6 +21,11 @@ use crate::hcs;
 use crate::ledger::{Filtered, Ledger};
 use crate::metrics::Outcome;
 use admission::Denied;
+
+/// How long an answer waits for claims that have not been read.
+const CLAIMS_PATIENCE: Duration = Duration::from_millis(200);
+/// The pause between two looks.
+const CLAIMS_PAUSE: Duration = Duration::from_millis(5);
 
 /// The answer to `POST /filter`, as kube-scheduler reads it. All keys are always present.
 #[derive(Debug, Default)]
@@ -510,8 +516,23 @@ impl Scheduler {
         asked.only(&node)
     }
 
-    /// The score of each node for the pod, 0 to 10, in the order of the question. For a pod without devices all nodes
-    /// score the same.
+    /// Waits until the claims of the question's pod have been read, for up to [`CLAIMS_PATIENCE`]: kube-scheduler's watch
+    /// may be ahead of ours.
+    pub(crate) async fn read_claims_of(&self, args: &ExtenderArgs) {
+        let Some(pod) = &args.pod else { return };
+        if !self.0.settings.reads_resource_claims || pod.spec.resource_claims.is_empty() {
+            return;
+        }
+        let namespace = pod.metadata.namespace.as_deref();
+        let namespace = namespace.unwrap_or(crate::DEFAULT_NAMESPACE);
+        let until = self.now() + CLAIMS_PATIENCE;
+        while !self.0.claim_scores.lock().knows_claims_of(pod, namespace) && self.now() < until {
+            tokio::time::sleep(CLAIMS_PAUSE).await;
+        }
+    }
+
+    /// The score of each node for the pod, 0 to 10, in the order of the question. For a pod without devices and without
+    /// ResourceClaims of our driver all nodes score the same.
     ///
     /// # Errors
     ///
@@ -526,6 +547,13 @@ impl Scheduler {
         let request = self.request(&pod)?;
         let names = asked.names();
         let mut scores: HashMap<Arc<str>, i64> = HashMap::new();
+        if !request.asks_for_devices() && self.0.settings.reads_resource_claims {
+            let (identity, policy) = (&request.pod, request.node_policy);
+            let mut by_claims = self.0.claim_scores.lock();
+            scores = by_claims.score(&pod, identity, policy, &names, self.now());
+            drop(by_claims);
+            return Ok(with_scores(&names, &scores));
+        }
         if request.asks_for_devices() {
             let ranked =
                 self.with_ledger(|ledger| ledger.cluster().rank(&request, Among::Names(&names)));
@@ -558,7 +586,7 @@ fn with_scores(names: &[&str], scores: &HashMap<Arc<str>, i64>) -> Vec<HostPrior
     clippy::cast_possible_truncation,
     reason = "it is between 0 and 10, and the float to integer cast saturates"
 )]
-fn score(fullness: f64, policy: NodePolicy) -> i64 {
+pub(crate) fn score(fullness: f64, policy: NodePolicy) -> i64 {
     let tenths = (fullness / 3.0).clamp(0.0, 10.0);
     match policy {
         NodePolicy::Binpack => tenths.round() as i64,

@@ -1,5 +1,5 @@
-//! ResourceClaims of other drivers (dynamic resource allocation): which GPUs of the ledger they have. Reads slices
-//! and claims by a watch each; the ledger decides. Nothing is written.
+//! ResourceClaims (dynamic resource allocation): which GPUs of the ledger they have, and what those of our own driver
+//! ask for and hold. Reads slices and claims by a watch each; the ledger and [`ClaimScores`] decide. Nothing is written.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 
 use crate::Scheduler;
 use crate::calls::{CallError, within};
+use crate::claim_scores::ClaimScores;
 
 /// How often is looked whether the API server has the group.
 const LOOK_EVERY: Duration = Duration::from_secs(300);
@@ -32,6 +33,20 @@ enum WatchMessage {
     Claims(BTreeSet<(String, String)>),
     /// The API server does not show it, for this reason.
     Refused(String),
+}
+
+impl ClaimScores {
+    fn take(&mut self, message: &WatchMessage) {
+        match message {
+            WatchMessage::Slice(slice) => self.set_slice(slice),
+            WatchMessage::SliceGone(name) => self.remove_slice(name),
+            WatchMessage::Slices(listed) => self.keep_slices(listed),
+            WatchMessage::Claim(claim) => self.set_claim(claim),
+            WatchMessage::ClaimGone(name) => self.remove_claim(name),
+            WatchMessage::Claims(listed) => self.keep_claims(listed),
+            WatchMessage::Refused(_) => {}
+        }
+    }
 }
 
 impl Scheduler {
@@ -78,6 +93,7 @@ impl Scheduler {
         let slices = self.watch_kind(version, "ResourceSlice", says.clone());
         let claims = self.watch_kind(version, "ResourceClaim", says);
         let mut known = ResourceClaims::default();
+        *self.0.claim_scores.lock() = ClaimScores::default();
         let mut missing = 2;
         let mut refused = false;
         let keeping = async {
@@ -98,6 +114,7 @@ impl Scheduler {
                     said.recv().await
                 };
                 let Some(next) = next else { return };
+                self.0.claim_scores.lock().take(&next);
                 match next {
                     WatchMessage::Slice(slice) => known.set_slice(&slice),
                     WatchMessage::SliceGone(name) => known.remove_slice(&name),

@@ -15,6 +15,7 @@ pub mod assigner_program;
 pub mod beside;
 pub mod bind;
 pub mod calls;
+mod claim_scores;
 pub mod claim_templates;
 pub mod compute_nodes;
 mod compute_quotas;
@@ -47,6 +48,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use admission::{Admission, Denied};
+use claim_scores::ClaimScores;
 use embedded::NotCreated;
 use events::{Events, Kind};
 use kube_api::extender::ExtenderArgs;
@@ -97,7 +99,7 @@ pub struct Settings {
     pub patience: Duration,
     /// Where claims are kept; `None` if they do not count.
     pub claims: Option<ClaimSettings>,
-    /// Whether ResourceClaims of other drivers count.
+    /// Whether ResourceClaims count: those of other drivers take GPUs, and pods with those of our own have scores.
     pub reads_resource_claims: bool,
     /// The key of the pod label that names the pod's team: metrics sum up by team what pods hold.
     pub team_label: String,
@@ -207,6 +209,8 @@ struct SchedulerInner {
     meters: Meters,
     /// Keeps GPUs from assigners while pods are bound to them; `None` if reservations by label do not count.
     guards: Option<Guards>,
+    /// What ResourceClaims of our driver ask for and hold.
+    claim_scores: Mutex<ClaimScores>,
     /// Carries [`Ledger::claims_version`].
     claims: watch::Sender<u64>,
     /// The number of ComputeTasks in each phase, where this process knows them.
@@ -271,6 +275,7 @@ impl Scheduler {
         });
         Self(Arc::new(SchedulerInner {
             guards,
+            claim_scores: Mutex::default(),
             settings,
             vendors,
             ledger: Mutex::new(ledger),

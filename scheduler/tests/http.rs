@@ -705,3 +705,96 @@ proptest! {
         });
     }
 }
+
+/// The embedded cluster with these slices and claims, which it does not have itself.
+fn with_claims(
+    cluster: &embedded_cluster::Cluster,
+    slices: &[Value],
+    claims: &[Value],
+) -> kube::Client {
+    use axum::Json;
+    use axum::body::{Body, Bytes};
+    use axum::response::IntoResponse;
+    use axum::routing::get;
+
+    let listed = |objects: &[Value]| {
+        let list = json!({"metadata": {"resourceVersion": "1"}, "items": objects});
+        get(async move |uri: http::Uri| {
+            if uri.query().unwrap_or_default().contains("watch=true") {
+                let silent = futures_util::stream::pending::<Result<Bytes, std::io::Error>>();
+                Body::from_stream(silent).into_response()
+            } else {
+                Json(list).into_response()
+            }
+        })
+    };
+    let version = json!({"groupVersion": "resource.k8s.io/v1", "version": "v1"});
+    let groups = json!({"groups": [{"name": "resource.k8s.io", "versions": [version]}]});
+    let path = "/apis/resource.k8s.io/v1";
+    let router = axum::Router::new()
+        .route("/apis", get(async move || Json(groups)))
+        .route(&format!("{path}/resourceslices"), listed(slices))
+        .route(&format!("{path}/resourceclaims"), listed(claims))
+        .fallback_service(cluster.router());
+    kube::Client::new(router, "default")
+}
+
+#[tokio::test]
+async fn nodes_are_scored_for_a_pod_with_claims_by_what_claims_hold_there() {
+    let driver = "gpu.vgpu.io";
+    let amounts =
+        json!({"memory": {"value": "8Gi"}, "cores": {"value": "100"}, "shares": {"value": "10"}});
+    let slices = ["empty", "used", "full"].map(|node| {
+        json!({"metadata": {"name": node}, "spec": {"driver": driver, "nodeName": node,
+            "pool": {"name": node, "generation": 1}, "devices": [{"name": "gpu-0", "capacity": amounts}]}})
+    });
+    let mut claims = ["used", "full"].map(|node| {
+        let memory = if node == "full" { "7Gi" } else { "3Gi" };
+        json!({"metadata": {"namespace": "default", "name": node}, "status": {"allocation": {"devices": {"results": [
+            {"driver": driver, "pool": node, "device": "gpu-0",
+                "consumedCapacity": {"memory": memory, "cores": "0", "shares": "1"}}]}}}})
+    }).to_vec();
+    for name in ["binpack", "spread"] {
+        claims.push(
+            json!({"metadata": {"namespace": "default", "name": format!("{name}-gpu"),
+            "ownerReferences": [{"kind": "Pod", "name": name, "uid": name}]},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": driver,
+                "capacity": {"requests": {"memory": "2Gi"}}}}]}}}),
+        );
+    }
+    let cluster = embedded_cluster::Cluster::default();
+    let settings = Settings {
+        reads_resource_claims: true,
+        ..Settings::default()
+    };
+    let client = with_claims(&cluster, &slices, &claims);
+    let scheduler = Scheduler::new(client, vendors(), settings, Company::none());
+    let router = scheduler::api::routes(&scheduler, None, false);
+    let following = tokio::spawn({
+        let scheduler = scheduler.clone();
+        async move { scheduler.follow().await }
+    });
+    until(|| scheduler.is_synced()).await;
+    let scores = async |policy: &str| {
+        let pod = json!({"metadata": {"name": policy, "namespace": "default", "uid": policy,
+            "annotations": {"hami.io/node-scheduler-policy": policy}},
+            "spec": {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "share"}],
+                "containers": [{"name": "work", "resources": {"claims": [{"name": "gpu"}]}}]}});
+        let names = ["empty", "used", "full", "unknown"];
+        let question = json!({"Pod": pod, "NodeNames": names});
+        let request = http::Request::post("/prioritize");
+        let request = request.body(axum::body::Body::from(question.to_string()));
+        let answer = router.clone().oneshot(request.unwrap()).await.unwrap();
+        let body = axum::body::to_bytes(answer.into_body(), 1 << 20).await;
+        let scores: Vec<Value> = serde_json::from_slice(&body.unwrap()).unwrap();
+        let score = scores.iter().map(|it| it["Score"].as_i64().unwrap());
+        score.collect::<Vec<_>>()
+    };
+
+    let (binpack, spread) = (scores("binpack").await, scores("spread").await);
+
+    assert!(binpack[1] == 10 && binpack[0] < 10, "{binpack:?}");
+    assert!(spread[0] == 10 && spread[1] < 10, "{spread:?}");
+    assert_eq!([&binpack[2..], &spread[2..]], [[0, 0], [0, 0]]);
+    following.abort();
+}

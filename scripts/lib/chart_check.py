@@ -320,7 +320,10 @@ def kube_scheduler_asks_for_every_resource(rendered):
             continue
         [config] = read(text)
         need(config["percentageOfNodesToScore"] == 100, f"{rendered}: nodes are sampled before we are asked")
-        [extender] = config["extenders"]
+        [extender, *scores] = config["extenders"]
+        # About pods with ResourceClaims kube-scheduler asks only an extender without managedResources.
+        by_claims = bool(rendered.of("DeviceClass"))
+        need([("managedResources" in e, e["prioritizeVerb"], e["weight"], e["ignorable"], "filterVerb" in e) for e in scores] == [(False, "prioritize", 1000, True, False)] * by_claims, f"{rendered}: {scores}")
         need(extender["preemptVerb"] == "preempt" and not extender["ignorable"] and extender["nodeCacheCapable"], f"{rendered}: extender")
         managed = {entry["name"]: entry["ignoredByScheduler"] for entry in extender["managedResources"]}
         counted = [name for name, ignored in managed.items() if not ignored]

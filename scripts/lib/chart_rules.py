@@ -20,7 +20,7 @@ RBAC = {
         # Only with scheduler.metricsAccess: authorized.
         ("authentication.k8s.io", "tokenreviews", "create", False),
         ("authorization.k8s.io", "subjectaccessreviews", "create", False),
-        # Only with scheduler.resourceClaims.
+        # Only with scheduler.resourceClaims or dra.enabled.
         ("resource.k8s.io", "resourceclaims resourceslices", "list watch", False),
         # Only with dra.replaceResources.
         ("resource.k8s.io", "resourceclaimtemplates", "get list watch create delete", False),

@@ -1,6 +1,6 @@
 {{- define "vgpu.kubeSchedulerSum" -}}
 {{- if .Values.scheduler.kubeScheduler.enabled -}}
-{{- list .Values.schedulerName .Values.scheduler.leaderElect .Values.scheduler.kubeScheduler (include "vgpu.managedResources" .) | toJson | sha256sum -}}
+{{- list .Values.schedulerName .Values.scheduler.leaderElect .Values.scheduler.kubeScheduler (include "vgpu.managedResources" .) .Values.dra.enabled | toJson | sha256sum -}}
 {{- else -}}none{{- end -}}
 {{- end -}}
 
@@ -92,7 +92,7 @@
   # GPUs that the assigner has reserved are not given.
   - --claims-namespace={{ $.Values.assigner.claimsNamespace }}
   {{- end }}
-  - --resource-claims={{ .resourceClaims }}
+  - --resource-claims={{ or .resourceClaims $.Values.dra.enabled }}
   {{- if $.Values.dra.replaceResources }}
   - --claim-templates
   {{- end }}

@@ -339,7 +339,13 @@ impl Admission {
             }
         }
         if by_claims {
-            let warnings = by_claims::turn(&self.vendors, &pod, &request, &mut patch)?;
+            let warnings = by_claims::turn(
+                &self.vendors,
+                &pod,
+                &request,
+                &self.settings.scheduler_name,
+                &mut patch,
+            )?;
             admitted.warnings.extend(warnings);
         } else {
             for (at, container) in At::of(&pod) {

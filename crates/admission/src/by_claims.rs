@@ -17,12 +17,8 @@ use crate::place::At;
 
 /// The beginning of the names of the claims in the pod.
 const CLAIM: &str = "vgpu-";
-/// The rules of a pod that only our scheduler follows.
-const OURS_ALONE: [&str; 3] = [
-    keys::NODE_POLICY,
-    keys::DEVICE_POLICY,
-    keys::SCORING_WEIGHTS,
-];
+/// The rules of a pod about devices, which kube-scheduler chooses for claims.
+const ABOUT_DEVICES: [&str; 2] = [keys::DEVICE_POLICY, keys::SCORING_WEIGHTS];
 
 /// The shares that a pod asks for: the claim of each container, and what each claim contains.
 #[derive(Debug, Default, PartialEq)]
@@ -65,7 +61,8 @@ pub(crate) fn is_meant(request: &Request) -> Result<bool, Denied> {
     }
 }
 
-/// Replaces the resources. Returns warnings for the author of the pod.
+/// Replaces the resources. Returns warnings for the author of the pod. `scheduler_name` is the scheduler that scores nodes
+/// for pods with claims.
 ///
 /// # Errors
 ///
@@ -74,6 +71,7 @@ pub(crate) fn turn(
     vendors: &Vendors,
     pod: &Pod,
     request: &Request,
+    scheduler_name: &str,
     patch: &mut Patch<'_>,
 ) -> Result<Vec<String>, Denied> {
     let plan = plan(vendors, pod, request)?;
@@ -107,14 +105,23 @@ pub(crate) fn turn(
     let text = serde_json::to_string(&described).unwrap_or_default();
     patch.set(&["metadata", "annotations", SHAPES], json!(text));
     let annotations = pod.metadata.annotations.as_ref();
-    let given = |key: &&&str| annotations.is_some_and(|all| all.contains_key(**key));
+    let given = |key: &str| annotations.is_some_and(|all| all.contains_key(key));
     let without = |key: &&str| {
         format!(
             "metadata.annotations[{key}] has no effect: this cluster gives GPUs by ResourceClaims, and kube-scheduler \
              takes the first GPU with room"
         )
     };
-    Ok(OURS_ALONE.iter().filter(given).map(without).collect())
+    let about_devices = ABOUT_DEVICES.iter().filter(|key| given(key));
+    let mut warnings: Vec<String> = about_devices.map(without).collect();
+    let (key, named) = (keys::NODE_POLICY, &pod.spec.scheduler_name);
+    if given(key) && named != scheduler_name {
+        warnings.push(format!(
+            "metadata.annotations[{key}] has no effect: spec.schedulerName is {named:?}, and for pods with ResourceClaims \
+             {scheduler_name:?} alone follows it; name that scheduler"
+        ));
+    }
+    Ok(warnings)
 }
 
 /// Each container gets a claim of its own. An init container shares the claim of the first app container that asks for

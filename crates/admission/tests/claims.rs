@@ -137,6 +137,21 @@ fn defaults_and_options_are_in_the_shape() {
 }
 
 #[test]
+fn node_policy_has_no_effect_without_the_scheduler_that_follows_it() {
+    let mut before = pod(json!([container("work", json!({"nvidia.com/gpu": 1}))]));
+    before["metadata"]["annotations"] = json!({"hami.io/node-scheduler-policy": "spread"});
+    let warned = by_claims().admit(&before, &create()).unwrap().warnings;
+    assert!(
+        matches!(&warned[..], [one] if one.contains("\"hami-scheduler\" alone follows it")),
+        "{warned:?}"
+    );
+
+    before["spec"]["schedulerName"] = json!("hami-scheduler");
+    let admitted = by_claims().admit(&before, &create()).unwrap();
+    assert_eq!(admitted.warnings, Vec::<String>::new());
+}
+
+#[test]
 fn each_container_has_its_claim_and_init_containers_share_one() {
     let mut before = pod(json!([
         container("a", share(1000, 10)),

@@ -1,6 +1,7 @@
 //! Shares of GPUs by ResourceClaims of our own DRA driver: its names, the parameters that a claim may carry, which
 //! claims can be served, and the templates that stand for a container's resources. Values in, values out.
 
+pub mod offered;
 pub mod parameters;
 pub mod template;
 pub mod written;

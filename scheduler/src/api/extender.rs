@@ -66,6 +66,7 @@ pub(super) async fn prioritize(State(scheduler): State<Scheduler>, body: Bytes) 
         Ok(args) => args,
         Err(refusal) => return refusal,
     };
+    scheduler.read_claims_of(&args).await;
     let count = Count::of(&scheduler, Verb::Prioritize);
     match scheduler.prioritize(args) {
         Ok(scores) => {

@@ -207,6 +207,8 @@ pub(crate) struct Tuning {
     pub(crate) lease: Handover,
     /// Whether the extender is asked about requests of hcs.io, as the chart has it with `hcs.enabled`.
     pub(crate) hcs: bool,
+    /// Whether the extender scores nodes for pods with ResourceClaims, as the chart has it with `dra.enabled`.
+    pub(crate) claims: bool,
 }
 
 /// A kube-scheduler that asks the extender of its place.
@@ -247,6 +249,12 @@ pub(crate) fn start_kube_scheduler(world: &World, place: Place, tuning: Tuning) 
                 "  - {{name: ai.compute/{resource}, ignoredByScheduler: true}}\n"
             ));
         }
+    }
+    if tuning.claims {
+        config.push_str(&format!(
+            "- urlPrefix: \"http://{}\"\n  prioritizeVerb: prioritize\n  nodeCacheCapable: true\n  weight: 1000\n  ignorable: true\n  httpTimeout: 30s\n",
+            place.extender_address()
+        ));
     }
     let file = world
         .log(&format!("kube-scheduler-{}", place.host))

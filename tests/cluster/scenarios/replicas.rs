@@ -15,6 +15,7 @@ const QUICK: Tuning = Tuning {
     volume_seconds: None,
     lease: Handover::Quick,
     hcs: false,
+    claims: false,
 };
 
 #[test]

@@ -15,6 +15,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{
     Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, ResourceQuota, Secret,
 };
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaimTemplate, ResourceSlice};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
@@ -194,6 +195,14 @@ impl World {
             .await;
         self.remove_all::<Secret>(Api::namespaced(self.client.clone(), SYSTEM))
             .await;
+        if self.minor() >= 34 {
+            self.remove_all::<ResourceSlice>(Api::all(self.client.clone()))
+                .await;
+            self.remove_all::<DeviceClass>(Api::all(self.client.clone()))
+                .await;
+            let templates = Api::default_namespaced(self.client.clone());
+            self.remove_all::<ResourceClaimTemplate>(templates).await;
+        }
         let classes: Api<PriorityClass> = Api::all(self.client.clone());
         for class in ["low", "high"] {
             classes.delete(class, &DeleteParams::default()).await.ok();
