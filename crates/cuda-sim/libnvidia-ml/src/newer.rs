@@ -112,6 +112,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn page_has_a_row_for_each_newer_name() {
+        let page = include_str!("../../../../docs/interception.md");
+        let (_, section) = page.split_once("## NVML's newer names").unwrap();
+        let (section, _) = section.split_once("\n## ").unwrap();
+
+        let mut named: Vec<&str> = section
+            .split('`')
+            .filter(|it| it.starts_with("nvml"))
+            .collect();
+        named.retain(|it| *it != "nvmlEventSetWait_v2");
+        named.sort_unstable();
+        let mut known: Vec<&str> = NEWER.iter().chain(SIMULATED).map(|row| row.0).collect();
+        known.sort_unstable();
+        assert_eq!(named, known);
+    }
+
+    #[test]
     fn a_driver_has_its_own_names_and_no_newer_ones() {
         let mut wanted = Wanted {
             version: 13_000,
