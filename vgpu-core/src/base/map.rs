@@ -145,19 +145,19 @@ impl Map {
             .unwrap_or((None, false))
     }
 
-    /// Remembers an entry under a number that has none, the common case of [`Map::put`]. False: the number has one, or
-    /// the table is to grow first; then nothing is changed.
+    /// Remembers an entry under a number that has none, the common case of [`Map::put`]; does not wait. False: the number
+    /// has one, the table is to grow first, or another thread holds it; then nothing is changed.
     #[inline(always)]
     pub(crate) fn put_new<T: Kept>(&self, number: u64, entry: T) -> bool {
         let key = key_of::<T>(number);
-        self.with(key, |table, hash| table.put_new(key, hash, entry))
-            .unwrap_or(false)
+        let hash = hash(key);
+        let table = self.shard(hash).and_then(|shard| shard.0.try_hold());
+        table.is_some_and(|mut table| table.put_new(key, hash, entry))
     }
 
     /// Takes an entry out.
     #[inline(always)]
     pub(crate) fn take<T: Kept>(&self, number: u64) -> Option<T> {
-        // Without `with`, whose answer would be copied.
         let key = key_of::<T>(number);
         let hash = hash(key);
         let mut table = self.shard(hash)?.0.hold()?;
@@ -165,6 +165,23 @@ impl Map {
         let entry = *table.cell(at)?.entry::<T>()?;
         table.remove(at);
         Some(entry)
+    }
+
+    /// Takes an entry out if `look` has an answer for it, which is returned in its place. Does not wait: `None` also when
+    /// another thread holds the table.
+    #[inline(always)]
+    pub(crate) fn take_if<T: Kept, A>(
+        &self,
+        number: u64,
+        look: impl FnOnce(&T) -> Option<A>,
+    ) -> Option<A> {
+        let key = key_of::<T>(number);
+        let hash = hash(key);
+        let mut table = self.shard(hash)?.0.try_hold()?;
+        let at = table.find(key, usize::try_from(hash).unwrap_or(0))?;
+        let answer = look(table.cell(at)?.entry::<T>()?)?;
+        table.remove(at);
+        Some(answer)
     }
 
     /// Looks at an entry.
@@ -262,13 +279,13 @@ impl Table {
     }
 
     #[inline(always)]
-    fn put_new<T: Kept>(&mut self, key: u64, hash: usize, entry: T) -> bool {
+    fn put_new<T: Kept>(&mut self, key: u64, hash: u64, entry: T) -> bool {
         if (self.live + 1) * 4 > self.capacity * 3 {
             return false;
         }
         // A table without cells is full.
         let mask = self.capacity - 1;
-        let mut at = hash & mask;
+        let mut at = usize::try_from(hash).unwrap_or(0) & mask;
         while let Some(cell) = self.cell(at) {
             if cell.key == 0 {
                 *cell = MapCell::new(key, entry);
@@ -401,6 +418,51 @@ mod tests {
     }
 
     #[test]
+    fn a_new_entry_takes_no_others_place() {
+        let map = empty();
+        assert!(!map.put_new(0x7f00, Pointer(1)), "there are no cells yet");
+        assert_eq!(map.get::<Pointer>(0x7f00), None);
+        map.put(0x7f00, Pointer(2));
+        map.put(0x7f00, Handle(4, 5, 6));
+
+        assert!(!map.put_new(0x7f00, Pointer(3)));
+        assert!(!map.put_new(0x7f00, Handle(7, 8, 9)));
+
+        assert_eq!(map.take(0x7f00), Some(Pointer(2)));
+        assert!(map.put_new(0x7f00, Pointer(10)));
+        assert_eq!(map.take(0x7f00), Some(Pointer(10)));
+        assert_eq!(map.take(0x7f00), Some(Handle(4, 5, 6)));
+    }
+
+    #[test]
+    fn an_entry_goes_only_if_there_is_an_answer() {
+        let map = empty();
+        map.put(0x7f00, Pointer(1));
+
+        let no = map.take_if(0x7f00, |_: &Pointer| None::<()>);
+        let elsewhere = map.take_if(0x7e00, |_: &Pointer| Some(()));
+        let other = map.take_if(0x7f00, |_: &Handle| Some(()));
+        assert_eq!((no, elsewhere, other), (None, None, None));
+
+        assert_eq!(map.take_if(0x7f00, |it: &Pointer| Some(it.0)), Some(1));
+        assert_eq!(map.get::<Pointer>(0x7f00), None);
+    }
+
+    #[test]
+    fn a_table_that_another_thread_holds_is_not_waited_for() {
+        let map = empty();
+        map.put(0x7f00, Pointer(1));
+        let held: Vec<_> = map.shards.iter().map(|shard| shard.0.hold()).collect();
+
+        assert_eq!(map.take_if(0x7f00, |_: &Pointer| Some(())), None);
+        assert!(!map.put_new(0x7f00, Handle(1, 2, 3)));
+
+        drop(held);
+        assert_eq!(map.take(0x7f00), Some(Pointer(1)));
+        assert_eq!(map.get::<Handle>(0x7f00), None);
+    }
+
+    #[test]
     fn a_hundred_thousand_are_all_found() {
         let map = empty();
         for number in 0..100_000u64 {
@@ -442,7 +504,14 @@ mod tests {
                 let number = number << 9;
                 if put {
                     let new = Pointer(step as u64);
-                    prop_assert_eq!(map.put(number, new).0, model.insert(number, new));
+                    if map.put_new(number, new) {
+                        prop_assert_eq!(model.insert(number, new), None);
+                    } else {
+                        prop_assert_eq!(map.put(number, new).0, model.insert(number, new));
+                    }
+                } else if step % 2 == 0 {
+                    let taken = map.take_if(number, |it: &Pointer| Some(*it));
+                    prop_assert_eq!(taken, model.remove(&number));
                 } else {
                     prop_assert_eq!(map.take(number), model.remove(&number));
                 }

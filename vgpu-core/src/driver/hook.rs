@@ -21,7 +21,8 @@ unsafe impl Sync for Hook {}
 /// Exports functions and lists them in `HOOKS`. In the braces: the rule before, the rule after, each
 /// with the arguments that it takes, or `_` for none. The rule before answers with a
 /// [`crate::guest::manners::Verdict`]; the rule after gets what that carried, the driver's result and its
-/// arguments, and answers nothing or `Some(result)`. A row whose signature differs from
+/// arguments, and answers nothing or `Some(result)`. Behind `at once` stand short rules that run without our manners
+/// ([`crate::guest::manners::at_once`]). A row whose signature differs from
 /// `cuda_api`'s does not compile.
 ///
 /// A row with two names exports two functions: the second is the one whose default stream is the thread's own
@@ -123,11 +124,29 @@ macro_rules! way {
         crate::driver::hook::way!($library $name ($($arg),*)
             $($before)::+ ($($b),*), $($after)::+ ($($a),*))
     }};
+    // First tries both rules in this function's own frame. Without an answer of the first, or if the second returns
+    // false, the other two decide.
+    ($library:ident $name:ident ($($arg:ident),*)
+        at once $($take:ident)::+ ($($t:expr),* $(,)?), $($settle:ident)::+;
+        $($before:ident)::+ ($($b:expr),* $(,)?), $($after:ident)::+ ($($a:expr),* $(,)?)
+    ) => {{
+        if let Some(carried) = $($take)::+($(crate::guest::border::given!($t)),*) {
+            // SAFETY: the caller's own arguments.
+            let result = unsafe { crate::driver::genuine::$library::$name($($arg),*) };
+            if $($settle)::+(carried, result) {
+                return result;
+            }
+            return crate::guest::manners::after(result, || $($after)::+(carried.into(), result $(, crate::guest::border::given!($a))*));
+        }
+        crate::driver::hook::way!($library $name ($($arg),*)
+            $($before)::+ ($($b),*), $($after)::+ ($($a),*))
+    }};
     // If the third rule returns true for the carried value, another function of the driver is called in place of this
-    // one.
+    // one. The fourth is tried first of those after the call, in this function's own frame.
     ($library:ident $name:ident ($($arg:ident),*)
         $($before:ident)::+ ($($b:expr),* $(,)?), $($after:ident)::+ ($($a:expr),* $(,)?),
         $($instead:ident)::+ => $other:ident ($($o:expr),* $(,)?)
+        $(, at once $($settle:ident)::+ ($($s:expr),* $(,)?))?
     ) => {{
         let mut verdict = crate::guest::manners::Verdict::Pass;
         crate::guest::manners::before(&mut verdict, move || $($before)::+($(crate::guest::border::given!($b)),*));
@@ -141,6 +160,9 @@ macro_rules! way {
                     // SAFETY: the caller's own arguments.
                     unsafe { crate::driver::genuine::$library::$name($($arg),*) }
                 };
+                $(if $($settle)::+(carried, result $(, crate::guest::border::given!($s))*) {
+                    return result;
+                })?
                 crate::guest::manners::after(result, || $($after)::+(*carried, result $(, crate::guest::border::given!($a))*))
             }
             // SAFETY: the caller's own arguments.

@@ -5,7 +5,7 @@
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::panic::AssertUnwindSafe;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 
 use vgpu_abi::region::Charge;
 
@@ -105,6 +105,12 @@ pub(crate) fn settle_pending() {
     thread(|thread| thread.pending_mark.set(0));
 }
 
+/// Has a charge been noted that is not settled?
+#[inline(always)]
+pub(crate) fn is_any_pending() -> bool {
+    thread(|thread| thread.pending_mark.get() != 0)
+}
+
 /// A charge whose call was left by a jump or an exception: this call is no deeper on the stack than that one was, so
 /// it is not called by it. Whether the driver gave what was asked before the jump is not known, so the charge is to
 /// be kept until it is measured.
@@ -169,6 +175,25 @@ pub(crate) fn surround(rule: impl FnOnce()) {
     });
 }
 
+/// Runs a short rule in the hook's own frame, without [`before`] or [`after`]: one that calls neither the driver nor the C
+/// library, waits for nothing and has nothing that panics. `None`: the rule has no answer, or this thread is within a rule
+/// (or a jump left its mark stale); then the long way decides.
+#[inline(always)]
+pub(crate) fn at_once<T>(rule: impl FnOnce() -> Option<T>) -> Option<T> {
+    thread(|thread| {
+        if thread.inside.get() != 0 {
+            return None;
+        }
+        thread.inside.set(stack_pointer());
+        // A signal's handler that runs meanwhile finds the mark.
+        compiler_fence(Ordering::SeqCst);
+        let answer = rule();
+        compiler_fence(Ordering::SeqCst);
+        thread.inside.set(0);
+        answer
+    })
+}
+
 /// Runs what may call the C library's points of cancellation: a cancelled thread unwinds from there,
 /// and Rust's frames do not let that through. (The code that every call runs has no such point: the region and the
 /// log make bare system calls.)
@@ -211,6 +236,34 @@ mod tests {
 
         assert_eq!(nested, Some(false));
         assert!(runs());
+    }
+
+    #[test]
+    fn a_short_rule_runs_outside_of_rules_only() {
+        let mut within = Some(());
+        surround(|| within = at_once(|| Some(())));
+        let mut nested = Some(Some(()));
+        let alone = at_once(|| {
+            nested = Some(at_once(|| Some(())));
+            Some(runs())
+        });
+
+        assert_eq!(within, None);
+        assert_eq!(nested, Some(None));
+        assert_eq!(alone, Some(false));
+        assert_eq!(at_once(|| Some(())), Some(()));
+        assert_eq!(at_once(|| None::<()>), None);
+        assert!(runs());
+    }
+
+    #[test]
+    fn a_short_rule_leaves_a_stale_mark_to_the_long_way() {
+        thread(|thread| thread.inside.set(stack_pointer() - 4096));
+
+        assert_eq!(at_once(|| Some(())), None);
+
+        assert!(runs());
+        assert_eq!(at_once(|| Some(())), Some(()));
     }
 
     #[test]

@@ -78,7 +78,8 @@ hooks! {
     /// device.
     fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize) => {
         memory::before_pageable("cuMemAlloc_v2", bytes), memory::after_alloc(out),
-        memory::is_paged => cuMemAllocManaged(out, bytes, ATTACH_GLOBAL)
+        memory::is_paged => cuMemAllocManaged(out, bytes, ATTACH_GLOBAL),
+        at once memory::alloc_at_once(out)
     }
     /// Charged at once, wherever its pages are.
     fn cuMemAllocManaged(out: *mut CuDevicePtr, bytes: usize, flags: u32)
@@ -105,7 +106,10 @@ hooks! {
     /// Refunds the charge of the pointer.
     fn cuMemFree(ptr: u32) => { memory::before_free(ptr), memory::after_free() }
     /// Refunds the charge of the pointer.
-    fn cuMemFree_v2(ptr: CuDevicePtr) => { memory::before_free(ptr), memory::after_free() }
+    fn cuMemFree_v2(ptr: CuDevicePtr) => {
+        at once memory::free_at_once(ptr), memory::freed_at_once;
+        memory::before_free(ptr), memory::after_free()
+    }
 
     /// Charged by its rows.
     fn cuArrayCreate(handle: *mut CuArray, desc: *const CuArrayDescriptorV1)

@@ -11,12 +11,12 @@ use crate::base::log::line;
 use crate::driver::query;
 use crate::figures::sizes::{row, size, taken};
 use crate::guest::border::{Address, InPtr, OutPtr};
-use crate::guest::manners::Verdict;
+use crate::guest::manners::{self, Verdict};
 use crate::holdings::deferred_free_charges::{ChargedTo, Freed};
 use crate::holdings::pointers::{ANY_PAGED, Charged, any_paged, paged};
 use crate::holdings::{exports, graph_charges, locate, offer_charges, requests};
 use crate::rules::stream_frees;
-use crate::state::accounts::{Accounts, Destination};
+use crate::state::accounts::{Accounts, Destination, Group};
 use crate::state::entries::{Array, External, Pointer, PointerName, Steps, TableName};
 use crate::state::standing::{self, accounts};
 
@@ -260,6 +260,46 @@ pub(crate) fn after_alloc<A: Address>(reserved: Reserved, result: CuResult, out:
     }
 }
 
+/// [`after_alloc`] of plain memory that the driver has given, in the hook's own frame ([`manners::at_once`]). False: nothing is
+/// done that [`after_alloc`] does not do.
+#[inline(always)]
+pub(crate) fn alloc_at_once<A: Address>(
+    reserved: &Reserved,
+    result: CuResult,
+    out: OutPtr<A>,
+) -> bool {
+    if result != CuResult::SUCCESS || reserved.memory != AskedMemory::Own {
+        return false;
+    }
+    let Some(pointer) = out.read() else {
+        return false;
+    };
+    let (number, bytes) = (pointer.number(), reserved.charge.bytes());
+    let is_put = manners::at_once(|| {
+        let accounts = standing::ready_now()?;
+        let region = &accounts.container.region;
+        if !region.confirm_at_once(reserved.charge, Kind::Buffer) {
+            return None;
+        }
+        manners::settle_pending();
+        Some(accounts.holdings().map.put_new(number, reserved.own(bytes)))
+    });
+    if is_put == Some(false) {
+        remember_with_manners(number, bytes, reserved.own(bytes));
+    }
+    is_put.is_some()
+}
+
+#[cold]
+#[inline(never)]
+fn remember_with_manners(number: u64, bytes: u64, entry: Pointer) {
+    manners::after((), || {
+        if let Some(accounts) = standing::opened() {
+            remember(&accounts, number, bytes, entry);
+        }
+    });
+}
+
 pub(crate) fn before_pitch(call: &str, width: u64, height: u64) -> Verdict<Reserved> {
     let accounts = accounts!(Memory);
     if width == 0 || height == 0 {
@@ -336,6 +376,80 @@ pub(crate) fn after_pitch<A: Address, P: Copy + TryInto<u64>>(
 pub(crate) fn before_free(pointer: impl Address) -> Verdict<Freeing> {
     let accounts = accounts!(Memory);
     freeing(&accounts, pointer.number())
+}
+
+/// Plain memory that the driver is about to take back: what [`Freeing`] has of it.
+#[derive(Clone, Copy)]
+pub(crate) struct FreeingOwn {
+    number: u64,
+    bytes: u64,
+    context: u64,
+    device: u8,
+}
+
+impl From<FreeingOwn> for Freeing {
+    fn from(own: FreeingOwn) -> Self {
+        let FreeingOwn {
+            number,
+            bytes,
+            context,
+            device,
+        } = own;
+        let entry = Pointer::Own {
+            bytes,
+            context,
+            device,
+            descriptors: 0,
+        };
+        Self { number, entry }
+    }
+}
+
+/// [`before_free`] of plain memory in the hook's own frame ([`manners::at_once`]). `None`: [`before_free`] decides.
+#[inline(always)]
+pub(crate) fn free_at_once(pointer: impl Address) -> Option<FreeingOwn> {
+    let number = pointer.number();
+    manners::at_once(|| {
+        let accounts = standing::ready_now()?;
+        if manners::is_any_pending() {
+            return None;
+        }
+        let own = accounts.holdings().map.take_if(number, |entry| {
+            let Pointer::Own {
+                bytes,
+                context,
+                device,
+                descriptors: 0,
+            } = *entry
+            else {
+                return None;
+            };
+            Some(FreeingOwn {
+                number,
+                bytes,
+                context,
+                device,
+            })
+        })?;
+        accounts.count(Group::Memory);
+        Some(own)
+    })
+}
+
+/// [`after_free`] of memory that the driver has taken back, in the hook's own frame ([`manners::at_once`]). False: nothing
+/// is done that [`after_free`] does not do.
+#[inline(always)]
+pub(crate) fn freed_at_once(freeing: FreeingOwn, result: CuResult) -> bool {
+    if result != CuResult::SUCCESS {
+        return false;
+    }
+    let released = manners::at_once(|| {
+        let region = &standing::ready_now()?.container.region;
+        region
+            .release_at_once(usize::from(freeing.device), freeing.bytes, Kind::Buffer)
+            .then_some(())
+    });
+    released.is_some()
 }
 
 /// The driver takes plain memory back in stream order, too, but not managed memory: that is freed

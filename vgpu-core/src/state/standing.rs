@@ -72,7 +72,7 @@ pub(crate) fn standing() -> Standing {
 
 /// The accounts of a process that is set up and has limits: what nearly every call finds.
 #[inline(always)]
-fn ready_now() -> Option<Accounts> {
+pub(crate) fn ready_now() -> Option<Accounts> {
     let process = process()?;
     // Acquire: the state behind this phase was made before.
     if process.phase.load(Ordering::Acquire) != READY {

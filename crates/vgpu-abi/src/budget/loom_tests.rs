@@ -117,6 +117,15 @@ impl Model {
         )
         .map(|_| ())
     }
+
+    /// As the library does it: the common case first.
+    fn reserve_at_once_or_not(&self, slot: usize, bytes: u64, limit: u64) -> Result<(), Refused> {
+        let place = SlotTag { slot, tag: 0 };
+        if reserve_at_once(self, place, 0, bytes, limit.into()) {
+            return Ok(());
+        }
+        self.reserve(slot, bytes, limit)
+    }
 }
 
 fn take_lock(lock: &AtomicBool) {
@@ -293,6 +302,35 @@ fn of_two_racing_reserves_one_gets_the_last_room() {
             let (model, driver) = (model.clone(), driver.clone());
             thread::spawn(move || {
                 let got = model.reserve(slot, bytes, 10);
+                if got.is_ok() {
+                    driver.give(bytes);
+                    model.confirm(slot, bytes);
+                }
+                got
+            })
+        };
+        let (one, two) = (ask(0, 6), ask(1, 5));
+        let (one, two) = (one.join().unwrap(), two.join().unwrap());
+
+        assert!(driver.most() <= 10);
+        assert_eq!(model.charged_now(), driver.held());
+        match (one, two) {
+            (Ok(()), Err(Refused::Full { used: 6 })) => {}
+            (Err(Refused::Full { used: 5 }), Ok(())) => {}
+            other => panic!("no order of the two explains {other:?}"),
+        }
+    });
+}
+
+#[test]
+fn of_two_that_first_try_the_common_case_one_gets_the_last_room() {
+    check(2, || {
+        let model = Arc::new(Model::with_slots(2));
+        let driver = Driver::new();
+        let ask = |slot: usize, bytes: u64| {
+            let (model, driver) = (model.clone(), driver.clone());
+            thread::spawn(move || {
+                let got = model.reserve_at_once_or_not(slot, bytes, 10);
                 if got.is_ok() {
                     driver.give(bytes);
                     model.confirm(slot, bytes);

@@ -252,17 +252,23 @@ impl Region {
     /// The driver has given what was reserved.
     #[inline(always)]
     pub fn confirm(&self, charge: Charge, kind: Kind) {
+        if !self.confirm_at_once(charge, kind) {
+            self.confirm_elsewhere(charge, kind);
+        }
+    }
+
+    /// The common case of [`Region::confirm`]: the slot is still ours. Makes no system call. False: to be confirmed by
+    /// [`Region::confirm`], which is right also if a part was done here, since that part goes with the slot.
+    #[inline(always)]
+    #[must_use]
+    pub fn confirm_at_once(&self, charge: Charge, kind: Kind) -> bool {
         // Acquire: as in `join`.
         let packed = self.private().packed.load(Ordering::Acquire);
-        if packed == charge.packed
-            && let Some((cells, tag)) = self.slot_device(packed, charge.device())
-            && budget::confirm(cells, tag, charge.bytes, kind).is_ok()
-            && let Some(own) = self.private().own.get(charge.device())
-            && note(own, tag, charge.bytes, kind).is_ok()
-        {
-            return;
-        }
-        self.confirm_elsewhere(charge, kind);
+        packed == charge.packed
+            && self.on_own_slot(packed, charge.device(), |cells, own, tag| {
+                budget::confirm(cells, tag, charge.bytes, kind)?;
+                note(own, tag, charge.bytes, kind)
+            })
     }
 
     /// The slot was taken away, or this is a forked child: what the driver gave is charged to the slot that we have.
@@ -293,10 +299,20 @@ impl Region {
     #[inline(always)]
     pub fn release(&self, device: usize, bytes: u64, kind: Kind) {
         self.on_own(device, |cells, own, tag| {
-            budget::release(cells, tag, bytes, kind)?;
-            crash_point!("release:slot");
-            forget(own, tag, bytes, kind)
+            release_in(cells, own, tag, bytes, kind)
         });
+    }
+
+    /// The common case of [`Region::release`]: the slot is still ours. Makes no system call. False: to be released by
+    /// [`Region::release`], which is right also if a part was done here, since that part goes with the slot.
+    #[inline(always)]
+    #[must_use]
+    pub fn release_at_once(&self, device: usize, bytes: u64, kind: Kind) -> bool {
+        // Acquire: as in `join`.
+        let packed = self.private().packed.load(Ordering::Acquire);
+        self.on_own_slot(packed, device, |cells, own, tag| {
+            release_in(cells, own, tag, bytes, kind)
+        })
     }
 
     /// As [`Region::release`], of what was charged past the container's share of the device
@@ -339,13 +355,26 @@ impl Region {
     ) {
         // Acquire: as in `join`.
         let packed = self.private().packed.load(Ordering::Acquire);
+        if !self.on_own_slot(packed, device, &change) {
+            self.on_own_elsewhere(packed, device, change);
+        }
+    }
+
+    /// The same in this slot alone. False: it is none, or was taken away.
+    #[inline(always)]
+    fn on_own_slot(
+        &self,
+        packed: u64,
+        device: usize,
+        change: impl Fn(&DeviceUse, &OwnUse, u64) -> Result<(), Stale>,
+    ) -> bool {
         if let Some((cells, tag)) = self.slot_device(packed, device)
             && let Some(own) = self.private().own.get(device)
-            && change(cells, own, tag).is_ok()
         {
-            return;
+            change(cells, own, tag).is_ok()
+        } else {
+            false
         }
-        self.on_own_elsewhere(packed, device, change);
     }
 
     /// The rare ends of `on_own`: no slot yet, or one that was taken away.
@@ -371,6 +400,19 @@ impl Region {
             packed = self.take_slot(packed).unwrap_or(0);
         }
     }
+}
+
+#[inline(always)]
+fn release_in(
+    cells: &DeviceUse,
+    own: &OwnUse,
+    tag: u64,
+    bytes: u64,
+    kind: Kind,
+) -> Result<(), Stale> {
+    budget::release(cells, tag, bytes, kind)?;
+    crash_point!("release:slot");
+    forget(own, tag, bytes, kind)
 }
 
 /// Adds to this process's own sum.
