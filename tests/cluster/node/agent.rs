@@ -189,6 +189,15 @@ fn is_contained(pid: Pid) -> bool {
     fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| text.contains("kubepods"))
 }
 
+/// All processes of pods.
+pub(crate) fn contained() -> Vec<Pid> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.map(Pid::from_raw)
+        .filter(|pid| is_contained(*pid))
+        .collect()
+}
+
 /// Kills a container's program in a pod of the product.
 pub(crate) fn kill_contained(program: &str) {
     let all: Vec<Pid> = processes(program)

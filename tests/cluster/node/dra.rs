@@ -51,7 +51,7 @@ async fn devices(world: &World) -> Option<Vec<(String, String, String)>> {
 }
 
 /// What claims have on the node's disk, sorted.
-fn left() -> Vec<String> {
+pub(crate) fn left() -> Vec<String> {
     let names = |folder: &str, beginning: &str| -> Vec<String> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -104,7 +104,7 @@ pub(crate) fn claim_pod(name: &str, mut container: Value, source: Value) -> Valu
 }
 
 /// A pod that executes these words with a claim of its own.
-fn own_claim_pod(name: &str, template: &str, words: &[&str]) -> Value {
+pub(crate) fn own_claim_pod(name: &str, template: &str, words: &[&str]) -> Value {
     let container = gpu_container("work", &json!({}), words);
     claim_pod(
         name,
@@ -479,7 +479,7 @@ fn upgrade_of_the_driver_keeps_claims_of_an_earlier_release() {
 }
 
 /// The pods go, and all that their claims had on the node.
-async fn clear(world: &World, pods: &[&str]) {
+pub(crate) async fn clear(world: &World, pods: &[&str]) {
     let remove = |pod| world.remove(pod);
     join_all(pods.iter().copied().map(remove)).await;
     world

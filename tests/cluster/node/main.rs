@@ -26,6 +26,8 @@ mod failover;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
+mod reboot;
+#[cfg(test)]
 mod release;
 #[cfg(test)]
 mod rights;
