@@ -363,6 +363,8 @@ fn work_that_was_queued_before_a_container_of_a_higher_priority_came_is_bounded(
 fn work_that_was_queued_before_a_container_with_a_floor_came_is_bounded() {
     let usual = |asks: Asks| asks.priority(USUAL_PRIORITY);
     a_later_one_gets_its_time(usual(Asks::nothing()), None, usual(Asks::floor(80)), 78.0);
+    // Of the same priority, the highest one.
+    a_later_one_gets_its_time(Asks::nothing(), None, Asks::floor(80), 78.0);
 }
 
 #[test]
@@ -380,11 +382,11 @@ fn work_that_was_queued_beside_a_capped_container_is_bounded() {
 
 /// When a later container has its time, where the first one has queued 1,000 s of kernels of this length: from then on it
 /// has `least` percent in each second, milliseconds.
-fn has_its_time_after(ns: u64, others: Option<Asks>, later: Asks, least: f64) -> u64 {
+fn has_its_time_after(ns: u64, first: Asks, others: Option<Asks>, later: Asks, least: f64) -> u64 {
     const LONG_MS: u64 = 5_000;
     let lab = Lab::on(&PLAIN, LIFE);
     let mut arbiter = lab.arbiter();
-    let flood = lab.container("flood", Asks::nothing().priority(USUAL_PRIORITY));
+    let flood = lab.container("flood", first);
     let others = others.map(|asks| lab.container("other", asks));
     let _works = others.map(|other| other.start("steady ns=1000000 for=60000"));
     let launches = 1_000_000 * MS / ns;
@@ -412,7 +414,8 @@ fn short_kernels_that_were_queued_hold_up_a_later_container_for_a_second() {
     for ns in [20_000, 1_000_000, 5_000_000, 50_000_000] {
         for others in [None, capped] {
             for (later, least) in [(usual(Asks::floor(80)), 78.0), (Asks::nothing(), 97.0)] {
-                let after_ms = has_its_time_after(ns, others, later, least);
+                let first = usual(Asks::nothing());
+                let after_ms = has_its_time_after(ns, first, others, later, least);
                 println!("kernels of {ns} ns, beside {others:?}, {later:?} after {after_ms} ms");
                 assert!(
                     after_ms <= 1_000,
@@ -420,5 +423,14 @@ fn short_kernels_that_were_queued_hold_up_a_later_container_for_a_second() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn short_kernels_that_the_highest_priority_queued_hold_up_a_floor_of_that_priority_for_a_second() {
+    for ns in [20_000, 1_000_000, 5_000_000, 50_000_000] {
+        let after_ms = has_its_time_after(ns, Asks::nothing(), None, Asks::floor(80), 78.0);
+        println!("kernels of {ns} ns: after {after_ms} ms");
+        assert!(after_ms <= 1_000, "{ns} ns: {after_ms} ms");
     }
 }

@@ -648,10 +648,10 @@ impl Device {
 }
 
 /// Whether a container's work in flight is bounded although it is the only one on the device: it has the time only until
-/// another one comes that is owed some of it. Work that is queued by then cannot be taken back.
+/// another one comes that is owed some of it. Work that is queued by then cannot be taken back. That is so at the highest
+/// priority, too: the other one may have a floor.
 fn is_bounded(claim: &Claim) -> bool {
-    let is_limited = claim.cap < WHOLE || claim.floor > 0 || claim.priority > 0;
-    claim.policy != Policy::Disable && is_limited
+    claim.policy != Policy::Disable
 }
 
 /// Whether a container of a higher priority could start at any moment.
