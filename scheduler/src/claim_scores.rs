@@ -30,6 +30,8 @@ pub(crate) struct ClaimScores {
     /// By name.
     slices: BTreeMap<String, OfferedSlice>,
     claims: HashMap<Name, OfferedClaim>,
+    /// Whether all claims have been read once. They never are where the API server shows none.
+    listed: bool,
     /// The claims of each pod, by its uid.
     of_pod: HashMap<String, BTreeSet<Name>>,
     /// Until when each pod is expected on a node, by its uid.
@@ -138,6 +140,7 @@ impl ClaimScores {
 
     /// A list of all claims is complete: others are gone.
     pub(crate) fn keep_claims(&mut self, listed: &BTreeSet<Name>) {
+        self.listed = true;
         let known: Vec<Name> = self.claims.keys().cloned().collect();
         for name in known.iter().filter(|name| !listed.contains(*name)) {
             self.remove_claim(name);
@@ -192,17 +195,18 @@ impl ClaimScores {
             .collect()
     }
 
-    /// Whether all claims of the pod have been read.
+    /// Whether all claims of the pod have been read, or cannot be.
     pub(crate) fn knows_claims_of(&self, pod: &PodObject, namespace: &str) -> bool {
         let named = pod.spec.resource_claims.iter();
         let named = named.filter_map(|claim| claim.resource_claim_name.as_ref());
         let made = pod.status.resource_claim_statuses.iter();
         let made = made.filter_map(|claim| claim.resource_claim_name.as_ref());
         let mut all = named.chain(made);
-        all.all(|name| {
-            let name = (namespace.to_owned(), name.clone());
-            self.claims.contains_key(&name)
-        })
+        !self.listed
+            || all.all(|name| {
+                let name = (namespace.to_owned(), name.clone());
+                self.claims.contains_key(&name)
+            })
     }
 
     /// What the pod's claims ask for that have no devices yet; `None` if there is no such claim.
@@ -405,6 +409,8 @@ mod tests {
             "status": {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "p-gpu"}]}}))
         .unwrap();
         let mut kept = three(&[]);
+        assert!(kept.0.knows_claims_of(&pod, "default"));
+        kept.0.keep_claims(&BTreeSet::new());
         assert!(!kept.0.knows_claims_of(&pod, "default"));
         kept.0.set_claim(&claim("p", 3, 1));
         assert!(kept.0.knows_claims_of(&pod, "default"));
