@@ -55,10 +55,14 @@ impl OfferedSlice {
     }
 }
 
-/// A device of a slice; `None` if it has no memory to share.
+/// A device of a slice; `None` if it has no memory to share, or is a MIG instance: that is given as a whole, by a class of
+/// its own.
 fn offered(written: &Value, place: u32) -> Option<Device> {
     // Until v1beta1 a device's fields are below `basic`.
     let fields = written.get("basic").unwrap_or(written);
+    if !list(fields, "/consumesCounters").is_empty() {
+        return None;
+    }
     let capacity = |name: &str| {
         let value = fields.pointer(&format!("/capacity/{name}/value"))?;
         whole(value)
@@ -246,8 +250,12 @@ mod tests {
         flat["name"] = json!("gpu-0");
         let sick = json!({"name": "gpu-2", "capacity": {"memory": {"value": "1Gi"}},
             "taints": [{"key": "vgpu.io/unhealthy", "effect": "NoSchedule"}]});
+        let mut instance = flat.clone();
+        instance["name"] = json!("gpu-3-3g-40gb-0");
+        instance["consumesCounters"] =
+            json!([{"counterSet": "gpu-3", "counters": {"compute-slices": {"value": "3"}}}]);
         let read = OfferedSlice::read(&slice(&json!([
-            flat, {"name": "gpu-1", "basic": fields}, sick, {"name": "odd"}
+            flat, {"name": "gpu-1", "basic": fields}, sick, {"name": "odd"}, instance
         ])));
 
         let read = read.unwrap();
