@@ -111,6 +111,38 @@ fn state(container: &ContainerView) -> &'static str {
     }
 }
 
+/// The GPU's number as `nvidia-smi` counts, or the container's number for it.
+fn gpu_text(picture: &Picture, device: &DeviceView) -> String {
+    let gpu = picture.gpu_number(&device.uuid);
+    gpu.map_or_else(|| format!("#{}", device.index), |gpu| gpu.to_string())
+}
+
+/// The container's name, or the pod's names.
+fn full_name(container: &ContainerView) -> String {
+    if container.pod.is_empty() {
+        container.name.clone()
+    } else {
+        format!(
+            "{}/{}/{}",
+            container.namespace, container.pod, container.container
+        )
+    }
+}
+
+/// The heads of a table's columns.
+fn heads(names: &[&str], paint: Paint) -> Vec<String> {
+    names
+        .iter()
+        .map(|name| {
+            if name.is_empty() {
+                String::new()
+            } else {
+                paint.dim(name)
+            }
+        })
+        .collect()
+}
+
 impl Picture {
     /// The number of a GPU, as `nvidia-smi` counts.
     fn gpu_number(&self, uuid: &str) -> Option<u32> {

@@ -6,7 +6,7 @@ use supervisor::view::{ContainerView, DeviceView, ProcessView};
 use vgpu_abi::host::ComputeSnapshot;
 use vgpu_abi::size::Size;
 
-use super::{Picture, state, waits};
+use super::{Picture, full_name, gpu_text, heads, state, waits};
 use crate::text::{
     Paint, Table, asked_text, bar, number, percent, percent_text, permille_text, span, used_of, utc,
 };
@@ -329,40 +329,10 @@ fn overdue_notes(picture: &Picture, container: &ContainerView) -> Vec<String> {
     container.processes.iter().flat_map(of_process).collect()
 }
 
-/// The GPU's number as `nvidia-smi` counts, or the container's number for it.
-pub(super) fn gpu_text(picture: &Picture, device: &DeviceView) -> String {
-    let gpu = picture.gpu_number(&device.uuid);
-    gpu.map_or_else(|| format!("#{}", device.index), |gpu| gpu.to_string())
-}
-
-pub(super) fn full_name(container: &ContainerView) -> String {
-    if container.pod.is_empty() {
-        container.name.clone()
-    } else {
-        format!(
-            "{}/{}/{}",
-            container.namespace, container.pod, container.container
-        )
-    }
-}
-
 fn share(used: u64, limit: u64) -> String {
     percent(used, limit)
         .map(|percent| format!("{percent}%"))
         .unwrap_or_default()
-}
-
-pub(super) fn heads(names: &[&str], paint: Paint) -> Vec<String> {
-    names
-        .iter()
-        .map(|name| {
-            if name.is_empty() {
-                String::new()
-            } else {
-                paint.dim(name)
-            }
-        })
-        .collect()
 }
 
 fn count(number: usize, what: &str) -> String {

@@ -3,8 +3,7 @@
 use supervisor::view::DeviceView;
 use vgpu_abi::waits::{WAIT_BOUNDS_NS, WaitCause};
 
-use super::Picture;
-use super::table::{full_name, gpu_text, heads};
+use super::{Picture, full_name, gpu_text, heads};
 use crate::text::{Paint, Table, number, span};
 
 /// The columns before those of lengths.
