@@ -100,6 +100,8 @@ fn program(number: u64) {
         let other = scope.spawn(|| {
             time.join();
             both.wait();
+            // A thread runs from its joining, beside the one that runs already. From its first wait on they take turns.
+            time.sleep_until(time.now() + US);
             let context = std::ptr::with_exposed_provenance_mut(context);
             ok!(driver, cuCtxSetCurrent(context));
             let own = stream(&driver);
