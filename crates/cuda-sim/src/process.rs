@@ -100,16 +100,22 @@ struct Stat {
 }
 
 fn stat(pid: u32) -> Option<Stat> {
-    let text = fs::read_to_string(format!("{}/{pid}/stat", proc())).ok()?;
-    // The name in brackets may contain spaces and brackets; the fields after the last bracket are regular.
-    let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
-    let state = fields.next()?;
-    let start_time = fields.nth(18)?.parse().ok()?;
-    let stack = fields.nth(5)?.parse().ok()?;
+    read_stat(&fs::read_to_string(format!("{}/{pid}/stat", proc())).ok()?)
+}
+
+/// Reads the text of `/proc/PID/stat` (proc_pid_stat(5)). A driver takes back what a process has when its last thread
+/// closes the device. The kernel calls the process a zombie before that, as soon as its first thread has ended.
+fn read_stat(text: &str) -> Option<Stat> {
+    // The name in brackets may contain spaces and brackets; the fields after the last bracket are regular. Field 3 is
+    // the first of them.
+    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3);
+    let state = *field(3)?;
+    let threads: u64 = field(20)?.parse().ok()?;
     Some(Stat {
-        start_time,
-        stack,
-        is_ending: state == "Z" || state == "X",
+        start_time: field(22)?.parse().ok()?,
+        stack: field(28)?.parse().ok()?,
+        is_ending: matches!(state, "Z" | "X") && threads <= 1,
     })
 }
 
@@ -335,5 +341,25 @@ impl<T> Drop for Locked<'_, T> {
     fn drop(&mut self) {
         // SAFETY: `take` locked it in this thread.
         unsafe { libc::pthread_mutex_unlock(self.lock) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_ends_with_its_last_thread() {
+        let ending = |state: &str, threads: u32| {
+            let stat = format!(
+                "7 (a) b) {state} 1 7 7 0 -1 4 0 0 0 0 0 0 0 0 20 0 {threads} 0 4711 0 0 0 0 0 815 0"
+            );
+            let stat = read_stat(&stat).unwrap();
+            assert_eq!((stat.start_time, stat.stack), (4711, 815));
+            stat.is_ending
+        };
+        assert!(!ending("S", 1) && !ending("Z", 2));
+        assert!(ending("Z", 1) && ending("Z", 0) && ending("X", 0));
+        assert!(read_stat("7 (a) S 1").is_none());
     }
 }

@@ -584,14 +584,20 @@ impl Instance {
 /// its parent has not collected yet.
 #[must_use]
 pub fn started_ticks(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The process's name comes first and may contain any character.
-    let mut fields = stat.rsplit(')').next()?.split_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X") {
+    started_ticks_in(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The same by the text of `/proc/PID/stat` (proc_pid_stat(5)). The kernel calls a process a zombie as soon as its first
+/// thread has ended, also if its other threads run on.
+fn started_ticks_in(stat: &str) -> Option<u64> {
+    // The process's name comes before and may contain any character. Field 3 is the first.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3);
+    let threads: u64 = field(20)?.parse().ok()?;
+    if matches!(*field(3)?, "Z" | "X") && threads <= 1 {
         return None;
     }
-    fields.nth(18)?.parse().ok()
+    field(22)?.parse().ok()
 }
 
 /// Whether this process lives, and is the one that started then.

@@ -67,13 +67,19 @@ pub(crate) fn process_of(pod: &Pod, container: &str) -> Pid {
     Pid::from_raw(number.expect(&tasks).parse().unwrap())
 }
 
-/// Whether a process exists and is not a zombie.
+/// Whether a process exists and may hold files and ports. A killed process is a zombie as soon as its first thread has ended;
+/// the others end on their own, and only the last one closes what they hold.
 pub(crate) fn lives(process: Pid) -> bool {
-    fs::read_to_string(format!("/proc/{process}/stat")).is_ok_and(|stat| {
-        !stat
-            .rsplit_once(')')
-            .is_some_and(|(_, rest)| rest.starts_with(" Z"))
-    })
+    let Ok(stat) = fs::read_to_string(format!("/proc/{process}/stat")) else {
+        return false;
+    };
+    let fields: Vec<&str> = match stat.rsplit_once(')') {
+        Some((_, rest)) => rest.split_whitespace().collect(),
+        None => return false,
+    };
+    // Fields 3 and 20 of proc_pid_stat(5): the state, and the number of threads.
+    let threads: u32 = fields[17].parse().unwrap();
+    fields[0] != "Z" || threads > 1
 }
 
 /// The processes whose program has that name.

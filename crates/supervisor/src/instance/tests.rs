@@ -287,3 +287,26 @@ fn processes_of_an_instance_are_found_by_environment() {
     assert_eq!(found, [child.id()]);
     assert_eq!(instance.started_under(), [0; 0]);
 }
+
+#[test]
+fn process_lives_until_its_last_thread_has_ended() {
+    let stat = |state: &str, threads: u32| {
+        format!("7 (a) b) {state} 1 7 7 0 -1 4 0 0 0 0 0 0 0 0 20 0 {threads} 0 4711 0 0")
+    };
+    for (state, threads, started) in [
+        ("S", 1, Some(4711)),
+        ("R", 9, Some(4711)),
+        ("Z", 2, Some(4711)),
+        ("Z", 1, None),
+        ("Z", 0, None),
+        ("X", 0, None),
+    ] {
+        assert_eq!(
+            started_ticks_in(&stat(state, threads)),
+            started,
+            "{state} {threads}"
+        );
+    }
+    assert_eq!(started_ticks_in("7 (a) S 1"), None);
+    assert_eq!(started_ticks_in(""), None);
+}
