@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{Event, ResourceQuota};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube_api::keys::NODE_POLICY;
 use kube_api::shares::template::{MANAGED_BY, SHAPES};
@@ -158,6 +159,11 @@ fn resources_become_claims_that_share_a_gpu() {
     });
 }
 
+/// When the object was made, in seconds.
+fn made_at(metadata: &ObjectMeta) -> i64 {
+    metadata.creation_timestamp.as_ref().unwrap().0.as_second()
+}
+
 /// How often kube-controller-manager has found no template for the pod.
 async fn vain_looks(world: &World, name: &str) -> i32 {
     let events: Api<Event> = Api::default_namespaced(world.client.clone());
@@ -195,7 +201,7 @@ fn claim_is_made_soon_when_its_template_comes_late() {
             })
             .await;
 
-        let now = DeleteParams::default();
+        let (now, every) = (DeleteParams::default(), ListParams::default());
         quotas.delete("none", &now).await.unwrap();
         let began = std::time::Instant::now();
         let pod = world.until_placed("p").await;
@@ -204,12 +210,19 @@ fn claim_is_made_soon_when_its_template_comes_late() {
             "measured: a pod whose template could be made late had a node {:.1} s after that",
             began.elapsed().as_secs_f64()
         );
+        // kube-controller-manager looks again because the scheduler has changed the pod, unless it happened to look
+        // before that, or watches templates, as 1.37 does.
         let conditions = pod.status.unwrap().conditions.unwrap();
+        let was_nudged = conditions
+            .iter()
+            .any(|it| it.type_ == "vgpu.io/ClaimTemplates");
+        let template = &templates(world).list(&every).await.unwrap().items[0];
+        let claims: Api<ResourceClaim> = Api::default_namespaced(world.client.clone());
+        let claim = &claims.list(&every).await.unwrap().items[0];
+        let (made, claimed) = (made_at(&template.metadata), made_at(&claim.metadata));
         assert!(
-            conditions
-                .iter()
-                .any(|it| it.type_ == "vgpu.io/ClaimTemplates"),
-            "{conditions:?}"
+            was_nudged || claimed - made <= 5,
+            "{conditions:?}, template of {made} s, claim of {claimed} s"
         );
         world.remove_pod("p").await;
         remove_slices(world).await;
