@@ -370,7 +370,7 @@ pub struct FenceOutcome {
 
 impl Keeper {
     /// The keeper reads the containers' directories below `root`, at most once a second, and sets the limits that have
-    /// changed. It returns an outcome for each container whose limit is new, or could not be set. `now_ns` is the
+    /// changed. The answer has an outcome for each container whose limit is new, or could not be set. `now_ns` is the
     /// monotonic clock.
     pub fn tick(
         &mut self,

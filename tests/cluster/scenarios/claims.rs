@@ -100,6 +100,14 @@ async fn webhook_by_claims(world: &World) -> Program {
     webhook
 }
 
+/// A node with one GPU of 8 GiB for claims, and the programs that make claims of resources.
+async fn one_gpu_by_claims(world: &World) -> (Program, Pair) {
+    world.make_nodes(["a"], &Gpus::default()).await;
+    publish_slices(world, &[slice_of("a", 1, "8Gi")]).await;
+    let pair = Pair::start_with(world, &["--claim-templates"], Tuning::default()).await;
+    (webhook_by_claims(world).await, pair)
+}
+
 /// The memory that each claim was charged, sorted.
 async fn charged(world: &World) -> Vec<String> {
     let claims: Api<ResourceClaim> = Api::default_namespaced(world.client.clone());
@@ -120,10 +128,7 @@ fn resources_become_claims_that_share_a_gpu() {
         if !world.has(34, "devices that claims share") {
             return;
         }
-        world.make_nodes(["a"], &Gpus::default()).await;
-        publish_slices(world, &[slice_of("a", 1, "8Gi")]).await;
-        let _pair = Pair::start_with(world, &["--claim-templates"], Tuning::default()).await;
-        let _webhook = webhook_by_claims(world).await;
+        let _programs = one_gpu_by_claims(world).await;
 
         for name in ["p", "q"] {
             world.make_pod(pod(name, gpu_with(3000))).await;
@@ -179,10 +184,7 @@ fn claim_is_made_soon_when_its_template_comes_late() {
         if !world.has(34, "devices that claims share") {
             return;
         }
-        world.make_nodes(["a"], &Gpus::default()).await;
-        publish_slices(world, &[slice_of("a", 1, "8Gi")]).await;
-        let _pair = Pair::start_with(world, &["--claim-templates"], Tuning::default()).await;
-        let _webhook = webhook_by_claims(world).await;
+        let _programs = one_gpu_by_claims(world).await;
         let quotas: Api<ResourceQuota> = Api::default_namespaced(world.client.clone());
         let none: ResourceQuota = from(json!({"metadata": {"name": "none"},
             "spec": {"hard": {"count/resourceclaimtemplates.resource.k8s.io": "0"}}}));
@@ -301,12 +303,17 @@ fn claim_of_profile(name: &str, profile: &str) -> ResourceClaim {
     }))
 }
 
+/// A pod whose container uses a claim: `field` and `value` say which claim, or which template of claims.
+fn pod_of(name: &str, field: &str, value: &str) -> Value {
+    let mut pod = pod(name, json!({}));
+    pod["spec"]["resourceClaims"] = json!([{"name": "gpu", field: value}]);
+    pod["spec"]["containers"][0]["resources"]["claims"] = json!([{"name": "gpu"}]);
+    pod
+}
+
 /// A pod that uses the claim of its name.
 fn pod_with_claim(name: &str) -> Value {
-    let mut pod = pod(name, json!({}));
-    pod["spec"]["resourceClaims"] = json!([{"name": "part", "resourceClaimName": name}]);
-    pod["spec"]["containers"][0]["resources"] = json!({"claims": [{"name": "part"}]});
-    pod
+    pod_of(name, "resourceClaimName", name)
 }
 
 /// The slices that our driver publishes of a GPU in MIG mode, as far as these profiles go.
@@ -440,10 +447,7 @@ async fn make_template(world: &World, name: &str, count: u32, memory: &str, core
 
 /// A pod with a claim from this template.
 fn pod_with(name: &str, template: &str) -> Value {
-    let mut pod = pod(name, json!({}));
-    pod["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimTemplateName": template}]);
-    pod["spec"]["containers"][0]["resources"]["claims"] = json!([{"name": "gpu"}]);
-    pod
+    pod_of(name, "resourceClaimTemplateName", template)
 }
 
 #[test]

@@ -31,7 +31,7 @@ mod refused;
 use crate::delivery::tests::{GPUS, NodeDir};
 use crate::delivery::{Delivery, Manner};
 use crate::inventory::mig::Mig;
-use crate::node_gpus::{Health, Inventories};
+use crate::node_gpus::{Health, Inventories, Sick};
 use crate::plugin::connect;
 use crate::proto::dra_v1::dra_plugin_client::DraPluginClient;
 use crate::proto::dra_v1::{
@@ -194,6 +194,24 @@ impl World {
             health: watch::Sender::default(),
             inventories,
         }
+    }
+
+    /// The claims `one` and `two`, each of a pod of its own and on a GPU of its own.
+    fn has_two_claims(&self) {
+        self.objects
+            .pod(&[("x", &[("one", None)]), ("y", &[("two", None)])]);
+        self.objects.claim("one", &[("gpu", 0, 1024, 0)]);
+        self.objects.claim("two", &[("gpu", 1, 2048, 0)]);
+    }
+
+    fn makes_sick(&self, gpu: usize) {
+        let sick = Sick {
+            reason: String::from("XID 79"),
+            since: std::time::UNIX_EPOCH,
+            recovers: false,
+        };
+        self.health
+            .send_replace(Arc::new(Health::from([(GPUS[gpu].to_owned(), sick)])));
     }
 
     async fn driver(&self) -> Running {

@@ -437,9 +437,9 @@ impl Meter {
             }
         }
         if let (Some(percent), true) = (sample.device, sample.processes.is_empty()) {
-            // A figure that the driver does not divide by process corrects all processes alike. It does not say who used
-            // the time that none reports: a kernel that never ends, or one whose container writes what it likes. So none of
-            // that time counts for a container that reports its own time.
+            // The driver does not divide this figure by process, so it corrects all processes alike. Some of the time may be
+            // reported by no container: that of a kernel that never ends, or of a container that writes false figures. The
+            // figure does not say which process used it, so no container is charged for it.
             let total = f64::from(percent.min(100)) / 100.0 * period;
             let between = self.containers.iter();
             let between: Vec<(u64, Sums)> = between

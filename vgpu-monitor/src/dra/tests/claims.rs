@@ -138,11 +138,7 @@ async fn containers_with_requests_of_their_own_have_limits_of_their_own() {
 #[tokio::test]
 async fn claims_of_one_call_are_made_ready_at_the_same_time() {
     let mut world = World::new();
-    world
-        .objects
-        .pod(&[("x", &[("one", None)]), ("y", &[("two", None)])]);
-    world.objects.claim("one", &[("gpu", 0, 1024, 0)]);
-    world.objects.claim("two", &[("gpu", 1, 2048, 0)]);
+    world.has_two_claims();
     // The API server shows the first claim when it is asked for the second.
     world.objects.1 = Some(Arc::new(tokio::sync::Barrier::new(2)));
     let driver = world.driver().await;

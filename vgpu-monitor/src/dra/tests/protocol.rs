@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::dra::service::Registered;
-use crate::node_gpus::Sick;
 use crate::proto::dra_health::NodeWatchResourcesRequest;
 use crate::proto::dra_health::dra_resource_health_client::DraResourceHealthClient;
 use crate::proto::dra_health_v1;
@@ -93,14 +92,7 @@ async fn kubelet_hears_of_every_change_of_health() {
     let first = stream.message().await.unwrap().unwrap();
     assert!(first.devices.iter().all(|it| it.health == 1));
 
-    let sick = Sick {
-        reason: String::from("XID 79"),
-        since: std::time::UNIX_EPOCH,
-        recovers: false,
-    };
-    world
-        .health
-        .send_replace(Arc::new(Health::from([(GPUS[1].to_owned(), sick)])));
+    world.makes_sick(1);
 
     let told = async {
         loop {

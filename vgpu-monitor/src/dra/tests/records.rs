@@ -40,11 +40,7 @@ async fn lost_record_costs_no_running_container_its_files() {
 #[tokio::test]
 async fn record_that_could_not_be_removed_is_removed_later() {
     let world = World::new();
-    world
-        .objects
-        .pod(&[("x", &[("one", None)]), ("y", &[("two", None)])]);
-    world.objects.claim("one", &[("gpu", 0, 1024, 0)]);
-    world.objects.claim("two", &[("gpu", 1, 2048, 0)]);
+    world.has_two_claims();
     let driver = world.driver().await;
     driver.prepare_one("one").await.unwrap();
     driver.prepare_one("two").await.unwrap();

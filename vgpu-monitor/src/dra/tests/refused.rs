@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::delivery::tests::GIB;
-use crate::node_gpus::Sick;
 
 #[tokio::test]
 async fn refused_claims_leave_nothing_and_say_why() {
@@ -39,14 +38,7 @@ async fn refused_claims_leave_nothing_and_say_why() {
     assert!(why.contains("is more than is left of its 16Gi"), "{why}");
     // A sick GPU.
     world.objects.claim("one", &[("gpu", 0, 1024, 0)]);
-    let sick = Sick {
-        reason: String::from("XID 79"),
-        since: std::time::UNIX_EPOCH,
-        recovers: false,
-    };
-    world
-        .health
-        .send_replace(Arc::new(Health::from([(GPUS[0].to_owned(), sick)])));
+    world.makes_sick(0);
     let why = driver.prepare_one("one").await.unwrap_err();
     assert!(why.contains("cannot be used now: XID 79"), "{why}");
     world.health.send_replace(Arc::default());
@@ -66,11 +58,7 @@ async fn refused_claims_leave_nothing_and_say_why() {
 #[tokio::test]
 async fn claim_that_cannot_be_written_is_refused_and_leaves_other_claims_alone() {
     let world = World::new();
-    world
-        .objects
-        .pod(&[("x", &[("one", None)]), ("y", &[("two", None)])]);
-    world.objects.claim("one", &[("gpu", 0, 1024, 0)]);
-    world.objects.claim("two", &[("gpu", 1, 2048, 0)]);
+    world.has_two_claims();
     let driver = world.driver().await;
     driver.prepare_one("one").await.unwrap();
     let files = |name: &str| {

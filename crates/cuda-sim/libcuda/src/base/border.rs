@@ -24,7 +24,7 @@ pub(crate) fn check_out<T>(out: *const T) -> Done {
     invalid_if(out.is_null())
 }
 
-/// Refuses a call whose arguments are not such as the function takes.
+/// Refuses a call whose arguments the function does not accept.
 pub(crate) fn invalid_if(condition: bool) -> Done {
     refuse_if(condition, CuResult::INVALID_VALUE)
 }
