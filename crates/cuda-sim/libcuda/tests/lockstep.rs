@@ -3,7 +3,8 @@
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::common::{Driver, alone, call, ok};
 use cuda_api::driver::*;
@@ -95,11 +96,15 @@ fn program(number: u64) {
         kernel(&driver, c"step__300us").addr(),
         kernel(&driver, c"step__1ms"),
     );
-    let both = std::sync::Barrier::new(2);
+    let is_late = number == 0 && std::env::var_os("VGPU_TEST_LATE").is_some();
+    let has_joined = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
+            if is_late {
+                std::thread::sleep(Duration::from_millis(150));
+            }
             time.join();
-            both.wait();
+            has_joined.store(true, Ordering::SeqCst);
             // A thread runs from its joining, beside the one that runs already. From its first wait on they take turns.
             time.sleep_until(time.now() + US);
             let context = std::ptr::with_exposed_provenance_mut(context);
@@ -111,8 +116,11 @@ fn program(number: u64) {
                 ok!(driver, cuStreamSynchronize(own));
             }
         });
-        // A thread that has called nothing yet is not known to the clock.
-        both.wait();
+        // A thread that has called nothing yet is not known to the clock. Waiting for it must not sleep: the clock lets
+        // another program go on beside a thread that sleeps for long in something that the clock does not know.
+        while !has_joined.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
         let own = stream(&driver);
         for _ in 0..10 {
             launch(&driver, long, own);
@@ -124,7 +132,9 @@ fn program(number: u64) {
     });
 }
 
-fn history(name: &str, order: &[u32]) -> (Vec<u64>, u64) {
+/// How long each program was busy, and when the last one ended. `is_late`: the second thread of the first program
+/// begins late, as on a busy machine.
+fn history(name: &str, order: &[u32], is_late: bool) -> (Vec<u64>, u64) {
     let programs = order.len() as u32;
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("board");
@@ -139,11 +149,14 @@ fn history(name: &str, order: &[u32]) -> (Vec<u64>, u64) {
     let mut children: Vec<_> = order
         .iter()
         .map(|number| {
-            crate::common::command(name, &path)
+            let mut program = crate::common::command(name, &path);
+            program
                 .env("VGPU_TEST_OTHER", number.to_string())
-                .env("VGPU_SIM_RANK", number.to_string())
-                .spawn()
-                .unwrap()
+                .env("VGPU_SIM_RANK", number.to_string());
+            if is_late {
+                program.env("VGPU_TEST_LATE", "1");
+            }
+            program.spawn().unwrap()
         })
         .collect();
     drop(part);
@@ -164,10 +177,13 @@ fn programs_in_lockstep_have_the_same_history_each_time() {
         return;
     }
     for orders in [[&[0, 1][..], &[1, 0]], [&[0, 1, 2, 3], &[3, 1, 2, 0]]] {
-        let first = history(NAME, orders[0]);
+        let first = history(NAME, orders[0], false);
         assert_eq!(first.0.len(), orders[0].len());
         for order in orders {
-            assert_eq!(history(NAME, order), first, "{order:?}");
+            for is_late in [false, true] {
+                let again = history(NAME, order, is_late);
+                assert_eq!(again, first, "{order:?}, late: {is_late}");
+            }
         }
     }
 }
