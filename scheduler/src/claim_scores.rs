@@ -21,7 +21,7 @@ const EXPECTED_FOR: Duration = Duration::from_secs(10);
 const BEST: i64 = 10;
 
 /// Namespace and name.
-type Name = (String, String);
+type ClaimName = (String, String);
 
 /// What nodes offer to claims, and what claims and expected pods take of it.
 #[derive(Debug, Default)]
@@ -29,11 +29,11 @@ pub(crate) struct ClaimScores {
     cluster: Cluster,
     /// By name.
     slices: BTreeMap<String, OfferedSlice>,
-    claims: HashMap<Name, OfferedClaim>,
+    claims: HashMap<ClaimName, OfferedClaim>,
     /// Whether all claims have been read once. They never are where the API server shows none.
     listed: bool,
     /// The claims of each pod, by its uid.
-    of_pod: HashMap<String, BTreeSet<Name>>,
+    of_pod: HashMap<String, BTreeSet<ClaimName>>,
     /// Until when each pod is expected on a node, by its uid.
     expected: HashMap<String, Duration>,
 }
@@ -110,7 +110,7 @@ impl ClaimScores {
     }
 
     /// The claim is gone.
-    pub(crate) fn remove_claim(&mut self, name: &Name) {
+    pub(crate) fn remove_claim(&mut self, name: &ClaimName) {
         if let Some(claim) = self.forget(name) {
             self.expect_no_more(&claim.pods);
         }
@@ -124,7 +124,7 @@ impl ClaimScores {
         }
     }
 
-    fn forget(&mut self, name: &Name) -> Option<OfferedClaim> {
+    fn forget(&mut self, name: &ClaimName) -> Option<OfferedClaim> {
         let claim = self.claims.remove(name)?;
         self.cluster.release(&Pod::named(&name.0, &name.1).uid);
         for pod in &claim.pods {
@@ -139,9 +139,9 @@ impl ClaimScores {
     }
 
     /// A list of all claims is complete: others are gone.
-    pub(crate) fn keep_claims(&mut self, listed: &BTreeSet<Name>) {
+    pub(crate) fn keep_claims(&mut self, listed: &BTreeSet<ClaimName>) {
         self.listed = true;
-        let known: Vec<Name> = self.claims.keys().cloned().collect();
+        let known: Vec<ClaimName> = self.claims.keys().cloned().collect();
         for name in known.iter().filter(|name| !listed.contains(*name)) {
             self.remove_claim(name);
         }
@@ -211,7 +211,8 @@ impl ClaimScores {
 
     /// What the pod's claims ask for that have no devices yet; `None` if there is no such claim.
     fn request(&self, pod: &PodObject, identity: &Pod, policy: NodePolicy) -> Option<Request> {
-        let mut names: BTreeSet<Name> = self.of_pod.get(&identity.uid).cloned().unwrap_or_default();
+        let mut names: BTreeSet<ClaimName> =
+            self.of_pod.get(&identity.uid).cloned().unwrap_or_default();
         let by_name = pod.spec.resource_claims.iter();
         names.extend(
             by_name

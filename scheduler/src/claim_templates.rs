@@ -9,7 +9,7 @@
 //! | the pod's description does not belong to the template's name | `ClaimTemplateForged` on the pod |
 //! | a template of this name has another content | `ClaimTemplateForeign` on the pod |
 //! | a template of ours has other parameters, from an earlier release | deletes it, and makes it again |
-//! | the template is there, and kube-controller-manager has not made the claim after [`WAKE_AFTER`] | a condition on the pod, which wakes kube-controller-manager |
+//! | the template is there, and kube-controller-manager has not made the claim after `WAKE_AFTER` | a condition on the pod, which wakes kube-controller-manager |
 //! | the API server refuses it | `ClaimTemplateRefused` on the pod; tried again |
 //! | no pod has waited for a template of ours for [`Pace::keep`] | deletes it |
 
@@ -67,7 +67,7 @@ impl Default for Pace {
 }
 
 /// Namespace and name.
-type Name = (String, String);
+type TemplateName = (String, String);
 
 /// A pod without a node that names templates of ours.
 #[derive(Debug, Clone)]
@@ -102,8 +102,8 @@ impl Stands {
 /// What the leader has to do.
 #[derive(Debug, Clone, PartialEq)]
 enum Step {
-    Make(Name, Shape),
-    Delete(Name),
+    Make(TemplateName, Shape),
+    Delete(TemplateName),
     Say(String, &'static str, String),
     Wake(String),
 }
@@ -112,13 +112,13 @@ enum Step {
 #[derive(Debug, Default)]
 struct Known {
     pods: HashMap<String, Waits>,
-    templates: HashMap<Name, Stands>,
-    refused: HashMap<Name, (Instant, String)>,
+    templates: HashMap<TemplateName, Stands>,
+    refused: HashMap<TemplateName, (Instant, String)>,
     listed_pods: bool,
     listed_templates: bool,
     /// What the list that is in progress has.
     listing_pods: BTreeSet<String>,
-    listing_templates: BTreeSet<Name>,
+    listing_templates: BTreeSet<TemplateName>,
 }
 
 impl Known {
@@ -226,7 +226,7 @@ impl Known {
     /// What is to be done. Notes which templates pods wait for.
     fn steps(&mut self, now: Instant, keep: Duration) -> Vec<Step> {
         let mut steps = self.wakes(now);
-        let mut wanted: BTreeMap<Name, &Shape> = BTreeMap::new();
+        let mut wanted: BTreeMap<TemplateName, &Shape> = BTreeMap::new();
         for (uid, waits) in &self.pods {
             let mut say = |reason, text: String| {
                 if waits.said.as_ref() != Some(&text) {
@@ -281,7 +281,7 @@ impl Known {
     }
 }
 
-fn name_of(object: &DynamicObject) -> Name {
+fn name_of(object: &DynamicObject) -> TemplateName {
     (object.namespace().unwrap_or_default(), object.name_any())
 }
 
@@ -383,7 +383,7 @@ pub async fn keep(client: kube::Client, scheduler: Scheduler, pace: Pace) {
     }
 }
 
-async fn make(api: &Api<DynamicObject>, known: &mut Known, name: Name, shape: &Shape) {
+async fn make(api: &Api<DynamicObject>, known: &mut Known, name: TemplateName, shape: &Shape) {
     let template = match serde_json::from_value(shape.template(&name.0)) {
         Ok(template) => template,
         Err(error) => {
@@ -432,7 +432,7 @@ async fn wake(client: &kube::Client, waits: &Waits, uid: &str) {
     }
 }
 
-async fn delete(api: &Api<DynamicObject>, known: &mut Known, name: Name) {
+async fn delete(api: &Api<DynamicObject>, known: &mut Known, name: TemplateName) {
     let Some(stands) = known.templates.get_mut(&name) else {
         return;
     };
@@ -492,7 +492,7 @@ mod tests {
         serde_json::from_value(shape.template("a")).unwrap()
     }
 
-    fn at(shape: &Shape) -> Name {
+    fn at(shape: &Shape) -> TemplateName {
         ("a".to_owned(), shape.name())
     }
 

@@ -6,7 +6,7 @@
 //! declares itself away, or dies. When none runs, the first by rank and position in the table that can continue at
 //! this moment does so, alone; when none can, time moves to the next moment at which something happens that a
 //! participant waits for. So the state at a moment does not depend on the machine, once each participant has waited, and as
-//! long as none sleeps in something that the clock does not know: after [`WATCH_NS`] of that, one that can go on at this
+//! long as none sleeps in something that the clock does not know: after `WATCH_NS` of that, one that can go on at this
 //! moment is let go beside it.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
