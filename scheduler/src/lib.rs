@@ -425,11 +425,16 @@ impl Scheduler {
             *known = version;
             changed
         });
-        self.0.waker.waiting(ledger.waiting().len());
+        let leads = self.0.leadership.answers().is_ok();
+        self.0.waker.waiting(ledger.waiting().len(), || {
+            let name = &self.0.settings.scheduler_name;
+            let most = if leads { wake::MOST_PODS } else { 0 };
+            ledger.first_refused(name, most)
+        });
         for notice in &notices {
             match notice {
                 Notice::Freed { node } => self.0.waker.freed(node),
-                Notice::MoreSlots { node } if self.0.leadership.answers().is_ok() => {
+                Notice::MoreSlots { node } if leads => {
                     if let Some(pod) = ledger.first_unplaced(&self.0.settings.scheduler_name) {
                         self.0.waker.more_slots(node, pod);
                     }

@@ -2,9 +2,10 @@
 //! changed. kube-scheduler tries an unschedulable pod again only when something that the pod waits for changes, or
 //! after five minutes; an annotation of a node is such a change. This module decides when and how often to write one;
 //! the ledger knows whether there is room. `nudge` handles pods that kube-scheduler refused without calling the
-//! extender.
+//! extender. `pods` handles kube-schedulers of older versions, which do not react to either.
 
 mod nudge;
+mod pods;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,11 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
 use kube_api::keys::CAPACITY_FREED;
 use kube_api::object::Node;
 use parking_lot::Mutex;
+pub use pods::MOST_PODS;
 use serde_json::json;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -63,6 +64,7 @@ struct WakerState {
     freed: Mutex<HashMap<String, Due>>,
     news: Notify,
     waiting: AtomicUsize,
+    refused: Arc<pods::Refused>,
     nudges: Arc<nudge::Nudges>,
     woken: Arc<AtomicU64>,
     failed: Arc<AtomicU64>,
@@ -81,6 +83,7 @@ impl Waker {
         let nudging = nudge::run(
             client.clone(),
             Arc::clone(&shared.nudges),
+            Arc::clone(&shared.refused),
             Arc::clone(&shared.woken),
             Arc::clone(&shared.failed),
         );
@@ -88,7 +91,6 @@ impl Waker {
             client,
             shared: Arc::clone(&shared),
             told: HashMap::new(),
-            last: 0,
         };
         Self(Some(Arc::new(WakerTasks {
             shared,
@@ -101,12 +103,15 @@ impl Waker {
         Self(None)
     }
 
-    /// Sets the number of pods that asked for devices, got none, and wait. While it is 0, no pod is woken. The caller
-    /// must hold the lock under which it refuses and frees, so that no pod is missed between the two.
-    pub fn waiting(&self, pods: usize) {
+    /// Sets the number of pods that asked for devices, got none, and wait. While it is 0, no pod is woken. `refused`
+    /// gives the pods that kube-scheduler has refused, the most important first and at most [`MOST_PODS`]; it is called
+    /// only where kube-scheduler may be of an older version. The caller must hold the lock under which it refuses and
+    /// frees, so that no pod is missed between the two.
+    pub fn waiting(&self, pods: usize, refused: impl FnOnce() -> Vec<placement::Pod>) {
         if let Some(handle) = &self.0 {
             // Relaxed: the task reads it again DELAY after any news.
             handle.shared.waiting.store(pods, Ordering::Relaxed);
+            handle.shared.refused.set(refused);
         }
     }
 
@@ -150,12 +155,37 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
+/// The outcome of one announcement, or of one call that is a part of it.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    /// Nothing is to be announced: the object is gone, no longer needs it, or may not be changed.
+    Needless,
+    /// The API server did not answer, or another writer was faster.
+    Failed(String),
+}
+
+/// `object`: what was to be read or changed.
+fn outcome_of(object: &str, error: &kube::Error) -> Outcome {
+    match error {
+        // The object is gone, or the write is forbidden: a retry would not help.
+        kube::Error::Api(status) if matches!(status.code, 401 | 403 | 404 | 422) => {
+            tracing::warn!(object, reason = %status.message, "refused pods not tried again");
+            Outcome::Needless
+        }
+        error => Outcome::Failed(error.to_string()),
+    }
+}
+
+fn unanswered() -> Outcome {
+    Outcome::Failed(format!("no answer within {CALL:?}"))
+}
+
 struct Task {
     client: kube::Client,
     shared: Arc<WakerState>,
     /// When each node was last announced; entries older than `EVERY_OF_NODE` are removed.
     told: HashMap<String, Instant>,
-    last: i64,
 }
 
 impl Task {
@@ -201,31 +231,19 @@ impl Task {
     }
 
     async fn tell(&mut self, node: String, due: Due) {
-        // The value grows even for two announcements in one millisecond, or after the clock was set back, so that each
-        // is a change.
-        self.last = Timestamp::now().as_millisecond().max(self.last + 1);
-        let api: Api<Node> = Api::all(self.client.clone());
-        let patch = Patch::Merge(json!({
-            "metadata": { "annotations": { CAPACITY_FREED: self.last.to_string() } }
-        }));
-        let answer = timeout(
-            CALL,
-            api.patch_metadata(&node, &PatchParams::default(), &patch),
-        )
-        .await;
-        let reason = match answer {
-            Ok(Ok(_)) => {
+        let outcome = match self.shared.refused.reacts(&self.client).await {
+            Ok(reacts) if reacts.to_nodes => self.annotate(&node).await,
+            Ok(_) => self.shared.refused.announce(&self.client).await,
+            Err(outcome) => outcome,
+        };
+        let reason = match outcome {
+            Outcome::Done => {
                 count(&self.shared.woken);
                 self.told.insert(node, Instant::now());
                 return;
             }
-            // The node is gone, or the write is forbidden: a retry would not help.
-            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403 | 404 | 422) => {
-                tracing::warn!(%node, reason = %status.message, "pending pods not woken");
-                return;
-            }
-            Ok(Err(error)) => error.to_string(),
-            Err(_elapsed) => format!("no answer within {CALL:?}"),
+            Outcome::Needless => return,
+            Outcome::Failed(reason) => reason,
         };
         count(&self.shared.failed);
         tracing::debug!(%node, %reason, "pending pods not woken yet");
@@ -236,5 +254,18 @@ impl Task {
             .lock()
             .entry(node)
             .or_insert(Due { at, pause });
+    }
+
+    async fn annotate(&self, node: &str) -> Outcome {
+        let api: Api<Node> = Api::all(self.client.clone());
+        let patch = Patch::Merge(json!({
+            "metadata": { "annotations": { CAPACITY_FREED: self.shared.refused.next_value() } }
+        }));
+        let params = PatchParams::default();
+        match timeout(CALL, api.patch_metadata(node, &params, &patch)).await {
+            Ok(Ok(_)) => Outcome::Done,
+            Ok(Err(error)) => outcome_of(node, &error),
+            Err(_elapsed) => unanswered(),
+        }
     }
 }

@@ -642,6 +642,17 @@ fn the_most_important_refused_pod_is_tried_for_all() {
         first.map(|pod| pod.name.clone())
     };
     assert_eq!(first(&kept).as_deref(), Some("a"));
+    let in_order = |scheduler: &str, most: usize| -> Vec<String> {
+        let refused = kept.ledger.first_refused(scheduler, most);
+        refused.into_iter().map(|pod| pod.name).collect()
+    };
+    assert_eq!(
+        in_order("hami-scheduler", 9),
+        ["nominated", "a", "b", "low"]
+    );
+    assert_eq!(in_order("", 3), ["nominated", "a", "b"]);
+    assert_eq!(in_order("another-scheduler", 9), [""; 0]);
+    assert_eq!(in_order("hami-scheduler", 0), [""; 0]);
 
     // A pod that is placed, that goes, or that is no more in the list is not among them.
     let bound = kept.bound(&refused("a", 5), "n1");

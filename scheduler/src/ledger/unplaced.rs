@@ -3,6 +3,7 @@
 //! kube-scheduler calls an extender only about nodes that its own plugins accept. A pod that all nodes refuse for their
 //! count of slots never reaches `/filter`, so [`Ledger::waiting`] does not have it.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,18 +66,39 @@ impl Ledger {
 
     /// The pod of the highest priority among that scheduler's pods that have no node and are nominated for none.
     pub fn first_unplaced(&self, scheduler: &str) -> Option<&placement::Pod> {
-        let any_vendor = self.vendors.any_vendor_scheduler();
-        let is_ours = |name: &str| name == scheduler || any_vendor == Some(name);
-        self.unplaced
-            .values()
-            .filter(|one| !one.nominated && is_ours(&one.scheduler))
-            .max_by(|one, other| {
-                let names = |one: &Unplaced| (one.pod.namespace.clone(), one.pod.name.clone());
-                let by_name = || names(other).cmp(&names(one));
-                one.priority.cmp(&other.priority).then_with(by_name)
-            })
+        self.unplaced_of(scheduler)
+            .filter(|one| !one.nominated)
+            .min_by(|one, other| before(one, other))
             .map(|one| &one.pod)
     }
+
+    /// At most that many of that scheduler's pods that have no node, those of the highest priority first. An empty name
+    /// stands for any scheduler.
+    pub fn first_refused(&self, scheduler: &str, most: usize) -> Vec<placement::Pod> {
+        let mut refused: Vec<&Unplaced> = self.unplaced_of(scheduler).collect();
+        if refused.len() > most {
+            refused.select_nth_unstable_by(most, |one, other| before(one, other));
+            refused.truncate(most);
+        }
+        refused.sort_unstable_by(|one, other| before(one, other));
+        refused.into_iter().map(|one| one.pod.clone()).collect()
+    }
+
+    fn unplaced_of(&self, scheduler: &str) -> impl Iterator<Item = &Unplaced> {
+        let any_vendor = self.vendors.any_vendor_scheduler();
+        let is_ours =
+            move |name: &str| scheduler.is_empty() || name == scheduler || any_vendor == Some(name);
+        self.unplaced
+            .values()
+            .filter(move |one| is_ours(&one.scheduler))
+    }
+}
+
+/// The order in which pods are tried again: the highest priority first, then by name.
+fn before(one: &Unplaced, other: &Unplaced) -> Ordering {
+    let names = |one: &Unplaced| (one.pod.namespace.clone(), one.pod.name.clone());
+    let by_name = || names(one).cmp(&names(other));
+    other.priority.cmp(&one.priority).then_with(by_name)
 }
 
 /// Whether pods can take more of a vendor's resource than before. A new node had nothing before.

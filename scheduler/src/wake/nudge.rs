@@ -6,6 +6,7 @@
 //! and no node has any. So a pod that was refused for its count of slots is not tried again when slots are added. But
 //! when a pod loses its nominated node, kube-scheduler tries all refused pods of that priority and below. So here a pod
 //! without a node is nominated for a node, and then for none. docs/decisions/0007-a-pod-is-nominated-to-be-tried.md
+//! An older kube-scheduler does not react to that, so `pods` annotates the refused pods instead.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -18,7 +19,8 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::{CALL, DELAY, count};
+use super::pods::Refused;
+use super::{CALL, DELAY, Outcome, count, outcome_of, unanswered};
 
 /// The pauses between nudges while the pod has no node: kube-scheduler's watch of the node may lag behind ours, and
 /// then it judges the pod by the old state of the node.
@@ -89,20 +91,11 @@ fn needs_nudge(pod: &Pod, uid: &str) -> bool {
         && pod.status.nominated_node_name.is_empty()
 }
 
-/// The outcome of reading or changing the pod.
-#[derive(Debug, PartialEq, Eq)]
-enum Nudged {
-    Done,
-    /// No nudge is needed: the pod has a node, is gone, is nominated by another program, or may not be changed.
-    Needless,
-    /// The API server did not answer, or another writer was faster.
-    Failed(String),
-}
-
 /// Runs until it is dropped.
 pub(super) async fn run(
     client: kube::Client,
     nudges: Arc<Nudges>,
+    refused: Arc<Refused>,
     woken: Arc<AtomicU64>,
     failed: Arc<AtomicU64>,
 ) {
@@ -128,16 +121,20 @@ pub(super) async fn run(
         let Some(nudge) = nudges.next.lock().take() else {
             continue;
         };
-        let outcome = nudge_pod(&client, &nudge).await;
+        let outcome = match refused.reacts(&client).await {
+            Ok(reacts) if reacts.to_nominations => nudge_pod(&client, &nudge).await,
+            Ok(_) => refused.announce(&client).await,
+            Err(outcome) => outcome,
+        };
         earliest = Instant::now() + EVERY;
         let later = match outcome {
-            Nudged::Done => {
+            Outcome::Done => {
                 count(&woken);
                 pause = EVERY;
                 AGAIN.get(nudge.done).map(|after| (*after, nudge.done + 1))
             }
-            Nudged::Needless => None,
-            Nudged::Failed(reason) => {
+            Outcome::Needless => None,
+            Outcome::Failed(reason) => {
                 count(&failed);
                 tracing::debug!(pod = %nudge.pod.name, %reason, "refused pods not tried again yet");
                 pause = (pause * 2).min(MOST_PAUSE);
@@ -156,26 +153,26 @@ pub(super) async fn run(
 
 /// Nominates the pod for the node, and then for none. kube-scheduler reacts only to the second change. The first
 /// reserves room for the pod on the node, but only for the time between the two calls.
-async fn nudge_pod(client: &kube::Client, nudge: &Nudge) -> Nudged {
+async fn nudge_pod(client: &kube::Client, nudge: &Nudge) -> Outcome {
     let api: Api<Pod> = Api::namespaced(client.clone(), &nudge.pod.namespace);
     let pod = match timeout(CALL, api.get_opt(&nudge.pod.name)).await {
         Ok(Ok(Some(pod))) => pod,
-        Ok(Ok(None)) => return Nudged::Needless,
-        Ok(Err(error)) => return outcome_of(&error),
+        Ok(Ok(None)) => return Outcome::Needless,
+        Ok(Err(error)) => return outcome_of(&nudge.pod.name, &error),
         Err(_elapsed) => return unanswered(),
     };
     if !needs_nudge(&pod, &nudge.pod.uid) {
-        return Nudged::Needless;
+        return Outcome::Needless;
     }
     let named = nominate(&api, &nudge.pod, json!(nudge.node), Some(&pod)).await;
-    if named == Nudged::Needless {
+    if named == Outcome::Needless {
         return named;
     }
     // The nomination reserves room for the pod, so it is withdrawn even if the outcome of the first call is unknown.
     let mut pause = EVERY;
     loop {
         match nominate(&api, &nudge.pod, Value::Null, None).await {
-            Nudged::Failed(reason) => {
+            Outcome::Failed(reason) => {
                 tracing::debug!(pod = %nudge.pod.name, %reason, "nomination not withdrawn yet");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(MOST_PAUSE);
@@ -190,7 +187,7 @@ async fn nominate(
     pod: &placement::Pod,
     node: Value,
     unchanged: Option<&Pod>,
-) -> Nudged {
+) -> Outcome {
     let version = unchanged.and_then(|pod| pod.metadata.resource_version.as_deref());
     let metadata = match version {
         Some(version) => json!({ "uid": pod.uid, "resourceVersion": version }),
@@ -202,24 +199,10 @@ async fn nominate(
     }));
     let params = PatchParams::default();
     match timeout(CALL, api.patch_status(&pod.name, &params, &patch)).await {
-        Ok(Ok(_)) => Nudged::Done,
-        Ok(Err(error)) => outcome_of(&error),
+        Ok(Ok(_)) => Outcome::Done,
+        Ok(Err(error)) => outcome_of(&pod.name, &error),
         Err(_elapsed) => unanswered(),
     }
-}
-
-fn outcome_of(error: &kube::Error) -> Nudged {
-    match error {
-        kube::Error::Api(status) if matches!(status.code, 401 | 403 | 404 | 422) => {
-            tracing::warn!(reason = %status.message, "refused pods not tried again");
-            Nudged::Needless
-        }
-        error => Nudged::Failed(error.to_string()),
-    }
-}
-
-fn unanswered() -> Nudged {
-    Nudged::Failed(format!("no answer within {CALL:?}"))
 }
 
 #[cfg(test)]

@@ -35,6 +35,8 @@ pub(crate) struct Api {
     pub(crate) cluster: Cluster,
     server: Arc<AtomicU8>,
     calls: Arc<AtomicU64>,
+    /// What the tested program is told of the server's version, if not the embedded cluster's own.
+    minor: Option<&'static str>,
 }
 
 impl Api {
@@ -45,6 +47,15 @@ impl Api {
             cluster,
             server: Arc::default(),
             calls: Arc::default(),
+            minor: None,
+        }
+    }
+
+    /// The same, which says that it is Kubernetes 1.`minor`.
+    pub(crate) fn of_minor(self, minor: &'static str) -> Self {
+        Self {
+            minor: Some(minor),
+            ..self
         }
     }
 
@@ -75,6 +86,15 @@ impl Api {
                 }
                 if server == Server::Away as u8 {
                     return Err(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
+                }
+                if let Some(minor) = this.minor.filter(|_| request.uri().path() == "/version") {
+                    let answer = k8s_openapi::apimachinery::pkg::version::Info {
+                        major: "1".to_owned(),
+                        minor: minor.to_owned(),
+                        ..Default::default()
+                    };
+                    let body = axum::body::Body::from(serde_json::to_vec(&answer).unwrap());
+                    return Ok(http::Response::new(body));
                 }
                 let answer = this.cluster.router().oneshot(request).await;
                 Ok(answer.unwrap())

@@ -27,7 +27,7 @@ async fn freed(api: &support::Api, node: &str) -> Option<u64> {
 async fn a_node_with_room_again_is_told_once_a_second_at_most() {
     let api = api();
     let waker = Waker::start(api.client());
-    waker.waiting(1);
+    waker.waiting(1, Vec::new);
     for _ in 0..10 {
         waker.freed("n1");
     }
@@ -58,11 +58,11 @@ async fn no_pod_is_woken_when_none_waits() {
     // Room freed just before the pod was refused is still announced.
     waker.freed("n1");
     sleep(Duration::from_millis(50)).await;
-    waker.waiting(1);
+    waker.waiting(1, Vec::new);
     sleep(Duration::from_secs(1)).await;
     assert_eq!(waker.woken(), 1);
 
-    waker.waiting(0);
+    waker.waiting(0, Vec::new);
     waker.freed("n1");
     sleep(Duration::from_secs(5)).await;
     assert_eq!(waker.woken(), 1);
@@ -73,7 +73,7 @@ async fn a_server_that_is_away_is_told_later() {
     for server in [Server::Away, Server::Hangs] {
         let api = api();
         let waker = Waker::start(api.client());
-        waker.waiting(1);
+        waker.waiting(1, Vec::new);
         api.is(server);
         waker.freed("n1");
         sleep(Duration::from_secs(120)).await;
@@ -93,19 +93,20 @@ async fn a_node_that_is_gone_is_forgotten() {
     let nodes: Api<Node> = Api::all(api.direct());
     nodes.delete("n1", &DeleteParams::default()).await.unwrap();
     let waker = Waker::start(api.client());
-    waker.waiting(1);
+    waker.waiting(1, Vec::new);
     waker.freed("n1");
     waker.freed("n2");
     sleep(Duration::from_secs(60)).await;
 
-    assert_eq!((waker.woken(), api.calls()), (1, 2));
+    // Two annotations, after the question for the server's version.
+    assert_eq!((waker.woken(), api.calls()), (1, 3));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_freed_cluster_is_announced_at_a_bounded_rate() {
     let api = api();
     let waker = Waker::start(api.client());
-    waker.waiting(1);
+    waker.waiting(1, Vec::new);
     for number in 0..40 {
         waker.freed(&format!("n{number}"));
     }
@@ -187,7 +188,8 @@ async fn a_pod_that_needs_no_nudge_is_left_alone() {
         waker.more_slots("n1", &pod);
         sleep(Duration::from_secs(60)).await;
 
-        assert_eq!((waker.woken(), api.calls()), (0, 1));
+        // The server's version, and the pod.
+        assert_eq!((waker.woken(), api.calls()), (0, 2));
     }
     let (api, pod) = with_refused_pod();
     let waker = Waker::start(api.client());
@@ -199,7 +201,7 @@ async fn a_pod_that_needs_no_nudge_is_left_alone() {
     waker.more_slots("n1", &other);
     sleep(Duration::from_secs(60)).await;
 
-    assert_eq!((waker.woken(), api.calls()), (0, 1));
+    assert_eq!((waker.woken(), api.calls()), (0, 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -222,4 +224,97 @@ async fn a_nudge_waits_for_a_server_that_is_away() {
             "{server:?}"
         );
     }
+}
+
+/// An API server of that version with a node and the pods `p0`, `p1`, …, and those pods.
+fn older_with_pods(minor: &'static str, count: usize) -> (support::Api, Vec<placement::Pod>) {
+    let of = |number: usize| placement::Pod {
+        uid: format!("uid-p{number}"),
+        ..placement::Pod::named("default", &format!("p{number}"))
+    };
+    let known: Vec<_> = (0..count).map(of).collect();
+    let pods: Vec<_> = known
+        .iter()
+        .map(|pod| {
+            json!({
+                "metadata": { "name": pod.name, "namespace": pod.namespace, "uid": pod.uid },
+                "spec": { "containers": [{ "name": "c", "image": "i" }] },
+            })
+        })
+        .collect();
+    let api =
+        support::Api::with(&json!({ "nodes": [{ "metadata": { "name": "n1" } }], "pods": pods }));
+    (api.of_minor(minor), known)
+}
+
+async fn annotation_of(api: &support::Api, pod: &str) -> Option<u64> {
+    let pods: Api<Pod> = Api::default_namespaced(api.direct());
+    let annotations = pods.get(pod).await.unwrap().metadata.annotations?;
+    Some(annotations.get("vgpu.io/capacity-freed")?.parse().unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn before_1_30_each_refused_pod_is_annotated_instead_of_the_node() {
+    let (api, pods) = older_with_pods("28", 3);
+    let waker = Waker::start(api.client());
+    waker.waiting(1, || pods[..2].to_vec());
+    waker.freed("n1");
+    sleep(Duration::from_secs(1)).await;
+
+    let first = annotation_of(&api, "p0").await.unwrap();
+    assert!(annotation_of(&api, "p1").await.unwrap() > first);
+    assert_eq!(annotation_of(&api, "p2").await, None, "it was not refused");
+    assert_eq!(freed(&api, "n1").await, None);
+    assert_eq!(waker.woken(), 1);
+
+    waker.freed("n1");
+    sleep(Duration::from_secs(2)).await;
+    assert!(annotation_of(&api, "p0").await.unwrap() > first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_1_30_and_1_31_more_slots_are_told_to_pods_and_freed_room_to_nodes() {
+    for minor in ["30", "31+"] {
+        let (api, pods) = older_with_pods(minor, 1);
+        let waker = Waker::start(api.client());
+        waker.waiting(1, || pods.clone());
+
+        waker.more_slots("n1", &pods[0]);
+        sleep(Duration::from_millis(500)).await;
+        let told = annotation_of(&api, "p0").await.unwrap();
+        assert_eq!(freed(&api, "n1").await, None);
+        assert_eq!(
+            nominations(&api).await,
+            [None],
+            "the pod was annotated once"
+        );
+
+        sleep(Duration::from_secs(60)).await;
+        let last = annotation_of(&api, "p0").await.unwrap();
+        assert!(last > told, "kube-scheduler's watch may have been behind");
+        waker.freed("n1");
+        sleep(Duration::from_secs(1)).await;
+        assert!(freed(&api, "n1").await.is_some());
+        assert_eq!(annotation_of(&api, "p0").await, Some(last));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pod_that_is_gone_or_another_by_now_does_not_keep_the_next_one_waiting() {
+    let (api, mut pods) = older_with_pods("28", 3);
+    "uid-of-another".clone_into(&mut pods[0].uid);
+    let api_of_pods: Api<Pod> = Api::default_namespaced(api.direct());
+    api_of_pods
+        .delete("p1", &DeleteParams::default())
+        .await
+        .unwrap();
+    let waker = Waker::start(api.client());
+    waker.waiting(1, || pods.clone());
+    waker.freed("n1");
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(annotation_of(&api, "p0").await, None);
+    assert!(annotation_of(&api, "p2").await.is_some());
+    // The version and one call for each pod.
+    assert_eq!((waker.woken(), api.calls()), (1, 4));
 }
