@@ -12,11 +12,38 @@ use crate::{codegen, crds, dist, graph, header, links, modules, product, protoge
 /// The newest glibc that a program may need to load us.
 const GLIBC_FLOOR: (u32, u32) = (2, 17);
 /// A missing dependency of a preloaded library kills every program in a container: these are always there.
-const NEEDED: [&str; 3] = ["libc.so.6", "libpthread.so.0", "libdl.so.2"];
+const NEEDED: &[&str] = &["libc.so.6", "libpthread.so.0", "libdl.so.2"];
+/// Slurm is built for glibc, so the plugin may also need glibc's dynamic linker.
+const PLUGIN_NEEDED: &[&str] = &[
+    "libc.so.6",
+    "libpthread.so.0",
+    "libdl.so.2",
+    "ld-linux-x86-64.so.2",
+    "ld-linux-aarch64.so.1",
+];
 /// The library's exports beside the driver's own names: its ways round the dynamic linker.
 const LINKER_NAMES: [&str; 4] = ["dlsym", "dlvsym", "dlopen", "dlmopen"];
 /// vgpu's own names begin with this; the marker that distinguishes the library from the driver is one.
 const OWN_PREFIX: &str = "VGPU_";
+/// Names without which the library limits nothing.
+const LIBRARY_EXPORTS: &[&str] = &[
+    "cuInit",
+    "cuMemAlloc_v2",
+    "cuGetProcAddress_v2",
+    "nvmlDeviceGetMemoryInfo",
+    "dlsym",
+    "dlvsym",
+    "dlopen",
+];
+/// The names by which Slurm knows a plugin and calls it. Another name would be visible in all of Slurm's programs.
+const PLUGIN_EXPORTS: &[&str] = &[
+    "plugin_name",
+    "plugin_type",
+    "plugin_version",
+    "slurm_spank_init",
+    "slurm_spank_task_init_privileged",
+    "spank_plugin_version",
+];
 
 #[derive(clap::Args)]
 pub(crate) struct CheckArgs {
@@ -88,7 +115,8 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
         "the layers in docs/architecture.md are fresh",
         modules::run(true).map(|()| String::new()),
     );
-    match (&args.library, dist::tools()) {
+    let tools = dist::tools();
+    match (&args.library, &tools) {
         (Some(file), _) => report("libvgpu.so loads everywhere", library(file)),
         (None, Ok(_)) => {
             let built = dist::run(&dist::DistArgs::LIBRARY);
@@ -101,6 +129,18 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
         (None, Err(missing)) => report(
             "",
             Ok(format!("skipped libvgpu.so loads everywhere: {missing:#}")),
+        ),
+    }
+    match tools {
+        Ok(_) => report(
+            "vgpu_spank.so loads into every Slurm",
+            dist::plugin_here().and_then(|file| plugin(&file)),
+        ),
+        Err(missing) => report(
+            "",
+            Ok(format!(
+                "skipped vgpu_spank.so loads into every Slurm: {missing:#}"
+            )),
         ),
     }
     if failed > 0 {
@@ -119,7 +159,15 @@ fn none(complaints: anyhow::Result<Vec<String>>) -> anyhow::Result<String> {
 }
 
 fn library(file: &Path) -> anyhow::Result<String> {
-    let complaints = complaints(&elf::read(file)?, &driver_names()?);
+    let driver = driver_names()?;
+    judge(file, &library_complaints(&elf::read(file)?, &driver))
+}
+
+fn plugin(file: &Path) -> anyhow::Result<String> {
+    judge(file, &plugin_complaints(&elf::read(file)?))
+}
+
+fn judge(file: &Path, complaints: &[String]) -> anyhow::Result<String> {
     if !complaints.is_empty() {
         bail!("{}: {}", file.display(), complaints.join("; "));
     }
@@ -149,14 +197,32 @@ fn driver_names() -> anyhow::Result<BTreeSet<String>> {
     Ok(names)
 }
 
-fn complaints(found: &Dynamic, driver: &BTreeSet<String>) -> Vec<String> {
+fn library_complaints(found: &Dynamic, driver: &BTreeSet<String>) -> Vec<String> {
+    let mut complaints = loading(found, NEEDED, LIBRARY_EXPORTS);
+    let allowed = |name: &str| {
+        driver.contains(name) || LINKER_NAMES.contains(&name) || name.starts_with(OWN_PREFIX)
+    };
+    for name in found.exports.iter().filter(|name| !allowed(name)) {
+        complaints.push(format!("it exports {name}, which no driver has"));
+    }
+    complaints
+}
+
+fn plugin_complaints(found: &Dynamic) -> Vec<String> {
+    let mut complaints = loading(found, PLUGIN_NEEDED, PLUGIN_EXPORTS);
+    let allowed = |name: &str| PLUGIN_EXPORTS.contains(&name);
+    for name in found.exports.iter().filter(|name| !allowed(name)) {
+        complaints.push(format!("it exports {name}, for which Slurm does not ask"));
+    }
+    complaints
+}
+
+/// What both have to keep: no dependency that may be missing, no new glibc, and the names without which they do nothing.
+fn loading(found: &Dynamic, needed: &[&str], exports: &[&str]) -> Vec<String> {
     let mut complaints = Vec::new();
-    for name in found
-        .needed
-        .iter()
-        .filter(|name| !NEEDED.contains(&name.as_str()))
-    {
-        complaints.push(format!("it needs {name}, which an image may lack"));
+    let may_lack = |name: &&String| !needed.contains(&name.as_str());
+    for name in found.needed.iter().filter(may_lack) {
+        complaints.push(format!("it needs {name}, which a system may lack"));
     }
     if let Some((major, minor)) = found.glibc.iter().find(|version| **version > GLIBC_FLOOR) {
         complaints.push(format!(
@@ -164,21 +230,7 @@ fn complaints(found: &Dynamic, driver: &BTreeSet<String>) -> Vec<String> {
             GLIBC_FLOOR.0, GLIBC_FLOOR.1
         ));
     }
-    let allowed = |name: &str| {
-        driver.contains(name) || LINKER_NAMES.contains(&name) || name.starts_with(OWN_PREFIX)
-    };
-    for name in found.exports.iter().filter(|name| !allowed(name)) {
-        complaints.push(format!("it exports {name}, which no driver has"));
-    }
-    for name in [
-        "cuInit",
-        "cuMemAlloc_v2",
-        "cuGetProcAddress_v2",
-        "nvmlDeviceGetMemoryInfo",
-        "dlsym",
-        "dlvsym",
-        "dlopen",
-    ] {
+    for name in exports {
         if !found.exports.iter().any(|exported| exported == name) {
             complaints.push(format!("it does not export {name}"));
         }
@@ -193,24 +245,18 @@ mod tests {
     fn good() -> Dynamic {
         Dynamic {
             needed: vec!["libc.so.6".to_owned()],
-            exports: [
-                "cuInit",
-                "cuMemAlloc_v2",
-                "cuGetProcAddress_v2",
-                "nvmlDeviceGetMemoryInfo",
-                "dlsym",
-                "dlvsym",
-                "dlopen",
-            ]
-            .map(str::to_owned)
-            .to_vec(),
+            exports: owned(LIBRARY_EXPORTS),
             glibc: vec![(2, 2), (2, 17)],
             ..Dynamic::default()
         }
     }
 
+    fn owned(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
     fn check(found: &Dynamic) -> String {
-        complaints(found, &driver_names().unwrap()).join("; ")
+        library_complaints(found, &driver_names().unwrap()).join("; ")
     }
 
     #[test]
@@ -233,7 +279,7 @@ mod tests {
         found.needed.push("libgcc_s.so.1".to_owned());
         assert_eq!(
             check(&found),
-            "it needs libgcc_s.so.1, which an image may lack"
+            "it needs libgcc_s.so.1, which a system may lack"
         );
     }
 
@@ -242,5 +288,43 @@ mod tests {
         let mut found = good();
         found.exports.push("cudnnCreate".to_owned());
         assert_eq!(check(&found), "it exports cudnnCreate, which no driver has");
+    }
+
+    fn good_plugin() -> Dynamic {
+        Dynamic {
+            needed: owned(&["libc.so.6", "ld-linux-x86-64.so.2"]),
+            exports: owned(PLUGIN_EXPORTS),
+            glibc: vec![(2, 2), (2, 15)],
+            ..Dynamic::default()
+        }
+    }
+
+    #[test]
+    fn a_plugin_has_slurms_names_and_an_old_glibc() {
+        assert_eq!(plugin_complaints(&good_plugin()), owned(&[]));
+        let found = Dynamic {
+            glibc: vec![(2, 34)],
+            needed: owned(&["libgcc_s.so.1"]),
+            exports: owned(&PLUGIN_EXPORTS[1..]),
+            ..good_plugin()
+        };
+        assert_eq!(
+            plugin_complaints(&found),
+            [
+                "it needs libgcc_s.so.1, which a system may lack",
+                "it needs glibc 2.34, newer than 2.17",
+                "it does not export plugin_name",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_name_of_a_plugin_that_slurm_does_not_know_is_named() {
+        let mut found = good_plugin();
+        found.exports.push("slurm_spank_int".to_owned());
+        assert_eq!(
+            plugin_complaints(&found),
+            ["it exports slurm_spank_int, for which Slurm does not ask"]
+        );
     }
 }

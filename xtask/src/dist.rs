@@ -148,11 +148,7 @@ pub(crate) fn run(args: &DistArgs) -> anyhow::Result<()> {
     );
     if !args.library {
         build(&release(&["vgpu", "vgpu-monitor", "scheduler", "webhook"]))?;
-        build(&["-p", "slurm-spank", "--lib", "--profile", "preload"])?;
-        place(
-            &processor.built("preload", "libvgpu_spank.so"),
-            &dist.join("lib/vgpu/vgpu_spank.so"),
-        )?;
+        plugin(processor, &path)?;
         for program in ["vgpu", "vgpu-monitor", "vgpu-scheduler", "vgpu-webhook"] {
             let built = processor.built("release", program);
             place(&built, &dist.join("bin").join(program))?;
@@ -179,6 +175,22 @@ pub(crate) fn run(args: &DistArgs) -> anyhow::Result<()> {
     }
     println!("built {}", dist.display());
     Ok(())
+}
+
+/// Builds Slurm's plugin for this machine, and says where it is.
+///
+/// # Errors
+/// When a tool is missing or the build fails.
+pub(crate) fn plugin_here() -> anyhow::Result<PathBuf> {
+    plugin(Processor::HERE, &tools()?)
+}
+
+fn plugin(processor: Processor, path: &std::ffi::OsStr) -> anyhow::Result<PathBuf> {
+    let to = processor.folder().join("lib/vgpu/vgpu_spank.so");
+    let words = ["-p", "slurm-spank", "--lib", "--profile", "preload"];
+    zigbuild(processor, path, &words)?;
+    place(&processor.built("preload", "libvgpu_spank.so"), &to)?;
+    Ok(to)
 }
 
 fn release<'a>(packages: &[&'a str]) -> Vec<&'a str> {
