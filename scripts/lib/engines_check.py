@@ -16,6 +16,9 @@ import urllib.request
 RUN = pathlib.Path(sys.argv[1])
 REPOSITORY = pathlib.Path(sys.argv[2])
 BOARD = pathlib.Path("/run/vgpu/0")
+# Docker 26 and Compose 2, where they could be fetched.
+NEWER = pathlib.Path(os.environ["NEWER_ENGINES"])
+NEWER_HOST = "unix:///run/docker-newer.sock"
 EXAMPLES = REPOSITORY / "examples/containers"
 IMAGE = "docker.io/pytorch/pytorch:latest"
 # Far above the usual time, on a machine with other work.
@@ -100,6 +103,24 @@ def docker(*words, ok=True):
     return run("docker", *words, ok=ok)
 
 
+def newer_docker(*words, ok=True):
+    return run(NEWER / "usr/bin/docker", "--host", NEWER_HOST, *words, ok=ok)
+
+
+def start_newer_docker(own, image):
+    """Docker 26 beside Docker 20, with folders of its own and what docs/containers.md has for Docker 25."""
+    text = (REPOSITORY / "docs/containers.md").read_text(encoding="utf-8")
+    ours = json.loads(re.search(r'`(\{"features".*?\}\})`', text)[1])
+    config = {**own, **ours, "data-root": "/var/lib/docker-newer", "exec-root": "/run/docker-newer", "pidfile": "/run/docker-newer.pid",
+              "hosts": [NEWER_HOST], "containerd-namespace": "newer", "containerd-plugins-namespace": "newer-plugins", "bridge": "none",
+              "iptables": False, "ip6tables": False}
+    path = pathlib.Path("/etc/docker/newer.json")
+    path.write_text(json.dumps(config), encoding="utf-8")
+    start("dockerd-newer", NEWER / "usr/sbin/dockerd", "--config-file", path)
+    until("Docker 26 answers", lambda: newer_docker("version", ok=False).returncode == 0)
+    newer_docker("import", image, IMAGE)
+
+
 def bring_up():
     make_image()
     run("vgpu", "cdi")
@@ -113,8 +134,8 @@ def bring_up():
     # As docs/containers.md has it, with a storage that works on every file system and no way out of here.
     text = (REPOSITORY / "docs/containers.md").read_text(encoding="utf-8")
     ours = json.loads(re.search(r'^\{"runtimes".*$', text, re.M)[0])
-    config = {**ours, "storage-driver": "vfs", "exec-opts": ["native.cgroupdriver=cgroupfs"], "containerd": "/run/containerd/containerd.sock"}
-    pathlib.Path("/etc/docker/daemon.json").write_text(json.dumps(config), encoding="utf-8")
+    own = {"storage-driver": "vfs", "exec-opts": ["native.cgroupdriver=cgroupfs"], "containerd": "/run/containerd/containerd.sock"}
+    pathlib.Path("/etc/docker/daemon.json").write_text(json.dumps({**own, **ours}), encoding="utf-8")
     pathlib.Path("/etc/containerd").mkdir(exist_ok=True)
     pathlib.Path("/etc/containerd/config.toml").write_text('version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n', encoding="utf-8")
     start("containerd", "containerd")
@@ -125,6 +146,8 @@ def bring_up():
     until("the exporter answers", metrics)
     docker("import", RUN / "image.tar", IMAGE)
     podman("import", RUN / "image.tar", IMAGE)
+    if NEWER.is_dir():
+        start_newer_docker(own, RUN / "image.tar")
     archive = RUN / "docker-image.tar"
     docker("save", "-o", archive, IMAGE)
     ctr("image", "import", "--snapshotter", "native", archive)
@@ -158,25 +181,30 @@ class Podman:
 
 
 class Docker:
-    name = "docker"
+    """A Docker, by the client that reaches it and the words by which it gives a GPU."""
+
+    def __init__(self, name, client, gpu):
+        self.name, self.client, self.gpu = name, client, gpu
 
     def words(self, name, share):
-        return ["run", "--runtime", "vgpu", "--network", "none", "--name", name, "-e", "VGPU_GPU=0", *share]
+        return ["run", "--network", "none", "--name", name, *self.gpu, *share]
 
     def start(self, name, share, *command):
-        docker(*self.words(name, share), "-d", IMAGE, *command)
+        self.client(*self.words(name, share), "-d", IMAGE, *command)
 
     def refused(self, name, share):
-        return docker(*self.words(name, share), "--rm", IMAGE, "echo", "started", ok=False)
+        done = self.client(*self.words(name, share), "--rm", IMAGE, "echo", "started", ok=False)
+        self.client("rm", "-f", name, ok=False)
+        return done
 
     def said(self, name):
-        return docker("logs", name).stdout
+        return self.client("logs", name).stdout
 
     def inside(self, name, *command, ok=True):
-        return docker("exec", name, *command, ok=ok)
+        return self.client("exec", name, *command, ok=ok)
 
     def end(self, name):
-        docker("rm", "-f", name)
+        self.client("rm", "-f", name)
 
 
 class Ctr:
@@ -204,7 +232,9 @@ class Ctr:
         self.process.wait(PATIENCE)
 
 
-ENGINES = [Podman("runc"), Podman("crun"), Docker(), Ctr()]
+ENGINES = [Podman("runc"), Podman("crun"), Docker("docker", docker, ["--runtime", "vgpu", "-e", "VGPU_GPU=0"]), Ctr()]
+if NEWER.is_dir():
+    ENGINES.append(Docker("docker-26", newer_docker, ["--device", "vgpu.io/gpu=0"]))
 
 
 # --- what vgpu shows ------------------------------------------------------------------------------------------------
@@ -260,8 +290,6 @@ def each_engine_refuses_what_cannot_be_understood(engine):
         said = done.stdout + done.stderr
         need(done.returncode != 0 and "started" not in done.stdout, f"{engine.name} started a container with {wrong}")
         need(part in said, f"{engine.name} does not say why it refused {wrong}: {said}")
-        if engine.name == "docker":
-            docker("rm", "-f", f"bad-{engine.name}", ok=False)
     need(names() == [], f"a refused container left {names()}")
 
 
@@ -284,9 +312,9 @@ def a_killed_containers_directory_goes_with_the_next_command():
     podman("rm", "-f", "-t", "0", "killed", ok=False)
 
 
-def compose(file, command, services, said):
+def compose(file, command, services, said, **more):
     """`services` by the names of their containers, with the sizes that they are to see."""
-    run(*command, "-f", file, "-p", "shares", "up", "-d")
+    run(*command, "-f", file, "-p", "shares", "up", "-d", **more)
     try:
         for name, mib in services.items():
             until(f"{name} reports its size", lambda: len(said(name).splitlines()) >= 2)
@@ -295,7 +323,7 @@ def compose(file, command, services, said):
         need(sorted(shown) == sorted(services), f"vgpu top shows {sorted(shown)}, and not {sorted(services)}")
         return shown
     finally:
-        run(*command, "-f", file, "-p", "shares", "down", "-t", "0", ok=False)
+        run(*command, "-f", file, "-p", "shares", "down", "-t", "0", ok=False, **more)
 
 
 def compose_file_of_docker_20_gives_its_service_a_share():
@@ -311,6 +339,16 @@ def compose_file_with_devices_gives_two_services_their_shares():
     shown = compose(EXAMPLES / "compose.yaml", words, services, lambda name: podman("logs", name).stdout)
     need(shown["shares_train_1"]["devices"][0]["cap_percent"] == 30, f"train has {shown['shares_train_1']}")
     need(shown["shares_serve_1"]["devices"][0]["floor_percent"] == 50, f"serve has {shown['shares_serve_1']}")
+    until("the services' directories are gone", lambda: names() == [])
+
+
+def compose_2_gives_two_services_their_shares():
+    words = [NEWER / "usr/libexec/docker/cli-plugins/docker-compose"]
+    services = {"shares-train-1": 4096, "shares-serve-1": 8192}
+    environment = {**os.environ, "DOCKER_HOST": NEWER_HOST}
+    shown = compose(EXAMPLES / "compose-2.yaml", words, services, lambda name: newer_docker("logs", name).stdout, env=environment)
+    need(shown["shares-train-1"]["devices"][0]["cap_percent"] == 30, f"train has {shown['shares-train-1']}")
+    need(shown["shares-serve-1"]["devices"][0]["floor_percent"] == 50, f"serve has {shown['shares-serve-1']}")
     until("the services' directories are gone", lambda: names() == [])
 
 
@@ -349,6 +387,8 @@ def main():
     if sys.argv[3:4] == ["--time"]:
         measure(int(sys.argv[4]))
         return
+    # CHECK...: those with a part of their name here.
+    chosen = sys.argv[3:]
     checks = [(check, [engine]) for engine in ENGINES for check in (each_engine_gives_the_share_and_shows_the_container_by_name, each_engine_refuses_what_cannot_be_understood)]
     checks += [(check, []) for check in (
         a_container_without_a_gpu_is_not_changed_by_the_runtime,
@@ -356,17 +396,22 @@ def main():
         compose_file_of_docker_20_gives_its_service_a_share,
         compose_file_with_devices_gives_two_services_their_shares,
     )]
-    failed = 0
+    if NEWER.is_dir():
+        checks.append((compose_2_gives_two_services_their_shares, []))
+    failed = passed = 0
     for check, arguments in checks:
         name = " ".join([check.__name__, *(engine.name for engine in arguments)])
+        if chosen and not any(part in name for part in chosen):
+            continue
+        passed += 1
         began = time.monotonic()
         try:
             check(*arguments)
             print(f"ok      {name} ({time.monotonic() - began:.1f} s)")
         except (Wrong, subprocess.TimeoutExpired) as wrong:
-            failed += 1
+            failed, passed = failed + 1, passed - 1
             print(f"FAILED  {name}: {wrong}")
-    print(f"{len(checks) - failed} passed, {failed} failed")
+    print(f"{passed} passed, {failed} failed")
     if failed:
         for log in sorted(RUN.glob("*.log")):
             print(f"--- {log.name}\n{log.read_text(encoding='utf-8')[-3000:]}")
