@@ -287,7 +287,7 @@ pub trait Finder {
 /// For a process in the host's control groups.
 #[derive(Debug, Default)]
 pub struct ByLimits {
-    groups: Option<HashMap<(u64, u64), PathBuf>>,
+    groups: Option<HashMap<(u64, u64), Vec<PathBuf>>>,
 }
 
 impl Finder for ByLimits {
@@ -296,7 +296,10 @@ impl Finder for ByLimits {
     }
 
     fn find(&mut self, instance: &Instance, known: &[PathBuf]) -> FoundGroups {
-        if !known.is_empty() && known.iter().all(|group| group.is_dir()) {
+        // A step of a job has a control group of its own, and the next step another one.
+        let is_job = instance.labels().is_ok_and(|labels| labels.slurm.is_some());
+        let are_known = !known.is_empty();
+        if are_known && !is_job && known.iter().all(|group| group.is_dir()) {
             return FoundGroups::Groups(known.to_vec());
         }
         let by_limits = || {
@@ -304,11 +307,12 @@ impl Finder for ByLimits {
             let limits = fs::metadata(instance.steady_path(LIMITS)).ok()?;
             groups.get(&(limits.dev(), limits.ino())).cloned()
         };
-        of_engine(instance)
-            .or_else(by_limits)
-            .map_or(FoundGroups::Unseen(NO_GROUP), |group| {
-                FoundGroups::Groups(vec![group])
-            })
+        let of_engine = of_engine(instance).map(|group| vec![group]);
+        match of_engine.or_else(by_limits) {
+            Some(groups) => FoundGroups::Groups(groups),
+            None if is_job && are_known => FoundGroups::Gone,
+            None => FoundGroups::Unseen(NO_GROUP),
+        }
     }
 }
 
@@ -458,8 +462,8 @@ fn of_engine(instance: &Instance) -> Option<PathBuf> {
 }
 
 /// The control groups of the containers that see a limits file where the agent and the OCI hook mount it, by the file's
-/// device and inode. A group that has a process with other limits, or with none, is left out.
-fn groups_by_limits() -> HashMap<(u64, u64), PathBuf> {
+/// device and inode. A container is left out if a group has a process with other limits, or with none.
+fn groups_by_limits() -> HashMap<(u64, u64), Vec<PathBuf>> {
     let mut pids: HashMap<(u64, u64), Vec<u32>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -474,14 +478,35 @@ fn groups_by_limits() -> HashMap<(u64, u64), PathBuf> {
         }
     }
     pids.into_iter()
-        .filter_map(|(file, pids)| {
-            let group = group_of_processes(&pids)?;
-            let has_others = processes_below(&group, NESTED_MOST)
-                .iter()
-                .any(|pid| !pids.contains(pid));
-            (!has_others).then_some((file, group))
-        })
+        .filter_map(|(file, pids)| Some((file, groups_of_these(&pids)?)))
         .collect()
+}
+
+/// The group that has these processes and no others. Where the lowest group of all of them has others, too, as that of a
+/// job of Slurm has Slurm's own processes, then the groups in which they are.
+fn groups_of_these(pids: &[u32]) -> Option<Vec<PathBuf>> {
+    let is_theirs = |group: &PathBuf| {
+        let all = processes_below(group, NESTED_MOST);
+        all.iter().all(|pid| pids.contains(pid))
+    };
+    if let Some(group) = group_of_processes(pids).filter(is_theirs) {
+        return Some(vec![group]);
+    }
+    let mut groups = Vec::new();
+    for pid in pids {
+        // A process that has ended meanwhile has no group.
+        let Some(path) = group_of(&pid.to_string()) else {
+            continue;
+        };
+        if groups.iter().any(|(known, _)| *known == path) {
+            continue;
+        }
+        let group = group_of_processes(&[*pid]).filter(is_theirs)?;
+        groups.push((path, group));
+    }
+    let mut groups: Vec<PathBuf> = groups.into_iter().map(|(_, group)| group).collect();
+    groups.sort_unstable();
+    (!groups.is_empty()).then_some(groups)
 }
 
 /// Groups below each other that are looked into.

@@ -325,6 +325,104 @@ fn group_with_a_process_that_sees_other_limits_is_not_limited() {
     assert!(driver.limits.borrow().is_empty(), "{:?}", driver.limits);
 }
 
+/// The control groups of a job of Slurm with two steps. Slurm's own process of a step is in a group beside the step's
+/// tasks, and sees no limits.
+struct JobGroups {
+    task_0: Group,
+    task_1: Group,
+    // Dropped after those within them.
+    _around: Vec<Group>,
+    slurms: [std::process::Child; 2],
+}
+
+impl JobGroups {
+    fn make() -> Option<Self> {
+        let job = test_group("job")?;
+        let below = |group: &Group, name: &str| {
+            let group = group.0.join(name);
+            fs::create_dir(&group).unwrap();
+            Group(group)
+        };
+        let steps = [below(&job, "step_0"), below(&job, "step_1")];
+        let own = [below(&steps[0], "slurm"), below(&steps[1], "slurm")];
+        let slurms = own.each_ref().map(|group| {
+            let process = std::process::Command::new("sleep")
+                .arg("1000")
+                .spawn()
+                .unwrap();
+            fs::write(group.0.join("cgroup.procs"), process.id().to_string()).unwrap();
+            process
+        });
+        let users = [below(&steps[0], "user"), below(&steps[1], "user")];
+        let (task_0, task_1) = (below(&users[0], "task_0"), below(&users[1], "task_0"));
+        let mut around: Vec<Group> = users.into_iter().chain(own).collect();
+        around.extend(steps);
+        around.push(job);
+        Some(Self {
+            task_0,
+            task_1,
+            _around: around,
+            slurms,
+        })
+    }
+}
+
+impl Drop for JobGroups {
+    fn drop(&mut self) {
+        for process in &mut self.slurms {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
+}
+
+#[test]
+fn each_step_of_a_job_is_behind_the_second_fence() {
+    let Some(groups) = JobGroups::make() else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let (instance, _) = container(&dir.path().join("slurm-7"), GIB);
+    fs::write(
+        instance.path().join("container.json"),
+        r#"{"slurm": {"id": 7}}"#,
+    )
+    .unwrap();
+    let (driver, mut keeper) = (Told::default(), Keeper::default());
+    let mut look = |second: u64| {
+        keeper.tick(
+            second * EVERY_NS,
+            &driver,
+            dir.path(),
+            &mut ByLimits::default(),
+        );
+        read(&instance)
+            .map(|fence| fence.control_groups)
+            .unwrap_or_default()
+    };
+
+    let first = Inside::of(&instance);
+    groups.task_0.add(&first);
+    assert_eq!(look(1), [groups.task_0.0.as_path()], "the first step");
+
+    let second = Inside::of(&instance);
+    groups.task_1.add(&second);
+    assert_eq!(
+        look(2),
+        [groups.task_0.0.as_path(), groups.task_1.0.as_path()],
+        "a step beside it"
+    );
+
+    drop(first);
+    assert_eq!(
+        look(3),
+        [groups.task_1.0.as_path()],
+        "the second step alone"
+    );
+    drop(second);
+    assert!(look(4).is_empty(), "no step");
+}
+
 #[test]
 fn fence_follows_the_groups_that_are_found() {
     let groups = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
