@@ -6,6 +6,7 @@
 
 mod allocation;
 mod epilog;
+mod head;
 mod job;
 mod prolog;
 mod record;
@@ -25,7 +26,10 @@ pub(crate) fn run(args: &SlurmArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-/// The name of a job's container: for `vgpu top`, `set` and `oom`.
-fn name_of(job: u32) -> String {
-    format!("slurm-{job}")
+/// The name of a job's container, for `vgpu top`, `set` and `oom`. Slurm shows a task of an array as `18_3`.
+fn name_of(job: u32, array_task: Option<&str>) -> String {
+    match array_task {
+        Some(task) => format!("slurm-{task}"),
+        None => format!("slurm-{job}"),
+    }
 }

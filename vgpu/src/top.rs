@@ -14,6 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use supervisor::clock::monotonic_ns;
 use supervisor::gpu::{GpuError, GpuProcess, Gpus, Inventory, NvmlGpus};
+use supervisor::instance::SLURM_WORKLOAD;
 use supervisor::view::{ContainerView, DeviceView, Views};
 use vgpu_abi::host::ComputeSnapshot;
 use vgpu_abi::targets::ComputeStatus;
@@ -119,7 +120,10 @@ fn gpu_text(picture: &Picture, device: &DeviceView) -> String {
 
 /// The container's name, or the pod's names.
 fn full_name(container: &ContainerView) -> String {
-    if container.pod.is_empty() {
+    if container.pod.is_empty() && container.workload.kind == SLURM_WORKLOAD {
+        // All jobs are root's on the board; people look for their own.
+        format!("{} ({})", container.name, container.workload.team)
+    } else if container.pod.is_empty() {
         container.name.clone()
     } else {
         format!(

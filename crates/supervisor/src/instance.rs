@@ -174,6 +174,9 @@ impl EngineContainer {
 /// The directory beside the instances that holds a record of each job of Slurm between its prolog and its epilog.
 pub const SLURM_RECORDS: &str = ".slurm";
 
+/// The kind of the workload of a job of Slurm. The workload's name is the job's, and its team the job's user.
+pub const SLURM_WORKLOAD: &str = "slurm";
+
 /// A job of Slurm on this node. No process lives as long as the job does; its record does.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -10,9 +10,12 @@ use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
 use nix::unistd::Uid;
 use supervisor::gpu::{Gpus, NvmlGpus};
-use supervisor::instance::{self, INSIDE, INSIDE_REGION, Labels, SlurmJob, Workload};
+use supervisor::instance::{
+    self, INSIDE, INSIDE_REGION, Labels, SLURM_WORKLOAD, SlurmJob, Workload,
+};
 
 use super::allocation::{Allocation, Unclear, allocation};
+use super::head::{self, JobHead};
 use super::job::{Job, job};
 use super::name_of;
 use super::record::{JobRecord, JobVerdict, PRELOAD, Records};
@@ -28,12 +31,13 @@ pub(super) fn run(args: &PrologArgs) -> Result<ExitCode, Failure> {
     let job = job(&variable)?;
     require_root()?;
     let library = library::find(args.library.as_deref())?;
-    let (decided, title) = decide(args, &job)?;
+    let (decided, about) = decide(args, &job)?;
     let user = UserDir::open(args.board.board.as_deref())?;
     let only_one = user.lock()?;
     only_one.clear_ended()?;
     let records = Records::of(user.path());
     records.make()?;
+    records.clear_half();
     let verdict = match decided {
         Ok(None) => JobVerdict::Free,
         Err(reason) => JobVerdict::Refused(reason.to_string()),
@@ -41,7 +45,7 @@ pub(super) fn run(args: &PrologArgs) -> Result<ExitCode, Failure> {
             make_places()?;
             records.remove(job.id)?;
             records.replace(PRELOAD, preload(&library).as_bytes(), 0o644)?;
-            JobVerdict::Share(make(&only_one, &job, &title, &shares)?)
+            JobVerdict::Share(make(&only_one, &job, &about, &shares)?)
         }
     };
     let record = JobRecord {
@@ -66,20 +70,25 @@ pub(super) fn require_root() -> anyhow::Result<()> {
 /// What a job gets: its share, nothing, or the reason why its tasks do not start.
 type Decided = Result<Option<Shares>, Misuse>;
 
-/// Decides a job's share; with it, the name that the job's owner gave the job.
-fn decide(args: &PrologArgs, job: &Job) -> anyhow::Result<(Decided, String)> {
-    let (allocation, title) = if job.gpus.is_empty() {
-        (Allocation::Nothing, String::new())
+/// Decides a job's share; with it, what slurmctld says first about the job.
+fn decide(args: &PrologArgs, job: &Job) -> anyhow::Result<(Decided, JobHead)> {
+    let (allocation, about) = if job.gpus.is_empty() {
+        (Ok(Allocation::Nothing), JobHead::default())
     } else {
-        let text = show_job(&args.scontrol, job.id)?;
-        match allocation(&text, &job.node, &job.gpus) {
-            Ok(allocation) => (allocation, title(&text)),
-            Err(unclear @ (Unclear::SeveralLines | Unclear::SeveralGpus(_))) => {
-                return Ok((Err(Misuse::new(unclear.to_string())), title(&text)));
-            }
-            Err(unclear @ (Unclear::NoLine | Unclear::Form(_))) => {
-                bail!("job {}: {unclear}", job.id)
-            }
+        let text = match about_job(&args.scontrol, job.id)? {
+            Ok(text) => text,
+            Err(unclear) => return Ok((Err(Misuse::new(unclear.to_string())), JobHead::default())),
+        };
+        let about = head::first(&text).unwrap_or_default();
+        (allocation(&text, &job.node, &job.gpus), about)
+    };
+    let allocation = match allocation {
+        Ok(allocation) => allocation,
+        Err(unclear @ (Unclear::SeveralLines | Unclear::SeveralGpus(_))) => {
+            return Ok((Err(Misuse::new(unclear.to_string())), about));
+        }
+        Err(unclear @ (Unclear::NoLine | Unclear::Form(_))) => {
+            bail!("job {}: {unclear}", job.id)
         }
     };
     let gpus = match allocation {
@@ -87,17 +96,35 @@ fn decide(args: &PrologArgs, job: &Job) -> anyhow::Result<(Decided, String)> {
         _ => NvmlGpus::open()?.inventory()?.gpus,
     };
     match share(&allocation, &job.gpus, &args.shards, &job.asked, &gpus) {
-        Ok(shares) => Ok((Ok(shares), title)),
-        Err(NoShare::Refused(reason)) => Ok((Err(Misuse::new(reason)), title)),
+        Ok(shares) => Ok((Ok(shares), about)),
+        Err(NoShare::Refused(reason)) => Ok((Err(Misuse::new(reason)), about)),
         Err(NoShare::Fault(reason)) => bail!("job {}: {reason}", job.id),
     }
 }
 
+/// Asks slurmctld about this job alone: by the job's number, and where the answer is about several jobs, by the other
+/// name that slurmctld gives the job.
+fn about_job(scontrol: &Path, job: u32) -> anyhow::Result<Result<String, Unclear>> {
+    let text = show_job(scontrol, &job.to_string())?;
+    let name = match head::narrower(&text, job) {
+        Ok(None) => return Ok(Ok(text)),
+        Ok(Some(name)) => name,
+        Err(unclear) => return Ok(Err(unclear)),
+    };
+    let text = show_job(scontrol, &name)?;
+    if head::first(&text).is_none_or(|head| head.id != job) {
+        bail!(
+            "slurmctld calls job {job} {name} and answers about another job when it is asked for {name}"
+        );
+    }
+    Ok(Ok(text))
+}
+
 /// Asks slurmctld what it has allocated.
-fn show_job(scontrol: &Path, job: u32) -> anyhow::Result<String> {
+fn show_job(scontrol: &Path, job: &str) -> anyhow::Result<String> {
     let shown = scontrol.display();
     let answer = Command::new(scontrol)
-        .args(["--details", "show", "job", &job.to_string()])
+        .args(["--details", "show", "job", job])
         .stdin(Stdio::null())
         .output()
         .with_context(|| {
@@ -110,25 +137,19 @@ fn show_job(scontrol: &Path, job: u32) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&answer.stdout).into_owned())
 }
 
-/// The job's name, for people.
-fn title(text: &str) -> String {
-    let first = text.lines().next().unwrap_or_default();
-    let name = first.split_once(" JobName=").map_or("", |(_, name)| name);
-    name.chars().filter(|c| !c.is_control()).take(128).collect()
-}
-
 fn make(
     only_one: &UserLock<'_>,
     job: &Job,
-    title: &str,
+    about: &JobHead,
     shares: &Shares,
 ) -> anyhow::Result<String> {
-    let name = name_of(job.id);
+    let name = name_of(job.id, about.array_task.as_deref());
+    let title = &about.title;
     let user = std::env::var_os("SLURM_JOB_USER").unwrap_or_default();
     let labels = Labels {
         name: name.clone(),
         container: name.clone(),
-        command: vec![title.to_owned()],
+        command: vec![title.clone()],
         created_unix: SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |time| time.as_secs()),
@@ -138,8 +159,8 @@ fn make(
         }),
         workload: Workload {
             team: user.to_string_lossy().into_owned(),
-            kind: String::from("slurm"),
-            name: title.to_owned(),
+            kind: String::from(SLURM_WORKLOAD),
+            name: title.clone(),
         },
         ..Labels::default()
     };
@@ -211,21 +232,4 @@ fn check(path: &Path, is_kind: fn(&fs::Metadata) -> bool) -> anyhow::Result<()> 
         "{} is not root's, or is a link or of another kind; remove it: tasks have their limits mounted there",
         path.display()
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_jobs_name_is_shown_without_control_characters() {
-        let of = |text: &str| title(text);
-        assert_eq!(of("JobId=3 JobName=my job\n   UserId=x"), "my job");
-        assert_eq!(of("JobId=3 JobName=a\u{1b}[31mb"), "a[31mb");
-        assert_eq!(
-            of(&format!("JobId=3 JobName={}", "x".repeat(999))).len(),
-            128
-        );
-        assert_eq!(of(""), "");
-    }
 }

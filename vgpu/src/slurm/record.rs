@@ -19,6 +19,9 @@ const MOST: u64 = 64 << 10;
 /// The list of libraries that tasks preload.
 pub(super) const PRELOAD: &str = "ld.so.preload";
 
+/// A file that is not complete has a name with this end.
+const NEW: &str = ".new";
+
 /// What a prolog decided.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -57,6 +60,19 @@ impl Records {
         }
     }
 
+    /// Removes what a prolog that was killed between writing a file and renaming it has left. Under the board's lock no
+    /// other prolog writes.
+    pub(super) fn clear_half(&self) {
+        for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with('.') && name.ends_with(NEW) {
+                // A file that cannot be removed does no harm: it is no record.
+                fs::remove_file(entry.path()).ok();
+            }
+        }
+    }
+
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
@@ -68,7 +84,7 @@ impl Records {
 
     /// Replaces a file as a whole.
     pub(super) fn replace(&self, name: &str, text: &[u8], mode: u32) -> anyhow::Result<()> {
-        let new = self.path(&format!(".{name}.new"));
+        let new = self.path(&format!(".{name}{NEW}"));
         let path = self.path(name);
         fs::remove_file(&new).ok();
         let mut options = fs::OpenOptions::new();
@@ -133,6 +149,12 @@ mod tests {
         record.boot = String::from("another");
         records.write(7, &record).unwrap();
         assert_eq!(records.read(7).unwrap(), None);
+
+        // A prolog was killed before the rename.
+        fs::write(records.path(".8.new"), "{").unwrap();
+        records.clear_half();
+        assert!(!records.path(".8.new").exists());
+        assert!(records.path("7").exists());
 
         records.remove(7).unwrap();
         records.remove(7).unwrap();

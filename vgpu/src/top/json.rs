@@ -44,6 +44,7 @@ struct TopContainer {
     container: String,
     pod_uid: String,
     claim: Option<Claim>,
+    workload: TopWorkload,
     state: &'static str,
     nested: bool,
     command: Vec<String>,
@@ -60,6 +61,14 @@ struct TopContainer {
     waits_ran_out: u64,
     hook_calls: BTreeMap<&'static str, u64>,
     unaccounted_bytes: u64,
+}
+
+/// The workload under which metrics sum up the container's use.
+#[derive(Debug, Serialize)]
+struct TopWorkload {
+    kind: String,
+    name: String,
+    team: String,
 }
 
 /// The ResourceClaim that gave the container its devices, in the container's namespace.
@@ -216,6 +225,11 @@ fn container(picture: &Picture, view: &ContainerView) -> TopContainer {
             name: claim.name.clone(),
             uid: claim.uid.clone(),
         }),
+        workload: TopWorkload {
+            kind: view.workload.kind.clone(),
+            name: view.workload.name.clone(),
+            team: view.workload.team.clone(),
+        },
         state: super::state(view),
         nested: view.outer_limits.is_some(),
         command: view.command.clone(),
