@@ -184,7 +184,8 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
     write(work / "prolog", f"""#!/bin/sh
 PATH=/usr/bin:/bin
 export PATH
-{exports}exec {VGPU} slurm prolog --shards 0=4,1=8 2>>{SPOOL}/prolog.log
+{exports}if [ -e {work}/kill ]; then export LD_PRELOAD={work}/killed.so KILL_BEFORE=$(cat {work}/kill); fi
+exec {VGPU} slurm prolog --shards 0=4,1=8 2>>{SPOOL}/prolog.log
 """)
     write(work / "epilog", f"#!/bin/sh\nexec {VGPU} slurm epilog 2>>{SPOOL}/prolog.log\n")
     for name in ("prolog", "epilog"):
@@ -346,6 +347,62 @@ wait
     until("the epilog has run", lambda: not names())
 
 
+def killed_prologs():
+    print("prologs that are killed between two of their changes")
+    script = work / "share"
+    script.write_text(f"#!/bin/sh\necho total | {work}/client | tail -n 1\n")
+    script.chmod(0o755)
+    code, _, error = job("salloc", "--no-shell", "--gres=shard:1", "--job-name=held")
+    number = error.split("allocation")[1].split()[0]
+    held = {**SIMULATED, "SLURM_JOB_ID": number, "SLURMD_NODENAME": NODE, "SLURM_JOB_GPUS": "0", "SLURM_JOB_USER": "nobody"}
+    other = {"SLURM_JOB_ID": "4000", "SLURMD_NODENAME": NODE}
+    prolog, epilog = (str(work / one) for one in ("prolog", "epilog"))
+    flags = ("--shards", "0=4,1=8")
+    changes = 0
+    while True:
+        changes += 1
+        killed = {**held, "LD_PRELOAD": str(work / "killed.so"), "KILL_BEFORE": str(changes)}
+        code, _, error = run(VGPU, "slurm", "prolog", *flags, env=killed)
+        if code == 0:
+            break
+        if code != -9:
+            check("the prolog is killed", False, changes, code, error)
+        left = names()
+        code, _, error = run(VGPU, "slurm", "task", f"--job={number}")
+        if code != 1 or "has not run on this node" not in error:
+            check("no task of the job starts after that", False, changes, code, error)
+        check_code(*run(prolog, env=other)[::2])
+        if names() != {".slurm/4000"}:
+            check("the next job's prolog has removed what was left", False, changes, left, names(), [str(path) for name in left for path in (BOARD / name).glob("**/*")])
+        check_code(*run(epilog, env=other)[::2])
+        # slurmd runs the epilog also where the prolog failed.
+        run(VGPU, "slurm", "prolog", *flags, env=killed)
+        check_code(*run(epilog, env=held)[::2])
+        if names():
+            check("the job's own epilog has removed what was left", False, changes, names())
+    check(f"of a prolog that is killed before any of its {changes - 1} changes, nothing is left", changes > 10, changes)
+    check("a prolog that comes after that makes the job's limits", names() == {f"slurm-{number}", f".slurm/{number}"}, names())
+    run("scancel", number)
+    until("the epilog has run", lambda: not names())
+
+    # Half of the changes: the directory is there, and the record is not.
+    (work / "kill").write_text(str(changes - 2))
+    code, batch, error = job("sbatch", "--parsable", "--requeue", f"--output={OUT}/killed", "--gres=shard:1", script)
+    batch = batch.strip()
+    until("slurmd has drained the node", lambda: state() in ("drained", "draining"))
+    show = lambda: run("scontrol", "show", "job", batch)[1]
+    until("the job waits again", lambda: "JobState=PENDING" in show())
+    why = run("sinfo", "--noheader", "--list-reasons", "--format=%E")[1].strip()
+    check("slurmd has requeued the job and says why the node is drained", "Restarts=1" in show() and "Prolog error" in why, show(), why)
+    check("the job's program has not run", not (OUT / "killed").exists() or "4096" not in (OUT / "killed").read_text())
+    (work / "kill").unlink()
+    run("scontrol", "update", f"nodename={NODE}", "state=resume")
+    check("the next job has its share", share_of("--gres=shard:1") == "4096")
+    # Slurm starts a requeued job again after two minutes.
+    run("scancel", batch)
+    until("the epilogs have run", lambda: not names())
+
+
 def arrays():
     print("the tasks of a job array")
     script = work / "array"
@@ -426,4 +483,5 @@ other_shapes()
 steps()
 arrays()
 ends()
+killed_prologs()
 print(f"{checks} passed")

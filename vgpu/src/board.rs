@@ -155,7 +155,8 @@ impl BoardLock {
 }
 
 impl UserLock<'_> {
-    /// Removes the directories of containers whose runner and processes have all ended.
+    /// Removes the directories of containers whose runner and processes have all ended, and those that killed commands
+    /// have left half made or half removed.
     pub(crate) fn clear_ended(&self) -> anyhow::Result<()> {
         let mut ended = Vec::new();
         instance::scan(&self.user.path, &mut |instance| {
@@ -174,6 +175,21 @@ impl UserLock<'_> {
                 fence::lower(None, &instance);
                 // A directory that cannot be removed does no harm; `top` keeps showing it.
                 instance.remove(&self.user.dir).ok();
+            }
+        }
+        // A scan shows none of these.
+        for entry in std::fs::read_dir(&self.user.path)
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let name = entry.file_name();
+            let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            if let Some(name) = name
+                .to_str()
+                .filter(|name| is_dir && !name.starts_with('.'))
+            {
+                self.remove_half(name);
             }
         }
         Ok(())

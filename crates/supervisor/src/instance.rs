@@ -551,8 +551,7 @@ impl Instance {
         found
     }
 
-    /// Takes the directory away: the names that we know, then the directory. A directory with
-    /// anything else in it stays.
+    /// Takes the directory away: the names that we know, then the directory. A directory with anything else in it stays.
     ///
     /// # Errors
     /// Something could not be deleted.
@@ -578,8 +577,27 @@ impl Instance {
                 }
             }
         }
+        self.remove_half_regions();
         unlinkat(parent, name, UnlinkatFlags::RemoveDir)
             .map_err(InstanceError::system("remove", &self.path))
+    }
+
+    /// Removes what a command leaves that is killed while it makes the region.
+    fn remove_half_regions(&self) {
+        for entry in std::fs::read_dir(&self.path)
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name
+                .strip_prefix('.')
+                .is_some_and(|name| name.starts_with(REGION))
+            {
+                unlinkat(&self.dir, name.as_ref(), UnlinkatFlags::NoRemoveDir).ok();
+            }
+        }
     }
 }
 

@@ -159,6 +159,22 @@ fn a_name_is_taken_once() {
 }
 
 #[test]
+fn removal_deletes_a_region_that_was_half_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let (instance, _) =
+        Instance::create(&parent(dir.path()), dir.path(), "a", &Labels::default()).unwrap();
+    fs::write(
+        instance.path().join(".region.7.1795786334061858881.new"),
+        "",
+    )
+    .unwrap();
+
+    instance.remove(&parent(dir.path())).unwrap();
+
+    assert!(!dir.path().join("a").exists());
+}
+
+#[test]
 fn removal_deletes_known_names_and_follows_no_link() {
     let dir = tempfile::tempdir().unwrap();
     let kept = dir.path().join("kept");
