@@ -11,14 +11,16 @@ use std::time::Duration;
 
 use kube_api::object::Pod as PodObject;
 use kube_api::resource_claims::name_of;
-use kube_api::shares::offered::{OfferedClaim, OfferedSlice};
-use placement::{Among, Cluster, Container, Kind, Node, NodePolicy, Pod, Request};
+use kube_api::shares::offered::{AskedRequest, OfferedClaim, OfferedSlice};
+use placement::{Among, Ask, Cluster, Container, Kind, Node, NodePolicy, Pod, Request};
 use serde_json::Value;
 
 /// How long a pod is expected on the node that was best for it.
 const EXPECTED_FOR: Duration = Duration::from_secs(10);
 /// kube-scheduler's scale: the score of the best node. No other node has it.
 const BEST: i64 = 10;
+/// Further choices of alternatives are not looked at.
+const CHOICES_MOST: usize = 64;
 
 /// Namespace and name.
 type ClaimName = (String, String);
@@ -148,7 +150,8 @@ impl ClaimScores {
     }
 
     /// The score of each of these nodes, 0 to 10, and more is better. Empty for a pod that waits for no claim of ours,
-    /// or that fits on none of them. One node alone has the best score, and the pod is expected there.
+    /// or that fits on none of them. One node alone has the best score, and the pod is expected there. Of alternatives the
+    /// first one counts that fits on a node.
     pub(crate) fn score(
         &mut self,
         pod: &PodObject,
@@ -158,11 +161,15 @@ impl ClaimScores {
         now: Duration,
     ) -> HashMap<Arc<str>, i64> {
         self.expire(now);
-        let request = self.request(pod, identity, policy);
-        let Some(request) = request else {
+        let requests = self.requests(pod, identity, policy);
+        // Whether a node has room for other devices than ours is not known here, and so neither is which alternative
+        // after these a node takes.
+        let known = requests.iter().take_while(|it| !it.containers.is_empty());
+        let mut ranked = known.map(|it| (it, self.cluster.rank(it, Among::Names(names))));
+        let first = ranked.find(|(_, ranked)| ranked.iter().any(|(_, score)| score.is_ok()));
+        let Some((request, ranked)) = first else {
             return HashMap::new();
         };
-        let ranked = self.cluster.rank(&request, Among::Names(names));
         let fits = || {
             let fits = ranked.iter();
             fits.filter_map(|(node, score)| Some((node, *score.as_ref().ok()?)))
@@ -178,7 +185,7 @@ impl ClaimScores {
         let Some((best, _)) = best else {
             return HashMap::new();
         };
-        if let Ok(placement) = self.cluster.place_on(&request, best) {
+        if let Ok(placement) = self.cluster.place_on(request, best) {
             self.expected
                 .insert(identity.uid.clone(), now + EXPECTED_FOR);
             self.cluster.reserve(identity.clone(), placement);
@@ -209,8 +216,9 @@ impl ClaimScores {
             })
     }
 
-    /// What the pod's claims ask for that have no devices yet; `None` if there is no such claim.
-    fn request(&self, pod: &PodObject, identity: &Pod, policy: NodePolicy) -> Option<Request> {
+    /// What the pod's claims ask for that have no devices yet: a request for each choice of alternatives, in
+    /// kube-scheduler's order. Empty if there is no such claim.
+    fn requests(&self, pod: &PodObject, identity: &Pod, policy: NodePolicy) -> Vec<Request> {
         let mut names: BTreeSet<ClaimName> =
             self.of_pod.get(&identity.uid).cloned().unwrap_or_default();
         let by_name = pod.spec.resource_claims.iter();
@@ -221,21 +229,17 @@ impl ClaimScores {
         );
         let claims = names.iter().filter_map(|name| self.claims.get(name));
         let waiting = claims.filter(|claim| claim.held.is_none());
-        let containers: Vec<Container> = waiting
-            .flat_map(|claim| &claim.asks)
-            .map(|ask| Container {
-                name: String::new(),
-                // A claim is charged as long as its pod lives.
-                kind: Kind::App,
-                asks: vec![ask.clone()],
-            })
-            .collect();
-        (!containers.is_empty()).then(|| Request {
+        let asked: Vec<&AskedRequest> = waiting.flat_map(|claim| &claim.requests).collect();
+        if asked.is_empty() {
+            return Vec::new();
+        }
+        let choices = choices(&asked).into_iter().map(|asks| Request {
             pod: identity.clone(),
-            containers,
+            containers: asks.into_iter().map(container).collect(),
             node_policy: policy,
             any: None,
-        })
+        });
+        choices.collect()
     }
 
     fn expire(&mut self, now: Duration) {
@@ -248,6 +252,29 @@ impl ClaimScores {
             stays
         });
     }
+}
+
+fn container(ask: &Ask) -> Container {
+    Container {
+        name: String::new(),
+        // A claim is charged as long as its pod lives.
+        kind: Kind::App,
+        asks: vec![ask.clone()],
+    }
+}
+
+/// The asks of each choice of alternatives. kube-scheduler tries all alternatives of the last request before it goes on to
+/// the next one of the request before.
+fn choices<'a>(asked: &[&'a AskedRequest]) -> Vec<Vec<&'a Ask>> {
+    let mut all = vec![Vec::new()];
+    for request in asked {
+        let longer = all.iter().flat_map(|chosen: &Vec<&'a Ask>| {
+            let each = request.alternatives.iter();
+            each.map(|asks| chosen.iter().copied().chain(asks).collect())
+        });
+        all = longer.take(CHOICES_MOST).collect();
+    }
+    all
 }
 
 #[cfg(test)]
@@ -372,6 +399,76 @@ mod tests {
         let mut kept = Kept::new(&slices, &[claim("p", 4, 2)]);
         let scores = kept.score_at("p", NodePolicy::Binpack, 0);
         assert_eq!(scores, [0, 10, 0]);
+    }
+
+    /// A claim of alternatives, by the GiB of each; 0 is a MIG instance.
+    fn alternatives(pod: &str, each: &[u64]) -> Value {
+        let mut written = claim(pod, 1, 1);
+        let each = each.iter().map(|gib| {
+            let class = if *gib == 0 { "mig.vgpu.io" } else { GPU };
+            json!({"name": format!("of-{gib}"), "deviceClassName": class,
+                "capacity": {"requests": {"memory": format!("{gib}Gi")}}})
+        });
+        let each: Vec<Value> = each.collect();
+        written["spec"]["devices"]["requests"] = json!([{"name": "gpu", "firstAvailable": each}]);
+        written
+    }
+
+    #[test]
+    fn first_alternative_that_fits_on_a_node_is_scored() {
+        let slices = [
+            slice("a", 1, &[8]),
+            slice("b", 1, &[16]),
+            slice("c", 1, &[4]),
+        ];
+        let score = |each: &[u64]| {
+            let mut kept = Kept::new(&slices, &[alternatives("p", each)]);
+            kept.score_at("p", NodePolicy::Binpack, 0)
+        };
+        // The first one fits on b alone, and a user prefers it to the second one elsewhere.
+        assert_eq!(score(&[12, 3]), [0, 10, 0]);
+        assert_eq!(score(&[20, 3]), [2, 1, 10]);
+        assert_eq!(score(&[40, 20]), [0, 0, 0]);
+        // Which nodes have room for a MIG instance is not known.
+        assert_eq!(score(&[0, 3]), [0, 0, 0]);
+        assert_eq!(score(&[12, 0]), [0, 10, 0]);
+    }
+
+    #[test]
+    fn choices_of_alternatives_are_in_the_order_of_kube_scheduler() {
+        let claims = [alternatives("p", &[1, 2]), alternatives("q", &[3, 4])];
+        let claims = claims.map(|claim| OfferedClaim::read(&claim));
+        let asked: Vec<&AskedRequest> = claims.iter().flat_map(|claim| &claim.requests).collect();
+
+        let seen = choices(&asked).into_iter().map(|asks| {
+            let sizes = asks.iter().map(|ask| match ask.memory {
+                placement::Memory::Bytes(bytes) => bytes / GIB,
+                placement::Memory::Percent(_) => 0,
+            });
+            sizes.collect::<Vec<_>>()
+        });
+        assert_eq!(seen.collect::<Vec<_>>(), [[1, 3], [1, 4], [2, 3], [2, 4]]);
+        let many = vec![asked[0]; 10];
+        assert_eq!(choices(&many).len(), CHOICES_MOST);
+    }
+
+    #[test]
+    fn node_without_a_gpu_that_a_selector_allows_is_not_chosen() {
+        let model = |mut slice: Value, name: &str| {
+            slice["spec"]["devices"][0]["attributes"] = json!({"productName": {"string": name}});
+            slice
+        };
+        let slices = [
+            model(slice("a", 1, &[8]), "NVIDIA A10"),
+            model(slice("b", 1, &[8]), "NVIDIA H100"),
+        ];
+        let mut chosen = claim("p", 3, 1);
+        chosen["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = json!([{"cel": {"expression":
+            "device.attributes[\"gpu.vgpu.io\"].productName.startsWith(\"NVIDIA H100\")"}}]);
+
+        let mut kept = Kept::new(&slices, &[chosen]);
+
+        assert_eq!(kept.score_at("p", NodePolicy::Binpack, 0), [0, 10, 0]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 pub mod offered;
 pub mod parameters;
+mod selector;
 pub mod template;
 pub mod written;
 

@@ -8,6 +8,7 @@ use placement::{
 };
 use serde_json::Value;
 
+use super::selector;
 use super::{CLASS, CORES, DRIVER, MEMORY, SHARES, UUID};
 use crate::quantity::{MIB, Quantity};
 
@@ -18,6 +19,8 @@ pub const VENDOR: &str = "claims";
 const UNITS: u64 = 10;
 /// The most requests of a claim, as the API server accepts them.
 const MOST_REQUESTS: usize = 32;
+/// The most alternatives of a request, as the API server accepts them.
+const MOST_ALTERNATIVES: usize = 8;
 /// The most devices of a claim.
 const MOST_DEVICES: u64 = 32;
 
@@ -90,10 +93,18 @@ fn offered(written: &Value, place: u32) -> Option<Device> {
 pub struct OfferedClaim {
     /// The uids of the pods that own it or for which it is reserved.
     pub pods: Vec<String>,
-    /// What it asks for, one entry for each group of devices that have to differ.
-    pub asks: Vec<Ask>,
+    /// What it asks for of our devices.
+    pub requests: Vec<AskedRequest>,
     /// What it has.
     pub held: Option<Placement>,
+}
+
+/// A request of a claim.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct AskedRequest {
+    /// Its alternatives in the order in which kube-scheduler tries them on a node: of each one the asks, one for each
+    /// group of devices that have to differ. An alternative of other devices than ours has none.
+    pub alternatives: Vec<Vec<Ask>>,
 }
 
 impl OfferedClaim {
@@ -107,25 +118,34 @@ impl OfferedClaim {
         let uids = owners.chain(users).map(|it| text(it, "/uid").to_owned());
         Self {
             pods: uids.filter(|uid| !uid.is_empty()).collect(),
-            asks: asks(claim),
+            requests: requests(claim),
             held: held(claim),
         }
     }
 }
 
-fn asks(claim: &Value) -> Vec<Ask> {
+fn requests(claim: &Value) -> Vec<AskedRequest> {
     let requests = list(claim, "/spec/devices/requests").iter();
-    let asked = requests.take(MOST_REQUESTS).flat_map(|request| {
-        // kube-scheduler takes the first alternative that a node has, which is the first one wherever there is room.
-        let alternative = list(request, "/firstAvailable").first();
-        let exactly = alternative.or_else(|| request.get("exactly"));
-        ask(claim, text(request, "/name"), exactly.unwrap_or(request))
+    let asked = requests.take(MOST_REQUESTS).map(|request| {
+        let name = text(request, "/name");
+        let alternatives = list(request, "/firstAvailable").iter();
+        let mut alternatives: Vec<Vec<Ask>> = alternatives
+            .take(MOST_ALTERNATIVES)
+            .map(|one| ask(claim, [name, text(one, "/name")], one))
+            .collect();
+        if alternatives.is_empty() {
+            let exactly = request.get("exactly").unwrap_or(request);
+            alternatives.push(ask(claim, [name, ""], exactly));
+        }
+        AskedRequest { alternatives }
     });
-    asked.collect()
+    asked
+        .filter(|request| request.alternatives.iter().any(|asks| !asks.is_empty()))
+        .collect()
 }
 
-/// What one request asks for.
-fn ask(claim: &Value, name: &str, exactly: &Value) -> Vec<Ask> {
+/// What one request asks for, or one of its alternatives: its name and the alternative's.
+fn ask(claim: &Value, [name, alternative]: [&str; 2], exactly: &Value) -> Vec<Ask> {
     let looks_on = exactly.get("adminAccess") == Some(&Value::Bool(true));
     if text(exactly, "/deviceClassName") != CLASS || looks_on {
         return Vec::new();
@@ -145,12 +165,16 @@ fn ask(claim: &Value, name: &str, exactly: &Value) -> Vec<Ask> {
     // kube-scheduler takes the first device with room.
     ask.policy = DevicePolicy::Chain(vec![Key::LowestIndex]);
     ask.slots = small(amount(SHARES).unwrap_or(1)).max(1);
+    for written in list(exactly, "/selectors") {
+        selector::narrow(&mut ask.select, text(written, "/cel/expression"));
+    }
     let constrained = |key: &str, attribute: &str| {
         list(claim, "/spec/devices/constraints").iter().any(|it| {
             let requests = list(it, "/requests");
             let means = |named: &Value| {
-                let named = named.as_str().unwrap_or_default();
-                named.split('/').next() == Some(name)
+                // `REQUEST`, or `REQUEST/ALTERNATIVE`.
+                let mut named = named.as_str().unwrap_or_default().splitn(2, '/');
+                named.next() == Some(name) && named.next().is_none_or(|it| it == alternative)
             };
             text(it, key) == attribute && (requests.is_empty() || requests.iter().any(means))
         })
@@ -341,12 +365,13 @@ mod tests {
             (alternatives, json!([]), 1, gib, unchecked, 1),
         ] {
             let read = OfferedClaim::read(&claim(&request, &constraints));
-            let [ask, ..] = &read.asks[..] else {
+            let asks = &read.requests[0].alternatives[0];
+            let [ask, ..] = &asks[..] else {
                 panic!("{read:?}");
             };
             assert_eq!(read.pods, ["u"]);
             assert_eq!(
-                (read.asks.len(), ask.memory, ask.compute, ask.count),
+                (asks.len(), ask.memory, ask.compute, ask.count),
                 (count, memory, compute, each),
                 "{request}"
             );
@@ -355,12 +380,34 @@ mod tests {
     }
 
     #[test]
+    fn alternatives_are_read_in_their_order_with_their_own_constraints() {
+        let request = json!({"name": "gpu", "firstAvailable": [
+            {"name": "two", "deviceClassName": CLASS, "count": 2, "capacity": {"requests": {"memory": "1Gi"}}},
+            {"name": "mig", "deviceClassName": "mig.vgpu.io"},
+            {"name": "loose", "deviceClassName": CLASS, "count": 2, "selectors": [{"cel": {"expression":
+                "device.attributes[\"gpu.vgpu.io\"].productName == \"NVIDIA H100\""}}]}]});
+        let constraints = json!([{"requests": ["gpu/two"], "distinctAttribute": UUID}]);
+
+        let read = OfferedClaim::read(&claim(&request, &constraints));
+
+        let [request] = &read.requests[..] else {
+            panic!("{read:?}");
+        };
+        let seen = request.alternatives.iter().map(|asks| {
+            let counts = asks.iter().map(|ask| ask.count);
+            counts.collect::<Vec<_>>()
+        });
+        assert_eq!(seen.collect::<Vec<_>>(), [vec![2], vec![], vec![1, 1]]);
+        assert_eq!(request.alternatives[2][0].select.models, ["NVIDIA H100"]);
+    }
+
+    #[test]
     fn claims_of_other_classes_and_for_looking_on_ask_for_nothing() {
         let mut other = exactly(json!({}));
         other["exactly"]["deviceClassName"] = json!("gpu.nvidia.com");
         for request in [other, exactly(json!({"adminAccess": true})), json!({})] {
             let read = OfferedClaim::read(&claim(&request, &json!([])));
-            assert_eq!((read.asks, read.held), (Vec::new(), None));
+            assert_eq!((read.requests, read.held), (Vec::new(), None));
         }
         assert_eq!(OfferedClaim::read(&json!([])), OfferedClaim::default());
     }
