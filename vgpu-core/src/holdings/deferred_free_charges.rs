@@ -19,20 +19,187 @@ use crate::state::deferred_free_table::{
 };
 use crate::state::holdings::CHORE_DEFERRED_FREES;
 
+/// The numbers of a deferred free, read together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Row {
+    state: u32,
+    device: u32,
+    stream: u64,
+    stream_owner: u64,
+    context: u64,
+    owner: u64,
+    bytes: [u64; 2],
+    events: [u64; 2],
+    key: [u64; 2],
+}
+
+/// The mark that the library puts behind a further free of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NextMark {
+    /// None: the stream may capture.
+    Nothing,
+    /// A new event.
+    New,
+    /// The event of the second part, recorded again.
+    Again(u64),
+}
+
+impl Row {
+    /// The first part of the first free of a stream, with its event, or with 0.
+    fn first(state: u32, key: [u64; 2], freed: &Freed, of: &OfStream, event: u64) -> Self {
+        Self {
+            state,
+            device: u32::from(freed.device),
+            stream: name_of(of.stream as u64),
+            stream_owner: of.owner,
+            context: of.context,
+            owner: freed.context,
+            bytes: [freed.bytes.max(1), 0],
+            events: [event, 0],
+            key,
+        }
+    }
+
+    /// Whether the charge of `other` may be added to this one's second part: both are memory of the device that the
+    /// same stream frees, and a mark says when the stream has passed it.
+    fn takes(&self, other: &Self) -> bool {
+        matches!(other.state, PLAIN | PAST)
+            && self.state == other.state
+            && other.stream != 0
+            && self.stream == other.stream
+            && self.context == other.context
+            && self.owner == other.owner
+            && self.device == other.device
+            && self.events[0] != 0
+    }
+
+    fn next_mark(&self, may_mark: bool) -> NextMark {
+        match (may_mark, self.events[1]) {
+            (false, _) => NextMark::Nothing,
+            (true, 0) => NextMark::New,
+            (true, event) => NextMark::Again(event),
+        }
+    }
+
+    /// With more memory in the second part, and the event behind it.
+    fn with_more(self, bytes: u64, event: u64) -> Self {
+        Self {
+            bytes: [self.bytes[0], self.bytes[1].saturating_add(bytes.max(1))],
+            events: [self.events[0], event],
+            ..self
+        }
+    }
+
+    /// Once the first part is done: the second takes its place.
+    fn without_first(self) -> Self {
+        Self {
+            state: if self.bytes[1] == 0 {
+                UNUSED
+            } else {
+                self.state
+            },
+            bytes: [self.bytes[1], 0],
+            events: [self.events[1], 0],
+            ..self
+        }
+    }
+
+    /// Once its events and its stream's handle are void: one part that no mark ends.
+    fn without_marks(self) -> Self {
+        Self {
+            stream: 0,
+            bytes: [self.bytes[0].saturating_add(self.bytes[1]), 0],
+            events: [0; 2],
+            ..self
+        }
+    }
+
+    /// Whether a mark ends the first part.
+    fn has_mark(&self) -> bool {
+        self.state != UNUSED && self.events[0] != 0
+    }
+
+    /// Whether it is over because the program has waited for this context: no mark would show that.
+    fn ends_with_wait_for(&self, context: u64) -> bool {
+        self.state != UNUSED && self.events[0] == 0 && self.context == context
+    }
+
+    /// Whether its memory, or its stream, was in the context with this number of ours.
+    fn goes_with(&self, owner: u64) -> bool {
+        self.state != UNUSED && (self.owner == owner || self.stream_owner == owner)
+    }
+
+    /// Charged to the container's share of a device, bytes.
+    fn bytes_within(&self, device: usize) -> u64 {
+        if self.state == PLAIN && self.device as usize == device {
+            self.bytes[0].saturating_add(self.bytes[1])
+        } else {
+            0
+        }
+    }
+}
+
+/// The name under which frees of a stream are added up; 0: they are not. A thread's own stream has the number that
+/// other threads' own streams have, too.
+fn name_of(stream: u64) -> u64 {
+    if stream == query::PER_THREAD {
+        0
+    } else {
+        stream
+    }
+}
+
+/// Whether the driver has taken the memory back, by its answer about the mark behind the free.
+fn is_over(mark: StreamMark) -> bool {
+    match mark {
+        StreamMark::Passed | StreamMark::Gone => true,
+        StreamMark::Ahead | StreamMark::Unknown => false,
+    }
+}
+
 impl DeferredFree {
+    fn row(&self) -> Row {
+        Row {
+            state: self.state(),
+            // Relaxed: under the lock of the table.
+            device: self.device.load(Ordering::Relaxed),
+            stream: get(&self.stream),
+            stream_owner: get(&self.stream_owner),
+            context: get(&self.context),
+            owner: get(&self.owner),
+            bytes: self.bytes.each_ref().map(get),
+            events: self.events.each_ref().map(get),
+            key: self.key.each_ref().map(get),
+        }
+    }
+
+    fn put(&self, row: &Row) {
+        // Relaxed: under the lock of the table.
+        self.device.store(row.device, Ordering::Relaxed);
+        set(&self.stream, row.stream);
+        set(&self.stream_owner, row.stream_owner);
+        set(&self.context, row.context);
+        set(&self.owner, row.owner);
+        for (words, values) in [
+            (&self.bytes, row.bytes),
+            (&self.events, row.events),
+            (&self.key, row.key),
+        ] {
+            for (word, value) in words.iter().zip(values) {
+                set(word, value);
+            }
+        }
+        self.set_state(row.state);
+    }
+
     /// The first part has been done: its memory is refunded, and the second part takes its place.
     fn release_first(&self, accounts: &Accounts) {
-        self.release(accounts, 0);
-        if get(&self.events[0]) != 0 {
-            query::destroy_event(get(&self.events[0]));
+        let row = self.row();
+        release(accounts, &row);
+        if row.events[0] != 0 {
+            query::destroy_event(row.events[0]);
         }
-        for part in [&self.bytes, &self.events] {
-            set(&part[0], get(&part[1]));
-            set(&part[1], 0);
-        }
-        if get(&self.bytes[0]) == 0 {
-            self.set_state(UNUSED);
-        }
+        self.put(&row.without_first());
     }
 
     fn release_all(&self, accounts: &Accounts) {
@@ -40,19 +207,18 @@ impl DeferredFree {
             self.release_first(accounts);
         }
     }
+}
 
-    fn release(&self, accounts: &Accounts, part: usize) {
-        // Relaxed: under the lock of the table.
-        let device = self.device.load(Ordering::Relaxed) as usize;
-        let bytes = self.bytes.get(part).map_or(0, get);
-        let region = &accounts.container.region;
-        match self.state() {
-            PLAIN => region.release(device, bytes, Kind::Buffer),
-            PAST => region.release_beyond(device, bytes, Kind::Buffer),
-            SHARED => objects::unhold(accounts, SharedKey([get(&self.key[0]), get(&self.key[1])])),
-            HOLD => Objects::lock(accounts).drop_hold(get(&self.key[0])),
-            _ => {}
-        }
+/// Gives back the charge of the first part.
+fn release(accounts: &Accounts, row: &Row) {
+    let (device, bytes) = (row.device as usize, row.bytes[0]);
+    let region = &accounts.container.region;
+    match row.state {
+        PLAIN => region.release(device, bytes, Kind::Buffer),
+        PAST => region.release_beyond(device, bytes, Kind::Buffer),
+        SHARED => objects::unhold(accounts, SharedKey(row.key)),
+        HOLD => Objects::lock(accounts).drop_hold(row.key[0]),
+        _ => {}
     }
 }
 
@@ -91,56 +257,37 @@ pub(crate) enum ChargedTo {
     Object(u64),
 }
 
+impl ChargedTo {
+    /// The state and the key of its row.
+    fn stated(self) -> (u32, [u64; 2]) {
+        match self {
+            Self::Slot => (PLAIN, [0; 2]),
+            Self::SlotPastTheShare => (PAST, [0; 2]),
+            Self::Table(SharedKey(key)) => (SHARED, key),
+            Self::Object(number) => (HOLD, [number, 0]),
+        }
+    }
+}
+
 /// The program has asked the driver to free an allocation when the stream gets there.
 pub(crate) fn enter(accounts: &Accounts, freed: Freed, of: OfStream) {
-    let OfStream {
-        stream,
-        context,
-        owner: stream_owner,
-    } = of;
-    let (state, key) = match freed.charged {
-        ChargedTo::Slot => (PLAIN, [0; 2]),
-        ChargedTo::SlotPastTheShare => (PAST, [0; 2]),
-        ChargedTo::Table(SharedKey(key)) => (SHARED, key),
-        ChargedTo::Object(number) => (HOLD, [number, 0]),
-    };
     let Some(table) = accounts.holdings().deferred_frees.hold() else {
         // Charged until the process ends, because the library does not know the allocation.
         return;
     };
-    let number = stream as u64;
-    let may_mark = query::is_out_of_captures(number);
-    // The number of a thread's own stream is that of other threads', too.
-    let name = if number == query::PER_THREAD {
-        0
-    } else {
-        number
-    };
-    let mark = || may_mark.then(|| query::mark(context, stream, 0)).flatten();
-    let found = table.iter().find(|one| {
-        one.state() == state
-            && matches!(state, PLAIN | PAST)
-            && name != 0
-            && get(&one.stream) == name
-            && get(&one.context) == context
-            && get(&one.owner) == freed.context
-            // Relaxed: under the lock.
-            && one.device.load(Ordering::Relaxed) == u32::from(freed.device)
-            && get(&one.events[0]) != 0
-    });
-    if let Some(one) = found {
-        let event = get(&one.events[1]);
-        let event = match (may_mark, event) {
-            (false, _) => None,
-            (true, 0) => query::mark(context, stream, 0),
-            (true, event) => query::mark(context, stream, event),
+    let may_mark = query::is_out_of_captures(of.stream as u64);
+    let mark = |event| query::mark(of.context, of.stream, event);
+    let (state, key) = freed.charged.stated();
+    let row = Row::first(state, key, &freed, &of, 0);
+    if let Some(one) = table.iter().find(|one| one.row().takes(&row)) {
+        let found = one.row();
+        let event = match found.next_mark(may_mark) {
+            NextMark::Nothing => None,
+            NextMark::New => mark(0),
+            NextMark::Again(event) => mark(event),
         };
         if let Some(event) = event {
-            set(&one.events[1], event);
-            set(
-                &one.bytes[1],
-                get(&one.bytes[1]).saturating_add(freed.bytes),
-            );
+            one.put(&found.with_more(freed.bytes, event));
             return;
         }
     }
@@ -156,30 +303,15 @@ pub(crate) fn enter(accounts: &Accounts, freed: Freed, of: OfStream) {
         );
         return;
     };
-    // Relaxed: under the lock.
-    one.device.store(u32::from(freed.device), Ordering::Relaxed);
-    set(&one.stream, name);
-    set(&one.stream_owner, stream_owner);
-    set(&one.context, context);
-    set(&one.owner, freed.context);
-    set(&one.bytes[0], freed.bytes.max(1));
-    set(&one.bytes[1], 0);
-    set(&one.events[0], mark().unwrap_or(0));
-    set(&one.events[1], 0);
-    for (word, value) in one.key.iter().zip(key) {
-        set(word, value);
-    }
-    one.set_state(state);
+    let event = may_mark.then(|| mark(0)).flatten().unwrap_or(0);
+    one.put(&Row::first(state, key, &freed, &of, event));
     settle_one(accounts, one);
     accounts.holdings().set_chore(CHORE_DEFERRED_FREES);
 }
 
 fn settle_one(accounts: &Accounts, one: &DeferredFree) {
-    while one.state() != UNUSED && get(&one.events[0]) != 0 {
-        match query::passed(get(&one.events[0])) {
-            StreamMark::Passed | StreamMark::Gone => one.release_first(accounts),
-            StreamMark::Ahead | StreamMark::Unknown => return,
-        }
+    while one.row().has_mark() && is_over(query::passed(get(&one.events[0]))) {
+        one.release_first(accounts);
     }
 }
 
@@ -206,12 +338,8 @@ pub(crate) fn bytes(accounts: &Accounts, device: usize) -> u64 {
     let Some(table) = accounts.holdings().deferred_frees.hold() else {
         return 0;
     };
-    let of_it = |one: &&DeferredFree| {
-        // Relaxed: under the lock.
-        one.state() == PLAIN && one.device.load(Ordering::Relaxed) as usize == device
-    };
-    let words = table.iter().filter(of_it).flat_map(|one| &one.bytes);
-    words.fold(0, |sum: u64, word| sum.saturating_add(get(word)))
+    let parts = table.iter().map(|one| one.row().bytes_within(device));
+    parts.fold(0, u64::saturating_add)
 }
 
 /// Clears the chore when no free is deferred any more.
@@ -239,7 +367,7 @@ pub(crate) fn context_is_idle(accounts: &Accounts, context: u64) {
         return;
     };
     for one in table.iter() {
-        if get(&one.events[0]) == 0 && get(&one.context) == context {
+        if one.row().ends_with_wait_for(context) {
             one.release_all(accounts);
         }
     }
@@ -276,18 +404,11 @@ pub(crate) fn context_goes(accounts: &Accounts, context: u64) {
         if one.state() == UNUSED || get(&one.context) != context {
             continue;
         }
-        for event in &one.events {
-            if get(event) != 0 {
-                query::destroy_event(get(event));
-                set(event, 0);
-            }
+        let row = one.row();
+        for event in row.events.into_iter().filter(|event| *event != 0) {
+            query::destroy_event(event);
         }
-        set(
-            &one.bytes[0],
-            get(&one.bytes[0]).saturating_add(get(&one.bytes[1])),
-        );
-        set(&one.bytes[1], 0);
-        set(&one.stream, 0);
+        one.put(&row.without_marks());
     }
 }
 
@@ -297,9 +418,231 @@ pub(crate) fn context_gone(accounts: &Accounts, owner: u64) {
         return;
     };
     for one in table.iter() {
-        if get(&one.owner) == owner || get(&one.stream_owner) == owner {
+        if one.row().goes_with(owner) {
             one.release_all(accounts);
         }
     }
     tidy(accounts, &table);
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A free of stream 7 in context 3, of memory of context 5 on device 1, with a mark behind it.
+    const ROW: Row = Row {
+        state: PLAIN,
+        device: 1,
+        stream: 7,
+        stream_owner: 4,
+        context: 3,
+        owner: 5,
+        bytes: [100, 0],
+        events: [11, 0],
+        key: [0; 2],
+    };
+
+    #[test]
+    fn first_free_of_a_stream_has_one_part() {
+        let first = |stream: usize, bytes, charged: ChargedTo| {
+            let freed = Freed {
+                bytes,
+                device: 1,
+                context: 5,
+                charged,
+            };
+            let of = OfStream {
+                stream: core::ptr::without_provenance_mut(stream),
+                context: 3,
+                owner: 4,
+            };
+            let (state, key) = charged.stated();
+            Row::first(state, key, &freed, &of, 11)
+        };
+        assert_eq!(first(7, 100, ChargedTo::Slot), ROW);
+        // A row with no bytes would count as unused.
+        assert_eq!(first(7, 0, ChargedTo::Slot).bytes, [1, 0]);
+        // Other threads have a stream of this number, too.
+        assert_eq!(first(2, 100, ChargedTo::Slot).stream, 0);
+        assert_eq!(first(1, 100, ChargedTo::Slot).stream, 1);
+        let charged = |to| {
+            let row = first(7, 100, to);
+            (row.state, row.key)
+        };
+        assert_eq!(charged(ChargedTo::SlotPastTheShare), (PAST, [0; 2]));
+        assert_eq!(
+            charged(ChargedTo::Table(SharedKey([8, 9]))),
+            (SHARED, [8, 9])
+        );
+        assert_eq!(charged(ChargedTo::Object(8)), (HOLD, [8, 0]));
+    }
+
+    #[test]
+    fn frees_of_one_stream_are_added_up() {
+        assert!(ROW.takes(&ROW));
+        let past = Row { state: PAST, ..ROW };
+        assert!(past.takes(&past));
+        // The second free has no event of its own yet.
+        let unmarked = Row {
+            events: [0; 2],
+            ..ROW
+        };
+        assert!(ROW.takes(&unmarked));
+        assert!(!unmarked.takes(&ROW), "no mark would end the first part");
+    }
+
+    #[test]
+    fn frees_that_differ_are_kept_apart() {
+        for other in [
+            Row { state: PAST, ..ROW },
+            Row { device: 2, ..ROW },
+            Row { stream: 8, ..ROW },
+            Row { context: 8, ..ROW },
+            Row { owner: 8, ..ROW },
+        ] {
+            assert!(!ROW.takes(&other) && !other.takes(&ROW), "{other:?}");
+        }
+        for state in [UNUSED, SHARED, HOLD] {
+            let same = Row { state, ..ROW };
+            assert!(!same.takes(&same), "state {state}");
+        }
+        let unnamed = Row { stream: 0, ..ROW };
+        assert!(!unnamed.takes(&unnamed));
+    }
+
+    #[test]
+    fn second_part_has_one_event_that_is_recorded_again() {
+        assert_eq!(ROW.next_mark(true), NextMark::New);
+        let more = ROW.with_more(50, 12);
+        assert_eq!((more.bytes, more.events), ([100, 50], [11, 12]));
+        assert_eq!(more.next_mark(true), NextMark::Again(12));
+        assert_eq!(more.next_mark(false), NextMark::Nothing);
+        assert_eq!(ROW.next_mark(false), NextMark::Nothing);
+        let more = more.with_more(25, 12);
+        assert_eq!((more.bytes, more.events), ([100, 75], [11, 12]));
+        // Its event is destroyed with the part, so a part with an event is never of no bytes.
+        assert_eq!(ROW.with_more(0, 12).bytes, [100, 1]);
+    }
+
+    #[test]
+    fn second_part_follows_the_first() {
+        let after = ROW.with_more(50, 12).without_first();
+        assert_eq!(
+            after,
+            Row {
+                bytes: [50, 0],
+                events: [12, 0],
+                ..ROW
+            }
+        );
+        let last = after.without_first();
+        assert_eq!(
+            (last.state, last.bytes, last.events),
+            (UNUSED, [0; 2], [0; 2])
+        );
+    }
+
+    #[test]
+    fn context_that_goes_leaves_one_part_without_mark_or_stream() {
+        assert_eq!(
+            ROW.with_more(50, 12).without_marks(),
+            Row {
+                stream: 0,
+                bytes: [150, 0],
+                events: [0; 2],
+                ..ROW
+            }
+        );
+    }
+
+    #[test]
+    fn marked_frees_end_by_their_mark_and_others_by_a_wait_for_the_context() {
+        let unmarked = Row {
+            events: [0; 2],
+            ..ROW
+        };
+        assert!(ROW.has_mark() && !ROW.ends_with_wait_for(3));
+        assert!(!unmarked.has_mark() && unmarked.ends_with_wait_for(3));
+        assert!(!unmarked.ends_with_wait_for(4));
+        let unused = Row {
+            state: UNUSED,
+            ..ROW
+        };
+        assert!(!unused.has_mark());
+        assert!(
+            !Row {
+                state: UNUSED,
+                ..unmarked
+            }
+            .ends_with_wait_for(3)
+        );
+        assert!(is_over(StreamMark::Passed) && is_over(StreamMark::Gone));
+        assert!(!is_over(StreamMark::Ahead) && !is_over(StreamMark::Unknown));
+    }
+
+    #[test]
+    fn free_goes_with_the_context_of_its_memory_or_of_its_stream() {
+        assert!(ROW.goes_with(5) && ROW.goes_with(4));
+        // 3 is the driver's name of the context, and no number of ours.
+        assert!(!ROW.goes_with(3));
+        assert!(
+            !Row {
+                state: UNUSED,
+                ..ROW
+            }
+            .goes_with(5)
+        );
+    }
+
+    #[test]
+    fn memory_within_the_share_of_the_device_is_in_doubt() {
+        assert_eq!(ROW.with_more(50, 12).bytes_within(1), 150);
+        assert_eq!(ROW.bytes_within(0), 0);
+        for state in [UNUSED, PAST, SHARED, HOLD] {
+            assert_eq!(Row { state, ..ROW }.bytes_within(1), 0, "state {state}");
+        }
+        assert_eq!(ROW.with_more(u64::MAX, 12).bytes_within(1), u64::MAX);
+    }
+
+    proptest! {
+        /// The driver passes the marks in their order: what is released is what was freed, each event is destroyed
+        /// once, and an unused row has none.
+        #[test]
+        fn parts_add_up_to_what_was_freed(
+            freed in proptest::collection::vec(1..1000_u64, 1..40),
+            passes in proptest::collection::vec(any::<bool>(), 40),
+        ) {
+            let unused = Row { state: UNUSED, bytes: [0; 2], events: [0; 2], ..ROW };
+            let (mut row, mut made, mut destroyed, mut released) = (unused, 0, 0, 0);
+            let mut release_first = |row: &mut Row| {
+                released += row.bytes[0];
+                destroyed += u64::from(row.events[0] != 0);
+                *row = row.without_first();
+            };
+            for (bytes, passes) in freed.iter().zip(passes) {
+                if row.state == UNUSED {
+                    made += 1;
+                    row = Row { bytes: [*bytes, 0], events: [made, 0], ..ROW };
+                } else {
+                    let event = match row.next_mark(true) {
+                        NextMark::Again(event) => event,
+                        NextMark::New | NextMark::Nothing => { made += 1; made }
+                    };
+                    row = row.with_more(*bytes, event);
+                }
+                if passes {
+                    release_first(&mut row);
+                }
+            }
+            while row.has_mark() {
+                release_first(&mut row);
+            }
+            prop_assert_eq!(row.state, UNUSED);
+            prop_assert_eq!(row.events, [0; 2]);
+            prop_assert_eq!(released, freed.iter().sum::<u64>());
+            prop_assert_eq!(destroyed, made);
+        }
+    }
 }

@@ -503,11 +503,7 @@ pub(crate) fn before_stream_destroy(stream: CuStream) -> Verdict<()> {
         deferred_free_charges::stream_goes(&accounts, stream);
         tell(&accounts);
         state.forget_gates();
-        let target = Target {
-            handle: stream,
-            context: 0,
-            device: 0,
-        };
+        let target = Target::of_handle(stream, || None);
         manners::uncancelled(|| {
             query::relaxed(|| {
                 collect(&accounts, clock::now_ns());
@@ -542,15 +538,7 @@ fn interrupted(accounts: &Accounts, stream: u64) {
     }
     let handle = core::ptr::with_exposed_provenance_mut(usize::try_from(stream).unwrap_or(0));
     if stream > 2 || query::stream_context(handle).is_some() {
-        let context = if stream > 2 {
-            0
-        } else {
-            query::current_context().unwrap_or(0)
-        };
-        accounts.process.compute.spans.interrupted(&Target {
-            handle: stream,
-            context,
-            device: 0,
-        });
+        let target = Target::of_handle(stream, query::current_context);
+        accounts.process.compute.spans.interrupted(&target);
     }
 }

@@ -18,22 +18,83 @@ use crate::state::launches::spans::{Found, Target};
 use crate::state::leases::{FREE, tell};
 use crate::state::standing;
 
-/// Whether the time of this thread's launches is counted.
-fn counts(gate: &Gate, accounts: &Accounts) -> bool {
-    gate.owner.get() == accounts.process.number() && gate.left_ns.get() != FREE
+/// The launches of a thread, as a wait finds them.
+#[derive(Clone, Copy, Debug)]
+struct ThreadWork {
+    /// This process opened the thread's gate. The gate of a forked child's thread is its parent's.
+    is_own: bool,
+    /// The credit that is left for launches; `FREE`: no launch is counted.
+    left_ns: u64,
+    /// Launched since the gate was last looked at, nanoseconds.
+    work_ns: u64,
 }
 
-/// Whether the program may wait for work of this thread that is counted.
-fn may_wait(accounts: &Accounts) -> bool {
-    thread(|thread| {
-        let is_told = accounts.process.compute.spans.is_anything_busy();
-        counts(&thread.gate, accounts) && (is_told || thread.gate.work_ns.get() > 0)
-    })
+impl ThreadWork {
+    fn of(gate: &Gate, accounts: &Accounts) -> Self {
+        Self {
+            is_own: gate.owner.get() == accounts.process.number(),
+            left_ns: gate.left_ns.get(),
+            work_ns: gate.work_ns.get(),
+        }
+    }
+
+    /// Whether the time of the thread's launches is counted.
+    fn counts(self) -> bool {
+        self.is_own && self.left_ns != FREE
+    }
+
+    /// Whether the program may wait for work of the thread that is counted. `is_any_busy`: some stream of the process
+    /// has work that is not known to have ended.
+    fn may_wait(self, is_any_busy: bool) -> bool {
+        self.counts() && (is_any_busy || self.work_ns > 0)
+    }
+}
+
+/// What a question whether work has ended means, by the driver's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    /// The thread waits for its work.
+    Waits,
+    /// Its work has ended.
+    Over,
+    /// Nothing: no counted work was waited for.
+    Nothing,
+}
+
+/// `is_for`: the thread has asked the same before and heard that the work has not ended. `is_awaited`: the arbiter
+/// waits for the process to rest.
+fn judge(
+    result: CuResult,
+    is_for: bool,
+    is_awaited: bool,
+    work: ThreadWork,
+    is_any_busy: bool,
+) -> Asked {
+    match result {
+        CuResult::NOT_READY if work.counts() => Asked::Waits,
+        CuResult::SUCCESS if (is_for || is_awaited) && work.may_wait(is_any_busy) => Asked::Over,
+        _ => Asked::Nothing,
+    }
+}
+
+/// The stream that may have ended when an event of the program has: the thread's last one. While a stream captures,
+/// none is asked, because the question would break the capture.
+fn last_stream(work: ThreadWork, stream: u64, captures: u32, is_any_busy: bool) -> Option<u64> {
+    (work.counts() && captures == 0 && is_any_busy).then_some(stream)
+}
+
+fn work(accounts: &Accounts) -> ThreadWork {
+    thread(|thread| ThreadWork::of(&thread.gate, accounts))
+}
+
+fn is_any_busy(accounts: &Accounts) -> bool {
+    accounts.process.compute.spans.is_anything_busy()
 }
 
 /// Before the program waits for the device: since when it waits, if it has launched work that is counted.
 pub(crate) fn before_sync() -> Verdict<Option<u64>> {
-    let may_count = standing::opened().is_some_and(|accounts| may_wait(&accounts));
+    let may_count =
+        standing::opened().is_some_and(|accounts| work(&accounts).may_wait(is_any_busy(&accounts)));
     Verdict::Call(may_count.then(clock::now_ns))
 }
 
@@ -90,22 +151,21 @@ pub(crate) fn after_event_query(result: CuResult, event: CuEvent) {
 /// the thread has asked before, or the arbiter waits for the process to rest.
 fn asked(result: CuResult, what: u64) -> Option<Accounts> {
     let accounts = standing::opened()?;
-    match result {
-        CuResult::NOT_READY => {
-            thread(|thread| {
-                if counts(&thread.gate, &accounts) {
-                    let wait = thread.wait.get().not_yet(what, clock::now_ns());
-                    thread.wait.set(wait);
-                }
-            });
+    let wait = thread(|thread| thread.wait.get());
+    let asked = judge(
+        result,
+        wait.is_for(what),
+        accounts.process.compute.is_awaited(),
+        work(&accounts),
+        is_any_busy(&accounts),
+    );
+    match asked {
+        Asked::Waits => {
+            let wait = wait.not_yet(what, clock::now_ns());
+            thread(|thread| thread.wait.set(wait));
             None
         }
-        CuResult::SUCCESS => {
-            let wait = thread(|thread| thread.wait.get());
-            let is_awaited = accounts.process.compute.is_awaited();
-            if !wait.is_for(what) && !is_awaited || !may_wait(&accounts) {
-                return None;
-            }
+        Asked::Over => {
             thread(|thread| thread.wait.set(ThreadWait::default()));
             show_at_once();
             settle_all(&accounts);
@@ -114,7 +174,7 @@ fn asked(result: CuResult, what: u64) -> Option<Accounts> {
             }
             Some(accounts)
         }
-        _ => None,
+        Asked::Nothing => None,
     }
 }
 
@@ -169,14 +229,11 @@ fn stream_has_ended(accounts: &Accounts, stream: u64) {
 /// An event of the program has happened. The driver does not say which stream it was recorded in; mostly it is the one
 /// that the thread launched to last, and the driver says whether that has ended.
 fn last_stream_may_have_ended(accounts: &Accounts) {
-    let stream = thread(|thread| {
-        let gate = &thread.gate;
-        counts(gate, accounts).then(|| gate.stream.get())
-    });
-    // Relaxed: see `target`. A stream that captures is not asked.
+    let stream = thread(|thread| thread.gate.stream.get());
+    // Relaxed: see `target`.
     let captures = accounts.process.compute.captures.load(Ordering::Relaxed);
-    let is_busy = accounts.process.compute.spans.is_anything_busy();
-    if let Some(stream) = stream.filter(|_| captures == 0 && is_busy) {
+    let asked = last_stream(work(accounts), stream, captures, is_any_busy(accounts));
+    if let Some(stream) = asked {
         manners::uncancelled(|| {
             query::relaxed(|| settle_stream(accounts, stream, query::stream_has_ended));
         });
@@ -189,16 +246,7 @@ fn settle_stream(accounts: &Accounts, stream: u64, has_ended: impl Fn(u64) -> bo
     if !spans.is_anything_busy() {
         return;
     }
-    let context = if stream > 2 {
-        0
-    } else {
-        query::current_context().unwrap_or(0)
-    };
-    let target = Target {
-        handle: stream,
-        context,
-        device: 0,
-    };
+    let target = Target::of_handle(stream, query::current_context);
     if let Some((device, found)) = spans.ended(&target, has_ended) {
         settle_ended(accounts, device, found);
     }
@@ -207,4 +255,106 @@ fn settle_stream(accounts: &Accounts, stream: u64, has_ended: impl Fn(u64) -> bo
 fn settle_ended(accounts: &Accounts, device: usize, found: Found) {
     let scale = u32::from(Grant::ONE);
     settle(accounts, device, found, scale, clock::now_ns());
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const COUNTED: ThreadWork = ThreadWork {
+        is_own: true,
+        left_ns: 0,
+        work_ns: 1,
+    };
+    /// A thread of a forked child, which has its parent's gate.
+    const FORKED: ThreadWork = ThreadWork {
+        is_own: false,
+        ..COUNTED
+    };
+    const UNLIMITED: ThreadWork = ThreadWork {
+        left_ns: FREE,
+        ..COUNTED
+    };
+    const IDLE: ThreadWork = ThreadWork {
+        work_ns: 0,
+        ..COUNTED
+    };
+
+    #[test]
+    fn launches_count_with_an_own_gate_that_has_a_limit() {
+        assert!(COUNTED.counts() && IDLE.counts());
+        assert!(!FORKED.counts() && !UNLIMITED.counts());
+        let almost = ThreadWork {
+            left_ns: FREE - 1,
+            ..COUNTED
+        };
+        assert!(almost.counts());
+    }
+
+    #[test]
+    fn a_wait_counts_while_counted_work_may_run() {
+        // Work of this thread, of any stream, of both, of none.
+        assert!(COUNTED.may_wait(false) && IDLE.may_wait(true) && COUNTED.may_wait(true));
+        assert!(!IDLE.may_wait(false));
+        for of in [FORKED, UNLIMITED] {
+            assert!(!of.may_wait(true) && !of.may_wait(false), "{of:?}");
+        }
+    }
+
+    #[test]
+    fn work_that_has_not_ended_begins_a_wait_if_it_counts() {
+        for (is_for, is_awaited, is_any_busy) in [
+            (false, false, false),
+            (true, false, true),
+            (false, true, true),
+        ] {
+            let ask = |of| judge(CuResult::NOT_READY, is_for, is_awaited, of, is_any_busy);
+            assert_eq!(ask(COUNTED), Asked::Waits);
+            assert_eq!(ask(IDLE), Asked::Waits);
+            assert_eq!(ask(FORKED), Asked::Nothing);
+            assert_eq!(ask(UNLIMITED), Asked::Nothing);
+        }
+    }
+
+    #[test]
+    fn ended_work_ends_a_wait_that_there_was_or_that_the_arbiter_needs() {
+        let ask = |is_for, is_awaited| judge(CuResult::SUCCESS, is_for, is_awaited, COUNTED, false);
+        assert_eq!(ask(true, false), Asked::Over);
+        assert_eq!(ask(false, true), Asked::Over);
+        assert_eq!(ask(false, false), Asked::Nothing);
+        let idle = |is_any_busy| judge(CuResult::SUCCESS, true, true, IDLE, is_any_busy);
+        assert_eq!(idle(true), Asked::Over);
+        assert_eq!(idle(false), Asked::Nothing);
+    }
+
+    #[test]
+    fn the_last_stream_is_asked_outside_of_captures() {
+        assert_eq!(last_stream(COUNTED, 7, 0, true), Some(7));
+        assert_eq!(last_stream(IDLE, 7, 0, true), Some(7));
+        assert_eq!(last_stream(COUNTED, 7, 1, true), None);
+        assert_eq!(last_stream(COUNTED, 7, 0, false), None);
+        assert_eq!(last_stream(FORKED, 7, 0, true), None);
+        assert_eq!(last_stream(UNLIMITED, 7, 0, true), None);
+    }
+
+    proptest! {
+        /// Every other answer of the driver is an error, and says nothing about work.
+        #[test]
+        fn an_error_neither_begins_nor_ends_a_wait(
+            code in any::<u32>(), is_for: bool, is_awaited: bool, is_own: bool, is_any_busy: bool,
+            left_ns in prop_oneof![Just(FREE), any::<u64>()], work_ns in 0..3_u64,
+        ) {
+            let result = CuResult(code);
+            let work = ThreadWork { is_own, left_ns, work_ns };
+            let asked = judge(result, is_for, is_awaited, work, is_any_busy);
+            if result != CuResult::SUCCESS && result != CuResult::NOT_READY {
+                prop_assert_eq!(asked, Asked::Nothing);
+            }
+            if asked != Asked::Nothing {
+                prop_assert!(work.counts());
+            }
+        }
+    }
 }

@@ -118,6 +118,21 @@ pub(crate) struct Target {
 const DESTROYED: u64 = 1;
 
 impl Target {
+    /// The stream of a handle, to look up. Each context has its own default streams, so their names need the current
+    /// context; another handle names one stream of the process.
+    pub(crate) fn of_handle(handle: u64, current_context: impl FnOnce() -> Option<u64>) -> Self {
+        let context = if handle > query::PER_THREAD {
+            0
+        } else {
+            current_context().unwrap_or(0)
+        };
+        Self {
+            handle,
+            context,
+            device: 0,
+        }
+    }
+
     fn key(&self) -> u64 {
         let mut key = self.handle.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         if self.handle <= 2 {
@@ -808,6 +823,23 @@ mod tests {
             is_chained: false,
             is_unknown: false,
         }
+    }
+
+    #[test]
+    fn default_streams_are_looked_up_by_context_and_others_by_handle() {
+        let look_up = |handle, current| {
+            let target = Target::of_handle(handle, || current);
+            (target.handle, target.context, target.device)
+        };
+        for default in 0..=2 {
+            assert_eq!(look_up(default, Some(9)), (default, 9, 0));
+            assert_eq!(look_up(default, None), (default, 0, 0));
+        }
+        assert_eq!(look_up(3, Some(9)), (3, 0, 0));
+        // No question to the driver that the answer does not need.
+        Target::of_handle(u64::MAX, || {
+            unreachable!("the current context is not needed")
+        });
     }
 
     #[test]
