@@ -152,20 +152,46 @@ fn source_of(accounts: &Accounts, pool: Option<CuMemoryPool>, stream: CuStream) 
     })
 }
 
+/// Where a pool's entry says that its allocations are charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PoolPlace {
+    /// To this device of the region.
+    On(usize),
+    /// To the stream's device.
+    OfStream,
+    /// Nowhere.
+    Uncharged,
+    /// The container may not use the device.
+    Denied,
+    /// The program has destroyed the pool.
+    Gone,
+}
+
+/// By the words `device` and `is_going` of its entry.
+fn pool_place(device: u32, is_going: bool) -> PoolPlace {
+    match device {
+        _ if is_going => PoolPlace::Gone,
+        NO_DEVICE => PoolPlace::Uncharged,
+        DENIED => PoolPlace::Denied,
+        HERE | IMPORTED => PoolPlace::OfStream,
+        device => PoolPlace::On(device as usize),
+    }
+}
+
 /// Where a pool's memory is; `None`: on the stream's device.
 fn source(known: &'static PoolCharge) -> Option<PoolSource> {
     // Relaxed: written before the handle.
-    if known.is_going.load(Ordering::Relaxed) != 0 {
-        return Some(PoolSource::Gone);
-    }
-    match known.device.load(Ordering::Relaxed) {
-        NO_DEVICE => Some(PoolSource::Uncharged),
-        DENIED => Some(PoolSource::Denied),
-        HERE | IMPORTED => None,
-        device => Some(PoolSource::Pool {
-            device: device as usize,
+    let device = known.device.load(Ordering::Relaxed);
+    let is_going = known.is_going.load(Ordering::Relaxed) != 0;
+    match pool_place(device, is_going) {
+        PoolPlace::On(device) => Some(PoolSource::Pool {
+            device,
             pool: known,
         }),
+        PoolPlace::OfStream => None,
+        PoolPlace::Uncharged => Some(PoolSource::Uncharged),
+        PoolPlace::Denied => Some(PoolSource::Denied),
+        PoolPlace::Gone => Some(PoolSource::Gone),
     }
 }
 
@@ -197,10 +223,18 @@ fn device_of(accounts: &Accounts, handle: u64, device: usize) -> u32 {
         return NO_DEVICE;
     }
     let count = query::device_count().unwrap_or(0);
-    let own = (0..count).find(|&ordinal| {
-        query::default_pool(ordinal) == Some(handle) || query::device_pool(ordinal) == Some(handle)
-    });
+    let own = own_ordinal(count, handle, query::default_pool, query::device_pool);
     own.map_or(region_index(device), |ordinal| on(accounts, ordinal))
+}
+
+/// The device that has this pool from the beginning, or takes from it at the moment.
+fn own_ordinal(
+    count: i32,
+    handle: u64,
+    default: impl Fn(i32) -> Option<u64>,
+    current: impl Fn(i32) -> Option<u64>,
+) -> Option<i32> {
+    (0..count).find(|&ordinal| default(ordinal) == Some(handle) || current(ordinal) == Some(handle))
 }
 
 /// The value of `PoolCharge::device` for a location.
@@ -209,16 +243,26 @@ fn at(accounts: &Accounts, location: CuMemLocation, kind: u32) -> u32 {
     match location::lies(location, kind) {
         Lies::On(ordinal) => on(accounts, ordinal),
         Lies::OnHost => NO_DEVICE,
-        Lies::Here => match locate::here(accounts) {
-            Destination::Device { device, .. } => region_index(device),
-            Destination::Elsewhere => HERE,
-            Destination::Denied => DENIED,
-        },
+        Lies::Here => word_here(locate::here(accounts)),
     }
 }
 
 fn on(accounts: &Accounts, ordinal: i32) -> u32 {
-    match accounts.process.device(accounts.container, ordinal) {
+    word_on(accounts.process.device(accounts.container, ordinal))
+}
+
+/// The value of `PoolCharge::device` for the current context. Without one, the first allocation tells the device.
+fn word_here(here: Destination) -> u32 {
+    match here {
+        Destination::Device { device, .. } => region_index(device),
+        Destination::Elsewhere => HERE,
+        Destination::Denied => DENIED,
+    }
+}
+
+/// The value of `PoolCharge::device` for a device that was named.
+fn word_on(device: Device) -> u32 {
+    match device {
         Device::Limited(device) => region_index(device),
         Device::Unlimited => NO_DEVICE,
         Device::Denied => DENIED,
@@ -322,7 +366,7 @@ pub(crate) fn after_alloc(
     let was = before?;
     // Relaxed: a figure of the moment.
     let is = pool.charged.load(Ordering::Relaxed);
-    if is.saturating_sub(was) <= reserved {
+    if !has_outgrown(was, is, reserved) {
         return None;
     }
     // The pool has grown by more than was reserved. If that passes the limit, the allocation is freed again. Behind
@@ -340,6 +384,11 @@ pub(crate) fn after_alloc(
         ..over
     };
     Some(accounts.refuse(call, drawing.device, &refusal))
+}
+
+/// Whether a pool has grown by more than was reserved for it, all in bytes.
+fn has_outgrown(was: u64, is: u64, reserved: u64) -> bool {
+    is.saturating_sub(was) > reserved
 }
 
 fn after_alloc_apart(accounts: &Accounts, drawing: &Drawing, given: Option<CuDevicePtr>) {
@@ -474,6 +523,39 @@ pub(crate) fn after_import(result: CuResult, out: OutPtr<CuMemoryPool>) {
     }
 }
 
+/// What becomes of a pool that the program destroys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Destroying {
+    /// The driver destroys it.
+    Now,
+    /// The library has it destroyed once it is empty.
+    Later,
+    /// It was destroyed before.
+    Gone,
+    /// The driver refuses: a device keeps the pool that it has from the beginning.
+    Kept,
+}
+
+/// `is_charged`: its memory is charged to a device of the region.
+fn destroying(
+    is_charged: bool,
+    is_going: bool,
+    is_default: impl FnOnce() -> bool,
+    is_empty: impl FnOnce() -> bool,
+) -> Destroying {
+    if !is_charged {
+        Destroying::Now
+    } else if is_going {
+        Destroying::Gone
+    } else if is_default() {
+        Destroying::Kept
+    } else if is_empty() {
+        Destroying::Now
+    } else {
+        Destroying::Later
+    }
+}
+
 /// The pool's name is taken off before the call: after it another pool may have it. A destroyed pool cannot be asked
 /// how much memory it holds, so the driver's pool stays until it is empty. For the program it is destroyed.
 pub(crate) fn before_destroy(pool: CuMemoryPool) -> Verdict<&'static PoolCharge> {
@@ -484,17 +566,19 @@ pub(crate) fn before_destroy(pool: CuMemoryPool) -> Verdict<&'static PoolCharge>
     };
     // Relaxed: the word says all.
     let device = known.device.load(Ordering::Relaxed);
-    if is_accounted(device) {
-        // Relaxed: as above.
-        if known.is_going.load(Ordering::Relaxed) != 0 {
-            return Verdict::Refuse(CuResult::INVALID_VALUE);
-        }
-        let ordinal = accounts.ordinal_of(device as usize);
-        if ordinal.is_some_and(|ordinal| query::default_pool(ordinal) == Some(handle)) {
-            // The driver refuses that.
-            return Verdict::Pass;
-        }
-        if !is_empty(&accounts, known) {
+    let is_going = known.is_going.load(Ordering::Relaxed) != 0;
+    let is_charged = is_accounted(device);
+    let ordinal = is_charged
+        .then(|| accounts.ordinal_of(device as usize))
+        .flatten();
+    let is_default = || ordinal.and_then(query::default_pool) == Some(handle);
+    match destroying(is_charged, is_going, is_default, || {
+        is_empty(&accounts, known)
+    }) {
+        Destroying::Now => {}
+        Destroying::Kept => return Verdict::Pass,
+        Destroying::Gone => return Verdict::Refuse(CuResult::INVALID_VALUE),
+        Destroying::Later => {
             query::relaxed(|| {
                 query::keep_nothing(handle);
                 if let Some(ordinal) = ordinal
@@ -538,5 +622,108 @@ pub(crate) fn after_change(result: CuResult, pool: CuMemoryPool) {
         && let Some(known) = find(&accounts, pool as u64)
     {
         settle(&accounts, known);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn entry_of_a_pool_says_where_its_allocations_are_charged() {
+        for (device, place) in [
+            (0, PoolPlace::On(0)),
+            (15, PoolPlace::On(15)),
+            (HERE, PoolPlace::OfStream),
+            (IMPORTED, PoolPlace::OfStream),
+            (NO_DEVICE, PoolPlace::Uncharged),
+            (DENIED, PoolPlace::Denied),
+        ] {
+            assert_eq!(pool_place(device, false), place);
+            assert_eq!(pool_place(device, true), PoolPlace::Gone, "{place:?}");
+        }
+    }
+
+    #[test]
+    fn device_of_a_new_pool_is_the_named_one_or_the_current_contexts() {
+        assert_eq!(word_on(Device::Limited(3)), 3);
+        assert_eq!(word_on(Device::Unlimited), NO_DEVICE);
+        assert_eq!(word_on(Device::Denied), DENIED);
+        let device = Destination::Device {
+            device: 3,
+            owner: 1,
+        };
+        assert_eq!(word_here(device), 3);
+        // The first allocation tells which device it is.
+        assert_eq!(word_here(Destination::Elsewhere), HERE);
+        assert_eq!(word_here(Destination::Denied), DENIED);
+    }
+
+    #[test]
+    fn pool_that_the_library_did_not_see_belongs_to_the_device_that_has_it() {
+        let of = |pools: [Option<u64>; 3]| {
+            move |ordinal: i32| usize::try_from(ordinal).ok().and_then(|at| pools[at])
+        };
+        let default = of([Some(10), None, Some(12)]);
+        let current = of([Some(10), Some(21), Some(22)]);
+        let own = |handle| own_ordinal(3, handle, default, current);
+        assert_eq!(own(10), Some(0));
+        assert_eq!(own(21), Some(1));
+        assert_eq!(own(12), Some(2));
+        assert_eq!(own(22), Some(2));
+        assert_eq!(own(11), None);
+        assert_eq!(own_ordinal(0, 10, default, current), None);
+    }
+
+    #[test]
+    fn pool_outgrows_its_reservation_by_one_byte_more() {
+        assert!(!has_outgrown(100, 132, 32));
+        assert!(has_outgrown(100, 133, 32));
+        assert!(has_outgrown(100, 101, 0));
+        assert!(!has_outgrown(100, 100, 0));
+        // It has given memory back meanwhile.
+        assert!(!has_outgrown(100, 40, 0));
+    }
+
+    #[test]
+    fn pool_that_holds_memory_is_destroyed_later() {
+        let check = |is_default: bool, is_empty: bool, expected| {
+            assert_eq!(
+                destroying(true, false, || is_default, || is_empty),
+                expected
+            );
+        };
+        check(false, true, Destroying::Now);
+        check(false, false, Destroying::Later);
+        check(true, true, Destroying::Kept);
+        check(true, false, Destroying::Kept);
+    }
+
+    #[test]
+    fn pool_is_destroyed_once() {
+        let unasked = || unreachable!("a pool that is going is not trimmed for its owner");
+        assert_eq!(destroying(true, true, unasked, unasked), Destroying::Gone);
+    }
+
+    #[test]
+    fn pool_without_a_charge_is_the_drivers_business() {
+        let unasked = || unreachable!("the driver is asked nothing");
+        for is_going in [false, true] {
+            let told = destroying(false, is_going, unasked, unasked);
+            assert_eq!(told, Destroying::Now);
+        }
+    }
+
+    proptest! {
+        /// Every index that is no special word is charged, and only those.
+        #[test]
+        fn allocations_are_charged_to_the_devices_that_pools_are_accounted_on(
+            device in prop_oneof![0..64_u32, IMPORTED - 2..=NO_DEVICE],
+        ) {
+            let place = pool_place(device, false);
+            prop_assert_eq!(matches!(place, PoolPlace::On(_)), is_accounted(device));
+        }
     }
 }
