@@ -522,6 +522,7 @@ mod tests {
         assert_eq!(ROW.next_mark(false), NextMark::Nothing);
         let more = more.with_more(25, 12);
         assert_eq!((more.bytes, more.events), ([100, 75], [11, 12]));
+        assert_eq!(more.with_more(u64::MAX, 12).bytes, [100, u64::MAX]);
         // Its event is destroyed with the part, so a part with an event is never of no bytes.
         assert_eq!(ROW.with_more(0, 12).bytes, [100, 1]);
     }
