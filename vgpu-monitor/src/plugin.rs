@@ -239,7 +239,7 @@ impl Plugin {
                 name: name.0,
                 resource: entry.resource,
                 ids: entry.ids,
-                claim: None,
+                recipient: None,
             })
         });
         let served: BTreeSet<&str> = self.0.lists.keys().map(String::as_str).collect();

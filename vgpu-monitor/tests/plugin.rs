@@ -384,7 +384,7 @@ async fn a_pods_namesake_does_not_get_its_slots() {
             .plugin
             .allotments()
             .iter()
-            .all(|lot| lot.claim.is_none())
+            .all(|lot| lot.recipient.is_none())
     );
     world.kubelet.end(uid(&first));
     world.kubelet.admit(&second).await.unwrap();
@@ -456,10 +456,10 @@ async fn an_instance_is_noted_for_its_own_container_after_a_recovery() {
     let noted: Vec<(&str, &str, bool)> = all
         .iter()
         .map(|lot| {
-            let claim = lot.claim.as_ref().unwrap();
-            let cut = claim.shares[0].instance.as_ref();
+            let recipient = lot.recipient.as_ref().unwrap();
+            let cut = recipient.shares[0].instance.as_ref();
             let is_made = cut.is_some_and(|cut| cut.made.is_some());
-            (lot.name.as_str(), claim.pod.as_str(), is_made)
+            (lot.name.as_str(), recipient.pod.as_str(), is_made)
         })
         .collect();
     assert_eq!(noted, [("v0001", "lost", false), ("v0000", "cut", true)]);

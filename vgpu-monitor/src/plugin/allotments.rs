@@ -37,14 +37,14 @@ pub struct Allotment {
     /// The slots, sorted.
     pub ids: Vec<String>,
     /// The container that it was given to, once that is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub claim: Option<Claim>,
+    #[serde(default, rename = "claim", skip_serializing_if = "Option::is_none")]
+    pub recipient: Option<Recipient>,
 }
 
 /// The container that an allotment was given to, and its shares. The first written shares stay: later changes of the
 /// pod's annotations change nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claim {
+pub struct Recipient {
     /// The pod's uid.
     pub uid: String,
     /// Its namespace.
@@ -145,7 +145,7 @@ impl Cut {
     }
 }
 
-impl Claim {
+impl Recipient {
     /// When the container runs.
     pub fn kind(&self) -> Kind {
         match self.kind.as_str() {
@@ -214,18 +214,18 @@ impl Claim {
 
     /// Whether both give the same shares, apart from instances made and annotations written since.
     pub fn same(&self, other: &Self) -> bool {
-        let plain = |claim: &Self| {
-            let mut claim = claim.clone();
-            claim.told = false;
-            claim.workload = Workload::default();
-            claim.traceparent = None;
-            for share in &mut claim.shares {
+        let plain = |recipient: &Self| {
+            let mut recipient = recipient.clone();
+            recipient.told = false;
+            recipient.workload = Workload::default();
+            recipient.traceparent = None;
+            for share in &mut recipient.shares {
                 share.physical_bytes = 0;
                 if let Some(cut) = &mut share.instance {
                     cut.made = None;
                 }
             }
-            claim
+            recipient
         };
         plain(self) == plain(other)
     }
@@ -399,7 +399,7 @@ impl AllotmentStore {
             name: name.0.clone(),
             resource: resource.to_owned(),
             ids,
-            claim: None,
+            recipient: None,
         });
         inner.forget_superseded();
         self.write(&mut inner)?;
@@ -435,15 +435,15 @@ impl AllotmentStore {
     /// # Errors
     ///
     /// When the file could not be written. It is remembered nevertheless.
-    pub fn claim(&self, claims: &[(Name, Claim)]) -> io::Result<()> {
+    pub fn record(&self, recipients: &[(Name, Recipient)]) -> io::Result<()> {
         let mut inner = self.inner.lock();
         let mut changed = false;
-        for (name, claim) in claims {
+        for (name, recipient) in recipients {
             let found = inner.allotments.iter_mut().find(|a| a.name == name.0);
             if let Some(allotment) = found
-                && allotment.claim.as_ref() != Some(claim)
+                && allotment.recipient.as_ref() != Some(recipient)
             {
-                allotment.claim = Some(claim.clone());
+                allotment.recipient = Some(recipient.clone());
                 changed = true;
             }
         }
@@ -457,9 +457,13 @@ impl AllotmentStore {
     pub fn told(&self, uid: &str) {
         let mut inner = self.inner.lock();
         let mut changed = false;
-        for claim in inner.allotments.iter_mut().filter_map(|a| a.claim.as_mut()) {
-            changed |= claim.uid == uid && !claim.told;
-            claim.told |= claim.uid == uid;
+        for recipient in inner
+            .allotments
+            .iter_mut()
+            .filter_map(|a| a.recipient.as_mut())
+        {
+            changed |= recipient.uid == uid && !recipient.told;
+            recipient.told |= recipient.uid == uid;
         }
         if changed {
             drop(self.write(&mut inner));

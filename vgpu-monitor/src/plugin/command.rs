@@ -523,7 +523,7 @@ async fn clear(
 /// The positions of instances that containers hold. If the plugin has lost its memory of which container an
 /// allotment is, the record beside the container's limits says what it was given: it may run, and be idle.
 fn held(living: &Living, delivery: &Delivery) -> BTreeSet<(String, Span)> {
-    let mut held = delivery.instances_but(&living.claimed);
+    let mut held = delivery.instances_but(&living.given);
     held.extend(living.instances.iter().cloned());
     held
 }
@@ -586,7 +586,7 @@ mod tests {
         let place = |start| (String::from("GPU-1"), Span { start, size: 1 });
         let mut living = Living {
             names: BTreeSet::from([name.clone()]),
-            claimed: BTreeSet::new(),
+            given: BTreeSet::new(),
             instances: BTreeSet::from([place(0)]),
             as_of: Instant::now(),
         };
@@ -596,9 +596,9 @@ mod tests {
         );
 
         // The known container counts: its pod may be over.
-        living.claimed.insert(name.clone());
+        living.given.insert(name.clone());
         assert_eq!(held(&living, &delivery), BTreeSet::from([place(0)]));
-        living.claimed.clear();
+        living.given.clear();
         delivery.gone(&BTreeSet::from([name]), delivery.moment());
         assert_eq!(held(&living, &delivery), BTreeSet::from([place(0)]));
     }

@@ -13,7 +13,7 @@ use placement::{Compute, Grant, Memory};
 use supervisor::instance::Workload;
 use vgpu_abi::limits::Policy;
 
-use super::allotments::{Claim, Cut, GpuShare, kind_word, policy_word};
+use super::allotments::{Cut, GpuShare, Recipient, kind_word, policy_word};
 use super::matching::Asking;
 use crate::node_gpus::{Health, Inventory, KnownGpu};
 
@@ -117,7 +117,7 @@ pub struct WantedContainer {
     /// For the matching.
     pub asking: Asking,
     /// The container's share.
-    pub claim: Claim,
+    pub recipient: Recipient,
 }
 
 /// The uid, which distinguishes a pod from other pods that had its namespace and name.
@@ -224,7 +224,7 @@ pub fn wanted(
                     kind: asked.kind,
                     count: slots,
                 },
-                claim: Claim {
+                recipient: Recipient {
                     uid: uid(pod).to_owned(),
                     namespace: pod.metadata.namespace.clone().unwrap_or_default(),
                     pod: pod.metadata.name.clone().unwrap_or_default(),
@@ -455,13 +455,13 @@ pub fn names_asking(pod: &Pod, vendor: &str, vendors: &Vendors) -> Option<Vec<St
 /// # Errors
 ///
 /// When it names others.
-pub fn shown_as_given(pod: &Pod, claim: &Claim) -> Result<(), Refusal> {
-    let key = kube_api::keys::visible_devices(&claim.container);
+pub fn shown_as_given(pod: &Pod, recipient: &Recipient) -> Result<(), Refusal> {
+    let key = kube_api::keys::visible_devices(&recipient.container);
     let annotations = pod.metadata.annotations.as_ref();
     let Some(shown) = annotations.and_then(|annotations| annotations.get(&key)) else {
         return Ok(());
     };
-    let shares = claim.shares.iter();
+    let shares = recipient.shares.iter();
     let given: Vec<&str> = shares
         .filter(|share| share.instance.is_none())
         .map(|share| share.gpu.as_str())
@@ -471,7 +471,7 @@ pub fn shown_as_given(pod: &Pod, claim: &Claim) -> Result<(), Refusal> {
     }
     Err(Refusal(format!(
         "container {}: annotation {key} shows it {shown:?}, and it was given {:?}; another client than the scheduler changed it",
-        claim.container,
+        recipient.container,
         given.join(",")
     )))
 }

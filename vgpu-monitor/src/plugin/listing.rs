@@ -142,8 +142,8 @@ async fn refresh(plugin: &Plugin, last: &SlotCounts) {
             }
             for lot in of_resource {
                 let lives = pods.as_ref().is_none_or(|pods| {
-                    let claim = lot.claim.as_ref();
-                    claim.is_none_or(|claim| pods.has(&claim.namespace, &claim.pod))
+                    let recipient = lot.recipient.as_ref();
+                    recipient.is_none_or(|recipient| pods.has(&recipient.namespace, &recipient.pod))
                 });
                 if lives {
                     taken.extend(lot.ids.iter().cloned());

@@ -48,7 +48,7 @@ pub struct Living {
     /// Names of living containers' allotments, and of those of which nothing is known yet.
     pub names: BTreeSet<Name>,
     /// Names of the allotments whose pods are known, and so what those hold.
-    pub claimed: BTreeSet<Name>,
+    pub given: BTreeSet<Name>,
     /// Positions of the instances that pods hold which are not over: GPU and position.
     pub instances: BTreeSet<(String, Span)>,
     /// Allotments made after this moment are not among them.
@@ -130,7 +130,7 @@ impl NodePods {
         };
         let mut living = Living {
             names: BTreeSet::new(),
-            claimed: BTreeSet::new(),
+            given: BTreeSet::new(),
             instances: BTreeSet::new(),
             as_of,
         };
@@ -138,15 +138,18 @@ impl NodePods {
         let mut newer: BTreeMap<(&str, &str), Option<&str>> = BTreeMap::new();
         for lot in all.iter().rev() {
             let resource = lot.resource.as_str();
-            let owner = lot.claim.as_ref().map(|claim| claim.uid.as_str());
+            let owner = lot
+                .recipient
+                .as_ref()
+                .map(|recipient| recipient.uid.as_str());
             let passed_on = lot.ids.iter().all(|id| {
                 let later = newer.get(&(resource, id.as_str()));
                 later.is_some_and(|later| owner.is_none() || *later != owner)
             });
-            let lives = match &lot.claim {
-                Some(claim) => {
-                    uids.contains(claim.uid.as_str())
-                        || (listed.has(&claim.namespace, &claim.pod) && !passed_on)
+            let lives = match &lot.recipient {
+                Some(recipient) => {
+                    uids.contains(recipient.uid.as_str())
+                        || (listed.has(&recipient.namespace, &recipient.pod) && !passed_on)
                 }
                 // The container is not known yet: the allotment lives until all its slots were allotted again.
                 None => {
@@ -155,16 +158,19 @@ impl NodePods {
                         || held.is_some_and(|held| lot.ids.iter().any(|id| held.contains(id)))
                 }
             };
-            if lot.claim.is_some() {
-                living.claimed.insert(Name(lot.name.clone()));
+            if lot.recipient.is_some() {
+                living.given.insert(Name(lot.name.clone()));
             }
             for id in &lot.ids {
                 newer.entry((resource, id.as_str())).or_insert(owner);
             }
             if lives {
                 living.names.insert(Name(lot.name.clone()));
-                let claims = lot.claim.iter().filter(|claim| !over(&claim.uid));
-                let shares = claims.flat_map(|claim| &claim.shares);
+                let recipients = lot
+                    .recipient
+                    .iter()
+                    .filter(|recipient| !over(&recipient.uid));
+                let shares = recipients.flat_map(|recipient| &recipient.shares);
                 let places = shares.filter_map(|share| {
                     let cut = share.instance.as_ref()?;
                     Some((share.gpu.clone(), cut.span()))

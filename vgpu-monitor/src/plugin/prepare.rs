@@ -12,7 +12,7 @@ use server::TraceContext;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::allotments::{Allotment, Claim};
+use super::allotments::{Allotment, Recipient};
 use super::api;
 use super::checkpoint::{self, CheckpointEntry};
 use super::identity::{self, Refusal, WantedContainer, is_over};
@@ -226,24 +226,27 @@ impl<'a> Call<'a> {
             .iter()
             .filter(|lot| lot.resource == self.resource && lot.ids == self.called)
             .collect();
-        let Some(newest) = same.last().and_then(|lot| lot.claim.as_ref()) else {
+        let Some(newest) = same.last().and_then(|lot| lot.recipient.as_ref()) else {
             return Err(away("and this container was given nothing before"));
         };
-        let is_holder = |claim: &Claim| {
+        let is_holder = |recipient: &Recipient| {
             holders.is_none_or(|holders| {
-                holders
-                    .iter()
-                    .any(|holder| holder.namespace == claim.namespace && holder.name == claim.pod)
+                holders.iter().any(|holder| {
+                    holder.namespace == recipient.namespace && holder.name == recipient.pod
+                })
             })
         };
         if !is_holder(newest) {
             return Err(away("and another pod held these slots before"));
         }
-        let again: Vec<(Name, Claim)> = same
+        let again: Vec<(Name, Recipient)> = same
             .iter()
             .filter_map(|lot| {
-                let claim = lot.claim.as_ref().filter(|claim| claim.uid == newest.uid)?;
-                Some((Name(lot.name.clone()), claim.clone()))
+                let recipient = lot
+                    .recipient
+                    .as_ref()
+                    .filter(|recipient| recipient.uid == newest.uid)?;
+                Some((Name(lot.name.clone()), recipient.clone()))
             })
             .collect();
         tracing::info!(
@@ -309,8 +312,8 @@ impl Case<'_> {
         let shared = &self.call.plugin.0;
         let (inventory, health) = self.gpus().await?;
         let settings = &shared.settings;
-        if let Some(claims) = self.remembered(pod) {
-            return self.again(pod, claims, &inventory, &health).await;
+        if let Some(recipients) = self.remembered(pod) {
+            return self.again(pod, recipients, &inventory, &health).await;
         }
         self.is_the_holder(pod).await?;
         let wanted = identity::wanted(
@@ -326,7 +329,7 @@ impl Case<'_> {
             .into_iter()
             .filter(|wanted| wanted.resource == self.call.resource)
             .map(|mut wanted| {
-                wanted.claim.workload = workload.clone();
+                wanted.recipient.workload = workload.clone();
                 wanted
             })
             .collect();
@@ -339,15 +342,15 @@ impl Case<'_> {
         let turn = shared.turn.lock().await;
         let orders = self.orders(identity::uid(pod), &wanted).await?;
         let all = shared.store.all();
-        let mut claims: Vec<(Name, Claim)> = Vec::new();
+        let mut recipients: Vec<(Name, Recipient)> = Vec::new();
         let mut fresh = Vec::new();
         for (order, wanted) in orders.iter().zip(&wanted) {
             let Some(lot) = all.iter().find(|lot| lot.order == *order) else {
                 return Err(Refusal("the pod was removed meanwhile".to_owned()));
             };
-            let claim = match &lot.claim {
+            let recipient = match &lot.recipient {
                 Some(first) => {
-                    if !first.same(&wanted.claim) {
+                    if !first.same(&wanted.recipient) {
                         self.changed(pod, &wanted.asking.container);
                     }
                     first.clone()
@@ -356,25 +359,25 @@ impl Case<'_> {
                     let container = &wanted.asking.container;
                     let traces = &shared.parts.traces;
                     shared.handed.to(traces, &lot.name, container, parent);
-                    fresh.push((Name(lot.name.clone()), wanted.claim.clone()));
-                    wanted.claim.clone()
+                    fresh.push((Name(lot.name.clone()), wanted.recipient.clone()));
+                    wanted.recipient.clone()
                 }
             };
-            claims.push((Name(lot.name.clone()), claim));
+            recipients.push((Name(lot.name.clone()), recipient));
         }
-        for (_, claim) in &claims {
-            identity::shown_as_given(pod, claim)?;
+        for (_, recipient) in &recipients {
+            identity::shown_as_given(pod, recipient)?;
         }
         if !fresh.is_empty() {
-            self.room(&inventory, &all, &claims).await?;
+            self.room(&inventory, &all, &recipients).await?;
             let store = Arc::clone(&shared.store);
             // It is kept in memory in any case; a file that cannot be written is counted and logged there.
-            drop(spawn_blocking(move || store.claim(&fresh)).await);
+            drop(spawn_blocking(move || store.record(&fresh)).await);
             shared.changed.notify_one();
         }
         drop(turn);
-        give(self.call.plugin, self.to_give(&all, &claims)).await?;
-        tell::later(self.call.plugin, pod.clone(), claims.len());
+        give(self.call.plugin, self.to_give(&all, &recipients)).await?;
+        tell::later(self.call.plugin, pod.clone(), recipients.len());
         Ok(())
     }
 
@@ -397,7 +400,7 @@ impl Case<'_> {
     }
 
     /// The pod's earlier shares, if all of its containers were given one, and no allotment has been made for it since.
-    fn remembered(&self, pod: &Pod) -> Option<Vec<(Name, Claim)>> {
+    fn remembered(&self, pod: &Pod) -> Option<Vec<(Name, Recipient)>> {
         let shared = &self.call.plugin.0;
         let served = shared.settings.served.iter();
         let vendor = served
@@ -411,7 +414,11 @@ impl Case<'_> {
                 .rev()
                 .filter(|lot| lot.resource == self.call.resource)
         };
-        let is_own = |lot: &&Allotment| lot.claim.as_ref().is_some_and(|claim| claim.uid == uid);
+        let is_own = |lot: &&Allotment| {
+            lot.recipient
+                .as_ref()
+                .is_some_and(|recipient| recipient.uid == uid)
+        };
         // The newest that has just these slots is the one that counts.
         let mut held = self
             .listed
@@ -425,15 +432,15 @@ impl Case<'_> {
             return None;
         }
         let names = identity::names_asking(pod, vendor, &shared.parts.vendors)?;
-        let claims = names.iter().map(|name| {
+        let recipients = names.iter().map(|name| {
             of_resource().find_map(|lot| {
-                let claim = lot.claim.as_ref()?;
-                (claim.uid == uid && claim.container == *name)
-                    .then(|| (Name(lot.name.clone()), claim.clone()))
+                let recipient = lot.recipient.as_ref()?;
+                (recipient.uid == uid && recipient.container == *name)
+                    .then(|| (Name(lot.name.clone()), recipient.clone()))
             })
         });
-        let claims: Vec<_> = claims.collect::<Option<_>>()?;
-        (!claims.is_empty()).then_some(claims)
+        let recipients: Vec<_> = recipients.collect::<Option<_>>()?;
+        (!recipients.is_empty()).then_some(recipients)
     }
 
     /// Gives the earlier shares again: later changes of annotations or configuration do not remove them. A sick
@@ -441,7 +448,7 @@ impl Case<'_> {
     async fn again(
         &self,
         pod: &Pod,
-        claims: Vec<(Name, Claim)>,
+        recipients: Vec<(Name, Recipient)>,
         inventory: &Inventory,
         health: &Health,
     ) -> Result<(), Refusal> {
@@ -455,34 +462,34 @@ impl Case<'_> {
             inventory,
             &Health::new(),
         );
-        for (_, first) in &claims {
+        for (_, first) in &recipients {
             let says = now.iter().flatten();
-            let mut says = says.filter(|wanted| wanted.claim.container == first.container);
-            if says.any(|wanted| !first.same(&wanted.claim)) {
+            let mut says = says.filter(|wanted| wanted.recipient.container == first.container);
+            if says.any(|wanted| !first.same(&wanted.recipient)) {
                 self.changed(pod, &first.container);
             }
         }
         let all = shared.store.all();
-        let start = self.to_give(&all, &claims);
-        for (name, claim) in &claims {
+        let start = self.to_give(&all, &recipients);
+        for (name, recipient) in &recipients {
             let starts = all
                 .iter()
                 .any(|lot| lot.name == name.0 && lot.ids == self.call.called);
             if !starts {
                 continue;
             }
-            identity::shown_as_given(pod, claim)?;
-            for share in &claim.shares {
+            identity::shown_as_given(pod, recipient)?;
+            for share in &recipient.shares {
                 if let Some(sick) = health.get(&share.gpu) {
                     return Err(Refusal(format!(
                         "container {}: GPU {} cannot be used now: {}",
-                        claim.container, share.gpu, sick.reason
+                        recipient.container, share.gpu, sick.reason
                     )));
                 }
             }
         }
         give(self.call.plugin, start).await?;
-        tell::later(self.call.plugin, pod.clone(), claims.len());
+        tell::later(self.call.plugin, pod.clone(), recipients.len());
         Ok(())
     }
 
@@ -540,9 +547,9 @@ impl Case<'_> {
                 order: lot.order,
                 ids: &lot.ids,
                 owner: lot
-                    .claim
+                    .recipient
                     .as_ref()
-                    .map(|claim| (claim.uid.as_str(), claim.container.as_str())),
+                    .map(|recipient| (recipient.uid.as_str(), recipient.container.as_str())),
             })
             .collect();
         let evidence = Evidence {
@@ -590,21 +597,26 @@ impl Case<'_> {
         &self,
         inventory: &Inventory,
         all: &[Allotment],
-        claims: &[(Name, Claim)],
+        recipients: &[(Name, Recipient)],
     ) -> Result<(), Refusal> {
-        let uid = claims.first().map_or("", |(_, claim)| claim.uid.as_str());
+        let uid = recipients
+            .first()
+            .map_or("", |(_, recipient)| recipient.uid.as_str());
         let mut others = room::by_pod(all);
-        let mut own: Vec<&Claim> = claims.iter().map(|(_, claim)| claim).collect();
+        let mut own: Vec<&Recipient> = recipients.iter().map(|(_, recipient)| recipient).collect();
         let elsewhere = others.remove(uid).unwrap_or_default();
-        let is_known = |claim: &Claim| own.iter().any(|known| known.container == claim.container);
-        let more: Vec<&Claim> = elsewhere
+        let is_known = |recipient: &Recipient| {
+            own.iter()
+                .any(|known| known.container == recipient.container)
+        };
+        let more: Vec<&Recipient> = elsewhere
             .into_iter()
-            .filter(|claim| !is_known(claim))
+            .filter(|recipient| !is_known(recipient))
             .collect();
         own.extend(more);
-        others.retain(|_, claims| {
-            let pod = claims.first();
-            pod.is_some_and(|claim| self.named.pods.has(&claim.namespace, &claim.pod))
+        others.retain(|_, recipients| {
+            let pod = recipients.first();
+            pod.is_some_and(|recipient| self.named.pods.has(&recipient.namespace, &recipient.pod))
         });
         let refused = |why: NoRoom| Refusal(why.to_string());
         match room::check(inventory, &others, &own) {
@@ -624,7 +636,7 @@ impl Case<'_> {
 
     /// The pods among these that are over or gone. The watch may be behind, so what it says of them is read again, by
     /// name; a pod that cannot be read is not over.
-    async fn over(&self, others: &BTreeMap<&str, Vec<&Claim>>) -> BTreeSet<String> {
+    async fn over(&self, others: &BTreeMap<&str, Vec<&Recipient>>) -> BTreeSet<String> {
         let parts = &self.call.plugin.0.parts;
         let Ok(pods) = parts.pods.pods.all().await else {
             return BTreeSet::new();
@@ -635,11 +647,11 @@ impl Case<'_> {
             .map(identity::uid)
             .collect();
         let mut over = BTreeSet::new();
-        for (uid, claims) in others {
-            let Some(claim) = claims.first().filter(|_| !living.contains(uid)) else {
+        for (uid, recipients) in others {
+            let Some(recipient) = recipients.first().filter(|_| !living.contains(uid)) else {
                 continue;
             };
-            match api::pod(&parts.client, &claim.namespace, &claim.pod).await {
+            match api::pod(&parts.client, &recipient.namespace, &recipient.pod).await {
                 Ok(pod) if identity::uid(&pod) == *uid && !is_over(&pod) => {}
                 Ok(_) | Err(Without::Gone) => drop(over.insert((*uid).to_owned())),
                 Err(Without::Refused(_) | Without::Away(_)) => {}
@@ -650,13 +662,17 @@ impl Case<'_> {
 
     /// The shares that have to be given now: to the container that starts, whichever it is, and to those that got
     /// nothing from this process.
-    fn to_give(&self, all: &[Allotment], claims: &[(Name, Claim)]) -> Vec<(Name, Claim)> {
+    fn to_give(
+        &self,
+        all: &[Allotment],
+        recipients: &[(Name, Recipient)],
+    ) -> Vec<(Name, Recipient)> {
         let given = self.call.plugin.0.given.lock();
         let starts = |name: &Name| {
             all.iter()
                 .any(|lot| lot.name == name.0 && lot.ids == self.call.called)
         };
-        claims
+        recipients
             .iter()
             .filter(|(name, _)| starts(name) || !given.contains(&name.0))
             .cloned()
@@ -665,14 +681,14 @@ impl Case<'_> {
 }
 
 /// Makes the instances, writes them down, and gives.
-async fn give(plugin: &Plugin, claims: Vec<(Name, Claim)>) -> Result<(), Refusal> {
+async fn give(plugin: &Plugin, recipients: Vec<(Name, Recipient)>) -> Result<(), Refusal> {
     let plugin = plugin.clone();
     let done = spawn_blocking(move || {
-        for (name, mut claim) in claims {
-            let container = claim.container.clone();
+        for (name, mut recipient) in recipients {
+            let container = recipient.container.clone();
             let refuse = |why: anyhow::Error| Refusal(format!("container {container}: {why}"));
             let mut made = false;
-            for share in &mut claim.shares {
+            for share in &mut recipient.shares {
                 let Some(cut) = &mut share.instance else {
                     continue;
                 };
@@ -686,10 +702,10 @@ async fn give(plugin: &Plugin, claims: Vec<(Name, Claim)>) -> Result<(), Refusal
             }
             if made {
                 // It is kept in memory in any case; a file that cannot be written is counted and logged there.
-                drop(plugin.0.store.claim(&[(name.clone(), claim.clone())]));
+                drop(plugin.0.store.record(&[(name.clone(), recipient.clone())]));
             }
             let giver = &plugin.0.parts.giver;
-            giver.give(&name, &claim.given()).map_err(refuse)?;
+            giver.give(&name, &recipient.given()).map_err(refuse)?;
             plugin.0.given.lock().insert(name.0);
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use placement::{Cluster, Granted, Instance, InvalidNode, Node, Placement, Pod};
 
-use super::allotments::{Allotment, Claim};
+use super::allotments::{Allotment, Recipient};
 use super::identity::listed;
 use crate::node_gpus::Inventory;
 
@@ -27,29 +27,29 @@ pub enum NoRoom {
     },
 }
 
-/// The shares of each pod: claims by uid, in the order of their containers.
-pub fn by_pod(allotments: &[Allotment]) -> BTreeMap<&str, Vec<&Claim>> {
-    let mut pods: BTreeMap<&str, Vec<&Claim>> = BTreeMap::new();
+/// The shares of each pod: recipients by uid, in the order of their containers.
+pub fn by_pod(allotments: &[Allotment]) -> BTreeMap<&str, Vec<&Recipient>> {
+    let mut pods: BTreeMap<&str, Vec<&Recipient>> = BTreeMap::new();
     for allotment in allotments {
-        if let Some(claim) = &allotment.claim {
-            let claims = pods.entry(claim.uid.as_str()).or_default();
+        if let Some(recipient) = &allotment.recipient {
+            let recipients = pods.entry(recipient.uid.as_str()).or_default();
             // The kubelet asked again for this container: the newer one is it.
-            claims.retain(|older| older.container != claim.container);
-            claims.push(claim);
+            recipients.retain(|older| older.container != recipient.container);
+            recipients.push(recipient);
         }
     }
     pods
 }
 
-/// Whether the node has room for the claims of one pod beside those of the `others`, by uid.
+/// Whether the node has room for the recipients of one pod beside those of the `others`, by uid.
 ///
 /// # Errors
 ///
 /// Which GPU has not enough of what, and which pods hold it.
 pub fn check(
     inventory: &Inventory,
-    others: &BTreeMap<&str, Vec<&Claim>>,
-    own: &[&Claim],
+    others: &BTreeMap<&str, Vec<&Recipient>>,
+    own: &[&Recipient],
 ) -> Result<(), NoRoom> {
     const NODE: &str = "this node";
     let mut cluster = Cluster::new();
@@ -63,15 +63,18 @@ pub fn check(
         pairs: Vec::new(),
     };
     cluster.set_node(node)?;
-    let mut hold = |uid: &str, claims: &[&Claim]| {
+    let mut hold = |uid: &str, recipients: &[&Recipient]| {
         let placement = Placement {
             node: NODE.into(),
-            containers: claims.iter().map(|claim| claim.granted()).collect(),
+            containers: recipients
+                .iter()
+                .map(|recipient| recipient.granted())
+                .collect(),
         };
         cluster.reserve(Pod::named("", uid), placement);
     };
-    for (uid, claims) in others {
-        hold(uid, claims);
+    for (uid, recipients) in others {
+        hold(uid, recipients);
     }
     if let Some(first) = own.first() {
         hold(&first.uid, own);
@@ -79,7 +82,7 @@ pub fn check(
     let Some(node) = cluster.node(NODE) else {
         return Ok(());
     };
-    let mine: Vec<Granted> = own.iter().map(|claim| claim.granted()).collect();
+    let mine: Vec<Granted> = own.iter().map(|recipient| recipient.granted()).collect();
     for grant in mine.iter().flat_map(|granted| &granted.grants) {
         let Some(view) = node.device(&grant.device) else {
             continue;
@@ -116,21 +119,21 @@ pub fn check(
     Ok(())
 }
 
-fn overlaps(instance: &Instance, gpu: &str, others: &BTreeMap<&str, Vec<&Claim>>) -> bool {
-    let claims = others.values().flatten();
-    claims
-        .flat_map(|claim| &claim.shares)
+fn overlaps(instance: &Instance, gpu: &str, others: &BTreeMap<&str, Vec<&Recipient>>) -> bool {
+    let recipients = others.values().flatten();
+    recipients
+        .flat_map(|recipient| &recipient.shares)
         .filter(|share| share.gpu == gpu)
         .filter_map(|share| share.instance.as_ref())
         .any(|cut| cut.span().overlaps(instance.span))
 }
 
-fn holders(gpu: &str, others: &BTreeMap<&str, Vec<&Claim>>) -> String {
+fn holders(gpu: &str, others: &BTreeMap<&str, Vec<&Recipient>>) -> String {
     const MOST_NAMED: usize = 6;
     let mut names: Vec<String> = Vec::new();
-    for claim in others.values().flatten() {
-        let name = format!("{}/{}", claim.namespace, claim.pod);
-        if claim.shares.iter().any(|share| share.gpu == gpu) && !names.contains(&name) {
+    for recipient in others.values().flatten() {
+        let name = format!("{}/{}", recipient.namespace, recipient.pod);
+        if recipient.shares.iter().any(|share| share.gpu == gpu) && !names.contains(&name) {
             names.push(name);
         }
     }
@@ -191,8 +194,8 @@ mod tests {
         }
     }
 
-    fn claim(pod: &str, container: &str, shares: &[GpuShare]) -> Claim {
-        Claim {
+    fn recipient(pod: &str, container: &str, shares: &[GpuShare]) -> Recipient {
+        Recipient {
             uid: format!("uid-{pod}"),
             namespace: "ns".to_owned(),
             pod: pod.to_owned(),
@@ -210,15 +213,17 @@ mod tests {
 
     /// Whether there is room for one share beside those of other pods, or what there is not enough of.
     fn checked(mode: &str, others: &[GpuShare], own: &GpuShare) -> Result<(), String> {
-        let others: Vec<Claim> = (0..)
+        let others: Vec<Recipient> = (0..)
             .zip(others)
-            .map(|(number, other)| claim(&format!("p{number}"), "c", std::slice::from_ref(other)))
+            .map(|(number, other)| {
+                recipient(&format!("p{number}"), "c", std::slice::from_ref(other))
+            })
             .collect();
-        let others: BTreeMap<&str, Vec<&Claim>> = others
+        let others: BTreeMap<&str, Vec<&Recipient>> = others
             .iter()
             .map(|one| (one.uid.as_str(), vec![one]))
             .collect();
-        let own = claim("own", "c", std::slice::from_ref(own));
+        let own = recipient("own", "c", std::slice::from_ref(own));
         match check(&inventory(mode), &others, &[&own]) {
             Err(NoRoom::Full { gpu, excess, .. }) => Err(format!("{gpu}: {excess}")),
             Err(node @ NoRoom::Node(_)) => panic!("{node}"),
@@ -271,15 +276,15 @@ mod tests {
     #[test]
     fn refusal_names_each_pod_on_the_gpu_once() {
         let held = [
-            claim("a", "one", &[share("g0", 300, 0)]),
-            claim("a", "two", &[share("g0", 300, 0)]),
-            claim("b", "c", &[share("g1", 300, 0)]),
+            recipient("a", "one", &[share("g0", 300, 0)]),
+            recipient("a", "two", &[share("g0", 300, 0)]),
+            recipient("b", "c", &[share("g1", 300, 0)]),
         ];
         let others = BTreeMap::from([
             ("uid-a", vec![&held[0], &held[1]]),
             ("uid-b", vec![&held[2]]),
         ]);
-        let own = claim("own", "c", &[share("g0", 500, 0)]);
+        let own = recipient("own", "c", &[share("g0", 500, 0)]);
         let refused = check(&inventory("hami-core"), &others, &[&own]).unwrap_err();
         let text =
             "GPU g0 would have to give 1100 MiB of 1000 MiB memory; the others there are ns/a";
@@ -288,26 +293,26 @@ mod tests {
 
     #[test]
     fn newer_allotment_of_a_container_replaces_the_older_one() {
-        let allotment = |order: u64, claim: Option<Claim>| Allotment {
+        let allotment = |order: u64, recipient: Option<Recipient>| Allotment {
             order,
             name: format!("v{order}"),
             resource: "r".to_owned(),
             ids: Vec::new(),
-            claim,
+            recipient,
         };
         let allotments = [
-            allotment(1, Some(claim("a", "one", &[share("g0", 1, 0)]))),
-            allotment(2, Some(claim("a", "two", &[share("g0", 2, 0)]))),
+            allotment(1, Some(recipient("a", "one", &[share("g0", 1, 0)]))),
+            allotment(2, Some(recipient("a", "two", &[share("g0", 2, 0)]))),
             allotment(3, None),
-            allotment(4, Some(claim("a", "one", &[share("g0", 3, 0)]))),
-            allotment(5, Some(claim("b", "one", &[share("g0", 4, 0)]))),
+            allotment(4, Some(recipient("a", "one", &[share("g0", 3, 0)]))),
+            allotment(5, Some(recipient("b", "one", &[share("g0", 4, 0)]))),
         ];
         let found: Vec<_> = by_pod(&allotments)
             .into_iter()
-            .map(|(uid, claims)| {
-                let mib = claims
+            .map(|(uid, recipients)| {
+                let mib = recipients
                     .iter()
-                    .map(|claim| claim.shares[0].memory_bytes / MIB);
+                    .map(|recipient| recipient.shares[0].memory_bytes / MIB);
                 (uid.to_owned(), mib.collect::<Vec<_>>())
             })
             .collect();

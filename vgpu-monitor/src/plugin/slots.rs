@@ -101,10 +101,10 @@ pub fn on_sick_gpus(
         for id in &allotment.ids {
             found.remove(id);
         }
-        let Some(claim) = &allotment.claim else {
+        let Some(recipient) = &allotment.recipient else {
             continue;
         };
-        if claim.shares.iter().any(|share| sick(&share.gpu)) {
+        if recipient.shares.iter().any(|share| sick(&share.gpu)) {
             found.extend(allotment.ids.iter().cloned());
         }
     }
@@ -187,7 +187,7 @@ mod tests {
             name: format!("v{order}"),
             resource: "r".to_owned(),
             ids: vec![id(number)],
-            claim: None,
+            recipient: None,
         };
         let lots = [lot(1, 0), lot(2, 1), lot(3, 0)];
         let ids = |numbers: &[usize]| -> Vec<String> { numbers.iter().map(|n| id(*n)).collect() };

@@ -14,7 +14,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::sleep;
 
-use super::allotments::Claim;
+use super::allotments::Recipient;
 use super::api;
 use super::{Plugin, PluginState, identity};
 use crate::api_answer::Without;
@@ -41,8 +41,8 @@ const TRIES: u32 = 40;
 pub(super) fn later(plugin: &Plugin, pod: Pod, asking: usize) {
     let uid = identity::uid(&pod).to_owned();
     let all = plugin.0.store.all();
-    let claims: Vec<&Claim> = of(&all, &uid).collect();
-    if claims.len() < asking || claims.iter().all(|claim| claim.told) {
+    let recipients: Vec<&Recipient> = of(&all, &uid).collect();
+    if recipients.len() < asking || recipients.iter().all(|recipient| recipient.told) {
         return;
     }
     let untold = Untold {
@@ -55,25 +55,31 @@ pub(super) fn later(plugin: &Plugin, pod: Pod, asking: usize) {
     drop(plugin.0.untold.send(untold));
 }
 
-fn of<'a>(all: &'a [super::Allotment], uid: &'a str) -> impl Iterator<Item = &'a Claim> {
+fn of<'a>(all: &'a [super::Allotment], uid: &'a str) -> impl Iterator<Item = &'a Recipient> {
     all.iter()
-        .filter_map(|lot| lot.claim.as_ref())
-        .filter(move |claim| claim.uid == uid)
+        .filter_map(|lot| lot.recipient.as_ref())
+        .filter(move |recipient| recipient.uid == uid)
 }
 
 /// Runs as long as the plugin lives. Pods that an earlier process did not get to come first.
 pub(super) async fn run(shared: Weak<PluginState>, mut untold: UnboundedReceiver<Untold>) {
     if let Some(plugin) = shared.upgrade().map(Plugin) {
         let mut pods = BTreeMap::new();
-        for claim in plugin.0.store.all().into_iter().filter_map(|lot| lot.claim) {
-            if !claim.told {
-                pods.insert(claim.uid.clone(), claim);
+        for recipient in plugin
+            .0
+            .store
+            .all()
+            .into_iter()
+            .filter_map(|lot| lot.recipient)
+        {
+            if !recipient.told {
+                pods.insert(recipient.uid.clone(), recipient);
             }
         }
-        for (uid, claim) in pods {
+        for (uid, recipient) in pods {
             let untold = Untold {
-                namespace: claim.namespace,
-                name: claim.pod,
+                namespace: recipient.namespace,
+                name: recipient.pod,
                 uid,
                 pod: None,
             };
@@ -140,8 +146,8 @@ async fn once(plugin: &Plugin, untold: &mut Untold) -> Result<(), Without> {
         return Err(Without::Gone);
     }
     let all = plugin.0.store.all();
-    let claims: Vec<&Claim> = of(&all, &untold.uid).collect();
-    let annotations = annotations(pod, &claims, &plugin.0.parts.vendors);
+    let recipients: Vec<&Recipient> = of(&all, &untold.uid).collect();
+    let annotations = annotations(pod, &recipients, &plugin.0.parts.vendors);
     if annotations.is_empty() {
         return Ok(());
     }
@@ -153,7 +159,7 @@ async fn once(plugin: &Plugin, untold: &mut Untold) -> Result<(), Without> {
 /// The annotations that the pod lacks.
 fn annotations(
     pod: &Pod,
-    claims: &[&Claim],
+    recipients: &[&Recipient],
     vendors: &kube_api::vendor::Vendors,
 ) -> BTreeMap<String, String> {
     let none = BTreeMap::new();
@@ -167,7 +173,10 @@ fn annotations(
         let Some(text) = has.get(key) else {
             continue;
         };
-        if claims.iter().any(|claim| claim.vendor == row.word) {
+        if recipients
+            .iter()
+            .any(|recipient| recipient.vendor == row.word)
+        {
             let containers = text.matches(';').count();
             written.insert(key.clone(), ";".repeat(containers));
         } else {
@@ -178,7 +187,7 @@ fn annotations(
         written.insert(keys::BIND_PHASE.to_owned(), "success".to_owned());
     }
     if let Some(text) = has.get(keys::MIG_ALLOCATIONS)
-        && let Some(instances) = instances(pod, text, claims)
+        && let Some(instances) = instances(pod, text, recipients)
     {
         written.insert(keys::MIG_ALLOCATIONS.to_owned(), instances);
     }
@@ -187,7 +196,7 @@ fn annotations(
 }
 
 /// The list of MIG instances with what the driver calls those that are made; `None` if it cannot be read.
-fn instances(pod: &Pod, text: &str, claims: &[&Claim]) -> Option<String> {
+fn instances(pod: &Pod, text: &str, recipients: &[&Recipient]) -> Option<String> {
     let mut instances: Vec<MigAllocation> = allocation::decode_instances(text).ok()?;
     let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
     let names: Vec<&str> = containers
@@ -195,10 +204,10 @@ fn instances(pod: &Pod, text: &str, claims: &[&Claim]) -> Option<String> {
         .collect();
     for instance in &mut instances {
         let name = names.get(instance.container_index)?;
-        let made = claims
+        let made = recipients
             .iter()
-            .find(|claim| claim.container == **name)
-            .and_then(|claim| claim.shares.get(instance.device_index))
+            .find(|recipient| recipient.container == **name)
+            .and_then(|recipient| recipient.shares.get(instance.device_index))
             .filter(|share| share.gpu == instance.gpu_uuid)
             .and_then(|share| share.instance.as_ref()?.made.as_ref());
         if let Some(made) = made {

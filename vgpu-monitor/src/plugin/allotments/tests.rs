@@ -11,8 +11,8 @@ fn ids(numbers: &[usize]) -> Vec<String> {
         .collect()
 }
 
-fn claim(uid: &str, pod: &str) -> Claim {
-    Claim {
+fn recipient(uid: &str, pod: &str) -> Recipient {
+    Recipient {
         uid: uid.to_owned(),
         namespace: "default".to_owned(),
         pod: pod.to_owned(),
@@ -42,7 +42,7 @@ fn allotments_survive_a_restart() {
     let (book, opened) = AllotmentStore::open(&path);
     assert!(opened.absent);
     let order = book.add(&name(0), "r", &ids(&[2, 1, 2])).unwrap();
-    book.claim(&[(name(0), claim("u", "p"))]).unwrap();
+    book.record(&[(name(0), recipient("u", "p"))]).unwrap();
     book.told("u");
 
     let (again, opened) = AllotmentStore::open(&path);
@@ -51,7 +51,7 @@ fn allotments_survive_a_restart() {
     let all = again.all();
     assert_eq!(all, book.all());
     assert_eq!(all[0].ids, ids(&[1, 2]));
-    assert!(all[0].claim.as_ref().unwrap().told);
+    assert!(all[0].recipient.as_ref().unwrap().told);
     assert!(again.add(&name(1), "r", &ids(&[1])).unwrap() > order);
     again.forget(&[name(0)]);
     assert_eq!(AllotmentStore::open(&path).0.all().len(), 1);
@@ -130,7 +130,7 @@ fn recovered_allotments_are_older_and_known_ones_stay() {
         name: name(number).0,
         resource: "r".to_owned(),
         ids: ids(&[number]),
-        claim: None,
+        recipient: None,
     };
 
     assert_eq!(book.recover(vec![found(1), found(7), found(2)]), 2);
@@ -155,7 +155,7 @@ fn full_memory_forgets_reallotted_slots_first() {
             name: name(number).0,
             resource: "r".to_owned(),
             ids: ids(&[slot]),
-            claim: None,
+            recipient: None,
         });
     }
 
@@ -172,8 +172,8 @@ fn full_memory_forgets_reallotted_slots_first() {
 }
 
 #[test]
-fn claims_compare_equal_after_instances_and_events() {
-    let (first, mut later) = (claim("u", "p"), claim("u", "p"));
+fn recipients_compare_equal_after_instances_and_events() {
+    let (first, mut later) = (recipient("u", "p"), recipient("u", "p"));
     later.told = true;
     later.shares[0].physical_bytes = 1;
     assert!(first.same(&later));
