@@ -9,9 +9,12 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use super::slots::{self, Slots};
+use super::allotments::Allotment;
+use super::pods::Pods;
+use super::slots::{self, Slot, Slots};
 use super::{Plugin, PluginState};
 use crate::durable;
+use crate::node_gpus::{Health, Inventory};
 use crate::proto::device_plugin::{Device, ListAndWatchResponse, NumaNode, TopologyInfo};
 
 /// A pod can go without a notification.
@@ -62,7 +65,7 @@ pub(super) async fn run(shared: Weak<PluginState>) {
 /// them when it runs again.
 async fn take_in(plugin: &Plugin, path: &Path, last: &mut SlotCounts) {
     let known = count(plugin);
-    if !known.is_empty() && known != *last {
+    if are_news(&known, last) {
         *last = known;
         remember(path.to_owned(), last.clone()).await;
     }
@@ -70,6 +73,11 @@ async fn take_in(plugin: &Plugin, path: &Path, last: &mut SlotCounts) {
 }
 
 type SlotCounts = BTreeMap<String, usize>;
+
+/// Whether these counts are to be saved. Before the driver has spoken there are none, and the saved ones stay.
+fn are_news(known: &SlotCounts, last: &SlotCounts) -> bool {
+    !known.is_empty() && known != last
+}
 
 /// The slots of each resource as the driver has them; empty until it has said so.
 fn count(plugin: &Plugin) -> SlotCounts {
@@ -89,8 +97,12 @@ fn count(plugin: &Plugin) -> SlotCounts {
 /// The slots when the agent last ran: a kubelet that knows no slots kills pods that hold some, and a driver
 /// may take half a minute to list its GPUs.
 fn last_known(path: &PathBuf) -> SlotCounts {
-    let text = std::fs::read(path).unwrap_or_default();
-    serde_json::from_slice(&text).unwrap_or_default()
+    counts_in(&std::fs::read(path).unwrap_or_default())
+}
+
+/// The counts in a file; none in a damaged one.
+fn counts_in(text: &[u8]) -> SlotCounts {
+    serde_json::from_slice(text).unwrap_or_default()
 }
 
 async fn remember(path: PathBuf, known: SlotCounts) {
@@ -103,6 +115,74 @@ async fn remember(path: PathBuf, known: SlotCounts) {
     }
 }
 
+/// The slots to report: as the GPUs have them; until these are known, as many as when the agent last ran. `None`: the
+/// agent has never seen the resource.
+fn slots_of(
+    inventory: Option<&Inventory>,
+    health: &Health,
+    vendor: &str,
+    last: Option<usize>,
+) -> Option<Slots> {
+    match inventory {
+        Some(inventory) => Some(slots::count(inventory, health, vendor)),
+        None => last.map(|all| Slots { all, well: all }),
+    }
+}
+
+/// Whether it matters which pod holds which slot: while slots are missing, or after there were more of them.
+fn are_missing(slots: Slots, of_resource: &[&Allotment]) -> bool {
+    let is_beyond = |id: &String| {
+        id.strip_prefix("vgpu-")
+            .and_then(|number| number.parse::<usize>().ok())
+            .is_none_or(|number| number >= slots.all)
+    };
+    let mut allotted = of_resource.iter().flat_map(|lot| &lot.ids);
+    slots.well < slots.all || allotted.any(is_beyond)
+}
+
+/// The slots that pods hold, by the kubelet's list of pods and by what the agent remembers. `pods` is `None` where the
+/// kubelet does not answer: then everything that is remembered is taken.
+fn taken_slots(
+    pods: Option<&Pods>,
+    resource: &str,
+    of_resource: &[&Allotment],
+) -> BTreeSet<String> {
+    let mut taken: BTreeSet<String> = BTreeSet::new();
+    for pod in pods
+        .map(|pods| pods.holders(resource))
+        .into_iter()
+        .flatten()
+    {
+        taken.extend(pod.slots.into_values().flatten());
+    }
+    for lot in of_resource {
+        let lives = match (pods, &lot.recipient) {
+            (Some(pods), Some(recipient)) => pods.has(&recipient.namespace, &recipient.pod),
+            // No container is known to have it yet, or none can be asked for.
+            _ => true,
+        };
+        if lives {
+            taken.extend(lot.ids.iter().cloned());
+        }
+    }
+    taken
+}
+
+/// The list as the kubelet reads it. `numa`: the node of all GPUs, if the agent reports it.
+fn as_response(listed: Vec<Slot>, numa: Option<u32>) -> ListAndWatchResponse {
+    let topology = numa.map(|numa| TopologyInfo {
+        nodes: vec![NumaNode { id: numa.into() }],
+    });
+    let devices = listed.into_iter().map(|slot| Device {
+        id: slot.id,
+        health: if slot.well { "Healthy" } else { "Unhealthy" }.to_owned(),
+        topology: topology.clone(),
+    });
+    ListAndWatchResponse {
+        devices: devices.collect(),
+    }
+}
+
 async fn refresh(plugin: &Plugin, last: &SlotCounts) {
     let inventory = plugin.0.parts.inventories.borrow().clone();
     let health = plugin.0.parts.healths.borrow().clone();
@@ -110,45 +190,21 @@ async fn refresh(plugin: &Plugin, last: &SlotCounts) {
         let Some(list) = plugin.0.lists.get(&served.resource) else {
             continue;
         };
-        let slots = match &inventory {
-            Some(inventory) => slots::count(inventory, &health, &served.vendor),
-            None => match last.get(&served.resource) {
-                Some(all) => Slots {
-                    all: *all,
-                    well: *all,
-                },
-                None => continue,
-            },
+        let before = last.get(&served.resource).copied();
+        let counted = slots_of(inventory.as_deref(), &health, &served.vendor, before);
+        let Some(slots) = counted else {
+            continue;
         };
         let all = plugin.0.store.all();
-        // It matters which pod holds which slot only while slots are missing.
-        let mut taken: BTreeSet<String> = BTreeSet::new();
-        let mut sick = BTreeSet::new();
-        let beyond = |id: &String| {
-            id.strip_prefix("vgpu-")
-                .and_then(|number| number.parse::<usize>().ok())
-                .is_none_or(|number| number >= slots.all)
-        };
-        let of_resource = all.iter().filter(|lot| lot.resource == served.resource);
-        let missing =
-            slots.well < slots.all || of_resource.clone().flat_map(|lot| &lot.ids).any(beyond);
-        if missing {
-            // A kubelet that has just begun does not answer, and reads this very list: then all that is remembered is
-            // taken.
+        let of_resource: Vec<&Allotment> = all
+            .iter()
+            .filter(|lot| lot.resource == served.resource)
+            .collect();
+        let (mut taken, mut sick) = (BTreeSet::new(), BTreeSet::new());
+        if are_missing(slots, &of_resource) {
+            // A kubelet that has just begun does not answer, and reads this very list.
             let pods = plugin.0.lister.pods().await.ok();
-            if let Some(pods) = &pods {
-                let held = pods.holders(&served.resource).into_iter();
-                taken.extend(held.flat_map(|pod| pod.slots.into_values().flatten()));
-            }
-            for lot in of_resource {
-                let lives = pods.as_ref().is_none_or(|pods| {
-                    let recipient = lot.recipient.as_ref();
-                    recipient.is_none_or(|recipient| pods.has(&recipient.namespace, &recipient.pod))
-                });
-                if lives {
-                    taken.extend(lot.ids.iter().cloned());
-                }
-            }
+            taken = taken_slots(pods.as_deref(), &served.resource, &of_resource);
             if let Some(inventory) = &inventory {
                 sick = slots::on_sick_gpus(&all, &served.resource, inventory, &health);
             }
@@ -159,17 +215,7 @@ async fn refresh(plugin: &Plugin, last: &SlotCounts) {
         metrics.slots(&served.resource, well, listed.len() - well);
         // The other vendors' devices are not in the inventory.
         let numa = inventory.as_ref().and_then(|inventory| inventory.numa);
-        let topology = numa.map(|numa| TopologyInfo {
-            nodes: vec![NumaNode { id: numa.into() }],
-        });
-        let devices = listed.into_iter().map(|slot| Device {
-            id: slot.id,
-            health: if slot.well { "Healthy" } else { "Unhealthy" }.to_owned(),
-            topology: topology.clone(),
-        });
-        let response = ListAndWatchResponse {
-            devices: devices.collect(),
-        };
+        let response = as_response(listed, numa);
         list.send_if_modified(|known| {
             if known.as_ref().is_some_and(|known| **known == response) {
                 return false;
@@ -183,5 +229,200 @@ async fn refresh(plugin: &Plugin, last: &SlotCounts) {
             *known = Some(Arc::new(response));
             true
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::node_gpus::{KnownGpu, Sick};
+    use crate::plugin::allotments::Recipient;
+    use crate::proto::pod_resources::{
+        ContainerDevices, ContainerResources, ListPodResourcesResponse, PodResources,
+    };
+
+    fn inventory(gpus: u32) -> Inventory {
+        let gpu = |index: u32| {
+            let id = format!("GPU-{index}");
+            let mut device = placement::Device::new("NVIDIA", &id, "NVIDIA A", 16 << 30);
+            device.index = index;
+            device.slots = 10;
+            KnownGpu {
+                device,
+                physical_bytes: 16 << 30,
+                pci_bus_id: String::new(),
+                minor: index,
+            }
+        };
+        Inventory {
+            gpus: (0..gpus).map(gpu).collect(),
+            ..Inventory::default()
+        }
+    }
+
+    fn sick(gpu: &str) -> Health {
+        let sick = Sick {
+            reason: "lost".to_owned(),
+            since: SystemTime::UNIX_EPOCH,
+            recovers: false,
+        };
+        Health::from([(gpu.to_owned(), sick)])
+    }
+
+    fn lot(order: u64, ids: &[&str], pod: Option<&str>) -> Allotment {
+        let holder = |pod: &str| Recipient {
+            uid: format!("u-{pod}"),
+            namespace: "ml".to_owned(),
+            pod: pod.to_owned(),
+            container: "main".to_owned(),
+            kind: "app".to_owned(),
+            vendor: "NVIDIA".to_owned(),
+            shares: Vec::new(),
+            priority: 0,
+            policy: "default".to_owned(),
+            workload: supervisor::instance::Workload::default(),
+            traceparent: None,
+            told: false,
+        };
+        Allotment {
+            order,
+            name: format!("v{order}"),
+            resource: "gpu".to_owned(),
+            ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+            recipient: pod.map(holder),
+        }
+    }
+
+    /// The kubelet's list, where each pod holds these slots of a resource.
+    fn pods(held: &[(&str, &str, &[&str])]) -> Pods {
+        let pod = |(name, resource, ids): &(&str, &str, &[&str])| PodResources {
+            namespace: "ml".to_owned(),
+            name: (*name).to_owned(),
+            containers: vec![ContainerResources {
+                name: "main".to_owned(),
+                devices: vec![ContainerDevices {
+                    resource_name: (*resource).to_owned(),
+                    device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+                }],
+            }],
+        };
+        Pods::of(ListPodResourcesResponse {
+            pod_resources: held.iter().map(pod).collect(),
+        })
+    }
+
+    #[test]
+    fn slots_are_the_gpus_or_until_these_are_known_the_last_ones() {
+        let (seen, none) = (inventory(2), inventory(0));
+        let of = |inventory: Option<&Inventory>, health: &Health, last| {
+            slots_of(inventory, health, "NVIDIA", last)
+        };
+        let well = Health::new();
+        let slots = |all, well| Some(Slots { all, well });
+        assert_eq!(of(Some(&seen), &well, None), slots(20, 20));
+        assert_eq!(of(Some(&seen), &sick("GPU-1"), Some(7)), slots(20, 10));
+        // An empty list of GPUs is an answer.
+        assert_eq!(of(Some(&none), &well, Some(7)), slots(0, 0));
+        assert_eq!(of(None, &sick("GPU-1"), Some(7)), slots(7, 7));
+        assert_eq!(of(None, &well, None), None);
+    }
+
+    #[test]
+    fn holders_matter_while_slots_are_missing() {
+        let [held, far, odd] = ["vgpu-3", "vgpu-4", "gpu-0"].map(|id| lot(1, &[id], None));
+        let check = |all, well, lots: &[&Allotment]| are_missing(Slots { all, well }, lots);
+        assert!(!check(4, 4, &[]));
+        assert!(check(4, 3, &[]));
+        assert!(!check(4, 4, &[&held]));
+        assert!(check(4, 4, &[&held, &far]), "there were five");
+        assert!(check(4, 4, &[&odd]), "a name of another release");
+    }
+
+    #[test]
+    fn slots_of_pods_that_live_are_taken() {
+        let lots = [
+            lot(1, &["vgpu-0"], Some("lives")),
+            lot(2, &["vgpu-1"], Some("gone")),
+            lot(3, &["vgpu-2"], None),
+        ];
+        let lots: Vec<&Allotment> = lots.iter().collect();
+        let known = pods(&[
+            ("lives", "gpu", &["vgpu-5"]),
+            ("other", "disk", &["vgpu-6"]),
+        ]);
+        let taken = |pods, lots| Vec::from_iter(taken_slots(pods, "gpu", lots));
+
+        assert_eq!(taken(Some(&known), &lots), ["vgpu-0", "vgpu-2", "vgpu-5"]);
+        assert_eq!(taken(Some(&known), &[]), ["vgpu-5"]);
+    }
+
+    #[test]
+    fn all_that_is_remembered_is_taken_while_the_kubelet_is_silent() {
+        let lots = [
+            lot(1, &["vgpu-0", "vgpu-1"], Some("gone")),
+            lot(2, &["vgpu-2"], None),
+        ];
+        let lots: Vec<&Allotment> = lots.iter().collect();
+
+        let taken = Vec::from_iter(taken_slots(None, "gpu", &lots));
+
+        assert_eq!(taken, ["vgpu-0", "vgpu-1", "vgpu-2"]);
+    }
+
+    #[test]
+    fn kubelet_reads_health_and_numa_node_of_each_slot() {
+        let slot = |id: &str, well| Slot {
+            id: id.to_owned(),
+            well,
+        };
+        let listed = || vec![slot("vgpu-0", true), slot("vgpu-1", false)];
+        let said = |numa| -> Vec<(String, String, Option<Vec<i64>>)> {
+            let devices = as_response(listed(), numa).devices.into_iter();
+            devices
+                .map(|device| {
+                    let nodes = device.topology.map(|it| it.nodes);
+                    let nodes = nodes.map(|nodes| nodes.iter().map(|node| node.id).collect());
+                    (device.id, device.health, nodes)
+                })
+                .collect()
+        };
+        let row = |id: &str, health: &str, nodes| (id.to_owned(), health.to_owned(), nodes);
+        assert_eq!(
+            said(None),
+            [
+                row("vgpu-0", "Healthy", None),
+                row("vgpu-1", "Unhealthy", None)
+            ]
+        );
+        assert_eq!(
+            said(Some(1)),
+            [
+                row("vgpu-0", "Healthy", Some(vec![1])),
+                row("vgpu-1", "Unhealthy", Some(vec![1])),
+            ]
+        );
+    }
+
+    #[test]
+    fn counts_are_saved_once_the_driver_has_spoken() {
+        let counts = |slots: usize| SlotCounts::from([("gpu".to_owned(), slots)]);
+        assert!(are_news(&counts(4), &SlotCounts::new()));
+        assert!(are_news(&counts(4), &counts(5)));
+        assert!(are_news(&counts(0), &counts(5)), "no GPU is news, too");
+        assert!(!are_news(&counts(4), &counts(4)));
+        assert!(!are_news(&SlotCounts::new(), &counts(4)));
+    }
+
+    #[test]
+    fn damaged_file_holds_no_counts() {
+        assert_eq!(
+            counts_in(br#"{"gpu": 4}"#),
+            SlotCounts::from([("gpu".to_owned(), 4)])
+        );
+        for text in ["", "{", "[]", r#"{"gpu": -1}"#, r#"{"gpu": "4"}"#] {
+            assert_eq!(counts_in(text.as_bytes()), SlotCounts::new(), "{text}");
+        }
     }
 }
