@@ -117,7 +117,7 @@ fn serve(root: PathBuf, nvml: bool, fences: bool, state: &ArbiterState) {
     }
 }
 
-/// The driver, once it is there.
+/// The driver, once it is there. Stays open: the exporter, whose process this is, watches the driver's files.
 struct ArbiterDriver {
     nvml: bool,
     gpus: Option<NvmlGpus>,

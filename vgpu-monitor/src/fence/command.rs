@@ -57,7 +57,7 @@ pub async fn run(args: FenceArgs) -> anyhow::Result<()> {
 }
 
 fn keep(args: &FenceArgs, files: &DriverFiles, ended: &AtomicBool) {
-    let mut driver = Driver::default();
+    let mut driver = FenceDriver::default();
     let (mut keeper, mut groups) = (Keeper::default(), PodGroups::new(&args.control_groups));
     // Relaxed: see above.
     while !ended.load(Ordering::Relaxed) {
@@ -69,16 +69,17 @@ fn keep(args: &FenceArgs, files: &DriverFiles, ended: &AtomicBool) {
     }
 }
 
-/// The driver, once it is there.
+/// The driver, once it is there. It is asked again and again whether it still answers, and the state of its files is
+/// reported, because this process has no other part that watches the driver.
 #[derive(Default)]
-struct Driver {
+struct FenceDriver {
     gpus: Option<NvmlGpus>,
     asked: Option<Instant>,
     /// What was said last.
     said: String,
 }
 
-impl Driver {
+impl FenceDriver {
     fn opened(&mut self, files: &DriverFiles) -> Option<&dyn Gpus> {
         if self.asked.is_none_or(|at| at.elapsed() >= ASK) {
             self.asked = Some(Instant::now());
