@@ -157,23 +157,37 @@ fn health_and_readiness_answer_and_stop_is_clean() {
 fn node_without_driver_still_shows_containers() {
     let board = Board::new();
     board.container("train", 4 << 30);
-    // Where there is a driver, this test sees it and says only that containers are shown.
-    let agent = Agent::start(board.root(), &["--node-name", "gpu-7"]);
+    // The loader finds this file before the library of a driver that the machine may have, and it is no library.
+    let libraries = tempfile::tempdir().unwrap();
+    std::fs::write(libraries.path().join("libnvidia-ml.so.1"), "none").unwrap();
+    let agent = Agent::start_in(
+        board.root(),
+        &["--node-name", "gpu-7"],
+        &[("LD_LIBRARY_PATH", libraries.path())],
+    );
 
     assert_eq!(agent.series("hami_vgpu_memory_limit_bytes").len(), 1);
-    assert_eq!(agent.series("vgpu_monitor_nvml_up").len(), 1);
-    assert!(agent.series("vGPU_device_memory_limit_in_bytes").is_empty());
+    until("the driver is known to be missing", || {
+        agent.series("vgpu_monitor_nvml_up") == [r#"vgpu_monitor_nvml_up{node="gpu-7"} 0"#]
+    });
+    assert_eq!(agent.series("hami_vgpu_memory_limit_bytes").len(), 1);
+    assert!(agent.series("hami_host_gpu_memory_used_bytes").is_empty());
 }
 
 #[test]
 fn legacy_names_need_the_flag() {
     let board = Board::new();
     board.container("train", 4 << 30);
+    let start = |more: &[&str]| Agent::start(board.root(), &[&["--no-nvml"], more].concat());
+    let legacy = |agent: &Agent| agent.series("vGPU_device_memory_limit_in_bytes");
 
-    let agent = Agent::start(board.root(), &["--no-nvml", "--legacy-metrics"]);
+    let without = start(&[]);
+    assert_eq!(without.series("hami_vgpu_memory_limit_bytes").len(), 1);
+    assert!(legacy(&without).is_empty());
+    drop(without);
 
     assert_eq!(
-        agent.series("vGPU_device_memory_limit_in_bytes"),
+        legacy(&start(&["--legacy-metrics"])),
         [
             r#"vGPU_device_memory_limit_in_bytes{podnamespace="",podname="",ctrname="train",vdeviceid="0",deviceuuid="GPU-00000000-1111-2222-3333-444444444444"} 4294967296"#
         ]
@@ -359,7 +373,12 @@ fn a_cluster_without_dcgm_sees_the_hardware_and_one_with_it_the_pods() {
     assert!((value("vgpu_gpu_power_watts") - 52.0).abs() < 1e-9);
     assert!((value("vgpu_gpu_temperature_celsius") - 31.0).abs() < 1e-9);
     assert!((value("vgpu_gpu_sm_clock_hertz") - 210e6).abs() < 1.0);
-    assert!(value("vgpu_gpu_pcie_sent_bytes_total") >= 0.0);
+    // An idle GPU has sent nothing.
+    assert!(value("vgpu_gpu_pcie_sent_bytes_total").abs() < 1e-9);
+    // A node without a driver has neither of these.
+    assert!((value("vgpu_monitor_nvml_up") - 1.0).abs() < 1e-9);
+    let held = agent.series("hami_host_gpu_memory_used_bytes");
+    assert!(!held.is_empty());
     let labels = agent.series("vgpu_gpu_power_watts");
     assert!(labels[0].contains("device_index=\"0\""), "{labels:?}");
     // Nothing is wrong with it, so nothing of that is shown.
