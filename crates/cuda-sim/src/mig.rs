@@ -1,10 +1,8 @@
 //! How a GPU is divided into MIG devices: the text of `VGPU_SIM_MIG` with which a board begins, the profiles, and their
-//! placements. Instances are created and destroyed on the board like real ones; MIG mode itself is the board's and
-//! stays.
+//! placements. Instances are created and destroyed on the board like real ones, and MIG mode is switched there.
 //!
 //! `0=1g,1g,3g;1=7g;2=on`: a GPU's index, then the size of each MIG device in sevenths of the GPU, or that it is in MIG
 //! mode and not divided yet.
-//! mode and not cut yet.
 
 use crate::Board;
 use crate::setting::BadSetting;
@@ -126,12 +124,15 @@ impl Cut {
         }; MAX_INSTANCES as usize],
     };
 
+    /// A GPU in MIG mode without an instance.
+    pub(crate) const EMPTY: Self = Self {
+        on: 1,
+        ..Self::NONE
+    };
+
     /// A GPU in MIG mode with MIG devices of these sizes.
     pub(crate) fn into(sizes: &[u32]) -> Result<Self, InstanceRefused> {
-        let mut cut = Self {
-            on: 1,
-            ..Self::NONE
-        };
+        let mut cut = Self::EMPTY;
         // Large ones first, because they have few placements; small ones are placed high to stay out of their way.
         let mut order: Vec<usize> = (0..sizes.len()).collect();
         order.sort_by_key(|&at| std::cmp::Reverse(sizes[at]));
@@ -441,5 +442,25 @@ mod tests {
         other.destroy_compute_instance(0, low.index).unwrap();
         other.destroy_gpu_instance(0, low.index).unwrap();
         assert_eq!(board.gpu_instances(0).len(), 1);
+    }
+
+    #[test]
+    fn mig_mode_is_switched_while_the_gpu_is_idle() {
+        let directory = tempfile::tempdir().unwrap();
+        let board = Board::create(&directory.path().join("board"), &Config::default()).unwrap();
+        let me = board.join().unwrap();
+        let kind = crate::board::Kind::Overhead;
+        board.take(me, 1, 4096, kind).unwrap();
+        assert_eq!(board.set_mig_mode(1, true), Err(InstanceRefused::InUse));
+        board.leave(me);
+        board.set_mig_mode(1, true).unwrap();
+        assert!(board.is_mig(1) && !board.is_mig(0));
+
+        let part = board.create_gpu_instance(1, 1, None).unwrap();
+        assert_eq!(board.set_mig_mode(1, false), Err(InstanceRefused::InUse));
+        board.destroy_gpu_instance(1, part.index).unwrap();
+        board.set_mig_mode(1, false).unwrap();
+        assert!(!board.is_mig(1));
+        assert_eq!(board.set_mig_mode(9, true), Err(InstanceRefused::Unknown));
     }
 }

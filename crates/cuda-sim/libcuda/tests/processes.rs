@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdout, Stdio};
 
-use crate::common::{CONTEXT, Driver, MIB, alone, board, call, ok};
+use crate::common::{CONTEXT, Driver, MIB, TOTAL, alone, board, call, ok};
 use cuda_api::driver::*;
 
 /// Another process on this test's board, which runs the test called `name` and is talked to by lines.
@@ -396,6 +396,50 @@ fn a_process_sees_the_gpus_whose_device_nodes_it_was_given() {
         std::fs::remove_file(directory.path().join("nvidiactl")).unwrap();
         alone_refused(name, &hidden[..1]);
     }
+}
+
+#[test]
+fn a_process_works_on_the_mig_instance_whose_nodes_it_was_given() {
+    let name = "a_process_works_on_the_mig_instance_whose_nodes_it_was_given";
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path().to_str().unwrap();
+    std::fs::create_dir(directory.path().join("nvidia-caps")).unwrap();
+    let of_instance = cuda_sim::nodes::capabilities(1, 2);
+    let nodes = of_instance.map(|node| format!("nvidia-caps/nvidia-cap{node}"));
+    let nodes = nodes.iter().map(String::as_str);
+    for node in ["nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"]
+        .into_iter()
+        .chain(nodes)
+    {
+        std::fs::write(directory.path().join(node), "").unwrap();
+    }
+    let settings = [
+        ("VGPU_SIM_DEVICES_DIR", folder),
+        ("VGPU_SIM_MIG", "1=1g,1g,2g,3g"),
+    ];
+    alone(name, &settings, |driver| {
+        let mut count = -1;
+        ok!(driver, cuInit(0));
+        ok!(driver, cuDeviceGetCount(&raw mut count));
+        assert_eq!(count, 1);
+        let mut uuid = CuUuid { bytes: [0; 16] };
+        ok!(driver, cuDeviceGetUuid_v2(&raw mut uuid, CuDevice(0)));
+        assert_eq!(uuid.bytes, board().instance_uuid_bytes(1, 2));
+        driver.context(0);
+        let (mut free, mut total) = (0, 0);
+        ok!(driver, cuMemGetInfo_v2(&raw mut free, &raw mut total));
+        assert_eq!(total as u64, TOTAL / 4);
+
+        // Another instance of the GPU is not this process's.
+        let path = std::env::var("VGPU_SIM_BOARD").unwrap();
+        let other = board().instance_uuid(1, 3);
+        let refused = crate::common::command(name, path.as_ref())
+            .env("CUDA_VISIBLE_DEVICES", other)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(said.contains("CuResult(100)"), "{said}");
+    });
 }
 
 /// The same test again as a process for which there is no device.

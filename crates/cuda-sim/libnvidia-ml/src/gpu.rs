@@ -143,8 +143,8 @@ pub(crate) fn cuda_version() -> i32 {
 /// The MIG device with this UUID.
 pub(crate) fn instance_named(uuid: &str) -> Option<(BoardGpu, Instance)> {
     let (gpu, instance) = board()?.instance_named(uuid)?;
-    machine()?.nodes.index(gpu)?;
-    Some((BoardGpu(gpu), instance))
+    let opens = machine()?.nodes.opens(gpu, instance.index);
+    opens.then_some((BoardGpu(gpu), instance))
 }
 
 /// A GPU of the board, by the place that it has there.
@@ -280,11 +280,14 @@ impl BoardGpu {
         ends.unwrap_or_default().into_iter().map(BoardGpu).collect()
     }
 
-    /// The MIG devices that it is cut into.
+    /// The MIG devices that it is cut into, as far as this process can open them.
     pub(crate) fn instances(self) -> Vec<Instance> {
-        board()
-            .map(|board| board.instances(self.0))
-            .unwrap_or_default()
+        let Some(machine) = machine() else {
+            return Vec::new();
+        };
+        let mut instances = machine.board.instances(self.0);
+        instances.retain(|instance| machine.nodes.opens(self.0, instance.index));
+        instances
     }
 
     /// One of them.

@@ -1,5 +1,5 @@
 //! MIG: which GPUs are in that mode, what they are cut into, and cutting them. The cut is the board's
-//! (`cuda_sim::mig`). Switching the mode is not simulated.
+//! (`cuda_sim::mig`). NVML's call that switches the mode is not simulated: the board does it.
 
 use cuda_api::nvml::*;
 use cuda_sim::mig::{Instance, MAX_INSTANCES, SIZES, SLICES, eighths, starts};

@@ -2,13 +2,31 @@
 //! can be cut, and where, is `mig`'s.
 
 use super::{Board, MAX_GPUS};
-use crate::mig::{Instance, InstanceRefused};
+use crate::mig::{Cut, Instance, InstanceRefused};
 
 impl Board {
     /// Whether a GPU is in MIG mode.
     #[must_use]
     pub fn is_mig(&self, gpu: usize) -> bool {
         gpu < self.gpus() && self.lock().cuts[gpu].is_on()
+    }
+
+    /// Switches a GPU's MIG mode, as `nvidia-smi -mig` does.
+    ///
+    /// # Errors
+    /// When a process holds memory of the GPU, or it still has an instance.
+    pub fn set_mig_mode(&self, gpu: usize, on: bool) -> Result<(), InstanceRefused> {
+        let mut state = self.lock();
+        self.look(&mut state);
+        if gpu >= self.gpus() {
+            return Err(InstanceRefused::Unknown);
+        }
+        let device = &state.devices[gpu];
+        if device.used > 0 || !state.cuts[gpu].instances(device.total).is_empty() {
+            return Err(InstanceRefused::InUse);
+        }
+        state.cuts[gpu] = if on { Cut::EMPTY } else { Cut::NONE };
+        Ok(())
     }
 
     /// The GPU instances of a GPU, those without a compute instance too.

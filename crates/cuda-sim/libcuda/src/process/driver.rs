@@ -100,7 +100,7 @@ fn make() -> Done {
     let Visible {
         gpus: visible,
         instance,
-    } = crate::process::visible::devices(&board, &nodes.gpus);
+    } = crate::process::visible::devices(&board, &nodes);
     refuse_if(visible.is_empty(), CuResult::NO_DEVICE)?;
     let member = board.join().map_err(|_| CuResult::OUT_OF_MEMORY)?;
     if let Some(instance) = instance {

@@ -1,8 +1,10 @@
-//! Which GPUs a process sees: of those that it was given, `CUDA_VISIBLE_DEVICES`, read as the real driver reads it.
+//! Which GPUs a process sees: of those that it was given, `CUDA_VISIBLE_DEVICES`, read as the real driver reads it. Of a
+//! GPU in MIG mode it sees one instance: the one that is named, or else the first whose device nodes it was given.
 //! Decides with values; the environment is read in one place.
 
 use cuda_sim::Board;
 use cuda_sim::mig::Instance;
+use cuda_sim::nodes::Nodes;
 
 /// The GPUs that a process sees.
 pub(crate) struct Visible {
@@ -14,19 +16,26 @@ pub(crate) struct Visible {
 
 /// The GPUs of the board that this process sees among those that it was given.
 #[must_use]
-pub(crate) fn devices(board: &Board, given: &[usize]) -> Visible {
+pub(crate) fn devices(board: &Board, nodes: &Nodes) -> Visible {
+    let given = &nodes.gpus;
     let uuids: Vec<String> = given.iter().map(|&gpu| board.uuid(gpu)).collect();
     let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else {
+        if let Some((gpu, instance)) = first_instance(board, nodes) {
+            return Visible {
+                gpus: vec![gpu],
+                instance: Some(instance),
+            };
+        }
         // All simulated GPUs are equally fast and in bus order, so CUDA_DEVICE_ORDER changes nothing.
         return Visible {
-            gpus: given.to_vec(),
+            gpus: given.clone(),
             instance: None,
         };
     };
     // A process works on one MIG device at most: the first that is named, if that comes first.
     let first = list.split(',').next().unwrap_or_default().trim();
     let named = board.instance_named(first);
-    if let Some((gpu, instance)) = named.filter(|(gpu, _)| given.contains(gpu)) {
+    if let Some((gpu, instance)) = named.filter(|(gpu, it)| nodes.opens(*gpu, it.index)) {
         return Visible {
             gpus: vec![gpu],
             instance: Some(instance),
@@ -40,6 +49,16 @@ pub(crate) fn devices(board: &Board, given: &[usize]) -> Visible {
             .collect(),
         instance: None,
     }
+}
+
+/// The first MIG instance whose device nodes this process was given.
+fn first_instance(board: &Board, nodes: &Nodes) -> Option<(usize, Instance)> {
+    let gpus = nodes.gpus.iter().filter(|_| nodes.keep_instances_apart());
+    let mut all = gpus.flat_map(|&gpu| {
+        let instances = board.instances(gpu).into_iter();
+        instances.map(move |instance| (gpu, instance))
+    });
+    all.find(|(gpu, instance)| nodes.opens(*gpu, instance.index))
 }
 
 /// The list ends at the first entry that names nothing; a GPU named twice makes it empty.
