@@ -302,12 +302,15 @@ fn concerns_devices(vendors: &Vendors, settings: &Settings) -> String {
     )
 }
 
-/// A claim, a template or a DeviceClass with parameters for our driver, a request for a device of our class, or the name
-/// of a template that the scheduler makes.
+/// A claim, a template or a DeviceClass with parameters for our driver, a request for a device of one of our classes, or
+/// the name of a template that the scheduler makes.
 fn names_our_driver() -> String {
-    let (driver, class) = (text(shares::DRIVER), text(shares::CLASS));
+    let (driver, classes) = (
+        text(shares::DRIVER),
+        list([shares::CLASS, shares::MIG_CLASS]),
+    );
     let is_ours = |request: &str| {
-        format!("has({request}.deviceClassName) && {request}.deviceClassName == {class}")
+        format!("has({request}.deviceClassName) && {request}.deviceClassName in {classes}")
     };
     format!(
         "(has(object.metadata.name) && object.metadata.name.startsWith({prefix})) || (has(object.spec) && [has(object.spec.spec) \

@@ -346,6 +346,38 @@ fn claims_that_the_driver_cannot_serve_are_refused_when_they_are_written() {
 }
 
 #[test]
+fn template_of_a_mig_instance_is_checked_as_one_of_a_gpu() {
+    let with_class = |priority| {
+        let mut template = template("instance", priority);
+        template["spec"]["spec"]["devices"]["requests"][0]["exactly"] = json!({
+            "deviceClassName": "mig.vgpu.io",
+            "selectors": [{"cel": {"expression": "device.attributes[\"gpu.vgpu.io\"].profile == \"3g.40gb\""}}],
+        });
+        template
+    };
+    assert_eq!(
+        review(&with_class(9), &Value::Null, "CREATE", "alice"),
+        (true, String::new())
+    );
+    let mut floor = with_class(9);
+    floor["spec"]["spec"]["devices"]["config"][0]["opaque"]["parameters"]["floor"] = json!(20);
+    let mut shares = with_class(9);
+    shares["spec"]["spec"]["devices"]["requests"][0]["exactly"]["capacity"] =
+        json!({"requests": {"shares": "1"}});
+    for (object, says) in [
+        (with_class(10), "have the priority 10; accepted: "),
+        (floor, "have the floor 20, and a MIG instance has no cap"),
+        (
+            shares,
+            "is no capacity of a MIG instance of gpu.vgpu.io; accepted: memory",
+        ),
+    ] {
+        let (allowed, why) = review(&object, &Value::Null, "CREATE", "alice");
+        assert!(!allowed && why.contains(says), "{why}");
+    }
+}
+
+#[test]
 fn names_of_the_schedulers_templates_are_kept_for_the_scheduler() {
     let ours = template("vgpu-share-1xall-100c-0000000000", 1);
     let (allowed, why) = review(&ours, &Value::Null, "CREATE", "alice");

@@ -350,9 +350,16 @@ fn only_claims_that_name_our_driver_are_sent() {
         (json!({ "requests": [], "config": [] }), false),
         (exactly("gpu.example.com"), false),
         (opaque("gpu.example.com"), false),
+        (exactly("mig.example.com"), false),
         (exactly(ours), true),
+        (exactly("mig.vgpu.io"), true),
         (opaque(ours), true),
         (json!({ "requests": [of(ours)] }), true),
+        (json!({ "requests": [of("mig.vgpu.io")] }), true),
+        (
+            json!({ "requests": [{ "firstAvailable": [of("a"), of("mig.vgpu.io")] }] }),
+            true,
+        ),
         (
             json!({ "requests": [{ "firstAvailable": [of("a"), of(ours)] }] }),
             true,

@@ -9,8 +9,10 @@ pub mod written;
 
 /// The driver's name.
 pub const DRIVER: &str = "gpu.vgpu.io";
-/// The DeviceClass of its devices.
+/// The DeviceClass of its whole GPUs.
 pub const CLASS: &str = "gpu.vgpu.io";
+/// The DeviceClass of its MIG instances.
+pub const MIG_CLASS: &str = "mig.vgpu.io";
 /// A device's capacity: bytes of its memory.
 pub const MEMORY: &str = "memory";
 /// A device's capacity: percent of its compute time.

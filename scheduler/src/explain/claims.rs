@@ -3,7 +3,7 @@
 
 use kube_api::object::{Pod, PodClaim};
 use kube_api::resource_claims::name_of;
-use kube_api::shares::{CLASS, DRIVER, template};
+use kube_api::shares::{CLASS, DRIVER, MIG_CLASS, template};
 use serde_json::Value;
 
 use super::{Verdict, View};
@@ -122,7 +122,7 @@ fn is_ours(state: &State<'_>) -> bool {
             let exactly = request.get("exactly").unwrap_or(request);
             let first = list(request, "/firstAvailable");
             let mut all = first.iter().chain([exactly]);
-            all.any(|one| text(one, "/deviceClassName") == CLASS)
+            all.any(|one| [CLASS, MIG_CLASS].contains(&text(one, "/deviceClassName")))
         }),
         State::Has(_, devices) => devices.iter().any(|it| text(it, "/driver") == DRIVER),
     }

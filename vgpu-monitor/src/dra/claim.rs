@@ -188,7 +188,7 @@ fn share(
         memory_bytes: memory(amount(MEMORY)?)?,
         physical_bytes: gpu.physical_bytes,
         cores,
-        parameters: parameters(request, config, cores)?,
+        parameters: parameters(request, config, Some(cores))?,
         instance: None,
     })
 }
@@ -208,7 +208,7 @@ fn whole_instance(
         memory_bytes: profile.memory_bytes,
         physical_bytes: profile.memory_bytes,
         cores: 0,
-        parameters: parameters(&result.request, config, 0)?,
+        parameters: parameters(&result.request, config, None)?,
         instance: Some(InstancePlace {
             profile: profile.name.clone(),
             start: span.start,
@@ -255,11 +255,12 @@ fn base(request: &str) -> &str {
     request.split_once('/').map_or(request, |(base, _)| base)
 }
 
-/// The parameters of a request: those of the class first, then the claim's. `cores` is the cap that was charged.
+/// The parameters of a request: those of the class first, then the claim's. `cores` is the cap that was charged; a MIG
+/// instance has none.
 fn parameters(
     request: &str,
     config: &[DeviceAllocationConfiguration],
-    cores: u32,
+    cores: Option<u32>,
 ) -> Result<Parameters, ShareError> {
     let mut all = Parameters::default();
     let mut floor_of = Source::Class;
@@ -283,13 +284,13 @@ fn parameters(
             floor_of = source;
         }
     }
-    match floor_of {
-        Source::Class => Ok(all.lowered_to_cap(cores)),
-        Source::Claim => all.under_cap(cores).map_err(|why| {
-            let of = "the claim";
-            ShareError::Parameters { of, why }
-        }),
-    }
+    let judged = match (floor_of, cores) {
+        (Source::Class, cores) => Ok(all.lowered_to_cap(cores.unwrap_or(0))),
+        (Source::Claim, Some(cores)) => all.under_cap(cores),
+        (Source::Claim, None) => all.of_instance(),
+    };
+    let of = "the claim";
+    judged.map_err(|why| ShareError::Parameters { of, why })
 }
 
 /// How a container uses a claim.

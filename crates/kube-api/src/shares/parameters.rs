@@ -95,6 +95,12 @@ pub enum ParametersError {
         /// The cores.
         cores: u32,
     },
+    /// A floor of a MIG instance.
+    #[error(
+        "have the floor {0}, and a MIG instance has no cap on compute time of which a part could be promised: the hardware \
+         gives it its own; leave floor out"
+    )]
+    FloorOfInstance(u32),
     /// The memory beyond the share is no amount.
     #[error(
         "have oversubscribe {0}; accepted: a number of bytes above 0 and at most 8Ti, such as 4Gi"
@@ -208,6 +214,17 @@ impl Parameters {
     pub fn lowered_to_cap(self, cores: u32) -> Self {
         let floor = self.floor.min(cores);
         Self { floor, ..self }
+    }
+
+    /// Whether a MIG instance can have these parameters: no cap holds on it.
+    ///
+    /// # Errors
+    /// There is a floor.
+    pub fn of_instance(self) -> Result<Self, ParametersError> {
+        match self.floor {
+            0 => Ok(self),
+            floor => Err(ParametersError::FloorOfInstance(floor)),
+        }
     }
 
     /// Whether a share with this cap can have the floor.

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::parameters::{Parameters, ParametersError, Source};
-use super::{CLASS, CORES, DRIVER, MEMORY, SHARES, UUID};
+use super::{CLASS, CORES, DRIVER, MEMORY, MIG_CLASS, SHARES, UUID};
 use crate::quantity::{Quantity, shortened};
 
 /// The kind of an object that may name our driver.
@@ -16,6 +16,15 @@ pub enum Written {
     Template,
     /// A DeviceClass.
     Class,
+}
+
+/// What a request asks for by its DeviceClass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ClassKind {
+    /// A share of a whole GPU.
+    Gpu,
+    /// A MIG instance.
+    Instance,
 }
 
 /// What is refused: where it is in the object, and why.
@@ -54,6 +63,12 @@ pub enum Why {
     /// Another number of shares than one.
     #[error("{0:?} is not accepted; each device is one share: write 1, or leave it out")]
     Shares(String),
+    /// A capacity that no MIG instance has.
+    #[error(
+        "{0:?} is no capacity of a MIG instance of {DRIVER}; accepted: memory (bytes, such as 10Gi) and cores (percent of \
+         the GPU's compute time, 0 to 100): the instance has at least as much. An instance belongs to one claim"
+    )]
+    InstanceCapacity(String),
 }
 
 /// Finds the first thing that our driver could not give. Returns warnings for what it may not be able to give.
@@ -93,17 +108,20 @@ pub fn check(kind: Written, object: &Value) -> Result<Vec<String>, Unacceptable>
         let alternatives = list(request, "firstAvailable")
             .map(|(at, one)| (one, format!("{path}.firstAvailable[{at}]")));
         for (asked, path) in std::iter::once(exactly).chain(alternatives) {
-            if !is(asked, "deviceClassName", CLASS) {
+            let Some(class) = class(asked) else {
+                continue;
+            };
+            amounts(class, asked, &path)?;
+            let alternative = asked.get("name").and_then(Value::as_str);
+            let judged = floor(class, devices, name.unwrap_or_default(), alternative, asked);
+            judged.map_err(|(at, why)| Unacceptable {
+                path: format!("{of}.config[{at}].opaque.parameters.floor"),
+                why: why.into(),
+            })?;
+            // The counters keep instances apart.
+            if class == ClassKind::Instance {
                 continue;
             }
-            amounts(asked, &path)?;
-            let alternative = asked.get("name").and_then(Value::as_str);
-            floor(devices, name.unwrap_or_default(), alternative, asked).map_err(|(at, why)| {
-                Unacceptable {
-                    path: format!("{of}.config[{at}].opaque.parameters.floor"),
-                    why: why.into(),
-                }
-            })?;
             let is_all = is(asked, "allocationMode", "All");
             let count = asked.get("count").and_then(Value::as_u64).unwrap_or(1);
             if count > 1 && !is_all && !are_apart(devices, name.unwrap_or_default()) {
@@ -125,9 +143,19 @@ fn source(kind: Written) -> Source {
     }
 }
 
+/// What a request asks for; `None` if it is not for us to judge, such as a DeviceClass of an operator.
+fn class(asked: &Value) -> Option<ClassKind> {
+    match asked.get("deviceClassName").and_then(Value::as_str)? {
+        CLASS => Some(ClassKind::Gpu),
+        MIG_CLASS => Some(ClassKind::Instance),
+        _ => None,
+    }
+}
+
 /// Compares the floor that the claim's configuration gives a request with the request's cap. Answers with the place of
 /// the entry that is wrong.
 fn floor(
+    class: ClassKind,
     devices: &Value,
     request: &str,
     alternative: Option<&str>,
@@ -156,6 +184,9 @@ fn floor(
             set_by = at;
         }
     }
+    if class == ClassKind::Instance {
+        return all.of_instance().map(drop).map_err(|why| (set_by, why));
+    }
     let amounts = asked.pointer("/capacity/requests");
     let cores = [CORES, "gpu.vgpu.io/cores"]
         .iter()
@@ -175,7 +206,7 @@ fn floor(
 }
 
 /// Checks the amounts of one request for a device of ours.
-fn amounts(asked: &Value, path: &str) -> Result<(), Unacceptable> {
+fn amounts(class: ClassKind, asked: &Value, path: &str) -> Result<(), Unacceptable> {
     if asked.get("adminAccess") == Some(&Value::Bool(true)) {
         return Err(Unacceptable {
             path: format!("{path}.adminAccess"),
@@ -203,6 +234,7 @@ fn amounts(asked: &Value, path: &str) -> Result<(), Unacceptable> {
             MEMORY => return refused(Why::Memory, &read),
             CORES if whole.is_some_and(|percent| percent <= 100) => {}
             CORES => return refused(Why::Cores, &read),
+            _ if class == ClassKind::Instance => return refused(Why::InstanceCapacity, name),
             SHARES if whole == Some(1) => {}
             SHARES => return refused(Why::Shares, &read),
             _ => return refused(Why::UnknownCapacity, name),
@@ -369,6 +401,81 @@ mod tests {
         config[0]["requests"] = json!(["other"]);
         let spec = claim(&cores("29"), &config);
         assert_eq!(judged(Written::Claim, spec), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn claim_of_a_mig_instance_is_judged_as_the_driver_does() {
+        let mig = |more: &Value| {
+            let mut asked = ours(more);
+            asked["deviceClassName"] = json!(MIG_CLASS);
+            asked
+        };
+        let with_amounts = |amounts: Value| mig(&json!({"capacity": {"requests": amounts}}));
+        let fields = |more: Value| {
+            let mut fields = json!({"apiVersion": "gpu.vgpu.io/v1", "kind": "ShareParameters"});
+            let more = more.as_object().unwrap().clone();
+            fields.as_object_mut().unwrap().extend(more);
+            with(&fields)
+        };
+        // A selector is kube-scheduler's to judge, whatever it says, and several instances are always different ones.
+        let chosen = mig(
+            &json!({"count": 2, "selectors": [{"cel": {"expression": "?"}}],
+            "capacity": {"requests": {"memory": "10Gi", "gpu.vgpu.io/cores": "40"}}}),
+        );
+        let spec = claim(&chosen, &fields(json!({"priority": 2})));
+        assert_eq!(judged(Written::Claim, spec.clone()), Ok(Vec::new()));
+        assert_eq!(judged(Written::Template, spec), Ok(Vec::new()));
+
+        let at = "spec.devices.requests[0].exactly.";
+        for (asked, says) in [
+            (mig(&json!({"adminAccess": true})), "adminAccess: true"),
+            (
+                with_amounts(json!({"memory": "0"})),
+                "capacity.requests[memory]: \"0\" is no amount",
+            ),
+            (with_amounts(json!({"cores": "101"})), "\"101\""),
+            (
+                with_amounts(json!({"shares": "1"})),
+                "[shares]: \"shares\" is no capacity of a MIG instance",
+            ),
+            (
+                with_amounts(json!({"gpu.vgpu.io/profile": "1"})),
+                "accepted: memory",
+            ),
+        ] {
+            let why = judged(Written::Claim, claim(&asked, &json!([]))).unwrap_err();
+            assert!(why.starts_with(at) && why.contains(says), "{why}");
+        }
+        // No amount makes room for a floor.
+        let asked = with_amounts(json!({"cores": "40"}));
+        for (more, says) in [
+            (
+                json!({"floor": 20}),
+                ".floor: the parameters have the floor 20, and a MIG",
+            ),
+            (
+                json!({"priority": 10}),
+                ": the parameters have the priority 10",
+            ),
+            (json!({"profile": "1g"}), "unknown field `profile`"),
+        ] {
+            let why = judged(Written::Template, claim(&asked, &fields(more))).unwrap_err();
+            let at = "spec.spec.devices.config[0].opaque.parameters";
+            assert!(why.starts_with(at) && why.contains(says), "{why}");
+        }
+        // An alternative, and the fields of v1beta1.
+        let wrong = with_amounts(json!({"shares": "1"}));
+        let first = json!({"devices": {"requests": [{"name": "gpu", "firstAvailable": [wrong]}]}});
+        let why = judged(Written::Claim, first).unwrap_err();
+        assert!(
+            why.starts_with("spec.devices.requests[0].firstAvailable[0].capacity"),
+            "{why}"
+        );
+        let why = judged(Written::Claim, json!({"devices": {"requests": [wrong]}})).unwrap_err();
+        assert!(
+            why.starts_with("spec.devices.requests[0].capacity"),
+            "{why}"
+        );
     }
 
     #[test]
