@@ -17,6 +17,7 @@ use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
 use cuda_sim::board::Kind;
 use cuda_sim::{Board, Config};
+use k8s_openapi::api::resource::v1::ResourceSliceSpec;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -27,7 +28,7 @@ use vgpu_monitor::dra::claim::Asked;
 use vgpu_monitor::dra::device_name;
 use vgpu_monitor::dra::prepare::{Parts, Preparer, ReadyDevice};
 use vgpu_monitor::dra::slices::{self, NodeFacts, Offer, Others};
-use vgpu_monitor::inventory::mig::Mig;
+use vgpu_monitor::inventory::mig::{Mig, OtherInstance};
 use vgpu_monitor::inventory::{self, MigStrategy, Watcher};
 use vgpu_monitor::node_gpus::Health;
 
@@ -165,6 +166,21 @@ impl Node {
         }
     }
 
+    /// The slices of this node, where other programs have made these instances.
+    fn published(&self, foreign: &[OtherInstance]) -> Vec<ResourceSliceSpec> {
+        slices::slices(&Offer {
+            node: "n1",
+            inventory: &self.gpus.inventories.borrow().clone().unwrap(),
+            health: &Health::new(),
+            facts: &NodeFacts::default(),
+            taken: &BTreeSet::new(),
+            others: &Others::new(),
+            foreign,
+            taints: true,
+            counters: true,
+        })
+    }
+
     /// UUID, memory, physical memory and cap of the devices in a claim's limits.
     fn limits(&self, name: &str) -> Vec<(String, u64, u64, u32)> {
         let path = format!("var/lib/vgpu/containers/claim-u-{name}/limits");
@@ -220,18 +236,8 @@ fn gpu_in_mig_mode_is_published_as_its_instances() {
         return;
     };
     let node = Node::new(&home);
-    let inventory = node.gpus.inventories.borrow().clone().unwrap();
 
-    let published = slices::slices(&Offer {
-        node: "n1",
-        inventory: &inventory,
-        health: &Health::new(),
-        facts: &NodeFacts::default(),
-        taken: &BTreeSet::new(),
-        others: &Others::new(),
-        taints: true,
-        counters: true,
-    });
+    let published = node.published(&[]);
 
     let devices = published[0].devices.as_ref().unwrap();
     let gpu = device_name(&node.board.uuid(0));
@@ -298,6 +304,58 @@ async fn instance_lives_as_long_as_its_claim() {
     assert_eq!(driver.checkpoint.count(), 0);
     assert!(driver.delivery.known().unwrap().is_empty());
     driver.unprepare("part").await;
+}
+
+#[tokio::test]
+async fn what_overlaps_an_administrators_instance_is_not_offered() {
+    let Some(home) = alone("dra_mig::what_overlaps_an_administrators_instance_is_not_offered")
+    else {
+        return;
+    };
+    let node = Node::new(&home);
+    let driver = node.driver();
+    let (state, library) = (home.join("var/lib/vgpu"), built("libnvidia_ml.so"));
+    // As the driver's publisher asks: by the same journal.
+    let foreign = || {
+        let mig = Mig::start(&state, Some(library.clone())).unwrap();
+        mig.others(vec![node.board.uuid(0)]).unwrap()
+    };
+    let gpu = device_name(&node.board.uuid(0));
+    let offered = |foreign: &[OtherInstance]| -> BTreeSet<String> {
+        let published = node.published(foreign);
+        let devices = published.iter().flat_map(|it| it.devices.iter().flatten());
+        devices
+            .map(|it| it.name.strip_prefix(&format!("{gpu}-")).unwrap().to_owned())
+            .collect()
+    };
+    let all = offered(&[]);
+    // Ours is in the way of none: the counters know it.
+    node.claim("part", &[("gpu", "3g-20gb-0")]);
+    driver.prepare("part").await.unwrap();
+    assert_eq!(foreign(), []);
+
+    // nvidia-smi mig -cgi: 1g.5gb at slice 6.
+    let made = node.board.create_gpu_instance(0, 1, Some(6)).unwrap();
+    node.board.create_compute_instance(0, made.index).unwrap();
+
+    let there = foreign();
+    assert_eq!(there.len(), 1, "{there:?}");
+    assert_eq!((&*there[0].profile, there[0].is_whole), ("1g.5gb", true));
+    let left = offered(&there);
+    let gone: BTreeSet<&str> = all.difference(&left).map(String::as_str).collect();
+    assert_eq!(gone, BTreeSet::from(["3g-20gb-4", "7g-40gb-0"]));
+    // A claim that has it gets it as it is, and it stays the administrator's.
+    assert!(left.contains("1g-5gb-6"));
+    node.claim("same", &[("gpu", "1g-5gb-6")]);
+    driver.prepare("same").await.unwrap();
+    assert_eq!(foreign(), there);
+    driver.unprepare("same").await;
+    driver.unprepare("part").await;
+    assert_eq!(node.cut(), BTreeSet::from([(6, 1)]));
+
+    node.board.destroy_compute_instance(0, made.index).unwrap();
+    node.board.destroy_gpu_instance(0, made.index).unwrap();
+    assert_eq!(offered(&foreign()), all);
 }
 
 #[tokio::test]

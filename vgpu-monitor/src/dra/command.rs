@@ -117,6 +117,8 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
         )
     })?;
     let checkpoint = Arc::new(checkpoint);
+    let mig =
+        Mig::start(&state, None).context("cannot start the thread that makes MIG instances")?;
     let preparer = Preparer::new(Parts {
         node: args.agent.node_name.clone(),
         client: client.clone(),
@@ -125,8 +127,7 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
         inventories: gpus.inventories.clone(),
         healths: sick.healths.clone(),
         team_label: args.agent.team_label.clone(),
-        mig: Mig::start(&state, None)
-            .context("cannot start the thread that makes MIG instances")?,
+        mig: mig.clone(),
     });
     let pods = OwnPods::start(&client, &args.agent.node_name);
     if let Some(socket) = &args.agent.exporter_socket {
@@ -150,6 +151,8 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
         metrics: metrics.clone(),
         events: events.clone(),
         others: Others::new(),
+        mig,
+        foreign: Vec::new(),
         without_counters: false,
         published: published.clone(),
     };

@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use placement::{MigProfile, Span};
 
 use super::device_name;
+use crate::inventory::mig::OtherInstance;
 use crate::node_gpus::{Inventory, KnownGpu};
 
 /// Letters of a DNS label.
@@ -90,7 +91,7 @@ pub fn counters(gpu: &KnownGpu) -> CounterSet {
     let compute = profiles().map(|profile| profile.slices).max().unwrap_or(0);
     let mut counters: BTreeMap<String, Counter> = (0..memory).map(memory_slice).collect();
     counters.insert(COMPUTE_SLICES.to_owned(), counter(compute));
-    if profiles().any(takes_media) {
+    if profiles().any(|profile| takes_media(&profile.name)) {
         counters.insert(MEDIA_EXTENSIONS.to_owned(), counter(1));
     }
     CounterSet {
@@ -118,6 +119,19 @@ impl Partition<'_> {
         name + &end
     }
 
+    /// Whether it can be made, or found there as it is, beside the instances that other programs have made on the node.
+    #[must_use]
+    pub fn has_room(&self, others: &[OtherInstance]) -> bool {
+        let mut there = others.iter().filter(|it| it.gpu == self.gpu.device.id);
+        there.all(|other| {
+            let is_it =
+                other.is_whole && other.span == self.span && other.profile == self.profile.name;
+            let both_media = takes_media(&other.profile) && takes_media(&self.profile.name);
+            let is_in_the_way = other.span.overlaps(self.span) || both_media;
+            is_it || !is_in_the_way
+        })
+    }
+
     /// What it takes of the GPU's counters.
     #[must_use]
     pub fn consumes(&self) -> DeviceCounterConsumption {
@@ -125,7 +139,7 @@ impl Partition<'_> {
         let mut counters: BTreeMap<String, Counter> =
             (start..start + size).map(memory_slice).collect();
         counters.insert(COMPUTE_SLICES.to_owned(), counter(self.profile.slices));
-        if takes_media(self.profile) {
+        if takes_media(&self.profile.name) {
             counters.insert(MEDIA_EXTENSIONS.to_owned(), counter(1));
         }
         DeviceCounterConsumption {
@@ -135,8 +149,8 @@ impl Partition<'_> {
     }
 }
 
-fn takes_media(profile: &MigProfile) -> bool {
-    profile.name.contains("+me")
+fn takes_media(profile: &str) -> bool {
+    profile.contains("+me")
 }
 
 fn memory_slice(at: u32) -> (String, Counter) {
@@ -218,6 +232,72 @@ pub(super) mod tests {
         assert!(!fit(gpu, &[("2g.10gb", 2), ("1g.5gb", 3)]));
         assert!(!fit(gpu, &[("1g.5gb", 6), ("7g.40gb", 0)]));
         assert!(!fit(gpu, &[("1g.5gb+me", 0), ("1g.5gb+me", 1)]));
+    }
+
+    /// Profile and first slice of the instances that fit beside this one of another program.
+    fn beside(profile: &str, start: u32, size: u32, is_whole: bool) -> Vec<(String, u32)> {
+        let inventory = with_mig();
+        let others = [OtherInstance {
+            gpu: inventory.gpus[1].device.id.clone(),
+            profile: profile.to_owned(),
+            span: Span { start, size },
+            is_whole,
+        }];
+        let all = partitions(&inventory.gpus[1]).into_iter();
+        let fitting = all.filter(|it| it.has_room(&others));
+        fitting
+            .map(|it| (it.profile.name.clone(), it.span.start))
+            .collect()
+    }
+
+    #[test]
+    fn instance_of_another_program_leaves_room_beside_it_and_is_given_as_it_is() {
+        let names = |found: Vec<(String, u32)>| -> Vec<String> {
+            let names = found
+                .iter()
+                .map(|(profile, start)| format!("{profile}@{start}"));
+            names.collect()
+        };
+        assert_eq!(
+            names(beside("3g.20gb", 4, 4, true)),
+            [
+                "1g.5gb@0",
+                "1g.5gb@1",
+                "1g.5gb@2",
+                "1g.5gb@3",
+                "1g.5gb+me@0",
+                "1g.5gb+me@1",
+                "1g.5gb+me@2",
+                "1g.5gb+me@3",
+                "2g.10gb@0",
+                "2g.10gb@2",
+                "3g.20gb@0",
+                "3g.20gb@4",
+                "4g.20gb@0",
+            ]
+        );
+        // One that is divided further is no claim's. A profile that is not offered is in the way as well.
+        assert!(!beside("3g.20gb", 4, 4, false).contains(&("3g.20gb".into(), 4)));
+        assert_eq!(names(beside("profile 47", 1, 7, true)).len(), 2);
+        // A GPU has its media extensions once.
+        let media = beside("1g.5gb+me", 6, 1, true);
+        let is_media = |(profile, _): &&(String, u32)| profile.contains("+me");
+        assert_eq!(
+            media.iter().filter(is_media).collect::<Vec<_>>(),
+            [&("1g.5gb+me".to_owned(), 6)]
+        );
+        assert!(!media.contains(&("1g.5gb".into(), 6)));
+        // An instance of another GPU is in the way of none here.
+        let inventory = with_mig();
+        let other = OtherInstance {
+            gpu: inventory.gpus[0].device.id.clone(),
+            profile: String::from("7g.40gb"),
+            span: Span { start: 0, size: 8 },
+            is_whole: true,
+        };
+        let all = partitions(&inventory.gpus[1]);
+        let others = [other];
+        assert!(all.iter().all(|it| it.has_room(&others)));
     }
 
     #[test]

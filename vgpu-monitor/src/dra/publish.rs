@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use sha2::Digest as _;
 use tokio::sync::watch;
+use tokio::task::spawn_blocking;
 use tokio::time::error::Elapsed;
 use tokio::time::{sleep, timeout};
 
@@ -19,7 +20,8 @@ use super::metrics::Metrics;
 use super::slices::{self, Dropped, NodeFacts, Offer, OtherDevice, Others};
 use super::{DRIVER, is_claims};
 use crate::delivery::Delivery;
-use crate::node_gpus::{Healths, Inventories};
+use crate::inventory::mig::{Mig, OtherInstance};
+use crate::node_gpus::{Healths, Inventories, Inventory};
 
 /// The slices are looked at again after this, in case another client has changed them.
 const AGAIN: Duration = Duration::from_secs(30);
@@ -50,6 +52,10 @@ pub struct Publisher {
     pub events: Events,
     /// The GPUs that other drivers publish, as of the last look.
     pub others: Others,
+    /// Knows which MIG instances of this node are not ours.
+    pub mig: Mig,
+    /// Those, as of the last look.
+    pub foreign: Vec<OtherInstance>,
     /// Whether the API server dropped counters at the last look, so that GPUs in MIG mode are left out.
     pub without_counters: bool,
     /// `None` until the slices are published for the first time; then why they are not, if they are not.
@@ -185,6 +191,7 @@ impl Publisher {
         let others = slices::others(&there, &inventory);
         self.tell_others(&others);
         self.others = others;
+        self.look_at_instances(&inventory).await;
         let ours = |slice: &ResourceSlice| slice.spec.driver == DRIVER;
         let there: Vec<ResourceSlice> = there.into_iter().filter(ours).collect();
         let mut offer = Offer {
@@ -194,6 +201,7 @@ impl Publisher {
             facts: &facts,
             taken: &taken,
             others: &self.others,
+            foreign: &self.foreign,
             taints: true,
             counters: true,
         };
@@ -225,6 +233,38 @@ impl Publisher {
         }
         self.metrics.devices(count);
         Ok(())
+    }
+
+    /// Asks which MIG instances other programs have made: the scheduler must give none that overlaps one of them. While the
+    /// driver does not say, the last answer holds.
+    async fn look_at_instances(&mut self, inventory: &Inventory) {
+        let cut = inventory.gpus.iter().filter(|gpu| gpu.device.is_mig());
+        let cut: Vec<String> = cut.map(|gpu| gpu.device.id.clone()).collect();
+        if cut.is_empty() {
+            self.foreign.clear();
+            return;
+        }
+        let mig = self.mig.clone();
+        let found = match spawn_blocking(move || mig.others(cut)).await {
+            Ok(Ok(found)) => found,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "the MIG instances of other programs are not known: the last answer holds");
+                return;
+            }
+            Err(error) => {
+                tracing::error!(%error, "the thread that asks for MIG instances has ended");
+                return;
+            }
+        };
+        for other in found.iter().filter(|it| !self.foreign.contains(it)) {
+            tracing::info!(
+                gpu = other.gpu,
+                profile = other.profile,
+                start = other.span.start,
+                "another program has made a MIG instance: what overlaps it is not offered to claims"
+            );
+        }
+        self.foreign = found;
     }
 
     /// Says when GPUs in MIG mode are left out because the API server keeps no counters, and when they are back.
@@ -493,6 +533,7 @@ mod tests {
         let delivery = Arc::new(node.delivery(Manner::Claim));
         let (_, facts) = watch::channel(Arc::default());
         let metrics = Metrics::new("n1");
+        let state = node.path("var/lib/vgpu");
         let mut publisher = Publisher {
             node: String::from("n1"),
             client,
@@ -503,6 +544,8 @@ mod tests {
             metrics: metrics.clone(),
             events: Events::silent(),
             others: Others::new(),
+            mig: Mig::start(&state, None).unwrap(),
+            foreign: Vec::new(),
             without_counters: false,
             published: watch::Sender::default(),
         };

@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::partitions::{self, Partition};
 use super::{CORES, DRIVER, MEMORY, SHARES, device_name};
+use crate::inventory::mig::OtherInstance;
 use crate::node_gpus::{Health, Inventory, KnownGpu, Wires};
 
 /// Bytes of a MiB, the step in which memory is given.
@@ -59,6 +60,8 @@ pub struct Offer<'a> {
     pub taken: &'a BTreeSet<String>,
     /// GPUs that another DRA driver publishes on this node.
     pub others: &'a Others,
+    /// MIG instances that other programs made on this node: what overlaps one is left out.
+    pub foreign: &'a [OtherInstance],
     /// Whether the API server keeps taints; without them a sick GPU is left out.
     pub taints: bool,
     /// Whether the API server keeps counters; without them a GPU in MIG mode is left out.
@@ -74,6 +77,7 @@ pub fn slices(offer: &Offer<'_>) -> Vec<ResourceSliceSpec> {
     let whole = offered.iter().filter(|gpu| !gpu.device.is_mig());
     let sets: Vec<CounterSet> = cut.clone().map(|gpu| partitions::counters(gpu)).collect();
     let instances = cut.flat_map(|gpu| partitions::partitions(gpu));
+    let instances = instances.filter(|partition| partition.has_room(offer.foreign));
     let devices = whole.map(|gpu| device(gpu, offer));
     let devices: Vec<Device> = devices
         .chain(instances.map(|partition| instance(&partition, offer)))

@@ -49,6 +49,19 @@ pub struct MadeInstance {
     pub memory_bytes: u64,
 }
 
+/// An instance that another program made: an administrator, or one that is beside this agent.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct OtherInstance {
+    /// UUID of the GPU.
+    pub gpu: String,
+    /// `3g.40gb`.
+    pub profile: String,
+    /// Its position.
+    pub span: Span,
+    /// Whether a container can get it as it is: it is not divided into several compute instances.
+    pub is_whole: bool,
+}
+
 /// Why an instance is not made or not removed. The text is the one that the pod's event shows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MigError {
@@ -205,6 +218,15 @@ impl Mig {
     /// As the driver has them.
     pub fn list(&self) -> Result<Vec<MadeInstance>, MigError> {
         self.ask(Instances::list)
+    }
+
+    /// The instances of these GPUs that were not made here. A GPU that is not in MIG mode has none.
+    ///
+    /// # Errors
+    /// As the driver has them, or if the journal cannot be read.
+    pub fn others(&self, gpus: Vec<String>) -> Result<Vec<OtherInstance>, MigError> {
+        // The thread that makes and removes ours answers, so none of them is on its way meanwhile.
+        self.ask(move |cutter| cutter.others(&gpus))
     }
 
     fn ask<T: Send + 'static>(
@@ -469,6 +491,36 @@ impl Instances {
                     gpu_instance: instance.id,
                     compute_instance: compute,
                     memory_bytes: shape.map_or(0, |shape| shape.memory_mib << 20),
+                });
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl Instances {
+    fn others(&mut self, gpus: &[String]) -> Result<Vec<OtherInstance>, MigError> {
+        let mut all = Vec::new();
+        for uuid in gpus {
+            self.nvml(uuid)?;
+            let Some(nvml) = &self.nvml else { continue };
+            let gpu = match MigGpu::open(nvml, uuid) {
+                Ok(gpu) => gpu,
+                Err(MigError::Off { .. }) => continue,
+                Err(error) => return Err(error),
+            };
+            for instance in gpu.instances()? {
+                if self.journal.at(uuid, &instance).is_some_and(|it| it.ours) {
+                    continue;
+                }
+                all.push(OtherInstance {
+                    gpu: uuid.clone(),
+                    profile: gpu.profile_name(instance.profile),
+                    span: Span {
+                        start: instance.start,
+                        size: instance.size,
+                    },
+                    is_whole: instance.compute.len() <= 1,
                 });
             }
         }

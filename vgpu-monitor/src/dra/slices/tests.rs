@@ -39,6 +39,7 @@ fn published(
         facts: &facts(),
         taken,
         others: &Others::new(),
+        foreign: &[],
         taints,
         counters: true,
     });
@@ -181,6 +182,7 @@ fn with_mig(counters: bool, health: &Health) -> Vec<Value> {
         facts: &facts(),
         taken: &BTreeSet::new(),
         others: &Others::new(),
+        foreign: &[],
         taints: true,
         counters,
     });
@@ -287,6 +289,7 @@ fn pool_of_many_gpus_has_several_slices() {
         facts: &NodeFacts::default(),
         taken: &BTreeSet::new(),
         others: &Others::new(),
+        foreign: &[],
         taints: true,
         counters: true,
     });
@@ -317,6 +320,7 @@ fn fields_that_the_api_server_drops_are_noticed() {
         facts: &NodeFacts::default(),
         taken: &BTreeSet::new(),
         others: &Others::new(),
+        foreign: &[],
         taints: true,
         counters: true,
     };
@@ -350,6 +354,7 @@ fn amounts_are_compared_and_not_their_texts() {
         facts: &NodeFacts::default(),
         taken: &BTreeSet::new(),
         others: &Others::new(),
+        foreign: &[],
         taints: true,
         counters: true,
     };
