@@ -15,6 +15,8 @@ import sys
 # Opens and closes as any device does; always allowed to containers, as nothing can be done with it.
 NULL = os.makedev(1, 3)
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
+# MIG instances that a GPU can have at a time.
+INSTANCES = 7
 
 
 def gpus():
@@ -45,12 +47,28 @@ def device_node(folder, name):
         os.chmod(path, 0o666)
 
 
+def capabilities(gpu, index):
+    """The two device nodes that open a MIG instance: see crates/cuda-sim/src/nodes.rs."""
+    first = 3 + 2 * (gpu * INSTANCES + index)
+    return [f"nvidia-caps/nvidia-cap{number}" for number in (first, first + 1)]
+
+
+def instance(uuid, index):
+    """The UUID of a MIG instance: see crates/cuda-sim/src/mig.rs."""
+    return f"MIG-{uuid.removeprefix('GPU-')[:-4]}f0{index:02x}"
+
+
 def specification(uuids, driver):
     board = os.environ["VGPU_SIM_BOARD"]
     nodes = [[{"path": f"/dev/nvidia{index}"}] for index in range(len(uuids))]
     devices = [{"name": str(index), "containerEdits": {"deviceNodes": nodes[index]}} for index in range(len(uuids))]
     devices += [{"name": uuid, "containerEdits": {"deviceNodes": nodes[index]}} for index, uuid in enumerate(uuids)]
     devices += [{"name": "all", "containerEdits": {"deviceNodes": sum(nodes, [])}}]
+    # Every instance that there may be, as NVIDIA's toolkit names those that there are.
+    devices += [
+        {"name": instance(uuid, part), "containerEdits": {"deviceNodes": nodes[index] + [{"path": f"/dev/{node}"} for node in capabilities(index, part)]}}
+        for index, uuid in enumerate(uuids) for part in range(INSTANCES)
+    ]
     library = ["ro", "nosuid", "nodev", "bind"]
     return {
         "cdiVersion": "0.5.0",
@@ -75,8 +93,12 @@ def main():
     for name in ("nvidiactl", "nvidia-uvm"):
         device_node(folder, name)
     # Before the library looks: it shows the GPUs that have a node.
+    os.makedirs(f"{folder}/nvidia-caps", exist_ok=True)
     for index in range(int(os.environ["VGPU_SIM_GPUS"])):
         device_node(folder, f"nvidia{index}")
+        for part in range(INSTANCES):
+            for node in capabilities(index, part):
+                device_node(folder, node)
     # Written aside and renamed: a runtime may be reading.
     with open(target + ".new", "w", encoding="utf-8") as file:
         json.dump(specification(gpus(), driver), file, indent=1)

@@ -11,6 +11,7 @@ for each, and knows nothing of limits.
     free           bytes of it that are free
     take=MIB       allocates so much: "took", or "refused" and the driver's word for why
     drop           frees what it took last
+    mig            UUIDs of the MIG instances that NVML shows
     nvml           total and used bytes of every GPU, as NVML says them
     busy=SECONDS   keeps the GPU busy so long; prints how many kernels ran
     wait=SECONDS   does nothing so long
@@ -52,6 +53,21 @@ def busy(seconds):
     return count
 
 
+def mig():
+    import pynvml
+
+    pynvml.nvmlInit()
+    found = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+        for part in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+            try:
+                found.append(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, part)))
+            except pynvml.NVMLError_NotFound:
+                pass
+    return " ".join(found)
+
+
 def nvml():
     import pynvml
 
@@ -63,7 +79,7 @@ def nvml():
 def main():
     pieces = []
     ask(cu.cuInit(0))
-    if any(word not in ("count", "uuids", "nvml", "hold") for word in sys.argv[1:]):
+    if any(word not in ("count", "uuids", "mig", "nvml", "hold") for word in sys.argv[1:]):
         go_on(0)
     for word in sys.argv[1:]:
         name, _, value = word.partition("=")
@@ -84,6 +100,8 @@ def main():
             elif name == "drop":
                 ask(cu.cuMemFree(pieces.pop()))
                 said = "freed"
+            elif name == "mig":
+                said = mig()
             elif name == "nvml":
                 said = nvml()
             elif name == "busy":

@@ -151,6 +151,13 @@ impl Stopped {
         stopped
     }
 
+    /// It will be started with another text in its arguments, which has to be in one of them.
+    pub(crate) fn replace_in_arguments(&mut self, from: &str, to: &str) {
+        let mut found = self.command.iter_mut().filter(|word| word.contains(from));
+        let word = found.next().unwrap_or_else(|| panic!("no {from}"));
+        *word = word.replace(from, to);
+    }
+
     /// Starts it again; it outlives the test.
     pub(crate) fn start(self) {
         let log = fs::File::options().append(true).open(&self.log).unwrap();

@@ -140,7 +140,7 @@ pub(crate) async fn nothing_is_charged_twice(world: &World, count: usize) {
     }
 }
 
-fn apply(world: &World, text: &str) {
+pub(crate) fn apply(world: &World, text: &str) {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), text).unwrap();
     world

@@ -22,6 +22,8 @@ mod doctor;
 #[cfg(test)]
 mod dra;
 #[cfg(test)]
+mod dra_mig;
+#[cfg(test)]
 mod failover;
 #[cfg(test)]
 mod faults;
