@@ -26,7 +26,7 @@ fn templates(world: &World) -> Api<ResourceClaimTemplate> {
 }
 
 /// The GPUs that our driver on the node `node` would publish.
-fn slice_of(node: &str, gpus: usize, memory: &str) -> ResourceSlice {
+pub(crate) fn slice_of(node: &str, gpus: usize, memory: &str) -> ResourceSlice {
     let step = |most: &str| {
         json!({"value": most, "requestPolicy": {"default": most,
         "validRange": {"min": "1Mi", "step": "1Mi", "max": most}}})

@@ -24,6 +24,8 @@ mod claims;
 #[cfg(test)]
 mod configuration;
 #[cfg(test)]
+mod doctor;
+#[cfg(test)]
 mod given_out;
 #[cfg(test)]
 mod hcs;
