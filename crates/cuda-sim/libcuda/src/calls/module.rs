@@ -7,12 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use cuda_api::driver::*;
+use cuda_sim_image::{self as image, Image, Kernel, Unreadable, Variable};
 
 use crate::base::border::{
     Done, check_out, handle, invalid_if, lock, read_all, refuse_if, text, write, write_if,
 };
-use crate::base::declared::{self, Variable};
-use crate::base::image::{self, Image, Unreadable};
 use crate::base::table::Table;
 use crate::memory::blocks;
 use crate::memory::context::{self, Ctx};
@@ -213,7 +212,7 @@ fn load_current(out: *mut CuModule, image: impl FnOnce() -> Done<Image>) -> Done
     write(out, handle(load(context, Arc::new(image()?), 0)?))
 }
 
-fn make_function(name: &str, kernel: declared::Kernel, owner: Owner) -> Done<Arc<Function>> {
+fn make_function(name: &str, kernel: Kernel, owner: Owner) -> Done<Arc<Function>> {
     let function = Arc::new(Function {
         name: CString::new(name).map_err(|_| CuResult::INVALID_VALUE)?,
         kernel,
@@ -233,12 +232,12 @@ fn make_function(name: &str, kernel: declared::Kernel, owner: Owner) -> Done<Arc
 }
 
 /// A kernel of an image by name; an image that cannot be read is believed to have it.
-fn kernel_in(image: &Image, name: &str) -> Done<declared::Kernel> {
+fn kernel_in(image: &Image, name: &str) -> Done<Kernel> {
     match image.kernels.get(name) {
         Some(kernel) => Ok(kernel.clone()),
-        None if image.opaque => Ok(declared::Kernel {
+        None if image.opaque => Ok(Kernel {
             registers: 32,
-            ..declared::Kernel::default()
+            ..Kernel::default()
         }),
         None => Err(CuResult::NOT_FOUND),
     }

@@ -1,4 +1,4 @@
-//! Modules, libraries and functions. A loaded module takes device memory: its image, rounded to 2 MiB. `base::image`
+//! Modules, libraries and functions. A loaded module takes device memory: its image, rounded to 2 MiB. `cuda_sim_image`
 //! reads an image; nothing is compiled.
 
 use std::collections::{BTreeMap, HashMap};
@@ -9,10 +9,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use cuda_api::driver::*;
 use cuda_sim::board::Kind as Taken;
 use cuda_sim::script::Duration;
+use cuda_sim_image::{self as image, Image, Kernel, Variable};
 
 use crate::base::border::{Done, handle, invalid_if, lock, write};
-use crate::base::declared::{self, Variable};
-use crate::base::image::{self, Image};
 use crate::base::table::Table;
 use crate::memory::blocks;
 use crate::memory::context::{self, Ctx};
@@ -24,7 +23,7 @@ use crate::process::driver;
 #[derive(Debug)]
 pub(crate) struct Function {
     pub(crate) name: CString,
-    pub(crate) kernel: declared::Kernel,
+    pub(crate) kernel: Kernel,
     /// Its duration, and the script's line that gives it.
     pub(crate) duration: (Duration, usize),
     pub(crate) attributes: Mutex<HashMap<u32, i32>>,

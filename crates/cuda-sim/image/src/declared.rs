@@ -2,32 +2,32 @@
 
 use std::collections::BTreeMap;
 
-use crate::base::elf::{u16_at, u32_at};
+use crate::elf::{u16_at, u32_at};
 
 /// A kernel's declaration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Kernel {
+pub struct Kernel {
     /// Offset and size of each parameter in bytes.
-    pub(crate) parameters: Vec<(usize, usize)>,
+    pub parameters: Vec<(usize, usize)>,
     /// Registers of a thread.
-    pub(crate) registers: i32,
+    pub registers: i32,
     /// Bytes of static shared memory.
-    pub(crate) shared_bytes: i32,
+    pub shared_bytes: i32,
     /// Bytes of local memory of a thread.
-    pub(crate) local_bytes: i32,
+    pub local_bytes: i32,
     /// The maximum number of threads of a block, 0 if not declared.
-    pub(crate) max_threads: i32,
+    pub max_threads: i32,
 }
 
 /// A variable's declaration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Variable {
+pub struct Variable {
     /// Its size.
-    pub(crate) bytes: usize,
+    pub bytes: usize,
     /// Whether it is in constant memory.
-    pub(crate) constant: bool,
+    pub constant: bool,
     /// It is managed memory.
-    pub(crate) managed: bool,
+    pub managed: bool,
 }
 
 impl Kernel {

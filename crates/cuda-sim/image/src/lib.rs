@@ -2,36 +2,46 @@
 //! cubins (ELF), fat binaries (LZ4 inside too) and archives of them; bytes in, values out. Runs and compiles nothing:
 //! a simulated kernel only takes time.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::indexing_slicing,
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "the figures of a GPU are small, and a driver reads the image that a program vouches for"
+)]
+
+mod declared;
+mod elf;
+mod ptx;
+
 use std::collections::BTreeMap;
 
-use crate::base::declared::{Kernel, Variable};
-use crate::base::elf::{Elf, u16_at, u32_at, u64_at};
-use crate::base::ptx::{
-    entry_of, reference_of, sized_in, statements, variable_of, without_comments,
-};
+pub use crate::declared::{Kernel, Variable};
+use crate::elf::{Elf, u16_at, u32_at, u64_at};
+use crate::ptx::{entry_of, reference_of, sized_in, statements, variable_of, without_comments};
 
 /// The contents of a module.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Image {
+pub struct Image {
     /// Kernels by name.
-    pub(crate) kernels: BTreeMap<String, Kernel>,
+    pub kernels: BTreeMap<String, Kernel>,
     /// Variables by name, with their size in bytes.
-    pub(crate) variables: BTreeMap<String, Variable>,
+    pub variables: BTreeMap<String, Variable>,
     /// Textures and surfaces that the module declares.
-    pub(crate) references: Vec<String>,
+    pub references: Vec<String>,
     /// Bytes that the image itself has.
-    pub(crate) bytes: usize,
+    pub bytes: usize,
     /// Bytes of the sections of a cubin that hold variables; of several cubins, those of the largest.
-    pub(crate) section_bytes: usize,
+    pub section_bytes: usize,
     /// How much larger its code is than the image, as its texts say (`code_bytes`).
-    pub(crate) code_bytes: u64,
+    pub code_bytes: u64,
     /// Whether nothing could be read in it (unknown compression): then every name is found.
-    pub(crate) opaque: bool,
+    pub opaque: bool,
 }
 
 /// Why an image cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unreadable {
+pub enum Unreadable {
     /// It looks like text, but not like PTX.
     Ptx,
     /// It is nothing that is known.
@@ -55,7 +65,7 @@ fn code_bytes(text: &str) -> usize {
 ///
 /// # Safety
 /// `start` points to an image: text that ends in a zero, or a binary with its whole header.
-pub(crate) unsafe fn extent(start: *const u8) -> usize {
+pub unsafe fn extent(start: *const u8) -> usize {
     // SAFETY: every kind of image has at least four bytes, text with its end among them.
     let magic = unsafe { read_u32(start) };
     match magic {
@@ -79,7 +89,7 @@ pub(crate) unsafe fn extent(start: *const u8) -> usize {
 ///
 /// # Safety
 /// As for [`extent`].
-pub(crate) unsafe fn unwrapped(start: *const u8) -> *const u8 {
+pub unsafe fn unwrapped(start: *const u8) -> *const u8 {
     // SAFETY: every kind of image has at least four bytes.
     if unsafe { read_u32(start) } != WRAPPER_MAGIC {
         return start;
@@ -127,7 +137,7 @@ fn peek(start: usize, bytes: usize) -> Vec<u8> {
 }
 
 /// A copy of the image that a program points to, as far as it can be read. An image that claims to be larger is cut.
-pub(crate) fn copied(start: *const u8) -> Vec<u8> {
+pub fn copied(start: *const u8) -> Vec<u8> {
     const LARGEST: usize = 256 << 20;
     let mut start = start.expose_provenance();
     let mut header = peek(start, 64);
@@ -214,7 +224,7 @@ unsafe fn elf_extent(start: *const u8, header: &[u8]) -> usize {
 
 /// How many bytes of code a fat binary puts on a GPU: those of its biggest entry, since it has one for
 /// each kind of GPU. Looks at headers only.
-pub(crate) fn biggest_entry(bytes: &[u8]) -> usize {
+pub fn biggest_entry(bytes: &[u8]) -> usize {
     let mut at = u16_at(bytes, 6).unwrap_or(16) as usize;
     let mut biggest = 0;
     while let (Some(header), Some(padded)) = (u32_at(bytes, at + 4), u64_at(bytes, at + 8)) {
@@ -235,7 +245,7 @@ impl Image {
     ///
     /// # Errors
     /// When it is none.
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Unreadable> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, Unreadable> {
         let mut image = Self::default();
         image.add(bytes)?;
         image.bytes = bytes.len();
@@ -243,13 +253,13 @@ impl Image {
     }
 
     /// Bytes of device memory that it takes: its code and its declared variables.
-    pub(crate) fn taken_bytes(&self) -> u64 {
+    pub fn taken_bytes(&self) -> u64 {
         let code = (self.bytes as u64).saturating_add(self.code_bytes);
         code.saturating_add(self.declared_bytes())
     }
 
     /// Bytes of device memory of its declared variables.
-    pub(crate) fn declared_bytes(&self) -> u64 {
+    pub fn declared_bytes(&self) -> u64 {
         let named = self.variables.values().fold(0_u64, |sum, variable| {
             sum.saturating_add(variable.bytes as u64)
         });
@@ -260,7 +270,7 @@ impl Image {
     ///
     /// # Errors
     /// It cannot be read.
-    pub(crate) fn add(&mut self, bytes: &[u8]) -> Result<(), Unreadable> {
+    pub fn add(&mut self, bytes: &[u8]) -> Result<(), Unreadable> {
         self.bytes += bytes.len();
         match u32_at(bytes, 0) {
             Some(FATBIN_MAGIC) => self.add_fatbin(bytes),
@@ -431,7 +441,7 @@ fn holds_variables(name: &str) -> bool {
 }
 
 /// Appends an entry to a fat binary's list, as it is.
-pub(crate) fn append_entry(entries: &mut Vec<u8>, is_ptx: bool, bytes: &[u8]) {
+pub fn append_entry(entries: &mut Vec<u8>, is_ptx: bool, bytes: &[u8]) {
     const HEADER: usize = 64;
     let padded = bytes.len().next_multiple_of(8);
     let mut header = [0; HEADER];
@@ -444,7 +454,7 @@ pub(crate) fn append_entry(entries: &mut Vec<u8>, is_ptx: bool, bytes: &[u8]) {
 }
 
 /// A fat binary of these entries.
-pub(crate) fn fatbin_of(entries: Vec<u8>) -> Vec<u8> {
+pub fn fatbin_of(entries: Vec<u8>) -> Vec<u8> {
     let mut fatbin = FATBIN_MAGIC.to_le_bytes().to_vec();
     fatbin.extend_from_slice(&[1, 0, 16, 0]);
     fatbin.extend_from_slice(&(entries.len() as u64).to_le_bytes());

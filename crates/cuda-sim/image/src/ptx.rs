@@ -1,6 +1,6 @@
 //! PTX text: the kernels, variables and references that it declares. Text in, values out.
 
-use crate::base::declared::{Kernel, Variable};
+use crate::declared::{Kernel, Variable};
 
 pub(crate) struct Statement<'a> {
     pub(crate) text: &'a str,
