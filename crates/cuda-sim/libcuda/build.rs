@@ -171,6 +171,9 @@ fn exports(written: &BTreeMap<String, String>) -> String {
         .iter()
         .map(|address| address.symbol)
         .collect();
+    for name in NEED_NO_INIT.iter().chain(UNSAFE_IN_CAPTURE) {
+        assert!(written.contains_key(*name), "no module writes {name}");
+    }
     for name in written.keys() {
         assert!(
             rows.contains_key(name.as_str()),
@@ -194,11 +197,12 @@ fn exports(written: &BTreeMap<String, String>) -> String {
                 arguments.iter().map(|(arg, ty)| format!("{arg}: {ty}")).collect();
             let passed: Vec<&str> = arguments.iter().map(|(arg, _)| *arg).collect();
             let needs_init = !NEED_NO_INIT.contains(name);
+            let is_unsafe = UNSAFE_IN_CAPTURE.contains(name);
             addresses.push(*name);
             writeln!(
                 out,
                 "{attribute}\npub(crate) unsafe extern \"C-unwind\" fn {name}({}) -> CuResult {{\n    \
-                 entry::call({name:?}, {needs_init}, {per_thread}, || {body}({}))\n}}",
+                 entry::call({name:?}, {needs_init}, {is_unsafe}, {per_thread}, || {body}({}))\n}}",
                 declared.join(", "),
                 passed.join(", "),
             )
@@ -292,6 +296,37 @@ const NEED_NO_INIT: &[&str] = &[
     "cuGetProcAddress",
     "cuGetProcAddress_v2",
     "cuInit",
+];
+
+/// Functions that are "unsafe" during a capture: they are not given to a stream, and may wait for the GPU. Functions
+/// about a stream or an event have their own rules.
+const UNSAFE_IN_CAPTURE: &[&str] = &[
+    "cuArray3DCreate",
+    "cuArray3DCreate_v2",
+    "cuArrayCreate",
+    "cuArrayCreate_v2",
+    "cuArrayDestroy",
+    "cuCtxSetLimit",
+    "cuIpcCloseMemHandle",
+    "cuIpcOpenMemHandle",
+    "cuIpcOpenMemHandle_v2",
+    "cuMemAlloc",
+    "cuMemAllocHost",
+    "cuMemAllocHost_v2",
+    "cuMemAllocManaged",
+    "cuMemAllocPitch",
+    "cuMemAllocPitch_v2",
+    "cuMemAlloc_v2",
+    "cuMemFree",
+    "cuMemFreeHost",
+    "cuMemFree_v2",
+    "cuMemHostAlloc",
+    "cuMemHostRegister",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuMipmappedArrayCreate",
+    "cuMipmappedArrayDestroy",
+    "cuModuleUnload",
 ];
 
 /// Path of the function behind an export, and whether its default stream is the thread's own.

@@ -81,6 +81,17 @@ pub(crate) fn handle<T>(number: usize) -> *mut T {
     std::ptr::with_exposed_provenance_mut(number)
 }
 
+/// The next multiple of a step, for memory that is taken in steps.
+pub(crate) fn stepped(bytes: u64, step: u64) -> Done<u64> {
+    let whole = bytes.checked_next_multiple_of(step);
+    whole.ok_or(CuResult::OUT_OF_MEMORY)
+}
+
+/// Whether a part lies within so many bytes.
+pub(crate) fn is_within(offset: u64, bytes: u64, whole: u64) -> bool {
+    offset.checked_add(bytes).is_some_and(|end| end <= whole)
+}
+
 /// Locks a value that no panic leaves half changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -105,32 +116,41 @@ pub(crate) fn call_host(function: unsafe extern "C-unwind" fn(*mut c_void), data
 /// A size or an address of either width: the first forms of the functions have 32 bits for both.
 pub(crate) trait Number {
     fn wide(self) -> u64;
+    /// The greatest number of this width, if it has no room for the value.
+    fn of(value: u64) -> Self;
 }
 
-impl Number for u32 {
-    fn wide(self) -> u64 {
-        self.into()
-    }
+macro_rules! numbers {
+    ($($ty:ty: |$own:ident| $wide:expr, |$value:ident| $narrow:expr;)*) => {$(
+        impl Number for $ty {
+            fn wide(self) -> u64 {
+                let $own = self;
+                $wide
+            }
+            fn of($value: u64) -> Self {
+                $narrow
+            }
+        }
+    )*};
 }
 
-impl Number for u64 {
-    fn wide(self) -> u64 {
-        self
-    }
-}
-
-impl Number for usize {
-    fn wide(self) -> u64 {
-        self as u64
-    }
-}
-
-impl Number for CuDevicePtr {
-    fn wide(self) -> u64 {
-        self.0
-    }
+numbers! {
+    u32: |own| own.into(), |value| Self::try_from(value).unwrap_or(Self::MAX);
+    u64: |own| own, |value| value;
+    usize: |own| own as u64, |value| value as Self;
+    CuDevicePtr: |own| own.0, |value| Self(value);
 }
 
 pub(crate) fn number(value: impl Number) -> u64 {
     value.wide()
+}
+
+/// Writes a size or an address in the caller's width; null is refused.
+pub(crate) fn put<T: Number>(out: *mut T, value: u64) -> Done {
+    write(out, T::of(value))
+}
+
+/// Whether a caller has room for an address of 32 bits only.
+pub(crate) fn is_low<T>(_out: *const T) -> bool {
+    size_of::<T>() == 4
 }

@@ -4,5 +4,4 @@ use core::ffi::CStr;
 
 /// The name of every simulated GPU.
 pub(crate) const NAME: &CStr = c"Simulated GPU";
-
 pub(crate) const MULTIPROCESSORS: i32 = 132;

@@ -156,13 +156,15 @@ pub(crate) fn address<T>(device: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(device as usize)
 }
 
+/// What a page allows: reading and writing, or nothing.
+pub(crate) fn protection(usable: bool) -> i32 {
+    let both = libc::PROT_READ | libc::PROT_WRITE;
+    if usable { both } else { libc::PROT_NONE }
+}
+
 /// Frees pages: nothing can be read there afterwards, or, with `usable`, zeroes can.
 pub(crate) fn blank(base: u64, bytes: u64, usable: bool) {
-    let protection = if usable {
-        libc::PROT_READ | libc::PROT_WRITE
-    } else {
-        libc::PROT_NONE
-    };
+    let protection = protection(usable);
     // SAFETY: replaces pages of a mapping of ours that are no longer used. Where the machine
     // refuses, the old pages stay, and their address is not handed out again.
     unsafe {

@@ -1,7 +1,7 @@
 //! Handles that programs hold: each is the address of an object that the table keeps alive, so an invalid or expired
 //! handle is recognised without reading through it.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use cuda_api::driver::CuResult;
@@ -13,7 +13,7 @@ use crate::base::border::Done;
 pub(crate) struct Table<T> {
     /// What a call with an invalid handle answers.
     invalid: CuResult,
-    objects: RwLock<Option<HashMap<usize, Arc<T>>>>,
+    objects: RwLock<BTreeMap<usize, Arc<T>>>,
 }
 
 impl<T> Table<T> {
@@ -21,30 +21,28 @@ impl<T> Table<T> {
     pub(crate) const fn new(invalid: CuResult) -> Self {
         Self {
             invalid,
-            objects: RwLock::new(None),
+            objects: RwLock::new(BTreeMap::new()),
         }
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Option<HashMap<usize, Arc<T>>>> {
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<usize, Arc<T>>> {
         self.objects.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Option<HashMap<usize, Arc<T>>>> {
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<usize, Arc<T>>> {
         self.objects.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps an object; its handle is unique while it is kept.
     pub(crate) fn insert(&self, object: Arc<T>) -> usize {
         let handle = Arc::as_ptr(&object).addr();
-        self.write()
-            .get_or_insert_with(HashMap::new)
-            .insert(handle, object);
+        self.write().insert(handle, object);
         handle
     }
 
     /// The object of a handle.
     pub(crate) fn get(&self, handle: usize) -> Option<Arc<T>> {
-        self.read().as_ref()?.get(&handle).cloned()
+        self.read().get(&handle).cloned()
     }
 
     /// The object of the handle that a call was passed.
@@ -59,14 +57,14 @@ impl<T> Table<T> {
 
     /// Removes an object; its handle is invalid from then on.
     pub(crate) fn remove(&self, handle: usize) -> Option<Arc<T>> {
-        self.write().as_mut()?.remove(&handle)
+        self.write().remove(&handle)
     }
 
     /// Every object for which `wanted` holds.
     pub(crate) fn select(&self, wanted: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let objects = self.read();
-        let all = objects.iter().flat_map(HashMap::values);
-        all.filter(|object| wanted(object)).cloned().collect()
+        let wanted = objects.values().filter(|object| wanted(object));
+        wanted.cloned().collect()
     }
 
     /// Takes out every object for which `wanted` holds.

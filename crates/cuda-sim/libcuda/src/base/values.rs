@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, check_out, invalid_if};
+use crate::base::border::{Done, invalid_if, read_all};
 
 /// The operation of a stream on a word of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +23,23 @@ pub(crate) enum ValueOp {
 }
 
 impl ValueOp {
+    pub(crate) fn wait(address: u64, value: u64, bits: u32, how: u32) -> Self {
+        Self::Wait {
+            address,
+            value,
+            bits,
+            how,
+        }
+    }
+
+    pub(crate) fn write(address: u64, value: u64, bits: u32) -> Self {
+        Self::Write {
+            address,
+            value,
+            bits,
+        }
+    }
+
     pub(crate) fn check(self) -> Done {
         let (Self::Wait { address, bits, .. } | Self::Write { address, bits, .. }) = self;
         invalid_if(address == 0 || !address.is_multiple_of(u64::from(bits / 8)))
@@ -63,34 +80,13 @@ pub(crate) fn store(address: u64, value: u64, bits: u32) {
 /// Reads a batch as a program passes it.
 pub(crate) fn value_ops(ops: *mut CuStreamBatchMemOpParams, count: u32) -> Done<Vec<ValueOp>> {
     let mut read_ops = Vec::new();
-    for index in 0..count as usize {
-        check_out(ops)?;
-        // SAFETY: the program passes `count` operations.
-        let op = unsafe { ops.add(index).read() };
+    for op in read_all(ops.cast_const(), count as usize)? {
         let (address, value, how) = (op.address.0, op.value, op.flags);
         let op = match op.operation {
-            1 => ValueOp::Wait {
-                address,
-                value,
-                bits: 32,
-                how,
-            },
-            2 => ValueOp::Write {
-                address,
-                value,
-                bits: 32,
-            },
-            4 => ValueOp::Wait {
-                address,
-                value,
-                bits: 64,
-                how,
-            },
-            5 => ValueOp::Write {
-                address,
-                value,
-                bits: 64,
-            },
+            1 => ValueOp::wait(address, value, 32, how),
+            2 => ValueOp::write(address, value, 32),
+            4 => ValueOp::wait(address, value, 64, how),
+            5 => ValueOp::write(address, value, 64),
             // Flush of remote writes, memory barrier: nothing to order here.
             3 | 6 => continue,
             _ => return Err(CuResult::INVALID_VALUE),

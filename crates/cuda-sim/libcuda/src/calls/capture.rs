@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use cuda_api::driver::*;
 
-use crate::base::border::{
-    Done, handle, invalid_if, lock, read, read_all, refuse_if, write, write_if,
-};
+use crate::base::border::{Done, handle, invalid_if, lock, read, refuse_if, write, write_if};
 use crate::streams::capture::{CAPTURES, Capture, GLOBAL, Membership, RELAXED};
 use crate::streams::capturing::{ACTIVE, MODE, finish};
 use crate::streams::graph::{self, Graph};
@@ -35,10 +33,7 @@ calls! {
     };
     cuStreamBeginCaptureToGraph(stream, graph, dependencies, _dependency_data, count, mode) => {
         let graph = graph::find(graph)?;
-        let after: Vec<usize> = read_all(dependencies, count)?
-            .iter()
-            .map(|node| node.addr())
-            .collect();
+        let after = graph::nodes_at(dependencies, count)?;
         invalid_if(!after.iter().all(|&node| graph.has(node)))?;
         begin(stream, mode, Some((graph, after)))
     };
@@ -53,13 +48,9 @@ calls! {
 }
 
 const THREAD_LOCAL: u32 = 1;
-
 const STATUS_NONE: u32 = 0;
-
 const STATUS_ACTIVE: u32 = 1;
-
 const STATUS_INVALIDATED: u32 = 2;
-
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 // --- beginning and ending -------------------------------------------------------------------
@@ -67,9 +58,10 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 fn begin(stream: CuStream, mode: u32, graph: Option<(Arc<Graph>, Vec<usize>)>) -> Done {
     invalid_if(mode > RELAXED)?;
     let stream = stream::find(stream)?;
-    if stream.kind == StreamKind::Legacy {
-        return Err(CuResult::STREAM_CAPTURE_UNSUPPORTED);
-    }
+    refuse_if(
+        stream.kind == StreamKind::Legacy,
+        CuResult::STREAM_CAPTURE_UNSUPPORTED,
+    )?;
     let mut own = lock(&stream.capture);
     refuse_if(own.is_some(), CuResult::ILLEGAL_STATE)?;
     let (graph, after) = graph.unwrap_or_else(|| (graph::create(), Vec::new()));
@@ -98,9 +90,8 @@ fn end(stream: CuStream, out: *mut CuGraph) -> Done {
         capture.invalidate();
         return Err(CuResult::STREAM_CAPTURE_UNMATCHED);
     }
-    if capture.mode != RELAXED && capture.thread != stream::thread_number() {
-        return Err(CuResult::STREAM_CAPTURE_WRONG_THREAD);
-    }
+    let is_own = capture.mode == RELAXED || capture.thread == stream::thread_number();
+    refuse_if(!is_own, CuResult::STREAM_CAPTURE_WRONG_THREAD)?;
     let joined = all_joined(&capture, &stream);
     finish(&capture);
     refuse_if(capture.is_invalid(), CuResult::STREAM_CAPTURE_INVALIDATED)?;
@@ -110,22 +101,16 @@ fn end(stream: CuStream, out: *mut CuGraph) -> Done {
 
 /// Whether everything that other streams added comes before the position of the first stream.
 fn all_joined(capture: &Arc<Capture>, origin: &Stream) -> bool {
-    let ends = lock(&origin.capture)
-        .as_ref()
-        .map(|m| m.after.clone())
-        .unwrap_or_default();
-    let before = capture.graph.ancestors(&ends);
-    if !lock(&capture.left_behind)
-        .iter()
-        .all(|node| before.contains(node))
-    {
+    let ends = lock(&origin.capture).as_ref().map(|own| own.after.clone());
+    let before = capture.graph.ancestors(&ends.unwrap_or_default());
+    let all_before = |nodes: &[usize]| nodes.iter().all(|node| before.contains(node));
+    if !all_before(&lock(&capture.left_behind)) {
         return false;
     }
     stream::all().iter().all(|stream| {
         let membership = lock(&stream.capture);
         membership.as_ref().is_none_or(|membership| {
-            !Arc::ptr_eq(&membership.capture, capture)
-                || membership.after.iter().all(|node| before.contains(node))
+            !Arc::ptr_eq(&membership.capture, capture) || all_before(&membership.after)
         })
     })
 }
@@ -205,19 +190,15 @@ fn update_dependencies(
 ) -> Done {
     const SET: u32 = 1;
     invalid_if(flags > SET)?;
-    let nodes: Vec<usize> = read_all(nodes, count)?
-        .iter()
-        .map(|node| node.addr())
-        .collect();
+    let nodes = graph::nodes_at(nodes, count)?;
     let stream = stream::find(stream)?;
     let mut membership = lock(&stream.capture);
     let membership = membership.as_mut().ok_or(CuResult::ILLEGAL_STATE)?;
-    if membership.capture.is_invalid() {
-        return Err(CuResult::STREAM_CAPTURE_INVALIDATED);
-    }
-    if !nodes.iter().all(|&node| membership.capture.graph.has(node)) {
-        return Err(CuResult::INVALID_VALUE);
-    }
+    refuse_if(
+        membership.capture.is_invalid(),
+        CuResult::STREAM_CAPTURE_INVALIDATED,
+    )?;
+    invalid_if(!nodes.iter().all(|&node| membership.capture.graph.has(node)))?;
     if flags == SET {
         membership.after.clear();
     }

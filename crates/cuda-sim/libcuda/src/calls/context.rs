@@ -7,7 +7,7 @@ use cuda_sim::board::Kind;
 
 use crate::base::border::{Done, check_out, invalid_if, read, refuse_if, write, write_if};
 use crate::memory::context::{
-    Context, LIMIT_DEFAULTS, LIMITS, current, end, find, find_or_current, known, make, pop,
+    Context, Ctx, LIMIT_DEFAULTS, LIMITS, current, end, find, find_or_current, known, make, pop,
     primary_of, push, release_primary, retain_primary, top, with,
 };
 use crate::process::driver;
@@ -16,10 +16,8 @@ calls! {
     cuCtxCreate(out, flags, device) => create(out, flags, device, 3010);
     cuCtxCreate_v2(out, flags, device) => create(out, flags, device, 3020);
     cuCtxCreate_v3(out, _params_array, count_params, flags, device) => {
-        if count_params > 0 {
-            // Limits by MPS, which is not running.
-            return Err(CuResult::UNSUPPORTED_EXEC_AFFINITY);
-        }
+        // Limits by MPS, which is not running.
+        refuse_if(count_params > 0, CuResult::UNSUPPORTED_EXEC_AFFINITY)?;
         create(out, flags, device, 3020)
     };
     cuCtxDestroy, cuCtxDestroy_v2(context) => destroy(context);
@@ -39,7 +37,7 @@ calls! {
             Err(code) => Err(code),
         }
     };
-    cuCtxPushCurrent, cuCtxPushCurrent_v2(context) => push_current(context);
+    cuCtxPushCurrent, cuCtxPushCurrent_v2(context) => push(Some(find(context)?));
     cuCtxPopCurrent, cuCtxPopCurrent_v2(out) => pop_current(out);
     cuCtxSetCurrent(context) => {
         if context.is_null() {
@@ -85,19 +83,15 @@ calls! {
         Err(CuResult::UNSUPPORTED_EXEC_AFFINITY)
     };
     cuCtxGetLimit(value, limit) => {
-        let limits = current()?.settings().limits;
-        let found = *limits
-            .get(limit as usize)
-            .ok_or(CuResult::UNSUPPORTED_LIMIT)?;
-        write(value, found)
+        let found = current()?.settings().limits.get(limit as usize).copied();
+        write(value, found.ok_or(CuResult::UNSUPPORTED_LIMIT)?)
     };
     cuCtxDisablePeerAccess(peer_context) => {
         let peer = find(peer_context)?;
         let mut settings = current()?.settings();
         let found = settings.peers.iter().position(|&gpu| gpu == peer.gpu);
-        settings
-            .peers
-            .swap_remove(found.ok_or(CuResult::PEER_ACCESS_NOT_ENABLED)?);
+        let found = found.ok_or(CuResult::PEER_ACCESS_NOT_ENABLED)?;
+        settings.peers.swap_remove(found);
         Ok(())
     };
     cuDevicePrimaryCtxRetain(out, device) => {
@@ -140,13 +134,7 @@ calls! {
             .ok_or(CuResult::OUT_OF_MEMORY)?;
         match heap_bytes.checked_sub(settings.heap_bytes) {
             Some(more) => driver.take(context.gpu, more, Kind::Overhead)?,
-            None => {
-                driver.give(
-                    context.gpu,
-                    settings.heap_bytes - heap_bytes,
-                    Kind::Overhead,
-                );
-            }
+            None => driver.give(context.gpu, settings.heap_bytes - heap_bytes, Kind::Overhead),
         }
         settings.heap_bytes = heap_bytes;
         settings.limits = limits;
@@ -158,9 +146,7 @@ calls! {
         invalid_if(flags != 0)?;
         refuse_if(peer.gpu == context.gpu, CuResult::INVALID_CONTEXT)?;
         let mut settings = context.settings();
-        if settings.peers.contains(&peer.gpu) {
-            return Err(CuResult::PEER_ACCESS_ALREADY_ENABLED);
-        }
+        refuse_if(settings.peers.contains(&peer.gpu), CuResult::PEER_ACCESS_ALREADY_ENABLED)?;
         settings.peers.push(peer.gpu);
         Ok(())
     };
@@ -176,10 +162,7 @@ calls! {
         let gpu = driver::the()?.gpu(device)?;
         let (set, alive) = with(|contexts| {
             let primary = primary_of(contexts, gpu);
-            (
-                primary.flags,
-                primary.context.is_some_and(Context::is_alive),
-            )
+            (primary.flags, primary.context.is_some_and(Context::is_alive))
         });
         write(flags, set)?;
         write(active, i32::from(alive))
@@ -187,9 +170,7 @@ calls! {
 }
 
 const STACK_LIMIT: usize = 0;
-
 const PRINTF_LIMIT: usize = 1;
-
 const HEAP_LIMIT: usize = 2;
 
 // --- making and ending ------------------------------------------------------------------------
@@ -203,9 +184,7 @@ fn create(out: *mut CuContext, flags: u32, device: CuDevice, version: u32) -> Do
 
 /// Scheduling, mapped host memory, local memory kept, core dumps, memory synchronised.
 const FLAGS: u32 = 0xff;
-
 const SCHEDULING: u32 = 7;
-
 const BLOCKING: u32 = 4;
 
 fn destroy(handle: CuContext) -> Done {
@@ -220,10 +199,6 @@ fn destroy(handle: CuContext) -> Done {
 }
 
 // --- the stack --------------------------------------------------------------------------------
-
-fn push_current(context: CuContext) -> Done {
-    push(Some(find(context)?))
-}
 
 fn pop_current(out: *mut CuContext) -> Done {
     let context = pop().ok_or(CuResult::INVALID_CONTEXT)?;
@@ -242,22 +217,16 @@ const RESIDENT_THREADS: u64 = crate::base::model::MULTIPROCESSORS as u64 * 2048;
 /// the device in this process.
 fn reset_primary(device: CuDevice) -> Done {
     let gpu = driver::the()?.gpu(device)?;
-    let over_it: Vec<_> = with(|contexts| {
-        let all = contexts.all.values().copied();
-        all.filter(|context| context.gpu == gpu && context.primary.is_some())
-            .collect()
-    });
-    for green in over_it {
-        end(green);
-    }
+    let is_green = |context: &Ctx| context.gpu == gpu && context.primary.is_some();
+    let over_it: Vec<_> =
+        with(|contexts| contexts.all.values().copied().filter(is_green).collect());
+    over_it.into_iter().for_each(end);
     let context = with(|contexts| {
         let primary = primary_of(contexts, gpu);
         primary.retained = 0;
         primary.context
     });
-    if let Some(context) = context {
-        end(context);
-    }
+    context.into_iter().for_each(end);
     Ok(())
 }
 

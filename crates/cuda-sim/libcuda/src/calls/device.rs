@@ -7,7 +7,7 @@ use cuda_api::driver::*;
 use cuda_sim::mig::Instance;
 use cuda_sim::pci::Address;
 
-use crate::base::border::{Done, check_out, invalid_if, write};
+use crate::base::border::{Done, check_out, invalid_if, put, write};
 use crate::base::model::{MULTIPROCESSORS, NAME};
 use crate::memory::context;
 use crate::process::driver::{self, Driver};
@@ -40,11 +40,7 @@ calls! {
             .map_or_else(|| driver.board.uuid_bytes(gpu), of_part);
         write(uuid, CuUuid { bytes })
     };
-    cuDeviceTotalMem(bytes, device) => {
-        let total = u32::try_from(total_of(device)?).unwrap_or(u32::MAX);
-        write(bytes, total)
-    };
-    cuDeviceTotalMem_v2(bytes, device) => write(bytes, total_of(device)? as usize);
+    cuDeviceTotalMem, cuDeviceTotalMem_v2(bytes, device) => put(bytes, total_of(device)?);
     cuDeviceComputeCapability(major, minor, device)
         => { driver_of(device)?; write(major, CAPABILITY.0)?; write(minor, CAPABILITY.1) };
     cuDeviceGetPCIBusId(pci_bus_id, len, device) => {
@@ -157,11 +153,8 @@ fn total_of(device: CuDevice) -> Done<u64> {
 }
 
 const MPS_ENABLED: u32 = 133;
-
 const PCI_BUS: u32 = 33;
-
 const PCI_DEVICE: u32 = 34;
-
 const PCI_DOMAIN: u32 = 50;
 
 /// The last attribute that CUDA 13.5 knows.
@@ -187,20 +180,14 @@ fn attribute_of(attribute: u32, gpu: usize, devices: usize) -> Option<i32> {
         16 => MULTIPROCESSORS,
         19 => 1,
         // Textures and surfaces, in elements.
-        21 | 22 | 73 => {
-            if attribute == 73 {
-                32_768
-            } else {
-                131_072
-            }
-        }
+        21 | 22 => 131_072,
         23 => 65_536,
         24..=26 => 16_384,
         27 | 28 | 42 | 45 | 46 | 52 | 53 | 57..=61 | 67 => 32_768,
         29 | 43 | 62 | 65 => 2048,
         55 | 56 => 131_072,
         54 | 68 => 2046,
-        63 | 64 | 66 | 74 | 77 => 32_768,
+        63 | 64 | 66 | 73 | 74 | 77 => 32_768,
         44 => 1,
         47 | 48 => 8192,
         49 => 32_768,

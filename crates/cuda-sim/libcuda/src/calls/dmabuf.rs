@@ -1,9 +1,7 @@
 //! Handles of address ranges: descriptors (dma-bufs) for other devices. The memory of a descriptor stays taken until
 //! its last copy is closed, even after the allocation is freed and the process has ended.
 
-use std::fs::OpenOptions;
 use std::os::fd::IntoRawFd;
-use std::os::unix::fs::OpenOptionsExt;
 
 use cuda_api::driver::*;
 use cuda_sim::board::SharedId;
@@ -13,6 +11,7 @@ use crate::base::space::PAGE;
 use crate::memory::blocks::{self, BlockKind};
 use crate::memory::shared;
 use crate::process::driver;
+use crate::process::files;
 
 calls! {
     cuMemGetHandleForAddressRange(handle, ptr, size, handle_type, flags) => {
@@ -21,10 +20,8 @@ calls! {
         let whole = address.is_multiple_of(PAGE) && bytes.is_multiple_of(PAGE) && bytes > 0;
         invalid_if(!whole || handle_type != DMA_BUF || flags & !OVER_PCIE != 0)?;
         let id = shared(address, bytes)?;
-        let file = driver::the()?
-            .board
-            .export(id)
-            .map_err(|_| CuResult::OPERATING_SYSTEM)?;
+        let file = driver::the()?.board.export(id);
+        let file = file.map_err(|_| CuResult::OPERATING_SYSTEM)?;
         write(handle.cast::<i32>(), file.into_raw_fd())
     };
 }
@@ -45,18 +42,10 @@ fn shared(address: u64, bytes: u64) -> Done<SharedId> {
             Ok(SharedId(name.id))
         }
         BlockKind::Mapped(mapping) => {
-            let id = mapping.physical().share()?.ok_or(CuResult::NOT_SUPPORTED)?;
+            let id = mapping.physical.share()?.ok_or(CuResult::NOT_SUPPORTED)?;
             // Its contents are elsewhere; the file only represents it.
             let driver = driver::the()?;
-            let made = driver.board.shared_dir().and_then(|_| {
-                OpenOptions::new()
-                    .write(true)
-                    .create(true)
-                    .truncate(false)
-                    .mode(0o666)
-                    .open(driver.board.shared_file(id))
-            });
-            made.map_err(|_| CuResult::OPERATING_SYSTEM)?;
+            files::made(files::path_of(driver, id.0)?)?;
             Ok(id)
         }
         _ => Err(CuResult::INVALID_VALUE),

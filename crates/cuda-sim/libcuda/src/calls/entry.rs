@@ -9,11 +9,12 @@ use crate::streams::capturing;
 use crate::streams::launching;
 use crate::streams::stream;
 
-/// Runs one driver call.
+/// Runs one driver call. An unsafe one may not be made during a capture (`UNSAFE_IN_CAPTURE` in build.rs).
 #[inline]
 pub(crate) fn call(
     name: &'static str,
     needs_init: bool,
+    is_unsafe: bool,
     per_thread: bool,
     body: impl FnOnce() -> Done,
 ) -> CuResult {
@@ -24,7 +25,9 @@ pub(crate) fn call(
             driver.wait_while_locked();
             driver.toll(name)?;
             launching::call_costs(name);
-            capturing::admits(name)?;
+            if is_unsafe {
+                capturing::unsafe_call()?;
+            }
         }
         stream::with_default(per_thread, body)
     })

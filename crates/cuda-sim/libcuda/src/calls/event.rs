@@ -34,11 +34,8 @@ calls! {
     cuEventQuery(event) => {
         let record = find(event)?.record_to_query()?;
         capturing::unsafe_call()?;
-        if record.number == 0 || exec()?.record_time_ns(record).is_some() {
-            Ok(())
-        } else {
-            Err(CuResult::NOT_READY)
-        }
+        let is_done = record.number == 0 || exec()?.record_time_ns(record).is_some();
+        refuse_if(!is_done, CuResult::NOT_READY)
     };
     cuEventSynchronize(event) => {
         let record = find(event)?.record_to_query()?;
@@ -50,9 +47,7 @@ calls! {
     };
     cuIpcGetEventHandle(out, event) => {
         let event = find(event)?;
-        if event.flags & INTERPROCESS == 0 || event.opened {
-            return Err(CuResult::INVALID_HANDLE);
-        }
+        refuse_if(event.flags & INTERPROCESS == 0 || event.opened, CuResult::INVALID_HANDLE)?;
         let EventId { index, generation } = event.id;
         let shared = HandleContents {
             magic: MAGIC,
@@ -87,9 +82,7 @@ calls! {
 }
 
 const BLOCKING_SYNC: u32 = 1;
-
 const DISABLE_TIMING: u32 = 2;
-
 const INTERPROCESS: u32 = 4;
 
 fn create(flags: u32, out: *mut CuEvent) -> Done {
@@ -117,9 +110,10 @@ fn destroy(event: CuEvent) -> Done {
 
 fn elapsed(out: *mut f32, start: CuEvent, end: CuEvent) -> Done {
     let (start, end) = (find(start)?, find(end)?);
-    if (start.flags | end.flags) & DISABLE_TIMING != 0 {
-        return Err(CuResult::INVALID_HANDLE);
-    }
+    refuse_if(
+        (start.flags | end.flags) & DISABLE_TIMING != 0,
+        CuResult::INVALID_HANDLE,
+    )?;
     let mut times = [0; 2];
     for (time, event) in times.iter_mut().zip([&start, &end]) {
         let record = event.record_to_query()?;

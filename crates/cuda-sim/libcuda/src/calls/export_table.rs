@@ -4,7 +4,7 @@
 //! The table by which later runtimes have a driver prove that it is genuine is not answered, on purpose: this driver
 //! is not genuine.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use cuda_api::driver::*;
@@ -15,7 +15,7 @@ use crate::streams::module;
 
 calls! {
     cuGetExportTable(out, export_table_id) => {
-        let wanted = read(export_table_id)?.bytes;
+        let wanted = u128::from_be_bytes(read(export_table_id)?.bytes);
         let found = TABLES.iter().find(|(id, _)| *id == wanted);
         let (_, table) = found.ok_or(CuResult::NOT_FOUND)?;
         write(out, table.as_ptr().cast())
@@ -76,35 +76,12 @@ static STORAGE: [Entry; 4] = [
     NOT_THERE,
 ];
 
-const TABLES: [([u8; 16], &[Entry]); 4] = [
-    (
-        [
-            0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd,
-            0x9d, 0xf9,
-        ],
-        &RUNTIME,
-    ),
-    (
-        [
-            0xa0, 0x94, 0x79, 0x8c, 0x2e, 0x74, 0x2e, 0x74, 0x93, 0xf2, 0x08, 0x00, 0x20, 0x0c,
-            0x0a, 0x66,
-        ],
-        &HOOKS,
-    ),
-    (
-        [
-            0x42, 0xd8, 0x5a, 0x81, 0x23, 0xf6, 0xcb, 0x47, 0x82, 0x98, 0xf6, 0xe7, 0x8a, 0x3a,
-            0xec, 0xdc,
-        ],
-        &TOOLS,
-    ),
-    (
-        [
-            0xc6, 0x93, 0x33, 0x6e, 0x11, 0x21, 0xdf, 0x11, 0xa8, 0xc3, 0x68, 0xf3, 0x55, 0xd8,
-            0x95, 0x93,
-        ],
-        &STORAGE,
-    ),
+/// Each table by its UUID.
+const TABLES: [(u128, &[Entry]); 4] = [
+    (0x6bd5fb6c_5bf4_e74a_8987_d93912fd9df9, &RUNTIME),
+    (0xa094798c_2e74_2e74_93f2_0800200c0a66, &HOOKS),
+    (0x42d85a81_23f6_cb47_8298_f6e78a3aecdc, &TOOLS),
+    (0xc693336e_1121_df11_a8c3_68f355d89593, &STORAGE),
 ];
 
 // --- the runtime's interface ----------------------------------------------------------------
@@ -171,7 +148,7 @@ struct StoredValue {
 }
 
 /// By context and key.
-static VALUES: Mutex<Option<HashMap<(usize, usize), StoredValue>>> = Mutex::new(None);
+static VALUES: Mutex<BTreeMap<(usize, usize), StoredValue>> = Mutex::new(BTreeMap::new());
 
 extern "C-unwind" fn storage_put(
     context: CuContext,
@@ -185,20 +162,15 @@ extern "C-unwind" fn storage_put(
             value: value.expose_provenance(),
             destructor,
         };
-        lock(&VALUES)
-            .get_or_insert_with(HashMap::new)
-            .insert((context, key.addr()), value);
+        lock(&VALUES).insert((context, key.addr()), value);
         Ok(())
     })
 }
 
 extern "C-unwind" fn storage_delete(context: CuContext, key: *mut c_void) -> CuResult {
     answer(|| {
-        let context = context::find_or_current(context)?.handle;
-        let mut values = lock(&VALUES);
-        let gone = values
-            .as_mut()
-            .and_then(|all| all.remove(&(context, key.addr())));
+        let place = (context::find_or_current(context)?.handle, key.addr());
+        let gone = lock(&VALUES).remove(&place);
         gone.map(drop).ok_or(CuResult::INVALID_HANDLE)
     })
 }
@@ -209,21 +181,17 @@ extern "C-unwind" fn storage_get(
     key: *mut c_void,
 ) -> CuResult {
     answer(|| {
-        let context = context::find_or_current(context)?.handle;
+        let place = (context::find_or_current(context)?.handle, key.addr());
         let values = lock(&VALUES);
-        let found = values
-            .as_ref()
-            .and_then(|all| all.get(&(context, key.addr())));
+        let found = values.get(&place);
         write(out, handle(found.ok_or(CuResult::INVALID_HANDLE)?.value))
     })
 }
 
 /// A context is gone: the runtime hears of each value that it kept there.
 pub(crate) fn context_gone(context: Ctx) {
-    let mut gone = Vec::new();
-    if let Some(values) = lock(&VALUES).as_mut() {
-        gone.extend(values.extract_if(|(owner, _), _| *owner == context.handle));
-    }
+    let own = (context.handle, 0)..=(context.handle, usize::MAX);
+    let gone: Vec<_> = lock(&VALUES).extract_if(own, |_, _| true).collect();
     for ((_, key), StoredValue { value, destructor }) in gone {
         if let Some(destructor) = destructor {
             // SAFETY: the runtime's own function, called as its contract with the driver says.

@@ -2,15 +2,17 @@
 //! them; here the file represents it, and its bytes count for the process that imports it, until the program destroys
 //! it or its context ends.
 
-use std::collections::HashMap;
 use std::fs::File;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use cuda_api::driver::*;
 use cuda_sim::board;
 
-use crate::base::border::{Done, check_out, invalid_if, lock, read, refuse_if, write};
+use crate::base::border::{
+    Done, check_out, handle, invalid_if, is_within, read, read_all, refuse_if, write,
+};
 use crate::base::space::PAGE;
+use crate::base::table::Table;
 use crate::memory::array;
 use crate::memory::blocks::{self, BlockKind};
 use crate::memory::context::{self, Ctx};
@@ -36,14 +38,8 @@ calls! {
         let made = array::mipmap_over(base, &desc.array, desc.num_levels)?;
         write(mipmap, made)
     };
-    cuDestroyExternalMemory(ext_mem) => {
-        let gone = with(|imports| imports.memories.remove(&ext_mem.addr()));
-        refuse_if(gone.is_none(), CuResult::INVALID_HANDLE)
-    };
-    cuDestroyExternalSemaphore(ext_sem) => {
-        let gone = with(|imports| imports.semaphores.remove(&ext_sem.addr()));
-        refuse_if(gone.is_none(), CuResult::INVALID_HANDLE)
-    };
+    cuDestroyExternalMemory(ext_mem) => MEMORIES.end(ext_mem.addr());
+    cuDestroyExternalSemaphore(ext_sem) => SEMAPHORES.end(ext_sem.addr());
     cuSignalExternalSemaphoresAsync,
     cuWaitExternalSemaphoresAsync(ext_sem_array, _params_array, count_ext_sems, stream)
         => all_known(ext_sem_array, count_ext_sems, stream);
@@ -59,35 +55,18 @@ calls! {
         invalid_if(length < desc.size)?;
         let taken = blocks::rounded(desc.size);
         driver::the()?.take(context.gpu, taken, board::Kind::Alloc)?;
-        let memory = Memory {
-            context,
-            file,
-            bytes: desc.size,
-            gpu: context.gpu,
-            taken,
-        };
-        let handle = with(|imports| {
-            let handle = number(imports);
-            imports.memories.insert(handle, Arc::new(memory));
-            handle
-        });
-        write(ext_mem_out, std::ptr::without_provenance_mut(handle))
+        let memory = Memory { context, file, bytes: desc.size, gpu: context.gpu, taken };
+        write(ext_mem_out, handle(MEMORIES.insert(Arc::new(memory))))
     };
     cuImportExternalSemaphore(ext_sem_out, sem_handle_desc) => {
         let context = context::current()?.home();
         check_out(ext_sem_out)?;
         let desc = read(sem_handle_desc)?;
-        if desc.kind != OPAQUE_FD && desc.kind != TIMELINE_FD {
-            return Err(CuResult::NOT_SUPPORTED);
-        }
+        let is_file = matches!(desc.kind, OPAQUE_FD | TIMELINE_FD);
+        refuse_if(!is_file, CuResult::NOT_SUPPORTED)?;
         // SAFETY: the kind says that it is a descriptor.
         let file = take_over(unsafe { desc.handle.fd })?;
-        let handle = with(|imports| {
-            let handle = number(imports);
-            imports.semaphores.insert(handle, (context, file));
-            handle
-        });
-        write(ext_sem_out, std::ptr::without_provenance_mut(handle))
+        write(ext_sem_out, handle(SEMAPHORES.insert(Arc::new((context, file)))))
     };
 }
 
@@ -109,41 +88,16 @@ impl Drop for Memory {
     }
 }
 
-#[derive(Default)]
-struct Imports {
-    next: usize,
-    memories: HashMap<usize, Arc<Memory>>,
-    semaphores: HashMap<usize, (Ctx, File)>,
-}
-
-static IMPORTS: Mutex<Option<Imports>> = Mutex::new(None);
-
+static MEMORIES: Table<Memory> = Table::new(CuResult::INVALID_HANDLE);
+/// The context into which each was imported, and its file.
+static SEMAPHORES: Table<(Ctx, File)> = Table::new(CuResult::INVALID_HANDLE);
 const OPAQUE_FD: u32 = 1;
-
 const TIMELINE_FD: u32 = 9;
-
-fn with<T>(body: impl FnOnce(&mut Imports) -> T) -> T {
-    let mut imports = lock(&IMPORTS);
-    body(imports.get_or_insert_with(Imports::default))
-}
 
 /// A context ends, and what was imported into it: `cuCtxDestroy` names both kinds among a context's resources.
 pub(crate) fn context_gone(context: Ctx) {
-    let gone: Vec<_> = with(|imports| {
-        imports
-            .semaphores
-            .retain(|_, (of, _)| of.handle != context.handle);
-        let of_it = |memory: &Arc<Memory>| memory.context.handle == context.handle;
-        let memories = imports.memories.extract_if(|_, memory| of_it(memory));
-        memories.collect()
-    });
-    drop(gone);
-}
-
-/// A handle that no other import has had.
-fn number(imports: &mut Imports) -> usize {
-    imports.next += 0x100;
-    imports.next
+    SEMAPHORES.take(|(of, _)| of.handle == context.handle);
+    MEMORIES.take(|memory| memory.context.handle == context.handle);
 }
 
 /// The driver owns an imported descriptor from then on, and closes it.
@@ -155,25 +109,18 @@ fn take_over(fd: i32) -> Done<File> {
 }
 
 fn find(handle: CuExternalMemory) -> Done<Arc<Memory>> {
-    with(|imports| imports.memories.get(&handle.addr()).cloned()).ok_or(CuResult::INVALID_HANDLE)
+    MEMORIES.find(handle.addr())
 }
 
 fn map(memory: &Memory, offset: u64, bytes: u64) -> Done<u64> {
     let context = context::current()?.home();
-    let inside = offset
-        .checked_add(bytes)
-        .is_some_and(|end| end <= memory.bytes);
+    let inside = is_within(offset, bytes, memory.bytes);
     invalid_if(bytes == 0 || !inside || !offset.is_multiple_of(PAGE))?;
     let mut block = blocks::block(bytes, context.gpu, BlockKind::External);
     block.context = Some(context);
     let base = blocks::place(block, false)?;
-    shared::map_over(
-        base,
-        bytes.next_multiple_of(PAGE),
-        &memory.file,
-        offset,
-        true,
-    )?;
+    let pages = bytes.next_multiple_of(PAGE);
+    shared::map_over(base, pages, &memory.file, offset, true)?;
     Ok(base)
 }
 
@@ -181,11 +128,8 @@ fn map(memory: &Memory, offset: u64, bytes: u64) -> Done<u64> {
 
 fn all_known(semaphores: *const CuExternalSemaphore, count: u32, stream: CuStream) -> Done {
     stream::find(stream)?;
-    for index in 0..count as usize {
-        let semaphore = read(semaphores.wrapping_add(index))?;
-        if !with(|imports| imports.semaphores.contains_key(&semaphore.addr())) {
-            return Err(CuResult::INVALID_HANDLE);
-        }
+    for semaphore in read_all(semaphores, count as usize)? {
+        SEMAPHORES.find(semaphore.addr())?;
     }
     Ok(())
 }

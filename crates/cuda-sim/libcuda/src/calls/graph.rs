@@ -1,6 +1,5 @@
 //! The functions of graphs: create, add nodes, link them, read them back, user objects.
 
-use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
@@ -185,14 +184,9 @@ calls! {
     };
     cuGraphNodeFindInClone(node_out, original_node, cloned_graph) => {
         let graph = find(cloned_graph)?;
-        let nodes = graph.nodes();
-        let twin = nodes
-            .iter()
-            .find(|node| node.original == original_node.addr());
-        write(
-            node_out,
-            handle(twin.ok_or(CuResult::INVALID_VALUE)?.handle()),
-        )
+        let mut nodes = graph.nodes().into_iter();
+        let twin = nodes.find(|node| node.original == original_node.addr());
+        write(node_out, handle(twin.ok_or(CuResult::INVALID_VALUE)?.handle()))
     };
     cuGraphConditionalHandleCreate(handle_out, graph, _context, default_launch_value, flags) => {
         invalid_if(flags > 1)?;
@@ -200,9 +194,7 @@ calls! {
         // Relaxed: only has to differ from every other.
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let value = if flags == 1 { default_launch_value } else { 0 };
-        lock(&CONDITIONS)
-            .get_or_insert_with(HashMap::new)
-            .insert(id, value);
+        lock(&CONDITIONS).insert(id, value);
         write(handle_out, id)
     };
     cuGraphKernelNodeCopyAttributes(dst, src) => {
@@ -341,23 +333,14 @@ fn graph_of(node: CuGraphNode) -> Done<(Arc<Node>, Arc<Graph>)> {
 
 fn edges(graph: CuGraph, from: *mut CuGraphNode, to: *mut CuGraphNode, count: *mut usize) -> Done {
     let graph = find(graph)?;
-    let mut pairs = Vec::new();
+    let (mut starts, mut ends) = (Vec::new(), Vec::new());
     for node in graph.nodes() {
-        pairs.extend(
-            graph
-                .after(node.handle())
-                .into_iter()
-                .map(|before| (before, node.handle())),
-        );
+        starts.extend(graph.after(node.handle()));
+        ends.resize(starts.len(), node.handle());
     }
     invalid_if(from.is_null() != to.is_null())?;
-    let starts: Vec<usize> = pairs.iter().map(|pair| pair.0).collect();
-    let ends: Vec<usize> = pairs.iter().map(|pair| pair.1).collect();
-    let mut room = if from.is_null() {
-        0
-    } else {
-        read(count.cast_const())?
-    };
+    let asks = from.is_null();
+    let mut room = if asks { 0 } else { read(count.cast_const())? };
     list(&starts, from, count)?;
     if to.is_null() {
         Ok(())

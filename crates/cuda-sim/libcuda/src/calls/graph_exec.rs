@@ -109,11 +109,8 @@ calls! {
 }
 
 const UPLOAD: u64 = 2;
-
 const DEVICE_LAUNCH: u64 = 4;
-
 const NODE_PRIORITY: u64 = 8;
-
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 fn instantiate(out: *mut CuGraphExec, graph: CuGraph, flags: u64) -> Done<Arc<Exec>> {
@@ -144,11 +141,8 @@ fn upload(made: &Exec) -> Done {
 // --- updates ----------------------------------------------------------------------------------
 
 const UPDATE_SUCCESS: u32 = 0;
-
 const UPDATE_TOPOLOGY_CHANGED: u32 = 2;
-
 const UPDATE_TYPE_CHANGED: u32 = 3;
-
 const UPDATE_NOT_SUPPORTED: u32 = 6;
 
 /// Takes the parameters of a graph of the same shape; answers why not, and at which node.

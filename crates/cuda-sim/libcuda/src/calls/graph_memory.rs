@@ -43,11 +43,8 @@ calls! {
 }
 
 const USED: u32 = 0;
-
 const USED_HIGH: u32 = 1;
-
 const RESERVED: u32 = 2;
-
 const RESERVED_HIGH: u32 = 3;
 
 /// Bytes of a GPU that are mapped by at least one graph, if none were used by two.

@@ -29,7 +29,7 @@ calls! {
     cuGreenCtxDestroy(ctx) => {
         let green = find(ctx)?;
         if !green.is_gone.swap(true, Ordering::SeqCst) {
-            context::destroy_green(green.context);
+            context::end(green.context);
         }
         Ok(())
     };
@@ -57,13 +57,9 @@ calls! {
             refuse_if(part.kind != SM, CuResult::INVALID_RESOURCE_TYPE)?;
             total += part.sm.sm_count;
         }
-        if total == 0 || total > MULTIPROCESSORS as u32 {
-            return Err(CuResult::INVALID_RESOURCE_CONFIGURATION);
-        }
-        write(
-            out,
-            handle(DESCRIPTIONS.insert(Arc::new(Description(total)))),
-        )
+        let fits = (1..=MULTIPROCESSORS as u32).contains(&total);
+        refuse_if(!fits, CuResult::INVALID_RESOURCE_CONFIGURATION)?;
+        write(out, handle(DESCRIPTIONS.insert(Arc::new(Description(total)))))
     };
     cuGreenCtxCreate(out, desc, device, flags) => {
         const DEFAULT_STREAM: u32 = 1;
@@ -98,9 +94,7 @@ struct Green {
 }
 
 static DESCRIPTIONS: Table<Description> = Table::new(CuResult::INVALID_HANDLE);
-
 static GREENS: Table<Green> = Table::new(CuResult::INVALID_HANDLE);
-
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 fn resource(multiprocessors: u32) -> CuDevResource {
@@ -127,20 +121,17 @@ fn put_resource(out: *mut CuDevResource, kind: u32, multiprocessors: u32) -> Don
 fn find(green: CuGreenCtx) -> Done<Arc<Green>> {
     let found = GREENS.find(green.addr())?;
     // SeqCst: destroyed once, by the first call.
-    if found.is_gone.load(Ordering::SeqCst) {
-        Err(CuResult::INVALID_HANDLE)
-    } else {
-        Ok(found)
-    }
+    refuse_if(
+        found.is_gone.load(Ordering::SeqCst),
+        CuResult::INVALID_HANDLE,
+    )?;
+    Ok(found)
 }
 
 fn sm_input(input: *const CuDevResource) -> Done<u32> {
     let input = read(input)?;
-    if input.kind == SM {
-        Ok(input.sm.sm_count)
-    } else {
-        Err(CuResult::INVALID_RESOURCE_TYPE)
-    }
+    refuse_if(input.kind != SM, CuResult::INVALID_RESOURCE_TYPE)?;
+    Ok(input.sm.sm_count)
 }
 
 /// Splits into groups of the same size.
@@ -176,17 +167,14 @@ fn split(
     params: *mut CuDevSmResourceGroupParams,
 ) -> Done {
     let mut left = sm_input(input)?;
-    for (index, group) in read_all(params.cast_const(), groups as usize)?
-        .into_iter()
-        .enumerate()
-    {
+    let groups = read_all(params.cast_const(), groups as usize)?;
+    for (index, group) in groups.into_iter().enumerate() {
         let wanted = match group.sm_count {
             0 => left / ALIGNMENT * ALIGNMENT,
             count => count.next_multiple_of(ALIGNMENT),
         };
-        left = left
-            .checked_sub(wanted)
-            .ok_or(CuResult::INVALID_RESOURCE_CONFIGURATION)?;
+        let rest = left.checked_sub(wanted);
+        left = rest.ok_or(CuResult::INVALID_RESOURCE_CONFIGURATION)?;
         if !result.is_null() {
             write(result.wrapping_add(index), resource(wanted))?;
         }
@@ -202,9 +190,8 @@ pub(crate) fn of_context(context: Ctx) -> usize {
         return 0;
     }
     let found = GREENS.select(|green| green.context.handle == context.handle);
-    found
-        .first()
-        .map_or(0, |green| Arc::as_ptr(green).expose_provenance())
+    let first = found.first().map(Arc::as_ptr);
+    first.map_or(0, |green| green.expose_provenance())
 }
 
 /// Called at the end of a context: the green context of an ended one becomes invalid.

@@ -26,12 +26,8 @@ calls! {
 pub(crate) fn driver_version() -> i32 {
     match driver::get() {
         Some(driver) => driver.board.driver_version() as i32,
-        None => early_version(),
+        None => exported::wanted().version as i32,
     }
-}
-
-fn early_version() -> i32 {
-    exported::wanted().version as i32
 }
 
 fn tell(known: Option<&'static CStr>, out: *mut *const c_char) -> Done {

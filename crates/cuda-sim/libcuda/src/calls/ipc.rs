@@ -32,13 +32,10 @@ calls! {
         });
         match left.flatten() {
             None => Err(CuResult::INVALID_VALUE),
-            Some(0) => {
-                if let Some(block) = blocks::remove(ptr.0, |_| true) {
-                    blocks::end(ptr.0, &block);
-                }
+            Some(left) => {
+                blocks::end_at(ptr.0, |_| left == 0);
                 Ok(())
             }
-            Some(_) => Ok(()),
         }
     };
 }

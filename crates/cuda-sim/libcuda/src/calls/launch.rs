@@ -11,7 +11,7 @@ use crate::memory::context;
 use crate::streams::capturing;
 use crate::streams::graph::Body;
 use crate::streams::launch::{
-    Launch, MAX_THREADS, MULTIPROCESSORS, SHARED_BYTES_OPT_IN, check, packed, plan,
+    Call, Launch, MAX_THREADS, MULTIPROCESSORS, SHARED_BYTES_OPT_IN, check, described, packed, plan,
 };
 use crate::streams::module::{self, Function};
 use crate::streams::stream;
@@ -57,16 +57,9 @@ calls! {
         let config = read(config)?;
         let count = config.num_attributes as usize;
         let attributes = read_all(config.attributes.cast_const(), count)?;
-        launch(&Call {
-            function,
-            grid: [config.grid_x, config.grid_y, config.grid_z],
-            block: [config.block_x, config.block_y, config.block_z],
-            shared: config.shared_bytes,
-            stream: config.stream,
-            params,
-            extra,
-            attributes: &attributes,
-        })
+        let (stream, attributes) = (config.stream, &*attributes);
+        launch(&described!(config: function: function, stream: stream, params: params,
+            extra: extra, attributes: attributes))
     };
     cuLaunchCooperativeKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
         shared, stream, params) => {
@@ -78,16 +71,8 @@ calls! {
         invalid_if(count_devices == 0 || flags > 3)?;
         for p in read_all(launch_params_list.cast_const(), count_devices as usize)? {
             invalid_if(stream::find(p.stream)?.kind == stream::StreamKind::Legacy)?;
-            cooperative(&Call {
-                function: p.function,
-                grid: [p.grid_x, p.grid_y, p.grid_z],
-                block: [p.block_x, p.block_y, p.block_z],
-                shared: p.shared_bytes,
-                stream: p.stream,
-                params: p.params,
-                extra: std::ptr::null_mut(),
-                attributes: &[],
-            })?;
+            cooperative(&described!(p: function: p.function, stream: p.stream, params: p.params,
+                extra: std::ptr::null_mut(), attributes: &[]))?;
         }
         Ok(())
     };
@@ -114,11 +99,8 @@ calls! {
 }
 
 const THREADS_PER_MULTIPROCESSOR: u32 = 2048;
-
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 32;
-
 const REGISTERS: u32 = 65_536;
-
 const SHARED_PER_MULTIPROCESSOR: u32 = 228 << 10;
 
 /// The first eight bytes of a kernel's arguments.
@@ -131,8 +113,8 @@ fn first_argument(
         .kernel
         .parameters
         .first()
-        .map_or(8, |(_, size)| *size)
-        .min(8);
+        .map_or(8, |(_, size)| *size);
+    let size = size.min(8);
     let source = match packed(extra).ok()? {
         Some((buffer, _)) => buffer,
         None => read(params.cast_const()).ok()?.cast::<u8>().cast_const(),
@@ -142,47 +124,18 @@ fn first_argument(
     Some(u64::from_le_bytes(bytes))
 }
 
-/// Everything that a launch is passed.
-struct Call<'a> {
-    function: CuFunction,
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared: u32,
-    stream: CuStream,
-    params: *mut *mut c_void,
-    extra: *mut *mut c_void,
-    attributes: &'a [CuLaunchAttribute],
-}
-
 fn launch(call: &Call<'_>) -> Done {
     refuse_if(crate::process::helper::is_helper(), CuResult::NOT_PERMITTED)?;
     let function = module::function(call.function)?;
     context::current()?;
     let stream = stream::find(call.stream)?;
     check(&function, call.grid, call.block, call.shared)?;
-    let captured = capturing::takes(&stream, || {
-        let Call {
-            function,
-            grid,
-            block,
-            shared,
-            params,
-            extra,
-            ..
-        } = *call;
-        let mut launch = Launch::read(function, grid, block, shared, params, extra)?;
-        for attribute in call.attributes {
-            launch.set_attribute(attribute.id, attribute.value.words);
-        }
-        Ok(Body::Kernel(launch))
-    })?;
+    let captured = capturing::takes(&stream, || Launch::read(call).map(Body::Kernel))?;
     if captured {
         return Ok(());
     }
-    let own = call
-        .attributes
-        .iter()
-        .find(|attribute| attribute.id == LAUNCH_ATTRIBUTE_NS);
+    let mut attributes = call.attributes.iter();
+    let own = attributes.find(|attribute| attribute.id == LAUNCH_ATTRIBUTE_NS);
     let own_ns = own.map(|attribute| attribute.value.words[0]);
     let first = || first_argument(&function, call.params, call.extra);
     module::load_for(&function, stream.context)?;
@@ -208,22 +161,16 @@ fn blocks_per_multiprocessor(function: &Function, block: i32, dynamic: usize) ->
     let registers = function.kernel.registers.max(16) as u32;
     let by_registers = REGISTERS / (registers.next_multiple_of(8) * 32 * warps);
     let shared = function.kernel.shared_bytes as usize + dynamic;
-    let by_shared = (SHARED_PER_MULTIPROCESSOR as usize)
-        .checked_div(shared)
-        .unwrap_or(usize::MAX);
-    let by_shared = u32::try_from(by_shared).unwrap_or(u32::MAX);
-    Ok(by_threads
-        .min(by_registers)
-        .min(by_shared)
-        .min(BLOCKS_PER_MULTIPROCESSOR))
+    let by_shared = (SHARED_PER_MULTIPROCESSOR as usize).checked_div(shared);
+    let by_shared = u32::try_from(by_shared.unwrap_or(usize::MAX)).unwrap_or(u32::MAX);
+    let most = by_threads.min(by_registers).min(by_shared);
+    Ok(most.min(BLOCKS_PER_MULTIPROCESSOR))
 }
 
 fn occupancy(out: *mut i32, function: CuFunction, block: i32, dynamic: usize) -> Done {
     let function = module::function(function)?;
-    write(
-        out,
-        blocks_per_multiprocessor(&function, block, dynamic)? as i32,
-    )
+    let blocks = blocks_per_multiprocessor(&function, block, dynamic)?;
+    write(out, blocks as i32)
 }
 
 fn best_block(
@@ -235,13 +182,10 @@ fn best_block(
     limit: i32,
 ) -> Done {
     let function = module::function(function)?;
-    let most = if limit > 0 {
-        limit.min(MAX_THREADS as i32)
-    } else {
-        MAX_THREADS as i32
-    };
-    let own = function.kernel.max_threads;
-    let most = if own > 0 { most.min(own) } else { most };
+    let limits = [limit, function.kernel.max_threads]
+        .into_iter()
+        .filter(|most| *most > 0);
+    let most = limits.fold(MAX_THREADS as i32, i32::min);
     let mut best = (0, 0);
     for block in (1..=most / 32).rev().map(|warps| warps * 32) {
         // SAFETY: the program's function, called as its contract says.
@@ -260,9 +204,8 @@ fn cooperative(call: &Call<'_>) -> Done {
     let threads = call.block.iter().product::<u32>() as i32;
     let each = blocks_per_multiprocessor(&function, threads, call.shared as usize)?;
     let blocks = call.grid.iter().map(|&n| u64::from(n)).product::<u64>();
-    if blocks > u64::from(each) * u64::from(MULTIPROCESSORS) {
-        return Err(CuResult::COOPERATIVE_LAUNCH_TOO_LARGE);
-    }
+    let most = u64::from(each) * u64::from(MULTIPROCESSORS);
+    refuse_if(blocks > most, CuResult::COOPERATIVE_LAUNCH_TOO_LARGE)?;
     launch(call)
 }
 

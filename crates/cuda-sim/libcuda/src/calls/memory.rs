@@ -4,10 +4,13 @@
 use cuda_api::driver::*;
 use cuda_sim::board;
 
-use crate::base::border::{Done, check_out, invalid_if, read, write, write_if};
+use crate::base::border::{
+    Done, Number, check_out, invalid_if, is_low, number, put, read, refuse_if, stepped, write,
+    write_if,
+};
 use crate::base::space;
 use crate::memory::blocks::{
-    Block, BlockKind, PITCH, block, end, find, make, managed, place_at, remove, rounded,
+    Block, BlockKind, PITCH, block, end_at, find, make, managed, place_at, rounded,
 };
 use crate::memory::context;
 use crate::memory::graph_memory;
@@ -16,29 +19,17 @@ use crate::process::location::{self, Location};
 use crate::streams::stream;
 
 calls! {
-    cuMemAlloc_v2(out, bytes) => {
+    cuMemAlloc, cuMemAlloc_v2(out, bytes) => {
         check_out(out)?;
-        let base = alloc(bytes as u64, BlockKind::Device, false)?;
-        write(out, CuDevicePtr(base))
+        put(out, alloc(number(bytes), BlockKind::Device, is_low(out))?)
     };
-    cuMemAlloc(ptr, bytes) => {
-        check_out(ptr)?;
-        let base = alloc(u64::from(bytes), BlockKind::Device, true)?;
-        write(ptr, base as u32)
-    };
-    cuMemAllocPitch_v2(out, pitch, width_bytes, height, element_bytes) => {
+    cuMemAllocPitch, cuMemAllocPitch_v2(out, pitch, width_bytes, height, element_bytes) => {
         check_out(out)?;
         check_out(pitch)?;
-        let (base, row) = alloc_pitch(width_bytes as u64, height as u64, element_bytes, false)?;
-        write(pitch, row as usize)?;
-        write(out, CuDevicePtr(base))
-    };
-    cuMemAllocPitch(ptr, pitch, width_bytes, height, element_bytes) => {
-        check_out(ptr)?;
-        check_out(pitch)?;
-        let (base, row) = alloc_pitch(width_bytes.into(), height.into(), element_bytes, true)?;
-        write(pitch, row as u32)?;
-        write(ptr, base as u32)
+        let (width, height) = (number(width_bytes), number(height));
+        let (base, row) = alloc_pitch(width, height, element_bytes, is_low(out))?;
+        put(pitch, row)?;
+        put(out, base)
     };
     cuMemAllocManaged(out, bytes, flags) => {
         check_out(out)?;
@@ -46,33 +37,20 @@ calls! {
         let base = alloc(bytes as u64, BlockKind::Managed, false)?;
         write(out, CuDevicePtr(base))
     };
-    cuMemFree_v2(ptr) => free(ptr.0);
-    cuMemFree(ptr) => free(ptr.into());
-    cuMemGetAddressRange_v2(base_out, size_out, ptr) => {
-        let (base, bytes) = range_of(ptr.0)?;
-        write_if(base_out, CuDevicePtr(base));
-        write_if(size_out, bytes as usize);
+    cuMemFree, cuMemFree_v2(ptr) => free(number(ptr));
+    cuMemGetAddressRange, cuMemGetAddressRange_v2(base_out, size_out, ptr) => {
+        let (base, bytes) = range_of(number(ptr))?;
+        write_if(base_out, Number::of(base));
+        write_if(size_out, Number::of(bytes));
         Ok(())
     };
-    cuMemGetAddressRange(base_out, size_out, ptr) => {
-        let (base, bytes) = range_of(ptr.into())?;
-        write_if(base_out, base as u32);
-        write_if(size_out, bytes as u32);
-        Ok(())
-    };
-    cuMemGetInfo_v2(free, total) => {
+    cuMemGetInfo, cuMemGetInfo_v2(free, total) => {
         let (left, all) = info()?;
-        write(free, left as usize)?;
-        write(total, all as usize)
+        put(free, left)?;
+        put(total, all)
     };
-    cuMemGetInfo(free, total) => {
-        let (left, all) = info()?;
-        write(free, u32::try_from(left).unwrap_or(u32::MAX))?;
-        write(total, u32::try_from(all).unwrap_or(u32::MAX))
-    };
-    cuMemHostAlloc(out, bytes, flags) => alloc_host(out, bytes, flags);
-    cuMemAllocHost_v2(out, bytes) => alloc_host(out, bytes, 0);
-    cuMemAllocHost(out, bytes) => alloc_host(out, bytes as usize, 0);
+    cuMemHostAlloc(out, bytes, flags) => alloc_host(out, bytes as u64, flags);
+    cuMemAllocHost, cuMemAllocHost_v2(out, bytes) => alloc_host(out, number(bytes), 0);
     cuMemHostRegister_v2, cuMemHostRegister(p, bytes, flags) => register(p, bytes, flags);
     cuMemHostGetDevicePointer_v2(out, p, flags) => {
         host_block(p)?;
@@ -129,18 +107,13 @@ calls! {
             return Ok(());
         }
         let base = p.addr() as u64;
-        let block = remove(base, |block| matches!(block.kind, BlockKind::Host { .. }))
-            .ok_or(CuResult::INVALID_VALUE)?;
-        end(base, &block);
-        Ok(())
+        invalid_if(!end_at(base, |block| matches!(block.kind, BlockKind::Host { .. })))
     };
     cuMemHostUnregister(p) => {
         context::current()?;
         let base = p.addr() as u64;
-        let block = remove(base, |block| matches!(block.kind, BlockKind::Registered))
-            .ok_or(CuResult::HOST_MEMORY_NOT_REGISTERED)?;
-        end(base, &block);
-        Ok(())
+        let ended = end_at(base, |block| matches!(block.kind, BlockKind::Registered));
+        refuse_if(!ended, CuResult::HOST_MEMORY_NOT_REGISTERED)
     };
     cuMemPrefetchBatchAsync(dptrs, sizes, count, _prefetch_locs, _prefetch_loc_idxs,
         _count_prefetch_locs, flags, _stream) => batch(dptrs, sizes, count, flags);
@@ -173,15 +146,12 @@ fn alloc(bytes: u64, kind: BlockKind, low: bool) -> Done<u64> {
 
 fn alloc_pitch(width: u64, height: u64, element: u32, low: bool) -> Done<(u64, u64)> {
     invalid_if(width == 0 || height == 0 || !matches!(element, 4 | 8 | 16))?;
-    let pitch = width
-        .checked_next_multiple_of(PITCH)
-        .ok_or(CuResult::OUT_OF_MEMORY)?;
+    let pitch = stepped(width, PITCH)?;
     let bytes = pitch.checked_mul(height).ok_or(CuResult::OUT_OF_MEMORY)?;
     Ok((alloc(bytes, BlockKind::Device, low)?, pitch))
 }
 
 const ATTACH_GLOBAL: u32 = 1;
-
 const ATTACH_HOST: u32 = 2;
 
 fn free(base: u64) -> Done {
@@ -191,21 +161,11 @@ fn free(base: u64) -> Done {
     }
     stream::before_free(context)?;
     if graph_memory::is_graphs(base) {
-        return if graph_memory::free(base) {
-            Ok(())
-        } else {
-            Err(CuResult::INVALID_VALUE)
-        };
+        return invalid_if(!graph_memory::free(base));
     }
-    let own = |block: &Block| {
-        matches!(
-            block.kind,
-            BlockKind::Device | BlockKind::Managed | BlockKind::Pool(_) | BlockKind::External
-        )
-    };
-    let block = remove(base, own).ok_or(CuResult::INVALID_VALUE)?;
-    end(base, &block);
-    Ok(())
+    use BlockKind::{Device, External, Managed, Pool};
+    let is_own = |block: &Block| matches!(block.kind, Device | Managed | Pool(_) | External);
+    invalid_if(!end_at(base, is_own))
 }
 
 fn range_of(address: u64) -> Done<(u64, u64)> {
@@ -247,11 +207,11 @@ const HOST_FLAGS: u32 = 7;
 /// Portable, device map, I/O memory, read only.
 const REGISTER_FLAGS: u32 = 15;
 
-fn alloc_host(out: *mut *mut c_void, bytes: usize, flags: u32) -> Done {
+fn alloc_host(out: *mut *mut c_void, bytes: u64, flags: u32) -> Done {
     check_out(out)?;
     let context = context::current()?;
     invalid_if(bytes == 0 || flags & !HOST_FLAGS != 0)?;
-    let base = make(context, bytes as u64, 0, BlockKind::Host { flags }, false)?;
+    let base = make(context, bytes, 0, BlockKind::Host { flags }, false)?;
     write(out, space::address(base))
 }
 

@@ -309,8 +309,7 @@ fn module_variable(module: &Module, name: &str) -> Done<(u64, usize)> {
         // If its size is unknown, eight bytes are enough for most programs.
         let unknown = Variable {
             bytes: 8,
-            constant: false,
-            managed: false,
+            ..Variable::default()
         };
         let declared = match &module.unread {
             Some(unread) => {
@@ -333,9 +332,8 @@ fn take_declared(module: &Module, unread: &Unread) -> Done {
     if is_known || declared == 0 {
         return Ok(());
     }
-    runtime_code(module.context, |bytes| {
-        *bytes = bytes.saturating_add(declared)
-    })?;
+    let add = |bytes: &mut u64| *bytes = bytes.saturating_add(declared);
+    runtime_code(module.context, add)?;
     module.taken.fetch_add(declared, Ordering::SeqCst);
     Ok(())
 }
@@ -352,11 +350,8 @@ fn variable_of(module: CuModule, name: *const c_char) -> Done<(u64, usize)> {
 }
 
 fn managed_variable(library: &Library, name: &str) -> Done<(u64, usize)> {
-    let declared = library
-        .image
-        .variables
-        .get(name)
-        .filter(|variable| variable.managed);
+    let declared = library.image.variables.get(name);
+    let declared = declared.filter(|variable| variable.managed);
     let variable = *declared.ok_or(CuResult::NOT_FOUND)?;
     let mut managed = lock(&library.managed);
     if let Some(place) = managed.get(name) {
@@ -405,10 +400,8 @@ fn unload_library(library: usize) {
 fn answer_options(count: u32, options: *mut CuJitOption, values: *mut *mut c_void) -> Done {
     const WALL_TIME: u32 = 2;
     const LOG_SIZES: [u32; 2] = [4, 6];
-    for (index, option) in read_all(options.cast_const(), count as usize)?
-        .into_iter()
-        .enumerate()
-    {
+    let options = read_all(options.cast_const(), count as usize)?;
+    for (index, option) in options.into_iter().enumerate() {
         if LOG_SIZES.contains(&option) || option == WALL_TIME {
             // SAFETY: as many values as options, and these are the driver's to write.
             write_if(unsafe { values.add(index) }, std::ptr::null_mut());
@@ -421,11 +414,9 @@ fn answer_options(count: u32, options: *mut CuJitOption, values: *mut *mut c_voi
 fn reference(module: CuModule, name: *const c_char) -> Done<usize> {
     let name = text(name)?;
     let found = find_module(module)?;
-    if found.image.opaque || found.image.references.contains(&name) {
-        Ok(module.addr())
-    } else {
-        Err(CuResult::NOT_FOUND)
-    }
+    let is_known = found.image.opaque || found.image.references.contains(&name);
+    refuse_if(!is_known, CuResult::NOT_FOUND)?;
+    Ok(module.addr())
 }
 
 // --- functions ----------------------------------------------------------------------------------
@@ -463,11 +454,8 @@ fn set_attribute(function: &Function, attribute: u32, value: i32) -> Done {
 }
 
 fn parameter(function: &Function, index: usize, offset: *mut usize, size: *mut usize) -> Done {
-    let (at, bytes) = *function
-        .kernel
-        .parameters
-        .get(index)
-        .ok_or(CuResult::INVALID_VALUE)?;
+    let found = function.kernel.parameters.get(index).copied();
+    let (at, bytes) = found.ok_or(CuResult::INVALID_VALUE)?;
     write(offset, at)?;
     write_if(size, bytes);
     Ok(())
@@ -477,12 +465,8 @@ fn parameter(function: &Function, index: usize, offset: *mut usize, size: *mut u
 
 fn kernel_of(library: CuLibrary, name: &str) -> Done<usize> {
     let found = find_library(library)?;
-    function_in(
-        &found.kernels,
-        &found.image,
-        name,
-        Owner::Library(library.addr()),
-    )
+    let owner = Owner::Library(library.addr());
+    function_in(&found.kernels, &found.image, name, owner)
 }
 
 // --- linking ------------------------------------------------------------------------------------
@@ -495,9 +479,7 @@ struct Link {
 }
 
 const INPUT_CUBIN: u32 = 0;
-
 const INPUT_PTX: u32 = 1;
-
 const INPUT_FATBIN: u32 = 2;
 
 fn link_add(state: CuLinkState, kind: u32, bytes: Vec<u8>) -> Done {

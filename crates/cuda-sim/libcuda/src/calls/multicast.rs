@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, check_out, invalid_if, lock, read, write};
+use crate::base::border::{Done, check_out, invalid_if, is_within, lock, read, write};
 use crate::memory::blocks::{self, BlockKind};
 use crate::memory::physical::{self, Binding, Multicast, Physical, held};
 use crate::process::choices::granularity;
@@ -80,10 +80,9 @@ calls! {
 const FILE_DESCRIPTOR: u64 = 1;
 
 fn found(handle: CuMemAllocationHandle) -> Done<Arc<Physical>> {
-    held(handle).and_then(|physical| match physical.multicast {
-        Some(_) => Ok(physical),
-        None => Err(CuResult::INVALID_VALUE),
-    })
+    let physical = held(handle)?;
+    invalid_if(physical.multicast.is_none())?;
+    Ok(physical)
 }
 
 fn of(object: &Physical) -> Done<&Multicast> {
@@ -94,14 +93,9 @@ fn of(object: &Physical) -> Done<&Multicast> {
 fn part(object: &Physical, offset: usize, bytes: usize) -> Done<(u64, u64)> {
     let (offset, bytes) = (offset as u64, bytes as u64);
     let whole = bytes.is_multiple_of(granularity()) && offset.is_multiple_of(granularity());
-    let inside = offset
-        .checked_add(bytes)
-        .is_some_and(|end| end <= object.bytes);
-    if bytes == 0 || !whole || !inside {
-        Err(CuResult::INVALID_VALUE)
-    } else {
-        Ok((offset, bytes))
-    }
+    let inside = is_within(offset, bytes, object.bytes);
+    invalid_if(bytes == 0 || !whole || !inside)?;
+    Ok((offset, bytes))
 }
 
 fn bind(
@@ -122,6 +116,11 @@ fn bind(
     Ok(())
 }
 
+/// The GPU that a call names, or else its memory's own.
+fn gpu_or(device: Option<CuDevice>, own: usize) -> Done<usize> {
+    device.map_or(Ok(own), |device| driver::the()?.gpu(device))
+}
+
 fn bind_memory(
     mc_handle: CuMemAllocationHandle,
     device: Option<CuDevice>,
@@ -132,15 +131,15 @@ fn bind_memory(
     flags: u64,
 ) -> Done {
     let memory = held(mem_handle)?;
-    let inside = mem_offset
-        .checked_add(size)
-        .is_some_and(|end| end as u64 <= memory.bytes);
+    let inside = is_within(mem_offset as u64, size as u64, memory.bytes);
     invalid_if(flags != 0 || !inside || memory.multicast.is_some())?;
-    let gpu = match device {
-        Some(device) => driver::the()?.gpu(device)?,
-        None => memory.gpu,
-    };
-    bind(mc_handle, mc_offset, size, gpu, Some(memory))
+    bind(
+        mc_handle,
+        mc_offset,
+        size,
+        gpu_or(device, memory.gpu)?,
+        Some(memory),
+    )
 }
 
 fn bind_address(
@@ -154,12 +153,14 @@ fn bind_address(
     invalid_if(flags != 0 || !blocks::is_reachable(address, size as u64))?;
     let (_, block) = blocks::find(address).ok_or(CuResult::INVALID_VALUE)?;
     let memory = match &block.kind {
-        BlockKind::Mapped(mapping) => Some(Arc::clone(mapping.physical())),
+        BlockKind::Mapped(mapping) => Some(Arc::clone(&mapping.physical)),
         _ => None,
     };
-    let gpu = match device {
-        Some(device) => driver::the()?.gpu(device)?,
-        None => block.gpu,
-    };
-    bind(mc_handle, mc_offset, size, gpu, memory)
+    bind(
+        mc_handle,
+        mc_offset,
+        size,
+        gpu_or(device, block.gpu)?,
+        memory,
+    )
 }

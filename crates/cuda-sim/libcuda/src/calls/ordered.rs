@@ -6,7 +6,6 @@ use crate::base::border::{Done, check_out, invalid_if, write};
 use crate::memory::blocks::{self, Block, BlockKind};
 use crate::memory::graph_memory;
 use crate::memory::pool;
-use crate::process::driver;
 use crate::streams::capturing;
 use crate::streams::graph::Body;
 use crate::streams::queue;
@@ -35,10 +34,6 @@ calls! {
     };
 }
 
-fn device_of(gpu: usize) -> Done<CuDevice> {
-    driver::the()?.ordinal(gpu).ok_or(CuResult::INVALID_DEVICE)
-}
-
 fn alloc(
     out: *mut CuDevicePtr,
     bytes: usize,
@@ -53,7 +48,7 @@ fn alloc(
     };
     let mut base = 0;
     let is_node = capturing::takes(&found, || {
-        let node = graph_memory::reserve_for(pool.gpu, device_of(pool.gpu)?, bytes as u64)?;
+        let node = graph_memory::reserve_for(pool.gpu, bytes as u64)?;
         base = node.address();
         Ok(Body::MemAlloc(node))
     })?;

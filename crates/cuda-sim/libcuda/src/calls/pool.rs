@@ -2,7 +2,7 @@
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, check_out, invalid_if, read, write};
+use crate::base::border::{Done, check_out, invalid_if, read, refuse_if, write};
 use crate::memory::blocks::{self, BlockKind};
 use crate::memory::context;
 use crate::memory::pool::{
@@ -41,11 +41,9 @@ calls! {
     cuMemPoolCreate(pool, pool_props) => {
         check_out(pool)?;
         let props = read(pool_props)?;
-        if u64::from(props.handle_types) & !HANDLE_FILE_DESCRIPTOR != 0 {
-            return Err(CuResult::NOT_SUPPORTED);
-        }
+        let types = u64::from(props.handle_types);
+        refuse_if(types & !HANDLE_FILE_DESCRIPTOR != 0, CuResult::NOT_SUPPORTED)?;
         let (gpu, sort) = sort_of(props.location, props.kind)?;
-        let types = props.handle_types.into();
         let made = new(gpu, sort, false, types, props.max_size as u64);
         with(|pools| pools.all.push(made));
         write(pool, made.as_handle())
@@ -179,7 +177,6 @@ calls! {
 // --- pools ----------------------------------------------------------------------------------------
 
 const PINNED: u32 = 1;
-
 const MANAGED: u32 = 2;
 
 /// The GPU and the sort that a location and a kind of memory mean.

@@ -6,11 +6,11 @@ use core::ffi::{CStr, c_char, c_void};
 use cuda_api::driver::*;
 use cuda_api::{PROC_ADDRESSES, ProcAddress};
 
-use crate::ADDRESSES;
 use crate::base::border::{Done, invalid_if, refuse_if, write, write_if};
 use crate::calls::init;
 use crate::process::choices;
 use crate::process::exported;
+use crate::{ADDRESSES, Address};
 
 calls! {
     cuGetProcAddress(symbol, out, cuda_version, flags) => {
@@ -26,11 +26,8 @@ calls! {
 }
 
 const PER_THREAD_DEFAULT_STREAM: u64 = 2;
-
 const FOUND: CuDriverProcAddressQueryResult = 0;
-
 const NO_SUCH_SYMBOL: CuDriverProcAddressQueryResult = 1;
-
 const VERSION_NOT_SUFFICIENT: CuDriverProcAddressQueryResult = 2;
 
 fn look_up(
@@ -44,16 +41,10 @@ fn look_up(
     let name = unsafe { CStr::from_ptr(symbol) }
         .to_str()
         .unwrap_or_default();
-    let answer = resolve(
-        name,
-        version,
-        flags == PER_THREAD_DEFAULT_STREAM,
-        init::driver_version(),
-    );
-    let address = answer
-        .ok()
-        .filter(|row| exported::has(row.symbol))
-        .map_or(std::ptr::null(), |row| handed_out(row.symbol));
+    let per_thread = flags == PER_THREAD_DEFAULT_STREAM;
+    let answer = resolve(name, version, per_thread, init::driver_version());
+    let row = answer.ok().filter(|row| exported::has(row.symbol));
+    let address = row.map_or(std::ptr::null(), |row| handed_out(row.symbol));
     write(out, address.cast_mut().cast::<c_void>())?;
     Ok(match answer {
         Ok(_) if !address.is_null() => FOUND,
@@ -88,17 +79,12 @@ fn resolve(
             .filter(|row| row.per_thread == thread && row.since <= version)
             .max_by_key(|row| row.since)
     };
-    if let Some(row) = per_thread
-        .then(|| newest(true))
-        .flatten()
-        .or_else(|| newest(false))
-    {
+    let own = per_thread.then(|| newest(true)).flatten();
+    if let Some(row) = own.or_else(|| newest(false)) {
         return Ok(row);
     }
-    let first = rows
-        .clone()
-        .filter(|row| !row.per_thread)
-        .min_by_key(|row| row.since);
+    let plain = rows.clone().filter(|row| !row.per_thread);
+    let first = plain.min_by_key(|row| row.since);
     match first {
         None => Err(Absent::NoName),
         Some(row) if row.since / 1000 == version / 1000 => {
@@ -112,44 +98,44 @@ fn resolve(
 
 /// The address that a program gets for a function: the exported one, or another one of the same function.
 fn handed_out(symbol: &str) -> *const () {
-    if !choices::hands_out_other_addresses() {
-        return address_of(symbol);
+    if choices::hands_out_other_addresses() {
+        found(symbol).map_or(std::ptr::null(), |it| it.other)
+    } else {
+        address_of(symbol)
     }
-    let found = ADDRESSES.binary_search_by(|address| address.name.cmp(symbol));
-    found.map_or(std::ptr::null(), |index| ADDRESSES[index].other)
 }
 
 /// The address of a driver function with this exact name; null if there is none.
-#[must_use]
-pub(crate) fn address_of(symbol: &str) -> *const () {
-    ADDRESSES
-        .binary_search_by(|address| address.name.cmp(symbol))
-        .map_or(std::ptr::null(), |index| ADDRESSES[index].address)
+fn address_of(symbol: &str) -> *const () {
+    found(symbol).map_or(std::ptr::null(), |it| it.address)
+}
+
+fn found(symbol: &str) -> Option<&'static Address> {
+    let index = ADDRESSES.binary_search_by(|it| it.name.cmp(symbol)).ok()?;
+    Some(&ADDRESSES[index])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The function that a driver of CUDA 12.4 answers with.
+    fn symbol(name: &str, version: i32, per_thread: bool) -> Result<&'static str, Absent> {
+        resolve(name, version, per_thread, 12_040).map(|row| row.symbol)
+    }
+
     #[test]
     fn every_recorded_answer_is_given_for_version_and_mode() {
         for row in PROC_ADDRESSES {
-            assert_eq!(
-                resolve(row.name, row.since, row.per_thread, 99_000),
-                Ok(row)
-            );
-            assert!(
-                !address_of(row.symbol).is_null(),
-                "{} is nowhere",
-                row.symbol
-            );
+            let found = resolve(row.name, row.since, row.per_thread, 99_000);
+            assert_eq!(found, Ok(row));
+            assert!(!address_of(row.symbol).is_null(), "{row:?} is nowhere");
         }
     }
 
     #[test]
     fn a_version_between_two_rows_gets_the_older_one() {
-        let symbol =
-            |version| resolve("cuStreamGetCaptureInfo", version, false, 12_040).map(|r| r.symbol);
+        let symbol = |version| symbol("cuStreamGetCaptureInfo", version, false);
 
         assert_eq!(symbol(11_020), Ok("cuStreamGetCaptureInfo"));
         assert_eq!(symbol(12_020), Ok("cuStreamGetCaptureInfo_v2"));
@@ -158,44 +144,25 @@ mod tests {
 
     #[test]
     fn a_name_newer_than_the_driver_is_unknown_to_it() {
-        assert_eq!(
-            resolve("cuCtxCreate", 13_000, false, 12_040)
-                .unwrap()
-                .symbol,
-            "cuCtxCreate_v3"
-        );
-        assert_eq!(
-            resolve("cuLogsCurrent", 13_000, false, 12_040),
-            Err(Absent::NoName)
-        );
+        assert_eq!(symbol("cuCtxCreate", 13_000, false), Ok("cuCtxCreate_v3"));
+        assert_eq!(symbol("cuLogsCurrent", 13_000, false), Err(Absent::NoName));
         assert!(resolve("cuLogsCurrent", 13_000, false, 13_000).is_ok());
     }
 
     #[test]
     fn a_program_a_little_older_than_a_name_still_gets_it() {
-        assert_eq!(
-            resolve("cuMemAllocAsync", 11_000, false, 12_040)
-                .unwrap()
-                .since,
-            11_020
-        );
-        assert_eq!(
-            resolve("cuMemAllocAsync", 10_020, false, 12_040),
-            Err(Absent::TooOld)
-        );
+        let since = |version| resolve("cuMemAllocAsync", version, false, 12_040).map(|r| r.since);
+
+        assert_eq!(since(11_000), Ok(11_020));
+        assert_eq!(since(10_020), Err(Absent::TooOld));
     }
 
     #[test]
     fn a_name_without_a_per_thread_form_gets_the_plain_one() {
+        assert_eq!(symbol("cuMemFree", 12_000, true), Ok("cuMemFree_v2"));
         assert_eq!(
-            resolve("cuMemFree", 12_000, true, 12_040).unwrap().symbol,
-            "cuMemFree_v2"
-        );
-        assert_eq!(
-            resolve("cuMemcpyHtoD", 12_000, true, 12_040)
-                .unwrap()
-                .symbol,
-            "cuMemcpyHtoD_v2_ptds"
+            symbol("cuMemcpyHtoD", 12_000, true),
+            Ok("cuMemcpyHtoD_v2_ptds")
         );
     }
 }

@@ -4,7 +4,7 @@ use cuda_api::driver::*;
 
 use crate::base::border::read_all;
 use crate::memory::physical;
-use crate::memory::sparse::{MapInfo, Under, with};
+use crate::memory::sparse::{MapInfo, Under, map};
 use crate::streams::queue;
 use crate::streams::stream;
 
@@ -28,16 +28,7 @@ calls! {
         let context = found.context.home();
         queue::free_in_order(&found, move || {
             for (part, memory) in planned {
-                let before = with(|mapped| match memory {
-                    Some(memory) => {
-                        let under = Under {
-                            _memory: memory,
-                            context,
-                        };
-                        mapped.insert(part, under)
-                    }
-                    None => mapped.remove(&part),
-                });
+                let before = map(part, memory.map(|_memory| Under { _memory, context }));
                 // May be the last that held it; nothing is locked here.
                 drop(before);
             }

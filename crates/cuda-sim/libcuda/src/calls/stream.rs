@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cuda_api::driver::*;
 
 use crate::base::border::{
-    Done, Opaque, call_host, check_out, invalid_if, lock, read, refuse_if, write,
+    Done, Opaque, call_host, check_out, handle, invalid_if, lock, read, refuse_if, write,
 };
 use crate::base::values::{ValueOp, value_ops};
 use crate::memory::context::{self, Ctx};
@@ -22,22 +22,14 @@ calls! {
     cuStreamCreate(out, flags) => make(out, flags, 0);
     cuStreamCreateWithPriority(out, flags, priority) => make(out, flags, priority);
     cuStreamDestroy, cuStreamDestroy_v2(stream) => destroy(stream);
-    cuStreamWaitValue32, cuStreamWaitValue32_v2(stream, addr, value, flags) => value_op(
-        stream,
-        ValueOp::Wait { address: addr.0, value: value.into(), bits: 32, how: flags },
-    );
-    cuStreamWaitValue64, cuStreamWaitValue64_v2(stream, addr, value, flags) => value_op(
-        stream,
-        ValueOp::Wait { address: addr.0, value, bits: 64, how: flags },
-    );
-    cuStreamWriteValue32, cuStreamWriteValue32_v2(stream, addr, value, flags) => {
-        let _default_or_no_barrier = flags;
-        value_op(stream, ValueOp::Write { address: addr.0, value: value.into(), bits: 32 })
-    };
-    cuStreamWriteValue64, cuStreamWriteValue64_v2(stream, addr, value, flags) => {
-        let _default_or_no_barrier = flags;
-        value_op(stream, ValueOp::Write { address: addr.0, value, bits: 64 })
-    };
+    cuStreamWaitValue32, cuStreamWaitValue32_v2(stream, addr, value, flags)
+        => value_op(stream, ValueOp::wait(addr.0, value.into(), 32, flags));
+    cuStreamWaitValue64, cuStreamWaitValue64_v2(stream, addr, value, flags)
+        => value_op(stream, ValueOp::wait(addr.0, value, 64, flags));
+    cuStreamWriteValue32, cuStreamWriteValue32_v2(stream, addr, value, _default_or_no_barrier)
+        => value_op(stream, ValueOp::write(addr.0, value.into(), 32));
+    cuStreamWriteValue64, cuStreamWriteValue64_v2(stream, addr, value, _default_or_no_barrier)
+        => value_op(stream, ValueOp::write(addr.0, value, 64));
     cuStreamQuery(stream) => {
         let stream = find(stream)?;
         capturing::query_of_stream(&stream)?;
@@ -69,25 +61,19 @@ calls! {
     cuStreamGetCtx_v2(stream, out, green_ctx) => {
         let stream = find(stream)?;
         let green = crate::calls::green::of_context(stream.context);
-        write(green_ctx, std::ptr::with_exposed_provenance_mut(green))?;
-        if green == 0 {
-            write(out, stream.context.as_handle())
-        } else {
-            write(out, std::ptr::null_mut())
-        }
+        write(green_ctx, handle(green))?;
+        let own = (green == 0).then(|| stream.context.as_handle());
+        write(out, own.unwrap_or(std::ptr::null_mut()))
     };
     cuStreamGetGreenCtx(stream, ctx_out) => {
         let green = crate::calls::green::of_context(find(stream)?.context);
-        write(ctx_out, std::ptr::with_exposed_provenance_mut(green))
+        write(ctx_out, handle(green))
     };
     cuStreamGetDevice(stream, device) => write(device, find(stream)?.context.device);
     cuStreamGetAttribute(stream, attribute, value) => {
         let stream = find(stream)?;
-        let words = lock(&stream.attributes)
-            .get(&attribute)
-            .copied()
-            .unwrap_or([0; 8]);
-        write(value, CuLaunchAttributeValue { words })
+        let words = lock(&stream.attributes).get(&attribute).copied();
+        write(value, CuLaunchAttributeValue { words: words.unwrap_or([0; 8]) })
     };
     cuStreamSetAttribute(stream, attribute, value) => {
         let value = read(value)?;
@@ -111,11 +97,11 @@ calls! {
         invalid_if(flags != 0)?;
         let found = find(stream)?;
         capturing::forbidden(&found)?;
-        let (handle, data) = (Handle(stream), Opaque(data));
+        let (stream, data) = (Handle(stream), Opaque(data));
         submit_call(&found, move || {
-            let (handle, data) = (handle, data);
+            let (stream, data) = (stream, data);
             // SAFETY: the program vouches for its callback and its data until it has run.
-            unsafe { callback(handle.0, CuResult::SUCCESS, data.0) };
+            unsafe { callback(stream.0, CuResult::SUCCESS, data.0) };
         })
     };
 }
@@ -135,9 +121,8 @@ fn batch(stream: CuStream, count: u32, ops: *mut CuStreamBatchMemOpParams, flags
     invalid_if(flags != 0 || count > 256)?;
     let ops = value_ops(ops, count)?;
     let stream = find(stream)?;
-    if capturing::takes(&stream, || {
-        Ok(Body::BatchMemOp(ops.iter().copied().map(BatchOp).collect()))
-    })? {
+    let node = || Body::BatchMemOp(ops.iter().copied().map(BatchOp).collect());
+    if capturing::takes(&stream, || Ok(node()))? {
         return Ok(());
     }
     for op in ops {
@@ -180,13 +165,9 @@ fn launch_host(stream: CuStream, function: CuHostFn, data: *mut c_void) -> Done 
     submit_call(&stream, move || call_host(function, data))
 }
 
-#[allow(non_snake_case, reason = "the part that two exported functions share")]
 fn make(out: *mut CuStream, flags: u32, priority: i32) -> Done {
     let context = context::current()?;
     check_out(out)?;
     let stream = create(context, flags, priority)?;
-    write(
-        out,
-        std::ptr::with_exposed_provenance_mut(Arc::as_ptr(&stream).expose_provenance()),
-    )
+    write(out, handle(Arc::as_ptr(&stream).expose_provenance()))
 }

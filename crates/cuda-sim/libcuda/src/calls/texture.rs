@@ -1,74 +1,58 @@
 //! Textures, surfaces and tensor maps. Kernels do not read through them here, so each is only its description:
 //! checked where the driver checks it, kept, and returned.
 
-use std::collections::HashMap;
-use std::sync::Mutex;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, check_out, invalid_if, lock, read, write, write_if};
+use crate::base::border::{
+    Done, Number, check_out, invalid_if, lock, number, read, write, write_if,
+};
+use crate::base::table::Table;
 use crate::memory::array;
 use crate::memory::blocks;
 use crate::memory::context;
 
 calls! {
-    cuTexObjectDestroy(tex_object) => {
-        let gone = with(|textures| textures.textures.remove(&tex_object));
-        invalid_if(gone.is_none())
-    };
+    cuTexObjectDestroy(tex_object) => TEXTURES.end(tex_object as usize);
     cuTexObjectGetResourceDesc(res_desc, tex_object)
         => write(res_desc.cast(), texture(tex_object)?.resource);
     cuTexObjectGetTextureDesc(tex_desc, tex_object) => {
-        let told = texture(tex_object)?
-            .texture
-            .ok_or(CuResult::INVALID_VALUE)?;
+        let told = texture(tex_object)?.texture.ok_or(CuResult::INVALID_VALUE)?;
         write(tex_desc.cast(), told)
     };
     cuTexObjectGetResourceViewDesc(res_view_desc, tex_object) => {
         let told = texture(tex_object)?.view.ok_or(CuResult::INVALID_VALUE)?;
         write(res_view_desc.cast(), told)
     };
-    cuSurfObjectDestroy(surf_object) => {
-        let gone = with(|textures| textures.surfaces.remove(&surf_object));
-        invalid_if(gone.is_none())
-    };
-    cuSurfObjectGetResourceDesc(res_desc, surf_object) => {
-        let found = with(|textures| textures.surfaces.get(&surf_object).copied());
-        write(
-            res_desc.cast(),
-            found.ok_or(CuResult::INVALID_VALUE)?.resource,
-        )
-    };
+    cuSurfObjectDestroy(surf_object) => SURFACES.end(surf_object as usize);
+    cuSurfObjectGetResourceDesc(res_desc, surf_object)
+        => write(res_desc.cast(), SURFACES.find(surf_object as usize)?.resource);
     cuTexRefCreate(tex_ref) => {
         check_out(tex_ref)?;
-        let made = with(|textures| {
-            // Numbers that no module's address is.
-            let made = number(textures) as usize;
-            textures.references.insert(made, UNSET);
-            made
-        });
+        // Numbers that no module's address is. Relaxed: only has to differ from every other.
+        let made = NEXT_REFERENCE.fetch_add(1, Ordering::Relaxed);
+        lock(&REFERENCES).insert(made, UNSET);
         write(tex_ref, std::ptr::without_provenance_mut(made))
     };
-    cuTexRefDestroy(tex_ref) => {
-        let gone = with(|textures| textures.references.remove(&tex_ref.addr()));
-        invalid_if(gone.is_none())
-    };
-    cuTexRefSetAddress_v2(byte_offset, tex_ref, ptr, bytes) => {
-        invalid_if(ptr.0 != 0 && !blocks::is_reachable(ptr.0, bytes as u64))?;
+    cuTexRefDestroy(tex_ref) => invalid_if(lock(&REFERENCES).remove(&tex_ref.addr()).is_none());
+    cuTexRefSetAddress, cuTexRefSetAddress_v2(byte_offset, tex_ref, ptr, bytes) => {
+        let address = number(ptr);
+        invalid_if(address != 0 && !blocks::is_reachable(address, number(bytes)))?;
         write_if(byte_offset, 0);
-        change(tex_ref, |reference| reference.address = ptr.0)
+        change(tex_ref, |reference| reference.address = address)
     };
-    cuTexRefSetAddress(byte_offset, tex_ref, ptr, bytes) => {
-        invalid_if(ptr != 0 && !blocks::is_reachable(ptr.into(), bytes.into()))?;
-        write_if(byte_offset, 0);
-        change(tex_ref, |reference| reference.address = ptr.into())
+    cuTexRefSetAddress2D, cuTexRefSetAddress2D_v2,
+    cuTexRefSetAddress2D_v3(tex_ref, desc, ptr, _pitch) => {
+        let (desc, address) = (read(desc)?, number(ptr));
+        invalid_if(!blocks::is_reachable(address, 1))?;
+        change(tex_ref, |reference| {
+            (reference.format, reference.channels) = (desc.format, desc.num_channels as i32);
+            reference.address = address;
+        })
     };
-    cuTexRefSetAddress2D(tex_ref, desc, ptr, _pitch) => {
-        let desc = read(desc)?;
-        set_2d(tex_ref, desc.format, desc.num_channels, ptr.into())
-    };
-    cuTexRefSetAddress2D_v2, cuTexRefSetAddress2D_v3(tex_ref, desc, ptr, _pitch)
-        => set_2d_wide(tex_ref, desc, ptr);
     cuTexRefSetArray(tex_ref, array, _flags) => {
         invalid_if(array::layout(array).is_err())?;
         change(tex_ref, |reference| reference.array = array.addr())
@@ -98,10 +82,8 @@ calls! {
         change(tex_ref, |reference| reference.border = border)
     };
     cuTexRefSetFlags(tex_ref, flags) => change(tex_ref, |reference| reference.flags = flags);
-    cuTexRefGetAddress_v2(out, tex_ref)
-        => tell(tex_ref, out, |reference| CuDevicePtr(reference.address));
-    cuTexRefGetAddress(out, tex_ref)
-        => tell(tex_ref, out, |reference| reference.address as u32);
+    cuTexRefGetAddress, cuTexRefGetAddress_v2(out, tex_ref)
+        => tell(tex_ref, out, |reference| Number::of(reference.address));
     cuTexRefGetArray, cuSurfRefGetArray(array_out, tex_ref) => {
         let handle = |reference: &Reference| std::ptr::without_provenance_mut(reference.array);
         tell(tex_ref, array_out, handle)
@@ -151,28 +133,16 @@ calls! {
         let texture = Some(read(tex_desc.cast::<Texture>())?);
         let view = read(res_view_desc.cast::<View>()).ok();
         let object = Object { resource, texture, view };
-        let made = with(|textures| {
-            let made = number(textures);
-            textures.textures.insert(made, object);
-            made
-        });
-        write(tex_object, made)
+        write(tex_object, TEXTURES.insert(Arc::new(object)) as u64)
     };
     cuSurfObjectCreate(surf_object, res_desc) => {
         check_out(surf_object)?;
         context::current()?;
         let resource = resource(res_desc)?;
-        if resource.0[0] != 0 {
-            // A surface is of an array only.
-            return Err(CuResult::INVALID_VALUE);
-        }
+        // A surface is of an array only.
+        invalid_if(resource.0[0] != 0)?;
         let object = Object { resource, texture: None, view: None };
-        let made = with(|textures| {
-            let made = number(textures);
-            textures.surfaces.insert(made, object);
-            made
-        });
-        write(surf_object, made)
+        write(surf_object, SURFACES.insert(Arc::new(object)) as u64)
     };
     cuTexRefSetAddressMode(tex_ref, dim, am) => {
         let Ok(dim) = usize::try_from(dim) else {
@@ -227,9 +197,7 @@ struct Reference {
 }
 
 const FLOAT: u32 = 0x20;
-
 const CLAMP: u32 = 1;
-
 const UNSET: Reference = Reference {
     address: 0,
     array: 0,
@@ -246,25 +214,10 @@ const UNSET: Reference = Reference {
     border: [0.0; 4],
 };
 
-#[derive(Default)]
-struct Textures {
-    next: u64,
-    textures: HashMap<u64, Object>,
-    surfaces: HashMap<u64, Object>,
-    references: HashMap<usize, Reference>,
-}
-
-static TEXTURES: Mutex<Option<Textures>> = Mutex::new(None);
-
-fn with<T>(body: impl FnOnce(&mut Textures) -> T) -> T {
-    let mut textures = lock(&TEXTURES);
-    body(textures.get_or_insert_with(Textures::default))
-}
-
-fn number(textures: &mut Textures) -> u64 {
-    textures.next += 1;
-    textures.next
-}
+static TEXTURES: Table<Object> = Table::new(CuResult::INVALID_VALUE);
+static SURFACES: Table<Object> = Table::new(CuResult::INVALID_VALUE);
+static REFERENCES: Mutex<BTreeMap<usize, Reference>> = Mutex::new(BTreeMap::new());
+static NEXT_REFERENCE: AtomicUsize = AtomicUsize::new(1);
 
 /// Reads a resource's description, and checks that its objects exist.
 fn resource(from: *const c_void) -> Done<Resource> {
@@ -283,17 +236,14 @@ fn resource(from: *const c_void) -> Done<Resource> {
         3 => blocks::is_reachable(named, 1),
         _ => false,
     };
-    if is_there {
-        Ok(bytes)
-    } else {
-        Err(CuResult::INVALID_VALUE)
-    }
+    invalid_if(!is_there)?;
+    Ok(bytes)
 }
 
 // --- objects ----------------------------------------------------------------------------------------
 
 fn texture(object: u64) -> Done<Object> {
-    with(|textures| textures.textures.get(&object).copied()).ok_or(CuResult::INVALID_VALUE)
+    Ok(*TEXTURES.find(object as usize)?)
 }
 
 // --- references -------------------------------------------------------------------------------------
@@ -301,29 +251,14 @@ fn texture(object: u64) -> Done<Object> {
 /// Changes a reference; a module's own begins unset.
 fn change<R>(reference: *mut R, body: impl FnOnce(&mut Reference)) -> Done {
     check_out(reference)?;
-    let handle = reference.addr();
-    with(|textures| body(textures.references.entry(handle).or_insert(UNSET)));
+    body(lock(&REFERENCES).entry(reference.addr()).or_insert(UNSET));
     Ok(())
 }
 
 fn tell<R, T>(reference: *mut R, out: *mut T, body: impl FnOnce(&Reference) -> T) -> Done {
     check_out(reference)?;
-    let handle = reference.addr();
-    let told = with(|textures| body(textures.references.get(&handle).unwrap_or(&UNSET)));
+    let told = body(lock(&REFERENCES).get(&reference.addr()).unwrap_or(&UNSET));
     write(out, told)
-}
-
-fn set_2d(tex_ref: CuTexref, format: u32, channels: u32, address: u64) -> Done {
-    invalid_if(!blocks::is_reachable(address, 1))?;
-    change(tex_ref, |reference| {
-        (reference.format, reference.channels) = (format, channels as i32);
-        reference.address = address;
-    })
-}
-
-fn set_2d_wide(tex_ref: CuTexref, desc: *const CuArrayDescriptor, ptr: CuDevicePtr) -> Done {
-    let desc = read(desc)?;
-    set_2d(tex_ref, desc.format, desc.num_channels, ptr.0)
 }
 
 // --- tensor maps ------------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 use cuda_api::driver::*;
 use cuda_sim::board::{self, SharedId};
 
-use crate::base::border::{Done, check_out, invalid_if, lock, read, write};
-use crate::base::space::{address, blank};
+use crate::base::border::{Done, check_out, invalid_if, is_within, lock, read, refuse_if, write};
+use crate::base::space::{address, blank, protection};
 use crate::memory::blocks::{self, Block, BlockKind};
 use crate::memory::physical::{
-    Contents, HANDLES, Held, Label, Mapping, Physical, Prop, contents, held, keep,
+    Contents, HANDLES, Held, Label, Mapping, Prop, contents, held, keep,
 };
 use crate::memory::shared;
 use crate::process::choices::{self, granularity};
@@ -63,31 +63,19 @@ calls! {
         if !on_host {
             driver.take(gpu, bytes, board::Kind::Alloc)?;
         }
-        let (file, offset, token) =
-            contents(bytes, prop.requested_handle_types != 0).inspect_err(|_| {
-                if !on_host {
-                    driver.give(gpu, bytes, board::Kind::Alloc);
-                }
-            })?;
-        let made = keep(|handle| Physical {
-            handle,
-            gpu,
-            bytes,
-            on_host,
-            prop: Prop {
-                handle_types: prop.requested_handle_types,
-                location: (prop.location.kind, prop.location.id),
-                usage: prop.usage,
-                compression: prop.compression_type,
-                rdma: prop.gpu_direct_rdma_capable,
-            },
-            file,
-            offset,
-            token,
-            shared: Mutex::new(None),
-            multicast: None,
-        });
-        write(handle, made)
+        let contents = contents(bytes, prop.requested_handle_types != 0).inspect_err(|_| {
+            if !on_host {
+                driver.give(gpu, bytes, board::Kind::Alloc);
+            }
+        })?;
+        let prop = Prop {
+            handle_types: prop.requested_handle_types,
+            location: (prop.location.kind, prop.location.id),
+            usage: prop.usage,
+            compression: prop.compression_type,
+            rdma: prop.gpu_direct_rdma_capable,
+        };
+        write(handle, keep(gpu, bytes, prop, contents, |it| it.on_host = on_host))
     };
     cuMemRelease(handle) => {
         let mut handles = lock(&HANDLES);
@@ -110,10 +98,8 @@ calls! {
         };
         let physical = mapping.physical;
         let number = physical.handle;
-        lock(&HANDLES)
-            .entry(number)
-            .or_insert(Held { physical, times: 0 })
-            .times += 1;
+        let mut handles = lock(&HANDLES);
+        handles.entry(number).or_insert(Held { physical, times: 0 }).times += 1;
         write(handle, CuMemAllocationHandle(number))
     };
     cuMemGetAllocationPropertiesFromHandle(prop, handle) => {
@@ -134,12 +120,8 @@ calls! {
     cuMemMap(ptr, size, offset, handle, flags) => {
         let (base, bytes, offset) = (ptr.0, size as u64, offset as u64);
         let physical = held(handle)?;
-        let whole = base.is_multiple_of(granularity())
-            && bytes.is_multiple_of(granularity())
-            && offset.is_multiple_of(granularity());
-        let inside = offset
-            .checked_add(bytes)
-            .is_some_and(|end| end <= physical.bytes);
+        let whole = [base, bytes, offset].iter().all(|it| it.is_multiple_of(granularity()));
+        let inside = is_within(offset, bytes, physical.bytes);
         invalid_if(bytes == 0 || !whole || !inside || flags != 0 || !is_reserved(base, bytes))?;
         let (gpu, file) = (physical.gpu, Arc::clone(&physical.file));
         let start = physical.offset + offset;
@@ -181,13 +163,8 @@ calls! {
             };
             let any = mapping.access.read.load(Ordering::Relaxed) != 0;
             mapping.access.any.store(any, Ordering::Relaxed);
-            let protection = if any {
-                libc::PROT_READ | libc::PROT_WRITE
-            } else {
-                libc::PROT_NONE
-            };
             // SAFETY: a mapping of ours.
-            unsafe { libc::mprotect(address(*base), block.bytes as usize, protection) };
+            unsafe { libc::mprotect(address(*base), block.bytes as usize, protection(any)) };
         }
         Ok(())
     };
@@ -228,9 +205,8 @@ calls! {
         invalid_if(sh_handle_type != FILE_DESCRIPTOR)?;
         let (file, token) = files::imported(os_handle.addr() as i32)?;
         let length = file.metadata().map_err(|_| CuResult::INVALID_VALUE)?.len();
-        let at = length
-            .checked_sub(size_of::<Label>() as u64)
-            .ok_or(CuResult::INVALID_VALUE)?;
+        let at = length.checked_sub(size_of::<Label>() as u64);
+        let at = at.ok_or(CuResult::INVALID_VALUE)?;
         let label: Label = files::read_record(&file, at)?;
         let driver = driver::the()?;
         let gpu = label.gpu as usize;
@@ -242,44 +218,25 @@ calls! {
             return write(handle, number);
         }
         if let Some(id) = shared {
-            driver
-                .board
-                .hold(driver.member, id)
-                .map_err(|_| CuResult::INVALID_VALUE)?;
+            let held = driver.board.hold(driver.member, id);
+            held.map_err(|_| CuResult::INVALID_VALUE)?;
         }
-        let id = if on_host {
-            label.location[1] as i32
-        } else {
-            ordinal.0
+        let id = if on_host { label.location[1] as i32 } else { ordinal.0 };
+        let prop = Prop {
+            handle_types: FILE_DESCRIPTOR,
+            location: (label.location[0], id),
+            ..Prop::default()
         };
-        let made = keep(|handle| Physical {
-            handle,
-            gpu,
-            bytes: label.bytes,
-            on_host,
-            prop: Prop {
-                handle_types: FILE_DESCRIPTOR,
-                location: (label.location[0], id),
-                usage: 0,
-                compression: 0,
-                rdma: 0,
-            },
-            file: Arc::new(Contents { file, free: None }),
-            offset: 0,
-            token,
-            shared: Mutex::new(shared),
-            multicast: None,
-        });
-        write(handle, made)
+        let contents = (Arc::new(Contents { file, free: None }), 0, token);
+        write(handle, keep(gpu, label.bytes, prop, contents, |it| {
+            (it.on_host, it.shared) = (on_host, Mutex::new(shared));
+        }))
     };
 }
 
 const PINNED: u32 = 1;
-
 const HOST: std::ops::RangeInclusive<u32> = 2..=4;
-
 const FILE_DESCRIPTOR: u32 = 1;
-
 static RESERVED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
 // --- addresses --------------------------------------------------------------------------------------
@@ -336,9 +293,10 @@ fn is_reserved(base: u64, bytes: u64) -> bool {
 
 fn checked(prop: &CuMemAllocationProp) -> Done<(usize, bool)> {
     invalid_if(prop.kind != PINNED)?;
-    if prop.requested_handle_types & !FILE_DESCRIPTOR != 0 {
-        return Err(CuResult::NOT_SUPPORTED);
-    }
+    refuse_if(
+        prop.requested_handle_types & !FILE_DESCRIPTOR != 0,
+        CuResult::NOT_SUPPORTED,
+    )?;
     Ok(match location::of(prop.location)? {
         Location::Gpu(gpu) => (gpu, false),
         Location::Host => (0, true),
@@ -349,21 +307,16 @@ fn checked(prop: &CuMemAllocationProp) -> Done<(usize, bool)> {
 
 /// The mappings of a range, which must be whole and leave no gap.
 fn mappings(base: u64, bytes: u64) -> Done<Vec<(u64, Block)>> {
-    let end = base
-        .checked_add(bytes)
-        .filter(|_| bytes > 0)
-        .ok_or(CuResult::INVALID_VALUE)?;
+    let end = base.checked_add(bytes).filter(|_| bytes > 0);
+    let end = end.ok_or(CuResult::INVALID_VALUE)?;
     let found = blocks::select(base..end, is_mapping);
     let mut at = base;
     for (start, block) in &found {
         invalid_if(*start != at)?;
         at += block.bytes;
     }
-    if at == end {
-        Ok(found)
-    } else {
-        Err(CuResult::INVALID_VALUE)
-    }
+    invalid_if(at != end)?;
+    Ok(found)
 }
 
 fn set(mask: &AtomicU32, bit: u32, on: bool) {

@@ -1,11 +1,11 @@
 //! Arrays and mipmaps: memory with a shape, in rows of 512 bytes' multiples, that ends with its context.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use cuda_api::driver::*;
 
-use crate::base::border::{Done, invalid_if, lock};
+use crate::base::border::{Done, Number, handle, invalid_if, is_within, number};
+use crate::base::table::Table;
 use crate::memory::blocks::{self, PITCH};
 use crate::memory::context::{self, Context};
 
@@ -28,7 +28,7 @@ pub(crate) struct Mipmap {
     pub(crate) levels: Vec<usize>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Shape {
     pub(crate) width: u64,
     pub(crate) height: u64,
@@ -38,30 +38,54 @@ pub(crate) struct Shape {
     pub(crate) flags: u32,
 }
 
-#[derive(Default)]
-pub(crate) struct Arrays {
-    pub(crate) arrays: HashMap<usize, Arc<Array>>,
-    pub(crate) mipmaps: HashMap<usize, Arc<Mipmap>>,
+/// CUDA's descriptions and shapes, each from the other. A flat description has no third direction and no flags.
+macro_rules! descriptions {
+    ($($ty:ident $(, $depth:ident, $flags:ident)?;)*) => {$(
+        #[allow(clippy::needless_update, reason = "the flat descriptions lack two fields")]
+        impl From<$ty> for Shape {
+            fn from(of: $ty) -> Self {
+                Self {
+                    width: number(of.width),
+                    height: number(of.height),
+                    format: of.format,
+                    channels: of.num_channels,
+                    $($depth: number(of.$depth), $flags: of.$flags,)?
+                    ..Self::default()
+                }
+            }
+        }
+
+        impl From<Shape> for $ty {
+            fn from(shape: Shape) -> Self {
+                Self {
+                    width: Number::of(shape.width),
+                    height: Number::of(shape.height),
+                    format: shape.format,
+                    num_channels: shape.channels,
+                    $($depth: Number::of(shape.$depth), $flags: shape.$flags,)?
+                }
+            }
+        }
+    )*};
 }
 
-static ARRAYS: Mutex<Option<Arrays>> = Mutex::new(None);
-
-pub(crate) fn with<T>(body: impl FnOnce(&mut Arrays) -> T) -> T {
-    let mut arrays = lock(&ARRAYS);
-    body(arrays.get_or_insert_with(Arrays::default))
+descriptions! {
+    CuArrayDescriptorV1;
+    CuArrayDescriptor;
+    CuArray3DDescriptorV1, depth, flags;
+    CuArray3DDescriptor, depth, flags;
 }
+
+pub(crate) static ARRAYS: Table<Array> = Table::new(CuResult::INVALID_HANDLE);
+pub(crate) static MIPMAPS: Table<Mipmap> = Table::new(CuResult::INVALID_HANDLE);
 
 const LAYERED: u32 = 1;
-
 const CUBEMAP: u32 = 4;
 
 /// Sparse, and mapped later: made without memory, which `cuMemMapArrayAsync` brings.
 const WITHOUT_MEMORY: u32 = SPARSE | DEFERRED;
-
 const SPARSE: u32 = 0x40;
-
 pub(crate) const DEFERRED: u32 = 0x80;
-
 const KNOWN_FLAGS: u32 = 0xff;
 
 impl Shape {
@@ -130,17 +154,6 @@ impl Shape {
             ..*self
         }
     }
-
-    pub(crate) fn told(&self) -> CuArray3DDescriptor {
-        CuArray3DDescriptor {
-            width: self.width as usize,
-            height: self.height as usize,
-            depth: self.depth as usize,
-            format: self.format,
-            num_channels: self.channels,
-            flags: self.flags,
-        }
-    }
 }
 
 /// Bytes of two points of a picture, in the formats that keep brightness and colour apart.
@@ -162,7 +175,7 @@ fn picture_bytes(format: u32) -> Option<u64> {
 }
 
 pub(crate) fn find(handle: CuArray) -> Done<Arc<Array>> {
-    with(|arrays| arrays.arrays.get(&handle.addr()).cloned()).ok_or(CuResult::INVALID_HANDLE)
+    ARRAYS.find(handle.addr())
 }
 
 /// First byte, bytes between rows, rows of a slice.
@@ -180,46 +193,19 @@ pub(crate) fn layout(handle: CuArray) -> Done<(u64, u64, u64)> {
 /// When the handle is none, or the stretch is not inside.
 pub(crate) fn place(handle: CuArray, offset: u64, bytes: u64) -> Done<u64> {
     let array = find(handle)?;
-    let inside = offset
-        .checked_add(bytes)
-        .is_some_and(|end| end <= array.desc.bytes().unwrap_or(0));
-    if inside {
-        Ok(array.base + offset)
-    } else {
-        Err(CuResult::INVALID_VALUE)
-    }
+    let whole = array.desc.bytes().unwrap_or(0);
+    invalid_if(!is_within(offset, bytes, whole))?;
+    Ok(array.base + offset)
 }
 
 pub(crate) fn keep(array: Array) -> CuArray {
-    let array = Arc::new(array);
-    let handle = Arc::as_ptr(&array).addr();
-    with(|arrays| arrays.arrays.insert(handle, array));
-    std::ptr::without_provenance_mut(handle)
+    handle(ARRAYS.insert(Arc::new(array)))
 }
 
 /// A context ends: its arrays end with it (their memory is a block of the context's).
 pub(crate) fn context_gone(context: &'static Context) {
-    with(|arrays| {
-        arrays
-            .arrays
-            .retain(|_, array| !std::ptr::eq(array.context, context));
-        arrays
-            .mipmaps
-            .retain(|_, mipmap| !std::ptr::eq(mipmap.context, context));
-    });
-}
-
-// --- arrays -----------------------------------------------------------------------------------------
-
-pub(crate) fn shape_3d(desc: &CuArray3DDescriptor) -> Shape {
-    Shape {
-        width: desc.width as u64,
-        height: desc.height as u64,
-        depth: desc.depth as u64,
-        format: desc.format,
-        channels: desc.num_channels,
-        flags: desc.flags,
-    }
+    ARRAYS.take(|array| std::ptr::eq(array.context, context));
+    MIPMAPS.take(|mipmap| std::ptr::eq(mipmap.context, context));
 }
 
 pub(crate) fn sparse_properties(shape: &Shape) -> Done<CuArraySparseProperties> {
@@ -240,23 +226,21 @@ pub(crate) fn sparse_properties(shape: &Shape) -> Done<CuArraySparseProperties> 
 
 /// How wide, high and deep the tiles of a sparse array or mipmap are; one that gets its memory in whole has none.
 pub(crate) fn tile(handle: usize) -> Option<[u32; 3]> {
-    with(|arrays| {
-        let of_mipmap = arrays.mipmaps.get(&handle);
-        let first = of_mipmap.and_then(|mipmap| mipmap.levels.first().copied());
-        let array = arrays.arrays.get(&first.unwrap_or(handle))?;
-        let told = sparse_properties(&array.desc).ok()?;
-        Some([told.tile_width, told.tile_height, told.tile_depth])
-    })
+    let told = sparse_properties(&first(handle)?.desc).ok()?;
+    Some([told.tile_width, told.tile_height, told.tile_depth])
+}
+
+/// An array, or the first level of a mipmap.
+fn first(handle: usize) -> Option<Arc<Array>> {
+    let levels = MIPMAPS
+        .get(handle)
+        .map(|mipmap| mipmap.levels.first().copied());
+    ARRAYS.get(levels.flatten().unwrap_or(handle))
 }
 
 /// Whether an array or a mipmap was made without memory.
 pub(crate) fn waits_for_memory(handle: usize) -> bool {
-    with(|arrays| {
-        let of_mipmap = arrays.mipmaps.get(&handle);
-        let first = of_mipmap.and_then(|mipmap| mipmap.levels.first().copied());
-        let array = arrays.arrays.get(&first.unwrap_or(handle));
-        array.is_some_and(|array| array.desc.flags & WITHOUT_MEMORY != 0)
-    })
+    first(handle).is_some_and(|array| array.desc.flags & WITHOUT_MEMORY != 0)
 }
 
 // --- mipmaps ----------------------------------------------------------------------------------------
@@ -269,29 +253,25 @@ pub(crate) fn keep_mipmap(
     levels: u32,
 ) -> CuMipmappedArray {
     let mut at = base;
-    let mut handles = Vec::new();
-    for level in 0..levels {
+    let keep_level = |level| {
         let desc = shape.level(level);
-        handles.push(
-            keep(Array {
-                desc,
-                base: at,
-                context,
-                is_level: true,
-            })
-            .addr(),
-        );
+        let base = at;
         at += desc.bytes().unwrap_or(0);
-    }
-    let mipmap = Arc::new(Mipmap {
+        keep(Array {
+            desc,
+            base,
+            context,
+            is_level: true,
+        })
+        .addr()
+    };
+    let levels = (0..levels).map(keep_level).collect();
+    handle(MIPMAPS.insert(Arc::new(Mipmap {
         base,
         bytes,
         context,
-        levels: handles,
-    });
-    let handle = Arc::as_ptr(&mipmap).addr();
-    with(|arrays| arrays.mipmaps.insert(handle, mipmap));
-    std::ptr::without_provenance_mut(handle)
+        levels,
+    })))
 }
 
 /// A mipmap over memory that something else owns.
@@ -304,13 +284,13 @@ pub(crate) fn mipmap_over(
     levels: u32,
 ) -> Done<CuMipmappedArray> {
     let context = context::current()?.home();
-    let shape = shape_3d(desc).checked()?;
+    let shape = Shape::from(*desc).checked()?;
     Ok(keep_mipmap(base, 0, context, shape, levels.max(1)))
 }
 
 /// Whether a number is a mipmap's handle.
 pub(crate) fn is_mipmap(handle: usize) -> bool {
-    with(|arrays| arrays.mipmaps.contains_key(&handle))
+    MIPMAPS.get(handle).is_some()
 }
 
 /// The unit in which memory is mapped.

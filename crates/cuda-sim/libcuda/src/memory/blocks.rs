@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cuda_api::driver::*;
 use cuda_sim::board;
 
-use crate::base::border::{Done, lock};
+use crate::base::border::{Done, invalid_if, lock, refuse_if};
 use crate::base::space::{self, PAGE, Space};
 use crate::memory::context::Context;
 use crate::memory::physical;
@@ -92,7 +92,6 @@ struct Blocks {
 }
 
 static BLOCKS: Mutex<Option<Blocks>> = Mutex::new(None);
-
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// Addresses below 4 GiB that there are for the first forms of driver functions.
@@ -168,14 +167,9 @@ pub(crate) fn make(
     let taken = take(driver, context.gpu, taken, &kind)?;
     let on_board = kind.on_board();
     let block = Block {
-        bytes,
         taken,
-        gpu: context.gpu,
         context: Some(context.home()),
-        kind,
-        // Relaxed: only has to differ from every other.
-        id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-        shared: None,
+        ..block(bytes, context.gpu, kind)
     };
     place(block, low).inspect_err(|_| driver.give(context.gpu, taken, on_board))
 }
@@ -215,9 +209,8 @@ fn page_out(driver: &Driver, gpu: usize) {
 /// When there are no addresses left.
 pub(crate) fn place(block: Block, low: bool) -> Done<u64> {
     with(|blocks| {
-        let base = blocks
-            .addresses(block.bytes, low)
-            .ok_or(CuResult::OUT_OF_MEMORY)?;
+        let base = blocks.addresses(block.bytes, low);
+        let base = base.ok_or(CuResult::OUT_OF_MEMORY)?;
         blocks.all.insert(base, block);
         Ok(base)
     })
@@ -229,14 +222,11 @@ pub(crate) fn place(block: Block, low: bool) -> Done<u64> {
 /// When something is there already.
 pub(crate) fn place_at(base: u64, block: Block) -> Done {
     with(|blocks| {
-        let last = base
-            .checked_add(block.bytes)
-            .ok_or(CuResult::INVALID_VALUE)?
-            - 1;
-        let before = blocks.at(base).is_some();
-        if before || blocks.all.range(base..=last).next().is_some() {
-            return Err(CuResult::ALREADY_MAPPED);
-        }
+        let end = base.checked_add(block.bytes);
+        let last = end.ok_or(CuResult::INVALID_VALUE)? - 1;
+        let within = blocks.all.range(base..=last).next();
+        let is_taken = blocks.at(base).is_some() || within.is_some();
+        refuse_if(is_taken, CuResult::ALREADY_MAPPED)?;
         blocks.all.insert(base, block);
         Ok(())
     })
@@ -295,9 +285,8 @@ fn give_memory(driver: &Driver, block: &Block) {
 /// The block that contains an address, with its base.
 pub(crate) fn find(address: u64) -> Option<(u64, Block)> {
     with(|blocks| {
-        blocks
-            .at(address)
-            .map(|(base, block)| (base, block.clone()))
+        let found = blocks.at(address);
+        found.map(|(base, block)| (base, block.clone()))
     })
 }
 
@@ -343,16 +332,26 @@ pub(crate) fn is_reachable(address: u64, bytes: u64) -> bool {
 
 /// A context ends: its blocks end with it.
 pub(crate) fn context_gone(context: &'static Context) {
-    let own = |block: &Block| {
-        block
-            .context
-            .is_some_and(|other| std::ptr::eq(other, context))
-    };
-    for (base, _) in select(0..u64::MAX, own) {
-        if let Some(block) = remove(base, |_| true) {
-            end(base, &block);
-        }
+    end_all(|block| {
+        let of = block.context;
+        of.is_some_and(|other| std::ptr::eq(other, context))
+    });
+}
+
+/// Ends every block for which `wanted` holds.
+pub(crate) fn end_all(wanted: impl Fn(&Block) -> bool) {
+    for (base, _) in select(0..u64::MAX, &wanted) {
+        end_at(base, &wanted);
     }
+}
+
+/// Ends the block at a base, if `wanted` accepts it; whether it did.
+pub(crate) fn end_at(base: u64, wanted: impl FnOnce(&Block) -> bool) -> bool {
+    let block = remove(base, wanted);
+    if let Some(block) = &block {
+        end(base, block);
+    }
+    block.is_some()
 }
 
 /// A module's variables: addresses that live with a context and take nothing of their own.
@@ -365,12 +364,8 @@ pub(crate) fn make_variables(context: &'static Context, bytes: u64) -> Done<u64>
 
 /// Frees the block of [`make_variables`].
 pub(crate) fn drop_variables(base: u64) {
-    if let Some(block) = remove(base, |block| matches!(block.kind, BlockKind::Module)) {
-        end(base, &block);
-    }
+    end_at(base, |block| matches!(block.kind, BlockKind::Module));
 }
-
-// --- device memory ------------------------------------------------------------------------------
 
 /// Rows of a pitched block begin at multiples of this.
 pub(crate) const PITCH: u64 = 512;
@@ -380,9 +375,5 @@ pub(crate) const PITCH: u64 = 512;
 pub(crate) fn managed(address: u64, bytes: usize) -> Done {
     let (base, block) = find(address).ok_or(CuResult::INVALID_VALUE)?;
     let inside = bytes > 0 && address - base + bytes as u64 <= block.bytes.next_multiple_of(PAGE);
-    if matches!(block.kind, BlockKind::Managed) && inside {
-        Ok(())
-    } else {
-        Err(CuResult::INVALID_VALUE)
-    }
+    invalid_if(!(matches!(block.kind, BlockKind::Managed) && inside))
 }

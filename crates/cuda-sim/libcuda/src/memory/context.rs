@@ -2,7 +2,7 @@
 //! to other modules; `AT_END` tells these when it ends.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
@@ -55,23 +55,24 @@ pub(crate) struct Settings {
 
 /// Stack, printf buffer, heap, sync depth, pending launches, L2 granularity, persisting L2.
 pub(crate) const LIMITS: usize = 7;
-
 pub(crate) const LIMIT_DEFAULTS: [usize; LIMITS] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0];
 
+#[derive(Default)]
 pub(crate) struct Primary {
     pub(crate) context: Option<Ctx>,
     pub(crate) retained: u32,
     pub(crate) flags: u32,
 }
 
-#[derive(Default)]
 pub(crate) struct Contexts {
-    pub(crate) all: HashMap<usize, Ctx>,
-    primaries: HashMap<usize, Primary>,
+    pub(crate) all: BTreeMap<usize, Ctx>,
+    primaries: BTreeMap<usize, Primary>,
 }
 
-static CONTEXTS: Mutex<Option<Contexts>> = Mutex::new(None);
-
+static CONTEXTS: Mutex<Contexts> = Mutex::new(Contexts {
+    all: BTreeMap::new(),
+    primaries: BTreeMap::new(),
+});
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// Contexts that a thread can have pushed; a real driver has no such end.
@@ -111,17 +112,16 @@ impl Context {
     }
 
     pub(crate) fn checked(&'static self) -> Done<Ctx> {
-        if self.is_alive() && self.home().is_alive() {
-            Ok(self)
-        } else {
-            Err(CuResult::CONTEXT_IS_DESTROYED)
-        }
+        refuse_if(
+            !(self.is_alive() && self.home().is_alive()),
+            CuResult::CONTEXT_IS_DESTROYED,
+        )?;
+        Ok(self)
     }
 }
 
 pub(crate) fn with<T>(body: impl FnOnce(&mut Contexts) -> T) -> T {
-    let mut contexts = lock(&CONTEXTS);
-    body(contexts.get_or_insert_with(Contexts::default))
+    body(&mut lock(&CONTEXTS))
 }
 
 // --- the calling thread's context -----------------------------------------------------------
@@ -195,17 +195,9 @@ pub(crate) fn all() -> Vec<Ctx> {
 /// Some living context of this process on a GPU, the primary one first.
 pub(crate) fn any_on(gpu: usize) -> Option<Ctx> {
     with(|contexts| {
-        let primary = contexts
-            .primaries
-            .get(&gpu)
-            .and_then(|primary| primary.context);
-        primary.filter(|context| context.is_alive()).or_else(|| {
-            contexts
-                .all
-                .values()
-                .copied()
-                .find(|c| c.gpu == gpu && c.is_alive())
-        })
+        let primary = contexts.primaries.get(&gpu).and_then(|it| it.context);
+        let mut all = primary.into_iter().chain(contexts.all.values().copied());
+        all.find(|context| context.gpu == gpu && context.is_alive())
     })
 }
 
@@ -286,7 +278,7 @@ pub(crate) fn end(context: Ctx) {
     }
 }
 
-/// Makes a context that belongs to a green one; destroyed by [`destroy_green`].
+/// Makes a context that belongs to a green one; [`end`] destroys it.
 ///
 /// # Errors
 /// When the device has no room for it.
@@ -295,16 +287,10 @@ pub(crate) fn make_green(device: CuDevice, multiprocessors: u32) -> Done<Ctx> {
     let context = make(device, 0, 3020, false, Some(primary)).inspect_err(|_| {
         release_primary(device).ok();
     })?;
+    let share = &context.multiprocessors;
     // Relaxed: read only after this call has returned the context.
-    context
-        .multiprocessors
-        .store(multiprocessors, Ordering::Relaxed);
+    share.store(multiprocessors, Ordering::Relaxed);
     Ok(context)
-}
-
-/// Ends a green context's context.
-pub(crate) fn destroy_green(context: Ctx) {
-    end(context);
 }
 
 // --- primary contexts -----------------------------------------------------------------------------
@@ -339,11 +325,7 @@ pub(crate) fn retain_primary(device: CuDevice) -> Done<Ctx> {
 }
 
 pub(crate) fn primary_of(contexts: &mut Contexts, gpu: usize) -> &mut Primary {
-    contexts.primaries.entry(gpu).or_insert(Primary {
-        context: None,
-        retained: 0,
-        flags: 0,
-    })
+    contexts.primaries.entry(gpu).or_default()
 }
 
 /// Releases a device's primary context; with the last holder it ends.
@@ -351,10 +333,8 @@ pub(crate) fn release_primary(device: CuDevice) -> Done {
     let gpu = driver::the()?.gpu(device)?;
     let last = with(|contexts| {
         let primary = primary_of(contexts, gpu);
-        primary.retained = primary
-            .retained
-            .checked_sub(1)
-            .ok_or(CuResult::INVALID_CONTEXT)?;
+        let left = primary.retained.checked_sub(1);
+        primary.retained = left.ok_or(CuResult::INVALID_CONTEXT)?;
         Ok::<_, CuResult>(primary.context.filter(|_| primary.retained == 0))
     })?;
     if let Some(context) = last {

@@ -2,13 +2,13 @@
 //! GPU when its graph is launched, until it is freed. The end of the graph does not free it. The memory
 //! that a GPU keeps for graphs grows in chunks and is given back when it is trimmed.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
 
 use cuda_api::driver::*;
 use cuda_sim::board::Kind as Taken;
 
-use crate::base::border::{Done, invalid_if, lock, read, write};
+use crate::base::border::{Done, invalid_if, lock, read, stepped, write};
 use crate::memory::blocks::{self, BlockKind};
 use crate::memory::context::{self, Ctx};
 use crate::process::choices;
@@ -40,9 +40,8 @@ pub(crate) struct Inner {
 }
 
 /// Memory that launches have taken and no call has freed, by address: it outlives its graph.
-static LIVE: Mutex<Option<HashMap<u64, Arc<Inner>>>> = Mutex::new(None);
-
-static ALLOCATIONS: Mutex<Option<HashMap<u64, Weak<Inner>>>> = Mutex::new(None);
+static LIVE: Mutex<BTreeMap<u64, Arc<Inner>>> = Mutex::new(BTreeMap::new());
+static ALLOCATIONS: Mutex<BTreeMap<u64, Weak<Inner>>> = Mutex::new(BTreeMap::new());
 
 /// The memory that a GPU keeps for graphs, in bytes.
 #[derive(Debug, Default, Clone, Copy)]
@@ -55,15 +54,10 @@ pub(crate) struct Kept {
     left_behind: u64,
 }
 
-static KEPT: Mutex<Option<HashMap<usize, Kept>>> = Mutex::new(None);
+static KEPT: Mutex<BTreeMap<usize, Kept>> = Mutex::new(BTreeMap::new());
 
 pub(crate) fn with_kept<T>(gpu: usize, body: impl FnOnce(&mut Kept) -> T) -> T {
-    body(
-        lock(&KEPT)
-            .get_or_insert_with(HashMap::new)
-            .entry(gpu)
-            .or_default(),
-    )
+    body(lock(&KEPT).entry(gpu).or_default())
 }
 
 impl Kept {
@@ -77,18 +71,13 @@ impl Kept {
 
     /// Makes sure that `bytes` are free in addition to those in use.
     fn make_room(&mut self, gpu: usize, bytes: u64) -> Done {
-        let needed = self
-            .used
-            .checked_add(bytes)
-            .ok_or(CuResult::OUT_OF_MEMORY)?;
-        match needed.checked_sub(self.reserved) {
+        let needed = self.used.checked_add(bytes);
+        match needed
+            .ok_or(CuResult::OUT_OF_MEMORY)?
+            .checked_sub(self.reserved)
+        {
             None | Some(0) => Ok(()),
-            Some(missing) => {
-                let missing = missing
-                    .checked_next_multiple_of(STEP)
-                    .ok_or(CuResult::OUT_OF_MEMORY)?;
-                self.grow(gpu, missing.max(CHUNK))
-            }
+            Some(missing) => self.grow(gpu, stepped(missing, STEP)?.max(CHUNK)),
         }
     }
 }
@@ -98,7 +87,7 @@ impl Kept {
 /// # Errors
 /// When the GPU has no room.
 pub(crate) fn upload(allocations: &[Allocation]) -> Done {
-    let mut needs: HashMap<usize, u64> = HashMap::new();
+    let mut needs: BTreeMap<usize, u64> = BTreeMap::new();
     for Allocation(inner) in allocations {
         *lock(&inner.is_mapped) = true;
         if choices::graph_memory_is_apart() {
@@ -131,10 +120,7 @@ impl Inner {
     fn take_own(&self) -> Done {
         let mut own = lock(&self.own_bytes);
         if *own == 0 {
-            let bytes = self
-                .bytes
-                .checked_next_multiple_of(choices::granularity())
-                .ok_or(CuResult::OUT_OF_MEMORY)?;
+            let bytes = stepped(self.bytes, choices::granularity())?;
             with_kept(self.gpu, |kept| kept.grow(self.gpu, bytes))?;
             *own = bytes;
         }
@@ -143,10 +129,8 @@ impl Inner {
 
     fn give_back(&self) -> bool {
         let was_live = std::mem::take(&mut *lock(&self.is_live));
+        let kept = lock(&LIVE).remove(&self.address);
         // Dropped after its lock is.
-        let kept = lock(&LIVE)
-            .as_mut()
-            .and_then(|live| live.remove(&self.address));
         drop(kept);
         if was_live {
             with_kept(self.gpu, |kept| {
@@ -162,13 +146,9 @@ impl Drop for Inner {
         self.give_back();
         let own = *lock(&self.own_bytes);
         with_kept(self.gpu, |kept| kept.left_behind += own);
-        if let Some(all) = lock(&ALLOCATIONS).as_mut() {
-            all.remove(&self.address);
-        }
+        lock(&ALLOCATIONS).remove(&self.address);
         let own = |block: &blocks::Block| matches!(block.kind, BlockKind::Graph);
-        if let Some(block) = blocks::remove(self.address, own) {
-            blocks::end(self.address, &block);
-        }
+        blocks::end_at(self.address, own);
     }
 }
 
@@ -183,10 +163,7 @@ pub(crate) fn make(params: *mut CuMemAllocNodeParams) -> Done<Allocation> {
     let refused = p.bytes == 0 || p.pool.kind != PINNED || p.pool.handle_types != 0;
     invalid_if(refused)?;
     let gpu = location::gpu_of(p.pool.location)?;
-    let device = driver::the()?
-        .ordinal(gpu)
-        .ok_or(CuResult::INVALID_DEVICE)?;
-    let allocation = reserve_for(gpu, device, p.bytes as u64)?;
+    let allocation = reserve_for(gpu, p.bytes as u64)?;
     p.ptr = CuDevicePtr(allocation.0.address);
     write(params, p)?;
     Ok(allocation)
@@ -196,11 +173,11 @@ pub(crate) fn make(params: *mut CuMemAllocNodeParams) -> Done<Allocation> {
 ///
 /// # Errors
 /// When there are no addresses left.
-pub(crate) fn reserve_for(gpu: usize, device: CuDevice, bytes: u64) -> Done<Allocation> {
+pub(crate) fn reserve_for(gpu: usize, bytes: u64) -> Done<Allocation> {
+    let device = driver::the()?.ordinal(gpu);
+    let device = device.ok_or(CuResult::INVALID_DEVICE)?;
     let address = blocks::place(blocks::block(bytes, gpu, BlockKind::Graph), false)?;
-    let bytes = bytes
-        .checked_next_multiple_of(512)
-        .ok_or(CuResult::OUT_OF_MEMORY)?;
+    let bytes = stepped(bytes, 512)?;
     let inner = Arc::new(Inner {
         address,
         bytes,
@@ -210,9 +187,7 @@ pub(crate) fn reserve_for(gpu: usize, device: CuDevice, bytes: u64) -> Done<Allo
         own_bytes: Mutex::new(0),
         device,
     });
-    lock(&ALLOCATIONS)
-        .get_or_insert_with(HashMap::new)
-        .insert(address, Arc::downgrade(&inner));
+    lock(&ALLOCATIONS).insert(address, Arc::downgrade(&inner));
     Ok(Allocation(inner))
 }
 
@@ -221,13 +196,12 @@ pub(crate) fn reserve_for(gpu: usize, device: CuDevice, bytes: u64) -> Done<Allo
 /// # Errors
 /// The address is of no such allocation.
 pub(crate) fn make_free(address: u64) -> Done<u64> {
-    find(address)
-        .map(|_| address)
-        .ok_or(CuResult::INVALID_VALUE)
+    invalid_if(!is_graphs(address))?;
+    Ok(address)
 }
 
 fn find(address: u64) -> Option<Arc<Inner>> {
-    lock(&ALLOCATIONS).as_ref()?.get(&address)?.upgrade()
+    lock(&ALLOCATIONS).get(&address)?.upgrade()
 }
 
 /// Whether the memory at an address is in use: a launched graph allocated it, and no call has freed it since.
@@ -258,9 +232,7 @@ impl Allocation {
         *lock(&self.0.is_live) = true;
         *lock(&self.0.is_mapped) = true;
         let kept = Arc::clone(&self.0);
-        lock(&LIVE)
-            .get_or_insert_with(HashMap::new)
-            .insert(kept.address, kept);
+        lock(&LIVE).insert(kept.address, kept);
         Ok(())
     }
 
@@ -284,11 +256,7 @@ pub(crate) fn free(address: u64) -> bool {
 
 /// Every allocation node of a GPU.
 pub(crate) fn all_of(gpu: usize) -> Vec<Arc<Inner>> {
-    let all: Vec<_> = lock(&ALLOCATIONS)
-        .iter()
-        .flat_map(HashMap::values)
-        .cloned()
-        .collect();
+    let all: Vec<_> = lock(&ALLOCATIONS).values().cloned().collect();
     let there = all.iter().filter_map(Weak::upgrade);
     there.filter(|inner| inner.gpu == gpu).collect()
 }

@@ -55,7 +55,7 @@ pub(crate) struct Physical {
 }
 
 /// The part of the properties that is returned.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Prop {
     pub(crate) handle_types: u32,
     pub(crate) location: (u32, i32),
@@ -91,11 +91,8 @@ impl Drop for Physical {
                     self.bytes as libc::off_t,
                 )
             };
-            lock(pieces)
-                .free
-                .entry(self.bytes)
-                .or_default()
-                .push(self.offset);
+            let mut pieces = lock(pieces);
+            pieces.free.entry(self.bytes).or_default().push(self.offset);
         }
         // In a forked child the parent's memory is not the child's to give back.
         let Some(driver) = driver::get() else { return };
@@ -149,11 +146,6 @@ pub(crate) struct Access {
 }
 
 impl Mapping {
-    /// The memory that is mapped.
-    pub(crate) fn physical(&self) -> &Arc<Physical> {
-        &self.physical
-    }
-
     /// Whether any GPU may touch it.
     pub(crate) fn is_accessible(&self) -> bool {
         // Relaxed, as all in `Access`: the program orders its own calls.
@@ -182,20 +174,16 @@ pub(crate) struct Held {
 }
 
 pub(crate) static HANDLES: Mutex<BTreeMap<u64, Held>> = Mutex::new(BTreeMap::new());
-
 static NEXT_HANDLE: AtomicU64 = AtomicU64::new(1);
 
 /// Numbers of handles that are gone, the last one last.
 static FREE_HANDLES: Mutex<Vec<u64>> = Mutex::new(Vec::new());
-
 static COMMON: Mutex<Option<Arc<Contents>>> = Mutex::new(None);
 
 pub(crate) fn held(handle: CuMemAllocationHandle) -> Done<Arc<Physical>> {
     let handles = lock(&HANDLES);
-    handles
-        .get(&handle.0)
-        .map(|held| Arc::clone(&held.physical))
-        .ok_or(CuResult::INVALID_VALUE)
+    let held = handles.get(&handle.0).ok_or(CuResult::INVALID_VALUE)?;
+    Ok(Arc::clone(&held.physical))
 }
 
 // --- physical memory --------------------------------------------------------------------------------
@@ -220,9 +208,8 @@ fn common() -> Done<Arc<Contents>> {
 /// which that is done, if by one.
 pub(crate) fn contents(bytes: u64, shareable: bool) -> Done<(Arc<Contents>, u64, Option<u64>)> {
     if shareable {
-        let length = bytes
-            .checked_add(size_of::<Label>() as u64)
-            .ok_or(CuResult::OUT_OF_MEMORY)?;
+        let length = bytes.checked_add(size_of::<Label>() as u64);
+        let length = length.ok_or(CuResult::OUT_OF_MEMORY)?;
         let (file, token) = files::shareable_file(c"vgpu-sim-shareable", length)?;
         return Ok((Arc::new(Contents { file, free: None }), 0, token));
     }
@@ -233,14 +220,10 @@ pub(crate) fn contents(bytes: u64, shareable: bool) -> Done<(Arc<Contents>, u64,
         if let Some(offset) = pieces.free.get_mut(&bytes).and_then(Vec::pop) {
             offset
         } else {
-            let end = pieces
-                .end
-                .checked_add(bytes)
-                .ok_or(CuResult::OUT_OF_MEMORY)?;
-            common
-                .file
-                .set_len(end)
-                .map_err(|_| CuResult::OUT_OF_MEMORY)?;
+            let end = pieces.end.checked_add(bytes);
+            let end = end.ok_or(CuResult::OUT_OF_MEMORY)?;
+            let grown = common.file.set_len(end);
+            grown.map_err(|_| CuResult::OUT_OF_MEMORY)?;
             std::mem::replace(&mut pieces.end, end)
         }
     };
@@ -258,9 +241,29 @@ fn fresh_handle() -> u64 {
     }
 }
 
-pub(crate) fn keep(make: impl FnOnce(u64) -> Physical) -> CuMemAllocationHandle {
+/// Gives physical memory a handle; `change` sets what is not usual: it is on a device, and no other process's.
+pub(crate) fn keep(
+    gpu: usize,
+    bytes: u64,
+    prop: Prop,
+    (file, offset, token): (Arc<Contents>, u64, Option<u64>),
+    change: impl FnOnce(&mut Physical),
+) -> CuMemAllocationHandle {
     let handle = fresh_handle();
-    let physical = Arc::new(make(handle));
+    let mut physical = Physical {
+        handle,
+        gpu,
+        bytes,
+        on_host: false,
+        prop,
+        file,
+        offset,
+        token,
+        shared: Mutex::new(None),
+        multicast: None,
+    };
+    change(&mut physical);
+    let physical = Arc::new(physical);
     lock(&HANDLES).insert(handle, Held { physical, times: 1 });
     CuMemAllocationHandle(handle)
 }
@@ -288,23 +291,12 @@ pub(crate) fn make_multicast(
     shareable: bool,
     multicast: Multicast,
 ) -> Done<CuMemAllocationHandle> {
-    let (file, offset, token) = contents(bytes, shareable)?;
-    Ok(keep(|handle| Physical {
-        handle,
-        gpu: 0,
-        bytes,
-        on_host: false,
-        prop: Prop {
-            handle_types: u32::from(shareable),
-            location: (DEVICE, 0),
-            usage: 0,
-            compression: 0,
-            rdma: 0,
-        },
-        file,
-        offset,
-        token,
-        shared: Mutex::new(None),
-        multicast: Some(multicast),
-    }))
+    let prop = Prop {
+        handle_types: u32::from(shareable),
+        location: (DEVICE, 0),
+        ..Prop::default()
+    };
+    let contents = contents(bytes, shareable)?;
+    let mark = |physical: &mut Physical| physical.multicast = Some(multicast);
+    Ok(keep(0, bytes, prop, contents, mark))
 }

@@ -8,14 +8,12 @@ use std::sync::{Mutex, MutexGuard};
 use cuda_api::driver::*;
 use cuda_sim::board;
 
-use crate::base::border::{Done, lock};
+use crate::base::border::{Done, lock, refuse_if, stepped};
 use crate::process::choices;
 use crate::process::driver;
 
 const PIECE_STEP: u64 = 512;
-
 pub(crate) const HANDLE_NONE: u64 = 0;
-
 pub(crate) const HANDLE_FILE_DESCRIPTOR: u64 = 1;
 
 /// A pool. Never freed: memory that outlives its destruction still comes back to it.
@@ -142,15 +140,9 @@ pub(crate) fn current_at(gpu: usize, sort: Sort) -> &'static Pool {
 /// # Errors
 /// When it is none, or was destroyed.
 pub(crate) fn find(handle: CuMemoryPool) -> Done<&'static Pool> {
-    let wanted = handle.addr();
-    with(|pools| {
-        pools
-            .all
-            .iter()
-            .copied()
-            .find(|pool| pool.as_handle().addr() == wanted)
-    })
-    .ok_or(CuResult::INVALID_VALUE)
+    let is_it = |pool: &&Pool| pool.as_handle().addr() == handle.addr();
+    let found = with(|pools| pools.all.iter().copied().find(is_it));
+    found.ok_or(CuResult::INVALID_VALUE)
 }
 
 /// Called after a wait for this GPU: its pools free the empty memory above their threshold.
@@ -183,25 +175,16 @@ impl Pool {
     /// # Errors
     /// When the GPU, or the pool's greatest size, has no room.
     pub(crate) fn take(&self, bytes: u64) -> Done<Piece> {
-        let bytes = bytes
-            .checked_next_multiple_of(PIECE_STEP)
-            .ok_or(CuResult::OUT_OF_MEMORY)?;
+        let bytes = stepped(bytes, PIECE_STEP)?;
         let mut state = self.state();
-        let fitting = state
-            .chunks
-            .iter()
-            .position(|chunk| chunk.bytes - chunk.used >= bytes);
-        let chunk = match fitting {
+        let mut chunks = state.chunks.iter();
+        let chunk = match chunks.position(|chunk| chunk.bytes - chunk.used >= bytes) {
             Some(chunk) => chunk,
             None => {
-                let grown = bytes
-                    .checked_next_multiple_of(choices::granularity())
-                    .ok_or(CuResult::OUT_OF_MEMORY)?;
                 let chunk = choices::pool_chunk();
-                let grown = grown.max(chunk);
-                if self.max_bytes != 0 && state.reserved + grown > self.max_bytes.max(chunk) {
-                    return Err(CuResult::OUT_OF_MEMORY);
-                }
+                let grown = stepped(bytes, choices::granularity())?.max(chunk);
+                let is_full = state.reserved + grown > self.max_bytes.max(chunk);
+                refuse_if(self.max_bytes != 0 && is_full, CuResult::OUT_OF_MEMORY)?;
                 drop(state);
                 let taken = self.grow(grown)?;
                 state = self.state();
@@ -324,12 +307,14 @@ impl Pool {
     /// Bytes used, their high mark, bytes reserved, their high mark.
     pub(crate) fn figures(&self) -> [u64; 4] {
         let state = self.state();
-        [
-            state.used,
-            state.used_high,
-            state.reserved,
-            state.reserved_high,
-        ]
+        let State {
+            used,
+            used_high,
+            reserved,
+            reserved_high,
+            ..
+        } = *state;
+        [used, used_high, reserved, reserved_high]
     }
 
     /// Resets the high marks to the present values: that of the used bytes, that of the reserved.

@@ -13,11 +13,7 @@ pub(crate) fn context_gone(context: &'static Context) {
     let own = |block: &blocks::Block| {
         block.gpu == context.gpu && matches!(block.kind, BlockKind::Pool(_))
     };
-    for (base, _) in blocks::select(0..u64::MAX, own) {
-        if let Some(block) = blocks::remove(base, own) {
-            blocks::end(base, &block);
-        }
-    }
+    blocks::end_all(own);
     for pool in with(|pools| pools.all.clone()) {
         if pool.gpu == context.gpu {
             pool.trim(0);

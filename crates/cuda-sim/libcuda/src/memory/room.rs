@@ -2,10 +2,9 @@
 
 use std::sync::Mutex;
 
-use cuda_api::driver::CuResult;
 use cuda_sim::board::Kind;
 
-use crate::base::border::{Done, lock};
+use crate::base::border::{Done, lock, stepped};
 use crate::memory::context::Ctx;
 use crate::process::choices;
 use crate::process::driver;
@@ -37,11 +36,8 @@ impl Room {
     pub(crate) fn of_module(context: Ctx, bytes: u64) -> Done<Self> {
         let room = Self {
             context,
-            bytes: bytes
-                .max(1)
-                .checked_next_multiple_of(choices::granularity())
-                .ok_or(CuResult::OUT_OF_MEMORY)?,
-            taken: Mutex::new(0),
+            bytes: stepped(bytes.max(1), choices::granularity())?,
+            ..Self::none(context)
         };
         if !choices::lazy_modules() {
             room.fill()?;

@@ -1,19 +1,19 @@
 //! Memory that several processes hold: a block becomes a file that others map. The files and their
 //! names are in `process::files`.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 
 use cuda_api::driver::*;
 use cuda_sim::board::SharedId;
 
 use crate::base::border::{Done, refuse_if};
-use crate::base::space::{PAGE, address};
+use crate::base::space::{PAGE, address, protection};
 use crate::memory::blocks::{self, Block, BlockKind};
 use crate::memory::context::Context;
 use crate::process::driver;
-use crate::process::files::{MAGIC, Name, path_of, sweep};
+use crate::process::files::{MAGIC, Name, made, opened, path_of, sweep};
 
 /// Makes a block one that other processes can open; `carried` takes it out of whatever else carries
 /// its memory, and says how much that is.
@@ -34,20 +34,13 @@ pub(crate) fn share(base: u64, block: &Block, carried: impl FnOnce() -> Option<u
     }
     sweep(driver);
     let taken = carried().ok_or(CuResult::INVALID_VALUE)?;
-    let id = driver
-        .board
-        .share(driver.member, block.gpu, taken)
-        .map_err(driver::refusal)?;
+    let id = driver.board.share(driver.member, block.gpu, taken);
+    let id = id.map_err(driver::refusal)?;
     let length = block.bytes.next_multiple_of(PAGE);
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o666)
-        .open(path_of(driver, id.0)?)
-        .map_err(|_| CuResult::OPERATING_SYSTEM)?;
-    file.set_len(length).map_err(|_| CuResult::OUT_OF_MEMORY)?;
+    let file = made(path_of(driver, id.0)?)?;
+    // What an earlier object of this number has left there is not ours.
+    let emptied = file.set_len(0).and_then(|()| file.set_len(length));
+    emptied.map_err(|_| CuResult::OUT_OF_MEMORY)?;
     copy_touched(base, length, &file)?;
     map_over(base, length, &file, 0, true)?;
     blocks::change(base, |block| block.shared = Some(id));
@@ -76,11 +69,7 @@ fn copy_touched(base: u64, length: u64, file: &File) -> Done {
 /// # Errors
 /// When the machine does not do it.
 pub(crate) fn map_over(base: u64, length: u64, file: &File, offset: u64, readable: bool) -> Done {
-    let protection = if readable {
-        libc::PROT_READ | libc::PROT_WRITE
-    } else {
-        libc::PROT_NONE
-    };
+    let protection = protection(readable);
     // SAFETY: replaces pages of a mapping of ours, which the caller has chosen, by the file's.
     let mapped = unsafe {
         libc::mmap(
@@ -104,24 +93,17 @@ pub(crate) fn open(name: &Name, kind: BlockKind, context: Option<&'static Contex
     let gpu = name.gpu as usize;
     refuse_if(driver.ordinal(gpu).is_none(), CuResult::INVALID_DEVICE)?;
     let id = SharedId(name.id);
-    driver
-        .board
-        .hold(driver.member, id)
-        .map_err(|_| CuResult::INVALID_VALUE)?;
-    let opened = || {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(path_of(driver, name.id)?)
-            .map_err(|_| CuResult::INVALID_VALUE)?;
+    let held = driver.board.hold(driver.member, id);
+    held.map_err(|_| CuResult::INVALID_VALUE)?;
+    let map = || {
+        let file = opened(path_of(driver, name.id)?)?;
         let mut block = blocks::block(name.bytes, gpu, kind);
-        block.context = context;
-        block.shared = Some(id);
+        (block.context, block.shared) = (context, Some(id));
         let base = blocks::place(block, false)?;
         map_over(base, name.bytes.next_multiple_of(PAGE), &file, 0, true)?;
         Ok(base)
     };
-    opened().inspect_err(|_| {
+    map().inspect_err(|_| {
         driver.board.let_go(driver.member, id);
     })
 }

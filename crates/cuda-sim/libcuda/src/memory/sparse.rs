@@ -2,7 +2,7 @@
 //! and unmaps again, in stream order. Mapped memory lives for as long as it is mapped. The array's contents are in
 //! separate pages: copies do not use this memory.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use crate::base::border::{Done, invalid_if, lock};
@@ -40,16 +40,23 @@ pub(crate) struct Under {
     pub(crate) context: &'static Context,
 }
 
-static MAPPED: Mutex<Option<HashMap<Part, Under>>> = Mutex::new(None);
+static MAPPED: Mutex<BTreeMap<Part, Under>> = Mutex::new(BTreeMap::new());
 
-pub(crate) fn with<T>(body: impl FnOnce(&mut HashMap<Part, Under>) -> T) -> T {
-    body(lock(&MAPPED).get_or_insert_with(HashMap::new))
+/// Maps memory under a part, or removes what is there; returns what was there before.
+pub(crate) fn map(part: Part, under: Option<Under>) -> Option<Under> {
+    let mut mapped = lock(&MAPPED);
+    match under {
+        Some(under) => mapped.insert(part, under),
+        None => mapped.remove(&part),
+    }
 }
 
 /// Removes the mappings for which `gone` is true. A mapping may be the last reference to its memory, which is dropped
 /// after all locks are released.
 fn take_out(gone: impl Fn(&Part, &Under) -> bool) {
-    let out: Vec<_> = with(|mapped| mapped.extract_if(|part, under| gone(part, under)).collect());
+    let out: Vec<_> = lock(&MAPPED)
+        .extract_if(.., |part, under| gone(part, under))
+        .collect();
     drop(out);
 }
 

@@ -11,33 +11,49 @@ pub(crate) fn contrary() -> bool {
 
 const MIB: u64 = 1 << 20;
 
-/// The unit in which physical memory is created and mapped, which `cuMemGetAllocationGranularity` returns.
-#[must_use]
-pub(crate) fn granularity() -> u64 {
-    if contrary() { 64 << 10 } else { 2 * MIB }
+/// Choices of which the usual driver takes the first and the contrary one the second: a flag, or a number.
+macro_rules! choices {
+    ($($(#[$doc:meta])+ $name:ident: $ty:ty = $usual:expr, $contrary:expr;)+) => {$(
+        $(#[$doc])+
+        #[must_use]
+        pub(crate) fn $name() -> $ty {
+            if contrary() { $contrary } else { $usual }
+        }
+    )+};
 }
 
-/// From which size on plain memory is taken in big steps, and how big those are.
-#[must_use]
-pub(crate) fn steps() -> (u64, u64) {
-    if contrary() {
-        (64 << 10, 64 << 10)
-    } else {
-        (MIB, 2 * MIB)
-    }
-}
-
-/// The least amount by which a pool grows.
-#[must_use]
-pub(crate) fn pool_chunk() -> u64 {
-    if contrary() { 2 * MIB } else { 32 * MIB }
-}
-
-/// Whether a pool keeps empty memory when its GPU is waited for. A driver tries to free memory above the threshold,
-/// but does not have to.
-#[must_use]
-pub(crate) fn pools_keep() -> bool {
-    contrary()
+choices! {
+    /// The unit in which physical memory is created and mapped, which `cuMemGetAllocationGranularity` returns.
+    granularity: u64 = 2 * MIB, 64 << 10;
+    /// From which size on plain memory is taken in big steps, and how big those are.
+    steps: (u64, u64) = (MIB, 2 * MIB), (64 << 10, 64 << 10);
+    /// The least amount by which a pool grows.
+    pool_chunk: u64 = 32 * MIB, 2 * MIB;
+    /// The steps in which events tell time, in nanoseconds. CUDA promises about half a microsecond.
+    event_step_ns: u64 = 1, 1024;
+    /// Whether a pool keeps empty memory when its GPU is waited for. A driver tries to free memory above the threshold,
+    /// but does not have to.
+    pools_keep: bool = false, true;
+    /// Whether a function that a node of a graph is given is loaded by that call, or when the graph is launched.
+    nodes_load: bool = false, true;
+    /// Whether a descriptor that this process has exported itself comes back as the handle that it was, rather than as
+    /// another one of the same memory.
+    imports_own_handle: bool = false, true;
+    /// Whether all exported descriptors are of one inode.
+    descriptors_alike: bool = false, true;
+    /// Whether the number of a handle is used again at once.
+    reuses_handles: bool = false, true;
+    /// Whether freeing waits for everything before it in its stream, including kernels, or only for host work.
+    frees_wait_for_kernels: bool = false, true;
+    /// Whether each allocation node of a graph has memory of its own until the device's graph memory is trimmed, rather
+    /// than memory that all graphs use in turn.
+    graph_memory_is_apart: bool = false, true;
+    /// Whether an executable graph takes over the allocation nodes of another graph of the same shape. The documentation
+    /// names no limit for them, and no driver has to do it.
+    updates_memory_nodes: bool = false, true;
+    /// Whether the reported memory of graphs is the memory that at least one graph has mapped, live or not, as CUDA's
+    /// guide says, rather than the memory allocated at the moment.
+    graph_figure_is_mapped: bool = true, false;
 }
 
 /// The memory of a context, of which a whole one takes `whole`: either contexts share what the first one of a process
@@ -68,64 +84,6 @@ pub(crate) fn lazy_modules() -> bool {
 #[must_use]
 pub(crate) fn says_lazy() -> bool {
     std::env::var("CUDA_MODULE_LOADING").as_deref() != Ok("EAGER")
-}
-
-/// Whether a function that a node of a graph is given is loaded by that call, or when the graph is launched.
-#[must_use]
-pub(crate) fn nodes_load() -> bool {
-    contrary()
-}
-
-/// Whether a descriptor that this process has exported itself comes back as the handle that it was, rather than as
-/// another one of the same memory.
-#[must_use]
-pub(crate) fn imports_own_handle() -> bool {
-    contrary()
-}
-
-/// Whether all exported descriptors are of one inode.
-#[must_use]
-pub(crate) fn descriptors_alike() -> bool {
-    contrary()
-}
-
-/// Whether the number of a handle is used again at once.
-#[must_use]
-pub(crate) fn reuses_handles() -> bool {
-    contrary()
-}
-
-/// Whether freeing waits for everything before it in its stream, including kernels, or only for host work.
-#[must_use]
-pub(crate) fn frees_wait_for_kernels() -> bool {
-    contrary()
-}
-
-/// Whether each allocation node of a graph has memory of its own until the device's graph memory is trimmed, rather
-/// than memory that all graphs use in turn.
-#[must_use]
-pub(crate) fn graph_memory_is_apart() -> bool {
-    contrary()
-}
-
-/// Whether an executable graph takes over the allocation nodes of another graph of the same shape. The documentation
-/// names no limit for them, and no driver has to do it.
-#[must_use]
-pub(crate) fn updates_memory_nodes() -> bool {
-    contrary()
-}
-
-/// Whether the reported memory of graphs is the memory that at least one graph has mapped, live or not, as CUDA's
-/// guide says, rather than the memory allocated at the moment.
-#[must_use]
-pub(crate) fn graph_figure_is_mapped() -> bool {
-    !contrary()
-}
-
-/// The steps in which events tell time, in nanoseconds. CUDA promises about half a microsecond.
-#[must_use]
-pub(crate) fn event_step_ns() -> u64 {
-    if contrary() { 1024 } else { 1 }
 }
 
 /// Whether `cuGetProcAddress` answers with other addresses than the library exports. Asked before `cuInit` too.

@@ -35,7 +35,6 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// Held while the driver is made. A word of our own: a fork may find it held, and resets it.
 static MAKING: AtomicBool = AtomicBool::new(false);
-
 static WATCHING_FORKS: AtomicBool = AtomicBool::new(false);
 
 /// The driver, once `cuInit` has succeeded in this process.
@@ -65,11 +64,7 @@ pub(crate) fn init() -> Done {
     // Relaxed, here and below: the flags guard no other memory.
     refuse_if(FORKED.load(Ordering::Relaxed), CuResult::NOT_INITIALIZED)?;
     if let Some(driver) = get() {
-        return if driver.visible.is_empty() {
-            Err(CuResult::NO_DEVICE)
-        } else {
-            Ok(())
-        };
+        return refuse_if(driver.visible.is_empty(), CuResult::NO_DEVICE);
     }
     if !WATCHING_FORKS.swap(true, Ordering::Relaxed) {
         // SAFETY: the handler touches atomics only, and this library is never unloaded.
@@ -141,19 +136,16 @@ impl Driver {
     /// # Errors
     /// When there is no such device.
     pub(crate) fn gpu(&self, device: CuDevice) -> Done<usize> {
-        usize::try_from(device.0)
-            .ok()
-            .and_then(|ordinal| self.visible.get(ordinal).copied())
-            .ok_or(CuResult::INVALID_DEVICE)
+        let ordinal = usize::try_from(device.0).unwrap_or(usize::MAX);
+        let gpu = self.visible.get(ordinal).copied();
+        gpu.ok_or(CuResult::INVALID_DEVICE)
     }
 
     /// The ordinal under which this process sees a GPU of the board.
     #[must_use]
     pub(crate) fn ordinal(&self, gpu: usize) -> Option<CuDevice> {
-        self.visible
-            .iter()
-            .position(|&visible| visible == gpu)
-            .map(|index| CuDevice(index as i32))
+        let index = self.visible.iter().position(|&visible| visible == gpu)?;
+        Some(CuDevice(index as i32))
     }
 
     /// Takes memory of a GPU.
@@ -161,9 +153,8 @@ impl Driver {
     /// # Errors
     /// When there is no room.
     pub(crate) fn take(&self, gpu: usize, bytes: u64, kind: Kind) -> Done {
-        self.board
-            .take(self.member, gpu, bytes, kind)
-            .map_err(refusal)
+        let taken = self.board.take(self.member, gpu, bytes, kind);
+        taken.map_err(refusal)
     }
 
     /// Gives memory of a GPU back.

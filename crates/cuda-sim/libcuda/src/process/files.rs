@@ -30,7 +30,6 @@ pub(crate) struct Name {
 }
 
 static EXPORTS: AtomicU64 = AtomicU64::new(1);
-
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"vgpu-ipc");
 
 impl Name {
@@ -55,19 +54,18 @@ impl Name {
 
     /// Reads a handle that [`Self::write`] wrote.
     pub(crate) fn read(from: &[u8; 64]) -> Option<Self> {
-        let mut words = from
-            .chunks_exact(8)
-            .filter_map(|word| word.try_into().ok())
-            .map(u64::from_le_bytes);
-        let mut next = || words.next();
-        let name = Self {
-            magic: next()?,
-            id: next()?,
-            gpu: next()?,
-            bytes: next()?,
-            pid: next()?,
+        let (words, _) = from.as_chunks::<8>();
+        let [magic, id, gpu, bytes, pid, ..] = *words else {
+            return None;
         };
-        (name.magic == MAGIC).then_some(name)
+        let [magic, id, gpu, bytes, pid] = [magic, id, gpu, bytes, pid].map(u64::from_le_bytes);
+        (magic == MAGIC).then_some(Self {
+            magic,
+            id,
+            gpu,
+            bytes,
+            pid,
+        })
     }
 }
 
@@ -107,8 +105,8 @@ fn moved_up(file: &File) -> Done<File> {
 /// # Errors
 /// When the process has none left.
 pub(crate) fn for_program(file: &File) -> Done<i32> {
-    Ok(file
-        .try_clone()
+    let copied = file.try_clone();
+    Ok(copied
         .map_err(|_| CuResult::OPERATING_SYSTEM)?
         .into_raw_fd())
 }
@@ -153,11 +151,33 @@ pub(crate) fn read_record<T: Copy>(file: &File, offset: u64) -> Done<T> {
 }
 
 pub(crate) fn path_of(driver: &Driver, id: u64) -> Done<PathBuf> {
-    driver
-        .board
-        .shared_dir()
-        .map_err(|_| CuResult::OPERATING_SYSTEM)?;
+    let directory = driver.board.shared_dir();
+    directory.map_err(|_| CuResult::OPERATING_SYSTEM)?;
     Ok(driver.board.shared_file(SharedId(id)))
+}
+
+/// A file that other processes open, made if there is none.
+///
+/// # Errors
+/// When the file system refuses it.
+pub(crate) fn made(path: PathBuf) -> Done<File> {
+    let mut options = OpenOptions::new();
+    options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o666);
+    options.open(path).map_err(|_| CuResult::OPERATING_SYSTEM)
+}
+
+/// A file that another process has made.
+///
+/// # Errors
+/// When it is gone.
+pub(crate) fn opened(path: PathBuf) -> Done<File> {
+    let file = OpenOptions::new().read(true).write(true).open(path);
+    file.map_err(|_| CuResult::INVALID_VALUE)
 }
 
 // --- descriptors that programs pass on ------------------------------------------------------------
@@ -179,13 +199,7 @@ pub(crate) fn shareable_file(name: &CStr, bytes: u64) -> Done<(File, Option<u64>
     }
     let driver = driver::the()?;
     let token = driver.board.number();
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .mode(0o666)
-        .open(token_path(driver, token)?)
-        .map_err(|_| CuResult::OPERATING_SYSTEM)?;
+    let file = made(token_path(driver, token)?)?;
     file.set_len(bytes).map_err(|_| CuResult::OUT_OF_MEMORY)?;
     Ok((moved_up(&file)?, Some(token)))
 }
@@ -215,11 +229,7 @@ pub(crate) fn imported(fd: i32) -> Done<(File, Option<u64>)> {
     let driver = driver::the()?;
     let said = driver.board.token_number(fd);
     let token = said.map_err(|_| CuResult::INVALID_VALUE)?;
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(token_path(driver, token)?)
-        .map_err(|_| CuResult::INVALID_VALUE)?;
+    let file = opened(token_path(driver, token)?)?;
     Ok((moved_up(&file)?, Some(token)))
 }
 

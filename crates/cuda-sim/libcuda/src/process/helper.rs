@@ -5,12 +5,14 @@
 //! It never calls the driver itself, and never runs anything while a lock is held.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Barrier, Condvar, Mutex, PoisonError};
 
 use cuda_sim::clock::ClockKind;
 use cuda_sim::exec::{Exec, ProcessId};
+
+use crate::base::border::lock;
 
 /// The helper's action once a stream has reached it.
 pub(crate) enum Action {
@@ -20,26 +22,21 @@ pub(crate) enum Action {
     Poll(Box<dyn Fn() -> bool + Send + Sync>),
 }
 
-#[derive(Default)]
 struct Helper {
-    actions: HashMap<u64, Action>,
+    actions: BTreeMap<u64, Action>,
     started: bool,
 }
 
-static HELPER: Mutex<Option<Helper>> = Mutex::new(None);
-
+static HELPER: Mutex<Helper> = Mutex::new(Helper {
+    actions: BTreeMap::new(),
+    started: false,
+});
 static ARRIVED: Condvar = Condvar::new();
-
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
-
 static PENDING: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static IS_HELPER: Cell<bool> = const { Cell::new(false) };
-}
-
-fn lock() -> MutexGuard<'static, Option<Helper>> {
-    HELPER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether this thread runs a host function, in which the driver may not be called.
@@ -59,8 +56,7 @@ pub(crate) fn keep(exec: &'static Exec, process: ProcessId, action: Action) -> u
     // Relaxed: only has to differ from every other.
     let token = NEXT_TOKEN.fetch_add(1, Ordering::Relaxed);
     PENDING.fetch_add(1, Ordering::SeqCst);
-    let mut guard = lock();
-    let helper = guard.get_or_insert_with(Helper::default);
+    let mut helper = lock(&HELPER);
     helper.actions.insert(token, action);
     if !helper.started {
         helper.started = start(exec, process);
@@ -76,10 +72,7 @@ pub(crate) fn wake(exec: &Exec) {
 
 /// Forgets an action whose work was not taken, or was dropped with its context.
 pub(crate) fn forget(token: u64) {
-    if lock()
-        .as_mut()
-        .is_some_and(|helper| helper.actions.remove(&token).is_some())
-    {
+    if lock(&HELPER).actions.remove(&token).is_some() {
         PENDING.fetch_sub(1, Ordering::SeqCst);
     }
 }
@@ -121,16 +114,12 @@ fn with_signals_blocked<T>(body: impl FnOnce() -> T) -> T {
 fn run(exec: &Exec, process: ProcessId) {
     let in_lockstep = exec.clock().kind() == ClockKind::Lockstep;
     loop {
-        let mut guard = lock();
+        let mut helper = lock(&HELPER);
         // In lockstep it waits as all threads do: the clock knows when a stream reaches its work.
-        while !in_lockstep
-            && guard
-                .as_ref()
-                .is_none_or(|helper| helper.actions.is_empty())
-        {
-            guard = ARRIVED.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        while !in_lockstep && helper.actions.is_empty() {
+            helper = ARRIVED.wait(helper).unwrap_or_else(PoisonError::into_inner);
         }
-        drop(guard);
+        drop(helper);
         let seen = exec.clock().changes();
         let waiting = exec.waiting(process);
         let mut did = look_at_conditions(exec, &waiting);
@@ -165,10 +154,7 @@ enum Taken {
 }
 
 fn take_call(token: u64) -> Taken {
-    let mut guard = lock();
-    let Some(helper) = guard.as_mut() else {
-        return Taken::Nothing;
-    };
+    let mut helper = lock(&HELPER);
     match helper.actions.remove(&token) {
         Some(Action::Call(call)) => Taken::Call(call),
         Some(poll @ Action::Poll(_)) => {
@@ -183,10 +169,7 @@ fn take_call(token: u64) -> Taken {
 fn look_at_conditions(exec: &Exec, waiting: &[cuda_sim::exec::Waiting]) -> bool {
     let mut any = false;
     for work in waiting {
-        let mut guard = lock();
-        let Some(helper) = guard.as_mut() else {
-            return any;
-        };
+        let mut helper = lock(&HELPER);
         let holds = match helper.actions.get(&work.token) {
             Some(Action::Poll(holds)) => holds(),
             _ => false,
@@ -194,7 +177,7 @@ fn look_at_conditions(exec: &Exec, waiting: &[cuda_sim::exec::Waiting]) -> bool 
         if holds {
             helper.actions.remove(&work.token);
             PENDING.fetch_sub(1, Ordering::SeqCst);
-            drop(guard);
+            drop(helper);
             exec.release(work.place);
             any = true;
         }

@@ -6,7 +6,6 @@ use crate::base::border::Done;
 use crate::process::driver;
 
 const DEVICE: u32 = 1;
-
 const HOST: std::ops::RangeInclusive<u32> = 2..=4;
 
 /// CUDA 13.4. The second word is two bytes then: the device, and the domain in it.

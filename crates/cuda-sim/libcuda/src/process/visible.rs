@@ -18,7 +18,10 @@ pub(crate) struct Visible {
 #[must_use]
 pub(crate) fn devices(board: &Board, nodes: &Nodes) -> Visible {
     let given = &nodes.gpus;
-    let uuids: Vec<String> = given.iter().map(|&gpu| board.uuid(gpu)).collect();
+    let whole = |gpus| Visible {
+        gpus,
+        instance: None,
+    };
     let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else {
         if let Some((gpu, instance)) = first_instance(board, nodes) {
             return Visible {
@@ -27,10 +30,7 @@ pub(crate) fn devices(board: &Board, nodes: &Nodes) -> Visible {
             };
         }
         // All simulated GPUs are equally fast and in bus order, so CUDA_DEVICE_ORDER changes nothing.
-        return Visible {
-            gpus: given.clone(),
-            instance: None,
-        };
+        return whole(given.clone());
     };
     // A process works on one MIG device at most: the first that is named, if that comes first.
     let first = list.split(',').next().unwrap_or_default().trim();
@@ -41,14 +41,13 @@ pub(crate) fn devices(board: &Board, nodes: &Nodes) -> Visible {
             instance: Some(instance),
         };
     }
-    let chosen = chosen(&list, &uuids);
-    Visible {
-        gpus: chosen
-            .into_iter()
+    let uuids: Vec<String> = given.iter().map(|&gpu| board.uuid(gpu)).collect();
+    let chosen = chosen(&list, &uuids).into_iter();
+    whole(
+        chosen
             .filter_map(|place| given.get(place).copied())
             .collect(),
-        instance: None,
-    }
+    )
 }
 
 /// The first MIG instance whose device nodes this process was given.

@@ -7,7 +7,6 @@ use crate::base::border::lock;
 use crate::streams::graph::Graph;
 
 pub(crate) const GLOBAL: u32 = 0;
-
 pub(crate) const RELAXED: u32 = 2;
 
 /// A capture that goes on.

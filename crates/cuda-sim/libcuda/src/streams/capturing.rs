@@ -40,19 +40,19 @@ pub(crate) fn unsafe_call() -> Done {
         return Ok(());
     }
     let (thread, own_mode) = (stream::thread_number(), MODE.get());
-    let mut met = false;
-    for capture in lock(&CAPTURES)
-        .iter()
-        .filter(|capture| !capture.is_invalid())
-    {
+    let met = spoil(|capture| {
         let own = capture.thread == thread && capture.mode != RELAXED;
         let others = own_mode == GLOBAL && capture.mode == GLOBAL && capture.thread != thread;
-        if own || others {
-            capture.invalidate();
-            met = true;
-        }
-    }
+        !capture.is_invalid() && (own || others)
+    });
     refuse_if(met, CuResult::STREAM_CAPTURE_UNSUPPORTED)
+}
+
+/// Invalidates the captures that a call meets; returns whether there were any.
+fn spoil(meets: impl Fn(&Capture) -> bool) -> bool {
+    let captures = lock(&CAPTURES);
+    let met = captures.iter().filter(|capture| meets(capture));
+    met.inspect(|capture| capture.invalidate()).count() > 0
 }
 
 /// A question about how far a stream is, or a wait for it.
@@ -64,9 +64,7 @@ pub(crate) fn query_of_stream(stream: &Stream) -> Done {
         return Ok(());
     }
     forbidden(stream)?;
-    if stream.kind == StreamKind::Legacy {
-        legacy_used(stream)?;
-    }
+    legacy_used(stream)?;
     unsafe_call()
 }
 
@@ -75,11 +73,16 @@ pub(crate) fn query_of_stream(stream: &Stream) -> Done {
 /// # Errors
 /// When the stream captures; the capture is spoilt then.
 pub(crate) fn forbidden(stream: &Stream) -> Done {
+    spoiling(stream, CuResult::STREAM_CAPTURE_UNSUPPORTED)
+}
+
+/// Refuses with this code a call that a stream's capture does not survive.
+fn spoiling(stream: &Stream, code: CuResult) -> Done {
+    still_good(stream)?;
     match stream.capture() {
-        Some(capture) if capture.is_invalid() => Err(CuResult::STREAM_CAPTURE_INVALIDATED),
         Some(capture) => {
             capture.invalidate();
-            Err(CuResult::STREAM_CAPTURE_UNSUPPORTED)
+            Err(code)
         }
         None => Ok(()),
     }
@@ -93,20 +96,16 @@ pub(crate) fn query_of_context(context: Ctx) -> Done {
     if !anything_captures() {
         return Ok(());
     }
-    let mut met = false;
-    for capture in lock(&CAPTURES)
-        .iter()
-        .filter(|capture| capture.context == context.handle)
-    {
-        capture.invalidate();
-        met = true;
-    }
+    let met = spoil(|capture| capture.context == context.handle);
     refuse_if(met, CuResult::STREAM_CAPTURE_UNSUPPORTED)?;
     unsafe_call()
 }
 
 /// The legacy stream would wait for blocking streams, and a captured one has nothing to wait for.
 fn legacy_used(stream: &Stream) -> Done {
+    if stream.kind != StreamKind::Legacy {
+        return Ok(());
+    }
     let mut met = false;
     for other in stream::of_context(stream.context) {
         if other.is_blocking()
@@ -124,10 +123,8 @@ fn legacy_used(stream: &Stream) -> Done {
 /// # Errors
 /// When the stream's capture is spoilt.
 pub(crate) fn still_good(stream: &Stream) -> Done {
-    match stream.capture() {
-        Some(capture) if capture.is_invalid() => Err(CuResult::STREAM_CAPTURE_INVALIDATED),
-        _ => Ok(()),
-    }
+    let is_spoilt = stream.capture().is_some_and(|capture| capture.is_invalid());
+    refuse_if(is_spoilt, CuResult::STREAM_CAPTURE_INVALIDATED)
 }
 
 /// A stream is made to wait for work that is in no capture.
@@ -138,59 +135,8 @@ pub(crate) fn waits_outside(stream: &Stream) -> Done {
     if !anything_captures() {
         return Ok(());
     }
-    match stream.capture() {
-        Some(capture) if capture.is_invalid() => Err(CuResult::STREAM_CAPTURE_INVALIDATED),
-        Some(capture) => {
-            capture.invalidate();
-            Err(CuResult::STREAM_CAPTURE_ISOLATION)
-        }
-        None if stream.kind == StreamKind::Legacy => legacy_used(stream),
-        None => Ok(()),
-    }
-}
-
-/// The driver functions that are "unsafe" during a capture: they are not given to a stream, and may wait for the GPU.
-/// Sorted. Functions about a stream or an event have their own rules.
-const UNSAFE: &[&str] = &[
-    "cuArray3DCreate",
-    "cuArray3DCreate_v2",
-    "cuArrayCreate",
-    "cuArrayCreate_v2",
-    "cuArrayDestroy",
-    "cuCtxSetLimit",
-    "cuIpcCloseMemHandle",
-    "cuIpcOpenMemHandle",
-    "cuIpcOpenMemHandle_v2",
-    "cuMemAlloc",
-    "cuMemAllocHost",
-    "cuMemAllocHost_v2",
-    "cuMemAllocManaged",
-    "cuMemAllocPitch",
-    "cuMemAllocPitch_v2",
-    "cuMemAlloc_v2",
-    "cuMemFree",
-    "cuMemFreeHost",
-    "cuMemFree_v2",
-    "cuMemHostAlloc",
-    "cuMemHostRegister",
-    "cuMemHostRegister_v2",
-    "cuMemHostUnregister",
-    "cuMipmappedArrayCreate",
-    "cuMipmappedArrayDestroy",
-    "cuModuleUnload",
-];
-
-/// Allows a driver call, or returns that it would invalidate a capture (and invalidates it).
-///
-/// # Errors
-/// As [`unsafe_call`], for the functions that are unsafe.
-#[inline]
-pub(crate) fn admits(name: &str) -> Done {
-    if anything_captures() && UNSAFE.binary_search(&name).is_ok() {
-        unsafe_call()
-    } else {
-        Ok(())
-    }
+    spoiling(stream, CuResult::STREAM_CAPTURE_ISOLATION)?;
+    legacy_used(stream)
 }
 
 // --- work that becomes nodes ----------------------------------------------------------------
@@ -207,24 +153,13 @@ pub(crate) fn takes(stream: &Stream, make: impl FnOnce() -> Done<Body>) -> Done<
     let mut membership = lock(&stream.capture);
     let Some(membership) = membership.as_mut() else {
         drop(membership);
-        if stream.kind == StreamKind::Legacy {
-            legacy_used(stream)?;
-        }
-        return Ok(false);
+        return legacy_used(stream).map(|()| false);
     };
     let capture = Arc::clone(&membership.capture);
     refuse_if(capture.is_invalid(), CuResult::STREAM_CAPTURE_INVALIDATED)?;
     let added = make().and_then(|body| capture.graph.add(body, &membership.after));
-    match added {
-        Ok(node) => {
-            membership.after = vec![node];
-            Ok(true)
-        }
-        Err(code) => {
-            capture.invalidate();
-            Err(code)
-        }
-    }
+    membership.after = vec![added.inspect_err(|_| capture.invalidate())?];
+    Ok(true)
 }
 
 /// Where a stream stands in its capture: what an event records. `None` when it captures nothing.
@@ -238,18 +173,14 @@ pub(crate) fn place(stream: &Stream) -> Done<Option<(Arc<Capture>, Vec<usize>)>>
     let membership = lock(&stream.capture);
     let Some(membership) = membership.as_ref() else {
         drop(membership);
-        if stream.kind == StreamKind::Legacy {
-            legacy_used(stream)?;
-        }
-        return Ok(None);
+        return legacy_used(stream).map(|()| None);
     };
-    if membership.capture.is_invalid() {
-        return Err(CuResult::STREAM_CAPTURE_INVALIDATED);
-    }
-    Ok(Some((
-        Arc::clone(&membership.capture),
-        membership.after.clone(),
-    )))
+    refuse_if(
+        membership.capture.is_invalid(),
+        CuResult::STREAM_CAPTURE_INVALIDATED,
+    )?;
+    let capture = Arc::clone(&membership.capture);
+    Ok(Some((capture, membership.after.clone())))
 }
 
 /// A stream waits for a captured event: it becomes part of that capture.
@@ -293,12 +224,7 @@ pub(crate) fn join(stream: &Stream, capture: u64, nodes: &[usize]) -> Done {
 pub(crate) fn finish(capture: &Arc<Capture>) {
     for stream in stream::all() {
         let mut membership = lock(&stream.capture);
-        if membership
-            .as_ref()
-            .is_some_and(|m| Arc::ptr_eq(&m.capture, capture))
-        {
-            *membership = None;
-        }
+        membership.take_if(|own| Arc::ptr_eq(&own.capture, capture));
     }
     let mut captures = lock(&CAPTURES);
     let before = captures.len();
@@ -308,11 +234,8 @@ pub(crate) fn finish(capture: &Arc<Capture>) {
 
 /// Called at the end of a context: ends the captures of its streams.
 pub(crate) fn context_gone(context: Ctx) {
-    let gone: Vec<_> = lock(&CAPTURES)
-        .iter()
-        .filter(|c| c.context == context.handle)
-        .cloned()
-        .collect();
+    let mut gone = lock(&CAPTURES).clone();
+    gone.retain(|capture| capture.context == context.handle);
     for capture in gone {
         capture.invalidate();
         finish(&capture);
@@ -329,18 +252,5 @@ pub(crate) fn stream_gone(stream: &Stream) {
         finish(&capture);
     } else {
         lock(&capture.left_behind).extend(after);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn unsafe_functions_are_sorted_and_exist() {
-        assert!(UNSAFE.is_sorted());
-        for name in UNSAFE {
-            assert!(cuda_api::DRIVER_SYMBOLS.contains(name), "{name}");
-        }
     }
 }

@@ -11,11 +11,8 @@ use crate::memory::blocks;
 /// An address in device memory.
 pub(crate) fn device(at: impl Number, bytes: impl Number) -> Done<u64> {
     let (at, bytes) = (number(at), number(bytes));
-    if blocks::is_reachable(at, bytes) {
-        Ok(at)
-    } else {
-        Err(CuResult::INVALID_VALUE)
-    }
+    invalid_if(!(blocks::is_reachable(at, bytes)))?;
+    Ok(at)
 }
 
 /// An address whose side the call does not give: known ones are checked.
@@ -27,11 +24,8 @@ pub(crate) fn either(at: impl Number, bytes: impl Number) -> Done<u64> {
 }
 
 pub(crate) fn host<T>(at: *const T) -> Done<u64> {
-    if at.is_null() {
-        Err(CuResult::INVALID_VALUE)
-    } else {
-        Ok(at.expose_provenance() as u64)
-    }
+    invalid_if(at.is_null())?;
+    Ok(at.expose_provenance() as u64)
 }
 
 /// The address of a stretch of a one-dimensional array.
@@ -74,18 +68,12 @@ pub(crate) struct Rows {
 impl Side {
     fn place(&self, width: u64, height: u64, depth: u64) -> Done<Rows> {
         let small = |at: u64| at < 1 << 40;
-        invalid_if(
-            ![self.x, self.y, self.z, self.pitch, self.rows]
-                .into_iter()
-                .all(small),
-        )?;
+        let all = [self.x, self.y, self.z, self.pitch, self.rows];
+        invalid_if(!all.into_iter().all(small))?;
         let (base, pitch, rows) = match self.kind {
             1 => (self.host, self.pitch, self.rows),
             2 | 4 => (self.device, self.pitch, self.rows),
-            3 => {
-                let (base, pitch, rows) = array::layout(self.array)?;
-                (base, pitch, rows)
-            }
+            3 => array::layout(self.array)?,
             _ => return Err(CuResult::INVALID_VALUE),
         };
         // One row, one slice: the caller need not give the distance between rows.
@@ -120,15 +108,10 @@ pub(crate) fn ends(copy: &Box3) -> Done<Option<(Rows, Rows)>> {
     if width == 0 || height == 0 || depth == 0 {
         return Ok(None);
     }
-    invalid_if(
-        [width, height, depth]
-            .into_iter()
-            .any(|side| side >= 1 << 40),
-    )?;
-    Ok(Some((
-        copy.src.place(width, height, depth)?,
-        copy.dst.place(width, height, depth)?,
-    )))
+    let mut sides = [width, height, depth].into_iter();
+    invalid_if(sides.any(|side| side >= 1 << 40))?;
+    let from = copy.src.place(width, height, depth)?;
+    Ok(Some((from, copy.dst.place(width, height, depth)?)))
 }
 
 pub(crate) fn move_rows(from: Rows, to: Rows, width: u64, height: u64, depth: u64) {

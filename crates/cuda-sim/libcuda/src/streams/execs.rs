@@ -11,6 +11,7 @@ use cuda_api::driver::*;
 use cuda_sim::exec::{Position, Work};
 
 use crate::base::border::{self, Done, invalid_if, lock, refuse_if};
+use crate::base::space::address;
 use crate::base::table::Table;
 use crate::memory::blocks;
 use crate::memory::context;
@@ -52,19 +53,14 @@ pub(crate) fn find(exec: CuGraphExec) -> Done<Arc<Exec>> {
 }
 
 pub(crate) fn nodes_of(graph: &Graph) -> Done<Vec<ExecNode>> {
-    let ordered = graph.in_order()?;
-    Ok(ordered
-        .into_iter()
-        .map(|(node, after)| {
-            let body = lock(&node.body).clone();
-            ExecNode {
-                origin: node.handle(),
-                body,
-                after,
-                is_enabled: true,
-            }
-        })
-        .collect())
+    let ordered = graph.in_order()?.into_iter();
+    let made = ordered.map(|(node, after)| ExecNode {
+        origin: node.handle(),
+        body: lock(&node.body).clone(),
+        after,
+        is_enabled: true,
+    });
+    Ok(made.collect())
 }
 
 // --- a launch -------------------------------------------------------------------------------
@@ -84,11 +80,8 @@ impl Stretch {
     /// The times as work of one channel: the GPU is taken while any kernel runs, and a copy engine
     /// while only copies do.
     fn works(&self) -> Vec<Work> {
-        let mut times: Vec<u64> = self
-            .spans
-            .iter()
-            .flat_map(|span| [span.0, span.1])
-            .collect();
+        let ends = self.spans.iter().flat_map(|span| [span.0, span.1]);
+        let mut times: Vec<u64> = ends.collect();
         times.sort_unstable();
         times.dedup();
         let mut works: Vec<Work> = Vec::new();
@@ -134,12 +127,8 @@ impl Player<'_> {
     fn play(&mut self, nodes: &[ExecNode]) -> Done {
         let mut ends = vec![0_u64; nodes.len()];
         for (index, node) in nodes.iter().enumerate() {
-            let start = node
-                .after
-                .iter()
-                .map(|&before| ends[before])
-                .max()
-                .unwrap_or(0);
+            let before = node.after.iter().map(|&before| ends[before]);
+            let start = before.max().unwrap_or(0);
             ends[index] = start;
             if !node.is_enabled {
                 continue;
@@ -312,9 +301,10 @@ pub(crate) fn launch(graph_exec: CuGraphExec, stream: CuStream) -> Done {
     if let Some(place) = last {
         stream::submit(&stream, Work::WaitChannel { place })?;
     }
+    let stretch = Stretch::default();
     let mut player = Player {
         stream: &stream,
-        stretch: Stretch::default(),
+        stretch,
     };
     player.play(&nodes)?;
     player.stretch.submit(&stream)?;
@@ -334,9 +324,7 @@ fn fill(set: &CuMemsetNodeParams) {
         let value = set.value.to_le_bytes();
         let unit = set.element_size as usize;
         // SAFETY: these addresses are the driver's own, as was just asked.
-        let bytes = unsafe {
-            std::slice::from_raw_parts_mut(crate::base::space::address::<u8>(start), row)
-        };
+        let bytes = unsafe { std::slice::from_raw_parts_mut(address::<u8>(start), row) };
         for element in bytes.chunks_exact_mut(unit) {
             element.copy_from_slice(&value[..unit]);
         }
@@ -370,34 +358,24 @@ pub(crate) fn set(
 mod tests {
     use super::*;
 
+    fn works(spans: &[(u64, u64, bool)]) -> Vec<Work> {
+        let (spans, acts) = (spans.to_vec(), Vec::new());
+        Stretch { spans, acts }.works()
+    }
+
     #[test]
     fn a_stretch_keeps_the_gpu_while_any_kernel_runs() {
         // Two branches: a kernel of 5 parallel to a copy of 8, then a kernel of 2.
-        let spans = vec![(0, 5, true), (0, 8, false), (8, 10, true)];
-        let stretch = Stretch {
-            spans,
-            acts: Vec::new(),
-        };
+        let works = works(&[(0, 5, true), (0, 8, false), (8, 10, true)]);
 
-        let works = stretch.works();
-
-        assert_eq!(
-            works,
-            [
-                Work::Kernel { ns: 5 },
-                Work::Copy { ns: 3 },
-                Work::Kernel { ns: 2 }
-            ]
-        );
+        let kernel = |ns| Work::Kernel { ns };
+        assert_eq!(works, [kernel(5), Work::Copy { ns: 3 }, kernel(2)]);
     }
 
     #[test]
     fn kernels_side_by_side_take_as_long_as_the_longest() {
-        let stretch = Stretch {
-            spans: vec![(0, 5, true), (0, 9, true), (9, 12, true)],
-            acts: Vec::new(),
-        };
+        let works = works(&[(0, 5, true), (0, 9, true), (9, 12, true)]);
 
-        assert_eq!(stretch.works(), [Work::Kernel { ns: 12 }]);
+        assert_eq!(works, [Work::Kernel { ns: 12 }]);
     }
 }

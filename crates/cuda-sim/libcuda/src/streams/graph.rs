@@ -1,6 +1,6 @@
 //! Graphs: nodes and their dependencies, as the program or a capture makes them. `execs` launches them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -15,7 +15,7 @@ use crate::memory::context;
 use crate::memory::graph_memory;
 use crate::process::choices;
 use crate::streams::event::{self, Event};
-use crate::streams::launch::Launch;
+use crate::streams::launch::{Launch, described};
 use crate::streams::module;
 
 /// One operation of a batch.
@@ -129,9 +129,7 @@ struct Nodes {
 }
 
 pub(crate) static GRAPHS: Table<Graph> = Table::new(CuResult::INVALID_VALUE);
-
 static NODES: Table<Node> = Table::new(CuResult::INVALID_VALUE);
-
 pub(crate) static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Drop for Graph {
@@ -185,12 +183,10 @@ impl Graph {
     pub(crate) fn add(&self, body: Body, after: &[usize]) -> Done<usize> {
         let mut nodes = lock(&self.nodes);
         let distinct: HashSet<usize> = after.iter().copied().collect();
-        invalid_if(
-            distinct.len() != after.len()
-                || !after
-                    .iter()
-                    .all(|&before| nodes.list.iter().any(|node| node.handle() == before)),
-        )?;
+        let known = distinct
+            .iter()
+            .filter(|before| nodes.after.contains_key(before));
+        invalid_if(distinct.len() != after.len() || known.count() != after.len())?;
         let graph = self.own.get().cloned().unwrap_or_default();
         // Relaxed: only has to differ from every other.
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
@@ -208,10 +204,7 @@ impl Graph {
     }
 
     pub(crate) fn has(&self, node: usize) -> bool {
-        lock(&self.nodes)
-            .list
-            .iter()
-            .any(|known| known.handle() == node)
+        lock(&self.nodes).after.contains_key(&node)
     }
 
     /// These nodes, and all nodes that they depend on.
@@ -257,11 +250,8 @@ impl Graph {
     }
 
     pub(crate) fn after(&self, node: usize) -> Vec<usize> {
-        lock(&self.nodes)
-            .after
-            .get(&node)
-            .cloned()
-            .unwrap_or_default()
+        let after = lock(&self.nodes).after.get(&node).cloned();
+        after.unwrap_or_default()
     }
 
     /// A graph like this one, with nodes of its own.
@@ -341,6 +331,12 @@ impl Graph {
 
 // --- making nodes ---------------------------------------------------------------------------
 
+/// The nodes in a program's array.
+pub(crate) fn nodes_at(nodes: *const CuGraphNode, count: usize) -> Done<Vec<usize>> {
+    let nodes = read_all(nodes, count)?;
+    Ok(nodes.iter().map(|node| node.addr()).collect())
+}
+
 pub(crate) fn add(
     out: *mut CuGraphNode,
     graph: CuGraph,
@@ -350,10 +346,7 @@ pub(crate) fn add(
 ) -> Done {
     check_out(out)?;
     let graph = find(graph)?;
-    let after: Vec<usize> = read_all(after, count)?
-        .iter()
-        .map(|node| node.addr())
-        .collect();
+    let after = nodes_at(after, count)?;
     invalid_if(!after.iter().all(|&node| graph.has(node)))?;
     let body = make()?;
     load_given(&body)?;
@@ -404,21 +397,24 @@ pub(crate) fn batch(params: *const CuBatchMemOpNodeParams) -> Done<Body> {
 
 pub(crate) fn kernel_v1(params: *const CuKernelNodeParamsV1) -> Done<Body> {
     let p = read(params)?;
-    let grid = [p.grid_x, p.grid_y, p.grid_z];
-    let block = [p.block_x, p.block_y, p.block_z];
-    Launch::read(p.function, grid, block, p.shared_bytes, p.params, p.extra).map(Body::Kernel)
+    let stream = std::ptr::null_mut();
+    let call = described!(p: function: p.function, params: p.params, extra: p.extra,
+        stream: stream, attributes: &[]);
+    Launch::read(&call).map(Body::Kernel)
 }
 
 pub(crate) fn kernel(params: *const CuKernelNodeParams) -> Done<Body> {
     let p = read(params)?;
-    let function = if p.function.is_null() {
+    let is_kernel = p.function.is_null();
+    let function = if is_kernel {
         p.kernel.cast()
     } else {
         p.function
     };
-    let grid = [p.grid_x, p.grid_y, p.grid_z];
-    let block = [p.block_x, p.block_y, p.block_z];
-    Launch::read(function, grid, block, p.shared_bytes, p.params, p.extra).map(Body::Kernel)
+    let stream = std::ptr::null_mut();
+    let call = described!(p: function: function, params: p.params, extra: p.extra,
+        stream: stream, attributes: &[]);
+    Launch::read(&call).map(Body::Kernel)
 }
 
 /// Reads the parameters that `cuGraphAddNode` and its like take, and answers in them.
@@ -449,11 +445,7 @@ pub(crate) fn any(params: *mut CuGraphNodeParams) -> Done<Body> {
 pub(crate) fn conditional(params: *mut CuConditionalNodeParams) -> Done<Body> {
     let mut p = read(params.cast_const())?;
     invalid_if(p.kind > 2 || p.size == 0 || (p.kind == 1 && p.size != 1) || p.size > 64)?;
-    invalid_if(
-        !lock(&CONDITIONS)
-            .get_or_insert_with(HashMap::new)
-            .contains_key(&p.handle),
-    )?;
+    invalid_if(!lock(&CONDITIONS).contains_key(&p.handle))?;
     let bodies: Vec<Arc<Graph>> = (0..p.size).map(|_| create()).collect();
     // The program reads the graphs from an array that the driver keeps for it.
     let shown: Vec<CuGraph> = bodies.iter().map(|graph| handle(graph.handle())).collect();
@@ -468,14 +460,11 @@ pub(crate) fn conditional(params: *mut CuConditionalNodeParams) -> Done<Body> {
 }
 
 /// Values of conditional handles, as they are at a launch's beginning.
-pub(crate) static CONDITIONS: Mutex<Option<HashMap<u64, u32>>> = Mutex::new(None);
+pub(crate) static CONDITIONS: Mutex<BTreeMap<u64, u32>> = Mutex::new(BTreeMap::new());
 
 /// The value of a conditional handle.
 pub(crate) fn condition(handle: u64) -> u32 {
-    lock(&CONDITIONS)
-        .as_ref()
-        .and_then(|all| all.get(&handle).copied())
-        .unwrap_or(0)
+    lock(&CONDITIONS).get(&handle).copied().unwrap_or(0)
 }
 
 /// Copies handles into a program's array, which may be null to ask how many there are.

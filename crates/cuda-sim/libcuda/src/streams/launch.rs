@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cuda_api::driver::*;
 use cuda_sim::script::{Duration, LAUNCH_ATTRIBUTE_NS};
 
-use crate::base::border::{Done, handle, invalid_if, lock, read, read_all};
+use crate::base::border::{Done, handle, invalid_if, lock, read, read_all, refuse_if};
 use crate::process::work::{exec, process};
 use crate::streams::module::{self, Function};
 
@@ -23,6 +23,31 @@ unsafe impl Send for Arguments {}
 
 // SAFETY: `values` and `pointers` are never changed, so threads may read them at once.
 unsafe impl Sync for Arguments {}
+
+/// Everything that a launch is passed.
+pub(crate) struct Call<'a> {
+    pub(crate) function: CuFunction,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared: u32,
+    pub(crate) stream: CuStream,
+    pub(crate) params: *mut *mut c_void,
+    pub(crate) extra: *mut *mut c_void,
+    pub(crate) attributes: &'a [CuLaunchAttribute],
+}
+
+/// A launch as one of CUDA's descriptions says it: their fields for grid, block and shared memory have the same names.
+macro_rules! described {
+    ($of:ident: $($field:ident: $value:expr),*) => {
+        $crate::streams::launch::Call {
+            grid: [$of.grid_x, $of.grid_y, $of.grid_z],
+            block: [$of.block_x, $of.block_y, $of.block_z],
+            shared: $of.shared_bytes,
+            $($field: $value),*
+        }
+    };
+}
+pub(crate) use described;
 
 /// A launch that is done later: a graph's node.
 #[derive(Debug, Clone)]
@@ -40,32 +65,34 @@ impl Launch {
     ///
     /// # Errors
     /// As the launch itself would answer.
-    pub(crate) fn read(
-        function: CuFunction,
-        grid: [u32; 3],
-        block: [u32; 3],
-        shared: u32,
-        params: *mut *mut c_void,
-        extra: *mut *mut c_void,
-    ) -> Done<Self> {
-        let function = module::function(function)?;
+    pub(crate) fn read(call: &Call<'_>) -> Done<Self> {
+        let Call {
+            grid,
+            block,
+            shared,
+            ..
+        } = *call;
+        let function = module::function(call.function)?;
         check(&function, grid, block, shared)?;
-        let arguments = Arc::new(copy_arguments(&function, params, extra)?);
-        Ok(Self {
+        let arguments = Arc::new(copy_arguments(&function, call.params, call.extra)?);
+        let attributes = Vec::new();
+        let mut launch = Self {
             function,
             grid,
             block,
             shared,
             arguments,
-            attributes: Vec::new(),
-        })
+            attributes,
+        };
+        for attribute in call.attributes {
+            launch.set_attribute(attribute.id, attribute.value.words);
+        }
+        Ok(launch)
     }
 
     pub(crate) fn attribute(&self, id: u32) -> Option<[u64; 8]> {
-        self.attributes
-            .iter()
-            .find(|(known, _)| *known == id)
-            .map(|(_, words)| *words)
+        let mut all = self.attributes.iter();
+        all.find(|(known, _)| *known == id).map(|(_, words)| *words)
     }
 
     pub(crate) fn set_attribute(&mut self, id: u32, words: [u64; 8]) {
@@ -200,9 +227,7 @@ const SHARED_BYTES: u32 = 48 << 10;
 
 /// Shared memory of a block at most.
 pub(crate) const SHARED_BYTES_OPT_IN: u32 = 227 << 10;
-
 pub(crate) const MULTIPROCESSORS: u32 = crate::base::model::MULTIPROCESSORS as u32;
-
 const MAX_DYNAMIC_SHARED: u32 = 8;
 
 pub(crate) fn check(function: &Function, grid: [u32; 3], block: [u32; 3], shared: u32) -> Done {
@@ -211,20 +236,16 @@ pub(crate) fn check(function: &Function, grid: [u32; 3], block: [u32; 3], shared
     let threads = block.iter().map(|&n| u64::from(n)).product::<u64>();
     invalid_if(threads > u64::from(MAX_THREADS))?;
     let most = function.kernel.max_threads;
-    if most > 0 && threads > most as u64 {
-        return Err(CuResult::LAUNCH_OUT_OF_RESOURCES);
-    }
-    let asked = lock(&function.attributes)
-        .get(&MAX_DYNAMIC_SHARED)
-        .copied()
-        .unwrap_or(0);
-    let room = SHARED_BYTES.max(asked as u32);
-    invalid_if(
-        shared
-            > room
-                .saturating_sub(function.kernel.shared_bytes as u32)
-                .max(asked as u32),
-    )
+    refuse_if(
+        most > 0 && threads > most as u64,
+        CuResult::LAUNCH_OUT_OF_RESOURCES,
+    )?;
+    let asked = lock(&function.attributes).get(&MAX_DYNAMIC_SHARED).copied();
+    let asked = asked.unwrap_or(0) as u32;
+    let room = SHARED_BYTES
+        .max(asked)
+        .saturating_sub(function.kernel.shared_bytes as u32);
+    invalid_if(shared > room.max(asked))
 }
 
 /// The buffer that `extra` names, when it does.
@@ -260,11 +281,8 @@ fn copy_arguments(
     extra: *mut *mut c_void,
 ) -> Done<Arguments> {
     let wanted = &function.kernel.parameters;
-    let length = wanted
-        .iter()
-        .map(|(offset, size)| offset + size)
-        .max()
-        .unwrap_or(0);
+    let ends = wanted.iter().map(|(offset, size)| offset + size);
+    let length = ends.max().unwrap_or(0);
     let mut values = vec![0; length];
     if let Some((buffer, size)) = packed(extra)? {
         values = read_all(buffer, size.max(length))?;

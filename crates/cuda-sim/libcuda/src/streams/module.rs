@@ -89,9 +89,7 @@ pub(crate) struct Library {
 }
 
 pub(crate) static FUNCTIONS: Table<Function> = Table::new(CuResult::INVALID_HANDLE);
-
 pub(crate) static MODULES: Table<Module> = Table::new(CuResult::INVALID_HANDLE);
-
 pub(crate) static LIBRARIES: Table<Library> = Table::new(CuResult::INVALID_HANDLE);
 
 /// The function that a program means, a library's kernel too.
@@ -154,16 +152,13 @@ impl Module {
 
 /// Bytes of code that runtimes have loaded into each context: they share pages, unlike modules that
 /// the program loads itself.
-static RUNTIME_CODE: Mutex<Option<HashMap<usize, u64>>> = Mutex::new(None);
+static RUNTIME_CODE: Mutex<BTreeMap<usize, u64>> = Mutex::new(BTreeMap::new());
 
 /// Changes the runtimes' memory in a context, and takes or frees the difference in pages.
 pub(crate) fn runtime_code(context: Ctx, change: impl FnOnce(&mut u64)) -> Done {
     let driver = driver::the()?;
     let mut all = lock(&RUNTIME_CODE);
-    let bytes = all
-        .get_or_insert_with(HashMap::new)
-        .entry(context.handle)
-        .or_insert(0);
+    let bytes = all.entry(context.handle).or_insert(0);
     let before = *bytes;
     change(bytes);
     let page = choices::granularity();

@@ -22,9 +22,10 @@ pub(crate) fn copy_async(
     act: impl Fn() + Send + Sync + 'static,
 ) -> Done {
     let act: Arc<dyn Fn() + Send + Sync> = Arc::new(act);
+    let act_of_node = Arc::clone(&act);
     if capturing::takes(stream, || {
         Ok(Body::Copy {
-            act: Arc::clone(&act),
+            act: act_of_node,
             bytes,
         })
     })? {
@@ -35,13 +36,8 @@ pub(crate) fn copy_async(
     } else {
         act();
     }
-    submit(
-        stream,
-        Work::Copy {
-            ns: exec()?.script().copy_ns(bytes),
-        },
-    )?;
-    Ok(())
+    let ns = exec()?.script().copy_ns(bytes);
+    submit(stream, Work::Copy { ns }).map(drop)
 }
 
 /// The same, and waits until it is done: the copies whose names do not end in Async.

@@ -26,9 +26,7 @@ impl Event {
             Last::Captured { .. } => Err(CuResult::CAPTURED_EVENT),
         }
     }
-}
 
-impl Event {
     /// The same for a call that asks how far the GPU is: asking that of a captured event spoils the
     /// capture.
     pub(crate) fn record_to_query(&self) -> Done<Record> {
@@ -52,9 +50,8 @@ impl Event {
     pub(crate) fn wait_in(&self, stream: &Stream) -> Done {
         let record = self.record()?;
         stream::order(stream)?;
-        exec()?
-            .wait_for_record(stream.channel, record)
-            .map_err(refused)
+        let waits = exec()?.wait_for_record(stream.channel, record);
+        waits.map_err(refused)
     }
 }
 

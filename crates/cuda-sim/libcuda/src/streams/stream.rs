@@ -6,7 +6,7 @@
 //! Time is the board's (`cuda_sim::exec`).
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -22,9 +22,7 @@ use crate::process::work::{exec, process, refused};
 use crate::streams::capture::{self, Capture};
 
 const LEGACY: usize = 1;
-
 pub(crate) const PER_THREAD: usize = 2;
-
 const NON_BLOCKING: u32 = 1;
 
 /// Which of the kinds of stream it is.
@@ -60,9 +58,8 @@ impl Stream {
 
     /// The capture that it is part of.
     pub(crate) fn capture(&self) -> Option<Arc<Capture>> {
-        lock(&self.capture)
-            .as_ref()
-            .map(|membership| Arc::clone(&membership.capture))
+        let membership = lock(&self.capture);
+        Some(Arc::clone(&membership.as_ref()?.capture))
     }
 }
 
@@ -70,15 +67,18 @@ impl Stream {
 struct Defaults {
     legacy: Option<Arc<Stream>>,
     /// By the thread's number.
-    threads: HashMap<u64, Arc<Stream>>,
+    threads: BTreeMap<u64, Arc<Stream>>,
+}
+
+impl Defaults {
+    fn all(&self) -> impl Iterator<Item = Arc<Stream>> {
+        self.legacy.iter().chain(self.threads.values()).cloned()
+    }
 }
 
 pub(crate) static STREAMS: Table<Stream> = Table::new(CuResult::INVALID_HANDLE);
-
-static DEFAULTS: Mutex<Option<HashMap<usize, Defaults>>> = Mutex::new(None);
-
+static DEFAULTS: Mutex<BTreeMap<usize, Defaults>> = Mutex::new(BTreeMap::new());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-
 static NEXT_THREAD: AtomicU64 = AtomicU64::new(1);
 
 /// A thread's number, and the end of its default streams with it.
@@ -94,7 +94,7 @@ impl Drop for Thread {
             return;
         };
         let mut gone = Vec::new();
-        for defaults in defaults.iter_mut().flat_map(HashMap::values_mut) {
+        for defaults in defaults.values_mut() {
             gone.extend(defaults.threads.remove(&self.0));
         }
         drop(defaults);
@@ -108,9 +108,6 @@ impl Drop for Thread {
 
 thread_local! {
     static THREAD: RefCell<Option<Thread>> = const { RefCell::new(None) };
-}
-
-thread_local! {
     static DEFAULT_IS_PER_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -120,10 +117,6 @@ pub(crate) fn with_default<T>(per_thread: bool, body: impl FnOnce() -> T) -> T {
     let result = body();
     DEFAULT_IS_PER_THREAD.set(outer);
     result
-}
-
-fn default_is_per_thread() -> bool {
-    DEFAULT_IS_PER_THREAD.get()
 }
 
 /// This thread's number, which no other has had.
@@ -142,9 +135,8 @@ pub(crate) fn thread_number() -> u64 {
 }
 
 fn open(context: Ctx, kind: StreamKind, flags: u32, priority: i32) -> Done<Arc<Stream>> {
-    let channel = exec()?
-        .open_channel(process()?, context.gpu)
-        .map_err(refused)?;
+    let channel = exec()?.open_channel(process()?, context.gpu);
+    let channel = channel.map_err(refused)?;
     Ok(Arc::new(Stream {
         context,
         channel,
@@ -161,12 +153,8 @@ fn open(context: Ctx, kind: StreamKind, flags: u32, priority: i32) -> Done<Arc<S
 /// Makes a stream, as `cuStreamCreateWithPriority` and green contexts do.
 pub(crate) fn create(context: Ctx, flags: u32, priority: i32) -> Done<Arc<Stream>> {
     invalid_if(flags & !NON_BLOCKING != 0)?;
-    let stream = open(
-        context,
-        StreamKind::Made,
-        flags,
-        priority.clamp(GREATEST_PRIORITY, 0),
-    )?;
+    let priority = priority.clamp(GREATEST_PRIORITY, 0);
+    let stream = open(context, StreamKind::Made, flags, priority)?;
     STREAMS.insert(Arc::clone(&stream));
     Ok(stream)
 }
@@ -174,7 +162,7 @@ pub(crate) fn create(context: Ctx, flags: u32, priority: i32) -> Done<Arc<Stream
 /// The stream that a program means.
 pub(crate) fn find(handle: CuStream) -> Done<Arc<Stream>> {
     let handle = match handle.addr() {
-        0 if default_is_per_thread() => PER_THREAD,
+        0 if DEFAULT_IS_PER_THREAD.get() => PER_THREAD,
         0 => LEGACY,
         handle => handle,
     };
@@ -184,8 +172,7 @@ pub(crate) fn find(handle: CuStream) -> Done<Arc<Stream>> {
             let context = context::current()?;
             let thread = thread_number();
             let mut defaults = lock(&DEFAULTS);
-            let all = defaults.get_or_insert_with(HashMap::new);
-            let known = all.entry(context.handle).or_default();
+            let known = defaults.entry(context.handle).or_default();
             if let Some(stream) = known.threads.get(&thread) {
                 return Ok(Arc::clone(stream));
             }
@@ -200,8 +187,7 @@ pub(crate) fn find(handle: CuStream) -> Done<Arc<Stream>> {
 /// A context's default stream.
 pub(crate) fn legacy(context: Ctx) -> Done<Arc<Stream>> {
     let mut defaults = lock(&DEFAULTS);
-    let all = defaults.get_or_insert_with(HashMap::new);
-    let known = all.entry(context.handle).or_default();
+    let known = defaults.entry(context.handle).or_default();
     if let Some(stream) = &known.legacy {
         return Ok(Arc::clone(stream));
     }
@@ -213,23 +199,19 @@ pub(crate) fn legacy(context: Ctx) -> Done<Arc<Stream>> {
 /// Every stream of a context, the default ones too.
 pub(crate) fn of_context(context: Ctx) -> Vec<Arc<Stream>> {
     let mut streams = STREAMS.select(|stream| stream.context.handle == context.handle);
-    if let Some(known) = lock(&DEFAULTS)
-        .as_ref()
-        .and_then(|all| all.get(&context.handle))
-    {
-        streams.extend(known.legacy.iter().cloned());
-        streams.extend(known.threads.values().cloned());
-    }
+    streams.extend(
+        lock(&DEFAULTS)
+            .get(&context.handle)
+            .into_iter()
+            .flat_map(Defaults::all),
+    );
     streams
 }
 
 /// Every stream of every context.
 pub(crate) fn all() -> Vec<Arc<Stream>> {
     let mut streams = STREAMS.select(|_| true);
-    for known in lock(&DEFAULTS).iter().flat_map(HashMap::values) {
-        streams.extend(known.legacy.iter().cloned());
-        streams.extend(known.threads.values().cloned());
-    }
+    streams.extend(lock(&DEFAULTS).values().flat_map(Defaults::all));
     streams
 }
 
@@ -255,13 +237,8 @@ pub(crate) fn drain_context(context: Ctx) -> Done {
 pub(crate) fn context_gone(context: Ctx) {
     let context_handle = context.handle;
     let mut streams = STREAMS.take(|stream| stream.context.handle == context_handle);
-    if let Some(known) = lock(&DEFAULTS)
-        .as_mut()
-        .and_then(|all| all.remove(&context_handle))
-    {
-        streams.extend(known.legacy);
-        streams.extend(known.threads.into_values());
-    }
+    let defaults = lock(&DEFAULTS).remove(&context_handle);
+    streams.extend(defaults.iter().flat_map(Defaults::all));
     let Ok(exec) = exec() else { return };
     for stream in streams {
         exec.drop_channel(stream.channel);
@@ -273,33 +250,24 @@ pub(crate) fn context_gone(context: Ctx) {
 /// Puts work at a stream's end, in the order that default streams ask for.
 pub(crate) fn submit(stream: &Stream, work: Work) -> Done<Position> {
     let before = others_before(stream);
-    exec()?
-        .submit_after(stream.channel, &before, work)
-        .map_err(refused)
+    let place = exec()?.submit_after(stream.channel, &before, work);
+    place.map_err(refused)
 }
 
 /// The streams whose work comes before what a stream is given next.
 fn others_before(stream: &Stream) -> Vec<ChannelId> {
     if stream.kind == StreamKind::Legacy {
-        let others = of_context(stream.context);
-        return others
-            .iter()
-            .filter(|o| o.is_blocking())
-            .map(|other| other.channel)
-            .collect();
+        let others = of_context(stream.context).into_iter();
+        let blocking = others.filter(|other| other.is_blocking());
+        return blocking.map(|other| other.channel).collect();
     }
     if !stream.is_blocking() {
         return Vec::new();
     }
     let defaults = lock(&DEFAULTS);
-    let known = defaults
-        .as_ref()
-        .and_then(|all| all.get(&stream.context.handle));
-    known
-        .and_then(|known| known.legacy.as_ref())
-        .map(|legacy| legacy.channel)
-        .into_iter()
-        .collect()
+    let known = defaults.get(&stream.context.handle);
+    let legacy = known.and_then(|known| known.legacy.as_ref());
+    legacy.map(|legacy| legacy.channel).into_iter().collect()
 }
 
 /// Lets what a stream is given next come after what default streams ask for, without work of its own.
@@ -313,9 +281,8 @@ pub(crate) fn order(stream: &Stream) -> Done {
 
 /// Something that the host does when the stream comes to it.
 pub(crate) fn submit_call(stream: &Stream, call: impl FnOnce() + Send + 'static) -> Done {
-    submit_action(stream, Action::Call(Box::new(call)), |token| Work::Host {
-        token,
-    })
+    let work = |token| Work::Host { token };
+    submit_action(stream, Action::Call(Box::new(call)), work)
 }
 
 /// A condition that the stream stands at until it holds.
@@ -330,10 +297,7 @@ pub(crate) fn submit_poll(
 fn submit_action(stream: &Stream, action: Action, work: impl FnOnce(u64) -> Work) -> Done {
     let exec = exec()?;
     let token = helper::keep(exec, process()?, action);
-    if let Err(error) = submit(stream, work(token)) {
-        helper::forget(token);
-        return Err(error);
-    }
+    submit(stream, work(token)).inspect_err(|_| helper::forget(token))?;
     helper::wake(exec);
     Ok(())
 }
@@ -358,11 +322,7 @@ pub(crate) fn submit_value(stream: &Stream, op: ValueOp) -> Done {
             how,
         } => {
             let holds = move || {
-                let mask = if bits == 32 {
-                    u64::from(u32::MAX)
-                } else {
-                    u64::MAX
-                };
+                let mask = u64::MAX >> (64 - bits);
                 let (word, value) = (load(address, bits), value & mask);
                 match how & 3 {
                     0 if bits == 32 => (word as u32).wrapping_sub(value as u32) as i32 >= 0,
