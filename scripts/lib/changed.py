@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # features of a dependency are chosen by all packages that are built together.
 HARNESS = (
     "scripts/test", "scripts/setup", "scripts/lib/common", "scripts/lib/changed.py", "scripts/lib/requirements.txt",
-    "Cargo.toml", "Cargo.lock", "rust-toolchain.toml", ".cargo/",
+    "Cargo.toml", "Cargo.lock", "rust-toolchain.toml", "clippy.toml", ".cargo/",
 )
 # Folders of the repository that are no package, as a text names them.
 FOLDERS = ("charts", "docs", "examples", "images", "include", "scripts", "tests/vectors")
@@ -82,6 +82,9 @@ STEPS = {
     ),
 }
 
+# Clusters and nodes: everything but pages for people.
+WITHOUT_PAGES = frozenset(("cluster", "node", "node16", "node17", "groups2", "oldest", "newest"))
+PAGES = ("docs/", "README.md", "CONTRIBUTING.md")
 # Steps that use nothing of what the step `build` makes.
 NEED_NO_BUILD = frozenset(("format", "shell", "clippy", "spelling", "deny", "loom", "doc"))
 # Tests that ask cargo or git about the whole repository.
@@ -201,7 +204,8 @@ def files_of_step(repository, name):
     """The files that a step reads."""
     step = STEPS.get(name)
     if step is None:
-        return set(repository.digests)
+        left = PAGES if name in WITHOUT_PAGES else ()
+        return {file for file in repository.digests if not file.startswith(left)}
     found = harness(repository) | files_of_packages(repository, step.programs, step.tested)
     return found | files_in_places(repository, step.places, step.runs_scripts)
 

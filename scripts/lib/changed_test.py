@@ -72,7 +72,11 @@ class Inputs(unittest.TestCase):
         self.assertEqual(closure(PACKAGES, [], ["low"]), {"low", "inner"})
 
     def test_a_step_without_an_entry_reads_every_file(self):
-        self.assertEqual(files_of_step(repository(), "node"), set(FILES))
+        self.assertEqual(files_of_step(repository(), "check"), set(FILES))
+
+    def test_a_node_reads_everything_but_pages_for_people(self):
+        left = set(FILES) - files_of_step(repository(), "node")
+        self.assertEqual(left, {"README.md", "docs/memory.md", "docs/metrics.md", "docs/other.md"})
 
     def test_clients_read_programs_scripts_and_what_these_name(self):
         read = files_of_step(repository(), "clients")
@@ -136,7 +140,7 @@ class LeftOut(unittest.TestCase):
 
     def test_every_step_of_the_table_is_a_step(self):
         text = (changed.ROOT / "scripts/test").read_text()
-        for name in (*changed.STEPS, *changed.NEED_NO_BUILD, changed.BY_PROGRAM):
+        for name in (*changed.STEPS, *changed.NEED_NO_BUILD, *changed.WITHOUT_PAGES, changed.BY_PROGRAM):
             self.assertIn(f"\nstep_{name}() {{", text)
 
 
