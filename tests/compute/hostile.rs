@@ -434,3 +434,17 @@ fn short_kernels_that_the_highest_priority_queued_hold_up_a_floor_of_that_priori
         assert!(after_ms <= 1_000, "{ns} ns: {after_ms} ms");
     }
 }
+
+#[test]
+fn kernels_that_the_highest_priority_queued_above_a_lower_one_hold_up_a_later_floor_for_a_second() {
+    let lower = Some(Asks::nothing().priority(LOWEST_PRIORITY));
+    for ns in [20_000, 1_000_000, 5_000_000, 50_000_000] {
+        // A floor, and nine tenths of one beside a container of a higher priority that always wants more.
+        for (priority, least) in [(0, 78.0), (LOWEST_PRIORITY, 72.0)] {
+            let later = Asks::floor(80).priority(priority);
+            let after_ms = has_its_time_after(ns, Asks::nothing(), lower, later, least);
+            println!("kernels of {ns} ns, {later:?}: after {after_ms} ms");
+            assert!(after_ms <= 1_000, "{ns} ns, {later:?}: {after_ms} ms");
+        }
+    }
+}

@@ -6,8 +6,9 @@ use std::mem::offset_of;
 
 use vgpu_abi::layout::{ComputeUse, DeviceUse};
 
-use crate::boards::{Board, NEWER, PLAIN};
+use crate::boards::{self, Board, NEWER, PLAIN};
 use crate::lab::{Asks, Container, Curve, Lab, Program, US};
+use crate::together::offered;
 
 /// How often the arbiter may be woken.
 const WOKEN_NS: u64 = 50 * US;
@@ -314,6 +315,55 @@ fn floor_is_kept_beside_a_greedy_container_of_the_highest_priority() {
         Asks::floor(30),
     );
     assert!(low >= 27.0, "{low}");
+}
+
+/// The shares of a container of the highest priority without work at first, and of one with a floor of `floor` and the
+/// lowest priority that works all the time: from a second after the first one begins on, over windows of a second.
+fn floor_beside(board: &Board, high: Asks, words: &str, floor: u32) -> (f64, f64) {
+    const BEGINS_MS: u64 = 500;
+    const ENDS_MS: u64 = 5_000;
+    let lab = Lab::on(board, LIFE);
+    let mut arbiter = lab.arbiter();
+    let high = lab.container("greedy", high.priority(HIGHEST));
+    let low = lab.container("promised", Asks::floor(floor).priority(LOWEST));
+    let running = (
+        high.start(&format!("{words} idle={BEGINS_MS} for={}", 2 * ENDS_MS)),
+        low.start(&format!("steady ns=1000000 for={}", 2 * ENDS_MS)),
+    );
+    let groups: [&[&Program<'_>]; 2] = [&[&running.0], &[&running.1]];
+    let curves = lab.watch_every(WOKEN_NS, ENDS_MS, &groups, |_| arbiter.look());
+    let share = curves[0].share(BEGINS_MS + 1_000, ENDS_MS);
+    let (low, _) = curves[1].windows(BEGINS_MS + 1_000, ENDS_MS, 1_000);
+    println!(
+        "{}, floor {floor} beside {words}: {share:.1} and at least {low:.1}: {}; {}",
+        board.name,
+        curves[0].shape(ENDS_MS, 200),
+        curves[1].shape(ENDS_MS, 200)
+    );
+    (share, low)
+}
+
+/// What a container of the highest priority may do all the time: launch one kernel after another, have few of them in
+/// flight, launch all of them at once, launch graphs, and work in bursts.
+const GREEDY: [&str; 5] = [
+    "steady ns=1000000",
+    "steady ns=1000000 sync=1",
+    "flood launches=100000 ns=1000000",
+    GRAPHS,
+    "bursts ns=1000000 on=100 off=20",
+];
+
+on_every_board! {
+    fn floor_of_80_is_kept_beside_the_highest_priority(board) {
+        let offered = offered(board, &["steady ns=1000000"; 2]);
+        for high in [Asks::nothing(), Asks::cap(50)] {
+            for words in GREEDY {
+                let (_, low) = floor_beside(board, high, words, 80);
+                let owed = boards::owed(&[80, 20], offered)[0];
+                assert!(low >= 0.9 * owed, "{high:?}, {words}: {low}, owed {owed}");
+            }
+        }
+    }
 }
 
 #[test]

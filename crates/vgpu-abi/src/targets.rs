@@ -63,7 +63,8 @@ pub enum Ahead {
     Usual,
     /// Little: a container of a higher priority may start at any moment, and waits for what is in flight.
     Brief,
-    /// No bound: no other container waits longer because of this container's work in flight.
+    /// As much as alone: containers of a lower priority are on the device, and none is promised time there. A library of
+    /// an earlier release takes it for no bound.
     Any,
     /// Much: it is the only container on the device, and another one may come.
     Much,

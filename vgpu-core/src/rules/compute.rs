@@ -219,7 +219,7 @@ fn metered(
     let is_well_known = !is_unknown && !is_guess;
     let is_due = |at: usize| {
         let unmarked_ns = state.spans.unmarked_ns(at);
-        let due_ns = decisions::due_ns(rate.ahead, rate.has_cap(), left_ns);
+        let due_ns = decisions::due_ns(rate.ahead, rate.has_cap(), left_ns, in_flight_ns);
         decisions::is_measured(is_well_known, unmarked_ns, charged_ns, due_ns)
     };
     let begun = at

@@ -48,6 +48,9 @@ const FALSE_RINGS_MOST: u32 = 6;
 /// Work may end this much later than expected, nanoseconds, or later by half of its own length, or by as much as work of
 /// others that was in flight before it.
 const LATE_NS: u64 = 500 * US;
+/// The same while a launch waits for that work, nanoseconds: the cost of a first launch is not known, and a kernel that
+/// never ends is to hold up others no longer.
+const LATE_WAITED_NS: u64 = 1_000 * MS;
 /// Work of others delays it by this at most, nanoseconds: a figure of a container of a lower priority, which its tenant can
 /// write.
 const MOST_DELAY_NS: u64 = 50 * MS;
@@ -231,6 +234,8 @@ pub struct Seen {
     pub is_at_cap: bool,
     /// A launch waits because a container of a higher priority works.
     pub is_closed: bool,
+    /// A launch waits for nothing but the end of work of its own.
+    pub waits_for_itself: bool,
     /// Work that containers of a lower priority may have had in flight when it began, nanoseconds. The driver gives it
     /// turns, or lets it end first.
     pub delay_ns: u64,
@@ -238,10 +243,11 @@ pub struct Seen {
 
 impl Seen {
     fn works(&self, now_ns: u64) -> bool {
-        let late_ns = match self.is_at_cap {
+        let late_ns = match (self.is_at_cap, self.waits_for_itself) {
             // It looks at its work only now and then, and it could not go on anyway.
-            true => 0,
-            false => LATE_NS
+            (true, _) => 0,
+            (false, true) => LATE_WAITED_NS,
+            (false, false) => LATE_NS
                 .max(self.in_flight_ns / LATE_PART)
                 .max(self.delay_ns.min(MOST_DELAY_NS)),
         };

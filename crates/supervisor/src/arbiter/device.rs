@@ -159,6 +159,8 @@ pub struct Device {
     known: HashMap<u64, ContainerHistory>,
     /// Of the containers that come before others.
     bells: HashMap<u64, Bell>,
+    /// The floors of lower containers, and what they leave to those of the highest priority, are all of the device's time.
+    is_promised: bool,
     /// The last tick's containers.
     kept: Vec<TickResult>,
 }
@@ -205,12 +207,13 @@ impl Device {
             .map(|tenant| self.claim(now_ns, tenant))
             .collect();
         let opened = self.hear(now_ns, tenants, &claims);
+        let usual = shares::divide(&claims);
+        self.is_promised = shares::is_promised(&claims, &usual);
         let holding: Vec<Claim> = tenants
             .iter()
             .zip(&claims)
             .map(|(tenant, claim)| self.while_held(tenant.id, claim))
             .collect();
-        let usual = shares::divide(&claims);
         let mut shares: Vec<Share> = shares::divide(&holding)
             .into_iter()
             .zip(&usual)
@@ -225,9 +228,8 @@ impl Device {
         self.plan(now_ns, turn.is_some(), &holding, tenants, &shares);
         for ((tenant, claim), share) in tenants.iter().zip(&claims).zip(&shares) {
             // The use of a container that is held up now and then does not show its share.
-            let is_held_up = claims
-                .iter()
-                .any(|c| c.active && c.priority < claim.priority);
+            let is_above = |c: &Claim| c.active && c.priority < claim.priority;
+            let is_held_up = !self.is_promised && claims.iter().any(is_above);
             let wants_all = claim.active && claim.demand >= WHOLE && turn.is_none() && !is_held_up;
             let is_held = wants_all && !is_amended && !self.timetable.has(tenant.id);
             let share = is_held.then(|| f64::from(share.permille) / f64::from(WHOLE));
@@ -289,8 +291,12 @@ impl Device {
         opened
     }
 
-    /// A claim as it counts at the moment: a container that comes before others works while it holds them up.
+    /// A claim as it counts at the moment: a container that comes before others works while it holds them up. Where all of
+    /// the device's time is promised it holds nothing up: each container has its share, whichever works at the moment.
     fn while_held(&self, id: u64, claim: &Claim) -> Claim {
+        if self.is_promised {
+            return *claim;
+        }
         Claim {
             active: self.bells.get(&id).map_or(claim.active, Bell::holds),
             ..*claim
@@ -310,9 +316,16 @@ impl Device {
 
     /// The work of a container's processes, and what may delay it.
     fn seen(&self, id: u64, processes: &[Process]) -> Seen {
+        let kept = self.kept.iter().find(|kept| kept.id == id);
+        let waits_for = match kept {
+            _ if self.is_closed(id) => WaitsFor::HigherPriority,
+            // Nothing but room in flight makes its launches wait.
+            Some(kept) if kept.share >= WHOLE => WaitsFor::OwnWork,
+            _ => WaitsFor::Credit,
+        };
         Seen {
             delay_ns: self.delay_ns(id),
-            ..seen(processes, self.is_closed(id))
+            ..seen(processes, waits_for)
         }
     }
 
@@ -419,7 +432,7 @@ impl Device {
     }
 
     /// Lays out the timetable of the containers that work at the highest priority and are limited, or beside which
-    /// others are.
+    /// others are; where all time is promised, of those with floors of a lower priority, too.
     fn plan(
         &mut self,
         now_ns: u64,
@@ -439,7 +452,8 @@ impl Device {
             return;
         }
         let takes_part = |((_, claim), share): &((&Tenant, &Claim), &Share)| {
-            claim.active && Some(claim.priority) == top && share.measured && share.permille > 0
+            let is_due = Some(claim.priority) == top || self.is_promised;
+            claim.active && is_due && share.measured && share.permille > 0
         };
         let period_ns = self.timetable.period_ns();
         let candidates: Vec<Candidate> = each()
@@ -594,6 +608,8 @@ impl Device {
         };
         let waits_for_turn = takes_turns && turn.is_some_and(|holder| holder != tenant.id);
         let interval = self.timetable.interval(tenant.id);
+        // A floor, its own or another one's, is kept by credit and not by what the driver's turns leave.
+        let has_floor = tenants.iter().any(|tenant| tenant.floor > 0);
         let grant = |process: &Process| {
             let (slot, generation) = process.slot;
             let key = (tenant.id, slot, generation);
@@ -621,7 +637,7 @@ impl Device {
                 rings,
                 ahead: match (is_below(claim, tenants), rings) {
                     (true, _) => Ahead::Brief,
-                    (false, true) if claim.cap >= WHOLE && claim.floor == 0 => Ahead::Any,
+                    (false, true) if claim.cap >= WHOLE && !has_floor => Ahead::Any,
                     (false, _) if tenants.len() == 1 => Ahead::Much,
                     (false, _) => Ahead::Usual,
                 },
@@ -664,8 +680,19 @@ fn takes_turns(tenant: &Tenant, claim: &Claim) -> bool {
     tenant.oversubscribed_bytes > 0 && claim.policy != Policy::Disable
 }
 
+/// What a container's launches wait for, if any of them waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WaitsFor {
+    /// A container of a higher priority rests.
+    HigherPriority,
+    /// It has credit again.
+    Credit,
+    /// Some of its own work in flight ends: it works, and is not at its cap.
+    OwnWork,
+}
+
 /// The work of a container's processes, as they report it.
-fn seen(processes: &[Process], is_closed: bool) -> Seen {
+fn seen(processes: &[Process], waits_for: WaitsFor) -> Seen {
     let mut seen = Seen::default();
     let mut waits = false;
     for process in processes {
@@ -681,8 +708,9 @@ fn seen(processes: &[Process], is_closed: bool) -> Seen {
             seen.expected_by_ns = seen.expected_by_ns.max(end_ns);
         }
     }
-    seen.is_at_cap = waits && !is_closed;
-    seen.is_closed = waits && is_closed;
+    seen.is_at_cap = waits && waits_for == WaitsFor::Credit;
+    seen.is_closed = waits && waits_for == WaitsFor::HigherPriority;
+    seen.waits_for_itself = waits && waits_for == WaitsFor::OwnWork;
     seen
 }
 

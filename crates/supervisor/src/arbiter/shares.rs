@@ -46,7 +46,8 @@ pub struct Share {
 /// * Where floors count, the rest is lent in proportion to them, first to the containers that want more than
 ///   they have; the unused part of a floor is lent too. A container without a floor counts for its part of the
 ///   time that no floor promises.
-/// * A container that is idle, or does not use its share, is granted a share with which it can start at once.
+/// * A container that is idle, or does not use its share, is granted a share with which it can start at once. It leaves
+///   containers of a lower priority the floors that they use.
 ///
 /// The shares of the containers that want more than they get, and what the others use, add up to the whole
 /// device and not more, wherever a floor counts. Where none does, no time has to be kept free, and each
@@ -80,6 +81,13 @@ pub fn divide(claims: &[Claim]) -> Vec<Share> {
         .zip(&seats)
         .filter(|(c, seat)| contends(c) && !seat.at_top);
     let reserved: u32 = lower.map(|(_, seat)| seat.floor.min(seat.demand)).sum();
+    // What a container of this priority may have beside the lower ones that work.
+    let besides_lower = |priority: u32| {
+        let each = claims.iter().zip(&seats);
+        let lower = each.filter(|(c, _)| contends(c) && c.priority > priority);
+        let kept: u32 = lower.map(|(_, seat)| seat.floor.min(seat.demand)).sum();
+        WHOLE.saturating_sub(kept)
+    };
     let budget = WHOLE.saturating_sub(reserved);
     let lent = lend(&seats, budget, |seat| seat.demand);
     let fair = lend(&seats, budget, |_| WHOLE);
@@ -103,6 +111,9 @@ pub fn divide(claims: &[Claim]) -> Vec<Share> {
             guest.share(seat)
         } else {
             seat.cap
+                .min(besides_lower(claim.priority))
+                .max(seat.floor)
+                .max(1)
         };
         // Limited containers and their neighbours: the share of one follows from what the other does.
         let limited = |claim: &Claim| claim.floor > 0 || claim.cap < WHOLE;
@@ -118,6 +129,24 @@ pub fn divide(claims: &[Claim]) -> Vec<Share> {
         }
     };
     claims.iter().zip(&seats).enumerate().map(share).collect()
+}
+
+/// Whether the floors of containers of lower priorities that want them, and the shares of those at the highest priority,
+/// are all of the device's time. Then nothing is left for which a priority would decide: a container of the highest
+/// priority has what the floors leave, and those floors are kept while it works all the time.
+pub(super) fn is_promised(claims: &[Claim], shares: &[Share]) -> bool {
+    /// Less than this is left by rounding, thousandths.
+    const ROUNDED: u32 = 10;
+    let contends = |claim: &Claim| claim.active && claim.policy != Policy::Disable;
+    let working = || claims.iter().zip(shares).filter(|(c, _)| contends(c));
+    let top = working().map(|(claim, _)| claim.priority).min();
+    let used: u32 = working()
+        .map(|(claim, share)| share.permille.min(claim.demand))
+        .sum();
+    let keeps_floor = |(claim, share): (&Claim, &Share)| {
+        Some(claim.priority) != top && share.permille > 0 && claim.demand >= share.permille
+    };
+    working().any(keeps_floor) && used + ROUNDED > WHOLE
 }
 
 /// Floors as they can be kept: no floor above the cap, and all together not above the device.
@@ -398,6 +427,52 @@ mod tests {
             "force:1000:0:0:1000 floor:1000:200:1:50",
             &expect!["950cm 200cm"],
         );
+    }
+
+    #[test]
+    fn idle_container_of_a_higher_priority_starts_with_what_floors_leave() {
+        check(
+            "force:1000:0:0 floor:1000:800:1:1000",
+            &expect!["200cm 1000m"],
+        );
+        check(
+            "force:500:0:0 floor:1000:300:1:1000 floor:1000:500:2:1000",
+            &expect!["200cm 500cm 500cm"],
+        );
+        // A floor counts as far as it is used, and a container never waits to start.
+        check(
+            "force:1000:0:0 floor:1000:800:1:100",
+            &expect!["900cm 1000m"],
+        );
+        check(
+            "force:1000:0:0 floor:1000:1000:1:1000",
+            &expect!["1cm 1000m"],
+        );
+    }
+
+    #[test]
+    fn all_is_promised_where_lower_floors_and_the_rest_are_used() {
+        let promised = |claims: [(u32, u32, u32, u32); 2]| {
+            let claims = claims.map(|(cap, floor, priority, demand)| Claim {
+                policy: Policy::Floor,
+                priority,
+                cap,
+                floor,
+                active: demand > 0,
+                demand,
+            });
+            is_promised(&claims, &divide(&claims))
+        };
+        assert!(promised([(1000, 0, 0, 1000), (1000, 800, 1, 1000)]));
+        assert!(promised([(200, 0, 0, 1000), (1000, 800, 1, 1000)]));
+        // One of them wants less than that, or rests.
+        assert!(!promised([(1000, 0, 0, 100), (1000, 800, 1, 1000)]));
+        assert!(!promised([(1000, 0, 0, 1000), (1000, 800, 1, 100)]));
+        assert!(!promised([(1000, 0, 0, 0), (1000, 800, 1, 1000)]));
+        // A cap leaves something, the lower one has no floor, or it is no lower one.
+        assert!(!promised([(100, 0, 0, 1000), (1000, 800, 1, 1000)]));
+        assert!(!promised([(1000, 0, 0, 1000), (1000, 0, 1, 1000)]));
+        assert!(!promised([(1000, 0, 1, 1000), (1000, 800, 1, 1000)]));
     }
 
     #[test]

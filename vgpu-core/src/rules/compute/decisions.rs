@@ -132,8 +132,6 @@ pub(super) fn charge_ns(expected: Expected, overdue_ns: u64) -> u64 {
 /// The turn of a launch of unknown cost while another one is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// It goes beside the other one.
-    Goes,
     /// It waits, and looks again after this long, nanoseconds.
     Waits(u64),
     /// The other one's process shows no progress, or its launch waits for this one. The other one, which has shown no
@@ -145,15 +143,11 @@ pub(super) enum Turn {
 /// After `stalls` launches that were let in without progress, and `rounds` looks. `may_help` is [`may_help`] after this
 /// quiet time, and asked only where it decides.
 pub(super) fn turn(
-    is_unbounded: bool,
     quiet_ns: Option<u64>,
     stalls: u32,
     rounds: u32,
     may_help: impl FnOnce(u64) -> bool,
 ) -> Turn {
-    if is_unbounded {
-        return Turn::Goes;
-    }
     let Some(quiet_ns) = quiet_ns else {
         return Turn::Waits(0);
     };
@@ -163,10 +157,10 @@ pub(super) fn turn(
     Turn::TakesOver(quiet_ns.min(MOST_WAITING_NS))
 }
 
-/// Whether a launch has to be measured before others like it go, because its cost is not well known. Not where no launch
-/// waits for anything, whatever it costs.
-pub(super) fn is_measured_first(expected: Expected, waits_for_nothing: bool) -> bool {
-    !waits_for_nothing && !matches!(expected, Expected::Known(_))
+/// Whether a launch has to be measured before others like it go, because its cost is not well known. Not where much may be
+/// in flight.
+pub(super) fn is_measured_first(expected: Expected, is_roomy: bool) -> bool {
+    !is_roomy && !matches!(expected, Expected::Known(_))
 }
 
 /// Whether a launch waits until its stream has room for an event, if it has to be measured. `waited_ns`: how long it has
@@ -276,7 +270,7 @@ impl Bound {
     pub(super) fn of(ahead: Ahead, has_cap: bool, overslept_ns: u64) -> Self {
         match ahead {
             Ahead::Brief => Self::Brief { overslept_ns },
-            Ahead::Much if !has_cap => Self::Most(MUCH_IN_FLIGHT_NS),
+            Ahead::Much | Ahead::Any if !has_cap => Self::Most(MUCH_IN_FLIGHT_NS),
             Ahead::Usual | Ahead::Any | Ahead::Much => Self::Most(IN_FLIGHT_NS),
         }
     }
@@ -389,11 +383,15 @@ pub(super) fn is_measured(
 /// The work launched to a stream between two events, nanoseconds. `left_ns`: what is left of the container's interval
 /// behind the launch. Launches without an event behind them count as in flight, so events stand the closer together the
 /// nearer the interval's end is: otherwise its last part would be left to work that has long ended. Where much may be
-/// in flight, the events that a stream may have stand evenly in it: otherwise most of it would seem to end at once.
-pub(super) fn due_ns(ahead: Ahead, has_cap: bool, left_ns: u64) -> u64 {
+/// in flight, the events that a stream may have stand evenly in it: otherwise most of it would seem to end at once. Beside
+/// containers of a lower priority, which go on when the work has ended, they stand the closer together the less of it
+/// is in flight (`in_flight_ns`).
+pub(super) fn due_ns(ahead: Ahead, has_cap: bool, left_ns: u64, in_flight_ns: u64) -> u64 {
+    const EVENLY_NS: u64 = MUCH_IN_FLIGHT_NS / MARKS as u64;
     match ahead {
         Ahead::Brief => BRIEF_DUE_NS,
-        Ahead::Much if !has_cap => MUCH_IN_FLIGHT_NS / MARKS as u64,
+        Ahead::Much if !has_cap => EVENLY_NS,
+        Ahead::Any if !has_cap => in_flight_ns.clamp(DUE_NS, EVENLY_NS),
         Ahead::Usual | Ahead::Any | Ahead::Much => {
             (left_ns / DUES_BEFORE_THE_END).clamp(BRIEF_DUE_NS, DUE_NS)
         }
@@ -535,8 +533,7 @@ mod tests {
 
     #[test]
     fn one_launch_of_unknown_cost_is_in_flight() {
-        let turn =
-            |quiet_ns, stalls, is_stuck: bool| turn(false, quiet_ns, stalls, 0, |_| !is_stuck);
+        let turn = |quiet_ns, stalls, is_stuck: bool| turn(quiet_ns, stalls, 0, |_| !is_stuck);
         // The other one has ended; it runs; it is quiet for too long.
         assert_eq!(turn(None, 0, true), Turn::Waits(0));
         assert_eq!(turn(Some(100 * MS - 1), 0, false), Turn::Waits(50 * US));
@@ -544,13 +541,9 @@ mod tests {
         // Others were let in before; two processes have overdue work.
         assert_eq!(turn(Some(100 * MS), 1, false), Turn::Waits(50 * US));
         assert_eq!(turn(Some(u64::MAX), 0, true), Turn::Waits(50 * US));
-        // A container that waits for nothing, and then nothing else is asked.
+        // Before it is out of patience nothing else is asked.
         let unasked = |_| panic!("asked");
-        assert_eq!(super::turn(true, Some(0), 0, 0, unasked), Turn::Goes);
-        assert_eq!(
-            super::turn(false, Some(0), 0, 0, unasked),
-            Turn::Waits(50 * US)
-        );
+        assert_eq!(super::turn(Some(0), 0, 0, unasked), Turn::Waits(50 * US));
     }
 
     #[test]
@@ -713,7 +706,7 @@ mod tests {
                 known,
                 unmarked_ns,
                 charged_ns,
-                due_ns(ahead, true, u64::MAX),
+                due_ns(ahead, true, u64::MAX, u64::MAX),
             )
         };
         assert!(far(false, 0, 1, Ahead::Usual));
@@ -724,13 +717,23 @@ mod tests {
         assert!(far(true, u64::MAX, u64::MAX, Ahead::Much));
         assert!(far(true, 0, MS, Ahead::Much));
         // Eight events stand in all that may be in flight.
-        assert_eq!(due_ns(Ahead::Much, false, u64::MAX), 62_500 * US);
+        assert_eq!(due_ns(Ahead::Much, false, u64::MAX, 0), 62_500 * US);
+        let above = |in_flight_ns| due_ns(Ahead::Any, false, u64::MAX, in_flight_ns) / US;
+        assert_eq!(
+            [0, MS, 5 * MS, u64::MAX].map(above),
+            [1_000, 1_000, 5_000, 62_500]
+        );
     }
 
     #[test]
     fn launches_are_measured_more_often_near_the_end_of_an_interval() {
         let near = |left_ns, unmarked_ns| {
-            is_measured(true, unmarked_ns, US, due_ns(Ahead::Usual, true, left_ns))
+            is_measured(
+                true,
+                unmarked_ns,
+                US,
+                due_ns(Ahead::Usual, true, left_ns, 0),
+            )
         };
         assert!(!near(4 * MS, 998 * US) && near(4 * MS, 999 * US));
         assert!(!near(MS, 248 * US) && near(MS, 249 * US));
@@ -745,7 +748,9 @@ mod tests {
         };
         assert_eq!(most(Ahead::Usual, false), 10);
         assert_eq!(most(Ahead::Much, false), 500);
+        assert_eq!(most(Ahead::Any, false), 500);
         assert_eq!(most(Ahead::Much, true), 10);
+        assert_eq!(most(Ahead::Any, true), 10);
         assert_eq!(most(Ahead::Brief, false), 0);
     }
 
@@ -877,8 +882,7 @@ mod tests {
         fn unknown_launch_waits_for_another_one_but_not_for_ever(
             quiet_ns: u64, stalls: u32, rounds: u32, is_stuck: bool,
         ) {
-            match turn(false, Some(quiet_ns), stalls, rounds, |_| !is_stuck) {
-                Turn::Goes => prop_assert!(false),
+            match turn(Some(quiet_ns), stalls, rounds, |_| !is_stuck) {
                 Turn::Waits(wait_ns) => {
                     prop_assert!(is_stuck || quiet_ns < patience_ns(stalls));
                     prop_assert!((FIRST_WATCH_NS..=2 * WATCH_NS).contains(&wait_ns));

@@ -55,19 +55,14 @@ impl Rate {
         self.permille >= 1000 && !self.is_measured
     }
 
-    /// Whether its launches wait for nothing: no cap, and no other container waits for what is in flight.
-    pub(super) fn is_unbounded(&self) -> bool {
-        self.ahead == Ahead::Any && !self.has_cap()
-    }
-
     /// Whether other containers have the device, too, at work or not.
     pub(super) fn is_shared(&self) -> bool {
         self.is_measured && self.ahead != Ahead::Much
     }
 
-    /// Whether much may be in flight: no cap, and no other container on the device.
+    /// Whether much may be in flight: no cap, and no other container that has to have the device at once.
     pub(super) fn is_roomy(&self) -> bool {
-        self.ahead == Ahead::Much && !self.has_cap()
+        matches!(self.ahead, Ahead::Much | Ahead::Any) && !self.has_cap()
     }
 
     pub(super) fn has_cap(&self) -> bool {

@@ -246,9 +246,7 @@ impl<'a> Wait<'a> {
             .unknown_since_ns()
             .map(|(since_ns, _)| decisions::since_both_ns(since_ns, self.progress_ns(), now_ns));
         let may_help = |quiet_ns| self.may_help(rate, quiet_ns, now_ns);
-        let is_unbounded = rate.is_unbounded();
-        match decisions::turn(is_unbounded, quiet_ns, self.stalls(), self.rounds, may_help) {
-            Turn::Goes => Ok(()),
+        match decisions::turn(quiet_ns, self.stalls(), self.rounds, may_help) {
             Turn::Waits(wait_ns) => Err(wait_ns),
             Turn::TakesOver(quiet_ns) => {
                 *overdue_ns = quiet_ns;
@@ -337,8 +335,7 @@ impl<'a> Wait<'a> {
     /// A launch whose cost is not well known is measured, so it waits until its stream has room for a mark.
     fn mark(&self, rate: &Rate, expected: Expected, now_ns: u64) -> Result<(), u64> {
         let spans = &self.accounts.process.compute.spans;
-        let waits_for_nothing = rate.is_unbounded() || rate.is_roomy();
-        let is_measured = decisions::is_measured_first(expected, waits_for_nothing);
+        let is_measured = decisions::is_measured_first(expected, rate.is_roomy());
         let has_room = self.stream.is_none_or(|at| spans.has_room(at));
         if decisions::waits_for_mark(is_measured, has_room, self.waited_ns(now_ns)) {
             return Err(decisions::watch_ns(self.rounds));
@@ -351,9 +348,6 @@ impl<'a> Wait<'a> {
         let Some(state) = self.accounts.process.compute.device(self.device) else {
             return Ok(u64::MAX);
         };
-        if rate.is_unbounded() {
-            return Ok(u64::MAX);
-        }
         // Relaxed throughout: numbers and times.
         let charged = state.in_flight_ns.load(Ordering::Relaxed);
         let charged_ns = u64::try_from(charged).unwrap_or(0);

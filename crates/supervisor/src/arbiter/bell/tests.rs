@@ -117,6 +117,22 @@ fn long_work_is_waited_for_as_long_as_it_ought_to_take() {
 }
 
 #[test]
+fn work_that_a_launch_of_its_own_waits_for_may_be_a_second_late() {
+    let mut world = World::new();
+    world.ring();
+    world.seen.launches = 1;
+    world.seen.waits_for_itself = true;
+    world.seen.in_flight_ns = MS;
+    world.seen.expected_by_ns = world.now_ns + MS;
+
+    world.pass(1_000 * MS);
+    assert!(world.bell.holds(), "the launch waits for the work's end");
+
+    world.pass(10 * MS);
+    assert!(!world.bell.holds(), "it may never end");
+}
+
+#[test]
 fn work_that_others_delay_is_waited_for() {
     for (delay_ns, holds_for) in [(10 * MS, 12 * MS), (u64::MAX, 52 * MS)] {
         let mut world = World::new();
