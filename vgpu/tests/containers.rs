@@ -28,7 +28,11 @@ fn hook(machine: &Machine, moment: &str, state: &[u8]) -> Ended {
 
 /// The same where GPU 0 has this UUID.
 pub(crate) fn hook_on(machine: &Machine, moment: &str, state: &[u8], uuid: &str) -> Ended {
-    let mut command = machine.vgpu(["oci-hook", moment]);
+    hook_by(&mut machine.vgpu(["oci-hook", moment]), moment, state, uuid)
+}
+
+/// The same by this command.
+pub(crate) fn hook_by(command: &mut Command, moment: &str, state: &[u8], uuid: &str) -> Ended {
     if moment == "create" {
         command.arg(format!("--gpu=0={uuid}=17179869184"));
     }

@@ -9,9 +9,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::common::{Machine, is_root, until};
-use crate::containers::{Handmade, hook_on};
+use crate::containers::{Handmade, hook_by, hook_on};
 use crate::program::{Client, OUT_OF_MEMORY, compiled};
 
 const GIB: u64 = 1 << 30;
@@ -196,6 +197,40 @@ fn hook_limits_the_group_of_the_container() {
     drop(group);
     machine.top();
     assert!(!file.exists());
+}
+
+#[test]
+fn hook_does_not_start_nvml_of_an_older_driver() {
+    let machine = Machine::new();
+    if own_group().is_none() {
+        return;
+    }
+    let uuid = uuid(&machine);
+    let container = Handmade::on(&machine, "web", &["VGPU_MEMORY=4Gi"], &uuid);
+    // An NVML without limits for groups that ends a program when it is started.
+    let driver = machine.path("older-driver");
+    fs::create_dir(&driver).unwrap();
+    let source = driver.join("nvml.c");
+    let functions = ["nvmlInit_v2", "nvmlInitWithFlags"]
+        .map(|name| format!("int {name}(void) {{ __builtin_trap(); }}\n"));
+    fs::write(&source, functions.concat()).unwrap();
+    let mut compiler = Command::new("cc");
+    let library = driver.join("libnvidia-ml.so.1");
+    compiler
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(library)
+        .arg(source);
+    if !compiler.status().is_ok_and(|status| status.success()) {
+        println!("skipped: no C compiler");
+        return;
+    }
+
+    let mut command = machine.vgpu(["oci-hook", "create"]);
+    command.env("LD_LIBRARY_PATH", &driver);
+    let ended = hook_by(&mut command, "create", &container.state(), &uuid);
+
+    assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""));
+    assert_eq!(fences(&machine, "web").0, "library");
 }
 
 #[test]

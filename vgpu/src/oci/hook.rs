@@ -11,6 +11,7 @@ use anyhow::{Context, anyhow};
 use nix::errno::Errno;
 use nix::unistd::Uid;
 use supervisor::fence;
+use supervisor::gpu::group_limit::driver_has_group_limits;
 use supervisor::gpu::{Gpu, NvmlGpus};
 use supervisor::instance::{
     self, DOORBELL, EngineContainer, Instance, LIMITS, Labels, RunnerLock, TARGETS,
@@ -92,6 +93,9 @@ fn create(args: &HookCreateArgs, state: &ContainerState) -> Result<ExitCode, Fai
 /// made for the container. How that went stands in the container's directory; a container without it starts all the
 /// same.
 fn raise_fence(made: &Instance, pid: u32) {
+    if !driver_has_group_limits() {
+        return;
+    }
     let Ok(gpus) = NvmlGpus::open() else { return };
     let limits = view::read_limits(made);
     let (true, Ok(limits)) = (fence::is_possible(&gpus), limits) else {

@@ -106,6 +106,15 @@ fn set_function() -> Option<Set> {
     Some(unsafe { std::mem::transmute::<*mut libc::c_void, Set>(found) })
 }
 
+/// Whether the driver of this machine can limit control groups. NVML is loaded for that and not started: it asks each GPU
+/// when it starts, which takes tens of milliseconds, and seconds where no process keeps the driver awake.
+#[must_use]
+pub fn driver_has_group_limits() -> bool {
+    // SAFETY: the name ends in a zero. What NVML runs when it is loaded runs again nowhere: it stays loaded.
+    let library = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY) };
+    !library.is_null() && set_function().is_some()
+}
+
 impl NvmlGpus {
     pub(super) fn has_group_limits(&self) -> bool {
         set_function().is_some()
