@@ -13,7 +13,7 @@ const MOST_BYTES: usize = 10 << 10;
 
 /// A word of an expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Word {
+enum CelWord {
     /// A name or a sign, such as `&&`.
     Plain(String),
     /// The content of a string.
@@ -22,7 +22,7 @@ enum Word {
 
 /// A condition that is understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Condition {
+enum DeviceCondition {
     /// The model contains this text, ignoring case.
     HasType(String),
     /// The model contains this text in this case, or begins or ends with it.
@@ -60,13 +60,15 @@ pub(super) fn narrow(selection: &mut Selection, expression: &str) {
 }
 
 /// One of the alternatives has to hold. `None` if one of them is not understood.
-fn include(selection: &mut Selection, alternatives: Option<Vec<Condition>>) {
+fn include(selection: &mut Selection, alternatives: Option<Vec<DeviceCondition>>) {
     let (mut types, mut models, mut ids) = (Vec::new(), Vec::new(), Vec::new());
     for condition in alternatives.unwrap_or_default() {
         match condition {
-            Condition::HasType(text) | Condition::HasTypeInCase(text) => types.push(text),
-            Condition::IsModel(text) => models.push(text),
-            Condition::IsOneOf(uuids) => ids.extend(uuids),
+            DeviceCondition::HasType(text) | DeviceCondition::HasTypeInCase(text) => {
+                types.push(text)
+            }
+            DeviceCondition::IsModel(text) => models.push(text),
+            DeviceCondition::IsOneOf(uuids) => ids.extend(uuids),
         }
     }
     // A selection has one list of each kind, and all lists have to hold.
@@ -84,10 +86,10 @@ fn include(selection: &mut Selection, alternatives: Option<Vec<Condition>>) {
 }
 
 /// The condition may not hold. Ignoring case excludes more than a text in its case does.
-fn exclude(selection: &mut Selection, condition: Option<Condition>) {
+fn exclude(selection: &mut Selection, condition: Option<DeviceCondition>) {
     match condition {
-        Some(Condition::HasType(text)) => selection.nouse_types.push(text),
-        Some(Condition::IsOneOf(uuids)) => {
+        Some(DeviceCondition::HasType(text)) => selection.nouse_types.push(text),
+        Some(DeviceCondition::IsOneOf(uuids)) => {
             let ids = uuids.iter().filter_map(|uuid| device(uuid));
             selection.nouse_ids.extend(ids);
         }
@@ -103,19 +105,20 @@ fn device(uuid: &str) -> Option<String> {
     is_plain.then(|| uuid.to_ascii_lowercase())
 }
 
-fn plain(text: &str) -> Word {
-    Word::Plain(text.to_owned())
+fn plain(text: &str) -> CelWord {
+    CelWord::Plain(text.to_owned())
 }
 
 /// Reads one condition about an attribute of ours.
-fn condition(words: &[Word]) -> Option<Condition> {
+fn condition(words: &[CelWord]) -> Option<DeviceCondition> {
     let path = ["device", ".", "attributes", "["].map(plain);
     let words = words.strip_prefix(path.as_slice())?;
-    let words = words.strip_prefix(&[Word::Text(DRIVER.to_owned()), plain("]"), plain(".")][..])?;
+    let words =
+        words.strip_prefix(&[CelWord::Text(DRIVER.to_owned()), plain("]"), plain(".")][..])?;
     let (attribute, words) = words.split_first()?;
     let lower = [".", "lowerAscii", "(", ")"].map(plain);
     if *attribute == plain("uuid") {
-        return uuids(words).map(Condition::IsOneOf);
+        return uuids(words).map(DeviceCondition::IsOneOf);
     }
     if *attribute != plain("productName") {
         return None;
@@ -125,18 +128,22 @@ fn condition(words: &[Word]) -> Option<Condition> {
         None => (false, words),
     };
     match words {
-        [equals, Word::Text(text)] if *equals == plain("==") && !is_lower => {
-            Some(Condition::IsModel(text.clone()))
+        [equals, CelWord::Text(text)] if *equals == plain("==") && !is_lower => {
+            Some(DeviceCondition::IsModel(text.clone()))
         }
-        [dot, Word::Plain(function), open, Word::Text(text), close]
-            if *dot == plain(".") && *open == plain("(") && *close == plain(")") =>
-        {
+        [
+            dot,
+            CelWord::Plain(function),
+            open,
+            CelWord::Text(text),
+            close,
+        ] if *dot == plain(".") && *open == plain("(") && *close == plain(")") => {
             let is_known = ["contains", "startsWith", "endsWith"].contains(&function.as_str());
             let ignores_case =
                 is_lower && function == "contains" && *text == text.to_ascii_lowercase();
             match (is_known, ignores_case) {
-                (true, true) => Some(Condition::HasType(text.clone())),
-                (true, false) => Some(Condition::HasTypeInCase(text.clone())),
+                (true, true) => Some(DeviceCondition::HasType(text.clone())),
+                (true, false) => Some(DeviceCondition::HasTypeInCase(text.clone())),
                 (false, _) => None,
             }
         }
@@ -145,9 +152,9 @@ fn condition(words: &[Word]) -> Option<Condition> {
 }
 
 /// Reads `== "a"` and `in ["a", "b"]`.
-fn uuids(words: &[Word]) -> Option<Vec<String>> {
+fn uuids(words: &[CelWord]) -> Option<Vec<String>> {
     let list = match words {
-        [equals, Word::Text(text)] if *equals == plain("==") => return Some(vec![text.clone()]),
+        [equals, CelWord::Text(text)] if *equals == plain("==") => return Some(vec![text.clone()]),
         [within, open, list @ .., close]
             if *within == plain("in") && *open == plain("[") && *close == plain("]") =>
         {
@@ -157,14 +164,14 @@ fn uuids(words: &[Word]) -> Option<Vec<String>> {
     };
     let each = list.split(|word| *word == plain(","));
     let each = each.map(|item| match item {
-        [Word::Text(text)] => Some(text.clone()),
+        [CelWord::Text(text)] => Some(text.clone()),
         _ => None,
     });
     each.collect()
 }
 
 /// The words without the parentheses around all of them.
-fn inner(words: &[Word]) -> &[Word] {
+fn inner(words: &[CelWord]) -> &[CelWord] {
     let [open, within @ .., close] = words else {
         return words;
     };
@@ -173,9 +180,9 @@ fn inner(words: &[Word]) -> &[Word] {
 }
 
 /// How many brackets are open after each word.
-fn depths(words: &[Word]) -> impl Iterator<Item = i64> {
+fn depths(words: &[CelWord]) -> impl Iterator<Item = i64> {
     words.iter().scan(0, |depth, word| {
-        if let Word::Plain(sign) = word {
+        if let CelWord::Plain(sign) = word {
             match sign.as_str() {
                 "(" | "[" | "{" => *depth += 1,
                 ")" | "]" | "}" => *depth -= 1,
@@ -187,7 +194,7 @@ fn depths(words: &[Word]) -> impl Iterator<Item = i64> {
 }
 
 /// Splits at a sign outside of brackets.
-fn split<'a>(words: &'a [Word], sign: &str) -> Vec<&'a [Word]> {
+fn split<'a>(words: &'a [CelWord], sign: &str) -> Vec<&'a [CelWord]> {
     let at = words.iter().zip(depths(words)).zip(0_usize..);
     let at = at.filter(|((word, depth), _)| *depth == 0 && **word == plain(sign));
     let mut parts = Vec::new();
@@ -201,7 +208,7 @@ fn split<'a>(words: &'a [Word], sign: &str) -> Vec<&'a [Word]> {
 }
 
 /// The words of an expression; `None` for one that is too long, or has a string of a form that is not read here.
-fn words(expression: &str) -> Option<Vec<Word>> {
+fn words(expression: &str) -> Option<Vec<CelWord>> {
     if expression.len() > MOST_BYTES {
         return None;
     }
@@ -212,13 +219,13 @@ fn words(expression: &str) -> Option<Vec<Word>> {
             space if space.is_whitespace() => {}
             '"' | '\'' => {
                 // A raw string or one of bytes (r"…", b"…"), or one of three quotes.
-                let is_marked = matches!(all.last(), Some(Word::Plain(name))
+                let is_marked = matches!(all.last(), Some(CelWord::Plain(name))
                     if ["r", "R", "b", "B", "br", "rb"].contains(&name.as_str()));
                 let text = string(&mut letters, letter)?;
                 if is_marked || (text.is_empty() && letters.peek() == Some(&letter)) {
                     return None;
                 }
-                all.push(Word::Text(text));
+                all.push(CelWord::Text(text));
             }
             letter if letter.is_ascii_alphanumeric() || letter == '_' => {
                 let mut name = String::from(letter);
@@ -227,7 +234,7 @@ fn words(expression: &str) -> Option<Vec<Word>> {
                 {
                     name.push(next);
                 }
-                all.push(Word::Plain(name));
+                all.push(CelWord::Plain(name));
             }
             sign => {
                 let mut text = String::from(sign);
@@ -236,7 +243,7 @@ fn words(expression: &str) -> Option<Vec<Word>> {
                     ('&', Some('&')) | ('|', Some('|')) | ('=' | '!' | '<' | '>', Some('='))
                 );
                 text.extend(is_double.then(|| letters.next()).flatten());
-                all.push(Word::Plain(text));
+                all.push(CelWord::Plain(text));
             }
         }
     }
