@@ -525,7 +525,12 @@ fn the_json_of_top_is_a_promise() {
               "runner_pid": "…",
               "state": "running",
               "unaccounted_bytes": 0,
-              "waits_ran_out": 0
+              "waits_ran_out": 0,
+              "workload": {
+                "kind": "",
+                "name": "",
+                "team": ""
+              }
             }
           ],
           "gpu_error": null,
