@@ -199,7 +199,7 @@ struct MemoryArea {
     boot_id: [u8; 40],
     seed: u64,
     gpus: u64,
-    driver_version: u64,
+    driver_version: AtomicU64,
     context_bytes: u64,
     release_delay_ns: u64,
     topology: [u8; TEXT],
@@ -306,7 +306,7 @@ impl Board {
         area.boot_id = process::boot_id();
         area.seed = seed_of(&self.path);
         area.gpus = config.memory_bytes.len().min(MAX_GPUS) as u64;
-        area.driver_version = u64::from(config.driver_version);
+        area.driver_version = AtomicU64::new(config.driver_version.into());
         area.context_bytes = config.context_bytes;
         area.release_delay_ns = config.release_delay_ms.saturating_mul(1_000_000);
         area.topology = text(&config.topology)?;
@@ -427,7 +427,8 @@ impl Board {
     /// The CUDA version that the driver reports.
     #[must_use]
     pub fn driver_version(&self) -> u32 {
-        self.area().driver_version as u32
+        // Relaxed: the word guards no other memory.
+        self.area().driver_version.load(Ordering::Relaxed) as u32
     }
 
     /// The memory of a context, in bytes.

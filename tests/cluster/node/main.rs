@@ -28,6 +28,8 @@ mod failover;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
+mod fence;
+#[cfg(test)]
 mod reboot;
 #[cfg(test)]
 mod release;

@@ -23,12 +23,13 @@ pub struct FenceArgs {
     )]
     pub root: PathBuf,
 
-    /// The host's control groups of version 2.
+    /// The host's control groups of version 2; of several such flags the last one holds.
     #[arg(
         long,
         env = "VGPU_CONTROL_GROUPS",
         value_name = "DIR",
-        default_value = "/sys/fs/cgroup"
+        default_value = "/sys/fs/cgroup",
+        overrides_with = "control_groups"
     )]
     pub control_groups: PathBuf,
 
@@ -39,4 +40,22 @@ pub struct FenceArgs {
     /// The log.
     #[command(flatten)]
     pub log: LogArgs,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn later_control_groups_replace_those_of_the_chart() {
+        let words = [
+            "fence",
+            "--control-groups=/sys/fs/cgroup",
+            "--control-groups=/sys/fs/cgroup/unified",
+        ];
+
+        let args = FenceArgs::try_parse_from(words).unwrap();
+
+        assert_eq!(args.control_groups, PathBuf::from("/sys/fs/cgroup/unified"));
+    }
 }

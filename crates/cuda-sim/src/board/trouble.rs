@@ -117,6 +117,14 @@ impl Board {
         self.area().driver.store(driver.number(), Ordering::Relaxed);
     }
 
+    /// Installs the driver of another CUDA version (1000 × major + 10 × minor). Programs that load the libraries from now
+    /// on have it; a program that has them loaded keeps their names.
+    pub fn install_driver(&self, version: u32) {
+        // Relaxed: the word guards no other memory.
+        let word = &self.area().driver_version;
+        word.store(version.into(), Ordering::Relaxed);
+    }
+
     /// How the driver is.
     #[must_use]
     pub fn driver(&self) -> Driver {
@@ -193,6 +201,19 @@ mod tests {
             (one.remaps(0), one.driver()),
             ((false, false), Driver::Well)
         );
+    }
+
+    #[test]
+    fn a_newer_driver_is_installed_for_all_processes() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("board");
+        let one = Board::create(&path, &Config::default()).unwrap();
+        let uuid = one.uuid(0);
+        let other = Board::open(&path).unwrap();
+
+        other.install_driver(13_040);
+
+        assert_eq!((one.driver_version(), one.uuid(0)), (13_040, uuid));
     }
 
     #[test]
