@@ -12,6 +12,7 @@ typedef struct {
     handle kernel, context;
 } kernel_node;
 typedef struct { int kind, reserved[3]; kernel_node kernel; long long more[21]; } any_node;
+typedef struct { int result; handle error_node, error_from_node; } update_info;
 
 extern CUresult cuModuleLoad(handle *, const char *);
 extern CUresult cuModuleLoadData(handle *, const void *);
@@ -49,6 +50,8 @@ extern CUresult cuGraphInstantiateWithFlags(handle *, handle, unsigned long long
 extern CUresult cuGraphExecKernelNodeSetParams(handle, handle, const kernel_node *);
 extern CUresult cuGraphExecKernelNodeSetParams_v2(handle, handle, const kernel_node *);
 extern CUresult cuGraphExecNodeSetParams(handle, handle, any_node *);
+extern CUresult cuGraphExecUpdate(handle, handle, handle *, int *);
+extern CUresult cuGraphExecUpdate_v2(handle, handle, update_info *);
 extern CUresult cuGraphLaunch(handle, CUstream);
 extern CUresult cuGraphUpload(handle, CUstream);
 
@@ -87,6 +90,7 @@ static CUresult step(const char *name, double number) {
     config one = {{1, 1, 1}, {1, 1, 1}, 0, NULL, NULL, 0};
     kernel_node node_in = {.function = function, .grid = {1, 1, 1}, .block = {1, 1, 1}};
     any_node any_in = {.kernel = node_in};
+    update_info update;
     CUdeviceptr address;
     CUresult result;
 #define IS(what) (strcmp(name, what) == 0)
@@ -145,6 +149,8 @@ static CUresult step(const char *name, double number) {
     if (IS("exchange")) return cuGraphExecKernelNodeSetParams_v2(executable, node, &node_in);
     if (IS("exchange_any")) return cuGraphExecNodeSetParams(executable, node, &any_in);
     if (IS("exchange_old")) return cuGraphExecKernelNodeSetParams(executable, node, &node_in);
+    if (IS("update")) return cuGraphExecUpdate_v2(executable, graph, &update);
+    if (IS("update_old")) return cuGraphExecUpdate(executable, graph, &node, &update.result);
     if (IS("graph_launch")) return cuGraphLaunch(executable, stream);
     if (IS("upload")) return cuGraphUpload(executable, stream);
     return 999;

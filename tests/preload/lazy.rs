@@ -139,6 +139,18 @@ fn the_new_function_of_a_graphs_node_counts_when_it_takes_memory() {
     }
 }
 
+/// An executable graph takes over a captured graph, whose kernel was never launched. The usual driver loads it when the
+/// graph is launched, the contrary one at once.
+#[test]
+fn the_functions_of_a_graph_that_is_taken_over_count_when_they_take_memory() {
+    let graph = "data 0; function; captured; instantiate; graph_launch";
+    for update in ["update", "update_old"] {
+        let first_use = format!("captured; {update}; graph_launch");
+        check(&format!("{graph}; data"), "function", &first_use);
+        check(&format!("{graph}; library"), "kernel", &first_use);
+    }
+}
+
 #[test]
 fn a_captured_launch_is_not_the_first_one() {
     let world = world(false);

@@ -385,10 +385,10 @@ hooks! {
     fn cuGraphUpload(exec: CuGraphExec, stream: CuStream) and cuGraphUpload_ptsz => { graph_launches::before_upload("cuGraphUpload", exec, default.number(stream)), graph_launches::after_graph() }
     /// Waits for its share of the device, and reserves the memory that its nodes want.
     fn cuGraphLaunch(exec: CuGraphExec, stream: CuStream) and cuGraphLaunch_ptsz => { graph_launches::before_graph("cuGraphLaunch", exec, default.number(stream)), graph_launches::after_graph() }
-    /// Counts the memory that it will want as well.
-    fn cuGraphExecUpdate(exec: CuGraphExec, graph: CuGraph, error_node_out: *mut CuGraphNode, update_result_out: *mut CuGraphExecUpdateResult) => { _, graphs::after_update(exec, graph) }
-    /// Counts the memory that it will want as well.
-    fn cuGraphExecUpdate_v2(exec: CuGraphExec, graph: CuGraph, result_info: *mut CuGraphExecUpdateResultInfo) => { _, graphs::after_update(exec, graph) }
+    /// Counts the code that it loads for the new graph's functions, and the memory that it will want as well.
+    fn cuGraphExecUpdate(exec: CuGraphExec, graph: CuGraph, error_node_out: *mut CuGraphNode, update_result_out: *mut CuGraphExecUpdateResult) => { graphs::before_update(), graphs::after_update(exec, graph) }
+    /// Counts the code that it loads for the new graph's functions, and the memory that it will want as well.
+    fn cuGraphExecUpdate_v2(exec: CuGraphExec, graph: CuGraph, result_info: *mut CuGraphExecUpdateResultInfo) => { graphs::before_update(), graphs::after_update(exec, graph) }
     /// Counts the code that it loads for the node's new function, as the graph's next launch does.
     fn cuGraphExecKernelNodeSetParams(exec: CuGraphExec, node: CuGraphNode, params: *const CuKernelNodeParamsV1)
         => { first_use::before_exchange(params), first_use::after_exchange(exec) }

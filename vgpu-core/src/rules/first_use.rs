@@ -135,7 +135,8 @@ fn before_first(accounts: &Accounts, number: u64, stream: u64) -> Option<FirstUs
     })
 }
 
-/// Before a graph is made executable: the driver may load what is in it. `None` while no function waits.
+/// Before a graph is made executable, or an executable graph takes it over: the driver may load what is in it. `None`
+/// while no function waits.
 pub(crate) fn before_instantiate() -> Option<FirstUse> {
     let Standing::Ready(container, process) = standing::standing() else {
         return None;

@@ -319,8 +319,22 @@ fn remember(accounts: &Accounts, exec: u64, wants: &Wants) {
     }
 }
 
-/// An executable graph has taken over another graph: it may want what that one wants.
-pub(crate) fn after_update(result: CuResult, exec: CuGraphExec, graph: CuGraph) {
+/// An executable graph is about to take over another graph, whose functions the driver may load now.
+pub(crate) fn before_update() -> Verdict<Option<FirstUse>> {
+    Verdict::Call(first_use::before_instantiate())
+}
+
+/// An executable graph has taken over another graph: charges what the driver loaded for it. It may want what that one
+/// wants.
+pub(crate) fn after_update(
+    first: Option<FirstUse>,
+    result: CuResult,
+    exec: CuGraphExec,
+    graph: CuGraph,
+) {
+    if let Some(first) = first {
+        first_use::after(first, result);
+    }
     if result == CuResult::SUCCESS {
         first_use::graph_made(exec);
     }

@@ -165,6 +165,9 @@ fn update(graph_exec: CuGraphExec, graph: CuGraph) -> Done<(u32, usize)> {
             return Ok((UPDATE_NOT_SUPPORTED, new.origin));
         }
     }
+    for new in &new {
+        graph::load_given(&new.body)?;
+    }
     for (old, new) in nodes.iter_mut().zip(new) {
         old.body = new.body;
     }
