@@ -6,9 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{
-    CONTEXT, MIB, Program, World, built, compile, compile_with, installed, skip, source,
-};
+use crate::support::{CONTEXT, MIB, Program, World, built, compile_with, installed, skip, source};
 
 fn world() -> World {
     World::with_room(100 * MIB)
@@ -53,18 +51,8 @@ pub(crate) fn with_odd_driver(world: &World) {
     std::fs::write(world.path("odd_names.inc"), names).unwrap();
     let mut include = OsString::from("-I");
     include.push(world.path(""));
-    let odd = world.path("odd.so");
-    let soname = "-Wl,-soname,libcuda.so.1,-Bsymbolic";
-    let options = ["-shared", "-fPIC", "-fexceptions", soname].map(OsString::from);
-    compile(
-        &source("odd_driver"),
-        &odd,
-        &[options.as_slice(), &[include]].concat(),
-    );
-    for name in ["sim/libcuda.so", "sim/libcuda.so.1"] {
-        std::fs::remove_file(world.path(name)).unwrap();
-        std::fs::copy(&odd, world.path(name)).unwrap();
-    }
+    let options = ["-fexceptions", "-Wl,-Bsymbolic"].map(OsString::from);
+    world.put_driver("odd_driver", &[options.as_slice(), &[include]].concat());
 }
 
 fn odd_world() -> World {

@@ -193,11 +193,7 @@ fn a_program_without_a_gpu_does_not_notice_us() {
 
 /// A static program before a small driver of its kind, under a limit of 116 MiB by a peer's variable.
 pub(crate) fn static_program<'a>(world: &'a World, name: &str) -> Program<'a> {
-    let small = world.library("small_driver", false);
-    for name in ["sim/libcuda.so", "sim/libcuda.so.1"] {
-        std::fs::remove_file(world.path(name)).unwrap();
-        std::fs::copy(&small, world.path(name)).unwrap();
-    }
+    world.put_driver("small_driver", &[]);
     let program = world.program(name).statically();
     program
         .env("CUDA_DEVICE_MEMORY_LIMIT", "116m")

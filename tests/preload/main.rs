@@ -32,6 +32,7 @@ mod mps;
 mod offers;
 mod overlay;
 mod oversubscribe;
+mod passes;
 mod runtime;
 mod sparse;
 mod taking;

@@ -222,14 +222,22 @@ impl World {
     pub(crate) fn library(&self, name: &str, linked: bool) -> PathBuf {
         let file = self.path(&format!("lib{name}.so"));
         let mut options: Vec<OsString> = vec!["-shared".into(), "-fPIC".into()];
-        if name == "small_driver" {
-            options.push("-Wl,-soname,libcuda.so.1".into());
-        }
         if linked {
             options.extend(self.link_options());
         }
         compile(&source(name), &file, &options);
         file
+    }
+
+    /// Compiles a driver of tests/preload and puts it in the simulated one's place.
+    pub(crate) fn put_driver(&self, name: &str, options: &[OsString]) {
+        let file = self.path(&format!("lib{name}.so"));
+        let shared = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"].map(OsString::from);
+        compile(&source(name), &file, &[shared.as_slice(), options].concat());
+        for name in ["sim/libcuda.so", "sim/libcuda.so.1"] {
+            std::fs::remove_file(self.path(name)).unwrap();
+            std::fs::copy(&file, self.path(name)).unwrap();
+        }
     }
 
     fn link_options(&self) -> Vec<OsString> {

@@ -83,6 +83,74 @@ const NO_LAUNCH: [(&str, &[&str]); 2] = [
     ),
 ];
 
+/// Names that are about no limit by themselves, and have a hook all the same.
+const PASSING: [(&str, &[&str]); 6] = [
+    (
+        "another context is current: what the thread remembers of the last one is void",
+        &[
+            "cuCtxPopCurrent",
+            "cuCtxPopCurrent_v2",
+            "cuCtxPushCurrent",
+            "cuCtxPushCurrent_v2",
+            "cuCtxSetCurrent",
+        ],
+    ),
+    (
+        "code that the call may load, or hands out to be loaded later",
+        &[
+            "cuFuncLoad",
+            "cuKernelGetFunction",
+            "cuLibraryEnumerateKernels",
+            "cuLibraryGetGlobal",
+            "cuLibraryGetKernel",
+            "cuLibraryGetManaged",
+            "cuLibraryGetModule",
+            "cuLibraryGetUnifiedFunction",
+            "cuModuleEnumerateFunctions",
+            "cuModuleGetFunction",
+            "cuModuleGetGlobal",
+            "cuModuleGetGlobal_v2",
+        ],
+    ),
+    (
+        "a pool of the driver's own is known from here on",
+        &[
+            "cuDeviceGetDefaultMemPool",
+            "cuDeviceGetMemPool",
+            "cuMemGetDefaultMemPool",
+        ],
+    ),
+    (
+        "memory that another process may hold longer than this one",
+        &[
+            "cuIpcGetMemHandle",
+            "cuMemExportToShareableHandle",
+            "cuMemGetHandleForAddressRange",
+            "cuMemPoolExportPointer",
+        ],
+    ),
+    (
+        "a graph wants the memory of its new part as well",
+        &["cuGraphExecChildGraphNodeSetParams"],
+    ),
+    (
+        "managed memory that stands for device memory is reported as device memory",
+        &["cuPointerGetAttribute", "cuPointerGetAttributes"],
+    ),
+];
+
+#[test]
+fn every_hook_of_a_call_about_no_limit_has_its_reason() {
+    let listed = |name: &&str| PASSING.iter().any(|(_, names)| names.contains(name));
+    for name in cuda::NAMES {
+        let passes = cuda_api::class_of(name) == Some(cuda_api::Class::Pass);
+        assert_eq!(passes, listed(name), "{name}");
+    }
+    for name in PASSING.iter().flat_map(|(_, names)| *names) {
+        assert!(cuda::NAMES.contains(name), "{name} has no hook");
+    }
+}
+
 #[test]
 fn every_launch_call_has_a_hook_or_a_reason() {
     let newer = PROC_ADDRESSES.iter().map(|row| &row.symbol);
