@@ -35,7 +35,7 @@ pub use limits::{GroupLimit, NO_LIMIT};
 pub use trouble::{Driver, UnknownTrouble};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vgpuboad");
-const VERSION: u64 = 8;
+const VERSION: u64 = 9;
 /// Processes that can be on the board at once.
 pub const MAX_PROCESSES: usize = 1024;
 /// Allocations that several processes can hold together at once.

@@ -404,7 +404,8 @@ pub(crate) fn nvmlDeviceSetMemoryLimits_v1(
     if limit.soft > limit.hard {
         return Err(NvmlReturn::INVALID_ARGUMENT);
     }
-    if gpu.limit_group(&groups, limit) {
+    let directory = text(wanted.name_space)?;
+    if gpu.limit_group(&groups, directory.as_ref(), limit) {
         Ok(())
     } else {
         Err(NvmlReturn::INSUFFICIENT_RESOURCES)

@@ -216,8 +216,13 @@ impl BoardGpu {
     }
 
     /// Limits a control group. Answers whether there was room for one more.
-    pub(crate) fn limit_group(self, groups: &Groups, limit: GroupLimit) -> bool {
-        board().is_some_and(|board| board.limit_group(self.0, groups, limit))
+    pub(crate) fn limit_group(
+        self,
+        groups: &Groups,
+        directory: &std::path::Path,
+        limit: GroupLimit,
+    ) -> bool {
+        board().is_some_and(|board| board.limit_group(self.0, groups, directory, limit))
     }
 
     /// A control group's limits, and the memory that they count.

@@ -5,6 +5,11 @@
 //! limits do not nest. The contrary one hands them to the kernel's controller ("dmem"): every limit from the process's
 //! own group upwards holds, and only the own group's is reported.
 
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
 use super::{Board, BoardState, MAX_GROUPS, Member, ProcessMemory};
 use crate::config::MAX_GPUS;
 use crate::groups::Groups;
@@ -35,14 +40,51 @@ impl GroupLimit {
 pub(super) struct Group {
     /// The number of its directory; 0 is empty.
     number: u64,
+    directory: Directory,
     limits: [GroupLimit; MAX_GPUS],
 }
 
 impl Group {
     pub(super) const EMPTY: Self = Self {
         number: 0,
+        directory: Directory::UNKNOWN,
         limits: [GroupLimit::NONE; MAX_GPUS],
     };
+
+    /// Whether its directory was removed, and its limits with it.
+    fn is_gone(&self, number_of: impl Fn(&Path) -> Option<u64>) -> bool {
+        let directory = self.directory.path();
+        self.number != 0 && directory.is_some_and(|path| number_of(path) != Some(self.number))
+    }
+}
+
+/// The path of a control group's directory, ended by zeros. A longer path is not kept, and its group counts as there.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Directory([u8; 512]);
+
+impl Directory {
+    const UNKNOWN: Self = Self([0; 512]);
+
+    fn of(path: &Path) -> Self {
+        let mut directory = Self::UNKNOWN;
+        let bytes = path.as_os_str().as_bytes();
+        if bytes.len() < directory.0.len() {
+            directory.0[..bytes.len()].copy_from_slice(bytes);
+        }
+        directory
+    }
+
+    fn path(&self) -> Option<&Path> {
+        let length = self.0.iter().position(|byte| *byte == 0)?;
+        let bytes = self.0.get(..length).filter(|bytes| !bytes.is_empty())?;
+        Some(Path::new(std::ffi::OsStr::from_bytes(bytes)))
+    }
+}
+
+/// The number of a directory that is there.
+fn number_of(path: &Path) -> Option<u64> {
+    fs::metadata(path).ok().map(|data| data.ino())
 }
 
 impl BoardState {
@@ -91,9 +133,16 @@ impl BoardState {
 }
 
 impl Board {
-    /// Sets a control group's limits on a GPU. Answers whether there was room for one more group.
+    /// Sets the limits on a GPU of the control group with this directory. Answers whether there was room for one more
+    /// group. Where there is none, groups whose directories are gone make room.
     #[must_use]
-    pub fn limit_group(&self, gpu: usize, groups: &Groups, limit: GroupLimit) -> bool {
+    pub fn limit_group(
+        &self,
+        gpu: usize,
+        groups: &Groups,
+        directory: &Path,
+        limit: GroupLimit,
+    ) -> bool {
         let mut state = self.lock();
         let number = groups.lowest();
         let known = |group: &&mut Group| group.number == number;
@@ -107,10 +156,16 @@ impl Board {
         if limit == GroupLimit::NONE {
             return true;
         }
-        let Some(free) = (0..MAX_GROUPS).find(|&index| state.groups[index].number == 0) else {
+        let free = |state: &BoardState| (0..MAX_GROUPS).find(|&at| state.groups[at].number == 0);
+        if free(&state).is_none() {
+            let gone = state.groups.iter_mut().filter(|it| it.is_gone(number_of));
+            gone.for_each(|group| *group = Group::EMPTY);
+        }
+        let Some(free) = free(&state) else {
             return false;
         };
         state.groups[free].number = number;
+        state.groups[free].directory = Directory::of(directory);
         state.groups[free].limits[gpu] = limit;
         true
     }
@@ -178,6 +233,11 @@ mod tests {
         Groups::of_numbers(numbers)
     }
 
+    /// Limits the group of these numbers, whose directory is not known.
+    fn limit(board: &Board, numbers: &[u64], limit: GroupLimit) -> bool {
+        board.limit_group(0, &groups(numbers), Path::new(""), limit)
+    }
+
     fn hard(mib: u64) -> GroupLimit {
         GroupLimit {
             soft: 0,
@@ -190,7 +250,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let board = board(directory.path(), false);
         let me = board.join_groups(groups(&[7, 1])).unwrap();
-        assert!(board.limit_group(0, &groups(&[7, 1]), hard(100)));
+        assert!(limit(&board, &[7, 1], hard(100)));
 
         board.take(me, 0, 60 * MIB, Kind::Overhead).unwrap();
         let more = board.take(me, 0, 41 * MIB, Kind::Alloc);
@@ -214,7 +274,7 @@ mod tests {
             let directory = tempfile::tempdir().unwrap();
             let board = board(directory.path(), contrary);
             let me = board.join_groups(groups(&[7, 1])).unwrap();
-            assert!(board.limit_group(0, &groups(&[1]), hard(100)));
+            assert!(limit(&board, &[1], hard(100)));
 
             assert_eq!(
                 board.take(me, 0, 101 * MIB, Kind::Alloc),
@@ -224,12 +284,63 @@ mod tests {
             let seen = board.seen_by(0, me);
             assert_eq!(seen.is_none(), contrary);
 
-            assert!(board.limit_group(0, &groups(&[7, 1]), hard(200)));
+            assert!(limit(&board, &[7, 1], hard(200)));
             let nested = board.take(me, 0, 101 * MIB, Kind::Alloc);
             assert_eq!(nested.is_err(), contrary);
-            assert!(board.limit_group(0, &groups(&[1]), GroupLimit::NONE));
-            assert!(board.limit_group(0, &groups(&[7, 1]), GroupLimit::NONE));
+            assert!(limit(&board, &[1], GroupLimit::NONE));
+            assert!(limit(&board, &[7, 1], GroupLimit::NONE));
             board.take(me, 0, 500 * MIB, Kind::Alloc).unwrap();
         }
+    }
+
+    #[test]
+    fn limits_of_a_removed_group_leave_their_place_to_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let board = board(directory.path(), false);
+        let make = |name: usize| {
+            let path = directory.path().join(name.to_string());
+            fs::create_dir(&path).unwrap();
+            let groups = groups(&[number_of(&path).unwrap()]);
+            let has_room = board.limit_group(0, &groups, &path, hard(100));
+            (path, groups, has_room)
+        };
+        let made: Vec<_> = (0..MAX_GROUPS).map(make).collect();
+        assert!(made.iter().all(|(_, _, has_room)| *has_room));
+        assert!(!make(MAX_GROUPS).2, "all of them are there");
+
+        let kept = make(MAX_GROUPS + 1);
+        assert!(!kept.2);
+        for (path, _, _) in &made[..2] {
+            fs::remove_dir(path).unwrap();
+        }
+        // Another directory may get the number of a removed one, so this one has been there before.
+        assert!(board.limit_group(0, &kept.1, &kept.0, hard(50)));
+
+        assert_eq!(board.group_limit(0, &kept.1).0, hard(50));
+        assert_eq!(board.group_limit(0, &made[0].1).0, GroupLimit::NONE);
+        assert_eq!(board.group_limit(0, &made[2].1).0, hard(100));
+    }
+
+    #[test]
+    fn group_is_gone_with_its_directory() {
+        let group = |path: &Path| Group {
+            number: 7,
+            directory: Directory::of(path),
+            ..Group::EMPTY
+        };
+        let known = Path::new("/sys/fs/cgroup/a");
+        assert!(!group(known).is_gone(|path| (path == known).then_some(7)));
+        assert!(group(known).is_gone(|_| None));
+        assert!(
+            group(known).is_gone(|_| Some(8)),
+            "a new directory of its name"
+        );
+        // The path is not known, so nothing is known of the directory.
+        let long = format!("/{}", "a".repeat(511));
+        for path in ["", &long] {
+            assert!(!group(Path::new(path)).is_gone(|_| None), "{path}");
+        }
+        assert!(group(Path::new(&long[..511])).is_gone(|_| None));
+        assert!(!Group::EMPTY.is_gone(|_| None));
     }
 }
