@@ -336,6 +336,22 @@ fn ask_devices(nvml: &Nvml, count: u32) {
             !device.is_null()
         );
     }
+    let mut set = NvmlEventSet::NULL;
+    ok(call!(nvml.nvmlEventSetCreate(&raw mut set)));
+    for (on_board, uuid) in uuids.iter().enumerate() {
+        let mut config = NvmlOperationalEventConfig {
+            uuid: [0; 96],
+            min_log_level: 0,
+            min_severity: 0,
+        };
+        for (to, byte) in config.uuid.iter_mut().zip(uuid.as_bytes()) {
+            *to = byte.cast_signed();
+        }
+        let result =
+            call!(nvml.nvmlEventSetRegisterGpuOperationalEvents_v1(set, &raw const config));
+        say!("events of the board's {on_board} by uuid: {result:?}");
+    }
+    ok(call!(nvml.nvmlEventSetFree(set)));
 }
 
 /// Prints all NVML figures of a device's memory.
@@ -535,6 +551,9 @@ fn container_sees_its_devices_renumbered_and_as_its_shares() {
         the board's 0 by uuid: NvmlReturn(6), handle false
         the board's 1 by uuid: NvmlReturn(0), handle true
         the board's 2 by uuid: NvmlReturn(0), handle true
+        events of the board's 0 by uuid: NvmlReturn(6)
+        events of the board's 1 by uuid: NvmlReturn(0)
+        events of the board's 2 by uuid: NvmlReturn(0)
     "#]]
     .assert_eq(&world.told("devices"));
     assert_eq!(

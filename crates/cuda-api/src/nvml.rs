@@ -169,6 +169,7 @@ macro_rules! nvml_functions {
             fn nvmlDeviceSetMemoryLimits_v1(device: NvmlDevice, limits: *const NvmlSetMemoryLimits);
             fn nvmlEventSetCreate(set: *mut NvmlEventSet);
             fn nvmlEventSetFree(set: NvmlEventSet);
+            fn nvmlEventSetRegisterGpuOperationalEvents_v1(set: NvmlEventSet, config: *const NvmlOperationalEventConfig);
             fn nvmlEventSetWait(set: NvmlEventSet, data: *mut NvmlEventData, timeoutms: u32);
             fn nvmlEventSetWait_v2(set: NvmlEventSet, data: *mut NvmlEventData, timeoutms: u32);
             fn nvmlGetBlacklistDeviceCount(device_count: *mut u32);

@@ -297,6 +297,16 @@ structs! {
         hard_limit: u64,
     } size 24;
 
+    /// Which structured events of a GPU a program waits for.
+    struct NvmlOperationalEventConfig {
+        /// The GPU's UUID, `GPU-…`, with a closing zero.
+        uuid: [c_char; 96],
+        /// The lowest level of the log; 0 is every one.
+        min_log_level: u32,
+        /// The least severity; 0 is every one.
+        min_severity: u32,
+    } size 104;
+
     /// The UUID of a device, as text or as its 16 bytes.
     struct NvmlUuid {
         /// [`NvmlUuid::VERSION`].

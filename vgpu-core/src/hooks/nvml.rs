@@ -73,6 +73,12 @@ hooks! {
         mig_device: *mut NvmlDevice,
     ) => { _, nvml::after_handle(mig_device) }
 
+    /// Not found when the container does not see the GPU.
+    fn nvmlEventSetRegisterGpuOperationalEvents_v1(
+        set: NvmlEventSet,
+        config: *const NvmlOperationalEventConfig,
+    ) => { nvml::before_events_by_uuid(config), _ }
+
     /// The container's own processes.
     fn nvmlDeviceGetComputeRunningProcesses(
         device: NvmlDevice,

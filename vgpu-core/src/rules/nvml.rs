@@ -14,7 +14,7 @@ use cuda_api::nvml::*;
 use crate::driver::device::Device;
 use crate::driver::genuine::nvml as driver;
 use crate::driver::query;
-use crate::guest::border::OutPtr;
+use crate::guest::border::{InPtr, OutPtr};
 use crate::guest::manners::Verdict;
 use crate::state::accounts::{Accounts, Group};
 use crate::state::standing;
@@ -260,6 +260,23 @@ pub(crate) fn after_handle(result: NvmlReturn, device: OutPtr<NvmlDevice>) -> Op
     }
     device.write(NvmlDevice::NULL);
     Some(NvmlReturn::NOT_FOUND)
+}
+
+/// Events of a GPU that the caller names by its UUID, as if it looked the GPU up.
+pub(crate) fn before_events_by_uuid(
+    config: InPtr<NvmlOperationalEventConfig>,
+) -> Verdict<(), NvmlReturn> {
+    let Some(Accounts { container, .. }) = here() else {
+        return Verdict::Pass;
+    };
+    match config.read() {
+        Some(config)
+            if devices::hides(container) && !devices::is_named(container, &config.uuid) =>
+        {
+            Verdict::Refuse(NvmlReturn::NOT_FOUND)
+        }
+        _ => Verdict::Pass,
+    }
 }
 
 #[cfg(test)]

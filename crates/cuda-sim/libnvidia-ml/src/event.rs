@@ -1,4 +1,5 @@
-//! Event sets: what a program waits for. The board's faults are the only events that happen.
+//! Event sets: what a program waits for. The board's faults are the only events that happen, and they happen as event
+//! bits: a program may register structured events, and none is ever delivered.
 
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,27 @@ pub(crate) fn nvmlDeviceRegisterEvents(
         return Err(NvmlReturn::NOT_SUPPORTED);
     }
     watched(set)?.push((gpu.index(), gpu.faults().0));
+    Ok(())
+}
+
+/// Structured events of a GPU, which is named by its UUID. What was registered before is registered once.
+pub(crate) fn nvmlEventSetRegisterGpuOperationalEvents_v1(
+    set: NvmlEventSet,
+    config: *const NvmlOperationalEventConfig,
+) -> Answer {
+    ready()?;
+    watched(set)?;
+    let config = get(config)?;
+    let length = config.uuid.iter().position(|&byte| byte == 0);
+    let name = config
+        .uuid
+        .get(..length.ok_or(NvmlReturn::INVALID_ARGUMENT)?);
+    let name: Vec<u8> = name.into_iter().flatten().map(|byte| *byte as u8).collect();
+    let named = |gpu: &BoardGpu| gpu.uuid().as_bytes() == name;
+    let gpu = BoardGpu::all().find(named).ok_or(NvmlReturn::NOT_FOUND)?;
+    if gpu.lost() {
+        return Err(NvmlReturn::GPU_IS_LOST);
+    }
     Ok(())
 }
 

@@ -69,8 +69,7 @@ newer! {
         nvmlDeviceSetAdaptiveTgpMode_v1
         nvmlDeviceSetNvlinkBwModeAsync_v1 nvmlEventSetGetContextCount_v1
         nvmlEventSetGetContextData_v1 nvmlEventSetGetContextInfo_v1
-        nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1
-        nvmlEventSetRegisterGpuOperationalEvents_v1 nvmlEventSetWait_v3;
+        nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1 nvmlEventSetWait_v3;
 }
 
 /// Names that are simulated, with the CUDA version of the driver that had each first.
@@ -79,6 +78,7 @@ const SIMULATED: &[(&str, u32)] = &[
     ("nvmlDeviceGetAccountingStats_v2", 13_030),
     ("nvmlDeviceGetMemoryLimits_v1", 13_040),
     ("nvmlDeviceSetMemoryLimits_v1", 13_040),
+    ("nvmlEventSetRegisterGpuOperationalEvents_v1", 13_040),
 ];
 
 /// Whether the library of this driver has a name.

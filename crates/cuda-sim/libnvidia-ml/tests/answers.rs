@@ -460,6 +460,34 @@ fn a_gpu_that_fell_off_the_bus_says_so_and_is_an_event() {
 }
 
 #[test]
+fn structured_events_are_registered_by_uuid() {
+    let session = session();
+    let nvml = session.nvml();
+    let mut set = NvmlEventSet::NULL;
+    ok(call!((nvml.nvmlEventSetCreate), &raw mut set));
+    let register = |uuid: &str| {
+        let mut config: NvmlOperationalEventConfig = empty();
+        for (to, byte) in config.uuid.iter_mut().zip(uuid.bytes()) {
+            *to = byte.cast_signed();
+        }
+        call!(
+            (nvml.nvmlEventSetRegisterGpuOperationalEvents_v1),
+            set,
+            &raw const config
+        )
+    };
+    let used = session.world.board.uuid(USED as usize);
+
+    assert_eq!(register(&used), NvmlReturn::SUCCESS);
+    assert_eq!(register(&used), NvmlReturn::SUCCESS, "registered twice");
+    let lost = session.world.board.uuid(LOST as usize);
+    assert_eq!(register(&lost), NvmlReturn::GPU_IS_LOST);
+    assert_eq!(register("GPU-none"), NvmlReturn::NOT_FOUND);
+    assert_eq!(register(&"G".repeat(96)), NvmlReturn::INVALID_ARGUMENT);
+    ok(call!((nvml.nvmlEventSetFree), set));
+}
+
+#[test]
 fn versions_follow_the_boards_driver() {
     let session = session();
     let nvml = session.nvml();

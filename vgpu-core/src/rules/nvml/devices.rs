@@ -1,7 +1,7 @@
 //! Maps NVML handles to devices of the container, and decides which devices the container sees at all. The findings
 //! are kept in a table without locks. Changes no answer: the rules do.
 
-use core::ffi::CStr;
+use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use cuda_api::nvml::{NvmlDevice, NvmlReturn};
@@ -146,7 +146,7 @@ fn listed(limits: &LimitsValue, uuid: &[u8]) -> Option<usize> {
 }
 
 /// A device's UUID, on the stack.
-struct Name([core::ffi::c_char; 96]);
+struct Name([c_char; 96]);
 
 impl Name {
     const EMPTY: Self = Self([0; 96]);
@@ -229,6 +229,29 @@ fn visible(container: &Container) -> impl Iterator<Item = u32> {
     (0..all()).filter(|&index| at(index).is_some_and(|handle| is_visible(container, handle)))
 }
 
+/// Is this the UUID of a GPU that the container sees? Also while NVML knows no GPU, which it answers itself.
+pub(crate) fn is_named(container: &Container, uuid: &[c_char]) -> bool {
+    let gpus = all();
+    gpus == 0
+        || visible(container).filter_map(at).any(|handle| {
+            let mut name = Name::EMPTY;
+            name.read(handle).is_some_and(|known| is_same(known, uuid))
+        })
+}
+
+/// Whether a text that a zero ends is this one, whatever the case of its letters. A text without a zero is none.
+fn is_same(known: &[u8], text: &[c_char]) -> bool {
+    let Some(length) = text.iter().position(|&byte| byte == 0) else {
+        return false;
+    };
+    let text = text.get(..length).unwrap_or_default();
+    known.len() == length
+        && known
+            .iter()
+            .zip(text)
+            .all(|(known, byte)| known.eq_ignore_ascii_case(&byte.to_ne_bytes()[0]))
+}
+
 /// GPUs that the container sees.
 pub(crate) fn count(container: &Container) -> u32 {
     visible(container).fold(0, |count, _| count + 1)
@@ -261,6 +284,22 @@ mod tests {
             assert_eq!(unpack(pack(device, 0x00ab_cdef)), device);
             assert_eq!(pack(device, 0x00ab_cdef) >> 8, 0x00ab_cdef);
         }
+    }
+
+    #[test]
+    fn uuid_of_a_caller_is_compared_up_to_its_zero() {
+        let text = |uuid: &str| {
+            let mut text: [c_char; 96] = [0x41; 96];
+            for (to, byte) in text.iter_mut().zip(uuid.bytes().chain([0])) {
+                *to = c_char::from_ne_bytes([byte]);
+            }
+            text
+        };
+        let same = |uuid: &str| is_same(b"GPU-1a", &text(uuid));
+        assert!(same("GPU-1a") && same("gpu-1A"));
+        assert!(!same("GPU-1") && !same("GPU-1ab") && !same("GPU-1b") && !same(""));
+        assert!(!is_same(b"A", &[0x41; 96]), "no zero ends it");
+        assert!(!is_same(b"A", &[]));
     }
 
     #[test]
