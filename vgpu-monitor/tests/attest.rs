@@ -14,7 +14,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cuda_sim::{Board, Config};
 use embedded_cluster::Cluster as Api;
@@ -36,6 +36,7 @@ use vgpu_monitor::gpu::Asker;
 use vgpu_monitor::reconcile;
 
 use crate::harness::{built, only};
+use crate::waiting::found;
 
 const GIB: u64 = 1 << 30;
 const POD: &str = "0a1b2c3d-1111-2222-3333-444455556666";
@@ -254,17 +255,14 @@ impl World {
     /// The row of a process in the picture, once several turns have gone by.
     fn row(&self, pid: u32) -> Row {
         let begun = self.attestation.picture().turns;
-        // Far beyond what it takes: only a broken agent reaches it.
-        let end = Instant::now() + Duration::from_secs(60);
-        loop {
+        found(&format!("seen: process {pid}"), || {
             let picture = self.attestation.picture();
             let row = picture.holders.iter().find(|row| row.pid == pid);
-            if let (Some(row), true) = (row, picture.turns > begun + 20) {
-                return row.clone();
+            match row {
+                Some(row) if picture.turns > begun + 20 => Ok(row.clone()),
+                _ => Err(picture.turns),
             }
-            assert!(Instant::now() < end, "process {pid} is never seen: silent");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        })
     }
 
     fn events(&self) -> Vec<Event> {
@@ -536,9 +534,7 @@ fn folder() -> tempfile::TempDir {
 
 /// Waits for an event that says this of an object.
 fn told(world: &World, kind: &str, name: &str, text: &str) -> String {
-    // Far beyond what it takes: only a broken agent reaches it.
-    let end = Instant::now() + Duration::from_secs(60);
-    loop {
+    found(&format!("told of {kind} {name}: {text}"), || {
         let events = world.events();
         let found = events.iter().find(|event| {
             let message = event.message.as_deref().unwrap_or_default();
@@ -546,15 +542,11 @@ fn told(world: &World, kind: &str, name: &str, text: &str) -> String {
                 && event.involved_object.name.as_deref() == Some(name)
                 && message.contains(text)
         });
-        if let Some(found) = found {
-            return found.message.clone().unwrap_or_default();
+        match found {
+            Some(found) => Ok(found.message.clone().unwrap_or_default()),
+            None => Err(events),
         }
-        assert!(
-            Instant::now() < end,
-            "no event on {kind} {name} with {text:?}: {events:?}"
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    })
 }
 
 #[test]
@@ -589,12 +581,10 @@ fn pods_that_bypass_their_limits_or_never_asked_are_evicted() {
         let pod = world.runtime.block_on(pods.get_opt(name)).unwrap();
         pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
     };
-    // Far beyond what it takes: only a broken agent reaches it.
-    let end = Instant::now() + Duration::from_secs(60);
-    while !(gone("escape") && gone("guest")) {
-        assert!(Instant::now() < end, "not evicted: {:?}", world.events());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    found("evicted", || {
+        let both = gone("escape") && gone("guest");
+        if both { Ok(()) } else { Err(world.events()) }
+    });
     for mut started in running {
         drop(started.child.stdin.take());
         started.child.wait().unwrap();

@@ -9,7 +9,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::State;
@@ -33,6 +32,7 @@ use vgpu_monitor::inventory::{self, MigStrategy, Watcher};
 use vgpu_monitor::node_gpus::Health;
 
 use crate::harness::{alone, built};
+use crate::waiting::until;
 
 const GIB: u64 = 1 << 30;
 
@@ -80,11 +80,7 @@ impl Node {
             ..inventory::InventorySettings::new("n1", home.join("var/lib/vgpu"))
         })
         .unwrap();
-        let begun = Instant::now();
-        while gpus.inventories.borrow().is_none() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "no inventory");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until("an inventory", || gpus.inventories.borrow().is_some());
         std::fs::create_dir_all(home.join("etc/cdi")).unwrap();
         let vendor = json!({
             "cdiVersion": "0.6.0", "kind": "nvidia.com/gpu",

@@ -9,6 +9,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::waiting::found;
 use axum::extract::Request;
 use axum::middleware::{self, Next};
 use embedded_cluster::{Cluster as Server, Options};
@@ -121,15 +122,9 @@ impl World {
 
     /// Waits until this pod ends: requests are carried out in their order.
     fn until_ending(&self, pod: &str) -> i64 {
-        // Far beyond what it takes: only a broken agent reaches it.
-        let end = Instant::now() + Duration::from_secs(60);
-        loop {
-            if let Some(seconds) = self.ending(pod) {
-                return seconds;
-            }
-            assert!(Instant::now() < end, "{pod} stays");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        found(&format!("ending: {pod}"), || {
+            self.ending(pod).ok_or("it stays")
+        })
     }
 }
 

@@ -19,8 +19,9 @@ use supervisor::fence;
 use supervisor::instance::{ClaimLabel, Instance, Labels};
 use vgpu_abi::limits::{DeviceLimit, DeviceUuid, Limits, LimitsFile};
 
-use crate::common::agent::{Agent, command, until};
+use crate::common::agent::{Agent, command};
 use crate::harness::built;
+use crate::waiting::until;
 
 const GIB: u64 = 1 << 30;
 /// What is added for a context that has not been measured.

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::common::agent::command;
 use crate::harness::{alone, built};
+use crate::kubelet::Kubelet;
 use crate::kubelet::world::{GPU, World, gpu, gpus, inventory, uid};
-use crate::kubelet::{Kubelet, until};
+use crate::waiting::until_later;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use vgpu_monitor::front::{Front, Useless};
@@ -88,7 +89,7 @@ async fn plugin_that_dies_over_a_call_is_asked_again() {
     world.hands.hang(true);
     let (kubelet, asked) = (world.kubelet.clone(), pod.clone());
     let admitting = tokio::spawn(async move { kubelet.admit(&asked).await });
-    until("it allots", || {
+    until_later("it allots", || {
         world.hands.waiting.load(Ordering::SeqCst) == 1
     })
     .await;
@@ -99,7 +100,7 @@ async fn plugin_that_dies_over_a_call_is_asked_again() {
     // While it gives.
     let (kubelet, of) = (world.kubelet.clone(), uid(&pod).to_owned());
     let starting = tokio::spawn(async move { kubelet.starts(&of, "main").await });
-    until("it gives", || {
+    until_later("it gives", || {
         world.hands.waiting.load(Ordering::SeqCst) == 2
     })
     .await;
@@ -173,7 +174,7 @@ async fn next_plugins_list_replaces_the_last_ones() {
 
     let agent = crashed.again(&world).await;
 
-    until("the next list is known", || {
+    until_later("the next list is known", || {
         world.kubelet.slots(GPU) == (50, 40)
     })
     .await;
@@ -276,7 +277,7 @@ impl Agent {
             .stderr(std::fs::File::create(home.join("log")).unwrap());
         let parent = command.spawn().unwrap();
         let agent = Self { parent, kubelet };
-        until("the kubelet knows the slots", || {
+        until_later("the kubelet knows the slots", || {
             agent.kubelet.slots(GPU).0 > 0
         })
         .await;
@@ -433,6 +434,6 @@ async fn crash_loop_ends_the_front_and_no_end_leaves_a_process() {
         kill(agent.pid(), signal).unwrap();
 
         assert_eq!(agent.parent.wait().unwrap().code(), code);
-        until("the plugin's process is gone", || !lives(child)).await;
+        until_later("the plugin's process is gone", || !lives(child)).await;
     }
 }

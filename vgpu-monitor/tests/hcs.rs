@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use axum::http::Method;
 use embedded_cluster::Cluster;
@@ -25,10 +25,9 @@ use vgpu_monitor::hcs::{self, HcsSettings, ReportSources, WriteSeries, compose::
 use vgpu_monitor::node_gpus::{Health, Inventory, KnownGpu, Nic, Scores, Sick, Wires};
 
 use crate::harness::Server;
+use crate::waiting::found_later;
 
 const GIB: u64 = 1 << 30;
-/// So long a test waits for what must come.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An API server, and an agent that reports to it.
 struct World {
@@ -225,29 +224,22 @@ impl World {
 
     /// Waits until the ComputeNode is so.
     async fn until(&self, what: &str, is_so: impl Fn(&ComputeNode) -> bool) -> ComputeNode {
-        let begun = Instant::now();
-        loop {
-            let stands = self.read().await;
-            if let Some(stands) = stands.clone().filter(|it| it.status.is_some() && is_so(it)) {
-                return stands;
-            }
-            assert!(begun.elapsed() < PATIENCE, "never {what}: {stands:#?}");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        found_later(what, async || match self.read().await {
+            Some(stands) if stands.status.is_some() && is_so(&stands) => Ok(stands),
+            stands => Err(stands),
+        })
+        .await
     }
 
     async fn topology(&self) -> ComputeTopology {
         let api: Api<ComputeTopology> = Api::all(self.client.clone());
-        let begun = Instant::now();
-        loop {
-            if let Ok(Some(stands)) = api.get_opt("n1").await
-                && stands.status.is_some()
-            {
-                return stands;
+        found_later("a ComputeTopology", async || {
+            match api.get_opt("n1").await {
+                Ok(Some(stands)) if stands.status.is_some() => Ok(stands),
+                stands => Err(stands),
             }
-            assert!(begun.elapsed() < PATIENCE, "there is no ComputeTopology");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        })
+        .await
     }
 
     /// A pod of the node that holds this much of these GPUs.

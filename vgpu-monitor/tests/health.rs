@@ -25,8 +25,8 @@ use vgpu_monitor::health::xid::{Checks, TABLE, Until};
 use vgpu_monitor::health::{self, HealthSettings, Started};
 use vgpu_monitor::node_gpus::{Health, Inventory};
 
-use crate::common::agent::until;
 use crate::harness::{alone, built};
+use crate::waiting::until;
 
 struct World {
     board: Board,

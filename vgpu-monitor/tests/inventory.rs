@@ -20,6 +20,7 @@ use vgpu_monitor::inventory::{self, InventorySettings, MigStrategy, Watcher};
 use vgpu_monitor::node_gpus::Inventory;
 
 use crate::harness::{alone, built};
+use crate::waiting::found;
 
 fn board(home: &Path, mig: &str, topology: &str) -> Board {
     let config = Config {
@@ -48,18 +49,13 @@ fn settings(home: &Path) -> InventorySettings {
 /// Waits for what is known to be so; its problems and GPUs in the message where it never is.
 #[track_caller]
 fn until(watcher: &Watcher, what: &str, is_so: impl Fn(&Inventory) -> bool) -> Arc<Inventory> {
-    let begun = Instant::now();
-    loop {
+    found(what, || {
         let known = watcher.inventories.borrow().clone();
-        if let Some(known) = known.clone().filter(|known| is_so(known)) {
-            return known;
+        match known {
+            Some(known) if is_so(&known) => Ok(known),
+            other => Err(other),
         }
-        assert!(
-            begun.elapsed() < Duration::from_secs(60),
-            "never {what}: {known:#?}"
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    })
 }
 
 fn healthy(inventory: &Inventory) -> Vec<bool> {

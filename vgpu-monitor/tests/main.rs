@@ -23,3 +23,4 @@ mod plugin;
 mod process;
 mod registration;
 mod requests;
+mod waiting;

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
+use crate::waiting::{eventually, until_later};
 use kube::api::DeleteParams;
 use kubelet::world::{Asks, GPU, MIB, World, gpu, gpus, inventory, uid};
-use kubelet::{eventually, until};
 use placement::{MigProfile, Span};
 use serde_json::Value;
 use tokio::task::JoinSet;
@@ -214,12 +214,12 @@ async fn killed_agent_continues_after_any_step() {
     // After Allocate.
     agent.kill().await;
     let agent = world.agent().await;
-    until("it is known again", || world.kubelet.registrations() == 2).await;
+    until_later("it is known again", || world.kubelet.registrations() == 2).await;
     // Between writing down whose it is, and giving it.
     world.hands.hang(true);
     let (kubelet, of) = (world.kubelet.clone(), uid(&pod).to_owned());
     let starting = tokio::spawn(async move { kubelet.starts(&of, "prep").await });
-    until("it gives", || {
+    until_later("it gives", || {
         world.hands.waiting.load(Ordering::SeqCst) == 1
     })
     .await;
@@ -228,14 +228,14 @@ async fn killed_agent_continues_after_any_step() {
     assert!(world.hands.of(uid(&pod)).is_empty());
     world.hands.hang(false);
     let agent = world.agent().await;
-    until("it is known again", || world.kubelet.registrations() == 3).await;
+    until_later("it is known again", || world.kubelet.registrations() == 3).await;
 
     world.kubelet.starts(uid(&pod), "prep").await.unwrap();
     let given = world.hands.of(uid(&pod));
     // After giving, before telling; and the next container starts with another process.
     agent.kill().await;
     let agent = world.agent().await;
-    until("it is known again", || world.kubelet.registrations() == 4).await;
+    until_later("it is known again", || world.kubelet.registrations() == 4).await;
     for container in ["a", "b"] {
         world.kubelet.starts(uid(&pod), container).await.unwrap();
     }
@@ -272,7 +272,7 @@ async fn lost_allotments_are_restored_from_the_kubelets_record() {
         }
 
         let agent = world.agent().await;
-        until("it is known again", || world.kubelet.registrations() == 2).await;
+        until_later("it is known again", || world.kubelet.registrations() == 2).await;
         world.kubelet.starts(uid(&pod), "prep").await.unwrap();
 
         let given = world.hands.of(uid(&pod));
@@ -312,7 +312,7 @@ async fn without_api_server_only_known_containers_start() {
     // Another process, which has given nothing yet.
     agent.kill().await;
     let agent = world.agent().await;
-    until("it is known again", || world.kubelet.registrations() == 2).await;
+    until_later("it is known again", || world.kubelet.registrations() == 2).await;
     world.away.store(true, Ordering::SeqCst);
 
     world.kubelet.starts(uid(&old), "main").await.unwrap();
@@ -432,7 +432,7 @@ async fn an_instance_is_noted_for_its_own_container_after_a_recovery() {
     let (kept, _) = text.split_once('\n').unwrap();
     std::fs::write(&file, format!("{kept}\n")).unwrap();
     let agent = world.agent().await;
-    until("it is known again", || world.kubelet.registrations() == 2).await;
+    until_later("it is known again", || world.kubelet.registrations() == 2).await;
 
     // While the driver makes the instance, the lost allotment is restored, as the older one.
     world.hands.hang(true);
@@ -445,9 +445,9 @@ async fn an_instance_is_noted_for_its_own_container_after_a_recovery() {
         move || hands.waiting.load(Ordering::SeqCst) == count
     };
     let first = starting(&cut);
-    until("the instance is being made", waiting(1)).await;
+    until_later("the instance is being made", waiting(1)).await;
     let second = starting(&lost);
-    until("the other one is being given", waiting(2)).await;
+    until_later("the other one is being given", waiting(2)).await;
     world.hands.hang(false);
     first.await.unwrap().unwrap();
     second.await.unwrap().unwrap();
@@ -552,7 +552,7 @@ async fn sick_gpu_removes_free_slots_first_and_starts_nothing() {
     };
 
     world.health.send_replace(Arc::new(sick(&[2])));
-    until("ten slots are sick", || {
+    until_later("ten slots are sick", || {
         world.kubelet.slots(GPU) == (40, 30)
     })
     .await;
@@ -571,10 +571,10 @@ async fn sick_gpu_removes_free_slots_first_and_starts_nothing() {
     );
 
     world.health.send_replace(Arc::default());
-    until("all are well", || world.kubelet.slots(GPU) == (40, 40)).await;
+    until_later("all are well", || world.kubelet.slots(GPU) == (40, 40)).await;
     world.kubelet.starts(uid(&pod), "main").await.unwrap();
     world.health.send_replace(Arc::new(sick(&[0, 1, 2, 3])));
-    until("all are sick", || world.kubelet.slots(GPU) == (40, 0)).await;
+    until_later("all are sick", || world.kubelet.slots(GPU) == (40, 0)).await;
     agent.kill().await;
 }
 
@@ -593,11 +593,11 @@ async fn common_numa_node_of_all_gpus_is_reported_to_the_kubelet() {
     };
     world.inventory.send_replace(with(Some(1)));
 
-    until("node 1 is named", || world.kubelet.numa(GPU) == [vec![1]]).await;
+    until_later("node 1 is named", || world.kubelet.numa(GPU) == [vec![1]]).await;
     assert_eq!(world.kubelet.slots(GPU), (40, 40));
     // GPUs of another node were added.
     world.inventory.send_replace(with(None));
-    until("no node is named", || {
+    until_later("no node is named", || {
         world.kubelet.numa(GPU) == [Vec::<i64>::new()]
     })
     .await;
@@ -616,7 +616,7 @@ async fn two_resources_have_a_socket_each() {
     other.device.slots = 3;
     world.inventory.send_replace(inventory(vec![gpu(0), other]));
     let agent = world.up_with(10).await;
-    until("the other is known", || {
+    until_later("the other is known", || {
         world.kubelet.slots("hygon.com/dcunum") == (3, 3)
     })
     .await;

@@ -10,15 +10,16 @@ use std::io::Read as _;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Child;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use vgpu_abi::budget::Kind;
 use vgpu_abi::region::Region;
 
 use crate::common::Board;
-use crate::common::agent::{Agent, HANGS, command, until};
+use crate::common::agent::{Agent, command};
 use crate::harness::{alone, built};
+use crate::waiting::{found, until};
 
 fn refused(args: &[&str]) -> String {
     let output = command(args).output().unwrap();
@@ -358,15 +359,11 @@ fn a_cluster_without_dcgm_sees_the_hardware_and_one_with_it_the_pods() {
         &[("LD_LIBRARY_PATH", &libraries)],
     );
     let value = |name: &str| {
-        let begun = Instant::now();
-        loop {
-            // The first round of questions may take longer than a scrape waits.
-            if let Some(line) = agent.series(name).first() {
-                return line.rsplit(' ').next().unwrap().parse::<f64>().unwrap();
-            }
-            assert!(begun.elapsed() < HANGS, "no {name}");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        // The first round of questions may take longer than a scrape waits.
+        let line = found(name, || {
+            agent.series(name).first().cloned().ok_or("no series")
+        });
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
     };
 
     // What the simulated driver says of an idle GPU.

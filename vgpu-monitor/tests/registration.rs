@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use axum::http::Method;
 use embedded_cluster::Cluster;
@@ -27,6 +27,7 @@ use vgpu_monitor::inventory::{self, RegisterSettings, lease};
 use vgpu_monitor::node_gpus::{Health, Inventory, KnownGpu, Sick};
 
 use crate::harness::Server;
+use crate::waiting::{eventually, found_later, until_later};
 
 /// An API server, and an agent that registers with it.
 struct World {
@@ -145,18 +146,16 @@ impl World {
         what: &str,
         is_so: impl Fn(Option<&str>) -> bool,
     ) -> Option<String> {
-        let begun = Instant::now();
-        loop {
+        let what = format!("{what}: {key}");
+        found_later(&what, async || {
             let value = self.annotation(key).await;
             if is_so(value.as_deref()) {
-                return value;
+                Ok(value)
+            } else {
+                Err(value)
             }
-            assert!(
-                begun.elapsed() < Duration::from_secs(60),
-                "never {what}: {key}={value:?}"
-            );
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        })
+        .await
     }
 
     async fn lease(&self) -> Option<Lease> {
@@ -303,10 +302,10 @@ async fn nothing_is_written_while_nothing_changes() {
         world.annotate(json!({ "other": round.to_string() })).await;
     }
     let renewed = world.lease().await;
-    let begun = Instant::now();
-    while world.lease().await == renewed && begun.elapsed() < Duration::from_secs(60) {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    eventually("the lease is renewed", async || {
+        world.lease().await != renewed
+    })
+    .await;
 
     let lease = world.lease().await.unwrap();
     assert_ne!(Some(&lease), renewed.as_ref());
@@ -330,9 +329,10 @@ async fn absent_server_gets_only_the_latest_state() {
     world.away.store(true, Ordering::Relaxed);
     world.know(inventory(vec![device(0), device(1)]));
     let before = world.writes.load(Ordering::Relaxed);
-    while world.writes.load(Ordering::Relaxed) < before + 2 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until_later("two more writes", || {
+        world.writes.load(Ordering::Relaxed) >= before + 2
+    })
+    .await;
     let sick = Sick {
         reason: "lost".to_owned(),
         since: SystemTime::UNIX_EPOCH,
@@ -367,18 +367,11 @@ async fn inventory_problems_become_node_events_and_keep_gpus() {
         ..Inventory::default()
     });
     let events: Api<Event> = Api::all(world.client.clone());
-    let begun = Instant::now();
-    let said = loop {
+    let said = found_later("an event", async || {
         let list = events.list(&ListParams::default()).await.unwrap();
-        if let Some(event) = list.items.into_iter().next() {
-            break event;
-        }
-        assert!(
-            begun.elapsed() < Duration::from_secs(60),
-            "no process was notified"
-        );
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    };
+        list.items.into_iter().next().ok_or("no event")
+    })
+    .await;
     assert_eq!(said.involved_object.kind.as_deref(), Some("Node"));
     assert_eq!(said.reason.as_deref(), Some("GpuInventory"));
     assert!(said.message.unwrap().contains("line 1, column 2"));
@@ -453,18 +446,15 @@ async fn capacity_is_reported_put_right_and_taken_back() {
         ))
     };
     let until = async |what: &str, expected: serde_json::Value| {
-        let begun = Instant::now();
-        loop {
+        found_later(what, async || {
             let stands = capacity(&world).await;
             if stands.0 == expected {
-                return stands.1;
+                Ok(stands.1)
+            } else {
+                Err(stands)
             }
-            assert!(
-                begun.elapsed() < Duration::from_secs(60),
-                "never {what}: {stands:?}"
-            );
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        })
+        .await
     };
     let reporting = start();
     let right = json!({ "nvidia.com/gpumem": "32768", "nvidia.com/gpumem-percentage": "200", "nvidia.com/gpucores": "200",

@@ -12,16 +12,6 @@ use nix::unistd::Pid;
 /// Far more than anything here takes.
 pub(crate) const HANGS: Duration = Duration::from_secs(60);
 
-/// Waits until something is true; a test that waits for longer than anything takes fails with `what`.
-#[track_caller]
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < HANGS, "waited in vain: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// The program with these arguments.
 pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vgpu-monitor"));

@@ -81,28 +81,6 @@ struct Container {
     answer: ContainerAllocateResponse,
 }
 
-/// Waits until it holds; a test that waits in vain fails.
-pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    for _ in 0..1500 {
-        if holds() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("in vain: {what}");
-}
-
-/// The same for a question that waits.
-pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    for _ in 0..1500 {
-        if holds().await {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("in vain: {what}");
-}
-
 async fn connect(path: PathBuf) -> Channel {
     Endpoint::from_static("http://localhost")
         .connect_with_connector(service_fn(move |_| {

@@ -30,7 +30,8 @@ use vgpu_monitor::plugin::{
     Giver, InstanceNames, NodePods, Plugin, PluginMetrics, PluginParts, PluginSettings, Served,
 };
 
-use super::{Kubelet, until};
+use super::Kubelet;
+use crate::waiting::until_later;
 
 pub(crate) const GPU: &str = "nvidia.com/gpu";
 pub(crate) const MIB: u64 = 1 << 20;
@@ -409,7 +410,7 @@ impl World {
     }
 
     pub(crate) async fn is_known(&self, slots: usize) {
-        until("the kubelet knows the slots", || {
+        until_later("the kubelet knows the slots", || {
             self.kubelet.slots(GPU).0 == slots
         })
         .await;
