@@ -136,7 +136,9 @@ fn refused_pods_have_the_recorded_annotations_and_message() {
     let recording = vector("pod-annotations.json");
     let export = vector("export-not-ready.json");
     let mut snapshot = cluster(&export);
-    for pod in list(&export, "pods") {
+    let pods = list(&export, "pods");
+    assert!(!pods.is_empty(), "the recording has no pod");
+    for pod in pods {
         let entry = recorded(&recording, pod["metadata"]["name"].as_str().unwrap());
 
         let outcome = schedule(&mut snapshot, &pod);
