@@ -553,6 +553,7 @@ fn a_label_of_a_namespace_can_be_made_to_count_for_nothing() {
                 texts.push(entry["namespaceSelector"].clone());
             }
         }
+        assert!(texts.len() > 2, "{texts:?}");
         texts
     };
     let strict = Settings {
@@ -607,6 +608,7 @@ fn the_configuration_is_within_the_limits_of_the_api() {
                 assert!((1..=30).contains(&entry["timeoutSeconds"].as_u64().unwrap()));
                 let conditions = entry["matchConditions"].as_array().unwrap();
                 assert!(conditions.len() <= 64);
+                assert!(!conditions.is_empty(), "{name}");
                 for condition in conditions {
                     assert!(is_label(condition["name"].as_str().unwrap()));
                     // The API server's parser accepts 100,000 characters.
