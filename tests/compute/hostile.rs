@@ -380,10 +380,8 @@ fn work_that_was_queued_beside_a_capped_container_is_bounded() {
     a_later_one_gets_its_time(usual(Asks::nothing()), capped, usual(Asks::floor(80)), 78.0);
 }
 
-/// When a later container has its time, where the first one has queued 1,000 s of kernels of this length: from then on it
-/// has `least` percent in each second, milliseconds.
-fn has_its_time_after(ns: u64, first: Asks, others: Option<Asks>, later: Asks, least: f64) -> u64 {
-    const LONG_MS: u64 = 5_000;
+/// What a later container uses, where the first one has queued 1,000 s of kernels of this length.
+fn beside_a_queue(ns: u64, first: Asks, others: Option<Asks>, later: Asks, ms: u64) -> Curve {
     let lab = Lab::on(&PLAIN, LIFE);
     let mut arbiter = lab.arbiter();
     let flood = lab.container("flood", first);
@@ -397,10 +395,17 @@ fn has_its_time_after(ns: u64, first: Asks, others: Option<Asks>, later: Asks, l
     let late = lab.container("later", later);
     let late = late.start("steady ns=1000000 for=60000");
 
-    let curves = lab.watch(LONG_MS, &[&[&late]], |_| arbiter.look());
+    let curve = lab.watch(ms, &[&[&late]], |_| arbiter.look()).remove(0);
 
-    println!("{ns} ns: {}", curves[0].shape(LONG_MS, 100));
-    let has = |from_ms: &u64| curves[0].windows(*from_ms, LONG_MS, 1_000).0 >= least;
+    println!("{ns} ns: {}", curve.shape(ms, 100));
+    curve
+}
+
+/// When a later container has its time: from then on it has `least` percent in each second, milliseconds.
+fn has_its_time_after(ns: u64, first: Asks, others: Option<Asks>, later: Asks, least: f64) -> u64 {
+    const LONG_MS: u64 = 5_000;
+    let curve = beside_a_queue(ns, first, others, later, LONG_MS);
+    let has = |from_ms: &u64| curve.windows(*from_ms, LONG_MS, 1_000).0 >= least;
     (0..LONG_MS - 1_000)
         .step_by(50)
         .find(has)
@@ -436,7 +441,8 @@ fn short_kernels_that_the_highest_priority_queued_hold_up_a_floor_of_that_priori
 }
 
 #[test]
-fn kernels_that_the_highest_priority_queued_above_a_lower_one_hold_up_a_later_floor_for_a_second() {
+fn kernels_that_the_highest_priority_queued_above_a_lower_one_hold_up_a_later_floor_for_two_seconds()
+ {
     let lower = Some(Asks::nothing().priority(LOWEST_PRIORITY));
     for ns in [20_000, 1_000_000, 5_000_000, 50_000_000] {
         // A floor, and nine tenths of one beside a container of a higher priority that always wants more.
@@ -444,7 +450,35 @@ fn kernels_that_the_highest_priority_queued_above_a_lower_one_hold_up_a_later_fl
             let later = Asks::floor(80).priority(priority);
             let after_ms = has_its_time_after(ns, Asks::nothing(), lower, later, least);
             println!("kernels of {ns} ns, {later:?}: after {after_ms} ms");
-            assert!(after_ms <= 1_000, "{ns} ns, {later:?}: {after_ms} ms");
+            assert!(after_ms <= 2_000, "{ns} ns, {later:?}: {after_ms} ms");
         }
     }
+}
+
+/// Of kernels that are longer than any bound, those are in flight that began before the other container came, and each
+/// further one is paid before the next begins.
+#[test]
+fn long_kernels_that_were_queued_hold_up_a_later_floor_until_those_in_flight_have_ended() {
+    let usual = |asks: Asks| asks.priority(USUAL_PRIORITY);
+    let mut short = Vec::new();
+    for ns in [300 * MS, 1_000 * MS, 2_000 * MS] {
+        // Those in flight have ended: the driver gives them a third of the time at least.
+        let from_ms = 3 * ns / MS + 1_000;
+        // While one runs the driver gives it its turns, so the floor holds over the time of ten of them.
+        let length_ms = 10 * ns / MS;
+        // Beside a container of a higher priority its kernels come sooner again, and the floor falls short by a tenth.
+        for (first, least) in [(usual(Asks::nothing()), 78.0), (Asks::nothing(), 70.0)] {
+            for others in [None, Some(usual(Asks::cap(20)))] {
+                let later = usual(Asks::floor(80));
+                let curve = beside_a_queue(ns, first, others, later, from_ms + 2 * length_ms);
+                let (low, _) = curve.windows(from_ms, from_ms + 2 * length_ms, length_ms);
+                let told = format!("kernels of {ns} ns, {first:?}, {others:?}: {low:.1}");
+                println!("{told}");
+                if low < least {
+                    short.push(told);
+                }
+            }
+        }
+    }
+    assert!(short.is_empty(), "{short:#?}");
 }

@@ -221,6 +221,12 @@ impl Compute<'_> {
         }
     }
 
+    /// Puts into the account what was earned, for a launch that takes nothing from it: what its container used while
+    /// no cap held is paid by the time that has passed, and no later launch is forgiven anything.
+    pub fn fill(&self, now_ns: u64, permille: u32) {
+        refill(self.device, now_ns, permille);
+    }
+
     /// Ends a thread's lease: `more_ns` is what [`Compute::lease`] gave beyond the request, and `unused_ns` of it is
     /// returned to the account.
     pub fn end_lease(&self, more_ns: u64, unused_ns: u64) {

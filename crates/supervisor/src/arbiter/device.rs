@@ -636,6 +636,8 @@ impl Device {
                 measured: share.measured || rings || turn.is_some() || is_bounded(claim),
                 rings,
                 ahead: match (is_below(claim, tenants), rings) {
+                    // With one short launch in flight a container gives most of its turns away beside a long kernel.
+                    (true, _) if self.is_promised => Ahead::Usual,
                     (true, _) => Ahead::Brief,
                     (false, true) if claim.cap >= WHOLE && !has_floor => Ahead::Any,
                     (false, _) if tenants.len() == 1 => Ahead::Much,

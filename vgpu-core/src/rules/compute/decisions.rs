@@ -51,6 +51,9 @@ const PATIENCE_DOUBLES: u32 = 4;
 /// flight. That kernel waits for no launch behind it in its own stream. Only a thread of the program that waits for the
 /// launch may be what the kernel waits for.
 const BEHIND_NS: u64 = 2_000_000_000;
+/// A kernel that was expected to take longer than this counts as late from then on, nanoseconds: its estimate may be the
+/// time that it waited before.
+const BELIEVED_NS: u64 = 8_000_000_000;
 /// Work in flight may end this much later than expected, beside the delay that its own length allows:
 /// events and threads are noticed late on a busy machine.
 const LATE_NS: u64 = 3_000_000;
@@ -414,10 +417,19 @@ pub(super) struct Held {
 }
 
 /// Whether a launch that is let in without credit or room may end the wait, after nothing has ended for `quiet_ns`. Not
-/// where so many processes have overdue work that one more would not help. And at first not behind work of its own
-/// stream, which cannot wait for it.
-pub(super) fn may_help(held: Held, quiet_ns: u64) -> bool {
-    held.overdue_processes < MOST_OVERDUE && (!held.is_in_own_stream || quiet_ns >= BEHIND_NS)
+/// where so many processes have overdue work that one more would not help. And behind work of its own stream, which
+/// cannot wait for it, only when that work is late by long ([`late_ns`]).
+pub(super) fn may_help(held: Held, quiet_ns: u64, late_ns: u64) -> bool {
+    let is_late = quiet_ns.min(late_ns) >= BEHIND_NS;
+    held.overdue_processes < MOST_OVERDUE && (!held.is_in_own_stream || is_late)
+}
+
+/// How late the work in flight is, nanoseconds, if it ought to have ended at `expected_by_ns`: a kernel of a second that
+/// shares the device takes several. Where more than [`BELIEVED_NS`] were expected since some work last ended, no more than
+/// that is believed.
+pub(super) fn late_ns(expected_by_ns: u64, progress_ns: u64, now_ns: u64) -> u64 {
+    let believed_ns = progress_ns.saturating_add(BELIEVED_NS);
+    now_ns.saturating_sub(expected_by_ns.min(believed_ns).max(progress_ns))
 }
 
 /// How long a launch sleeps that waits for the end of another one: briefly at first, for short launches, then
@@ -681,7 +693,7 @@ mod tests {
                 overdue_processes,
                 is_in_own_stream: false,
             };
-            may_help(held, PROGRESS_NS)
+            may_help(held, PROGRESS_NS, PROGRESS_NS)
         };
         assert!(helps(0) && helps(1));
         assert!(!helps(2));
@@ -694,9 +706,22 @@ mod tests {
                 overdue_processes,
                 is_in_own_stream: true,
             };
-            assert!(!may_help(held, 2_000 * MS - 1));
-            assert!(may_help(held, 2_000 * MS));
+            let helps = |quiet_ns, late_ns| may_help(held, quiet_ns, late_ns);
+            assert!(!helps(2_000 * MS - 1, u64::MAX) && !helps(u64::MAX, 2_000 * MS - 1));
+            assert!(helps(2_000 * MS, 2_000 * MS));
         }
+    }
+
+    #[test]
+    fn work_is_late_from_the_time_at_which_it_was_expected_to_end() {
+        let late = |expected_by_ms, progress_ms, now_ms| {
+            late_ns(expected_by_ms * MS, progress_ms * MS, now_ms * MS) / MS
+        };
+        assert_eq!(late(3_000, 1_000, 2_500), 0);
+        assert_eq!(late(3_000, 1_000, 5_000), 2_000);
+        // Some of it has ended since; more was expected than is believed.
+        assert_eq!(late(3_000, 4_000, 5_000), 1_000);
+        assert_eq!(late(60_000, 1_000, 10_000), 1_000);
     }
 
     #[test]

@@ -175,6 +175,7 @@ impl<'a> Wait<'a> {
     ) -> Result<(u64, u64), u64> {
         let draw = decisions::draw(cost_ns, fit, room_ns);
         if !rate.has_cap() {
+            self.compute.fill(now_ns, rate.permille);
             return Ok((0, draw.most_ns));
         }
         let wanted_ns = rate.counted(draw.wanted_ns).max(1);
@@ -320,7 +321,10 @@ impl<'a> Wait<'a> {
             is_in_own_stream: self.stream.is_some_and(|at| spans.is_all_behind(at))
                 && !region.is_overdue_elsewhere(now_ns, OVERDUE_NS),
         };
-        decisions::may_help(held, quiet_ns)
+        // Relaxed: a time.
+        let expected_by_ns = self.compute.own().expected_by_ns.load(Ordering::Relaxed);
+        let late_ns = decisions::late_ns(expected_by_ns, self.progress_ns(), now_ns);
+        decisions::may_help(held, quiet_ns, late_ns)
     }
 
     /// A launch is let in although nothing has ended.
