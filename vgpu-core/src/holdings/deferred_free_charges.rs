@@ -21,7 +21,7 @@ use crate::state::holdings::CHORE_DEFERRED_FREES;
 
 /// The numbers of a deferred free, read together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Row {
+struct FreeRow {
     state: u32,
     device: u32,
     stream: u64,
@@ -44,7 +44,7 @@ enum NextMark {
     Again(u64),
 }
 
-impl Row {
+impl FreeRow {
     /// The first part of the first free of a stream, with its event, or with 0.
     fn first(state: u32, key: [u64; 2], freed: &Freed, of: &OfStream, event: u64) -> Self {
         Self {
@@ -158,8 +158,8 @@ fn is_over(mark: StreamMark) -> bool {
 }
 
 impl DeferredFree {
-    fn row(&self) -> Row {
-        Row {
+    fn row(&self) -> FreeRow {
+        FreeRow {
             state: self.state(),
             // Relaxed: under the lock of the table.
             device: self.device.load(Ordering::Relaxed),
@@ -173,7 +173,7 @@ impl DeferredFree {
         }
     }
 
-    fn put(&self, row: &Row) {
+    fn put(&self, row: &FreeRow) {
         // Relaxed: under the lock of the table.
         self.device.store(row.device, Ordering::Relaxed);
         set(&self.stream, row.stream);
@@ -210,7 +210,7 @@ impl DeferredFree {
 }
 
 /// Gives back the charge of the first part.
-fn release(accounts: &Accounts, row: &Row) {
+fn release(accounts: &Accounts, row: &FreeRow) {
     let (device, bytes) = (row.device as usize, row.bytes[0]);
     let region = &accounts.container.region;
     match row.state {
@@ -278,7 +278,7 @@ pub(crate) fn enter(accounts: &Accounts, freed: Freed, of: OfStream) {
     let may_mark = query::is_out_of_captures(of.stream as u64);
     let mark = |event| query::mark(of.context, of.stream, event);
     let (state, key) = freed.charged.stated();
-    let row = Row::first(state, key, &freed, &of, 0);
+    let row = FreeRow::first(state, key, &freed, &of, 0);
     if let Some(one) = table.iter().find(|one| one.row().takes(&row)) {
         let found = one.row();
         let event = match found.next_mark(may_mark) {
@@ -304,7 +304,7 @@ pub(crate) fn enter(accounts: &Accounts, freed: Freed, of: OfStream) {
         return;
     };
     let event = may_mark.then(|| mark(0)).flatten().unwrap_or(0);
-    one.put(&Row::first(state, key, &freed, &of, event));
+    one.put(&FreeRow::first(state, key, &freed, &of, event));
     settle_one(accounts, one);
     accounts.holdings().set_chore(CHORE_DEFERRED_FREES);
 }
@@ -432,7 +432,7 @@ mod tests {
     use super::*;
 
     /// A free of stream 7 in context 3, of memory of context 5 on device 1, with a mark behind it.
-    const ROW: Row = Row {
+    const ROW: FreeRow = FreeRow {
         state: PLAIN,
         device: 1,
         stream: 7,
@@ -459,7 +459,7 @@ mod tests {
                 owner: 4,
             };
             let (state, key) = charged.stated();
-            Row::first(state, key, &freed, &of, 11)
+            FreeRow::first(state, key, &freed, &of, 11)
         };
         assert_eq!(first(7, 100, ChargedTo::Slot), ROW);
         // A row with no bytes would count as unused.
@@ -482,10 +482,10 @@ mod tests {
     #[test]
     fn frees_of_one_stream_are_added_up() {
         assert!(ROW.takes(&ROW));
-        let past = Row { state: PAST, ..ROW };
+        let past = FreeRow { state: PAST, ..ROW };
         assert!(past.takes(&past));
         // The second free has no event of its own yet.
-        let unmarked = Row {
+        let unmarked = FreeRow {
             events: [0; 2],
             ..ROW
         };
@@ -496,19 +496,19 @@ mod tests {
     #[test]
     fn frees_that_differ_are_kept_apart() {
         for other in [
-            Row { state: PAST, ..ROW },
-            Row { device: 2, ..ROW },
-            Row { stream: 8, ..ROW },
-            Row { context: 8, ..ROW },
-            Row { owner: 8, ..ROW },
+            FreeRow { state: PAST, ..ROW },
+            FreeRow { device: 2, ..ROW },
+            FreeRow { stream: 8, ..ROW },
+            FreeRow { context: 8, ..ROW },
+            FreeRow { owner: 8, ..ROW },
         ] {
             assert!(!ROW.takes(&other) && !other.takes(&ROW), "{other:?}");
         }
         for state in [UNUSED, SHARED, HOLD] {
-            let same = Row { state, ..ROW };
+            let same = FreeRow { state, ..ROW };
             assert!(!same.takes(&same), "state {state}");
         }
-        let unnamed = Row { stream: 0, ..ROW };
+        let unnamed = FreeRow { stream: 0, ..ROW };
         assert!(!unnamed.takes(&unnamed));
     }
 
@@ -532,7 +532,7 @@ mod tests {
         let after = ROW.with_more(50, 12).without_first();
         assert_eq!(
             after,
-            Row {
+            FreeRow {
                 bytes: [50, 0],
                 events: [12, 0],
                 ..ROW
@@ -549,7 +549,7 @@ mod tests {
     fn context_that_goes_leaves_one_part_without_mark_or_stream() {
         assert_eq!(
             ROW.with_more(50, 12).without_marks(),
-            Row {
+            FreeRow {
                 stream: 0,
                 bytes: [150, 0],
                 events: [0; 2],
@@ -560,20 +560,20 @@ mod tests {
 
     #[test]
     fn marked_frees_end_by_their_mark_and_others_by_a_wait_for_the_context() {
-        let unmarked = Row {
+        let unmarked = FreeRow {
             events: [0; 2],
             ..ROW
         };
         assert!(ROW.has_mark() && !ROW.ends_with_wait_for(3));
         assert!(!unmarked.has_mark() && unmarked.ends_with_wait_for(3));
         assert!(!unmarked.ends_with_wait_for(4));
-        let unused = Row {
+        let unused = FreeRow {
             state: UNUSED,
             ..ROW
         };
         assert!(!unused.has_mark());
         assert!(
-            !Row {
+            !FreeRow {
                 state: UNUSED,
                 ..unmarked
             }
@@ -589,7 +589,7 @@ mod tests {
         // 3 is the driver's name of the context, and no number of ours.
         assert!(!ROW.goes_with(3));
         assert!(
-            !Row {
+            !FreeRow {
                 state: UNUSED,
                 ..ROW
             }
@@ -602,7 +602,7 @@ mod tests {
         assert_eq!(ROW.with_more(50, 12).bytes_within(1), 150);
         assert_eq!(ROW.bytes_within(0), 0);
         for state in [UNUSED, PAST, SHARED, HOLD] {
-            assert_eq!(Row { state, ..ROW }.bytes_within(1), 0, "state {state}");
+            assert_eq!(FreeRow { state, ..ROW }.bytes_within(1), 0, "state {state}");
         }
         assert_eq!(ROW.with_more(u64::MAX, 12).bytes_within(1), u64::MAX);
     }
@@ -615,9 +615,9 @@ mod tests {
             freed in proptest::collection::vec(1..1000_u64, 1..40),
             passes in proptest::collection::vec(any::<bool>(), 40),
         ) {
-            let unused = Row { state: UNUSED, bytes: [0; 2], events: [0; 2], ..ROW };
+            let unused = FreeRow { state: UNUSED, bytes: [0; 2], events: [0; 2], ..ROW };
             let (mut row, mut made, mut destroyed, mut released) = (unused, 0, 0, 0);
-            let mut release_first = |row: &mut Row| {
+            let mut release_first = |row: &mut FreeRow| {
                 released += row.bytes[0];
                 destroyed += u64::from(row.events[0] != 0);
                 *row = row.without_first();
@@ -625,7 +625,7 @@ mod tests {
             for (bytes, passes) in freed.iter().zip(passes) {
                 if row.state == UNUSED {
                     made += 1;
-                    row = Row { bytes: [*bytes, 0], events: [made, 0], ..ROW };
+                    row = FreeRow { bytes: [*bytes, 0], events: [made, 0], ..ROW };
                 } else {
                     let event = match row.next_mark(true) {
                         NextMark::Again(event) => event,
