@@ -327,6 +327,7 @@ mod tests {
     #[test]
     fn every_template_is_an_object_of_its_kind_with_generate_name() {
         for kind in Kind::ALL {
+            assert!(!kind.templates().is_empty(), "{}", kind.name());
             for template in kind.templates() {
                 let object = yaml::read(template.text).unwrap();
 

@@ -213,7 +213,9 @@ async fn no_page_has_a_script_or_a_style_inline() {
             !page.contains(" onclick") && !page.contains("hx-on"),
             "{path}"
         );
-        for script in page.split("<script").skip(1) {
+        let scripts: Vec<&str> = page.split("<script").skip(1).collect();
+        assert!(!scripts.is_empty(), "{path} loads no script");
+        for script in scripts {
             assert!(script.starts_with(" src=\"/page/assets/"), "{path}");
         }
     }
@@ -236,6 +238,7 @@ async fn a_new_object_leads_to_its_page() {
 async fn every_template_can_be_created() {
     let site = site(json!({}));
     for kind in pages::Kind::ALL {
+        assert!(!kind.templates().is_empty(), "{}", kind.plural());
         for template in kind.templates() {
             let path = format!("/page/new/{}?template={}", kind.plural(), template.id);
             assert!(page(&site, &path).await.contains("generateName"));

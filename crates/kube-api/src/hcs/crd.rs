@@ -286,7 +286,9 @@ mod tests {
 
     #[test]
     fn the_schemas_are_structural() {
-        for definition in definitions() {
+        let definitions = definitions();
+        assert!(definitions.len() > 2, "{} definitions", definitions.len());
+        for definition in definitions {
             let name = definition["spec"]["names"]["kind"].as_str().unwrap();
             let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
             check(name, schema);
