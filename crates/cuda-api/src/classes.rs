@@ -21,8 +21,8 @@ pub enum Class {
     Visibility,
     /// Stream capture: decides which calls are legal while it lasts.
     Capture,
-    /// About no limit by itself, so no test asks for a hook. Most go to the driver unchanged; some have a hook that
-    /// keeps another call's account right.
+    /// About no limit by itself. Most have no hook. Some have one that keeps another call's account right, and passes
+    /// the call on unchanged.
     Pass,
 }
 
