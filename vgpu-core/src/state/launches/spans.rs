@@ -121,14 +121,11 @@ impl Target {
     /// The stream of a handle, to look up. Each context has its own default streams, so their names need the current
     /// context; another handle names one stream of the process.
     pub(crate) fn of_handle(handle: u64, current_context: impl FnOnce() -> Option<u64>) -> Self {
-        let context = if handle > query::PER_THREAD {
-            0
-        } else {
-            current_context().unwrap_or(0)
-        };
+        let is_default = handle <= query::PER_THREAD;
+        let context = is_default.then(current_context).flatten();
         Self {
             handle,
-            context,
+            context: context.unwrap_or(0),
             device: 0,
         }
     }
