@@ -246,8 +246,12 @@ fn fill(taking_part: &[Candidate]) -> Vec<u32> {
     shares
 }
 
-/// One interval after another, from the beginning of the period.
+/// One interval after another, from the beginning of the period. The time that no interval has is divided evenly
+/// between them, so that a launch that runs past the end of its interval takes nothing from the next one.
 fn lay_out(period_ms: u16, taking_part: &[Candidate], shares: &[u32]) -> Vec<(u64, Interval)> {
+    let free = WHOLE.saturating_sub(shares.iter().sum());
+    let intervals_count = u32::try_from(taking_part.len()).unwrap_or(u32::MAX);
+    let gap_us = u32::from(period_ms) * free / intervals_count.max(1);
     let mut from_us = 0;
     let mut intervals = Vec::with_capacity(taking_part.len());
     for (candidate, share) in taking_part.iter().zip(shares) {
@@ -259,7 +263,7 @@ fn lay_out(period_ms: u16, taking_part: &[Candidate], shares: &[u32]) -> Vec<(u6
             length_us,
         };
         intervals.push((candidate.id, interval));
-        from_us += length_us;
+        from_us += length_us + gap_us;
     }
     intervals
 }
@@ -336,6 +340,18 @@ mod tests {
         assert_eq!(lengths(&play(&tenants, 2_000, 0)), [5_000, 45_000]);
         let tenants = [200, 300].map(|share| Tenant { share, ..GREEDY });
         assert_eq!(lengths(&play(&tenants, 2_000, 0)), [10_000, 15_000]);
+    }
+
+    #[test]
+    fn time_that_no_container_has_is_between_the_intervals() {
+        let begins = |shares: [u32; 2]| -> Vec<u32> {
+            let tenants = shares.map(|share| Tenant { share, ..GREEDY });
+            let intervals = play(&tenants, 2_000, 0);
+            intervals.iter().map(|(_, at)| at.from_us).collect()
+        };
+        assert_eq!(begins([250, 250]), [0, 25_000]);
+        assert_eq!(begins([200, 300]), [0, 22_500]);
+        assert_eq!(begins([100, 900]), [0, 5_000]);
     }
 
     #[test]
@@ -434,7 +450,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever containers say of themselves: intervals follow each other, and none is longer than its share.
+        /// Whatever containers say of themselves: no interval begins before the one in front of it has ended, and none is
+        /// longer than its share.
         #[test]
         fn no_word_of_a_container_makes_its_interval_longer(
             ticks in prop::collection::vec(
@@ -454,9 +471,9 @@ mod tests {
                 let mut at_us = 0;
                 for (id, interval) in intervals {
                     let share = candidates[usize::try_from(*id).unwrap()].share;
-                    prop_assert_eq!(interval.from_us, at_us);
+                    prop_assert!(interval.from_us >= at_us);
                     prop_assert!(interval.length_us <= share * u32::from(interval.period_ms));
-                    at_us += interval.length_us;
+                    at_us = interval.from_us + interval.length_us;
                 }
                 let period_us = intervals.first().map_or(0, |(_, at)| u32::from(at.period_ms) * 1_000);
                 prop_assert!(at_us <= period_us);
