@@ -152,6 +152,12 @@ fn claims_of_a_rebooted_node_hold_again() {
             })
             .await;
         // Of its 2000 MiB, the program takes 1000, and the contexts of the two processes 600.
+        world
+            .eventually("the program has its memory again", async || {
+                let said = world.exec("witness", "work", &["gpu", "free"]).ok()?;
+                (said.trim() == format!("free {}", 400 * MIB)).then_some(())
+            })
+            .await;
         let more = world.ask("witness", "work", &["take=300", "take=101"]);
         assert_eq!(more, ["took", "refused CUDA_ERROR_OUT_OF_MEMORY"]);
         let now = world.pods().get("witness").await.unwrap();
