@@ -19,8 +19,9 @@ use serde_json::Value;
 const EXPECTED_FOR: Duration = Duration::from_secs(10);
 /// kube-scheduler's scale: the score of the best node. No other node has it.
 const BEST: i64 = 10;
-/// Further choices of alternatives are not looked at.
-const CHOICES_MOST: usize = 64;
+/// Further choices of alternatives are not looked at: a tenant's claim has them, and each is tried on all nodes while
+/// kube-scheduler waits. One request has at most as many alternatives.
+const CHOICES_MOST: usize = 8;
 
 /// Namespace and name.
 type ClaimName = (String, String);
@@ -162,10 +163,9 @@ impl ClaimScores {
     ) -> HashMap<Arc<str>, i64> {
         self.expire(now);
         let requests = self.requests(pod, identity, policy);
-        // Whether a node has room for other devices than ours is not known here, and so neither is which alternative
-        // after these a node takes.
-        let known = requests.iter().take_while(|it| !it.containers.is_empty());
-        let mut ranked = known.map(|it| (it, self.cluster.rank(it, Among::Names(names))));
+        let mut ranked = requests
+            .iter()
+            .map(|it| (it, self.cluster.rank(it, Among::Names(names))));
         let first = ranked.find(|(_, ranked)| ranked.iter().any(|(_, score)| score.is_ok()));
         let Some((request, ranked)) = first else {
             return HashMap::new();
@@ -239,7 +239,8 @@ impl ClaimScores {
             node_policy: policy,
             any: None,
         });
-        choices.collect()
+        // One that asks for none of our devices fits everywhere.
+        choices.filter(|it| !it.containers.is_empty()).collect()
     }
 
     fn expire(&mut self, now: Duration) {
@@ -264,17 +265,23 @@ fn container(ask: &Ask) -> Container {
 }
 
 /// The asks of each choice of alternatives. kube-scheduler tries all alternatives of the last request before it goes on to
-/// the next one of the request before.
+/// the next one of the request before. The choices end in front of the first one with an alternative of other devices than
+/// ours: whether a node has room for those is not known here, and so neither is which choice after it a node takes.
 fn choices<'a>(asked: &[&'a AskedRequest]) -> Vec<Vec<&'a Ask>> {
-    let mut all = vec![Vec::new()];
+    let mut all: Vec<Option<Vec<&'a Ask>>> = vec![Some(Vec::new())];
     for request in asked {
-        let longer = all.iter().flat_map(|chosen: &Vec<&'a Ask>| {
+        let is_choice = request.alternatives.len() > 1;
+        let longer = all.iter().flat_map(|chosen| {
             let each = request.alternatives.iter();
-            each.map(|asks| chosen.iter().copied().chain(asks).collect())
+            each.map(move |asks| {
+                let is_known = !is_choice || !asks.is_empty();
+                let chosen = chosen.as_ref().filter(|_| is_known)?;
+                Some(chosen.iter().copied().chain(asks).collect())
+            })
         });
         all = longer.take(CHOICES_MOST).collect();
     }
-    all
+    all.into_iter().map_while(|choice| choice).collect()
 }
 
 #[cfg(test)]
@@ -450,6 +457,11 @@ mod tests {
         assert_eq!(seen.collect::<Vec<_>>(), [[1, 3], [1, 4], [2, 3], [2, 4]]);
         let many = vec![asked[0]; 10];
         assert_eq!(choices(&many).len(), CHOICES_MOST);
+        // A MIG instance, or 3 GiB; and 1 GiB in any case.
+        let claims = [alternatives("p", &[5, 0, 3]), alternatives("q", &[1])];
+        let claims = claims.map(|claim| OfferedClaim::read(&claim));
+        let asked: Vec<&AskedRequest> = claims.iter().flat_map(|claim| &claim.requests).collect();
+        assert_eq!(choices(&asked).len(), 1, "5 and 1 GiB");
     }
 
     #[test]

@@ -157,7 +157,7 @@ fn count(counter: &AtomicU64) {
 
 /// The outcome of one announcement, or of one call that is a part of it.
 #[derive(Debug, PartialEq, Eq)]
-enum Outcome {
+enum Announced {
     Done,
     /// Nothing is to be announced: the object is gone, no longer needs it, or may not be changed.
     Needless,
@@ -166,19 +166,19 @@ enum Outcome {
 }
 
 /// `object`: what was to be read or changed.
-fn outcome_of(object: &str, error: &kube::Error) -> Outcome {
+fn outcome_of(object: &str, error: &kube::Error) -> Announced {
     match error {
         // The object is gone, or the write is forbidden: a retry would not help.
         kube::Error::Api(status) if matches!(status.code, 401 | 403 | 404 | 422) => {
             tracing::warn!(object, reason = %status.message, "refused pods not tried again");
-            Outcome::Needless
+            Announced::Needless
         }
-        error => Outcome::Failed(error.to_string()),
+        error => Announced::Failed(error.to_string()),
     }
 }
 
-fn unanswered() -> Outcome {
-    Outcome::Failed(format!("no answer within {CALL:?}"))
+fn unanswered() -> Announced {
+    Announced::Failed(format!("no answer within {CALL:?}"))
 }
 
 struct Task {
@@ -233,17 +233,21 @@ impl Task {
     async fn tell(&mut self, node: String, due: Due) {
         let outcome = match self.shared.refused.reacts(&self.client).await {
             Ok(reacts) if reacts.to_nodes => self.annotate(&node).await,
-            Ok(_) => self.shared.refused.announce(&self.client).await,
+            Ok(_) => {
+                // It is about all pods, so it stands for every node that is freed by now.
+                self.shared.freed.lock().clear();
+                self.shared.refused.announce(&self.client).await
+            }
             Err(outcome) => outcome,
         };
         let reason = match outcome {
-            Outcome::Done => {
+            Announced::Done => {
                 count(&self.shared.woken);
                 self.told.insert(node, Instant::now());
                 return;
             }
-            Outcome::Needless => return,
-            Outcome::Failed(reason) => reason,
+            Announced::Needless => return,
+            Announced::Failed(reason) => reason,
         };
         count(&self.shared.failed);
         tracing::debug!(%node, %reason, "pending pods not woken yet");
@@ -256,14 +260,14 @@ impl Task {
             .or_insert(Due { at, pause });
     }
 
-    async fn annotate(&self, node: &str) -> Outcome {
+    async fn annotate(&self, node: &str) -> Announced {
         let api: Api<Node> = Api::all(self.client.clone());
         let patch = Patch::Merge(json!({
             "metadata": { "annotations": { CAPACITY_FREED: self.shared.refused.next_value() } }
         }));
         let params = PatchParams::default();
         match timeout(CALL, api.patch_metadata(node, &params, &patch)).await {
-            Ok(Ok(_)) => Outcome::Done,
+            Ok(Ok(_)) => Announced::Done,
             Ok(Err(error)) => outcome_of(node, &error),
             Err(_elapsed) => unanswered(),
         }

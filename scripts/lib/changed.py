@@ -63,7 +63,7 @@ STEPS = {
     ),
     "clients": Step(programs=("vgpu", "vgpu-core", *DRIVER), places=("scripts/lib/clients", "tests/clients/")),
     "slurm": Step(
-        programs=("vgpu", "vgpu-core", "slurm-spank", *DRIVER),
+        programs=("vgpu", "vgpu-core", "vgpu-monitor", "slurm-spank", *DRIVER),
         places=("scripts/lib/slurm-check", "scripts/lib/slurm_check.py"),
     ),
     "engines": Step(
@@ -188,7 +188,7 @@ def places_in(file, text, folders):
     names = "|".join(re.escape(name) for name in sorted({*folders, *FOLDERS}, key=len, reverse=True))
     # A name that ends a sentence has no full stop.
     found = {place.rstrip(".") for place in re.findall(rf"(?<![\w.-])(?:{names})/[\w./@-]*", text)}
-    found.update(name + "/" for name in re.findall(r"[\"']([\w/]+?)/?[\"']", text) if name in FOLDERS)
+    found.update(name + "/" for name in re.findall(r"[\"'](?:\.\./)*([\w/]+?)/?[\"']", text) if name in FOLDERS)
     if file.endswith(".py"):
         folder = file.rpartition("/")[0]
         found.update(f"{folder}/{module}.py" for module in re.findall(r"^(?:from|import) (\w+)", text, re.M))

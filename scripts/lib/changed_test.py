@@ -53,6 +53,7 @@ class Places(unittest.TestCase):
     def test_a_quoted_folder_is_the_whole_folder(self):
         self.assertEqual(places_in("a/b.rs", 'root.join("docs").join(name)', []), {"docs/"})
         self.assertEqual(places_in("scripts/b.py", "ROOT / 'charts' / name", []), {"charts/"})
+        self.assertEqual(places_in("a/b.rs", 'tests.join("../include")', []), {"include/"})
 
     def test_a_path_ends_where_a_name_is_filled_in(self):
         self.assertEqual(places_in("a/b.rs", '"{}/../tests/vectors/a/{name}"', ["tests"]), {"tests/vectors/a/"})

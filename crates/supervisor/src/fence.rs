@@ -283,11 +283,15 @@ pub trait Finder {
     fn find(&mut self, instance: &Instance, known: &[PathBuf]) -> FoundGroups;
 }
 
+/// The control groups of containers, by the device and inode of the limits file that their processes see. `None` for a
+/// container if a group has a process with other limits, or with none.
+type GroupsByLimits = HashMap<(u64, u64), Option<Vec<PathBuf>>>;
+
 /// Finds a container's group by the limits that its processes see, or by the first process of an engine's container.
 /// For a process in the host's control groups.
 #[derive(Debug, Default)]
 pub struct ByLimits {
-    groups: Option<HashMap<(u64, u64), Vec<PathBuf>>>,
+    groups: Option<GroupsByLimits>,
 }
 
 impl Finder for ByLimits {
@@ -307,9 +311,11 @@ impl Finder for ByLimits {
             let limits = fs::metadata(instance.steady_path(LIMITS)).ok()?;
             groups.get(&(limits.dev(), limits.ino())).cloned()
         };
-        let of_engine = of_engine(instance).map(|group| vec![group]);
+        let of_engine = of_engine(instance).map(|group| Some(vec![group]));
         match of_engine.or_else(by_limits) {
-            Some(groups) => FoundGroups::Groups(groups),
+            Some(Some(groups)) => FoundGroups::Groups(groups),
+            // Processes of it run, and one of their groups is not its own.
+            Some(None) => FoundGroups::Unseen(NO_GROUP),
             None if is_job && are_known => FoundGroups::Gone,
             None => FoundGroups::Unseen(NO_GROUP),
         }
@@ -461,9 +467,8 @@ fn of_engine(instance: &Instance) -> Option<PathBuf> {
     lives.then(|| group_of_processes(&[labels.runner_pid]))?
 }
 
-/// The control groups of the containers that see a limits file where the agent and the OCI hook mount it, by the file's
-/// device and inode. A container is left out if a group has a process with other limits, or with none.
-fn groups_by_limits() -> HashMap<(u64, u64), Vec<PathBuf>> {
+/// The control groups of the containers that see a limits file where the agent and the OCI hook mount it.
+fn groups_by_limits() -> GroupsByLimits {
     let mut pids: HashMap<(u64, u64), Vec<u32>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -478,7 +483,7 @@ fn groups_by_limits() -> HashMap<(u64, u64), Vec<PathBuf>> {
         }
     }
     pids.into_iter()
-        .filter_map(|(file, pids)| Some((file, groups_of_these(&pids)?)))
+        .map(|(file, pids)| (file, groups_of_these(&pids)))
         .collect()
 }
 

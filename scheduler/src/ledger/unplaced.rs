@@ -75,6 +75,9 @@ impl Ledger {
     /// At most that many of that scheduler's pods that have no node, those of the highest priority first. An empty name
     /// stands for any scheduler.
     pub fn first_refused(&self, scheduler: &str, most: usize) -> Vec<placement::Pod> {
+        if most == 0 {
+            return Vec::new();
+        }
         let mut refused: Vec<&Unplaced> = self.unplaced_of(scheduler).collect();
         if refused.len() > most {
             refused.select_nth_unstable_by(most, |one, other| before(one, other));
@@ -96,9 +99,10 @@ impl Ledger {
 
 /// The order in which pods are tried again: the highest priority first, then by name.
 fn before(one: &Unplaced, other: &Unplaced) -> Ordering {
-    let names = |one: &Unplaced| (one.pod.namespace.clone(), one.pod.name.clone());
-    let by_name = || names(one).cmp(&names(other));
-    other.priority.cmp(&one.priority).then_with(by_name)
+    let priorities = other.priority.cmp(&one.priority);
+    priorities
+        .then_with(|| one.pod.namespace.cmp(&other.pod.namespace))
+        .then_with(|| one.pod.name.cmp(&other.pod.name))
 }
 
 /// Whether pods can take more of a vendor's resource than before. A new node had nothing before.

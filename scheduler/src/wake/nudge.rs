@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::pods::Refused;
-use super::{CALL, DELAY, Outcome, count, outcome_of, unanswered};
+use super::{Announced, CALL, DELAY, count, outcome_of, unanswered};
 
 /// The pauses between nudges while the pod has no node: kube-scheduler's watch of the node may lag behind ours, and
 /// then it judges the pod by the old state of the node.
@@ -99,6 +99,9 @@ pub(super) async fn run(
     woken: Arc<AtomicU64>,
     failed: Arc<AtomicU64>,
 ) {
+    // While the answer is not known, the ledger has to list the refused pods at each change. One that fails is repeated
+    // when there is something to announce.
+    drop(refused.reacts(&client).await);
     let mut earliest = Instant::now();
     let mut pause = EVERY;
     loop {
@@ -128,13 +131,13 @@ pub(super) async fn run(
         };
         earliest = Instant::now() + EVERY;
         let later = match outcome {
-            Outcome::Done => {
+            Announced::Done => {
                 count(&woken);
                 pause = EVERY;
                 AGAIN.get(nudge.done).map(|after| (*after, nudge.done + 1))
             }
-            Outcome::Needless => None,
-            Outcome::Failed(reason) => {
+            Announced::Needless => None,
+            Announced::Failed(reason) => {
                 count(&failed);
                 tracing::debug!(pod = %nudge.pod.name, %reason, "refused pods not tried again yet");
                 pause = (pause * 2).min(MOST_PAUSE);
@@ -153,26 +156,26 @@ pub(super) async fn run(
 
 /// Nominates the pod for the node, and then for none. kube-scheduler reacts only to the second change. The first
 /// reserves room for the pod on the node, but only for the time between the two calls.
-async fn nudge_pod(client: &kube::Client, nudge: &Nudge) -> Outcome {
+async fn nudge_pod(client: &kube::Client, nudge: &Nudge) -> Announced {
     let api: Api<Pod> = Api::namespaced(client.clone(), &nudge.pod.namespace);
     let pod = match timeout(CALL, api.get_opt(&nudge.pod.name)).await {
         Ok(Ok(Some(pod))) => pod,
-        Ok(Ok(None)) => return Outcome::Needless,
+        Ok(Ok(None)) => return Announced::Needless,
         Ok(Err(error)) => return outcome_of(&nudge.pod.name, &error),
         Err(_elapsed) => return unanswered(),
     };
     if !needs_nudge(&pod, &nudge.pod.uid) {
-        return Outcome::Needless;
+        return Announced::Needless;
     }
     let named = nominate(&api, &nudge.pod, json!(nudge.node), Some(&pod)).await;
-    if named == Outcome::Needless {
+    if named == Announced::Needless {
         return named;
     }
     // The nomination reserves room for the pod, so it is withdrawn even if the outcome of the first call is unknown.
     let mut pause = EVERY;
     loop {
         match nominate(&api, &nudge.pod, Value::Null, None).await {
-            Outcome::Failed(reason) => {
+            Announced::Failed(reason) => {
                 tracing::debug!(pod = %nudge.pod.name, %reason, "nomination not withdrawn yet");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(MOST_PAUSE);
@@ -187,7 +190,7 @@ async fn nominate(
     pod: &placement::Pod,
     node: Value,
     unchanged: Option<&Pod>,
-) -> Outcome {
+) -> Announced {
     let version = unchanged.and_then(|pod| pod.metadata.resource_version.as_deref());
     let metadata = match version {
         Some(version) => json!({ "uid": pod.uid, "resourceVersion": version }),
@@ -199,7 +202,7 @@ async fn nominate(
     }));
     let params = PatchParams::default();
     match timeout(CALL, api.patch_status(&pod.name, &params, &patch)).await {
-        Ok(Ok(_)) => Outcome::Done,
+        Ok(Ok(_)) => Announced::Done,
         Ok(Err(error)) => outcome_of(&pod.name, &error),
         Err(_elapsed) => unanswered(),
     }

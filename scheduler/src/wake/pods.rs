@@ -16,10 +16,11 @@ use serde_json::json;
 use tokio::sync::OnceCell;
 use tokio::time::{sleep, timeout};
 
-use super::{CALL, EVERY, Outcome, outcome_of, unanswered};
+use super::{Announced, CALL, EVERY, outcome_of, unanswered};
 
-/// The most pods that one announcement annotates. The others are tried again after a minute and a half, by the chart's
-/// `--pod-max-in-unschedulable-pods-duration`.
+/// The most pods that one announcement annotates. kube-scheduler tries the others again by itself: after 60 to 90 s where
+/// the chart sets `--pod-max-in-unschedulable-pods-duration` (Kubernetes 1.24 to 1.29), and after about five minutes
+/// elsewhere.
 pub const MOST_PODS: usize = 100;
 
 /// How a kube-scheduler of a version is told.
@@ -33,7 +34,8 @@ pub(super) struct Reacts {
 }
 
 impl Reacts {
-    /// By the second number of the API server's version. A server that does not say a number counts as a current one.
+    /// By the second number of the API server's version. A server that does not say a number, or does not show its version,
+    /// counts as a current one.
     fn of(minor: &str) -> Self {
         let digits: String = minor.chars().take_while(char::is_ascii_digit).collect();
         let minor: u32 = digits.parse().unwrap_or(u32::MAX);
@@ -55,6 +57,8 @@ pub(super) struct Refused {
     reacts: OnceCell<Reacts>,
     /// The last value of an annotation.
     last: AtomicI64,
+    /// One announcement at a time: two tasks make them.
+    announces: tokio::sync::Mutex<()>,
 }
 
 impl Refused {
@@ -66,10 +70,13 @@ impl Refused {
     }
 
     /// How this cluster's kube-scheduler is told. Asks the API server until it has answered once.
-    pub(super) async fn reacts(&self, client: &kube::Client) -> Result<Reacts, Outcome> {
+    pub(super) async fn reacts(&self, client: &kube::Client) -> Result<Reacts, Announced> {
         let ask = async {
             match timeout(CALL, client.apiserver_version()).await {
                 Ok(Ok(version)) => Ok(Reacts::of(&version.minor)),
+                Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403 | 404) => {
+                    Ok(Reacts::of(""))
+                }
                 Ok(Err(error)) => Err(outcome_of("the API server's version", &error)),
                 Err(_elapsed) => Err(unanswered()),
             }
@@ -93,21 +100,22 @@ impl Refused {
     }
 
     /// Annotates the pods, one after the other. Stops at the first call without an answer.
-    pub(super) async fn announce(&self, client: &kube::Client) -> Outcome {
+    pub(super) async fn announce(&self, client: &kube::Client) -> Announced {
+        let _alone = self.announces.lock().await;
         let pods = self.pods.lock().clone();
-        let mut outcome = Outcome::Needless;
+        let mut outcome = Announced::Needless;
         for pod in pods {
             match self.annotate(client, &pod).await {
-                Outcome::Done => outcome = Outcome::Done,
-                Outcome::Needless => {}
-                failed @ Outcome::Failed(_) => return failed,
+                Announced::Done => outcome = Announced::Done,
+                Announced::Needless => {}
+                failed @ Announced::Failed(_) => return failed,
             }
             sleep(EVERY).await;
         }
         outcome
     }
 
-    async fn annotate(&self, client: &kube::Client, pod: &placement::Pod) -> Outcome {
+    async fn annotate(&self, client: &kube::Client, pod: &placement::Pod) -> Announced {
         let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
         // The uid: another pod of this name is left alone.
         let patch = Patch::Merge(json!({
@@ -115,8 +123,14 @@ impl Refused {
         }));
         let params = PatchParams::default();
         match timeout(CALL, api.patch_metadata(&pod.name, &params, &patch)).await {
-            Ok(Ok(_)) => Outcome::Done,
-            Ok(Err(kube::Error::Api(status))) if status.code == 409 => Outcome::Needless,
+            Ok(Ok(_)) => Announced::Done,
+            // Another pod has the name, or this one may not be changed: those behind it are told all the same.
+            Ok(Err(kube::Error::Api(status)))
+                if (400..500).contains(&status.code) && status.code != 429 =>
+            {
+                tracing::debug!(pod = %pod.name, reason = %status.message, "refused pod not annotated");
+                Announced::Needless
+            }
             Ok(Err(error)) => outcome_of(&pod.name, &error),
             Err(_elapsed) => unanswered(),
         }

@@ -153,6 +153,7 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
         others: Others::new(),
         mig,
         foreign: Vec::new(),
+        unknown_instances: false,
         without_counters: false,
         published: published.clone(),
     };

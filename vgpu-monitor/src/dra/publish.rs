@@ -29,6 +29,8 @@ const AGAIN: Duration = Duration::from_secs(30);
 const FIRST: Duration = Duration::from_secs(1);
 /// Longest wait for one answer.
 const ONE: Duration = Duration::from_secs(10);
+/// How long a driver is asked for MIG instances: one that hangs may not delay the taint of its GPU.
+const INSTANCES: Duration = Duration::from_secs(2);
 /// Letters of a name that the API server takes.
 const LETTERS_MOST: usize = 253;
 
@@ -56,6 +58,8 @@ pub struct Publisher {
     pub mig: Mig,
     /// Those, as of the last look.
     pub foreign: Vec<OtherInstance>,
+    /// Whether the driver did not say so at the last look.
+    pub unknown_instances: bool,
     /// Whether the API server dropped counters at the last look, so that GPUs in MIG mode are left out.
     pub without_counters: bool,
     /// `None` until the slices are published for the first time; then why they are not, if they are not.
@@ -245,17 +249,19 @@ impl Publisher {
             return;
         }
         let mig = self.mig.clone();
-        let found = match spawn_blocking(move || mig.others(cut)).await {
-            Ok(Ok(found)) => found,
+        let asked = timeout(INSTANCES, spawn_blocking(move || mig.others(cut)));
+        let found = match asked.await {
+            Ok(Ok(Ok(found))) => found,
+            Ok(Ok(Err(error))) => return self.tell_unknown(&error.to_string()),
             Ok(Err(error)) => {
-                tracing::warn!(%error, "the MIG instances of other programs are not known: the last answer holds");
-                return;
-            }
-            Err(error) => {
                 tracing::error!(%error, "the thread that asks for MIG instances has ended");
                 return;
             }
+            Err(_elapsed) => {
+                return self.tell_unknown(&format!("no answer within {INSTANCES:?}"));
+            }
         };
+        self.unknown_instances = false;
         for other in found.iter().filter(|it| !self.foreign.contains(it)) {
             tracing::info!(
                 gpu = other.gpu,
@@ -265,6 +271,16 @@ impl Publisher {
             );
         }
         self.foreign = found;
+    }
+
+    /// Says once that the driver does not name the MIG instances.
+    fn tell_unknown(&mut self, reason: &str) {
+        if !std::mem::replace(&mut self.unknown_instances, true) {
+            tracing::warn!(
+                reason,
+                "the MIG instances of other programs are not known: the last answer holds"
+            );
+        }
     }
 
     /// Says when GPUs in MIG mode are left out because the API server keeps no counters, and when they are back.
@@ -546,6 +562,7 @@ mod tests {
             others: Others::new(),
             mig: Mig::start(&state, None).unwrap(),
             foreign: Vec::new(),
+            unknown_instances: false,
             without_counters: false,
             published: watch::Sender::default(),
         };

@@ -27,7 +27,7 @@ pub enum NoRoom {
     },
 }
 
-/// The shares of each pod: recipients by uid, in the order of their containers.
+/// The containers of each pod that were given shares, by the pod's uid.
 pub fn by_pod(allotments: &[Allotment]) -> BTreeMap<&str, Vec<&Recipient>> {
     let mut pods: BTreeMap<&str, Vec<&Recipient>> = BTreeMap::new();
     for allotment in allotments {
@@ -41,7 +41,7 @@ pub fn by_pod(allotments: &[Allotment]) -> BTreeMap<&str, Vec<&Recipient>> {
     pods
 }
 
-/// Whether the node has room for the recipients of one pod beside those of the `others`, by uid.
+/// Whether the node has room for the shares of one pod beside those of the `others`, by uid.
 ///
 /// # Errors
 ///

@@ -2,7 +2,7 @@
 //! JobName=sweep`. Values in, values out.
 //!
 //! Before `JobName=` a line has only what slurmctld writes. The job's owner chose the name, which may hold line ends and
-//! more such lines. So no job is told apart by a line that another one contradicts.
+//! more such lines. So where two lines begin the same job, the text is refused.
 
 use super::allocation::Unclear;
 

@@ -114,7 +114,7 @@ fn about_job(scontrol: &Path, job: u32) -> anyhow::Result<Result<String, Unclear
     let text = show_job(scontrol, &name)?;
     if head::first(&text).is_none_or(|head| head.id != job) {
         bail!(
-            "slurmctld calls job {job} {name} and answers about another job when it is asked for {name}"
+            "scontrol show job {name} does not begin with JobId={job}, although slurmctld gave job {job} the name {name}"
         );
     }
     Ok(Ok(text))

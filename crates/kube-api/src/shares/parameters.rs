@@ -97,8 +97,8 @@ pub enum ParametersError {
     },
     /// A floor of a MIG instance.
     #[error(
-        "have the floor {0}, and a MIG instance has no cap on compute time of which a part could be promised: the hardware \
-         gives it its own; leave floor out"
+        "have the floor {0}, but the hardware gives each MIG instance its own compute time, so there is nothing to promise; \
+         leave floor out"
     )]
     FloorOfInstance(u32),
     /// The memory beyond the share is no amount.

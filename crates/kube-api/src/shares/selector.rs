@@ -42,7 +42,12 @@ pub(super) fn narrow(selection: &mut Selection, expression: &str) {
     if words.contains(&plain("?")) {
         return;
     }
-    for part in split(inner(&words), "&&") {
+    let whole = inner(&words);
+    // `&&` binds before `||`, and `a || b && c` is no list of conditions of which all have to hold.
+    if split(whole, "||").len() > 1 && split(whole, "&&").len() > 1 {
+        return;
+    }
+    for part in split(whole, "&&") {
         let alternatives = split(inner(part), "||");
         match alternatives.as_slice() {
             [[not, negated @ ..]] if *not == plain("!") => {
@@ -207,7 +212,8 @@ fn split<'a>(words: &'a [CelWord], sign: &str) -> Vec<&'a [CelWord]> {
     parts
 }
 
-/// The words of an expression; `None` for one that is too long, or has a string of a form that is not read here.
+/// The words of an expression; `None` for one that is too long, has a comment, or has a string of a form that is not read
+/// here.
 fn words(expression: &str) -> Option<Vec<CelWord>> {
     if expression.len() > MOST_BYTES {
         return None;
@@ -217,6 +223,8 @@ fn words(expression: &str) -> Option<Vec<CelWord>> {
     while let Some(letter) = letters.next() {
         match letter {
             space if space.is_whitespace() => {}
+            // A comment.
+            '/' if letters.peek() == Some(&'/') => return None,
             '"' | '\'' => {
                 // A raw string or one of bytes (r"…", b"…"), or one of three quotes.
                 let is_marked = matches!(all.last(), Some(CelWord::Plain(name))
@@ -325,6 +333,9 @@ mod tests {
             r#"@N == "a" || device.attributes["gpu.vgpu.io"].index == 0"#,
             r#"!@N.lowerAscii().contains("a") || @N == "b""#,
             r#"!(@N.lowerAscii().contains("a") && @U == "GPU-1")"#,
+            r#"@N == "a" || @N == "b" && @U == "GPU-1""#,
+            r#"@U == "GPU-1" && @N == "a" || @N == "b""#,
+            "device.driver == \"x\" // && @N == \"a\"",
             // Ignoring case would exclude more.
             r#"!(@N.contains("a"))"#,
             r#"!(@N == "a")"#,

@@ -48,7 +48,7 @@ const FALSE_RINGS_MOST: u32 = 6;
 /// Work may end this much later than expected, nanoseconds, or later by half of its own length, or by as much as work of
 /// others that was in flight before it.
 const LATE_NS: u64 = 500 * US;
-/// The same while a launch waits for that work, nanoseconds: the cost of a first launch is not known, and a kernel that
+/// At least this much later while a launch waits for that work, nanoseconds: the cost of a first launch is not known, and a kernel that
 /// never ends is to hold up others no longer.
 const LATE_WAITED_NS: u64 = 1_000 * MS;
 /// Work of others delays it by this at most, nanoseconds: a figure of a container of a lower priority, which its tenant can
@@ -246,7 +246,7 @@ impl Seen {
         let late_ns = match (self.is_at_cap, self.waits_for_itself) {
             // It looks at its work only now and then, and it could not go on anyway.
             (true, _) => 0,
-            (false, true) => LATE_WAITED_NS,
+            (false, true) => LATE_WAITED_NS.max(self.in_flight_ns / LATE_PART),
             (false, false) => LATE_NS
                 .max(self.in_flight_ns / LATE_PART)
                 .max(self.delay_ns.min(MOST_DELAY_NS)),

@@ -460,7 +460,11 @@ impl Device {
             .filter(takes_part)
             .map(|((tenant, claim), share)| Candidate {
                 id: tenant.id,
-                share: share.permille.min(WHOLE),
+                // What a lower container does not use of its floor is lent already.
+                share: match Some(claim.priority) == top {
+                    true => share.permille.min(WHOLE),
+                    false => share.permille.min(claim.demand).min(WHOLE),
+                },
                 wants_more: claim.demand >= WHOLE,
                 is_held_up: tenant
                     .processes

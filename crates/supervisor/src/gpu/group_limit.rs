@@ -85,14 +85,14 @@ type Set = unsafe extern "C" fn(nvmlDevice_t, *const SetLimits) -> u32;
 /// The address of a function of the loaded NVML; null if it has none.
 fn symbol(name: &CStr) -> *mut libc::c_void {
     let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
-    // SAFETY: the name ends in a zero. The library is loaded already (an `Nvml` is there), so no code runs.
+    // SAFETY: the name ends in a zero. `RTLD_NOLOAD` loads nothing, so no code of the library runs.
     let library = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), flags) };
     if library.is_null() {
         return library;
     }
     // SAFETY: the handle is of the call above, and the name ends in a zero.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-    // SAFETY: the handle is of the call above; the `Nvml` keeps the library loaded.
+    // SAFETY: the handle is of the call above; the caller's own handle keeps the library loaded.
     unsafe { libc::dlclose(library) };
     found
 }
@@ -110,7 +110,8 @@ fn set_function() -> Option<Set> {
 /// when it starts, which takes tens of milliseconds, and seconds where no process keeps the driver awake.
 #[must_use]
 pub fn driver_has_group_limits() -> bool {
-    // SAFETY: the name ends in a zero. What NVML runs when it is loaded runs again nowhere: it stays loaded.
+    // SAFETY: the name ends in a zero. Loading runs NVML's initialisers, as opening an `NvmlGpus` does. The handle is never
+    // closed, so NVML is not unloaded and they run once.
     let library = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY) };
     !library.is_null() && set_function().is_some()
 }
