@@ -64,7 +64,7 @@ struct WakerState {
     freed: Mutex<HashMap<String, Due>>,
     news: Notify,
     waiting: AtomicUsize,
-    refused: Arc<pods::Refused>,
+    refused: Arc<pods::RefusedPods>,
     nudges: Arc<nudge::Nudges>,
     woken: Arc<AtomicU64>,
     failed: Arc<AtomicU64>,

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::pods::Refused;
+use super::pods::RefusedPods;
 use super::{Announced, CALL, DELAY, count, outcome_of, unanswered};
 
 /// The pauses between nudges while the pod has no node: kube-scheduler's watch of the node may lag behind ours, and
@@ -95,7 +95,7 @@ fn needs_nudge(pod: &Pod, uid: &str) -> bool {
 pub(super) async fn run(
     client: kube::Client,
     nudges: Arc<Nudges>,
-    refused: Arc<Refused>,
+    refused: Arc<RefusedPods>,
     woken: Arc<AtomicU64>,
     failed: Arc<AtomicU64>,
 ) {

@@ -52,7 +52,7 @@ impl Reacts {
 
 /// The pods that kube-scheduler has refused, and how it is told.
 #[derive(Debug, Default)]
-pub(super) struct Refused {
+pub(super) struct RefusedPods {
     pods: Mutex<Vec<placement::Pod>>,
     reacts: OnceCell<Reacts>,
     /// The last value of an annotation.
@@ -61,7 +61,7 @@ pub(super) struct Refused {
     announces: tokio::sync::Mutex<()>,
 }
 
-impl Refused {
+impl RefusedPods {
     /// Sets the pods, the most important first. They are asked for only where they may be needed.
     pub(super) fn set(&self, pods: impl FnOnce() -> Vec<placement::Pod>) {
         if self.reacts.get().is_none_or(|reacts| reacts.needs_pods()) {
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn each_value_is_larger_than_the_one_before() {
-        let refused = Refused::default();
+        let refused = RefusedPods::default();
         let values: Vec<i64> = (0..1000)
             .map(|_| refused.next_value().parse().unwrap())
             .collect();
