@@ -366,7 +366,10 @@ fn template_of_a_mig_instance_is_checked_as_one_of_a_gpu() {
         json!({"requests": {"shares": "1"}});
     for (object, says) in [
         (with_class(10), "have the priority 10; accepted: "),
-        (floor, "have the floor 20, but the hardware gives each MIG instance"),
+        (
+            floor,
+            "have the floor 20, but the hardware gives each MIG instance",
+        ),
         (
             shares,
             "is no capacity of a MIG instance of gpu.vgpu.io; accepted: memory",
