@@ -451,7 +451,7 @@ mod tests {
         for (more, says) in [
             (
                 json!({"floor": 20}),
-                ".floor: the parameters have the floor 20, and a MIG",
+                ".floor: the parameters have the floor 20, but the hardware",
             ),
             (
                 json!({"priority": 10}),
