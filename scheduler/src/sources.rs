@@ -137,12 +137,7 @@ impl Scheduler {
         let Ok(Ok(version)) = version else {
             return true;
         };
-        let minor: String = version
-            .minor
-            .chars()
-            .take_while(char::is_ascii_digit)
-            .collect();
-        version.major != "1" || minor.parse::<u32>().map_or(true, |minor| minor >= 28)
+        kube_api::version::has_match_conditions(&version.major, &version.minor)
     }
 }
 

@@ -11,7 +11,8 @@ import statistics
 import subprocess
 import sys
 import time
-import urllib.request
+
+from exporter import metrics
 
 RUN = pathlib.Path(sys.argv[1])
 REPOSITORY = pathlib.Path(sys.argv[2])
@@ -246,14 +247,6 @@ def top():
 
 def names():
     return sorted(entry.name for entry in BOARD.iterdir() if not entry.name.startswith(".")) if BOARD.is_dir() else []
-
-
-def metrics():
-    try:
-        with urllib.request.urlopen("http://127.0.0.1:31993/metrics", timeout=10) as answer:
-            return answer.read().decode()
-    except OSError:
-        return None
 
 
 # --- checks ---------------------------------------------------------------------------------------------------------

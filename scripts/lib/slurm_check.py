@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.request
+
+from exporter import metrics
 
 work = pathlib.Path(sys.argv[1])
 LIB, SIM, SPOOL, OUT = work / "lib", work / "sim", work / "slurm", work / "out"
@@ -314,14 +315,6 @@ def other_shapes():
     check("a user's own LD_PRELOAD is kept", said == ["/usr/lib/x86_64-linux-gnu/libm.so.6", "1"], said)
     mounts = pathlib.Path("/proc/self/mounts").read_text()
     check("no mount of a job is left on the node", "/etc/vgpu" not in mounts and "ld.so.preload" not in mounts, mounts)
-
-
-def metrics():
-    try:
-        with urllib.request.urlopen("http://127.0.0.1:31993/metrics", timeout=10) as answer:
-            return answer.read().decode()
-    except OSError:
-        return None
 
 
 def steps():

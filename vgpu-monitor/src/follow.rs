@@ -76,10 +76,7 @@ async fn streams(client: &Client) -> bool {
     let Ok(Ok(version)) = timeout(PATIENCE, client.apiserver_version()).await else {
         return false;
     };
-    let number = |text: &str| {
-        let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse::<u32>().unwrap_or(0)
-    };
+    let number = |text: &str| kube_api::version::number(text).unwrap_or(0);
     (number(&version.major), number(&version.minor)) >= STREAMS_FROM
 }
 

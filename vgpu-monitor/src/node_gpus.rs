@@ -39,6 +39,28 @@ pub struct Inventory {
     pub problems: Vec<String>,
 }
 
+#[cfg(test)]
+impl Inventory {
+    /// The GPUs `GPU-0`, `GPU-1` and so on, each with 16 GiB.
+    pub(crate) fn of_gpus(gpus: u32) -> Self {
+        let gpu = |index: u32| {
+            let id = format!("GPU-{index}");
+            let mut device = placement::Device::new("NVIDIA", &id, "NVIDIA A", 16 << 30);
+            device.index = index;
+            KnownGpu {
+                device,
+                physical_bytes: 16 << 30,
+                pci_bus_id: String::new(),
+                minor: index,
+            }
+        };
+        Self {
+            gpus: (0..gpus).map(gpu).collect(),
+            ..Self::default()
+        }
+    }
+}
+
 /// By which wires a GPU reaches others. Bandwidths are both directions together, in MB/s (10^6 bytes), as vendors
 /// print them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

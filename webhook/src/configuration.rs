@@ -15,28 +15,6 @@ use serde_json::{Map, Value, json};
 
 use crate::secret::{WRITER, labels, writing};
 
-/// Kubernetes has match conditions from this minor version of 1 on.
-const MATCH_CONDITIONS: u32 = 28;
-
-/// Which of the two forms this API server supports, judged by `/version`. `28+` counts as 28; a
-/// version that cannot be read counts as a current one.
-#[must_use]
-pub fn has_match_conditions(major: &str, minor: &str) -> bool {
-    let number = |text: &str| {
-        let digits = text.trim_start_matches('v');
-        let end = digits.find(|letter: char| !letter.is_ascii_digit());
-        digits
-            .get(..end.unwrap_or(digits.len()))?
-            .parse::<u32>()
-            .ok()
-    };
-    match (number(major), number(minor)) {
-        (Some(1), Some(minor)) => minor >= MATCH_CONDITIONS,
-        (Some(0), _) => false,
-        _ => true,
-    }
-}
-
 /// The kinds of configurations, in the order in which they are written.
 pub const KINDS: [&str; 2] = [
     "MutatingWebhookConfiguration",
@@ -272,26 +250,6 @@ pub async fn write(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn versions_are_read_as_clouds_write_them() {
-        for (major, minor, has) in [
-            ("1", "28", true),
-            ("1", "27", false),
-            ("1", "28+", true),
-            ("1", "27-gke.100", false),
-            ("1", "9", false),
-            ("1", "130", true),
-            ("v1", "30", true),
-            ("2", "0", true),
-            ("0", "99", false),
-            ("", "", true),
-            ("one", "many", true),
-            ("1", "99999999999999999999", true),
-        ] {
-            assert_eq!(has_match_conditions(major, minor), has, "{major}.{minor}");
-        }
-    }
 
     fn live() -> Value {
         json!({

@@ -29,7 +29,8 @@ pub fn capabilities(gpu: usize, index: u32) -> [usize; 2] {
 pub struct Nodes {
     /// GPUs of the board, in their order.
     pub gpus: Vec<usize>,
-    /// GPU and index of the MIG instances whose nodes it can open; `None` without a folder of such nodes.
+    /// The GPU and the index of each MIG instance whose nodes the process can open. `None` if the folder of device nodes has
+    /// no `nvidia-caps`: then the process sees all instances.
     instances: Option<Vec<(usize, u32)>>,
     _held: Vec<File>,
 }

@@ -30,4 +30,5 @@ pub mod results;
 pub mod shares;
 mod slots;
 pub mod vendor;
+pub mod version;
 pub mod workload;

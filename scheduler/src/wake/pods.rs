@@ -37,8 +37,7 @@ impl Reacts {
     /// By the second number of the API server's version. A server that does not say a number, or does not show its version,
     /// counts as a current one.
     fn of(minor: &str) -> Self {
-        let digits: String = minor.chars().take_while(char::is_ascii_digit).collect();
-        let minor: u32 = digits.parse().unwrap_or(u32::MAX);
+        let minor = kube_api::version::number(minor).unwrap_or(u32::MAX);
         Self {
             to_nodes: minor >= 30,
             to_nominations: minor >= 32,

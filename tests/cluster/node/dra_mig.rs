@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::agent::{self, Stopped};
 use crate::dra;
-use crate::release::helm;
+use crate::release::{helm, helm_upgrade};
 use crate::world::{NAME, World, run_of, within};
 
 const MIB: u64 = 1 << 20;
@@ -35,15 +35,7 @@ impl<'w> MigMode<'w> {
         world.board.set_mig_mode(GPU, true).unwrap();
         let mode = Self(world);
         let strategy = "devicePlugin.migStrategy=mixed";
-        helm(&[
-            "upgrade",
-            "vgpu",
-            "charts/vgpu",
-            "--reset-then-reuse-values",
-            "--set",
-            strategy,
-            "--wait",
-        ]);
+        helm_upgrade(&["--set", strategy, "--wait"]);
         Some(mode)
     }
 }

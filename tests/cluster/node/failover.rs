@@ -6,13 +6,12 @@ use kube::api::{Api, ListParams};
 use nix::sys::signal::{Signal, kill};
 
 use crate::agent;
-use crate::release::helm;
+use crate::release::helm_upgrade;
 use crate::world::{SYSTEM, World, gpu_pod, is_ready, name, run_of, share, status, within};
 
 /// Changes one value of the installed chart.
 fn upgrade(value: &str) {
-    let change = ["--reset-then-reuse-values", "--set-json", value];
-    helm(&[&["upgrade", "vgpu", "charts/vgpu"][..], &change].concat());
+    helm_upgrade(&["--set-json", value]);
 }
 
 async fn schedulers(world: &World) -> Vec<Pod> {

@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::agent;
-use crate::release::helm;
+use crate::release::{helm, helm_upgrade};
 use crate::world::{World, gpu_pod, run, share, within};
 
 const MIB: u64 = 1 << 20;
@@ -39,11 +39,7 @@ impl<'w> Fenced<'w> {
             "devicePlugin.secondFence.extraArgs=[\"--control-groups={}\"]",
             groups.display()
         );
-        helm(&[
-            "upgrade",
-            "vgpu",
-            "charts/vgpu",
-            "--reset-then-reuse-values",
+        helm_upgrade(&[
             "--set",
             "devicePlugin.secondFence.enabled=true,metricsDetail=full",
             "--set-json",

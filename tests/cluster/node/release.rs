@@ -22,6 +22,17 @@ pub(crate) fn helm(words: &[&str]) -> String {
     .unwrap_or_else(|error| panic!("helm {words:?}: {error}"))
 }
 
+/// Installs the chart again, with its values so far and these words of `helm upgrade`.
+pub(crate) fn helm_upgrade(words: &[&str]) {
+    let usual = [
+        "upgrade",
+        "vgpu",
+        "charts/vgpu",
+        "--reset-then-reuse-values",
+    ];
+    helm(&[&usual[..], words].concat());
+}
+
 fn ctr(words: &[&str]) -> String {
     run(Command::new("ctr")
         .args(["--namespace", "k8s.io"])
@@ -76,15 +87,7 @@ fn upgrade_keeps_the_library_of_running_pods() {
         let next = next_image(folder.path());
         assert_ne!(first, next);
 
-        helm(&[
-            "upgrade",
-            "vgpu",
-            "charts/vgpu",
-            "--reset-then-reuse-values",
-            "--set",
-            "devicePlugin.image.tag=next",
-            "--wait",
-        ]);
+        helm_upgrade(&["--set", "devicePlugin.image.tag=next", "--wait"]);
         world.is_whole().await;
 
         let after = world.until_ready("before").await;

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::release::helm;
+use crate::release::{helm, helm_upgrade};
 use crate::world::{
     World, gpu_container, gpu_pod, idle_container, is_ready, name, pod_of, share, within,
 };
@@ -243,10 +243,6 @@ fn the_profile_for_several_tenants_closes_what_the_defaults_leave_open() {
         );
 
         let mut upgrade = vec![
-            "upgrade",
-            "vgpu",
-            "charts/vgpu",
-            "--reset-then-reuse-values",
             "--values",
             "charts/vgpu/profiles/multi-tenant.yaml",
             "--set",
@@ -257,7 +253,7 @@ fn the_profile_for_several_tenants_closes_what_the_defaults_leave_open() {
         if world.minor < 30 {
             upgrade.extend(["--set", "devicePlugin.acceptUnconfined=true"]);
         }
-        helm(&upgrade);
+        helm_upgrade(&upgrade);
         world.is_whole().await;
         until_label_counts(world, false).await;
 

@@ -79,6 +79,11 @@ impl Node<'_> {
     }
 }
 
+async fn remove_all(slices: &Api<ResourceSlice>) {
+    let (now, all) = (DeleteParams::default(), ListParams::default());
+    drop(slices.delete_collection(&now, &all).await.unwrap());
+}
+
 #[test]
 fn doctor_compares_a_nodes_slices_with_its_driver() {
     within(async |world| {
@@ -129,13 +134,7 @@ fn doctor_compares_a_nodes_slices_with_its_driver() {
         // The driver stands still: another client's changes stay.
         driver.signal(Signal::SIGSTOP);
         let slices: Api<ResourceSlice> = Api::all(world.client.clone());
-        let all = ListParams::default();
-        drop(
-            slices
-                .delete_collection(&DeleteParams::default(), &all)
-                .await
-                .unwrap(),
-        );
+        remove_all(&slices).await;
         node.until("VGPU-N29", "fail", "the node has no ResourceSlice")
             .await;
         let wrong = slice_of(NODE, 1, "8Gi");
@@ -166,12 +165,6 @@ fn doctor_compares_a_nodes_slices_with_its_driver() {
         let fence = node.start("fence", &["fence".to_owned(), containers, groups]);
         node.until("VGPU-N30", "ok", "vgpu-monitor fence").await;
         drop((fence, exporter, driver));
-        let all = ListParams::default();
-        drop(
-            slices
-                .delete_collection(&DeleteParams::default(), &all)
-                .await
-                .unwrap(),
-        );
+        remove_all(&slices).await;
     });
 }

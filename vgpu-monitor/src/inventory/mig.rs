@@ -406,11 +406,8 @@ impl Instances {
         let Some(nvml) = &self.nvml else {
             return Err(MigError::Silent);
         };
-        let gpu = match MigGpu::open(nvml, &entry.gpu) {
-            Ok(gpu) => gpu,
-            // A GPU that is no longer cut has no instances.
-            Err(MigError::Off { .. }) => return Ok(()),
-            Err(error) => return Err(error),
+        let Some(gpu) = MigGpu::open_if_on(nvml, &entry.gpu)? else {
+            return Ok(());
         };
         let there = gpu.instances()?;
         let Some(instance) = there.iter().find(|instance| entry.lies_as(instance)) else {
@@ -466,10 +463,8 @@ impl Instances {
         for uuid in &gpus {
             self.nvml(uuid)?;
             let Some(nvml) = &self.nvml else { continue };
-            let gpu = match MigGpu::open(nvml, uuid) {
-                Ok(gpu) => gpu,
-                Err(MigError::Off { .. }) => continue,
-                Err(error) => return Err(error),
+            let Some(gpu) = MigGpu::open_if_on(nvml, uuid)? else {
+                continue;
             };
             for instance in gpu.instances()? {
                 let Some(entry) = self.journal.at(uuid, &instance) else {
@@ -504,10 +499,8 @@ impl Instances {
         for uuid in gpus {
             self.nvml(uuid)?;
             let Some(nvml) = &self.nvml else { continue };
-            let gpu = match MigGpu::open(nvml, uuid) {
-                Ok(gpu) => gpu,
-                Err(MigError::Off { .. }) => continue,
-                Err(error) => return Err(error),
+            let Some(gpu) = MigGpu::open_if_on(nvml, uuid)? else {
+                continue;
             };
             for instance in gpu.instances()? {
                 if self.journal.at(uuid, &instance).is_some_and(|it| it.ours) {

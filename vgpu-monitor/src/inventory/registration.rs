@@ -279,25 +279,7 @@ fn tell(settings: &RegisterSettings, problems: &[String], told: &mut Vec<String>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node_gpus::{KnownGpu, Sick};
-
-    fn inventory(gpus: u32) -> Inventory {
-        let gpu = |index: u32| {
-            let id = format!("GPU-{index}");
-            let mut device = placement::Device::new("NVIDIA", &id, "NVIDIA A", 16 << 30);
-            device.index = index;
-            KnownGpu {
-                device,
-                physical_bytes: 16 << 30,
-                pci_bus_id: String::new(),
-                minor: index,
-            }
-        };
-        Inventory {
-            gpus: (0..gpus).map(gpu).collect(),
-            ..Inventory::default()
-        }
-    }
+    use crate::node_gpus::Sick;
 
     fn stands(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         let own = |text: &&str| (*text).to_owned();
@@ -312,7 +294,7 @@ mod tests {
     #[test]
     fn first_registration_matches_the_reference_document() {
         let (register, scores) =
-            wanted(&inventory(1), &Health::new(), RegisterFormat::Auto).unwrap();
+            wanted(&Inventory::of_gpus(1), &Health::new(), RegisterFormat::Auto).unwrap();
 
         let changes = changes(&stands(&[]), register.as_deref(), scores.as_deref(), TIME).unwrap();
 
@@ -390,7 +372,7 @@ mod tests {
         };
         let health = Health::from([("GPU-1".to_owned(), sick)]);
 
-        let (register, _) = wanted(&inventory(2), &health, RegisterFormat::Colon).unwrap();
+        let (register, _) = wanted(&Inventory::of_gpus(2), &health, RegisterFormat::Colon).unwrap();
 
         assert_eq!(
             register.unwrap(),
@@ -400,7 +382,7 @@ mod tests {
 
     #[test]
     fn node_without_gpus_is_unregistered_and_unknown_gpus_stay() {
-        let mut none = inventory(0);
+        let mut none = Inventory::of_gpus(0);
         assert_eq!(
             wanted(&none, &Health::new(), RegisterFormat::Auto),
             Some((None, None))

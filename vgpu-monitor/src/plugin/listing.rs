@@ -237,30 +237,11 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::node_gpus::{KnownGpu, Sick};
+    use crate::node_gpus::Sick;
     use crate::plugin::allotments::Recipient;
     use crate::proto::pod_resources::{
         ContainerDevices, ContainerResources, ListPodResourcesResponse, PodResources,
     };
-
-    fn inventory(gpus: u32) -> Inventory {
-        let gpu = |index: u32| {
-            let id = format!("GPU-{index}");
-            let mut device = placement::Device::new("NVIDIA", &id, "NVIDIA A", 16 << 30);
-            device.index = index;
-            device.slots = 10;
-            KnownGpu {
-                device,
-                physical_bytes: 16 << 30,
-                pci_bus_id: String::new(),
-                minor: index,
-            }
-        };
-        Inventory {
-            gpus: (0..gpus).map(gpu).collect(),
-            ..Inventory::default()
-        }
-    }
 
     fn sick(gpu: &str) -> Health {
         let sick = Sick {
@@ -315,7 +296,7 @@ mod tests {
 
     #[test]
     fn slots_are_the_gpus_or_until_these_are_known_the_last_ones() {
-        let (seen, none) = (inventory(2), inventory(0));
+        let (seen, none) = (Inventory::of_gpus(2), Inventory::of_gpus(0));
         let of = |inventory: Option<&Inventory>, health: &Health, last| {
             slots_of(inventory, health, "NVIDIA", last)
         };

@@ -4,6 +4,7 @@
 use anyhow::{Context, anyhow};
 use jiff::SignedDuration;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
+use kube_api::version;
 use serde_json::{Value, json};
 
 use super::{Configurations, Keeper, Source, told};
@@ -160,7 +161,7 @@ impl Keeper {
                 let version = version
                     .map_err(told)
                     .context("cannot ask the API server for its version")?;
-                let has = configuration::has_match_conditions(&version.major, &version.minor);
+                let has = version::has_match_conditions(&version.major, &version.minor);
                 if self.match_conditions.is_none() {
                     tracing::info!(
                         version = version.git_version,

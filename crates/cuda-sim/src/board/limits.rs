@@ -133,8 +133,8 @@ impl BoardState {
 }
 
 impl Board {
-    /// Sets the limits on a GPU of the control group with this directory. Answers whether there was room for one more
-    /// group. Where there is none, groups whose directories are gone make room.
+    /// Sets the limits on a GPU of the control group with this directory. Answers whether the board had room for one
+    /// more group. A full board first forgets the groups whose directories were removed.
     #[must_use]
     pub fn limit_group(
         &self,
@@ -233,7 +233,7 @@ mod tests {
         Groups::of_numbers(numbers)
     }
 
-    /// Limits the group of these numbers, whose directory is not known.
+    /// Sets the limit of the control group that has these numbers. The test names no directory of the group.
     fn limit(board: &Board, numbers: &[u64], limit: GroupLimit) -> bool {
         board.limit_group(0, &groups(numbers), Path::new(""), limit)
     }

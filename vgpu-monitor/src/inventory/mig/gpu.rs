@@ -47,6 +47,15 @@ impl<'a> MigGpu<'a> {
         })
     }
 
+    /// The same; `None` for a GPU that is not in MIG mode, which has no instances.
+    pub(super) fn open_if_on(nvml: &'a Nvml, uuid: &'a str) -> Result<Option<Self>, MigError> {
+        match Self::open(nvml, uuid) {
+            Ok(gpu) => Ok(Some(gpu)),
+            Err(MigError::Off { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     pub(super) fn instances(&self) -> Result<Vec<GpuInstance>, MigError> {
         partition::instances(&self.device)
             .map_err(failed(self.uuid, "asking for its MIG instances"))

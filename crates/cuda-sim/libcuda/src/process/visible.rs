@@ -1,5 +1,6 @@
 //! Which GPUs a process sees: of those that it was given, `CUDA_VISIBLE_DEVICES`, read as the real driver reads it. Of a
-//! GPU in MIG mode it sees one instance: the one that is named, or else the first whose device nodes it was given.
+//! GPU in MIG mode the process sees one instance. `CUDA_VISIBLE_DEVICES` names the instance; without that variable it is
+//! the first one whose device nodes the process can open.
 //! Decides with values; the environment is read in one place.
 
 use cuda_sim::Board;
@@ -50,7 +51,7 @@ pub(crate) fn devices(board: &Board, nodes: &Nodes) -> Visible {
     )
 }
 
-/// The first MIG instance whose device nodes this process was given.
+/// The first MIG instance whose two device nodes this process can open, and its GPU.
 fn first_instance(board: &Board, nodes: &Nodes) -> Option<(usize, Instance)> {
     let gpus = nodes.gpus.iter().filter(|_| nodes.keep_instances_apart());
     let mut all = gpus.flat_map(|&gpu| {
