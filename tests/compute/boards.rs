@@ -108,6 +108,11 @@ impl Board {
         }
     }
 
+    /// The least part of what a container is owed that it must get.
+    pub(crate) fn least_part(&self) -> f64 {
+        if self.points > POINTS { 0.8 } else { 0.9 }
+    }
+
     /// Whether one process's kernels run at a moment.
     pub(crate) fn has_slices(&self) -> bool {
         !self.mps
@@ -122,7 +127,8 @@ pub(crate) const POINTS: f64 = 1.5;
 const KEPT_POINTS: f64 = 4.0;
 
 /// The allowed errors of a share in a fifth of a second, points: on most boards, and on those that keep a slice whose
-/// process has nothing more to run. There the period may become longer at any time, which moves intervals once.
+/// process has nothing more to run. There the period may become longer at any time, because slices are lost by chance, which
+/// moves intervals once.
 const WINDOW_POINTS: f64 = 3.0;
 const KEPT_WINDOW_POINTS: f64 = 6.0;
 

@@ -75,7 +75,8 @@ call cuLaunchKernel 3us
 ";
 
 /// A hostile container with a cap of 10 beside an honest one, under an arbiter: the programs of the first one, and the
-/// tenant's own doing at each look. Returns what each container used.
+/// tenant's own doing at each look. Returns what each container used. A run in which the machine held a program up, so
+/// that time went on without it, says nothing and is made again.
 fn beside(
     board: &Board,
     honest: Asks,
@@ -83,6 +84,22 @@ fn beside(
     ms: u64,
     mut does: impl FnMut(&Container<'_>),
 ) -> [Curve; 2] {
+    for _ in 0..4 {
+        let (curves, is_exact) = beside_once(board, honest, words, ms, &mut does);
+        if is_exact {
+            return curves;
+        }
+    }
+    beside_once(board, honest, words, ms, &mut does).0
+}
+
+fn beside_once(
+    board: &Board,
+    honest: Asks,
+    words: &[&str],
+    ms: u64,
+    mut does: impl FnMut(&Container<'_>),
+) -> ([Curve; 2], bool) {
     let lab = Lab::on(board, LIFE);
     let mut arbiter = lab.arbiter();
     let hostile = lab.container("hostile", Asks::cap(10));
@@ -107,7 +124,7 @@ fn beside(
         greedy.shape(ms, ms / 20),
         owed.shape(ms, ms / 20)
     );
-    [greedy, owed]
+    ([greedy, owed], lab.is_exact())
 }
 
 /// A container that is hostile in this way has its cap of 10 at most, and its neighbour nearly its own of 90; a
@@ -209,7 +226,7 @@ const LIES: [(&str, Words); 2] = [
     ),
 ];
 
-/// The same for one that seems to need less than its share, and so has no interval.
+/// The same for one that seems to need less than its share, but waits.
 const LIES_OF_LITTLE_USE: [(&str, Words); 2] = [
     (
         "it used nothing",
@@ -227,6 +244,14 @@ const LIES_OF_LITTLE_USE: [(&str, Words); 2] = [
     ),
 ];
 
+/// What one says that seems to need less than its share and waits for nothing: no figure contradicts the others.
+const USED_NOTHING_AND_WAITS_FOR_NOTHING: Words = &[
+    (COMPUTE + offset_of!(ComputeUse, busy_ns), 0),
+    (COMPUTE + offset_of!(ComputeUse, occupied_ns), 0),
+    (COMPUTE + offset_of!(ComputeUse, waiting_since_ns), 0),
+    (COMPUTE + offset_of!(ComputeUse, throttled_ns), 0),
+];
+
 /// What a program without limits has beside one that launches a millisecond of work every ten, percent: on a driver that
 /// keeps slices whose process has nothing more to run, each such launch takes a whole one.
 fn beside_few_launches(board: &Board) -> f64 {
@@ -234,14 +259,6 @@ fn beside_few_launches(board: &Board) -> f64 {
     let _few = lab.native("sparse ns=1000000 pause=9000000 steps=1000");
     let program = lab.native("steady ns=1000000 for=3000");
     lab.watch(2_900, &[&[&program]], |_| {})[0].share(500, 2_900)
-}
-
-#[test]
-fn forged_figures_of_little_use_gain_nothing_where_no_slice_is_kept() {
-    for (lie, words) in LIES_OF_LITTLE_USE {
-        println!("{lie}");
-        gains_nothing(GREEDY, 5_000, |hostile| hostile.forge(words));
-    }
 }
 
 #[test]
@@ -303,15 +320,22 @@ on_every_board! {
         }
     }
 
+    fn forged_figures_of_little_use_gain_nothing(board) {
+        for (lie, words) in LIES_OF_LITTLE_USE {
+            println!("{lie}");
+            let offered = offered(board, &[GREEDY; 2]);
+            gains_nothing_on(board, offered, GREEDY, 5_000, |hostile| hostile.forge(words));
+        }
+    }
+
     /// They cost a neighbour no more than an honest program that launches little.
-    fn forged_figures_of_little_use_take_no_more_than_few_launches(board) {
+    fn forged_figures_of_a_light_program_take_no_more_than_few_launches(board) {
         let offered = offered(board, &[GREEDY; 2]);
         let few = beside_few_launches(board);
         let neighbours = neighbours(board, offered).map(|(asks, owed)| (asks, owed.min(few)));
-        for (lie, words) in LIES_OF_LITTLE_USE {
-            println!("{lie}");
-            gains_at_most(board, 13.0, neighbours, GREEDY, 5_000, |hostile| hostile.forge(words));
-        }
+        gains_at_most(board, 16.0, neighbours, GREEDY, 5_000, |hostile| {
+            hostile.forge(USED_NOTHING_AND_WAITS_FOR_NOTHING);
+        });
     }
 
     fn launches_that_all_look_new_gain_nothing(board) {

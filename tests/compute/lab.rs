@@ -226,7 +226,10 @@ impl Lab {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        while clock.counts().joined == joined {
+        // And they get their places on the board in that order: the lengths of their kernels, which vary, and the order
+        // of their turns follow from the place.
+        let has_place = |pid: u32| self.exec.truth(0).iter().any(|one| one.pid == pid);
+        while clock.counts().joined == joined || !has_place(child.id()) {
             if let Some(status) = child.try_wait().unwrap() {
                 let output = child.wait_with_output().unwrap();
                 panic!("the program ended at once: {status} {output:?}");

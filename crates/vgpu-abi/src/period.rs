@@ -9,6 +9,10 @@ pub const PERIODS_MS: [u16; 3] = [50, 100, 200];
 /// A period is at least this many times as long as the launches of any container: the last launch of an interval ends
 /// up to half of its length away from the interval's end.
 const LAUNCHES_A_PERIOD: u64 = 16;
+/// An arbiter chooses a period that is so many times longer than it has to be, if there is one. Launches at the ends of
+/// intervals then lose about half of [`LOST_PERMILLE`], and the period does not become longer later, which moves
+/// intervals. Without an arbiter launches seem longer than they are, and there is no such reserve.
+const RESERVE: u64 = 2;
 /// An interval has room for at least this many launches of its container.
 const LAUNCHES_AN_INTERVAL: u64 = 2;
 /// A container's behaviour is judged over this many periods, and over at least this time, nanoseconds.
@@ -69,6 +73,14 @@ pub fn fitting(needed_ns: u64, least_ms: u16) -> Option<usize> {
     PERIODS_MS
         .iter()
         .position(|period_ms| u64::from(*period_ms) * 1_000_000 >= needed_ns)
+}
+
+/// The same with a reserve, if there is such a period.
+#[must_use]
+pub fn fitting_with_reserve(needed_ns: u64, least_ms: u16) -> Option<usize> {
+    let reserve_ms = needed_ns.saturating_mul(RESERVE).div_ceil(1_000_000);
+    let reserve_ms = u16::try_from(reserve_ms).unwrap_or(u16::MAX);
+    fitting(needed_ns, least_ms.max(reserve_ms))
 }
 
 /// How many of a container's intervals were over at a moment, since the clock began.
@@ -135,6 +147,17 @@ mod tests {
             }
         }
 
+        /// With a reserve a period is as long as without one at least, and there is one for the same launches.
+        #[test]
+        fn reserve_never_shortens_a_period_and_never_leaves_none(needed_ns: u64, least_ms: u16) {
+            let without = fitting(needed_ns, least_ms);
+            let with = fitting_with_reserve(needed_ns, least_ms);
+            prop_assert_eq!(without.is_some(), with.is_some());
+            prop_assert!(without <= with);
+            let is_twice = with.is_some_and(|at| u64::from(PERIODS_MS[at]) * MS >= needed_ns.saturating_mul(2));
+            prop_assert!(with.is_none() || is_twice || with == Some(PERIODS_MS.len() - 1));
+        }
+
         /// A period grows only if more than a little was lost, and then by more the more was lost.
         #[test]
         fn more_loss_asks_for_a_longer_period(
@@ -191,6 +214,20 @@ mod tests {
             let found = fitting(needed_ns(launch_ns, share), least_ms);
             let found = found.map(|at| PERIODS_MS[at]);
             assert_eq!(found, period_ms, "{launch_ns} {share} {least_ms}");
+        }
+    }
+
+    #[test]
+    fn reserve_doubles_a_period_where_it_can() {
+        for (launch_ns, period_ms) in [
+            (MS, Some(50)),
+            (2 * MS, Some(100)),
+            (5 * MS, Some(200)),
+            (12 * MS, Some(200)),
+            (13 * MS, None),
+        ] {
+            let found = fitting_with_reserve(needed_ns(launch_ns, 500), 0);
+            assert_eq!(found.map(|at| PERIODS_MS[at]), period_ms, "{launch_ns}");
         }
     }
 

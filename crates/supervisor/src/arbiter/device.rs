@@ -473,6 +473,10 @@ impl Device {
                 busy_ns: tenant.sum(|process| process.busy_ns),
                 occupied_ns: tenant.sum(|process| process.occupied_ns),
                 launches: tenant.sum(|process| process.launches),
+                waited_ns: self
+                    .known
+                    .get(&tenant.id)
+                    .map_or(0, |known| known.waited_ns),
             })
             .collect();
         self.timetable.tick(now_ns, &candidates);

@@ -15,6 +15,10 @@ use vgpu_abi::period::{self, LEFT_OUT_NS, PERIODS_MS, part};
 
 use super::shares::WHOLE;
 
+/// How long figures of little use are not believed after they were contradicted, nanoseconds: the container keeps its
+/// interval, whatever they say.
+const DISBELIEVED_NS: u64 = 10_000_000_000;
+
 /// A container that may take part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
@@ -33,6 +37,8 @@ pub struct Candidate {
     pub occupied_ns: u64,
     /// Kernels and graphs launched so far.
     pub launches: u64,
+    /// Time in which launches of it waited so far, nanoseconds.
+    pub waited_ns: u64,
 }
 
 /// The remembered past of a container.
@@ -43,12 +49,15 @@ struct History {
     busy_ns: u64,
     occupied_ns: u64,
     launches: u64,
+    waited_ns: u64,
     /// The mean length of its launches in the look before, nanoseconds; 0 is not known.
     launch_ns: u64,
     /// The time of its intervals since then, nanoseconds.
     given_ns: u64,
     /// It takes no part until then.
     left_out_until_ns: u64,
+    /// Its figures of little use are not believed until then.
+    disbelieved_until_ns: u64,
     /// It was held up since then.
     was_held_up: bool,
 }
@@ -134,6 +143,7 @@ impl Timetable {
                 known.busy_ns = candidate.busy_ns;
                 known.occupied_ns = candidate.occupied_ns;
                 known.launches = candidate.launches;
+                known.waited_ns = candidate.waited_ns;
                 known.given_ns = 0;
             }
         }
@@ -156,6 +166,7 @@ impl Timetable {
                 busy_ns: candidate.busy_ns,
                 occupied_ns: candidate.occupied_ns,
                 launches: candidate.launches,
+                waited_ns: candidate.waited_ns,
                 // All that it ever did.
                 launch_ns: candidate.busy_ns / candidate.launches.max(1),
                 ..History::default()
@@ -181,6 +192,7 @@ impl Timetable {
             let busy_ns = candidate.busy_ns.saturating_sub(known.busy_ns);
             let occupied_ns = candidate.occupied_ns.saturating_sub(known.occupied_ns);
             let launches = candidate.launches.saturating_sub(known.launches);
+            let waited_ns = candidate.waited_ns.saturating_sub(known.waited_ns);
             let is_whole = known.since_ns <= now_ns.saturating_sub(passed_ns);
             let given = known.given_ns;
             let was_held_up = known.was_held_up;
@@ -189,6 +201,7 @@ impl Timetable {
                 busy_ns: candidate.busy_ns,
                 occupied_ns: candidate.occupied_ns,
                 launches: candidate.launches,
+                waited_ns: candidate.waited_ns,
                 given_ns: 0,
                 was_held_up: false,
                 launch_ns: match launches {
@@ -197,7 +210,19 @@ impl Timetable {
                 },
                 ..*known
             };
-            if interval.is_none() || !is_whole {
+            if !is_whole {
+                continue;
+            }
+            if interval.is_none() {
+                let owed_ns = part(passed_ns, candidate.share.into(), WHOLE.into());
+                let is_left_out = now_ns < known.left_out_until_ns;
+                if is_left_out && contradicts(passed_ns, waited_ns, owed_ns, busy_ns) {
+                    known.left_out_until_ns = 0;
+                    known.disbelieved_until_ns = now_ns.saturating_add(DISBELIEVED_NS);
+                }
+                continue;
+            }
+            if now_ns < known.disbelieved_until_ns {
                 continue;
             }
             // Nor is time that a kernel without an end took from it. The others' intervals count all the same: a container
@@ -222,9 +247,16 @@ impl Timetable {
             let known = self.known.get(&candidate.id);
             period::needed_ns(known.map_or(0, |known| known.launch_ns), *share)
         });
-        let fitting = period::fitting(needed_ns.max().unwrap_or(0), self.least_ms)?;
+        let needed_ns = needed_ns.max().unwrap_or(0);
+        let fitting = period::fitting_with_reserve(needed_ns, self.least_ms)?;
         PERIODS_MS.get(fitting).copied()
     }
+}
+
+/// Whether the figures of a container without an interval contradict each other: most of the time its launches waited for
+/// credit, and it had used little of the credit that it was given.
+fn contradicts(passed_ns: u64, waited_ns: u64, owed_ns: u64, used_ns: u64) -> bool {
+    waited_ns > passed_ns / 2 && period::wants_less(owed_ns, used_ns, 0)
 }
 
 /// The shares of those that take part, thousandths: what each may have, or as much as the others of what there is.
@@ -285,8 +317,12 @@ mod tests {
         uses: u64,
         /// The part of it in which it has work on the device or waits for it, thousandths.
         occupies: u64,
+        /// The part of all time in which its launches wait, thousandths.
+        waits: u64,
         /// It says that it is held up, at every tick.
         says_held_up: bool,
+        /// It says that it never used any time.
+        says_unused: bool,
     }
 
     const GREEDY: Tenant = Tenant {
@@ -294,7 +330,9 @@ mod tests {
         launch_ns: MS / 10,
         uses: 1_000,
         occupies: 1_000,
+        waits: 300,
         says_held_up: false,
+        says_unused: false,
     };
 
     /// Ticks every 50 ms for a while. Returns the last timetable.
@@ -315,7 +353,10 @@ mod tests {
             }
             let each = tenants.iter().zip(&spent).enumerate();
             let candidates: Vec<Candidate> = each
-                .map(|(id, (tenant, [busy_ns, occupied_ns]))| Candidate {
+                .map(|(id, (tenant, spent))| {
+                    (id, tenant, if tenant.says_unused { &[0; 2] } else { spent })
+                })
+                .map(|(id, tenant, [busy_ns, occupied_ns])| Candidate {
                     id: id as u64,
                     share: tenant.share,
                     wants_more: true,
@@ -323,6 +364,7 @@ mod tests {
                     busy_ns: *busy_ns,
                     occupied_ns: *occupied_ns,
                     launches: busy_ns / tenant.launch_ns,
+                    waited_ns: now_ms * tenant.waits * MS / 1_000,
                 })
                 .collect();
             timetable.tick(now_ms * MS, &candidates);
@@ -367,6 +409,7 @@ mod tests {
                     busy_ns: 0,
                     occupied_ns: 0,
                     launches: 0,
+                    waited_ns: 0,
                 })
                 .collect();
             fill(&taking_part)
@@ -398,7 +441,8 @@ mod tests {
                 .map(|of| of.1.period_ms)
         };
         assert_eq!(period(MS), Some(50));
-        assert_eq!(period(5 * MS), Some(100));
+        assert_eq!(period(2 * MS), Some(100));
+        assert_eq!(period(5 * MS), Some(200));
         assert_eq!(period(10 * MS), Some(200));
         assert_eq!(period(11 * MS), Some(200));
         assert_eq!(period(20 * MS), None);
@@ -435,6 +479,23 @@ mod tests {
     }
 
     #[test]
+    fn a_container_that_waits_for_credit_and_says_that_it_used_none_keeps_its_interval() {
+        let lies = Tenant {
+            says_unused: true,
+            waits: 900,
+            ..GREEDY
+        };
+        // It is left out once, and contradicted at the next look.
+        for ms in [1_000, 3_000, 9_000] {
+            assert_eq!(play(&[GREEDY, lies], ms, 0).len(), 2, "{ms}");
+        }
+        // Nor does it make the period longer.
+        assert_eq!(play(&[GREEDY, lies], 5_000, 0)[0].1.period_ms, 50);
+        let rests = Tenant { waits: 400, ..lies };
+        assert_eq!(play(&[GREEDY, rests], 1_000, 0), []);
+    }
+
+    #[test]
     fn a_container_that_waits_for_its_small_launches_keeps_its_interval() {
         let waits = Tenant {
             share: 300,
@@ -455,16 +516,16 @@ mod tests {
         #[test]
         fn no_word_of_a_container_makes_its_interval_longer(
             ticks in prop::collection::vec(
-                prop::collection::vec((0_u32..=1_000, any::<bool>(), any::<[u64; 3]>()), 0..6),
+                prop::collection::vec((0_u32..=1_000, any::<bool>(), any::<[u64; 4]>()), 0..6),
                 1..20,
             ),
         ) {
             let mut timetable = Timetable::default();
             for (tick, claims) in ticks.iter().enumerate() {
                 let candidates: Vec<Candidate> = claims.iter().zip(0..).map(|(claim, id)| {
-                    let (share, wants_more, [busy_ns, occupied_ns, launches]) = *claim;
+                    let (share, wants_more, [busy_ns, occupied_ns, launches, waited_ns]) = *claim;
                     let is_held_up = busy_ns % 3 == 0;
-                    Candidate { id, share, wants_more, is_held_up, busy_ns, occupied_ns, launches }
+                    Candidate { id, share, wants_more, is_held_up, busy_ns, occupied_ns, launches, waited_ns }
                 }).collect();
                 let intervals = timetable.tick(tick as u64 * 50 * MS, &candidates);
                 prop_assert!(intervals.len() != 1);

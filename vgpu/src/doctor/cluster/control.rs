@@ -34,11 +34,8 @@ impl ClusterFacts {
         if let Some(why) = self.unread.get("version") {
             return Err(skip(format!("/version could not be read: {why}")));
         }
-        let minor = text(&self.version, "/minor");
-        let digits = minor.trim_end_matches(|letter: char| !letter.is_ascii_digit());
-        digits
-            .parse()
-            .map_err(|_| skip(format!("/version says {:?}", self.version.to_string())))
+        kube_api::version::number(text(&self.version, "/minor"))
+            .ok_or_else(|| skip(format!("/version says {:?}", self.version.to_string())))
     }
 
     /// Whether it is a DaemonSet that no node is for: then it is not missing.

@@ -24,6 +24,8 @@ pub(super) struct ContainerHistory {
     pub(super) hungry_at_ns: Option<u64>,
     /// The most work that a process lately had in flight, nanoseconds.
     pub(super) most_in_flight_ns: u64,
+    /// Time in which launches of it waited so far, nanoseconds.
+    pub(super) waited_ns: u64,
     throttled: Vec<(u64, u64)>,
     looked_at_ns: Option<u64>,
     processes: HashMap<(usize, u64), Moved>,
@@ -91,6 +93,7 @@ impl ContainerHistory {
         // Threads that wait at the same moment do not make the time since the last look longer.
         let passed_ns = self.looked_at_ns.map_or(0, |at| now_ns.saturating_sub(at));
         let throttled_ns = throttled_ns.min(passed_ns);
+        self.waited_ns = self.waited_ns.saturating_add(throttled_ns);
         self.looked_at_ns = Some(now_ns);
         self.throttled
             .retain(|(at, _)| now_ns.saturating_sub(*at) < SHOWN_NS);
