@@ -376,6 +376,24 @@ fn a_later_one_gets_its_time(first: Asks, others: Option<Asks>, later: Asks, lea
 }
 
 #[test]
+fn work_that_is_queued_before_the_arbiter_has_come_is_bounded() {
+    let lab = Lab::on(&PLAIN, LIFE);
+    let mut arbiter = lab.arbiter();
+    let flood = lab.container("flood", Asks::nothing());
+    let flood = flood.start("flood launches=1000 ns=1000000000 for=60000");
+    lab.watch(50, &[], |_| {});
+    lab.watch(1_000, &[], |_| arbiter.look());
+    let late = lab.container("later", Asks::floor(80));
+    let late = late.start("steady ns=1000000 for=60000");
+
+    let curves = lab.watch(LATER_MS, &[&[&flood], &[&late]], |_| arbiter.look());
+
+    println!("{}", curves[1].shape(LATER_MS, 500));
+    let share = curves[1].share(LATER_MS - 10_000, LATER_MS);
+    assert!(share >= 77.0, "{share}");
+}
+
+#[test]
 fn work_that_was_queued_before_a_container_of_a_higher_priority_came_is_bounded() {
     for priority in [USUAL_PRIORITY, LOWEST_PRIORITY] {
         let first = Asks::nothing().priority(priority);

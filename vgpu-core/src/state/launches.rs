@@ -37,6 +37,8 @@ pub(crate) struct State {
     rung: AtomicU64,
     /// Not 0: the arbiter waits for this process to rest.
     is_awaited: AtomicU32,
+    /// When this process first launched; 0: never. Kept where the host's arbiter had not written anything by then.
+    first_launch_ns: AtomicU64,
     /// How long launches of the container's other processes had waited when that was last asked, nanoseconds.
     pub(crate) waited_elsewhere_ns: AtomicU64,
     pub(crate) spans: Spans,
@@ -111,6 +113,18 @@ fn pace(old: u64, done_ns: u64, more_ns: i64) -> u64 {
 }
 
 impl State {
+    /// When this process first launched: now, if it had not yet.
+    pub(crate) fn first_launch_ns(&self, now_ns: u64) -> u64 {
+        // Relaxed: a number, which is written once.
+        let first =
+            self.first_launch_ns
+                .compare_exchange(0, now_ns, Ordering::Relaxed, Ordering::Relaxed);
+        match first {
+            Ok(_) => now_ns,
+            Err(first_ns) => first_ns,
+        }
+    }
+
     /// Sets the process up; `number` differs between a process and its forked child, so that what a
     /// thread remembers does not count in the child.
     pub(crate) fn set_up(&self, number: u32) {

@@ -14,6 +14,8 @@ use crate::state::launches::roster::RosterState;
 
 /// An arbiter that has not written for this long does not count.
 const FRESH_NS: u64 = 300_000_000;
+/// What the targets say as the time of their last writing before an arbiter has written them for the first time.
+const NEVER_NS: u64 = 0;
 
 /// Which rate counts for this container on a device now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,6 +192,11 @@ fn is_alive(heartbeat_ns: Option<u64>, now_ns: u64) -> bool {
     heartbeat_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) < FRESH_NS)
 }
 
+/// Whether an arbiter that has not written anything yet may still come: it looks for new containers at each tick.
+fn may_come(heartbeat_ns: Option<u64>, first_launch_ns: impl FnOnce() -> u64, now_ns: u64) -> bool {
+    heartbeat_ns == Some(NEVER_NS) && now_ns.saturating_sub(first_launch_ns()) < FRESH_NS
+}
+
 /// The rate where an arbiter lives. One that has not met this process yet will have within a tick: until then the
 /// process is measured, and nothing is put on the device that could not be taken back.
 fn by_arbiter(rate: Rate, has_grant: bool) -> Rate {
@@ -211,6 +218,10 @@ pub(super) fn rate(accounts: &Accounts, device: usize, now_ns: u64) -> Rate {
     let grant = target.and_then(|target| target.grants.get(device).copied().flatten());
     let interval = accounts.container.interval(device);
     let rate = rate_of(policy, percent, grant, interval);
+    let first_launch_ns = || accounts.process.compute.first_launch_ns(now_ns);
+    if may_come(heartbeat_ns, first_launch_ns, now_ns) {
+        return by_arbiter(rate, false);
+    }
     if heartbeat_ns.is_some() && !arbiter_lives {
         // Or this process has gone into another time namespace.
         clock::doubt();
@@ -237,6 +248,18 @@ mod tests {
         assert!(!is_alive(Some(NOW_NS - 300_000_000), NOW_NS));
         // It wrote after this process had read the clock.
         assert!(is_alive(Some(NOW_NS + 1), NOW_NS));
+    }
+
+    #[test]
+    fn arbiter_that_has_not_written_may_come_for_300_ms_after_the_first_launch() {
+        const FIRST_NS: u64 = 1_000_000_000;
+        let may_come = |heartbeat, now_ns| may_come(heartbeat, || FIRST_NS, now_ns);
+        assert!(may_come(Some(0), FIRST_NS));
+        assert!(may_come(Some(0), FIRST_NS + 299_999_999));
+        assert!(!may_come(Some(0), FIRST_NS + 300_000_000));
+        // It has come, and there is none.
+        assert!(!may_come(Some(1), FIRST_NS));
+        assert!(!may_come(None, FIRST_NS));
     }
 
     #[test]
