@@ -34,6 +34,7 @@ pub mod limit;
 pub mod metrics;
 mod parse;
 pub mod preempt;
+pub mod program;
 mod shown;
 pub mod simulate;
 pub mod simulator;

@@ -68,6 +68,8 @@ pub mod reconcile;
 
 pub mod fence;
 
+pub mod program;
+
 use std::sync::Arc;
 
 use axum::Router;

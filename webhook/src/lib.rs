@@ -9,6 +9,7 @@ pub mod configuration;
 pub mod keeper;
 pub mod lease;
 pub mod metrics;
+pub mod program;
 pub mod quotas;
 pub mod router;
 pub mod run;
