@@ -263,7 +263,7 @@ pub(crate) fn has_ended(instance: &Instance) -> bool {
     // A region that cannot be read was never completed, or is damaged, so it names no living process.
     let slot_lives =
         view::snapshot(instance).is_ok_and(|region| region.slots.iter().any(|slot| slot.alive));
-    !slot_lives && instance.started_under().is_empty()
+    !slot_lives && instance.is_deserted()
 }
 
 struct Board {

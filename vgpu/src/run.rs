@@ -204,7 +204,7 @@ impl HeldInstance {
     /// Removes the directory, or leaves it to processes that still run.
     fn end(self, user: &UserDir) {
         use std::io::Write;
-        if child::has_descendants() && !self.instance.started_under().is_empty() {
+        if child::has_descendants() && !self.instance.is_deserted() {
             // The user's next command sees from the missing lock that the container is not
             // supervised, and removes it when its last process has ended.
             drop(self.lock);

@@ -23,6 +23,7 @@ use vgpu_abi::targets::TargetsFile;
 
 use crate::regular::{self, OpenError};
 
+mod environment;
 mod error;
 
 pub use error::InstanceError;
@@ -518,37 +519,21 @@ impl Instance {
         }
     }
 
-    /// Process ids whose environment names this directory, as far as this process may look.
+    /// Process ids whose environment names this directory, as far as this process may look; `None` if it cannot be told.
     ///
     /// A program that was started under the limits but has not touched the GPU yet holds no slot,
     /// and still must find its files.
     #[must_use]
-    pub fn started_under(&self) -> Vec<u32> {
+    pub fn started_under(&self) -> Option<Vec<u32>> {
         let mut wanted = b"VGPU_LIMITS=".to_vec();
         wanted.extend_from_slice(self.path.join(LIMITS).as_os_str().as_bytes());
-        let Ok(proc) = std::fs::read_dir("/proc") else {
-            return Vec::new();
-        };
-        let mut found = Vec::new();
-        for entry in proc.flatten() {
-            let Some(pid) = entry
-                .file_name()
-                .to_str()
-                .and_then(|n| n.parse::<u32>().ok())
-            else {
-                continue;
-            };
-            let Ok(environ) = std::fs::read(entry.path().join("environ")) else {
-                continue;
-            };
-            if environ
-                .split(|byte| *byte == 0)
-                .any(|variable| variable == wanted)
-            {
-                found.push(pid);
-            }
-        }
-        found
+        environment::started_with(Path::new("/proc"), &wanted)
+    }
+
+    /// Whether no process was started under the limits of this directory.
+    #[must_use]
+    pub fn is_deserted(&self) -> bool {
+        self.started_under().is_some_and(|pids| pids.is_empty())
     }
 
     /// Takes the directory away: the names that we know, then the directory. A directory with anything else in it stays.
