@@ -25,7 +25,7 @@ pub struct FirstKernels {
     our_uid: u32,
     /// By directory: since when it is there, and whether there is nothing more to await.
     known: HashMap<PathBuf, (u64, bool)>,
-    /// No look has been taken yet: a container that has launched by now did so before this process watched.
+    /// No look has read all containers yet: one that has launched by now may have done so before this process watched.
     fresh: bool,
 }
 
@@ -87,7 +87,7 @@ impl FirstKernels {
         }
         // A directory that is gone is forgotten, and a new one of its name is a new container.
         self.known = there;
-        self.fresh = false;
+        self.fresh = self.fresh && read > AT_ONCE;
     }
 
     /// When the container was created, and whether it needs no more looks; `None` if it cannot be read yet.

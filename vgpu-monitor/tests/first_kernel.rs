@@ -215,6 +215,33 @@ async fn first_kernel_ends_the_pods_trace_once() {
     }
 }
 
+/// More containers than one look reads.
+#[tokio::test]
+async fn containers_that_launched_before_the_first_whole_look_have_no_first_kernel() {
+    let collector = Collector::default();
+    let traces = collector.start().await;
+    let board = Board::new();
+    let mut tenant = Tenant::start();
+    let parent = format!("00-{TRACE}-00f067aa0ba902b7-01");
+    let make = |name: &str| board.container_with(name, 1 << 30, &labels(name, &parent));
+    for number in 0..300 {
+        tenant.launches(&make(&format!("old-{number}")), 5);
+    }
+    let mut kernels = FirstKernels::new(board.root(), "gpu-1", traces.clone());
+    for _ in 0..3 {
+        kernels.look();
+    }
+    tenant.launches(&make("new"), 5);
+    kernels.look();
+    traces.stop().await;
+
+    let said = collector.said();
+    assert_eq!(
+        said,
+        [format!("first_kernel new {TRACE}<00f067aa0ba902b7 look")]
+    );
+}
+
 #[tokio::test]
 async fn new_container_under_an_old_name_has_its_own_first_kernel() {
     let collector = Collector::default();
