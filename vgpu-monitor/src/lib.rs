@@ -13,6 +13,7 @@ mod families;
 mod fence_log;
 mod served_socket;
 mod steps;
+mod watched_gpus;
 
 pub mod agent_args;
 

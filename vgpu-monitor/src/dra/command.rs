@@ -27,13 +27,12 @@ use super::slices::Others;
 use super::{DRIVER, Metrics, Sockets, facts};
 use crate::collect::{self, LeftoverCollector};
 use crate::delivery::{self, Delivery, Manner};
-use crate::driver_files::DriverFiles;
-use crate::inventory::mig::Mig;
+use crate::inventory::{self, mig::Mig};
 use crate::own_pods::OwnPods;
 use crate::plugin::command::{alone, client};
 use crate::plugin::settings::state_dir;
 use crate::plugin::{self, Lister, exporter_calls, lock, runtime};
-use crate::{health, inventory};
+use crate::watched_gpus::WatchedGpus;
 
 /// Time between two searches for the remains of ended claims.
 const CLEAR: Duration = Duration::from_secs(30);
@@ -64,27 +63,8 @@ pub async fn run(args: DraArgs) -> anyhow::Result<()> {
     let events = Events::start(client.clone(), "vgpu-monitor");
 
     let (hindered, hindrance) = watch::channel(None);
-    let gpus = inventory::start(inventory::InventorySettings {
-        hindrance,
-        device_config: args.agent.device_config_file.clone(),
-        node_config: Some(args.agent.node_config_file.clone()),
-        mig_strategy: args.mig_strategy,
-        sysfs: args.agent.driver.sysfs.clone(),
-        ..inventory::InventorySettings::new(args.agent.node_name.clone(), state.clone())
-    })
-    .context("cannot start the thread that reads the GPUs")?;
-    let patience = Duration::from_secs(args.agent.driver.driver_patience.into());
-    let files = DriverFiles::new(&args.agent.driver.sysfs, patience);
-    let sick = health::start(
-        health::HealthSettings::of(
-            &args.agent.node_name,
-            state.join("containers"),
-            files.clone(),
-        ),
-        gpus.inventories.clone(),
-        events.clone(),
-    )
-    .context("cannot start the threads that watch the GPUs")?;
+    let WatchedGpus { gpus, files, sick } =
+        WatchedGpus::start(&args.agent, args.mig_strategy, &state, hindrance, &events)?;
 
     let metrics = Metrics::new(&args.agent.node_name);
     let mut registry = Registry::default();

@@ -33,9 +33,9 @@ use super::{
 };
 use crate::collect::LeftoverCollector;
 use crate::delivery::{self, Allotted, Delivery, DeliveryError, Given, Manner, Name};
-use crate::driver_files::DriverFiles;
 use crate::inventory::mig::{Mig, MigError};
-use crate::{collect, durable, hcs, health, inventory};
+use crate::watched_gpus::WatchedGpus;
+use crate::{collect, durable, hcs, inventory};
 
 /// Time between two searches for the remains of dead containers.
 const CLEAR: Duration = Duration::from_secs(30);
@@ -80,27 +80,8 @@ pub async fn run(args: PluginArgs, front: UnixStream) -> anyhow::Result<()> {
     let events = Events::start(client.clone(), "vgpu-monitor");
 
     let (hindered, hindrance) = watch::channel(None);
-    let gpus = inventory::start(inventory::InventorySettings {
-        hindrance,
-        device_config: args.agent.device_config_file.clone(),
-        node_config: Some(args.agent.node_config_file.clone()),
-        mig_strategy: args.mig_strategy,
-        sysfs: args.agent.driver.sysfs.clone(),
-        ..inventory::InventorySettings::new(args.agent.node_name.clone(), state.clone())
-    })
-    .context("cannot start the thread that reads the GPUs")?;
-    let patience = Duration::from_secs(args.agent.driver.driver_patience.into());
-    let files = DriverFiles::new(&args.agent.driver.sysfs, patience);
-    let sick = health::start(
-        health::HealthSettings::of(
-            &args.agent.node_name,
-            state.join("containers"),
-            files.clone(),
-        ),
-        gpus.inventories.clone(),
-        events.clone(),
-    )
-    .context("cannot start the threads that watch the GPUs")?;
+    let WatchedGpus { gpus, files, sick } =
+        WatchedGpus::start(&args.agent, args.mig_strategy, &state, hindrance, &events)?;
     let mig = Mig::start(&state, None).context("the journal of MIG instances")?;
 
     let metrics = PluginMetrics::new(&args.agent.node_name);
