@@ -101,7 +101,7 @@ impl Board {
 
     /// The allowed error of a share in a fifth of a second, points.
     pub(crate) fn window_points(&self) -> f64 {
-        if self.script.contains("slice empty kept") {
+        if self.points > POINTS {
             KEPT_WINDOW_POINTS
         } else {
             WINDOW_POINTS
@@ -126,9 +126,9 @@ pub(crate) const POINTS: f64 = 1.5;
 /// over, the time until that slice ends is lost to all. No other board has an allowance of its own.
 const KEPT_POINTS: f64 = 4.0;
 
-/// The allowed errors of a share in a fifth of a second, points: on most boards, and on those that keep a slice whose
-/// process has nothing more to run. There the period may become longer at any time, because slices are lost by chance, which
-/// moves intervals once.
+/// The allowed errors of a share in a fifth of a second, points: on most boards, and on the one that keeps long slices whose
+/// process has nothing more to run. There the period may become longer at any time, because slices are lost by chance, and
+/// that moves intervals once.
 const WINDOW_POINTS: f64 = 3.0;
 const KEPT_WINDOW_POINTS: f64 = 6.0;
 
