@@ -29,7 +29,7 @@ use server::{Bodies, Listener, Manners, Traces};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// The program: what its command line says.
+/// Runs what the command line asks for, and returns the exit status.
 #[must_use]
 pub fn main() -> ExitCode {
     let mut args = Args::parse();

@@ -226,7 +226,7 @@ const LIES: [(&str, Words); 2] = [
     ),
 ];
 
-/// The same for one that seems to need less than its share, but waits.
+/// The same for a container whose figures say that it needs less than its share, although its launches wait.
 const LIES_OF_LITTLE_USE: [(&str, Words); 2] = [
     (
         "it used nothing",
@@ -244,7 +244,7 @@ const LIES_OF_LITTLE_USE: [(&str, Words); 2] = [
     ),
 ];
 
-/// What one says that seems to need less than its share and waits for nothing: no figure contradicts the others.
+/// The same for a container whose figures also say that its launches do not wait: they do not contradict each other.
 const USED_NOTHING_AND_WAITS_FOR_NOTHING: Words = &[
     (COMPUTE + offset_of!(ComputeUse, busy_ns), 0),
     (COMPUTE + offset_of!(ComputeUse, occupied_ns), 0),

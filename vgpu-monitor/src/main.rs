@@ -1,4 +1,4 @@
-//! The node agent as a program. All of it is in the library, so that the compiler makes its code once.
+//! The node agent as a program. Its code is in the library: the compiler would generate much of it twice otherwise.
 
 #![forbid(unsafe_code)]
 

@@ -22,7 +22,7 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use server::{Listener, Manners, Readiness};
 
-/// The program: what its command line says.
+/// Runs what the command line asks for, and returns the exit status.
 #[must_use]
 pub fn main() -> ExitCode {
     let mut args = Args::parse();

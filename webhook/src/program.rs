@@ -26,7 +26,7 @@ use tokio::sync::watch;
 /// A holder of the Lease that is silent for this long loses it to another replica.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The program: what its command line says.
+/// Runs what the command line asks for, and returns the exit status.
 #[must_use]
 pub fn main() -> ExitCode {
     let args = Args::parse();

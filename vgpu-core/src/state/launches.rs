@@ -37,7 +37,7 @@ pub(crate) struct State {
     rung: AtomicU64,
     /// Not 0: the arbiter waits for this process to rest.
     is_awaited: AtomicU32,
-    /// When this process first launched; 0: never. Kept where the host's arbiter had not written anything by then.
+    /// When this process first launched; 0: never. Known only where the arbiter had not written the targets by then.
     first_launch_ns: AtomicU64,
     /// How long launches of the container's other processes had waited when that was last asked, nanoseconds.
     pub(crate) waited_elsewhere_ns: AtomicU64,

@@ -15,8 +15,8 @@ use vgpu_abi::period::{self, LEFT_OUT_NS, PERIODS_MS, part};
 
 use super::shares::WHOLE;
 
-/// How long figures of little use are not believed after they were contradicted, nanoseconds: the container keeps its
-/// interval, whatever they say.
+/// How long a container's figures of little use are not believed after they contradicted each other, nanoseconds. Meanwhile
+/// the container keeps its interval, whatever its figures say.
 const DISBELIEVED_NS: u64 = 10_000_000_000;
 
 /// A container that may take part.

@@ -1,6 +1,6 @@
-//! Which processes were started with a variable. Reading a process's environment reads that process's memory: a process
-//! can put a file of a file system of its own there (FUSE), whose reads end when it likes. So a thread reads, and a
-//! process that keeps a reader waiting is passed over.
+//! Which processes were started with a variable. Reading a process's environment reads that process's memory. A process
+//! can map a file of its own file system (FUSE) there, and a read of that file ends only when the process lets it. So a
+//! thread reads, and a process that keeps the thread waiting is skipped.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// How long one process may keep a reader waiting.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// After so many processes that kept a reader waiting nothing can be told.
+/// With so many processes that keep a reader waiting, the answer is that it cannot be told.
 const MOST_SILENT: usize = 16;
 
 /// Ids of the processes below `proc` (`/proc`) whose environment has this variable (`NAME=value`), as far as this process

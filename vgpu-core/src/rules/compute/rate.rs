@@ -14,7 +14,7 @@ use crate::state::launches::roster::RosterState;
 
 /// An arbiter that has not written for this long does not count.
 const FRESH_NS: u64 = 300_000_000;
-/// What the targets say as the time of their last writing before an arbiter has written them for the first time.
+/// The time of the last write in targets that no arbiter has written yet.
 const NEVER_NS: u64 = 0;
 
 /// Which rate counts for this container on a device now.
