@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use nix::sys::signal::{Signal, kill};
@@ -146,7 +147,7 @@ impl Stopped {
         };
         kill(pid, Signal::SIGKILL).unwrap();
         while lives(pid) {
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
         }
         stopped
     }
@@ -160,19 +161,41 @@ impl Stopped {
 
     /// Starts it again; it outlives the test.
     pub(crate) fn start(self) {
-        let log = fs::File::options().append(true).open(&self.log).unwrap();
-        drop(
-            Command::new(&self.command[0])
-                .args(&self.command[1..])
-                .env_clear()
-                .envs(self.environment)
-                .current_dir(self.folder)
-                .stdout(log.try_clone().unwrap())
-                .stderr(log)
-                .stdin(std::process::Stdio::null())
-                .spawn()
-                .unwrap(),
+        drop(self.spawn());
+    }
+
+    /// Starts it as systemd does: again when it exits, until it stays. A kubelet exits that finds a containerd which is not
+    /// ready yet.
+    pub(crate) fn start_until_it_stays(self) {
+        for _start in 0..20 {
+            let mut child = self.spawn();
+            let exited = (0..30).find_map(|_look| {
+                std::thread::sleep(Duration::from_millis(100));
+                child.try_wait().unwrap()
+            });
+            if exited.is_none() {
+                return;
+            }
+        }
+        panic!(
+            "{} exits whenever it is started: {}",
+            self.command[0],
+            self.log.display()
         );
+    }
+
+    fn spawn(&self) -> Child {
+        let log = fs::File::options().append(true).open(&self.log).unwrap();
+        Command::new(&self.command[0])
+            .args(&self.command[1..])
+            .env_clear()
+            .envs(self.environment.clone())
+            .current_dir(&self.folder)
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .stdin(std::process::Stdio::null())
+            .spawn()
+            .unwrap()
     }
 }
 

@@ -64,7 +64,7 @@ impl Down {
     /// Switches the node on.
     fn start(self) {
         self.containerd.start();
-        self.kubelet.start();
+        self.kubelet.start_until_it_stays();
     }
 }
 
