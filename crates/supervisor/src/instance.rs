@@ -519,7 +519,8 @@ impl Instance {
         }
     }
 
-    /// Process ids whose environment names this directory, as far as this process may look; `None` if it cannot be told.
+    /// Ids of the processes that were started under the limits of this directory, by the environments that this process may
+    /// read. `None` if the search had to give up.
     ///
     /// A program that was started under the limits but has not touched the GPU yet holds no slot,
     /// and still must find its files.
@@ -530,7 +531,7 @@ impl Instance {
         environment::started_with(Path::new("/proc"), &wanted)
     }
 
-    /// Whether no process was started under the limits of this directory.
+    /// Whether no process is left that was started under the limits of this directory. False if the search had to give up.
     #[must_use]
     pub fn is_deserted(&self) -> bool {
         self.started_under().is_some_and(|pids| pids.is_empty())

@@ -353,16 +353,13 @@ mod tests {
             }
             let each = tenants.iter().zip(&spent).enumerate();
             let candidates: Vec<Candidate> = each
-                .map(|(id, (tenant, spent))| {
-                    (id, tenant, if tenant.says_unused { &[0; 2] } else { spent })
-                })
-                .map(|(id, tenant, [busy_ns, occupied_ns])| Candidate {
+                .map(|(id, (tenant, [busy_ns, occupied_ns]))| Candidate {
                     id: id as u64,
                     share: tenant.share,
                     wants_more: true,
                     is_held_up: tenant.says_held_up,
-                    busy_ns: *busy_ns,
-                    occupied_ns: *occupied_ns,
+                    busy_ns: if tenant.says_unused { 0 } else { *busy_ns },
+                    occupied_ns: if tenant.says_unused { 0 } else { *occupied_ns },
                     launches: busy_ns / tenant.launch_ns,
                     waited_ns: now_ms * tenant.waits * MS / 1_000,
                 })

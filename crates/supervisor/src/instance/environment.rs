@@ -8,11 +8,12 @@ use std::time::Duration;
 
 /// How long one process may keep a reader waiting.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// With so many processes that keep a reader waiting, the answer is that it cannot be told.
+/// If so many processes keep the reader waiting, the search ends without a result.
 const MOST_SILENT: usize = 16;
 
-/// Ids of the processes below `proc` (`/proc`) whose environment has this variable (`NAME=value`), as far as this process
-/// may look. A process that does not let its environment be read is not among them. `None` if it cannot be told.
+/// Ids of the processes below `proc` (`/proc`) that were started with this variable (`NAME=value`). A process whose
+/// environment this process may not read, or cannot read in time, is left out. `None` if `proc` cannot be read, or if too
+/// many processes keep the reader waiting.
 pub(super) fn started_with(proc: &Path, variable: &[u8]) -> Option<Vec<u32>> {
     let pids = std::fs::read_dir(proc)
         .ok()?
