@@ -127,26 +127,26 @@ macro_rules! way {
     // First tries both rules in this function's own frame. Without an answer of the first, or if the second returns
     // false, the other two decide.
     ($library:ident $name:ident ($($arg:ident),*)
-        at once $($take:ident)::+ ($($t:expr),* $(,)?), $($settle:ident)::+;
+        at once $($take:ident)::+ ($($t:expr),* $(,)?), $($settle:ident)::+ ($($s:expr),* $(,)?);
         $($before:ident)::+ ($($b:expr),* $(,)?), $($after:ident)::+ ($($a:expr),* $(,)?)
+        $(, $($rest:tt)+)?
     ) => {{
         if let Some(carried) = $($take)::+($(crate::guest::border::given!($t)),*) {
             // SAFETY: the caller's own arguments.
             let result = unsafe { crate::driver::genuine::$library::$name($($arg),*) };
-            if $($settle)::+(carried, result) {
+            if $($settle)::+(carried, result $(, crate::guest::border::given!($s))*) {
                 return result;
             }
             return crate::guest::manners::after(result, || $($after)::+(carried.into(), result $(, crate::guest::border::given!($a))*));
         }
         crate::driver::hook::way!($library $name ($($arg),*)
-            $($before)::+ ($($b),*), $($after)::+ ($($a),*))
+            $($before)::+ ($($b),*), $($after)::+ ($($a),*) $(, $($rest)+)?)
     }};
     // If the third rule returns true for the carried value, another function of the driver is called in place of this
-    // one. The fourth is tried first of those after the call, in this function's own frame.
+    // one.
     ($library:ident $name:ident ($($arg:ident),*)
         $($before:ident)::+ ($($b:expr),* $(,)?), $($after:ident)::+ ($($a:expr),* $(,)?),
         $($instead:ident)::+ => $other:ident ($($o:expr),* $(,)?)
-        $(, at once $($settle:ident)::+ ($($s:expr),* $(,)?))?
     ) => {{
         let mut verdict = crate::guest::manners::Verdict::Pass;
         crate::guest::manners::before(&mut verdict, move || $($before)::+($(crate::guest::border::given!($b)),*));
@@ -160,9 +160,6 @@ macro_rules! way {
                     // SAFETY: the caller's own arguments.
                     unsafe { crate::driver::genuine::$library::$name($($arg),*) }
                 };
-                $(if $($settle)::+(carried, result $(, crate::guest::border::given!($s))*) {
-                    return result;
-                })?
                 crate::guest::manners::after(result, || $($after)::+(*carried, result $(, crate::guest::border::given!($a))*))
             }
             // SAFETY: the caller's own arguments.

@@ -24,7 +24,7 @@ pub(crate) fn granularity() -> u64 {
 }
 
 /// The bytes that the driver takes for a plain allocation.
-#[inline]
+#[inline(always)]
 pub(crate) fn taken(bytes: u64) -> u64 {
     // Relaxed: as above.
     taken_of(bytes, GRANULARITY.load(Ordering::Relaxed))
@@ -32,7 +32,7 @@ pub(crate) fn taken(bytes: u64) -> u64 {
 
 /// The same on a device of this granularity: steps of 2 MiB from 1 MiB on, below that the granularity's
 /// steps from the granularity on, else steps of 512 bytes.
-#[inline]
+#[inline(always)]
 fn taken_of(bytes: u64, granularity: u64) -> u64 {
     // A step that is known here needs no division.
     let taken = if bytes >= 1 << 20 {

@@ -45,13 +45,8 @@ impl<R> Answer<R> for Option<R> {
 /// Notes a charge that is to be confirmed or refunded when the driver's call comes back.
 #[inline]
 pub(crate) fn note_pending(charge: Charge) {
-    thread(|thread| {
-        thread.pending.set(MaybeUninit::new(charge));
-        thread.pending_mark.set(thread.inside.get());
-        if thread.is_watched.get() == 0 {
-            watch(thread);
-        }
-    });
+    note_pending_at_once(charge);
+    watch_thread();
 }
 
 /// The C library's number (plus one) under which it calls us when a thread ends; 0: none yet.
@@ -68,6 +63,7 @@ pub(crate) fn watch_threads(at_thread_end: unsafe extern "C" fn(*mut c_void)) {
 }
 
 /// This thread holds something that is to be given back when it ends.
+#[inline]
 pub(crate) fn watch_thread() {
     thread(|thread| {
         if thread.is_watched.get() == 0 {
@@ -103,6 +99,21 @@ pub(crate) fn thread_ended() -> Option<Charge> {
 #[inline]
 pub(crate) fn settle_pending() {
     thread(|thread| thread.pending_mark.set(0));
+}
+
+/// As [`note_pending`], on a thread whose end the C library will report ([`is_watched`]). Calls nothing.
+#[inline(always)]
+pub(crate) fn note_pending_at_once(charge: Charge) {
+    thread(|thread| {
+        thread.pending.set(MaybeUninit::new(charge));
+        thread.pending_mark.set(thread.inside.get());
+    });
+}
+
+/// Will the C library report the end of this thread?
+#[inline(always)]
+pub(crate) fn is_watched() -> bool {
+    thread(|thread| thread.is_watched.get() != 0)
 }
 
 /// Has a charge been noted that is not settled?
@@ -176,7 +187,7 @@ pub(crate) fn surround(rule: impl FnOnce()) {
 }
 
 /// Runs a short rule in the hook's own frame, without [`before`] or [`after`]: one that calls neither the driver nor the C
-/// library, waits for nothing and has nothing that panics. `None`: the rule has no answer, or this thread is within a rule
+/// library (but for its clock), waits for nothing and has nothing that panics. `None`: the rule has no answer, or this thread is within a rule
 /// (or a jump left its mark stale); then the long way decides.
 #[inline(always)]
 pub(crate) fn at_once<T>(rule: impl FnOnce() -> Option<T>) -> Option<T> {
@@ -190,6 +201,20 @@ pub(crate) fn at_once<T>(rule: impl FnOnce() -> Option<T>) -> Option<T> {
         let answer = rule();
         compiler_fence(Ordering::SeqCst);
         thread.inside.set(0);
+        answer
+    })
+}
+
+/// As [`at_once`], for a short rule that asks the driver a question which it answers without waiting: keeps errno, too.
+#[inline(always)]
+pub(crate) fn ask_at_once<T>(rule: impl FnOnce() -> Option<T>) -> Option<T> {
+    at_once(|| {
+        let errno = thread(Thread::errno);
+        // SAFETY: this thread's own errno.
+        let kept = unsafe { errno.read() };
+        let answer = rule();
+        // SAFETY: this thread's own errno.
+        unsafe { errno.write(kept) };
         answer
     })
 }
@@ -264,6 +289,24 @@ mod tests {
 
         assert!(runs());
         assert_eq!(at_once(|| Some(())), Some(()));
+    }
+
+    #[test]
+    fn a_short_rule_that_asks_the_driver_keeps_errno() {
+        let set = |value| {
+            // SAFETY: this thread's own errno.
+            thread(|thread| unsafe { thread.errno().write(value) });
+        };
+        set(42);
+
+        let answer = ask_at_once(|| {
+            set(7);
+            Some(runs())
+        });
+
+        assert_eq!(answer, Some(false));
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(42));
+        assert!(runs());
     }
 
     #[test]

@@ -18,21 +18,30 @@ pub(crate) fn here(accounts: &Accounts) -> Destination {
     of_context(accounts, context)
 }
 
+/// The current context's device, if it is the one that this thread looked up last; with our number of the context.
+#[inline(always)]
+pub(crate) fn here_as_before(accounts: &Accounts) -> Option<(usize, u64)> {
+    let context = query::current_context()?;
+    as_before(context, context_epoch(accounts))
+}
+
 /// A context's device.
 #[inline]
 pub(crate) fn of_context(accounts: &Accounts, context: u64) -> Destination {
     let epoch = context_epoch(accounts);
-    let known = thread(|thread| {
-        (thread.context.get() == context && thread.context_epoch.get() == epoch)
-            .then(|| (thread.device.get(), thread.context_number.get()))
-    });
-    match known {
-        Some((device, owner)) => Destination::Device {
-            device: device as usize,
-            owner,
-        },
+    match as_before(context, epoch) {
+        Some((device, owner)) => Destination::Device { device, owner },
         None => find_context(accounts, context, epoch),
     }
+}
+
+/// The device and our number of the context, if it is the one that this thread looked up last.
+#[inline(always)]
+fn as_before(context: u64, epoch: u32) -> Option<(usize, u64)> {
+    thread(|thread| {
+        (thread.context.get() == context && thread.context_epoch.get() == epoch)
+            .then(|| (thread.device.get() as usize, thread.context_number.get()))
+    })
 }
 
 #[cold]

@@ -155,6 +155,14 @@ pub(crate) fn try_reserve_loading(
     Ok(charge)
 }
 
+/// Is there something that [`reserve_pageable`] does before it reserves?
+#[inline(always)]
+pub(crate) fn is_any_work_due(accounts: &Accounts) -> bool {
+    accounts.process.is_any_awaited()
+        || accounts.holdings().has_chores()
+        || accounts.process.is_tick_due()
+}
+
 /// Now and then: looks after our slot, and whether the container is above its limit.
 #[inline(always)]
 pub(crate) fn tick(accounts: &Accounts) {

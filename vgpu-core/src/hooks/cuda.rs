@@ -77,9 +77,9 @@ hooks! {
     /// Refused once the container holds its memory limit; managed memory past its share of the
     /// device.
     fn cuMemAlloc_v2(out: *mut CuDevicePtr, bytes: usize) => {
+        at once memory::alloc_at_once(bytes), memory::given_at_once(out);
         memory::before_pageable("cuMemAlloc_v2", bytes), memory::after_alloc(out),
-        memory::is_paged => cuMemAllocManaged(out, bytes, ATTACH_GLOBAL),
-        at once memory::alloc_at_once(out)
+        memory::is_paged => cuMemAllocManaged(out, bytes, ATTACH_GLOBAL)
     }
     /// Charged at once, wherever its pages are.
     fn cuMemAllocManaged(out: *mut CuDevicePtr, bytes: usize, flags: u32)
@@ -107,7 +107,7 @@ hooks! {
     fn cuMemFree(ptr: u32) => { memory::before_free(ptr), memory::after_free() }
     /// Refunds the charge of the pointer.
     fn cuMemFree_v2(ptr: CuDevicePtr) => {
-        at once memory::free_at_once(ptr), memory::freed_at_once;
+        at once memory::free_at_once(ptr), memory::freed_at_once();
         memory::before_free(ptr), memory::after_free()
     }
 

@@ -260,17 +260,60 @@ pub(crate) fn after_alloc<A: Address>(reserved: Reserved, result: CuResult, out:
     }
 }
 
-/// [`after_alloc`] of plain memory that the driver has given, in the hook's own frame ([`manners::at_once`]). False: nothing is
-/// done that [`after_alloc`] does not do.
+/// [`before_pageable`] where there is room within the container's share of the device, in the hook's own frame
+/// ([`manners::ask_at_once`]). `None`: nothing is reserved, and [`before_pageable`] decides.
 #[inline(always)]
-pub(crate) fn alloc_at_once<A: Address>(
-    reserved: &Reserved,
+pub(crate) fn alloc_at_once(bytes: usize) -> Option<ReservedOwn> {
+    if bytes == 0 {
+        return None;
+    }
+    manners::ask_at_once(|| {
+        let accounts = standing::ready_now()?;
+        if !manners::is_watched() || manners::is_any_pending() {
+            return None;
+        }
+        let (device, context) = locate::here_as_before(&accounts)?;
+        if requests::is_any_work_due(&accounts) {
+            return None;
+        }
+        let bounds = accounts.known_bounds(device)?;
+        let region = &accounts.container.region;
+        let charge = region.reserve_at_once(device, taken(size(bytes)), bounds)?;
+        manners::note_pending_at_once(charge);
+        accounts.count(Group::Memory);
+        Some(ReservedOwn { charge, context })
+    })
+}
+
+/// Room for plain memory within the container's share: what [`Reserved`] has of it.
+#[derive(Clone, Copy)]
+pub(crate) struct ReservedOwn {
+    charge: Charge,
+    context: u64,
+}
+
+impl From<ReservedOwn> for Reserved {
+    fn from(ReservedOwn { charge, context }: ReservedOwn) -> Self {
+        Self {
+            charge,
+            context,
+            memory: AskedMemory::Own,
+        }
+    }
+}
+
+/// [`after_alloc`] of memory that the driver has given, in the hook's own frame ([`manners::at_once`]). False: nothing is done
+/// that [`after_alloc`] does not do.
+#[inline(always)]
+pub(crate) fn given_at_once<A: Address>(
+    reserved: ReservedOwn,
     result: CuResult,
     out: OutPtr<A>,
 ) -> bool {
-    if result != CuResult::SUCCESS || reserved.memory != AskedMemory::Own {
+    if result != CuResult::SUCCESS {
         return false;
     }
+    let reserved = Reserved::from(reserved);
     let Some(pointer) = out.read() else {
         return false;
     };

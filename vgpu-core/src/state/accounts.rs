@@ -69,7 +69,7 @@ impl Accounts {
 
     /// Counts a call: in this thread, and from time to time in the region (at 1, 2, 4, … 64 calls,
     /// then every 64, so that a short program is seen, too).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn count(&self, group: Group) {
         thread(|thread| {
             let Some(batch) = thread.calls.get(group as usize) else {
@@ -82,10 +82,15 @@ impl Accounts {
             }
             batch.0.set(0);
             batch.1.set((wanted * 2 + 1).min(63));
-            self.container
-                .region
-                .count_hooks(group as usize, u64::from(calls));
+            self.count_in_region(group, calls);
         });
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn count_in_region(&self, group: Group, calls: u32) {
+        let region = &self.container.region;
+        region.count_hooks(group as usize, u64::from(calls));
     }
 
     /// The place of a device that the caller names by the driver's ordinal.
@@ -107,8 +112,21 @@ impl Accounts {
     /// The bounds of the container on a device.
     #[inline(always)]
     pub(crate) fn bounds(&self, device: usize) -> Bounds {
+        self.bounds_within(device, self.process.room(self.container, device))
+    }
+
+    /// [`Accounts::bounds`], if the process has taken over the limits of now.
+    #[inline(always)]
+    pub(crate) fn known_bounds(&self, device: usize) -> Option<Bounds> {
+        self.process
+            .knows_limits(self.container)
+            .then(|| self.bounds_within(device, self.process.known_room(device)))
+    }
+
+    #[inline(always)]
+    fn bounds_within(&self, device: usize, limit: u64) -> Bounds {
         Bounds {
-            limit: self.process.room(self.container, device),
+            limit,
             resident: match self.process.resident_room(device) {
                 0 => u64::MAX,
                 resident => resident,

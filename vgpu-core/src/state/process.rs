@@ -101,10 +101,7 @@ impl ProcessState {
     /// The memory limit of a device as of now, bytes; 0 is no cap.
     #[inline]
     pub(crate) fn memory_limit(&self, container: &Container, device: usize) -> u64 {
-        // Acquire: the limits were stored before their generation.
-        if self.limits_generation.load(Ordering::Acquire) != container.limits_generation()
-            || self.limits_known.load(Ordering::Relaxed) == 0
-        {
+        if !self.knows_limits(container) {
             self.refresh_limits(container);
         }
         // Relaxed: one word, and any value that it had lately is right.
@@ -113,16 +110,27 @@ impl ProcessState {
             .map_or(0, |bytes| bytes.load(Ordering::Relaxed))
     }
 
+    /// Are the limits that the process has taken over those of now?
+    #[inline]
+    pub(crate) fn knows_limits(&self, container: &Container) -> bool {
+        // Acquire: the limits were stored before their generation.
+        self.limits_generation.load(Ordering::Acquire) == container.limits_generation()
+            && self.limits_known.load(Ordering::Relaxed) != 0
+    }
+
     /// The most that may be charged of a device now, bytes: the limit less what the driver holds for the
     /// container beyond its charges; 0 is no cap.
     #[inline]
     pub(crate) fn room(&self, container: &Container, device: usize) -> u64 {
-        // Acquire: the limits were stored before their generation.
-        if self.limits_generation.load(Ordering::Acquire) != container.limits_generation()
-            || self.limits_known.load(Ordering::Relaxed) == 0
-        {
+        if !self.knows_limits(container) {
             self.refresh_limits(container);
         }
+        self.known_room(device)
+    }
+
+    /// [`ProcessState::room`] by the limits that the process has taken over last.
+    #[inline]
+    pub(crate) fn known_room(&self, device: usize) -> u64 {
         // Relaxed: one word, and any value that it had lately is right.
         self.room_bytes
             .get(device)
@@ -392,9 +400,22 @@ impl ProcessState {
     #[inline]
     pub(crate) fn tick(&self, container: &Container) -> bool {
         let now = clock::coarse_ns();
+        self.due(now)
+            .is_some_and(|last| self.look(container, now, last))
+    }
+
+    /// Is there something to do for [`ProcessState::tick`]?
+    #[inline(always)]
+    pub(crate) fn is_tick_due(&self) -> bool {
+        self.due(clock::coarse_ns()).is_some()
+    }
+
+    /// When it last looked, if that is long enough ago.
+    #[inline(always)]
+    fn due(&self, now: u64) -> Option<u64> {
         // Relaxed: a clock's word guards no other memory.
         let last = self.looked_at_ns.load(Ordering::Relaxed);
-        now.wrapping_sub(last) >= LOOK_EVERY_NS && self.look(container, now, last)
+        (now.wrapping_sub(last) >= LOOK_EVERY_NS).then_some(last)
     }
 
     #[cold]
