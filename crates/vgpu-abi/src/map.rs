@@ -37,11 +37,17 @@ impl Words {
 
     #[inline]
     fn word(&self, offset: usize) -> Option<&AtomicU64> {
-        if !offset.is_multiple_of(8) || offset.checked_add(8)? > self.map.len() {
+        self.words(offset).map(|[word]| word)
+    }
+
+    /// As many words from a byte offset on; `None` where one of them lies outside.
+    #[inline]
+    fn words<const N: usize>(&self, offset: usize) -> Option<&[AtomicU64; N]> {
+        if !offset.is_multiple_of(8) || offset.checked_add(N * 8)? > self.map.len() {
             return None;
         }
-        let at = self.map.as_ptr().wrapping_add(offset).cast::<AtomicU64>();
-        // SAFETY: the word lies inside the mapping, which lives as long as `self`; the mapping is
+        let at = self.map.as_ptr().wrapping_add(offset).cast();
+        // SAFETY: the words lie inside the mapping, which lives as long as `self`; the mapping is
         // page-aligned and `offset` a multiple of 8. The file is never made shorter (its owner
         // writes in place). A word of a read-only mapping is only ever loaded from.
         Some(unsafe { &*at })
@@ -53,6 +59,16 @@ impl Words {
         // Acquire: what the writer stored before it flipped the copies is seen after the flip.
         self.word(offset)
             .map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// The words from a byte offset on; zeros where one of them lies outside.
+    #[inline]
+    pub(crate) fn load_array<const N: usize>(&self, offset: usize) -> [u64; N] {
+        let Some(words) = self.words::<N>(offset) else {
+            return [0; N];
+        };
+        // Acquire: as in `load`.
+        words.each_ref().map(|word| word.load(Ordering::Acquire))
     }
 
     /// Stores the word at a byte offset; nothing outside, and nothing in a read-only mapping.

@@ -95,6 +95,21 @@ impl Grant {
     /// A [`Grant::scale`] of one.
     pub const ONE: u16 = 4096;
 
+    /// The grant in one word, for a memory of it; 0 is none.
+    #[must_use]
+    pub fn to_bits(grant: Option<Self>) -> u64 {
+        grant.map_or(0, |grant| {
+            u64::from(grant.word()) | u64::from(grant.own) << 32
+        })
+    }
+
+    /// The grant of such a word.
+    #[must_use]
+    pub fn of_bits(bits: u64) -> Option<Self> {
+        let half = |shift: u32| u32::try_from(bits >> shift & 0xffff_ffff).unwrap_or(0);
+        Self::of(half(0), u16::try_from(half(32)).unwrap_or(0))
+    }
+
     fn word(self) -> u32 {
         (u32::from(self.permille.min(1000)) + 1)
             | u32::from(self.contended) << 10
@@ -222,42 +237,47 @@ fn encode(target: &Target, generation: u64) -> [u64; ENTRY_WORDS] {
     words
 }
 
-/// The content of an entry, if it is whole and of this generation of the file.
-fn decode(words: &[u64; ENTRY_WORDS], generation: u64) -> Option<Target> {
+/// The fields of an entry, if it is whole and of this generation of the file.
+fn whole(words: &[u64; ENTRY_WORDS], generation: u64) -> Option<Fields<'_>> {
     let from = Fields(words);
     let sum = checksum(words.get(..ENTRY_WORDS - 1)?);
-    if from.u64(offset_of!(TargetsEntry, checksum)) != sum
-        || from.u64(offset_of!(TargetsEntry, generation)) != generation
-    {
-        return None;
-    }
-    Some(Target {
+    let is_whole = from.u64(offset_of!(TargetsEntry, checksum)) == sum
+        && from.u64(offset_of!(TargetsEntry, generation)) == generation;
+    is_whole.then_some(from)
+}
+
+/// All of an entry.
+fn target_in(from: &Fields<'_>) -> Target {
+    Target {
         slot_generation: from.u64(offset_of!(TargetsEntry, slot_generation)),
         host_pid: from.u32(offset_of!(TargetsEntry, host_pid)),
         released: from.u32(offset_of!(TargetsEntry, released)) & 1 != 0,
         overhead_bytes: std::array::from_fn(|i| {
             from.u64(offset_of!(TargetsEntry, overhead_bytes) + i * 8)
         }),
-        grants: std::array::from_fn(|i| {
-            let four = from.u64(offset_of!(TargetsEntry, own_parts) + i / 4 * 8);
-            let own = u16::try_from(four >> (i % 4 * 16) & 0xffff).unwrap_or(0);
-            Grant::of(from.u32(offset_of!(TargetsEntry, grants) + i * 4), own)
-        }),
-    })
+        grants: std::array::from_fn(|device| grant_in(from, device)),
+    }
 }
 
-/// Reads one entry. Each has a checksum of its own, so that a process reads no more than its own. A
+/// The grant of an entry on one device, which is below [`MAX_DEVICES`].
+fn grant_in(from: &Fields<'_>, device: usize) -> Option<Grant> {
+    let four = from.u64(offset_of!(TargetsEntry, own_parts) + device / 4 * 8);
+    let own = u16::try_from(four >> (device % 4 * 16) & 0xffff).unwrap_or(0);
+    Grant::of(from.u32(offset_of!(TargetsEntry, grants) + device * 4), own)
+}
+
+/// Reads some of one entry. Each has a checksum of its own, so that a process reads no more than its own. A
 /// writer busy with the copy under our eyes has flipped twice since; then we look again.
-fn load(words: &Words, slot: usize) -> Option<Target> {
+fn load<T>(words: &Words, slot: usize, read: impl Fn(&Fields<'_>) -> T) -> Option<T> {
     if slot >= MAX_SLOTS {
         return None;
     }
     loop {
         let current = Current::of(words);
         let at = current.offset(COPY_BYTES) + slot * ENTRY_BYTES;
-        let entry = std::array::from_fn(|word| words.load(at + word * 8));
-        if let Some(target) = decode(&entry, current.generation()) {
-            return Some(target);
+        let entry = words.load_array(at);
+        if let Some(from) = whole(&entry, current.generation()) {
+            return Some(read(&from));
         }
         if Current::of(words) == current {
             return None;
@@ -320,7 +340,7 @@ impl TargetsFile {
     /// The present target of a slot.
     #[must_use]
     pub fn target(&self, slot: usize) -> Option<Target> {
-        load(self.0.words(), slot)
+        load(self.0.words(), slot, target_in)
     }
 
     /// The present targets.
@@ -330,7 +350,7 @@ impl TargetsFile {
     pub fn read(&self) -> Result<Vec<(usize, Target)>, FileError> {
         let words = self.0.words();
         Ok((0..MAX_SLOTS)
-            .filter_map(|slot| Some((slot, load(words, slot)?)))
+            .filter_map(|slot| Some((slot, load(words, slot, target_in)?)))
             .collect())
     }
 }
@@ -394,7 +414,7 @@ impl TargetsWriter {
         let entry = self
             .0
             .words(current.offset(COPY_BYTES) + slot * ENTRY_BYTES)?;
-        Ok(decode(&entry, current.generation()))
+        Ok(whole(&entry, current.generation()).map(|from| target_in(&from)))
     }
 }
 
@@ -440,7 +460,8 @@ pub fn read_targets(
     let mut found = Vec::new();
     for slot in slots.into_iter().filter(|slot| *slot < MAX_SLOTS) {
         let entry = file.words(current.offset(COPY_BYTES) + slot * ENTRY_BYTES)?;
-        found.extend(decode(&entry, current.generation()).map(|target| (slot, target)));
+        let target = whole(&entry, current.generation()).map(|from| target_in(&from));
+        found.extend(target.map(|target| (slot, target)));
     }
     Ok(found)
 }
@@ -520,7 +541,20 @@ impl TargetsMap {
     /// nothing and makes no system call.
     #[must_use]
     pub fn target(&self, slot: usize, slot_generation: u64) -> Option<Target> {
-        load(&self.0, slot).filter(|target| target.slot_generation == slot_generation)
+        load(&self.0, slot, target_in).filter(|target| target.slot_generation == slot_generation)
+    }
+
+    /// The arbiter's grant to that process on one device: a part of [`TargetsMap::target`], for which the rest is not
+    /// decoded.
+    #[must_use]
+    pub fn grant(&self, slot: usize, slot_generation: u64, device: usize) -> Option<Grant> {
+        let read = |from: &Fields<'_>| {
+            let is_meant = from.u64(offset_of!(TargetsEntry, slot_generation)) == slot_generation;
+            (is_meant && device < MAX_DEVICES)
+                .then(|| grant_in(from, device))
+                .flatten()
+        };
+        load(&self.0, slot, read).flatten()
     }
 }
 
@@ -587,6 +621,13 @@ mod tests {
         assert_eq!(map.target(3, 7), Some(target(300)));
         assert_eq!(map.target(3, 8), None);
         assert_eq!(map.target(1024, 7), None);
+        for (device, grant) in target(300).grants.into_iter().enumerate() {
+            assert_eq!(map.grant(3, 7, device), grant, "{device}");
+            assert_eq!(map.grant(3, 8, device), None);
+            assert_eq!(Grant::of_bits(Grant::to_bits(grant)), grant);
+        }
+        assert_eq!(map.grant(3, 7, MAX_DEVICES), None);
+        assert_eq!(map.grant(1024, 7, 0), None);
         assert_eq!(map.heartbeat_ns(), 99);
         assert_eq!(file.read().unwrap(), [(3, target(300)), (1023, target(1))]);
     }

@@ -38,6 +38,8 @@ pub(crate) struct Thread {
     pub(crate) wait: Cell<ThreadWait>,
     /// The thread's memory of its launches.
     pub(crate) gate: Gate,
+    /// The arbiter's grant that the thread has read last.
+    pub(crate) grant: Cell<ReadGrant>,
 }
 
 const _: () = assert!(size_of::<Thread>() <= THREAD_BYTES);
@@ -76,6 +78,20 @@ pub(crate) struct ThreadWait {
     /// When it first and last heard that work has not ended, nanoseconds.
     pub(crate) since_ns: u64,
     pub(crate) last_ns: u64,
+}
+
+/// A grant that a thread has read, with all that it was read by: as long as that is the same, it is not read again (its
+/// checksum alone takes 50 ns). All zeros: none was read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReadGrant {
+    /// The generation of the targets.
+    pub(crate) targets: u64,
+    pub(crate) slot_generation: u64,
+    pub(crate) slot: u16,
+    /// The device plus one.
+    pub(crate) device: u16,
+    /// See [`vgpu_abi::targets::Grant::to_bits`].
+    pub(crate) bits: u64,
 }
 
 /// A thread's memory of its launches, so that most of them look at nothing else. All zeros: no memory.

@@ -12,7 +12,7 @@ pub(crate) use gate::{passes, passes_config};
 
 use cuda_api::{CuLaunchConfig, CuLaunchParams, CuResult, CuStream};
 use gate::{of_config, open_gate, remember_free};
-use rate::rate;
+use rate::{Rate, rate};
 pub(crate) use sync::{
     after_context_sync, after_event_query, after_event_sync, after_stream_query, after_stream_sync,
     before_sync,
@@ -138,10 +138,9 @@ fn in_its_turn(accounts: &Accounts, work: Work, stream: u64) -> Verdict<Launched
     };
     // Relaxed: a counter.
     counter.fetch_add(1, Ordering::Relaxed);
-    let now_ns = clock::now_ns();
-    let rate = rate(accounts, target.device, now_ns);
+    let looked = roster::rate_now(accounts, &compute, target.device);
+    let (rate, now_ns) = looked;
     let state = &accounts.process.compute;
-    roster::look(accounts, &compute, target.device, &rate, now_ns);
     state.set_awaited(rate.rings);
     if rate.rings && state.is_first_since(accounts.container.targets_generation()) {
         accounts.container.ring();
@@ -150,7 +149,8 @@ fn in_its_turn(accounts: &Accounts, work: Work, stream: u64) -> Verdict<Launched
         remember_free(accounts, &target, stream, now_ns);
         return Verdict::Pass;
     }
-    manners::uncancelled(|| query::relaxed(|| metered(accounts, &compute, work, &target, stream)))
+    let metered = || metered(accounts, &compute, work, &target, stream, looked);
+    manners::uncancelled(|| query::relaxed(metered))
 }
 
 /// The stream's context and device; `None`: it is none of our business (no device of the container,
@@ -181,11 +181,12 @@ fn metered(
     work: Work,
     target: &Target,
     stream: u64,
+    looked: (Rate, u64),
 ) -> Verdict<Launched> {
     let state = &accounts.process.compute;
     let at = state.spans.stream(target);
     let mut wait = Wait::new(accounts, compute, target.device, at);
-    let admitted = wait.admit(&work);
+    let admitted = wait.admit(&work, looked);
     let Some(admitted) = admitted else {
         // The limit went away while it waited.
         return Verdict::Pass;

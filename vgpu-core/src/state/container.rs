@@ -8,12 +8,13 @@ use vgpu_abi::host::KEEP_DEAD_NS;
 use vgpu_abi::interval::Interval;
 use vgpu_abi::limits::{LimitsMap, LimitsValue};
 use vgpu_abi::region::{Dead, Region};
-use vgpu_abi::targets::{Target, TargetsMap, Unaccounted};
+use vgpu_abi::targets::{Grant, Target, TargetsMap, Unaccounted};
 
 use crate::base::clock;
 use crate::base::log::line;
 use crate::guest::peer_region;
 use crate::guest::settings::{LimitsSource, PeerSettings, Settings, ThisProcess as Here};
+use crate::guest::thread::{ReadGrant, thread};
 
 /// The shared files. Survives a fork: the mappings are shared.
 pub(crate) struct Container {
@@ -93,6 +94,30 @@ impl Container {
     pub(crate) fn target(&self) -> Option<Target> {
         let own = self.region.own_slot()?;
         self.targets.as_ref()?.target(own.slot, own.generation)
+    }
+
+    /// The arbiter's grant to this process on a device.
+    pub(crate) fn grant(&self, device: usize) -> Option<Grant> {
+        let own = self.region.own_slot()?;
+        let targets = self.targets.as_ref()?;
+        let asked = ReadGrant {
+            // Before the grant: if the host writes meanwhile, the next call reads again.
+            targets: targets.generation(),
+            slot_generation: own.generation,
+            slot: u16::try_from(own.slot).ok()?,
+            device: u16::try_from(device).ok()?.checked_add(1)?,
+            bits: 0,
+        };
+        thread(|thread| {
+            let known = thread.grant.get();
+            if (ReadGrant { bits: 0, ..known }) == asked {
+                return Grant::of_bits(known.bits);
+            }
+            let grant = targets.grant(own.slot, own.generation, device);
+            let bits = Grant::to_bits(grant);
+            thread.grant.set(ReadGrant { bits, ..asked });
+            grant
+        })
     }
 
     /// The container's part of a device's timetable.

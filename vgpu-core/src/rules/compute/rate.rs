@@ -214,8 +214,9 @@ pub(super) fn rate(accounts: &Accounts, device: usize, now_ns: u64) -> Rate {
     }
     let heartbeat_ns = accounts.container.arbiter_heartbeat_ns();
     let arbiter_lives = is_alive(heartbeat_ns, now_ns);
-    let target = accounts.container.target().filter(|_| arbiter_lives);
-    let grant = target.and_then(|target| target.grants.get(device).copied().flatten());
+    let grant = arbiter_lives
+        .then(|| accounts.container.grant(device))
+        .flatten();
     let interval = accounts.container.interval(device);
     let rate = rate_of(policy, percent, grant, interval);
     let first_launch_ns = || accounts.process.compute.first_launch_ns(now_ns);

@@ -8,7 +8,7 @@ use vgpu_abi::credit::Compute;
 use vgpu_abi::interval::Moment;
 use vgpu_abi::roster::{self, Place, Roster};
 
-use super::rate::Rate;
+use super::rate::{Rate, rate};
 use crate::base::{clock, loader};
 use crate::driver::genuine::cuda;
 use crate::driver::query;
@@ -19,9 +19,20 @@ use crate::state::launches::roster::Counts;
 /// Survives a fork: a forked child has the file open as well, and takes locks of its own.
 static ROSTER: Roster = Roster::new();
 
+/// The rate as of now, and when that is, nanoseconds: by what the roster says now, if there is no arbiter and it is time
+/// to look.
+pub(super) fn rate_now(accounts: &Accounts, compute: &Compute<'_>, device: usize) -> (Rate, u64) {
+    let now_ns = clock::now_ns();
+    let known = rate(accounts, device, now_ns);
+    if look(accounts, compute, device, &known, now_ns) {
+        return (rate(accounts, device, now_ns), now_ns);
+    }
+    (known, now_ns)
+}
+
 /// Looks at the roster, if there is no arbiter and it is time to: a few system calls every 50 ms, of which none waits.
 /// Whether it did.
-pub(super) fn look(
+fn look(
     accounts: &Accounts,
     compute: &Compute<'_>,
     device: usize,

@@ -9,7 +9,7 @@ use vgpu_abi::waits::WaitCause;
 
 use super::collect;
 use super::decisions::{self, Bound, Flight, Held, OVERDUE_NS, PROGRESS_NS, Turn};
-use super::rate::{self, Rate, rate};
+use super::rate::Rate;
 use super::roster;
 use super::timetable::{self, Fit};
 use crate::base::clock;
@@ -82,15 +82,12 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Waits for its turn; `None` when there is nothing to wait for any more.
-    pub(super) fn admit(&mut self, work: &Work) -> Option<Admitted> {
+    /// Waits for its turn, first by the rate that the caller has just found; `None` when there is nothing to wait for any
+    /// more.
+    pub(super) fn admit(&mut self, work: &Work, looked: (Rate, u64)) -> Option<Admitted> {
         let mut overdue_ns = 0;
+        let (mut rate, mut now_ns) = looked;
         loop {
-            let now_ns = clock::now_ns();
-            let mut rate = rate(self.accounts, self.device, now_ns);
-            if roster::look(self.accounts, self.compute, self.device, &rate, now_ns) {
-                rate = rate::rate(self.accounts, self.device, now_ns);
-            }
             if rate.is_free() {
                 self.end(now_ns);
                 if self.has_mark {
@@ -147,6 +144,7 @@ impl<'a> Wait<'a> {
                         self.compute.end_unknown();
                     }
                     self.sleep(rate.ahead, wait_ns, now_ns);
+                    (rate, now_ns) = roster::rate_now(self.accounts, self.compute, self.device);
                 }
             }
         }
