@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow, bail};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use clap::{CommandFactory, Parser, ValueEnum};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube_access::AccessError;
 use kube_api::config::DeviceConfig;
 use kube_api::vendor::{Switches, Vendors};
 use rustls::pki_types::CertificateDer;
@@ -405,18 +405,16 @@ async fn config(credentials: Credentials) -> anyhow::Result<kube::Config> {
             config.auth_info.token_file = Some(token.display().to_string());
             config
         }
-        Credentials::Kubeconfig(path) => {
-            let said = || format!("--kubeconfig {}", path.display());
-            let file = Kubeconfig::read_from(&path).with_context(said)?;
-            let options = KubeConfigOptions::default();
-            let config = kube::Config::from_custom_kubeconfig(file, &options).await;
-            config.with_context(said)?
-        }
-        Credentials::Inferred => kube::Config::infer().await.context("no cluster")?,
+        Credentials::Kubeconfig(path) => of_cluster(Some(&path)).await?,
+        Credentials::Inferred => of_cluster(None).await?,
     };
     // A call whose outcome is unknown must not be repeated blindly: it may have happened already.
     config.default_retry = false;
     Ok(config)
+}
+
+async fn of_cluster(kubeconfig: Option<&Path>) -> Result<kube::Config, AccessError> {
+    kube_access::config(kubeconfig, None, "--kubeconfig FILE names one").await
 }
 
 /// The certificates of a file: base64 of PEM, or PEM.

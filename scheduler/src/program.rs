@@ -21,7 +21,6 @@ use admission::Admission;
 use anyhow::{Context, anyhow, bail};
 use axum::Router;
 use clap::Parser;
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube_api::config::DeviceConfig;
 use kube_api::request::Defaults;
 use kube_api::vendor::{Switches, Vendors};
@@ -376,19 +375,8 @@ async fn on_cluster(
     vendors: Arc<Vendors>,
     settings: Settings,
 ) -> anyhow::Result<Scheduler> {
-    let mut config = match &args.kubeconfig {
-        Some(path) => {
-            let said = || format!("--kubeconfig {}", path.display());
-            let file = Kubeconfig::read_from(path).with_context(said)?;
-            let options = KubeConfigOptions::default();
-            kube::Config::from_custom_kubeconfig(file, &options)
-                .await
-                .with_context(said)?
-        }
-        None => kube::Config::infer().await.context(
-            "no cluster: --kubeconfig FILE names one, --embedded STATE.json runs without one",
-        )?,
-    };
+    const OTHERWISE: &str = "--kubeconfig FILE names one, --embedded STATE.json runs without one";
+    let mut config = kube_access::config(args.kubeconfig.as_deref(), None, OTHERWISE).await?;
     // Repeating a call whose result is unknown would get a binding refused, so the caller of each call decides about
     // retries.
     config.default_retry = false;

@@ -15,7 +15,6 @@ use axum::Router;
 use clap::builder::BoolishValueParser;
 use clap::{Parser, Subcommand};
 use embedded_cluster::{Cluster, Options, guard};
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube_api::config::DeviceConfig;
 use kube_api::vendor::{Switches, Vendors};
 use serde_json::Value;
@@ -417,18 +416,7 @@ fn parse(text: &str) -> anyhow::Result<Value> {
 
 /// A client of the real cluster.
 async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<kube::Client> {
-    let config = match kubeconfig {
-        Some(path) => {
-            let said = || format!("--kubeconfig {}", path.display());
-            let file = Kubeconfig::read_from(path).with_context(said)?;
-            kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-                .await
-                .with_context(said)?
-        }
-        None => kube::Config::infer()
-            .await
-            .context("no cluster to read: --kubeconfig FILE names one")?,
-    };
+    let config = kube_access::config(kubeconfig, None, "--kubeconfig FILE names one").await?;
     kube::Client::try_from(config).context("no client for the real cluster")
 }
 

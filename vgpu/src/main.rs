@@ -25,7 +25,6 @@ mod board;
 mod child;
 mod failure;
 mod floors;
-mod kubeconfig;
 mod library;
 mod limits;
 mod mounts;

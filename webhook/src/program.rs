@@ -17,7 +17,6 @@ use anyhow::Context;
 use clap::Parser;
 use jiff::Timestamp;
 use kube::api::Api;
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube_api::config::DeviceConfig;
 use kube_api::vendor::{Switches, Vendors};
 use server::{Listener, Readiness, Tls};
@@ -194,22 +193,8 @@ fn in_a_pod() -> bool {
 }
 
 async fn cluster(args: &Args) -> anyhow::Result<kube::Config> {
-    let mut config = match &args.kubeconfig {
-        Some(path) => {
-            let place = || format!("--kubeconfig {}", path.display());
-            let file = Kubeconfig::read_from(path).with_context(place)?;
-            let options = KubeConfigOptions::default();
-            let config = kube::Config::from_custom_kubeconfig(file, &options).await;
-            config.with_context(place)?
-        }
-        // The error's text already contains its causes.
-        None => kube::Config::infer().await.map_err(|error| {
-            anyhow::anyhow!(
-                "no cluster: --kubeconfig FILE, KUBECONFIG or a pod's service account is needed, \
-                 unless --cert_file is given ({error})"
-            )
-        })?,
-    };
+    const OTHERWISE: &str = "--kubeconfig FILE, KUBECONFIG or a pod's service account is needed, unless --cert_file is given";
+    let mut config = kube_access::config(args.kubeconfig.as_deref(), None, OTHERWISE).await?;
     config.connect_timeout = Some(Duration::from_secs(5));
     Ok(config)
 }

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use events::Events;
-use kube::config::{KubeConfigOptions, Kubeconfig};
 
 use super::cluster::Cluster;
 use super::{AttestSettings, Attestation};
@@ -140,16 +139,8 @@ impl Flags {
         if !self.kubernetes {
             return Ok(None);
         }
-        let config = match &self.kubeconfig {
-            Some(path) => {
-                let file = Kubeconfig::read_from(path)
-                    .with_context(|| format!("--kubeconfig {}", path.display()))?;
-                kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
-            }
-            None => kube::Config::infer().await.context(
-                "--kubernetes: neither a pod's service account nor a kubeconfig is here",
-            )?,
-        };
+        const OTHERWISE: &str = "--kubernetes needs a pod's service account, or --kubeconfig FILE";
+        let config = kube_access::config(self.kubeconfig.as_deref(), None, OTHERWISE).await?;
         Ok(Some(kube::Client::try_from(config)?))
     }
 }

@@ -10,7 +10,6 @@ use anyhow::{Context as _, anyhow};
 use events::Events;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::Api;
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube_api::node::RegisterFormat;
 use kube_api::vendor::Vendors;
 use nix::fcntl::Flock;
@@ -277,19 +276,7 @@ fn speeds(vendors: &Vendors) -> hcs::compose::Speeds {
 
 /// The client of the cluster that a kubeconfig names; without one, of the cluster in which this process runs.
 pub(crate) async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<kube::Client> {
-    let mut config = match kubeconfig {
-        Some(path) => {
-            let said = || format!("--kubeconfig {}", path.display());
-            let file = Kubeconfig::read_from(path).with_context(said)?;
-            let options = KubeConfigOptions::default();
-            kube::Config::from_custom_kubeconfig(file, &options)
-                .await
-                .with_context(said)?
-        }
-        None => kube::Config::infer()
-            .await
-            .context("no cluster: --kubeconfig FILE names one")?,
-    };
+    let mut config = kube_access::config(kubeconfig, None, "--kubeconfig FILE names one").await?;
     config.connect_timeout = Some(PATIENCE);
     kube::Client::try_from(config).context("no client for the cluster")
 }

@@ -10,6 +10,7 @@ use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use kube::client::Body;
 use kube::config::AuthInfo;
 use kube::{Client, Config};
+use kube_access::AccessError;
 use kube_api::config::DeviceConfig;
 use kube_api::object::{Node, Pod, ResourceQuota};
 use kube_api::request::Defaults;
@@ -21,7 +22,6 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::args::explain::ExplainArgs;
-use crate::kubeconfig;
 
 /// How many objects one answer of an API server holds.
 const PAGE: u32 = 500;
@@ -251,8 +251,8 @@ async fn from_cluster(
     Ok((pod, view(args, objects)?))
 }
 
-async fn config(args: &ExplainArgs) -> anyhow::Result<Config> {
-    kubeconfig::config(
+async fn config(args: &ExplainArgs) -> Result<Config, AccessError> {
+    kube_access::config(
         args.kubeconfig.as_deref(),
         args.context.as_deref(),
         "give --kubeconfig FILE, --server URL or --state FILE",

@@ -15,7 +15,6 @@ use super::{Access, Answer, ClusterFacts, DryRun};
 use crate::args::doctor::DoctorArgs;
 use crate::doctor::node;
 use crate::doctor::root::unix_now;
-use crate::kubeconfig;
 
 /// How many objects one answer holds.
 const PAGE: usize = 500;
@@ -29,7 +28,7 @@ pub(in crate::doctor) fn gather(args: &DoctorArgs) -> anyhow::Result<ClusterFact
         .build()
         .context("cannot start")?;
     runtime.block_on(async {
-        let config = kubeconfig::config(
+        let config = kube_access::config(
             args.kubeconfig.as_deref(),
             args.context.as_deref(),
             "give --kubeconfig FILE",

@@ -12,7 +12,6 @@ use serde_json::Value;
 use super::{NodeFacts, flag, is_dra};
 use crate::args::doctor::DoctorArgs;
 use crate::doctor::check::{Judged, fail, ok, several, skip, warn};
-use crate::kubeconfig;
 
 /// A ResourceSlice of our driver, as far as it is judged.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,7 +45,7 @@ pub(super) fn ask(args: &DoctorArgs, node: &str) -> anyhow::Result<Vec<Slice>> {
         .context("cannot start")?;
     runtime.block_on(async {
         let file = args.kubeconfig.as_deref();
-        let config = kubeconfig::config(file, args.context.as_deref(), "give --kubeconfig FILE");
+        let config = kube_access::config(file, args.context.as_deref(), "give --kubeconfig FILE");
         let client = Client::try_from(config.await?)?;
         let path = format!(
             "/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.nodeName%3D{node}%2Cspec.driver%3D{DRIVER}"
