@@ -16,8 +16,9 @@ pub(crate) struct Board {
     driver_version: u32,
     /// Whether an MPS server runs the kernels of all processes side by side.
     mps: bool,
-    /// The allowed error of each share, points.
-    pub(crate) points: f64,
+    /// Whether the driver keeps a long slice whose process has nothing more to run: where containers change over, the time
+    /// until that slice ends is lost to all. The arbiter needs some seconds to find a period that is long enough.
+    keeps_long_slices: bool,
 }
 
 /// A simulated GPU without settings.
@@ -27,7 +28,7 @@ pub(crate) const PLAIN: Board = Board {
     nvml: "",
     driver_version: 12_040,
     mps: false,
-    points: POINTS,
+    keeps_long_slices: false,
 };
 
 /// The same with a driver of CUDA 13.
@@ -54,7 +55,7 @@ pub(crate) const BOARDS: &[Board] = &[
         name: "slices-6ms-round-robin-kept-no-samples",
         script: "slice 6ms\nslice empty kept\n",
         nvml: "no-samples",
-        points: KEPT_POINTS,
+        keeps_long_slices: true,
         ..PLAIN
     },
     Board {
@@ -99,18 +100,34 @@ impl Board {
         }
     }
 
-    /// The allowed error of a share in a fifth of a second, points.
-    pub(crate) fn window_points(&self) -> f64 {
-        if self.points > POINTS {
-            KEPT_WINDOW_POINTS
+    /// When the arbiter has found the period that suits the board, milliseconds after the start.
+    pub(crate) fn settled_ms(&self) -> u64 {
+        if self.keeps_long_slices { 3_500 } else { 0 }
+    }
+
+    /// The allowed error of a share before that, points.
+    pub(crate) fn early_points(&self) -> f64 {
+        if self.keeps_long_slices {
+            EARLY_POINTS
         } else {
-            WINDOW_POINTS
+            POINTS
         }
     }
 
-    /// The least part of what a container is owed that it must get.
-    pub(crate) fn least_part(&self) -> f64 {
-        if self.points > POINTS { 0.8 } else { 0.9 }
+    /// The least part of what a container is owed that it must get in its first burst.
+    pub(crate) fn early_part(&self) -> f64 {
+        if self.keeps_long_slices { 0.7 } else { 0.9 }
+    }
+
+    /// The allowed error of a share of programs that launch by chance, points. What a change of containers costs is in their
+    /// own figures for the most part, so the arbiter does not see it.
+    pub(crate) fn mixed_points(&self) -> f64 {
+        if self.keeps_long_slices { 2.5 } else { 2.0 }
+    }
+
+    /// In windows of how many milliseconds each container has its share: a whole number of periods.
+    pub(crate) fn window_ms(&self) -> u64 {
+        if self.keeps_long_slices { 500 } else { 200 }
     }
 
     /// Whether one process's kernels run at a moment.
@@ -122,15 +139,14 @@ impl Board {
 /// The allowed error of a share, points.
 pub(crate) const POINTS: f64 = 1.5;
 
-/// The allowed error on a board that keeps a slice whose process has nothing more to run, points: where containers change
-/// over, the time until that slice ends is lost to all. No other board has an allowance of its own.
-const KEPT_POINTS: f64 = 4.0;
+/// The allowed error on the board that keeps long slices, before the arbiter has found the period that suits it, points.
+const EARLY_POINTS: f64 = 4.0;
 
-/// The allowed errors of a share in a fifth of a second, points: on most boards, and on the one that keeps long slices whose
-/// process has nothing more to run. There the period may become longer at any time, because slices are lost by chance, and
-/// that moves intervals once.
-const WINDOW_POINTS: f64 = 3.0;
-const KEPT_WINDOW_POINTS: f64 = 6.0;
+/// The least part of what a container is owed that it must get.
+pub(crate) const LEAST_PART: f64 = 0.9;
+
+/// The allowed error of a share in a window ([`Board::window_ms`]), points.
+pub(crate) const WINDOW_POINTS: f64 = 3.0;
 
 /// The shares that containers with caps must get from a GPU that gives `offered` percent to programs without limits:
 /// their caps, or parts of `offered` in proportion to their caps if it is less than their sum.
@@ -234,7 +250,7 @@ fn a_share_is_off_below_what_is_owed_and_above_the_cap() {
 
 #[test]
 fn only_the_board_that_keeps_long_slices_has_an_allowance() {
-    let allowed = BOARDS.iter().filter(|board| board.points > POINTS);
+    let allowed = BOARDS.iter().filter(|board| board.keeps_long_slices);
     let names: Vec<_> = allowed.map(|board| board.name).collect();
     assert_eq!(names, ["slices-6ms-round-robin-kept-no-samples"]);
 }

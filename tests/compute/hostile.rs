@@ -149,7 +149,7 @@ fn gains_nothing_on(
 /// Neighbours of a hostile container with a cap of 10, and what each is owed at least, percent.
 fn neighbours(board: &Board, offered: f64) -> [(Asks, f64); 2] {
     let capped = boards::owed(&[90, 10], offered)[0] - 5.0;
-    let floor = boards::owed(&[80, 20], offered)[0] - board.points.max(2.0);
+    let floor = boards::owed(&[80, 20], offered)[0] - board.early_points().max(2.0);
     [(Asks::cap(90), capped), (Asks::floor(80), floor)]
 }
 
@@ -295,7 +295,7 @@ fn beside_endless_ones(board: &Board) -> f64 {
 /// it, in each second: the arbiter takes none of that away, whatever it knows of the kernels.
 #[track_caller]
 fn endless_kernels_take_only_their_turns(board: &Board, honest: Asks, most: f64) {
-    let least = beside_endless_ones(board).min(most) - board.points.max(2.0);
+    let least = beside_endless_ones(board).min(most) - board.early_points().max(2.0);
     let [_, owed] = beside(board, honest, &[ENDLESS; 2], 10_000, |_| {});
     let (low, _) = owed.windows(1_000, 10_000, 1_000);
     let told = format!("{}: {honest:?}: {low:.2}, owed {least:.2}", board.name);

@@ -2,7 +2,7 @@
 
 use vgpu_abi::limits::Policy;
 
-use crate::boards::{self, Board, NEWER, PLAIN};
+use crate::boards::{self, Board, LEAST_PART, NEWER, PLAIN, POINTS, WINDOW_POINTS};
 use crate::lab::{Asks, Curve, Lab};
 
 /// Kernels that take another time at each launch, and launches that take some: no two programs of real
@@ -81,42 +81,31 @@ pub(crate) fn offered(board: &Board, words: &[&str]) -> f64 {
 #[track_caller]
 fn caps_are_kept(test: &str, board: &Board, caps: &[u32], words: &[&str], ms: u64) {
     let owed = boards::owed(caps, offered(board, words));
-    shares_are_kept(test, board, caps, words, &owed, board.points, ms);
+    shares_are_kept(test, board, caps, words, &owed, ms);
 }
 
 /// The same for programs that do not ask for the GPU all the time, because they wait for their own launches.
 #[track_caller]
-fn caps_are_kept_with_gaps(
-    test: &str,
-    board: &Board,
-    caps: &[u32],
-    words: &[&str],
-    points: f64,
-    ms: u64,
-) {
+fn caps_are_kept_with_gaps(test: &str, board: &Board, caps: &[u32], words: &[&str], ms: u64) {
     let alone: Vec<f64> = words.iter().map(|words| offered(board, &[words])).collect();
     let owed = boards::owed_to_each(caps, offered(board, words), &alone);
-    shares_are_kept(test, board, caps, words, &owed, points, ms);
+    shares_are_kept(test, board, caps, words, &owed, ms);
 }
 
 #[track_caller]
-fn shares_are_kept(
-    test: &str,
-    board: &Board,
-    caps: &[u32],
-    words: &[&str],
-    owed: &[f64],
-    points: f64,
-    ms: u64,
-) {
+fn shares_are_kept(test: &str, board: &Board, caps: &[u32], words: &[&str], owed: &[f64], ms: u64) {
     let programs: Vec<_> = caps
         .iter()
         .zip(words)
         .map(|(cap, words)| (Asks::cap(*cap), *words))
         .collect();
-    let curves = side_by_side(board, &programs, ms);
+    let from = board.settled_ms();
+    let curves = side_by_side(board, &programs, from + ms);
 
-    let got: Vec<f64> = curves.iter().map(|curve| curve.share(0, ms)).collect();
+    let got: Vec<f64> = curves
+        .iter()
+        .map(|curve| curve.share(from, from + ms))
+        .collect();
     let each = got.iter().zip(owed).zip(caps);
     let off = each
         .map(|((got, owed), cap)| boards::off(*got, *owed, *cap))
@@ -133,9 +122,8 @@ fn shares_are_kept(
         owed.iter().all(|owed| *owed > 1.0),
         "{told}: a program fails"
     );
-    assert!(off <= points, "{told}; allowed {points}");
-    let enough = board.least_part();
-    assert!(least >= enough, "{told}; at least {enough}");
+    assert!(off <= POINTS, "{told}; allowed {POINTS}");
+    assert!(least >= LEAST_PART, "{told}; at least {LEAST_PART}");
 }
 
 /// Containers under caps whose programs launch by chance: each gets its own, on the mean of several runs. What such a
@@ -149,14 +137,17 @@ fn mixtures_get_their_caps(test: &str, board: &Board, caps: [u32; 2]) {
             (Asks::cap(caps[0]), words[0]),
             (Asks::cap(caps[1]), words[1]),
         ];
-        let curves = side_by_side(board, &programs, LONGER);
-        (curves, owed)
+        let from = board.settled_ms();
+        let curves = side_by_side(board, &programs, from + LONGER);
+        let got: Vec<f64> = curves
+            .iter()
+            .map(|curve| curve.share(from, from + LONGER))
+            .collect();
+        (got, owed)
     });
-    let points = board.points.max(MIXED_POINTS);
+    let points = board.mixed_points();
     for (at, cap) in caps.into_iter().enumerate() {
-        let got = runs
-            .each_ref()
-            .map(|(curves, _)| curves[at].share(0, LONGER));
+        let got = runs.each_ref().map(|(got, _)| got[at]);
         let owed = runs.each_ref().map(|(_, owed)| owed[at]);
         let mean = |of: [f64; MIXTURES.len()]| of.iter().sum::<f64>() / MIXTURES.len() as f64;
         let off = boards::off(mean(got), mean(owed), cap);
@@ -168,8 +159,10 @@ fn mixtures_get_their_caps(test: &str, board: &Board, caps: [u32; 2]) {
         assert!(off <= points, "{told}; allowed {points}");
         for (got, owed) in got.iter().zip(owed) {
             let least = got / owed;
-            let enough = board.least_part();
-            assert!(least >= enough, "{told}: {least:.2}; at least {enough}");
+            assert!(
+                least >= LEAST_PART,
+                "{told}: {least:.2}; at least {LEAST_PART}"
+            );
         }
     }
 }
@@ -178,13 +171,14 @@ fn mixtures_get_their_caps(test: &str, board: &Board, caps: [u32; 2]) {
 #[track_caller]
 fn floor_is_kept(test: &str, board: &Board, floor: u32, words: [&str; 2]) {
     let owed = boards::owed(&[floor, 100 - floor], offered(board, &words))[0];
+    let from = board.settled_ms();
     let curves = side_by_side(
         board,
         &[(Asks::floor(floor), words[0]), (Asks::nothing(), words[1])],
-        LONG,
+        from + LONG,
     );
 
-    let (low, _) = curves[0].windows(0, LONG, 1_000);
+    let (low, _) = curves[0].windows(from, from + LONG, 1_000);
     let told = format!(
         "{}, floor {floor}, {words:?}: {low:.2} at least, owed {owed:.2}, off by {:.2}",
         board.name,
@@ -192,15 +186,14 @@ fn floor_is_kept(test: &str, board: &Board, floor: u32, words: [&str; 2]) {
     );
     println!("{test} on {told}");
     assert!(
-        owed - low <= board.points,
-        "{told}; allowed {}: {}",
-        board.points,
-        curves[0].shape(LONG, 200)
+        owed - low <= POINTS,
+        "{told}; allowed {POINTS}: {}",
+        curves[0].shape(from + LONG, 200)
     );
 }
 
-/// Containers under caps: each gets its own in every fifth of a second. From the third second on: a period that becomes
-/// longer moves intervals once.
+/// Containers under caps: each gets its own in every fifth of a second, or in every half where slices are lost. From the
+/// third second on: a period that becomes longer moves intervals once.
 #[track_caller]
 fn windows_are_kept(test: &str, board: &Board, caps: [u32; 2], words: [&str; 2]) {
     let owed = boards::owed(&caps, offered(board, &words));
@@ -208,20 +201,21 @@ fn windows_are_kept(test: &str, board: &Board, caps: [u32; 2], words: [&str; 2])
         (Asks::cap(caps[0]), words[0]),
         (Asks::cap(caps[1]), words[1]),
     ];
-    let curves = side_by_side(board, &programs, SMALL_LONG);
+    let from = board.settled_ms().max(2_000);
+    let ms = from + 2_000;
+    let curves = side_by_side(board, &programs, ms);
 
-    let points = board.window_points();
     for ((curve, cap), owed) in curves.iter().zip(caps).zip(owed) {
-        let (low, high) = curve.windows(2_000, SMALL_LONG, 200);
+        let (low, high) = curve.windows(from, ms, board.window_ms());
         let told = format!(
             "{}, {words:?}, {cap}: {low:.2} to {high:.2}, owed {owed:.2}",
             board.name
         );
         println!("{test} on {told}");
         assert!(
-            low >= owed - points && high <= f64::from(cap) + points,
+            low >= owed - WINDOW_POINTS && high <= f64::from(cap) + WINDOW_POINTS,
             "{told}: {}",
-            curve.shape(SMALL_LONG, 200)
+            curve.shape(ms, 200)
         );
     }
 }
@@ -247,11 +241,7 @@ fn bursts_get_their_cap(test: &str, board: &Board) {
     );
     println!("{test} on {told}");
     // The first burst is over before the period is as long as suits a board that keeps long slices.
-    let first = if board.points > boards::POINTS {
-        0.7
-    } else {
-        0.9
-    };
+    let first = board.early_part();
     for (burst, enough) in bursts
         .iter()
         .zip([first].into_iter().chain(std::iter::repeat(0.9)))
@@ -260,8 +250,6 @@ fn bursts_get_their_cap(test: &str, board: &Board) {
     }
 }
 
-/// The allowed error of a share of programs that launch by chance, points.
-const MIXED_POINTS: f64 = 2.0;
 /// Pairs of such programs.
 const MIXTURES: [[&str; 2]; 4] = [
     ["mixed seed=1", "mixed seed=2"],
@@ -329,7 +317,7 @@ on_every_board! {
 
     fn caps_are_kept_by_short_bursts(board) {
         let words = ["bursts on=60 off=40", "steady ns=1000000"];
-        caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, board.points, LONG);
+        caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, LONG);
     }
 
     fn caps_are_kept_in_every_fifth_of_a_second(board) {
@@ -355,18 +343,18 @@ on_every_board! {
 
     fn caps_are_kept_by_small_launches_that_are_waited_for(board) {
         let words = ["steady ns=20000 sync=1", "steady ns=1000000 sync=1"];
-        caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, board.points, SMALL_LONG);
+        caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, SMALL_LONG);
     }
 
     fn caps_are_kept_by_small_launches_that_are_asked_for(board) {
         let words = ["steady ns=20000 sync=4", "steady ns=1000000 sync=4"];
-        caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, board.points, SMALL_LONG);
+        caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, SMALL_LONG);
     }
 
     fn caps_are_kept_by_small_launches_that_are_rarely_asked_for(board) {
         for asks in ["sync=2 ask=20", "sync=4 ask=200"] {
             let words = [&format!("steady ns=20000 {asks}"), "steady ns=1000000"];
-            caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, board.points, SMALL_LONG);
+            caps_are_kept_with_gaps(TEST, board, &[30, 70], &words, SMALL_LONG);
         }
     }
 
@@ -401,12 +389,13 @@ on_every_board! {
     fn idle_time_is_lent_in_proportion_to_floors(board) {
         let owed = boards::owed(&[25, 75], offered(board, &KERNELS));
         let floors = [(Asks::floor(20), KERNELS[0]), (Asks::floor(60), KERNELS[1])];
-        let curves = side_by_side(board, &floors, LONG);
+        let from = board.settled_ms().max(1_000);
+        let curves = side_by_side(board, &floors, from + LONG);
 
-        let got = [&curves[0], &curves[1]].map(|curve| curve.share(1_000, LONG));
+        let got = [&curves[0], &curves[1]].map(|curve| curve.share(from, from + LONG));
         let off = (owed[0] - got[0]).max(owed[1] - got[1]);
         println!("{TEST} on {}: got {got:.2?}, owed {owed:.2?}, off by {off:.2}", board.name);
-        assert!(off <= board.points, "{got:?}, owed {owed:?}");
+        assert!(off <= POINTS, "{got:?}, owed {owed:?}");
     }
 }
 
@@ -416,14 +405,7 @@ fn caps_are_kept_by_small_launches_that_are_waited_for_in_each_way() {
     for way in 1..=6 {
         let words = [20_000, 1_000_000].map(|ns| format!("steady ns={ns} sync={way}"));
         let words = [words[0].as_str(), words[1].as_str()];
-        caps_are_kept_with_gaps(
-            "each way",
-            &NEWER,
-            &[30, 70],
-            &words,
-            NEWER.points,
-            SMALL_LONG,
-        );
+        caps_are_kept_with_gaps("each way", &NEWER, &[30, 70], &words, SMALL_LONG);
     }
 }
 

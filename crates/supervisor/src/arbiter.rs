@@ -27,6 +27,8 @@ mod arrears;
 
 pub mod scale;
 
+pub mod steady;
+
 pub mod timetable;
 
 pub mod turns;

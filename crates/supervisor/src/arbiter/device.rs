@@ -465,6 +465,7 @@ impl Device {
                     true => share.permille.min(WHOLE),
                     false => share.permille.min(claim.demand).min(WHOLE),
                 },
+                has_top_priority: Some(claim.priority) == top,
                 wants_more: claim.demand >= WHOLE,
                 is_held_up: tenant
                     .processes

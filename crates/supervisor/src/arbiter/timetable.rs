@@ -14,6 +14,7 @@ use vgpu_abi::interval::Interval;
 use vgpu_abi::period::{self, LEFT_OUT_NS, PERIODS_MS, part};
 
 use super::shares::WHOLE;
+use super::steady::{self, Steady};
 
 /// How long a container's figures of little use are not believed after they contradicted each other, nanoseconds. Meanwhile
 /// the container keeps its interval, whatever its figures say.
@@ -26,6 +27,8 @@ pub struct Candidate {
     pub id: u64,
     /// The most of the device's time that it may have, thousandths.
     pub share: u32,
+    /// No container that works has a higher priority.
+    pub has_top_priority: bool,
     /// It wants more than it gets.
     pub wants_more: bool,
     /// Work of it has not begun or not ended for longer than a period: another container's kernel holds it up.
@@ -70,6 +73,8 @@ pub struct Timetable {
     intervals: Vec<(u64, Interval)>,
     /// The shortest period to use, because shorter ones lost too much, milliseconds.
     least_ms: u16,
+    /// Whether the containers that take part now get a longer period.
+    steady: Steady,
     looked_at_ns: u64,
     ticked_at_ns: u64,
 }
@@ -105,6 +110,7 @@ impl Timetable {
         self.intervals.clear();
         self.known.clear();
         self.least_ms = 0;
+        self.steady = Steady::default();
     }
 
     /// How long its period is, nanoseconds; 0 where there is none.
@@ -137,6 +143,7 @@ impl Timetable {
     fn begin(&mut self, now_ns: u64, candidates: &[Candidate]) {
         self.looked_at_ns = now_ns;
         self.least_ms = 0;
+        self.steady = Steady::default();
         for candidate in candidates {
             if let Some(known) = self.known.get_mut(&candidate.id) {
                 known.since_ns = now_ns;
@@ -183,6 +190,7 @@ impl Timetable {
         self.looked_at_ns = now_ns;
         // Time that a container did not want is not lost between two intervals.
         let mut is_lost = true;
+        let mut always_want = true;
         let (mut given_ns, mut used_ns) = (0, 0);
         for candidate in candidates {
             let interval = self.interval(candidate.id);
@@ -222,6 +230,10 @@ impl Timetable {
                 }
                 continue;
             }
+            // Beside a container of a higher priority, a floor is promised for each second, and requests do not wait for half
+            // of one.
+            always_want &=
+                candidate.has_top_priority && steady::always_wants(passed_ns, given, waited_ns);
             if now_ns < known.disbelieved_until_ns {
                 continue;
             }
@@ -236,7 +248,15 @@ impl Timetable {
                 is_lost = false;
             }
         }
-        if is_lost && let Some(least_ms) = period::lengthened_ms(period_ns, given_ns, used_ns) {
+        if !is_lost {
+            return;
+        }
+        if always_want {
+            self.steady.look(period_ns, passed_ns, given_ns, used_ns);
+        } else {
+            self.steady = Steady::default();
+        }
+        if let Some(least_ms) = period::lengthened_ms(period_ns, given_ns, used_ns) {
             self.least_ms = least_ms;
         }
     }
@@ -249,7 +269,8 @@ impl Timetable {
         });
         let needed_ns = needed_ns.max().unwrap_or(0);
         let fitting = period::fitting_with_reserve(needed_ns, self.least_ms)?;
-        PERIODS_MS.get(fitting).copied()
+        let usual_ms = PERIODS_MS.get(fitting).copied()?;
+        Some(self.steady.period_ms(usual_ms))
     }
 }
 
@@ -330,7 +351,7 @@ mod tests {
         launch_ns: MS / 10,
         uses: 1_000,
         occupies: 1_000,
-        waits: 300,
+        waits: 600,
         says_held_up: false,
         says_unused: false,
     };
@@ -356,6 +377,7 @@ mod tests {
                 .map(|(id, (tenant, [busy_ns, occupied_ns]))| Candidate {
                     id: id as u64,
                     share: tenant.share,
+                    has_top_priority: true,
                     wants_more: true,
                     is_held_up: tenant.says_held_up,
                     busy_ns: if tenant.says_unused { 0 } else { *busy_ns },
@@ -401,6 +423,7 @@ mod tests {
                 .map(|(share, id)| Candidate {
                     id,
                     share: *share,
+                    has_top_priority: true,
                     wants_more: true,
                     is_held_up: false,
                     busy_ns: 0,
@@ -447,10 +470,12 @@ mod tests {
 
     #[test]
     fn period_grows_while_too_much_is_lost_between_intervals() {
-        let period = |lost_ns| play(&[GREEDY; 2], 5_000, lost_ns)[0].1.period_ms;
-        assert_eq!(period(MS / 10), 50);
-        assert_eq!(period(MS / 2), 50);
-        assert_eq!(period(5 * MS), 200);
+        let period = |lost_ns, ms| play(&[GREEDY; 2], ms, lost_ns)[0].1.period_ms;
+        assert_eq!(period(MS / 10, 5_000), 50);
+        assert_eq!(period(MS / 2, 5_000), 50);
+        assert_eq!(period(4 * MS, 1_000), 200);
+        // The same containers lose too much for more than a second.
+        assert_eq!(period(4 * MS, 5_000), 500);
     }
 
     #[test]
@@ -459,7 +484,8 @@ mod tests {
             says_held_up: true,
             ..GREEDY
         };
-        assert_eq!(play(&[says, GREEDY], 5_000, 5 * MS)[0].1.period_ms, 200);
+        assert_eq!(play(&[says, GREEDY], 1_000, 4 * MS)[0].1.period_ms, 200);
+        assert_eq!(play(&[says, GREEDY], 5_000, 4 * MS)[0].1.period_ms, 500);
         // Where all are held up, a kernel without an end may be what takes their time.
         assert_eq!(play(&[says; 2], 5_000, 5 * MS)[0].1.period_ms, 50);
     }
@@ -522,7 +548,8 @@ mod tests {
                 let candidates: Vec<Candidate> = claims.iter().zip(0..).map(|(claim, id)| {
                     let (share, wants_more, [busy_ns, occupied_ns, launches, waited_ns]) = *claim;
                     let is_held_up = busy_ns % 3 == 0;
-                    Candidate { id, share, wants_more, is_held_up, busy_ns, occupied_ns, launches, waited_ns }
+                    let has_top_priority = busy_ns % 2 == 0;
+                    Candidate { id, share, has_top_priority, wants_more, is_held_up, busy_ns, occupied_ns, launches, waited_ns }
                 }).collect();
                 let intervals = timetable.tick(tick as u64 * 50 * MS, &candidates);
                 prop_assert!(intervals.len() != 1);

@@ -1,0 +1,185 @@
+//! Whether containers that have shared a device for a while get a longer period than the usual ones. Where a driver keeps
+//! long time slices whose process has nothing more to run, each change from one container to the next loses some
+//! milliseconds, and even the longest usual period loses more than a share may be off by. Containers that keep using the
+//! device lose less with fewer changes. Containers that come and go keep the usual periods, in which each of them has its
+//! share in every fifth of a second.
+//!
+//! Values in, values out.
+
+use vgpu_abi::period::{PERIODS_MS, part};
+
+/// The longer period, milliseconds.
+const LONG_MS: u16 = 500;
+/// For this long the same containers have wanted all of their intervals before the period becomes longer, and for as long
+/// the longer one is tried, nanoseconds.
+const LOOKED_NS: u64 = 1_000_000_000;
+/// The period becomes longer if at least the first part of the intervals is lost, and less than the second one, thousandths.
+/// On the simulated board that keeps slices of 6 ms, containers lose 19 to 48, and on others 0 to 25 if they always have
+/// work. Programs with pauses lose 54 and more, with any period.
+const LOST_PERMILLE: std::ops::Range<u64> = 20..50;
+/// The longer period stays if at most this part of the earlier loss is left, thousandths; what is lost where containers
+/// change over becomes 400.
+const LEFT_PERMILLE: u64 = 700;
+
+/// The longest usual period.
+const USUAL_MS: u16 = {
+    let [.., longest_ms] = PERIODS_MS;
+    longest_ms
+};
+
+/// A container always wants its intervals if its launches wait for at least this part of the time in which it has none,
+/// thousandths.
+const WAITS_PERMILLE: u64 = 800;
+
+/// Whether a container always wanted its intervals in a look of `passed_ns`, of which it was given `given_ns`, and in which
+/// its launches waited for `waited_ns`.
+#[must_use]
+pub fn always_wants(passed_ns: u64, given_ns: u64, waited_ns: u64) -> bool {
+    waited_ns >= part(passed_ns.saturating_sub(given_ns), WAITS_PERMILLE, 1_000)
+}
+
+/// How far the same containers have come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Stage {
+    /// Nothing is known yet.
+    #[default]
+    Looks,
+    /// The longer period is tried; with the usual one this part was lost, thousandths.
+    Tries(u64),
+    /// The longer period stays.
+    Long,
+    /// The longer period did not help.
+    Usual,
+}
+
+/// What is known of the containers that share a device now.
+#[derive(Debug, Default)]
+pub struct Steady {
+    stage: Stage,
+    /// The time that was looked at in this stage, and what the containers were given and used in it, nanoseconds.
+    looked_ns: u64,
+    given_ns: u64,
+    used_ns: u64,
+}
+
+impl Steady {
+    /// Takes a look into account that lasted `passed_ns` with a period of `period_ns`, in which containers that wanted all
+    /// of their intervals used `used_ns` of `given_ns`.
+    pub fn look(&mut self, period_ns: u64, passed_ns: u64, given_ns: u64, used_ns: u64) {
+        let is_usual = period_ns == u64::from(USUAL_MS) * 1_000_000;
+        let is_long = period_ns == u64::from(LONG_MS) * 1_000_000;
+        let counts = match self.stage {
+            Stage::Looks => is_usual,
+            Stage::Tries(_) => is_long,
+            Stage::Long | Stage::Usual => false,
+        };
+        if !counts {
+            self.begin(self.stage);
+            return;
+        }
+        self.looked_ns = self.looked_ns.saturating_add(passed_ns);
+        self.given_ns = self.given_ns.saturating_add(given_ns);
+        self.used_ns = self.used_ns.saturating_add(used_ns);
+        if self.looked_ns < LOOKED_NS {
+            return;
+        }
+        let lost_ns = self.given_ns.saturating_sub(self.used_ns);
+        let lost = part(lost_ns, 1_000, self.given_ns);
+        self.begin(match self.stage {
+            Stage::Looks if LOST_PERMILLE.contains(&lost) => Stage::Tries(lost),
+            Stage::Tries(before) if lost <= part(before, LEFT_PERMILLE, 1_000) => Stage::Long,
+            Stage::Tries(_) => Stage::Usual,
+            stage => stage,
+        });
+    }
+
+    /// The period to use in place of a usual one, milliseconds.
+    #[must_use]
+    pub fn period_ms(&self, usual_ms: u16) -> u16 {
+        match self.stage {
+            Stage::Tries(_) | Stage::Long if usual_ms == USUAL_MS => LONG_MS,
+            _ => usual_ms,
+        }
+    }
+
+    fn begin(&mut self, stage: Stage) {
+        *self = Self {
+            stage,
+            ..Self::default()
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Plays looks of two periods each. Of each period `lost_ns` is lost, and of what is left `used` thousandths are used.
+    fn play(usual_ms: u16, ms: u64, lost_ns: u64, used: u64) -> u16 {
+        let mut steady = Steady::default();
+        let mut at_ms = 0;
+        while at_ms < ms {
+            let period_ms = steady.period_ms(usual_ms);
+            let period_ns = u64::from(period_ms) * MS;
+            let used_ns = (period_ns - lost_ns) * used / 1_000;
+            steady.look(period_ns, 2 * period_ns, 2 * period_ns, 2 * used_ns);
+            at_ms += 2 * u64::from(period_ms);
+        }
+        steady.period_ms(usual_ms)
+    }
+
+    #[test]
+    fn loss_at_each_change_makes_the_period_longer_after_a_second() {
+        assert_eq!(play(200, 800, 8 * MS, 1_000), 200);
+        assert_eq!(play(200, 1_200, 8 * MS, 1_000), 500);
+        assert_eq!(play(200, 10_000, 8 * MS, 1_000), 500);
+    }
+
+    #[test]
+    fn little_loss_and_shorter_periods_change_nothing() {
+        assert_eq!(play(200, 10_000, 7 * MS / 2, 1_000), 200);
+        assert_eq!(play(100, 10_000, 8 * MS, 1_000), 100);
+        assert_eq!(play(50, 10_000, 8 * MS, 1_000), 50);
+    }
+
+    #[test]
+    fn period_that_saves_nothing_is_given_up() {
+        // Pauses of programs: as much is lost with any period.
+        assert_eq!(play(200, 1_200, 0, 960), 500);
+        assert_eq!(play(200, 10_000, 0, 960), 200);
+        // More than changes can lose is not tried.
+        assert_eq!(play(200, 1_200, 0, 940), 200);
+    }
+
+    #[test]
+    fn container_that_pauses_outside_of_its_intervals_does_not_always_want_them() {
+        assert!(always_wants(400 * MS, 120 * MS, 280 * MS));
+        // One launch of it waits while another runs.
+        assert!(always_wants(400 * MS, 120 * MS, 390 * MS));
+        // It rests for 40 ms after each 60 ms.
+        assert!(!always_wants(400 * MS, 120 * MS, 168 * MS));
+    }
+
+    proptest! {
+        /// Whatever containers say, the period is the usual one or the long one, and the long one only in place of the
+        /// longest usual one.
+        #[test]
+        fn period_is_one_of_the_known_ones(
+            looks in proptest::collection::vec(
+                (proptest::sample::select(vec![0, 50, 100, 200, 500]), any::<u64>(), any::<u64>(), any::<u64>()), 0..40,
+            ),
+            usual_ms in proptest::sample::select(&PERIODS_MS[..]),
+        ) {
+            let mut steady = Steady::default();
+            for (period_ms, passed_ns, given_ns, used_ns) in looks {
+                steady.look(period_ms * MS, passed_ns, given_ns, used_ns);
+                let found = steady.period_ms(usual_ms);
+                prop_assert!(found == usual_ms || (usual_ms == USUAL_MS && found == LONG_MS));
+            }
+        }
+    }
+}
