@@ -125,6 +125,11 @@ impl Board {
         if self.keeps_long_slices { 2.5 } else { 2.0 }
     }
 
+    /// The allowed error of a share of programs with pauses, points: for them the usual period stays.
+    pub(crate) fn gap_points(&self) -> f64 {
+        if self.keeps_long_slices { 2.0 } else { POINTS }
+    }
+
     /// In windows of how many milliseconds each container has its share: a whole number of periods.
     pub(crate) fn window_ms(&self) -> u64 {
         if self.keeps_long_slices { 500 } else { 200 }
