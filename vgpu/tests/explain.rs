@@ -148,7 +148,7 @@ fn kubectl_list_is_a_valid_state_and_other_files_are_refused() {
         ),
         (
             &["p", "--kubeconfig", "/nowhere/config"],
-            "cannot read /nowhere/config",
+            "--kubeconfig /nowhere/config: ",
         ),
         (&["p"], "no cluster is known"),
         (

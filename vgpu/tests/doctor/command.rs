@@ -105,7 +105,7 @@ fn invalid_arguments_exit_with_2_and_unreadable_input_with_1() {
         (
             &["cluster", "--kubeconfig", "/nowhere/config"],
             1,
-            "cannot read /nowhere/config",
+            "--kubeconfig /nowhere/config: ",
         ),
     ] {
         let (ended, said) = code_and_text(args);
