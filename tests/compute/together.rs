@@ -93,7 +93,15 @@ fn caps_are_kept_with_gaps(test: &str, board: &Board, caps: &[u32], words: &[&st
 }
 
 #[track_caller]
-fn shares_are_kept(test: &str, board: &Board, caps: &[u32], words: &[&str], owed: &[f64], ms: u64) {
+fn shares_are_kept(
+    test: &str,
+    board: &Board,
+    caps: &[u32],
+    words: &[&str],
+    owed: &[f64],
+    points: f64,
+    ms: u64,
+) {
     let programs: Vec<_> = caps
         .iter()
         .zip(words)
