@@ -168,6 +168,7 @@ impl Accuracy {
             kind,
             time: self.time,
             processes: 1,
+            shares_input: false,
             device: 0,
         }
     }
@@ -410,6 +411,7 @@ fn worker(args: &WorkerArgs) -> Result<ExitCode, Failure> {
         kind,
         time: Duration::from_millis(args.time_ms),
         processes: args.processes,
+        shares_input: args.shares_input,
         device: args.device,
     };
     let exe = std::env::current_exe().context("this program has no path")?;

@@ -6,6 +6,12 @@
     reason = "a test that is wrong about its own machine has failed"
 )]
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::Stdio;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use crate::common;
 
 use common::Machine;
@@ -295,4 +301,49 @@ fn latency_refuses_bad_input_before_anything_runs() {
         "{}",
         ended.err
     );
+}
+
+/// The processes of one job read their beginnings from one pipe. The first one is stopped until the second one has ended:
+/// the second one must leave the first one's byte in the pipe.
+#[test]
+fn last_process_of_a_job_leaves_the_others_their_beginning() {
+    let machine = Machine::new();
+    let mut worker = machine
+        .vgpu([
+            "bench",
+            "worker",
+            "--kind",
+            "kernels",
+            "--kernel-ns",
+            "100000",
+            "--time-ms",
+            "400",
+            "--processes",
+            "2",
+        ])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(worker.stdout.take().unwrap()).lines();
+    let mut line = || lines.next().unwrap().unwrap();
+    let first: i32 = line().strip_prefix("ready ").unwrap().parse().unwrap();
+    assert!(line().starts_with("ready "));
+    let first = Pid::from_raw(first);
+    kill(first, Signal::SIGSTOP).unwrap();
+    common::until("the first one is stopped", || {
+        let status = std::fs::read_to_string(format!("/proc/{first}/status")).unwrap();
+        status.contains("State:\tT")
+    });
+
+    let mut input = worker.stdin.take().unwrap();
+    input.write_all(&[0; 2]).unwrap();
+    let done = line();
+    kill(first, Signal::SIGCONT).unwrap();
+
+    assert!(done.starts_with("done "), "{done}");
+    // Without its byte the first one fails when the pipe is closed.
+    drop(input);
+    assert!(worker.wait().unwrap().success());
+    assert!(line().starts_with("done "));
 }

@@ -63,6 +63,8 @@ pub struct Job {
     pub time: Duration,
     /// The number of processes with this job, including this one; it starts the others.
     pub processes: u32,
+    /// Another process has started this one and reads from the same pipe.
+    pub shares_input: bool,
     /// The device's CUDA ordinal.
     pub device: u32,
 }
@@ -166,6 +168,7 @@ pub fn run(job: &Job, again: impl FnOnce(&Job) -> Command) -> Result<(), WorkErr
     if job.processes > 1 {
         let rest = Job {
             processes: job.processes - 1,
+            shares_input: true,
             ..*job
         };
         other = Some(Other(again(&rest).stdin(Stdio::inherit()).spawn()?));
@@ -173,8 +176,9 @@ pub fn run(job: &Job, again: impl FnOnce(&Job) -> Command) -> Result<(), WorkErr
     // Reads one byte for each process that shares the pipe. Rust's own stdin would buffer the bytes of the others.
     let mut input = std::fs::File::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     input.read_exact(&mut [0])?;
+    // The last of several processes would take the bytes that the others have not read yet.
     if job.processes == 1
-        && other.is_none()
+        && !job.shares_input
         && matches!(job.kind, Kind::Kernels { .. } | Kind::Graphs)
     {
         let told_to_end = Arc::clone(&worker.told_to_end);

@@ -212,6 +212,8 @@ pub(crate) struct WorkerArgs {
     pub(crate) time_ms: u64,
     #[arg(long, default_value_t = 1)]
     pub(crate) processes: u32,
+    #[arg(long)]
+    pub(crate) shares_input: bool,
     #[arg(long, default_value_t = 0)]
     pub(crate) device: u32,
     #[arg(long, value_enum, default_value_t = ArrivalsName::Poisson)]

@@ -179,6 +179,7 @@ impl LatencyBench {
             kind,
             time: self.time,
             processes: 1,
+            shares_input: false,
             device: 0,
         }
     }

@@ -231,6 +231,9 @@ pub(crate) fn words_of(job: &Job) -> Vec<String> {
         words.push(flag.to_owned());
         words.push(number.to_string());
     }
+    if job.shares_input {
+        words.push("--shares-input".to_owned());
+    }
     if let Kind::Service(service) = &job.kind {
         words.extend(words_of_service(service));
     }
