@@ -510,6 +510,16 @@ impl TargetsMap {
         Current::of(&self.0).raw()
     }
 
+    /// Two numbers of which one differs when the entry of a slot is another one: [`TargetsMap::generation`], and the entry's
+    /// checksum, since two writers at once may have chosen the same generation. Two atomic loads.
+    #[must_use]
+    pub fn written(&self, slot: usize) -> (u64, u64) {
+        let current = Current::of(&self.0);
+        let at = current.offset(COPY_BYTES) + slot.min(MAX_SLOTS - 1) * ENTRY_BYTES;
+        let checksum = self.0.load(at + offset_of!(TargetsEntry, checksum));
+        (current.raw(), checksum)
+    }
+
     /// When the host last wrote, nanoseconds of the monotonic clock.
     #[must_use]
     pub fn heartbeat_ns(&self) -> u64 {
@@ -640,8 +650,11 @@ mod tests {
         let map = TargetsMap::open(&path).unwrap();
 
         for round in 1..5 {
+            let before = [0, 1].map(|slot| map.written(slot));
             file.write(&[(0, target(round)), (1, target(round))], round)
                 .unwrap();
+            assert!([0, 1].map(|slot| map.written(slot)) != before);
+            assert_eq!(map.written(1), map.written(1));
         }
         file.write(&[(1, target(9))], 9).unwrap();
 

@@ -84,8 +84,8 @@ pub(crate) struct ThreadWait {
 /// checksum alone takes 50 ns). All zeros: none was read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReadGrant {
-    /// The generation of the targets.
-    pub(crate) targets: u64,
+    /// See [`vgpu_abi::targets::TargetsMap::written`].
+    pub(crate) written: (u64, u64),
     pub(crate) slot_generation: u64,
     pub(crate) slot: u16,
     /// The device plus one.

@@ -102,7 +102,7 @@ impl Container {
         let targets = self.targets.as_ref()?;
         let asked = ReadGrant {
             // Before the grant: if the host writes meanwhile, the next call reads again.
-            targets: targets.generation(),
+            written: targets.written(own.slot),
             slot_generation: own.generation,
             slot: u16::try_from(own.slot).ok()?,
             device: u16::try_from(device).ok()?.checked_add(1)?,
