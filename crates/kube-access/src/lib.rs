@@ -92,10 +92,10 @@ clusters:
 - {name: one, cluster: {server: 'https://one.example:6443'}}
 - {name: two, cluster: {server: 'https://two.example:6443'}}
 contexts:
-- {name: first, context: {cluster: one, user: nobody}}
-- {name: second, context: {cluster: two, user: nobody}}
+- {name: first, context: {cluster: one, user: reader}}
+- {name: second, context: {cluster: two, user: reader}}
 users:
-- {name: nobody, user: {}}
+- {name: reader, user: {}}
 current-context: first
 ";
 

@@ -198,8 +198,8 @@ pub(crate) fn surround(rule: impl FnOnce()) {
 }
 
 /// Runs a short rule in the hook's own frame, without [`before`] or [`after`]: one that calls neither the driver nor the C
-/// library (but for its clock), waits for nothing and has nothing that panics. `None`: the rule has no answer, or this thread is within a rule
-/// (or a jump left its mark stale); then the long way decides.
+/// library (but for its clock), waits for nothing and has nothing that panics. `None`: the rule has no answer, or this
+/// thread is within a rule (or a jump left its mark stale); then the long way decides.
 #[inline(always)]
 pub(crate) fn at_once<T>(rule: impl FnOnce() -> Option<T>) -> Option<T> {
     thread(|thread| {

@@ -1,8 +1,8 @@
-//! Whether containers that have shared a device for a while get a longer period than the usual ones. Where a driver keeps
-//! long time slices whose process has nothing more to run, each change from one container to the next loses some
-//! milliseconds, and even the longest usual period loses more than a share may be off by. Containers that keep using the
-//! device lose less with fewer changes. Containers that come and go keep the usual periods, in which each of them has its
-//! share in every fifth of a second.
+//! Whether containers that have shared a device for a while get a longer period than the usual ones. Some drivers leave a
+//! long time slice to a process that has run out of work. Then the device is idle for some milliseconds at each change from
+//! one container to the next, and even with the longest usual period a share is off by more than the arbiter promises.
+//! With fewer changes containers that keep using the device lose less. Containers that come and go keep the usual periods,
+//! in which each of them has its share in every fifth of a second.
 //!
 //! Values in, values out.
 
