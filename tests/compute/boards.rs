@@ -119,17 +119,6 @@ impl Board {
         if self.keeps_long_slices { 0.7 } else { 0.9 }
     }
 
-    /// The allowed error of a share of programs that launch by chance, points. What a change of containers costs is in their
-    /// own figures for the most part, so the arbiter does not see it.
-    pub(crate) fn mixed_points(&self) -> f64 {
-        if self.keeps_long_slices { 2.5 } else { 2.0 }
-    }
-
-    /// The allowed error of a share of programs with pauses, points: for them the usual period stays.
-    pub(crate) fn gap_points(&self) -> f64 {
-        if self.keeps_long_slices { 2.0 } else { POINTS }
-    }
-
     /// In windows of how many milliseconds each container has its share: a whole number of periods.
     pub(crate) fn window_ms(&self) -> u64 {
         if self.keeps_long_slices { 500 } else { 200 }

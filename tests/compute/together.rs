@@ -89,7 +89,7 @@ fn caps_are_kept(test: &str, board: &Board, caps: &[u32], words: &[&str], ms: u6
 fn caps_are_kept_with_gaps(test: &str, board: &Board, caps: &[u32], words: &[&str], ms: u64) {
     let alone: Vec<f64> = words.iter().map(|words| offered(board, &[words])).collect();
     let owed = boards::owed_to_each(caps, offered(board, words), &alone);
-    shares_are_kept(test, board, caps, words, &owed, board.gap_points(), ms);
+    shares_are_kept(test, board, caps, words, &owed, POINTS, ms);
 }
 
 #[track_caller]
@@ -153,7 +153,6 @@ fn mixtures_get_their_caps(test: &str, board: &Board, caps: [u32; 2]) {
             .collect();
         (got, owed)
     });
-    let points = board.mixed_points();
     for (at, cap) in caps.into_iter().enumerate() {
         let got = runs.each_ref().map(|(got, _)| got[at]);
         let owed = runs.each_ref().map(|(_, owed)| owed[at]);
@@ -164,7 +163,7 @@ fn mixtures_get_their_caps(test: &str, board: &Board, caps: [u32; 2]) {
             board.name
         );
         println!("{test} on {told}");
-        assert!(off <= points, "{told}; allowed {points}");
+        assert!(off <= POINTS, "{told}; allowed {POINTS}");
         for (got, owed) in got.iter().zip(owed) {
             let least = got / owed;
             assert!(
