@@ -7,7 +7,7 @@ use std::mem::offset_of;
 use vgpu_abi::layout::{ComputeUse, DeviceUse, SlotHead};
 
 use crate::boards::{self, Board, PLAIN};
-use crate::lab::{Asks, Container, Curve, Lab, MS, Program};
+use crate::lab::{Asks, Container, Curve, LOOK_NS, Lab, MS, Program};
 use crate::together::offered;
 
 /// The share of one program alone under a cap of 10, over this many milliseconds.
@@ -333,9 +333,29 @@ on_every_board! {
         let offered = offered(board, &[GREEDY; 2]);
         let few = beside_few_launches(board);
         let neighbours = neighbours(board, offered).map(|(asks, owed)| (asks, owed.min(few)));
-        gains_at_most(board, 16.0, neighbours, GREEDY, 5_000, |hostile| {
+        gains_at_most(board, 12.0, neighbours, GREEDY, 5_000, |hostile| {
             hostile.forge(USED_NOTHING_AND_WAITS_FOR_NOTHING);
         });
+    }
+
+    /// The same with figures that say that it uses a part of its cap, or more than that, and waits for nothing.
+    fn forged_figures_of_some_use_take_no_more_than_few_launches(board) {
+        let offered = offered(board, &[GREEDY; 2]);
+        let few = beside_few_launches(board);
+        for permille in [30, 59, 100, 160] {
+            println!("says that it uses {permille} thousandths of the GPU");
+            let neighbours = neighbours(board, offered).map(|(asks, owed)| (asks, owed.min(few)));
+            let mut looks = 0;
+            gains_at_most(board, 12.0, neighbours, GREEDY, 5_000, |hostile| {
+                looks += 1;
+                let used_ns = looks * LOOK_NS * permille / 1_000;
+                hostile.forge(USED_NOTHING_AND_WAITS_FOR_NOTHING);
+                hostile.forge(&[
+                    (COMPUTE + offset_of!(ComputeUse, busy_ns), used_ns),
+                    (COMPUTE + offset_of!(ComputeUse, occupied_ns), used_ns),
+                ]);
+            });
+        }
     }
 
     fn launches_that_all_look_new_gain_nothing(board) {

@@ -30,7 +30,7 @@ pub(crate) const MS: u64 = 1_000_000;
 /// A microsecond of the board.
 pub(crate) const US: u64 = 1_000;
 /// How far apart looks are.
-const LOOK_NS: u64 = 5 * MS;
+pub(crate) const LOOK_NS: u64 = 5 * MS;
 /// How far apart the beginnings of windows are.
 const STEP_NS: u64 = 10 * MS;
 

@@ -619,6 +619,12 @@ impl Device {
         let interval = self.timetable.interval(tenant.id);
         // A floor, its own or another one's, is kept by credit and not by what the driver's turns leave.
         let has_floor = tenants.iter().any(|tenant| tenant.floor > 0);
+        let least_own = if claim.cap < WHOLE && claim.demand < WHOLE {
+            let share = f64::from(permille) / f64::from(WHOLE);
+            self.meter.least_own(now_ns, tenant.id, share)
+        } else {
+            0.0
+        };
         let grant = |process: &Process| {
             let (slot, generation) = process.slot;
             let key = (tenant.id, slot, generation);
@@ -626,8 +632,9 @@ impl Device {
             let (scale, own) = match interval {
                 Some(_) => (Grant::ONE, Grant::ONE),
                 None => {
-                    let own = self.meter.own(&key);
-                    let scale = self.meter.scale(&key);
+                    let model = self.meter.own(&key);
+                    let own = model.max(least_own);
+                    let scale = self.meter.scale(&key) * own / model;
                     // Beside none, all that a container measures is its own time: it counts no less.
                     let scale = if share.contended {
                         scale

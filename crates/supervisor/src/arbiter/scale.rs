@@ -29,6 +29,8 @@ const LEAST_CORRECTION: f64 = 0.25;
 const MOST_CORRECTION: f64 = 8.0;
 /// The driver's correction moves by at most this part of itself with each sample.
 const CORRECTION_STEP: f64 = 0.1;
+/// A container that is charged for less than this part of its share does not wait for credit.
+const ENOUGH: f64 = 0.9;
 /// A process that is busy for less than this part of the time rests.
 const RESTING: f64 = 0.02;
 /// One that rested and is busy for more than this part of the time between two looks has begun to work: what it did before
@@ -484,6 +486,23 @@ impl Meter {
         own.clamp(LEAST_SCALE, 1.0)
     }
 
+    /// The least part of what the processes of a container measure that counts as their own, if the container does not want
+    /// all of its share (`share`, a part of one).
+    ///
+    /// Such a container is below its share even if more of the others' turns count as its own. Without this rule a tenant
+    /// gains time by writing into its region that it uses little. Then it has no interval, and of each of its launches only a
+    /// part counts. Where the driver has figures for each process, those correct that, and this is 0.
+    #[must_use]
+    pub fn least_own(&self, now_ns: u64, id: u64, share: f64) -> f64 {
+        let told_apart = self.told_apart_ns;
+        if told_apart.is_some_and(|at| now_ns.saturating_sub(at) < TOLD_WITHIN_NS) {
+            return 0.0;
+        }
+        let of_container = self.processes.iter().filter(|(key, _)| key.0 == id);
+        let busy: f64 = of_container.map(|(_, process)| process.busy).sum();
+        (share * ENOUGH / busy.max(RESTING)).min(1.0)
+    }
+
     /// The weight of a nanosecond that this process has measured; [`Meter::own`] is a factor of it.
     #[must_use]
     pub fn scale(&self, key: &ProcessKey) -> f64 {
@@ -738,6 +757,26 @@ mod tests {
 
         assert_eq!(two, [50, 50]);
         assert_eq!(four, [25, 28, 28, 28]);
+    }
+
+    #[test]
+    fn all_that_a_container_below_its_share_measures_is_its_own_unless_the_driver_tells_more() {
+        let mut meter = Meter::default();
+        looked(&mut meter, 50, 5_000, &[100, 5, 18, 0]);
+        let least = |meter: &Meter, id| whole(meter.least_own(5_050 * MS, id, 0.1) * 100.0 + 0.5);
+
+        // What the third one measures is as much as makes it wait for credit, if half of it counts.
+        assert_eq!([1, 2, 3, 4].map(|id| least(&meter, id)), [9, 100, 50, 100]);
+        for at_us in [4_900_000, 5_000_000] {
+            let processes = vec![(1, 90), (2, 5)];
+            let sample = Sample {
+                at_us,
+                processes,
+                device: None,
+            };
+            meter.told(5_050 * MS, &[sample]);
+        }
+        assert_eq!([1, 2, 3, 4].map(|id| least(&meter, id)), [0; 4]);
     }
 
     #[test]

@@ -14,11 +14,17 @@ use vgpu_abi::interval::Interval;
 use vgpu_abi::period::{self, LEFT_OUT_NS, PERIODS_MS, part};
 
 use super::shares::WHOLE;
-use super::steady::{self, Steady};
+use super::steady::{self, Intervals, Steady};
 
-/// How long a container's figures of little use are not believed after they contradicted each other, nanoseconds. Meanwhile
-/// the container keeps its interval, whatever its figures say.
+/// How long a container's figures are not believed after they contradicted each other, nanoseconds. Meanwhile the container
+/// has its interval, whatever its figures say.
 const DISBELIEVED_NS: u64 = 10_000_000_000;
+
+/// A container cannot use more than this part of what its credit allows without waiting, thousandths: a quarter more for
+/// measurements that are not exact.
+const EXCEEDS_PERMILLE: u64 = 1_250;
+/// The most that a container has saved of its credit, nanoseconds.
+const CREDIT_NS: u64 = 5_000_000;
 
 /// A container that may take part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,10 +65,14 @@ struct History {
     given_ns: u64,
     /// It takes no part until then.
     left_out_until_ns: u64,
-    /// Its figures of little use are not believed until then.
+    /// Its figures are not believed until then.
     disbelieved_until_ns: u64,
     /// It was held up since then.
     was_held_up: bool,
+    /// The most of the device's time that it was allowed since then, thousandths.
+    most_share: u32,
+    /// In the look before, its figures said that it used more than it was given without waiting.
+    exceeded: bool,
 }
 
 /// The timetable of one device, from tick to tick.
@@ -136,7 +146,8 @@ impl Timetable {
     fn takes_part(&self, now_ns: u64, candidate: &Candidate) -> bool {
         let known = self.known.get(&candidate.id).copied().unwrap_or_default();
         let was_in = self.has(candidate.id);
-        now_ns >= known.left_out_until_ns && (candidate.wants_more || was_in) && candidate.share > 0
+        let wants = candidate.wants_more || was_in || now_ns < known.disbelieved_until_ns;
+        now_ns >= known.left_out_until_ns && wants && candidate.share > 0
     }
 
     /// Begins to look at what containers do.
@@ -180,6 +191,7 @@ impl Timetable {
             });
             if let Some(known) = self.known.get_mut(&candidate.id) {
                 known.was_held_up |= candidate.is_held_up;
+                known.most_share = known.most_share.max(candidate.share);
             }
         }
         let passed_ns = now_ns.saturating_sub(self.looked_at_ns);
@@ -191,7 +203,7 @@ impl Timetable {
         // Time that a container did not want is not lost between two intervals.
         let mut is_lost = true;
         let mut always_want = true;
-        let (mut given_ns, mut used_ns) = (0, 0);
+        let mut seen = Intervals::default();
         for candidate in candidates {
             let interval = self.interval(candidate.id);
             let Some(known) = self.known.get_mut(&candidate.id) else {
@@ -204,6 +216,7 @@ impl Timetable {
             let is_whole = known.since_ns <= now_ns.saturating_sub(passed_ns);
             let given = known.given_ns;
             let was_held_up = known.was_held_up;
+            let owed_ns = part(passed_ns, known.most_share.into(), WHOLE.into());
             *known = History {
                 since_ns: now_ns,
                 busy_ns: candidate.busy_ns,
@@ -212,9 +225,12 @@ impl Timetable {
                 waited_ns: candidate.waited_ns,
                 given_ns: 0,
                 was_held_up: false,
-                launch_ns: match launches {
-                    0 => known.launch_ns,
-                    _ => busy_ns / launches,
+                most_share: candidate.share,
+                launch_ns: match (busy_ns.checked_div(launches), interval) {
+                    (None, _) => known.launch_ns,
+                    // What it measures beside others contains their turns.
+                    (Some(each_ns), None) if known.launch_ns > 0 => known.launch_ns.min(each_ns),
+                    (Some(each_ns), _) => each_ns,
                 },
                 ..*known
             };
@@ -222,9 +238,13 @@ impl Timetable {
                 continue;
             }
             if interval.is_none() {
-                let owed_ns = part(passed_ns, candidate.share.into(), WHOLE.into());
                 let is_left_out = now_ns < known.left_out_until_ns;
-                if is_left_out && contradicts(passed_ns, waited_ns, owed_ns, busy_ns) {
+                let denies_use = is_left_out && contradicts(passed_ns, waited_ns, owed_ns, busy_ns);
+                // The first launches of a burst are charged afterwards, and those that follow wait.
+                let exceeds = !candidate.wants_more && exceeds(owed_ns, busy_ns);
+                let denies_waiting = exceeds && known.exceeded;
+                known.exceeded = exceeds;
+                if denies_use || denies_waiting {
                     known.left_out_until_ns = 0;
                     known.disbelieved_until_ns = now_ns.saturating_add(DISBELIEVED_NS);
                 }
@@ -240,8 +260,7 @@ impl Timetable {
             // Nor is time that a kernel without an end took from it. The others' intervals count all the same: a container
             // can say at any time that it is held up.
             if !was_held_up {
-                given_ns += given;
-                used_ns += busy_ns.min(given);
+                seen.add(given, busy_ns, occupied_ns);
             }
             if period::wants_less(given, busy_ns, occupied_ns) && !candidate.is_held_up {
                 known.left_out_until_ns = now_ns.saturating_add(LEFT_OUT_NS);
@@ -252,11 +271,11 @@ impl Timetable {
             return;
         }
         if always_want {
-            self.steady.look(period_ns, passed_ns, given_ns, used_ns);
+            self.steady.look(period_ns, passed_ns, seen);
         } else {
             self.steady = Steady::default();
         }
-        if let Some(least_ms) = period::lengthened_ms(period_ns, given_ns, used_ns) {
+        if let Some(least_ms) = period::lengthened_ms(period_ns, seen.given_ns, seen.used_ns) {
             self.least_ms = least_ms;
         }
     }
@@ -278,6 +297,11 @@ impl Timetable {
 /// credit, and it had used little of the credit that it was given.
 fn contradicts(passed_ns: u64, waited_ns: u64, owed_ns: u64, used_ns: u64) -> bool {
     waited_ns > passed_ns / 2 && period::wants_less(owed_ns, used_ns, 0)
+}
+
+/// The same for one whose figures say that it used more than it was given, and that its launches did not wait.
+fn exceeds(owed_ns: u64, used_ns: u64) -> bool {
+    used_ns > part(owed_ns, EXCEEDS_PERMILLE, 1_000).saturating_add(CREDIT_NS)
 }
 
 /// The shares of those that take part, thousandths: what each may have, or as much as the others of what there is.
@@ -437,6 +461,36 @@ mod tests {
         assert_eq!(shares(&[300, 1_000]), [300, 700]);
         assert_eq!(shares(&[1_000, 300, 1_000]), [350, 300, 350]);
         assert_eq!(shares(&[800, 400]), [600, 400]);
+    }
+
+    /// Two containers after a second: one that wants more, and one whose figures say that it uses so many thousandths of the
+    /// device, of its share of 100, and waits for nothing. Returns the length of the second one's interval, if it has one.
+    fn beside_one_that_denies_waiting(uses: u64) -> Option<u64> {
+        let mut timetable = Timetable::default();
+        for now_ms in (0..=1_000).step_by(50) {
+            let candidate = |id, share, wants_more, busy_ns| Candidate {
+                id,
+                share,
+                has_top_priority: true,
+                wants_more,
+                is_held_up: false,
+                busy_ns,
+                occupied_ns: busy_ns,
+                launches: now_ms,
+                waited_ns: 0,
+            };
+            let one = candidate(1, 900, true, now_ms * MS * 9 / 10);
+            let other = candidate(2, 100, false, now_ms * MS * uses / 1_000);
+            timetable.tick(now_ms * MS, &[one, other]);
+        }
+        timetable.interval(2).map(Interval::length_ns)
+    }
+
+    #[test]
+    fn container_that_uses_more_than_its_share_and_denies_that_it_waits_has_its_interval() {
+        assert_eq!(beside_one_that_denies_waiting(50), None);
+        assert_eq!(beside_one_that_denies_waiting(110), None);
+        assert_eq!(beside_one_that_denies_waiting(160), Some(5 * MS));
     }
 
     #[test]
