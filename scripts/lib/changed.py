@@ -47,7 +47,14 @@ class Step:
     runs_scripts: bool = True
 
 
+# Clusters and nodes run what the chart installs, and what they ask of Kubernetes.
+CLUSTER = Step(
+    programs=("vgpu-monitor", "scheduler", "webhook", "vgpu", "vgpu-core", *DRIVER), tested=("cluster-tests",),
+    places=("scripts/cluster", "scripts/images", "charts/", "images/", "examples/", "tests/cluster/"),
+)
+
 STEPS = {
+    **{name: CLUSTER for name in ("cluster", "node", "node16", "node17", "oldest", "newest")},
     "shell": Step(places=("scripts/", ".ci/"), runs_scripts=False),
     "deny": Step(places=("deny.toml",)),
     "loom": Step(tested=("vgpu-abi",)),
@@ -82,8 +89,8 @@ STEPS = {
     ),
 }
 
-# Clusters and nodes: everything but pages for people.
-WITHOUT_PAGES = frozenset(("cluster", "node", "node16", "node17", "groups2", "oldest", "newest"))
+# A node in Debian's Linux: everything but pages for people.
+WITHOUT_PAGES = frozenset(("groups2",))
 PAGES = ("docs/", "README.md", "CONTRIBUTING.md")
 # Steps that use nothing of what the step `build` makes.
 NEED_NO_BUILD = frozenset(("format", "shell", "clippy", "spelling", "deny", "loom", "doc"))
@@ -142,8 +149,8 @@ def closure(packages, programs, tested):
 
 
 def is_of_tests(file, package):
-    """Whether a program is built without this file of its package."""
-    return file.startswith((package.folder + "/tests/", package.folder + "/benches/"))
+    """Whether a program is built without this file of its package: tests_check.py sees that modules named so are tests."""
+    return re.match(r"/(tests|benches)/|/src/(.*/)?tests(\.rs|/)", file.removeprefix(package.folder)) is not None
 
 
 def files_of_packages(repository, programs, tested):

@@ -36,7 +36,11 @@ PACKAGES = {
     "low": Package("low", frozenset(), frozenset({"inner"})),
     "inner": Package("low/inner", frozenset(), frozenset()),
     "vgpu": Package("vgpu", frozenset({"low"}), frozenset()),
-    **{name: Package(f"other/{name}", frozenset(), frozenset()) for name in ("vgpu-core", "vgpu-monitor", *changed.DRIVER)},
+    "cluster-tests": Package("tests/cluster", frozenset(), frozenset()),
+    **{
+        name: Package(f"other/{name}", frozenset(), frozenset())
+        for name in ("vgpu-core", "vgpu-monitor", "scheduler", "webhook", *changed.DRIVER)
+    },
 }
 
 
@@ -75,9 +79,20 @@ class Inputs(unittest.TestCase):
     def test_a_step_without_an_entry_reads_every_file(self):
         self.assertEqual(files_of_step(repository(), "check"), set(FILES))
 
-    def test_a_node_reads_everything_but_pages_for_people(self):
-        left = set(FILES) - files_of_step(repository(), "node")
+    def test_a_node_in_debians_linux_reads_everything_but_pages_for_people(self):
+        left = set(FILES) - files_of_step(repository(), "groups2")
         self.assertEqual(left, {"README.md", "docs/memory.md", "docs/metrics.md", "docs/other.md"})
+
+    def test_a_cluster_reads_programs_the_chart_and_its_own_tests(self):
+        more = {"charts/vgpu/values.yaml": "", "tests/cluster/node/main.rs": "", "scripts/cluster": "scripts/lib/shared.py"}
+        found = files_of_step(repository(**more), "cluster")
+        self.assertLessEqual({*more, "vgpu/src/main.rs", "low/src/lib.rs", "scripts/lib/shared.py"}, found)
+        self.assertFalse({"vgpu/tests/all.rs", "low/tests/all.rs", "scripts/lib/page-check", "docs/other.md"} & found)
+
+    def test_unit_tests_of_a_package_are_read_where_it_is_tested(self):
+        units = {"low/src/rules/tests.rs": "", "low/src/rules/tests/more.rs": "", "low/src/testsuite.rs": ""}
+        self.assertEqual(set(units) & files_of_tests(repository(**units), "low", ""), set(units))
+        self.assertEqual(set(units) & files_of_tests(repository(**units), "vgpu", ""), {"low/src/testsuite.rs"})
 
     def test_clients_read_programs_scripts_and_what_these_name(self):
         read = files_of_step(repository(), "clients")

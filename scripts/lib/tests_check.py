@@ -1,5 +1,6 @@
 """No test is left out silently: each crate with `autotests = false` names every file of its tests/ in tests/main.rs, and
-a crate with `doctest = false` has no example in its documentation that would be one.
+a crate with `doctest = false` has no example in its documentation that would be one. And no program is left out of
+`--changed`, which takes a module with the name `tests` for one that no program is built from: each says `#[cfg(test)]`.
 """
 import pathlib
 import re
@@ -28,6 +29,13 @@ def wrong():
                     # Every second one ends what the one before began.
                     if any(fence.strip() in ("", "rust", "no_run", "should_panic") for fence in fences[::2]):
                         yield f"{file} has an example that no test runs: {manifest} says \"doctest = false\""
+    for file in files:
+        if file.suffix == ".rs" and "src" in file.parts and (ROOT / file).exists():
+            text = (ROOT / file).read_text()
+            for module in re.finditer(r"^(?:pub(?:\([^)]*\))? )?mod tests;", text, re.M):
+                above = text[:module.start()].rstrip().rpartition("\n\n")[2]
+                if not re.search(r"^#\[cfg\((all\()?test\b", above, re.M):
+                    yield f"{file} has a module \"tests\" in a file of its own without #[cfg(test)] right above it: add that, or name it otherwise"
 
 
 problems = list(wrong())
