@@ -115,22 +115,38 @@ pub(super) fn is_whole(node: &NodeDir, name: &Name, what: &str) {
     }
 }
 
-/// A lock as a living process of the container has one.
-pub(crate) fn lock(path: &Path) -> std::fs::File {
+/// A lock as a living process of the container has one, until it is dropped. Closing the file would not always release it: a
+/// process that another test has forked and that has not begun its program yet holds the same open file.
+pub(crate) struct Locked(std::fs::File);
+
+impl Locked {
+    fn set(&self, kind: i32) {
+        let lock = nix::libc::flock {
+            l_type: i16::try_from(kind).unwrap(),
+            l_whence: 0,
+            l_start: i64::try_from(vgpu_abi::layout::LOCK_SLOTS).unwrap() + 3,
+            l_len: 1,
+            l_pid: 0,
+        };
+        nix::fcntl::fcntl(&self.0, nix::fcntl::FcntlArg::F_OFD_SETLK(&lock)).unwrap();
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        self.set(nix::libc::F_UNLCK);
+    }
+}
+
+pub(crate) fn lock(path: &Path) -> Locked {
     let region = std::fs::OpenOptions::new()
         .read(true)
         .write(true)
         .open(path)
         .unwrap();
-    let lock = nix::libc::flock {
-        l_type: i16::try_from(nix::libc::F_WRLCK).unwrap(),
-        l_whence: 0,
-        l_start: i64::try_from(vgpu_abi::layout::LOCK_SLOTS).unwrap() + 3,
-        l_len: 1,
-        l_pid: 0,
-    };
-    nix::fcntl::fcntl(&region, nix::fcntl::FcntlArg::F_OFD_SETLK(&lock)).unwrap();
-    region
+    let locked = Locked(region);
+    locked.set(nix::libc::F_WRLCK);
+    locked
 }
 
 #[test]
@@ -196,7 +212,7 @@ fn extended_region_is_truncated_without_losing_data() {
     let path = node.container(&name("a"), "region");
     let before = std::fs::read(&path).unwrap();
     let living = lock(&path);
-    living.set_len(1 << 30).unwrap();
+    living.0.set_len(1 << 30).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
 
     let cut = delivery.trim();
@@ -214,19 +230,19 @@ fn extended_region_is_truncated_without_losing_data() {
     // The file's length does not show space that is reserved beyond its end.
     let beyond = FallocateFlags::FALLOC_FL_KEEP_SIZE;
     fallocate(
-        &living,
+        &living.0,
         beyond,
         i64::try_from(before.len()).unwrap(),
         64 << 20,
     )
     .unwrap();
-    assert_eq!(living.metadata().unwrap().len(), before.len() as u64);
+    assert_eq!(living.0.metadata().unwrap().len(), before.len() as u64);
     let cut = delivery.trim();
     let [(name_cut, Ok(bytes))] = &cut[..] else {
         panic!("{cut:?}")
     };
     assert!(*name_cut == name("a") && *bytes >= 63 << 20, "{cut:?}");
-    assert!(living.metadata().unwrap().blocks() * 512 < 2 * before.len() as u64);
+    assert!(living.0.metadata().unwrap().blocks() * 512 < 2 * before.len() as u64);
     assert_eq!(std::fs::read(&path).unwrap(), before);
     assert!(delivery.trim().is_empty());
 }
