@@ -10,3 +10,4 @@ pub(crate) mod loader;
 pub(crate) mod lock;
 pub(crate) mod log;
 pub(crate) mod map;
+pub(crate) mod walks;

@@ -4,6 +4,8 @@
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ops::Range;
 
+use super::walks::WALKS;
+
 const DT_NULL: i64 = 0;
 const DT_NEEDED: i64 = 1;
 const DT_HASH: i64 = 4;
@@ -372,6 +374,7 @@ pub(crate) fn first<T, F: FnMut(&LoadedObject) -> Option<T>>(choose: F) -> Optio
         choose,
         found: None,
     };
+    let _walk = WALKS.begin();
     // SAFETY: `visit` has the signature that it is called with, and `search` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit::<T, F>), (&raw mut search).cast()) };
     search.found

@@ -9,6 +9,7 @@ use vgpu_abi::region::Charge;
 
 use crate::base::lock::ProcessLock;
 use crate::base::log::line;
+use crate::base::walks::WALKS;
 use crate::base::{clock, loader, map};
 use crate::driver::genuine;
 use crate::guest::manners::{self, Verdict};
@@ -183,25 +184,47 @@ fn once_for_a_family() {
     if ONCE.swap(1, Ordering::Relaxed) != 0 {
         return;
     }
+    watch_forks();
     manners::silence_panics();
     manners::watch_threads(at_thread_end);
     if let Some((path, level)) = Settings::log_of(&Here) {
         crate::base::log::write_to(&path, level);
     }
+}
+
+/// Before the first walk over the loaded objects: see `base::walks`.
+fn watch_forks() {
     // Not linked: musl has no such symbol, and there we must load, too.
     if let Some(register) = loader::libc_function(c"__register_atfork") {
         type Handler = Option<unsafe extern "C" fn()>;
         type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> i32;
         // SAFETY: glibc defines it so; its name and signature are part of its ABI.
         let register = unsafe { core::mem::transmute::<*mut c_void, Register>(register) };
-        // SAFETY: the handler lives as long as the process (the library is never unloaded).
-        unsafe { register(None, None, Some(in_forked_child), core::ptr::null_mut()) };
+        let (before, parent, child) = (before_fork, in_forking_parent, in_forked_child);
+        // SAFETY: the handlers live as long as the process (the library is never unloaded).
+        unsafe {
+            register(
+                Some(before),
+                Some(parent),
+                Some(child),
+                core::ptr::null_mut(),
+            )
+        };
     }
+}
+
+unsafe extern "C" fn before_fork() {
+    WALKS.before_fork();
+}
+
+unsafe extern "C" fn in_forking_parent() {
+    WALKS.after_fork_in_parent();
 }
 
 /// For kernels that cannot wipe the memory themselves (before Linux 4.14). Does not run in a `vfork`
 /// child, which shares its parent's memory and must not touch it.
 unsafe extern "C" fn in_forked_child() {
+    WALKS.after_fork_in_child();
     // Relaxed: a forked child has one thread.
     let process = PROCESS.load(Ordering::Relaxed);
     if !process.is_null() {
