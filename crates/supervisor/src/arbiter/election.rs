@@ -123,6 +123,14 @@ impl SeatCandidate {
     }
 }
 
+/// Closing the file would not always give the seat free: a process that was forked, and that has not begun its program yet,
+/// holds the same open file.
+impl Drop for SeatCandidate {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
 /// Whether a process leads by the file in this directory, if this process trusts the file: it belongs to root
 /// or to the same user.
 pub(super) fn is_taken(directory: &Path, now_ns: u64) -> bool {
