@@ -149,7 +149,7 @@ def closure(packages, programs, tested):
 
 
 def is_of_tests(file, package):
-    """Whether a program is built without this file of its package: tests_check.py sees that modules named so are tests."""
+    """Whether a program is built without this file of its package. tests_check.py makes sure that src/**/tests.rs is."""
     return re.match(r"/(tests|benches)/|/src/(.*/)?tests(\.rs|/)", file.removeprefix(package.folder)) is not None
 
 

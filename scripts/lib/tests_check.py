@@ -1,6 +1,6 @@
 """No test is left out silently: each crate with `autotests = false` names every file of its tests/ in tests/main.rs, and
-a crate with `doctest = false` has no example in its documentation that would be one. And no program is left out of
-`--changed`, which takes a module with the name `tests` for one that no program is built from: each says `#[cfg(test)]`.
+a crate with `doctest = false` has no example in its documentation that would be one. And each file
+`tests.rs` below a src/ is compiled for tests alone (`#[cfg(test)]`): `scripts/test --changed` relies on that.
 """
 import pathlib
 import re

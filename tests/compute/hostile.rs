@@ -261,6 +261,13 @@ fn beside_few_launches(board: &Board) -> f64 {
     lab.watch(2_900, &[&[&program]], |_| {})[0].share(500, 2_900)
 }
 
+/// The neighbours of a hostile container that looks like such a program: each is owed no more than beside one.
+fn neighbours_of_few_launches(board: &Board) -> [(Asks, f64); 2] {
+    let few = beside_few_launches(board);
+    let offered = offered(board, &[GREEDY; 2]);
+    neighbours(board, offered).map(|(asks, owed)| (asks, owed.min(few)))
+}
+
 #[test]
 fn a_container_that_denies_that_it_keeps_intervals_gains_nothing() {
     let denies = [(offset_of!(SlotHead, abilities), 0)];
@@ -330,9 +337,7 @@ on_every_board! {
 
     /// They cost a neighbour no more than an honest program that launches little.
     fn forged_figures_of_a_light_program_take_no_more_than_few_launches(board) {
-        let offered = offered(board, &[GREEDY; 2]);
-        let few = beside_few_launches(board);
-        let neighbours = neighbours(board, offered).map(|(asks, owed)| (asks, owed.min(few)));
+        let neighbours = neighbours_of_few_launches(board);
         gains_at_most(board, 12.0, neighbours, GREEDY, 5_000, |hostile| {
             hostile.forge(USED_NOTHING_AND_WAITS_FOR_NOTHING);
         });
@@ -340,11 +345,9 @@ on_every_board! {
 
     /// The same with figures that say that it uses a part of its cap, or more than that, and waits for nothing.
     fn forged_figures_of_some_use_take_no_more_than_few_launches(board) {
-        let offered = offered(board, &[GREEDY; 2]);
-        let few = beside_few_launches(board);
+        let neighbours = neighbours_of_few_launches(board);
         for permille in [30, 59, 100, 160] {
             println!("says that it uses {permille} thousandths of the GPU");
-            let neighbours = neighbours(board, offered).map(|(asks, owed)| (asks, owed.min(few)));
             let mut looks = 0;
             gains_at_most(board, 12.0, neighbours, GREEDY, 5_000, |hostile| {
                 looks += 1;

@@ -81,7 +81,7 @@ pub(crate) fn offered(board: &Board, words: &[&str]) -> f64 {
 #[track_caller]
 fn caps_are_kept(test: &str, board: &Board, caps: &[u32], words: &[&str], ms: u64) {
     let owed = boards::owed(caps, offered(board, words));
-    shares_are_kept(test, board, caps, words, &owed, POINTS, ms);
+    shares_are_kept(test, board, caps, words, &owed, ms);
 }
 
 /// The same for programs that do not ask for the GPU all the time, because they wait for their own launches.
@@ -89,19 +89,11 @@ fn caps_are_kept(test: &str, board: &Board, caps: &[u32], words: &[&str], ms: u6
 fn caps_are_kept_with_gaps(test: &str, board: &Board, caps: &[u32], words: &[&str], ms: u64) {
     let alone: Vec<f64> = words.iter().map(|words| offered(board, &[words])).collect();
     let owed = boards::owed_to_each(caps, offered(board, words), &alone);
-    shares_are_kept(test, board, caps, words, &owed, POINTS, ms);
+    shares_are_kept(test, board, caps, words, &owed, ms);
 }
 
 #[track_caller]
-fn shares_are_kept(
-    test: &str,
-    board: &Board,
-    caps: &[u32],
-    words: &[&str],
-    owed: &[f64],
-    points: f64,
-    ms: u64,
-) {
+fn shares_are_kept(test: &str, board: &Board, caps: &[u32], words: &[&str], owed: &[f64], ms: u64) {
     let programs: Vec<_> = caps
         .iter()
         .zip(words)
@@ -130,7 +122,7 @@ fn shares_are_kept(
         owed.iter().all(|owed| *owed > 1.0),
         "{told}: a program fails"
     );
-    assert!(off <= points, "{told}; allowed {points}");
+    assert!(off <= POINTS, "{told}; allowed {POINTS}");
     assert!(least >= LEAST_PART, "{told}; at least {LEAST_PART}");
 }
 

@@ -3,8 +3,8 @@
 
 use crate::interval::Interval;
 
-/// The usual lengths of a period, milliseconds; the arbiter has one more, for containers that it has known for a while. A fifth of a second has a whole number of each: so a container has
-/// its share in any fifth of a second, wherever that begins.
+/// The usual lengths of a period, milliseconds; the arbiter has one more, for containers that it has known for a while. A
+/// fifth of a second has a whole number of each: so a container has its share in any fifth of a second, wherever that begins.
 pub const PERIODS_MS: [u16; 3] = [50, 100, 200];
 /// A period is at least this many times as long as the launches of any container: the last launch of an interval ends
 /// up to half of its length away from the interval's end.

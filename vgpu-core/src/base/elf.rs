@@ -4,7 +4,7 @@
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ops::Range;
 
-use super::walks::WALKS;
+use crate::base::walks::WALKS;
 
 const DT_NULL: i64 = 0;
 const DT_NEEDED: i64 = 1;

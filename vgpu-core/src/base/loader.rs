@@ -101,7 +101,7 @@ pub(crate) fn ourselves() -> Option<LoadedObject> {
 
 /// A function of the C library that older or other ones may lack (so that we must not link to it).
 pub(crate) fn libc_function(name: &CStr) -> Option<*mut c_void> {
-    // Without a walk, unless another library has put its own function in the place of this one: see `walks`.
+    // Usually without a walk (see `walks`). Another library may define `getppid`, too; then a walk finds the C library.
     let holder = elf::holding(libc::getppid as *const c_void).filter(is_libc);
     if let Some(found) = holder.and_then(|libc| libc.find(name)) {
         return Some(found);

@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// In [`Walks`], a thread that forks; one that walks is 1.
+/// What a thread that forks adds to [`Walks`]. A thread that walks adds 1.
 const FORK: u32 = 1 << 16;
 /// How often a thread looks whether its wait is over. Each look gives the processor away and takes a third of a microsecond at
 /// least, and a walk some tens of microseconds.
@@ -14,7 +14,7 @@ const LOOKS: u32 = 100_000;
 /// How many threads walk and how many fork.
 pub(crate) struct Walks(AtomicU32);
 
-/// Those of this process.
+/// The walks and forks of this process.
 pub(crate) static WALKS: Walks = Walks::new();
 
 /// A walk, until it is dropped.

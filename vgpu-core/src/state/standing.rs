@@ -192,7 +192,7 @@ fn once_for_a_family() {
     }
 }
 
-/// Before the first walk over the loaded objects: see `base::walks`.
+/// Has the C library call our handlers at each fork. Called before the first walk over the loaded objects (`base::walks`).
 fn watch_forks() {
     // Not linked: musl has no such symbol, and there we must load, too.
     if let Some(register) = loader::libc_function(c"__register_atfork") {

@@ -76,7 +76,7 @@ enum Stage {
 
 /// What containers did with their intervals, nanoseconds.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Intervals {
+pub struct IntervalUse {
     /// How long they were.
     pub given_ns: u64,
     /// What the containers used of them.
@@ -86,7 +86,7 @@ pub struct Intervals {
     pub over_ns: u64,
 }
 
-impl Intervals {
+impl IntervalUse {
     /// Adds the intervals of a container, which counted `busy_ns` as its own time, and had work on the device for
     /// `occupied_ns`.
     pub fn add(&mut self, given_ns: u64, busy_ns: u64, occupied_ns: u64) {
@@ -121,16 +121,16 @@ impl Intervals {
 pub struct Steady {
     stage: Stage,
     /// In all looks with the shortest period.
-    with_short: Intervals,
+    with_short: IntervalUse,
     /// In this stage, in which so much time was looked at, nanoseconds.
-    in_stage: Intervals,
+    in_stage: IntervalUse,
     looked_ns: u64,
 }
 
 impl Steady {
     /// Takes a look into account that lasted `passed_ns` with a period of `period_ns`, at containers that wanted all of
     /// their intervals.
-    pub fn look(&mut self, period_ns: u64, passed_ns: u64, seen: Intervals) {
+    pub fn look(&mut self, period_ns: u64, passed_ns: u64, seen: IntervalUse) {
         let has = |period_ms: u16| period_ns == u64::from(period_ms) * 1_000_000;
         if has(SHORT_MS) {
             self.with_short.add_all(seen);
@@ -177,7 +177,7 @@ impl Steady {
 }
 
 /// What follows a second of the longest usual period; with the shortest one, so many thousandths were lost.
-fn after_usual(usual: Intervals, with_short: u64) -> Stage {
+fn after_usual(usual: IntervalUse, with_short: u64) -> Stage {
     let lost = usual.lost();
     let times = u64::from(USUAL_MS / SHORT_MS);
     // The loss is a constant part (pauses of programs), and what changes lose, in inverse proportion to the period.
@@ -193,7 +193,7 @@ fn after_usual(usual: Intervals, with_short: u64) -> Stage {
 
 /// How much a trial has to save, thousandths of all intervals.
 fn to_save(before: u64) -> u64 {
-    part(before, SAVED_PART_PERMILLE, 1_000).clamp(1, SAVED_PERMILLE)
+    part(before, SAVED_PART_PERMILLE, 1_000).min(SAVED_PERMILLE)
 }
 
 #[cfg(test)]
@@ -204,8 +204,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn seen(given_ns: u64, used_ns: u64, over_ns: u64) -> Intervals {
-        Intervals {
+    fn seen(given_ns: u64, used_ns: u64, over_ns: u64) -> IntervalUse {
+        IntervalUse {
             given_ns,
             used_ns,
             over_ns,

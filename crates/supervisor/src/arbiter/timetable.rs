@@ -3,7 +3,7 @@
 //! a container measures in its interval is its own time.
 //!
 //! A container that wants less than its share needs no interval: it launches when it likes. So a timetable has at
-//! least two containers that were held back. Intervals follow from shares alone. The containers' own figures of their
+//! least two containers that were held back. IntervalUse follow from shares alone. The containers' own figures of their
 //! work decide which containers take part and how long the period is. They give no container more than its share.
 //!
 //! Values in, values out: never reads a clock, a file or the driver.
@@ -14,7 +14,7 @@ use vgpu_abi::interval::Interval;
 use vgpu_abi::period::{self, LEFT_OUT_NS, PERIODS_MS, part};
 
 use super::shares::WHOLE;
-use super::steady::{self, Intervals, Steady};
+use super::steady::{self, IntervalUse, Steady};
 
 /// How long a container's figures are not believed after they contradicted each other, nanoseconds. Meanwhile the container
 /// has its interval, whatever its figures say.
@@ -203,7 +203,7 @@ impl Timetable {
         // Time that a container did not want is not lost between two intervals.
         let mut is_lost = true;
         let mut always_want = true;
-        let mut seen = Intervals::default();
+        let mut seen = IntervalUse::default();
         for candidate in candidates {
             let interval = self.interval(candidate.id);
             let Some(known) = self.known.get_mut(&candidate.id) else {
@@ -299,7 +299,8 @@ fn contradicts(passed_ns: u64, waited_ns: u64, owed_ns: u64, used_ns: u64) -> bo
     waited_ns > passed_ns / 2 && period::wants_less(owed_ns, used_ns, 0)
 }
 
-/// The same for one whose figures say that it used more than it was given, and that its launches did not wait.
+/// Whether a container without an interval says that it used more GPU time than its credit allows. If its launches did not
+/// wait meanwhile, its figures contradict each other.
 fn exceeds(owed_ns: u64, used_ns: u64) -> bool {
     used_ns > part(owed_ns, EXCEEDS_PERMILLE, 1_000).saturating_add(CREDIT_NS)
 }
@@ -463,8 +464,9 @@ mod tests {
         assert_eq!(shares(&[800, 400]), [600, 400]);
     }
 
-    /// Two containers after a second: one that wants more, and one whose figures say that it uses so many thousandths of the
-    /// device, of its share of 100, and waits for nothing. Returns the length of the second one's interval, if it has one.
+    /// Plays a second with two containers. The first one wants more. The second one has a share of 100 thousandths; by its
+    /// figures it uses `uses` thousandths of the device, and its launches do not wait. Returns the length of its interval, if
+    /// the arbiter gives it one.
     fn beside_one_that_denies_waiting(uses: u64) -> Option<u64> {
         let mut timetable = Timetable::default();
         for now_ms in (0..=1_000).step_by(50) {
