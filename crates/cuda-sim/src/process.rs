@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
@@ -100,7 +100,13 @@ struct Stat {
 }
 
 fn stat(pid: u32) -> Option<Stat> {
-    read_stat(&fs::read_to_string(format!("{}/{pid}/stat", proc())).ok()?)
+    // One read: the kernel gives the whole text, and each look at a board asks for every process on it.
+    let mut text = [0; 2048];
+    let length = File::open(format!("{}/{pid}/stat", proc()))
+        .and_then(|mut file| file.read(&mut text))
+        .ok()?;
+    // A process gives itself its name, of any bytes.
+    read_stat(&String::from_utf8_lossy(text.get(..length)?))
 }
 
 /// Reads the text of `/proc/PID/stat` (proc_pid_stat(5)). A driver takes back what a process has when its last thread
@@ -361,5 +367,13 @@ mod tests {
         assert!(!ending("S", 1) && !ending("Z", 2));
         assert!(ending("Z", 1) && ending("Z", 0) && ending("X", 0));
         assert!(read_stat("7 (a) S 1").is_none());
+    }
+    #[test]
+    fn process_with_a_name_of_any_bytes_lives() {
+        let before = fs::read("/proc/self/comm").unwrap();
+        fs::write("/proc/self/comm", b"\xff) (\xfe").unwrap();
+        let seen = stat(std::process::id());
+        fs::write("/proc/self/comm", before.trim_ascii_end()).unwrap();
+        assert_eq!(seen.unwrap().start_time, Identity::own().start_time);
     }
 }
