@@ -8,12 +8,15 @@ use std::mem::offset_of;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use cuda_sim::clock::ClockKind;
 use cuda_sim::exec::{BusyStretch, Exec, UtilizationSample};
 use cuda_sim::lacks::{self, Lacks};
 use cuda_sim::{Board as SimulatedBoard, Config};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 use supervisor::arbiter;
 use supervisor::gpu::{Busy, Gpu, GpuError, GpuProcess, Gpus, Inventory, ProcessSample};
 use vgpu_abi::host::Snapshot;
@@ -128,6 +131,7 @@ impl Lab {
     }
 
     fn with(config: Config) -> Self {
+        stay_on_one_processor();
         let config = Config {
             clock: ClockKind::Lockstep,
             ..config
@@ -346,6 +350,26 @@ impl Arbiter<'_> {
 }
 
 /// The library that cargo built next to this test, which reads the board's clock; never a shipped one.
+/// Keeps this thread, and the programs that it starts, on one of the processors that it may use; the next test takes the
+/// next one. Of a board's threads one runs at a time, so a second processor would only make each step dearer: one
+/// processor has to wake the other.
+fn stay_on_one_processor() {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        /// Those that the thread might use at its beginning.
+        static PROCESSORS: Vec<usize> = {
+            let set = sched_getaffinity(Pid::from_raw(0)).unwrap();
+            (0..CpuSet::count()).filter(|&one| set.is_set(one).unwrap()).collect()
+        };
+    }
+    PROCESSORS.with(|processors| {
+        let mut set = CpuSet::new();
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        set.set(processors[next % processors.len()]).unwrap();
+        sched_setaffinity(Pid::from_raw(0), &set).unwrap();
+    });
+}
+
 fn library() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let file = own.parent().unwrap().join("libvgpu.so");
