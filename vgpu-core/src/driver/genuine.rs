@@ -200,6 +200,22 @@ macro_rules! real_functions {
         static GIVEN: [AtomicPtr<c_void>; NAMES.len()] =
             [const { AtomicPtr::new(core::ptr::null_mut()) }; NAMES.len()];
 
+        /// The genuine functions whose addresses are known already: what a hook calls that does nothing itself.
+        #[allow(non_snake_case, dead_code, reason = "named as in C; few hooks do nothing themselves")]
+        #[allow(clippy::indexing_slicing, reason = "a row's own number: one beyond the array does not compile")]
+        pub(crate) mod known {
+            use super::*;
+            $(
+                #[inline(always)]
+                pub(crate) fn $name() -> Option<signature::$name> {
+                    // Relaxed: an address is all there is to see.
+                    let real = REAL[Row::$name as usize].load(core::sync::atomic::Ordering::Relaxed);
+                    // SAFETY: null, or the library exports this name with this signature (see the table).
+                    unsafe { core::mem::transmute::<*mut c_void, Option<signature::$name>>(real) }
+                }
+            )*
+        }
+
         $(
             /// The genuine function.
             ///

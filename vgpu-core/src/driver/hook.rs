@@ -18,12 +18,26 @@ pub(crate) struct Hook {
 // SAFETY: the address is that of a function: it is never written through and never goes away.
 unsafe impl Sync for Hook {}
 
+/// The answer of the first look at a call that most often goes to the driver at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GateAnswer {
+    /// It goes to the driver.
+    Passes,
+    /// It does if the thread has the credit for it, which the second rule says.
+    PassesIfPaid,
+    /// The rules before and after it run.
+    Closed,
+}
+
 /// Exports functions and lists them in `HOOKS`. In the braces: the rule before, the rule after, each
 /// with the arguments that it takes, or `_` for none. The rule before answers with a
 /// [`crate::guest::manners::Verdict`]; the rule after gets what that carried, the driver's result and its
 /// arguments, and answers nothing or `Some(result)`. Behind `at once` stand short rules that run without our manners
 /// ([`crate::guest::manners::at_once`]). A row whose signature differs from
 /// `cuda_api`'s does not compile.
+///
+/// Behind `if` stand two short rules that decide whether the call goes to the driver at once, with nothing of the library
+/// around it: the first answers with a [`GateAnswer`], and the second is asked for [`GateAnswer::PassesIfPaid`] alone.
 ///
 /// A row with two names exports two functions: the second is the one whose default stream is the thread's own
 /// (`_ptsz`). In the braces the word after the type of the results is the default stream of the function that is
@@ -58,6 +72,59 @@ pub(crate) use hooks;
 
 /// One exported function.
 macro_rules! exported {
+    // Each of the three ways is a function of its own, so that this one needs no stack: it jumps to one of them, with the
+    // arguments where they lie.
+    (
+        $(#[$doc:meta])*
+        $library:ident -> $ret:ty, $default:ident = $kind:ident;
+        $name:ident ($($arg:ident: $ty:ty),* $(,)?)
+        {
+            if $($look:ident)::+ ($($l:expr),* $(,)?) or $($pass:ident)::+ ($($p:expr),* $(,)?);
+            $($rule:tt)*
+        }
+    ) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As the vendor's function of this name.
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[allow(non_snake_case, reason = "named as in C")]
+        #[allow(clippy::too_many_arguments, reason = "the C signature")]
+        pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
+            #[inline(never)]
+            unsafe extern "C-unwind" fn if_paid($($arg: $ty),*) -> $ret {
+                let $default = crate::guest::border::$kind;
+                let next = match crate::driver::genuine::$library::known::$name() {
+                    Some(real) if $($pass)::+($(crate::guest::border::given!($p)),*) => real,
+                    _ => with_rules,
+                };
+                // SAFETY: the caller's own arguments.
+                unsafe { next($($arg),*) }
+            }
+
+            #[cold]
+            #[inline(never)]
+            unsafe extern "C-unwind" fn with_rules($($arg: $ty),*) -> $ret {
+                let $default = crate::guest::border::$kind;
+                crate::driver::hook::way!($library $name ($($arg),*) $($rule)*)
+            }
+
+            let $default = crate::guest::border::$kind;
+            // One call for all: the compiler makes a jump of it, and leaves the arguments where they lie.
+            let next = match crate::driver::genuine::$library::known::$name() {
+                Some(real) => match $($look)::+($(crate::guest::border::given!($l)),*) {
+                    crate::driver::hook::GateAnswer::Passes => real,
+                    crate::driver::hook::GateAnswer::PassesIfPaid => if_paid,
+                    crate::driver::hook::GateAnswer::Closed => with_rules,
+                },
+                None => with_rules,
+            };
+            // SAFETY: the caller's own arguments.
+            unsafe { next($($arg),*) }
+        }
+
+        const _: crate::driver::genuine::$library::signature::$name = $name;
+    };
     (
         $(#[$doc:meta])*
         $library:ident -> $ret:ty, $default:ident = $kind:ident;
@@ -111,18 +178,6 @@ macro_rules! way {
             crate::guest::manners::Verdict::Pass => unsafe { crate::driver::genuine::$library::$name($($arg),*) },
             crate::guest::manners::Verdict::Refuse(result) => *result,
         }
-    }};
-    // First asks whether the call may be passed to the driver at once, with nothing of the library around it.
-    ($library:ident $name:ident ($($arg:ident),*)
-        if $($pass:ident)::+ ($($p:expr),* $(,)?);
-        $($before:ident)::+ ($($b:expr),* $(,)?), $($after:ident)::+ ($($a:expr),* $(,)?)
-    ) => {{
-        if $($pass)::+($(crate::guest::border::given!($p)),*) {
-            // SAFETY: the caller's own arguments.
-            return unsafe { crate::driver::genuine::$library::$name($($arg),*) };
-        }
-        crate::driver::hook::way!($library $name ($($arg),*)
-            $($before)::+ ($($b),*), $($after)::+ ($($a),*))
     }};
     // First tries both rules in this function's own frame. Without an answer of the first, or if the second returns
     // false, the other two decide.

@@ -52,6 +52,15 @@ pub(crate) fn thread<T>(f: impl FnOnce(&Thread) -> T) -> T {
     f(unsafe { &*thread_block().cast::<Thread>() })
 }
 
+/// This thread's memory of its launches, for the code of every launch: a closure for [`thread`] that is used in several
+/// hooks would become a function that they call.
+#[inline(always)]
+pub(crate) fn gate() -> &'static Gate {
+    // SAFETY: as above. The room lives as long as the thread, and the reference cannot leave the thread, since a `Gate` is
+    // not `Sync`.
+    unsafe { &(*thread_block().cast::<Thread>()).gate }
+}
+
 impl Thread {
     /// Whether this call comes from within a rule. Then the stack is below the mark.
     #[inline]

@@ -4,11 +4,11 @@
 //! ends one: graphs, captures, streams and contexts that go. `rate` says which rate counts, `timetable` at
 //! which times, `wait` how long a launch waits, `costs` what work costs, `spans` what it took.
 //!
-//! A launch that neither has to wait nor is to be measured goes through [`passes`] (`gate`): no clock, no
+//! A launch that neither has to wait nor is to be measured goes through [`look`] and [`pays`] (`gate`): no clock, no
 //! shared word, no call of the driver.
 
 use core::sync::atomic::Ordering;
-pub(crate) use gate::{passes, passes_config};
+pub(crate) use gate::{look, look_config, pays, pays_config};
 
 use cuda_api::{CuLaunchConfig, CuLaunchParams, CuResult, CuStream};
 use gate::{of_config, open_gate, remember_free};
@@ -107,7 +107,7 @@ pub(crate) fn before_config(
     }
 }
 
-/// The way of a launch that [`passes`] did not let through.
+/// The way of a launch that `gate` did not let through.
 pub(crate) fn launch(accounts: &Accounts, work: Work, stream: u64) -> Verdict<Launched> {
     let verdict = in_its_turn(accounts, work, stream);
     if matches!(verdict, Verdict::Refuse(_)) {

@@ -98,10 +98,16 @@ pub(super) fn opened_epoch(captures: u32, epoch: u64) -> u64 {
     }
 }
 
-/// Whether a gate is still open: the epoch and both generations are those in which it was opened.
+/// Whether a gate is still open: the epoch and both generations are those in which it was opened. Each is asked for
+/// after the one before it was right, so that few are kept at a time.
 #[inline(always)]
-pub(super) fn is_open(opened: Opened, epoch: u64, limits: u64, targets: u64) -> bool {
-    opened.epoch == epoch + 1 && opened.limits == limits && opened.targets == targets
+pub(super) fn is_open(
+    opened: Opened,
+    epoch: impl FnOnce() -> u64,
+    limits: impl FnOnce() -> u64,
+    targets: impl FnOnce() -> u64,
+) -> bool {
+    opened.epoch == epoch() + 1 && opened.limits == limits() && opened.targets == targets()
 }
 
 /// The rest of a thread's lease and the work that it has launched since its last look, nanoseconds, after a launch
@@ -486,9 +492,9 @@ mod tests {
             limits: 7,
             targets: 9,
         };
-        assert!(is_open(opened, 4, 7, 9));
+        assert!(is_open(opened, || 4, || 7, || 9));
         for (epoch, limits, targets) in [(5, 7, 9), (3, 7, 9), (4, 8, 9), (4, 7, 10), (4, 6, 9)] {
-            assert!(!is_open(opened, epoch, limits, targets));
+            assert!(!is_open(opened, || epoch, || limits, || targets));
         }
     }
 
@@ -500,7 +506,7 @@ mod tests {
                 limits: 7,
                 targets: 9,
             };
-            assert!((0..6).all(|epoch| !is_open(opened, epoch, 7, 9)));
+            assert!((0..6).all(|epoch| !is_open(opened, || epoch, || 7, || 9)));
         }
         // The memory of a thread that has opened no gate is zero.
         let never = Opened {
@@ -508,7 +514,7 @@ mod tests {
             limits: 0,
             targets: 0,
         };
-        assert!(!is_open(never, 0, 0, 0));
+        assert!(!is_open(never, || 0, || 0, || 0));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The state that a thread keeps of its launches, so that most of them look at nothing that is shared: one
-//! lease, one stream, and the words that say whether both still count. Owns that memory, the look at it ([`passes`]),
+//! lease, one stream, and the words that say whether both still count. Owns that memory, the look at it ([`look`], [`pays`]),
 //! and how it is added to the region and returned ([`tell`]). Never waits, decides no rate.
 
 use core::sync::atomic::Ordering;
@@ -8,64 +8,70 @@ use cuda_api::CuLaunchConfig;
 
 use super::decisions::{self, Opened};
 use super::rate::rate;
+use crate::driver::hook::GateAnswer;
 use crate::guest::border::{DefaultStream, InPtr};
-use crate::guest::thread::{Gate, thread};
+use crate::guest::thread::{self, Gate, thread};
 use crate::state::accounts::Accounts;
 use crate::state::launches::costs::Work;
 use crate::state::launches::spans::Target;
 use crate::state::leases::FREE;
-use crate::state::process::ProcessState;
 use crate::state::standing;
 
 const ANY: u64 = u64::MAX;
 
-/// May this launch go at once, without a look at anything that is shared? Then it is counted.
+/// May a launch to this stream go at once, without a look at anything that is shared? If it passes it is counted.
 ///
 /// Stands outside of every rule, since it must cost next to nothing: it neither calls nor can panic, and
-/// reads words that only this thread writes, and three that hardly ever change.
+/// reads words that only this thread writes, and four that hardly ever change. What only some launches need (the key of
+/// their work) is left to [`pays`].
 #[inline(always)]
-pub(crate) fn passes(work: Work, stream: u64) -> bool {
-    thread(|thread| {
-        let gate = &thread.gate;
-        let Some((container, process)) = standing::known_now() else {
-            return standing::is_transparent_now();
+pub(crate) fn look(stream: u64) -> GateAnswer {
+    let gate = thread::gate();
+    let Some((container, process)) = standing::known_now() else {
+        return if standing::is_transparent_now() {
+            GateAnswer::Passes
+        } else {
+            GateAnswer::Closed
         };
-        let opened = Opened {
-            epoch: gate.epoch.get(),
-            limits: gate.limits.get(),
-            targets: gate.targets.get(),
-        };
-        // Relaxed: the word publishes nothing else.
-        let is_open = decisions::is_open(
-            opened,
-            process.compute.epoch.load(Ordering::Relaxed),
-            container.limits_generation(),
-            container.targets_generation(),
-        );
-        if !is_open || gate.launches.get() >= gate.untold.get() {
+    };
+    let opened = Opened {
+        epoch: gate.epoch.get(),
+        limits: gate.limits.get(),
+        targets: gate.targets.get(),
+    };
+    // Relaxed: the word publishes nothing else.
+    let is_open = decisions::is_open(
+        opened,
+        || process.compute.epoch.load(Ordering::Relaxed),
+        || container.limits_generation(),
+        || container.targets_generation(),
+    );
+    if !is_open || gate.launches.get() >= gate.untold.get() {
+        return GateAnswer::Closed;
+    }
+    if process.compute.first_uses.is_any_waiting() || !is_free(gate, stream) {
+        return GateAnswer::PassesIfPaid;
+    }
+    count(gate);
+    GateAnswer::Passes
+}
+
+/// Whether a launch for which [`look`] answered [`GateAnswer::PassesIfPaid`] goes at once: the thread has credit for it, or it
+/// needs none and is not the first of its function. Then it is counted and charged.
+#[inline(always)]
+pub(crate) fn pays(work: Work, stream: u64) -> bool {
+    let gate = thread::gate();
+    let Some((_, process)) = standing::known_now() else {
+        return false;
+    };
+    if process.compute.first_uses.is_any_waiting() {
+        if process.compute.first_uses.waits(work.function) {
             return false;
         }
-        // The code after the look at the table is a separate function, so that the usual way calls no function and
-        // saves no register.
-        if process.compute.first_uses.is_any_waiting() {
-            return passes_while_any_waits(gate, process, work, stream);
+        if is_free(gate, stream) {
+            count(gate);
+            return true;
         }
-        has_credit(gate, process, work, stream)
-    })
-}
-
-/// The same while functions that were handed out wait for their first launch.
-#[cold]
-#[inline(never)]
-fn passes_while_any_waits(gate: &Gate, process: &ProcessState, work: Work, stream: u64) -> bool {
-    !process.compute.first_uses.waits(work.function) && has_credit(gate, process, work, stream)
-}
-
-#[inline(always)]
-fn has_credit(gate: &Gate, process: &ProcessState, work: Work, stream: u64) -> bool {
-    if gate.left_ns.get() == FREE && (gate.stream.get() == ANY || gate.stream.get() == stream) {
-        gate.launches.set(gate.launches.get() + 1);
-        return true;
     }
     if gate.stream.get() != stream {
         return false;
@@ -83,6 +89,16 @@ fn has_credit(gate: &Gate, process: &ProcessState, work: Work, stream: u64) -> b
     spend(gate, cost)
 }
 
+#[inline(always)]
+fn is_free(gate: &Gate, stream: u64) -> bool {
+    gate.left_ns.get() == FREE && (gate.stream.get() == ANY || gate.stream.get() == stream)
+}
+
+#[inline(always)]
+fn count(gate: &Gate) {
+    gate.launches.set(gate.launches.get() + 1);
+}
+
 /// Takes a launch's cost off what the thread may launch. False: it has less, or its work is due to be measured; then
 /// nothing is taken.
 #[inline(always)]
@@ -93,18 +109,30 @@ fn spend(gate: &Gate, cost: u64) -> bool {
     };
     gate.left_ns.set(left_ns);
     gate.work_ns.set(work_ns);
-    gate.launches.set(gate.launches.get() + 1);
+    count(gate);
     true
 }
 
-/// The same for the structure of `cuLaunchKernelEx`.
+/// [`look`] for the structure of `cuLaunchKernelEx`.
 #[inline(always)]
-pub(crate) fn passes_config(
+pub(crate) fn look_config(
+    config: InPtr<CuLaunchConfig>,
+    default: impl DefaultStream,
+) -> GateAnswer {
+    match config.read() {
+        Some(config) => look(default.number(config.stream)),
+        None => GateAnswer::Closed,
+    }
+}
+
+/// [`pays`] for the structure of `cuLaunchKernelEx`.
+#[inline(always)]
+pub(crate) fn pays_config(
     config: InPtr<CuLaunchConfig>,
     function: usize,
     default: impl DefaultStream,
 ) -> bool {
-    of_config(config, function, default).is_some_and(|(work, stream)| passes(work, stream))
+    of_config(config, function, default).is_some_and(|(work, stream)| pays(work, stream))
 }
 
 #[inline(always)]
@@ -150,7 +178,7 @@ pub(super) fn open_gate(accounts: &Accounts, set: impl FnOnce(&Gate)) {
         set(gate);
         gate.limits.set(accounts.container.limits_generation());
         gate.targets.set(accounts.container.targets_generation());
-        // Relaxed: see `passes`.
+        // Relaxed: see `look`.
         let captures = state.captures.load(Ordering::Relaxed);
         let epoch = state.epoch.load(Ordering::Relaxed);
         gate.epoch.set(decisions::opened_epoch(captures, epoch));
