@@ -337,9 +337,12 @@ fn collect(accounts: &Accounts, now_ns: u64) {
         now_ns,
         |device| rate(accounts, device, now_ns).beside,
         |work, measured, beside| {
-            let Measured::Took { ns, follows } = measured else {
-                state.costs.met(work.key);
-                return OwnTime::default();
+            let (ns, follows) = match measured {
+                Measured::Took { ns, follows } => (ns, follows),
+                Measured::InDoubt { most_ns } => {
+                    state.costs.met(work.key, most_ns);
+                    return OwnTime::default();
+                }
             };
             let beside = Beside {
                 // A shorter one is charged whole, so the question is kept for one that is not.

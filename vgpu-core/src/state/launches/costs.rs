@@ -206,15 +206,14 @@ impl Costs {
         own
     }
 
-    /// Notes that a launch was measured and took too little time for a figure.
-    pub(crate) fn met(&self, key: u64) {
+    /// Notes that a launch was measured and took too little time for a figure: no longer than `most_ns`.
+    pub(crate) fn met(&self, key: u64, most_ns: u64) {
         let Some(cell) = self.cell(key) else {
             return;
         };
-        let mut estimate = cell.estimate();
+        let estimate = cell.estimate();
         if estimate.times > 0 {
-            estimate.times = estimate.times.saturating_add(1);
-            cell.keep(&estimate);
+            cell.keep(&estimate.bounded(most_ns));
         }
     }
 

@@ -4,7 +4,8 @@
 //! A *mark* is a launch with an event before and one after it. Two marks follow each other without a gap
 //! when the first had not ended before the launches up to the second were made: then everything between
 //! them is measured. Otherwise only the marked launch is measured, and the time that the stream idled between its
-//! event and its launch is taken off. Most launches only try a lock of the library, and none waits for it longer than
+//! event and its launch is taken off. If most of the time
+//! between the two events may be the calls that recorded them, nothing is learned from it. Most launches only try a lock of the library, and none waits for it longer than
 //! 100 ms; a launch that does not get it is not measured.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -19,6 +20,7 @@ use events::Events;
 pub(crate) use stretch::uncovered_ns;
 use stretch::{
     ContextTime, Ends, More, Sample, Stretch, gap_ns, has_ended_unmarked, is_alone, reading,
+    slack_ns,
 };
 
 mod events;
@@ -40,6 +42,8 @@ struct Mark {
     end: u64,
     /// The time that the stream may have idled between `start` and the launch, nanoseconds.
     gap_ns: u64,
+    /// How much of the time between the two events may be the calls that recorded them, nanoseconds.
+    slack_ns: u64,
     /// The work that the stream had been given at the launch, the launch included, nanoseconds.
     submitted_ns: u64,
     /// The charge of the launch, nanoseconds.
@@ -149,6 +153,8 @@ pub(crate) struct Begun {
     key: u64,
     start: u64,
     at_ns: u64,
+    /// How long the call took that recorded `start`, nanoseconds.
+    early_ns: u64,
     submitted_ns: u64,
     is_chained: bool,
 }
@@ -156,8 +162,11 @@ pub(crate) struct Begun {
 /// A measurement of one launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Measured {
-    /// The launch was too short, compared with its own call, for the measurement to be of use.
-    InDoubt,
+    /// The launch was too short, compared with the calls around it, for the measurement to say more than a bound.
+    InDoubt {
+        /// It took no longer than this, nanoseconds.
+        most_ns: u64,
+    },
     /// The measured time.
     Took {
         /// With the turns of other processes, nanoseconds.
@@ -397,16 +406,19 @@ impl Spans {
                 .newest()
                 .is_some_and(|mark| query::event_is_done(mark.end) == Some(false));
         let start = self.event(marks.context)?;
+        let before_ns = clock::now_ns();
         if !query::record_event(start, marks.handle) {
             self.give_back(marks.context, start);
             return None;
         }
+        let at_ns = clock::now_ns();
         Some(Begun {
             stream: at,
             // Relaxed: see `stream`.
             key: stream.key.load(Ordering::Relaxed),
             start,
-            at_ns: clock::now_ns(),
+            at_ns,
+            early_ns: at_ns.saturating_sub(before_ns),
             submitted_ns: marks.submitted_ns,
             is_chained,
         })
@@ -440,11 +452,23 @@ impl Spans {
             self.give_back(marks.context, end);
             return false;
         }
+        let recorded_ns = clock::now_ns();
         let had_started = query::event_is_done(begun.start) != Some(false);
+        let has_ended = had_started && query::event_is_done(end) != Some(false);
+        let late_ns = match has_ended {
+            true => recorded_ns.saturating_sub(now_ns),
+            false => 0,
+        };
         let mark = Mark {
             start: begun.start,
             end,
             gap_ns: gap_ns(had_started, query::launches_block(), begun.at_ns, now_ns),
+            slack_ns: slack_ns(
+                had_started,
+                query::launches_block(),
+                begun.early_ns,
+                late_ns,
+            ),
             submitted_ns: marks.submitted_ns,
             charged_ns,
             begun_ns: begun.at_ns,
@@ -556,13 +580,19 @@ impl Spans {
         let Some(whole_ns) = query::elapsed_ns(mark.start, mark.end) else {
             return More::default();
         };
-        let read = reading(whole_ns, mark.gap_ns, mark.is_alone, mark.is_unknown);
+        let read = reading(
+            whole_ns,
+            mark.gap_ns,
+            mark.slack_ns,
+            mark.is_alone,
+            mark.is_unknown,
+        );
         let (alone_ns, is_sample) = (read.alone_ns, read.is_sample);
         if mark.is_alone && !is_sample {
-            learn(&mark.work, Measured::InDoubt);
+            learn(&mark.work, Measured::InDoubt { most_ns: whole_ns });
         }
         let took = match alone_ns {
-            0 => Measured::InDoubt,
+            0 => Measured::InDoubt { most_ns: whole_ns },
             ns => Measured::Took {
                 ns,
                 follows: mark.is_chained,
@@ -812,6 +842,7 @@ mod tests {
             start: end - 1,
             end,
             gap_ns: 0,
+            slack_ns: 0,
             submitted_ns: end,
             charged_ns: 1,
             begun_ns: 0,

@@ -150,6 +150,20 @@ impl Estimate {
         self.charge(own_ns, ns, beside)
     }
 
+    /// The estimate after a measurement that says no more than that a launch took `most_ns` or less. A first measurement may
+    /// have been far too long, because the program's thread was put aside meanwhile; a program that waits for the credit of
+    /// such a cost launches to idle streams, where all measurements are of this kind.
+    pub(crate) fn bounded(self, most_ns: u64) -> Self {
+        Self {
+            cost_ns: match most_ns < self.cost_ns {
+                true => follow(self.cost_ns, self.times, most_ns.max(1)),
+                false => self.cost_ns,
+            },
+            times: self.times.saturating_add(1),
+            ..self
+        }
+    }
+
     /// A launch took `own_ns` of its own time, and was measured at `ns`.
     fn charge(self, own_ns: u64, ns: u64, beside: Beside) -> (Self, OwnTime) {
         let most_ns = self.most();
@@ -323,6 +337,16 @@ mod tests {
             sum_ns += own.now_ns + own.later_ns;
         }
         (estimate, sum_ns as f64 / (own_ns * launches) as f64)
+    }
+
+    #[test]
+    fn cost_that_was_measured_too_long_is_bounded_by_later_measurements() {
+        let (first, _) = Estimate::default().learn(40 * US, Beside::NOTHING);
+        let later = (0..20).fold(first, |estimate, _| estimate.bounded(2 * US));
+        assert!((2 * US..3 * US).contains(&later.cost_ns), "{later:?}");
+        assert_eq!(later.times, 21);
+        // A bound above the estimate says nothing.
+        assert_eq!(later.bounded(50 * US).cost_ns, later.cost_ns);
     }
 
     #[test]

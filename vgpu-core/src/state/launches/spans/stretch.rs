@@ -25,6 +25,23 @@ pub(super) fn gap_ns(had_started: bool, launches_block: bool, begun_ns: u64, now
     }
 }
 
+/// How much of the time between the events around a launch may be the calls that recorded the two, nanoseconds. A driver
+/// notes the time of an event at the beginning of its call or at its end, where the stream is not busy: `early_ns` long
+/// was the call for the first one. The second one is `late_ns` later than the end of the launch at most. In both calls the
+/// thread may have been put aside. `had_started`: see [`gap_ns`].
+pub(super) fn slack_ns(
+    had_started: bool,
+    launches_block: bool,
+    early_ns: u64,
+    late_ns: u64,
+) -> u64 {
+    match (had_started, launches_block) {
+        (true, true) => early_ns,
+        (true, false) => early_ns.saturating_add(late_ns),
+        (false, _) => 0,
+    }
+}
+
 /// Whether nothing but one launch of `charged_ns` was submitted to the stream between two events: the work submitted
 /// up to each of them shows it.
 pub(super) fn is_alone(begun_submitted_ns: u64, submitted_ns: u64, charged_ns: u64) -> bool {
@@ -42,11 +59,20 @@ pub(super) struct Reading {
     pub(super) is_sample: bool,
 }
 
-/// Reads the `whole_ns` between two events, of which the stream may have idled for `gap_ns`. `is_alone`: the events
-/// are around one launch only. A launch of unknown cost is a sample in any case: a doubtful one is better than none.
-pub(super) fn reading(whole_ns: u64, gap_ns: u64, is_alone: bool, is_unknown: bool) -> Reading {
-    // A thread that was put aside between its event and its launch has measured itself.
-    let is_doubtful = gap_ns > whole_ns / DOUBTFUL_PART;
+/// Reads the `whole_ns` between two events, of which the stream may have idled for `gap_ns`. `slack_ns` of it may be the
+/// calls that recorded the events. `is_alone`: the events are around one launch only. A launch of unknown cost is a sample
+/// in any case: a doubtful one is better than none.
+pub(super) fn reading(
+    whole_ns: u64,
+    gap_ns: u64,
+    slack_ns: u64,
+    is_alone: bool,
+    is_unknown: bool,
+) -> Reading {
+    // A thread that was put aside between its event and its launch, or in a call that recorded an event, has measured
+    // itself.
+    let is_doubtful = gap_ns.max(slack_ns) > whole_ns / DOUBTFUL_PART;
+    // The calls may have taken none of it.
     let less_ns = whole_ns.saturating_sub(gap_ns);
     Reading {
         alone_ns: match is_doubtful {
@@ -215,14 +241,27 @@ mod tests {
 
     #[test]
     fn gap_is_taken_off_what_was_measured() {
-        let read = |whole, gap| reading(whole, gap, true, false);
+        let read = |whole, gap| reading(whole, gap, 0, true, false);
         assert_eq!(read(900, 300).alone_ns, 600);
         assert!(read(900, 300).is_sample);
         // More than a third of it.
         assert!(read(900, 301).is_doubtful && !read(900, 301).is_sample);
         assert_eq!(read(900, 2_000).alone_ns, 900 / 16);
-        assert!(reading(900, 2_000, true, true).is_sample);
-        assert!(!reading(900, 0, false, true).is_sample);
+        assert!(reading(900, 2_000, 0, true, true).is_sample);
+        assert!(!reading(900, 0, 0, false, true).is_sample);
+    }
+
+    #[test]
+    fn launch_is_not_learned_from_calls_that_took_long() {
+        let read = |gap, slack| reading(900, gap, slack, true, false);
+        assert!(read(300, 300).is_sample);
+        assert!(!read(0, 301).is_sample && !read(301, 0).is_sample);
+        // Nothing is taken off, where a sample is needed in any case.
+        assert_eq!(reading(900, 0, 850, true, true).alone_ns, 900);
+        assert_eq!(slack_ns(true, false, 30, 40), 70);
+        assert_eq!(slack_ns(true, true, 30, 40), 30);
+        // Earlier work was still running.
+        assert_eq!(slack_ns(false, false, 30, 40), 0);
     }
 
     #[test]
@@ -375,8 +414,8 @@ mod tests {
     proptest! {
         /// No reading is longer than the time between the events.
         #[test]
-        fn no_launch_takes_longer_than_was_measured(whole: u64, gap: u64, alone: bool, unknown: bool) {
-            prop_assert!(reading(whole, gap, alone, unknown).alone_ns <= whole);
+        fn no_launch_takes_longer_than_was_measured(whole: u64, gap: u64, slack: u64, alone: bool, unknown: bool) {
+            prop_assert!(reading(whole, gap, slack, alone, unknown).alone_ns <= whole);
         }
 
         #[test]
