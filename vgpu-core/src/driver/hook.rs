@@ -23,7 +23,7 @@ unsafe impl Sync for Hook {}
 pub(crate) enum GateAnswer {
     /// It goes to the driver.
     Passes,
-    /// It does if the thread has the credit for it, which the second rule says.
+    /// It goes to the driver if the thread has the credit for it, which the second rule says.
     PassesIfPaid,
     /// The rules before and after it run.
     Closed,
@@ -36,8 +36,8 @@ pub(crate) enum GateAnswer {
 /// ([`crate::guest::manners::at_once`]). A row whose signature differs from
 /// `cuda_api`'s does not compile.
 ///
-/// Behind `if` stand two short rules that decide whether the call goes to the driver at once, with nothing of the library
-/// around it: the first answers with a [`GateAnswer`], and the second is asked for [`GateAnswer::PassesIfPaid`] alone.
+/// Behind `if` stand two short rules that decide whether the call goes to the driver at once, with nothing of the
+/// library around it. The first answers with a [`GateAnswer`]. The second runs only after [`GateAnswer::PassesIfPaid`].
 ///
 /// A row with two names exports two functions: the second is the one whose default stream is the thread's own
 /// (`_ptsz`). In the braces the word after the type of the results is the default stream of the function that is
@@ -72,8 +72,7 @@ pub(crate) use hooks;
 
 /// One exported function.
 macro_rules! exported {
-    // Each of the three ways is a function of its own, so that this one needs no stack: it jumps to one of them, with the
-    // arguments where they lie.
+    // Each of the three ways is a function of its own, so that this one needs no stack.
     (
         $(#[$doc:meta])*
         $library:ident -> $ret:ty, $default:ident = $kind:ident;
@@ -110,7 +109,8 @@ macro_rules! exported {
             }
 
             let $default = crate::guest::border::$kind;
-            // One call for all: the compiler makes a jump of it, and leaves the arguments where they lie.
+            // One call for the three ways: the compiler makes a jump of it, and leaves the arguments where they are. It
+            // does so for one such call in a function, not for three.
             let next = match crate::driver::genuine::$library::known::$name() {
                 Some(real) => match $($look)::+($(crate::guest::border::given!($l)),*) {
                     crate::driver::hook::GateAnswer::Passes => real,

@@ -1,6 +1,6 @@
 //! The state that a thread keeps of its launches, so that most of them look at nothing that is shared: one
-//! lease, one stream, and the words that say whether both still count. Owns that memory, the look at it ([`look`], [`pays`]),
-//! and how it is added to the region and returned ([`tell`]). Never waits, decides no rate.
+//! lease, one stream, and the words that say whether both still count. Owns that memory, the look at it
+//! ([`look`], [`pays`]), and how it is added to the region and returned ([`tell`]). Never waits, decides no rate.
 
 use core::sync::atomic::Ordering;
 
@@ -56,8 +56,8 @@ pub(crate) fn look(stream: u64) -> GateAnswer {
     GateAnswer::Passes
 }
 
-/// Whether a launch for which [`look`] answered [`GateAnswer::PassesIfPaid`] goes at once: the thread has credit for it, or it
-/// needs none and is not the first of its function. Then it is counted and charged.
+/// Whether a launch for which [`look`] answered [`GateAnswer::PassesIfPaid`] goes at once: the thread has credit for
+/// it, or it needs none and is not the first of its function. Then it is counted and charged.
 #[inline(always)]
 pub(crate) fn pays(work: Work, stream: u64) -> bool {
     let gate = thread::gate();

@@ -1,11 +1,11 @@
 //! The times that launches really take, measured from time to time by pairs of events on the program's own streams.
 //! Owns these streams, the work that each was given and has done, and the events. `compute.rs` decides about launches.
 //!
-//! A *mark* is a launch with an event before and one after it. Two marks follow each other without a gap
-//! when the first had not ended before the launches up to the second were made: then everything between
-//! them is measured. Otherwise only the marked launch is measured, and the time that the stream idled between its
-//! event and its launch is taken off. If most of the time
-//! between the two events may be the calls that recorded them, nothing is learned from it. Most launches only try a lock of the library, and none waits for it longer than
+//! A *mark* is a launch with an event before and one after it. Two marks follow each other without a gap when the first
+//! had not ended before the launches up to the second were made: then everything between them is measured. Otherwise
+//! only the marked launch is measured, and the time that the stream idled between its event and its launch is taken
+//! off. If a third of the time between the two events or more may be the calls that recorded them, it is only an upper
+//! bound of what the launch took. Most launches only try a lock of the library, and none waits for it longer than
 //! 100 ms; a launch that does not get it is not measured.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
