@@ -100,13 +100,14 @@ struct Stat {
 }
 
 fn stat(pid: u32) -> Option<Stat> {
-    // One read: the kernel gives the whole text, and each look at a board asks for every process on it.
-    let mut text = [0; 2048];
-    let length = File::open(format!("{}/{pid}/stat", proc()))
-        .and_then(|mut file| file.read(&mut text))
-        .ok()?;
+    // Room for the whole text, which is then read at once: each look at a board asks for every process on it.
+    let mut text = Vec::with_capacity(2048);
+    let mut file = File::open(format!("{}/{pid}/stat", proc()))
+        .ok()?
+        .take(2048);
+    file.read_to_end(&mut text).ok()?;
     // A process gives itself its name, of any bytes.
-    read_stat(&String::from_utf8_lossy(text.get(..length)?))
+    read_stat(&String::from_utf8_lossy(&text))
 }
 
 /// Reads the text of `/proc/PID/stat` (proc_pid_stat(5)). A driver takes back what a process has when its last thread

@@ -200,8 +200,9 @@ macro_rules! real_functions {
         static GIVEN: [AtomicPtr<c_void>; NAMES.len()] =
             [const { AtomicPtr::new(core::ptr::null_mut()) }; NAMES.len()];
 
-        /// The genuine functions whose addresses are known already: what a hook calls that does nothing itself.
-        #[allow(non_snake_case, dead_code, reason = "named as in C; few hooks do nothing themselves")]
+        /// For each row the genuine function, or `None` while its address was not looked up or the library lacks it. A hook
+        /// that passes a call on unchanged asks here, since it must not call the code that looks an address up.
+        #[allow(non_snake_case, dead_code, reason = "named as in C; few hooks pass calls on unchanged")]
         #[allow(clippy::indexing_slicing, reason = "a row's own number: one beyond the array does not compile")]
         pub(crate) mod known {
             use super::*;

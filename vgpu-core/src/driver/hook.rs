@@ -72,59 +72,6 @@ pub(crate) use hooks;
 
 /// One exported function.
 macro_rules! exported {
-    // Each of the three ways is a function of its own, so that this one needs no stack.
-    (
-        $(#[$doc:meta])*
-        $library:ident -> $ret:ty, $default:ident = $kind:ident;
-        $name:ident ($($arg:ident: $ty:ty),* $(,)?)
-        {
-            if $($look:ident)::+ ($($l:expr),* $(,)?) or $($pass:ident)::+ ($($p:expr),* $(,)?);
-            $($rule:tt)*
-        }
-    ) => {
-        $(#[$doc])*
-        ///
-        /// # Safety
-        /// As the vendor's function of this name.
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        #[allow(non_snake_case, reason = "named as in C")]
-        #[allow(clippy::too_many_arguments, reason = "the C signature")]
-        pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
-            #[inline(never)]
-            unsafe extern "C-unwind" fn if_paid($($arg: $ty),*) -> $ret {
-                let $default = crate::guest::border::$kind;
-                let next = match crate::driver::genuine::$library::known::$name() {
-                    Some(real) if $($pass)::+($(crate::guest::border::given!($p)),*) => real,
-                    _ => with_rules,
-                };
-                // SAFETY: the caller's own arguments.
-                unsafe { next($($arg),*) }
-            }
-
-            #[cold]
-            #[inline(never)]
-            unsafe extern "C-unwind" fn with_rules($($arg: $ty),*) -> $ret {
-                let $default = crate::guest::border::$kind;
-                crate::driver::hook::way!($library $name ($($arg),*) $($rule)*)
-            }
-
-            let $default = crate::guest::border::$kind;
-            // One call for the three ways: the compiler makes a jump of it, and leaves the arguments where they are. It
-            // does so for one such call in a function, not for three.
-            let next = match crate::driver::genuine::$library::known::$name() {
-                Some(real) => match $($look)::+($(crate::guest::border::given!($l)),*) {
-                    crate::driver::hook::GateAnswer::Passes => real,
-                    crate::driver::hook::GateAnswer::PassesIfPaid => if_paid,
-                    crate::driver::hook::GateAnswer::Closed => with_rules,
-                },
-                None => with_rules,
-            };
-            // SAFETY: the caller's own arguments.
-            unsafe { next($($arg),*) }
-        }
-
-        const _: crate::driver::genuine::$library::signature::$name = $name;
-    };
     (
         $(#[$doc:meta])*
         $library:ident -> $ret:ty, $default:ident = $kind:ident;
@@ -140,13 +87,61 @@ macro_rules! exported {
         pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
             #[allow(unused_variables, reason = "few functions take a stream")]
             let $default = crate::guest::border::$kind;
-            crate::driver::hook::way!($library $name ($($arg),*) $($rule)*)
+            crate::driver::hook::body!($library -> $ret, $default = $kind; $name ($($arg: $ty),*) $($rule)*)
         }
 
         const _: crate::driver::genuine::$library::signature::$name = $name;
     };
 }
 pub(crate) use exported;
+
+/// The body of an exported function.
+macro_rules! body {
+    // Each of the three ways is a function of its own, so that this one needs no stack.
+    (
+        $library:ident -> $ret:ty, $default:ident = $kind:ident; $name:ident ($($arg:ident: $ty:ty),*)
+        if $($look:ident)::+ ($($l:expr),* $(,)?) or $($pass:ident)::+ ($($p:expr),* $(,)?);
+        $($rule:tt)*
+    ) => {{
+        #[inline(never)]
+        unsafe extern "C-unwind" fn if_paid($($arg: $ty),*) -> $ret {
+            let $default = crate::guest::border::$kind;
+            let next = match crate::driver::genuine::$library::known::$name() {
+                Some(real) if $($pass)::+($(crate::guest::border::given!($p)),*) => real,
+                _ => with_rules,
+            };
+            // SAFETY: the caller's own arguments.
+            unsafe { next($($arg),*) }
+        }
+
+        #[cold]
+        #[inline(never)]
+        unsafe extern "C-unwind" fn with_rules($($arg: $ty),*) -> $ret {
+            let $default = crate::guest::border::$kind;
+            crate::driver::hook::way!($library $name ($($arg),*) $($rule)*)
+        }
+
+        // One call for the three ways: the compiler makes a jump of it, and leaves the arguments where they are. It
+        // does so for one such call in a function, not for three.
+        let next = match crate::driver::genuine::$library::known::$name() {
+            Some(real) => match $($look)::+($(crate::guest::border::given!($l)),*) {
+                crate::driver::hook::GateAnswer::Passes => real,
+                crate::driver::hook::GateAnswer::PassesIfPaid => if_paid,
+                crate::driver::hook::GateAnswer::Closed => with_rules,
+            },
+            None => with_rules,
+        };
+        // SAFETY: the caller's own arguments.
+        unsafe { next($($arg),*) }
+    }};
+    (
+        $library:ident -> $ret:ty, $default:ident = $kind:ident; $name:ident ($($arg:ident: $ty:ty),*)
+        $($rule:tt)*
+    ) => {
+        crate::driver::hook::way!($library $name ($($arg),*) $($rule)*)
+    };
+}
+pub(crate) use body;
 
 /// Its entry in the table.
 macro_rules! listed {

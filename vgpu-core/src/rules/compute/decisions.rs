@@ -98,8 +98,8 @@ pub(super) fn opened_epoch(captures: u32, epoch: u64) -> u64 {
     }
 }
 
-/// Whether a gate is still open: the epoch and both generations are those in which it was opened. Each is asked for
-/// after the one before it was right, so that few are kept at a time.
+/// Whether a gate is still open: the epoch and both generations are those in which it was opened. The
+/// functions read a value only if those before it are right: so the hook of a launch has few values at a time.
 #[inline(always)]
 pub(super) fn is_open(
     opened: Opened,
