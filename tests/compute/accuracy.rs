@@ -10,7 +10,7 @@ fn under(cap: u32, words: &str, ms: u64) -> Curve {
     let container = lab.container("alone", Asks::cap(cap));
     let program = container.start(&format!("{words} for={ms}"));
 
-    let curve = lab.watch(ms, &[&[&program]], |_| {}).remove(0);
+    let curve = lab.pass(ms, &[&[&program]]).remove(0);
 
     lab.say_if_inexact();
     program.end();
@@ -279,7 +279,7 @@ fn launch_bound_program_beside_a_greedy_one_is_not_slowed() {
         let lab = Lab::with_script(CALLS);
         let _greedy = lab.native(GREEDY);
         let program = lab.native(words);
-        lab.watch(MS_LONG, &[], |_| {});
+        lab.pass(MS_LONG, &[]);
         program.tells("took")
     };
     let lab = Lab::with_script(CALLS);
@@ -312,7 +312,7 @@ fn four_processes_share_one_cap_of_25() {
         .collect();
     let all: Vec<_> = programs.iter().collect();
 
-    let curve = lab.watch(4_000, &[&all], |_| {}).remove(0);
+    let curve = lab.pass(4_000, &[&all]).remove(0);
 
     lab.say_if_inexact();
     Within::longest(4 * MS).check("four processes", 25, &curve, 4_000);

@@ -14,7 +14,7 @@ fn second_of(script: &str, programs: &[&str]) -> (Vec<Curve>, Vec<u64>) {
     let running: Vec<_> = programs.iter().map(|words| lab.native(words)).collect();
     let alone: Vec<_> = running.iter().map(|program| [program]).collect();
     let groups: Vec<&[_]> = alone.iter().map(<[_; 1]>::as_slice).collect();
-    let curves = lab.watch(1_000, &groups, |_| {});
+    let curves = lab.pass(1_000, &groups);
     let held = lab.held(900);
     let lengths = held.iter().map(|held| (held.to_ns - held.from_ns) / 1_000);
     let mut lengths: Vec<u64> = lengths.skip(1).collect();
@@ -97,7 +97,7 @@ on_every_board! {
     fn equal_programs_without_limits_get_equal_shares(board) {
         let lab = Lab::on(board, "");
         let programs = [lab.native(GREEDY), lab.native(GREEDY)];
-        let curves = lab.watch(1_000, &[&[&programs[0]], &[&programs[1]]], |_| {});
+        let curves = lab.pass(1_000, &[&[&programs[0]], &[&programs[1]]]);
 
         let got = shares(&curves);
         near(got[0], got[1]);

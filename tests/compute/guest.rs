@@ -60,11 +60,11 @@ fn after_a_kill(words: &str, killed_after_ms: u64) {
     let lab = Lab::new();
     let container = lab.container("killed", Asks::cap(25));
     let victim = container.start(words);
-    lab.watch(killed_after_ms, &[], |_| {});
+    lab.pass(killed_after_ms, &[]);
     victim.kill();
     let next = container.start("steady ns=1000000 for=60000");
 
-    let curve = lab.watch(2_500, &[&[&next]], |_| {}).remove(0);
+    let curve = lab.pass(2_500, &[&[&next]]).remove(0);
 
     // A dead process's debt is paid first: at most the work that it had in flight.
     let share = curve.share(500, 2_500);
@@ -97,10 +97,10 @@ fn a_living_neighbour_goes_on_when_a_process_is_killed() {
     let container = lab.container("two", Asks::cap(25));
     let survivor = container.start("steady ns=1000000 for=60000");
     let victim = container.start("steady ns=1000000 for=60000");
-    lab.watch(1_000, &[], |_| {});
+    lab.pass(1_000, &[]);
     victim.kill();
 
-    let curve = lab.watch(2_500, &[&[&survivor]], |_| {}).remove(0);
+    let curve = lab.pass(2_500, &[&[&survivor]]).remove(0);
 
     let share = curve.share(500, 2_500);
     assert!((share - 25.0).abs() <= 1.0, "{}", curve.shape(2_500, 100));
@@ -113,7 +113,7 @@ fn a_container_that_was_idle_has_saved_up_no_burst() {
         let container = lab.container("idle", Asks::cap(cap));
         let program = container.start("late ns=1000000 after=30000 for=32000");
 
-        let curve = lab.watch(32_000, &[&[&program]], |_| {}).remove(0);
+        let curve = lab.pass(32_000, &[&[&program]]).remove(0);
 
         let (_, high) = curve.windows(29_900, 32_000, 100);
         let asked = f64::from(cap);

@@ -15,7 +15,7 @@ fn under_ten(words: &str, ms: u64) -> f64 {
     let lab = Lab::new();
     let container = lab.container("greedy", Asks::cap(10));
     let program = container.start(&format!("{words} for={}", ms + 100));
-    let curves = lab.watch(ms, &[&[&program]], |_| {});
+    let curves = lab.pass(ms, &[&[&program]]);
     let share = curves[0].share(0, ms);
     println!(
         "{words}: {share:.2} in {ms} ms: {}",
@@ -258,7 +258,7 @@ fn beside_few_launches(board: &Board) -> f64 {
     let lab = Lab::on(board, LIFE);
     let _few = lab.native("sparse ns=1000000 pause=9000000 steps=1000");
     let program = lab.native("steady ns=1000000 for=3000");
-    lab.watch(2_900, &[&[&program]], |_| {})[0].share(500, 2_900)
+    lab.pass(2_900, &[&[&program]])[0].share(500, 2_900)
 }
 
 /// The neighbours of a hostile container that looks like such a program: each is owed no more than beside one.
@@ -295,7 +295,7 @@ fn beside_endless_ones(board: &Board) -> f64 {
     let lab = Lab::on(board, LIFE);
     let _endless = [lab.native(ENDLESS), lab.native(ENDLESS)];
     let program = lab.native("steady ns=1000000 for=3000");
-    lab.watch(2_900, &[&[&program]], |_| {})[0].share(500, 2_900)
+    lab.pass(2_900, &[&[&program]])[0].share(500, 2_900)
 }
 
 /// No container's limits can end a kernel that never ends. Beside two of them a container has what the driver's turns give
@@ -404,7 +404,7 @@ fn work_that_is_queued_before_the_arbiter_has_come_is_bounded() {
     let mut arbiter = lab.arbiter();
     let flood = lab.container("flood", Asks::nothing());
     let flood = flood.start("flood launches=1000 ns=1000000000 for=60000");
-    lab.watch(50, &[], |_| {});
+    lab.pass(50, &[]);
     lab.watch(1_000, &[], |_| arbiter.look());
     let late = lab.container("later", Asks::floor(80));
     let late = late.start("steady ns=1000000 for=60000");

@@ -2,6 +2,7 @@
 //! moment. So the GPU time of programs is known to the nanosecond, on any machine. Asserts nothing, and reads no real
 //! time.
 
+use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::fs::File;
 use std::mem::offset_of;
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use cuda_sim::clock::ClockKind;
-use cuda_sim::exec::{BusyStretch, Exec, UtilizationSample};
+use cuda_sim::exec::{BusyStretch, Clock, Exec, UtilizationSample};
 use cuda_sim::lacks::{self, Lacks};
 use cuda_sim::{Board as SimulatedBoard, Config};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -182,6 +183,7 @@ impl Lab {
             // As `vgpu run` and the node agent do under MPS.
             part_percent: if asks.cap == 0 { 100 } else { asks.cap },
             own_cap: None,
+            region: OnceCell::new(),
         }
     }
 
@@ -196,6 +198,7 @@ impl Lab {
             uuid: DeviceUuid::new(&self.world.board().uuid(0)).unwrap(),
             part_percent: if cap == 0 { 100 } else { cap },
             own_cap: Some(cap),
+            region: OnceCell::new(),
         }
     }
 
@@ -247,7 +250,12 @@ impl Lab {
         }
     }
 
-    /// Advances time by this duration, and looks at the processes' use; `at` is called before every look.
+    /// Advances time by this duration; returns the use of each group of processes.
+    pub(crate) fn pass(&self, ms: u64, groups: &[&[&Program<'_>]]) -> Vec<Curve> {
+        self.sampled(ms, groups, |clock, until_ns| clock.sleep_until(until_ns))
+    }
+
+    /// The same, and calls `at` every `LOOK_NS`, from now on and to the end.
     pub(crate) fn watch(
         &self,
         ms: u64,
@@ -257,7 +265,7 @@ impl Lab {
         self.watch_every(LOOK_NS, ms, groups, at)
     }
 
-    /// The same with another time between two looks, nanoseconds: `LOOK_NS` or a part of it.
+    /// The same with another time between two calls, nanoseconds: `LOOK_NS` or a part of it.
     pub(crate) fn watch_every(
         &self,
         look_ns: u64,
@@ -265,22 +273,63 @@ impl Lab {
         groups: &[&[&Program<'_>]],
         mut at: impl FnMut(u64),
     ) -> Vec<Curve> {
+        let start_ns = self.exec.clock().now();
+        let mut look = 0;
+        self.sampled(ms, groups, |clock, until_ns| {
+            while start_ns + look * look_ns <= until_ns {
+                clock.sleep_until(start_ns + look * look_ns);
+                at(look * look_ns);
+                look += 1;
+            }
+        })
+    }
+
+    /// Advances time by this duration, with an arbiter that is woken as a real one: it looks when it is time to and after a
+    /// program has run, at one of the moments that are `step_ns` apart. Whatever rang, ran.
+    pub(crate) fn watch_woken(
+        &self,
+        step_ns: u64,
+        ms: u64,
+        groups: &[&[&Program<'_>]],
+        arbiter: &mut Arbiter<'_>,
+    ) -> Vec<Curve> {
+        let start_ns = self.exec.clock().now();
+        self.sampled(ms, groups, |clock, until_ns| {
+            loop {
+                arbiter.look();
+                if clock.now() >= until_ns {
+                    return;
+                }
+                let steps = arbiter.due_ns.saturating_sub(start_ns).div_ceil(step_ns);
+                let due_ns = start_ns + steps * step_ns;
+                clock.sleep_until_another_ran(step_ns, due_ns.min(until_ns));
+            }
+        })
+    }
+
+    /// Advances time by this duration, from one sample of the processes' use to the next one. `advance` is called for each
+    /// of them, the first one now, and waits for it.
+    fn sampled(
+        &self,
+        ms: u64,
+        groups: &[&[&Program<'_>]],
+        mut advance: impl FnMut(&Clock<'_>, u64),
+    ) -> Vec<Curve> {
         let clock = self.exec.clock();
         let part = clock.join_thread();
         clock.expect_threads(0);
         let start_ns = clock.now();
         let mut curves = vec![Curve::default(); groups.len()];
-        let looks = ms * MS / look_ns;
         // A long time is sampled less often.
-        let every = (looks / 20_000).max(LOOK_NS / look_ns);
+        let looks = ms * MS / LOOK_NS;
+        let every = (looks / 20_000).max(1);
         for look in 0..=looks {
-            let at_ns = look * look_ns;
-            clock.sleep_until(start_ns + at_ns);
-            at(at_ns);
             if look % every != 0 && look != looks {
                 continue;
             }
-            let truth = self.exec.truth(0);
+            let at_ns = look * LOOK_NS;
+            advance(&clock, start_ns + at_ns);
+            let truth = self.exec.truth_of_known(0);
             for (curve, group) in curves.iter_mut().zip(groups) {
                 let busy_ns = truth.iter().map(|one| {
                     let program = group.iter().find(|program| program.pid() == one.pid);
@@ -324,6 +373,7 @@ impl Lab {
             lab: self,
             board: arbiter::Board::serve(&self.world.path("containers")),
             next_ns: 0,
+            due_ns: 0,
         }
     }
 }
@@ -332,7 +382,10 @@ impl Lab {
 pub(crate) struct Arbiter<'a> {
     lab: &'a Lab,
     board: arbiter::Board,
+    /// When it ticks.
     next_ns: u64,
+    /// When its next look is due, unless a doorbell rings before that.
+    due_ns: u64,
 }
 
 impl Arbiter<'_> {
@@ -345,11 +398,11 @@ impl Arbiter<'_> {
             self.next_ns = now_ns + u64::try_from(ticked.next.as_nanos()).unwrap();
         }
         // A real arbiter is woken by the kernel.
-        self.board.answer(now_ns);
+        let due_ns = self.board.answer(now_ns);
+        self.due_ns = due_ns.map_or(self.next_ns, |due_ns| due_ns.min(self.next_ns));
     }
 }
 
-/// The library that cargo built next to this test, which reads the board's clock; never a shipped one.
 /// Keeps this thread, and the programs that it starts, on one of the processors that it may use; the next test takes the
 /// next one. Of a board's threads one runs at a time, so a second processor would only make each step dearer: one
 /// processor has to wake the other.
@@ -370,6 +423,7 @@ fn stay_on_one_processor() {
     });
 }
 
+/// The library that cargo built next to this test, which reads the board's clock; never a shipped one.
 fn library() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let file = own.parent().unwrap().join("libvgpu.so");
@@ -385,6 +439,8 @@ pub(crate) struct Container<'a> {
     part_percent: u32,
     /// The cap that its variables say, if it has no files of a host.
     own_cap: Option<u32>,
+    /// Its region, opened when something is written over it.
+    region: OnceCell<File>,
 }
 
 impl<'a> Container<'a> {
@@ -443,8 +499,8 @@ impl<'a> Container<'a> {
     }
 
     fn write(&self, at: usize, words: &[(usize, u64)]) {
-        let file = File::options().write(true).open(self.dir.join("region"));
-        let file = file.unwrap();
+        let open = || File::options().write(true).open(self.dir.join("region"));
+        let file = self.region.get_or_init(|| open().unwrap());
         for (offset, word) in words {
             let place = u64::try_from(at + offset).unwrap();
             file.write_all_at(&word.to_ne_bytes(), place).unwrap();

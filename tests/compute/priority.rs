@@ -115,7 +115,7 @@ fn p99(all: &[u64]) -> u64 {
 fn alone(board: &Board, request: &str, come: Requests, ms: u64) -> u64 {
     let lab = Lab::on(board, LIFE);
     let program = lab.native(&service(request, come, ms));
-    lab.watch(ms, &[], |_| {});
+    lab.pass(ms, &[]);
     p99(&latencies(&program.end()))
 }
 
@@ -130,7 +130,7 @@ fn beside(board: &Board, come: Requests, work: Work<'_>, ms: u64) -> Ran {
     );
     lab.watch(KNOWN_MS, &[], |_| arbiter.look());
     let groups: [&[&Program<'_>]; 2] = [&[&running.0], &[&running.1]];
-    let mut curves = lab.watch_every(WOKEN_NS, ms, &groups, |_| arbiter.look());
+    let mut curves = lab.watch_woken(WOKEN_NS, ms, &groups, &mut arbiter);
     lab.say_if_inexact();
     let all = latencies(&running.0.end());
     let (training, service) = (curves.remove(1), curves.remove(0));
@@ -291,7 +291,7 @@ fn share_beside(high: Asks, words: &str, low: Asks) -> (f64, f64) {
     );
     lab.watch(KNOWN_MS, &[], |_| arbiter.look());
     let groups: [&[&Program<'_>]; 2] = [&[&running.0], &[&running.1]];
-    let curves = lab.watch_every(WOKEN_NS, 3_000, &groups, |_| arbiter.look());
+    let curves = lab.watch_woken(WOKEN_NS, 3_000, &groups, &mut arbiter);
     let shares = (curves[0].share(0, 3_000), curves[1].share(0, 3_000));
     println!(
         "{words}: {:.1} %, and the training {:.1} %",
@@ -331,7 +331,7 @@ fn floor_beside(board: &Board, high: Asks, words: &str, floor: u32) -> (f64, f64
         low.start(&format!("steady ns=1000000 for={}", 2 * ENDS_MS)),
     );
     let groups: [&[&Program<'_>]; 2] = [&[&running.0], &[&running.1]];
-    let curves = lab.watch_every(WOKEN_NS, ENDS_MS, &groups, |_| arbiter.look());
+    let curves = lab.watch_woken(WOKEN_NS, ENDS_MS, &groups, &mut arbiter);
     let share = curves[0].share(BEGINS_MS + 1_000, ENDS_MS);
     let (low, _) = curves[1].windows(BEGINS_MS + 1_000, ENDS_MS, 1_000);
     println!(

@@ -74,7 +74,7 @@ pub(crate) fn offered(board: &Board, words: &[&str]) -> f64 {
         .map(|words| lab.native(&format!("{words} for=1100")))
         .collect();
     let all: Vec<_> = programs.iter().collect();
-    lab.watch(1_000, &[&all], |_| {})[0].share(200, 1_000)
+    lab.pass(1_000, &[&all])[0].share(200, 1_000)
 }
 
 /// Containers under caps: each gets its own, or its part of what the board gives.

@@ -21,7 +21,7 @@ fn quarter_was_exact(words: &str, env: &[(&str, &str)], must_be_judged: bool) ->
     let container = lab.container("way", Asks::cap(25));
     let program = container.start_with(&format!("{words} for=3000"), env);
 
-    let curve = lab.watch(3_000, &[&[&program]], |_| {}).remove(0);
+    let curve = lab.pass(3_000, &[&[&program]]).remove(0);
 
     let mean = curve.share(0, 3_000);
     println!("{words}: {mean:.2}");
@@ -66,7 +66,7 @@ fn a_mig_device_is_shared_by_its_own_time() {
     let container = lab.container("mig", Asks::cap(25));
     let program = container.start("steady ns=1000000 for=3000");
 
-    let curve = lab.watch(3_000, &[&[&program]], |_| {}).remove(0);
+    let curve = lab.pass(3_000, &[&[&program]]).remove(0);
 
     let mean = curve.share(0, 3_000);
     assert!(
@@ -108,7 +108,7 @@ fn host_functions_and_copies_are_counted_and_not_charged() {
     let lab = Lab::new();
     let container = lab.container("beside", Asks::cap(5));
     let program = container.start("beside for=500");
-    lab.watch(600, &[], |_| {});
+    lab.pass(600, &[]);
 
     let snapshot = container.snapshot();
     let text = program.end();
@@ -134,7 +134,7 @@ fn captures(words: &str) {
     let lab = Lab::new();
     let container = lab.container("capture", Asks::cap(25));
     let program = container.start(words);
-    lab.watch(1_500, &[], |_| {});
+    lab.pass(1_500, &[]);
 
     assert_eq!(
         program.end(),

@@ -34,7 +34,7 @@ pub use model::{
 use model::{Settings, WorkState};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vgpuexec");
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Where the clock's words lie in the file: see [`ClockWords`].
 pub const CLOCK_OFFSET: usize = 64;
@@ -293,9 +293,6 @@ fn busy_ns(stretches: &[BusyStretch], pid: u32, from_ns: u64, to_ns: u64) -> u64
         })
         .sum()
 }
-
-/// How often a waiter looks at its word before it sleeps in the kernel.
-const SPINS: u32 = 20;
 
 /// Which participant this thread is, on the board that it looked at last.
 #[derive(Clone, Copy)]

@@ -187,12 +187,23 @@ extern "C" fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
+/// Remembered for the process that asks, as it is asked for every process on a board: a fork's child may be in another one.
 fn own_pid_namespace() -> u64 {
-    match node_proc() {
+    static OF: AtomicU32 = AtomicU32::new(0);
+    static KNOWN: AtomicU64 = AtomicU64::new(0);
+    let own = std::process::id();
+    // Acquire and Release: the number is of the process that `OF` names. Threads that write at once write the same.
+    if OF.load(Ordering::Acquire) == own {
+        return KNOWN.load(Ordering::Relaxed);
+    }
+    let number = match node_proc() {
         // One mount has one numbering, wherever it is bound.
         Some(proc) => fs::metadata(proc).map_or(0, |data| data.dev()),
         None => fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino()),
-    }
+    };
+    KNOWN.store(number, Ordering::Relaxed);
+    OF.store(own, Ordering::Release);
+    number
 }
 
 /// The node's `/proc`, for a process in a container: `VGPU_SIM_PROC`, a mount of it. There a process has the node's

@@ -73,6 +73,12 @@ impl<'a> Clock<'a> {
         self.exec.sleep_until(ns);
     }
 
+    /// In lockstep, looks as a thread does that is woken by the others: waits until another thread has run, and then until
+    /// the next of the moments that are `step_ns` apart, the first of them now. Waits until `until_ns` at most.
+    pub fn sleep_until_another_ran(&self, step_ns: u64, until_ns: u64) {
+        self.exec.sleep_until_another_ran(step_ns, until_ns);
+    }
+
     /// Waits for so long on this clock.
     pub fn sleep(&self, ns: u64) {
         self.sleep_until(self.now().saturating_add(ns));

@@ -45,6 +45,8 @@ pub(super) enum Wait {
     Time,
     /// The others that are expected.
     Others,
+    /// The next of the moments `from_ns` + n × `step_ns`, for n above 0, once another participant has run.
+    Ran { from_ns: u64, step_ns: u64 },
     /// A stream is past a place.
     Position(Position),
     /// A record is reached, or its event is gone.
@@ -62,6 +64,7 @@ const KIND_PLACE: u32 = 1;
 const KIND_RECORD: u32 = 2;
 const KIND_ACT: u32 = 3;
 const KIND_OTHERS: u32 = 4;
+const KIND_RAN: u32 = 5;
 
 /// The table as it lies in the board's `exec` file, at byte [`super::LOCKSTEP_OFFSET`]: 128 bytes of
 /// words, then 1,024 participants of 128 bytes each. Only the participants' words are looked at
@@ -106,7 +109,7 @@ pub struct LockstepWords {
 /// | 4 | u32 | thread |
 /// | 8 | u32, u64 ×3 | process: number, then at 16 start time, pid namespace, stack |
 /// | 40 | u64 | the moment that it waits for |
-/// | 48 | u32 | what else it waits for: 0 nothing, 1 a place, 2 a record, 3 host work, 4 others |
+/// | 48 | u32 | what else it waits for: 0 nothing, 1 a place, 2 a record, 3 host work, 4 others, 5 that another ran |
 /// | 60 | u32 | rank: the lowest of those that can go on at a moment goes first |
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -124,7 +127,8 @@ struct ParticipantWords {
     target_generation: AtomicU32,
     rank: AtomicU32,
     number: AtomicU64,
-    reserved: [u64; 6],
+    from_ns: AtomicU64,
+    reserved: [u64; 5],
 }
 
 const _: () = assert!(
@@ -169,6 +173,10 @@ impl ParticipantWords {
             }),
             KIND_ACT => Wait::Act { process: target },
             KIND_OTHERS => Wait::Others,
+            KIND_RAN => Wait::Ran {
+                from_ns: self.from_ns.load(LOCKED),
+                step_ns: number,
+            },
             _ => Wait::Time,
         }
     }
@@ -177,6 +185,10 @@ impl ParticipantWords {
         let (kind, target, generation, number) = match wait {
             Wait::Time => (KIND_TIME, 0, 0, 0),
             Wait::Others => (KIND_OTHERS, 0, 0, 0),
+            Wait::Ran { from_ns, step_ns } => {
+                self.from_ns.store(from_ns, LOCKED);
+                (KIND_RAN, 0, 0, step_ns)
+            }
             Wait::Position(place) => (KIND_PLACE, place.channel, place.generation, place.sequence),
             Wait::Record(Record { event, number }) => {
                 (KIND_RECORD, event.index, event.generation, number)
@@ -363,7 +375,8 @@ impl LockstepWords {
             return true;
         }
         match participant.wait() {
-            Wait::Time => false,
+            // That another ran has moved the moment.
+            Wait::Time | Wait::Ran { .. } => false,
             Wait::Others => !self.expects_more(),
             Wait::Position(place) => state.is_past(place),
             Wait::Record(Record { event, number }) => {
@@ -393,17 +406,43 @@ impl LockstepWords {
             .map(|(slot, _)| slot)
     }
 
-    /// When no participant runs, lets one go on: at this moment, or else at the next one at which one can.
-    pub(super) fn go_on(&self, state: &mut WorkState, now: &AtomicU64) -> Woken {
+    /// A participant may have run at this moment: those that wait for that, without the one that blocks itself now, go on
+    /// at the next of their moments.
+    fn ran(&self, now_ns: u64, blocks: Option<usize>) {
+        for (slot, participant) in self.participants().iter().enumerate() {
+            if participant.kind.load(LOCKED) != KIND_RAN
+                || Some(slot) == blocks
+                || !participant.waits()
+            {
+                continue;
+            }
+            let from_ns = participant.from_ns.load(LOCKED);
+            let step_ns = participant.number.load(LOCKED).max(1);
+            let steps = now_ns.saturating_sub(from_ns).div_ceil(step_ns).max(1);
+            let next_ns = from_ns.saturating_add(steps.saturating_mul(step_ns));
+            let until_ns = participant.until_ns.load(LOCKED).min(next_ns);
+            participant.until_ns.store(until_ns, LOCKED);
+        }
+    }
+
+    /// When no participant runs, lets one go on: at this moment, or else at the next one at which one can. `blocks` is the
+    /// participant that has just blocked itself.
+    pub(super) fn go_on(
+        &self,
+        state: &mut WorkState,
+        now: &AtomicU64,
+        blocks: Option<usize>,
+    ) -> Woken {
         if self.any_participant_runs() {
             return Woken::default();
         }
         let mut now_ns = now.load(Ordering::SeqCst);
+        self.ran(now_ns, blocks);
         let (mut soonest, mut for_the_board) = (u64::MAX, false);
         for participant in self.participants().iter().filter(|some| some.waits()) {
             soonest = soonest.min(participant.until_ns.load(LOCKED));
             let kind = participant.kind.load(LOCKED);
-            for_the_board |= !matches!(kind, KIND_TIME | KIND_OTHERS);
+            for_the_board |= !matches!(kind, KIND_TIME | KIND_OTHERS | KIND_RAN);
         }
         loop {
             if for_the_board {
@@ -439,14 +478,8 @@ impl LockstepWords {
     }
 
     /// Waits until a participant runs again, or has been taken for away; about so long at most.
-    pub(super) fn wait(&self, slot: usize, spins: u32, longest: std::time::Duration) -> bool {
+    pub(super) fn wait(&self, slot: usize, longest: std::time::Duration) -> bool {
         let state = &self.participants[slot].state;
-        for _ in 0..spins {
-            if state.load(Ordering::Acquire) != WAITS {
-                break;
-            }
-            std::hint::spin_loop();
-        }
         let asleep = state.compare_exchange(WAITS, SLEEPS, Ordering::AcqRel, Ordering::Acquire);
         if matches!(asleep, Ok(_) | Err(SLEEPS)) {
             crate::clock::futex_wait(state, SLEEPS, longest);
@@ -493,10 +526,10 @@ impl LockstepWords {
                 self.expected.store(0, LOCKED);
                 self.stalls.store(self.stalls.load(LOCKED) + 1, LOCKED);
             }
-            return self.go_on(state, now);
+            return self.go_on(state, now, None);
         }
         if !self.any_participant_runs() {
-            return self.go_on(state, now);
+            return self.go_on(state, now, None);
         }
         let switches = self.asleep();
         let same = switches == Some(self.switches.load(LOCKED));
@@ -520,7 +553,7 @@ impl LockstepWords {
                 .first_that_can(state, now_ns)
                 .map_or_else(Woken::default, |slot| self.let_go(slot));
         }
-        self.go_on(state, now)
+        self.go_on(state, now, None)
     }
 
     fn take_for_away(&self, counter: &AtomicU64) {

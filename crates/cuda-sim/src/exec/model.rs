@@ -397,6 +397,8 @@ pub(super) struct WorkState {
     mps: u64,
     /// How long after its period a sample can be read.
     lag_ns: u64,
+    /// Channels at or above this index were never open: the others need no look.
+    channels_used: u64,
     /// Which channels have work: derived from heads and tails.
     busy: [u64; MAX_CHANNELS / 64],
     devices: [DeviceWork; MAX_DEVICES],

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::lockstep::{LockstepWords, Wait, Woken};
-use super::{Exec, Guard, PART, SPINS, ThreadSlot, lockstep};
+use super::{Exec, Guard, PART, ThreadSlot, lockstep};
 use crate::clock::ClockKind;
 use crate::clock::monotonic_ns;
 use crate::process;
@@ -173,7 +173,9 @@ impl Exec {
 
     /// Lets time move on if no participant runs.
     pub(super) fn go_on(&self, mut state: Guard<'_>) {
-        let woken = self.lockstep().go_on(&mut state, self.area().clock.word());
+        let woken = self
+            .lockstep()
+            .go_on(&mut state, self.area().clock.word(), None);
         drop(state);
         self.lockstep().wake(&woken);
     }
@@ -195,10 +197,10 @@ impl Exec {
             return;
         };
         table.block(slot, wait, until_ns);
-        let woken: Woken = table.go_on(&mut state, self.area().clock.word());
+        let woken: Woken = table.go_on(&mut state, self.area().clock.word(), Some(slot));
         drop(state);
         table.wake(&woken);
-        while !table.wait(slot, SPINS, Duration::from_nanos(lockstep::WATCH_NS)) {
+        while !table.wait(slot, Duration::from_nanos(lockstep::WATCH_NS)) {
             self.watch();
         }
         if for_now {
@@ -237,6 +239,17 @@ impl Exec {
         state.advance(now_ns);
         self.go_on(state);
         now_ns
+    }
+
+    /// Waits for the first of the moments that are a multiple of `step_ns` from now, before which another participant has
+    /// run, and until `until_ns` at most; on a clock that is not in lockstep, until then.
+    pub(crate) fn sleep_until_another_ran(&self, step_ns: u64, until_ns: u64) {
+        let from_ns = self.clock().now();
+        if self.in_lockstep && from_ns < until_ns {
+            self.rest_in_step(self.lock(), Wait::Ran { from_ns, step_ns }, until_ns);
+        } else {
+            self.sleep_until(until_ns);
+        }
     }
 
     /// Waits until it is that late on the board's clock.

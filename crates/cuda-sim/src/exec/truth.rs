@@ -15,6 +15,15 @@ impl Exec {
         state.truth(device)
     }
 
+    /// The same without a look at whether the processes live: one that has died lives until an earlier look or a later one
+    /// finds it.
+    pub fn truth_of_known(&self, device: usize) -> Vec<ProcessTruth> {
+        if device >= MAX_DEVICES {
+            return Vec::new();
+        }
+        self.now().truth(device)
+    }
+
     /// Nanoseconds in which any kernel held the device.
     pub fn device_busy_ns(&self, device: usize) -> u64 {
         if device < MAX_DEVICES {

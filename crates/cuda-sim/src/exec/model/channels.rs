@@ -17,6 +17,7 @@ impl WorkState {
             .checked_shl(device)
             .filter(|_| device < MAX_DEVICES as u32)?;
         let index = (0..MAX_CHANNELS).find(|&i| self.channels[i].state == FREE)?;
+        self.channels_used = self.channels_used.max(index as u64 + 1);
         let generation = self.channels[index].generation.wrapping_add(1);
         self.channels[index] = Channel {
             state: OPEN,

@@ -4,7 +4,7 @@ use super::turns::{Turns, bits};
 use super::{
     CLOSING, Channel, DEPTH, FLAG_ARRIVED, FLAG_RELEASED, FREE, Item, KIND_COPY, KIND_HOST,
     KIND_KERNEL, KIND_POLL, KIND_RECORD, KIND_RENDEZVOUS, KIND_SPIN, KIND_WAIT_CHANNEL,
-    KIND_WAIT_EVENT, MAX_DEVICES, MAX_PROCESSES, Position, WorkState,
+    KIND_WAIT_EVENT, MAX_PROCESSES, Position, WorkState,
 };
 
 impl WorkState {
@@ -14,8 +14,9 @@ impl WorkState {
             self.pass_idle(now_ns);
             return;
         }
+        let mut turns = Turns::default();
         loop {
-            let turns = self.arrange();
+            self.arrange(&mut turns);
             if self.time_ns >= now_ns {
                 return;
             }
@@ -40,10 +41,10 @@ impl WorkState {
         if self.time_ns >= now_ns {
             return;
         }
-        self.take_turns(&Turns::default());
+        self.take_turns(&Turns::NONE);
         self.time_ns = now_ns;
         // A slice that was kept may have ended.
-        self.take_turns(&Turns::default());
+        self.take_turns(&Turns::NONE);
         if now_ns >= self.next_sample_ns {
             self.next_sample_ns = self.sample_after(now_ns);
         }
@@ -51,18 +52,21 @@ impl WorkState {
 
     /// When something happens next without a process's help; `None` when nothing would.
     pub(in crate::exec) fn next_event_ns(&mut self) -> Option<u64> {
-        let turns = self.arrange();
+        let mut turns = Turns::default();
+        self.arrange(&mut turns);
         self.next_change(&turns)
     }
 
-    /// Finishes what takes no more time and gives each device its turn, until nothing moves.
-    pub(super) fn arrange(&mut self) -> Turns {
+    /// Finishes what takes no more time and gives each device its turn, until nothing moves. The turns are the caller's,
+    /// which uses them again: they are large, and a board is arranged at each thing that happens on it.
+    pub(super) fn arrange(&mut self, turns: &mut Turns) {
         loop {
             while self.settle() {}
-            let turns = self.turns();
-            self.take_turns(&turns);
+            self.find_turns(turns);
+            self.take_turns(turns);
             if !self.arrive() {
-                return self.turns_taken(turns);
+                self.fill_current(turns);
+                return;
             }
         }
     }
@@ -70,7 +74,8 @@ impl WorkState {
     pub(super) fn next_busy(&self, from: usize) -> Option<usize> {
         let mut word = from / 64;
         let mut mask = u64::MAX << (from % 64);
-        while word < self.busy.len() {
+        let words = (self.channels_used as usize).div_ceil(64);
+        while word < words.min(self.busy.len()) {
             let bits = self.busy[word] & mask;
             if bits != 0 {
                 return Some(word * 64 + bits.trailing_zeros() as usize);
@@ -212,12 +217,10 @@ impl WorkState {
         &self.rings[index][self.channels[index].head as usize % DEPTH]
     }
 
-    /// Which processes have a kernel to run, for each device.
-    pub(super) fn turns(&self) -> Turns {
-        let mut turns = Turns {
-            all_run: self.is_mps(),
-            ..Turns::default()
-        };
+    /// Finds out which processes have a kernel to run, for each device.
+    pub(super) fn find_turns(&self, turns: &mut Turns) {
+        turns.clear(self.devices_used);
+        turns.all_run = self.is_mps();
         let mut from = 0;
         while let Some(index) = self.next_busy(from) {
             from = index + 1;
@@ -231,7 +234,6 @@ impl WorkState {
                 turns.copying = true;
             }
         }
-        turns
     }
 
     /// Marks spinning kernels that run for the first time; says whether there were any.
@@ -288,7 +290,6 @@ impl WorkState {
     /// Lets what runs go on up to `to_ns`, at which nothing has changed yet.
     pub(super) fn run_to(&mut self, to_ns: u64, turns: &Turns) {
         let passed = to_ns - self.time_ns;
-        let mut copies: [[u64; MAX_PROCESSES / 64]; MAX_DEVICES] = Default::default();
         let mut from = 0;
         while let Some(index) = self.next_busy(from) {
             from = index + 1;
@@ -299,19 +300,11 @@ impl WorkState {
                 ..
             } = self.channels[index];
             let item = &mut self.rings[index][head as usize % DEPTH];
-            match item.kind {
-                KIND_KERNEL if turns.runs(device as usize, process) => {
-                    item.ns = item.ns.saturating_sub(passed);
-                }
-                KIND_COPY => {
-                    let (device, process) = (device as usize, process as usize);
-                    copies[device][process / 64] |= 1 << (process % 64);
-                }
-                _ => {}
+            if item.kind == KIND_KERNEL && turns.runs(device as usize, process) {
+                item.ns = item.ns.saturating_sub(passed);
             }
         }
         for device in bits(self.devices_used) {
-            let copies = &copies[device];
             let running = turns.running_on(device);
             if running.iter().any(|&word| word != 0) {
                 let device = &mut self.devices[device];
@@ -331,6 +324,7 @@ impl WorkState {
             if !turns.copying {
                 continue;
             }
+            let copies = self.copying_on(device);
             let mut any = false;
             for process in 0..self.processes_used as usize {
                 if copies[process / 64] >> (process % 64) & 1 == 1 {
@@ -346,5 +340,20 @@ impl WorkState {
             }
         }
         self.time_ns = to_ns;
+    }
+
+    /// The processes of which a copy runs on a device.
+    fn copying_on(&self, device: usize) -> [u64; MAX_PROCESSES / 64] {
+        let mut words = [0; MAX_PROCESSES / 64];
+        let mut from = 0;
+        while let Some(index) = self.next_busy(from) {
+            from = index + 1;
+            let channel = &self.channels[index];
+            if channel.device as usize == device && self.head_item(index).kind == KIND_COPY {
+                let process = channel.process as usize;
+                words[process / 64] |= 1 << (process % 64);
+            }
+        }
+        words
     }
 }

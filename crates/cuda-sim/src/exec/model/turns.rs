@@ -38,17 +38,29 @@ pub(super) struct Turns {
 
 impl Default for Turns {
     fn default() -> Self {
-        Self {
-            waiting: Default::default(),
-            current: [NO_PROCESS; MAX_DEVICES],
-            copying: false,
-            running: false,
-            all_run: false,
-        }
+        Self::NONE
     }
 }
 
 impl Turns {
+    /// No process has anything to run.
+    pub(super) const NONE: Self = Self {
+        waiting: [[0; MAX_PROCESSES / 64]; MAX_DEVICES],
+        current: [NO_PROCESS; MAX_DEVICES],
+        copying: false,
+        running: false,
+        all_run: false,
+    };
+
+    /// As [`Turns::NONE`], of turns of which no device but these was touched.
+    pub(super) fn clear(&mut self, devices: u64) {
+        for device in bits(devices) {
+            self.waiting[device] = Default::default();
+            self.current[device] = NO_PROCESS;
+        }
+        (self.copying, self.running, self.all_run) = (false, false, false);
+    }
+
     pub(super) fn add(&mut self, device: usize, process: u32) {
         self.running = true;
         self.waiting[device][process as usize / 64] |= 1 << (process % 64);
@@ -161,7 +173,8 @@ impl WorkState {
         }
     }
 
-    pub(super) fn turns_taken(&self, mut turns: Turns) -> Turns {
+    /// Writes down which process has its turn on each device.
+    pub(super) fn fill_current(&self, turns: &mut Turns) {
         for device in bits(self.devices_used) {
             let slice = self.slice(device);
             turns.current[device] = slice
@@ -169,7 +182,6 @@ impl WorkState {
                 .filter(|&holder| slice.runs(holder, self.time_ns) && turns.has(device, holder))
                 .unwrap_or(NO_PROCESS);
         }
-        turns
     }
 
     /// When a device's slice may change although no work has; never under MPS.
