@@ -467,42 +467,8 @@ fn lz4(packed: &[u8], unpacked: usize) -> Option<Vec<u8>> {
     if unpacked > 256 << 20 {
         return None;
     }
-    let mut out = Vec::with_capacity(unpacked);
-    let mut at = 0;
-    let length = |first: u8, at: &mut usize| -> Option<usize> {
-        let mut length = usize::from(first);
-        if first == 15 {
-            loop {
-                let more = *packed.get(*at)?;
-                *at += 1;
-                length += usize::from(more);
-                if more != 255 {
-                    break;
-                }
-            }
-        }
-        Some(length)
-    };
-    while let Some(&token) = packed.get(at) {
-        at += 1;
-        let literals = length(token >> 4, &mut at)?;
-        out.extend_from_slice(packed.get(at..at + literals)?);
-        at += literals;
-        if at >= packed.len() {
-            break;
-        }
-        let back = usize::from(u16_at(packed, at)?);
-        at += 2;
-        let matched = length(token & 15, &mut at)? + 4;
-        let start = out.len().checked_sub(back).filter(|_| back > 0)?;
-        if out.len() + matched > unpacked {
-            return None;
-        }
-        for offset in 0..matched {
-            out.push(*out.get(start + offset)?);
-        }
-    }
-    (out.len() == unpacked).then_some(out)
+    let text = lz4_flex::block::decompress(packed, unpacked).ok()?;
+    (text.len() == unpacked).then_some(text)
 }
 
 #[cfg(test)]
