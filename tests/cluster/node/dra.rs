@@ -12,7 +12,7 @@ use kube_api::quantity::Quantity;
 use serde_json::{Value, json};
 
 use crate::agent::{self, Stopped};
-use crate::world::{CONTAINERS, NAME, World, gpu_container, pod_of, run, run_of, status, within};
+use crate::world::{CONTAINERS, World, gpu_container, pod_of, run, run_of, status, within};
 
 const MIB: u64 = 1 << 20;
 const LABEL: &str = "vgpu.io/dra";
@@ -23,10 +23,7 @@ const EXAMPLE: &str = include_str!("../../../examples/pods/dra.yaml");
 
 /// The node's GPUs are given by claims from here on.
 pub(crate) async fn by_claims(world: &World) {
-    let label = format!("{LABEL}=on");
-    world
-        .kubectl(&["label", "node", NAME, "--overwrite", &label])
-        .unwrap();
+    world.label(LABEL, Some("on")).await;
     world
         .eventually("all GPUs are devices that can be shared", async || {
             let devices = devices(world).await?;

@@ -99,9 +99,7 @@ async fn published(world: &World) -> Option<Vec<(String, String)>> {
 
 /// The node gives by claims: its whole GPUs, and instances of the one in MIG mode if `instances` says so.
 async fn by_claims(world: &World, instances: bool) {
-    world
-        .kubectl(&["label", "node", NAME, "--overwrite", "vgpu.io/dra=on"])
-        .unwrap();
+    world.label("vgpu.io/dra", Some("on")).await;
     world
         .eventually("the slices are published", async || {
             let devices = published(world).await?;

@@ -8,9 +8,10 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use cuda_sim::Board;
-use k8s_openapi::api::core::v1::{ContainerStatus, Event, Node as KubeNode, Pod};
+use k8s_openapi::api::core::v1::{ContainerStatus, Event, Namespace, Node as KubeNode, Pod};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
 use kube::Client;
-use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, LogParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::client::{self, client_of};
@@ -63,7 +64,7 @@ pub(crate) fn within<T: AsyncFnOnce(&World)>(test: T) {
         let world = World::enter(run.into()).await;
         // Remains of a failed test. The kubelet ends a pod with a claim only while the DRA driver answers.
         world.empty().await;
-        world.by_plugin();
+        world.by_plugin().await;
         world.is_whole().await;
         let began = Instant::now();
         tokio::time::timeout(4 * PATIENCE, test(&world))
@@ -71,7 +72,7 @@ pub(crate) fn within<T: AsyncFnOnce(&World)>(test: T) {
             .expect("the test ends in six minutes");
         let took = began.elapsed();
         world.empty().await;
-        world.by_plugin();
+        world.by_plugin().await;
         println!(
             "{name} took {:.1} s and {:.1} s to clear up",
             took.as_secs_f64(),
@@ -133,15 +134,29 @@ impl World {
     }
 
     /// The node's GPUs are given by the device plugin, and not by claims.
-    fn by_plugin(&self) {
+    async fn by_plugin(&self) {
         if self.minor < 34 {
             return;
         }
-        let kinds = "resourceclaims,resourceclaimtemplates";
-        let all = ["delete", kinds, "--all", "-n", "default", "--timeout=60s"];
-        self.kubectl(&all).unwrap();
-        self.kubectl(&["label", "node", NAME, "vgpu.io/dra-"])
-            .unwrap();
+        let claims: Api<ResourceClaim> = Api::default_namespaced(self.client.clone());
+        let templates: Api<ResourceClaimTemplate> = Api::default_namespaced(self.client.clone());
+        let (how, all) = (DeleteParams::default(), ListParams::default());
+        claims.delete_collection(&how, &all).await.unwrap();
+        templates.delete_collection(&how, &all).await.unwrap();
+        self.eventually("no claim of the test is left", async || {
+            let left = claims.list(&all).await.ok()?;
+            left.items.is_empty().then_some(())
+        })
+        .await;
+        self.label("vgpu.io/dra", None).await;
+    }
+
+    /// Gives the node a label, or takes it away.
+    pub(crate) async fn label(&self, key: &str, value: Option<&str>) {
+        let nodes: Api<KubeNode> = Api::all(self.client.clone());
+        let change = Patch::Merge(json!({"metadata": {"labels": {key: value}}}));
+        let how = PatchParams::default();
+        nodes.patch(NAME, &how, &change).await.unwrap();
     }
 
     /// How many slots the kubelet has, sick ones left out.
@@ -225,8 +240,12 @@ impl World {
         let last = Mutex::new(String::new());
         let asked = self
             .asks(async || {
-                let text = self.kubectl(&["logs", pod, "-c", container]);
-                let text = text.unwrap_or_else(|error| error);
+                let of = LogParams {
+                    container: Some(container.to_owned()),
+                    ..LogParams::default()
+                };
+                let text = self.pods().logs(pod, &of).await;
+                let text = text.unwrap_or_else(|error| error.to_string());
                 let lines: Vec<String> = text.lines().map(str::to_owned).collect();
                 *last.lock().unwrap() = text;
                 (lines.len() >= count).then_some(lines)
@@ -312,14 +331,20 @@ impl World {
 
     /// No pod of a test is left, nor anything that one had on a GPU.
     pub(crate) async fn empty(&self) {
-        self.kubectl(&["delete", "pods", "--all", "--wait=false", "-n", "default"])
-            .unwrap();
+        let (how, all) = (DeleteParams::default(), ListParams::default());
+        self.pods().delete_collection(&how, &all).await.unwrap();
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
         for namespace in ["strict", "lax"] {
-            self.kubectl(&["delete", "namespace", namespace, "--ignore-not-found"])
-                .unwrap();
+            // An error is that there is none.
+            drop(namespaces.delete(namespace, &how).await);
+            self.eventually(&format!("the namespace {namespace} is gone"), async || {
+                let left = namespaces.get_opt(namespace).await.ok()?;
+                left.is_none().then_some(())
+            })
+            .await;
         }
         self.eventually("no pod of the test is left", async || {
-            let left = self.pods().list(&ListParams::default()).await.ok()?;
+            let left = self.pods().list(&all).await.ok()?;
             left.items.is_empty().then_some(())
         })
         .await;
@@ -339,7 +364,7 @@ impl World {
     }
 
     async fn asks<T>(&self, ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
-        client::asked(PATIENCE, Duration::from_millis(100), ask).await
+        client::asked(PATIENCE, ask).await
     }
 }
 

@@ -372,7 +372,7 @@ impl World {
 
     /// Asks until there is an answer; a test whose answer never comes fails with `what`.
     pub(crate) async fn eventually<T>(&self, what: &str, ask: impl AsyncFnMut() -> Option<T>) -> T {
-        match client::asked(self.patience(), Duration::from_millis(50), ask).await {
+        match client::asked(self.patience(), ask).await {
             Some(answer) => answer,
             None => panic!("waited in vain: {what}"),
         }
