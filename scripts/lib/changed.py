@@ -60,6 +60,7 @@ STEPS = {
     "loom": Step(tested=("vgpu-abi",)),
     "dist": Step(programs=("vgpu-core", "xtask")),
     "contrary": Step(tested=("tests",)),
+    "shares": Step(tested=("tests",)),
     "prometheus": Step(
         programs=("vgpu", "vgpu-monitor", "vgpu-core", *DRIVER),
         places=("scripts/lib/prometheus-check", "scripts/lib/prometheus_check.py"),

@@ -591,6 +591,32 @@ mod tests {
     }
 
     #[test]
+    fn watcher_in_lockstep_looks_after_another_ran() {
+        let (_directory, exec) = board(ClockKind::Lockstep);
+        let clock = exec.clock();
+        clock.expect_threads(2);
+        let mut looks = Vec::new();
+
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _part = clock.join_thread();
+                for ns in [10, 35, 50] {
+                    clock.sleep_until(START_NS + ns);
+                }
+            });
+            scope.spawn(|| {
+                let _part = clock.join_thread();
+                while clock.now() < START_NS + 200 {
+                    clock.sleep_until_another_ran(20, START_NS + 200);
+                    looks.push(clock.now() - START_NS);
+                }
+            });
+        });
+
+        assert_eq!(looks, [20, 40, 60, 200]);
+    }
+
+    #[test]
     fn lockstep_time_stands_still_while_a_participant_runs() {
         let (_directory, exec) = board(ClockKind::Lockstep);
         let clock = exec.clock();
