@@ -154,6 +154,38 @@ fn gpu_that_another_driver_gave_out_takes_no_pod_until_it_is_back() {
     assert_eq!(node_of(&kept.filter(&third, &["n1"])), "n1");
 }
 
+/// The notices of GPUs that are given out, since this was asked last.
+fn given_out(ledger: &mut Ledger) -> Vec<String> {
+    let notices = ledger.take_notices().into_iter();
+    let given_out = notices.filter_map(|notice| match notice {
+        Notice::GivenOut { node, problem } => Some(format!("{node}: {problem}")),
+        _ => None,
+    });
+    given_out.collect()
+}
+
+#[test]
+fn node_that_comes_after_the_claim_on_its_gpu_is_told_once() {
+    let mut kept = Kept::two_nodes();
+    let gpu = kept.ledger.cluster().node("n1").unwrap();
+    let gpu = gpu.devices().next().unwrap().id().to_owned();
+    kept.ledger.remove_node("n1");
+    let claim = "team/c of gpu.nvidia.com".to_owned();
+    kept.ledger
+        .set_given_out(BTreeMap::from([(gpu.clone(), claim.clone())]));
+    assert_eq!(given_out(&mut kept.ledger), Vec::<String>::new());
+
+    kept.ledger.set_node(as_node(node("n1", 1, 2, 10_000)));
+    let first = given_out(&mut kept.ledger);
+    kept.ledger.set_node(as_node(node("n1", 1, 3, 10_000)));
+
+    let [said] = &first[..] else {
+        panic!("{first:?}");
+    };
+    assert!(said.starts_with("n1: ") && said.contains(&gpu) && said.contains(&claim));
+    assert_eq!(given_out(&mut kept.ledger), Vec::<String>::new());
+}
+
 fn unscheduled(mut pod: Value, version: u64, message: &str) -> Value {
     pod["metadata"]["resourceVersion"] = version.to_string().into();
     pod["status"] = json!({"phase": "Pending", "conditions": [

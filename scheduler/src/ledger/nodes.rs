@@ -1,6 +1,6 @@
 //! Processes the API server's reports about nodes and quotas.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use kube_api::assigner::{DEVICE_LABELS, tag};
@@ -43,6 +43,7 @@ impl Ledger {
         for device in &mut said.node.devices {
             device.given_out = self.given_out.contains_key(&device.id);
         }
+        let told = self.given_out_on(&name);
         let mut problems: Vec<String> = said
             .problems
             .iter()
@@ -59,6 +60,9 @@ impl Ledger {
             problems.push(format!(
                 "{problem}; until it is written again, the node takes no pods that ask for devices"
             ));
+        }
+        for gpu in self.given_out_on(&name).difference(&told) {
+            self.tell_given_out(&name, gpu);
         }
         self.settle_claims_on(&name, label_problems.clone());
         problems.extend(label_problems);
@@ -77,6 +81,32 @@ impl Ledger {
         if self.cluster.node(&name).is_some() {
             self.freed_by_event(name);
         }
+    }
+
+    /// The devices of a node, as it is known, that other drivers have given out.
+    fn given_out_on(&self, name: &str) -> BTreeSet<String> {
+        let Some(node) = self.cluster.node(name) else {
+            return BTreeSet::new();
+        };
+        node.devices()
+            .filter(|device| device.device().given_out)
+            .map(|device| device.id().to_owned())
+            .collect()
+    }
+
+    /// A device of a node is one that another driver has given out, and was not before: the claims may be read before the
+    /// node is, and a node may come with such a device.
+    fn tell_given_out(&mut self, name: &str, gpu: &str) {
+        let node = self.cluster.node(name);
+        let device = node.and_then(|node| node.device(gpu));
+        let (Some(device), Some(claim)) = (device, self.given_out.get(gpu)) else {
+            return;
+        };
+        let problem = is_given_out(gpu, claim, device.used().slots);
+        self.notices.push(Notice::GivenOut {
+            node: name.to_owned(),
+            problem,
+        });
     }
 
     /// These GPUs are given out by other drivers, each to the claim that is named; no others are.
@@ -100,21 +130,8 @@ impl Ledger {
             let Some(state) = self.cluster.node(&name) else {
                 continue;
             };
-            let devices: Vec<(&String, u32)> = changed
-                .iter()
-                .filter_map(|gpu| Some((gpu, state.device(gpu)?.used().slots)))
-                .collect();
-            if devices.is_empty() {
+            if !changed.iter().any(|gpu| state.device(gpu).is_some()) {
                 continue;
-            }
-            for (gpu, containers) in devices {
-                if let Some(claim) = self.given_out.get(gpu) {
-                    let problem = is_given_out(gpu, claim, containers);
-                    self.notices.push(Notice::GivenOut {
-                        node: name.to_string(),
-                        problem,
-                    });
-                }
             }
             self.take_node(Arc::clone(&name), node);
             // No event of the node shows this.
