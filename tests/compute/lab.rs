@@ -297,10 +297,12 @@ impl Lab {
         self.sampled(ms, groups, |clock, until_ns| {
             loop {
                 arbiter.look();
-                if clock.now() >= until_ns {
+                let now_ns = clock.now();
+                if now_ns >= until_ns {
                     return;
                 }
-                let steps = arbiter.due_ns.saturating_sub(start_ns).div_ceil(step_ns);
+                let due_ns = arbiter.due_ns.max(now_ns + 1);
+                let steps = (due_ns - start_ns).div_ceil(step_ns);
                 let due_ns = start_ns + steps * step_ns;
                 clock.sleep_until_another_ran(step_ns, due_ns.min(until_ns));
             }

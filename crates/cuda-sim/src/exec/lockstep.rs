@@ -375,7 +375,7 @@ impl LockstepWords {
             return true;
         }
         match participant.wait() {
-            // That another ran has moved the moment.
+            // When another has run, `until_ns` has come nearer.
             Wait::Time | Wait::Ran { .. } => false,
             Wait::Others => !self.expects_more(),
             Wait::Position(place) => state.is_past(place),
@@ -406,8 +406,8 @@ impl LockstepWords {
             .map(|(slot, _)| slot)
     }
 
-    /// A participant may have run at this moment: those that wait for that, without the one that blocks itself now, go on
-    /// at the next of their moments.
+    /// A participant may have run at this moment. Those that wait for that go on at the next of their moments; the one that
+    /// blocks itself now does not wait for itself.
     fn ran(&self, now_ns: u64, blocks: Option<usize>) {
         for (slot, participant) in self.participants().iter().enumerate() {
             if participant.kind.load(LOCKED) != KIND_RAN
