@@ -3,7 +3,7 @@
 "use strict";
 const {
   FIRST_PAINT_MS, FIRST_PORT, INTERACTION_MS, WAIT_MS, axe, check, comes, goes, listen, looks, paints, path, seen, shoot, start, stop,
-  swapped, target, took,
+  swapped, target, took, turns,
 } = require("./common");
 
 const program = path.join(target, "debug", "examples", "devices");
@@ -81,9 +81,7 @@ const speed = async (browser) => {
   for (const text of ["GPU-0777", "slot-3 l40s", "train", "node-05", "a100"]) filters.push(await swapped(page, "devices", "q", text));
   took("a filter of 8,000 devices", filters, INTERACTION_MS);
   await page.goto(BASE);
-  const turns = [];
-  for (let round = 0; round < 5; round += 1) turns.push(await swapped(page, "devices", "", ""));
-  took("the next page of 8,000 devices", turns, INTERACTION_MS);
+  took("the next page of 8,000 devices", await turns(page, "devices"), INTERACTION_MS);
   check("and its number is in the address", page.url().endsWith("page=6"), page.url());
   await context.close();
 };

@@ -140,7 +140,20 @@ const swapped = (page, list, name, text) => page.evaluate(([list, name, text]) =
   }
 }), [list, name, text]);
 
+/**
+ * How long the next five pages of a list take. The list is also written anew every few seconds, which can be taken for the
+ * next page: a turn ends when its number is in the address.
+ */
+const turns = async (page, list) => {
+  const times = [];
+  for (let number = 2; number <= 6; number += 1) {
+    times.push(await swapped(page, list, "", ""));
+    await page.waitForURL((url) => url.href.endsWith(`page=${number}`), { timeout: WAIT_MS });
+  }
+  return times;
+};
+
 module.exports = {
   FIRST_PAINT_MS, FIRST_PORT, INTERACTION_MS, WAIT_MS, axe, check, comes, failed, fits, fs, goes, launch, listen, looks, median,
-  paints, path, pause, root, seen, shoot, shots, start, stop, swapped, target, took, tools,
+  paints, path, pause, root, seen, shoot, shots, start, stop, swapped, target, took, tools, turns,
 };

@@ -5,7 +5,7 @@ const http = require("node:http");
 const { spawnSync } = require("node:child_process");
 const {
   FIRST_PAINT_MS, FIRST_PORT, INTERACTION_MS, WAIT_MS, axe, check, comes, fs, goes, listen, looks, paints, path, pause, seen,
-  shoot, start, stop, swapped, target, took, tools,
+  shoot, start, stop, swapped, target, took, tools, turns,
 } = require("./common");
 
 const program = path.join(target, "debug", "vgpu-scheduler");
@@ -238,9 +238,7 @@ const speed = async (browser) => {
   for (const text of ["gpu-0777", "gpu-05", "pod-12", "team-3 gpu-00", "gpu-01"]) filters.push(await swapped(page, "gpus", "q", text));
   took("a filter of 8,000 GPUs", filters, INTERACTION_MS);
   await page.goto(`${BASE}/page/pods?sort=unused`);
-  const turns = [];
-  for (let round = 0; round < 5; round += 1) turns.push(await swapped(page, "pods", "", ""));
-  took("the next page of 8,000 pods", turns, INTERACTION_MS);
+  took("the next page of 8,000 pods", await turns(page, "pods"), INTERACTION_MS);
   check("and its number is in the address", page.url().endsWith("page=6"), page.url());
   await page.goBack();
   await page.waitForLoadState();
