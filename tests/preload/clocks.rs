@@ -12,6 +12,8 @@ use vgpu_abi::limits::{LimitsFile, Policy};
 /// How long a program runs before its share is measured: it begins with some credit.
 const BEGINS: Duration = Duration::from_millis(500);
 const LASTS: Duration = Duration::from_millis(2_500);
+/// How long it may take until it has run at all.
+const PATIENCE: Duration = Duration::from_secs(45);
 
 /// A container with a cap of 10, and the program.
 fn world() -> World {
@@ -40,8 +42,12 @@ fn share(program: &Program<'_>) -> Option<f64> {
     };
     std::thread::sleep(BEGINS);
     let (from, before) = look();
-    std::thread::sleep(LASTS);
-    let (to, after) = look();
+    let (mut to, mut after) = (from, before);
+    // A machine that is busy all the time may not have let it run in that time.
+    while after == before && from.elapsed() < PATIENCE {
+        std::thread::sleep(LASTS);
+        (to, after) = look();
+    }
     let share = (after - before) / (to - from).as_nanos() as f64 * 100.0;
     println!("{share:.2} %");
     Some(share)
@@ -50,7 +56,7 @@ fn share(program: &Program<'_>) -> Option<f64> {
 #[track_caller]
 fn keeps_its_cap(share: f64) {
     // It runs, and a machine that is busy all the time lets it do less.
-    assert!(share > 0.1 && share <= 12.0, "{share}");
+    assert!(share > 0.0 && share <= 12.0, "{share}");
 }
 
 #[test]
