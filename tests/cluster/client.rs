@@ -27,8 +27,8 @@ pub(crate) async fn events_of(api: &Api<Event>, name: &str) -> kube::Result<Vec<
     Ok(notes.collect())
 }
 
-/// Asks until there is an answer; `None` if there is none within `patience`. An answer is found an eighth later than it was
-/// there at most, or 50 ms, and an eighth of a long wait is a second.
+/// Asks until there is an answer; `None` if there is none within `patience`. The pause between two questions is an eighth of
+/// the time waited so far, at least 50 ms and at most a second: a wait that takes long asks seldom.
 pub(crate) async fn asked<T>(
     patience: Duration,
     mut ask: impl AsyncFnMut() -> Option<T>,

@@ -187,7 +187,8 @@ extern "C" fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Remembered for the process that asks, as it is asked for every process on a board: a fork's child may be in another one.
+/// The number of this process's pid namespace. Remembered, because a look at a board asks for it once for each process
+/// there; a forked child, which may be in another namespace, asks the kernel anew.
 fn own_pid_namespace() -> u64 {
     static OF: AtomicU32 = AtomicU32::new(0);
     static KNOWN: AtomicU64 = AtomicU64::new(0);

@@ -83,7 +83,7 @@ impl Ledger {
         }
     }
 
-    /// The devices of a node, as it is known, that other drivers have given out.
+    /// The devices of a known node that other drivers have given out.
     fn given_out_on(&self, name: &str) -> BTreeSet<String> {
         let Some(node) = self.cluster.node(name) else {
             return BTreeSet::new();
@@ -94,8 +94,8 @@ impl Ledger {
             .collect()
     }
 
-    /// A device of a node is one that another driver has given out, and was not before: the claims may be read before the
-    /// node is, and a node may come with such a device.
+    /// Reports a device that another driver has given out and that was not given out before. The claims may be read before
+    /// the node, and a node may come with such a device.
     fn tell_given_out(&mut self, name: &str, gpu: &str) {
         let node = self.cluster.node(name);
         let device = node.and_then(|node| node.device(gpu));

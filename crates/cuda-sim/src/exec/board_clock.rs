@@ -73,8 +73,9 @@ impl<'a> Clock<'a> {
         self.exec.sleep_until(ns);
     }
 
-    /// In lockstep, looks as a thread does that is woken by the others: waits until another thread has run, and then until
-    /// the next of the moments that are `step_ns` apart, the first of them now. Waits until `until_ns` at most.
+    /// For a thread that others wake: waits until another thread has run, and then for the next of the moments now +
+    /// n × `step_ns`, but no longer than until `until_ns`. Only a clock in lockstep knows which threads ran: on another one
+    /// this waits until `until_ns`.
     pub fn sleep_until_another_ran(&self, step_ns: u64, until_ns: u64) {
         self.exec.sleep_until_another_ran(step_ns, until_ns);
     }

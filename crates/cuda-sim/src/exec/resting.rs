@@ -241,8 +241,7 @@ impl Exec {
         now_ns
     }
 
-    /// Waits for the first of the moments that are a multiple of `step_ns` from now, before which another participant has
-    /// run, and until `until_ns` at most; on a clock that is not in lockstep, until then.
+    /// See [`super::Clock::sleep_until_another_ran`].
     pub(crate) fn sleep_until_another_ran(&self, step_ns: u64, until_ns: u64) {
         let from_ns = self.clock().now();
         if self.in_lockstep && from_ns < until_ns {

@@ -15,8 +15,8 @@ impl Exec {
         state.truth(device)
     }
 
-    /// The same without a look at whether the processes live: one that has died lives until an earlier look or a later one
-    /// finds it.
+    /// The same without asking the kernel whether the processes live: a process that has died is shown as alive until
+    /// something else on the board has found that out.
     pub fn truth_of_known(&self, device: usize) -> Vec<ProcessTruth> {
         if device >= MAX_DEVICES {
             return Vec::new();
