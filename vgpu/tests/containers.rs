@@ -16,7 +16,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use common::{Ended, Machine, VGPU, is_root, libraries, library, until};
+use common::{Ended, Machine, VGPU, copy_program, is_root, libraries, library, until};
 use serde_json::json;
 
 const GPU: &str = "GPU-a3faf39f-125e-5a58-d006-d933d89baa4b";
@@ -328,11 +328,11 @@ fn image(machine: &Machine, program: &Path) -> PathBuf {
     for dir in ["bin", "etc", "run", "tmp", "proc", "sys", "dev"] {
         fs::create_dir_all(root.join(dir)).unwrap();
     }
-    fs::copy("/usr/bin/busybox", root.join("bin/busybox")).unwrap();
+    copy_program(Path::new("/usr/bin/busybox"), &root.join("bin/busybox"));
     for name in ["sh", "sleep", "echo", "cat"] {
         symlink("busybox", root.join("bin").join(name)).unwrap();
     }
-    fs::copy(program, root.join("bin/client")).unwrap();
+    copy_program(program, &root.join("bin/client"));
     let files = ["libcuda.so", "libnvidia_ml.so", "libvgpu.so"].map(|file| libraries().join(file));
     let listed = Command::new("ldd")
         .arg(program)

@@ -11,8 +11,9 @@ use crate::common;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 
-use common::{Machine, Running, VGPU, ended, library, lives, until};
+use common::{Machine, Running, VGPU, copy_program, ended, library, lives, until};
 use expect_test::expect;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -484,7 +485,7 @@ fn a_missing_library_says_where_it_was_looked_for() {
     // Without --library: the places are all named.
     let bare = machine.path("bin/vgpu");
     fs::create_dir(machine.path("bin")).unwrap();
-    fs::copy(VGPU, &bare).unwrap();
+    copy_program(Path::new(VGPU), &bare);
     let mut moved = machine.command(&bare);
     moved
         .args(["run", "--gpumem", "4Gi", "--", "true"])

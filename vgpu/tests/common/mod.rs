@@ -14,7 +14,7 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -268,4 +268,11 @@ pub(crate) fn lives(pid: &str) -> bool {
 
 pub(crate) fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
+}
+
+/// Copies a program that a test executes. `cp` writes the copy: what this process has open for writing may also be open in a
+/// child that another test has just forked, and the kernel executes no such file ("Text file busy").
+pub(crate) fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg(from).arg(to).status().unwrap();
+    assert!(copied.success(), "{} to {}", from.display(), to.display());
 }
