@@ -106,6 +106,16 @@ fn node_of(filtered: &Filtered) -> &str {
     }
 }
 
+/// The notices of GPUs that are given out, since this was asked last.
+fn given_out(ledger: &mut Ledger) -> Vec<String> {
+    let notices = ledger.take_notices().into_iter();
+    let given_out = notices.filter_map(|notice| match notice {
+        Notice::GivenOut { node, problem } => Some(format!("{node}: {problem}")),
+        _ => None,
+    });
+    given_out.collect()
+}
+
 #[test]
 fn gpu_that_another_driver_gave_out_takes_no_pod_until_it_is_back() {
     let mut kept = Kept::two_nodes();
@@ -120,13 +130,11 @@ fn gpu_that_another_driver_gave_out_takes_no_pod_until_it_is_back() {
     kept.ledger
         .set_given_out(BTreeMap::from([(gpu.clone(), claim.clone())]));
 
-    let notices = kept.ledger.take_notices();
-    let said = notices.iter().find_map(|notice| match notice {
-        Notice::GivenOut { node, problem } => Some((node.as_str(), problem.as_str())),
-        _ => None,
-    });
-    let (node_name, problem) = said.unwrap();
-    assert_eq!(node_name, "n1");
+    let said = given_out(&mut kept.ledger);
+    let [problem] = &said[..] else {
+        panic!("{said:?}");
+    };
+    assert!(problem.starts_with("n1: "), "{problem}");
     assert!(
         problem.contains(&gpu) && problem.contains(&claim),
         "{problem}"
@@ -149,19 +157,8 @@ fn gpu_that_another_driver_gave_out_takes_no_pod_until_it_is_back() {
 
     kept.ledger.set_given_out(BTreeMap::new());
 
-    let freed = kept.ledger.take_notices();
-    assert!(!freed.iter().any(|it| matches!(it, Notice::GivenOut { .. })));
+    assert_eq!(given_out(&mut kept.ledger), Vec::<String>::new());
     assert_eq!(node_of(&kept.filter(&third, &["n1"])), "n1");
-}
-
-/// The notices of GPUs that are given out, since this was asked last.
-fn given_out(ledger: &mut Ledger) -> Vec<String> {
-    let notices = ledger.take_notices().into_iter();
-    let given_out = notices.filter_map(|notice| match notice {
-        Notice::GivenOut { node, problem } => Some(format!("{node}: {problem}")),
-        _ => None,
-    });
-    given_out.collect()
 }
 
 #[test]

@@ -82,10 +82,9 @@ fn doctor_passes_a_healthy_node_and_names_a_missing_label() {
         )
         .await;
 
-        let node = crate::world::NAME;
-        world.kubectl(&["label", "node", node, "gpu-"]).unwrap();
+        world.label("gpu", None).await;
         let failed = failures(&["cluster"]);
-        world.kubectl(&["label", "node", node, "gpu=on"]).unwrap();
+        world.label("gpu", Some("on")).await;
         assert!(
             failed
                 .iter()

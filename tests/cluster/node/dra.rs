@@ -12,10 +12,11 @@ use kube_api::quantity::Quantity;
 use serde_json::{Value, json};
 
 use crate::agent::{self, Stopped};
-use crate::world::{CONTAINERS, World, gpu_container, pod_of, run, run_of, status, within};
+use crate::world::{
+    BY_CLAIMS, CONTAINERS, World, gpu_container, pod_of, run, run_of, status, within,
+};
 
 const MIB: u64 = 1 << 20;
-const LABEL: &str = "vgpu.io/dra";
 /// The records of claims that are ready, and the one file in which earlier releases had them.
 const RECORDS: &str = "/var/lib/vgpu/claims";
 const EARLIER_RECORDS: &str = "/var/lib/vgpu/claims.json";
@@ -23,7 +24,7 @@ const EXAMPLE: &str = include_str!("../../../examples/pods/dra.yaml");
 
 /// The node's GPUs are given by claims from here on.
 pub(crate) async fn by_claims(world: &World) {
-    world.label(LABEL, Some("on")).await;
+    world.label(BY_CLAIMS, Some("on")).await;
     world
         .eventually("all GPUs are devices that can be shared", async || {
             let devices = devices(world).await?;

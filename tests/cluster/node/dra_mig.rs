@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::agent::{self, Stopped};
 use crate::dra;
 use crate::release::{helm, helm_upgrade};
-use crate::world::{NAME, World, run_of, within};
+use crate::world::{BY_CLAIMS, NAME, World, run_of, within};
 
 const MIB: u64 = 1 << 20;
 /// The GPU of the node that is in MIG mode in these cases. It has 16 GiB, in eight slices.
@@ -99,7 +99,7 @@ async fn published(world: &World) -> Option<Vec<(String, String)>> {
 
 /// The node gives by claims: its whole GPUs, and instances of the one in MIG mode if `instances` says so.
 async fn by_claims(world: &World, instances: bool) {
-    world.label("vgpu.io/dra", Some("on")).await;
+    world.label(BY_CLAIMS, Some("on")).await;
     world
         .eventually("the slices are published", async || {
             let devices = published(world).await?;

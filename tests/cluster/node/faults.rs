@@ -246,7 +246,7 @@ fn container_that_crashed_without_the_agent_runs_again_with_it() {
         let before = agent::given("crashed");
 
         // No node has this label: the agent's pod goes, and stays away.
-        world.kubectl(&["label", "node", "one", "gpu-"]).unwrap();
+        world.label("gpu", None).await;
         world
             .eventually("the agent is gone", async || {
                 agent::processes("vgpu-monitor").is_empty().then_some(())
@@ -256,7 +256,7 @@ fn container_that_crashed_without_the_agent_runs_again_with_it() {
         world
             .until("crashed", "has crashed", |pod| !is_ready(pod))
             .await;
-        world.kubectl(&["label", "node", "one", "gpu=on"]).unwrap();
+        world.label("gpu", Some("on")).await;
 
         world
             .until("crashed", "runs again", |pod| {

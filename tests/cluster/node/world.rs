@@ -20,6 +20,8 @@ use crate::client::{self, client_of};
 pub(crate) const SYSTEM: &str = "vgpu-system";
 /// The node's name in `scripts/cluster`.
 pub(crate) const NAME: &str = "one";
+/// The node's label that has its GPUs given by claims.
+pub(crate) const BY_CLAIMS: &str = "vgpu.io/dra";
 /// The directory of the agent's containers.
 pub(crate) const CONTAINERS: &str = "/var/lib/vgpu/containers";
 /// How long a test waits for something that usually takes a second or two, on a machine with other work. The kubelet ends
@@ -148,7 +150,7 @@ impl World {
             left.items.is_empty().then_some(())
         })
         .await;
-        self.label("vgpu.io/dra", None).await;
+        self.label(BY_CLAIMS, None).await;
     }
 
     /// Gives the node a label, or takes it away.
@@ -335,7 +337,7 @@ impl World {
         self.pods().delete_collection(&how, &all).await.unwrap();
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         for namespace in ["strict", "lax"] {
-            // An error is that there is none.
+            // Usually there is none. Any other error shows below: the namespace stays.
             drop(namespaces.delete(namespace, &how).await);
             self.eventually(&format!("the namespace {namespace} is gone"), async || {
                 let left = namespaces.get_opt(namespace).await.ok()?;
