@@ -24,7 +24,7 @@ use crate::args::bench::{
 use crate::values::GpuRef;
 use crate::{Failure, library, limits};
 use measure::{BenchContainer, Outcome, Setup, Under};
-use shares::{Curve, Figures, figures};
+use shares::{Curve, Figures, figures, parts};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -45,7 +45,7 @@ pub(crate) struct AccuracyRow {
     pub(crate) workload: String,
     /// Percent that was asked for.
     pub(crate) asked: u32,
-    /// The measured share.
+    /// The measured share; none where the machine was too busy to change the cap before the end.
     #[serde(flatten)]
     pub(crate) figures: Option<Figures>,
     /// From the end of `vgpu set` to the first window near what was asked, milliseconds.
@@ -318,12 +318,7 @@ impl Accuracy {
             AccuracyRow {
                 workload: case.name.clone(),
                 asked,
-                figures: Some(figures(
-                    &seen.curve,
-                    (0, end_ns),
-                    f64::from(asked),
-                    case.longest_ns,
-                )),
+                figures: figures(&seen.curve, (0, end_ns), f64::from(asked), case.longest_ns),
                 reach_ms: None,
                 slower_percent: None,
                 shares: seen.curve.drawn(end_ns),
@@ -343,11 +338,9 @@ impl Accuracy {
         let curve = outcome.seen.first().map_or(&nothing, |seen| &seen.curve);
         let first = case.containers.first().and_then(BenchContainer::cap);
         let caps = first.into_iter().chain(changes.iter().map(|(_, cap)| *cap));
-        let begins = std::iter::once(0).chain(outcome.changed_ns.iter().copied());
-        let mut ends: Vec<u64> = outcome.changed_ns.clone();
-        ends.push(self.end_ns());
+        let parts = parts(&outcome.changed_ns, changes.len(), self.end_ns());
         let mut rows = Vec::new();
-        for ((asked, begin_ns), end_ns) in caps.zip(begins).zip(ends) {
+        for (asked, (begin_ns, end_ns)) in caps.zip(parts) {
             let after = begin_ns != 0;
             let reached_ns = curve.reached(begin_ns, end_ns, f64::from(asked));
             let settled_ns = if after {
@@ -358,12 +351,12 @@ impl Accuracy {
             rows.push(AccuracyRow {
                 workload: case.name.clone(),
                 asked,
-                figures: Some(figures(
+                figures: figures(
                     curve,
                     (settled_ns, end_ns),
                     f64::from(asked),
                     case.longest_ns,
-                )),
+                ),
                 reach_ms: reached_ns.filter(|_| after).map(|ns| ns / MS),
                 slower_percent: None,
                 shares: Vec::new(),

@@ -107,14 +107,15 @@ pub(crate) struct Figures {
     pub(crate) overshoot: f64,
 }
 
-/// The figures of a share between two moments.
+/// The figures of a share between two moments; `None` if no time lies between them.
 pub(crate) fn figures(
     curve: &Curve,
     (from_ns, to_ns): (u64, u64),
     asked: f64,
     longest_ns: u64,
-) -> Figures {
-    let window_ns = WINDOW_NS.max(20 * longest_ns).min(to_ns - from_ns);
+) -> Option<Figures> {
+    let length_ns = to_ns.checked_sub(from_ns).filter(|ns| *ns > 0)?;
+    let window_ns = WINDOW_NS.max(20 * longest_ns).min(length_ns);
     let shares = |length_ns: u64| curve.windows(from_ns, to_ns, length_ns);
     let farthest = |length_ns: u64| {
         shares(length_ns)
@@ -124,13 +125,22 @@ pub(crate) fn figures(
     let distances: Vec<f64> = shares(WINDOW_NS).map(|s| (s - asked).abs()).collect();
     let count = u32::try_from(distances.len().max(1)).unwrap_or(u32::MAX);
     let fullest = shares(window_ns).fold(0.0, f64::max);
-    Figures {
+    Some(Figures {
         mean: curve.share(from_ns, to_ns),
         worst_100ms: farthest(WINDOW_NS),
         worst_window: farthest(window_ns),
         mae: distances.iter().sum::<f64>() / f64::from(count),
         overshoot: (fullest - asked).max(0.0),
-    }
+    })
+}
+
+/// The parts of a measurement between its planned changes, as begin and end in nanoseconds: one more than changes. On a busy
+/// machine a change comes late. What comes after the end, or not at all, leaves its part without time.
+pub(crate) fn parts(changed_ns: &[u64], planned: usize, end_ns: u64) -> Vec<(u64, u64)> {
+    let changes = changed_ns.iter().copied().chain(std::iter::repeat(end_ns));
+    let bounds = changes.take(planned).map(|ns| ns.min(end_ns));
+    let begins = std::iter::once(0).chain(bounds.clone());
+    begins.zip(bounds.chain(std::iter::once(end_ns))).collect()
 }
 
 #[allow(
@@ -158,7 +168,7 @@ mod tests {
 
     #[test]
     fn an_even_share_has_no_distance_from_what_was_asked() {
-        let figures = figures(&curve(&[(1000, 25)]), (0, 1000 * MS), 25.0, MS);
+        let figures = figures(&curve(&[(1000, 25)]), (0, 1000 * MS), 25.0, MS).unwrap();
 
         assert!((figures.mean - 25.0).abs() < 1e-9);
         assert!((figures.worst_100ms - 25.0).abs() < 1e-9);
@@ -172,7 +182,8 @@ mod tests {
             (0, 1000 * MS),
             25.0,
             MS,
-        );
+        )
+        .unwrap();
 
         assert!((figures.worst_100ms - 50.0).abs() < 1e-9);
         assert!((figures.overshoot - 25.0).abs() < 1e-9);
@@ -183,7 +194,7 @@ mod tests {
     fn long_kernels_are_judged_over_twenty_of_them() {
         let steps: Vec<_> = (0..20).flat_map(|_| [(50, 100), (50, 0)]).collect();
 
-        let figures = figures(&curve(&steps), (0, 2000 * MS), 50.0, 50 * MS);
+        let figures = figures(&curve(&steps), (0, 2000 * MS), 50.0, 50 * MS).unwrap();
 
         assert!((figures.worst_window - 50.0).abs() < 5.0);
         assert!((figures.mean - 50.0).abs() < 1e-9);
@@ -195,6 +206,26 @@ mod tests {
 
         assert_eq!(curve.reached(500 * MS, 1500 * MS, 75.0), Some(70 * MS));
         assert_eq!(curve.reached(500 * MS, 1500 * MS, 90.0), None);
+    }
+
+    #[test]
+    fn a_part_without_time_has_no_figures() {
+        let curve = curve(&[(600, 25)]);
+
+        for (from, to) in [(600, 600), (640, 600)] {
+            assert_eq!(figures(&curve, (from * MS, to * MS), 25.0, MS), None);
+        }
+    }
+
+    #[test]
+    fn a_change_that_comes_after_the_end_or_never_leaves_its_part_without_time() {
+        let of = |changed: &[u64]| parts(changed, 2, 600);
+
+        assert_eq!(of(&[200, 400]), [(0, 200), (200, 400), (400, 600)]);
+        assert_eq!(of(&[410, 640]), [(0, 410), (410, 600), (600, 600)]);
+        assert_eq!(of(&[410]), [(0, 410), (410, 600), (600, 600)]);
+        assert_eq!(of(&[]), [(0, 600), (600, 600), (600, 600)]);
+        assert_eq!(parts(&[], 0, 600), [(0, 600)]);
     }
 
     #[test]
