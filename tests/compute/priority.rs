@@ -321,7 +321,7 @@ fn floor_is_kept_beside_a_greedy_container_of_the_highest_priority() {
 /// lowest priority that works all the time: from a second after the first one begins on, over windows of a second.
 fn floor_beside(board: &Board, high: Asks, words: &str, floor: u32) -> (f64, f64) {
     const BEGINS_MS: u64 = 500;
-    const ENDS_MS: u64 = 5_000;
+    const ENDS_MS: u64 = 4_000;
     let lab = Lab::on(board, LIFE);
     let mut arbiter = lab.arbiter();
     let high = lab.container("greedy", high.priority(HIGHEST));
@@ -385,15 +385,15 @@ fn share_beside_idle(board: &Board, low: Asks, mut does: impl FnMut(&Container<'
     let high = lab.container("hostile", Asks::cap(20).priority(HIGHEST));
     let low = lab.container("training", low.priority(LOWEST));
     let _idle = high.start("late ns=1000000 after=60000 for=60001");
-    let training = low.start(&training("steady ns=1000000", 6_000));
+    let training = low.start(&training("steady ns=1000000", 4_000));
     let mut look = |_| {
         does(&high);
         arbiter.look();
     };
     lab.watch(KNOWN_MS, &[], &mut look);
-    let curves = lab.watch_every(WOKEN_NS, 5 * SECOND_MS, &[&[&training]], &mut look);
-    let share = curves[0].share(SECOND_MS, 5 * SECOND_MS);
-    println!("{share:.1} %: {}", curves[0].shape(5 * SECOND_MS, 250));
+    let curves = lab.watch_every(WOKEN_NS, 3 * SECOND_MS, &[&[&training]], &mut look);
+    let share = curves[0].share(SECOND_MS, 3 * SECOND_MS);
+    println!("{share:.1} %: {}", curves[0].shape(3 * SECOND_MS, 250));
     share
 }
 
