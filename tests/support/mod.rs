@@ -581,25 +581,20 @@ pub(crate) fn compile_with(compiler: &str, source: &Path, to: &Path, options: &[
     assert!(copied.is_ok_and(|status| status.success()), "cp {kept:?}");
 }
 
-/// Where a program is kept: the name says all that it is made of. `None` if it is made of files of the test's own.
+/// Where a program is kept: the name says all that it is made of. `None` if a file cannot be read.
 fn kept_program(compiler: &str, source: &Path, options: &[OsString]) -> Option<PathBuf> {
     let mut hasher = std::hash::DefaultHasher::new();
     let version = Command::new(compiler).arg("--version").output().ok()?;
     (compiler, version.stdout, source).hash(&mut hasher);
     let preload = Path::new(env!("CARGO_MANIFEST_DIR")).join("preload");
-    let mut files = vec![source.to_owned()];
-    for file in std::fs::read_dir(preload).ok()? {
-        files.push(file.ok()?.path());
-    }
-    files.retain(|file| file == source || file.extension() == Some(OsStr::new("h")));
-    files.sort();
-    for file in files {
-        std::fs::read(file).ok()?.hash(&mut hasher);
-    }
+    std::fs::read(source).ok()?.hash(&mut hasher);
+    hash_files(&preload, "h", &mut hasher)?;
     for option in options {
         let text = option.to_str()?;
-        if text.starts_with("-I") {
-            return None;
+        // The text that a test has generated, in a folder of its own.
+        if let Some(folder) = text.strip_prefix("-I") {
+            hash_files(Path::new(folder), "inc", &mut hasher)?;
+            continue;
         }
         // A program that is linked names the driver by its soname; the folder of the test does not appear in it. Drivers
         // of different kinds differ in length.
@@ -614,6 +609,21 @@ fn kept_program(compiler: &str, source: &Path, options: &[OsString]) -> Option<P
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
     std::fs::create_dir_all(&folder).ok()?;
     Some(folder.join(format!("{:016x}", hasher.finish())))
+}
+
+/// Hashes the files of a folder whose names end so.
+fn hash_files(folder: &Path, extension: &str, hasher: &mut impl Hasher) -> Option<()> {
+    let mut files = Vec::new();
+    for file in std::fs::read_dir(folder).ok()? {
+        files.push(file.ok()?.path());
+    }
+    files.retain(|file| file.extension() == Some(OsStr::new(extension)));
+    files.sort();
+    for file in files {
+        file.file_name().hash(hasher);
+        std::fs::read(file).ok()?.hash(hasher);
+    }
+    Some(())
 }
 
 fn compile_anew(compiler: &str, source: &Path, to: &Path, options: &[OsString]) {
