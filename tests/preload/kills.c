@@ -9,6 +9,8 @@ extern CUresult cuMemAllocManaged(CUdeviceptr *, size_t, unsigned);
 extern CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
 extern CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
 extern CUresult cuCtxSynchronize(void);
+extern CUresult cuDeviceGetDefaultMemPool(void **, int);
+extern CUresult cuMemPoolTrimTo(void *, size_t);
 extern CUresult cuIpcGetMemHandle(void *, CUdeviceptr);
 
 static unsigned random_number(unsigned *state) {
@@ -29,13 +31,19 @@ int main(int count, char **words) {
         result = ready(&driver);
     }
     if (result != 0) return 1;
+    void *pool = NULL;
+    if (cuDeviceGetDefaultMemPool(&pool, 0) != 0) return 1;
     if (write(1, "up\n", 3) != 3) return 1;
     for (;;) {
         unsigned at = random_number(&state) % PIECES;
         if (pieces[at] != 0) {
             result = ordered[at] ? cuMemFreeAsync(pieces[at], NULL) : driver.free(pieces[at]);
             if (result != 0) return 2;
-            if (ordered[at]) cuCtxSynchronize();
+            if (ordered[at]) {
+                cuCtxSynchronize();
+                /* A pool may keep what is free in it. Then the others' pools would leave no room for the next process. */
+                cuMemPoolTrimTo(pool, 0);
+            }
             pieces[at] = 0;
             continue;
         }
