@@ -1,6 +1,6 @@
 """No test is left out silently: each crate with `autotests = false` names every file of its tests/ in tests/main.rs, and
 a crate with `doctest = false` has no example in its documentation that would be one. And each file
-`tests.rs` below a src/ is compiled for tests alone (`#[cfg(test)]`): `scripts/test --changed` relies on that.
+`tests.rs` below a src/ is compiled for tests alone (`#[cfg(test)]`): `scripts/lib/changed.py` relies on that.
 """
 import pathlib
 import re
